@@ -1,0 +1,1 @@
+"""The main command: build a cache, serve a workload, record what happened."""

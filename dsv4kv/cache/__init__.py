@@ -1,0 +1,1 @@
+"""What is measured: block and slot allocation, pools, tables, and the manager over them."""

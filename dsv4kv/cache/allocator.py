@@ -1,0 +1,131 @@
+"""A stack of free block ids, flat in the size of the pool.
+
+Blocks can have *lanes*: one id per layer, taken and given back in step, when every layer has a
+table of its own. With one lane an allocator is the plain free list.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsv4kv.errors import ConfigError, NotOwner, OutOfBlocks
+
+Ids = NDArray[np.int64]
+
+_HELD = -1
+_MARK_BYTES = 4
+
+
+class BlockAllocator:
+    """Hands out blocks and takes them back, refusing what it did not hand out.
+
+    All calls copy: the caller never sees the free list itself. A refusal changes nothing.
+    A block's generation grows whenever it is handed out, so that an old holder can be told from
+    a new one.
+    """
+
+    def __init__(self, num_blocks: int, lanes: int = 1, unit: str = "blocks") -> None:
+        """Start with all ``num_blocks`` blocks of every lane free; lower ids are taken first.
+
+        ``unit`` is what messages call them: request slots are allocated the same way.
+        """
+        if num_blocks <= 0 or lanes <= 0:
+            raise ConfigError(f"a pool of {num_blocks} {unit} cannot be: give at least 1.")
+        self.unit = unit
+        self.num_blocks = num_blocks
+        self.lanes = lanes
+        self._num_free = num_blocks
+        descending = np.arange(num_blocks - 1, -1, -1, dtype=np.int64)
+        self._free = descending if lanes == 1 else np.tile(descending, (lanes, 1))
+        self._lane_start = (np.arange(lanes, dtype=np.int64) * num_blocks)[:, None]
+        size = lanes * num_blocks
+        # _HELD for a block that is out, anything else for a free one. The upper half belongs to
+        # no block: negative ids count from the end and so land there, and are found not held.
+        self._mark = np.zeros(2 * size, dtype=np.int32)
+        self._generation = np.zeros(size, dtype=np.int64)
+        self._serial = 0
+        # Comparing bytes is several times faster than comparing arrays and reducing the result.
+        self._sequence = np.arange(size, dtype=np.int32)
+        self._sequence_bytes = self._sequence.tobytes()
+        self._held_bytes = np.full(size, _HELD, dtype=np.int32).tobytes()
+
+    @property
+    def num_free(self) -> int:
+        """Free blocks of each lane."""
+        return self._num_free
+
+    @property
+    def num_held(self) -> int:
+        """Blocks of each lane that are out."""
+        return self.num_blocks - self._num_free
+
+    def generation(self, ids: Ids) -> Ids:
+        """Generations of blocks, shaped as ``ids``."""
+        return self._generation[self._flatten(ids)].reshape(ids.shape)
+
+    def acquire(self, count: int) -> Ids:
+        """Take ``count`` blocks: int64[count], or int64[lanes, count] with several lanes.
+
+        Raises:
+            OutOfBlocks: Fewer are free.
+        """
+        end = self._num_free
+        if not 0 <= count <= end:
+            raise OutOfBlocks(
+                f"{count} {self.unit} are needed and {end} of {self.num_blocks} are free: "
+                "raise cache.num_blocks, or lower concurrency or context."
+            )
+        self._num_free = end - count
+        self._serial += 1
+        ids: Ids = self._free[..., end - count : end].copy()
+        flat = ids if self.lanes == 1 else self._flatten(ids)
+        self._mark[flat] = _HELD
+        self._generation[flat] = self._serial
+        return ids
+
+    def release(self, ids: Ids, generations: Ids | None = None) -> None:
+        """Give blocks back; shaped as ``acquire`` returned them, in any order and number.
+
+        Raises:
+            NotOwner: A block is out of range, free, named twice, or, with ``generations`` (as
+                told when it was acquired), held by a newer holder.
+        """
+        if generations is not None and not np.array_equal(self.generation(ids), generations):
+            raise NotOwner(f"{self._describe(ids)} have a newer holder: nothing was changed.")
+        self._mark_free(ids)
+        start = self._num_free
+        self._num_free = start + ids.shape[-1]
+        self._free[..., start : self._num_free] = ids
+
+    def check_held(self, ids: Ids) -> None:
+        """Raise ``NotOwner`` unless every block is held and none is named twice."""
+        self._mark[self._mark_free(ids)] = _HELD
+
+    def _mark_free(self, ids: Ids) -> Ids:
+        """Mark held, distinct blocks free and return their index; refuse any others."""
+        flat = ids if self.lanes == 1 else self._flatten(ids)
+        end, mark = flat.size * _MARK_BYTES, self._mark
+        try:
+            held = mark[flat].tobytes() == self._held_bytes[:end]
+        except IndexError:
+            held = False
+        if not held:
+            raise NotOwner(f"{self._describe(ids)}: not all are held. Nothing was changed.")
+        # Each gets a number of its own; one named twice no longer has its first.
+        mark[flat] = self._sequence[: flat.size]
+        if mark[flat].tobytes() != self._sequence_bytes[:end]:
+            mark[flat] = _HELD
+            raise NotOwner(f"{self._describe(ids)}: one is named twice. Nothing was changed.")
+        return flat
+
+    def _flatten(self, ids: Ids) -> Ids:
+        """Index of each lane's ids into the marks; ids outside their lane are refused."""
+        if self.lanes == 1:
+            return ids
+        if ids.size and not (ids.min() >= 0 and ids.max() < self.num_blocks):
+            raise NotOwner(f"{self._describe(ids)}: not all in 0..{self.num_blocks - 1}.")
+        flat: Ids = (ids + self._lane_start).ravel()
+        return flat
+
+    def _describe(self, ids: Ids) -> str:
+        shown = ", ".join(str(i) for i in ids.ravel()[:8])
+        return f"{self.unit} {shown}{', …' if ids.size > 8 else ''}"

@@ -1,0 +1,214 @@
+"""One layer's cache during one step: what a model's attention layer would call."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from dsv4kv.cache.manager import KVCacheManager
+from dsv4kv.cache.step import Completed, StepBatch
+from dsv4kv.cache.table import BlockTable
+from dsv4kv.errors import ConfigError
+from dsv4kv.model.schema import LayerCacheSchema
+from dsv4kv.ops.compressor import Compressor
+from dsv4kv.ops.contract import Backend
+from dsv4kv.ops.storage import PageStore
+
+
+@dataclass(frozen=True)
+class CompressedCache:
+    """Compressed entries of one kind in one layer, and how they come to be.
+
+    Attributes:
+        store: Pages of the entries.
+        state: Compressor state of every slot.
+        compressor: Parameters.
+    """
+
+    store: PageStore
+    state: Tensor
+    compressor: Compressor
+
+
+@dataclass(frozen=True)
+class LayerCache:
+    """Everything of one layer that stays the same from step to step.
+
+    Nothing in it ever moves, so a captured graph may keep the addresses.
+
+    Attributes:
+        schema: Layout of the layer.
+        backend: Operations.
+        window: Ring of every slot.
+        main: Compressed KV; None where the layer owns none.
+        indexer: Indexer keys (CSA); None elsewhere.
+        table: Block table; None without compressed KV.
+        blocks: int32[slots, width], the layer's view of the table.
+        lane: The layer's lane in the table.
+    """
+
+    schema: LayerCacheSchema
+    backend: Backend
+    window: PageStore
+    main: CompressedCache | None
+    indexer: CompressedCache | None
+    table: BlockTable | None
+    blocks: Tensor | None
+    lane: int
+
+
+Compressors = dict[int, tuple[Compressor, Compressor | None]]
+"""Compressor and indexer's compressor of every layer that owns compressed KV."""
+
+
+def build_layers(
+    manager: KVCacheManager, backend: Backend, compressors: Compressors
+) -> dict[int, LayerCache]:
+    """Bind every layer held to its memory, by layer index.
+
+    Raises:
+        ConfigError: The manager holds no data, or layers whose data path is not known.
+    """
+    rows: dict[str, int] = {}
+    layers = {}
+    for schema in manager.plan.schemas:
+        spec = schema.layer
+        states = manager.states.get(spec.attn)
+        if states is None or not states.windows:
+            raise ConfigError(
+                f"{manager.plan.config.name} has no data here: workload.data is none."
+            )
+        row = rows.get(spec.attn, 0)
+        rows[spec.attn] = row + 1
+        pool = manager.pools.get(spec.layer_idx)
+        parts: list[CompressedCache | None] = [None, None]
+        if pool is not None:
+            stores = (pool.main, pool.indexer)
+            memory = (states.state, states.indexer_state)
+            for i, compressor in enumerate(compressors[spec.layer_idx]):
+                store, state = stores[i], memory[i]
+                if store is not None and state is not None and compressor is not None:
+                    parts[i] = CompressedCache(store, state[row], compressor)
+        table = next((t for t in manager.tables if spec.layer_idx in t.group.layers), None)
+        layers[spec.layer_idx] = LayerCache(
+            schema=schema,
+            backend=backend,
+            window=states.windows[row],
+            main=parts[0],
+            indexer=parts[1],
+            table=table,
+            blocks=table.view(spec.layer_idx) if table else None,
+            lane=table.group.lane_of(spec.layer_idx) if table else 0,
+        )
+    return layers
+
+
+class LayerCacheHandle:
+    """Reads and writes one layer's cache for the requests of one step.
+
+    Made anew for every layer and step, without allocating: it holds two references. Every call
+    refuses to run (``NotOwner``) once a request of the step has left its slot. With ``indexer``
+    a call works on the indexer keys instead of the compressed KV.
+    """
+
+    __slots__ = ("_step", "layer")
+
+    def __init__(self, layer: LayerCache, step: StepBatch) -> None:
+        """Bind ``layer`` to ``step``."""
+        self.layer = layer
+        self._step = step
+
+    def write_swa(self, values: Tensor) -> None:
+        """Store window entries of the step's tokens: bf16[T, D], RoPE applied."""
+        step = self._current()
+        self.layer.backend.window_insert(
+            self.layer.window, values, step.token_slots, step.positions
+        )
+
+    def append_state(self, kv: Tensor, score: Tensor, *, indexer: bool = False) -> None:
+        """Add the step's tokens to the compressor state: float32[T, C] each."""
+        part, step = self._part(indexer), self._current()
+        self.layer.backend.state_append(
+            part.compressor, part.state, kv, score, step.token_slots, step.positions
+        )
+
+    def flush(self, *, indexer: bool = False) -> None:
+        """Write the entries that the step's tokens complete; the state must have the tokens."""
+        part, done = self._part(indexer), self.completed()
+        self._current()
+        if len(done):
+            self.layer.backend.flush(
+                part.compressor, part.state, done.slots, done.positions, part.store, done.entries
+            )
+
+    def compress_chunk(self, kv: Tensor, score: Tensor, *, indexer: bool = False) -> None:
+        """Append and flush a prompt chunk of the step's only request: float32[T, C] each."""
+        part, step = self._part(indexer), self._current()
+        if step.num_requests != 1:
+            raise ConfigError(f"a chunk belongs to one request, not to {step.num_requests}.")
+        slot, start = int(step.request_slots[0]), int(step.positions[0])
+        self.layer.backend.compress_chunk(
+            part.compressor,
+            part.state,
+            kv,
+            score,
+            slot,
+            start,
+            part.store,
+            self.completed().entries,
+        )
+
+    def gather_compressed_kv(self, topk: Tensor, out: Tensor) -> None:
+        """Dequantise chosen entries (CSA): topk int32[B, K], −1 for none; out bf16[B, K, D]."""
+        part, step = self._part(indexer=False), self._current()
+        self.layer.backend.gather_topk(
+            part.store, self._blocks(), step.request_slots, topk, self.lengths(), out
+        )
+
+    def gather_all_compressed_kv(self, out: Tensor, *, indexer: bool = False) -> None:
+        """Dequantise all visible entries: out bf16[B, M, D], M ≥ the largest length.
+
+        HCA layers read their compressed KV so, CSA indexers their keys.
+        """
+        part, step = self._part(indexer), self._current()
+        self.layer.backend.gather_all(
+            part.store, self._blocks(), step.request_slots, self.lengths(), out
+        )
+
+    def gather_swa_kv(self, out: Tensor) -> None:
+        """Dequantise the window, oldest first: out bf16[B, W, D], zeros beyond."""
+        step = self._current()
+        self.layer.backend.gather_window(
+            self.layer.window, step.request_slots, step.tokens_after, out
+        )
+
+    def lengths(self) -> Tensor:
+        """Valid entries of every request after the step, int64[B]."""
+        return self._step.lengths(self.layer.schema.layer.ratio)
+
+    def completed(self) -> Completed:
+        """The entries this step completes in this layer."""
+        layer = self.layer
+        if layer.table is None:
+            raise self._missing("compressed KV")
+        return self._step.completed(
+            layer.table, layer.lane, layer.schema.layer.ratio, layer.schema.entries_per_block
+        )
+
+    def _current(self) -> StepBatch:
+        self._step.check_current()
+        return self._step
+
+    def _part(self, indexer: bool) -> CompressedCache:
+        part = self.layer.indexer if indexer else self.layer.main
+        if part is None:
+            raise self._missing("indexer" if indexer else "compressed KV")
+        return part
+
+    def _blocks(self) -> Tensor:
+        if self.layer.blocks is None:
+            raise self._missing("block table")
+        return self.layer.blocks
+
+    def _missing(self, what: str) -> ConfigError:
+        spec = self.layer.schema.layer
+        return ConfigError(f"layer {spec.layer_idx} ({spec.attn}) has no {what}.")

@@ -1,0 +1,146 @@
+"""The cache manager: request slots, block tables and pools of a whole (or partial) model.
+
+Host arrays hold the truth about positions and blocks; nothing here reads from a device.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dsv4kv.cache.allocator import BlockAllocator, Ids
+from dsv4kv.cache.pools import PagedKVPool, StateCachePool
+from dsv4kv.cache.table import BlockTable
+from dsv4kv.errors import ConfigError, OutOfSlots
+from dsv4kv.model.plan import CachePlan
+from dsv4kv.model.schedule import AttentionType
+from dsv4kv.model.schema import LayerCacheSchema
+
+
+class KVCacheManager:
+    """Owns every pool and table of one cache.
+
+    Attributes:
+        plan: What the cache was built from.
+        tables: Block tables, one per group of layers that share one.
+        tokens: int64[slots], tokens of every running request as last prepared.
+        pools: Paged pool of every layer that owns compressed KV, by layer index.
+        states: Window and state of every layer, by attention type.
+    """
+
+    def __init__(
+        self, plan: CachePlan, device: torch.device | str = "cpu", *, data: bool = True
+    ) -> None:
+        """Allocate the cache; without ``data`` only its bookkeeping, which is the same."""
+        self.plan = plan
+        self.device = torch.device(device)
+        self.tables = tuple(
+            BlockTable(group, plan.num_blocks[group.name], plan.num_slots, plan.max_context_tokens)
+            for group in plan.groups
+        )
+        self.tokens: NDArray[np.int64] = np.zeros(plan.num_slots, dtype=np.int64)
+        self._slots = BlockAllocator(plan.num_slots, unit="slots")
+        self.pools: dict[int, PagedKVPool] = {}
+        self.states: dict[AttentionType, StateCachePool] = {}
+        if data:
+            self._allocate()
+
+    def _allocate(self) -> None:
+        by_type: dict[AttentionType, list[LayerCacheSchema]] = {}
+        for schema in self.plan.schemas:
+            by_type.setdefault(schema.layer.attn, []).append(schema)
+            group = self.plan.group_of(schema.layer.layer_idx)
+            if group is not None:
+                blocks = self.plan.num_blocks[group.name]
+                self.pools[schema.layer.layer_idx] = PagedKVPool(schema, blocks, self.device)
+        for attn, schemas in by_type.items():
+            shapes = {(s.state_shape, s.indexer_state_shape, s.window) for s in schemas}
+            if len(shapes) > 1:
+                raise ConfigError(
+                    f"{self.plan.config.name} has {attn} layers of several shapes: their "
+                    "bookkeeping can run (workload.data: none), their data cannot."
+                )
+            self.states[attn] = StateCachePool(schemas, self.plan.num_slots, self.device)
+
+    @property
+    def num_free_slots(self) -> int:
+        """Slots for further requests."""
+        return self._slots.num_free
+
+    @property
+    def num_held_blocks(self) -> int:
+        """Blocks held by requests, all tables and lanes together."""
+        return sum(table.allocator.num_held * table.group.lanes for table in self.tables)
+
+    def admit_request(self) -> int:
+        """Take a slot for a request and forget what its last owner left in state.
+
+        Raises:
+            OutOfSlots: All are taken.
+        """
+        if not self._slots.num_free:
+            raise OutOfSlots(
+                f"all {self.plan.num_slots} slots are taken: raise cache.num_slots, or lower "
+                "concurrency."
+            )
+        slot = int(self._slots.acquire(1)[0])
+        self.tokens[slot] = 0
+        for states in self.states.values():
+            states.reset_slot(slot)
+        return slot
+
+    def release_request(self, slot: int, generation: int | None = None) -> None:
+        """Give back a request's slot and blocks.
+
+        Args:
+            slot: As ``admit_request`` returned it.
+            generation: As ``generation`` told it; None trusts the caller.
+
+        Raises:
+            NotOwner: No request runs in the slot, or another one by now.
+        """
+        ids = np.array([slot], dtype=np.int64)
+        self._slots.release(ids, None if generation is None else np.array([generation]))
+        for table in self.tables:
+            table.clear(slot)
+        self.tokens[slot] = 0
+
+    def generation(self, slot: int) -> int:
+        """Generation of a slot: grows with every request admitted to it."""
+        return int(self._slots.generation(np.array([slot]))[0])
+
+    def generations(self, slots: Ids) -> Ids:
+        """Generations of slots, int64 like ``slots``."""
+        return self._slots.generation(slots)
+
+    def check_running(self, slots: Ids) -> None:
+        """Raise ``NotOwner`` unless a request runs in every slot and none is named twice."""
+        self._slots.check_held(slots)
+
+    def allocate_block(self, group: int = 0) -> Ids:
+        """Take one block outside any request (for checkpoints and copies): int64[lanes].
+
+        Give it back through ``tables[group].allocator``.
+        """
+        return np.atleast_1d(self.tables[group].allocator.acquire(1)).reshape(-1)
+
+    def memory_bytes(self) -> int:
+        """Bytes allocated: pools, rings, states, tables."""
+        return sum(self.memory_by_pool().values())
+
+    def memory_by_pool(self) -> dict[tuple[str, str], int]:
+        """Bytes allocated by (pool name, layer type), named as in the plan."""
+        found: dict[tuple[str, str], int] = {}
+
+        def add(name: str, attn: str, size: int) -> None:
+            if size:
+                found[name, attn] = found.get((name, attn), 0) + size
+
+        kinds = {s.layer.layer_idx: s.layer.attn.value for s in self.plan.schemas}
+        for layer_idx, pool in self.pools.items():
+            add("main", kinds[layer_idx], pool.main.pages.nbytes)
+            add("indexer", kinds[layer_idx], pool.indexer.pages.nbytes if pool.indexer else 0)
+        for attn, states in self.states.items():
+            add("window", attn.value, sum(ring.pages.nbytes for ring in states.windows))
+            add("state", attn.value, sum(state.nbytes for state in states.states()))
+        add("tables", "all", sum(table.blocks.nbytes for table in self.tables))
+        return found

@@ -1,0 +1,105 @@
+"""The tokens of one step: built once, used by every layer."""
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from dsv4kv.cache.allocator import Ids
+from dsv4kv.cache.manager import KVCacheManager
+from dsv4kv.cache.table import BlockTable
+from dsv4kv.errors import CacheError, NotOwner
+
+
+class Completed:
+    """Tokens of a step that complete an entry of one compress ratio.
+
+    Attributes:
+        slots: int64[E], slots of their requests.
+        positions: int64[E], their positions; (position + 1) mod ratio is 0.
+        entries: int64[E], physical entries to write, in the pages of one table lane.
+    """
+
+    def __init__(self, slots: Ids, positions: Ids, entries: Ids) -> None:
+        self.slots = torch.from_numpy(slots)
+        self.positions = torch.from_numpy(positions)
+        self.entries = torch.from_numpy(entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
+class StepBatch:
+    """Which tokens of which requests a step processes.
+
+    Attributes:
+        request_slots: int64[B], slot of every request.
+        request_ids: int64[T], request (0 … B − 1) of every token, ascending.
+        positions: int64[T], position of every token, ascending within a request.
+        tokens_after: int64[B], tokens of every request once the step is done.
+    """
+
+    def __init__(
+        self,
+        manager: KVCacheManager,
+        request_slots: ArrayLike,
+        before: ArrayLike,
+        after: ArrayLike,
+    ) -> None:
+        """Tokens before … after − 1 of every request; the step must have been prepared.
+
+        Raises:
+            CacheError: A request is not prepared for that many tokens, or gains none.
+        """
+        slots, first, end = (np.asarray(a, dtype=np.int64) for a in (request_slots, before, after))
+        counts = end - first
+        if slots.size == 0 or counts.min() < 1 or not np.array_equal(manager.tokens[slots], end):
+            raise CacheError("a step takes at least one prepared token of every request.")
+        self._manager = manager
+        self._slots = slots
+        self._after = end
+        self._generations = manager.generations(slots)
+        ids = np.repeat(np.arange(len(slots), dtype=np.int64), counts)
+        ends = np.cumsum(counts)
+        self._positions: NDArray[np.int64] = np.arange(len(ids)) + (end - ends)[ids]
+        self._token_slots = slots[ids]
+        self.request_slots = torch.from_numpy(slots)
+        self.request_ids = torch.from_numpy(ids)
+        self.token_slots = torch.from_numpy(self._token_slots)
+        self.positions = torch.from_numpy(self._positions)
+        self.tokens_after = torch.from_numpy(end)
+        self._completed: dict[tuple[int, int, int], Completed] = {}
+        self._lengths: dict[int, Tensor] = {}
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the step, T."""
+        return len(self._positions)
+
+    @property
+    def num_requests(self) -> int:
+        """Requests of the step, B."""
+        return len(self._slots)
+
+    def check_current(self) -> None:
+        """Raise ``NotOwner`` if a slot has been given to another request since."""
+        if self._manager.generations(self._slots).tobytes() != self._generations.tobytes():
+            raise NotOwner("a request of this step is gone and its slot has a new owner.")
+
+    def lengths(self, ratio: int) -> Tensor:
+        """Valid entries of every request after the step, int64[B]: floor(tokens / ratio)."""
+        if ratio not in self._lengths:
+            self._lengths[ratio] = torch.from_numpy(self._after // ratio)
+        return self._lengths[ratio]
+
+    def completed(self, table: BlockTable, lane: int, ratio: int, per_block: int) -> Completed:
+        """Entries of ``ratio`` that the step completes, ``per_block`` entries to a block."""
+        key = (id(table), lane, ratio)
+        if key not in self._completed:
+            done = (self._positions + 1) % ratio == 0
+            slots, positions = self._token_slots[done], self._positions[done]
+            logical = positions // ratio
+            blocks = table.blocks[lane, slots, logical // per_block].astype(np.int64)
+            entries = blocks * per_block + logical % per_block
+            self._completed[key] = Completed(slots, positions, entries)
+        return self._completed[key]

@@ -1,0 +1,101 @@
+"""The block table of one group of layers: host truth, and the view that kernels read."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dsv4kv.cache.allocator import BlockAllocator, Ids
+from dsv4kv.errors import OutOfBlocks
+from dsv4kv.model.sharing import TableGroup
+
+NO_BLOCK = -1
+
+
+class BlockTable:
+    """Blocks held by every slot, and the free blocks behind them.
+
+    Attributes:
+        group: The layers the table serves.
+        allocator: Free blocks of the layers' pools.
+        blocks: int32[lanes, slots, width] on the host; ``NO_BLOCK`` beyond what is held.
+        held: int64[slots], blocks each slot holds (in every lane).
+    """
+
+    def __init__(
+        self, group: TableGroup, num_blocks: int, num_slots: int, max_context_tokens: int
+    ) -> None:
+        """Build an empty table whose rows can hold ``max_context_tokens`` tokens."""
+        self.group = group
+        self.allocator = BlockAllocator(num_blocks, group.lanes)
+        width = group.blocks_for(max_context_tokens)
+        self.blocks = np.full((group.lanes, num_slots, width), NO_BLOCK, dtype=np.int32)
+        self.held = np.zeros(num_slots, dtype=np.int64)
+        self._block_tokens = group.ratio * group.entries_per_block
+        self._round_up = self._block_tokens - group.ratio
+
+    def view(self, layer_idx: int) -> torch.Tensor:
+        """int32[slots, width] for one layer; shares the host's memory and never moves."""
+        return torch.from_numpy(self.blocks[self.group.lane_of(layer_idx)])
+
+    def blocks_for(self, tokens: Ids) -> Ids:
+        """Blocks that hold every complete entry, int64 like ``tokens``.
+
+        ceil(floor(p / m) / e) = floor((p + T − m) / T) with T = m · e tokens a block.
+        """
+        needed: Ids = (tokens + self._round_up) // self._block_tokens
+        return needed
+
+    def missing(self, slots: Ids, needed: Ids) -> Ids:
+        """Blocks each slot lacks, int64[B], negative where it holds too many. Changes nothing.
+
+        Raises:
+            OutOfBlocks: More are lacking than are free or given back by the same change.
+        """
+        lacking: Ids = needed - self.held[slots]
+        if not np.count_nonzero(lacking):
+            return lacking
+        short = int(np.add.reduce(lacking)) - self.allocator.num_free
+        if short > 0:
+            raise OutOfBlocks(
+                f"the step needs {short} blocks more than the {self.allocator.num_free} free of "
+                f"{self.allocator.num_blocks}: raise cache.num_blocks, or lower concurrency or "
+                "context. Nothing was changed."
+            )
+        return lacking
+
+    def change(self, slots: Ids, lacking: Ids) -> None:
+        """Give back, then take; cannot fail with what ``missing`` told."""
+        if not np.count_nonzero(lacking):
+            return
+        held = self.held[slots]
+        if np.count_nonzero(lacking < 0):
+            surplus = np.maximum(-lacking, 0)
+            rows, columns = _cells(slots, held - surplus, surplus)
+            ids = self.blocks[:, rows, columns].astype(np.int64)
+            self.allocator.release(ids[0] if self.group.lanes == 1 else ids)
+            self.blocks[:, rows, columns] = NO_BLOCK
+        growth = np.maximum(lacking, 0)
+        rows, columns = _cells(slots, held, growth)
+        self.blocks[:, rows, columns] = self.allocator.acquire(len(rows))
+        self.held[slots] = held + lacking
+
+    def clear(self, slot: int) -> None:
+        """Give back all blocks of a slot."""
+        held = self.held[slot]
+        if held:
+            row = self.blocks[:, slot, :held]
+            ids = row.astype(np.int64)
+            self.allocator.release(ids[0] if self.group.lanes == 1 else ids)
+            row.fill(NO_BLOCK)
+            self.held[slot] = 0
+
+
+def _cells(slots: Ids, starts: Ids, counts: Ids) -> tuple[Ids, Ids]:
+    """Cells (row, column) of ``counts`` columns from ``starts`` on in every row."""
+    if np.maximum.reduce(counts) <= 1:  # a decode step: most rows need nothing, none more than one
+        some: NDArray[np.bool_] = counts > 0
+        return slots[some], starts[some]
+    rows = np.repeat(slots, counts)
+    ends = np.cumsum(counts)
+    columns = np.arange(len(rows), dtype=np.int64) + np.repeat(starts - ends + counts, counts)
+    return rows, columns

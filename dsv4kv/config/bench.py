@@ -1,0 +1,202 @@
+"""What ``dsv4kv bench`` runs: a cache, a workload and how to measure it, as one YAML document.
+
+The descriptions of the fields are the documentation: ``dsv4kv config schema`` prints them.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Positive = Annotated[int, Field(gt=0)]
+NonNegative = Annotated[int, Field(ge=0)]
+
+
+class Section(BaseModel):
+    """A part of the configuration: unknown keys are errors, values are frozen."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class Formats(Section):
+    """Entry formats by the place they are stored in; null takes the model's own."""
+
+    main: Literal["fp8_ds_mla", "bf16", "fp8", "fp4"] | None = None
+    """Compressed KV entries of CSA and HCA layers."""
+    window: Literal["fp8_ds_mla", "bf16", "fp8", "fp8_group32"] | None = None
+    """Sliding-window entries of every layer."""
+    indexer: Literal["mxfp4", "fp8", "bf16"] | None = None
+    """Indexer keys of CSA layers."""
+
+
+class PipelineStage(Section):
+    """One stage of a pipeline-parallel deployment: a contiguous share of the layers."""
+
+    stage: NonNegative = 0
+    """Index of the stage, from 0."""
+    stages: Positive = 1
+    """Number of stages the layers are split over, as evenly as possible."""
+
+    @model_validator(mode="after")
+    def _stage_exists(self) -> Self:
+        if self.stage >= self.stages:
+            raise ValueError(f"stage {self.stage} of {self.stages}: stages count from 0")
+        return self
+
+
+class ModelSection(Section):
+    """The model whose cache is built."""
+
+    preset: str = "v4-flash"
+    """A shipped preset (``v4-flash``, ``v4-pro``) or the path of a Hugging Face config.json."""
+    layers: tuple[NonNegative, ...] | None = None
+    """Layer indices to hold, or null for all: a few layers let a laptop move real bytes."""
+    pipeline: PipelineStage = PipelineStage()
+    """Hold only one pipeline stage's layers."""
+    draft_layers: bool = False
+    """Also hold the checkpoint's draft (MTP) layers."""
+    formats: Formats = Formats()
+    """Entry formats."""
+
+
+class CacheSection(Section):
+    """Geometry and strategies of the cache."""
+
+    block_tokens: Annotated[int, Field(gt=0, multiple_of=128)] = 128
+    """Tokens of context one block covers in every compressed layer; a multiple of 128."""
+    sharing: Literal["model", "type", "layer"] = "model"
+    """Who shares a block table: the whole model, the layers of one type, or nobody."""
+    allocator: Literal["stack"] = "stack"
+    """Free-block strategy."""
+    max_context_tokens: Positive = 32768
+    """Longest request a table row can hold, in tokens."""
+    num_blocks: Positive | None = None
+    """Blocks per pool; null sizes the pool for every slot at full context."""
+    num_slots: Positive | None = None
+    """Requests that can run at once; null takes ``workload.concurrency``."""
+    state: Literal["ring", "online"] = "ring"
+    """HCA compressor state: a ring of 128 rows, or the running softmax (85 times smaller)."""
+    hadamard: bool = True
+    """Rotate indexer keys by Hadamard(128) before quantising."""
+
+
+class Lengths(Section):
+    """A distribution of token counts."""
+
+    kind: Literal["fixed", "uniform", "lognormal"] = "lognormal"
+    """Shape of the distribution."""
+    mean: Positive = 1024
+    """Mean (the value itself if ``fixed``), in tokens."""
+    sigma: Annotated[float, Field(ge=0)] = 0.8
+    """Log-normal shape parameter (standard deviation of the logarithm)."""
+    low: Positive = 1
+    """Smallest length; also the lower end of ``uniform``, in tokens."""
+    high: Positive = 131072
+    """Largest length; also the upper end of ``uniform``, in tokens."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.low > self.high:
+            raise ValueError(f"low ({self.low}) is above high ({self.high})")
+        return self
+
+
+class Synthetic(Section):
+    """A generated workload."""
+
+    requests: Positive = 64
+    """Number of requests."""
+    input: Lengths = Lengths()
+    """Prompt lengths."""
+    output: Lengths = Lengths(mean=128)
+    """Generated lengths."""
+    arrival_rate: Annotated[float, Field(gt=0)] | None = None
+    """Poisson arrivals per second; null makes all requests wait from the start (closed loop)."""
+    prefix_branches: NonNegative = 0
+    """Children of each node of the shared-prefix tree; 0 shares nothing."""
+    prefix_depth: Positive = 2
+    """Levels of the shared-prefix tree."""
+    prefix_tokens: Positive = 512
+    """Tokens that one level of the shared-prefix tree adds."""
+    hash_block_tokens: Positive = 512
+    """Tokens one prefix hash stands for."""
+
+
+class Speculative(Section):
+    """Draft tokens verified in one step; rejected ones are rolled back."""
+
+    draft_tokens: NonNegative = 0
+    """Drafted tokens per decode step; 0 turns speculation off."""
+    acceptance: Annotated[float, Field(ge=0, le=1)] = 0.7
+    """Probability that a draft is accepted, given that all before it were."""
+
+
+class WorkloadSection(Section):
+    """The requests and how they are served."""
+
+    trace: str | None = "builtin:chat"
+    """A trace file, ``builtin:chat`` (shipped), or null for the synthetic workload."""
+    trace_format: Literal["auto", "mooncake", "azure", "burstgpt", "sharegpt", "dsv4kv"] = "auto"
+    """Format of the trace; ``auto`` looks at its first line."""
+    synthetic: Synthetic = Synthetic()
+    """Used when ``trace`` is null."""
+    skip: NonNegative = 0
+    """Requests to leave out at the start of the trace."""
+    limit: Positive | None = None
+    """Requests to replay; null replays all."""
+    concurrency: Positive = 8
+    """Requests in flight at once."""
+    step_tokens: Positive = 2048
+    """Token budget of a step: decode tokens first, then prompt chunks."""
+    max_output_tokens: Positive | None = None
+    """Cut longer outputs to this many tokens; null keeps the trace's."""
+    speculative: Speculative = Speculative()
+    """Speculative decoding."""
+    data: Literal["real", "none"] = "real"
+    """``real`` moves bytes through every operation; ``none`` runs the bookkeeping alone."""
+
+
+class MeasureSection(Section):
+    """How the run is measured and checked."""
+
+    seed: NonNegative = 0
+    """Seed of inputs, samples and the synthetic workload."""
+    warmup_steps: NonNegative = 5
+    """Steps whose samples are left out."""
+    verify_every: NonNegative = 20
+    """Check sampled outputs against the reference every so many steps; 0 never."""
+    memcpy_bytes: Annotated[int, Field(ge=2**20)] = 2**28
+    """Size of the copy that gives this machine's memcpy bandwidth, in bytes."""
+    threads: Positive = 1
+    """Torch threads."""
+
+
+class BenchConfig(Section):
+    """A cache, a workload, and how to measure it."""
+
+    name: str = "default"
+    """Name of the run; part of the record's file name."""
+    device: Literal["auto", "cpu"] = "auto"
+    """Where the cache lives; ``auto`` takes the best the toolkit supports here."""
+    model: ModelSection = ModelSection()
+    """The model whose cache is built."""
+    cache: CacheSection = CacheSection()
+    """Geometry and strategies of the cache."""
+    workload: WorkloadSection = WorkloadSection()
+    """The requests and how they are served."""
+    measure: MeasureSection = MeasureSection()
+    """How the run is measured and checked."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        slots = self.cache.num_slots
+        if slots is not None and self.workload.concurrency > slots:
+            raise ValueError(
+                f"workload.concurrency ({self.workload.concurrency}) is above cache.num_slots "
+                f"({slots}): lower the one or raise the other"
+            )
+        if self.cache.state == "online" and self.workload.speculative.draft_tokens:
+            raise ValueError(
+                "cache.state 'online' cannot roll back rejected drafts: use 'ring', "
+                "or set workload.speculative.draft_tokens to 0"
+            )
+        return self

@@ -1,0 +1,55 @@
+"""Everything that can go wrong and is not a bug: one sentence for the user, one exit code.
+
+The sentence says what was given, what is allowed, and what to do. Exit code 1 is left to
+verdicts (``compare``) and 2 is also what the command line uses for wrong arguments.
+"""
+
+
+class Dsv4kvError(Exception):
+    """Base of all errors shown to the user as a sentence, without a traceback."""
+
+    exit_code = 2
+
+
+class ConfigError(Dsv4kvError):
+    """A configuration, model file or option that cannot be used."""
+
+
+class TraceError(Dsv4kvError):
+    """A trace that cannot be read or written; names file and line."""
+
+    exit_code = 4
+
+
+class CacheError(Dsv4kvError):
+    """Base of the cache's refusals. The cache is unchanged after any of them."""
+
+    exit_code = 5
+
+
+class OutOfBlocks(CacheError):
+    """More blocks are needed than are free."""
+
+
+class OutOfSlots(CacheError):
+    """More requests are running than the cache has slots for."""
+
+
+class NotOwner(CacheError):
+    """A block or slot is out of range, not held, named twice, or held by a newer generation."""
+
+
+class ContextOverflow(CacheError):
+    """A request is longer than a row of the block table."""
+
+
+class VerificationError(Dsv4kvError):
+    """Bytes in the cache differ from the reference, or memory differs from the prediction."""
+
+    exit_code = 6
+
+
+class RecordError(Dsv4kvError):
+    """A run record that cannot be read."""
+
+    exit_code = 7

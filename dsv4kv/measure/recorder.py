@@ -1,0 +1,68 @@
+"""Collects samples while a run goes on: cheap to call, nothing aggregated."""
+
+from array import array
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter_ns
+
+
+def _samples() -> "array[int]":
+    return array("q")
+
+
+@dataclass
+class OperationSamples:
+    """Samples of one operation on one kind of layer, one element per timed call."""
+
+    ns: "array[int]" = field(default_factory=_samples)
+    entries: "array[int]" = field(default_factory=_samples)
+    bytes: "array[int]" = field(default_factory=_samples)
+
+
+class Recorder:
+    """Durations by name, and operations by (name, layer type).
+
+    While ``enabled`` is false (warm-up) actions run and nothing is kept. Time spent inside
+    ``excluded`` (making inputs, checking results) is not part of what surrounds it.
+    """
+
+    def __init__(self) -> None:
+        self.enabled = True
+        self.latencies: dict[str, array[int]] = defaultdict(_samples)
+        self.operations: dict[tuple[str, str], OperationSamples] = defaultdict(OperationSamples)
+        self._excluded_ns = 0
+
+    def now_ns(self) -> int:
+        """A clock that stands still inside ``excluded``."""
+        return perf_counter_ns() - self._excluded_ns
+
+    def keep(self, name: str, start_ns: int) -> None:
+        """Keep the time since ``start_ns`` (of ``now_ns``) as a latency."""
+        if self.enabled:
+            self.latencies[name].append(self.now_ns() - start_ns)
+
+    @contextmanager
+    def timed(self, name: str, layer_type: str, entries: int, moved_bytes: int) -> Iterator[None]:
+        """Time one operation that works on ``entries`` entries and moves so many useful bytes.
+
+        An operation without work is not a sample.
+        """
+        start_ns = perf_counter_ns()
+        yield
+        elapsed_ns = perf_counter_ns() - start_ns
+        if self.enabled and entries:
+            samples = self.operations[name, layer_type]
+            samples.ns.append(elapsed_ns)
+            samples.entries.append(entries)
+            samples.bytes.append(moved_bytes)
+
+    @contextmanager
+    def excluded(self) -> Iterator[None]:
+        """Stop the clock of everything that surrounds this."""
+        start_ns = perf_counter_ns()
+        try:
+            yield
+        finally:
+            self._excluded_ns += perf_counter_ns() - start_ns

@@ -1,0 +1,125 @@
+"""The layer schedule: which attention each layer runs and whose KV it reads."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import StrEnum
+
+from dsv4kv.errors import ConfigError
+from dsv4kv.model.config import DSV4Config
+
+
+class AttentionType(StrEnum):
+    """Attention of a layer."""
+
+    SWA = "swa"
+    """Sliding window only."""
+    CSA = "csa"
+    """Compressed sparse attention: overlapping compression and a top-k indexer."""
+    HCA = "hca"
+    """Heavily compressed attention: 128 tokens an entry, all entries read."""
+    DSA = "dsa"
+    """DeepSeek-V3.2's sparse attention: one uncompressed entry per token."""
+
+
+HCA_RATIO = 128
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """One layer of the model.
+
+    Attributes:
+        layer_idx: Index in the whole model; a pipeline stage does not start at 0.
+        attn: Attention type.
+        ratio: Tokens per compressed entry; 0 without compressed KV.
+        kv_owner: Layer whose compressed KV and indexer keys this one reads.
+        is_draft: A draft (MTP) layer.
+    """
+
+    layer_idx: int
+    attn: AttentionType
+    ratio: int
+    kv_owner: int
+    is_draft: bool = False
+
+    @property
+    def owns_kv(self) -> bool:
+        """Whether the layer stores compressed KV of its own."""
+        return self.ratio > 0 and self.kv_owner == self.layer_idx
+
+
+def build_schedule(
+    config: DSV4Config,
+    *,
+    layers: Collection[int] | None = None,
+    stage: int = 0,
+    stages: int = 1,
+    draft_layers: bool = False,
+) -> tuple[LayerSpec, ...]:
+    """Specs of the layers held, in model order.
+
+    Args:
+        config: The model.
+        layers: Hold only these layer indices; None holds all.
+        stage: Pipeline stage to hold.
+        stages: Stages the layers are split over; earlier ones take the remainder.
+        draft_layers: Also hold the draft layers (they belong to the last stage).
+
+    Where the owner of a layer's KV is not held, the first held reader keeps the copy.
+
+    Raises:
+        ConfigError: An unknown layer, more stages than layers, or nothing left to hold.
+    """
+    held = _stage_layers(config, stage, stages)
+    if draft_layers and stage == stages - 1:
+        held = range(held.start, len(config.compress_ratios))
+    chosen = [index for index in held if layers is None or index in layers]
+    if layers is not None and (unknown := sorted(set(layers) - set(held))):
+        raise ConfigError(
+            f"layers {unknown} are not among {held.start}..{held.stop - 1} of {config.name}"
+            f"{f' (stage {stage} of {stages})' if stages > 1 else ''}."
+        )
+    if not chosen:
+        raise ConfigError("no layer is left to hold: name at least one layer.")
+    return _with_owners(config, chosen)
+
+
+def _stage_layers(config: DSV4Config, stage: int, stages: int) -> range:
+    if not 0 <= stage < stages <= config.num_layers:
+        raise ConfigError(
+            f"stage {stage} of {stages} cannot be: stages count from 0 and "
+            f"{config.name} has {config.num_layers} layers to split."
+        )
+    size, extra = divmod(config.num_layers, stages)
+    start = stage * size + min(stage, extra)
+    return range(start, start + size + (stage < extra))
+
+
+def _with_owners(config: DSV4Config, chosen: list[int]) -> tuple[LayerSpec, ...]:
+    keeper: dict[int, int] = {}  # owner in the model -> layer that holds its KV here
+    specs = []
+    for index in chosen:
+        ratio = config.compress_ratios[index]
+        owner = keeper.setdefault(_owner(config, index), index) if ratio else index
+        specs.append(
+            LayerSpec(index, _attention(config, ratio), ratio, owner, index >= config.num_layers)
+        )
+    return tuple(specs)
+
+
+def _owner(config: DSV4Config, index: int) -> int:
+    if config.kv_owners is None:
+        return index
+    ratio = config.compress_ratios[index]
+    before = [o for o in config.kv_owners if o <= index and config.compress_ratios[o] == ratio]
+    if not before:
+        raise ConfigError(f"layer {index} of {config.name} reads KV, but no layer before owns it.")
+    return max(before)
+
+
+def _attention(config: DSV4Config, ratio: int) -> AttentionType:
+    if config.architecture == "flat":
+        return AttentionType.DSA
+    if ratio == 0:
+        return AttentionType.SWA
+    return AttentionType.HCA if ratio == HCA_RATIO else AttentionType.CSA

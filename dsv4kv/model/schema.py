@@ -1,0 +1,167 @@
+"""What one layer stores: pages per block, and window and state per request slot."""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from math import prod
+from typing import Literal
+
+from dsv4kv.errors import ConfigError
+from dsv4kv.model.config import DSV4Config
+from dsv4kv.model.formats import (
+    EntryFormat,
+    PageLayout,
+    entry_format,
+    flat_entry_format,
+    marginal_bytes,
+)
+from dsv4kv.model.schedule import AttentionType, LayerSpec
+
+REPORT_BLOCK_TOKENS = 128
+"""lcm(4, 128): the smallest block that holds whole entries of every V4 layer."""
+
+StateFormat = Literal["ring", "online"]
+_FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class CacheFormats:
+    """Entry formats of a cache by place."""
+
+    main: EntryFormat
+    window: EntryFormat
+    indexer: EntryFormat
+
+
+def choose_formats(
+    config: DSV4Config,
+    main: str | None = None,
+    window: str | None = None,
+    indexer: str | None = None,
+) -> CacheFormats:
+    """Look up formats by name; None takes the model's own. Raises ``ConfigError``."""
+    main, window = main or config.formats.main, window or config.formats.window
+    flat = config.architecture == "flat"
+    return CacheFormats(
+        flat_entry_format(main) if flat else entry_format("main", main),
+        entry_format("window", window),
+        entry_format("indexer", indexer or config.formats.indexer),
+    )
+
+
+@dataclass(frozen=True)
+class LayerCacheSchema:
+    """Storage of one layer.
+
+    Attributes:
+        layer: The layer.
+        block_tokens: Tokens of context one block covers.
+        main: Page of compressed KV in one block; None where the layer owns none.
+        indexer: Page of indexer keys under the same block id; None without indexer.
+        window: Ring of window entries of one request slot; None without window.
+        state_shape: fp32 compressor state of one slot. Ring: (kv | score, row, channel);
+            online: (max | denominator | weighted sum, channel); empty without state.
+        indexer_state_shape: The same for the indexer's own compressor.
+    """
+
+    layer: LayerSpec
+    block_tokens: int
+    main: PageLayout | None
+    indexer: PageLayout | None
+    window: PageLayout | None
+    state_shape: tuple[int, ...]
+    indexer_state_shape: tuple[int, ...]
+
+    @property
+    def entries_per_block(self) -> int:
+        """Compressed entries one block holds in this layer; 0 without compressed KV."""
+        return self.main.entries if self.main else 0
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block in this layer: main page and indexer page."""
+        return sum(page.page_bytes for page in (self.main, self.indexer) if page)
+
+    @property
+    def window_bytes(self) -> int:
+        """Bytes of one request slot's window ring, page padding included."""
+        return self.window.page_bytes if self.window else 0
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of one request slot's compressor states."""
+        shapes = (self.state_shape, self.indexer_state_shape)
+        return sum(prod(shape) * _FLOAT_BYTES for shape in shapes if shape)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Fixed bytes of one request slot in this layer."""
+        return self.window_bytes + self.state_bytes
+
+    @property
+    def bytes_per_token(self) -> Fraction:
+        """Exact marginal bytes of one token of context, page padding left out."""
+        pages = (self.main, self.indexer)
+        return sum(
+            (marginal_bytes(page.format, self.layer.ratio) for page in pages if page), Fraction(0)
+        )
+
+    def entries_after(self, tokens: int) -> int:
+        """Complete entries of a request that has ``tokens`` tokens."""
+        return tokens // self.layer.ratio if self.main else 0
+
+
+def build_schema(
+    config: DSV4Config,
+    spec: LayerSpec,
+    *,
+    formats: CacheFormats | None = None,
+    block_tokens: int = REPORT_BLOCK_TOKENS,
+    state: StateFormat = "ring",
+    draft_tokens: int = 0,
+) -> LayerCacheSchema:
+    """Lay out one layer's cache.
+
+    Args:
+        config: The model.
+        spec: The layer.
+        formats: Entry formats; None takes the model's own.
+        block_tokens: Tokens per block, a multiple of 128.
+        state: HCA compressor state.
+        draft_tokens: Most speculative tokens that may be rolled back; window ring and state
+            ring grow by as many rows so that rolling back loses nothing.
+
+    Raises:
+        ConfigError: ``block_tokens`` is no multiple of 128, or drafts with online state.
+    """
+    if block_tokens <= 0 or block_tokens % REPORT_BLOCK_TOKENS:
+        raise ConfigError(f"block_tokens is {block_tokens}: it must be a multiple of 128.")
+    if state == "online" and draft_tokens:
+        raise ConfigError("online state cannot roll back drafts: use the ring state.")
+    formats = formats or choose_formats(config)
+    entries = block_tokens // spec.ratio if spec.owns_kv else 0
+    indexed = entries > 0 and spec.attn in (AttentionType.CSA, AttentionType.DSA)
+    windowed = spec.attn is not AttentionType.DSA
+    return LayerCacheSchema(
+        layer=spec,
+        block_tokens=block_tokens,
+        main=PageLayout(formats.main, entries) if entries else None,
+        indexer=PageLayout(formats.indexer, entries) if indexed else None,
+        window=PageLayout(formats.window, config.window_tokens + draft_tokens)
+        if windowed
+        else None,
+        state_shape=_state_shape(spec, config.head_dim, state, draft_tokens),
+        indexer_state_shape=_state_shape(spec, config.index_dim, state, draft_tokens)
+        if indexed
+        else (),
+    )
+
+
+def _state_shape(
+    spec: LayerSpec, dim: int, state: StateFormat, draft_tokens: int
+) -> tuple[int, ...]:
+    """CSA overlaps: two groups of ``ratio`` rows, each with a previous and a current half."""
+    if not spec.owns_kv or spec.attn is AttentionType.DSA:
+        return ()
+    if spec.attn is AttentionType.CSA:
+        return (2, 2 * spec.ratio + draft_tokens, 2 * dim)
+    return (3, dim) if state == "online" else (2, spec.ratio + draft_tokens, dim)

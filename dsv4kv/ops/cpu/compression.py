@@ -1,0 +1,177 @@
+"""Pooling tokens into entries, in float32."""
+
+import torch
+from torch import Tensor
+
+from dsv4kv.ops.compressor import Compressor
+from dsv4kv.ops.cpu.entries import indexer_insert
+from dsv4kv.ops.storage import PageStore
+
+_POOL_CHUNK_FLOATS = 1 << 22  # scores pooled at once
+
+_Fold = tuple[Tensor, Tensor, Tensor]
+"""(max, denominator, weighted sum) per channel, of any number of tokens."""
+
+
+def state_append(
+    compressor: Compressor,
+    state: Tensor,
+    kv: Tensor,
+    score: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+) -> None:
+    """See ``contract.Backend.state_append``."""
+    valid = slots >= 0
+    if not bool(valid.all()):
+        kv, score, slots, positions = kv[valid], score[valid], slots[valid], positions[valid]
+    biased = score + compressor.ape[positions % compressor.ratio]
+    if state.dim() == 4:
+        rows = positions % state.shape[2]
+        state[slots, 0, rows] = kv
+        state[slots, 1, rows] = biased
+        return
+    fresh = (positions % compressor.ratio == 0).unsqueeze(1)
+    top, denominator, weighted = state[slots].unbind(1)
+    older = (top.masked_fill(fresh, -torch.inf), denominator, weighted)
+    state[slots] = _merge(older, (biased, torch.ones_like(biased), kv))
+
+
+def flush(
+    compressor: Compressor,
+    state: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    store: PageStore,
+    entries: Tensor,
+) -> None:
+    """See ``contract.Backend.flush``."""
+    if state.dim() == 3:
+        _, denominator, weighted = state[slots].unbind(1)
+        pooled = weighted / denominator
+    else:
+        offsets = torch.arange(1 - compressor.rows, 1, device=positions.device)
+        rows = (positions[:, None] + offsets) % state.shape[2]
+        kv, score = state[slots[:, None], :, rows].unbind(2)
+        pooled = _pool(*_halves(compressor, kv, score))
+    _write(compressor, pooled, positions + 1 - compressor.ratio, store, entries)
+
+
+def compress_chunk(
+    compressor: Compressor,
+    state: Tensor,
+    kv: Tensor,
+    score: Tensor,
+    slot: int,
+    start: int,
+    store: PageStore,
+    entries: Tensor,
+) -> None:
+    """See ``contract.Backend.compress_chunk``."""
+    end, m = start + len(kv), compressor.ratio
+    positions = torch.arange(start, end, device=kv.device)
+    biased = score + compressor.ape[positions % m]
+    if state.dim() == 3:
+        pooled = _fold_chunk(compressor, state[slot], kv, biased, start)
+    else:
+        pooled = _pool_chunk(compressor, state[slot], kv, biased, start)
+        keep = slice(max(0, len(kv) - state.shape[2]), None)
+        rows = positions[keep] % state.shape[2]
+        state[slot, 0, rows] = kv[keep]
+        state[slot, 1, rows] = biased[keep]
+    firsts = torch.arange(start // m, end // m, device=kv.device) * m
+    _write(compressor, pooled, firsts, store, entries)
+
+
+def _halves(compressor: Compressor, kv: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows a group pools, [E, rows, C] to [E, rows, d]: with overlap, old half then new half."""
+    if not compressor.overlap:
+        return kv, score
+    m, d = compressor.ratio, compressor.dim
+    parts = [torch.cat([x[:, :m, :d], x[:, m:, d:]], dim=1) for x in (kv, score)]
+    return parts[0], parts[1]
+
+
+def _pool(kv: Tensor, score: Tensor) -> Tensor:
+    """Softmax over rows and weighted sum, [E, rows, d] to [E, d], a bounded piece at a time."""
+    step = max(1, _POOL_CHUNK_FLOATS // (kv.shape[1] * kv.shape[2]))
+    pooled = kv.new_empty(kv.shape[0], kv.shape[2])
+    for i in range(0, len(kv), step):
+        part = score[i : i + step]
+        weight = torch.exp(part - part.amax(dim=1, keepdim=True))
+        total = weight.sum(dim=1)
+        pooled[i : i + step] = (weight.mul_(kv[i : i + step])).sum(dim=1).div_(total)
+    return pooled
+
+
+def _pool_chunk(
+    compressor: Compressor, state: Tensor, kv: Tensor, score: Tensor, start: int
+) -> Tensor:
+    """Entries completed by a chunk, pooled: rows before ``start`` come from the ring."""
+    m, end = compressor.ratio, start + len(kv)
+    count = end // m - start // m
+    base = (start // m) * m - (m if compressor.overlap else 0)
+    older = torch.arange(base, start, device=kv.device) % state.shape[1]
+    kv = torch.cat([state[0, older], kv])
+    score = torch.cat([state[1, older], score])
+    groups = (count, compressor.rows, compressor.channels)
+    strides = (m * compressor.channels, compressor.channels, 1)
+    return _pool(
+        *_halves(compressor, kv.as_strided(groups, strides), score.as_strided(groups, strides))
+    )
+
+
+def _fold_chunk(
+    compressor: Compressor, state: Tensor, kv: Tensor, score: Tensor, start: int
+) -> Tensor:
+    """Entries completed by a chunk from the online state, which takes the unfinished rest."""
+    m, end = compressor.ratio, start + len(kv)
+    count = end // m - start // m
+    head = min(len(kv), -start % m) if start % m else 0
+    tail = (end - head - start) % m
+    pooled = kv.new_empty(count, compressor.dim)
+    if head:
+        top, denominator, weighted = _merge(
+            (state[0], state[1], state[2]), _fold_rows(kv[:head], score[:head])
+        )
+        state.copy_(torch.stack([top, denominator, weighted]))
+        if (start + head) % m == 0:
+            pooled[0] = weighted / denominator
+    whole = slice(head, len(kv) - tail)
+    shape = (-1, m, compressor.dim)
+    if whole.start < whole.stop:
+        pooled[count - (whole.stop - whole.start) // m :] = _pool(
+            kv[whole].view(shape), score[whole].view(shape)
+        )
+    if tail:
+        state.copy_(torch.stack(_fold_rows(kv[-tail:], score[-tail:])))
+    return pooled
+
+
+def _fold_rows(kv: Tensor, score: Tensor) -> _Fold:
+    """(max, denominator, weighted sum) of rows [n, d]."""
+    top = score.amax(dim=0)
+    weight = torch.exp(score - top)
+    return top, weight.sum(dim=0), (weight * kv).sum(dim=0)
+
+
+def _merge(a: _Fold, b: _Fold) -> Tensor:
+    """Combine two folds over different tokens, [..., d] each, to [..., 3, d]."""
+    top = torch.maximum(a[0], b[0])
+    left, right = torch.exp(a[0] - top), torch.exp(b[0] - top)
+    return torch.stack([top, a[1] * left + b[1] * right, a[2] * left + b[2] * right], dim=-2)
+
+
+def _write(
+    compressor: Compressor, pooled: Tensor, positions: Tensor, store: PageStore, entries: Tensor
+) -> None:
+    """RMSNorm, RoPE at the group's first position, Hadamard where asked, quantise, store."""
+    scale = torch.rsqrt(pooled.square().mean(dim=-1, keepdim=True) + compressor.norm_eps)
+    normed = pooled * scale * compressor.norm_weight
+    angle = positions.double()[:, None] * compressor.inverse_frequencies
+    tail = normed[:, compressor.dim - 2 * angle.shape[1] :]
+    real, imaginary = tail[:, 0::2].clone(), tail[:, 1::2].clone()
+    cos, sin = angle.cos().float(), angle.sin().float()
+    tail[:, 0::2] = real * cos - imaginary * sin
+    tail[:, 1::2] = real * sin + imaginary * cos
+    indexer_insert(store, normed.bfloat16(), entries, compressor.hadamard)

@@ -1,0 +1,62 @@
+"""The byte model: useful bytes that each operation must read and write, whatever the hardware.
+
+Counted: values, entries, states and indices, each once, reads plus writes. Not counted: page
+padding, tables shared by a whole batch, parameters, and whatever caches fetch besides. Source of
+the terms: DeepSeek-V4 report, section 3.5, and the layouts in ``dsv4kv.model.formats``.
+"""
+
+from dsv4kv.model.formats import EntryFormat
+from dsv4kv.ops.compressor import Compressor
+from dsv4kv.ops.storage import PageStore
+
+VERSION = 1
+"""Raised whenever a term changes: rates of different versions do not compare."""
+
+_INDEX_BYTES = 8
+_TABLE_BYTES = 4
+_FLOAT_BYTES = 4
+
+
+def insert_bytes(entry: EntryFormat, count: int) -> int:
+    """Insert of ``count`` entries: bf16 value and index in, entry out."""
+    return count * (2 * entry.dims + _INDEX_BYTES + entry.entry_bytes)
+
+
+def gather_topk_bytes(entry: EntryFormat, found: int, asked: int) -> int:
+    """Top-k gather: ``asked`` int32 indices in, ``found`` entries in, as many bf16 values out."""
+    return asked * 4 + found * (entry.entry_bytes + 2 * entry.dims)
+
+
+def gather_all_bytes(entry: EntryFormat, found: int, blocks: int) -> int:
+    """Dense gather: ``blocks`` table entries and ``found`` entries in, bf16 values out."""
+    return blocks * _TABLE_BYTES + found * (entry.entry_bytes + 2 * entry.dims)
+
+
+def gather_window_bytes(entry: EntryFormat, found: int, requests: int) -> int:
+    """Window gather: a length per request and ``found`` entries in, bf16 values out."""
+    return requests * _INDEX_BYTES + found * (entry.entry_bytes + 2 * entry.dims)
+
+
+def state_append_bytes(compressor: Compressor, tokens: int, *, online: bool) -> int:
+    """State append: kv and score in; two rows out, or three read and written when online."""
+    moved = 2 + (6 if online else 2)
+    return tokens * compressor.channels * moved * _FLOAT_BYTES
+
+
+def flush_bytes(compressor: Compressor, entry: EntryFormat, entries: int, *, online: bool) -> int:
+    """Flush: the pooled rows of kv and score in (two sums when online), entry out."""
+    rows = 1 if online else compressor.rows
+    return entries * (rows * compressor.dim * 2 * _FLOAT_BYTES + entry.entry_bytes)
+
+
+def compress_chunk_bytes(
+    compressor: Compressor, entry: EntryFormat, tokens: int, entries: int, state_rows: int
+) -> int:
+    """Chunk: kv and score in, entries out, and the rows that stay in the state out."""
+    row_bytes = compressor.channels * 2 * _FLOAT_BYTES
+    return (tokens + min(tokens, state_rows)) * row_bytes + entries * entry.entry_bytes
+
+
+def page_copy_bytes(store: PageStore, pages: int) -> int:
+    """Page copy: every page in and out, two indices each."""
+    return pages * (2 * store.layout.page_bytes + 2 * _INDEX_BYTES)

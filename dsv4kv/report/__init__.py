@@ -1,0 +1,1 @@
+"""How a run is told: its record and the tables made from it."""

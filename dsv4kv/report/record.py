@@ -1,0 +1,227 @@
+"""The run record: everything a run knew, measured and decided, as one JSON document.
+
+Tables, pages and verdicts are made from a record and can be made again; nothing is aggregated
+away. Times are integer nanoseconds, sizes bytes, rates computed only when told.
+"""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+SCHEMA_VERSION = 1
+
+
+class Part(BaseModel):
+    """A part of the record: frozen, documented by its attribute docstrings."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class Operation(Part):
+    """All calls of one operation on one kind of layer."""
+
+    name: str
+    """Operation, as in ``dsv4kv.ops``: ``gather_topk``, ``window_insert``, …"""
+    layer_type: str
+    """Attention type of the layers it ran on: ``swa``, ``csa`` or ``hca``."""
+    samples_ns: list[int]
+    """Duration of every timed call."""
+    entries: list[int]
+    """Entries (rows, tokens) each timed call worked on."""
+    bytes: list[int]
+    """Useful bytes each timed call read and wrote, by the byte model."""
+
+
+class Latency(Part):
+    """All samples of one bookkeeping action or of a whole step."""
+
+    name: str
+    """``prepare``, ``admit``, ``release``, ``step``, ``decode_step``."""
+    samples_ns: list[int]
+    """Duration of every timed call."""
+
+
+class Pool(Part):
+    """One pool of the cache: planned and real size."""
+
+    name: str
+    """Name of the pool: ``main``, ``indexer``, ``window``, ``state``, ``tables``."""
+    layer_type: str
+    """Attention type of its layers, or ``all``."""
+    layers: int
+    """Number of layers that have one."""
+    units: int
+    """Blocks (or request slots) per layer."""
+    unit_bytes: int
+    """Bytes of one block's page (or one slot) in one layer."""
+    predicted_bytes: int
+    """What the plan said all layers together need."""
+    allocated_bytes: int
+    """What was allocated."""
+
+
+class CacheSummary(Part):
+    """The cache that was built."""
+
+    model: str
+    """Model name."""
+    layers: dict[str, int]
+    """Number of layers held per attention type."""
+    total_layers: int
+    """Layers of the whole model, without drafts."""
+    block_tokens: int
+    """Tokens of context one block covers."""
+    sharing: str
+    """``model``, ``type`` or ``layer``."""
+    formats: dict[str, str]
+    """Entry format per place: ``main``, ``window``, ``indexer``."""
+    state: str
+    """HCA state format."""
+    num_blocks: int
+    """Blocks of each pool."""
+    num_slots: int
+    """Request slots."""
+    max_context_tokens: int
+    """Longest request, in tokens."""
+    bytes_per_token: float
+    """Marginal bytes of one token of context, all layers held."""
+    bytes_per_request: int
+    """Fixed bytes of one request slot, all layers held (window and state)."""
+    pools: list[Pool]
+    """Every pool; empty when the run moved no data."""
+
+
+class Totals(Part):
+    """What went through the cache."""
+
+    requests: int
+    """Requests served to the end."""
+    rejected: int
+    """Requests longer than the cache can hold, not served."""
+    input_tokens: int
+    """Prompt tokens processed."""
+    output_tokens: int
+    """Tokens generated (accepted, with speculation)."""
+    drafted_tokens: int
+    """Draft tokens proposed."""
+    rolled_back_tokens: int
+    """Draft tokens rolled back."""
+    steps: int
+    """Steps run."""
+    wall_ns: int
+    """Time from first to last step, checks left out."""
+    peak_blocks: int
+    """Most blocks held at once, all tables together."""
+    peak_rounding_bytes: int
+    """Bytes of held pages beyond the last valid entry, at the peak."""
+    peak_requests: int
+    """Most requests in flight at once."""
+    blocks_left: int
+    """Blocks still held at the end; anything but 0 is an error."""
+
+
+class Verification(Part):
+    """Checks against the reference made during the run."""
+
+    checks: int
+    """Sampled outputs compared."""
+    by_operation: dict[str, int]
+    """Comparisons per operation."""
+    failures: list[str]
+    """A sentence for each output that differed."""
+
+
+class Memcpy(Part):
+    """Bandwidth of a plain copy on this machine, in this run, on the same threads."""
+
+    bytes: int
+    """Bytes read plus bytes written by one copy."""
+    samples_ns: list[int]
+    """Duration of every copy."""
+
+
+class Case(Part):
+    """One configuration's measurements; a sweep has several."""
+
+    axis: dict[str, Any]
+    """Values of the swept settings, empty without a sweep."""
+    status: Literal["complete", "incomplete", "failed"]
+    """``incomplete`` after Ctrl-C, ``failed`` with a sentence in ``error``."""
+    error: str | None
+    """Why it failed."""
+    config: dict[str, Any]
+    """The whole resolved configuration."""
+    cache: CacheSummary | None
+    """The cache that was built; null if building failed."""
+    totals: Totals | None
+    """What went through it; null if it never ran."""
+    operations: list[Operation]
+    """One row per operation and layer type; empty when the run moved no data."""
+    latencies: list[Latency]
+    """Bookkeeping and steps."""
+    memcpy: Memcpy | None
+    """The yardstick; null when the run moved no data."""
+    verification: Verification
+    """Checks against the reference."""
+
+
+class Environment(Part):
+    """Machine and software; absent facts are null."""
+
+    hostname_sha256: str
+    """Digest of the host name: tells machines apart without naming them."""
+    platform: str
+    """Operating system and kernel."""
+    python: str
+    """Python version."""
+    cpu: str | None
+    """CPU model."""
+    cpu_count: int | None
+    """CPUs this process may use."""
+    memory_bytes: int | None
+    """Physical memory."""
+    load_1min: float | None
+    """Load average when the run began."""
+    governor: str | None
+    """CPU frequency governor."""
+    versions: dict[str, str | None]
+    """Versions of dsv4kv, torch, numpy, CUDA and driver; null where absent."""
+    variables: dict[str, str]
+    """Environment variables that change speed, by allow-list."""
+    git_sha: str | None
+    """Revision of the source tree, if run from one."""
+    git_dirty: bool | None
+    """Whether that tree had uncommitted changes."""
+
+
+class RunRecord(Part):
+    """A run of ``dsv4kv bench``."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    """Version of this schema."""
+    run_id: str
+    """Unique name: UTC time, config name, random suffix."""
+    started_utc: str
+    """Start, ISO 8601."""
+    ended_utc: str
+    """End, ISO 8601."""
+    status: Literal["complete", "incomplete", "failed"]
+    """Worst status of the cases."""
+    argv: list[str]
+    """Command line as given."""
+    reproduce: str
+    """One command line that repeats the run."""
+    config_source: str
+    """Path or name of the configuration file."""
+    config_sha256: str
+    """Digest of the configuration text, before overrides."""
+    trace_source: str | None
+    """Path or name of the trace; null if synthetic."""
+    trace_sha256: str | None
+    """Digest of the trace file's bytes; null if synthetic."""
+    seed: int
+    """Seed of the run."""
+    environment: Environment
+    """Machine and software."""
+    cases: list[Case]
+    """Measurements, one per configuration."""

@@ -1,0 +1,14 @@
+"""Files shipped with the package: ``configs/`` and ``kernels/``.
+
+They lie beside the package in a source tree and inside it in an installed wheel.
+"""
+
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def shipped(folder: str) -> Path:
+    """Return the shipped folder ``configs`` or ``kernels``, wherever the package runs from."""
+    installed = _PACKAGE / folder
+    return installed if installed.is_dir() else _PACKAGE.parent / folder

@@ -1,0 +1,62 @@
+"""Sizes, counts and durations as people write and read them.
+
+Memory and token counts are binary (1K = 1,024; 1 GiB = 2^30 B); rates are decimal
+(1 GB/s = 10^9 B/s), as hardware datasheets give them.
+"""
+
+import re
+
+from dsv4kv.errors import ConfigError
+
+_BINARY = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_DECIMAL = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_QUANTITY = re.compile(r"^\s*([0-9][0-9_,]*(?:\.[0-9]+)?)\s*([KMGT]?)(iB|B)?\s*$", re.IGNORECASE)
+
+
+def parse_count(text: str) -> int:
+    """Parse ``64``, ``128K``, ``1M``, ``1_000``; K and M are binary: ``1M`` is 1,048,576."""
+    match = _QUANTITY.match(text)
+    if match is None or match[3]:
+        raise ConfigError(f"{text!r} is not a count: write 64, 128K or 1M (1K = 1,024).")
+    return _whole(text, match[1], _BINARY[match[2].upper()])
+
+
+def parse_bytes(text: str) -> int:
+    """Parse ``512MiB``, ``141GiB`` (binary), ``80GB`` (decimal) or a plain number of bytes."""
+    match = _QUANTITY.match(text)
+    if match is None:
+        raise ConfigError(f"{text!r} is not a size: write 512MiB, 141GiB, 80GB or bytes.")
+    prefix = match[2].upper()
+    decimal = match[3] is not None and match[3].upper() == "B" and prefix
+    return _whole(text, match[1], _DECIMAL[prefix] if decimal else _BINARY[prefix])
+
+
+def _whole(text: str, number: str, factor: int) -> int:
+    value = float(number.replace(",", "").replace("_", "")) * factor
+    if value != int(value):
+        raise ConfigError(f"{text!r} is not a whole number of units.")
+    return int(value)
+
+
+def format_bytes(count: float) -> str:
+    """Binary size with three significant digits or more: ``584 B``, ``36.6 KiB``, ``3.44 GiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:,.0f} B" if unit == "B" else f"{_three_digits(count)} {unit}"
+        count /= 1024
+    return f"{_three_digits(count)} TiB"
+
+
+def format_duration(nanoseconds: float) -> str:
+    """Duration in the unit that keeps one to three digits before the point."""
+    for unit, size in (("ns", 1.0), ("µs", 1e3), ("ms", 1e6)):
+        if abs(nanoseconds) < 1000 * size:
+            return f"{_three_digits(nanoseconds / size)} {unit}"
+    return f"{_three_digits(nanoseconds / 1e9)} s"
+
+
+def _three_digits(value: float) -> str:
+    if value == 0:
+        return "0"
+    decimals = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
+    return f"{value:,.{decimals}f}"

@@ -1,0 +1,1 @@
+"""What is replayed: requests, their traces, and the loop that serves them."""

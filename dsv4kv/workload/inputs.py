@@ -1,0 +1,61 @@
+"""What a model would hand its cache: deterministic data for every request and position.
+
+A token's data is a function of its request and position alone, so what an entry must be can be
+worked out from scratch at any time, without asking the cache.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dsv4kv.model.config import DSV4Config
+from dsv4kv.ops.compressor import Compressor
+
+_DISTINCT_TOKENS = 4099  # a prime: requests that start at other offsets rarely meet in phase
+_STRIDE = 1009  # offset between consecutive requests, in tokens
+
+
+@dataclass(frozen=True)
+class CompressorInputs:
+    """kv and score of every distinct token: float32[distinct + chunk, C]."""
+
+    kv: Tensor
+    score: Tensor
+
+
+class InputBank:
+    """Standard normal window values, kv and score rows, shared by all layers of one shape.
+
+    Attributes:
+        window: bf16[distinct + chunk, D].
+        compressors: kv and score by number of channels.
+    """
+
+    def __init__(
+        self, config: DSV4Config, compressors: list[Compressor], max_chunk: int, seed: int
+    ) -> None:
+        """Draw the data; a chunk of ``max_chunk`` tokens is always one contiguous slice."""
+        generator = torch.Generator().manual_seed(seed)
+        self._max_chunk = max_chunk
+        self.window = self._draw(config.head_dim, generator).bfloat16()
+        self.compressors: dict[int, CompressorInputs] = {}
+        for compressor in compressors:
+            if compressor.channels not in self.compressors:
+                self.compressors[compressor.channels] = CompressorInputs(
+                    self._draw(compressor.channels, generator),
+                    self._draw(compressor.channels, generator),
+                )
+
+    def _draw(self, channels: int, generator: torch.Generator) -> Tensor:
+        data = torch.randn(_DISTINCT_TOKENS, channels, generator=generator)
+        repeats = -(-self._max_chunk // _DISTINCT_TOKENS)
+        return torch.cat([data, data.repeat(repeats, 1)[: self._max_chunk]])
+
+    @staticmethod
+    def rows(request: NDArray[np.int64] | int, position: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Rows of tokens, by the running number of their request and their position."""
+        rows: NDArray[np.int64] = (request * _STRIDE + position) % _DISTINCT_TOKENS
+        return rows

@@ -1,0 +1,239 @@
+"""The serving loop: admit, prefill in chunks, decode to the end, release.
+
+Closed loop: as many requests run as ``concurrency`` allows, in trace order, whatever their
+arrival times. Every state is an array over slots; a step has no Python loop over requests.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsv4kv.cache.manager import KVCacheManager
+from dsv4kv.cache.prepare import prepare_forward
+from dsv4kv.cache.step import StepBatch
+from dsv4kv.measure.recorder import Recorder
+from dsv4kv.workload.executor import StepExecutor, StepTokens
+from dsv4kv.workload.request import Request
+from dsv4kv.workload.rounding import PageRounding
+
+Slots = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """How requests are served.
+
+    Attributes:
+        concurrency: Requests in flight at once.
+        step_tokens: Token budget of a step; decode tokens come first, then prompt chunks.
+        draft_tokens: Tokens drafted per decode step.
+        acceptance: Probability that a draft is accepted if all before it were.
+        max_output_tokens: Outputs are cut to this; None keeps them.
+        warmup_steps: Steps whose samples are not kept.
+        verify_every: Show every so many steps to the observer; 0 never.
+        seed: Seed of the acceptance draws.
+    """
+
+    concurrency: int
+    step_tokens: int
+    draft_tokens: int = 0
+    acceptance: float = 0.0
+    max_output_tokens: int | None = None
+    warmup_steps: int = 0
+    verify_every: int = 0
+    seed: int = 0
+
+
+@dataclass
+class LoopTotals:
+    """What went through the cache so far."""
+
+    requests: int = 0
+    rejected: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    drafted_tokens: int = 0
+    rolled_back_tokens: int = 0
+    steps: int = 0
+    wall_ns: int = 0
+    peak_blocks: int = 0
+    peak_rounding_bytes: int = 0
+    peak_requests: int = 0
+
+
+class ServingLoop:
+    """Serves a stream of requests over a cache, with or without moving data."""
+
+    def __init__(
+        self,
+        manager: KVCacheManager,
+        requests: Iterable[Request],
+        settings: LoopSettings,
+        recorder: Recorder,
+        executor: StepExecutor | None = None,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> None:
+        """Prepare to serve; ``on_progress`` is told the tokens done in each step."""
+        self.totals = LoopTotals()
+        self._manager = manager
+        self._waiting: Iterator[Request] = iter(requests)
+        self._next: Request | None = next(self._waiting, None)
+        self._settings = settings
+        self._recorder = recorder
+        self._executor = executor
+        self._on_progress = on_progress
+        self._rounding = PageRounding(manager)
+        self._random = np.random.default_rng(settings.seed)
+        self._admitted = 0
+        self._active: Slots = np.empty(0, dtype=np.int64)  # in order of admission
+        slots = manager.plan.num_slots
+        self._position, self._prompt_left, self._output_left, self._first_output, self._serial = (
+            np.zeros(slots, dtype=np.int64) for _ in range(5)
+        )
+        tables = len(manager.tables)
+        self._reserved = np.zeros((tables, slots), dtype=np.int64)  # blocks at full length
+
+    def run(self) -> LoopTotals:
+        """Serve every request to its end; ``totals`` is right at any moment."""
+        start_ns = self._recorder.now_ns()
+        while self._step():
+            self.totals.wall_ns = self._recorder.now_ns() - start_ns
+        return self.totals
+
+    def _step(self) -> bool:
+        self._recorder.enabled = self.totals.steps >= self._settings.warmup_steps
+        self._admit()
+        if not self._active.size:
+            return False
+        start_ns = self._recorder.now_ns()
+        slots, take, decoding = self._choose_tokens()
+        before = self._position[slots]
+        self._prepare("prepare", slots, before, before + take)
+        self._observe_peak()
+        self._execute(slots[:decoding], before[:decoding], take[:decoding], decode=True)
+        self._execute(slots[decoding:], before[decoding:], take[decoding:], decode=False)
+        kept = self._accept(slots, before, take, decoding)
+        self._recorder.keep("step", start_ns)
+        if decoding == len(slots):
+            self._recorder.keep("decode_step", start_ns)
+        self._advance(slots, kept, decoding)
+        self.totals.steps += 1
+        return True
+
+    def _admit(self) -> None:
+        while self._next is not None and len(self._active) < self._settings.concurrency:
+            request = self._next
+            fed = request.input_tokens + self._fed_outputs(request)
+            need = np.array([table.group.blocks_for(fed) for table in self._manager.tables])
+            limits = np.array([table.allocator.num_blocks for table in self._manager.tables])
+            if fed > self._manager.plan.max_context_tokens or np.any(need > limits):
+                self.totals.rejected += 1
+            elif np.any(self._reserved.sum(axis=1) + need > limits):
+                return  # waits until a running request gives its blocks back
+            else:
+                self._start(request, need)
+            self._next = next(self._waiting, None)
+
+    def _fed_outputs(self, request: Request) -> int:
+        """Output tokens that enter the cache: the last one is only returned."""
+        limit = self._settings.max_output_tokens or request.output_tokens
+        return max(0, min(request.output_tokens, limit) - 1)
+
+    def _start(self, request: Request, blocks: Slots) -> None:
+        start_ns = self._recorder.now_ns()
+        slot = self._manager.admit_request()
+        self._recorder.keep("admit", start_ns)
+        self._active = np.append(self._active, slot)
+        self._position[slot] = 0
+        self._prompt_left[slot] = request.input_tokens
+        self._output_left[slot] = self._fed_outputs(request)
+        self._first_output[slot] = min(request.output_tokens, 1)
+        self._reserved[:, slot] = blocks
+        self._serial[slot] = self._admitted
+        self._admitted += 1
+        self.totals.peak_requests = max(self.totals.peak_requests, len(self._active))
+
+    def _choose_tokens(self) -> tuple[Slots, Slots, int]:
+        """Slots of the step and the tokens each takes: first those that decode, then chunks."""
+        prompt_left = self._prompt_left[self._active]
+        decoding = self._active[prompt_left == 0]
+        window = 1 + self._settings.draft_tokens
+        take = np.minimum(self._output_left[decoding], window)
+        waiting = self._active[prompt_left > 0]
+        if not waiting.size:
+            return decoding, take, len(decoding)
+        left = self._prompt_left[waiting]
+        budget = self._settings.step_tokens - int(take.sum())
+        chunk = np.clip(budget - (np.cumsum(left) - left), 0, left)
+        some = chunk > 0
+        slots = np.concatenate([decoding, waiting[some]])
+        return slots, np.concatenate([take, chunk[some]]), len(decoding)
+
+    def _prepare(self, name: str, slots: Slots, before: Slots, after: Slots) -> None:
+        start_ns = self._recorder.now_ns()
+        prepare_forward(self._manager, slots, before, after)
+        self._recorder.keep(name, start_ns)
+
+    def _execute(self, slots: Slots, before: Slots, take: Slots, *, decode: bool) -> None:
+        if self._executor is None or not slots.size:
+            return
+        every = self._settings.verify_every
+        observed = every > 0 and self.totals.steps % every == 0
+        if decode:
+            batch = StepBatch(self._manager, slots, before, before + take)
+            self._executor.decode(StepTokens(batch, self._serial[slots], observed))
+            return
+        for i in range(len(slots)):  # chunks differ in length: each is a call of its own
+            one = slice(i, i + 1)
+            batch = StepBatch(self._manager, slots[one], before[one], before[one] + take[one])
+            self._executor.prefill(StepTokens(batch, self._serial[slots[one]], observed))
+
+    def _accept(self, slots: Slots, before: Slots, take: Slots, decoding: int) -> Slots:
+        """Tokens that stay of those taken; rejected drafts are rolled back."""
+        drafted = take[:decoding] - 1
+        if not np.count_nonzero(drafted):
+            return take
+        draws = self._random.random((decoding, self._settings.draft_tokens))
+        accepted = np.logical_and.accumulate(draws < self._settings.acceptance, axis=1).sum(axis=1)
+        kept = take.copy()
+        kept[:decoding] = 1 + np.minimum(accepted, drafted)
+        rejected = kept < take
+        if np.count_nonzero(rejected):
+            back, first = slots[rejected], before[rejected]
+            self._prepare("rollback", back, first + take[rejected], first + kept[rejected])
+        self.totals.drafted_tokens += int(drafted.sum())
+        self.totals.rolled_back_tokens += int((take - kept).sum())
+        return kept
+
+    def _advance(self, slots: Slots, kept: Slots, decoding: int) -> None:
+        decoders, chunks = slots[:decoding], slots[decoding:]
+        self._position[slots] += kept
+        self._output_left[decoders] -= kept[:decoding]
+        self._prompt_left[chunks] -= kept[decoding:]
+        answered = chunks[self._prompt_left[chunks] == 0]  # a prompt's end gives one token
+        self.totals.input_tokens += int(kept[decoding:].sum())
+        self.totals.output_tokens += int(
+            kept[:decoding].sum() + self._first_output[answered].sum()
+        )
+        done = slots[(self._prompt_left[slots] == 0) & (self._output_left[slots] == 0)]
+        for slot in done.tolist():
+            self._finish(slot)
+        if self._on_progress is not None:
+            self._on_progress(int(kept.sum()))
+
+    def _finish(self, slot: int) -> None:
+        start_ns = self._recorder.now_ns()
+        self._manager.release_request(slot)
+        self._recorder.keep("release", start_ns)
+        self._active = self._active[self._active != slot]
+        self._reserved[:, slot] = 0
+        self.totals.requests += 1
+
+    def _observe_peak(self) -> None:
+        held = self._manager.num_held_blocks
+        if held > self.totals.peak_blocks:
+            with self._recorder.excluded():
+                self.totals.peak_blocks = held
+                self.totals.peak_rounding_bytes = self._rounding.unused_bytes(self._active)

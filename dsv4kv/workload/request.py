@@ -1,0 +1,29 @@
+"""A request, as every trace format tells it and every scheduler sees it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request of a serving trace.
+
+    Attributes:
+        arrival_s: Arrival in seconds from the start of the trace.
+        input_tokens: Prompt length in tokens, at least 1.
+        output_tokens: Generated length in tokens, at least 0.
+        prefix_hashes: One id per ``hash_block_tokens`` tokens of the prompt (the last may stand
+            for a partial block), equal ids meaning equal tokens *and* equal history;
+            empty where the trace has none.
+        hash_block_tokens: Tokens one id stands for; 0 where the trace has none.
+    """
+
+    arrival_s: float
+    input_tokens: int
+    output_tokens: int
+    prefix_hashes: tuple[int, ...] = ()
+    hash_block_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt and output together, in tokens."""
+        return self.input_tokens + self.output_tokens

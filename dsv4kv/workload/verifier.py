@@ -1,0 +1,111 @@
+"""Checks what the cache returns against the reference, worked out from the inputs alone.
+
+A sampled output is right only if the token's data went through quantisation, ring, state,
+pooling, page and table of its own request: a recycled block, a stale row or a wrong table shows.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dsv4kv.cache.handle import CompressedCache, LayerCache
+from dsv4kv.model.formats import EntryFormat
+from dsv4kv.ops import reference, reference_codec
+from dsv4kv.workload.executor import StepTokens
+from dsv4kv.workload.inputs import InputBank
+
+# The fast path pools in float32, the reference in float64: a value on a rounding boundary may
+# land on the neighbouring step of the entry format, on both sides of a changed scale.
+STEP = {"bf16": 2.0**-7, "e4m3": 2.0**-3, "e2m1": 2.0**-1}
+MEAN_TOLERANCE = {"bf16": 2e-3, "e4m3": 5e-3, "e2m1": 2e-2}
+
+
+@dataclass
+class Verifier:
+    """Samples one request of every gather it is shown.
+
+    Attributes:
+        inputs: The data the cache was fed.
+        random: Chooses the samples.
+        checks: Comparisons made, by operation.
+        failures: A sentence for each output that differed.
+    """
+
+    inputs: InputBank
+    random: np.random.Generator
+    checks: Counter[str] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+
+    def window_gathered(self, layer: LayerCache, step: StepTokens, out: Tensor) -> None:
+        """One window entry of one request must equal the quantised input, bit for bit."""
+        b = int(self.random.integers(step.batch.num_requests))
+        tokens = int(step.batch.tokens_after[b])
+        visible = min(tokens, out.shape[1])
+        i = int(self.random.integers(visible))
+        position = tokens - visible + i
+        row = int(InputBank.rows(int(step.requests[b]), np.array([position]))[0])
+        expected = _round_trip(layer.window.layout.format, self.inputs.window[row])
+        rest = out[b, visible:]
+        if not torch.equal(out[b, i], expected) or bool(rest.count_nonzero()):
+            self._fail("gather_window", layer, step, b, f"position {position}")
+        self.checks["gather_window"] += 1
+
+    def entries_gathered(
+        self, layer: LayerCache, step: StepTokens, indices: Tensor, out: Tensor, indexer: bool
+    ) -> None:
+        """One entry of one request must equal its tokens' pooling, within rounding."""
+        name = "indexer keys" if indexer else "compressed KV"
+        part = layer.indexer if indexer else layer.main
+        assert part is not None
+        b = int(self.random.integers(step.batch.num_requests))
+        asked = indices[b] >= 0
+        if bool(out[b][~asked].count_nonzero()):
+            self._fail(name, layer, step, b, "entries that were not asked for")
+        found = asked.nonzero().squeeze(1)
+        if len(found):
+            k = int(found[int(self.random.integers(len(found)))])
+            entry = int(indices[b, k])
+            expected = self._entry(part, int(step.requests[b]), entry)
+            if not _close(part.store.layout.format, out[b, k], expected):
+                self._fail(name, layer, step, b, f"entry {entry}")
+        self.checks[name] += 1
+
+    def _entry(self, part: CompressedCache, request: int, entry: int) -> Tensor:
+        """Entry of a request from its tokens' inputs, in float64: bf16[D], quantised and back."""
+        compressor = part.compressor
+        first = entry * compressor.ratio
+        positions = np.arange(first + compressor.ratio - compressor.rows, first + compressor.ratio)
+        rows = torch.from_numpy(InputBank.rows(request, np.maximum(positions, 0)))
+        inputs = self.inputs.compressors[compressor.channels]
+        kv = inputs.kv[rows]
+        score = inputs.score[rows] + compressor.ape[torch.from_numpy(positions % compressor.ratio)]
+        before_start = torch.from_numpy(positions < 0)
+        score[before_start] = -torch.inf
+        kv, score = reference.group_of_tokens(compressor, kv, score)
+        value = reference.finish(compressor, reference.pool(kv, score), first)
+        return _round_trip(part.store.layout.format, value)
+
+    def _fail(self, name: str, layer: LayerCache, step: StepTokens, b: int, what: str) -> None:
+        spec = layer.schema.layer
+        self.failures.append(
+            f"{name}: {what} of request {int(step.requests[b])} in layer {spec.layer_idx} "
+            f"({spec.attn}) differs from the reference."
+        )
+
+
+def _round_trip(entry: EntryFormat, values: Tensor) -> Tensor:
+    data, scales = reference_codec.encode(entry, values.float().tolist())
+    return torch.tensor(reference_codec.decode(entry, data, scales)).bfloat16()
+
+
+def _close(entry: EntryFormat, found: Tensor, expected: Tensor) -> bool:
+    """Every value within one step of the format, and nearly all of them equal."""
+    a, b = found.double(), expected.double()
+    size = torch.maximum(a.abs(), b.abs())
+    smallest = size.amax() * 2.0**-8  # steps below this are those of subnormals
+    within = (a - b).abs() <= STEP[entry.value] * size.clamp_min(smallest)
+    mean = (a - b).abs().sum() / b.abs().sum().clamp_min(1e-30)
+    return bool(within.all()) and float(mean) <= MEAN_TOLERANCE[entry.value]

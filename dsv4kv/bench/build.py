@@ -19,6 +19,8 @@ from dsv4kv.workload.inputs import InputBank
 from dsv4kv.workload.loop import LoopSettings
 from dsv4kv.workload.verifier import Verifier
 
+BACKEND = "cpu"
+
 
 def plan_from(config: BenchConfig) -> CachePlan:
     """Plan the cache that a configuration describes; raises ``ConfigError``."""
@@ -68,7 +70,7 @@ def build_executor(
     inputs = InputBank(plan.config, every, config.workload.step_tokens, seed)
     verifier = Verifier(inputs, np.random.default_rng(seed))
     executor = StepExecutor(
-        list(build_layers(manager, load_backend("cpu"), compressors).values()),
+        list(build_layers(manager, load_backend(BACKEND), compressors).values()),
         inputs,
         recorder,
         verifier,

@@ -11,9 +11,6 @@ from dsv4kv.errors import ConfigError, NotOwner, OutOfBlocks
 
 Ids = NDArray[np.int64]
 
-_HELD = -1
-_MARK_BYTES = 4
-
 
 class BlockAllocator:
     """Hands out blocks and takes them back, refusing what it did not hand out.
@@ -38,15 +35,14 @@ class BlockAllocator:
         self._free = descending if lanes == 1 else np.tile(descending, (lanes, 1))
         self._lane_start = (np.arange(lanes, dtype=np.int64) * num_blocks)[:, None]
         size = lanes * num_blocks
-        # _HELD for a block that is out, anything else for a free one. The upper half belongs to
-        # no block: negative ids count from the end and so land there, and are found not held.
-        self._mark = np.zeros(2 * size, dtype=np.int32)
+        # A block that is out is marked with its own index, a free one with a number that is no
+        # index. Comparing marks with indices so finds all that are not held; negative ids too,
+        # although they count from the end. Comparing bytes is several times faster than
+        # comparing arrays and reducing the result.
+        self._no_index = np.arange(size, 2 * size, dtype=np.int64)
+        self._mark = self._no_index.copy()
         self._generation = np.zeros(size, dtype=np.int64)
         self._serial = 0
-        # Comparing bytes is several times faster than comparing arrays and reducing the result.
-        self._sequence = np.arange(size, dtype=np.int32)
-        self._sequence_bytes = self._sequence.tobytes()
-        self._held_bytes = np.full(size, _HELD, dtype=np.int32).tobytes()
 
     @property
     def num_free(self) -> int:
@@ -59,8 +55,11 @@ class BlockAllocator:
         return self.num_blocks - self._num_free
 
     def generation(self, ids: Ids) -> Ids:
-        """Generations of blocks, shaped as ``ids``."""
-        return self._generation[self._flatten(ids)].reshape(ids.shape)
+        """Generations of blocks, shaped as ``ids``; ``NotOwner`` beyond the pool."""
+        try:
+            return self._generation[self._flatten(ids)].reshape(ids.shape)
+        except IndexError:
+            raise self._refusal(ids, "not all exist") from None
 
     def acquire(self, count: int) -> Ids:
         """Take ``count`` blocks: int64[count], or int64[lanes, count] with several lanes.
@@ -78,7 +77,7 @@ class BlockAllocator:
         self._serial += 1
         ids: Ids = self._free[..., end - count : end].copy()
         flat = ids if self.lanes == 1 else self._flatten(ids)
-        self._mark[flat] = _HELD
+        self._mark[flat] = flat
         self._generation[flat] = self._serial
         return ids
 
@@ -90,7 +89,7 @@ class BlockAllocator:
                 told when it was acquired), held by a newer holder.
         """
         if generations is not None and not np.array_equal(self.generation(ids), generations):
-            raise NotOwner(f"{self._describe(ids)} have a newer holder: nothing was changed.")
+            raise self._refusal(ids, "not all are still held by who took them")
         self._mark_free(ids)
         start = self._num_free
         self._num_free = start + ids.shape[-1]
@@ -98,34 +97,38 @@ class BlockAllocator:
 
     def check_held(self, ids: Ids) -> None:
         """Raise ``NotOwner`` unless every block is held and none is named twice."""
-        self._mark[self._mark_free(ids)] = _HELD
+        flat = self._mark_free(ids)
+        self._mark[flat] = flat
 
     def _mark_free(self, ids: Ids) -> Ids:
         """Mark held, distinct blocks free and return their index; refuse any others."""
-        flat = ids if self.lanes == 1 else self._flatten(ids)
-        end, mark = flat.size * _MARK_BYTES, self._mark
+        flat, mark = self._flatten(ids), self._mark
         try:
-            held = mark[flat].tobytes() == self._held_bytes[:end]
+            held = flat.size <= mark.size and mark[flat].tobytes() == flat.tobytes()
         except IndexError:
             held = False
         if not held:
-            raise NotOwner(f"{self._describe(ids)}: not all are held. Nothing was changed.")
+            raise self._refusal(ids, "not all are held")
         # Each gets a number of its own; one named twice no longer has its first.
-        mark[flat] = self._sequence[: flat.size]
-        if mark[flat].tobytes() != self._sequence_bytes[:end]:
-            mark[flat] = _HELD
-            raise NotOwner(f"{self._describe(ids)}: one is named twice. Nothing was changed.")
+        numbers = self._no_index[: flat.size]
+        mark[flat] = numbers
+        if mark[flat].tobytes() != numbers.tobytes():
+            mark[flat] = flat
+            raise self._refusal(ids, "one is named twice")
         return flat
 
     def _flatten(self, ids: Ids) -> Ids:
         """Index of each lane's ids into the marks; ids outside their lane are refused."""
+        if ids.ndim != self._free.ndim or (self.lanes > 1 and len(ids) != self.lanes):
+            raise self._refusal(ids, f"shape {ids.shape} is not that of {self.lanes} lanes")
         if self.lanes == 1:
             return ids
         if ids.size and not (ids.min() >= 0 and ids.max() < self.num_blocks):
-            raise NotOwner(f"{self._describe(ids)}: not all in 0..{self.num_blocks - 1}.")
+            raise self._refusal(ids, f"not all are in 0..{self.num_blocks - 1}")
         flat: Ids = (ids + self._lane_start).ravel()
         return flat
 
-    def _describe(self, ids: Ids) -> str:
+    def _refusal(self, ids: Ids, reason: str) -> NotOwner:
         shown = ", ".join(str(i) for i in ids.ravel()[:8])
-        return f"{self.unit} {shown}{', …' if ids.size > 8 else ''}"
+        more = ", …" if ids.size > 8 else ""
+        return NotOwner(f"{self.unit} {shown}{more}: {reason}. Nothing was changed.")

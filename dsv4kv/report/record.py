@@ -4,17 +4,19 @@ Tables, pages and verdicts are made from a record and can be made again; nothing
 away. Times are integer nanoseconds, sizes bytes, rates computed only when told.
 """
 
-from typing import Any, Literal
+from typing import Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Final = 1
 
 
 class Part(BaseModel):
     """A part of the record: frozen, documented by its attribute docstrings."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 class Operation(Part):
@@ -30,6 +32,16 @@ class Operation(Part):
     """Entries (rows, tokens) each timed call worked on."""
     bytes: list[int]
     """Useful bytes each timed call read and wrote, by the byte model."""
+
+    @model_validator(mode="after")
+    def _samples_agree(self) -> Self:
+        times, entries, sizes = map(len, (self.samples_ns, self.entries, self.bytes))
+        if not times == entries == sizes:
+            raise ValueError(
+                f"{self.name} ({self.layer_type}) has {times} samples_ns, {entries} entries and "
+                f"{sizes} bytes; they must be as many"
+            )
+        return self
 
 
 class Latency(Part):
@@ -79,6 +91,8 @@ class CacheSummary(Part):
     """HCA state format."""
     num_blocks: int
     """Blocks of each pool."""
+    total_blocks: int
+    """Blocks of all block tables together: what ``peak_blocks`` is a share of."""
     num_slots: int
     """Request slots."""
     max_context_tokens: int
@@ -151,6 +165,8 @@ class Case(Part):
     """Why it failed."""
     config: dict[str, Any]
     """The whole resolved configuration."""
+    backend: str
+    """Operations that ran: ``cpu``."""
     cache: CacheSummary | None
     """The cache that was built; null if building failed."""
     totals: Totals | None

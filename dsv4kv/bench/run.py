@@ -1,0 +1,103 @@
+"""A whole run: every case of a sweep, and the record of it."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Protocol
+
+from dsv4kv.bench.case import failed_case, run_case
+from dsv4kv.config.axes import AxisCase
+from dsv4kv.config.load import LoadedConfig
+from dsv4kv.errors import Dsv4kvError
+from dsv4kv.measure.environment import capture_environment
+from dsv4kv.report.names import new_run_id
+from dsv4kv.report.record import Case, Environment, RunRecord
+from dsv4kv.workload.source import count_tokens
+from dsv4kv.workload.traces import resolve_trace, trace_sha256
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """How the run was asked for.
+
+    Attributes:
+        argv: The command line.
+        loaded: The configuration file with overrides applied.
+        cases: Points of the sweep; one without axes.
+        overrides: ``a.b=c`` options, in effect.
+        axes: ``a.b=1,2`` options.
+    """
+
+    argv: list[str]
+    loaded: LoadedConfig
+    cases: Sequence[AxisCase]
+    overrides: Sequence[str]
+    axes: Sequence[str]
+
+
+class Watcher(Protocol):
+    """Is told how a run gets on."""
+
+    def start(self, total_tokens: int) -> None:
+        """The run begins and will process about so many tokens."""
+
+    def case(self, case: AxisCase) -> None:
+        """Another case begins."""
+
+    def advance(self, tokens: int) -> None:
+        """So many tokens more are done."""
+
+
+def run_bench(invocation: Invocation, watcher: Watcher) -> RunRecord:
+    """Run every case; Ctrl-C ends the run, a case that fails does not end a sweep.
+
+    Raises:
+        Dsv4kvError: The only case cannot be built or its trace cannot be read.
+    """
+    started, environment = datetime.now(UTC), Environment(**capture_environment())
+    watcher.start(sum(_count(case) for case in invocation.cases))
+    cases: list[Case] = []
+    for point in invocation.cases:
+        watcher.case(point)
+        cases.append(_run(point, watcher, alone=len(invocation.cases) == 1))
+        if cases[-1].status == "incomplete":
+            break
+    config = invocation.loaded.config
+    trace = config.workload.trace
+    statuses = [case.status for case in cases]
+    return RunRecord(
+        run_id=new_run_id(config.name, started),
+        started_utc=started.isoformat(timespec="seconds"),
+        ended_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+        status=next((s for s in ("failed", "incomplete") if s in statuses), "complete"),
+        argv=invocation.argv,
+        reproduce=_reproduce(invocation),
+        config_source=invocation.loaded.source,
+        config_sha256=invocation.loaded.sha256,
+        trace_source=trace,
+        trace_sha256=trace_sha256(resolve_trace(trace)) if trace else None,
+        seed=config.measure.seed,
+        environment=environment,
+        cases=cases,
+    )
+
+
+def _count(case: AxisCase) -> int:
+    return count_tokens(case.config.workload, case.config.measure.seed)
+
+
+def _run(point: AxisCase, watcher: Watcher, *, alone: bool) -> Case:
+    try:
+        return run_case(point.axis, point.config, watcher.advance)
+    except Dsv4kvError as error:
+        if alone:
+            raise
+        return failed_case(point.axis, point.config, str(error))
+
+
+def _reproduce(invocation: Invocation) -> str:
+    options = [("--set", each) for each in invocation.overrides]
+    options += [("--axis", each) for each in invocation.axes]
+    words = ["dsv4kv", "bench", invocation.loaded.source]
+    return shlex.join(words + [word for option in options for word in option])

@@ -1,0 +1,102 @@
+"""The command line: one file per subcommand, and here what they share.
+
+Command modules import the rest of the toolkit inside their functions, so that ``--help`` needs
+neither torch nor pydantic.
+"""
+
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from dsv4kv import __version__
+from dsv4kv.cli import bench, config, report, trace
+from dsv4kv.errors import Dsv4kvError
+
+_PIPE_CLOSED = 141  # 128 + SIGPIPE, as shells tell it
+
+_EPILOG = """\
+[bold]Examples[/bold]
+
+dsv4kv bench                                      run the shipped default on this machine
+
+dsv4kv bench smoke --set cache.block_tokens=256   change one setting
+
+dsv4kv config show smoke > mine.yaml              start a configuration of your own
+"""
+
+
+class _Group(TyperGroup):
+    """Tells an error of ours as sentences on stderr, with its exit code."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.default = False  # for a flag of None, typer imports pydantic
+        return option
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Dsv4kvError as error:
+            for sentence in str(error).splitlines():
+                typer.echo(f"error: {sentence}", err=True)
+            raise typer.Exit(error.exit_code) from None
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"dsv4kv {__version__}")
+        raise typer.Exit
+
+
+app = typer.Typer(
+    cls=_Group,
+    no_args_is_help=True,
+    epilog=_EPILOG,
+    rich_markup_mode="rich",
+    add_completion=False,  # its options import pydantic before any command runs
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def _options(
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Show the version."
+        ),
+    ] = False,
+) -> None:
+    """Benchmark and profile the DeepSeek-V4 KV cache."""
+
+
+app.command("bench", rich_help_panel="Measure")(bench.bench)
+app.command("report", rich_help_panel="Measure")(report.report)
+app.add_typer(trace.app, cls=_Group, name="trace", rich_help_panel="Prepare")
+app.add_typer(config.app, cls=_Group, name="config", rich_help_panel="Prepare")
+
+
+def main() -> None:
+    """Run the program; ends the process with its exit code."""
+    try:
+        app(prog_name="dsv4kv")
+    except SystemExit as end:
+        if _reader_left(end):
+            sys.exit(_PIPE_CLOSED)
+        raise
+
+
+def _reader_left(end: SystemExit) -> bool:
+    """Whether whoever read our output has closed it (``| head``): nothing to complain about."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # at exit Python flushes once more: into nothing
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return isinstance(end.__context__, BrokenPipeError)

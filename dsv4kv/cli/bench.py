@@ -1,0 +1,121 @@
+"""``dsv4kv bench``: build a cache, serve a workload, measure and verify it."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from dsv4kv.report.record import RunRecord
+
+_INTERRUPTED = 130
+
+
+def bench(
+    config: Annotated[
+        str | None,
+        typer.Argument(
+            help="A YAML file or a shipped name (default, smoke, bookkeeping).",
+            show_default="default",
+        ),
+    ] = None,
+    trace: Annotated[
+        str | None, typer.Option(help="Trace to replay: a file or builtin:chat.")
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="real moves bytes through every operation, none only keeps the books."),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change a setting: cache.block_tokens=256."
+        ),
+    ] = None,
+    axis: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=A,B,…", help="Sweep a setting: workload.concurrency=1,8,64."),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of inputs and samples.", show_default="0")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="auto or cpu.", show_default="auto")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the run record.")] = Path("results"),
+    json_: Annotated[
+        str | None,
+        typer.Option("--json", metavar="FILE", help="Also write the record here; - prints it."),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print problems only.")] = False,
+) -> None:
+    """Serve a workload over the cache; measure, verify and record every operation.
+
+    Without arguments this replays a short chat trace over three layers of DeepSeek-V4-Flash.
+    """
+    import sys
+
+    from rich.console import Console
+
+    from dsv4kv.bench.run import Invocation, run_bench
+    from dsv4kv.cli.console import open_console
+    from dsv4kv.cli.progress import ProgressWatcher
+    from dsv4kv.config.axes import expand_axes
+    from dsv4kv.config.load import load_config
+    from dsv4kv.report.render import render_record
+    from dsv4kv.report.store import dumps, save_record
+
+    overrides = [*(set_ or []), *_shorthands(trace, data, seed, device)]
+    loaded = load_config(config, overrides)
+    cases = expand_axes(loaded, overrides, axis or [])
+    invocation = Invocation(["dsv4kv", *sys.argv[1:]], loaded, cases, overrides, axis or [])
+    silent = quiet or json_ == "-"
+    with ProgressWatcher(Console(stderr=True, quiet=silent)) as watcher:
+        record = run_bench(invocation, watcher)
+    saved = save_record(record, out)
+    if json_:
+        _write_json(json_, dumps(record))
+    if not silent:
+        render_record(record, open_console())
+        typer.echo(f"record: {saved.path}")
+    if saved.problem:
+        typer.echo(f"warning: {saved.problem}", err=True)
+    _end(record)
+
+
+def _shorthands(
+    trace: str | None, data: str | None, seed: int | None, device: str | None
+) -> list[str]:
+    """Options that stand for settings; values are quoted so that YAML takes them as they are."""
+    import json
+
+    given = {
+        "workload.trace": trace,
+        "workload.data": data,
+        "measure.seed": seed,
+        "device": device,
+    }
+    return [f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None]
+
+
+def _write_json(target: str, text: str) -> None:
+    from dsv4kv.errors import RecordError
+    from dsv4kv.files import replacing
+
+    if target == "-":
+        typer.echo(text, nl=False)
+        return
+    try:
+        with replacing(Path(target)) as file:
+            file.write(text.encode())
+    except OSError as error:
+        raise RecordError(f"--json {target}: cannot be written ({error.strerror}).") from None
+
+
+def _end(record: "RunRecord") -> None:
+    """Leave with the exit code of the run's status, and its sentences where it failed."""
+    from dsv4kv.errors import VerificationError
+
+    problems = [case.error for case in record.cases if case.error]
+    if problems:
+        raise VerificationError("\n".join(problems))
+    if record.status == "incomplete":
+        raise typer.Exit(_INTERRUPTED)

@@ -1,0 +1,69 @@
+"""``dsv4kv config``: show, check and explain bench configurations."""
+
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="Show, check and explain bench configurations.")
+
+
+@app.command()
+def show(
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="CONFIG", help="A YAML file or a shipped name.", show_default="default"
+        ),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change one setting; repeatable."),
+    ] = None,
+) -> None:
+    """Print the resolved configuration: every key with its value, as documented YAML."""
+    from dsv4kv.config.load import load_config
+    from dsv4kv.config.render import render_yaml
+
+    typer.echo(render_yaml(load_config(source, overrides or ()).config), nl=False)
+
+
+@app.command()
+def validate(
+    sources: Annotated[
+        list[str], typer.Argument(metavar="CONFIG...", help="YAML files or shipped names.")
+    ],
+) -> None:
+    """Check configurations: a line for each that is right, one for each thing that is wrong."""
+    from dsv4kv.config.load import load_config
+    from dsv4kv.errors import ConfigError
+
+    failed = False
+    for source in sources:
+        try:
+            load_config(source)
+        except ConfigError as error:
+            failed = True
+            typer.echo("\n".join(f"error: {line}" for line in str(error).splitlines()))
+        else:
+            typer.echo(f"OK: {source}")
+    if failed:
+        raise typer.Exit(ConfigError.exit_code)
+
+
+@app.command()
+def schema(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the JSON schema.")] = False,
+) -> None:
+    """Explain every key: type, what is allowed, default, meaning."""
+    if as_json:
+        import json
+
+        from dsv4kv.config.bench import BenchConfig
+
+        typer.echo(json.dumps(BenchConfig.model_json_schema(), indent=2))
+    else:
+        from rich.console import Console
+
+        from dsv4kv.config.render import schema_table
+
+        Console().print(schema_table())

@@ -1,0 +1,193 @@
+"""A YAML document whose values know their lines."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from dsv4kv.config.keys import keys_of
+from dsv4kv.config.problems import Location, Problem, refuse
+
+_TAG = "tag:yaml.org,2002:"
+_CONSTRUCTOR = yaml.constructor.SafeConstructor()
+_TYPED = {
+    f"{_TAG}null": _CONSTRUCTOR.construct_yaml_null,
+    f"{_TAG}bool": _CONSTRUCTOR.construct_yaml_bool,
+    f"{_TAG}int": _CONSTRUCTOR.construct_yaml_int,
+    f"{_TAG}float": _CONSTRUCTOR.construct_yaml_float,
+}
+# YAML 1.1 reads 010 as octal and 1:30 as base 60; nobody means that here
+_OCTAL_OR_BASE_60 = re.compile(r"[-+]?0[0-9_]|.*:")
+_UNFINISHED = object()
+
+Fault = tuple[int, str]  # line, sentence
+
+
+@dataclass(frozen=True)
+class Document:
+    """A parsed configuration file.
+
+    Attributes:
+        source: File name for messages.
+        root: The composed mapping.
+        values: Plain values of the mapping; all keys are text.
+        problems: Duplicate keys, tags and loops; ``values`` is usable in spite of them.
+    """
+
+    source: str
+    root: yaml.MappingNode
+    values: dict[str, Any]
+    problems: tuple[Problem, ...]
+
+    def line(self, location: Location) -> int:
+        """Line of the value, or of the nearest part above it that the file has."""
+        return self._trace(location)[-1].line + 1
+
+    def has(self, location: Location) -> bool:
+        """Whether the file gives this value."""
+        return len(self._trace(location)) == len(location) + 1
+
+    def _trace(self, location: Location) -> list[yaml.Mark]:
+        """Marks from the top towards a location, as far as the file goes."""
+        node: yaml.Node = self.root
+        marks = [node.start_mark]
+        for part in location:
+            found = _child(node, part)
+            if found is None:
+                break
+            mark, node = found
+            marks.append(mark)
+        return marks
+
+
+def read_document(text: str, source: str) -> Document:
+    """Parse a configuration file.
+
+    Raises:
+        ConfigError: Broken YAML, more than one document, or anything but a mapping.
+    """
+    try:
+        root = _compose(text)
+        values, faults = _build(root)
+    except _Unreadable as error:
+        raise refuse([Problem(error.line, source, error.sentence)]) from None
+    if not isinstance(root, yaml.MappingNode):
+        kind = {type(None): "empty", list: "a list"}.get(type(values), "a single value")
+        names = ", ".join(keys_of(""))
+        sentence = f"the file is {kind}: a configuration is a mapping of {names}."
+        raise refuse([Problem(1, source, sentence)])
+    problems = tuple(Problem(line, source, sentence) for line, sentence in faults)
+    return Document(source, root, values, problems)
+
+
+def read_value(text: str, option: str) -> Any:
+    """Parse the value of a command-line option as YAML.
+
+    Raises:
+        ConfigError: Broken YAML, duplicate keys, tags or loops.
+    """
+    try:
+        value, faults = _build(_compose(text))
+    except _Unreadable as error:
+        raise refuse([Problem(0, option, error.sentence)]) from None
+    if faults:
+        raise refuse(Problem(0, option, sentence) for _, sentence in faults)
+    return value
+
+
+class _Unreadable(Exception):
+    def __init__(self, line: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.line, self.sentence = line, sentence
+
+
+def _compose(text: str) -> yaml.Node | None:
+    try:
+        return yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        raise _not_yaml(error) from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        character = repr(chr(error.character))
+        sentence = f"the character {character} is not allowed in YAML: is this a text file?"
+        raise _Unreadable(line, sentence) from None
+    except RecursionError:
+        raise _Unreadable(1, "the values are nested too deeply.") from None
+
+
+def _build(root: yaml.Node | None) -> tuple[Any, list[Fault]]:
+    builder = _Builder()
+    try:
+        return (None if root is None else builder.build(root)), builder.faults
+    except yaml.MarkedYAMLError as error:
+        raise _not_yaml(error) from None
+
+
+def _not_yaml(error: yaml.MarkedYAMLError) -> _Unreadable:
+    mark = error.problem_mark or error.context_mark
+    reasons = ", ".join(filter(None, (error.context, error.problem)))
+    tab = " (indent with spaces, not tabs)" if "'\\t'" in reasons else ""
+    return _Unreadable(mark.line + 1 if mark else 1, f"this is not YAML: {reasons}{tab}.")
+
+
+class _Builder:
+    """Plain values from nodes: a node with several aliases is built once, a loop is refused."""
+
+    def __init__(self) -> None:
+        self.faults: list[Fault] = []
+        self._values: dict[int, Any] = {}
+
+    def build(self, node: yaml.Node) -> Any:
+        if id(node) not in self._values:
+            self._values[id(node)] = _UNFINISHED
+            self._values[id(node)] = self._value(node)
+        elif self._values[id(node)] is _UNFINISHED:
+            self._report(node, "an alias refers to the value it stands in: write the value out.")
+            return None
+        return self._values[id(node)]
+
+    def _value(self, node: yaml.Node) -> Any:
+        if not node.tag.startswith(_TAG) or node.tag.startswith(f"{_TAG}python/"):
+            self._report(node, f"the tag {node.tag} is not allowed: write a plain value.")
+        if isinstance(node, yaml.ScalarNode):
+            return _scalar(node)
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node)
+        return [self.build(item) for item in node.value]
+
+    def _mapping(self, node: yaml.MappingNode) -> dict[str, Any]:
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                self._report(key, f"a {key.id} stands where a key is wanted: write `key: value`.")
+            elif key.value in lines and key.tag != f"{_TAG}merge":
+                first = lines[key.value]
+                self._report(key, f"{key.value} is given twice, first on line {first}: keep one.")
+            else:
+                lines[key.value] = key.start_mark.line + 1
+        _CONSTRUCTOR.flatten_mapping(node)  # << merges, which own keys override
+        pairs = ((key, value) for key, value in node.value if isinstance(key, yaml.ScalarNode))
+        return {key.value: self.build(value) for key, value in pairs}
+
+    def _report(self, node: yaml.Node, sentence: str) -> None:
+        self.faults.append((node.start_mark.line + 1, sentence))
+
+
+def _scalar(node: yaml.ScalarNode) -> Any:
+    if node.tag not in _TYPED or _OCTAL_OR_BASE_60.match(node.value):
+        return node.value
+    try:
+        return _TYPED[node.tag](node)
+    except (ValueError, KeyError):
+        return node.value
+
+
+def _child(node: yaml.Node, part: str | int) -> tuple[yaml.Mark, yaml.Node] | None:
+    """Where a key or a list item begins, and its value."""
+    if isinstance(node, yaml.MappingNode):
+        found = [(key.start_mark, value) for key, value in node.value if key.value == part]
+        return found[-1] if found else None
+    if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+        return node.value[part].start_mark, node.value[part]
+    return None

@@ -1,0 +1,150 @@
+"""Where a run took place: machine, software, and the settings that change its speed.
+
+Every fact that cannot be had is None; nothing here fails, imports torch, or names the machine.
+"""
+
+import hashlib
+import os
+import platform
+import socket
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pynvml
+
+SPEED_VARIABLES = (
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_MODULE_LOADING",
+    "CUDA_VISIBLE_DEVICES",
+    "GOMP_CPU_AFFINITY",
+    "KMP_AFFINITY",
+    "KMP_BLOCKTIME",
+    "MALLOC_ARENA_MAX",
+    "MKL_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "OMP_PLACES",
+    "OMP_PROC_BIND",
+    "OMP_WAIT_POLICY",
+    "OPENBLAS_NUM_THREADS",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+)
+
+_SOURCE_TREE = Path(__file__).resolve().parents[2]
+_CPUINFO = Path("/proc/cpuinfo")
+_GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
+_COMMAND_TIMEOUT_S = 5.0
+
+
+def capture_environment() -> dict[str, Any]:
+    """Facts by the field names of ``dsv4kv.report.record.Environment``."""
+    git_sha, git_dirty = _git_state(_SOURCE_TREE)
+    return {
+        "hostname_sha256": hashlib.sha256(socket.gethostname().encode()).hexdigest(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "cpu": _cpu_model(),
+        "cpu_count": _cpu_count(),
+        "memory_bytes": _memory_bytes(),
+        "load_1min": _load_1min(),
+        "governor": _read_line(_GOVERNOR),
+        "versions": _versions(),
+        "variables": {k: os.environ[k] for k in SPEED_VARIABLES if k in os.environ},
+        "git_sha": git_sha,
+        "git_dirty": git_dirty,
+    }
+
+
+def _cpu_model() -> str | None:
+    if platform.system() == "Darwin":
+        return _output_of("sysctl", "-n", "machdep.cpu.brand_string") or None
+    try:
+        lines = _CPUINFO.read_text(errors="replace").splitlines()
+    except OSError:
+        return None
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else None  # ARM kernels name no model
+
+
+def _cpu_count() -> int | None:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
+
+
+def _memory_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return None
+
+
+def _load_1min() -> float | None:
+    try:
+        return os.getloadavg()[0]
+    except OSError:
+        return None
+
+
+def _read_line(path: Path) -> str | None:
+    try:
+        return path.read_text().strip() or None
+    except OSError:
+        return None
+
+
+def _versions() -> dict[str, str | None]:
+    packages = {name: _package_version(name) for name in ("dsv4kv", "torch", "numpy")}
+    return packages | _driver_versions()
+
+
+def _package_version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _driver_versions() -> dict[str, str | None]:
+    """CUDA version the driver supports, and the driver's own; None without a driver."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return {"cuda": None, "driver": None}
+    try:
+        cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()
+        driver = pynvml.nvmlSystemGetDriverVersion()
+    except pynvml.NVMLError:
+        return {"cuda": None, "driver": None}
+    finally:
+        pynvml.nvmlShutdown()
+    return {"cuda": f"{cuda // 1000}.{cuda % 1000 // 10}", "driver": str(driver)}
+
+
+def _git_state(tree: Path) -> tuple[str | None, bool | None]:
+    """Revision and dirtiness of ``tree``; None unless it is itself the top of a work tree.
+
+    An installed package may lie in a virtual environment inside somebody else's work tree.
+    """
+    if not (tree / ".git").exists():
+        return None, None
+    git = ("git", "--no-optional-locks", "-C", str(tree))
+    sha = _output_of(*git, "rev-parse", "--verify", "HEAD")
+    changes = _output_of(*git, "status", "--porcelain")
+    return sha, None if sha is None or changes is None else bool(changes)
+
+
+def _output_of(*command: str) -> str | None:
+    """Standard output of a command, or None if it is absent, slow or fails."""
+    # Inside a git hook, GIT_DIR would point git at another repository.
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, env=environment, timeout=_COMMAND_TIMEOUT_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.decode(errors="replace").strip()

@@ -1,0 +1,156 @@
+"""What samples say: medians, rates, and how well this run knows them.
+
+The intervals treat the samples of one run as independent. They tell how well *this launch* is
+known; another launch may differ by more, so two runs are compared over launches, not over these.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+CONFIDENCE = 0.95
+PERCENTILES = (50.0, 90.0, 99.0, 99.9)
+
+_TAIL = (1 - CONFIDENCE) / 2
+_NORMAL_QUANTILE = 1.959964  # of 1 - _TAIL
+_TUKEY = 1.5
+_FEWEST_SAMPLES = 6  # for an interval: the range of five covers the median in 93.75 % only
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number and the half-width of its 95 % interval; None where that is unknown."""
+
+    value: float
+    half_width: float | None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What the samples of one quantity say, in the unit of the samples.
+
+    Attributes:
+        n: Number of samples, outliers included.
+        median: Middle of the samples.
+        ci_low: Lower end of the median's 95 % interval; None below six samples.
+        ci_high: Upper end of that interval.
+        iqr: Distance between the quartiles.
+        minimum: Smallest sample.
+        maximum: Largest sample.
+        total: Sum of the samples.
+        outliers: Samples beyond the Tukey fences (1.5 IQR outside the quartiles); none is dropped.
+        percentiles: Those of 50, 90, 99 and 99.9 that at least ten samples lie beyond.
+    """
+
+    n: int
+    median: float
+    ci_low: float | None
+    ci_high: float | None
+    iqr: float
+    minimum: float
+    maximum: float
+    total: float
+    outliers: int
+    percentiles: dict[float, float]
+
+    @property
+    def estimate(self) -> Estimate:
+        """The median with the longer arm of its interval, which need not be symmetric."""
+        if self.ci_low is None or self.ci_high is None:
+            return Estimate(self.median, None)
+        return Estimate(self.median, max(self.ci_high - self.median, self.median - self.ci_low))
+
+
+def summarize(samples_ns: Sequence[float]) -> Summary:
+    """Summarize samples; quantiles interpolate linearly between neighbours.
+
+    Raises:
+        ValueError: No samples.
+    """
+    if not len(samples_ns):
+        raise ValueError("no samples to summarize")
+    ordered = np.sort(np.asarray(samples_ns, dtype=np.float64))
+    low, median, high = (float(q) for q in np.percentile(ordered, (25, 50, 75)))
+    fence = _TUKEY * (high - low)
+    interval = _median_interval(ordered)
+    return Summary(
+        n=len(ordered),
+        median=median,
+        ci_low=interval[0] if interval else None,
+        ci_high=interval[1] if interval else None,
+        iqr=high - low,
+        minimum=float(ordered[0]),
+        maximum=float(ordered[-1]),
+        total=float(ordered.sum()),
+        outliers=int(np.sum((ordered < low - fence) | (ordered > high + fence))),
+        percentiles={
+            p: float(np.percentile(ordered, p)) for p in PERCENTILES if _carries(len(ordered), p)
+        },
+    )
+
+
+def estimate_rate(amounts: Sequence[float], durations: Sequence[float]) -> Estimate | None:
+    """Rate of calls of unequal size: all work over all time (bytes over ns is GB/s).
+
+    The calls of one operation differ in size by orders of magnitude. A median of per-call rates
+    would let the many small calls speak for the few that move the bytes; the ratio of the sums
+    is the rate the run really had. Its uncertainty is that of a ratio estimator: with residuals
+    r = amount - rate * duration, the standard error is sqrt(n / (n - 1) * sum(r^2)) / total time
+    (W. G. Cochran, Sampling Techniques, 6.4), times Student's t for a 95 % interval.
+
+    Returns:
+        None if there were no calls or no time passed; below six calls no half-width.
+
+    Raises:
+        ValueError: Not one duration per amount.
+    """
+    work, time = np.asarray(amounts, np.float64), np.asarray(durations, np.float64)
+    if len(work) != len(time):
+        raise ValueError(f"{len(work)} amounts for {len(time)} durations")
+    total, n = float(time.sum()), len(time)
+    if not total:
+        return None
+    rate = float(work.sum()) / total
+    if n < _FEWEST_SAMPLES:
+        return Estimate(rate, None)
+    variance = n / (n - 1) * float(np.sum((work - rate * time) ** 2))
+    return Estimate(rate, _student_quantile(n - 1) * math.sqrt(variance) / total)
+
+
+def divide(estimate: Estimate, by: Estimate) -> Estimate:
+    """Quotient of two independent estimates; relative errors add as squares."""
+    value = estimate.value / by.value
+    if estimate.half_width is None or by.half_width is None:
+        return Estimate(value, None)
+    return Estimate(value, math.hypot(estimate.half_width, value * by.half_width) / by.value)
+
+
+def _median_interval(ordered: NDArray[np.float64]) -> tuple[float, float] | None:
+    """Ends of the median's interval: two order statistics.
+
+    The k-th smallest lies above the median only if fewer than k samples lie below it, and that
+    count is binomial(n, 1/2) whatever the distribution. This is where a bootstrap of the median
+    converges to, exact for every n and cheap for any. None below six samples.
+    """
+    n = len(ordered)
+    log_factorial = np.concatenate(([0.0], np.cumsum(np.log(np.arange(1, n + 1)))))
+    below = np.arange(n // 2 + 1)
+    log_ways = log_factorial[n] - log_factorial[below] - log_factorial[n - below]
+    k = int(np.searchsorted(np.cumsum(np.exp(log_ways - n * math.log(2))), _TAIL, "right"))
+    return (float(ordered[k - 1]), float(ordered[n - k])) if k else None
+
+
+def _carries(n: int, percentile: float) -> bool:
+    """Whether ten samples lie beyond the percentile; in integers, as 100 - 99.9 is inexact."""
+    return n * (1000 - round(10 * percentile)) >= 10 * 1000
+
+
+def _student_quantile(freedom: int) -> float:
+    """97.5 % quantile of Student's t by Cornish-Fisher: within 1 % from five degrees on."""
+    z = _NORMAL_QUANTILE
+    first = (z**3 + z) / 4
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    return z + first / freedom + second / freedom**2

@@ -1,0 +1,92 @@
+"""A record on a terminal."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Literal
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from dsv4kv.report.facts import cache_facts, header, totals_facts
+from dsv4kv.report.findings import Finding, judge_results, judge_status
+from dsv4kv.report.record import Case, RunRecord
+from dsv4kv.report.sweep import axis_text, sweep_table
+from dsv4kv.report.tables import cache_table, latencies_table, operations_table
+
+_LEGEND = Text(
+    "± half of the 95 % interval within this run, ? below six samples; 1 GB/s = 10^9 B/s",
+    style="dim",
+)
+
+
+def render_record(record: RunRecord, console: Console, quiet: bool = False) -> None:
+    """Print a record: its facts, tables and findings, or with ``quiet`` only its problems."""
+    if quiet:
+        parts: Iterator[RenderableType] = (f for f in _findings(record) if f.is_problem)
+    elif len(record.cases) == 1:
+        parts = _tell_case(record, record.cases[0])
+    else:
+        parts = _tell_sweep(record)
+    for part in parts:
+        console.print(part, markup=False, highlight=False)
+
+
+def _tell_case(record: RunRecord, case: Case) -> Iterator[RenderableType]:
+    yield from judge_status(case)
+    yield header(record)
+    if case.cache:
+        yield cache_facts(case.cache)
+    if case.cache and case.cache.pools:
+        yield ""
+        yield cache_table(case.cache)
+    if case.operations:
+        yield ""
+        yield operations_table(case)
+    if case.latencies:
+        yield ""
+        yield latencies_table(case.latencies)
+        yield _LEGEND
+    if case.totals:
+        yield ""
+        yield totals_facts(case.totals, case.cache)
+    yield ""
+    yield from judge_results(case)
+
+
+def _tell_sweep(record: RunRecord) -> Iterator[RenderableType]:
+    yield from _judge_sweep(record)
+    yield header(record)
+    if record.cases:
+        yield ""
+        yield sweep_table(record.cases)
+        yield _LEGEND
+        yield ""
+        yield from (finding for finding in _findings(record) if finding.is_problem)
+        yield from _sum_checks(record)
+
+
+def _judge_sweep(record: RunRecord) -> list[Finding]:
+    """How many cases ran to their end; empty if all did."""
+    if record.status == "complete":
+        return []
+    count = Counter(case.status for case in record.cases)
+    level: Literal["warning", "bad"] = "bad" if count["failed"] else "warning"
+    told = ", ".join(f"{count[s]} {s}" for s in ("complete", "incomplete", "failed") if count[s])
+    sentence = f"of {len(record.cases)} cases {told}" if told else "no case ran"
+    return [Finding(level, f"{record.status}: {sentence}")]
+
+
+def _sum_checks(record: RunRecord) -> list[Finding]:
+    checks = sum(case.verification.checks for case in record.cases)
+    if not checks or any(case.verification.failures for case in record.cases):
+        return []
+    return [Finding("good", f"{checks:,} outputs equal the reference in all cases together")]
+
+
+def _findings(record: RunRecord) -> Iterator[Finding]:
+    """Every case's findings; those of a sweep begin with its swept settings."""
+    for case in record.cases:
+        prefix = f"{axis_text(case)}: " if len(record.cases) > 1 else ""
+        for finding in [*judge_status(case), *judge_results(case)]:
+            yield replace(finding, sentence=prefix + finding.sentence)

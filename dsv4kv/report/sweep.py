@@ -1,0 +1,97 @@
+"""The table of a sweep: a row per case, swept settings left, key numbers right."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from dsv4kv.measure.statistics import Estimate, estimate_rate, summarize
+from dsv4kv.report.cells import ABSENT, add_estimates, new_table
+from dsv4kv.report.facts import tokens_per_second
+from dsv4kv.report.record import Case
+from dsv4kv.report.tables import BACKEND_NOTES
+from dsv4kv.units import format_bytes
+
+_STATUS_MARKS = {
+    "complete": ("✓", "green"),
+    "incomplete": ("!", "yellow"),
+    "failed": ("✗", "red"),
+}
+
+
+def sweep_table(cases: Sequence[Case]) -> Table:
+    """One row per case. The gather rate is that of all gather operations together."""
+    backends = dict.fromkeys(BACKEND_NOTES.get(case.backend, case.backend) for case in cases)
+    table = new_table("Sweep", "; ".join([*backends, "tokens in and out"]))
+    names = axis_names(cases)
+    for name in names.values():
+        table.add_column(name.replace("_", "\n"), justify="right", style="bold")
+    columns = [
+        add_estimates(table, "step,\nmedian µs", [_latency(c, "step") for c in cases], 1e-3),
+        _add_texts(table, "tokens/s", [_tokens_per_second(case) for case in cases]),
+        add_estimates(table, "prepare,\nmedian µs", [_latency(c, "prepare") for c in cases], 1e-3),
+        add_estimates(table, "gather\nGB/s", [_gather_rate(case) for case in cases]),
+        _add_texts(table, "allocated", [_allocated(case) for case in cases]),
+        _add_texts(table, "peak\nblocks", [_peak_blocks(case) for case in cases]),
+    ]
+    table.add_column("")
+    for case, *cells in zip(cases, *columns, strict=True):
+        settings = [_setting_text(case.axis.get(path, ABSENT)) for path in names]
+        table.add_row(*settings, *cells, Text(*_STATUS_MARKS[case.status]))
+    return table
+
+
+def axis_names(cases: Sequence[Case]) -> dict[str, str]:
+    """Short name of every swept setting: the last part of its path unless two share it."""
+    paths = list(dict.fromkeys(path for case in cases for path in case.axis))
+    last = [path.rpartition(".")[2] for path in paths]
+    return {
+        path: path if last.count(name) > 1 else name
+        for path, name in zip(paths, last, strict=True)
+    }
+
+
+def axis_text(case: Case) -> str:
+    """The swept settings of a case: ``block_tokens=256, concurrency=8``."""
+    names = axis_names([case])
+    return ", ".join(f"{names[path]}={_setting_text(v)}" for path, v in case.axis.items())
+
+
+def _setting_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _add_texts(table: Table, header: str, cells: list[str]) -> list[str]:
+    table.add_column(header, justify="right")
+    return cells
+
+
+def _latency(case: Case, name: str) -> Estimate | None:
+    for latency in case.latencies:
+        if latency.name == name and latency.samples_ns:
+            return summarize(latency.samples_ns).estimate
+    return None
+
+
+def _gather_rate(case: Case) -> Estimate | None:
+    gathers = [each for each in case.operations if each.name.startswith("gather")]
+    return estimate_rate(
+        [size for each in gathers for size in each.bytes],
+        [time for each in gathers for time in each.samples_ns],
+    )
+
+
+def _tokens_per_second(case: Case) -> str:
+    rate = tokens_per_second(case.totals) if case.totals else None
+    return ABSENT if rate is None else f"{rate:,.0f}"
+
+
+def _allocated(case: Case) -> str:
+    pools = case.cache.pools if case.cache else []
+    return format_bytes(sum(pool.allocated_bytes for pool in pools)) if pools else ABSENT
+
+
+def _peak_blocks(case: Case) -> str:
+    return f"{case.totals.peak_blocks:,}" if case.totals else ABSENT

@@ -1,0 +1,126 @@
+"""The tables of one case: its cache, its operations, its latencies.
+
+Rates are decimal: 1 GB/s is 10^9 B/s, or one byte per nanosecond.
+"""
+
+from collections.abc import Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from dsv4kv.measure.statistics import Estimate, divide, estimate_rate, summarize
+from dsv4kv.report.cells import ABSENT, add_estimates, format_number, new_table
+from dsv4kv.report.record import CacheSummary, Case, Latency, Memcpy, Operation
+from dsv4kv.units import format_bytes
+
+BACKEND_NOTES = {"cpu": "reference CPU backend, not a performance claim"}
+
+_NS_TO_US = 1e-3
+_RATIO_TO_PERCENT = 100.0
+_TOLD_PERCENTILES = (90.0, 99.0)
+
+
+def cache_table(cache: CacheSummary) -> Table:
+    """Pools: planned and allocated bytes of all layers together."""
+    table = new_table("Cache")
+    for header in ("pool", "layers"):
+        table.add_column(header, no_wrap=True)
+    for header in ("units", "bytes/unit", "predicted", "allocated"):
+        table.add_column(header, justify="right")
+    table.add_column("")
+    for pool in cache.pools:
+        equal = pool.predicted_bytes == pool.allocated_bytes
+        table.add_row(
+            pool.name,
+            f"{pool.layer_type} × {pool.layers}" if pool.layer_type != "all" else "all",
+            f"{pool.units:,}",
+            f"{pool.unit_bytes:,}",
+            format_bytes(pool.predicted_bytes),
+            format_bytes(pool.allocated_bytes),
+            Text("✓", "green") if equal else Text("✗ differs", "red"),
+        )
+    return table
+
+
+def operations_table(case: Case) -> Table:
+    """Operations: work, median time of a call, rate, and the rate against this run's memcpy.
+
+    The rate is that of ``estimate_rate``: all useful bytes over all time, memcpy's likewise, so
+    that the percentage compares like with like.
+    """
+    layers = case.cache.layers if case.cache else {}
+    operations = case.operations
+    times = [_median(operation.samples_ns) for operation in operations]
+    rates = [estimate_rate(operation.bytes, operation.samples_ns) for operation in operations]
+    yardstick = memcpy_rate(case.memcpy)
+    shares = [divide(rate, yardstick) if rate and yardstick else None for rate in rates]
+    rows = [_describe(operation, layers) for operation in operations]
+    if case.memcpy:
+        rows.append(_describe_memcpy(case.memcpy))
+        times.append(_median(case.memcpy.samples_ns))
+        rates.append(yardstick)
+        shares.append(None)
+    table = new_table("Operations", BACKEND_NOTES.get(case.backend, case.backend))
+    for header in ("operation", "layers"):
+        table.add_column(header, no_wrap=True)
+    for header in ("calls", "entries", "useful\nbytes"):
+        table.add_column(header, justify="right")
+    columns = (
+        add_estimates(table, "median\nµs/call", times, _NS_TO_US),
+        add_estimates(table, "\nGB/s", rates),
+        add_estimates(table, "% of\nmemcpy", shares, _RATIO_TO_PERCENT),
+    )
+    for index, (row, *cells) in enumerate(zip(rows, *columns, strict=True), start=1):
+        table.add_row(*row, *cells, end_section=index == len(operations))
+    return table
+
+
+def latencies_table(latencies: Sequence[Latency]) -> Table:
+    """Bookkeeping and steps: medians and the tail, in µs."""
+    table = new_table("Latencies")
+    table.add_column("action", no_wrap=True)
+    table.add_column("samples", justify="right")
+    medians = [_median(latency.samples_ns) for latency in latencies]
+    cells = add_estimates(table, "median µs", medians, _NS_TO_US)
+    for header in ("p90 µs", "p99 µs", "max µs", "outliers"):
+        table.add_column(header, justify="right")
+    for latency, median in zip(latencies, cells, strict=True):
+        table.add_row(latency.name, f"{len(latency.samples_ns):,}", median, *_tail(latency))
+    return table
+
+
+def memcpy_rate(memcpy: Memcpy | None) -> Estimate | None:
+    """Rate of the plain copy in GB/s; None if there was none."""
+    if memcpy is None:
+        return None
+    return estimate_rate([memcpy.bytes] * len(memcpy.samples_ns), memcpy.samples_ns)
+
+
+def _median(samples_ns: Sequence[int]) -> Estimate | None:
+    return summarize(samples_ns).estimate if samples_ns else None
+
+
+def _describe(operation: Operation, layers: dict[str, int]) -> tuple[str, ...]:
+    kind = operation.layer_type
+    return (
+        operation.name,
+        f"{kind} × {layers[kind]}" if kind in layers else kind,
+        f"{len(operation.samples_ns):,}",
+        f"{sum(operation.entries):,}",
+        format_bytes(sum(operation.bytes)),
+    )
+
+
+def _describe_memcpy(memcpy: Memcpy) -> tuple[str, ...]:
+    calls = len(memcpy.samples_ns)
+    return "memcpy", "", f"{calls:,}", ABSENT, format_bytes(calls * memcpy.bytes)
+
+
+def _tail(latency: Latency) -> list[str]:
+    if not latency.samples_ns:
+        return [ABSENT] * 4
+    summary = summarize(latency.samples_ns)
+    told = [summary.percentiles.get(percentile) for percentile in _TOLD_PERCENTILES]
+    values = [*told, summary.maximum]
+    micros = [ABSENT if v is None else format_number(v * _NS_TO_US) for v in values]
+    return [*micros, f"{summary.outliers:,}"]

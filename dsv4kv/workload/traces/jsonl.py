@@ -1,0 +1,72 @@
+"""JSON objects of a trace, one per line or in one array."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from dsv4kv.workload.traces.lines import Defect, TraceLines
+
+_SEPARATOR = re.compile(r"[ \t\r\n]*([],]?)[ \t\r\n]*")
+
+
+def json_lines(lines: TraceLines) -> Iterator[dict[str, Any]]:
+    """Yield the object of every line that is not blank."""
+    for line in lines:
+        if not line.isspace():
+            yield parse_object(line)
+
+
+def parse_object(line: str) -> dict[str, Any]:
+    """Parse one line that holds one JSON object."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        cut = "" if line.endswith("\n") else "; the file ends inside this line: is it truncated?"
+        raise Defect(_explain(error) + cut) from None
+    return _checked_object(value)
+
+
+def json_array(lines: TraceLines) -> Iterator[dict[str, Any]]:
+    """Yield the objects of one JSON array, whose text is held in memory as a whole.
+
+    ``lines.number`` follows the elements, so that a defect names its own line.
+    """
+    lines.peek()
+    first = lines.number
+    text = "".join(lines)
+    lines.number, counted = first, 0
+    separator, position = _next_separator(text, text.index("[") + 1)
+    while separator != "]":
+        lines.number += text.count("\n", counted, position)
+        counted = position
+        try:
+            value, end = json.JSONDecoder().raw_decode(text, position)
+        except (ValueError, RecursionError) as error:
+            lines.number = first + getattr(error, "lineno", 1) - 1
+            raise Defect(_explain(error)) from None
+        yield _checked_object(value)
+        separator, position = _next_separator(text, end)
+        if not separator:
+            raise Defect("after this element the JSON array neither goes on nor ends")
+    if position != len(text):
+        raise Defect("text follows the end of the JSON array")
+
+
+def _next_separator(text: str, position: int) -> tuple[str, int]:
+    """Return the comma or bracket after ``position``, if any, and where the next element is."""
+    match = _SEPARATOR.match(text, position)
+    assert match is not None  # every part of the pattern may be empty
+    return match[1], match.end()
+
+
+def _checked_object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise Defect(f"a JSON {type(value).__name__} stands where an object belongs")
+    return value
+
+
+def _explain(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"broken JSON ({error.msg} at column {error.colno})"
+    return "unreadable JSON (nested too deeply, or a number of thousands of digits)"

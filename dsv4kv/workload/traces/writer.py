@@ -1,0 +1,47 @@
+"""Writes a trace in the toolkit's own format: whole or not at all, the same bytes every time."""
+
+import gzip
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from io import BufferedWriter
+from pathlib import Path
+
+from dsv4kv.errors import TraceError
+from dsv4kv.files import replacing
+from dsv4kv.workload.request import Request
+from dsv4kv.workload.traces.native import format_request
+
+
+def write_trace(requests: Iterable[Request], path: Path) -> int:
+    """Write the requests, compressed if ``path`` ends in ``.gz``; return how many there were.
+
+    The file appears under its name when it is complete, so a trace may be written over the
+    file it is read from.
+
+    Raises:
+        TraceError: The file cannot be written, or there are no requests.
+    """
+    if path.is_dir():
+        raise TraceError(f"{path} is a folder: name the file to write.")
+    count = 0
+    try:
+        with replacing(path) as raw, _compressing(raw, path) as file:
+            for request in requests:
+                file.write(format_request(request).encode())
+                count += 1
+            if not count:
+                raise TraceError(f"{path}: not written, there are no requests.")
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be written ({error.strerror or error}).") from None
+    return count
+
+
+@contextmanager
+def _compressing(file: BufferedWriter, path: Path) -> Iterator[BufferedWriter | gzip.GzipFile]:
+    """Compress what is written where the name asks for it."""
+    if path.suffix != ".gz":
+        yield file
+        return
+    # no time and no name in the header: equal traces are equal files
+    with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as compressed:
+        yield compressed

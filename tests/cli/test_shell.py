@@ -1,0 +1,143 @@
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from dsv4kv import __version__, errors
+from dsv4kv.cli import app, main
+from dsv4kv.errors import Dsv4kvError
+
+TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
+ERRORS: list[type[Dsv4kvError]] = [
+    value for value in vars(errors).values() if isinstance(value, type)
+]
+HEAVY = ("torch", "numpy", "pydantic")
+
+
+def test_help_says_what_the_tool_is_lists_all_commands_and_gives_three_examples() -> None:
+    result = CliRunner(env=TERMINAL).invoke(app, ["--help"])
+    lines = [line.strip("│ ") for line in result.output.splitlines() if line.strip()]
+    assert lines[1] == "Benchmark and profile the DeepSeek-V4 KV cache."
+    commands = {line.split()[0] for line in lines} & {"bench", "report", "trace", "config"}
+    assert len(commands) == 4
+    assert [line.startswith("dsv4kv ") for line in lines[lines.index("Examples") + 1 :]] == (
+        [True] * 3
+    )
+
+
+def test_without_arguments_the_help_is_shown() -> None:
+    runner = CliRunner(env=TERMINAL)
+    assert runner.invoke(app, []).output.strip() == runner.invoke(app, ["--help"]).output.strip()
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.output, result.exit_code) == (f"dsv4kv {__version__}\n", 0)
+
+
+def test_the_module_runs_the_same_program() -> None:
+    done = run_python("-m", "dsv4kv", "--version")
+    assert (done.stdout, done.returncode) == (f"dsv4kv {__version__}\n", 0)
+
+
+def fail_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let ``dsv4kv config show`` end in an error, and ``main`` run it."""
+
+    def load_config(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("dsv4kv.config.load.load_config", load_config)
+    monkeypatch.setattr(sys, "argv", ["dsv4kv", "config", "show"])
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+def test_an_error_is_told_on_stderr_line_by_line_with_its_exit_code(
+    kind: type[Dsv4kvError],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fail_with(kind("this is wrong.\nand that [too]."), monkeypatch)
+    with pytest.raises(SystemExit) as end:
+        main()
+    told = capsys.readouterr()
+    assert end.value.code == kind.exit_code
+    assert (told.out, told.err) == ("", "error: this is wrong.\nerror: and that [too].\n")
+
+
+def test_exit_code_1_is_left_to_verdicts() -> None:
+    assert 1 not in {kind.exit_code for kind in ERRORS}
+
+
+def test_ctrl_c_ends_with_130_and_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fail_with(KeyboardInterrupt(), monkeypatch)
+    with pytest.raises(SystemExit) as end:
+        main()
+    told = capsys.readouterr()
+    assert (end.value.code, told.out, told.err) == (130, "", "")
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_with(ZeroDivisionError("a bug"), monkeypatch)
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        main()
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["config", "schema", "--json"]])
+def test_a_closed_pipe_ends_the_program_quietly(arguments: list[str]) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "dsv4kv", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        told = process.stderr.read()
+    assert (told, process.returncode) == (b"", 141)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["--version"],
+        ["bench", "--help"],
+        ["report", "--help"],
+        ["trace", "--help"],
+        ["trace", "info", "--help"],
+        ["config", "--help"],
+        ["config", "show", "--help"],
+    ],
+    ids=" ".join,
+)
+def test_help_imports_neither_torch_nor_numpy_nor_pydantic(arguments: list[str]) -> None:
+    assert imported_by(arguments) == []
+
+
+@pytest.mark.parametrize("command", ["show", "schema", "validate"])
+def test_configurations_are_told_without_torch_and_numpy(command: str) -> None:
+    assert imported_by(["config", command, *(["default"] if command != "schema" else [])]) == [
+        "pydantic"
+    ]
+
+
+def imported_by(arguments: list[str]) -> list[str]:
+    """Those of the heavy packages that a run of the program imports."""
+    program = (
+        "import sys; from dsv4kv.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code\n"
+        f"print(*(name for name in {HEAVY} if name in sys.modules), file=sys.stderr)"
+    )
+    done = run_python("-c", program, *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stderr.split()
+
+
+def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=60
+    )

@@ -1,0 +1,183 @@
+"""``dsv4kv trace`` tells, converts and makes traces; every number it prints has a unit."""
+
+import gzip
+import inspect
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from syrupy.assertion import SnapshotAssertion
+from typer.main import get_command
+from typer.testing import CliRunner, Result
+
+from dsv4kv.cli import trace as command
+from dsv4kv.config.bench import Synthetic, WorkloadSection
+from dsv4kv.errors import TraceError
+from dsv4kv.workload import chat
+from dsv4kv.workload.synth import synthesize
+from dsv4kv.workload.traces import FORMATS, read_trace, resolve_trace, trace_sha256
+
+AZURE = """\
+TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:17:03.9799600,4808,10
+2023-11-16 18:17:04.0319600,3180,8
+2023-11-16 18:17:05.0319600,110,27
+"""
+
+
+@pytest.fixture(autouse=True)
+def _plain_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    Path("azure.csv").write_text(AZURE)
+
+
+def run(*arguments: str, exit_code: int = 0) -> Result:
+    result = CliRunner().invoke(command.app, arguments)
+    if result.exit_code != exit_code and result.exception:
+        raise result.exception
+    assert result.exit_code == exit_code
+    return result
+
+
+@pytest.mark.parametrize("name", ["info", "convert", "synth"])
+def test_help_explains_every_option_and_gives_an_example(name: str) -> None:
+    text = run(name, "--help").output
+    assert f"Example: dsv4kv trace {name} " in text
+    for parameter in get_command(command.app).commands[name].params:  # type: ignore[attr-defined]
+        assert (parameter.metavar or parameter.opts[0]) in text
+        assert parameter.help.endswith(".")
+
+
+@pytest.mark.parametrize("source", ["builtin:chat", "azure.csv"])
+def test_info_tells_a_trace(source: str, snapshot: SnapshotAssertion) -> None:
+    assert run("info", source).output == snapshot
+
+
+def test_info_as_json_holds_the_same_numbers(snapshot: SnapshotAssertion) -> None:
+    document = json.loads(run("info", "builtin:chat", "--json").output)
+    assert document.pop("sha256") == trace_sha256(resolve_trace("builtin:chat"))
+    assert document == snapshot
+
+
+def test_info_prints_a_name_with_brackets_as_it_is() -> None:
+    Path("azure.csv").rename("[red]a.csv")
+    assert run("info", "[red]a.csv").output.startswith("[red]a.csv (azure)\n")
+
+
+def test_info_reads_the_format_it_is_told() -> None:
+    with pytest.raises(TraceError, match=r"azure\.csv:1: broken JSON .* A mooncake trace is"):
+        run("info", "azure.csv", "--format", "mooncake")
+
+
+def test_convert_writes_the_own_format(snapshot: SnapshotAssertion) -> None:
+    assert run("convert", "azure.csv", "own.jsonl").output == "own.jsonl: 3 requests written\n"
+    assert Path("own.jsonl").read_text() == snapshot
+
+
+def test_convert_takes_the_part_asked_for_and_keeps_its_times() -> None:
+    run("convert", "azure.csv", "own.jsonl.gz", "--skip", "1", "--limit", "1")
+    assert list(read_trace("own.jsonl.gz")) == list(read_trace("azure.csv"))[1:2]
+
+
+def test_convert_refuses_to_skip_everything() -> None:
+    with pytest.raises(TraceError, match=r"own\.jsonl: not written, there are no requests"):
+        run("convert", "azure.csv", "own.jsonl", "--skip", "3")
+    assert not Path("own.jsonl").exists()
+
+
+def test_convert_leaves_nothing_behind_when_the_source_is_defective() -> None:
+    Path("azure.csv").write_text(AZURE + "2023")
+    with pytest.raises(TraceError, match=r"azure\.csv:5: the row has 1 fields"):
+        run("convert", "azure.csv", "own.jsonl")
+    assert os.listdir() == ["azure.csv"]  # noqa: PTH208
+
+
+def test_synth_without_options_makes_the_default_synthetic_workload() -> None:
+    assert run("synth", "made.jsonl").output == "made.jsonl: 64 requests written\n"
+    assert list(read_trace("made.jsonl")) == list(synthesize(Synthetic(), 0))
+
+
+def test_synth_takes_every_option_of_the_tree() -> None:
+    options = {
+        "requests": 20,
+        "input-mean": 600,
+        "input-max": 900,
+        "output-mean": 20,
+        "arrival-rate": 2.0,
+        "prefix-branches": 3,
+        "prefix-depth": 4,
+        "prefix-tokens": 64,
+        "hash-block-tokens": 32,
+    }
+    arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+    run("synth", "made.jsonl", "--seed", "7", *arguments)
+    expected = Synthetic.model_validate(
+        {
+            name.replace("-", "_"): value
+            for name, value in options.items()
+            if not name.startswith(("input", "output"))
+        }
+        | {"input": {"mean": 600, "high": 900}, "output": {"mean": 20}}
+    )
+    assert list(read_trace("made.jsonl")) == list(synthesize(expected, 7))
+
+
+def test_the_documented_call_makes_the_shipped_trace() -> None:
+    call = (
+        "dsv4kv trace synth configs/traces/chat.jsonl.gz --shape chat --conversations 12 --seed 0"
+    )
+    assert chat.__doc__ is not None
+    assert call in chat.__doc__
+    run("synth", "chat.jsonl.gz", *call.split()[4:])
+    shipped = resolve_trace("builtin:chat").read_bytes()
+    assert gzip.decompress(Path("chat.jsonl.gz").read_bytes()) == gzip.decompress(shipped)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--shape", "chat", "--requests", "4"], "--requests belongs to --shape tree, not chat"),
+        (["--conversations", "4"], "--conversations belongs to --shape chat, not tree"),
+        (["--arrival-rate", "0"], "--arrival-rate 0.0 is not above 0 per second"),
+        (["--arrival-rate", "nan"], "--arrival-rate nan is not above 0 per second"),
+        (["--input-mean", "9", "--input-max", "8"], "--input-mean 9 is above --input-max 8"),
+        (["--requests", "0"], "Invalid value for '--requests'"),
+    ],
+)
+def test_synth_refuses_options_that_make_no_sense(arguments: list[str], sentence: str) -> None:
+    assert sentence in run("synth", "made.jsonl", *arguments, exit_code=2).output
+    assert not Path("made.jsonl").exists()
+
+
+def test_the_defaults_shown_are_those_of_the_configuration() -> None:
+    shown = {
+        name: parameter.default
+        for name, parameter in inspect.signature(command.synth).parameters.items()
+    }
+    defaults = Synthetic()
+    for name in Synthetic.model_fields.keys() - {"input", "output"}:
+        assert shown[name] == getattr(defaults, name)
+    assert shown["input_mean"] == defaults.input.mean
+    assert shown["input_max"] == defaults.input.high
+    assert shown["output_mean"] == defaults.output.mean
+    assert (shown["conversations"], shown["seed"]) == (chat.CONVERSATIONS, chat.SEED)
+
+
+def test_the_formats_offered_are_those_there_are() -> None:
+    offered = get_args(get_args(command.Format)[0])
+    assert offered == ("auto", *FORMATS)
+    assert offered == get_args(WorkloadSection.model_fields["trace_format"].annotation)
+
+
+def test_importing_the_command_imports_nothing_heavy() -> None:
+    program = (
+        "import sys; import dsv4kv.cli.trace; "
+        "print({'torch', 'numpy', 'pydantic'} & sys.modules.keys())"
+    )
+    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "set()\n"

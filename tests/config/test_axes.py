@@ -1,0 +1,145 @@
+import itertools
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsv4kv.config import AxisCase, expand_axes, load_config
+from dsv4kv.errors import ConfigError
+
+from .conftest import Load
+
+
+@pytest.fixture
+def expand(load: Load) -> Callable[..., list[AxisCase]]:
+    """Expand axes over a configuration text."""
+
+    def cases(*axes: str, content: str = "{}", overrides: tuple[str, ...] = ()) -> list[AxisCase]:
+        return expand_axes(load(content, *overrides), overrides, axes)
+
+    return cases
+
+
+Expand = Callable[..., list[AxisCase]]
+
+
+def test_without_axes_there_is_the_configuration_alone(load: Load) -> None:
+    loaded = load("name: a", "cache.block_tokens=256")
+    assert expand_axes(loaded, ["cache.block_tokens=256"], []) == [AxisCase({}, loaded.config)]
+
+
+@given(
+    st.lists(st.integers(1, 50), min_size=1, max_size=4, unique=True),
+    st.lists(st.sampled_from(["model", "type", "layer"]), min_size=1, max_size=3, unique=True),
+)
+def test_axes_expand_to_their_product_with_the_last_changing_fastest(
+    blocks: list[int], sharing: list[str]
+) -> None:
+    axes = [f"cache.num_blocks={','.join(map(str, blocks))}", f"cache.sharing={','.join(sharing)}"]
+    cases = expand_axes(load_config("default"), [], axes)
+    points = [(case.config.cache.num_blocks, case.config.cache.sharing) for case in cases]
+    assert points == list(itertools.product(blocks, sharing))
+    assert [tuple(case.axis.values()) for case in cases] == points
+    assert all(list(case.axis) == ["cache.num_blocks", "cache.sharing"] for case in cases)
+
+
+def test_commas_inside_brackets_and_quotes_do_not_split(expand: Expand) -> None:
+    cases = expand("model.layers=[0,2], [0,2,3],null", 'name="a,b",c')
+    assert [case.axis["model.layers"] for case in cases[::2]] == [[0, 2], [0, 2, 3], None]
+    assert [case.config.name for case in cases[:2]] == ["a,b", "c"]
+
+
+def test_a_value_with_a_colon_needs_no_quotes(expand: Expand) -> None:
+    assert expand("workload.trace=builtin:chat,null")[0].config.workload.trace == "builtin:chat"
+
+
+def test_the_axis_tells_validated_values(expand: Expand) -> None:
+    assert expand("cache.max_context_tokens=1M")[0].axis == {"cache.max_context_tokens": 2**20}
+
+
+def test_the_file_and_the_overrides_stand_beneath_the_axes(expand: Expand) -> None:
+    (case,) = expand("cache.sharing=type", content="name: a", overrides=("cache.num_blocks=9",))
+    assert (case.config.name, case.config.cache.num_blocks) == ("a", 9)
+    assert case.config.cache.sharing == "type"
+
+
+@pytest.mark.parametrize(
+    ("axis", "sentence"),
+    [
+        ("cache.sharing=", "the value is missing."),
+        ("cache.sharing=type,", "a value is missing after the last comma."),
+        (
+            "cache.num_blocks=1,,2",
+            (
+                "this is not YAML: while parsing a flow node, expected the node "
+                "content, but found ','."
+            ),
+        ),
+        (
+            "cache.num_blocks=1],[2",
+            "this is not YAML: expected '<document start>', but found ','.",
+        ),
+        ("cache.sharing", "write KEY=VALUE, for example cache.block_tokens=256."),
+        (
+            "cache.shares=a",
+            (
+                "unknown key cache.shares (did you mean cache.sharing?); cache has "
+                "block_tokens, sharing, allocator, max_context_tokens, num_blocks, num_slots, "
+                "state, hadamard."
+            ),
+        ),
+        (
+            "model.pipeline={stage: 0}",
+            "model.pipeline is a section: set one of its keys (stage, stages).",
+        ),
+        (
+            "cache.block_tokens=128,100",
+            "cache.block_tokens is 100: give an integer above 0, a multiple of 128.",
+        ),
+        (
+            "cache.num_slots=16,4",
+            (
+                "workload.concurrency (8) is above cache.num_slots (4): lower "
+                "the one or raise the other."
+            ),
+        ),
+        ("cache.num_blocks=1K,1024", "cache.num_blocks=1024 comes twice: keep one."),
+    ],
+)
+def test_an_axis_that_cannot_be_used_is_named(expand: Expand, axis: str, sentence: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        expand(axis)
+    assert str(refusal.value) == f"--axis {axis}: {sentence}"
+
+
+def test_a_wrong_value_is_told_once_however_many_cases_have_it(expand: Expand) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        expand("cache.block_tokens=128,100", "cache.num_blocks=1,2,0", "name=a,b")
+    assert str(refusal.value).splitlines() == [
+        "--axis cache.num_blocks=1,2,0: cache.num_blocks is 0: give an integer above 0, or null.",
+        (
+            "--axis cache.block_tokens=128,100: "
+            "cache.block_tokens is 100: give an integer above 0, a multiple of 128."
+        ),
+    ]
+
+
+def test_all_axes_that_cannot_be_read_are_told(expand: Expand) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        expand("zzz=1", "cache.sharing=")
+    assert len(str(refusal.value).splitlines()) == 2
+
+
+def test_a_key_in_two_axes_is_refused(expand: Expand) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        expand("name=a,b", "name=c")
+    assert str(refusal.value) == (
+        "--axis name=c: name is also given by --axis name=a,b: keep one."
+    )
+
+
+def test_a_key_both_set_and_swept_is_refused(expand: Expand) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        expand("name=a,b", overrides=("name=c",))
+    assert str(refusal.value) == "--axis name=a,b: name is also given by --set name=c: keep one."

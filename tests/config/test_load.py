@@ -1,0 +1,191 @@
+import hashlib
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dsv4kv.config import BenchConfig, LoadedConfig, load_config, shipped_names
+from dsv4kv.errors import ConfigError
+from dsv4kv.resources import shipped
+
+from .conftest import Load, Refuse, Write
+
+
+def test_no_source_takes_the_shipped_default() -> None:
+    assert load_config(None) == load_config("default")
+
+
+@pytest.mark.parametrize("name", ["default", "smoke", "bookkeeping"])
+def test_a_bare_name_takes_the_shipped_file(name: str) -> None:
+    text = (shipped("configs") / "bench" / f"{name}.yaml").read_text(encoding="utf-8")
+    loaded = load_config(name)
+    assert (loaded.source, loaded.text, loaded.config.name) == (name, text, name)
+
+
+def test_a_file_comes_before_a_shipped_name(write: Write) -> None:
+    Path(write("name: mine")).rename("smoke")
+    assert load_config("smoke").config.name == "mine"
+
+
+def test_a_folder_does_not_hide_a_shipped_name(write: Write) -> None:
+    write("")
+    Path("smoke").mkdir()
+    assert load_config("smoke").config.name == "smoke"
+
+
+def test_the_digest_is_of_the_bytes_of_the_file_before_overrides(write: Write) -> None:
+    content = "\ufeffname: mine\r\n".encode()
+    loaded = load_config(write(content), ["name=other"])
+    assert loaded.sha256 == hashlib.sha256(content).hexdigest()
+
+
+def test_a_loaded_config_tells_text_and_source_as_given(write: Write) -> None:
+    assert load_config(write("name: mine")) == LoadedConfig(
+        BenchConfig(name="mine"),
+        "bench.yaml",
+        "name: mine",
+        hashlib.sha256(b"name: mine").hexdigest(),
+    )
+
+
+def test_a_missing_file_lists_the_shipped_names_and_the_nearest(write: Write) -> None:
+    write("")
+    with pytest.raises(ConfigError) as refusal:
+        load_config("smok")
+    assert str(refusal.value) == (
+        "configuration 'smok' cannot be read (No such file or directory) (did you mean smoke?): "
+        "give the path of a YAML file or a shipped name (bookkeeping, default, smoke)."
+    )
+
+
+def test_a_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Is a directory"):
+        load_config(str(tmp_path))
+
+
+def test_a_key_left_out_keeps_its_default(load: Load) -> None:
+    config = load("cache: {block_tokens: 256}").config
+    assert config == BenchConfig.model_validate({"cache": {"block_tokens": 256}})
+
+
+def test_a_section_in_part_keeps_the_defaults_of_its_place(load: Load) -> None:
+    lengths = load("workload: {synthetic: {output: {sigma: 0.5}}}").config.workload.synthetic
+    assert lengths.output.mean == BenchConfig().workload.synthetic.output.mean == 128
+
+
+def test_a_section_with_all_keys_commented_out_keeps_its_defaults(load: Load) -> None:
+    assert load("cache:\n  # block_tokens: 256\n").config == BenchConfig()
+
+
+def test_an_empty_mapping_is_all_defaults(load: Load) -> None:
+    assert load("{}").config == BenchConfig()
+
+
+def test_anchors_and_merge_keys_work(load: Load) -> None:
+    lengths = load(
+        "workload:\n"
+        "  synthetic:\n"
+        "    input: &lengths {kind: fixed, mean: 100}\n"
+        "    output: {<<: *lengths, mean: 20}\n"
+    ).config.workload.synthetic
+    assert (lengths.input.mean, lengths.output.kind, lengths.output.mean) == (100, "fixed", 20)
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"), [("128K", 2**17), ("1M", 2**20), ('"4096"', 4096), ("1_000", 1000)]
+)
+def test_counts_are_understood_where_an_integer_is_wanted(
+    load: Load, text: str, tokens: int
+) -> None:
+    assert load(f"cache: {{max_context_tokens: {text}}}").config.cache.max_context_tokens == tokens
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("16MiB", 2**24), ("80MB", 80 * 10**6), ("2097152", 2**21)]
+)
+def test_sizes_are_understood_where_bytes_are_wanted(load: Load, text: str, size: int) -> None:
+    assert load(f"measure: {{memcpy_bytes: {text}}}").config.measure.memcpy_bytes == size
+
+
+def test_bytes_are_no_count(refuse: Refuse) -> None:
+    assert refuse("cache: {max_context_tokens: 128KiB}") == [
+        (
+            "bench.yaml:1: cache.max_context_tokens is '128KiB': give an integer above 0 "
+            "(128K and 1M work too)."
+        )
+    ]
+
+
+@pytest.mark.parametrize(("text", "count"), [("010", 10), ("0x10", 16)])
+def test_a_leading_zero_is_not_octal(load: Load, text: str, count: int) -> None:
+    assert load(f"workload: {{concurrency: {text}}}").config.workload.concurrency == count
+
+
+def test_a_float_without_a_point_is_understood_where_a_number_is_wanted(load: Load) -> None:
+    assert load("workload: {synthetic: {arrival_rate: 8e1}}").config.workload.synthetic == (
+        BenchConfig().workload.synthetic.model_copy(update={"arrival_rate": 80.0})
+    )
+
+
+def test_dates_and_times_are_text(load: Load) -> None:
+    assert load("name: 2026-01-31").config.name == "2026-01-31"
+    assert load("name: 12:30").config.name == "12:30"
+
+
+FILES = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+SCALARS = (
+    "1|-1|0.5|128K|8e1|010|0b_|on|null|~|.inf|.nan|2026-01-31|model|''|*a|&a 1|!x 1|!!int x|"
+    f"!!python/name:os.system x|{'9' * 5000}"
+).split("|")
+NAMES = ["mean", "stage", "<<", "on", "&a x", "*a ", "[1]"]
+
+
+def flow_list(items: list[str]) -> str:
+    return f"[{', '.join(items)}]"
+
+
+def flow_mapping(pairs: dict[str, str]) -> str:
+    return "{" + ", ".join(f"{name}: {value}" for name, value in pairs.items()) + "}"
+
+
+VALUES = st.recursive(
+    st.sampled_from(SCALARS),
+    lambda inner: (
+        st.lists(inner, max_size=3).map(flow_list)
+        | st.dictionaries(st.sampled_from(NAMES), inner, max_size=3).map(flow_mapping)
+    ),
+)
+KEYS = st.sampled_from(["name", "cache", "cache.block_tokens", "model.layers", "measure", "x"])
+
+
+def told(load: Load, content: str | bytes) -> bool:
+    """Whether a text loads, or every line of its refusal names the file and a line."""
+    try:
+        load(content)
+    except ConfigError as error:
+        return all(re.match(r"bench\.yaml:[1-9]", line) for line in str(error).splitlines())
+    return True
+
+
+@FILES
+@given(st.binary(max_size=40) | st.text(max_size=40).map(str.encode))
+def test_any_bytes_load_or_are_refused(load: Load, content: bytes) -> None:
+    assert told(load, content)
+
+
+@FILES
+@given(st.lists(st.tuples(KEYS, VALUES), min_size=1, max_size=4))
+def test_any_yaml_values_load_or_are_refused(load: Load, pairs: list[tuple[str, str]]) -> None:
+    lines = []
+    for key, value in pairs:
+        section, _, name = key.rpartition(".")
+        lines.append(f"{section}: {{{name}: {value}}}" if section else f"{name}: {value}")
+    assert told(load, "\n".join(lines))
+
+
+def test_the_shipped_names_are_the_shipped_files() -> None:
+    assert shipped_names() == ["bookkeeping", "default", "smoke"]

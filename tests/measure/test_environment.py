@@ -1,0 +1,168 @@
+"""The environment of a run: the record's fields, absent facts, and nothing private."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from dsv4kv.measure import environment
+from dsv4kv.measure.environment import capture_environment
+from dsv4kv.report.record import Environment
+
+SECRET = "hunter2-do-not-tell"
+
+
+def test_the_facts_are_exactly_the_fields_of_the_record() -> None:
+    facts = capture_environment()
+    assert set(facts) == set(Environment.model_fields)
+    assert Environment.model_validate(facts, strict=True)
+
+
+def test_only_allowed_variables_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    for name in ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "OMP_NUM_THREADS_TOKEN", "GIT_ASKPASS"):
+        monkeypatch.setenv(name, SECRET)
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    facts = capture_environment()
+    assert facts["variables"]["OMP_NUM_THREADS"] == "3"
+    assert "MKL_NUM_THREADS" not in facts["variables"]
+    assert SECRET not in json.dumps(facts)
+
+
+def test_the_host_is_told_by_a_digest_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "secret-host-name")
+    told = capture_environment()
+    assert "secret-host-name" not in json.dumps(told)
+    assert len(told["hostname_sha256"]) == 64
+    monkeypatch.setattr("socket.gethostname", lambda: "another-host")
+    assert capture_environment()["hostname_sha256"] != told["hostname_sha256"]
+
+
+def test_without_a_driver_its_versions_are_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_library() -> None:
+        raise pynvml.NVMLError_LibraryNotFound
+
+    monkeypatch.setattr(pynvml, "nvmlInit", no_library)
+    versions = capture_environment()["versions"]
+    assert versions["cuda"] is None
+    assert versions["driver"] is None
+    assert versions["dsv4kv"]
+    assert versions["torch"]
+
+
+def test_a_driver_is_told_with_the_cuda_version_it_supports(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlSystemGetCudaDriverVersion_v2", lambda: 12_080)
+    monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: "570.86.15")
+    versions = capture_environment()["versions"]
+    assert (versions["cuda"], versions["driver"]) == ("12.8", "570.86.15")
+
+
+def test_a_driver_that_does_not_answer_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_answer() -> None:
+        raise pynvml.NVMLError_Unknown
+
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlSystemGetCudaDriverVersion_v2", no_answer)
+    assert capture_environment()["versions"]["driver"] is None
+
+
+def test_facts_that_cannot_be_had_are_absent(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError
+
+    for name in ("_CPUINFO", "_GOVERNOR", "_SOURCE_TREE"):
+        monkeypatch.setattr(environment, name, tmp_path / "absent")
+    monkeypatch.setattr("os.getloadavg", fail)
+    monkeypatch.setattr("os.sysconf", fail)
+    monkeypatch.setattr("platform.system", lambda: "Linux")
+    facts = capture_environment()
+    absent = ("cpu", "governor", "git_sha", "git_dirty", "load_1min", "memory_bytes")
+    assert [facts[name] for name in absent] == [None] * len(absent)
+
+
+def test_the_cpu_of_a_mac_is_asked_from_sysctl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.system", lambda: "Darwin")
+    monkeypatch.setattr(environment, "_output_of", lambda *_: "Apple M4 Pro")
+    assert capture_environment()["cpu"] == "Apple M4 Pro"
+
+
+def test_a_cpuinfo_without_a_model_name_tells_no_model(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("processor\t: 0\nBogoMIPS\t: 50.00\n")
+    monkeypatch.setattr(environment, "_CPUINFO", cpuinfo)
+    monkeypatch.setattr("platform.system", lambda: "Linux")
+    assert capture_environment()["cpu"] is None
+
+
+@pytest.fixture
+def work_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A git work tree with one commit, taken as the tree the package runs from."""
+    if shutil.which("git") is None:
+        pytest.skip("git is not installed")
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "file").write_text("committed")
+    git(tree, "init", "--quiet")
+    git(tree, "add", "file")
+    git(tree, "commit", "--quiet", "--message", "one")
+    monkeypatch.setattr(environment, "_SOURCE_TREE", tree)
+    return tree
+
+
+def git(tree: Path, *arguments: str) -> str:
+    who = {
+        f"GIT_{role}_{key}": "x@y" for role in ("AUTHOR", "COMMITTER") for key in ("NAME", "EMAIL")
+    }
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+    command = ["git", "-c", "commit.gpgsign=false", "-C", str(tree), *arguments]
+    done = subprocess.run(command, env=clean | who, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def test_a_clean_work_tree_is_told_by_its_revision(work_tree: Path) -> None:
+    facts = capture_environment()
+    assert facts["git_sha"] == git(work_tree, "rev-parse", "HEAD")
+    assert facts["git_dirty"] is False
+
+
+def test_uncommitted_changes_make_the_work_tree_dirty(work_tree: Path) -> None:
+    (work_tree / "file").write_text("changed")
+    assert capture_environment()["git_dirty"] is True
+
+
+def test_a_git_hook_does_not_point_at_another_repository(
+    work_tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_DIR", str(work_tree / "elsewhere"))
+    assert capture_environment()["git_sha"] == git(work_tree, "rev-parse", "HEAD")
+
+
+def test_a_package_installed_inside_another_work_tree_has_no_revision(
+    work_tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = work_tree / ".venv" / "site-packages"
+    installed.mkdir(parents=True)
+    monkeypatch.setattr(environment, "_SOURCE_TREE", installed)
+    facts = capture_environment()
+    assert (facts["git_sha"], facts["git_dirty"]) == (None, None)
+
+
+def test_without_git_the_revision_is_absent(
+    work_tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(work_tree))
+    facts = capture_environment()
+    assert (facts["git_sha"], facts["git_dirty"]) == (None, None)

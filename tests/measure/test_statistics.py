@@ -1,0 +1,180 @@
+"""Summaries of samples, against obvious definitions and by simulation."""
+
+import math
+import statistics
+from time import perf_counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsv4kv.measure.statistics import Estimate, divide, estimate_rate, summarize
+
+durations = st.lists(st.integers(min_value=1, max_value=10**12), min_size=1, max_size=60)
+calls = st.lists(st.tuples(st.integers(0, 10**9), st.integers(1, 10**9)), min_size=1, max_size=60)
+
+
+def test_no_samples_are_refused() -> None:
+    with pytest.raises(ValueError, match="no samples"):
+        summarize([])
+
+
+def test_one_sample_is_a_median_without_an_interval() -> None:
+    summary = summarize([42])
+    assert (summary.median, summary.minimum, summary.maximum, summary.total) == (42, 42, 42, 42)
+    assert (summary.ci_low, summary.ci_high, summary.iqr, summary.outliers) == (None, None, 0, 0)
+    assert summary.percentiles == {}
+    assert summary.estimate == Estimate(42, None)
+
+
+@given(durations)
+def test_the_summary_equals_the_definitions_of_the_standard_library(samples: list[int]) -> None:
+    summary = summarize(samples)
+    assert summary.n == len(samples)
+    assert summary.median == statistics.median(samples)
+    assert summary.minimum == min(samples)
+    assert summary.maximum == max(samples)
+    assert summary.total == pytest.approx(sum(samples))
+    if len(samples) > 1:
+        low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
+        assert summary.iqr == pytest.approx(high - low)
+
+
+@given(durations, st.randoms())
+def test_the_order_of_samples_does_not_matter(samples: list[int], random: object) -> None:
+    shuffled = list(samples)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert summarize(shuffled) == summarize(samples)
+
+
+@given(durations)
+def test_the_interval_is_known_from_six_samples_on_and_holds_the_median(
+    samples: list[int],
+) -> None:
+    summary = summarize(samples)
+    if len(samples) < 6:
+        assert summary.ci_low is None
+        assert summary.ci_high is None
+    else:
+        assert summary.ci_low is not None
+        assert summary.ci_high is not None
+        assert summary.minimum <= summary.ci_low <= summary.median <= summary.ci_high
+        assert summary.ci_high <= summary.maximum
+
+
+@pytest.mark.parametrize("n", [6, 7, 8, 9, 20, 51, 100, 1000, 1001])
+def test_the_interval_is_the_narrowest_pair_of_order_statistics_with_95_percent(n: int) -> None:
+    summary = summarize(range(1, n + 1))  # sample k is its own rank
+    assert summary.ci_low is not None
+    k = int(summary.ci_low)
+    assert summary.ci_high == n + 1 - k
+
+    def missed(rank: int) -> float:
+        return sum(math.comb(n, below) for below in range(rank)) / (1 << (n - 1))
+
+    assert missed(k) <= 0.05 < missed(k + 1)
+
+
+@pytest.mark.parametrize("n", [6, 15, 60, 400])
+def test_the_interval_covers_the_true_median_in_95_percent_of_runs(n: int) -> None:
+    samples = np.random.default_rng(1).lognormal(sigma=1.0, size=(2000, n))
+    summaries = [summarize(run) for run in samples.tolist()]
+    covered = sum((s.ci_low or 0) <= 1.0 <= (s.ci_high or 0) for s in summaries)
+    assert covered / 2000 > 0.94  # exact intervals cover at least 95 %; noise of 2,000 runs
+    assert covered / 2000 < 0.985
+
+
+def test_a_hundred_thousand_samples_take_milliseconds() -> None:
+    samples = np.random.default_rng(2).integers(1, 10**6, 100_000)
+    start = perf_counter()
+    summary = summarize(samples.tolist())
+    assert perf_counter() - start < 1.0
+    assert summary.ci_low is not None
+    assert 0 < summary.median - summary.ci_low < 10_000
+
+
+@given(st.sampled_from([(19, 50), (99, 90), (999, 99), (9999, 99.9)]))
+def test_a_percentile_is_told_only_with_ten_samples_beyond_it(case: tuple[int, float]) -> None:
+    too_few, percentile = case
+    assert percentile not in summarize(range(too_few)).percentiles
+    enough = range(too_few + 1)
+    assert summarize(enough).percentiles[percentile] == pytest.approx(too_few * percentile / 100)
+
+
+def test_outliers_are_counted_by_tukey_fences_and_kept() -> None:
+    summary = summarize([10, 11, 12, 13, 14, 15, 16, 17, 1000])
+    assert summary.outliers == 1
+    assert summary.maximum == 1000
+    assert summary.n == 9
+
+
+def test_samples_on_the_fence_are_no_outliers() -> None:
+    assert summarize([0, 1, 2, 3, 4, 7]).outliers == 0  # fences at -2.5 and 7.5
+    assert summarize([5, 5, 5, 5]).outliers == 0
+
+
+def test_the_half_width_is_the_longer_arm_of_the_interval() -> None:
+    summary = summarize([1, 2, 3, 4, 5, 100])
+    assert (summary.ci_low, summary.ci_high) == (1, 100)
+    assert summary.estimate == Estimate(3.5, 96.5)
+
+
+@given(calls)
+def test_a_rate_is_all_work_over_all_time(pairs: list[tuple[int, int]]) -> None:
+    amounts, times = zip(*pairs, strict=True)
+    rate = estimate_rate(amounts, times)
+    assert rate is not None
+    assert rate.value == pytest.approx(sum(amounts) / sum(times))
+    assert (rate.half_width is None) == (len(pairs) < 6)
+
+
+def test_a_rate_counts_large_calls_by_their_time() -> None:
+    rate = estimate_rate([1] * 99 + [10_000], [10] * 99 + [1000])
+    assert rate is not None
+    assert rate.value == pytest.approx(10_099 / 1_990)
+
+
+def test_calls_of_unequal_size_at_one_speed_leave_no_uncertainty() -> None:
+    amounts = [10, 20, 300, 4000, 50_000, 7]
+    rate = estimate_rate(amounts, [2 * amount for amount in amounts])
+    assert rate is not None
+    assert rate.value == pytest.approx(0.5)
+    assert rate.half_width == pytest.approx(0)
+
+
+def test_no_calls_and_no_time_have_no_rate() -> None:
+    assert estimate_rate([], []) is None
+    assert estimate_rate([5, 5], [0, 0]) is None
+
+
+def test_a_duration_is_needed_for_every_amount() -> None:
+    with pytest.raises(ValueError, match="2 amounts for 1 durations"):
+        estimate_rate([1, 2], [1])
+
+
+@pytest.mark.parametrize(("n", "least"), [(10, 0.86), (50, 0.91), (500, 0.935)])
+def test_the_interval_of_a_rate_covers_the_true_rate_in_95_percent_of_many_calls(
+    n: int, least: float
+) -> None:
+    random = np.random.default_rng(3)
+    amounts = random.lognormal(sigma=1.0, size=(2000, n))
+    times = amounts * random.lognormal(mean=-0.02, sigma=0.2, size=(2000, n))  # mean 1
+    rates = [estimate_rate(a, t) for a, t in zip(amounts.tolist(), times.tolist(), strict=True)]
+    covered = sum(abs(r.value - 1.0) <= (r.half_width or 0) for r in rates if r is not None)
+    # Few and very unequal calls: a handful of large ones decide, so the interval is short.
+    assert least < covered / 2000 < 0.97
+
+
+def test_relative_errors_of_a_quotient_add_as_squares() -> None:
+    quotient = divide(Estimate(10.0, 0.3), by=Estimate(20.0, 0.8))
+    assert quotient.value == 0.5
+    assert quotient.half_width == pytest.approx(0.5 * math.hypot(0.03, 0.04))
+
+
+@pytest.mark.parametrize("pair", [(None, 0.1), (0.1, None), (None, None)])
+def test_a_quotient_with_an_unknown_part_is_unknown(
+    pair: tuple[float | None, float | None],
+) -> None:
+    above, below = pair
+    assert divide(Estimate(1.0, above), by=Estimate(2.0, below)) == Estimate(0.5, None)

@@ -1,0 +1,69 @@
+"""Numbers with the digits their uncertainty allows."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.table import Table
+
+from dsv4kv.measure.statistics import Estimate
+from dsv4kv.report.cells import add_estimates, format_estimate, format_number
+
+numbers = st.floats(min_value=1e-6, max_value=1e9)
+
+
+@pytest.mark.parametrize(
+    ("value", "half_width", "told"),
+    [
+        (12.4071, 0.0531, "12.41 ± 0.06"),
+        (12.4071, 0.0131, "12.407 ± 0.014"),
+        (1165.7, 498.2, "1,166 ± 499"),
+        (0.02991, 0.00047, "0.0299 ± 0.0005"),
+        (53_005.2, 0.2, "53,005 ± 1"),
+        (3.0, 0.0, "3.00 ± 0.00"),
+        (3.0, 1e-9, "3.0000 ± 0.0001"),
+        (0.0, 0.0, "0.00 ± 0.00"),
+        (7.0, 20.0, "7 ± 20"),
+        (3.14159, None, "3.14 ± ?"),
+    ],
+)
+def test_an_estimate_has_the_digits_of_its_uncertainty(
+    value: float, half_width: float | None, told: str
+) -> None:
+    assert format_estimate(Estimate(value, half_width)) == told
+
+
+def test_nothing_measured_is_a_dash() -> None:
+    assert format_estimate(None) == "–"
+
+
+def test_the_scale_changes_value_and_uncertainty() -> None:
+    assert format_estimate(Estimate(12_407.1, 53.1), 1e-3) == "12.41 ± 0.06"
+
+
+@given(numbers, numbers)
+def test_the_told_interval_contains_the_measured_one(value: float, half_width: float) -> None:
+    told_value, told_width = format_estimate(Estimate(value, half_width)).split(" ± ")
+    decimals = len(told_value.partition(".")[2])
+    assert len(told_width.partition(".")[2]) == decimals
+    rounding = 0.5001 * 10.0**-decimals
+    assert abs(float(told_value.replace(",", "")) - value) <= rounding
+    assert float(told_width.replace(",", "")) >= half_width * (1 - 1e-9) - 1e-9
+    assert float(told_width.replace(",", "")) > 0
+
+
+@given(st.lists(st.none() | st.builds(Estimate, numbers, st.none() | numbers), max_size=8))
+def test_the_cells_of_a_column_line_up_at_their_uncertainty(
+    estimates: list[Estimate | None],
+) -> None:
+    cells = add_estimates(Table(), "median\nµs", estimates)
+    assert [cell.strip() for cell in cells] == [format_estimate(e) for e in estimates]
+    assert len({len(cell) for cell in cells}) <= 1
+    assert len({cell.index("±") for cell in cells if "±" in cell}) <= 1
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [(0, "0.00"), (4.24, "4.24"), (29.46, "29.5"), (8950.4, "8,950"), (0.0123, "0.0123")],
+)
+def test_a_bare_number_has_three_digits_or_more(value: float, told: str) -> None:
+    assert format_number(value) == told

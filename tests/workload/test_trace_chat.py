@@ -1,0 +1,113 @@
+"""The chat trace: conversations over one system prompt, each turn extending the last."""
+
+import gzip
+import itertools
+import zlib
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from dsv4kv.workload.chat import (
+    BLOCK_TOKENS,
+    CONVERSATIONS,
+    MAX_PROMPT_TOKENS,
+    SEED,
+    SYSTEM_TOKENS,
+    chat_trace,
+)
+from dsv4kv.workload.request import Request
+from dsv4kv.workload.traces import read_trace, resolve_trace, summarize, write_trace
+
+SEEDS = range(8)
+
+
+def conversations(trace: list[Request]) -> list[list[Request]]:
+    """Group turns by the first block after the system prompt, which one conversation shares."""
+    system_blocks = SYSTEM_TOKENS // BLOCK_TOKENS
+    turns = defaultdict(list)
+    for request in trace:
+        # a first turn may end inside that block, and its partial id never recurs
+        turns[request.prefix_hashes[system_blocks]].append(request)
+    return list(turns.values())
+
+
+def test_the_shipped_trace_is_what_the_generator_makes_byte_for_byte(tmp_path: Path) -> None:
+    path = tmp_path / "chat.jsonl.gz"
+    write_trace(chat_trace(CONVERSATIONS, SEED), path)
+    made, shipped = path.read_bytes(), resolve_trace("builtin:chat").read_bytes()
+    assert gzip.decompress(made) == gzip.decompress(shipped)
+    if zlib.ZLIB_RUNTIME_VERSION.startswith("1.2."):  # others may compress the same text better
+        assert made == shipped
+
+
+def test_the_shipped_trace_is_small_and_shaped_like_chat() -> None:
+    trace = list(read_trace("builtin:chat"))
+    summary = summarize(trace)
+    assert summary.requests == 48
+    assert 180 < summary.duration_s < 600
+    assert min(request.input_tokens for request in trace) >= 200
+    assert summary.input_tokens.max <= 6000
+    assert summary.input_tokens.total / summary.requests == pytest.approx(1200, rel=0.1)
+    assert min(request.output_tokens for request in trace) >= 10
+    assert summary.output_tokens.max <= 300
+    assert summary.output_tokens.total / summary.requests == pytest.approx(80, rel=0.1)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_same_seed_gives_the_same_trace_and_another_another(seed: int) -> None:
+    assert chat_trace(5, seed) == chat_trace(5, seed) != chat_trace(5, seed + 1)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_requests_come_in_order_of_arrival_from_zero(seed: int) -> None:
+    arrivals = [request.arrival_s for request in chat_trace(20, seed)]
+    assert arrivals == sorted(arrivals)
+    assert arrivals[0] == 0.0
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_prompt_begins_with_the_system_prompt_and_has_room_for_a_message(seed: int) -> None:
+    trace = chat_trace(20, seed)
+    system_blocks = SYSTEM_TOKENS // BLOCK_TOKENS
+    assert len({request.prefix_hashes[:system_blocks] for request in trace}) == 1
+    assert all(SYSTEM_TOKENS < request.input_tokens <= MAX_PROMPT_TOKENS for request in trace)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_turn_holds_the_earlier_prompt_and_its_answer_and_comes_after_it(seed: int) -> None:
+    later_turns = 0
+    for turns in conversations(chat_trace(20, seed)):
+        for before, after in itertools.pairwise(turns):
+            full_blocks = before.input_tokens // BLOCK_TOKENS
+            assert after.prefix_hashes[:full_blocks] == before.prefix_hashes[:full_blocks]
+            assert after.input_tokens > before.total_tokens
+            assert after.arrival_s > before.arrival_s
+            later_turns += 1
+    assert later_turns > 10
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_conversations_share_the_system_prompt_alone(seed: int) -> None:
+    system_blocks = SYSTEM_TOKENS // BLOCK_TOKENS
+    seen: set[int] = set()
+    for turns in conversations(chat_trace(20, seed)):
+        own = {block for turn in turns for block in turn.prefix_hashes[system_blocks:]}
+        assert not own & seen
+        seen |= own
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_partial_last_block_never_recurs(seed: int) -> None:
+    trace = chat_trace(20, seed)
+    references = [block for request in trace for block in request.prefix_hashes]
+    partial = [r.prefix_hashes[-1] for r in trace if r.input_tokens % BLOCK_TOKENS]
+    assert partial
+    assert all(references.count(block) == 1 for block in partial)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_prompt_has_an_id_per_block_the_last_perhaps_partial(seed: int) -> None:
+    for request in chat_trace(20, seed):
+        assert len(request.prefix_hashes) == -(-request.input_tokens // BLOCK_TOKENS)
+        assert request.hash_block_tokens == BLOCK_TOKENS

@@ -1,0 +1,231 @@
+"""Whatever is wrong with a trace is a sentence that names file, line and what is expected."""
+
+import gzip
+import json
+import random
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsv4kv.errors import ConfigError, TraceError
+from dsv4kv.workload.traces import FORMATS, read_trace
+
+GOOD = {"arrival_s": 0.0, "input_tokens": 8, "output_tokens": 1}
+MOONCAKE = {"timestamp": 0, "input_length": 8, "output_length": 1, "hash_ids": [1]}
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+BURST = "Timestamp,Request tokens,Response tokens\n"
+
+
+def lines(*records: Mapping[str, object]) -> str:
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+# name of the defect: (text, line, what the sentence says)
+DEFECTS = {
+    "empty file": ("", 1, "the file is empty"),
+    "only blank lines": ("\n \n\n", 4, "the file is empty"),
+    "header alone": (AZURE, 2, "the trace has no requests"),
+    "empty array": ("[\n]\n", 1, "the trace has no requests"),
+    "unknown first line": ("hello, world\n", 1, "no known format. Known are mooncake: "),
+    "broken first line": ('{"timestamp": 0, "inp', 1, "is it truncated?"),
+    "broken line": (lines(GOOD) + "{oops}\n" + lines(GOOD), 2, "broken JSON (Expecting property"),
+    "truncated last line": (lines(GOOD, GOOD)[:-12], 2, "the file ends inside this line"),
+    "array among lines": (lines(GOOD) + "[1]\n", 2, "a JSON list stands where an object belongs"),
+    "deep nesting": (lines(GOOD) + "[" * 100_000, 2, "nested too deeply"),
+    "endless number": (lines(GOOD) + '{"arrival_s": ' + "9" * 5000 + "}\n", 2, "unreadable JSON"),
+    "missing field": (lines({"input_tokens": 8, "output_tokens": 1}), 1, "arrival_s is missing"),
+    "text for a number": (lines(GOOD | {"input_tokens": "8"}), 1, "input_tokens is '8', expected"),
+    "bool for a number": (lines(GOOD | {"output_tokens": True}), 1, "output_tokens is True"),
+    "float for a count": (lines(GOOD | {"input_tokens": 8.0}), 1, "input_tokens is 8.0"),
+    "null": (lines(GOOD | {"input_tokens": None}), 1, "input_tokens is None"),
+    "zero prompt": (lines(GOOD, GOOD | {"input_tokens": 0}), 2, "from 1 to 2,147,483,647"),
+    "negative prompt": (lines(GOOD | {"input_tokens": -5}), 1, "input_tokens is -5"),
+    "negative output": (lines(GOOD | {"output_tokens": -1}), 1, "tokens from 0 to"),
+    "absurd prompt": (lines(GOOD | {"input_tokens": 2**31}), 1, "input_tokens is 2147483648"),
+    "time is not a number": (lines(GOOD | {"arrival_s": float("nan")}), 1, "arrival_s is nan"),
+    "infinite time": (lines(GOOD | {"arrival_s": 10**400}), 1, "expected a finite number"),
+    "bool for a time": (lines(GOOD | {"arrival_s": False}), 1, "arrival_s is False"),
+    "too many hashes": (
+        lines(GOOD | {"prefix_hashes": [1, 2], "hash_block_tokens": 8}),
+        1,
+        "prefix_hashes has 2 ids, expected 1: one per 8 of 8 tokens",
+    ),
+    "too few hashes": (
+        lines(GOOD | {"prefix_hashes": [1], "hash_block_tokens": 4}),
+        1,
+        "prefix_hashes has 1 ids, expected 2",
+    ),
+    "hashes without a size": (
+        lines(GOOD | {"prefix_hashes": [1]}),
+        1,
+        "hash_block_tokens is missing",
+    ),
+    "blocks of no tokens": (
+        lines(GOOD | {"hash_block_tokens": 0}),
+        1,
+        "hash_block_tokens is 0, expected a whole number of tokens from 1",
+    ),
+    "two block sizes": (
+        lines(*(GOOD | {"prefix_hashes": [1], "hash_block_tokens": n} for n in (8, 16))),
+        2,
+        "hash_block_tokens is 16, earlier lines have 8",
+    ),
+    "text among hashes": (
+        lines(GOOD | {"prefix_hashes": ["a"], "hash_block_tokens": 8}),
+        1,
+        "prefix_hashes is ['a'], expected a list of whole numbers",
+    ),
+    "mooncake bool among ids": (lines(MOONCAKE | {"hash_ids": [True]}), 1, "hash_ids is [True]"),
+    "mooncake with too few ids": (
+        lines(MOONCAKE | {"input_length": 2000}),
+        1,
+        "hash_ids has 1 ids, expected 4: one per 512 of 2,000 tokens",
+    ),
+    "mooncake without a time": (
+        lines(MOONCAKE, {k: v for k, v in MOONCAKE.items() if k != "timestamp"}),
+        2,
+        "timestamp is missing",
+    ),
+    "sharegpt without a length": (
+        lines({"prompt_len": 3}),
+        1,
+        "one of output_len, output_length, completion_tokens, output_token_ids",
+    ),
+    "sharegpt without a prompt": (
+        lines({"input_ids": [], "output_ids": [1]}),
+        1,
+        "input_ids is 0, expected",
+    ),
+    "sharegpt text for ids": (lines({"input_ids": ["a"], "output_ids": [1]}), 1, "is ['a']"),
+    "array cut off": ('[\n{"prompt_len": 1,\n"output_len": 1},\n{"prom', 4, "broken JSON"),
+    "array without end": ('[{"prompt_len": 1, "output_len": 1}', 1, "neither goes on nor ends"),
+    "array without comma": (
+        '[\n{"prompt_len": 1, "output_len": 1}\n{"prompt_len": 1}\n]',
+        2,
+        "neither goes on nor ends",
+    ),
+    "array with a comma too many": ('[{"prompt_len": 1, "output_len": 1},]', 1, "broken JSON"),
+    "text after an array": ('[{"prompt_len": 1, "output_len": 1}]\n{}', 1, "text follows"),
+    "defect inside an array": (
+        '[\n{"prompt_len": 1,\n"output_len": 1},\n\n{"prompt_len": 0, "output_len": 1}]',
+        5,
+        "prompt_len is 0",
+    ),
+    "azure without a column": ("TIMESTAMP,ContextTokens\n", 1, "no column GeneratedTokens"),
+    "azure row cut off": (AZURE + "2023-11-16 18:17:03.97,48", 2, "2 fields, the header 3"),
+    "azure time cut off": (AZURE + "2023-11-16 18:1,48,1\n", 2, "TIMESTAMP is '2023-11-16 18:1'"),
+    "azure impossible date": (AZURE + "2023-11-31 18:17:03,48,1\n", 2, "expected a time such as"),
+    "azure float": (AZURE + "2023-11-16 18:17:03,48.0,1\n", 2, "ContextTokens is '48.0'"),
+    "azure zero prompt": (AZURE + "2023-11-16 18:17:03,0,1\n", 2, "ContextTokens is 0"),
+    "azure negative": (AZURE + "2023-11-16 18:17:03,1,-1\n", 2, "GeneratedTokens is -1"),
+    "open quote": (AZURE + '2023-11-16 18:17:03,"1,1\n', 3, "broken CSV"),
+    "old line ends": ("TIMESTAMP,ContextTokens\r2023-11-16,1\r", 1, "broken CSV"),
+    "burstgpt failed request": (BURST + "5,0,0\n", 2, "take the BurstGPT_without_fails files"),
+    "burstgpt time": (BURST + "5,1,1\nnan,1,1\n", 3, "Timestamp is 'nan', expected a number"),
+    "burstgpt empty field": (BURST + "5,,1\n", 2, "Request tokens is ''"),
+}
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_a_defect_names_file_and_line_and_what_is_expected(defect: str, tmp_path: Path) -> None:
+    text, line, sentence = DEFECTS[defect]
+    path = tmp_path / "trace"
+    path.write_text(text)
+    with pytest.raises(TraceError, match=re.escape(sentence)) as caught:
+        list(read_trace(path))
+    assert str(caught.value).startswith(f"{path}:{line}: ")
+    assert str(caught.value).endswith(".")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_defect_ends_with_the_shape_of_the_format(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    path.write_text("{}\n")
+    with pytest.raises(TraceError, match=re.escape(f"A {name} trace is {FORMATS[name].shape}.")):
+        list(read_trace(path, name))
+
+
+WRONG = {
+    "mooncake": [lines(GOOD), lines({"prompt_len": 1, "output_len": 1}), AZURE, BURST],
+    "azure": [lines(GOOD), lines(MOONCAKE), BURST],
+    "burstgpt": [lines(GOOD), lines(MOONCAKE), AZURE],
+    "sharegpt": [lines(GOOD), AZURE, BURST],
+    "dsv4kv": [lines(MOONCAKE), lines({"prompt_len": 1, "output_len": 1}), AZURE, BURST],
+}
+
+
+@pytest.mark.parametrize(("name", "text"), [(n, text) for n in WRONG for text in WRONG[n]])
+def test_a_trace_read_in_the_wrong_format_is_refused(name: str, text: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    path.write_text(text)
+    with pytest.raises(TraceError, match=f"trace:1: .* A {name} trace is "):
+        list(read_trace(path, name))
+
+
+def test_the_requests_before_a_defect_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    path.write_text(lines(GOOD, GOOD) + "{oops}\n")
+    requests = read_trace(path)
+    assert [next(requests).input_tokens, next(requests).input_tokens] == [8, 8]
+    with pytest.raises(TraceError, match=":3: broken JSON"):
+        next(requests)
+
+
+@pytest.mark.parametrize("kept", [0.1, 0.5, 0.99])
+def test_a_truncated_gzip_says_so(kept: float, tmp_path: Path) -> None:
+    rng = random.Random(0)
+    whole = gzip.compress(
+        lines(*(GOOD | {"input_tokens": rng.randint(1, 10**6)} for _ in range(2000))).encode()
+    )
+    path = tmp_path / "trace.gz"
+    path.write_bytes(whole[: int(len(whole) * kept)])
+    with pytest.raises(TraceError, match=r"trace\.gz:\d+: the gzip data ends early: .*truncated"):
+        list(read_trace(path))
+
+
+def test_a_damaged_gzip_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "trace.gz"
+    path.write_bytes(b"\x1f\x8b\x08\x00" + bytes(range(256)))
+    with pytest.raises(TraceError, match=r"trace\.gz:1: the file cannot be read"):
+        list(read_trace(path))
+
+
+def test_a_line_without_end_does_not_fill_the_memory(tmp_path: Path) -> None:
+    path = tmp_path / "trace.gz"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(b"[" + b" " * 2**26)
+    with pytest.raises(TraceError, match=r"trace\.gz:1: the line is longer than 64 MiB"):
+        list(read_trace(path))
+
+
+@given(st.binary(max_size=300), st.sampled_from(["auto", *FORMATS]))
+def test_no_bytes_whatsoever_get_past_as_another_error(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes, name: str
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "garbage"
+    path.write_bytes(data)
+    with pytest.raises(TraceError, match=r"garbage:[0-9]+: "):
+        list(read_trace(path, name))
+
+
+@given(st.data(), st.sampled_from([lines(GOOD, GOOD), lines(MOONCAKE), AZURE + "2023-11-16 1,1"]))
+def test_a_trace_with_a_few_bytes_changed_is_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, text: str
+) -> None:
+    damaged = bytearray(text.encode())
+    for _ in range(data.draw(st.integers(1, 3))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    path = tmp_path_factory.getbasetemp() / "damaged"
+    path.write_bytes(damaged)
+    with suppress(TraceError):
+        assert all(request.input_tokens >= 1 for request in read_trace(path))
+
+
+def test_an_unknown_format_lists_the_known(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'parquet' is not a trace format: take auto, mooncake"):
+        read_trace(tmp_path / "trace", "parquet")

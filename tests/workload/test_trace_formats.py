@@ -1,0 +1,170 @@
+"""Each format's lines become the requests they describe."""
+
+import gzip
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dsv4kv.workload.request import Request
+from dsv4kv.workload.traces import FORMATS, detect_format, read_trace
+
+MOONCAKE = """\
+{"timestamp": 0, "input_length": 513, "output_length": 7, "hash_ids": [0, 1]}
+{"timestamp": 1500, "input_length": 512, "output_length": 0, "hash_ids": [0], "session_id": "a"}
+"""
+AZURE_2023 = """\
+TIMESTAMP,ContextTokens,GeneratedTokens\r
+2023-11-16 18:17:03.9799600,4808,10\r
+2023-11-16 18:17:04.0319601,3180,8"""
+AZURE_2024 = """\
+TIMESTAMP,ContextTokens,GeneratedTokens
+2024-05-10 00:00:00.009930+00:00,2162,5
+2024-05-10 00:00:01+00:00,2399,6
+2024-05-10 02:00:02.009930+02:00,76,15
+"""
+BURSTGPT = """\
+Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
+5,ChatGPT,472,18,490,Conversation log
+45.5,GPT-4,1087,230,1317,API log
+"""
+SHAREGPT = """\
+{"prompt_len": 12, "output_len": 3}
+{"arrival_s": 2.5, "input_length": 13, "output_length": 0}
+{"prompt_tokens": 14, "completion_tokens": 5}
+{"prompt_token_ids": [7, 8, 9], "output_token_ids": []}
+"""
+NATIVE = """\
+{"arrival_s":0.5,"input_tokens":130,"output_tokens":9,"prefix_hashes":[4,7],"hash_block_tokens":128}
+{"arrival_s":1,"input_tokens":20,"output_tokens":0}
+"""
+SAMPLES = {
+    "mooncake": MOONCAKE,
+    "azure": AZURE_2023,
+    "burstgpt": BURSTGPT,
+    "sharegpt": SHAREGPT,
+    "dsv4kv": NATIVE,
+}
+
+Write = Callable[[str], Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def write_text(text: str) -> Path:
+        path = tmp_path / "trace"
+        path.write_bytes(text.encode())
+        return path
+
+    return write_text
+
+
+def test_mooncake_times_are_milliseconds_and_ids_stand_for_512_tokens(write: Write) -> None:
+    assert list(read_trace(write(MOONCAKE))) == [
+        Request(0.0, 513, 7, (0, 1), 512),
+        Request(1.5, 512, 0, (0,), 512),
+    ]
+
+
+def test_azure_2023_keeps_all_seven_digits_of_a_second(write: Write) -> None:
+    assert list(read_trace(write(AZURE_2023))) == [
+        Request(0.0, 4808, 10),
+        Request(0.0520001, 3180, 8),
+    ]
+
+
+def test_azure_2024_offsets_from_utc_are_honoured(write: Write) -> None:
+    arrivals = [request.arrival_s for request in read_trace(write(AZURE_2024))]
+    assert arrivals == [0.0, 0.99007, 2.0]
+
+
+@pytest.fixture
+def _new_york(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "America/New_York")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("_new_york")
+def test_azure_times_without_offset_are_utc_wherever_they_are_read(write: Write) -> None:
+    # clocks in New York went back by an hour at 02:00
+    rows = ("2023-11-05 01:59:59,1,1", "2023-11-05 02:00:00,1,1", "2023-11-05 02:00:01Z,1,1")
+    text = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "\n".join(rows)
+    assert [request.arrival_s for request in read_trace(write(text))] == [0.0, 1.0, 2.0]
+
+
+def test_burstgpt_arrivals_count_from_the_first_row(write: Write) -> None:
+    assert list(read_trace(write(BURSTGPT))) == [Request(0.0, 472, 18), Request(40.5, 1087, 230)]
+
+
+def test_burstgpt_columns_are_found_by_name(write: Write) -> None:
+    text = (
+        "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens\n"
+        '5,s1,0.3,"GPT-4, turbo",32,8\n'
+    )
+    assert list(read_trace(write(text))) == [Request(0.0, 32, 8)]
+
+
+def test_sharegpt_lengths_go_by_several_names_and_may_be_token_ids(write: Write) -> None:
+    assert list(read_trace(write(SHAREGPT))) == [
+        Request(0.0, 12, 3),
+        Request(2.5, 13, 0),
+        Request(0.0, 14, 5),
+        Request(0.0, 3, 0),
+    ]
+
+
+def test_a_sharegpt_array_is_the_same_as_its_lines(write: Write) -> None:
+    from_lines = list(read_trace(write(SHAREGPT)))
+    array = "\n[\n" + SHAREGPT.strip().replace("\n", " ,\n") + "\n]\n"
+    assert list(read_trace(write(array))) == from_lines
+
+
+def test_the_own_format_says_everything_and_leaves_out_what_is_not_known(write: Write) -> None:
+    assert list(read_trace(write(NATIVE))) == [
+        Request(0.5, 130, 9, (4, 7), 128),
+        Request(1.0, 20, 0),
+    ]
+
+
+def test_the_own_format_may_leave_out_the_hash_of_a_partial_block(write: Write) -> None:
+    text = (
+        '{"arrival_s":0,"input_tokens":130,"output_tokens":9,"prefix_hashes":[4],'
+        '"hash_block_tokens":128}\n'
+    )
+    assert list(read_trace(write(text))) == [Request(0.0, 130, 9, (4,), 128)]
+
+
+def test_arrivals_out_of_order_stay_in_file_order(write: Write) -> None:
+    lines = MOONCAKE.splitlines(keepends=True)
+    arrivals = [request.arrival_s for request in read_trace(write("".join(reversed(lines))))]
+    assert arrivals == [1.5, 0.0]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_is_known_by_its_first_line(name: str, write: Write) -> None:
+    assert detect_format(write(SAMPLES[name])) == name
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_named_format_reads_as_the_detected_one(name: str, write: Write) -> None:
+    path = write(SAMPLES[name])
+    assert list(read_trace(path, name)) == list(read_trace(path))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_gzip_is_known_by_its_bytes_not_its_name(name: str, write: Write) -> None:
+    path = write(SAMPLES[name])
+    plain = list(read_trace(path))
+    path.write_bytes(gzip.compress(SAMPLES[name].encode()))
+    assert list(read_trace(path)) == plain
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_byte_order_mark_and_blank_lines_change_nothing(name: str, write: Write) -> None:
+    plain = list(read_trace(write(SAMPLES[name])))
+    spaced = "\ufeff\n" + SAMPLES[name].replace("\n", "\n\n \n") + "\n\n"
+    assert list(read_trace(write(spaced))) == plain

@@ -1,0 +1,57 @@
+"""A trace is a file, or one that the toolkit ships; anything else is told what there is."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from dsv4kv.errors import TraceError
+from dsv4kv.workload.traces import read_trace, resolve_trace, trace_sha256
+
+
+def test_the_shipped_chat_is_found_by_name() -> None:
+    assert resolve_trace("builtin:chat").name == "chat.jsonl.gz"
+
+
+def test_an_unknown_builtin_lists_the_shipped() -> None:
+    with pytest.raises(TraceError, match=r"^builtin:talk is not shipped; there is: builtin:chat"):
+        resolve_trace("builtin:talk")
+
+
+def test_a_missing_file_lists_the_traces_beside_it_and_the_shipped(tmp_path: Path) -> None:
+    for name in ("b.csv", "a.jsonl", "notes.txt", *(f"c{i}.gz" for i in range(6))):
+        (tmp_path / name).touch()
+    with pytest.raises(TraceError) as caught:
+        resolve_trace(tmp_path / "missing.jsonl")
+    assert str(caught.value) == (
+        f"{tmp_path / 'missing.jsonl'}: there is no such trace file; shipped: builtin:chat; "
+        f"in {tmp_path}: a.jsonl, b.csv, c0.gz, c1.gz, c2.gz, c3.gz and 2 more."
+    )
+
+
+def test_a_folder_is_refused_and_its_traces_are_listed(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").touch()
+    with pytest.raises(TraceError, match=r"is a folder: name one trace file; in .*: a\.jsonl\.$"):
+        resolve_trace(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a" * 1000, "a\0b", "missing/folder/trace.jsonl"])
+def test_a_name_no_file_can_have_is_refused_as_a_sentence(name: str) -> None:
+    with pytest.raises(TraceError):
+        resolve_trace(name)
+
+
+def test_a_missing_file_is_refused_before_the_first_request_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="no such trace file"):
+        read_trace(tmp_path / "missing.jsonl")
+
+
+def test_the_digest_is_that_of_the_bytes_on_disk(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    path.write_bytes(b"\x1f\x8b any bytes")
+    assert trace_sha256(path) == hashlib.sha256(b"\x1f\x8b any bytes").hexdigest()
+
+
+def test_the_digest_of_a_file_that_is_gone_is_refused_as_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="cannot be read"):
+        trace_sha256(tmp_path / "gone")

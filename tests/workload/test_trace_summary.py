@@ -1,0 +1,88 @@
+"""The summary equals what a slow and obvious count gives."""
+
+import math
+from statistics import fmean
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsv4kv.errors import TraceError
+from dsv4kv.workload.request import Request
+from dsv4kv.workload.traces import summarize
+
+LENGTHS = st.lists(st.integers(1, 2**31 - 1), min_size=1, max_size=200)
+
+
+def nearest_rank(lengths: list[int], percent: int) -> int:
+    return sorted(lengths)[math.ceil(percent * len(lengths) / 100) - 1]
+
+
+@given(LENGTHS)
+def test_percentiles_are_lengths_of_the_nearest_rank(lengths: list[int]) -> None:
+    summary = summarize(Request(0.0, length, 0) for length in lengths).input_tokens
+    assert (summary.p50, summary.p90, summary.p99) == tuple(
+        nearest_rank(lengths, percent) for percent in (50, 90, 99)
+    )
+    assert (summary.total, summary.max) == (sum(lengths), max(lengths))
+
+
+def prompts() -> st.SearchStrategy[list[tuple[int, ...]]]:
+    """Few distinct prefixes, so that many return; an id stands for a block and its history."""
+    words = st.lists(st.text("ab", min_size=0, max_size=5), min_size=1, max_size=30)
+    return words.map(
+        lambda texts: [
+            tuple(hash(text[:end]) for end in range(1, len(text) + 1)) for text in texts
+        ]
+    )
+
+
+@given(prompts())
+def test_hits_are_the_leading_blocks_some_earlier_prompt_began_with(
+    trace: list[tuple[int, ...]],
+) -> None:
+    hits = 0
+    for index, prompt in enumerate(trace):
+        cached = {earlier[:end] for earlier in trace[:index] for end in range(1, 6)}
+        hits += sum(prompt[: end + 1] in cached for end in range(len(prompt)))
+    summary = summarize(Request(0.0, 1, 0, prompt, 1) for prompt in trace)
+    assert summary.hit_blocks == hits
+    assert summary.block_references == sum(map(len, trace))
+    assert summary.distinct_blocks == len({block for prompt in trace for block in prompt})
+
+
+def test_a_request_has_no_hits_after_its_first_miss() -> None:
+    trace = [Request(0.0, 3, 0, (1, 2, 3), 1), Request(0.0, 3, 0, (1, 9, 3), 1)]
+    assert summarize(trace).hit_blocks == 1
+
+
+def test_the_hit_share_is_of_all_references() -> None:
+    trace = [Request(0.0, 2, 0, (1, 2), 1), Request(0.0, 2, 0, (1, 3), 1)]
+    assert summarize(trace).hit_share == 0.25
+
+
+def test_a_trace_without_hashes_has_no_hit_share() -> None:
+    summary = summarize([Request(0.0, 8, 1)])
+    assert (summary.hash_block_tokens, summary.block_references) == (0, 0)
+    assert summary.hit_share is None
+
+
+def test_the_block_size_is_known_even_if_the_first_request_has_no_hashes() -> None:
+    trace = [Request(0.0, 8, 1), Request(0.0, 8, 1, (1,), 64)]
+    assert summarize(trace).hash_block_tokens == 64
+
+
+def test_the_duration_is_that_between_the_outermost_arrivals() -> None:
+    assert summarize(Request(t, 1, 0) for t in (3.0, 1.5, 9.0, 4.0)).duration_s == 7.5
+
+
+def test_nothing_cannot_be_summarised() -> None:
+    with pytest.raises(TraceError, match="no requests to summarise"):
+        summarize([])
+
+
+def test_totals_go_beyond_32_bits() -> None:
+    lengths = [2**31 - 1] * 3
+    summary = summarize(Request(0.0, length, length) for length in lengths)
+    assert summary.output_tokens.total == summary.input_tokens.total == sum(lengths)
+    assert summary.input_tokens.total / summary.requests == fmean(lengths)

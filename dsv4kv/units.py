@@ -5,6 +5,7 @@ Memory and token counts are binary (1K = 1,024; 1 GiB = 2^30 B); rates are decim
 """
 
 import re
+from fractions import Fraction
 
 from dsv4kv.errors import ConfigError
 
@@ -32,8 +33,8 @@ def parse_bytes(text: str) -> int:
 
 
 def _whole(text: str, number: str, factor: int) -> int:
-    value = float(number.replace(",", "").replace("_", "")) * factor
-    if value != int(value):
+    value = Fraction(number.replace(",", "").replace("_", "")) * factor  # exact: 80.1GB is whole
+    if value.denominator != 1:
         raise ConfigError(f"{text!r} is not a whole number of units.")
     return int(value)
 

@@ -28,6 +28,12 @@ class CompressedCache:
     state: Tensor
     compressor: Compressor
 
+    @property
+    def max_append_tokens(self) -> int:
+        """Most tokens of a request between flushes: more would overwrite what a flush reads."""
+        online = self.state.dim() == 3
+        return 1 if online else self.state.shape[2] - self.compressor.rows + 1
+
 
 @dataclass(frozen=True)
 class LayerCache:
@@ -125,8 +131,17 @@ class LayerCacheHandle:
         )
 
     def append_state(self, kv: Tensor, score: Tensor, *, indexer: bool = False) -> None:
-        """Add the step's tokens to the compressor state: float32[T, C] each."""
+        """Add the step's tokens to the compressor state: float32[T, C] each.
+
+        Raises:
+            ConfigError: More tokens of one request than the state can hold until the flush.
+        """
         part, step = self._part(indexer), self._current()
+        if step.max_request_tokens > part.max_append_tokens:
+            raise ConfigError(
+                f"{step.max_request_tokens} tokens of a request at once, and its compressor state "
+                f"takes {part.max_append_tokens}: raise draft_tokens, or use compress_chunk."
+            )
         self.layer.backend.state_append(
             part.compressor, part.state, kv, score, step.token_slots, step.positions
         )

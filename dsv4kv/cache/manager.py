@@ -117,11 +117,12 @@ class KVCacheManager:
         self._slots.check_held(slots)
 
     def allocate_block(self, group: int = 0) -> Ids:
-        """Take one block outside any request (for checkpoints and copies): int64[lanes].
+        """Take one block outside any request (for checkpoints and copies).
 
-        Give it back through ``tables[group].allocator``.
+        int64[1], or int64[lanes, 1] with several lanes, as ``tables[group].allocator.release``
+        takes it back.
         """
-        return np.atleast_1d(self.tables[group].allocator.acquire(1)).reshape(-1)
+        return self.tables[group].allocator.acquire(1)
 
     def memory_bytes(self) -> int:
         """Bytes allocated: pools, rings, states, tables."""

@@ -50,8 +50,11 @@ class StepBatch:
 
         Raises:
             CacheError: A request is not prepared for that many tokens, or gains none.
+            NotOwner: No request runs in a slot, or one is named twice.
         """
-        slots, first, end = (np.asarray(a, dtype=np.int64) for a in (request_slots, before, after))
+        # Copies: a step stays what it is when the caller moves its own positions on.
+        slots, first, end = (np.array(a, dtype=np.int64) for a in (request_slots, before, after))
+        manager.check_running(slots)
         counts = end - first
         if slots.size == 0 or counts.min() < 1 or not np.array_equal(manager.tokens[slots], end):
             raise CacheError("a step takes at least one prepared token of every request.")
@@ -59,6 +62,7 @@ class StepBatch:
         self._slots = slots
         self._after = end
         self._generations = manager.generations(slots)
+        self._max_request_tokens = int(counts.max())
         ids = np.repeat(np.arange(len(slots), dtype=np.int64), counts)
         ends = np.cumsum(counts)
         self._positions: NDArray[np.int64] = np.arange(len(ids)) + (end - ends)[ids]
@@ -77,14 +81,27 @@ class StepBatch:
         return len(self._positions)
 
     @property
+    def max_request_tokens(self) -> int:
+        """Most tokens of one request."""
+        return self._max_request_tokens
+
+    @property
     def num_requests(self) -> int:
         """Requests of the step, B."""
         return len(self._slots)
 
     def check_current(self) -> None:
-        """Raise ``NotOwner`` if a slot has been given to another request since."""
-        if self._manager.generations(self._slots).tobytes() != self._generations.tobytes():
-            raise NotOwner("a request of this step is gone and its slot has a new owner.")
+        """Raise ``NotOwner`` if a request has left its slot or was prepared for others since.
+
+        Its blocks may then belong to another request.
+        """
+        manager, slots = self._manager, self._slots
+        if manager.tokens[slots].tobytes() != self._after.tobytes() or (
+            manager.generations(slots).tobytes() != self._generations.tobytes()
+        ):
+            raise NotOwner(
+                "a request of this step has left its slot or moved on since: make a new step."
+            )
 
     def lengths(self, ratio: int) -> Tensor:
         """Valid entries of every request after the step, int64[B]: floor(tokens / ratio)."""

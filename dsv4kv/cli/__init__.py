@@ -53,6 +53,7 @@ def _print_version(wanted: bool) -> None:
 
 
 app = typer.Typer(
+    name="dsv4kv",
     cls=_Group,
     no_args_is_help=True,
     epilog=_EPILOG,

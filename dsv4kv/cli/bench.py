@@ -15,8 +15,8 @@ def bench(
     config: Annotated[
         str | None,
         typer.Argument(
-            help="A YAML file or a shipped name (default, smoke, bookkeeping).",
-            show_default="default",
+            help="A YAML file or a shipped name: default (the default), smoke, bookkeeping.",
+            show_default=False,
         ),
     ] = None,
     trace: Annotated[
@@ -36,10 +36,8 @@ def bench(
         list[str] | None,
         typer.Option(metavar="KEY=A,B,…", help="Sweep a setting: workload.concurrency=1,8,64."),
     ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Seed of inputs and samples.", show_default="0")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="auto or cpu.", show_default="auto")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of inputs and samples.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto or cpu.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for the run record.")] = Path("results"),
     json_: Annotated[
         str | None,

@@ -30,7 +30,7 @@ def show(
 @app.command()
 def validate(
     sources: Annotated[
-        list[str], typer.Argument(metavar="CONFIG...", help="YAML files or shipped names.")
+        list[str], typer.Argument(metavar="CONFIG", help="YAML files or shipped names.")
     ],
 ) -> None:
     """Check configurations: a line for each that is right, one for each thing that is wrong."""

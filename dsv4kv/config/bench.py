@@ -14,7 +14,9 @@ NonNegative = Annotated[int, Field(ge=0)]
 class Section(BaseModel):
     """A part of the configuration: unknown keys are errors, values are frozen."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 class Formats(Section):

@@ -79,7 +79,7 @@ def _number(value: Any, key: Key) -> Any:
 def _parse_units(text: str, path: str) -> int | str:
     try:
         return parse_bytes(text) if path.endswith("_bytes") else parse_count(text)
-    except (ConfigError, OverflowError):
+    except ConfigError:
         return text  # validation refuses it and names the place
 
 

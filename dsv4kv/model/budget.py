@@ -1,5 +1,6 @@
 """What a cache needs: blocks per table group, bytes per token and per request, bytes per pool."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -70,7 +71,7 @@ def bytes_per_request(schemas: Sequence[LayerCacheSchema], tokens: int) -> Reque
 
 @dataclass(frozen=True)
 class PoolPlan:
-    """One kind of pool over all layers of one attention type.
+    """One kind of pool over all layers of one attention type and one size.
 
     Attributes:
         name: ``main``, ``indexer``, ``window``, ``state`` or ``tables``.
@@ -101,7 +102,7 @@ def plan_pools(
 ) -> list[PoolPlan]:
     """Bytes of every pool of a cache before it is built; ``num_blocks`` by table group."""
     blocks_of = {layer: num_blocks[group.name] for group in groups for layer in group.layers}
-    plans: dict[tuple[str, str], PoolPlan] = {}
+    layers: Counter[tuple[str, str, int, int]] = Counter()
     for schema in schemas:
         blocks = blocks_of.get(schema.layer.layer_idx, 0)
         sizes = {
@@ -112,13 +113,12 @@ def plan_pools(
         }
         for name, (units, unit_bytes) in sizes.items():
             if unit_bytes:
-                key = (name, schema.layer.attn.value)
-                layers = plans[key].layers + 1 if key in plans else 1
-                plans[key] = PoolPlan(*key, layers, units, unit_bytes)
+                layers[name, schema.layer.attn.value, units, unit_bytes] += 1
+    plans = [PoolPlan(name, attn, n, *size) for (name, attn, *size), n in layers.items()]
     width = {group: group.blocks_for(max_context_tokens) for group in groups}
     row_bytes = sum(group.lanes * width[group] * TABLE_ENTRY_BYTES for group in groups)
     tables = [PoolPlan("tables", "all", 1, num_slots, row_bytes)] if row_bytes else []
-    return sorted(plans.values(), key=lambda plan: _ORDER.index(plan.name)) + tables
+    return sorted(plans, key=lambda plan: _ORDER.index(plan.name)) + tables
 
 
 _ORDER = ("main", "indexer", "window", "state")

@@ -5,10 +5,12 @@ appended) and ``layer_types`` with ``compress_rates`` (transformers). Multimodal
 language model under ``text_config``.
 """
 
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.model.config import DefaultFormats, DSV4Config, Yarn
+from dsv4kv.model.config import DefaultFormats, DSV4Config, Positive, Yarn
 
 _SLIDING = "sliding_attention"
 _FLAT_MODEL_TYPES = ("deepseek_v32",)
@@ -25,6 +27,21 @@ _OPTIONAL = {
     "rope_theta": "rope_theta",
     "compress_rope_theta": "compress_rope_theta",
 }
+
+
+class _PatternKeys(BaseModel):
+    """Keys that are worked with before ``DSV4Config`` checks the outcome."""
+
+    model_config = ConfigDict(frozen=True)
+
+    num_hidden_layers: Positive
+    num_nextn_predict_layers: Annotated[int, Field(ge=0)] | None = None
+    compress_ratios: tuple[int, ...] | None = None
+    layer_types: tuple[str, ...] | None = None
+    compress_rates: dict[str, int] | None = None
+    kv_lora_rank: Positive | None = None
+    qk_rope_head_dim: Positive | None = None
+    rope_scaling: dict[str, Any] | None = None
 
 
 def config_from_huggingface(document: dict[str, Any], name: str) -> DSV4Config:
@@ -46,11 +63,12 @@ def config_from_huggingface(document: dict[str, Any], name: str) -> DSV4Config:
         "index_topk": _required(text, "index_topk"),
         "source": "Hugging Face config.json",
     }
+    keys = _PatternKeys.model_validate(text)
     if text.get("model_type") in _FLAT_MODEL_TYPES:
-        fields |= _flat_fields(text)
+        fields |= _flat_fields(keys)
     else:
-        fields |= {"compress_ratios": _compress_ratios(text)}
-    return DSV4Config(**fields, yarn=_yarn(text))
+        fields |= {"compress_ratios": _compress_ratios(keys)}
+    return DSV4Config(**fields, yarn=_yarn(keys.rope_scaling or {}))
 
 
 def _required(text: dict[str, Any], key: str) -> Any:
@@ -59,38 +77,38 @@ def _required(text: dict[str, Any], key: str) -> Any:
     return text[key]
 
 
-def _flat_fields(text: dict[str, Any]) -> dict[str, Any]:
-    layers = _required(text, "num_hidden_layers") + text.get("num_nextn_predict_layers", 0)
+def _flat_fields(keys: _PatternKeys) -> dict[str, Any]:
+    if keys.kv_lora_rank is None or keys.qk_rope_head_dim is None:
+        raise ConfigError("kv_lora_rank or qk_rope_head_dim is missing: V3.2 models have both.")
+    layers = keys.num_hidden_layers + (keys.num_nextn_predict_layers or 0)
     return {
         "architecture": "flat",
         "compress_ratios": (1,) * layers,
-        "head_dim": _required(text, "kv_lora_rank") + _required(text, "qk_rope_head_dim"),
+        "head_dim": keys.kv_lora_rank + keys.qk_rope_head_dim,
         "formats": DefaultFormats(indexer="fp8"),
     }
 
 
-def _compress_ratios(text: dict[str, Any]) -> tuple[int, ...]:
-    if text.get("compress_ratios") is not None:
-        return tuple(text["compress_ratios"])
-    if "layer_types" not in text or "compress_rates" not in text:
+def _compress_ratios(keys: _PatternKeys) -> tuple[int, ...]:
+    if keys.compress_ratios is not None:
+        return keys.compress_ratios
+    if keys.layer_types is None or keys.compress_rates is None:
         raise ConfigError(
             "neither compress_ratios nor layer_types with compress_rates: "
             "the layer pattern of the cache cannot be told."
         )
-    rates: dict[str, int] = {_SLIDING: 0} | text["compress_rates"]
-    unknown = sorted(set(text["layer_types"]) - set(rates))
+    rates = {_SLIDING: 0} | keys.compress_rates
+    unknown = sorted(set(keys.layer_types) - set(rates))
     if unknown:
         raise ConfigError(
             f"layer_types has {', '.join(unknown)} without a rate in compress_rates."
         )
-    drafts: int = text.get("num_nextn_predict_layers") or 0
-    missing = max(0, text["num_hidden_layers"] + drafts - len(text["layer_types"]))
-    ratios = [rates[kind] for kind in text["layer_types"]] + [0] * min(missing, drafts)
-    return tuple(ratios)
+    drafts = keys.num_nextn_predict_layers or 0
+    missing = max(0, keys.num_hidden_layers + drafts - len(keys.layer_types))
+    return (*(rates[kind] for kind in keys.layer_types), *[0] * min(missing, drafts))
 
 
-def _yarn(text: dict[str, Any]) -> Yarn:
-    scaling = text.get("rope_scaling") or {}
+def _yarn(scaling: dict[str, Any]) -> Yarn:
     keys = {"original_max_position": "original_max_position_embeddings"}
     names = [field for field in Yarn.model_fields if keys.get(field, field) in scaling]
     return Yarn(**{field: scaling[keys.get(field, field)] for field in names})

@@ -147,8 +147,6 @@ def test_any_configuration_survives_the_text_form(config: dict[str, Any]) -> Non
 def test_numbers_that_json_has_no_word_for_are_refused(number: float) -> None:
     with pytest.raises(ValueError, match="finite number"):
         make_environment(load_1min=number)
-    with pytest.raises(ValueError, match="JSON"):
-        dumps(make_record(make_case(config={"measure": number}, operations=[])))
 
 
 def refusal(path: Path) -> str:
@@ -212,6 +210,8 @@ def test_text_is_not_taken_for_a_number(tmp_path: Path) -> None:
 
 
 def test_an_operation_whose_lists_differ_in_length_is_refused(tmp_path: Path) -> None:
-    operation = make_operation().model_copy(update={"bytes": [1, 2]})
-    path = save_record(make_record(make_case(operations=[operation])), tmp_path).path
+    path = save_record(make_record(make_case(operations=[make_operation()])), tmp_path).path
+    document = json.loads(path.read_text())
+    document["cases"][0]["operations"][0]["bytes"] = [1, 2]
+    path.write_text(json.dumps(document))
     assert "gather_topk (csa) has 400 samples_ns, 400 entries and 2 bytes" in refusal(path)

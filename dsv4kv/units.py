@@ -11,7 +11,9 @@ from dsv4kv.errors import ConfigError
 
 _BINARY = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _DECIMAL = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-_QUANTITY = re.compile(r"^\s*([0-9][0-9_,]*(?:\.[0-9]+)?)\s*([KMGT]?)(iB|B)?\s*$", re.IGNORECASE)
+_QUANTITY = re.compile(
+    r"^\s*([0-9][0-9_,]{0,30}(?:\.[0-9]+)?)\s*([KMGT]?)((?<=[KMGT])iB|B)?\s*$", re.IGNORECASE
+)
 
 
 def parse_count(text: str) -> int:
@@ -51,7 +53,7 @@ def format_bytes(count: float) -> str:
 def format_duration(nanoseconds: float) -> str:
     """Duration in the unit that keeps one to three digits before the point."""
     for unit, size in (("ns", 1.0), ("µs", 1e3), ("ms", 1e6)):
-        if abs(nanoseconds) < 1000 * size:
+        if abs(nanoseconds) < 999.5 * size:  # what rounds to 1,000 goes to the next unit
             return f"{_three_digits(nanoseconds / size)} {unit}"
     return f"{_three_digits(nanoseconds / 1e9)} s"
 

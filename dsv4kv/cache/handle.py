@@ -86,26 +86,27 @@ def build_layers(
         row = rows.get(spec.attn, 0)
         rows[spec.attn] = row + 1
         pool = manager.pools.get(spec.layer_idx)
-        parts: list[CompressedCache | None] = [None, None]
-        if pool is not None:
-            stores = (pool.main, pool.indexer)
-            memory = (states.state, states.indexer_state)
-            for i, compressor in enumerate(compressors[spec.layer_idx]):
-                store, state = stores[i], memory[i]
-                if store is not None and state is not None and compressor is not None:
-                    parts[i] = CompressedCache(store, state[row], compressor)
+        main, indexer = compressors.get(spec.layer_idx, (None, None))
         table = next((t for t in manager.tables if spec.layer_idx in t.group.layers), None)
         layers[spec.layer_idx] = LayerCache(
             schema=schema,
             backend=backend,
             window=states.windows[row],
-            main=parts[0],
-            indexer=parts[1],
+            main=_bind(pool.main if pool else None, states.state, row, main),
+            indexer=_bind(pool.indexer if pool else None, states.indexer_state, row, indexer),
             table=table,
             blocks=table.view(spec.layer_idx) if table else None,
             lane=table.group.lane_of(spec.layer_idx) if table else 0,
         )
     return layers
+
+
+def _bind(
+    store: PageStore | None, states: Tensor | None, row: int, compressor: Compressor | None
+) -> CompressedCache | None:
+    if store is None or states is None or compressor is None:
+        return None
+    return CompressedCache(store, states[row], compressor)
 
 
 class LayerCacheHandle:
@@ -136,7 +137,7 @@ class LayerCacheHandle:
         Raises:
             ConfigError: More tokens of one request than the state can hold until the flush.
         """
-        part, step = self._part(indexer), self._current()
+        part, step = self.part(indexer), self._current()
         if step.max_request_tokens > part.max_append_tokens:
             raise ConfigError(
                 f"{step.max_request_tokens} tokens of a request at once, and its compressor state "
@@ -148,7 +149,7 @@ class LayerCacheHandle:
 
     def flush(self, *, indexer: bool = False) -> None:
         """Write the entries that the step's tokens complete; the state must have the tokens."""
-        part, done = self._part(indexer), self.completed()
+        part, done = self.part(indexer), self.completed()
         self._current()
         if len(done):
             self.layer.backend.flush(
@@ -157,7 +158,7 @@ class LayerCacheHandle:
 
     def compress_chunk(self, kv: Tensor, score: Tensor, *, indexer: bool = False) -> None:
         """Append and flush a prompt chunk of the step's only request: float32[T, C] each."""
-        part, step = self._part(indexer), self._current()
+        part, step = self.part(indexer), self._current()
         if step.num_requests != 1:
             raise ConfigError(f"a chunk belongs to one request, not to {step.num_requests}.")
         slot, start = int(step.request_slots[0]), int(step.positions[0])
@@ -174,7 +175,7 @@ class LayerCacheHandle:
 
     def gather_compressed_kv(self, topk: Tensor, out: Tensor) -> None:
         """Dequantise chosen entries (CSA): topk int32[B, K], −1 for none; out bf16[B, K, D]."""
-        part, step = self._part(indexer=False), self._current()
+        part, step = self.part(indexer=False), self._current()
         self.layer.backend.gather_topk(
             part.store, self._blocks(), step.request_slots, topk, self.lengths(), out
         )
@@ -184,7 +185,7 @@ class LayerCacheHandle:
 
         HCA layers read their compressed KV so, CSA indexers their keys.
         """
-        part, step = self._part(indexer), self._current()
+        part, step = self.part(indexer), self._current()
         self.layer.backend.gather_all(
             part.store, self._blocks(), step.request_slots, self.lengths(), out
         )
@@ -213,7 +214,8 @@ class LayerCacheHandle:
         self._step.check_current()
         return self._step
 
-    def _part(self, indexer: bool) -> CompressedCache:
+    def part(self, indexer: bool) -> CompressedCache:
+        """Compressed KV, or the indexer keys; raises ``ConfigError`` where there are none."""
         part = self.layer.indexer if indexer else self.layer.main
         if part is None:
             raise self._missing("indexer" if indexer else "compressed KV")

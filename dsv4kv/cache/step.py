@@ -72,7 +72,7 @@ class StepBatch:
         self.token_slots = torch.from_numpy(self._token_slots)
         self.positions = torch.from_numpy(self._positions)
         self.tokens_after = torch.from_numpy(end)
-        self._completed: dict[tuple[int, int, int], Completed] = {}
+        self._completed: dict[tuple[int, int, int, int], Completed] = {}
         self._lengths: dict[int, Tensor] = {}
 
     @property
@@ -111,7 +111,7 @@ class StepBatch:
 
     def completed(self, table: BlockTable, lane: int, ratio: int, per_block: int) -> Completed:
         """Entries of ``ratio`` that the step completes, ``per_block`` entries to a block."""
-        key = (id(table), lane, ratio)
+        key = (id(table), lane, ratio, table.returns)
         if key not in self._completed:
             done = (self._positions + 1) % ratio == 0
             slots, positions = self._token_slots[done], self._positions[done]

@@ -19,6 +19,8 @@ class BlockTable:
         allocator: Free blocks of the layers' pools.
         blocks: int32[lanes, slots, width] on the host; ``NO_BLOCK`` beyond what is held.
         held: int64[slots], blocks each slot holds (in every lane).
+        returns: How often blocks were given back. What was worked out from ``blocks`` before may
+            name another request's blocks since.
     """
 
     def __init__(
@@ -30,6 +32,7 @@ class BlockTable:
         width = group.blocks_for(max_context_tokens)
         self.blocks = np.full((group.lanes, num_slots, width), NO_BLOCK, dtype=np.int32)
         self.held = np.zeros(num_slots, dtype=np.int64)
+        self.returns = 0
         self._block_tokens = group.ratio * group.entries_per_block
         self._round_up = self._block_tokens - group.ratio
 
@@ -74,6 +77,7 @@ class BlockTable:
             ids = self.blocks[:, rows, columns].astype(np.int64)
             self.allocator.release(ids[0] if self.group.lanes == 1 else ids)
             self.blocks[:, rows, columns] = NO_BLOCK
+            self.returns += 1
         growth = np.maximum(lacking, 0)
         rows, columns = _cells(slots, held, growth)
         self.blocks[:, rows, columns] = self.allocator.acquire(len(rows))
@@ -88,6 +92,7 @@ class BlockTable:
             self.allocator.release(ids[0] if self.group.lanes == 1 else ids)
             row.fill(NO_BLOCK)
             self.held[slot] = 0
+            self.returns += 1
 
 
 def _cells(slots: Ids, starts: Ids, counts: Ids) -> tuple[Ids, Ids]:

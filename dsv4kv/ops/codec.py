@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from dsv4kv.model.formats import EntryFormat
-from dsv4kv.ops.reference_codec import AMAX_FLOOR, E2M1
+from dsv4kv.ops.reference_codec import AMAX_FLOOR, E2M1, fl32
 
-_LARGEST = {"e4m3": 448.0, "e2m1": 6.0}
+_INVERSE_LARGEST = {"e4m3": fl32(1.0 / 448.0), "e2m1": fl32(1.0 / 6.0)}
 _E2M1_EDGES = ((0.25, False), (0.75, True), (1.25, False), (1.75, True), (2.5, False), (3.5, True))
 _LAST_EDGE = 5.0
 
@@ -76,12 +76,12 @@ def _scales(entry: EntryFormat, groups: Tensor) -> tuple[Tensor | None, Tensor |
     if entry.scale == "none":
         return None, None
     amax = groups.abs().amax(dim=-1).clamp_min_(AMAX_FLOOR[entry.value])
-    scaled = amax * (torch.ones((), dtype=torch.float32) / _LARGEST[entry.value])
+    scaled = amax.mul_(_INVERSE_LARGEST[entry.value])
     if entry.scale == "e4m3":
         stored = scaled.clamp_max_(448.0).to(torch.float8_e4m3fn).view(torch.uint8).clamp_min_(1)
         return stored.view(torch.float8_e4m3fn).float().unsqueeze(-1), stored
-    bits = scaled.view(torch.int32)
-    exponent = (bits >> 23) + ((bits & 0x7FFFFF) != 0)  # biased by 127, rounded up
+    # Biased by 127, rounded up: any mantissa bit carries into the exponent field.
+    exponent = (scaled.view(torch.int32) + 0x7FFFFF) >> 23
     inverse = ((254 - exponent) << 23).view(torch.float32).unsqueeze(-1)
     if entry.scale == "fp32":
         return inverse, (exponent << 23).view(torch.uint8)

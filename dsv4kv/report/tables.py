@@ -15,6 +15,7 @@ from dsv4kv.units import format_bytes
 
 BACKEND_NOTES = {"cpu": "reference CPU backend, not a performance claim"}
 
+_INDEXER = "indexer_"
 _NS_TO_US = 1e-3
 _RATIO_TO_PERCENT = 100.0
 _TOLD_PERCENTILES = (90.0, 99.0)
@@ -48,13 +49,12 @@ def operations_table(case: Case) -> Table:
     The rate is that of ``estimate_rate``: all useful bytes over all time, memcpy's likewise, so
     that the percentage compares like with like.
     """
-    layers = case.cache.layers if case.cache else {}
     operations = case.operations
     times = [_median(operation.samples_ns) for operation in operations]
     rates = [estimate_rate(operation.bytes, operation.samples_ns) for operation in operations]
     yardstick = memcpy_rate(case.memcpy)
     shares = [divide(rate, yardstick) if rate and yardstick else None for rate in rates]
-    rows = [_describe(operation, layers) for operation in operations]
+    rows = [_describe(operation) for operation in operations]
     if case.memcpy:
         rows.append(_describe_memcpy(case.memcpy))
         times.append(_median(case.memcpy.samples_ns))
@@ -100,11 +100,12 @@ def _median(samples_ns: Sequence[int]) -> Estimate | None:
     return summarize(samples_ns).estimate if samples_ns else None
 
 
-def _describe(operation: Operation, layers: dict[str, int]) -> tuple[str, ...]:
-    kind = operation.layer_type
+def _describe(operation: Operation) -> tuple[str, ...]:
+    name = operation.name.removeprefix(_INDEXER)
+    indexer = name != operation.name
     return (
-        operation.name,
-        f"{kind} × {layers[kind]}" if kind in layers else kind,
+        name,
+        f"{operation.layer_type} idx" if indexer else operation.layer_type,
         f"{len(operation.samples_ns):,}",
         f"{sum(operation.entries):,}",
         format_bytes(sum(operation.bytes)),

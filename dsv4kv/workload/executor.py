@@ -133,8 +133,7 @@ class StepExecutor:
     def _append_and_flush(
         self, handle: LayerCacheHandle, step: StepTokens, rows: Tensor | slice, indexer: bool
     ) -> None:
-        part = handle.layer.indexer if indexer else handle.layer.main
-        assert part is not None
+        part = handle.part(indexer)
         with self._recorder.excluded():
             inputs = self._inputs.compressors[part.compressor.channels]
             kv, score = inputs.kv[rows], inputs.score[rows]
@@ -151,8 +150,7 @@ class StepExecutor:
     def _compress_chunk(
         self, handle: LayerCacheHandle, step: StepTokens, rows: Tensor | slice, indexer: bool
     ) -> None:
-        part = handle.layer.indexer if indexer else handle.layer.main
-        assert part is not None
+        part = handle.part(indexer)
         inputs = self._inputs.compressors[part.compressor.channels]
         tokens = step.batch.num_tokens
         moved = traffic.compress_chunk_bytes(
@@ -177,8 +175,7 @@ class StepExecutor:
         self._gather_window(handle, step)
 
     def _gather_topk(self, handle: LayerCacheHandle, step: StepTokens) -> None:
-        part, batch = handle.layer.main, step.batch
-        assert part is not None
+        part, batch = handle.part(indexer=False), step.batch
         with self._recorder.excluded():
             lengths = handle.lengths()
             topk = self._choose(lengths.numpy())
@@ -193,8 +190,7 @@ class StepExecutor:
                 self._observer.entries_gathered(handle.layer, step, topk, out, False)
 
     def _gather_all(self, handle: LayerCacheHandle, step: StepTokens, indexer: bool) -> None:
-        part = handle.layer.indexer if indexer else handle.layer.main
-        assert part is not None
+        part = handle.part(indexer)
         with self._recorder.excluded():
             lengths = handle.lengths()
             found, longest = int(lengths.sum()), int(lengths.max())

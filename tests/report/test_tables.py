@@ -29,7 +29,7 @@ def test_an_operation_is_told_by_work_time_rate_and_share() -> None:
     memcpy = Memcpy(bytes=4096, samples_ns=[1000] * 10)
     text = shown(operations_table(make_case(operations=[operation], memcpy=memcpy)))
     assert row(text, "flush") == [
-        *("flush", "hca × 2", "8", "24", "16.0 KiB"),
+        *("flush", "hca", "8", "24", "16.0 KiB"),
         *("1.00 ± 0.00", "2.05 ± 0.00", "50.0 ± 0.0"),
     ]
     assert row(text, "memcpy") == [
@@ -116,3 +116,9 @@ def test_a_pool_that_differs_from_its_plan_is_marked() -> None:
     pool = make_pool("main", "csa", 2, 256, 19_008, allocated_bytes=1)
     text = shown(cache_table(make_cache(pools=[pool])))
     assert row(text, "main")[-2:] == ["1 B", "✗ differs"]
+
+
+def test_an_indexer_operation_is_told_as_the_operation_on_the_layers_index() -> None:
+    operation = make_operation().model_copy(update={"name": "indexer_flush", "layer_type": "csa"})
+    text = shown(operations_table(make_case(operations=[operation])))
+    assert row(text, "flush")[:2] == ["flush", "csa idx"]

@@ -32,7 +32,8 @@ def state_append(
         state[slots, 1, rows] = biased
         return
     fresh = (positions % compressor.ratio == 0).unsqueeze(1)
-    top, denominator, weighted = state[slots].unbind(1)
+    # Zeroed first: whatever the last group left, a NaN included, must not reach the new one.
+    top, denominator, weighted = state[slots].masked_fill_(fresh.unsqueeze(2), 0.0).unbind(1)
     older = (top.masked_fill(fresh, -torch.inf), denominator, weighted)
     state[slots] = _merge(older, (biased, torch.ones_like(biased), kv))
 

@@ -1,0 +1,46 @@
+"""A kernel launch as data."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+WARP = 32
+MAX_ARGUMENTS = 24
+
+
+@dataclass(frozen=True)
+class KernelModule:
+    """A CUDA source file with its compile-time parameters: what one compilation makes.
+
+    Attributes:
+        source: File in ``kernels/``, without folder.
+        macros: (name, value) of every ``-D``, sorted by name.
+    """
+
+    source: str
+    macros: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of one kernel.
+
+    Attributes:
+        module: What to compile.
+        kernel: Name of the kernel in it.
+        grid: Blocks (x, y).
+        block: Threads of a block, a multiple of 32.
+        arguments: Pointers (tensors) and integers in the kernel's order; a float goes as the
+            integer of its float32 bits.
+    """
+
+    module: KernelModule
+    kernel: str
+    grid: tuple[int, int]
+    block: int
+    arguments: tuple[Tensor | int, ...]
+
+
+def blocks_for(items: int, per_block: int, most: int) -> int:
+    """Blocks that cover ``items``, at least 1 and at most ``most``: kernels stride over the rest."""
+    return max(1, min(-(-items // per_block), most))

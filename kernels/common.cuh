@@ -1,0 +1,73 @@
+// What every kernel shares: vector access and thread numbering. Header-free: NVRTC compiles this
+// without a single include, and a C++ compiler compiles it for the CPU tests (DSV_SHIM).
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef long long i64;
+
+constexpr int kWarpSize = 32;
+constexpr u32 kFullWarp = 0xffffffffu;
+
+__device__ __forceinline__ int lane_id() { return threadIdx.x & (kWarpSize - 1); }
+
+// Number of this warp in the grid and of all warps: kernels stride over their work by warps.
+__device__ __forceinline__ i64 warp_id() {
+    return ((i64)blockIdx.x * blockDim.x + threadIdx.x) / kWarpSize;
+}
+__device__ __forceinline__ i64 warp_count() { return (i64)gridDim.x * blockDim.x / kWarpSize; }
+__device__ __forceinline__ i64 thread_id() { return (i64)blockIdx.x * blockDim.x + threadIdx.x; }
+__device__ __forceinline__ i64 thread_count() { return (i64)gridDim.x * blockDim.x; }
+
+// Loads of data that is read once (past L1) and stores of data that is not read again soon.
+// T is u32, uint2 or uint4; the address is aligned to its size.
+#if defined(DSV_SHIM)
+template <typename T>
+__device__ __forceinline__ T dsv_load(const void* address) {
+    if ((unsigned long)address % sizeof(T)) dsv::fail("misaligned vector load");
+    return *(const T*)address;
+}
+template <typename T>
+__device__ __forceinline__ void dsv_store(void* address, T value) {
+    if ((unsigned long)address % sizeof(T)) dsv::fail("misaligned vector store");
+    *(T*)address = value;
+}
+#else
+template <typename T>
+__device__ __forceinline__ T dsv_load(const void* address);
+template <>
+__device__ __forceinline__ u32 dsv_load<u32>(const void* address) {
+    u32 v;
+    asm("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(address));
+    return v;
+}
+template <>
+__device__ __forceinline__ uint2 dsv_load<uint2>(const void* address) {
+    uint2 v;
+    asm("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+        : "=r"(v.x), "=r"(v.y)
+        : "l"(address));
+    return v;
+}
+template <>
+__device__ __forceinline__ uint4 dsv_load<uint4>(const void* address) {
+    uint4 v;
+    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+        : "l"(address));
+    return v;
+}
+__device__ __forceinline__ void dsv_store(void* address, u32 v) {
+    asm volatile("st.global.cs.u32 [%0], %1;" ::"l"(address), "r"(v) : "memory");
+}
+__device__ __forceinline__ void dsv_store(void* address, uint2 v) {
+    asm volatile("st.global.cs.v2.u32 [%0], {%1, %2};" ::"l"(address), "r"(v.x), "r"(v.y)
+                 : "memory");
+}
+__device__ __forceinline__ void dsv_store(void* address, uint4 v) {
+    asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(v.x), "r"(v.y),
+                 "r"(v.z), "r"(v.w)
+                 : "memory");
+}
+#endif

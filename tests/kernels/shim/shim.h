@@ -1,0 +1,263 @@
+// CPU twin of the CUDA sources: the same file compiled by a C++ compiler, block by block, with a
+// fiber for every thread so that barriers and shuffles really synchronise. Test-only.
+//
+// What is checked that a GPU would not tell: out-of-range accesses (AddressSanitizer), misaligned
+// vector accesses (asserted in dsv_load / dsv_store), barriers that not every thread reaches, and
+// missing barriers (run once more with the fibers in reverse order).
+#pragma once
+
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <ucontext.h>
+
+#include <vector>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+#define __global__ extern "C"
+#define __device__ static
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __restrict__
+#define __shared__ static thread_local  // one OS thread runs a whole block
+
+struct dsv_dim3 {
+    unsigned x, y, z;
+};
+struct uint2 {
+    unsigned x, y;
+};
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
+};
+static inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) {
+    return {x, y, z, w};
+}
+
+static thread_local dsv_dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+namespace dsv {
+
+constexpr int kWarp = 32;
+constexpr size_t kStackBytes = 64 << 10;
+enum class At { kRunning, kWarpBarrier, kBlockBarrier, kDone };
+
+struct Fiber {
+    ucontext_t context;
+    std::vector<char> stack;
+    At at;
+    unsigned exchange[2];
+    void* fake_stack;
+};
+
+using Kernel = void (*)(long, long, long, long, long, long, long, long, long, long, long, long,
+                        long, long, long, long, long, long, long, long, long, long, long, long);
+constexpr int kMaxArguments = 24;
+
+struct Block {
+    std::vector<Fiber> fibers;
+    ucontext_t scheduler;
+    int current;
+    Kernel kernel;
+    const long* arguments;
+    const void* scheduler_stack;
+    size_t scheduler_stack_bytes;
+    void* scheduler_fake_stack;
+};
+
+static thread_local Block* block;
+
+static inline void fail(const char* what) {
+    fprintf(stderr, "shim: %s (block %u, thread %u)\n", what, blockIdx.x, threadIdx.x);
+    abort();
+}
+
+static inline void yield_at(At at) {
+    Fiber& fiber = block->fibers[block->current];
+    fiber.at = at;
+    unsigned thread = threadIdx.x;
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_start_switch_fiber(at == At::kDone ? nullptr : &fiber.fake_stack,
+                                   block->scheduler_stack, block->scheduler_stack_bytes);
+#endif
+    swapcontext(&fiber.context, &block->scheduler);
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(fiber.fake_stack, &block->scheduler_stack,
+                                    &block->scheduler_stack_bytes);
+#endif
+    threadIdx.x = thread;
+}
+
+static void enter() {
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(nullptr, &block->scheduler_stack,
+                                    &block->scheduler_stack_bytes);
+#endif
+    const long* a = block->arguments;
+    block->kernel(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11], a[12],
+                  a[13], a[14], a[15], a[16], a[17], a[18], a[19], a[20], a[21], a[22], a[23]);
+    yield_at(At::kDone);
+}
+
+static inline void resume(int thread) {
+    Fiber& fiber = block->fibers[thread];
+    block->current = thread;
+    threadIdx = {unsigned(thread), 0, 0};
+    fiber.at = At::kRunning;
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_start_switch_fiber(&block->scheduler_fake_stack, fiber.stack.data(),
+                                   fiber.stack.size());
+#endif
+    swapcontext(&block->scheduler, &fiber.context);
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(block->scheduler_fake_stack, nullptr, nullptr);
+#endif
+}
+
+// Whether every thread of [first, last) that has not ended waits at this barrier.
+static inline bool all_at(int first, int last, At at) {
+    bool any = false;
+    for (int t = first; t < last; ++t) {
+        At now = block->fibers[t].at;
+        if (now != at && now != At::kDone) return false;
+        any = any || now == at;
+    }
+    return any;
+}
+
+static inline void run_block(int threads, bool reversed) {
+    for (int t = 0; t < threads; ++t) {
+        Fiber& fiber = block->fibers[t];
+        getcontext(&fiber.context);
+        fiber.context.uc_stack.ss_sp = fiber.stack.data();
+        fiber.context.uc_stack.ss_size = fiber.stack.size();
+        fiber.context.uc_link = nullptr;
+        fiber.fake_stack = nullptr;
+        makecontext(&fiber.context, enter, 0);
+    }
+    auto run = [&](int first, int last) {
+        for (int i = first; i < last; ++i) {
+            int t = reversed ? last - 1 - (i - first) : i;
+            if (block->fibers[t].at != At::kDone) resume(t);
+        }
+    };
+    for (int t = 0; t < threads; ++t) block->fibers[t].at = At::kRunning;
+    run(0, threads);
+    for (;;) {
+        bool moved = false;
+        for (int first = 0; first < threads; first += kWarp) {
+            int last = first + kWarp < threads ? first + kWarp : threads;
+            while (all_at(first, last, At::kWarpBarrier)) {
+                run(first, last);
+                moved = true;
+            }
+        }
+        if (moved) continue;
+        if (all_at(0, threads, At::kBlockBarrier)) {
+            run(0, threads);
+            continue;
+        }
+        for (int t = 0; t < threads; ++t) {
+            if (block->fibers[t].at != At::kDone) fail("a barrier that not every thread reaches");
+        }
+        return;
+    }
+}
+
+}  // namespace dsv
+
+static inline void __syncthreads() { dsv::yield_at(dsv::At::kBlockBarrier); }
+static inline void __syncwarp(unsigned = 0xffffffffu) { dsv::yield_at(dsv::At::kWarpBarrier); }
+
+template <typename T>
+static inline T __shfl_sync(unsigned, T value, int source_lane, int = 32) {
+    static_assert(sizeof(T) == 4, "shuffles move 32 bits");
+    int thread = dsv::block->current;
+    unsigned bits;
+    memcpy(&bits, &value, 4);
+    dsv::block->fibers[thread].exchange[0] = bits;
+    __syncwarp();
+    int source = (thread & ~31) | (source_lane & 31);
+    bits = dsv::block->fibers[source].exchange[0];
+    __syncwarp();  // nobody overwrites before everybody has read
+    memcpy(&value, &bits, 4);
+    return value;
+}
+template <typename T>
+static inline T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32) {
+    return __shfl_sync(mask, value, (dsv::block->current & 31) ^ lane_mask, width);
+}
+template <typename T>
+static inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32) {
+    int lane = dsv::block->current & 31;
+    T moved = __shfl_sync(mask, value, lane >= int(delta) ? lane - int(delta) : lane, width);
+    return lane >= int(delta) ? moved : value;
+}
+static inline unsigned __ballot_sync(unsigned mask, int predicate) {
+    unsigned votes = predicate ? 1u << (dsv::block->current & 31) : 0u;
+    for (int step = 16; step > 0; step >>= 1) votes |= __shfl_xor_sync(mask, votes, step);
+    return votes;
+}
+
+static inline unsigned __float_as_uint(float value) {
+    unsigned bits;
+    memcpy(&bits, &value, 4);
+    return bits;
+}
+static inline float __uint_as_float(unsigned bits) {
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+static inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
+    unsigned long long both = (unsigned long long)b << 32 | a;
+    unsigned result = 0;
+    for (int i = 0; i < 4; ++i) {
+        result |= unsigned(both >> (8 * (selector >> (4 * i) & 7)) & 0xff) << (8 * i);
+    }
+    return result;
+}
+static inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+static inline int __clz(int bits) { return bits ? __builtin_clz(unsigned(bits)) : 32; }
+static inline float rsqrtf(float value) { return 1.0f / sqrtf(value); }
+static inline float __fdividef(float a, float b) { return a / b; }
+template <typename T>
+static inline T atomicAdd(T* where, T value) {
+    return __atomic_fetch_add(where, value, __ATOMIC_RELAXED);
+}
+static inline int min(int a, int b) { return a < b ? a : b; }
+static inline int max(int a, int b) { return a > b ? a : b; }
+
+// Runs a kernel: every block of the grid, arguments as 64-bit words.
+extern "C" __attribute__((visibility("default"))) void dsv_shim_run(void* kernel, int grid_x,
+                                                                    int grid_y, int threads,
+                                                                    const long* arguments,
+                                                                    int count, int reversed) {
+    long words[dsv::kMaxArguments] = {};
+    if (count > dsv::kMaxArguments) dsv::fail("too many arguments");
+    memcpy(words, arguments, sizeof(long) * count);
+#pragma omp parallel
+    {
+        dsv::Block mine;
+        mine.fibers.resize(threads);
+        for (auto& fiber : mine.fibers) fiber.stack.resize(dsv::kStackBytes);
+        mine.kernel = reinterpret_cast<dsv::Kernel>(kernel);
+        mine.arguments = words;
+        mine.scheduler_fake_stack = nullptr;
+        dsv::block = &mine;
+        blockDim = {unsigned(threads), 1, 1};
+        gridDim = {unsigned(grid_x), unsigned(grid_y), 1};
+#pragma omp for schedule(static)
+        for (int index = 0; index < grid_x * grid_y; ++index) {
+            int at = reversed ? grid_x * grid_y - 1 - index : index;
+            blockIdx = {unsigned(at % grid_x), unsigned(at / grid_x), 0};
+            dsv::run_block(threads, reversed);
+        }
+    }
+}

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dsv4kv.errors import ConfigError
 from dsv4kv.model.formats import PageLayout
 
 
@@ -21,6 +22,15 @@ class PageStore:
 
     layout: PageLayout
     pages: Tensor
+
+    def __post_init__(self) -> None:
+        size, entries = self.layout.page_bytes, self.layout.entries
+        for row in (self.layout.format.data_row_bytes, self.layout.format.scale_row_bytes):
+            if row and size % row:
+                raise ConfigError(
+                    f"a page of {entries} {self.layout.format.name} entries has {size} B, no "
+                    f"whole number of its rows of {row} B: choose a multiple of 32 entries."
+                )
 
     @classmethod
     def allocate(cls, layout: PageLayout, num_pages: int, device: torch.device) -> "PageStore":

@@ -1,0 +1,148 @@
+"""Formats, poisoned pages and random tensors that the operation tests share."""
+
+import functools
+
+import pytest
+import torch
+from torch import Tensor
+
+from dsv4kv.model.formats import FORMATS, EntryFormat, PageLayout
+from dsv4kv.model.presets import load_model
+from dsv4kv.model.schedule import AttentionType, LayerSpec
+from dsv4kv.ops import cpu, reference, reference_codec
+from dsv4kv.ops.compressor import Compressor, random_compressor
+from dsv4kv.ops.storage import PageStore
+
+POISON = 0xA5
+NOT_A_NUMBER = 0xFF  # NaN as bf16, as e4m3 and as a scale; −6 · 2^128 as e2m1
+
+ENTRIES: dict[str, EntryFormat] = {
+    f"{entry.name}-{entry.dims}": entry for table in FORMATS.values() for entry in table.values()
+}
+"""Every different format there is."""
+
+SMALL = EntryFormat("bf16", "bf16", 8)
+"""Cheap and exact: for tests of where things go."""
+
+each_entry = pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
+each_backend = pytest.mark.parametrize("backend", [reference, cpu], ids=["reference", "cpu"])
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def random_values(entry: EntryFormat, count: int, seed: int) -> Tensor:
+    """bf16[count, D] over many magnitudes: no two groups have one scale in common."""
+    random = generator(seed)
+    values = torch.randn(count, entry.dims, generator=random)
+    powers = torch.randint(-12, 8, (count, entry.dims // 16), generator=random)
+    return (values * 2.0 ** powers.repeat_interleave(16, dim=1)).bfloat16()
+
+
+def poisoned_store(
+    entry: EntryFormat, entries: int = 32, pages: int = 3, poison: int = POISON
+) -> PageStore:
+    store = PageStore.allocate(PageLayout(entry, entries), pages, torch.device("cpu"))
+    store.pages.fill_(poison)
+    return store
+
+
+def twin(store: PageStore) -> PageStore:
+    """A copy that shares no memory."""
+    return PageStore(store.layout, store.pages.clone())
+
+
+def read_entries(store: PageStore, entries: list[int]) -> Tensor:
+    """Decode physical entries with the reference codec: bf16[n, D]."""
+    decoded = []
+    for entry in entries:
+        page, row = divmod(entry, store.layout.entries)
+        content, layout = bytes(store.pages[page].tolist()), store.layout
+        data, scale = layout.data_offset(row), layout.scale_offset(row)
+        decoded.append(
+            reference_codec.decode(
+                layout.format,
+                content[data : data + layout.format.data_row_bytes],
+                content[scale : scale + layout.format.scale_row_bytes],
+            )
+        )
+    return torch.tensor(decoded, dtype=torch.float64).bfloat16()
+
+
+def nan_output(*shape: int) -> Tensor:
+    """An output that nobody has written yet: bf16."""
+    return torch.full(shape, torch.nan, dtype=torch.bfloat16)
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Equal shape and bytes: tells −0 from 0 and takes NaN as equal to itself."""
+    return a.shape == b.shape and torch.equal(
+        a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)
+    )
+
+
+@functools.cache
+def full_size_compressor(kind: str) -> Compressor:
+    """DeepSeek-V4-Flash's compressor of a ``csa`` or ``hca`` layer, or of an ``indexer``."""
+    config = load_model("v4-flash")
+    attention = AttentionType.HCA if kind == "hca" else AttentionType.CSA
+    spec = LayerSpec(2, attention, 128 if kind == "hca" else 4, 2)
+    indexer = kind == "indexer"
+    return random_compressor(config, spec, generator(7), indexer=indexer, hadamard=indexer)
+
+
+def small_compressor(ratio: int, overlap: bool, dim: int = 16) -> Compressor:
+    """Half of the channels are rotated."""
+    random = generator(11)
+    return Compressor(
+        ratio=ratio,
+        dim=dim,
+        overlap=overlap,
+        ape=torch.randn(ratio, dim * (2 if overlap else 1), generator=random),
+        norm_weight=1 + 0.1 * torch.randn(dim, generator=random),
+        norm_eps=1e-6,
+        inverse_frequencies=torch.logspace(0, -3, dim // 4, dtype=torch.float64),
+    )
+
+
+def bf16_entry(compressor: Compressor) -> EntryFormat:
+    """The format that shows a compressor's entries as they are."""
+    return EntryFormat("bf16", "bf16", compressor.dim)
+
+
+def fresh_ring(compressor: Compressor, slots: int = 1, drafts: int = 0) -> Tensor:
+    """Ring states of requests without tokens: kv 0, score −inf."""
+    state = torch.zeros(slots, 2, compressor.rows + drafts, compressor.channels)
+    state[:, 1] = -torch.inf
+    return state
+
+
+def fresh_online(compressor: Compressor, slots: int = 1) -> Tensor:
+    """Online states of requests without tokens: max −inf, sums 0."""
+    state = torch.zeros(slots, 3, compressor.channels)
+    state[:, 0] = -torch.inf
+    return state
+
+
+def random_tokens(compressor: Compressor, count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """(kv, score) of tokens, float32[count, C]; scores wide enough to make weights uneven."""
+    random = generator(seed)
+    kv = torch.randn(count, compressor.channels, generator=random)
+    return kv, 3 * torch.randn(count, compressor.channels, generator=random)
+
+
+# Neighbouring codes differ by at most this part of the larger one, or of the group's maximum
+# where that is near zero. The fast pooling is in float32, the reference in float64: a value near
+# a rounding boundary may fall on the other side.
+_STEP = {"bf16": (2.0**-7, 2.0**-16), "e4m3": (2.0**-3, 2.0**-16), "e2m1": (0.5, 1 / 6)}
+
+
+def within_one_step(entry: EntryFormat, found: Tensor, expected: Tensor) -> bool:
+    """Every value within one step of the format, and all but 1 % (or three) of them equal."""
+    a, b = found.double(), expected.double()
+    part, floor = _STEP[entry.value]
+    size = torch.maximum(a.abs(), b.abs())
+    allowed = part * size + floor * size.amax(dim=-1, keepdim=True)
+    different = int((a != b).count_nonzero())
+    return bool(((a - b).abs() <= allowed).all()) and different <= max(3, 0.01 * a.numel())

@@ -1,0 +1,169 @@
+"""What an entry is, from the report's formulas in float64 with complex rotations."""
+
+from dataclasses import replace
+from types import ModuleType
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from dsv4kv.ops import cpu
+from dsv4kv.ops.compressor import Compressor
+from tests.ops.samples import (
+    bf16_entry,
+    each_backend,
+    fresh_ring,
+    full_size_compressor,
+    poisoned_store,
+    random_tokens,
+    read_entries,
+    small_compressor,
+)
+
+LAST_ENTRY = 1_048_576 // 4 - 1
+
+
+def _assert_rounded(found: Tensor, exact: Tensor) -> None:
+    """A rounding to bf16 is at most 2^-8 of the value; float32 pooling adds less than 1e-5."""
+    torch.testing.assert_close(found, exact, rtol=2.0**-8, atol=1e-5)
+
+
+def _entry(compressor: Compressor, kv: Tensor, score: Tensor, position: int) -> Tensor:
+    """Entry from the rows it pools, biased scores: float64[d]."""
+    weight = torch.softmax(score.double(), dim=0)
+    pooled = (weight * kv.double()).sum(dim=0)
+    normed = pooled / (pooled.square().mean() + compressor.norm_eps).sqrt()
+    normed = normed * compressor.norm_weight.double()
+    pairs = len(compressor.inverse_frequencies)
+    tail = torch.view_as_complex(normed[-2 * pairs :].view(pairs, 2).contiguous())
+    angle = position * compressor.inverse_frequencies
+    tail = tail * torch.polar(torch.ones_like(angle), angle)
+    return torch.cat([normed[: -2 * pairs], torch.view_as_real(tail).flatten()])
+
+
+def _halves(compressor: Compressor, rows: Tensor) -> Tensor:
+    """Previous tokens give their first d channels, current tokens their second."""
+    if not compressor.overlap:
+        return rows
+    m, d = compressor.ratio, compressor.dim
+    return torch.cat([rows[:m, :d], rows[m:, d:]])
+
+
+def _flushed(backend: ModuleType, compressor: Compressor, state: Tensor, position: int) -> Tensor:
+    """The entry that ends at ``position`` of slot 0: float64[d]."""
+    store = poisoned_store(bf16_entry(compressor), entries=1, pages=1)
+    where = torch.tensor([0]), torch.tensor([position])
+    backend.flush(compressor, state, *where, store, torch.tensor([0]))
+    return read_entries(store, [0])[0].double()
+
+
+@each_backend
+@pytest.mark.parametrize("kind", ["csa", "hca"])
+@settings(max_examples=10, deadline=None)
+@given(st.integers(1, 8191), st.integers(0, 2**32 - 1))
+def test_entry_pools_normalises_and_rotates_as_the_report_says(
+    backend: ModuleType, kind: str, index: int, seed: int
+) -> None:
+    compressor = full_size_compressor(kind)
+    m, rows = compressor.ratio, compressor.rows
+    end = (index + 1) * m - 1
+    positions = torch.arange(end + 1 - rows, end + 1)
+    kv, score = random_tokens(compressor, rows, seed)
+    state = fresh_ring(compressor)
+    backend.state_append(compressor, state, kv, score, torch.zeros(rows).long(), positions)
+    biased = score + compressor.ape[positions % m]
+    expected = _entry(compressor, _halves(compressor, kv), _halves(compressor, biased), index * m)
+    found = _flushed(backend, compressor, state, end)
+    _assert_rounded(found, expected)
+
+
+@each_backend
+def test_first_csa_entry_pools_only_its_own_four_tokens(backend: ModuleType) -> None:
+    compressor = full_size_compressor("csa")
+    state, (kv, score) = fresh_ring(compressor), random_tokens(compressor, 4, seed=3)
+    where = torch.zeros(4).long(), torch.arange(4)
+    backend.state_append(compressor, state, kv, score, *where)
+    biased = (score + compressor.ape)[:, 512:]
+    expected = _entry(compressor, kv[:, 512:], biased, 0)
+    _assert_rounded(_flushed(backend, compressor, state, 3), expected)
+
+
+@each_backend
+def test_recycled_state_gives_a_fresh_first_entry_once_it_is_reset(backend: ModuleType) -> None:
+    # Without the reset, the first entry would pool rows of the request before. DeepSeek's
+    # reference code has that bug.
+    compressor = full_size_compressor("csa")
+    kv, score = random_tokens(compressor, 4, seed=4)
+    fresh, stale = fresh_ring(compressor), fresh_ring(compressor)
+    backend.state_append(
+        compressor, stale, *random_tokens(compressor, 8, 5), torch.zeros(8).long(), torch.arange(8)
+    )
+    recycled = stale.clone()
+    recycled[:, 0], recycled[:, 1] = 0.0, -torch.inf
+    entries = []
+    for state in (fresh, recycled, stale):
+        backend.state_append(compressor, state, kv, score, torch.zeros(4).long(), torch.arange(4))
+        entries.append(_flushed(backend, compressor, state, 3))
+    assert torch.equal(entries[0], entries[1])
+    assert not torch.equal(entries[0], entries[2])
+
+
+@each_backend
+@settings(max_examples=40, deadline=None)
+@given(st.one_of(st.integers(0, 1000), st.integers(0, LAST_ENTRY)), st.integers(0, 31))
+def test_rope_turns_interleaved_pairs_at_the_groups_first_position(
+    backend: ModuleType, index: int, pair: int
+) -> None:
+    compressor = replace(full_size_compressor("csa"), norm_weight=torch.ones(512))
+    unit = torch.zeros(512)
+    unit[448 + 2 * pair] = 1.0
+    state = _constant_state(compressor, unit)
+    found = _flushed(backend, compressor, state, 4 * index + 3)
+    angle = 4 * index * compressor.inverse_frequencies[pair]
+    length = (1 / 512 + compressor.norm_eps) ** -0.5  # of a unit vector after RMSNorm
+    expected = torch.zeros(512, dtype=torch.float64)
+    expected[448 + 2 * pair] = angle.cos() * length
+    expected[448 + 2 * pair + 1] = angle.sin() * length
+    _assert_rounded(found, expected)
+
+
+@each_backend
+def test_first_448_channels_do_not_rotate_and_take_the_norm_weight(backend: ModuleType) -> None:
+    compressor = replace(full_size_compressor("csa"), norm_weight=torch.arange(512) / 64)
+    found = _flushed(
+        backend, compressor, _constant_state(compressor, -torch.ones(512)), 4 * 999 + 3
+    )
+    torch.testing.assert_close(
+        found[:448], -compressor.norm_weight[:448].double(), rtol=2.0**-8, atol=0
+    )
+
+
+@each_backend
+def test_rmsnorm_keeps_tiny_entries_finite(backend: ModuleType) -> None:
+    compressor = small_compressor(4, overlap=True)
+    assert not bool(
+        _flushed(backend, compressor, _constant_state(compressor, torch.zeros(16)), 7).any()
+    )
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_large_scores_do_not_overflow_the_softmax(overlap: bool) -> None:
+    compressor = small_compressor(4, overlap)
+    state, (kv, score) = fresh_ring(compressor), random_tokens(compressor, compressor.rows, seed=6)
+    positions = torch.arange(8, 8 + compressor.rows)
+    score[1] += 1e4
+    score[-1] += 1e4
+    cpu.state_append(compressor, state, kv, score, torch.zeros_like(positions), positions)
+    biased = score + compressor.ape[positions % 4]
+    end = int(positions[-1])
+    expected = _entry(compressor, _halves(compressor, kv), _halves(compressor, biased), end - 3)
+    _assert_rounded(_flushed(cpu, compressor, state, end), expected)
+
+
+def _constant_state(compressor: Compressor, kv: Tensor) -> Tensor:
+    """A state whose every row holds this vector in both halves, so that it is what pools."""
+    state = torch.zeros(1, 2, compressor.rows, compressor.channels)
+    state[0, 0] = kv.repeat(compressor.channels // compressor.dim)
+    return state

@@ -1,0 +1,89 @@
+"""Where bytes lie in a page: interchangeable with FlashMLA, vLLM, SGLang and FlashInfer."""
+
+from types import ModuleType
+
+import pytest
+import torch
+
+from dsv4kv.errors import ConfigError
+from dsv4kv.model.formats import EntryFormat, PageLayout, Place, entry_format
+from dsv4kv.ops import cpu, reference_codec
+from dsv4kv.ops.storage import PageStore
+from tests.ops.samples import POISON, each_backend, each_entry, poisoned_store, random_values
+
+FP8_DS_MLA = entry_format("main", "fp8_ds_mla")
+
+
+@pytest.mark.parametrize(
+    ("entries", "page_bytes"),
+    [(1, 1_152), (2, 1_728), (32, 19_008), (64, 37_440), (256, 149_760)],
+)
+def test_fp8_ds_mla_page_has_the_published_size(entries: int, page_bytes: int) -> None:
+    assert poisoned_store(FP8_DS_MLA, entries, pages=2).pages.shape == (2, page_bytes)
+
+
+@each_backend
+@pytest.mark.parametrize("entries", [1, 2, 64, 131])
+def test_fp8_ds_mla_entry_lies_where_other_engines_put_it(
+    backend: ModuleType, entries: int
+) -> None:
+    store = poisoned_store(FP8_DS_MLA, entries, pages=2)
+    row = entries - 1
+    backend.entry_insert(store, torch.ones(1, 512).bfloat16(), torch.tensor([entries + row]))
+    expected = torch.full_like(store.pages, POISON)
+    page = expected[1]
+    # 1.0 = 256 · 2^-8: e4m3 code 0x78 in groups with scale byte 119; 1.0 as bf16 is 0x3F80.
+    page[row * 576 : row * 576 + 448] = 0x78
+    page[row * 576 + 448 : row * 576 + 576 : 2] = 0x80
+    page[row * 576 + 449 : row * 576 + 576 : 2] = 0x3F
+    scale = entries * 576 + row * 8
+    page[scale : scale + 7] = 119
+    page[scale + 7] = 0
+    assert torch.equal(store.pages, expected)
+
+
+@each_backend
+@each_entry
+def test_insert_touches_only_the_two_rows_of_its_entry(
+    backend: ModuleType, entry: EntryFormat
+) -> None:
+    store, values = poisoned_store(entry), random_values(entry, 4, seed=2)
+    written = [0, 31, 32 + 7, 95]
+    backend.entry_insert(store, values, torch.tensor(written))
+    expected = torch.full_like(store.pages, POISON)
+    for value, index in zip(values.float().tolist(), written, strict=True):
+        page, row = divmod(index, 32)
+        data, scales = reference_codec.encode(entry, value)
+        start = row * len(data)
+        expected[page, start : start + len(data)] = torch.tensor(list(data))
+        start = 32 * len(data) + row * len(scales)
+        expected[page, start : start + len(scales)] = torch.tensor(list(scales)).byte()
+    assert torch.equal(store.pages, expected)
+
+
+@pytest.mark.parametrize(("name", "value_bytes"), [("fp8", 128), ("mxfp4", 64)])
+def test_indexer_page_holds_all_values_then_all_scales(name: str, value_bytes: int) -> None:
+    entry = entry_format("indexer", name)
+    store = poisoned_store(entry, pages=1)
+    cpu.entry_insert(store, torch.ones(32, 128).bfloat16(), torch.arange(32))
+    assert store.pages.shape == (1, 32 * value_bytes + 32 * 4)
+    values, scales = store.pages[0, : 32 * value_bytes], store.pages[0, 32 * value_bytes :]
+    assert len(set(values.tolist())) == 1
+    assert torch.equal(scales.view(32, 4), scales[:4].expand(32, 4))
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "entries"), [("indexer", "mxfp4", 8), ("indexer", "fp8", 16)]
+)
+def test_page_that_is_no_whole_number_of_rows_is_refused(
+    place: Place, name: str, entries: int
+) -> None:
+    # Its second page would start in the middle of a row: entries would land on scales.
+    with pytest.raises(ConfigError, match=f"a page of {entries} {name} entries has"):
+        poisoned_store(entry_format(place, name), entries)
+
+
+def test_allocated_pages_are_zero() -> None:
+    store = PageStore.allocate(PageLayout(FP8_DS_MLA, 32), 2, torch.device("cpu"))
+    assert not bool(store.pages.any())
+    assert store.num_entries == 64

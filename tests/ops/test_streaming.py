@@ -1,0 +1,162 @@
+"""How a request's tokens arrive makes no difference to its entries: not in a single bit."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dsv4kv.model.formats import EntryFormat, entry_format
+from dsv4kv.ops import cpu
+from dsv4kv.ops.cpu import compression
+from tests.ops.samples import (
+    bf16_entry,
+    fresh_ring,
+    full_size_compressor,
+    generator,
+    poisoned_store,
+    random_tokens,
+)
+from tests.ops.streams import Request, partitions
+
+# Ratio, longest piece and most pieces: pieces go well beyond a ring of 8 or 128 rows.
+SIZES = {"csa": (4, 30, 8), "indexer": (4, 30, 8), "hca": (128, 300, 4)}
+ENTRIES = 64  # more than any of these requests completes
+
+seeds = st.integers(0, 2**32 - 1)
+each_kind = pytest.mark.parametrize("kind", SIZES)
+each_drafts = pytest.mark.parametrize("drafts", [0, 3])
+some = settings(max_examples=25, deadline=None)
+
+
+def _request(
+    kind: str, count: int, seed: int, drafts: int, entry: EntryFormat | None = None
+) -> Request:
+    compressor = full_size_compressor(kind)
+    entry = entry or bf16_entry(compressor)
+    store = poisoned_store(entry, entries=ENTRIES, pages=1)
+    state = fresh_ring(compressor, drafts=drafts)
+    return Request(compressor, state, store, *random_tokens(compressor, count, seed))
+
+
+def _equal(a: Request, b: Request) -> bool:
+    return torch.equal(a.store.pages, b.store.pages) and torch.equal(a.state, b.state)
+
+
+@each_drafts
+@each_kind
+@some
+@given(data=st.data(), seed=seeds)
+def test_tokens_chunks_and_one_prompt_give_equal_pages_and_states(
+    kind: str, drafts: int, data: st.DataObject, seed: int
+) -> None:
+    sizes = data.draw(partitions(*SIZES[kind]))
+    streamed, chunked, whole = (_request(kind, sum(sizes), seed, drafts) for _ in range(3))
+    streamed.append(sum(sizes))
+    chunked.feed(("chunk", size) for size in sizes)
+    whole.chunk(sum(sizes))
+    assert _equal(streamed, chunked)
+    assert _equal(streamed, whole)
+
+
+@each_drafts
+@each_kind
+@some
+@given(data=st.data(), seed=seeds)
+def test_chunks_and_tokens_in_turns_give_equal_pages_and_states(
+    kind: str, drafts: int, data: st.DataObject, seed: int
+) -> None:
+    sizes = data.draw(partitions(*SIZES[kind]))
+    ways = data.draw(
+        st.lists(st.sampled_from(["append", "chunk"]), min_size=len(sizes), max_size=len(sizes))
+    )
+    mixed, whole = (_request(kind, sum(sizes), seed, drafts) for _ in range(2))
+    mixed.feed(zip(ways, sizes, strict=True))
+    whole.chunk(sum(sizes))
+    assert _equal(mixed, whole)
+
+
+@pytest.mark.parametrize(
+    ("kind", "entry"),
+    [
+        ("csa", entry_format("main", "fp8_ds_mla")),
+        ("hca", entry_format("main", "fp8_ds_mla")),
+        ("indexer", entry_format("indexer", "mxfp4")),
+    ],
+    ids=["csa", "hca", "indexer"],
+)
+def test_stored_bytes_of_the_models_own_formats_are_equal(kind: str, entry: EntryFormat) -> None:
+    _, longest, _ = SIZES[kind]
+    count = 3 * longest + 1
+    streamed, chunked = (_request(kind, count, 5, 0, entry) for _ in range(2))
+    streamed.append(count)
+    chunked.feed([("chunk", longest), ("chunk", 1), ("chunk", 2 * longest)])
+    assert _equal(streamed, chunked)
+
+
+@each_kind
+def test_a_batch_of_requests_gives_the_pages_of_each_alone(kind: str) -> None:
+    compressor = full_size_compressor(kind)
+    m, requests, groups = compressor.ratio, 3, 2
+    alone = [_request(kind, groups * m, seed, 0) for seed in range(requests)]
+    for request in alone:
+        request.append(groups * m)
+    state = fresh_ring(compressor, requests)
+    store = poisoned_store(bf16_entry(compressor), ENTRIES, requests)
+    slots = torch.arange(requests)
+    for t in range(groups * m):
+        kv = torch.stack([request.kv[t] for request in alone])
+        score = torch.stack([request.score[t] for request in alone])
+        positions = torch.full((requests,), t)
+        cpu.state_append(compressor, state, kv, score, slots, positions)
+        if (t + 1) % m == 0:
+            entries = slots * store.layout.entries + t // m
+            cpu.flush(compressor, state, slots, positions, store, entries)
+    assert torch.equal(store.pages, torch.cat([request.store.pages for request in alone]))
+    assert torch.equal(state, torch.cat([request.state for request in alone]))
+
+
+@each_kind
+@some
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=20), seeds)
+def test_rejected_drafts_leave_no_trace_in_the_entries(
+    kind: str, accepted: list[int], seed: int
+) -> None:
+    """Each step appends 4 tokens, of which the last ones may be rejected and written anew."""
+    compressor = full_size_compressor(kind)
+    start, count = compressor.ratio - 2, sum(accepted)
+    plain, drafting = (_request(kind, start + count + 4, seed, 3) for _ in range(2))
+    plain.append(start + count)
+    drafting.chunk(start)
+    for kept in accepted:
+        _draft_step(drafting, kept)
+    assert torch.equal(plain.store.pages, drafting.store.pages)
+
+
+def _draft_step(request: Request, kept: int) -> None:
+    tokens = slice(request.fed, request.fed + 4)
+    kv, score = request.kv[tokens].clone(), request.score[tokens].clone()
+    kv[kept:], score[kept:] = 1e6, 1e3  # rejected
+    slots, positions = torch.zeros(4).long(), torch.arange(tokens.start, tokens.stop)
+    compressor = request.compressor
+    cpu.state_append(compressor, request.state, kv, score, slots, positions)
+    done = positions[:kept][(positions[:kept] + 1) % compressor.ratio == 0]
+    cpu.flush(
+        compressor,
+        request.state,
+        torch.zeros_like(done),
+        done,
+        request.store,
+        done // compressor.ratio,
+    )
+    request.fed += kept
+
+
+@pytest.mark.parametrize(("rows", "dim"), [(8, 512), (8, 128), (128, 512)])
+def test_pooling_one_group_gives_the_bits_of_pooling_many(rows: int, dim: int) -> None:
+    # Float32, before any rounding could hide a difference; rows as a ring hands them out. 70
+    # groups of 128 rows are more than are pooled at once.
+    random = generator(9)
+    kv, score = (torch.randn(70, rows, 2, dim, generator=random)[:, :, 0] for _ in range(2))
+    many = compression._pool(kv.contiguous(), score.contiguous())
+    single = [compression._pool(kv[i : i + 1], score[i : i + 1]) for i in range(70)]
+    assert torch.equal(many, torch.cat(single))

@@ -1,0 +1,93 @@
+"""Bytes that operations must move, summed by hand from the layouts."""
+
+import pytest
+
+from dsv4kv.model.formats import entry_format
+from dsv4kv.ops import traffic
+from tests.ops.samples import full_size_compressor, poisoned_store
+
+FP8_DS_MLA = entry_format("main", "fp8_ds_mla")
+MXFP4 = entry_format("indexer", "mxfp4")
+CSA, HCA, INDEXER = (full_size_compressor(kind) for kind in ("csa", "hca", "indexer"))
+
+# An fp8_ds_mla entry is 584 B and decodes to 512 bf16, 1024 B: 1608 B. An mxfp4 key is 68 B and
+# decodes to 128 bf16, 256 B.
+
+
+def test_insert_reads_value_and_index_and_writes_the_entry() -> None:
+    assert traffic.insert_bytes(FP8_DS_MLA, 1) == 1616
+    assert traffic.insert_bytes(FP8_DS_MLA, 1000) == 1_616_000
+    assert traffic.insert_bytes(MXFP4, 10) == 10 * (256 + 8 + 68)
+
+
+def test_topk_gather_moves_an_int32_index_and_1608_bytes_per_entry() -> None:
+    assert traffic.gather_topk_bytes(FP8_DS_MLA, 1, 1) == 1612
+    assert traffic.gather_topk_bytes(FP8_DS_MLA, 512, 512) == 512 * 1612
+
+
+def test_topk_gather_pays_four_bytes_for_an_index_of_nothing() -> None:
+    assert traffic.gather_topk_bytes(FP8_DS_MLA, 10, 16) == 10 * 1608 + 16 * 4
+
+
+def test_dense_gather_moves_1608_bytes_per_entry_and_4_per_block() -> None:
+    assert traffic.gather_all_bytes(FP8_DS_MLA, 100, 4) == 100 * 1608 + 4 * 4
+    assert traffic.gather_all_bytes(MXFP4, 64, 2) == 64 * (68 + 256) + 2 * 4
+
+
+def test_window_gather_moves_1608_bytes_per_entry_and_8_per_request() -> None:
+    assert traffic.gather_window_bytes(FP8_DS_MLA, 128, 1) == 128 * 1608 + 8
+    assert traffic.gather_window_bytes(FP8_DS_MLA, 3 * 128 + 5, 4) == 389 * 1608 + 4 * 8
+
+
+def test_state_append_reads_and_writes_kv_and_score() -> None:
+    assert traffic.state_append_bytes(CSA, 1, online=False) == 2 * (1024 + 1024) * 4
+    assert traffic.state_append_bytes(HCA, 10, online=False) == 10 * 2 * (512 + 512) * 4
+    assert traffic.state_append_bytes(INDEXER, 1, online=False) == 2 * (256 + 256) * 4
+
+
+def test_online_append_reads_two_rows_and_moves_three_twice() -> None:
+    assert traffic.state_append_bytes(HCA, 1, online=True) == (2 + 2 * 3) * 512 * 4
+
+
+@pytest.mark.parametrize(
+    ("rows", "moved"),
+    [
+        (8, traffic.flush_bytes(CSA, FP8_DS_MLA, 1, online=False)),
+        (128, traffic.flush_bytes(HCA, FP8_DS_MLA, 1, online=False)),
+        (1, traffic.flush_bytes(HCA, FP8_DS_MLA, 1, online=True)),
+    ],
+    ids=["csa", "hca", "hca online"],
+)
+def test_flush_reads_512_channels_of_kv_and_score_per_row(rows: int, moved: int) -> None:
+    assert moved == rows * 4096 + 584
+
+
+def test_flush_of_indexer_keys_reads_8_rows_of_128_channels() -> None:
+    assert traffic.flush_bytes(INDEXER, MXFP4, 3, online=False) == 3 * (8 * 128 * 2 * 4 + 68)
+
+
+@pytest.mark.parametrize(("tokens", "kept"), [(1000, 8), (5, 5)])
+def test_chunk_reads_its_tokens_and_writes_entries_and_kept_rows(tokens: int, kept: int) -> None:
+    moved = traffic.compress_chunk_bytes(CSA, FP8_DS_MLA, tokens, tokens // 4, 8)
+    assert moved == (tokens + kept) * 2 * 1024 * 4 + tokens // 4 * 584
+
+
+def test_page_copy_moves_whole_pages_twice_and_two_indices() -> None:
+    store = poisoned_store(FP8_DS_MLA, entries=64, pages=1)
+    assert traffic.page_copy_bytes(store, 3) == 3 * (2 * 37_440 + 16)
+
+
+@pytest.mark.parametrize(
+    "moved",
+    [
+        traffic.insert_bytes(FP8_DS_MLA, 0),
+        traffic.gather_topk_bytes(FP8_DS_MLA, 0, 0),
+        traffic.gather_all_bytes(FP8_DS_MLA, 0, 0),
+        traffic.gather_window_bytes(FP8_DS_MLA, 0, 0),
+        traffic.state_append_bytes(CSA, 0, online=False),
+        traffic.flush_bytes(CSA, FP8_DS_MLA, 0, online=False),
+        traffic.compress_chunk_bytes(CSA, FP8_DS_MLA, 0, 0, 8),
+    ],
+)
+def test_doing_nothing_moves_nothing(moved: int) -> None:
+    assert moved == 0

@@ -12,7 +12,8 @@ from dsv4kv.errors import ConfigError
 _BINARY = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _DECIMAL = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _QUANTITY = re.compile(
-    r"^\s*([0-9][0-9_,]{0,30}(?:\.[0-9]+)?)\s*([KMGT]?)((?<=[KMGT])iB|B)?\s*$", re.IGNORECASE
+    r"^\s*([0-9][0-9_,]{0,30}(?:\.[0-9]+)?)\s*([KMGT]?)((?<=[KMGT])iB|B)?\s*$",
+    re.IGNORECASE | re.ASCII,  # ASCII: the Kelvin sign is no K
 )
 
 

@@ -90,10 +90,14 @@ class BlockAllocator:
         """
         if generations is not None and not np.array_equal(self.generation(ids), generations):
             raise self._refusal(ids, "not all are still held by who took them")
-        self._mark_free(ids)
+        count = self._mark_free(ids).size
         start = self._num_free
-        self._num_free = start + ids.shape[-1]
-        self._free[..., start : self._num_free] = ids
+        if self.lanes == 1:
+            self._num_free = start + count
+            self._free[start : start + count] = ids
+        else:
+            self._num_free = start + count // self.lanes
+            self._free[:, start : self._num_free] = ids
 
     def check_held(self, ids: Ids) -> None:
         """Raise ``NotOwner`` unless every block is held and none is named twice."""
@@ -102,16 +106,15 @@ class BlockAllocator:
 
     def _mark_free(self, ids: Ids) -> Ids:
         """Mark held, distinct blocks free and return their index; refuse any others."""
-        flat, mark = self._flatten(ids), self._mark
+        flat = ids if ids.ndim == self.lanes == 1 else self._flatten(ids)
+        mark, numbers = self._mark, self._no_index[: flat.size]
         try:
-            held = flat.size <= mark.size and mark[flat].tobytes() == flat.tobytes()
-        except IndexError:
-            held = False
-        if not held:
-            raise self._refusal(ids, "not all are held")
-        # Each gets a number of its own; one named twice no longer has its first.
-        numbers = self._no_index[: flat.size]
-        mark[flat] = numbers
+            if mark[flat].tobytes() != flat.tobytes():
+                raise self._refusal(ids, "not all are held")
+            # Each gets a number of its own; one named twice no longer has its first.
+            mark[flat] = numbers
+        except (IndexError, ValueError):  # beyond the pool, or more than there are
+            raise self._refusal(ids, "not all are held") from None
         if mark[flat].tobytes() != numbers.tobytes():
             mark[flat] = flat
             raise self._refusal(ids, "one is named twice")

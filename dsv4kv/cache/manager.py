@@ -22,7 +22,7 @@ class KVCacheManager:
     Attributes:
         plan: What the cache was built from.
         tables: Block tables, one per group of layers that share one.
-        tokens: int64[slots], tokens of every running request as last prepared.
+        tokens: int64[slots], tokens of every running request as last prepared; 0 without one.
         pools: Paged pool of every layer that owns compressed KV, by layer index.
         states: Window and state of every layer, by attention type.
     """
@@ -83,7 +83,6 @@ class KVCacheManager:
                 "concurrency."
             )
         slot = int(self._slots.acquire(1)[0])
-        self.tokens[slot] = 0
         for states in self.states.values():
             states.reset_slot(slot)
         return slot

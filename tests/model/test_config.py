@@ -1,0 +1,56 @@
+"""A model description that contradicts itself is refused; presets are what they claim."""
+
+import pytest
+from pydantic import ValidationError
+
+from dsv4kv.model import DSV4Config, load_model, preset_names
+
+FLASH = load_model("v4-flash")
+
+
+def changed(**fields: object) -> DSV4Config:
+    return DSV4Config(**(FLASH.model_dump() | fields))
+
+
+def test_the_shipped_presets_are_known_by_name() -> None:
+    assert preset_names() == ["v3.2", "v4-flash", "v4-pro", "v4.1-flash"]
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_a_preset_is_named_as_its_file_and_says_its_source(name: str) -> None:
+    config = load_model(name)
+    assert config.name == name
+    assert config.source
+
+
+@pytest.mark.parametrize(
+    ("name", "hidden", "heads", "topk"),
+    [("v4-flash", 4096, 64, 512), ("v4-pro", 7168, 128, 1024), ("v3.2", 7168, 128, 2048)],
+)
+def test_a_preset_has_the_published_dimensions(
+    name: str, hidden: int, heads: int, topk: int
+) -> None:
+    config = load_model(name)
+    assert (config.hidden_size, config.num_heads, config.index_topk) == (hidden, heads, topk)
+
+
+def test_fewer_ratios_than_layers_are_refused() -> None:
+    with pytest.raises(ValidationError, match="compress_ratios has 3 entries for 43 layers"):
+        changed(compress_ratios=(0, 4, 128))
+
+
+@pytest.mark.parametrize("owner", [0, 43, -1])
+def test_an_owner_without_compressed_kv_is_refused(owner: int) -> None:
+    with pytest.raises(ValidationError, match=f"kv_owners names layer {owner}, which has no"):
+        changed(kv_owners=(owner,))
+
+
+@pytest.mark.parametrize("field", ["num_layers", "head_dim", "window_tokens", "index_topk"])
+def test_a_size_of_zero_is_refused(field: str) -> None:
+    with pytest.raises(ValidationError, match=field):
+        changed(**{field: 0})
+
+
+def test_an_unknown_field_is_refused() -> None:
+    with pytest.raises(ValidationError, match="num_experts"):
+        changed(num_experts=256)

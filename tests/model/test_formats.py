@@ -1,0 +1,158 @@
+"""Entries and pages have the bytes and places that kernels of others expect.
+
+Sources: FlashMLA, vLLM, SGLang and FlashInfer for ``fp8_ds_mla`` pages (576-byte data rows, then
+8-byte scale rows, rounded up to 576); DeepSeek-V4.1's release for its 288 and 528 bytes.
+"""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsv4kv.errors import ConfigError
+from dsv4kv.model import EntryFormat, PageLayout, entry_format
+from dsv4kv.model.formats import (
+    FLAT_FORMATS,
+    FORMATS,
+    Place,
+    flat_entry_format,
+    marginal_bytes,
+)
+
+ENTRY_BYTES = {
+    ("main", "fp8_ds_mla"): 584,
+    ("main", "bf16"): 1024,
+    ("main", "fp8"): 512,
+    ("main", "fp4"): 288,
+    ("window", "fp8_ds_mla"): 584,
+    ("window", "bf16"): 1024,
+    ("window", "fp8"): 512,
+    ("window", "fp8_group32"): 528,
+    ("indexer", "mxfp4"): 68,
+    ("indexer", "fp8"): 132,
+    ("indexer", "bf16"): 256,
+}
+FORMAT_IDS = [(place, name) for place, formats in FORMATS.items() for name in formats]
+
+
+def pages_of(place: Place) -> st.SearchStrategy[int]:
+    """Entries of a page: of a block of 128·k tokens, or of a window ring with its drafts."""
+    if place == "window":
+        return st.integers(128, 128 + 64)
+    ratios = st.sampled_from([1, 2, 4, 128] if place == "main" else [1, 2, 4])
+    return st.builds(lambda blocks, ratio: 128 * blocks // ratio, st.integers(1, 64), ratios)
+
+
+def test_every_format_is_listed_here() -> None:
+    assert set(FORMAT_IDS) == set(ENTRY_BYTES)
+
+
+@pytest.mark.parametrize(("place", "name"), FORMAT_IDS)
+def test_an_entry_has_its_published_bytes(place: Place, name: str) -> None:
+    assert entry_format(place, name).entry_bytes == ENTRY_BYTES[place, name]
+
+
+@pytest.mark.parametrize(("place", "name"), FORMAT_IDS)
+def test_an_entry_holds_every_channel_of_its_place(place: Place, name: str) -> None:
+    assert entry_format(place, name).dims == (128 if place == "indexer" else 512)
+
+
+@pytest.mark.parametrize(("name", "entry_bytes"), [("fp8_ds_mla", 656), ("bf16", 1152)])
+def test_a_v32_entry_is_one_row_of_its_published_bytes(name: str, entry_bytes: int) -> None:
+    entry = flat_entry_format(name)
+    assert entry.entry_bytes == entry.data_row_bytes == entry_bytes
+    assert (entry.scale_row_bytes, entry.dims) == (0, 576)
+
+
+@pytest.mark.parametrize(
+    ("entries", "page_bytes"),
+    [(64, 37_440), (2, 1_728), (32, 19_008), (1, 1_152), (256, 149_760)],
+)
+def test_a_page_of_584_byte_entries_has_its_published_bytes(entries: int, page_bytes: int) -> None:
+    assert PageLayout(entry_format("main", "fp8_ds_mla"), entries).page_bytes == page_bytes
+
+
+@given(st.integers(1, 512), st.data())
+def test_an_fp8_ds_mla_page_keeps_data_rows_first_and_scale_rows_after(
+    entries: int, data: st.DataObject
+) -> None:
+    layout = PageLayout(entry_format("main", "fp8_ds_mla"), entries)
+    entry = data.draw(st.integers(0, entries - 1))
+    assert layout.data_offset(entry) == entry * 576
+    assert layout.scale_offset(entry) == entries * 576 + entry * 8
+
+
+@pytest.mark.parametrize(
+    ("name", "value_bytes", "scale_bytes"), [("fp8", 128, 4), ("mxfp4", 64, 4)]
+)
+@given(entries=st.integers(1, 64).map(lambda blocks: 32 * blocks))
+def test_an_indexer_page_keeps_all_values_then_all_scales_and_no_padding(
+    name: str, value_bytes: int, scale_bytes: int, entries: int
+) -> None:
+    layout = PageLayout(entry_format("indexer", name), entries)
+    assert layout.scale_start == entries * value_bytes
+    assert layout.page_bytes == entries * (value_bytes + scale_bytes)
+    assert layout.padding_bytes == 0
+
+
+@pytest.mark.parametrize(("place", "name"), FORMAT_IDS)
+@given(data=st.data())
+def test_rows_of_a_page_are_rows_of_the_whole_store(
+    place: Place, name: str, data: st.DataObject
+) -> None:
+    """Stores are viewed as rows: pages and scale starts must be whole numbers of them."""
+    entry = entry_format(place, name)
+    layout = PageLayout(entry, data.draw(pages_of(place)))
+    assert layout.page_bytes % entry.data_row_bytes == 0
+    if entry.scale_row_bytes:
+        assert layout.page_bytes % entry.scale_row_bytes == 0
+        assert layout.scale_start % entry.scale_row_bytes == 0
+
+
+@pytest.mark.parametrize("name", list(FLAT_FORMATS))
+@given(blocks=st.integers(1, 64))
+def test_pages_of_v32_are_whole_rows(name: str, blocks: int) -> None:
+    layout = PageLayout(flat_entry_format(name), 128 * blocks)
+    assert layout.page_bytes == 128 * blocks * layout.format.data_row_bytes
+
+
+@pytest.mark.parametrize(("place", "name"), FORMAT_IDS)
+@given(data=st.data())
+def test_a_page_holds_its_entries_and_less_than_one_alignment_of_padding(
+    place: Place, name: str, data: st.DataObject
+) -> None:
+    entry, entries = entry_format(place, name), data.draw(st.integers(1, 1000))
+    layout = PageLayout(entry, entries)
+    assert layout.page_bytes % entry.page_align == 0
+    assert 0 <= layout.padding_bytes < entry.page_align
+    assert layout.scale_offset(entries - 1) + entry.scale_row_bytes <= layout.page_bytes
+    assert layout.page_bytes == entries * entry.entry_bytes + layout.padding_bytes
+
+
+@given(st.sampled_from(FORMAT_IDS), st.sampled_from([1, 2, 4, 128]))
+def test_a_token_adds_its_exact_share_of_an_entry(key: tuple[Place, str], ratio: int) -> None:
+    entry = entry_format(*key)
+    assert marginal_bytes(entry, ratio) * ratio == entry.entry_bytes
+
+
+def test_a_layer_without_compression_adds_nothing_per_token() -> None:
+    assert marginal_bytes(entry_format("main", "bf16"), 0) == 0
+    assert marginal_bytes(None, 4) == 0
+
+
+def test_scales_cover_every_quantised_channel_once() -> None:
+    scaled = [entry for formats in FORMATS.values() for entry in formats.values() if entry.group]
+    assert scaled
+    assert all(entry.groups * entry.group == entry.value_dims for entry in scaled)
+    assert EntryFormat("plain", "bf16", 512).groups == 0
+
+
+@pytest.mark.parametrize("place", list(FORMATS))
+def test_an_unknown_format_is_refused_with_the_choices(place: Place) -> None:
+    with pytest.raises(ConfigError, match="'int4' is not") as refusal:
+        entry_format(place, "int4")
+    assert all(name in str(refusal.value) for name in FORMATS[place])
+
+
+def test_an_unknown_v32_format_is_refused_with_the_choices() -> None:
+    with pytest.raises(ConfigError, match="choose fp8_ds_mla, bf16"):
+        flat_entry_format("fp4")

@@ -1,0 +1,232 @@
+"""Published config.json files give the presets' layers; unusable ones give a sentence."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsv4kv.errors import ConfigError
+from dsv4kv.model import build_schedule, load_model
+from dsv4kv.model.config import Yarn
+from dsv4kv.model.huggingface import config_from_huggingface
+
+PUBLISHED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "hf_config"
+TYPES = {0: "sliding_attention", 4: "compressed_sparse_attention"} | {
+    128: "heavily_compressed_attention"
+}
+RATES = {kind: ratio for ratio, kind in TYPES.items() if ratio}
+
+
+def published(name: str) -> Path:
+    path = PUBLISHED / f"{name}.json"
+    if not path.exists():
+        pytest.skip(f"the published {name} config.json is not on this machine")
+    return path
+
+
+def document(**changes: Any) -> dict[str, Any]:
+    """A small V4 config; a change to None drops the key."""
+    base = {
+        "num_hidden_layers": 3,
+        "hidden_size": 4096,
+        "num_attention_heads": 64,
+        "index_topk": 512,
+        "compress_ratios": [0, 4, 128, 0],
+    }
+    return {key: value for key, value in (base | changes).items() if value is not None}
+
+
+def transformers_dialect(ratios: list[int], layers: int) -> dict[str, Any]:
+    return document(
+        num_hidden_layers=layers,
+        compress_ratios=None,
+        layer_types=[TYPES[ratio] for ratio in ratios[:layers]],
+        compress_rates=RATES,
+        num_nextn_predict_layers=len(ratios) - layers,
+    )
+
+
+def write(folder: Path, content: object) -> str:
+    path = folder / "config.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content), "utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("file", "preset"),
+    [
+        ("v4-flash", "v4-flash"),
+        ("v4-pro", "v4-pro"),
+        ("v4-flash-nvfp4", "v4-flash"),
+        ("v3.2", "v3.2"),
+    ],
+)
+def test_a_published_config_equals_the_preset(file: str, preset: str) -> None:
+    found, expected = load_model(str(published(file))), load_model(preset)
+    for drafts in (False, True):
+        schedules = [build_schedule(config, draft_layers=drafts) for config in (found, expected)]
+        assert schedules[0] == schedules[1]
+    unnamed = {"name": "", "source": ""}
+    assert found.model_copy(update=unnamed) == expected.model_copy(update=unnamed)
+
+
+@given(st.lists(st.sampled_from([0, 4, 128]), min_size=1, max_size=50), st.integers(0, 3))
+def test_both_dialects_give_one_schedule(ratios: list[int], drafts: int) -> None:
+    every = ratios + [0] * drafts
+    own = document(num_hidden_layers=len(ratios), compress_ratios=every)
+    configs = [
+        config_from_huggingface(dialect, "model")
+        for dialect in (own, transformers_dialect(every, len(ratios)))
+    ]
+    assert configs[0] == configs[1]
+    assert configs[0].compress_ratios == tuple(every)
+
+
+def test_layer_types_may_spell_out_the_draft_layers() -> None:
+    dialect = transformers_dialect([0, 4, 128, 0], layers=3)
+    dialect["layer_types"].append("sliding_attention")
+    assert config_from_huggingface(dialect, "model").compress_ratios == (0, 4, 128, 0)
+
+
+def test_a_nested_text_config_is_the_language_model() -> None:
+    wrapper = {"model_type": "wrapper", "hidden_size": 1, "text_config": document()}
+    assert config_from_huggingface(wrapper, "m") == config_from_huggingface(document(), "m")
+
+
+def test_46_entries_for_43_layers_are_three_draft_layers() -> None:
+    ratios = [0, 0, *[4, 128] * 20, 4, 0, 0, 0]
+    config = config_from_huggingface(
+        document(num_hidden_layers=43, compress_ratios=ratios), "flash-0731"
+    )
+    assert config.num_draft_layers == 3
+    assert build_schedule(config) == build_schedule(load_model("v4-flash"))
+    assert sum(spec.is_draft for spec in build_schedule(config, draft_layers=True)) == 3
+
+
+def test_numbers_of_the_file_win_over_our_defaults() -> None:
+    scaling = {"type": "yarn", "factor": 4, "original_max_position_embeddings": 1024}
+    config = config_from_huggingface(
+        document(sliding_window=64, rms_norm_eps=1e-5, index_n_heads=32, rope_scaling=scaling),
+        "model",
+    )
+    assert (config.window_tokens, config.norm_eps, config.index_heads) == (64, 1e-5, 32)
+    assert config.yarn == Yarn(factor=4, original_max_position=1024)
+
+
+def test_a_config_without_a_layer_pattern_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="neither compress_ratios nor layer_types with"):
+        load_model(write(tmp_path, document(compress_ratios=None)))
+
+
+def test_a_layer_type_without_a_rate_is_named(tmp_path: Path) -> None:
+    dialect = transformers_dialect([0, 4, 128], layers=3)
+    dialect["layer_types"][1] = "linear_attention"
+    with pytest.raises(ConfigError, match="layer_types has linear_attention without a rate"):
+        load_model(write(tmp_path, dialect))
+
+
+@pytest.mark.parametrize(
+    "key", ["num_hidden_layers", "hidden_size", "num_attention_heads", "index_topk"]
+)
+def test_a_missing_key_is_named_with_the_file(key: str, tmp_path: Path) -> None:
+    path = write(tmp_path, document(**{key: None}))
+    with pytest.raises(ConfigError, match=f"{key} is missing") as refusal:
+        load_model(path)
+    assert str(refusal.value).startswith(path)
+
+
+@pytest.mark.parametrize("key", ["kv_lora_rank", "qk_rope_head_dim"])
+def test_a_v32_config_without_its_dimensions_is_refused(key: str, tmp_path: Path) -> None:
+    dimensions = {"kv_lora_rank": 512, "qk_rope_head_dim": 64} | {key: None}
+    path = write(tmp_path, document(model_type="deepseek_v32", **dimensions))
+    with pytest.raises(ConfigError, match="kv_lora_rank or qk_rope_head_dim is missing"):
+        load_model(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("compress_ratios", 4),
+        ("compress_ratios", "4"),
+        ("compress_ratios", [0, [4], 128]),
+        ("compress_ratios", [0, 3, 128]),
+        ("compress_ratios", [0, 4]),
+        ("num_hidden_layers", "many"),
+        ("num_hidden_layers", 2.5),
+        ("num_hidden_layers", -3),
+        ("hidden_size", []),
+        ("index_topk", 0),
+        ("sliding_window", "wide"),
+        ("rope_scaling", "yarn"),
+        ("rope_scaling", {"factor": "x"}),
+        ("text_config", 3),
+        ("num_nextn_predict_layers", -1),
+        ("num_nextn_predict_layers", [1]),
+        ("layer_types", 5),
+        ("compress_rates", [4, 128]),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_a_sentence_with_the_file(
+    key: str, value: object, tmp_path: Path
+) -> None:
+    path = write(tmp_path, document(**{key: value}))
+    with pytest.raises(ConfigError) as refusal:
+        load_model(path)
+    assert str(refusal.value).startswith(f"{path}: ")
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_v32_config_may_have_no_draft_layers() -> None:
+    keys = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "model_type": "deepseek_v32"}
+    null = document(**keys) | {"num_nextn_predict_layers": None}
+    config = config_from_huggingface(null, "model")
+    assert (config.architecture, config.num_draft_layers, config.head_dim) == ("flat", 0, 576)
+
+
+@pytest.mark.parametrize("content", ["", "{", "not json", '{"a": }'])
+def test_broken_json_is_refused_with_the_file(content: str, tmp_path: Path) -> None:
+    path = write(tmp_path, content)
+    with pytest.raises(ConfigError, match="not JSON") as refusal:
+        load_model(path)
+    assert str(refusal.value).startswith(path)
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(b"\xff\xfe\x00{")
+    with pytest.raises(ConfigError, match="not JSON"):
+        load_model(str(path))
+
+
+def test_json_that_is_no_object_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is a JSON object"):
+        load_model(write(tmp_path, [1, 2]))
+
+
+def test_a_folder_is_read_through_its_config_and_gives_the_name(tmp_path: Path) -> None:
+    folder = tmp_path / "DeepSeek-V4-Tiny"
+    folder.mkdir()
+    path = write(folder, document())
+    assert load_model(str(folder)) == load_model(path)
+    assert load_model(path).name == "DeepSeek-V4-Tiny"
+
+
+def test_a_file_of_another_name_gives_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.json"
+    path.write_text(json.dumps(document()), "utf-8")
+    assert load_model(str(path)).name == "tiny"
+
+
+@pytest.mark.parametrize("name", ["v5-flash", "nowhere/config.json"])
+def test_an_unknown_model_is_refused_with_the_presets(name: str) -> None:
+    with pytest.raises(ConfigError, match="give a preset") as refusal:
+        load_model(name)
+    assert "v4-flash" in str(refusal.value)
+
+
+def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no model"):
+        load_model(str(tmp_path))

@@ -1,0 +1,142 @@
+"""A plan predicts, to the byte and pool by pool, what its cache allocates."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dsv4kv.cache.manager import KVCacheManager
+from dsv4kv.errors import ConfigError
+from dsv4kv.model import (
+    CachePlan,
+    Sharing,
+    build_schedule,
+    choose_formats,
+    compute_block_budget,
+    load_model,
+    plan_cache,
+)
+
+FLASH = load_model("v4-flash")
+SHARINGS = st.sampled_from(["model", "type", "layer"])
+FORMATS = st.builds(
+    choose_formats,
+    st.just(FLASH),
+    st.sampled_from(["fp8_ds_mla", "bf16", "fp8", "fp4"]),
+    st.sampled_from(["fp8_ds_mla", "bf16", "fp8", "fp8_group32"]),
+    st.sampled_from(["mxfp4", "fp8", "bf16"]),
+)
+
+
+def plan(**changes: Any) -> CachePlan:
+    sizes: dict[str, Any] = {"max_context_tokens": 1000, "num_slots": 2} | changes
+    return plan_cache(sizes.pop("config", FLASH), **sizes)
+
+
+@st.composite
+def geometries(draw: st.DrawFn) -> CachePlan:
+    """Small caches of every kind that can hold data."""
+    state, drafts = draw(st.sampled_from([("ring", 0), ("ring", 3), ("online", 0)]))
+    return plan(
+        layers=draw(st.sets(st.integers(0, 7), min_size=1, max_size=4)),
+        max_context_tokens=draw(st.integers(1, 1500)),
+        num_slots=draw(st.integers(1, 3)),
+        num_blocks=draw(st.none() | st.integers(1, 5)),
+        formats=draw(FORMATS),
+        block_tokens=128 * draw(st.integers(1, 3)),
+        sharing=draw(SHARINGS),
+        state=state,
+        draft_tokens=drafts,
+    )
+
+
+@settings(max_examples=60)
+@given(geometries())
+def test_every_pool_takes_the_bytes_that_were_planned(small: CachePlan) -> None:
+    predicted = {(pool.name, pool.layer_type): pool.total_bytes for pool in small.pools}
+    manager = KVCacheManager(small)
+    assert manager.memory_by_pool() == predicted
+    assert manager.memory_bytes() == small.total_bytes
+
+
+def test_a_pipeline_stage_with_drafts_takes_the_bytes_that_were_planned() -> None:
+    last = plan(stage=5, stages=6, draft_layers=True)
+    assert last.schemas[0].layer.layer_idx > 0
+    assert KVCacheManager(last).memory_bytes() == last.total_bytes
+
+
+def test_bookkeeping_alone_takes_the_bytes_planned_for_tables() -> None:
+    manager = KVCacheManager(plan(), data=False)
+    (tables,) = (pool for pool in plan().pools if pool.name == "tables")
+    assert manager.memory_by_pool() == {("tables", "all"): tables.total_bytes}
+
+
+@pytest.mark.parametrize("sharing", ["model", "type", "layer"])
+@pytest.mark.parametrize("model", ["v4-flash", "v4-pro", "v4.1-flash", "v3.2"])
+def test_planned_pools_add_up_to_the_layers_one_by_one(model: str, sharing: Sharing) -> None:
+    """Layers of one type may differ in size (DeepSeek-V4.1 has ratios 2 and 1)."""
+    whole = plan(config=load_model(model), sharing=sharing, max_context_tokens=129)
+    expected = 0
+    for schema in whole.schemas:
+        group = whole.group_of(schema.layer.layer_idx)
+        blocks = whole.num_blocks[group.name] if group else 0
+        expected += blocks * schema.block_bytes + whole.num_slots * schema.slot_bytes
+    tables = sum(pool.total_bytes for pool in whole.pools if pool.name == "tables")
+    assert whole.total_bytes == expected + tables
+
+
+@given(st.integers(1, 10_000), st.integers(1, 8), SHARINGS, st.integers(1, 4))
+def test_the_budget_is_what_a_plan_takes_where_no_blocks_are_given(
+    context: int, slots: int, sharing: Sharing, k: int
+) -> None:
+    schedule = build_schedule(FLASH)
+    budget = compute_block_budget(
+        FLASH, schedule, context, slots, block_tokens=128 * k, sharing=sharing
+    )
+    planned = plan(
+        max_context_tokens=context, num_slots=slots, block_tokens=128 * k, sharing=sharing
+    ).num_blocks
+    # a pool has a block even where no request ever fills one
+    assert planned == {name: max(blocks, slots) for name, blocks in budget.items()}
+
+
+@given(st.integers(1, 2**20), st.integers(1, 8))
+def test_the_budget_is_the_published_blocks_of_every_request(context: int, requests: int) -> None:
+    budget = compute_block_budget(FLASH, build_schedule(FLASH), context, requests, sharing="type")
+    assert budget == {
+        "csa": requests * ((context + 124) >> 7),
+        "hca": requests * (context >> 7),
+    }
+
+
+@pytest.mark.parametrize(("context", "requests"), [(0, 1), (1, 0), (-1, 1)])
+def test_a_budget_for_nothing_is_refused(context: int, requests: int) -> None:
+    with pytest.raises(ConfigError, match="at least 1"):
+        compute_block_budget(FLASH, build_schedule(FLASH), context, requests)
+
+
+@pytest.mark.parametrize(
+    ("size", "what"),
+    [("num_blocks", "blocks"), ("num_slots", "slots"), ("max_context_tokens", "context")],
+)
+@pytest.mark.parametrize("value", [0, -1])
+def test_an_explicit_zero_is_refused_not_replaced(size: str, what: str, value: int) -> None:
+    with pytest.raises(ConfigError, match=f"{what} is {value}: a cache needs at least 1"):
+        plan(**{size: value})
+
+
+def test_blocks_that_are_given_are_taken_for_every_group() -> None:
+    assert plan(num_blocks=7, sharing="type").num_blocks == {"csa": 7, "hca": 7}
+
+
+def test_a_layer_without_compressed_kv_is_in_no_group() -> None:
+    whole = plan()
+    assert whole.group_of(0) is None
+    assert whole.group_of(2) is whole.groups[0]
+
+
+def test_a_model_of_windows_alone_has_no_tables_and_no_blocks() -> None:
+    windows = plan(layers=[0, 1])
+    assert (windows.groups, windows.num_blocks) == ((), {})
+    assert {pool.name for pool in windows.pools} == {"window"}

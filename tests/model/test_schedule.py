@@ -1,0 +1,158 @@
+"""Which layers there are, what they run, and who holds them (patterns: arXiv:2606.19348)."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsv4kv.errors import ConfigError
+from dsv4kv.model import AttentionType, LayerSpec, build_schedule, load_model
+
+MODELS = st.sampled_from(["v4-flash", "v4-pro", "v4.1-flash", "v3.2"])
+SWA, CSA, HCA, DSA = AttentionType
+
+
+def kinds(specs: tuple[LayerSpec, ...]) -> dict[AttentionType, int]:
+    return Counter(spec.attn for spec in specs)
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("v4-flash", {SWA: 2, CSA: 21, HCA: 20}),
+        ("v4-pro", {CSA: 30, HCA: 31}),
+        ("v4.1-flash", {SWA: 2, CSA: 38}),
+        ("v3.2", {DSA: 61}),
+    ],
+)
+def test_a_model_has_its_published_layers_of_each_type(
+    model: str, expected: dict[AttentionType, int]
+) -> None:
+    assert kinds(build_schedule(load_model(model))) == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("v4-flash", [0, 0, *[4, 128] * 20, 4]),
+        ("v4-pro", [128, 128, *[4, 128] * 29, 4]),
+        ("v4.1-flash", [0, 0, *[2] * 18, *[1] * 20]),
+    ],
+)
+def test_a_model_has_its_published_ratio_in_every_layer(model: str, expected: list[int]) -> None:
+    assert [spec.ratio for spec in build_schedule(load_model(model))] == expected
+
+
+@pytest.mark.parametrize(("model", "drafts"), [("v4-flash", 1), ("v4-pro", 1), ("v4.1-flash", 3)])
+def test_draft_layers_follow_the_model_with_a_window_only(model: str, drafts: int) -> None:
+    config = load_model(model)
+    specs = build_schedule(config, draft_layers=True)[config.num_layers :]
+    assert [spec.layer_idx for spec in specs] == [config.num_layers + i for i in range(drafts)]
+    assert all(spec.is_draft and spec.attn is SWA for spec in specs)
+
+
+@given(MODELS, st.integers(1, 40), st.booleans())
+def test_pipeline_stages_split_the_layers_without_gap_or_overlap(
+    model: str, stages: int, drafts: bool
+) -> None:
+    config = load_model(model)
+    parts = [
+        build_schedule(config, stage=stage, stages=stages, draft_layers=drafts)
+        for stage in range(stages)
+    ]
+    held = [spec.layer_idx for part in parts for spec in part]
+    layers = len(config.compress_ratios) if drafts else config.num_layers
+    assert held == list(range(layers))
+    sizes = [sum(not spec.is_draft for spec in part) for part in parts]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@given(MODELS, st.integers(2, 40), st.data())
+def test_a_pipeline_stage_keeps_the_layer_numbers_and_types_of_the_model(
+    model: str, stages: int, data: st.DataObject
+) -> None:
+    config = load_model(model)
+    stage = data.draw(st.integers(1, stages - 1))
+    whole = build_schedule(config)
+    part = build_schedule(config, stage=stage, stages=stages)
+    assert part[0].layer_idx > 0
+    for spec in part:
+        expected = whole[spec.layer_idx]
+        assert (spec.layer_idx, spec.attn, spec.ratio) == (
+            expected.layer_idx,
+            expected.attn,
+            expected.ratio,
+        )
+
+
+def test_only_the_last_stage_holds_the_draft_layers() -> None:
+    config = load_model("v4.1-flash")
+    stages = [build_schedule(config, stage=i, stages=4, draft_layers=True) for i in range(4)]
+    assert [sum(spec.is_draft for spec in stage) for stage in stages] == [0, 0, 0, 3]
+
+
+@given(MODELS, st.data())
+def test_a_subset_holds_just_its_layers_in_model_order(model: str, data: st.DataObject) -> None:
+    config = load_model(model)
+    layers = data.draw(st.sets(st.integers(0, config.num_layers - 1), min_size=1))
+    specs = build_schedule(config, layers=layers)
+    assert [spec.layer_idx for spec in specs] == sorted(layers)
+
+
+def test_a_layer_beyond_the_model_is_refused_with_the_range() -> None:
+    with pytest.raises(ConfigError, match=r"layers \[43, 99\] are not among 0..42 of v4-flash"):
+        build_schedule(load_model("v4-flash"), layers=[3, 43, 99])
+
+
+def test_a_layer_of_another_stage_is_refused_with_the_stage() -> None:
+    with pytest.raises(ConfigError, match=r"layers \[1\] .* 22\.\.42 .*\(stage 1 of 2\)"):
+        build_schedule(load_model("v4-flash"), layers=[1, 30], stage=1, stages=2)
+
+
+def test_a_draft_layer_is_held_only_if_asked_for() -> None:
+    config = load_model("v4-flash")
+    with pytest.raises(ConfigError, match="43"):
+        build_schedule(config, layers=[43])
+    assert build_schedule(config, layers=[43], draft_layers=True)[0].is_draft
+
+
+def test_holding_no_layer_is_refused() -> None:
+    with pytest.raises(ConfigError, match="name at least one layer"):
+        build_schedule(load_model("v4-flash"), layers=[])
+
+
+@pytest.mark.parametrize(("stage", "stages"), [(2, 2), (-1, 2), (0, 0), (0, 44)])
+def test_a_stage_that_cannot_be_is_refused(stage: int, stages: int) -> None:
+    with pytest.raises(ConfigError, match=rf"stage {stage} of {stages} cannot be"):
+        build_schedule(load_model("v4-flash"), stage=stage, stages=stages)
+
+
+@pytest.mark.parametrize("model", ["v4-flash", "v4-pro", "v3.2"])
+def test_every_compressed_layer_of_v4_owns_its_kv(model: str) -> None:
+    specs = build_schedule(load_model(model))
+    assert all(spec.owns_kv == (spec.ratio > 0) for spec in specs)
+
+
+def test_four_layers_of_v41_own_compressed_kv_and_the_others_read_it() -> None:
+    specs = build_schedule(load_model("v4.1-flash"))
+    assert [spec.layer_idx for spec in specs if spec.owns_kv] == [2, 8, 14, 20]
+    readers = {spec.layer_idx: spec.kv_owner for spec in specs if spec.ratio}
+    assert [readers[layer] for layer in (7, 8, 13, 19, 21, 39)] == [2, 8, 8, 14, 20, 20]
+
+
+def test_without_the_owner_the_first_reader_held_keeps_the_copy() -> None:
+    specs = build_schedule(load_model("v4.1-flash"), layers=[5, 6, 9, 30])
+    assert [spec.kv_owner for spec in specs] == [5, 5, 9, 30]
+    assert [spec.owns_kv for spec in specs] == [True, False, True, True]
+
+
+@given(st.sets(st.integers(0, 39), min_size=1))
+def test_every_owner_in_a_subset_is_held_and_owns(layers: set[int]) -> None:
+    specs = {
+        spec.layer_idx: spec for spec in build_schedule(load_model("v4.1-flash"), layers=layers)
+    }
+    for spec in specs.values():
+        owner = specs[spec.kv_owner]
+        assert owner.kv_owner == owner.layer_idx <= spec.layer_idx
+        assert owner.ratio == spec.ratio

@@ -1,0 +1,148 @@
+"""What a layer stores: pages per block, ring and state per slot (arXiv:2606.19348, section 3)."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsv4kv.errors import ConfigError
+from dsv4kv.model import (
+    AttentionType,
+    LayerCacheSchema,
+    LayerSpec,
+    build_schema,
+    choose_formats,
+    load_model,
+)
+from dsv4kv.model.schema import StateFormat
+
+FLASH = load_model("v4-flash")
+SWA = LayerSpec(0, AttentionType.SWA, 0, 0)
+CSA = LayerSpec(2, AttentionType.CSA, 4, 2)
+HCA = LayerSpec(3, AttentionType.HCA, 128, 3)
+
+
+def schema(
+    spec: LayerSpec,
+    block_tokens: int = 128,
+    state: StateFormat = "ring",
+    draft_tokens: int = 0,
+) -> LayerCacheSchema:
+    return build_schema(
+        FLASH, spec, block_tokens=block_tokens, state=state, draft_tokens=draft_tokens
+    )
+
+
+@pytest.mark.parametrize(("spec", "entries"), [(CSA, 32), (HCA, 1), (SWA, 0)])
+def test_a_block_of_128_tokens_holds_32_csa_entries_or_one_hca_entry(
+    spec: LayerSpec, entries: int
+) -> None:
+    assert schema(spec).entries_per_block == entries
+
+
+@given(st.integers(1, 64), st.sampled_from([SWA, CSA, HCA]))
+def test_larger_blocks_hold_proportionally_more(k: int, spec: LayerSpec) -> None:
+    assert schema(spec, 128 * k).entries_per_block == k * schema(spec).entries_per_block
+
+
+def test_a_csa_block_takes_a_main_page_and_an_indexer_page() -> None:
+    assert schema(CSA).block_bytes == 19_008 + 32 * 68
+    assert schema(HCA).block_bytes == 1_152
+    assert schema(SWA).block_bytes == 0
+
+
+def test_only_csa_layers_have_an_indexer() -> None:
+    assert schema(CSA).indexer is not None
+    assert schema(HCA).indexer is None
+    assert schema(SWA).indexer is None
+
+
+def test_csa_state_is_the_published_64_and_16_kibibytes() -> None:
+    assert schema(CSA).state_shape == (2, 8, 1024)
+    assert schema(CSA).indexer_state_shape == (2, 8, 256)
+    assert schema(CSA).state_bytes == 65_536 + 16_384
+
+
+def test_hca_state_is_the_published_512_kibibytes() -> None:
+    assert schema(HCA).state_shape == (2, 128, 512)
+    assert schema(HCA).state_bytes == 524_288
+
+
+def test_online_hca_state_is_85_times_smaller() -> None:
+    online = schema(HCA, state="online")
+    assert online.state_shape == (3, 512)
+    assert online.state_bytes == 6_144
+    assert schema(HCA).state_bytes // online.state_bytes == 85
+
+
+@pytest.mark.parametrize("spec", [SWA, CSA])
+def test_online_state_changes_hca_layers_only(spec: LayerSpec) -> None:
+    assert schema(spec, state="online") == schema(spec)
+
+
+@pytest.mark.parametrize("spec", [SWA, CSA, HCA])
+def test_the_window_is_one_ring_of_128_entries(spec: LayerSpec) -> None:
+    layer = schema(spec)
+    assert layer.window is not None
+    assert layer.window.entries == 128
+    assert layer.window_bytes == layer.window.page_bytes >= 128 * 584
+    assert layer.slot_bytes == layer.window_bytes + layer.state_bytes
+
+
+@given(st.sampled_from([SWA, CSA, HCA]), st.integers(0, 16))
+def test_rings_grow_by_the_drafts_that_may_be_rolled_back(spec: LayerSpec, drafts: int) -> None:
+    plain, longer = schema(spec), schema(spec, draft_tokens=drafts)
+    assert plain.window is not None
+    assert longer.window is not None
+    assert longer.window.entries == plain.window.entries + drafts
+    for before, after in (
+        (plain.state_shape, longer.state_shape),
+        (plain.indexer_state_shape, longer.indexer_state_shape),
+    ):
+        assert after == ((2, before[1] + drafts, before[2]) if before else ())
+
+
+def test_drafts_leave_blocks_as_they_are() -> None:
+    assert schema(CSA, draft_tokens=3).main == schema(CSA).main
+
+
+def test_online_state_with_drafts_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cannot roll back drafts: use the ring state"):
+        schema(HCA, state="online", draft_tokens=1)
+
+
+@given(st.integers(-1000, 1000).filter(lambda n: n <= 0 or n % 128))
+def test_a_block_that_is_no_multiple_of_128_tokens_is_refused(block_tokens: int) -> None:
+    with pytest.raises(ConfigError, match=f"block_tokens is {block_tokens}: .* multiple of 128"):
+        schema(CSA, block_tokens)
+
+
+@given(st.sampled_from([SWA, CSA, HCA]), st.integers(0, 2**20))
+def test_an_entry_appears_when_its_last_token_has_come(spec: LayerSpec, tokens: int) -> None:
+    expected = tokens // spec.ratio if spec.ratio else 0
+    assert schema(spec).entries_after(tokens) == expected
+
+
+def test_a_v32_layer_holds_one_entry_per_token_and_no_window_or_state() -> None:
+    spec = LayerSpec(5, AttentionType.DSA, 1, 5)
+    layer = build_schema(load_model("v3.2"), spec)
+    assert (layer.entries_per_block, layer.slot_bytes) == (128, 0)
+    assert layer.block_bytes == 128 * (656 + 132)
+
+
+def test_a_v41_reader_of_another_layers_kv_stores_its_window_alone() -> None:
+    reader = LayerSpec(3, AttentionType.CSA, 2, 2)
+    layer = build_schema(load_model("v4.1-flash"), reader)
+    assert (layer.main, layer.indexer, layer.state_bytes, layer.block_bytes) == (None, None, 0, 0)
+    assert layer.window_bytes == 128 * 528
+
+
+def test_a_format_that_is_not_named_is_the_models_own() -> None:
+    formats = choose_formats(load_model("v4.1-flash"), indexer="bf16")
+    names = (formats.main.name, formats.window.name, formats.indexer.name)
+    assert names == ("fp4", "fp8_group32", "bf16")
+
+
+@pytest.mark.parametrize("place", ["main", "window", "indexer"])
+def test_an_unknown_format_of_any_place_is_refused(place: str) -> None:
+    with pytest.raises(ConfigError, match=f"'int3' is not a {place} format"):
+        choose_formats(FLASH, **{place: "int3"})

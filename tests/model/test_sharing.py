@@ -1,0 +1,86 @@
+"""Tables grow by the blocks that the entries of their layers need, whoever shares them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsv4kv.model import LayerCacheSchema, Sharing, build_schedule, build_schema, load_model
+from dsv4kv.model.sharing import TableGroup, table_groups
+
+TOKENS = st.integers(0, 2_000_000)
+SHARINGS: list[Sharing] = ["model", "type", "layer"]
+MODELS = ["v4-flash", "v4-pro", "v4.1-flash", "v3.2"]
+
+
+def schemas_of(model: str, block_tokens: int = 128) -> list[LayerCacheSchema]:
+    config = load_model(model)
+    return [
+        build_schema(config, spec, block_tokens=block_tokens) for spec in build_schedule(config)
+    ]
+
+
+def groups_of(model: str, sharing: Sharing) -> dict[str, TableGroup]:
+    return {group.name: group for group in table_groups(schemas_of(model), sharing)}
+
+
+@given(TOKENS)
+def test_csa_and_hca_layers_need_the_known_numbers_of_128_token_blocks(tokens: int) -> None:
+    groups = groups_of("v4-flash", "type")
+    csa, hca = (groups[name].blocks_for(tokens) for name in ("csa", "hca"))
+    assert csa == (tokens + 124) >> 7
+    assert hca == tokens >> 7
+    assert hca <= csa <= hca + 1
+
+
+@given(TOKENS, st.sampled_from(MODELS), st.sampled_from(SHARINGS), st.integers(1, 16))
+def test_a_table_holds_the_blocks_of_its_neediest_layer(
+    tokens: int, model: str, sharing: Sharing, k: int
+) -> None:
+    schemas = {schema.layer.layer_idx: schema for schema in schemas_of(model, 128 * k)}
+    for group in table_groups(list(schemas.values()), sharing):
+        needs = {
+            -(-schemas[layer].entries_after(tokens) // schemas[layer].entries_per_block)
+            for layer in group.layers
+        }
+        assert group.blocks_for(tokens) == max(needs)
+
+
+@given(st.integers(0, 3000), st.sampled_from(SHARINGS))
+def test_blocks_grow_one_at_a_time(tokens: int, sharing: Sharing) -> None:
+    for group in groups_of("v4-flash", sharing).values():
+        assert group.blocks_for(tokens + 1) - group.blocks_for(tokens) in (0, 1)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("sharing", SHARINGS)
+def test_every_layer_with_compressed_kv_is_in_one_group(model: str, sharing: Sharing) -> None:
+    schemas = schemas_of(model)
+    grouped = [layer for group in table_groups(schemas, sharing) for layer in group.layers]
+    assert sorted(grouped) == [schema.layer.layer_idx for schema in schemas if schema.main]
+
+
+def test_sharing_by_model_is_one_table_for_all() -> None:
+    (group,) = table_groups(schemas_of("v4-pro"), "model")
+    assert (group.name, group.lanes, group.ratio, len(group.layers)) == ("model", 1, 4, 61)
+    assert {group.lane_of(layer) for layer in group.layers} == {0}
+
+
+def test_sharing_by_type_is_one_table_for_each_ratio() -> None:
+    assert {name: g.lanes for name, g in groups_of("v4-pro", "type").items()} == {
+        "hca": 1,
+        "csa": 1,
+    }
+    assert set(groups_of("v4.1-flash", "type")) == {"csa-2", "csa-1"}
+
+
+def test_sharing_by_layer_is_a_lane_for_each_layer() -> None:
+    group = groups_of("v4-flash", "layer")["hca"]
+    assert group.lanes == len(group.layers) == 20
+    assert [group.lane_of(layer) for layer in group.layers] == list(range(20))
+
+
+@pytest.mark.parametrize("sharing", SHARINGS)
+def test_layers_without_compressed_kv_need_no_table(sharing: Sharing) -> None:
+    config = load_model("v4-flash")
+    schemas = [build_schema(config, spec) for spec in build_schedule(config, layers=[0, 1])]
+    assert table_groups(schemas, sharing) == ()

@@ -1,0 +1,110 @@
+"""Published sizes of the model's cache follow from the layer patterns and entry formats.
+
+Sources: arXiv:2606.19348 (layer patterns, cache sizes against V3.2), the page layouts of FlashMLA,
+vLLM and SGLang (584-byte entries; 132- and 68-byte indexer keys), vLLM's 656-byte V3.2 entries.
+"""
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsv4kv.model import bytes_per_request, bytes_per_token
+from tests.model.layouts import schemas_of
+
+MILLION = 1_048_576
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("v4-flash", Fraction("3514.25")),  # 21 · (584 + 68)/4 + 20 · 584/128
+        ("v4-pro", Fraction("5031.4375")),  # 30 · (584 + 68)/4 + 31 · 584/128
+        ("v4.1-flash", Fraction(890)),  # 3 · (288 + 68)/2 + (288 + 68)
+        ("v3.2", Fraction(61 * (656 + 132))),
+    ],
+)
+def test_a_token_of_context_costs_its_published_bytes(model: str, expected: Fraction) -> None:
+    assert bytes_per_token(schemas_of(model)) == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "main", "indexer", "expected_gib"),
+    [
+        ("v4-flash", "bf16", "bf16", 6.724),
+        ("v4-pro", "bf16", "bf16", 9.625),
+        ("v4-flash", "fp8_ds_mla", "fp8", 3.763),
+        ("v4-pro", "fp8_ds_mla", "fp8", 5.387),
+        ("v4-flash", "fp8_ds_mla", "mxfp4", 3.435),
+        ("v4-pro", "fp8_ds_mla", "mxfp4", 4.918),
+    ],
+)
+def test_a_request_of_a_million_tokens_holds_its_published_gibibytes(
+    model: str, main: str, indexer: str, expected_gib: float
+) -> None:
+    schemas = schemas_of(model, main, indexer, window=main)
+    assert round(bytes_per_request(schemas, MILLION).cached / GIB, 3) == expected_gib
+
+
+@pytest.mark.parametrize(
+    ("main", "indexer", "expected_gib"), [("bf16", "bf16", 83.875), ("fp8_ds_mla", "fp8", 46.94)]
+)
+def test_v32_holds_its_published_gibibytes_at_a_million_tokens(
+    main: str, indexer: str, expected_gib: float
+) -> None:
+    held = bytes_per_request(schemas_of("v3.2", main, indexer), MILLION)
+    assert round(held.cached / GIB, 3 if main == "bf16" else 2) == expected_gib
+    assert held.window == held.state == 0
+
+
+@pytest.mark.parametrize(("model", "percent"), [("v4-pro", 10.48), ("v4-flash", 7.32)])
+def test_the_published_share_of_v32_holds_for_fp8_entries_and_4_bit_keys(
+    model: str, percent: float
+) -> None:
+    baseline = bytes_per_request(schemas_of("v3.2", "fp8_ds_mla", "fp8"), MILLION)
+    ours = bytes_per_request(schemas_of(model, "fp8_ds_mla", "mxfp4"), MILLION)
+    assert round(100 * ours.cached / baseline.cached, 2) == percent
+
+
+@pytest.mark.parametrize(("model", "expected"), [("v4-flash", 12_206_080), ("v4-pro", 18_710_528)])
+def test_a_request_holds_its_published_bytes_of_compressor_state(
+    model: str, expected: int
+) -> None:
+    schemas = schemas_of(model)
+    assert bytes_per_request(schemas, 1).state == expected
+    assert sum(schema.state_bytes for schema in schemas) == expected
+
+
+@pytest.mark.parametrize(("model", "ratio"), [("v4-flash", 7.95), ("v4-pro", 7.88)])
+def test_window_entries_of_a_context_would_be_eight_times_its_compressed_kv(
+    model: str, ratio: float
+) -> None:
+    schemas = schemas_of(model)
+    windows = sum(schema.window.format.entry_bytes for schema in schemas if schema.window)
+    main = bytes_per_request(schemas, 2**20).compressed / 2**20
+    assert round(windows / main, 2) == ratio
+
+
+@given(st.sampled_from(["v4-flash", "v4-pro", "v4.1-flash", "v3.2"]), st.integers(0, 5000))
+def test_a_request_holds_whole_entries_and_at_most_a_window(model: str, tokens: int) -> None:
+    compressed = indexer = window = 0
+    for schema in schemas_of(model):
+        for page, kind in ((schema.main, "main"), (schema.indexer, "indexer")):
+            size = tokens // schema.layer.ratio * page.format.entry_bytes if page else 0
+            compressed += size if kind == "main" else 0
+            indexer += size if kind == "indexer" else 0
+        if schema.window:
+            window += min(tokens, 128) * schema.window.format.entry_bytes
+    held = bytes_per_request(schemas_of(model), tokens)
+    assert (held.compressed, held.indexer, held.window) == (compressed, indexer, window)
+    assert held.cached == compressed + indexer + window
+
+
+@given(st.sampled_from(["v4-flash", "v4-pro", "v4.1-flash"]), st.integers(0, 2000))
+def test_128_tokens_more_cost_128_times_the_bytes_of_a_token(model: str, blocks: int) -> None:
+    schemas = schemas_of(model)
+    start = 128 + 128 * blocks  # the window is full from here on
+    before, after = (bytes_per_request(schemas, n).cached for n in (start, start + 128))
+    assert after - before == 128 * bytes_per_token(schemas)

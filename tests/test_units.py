@@ -1,0 +1,146 @@
+"""Quantities are read exactly and written readably."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from dsv4kv.errors import ConfigError
+from dsv4kv.units import format_bytes, format_duration, parse_bytes, parse_count
+
+BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+DECIMAL = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+LARGE = st.integers(0, 10**30)
+PARSERS = pytest.mark.parametrize("parse", [parse_count, parse_bytes])
+
+
+@PARSERS
+@given(count=LARGE, style=st.sampled_from(["", ",", "_"]))
+def test_a_plain_number_is_itself_however_large(
+    parse: Callable[[str], int], count: int, style: str
+) -> None:
+    text = f"{count:{style}}" if count < 10**18 else str(count)
+    assert parse(text) == parse(f"  {text} ") == count
+
+
+@PARSERS
+@given(count=LARGE, prefix=st.sampled_from("KMGTkmgt"))
+def test_a_prefix_alone_is_binary(parse: Callable[[str], int], count: int, prefix: str) -> None:
+    assert parse(f"{count}{prefix}") == count * BINARY[prefix.upper()]
+
+
+@given(LARGE, st.sampled_from("KMGTkmgt"))
+def test_sizes_in_ib_are_binary_and_in_b_decimal(count: int, prefix: str) -> None:
+    assert parse_bytes(f"{count} {prefix}iB") == count * BINARY[prefix.upper()]
+    assert parse_bytes(f"{count}{prefix}B") == count * DECIMAL[prefix.upper()]
+    assert parse_bytes(f"{count}B") == count
+
+
+@given(st.integers(0, 10**6), st.integers(0, 999))
+def test_decimal_places_are_read_without_rounding(whole: int, thousandths: int) -> None:
+    assert parse_bytes(f"{whole}.{thousandths:03}GB") == whole * 10**9 + thousandths * 10**6
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("1M", 1_048_576), ("128K", 131_072), ("1_000", 1000), ("1.5K", 1536), ("0", 0)],
+)
+def test_a_count_is_read_as_people_write_it(text: str, expected: int) -> None:
+    assert parse_count(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("512MiB", 512 * 2**20), ("141GiB", 141 * 2**30), ("80GB", 80 * 10**9), ("584", 584)],
+)
+def test_a_size_is_read_as_people_write_it(text: str, expected: int) -> None:
+    assert parse_bytes(text) == expected
+
+
+@PARSERS
+@pytest.mark.parametrize("text", ["", "K", "-1", "1e6", "1.", ".5", "1 2", "ten", "1Q", "1\u212a"])
+def test_what_is_no_quantity_is_refused_with_an_example(
+    parse: Callable[[str], int], text: str
+) -> None:
+    with pytest.raises(ConfigError, match="write"):
+        parse(text)
+
+
+@pytest.mark.parametrize("text", ["1MiB", "1GB", "5B"])
+def test_a_count_in_bytes_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="is not a count"):
+        parse_count(text)
+
+
+def test_ib_without_a_prefix_is_refused() -> None:
+    with pytest.raises(ConfigError, match="is not a size"):
+        parse_bytes("64iB")
+
+
+@PARSERS
+@pytest.mark.parametrize("text", ["1.5", "0.1K"])
+def test_a_part_of_a_unit_is_refused(parse: Callable[[str], int], text: str) -> None:
+    with pytest.raises(ConfigError, match="not a whole number"):
+        parse(text)
+
+
+@PARSERS
+@given(text=st.text(alphabet="0123456789._,-+ KMGTiBkb\u212a\u0130", max_size=40))
+@example("9" * 400)
+def test_any_text_is_a_number_or_a_refusal(parse: Callable[[str], int], text: str) -> None:
+    try:
+        assert parse(text) >= 0
+    except ConfigError as refusal:
+        assert repr(text) in str(refusal)  # noqa: PT017 - either outcome is right
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (584, "584 B"),
+        (1023, "1,023 B"),
+        (1024, "1.00 KiB"),
+        (37_440, "36.6 KiB"),
+        (149_760, "146 KiB"),
+        (12_206_080, "11.6 MiB"),
+        (3_688_172_544, "3.43 GiB"),
+        (2**51, "2,048 TiB"),
+        (-2048, "-2.00 KiB"),
+    ],
+)
+def test_a_size_is_written_in_binary_units(count: int, text: str) -> None:
+    assert format_bytes(count) == text
+
+
+@pytest.mark.parametrize(
+    ("nanoseconds", "text"),
+    [
+        (0, "0 ns"),
+        (0.4, "0.40 ns"),
+        (999, "999 ns"),
+        (1000, "1.00 µs"),
+        (40_500_000, "40.5 ms"),
+        (3.537e12, "3,537 s"),
+    ],
+)
+def test_a_duration_is_written_in_its_unit(nanoseconds: float, text: str) -> None:
+    assert format_duration(nanoseconds) == text
+
+
+@given(st.floats(0.001, 999e9))
+@example(999.7)
+@example(999_999.0)
+def test_a_duration_has_one_to_three_digits_before_the_point(nanoseconds: float) -> None:
+    number, unit = format_duration(nanoseconds).split()
+    assert 1 <= len(number.partition(".")[0]) <= 3
+    size = {"ns": 1.0, "µs": 1e3, "ms": 1e6, "s": 1e9}[unit]
+    assert float(number) * size == pytest.approx(nanoseconds, rel=5.1e-3, abs=5.1e-3)
+
+
+@given(st.floats(0, 2**50))
+def test_a_written_size_is_within_half_a_percent(count: float) -> None:
+    number, unit = format_bytes(count).split()
+    size = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}[unit]
+    assert float(number.replace(",", "")) * size == pytest.approx(count, rel=5.1e-3, abs=0.51)

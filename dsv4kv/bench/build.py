@@ -14,12 +14,14 @@ from dsv4kv.model.schedule import AttentionType
 from dsv4kv.model.schema import choose_formats
 from dsv4kv.ops.compressor import random_compressor
 from dsv4kv.ops.registry import load_backend
+from dsv4kv.units import format_bytes
 from dsv4kv.workload.executor import StepExecutor
 from dsv4kv.workload.inputs import InputBank
 from dsv4kv.workload.loop import LoopSettings
 from dsv4kv.workload.verifier import Verifier
 
 BACKEND = "cpu"
+_HOST_BYTES_PER_BLOCK = 32  # free list, marks and generation of the allocator, 8 bytes each
 
 
 def plan_from(config: BenchConfig) -> CachePlan:
@@ -60,6 +62,23 @@ def check_data_path(plan: CachePlan) -> None:
             )
 
 
+def check_memory(config: BenchConfig, plan: CachePlan, memory_bytes: int) -> None:
+    """Raise ``ConfigError`` where a run needs more memory than the machine has."""
+    blocks = sum(plan.num_blocks[group.name] * group.lanes for group in plan.groups)
+    needed = blocks * _HOST_BYTES_PER_BLOCK
+    advice = "lower cache.max_context_tokens, cache.num_blocks or workload.concurrency"
+    if config.workload.data == "real":
+        needed += plan.total_bytes + 2 * config.measure.memcpy_bytes
+        advice += ", hold fewer layers (model.layers), or set workload.data to none"
+    else:
+        needed += sum(pool.total_bytes for pool in plan.pools if pool.name == "tables")
+    if needed > memory_bytes:
+        raise ConfigError(
+            f"this run needs {format_bytes(needed)} and the machine has "
+            f"{format_bytes(memory_bytes)}: {advice}."
+        )
+
+
 def build_executor(
     config: BenchConfig, manager: KVCacheManager, recorder: Recorder
 ) -> tuple[StepExecutor, Verifier]:
@@ -67,7 +86,8 @@ def build_executor(
     plan, seed = manager.plan, config.measure.seed
     compressors = _draw_compressors(plan, seed)
     every = [part for pair in compressors.values() for part in pair if part is not None]
-    inputs = InputBank(plan.config, every, config.workload.step_tokens, seed)
+    longest_chunk = min(config.workload.step_tokens, plan.max_context_tokens)
+    inputs = InputBank(plan.config, every, longest_chunk, seed)
     verifier = Verifier(inputs, np.random.default_rng(seed))
     executor = StepExecutor(
         list(build_layers(manager, load_backend(BACKEND), compressors).values()),

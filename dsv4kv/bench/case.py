@@ -6,7 +6,14 @@ from typing import Any
 
 import torch
 
-from dsv4kv.bench.build import BACKEND, build_executor, check_data_path, loop_settings, plan_from
+from dsv4kv.bench.build import (
+    BACKEND,
+    build_executor,
+    check_data_path,
+    check_memory,
+    loop_settings,
+    plan_from,
+)
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.errors import CacheError
@@ -31,14 +38,19 @@ from dsv4kv.workload.verifier import Verifier
 Progress = Callable[[int], None]
 
 
-def run_case(axis: dict[str, Any], config: BenchConfig, on_progress: Progress) -> Case:
+def run_case(
+    axis: dict[str, Any],
+    config: BenchConfig,
+    on_progress: Progress,
+    memory_bytes: int | None = None,
+) -> Case:
     """Build the cache, serve the workload, check and record it.
 
     Ctrl-C ends the run early: what was measured so far comes back, marked incomplete.
-    ``on_progress`` is told the tokens of every step.
+    ``on_progress`` is told the tokens of every step; ``memory_bytes`` is the machine's memory.
 
     Raises:
-        ConfigError: The configuration cannot be built.
+        ConfigError: The configuration cannot be built, or not on this machine.
         TraceError: The trace cannot be read.
     """
     torch.set_num_threads(config.measure.threads)
@@ -46,6 +58,8 @@ def run_case(axis: dict[str, Any], config: BenchConfig, on_progress: Progress) -
     real = config.workload.data == "real"
     if real:
         check_data_path(plan)
+    if memory_bytes is not None:
+        check_memory(config, plan, memory_bytes)
     recorder = Recorder()
     manager = KVCacheManager(plan, data=real)
     executor, verifier = build_executor(config, manager, recorder) if real else (None, None)
@@ -60,9 +74,8 @@ def run_case(axis: dict[str, Any], config: BenchConfig, on_progress: Progress) -
     except CacheError as error:
         problem = str(error)
     cache = _describe_cache(config, plan, manager)
-    totals = Totals(
-        **asdict(loop.totals), blocks_left=0 if interrupted else manager.num_held_blocks
-    )
+    ended = not interrupted and problem is None
+    totals = Totals(**asdict(loop.totals), blocks_left=manager.num_held_blocks if ended else 0)
     problem = problem or _find_problem(cache, totals, verifier)
     return Case(
         axis=axis,
@@ -82,11 +95,11 @@ def run_case(axis: dict[str, Any], config: BenchConfig, on_progress: Progress) -
     )
 
 
-def failed_case(axis: dict[str, Any], config: BenchConfig, problem: str) -> Case:
-    """A case that could not even be built: a row of a sweep, not its end."""
+def unbuilt_case(axis: dict[str, Any], config: BenchConfig, problem: str | None) -> Case:
+    """A case of a sweep that failed before it began, or, without a problem, was interrupted."""
     return Case(
         axis=axis,
-        status="failed",
+        status="failed" if problem else "incomplete",
         error=problem,
         config=config.model_dump(mode="json"),
         backend=BACKEND,
@@ -162,16 +175,22 @@ def _find_problem(cache: CacheSummary, totals: Totals, verifier: Verifier | None
         return f"{len(verifier.failures)} sampled outputs differ from the reference."
     if totals.blocks_left:
         return f"{totals.blocks_left} blocks are still held although every request has ended."
+    if totals.rejected and not totals.peak_requests:
+        return (
+            f"none of {totals.rejected} requests fits into the cache: raise "
+            "cache.max_context_tokens or cache.num_blocks."
+        )
     return None
 
 
 def _operations(recorder: Recorder) -> list[Operation]:
+    # Ctrl-C may fall between the three appends of a sample; bytes is the last.
     return [
         Operation(
             name=name,
             layer_type=layer_type,
-            samples_ns=samples.ns.tolist(),
-            entries=samples.entries.tolist(),
+            samples_ns=samples.ns[: len(samples.bytes)].tolist(),
+            entries=samples.entries[: len(samples.bytes)].tolist(),
             bytes=samples.bytes.tolist(),
         )
         for (name, layer_type), samples in sorted(recorder.operations.items())

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
-from dsv4kv.bench.case import failed_case, run_case
+from dsv4kv.bench.case import run_case, unbuilt_case
 from dsv4kv.config.axes import AxisCase
 from dsv4kv.config.load import LoadedConfig
 from dsv4kv.errors import Dsv4kvError
@@ -56,15 +56,17 @@ def run_bench(invocation: Invocation, watcher: Watcher) -> RunRecord:
         Dsv4kvError: The only case cannot be built or its trace cannot be read.
     """
     started, environment = datetime.now(UTC), Environment(**capture_environment())
+    config = invocation.loaded.config
+    trace = config.workload.trace
+    trace_digest = trace_sha256(resolve_trace(trace)) if trace else None
     watcher.start(sum(_count(case) for case in invocation.cases))
     cases: list[Case] = []
     for point in invocation.cases:
         watcher.case(point)
-        cases.append(_run(point, watcher, alone=len(invocation.cases) == 1))
+        alone = len(invocation.cases) == 1
+        cases.append(_run(point, watcher, environment.memory_bytes, alone=alone))
         if cases[-1].status == "incomplete":
             break
-    config = invocation.loaded.config
-    trace = config.workload.trace
     statuses = [case.status for case in cases]
     return RunRecord(
         run_id=new_run_id(config.name, started),
@@ -76,7 +78,7 @@ def run_bench(invocation: Invocation, watcher: Watcher) -> RunRecord:
         config_source=invocation.loaded.source,
         config_sha256=invocation.loaded.sha256,
         trace_source=trace,
-        trace_sha256=trace_sha256(resolve_trace(trace)) if trace else None,
+        trace_sha256=trace_digest,
         seed=config.measure.seed,
         environment=environment,
         cases=cases,
@@ -87,13 +89,14 @@ def _count(case: AxisCase) -> int:
     return count_tokens(case.config.workload, case.config.measure.seed)
 
 
-def _run(point: AxisCase, watcher: Watcher, *, alone: bool) -> Case:
+def _run(point: AxisCase, watcher: Watcher, memory_bytes: int | None, *, alone: bool) -> Case:
+    """Run one case; in a sweep, one that cannot begin leaves the others' results alone."""
     try:
-        return run_case(point.axis, point.config, watcher.advance)
-    except Dsv4kvError as error:
+        return run_case(point.axis, point.config, watcher.advance, memory_bytes)
+    except (Dsv4kvError, KeyboardInterrupt) as error:
         if alone:
             raise
-        return failed_case(point.axis, point.config, str(error))
+        return unbuilt_case(point.axis, point.config, str(error) or None)
 
 
 def _reproduce(invocation: Invocation) -> str:

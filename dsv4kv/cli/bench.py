@@ -69,13 +69,14 @@ def bench(
     with ProgressWatcher(Console(stderr=True, quiet=silent)) as watcher:
         record = run_bench(invocation, watcher)
     saved = save_record(record, out)
-    if json_:
-        _write_json(json_, dumps(record))
+    console = Console(stderr=True, soft_wrap=True) if silent else open_console()
+    render_record(record, console, quiet=silent)
     if not silent:
-        render_record(record, open_console())
         typer.echo(f"record: {saved.path}")
     if saved.problem:
         typer.echo(f"warning: {saved.problem}", err=True)
+    if json_:
+        _write_json(json_, dumps(record))
     _end(record)
 
 
@@ -105,7 +106,10 @@ def _write_json(target: str, text: str) -> None:
         with replacing(Path(target)) as file:
             file.write(text.encode())
     except OSError as error:
-        raise RecordError(f"--json {target}: cannot be written ({error.strerror}).") from None
+        raise RecordError(
+            f"--json {target}: cannot be written ({error.strerror}): name a file in a folder that "
+            "exists."
+        ) from None
 
 
 def _end(record: "RunRecord") -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dsv4kv.cache.allocator import Ids
-from dsv4kv.cache.handle import LayerCache, LayerCacheHandle
+from dsv4kv.cache.handle import CompressedCache, LayerCache, LayerCacheHandle
 from dsv4kv.cache.step import StepBatch
 from dsv4kv.measure.recorder import Recorder
 from dsv4kv.model.schedule import AttentionType
@@ -25,12 +25,18 @@ class StepTokens:
     Attributes:
         batch: The tokens as the cache sees them.
         requests: Running number of every request of the batch, int64[B].
+        kept: Tokens of every request once rejected drafts are rolled back, int64[B].
         observed: Show what is gathered to the observer.
     """
 
     batch: StepBatch
     requests: Ids
+    kept: Ids
     observed: bool = False
+
+    def rows(self, members: Ids | int, positions: Ids) -> Ids:
+        """Input rows of tokens, by request (0 … B − 1) and position, as this step sees them."""
+        return InputBank.rows(self.requests[members], positions, positions >= self.kept[members])
 
 
 class StepObserver(Protocol):
@@ -86,8 +92,9 @@ class StepExecutor:
 
     def decode(self, step: StepTokens) -> None:
         """One token of every request, or one and its drafts: insert, flush, gather."""
+        batch = step.batch
         with self._recorder.excluded():
-            rows = self._input_rows(step)
+            rows = torch.from_numpy(step.rows(batch.request_ids.numpy(), batch.positions.numpy()))
         for layer in self._layers:
             handle = LayerCacheHandle(layer, step.batch)
             self._write_window(handle, step, rows)
@@ -98,7 +105,8 @@ class StepExecutor:
     def prefill(self, step: StepTokens) -> None:
         """One prompt chunk of one request: insert and compress, then read what is visible."""
         with self._recorder.excluded():
-            rows = self._input_rows(step)
+            first = int(step.rows(0, step.batch.positions[:1].numpy())[0])
+            rows = slice(first, first + step.batch.num_tokens)  # a view, not a copy
         for layer in self._layers:
             handle = LayerCacheHandle(layer, step.batch)
             self._write_window(handle, step, rows)
@@ -110,14 +118,6 @@ class StepExecutor:
     def _parts(layer: LayerCache) -> list[bool]:
         """Compressed KV (False) and indexer keys (True), as far as the layer has them."""
         return [i for i, part in ((False, layer.main), (True, layer.indexer)) if part is not None]
-
-    def _input_rows(self, step: StepTokens) -> Tensor | slice:
-        batch = step.batch
-        requests = step.requests[batch.request_ids.numpy()]
-        rows = InputBank.rows(requests, batch.positions.numpy())
-        if batch.num_requests == 1:  # consecutive positions: a view, not a copy
-            return slice(int(rows[0]), int(rows[0]) + len(rows))
-        return torch.from_numpy(rows)
 
     def _write_window(
         self, handle: LayerCacheHandle, step: StepTokens, rows: Tensor | slice
@@ -131,7 +131,7 @@ class StepExecutor:
             handle.write_swa(values)
 
     def _append_and_flush(
-        self, handle: LayerCacheHandle, step: StepTokens, rows: Tensor | slice, indexer: bool
+        self, handle: LayerCacheHandle, step: StepTokens, rows: Tensor, indexer: bool
     ) -> None:
         part = handle.part(indexer)
         with self._recorder.excluded():
@@ -148,7 +148,7 @@ class StepExecutor:
             handle.flush(indexer=indexer)
 
     def _compress_chunk(
-        self, handle: LayerCacheHandle, step: StepTokens, rows: Tensor | slice, indexer: bool
+        self, handle: LayerCacheHandle, step: StepTokens, rows: slice, indexer: bool
     ) -> None:
         part = handle.part(indexer)
         inputs = self._inputs.compressors[part.compressor.channels]
@@ -177,7 +177,7 @@ class StepExecutor:
     def _gather_topk(self, handle: LayerCacheHandle, step: StepTokens) -> None:
         part, batch = handle.part(indexer=False), step.batch
         with self._recorder.excluded():
-            lengths = handle.lengths()
+            lengths = _count_entries(step, part)
             topk = self._choose(lengths.numpy())
             out = self._workspace.take("topk", *topk.shape, part.compressor.dim)
             found = int(lengths.clamp(max=self._index_topk).sum())
@@ -192,7 +192,7 @@ class StepExecutor:
     def _gather_all(self, handle: LayerCacheHandle, step: StepTokens, indexer: bool) -> None:
         part = handle.part(indexer)
         with self._recorder.excluded():
-            lengths = handle.lengths()
+            lengths = _count_entries(step, part)
             found, longest = int(lengths.sum()), int(lengths.max())
             blocks = int((-(-lengths // part.store.layout.entries)).sum())
             shape = (step.batch.num_requests, longest, part.compressor.dim)
@@ -236,6 +236,11 @@ class StepExecutor:
     ) -> AbstractContextManager[None]:
         attn = handle.layer.schema.layer.attn.value
         return self._recorder.timed(name, attn, entries, moved_bytes)
+
+
+def _count_entries(step: StepTokens, part: CompressedCache) -> Tensor:
+    """Complete entries of every request, int64[B]; not asked of the cache, which is checked."""
+    return step.batch.tokens_after // part.compressor.ratio
 
 
 def _name(operation: str, indexer: bool) -> str:

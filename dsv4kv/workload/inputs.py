@@ -1,7 +1,7 @@
 """What a model would hand its cache: deterministic data for every request and position.
 
-A token's data is a function of its request and position alone, so what an entry must be can be
-worked out from scratch at any time, without asking the cache.
+A token's data is a function of its request, its position and whether it is a rejected draft, so
+what an entry must be can be worked out from scratch at any time, without asking the cache.
 """
 
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ from dsv4kv.ops.compressor import Compressor
 
 _DISTINCT_TOKENS = 4099  # a prime: requests that start at other offsets rarely meet in phase
 _STRIDE = 1009  # offset between consecutive requests, in tokens
+_REJECTED_OFFSET = 2053  # offset of a rejected draft from the token that takes its place
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,15 @@ class InputBank:
         return torch.cat([data, data.repeat(repeats, 1)[: self._max_chunk]])
 
     @staticmethod
-    def rows(request: NDArray[np.int64] | int, position: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Rows of tokens, by the running number of their request and their position."""
-        rows: NDArray[np.int64] = (request * _STRIDE + position) % _DISTINCT_TOKENS
+    def rows(
+        request: NDArray[np.int64] | int,
+        position: NDArray[np.int64],
+        rejected: NDArray[np.bool_] | bool = False,
+    ) -> NDArray[np.int64]:
+        """Rows of tokens, by the running number of their request and their position.
+
+        A draft that will be rejected is another token than the one that follows in its place.
+        """
+        start = request * _STRIDE + position + _REJECTED_OFFSET * np.asarray(rejected)
+        rows: NDArray[np.int64] = start % _DISTINCT_TOKENS
         return rows

@@ -109,12 +109,14 @@ class ServingLoop:
             return False
         start_ns = self._recorder.now_ns()
         slots, take, decoding = self._choose_tokens()
+        kept = self._draw_kept(take, decoding)
         before = self._position[slots]
-        self._prepare("prepare", slots, before, before + take)
+        after = before + take
+        self._prepare("prepare", slots, before, after)
         self._observe_peak()
-        self._execute(slots[:decoding], before[:decoding], take[:decoding], decode=True)
-        self._execute(slots[decoding:], before[decoding:], take[decoding:], decode=False)
-        kept = self._accept(slots, before, take, decoding)
+        if self._executor is not None:
+            self._execute(self._executor, slots, before, after, before + kept, decoding)
+        self._roll_back(slots, after, before + kept)
         self._recorder.keep("step", start_ns)
         if decoding == len(slots):
             self._recorder.keep("decode_step", start_ns)
@@ -176,22 +178,8 @@ class ServingLoop:
         prepare_forward(self._manager, slots, before, after)
         self._recorder.keep(name, start_ns)
 
-    def _execute(self, slots: Slots, before: Slots, take: Slots, *, decode: bool) -> None:
-        if self._executor is None or not slots.size:
-            return
-        every = self._settings.verify_every
-        observed = every > 0 and self.totals.steps % every == 0
-        if decode:
-            batch = StepBatch(self._manager, slots, before, before + take)
-            self._executor.decode(StepTokens(batch, self._serial[slots], observed))
-            return
-        for i in range(len(slots)):  # chunks differ in length: each is a call of its own
-            one = slice(i, i + 1)
-            batch = StepBatch(self._manager, slots[one], before[one], before[one] + take[one])
-            self._executor.prefill(StepTokens(batch, self._serial[slots[one]], observed))
-
-    def _accept(self, slots: Slots, before: Slots, take: Slots, decoding: int) -> Slots:
-        """Tokens that stay of those taken; rejected drafts are rolled back."""
+    def _draw_kept(self, take: Slots, decoding: int) -> Slots:
+        """Tokens that will stay of those taken: the others are drafts to be rejected."""
         drafted = take[:decoding] - 1
         if not np.count_nonzero(drafted):
             return take
@@ -199,13 +187,35 @@ class ServingLoop:
         accepted = np.logical_and.accumulate(draws < self._settings.acceptance, axis=1).sum(axis=1)
         kept = take.copy()
         kept[:decoding] = 1 + np.minimum(accepted, drafted)
-        rejected = kept < take
-        if np.count_nonzero(rejected):
-            back, first = slots[rejected], before[rejected]
-            self._prepare("rollback", back, first + take[rejected], first + kept[rejected])
         self.totals.drafted_tokens += int(drafted.sum())
-        self.totals.rolled_back_tokens += int((take - kept).sum())
         return kept
+
+    def _execute(
+        self,
+        executor: StepExecutor,
+        slots: Slots,
+        before: Slots,
+        after: Slots,
+        kept: Slots,
+        decoding: int,
+    ) -> None:
+        every = self._settings.verify_every
+        observed = every > 0 and self.totals.steps % every == 0
+
+        def tokens(some: slice) -> StepTokens:
+            batch = StepBatch(self._manager, slots[some], before[some], after[some])
+            return StepTokens(batch, self._serial[slots[some]], kept[some], observed)
+
+        if decoding:
+            executor.decode(tokens(slice(decoding)))
+        for i in range(decoding, len(slots)):  # chunks differ in length: each is a call of its own
+            executor.prefill(tokens(slice(i, i + 1)))
+
+    def _roll_back(self, slots: Slots, after: Slots, kept: Slots) -> None:
+        rejected = kept < after
+        if np.count_nonzero(rejected):
+            self._prepare("rollback", slots[rejected], after[rejected], kept[rejected])
+            self.totals.rolled_back_tokens += int((after - kept).sum())
 
     def _advance(self, slots: Slots, kept: Slots, decoding: int) -> None:
         decoders, chunks = slots[:decoding], slots[decoding:]
@@ -221,7 +231,8 @@ class ServingLoop:
         for slot in done.tolist():
             self._finish(slot)
         if self._on_progress is not None:
-            self._on_progress(int(kept.sum()))
+            with self._recorder.excluded():
+                self._on_progress(int(kept.sum()))
 
     def _finish(self, slot: int) -> None:
         start_ns = self._recorder.now_ns()

@@ -31,5 +31,8 @@ def count_tokens(workload: WorkloadSection, seed: int) -> int:
         requests += 1
         tokens += request.total_tokens
     if not requests:
-        raise TraceError(f"{workload.trace}: no request is left after skipping {workload.skip}.")
+        source = workload.trace or "the synthetic workload"
+        raise TraceError(
+            f"{source}: no request is left after skipping {workload.skip}: lower workload.skip."
+        )
     return tokens

@@ -1,0 +1,293 @@
+"""One configuration from the first request to the last."""
+
+from array import array
+from collections.abc import Iterator
+from typing import cast
+
+import pytest
+
+from dsv4kv.bench.case import run_case
+from dsv4kv.cache.manager import KVCacheManager
+from dsv4kv.cache.pools import PagedKVPool
+from dsv4kv.config.bench import BenchConfig
+from dsv4kv.errors import ConfigError
+from dsv4kv.measure.recorder import OperationSamples
+from dsv4kv.ops import cpu
+from dsv4kv.report.record import Case
+from dsv4kv.workload.source import count_tokens, open_requests
+from tests.bench.settings import BOOKS, tiny_config
+
+
+def run(config: BenchConfig) -> Case:
+    return run_case({}, config, lambda _tokens: None)
+
+
+@pytest.fixture(scope="module")
+def served() -> Case:
+    return run(tiny_config())
+
+
+def test_a_good_case_is_complete_and_says_so(served: Case) -> None:
+    assert (served.status, served.error, served.backend) == ("complete", None, "cpu")
+    assert served.config == tiny_config().model_dump(mode="json")
+
+
+def test_totals_are_those_of_the_workload(served: Case) -> None:
+    config, totals = tiny_config(), served.totals
+    assert totals
+    assert totals.input_tokens + totals.output_tokens == count_tokens(config.workload, 0)
+    assert (totals.requests, totals.rejected, totals.blocks_left) == (3, 0, 0)
+
+
+def test_every_pool_is_allocated_as_predicted(served: Case) -> None:
+    assert served.cache
+    assert [(pool.name, pool.layer_type) for pool in served.cache.pools] == [
+        ("main", "csa"),
+        ("main", "hca"),
+        ("indexer", "csa"),
+        ("window", "swa"),
+        ("window", "csa"),
+        ("window", "hca"),
+        ("state", "csa"),
+        ("state", "hca"),
+        ("tables", "all"),
+    ]
+    for pool in served.cache.pools:
+        assert pool.predicted_bytes == pool.allocated_bytes
+        assert pool.predicted_bytes == pool.layers * pool.units * pool.unit_bytes > 0
+
+
+def test_the_cache_is_described(served: Case) -> None:
+    cache = served.cache
+    assert cache
+    assert cache.layers == {"swa": 1, "csa": 1, "hca": 1}
+    assert cache.formats == {"main": "fp8_ds_mla", "window": "fp8_ds_mla", "indexer": "mxfp4"}
+    assert (cache.num_blocks, cache.total_blocks, cache.num_slots) == (16, 16, 2)
+    # CSA: 584 B and a key of 68 B per 4 tokens; HCA: 584 B per 128 tokens
+    assert cache.bytes_per_token == (584 + 68) / 4 + 584 / 128
+    assert cache.bytes_per_request == 3 * 74_880 + 81_920 + 524_288
+
+
+def test_blocks_of_all_tables_and_lanes_are_counted() -> None:
+    cache = run(tiny_config(BOOKS, "cache.sharing=layer", "model.layers=[2, 3, 4, 5]")).cache
+    assert cache
+    assert (cache.num_blocks, cache.total_blocks) == (16, 4 * 16)
+
+
+def test_outputs_are_checked_and_equal(served: Case) -> None:
+    verification = served.verification
+    assert set(verification.by_operation) == {"compressed KV", "gather_window", "indexer keys"}
+    assert verification.checks == sum(verification.by_operation.values()) > 10
+    assert verification.failures == []
+
+
+def test_every_operation_and_action_has_samples(served: Case) -> None:
+    names = {operation.name for operation in served.operations}
+    assert {"window_insert", "state_append", "gather_topk", "gather_all"} <= names
+    assert {"prepare", "admit", "release", "step", "decode_step"} == {
+        latency.name for latency in served.latencies
+    }
+    assert all(operation.samples_ns for operation in served.operations)
+
+
+def test_the_yardstick_copies_as_many_bytes_as_told(served: Case) -> None:
+    assert served.memcpy
+    assert served.memcpy.bytes == 2 * 2**20  # read and written
+    assert len(served.memcpy.samples_ns) == 10
+
+
+def test_without_data_only_the_books_are_kept() -> None:
+    case = run(tiny_config(BOOKS))
+    assert case.cache
+    assert [pool.name for pool in case.cache.pools] == ["tables"]
+    assert (case.operations, case.memcpy, case.verification.checks) == ([], None, 0)
+    assert case.status == "complete"
+
+
+def test_torch_runs_on_as_many_threads_as_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    monkeypatch.setattr("torch.set_num_threads", told.append)
+    run(tiny_config(BOOKS, "measure.threads=3"))
+    assert told == [3]
+
+
+def test_data_does_not_change_what_is_served(served: Case) -> None:
+    books = run(tiny_config(BOOKS)).totals
+    assert books
+    assert served.totals
+    assert books.model_dump(exclude={"wall_ns"}) == served.totals.model_dump(exclude={"wall_ns"})
+
+
+def test_the_same_seed_gives_the_same_totals_and_checks(served: Case) -> None:
+    again = run(tiny_config())
+    assert again.totals
+    assert served.totals
+    assert again.totals.model_dump(exclude={"wall_ns"}) == served.totals.model_dump(
+        exclude={"wall_ns"}
+    )
+    assert again.verification == served.verification
+
+
+def test_another_seed_gives_other_requests(served: Case) -> None:
+    other = run(tiny_config("measure.seed=1", BOOKS))
+    assert other.totals
+    assert served.totals
+    assert other.totals.input_tokens != served.totals.input_tokens
+
+
+def test_progress_is_told_every_token_that_enters_the_cache() -> None:
+    config = tiny_config(BOOKS)
+    told: list[int] = []
+    run_case({}, config, told.append)
+    requests = open_requests(config.workload, 0)
+    assert sum(told) == sum(r.input_tokens + r.output_tokens - 1 for r in requests)
+
+
+@pytest.mark.parametrize("preset", ["v4-flash", "v4-pro", "v4.1-flash", "v3.2"])
+def test_the_books_of_every_shipped_model_can_be_run(preset: str) -> None:
+    case = run(tiny_config(BOOKS, f"model.preset={preset}", "model.layers=null"))
+    assert case.status == "complete"
+    assert case.cache
+    assert sum(case.cache.layers.values()) == case.cache.total_layers
+
+
+# ---- cases that go wrong ------------------------------------------------------------------------
+
+
+def test_an_output_that_differs_fails_the_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "window_insert", lambda *_: None)
+    case = run(tiny_config("model.layers=[0]"))
+    count = len(case.verification.failures)
+    assert count > 0
+    assert (case.status, case.error) == (
+        "failed",
+        f"{count} sampled outputs differ from the reference.",
+    )
+
+
+def test_memory_other_than_predicted_fails_the_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = PagedKVPool.__init__
+
+    def one_block_more(pool: PagedKVPool, schema: object, blocks: int, device: object) -> None:
+        right(pool, schema, blocks + 1, device)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(PagedKVPool, "__init__", one_block_more)
+    case = run(tiny_config("model.layers=[3]"))
+    assert case.status == "failed"
+    assert case.error == ("the main pools of hca layers take 19584 B where the plan says 18432 B.")
+
+
+def test_blocks_that_are_never_given_back_fail_the_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KVCacheManager, "release_request", lambda *_: None)
+    case = run(tiny_config(BOOKS, "workload.concurrency=3"))
+    assert case.totals
+    assert case.totals.blocks_left > 0
+    assert case.error == (
+        f"{case.totals.blocks_left} blocks are still held although every request has ended."
+    )
+
+
+def test_a_refusal_of_the_cache_fails_the_case_and_is_no_leak(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(KVCacheManager, "release_request", lambda *_: None)
+    case = run(tiny_config(BOOKS, "workload.concurrency=1"))
+    assert case.status == "failed"
+    assert case.error
+    assert case.error.startswith("all 1 slots are taken")
+    assert case.totals
+    assert (case.totals.requests, case.totals.blocks_left) == (1, 0)
+
+
+def test_rejected_requests_are_counted_and_the_others_served() -> None:
+    case = run(tiny_config(BOOKS, "cache.max_context_tokens=120"))
+    assert case.status == "complete"
+    assert case.totals
+    assert case.totals.rejected > 0
+    assert case.totals.requests + case.totals.rejected == 3
+
+
+def test_a_cache_too_small_for_every_request_fails_the_case() -> None:
+    case = run(tiny_config(BOOKS, "cache.max_context_tokens=10"))
+    assert case.status == "failed"
+    assert case.error == (
+        "none of 3 requests fits into the cache: raise cache.max_context_tokens or "
+        "cache.num_blocks."
+    )
+
+
+def test_what_cannot_be_built_is_refused() -> None:
+    with pytest.raises(ConfigError, match="is not published"):
+        run(tiny_config("model.preset=v3.2", "model.layers=null"))
+    with pytest.raises(ConfigError, match=r"the machine has 1\.00 MiB"):
+        run_case({}, tiny_config(), lambda _tokens: None, memory_bytes=2**20)
+
+
+# ---- Ctrl-C -------------------------------------------------------------------------------------
+
+
+def interrupt_after(count: int) -> Iterator[None]:
+    yield from [None] * count
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("data", ["real", "none"])
+@pytest.mark.parametrize("steps", [0, 4])
+def test_ctrl_c_keeps_what_was_measured(data: str, steps: int) -> None:
+    config = tiny_config(f"workload.data={data}")
+    left = interrupt_after(steps)
+    case = run_case({}, config, lambda _tokens: next(left))
+    assert (case.status, case.error) == ("incomplete", None)
+    assert case.totals
+    assert (case.totals.steps, case.totals.blocks_left) == (steps, 0)
+    assert bool(case.totals.wall_ns) == bool(steps)
+    assert case.latencies if steps else True
+    assert bool(case.operations) == (data == "real" and steps > 0)
+
+
+@pytest.mark.parametrize("operation", ["window_insert", "state_append", "gather_topk"])
+def test_ctrl_c_in_the_middle_of_a_step_leaves_a_whole_record(
+    operation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right, left = getattr(cpu, operation), interrupt_after(8)
+
+    def interrupted(*arguments: object) -> None:
+        next(left)
+        right(*arguments)
+
+    monkeypatch.setattr(cpu, operation, interrupted)
+    case = run(tiny_config("measure.warmup_steps=0"))
+    assert case.status == "incomplete"
+    assert case.operations
+    assert Case.model_validate_json(case.model_dump_json()) == case
+
+
+def test_an_interrupted_case_with_wrong_outputs_has_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cpu, "window_insert", lambda *_: None)
+    left = interrupt_after(4)
+    case = run_case({}, tiny_config("model.layers=[0]"), lambda _tokens: next(left))
+    assert case.status == "failed"
+
+
+def test_ctrl_c_between_the_parts_of_a_sample_leaves_it_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Torn(list[int]):
+        def append(self, value: int) -> None:
+            if len(self) == 3:
+                raise KeyboardInterrupt
+            super().append(value)
+
+        def tolist(self) -> list[int]:
+            return list(self)
+
+    def make_samples() -> OperationSamples:
+        return OperationSamples(bytes=cast("array[int]", Torn()))
+
+    monkeypatch.setattr("dsv4kv.measure.recorder.OperationSamples", make_samples)
+    case = run(tiny_config("model.layers=[0]", "measure.warmup_steps=0"))
+    assert case.status == "incomplete"
+    calls = {operation.name: len(operation.samples_ns) for operation in case.operations}
+    assert calls["window_insert"] == 3

@@ -1,0 +1,205 @@
+"""A whole run: its cases, its record, and what happens to it when one of them goes wrong."""
+
+from pathlib import Path
+
+import pytest
+
+from dsv4kv.bench.run import Invocation, run_bench
+from dsv4kv.config.axes import AxisCase, expand_axes
+from dsv4kv.config.load import load_config
+from dsv4kv.errors import ConfigError, TraceError
+from dsv4kv.measure.memcpy import measure_memcpy
+from dsv4kv.report.record import RunRecord
+from dsv4kv.workload.source import count_tokens
+from dsv4kv.workload.traces import resolve_trace, trace_sha256
+from tests.bench.settings import BOOKS, TINY
+
+
+class Watcher:
+    """Keeps what it is told, and interrupts a case if asked to."""
+
+    def __init__(self, interrupted: int | None = None) -> None:
+        self.total_tokens = 0
+        self.cases: list[AxisCase] = []
+        self.tokens = 0
+        self._interrupted = interrupted
+
+    def start(self, total_tokens: int) -> None:
+        self.total_tokens = total_tokens
+
+    def case(self, case: AxisCase) -> None:
+        self.cases.append(case)
+
+    def advance(self, tokens: int) -> None:
+        self.tokens += tokens
+        if len(self.cases) - 1 == self._interrupted:
+            raise KeyboardInterrupt
+
+
+def invoke(*axes: str, settings: tuple[str, ...] = (BOOKS,)) -> Invocation:
+    given = {setting.partition("=")[0] for setting in (*settings, *axes)}
+    overrides = [*(each for each in TINY if each.partition("=")[0] not in given), *settings]
+    loaded = load_config("smoke", overrides)
+    cases = expand_axes(loaded, overrides, axes)
+    return Invocation(["dsv4kv", "bench", "smoke"], loaded, cases, overrides, axes)
+
+
+def run(*axes: str, settings: tuple[str, ...] = (BOOKS,)) -> RunRecord:
+    return run_bench(invoke(*axes, settings=settings), Watcher())
+
+
+SHARING = "cache.sharing=model,type,layer"
+MEMCPY = "dsv4kv.bench.case.measure_memcpy"
+LINE = '{"arrival_s": 0, "input_tokens": 5, "output_tokens": 2}\n'
+
+
+def test_a_record_tells_what_ran_and_from_what() -> None:
+    invocation = invoke(settings=(BOOKS, "measure.seed=7"))
+    record = run_bench(invocation, Watcher())
+    assert record.status == "complete"
+    assert record.argv == ["dsv4kv", "bench", "smoke"]
+    assert (record.config_source, record.config_sha256) == ("smoke", invocation.loaded.sha256)
+    assert (record.seed, record.trace_source, record.trace_sha256) == (7, None, None)
+    assert record.started_utc <= record.ended_utc
+    assert "-smoke-" in record.run_id
+    assert record.environment.versions["torch"]
+
+
+def test_a_trace_is_named_with_the_digest_of_its_file() -> None:
+    record = run(settings=(BOOKS, "workload.trace=builtin:chat", "workload.limit=2"))
+    digest = trace_sha256(resolve_trace("builtin:chat"))
+    assert (record.trace_source, record.trace_sha256) == ("builtin:chat", digest)
+
+
+def test_the_command_that_repeats_a_run_can_be_read_back() -> None:
+    record = run("cache.sharing=model,type", settings=(BOOKS, "name='a b'"))
+    assert record.reproduce.startswith("dsv4kv bench smoke --set ")
+    assert record.reproduce.endswith(" --axis cache.sharing=model,type")
+    assert "--set workload.data=none" in record.reproduce
+    assert "'name='\"'\"'a b'\"'\"''" in record.reproduce
+
+
+def test_a_sweep_runs_every_case_in_order() -> None:
+    record = run(SHARING)
+    assert [case.axis for case in record.cases] == [
+        {"cache.sharing": sharing} for sharing in ("model", "type", "layer")
+    ]
+    assert [case.config["cache"]["sharing"] for case in record.cases] == ["model", "type", "layer"]
+    assert {case.totals.input_tokens for case in record.cases if case.totals} == {
+        record.cases[0].totals.input_tokens if record.cases[0].totals else None
+    }
+
+
+def test_the_watcher_is_told_how_much_there_is_to_do_and_what_is_done() -> None:
+    invocation, watcher = invoke(SHARING), Watcher()
+    run_bench(invocation, watcher)
+    tokens = [count_tokens(case.config.workload, 0) for case in invocation.cases]
+    assert watcher.total_tokens == sum(tokens)
+    assert watcher.cases == list(invocation.cases)
+    assert 0.9 * sum(tokens) < watcher.tokens <= sum(tokens)
+
+
+# ---- cases that go wrong ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("axis", "statuses", "sentence"),
+    [
+        ("model.preset=v4-flash,v4-pto,v4-pro", ["complete", "failed", "complete"], "v4-pto"),
+        (
+            "cache.max_context_tokens=10,1K",
+            ["failed", "complete"],
+            "none of 3 requests fits into the cache",
+        ),
+        ("workload.concurrency=100G,1", ["failed", "complete"], "this run needs"),
+    ],
+)
+def test_a_case_that_fails_does_not_end_a_sweep(
+    axis: str, statuses: list[str], sentence: str
+) -> None:
+    record = run(axis)
+    assert record.status == "failed"
+    assert [case.status for case in record.cases] == statuses
+    failed = record.cases[statuses.index("failed")]
+    assert failed.error
+    assert sentence in failed.error
+
+
+def test_the_only_case_is_refused_instead_of_recorded() -> None:
+    with pytest.raises(ConfigError, match="v4-pto"):
+        run(settings=("model.preset=v4-pto",))
+
+
+def test_a_defective_trace_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(LINE + LINE[:30])
+    watcher = Watcher()
+    invocation = invoke(SHARING, settings=(BOOKS, f"workload.trace={trace}"))
+    with pytest.raises(TraceError, match=r"trace\.jsonl:2: "):
+        run_bench(invocation, watcher)
+    assert watcher.cases == []
+
+
+def test_a_trace_that_vanishes_during_the_run_does_not_cost_the_record(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(LINE)
+    digest = trace_sha256(trace)
+
+    class Remover(Watcher):
+        def advance(self, tokens: int) -> None:
+            trace.unlink(missing_ok=True)
+
+    record = run_bench(invoke(settings=(BOOKS, f"workload.trace={trace}")), Remover())
+    assert (record.status, record.trace_sha256) == ("complete", digest)
+
+
+def test_ctrl_c_ends_a_sweep_with_the_cases_so_far() -> None:
+    watcher = Watcher(interrupted=1)
+    record = run_bench(invoke(SHARING), watcher)
+    assert record.status == "incomplete"
+    assert [case.status for case in record.cases] == ["complete", "incomplete"]
+    assert record.cases[1].totals
+
+
+def test_a_sweep_with_a_failed_case_has_failed_even_if_interrupted_later() -> None:
+    watcher = Watcher(interrupted=1)
+    record = run_bench(invoke("model.preset=v5,v4-pro,v4-flash"), watcher)
+    assert [case.status for case in record.cases] == ["failed", "incomplete"]
+    assert record.status == "failed"
+
+
+def test_ctrl_c_while_a_later_case_is_built_keeps_the_cases_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = iter(range(9))
+
+    def interrupted(size_bytes: int) -> list[int]:
+        if next(calls) == 1:
+            raise KeyboardInterrupt
+        return measure_memcpy(size_bytes)
+
+    monkeypatch.setattr(MEMCPY, interrupted)
+    record = run(SHARING, settings=("model.layers=[0]",))
+    assert [case.status for case in record.cases] == ["complete", "incomplete"]
+    assert (record.cases[1].totals, record.cases[1].error) == (None, None)
+    assert record.cases[0].operations
+
+
+def test_ctrl_c_before_the_only_case_began_leaves_no_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(_size_bytes: int) -> list[int]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(MEMCPY, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(settings=("model.layers=[0]",))
+
+
+def test_a_bug_is_not_hidden_as_a_failed_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    def bug(_size_bytes: int) -> list[int]:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(MEMCPY, bug)
+    with pytest.raises(ZeroDivisionError):
+        run(SHARING, settings=("model.layers=[0]",))

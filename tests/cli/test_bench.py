@@ -1,0 +1,439 @@
+"""``dsv4kv bench``: what is printed, written and returned, when all is well and when not."""
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from syrupy.assertion import SnapshotAssertion
+from typer.testing import CliRunner, Result
+
+from dsv4kv.cli import app
+from dsv4kv.report.record import RunRecord
+from dsv4kv.report.store import dumps, load_record
+from tests.bench.settings import TINY
+
+TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
+TINY_OPTIONS = [word for setting in TINY for word in ("--set", setting)]
+LINE = '{"arrival_s": 0, "input_tokens": 60, "output_tokens": 4}\n'
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", None)
+    return tmp_path
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner(env=TERMINAL).invoke(app, ["bench", *arguments])
+
+
+def bench(*arguments: str) -> Result:
+    """A run of three short requests."""
+    return invoke("smoke", *TINY_OPTIONS, *arguments)
+
+
+def books(*arguments: str) -> Result:
+    return bench("--data", "none", *arguments)
+
+
+def records(folder: Path = Path("results")) -> list[RunRecord]:
+    return [load_record(path) for path in sorted(folder.glob("*"))]
+
+
+def files() -> list[str]:
+    """Everything below the working folder."""
+    return sorted(str(path) for path in Path().rglob("*") if path.is_file())
+
+
+def text(output: str) -> str:
+    """Output without blanks at the ends of lines."""
+    return "\n".join(line.rstrip() for line in output.splitlines())
+
+
+# ---- what a run prints and writes ---------------------------------------------------------------
+
+
+def test_help_explains_every_option(snapshot: SnapshotAssertion) -> None:
+    assert text(invoke("--help").output) == snapshot
+
+
+def test_the_smoke_configuration_runs_end_to_end() -> None:
+    result = invoke("smoke", "--out", "kept")
+    assert (result.exit_code, result.stderr) == (0, "")
+    (record,) = records(Path("kept"))
+    (case,) = record.cases
+    assert record.status == case.status == "complete"
+    assert case.cache
+    assert all(pool.predicted_bytes == pool.allocated_bytes for pool in case.cache.pools)
+    assert case.verification.checks > 50
+    assert case.verification.failures == []
+    assert result.stdout.splitlines()[-1] == f"record: kept/{record.run_id}.json"
+
+
+@pytest.mark.parametrize("options", [[], ["--axis", "cache.sharing=model,type"]])
+def test_a_report_of_the_record_says_the_same(options: list[str]) -> None:
+    printed = bench(*options).stdout
+    assert len(records()) == 1
+    *told, last = printed.splitlines(keepends=True)
+    path = last.removeprefix("record: ").strip()
+    again = CliRunner(env=TERMINAL).invoke(app, ["report", path])
+    assert "".join(told) == again.stdout
+
+
+def test_the_same_seed_gives_the_same_totals_and_checks() -> None:
+    for seed in ("3", "3", "4"):
+        bench("--seed", seed, "--out", f"seed{seed}")
+    first, second = (record.cases[0] for record in records(Path("seed3")))
+    (other,) = (record.cases[0] for record in records(Path("seed4")))
+    assert first.totals
+    assert second.totals
+    assert other.totals
+    same = first.totals.model_copy(update={"wall_ns": second.totals.wall_ns})
+    assert same == second.totals
+    assert first.verification == second.verification
+    assert other.totals.input_tokens != first.totals.input_tokens
+
+
+def test_json_to_stdout_is_a_record_and_nothing_else() -> None:
+    result = bench("--json", "-")
+    record = RunRecord.model_validate_json(result.stdout)
+    assert (result.stdout, result.stderr) == (dumps(record), "")
+    assert records() == [record]
+
+
+def test_json_to_a_file_is_the_record_itself() -> None:
+    result = books("--json", "mine.json")
+    assert "record: results/" in result.stdout
+    assert [load_record(Path("mine.json"))] == records()
+
+
+def test_quiet_prints_nothing_when_all_is_well() -> None:
+    result = bench("--quiet")
+    assert (result.exit_code, result.output) == (0, "")
+    assert len(records()) == 1
+
+
+def test_a_sweep_is_one_table_with_a_row_per_case() -> None:
+    result = books("--axis", "cache.sharing=model,type,layer")
+    assert result.exit_code == 0
+    assert re.findall(r"^\s*(model|type|layer) .*✓", result.stdout, re.M) == [
+        "model",
+        "type",
+        "layer",
+    ]
+    assert result.stdout.count("Sweep") == 1
+    assert "Latencies" not in result.stdout
+    (record,) = records()
+    assert [case.axis for case in record.cases] == [
+        {"cache.sharing": sharing} for sharing in ("model", "type", "layer")
+    ]
+
+
+def test_a_case_that_fails_leaves_the_others_and_a_bad_exit_code() -> None:
+    result = books("--axis", "model.preset=v4-flash,v4-pto,v4-pro")
+    assert result.exit_code == 6
+    assert result.stderr.startswith("error: ")
+    assert "v4-pto" in result.stderr
+    (record,) = records()
+    assert [case.status for case in record.cases] == ["complete", "failed", "complete"]
+    assert "of 3 cases 2 complete, 1 failed" in result.stdout
+
+
+@pytest.mark.parametrize("preset", ["v4.1-flash", "v3.2"])
+def test_a_model_of_unpublished_compression_runs_without_data_alone(preset: str) -> None:
+    model = ("--set", f"model.preset={preset}", "--set", "model.layers=null")
+    assert books(*model).exit_code == 0
+    refused = bench(*model)
+    assert refused.exit_code == 2
+    assert "set workload.data to none" in refused.stderr
+    assert len(records()) == 1
+
+
+def test_a_trace_is_replayed() -> None:
+    Path("trace.jsonl").write_text(LINE * 5)
+    assert books("--trace", "trace.jsonl").exit_code == 0
+    (record,) = records()
+    assert record.cases[0].totals
+    assert record.cases[0].totals.input_tokens == 300
+
+
+@pytest.mark.parametrize("options", [[], ["--quiet"], ["--json", "-"]])
+def test_requests_that_do_not_fit_are_told(options: list[str]) -> None:
+    Path("trace.jsonl").write_text(LINE + LINE.replace("60", "900") + LINE)
+    small = ("--set", "cache.max_context_tokens=200")
+    result = books("--trace", "trace.jsonl", *small, *options)
+    assert result.exit_code == 0
+    told = result.stderr if options else result.stdout
+    assert "! rejected requests: 1, longer than 200 tokens" in told
+    assert records()[0].cases[0].totals
+    assert RunRecord.model_validate_json(result.stdout) if "-" in options else True
+
+
+def test_outputs_that_differ_are_told_and_end_badly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsv4kv.ops.cpu.window_insert", lambda *_: None)
+    result = bench("--quiet")
+    assert (result.exit_code, result.stdout) == (6, "")
+    assert "gather_window: position" in result.stderr
+    assert re.search(r"^error: \d+ sampled outputs differ", result.stderr, re.M)
+    assert records()[0].status == "failed"
+
+
+# ---- what cannot run ----------------------------------------------------------------------------
+
+CONFIGS = {
+    "broken YAML": "model:\n  preset: [v4-flash\n",
+    "unknown key": "cache:\n  block_tokns: 256\n",
+    "wrong type": "workload:\n  concurrency: many\n",
+    "no mapping": "- 1\n- 2\n",
+    "binary": "\x00\x01\n",
+    "concurrency beyond the slots": "cache: {num_slots: 2}\nworkload: {concurrency: 3}\n",
+}
+TRACES = {
+    "empty": "",
+    "cut short": LINE + LINE + LINE[:30],
+    "of another format": "time;prompt;answer\n1;2;3\n",
+    "with a bad value": LINE + LINE.replace("60", "-1"),
+}
+OPTIONS = {
+    "zero blocks": ("--set", "cache.num_blocks=0"),
+    "unknown model": ("--set", "model.preset=v5"),
+    "unknown layer": ("--set", "model.layers=[99]"),
+    "unknown key": ("--set", "cache.block_token=256"),
+    "no value": ("--set", "cache.block_tokens"),
+    "empty axis": ("--axis", "cache.sharing="),
+    "unknown data": ("--data", "some"),
+    "unknown device": ("--device", "cuda"),
+    "missing trace": ("--trace", "gone.jsonl"),
+    "unknown built-in trace": ("--trace", "builtin:gone"),
+    "nothing left": ("--set", "workload.skip=99"),
+    "context beyond memory": ("--set", "cache.max_context_tokens=1T"),
+    "concurrency beyond memory": ("--set", "workload.concurrency=100M"),
+    "online state with drafts": (
+        "--set",
+        "cache.state=online",
+        "--set",
+        "workload.speculative.draft_tokens=2",
+    ),
+}
+
+
+def told(result: Result) -> str:
+    """The sentences on stderr of a run that was refused before it began."""
+    assert result.exit_code not in (0, 1)
+    assert result.stdout == ""
+    assert isinstance(result.exception, SystemExit)
+    lines = result.stderr.splitlines()
+    assert all(line.startswith("error: ") for line in lines)
+    memory = r"the machine has [\d.]+ GiB"
+    return re.sub(memory, "the machine has … GiB", "\n".join(lines))
+
+
+@pytest.mark.parametrize("content", CONFIGS.values(), ids=CONFIGS)
+def test_a_bad_configuration_is_refused(content: str, snapshot: SnapshotAssertion) -> None:
+    Path("mine.yaml").write_text(content)
+    assert told(invoke("mine.yaml")) == snapshot
+    assert files() == ["mine.yaml"]
+
+
+@pytest.mark.parametrize("content", TRACES.values(), ids=TRACES)
+def test_a_bad_trace_is_refused_with_its_line(content: str, snapshot: SnapshotAssertion) -> None:
+    Path("trace.jsonl").write_text(content)
+    sentence = told(books("--trace", "trace.jsonl"))
+    assert re.match(r"error: trace\.jsonl:\d: ", sentence)
+    assert sentence == snapshot
+    assert files() == ["trace.jsonl"]
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_a_bad_setting_is_refused(options: tuple[str, ...], snapshot: SnapshotAssertion) -> None:
+    assert told(bench(*options)) == snapshot
+    assert files() == []
+
+
+def test_a_missing_configuration_is_refused(snapshot: SnapshotAssertion) -> None:
+    assert told(invoke("gone.yaml")) == snapshot
+    assert told(invoke("smke")) == snapshot
+    assert files() == []
+
+
+def test_a_cache_too_small_for_all_requests_fails() -> None:
+    result = books("--set", "cache.max_context_tokens=10")
+    assert result.exit_code == 6
+    assert "error: none of 3 requests fits into the cache" in result.stderr
+    assert records()[0].status == "failed"
+
+
+@pytest.mark.parametrize("out", ["file", "file/below"])
+def test_a_results_folder_that_cannot_be_written_is_replaced_and_told(out: str) -> None:
+    Path("file").write_text("kept")
+    result = books("--out", out)
+    assert result.exit_code == 0
+    (record,) = records(Path("tmp"))
+    warning = f"record is saved in {Path('tmp').resolve()} instead."
+    assert result.stderr.startswith(f"warning: {out} cannot be written (")
+    assert result.stderr.endswith(f"{warning}\n")
+    assert f"tmp/{record.run_id}.json" in result.stdout
+    assert files() == ["file", f"tmp/{record.run_id}.json"]
+    assert Path("file").read_text() == "kept"
+
+
+@pytest.mark.parametrize("target", ["gone/mine.json", "folder", ".", "/", "file/mine.json"])
+def test_json_that_cannot_be_written_is_told_and_the_record_kept(target: str) -> None:
+    Path("folder").mkdir()
+    Path("file").touch()
+    result = books("--json", target)
+    assert result.exit_code == 7
+    assert result.stderr.startswith(f"error: --json {target}: cannot be written (")
+    (record,) = records()
+    assert f"record: results/{record.run_id}.json" in result.stdout
+    assert files() == ["file", f"results/{record.run_id}.json"]
+
+
+# ---- Ctrl-C -------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_in_a_step_leaves_an_incomplete_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = iter(range(10**6))
+
+    def interrupted(*_arguments: object) -> None:
+        if next(calls) == 20:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("dsv4kv.ops.cpu.gather_window", interrupted)
+    result = bench("--set", "measure.verify_every=0")
+    assert (result.exit_code, result.stderr) == (130, "")
+    assert "incomplete: stopped before the end" in result.stdout
+    (record,) = records()
+    assert record.status == "incomplete"
+    assert record.cases[0].operations
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "dsv4kv.bench.run.capture_environment",
+        "dsv4kv.bench.run.count_tokens",
+        "dsv4kv.bench.case.KVCacheManager",
+        "dsv4kv.bench.case.build_executor",
+        "dsv4kv.bench.case.measure_memcpy",
+        "dsv4kv.bench.case.open_requests",
+    ],
+)
+def test_ctrl_c_before_the_first_step_leaves_nothing(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_arguments: object, **_options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(place, interrupted)
+    result = bench()
+    assert (result.exit_code, result.output) == (130, "")
+    assert files() == []
+
+
+class Program:
+    """The program in a process of its own, its stderr on a terminal or not."""
+
+    def __init__(self, *arguments: str, terminal: bool) -> None:
+        self._master: int | None = None
+        stderr = subprocess.PIPE
+        if terminal:
+            self._master, stderr = pty.openpty()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "dsv4kv", "bench", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env=os.environ | {"TERM": "xterm", "COLUMNS": "100"},
+            text=True,
+        )
+        if terminal:
+            os.close(stderr)
+        self.shown = ""
+
+    def wait_for(self, pattern: str) -> None:
+        """Read what the terminal shows until it matches."""
+        while not re.search(pattern, self.shown):
+            self.shown += self._read() or pytest.fail(f"{pattern} never came: {self.shown}")
+
+    def interrupt(self) -> None:
+        self._process.send_signal(signal.SIGINT)
+
+    def end(self) -> tuple[int, str]:
+        """Exit code and stdout; ``shown`` has all of stderr."""
+        if self._master is None:
+            stdout, self.shown = self._process.communicate(timeout=60)
+            return self._process.returncode, stdout
+        while part := self._read():
+            self.shown += part
+        os.close(self._master)
+        stdout, _ = self._process.communicate(timeout=60)
+        return self._process.returncode, stdout
+
+    def _read(self) -> str:
+        assert self._master is not None
+        try:
+            return os.read(self._master, 4096).decode(errors="replace")
+        except OSError:  # Linux, once the program has closed its end
+            return ""
+
+
+def large(requests: int) -> list[str]:
+    """Options of a run that no test waits for."""
+    return [
+        "smoke",
+        *("--data", "none", "--set", "cache.max_context_tokens=64K"),
+        *("--set", f"workload.synthetic.requests={requests}"),
+        *("--set", "workload.synthetic.output.kind=fixed"),
+        *("--set", "workload.synthetic.output.mean=20000"),
+    ]
+
+
+def test_sigint_ends_a_run_with_what_was_measured() -> None:
+    program = Program(*large(2000), terminal=True)
+    program.wait_for(r"\b[1-9][\d,]* / [\d,]+ tokens")
+    program.interrupt()
+    code, stdout = program.end()
+    assert code == 130
+    assert "Traceback" not in program.shown
+    (record,) = records()
+    (case,) = record.cases
+    assert record.status == case.status == "incomplete"
+    assert case.totals
+    assert case.totals.steps > 0
+    assert len(next(each for each in case.latencies if each.name == "step").samples_ns) > 0
+    assert "incomplete" in stdout
+    path = stdout.splitlines()[-1].removeprefix("record: ")
+    again = CliRunner(env=TERMINAL).invoke(app, ["report", path])
+    assert "! incomplete: stopped before the end" in again.stdout
+
+
+def test_sigint_while_the_trace_is_counted_ends_quietly() -> None:
+    program = Program(*large(100_000_000), terminal=True)
+    program.wait_for("\x1b\\[\\?25l")  # the progress bar hides the cursor, then counting begins
+    program.interrupt()
+    assert program.end() == (130, "")
+    assert "Traceback" not in program.shown
+    assert files() == []
+
+
+def test_no_progress_is_drawn_where_stderr_is_no_terminal() -> None:
+    program = Program("smoke", *TINY_OPTIONS, "--data", "none", terminal=False)
+    code, stdout = program.end()
+    assert (code, program.shown) == (0, "")
+    assert "record: results/" in stdout
+
+
+@pytest.mark.parametrize("silent", [["--quiet"], ["--json", "-"]])
+def test_no_progress_is_drawn_where_nothing_may_be_printed(silent: list[str]) -> None:
+    program = Program("smoke", *TINY_OPTIONS, "--data", "none", *silent, terminal=True)
+    code, stdout = program.end()
+    assert (code, program.shown) == (0, "")
+    assert RunRecord.model_validate_json(stdout) if "-" in silent else stdout == ""

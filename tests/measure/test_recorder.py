@@ -1,0 +1,126 @@
+"""What the recorder keeps, under a clock that the test moves."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsv4kv.measure import recorder as module
+from dsv4kv.measure.recorder import Recorder
+
+Pass = Callable[[int], None]
+
+
+@pytest.fixture
+def wait(monkeypatch: pytest.MonkeyPatch) -> Pass:
+    """Let time pass, in nanoseconds."""
+    now = [1_000]
+    monkeypatch.setattr(module, "perf_counter_ns", lambda: now[0])
+
+    def advance(ns: int) -> None:
+        now[0] += ns
+
+    return advance
+
+
+def samples(recorder: Recorder) -> dict[tuple[str, str], tuple[list[int], list[int], list[int]]]:
+    return {
+        key: (each.ns.tolist(), each.entries.tolist(), each.bytes.tolist())
+        for key, each in recorder.operations.items()
+    }
+
+
+def test_a_latency_is_the_time_since_its_start(wait: Pass) -> None:
+    recorder = Recorder()
+    for duration in (5, 7):
+        start = recorder.now_ns()
+        wait(duration)
+        recorder.keep("prepare", start)
+    assert {k: v.tolist() for k, v in recorder.latencies.items()} == {"prepare": [5, 7]}
+
+
+def test_operations_are_kept_by_name_and_layer_type_with_their_work(wait: Pass) -> None:
+    recorder = Recorder()
+    for name, kind, entries in (("flush", "csa", 3), ("flush", "hca", 1), ("flush", "csa", 4)):
+        with recorder.timed(name, kind, entries, 100 * entries):
+            wait(entries * 10)
+    assert samples(recorder) == {
+        ("flush", "csa"): ([30, 40], [3, 4], [300, 400]),
+        ("flush", "hca"): ([10], [1], [100]),
+    }
+
+
+def test_an_operation_without_work_is_no_sample(wait: Pass) -> None:
+    recorder = Recorder()
+    with recorder.timed("flush", "csa", 0, 0):
+        wait(3)
+    assert not recorder.operations
+
+
+def test_during_warm_up_actions_run_and_nothing_is_kept(wait: Pass) -> None:
+    recorder, ran = Recorder(), []
+    recorder.enabled = False
+    with recorder.timed("flush", "csa", 1, 1):
+        ran.append("flush")
+    recorder.keep("step", recorder.now_ns())
+    assert ran == ["flush"]
+    assert not recorder.operations
+    assert not recorder.latencies
+
+
+def test_excluded_time_is_not_part_of_what_surrounds_it(wait: Pass) -> None:
+    recorder = Recorder()
+    start = recorder.now_ns()
+    wait(10)
+    with recorder.excluded():
+        wait(1_000)
+    wait(5)
+    recorder.keep("step", start)
+    assert recorder.latencies["step"].tolist() == [15]
+
+
+def test_operations_inside_a_step_are_timed_whole_whatever_was_excluded_before(
+    wait: Pass,
+) -> None:
+    recorder = Recorder()
+    with recorder.excluded():
+        wait(1_000)
+    with recorder.timed("flush", "csa", 1, 1):
+        wait(9)
+    assert samples(recorder) == {("flush", "csa"): ([9], [1], [1])}
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 10**6))))
+def test_the_clock_shows_all_time_but_the_excluded(spans: list[tuple[bool, int]]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        now = [0]
+        patch.setattr(module, "perf_counter_ns", lambda: now[0])
+        recorder = Recorder()
+        for excluded, duration in spans:
+            if excluded:
+                with recorder.excluded():
+                    now[0] += duration
+            else:
+                now[0] += duration
+        assert recorder.now_ns() == sum(ns for excluded, ns in spans if not excluded)
+
+
+def test_time_is_excluded_even_when_the_work_fails(wait: Pass) -> None:
+    recorder = Recorder()
+    start = recorder.now_ns()
+
+    def fail() -> None:
+        wait(50)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), recorder.excluded():
+        fail()
+    assert recorder.now_ns() == start
+
+
+def test_an_operation_that_fails_is_no_sample(wait: Pass) -> None:
+    recorder = Recorder()
+    with pytest.raises(KeyboardInterrupt), recorder.timed("flush", "csa", 1, 1):
+        raise KeyboardInterrupt
+    assert not recorder.operations

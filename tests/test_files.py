@@ -1,0 +1,78 @@
+"""A file appears whole or not at all."""
+
+from io import BufferedWriter
+from pathlib import Path
+
+import pytest
+
+from dsv4kv.files import replacing
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_appears_with_all_its_content(tmp_path: Path) -> None:
+    with replacing(tmp_path / "run.json") as file:
+        file.write(b"all of it")
+    assert names(tmp_path) == ["run.json"]
+    assert (tmp_path / "run.json").read_bytes() == b"all of it"
+
+
+def test_nothing_is_seen_before_the_end(tmp_path: Path) -> None:
+    target = tmp_path / "run.json"
+    target.write_bytes(b"old")
+    with replacing(target) as file:
+        file.write(b"half")
+        file.flush()
+        assert target.read_bytes() == b"old"
+    assert target.read_bytes() == b"half"
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_a_failure_leaves_what_was_there(tmp_path: Path, error: type[BaseException]) -> None:
+    target = tmp_path / "run.json"
+    target.write_bytes(b"old")
+
+    def fail(file: BufferedWriter) -> None:
+        file.write(b"half")
+        raise error
+
+    with pytest.raises(error), replacing(target) as file:
+        fail(file)
+    assert names(tmp_path) == ["run.json"]
+    assert target.read_bytes() == b"old"
+
+
+def test_two_writers_do_not_meet(tmp_path: Path) -> None:
+    target = tmp_path / "run.json"
+    with replacing(target) as first, replacing(target) as second:
+        first.write(b"first")
+        second.write(b"second")
+        assert len(names(tmp_path)) == 2
+    assert target.read_bytes() == b"first"  # it ended last
+    assert names(tmp_path) == ["run.json"]
+
+
+def test_a_link_is_replaced_and_its_target_left(tmp_path: Path) -> None:
+    (tmp_path / "other.json").write_bytes(b"other")
+    (tmp_path / "run.json").symlink_to("other.json")
+    with replacing(tmp_path / "run.json") as file:
+        file.write(b"new")
+    assert (tmp_path / "other.json").read_bytes() == b"other"
+    assert (tmp_path / "run.json").read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("target", ["gone/run.json", "file/run.json", "folder"])
+def test_a_place_that_cannot_be_written_is_an_os_error(tmp_path: Path, target: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match="director"), replacing(tmp_path / target) as file:
+        file.write(b"x")
+    assert names(tmp_path) == ["file", "folder"]
+
+
+@pytest.mark.parametrize("target", [".", "/", ".."])
+def test_a_path_without_a_file_name_is_an_os_error(target: str) -> None:
+    with pytest.raises(OSError, match=r"directory|busy"), replacing(Path(target)) as file:
+        file.write(b"x")

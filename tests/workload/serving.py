@@ -1,0 +1,75 @@
+"""Small serving runs with real bytes, in one call."""
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from unittest.mock import patch
+
+from dsv4kv.bench.build import build_executor, loop_settings, plan_from
+from dsv4kv.cache.manager import KVCacheManager
+from dsv4kv.config.bench import BenchConfig
+from dsv4kv.config.load import load_config
+from dsv4kv.measure.recorder import Recorder
+from dsv4kv.workload import inputs
+from dsv4kv.workload.loop import LoopTotals, ServingLoop
+from dsv4kv.workload.request import Request
+from dsv4kv.workload.verifier import Verifier
+
+Meddle = Callable[[KVCacheManager, int], None]
+"""Is given the cache and the number of steps before the last, between two steps."""
+
+_TINY = (
+    "cache.max_context_tokens=512",
+    "workload.concurrency=2",
+    "workload.step_tokens=64",
+    "measure.warmup_steps=0",
+    "measure.verify_every=1",
+)
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a run leaves behind."""
+
+    totals: LoopTotals
+    manager: KVCacheManager
+    recorder: Recorder
+    verifier: Verifier
+
+
+def make_config(*settings: str) -> BenchConfig:
+    """V4-Flash's layers 0 (SWA), 2 (CSA) and 3 (HCA), every step checked, with settings."""
+    given = {setting.partition("=")[0] for setting in settings}
+    tiny = [setting for setting in _TINY if setting.partition("=")[0] not in given]
+    return load_config("smoke", [*tiny, *settings]).config
+
+
+def make_requests(*lengths: tuple[int, int]) -> list[Request]:
+    """Requests of (input, output) tokens."""
+    return [Request(0.0, input_tokens, output_tokens) for input_tokens, output_tokens in lengths]
+
+
+def serve(
+    lengths: Iterable[tuple[int, int]], *settings: str, meddle: Meddle | None = None
+) -> Served:
+    """Serve requests of (input, output) tokens with data, until a check fails."""
+    config = make_config(*settings)
+    manager, recorder = KVCacheManager(plan_from(config)), Recorder()
+    with patch.object(inputs, "_DISTINCT_TOKENS", 521):  # enough, and drawn eight times as fast
+        executor, verifier = build_executor(config, manager, recorder)
+
+        def between_steps(_tokens: int) -> None:
+            if verifier.failures:
+                raise _Found
+            if meddle:
+                meddle(manager, loop.totals.steps)
+
+        requests, settled = make_requests(*lengths), loop_settings(config)
+        loop = ServingLoop(manager, requests, settled, recorder, executor, between_steps)
+        with suppress(_Found):
+            loop.run()
+    return Served(loop.totals, manager, recorder, verifier)
+
+
+class _Found(Exception):
+    """A check has failed: the rest of the run would add nothing."""

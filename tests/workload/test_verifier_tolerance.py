@@ -1,0 +1,81 @@
+"""How far a checked output may be off: a rounding step here and there, and no more."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from dsv4kv.model.formats import FORMATS, EntryFormat
+from dsv4kv.workload.verifier import _close, _round_trip
+
+EVERY_FORMAT = [
+    pytest.param(entry, id=f"{place} {name}")
+    for place, formats in FORMATS.items()
+    for name, entry in formats.items()
+]
+
+
+def make_entry(entry: EntryFormat) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return _round_trip(entry, torch.randn(entry.dims, generator=generator).bfloat16())
+
+
+@pytest.mark.parametrize("entry", EVERY_FORMAT)
+def test_an_equal_entry_is_right(entry: EntryFormat) -> None:
+    assert _close(entry, make_entry(entry), make_entry(entry))
+
+
+@pytest.mark.parametrize("entry", EVERY_FORMAT)
+def test_an_entry_of_another_token_is_wrong(entry: EntryFormat) -> None:
+    right = make_entry(entry)
+    assert not _close(entry, right.roll(1), right)
+    assert not _close(entry, torch.zeros_like(right), right)
+    assert not _close(entry, -right, right)
+
+
+@pytest.mark.parametrize("entry", EVERY_FORMAT)
+def test_a_group_of_another_scale_is_wrong(entry: EntryFormat) -> None:
+    found = make_entry(entry)
+    found[: entry.group or 16] *= 2
+    assert not _close(entry, found, make_entry(entry))
+
+
+@pytest.mark.parametrize("entry", EVERY_FORMAT)
+def test_one_lost_value_of_common_size_is_wrong(entry: EntryFormat) -> None:
+    for channel in (0, entry.value_dims - 1, entry.dims - 1):
+        right = make_entry(entry)
+        right[channel] = right.abs().median()
+        found = right.clone()
+        found[channel] = 0
+        assert not _close(entry, found, right)
+
+
+@pytest.mark.parametrize("entry", EVERY_FORMAT)
+def test_a_value_on_the_neighbouring_step_is_right(entry: EntryFormat) -> None:
+    right = make_entry(entry)
+    largest = int(right[: entry.value_dims].abs().argmax())
+    step = {"bf16": 2.0**-8, "e4m3": 2.0**-4, "e2m1": 2.0**-2}[entry.value]
+    found = right.clone()
+    found[largest] *= 1 - step
+    assert _close(entry, found, right)
+
+
+@pytest.mark.parametrize("entry", EVERY_FORMAT)
+def test_a_value_several_steps_off_is_wrong(entry: EntryFormat) -> None:
+    found = make_entry(entry)
+    largest = int(found[: entry.value_dims].abs().argmax())
+    found[largest] *= {"bf16": 1 - 2.0**-5, "e4m3": 1 - 2.0**-2, "e2m1": 1 / 3}[entry.value]
+    assert not _close(entry, found, make_entry(entry))
+
+
+def test_channels_kept_in_bf16_are_held_to_bf16() -> None:
+    entry = FORMATS["main"]["fp8_ds_mla"]
+    found, right = make_entry(entry), make_entry(entry)
+    found[-1] *= 1.0625  # a step of e4m3
+    assert not _close(entry, found, right)
+
+
+@pytest.mark.parametrize("entry", EVERY_FORMAT)
+def test_noise_of_one_step_everywhere_is_wrong(entry: EntryFormat) -> None:
+    right = make_entry(entry)
+    step = {"bf16": 2.0**-8, "e4m3": 2.0**-4, "e2m1": 2.0**-3}[entry.value]
+    assert not _close(entry, (right.float() * (1 + step)).bfloat16(), right)

@@ -54,7 +54,9 @@ def _judge_totals(case: Case) -> list[Finding]:
     found = []
     if rejected := case.totals.rejected:
         limit = f"{case.cache.max_context_tokens:,} tokens" if case.cache else "the cache"
-        found.append(Finding("warning", f"rejected requests: {rejected:,}, longer than {limit}"))
+        found.append(
+            Finding("warning", f"rejected requests: {rejected:,}, longer than {limit} or the pool")
+        )
     if left := case.totals.blocks_left:
         found.append(Finding("bad", f"blocks still held at the end: {left:,}; the cache leaks"))
     return found

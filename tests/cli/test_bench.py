@@ -172,7 +172,7 @@ def test_requests_that_do_not_fit_are_told(options: list[str]) -> None:
     result = books("--trace", "trace.jsonl", *small, *options)
     assert result.exit_code == 0
     told = result.stderr if options else result.stdout
-    assert "! rejected requests: 1, longer than 200 tokens" in told
+    assert "! rejected requests: 1, longer than 200 tokens or the pool" in told
     assert records()[0].cases[0].totals
     assert RunRecord.model_validate_json(result.stdout) if "-" in options else True
 

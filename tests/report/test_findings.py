@@ -34,7 +34,7 @@ def test_a_stopped_case_says_what_its_numbers_cover() -> None:
 
 def test_rejected_requests_are_a_warning_with_the_limit() -> None:
     assert problems(totals=make_totals(rejected=2)) == [
-        Finding("warning", "rejected requests: 2, longer than 32,768 tokens")
+        Finding("warning", "rejected requests: 2, longer than 32,768 tokens or the pool")
     ]
 
 

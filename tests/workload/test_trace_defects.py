@@ -32,7 +32,7 @@ DEFECTS = {
     "header alone": (AZURE, 2, "the trace has no requests"),
     "empty array": ("[\n]\n", 1, "the trace has no requests"),
     "unknown first line": ("hello, world\n", 1, "no known format. Known are mooncake: "),
-    "broken first line": ('{"timestamp": 0, "inp', 1, "is it truncated?"),
+    "broken first line": ('{"timestamp": 0, "inp', 1, "may be truncated"),
     "broken line": (lines(GOOD) + "{oops}\n" + lines(GOOD), 2, "broken JSON (Expecting property"),
     "truncated last line": (lines(GOOD, GOOD)[:-12], 2, "the file ends inside this line"),
     "array among lines": (lines(GOOD) + "[1]\n", 2, "a JSON list stands where an object belongs"),

@@ -22,7 +22,9 @@ def parse_object(line: str) -> dict[str, Any]:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
-        cut = "" if line.endswith("\n") else "; the file ends inside this line: is it truncated?"
+        cut = (
+            "" if line.endswith("\n") else "; the file ends inside this line and may be truncated"
+        )
         raise Defect(_explain(error) + cut) from None
     return _checked_object(value)
 

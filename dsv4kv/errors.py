@@ -53,3 +53,13 @@ class RecordError(Dsv4kvError):
     """A run record that cannot be read."""
 
     exit_code = 7
+
+
+class DeviceError(Dsv4kvError):
+    """A GPU, its driver or a kernel that cannot be used."""
+
+    exit_code = 8
+
+
+class CudaUnavailable(DeviceError):
+    """No GPU, no driver, or a package that kernels need is not installed."""

@@ -7,6 +7,9 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef long long i64;
 
+// Kernels are looked up by their plain name.
+#define DSV_KERNEL extern "C" __global__
+
 constexpr int kWarpSize = 32;
 constexpr u32 kFullWarp = 0xffffffffu;
 
@@ -20,8 +23,9 @@ __device__ __forceinline__ i64 warp_count() { return (i64)gridDim.x * blockDim.x
 __device__ __forceinline__ i64 thread_id() { return (i64)blockIdx.x * blockDim.x + threadIdx.x; }
 __device__ __forceinline__ i64 thread_count() { return (i64)gridDim.x * blockDim.x; }
 
-// Loads of data that is read once (past L1) and stores of data that is not read again soon.
-// T is u32, uint2 or uint4; the address is aligned to its size.
+// dsv_load: data that is read once (past L1) and that this kernel does not write; dsv_store: data
+// that is not read again soon; dsv_write: data that is. T is u32, uint2 or uint4; the address is
+// aligned to its size.
 #if defined(DSV_SHIM)
 template <typename T>
 __device__ __forceinline__ T dsv_load(const void* address) {
@@ -32,6 +36,10 @@ template <typename T>
 __device__ __forceinline__ void dsv_store(void* address, T value) {
     if ((unsigned long)address % sizeof(T)) dsv::fail("misaligned vector store");
     *(T*)address = value;
+}
+template <typename T>
+__device__ __forceinline__ void dsv_write(void* address, T value) {
+    dsv_store(address, value);
 }
 #else
 template <typename T>
@@ -69,5 +77,40 @@ __device__ __forceinline__ void dsv_store(void* address, uint4 v) {
     asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(v.x), "r"(v.y),
                  "r"(v.z), "r"(v.w)
                  : "memory");
+}
+template <typename T>
+__device__ __forceinline__ void dsv_write(void* address, T value) {
+    *(T*)address = value;
+}
+#endif
+
+// bf16 in pairs, the first in the low half.
+__device__ __forceinline__ float bf16_low(u32 pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float bf16_high(u32 pair) {
+    return __uint_as_float(pair & 0xffff0000u);
+}
+
+// pack_bf16 rounds to nearest even; mul_bf16x2 rounds each exact product once.
+#if defined(DSV_SHIM)
+__device__ __forceinline__ u32 bf16_bits(float value) {
+    u32 bits = __float_as_uint(value);
+    return (bits + 0x7fffu + (bits >> 16 & 1)) >> 16;
+}
+__device__ __forceinline__ u32 pack_bf16(float low, float high) {
+    return bf16_bits(low) | bf16_bits(high) << 16;
+}
+__device__ __forceinline__ u32 mul_bf16x2(u32 a, u32 b) {
+    return pack_bf16(bf16_low(a) * bf16_low(b), bf16_high(a) * bf16_high(b));
+}
+#else
+__device__ __forceinline__ u32 pack_bf16(float low, float high) {
+    u32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+__device__ __forceinline__ u32 mul_bf16x2(u32 a, u32 b) {
+    u32 product;  // sm_80 multiplies bf16 only with an addition; x + -0 is x, -0 included
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(a), "r"(b), "r"(0x80008000u));
+    return product;
 }
 #endif

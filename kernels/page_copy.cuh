@@ -5,7 +5,7 @@
 
 // sources, targets: int64[count], distinct; no page is both. A number outside 0..num_pages-1 is
 // skipped.
-__global__ void __launch_bounds__(256)
+DSV_KERNEL void __launch_bounds__(256, 4)
     page_copy(u8* pages, const i64* sources, const i64* targets, int count, i64 num_pages) {
     constexpr int kChunks = DSV_PAGE_BYTES / 16;
     for (i64 i = thread_id(); i < (i64)count * kChunks; i += thread_count()) {

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from dsv4kv import __version__
-from dsv4kv.cli import bench, config, report, trace
+from dsv4kv.cli import bench, config, kernels, report, trace
 from dsv4kv.errors import Dsv4kvError
 
 _PIPE_CLOSED = 141  # 128 + SIGPIPE, as shells tell it
@@ -77,6 +77,7 @@ def _options(
 
 app.command("bench", rich_help_panel="Measure")(bench.bench)
 app.command("report", rich_help_panel="Measure")(report.report)
+app.command("kernels", rich_help_panel="Measure")(kernels.kernels)
 app.add_typer(trace.app, cls=_Group, name="trace", rich_help_panel="Prepare")
 app.add_typer(config.app, cls=_Group, name="config", rich_help_panel="Prepare")
 

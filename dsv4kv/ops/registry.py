@@ -9,6 +9,7 @@ from dsv4kv.ops.contract import Backend
 BACKENDS = {
     "reference": "dsv4kv.ops.reference",
     "cpu": "dsv4kv.ops.cpu",
+    "cuda": "dsv4kv.ops.cuda",
 }
 
 

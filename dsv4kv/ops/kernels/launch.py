@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 WARP = 32
+MOST_BLOCKS = 132 * 8  # eight a multiprocessor on an H200
 MAX_ARGUMENTS = 24
 
 
@@ -42,5 +43,5 @@ class Launch:
 
 
 def blocks_for(items: int, per_block: int, most: int) -> int:
-    """Blocks that cover ``items``, at least 1 and at most ``most``: kernels stride over the rest."""
+    """Blocks that cover ``items``, from 1 to ``most``: kernels stride over the rest."""
     return max(1, min(-(-items // per_block), most))

@@ -2,12 +2,11 @@
 
 from torch import Tensor
 
-from dsv4kv.ops.kernels.launch import KernelModule, Launch, blocks_for
+from dsv4kv.ops.kernels.launch import MOST_BLOCKS, KernelModule, Launch, blocks_for
 from dsv4kv.ops.storage import PageStore
 
 _THREADS = 256
 _BYTES_PER_THREAD = 16
-_MOST_BLOCKS = 132 * 8  # eight a multiprocessor on an H200
 
 
 def plan_page_copy(store: PageStore, sources: Tensor, targets: Tensor) -> Launch:
@@ -17,7 +16,7 @@ def plan_page_copy(store: PageStore, sources: Tensor, targets: Tensor) -> Launch
     return Launch(
         KernelModule("page_copy.cuh", (("DSV_PAGE_BYTES", page_bytes),)),
         "page_copy",
-        (blocks_for(threads, _THREADS, _MOST_BLOCKS), 1),
+        (blocks_for(threads, _THREADS, MOST_BLOCKS), 1),
         _THREADS,
         (store.pages, sources, targets, len(sources), len(store.pages)),
     )

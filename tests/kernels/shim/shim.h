@@ -19,7 +19,7 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-#define __global__ extern "C"
+#define __global__
 #define __device__ static
 #define __forceinline__ inline
 #define __launch_bounds__(...)
@@ -226,10 +226,18 @@ static inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
 static inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 static inline int __clz(int bits) { return bits ? __builtin_clz(unsigned(bits)) : 32; }
 static inline float rsqrtf(float value) { return 1.0f / sqrtf(value); }
+static inline void sincospif(float half_turns, float* sine, float* cosine) {
+    *sine = float(sin(M_PI * half_turns));
+    *cosine = float(cos(M_PI * half_turns));
+}
 static inline float __fdividef(float a, float b) { return a / b; }
 template <typename T>
 static inline T atomicAdd(T* where, T value) {
     return __atomic_fetch_add(where, value, __ATOMIC_RELAXED);
+}
+template <typename T>
+static inline T atomicOr(T* where, T value) {
+    return __atomic_fetch_or(where, value, __ATOMIC_RELAXED);
 }
 static inline int min(int a, int b) { return a < b ? a : b; }
 static inline int max(int a, int b) { return a > b ? a : b; }

@@ -3,6 +3,7 @@
 import ctypes
 import functools
 import hashlib
+import os
 import shutil
 import subprocess
 import tempfile
@@ -11,47 +12,65 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from dsv4kv.ops.kernels.launch import KernelModule, Launch
+from dsv4kv.ops.kernels.launch import MAX_ARGUMENTS, KernelModule, Launch
 from dsv4kv.resources import shipped
 
 _FLAGS = ("-std=c++17", "-O2", "-fno-strict-aliasing", "-ffp-contract=off", "-fopenmp", "-fPIC")
-_QUIET = ("-Wall", "-Wno-unknown-pragmas", "-Wno-unused-function")
+_STRICT = ("-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-unused-function")
 _SHIM = Path(__file__).with_name("shim.h")
 
+# Sanitizers hide from the compiler what it needs to tell a real warning.
+SANITIZED = ("-O1", "-g1", "-w", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+"""Flags that make an access out of range or undefined arithmetic end the process."""
 
-def run(launch: Launch, *, reverse: bool = False) -> None:
+
+def run(launch: Launch, *, reverse: bool = False, flags: tuple[str, ...] = ()) -> None:
     """Run a launch on the CPU; with ``reverse`` blocks and threads take their turns backwards."""
-    library = _load(launch.module)
+    assert len(launch.arguments) <= MAX_ARGUMENTS
+    library = _load(launch.module, flags)
     kernel = ctypes.cast(getattr(library, launch.kernel), ctypes.c_void_p)
-    words = [a.data_ptr() if isinstance(a, Tensor) else a for a in launch.arguments]
+    words = [_word(argument) for argument in launch.arguments]
     arguments = (ctypes.c_long * len(words))(*words)
     library.dsv_shim_run(kernel, *launch.grid, launch.block, arguments, len(words), int(reverse))
 
 
-def build(module: KernelModule, *extra: str) -> Path:
-    """Compile a module to a shared library, once per content, and return its path."""
+def build(module: KernelModule, *flags: str) -> Path:
+    """Compile a module to a shared library, once per content, and return its path.
+
+    The module's source may also be an absolute path, of a kernel that only a test has.
+    """
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("no g++: the CPU twin of the kernels cannot be built")
-    sources = sorted(shipped("kernels").glob("*.cuh"))
-    digest = hashlib.sha256(repr((module, extra, _FLAGS)).encode())
-    for source in [*sources, _SHIM]:
-        digest.update(source.read_bytes())
-    folder = Path(tempfile.gettempdir()) / "dsv4kv-shim"
+    kernels = shipped("kernels")
+    source = kernels / module.source
+    digest = hashlib.sha256(repr((module, flags, _FLAGS, _STRICT)).encode())
+    for file in [*sorted(kernels.glob("*.cuh")), _SHIM, source]:
+        digest.update(file.read_bytes())
+    folder = Path(tempfile.gettempdir()) / f"dsv4kv-shim-{os.getuid()}"
     folder.mkdir(exist_ok=True)
-    target = folder / f"{Path(module.source).stem}-{digest.hexdigest()[:16]}.so"
+    target = folder / f"{source.stem}-{digest.hexdigest()[:16]}.so"
     if target.exists():
         return target
     defines = [f"-D{name}={value}" for name, value in module.macros]
-    unfinished = target.with_suffix(f".{id(module)}.tmp")
-    command = [compiler, *_FLAGS, *_QUIET, *extra, "-DDSV_SHIM", *defines, "-shared"]
-    command += ["-include", str(_SHIM), "-x", "c++", str(shipped("kernels") / module.source)]
-    done = subprocess.run([*command, "-o", unfinished], capture_output=True, text=True, check=False)
+    unfinished = target.with_suffix(f".{os.getpid()}.tmp")
+    command = [compiler, *_FLAGS, *_STRICT, *flags, "-DDSV_SHIM", *defines, "-shared"]
+    command += ["-I", str(kernels), "-include", str(_SHIM), "-x", "c++", str(source)]
+    command += ["-o", str(unfinished)]
+    quiet = {**os.environ, "LD_PRELOAD": ""}  # the compiler itself need not be sanitized
+    done = subprocess.run(command, env=quiet, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     unfinished.replace(target)
     return target
 
 
+def _word(argument: Tensor | int) -> int:
+    if isinstance(argument, int):
+        return argument
+    assert argument.is_contiguous()
+    return argument.data_ptr()
+
+
 @functools.cache
-def _load(module: KernelModule) -> ctypes.CDLL:
-    return ctypes.CDLL(str(build(module)))
+def _load(module: KernelModule, flags: tuple[str, ...]) -> ctypes.CDLL:
+    return ctypes.CDLL(str(build(module, *flags)))

@@ -1,0 +1,114 @@
+"""The backend on NVIDIA GPUs: every operation is its launch plan, launched.
+
+Nothing here waits for the GPU, and importing it needs none. A loop that has to be fast, or is
+captured in a graph, plans once and calls what ``launch.prepare`` returns.
+"""
+
+import torch
+from torch import Tensor
+
+from dsv4kv.ops.compressor import Compressor
+from dsv4kv.ops.cuda.launch import run
+from dsv4kv.ops.kernels.gather import plan_gather_all, plan_gather_topk, plan_gather_window
+from dsv4kv.ops.kernels.indexer import plan_indexer_insert
+from dsv4kv.ops.kernels.insert import plan_entry_insert, plan_window_insert
+from dsv4kv.ops.kernels.pages import plan_page_copy
+from dsv4kv.ops.kernels.state import (
+    plan_compress_chunk,
+    plan_flush,
+    plan_state_append,
+    split_of,
+)
+from dsv4kv.ops.storage import PageStore
+
+
+def window_insert(ring: PageStore, values: Tensor, slots: Tensor, positions: Tensor) -> None:
+    """See ``contract.Backend.window_insert``; tokens of a slot stand together, in order."""
+    run(plan_window_insert(ring, values, slots, positions))
+
+
+def entry_insert(store: PageStore, values: Tensor, entries: Tensor) -> None:
+    """See ``contract.Backend.entry_insert``."""
+    run(plan_entry_insert(store, values, entries))
+
+
+def indexer_insert(store: PageStore, keys: Tensor, entries: Tensor, hadamard: bool) -> None:
+    """See ``contract.Backend.indexer_insert``."""
+    run(plan_indexer_insert(store, keys, entries, hadamard))
+
+
+def state_append(
+    compressor: Compressor,
+    state: Tensor,
+    kv: Tensor,
+    score: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+) -> None:
+    """See ``contract.Backend.state_append``."""
+    run(plan_state_append(compressor, state, kv, score, slots, positions))
+
+
+def flush(
+    compressor: Compressor,
+    state: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    store: PageStore,
+    entries: Tensor,
+) -> None:
+    """See ``contract.Backend.flush``."""
+    split, scratch = split_of(compressor), _scratch(compressor, entries)
+    for launch in plan_flush(
+        compressor, state, slots, positions, store, entries, split=split, scratch=scratch
+    ):
+        run(launch)
+
+
+def compress_chunk(
+    compressor: Compressor,
+    state: Tensor,
+    kv: Tensor,
+    score: Tensor,
+    slot: int,
+    start: int,
+    store: PageStore,
+    entries: Tensor,
+) -> None:
+    """See ``contract.Backend.compress_chunk``."""
+    numbers = torch.tensor([slot, start, len(kv)], pin_memory=kv.is_cuda)  # or the copy waits
+    chunk = numbers.to(kv.device, non_blocking=True)
+    split, scratch = split_of(compressor), _scratch(compressor, entries)
+    for launch in plan_compress_chunk(
+        compressor, state, kv, score, chunk, store, entries, split=split, scratch=scratch
+    ):
+        run(launch)
+
+
+def gather_topk(
+    store: PageStore, table: Tensor, slots: Tensor, indices: Tensor, lengths: Tensor, out: Tensor
+) -> None:
+    """See ``contract.Backend.gather_topk``."""
+    run(plan_gather_topk(store, table, slots, indices, lengths, out))
+
+
+def gather_all(
+    store: PageStore, table: Tensor, slots: Tensor, lengths: Tensor, out: Tensor
+) -> None:
+    """See ``contract.Backend.gather_all``."""
+    run(plan_gather_all(store, table, slots, lengths, out))
+
+
+def gather_window(ring: PageStore, slots: Tensor, tokens: Tensor, out: Tensor) -> None:
+    """See ``contract.Backend.gather_window``."""
+    run(plan_gather_window(ring, slots, tokens, out))
+
+
+def page_copy(store: PageStore, sources: Tensor, targets: Tensor) -> None:
+    """See ``contract.Backend.page_copy``."""
+    run(plan_page_copy(store, sources, targets))
+
+
+def _scratch(compressor: Compressor, entries: Tensor) -> Tensor:
+    """Where the blocks that share an entry meet; from torch's cache, so mostly no allocation."""
+    return torch.empty(len(entries), compressor.dim, device=entries.device)

@@ -1,0 +1,132 @@
+"""Compiled kernels on disk: compiled once a machine, read in milliseconds afterwards.
+
+A file's name holds a digest of everything that decides its content: all sources, the macros, the
+options, the architecture and NVRTC's version. So nothing is ever out of date, and processes that
+compile the same at the same time write the same.
+
+Environment: ``DSV4KV_CACHE_DIR`` names the folder (default ``~/.cache/dsv4kv``, or under
+``XDG_CACHE_HOME``); ``DSV4KV_JIT_FORCE=1`` compiles anew; ``DSV4KV_JIT_DUMP=DIR`` also writes
+what is loaded to DIR, as cubin, SASS and resource use.
+"""
+
+import functools
+import hashlib
+import os
+import stat
+import tempfile
+import warnings
+from pathlib import Path
+
+from dsv4kv.files import replacing
+from dsv4kv.ops.cuda.compile import compile_module, compile_options, nvrtc_version
+from dsv4kv.ops.cuda.inspection import dump
+from dsv4kv.ops.kernels.launch import KernelModule
+from dsv4kv.resources import shipped
+
+_MAGIC = b"dsv4kv cubin 1 "
+_DIGEST = 64  # hexadecimal digits of a SHA-256
+
+
+def load_cubin(module: KernelModule, architecture: str) -> bytes:
+    """Machine code of a module for an architecture, from the cache where it is there.
+
+    Raises:
+        CudaUnavailable: A package is missing; says which.
+        DeviceError: The module cannot be compiled for this architecture.
+    """
+    name = cache_name(module, architecture)
+    cubin = None if os.environ.get("DSV4KV_JIT_FORCE") == "1" else _find(name)
+    if cubin is None:
+        cubin = compile_module(module, architecture)
+        _keep(name, cubin)
+    if folder := os.environ.get("DSV4KV_JIT_DUMP"):
+        dump(cubin, Path(folder), Path(name).stem)
+    return cubin
+
+
+def cache_name(module: KernelModule, architecture: str) -> str:
+    """File name of a module's machine code: readable, then the digest of all that decides it."""
+    parts = (_sources_digest(), compile_options(module, architecture), nvrtc_version())
+    digest = hashlib.sha256(repr((module.source, parts)).encode()).hexdigest()
+    return f"{Path(module.source).stem}-{architecture}-{digest[:32]}.cubin"
+
+
+def cache_folder() -> Path:
+    """Where machine code is kept: made on the first write."""
+    if chosen := os.environ.get("DSV4KV_CACHE_DIR"):
+        return Path(chosen) / "cubin"
+    try:
+        caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # a container's user without a home
+        return _spare_folder()
+    return caches / "dsv4kv" / "cubin"
+
+
+def _find(name: str) -> bytes | None:
+    """The cubin of that name in one of the folders; None where it is absent or damaged."""
+    for folder in (cache_folder(), _spare_folder()):
+        try:
+            if folder == _spare_folder():
+                _check_private(folder)
+            content = (folder / name).read_bytes()
+        except OSError:
+            continue
+        head, _, cubin = content.partition(b"\n")
+        if head == _MAGIC + _checksum(cubin):
+            return cubin
+    return None
+
+
+def _keep(name: str, cubin: bytes) -> None:
+    """Write to the cache, or to the temporary folder where that cannot be written."""
+    for folder in (cache_folder(), _spare_folder()):
+        try:
+            _make(folder)
+            with replacing(folder / name) as file:
+                file.write(_MAGIC + _checksum(cubin) + b"\n" + cubin)
+        except OSError as error:
+            if folder == cache_folder():  # where the other fails too, every process compiles
+                _warn_once(folder, error.strerror or str(error))
+        else:
+            return
+
+
+def _make(folder: Path) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder == _spare_folder():
+        _check_private(folder)
+
+
+def _checksum(cubin: bytes) -> bytes:
+    return hashlib.sha256(cubin).hexdigest().encode()
+
+
+@functools.cache
+def _sources_digest() -> str:
+    """Digest of every kernel source: they include each other."""
+    digest = hashlib.sha256()
+    for path in sorted(shipped("kernels").glob("*.cuh")):
+        content = path.read_bytes()
+        digest.update(f"{path.name} {len(content)} ".encode() + content)
+    return digest.hexdigest()
+
+
+def _spare_folder() -> Path:
+    return Path(tempfile.gettempdir()) / f"dsv4kv-cubin-{os.getuid()}"
+
+
+def _check_private(folder: Path) -> None:
+    """Among everybody's files: what is loaded runs, so nobody else may have put it there."""
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise PermissionError(f"{folder} is not this user's alone")
+
+
+@functools.cache
+def _warn_once(folder: Path, reason: str) -> None:
+    warnings.warn(
+        f"{folder} cannot be written ({reason}): compiled kernels are kept in {_spare_folder()} "
+        "where possible; name another folder with DSV4KV_CACHE_DIR.",
+        RuntimeWarning,
+        stacklevel=2,
+    )

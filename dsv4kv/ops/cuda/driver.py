@@ -1,0 +1,116 @@
+"""The CUDA driver as far as launches need it: everything that touches a GPU is here."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from dsv4kv.errors import CudaUnavailable, DeviceError
+from dsv4kv.ops.cuda.compile import architecture_of
+from dsv4kv.ops.cuda.packing import Packed, addresses_in
+from dsv4kv.ops.kernels.launch import Launch
+
+
+@dataclass(frozen=True)
+class Function:
+    """A kernel on a device.
+
+    Attributes:
+        handle: The driver's.
+        parameter_bytes: Size of each parameter.
+    """
+
+    handle: Any
+    parameter_bytes: tuple[int, ...]
+
+
+class Driver(Protocol):
+    """What launching asks of a driver; devices go by torch's index."""
+
+    def architecture(self, device: int) -> str:
+        """Architecture to compile for: ``sm_90a``."""
+
+    def load(self, device: int, cubin: bytes) -> Any:
+        """Put machine code on a device; returns its handle."""
+
+    def function(self, device: int, loaded: Any, name: str) -> Function:
+        """Look up a kernel by name."""
+
+    def launcher(
+        self, device: int, function: Function, launch: Launch, packed: Packed
+    ) -> Callable[[], None]:
+        """A call that launches on the then current stream."""
+
+
+class CudaDriver:
+    """The driver itself, through ``cuda.bindings``, in the contexts that torch uses."""
+
+    def __init__(self) -> None:
+        """Raise ``CudaUnavailable`` where there is no GPU that torch can use."""
+        if not torch.cuda.is_available():
+            raise CudaUnavailable(
+                "no CUDA device: torch sees none here. Use the cpu backend, or install a torch "
+                "built for CUDA on a machine with an NVIDIA GPU and driver."
+            )
+        try:
+            from cuda.bindings import driver
+        except ImportError:
+            raise CudaUnavailable(
+                "launching kernels needs the package cuda-bindings, which is not installed: "
+                "pip install 'dsv4kv[cuda]'."
+            ) from None
+        self._cuda = driver
+
+    def architecture(self, device: int) -> str:
+        """See ``Driver``."""
+        return architecture_of(*torch.cuda.get_device_capability(device))
+
+    def load(self, device: int, cubin: bytes) -> Any:
+        """See ``Driver``."""
+        with torch.cuda.device(device):
+            torch.cuda.synchronize()  # torch's context is current in this thread from here on
+            return self._checked("cuModuleLoadData", self._cuda.cuModuleLoadData(cubin))
+
+    def function(self, device: int, loaded: Any, name: str) -> Function:
+        """See ``Driver``."""
+        with torch.cuda.device(device):
+            found = self._cuda.cuModuleGetFunction(loaded, name.encode())
+            handle = self._checked(f"cuModuleGetFunction({name})", found)
+            sizes: list[int] = []
+            while True:
+                status, _, size = self._cuda.cuFuncGetParamInfo(handle, len(sizes))
+                if status:  # there is no further parameter
+                    return Function(handle, tuple(sizes))
+                sizes.append(size)
+
+    def launcher(
+        self, device: int, function: Function, launch: Launch, packed: Packed
+    ) -> Callable[[], None]:
+        """See ``Driver``."""
+        start, handle = self._cuda.cuLaunchKernel, function.handle
+        (columns, rows), threads, addresses = launch.grid, launch.block, addresses_in(packed)
+        # What the inductor's generated code calls: the public way makes an object each time.
+        stream_of = torch._C._cuda_getCurrentRawStream
+        guard = torch.cuda.device
+
+        # The default keeps alive what the addresses and the arguments point to.
+        def call(_alive: object = (packed, launch)) -> None:
+            with guard(device):  # stream 0 is the default stream of the current device
+                stream = stream_of(device)
+                status = start(handle, columns, rows, 1, threads, 1, 1, 0, stream, addresses, 0)
+            if status[0]:
+                self._checked(f"launching {launch.kernel}", status)
+
+        return call
+
+    def _checked(self, call: str, result: tuple[Any, ...]) -> Any:
+        """The call's result, or its status as a sentence."""
+        status = result[0]
+        if not status:
+            return result[1] if len(result) > 1 else None
+        text = self._cuda.cuGetErrorString(status)[1] or b"unknown error"
+        advice = ""
+        if "IMAGE" in status.name or "BINARY" in status.name or "PTX" in status.name:
+            advice = " (the driver is older than NVRTC: update the driver)"
+        raise DeviceError(f"{call} failed with {status.name}: {text.decode()}{advice}.")

@@ -1,0 +1,186 @@
+"""What a kernel became: registers, local and shared memory, and how wide it loads and stores.
+
+Read from the machine code with NVIDIA's ``cuobjdump`` and ``nvdisasm``, which need no GPU. The
+disassembler takes half a second to start, so the kernels of one architecture go through it in
+one piece.
+"""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsv4kv.errors import CudaUnavailable, DeviceError
+from dsv4kv.files import replacing
+from dsv4kv.ops.cuda.elf import sections
+
+_INSTRUCTION_BYTES = 16
+_CODE = ".text."
+_USAGE = re.compile(r"Function (\w+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
+_INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]+)\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", re.MULTILINE)
+_MEMORY = re.compile(r"(?:LD|ST|ATOM|RED|UBLKCP)(?!C)[A-Z]*$")  # all but constants (LDC, LDCU)
+_BITS = {"U8": 8, "S8": 8, "U16": 16, "S16": 16, "64": 64, "128": 128, "256": 256}
+_PARAMETER = re.compile(r"Ordinal : (0x\w+)\s+Offset\s+: 0x\w+\s+Size\s+: (0x\w+)")
+
+
+@dataclass(frozen=True)
+class KernelReport:
+    """One kernel's machine code.
+
+    Attributes:
+        kernel: Its name.
+        registers: Of a thread.
+        local_bytes: Stack frame and local memory of a thread: spilled registers, arrays that did
+            not fit into registers.
+        shared_bytes: Static shared memory of a block, what the system reserves included.
+        instructions: Without padding.
+        parameter_bytes: Size of each parameter.
+        accesses: Instructions by kind and bits of one thread's access, such as ``LDG.128``.
+    """
+
+    kernel: str
+    registers: int
+    local_bytes: int
+    shared_bytes: int
+    instructions: int
+    parameter_bytes: tuple[int, ...]
+    accesses: dict[str, int]
+
+
+def inspect_cubins(architecture: str, cubins: Sequence[bytes]) -> list[list[KernelReport]]:
+    """Report the kernels of each cubin, all of one architecture.
+
+    Raises:
+        CudaUnavailable: A tool is missing; says which and how to install it.
+        DeviceError: A tool refuses a cubin.
+    """
+    codes = [_kernel_codes(cubin) for cubin in cubins]
+    flat = [content for code in codes for content in code.values()]
+    mnemonics = iter(_disassemble(architecture, flat))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "cubin"
+        reports = []
+        for cubin, code in zip(cubins, codes, strict=True):
+            path.write_bytes(cubin)
+            reports.append(_report(path, {name: next(mnemonics) for name in code}))
+    return reports
+
+
+def dump(cubin: bytes, folder: Path, stem: str) -> None:
+    """Write STEM.cubin, STEM.sass (with source lines) and STEM.txt (resource use) to a folder."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{stem}.cubin"
+        _write(path, cubin)
+        _write(folder / f"{stem}.txt", _run("cuobjdump", "-res-usage", str(path)).encode())
+        _write(folder / f"{stem}.sass", _run("nvdisasm", "-g", "-c", str(path)).encode())
+    except OSError as error:
+        raise DeviceError(
+            f"DSV4KV_JIT_DUMP={folder} cannot be written ({error.strerror}): name another folder."
+        ) from None
+
+
+def find_tool(name: str) -> Path:
+    """``cuobjdump`` or ``nvdisasm``: from NVIDIA's wheels, else from PATH."""
+    spec = importlib.util.find_spec("nvidia")
+    for place in (spec.submodule_search_locations or ()) if spec else ():
+        for found in sorted(Path(place).glob(f"*/bin/{name}"), reverse=True):
+            return found
+    if on_path := shutil.which(name):
+        return Path(on_path)
+    raise CudaUnavailable(
+        f"{name} is not here: pip install nvidia-cuda-{name} (or put a CUDA toolkit's bin folder "
+        "on PATH)."
+    )
+
+
+def _report(path: Path, mnemonics: dict[str, list[str]]) -> list[KernelReport]:
+    text = _run("cuobjdump", "-res-usage", "-elf", str(path))
+    reports = []
+    for name, *numbers in sorted(_USAGE.findall(text)):
+        registers, stack, shared, local = map(int, numbers)
+        accesses = Counter(filter(None, map(_access, mnemonics[name])))
+        reports.append(
+            KernelReport(
+                name,
+                registers,
+                stack + local,
+                shared,
+                len(mnemonics[name]),
+                _parameter_bytes(text, name),
+                dict(sorted(accesses.items())),
+            )
+        )
+    return reports
+
+
+def _kernel_codes(cubin: bytes) -> dict[str, bytes]:
+    return {
+        name.removeprefix(_CODE): content
+        for name, content in sections(cubin).items()
+        if name.startswith(_CODE)
+    }
+
+
+def _disassemble(architecture: str, codes: Sequence[bytes]) -> list[list[str]]:
+    """Mnemonics of each piece of code, such as ``LDG.E.128``; padding left out."""
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(b"".join(codes))
+        file.flush()
+        binary = architecture.replace("sm_", "SM")
+        text = _run("nvdisasm", "--binary", binary, file.name)
+    found = [name for _, name in _INSTRUCTION.findall(text)]
+    pieces, start = [], 0
+    for code in codes:
+        end = start + len(code) // _INSTRUCTION_BYTES
+        pieces.append([name for name in found[start:end] if name != "NOP"])
+        start = end
+    if start != len(found):
+        raise DeviceError(
+            f"nvdisasm shows {len(found)} instructions of {architecture}, the code has {start}: "
+            "it does not know these cubins; install one as new as NVRTC."
+        )
+    return pieces
+
+
+def _access(mnemonic: str) -> str | None:
+    """``LDG.E.NA.128.CONSTANT`` is ``LDG.128``; None for what touches no memory."""
+    kind, *modifiers = mnemonic.split(".")
+    if not _MEMORY.match(kind):
+        return None
+    bits = next((_BITS[part] for part in modifiers if part in _BITS), 32)
+    return f"{kind}.{bits}"
+
+
+def _parameter_bytes(elf_text: str, kernel: str) -> tuple[int, ...]:
+    """Sizes in the kernel's order, from the section that describes its parameters."""
+    section = re.search(rf"^\.nv\.info\.{kernel}$(.*?)(?=^\.(?!nv\.info\.{kernel}))", elf_text,
+                        re.MULTILINE | re.DOTALL)  # fmt: skip
+    found = _PARAMETER.findall(section[1]) if section else []
+    return tuple(size for _, size in sorted((int(i, 16), int(n, 16)) for i, n in found))
+
+
+def _run(tool: str, *arguments: str) -> str:
+    program = find_tool(tool)
+    folder = f"{find_tool('nvdisasm').parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    done = subprocess.run(
+        [str(program), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PATH": folder},
+    )
+    if done.returncode:
+        raise DeviceError(f"{tool} failed ({done.stderr.strip()}): install one as new as NVRTC.")
+    return done.stdout
+
+
+def _write(path: Path, content: bytes) -> None:
+    with replacing(path) as file:
+        file.write(content)

@@ -1,0 +1,67 @@
+"""Launch plans on the GPU: compiled, loaded, packed, launched.
+
+``run`` does it all at once; a timed loop calls what ``prepare`` returns, which does nothing but
+launch. Whatever is captured in a CUDA graph must have run once before: loading allocates.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from dsv4kv.ops.cuda.cubin_cache import load_cubin
+from dsv4kv.ops.cuda.driver import CudaDriver, Driver, Function
+from dsv4kv.ops.cuda.packing import device_of, pack
+from dsv4kv.ops.kernels.launch import KernelModule, Launch
+
+
+def run(launch: Launch) -> None:
+    """Launch on torch's current stream, compiling and loading what is not there yet.
+
+    Raises:
+        CudaUnavailable: No GPU, or a package is missing; says which.
+        DeviceError: Arguments that the kernel cannot take, or the driver refuses.
+    """
+    _launcher().prepare(launch)()
+
+
+def prepare(launch: Launch) -> Callable[[], None]:
+    """Do everything but the launch; the returned call launches, again and again.
+
+    The launch's tensors are kept alive as long as the call is. Raises as ``run`` does.
+    """
+    return _launcher().prepare(launch)
+
+
+class Launcher:
+    """Kernels loaded through one driver, each module once a device."""
+
+    def __init__(
+        self, driver: Driver, build: Callable[[KernelModule, str], bytes] = load_cubin
+    ) -> None:
+        """Compile with ``build(module, architecture)``."""
+        self._driver = driver
+        self._build = build
+        self._loaded: dict[tuple[KernelModule, int], Any] = {}
+        self._functions: dict[tuple[KernelModule, str, int], Function] = {}
+
+    def prepare(self, launch: Launch) -> Callable[[], None]:
+        """See ``prepare``."""
+        device = device_of(launch)
+        function = self._function(launch.module, launch.kernel, device)
+        packed = pack(launch, function.parameter_bytes)
+        return self._driver.launcher(device, function, launch, packed)
+
+    def _function(self, module: KernelModule, kernel: str, device: int) -> Function:
+        function = self._functions.get((module, kernel, device))
+        if function is None:
+            if (module, device) not in self._loaded:
+                cubin = self._build(module, self._driver.architecture(device))
+                self._loaded[module, device] = self._driver.load(device, cubin)
+            function = self._driver.function(device, self._loaded[module, device], kernel)
+            self._functions[module, kernel, device] = function
+        return function
+
+
+@functools.cache
+def _launcher() -> Launcher:
+    return Launcher(CudaDriver())

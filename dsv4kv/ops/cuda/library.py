@@ -1,0 +1,141 @@
+"""The operations as torch operators: ``torch.ops.dsv4kv.gather_topk(…)`` and so on.
+
+For ``torch.compile``, exported graphs and profilers that know operators. Importing this module
+registers each of them for CPU, for CUDA and for tensors without data. An operator's arguments are
+the contract's, except that a store goes as (pages, format such as ``main/fp8_ds_mla``, entries of
+a page) and a compressor as its fields without ``dim``.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from dsv4kv.errors import ConfigError
+from dsv4kv.model.formats import FORMATS, PageLayout
+from dsv4kv.ops.compressor import Compressor
+from dsv4kv.ops.contract import Backend
+from dsv4kv.ops.registry import load_backend
+from dsv4kv.ops.storage import PageStore
+
+FORMAT_NAMES = {f"{place}/{name}": (place, name) for place in FORMATS for name in FORMATS[place]}
+"""What the format argument of an operator may be."""
+
+MUTATED = {
+    "window_insert": ("ring",),
+    "entry_insert": ("store",),
+    "indexer_insert": ("store",),
+    "state_append": ("state",),
+    "flush": ("store",),
+    "compress_chunk": ("state", "store"),
+    "gather_topk": ("out",),
+    "gather_all": ("out",),
+    "gather_window": ("out",),
+    "page_copy": ("store",),
+}
+"""Every operation, with the arguments that it writes."""
+
+_COMPRESSOR = (
+    "Tensor ape, Tensor norm_weight, Tensor inverse_frequencies, int ratio, bool overlap, "
+    "float norm_eps, bool hadamard"
+)
+
+
+def schema(operation: str) -> str:
+    """The operator's arguments in torch's schema language, made from the contract."""
+    letters = iter("abc")
+    arguments = []
+    for name, parameter in _parameters(operation):
+        mark = f"({next(letters)}!)" if name in MUTATED[operation] else ""
+        if parameter is PageStore:
+            arguments.append(f"Tensor{mark} pages, str format, int page_entries")
+        elif parameter is Compressor:
+            arguments.append(_COMPRESSOR)
+        else:
+            arguments.append(f"{parameter.__name__}{mark} {name}")
+    return f"{operation}({', '.join(arguments)}) -> ()"
+
+
+def flatten(operation: str, arguments: tuple[Any, ...], format_name: str) -> tuple[Any, ...]:
+    """The contract's arguments as the operator takes them."""
+    flat: list[Any] = []
+    for argument in arguments:
+        if isinstance(argument, PageStore):
+            flat += [argument.pages, format_name, argument.layout.entries]
+        elif isinstance(argument, Compressor):
+            flat += [argument.ape, argument.norm_weight, argument.inverse_frequencies]
+            flat += [argument.ratio, argument.overlap, argument.norm_eps, argument.hadamard]
+        else:
+            flat.append(argument)
+    return tuple(flat)
+
+
+def _implementation(operation: str, backend: str) -> Callable[..., None]:
+    parameters = [parameter for _, parameter in _parameters(operation)]
+
+    def call(*flat: Any) -> None:
+        rest = iter(flat)
+        run = getattr(load_backend(backend), operation)
+        run(*(_take(parameter, rest) for parameter in parameters))
+
+    return call
+
+
+def _take(parameter: type, rest: Iterator[Any]) -> Any:
+    if parameter is PageStore:
+        return _store(next(rest), next(rest), next(rest))
+    if parameter is Compressor:
+        return _compressor(*(next(rest) for _ in range(7)))
+    return next(rest)
+
+
+def _store(pages: torch.Tensor, format_name: str, entries: int) -> PageStore:
+    return PageStore(_layout(format_name, entries), pages)
+
+
+@functools.cache
+def _layout(format_name: str, entries: int) -> PageLayout:
+    if format_name not in FORMAT_NAMES:
+        raise ConfigError(f"no format {format_name!r}: choose {', '.join(FORMAT_NAMES)}.")
+    place, name = FORMAT_NAMES[format_name]
+    return PageLayout(FORMATS[place][name], entries)
+
+
+def _compressor(
+    ape: torch.Tensor,
+    norm_weight: torch.Tensor,
+    inverse_frequencies: torch.Tensor,
+    ratio: int,
+    overlap: bool,
+    norm_eps: float,
+    hadamard: bool,
+) -> Compressor:
+    dim = norm_weight.shape[0]
+    return Compressor(
+        ratio, dim, overlap, ape, norm_weight, norm_eps, inverse_frequencies, hadamard
+    )
+
+
+def _parameters(operation: str) -> list[tuple[str, type]]:
+    found = inspect.signature(getattr(Backend, operation)).parameters
+    return [(name, parameter.annotation) for name, parameter in found.items()][1:]  # no self
+
+
+def _no_data(*_: Any) -> None:
+    """Tensors without data: what an operator writes has the shape it had."""
+
+
+def _register() -> object:
+    untyped: Any = torch.library.Library
+    library = untyped("dsv4kv", "DEF")
+    for operation in MUTATED:
+        library.define(schema(operation))
+        library.impl(operation, _implementation(operation, "cpu"), "CPU")
+        library.impl(operation, _implementation(operation, "cuda"), "CUDA")
+        library.impl(operation, _no_data, "Meta")
+    return library
+
+
+_LIBRARY = _register()  # the operators live as long as this does

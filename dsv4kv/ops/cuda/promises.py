@@ -1,0 +1,72 @@
+"""What every kernel promises of its machine code, on every architecture."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from dsv4kv.ops.cuda.survey import Finding
+
+
+@dataclass(frozen=True)
+class Promise:
+    """Widths of global memory accesses, in bits of one thread's access.
+
+    Attributes:
+        loads: At least one load is this wide: the values. Indices and tables may be narrower.
+        stores: No store is narrower than this.
+    """
+
+    loads: int = 0
+    stores: int = 0
+
+
+PROMISES = {
+    "gather_": Promise(stores=128),
+    "gather_topk fp8_ds_mla": Promise(loads=128),  # its bf16 tail; e4m3 goes 64 bits a lane
+    "gather_all fp8_ds_mla": Promise(loads=128),
+    "gather_window fp8_": Promise(loads=64),
+    "entry_insert": Promise(loads=128),
+    "entry_insert fp8_ds_mla": Promise(stores=64),  # the row of scales is 8 bytes
+    "window_insert": Promise(loads=128),
+    "window_insert fp8_ds_mla": Promise(stores=64),
+    "indexer_insert": Promise(loads=128),
+    "state_": Promise(loads=128, stores=128),
+    "flush": Promise(loads=128),
+    "chunk_": Promise(loads=128),
+    "page_copy": Promise(loads=128, stores=128),
+    "copy_peak": Promise(loads=128, stores=128),
+    "read_peak": Promise(loads=128),
+    "write_peak": Promise(stores=128),
+}
+"""By beginnings of ``Finding.name``; all that fit hold. Local memory is promised by none."""
+
+
+def broken_promises(findings: Iterable[Finding]) -> Iterator[str]:
+    """A sentence for each promise that machine code does not keep."""
+    for finding in findings:
+        where, report = f"{finding.name} on {finding.architecture}", finding.report
+        spills = [kind for kind in report.accesses if kind.startswith(("LDL.", "STL."))]
+        if report.local_bytes or spills:
+            yield (
+                f"{where} uses {report.local_bytes} B of local memory a thread (spilled registers "
+                "or arrays indexed at run time)."
+            )
+        for beginning, promise in PROMISES.items():
+            if finding.name.startswith(beginning):
+                yield from _broken_widths(where, promise, report.accesses)
+
+
+def _broken_widths(where: str, promise: Promise, accesses: dict[str, int]) -> Iterator[str]:
+    loads, stores = _widths("LDG", accesses), _widths("STG", accesses)
+    if promise.loads and max(loads, default=0) < promise.loads:
+        yield f"{where} has no load of {promise.loads} bits, only {_told(loads)}."
+    if promise.stores and min(stores, default=0) < promise.stores:
+        yield f"{where} stores {_told(stores)} bits at once, not {promise.stores} throughout."
+
+
+def _widths(kind: str, accesses: dict[str, int]) -> list[int]:
+    pairs = (name.partition(".") for name in accesses)
+    return sorted(int(bits) for name, _, bits in pairs if name == kind)
+
+
+def _told(widths: list[int]) -> str:
+    return " and ".join(map(str, widths)) or "none"

@@ -1,0 +1,54 @@
+"""The catalogue's kernels, compiled for several architectures and looked at."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from dsv4kv.ops.cuda.cubin_cache import load_cubin
+from dsv4kv.ops.cuda.inspection import KernelReport, inspect_cubins
+from dsv4kv.ops.kernels.catalogue import Example
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What an example's kernel became for one architecture."""
+
+    example: Example
+    architecture: str
+    report: KernelReport
+
+    @property
+    def kernel(self) -> str:
+        """Name of the kernel."""
+        return self.example.launch.kernel
+
+    @property
+    def name(self) -> str:
+        """Kernel and subject: ``gather_topk fp8_ds_mla × 32``, unique in the catalogue."""
+        return f"{self.kernel} {self.example.subject}"
+
+
+def survey(examples: Sequence[Example], architectures: Sequence[str]) -> list[Finding]:
+    """Compile and inspect: for each example its architectures, in the order given.
+
+    Raises:
+        CudaUnavailable: A package or tool is missing; says which.
+        DeviceError: An architecture that cannot be, or a kernel that does not compile.
+    """
+    with ThreadPoolExecutor() as pool:  # one disassembles while another compiles
+        reports = list(pool.map(lambda name: _reports(examples, name), architectures))
+    return [
+        Finding(example, architecture, reports[a][i])
+        for i, example in enumerate(examples)
+        for a, architecture in enumerate(architectures)
+    ]
+
+
+def _reports(examples: Sequence[Example], architecture: str) -> list[KernelReport]:
+    modules = list(dict.fromkeys(example.launch.module for example in examples))
+    cubins = [load_cubin(module, architecture) for module in modules]
+    inspected = zip(modules, inspect_cubins(architecture, cubins), strict=True)
+    found = {
+        (module, report.kernel): report for module, reports in inspected for report in reports
+    }
+    return [found[example.launch.module, example.launch.kernel] for example in examples]

@@ -1,0 +1,214 @@
+"""Every kernel that the shipped models need, as example launches on tensors without data.
+
+Made by the launch plans themselves: what is compiled and looked at here is what a run launches.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dsv4kv.model.config import DSV4Config
+from dsv4kv.model.formats import PageLayout
+from dsv4kv.model.presets import load_model
+from dsv4kv.model.schedule import AttentionType, LayerSpec, build_schedule
+from dsv4kv.model.schema import LayerCacheSchema, StateFormat, build_schema
+from dsv4kv.model.sharing import table_groups
+from dsv4kv.ops.compressor import Compressor, random_compressor
+from dsv4kv.ops.kernels import bandwidth, gather, insert, prepare, state
+from dsv4kv.ops.kernels.indexer import plan_indexer_insert
+from dsv4kv.ops.kernels.launch import Launch
+from dsv4kv.ops.kernels.pages import plan_page_copy
+from dsv4kv.ops.storage import PageStore
+
+ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_120")
+"""A100; H100 and H200; B200; RTX 50."""
+
+_MODELS = ("v4-flash", "v4-pro", "v4.1-flash")
+_BLOCK_TOKENS, _LARGE_BLOCK_TOKENS = 128, 256
+
+# Sizes of the tensors, which are arguments and compiled into nothing but prepare's kernels.
+_PAGES, _REQUESTS, _CHOICES, _WIDTH, _BYTES = 2, 4, 512, 8, 4096
+_BLOCKS, _CONTEXT_TOKENS = 4096, 131_072
+
+
+@dataclass(frozen=True)
+class Example:
+    """A launch of one kernel and what it works on: ``fp8_ds_mla × 32``, ``csa-4 ring``."""
+
+    subject: str
+    launch: Launch
+
+
+def catalogue() -> list[Example]:
+    """One example of each kernel of each module, in a fixed order.
+
+    A larger page only changes constants. So blocks have 128 tokens, and 256 in V4-Flash's main
+    pages alone; and where layers differ in their ratio only (V4.1), one of them shows its pages.
+    """
+    found: dict[tuple[object, str], Example] = {}
+    for example in _all_examples():
+        found.setdefault((example.launch.module, example.launch.kernel), example)
+    return list(found.values())
+
+
+def _all_examples() -> Iterator[Example]:
+    for name in _MODELS:
+        config = load_model(name)
+        shown: set[AttentionType] = set()
+        for layer in _distinct_layers(config):
+            schema = build_schema(config, layer, block_tokens=_BLOCK_TOKENS)
+            if layer.attn not in shown:
+                yield from _layer_examples(schema)
+            yield from _state_examples(config, schema)
+            shown |= {layer.attn} if layer.owns_kv else set()
+    flash = load_model("v4-flash")
+    for layer in _distinct_layers(flash):
+        main = build_schema(flash, layer, block_tokens=_LARGE_BLOCK_TOKENS).main
+        if main:
+            yield from _main_examples(main)
+    yield from _table_examples(flash)
+    yield from _bandwidth_examples()
+
+
+def _distinct_layers(config: DSV4Config) -> Iterable[LayerSpec]:
+    """One layer of each kind: those of a kind have one schema."""
+    kinds = {(layer.attn, layer.ratio, layer.owns_kv): layer for layer in build_schedule(config)}
+    return kinds.values()
+
+
+def _layer_examples(schema: LayerCacheSchema) -> Iterator[Example]:
+    if schema.window:
+        yield from _window_examples(schema.window)
+    if schema.main:
+        yield from _main_examples(schema.main)
+    if schema.indexer:
+        store = _store(schema.indexer)
+        keys = _values(store, _REQUESTS)
+        insertion = plan_indexer_insert(store, keys, _numbers(_REQUESTS), True)
+        yield Example(_name(store.layout), insertion)
+        yield from _page_examples(schema.indexer)
+
+
+def _state_examples(config: DSV4Config, schema: LayerCacheSchema) -> Iterator[Example]:
+    if schema.main:
+        yield from _compressor_examples(config, schema, schema.main, indexer=False)
+    if schema.indexer:
+        yield from _compressor_examples(config, schema, schema.indexer, indexer=True)
+
+
+def _window_examples(layout: PageLayout) -> Iterator[Example]:
+    ring, numbers = _store(layout), _numbers(_REQUESTS)
+    out = _values(ring, _REQUESTS, layout.entries)
+    for launch in (
+        insert.plan_window_insert(ring, _values(ring, _REQUESTS), numbers, numbers),
+        gather.plan_gather_window(ring, numbers, numbers, out),
+        plan_page_copy(ring, numbers, numbers),
+    ):
+        yield Example(_name(layout), launch)
+
+
+def _main_examples(layout: PageLayout) -> Iterator[Example]:
+    store = _store(layout)
+    values = _values(store, _REQUESTS)
+    insertion = insert.plan_entry_insert(store, values, _numbers(_REQUESTS))
+    yield Example(_name(layout), insertion)
+    yield from _page_examples(layout)
+
+
+def _page_examples(layout: PageLayout) -> Iterator[Example]:
+    store, numbers = _store(layout), _numbers(_REQUESTS)
+    table, choices = (
+        _empty(torch.int32, _REQUESTS, _WIDTH),
+        _empty(torch.int32, _REQUESTS, _CHOICES),
+    )
+    out = _values(store, _REQUESTS, _CHOICES)
+    for launch in (
+        gather.plan_gather_topk(store, table, numbers, choices, numbers, out),
+        gather.plan_gather_all(store, table, numbers, numbers, out),
+        gather.plan_gather_entries(store, choices[0], out[0]),
+        plan_page_copy(store, numbers, numbers),
+    ):
+        yield Example(_name(layout), launch)
+
+
+def _compressor_examples(
+    config: DSV4Config, schema: LayerCacheSchema, layout: PageLayout, *, indexer: bool
+) -> Iterator[Example]:
+    """Append, flush and chunk; for HCA with both of its states."""
+    layer, owner = schema.layer, " indexer" if indexer else ""
+    compressor = random_compressor(
+        config, layer, torch.Generator(), indexer=indexer, hadamard=indexer
+    )
+    online: tuple[StateFormat, ...] = ("online",) if layer.attn is AttentionType.HCA else ()
+    for form in ("ring", *online):
+        shaped = build_schema(config, layer, block_tokens=_BLOCK_TOKENS, state=form)
+        shape = shaped.indexer_state_shape if indexer else shaped.state_shape
+        states = _empty(torch.float32, _REQUESTS, *shape)
+        kind = f"{layer.attn.value}-{layer.ratio}{owner} {form}"
+        for launch in _compressor_launches(compressor, states, _store(layout)):
+            pages = launch.module.source == "flush.cuh"
+            yield Example(f"{kind}, {_name(layout)}" if pages else kind, launch)
+
+
+def _compressor_launches(
+    compressor: Compressor, states: Tensor, store: PageStore
+) -> Iterator[Launch]:
+    tokens, split = (
+        _empty(torch.float32, _REQUESTS, compressor.channels),
+        state.split_of(compressor),
+    )
+    numbers, chunk = _numbers(_REQUESTS), _numbers(3)
+    scratch = _empty(torch.float32, _REQUESTS, compressor.dim)
+    yield state.plan_state_append(compressor, states, tokens, tokens, numbers, numbers)
+    yield from state.plan_flush(
+        compressor, states, numbers, numbers, store, numbers, split=split, scratch=scratch
+    )
+    yield from state.plan_compress_chunk(
+        compressor, states, tokens, tokens, chunk, store, numbers, split=split, scratch=scratch
+    )
+
+
+def _table_examples(config: DSV4Config) -> Iterator[Example]:
+    schemas = [build_schema(config, layer) for layer in build_schedule(config)]
+    (group,) = table_groups(schemas, "model")
+    device = torch.device("meta")
+    table = prepare.DeviceTable.allocate(group, _BLOCKS, _REQUESTS, _CONTEXT_TOKENS, device)
+    numbers, ratio, per_block = _numbers(_REQUESTS), group.ratio, group.entries_per_block
+    for launch in (
+        *prepare.plan_prepare([table, table], numbers, numbers),  # several tables: judged first
+        *prepare.plan_release([table], numbers),
+        prepare.plan_completed(table, 0, ratio, per_block, numbers, numbers, numbers),
+    ):
+        yield Example("block table", launch)
+
+
+def _bandwidth_examples() -> Iterator[Example]:
+    memory, sums = _empty(torch.uint8, _BYTES), _empty(torch.int32, bandwidth.THREADS)
+    for launch in (
+        bandwidth.plan_copy_peak(memory, memory),
+        bandwidth.plan_read_peak(memory, sums),
+        bandwidth.plan_write_peak(memory),
+    ):
+        yield Example("16-byte chunks", launch)
+
+
+def _name(layout: PageLayout) -> str:
+    return f"{layout.format.name} × {layout.entries}"
+
+
+def _store(layout: PageLayout) -> PageStore:
+    return PageStore.allocate(layout, _PAGES, torch.device("meta"))
+
+
+def _values(store: PageStore, *shape: int) -> Tensor:
+    return _empty(torch.bfloat16, *shape, store.layout.format.dims)
+
+
+def _numbers(count: int) -> Tensor:
+    return _empty(torch.int64, count)
+
+
+def _empty(dtype: torch.dtype, *shape: int) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")

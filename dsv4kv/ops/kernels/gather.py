@@ -1,0 +1,80 @@
+"""Launch plans of gathers: one warp an entry, ``unroll`` of them at once.
+
+Slots, lengths, tables and indices are read on the device, so a captured launch follows them; the
+sizes of outputs and tables are fixed in the plan. Anything out of range gives zeros.
+"""
+
+from torch import Tensor
+
+from dsv4kv.ops.kernels.launch import MOST_BLOCKS, WARP, KernelModule, Launch, blocks_for
+from dsv4kv.ops.kernels.macros import format_macros
+from dsv4kv.ops.storage import PageStore
+
+UNROLL = 2  # entries a warp has in flight: 1, 2 or 4
+
+_THREADS = 256
+_ROUNDS = 4  # blocks for each place on the GPU, so that the last ones to run are few
+_CHANNELS_PER_LANE = 8
+
+
+def plan_gather_topk(
+    store: PageStore,
+    table: Tensor,
+    slots: Tensor,
+    indices: Tensor,
+    lengths: Tensor,
+    out: Tensor,
+    *,
+    unroll: int = UNROLL,
+) -> Launch:
+    """See ``contract.Backend.gather_topk``."""
+    sizes = (*indices.shape, *table.shape, len(store.pages))
+    arguments = (store.pages, table, slots, indices, lengths, out, *sizes)
+    return _plan("gather_topk", store, out, arguments, unroll)
+
+
+def plan_gather_all(
+    store: PageStore,
+    table: Tensor,
+    slots: Tensor,
+    lengths: Tensor,
+    out: Tensor,
+    *,
+    unroll: int = UNROLL,
+) -> Launch:
+    """See ``contract.Backend.gather_all``; entries from M on are left out."""
+    sizes = (*out.shape[:2], *table.shape, len(store.pages))
+    return _plan(
+        "gather_all", store, out, (store.pages, table, slots, lengths, out, *sizes), unroll
+    )
+
+
+def plan_gather_window(
+    ring: PageStore, slots: Tensor, tokens: Tensor, out: Tensor, *, unroll: int = UNROLL
+) -> Launch:
+    """See ``contract.Backend.gather_window``."""
+    sizes = (*out.shape[:2], len(ring.pages))
+    return _plan("gather_window", ring, out, (ring.pages, slots, tokens, out, *sizes), unroll)
+
+
+def plan_gather_entries(
+    store: PageStore, entries: Tensor, out: Tensor, *, unroll: int = UNROLL
+) -> Launch:
+    """Dequantise physical entries int32[n] into out bf16[n, D]; −1 gives zeros."""
+    arguments = (store.pages, entries, out, len(entries), len(store.pages))
+    return _plan("gather_entries", store, out, arguments, unroll)
+
+
+def _plan(
+    kernel: str,
+    store: PageStore,
+    out: Tensor,
+    arguments: tuple[Tensor | int, ...],
+    unroll: int,
+) -> Launch:
+    dims = store.layout.format.dims
+    lanes = min(WARP, dims // _CHANNELS_PER_LANE)
+    macros = (*format_macros(store.layout), ("DSV_UNROLL", unroll))
+    blocks = blocks_for(out.numel() // dims, _THREADS // lanes, MOST_BLOCKS * _ROUNDS)
+    module = KernelModule("gather.cuh", tuple(sorted(macros)))
+    return Launch(module, kernel, (blocks, 1), _THREADS, arguments)

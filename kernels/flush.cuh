@@ -1,0 +1,238 @@
+// Pool groups of tokens into entries and write them into pages.
+//
+// Compile-time: rows.cuh's and format.cuh's parameters; DSV_ROPE_PAIRS pairs rotated at the end of
+// an entry; DSV_HADAMARD 1 for indexer keys; DSV_SPLIT blocks that share the channels of an entry.
+//
+// Few entries complete in a step, and one of 128 rows is 512 KiB to read: DSV_SPLIT blocks pool
+// it, each its part of the channels and all rows, so that no softmax is ever in two parts. RMSNorm
+// needs all channels: with one block per entry they meet in shared memory; with several they
+// meet in `scratch`, and flush_finish, launched next, ends the entry. A second kernel rather than
+// a counter of finished blocks: nothing has to be zero beforehand, whatever became of an earlier
+// launch, and a captured graph replays it as it is.
+#include "fold.cuh"
+#include "format.cuh"
+#if DSV_HADAMARD
+#include "hadamard.cuh"
+#endif
+
+constexpr int kSplit = DSV_SPLIT;
+constexpr int kPieces = kDim / kWarpChannels / kSplit;   // of channels in a block, a warp's each
+constexpr int kPoolWarps = kPieces < 16 ? kPieces : 16;  // leaves a thread 128 registers
+constexpr int kPoolThreads = kPoolWarps * kWarpSize;
+constexpr int kBatchesAtOnce = 2;
+constexpr int kFirstRotated = kDim / 8 - DSV_ROPE_PAIRS / 4;  // chunk
+
+static_assert(kSplit * kPieces * kWarpChannels == kDim, "channels in equal parts");
+static_assert(DSV_ROPE_PAIRS % 4 == 0, "whole chunks are rotated");
+
+// What turns pooled channels into an entry.
+struct Finish {
+    const float* norm_weight;   // [kDim]
+    const double* frequencies;  // [DSV_ROPE_PAIRS], radians per position
+    float norm_eps;
+};
+
+// Which entry a block or warp works on: its tokens begin at `first`; none where `entry` < 0.
+struct Job {
+    i64 slot, first, entry;
+};
+
+// Rotates pairs 4 part .. 4 part + 3. The angle reaches 10^6 radians: turns are counted in double,
+// where only whole turns fall away, and the rest goes to functions that need no range reduction
+// (sinf of a large argument would use local memory).
+__device__ __forceinline__ void rope_chunk(float* v, i64 position, int part,
+                                           const double* frequencies) {
+    constexpr double kHalfTurnsPerRadian = 0.31830988618379067154;  // 1 / pi
+#pragma unroll
+    for (int p = 0; p < 4; ++p) {
+        double half_turns = (double)position * frequencies[part * 4 + p] * kHalfTurnsPerRadian;
+        float sin, cos;
+        sincospif((float)(half_turns - 2.0 * rint(0.5 * half_turns)), &sin, &cos);
+        float real = v[2 * p], imaginary = v[2 * p + 1];
+        v[2 * p] = fmaf(real, cos, -(imaginary * sin));
+        v[2 * p + 1] = fmaf(real, sin, imaginary * cos);
+    }
+}
+
+// This lane's chunk of the entry as 8 bf16.
+__device__ __forceinline__ uint4 finish_chunk(float* v, int chunk, float scale, i64 position,
+                                              const Finish& how) {
+#pragma unroll
+    for (int c = 0; c < 8; c += 4) {
+        Four weight = cached_four(how.norm_weight + chunk * 8 + c);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) v[c + k] = v[c + k] * scale * weight.at[k];
+    }
+    if (chunk >= kFirstRotated) {
+        rope_chunk(v, position, chunk - kFirstRotated, how.frequencies);
+    }
+    return make_uint4(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]),
+                      pack_bf16(v[6], v[7]));
+}
+
+// Where finish_entry finds pooled channels: as they are, or in an online state.
+struct Pooled {
+    const float* channels;  // [kDim], shared or global
+};
+struct PooledState {
+    const float* state;  // [3, kDim] of the slot
+};
+__device__ __forceinline__ Four load_pooled(const Pooled& pooled, int channel) {
+    return cached_four(pooled.channels + channel);
+}
+__device__ __forceinline__ Four load_pooled(const PooledState& pooled, int channel) {
+    return pooled_of(load_fold(pooled.state, channel));
+}
+
+// RMSNorm, RoPE, rounding to bf16, Hadamard and quantisation of one entry, by a whole warp.
+template <typename Source>
+__device__ __forceinline__ void finish_entry(const Source& pooled, const Job& job,
+                                             const Finish& how, u8* pages) {
+    float v[kChunksPerLane][8], squares = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kChunksPerLane; ++i) {
+        int chunk = lane_id() + i * kWarpSize;
+#pragma unroll
+        for (int c = 0; c < 8; c += 4) {
+            Four part = chunk < kChunks ? load_pooled(pooled, chunk * 8 + c) : four(0.0f);
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+                v[i][c + k] = part.at[k];
+                squares = fmaf(part.at[k], part.at[k], squares);
+            }
+        }
+    }
+#pragma unroll
+    for (int lanes = 1; lanes < kWarpSize; lanes *= 2) {
+        squares += __shfl_xor_sync(kFullWarp, squares, lanes);
+    }
+    float scale = rsqrtf(fmaf(squares, 1.0f / kDim, how.norm_eps));
+    uint4 chunks[kChunksPerLane] = {};
+#pragma unroll
+    for (int i = 0; i < kChunksPerLane; ++i) {
+        int chunk = lane_id() + i * kWarpSize;
+        if (chunk < kChunks) chunks[i] = finish_chunk(v[i], chunk, scale, job.first, how);
+#if DSV_HADAMARD
+        chunks[i] = rotate(chunks[i]);
+#endif
+    }
+    encode_entry(data_row(pages, job.entry), scale_row(pages, job.entry), chunks);
+}
+
+// Pools this block's channels of an entry; the only block of an entry also ends it.
+// kInChunk: some rows may lie in a chunk. own: the slot's state; pooled: float32[kDim] in global
+// memory, where several blocks meet.
+template <bool kInChunk>
+__device__ __forceinline__ void pool_entry(const Rows& rows, const float* own, const Job& job,
+                                           const Finish& how, float* pooled, u8* pages) {
+    __shared__ Four shared[kDim / 4];
+    int warp = threadIdx.x / kWarpSize;
+#pragma unroll 1
+    for (int piece = warp; piece < kPieces; piece += kPoolWarps) {
+        int column = ((int)blockIdx.y * kPieces + piece) * kWarpChannels;
+        Fold fold = fold_rows<kInChunk, kBatchesAtOnce>(rows, column);
+        if (lane_id() >= kRunLanes) continue;
+        column += lane_id() * 4;
+        if (kOnline && rows.older > 0) fold = merge(load_fold(own, column), fold);
+        if (kSplit == 1) {
+            shared[column / 4] = pooled_of(fold);
+        } else {
+            store_four(pooled + column, pooled_of(fold));
+        }
+    }
+    if (kSplit > 1) return;
+    __syncthreads();
+    if (warp == 0) finish_entry(Pooled{shared[0].at}, job, how, pages);
+}
+
+// ---- Groups that end with a token of a batch ---------------------------------------------------
+
+// slots, positions, entries: int64[count], the token that ends a group and the physical entry. A
+// slot or entry outside its range, or a position that ends no group, is skipped.
+__device__ __forceinline__ Job flush_job(i64 i, const i64* slots, const i64* positions,
+                                         const i64* entries, i64 num_slots, i64 num_entries) {
+    i64 position = positions[i];
+    Job job = {slots[i], 0, entries[i]};
+    bool valid = job.slot >= 0 && job.slot < num_slots && position >= 0 &&
+                 position % kRatio == kRatio - 1 && job.entry < num_entries;
+    job.first = valid ? position - (kRatio - 1) : 0;
+    if (!valid) job.entry = -1;
+    return job;
+}
+
+#if DSV_STATE_ROWS > 0
+// Blocks: (count, kSplit). scratch: float32[count, kDim], unused if kSplit is 1.
+DSV_KERNEL void __launch_bounds__(kPoolThreads)
+    flush(const float* state, const i64* slots, const i64* positions, const i64* entries,
+          const float* norm_weight, const double* frequencies, u32 norm_eps, float* scratch,
+          u8* pages, i64 num_slots, i64 num_entries) {
+    i64 i = blockIdx.x;
+    Job job = flush_job(i, slots, positions, entries, num_slots, num_entries);
+    if (job.entry < 0) return;
+    const float* own = state + job.slot * kSlotFloats;
+    Finish how = {norm_weight, frequencies, __uint_as_float(norm_eps)};
+    Rows rows = rows_in_ring(own, job.first - kOverlapRows);
+    pool_entry<false>(rows, own, job, how, scratch + i * kDim, pages);
+}
+#endif
+
+// One warp per entry. pooled: float32[count, kDim] from flush; an online state itself, which is
+// pooled already.
+DSV_KERNEL void __launch_bounds__(128)
+    flush_finish(const float* pooled, const i64* slots, const i64* positions, const i64* entries,
+                 const float* norm_weight, const double* frequencies, u32 norm_eps, u8* pages,
+                 int count, i64 num_slots, i64 num_entries) {
+    i64 i = warp_id();
+    if (i >= count) return;
+    Job job = flush_job(i, slots, positions, entries, num_slots, num_entries);
+    if (job.entry < 0) return;
+    Finish how = {norm_weight, frequencies, __uint_as_float(norm_eps)};
+    if (kOnline) {
+        finish_entry(PooledState{pooled + job.slot * kSlotFloats}, job, how, pages);
+    } else {
+        finish_entry(Pooled{pooled + i * kDim}, job, how, pages);
+    }
+}
+
+// ---- Groups that end inside a prompt chunk -----------------------------------------------------
+
+// entries: int64[>= groups that end in the chunk], physical; one outside its range is skipped.
+__device__ __forceinline__ Job chunk_job(i64 i, const Chunk& chunk, const i64* entries,
+                                         i64 num_entries) {
+    i64 group = chunk.start / kRatio + i;
+    Job job = {chunk.slot, group * kRatio, -1};
+    bool ends = chunk.tokens > 0 && (group + 1) * kRatio <= chunk.start + chunk.tokens;
+    if (ends && entries[i] < num_entries) job.entry = entries[i];
+    return job;
+}
+
+// Blocks: (groups that can end in max_tokens, kSplit). chunk: see load_chunk; kv, score:
+// float32[max_tokens, kChannels]; scratch: float32[groups, kDim], unused if kSplit is 1.
+DSV_KERNEL void __launch_bounds__(kPoolThreads)
+    chunk_flush(const float* state, const float* kv, const float* score, const float* ape,
+                const i64* chunk, const i64* entries, const float* norm_weight,
+                const double* frequencies, u32 norm_eps, float* scratch, u8* pages,
+                i64 max_tokens, i64 num_slots, i64 num_entries) {
+    i64 i = blockIdx.x;
+    Chunk own = load_chunk(chunk, max_tokens, num_slots);
+    Job job = chunk_job(i, own, entries, num_entries);
+    if (job.entry < 0) return;
+    const float* slot = state + job.slot * kSlotFloats;
+    Rows rows = rows_in_chunk(slot, job.first - kOverlapRows, own, kv, score, ape);
+    Finish how = {norm_weight, frequencies, __uint_as_float(norm_eps)};
+    pool_entry<true>(rows, slot, job, how, scratch + i * kDim, pages);
+}
+
+// One warp per group that can end in max_tokens; pooled: float32[count, kDim] from chunk_flush.
+DSV_KERNEL void __launch_bounds__(128)
+    chunk_finish(const float* pooled, const i64* chunk, const i64* entries,
+                 const float* norm_weight, const double* frequencies, u32 norm_eps, u8* pages,
+                 int count, i64 max_tokens, i64 num_slots, i64 num_entries) {
+    i64 i = warp_id();
+    if (i >= count) return;
+    Chunk own = load_chunk(chunk, max_tokens, num_slots);
+    Job job = chunk_job(i, own, entries, num_entries);
+    if (job.entry < 0) return;
+    Finish how = {norm_weight, frequencies, __uint_as_float(norm_eps)};
+    finish_entry(Pooled{pooled + i * kDim}, job, how, pages);
+}

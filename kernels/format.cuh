@@ -1,0 +1,267 @@
+// One entry format: where its rows lie, and bytes to bf16 and back, bit for bit as
+// dsv4kv/ops/codec.py. That needs subnormals and true divisions: never compile with fast math.
+//
+// Compile-time, from the page layout: DSV_DIMS channels, of which the first DSV_VALUE_DIMS are
+// stored as DSV_VALUE (0 bf16, 1 e4m3, 2 e2m1) and the others as bf16; DSV_GROUP channels share a
+// scale (0: no scales) of kind DSV_SCALE (0 none, 1 ue8m0, 2 e4m3, 3 fp32, a power of two);
+// DSV_SCALE_PADDING zero bytes follow the scales. A page of DSV_PAGE_BYTES holds DSV_ENTRIES data
+// rows of DSV_DATA_ROW bytes, then as many scale rows of DSV_SCALE_ROW bytes, then padding.
+//
+// A chunk is 8 channels, one 16-byte bf16 vector. Lane l of a warp owns chunks l, l + 32, ...; of
+// a 128-channel entry only lanes 0..15 own one.
+#pragma once
+#include "common.cuh"
+
+constexpr int kChunks = DSV_DIMS / 8;
+constexpr int kChunksPerLane = (kChunks + kWarpSize - 1) / kWarpSize;
+constexpr bool kE4m3 = DSV_VALUE == 1, kE2m1 = DSV_VALUE == 2;
+constexpr int kQuantised = kE4m3 || kE2m1 ? DSV_VALUE_DIMS / 8 : 0;  // chunks; the others are bf16
+constexpr int kQuantisedBytes = kE2m1 ? 4 : 8;                       // of one quantised chunk
+constexpr bool kHasScales = DSV_SCALE != 0;
+constexpr bool kFloatScales = DSV_SCALE == 3, kE4m3Scales = DSV_SCALE == 2;
+constexpr int kGroupChunks = kHasScales ? DSV_GROUP / 8 : 1;
+constexpr int kScaleBytes = kFloatScales ? 4 : 1;
+constexpr int kGroups = kHasScales ? DSV_VALUE_DIMS / DSV_GROUP : 0;
+
+static_assert(DSV_DIMS % 8 == 0 && DSV_VALUE_DIMS % 8 == 0, "chunks are 8 channels");
+static_assert((kGroupChunks & (kGroupChunks - 1)) == 0 && kGroupChunks <= kWarpSize,
+              "a group is a power of two of chunks, at most a warp");
+static_assert(!kE4m3Scales || kE2m1, "e4m3 scales go with e2m1 values");
+static_assert(DSV_SCALE_ROW == kGroups * kScaleBytes + DSV_SCALE_PADDING && DSV_SCALE_ROW % 4 == 0,
+              "scale rows are whole words");
+
+// ---- Rows -------------------------------------------------------------------------------------
+
+template <typename Byte>
+__device__ __forceinline__ Byte* data_row_at(Byte* pages, i64 page, int row) {
+    return pages + page * DSV_PAGE_BYTES + row * DSV_DATA_ROW;
+}
+template <typename Byte>
+__device__ __forceinline__ Byte* scale_row_at(Byte* pages, i64 page, int row) {
+    return pages + page * DSV_PAGE_BYTES + DSV_ENTRIES * DSV_DATA_ROW + row * DSV_SCALE_ROW;
+}
+// Rows of a physical entry, which counts entries through all pages and is not negative.
+template <typename Byte>
+__device__ __forceinline__ Byte* data_row(Byte* pages, i64 entry) {
+    return data_row_at(pages, entry / DSV_ENTRIES, int(entry % DSV_ENTRIES));
+}
+template <typename Byte>
+__device__ __forceinline__ Byte* scale_row(Byte* pages, i64 entry) {
+    return scale_row_at(pages, entry / DSV_ENTRIES, int(entry % DSV_ENTRIES));
+}
+
+// ---- Bytes to bf16 ----------------------------------------------------------------------------
+
+// What a lane holds of a stored entry: its chunks as they are, and the word with each one's scale.
+struct StoredEntry {
+    uint4 data[kChunksPerLane];
+    u32 scale[kChunksPerLane];
+};
+
+// Two bf16, exact: sign, exponent and mantissa bits in place give the value times 2^-120, and of
+// e2m1 times 2^-126, subnormals included.
+__device__ __forceinline__ u32 e4m3_pair_to_bf16(u32 word, int pair) {
+    u32 v = __byte_perm(word, 0, pair ? 0x3424 : 0x1404);  // one byte on top of each half
+    return mul_bf16x2((v & 0x80008000u) | (v >> 4 & 0x07f007f0u), 0x7b807b80u);
+}
+__device__ __forceinline__ u32 e2m1_pair_to_bf16(u32 word, int pair) {
+    u32 v = (word >> (8 * pair) & 0xffu) * 0x1001u;  // one nibble at the bottom of each half
+    return mul_bf16x2((v << 12 & 0x80008000u) | (v << 6 & 0x01c001c0u), 0x7e807e80u);
+}
+
+// The scale of a chunk in both halves, as bf16: no format's scale needs more.
+__device__ __forceinline__ u32 scale_to_bf16x2(u32 word, int chunk) {
+    if (kFloatScales) return (word >> 16) * 0x10001u;
+    u32 code = word >> (8 * (chunk / kGroupChunks % 4)) & 0xffu;
+    if (kE4m3Scales) return e4m3_pair_to_bf16(code * 0x101u, 0);
+    return (code ? code << 7 : 0x40u) * 0x10001u;  // 2^-127 is subnormal
+}
+
+// Loads the chunks of lane ``lane`` of an entry, of which nobody writes meanwhile.
+__device__ __forceinline__ StoredEntry load_entry(const u8* data, const u8* scales, int lane) {
+    StoredEntry entry = {};
+#pragma unroll
+    for (int i = 0; i < kChunksPerLane; ++i) {
+        int chunk = lane + i * kWarpSize;
+        if (chunk >= kChunks) continue;
+        const u8* values = data + chunk * kQuantisedBytes;
+        if (chunk >= kQuantised) {
+            int plain = chunk - kQuantised;
+            entry.data[i] = dsv_load<uint4>(data + kQuantised * kQuantisedBytes + plain * 16);
+        } else if (kE4m3) {
+            uint2 v = dsv_load<uint2>(values);
+            entry.data[i].x = v.x, entry.data[i].y = v.y;
+        } else {
+            entry.data[i].x = dsv_load<u32>(values);
+        }
+        if (kHasScales && DSV_SCALE_ROW != 8 && chunk < kQuantised) {
+            entry.scale[i] = dsv_load<u32>(scales + chunk / kGroupChunks * kScaleBytes / 4 * 4);
+        }
+    }
+    if (DSV_SCALE_ROW == 8) {  // four groups of 64 in each 32 chunks: word i is that of chunk i
+        uint2 both = dsv_load<uint2>(scales);
+        entry.scale[0] = both.x, entry.scale[kChunksPerLane - 1] = both.y;
+    }
+    return entry;
+}
+
+// Chunk i of lane ``lane`` as 8 bf16.
+__device__ __forceinline__ uint4 decode_chunk(const StoredEntry& entry, int i, int lane) {
+    int chunk = lane + i * kWarpSize;
+    uint4 stored = entry.data[i];
+    if (chunk >= kQuantised) return stored;
+    u32 values[4];
+    u32 factor = kHasScales ? scale_to_bf16x2(entry.scale[i], chunk) : 0;
+#pragma unroll
+    for (int p = 0; p < 4; ++p) {
+        values[p] = kE4m3 ? e4m3_pair_to_bf16(p < 2 ? stored.x : stored.y, p % 2)
+                          : e2m1_pair_to_bf16(stored.x, p);
+        if (kHasScales) values[p] = mul_bf16x2(values[p], factor);
+    }
+    return make_uint4(values[0], values[1], values[2], values[3]);
+}
+
+// ---- bf16 to bytes ----------------------------------------------------------------------------
+
+// e4m3 codes of two values, nearest even, saturated at 448; the first in the low byte.
+#if !defined(DSV_SHIM) && __CUDA_ARCH__ >= 890
+__device__ __forceinline__ u32 e4m3_pair(float first, float second) {
+    u16 codes;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(second), "f"(first));
+    return codes;
+}
+#else
+__device__ __forceinline__ u32 e4m3_code(float value) {
+    u32 bits = __float_as_uint(value), size = bits & 0x7fffffffu;
+    u32 code;
+    if (size >= 0x43e00000u) {  // 448
+        code = 0x7e;
+    } else if (size >= 0x3c800000u) {  // 2^-6: rebias, round to 3 bits of mantissa
+        code = (size - (120u << 23) + 0x7ffffu + (size >> 20 & 1)) >> 20;
+    } else {  // the last bit of 2^14 is 2^-9, the smallest e4m3: the addition rounds
+        code = __float_as_uint(__uint_as_float(size) + 16384.0f) - 0x46800000u;
+    }
+    return code | (bits >> 24 & 0x80u);
+}
+__device__ __forceinline__ u32 e4m3_pair(float first, float second) {
+    return e4m3_code(first) | e4m3_code(second) << 8;
+}
+#endif
+
+// e2m1 code of a value times the inverse of its scale, nearest even, saturated at 6.
+__device__ __forceinline__ u32 e2m1_code(float value, float inverse) {
+    u32 bits = __float_as_uint(value * inverse), sign = bits >> 28 & 8u;
+    bits &= 0x7fffffffu;
+    // Values have 8 bits of significand and a tie times an e4m3 scale at most 7: a quotient is a
+    // tie or well away from it, and 16 bits tell which in spite of the rounded inverse.
+    if (kE4m3Scales) bits = (bits + 0x80u) & ~0xffu;
+    u32 large = (bits - (126u << 23) + 0x1fffffu + (bits >> 22 & 1)) >> 22;
+    // The last bit of 2^22 is 0.5, the smallest e2m1: the addition rounds.
+    u32 small = __float_as_uint(__uint_as_float(bits) + 4194304.0f) - 0x4a800000u;
+    return u32(min(int(bits >= 0x3f800000u ? large : small), 7)) | sign;
+}
+
+// Largest magnitude in the group of this lane's chunk, as float bits. Every lane takes part.
+__device__ __forceinline__ u32 group_amax(uint4 chunk) {
+    int largest = 0;
+    u32 pairs[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+#pragma unroll
+    for (int p = 0; p < 4; ++p) {
+        largest = max(largest, int(pairs[p] & 0x7fff0000u));
+        largest = max(largest, int(pairs[p] << 16 & 0x7fff0000u));
+    }
+#pragma unroll
+    for (int step = 1; step < kGroupChunks; step *= 2) {
+        largest = max(largest, __shfl_xor_sync(kFullWarp, largest, step));
+    }
+    return u32(largest);
+}
+
+// The stored code of a group's scale: of a power of two its exponent + 127, else an e4m3 byte.
+// Smallest maxima: see AMAX_FLOOR in dsv4kv/ops/reference_codec.py.
+__device__ __forceinline__ u32 scale_code(u32 amax) {
+    constexpr float kFloor = kE2m1 ? 6.0f * 0x1p-126f : 1e-4f;
+    constexpr float kInverseLargest = kE2m1 ? 1.0f / 6.0f : 1.0f / 448.0f;
+    float scaled = fmaxf(__uint_as_float(amax), kFloor) * kInverseLargest;
+    if (kE4m3Scales) return max(int(e4m3_pair(scaled, 0.0f) & 0xffu), 1);
+    return (__float_as_uint(scaled) + 0x7fffffu) >> 23;  // rounded up: any mantissa bit carries
+}
+
+// One over the scale: a power of two exactly, else rounded.
+__device__ __forceinline__ float inverse_scale(u32 code) {
+    if (kE4m3Scales) return 1.0f / bf16_low(e4m3_pair_to_bf16(code * 0x101u, 0));
+    return __uint_as_float((254u - code) << 23);
+}
+
+__device__ __forceinline__ uint2 quantise_e4m3(uint4 chunk, float inverse) {
+    u32 pairs[4] = {chunk.x, chunk.y, chunk.z, chunk.w}, codes[4];
+#pragma unroll
+    for (int p = 0; p < 4; ++p) {
+        codes[p] = e4m3_pair(bf16_low(pairs[p]) * inverse, bf16_high(pairs[p]) * inverse);
+    }
+    return make_uint2(codes[0] | codes[1] << 16, codes[2] | codes[3] << 16);
+}
+
+__device__ __forceinline__ u32 quantise_e2m1(uint4 chunk, float inverse) {
+    u32 pairs[4] = {chunk.x, chunk.y, chunk.z, chunk.w}, codes = 0;
+#pragma unroll
+    for (int p = 0; p < 4; ++p) {
+        codes |= e2m1_code(bf16_low(pairs[p]), inverse) << (8 * p);
+        codes |= e2m1_code(bf16_high(pairs[p]), inverse) << (8 * p + 4);
+    }
+    return codes;
+}
+
+// Writes the scale row, of which every lane holds the code of each of its chunks.
+__device__ __forceinline__ void store_scales(u8* scales, const u32* codes) {
+    constexpr int kWords = kWarpSize / kGroupChunks / 4;  // of the groups in 32 chunks
+    int lane = lane_id();
+    u32 words[kChunksPerLane] = {};
+#pragma unroll
+    for (int i = 0; i < kChunksPerLane; ++i) {
+#pragma unroll
+        for (int b = 0; b < 4; ++b) {
+            int owner = (lane * 4 + b) * kGroupChunks % kWarpSize;
+            words[i] |= __shfl_sync(kFullWarp, codes[i], owner) << (8 * b);
+        }
+    }
+    if constexpr (DSV_SCALE_ROW == 8) {
+        if (lane == 0) dsv_write(scales, make_uint2(words[0], words[kChunksPerLane - 1]));
+    } else {
+#pragma unroll
+        for (int i = 0; i < kChunksPerLane; ++i) {
+            int word = i * kWords + lane;
+            if (lane < kWords && word * 4 < DSV_SCALE_ROW) dsv_write(scales + word * 4, words[i]);
+        }
+    }
+}
+
+// Quantises an entry and writes both its rows. Every lane of the warp takes part and brings its
+// chunks, bf16, chunks[i] being chunk lane + 32 i; what lies beyond the entry is ignored.
+__device__ __forceinline__ void encode_entry(u8* data, u8* scales, const uint4* chunks) {
+    int lane = lane_id();
+    u32 codes[kChunksPerLane];
+#pragma unroll
+    for (int i = 0; i < kChunksPerLane; ++i) {
+        u32 code = kHasScales ? scale_code(group_amax(chunks[i])) : 127u;
+        codes[i] = lane + i * kWarpSize < kQuantised ? code : 0;  // padding is zero
+    }
+    if constexpr (kHasScales && !kFloatScales) store_scales(scales, codes);
+#pragma unroll
+    for (int i = 0; i < kChunksPerLane; ++i) {
+        int chunk = lane + i * kWarpSize;
+        if (chunk >= kChunks) continue;
+        u8* values = data + chunk * kQuantisedBytes;
+        if (chunk >= kQuantised) {
+            int plain = chunk - kQuantised;
+            dsv_write(data + kQuantised * kQuantisedBytes + plain * 16, chunks[i]);
+        } else if (kE4m3) {
+            dsv_write(values, quantise_e4m3(chunks[i], inverse_scale(codes[i])));
+        } else {
+            dsv_write(values, quantise_e2m1(chunks[i], inverse_scale(codes[i])));
+        }
+        if (kFloatScales && chunk < kQuantised && chunk % kGroupChunks == 0) {
+            dsv_write(scales + chunk / kGroupChunks * 4, codes[i] << 23);
+        }
+    }
+}

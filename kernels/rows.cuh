@@ -1,0 +1,152 @@
+// The rows that an entry pools: kv and score of its tokens, wherever they lie.
+//
+// Compile-time: DSV_RATIO tokens an entry, DSV_OVERLAP 1 where it also pools the group before
+// (CSA), DSV_DIMS channels of an entry, DSV_STATE_ROWS rows of a ring state or 0 for an online
+// state (max, denominator, weighted sum).
+#pragma once
+#include "common.cuh"
+
+constexpr int kRatio = DSV_RATIO;
+constexpr int kDim = DSV_DIMS;
+constexpr int kChannels = kDim * (1 + DSV_OVERLAP);  // of a token
+constexpr int kRows = kRatio * (1 + DSV_OVERLAP);    // tokens an entry pools
+constexpr int kOverlapRows = kRows - kRatio;
+constexpr bool kOnline = DSV_STATE_ROWS == 0;
+constexpr int kStateRows = kOnline ? 1 : DSV_STATE_ROWS;
+constexpr i64 kSlotFloats = (i64)kChannels * (kOnline ? 3 : 2 * kStateRows);  // of a state
+
+static_assert(kOnline || kStateRows >= kRows, "a ring holds all rows of an entry");
+static_assert(!(kOnline && DSV_OVERLAP), "an online state has no rows to overlap with");
+
+__device__ __forceinline__ float minus_infinity() { return __uint_as_float(0xff800000u); }
+
+struct alignas(16) Four {
+    float at[4];
+};
+
+__device__ __forceinline__ Four four(float value) { return {{value, value, value, value}}; }
+
+__device__ __forceinline__ Four four_of(uint4 v) {
+    return {{__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z),
+             __uint_as_float(v.w)}};
+}
+
+// Streamed: read once. The address is a multiple of 16 bytes.
+__device__ __forceinline__ Four load_four(const float* address) {
+    return four_of(dsv_load<uint4>(address));
+}
+
+// Cached: parameters that every entry reads, and states that were written just before.
+__device__ __forceinline__ Four cached_four(const float* address) {
+    return four_of(*(const uint4*)address);
+}
+// To global memory; states are read again soon. Assembler, for the compiler makes four stores of it.
+#if defined(DSV_SHIM)
+__device__ __forceinline__ void store_four(float* address, const Four& v) {
+    dsv_write(address, v);
+}
+#else
+__device__ __forceinline__ void store_four(float* address, const Four& v) {
+    asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(v.at[0]),
+                 "f"(v.at[1]), "f"(v.at[2]), "f"(v.at[3])
+                 : "memory");
+}
+#endif
+
+__device__ __forceinline__ Four add(Four a, const Four& b) {
+#pragma unroll
+    for (int c = 0; c < 4; ++c) a.at[c] += b.at[c];
+    return a;
+}
+
+// A prompt chunk of one request: tokens start .. start + tokens - 1.
+struct Chunk {
+    i64 slot, start, tokens;
+};
+
+// chunk: int64[3], slot, start, tokens. No tokens where they would be beyond max_tokens, before
+// position 0, where positions cannot be counted, or in no slot.
+__device__ __forceinline__ Chunk load_chunk(const i64* chunk, i64 max_tokens, i64 num_slots) {
+    Chunk found = {chunk[0], chunk[1], chunk[2]};
+    bool valid = found.slot >= 0 && found.slot < num_slots && found.start >= 0 &&
+                 found.start < (i64)1 << 62 && found.tokens > 0 && found.tokens <= max_tokens;
+    return valid ? found : Chunk{0, 0, 0};
+}
+
+// Rows 0 .. kRows - 1 of one entry: row i is token first + i of the request. Rows before `missing`
+// and from `end` on do not count; of the others those before `older` lie in the slot's ring, the
+// rest in the chunk.
+struct Rows {
+    int missing, older, end;
+    const float* ring;  // [2, kStateRows, kChannels] of the slot
+    int ring_row;       // of row 0
+    const float* kv;    // [tokens, kChannels] each
+    const float* score;
+    const float* ape;    // [kRatio, kChannels]
+    i64 chunk_row, last;  // of row 0 and of the chunk's last token
+};
+
+// `first` is negative where the request begins inside the group before (overlap).
+__device__ __forceinline__ Rows rows_in_ring(const float* ring, i64 first) {
+    Rows rows = {};
+    rows.missing = first < 0 ? (int)-first : 0;
+    rows.older = rows.end = kRows;
+    rows.ring = ring;
+    rows.ring_row = (int)(first < 0 ? first + kStateRows : first % kStateRows);
+    return rows;
+}
+__device__ __forceinline__ Rows rows_in_chunk(const float* ring, i64 first, const Chunk& chunk,
+                                              const float* kv, const float* score,
+                                              const float* ape) {
+    i64 older = chunk.start - first, end = older + chunk.tokens;
+    Rows rows = rows_in_ring(ring, first);
+    rows.older = (int)(older < 0 ? 0 : older < kRows ? older : kRows);
+    rows.end = (int)(end < kRows ? end : kRows);
+    if (kOnline) rows.missing = rows.older;  // the state has them, folded
+    rows.kv = kv;
+    rows.score = score;
+    rows.ape = ape;
+    rows.chunk_row = -older;
+    rows.last = chunk.tokens - 1;
+    return rows;
+}
+
+// With overlap the group before gives its first half of channels, the group itself its second.
+__device__ __forceinline__ int channel_of(int row, int column) {
+    return column + (DSV_OVERLAP && row >= kRatio ? kDim : 0);
+}
+
+// kv and score of row i. Loads do not depend on whether the row counts, so that those of a batch
+// are under way together: a row that does not is read from anywhere inside, and ignored.
+template <bool kInChunk>
+__device__ __forceinline__ void load_row(const Rows& rows, int i, int column, Four& kv,
+                                         Four& score) {
+    int row = rows.ring_row + i;
+    row -= row >= kStateRows ? kStateRows : 0;
+    const float* kv_at = rows.ring + row * kChannels;
+    const float* score_at = kv_at + kStateRows * kChannels;
+    if (kInChunk && (kOnline || i >= rows.older)) {
+        i64 token = rows.chunk_row + i;
+        token = token < 0 ? 0 : token > rows.last ? rows.last : token;
+        kv_at = rows.kv + token * kChannels;
+        score_at = rows.score + token * kChannels;
+    }
+    kv = load_four(kv_at + channel_of(i, column));
+    score = load_four(score_at + channel_of(i, column));
+}
+
+// The score as softmax takes it: biased (in the ring it is already), -infinity in rows that do not
+// count, whose kv becomes 0.
+template <bool kInChunk>
+__device__ __forceinline__ void prepare_row(const Rows& rows, int i, int column, Four& kv,
+                                            Four& score) {
+    bool counts = i >= rows.missing && i < rows.end;
+    bool biased = !kInChunk || (!kOnline && i < rows.older);
+    Four bias = four(0.0f);
+    if (kInChunk) bias = cached_four(rows.ape + i % kRatio * kChannels + channel_of(i, column));
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+        if (!biased) score.at[c] += bias.at[c];
+        if (!counts) score.at[c] = minus_infinity(), kv.at[c] = 0.0f;
+    }
+}

@@ -1,0 +1,148 @@
+"""``dsv4kv kernels``, over findings made up: what they show does not hang on a compiler."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from syrupy.assertion import SnapshotAssertion
+from typer.testing import CliRunner, Result
+
+from dsv4kv.cli import app
+from dsv4kv.ops.cuda.survey import Finding
+from dsv4kv.ops.kernels.catalogue import ARCHITECTURES, Example
+from tests.cli.test_shell import imported_by
+from tests.cuda.findings import finding
+
+NAMES = ("page_copy fp8_ds_mla × 32", "gather_topk fp8_ds_mla × 32")
+
+
+@pytest.fixture(autouse=True)
+def compiler(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Stands for compiling and inspecting; returns the architectures that were asked for."""
+    asked: list[list[str]] = []
+
+    def survey(_: Sequence[Example], architectures: Sequence[str]) -> list[Finding]:
+        asked.append(list(architectures))
+        return [finding(name, architecture) for name in NAMES for architecture in architectures]
+
+    monkeypatch.setattr("dsv4kv.ops.cuda.survey.survey", survey)
+    monkeypatch.setattr("dsv4kv.ops.cuda.compile.nvrtc_version", lambda: "13.0")
+    return asked
+
+
+@pytest.fixture
+def baseline(tmp_path: Path) -> Path:
+    """What the compiler makes, as baseline."""
+    path = tmp_path / "baseline.json"
+    assert run("--write-baseline", "--baseline", str(path)).exit_code == 0
+    return path
+
+
+def run(*arguments: str) -> Result:
+    terminal = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
+    return CliRunner(env=terminal).invoke(app, ["kernels", *arguments])
+
+
+def told(result: Result) -> str:
+    return "\n".join(line.rstrip() for line in result.stdout.splitlines())
+
+
+def break_a_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    def survey(_: Sequence[Example], architectures: Sequence[str]) -> list[Finding]:
+        spilling = [finding(NAMES[0], name, local_bytes=8) for name in architectures]
+        return [*spilling, *(finding(NAMES[1], name) for name in architectures)]
+
+    monkeypatch.setattr("dsv4kv.ops.cuda.survey.survey", survey)
+
+
+def test_help_tells_what_the_command_does(snapshot: SnapshotAssertion) -> None:
+    assert told(run("--help")) == snapshot
+
+
+def test_help_imports_nothing_heavy() -> None:
+    assert imported_by(["kernels", "--help"]) == []
+
+
+def test_all_architectures_stand_side_by_side(
+    snapshot: SnapshotAssertion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_a_promise(monkeypatch)
+    assert told(run()) == snapshot
+
+
+def test_one_architecture_is_told_in_full(snapshot: SnapshotAssertion) -> None:
+    assert told(run("--arch", "sm_90a")) == snapshot
+
+
+def test_architectures_are_those_asked_for_each_once(compiler: list[list[str]]) -> None:
+    run()
+    run("--arch", "sm_90a", "--arch", "sm_80", "--arch", "sm_90a")
+    assert compiler == [list(ARCHITECTURES), ["sm_90a", "sm_80"]]
+
+
+def test_json_gives_every_number(snapshot: SnapshotAssertion) -> None:
+    result = run("--arch", "sm_90a", "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout) == snapshot
+
+
+def test_a_check_that_passes_says_what_was_checked(baseline: Path) -> None:
+    result = run("--check", "--baseline", str(baseline))
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout == (
+        "2 kernels on sm_80, sm_90a, sm_100a, sm_120: no local memory, accesses as wide as "
+        f"promised; as in {baseline}.\n"
+    )
+
+
+def test_a_broken_promise_fails_the_check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    break_a_promise(monkeypatch)
+    result = run("--check", "--arch", "sm_90a", "--baseline", str(tmp_path / "none.json"))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == (
+        f"problem: {NAMES[0]} on sm_90a uses 8 B of local memory a thread "
+        "(spilled registers or arrays indexed at run time).\n"
+    )
+
+
+def test_a_change_against_the_baseline_fails_the_check(
+    monkeypatch: pytest.MonkeyPatch, baseline: Path
+) -> None:
+    def survey(_: Sequence[Example], architectures: Sequence[str]) -> list[Finding]:
+        return [finding(name, a, registers=20) for name in NAMES for a in architectures]
+
+    monkeypatch.setattr("dsv4kv.ops.cuda.survey.survey", survey)
+    result = run("--check", "--arch", "sm_90a", "--baseline", str(baseline))
+    assert result.exit_code == 1
+    assert result.stderr.splitlines() == [
+        f"problem: {name} on sm_90a changed: registers 16 → 20." for name in NAMES
+    ]
+
+
+def test_another_compilers_baseline_is_not_compared(
+    monkeypatch: pytest.MonkeyPatch, baseline: Path
+) -> None:
+    monkeypatch.setattr("dsv4kv.ops.cuda.compile.nvrtc_version", lambda: "13.5")
+    result = run("--check", "--baseline", str(baseline))
+    assert result.exit_code == 0
+    assert f"not compared with {baseline}, which NVRTC 13.0 made and this is 13.5" in result.stdout
+
+
+def test_without_a_baseline_the_check_says_how_to_make_one(tmp_path: Path) -> None:
+    result = run("--check", "--baseline", str(tmp_path / "none.json"))
+    assert result.exit_code == 0
+    assert "no baseline" in result.stdout
+    assert "--write-baseline" in result.stdout
+
+
+def test_a_check_with_json_prints_nothing_but_json(baseline: Path) -> None:
+    result = run("--check", "--json", "--baseline", str(baseline))
+    assert result.exit_code == 0
+    assert set(json.loads(result.stdout)) == {"nvrtc", "kernels"}
+
+
+def test_a_baseline_of_some_architectures_is_refused() -> None:
+    result = run("--write-baseline", "--arch", "sm_90a")
+    assert result.exit_code == 2
+    assert result.stderr == "error: a baseline holds every architecture: leave out --arch.\n"

@@ -1,0 +1,57 @@
+"""One operation on two backends: what may differ, and by how much."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dsv4kv.ops import cpu
+from dsv4kv.ops.compressor import Compressor
+from dsv4kv.ops.storage import PageStore
+from tests.cuda.scenes import Arguments, Scene
+from tests.ops.samples import read_entries, same_bits, within_one_step
+
+POOLING = {"flush", "compress_chunk"}
+"""Operations whose sums may be taken in another order; all others are exact."""
+
+
+def assert_equals_cpu_backend(
+    scene: Scene, run: Callable[..., None], device: torch.device | None = None
+) -> None:
+    """Run a scene with ``run`` on a device, and with the cpu backend; compare all arguments."""
+    mine, expected = to_device(scene.arguments(), device), scene.arguments()
+    run(*mine)
+    getattr(cpu, scene.operation)(*expected)
+    found = to_device(mine, torch.device("cpu"))
+    for before, after in zip(expected, found, strict=True):
+        if isinstance(before, PageStore) and scene.operation in POOLING:
+            _assert_close_pages(after, before, expected[-1])
+        elif isinstance(before, PageStore):
+            assert same_bits(after.pages, before.pages)
+        elif isinstance(before, Tensor) and before.dim() == 3 and before.dtype == torch.float32:
+            torch.testing.assert_close(after, before)  # online states are sums
+        elif isinstance(before, Tensor):
+            assert same_bits(after, before)
+
+
+def to_device(arguments: Arguments, device: torch.device | None) -> Arguments:
+    """The arguments with their tensors on a device; None leaves them where they are."""
+    return arguments if device is None else tuple(_moved(a, device) for a in arguments)
+
+
+def _moved(argument: Any, device: torch.device) -> Any:
+    if isinstance(argument, PageStore):
+        return PageStore(argument.layout, argument.pages.to(device))
+    return argument.to(device) if isinstance(argument, Tensor | Compressor) else argument
+
+
+def _assert_close_pages(found: PageStore, expected: PageStore, entries: Tensor) -> None:
+    """Written entries within one step of their format, every other byte equal."""
+    written = [entry for entry in entries.tolist() if entry >= 0]
+    values = [read_entries(store, written) for store in (found, expected)]
+    assert within_one_step(found.layout.format, *values)
+    blank = torch.zeros(len(entries), found.layout.format.dims, dtype=torch.bfloat16)
+    for store in (found, expected):
+        cpu.entry_insert(store, blank, entries)
+    assert same_bits(found.pages, expected.pages)

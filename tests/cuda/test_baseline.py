@@ -1,0 +1,78 @@
+"""The committed machine code: what changed is told, number by number."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dsv4kv.errors import RecordError
+from dsv4kv.ops.cuda.baseline import drift, load_baseline, make_baseline, save_baseline
+from tests.cuda.findings import finding
+
+
+def test_a_baseline_is_read_as_it_was_written(tmp_path: Path) -> None:
+    made = make_baseline([finding(), finding(architecture="sm_80")], "13.0")
+    save_baseline(made, tmp_path / "sass" / "baseline.json")
+    assert load_baseline(tmp_path / "sass" / "baseline.json") == made
+
+
+def test_each_kernel_and_architecture_stands_on_a_line_of_its_own(tmp_path: Path) -> None:
+    save_baseline(make_baseline([finding()], "13.0"), tmp_path / "baseline.json")
+    text = (tmp_path / "baseline.json").read_text(encoding="utf-8")
+    (line,) = [line for line in text.splitlines() if "sm_90a" in line]
+    assert json.loads(f"{{{line}}}")["sm_90a"] == {
+        "registers": 16, "instructions": 75, "local_bytes": 0, "shared_bytes": 0,
+        "LDG.64": 2, "LDG.128": 1, "STG.128": 1,
+    }  # fmt: skip
+
+
+def test_the_same_machine_code_is_no_drift() -> None:
+    findings = [finding(), finding(architecture="sm_80")]
+    assert list(drift(findings, make_baseline(findings, "13.0"))) == []
+
+
+def test_every_number_that_changed_is_told_before_and_after() -> None:
+    before = make_baseline([finding()], "13.0")
+    now = finding(registers=18, accesses={"LDG.64": 2, "LDG.32": 4, "STG.128": 1})
+    assert list(drift([now], before)) == [
+        "page_copy fp8 × 32 on sm_90a changed: registers 16 → 18, LDG.128 1 → 0, LDG.32 0 → 4."
+    ]
+
+
+def test_new_and_gone_kernels_are_told() -> None:
+    before = make_baseline([finding("page_copy fp4 × 64")], "13.0")
+    assert list(drift([finding()], before)) == [
+        "page_copy fp8 × 32 on sm_90a is not in the baseline.",
+        "page_copy fp4 × 64 is in the baseline, but no longer in the catalogue.",
+    ]
+
+
+def test_architectures_that_were_not_asked_for_are_not_missed() -> None:
+    both = [finding(), finding(architecture="sm_80")]
+    assert list(drift(both[:1], make_baseline(both, "13.0"))) == []
+
+
+def test_a_file_that_is_absent_is_no_baseline(tmp_path: Path) -> None:
+    assert load_baseline(tmp_path / "baseline.json") is None
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"nvrtc": "13.0"}', '{"nvrtc": 1, "kernels": 2}'])
+def test_a_file_that_is_no_baseline_is_refused_with_what_to_do(
+    content: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "baseline.json"
+    path.write_text(content)
+    with pytest.raises(RecordError) as refusal:
+        load_baseline(path)
+    assert str(refusal.value).startswith(f"{path} is no baseline (")
+    assert str(refusal.value).endswith("write it anew with dsv4kv kernels --write-baseline.")
+
+
+def test_a_baseline_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    path = tmp_path / "file" / "baseline.json"
+    with pytest.raises(RecordError) as refusal:
+        save_baseline(make_baseline([finding()], "13.0"), path)
+    assert str(refusal.value) == (
+        f"{path} cannot be written (File exists): name another file with --baseline."
+    )

@@ -1,0 +1,58 @@
+"""``cuda.bindings`` itself, over a driver library of our own: what reaches the driver."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cuda.toolchain import needs_bindings
+
+pytestmark = [
+    needs_bindings,
+    pytest.mark.skipif(
+        sys.platform != "linux", reason="cuda-bindings loads libcuda.so.1 on Linux"
+    ),
+    pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc to build a driver library"),
+]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Lines that the driver library and ``launch_fill`` print."""
+    folder = tmp_path_factory.mktemp("driver")
+    source, target = str(Path(__file__).with_name("libcuda.c")), str(folder / "libcuda.so.1")
+    command = ["gcc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", target, source, "-ldl"]
+    subprocess.run(command, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.cuda.launch_fill"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "LD_LIBRARY_PATH": str(folder)},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_grid_block_stream_and_arguments_reach_the_kernel_at_every_call(told: list[str]) -> None:
+    call = (
+        "0x22 7 2 1 256 1 1 0 0x77 1 3 1.5"  # function, grid, block, shared, stream, no extra, …
+    )
+    assert told[:3] == [call, call, "[-5, -5, -5, 0]"]
+
+
+def test_a_kernel_that_is_not_in_the_module_is_a_sentence(told: list[str]) -> None:
+    assert told[3] == (
+        "cuModuleGetFunction(nosuch) failed with CUDA_ERROR_NOT_FOUND: named symbol not found."
+    )
+
+
+def test_machine_code_that_the_driver_refuses_advises_a_newer_driver(told: list[str]) -> None:
+    assert told[4] == (
+        "cuModuleLoadData failed with CUDA_ERROR_INVALID_IMAGE: device kernel image is invalid "
+        "(the driver is older than NVRTC: update the driver)."
+    )

@@ -1,0 +1,162 @@
+"""Compiling: what goes wrong is a sentence that says what to do."""
+
+import builtins
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsv4kv.errors import CudaUnavailable, DeviceError
+from dsv4kv.ops.cuda import compile as compiling
+from dsv4kv.ops.cuda.compile import (
+    architecture_of,
+    check_architecture,
+    compile_module,
+    compile_options,
+    nvrtc_version,
+)
+from dsv4kv.ops.cuda.elf import sections
+from dsv4kv.ops.kernels.launch import KernelModule
+from dsv4kv.resources import shipped
+from tests.cuda.toolchain import PAGE_COPY, needs_nvrtc
+
+
+@pytest.fixture
+def forget_nvrtc() -> Iterator[None]:
+    compiling._nvrtc.cache_clear()
+    compiling.nvrtc_version.cache_clear()
+    yield
+    compiling._nvrtc.cache_clear()
+    compiling.nvrtc_version.cache_clear()
+
+
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that stands for ``kernels/``."""
+    shutil.copy(shipped("kernels") / "common.cuh", tmp_path)
+    monkeypatch.setattr(compiling, "shipped", lambda _: tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("capability", "architecture"),
+    [
+        ((8, 0), "sm_80"),
+        ((8, 9), "sm_89"),
+        ((9, 0), "sm_90a"),
+        ((10, 0), "sm_100a"),
+        ((10, 3), "sm_103"),
+        ((12, 0), "sm_120"),
+    ],
+)
+def test_each_capability_has_its_architecture(
+    capability: tuple[int, int], architecture: str
+) -> None:
+    assert architecture_of(*capability) == architecture
+
+
+def test_contraction_is_off_so_that_quantised_bytes_equal_the_reference() -> None:
+    assert "--fmad=false" in compile_options(PAGE_COPY, "sm_90a")
+
+
+def test_macros_become_definitions() -> None:
+    assert compile_options(PAGE_COPY, "sm_90a")[-1] == "-DDSV_PAGE_BYTES=1152"
+
+
+@needs_nvrtc
+def test_a_module_becomes_an_elf_file_with_its_kernels_plain_names() -> None:
+    assert ".text.page_copy" in sections(compile_module(PAGE_COPY, "sm_90a"))
+
+
+@needs_nvrtc
+def test_compiling_twice_gives_the_same_bytes() -> None:
+    assert compile_module(PAGE_COPY, "sm_90a") == compile_module(PAGE_COPY, "sm_90a")
+
+
+@needs_nvrtc
+def test_profilers_find_program_and_headers_by_their_paths() -> None:
+    lines = sections(compile_module(PAGE_COPY, "sm_90a"))[".debug_line"]
+    assert str(shipped("kernels")).encode() in lines
+    assert {b"page_copy.cuh" in lines, b"common.cuh" in lines} == {True}
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("architecture", ["90a", "sm_9", "sm_90x", "compute_90", ""])
+def test_what_is_no_architecture_is_refused(architecture: str) -> None:
+    with pytest.raises(DeviceError) as refusal:
+        check_architecture(architecture)
+    assert str(refusal.value) == (
+        f"{architecture!r} is no architecture: write sm_80, sm_90a or sm_120."
+    )
+
+
+@needs_nvrtc
+def test_an_old_architecture_is_refused_with_the_oldest_that_will_do() -> None:
+    with pytest.raises(DeviceError) as refusal:
+        compile_module(PAGE_COPY, "sm_75")
+    assert str(refusal.value) == (
+        "sm_75 is too old for the kernels: they need sm_80 (A100) or newer; "
+        "on this machine use the cpu backend."
+    )
+
+
+@needs_nvrtc
+def test_an_architecture_that_nvrtc_does_not_know_is_refused_with_those_it_does() -> None:
+    with pytest.raises(DeviceError) as refusal:
+        compile_module(PAGE_COPY, "sm_999")
+    said = str(refusal.value)
+    assert said.startswith(f"NVRTC {nvrtc_version()} does not compile for sm_999, only for sm_80,")
+    assert said.endswith("install a newer one (pip install 'dsv4kv[cuda]' --upgrade).")
+
+
+@needs_nvrtc
+def test_source_that_does_not_compile_is_told_with_file_line_and_log(sources: Path) -> None:
+    (sources / "wrong.cuh").write_text('#include "common.cuh"\nDSV_KERNEL void k() {\n  x = 1;\n}')
+    with pytest.raises(DeviceError) as refusal:
+        compile_module(KernelModule("wrong.cuh", ()), "sm_90a")
+    first, *log = str(refusal.value).splitlines()
+    version = nvrtc_version()
+    assert first == f"wrong.cuh does not compile for sm_90a with NVRTC {version}:"
+    assert log[0] == f'{sources}/wrong.cuh(3): error: identifier "x" is undefined'
+
+
+@pytest.mark.usefixtures("forget_nvrtc")
+def test_without_cuda_bindings_the_package_to_install_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "cuda"]:
+        monkeypatch.delitem(sys.modules, name)
+    imported = builtins.__import__
+
+    def refuse(name: str, *rest: Any) -> Any:
+        if name.startswith("cuda"):
+            raise ImportError(name)
+        return imported(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(CudaUnavailable) as refusal:
+        compile_module(PAGE_COPY, "sm_90a")
+    assert str(refusal.value) == (
+        "kernels need the package cuda-bindings, which is not installed: "
+        "pip install 'dsv4kv[cuda]'."
+    )
+
+
+@needs_nvrtc
+@pytest.mark.usefixtures("forget_nvrtc")
+def test_without_nvrtc_the_package_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cuda.bindings import nvrtc
+
+    def refuse() -> None:
+        raise RuntimeError("Failure finding libnvrtc.so")
+
+    monkeypatch.setattr(nvrtc, "nvrtcVersion", refuse)
+    with pytest.raises(CudaUnavailable) as refusal:
+        compile_module(PAGE_COPY, "sm_90a")
+    assert str(refusal.value) == (
+        "kernels need NVRTC (libnvrtc.so), which is in no place where cuda-bindings looks: "
+        "pip install 'dsv4kv[cuda]', which brings nvidia-cuda-nvrtc."
+    )

@@ -1,0 +1,231 @@
+"""Compiled kernels on disk: found again, never out of date, never damaged."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dsv4kv.errors import DeviceError
+from dsv4kv.ops.cuda import cubin_cache
+from dsv4kv.ops.cuda.compile import compile_module
+from dsv4kv.ops.cuda.cubin_cache import cache_folder, cache_name, load_cubin
+from dsv4kv.ops.kernels.launch import KernelModule
+from tests.cuda.toolchain import PAGE_COPY, needs_nvrtc, needs_tools
+
+SM = "sm_90a"
+
+
+class Compiler:
+    """Stands for NVRTC: its cubins count the compilations."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    def __call__(self, module: KernelModule, architecture: str) -> bytes:
+        self.runs += 1
+        return f"\x7fELF {module.source} {architecture} {self.runs}\n".encode()
+
+
+@pytest.fixture(autouse=True)
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Folders of this test alone; everything kept in memory forgotten."""
+    monkeypatch.setenv("DSV4KV_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("DSV4KV_JIT_FORCE", raising=False)
+    monkeypatch.delenv("DSV4KV_JIT_DUMP", raising=False)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    for remembered in (cubin_cache._warn_once, cubin_cache._sources_digest):
+        remembered.cache_clear()
+    yield
+    cubin_cache._sources_digest.cache_clear()
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
+    compiler = Compiler()
+    monkeypatch.setattr(cubin_cache, "compile_module", compiler)
+    monkeypatch.setattr(cubin_cache, "nvrtc_version", lambda: "13.0")
+    return compiler
+
+
+def kept() -> list[Path]:
+    return sorted(cache_folder().iterdir())
+
+
+def test_what_was_compiled_once_is_read_afterwards(compiler: Compiler) -> None:
+    first = load_cubin(PAGE_COPY, SM)
+    assert load_cubin(PAGE_COPY, SM) == first
+    assert compiler.runs == 1
+    assert [path.name for path in kept()] == [cache_name(PAGE_COPY, SM)]
+
+
+def test_a_file_name_tells_source_and_architecture(compiler: Compiler) -> None:
+    assert cache_name(PAGE_COPY, SM).startswith("page_copy-sm_90a-")
+
+
+@pytest.mark.parametrize("change", ["macro", "architecture", "nvrtc", "source"])
+def test_whatever_changes_machine_code_has_another_name(
+    change: str, compiler: Compiler, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    before, module, architecture = cache_name(PAGE_COPY, SM), PAGE_COPY, SM
+    if change == "macro":
+        module = replace(PAGE_COPY, macros=(("DSV_PAGE_BYTES", 2304),))
+    elif change == "architecture":
+        architecture = "sm_80"
+    elif change == "nvrtc":
+        monkeypatch.setattr(cubin_cache, "nvrtc_version", lambda: "13.1")
+    else:
+        (tmp_path / "common.cuh").write_text("// changed")
+        monkeypatch.setattr(cubin_cache, "shipped", lambda _: tmp_path)
+        cubin_cache._sources_digest.cache_clear()
+    assert cache_name(module, architecture).split("-")[2] != before.split("-")[2]
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "emptied", "foreign"])
+def test_a_damaged_file_is_compiled_again_and_replaced(damage: str, compiler: Compiler) -> None:
+    load_cubin(PAGE_COPY, SM)
+    (path,) = kept()
+    content = bytearray(path.read_bytes())
+    whole = bytes(content)
+    content[-2] ^= 1
+    damaged = {"cut": whole[:-1], "flipped": bytes(content), "emptied": b"", "foreign": b"\x7fELF"}
+    path.write_bytes(damaged[damage])
+    again = load_cubin(PAGE_COPY, SM)
+    assert compiler.runs == 2
+    assert load_cubin(PAGE_COPY, SM) == again
+    assert compiler.runs == 2
+
+
+def test_force_compiles_anew_and_replaces(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = load_cubin(PAGE_COPY, SM)
+    monkeypatch.setenv("DSV4KV_JIT_FORCE", "1")
+    new = load_cubin(PAGE_COPY, SM)
+    monkeypatch.delenv("DSV4KV_JIT_FORCE")
+    assert old != new == load_cubin(PAGE_COPY, SM)
+    assert compiler.runs == 2
+
+
+def unwritable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder that nobody can make, root included: its parent is a file."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("DSV4KV_CACHE_DIR", str(tmp_path / "file"))
+    return tmp_path / "file" / "cubin"
+
+
+def test_a_read_only_folder_is_told_once_and_the_temporary_one_taken(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = unwritable(tmp_path, monkeypatch)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        load_cubin(PAGE_COPY, SM)
+        load_cubin(PAGE_COPY, "sm_80")
+    spare = tmp_path / "temporary" / f"dsv4kv-cubin-{os.getuid()}"
+    (warning,) = told
+    assert str(warning.message) == (
+        f"{folder} cannot be written (Not a directory): compiled kernels are kept in {spare} "
+        "where possible; name another folder with DSV4KV_CACHE_DIR."
+    )
+    assert spare.stat().st_mode & 0o777 == 0o700
+    load_cubin(PAGE_COPY, SM)
+    assert compiler.runs == 2
+
+
+def test_a_temporary_folder_that_others_can_write_is_not_trusted(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    unwritable(tmp_path, monkeypatch)
+    spare = tmp_path / "temporary" / f"dsv4kv-cubin-{os.getuid()}"
+    spare.mkdir()
+    spare.chmod(0o777)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        load_cubin(PAGE_COPY, SM)
+        load_cubin(PAGE_COPY, SM)
+    assert compiler.runs == 2
+    assert list(spare.iterdir()) == []
+
+
+def test_the_folder_follows_the_platforms_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("DSV4KV_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_folder() == tmp_path / "xdg" / "dsv4kv" / "cubin"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / ".cache" / "dsv4kv" / "cubin"
+
+
+def test_a_user_without_a_home_uses_the_temporary_folder(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def no_home() -> Path:
+        raise RuntimeError
+
+    monkeypatch.delenv("DSV4KV_CACHE_DIR")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    load_cubin(PAGE_COPY, SM)
+    load_cubin(PAGE_COPY, SM)
+    assert compiler.runs == 1
+    assert cache_folder().is_relative_to(tmp_path / "temporary")
+
+
+@needs_nvrtc
+def test_processes_that_compile_at_once_all_get_the_same_and_leave_one_file() -> None:
+    program = (
+        "import hashlib; from dsv4kv.ops.cuda.cubin_cache import load_cubin; "
+        "from tests.cuda.toolchain import PAGE_COPY; "
+        "print(hashlib.sha256(load_cubin(PAGE_COPY, 'sm_90a')).hexdigest())"
+    )
+    processes = [
+        subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    told = [process.communicate(timeout=120)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert told[0] == told[1] != ""
+    assert [path.name for path in kept()] == [cache_name(PAGE_COPY, SM)]
+
+
+@needs_nvrtc
+def test_the_cache_gives_back_what_the_compiler_made() -> None:
+    assert load_cubin(PAGE_COPY, SM) == load_cubin(PAGE_COPY, SM) == compile_module(PAGE_COPY, SM)
+
+
+@needs_tools
+def test_dump_writes_cubin_sass_and_resource_use(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DSV4KV_JIT_DUMP", str(tmp_path / "dump"))
+    cubin = load_cubin(PAGE_COPY, SM)
+    stem = Path(cache_name(PAGE_COPY, SM)).stem
+    written = {path.name: path for path in (tmp_path / "dump").iterdir()}
+    assert sorted(written) == [f"{stem}.cubin", f"{stem}.sass", f"{stem}.txt"]
+    assert written[f"{stem}.cubin"].read_bytes() == cubin
+    sass = written[f"{stem}.sass"].read_text()
+    assert "STG.E" in sass
+    assert "kernels/page_copy.cuh" in sass  # each instruction's source line
+    assert "REG:" in written[f"{stem}.txt"].read_text()
+
+
+def test_a_dump_that_cannot_be_written_is_a_sentence(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("DSV4KV_JIT_DUMP", str(tmp_path / "file"))
+    with pytest.raises(DeviceError) as refusal:
+        load_cubin(PAGE_COPY, SM)
+    assert str(refusal.value) == (
+        f"DSV4KV_JIT_DUMP={tmp_path / 'file'} cannot be written (File exists): "
+        "name another folder."
+    )

@@ -1,0 +1,141 @@
+"""What machine code is said to do is what it does."""
+
+import importlib.util
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dsv4kv.errors import CudaUnavailable, DeviceError
+from dsv4kv.ops.cuda import compile as compiling
+from dsv4kv.ops.cuda import inspection
+from dsv4kv.ops.cuda.compile import compile_module
+from dsv4kv.ops.cuda.elf import sections
+from dsv4kv.ops.cuda.inspection import KernelReport, find_tool, inspect_cubins
+from dsv4kv.ops.kernels.launch import KernelModule
+from dsv4kv.resources import shipped
+from tests.cuda.toolchain import PAGE_COPY, needs_tools
+
+SM = "sm_90a"
+
+SOURCE = r"""
+#include "common.cuh"
+DSV_KERNEL void spilling(float* p, const int* at) {
+    float a[64];
+    for (int i = 0; i < 64; i++) a[i] = p[i];
+    for (int i = 0; i < at[0]; i++) a[at[i] & 63] += a[i & 63];
+    for (int i = 0; i < 64; i++) p[i] = a[i];
+}
+DSV_KERNEL void mixed(u8* bytes, u16* halves, const uint2* pairs, u32 n, i64 m, u8* end) {
+    __shared__ u32 words[256];
+    words[threadIdx.x] = pairs[threadIdx.x].x;
+    __syncthreads();
+    bytes[n] = (u8)words[threadIdx.x ^ 1];
+    halves[m] = 7;
+    atomicAdd((u32*)end, 1u);
+}
+"""
+
+
+def compiled(source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
+    shutil.copy(shipped("kernels") / "common.cuh", folder)
+    (folder / "sample.cuh").write_text(source)
+    monkeypatch.setattr(compiling, "shipped", lambda _: folder)
+    return compile_module(KernelModule("sample.cuh", ()), SM)
+
+
+@pytest.fixture
+def samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, KernelReport]:
+    cubin = compiled(SOURCE, tmp_path, monkeypatch)
+    return {report.kernel: report for report in inspect_cubins(SM, [cubin])[0]}
+
+
+@needs_tools
+def test_local_memory_is_seen(samples: dict[str, KernelReport]) -> None:
+    report = samples["spilling"]
+    assert report.local_bytes >= 64 * 4
+    assert {kind.partition(".")[0] for kind in report.accesses} == {"LDG", "STG", "LDL", "STL"}
+
+
+@needs_tools
+def test_accesses_are_told_by_kind_and_width(samples: dict[str, KernelReport]) -> None:
+    report = samples["mixed"]
+    assert report.local_bytes == 0
+    assert {"LDG.32", "LDS.32", "STS.32", "STG.8", "STG.16"} <= set(report.accesses)
+    assert any(re.fullmatch(r"(RED|REDG|ATOMG)\.32", kind) for kind in report.accesses)
+    assert "LDC.32" not in report.accesses  # constants are no traffic
+
+
+@needs_tools
+def test_shared_memory_parameters_and_registers_are_told(
+    samples: dict[str, KernelReport],
+) -> None:
+    assert samples["mixed"].shared_bytes - samples["spilling"].shared_bytes >= 1024
+    assert samples["mixed"].parameter_bytes == (8, 8, 8, 4, 8, 8)
+    assert samples["spilling"].parameter_bytes == (8, 8)
+    assert all(0 < report.registers <= 255 for report in samples.values())
+
+
+@needs_tools
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100a", "sm_120"])
+def test_instructions_are_those_that_the_disassembler_shows_of_the_whole_file(
+    architecture: str, tmp_path: Path
+) -> None:
+    cubin = compile_module(PAGE_COPY, architecture)
+    ((report,),) = inspect_cubins(architecture, [cubin])
+    (tmp_path / "cubin").write_bytes(cubin)
+    shown = inspection._run("cuobjdump", "-sass", str(tmp_path / "cubin"))
+    instructions = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(.*?) ?;", shown, re.MULTILINE)
+    assert report.instructions == sum(text != "NOP" for text in instructions)
+    for kind in ("LDG", "STG"):
+        expected = sum(bool(re.search(rf"\b{kind}\.", text)) for text in instructions)
+        assert sum(n for name, n in report.accesses.items() if name.startswith(kind)) == expected
+
+
+@needs_tools
+def test_many_cubins_are_reported_as_each_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = compile_module(PAGE_COPY, SM)
+    second = compiled(SOURCE, tmp_path, monkeypatch)
+    together = inspect_cubins(SM, [first, second, first])
+    assert together == [inspect_cubins(SM, [cubin])[0] for cubin in (first, second, first)]
+
+
+@needs_tools
+def test_the_kernels_code_is_a_section_of_whole_instructions() -> None:
+    code = sections(compile_module(PAGE_COPY, SM))[".text.page_copy"]
+    assert len(code) > 0
+    assert len(code) % 16 == 0
+
+
+@pytest.mark.parametrize("tool", ["cuobjdump", "nvdisasm"])
+def test_a_missing_tool_is_named_with_its_package(
+    tool: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(CudaUnavailable) as refusal:
+        find_tool(tool)
+    assert str(refusal.value) == (
+        f"{tool} is not here: pip install nvidia-cuda-{tool} "
+        "(or put a CUDA toolkit's bin folder on PATH)."
+    )
+
+
+def test_a_tool_of_a_toolkit_on_the_path_will_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    tool = tmp_path / "nvdisasm"
+    tool.write_text("#!/bin/sh\n")
+    tool.chmod(0o755)
+    assert find_tool("nvdisasm") == tool
+
+
+@needs_tools
+def test_a_tool_that_fails_is_told_with_its_words() -> None:
+    with pytest.raises(DeviceError, match=r"^nvdisasm failed \(nvdisasm fatal .*install one as"):
+        inspect_cubins("sm_1", [compile_module(PAGE_COPY, SM)])

@@ -1,0 +1,175 @@
+"""Launching: arguments arrive as the kernel declares them, once loaded nothing is repeated."""
+
+import struct
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from dsv4kv.errors import CudaUnavailable, DeviceError
+from dsv4kv.ops.cuda import launch as launching
+from dsv4kv.ops.cuda.driver import CudaDriver
+from dsv4kv.ops.cuda.launch import Launcher
+from dsv4kv.ops.cuda.packing import addresses_in, device_of, pack
+from dsv4kv.ops.kernels.launch import KernelModule, Launch
+from tests.cuda.drivers import FakeDriver, GpuTensor, OtherGpuTensor, on_gpu
+
+MODULE = KernelModule("some.cuh", (("N", 1),))
+
+
+def plan(*arguments: Tensor | int) -> Launch:
+    return Launch(MODULE, "some_kernel", (3, 2), 64, arguments)
+
+
+def build(module: KernelModule, architecture: str) -> bytes:
+    return f"{module.source} {module.macros} {architecture}".encode()
+
+
+def parameters(values: list[int], sizes: tuple[int, ...]) -> list[bytes]:
+    """What the driver copies of integers, launched behind one tensor."""
+    driver = FakeDriver((8, *sizes))
+    Launcher(driver, build).prepare(plan(on_gpu(torch.zeros(1)), *values))()
+    return driver.launches[0][3][1:]
+
+
+@given(st.lists(st.integers(-(2**31), 2**31 - 1), max_size=10))
+def test_integers_arrive_whether_the_kernel_declares_32_or_64_bits(values: list[int]) -> None:
+    as_int = [struct.pack("<i", value) for value in values]
+    as_i64 = [struct.pack("<q", value) for value in values]
+    assert parameters(values, (4,) * len(values)) == as_int
+    assert parameters(values, (8,) * len(values)) == as_i64
+
+
+@given(st.integers(-(2**63), 2**63 - 1))
+def test_64_bit_integers_arrive_whole(value: int) -> None:
+    assert parameters([value], (8,)) == [struct.pack("<q", value)]
+
+
+@given(st.floats(width=32))
+def test_float_bits_arrive_as_the_float(value: float) -> None:
+    (bits,) = struct.unpack("<I", struct.pack("<f", value))
+    assert parameters([bits], (4,)) == [struct.pack("<f", value)]
+
+
+def test_a_tensor_arrives_as_its_address() -> None:
+    tensor, driver = torch.zeros(4), FakeDriver((8, 8))
+    Launcher(driver, build).prepare(plan(on_gpu(tensor), on_gpu(tensor[1:])))()
+    assert driver.launches == [
+        (
+            "some_kernel",
+            (3, 2),
+            64,
+            [struct.pack("<Q", tensor.data_ptr()), struct.pack("<Q", tensor.data_ptr() + 4)],
+        )
+    ]
+
+
+def test_addresses_follow_the_words() -> None:
+    packed = pack(plan(7, 8, 9), (4, 8, 4))
+    start = addresses_in(packed) - 3 * 8
+    assert list(packed) == [7, 8, 9, start, start + 8, start + 16]
+
+
+@pytest.mark.parametrize(("size", "value"), [(4, 2**32), (4, -(2**31) - 1), (8, 2**63)])
+def test_an_integer_that_does_not_fit_is_refused(size: int, value: int) -> None:
+    with pytest.raises(DeviceError) as refusal:
+        pack(plan(1, value), (4, size))
+    assert str(refusal.value) == (
+        f"some_kernel: argument 1 ({value}) does not fit into {size} bytes."
+    )
+
+
+def test_a_tensor_for_a_32_bit_parameter_is_refused() -> None:
+    with pytest.raises(DeviceError) as refusal:
+        pack(plan(torch.zeros(2, 3)), (4,))
+    assert str(refusal.value) == (
+        "some_kernel: argument 0 (float32[2, 3]) is a tensor where the kernel takes 4 bytes."
+    )
+
+
+@pytest.mark.parametrize("passed", [1, 3])
+def test_another_number_of_arguments_is_refused(passed: int) -> None:
+    with pytest.raises(DeviceError) as refusal:
+        pack(plan(*[5] * passed), (4, 4))
+    assert str(refusal.value) == (
+        f"some_kernel in some.cuh takes 2 arguments, the plan passes {passed}: "
+        "plan and source must agree."
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ((torch.zeros(2),), "argument 0 (float32[2]) is on cpu: move it to the GPU."),
+        (
+            (5, on_gpu(torch.zeros(4, 4).t())),
+            "argument 1 (float32[4, 4]) has gaps between its elements: call contiguous().",
+        ),
+        (
+            (on_gpu(torch.zeros(1)), on_gpu(torch.zeros(2), OtherGpuTensor)),
+            "argument 1 (float32[2]) is on cuda:1, others are on cuda:0.",
+        ),
+    ],
+    ids=["on the CPU", "not contiguous", "on another GPU"],
+)
+def test_tensors_that_no_kernel_can_take_are_refused(
+    arguments: tuple[Tensor | int, ...], problem: str
+) -> None:
+    with pytest.raises(DeviceError) as refusal:
+        device_of(plan(*arguments))
+    assert str(refusal.value) == f"some_kernel: {problem}"
+
+
+def test_a_launch_without_tensors_is_refused() -> None:
+    with pytest.raises(DeviceError, match="some_kernel names no tensor, so no GPU"):
+        device_of(plan(1, 2))
+
+
+def test_a_module_is_built_and_loaded_once_a_device_and_a_kernel_looked_up_once() -> None:
+    driver, tensors = FakeDriver((8,)), [on_gpu(torch.zeros(1)), on_gpu(torch.ones(1))]
+    launcher = Launcher(driver, build)
+    for tensor in [*tensors, on_gpu(torch.zeros(1), OtherGpuTensor)]:
+        launcher.prepare(plan(tensor))()
+    launcher.prepare(Launch(MODULE, "another_kernel", (1, 1), 32, (tensors[0],)))
+    assert driver.loads == [(0, build(MODULE, "sm_90a")), (1, build(MODULE, "sm_80"))]
+    assert driver.lookups == ["some_kernel", "some_kernel", "another_kernel"]
+    assert len(driver.launches) == 3
+
+
+def test_preparing_launches_nothing_and_the_call_launches_each_time() -> None:
+    driver = FakeDriver((8, 4))
+    call = Launcher(driver, build).prepare(plan(on_gpu(torch.zeros(1)), 5))
+    assert driver.launches == []
+    call()
+    call()
+    assert driver.launches[0] == driver.launches[1]
+    assert len(driver.lookups) == 1
+
+
+def test_a_gpu_tensor_of_the_tests_is_one_to_the_launcher() -> None:
+    assert device_of(plan(on_gpu(torch.zeros(1)))) == GpuTensor.device.index == 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_the_cpu_backend_is_advised() -> None:
+    with pytest.raises(CudaUnavailable) as refusal:
+        launching.run(plan(on_gpu(torch.zeros(1))))
+    assert str(refusal.value) == (
+        "no CUDA device: torch sees none here. Use the cpu backend, or install a torch built for "
+        "CUDA on a machine with an NVIDIA GPU and driver."
+    )
+
+
+def test_without_cuda_bindings_the_package_to_install_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setitem(__import__("sys").modules, "cuda.bindings", None)
+    with pytest.raises(CudaUnavailable) as refusal:
+        CudaDriver()
+    assert str(refusal.value) == (
+        "launching kernels needs the package cuda-bindings, which is not installed: "
+        "pip install 'dsv4kv[cuda]'."
+    )

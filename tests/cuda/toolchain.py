@@ -1,0 +1,41 @@
+"""What is needed to compile kernels, and reasons to skip where it is absent."""
+
+import importlib.util
+
+import pytest
+
+from dsv4kv.errors import CudaUnavailable
+from dsv4kv.ops.cuda.compile import nvrtc_version
+from dsv4kv.ops.cuda.inspection import find_tool
+from dsv4kv.ops.kernels.launch import KernelModule
+
+PAGE_COPY = KernelModule("page_copy.cuh", (("DSV_PAGE_BYTES", 1152),))
+"""The smallest module."""
+
+
+def _has_bindings() -> bool:
+    return importlib.util.find_spec("cuda") is not None
+
+
+def _has_nvrtc() -> bool:
+    try:
+        return bool(nvrtc_version())
+    except CudaUnavailable:
+        return False
+
+
+def _has_tools() -> bool:
+    try:
+        return all(find_tool(name) for name in ("cuobjdump", "nvdisasm"))
+    except CudaUnavailable:
+        return False
+
+
+needs_bindings = pytest.mark.skipif(not _has_bindings(), reason="cuda-bindings is not installed")
+needs_nvrtc = pytest.mark.skipif(
+    not _has_nvrtc(), reason="cuda-bindings or nvidia-cuda-nvrtc is not installed"
+)
+needs_tools = pytest.mark.skipif(
+    not (_has_nvrtc() and _has_tools()),
+    reason="cuda-bindings, nvidia-cuda-nvrtc, -cuobjdump or -nvdisasm is not installed",
+)

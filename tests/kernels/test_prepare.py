@@ -1,0 +1,282 @@
+"""Block tables on the device hold what those on the host hold, id for id."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dsv4kv.cache.manager import KVCacheManager
+from dsv4kv.cache.prepare import prepare_forward
+from dsv4kv.cache.step import StepBatch
+from dsv4kv.errors import CacheError, ConfigError, ContextOverflow, NotOwner, OutOfBlocks
+from dsv4kv.model import Sharing
+from dsv4kv.model.sharing import TableGroup
+from dsv4kv.ops.kernels.prepare import (
+    NO_BLOCK,
+    DeviceTable,
+    Refusal,
+    plan_completed,
+    plan_prepare,
+    plan_release,
+)
+from tests.cache.caches import admit, bookkeeping
+from tests.kernels.launches import each_order
+from tests.kernels.state_twin import run_all
+
+SLOTS, CONTEXT = 6, 1000
+SHARINGS: list[Sharing] = ["model", "type", "layer"]
+each_sharing = pytest.mark.parametrize("sharing", SHARINGS)
+REFUSALS: dict[type[CacheError], Refusal] = {
+    OutOfBlocks: Refusal.OUT_OF_BLOCKS,
+    ContextOverflow: Refusal.CONTEXT_OVERFLOW,
+    NotOwner: Refusal.NOT_OWNER,
+}
+FAR = 2**60
+
+some = settings(max_examples=8, deadline=None)
+
+
+@dataclass
+class Pair:
+    """The same cache's tables on the host and on the device."""
+
+    host: KVCacheManager
+    device: list[DeviceTable]
+    reverse: bool = False
+
+    @classmethod
+    def of(cls, sharing: Sharing, *, reverse: bool = False, **sizes: Any) -> "Pair":
+        host = bookkeeping(sharing=sharing, **({"num_slots": SLOTS, "num_blocks": 16} | sizes))
+        admit(host, SLOTS)
+        limits = host.plan.num_slots, host.plan.max_context_tokens
+        device = [
+            DeviceTable.allocate(
+                table.group, table.allocator.num_blocks, *limits, torch.device("cpu")
+            )
+            for table in host.tables
+        ]
+        return cls(host, device, reverse)
+
+    def prepare(self, step: dict[int, int]) -> Refusal:
+        """Prepare tokens by slot on both sides; what the host refused, the device's bits."""
+        slots, after = list(step), list(step.values())
+        self.prepare_device(slots, after)
+        try:
+            prepare_forward(self.host, slots, self.host.tokens[slots], after)
+        except (OutOfBlocks, ContextOverflow, NotOwner) as error:
+            return REFUSALS[type(error)]
+        return Refusal(0)
+
+    def prepare_device(self, slots: list[int], after: list[int]) -> None:
+        numbers = torch.tensor(slots, dtype=torch.int64), torch.tensor(after, dtype=torch.int64)
+        run_all(plan_prepare(self.device, *numbers), reverse=self.reverse)
+
+    def release(self, slots: list[int]) -> None:
+        run_all(plan_release(self.device, torch.tensor(slots)), reverse=self.reverse)
+        for slot in slots:
+            for table in self.host.tables:
+                table.clear(slot)
+            self.host.tokens[slot] = 0
+
+    def check(self) -> None:
+        for host, device in zip(self.host.tables, self.device, strict=True):
+            free, count = np.atleast_2d(host.allocator._free), host.allocator.num_free
+            assert np.array_equal(device.cells.numpy(), host.blocks)
+            assert np.array_equal(device.held.numpy(), host.held)
+            assert int(device.num_free) == count
+            assert np.array_equal(device.free[:, :count].numpy(), free[:, :count])
+            check_blocks(device)
+
+
+def check_blocks(table: DeviceTable) -> None:
+    """Every block of every lane is free or in one cell: none lost, none doubled."""
+    count = int(table.num_free)
+    for cells, free in zip(table.cells, table.free, strict=True):
+        ids = torch.cat([cells[cells != NO_BLOCK], free[:count]])
+        assert sorted(ids.tolist()) == list(range(table.free.shape[1]))
+
+
+def snapshot(tables: Sequence[DeviceTable]) -> list[list[Any]]:
+    """All that the tables know, but for the status."""
+    return [
+        [t.tolist() for t in (table.cells, table.held, table.free, table.num_free)]
+        for table in tables
+    ]
+
+
+def status(pair: Pair) -> list[list[int]]:
+    return [table.status.tolist() for table in pair.device]
+
+
+steps = st.dictionaries(st.integers(0, SLOTS - 1), st.integers(0, CONTEXT), max_size=SLOTS)
+
+
+@each_order
+@each_sharing
+@given(schedule=st.lists(st.tuples(steps, st.booleans()), max_size=6))
+@some
+def test_any_schedule_gives_the_tables_of_the_host(
+    sharing: Sharing, reverse: bool, schedule: list[tuple[dict[int, int], bool]]
+) -> None:
+    """Growth, rollback, release, and steps that do not fit."""
+    pair = Pair.of(sharing, reverse=reverse)
+    for step, finished in schedule:
+        refusal = pair.prepare(step)
+        assert {last for _, last in status(pair)} == {refusal}
+        pair.check()
+        if finished and step:
+            pair.release([next(iter(step))])
+            pair.check()
+
+
+@given(first=steps, second=steps)
+@some
+def test_a_step_prepared_twice_changes_nothing(
+    first: dict[int, int], second: dict[int, int]
+) -> None:
+    pair = Pair.of("type")
+    for step in (first, second):
+        pair.prepare(step)
+        once = snapshot(pair.device)
+        pair.prepare(step)
+        assert snapshot(pair.device) == once
+
+
+@given(tokens=st.integers(0, CONTEXT), drafts=st.integers(0, 300))
+@some
+def test_rolling_back_gives_back_what_was_drafted(tokens: int, drafts: int) -> None:
+    pair = Pair.of("model")
+    pair.prepare({0: tokens, 3: 500})
+    before = snapshot(pair.device)
+    pair.prepare({0: min(tokens + drafts, CONTEXT)})
+    pair.prepare({0: tokens})
+    pair.check()
+    after = snapshot(pair.device)
+    assert [table[:2] for table in after] == [table[:2] for table in before]  # cells, held
+
+
+@each_sharing
+def test_shortage_in_one_table_changes_nothing_in_any(sharing: Sharing) -> None:
+    pair = Pair.of(sharing)
+    assert pair.prepare({0: 900}) == Refusal(0)
+    before = snapshot(pair.device)
+    assert pair.prepare({0: 901, 1: 700, 2: 300}) == Refusal.OUT_OF_BLOCKS
+    assert snapshot(pair.device) == before
+    assert status(pair) == [[1, 1]] * len(pair.device)
+    assert pair.prepare({0: 40, 1: 40}) == Refusal(0)
+    assert status(pair) == [[1, 0]] * len(pair.device)  # remembered until the host clears it
+    pair.check()
+
+
+@pytest.mark.parametrize(
+    ("slots", "after", "refusal"),
+    [
+        ([0, 1, 0], [5, 5, 5], Refusal.NOT_OWNER),
+        ([0, SLOTS], [5, 5], Refusal.NOT_OWNER),
+        ([0, -2], [5, 5], Refusal.NOT_OWNER),
+        ([FAR, 1], [5, 5], Refusal.NOT_OWNER),
+        ([0, 1], [CONTEXT + 1, 5], Refusal.CONTEXT_OVERFLOW),
+        ([0, 1], [5, -1], Refusal.CONTEXT_OVERFLOW),
+        ([0, 1], [FAR, -FAR], Refusal.CONTEXT_OVERFLOW),
+        ([0, 0], [-1, 5], Refusal.NOT_OWNER | Refusal.CONTEXT_OVERFLOW),
+    ],
+)
+@each_sharing
+def test_a_step_that_cannot_be_changes_nothing(
+    sharing: Sharing, slots: list[int], after: list[int], refusal: Refusal
+) -> None:
+    pair = Pair.of(sharing)
+    pair.prepare({0: 300, 1: 700})
+    before = snapshot(pair.device)
+    pair.prepare_device(slots, after)
+    assert snapshot(pair.device) == before
+    assert status(pair) == [[refusal, refusal]] * len(pair.device)
+
+
+def test_padding_is_no_request() -> None:
+    pair = Pair.of("model")
+    pair.prepare_device([-1, 2, -1, 0], [FAR, 300, -5, 40])
+    prepare_forward(pair.host, [2, 0], [0, 0], [300, 40])
+    pair.check()
+
+
+def test_released_slots_hold_nothing() -> None:
+    pair = Pair.of("layer")
+    pair.prepare({0: 200, 1: 700, 4: 1000})
+    pair.release([4, 0])
+    pair.check()
+    run_all(plan_release(pair.device, torch.tensor([-1, 4, 1])))
+    assert [int(table.num_free) for table in pair.device] == [
+        table.free.shape[1] for table in pair.device
+    ]
+
+
+@pytest.mark.parametrize("requests", [129, 1024])
+def test_as_many_requests_as_a_launch_has_threads(requests: int) -> None:
+    pair = Pair.of("model", num_slots=requests, num_blocks=None)
+    admit(pair.host, requests - SLOTS)
+    order = torch.randperm(requests, generator=torch.Generator().manual_seed(1)).tolist()
+    for factor in (1, 3, 2):
+        pair.prepare({slot: factor * (slot % 333) for slot in order})
+        pair.check()
+
+
+def test_more_requests_than_a_launch_has_threads_are_refused() -> None:
+    pair = Pair.of("model")
+    with pytest.raises(ConfigError, match="at most 1024"):
+        plan_prepare(pair.device, torch.zeros(1025).long(), torch.zeros(1025).long())
+
+
+def _ratios(sharing: Sharing, group: TableGroup) -> list[tuple[int, int]]:
+    """Ratios of a group's layers, and their entries per block."""
+    return [(4, 32), (128, 1)] if sharing == "model" else [(group.ratio, group.entries_per_block)]
+
+
+@each_order
+@each_sharing
+def test_entries_of_a_step_are_those_of_the_host(sharing: Sharing, reverse: bool) -> None:
+    pair = Pair.of(sharing, reverse=reverse)
+    slots, before, after = [4, 0, 2], [0, 120, 126], [260, 129, 127]
+    for done in (before, after):
+        pair.prepare(dict(zip(slots, done, strict=True)))
+    batch = StepBatch(pair.host, slots, before, after)
+    for host, device in zip(pair.host.tables, pair.device, strict=True):
+        for lane in range(device.group.lanes):
+            for ratio, per_block in _ratios(sharing, device.group):
+                expected = batch.completed(host, lane, ratio, per_block)
+                entries = torch.full_like(batch.positions, 7)
+                launch = plan_completed(
+                    device, lane, ratio, per_block, batch.token_slots, batch.positions, entries
+                )
+                run_all((launch,), reverse=reverse)
+                done_here = (batch.positions + 1) % ratio == 0
+                assert torch.equal(entries[done_here], expected.entries)
+                assert bool((entries[~done_here] == -1).all())
+
+
+@pytest.mark.parametrize(
+    ("slot", "position"),
+    [(-1, 3), (SLOTS, 3), (FAR, 3), (0, -1), (0, -FAR - 1), (0, 2**63 - 1), (1, 3), (0, 131)],
+)
+def test_a_token_without_a_block_completes_nothing(slot: int, position: int) -> None:
+    """Slot 1 holds nothing, and slot 0 one block less than its position needs."""
+    pair = Pair.of("model")
+    table = pair.device[0]
+    pair.prepare({0: 20})
+    entries = torch.tensor([7])
+    numbers = torch.tensor([slot]), torch.tensor([position])
+    run_all((plan_completed(table, 0, 4, 32, *numbers, entries),))
+    assert entries.item() == -1
+
+
+def test_blocks_are_those_that_hold_every_complete_entry() -> None:
+    pair = Pair.of("model")
+    (table,) = pair.device
+    for tokens in (0, 3, 4, 127, 128, 131, 132, 255, 256, 260, CONTEXT):
+        pair.prepare_device([2], [tokens])
+        assert int(table.held[2]) == table.group.blocks_for(tokens)

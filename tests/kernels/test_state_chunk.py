@@ -1,0 +1,218 @@
+"""Prompt chunks on the CPU twin: however tokens arrive, a ring gives the very same bits."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from dsv4kv.ops import cpu
+from dsv4kv.ops.compressor import Compressor
+from dsv4kv.ops.kernels.launch import Launch
+from dsv4kv.ops.kernels.state import plan_compress_chunk, split_of
+from tests.kernels import state_twin
+from tests.kernels.launches import each_order
+from tests.kernels.state_twin import dirty_scratch, run_all
+from tests.ops.samples import (
+    POISON,
+    bf16_entry,
+    fresh_online,
+    fresh_ring,
+    full_size_compressor,
+    poisoned_store,
+    random_tokens,
+    read_entries,
+    same_bits,
+    small_compressor,
+    within_one_step,
+)
+from tests.ops.streams import Request, partitions
+
+HCA, CSA = full_size_compressor("hca"), full_size_compressor("csa")
+COMPRESSORS = {
+    "csa": CSA,
+    "indexer": full_size_compressor("indexer"),
+    "hca": HCA,
+    "ratio 1": small_compressor(1, overlap=True, dim=128),  # DeepSeek-V4.1
+    "ratio 2": small_compressor(2, overlap=True, dim=128),
+}
+RINGS = {
+    "csa": ("csa", 0, 5),
+    "csa with drafts": ("csa", 3, 5),
+    "indexer": ("indexer", 0, 5),
+    "ratio 1": ("ratio 1", 0, 3),
+    "ratio 2": ("ratio 2", 3, 3),
+    "hca": ("hca", 0, 2),
+    "hca with drafts": ("hca", 3, 2),
+}
+each_ring = pytest.mark.parametrize(("kind", "drafts", "examples"), RINGS.values(), ids=RINGS)
+PAGES = 2  # of 32 entries: more than any of these requests completes
+
+seeds = st.integers(0, 2**32 - 1)
+
+
+def _request(compressor: Compressor, state: Tensor, count: int, seed: int) -> Request:
+    store = poisoned_store(bf16_entry(compressor), pages=PAGES)
+    tokens = random_tokens(compressor, count, seed)
+    return Request(compressor, state, store, *tokens, backend=state_twin)
+
+
+def _same(a: Request, b: Request) -> bool:
+    return torch.equal(a.store.pages, b.store.pages) and same_bits(a.state, b.state)
+
+
+def _entries(request: Request) -> Tensor:
+    return read_entries(request.store, list(range(request.fed // request.compressor.ratio)))
+
+
+def _pieces(data: st.DataObject, ratio: int) -> list[tuple[str, int]]:
+    """Chunks, and between them a few single tokens."""
+    sizes = data.draw(partitions(ratio, 2 * ratio + 12, 4))
+    few = [min(size, 3) if i % 2 else size for i, size in enumerate(sizes)]
+    return [("append" if i % 2 else "chunk", size) for i, size in enumerate(few)]
+
+
+@each_ring
+def test_tokens_chunks_and_one_prompt_give_equal_pages_and_states(
+    kind: str, drafts: int, examples: int
+) -> None:
+    compressor = COMPRESSORS[kind]
+
+    @settings(max_examples=examples, deadline=None)
+    @given(data=st.data(), seed=seeds)
+    def check(data: st.DataObject, seed: int) -> None:
+        pieces = _pieces(data, compressor.ratio)
+        count = sum(size for _, size in pieces)
+        mixed, whole, backend = (
+            _request(compressor, fresh_ring(compressor, drafts=drafts), count, seed)
+            for _ in range(3)
+        )
+        backend.backend = cpu
+        mixed.feed(pieces)
+        for request in (whole, backend):
+            request.chunk(count)
+        assert _same(mixed, whole)
+        assert same_bits(whole.state, backend.state)
+        if count >= compressor.ratio:
+            assert within_one_step(bf16_entry(compressor), _entries(whole), _entries(backend))
+
+    check()
+
+
+@settings(max_examples=4, deadline=None)
+@given(data=st.data(), seed=seeds)
+def test_online_chunks_are_the_backends_within_rounding(data: st.DataObject, seed: int) -> None:
+    pieces = _pieces(data, HCA.ratio)
+    pieces.append(("chunk", 1 if (sum(size for _, size in pieces) + 1) % 128 else 2))
+    count = sum(size for _, size in pieces)
+    found, expected = (_request(HCA, fresh_online(HCA), count, seed) for _ in range(2))
+    expected.backend = cpu
+    for request in (found, expected):
+        request.feed(pieces)
+    a, b = found.state[0], expected.state[0]
+    assert torch.equal(a[0], b[0])  # a maximum is exact
+    torch.testing.assert_close(a[1], b[1], rtol=1e-5, atol=0)
+    torch.testing.assert_close(a[2] / a[1], b[2] / b[1], rtol=1e-5, atol=1e-5)
+    if count >= 128:
+        assert within_one_step(bf16_entry(HCA), _entries(found), _entries(expected))
+
+
+def _chunk(
+    compressor: Compressor, state: Tensor, numbers: list[int], split: int, capacity: int
+) -> tuple[tuple[Launch, ...], Tensor]:
+    """A chunk in buffers of fixed size, NaN beyond its tokens: (launches, pages)."""
+    kv, score = (tokens[:capacity] for tokens in random_tokens(compressor, 400, seed=3))
+    if 0 <= numbers[2] <= capacity:
+        kv[numbers[2] :], score[numbers[2] :] = torch.nan, torch.nan
+    store = poisoned_store(bf16_entry(compressor), pages=1)
+    entries = torch.arange(-(-capacity // compressor.ratio))
+    launches = plan_compress_chunk(
+        compressor,
+        state,
+        kv,
+        score,
+        torch.tensor(numbers),
+        store,
+        entries,
+        split=split,
+        scratch=dirty_scratch(compressor, len(entries)),
+    )
+    return launches, store.pages
+
+
+@each_order
+@pytest.mark.parametrize("state", ["ring", "online"])
+def test_a_chunk_may_be_shorter_than_its_buffers(state: str, reverse: bool) -> None:
+    """A captured graph has buffers for the longest chunk."""
+    fresh = fresh_online if state == "online" else fresh_ring
+    results = []
+    for capacity in (200, 333):
+        tensor = fresh(HCA, 3)
+        launches, pages = _chunk(HCA, tensor, [1, 1000 * 128 + 100, 200], 8, capacity)
+        run_all(launches, reverse=reverse)
+        results.append((pages, tensor))
+    assert torch.equal(results[0][0], results[1][0])
+    assert same_bits(results[0][1], results[1][1])
+    assert bool((results[0][0].view(32, -1)[2:] == POISON).all())
+    assert same_bits(results[0][1][[0, 2]], fresh(HCA, 2))
+
+
+@pytest.mark.parametrize("state", ["ring", "online"])
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        [-1, 0, 128],
+        [3, 0, 128],
+        [2**40, 0, 128],
+        [0, -1, 128],
+        [0, -(2**40), 128],
+        [0, 0, 0],
+        [0, 0, -1],
+        [0, 0, 201],
+        [0, 0, 2**40],
+    ],
+    ids=str,
+)
+def test_a_chunk_that_cannot_be_touches_nothing(state: str, numbers: list[int]) -> None:
+    tensor = fresh_online(HCA, 3) if state == "online" else fresh_ring(HCA, 3)
+    before = tensor.clone()
+    launches, pages = _chunk(HCA, tensor, numbers, 8, 200)
+    run_all(launches)
+    assert bool((pages == POISON).all())
+    assert same_bits(tensor, before)
+
+
+def test_a_chunk_that_completes_nothing_only_fills_the_state() -> None:
+    tensor = fresh_ring(CSA)
+    kv, score = random_tokens(CSA, 3, seed=1)
+    store = poisoned_store(bf16_entry(CSA), pages=1)
+    none = torch.empty(0, dtype=torch.int64)
+    launches = plan_compress_chunk(CSA, tensor, kv, score, torch.tensor([0, 0, 3]), store, none)
+    assert [launch.kernel for launch in launches] == ["state_keep"]
+    run_all(launches)
+    assert torch.equal(tensor[0, 0, :3], kv)
+
+
+@pytest.mark.parametrize("state", ["ring", "online"])
+def test_every_split_of_a_chunk_gives_the_same_bytes(state: str) -> None:
+    """In both orders of threads."""
+    results = []
+    for split, reverse in ((1, False), (1, True), (split_of(HCA), False), (split_of(HCA), True)):
+        tensor = fresh_online(HCA, 2) if state == "online" else fresh_ring(HCA, 2)
+        run_all(_chunk(HCA, tensor, [1, 0, 77], split, 300)[0], reverse=reverse)
+        launches, pages = _chunk(HCA, tensor, [1, 77, 300], split, 300)
+        run_all(launches, reverse=reverse)
+        results.append((pages, tensor))
+    for pages, tensor in results[1:]:
+        assert torch.equal(pages, results[0][0])
+        assert same_bits(tensor, results[0][1])
+
+
+def test_entries_of_minus_one_and_beyond_the_store_are_skipped() -> None:
+    tensor, (kv, score) = fresh_ring(CSA), random_tokens(CSA, 16, seed=2)
+    store = poisoned_store(bf16_entry(CSA), pages=1)
+    entries = torch.tensor([2, -1, 32, 0])
+    chunk = torch.tensor([0, 0, 16])
+    run_all(plan_compress_chunk(CSA, tensor, kv, score, chunk, store, entries))
+    written = (store.pages.view(32, -1) != POISON).any(dim=1)
+    assert written.nonzero().flatten().tolist() == [0, 2]

@@ -1,0 +1,21 @@
+"""Address and undefined-behaviour sanitizers over every kernel of states and block tables."""
+
+import re
+
+from dsv4kv.resources import shipped
+from tests.kernels.shim.apart import run_apart
+from tests.kernels.state_hostile import launches
+
+SOURCES = ("state", "flush", "prepare")
+
+
+def test_no_kernel_leaves_its_memory_whatever_it_is_asked_for() -> None:
+    done = run_apart("tests.kernels.state_hostile:run_all_sanitized()", sanitized=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_kernel_is_among_them() -> None:
+    text = "".join((shipped("kernels") / f"{name}.cuh").read_text() for name in SOURCES)
+    kernels = re.findall(r"DSV_KERNEL void __launch_bounds__\(\w+\)\s+(\w+)\(", text)
+    assert {launch.kernel for launch in launches()} == set(kernels)
+    assert len(kernels) == text.count("DSV_KERNEL")

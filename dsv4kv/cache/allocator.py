@@ -12,6 +12,23 @@ from dsv4kv.errors import ConfigError, NotOwner, OutOfBlocks
 Ids = NDArray[np.int64]
 
 
+class _Numbers:
+    """Distinct numbers that are no index of ``size`` marks.
+
+    The first ``count`` of them lie ready, as callers ask for as many again and again.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.every = np.arange(size, 2 * size, dtype=np.int64)
+        self.take(0)
+
+    def take(self, count: int) -> None:
+        """Make the first ``count`` numbers ready."""
+        self.count = count
+        self.taken = self.every[:count]
+        self.taken_bytes = self.taken.tobytes()
+
+
 class BlockAllocator:
     """Hands out blocks and takes them back, refusing what it did not hand out.
 
@@ -39,8 +56,8 @@ class BlockAllocator:
         # index. Comparing marks with indices so finds all that are not held; negative ids too,
         # although they count from the end. Comparing bytes is several times faster than
         # comparing arrays and reducing the result.
-        self._no_index = np.arange(size, 2 * size, dtype=np.int64)
-        self._mark = self._no_index.copy()
+        self._numbers = _Numbers(size)
+        self._mark = self._numbers.every.copy()
         self._generation = np.zeros(size, dtype=np.int64)
         self._serial = 0
 
@@ -90,8 +107,8 @@ class BlockAllocator:
         """
         if generations is not None and not np.array_equal(self.generation(ids), generations):
             raise self._refusal(ids, "not all are still held by who took them")
-        count = self._mark_free(ids).size
-        start = self._num_free
+        self._mark_free(ids)
+        start, count = self._num_free, self._numbers.count
         if self.lanes == 1:
             self._num_free = start + count
             self._free[start : start + count] = ids
@@ -107,15 +124,17 @@ class BlockAllocator:
     def _mark_free(self, ids: Ids) -> Ids:
         """Mark held, distinct blocks free and return their index; refuse any others."""
         flat = ids if ids.ndim == self.lanes == 1 else self._flatten(ids)
-        mark, numbers = self._mark, self._no_index[: flat.size]
+        mark, numbers = self._mark, self._numbers
+        if flat.size != numbers.count:
+            numbers.take(flat.size)
         try:
             if mark[flat].tobytes() != flat.tobytes():
                 raise self._refusal(ids, "not all are held")
             # Each gets a number of its own; one named twice no longer has its first.
-            mark[flat] = numbers
+            mark[flat] = numbers.taken
         except (IndexError, ValueError):  # beyond the pool, or more than there are
             raise self._refusal(ids, "not all are held") from None
-        if mark[flat].tobytes() != numbers.tobytes():
+        if mark[flat].tobytes() != numbers.taken_bytes:
             mark[flat] = flat
             raise self._refusal(ids, "one is named twice")
         return flat

@@ -26,7 +26,8 @@ class Backend(Protocol):
     ) -> None:
         """Quantise values bf16[T, D] into row ``position mod ring length`` of each slot's page.
 
-        slots, positions: int64[T]; a slot of −1 skips the token. Where several tokens of a slot
+        slots, positions: int64[T]; a slot of −1 skips the token. A slot's tokens stand together,
+        in order and without gaps, as a step has them. Where several tokens of a slot
         fall on one row, the highest position is stored.
         """
 

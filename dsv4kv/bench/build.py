@@ -57,8 +57,9 @@ def check_data_path(plan: CachePlan) -> None:
             or spec.kv_owner != spec.layer_idx
         ):
             raise ConfigError(
-                f"{plan.config.name} can be planned and its bookkeeping run, but how layer "
-                f"{spec.layer_idx} compresses is not published: set workload.data to none."
+                f"{plan.config.name} can be planned and its bookkeeping run, but there are no "
+                f"operations for its layer {spec.layer_idx} ({spec.attn}, {spec.ratio} tokens an "
+                "entry): set workload.data to none."
             )
 
 

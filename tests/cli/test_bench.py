@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -339,6 +340,9 @@ def test_ctrl_c_before_the_first_step_leaves_nothing(
     assert files() == []
 
 
+_PATIENCE_S = 120
+
+
 class Program:
     """The program in a process of its own, its stderr on a terminal or not."""
 
@@ -347,6 +351,8 @@ class Program:
         stderr = subprocess.PIPE
         if terminal:
             self._master, stderr = pty.openpty()
+        # A shell makes what it starts in the background ignore SIGINT, and children inherit that.
+        ignored = signal.signal(signal.SIGINT, signal.default_int_handler)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "dsv4kv", "bench", *arguments],
             stdout=subprocess.PIPE,
@@ -354,6 +360,10 @@ class Program:
             env=os.environ | {"TERM": "xterm", "COLUMNS": "100"},
             text=True,
         )
+        signal.signal(signal.SIGINT, ignored)
+        self._watchdog = threading.Timer(_PATIENCE_S, self._process.kill)
+        self._watchdog.daemon = True
+        self._watchdog.start()
         if terminal:
             os.close(stderr)
         self.shown = ""
@@ -368,13 +378,13 @@ class Program:
 
     def end(self) -> tuple[int, str]:
         """Exit code and stdout; ``shown`` has all of stderr."""
-        if self._master is None:
-            stdout, self.shown = self._process.communicate(timeout=60)
-            return self._process.returncode, stdout
-        while part := self._read():
-            self.shown += part
-        os.close(self._master)
-        stdout, _ = self._process.communicate(timeout=60)
+        if self._master is not None:
+            while part := self._read():
+                self.shown += part
+            os.close(self._master)
+        stdout, stderr = self._process.communicate()
+        self._watchdog.cancel()
+        self.shown += stderr or ""
         return self._process.returncode, stdout
 
     def _read(self) -> str:

@@ -76,10 +76,8 @@ class BlockTable:
         if np.count_nonzero(lacking < 0):
             surplus = np.maximum(-lacking, 0)
             rows, columns = _cells(slots, held - surplus, surplus)
-            ids = self.blocks[:, rows, columns].astype(np.int64)
-            self.allocator.release(ids[0] if self.group.lanes == 1 else ids)
+            self._give_back(self.blocks[:, rows, columns])
             self.blocks[:, rows, columns] = NO_BLOCK
-            self.returns += 1
         growth = np.maximum(lacking, 0)
         rows, columns = _cells(slots, held, growth)
         self.blocks[:, rows, columns] = self.allocator.acquire(len(rows))
@@ -90,11 +88,15 @@ class BlockTable:
         held = self.held[slot]
         if held:
             row = self.blocks[:, slot, :held]
-            ids = row.astype(np.int64)
-            self.allocator.release(ids[0] if self.group.lanes == 1 else ids)
+            self._give_back(row)
             row.fill(NO_BLOCK)
             self.held[slot] = 0
-            self.returns += 1
+
+    def _give_back(self, blocks: NDArray[np.int32]) -> None:
+        """Return int32[lanes, n] blocks to the allocator."""
+        ids = blocks.astype(np.int64)
+        self.allocator.release(ids[0] if self.group.lanes == 1 else ids)
+        self.returns += 1
 
 
 def _cells(slots: Ids, starts: Ids, counts: Ids) -> tuple[Ids, Ids]:

@@ -9,13 +9,12 @@ from torch import Tensor
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.sharing import TableGroup
-from dsv4kv.ops.kernels.launch import KernelModule, Launch, blocks_for
+from dsv4kv.ops.kernels.launch import MOST_BLOCKS, KernelModule, Launch, blocks_for
 
 NO_BLOCK = -1
 MOST_REQUESTS = 1024  # of one launch: a thread each, in one block
 _FEWEST_THREADS = 128  # they also copy the ids of long prompts
 _THREADS = 256
-_MOST_BLOCKS = 132 * 8  # eight a multiprocessor on an H200
 
 
 class Refusal(enum.IntFlag):
@@ -118,7 +117,7 @@ def plan_completed(
     return Launch(
         _module(table, ratio, entries_per_block, _FEWEST_THREADS),
         "completed_entries",
-        (blocks_for(len(slots), _THREADS, _MOST_BLOCKS), 1),
+        (blocks_for(len(slots), _THREADS, MOST_BLOCKS), 1),
         _THREADS,
         (table.cells[lane], slots, positions, entries, len(slots)),
     )

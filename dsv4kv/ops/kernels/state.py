@@ -10,13 +10,12 @@ from torch import Tensor
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.ops.compressor import Compressor
-from dsv4kv.ops.kernels.launch import WARP, KernelModule, Launch, blocks_for
+from dsv4kv.ops.kernels.launch import MOST_BLOCKS, WARP, KernelModule, Launch, blocks_for
 from dsv4kv.ops.kernels.macros import format_macros
 from dsv4kv.ops.storage import PageStore
 
 _THREADS = 256
 _FINISH_THREADS = 128  # flush_finish, chunk_finish: a warp each entry
-_MOST_BLOCKS = 132 * 8  # eight a multiprocessor on an H200
 _FLOATS_PER_THREAD = 4
 
 # As kernels/fold.cuh cuts an entry: 8 runs of rows in a warp where there are more than 16 rows.
@@ -43,7 +42,7 @@ def plan_state_append(
     return Launch(
         _state_module(compressor, state),
         "state_append",
-        (blocks_for(threads, _THREADS, _MOST_BLOCKS), 1),
+        (blocks_for(threads, _THREADS, MOST_BLOCKS), 1),
         _THREADS,
         (state, kv, score, compressor.ape, slots, positions, len(slots), len(state)),
     )
@@ -139,7 +138,7 @@ def _keep(
     return Launch(
         _state_module(compressor, state),
         "state_keep",
-        (blocks_for(threads, _THREADS, _MOST_BLOCKS), 1),
+        (blocks_for(threads, _THREADS, MOST_BLOCKS), 1),
         _THREADS,
         (state, kv, score, compressor.ape, chunk, len(kv), len(state)),
     )

@@ -1,7 +1,7 @@
 """A whole run: every case of a sweep, and the record of it."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
@@ -59,7 +59,7 @@ def run_bench(invocation: Invocation, watcher: Watcher) -> RunRecord:
     config = invocation.loaded.config
     trace = config.workload.trace
     trace_digest = trace_sha256(resolve_trace(trace)) if trace else None
-    watcher.start(sum(_count(case) for case in invocation.cases))
+    watcher.start(_count_all(invocation.cases))
     cases: list[Case] = []
     for point in invocation.cases:
         watcher.case(point)
@@ -85,8 +85,18 @@ def run_bench(invocation: Invocation, watcher: Watcher) -> RunRecord:
     )
 
 
-def _count(case: AxisCase) -> int:
-    return count_tokens(case.config.workload, case.config.measure.seed)
+def _count_all(cases: Sequence[AxisCase]) -> int:
+    """Tokens of all cases; a workload that several cases share is read once."""
+    counts: dict[Hashable, int] = {}
+    total = 0
+    for case in cases:
+        workload, seed = case.config.workload, case.config.measure.seed
+        requests = (workload.trace, workload.trace_format, workload.skip, workload.limit)
+        key = (requests, workload.synthetic, seed)
+        if key not in counts:
+            counts[key] = count_tokens(workload, seed)
+        total += counts[key]
+    return total
 
 
 def _run(point: AxisCase, watcher: Watcher, memory_bytes: int | None, *, alone: bool) -> Case:

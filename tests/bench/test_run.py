@@ -6,6 +6,7 @@ import pytest
 
 from dsv4kv.bench.run import Invocation, run_bench
 from dsv4kv.config.axes import AxisCase, expand_axes
+from dsv4kv.config.bench import WorkloadSection
 from dsv4kv.config.load import load_config
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.measure.memcpy import measure_memcpy
@@ -100,6 +101,20 @@ def test_the_watcher_is_told_how_much_there_is_to_do_and_what_is_done() -> None:
 
 
 # ---- cases that go wrong ------------------------------------------------------------------------
+
+
+def test_a_workload_that_cases_share_is_read_once_to_be_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seeds: list[int] = []
+
+    def counted(workload: WorkloadSection, seed: int) -> int:
+        seeds.append(seed)
+        return count_tokens(workload, seed)
+
+    monkeypatch.setattr("dsv4kv.bench.run.count_tokens", counted)
+    run("cache.sharing=model,type", "measure.seed=1,2")
+    assert seeds == [1, 2]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""The engines whose sizing rules are known, by name and version."""

@@ -11,10 +11,12 @@ constexpr int kLanes = kChunks < kWarpSize ? kChunks : kWarpSize;  // that share
 
 static_assert(kWarpSize % kLanes == 0, "an entry fills a warp, or a power of two of them do");
 
-// What is asked for, as read from the arguments, and where that lies; page -1: nowhere.
+// What is asked for, as read from the arguments, with the output row it goes to, and where that
+// lies; page -1: nowhere.
 struct Wanted {
     i64 slot, length;
     int index;
+    u32 row;
 };
 struct Place {
     int page, row;
@@ -24,7 +26,8 @@ __device__ __forceinline__ Place place_in(i64 page, int row, i64 num_pages) {
     return {page >= 0 && page < num_pages ? int(page) : -1, row};
 }
 
-// out: bf16[count, DSV_DIMS]. read(i) loads what output i asks for, find turns that into a place.
+// out: bf16[rows, DSV_DIMS], of which `count` are written. read(i) loads what is asked for i-th,
+// find turns that into a place.
 template <typename Read, typename Find>
 __device__ __forceinline__ void gather(const u8* pages, u8* out, u32 count, Read read, Find find) {
     u32 stride = u32(thread_count()) / kLanes;
@@ -48,12 +51,11 @@ __device__ __forceinline__ void gather(const u8* pages, u8* out, u32 count, Read
         }
 #pragma unroll
         for (int u = 0; u < DSV_UNROLL; ++u) {
-            u32 i = first + u * stride;
-            if (i >= count) continue;
+            if (first + u * stride >= count) continue;
 #pragma unroll
             for (int c = 0; c < kChunksPerLane; ++c) {
                 int chunk = lane + c * kWarpSize;
-                u8* target = out + (i64)i * (DSV_DIMS * 2) + chunk * 16;
+                u8* target = out + (i64)wanted[u].row * (DSV_DIMS * 2) + chunk * 16;
                 if (chunk < kChunks) dsv_store(target, decode_chunk(entries[u], c, lane));
             }
         }
@@ -85,29 +87,44 @@ DSV_KERNEL void __launch_bounds__(256, 4)
     Table table = {blocks, num_slots, width, num_pages};
     auto read = [&](u32 i) {
         u32 request = i / choices;
-        return Wanted{slots[request], lengths[request], indices[i]};
+        return Wanted{slots[request], lengths[request], indices[i], i};
     };
     auto find = [&](const Wanted& wanted) { return look_up(table, wanted); };
     gather(pages, out, u32(requests) * choices, read, find);
 }
 
-// Entries 0..length-1 of each request, zeros after: out bf16[requests, most, DSV_DIMS].
+// Largest length, from 0 to `most`, by all lanes together.
+__device__ __forceinline__ u32 longest_of(const i64* lengths, int requests, int most) {
+    i64 longest = 0;
+#pragma unroll 1
+    for (int i = lane_id(); i < requests; i += kWarpSize) longest = max(longest, lengths[i]);
+    int bounded = longest < most ? (int)longest : most;
+#pragma unroll
+    for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
+        bounded = max(bounded, __shfl_xor_sync(kFullWarp, bounded, distance));
+    }
+    return u32(bounded);
+}
+
+// Entries 0..length-1 of each request, zeros up to the largest length, nothing behind it, so that
+// a captured launch costs what the batch needs: out bf16[requests, most, DSV_DIMS].
 DSV_KERNEL void __launch_bounds__(256, 4)
     gather_all(const u8* pages, const int* blocks, const i64* slots, const i64* lengths, u8* out,
                int requests, int most, int num_slots, int width, i64 num_pages) {
     Table table = {blocks, num_slots, width, num_pages};
+    u32 longest = longest_of(lengths, requests, most);
     auto read = [&](u32 i) {
-        u32 request = i / most;
-        return Wanted{slots[request], lengths[request], int(i - request * most)};
+        u32 request = i / longest, index = i - request * longest;
+        return Wanted{slots[request], lengths[request], int(index), request * most + index};
     };
     auto find = [&](const Wanted& wanted) { return look_up(table, wanted); };
-    gather(pages, out, u32(requests) * most, read, find);
+    gather(pages, out, u32(requests) * longest, read, find);
 }
 
 // Physical entries: out bf16[count, DSV_DIMS]; entries: int32[count].
 DSV_KERNEL void __launch_bounds__(256, 4)
     gather_entries(const u8* pages, const int* entries, u8* out, int count, i64 num_pages) {
-    auto read = [&](u32 i) { return Wanted{0, 0, entries[i]}; };
+    auto read = [&](u32 i) { return Wanted{0, 0, entries[i], i}; };
     auto find = [&](const Wanted& wanted) {
         int page = wanted.index < 0 ? -1 : wanted.index / DSV_ENTRIES;
         return place_in(page, wanted.index % DSV_ENTRIES, num_pages);
@@ -123,7 +140,7 @@ DSV_KERNEL void __launch_bounds__(256, 4)
                   int window, i64 num_slots) {
     auto read = [&](u32 i) {
         u32 request = i / window;
-        return Wanted{slots[request], tokens[request], int(i - request * window)};
+        return Wanted{slots[request], tokens[request], int(i - request * window), i};
     };
     auto find = [&](const Wanted& wanted) {
         i64 first = wanted.length > window ? wanted.length - window : 0;

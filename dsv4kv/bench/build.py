@@ -1,26 +1,33 @@
 """From a configuration to a cache and what drives it."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 
+from dsv4kv.bench.device import CudaDevice
 from dsv4kv.cache.handle import Compressors, build_layers
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.errors import ConfigError
+from dsv4kv.measure.device_clock import DeviceClock
 from dsv4kv.measure.recorder import Recorder
 from dsv4kv.model.plan import CachePlan, plan_cache
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import AttentionType
 from dsv4kv.model.schema import choose_formats
 from dsv4kv.ops.compressor import random_compressor
-from dsv4kv.ops.registry import load_backend
+from dsv4kv.ops.contract import Backend
 from dsv4kv.units import format_bytes
-from dsv4kv.workload.executor import StepExecutor
+from dsv4kv.workload.choice import EntryChooser
+from dsv4kv.workload.decode_graphs import DecodeGraphs
+from dsv4kv.workload.executor import Gpu, StepExecutor
 from dsv4kv.workload.inputs import InputBank
 from dsv4kv.workload.loop import LoopSettings
+from dsv4kv.workload.operations import Outputs
 from dsv4kv.workload.verifier import Verifier
 
-BACKEND = "cpu"
+_ADVICE = "lower cache.max_context_tokens, cache.num_blocks or workload.concurrency"
 _HOST_BYTES_PER_BLOCK = 32  # free list, marks and generation of the allocator, 8 bytes each
 
 
@@ -63,12 +70,17 @@ def check_data_path(plan: CachePlan) -> None:
             )
 
 
-def check_memory(config: BenchConfig, plan: CachePlan, memory_bytes: int) -> None:
-    """Raise ``ConfigError`` where a run needs more memory than the machine has."""
+def check_memory(
+    config: BenchConfig, plan: CachePlan, memory_bytes: int, *, on_host: bool = True
+) -> None:
+    """Raise ``ConfigError`` where a run needs more memory than the machine has.
+
+    With ``on_host`` the cache's data is there too, if the workload has any.
+    """
     blocks = sum(plan.num_blocks[group.name] * group.lanes for group in plan.groups)
     needed = blocks * _HOST_BYTES_PER_BLOCK
-    advice = "lower cache.max_context_tokens, cache.num_blocks or workload.concurrency"
-    if config.workload.data == "real":
+    advice = _ADVICE
+    if config.workload.data == "real" and on_host:
         needed += plan.total_bytes + 2 * config.measure.memcpy_bytes
         advice += ", hold fewer layers (model.layers), or set workload.data to none"
     else:
@@ -80,29 +92,108 @@ def check_memory(config: BenchConfig, plan: CachePlan, memory_bytes: int) -> Non
         )
 
 
-def build_executor(
-    config: BenchConfig, manager: KVCacheManager, recorder: Recorder
-) -> tuple[StepExecutor, Verifier]:
+def check_device_memory(config: BenchConfig, plan: CachePlan, device: CudaDevice) -> None:
+    """Raise ``ConfigError`` where a run needs more memory than the GPU has free."""
+    needed = plan.total_bytes + 2 * config.measure.memcpy_bytes
+    needed += 2 * _output_bytes(plan, config.workload.concurrency)  # graphs have their own
+    if needed > device.free_bytes:
+        raise ConfigError(
+            f"this run needs {format_bytes(needed)} of GPU memory and "
+            f"{format_bytes(device.free_bytes)} are free: {_ADVICE}, or hold fewer layers "
+            "(model.layers)."
+        )
+
+
+def _output_bytes(plan: CachePlan, requests: int) -> int:
+    """Bytes of what a decode step of requests at full context gathers, bf16."""
+    model = plan.config
+    most = dict.fromkeys(("chosen", "all", "indexer"), 0)
+    for schema in plan.schemas:
+        entries = schema.entries_after(plan.max_context_tokens)
+        if schema.indexer:
+            most["indexer"] = max(most["indexer"], entries * model.index_dim)
+            most["chosen"] = model.index_topk * model.head_dim
+        elif schema.main:
+            most["all"] = max(most["all"], entries * model.head_dim)
+    return 2 * requests * (sum(most.values()) + model.window_tokens * model.head_dim)
+
+
+@dataclass(frozen=True)
+class Drive:
+    """What moves a cache's bytes, and checks them.
+
+    Attributes:
+        executor: Runs the steps.
+        verifier: Compares samples with the reference.
+    """
+
+    executor: StepExecutor
+    verifier: Verifier
+
+
+def build_manager(
+    config: BenchConfig, plan: CachePlan, device: CudaDevice | None
+) -> KVCacheManager:
+    """Allocate the cache, with its data if the workload has any."""
+    real = config.workload.data == "real"
+    if device is None:
+        return KVCacheManager(plan, data=real)
+    return KVCacheManager(plan, device.device, data=real, prepare=config.cache.prepare)
+
+
+def build_drive(
+    config: BenchConfig,
+    manager: KVCacheManager,
+    recorder: Recorder,
+    backend: Backend,
+    device: CudaDevice | None = None,
+) -> Drive:
     """Bind the cache to data, operations and the checks against the reference."""
     plan, seed = manager.plan, config.measure.seed
-    compressors = _draw_compressors(plan, seed)
+    compressors = _draw_compressors(plan, seed, manager.device)
     every = [part for pair in compressors.values() for part in pair if part is not None]
     longest_chunk = min(config.workload.step_tokens, plan.max_context_tokens)
     inputs = InputBank(plan.config, every, longest_chunk, seed)
     verifier = Verifier(inputs, np.random.default_rng(seed))
+    topk, window = plan.config.index_topk, plan.config.window_tokens
     executor = StepExecutor(
-        list(build_layers(manager, load_backend(BACKEND), compressors).values()),
-        inputs,
-        recorder,
-        verifier,
-        index_topk=plan.config.index_topk,
-        window_tokens=plan.config.window_tokens,
-        seed=seed,
+        layers=list(build_layers(manager, backend, compressors).values()),
+        inputs=inputs.to(manager.device),
+        recorder=recorder,
+        observer=verifier,
+        chooser=EntryChooser(topk, seed),
+        outputs=Outputs(manager.device, topk, window),
+        index_topk=topk,
+        window_tokens=window,
+        device=manager.device,
     )
-    return executor, verifier
+    if device is not None:
+        executor.gpu = _build_gpu(config, manager, executor, device)
+    return Drive(executor, verifier)
 
 
-def _draw_compressors(plan: CachePlan, seed: int) -> Compressors:
+def _build_gpu(
+    config: BenchConfig, manager: KVCacheManager, executor: StepExecutor, device: CudaDevice
+) -> Gpu:
+    tables, decode = manager.device_tables, config.workload.decode
+    assert tables is not None
+    graphs = None
+    if decode != "eager":
+        graphs = DecodeGraphs(
+            executor.layers,
+            tables,
+            executor.inputs,
+            device.make_capturer(),
+            most_requests=config.workload.concurrency,
+            tokens_each=1 + manager.plan.draft_tokens,
+            longest_tokens=manager.plan.max_context_tokens,
+            index_topk=executor.index_topk,
+            window_tokens=executor.window_tokens,
+        )
+    return Gpu(tables, DeviceClock(device.make_event), graphs, in_turns=decode == "both")
+
+
+def _draw_compressors(plan: CachePlan, seed: int, device: torch.device) -> Compressors:
     generator = torch.Generator().manual_seed(seed)
     compressors: Compressors = {}
     for schema in plan.schemas:
@@ -116,7 +207,8 @@ def _draw_compressors(plan: CachePlan, seed: int) -> Compressors:
                 if schema.indexer
                 else None
             )
-            compressors[spec.layer_idx] = (main, indexer)
+            moved = indexer.to(device) if indexer else None
+            compressors[spec.layer_idx] = main.to(device), moved
     return compressors
 
 

@@ -1,41 +1,67 @@
 """Run one configuration from the first request to the last and tell what happened."""
 
 from collections.abc import Callable
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 import torch
 
 from dsv4kv.bench.build import (
-    BACKEND,
-    build_executor,
+    Drive,
+    build_drive,
+    build_manager,
     check_data_path,
+    check_device_memory,
     check_memory,
     loop_settings,
     plan_from,
 )
+from dsv4kv.bench.device import CudaDevice, check_prepare, find_device
+from dsv4kv.bench.operation_figures import measure_operations
+from dsv4kv.bench.peaks import measure_peaks
+from dsv4kv.bench.summary import (
+    describe_cache,
+    describe_verification,
+    find_problem,
+    list_latencies,
+    list_operations,
+)
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.config.bench import BenchConfig
-from dsv4kv.errors import CacheError
+from dsv4kv.errors import CacheError, VerificationError
 from dsv4kv.measure.memcpy import measure_memcpy
 from dsv4kv.measure.recorder import Recorder
-from dsv4kv.model.budget import bytes_per_token
 from dsv4kv.model.plan import CachePlan
-from dsv4kv.report.record import (
-    CacheSummary,
-    Case,
-    Latency,
-    Memcpy,
-    Operation,
-    Pool,
-    Totals,
-    Verification,
-)
-from dsv4kv.workload.loop import ServingLoop
+from dsv4kv.ops.check import check_backend
+from dsv4kv.ops.registry import ResolvedBackend, resolve_backend
+from dsv4kv.report.record import Case, Memcpy, Operation, Peak, Totals
+from dsv4kv.workload.loop import LoopTotals, ServingLoop
 from dsv4kv.workload.source import open_requests
-from dsv4kv.workload.verifier import Verifier
 
 Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A case that is ready to run.
+
+    Attributes:
+        config: What was asked for.
+        plan: The cache on paper.
+        device: None on the CPU.
+        resolved: The operations and where they come from.
+        manager: The cache.
+        recorder: Takes the samples.
+        drive: None where no data is moved.
+    """
+
+    config: BenchConfig
+    plan: CachePlan
+    device: CudaDevice | None
+    resolved: ResolvedBackend
+    manager: KVCacheManager
+    recorder: Recorder
+    drive: Drive | None
 
 
 def run_case(
@@ -52,20 +78,101 @@ def run_case(
     Raises:
         ConfigError: The configuration cannot be built, or not on this machine.
         TraceError: The trace cannot be read.
+        DeviceError: The device or the package of a backend is not there.
+        VerificationError: Operations that come from elsewhere differ from the reference.
     """
+    setup = _set_up(config, memory_bytes)
+    memcpy = _measure_memcpy(setup)
+    totals, interrupted, problem = _serve(setup, on_progress)
+    problem = problem or _check_tables(setup)
+    cache = describe_cache(config, setup.plan, setup.manager)
+    verifier = setup.drive.verifier if setup.drive else None
+    problem = problem or find_problem(cache, totals, verifier)
+    operations, peaks = list_operations(setup.recorder), list[Peak]()
+    if setup.drive and setup.device and not problem and not interrupted:
+        operations, peaks = _measure_device(setup, setup.drive, setup.device)
+    gpu = setup.drive.executor.gpu if setup.drive else None
+    return Case(
+        axis=axis,
+        status="failed" if problem else "incomplete" if interrupted else "complete",
+        error=problem,
+        config=config.model_dump(mode="json"),
+        device="cuda" if setup.device else "cpu",
+        backend=setup.resolved.name,
+        foreign=list(setup.resolved.foreign),
+        backend_version=setup.resolved.version,
+        cache=cache,
+        totals=totals,
+        operations=operations,
+        latencies=list_latencies(setup.recorder, gpu.clock.read_ns() if gpu else None),
+        memcpy=memcpy,
+        peaks=peaks,
+        verification=describe_verification(verifier),
+    )
+
+
+def unbuilt_case(
+    axis: dict[str, Any],
+    config: BenchConfig,
+    status: Literal["failed", "incomplete", "skipped"],
+    problem: str | None,
+) -> Case:
+    """A case of a sweep that ended before it began, and why."""
+    return Case(
+        axis=axis,
+        status=status,
+        error=problem,
+        config=config.model_dump(mode="json"),
+        backend=config.backend or "",
+        cache=None,
+        totals=None,
+        operations=[],
+        latencies=[],
+        memcpy=None,
+        verification=describe_verification(None),
+    )
+
+
+def _set_up(config: BenchConfig, memory_bytes: int | None) -> Setup:
     torch.set_num_threads(config.measure.threads)
     plan = plan_from(config)
     real = config.workload.data == "real"
+    device = find_device(config.device) if real else None
+    check_prepare(config.cache.prepare, device)
     if real:
         check_data_path(plan)
     if memory_bytes is not None:
-        check_memory(config, plan, memory_bytes)
+        check_memory(config, plan, memory_bytes, on_host=device is None)
+    if device is not None:
+        check_device_memory(config, plan, device)
+    resolved = _resolve(config, plan, device)
     recorder = Recorder()
-    manager = KVCacheManager(plan, data=real)
-    executor, verifier = build_executor(config, manager, recorder) if real else (None, None)
-    memcpy = _measure_memcpy(config) if real else None
+    manager = build_manager(config, plan, device)
+    drive = build_drive(config, manager, recorder, resolved.backend, device) if real else None
+    return Setup(config, plan, device, resolved, manager, recorder, drive)
+
+
+def _resolve(config: BenchConfig, plan: CachePlan, device: CudaDevice | None) -> ResolvedBackend:
+    """The operations that will run; those from elsewhere are checked before they are timed."""
+    own = "cuda" if device else "cpu"
+    resolved = resolve_backend(config.backend or own, own)
+    if resolved.foreign and config.workload.data == "real":
+        where = device.device if device else torch.device("cpu")
+        wrong = check_backend(resolved, plan, where, config.measure.seed)
+        if wrong:
+            told = "\n".join(map(str, wrong))
+            raise VerificationError(f"{told}\nNothing was timed.")
+    return resolved
+
+
+def _serve(setup: Setup, on_progress: Progress) -> tuple[Totals, bool, str | None]:
+    """Run the loop: its totals, whether it was interrupted, and what went wrong."""
+    config, manager = setup.config, setup.manager
     requests = open_requests(config.workload, config.measure.seed)
-    loop = ServingLoop(manager, requests, loop_settings(config), recorder, executor, on_progress)
+    executor = setup.drive.executor if setup.drive else None
+    loop = ServingLoop(
+        manager, requests, loop_settings(config), setup.recorder, executor, on_progress
+    )
     interrupted, problem = False, None
     try:
         loop.run()
@@ -73,134 +180,36 @@ def run_case(
         interrupted = True
     except CacheError as error:
         problem = str(error)
-    cache = _describe_cache(config, plan, manager)
     ended = not interrupted and problem is None
-    totals = Totals(**asdict(loop.totals), blocks_left=manager.num_held_blocks if ended else 0)
-    problem = problem or _find_problem(cache, totals, verifier)
-    return Case(
-        axis=axis,
-        status="failed" if problem else "incomplete" if interrupted else "complete",
-        error=problem,
-        config=config.model_dump(mode="json"),
-        backend=BACKEND,
-        cache=cache,
-        totals=totals,
-        operations=_operations(recorder),
-        latencies=[
-            Latency(name=name, samples_ns=samples.tolist())
-            for name, samples in sorted(recorder.latencies.items())
-        ],
-        memcpy=memcpy,
-        verification=_verification(verifier),
-    )
+    return _totals(loop.totals, manager.num_held_blocks if ended else 0), interrupted, problem
 
 
-def unbuilt_case(axis: dict[str, Any], config: BenchConfig, problem: str | None) -> Case:
-    """A case of a sweep that failed before it began, or, without a problem, was interrupted."""
-    return Case(
-        axis=axis,
-        status="failed" if problem else "incomplete",
-        error=problem,
-        config=config.model_dump(mode="json"),
-        backend=BACKEND,
-        cache=None,
-        totals=None,
-        operations=[],
-        latencies=[],
-        memcpy=None,
-        verification=_verification(None),
-    )
+def _totals(totals: LoopTotals, blocks_left: int) -> Totals:
+    return Totals(**asdict(totals), blocks_left=blocks_left)
 
 
-def _measure_memcpy(config: BenchConfig) -> Memcpy:
-    size = config.measure.memcpy_bytes
-    return Memcpy(bytes=2 * size, samples_ns=measure_memcpy(size))
-
-
-def _describe_cache(config: BenchConfig, plan: CachePlan, manager: KVCacheManager) -> CacheSummary:
-    layers: dict[str, int] = {}
-    for schema in plan.schemas:
-        layers[schema.layer.attn.value] = layers.get(schema.layer.attn.value, 0) + 1
-    first = {"main": None, "window": None, "indexer": None} | {
-        place: page.format.name
-        for schema in plan.schemas
-        for place, page in (
-            ("main", schema.main),
-            ("window", schema.window),
-            ("indexer", schema.indexer),
-        )
-        if page
-    }
-    allocated = manager.memory_by_pool()
-    pools = [
-        Pool(
-            name=pool.name,
-            layer_type=pool.layer_type,
-            layers=pool.layers,
-            units=pool.units,
-            unit_bytes=pool.unit_bytes,
-            predicted_bytes=pool.total_bytes,
-            allocated_bytes=allocated.get((pool.name, pool.layer_type), 0),
-        )
-        for pool in plan.pools
-        if config.workload.data == "real" or pool.name == "tables"
-    ]
-    return CacheSummary(
-        model=plan.config.name,
-        layers=layers,
-        total_layers=plan.config.num_layers,
-        block_tokens=config.cache.block_tokens,
-        sharing=config.cache.sharing,
-        formats={place: name for place, name in first.items() if name},
-        state=config.cache.state,
-        num_blocks=max(plan.num_blocks.values(), default=0),
-        total_blocks=sum(plan.num_blocks[group.name] * group.lanes for group in plan.groups),
-        num_slots=plan.num_slots,
-        max_context_tokens=plan.max_context_tokens,
-        bytes_per_token=float(bytes_per_token(plan.schemas)),
-        bytes_per_request=sum(schema.slot_bytes for schema in plan.schemas),
-        pools=pools,
-    )
-
-
-def _find_problem(cache: CacheSummary, totals: Totals, verifier: Verifier | None) -> str | None:
-    """The first thing that must not happen and did."""
-    for pool in cache.pools:
-        if pool.predicted_bytes != pool.allocated_bytes:
-            return (
-                f"the {pool.name} pools of {pool.layer_type} layers take {pool.allocated_bytes} B "
-                f"where the plan says {pool.predicted_bytes} B."
-            )
-    if verifier is not None and verifier.failures:
-        return f"{len(verifier.failures)} sampled outputs differ from the reference."
-    if totals.blocks_left:
-        return f"{totals.blocks_left} blocks are still held although every request has ended."
-    if totals.rejected and not totals.peak_requests:
-        return (
-            f"none of {totals.rejected} requests fits into the cache: raise "
-            "cache.max_context_tokens or cache.num_blocks."
-        )
+def _check_tables(setup: Setup) -> str | None:
+    """Whether the tables on the device are still the host's."""
+    try:
+        if setup.manager.device_tables is not None:
+            setup.manager.device_tables.check()
+    except CacheError as error:
+        return str(error)
     return None
 
 
-def _operations(recorder: Recorder) -> list[Operation]:
-    # Ctrl-C may fall between the three appends of a sample; bytes is the last.
-    return [
-        Operation(
-            name=name,
-            layer_type=layer_type,
-            samples_ns=samples.ns[: len(samples.bytes)].tolist(),
-            entries=samples.entries[: len(samples.bytes)].tolist(),
-            bytes=samples.bytes.tolist(),
-        )
-        for (name, layer_type), samples in sorted(recorder.operations.items())
-    ]
+def _measure_memcpy(setup: Setup) -> Memcpy | None:
+    """The yardstick of a run on the CPU."""
+    if setup.drive is None or setup.device is not None:
+        return None
+    size = setup.config.measure.memcpy_bytes
+    return Memcpy(bytes=2 * size, samples_ns=measure_memcpy(size))
 
 
-def _verification(verifier: Verifier | None) -> Verification:
-    checks = verifier.checks if verifier else {}
-    return Verification(
-        checks=sum(checks.values()),
-        by_operation=dict(sorted(checks.items())),
-        failures=verifier.failures if verifier else [],
-    )
+def _measure_device(
+    setup: Setup, drive: Drive, device: CudaDevice
+) -> tuple[list[Operation], list[Peak]]:
+    """Single operations, and what they are held against; the cache is nobody's by now."""
+    measure, requests = setup.config.measure, setup.config.workload.concurrency
+    operations = measure_operations(drive.executor, device, requests, measure.seed)
+    return operations, measure_peaks(device, measure.memcpy_bytes)

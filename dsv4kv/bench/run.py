@@ -9,7 +9,7 @@ from typing import Protocol
 from dsv4kv.bench.case import run_case, unbuilt_case
 from dsv4kv.config.axes import AxisCase
 from dsv4kv.config.load import LoadedConfig
-from dsv4kv.errors import Dsv4kvError
+from dsv4kv.errors import Dsv4kvError, PeerUnavailable
 from dsv4kv.measure.environment import capture_environment
 from dsv4kv.report.names import new_run_id
 from dsv4kv.report.record import Case, Environment, RunRecord
@@ -103,10 +103,18 @@ def _run(point: AxisCase, watcher: Watcher, memory_bytes: int | None, *, alone: 
     """Run one case; in a sweep, one that cannot begin leaves the others' results alone."""
     try:
         return run_case(point.axis, point.config, watcher.advance, memory_bytes)
-    except (Dsv4kvError, KeyboardInterrupt) as error:
+    except PeerUnavailable as error:
         if alone:
             raise
-        return unbuilt_case(point.axis, point.config, str(error) or None)
+        return unbuilt_case(point.axis, point.config, "skipped", str(error))
+    except Dsv4kvError as error:
+        if alone:
+            raise
+        return unbuilt_case(point.axis, point.config, "failed", str(error))
+    except KeyboardInterrupt:
+        if alone:
+            raise
+        return unbuilt_case(point.axis, point.config, "incomplete", None)
 
 
 def _reproduce(invocation: Invocation) -> str:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from dsv4kv.cache.manager import KVCacheManager
-from dsv4kv.cache.step import Completed, StepBatch
 from dsv4kv.cache.table import BlockTable
+from dsv4kv.cache.view import Completed, EntryGroup, StepView
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.schema import LayerCacheSchema
 from dsv4kv.ops.compressor import Compressor
@@ -61,6 +61,18 @@ class LayerCache:
     blocks: Tensor | None
     lane: int
 
+    @property
+    def parts(self) -> list[bool]:
+        """Compressed KV (False) and indexer keys (True), as far as the layer has them."""
+        return [i for i, part in ((False, self.main), (True, self.indexer)) if part is not None]
+
+    @property
+    def entry_group(self) -> EntryGroup | None:
+        """What decides which entries a step writes here; None without compressed KV."""
+        if self.table is None:
+            return None
+        return self.table, self.lane, self.schema.layer.ratio, self.schema.entries_per_block
+
 
 Compressors = dict[int, tuple[Compressor, Compressor | None]]
 """Compressor and indexer's compressor of every layer that owns compressed KV."""
@@ -95,7 +107,7 @@ def build_layers(
             main=_bind(pool.main if pool else None, states.state, row, main),
             indexer=_bind(pool.indexer if pool else None, states.indexer_state, row, indexer),
             table=table,
-            blocks=table.view(spec.layer_idx) if table else None,
+            blocks=manager.view(table, spec.layer_idx) if table else None,
             lane=table.group.lane_of(spec.layer_idx) if table else 0,
         )
     return layers
@@ -119,7 +131,7 @@ class LayerCacheHandle:
 
     __slots__ = ("_step", "layer")
 
-    def __init__(self, layer: LayerCache, step: StepBatch) -> None:
+    def __init__(self, layer: LayerCache, step: StepView) -> None:
         """Bind ``layer`` to ``step``."""
         self.layer = layer
         self._step = step
@@ -161,16 +173,10 @@ class LayerCacheHandle:
         part, step = self.part(indexer), self._current()
         if step.num_requests != 1:
             raise ConfigError(f"a chunk belongs to one request, not to {step.num_requests}.")
-        slot, start = int(step.request_slots[0]), int(step.positions[0])
+        slot, start = step.chunk_start()
+        entries = self.completed().entries
         self.layer.backend.compress_chunk(
-            part.compressor,
-            part.state,
-            kv,
-            score,
-            slot,
-            start,
-            part.store,
-            self.completed().entries,
+            part.compressor, part.state, kv, score, slot, start, part.store, entries
         )
 
     def gather_compressed_kv(self, topk: Tensor, out: Tensor) -> None:
@@ -183,6 +189,7 @@ class LayerCacheHandle:
     def gather_all_compressed_kv(self, out: Tensor, *, indexer: bool = False) -> None:
         """Dequantise all visible entries: out bf16[B, M, D], M ≥ the largest length.
 
+        Rows behind the largest length are zeros or what they were.
         HCA layers read their compressed KV so, CSA indexers their keys.
         """
         part, step = self.part(indexer), self._current()
@@ -197,20 +204,23 @@ class LayerCacheHandle:
             self.layer.window, step.request_slots, step.tokens_after, out
         )
 
+    @property
+    def num_requests(self) -> int:
+        """Requests of the step."""
+        return self._step.num_requests
+
     def lengths(self) -> Tensor:
         """Valid entries of every request after the step, int64[B]."""
         return self._step.lengths(self.layer.schema.layer.ratio)
 
     def completed(self) -> Completed:
         """The entries this step completes in this layer."""
-        layer = self.layer
-        if layer.table is None:
+        group = self.layer.entry_group
+        if group is None:
             raise self._missing("compressed KV")
-        return self._step.completed(
-            layer.table, layer.lane, layer.schema.layer.ratio, layer.schema.entries_per_block
-        )
+        return self._step.completed(*group)
 
-    def _current(self) -> StepBatch:
+    def _current(self) -> StepView:
         self._step.check_current()
         return self._step
 

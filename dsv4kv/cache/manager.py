@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from dsv4kv.cache.allocator import BlockAllocator, Ids
+from dsv4kv.cache.device_tables import CopiedTables, DeviceTables, KernelTables, Prepare
 from dsv4kv.cache.pools import PagedKVPool, StateCachePool
 from dsv4kv.cache.table import BlockTable
 from dsv4kv.errors import ConfigError, OutOfSlots
@@ -25,12 +26,25 @@ class KVCacheManager:
         tokens: int64[slots], tokens of every running request as last prepared; 0 without one.
         pools: Paged pool of every layer that owns compressed KV, by layer index.
         states: Window and state of every layer, by attention type.
+        device_tables: The tables where the pools are; None where that is the host's memory.
     """
 
     def __init__(
-        self, plan: CachePlan, device: torch.device | str = "cpu", *, data: bool = True
+        self,
+        plan: CachePlan,
+        device: torch.device | str = "cpu",
+        *,
+        data: bool = True,
+        prepare: Prepare | None = None,
     ) -> None:
-        """Allocate the cache; without ``data`` only its bookkeeping, which is the same."""
+        """Allocate the cache.
+
+        Args:
+            plan: What to allocate.
+            device: Where the pools are.
+            data: Without, only the bookkeeping, which is the same.
+            prepare: Who keeps the tables on the device; None: nobody, its memory is the host's.
+        """
         self.plan = plan
         self.device = torch.device(device)
         self.tables = tuple(
@@ -41,8 +55,14 @@ class KVCacheManager:
         self._slots = BlockAllocator(plan.num_slots, unit="slots")
         self.pools: dict[int, PagedKVPool] = {}
         self.states: dict[AttentionType, StateCachePool] = {}
+        self.device_tables: DeviceTables | None = None
         if data:
             self._allocate()
+            if prepare == "host":
+                self.device_tables = CopiedTables(self.tables, self.device)
+            elif prepare == "device":
+                tokens = plan.max_context_tokens
+                self.device_tables = KernelTables(self.tables, tokens, self.device)
 
     def _allocate(self) -> None:
         by_type: dict[AttentionType, list[LayerCacheSchema]] = {}
@@ -101,6 +121,8 @@ class KVCacheManager:
         self._slots.release(ids, None if generation is None else np.array([generation]))
         for table in self.tables:
             table.clear(slot)
+        if self.device_tables is not None:
+            self.device_tables.release(slot)
         self.tokens[slot] = 0
 
     def generation(self, slot: int) -> int:
@@ -114,6 +136,12 @@ class KVCacheManager:
     def check_running(self, slots: Ids) -> None:
         """Raise ``NotOwner`` unless a request runs in every slot and none is named twice."""
         self._slots.check_held(slots)
+
+    def view(self, table: BlockTable, layer_idx: int) -> torch.Tensor:
+        """int32[slots, width]: a layer's block table where its pools are; never moves."""
+        if self.device_tables is None:
+            return table.view(layer_idx)
+        return self.device_tables.cells(table)[table.group.lane_of(layer_idx)]
 
     def allocate_block(self, group: int = 0) -> Ids:
         """Take one block outside any request (for checkpoints and copies).

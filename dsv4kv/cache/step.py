@@ -5,36 +5,19 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from dsv4kv.cache.allocator import Ids
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cache.table import BlockTable
+from dsv4kv.cache.view import Completed
 from dsv4kv.errors import CacheError, NotOwner
 
 
-class Completed:
-    """Tokens of a step that complete an entry of one compress ratio.
-
-    Attributes:
-        slots: int64[E], slots of their requests.
-        positions: int64[E], their positions; (position + 1) mod ratio is 0.
-        entries: int64[E], physical entries to write, in the pages of one table lane.
-    """
-
-    def __init__(self, slots: Ids, positions: Ids, entries: Ids) -> None:
-        self.slots = torch.from_numpy(slots)
-        self.positions = torch.from_numpy(positions)
-        self.entries = torch.from_numpy(entries)
-
-    def __len__(self) -> int:
-        return len(self.entries)
-
-
 class StepBatch:
-    """Which tokens of which requests a step processes.
+    """Which tokens of which requests a step processes, on the host.
 
     Attributes:
         request_slots: int64[B], slot of every request.
         request_ids: int64[T], request (0 … B − 1) of every token, ascending.
+        token_slots: int64[T], slot of every token.
         positions: int64[T], position of every token, ascending within a request.
         tokens_after: int64[B], tokens of every request once the step is done.
     """
@@ -103,6 +86,10 @@ class StepBatch:
                 "a request of this step has left its slot or moved on since: make a new step."
             )
 
+    def chunk_start(self) -> tuple[int, int]:
+        """Slot of the first request and position of its first token."""
+        return int(self._slots[0]), int(self._positions[0])
+
     def lengths(self, ratio: int) -> Tensor:
         """Valid entries of every request after the step, int64[B]: floor(tokens / ratio)."""
         if ratio not in self._lengths:
@@ -118,5 +105,5 @@ class StepBatch:
             logical = positions // ratio
             blocks = table.blocks[lane, slots, logical // per_block].astype(np.int64)
             entries = blocks * per_block + logical % per_block
-            self._completed[key] = Completed(slots, positions, entries)
+            self._completed[key] = Completed(*map(torch.from_numpy, (slots, positions, entries)))
         return self._completed[key]

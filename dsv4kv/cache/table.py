@@ -21,6 +21,8 @@ class BlockTable:
         held: int64[slots], blocks each slot holds (in every lane).
         returns: How often blocks were given back. What was worked out from ``blocks`` before may
             name another request's blocks since.
+        changes: Cells (slots, columns) written since whoever keeps a copy last took them; None
+            where nobody does.
     """
 
     def __init__(
@@ -33,6 +35,7 @@ class BlockTable:
         self.blocks = np.full((group.lanes, num_slots, width), NO_BLOCK, dtype=np.int32)
         self.held = np.zeros(num_slots, dtype=np.int64)
         self.returns = 0
+        self.changes: list[tuple[Ids, Ids]] | None = None
         # As arrays: numpy calculates with them in half the time it takes with Python's numbers.
         block_tokens = group.ratio * group.entries_per_block
         self._block_tokens = np.array(block_tokens)
@@ -78,9 +81,11 @@ class BlockTable:
             rows, columns = _cells(slots, held - surplus, surplus)
             self._give_back(self.blocks[:, rows, columns])
             self.blocks[:, rows, columns] = NO_BLOCK
+            self._note(rows, columns)
         growth = np.maximum(lacking, 0)
         rows, columns = _cells(slots, held, growth)
         self.blocks[:, rows, columns] = self.allocator.acquire(len(rows))
+        self._note(rows, columns)
         self.held[slots] = held + lacking
 
     def clear(self, slot: int) -> None:
@@ -91,6 +96,11 @@ class BlockTable:
             self._give_back(row)
             row.fill(NO_BLOCK)
             self.held[slot] = 0
+            self._note(np.full(held, slot), np.arange(held))
+
+    def _note(self, rows: Ids, columns: Ids) -> None:
+        if self.changes is not None:
+            self.changes.append((rows, columns))
 
     def _give_back(self, blocks: NDArray[np.int32]) -> None:
         """Return int32[lanes, n] blocks to the allocator."""

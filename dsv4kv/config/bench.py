@@ -77,6 +77,8 @@ class CacheSection(Section):
     """Requests that can run at once; null takes ``workload.concurrency``."""
     state: Literal["ring", "online"] = "ring"
     """HCA compressor state: a ring of 128 rows, or the running softmax (85 times smaller)."""
+    prepare: Literal["host", "device"] = "host"
+    """Who works out a step's blocks for a GPU: the host, which copies them, or kernels there."""
     hadamard: bool = True
     """Rotate indexer keys by Hadamard(128) before quantising."""
 
@@ -153,6 +155,9 @@ class WorkloadSection(Section):
     """Cut longer outputs to this many tokens; null keeps the trace's."""
     speculative: Speculative = Speculative()
     """Speculative decoding."""
+    decode: Literal["both", "graph", "eager"] = "both"
+    """Decode steps on a GPU: as captured graphs, launched operation by operation, or in turns,
+    so that one run compares them."""
     data: Literal["real", "none"] = "real"
     """``real`` moves bytes through every operation; ``none`` runs the bookkeeping alone."""
 
@@ -177,8 +182,12 @@ class BenchConfig(Section):
 
     name: str = "default"
     """Name of the run; part of the record's file name."""
-    device: Literal["auto", "cpu"] = "auto"
-    """Where the cache lives; ``auto`` takes the best the toolkit supports here."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the cache lives; ``auto`` takes a GPU where torch sees one, else the CPU."""
+    backend: str | None = None
+    """Operations that run: ``cpu``, ``cuda``, ``reference``, a peer (``vllm``, ``sglang``,
+    ``flashmla``, ``flaggems``), an installed entry point, or your own ``module:function``; null
+    takes the device's own."""
     model: ModelSection = ModelSection()
     """The model whose cache is built."""
     cache: CacheSection = CacheSection()

@@ -113,9 +113,11 @@ class Backend(Protocol):
     def gather_all(
         self, store: PageStore, table: Tensor, slots: Tensor, lengths: Tensor, out: Tensor
     ) -> None:
-        """Dequantise entries 0 … length − 1 of each request: out bf16[B, M, D], zeros after.
+        """Dequantise entries 0 … length − 1 of each request: out bf16[B, M, D].
 
-        M must be at least the largest length.
+        M must be at least the largest length. A request's rows behind its length are zeros up to
+        the largest one; rows behind that are zeros or what they were, so that a captured launch
+        may have room for more than a step needs.
         """
 
     def gather_window(self, ring: PageStore, slots: Tensor, tokens: Tensor, out: Tensor) -> None:

@@ -32,6 +32,11 @@ class Operation(Part):
     """Entries (rows, tokens) each timed call worked on."""
     bytes: list[int]
     """Useful bytes each timed call read and wrote, by the byte model."""
+    temperature: Literal["cold", "hot"] | None = None
+    """``cold``: the calls of a sample each had pages of their own; ``hot``: the same pages;
+    null: as the workload had it."""
+    distinct_bytes: int | None = None
+    """Useful bytes between two uses of the same page; null where that is not known."""
 
     @model_validator(mode="after")
     def _samples_agree(self) -> Self:
@@ -48,7 +53,8 @@ class Latency(Part):
     """All samples of one bookkeeping action or of a whole step."""
 
     name: str
-    """``prepare``, ``admit``, ``release``, ``step``, ``decode_step``."""
+    """``prepare``, ``admit``, ``release``, ``step``, ``decode_step``; on a GPU ``decode_graph``
+    and ``decode_eager`` with ``_host`` (until all is launched) or ``_device`` (on its clock)."""
     samples_ns: list[int]
     """Duration of every timed call."""
 
@@ -154,19 +160,37 @@ class Memcpy(Part):
     """Duration of every copy."""
 
 
+class Peak(Part):
+    """What the memory of a GPU gives at best, in this run."""
+
+    name: Literal["copy", "read", "write"]
+    """What was done: a copy reads and writes every byte."""
+    bytes: int
+    """Bytes read plus bytes written by one call."""
+    samples_ns: list[int]
+    """Duration of every call."""
+
+
 class Case(Part):
     """One configuration's measurements; a sweep has several."""
 
     axis: dict[str, Any]
     """Values of the swept settings, empty without a sweep."""
-    status: Literal["complete", "incomplete", "failed"]
-    """``incomplete`` after Ctrl-C, ``failed`` with a sentence in ``error``."""
+    status: Literal["complete", "incomplete", "failed", "skipped"]
+    """``incomplete`` after Ctrl-C, ``failed`` with a sentence in ``error``, ``skipped`` likewise
+    where this machine lacks what it takes."""
     error: str | None
-    """Why it failed."""
+    """Why it failed or was skipped."""
     config: dict[str, Any]
     """The whole resolved configuration."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where the cache was."""
     backend: str
-    """Operations that ran: ``cpu``."""
+    """Operations that ran: ``cpu``, ``cuda``, or where they come from."""
+    foreign: list[str] = []
+    """Operations that are not the toolkit's own, checked against the reference before the run."""
+    backend_version: str | None = None
+    """Version of the package they come from."""
     cache: CacheSummary | None
     """The cache that was built; null if building failed."""
     totals: Totals | None
@@ -176,9 +200,26 @@ class Case(Part):
     latencies: list[Latency]
     """Bookkeeping and steps."""
     memcpy: Memcpy | None
-    """The yardstick; null when the run moved no data."""
+    """The yardstick on the CPU; null elsewhere, and when the run moved no data."""
+    peaks: list[Peak] = []
+    """The yardsticks on a GPU."""
     verification: Verification
     """Checks against the reference."""
+
+
+class GpuFacts(Part):
+    """The GPU that a run used."""
+
+    name: str
+    """As the driver names it."""
+    capability: str
+    """Compute capability: ``9.0``."""
+    multiprocessors: int
+    """Streaming multiprocessors."""
+    memory_bytes: int
+    """Memory."""
+    l2_bytes: int
+    """L2 cache."""
 
 
 class Environment(Part):
@@ -208,6 +249,8 @@ class Environment(Part):
     """Revision of the source tree, if run from one."""
     git_dirty: bool | None
     """Whether that tree had uncommitted changes."""
+    gpu: GpuFacts | None = None
+    """The GPU; null where none was used."""
 
 
 class RunRecord(Part):

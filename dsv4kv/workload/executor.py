@@ -1,8 +1,9 @@
 """Runs a step's operations on real bytes, layer by layer, as a decoder would."""
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -10,12 +11,26 @@ import torch
 from torch import Tensor
 
 from dsv4kv.cache.allocator import Ids
-from dsv4kv.cache.handle import CompressedCache, LayerCache, LayerCacheHandle
+from dsv4kv.cache.device_tables import DeviceTables
+from dsv4kv.cache.handle import LayerCache, LayerCacheHandle
+from dsv4kv.cache.staged import StagedStep
+from dsv4kv.cache.staging import stage
 from dsv4kv.cache.step import StepBatch
+from dsv4kv.cache.view import StepView
+from dsv4kv.measure.device_clock import DeviceClock
 from dsv4kv.measure.recorder import Recorder
-from dsv4kv.model.schedule import AttentionType
-from dsv4kv.ops import traffic
-from dsv4kv.workload.inputs import InputBank
+from dsv4kv.workload.choice import EntryChooser
+from dsv4kv.workload.decode_graphs import DecodeGraphs
+from dsv4kv.workload.inputs import InputBank, StepInputs
+from dsv4kv.workload.operations import (
+    Call,
+    CallMaker,
+    Outputs,
+    decode_operations,
+    prefill_operations,
+    read_operations,
+)
+from dsv4kv.workload.work import StepWork
 
 
 @dataclass(frozen=True)
@@ -34,13 +49,18 @@ class StepTokens:
     kept: Ids
     observed: bool = False
 
+    @property
+    def longest_tokens(self) -> int:
+        """Most tokens of a request after the step."""
+        return int(self.batch.tokens_after.max())
+
     def rows(self, members: Ids | int, positions: Ids) -> Ids:
         """Input rows of tokens, by request (0 … B − 1) and position, as this step sees them."""
         return InputBank.rows(self.requests[members], positions, positions >= self.kept[members])
 
 
 class StepObserver(Protocol):
-    """Looks at what a layer's gathers returned."""
+    """Looks at what a layer's gathers returned, wherever that lies."""
 
     def window_gathered(self, layer: LayerCache, step: StepTokens, out: Tensor) -> None:
         """``out`` bf16[B, W, D] holds the windows of the batch."""
@@ -51,197 +71,187 @@ class StepObserver(Protocol):
         """``out`` bf16[B, K, ·] holds the entries ``indices`` int[B, K]; −1 was not asked for."""
 
 
-class Workspace:
-    """Output buffers that grow to the largest size asked for and never shrink."""
+@dataclass(frozen=True)
+class Gpu:
+    """What a run on a GPU has besides.
 
-    def __init__(self) -> None:
-        self._buffers: dict[str, Tensor] = {}
+    Attributes:
+        tables: Block tables on the device.
+        clock: Times steps there; a host's clock would time their launches.
+        graphs: Captured decode steps; None launches every operation.
+        in_turns: Every other decode step is launched operation by operation, to be compared.
+    """
 
-    def take(self, name: str, *shape: int) -> Tensor:
-        """A bf16 tensor of this shape over the buffer ``name``; its content is left over."""
-        size = int(np.prod(shape))
-        if name not in self._buffers or self._buffers[name].numel() < size:
-            self._buffers[name] = torch.empty(size, dtype=torch.bfloat16)
-        return self._buffers[name][:size].view(shape)
+    tables: DeviceTables
+    clock: DeviceClock
+    graphs: DecodeGraphs | None = None
+    in_turns: bool = False
 
 
+@dataclass
 class StepExecutor:
-    """Drives every layer's cache through a step and times each operation."""
+    """Drives every layer's cache through a step.
 
-    def __init__(
-        self,
-        layers: Sequence[LayerCache],
-        inputs: InputBank,
-        recorder: Recorder,
-        observer: StepObserver,
-        *,
-        index_topk: int,
-        window_tokens: int,
-        seed: int,
-    ) -> None:
-        """Prepare to run ``layers`` with data from ``inputs``."""
-        self._layers = layers
-        self._inputs = inputs
-        self._recorder = recorder
-        self._observer = observer
-        self._index_topk = index_topk
-        self._window_tokens = window_tokens
-        self._random = np.random.default_rng(seed)
-        self._scatter = self._random.permutation(index_topk)
-        self._workspace = Workspace()
+    On the CPU every operation is timed; on a GPU decode steps are, see ``Gpu``.
+
+    Attributes:
+        layers: The cache.
+        inputs: Data, on the device of the cache.
+        recorder: Takes the samples.
+        observer: Is shown the gathers of observed steps.
+        chooser: Chooses what CSA layers read.
+        outputs: Where gathers write.
+        index_topk: Entries that are chosen.
+        window_tokens: Tokens of a window.
+        device: Where the cache is.
+        gpu: None on the CPU.
+    """
+
+    layers: Sequence[LayerCache]
+    inputs: InputBank
+    recorder: Recorder
+    observer: StepObserver
+    chooser: EntryChooser
+    outputs: Outputs
+    index_topk: int
+    window_tokens: int
+    device: torch.device
+    gpu: Gpu | None = None
+    _turns: Counter[bool] = field(default_factory=Counter, init=False)
 
     def decode(self, step: StepTokens) -> None:
         """One token of every request, or one and its drafts: insert, flush, gather."""
-        batch = step.batch
-        with self._recorder.excluded():
-            rows = torch.from_numpy(step.rows(batch.request_ids.numpy(), batch.positions.numpy()))
-        for layer in self._layers:
-            handle = LayerCacheHandle(layer, step.batch)
-            self._write_window(handle, step, rows)
-            for indexer in self._parts(layer):
-                self._append_and_flush(handle, step, rows, indexer)
-            self._read(handle, step)
+        graphs = self._take_graphs(step)
+        with self.recorder.excluded():
+            rows = step.rows(step.batch.request_ids.numpy(), step.batch.positions.numpy())
+            chosen = self._choose(step)
+            numbers = stage(torch.from_numpy(rows), self.device)
+            inputs = self.inputs.take(numbers, stage(chosen, self.device))
+        if graphs is None:
+            with self._span("decode_eager", step):
+                self._run(step, inputs, chosen, chunk=False)
+        else:
+            self._replay(graphs, step, inputs, chosen)
 
     def prefill(self, step: StepTokens) -> None:
         """One prompt chunk of one request: insert and compress, then read what is visible."""
-        with self._recorder.excluded():
+        with self.recorder.excluded():
             first = int(step.rows(0, step.batch.positions[:1].numpy())[0])
             rows = slice(first, first + step.batch.num_tokens)  # a view, not a copy
-        for layer in self._layers:
-            handle = LayerCacheHandle(layer, step.batch)
-            self._write_window(handle, step, rows)
-            for indexer in self._parts(layer):
-                self._compress_chunk(handle, step, rows, indexer)
-                self._gather_all(handle, step, indexer)
+            none = torch.empty(1, 0, dtype=torch.int32)
+            inputs = self.inputs.take(rows, none)
+        self._run(step, inputs, none, chunk=True)
 
-    @staticmethod
-    def _parts(layer: LayerCache) -> list[bool]:
-        """Compressed KV (False) and indexer keys (True), as far as the layer has them."""
-        return [i for i, part in ((False, layer.main), (True, layer.indexer)) if part is not None]
+    def prepare(self, slots: Ids, tokens: Ids) -> None:
+        """Tables on the device follow the host's: slots int64[B] hold tokens int64[B].
 
-    def _write_window(
-        self, handle: LayerCacheHandle, step: StepTokens, rows: Tensor | slice
-    ) -> None:
-        with self._recorder.excluded():
-            values = self._inputs.window[rows]
-        ring = handle.layer.window.layout
-        stored = min(step.batch.num_tokens, step.batch.num_requests * ring.entries)
-        moved = traffic.insert_bytes(ring.format, stored)
-        with self._time("window_insert", handle, stored, moved):
-            handle.write_swa(values)
-
-    def _append_and_flush(
-        self, handle: LayerCacheHandle, step: StepTokens, rows: Tensor, indexer: bool
-    ) -> None:
-        part = handle.part(indexer)
-        with self._recorder.excluded():
-            inputs = self._inputs.compressors[part.compressor.channels]
-            kv, score = inputs.kv[rows], inputs.score[rows]
-            flushed = len(handle.completed())
-        online = part.state.dim() == 3
-        tokens, entry = step.batch.num_tokens, part.store.layout.format
-        moved = traffic.state_append_bytes(part.compressor, tokens, online=online)
-        with self._time(_name("state_append", indexer), handle, tokens, moved):
-            handle.append_state(kv, score, indexer=indexer)
-        moved = traffic.flush_bytes(part.compressor, entry, flushed, online=online)
-        with self._time(_name("flush", indexer), handle, flushed, moved):
-            handle.flush(indexer=indexer)
-
-    def _compress_chunk(
-        self, handle: LayerCacheHandle, step: StepTokens, rows: slice, indexer: bool
-    ) -> None:
-        part = handle.part(indexer)
-        inputs = self._inputs.compressors[part.compressor.channels]
-        tokens = step.batch.num_tokens
-        moved = traffic.compress_chunk_bytes(
-            part.compressor,
-            part.store.layout.format,
-            tokens,
-            len(handle.completed()),
-            part.state.shape[2] if part.state.dim() == 4 else 3,
-        )
-        with self._time(_name("compress_chunk", indexer), handle, tokens, moved):
-            handle.compress_chunk(inputs.kv[rows], inputs.score[rows], indexer=indexer)
-
-    def _read(self, handle: LayerCacheHandle, step: StepTokens) -> None:
-        """What the attention of a decode step reads."""
-        layer = handle.layer
-        if layer.indexer is not None:
-            self._gather_all(handle, step, indexer=True)
-        if layer.schema.layer.attn is AttentionType.HCA and layer.main is not None:
-            self._gather_all(handle, step, indexer=False)
-        elif layer.main is not None:
-            self._gather_topk(handle, step)
-        self._gather_window(handle, step)
-
-    def _gather_topk(self, handle: LayerCacheHandle, step: StepTokens) -> None:
-        part, batch = handle.part(indexer=False), step.batch
-        with self._recorder.excluded():
-            lengths = _count_entries(step, part)
-            topk = self._choose(lengths.numpy())
-            out = self._workspace.take("topk", *topk.shape, part.compressor.dim)
-            found = int(lengths.clamp(max=self._index_topk).sum())
-        asked = batch.num_requests * self._index_topk
-        moved = traffic.gather_topk_bytes(part.store.layout.format, found, asked)
-        with self._time("gather_topk", handle, found, moved):
-            handle.gather_compressed_kv(topk, out)
-        if step.observed:
-            with self._recorder.excluded():
-                self._observer.entries_gathered(handle.layer, step, topk, out, False)
-
-    def _gather_all(self, handle: LayerCacheHandle, step: StepTokens, indexer: bool) -> None:
-        part = handle.part(indexer)
-        with self._recorder.excluded():
-            lengths = _count_entries(step, part)
-            found, longest = int(lengths.sum()), int(lengths.max())
-            blocks = int((-(-lengths // part.store.layout.entries)).sum())
-            shape = (step.batch.num_requests, longest, part.compressor.dim)
-            out = self._workspace.take("indexer" if indexer else "all", *shape)
-        moved = traffic.gather_all_bytes(part.store.layout.format, found, blocks)
-        with self._time(_name("gather_all", indexer), handle, found, moved):
-            if longest:
-                handle.gather_all_compressed_kv(out, indexer=indexer)
-        if step.observed and longest:
-            with self._recorder.excluded():
-                entries = torch.arange(longest).expand(len(lengths), -1)
-                indices = entries.masked_fill(entries >= lengths[:, None], -1)
-                self._observer.entries_gathered(handle.layer, step, indices, out, indexer)
-
-    def _gather_window(self, handle: LayerCacheHandle, step: StepTokens) -> None:
-        batch, layout = step.batch, handle.layer.window.layout
-        with self._recorder.excluded():
-            shape = (batch.num_requests, self._window_tokens, layout.format.dims)
-            out = self._workspace.take("window", *shape)
-            found = int(batch.tokens_after.clamp(max=self._window_tokens).sum())
-        moved = traffic.gather_window_bytes(layout.format, found, batch.num_requests)
-        with self._time("gather_window", handle, found, moved):
-            handle.gather_swa_kv(out)
-        if step.observed:
-            with self._recorder.excluded():
-                self._observer.window_gathered(handle.layer, step, out)
-
-    def _choose(self, lengths: Ids) -> Tensor:
-        """Scattered, distinct entries of each request, int32[B, K], −1 where there are too few.
-
-        Stands for the indexer's choice, which depends on queries that a cache does not see.
+        All requests of a step at once, as on the host, or blocks would differ. A step of decodes
+        alone does so itself, as its graph's first node.
         """
-        topk, visible = self._index_topk, lengths[:, None]
-        jitter = self._random.random((len(lengths), 1))
-        spread = ((self._scatter + jitter) * visible / topk).astype(np.int32)
-        in_order = np.where(np.arange(topk) < visible, np.arange(topk), -1)
-        return torch.from_numpy(np.where(visible > topk, spread, in_order).astype(np.int32))
+        if self.gpu is not None:
+            numbers = stage(torch.from_numpy(np.stack([slots, tokens])), self.device)
+            self.gpu.tables.prepare(numbers[0], numbers[1])
 
-    def _time(
-        self, name: str, handle: LayerCacheHandle, entries: int, moved_bytes: int
-    ) -> AbstractContextManager[None]:
-        attn = handle.layer.schema.layer.attn.value
-        return self._recorder.timed(name, attn, entries, moved_bytes)
+    def _take_graphs(self, step: StepTokens) -> DecodeGraphs | None:
+        """The graphs if it is their turn; observed steps take turns among themselves."""
+        if self.gpu is None:
+            return None
+        self._turns[step.observed] += 1
+        eager = self.gpu.in_turns and self._turns[step.observed] % 2 == 0
+        return None if eager else self.gpu.graphs
 
+    def _run(self, step: StepTokens, inputs: StepInputs, chosen: Tensor, *, chunk: bool) -> None:
+        """Launch the operations of every layer, one after the other."""
+        view: StepView = step.batch
+        if self.gpu is not None:
+            view = StagedStep(step.batch, self.device)
+            self.gpu.tables.publish()
+            if not chunk:
+                self.gpu.tables.prepare(view.request_slots, view.tokens_after)
+        after, positions = step.batch.tokens_after.numpy(), step.batch.positions.numpy()
+        work = StepWork(after, positions, self.index_topk, self.window_tokens)
+        operations_of = prefill_operations if chunk else decode_operations
+        for layer in self.layers:
+            handle = LayerCacheHandle(layer, view)
+            maker = CallMaker(handle, inputs, self.outputs, step.longest_tokens)
+            for operation in operations_of(layer):
+                with self.recorder.excluded():
+                    call = maker.make(*operation)
+                if call is not None:
+                    self._call(call, layer, work)
+                    self._show_if_observed(layer, call, step, chosen)
 
-def _count_entries(step: StepTokens, part: CompressedCache) -> Tensor:
-    """Complete entries of every request, int64[B]; not asked of the cache, which is checked."""
-    return step.batch.tokens_after // part.compressor.ratio
+    def _call(self, call: Call, layer: LayerCache, work: StepWork) -> None:
+        if self.gpu is not None:
+            call.run()
+            return
+        with self.recorder.excluded():
+            entries, moved_bytes = work.of(call, layer)
+        attn = layer.schema.layer.attn.value
+        with self.recorder.timed(call.name, attn, entries, moved_bytes):
+            call.run()
 
+    def _replay(
+        self, graphs: DecodeGraphs, step: StepTokens, inputs: StepInputs, chosen: Tensor
+    ) -> None:
+        assert self.gpu is not None
+        graph = graphs.graph_for(step.batch.num_requests)
+        with self.recorder.excluded():
+            graphs.load(inputs)
+        with self._span("decode_graph", step):
+            step.batch.check_current()
+            self.gpu.tables.publish()
+            graphs.replay(graph, step.batch)
+        if step.observed:
+            with self.recorder.excluded():
+                for layer, call in graph.gathers:
+                    self._show(layer, call, step, chosen)
+                self._show_every_layer(step, inputs, chosen)
 
-def _name(operation: str, indexer: bool) -> str:
-    return f"indexer_{operation}" if indexer else operation
+    def _show_every_layer(self, step: StepTokens, inputs: StepInputs, chosen: Tensor) -> None:
+        """The layers of a graph share outputs: read each again, to see what the graph wrote."""
+        view = StagedStep(step.batch, self.device)
+        for layer in self.layers:
+            handle = LayerCacheHandle(layer, view)
+            maker = CallMaker(handle, inputs, self.outputs, step.longest_tokens)
+            for call in maker.make_all(read_operations(layer)):
+                call.run()
+                self._show(layer, call, step, chosen)
+
+    def _show_if_observed(
+        self, layer: LayerCache, call: Call, step: StepTokens, chosen: Tensor
+    ) -> None:
+        if step.observed and call.out is not None:
+            with self.recorder.excluded():
+                self._show(layer, call, step, chosen)
+
+    def _show(self, layer: LayerCache, call: Call, step: StepTokens, chosen: Tensor) -> None:
+        assert call.out is not None
+        out = call.out[: step.batch.num_requests]
+        if call.operation == "gather_window":
+            self.observer.window_gathered(layer, step, out)
+        elif call.operation == "gather_topk":
+            self.observer.entries_gathered(layer, step, chosen, out, False)
+        else:
+            lengths = step.batch.tokens_after // layer.schema.layer.ratio
+            entries = torch.arange(int(lengths.max())).expand(len(lengths), -1)
+            indices = entries.masked_fill(entries >= lengths[:, None], -1)
+            visible = out[:, : indices.shape[1]]
+            self.observer.entries_gathered(layer, step, indices, visible, call.indexer)
+
+    def _choose(self, step: StepTokens) -> Tensor:
+        """What CSA layers read, int32[B, K] on the host: the same entries in each of them."""
+        ratios = {layer.schema.layer.ratio for layer in self.layers if layer.indexer is not None}
+        ratio = min(ratios, default=1)
+        return self.chooser.choose(step.batch.tokens_after.numpy() // ratio)
+
+    @contextmanager
+    def _span(self, name: str, step: StepTokens) -> Iterator[None]:
+        """Time a decode step on the host and on the GPU; one that is looked at is not timed."""
+        if self.gpu is None or step.observed or not self.recorder.enabled:
+            yield
+            return
+        start_ns = self.recorder.now_ns()
+        with self.gpu.clock.span(f"{name}_device"):
+            yield
+        self.recorder.keep(f"{name}_host", start_ns)

@@ -4,6 +4,8 @@ A token's data is a function of its request, its position and whether it is a re
 what an entry must be can be worked out from scratch at any time, without asking the cache.
 """
 
+from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,18 +23,37 @@ _REJECTED_OFFSET = 2053  # offset of a rejected draft from the token that takes 
 
 @dataclass(frozen=True)
 class CompressorInputs:
-    """kv and score of every distinct token: float32[distinct + chunk, C]."""
+    """kv and score of tokens: float32[T, C] each."""
 
     kv: Tensor
     score: Tensor
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """What a model hands its cache in one step.
+
+    Attributes:
+        window: Window values of the step's tokens, bf16[T, D].
+        compressors: Their kv and score, by number of channels.
+        topk: Entries that CSA layers read, int32[B, K], −1 for none; empty in a prompt chunk.
+    """
+
+    window: Tensor
+    compressors: Mapping[int, CompressorInputs]
+    topk: Tensor
+
+    def of(self, compressor: Compressor) -> CompressorInputs:
+        """Kv and score for one compressor."""
+        return self.compressors[compressor.channels]
 
 
 class InputBank:
     """Standard normal window values, kv and score rows, shared by all layers of one shape.
 
     Attributes:
-        window: bf16[distinct + chunk, D].
-        compressors: kv and score by number of channels.
+        window: Values of every distinct token, and some of them again, bf16[distinct + chunk, D].
+        compressors: kv and score of as many tokens, by number of channels.
     """
 
     def __init__(
@@ -54,6 +75,24 @@ class InputBank:
         data = torch.randn(_DISTINCT_TOKENS, channels, generator=generator)
         repeats = -(-self._max_chunk // _DISTINCT_TOKENS)
         return torch.cat([data, data.repeat(repeats, 1)[: self._max_chunk]])
+
+    def to(self, device: torch.device) -> "InputBank":
+        """The same data on a device."""
+        moved = copy(self)
+        moved.window = self.window.to(device)
+        moved.compressors = {
+            channels: CompressorInputs(rows.kv.to(device), rows.score.to(device))
+            for channels, rows in self.compressors.items()
+        }
+        return moved
+
+    def take(self, rows: Tensor | slice, topk: Tensor) -> StepInputs:
+        """The inputs of a step: rows int64[T] as ``rows`` numbers them, or one after another."""
+        taken = {
+            channels: CompressorInputs(every.kv[rows], every.score[rows])
+            for channels, every in self.compressors.items()
+        }
+        return StepInputs(self.window[rows], taken, topk)
 
     @staticmethod
     def rows(

@@ -206,6 +206,8 @@ class ServingLoop:
             batch = StepBatch(self._manager, slots[some], before[some], after[some])
             return StepTokens(batch, self._serial[slots[some]], kept[some], observed)
 
+        if decoding < len(slots):
+            executor.prepare(slots, after)
         if decoding:
             executor.decode(tokens(slice(decoding)))
         for i in range(decoding, len(slots)):  # chunks differ in length: each is a call of its own
@@ -215,6 +217,8 @@ class ServingLoop:
         rejected = kept < after
         if np.count_nonzero(rejected):
             self._prepare("rollback", slots[rejected], after[rejected], kept[rejected])
+            if self._executor is not None:
+                self._executor.prepare(slots[rejected], kept[rejected])
             self.totals.rolled_back_tokens += int((after - kept).sum())
 
     def _advance(self, slots: Slots, kept: Slots, decoding: int) -> None:

@@ -28,7 +28,7 @@ class Verifier:
     """Samples one request of every gather it is shown.
 
     Attributes:
-        inputs: The data the cache was fed.
+        inputs: The data the cache was fed, on the host.
         random: Chooses the samples.
         checks: Comparisons made, by operation.
         failures: A sentence for each output that differed.
@@ -48,8 +48,8 @@ class Verifier:
         position = tokens - visible + i
         row = int(step.rows(b, np.array([position]))[0])
         expected = _round_trip(layer.window.layout.format, self.inputs.window[row])
-        rest = out[b, visible:]
-        if not torch.equal(out[b, i], expected) or bool(rest.count_nonzero()):
+        found = out[b].cpu()
+        if not torch.equal(found[i], expected) or bool(found[visible:].count_nonzero()):
             self._fail("gather_window", layer, step, b, f"position {position}")
         self.checks["gather_window"] += 1
 
@@ -61,21 +61,21 @@ class Verifier:
         part = layer.indexer if indexer else layer.main
         assert part is not None
         b = int(self.random.integers(step.batch.num_requests))
-        asked = indices[b] >= 0
-        if bool(out[b][~asked].count_nonzero()):
+        asked, found = indices[b] >= 0, out[b].cpu()
+        if bool(found[~asked].count_nonzero()):
             self._fail(name, layer, step, b, "entries that were not asked for")
-        found = asked.nonzero().squeeze(1)
-        if len(found):
-            k = int(found[int(self.random.integers(len(found)))])
+        places = asked.nonzero().squeeze(1)
+        if len(places):
+            k = int(places[int(self.random.integers(len(places)))])
             entry = int(indices[b, k])
             expected = self._entry(part, step, b, entry)
-            if not _close(part.store.layout.format, out[b, k], expected):
+            if not _close(part.store.layout.format, found[k], expected):
                 self._fail(name, layer, step, b, f"entry {entry}")
         self.checks[name] += 1
 
     def _entry(self, part: CompressedCache, step: StepTokens, b: int, entry: int) -> Tensor:
         """Entry of a request from its tokens' inputs, in float64: bf16[D], quantised and back."""
-        compressor = part.compressor
+        compressor = part.compressor.to(torch.device("cpu"))
         first = entry * compressor.ratio
         positions = np.arange(first + compressor.ratio - compressor.rows, first + compressor.ratio)
         rows = torch.from_numpy(step.rows(b, np.maximum(positions, 0)))

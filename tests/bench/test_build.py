@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from dsv4kv.bench.build import (
-    build_executor,
     check_data_path,
     check_memory,
     loop_settings,
@@ -15,6 +14,7 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.measure.recorder import Recorder
 from dsv4kv.workload.loop import LoopSettings
 from tests.bench.settings import BOOKS, tiny_config
+from tests.workload.serving import drive_on_cpu
 
 
 def test_every_setting_of_the_cache_reaches_the_plan() -> None:
@@ -119,8 +119,8 @@ def test_the_seed_decides_inputs_weights_and_samples() -> None:
     def draw(seed: int) -> tuple[torch.Tensor, torch.Tensor, int]:
         config = tiny_config(f"measure.seed={seed}", "model.layers=[3]")
         manager = KVCacheManager(plan_from(config))
-        executor, verifier = build_executor(config, manager, Recorder())
-        main = executor._layers[0].main
+        drive = drive_on_cpu(config, manager, Recorder())
+        main, verifier = drive.executor.layers[0].main, drive.verifier
         assert main
         return verifier.inputs.window, main.compressor.ape, int(verifier.random.integers(2**60))
 
@@ -136,8 +136,8 @@ def test_the_seed_decides_inputs_weights_and_samples() -> None:
 def test_the_indexer_rotates_its_keys_if_told_and_nothing_else_does() -> None:
     for hadamard in ("true", "false"):
         config = tiny_config(f"cache.hadamard={hadamard}")
-        executor, _ = build_executor(config, KVCacheManager(plan_from(config)), Recorder())
-        _, csa, hca = executor._layers
+        executor = drive_on_cpu(config, KVCacheManager(plan_from(config)), Recorder()).executor
+        _, csa, hca = executor.layers
         assert csa.main
         assert csa.indexer
         assert hca.main
@@ -148,5 +148,5 @@ def test_the_indexer_rotates_its_keys_if_told_and_nothing_else_does() -> None:
 
 def test_inputs_are_no_longer_than_the_longest_chunk() -> None:
     config = tiny_config("workload.step_tokens=1M", "model.layers=[0]")
-    _, verifier = build_executor(config, KVCacheManager(plan_from(config)), Recorder())
+    verifier = drive_on_cpu(config, KVCacheManager(plan_from(config)), Recorder()).verifier
     assert len(verifier.inputs.window) == 4099 + 1024

@@ -322,8 +322,8 @@ def test_ctrl_c_in_a_step_leaves_an_incomplete_record(monkeypatch: pytest.Monkey
     [
         "dsv4kv.bench.run.capture_environment",
         "dsv4kv.bench.run.count_tokens",
-        "dsv4kv.bench.case.KVCacheManager",
-        "dsv4kv.bench.case.build_executor",
+        "dsv4kv.bench.build.KVCacheManager",
+        "dsv4kv.bench.case.build_drive",
         "dsv4kv.bench.case.measure_memcpy",
         "dsv4kv.bench.case.open_requests",
     ],

@@ -85,7 +85,7 @@ def gather_topk(format_name: str) -> Arguments:
 
 def gather_all(format_name: str) -> Arguments:
     store = store_of(format_name, filled=True)
-    return store, *_requests(), nan_output(3, 61, store.layout.format.dims)
+    return store, *_requests(), nan_output(3, 50, store.layout.format.dims)
 
 
 def gather_window(format_name: str) -> Arguments:

@@ -80,6 +80,38 @@ def test_all_gives_every_entry_in_order_and_zeros_after(entry: EntryFormat, reve
 
 
 @each_order
+def test_all_leaves_what_lies_behind_the_largest_length_alone(reverse: bool) -> None:
+    # Captured for more than a step needs: the lengths of a replay decide what is written.
+    store, room, longest = filled_store(MAIN), 90, 33
+    lengths = torch.tensor([12, longest, 0, -5, 20])
+    indices = torch.arange(longest).expand(5, -1)
+    visible = places(indices).masked_fill(indices >= lengths[:, None], -1)
+    guarded = GuardedOutput.of(5, room, MAIN.dims)
+    launch = plan_gather_all(store, TABLE, SLOTS, lengths, guarded.out)
+    run(on_blocks(launch, 3), reverse=reverse)
+    found = guarded.content()
+    assert same_bits(found[:, :longest], rows_or_zeros(decoded(store), visible))
+    assert bool(found[:, longest:].isnan().all())
+
+
+@each_order
+@pytest.mark.parametrize("requests", [1, 31, 33, 80])
+def test_all_finds_the_largest_length_among_any_number_of_requests(
+    requests: int, reverse: bool
+) -> None:
+    store = filled_store(TINY)
+    for longest_at in {0, requests // 2, requests - 1}:
+        lengths = torch.full((requests,), 2)
+        lengths[longest_at] = 40
+        slots = torch.zeros(requests, dtype=torch.int64)
+        guarded = GuardedOutput.of(requests, 44, 16)
+        run(plan_gather_all(store, TABLE, slots, lengths, guarded.out), reverse=reverse)
+        written = ~guarded.content().isnan()
+        assert bool(written[:, :40].all())
+        assert not bool(written[:, 40:].any())
+
+
+@each_order
 @pytest.mark.parametrize(
     ("name", "ring_length"),
     [("fp8_ds_mla", 128), *((name, 131) for name in FORMATS["window"])],  # 3 draft tokens

@@ -5,11 +5,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from unittest.mock import patch
 
-from dsv4kv.bench.build import build_executor, loop_settings, plan_from
+from dsv4kv.bench.build import Drive, build_drive, loop_settings, plan_from
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.load import load_config
 from dsv4kv.measure.recorder import Recorder
+from dsv4kv.ops.registry import load_backend
 from dsv4kv.workload import inputs
 from dsv4kv.workload.loop import LoopTotals, ServingLoop
 from dsv4kv.workload.request import Request
@@ -49,6 +50,11 @@ def make_requests(*lengths: tuple[int, int]) -> list[Request]:
     return [Request(0.0, input_tokens, output_tokens) for input_tokens, output_tokens in lengths]
 
 
+def drive_on_cpu(config: BenchConfig, manager: KVCacheManager, recorder: Recorder) -> Drive:
+    """What moves the bytes of a cache on the CPU."""
+    return build_drive(config, manager, recorder, load_backend("cpu"))
+
+
 def serve(
     lengths: Iterable[tuple[int, int]], *settings: str, meddle: Meddle | None = None
 ) -> Served:
@@ -56,7 +62,8 @@ def serve(
     config = make_config(*settings)
     manager, recorder = KVCacheManager(plan_from(config)), Recorder()
     with patch.object(inputs, "_DISTINCT_TOKENS", 521):  # enough, and drawn eight times as fast
-        executor, verifier = build_executor(config, manager, recorder)
+        drive = drive_on_cpu(config, manager, recorder)
+        verifier = drive.verifier
 
         def between_steps(_tokens: int) -> None:
             if verifier.failures:
@@ -65,7 +72,7 @@ def serve(
                 meddle(manager, loop.totals.steps)
 
         requests, settled = make_requests(*lengths), loop_settings(config)
-        loop = ServingLoop(manager, requests, settled, recorder, executor, between_steps)
+        loop = ServingLoop(manager, requests, settled, recorder, drive.executor, between_steps)
         with suppress(_Found):
             loop.run()
     return Served(loop.totals, manager, recorder, verifier)

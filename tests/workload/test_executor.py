@@ -1,16 +1,17 @@
 """A step's operations: what is chosen, what is counted, and what is timed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dsv4kv.bench.build import build_executor, plan_from
+from dsv4kv.bench.build import plan_from
 from dsv4kv.cache.handle import LayerCache
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cache.prepare import prepare_forward
@@ -18,22 +19,14 @@ from dsv4kv.cache.step import StepBatch
 from dsv4kv.measure import recorder as clock
 from dsv4kv.measure.recorder import Recorder
 from dsv4kv.ops import cpu
-from dsv4kv.workload.executor import StepExecutor, StepObserver, StepTokens, Workspace
+from dsv4kv.workload.choice import EntryChooser
+from dsv4kv.workload.executor import StepTokens
 from dsv4kv.workload.inputs import InputBank
+from dsv4kv.workload.operations import Outputs
 from dsv4kv.workload.verifier import Verifier
-from tests.workload.serving import make_config, serve
+from tests.workload.serving import drive_on_cpu, make_config, serve
 
 # ---- chosen entries -----------------------------------------------------------------------------
-
-
-def make_chooser(topk: int, seed: int) -> Callable[[Any], Tensor]:
-    """The choice of entries alone: no layer, no data."""
-    inputs = cast(InputBank, None)
-    observer = cast(StepObserver, None)
-    executor = StepExecutor(
-        [], inputs, Recorder(), observer, index_topk=topk, window_tokens=128, seed=seed
-    )
-    return executor._choose
 
 
 @settings(deadline=None)
@@ -45,7 +38,7 @@ def make_chooser(topk: int, seed: int) -> Callable[[Any], Tensor]:
 def test_chosen_entries_are_distinct_and_visible_and_as_many_as_there_are(
     lengths: list[int], topk: int, seed: int
 ) -> None:
-    chosen = make_chooser(topk, seed)(np.array(lengths)).numpy()
+    chosen = EntryChooser(topk, seed).choose(np.array(lengths)).numpy()
     assert chosen.shape == (len(lengths), topk)
     assert chosen.dtype == np.int32
     for row, length in zip(chosen, lengths, strict=True):
@@ -56,13 +49,13 @@ def test_chosen_entries_are_distinct_and_visible_and_as_many_as_there_are(
 
 
 def test_chosen_entries_are_scattered_over_the_whole_request() -> None:
-    chosen = make_chooser(512, 0)(np.array([262_144])).numpy()[0]
+    chosen = EntryChooser(512, 0).choose(np.array([262_144])).numpy()[0]
     assert not (np.diff(chosen) > 0).all()
     assert np.histogram(chosen, bins=8, range=(0, 262_144))[0].tolist() == [64] * 8
 
 
 def test_every_step_chooses_anew() -> None:
-    choose = make_chooser(512, 0)
+    choose = EntryChooser(512, 0).choose
     lengths = np.array([10_000])
     assert not np.array_equal(choose(lengths).numpy(), choose(lengths).numpy())
 
@@ -99,7 +92,8 @@ class Bench:
         self.config = make_config(*options)
         self.manager = KVCacheManager(plan_from(self.config))
         self.recorder = Recorder()
-        self.executor, self.verifier = build_executor(self.config, self.manager, self.recorder)
+        drive = drive_on_cpu(self.config, self.manager, self.recorder)
+        self.executor, self.verifier = drive.executor, drive.verifier
 
     def step(self, before: Sequence[int], after: Sequence[int]) -> StepTokens:
         """A step of new requests that already have ``before`` tokens."""
@@ -238,9 +232,9 @@ def test_inputs_choices_and_checks_are_not_timed(monkeypatch: pytest.MonkeyPatch
     for owner, name in (
         (Verifier, "window_gathered"),
         (Verifier, "entries_gathered"),
-        (StepExecutor, "_choose"),
+        (EntryChooser, "choose"),
         (StepTokens, "rows"),
-        (Workspace, "take"),
+        (Outputs, "take"),
     ):
         take(owner, name, 1_000_000)
     recorder = serve([(20, 9)]).recorder
@@ -249,14 +243,14 @@ def test_inputs_choices_and_checks_are_not_timed(monkeypatch: pytest.MonkeyPatch
     assert sum(recorder.latencies["step"]) == 7 * calls
 
 
-def test_a_workspace_is_reused_until_more_is_needed() -> None:
-    workspace = Workspace()
-    first = workspace.take("out", 4, 8)
-    assert workspace.take("out", 2, 8).data_ptr() == first.data_ptr()
-    assert workspace.take("other", 2, 8).data_ptr() != first.data_ptr()
-    larger = workspace.take("out", 8, 8)
+def test_outputs_are_reused_until_more_is_needed() -> None:
+    outputs = Outputs(torch.device("cpu"), index_topk=512, window_tokens=128)
+    first = outputs.take("out", 4, 8)
+    assert outputs.take("out", 2, 8).data_ptr() == first.data_ptr()
+    assert outputs.take("other", 2, 8).data_ptr() != first.data_ptr()
+    larger = outputs.take("out", 8, 8)
     assert larger.shape == (8, 8)
-    assert workspace.take("out", 4, 8).data_ptr() == larger.data_ptr()
+    assert outputs.take("out", 4, 8).data_ptr() == larger.data_ptr()
 
 
 def test_the_model_decides_how_many_entries_are_chosen() -> None:
@@ -272,7 +266,7 @@ def test_the_model_decides_how_many_entries_are_chosen() -> None:
             shown.append(indices)
 
     bench = Bench("model.preset=v4-pro", "model.layers=[2]")
-    bench.executor._observer = Observer()
+    bench.executor.observer = Observer()
     step = bench.step([200], [201])
     bench.executor.decode(StepTokens(step.batch, step.requests, step.kept, observed=True))
     assert [indices.shape for indices in shown] == [(1, 50), (1, 1024)]

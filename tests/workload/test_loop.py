@@ -5,8 +5,10 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import cast
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
+from numpy.typing import NDArray
 
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.errors import CacheError
@@ -232,6 +234,7 @@ class Collector:
 
     def __init__(self, fail_after: int | None = None) -> None:
         self.steps: list[tuple[str, StepTokens]] = []
+        self.prepared: list[tuple[list[int], list[int]]] = []
         self._fail_after = fail_after
 
     def decode(self, step: StepTokens) -> None:
@@ -239,6 +242,9 @@ class Collector:
 
     def prefill(self, step: StepTokens) -> None:
         self._collect("prefill", step)
+
+    def prepare(self, slots: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:
+        self.prepared.append((slots.tolist(), tokens.tolist()))
 
     def _collect(self, kind: str, step: StepTokens) -> None:
         if len(self.steps) == self._fail_after:
@@ -289,6 +295,25 @@ def test_a_step_knows_which_of_its_drafts_will_be_rejected() -> None:
     starts = [int(step.batch.positions[0]) for _, step in collector.steps]
     assert starts == [0, *(kept for kept, _ in ends[:-1])]
     assert {after - kept for kept, after in ends} == {0, 1, 2}
+
+
+def test_the_executor_hears_of_rejected_drafts_with_what_is_left() -> None:
+    collector = Collector()
+    plan = replace(PLAIN, draft_tokens=2, acceptance=0.5)
+    loop, _, _ = make_loop(collector, plan, (10, 40))
+    loop.run()
+    ends = [(int(step.kept[0]), int(step.batch.tokens_after[0])) for _, step in collector.steps]
+    assert collector.prepared[0] == ([0], [10])  # the prompt
+    assert collector.prepared[1:] == [([0], [kept]) for kept, after in ends if kept < after]
+
+
+def test_a_step_with_prompt_chunks_is_prepared_for_all_its_requests_at_once() -> None:
+    collector = Collector()
+    loop, _, _ = make_loop(collector, replace(PLAIN, concurrency=3), (4, 3), (5, 3), (120, 1))
+    loop.run()
+    first, second = collector.prepared
+    assert first == ([0, 1, 2], [4, 5, 91])
+    assert second == ([0, 1, 2], [5, 6, 120])
 
 
 @pytest.mark.parametrize(("every", "observed"), [(0, []), (1, [0, 1, 2, 3, 4, 5]), (4, [0, 4])])

@@ -42,7 +42,10 @@ def plan_gather_all(
     *,
     unroll: int = UNROLL,
 ) -> Launch:
-    """See ``contract.Backend.gather_all``; entries from M on are left out."""
+    """See ``contract.Backend.gather_all``; entries from M on are left out.
+
+    Rows behind the largest length are left as they are.
+    """
     sizes = (*out.shape[:2], *table.shape, len(store.pages))
     return _plan(
         "gather_all", store, out, (store.pages, table, slots, lengths, out, *sizes), unroll

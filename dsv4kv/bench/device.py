@@ -1,0 +1,69 @@
+"""Where a run's cache lives."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dsv4kv.errors import ConfigError, CudaUnavailable
+from dsv4kv.measure.device_clock import Event
+from dsv4kv.workload.cuda_graphs import CudaCapturer
+from dsv4kv.workload.decode_graphs import Capturer
+
+
+@dataclass(frozen=True)
+class CudaDevice:
+    """A GPU, and what a run needs of it besides memory.
+
+    Attributes:
+        device: As torch names it.
+        free_bytes: Memory that is free.
+        l2_bytes: Size of its L2 cache.
+        make_event: Makes a moment on its clock.
+        make_capturer: Makes what captures graphs.
+    """
+
+    device: torch.device
+    free_bytes: int
+    l2_bytes: int
+    make_event: Callable[[], Event]
+    make_capturer: Callable[[], Capturer]
+
+
+def find_device(wanted: str) -> CudaDevice | None:
+    """The device that ``auto``, ``cpu`` or ``cuda`` stands for here; None is the CPU.
+
+    Raises:
+        CudaUnavailable: A GPU is asked for and torch sees none.
+    """
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return None
+    if not torch.cuda.is_available():
+        raise CudaUnavailable(
+            "device is cuda and torch sees no CUDA device here: set device to cpu or auto, or "
+            "install a torch built for CUDA on a machine with an NVIDIA GPU and driver."
+        )
+    device = torch.device("cuda", torch.cuda.current_device())
+    return CudaDevice(
+        device,
+        free_bytes=torch.cuda.mem_get_info(device)[0],
+        l2_bytes=torch.cuda.get_device_properties(device).L2_cache_size,
+        make_event=_make_event,
+        make_capturer=CudaCapturer,
+    )
+
+
+def check_prepare(prepare: str, device: CudaDevice | None) -> None:
+    """Raise ``ConfigError`` where kernels are to keep tables and there is no GPU."""
+    if prepare == "device" and device is None:
+        raise ConfigError(
+            "cache.prepare is device, and the cache is on the CPU: set it to host, or device to "
+            "cuda."
+        )
+
+
+def _make_event() -> Event:
+    make: Any = torch.cuda.Event
+    event: Event = make(enable_timing=True)
+    return event

@@ -1,0 +1,152 @@
+"""What a step does to one layer's cache, operation by operation, as a decoder would."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from dsv4kv.cache.handle import LayerCache, LayerCacheHandle
+from dsv4kv.model.schedule import AttentionType
+from dsv4kv.workload.inputs import StepInputs
+
+
+@dataclass(frozen=True)
+class Call:
+    """One operation on one layer.
+
+    Attributes:
+        operation: Its name in ``ops.contract``.
+        indexer: It works on the indexer keys, not on the compressed KV.
+        run: Does it.
+        out: What it gathers into; None where it writes the cache.
+    """
+
+    operation: str
+    indexer: bool
+    run: Callable[[], None]
+    out: Tensor | None = None
+
+    @property
+    def name(self) -> str:
+        """Name in a record: indexer keys are told apart from compressed KV."""
+        return f"indexer_{self.operation}" if self.indexer else self.operation
+
+
+class Outputs:
+    """Where gathers write: buffers that the layers of a step take turns to fill.
+
+    They grow to the largest size asked for and never shrink or, once large enough, move.
+    """
+
+    def __init__(self, device: torch.device, index_topk: int, window_tokens: int) -> None:
+        self._device = device
+        self._index_topk = index_topk
+        self._window_tokens = window_tokens
+        self._buffers: dict[str, Tensor] = {}
+
+    def chosen(self, requests: int, dims: int) -> Tensor:
+        """For top-k gathers: bf16[B, K, dims]; the content is left over, as in all of them."""
+        return self.take("chosen", requests, self._index_topk, dims)
+
+    def all(self, requests: int, most: int, dims: int, *, indexer: bool) -> Tensor:
+        """For gathers of all entries: bf16[B, most, dims]."""
+        return self.take("indexer" if indexer else "all", requests, most, dims)
+
+    def window(self, requests: int, dims: int) -> Tensor:
+        """For window gathers: bf16[B, W, dims]."""
+        return self.take("window", requests, self._window_tokens, dims)
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """A bf16 tensor of this shape over the buffer ``name``."""
+        size = torch.Size(shape).numel()
+        if name not in self._buffers or self._buffers[name].numel() < size:
+            self._buffers[name] = torch.empty(size, dtype=torch.bfloat16, device=self._device)
+        return self._buffers[name][:size].view(shape)
+
+
+Step = tuple[str, bool]
+"""An operation by its name in ``ops.contract``, and whether it works on indexer keys."""
+
+
+def decode_operations(layer: LayerCache) -> list[Step]:
+    """A decode step: insert, flush what is complete, read what attention reads."""
+    writes = [(name, part) for part in layer.parts for name in ("state_append", "flush")]
+    return [("window_insert", False), *writes, *read_operations(layer)]
+
+
+def read_operations(layer: LayerCache) -> list[Step]:
+    """What the attention of a decode step reads of a layer."""
+    reads = [("gather_all", True)] if layer.indexer is not None else []
+    if layer.main is not None:
+        every = layer.schema.layer.attn is AttentionType.HCA
+        reads.append(("gather_all" if every else "gather_topk", False))
+    return [*reads, ("gather_window", False)]
+
+
+def prefill_operations(layer: LayerCache) -> list[Step]:
+    """A prompt chunk of one request: insert and compress, then read what is visible."""
+    parts = [(name, part) for part in layer.parts for name in ("compress_chunk", "gather_all")]
+    return [("window_insert", False), *parts]
+
+
+@dataclass(frozen=True)
+class CallMaker:
+    """Makes the calls of one layer in one step.
+
+    Attributes:
+        handle: The layer, bound to the step.
+        inputs: The step's data.
+        outputs: Where gathers write.
+        longest_tokens: Most tokens of any request, or room for them.
+    """
+
+    handle: LayerCacheHandle
+    inputs: StepInputs
+    outputs: Outputs
+    longest_tokens: int
+
+    def make_all(self, steps: Iterable[Step]) -> Iterator[Call]:
+        """The calls of operations in order; one that has nothing to do is left out."""
+        for operation, indexer in steps:
+            call = self.make(operation, indexer)
+            if call is not None:
+                yield call
+
+    def make(self, operation: str, indexer: bool) -> Call | None:
+        """The call of one operation; None where there is nothing to gather."""
+        handle = self.handle
+        match operation:
+            case "window_insert":
+                return Call(operation, False, partial(handle.write_swa, self.inputs.window))
+            case "flush":
+                return Call(operation, indexer, partial(handle.flush, indexer=indexer))
+            case "gather_window":
+                dims = handle.layer.window.layout.format.dims
+                out = self.outputs.window(handle.num_requests, dims)
+                return Call(operation, False, partial(handle.gather_swa_kv, out), out)
+            case "gather_topk":
+                dims = handle.part(False).compressor.dim
+                out = self.outputs.chosen(handle.num_requests, dims)
+                gather = partial(handle.gather_compressed_kv, self.inputs.topk, out)
+                return Call(operation, False, gather, out)
+            case "gather_all":
+                return self._gather_all(indexer)
+        return self._compress(operation, indexer)
+
+    def _compress(self, operation: str, indexer: bool) -> Call:
+        handle = self.handle
+        rows = self.inputs.of(handle.part(indexer).compressor)
+        write = handle.append_state if operation == "state_append" else handle.compress_chunk
+        return Call(operation, indexer, partial(write, rows.kv, rows.score, indexer=indexer))
+
+    def _gather_all(self, indexer: bool) -> Call | None:
+        handle = self.handle
+        compressor = handle.part(indexer).compressor
+        most = self.longest_tokens // compressor.ratio
+        if not most:
+            return None
+        out = self.outputs.all(handle.num_requests, most, compressor.dim, indexer=indexer)
+        gather = partial(handle.gather_all_compressed_kv, out, indexer=indexer)
+        return Call("gather_all", indexer, gather, out)

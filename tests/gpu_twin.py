@@ -1,0 +1,107 @@
+"""A GPU made of the kernels' CPU twin: launches run on the host, graphs keep what was launched.
+
+As on a GPU, capturing runs nothing, and a replay repeats the launches with the addresses and
+numbers they were captured with: whatever a graph should follow must lie in memory.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from unittest.mock import patch
+
+import torch
+
+from dsv4kv.bench.device import CudaDevice
+from dsv4kv.ops.cuda import launch as launching
+from dsv4kv.ops.kernels.launch import Launch
+from tests.kernels.shim import twin
+
+MICROSECOND_MS = 1e-3
+
+
+@dataclass
+class TwinGpu:
+    """The launches of a process: run at once, or kept while a graph is captured.
+
+    Attributes:
+        launched: Kernels launched outside any graph.
+        replays: Graphs replayed.
+        captured: Launches of every capture.
+    """
+
+    launched: list[str] = field(default_factory=list)
+    replays: int = 0
+    captured: list[list[Launch]] = field(default_factory=list)
+    _capturing: list[Launch] | None = None
+
+    def prepare(self, launch: Launch) -> Callable[[], None]:
+        """Stands for ``Launcher.prepare``."""
+
+        def call() -> None:
+            if self._capturing is not None:
+                self._capturing.append(launch)
+            else:
+                self.launched.append(launch.kernel)
+                twin.run(launch)
+
+        return call
+
+    def capture(self, run: Callable[[], None]) -> "TwinGraph":
+        """Stands for ``CudaCapturer.capture``: warms up, then captures."""
+        run()
+        self._capturing = kept = []
+        try:
+            run()
+        finally:
+            self._capturing = None
+        self.captured.append(kept)
+        return TwinGraph(self, kept)
+
+
+@dataclass
+class TwinGraph:
+    """Captured launches."""
+
+    gpu: TwinGpu
+    launches: list[Launch]
+
+    def replay(self) -> None:
+        self.gpu.replays += 1
+        for launch in self.launches:
+            twin.run(launch)
+
+
+class TwinEvent:
+    """A moment; each is a microsecond after the one recorded before it."""
+
+    _recorded = 0
+
+    def __init__(self) -> None:
+        self.at = -1
+
+    def record(self) -> None:
+        TwinEvent._recorded += 1
+        self.at = TwinEvent._recorded
+
+    def synchronize(self) -> None:
+        assert self.at >= 0
+
+    def elapsed_time(self, end: "TwinEvent") -> float:
+        return (end.at - self.at) * MICROSECOND_MS
+
+
+@contextmanager
+def twin_gpu(free_bytes: int = 1 << 34) -> Iterator[TwinGpu]:
+    """Every run that asks for ``cuda`` or ``auto`` finds the twin; ``cpu`` stays the CPU."""
+    gpu = TwinGpu()
+    device = CudaDevice(torch.device("cpu"), free_bytes, 1 << 20, TwinEvent, lambda: gpu)
+
+    def find(wanted: str) -> CudaDevice | None:
+        return None if wanted == "cpu" else device
+
+    with (
+        patch.object(launching, "_launcher", lambda: gpu),
+        patch("dsv4kv.bench.case.find_device", find),
+        patch.multiple("dsv4kv.measure.replays", WARMUP_REPLAYS=1, SAMPLES=2),
+    ):
+        yield gpu

@@ -63,3 +63,7 @@ class DeviceError(Dsv4kvError):
 
 class CudaUnavailable(DeviceError):
     """No GPU, no driver, or a package that kernels need is not installed."""
+
+
+class PeerUnavailable(DeviceError):
+    """A backend of another package that is not installed, or has nothing to run here."""

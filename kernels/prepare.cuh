@@ -186,21 +186,3 @@ DSV_KERNEL void __launch_bounds__(kRequests)
     if (change.lacking) held[slots[threadIdx.x]] += change.lacking;
     if (threadIdx.x == 0) *num_free = change.free_after;
 }
-
-// The entry that each token completes, physical, -1 where none: what flush takes.
-// cells: int32[DSV_SLOTS, DSV_WIDTH] of one lane; slots, positions, entries: int64[count].
-DSV_KERNEL void __launch_bounds__(256)
-    completed_entries(const int* cells, const i64* slots, const i64* positions, i64* entries,
-                      int count) {
-    for (i64 i = thread_id(); i < count; i += thread_count()) {
-        i64 slot = slots[i], position = positions[i], entry = -1;
-        i64 logical = position / DSV_RATIO, column = logical / DSV_BLOCK_ENTRIES;
-        bool ends = slot >= 0 && slot < DSV_SLOTS && position >= 0 &&
-                    position % DSV_RATIO == DSV_RATIO - 1 && column < DSV_WIDTH;
-        if (ends) {
-            i64 block = cells[slot * DSV_WIDTH + column];
-            if (block >= 0) entry = block * DSV_BLOCK_ENTRIES + logical % DSV_BLOCK_ENTRIES;
-        }
-        entries[i] = entry;
-    }
-}

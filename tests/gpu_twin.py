@@ -12,6 +12,7 @@ from unittest.mock import patch
 import torch
 
 from dsv4kv.bench.device import CudaDevice
+from dsv4kv.measure.device_clock import Event
 from dsv4kv.ops.cuda import launch as launching
 from dsv4kv.ops.kernels.launch import Launch
 from tests.kernels.shim import twin
@@ -31,7 +32,7 @@ class TwinGpu:
 
     launched: list[str] = field(default_factory=list)
     replays: int = 0
-    captured: list[list[Launch]] = field(default_factory=list)
+    captured: list[list[Launch]] = field(default_factory=list, repr=False)
     _capturing: list[Launch] | None = None
 
     def prepare(self, launch: Launch) -> Callable[[], None]:
@@ -49,7 +50,8 @@ class TwinGpu:
     def capture(self, run: Callable[[], None]) -> "TwinGraph":
         """Stands for ``CudaCapturer.capture``: warms up, then captures."""
         run()
-        self._capturing = kept = []
+        kept: list[Launch] = []
+        self._capturing = kept
         try:
             run()
         finally:
@@ -86,15 +88,21 @@ class TwinEvent:
     def synchronize(self) -> None:
         assert self.at >= 0
 
-    def elapsed_time(self, end: "TwinEvent") -> float:
+    def elapsed_time(self, end: Event) -> float:
+        assert isinstance(end, TwinEvent)
         return (end.at - self.at) * MICROSECOND_MS
+
+
+def twin_device(gpu: TwinGpu, free_bytes: int = 1 << 34) -> CudaDevice:
+    """The twin as a run sees it."""
+    return CudaDevice(torch.device("cpu"), free_bytes, TwinEvent, lambda: gpu)
 
 
 @contextmanager
 def twin_gpu(free_bytes: int = 1 << 34) -> Iterator[TwinGpu]:
     """Every run that asks for ``cuda`` or ``auto`` finds the twin; ``cpu`` stays the CPU."""
     gpu = TwinGpu()
-    device = CudaDevice(torch.device("cpu"), free_bytes, 1 << 20, TwinEvent, lambda: gpu)
+    device = twin_device(gpu, free_bytes)
 
     def find(wanted: str) -> CudaDevice | None:
         return None if wanted == "cpu" else device

@@ -28,11 +28,12 @@ from dsv4kv.bench.summary import (
 )
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.config.bench import BenchConfig
-from dsv4kv.errors import CacheError, VerificationError
+from dsv4kv.errors import CacheError, PeerUnavailable, VerificationError
 from dsv4kv.measure.memcpy import measure_memcpy
 from dsv4kv.measure.recorder import Recorder
 from dsv4kv.model.plan import CachePlan
 from dsv4kv.ops.check import check_backend
+from dsv4kv.ops.peers import PEERS
 from dsv4kv.ops.registry import ResolvedBackend, resolve_backend
 from dsv4kv.report.record import Case, Memcpy, Operation, Peak, Totals
 from dsv4kv.workload.loop import LoopTotals, ServingLoop
@@ -155,6 +156,8 @@ def _set_up(config: BenchConfig, memory_bytes: int | None) -> Setup:
 def _resolve(config: BenchConfig, plan: CachePlan, device: CudaDevice | None) -> ResolvedBackend:
     """The operations that will run; those from elsewhere are checked before they are timed."""
     own = "cuda" if device else "cpu"
+    if device is None and config.backend in PEERS:
+        raise PeerUnavailable(f"{config.backend} runs on a GPU, and the cache is on the CPU.")
     resolved = resolve_backend(config.backend or own, own)
     if resolved.foreign and config.workload.data == "real":
         where = device.device if device else torch.device("cpu")

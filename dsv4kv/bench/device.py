@@ -8,6 +8,7 @@ import torch
 
 from dsv4kv.errors import ConfigError, CudaUnavailable
 from dsv4kv.measure.device_clock import Event
+from dsv4kv.report.record import GpuFacts
 from dsv4kv.workload.cuda_graphs import CudaCapturer
 from dsv4kv.workload.decode_graphs import Capturer
 
@@ -19,14 +20,12 @@ class CudaDevice:
     Attributes:
         device: As torch names it.
         free_bytes: Memory that is free.
-        l2_bytes: Size of its L2 cache.
         make_event: Makes a moment on its clock.
         make_capturer: Makes what captures graphs.
     """
 
     device: torch.device
     free_bytes: int
-    l2_bytes: int
     make_event: Callable[[], Event]
     make_capturer: Callable[[], Capturer]
 
@@ -48,9 +47,22 @@ def find_device(wanted: str) -> CudaDevice | None:
     return CudaDevice(
         device,
         free_bytes=torch.cuda.mem_get_info(device)[0],
-        l2_bytes=torch.cuda.get_device_properties(device).L2_cache_size,
         make_event=_make_event,
         make_capturer=CudaCapturer,
+    )
+
+
+def describe_gpu(wanted: str) -> GpuFacts | None:
+    """The GPU that ``auto``, ``cpu`` or ``cuda`` stands for here; None without."""
+    if wanted == "cpu" or not torch.cuda.is_available():
+        return None
+    facts = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return GpuFacts(
+        name=facts.name,
+        capability=f"{facts.major}.{facts.minor}",
+        multiprocessors=facts.multi_processor_count,
+        memory_bytes=facts.total_memory,
+        l2_bytes=facts.L2_cache_size,
     )
 
 

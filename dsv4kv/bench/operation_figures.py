@@ -19,7 +19,7 @@ from dsv4kv.workload.executor import StepExecutor
 from dsv4kv.workload.operations import Call, CallMaker, Outputs, Step, decode_operations
 from dsv4kv.workload.work import StepWork
 
-MOST_CALLS = 64
+MOST_CALLS, FEWEST_CALLS = 64, 16
 _ROTATED_BYTES = 256 << 20  # outputs take turns over so much, five times an H200's L2
 
 _OF_SLOTS = {"window_insert", "state_append", "flush", "gather_window"}
@@ -64,9 +64,10 @@ def _measure_type(
         cold = _make_calls(executor, operation, stages)
         entries, moved = work.of(cold[0], layer)
         places = layers if operation[0] in _OF_SLOTS else len(stages)
+        rounds = -(-FEWEST_CALLS // len(cold))
         runs: list[tuple[Literal["cold", "hot"], list[Call], int]] = [
-            ("cold", cold, places),
-            ("hot", cold[:1] * len(cold), 1),
+            ("cold", cold * rounds, places),
+            ("hot", cold[:1] * (rounds * len(cold)), 1),
         ]
         for temperature, calls, distinct in runs:
             samples = _time(calls, device)

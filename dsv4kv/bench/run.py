@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from dsv4kv.bench.case import run_case, unbuilt_case
+from dsv4kv.bench.device import describe_gpu
 from dsv4kv.config.axes import AxisCase
 from dsv4kv.config.load import LoadedConfig
 from dsv4kv.errors import Dsv4kvError, PeerUnavailable
@@ -55,8 +56,8 @@ def run_bench(invocation: Invocation, watcher: Watcher) -> RunRecord:
     Raises:
         Dsv4kvError: The only case cannot be built or its trace cannot be read.
     """
-    started, environment = datetime.now(UTC), Environment(**capture_environment())
-    config = invocation.loaded.config
+    started, config = datetime.now(UTC), invocation.loaded.config
+    environment = Environment(**capture_environment(), gpu=describe_gpu(config.device))
     trace = config.workload.trace
     trace_digest = trace_sha256(resolve_trace(trace)) if trace else None
     watcher.start(_count_all(invocation.cases))

@@ -15,13 +15,11 @@ from torch import Tensor
 from dsv4kv.cache.allocator import Ids
 from dsv4kv.cache.staging import stage
 from dsv4kv.cache.table import BlockTable
-from dsv4kv.cache.view import EntryGroup, StepView
 from dsv4kv.errors import CacheError
 from dsv4kv.ops.cuda.launch import run
 from dsv4kv.ops.kernels.prepare import (
     DeviceTable,
     Refusal,
-    plan_completed,
     plan_prepare,
     plan_release,
 )
@@ -41,9 +39,6 @@ class DeviceTables(Protocol):
 
     def prepare(self, slots: Tensor, tokens: Tensor) -> None:
         """Make slots int64[B] hold the blocks of tokens int64[B], both on the device."""
-
-    def complete(self, view: StepView, groups: Sequence[EntryGroup]) -> None:
-        """Work out, on the device, the entries that the tokens of a view complete."""
 
     def release(self, slot: int) -> None:
         """The host has given back a slot's blocks."""
@@ -76,9 +71,6 @@ class CopiedTables:
 
     def prepare(self, slots: Tensor, tokens: Tensor) -> None:
         """See ``DeviceTables``: the host has done it, and ``publish`` tells."""
-
-    def complete(self, view: StepView, groups: Sequence[EntryGroup]) -> None:
-        """See ``DeviceTables``: a step brings its entries along."""
 
     def release(self, slot: int) -> None:
         """See ``DeviceTables``: noted like any other change."""
@@ -133,14 +125,6 @@ class KernelTables:
         """See ``DeviceTables``."""
         for launch in plan_prepare(tuple(self._kept.values()), slots, tokens):
             run(launch)
-
-    def complete(self, view: StepView, groups: Sequence[EntryGroup]) -> None:
-        """See ``DeviceTables``."""
-        for table, lane, ratio, per_block in groups:
-            done = view.completed(table, lane, ratio, per_block)
-            kept = self._kept[table]
-            numbers = done.slots, done.positions, done.entries
-            run(plan_completed(kept, lane, ratio, per_block, *numbers))
 
     def release(self, slot: int) -> None:
         """See ``DeviceTables``."""

@@ -1,6 +1,6 @@
 """A step's numbers in memory that never moves: what a captured graph reads."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -11,36 +11,44 @@ from dsv4kv.cache.step import StepBatch
 from dsv4kv.cache.table import BlockTable
 from dsv4kv.cache.view import Completed, EntryGroup
 
+EntryFamily = tuple[BlockTable, int, int]
+"""Table, ratio and entries per block: its lanes' entries are worked out together."""
+
+NO_SLOT, NO_ENTRY = -1, -1
+
 
 class StaticStep:
     """Room for the numbers of ``most_requests`` requests of ``tokens_each`` tokens.
 
     ``fill`` takes a step's numbers over in one transfer. What is left over is −1, no request and
-    no token, and operations do nothing for it.
+    no token, and operations do nothing for it. The entries that tokens complete are worked out
+    where the numbers are, from the tables there.
     """
 
     def __init__(
         self,
-        groups: Sequence[EntryGroup],
+        groups: Iterable[EntryGroup],
         most_requests: int,
         tokens_each: int,
         device: torch.device,
     ) -> None:
         """Lay out the numbers; ``groups`` are what layers ask ``completed`` for."""
-        self.groups = tuple(dict.fromkeys(groups))
         self.tokens_each = tokens_each
-        self._ratios = sorted({ratio for _, _, ratio, _ in self.groups})
         tokens = most_requests * tokens_each
-        sizes = {"request_slots": most_requests, "tokens_after": most_requests}
+        families = dict.fromkeys((table, ratio, each) for table, _, ratio, each in groups)
+        self.entries: dict[EntryFamily, Tensor] = {
+            family: torch.full((family[0].group.lanes, tokens), NO_ENTRY, device=device)
+            for family in families
+        }
+        self._ratios = sorted({ratio for _, ratio, _ in families})
+        sizes = {"request_slots": most_requests, "token_slots": tokens, "positions": tokens}
+        sizes |= {"tokens_after": most_requests}
         sizes |= {_lengths(ratio): most_requests for ratio in self._ratios}
-        sizes |= {"token_slots": tokens, "positions": tokens}
-        sizes |= {_entries(group): tokens for group in self.groups}
         ends = np.cumsum(list(sizes.values()))
         starts = ends - list(sizes.values())
         self._starts = dict(zip(sizes, starts.tolist(), strict=True))
         self._blank = np.zeros(int(ends[-1]), dtype=np.int64)
-        for name in ("request_slots", "token_slots", *map(_entries, self.groups)):
-            self._blank[self._starts[name] : self._starts[name] + sizes[name]] = -1
+        self._blank[: most_requests + tokens] = NO_SLOT
         self._numbers = torch.from_numpy(self._blank.copy()).to(device)
 
     def clear(self) -> None:
@@ -49,20 +57,19 @@ class StaticStep:
 
     def fill(self, batch: StepBatch) -> None:
         """Take over a step's numbers."""
-        numbers = self._blank.copy()
-        found = {
-            "request_slots": batch.request_slots,
-            "tokens_after": batch.tokens_after,
-            "token_slots": batch.token_slots,
-            "positions": batch.positions,
-        }
-        found |= {_lengths(ratio): batch.lengths(ratio) for ratio in self._ratios}
-        for name, values in found.items():
-            numbers[self._starts[name] : self._starts[name] + len(values)] = values.numpy()
-        for group in self.groups:
-            start, (_, _, ratio, _) = self._starts[_entries(group)], group
-            ends_entry = np.flatnonzero((batch.positions.numpy() + 1) % ratio == 0)
-            numbers[start + ends_entry] = batch.completed(*group).entries.numpy()
+        numbers, starts = self._blank.copy(), self._starts
+        requests, tokens = batch.num_requests, batch.num_tokens
+        for name, count, values in (
+            ("request_slots", requests, batch.request_slots),
+            ("token_slots", tokens, batch.token_slots),
+            ("positions", tokens, batch.positions),
+            ("tokens_after", requests, batch.tokens_after),
+        ):
+            numbers[starts[name] : starts[name] + count] = values.numpy()
+        after = batch.tokens_after.numpy()
+        for ratio in self._ratios:
+            start = starts[_lengths(ratio)]
+            np.floor_divide(after, ratio, out=numbers[start : start + requests])
         self._copy(numbers)
 
     def view(self, requests: int) -> "StaticView":
@@ -107,15 +114,9 @@ class StaticView:
 
     def completed(self, table: BlockTable, lane: int, ratio: int, per_block: int) -> Completed:
         """See ``StepView``: one for every token, −1 where it completes none."""
-        name = _entries((table, lane, ratio, per_block))
-        entries = self._step.take(name, len(self.token_slots))
-        return Completed(self.token_slots, self.positions, entries)
+        entries = self._step.entries[table, ratio, per_block][lane]
+        return Completed(self.token_slots, self.positions, entries[: len(self.token_slots)])
 
 
 def _lengths(ratio: int) -> str:
     return f"lengths of ratio {ratio}"
-
-
-def _entries(group: EntryGroup) -> str:
-    table, lane, ratio, _ = group
-    return f"entries of ratio {ratio} in {table.group.name}, lane {lane}"

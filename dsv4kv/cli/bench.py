@@ -37,7 +37,14 @@ def bench(
         typer.Option(metavar="KEY=A,B,…", help="Sweep a setting: workload.concurrency=1,8,64."),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of inputs and samples.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto or cpu.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            help="Operations to run: cpu, cuda, vllm, sglang, flashmla, flaggems, or your own "
+            "my_package.my_module:my_gather.",
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the run record.")] = Path("results"),
     json_: Annotated[
         str | None,
@@ -61,7 +68,7 @@ def bench(
     from dsv4kv.report.render import render_record
     from dsv4kv.report.store import dumps, save_record
 
-    overrides = [*(set_ or []), *_shorthands(trace, data, seed, device)]
+    overrides = [*(set_ or []), *_shorthands(trace, data, seed, device, backend)]
     loaded = load_config(config, overrides)
     cases = expand_axes(loaded, overrides, axis or [])
     invocation = Invocation(["dsv4kv", *sys.argv[1:]], loaded, cases, overrides, axis or [])
@@ -81,7 +88,7 @@ def bench(
 
 
 def _shorthands(
-    trace: str | None, data: str | None, seed: int | None, device: str | None
+    trace: str | None, data: str | None, seed: int | None, device: str | None, backend: str | None
 ) -> list[str]:
     """Options that stand for settings; values are quoted so that YAML takes them as they are."""
     import json
@@ -91,6 +98,7 @@ def _shorthands(
         "workload.data": data,
         "measure.seed": seed,
         "device": device,
+        "backend": backend,
     }
     return [f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None]
 

@@ -1,10 +1,18 @@
-"""The backends by name."""
+"""The backends by name: our own, other packages', and what users bring."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import wraps
 from importlib import import_module
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.ops.contract import Backend
+from dsv4kv.ops.peers import PEERS, load_peer
+from dsv4kv.ops.peers.choose import load_foreign
+from dsv4kv.ops.peers.foreign import OPERATIONS, Foreign, Operation, pages_position
+from dsv4kv.ops.peers.locate import GROUP, list_entry_points
 
 BACKENDS = {
     "reference": "dsv4kv.ops.reference",
@@ -13,8 +21,96 @@ BACKENDS = {
 }
 
 
+@dataclass(frozen=True)
+class ResolvedBackend:
+    """A backend and where its operations come from.
+
+    Attributes:
+        name: As it was asked for.
+        backend: Every operation; those that are not foreign are the base backend's.
+        foreign: Operations that come from elsewhere.
+        version: Of the package they come from, where known.
+        formats: Entry formats the foreign operations take; None takes all. On pages of other
+            formats the base backend works.
+        bridging: ``backend`` with its packages' functions replaced by ones that do nothing: what
+            a call does besides. None where there is nothing besides.
+    """
+
+    name: str
+    backend: Backend
+    foreign: tuple[str, ...] = ()
+    version: str | None = None
+    formats: tuple[str, ...] | None = None
+    bridging: Backend | None = None
+
+    def serves(self, operation: str, format_name: str | None) -> bool:
+        """Whether an operation is foreign on pages of a format; None for no pages."""
+        takes = self.formats is None or format_name is None or format_name in self.formats
+        return operation in self.foreign and takes
+
+
 def load_backend(name: str) -> Backend:
-    """Import a backend; raises ``ConfigError`` naming the choices."""
+    """Import one of our own backends; raises ``ConfigError`` naming the choices."""
     if name not in BACKENDS:
         raise ConfigError(f"no backend {name!r}: choose {', '.join(BACKENDS)}.")
     return cast(Backend, import_module(BACKENDS[name]))
+
+
+def resolve_backend(name: str, base: str) -> ResolvedBackend:
+    """Find a backend: our own, a known package, an entry point, or ``module:function``.
+
+    Args:
+        name: As in ``--backend``; ``operation=`` before the last two says which operation it is.
+        base: Our own backend for all operations that ``name`` does not bring.
+
+    Raises:
+        ConfigError: No such backend, or it cannot be loaded.
+        PeerUnavailable: A known package that is not installed or has no such operation.
+    """
+    own = load_backend(base)
+    if name in BACKENDS:
+        return ResolvedBackend(name, load_backend(name))
+    foreign = load_peer(name) if name in PEERS else load_foreign(name)
+    if foreign is None:
+        raise ConfigError(_choices(name))
+    return ResolvedBackend(
+        name=name,
+        backend=_combine(foreign, foreign.operations, own),
+        foreign=tuple(foreign.operations),
+        version=foreign.version,
+        formats=foreign.formats,
+        bridging=_combine(foreign, foreign.bridging, own) if foreign.bridging else None,
+    )
+
+
+def _combine(foreign: Foreign, operations: Mapping[str, Operation], base: Backend) -> Backend:
+    functions = {operation: getattr(base, operation) for operation in OPERATIONS}
+    for name, operation in operations.items():
+        position = pages_position(name)
+        if foreign.formats is None or position is None:
+            functions[name] = operation
+        else:
+            functions[name] = _by_format(operation, functions[name], position, foreign.formats)
+    return cast(Backend, SimpleNamespace(**functions))
+
+
+def _by_format(
+    operation: Operation, other: Operation, position: int, formats: tuple[str, ...]
+) -> Operation:
+    """``operation`` on pages of these formats, ``other`` on all others."""
+
+    @wraps(operation)
+    def choose(*arguments: Any) -> None:
+        taken = arguments[position].layout.format.name in formats
+        (operation if taken else other)(*arguments)
+
+    return choose
+
+
+def _choices(name: str) -> str:
+    installed = list_entry_points()
+    return (
+        f"no backend {name!r}: choose {', '.join([*BACKENDS, *PEERS])}, "
+        f"an installed entry point of {GROUP} ({', '.join(installed) or 'there is none'}), "
+        "or a function, as my_package.my_module:my_gather."
+    )

@@ -5,7 +5,7 @@ from typing import Any
 from rich.table import Table
 
 from dsv4kv.report.cells import ABSENT
-from dsv4kv.report.record import CacheSummary, Case, Environment, RunRecord, Totals
+from dsv4kv.report.record import CacheSummary, Case, Environment, GpuFacts, RunRecord, Totals
 from dsv4kv.units import format_bytes, format_duration
 
 _SHARING = {
@@ -24,10 +24,11 @@ def header(record: RunRecord) -> Table:
         "config": f"{record.config_source}, seed {record.seed}",
         "trace": record.trace_source or "synthetic",
         "machine": _machine(record.environment, _threads(record)),
+        "gpu": _gpu(record.environment.gpu),
         "software": _software(record.environment),
         "repeat": record.reproduce,
     }
-    return _grid(rows)
+    return _grid({label: text for label, text in rows.items() if text})
 
 
 def cache_facts(cache: CacheSummary) -> Table:
@@ -109,6 +110,15 @@ def _machine(environment: Environment, threads: list[int]) -> str:
         f"governor {environment.governor}" if environment.governor else None,
     ]
     return ", ".join(fact for fact in facts if fact)
+
+
+def _gpu(gpu: GpuFacts | None) -> str:
+    if gpu is None:
+        return ""
+    return (
+        f"{gpu.name}, {gpu.multiprocessors} multiprocessors of capability {gpu.capability}, "
+        f"{format_bytes(gpu.memory_bytes)} memory, {format_bytes(gpu.l2_bytes)} L2"
+    )
 
 
 def _software(environment: Environment) -> str:

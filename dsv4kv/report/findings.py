@@ -38,6 +38,8 @@ def judge_status(case: Case) -> list[Finding]:
     """Whether the case ran to its end; empty if it did."""
     if case.status == "failed":
         return [Finding("bad", f"failed: {case.error}")]
+    if case.status == "skipped":
+        return [Finding("warning", f"skipped: {case.error}")]
     if case.status == "incomplete":
         return [Finding("warning", "incomplete: stopped before the end; numbers cover what ran")]
     return []
@@ -96,7 +98,7 @@ def _judge_outputs(case: Case) -> list[Finding]:
             *(Finding("bad", failure) for failure in failures[:_MOST_FAILURES]),
             *([Finding("bad", f"and {more:,} more, in the record")] if more > 0 else []),
         ]
-    if case.status == "failed":
+    if case.status in ("failed", "skipped"):
         return []
     if not verification.checks:
         return [Finding("note", "no output was compared with the reference")]

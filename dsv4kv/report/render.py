@@ -8,12 +8,19 @@ from typing import Literal
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from dsv4kv.report.decode import decode_table
 from dsv4kv.report.facts import cache_facts, header, totals_facts
 from dsv4kv.report.findings import Finding, judge_results, judge_status
 from dsv4kv.report.record import Case, RunRecord
 from dsv4kv.report.sweep import axis_text, sweep_table
 from dsv4kv.report.tables import cache_table, latencies_table, operations_table
 
+_STATUSES: tuple[Literal["complete", "skipped", "incomplete", "failed"], ...] = (
+    "complete",
+    "skipped",
+    "incomplete",
+    "failed",
+)
 _LEGEND = Text(
     "± half of the 95 % interval within this run, ? below six samples; 1 GB/s = 10^9 B/s",
     style="dim",
@@ -43,6 +50,9 @@ def _tell_case(record: RunRecord, case: Case) -> Iterator[RenderableType]:
     if case.operations:
         yield ""
         yield operations_table(case)
+    if decode := decode_table(case):
+        yield ""
+        yield decode
     if case.latencies:
         yield ""
         yield latencies_table(case.latencies)
@@ -72,7 +82,7 @@ def _judge_sweep(record: RunRecord) -> list[Finding]:
         return []
     count = Counter(case.status for case in record.cases)
     level: Literal["warning", "bad"] = "bad" if count["failed"] else "warning"
-    told = ", ".join(f"{count[s]} {s}" for s in ("complete", "incomplete", "failed") if count[s])
+    told = ", ".join(f"{count[s]} {s}" for s in _STATUSES if count[s])
     sentence = f"of {len(record.cases)} cases {told}" if told else "no case ran"
     return [Finding(level, f"{record.status}: {sentence}")]
 

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from dsv4kv.measure.statistics import Estimate, estimate_rate, summarize
 from dsv4kv.report.cells import ABSENT, add_estimates, new_table
+from dsv4kv.report.decode import graph_device_time
 from dsv4kv.report.facts import tokens_per_second
 from dsv4kv.report.record import Case
 from dsv4kv.report.tables import BACKEND_NOTES
@@ -17,19 +18,22 @@ from dsv4kv.units import format_bytes
 _STATUS_MARKS = {
     "complete": ("✓", "green"),
     "incomplete": ("!", "yellow"),
+    "skipped": ("–", "dim"),
     "failed": ("✗", "red"),
 }
 
 
 def sweep_table(cases: Sequence[Case]) -> Table:
-    """One row per case. The gather rate is that of all gather operations together."""
+    """One row per case. The gather rate is that of all gather operations together, cold ones."""
     backends = dict.fromkeys(BACKEND_NOTES.get(case.backend, case.backend) for case in cases)
     table = new_table("Sweep", "; ".join([*backends, "tokens in and out"]))
     names = axis_names(cases)
     for name in names.values():
         table.add_column(name.replace("_", "\n"), justify="right", style="bold")
+    decodes = [graph_device_time(case) for case in cases]
     columns = [
         add_estimates(table, "step,\nmedian µs", [_latency(c, "step") for c in cases], 1e-3),
+        *([add_estimates(table, "decode,\nGPU µs", decodes, 1e-3)] if any(decodes) else []),
         _add_texts(table, "tokens/s", [_tokens_per_second(case) for case in cases]),
         add_estimates(table, "prepare,\nmedian µs", [_latency(c, "prepare") for c in cases], 1e-3),
         add_estimates(table, "gather\nGB/s", [_gather_rate(case) for case in cases]),
@@ -76,7 +80,11 @@ def _latency(case: Case, name: str) -> Estimate | None:
 
 
 def _gather_rate(case: Case) -> Estimate | None:
-    gathers = [each for each in case.operations if each.name.startswith("gather")]
+    gathers = [
+        each
+        for each in case.operations
+        if each.name.startswith("gather") and each.temperature != "hot"
+    ]
     return estimate_rate(
         [size for each in gathers for size in each.bytes],
         [time for each in gathers for time in each.samples_ns],

@@ -4,16 +4,21 @@ Rates are decimal: 1 GB/s is 10^9 B/s, or one byte per nanosecond.
 """
 
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from rich.table import Table
 from rich.text import Text
 
 from dsv4kv.measure.statistics import Estimate, divide, estimate_rate, summarize
 from dsv4kv.report.cells import ABSENT, add_estimates, format_number, new_table
-from dsv4kv.report.record import CacheSummary, Case, Latency, Memcpy, Operation
+from dsv4kv.report.record import CacheSummary, Case, Latency, Operation
+from dsv4kv.report.yardstick import Yardstick, yardsticks
 from dsv4kv.units import format_bytes
 
-BACKEND_NOTES = {"cpu": "reference CPU backend, not a performance claim"}
+BACKEND_NOTES = {
+    "cpu": "reference CPU backend, not a performance claim",
+    "cuda": "cold: every call on pages of its own; hot: one call again and again",
+}
 
 _INDEXER = "indexer_"
 _NS_TO_US = 1e-3
@@ -44,31 +49,37 @@ def cache_table(cache: CacheSummary) -> Table:
 
 
 def operations_table(case: Case) -> Table:
-    """Operations: work, median time of a call, rate, and the rate against this run's memcpy.
+    """Operations: work, median time of a call, rate, and the rate against this run's yardstick.
 
-    The rate is that of ``estimate_rate``: all useful bytes over all time, memcpy's likewise, so
-    that the percentage compares like with like.
+    The rate is that of ``estimate_rate``: all useful bytes over all time, the yardstick's
+    likewise, so that the percentage compares like with like.
     """
-    operations = case.operations
+    operations, known = case.operations, yardsticks(case)
+    held_against = known[0].rate if known else None
     times = [_median(operation.samples_ns) for operation in operations]
     rates = [estimate_rate(operation.bytes, operation.samples_ns) for operation in operations]
-    yardstick = memcpy_rate(case.memcpy)
-    shares = [divide(rate, yardstick) if rate and yardstick else None for rate in rates]
+    shares = [divide(rate, held_against) if rate and held_against else None for rate in rates]
     rows = [_describe(operation) for operation in operations]
-    if case.memcpy:
-        rows.append(_describe_memcpy(case.memcpy))
-        times.append(_median(case.memcpy.samples_ns))
-        rates.append(yardstick)
+    for yardstick in known:
+        rows.append(_describe_yardstick(yardstick))
+        times.append(_median(yardstick.samples_ns))
+        rates.append(yardstick.rate)
         shares.append(None)
     table = new_table("Operations", BACKEND_NOTES.get(case.backend, case.backend))
     for header in ("operation", "layers"):
         table.add_column(header, no_wrap=True)
     for header in ("calls", "entries", "useful\nbytes"):
         table.add_column(header, justify="right")
+    if any(operation.temperature for operation in operations):
+        table.add_column("bytes till\nreused", justify="right")
+        distinct = [operation.distinct_bytes for operation in operations]
+        for row, size in zip_longest(rows, distinct):  # yardsticks have none
+            row.append(ABSENT if size is None else format_bytes(size))
+    name = known[0].name if known else "memcpy"
     columns = (
         add_estimates(table, "median\nµs/call", times, _NS_TO_US),
         add_estimates(table, "\nGB/s", rates),
-        add_estimates(table, "% of\nmemcpy", shares, _RATIO_TO_PERCENT),
+        add_estimates(table, f"% of\n{name}", shares, _RATIO_TO_PERCENT),
     )
     for index, (row, *cells) in enumerate(zip(rows, *columns, strict=True), start=1):
         table.add_row(*row, *cells, end_section=index == len(operations))
@@ -89,32 +100,25 @@ def latencies_table(latencies: Sequence[Latency]) -> Table:
     return table
 
 
-def memcpy_rate(memcpy: Memcpy | None) -> Estimate | None:
-    """Rate of the plain copy in GB/s; None if there was none."""
-    if memcpy is None:
-        return None
-    return estimate_rate([memcpy.bytes] * len(memcpy.samples_ns), memcpy.samples_ns)
-
-
 def _median(samples_ns: Sequence[int]) -> Estimate | None:
     return summarize(samples_ns).estimate if samples_ns else None
 
 
-def _describe(operation: Operation) -> tuple[str, ...]:
+def _describe(operation: Operation) -> list[str]:
     name = operation.name.removeprefix(_INDEXER)
     indexer = name != operation.name
-    return (
-        name,
+    return [
+        f"{name} {operation.temperature}" if operation.temperature else name,
         f"{operation.layer_type} idx" if indexer else operation.layer_type,
         f"{len(operation.samples_ns):,}",
         f"{sum(operation.entries):,}",
         format_bytes(sum(operation.bytes)),
-    )
+    ]
 
 
-def _describe_memcpy(memcpy: Memcpy) -> tuple[str, ...]:
-    calls = len(memcpy.samples_ns)
-    return "memcpy", "", f"{calls:,}", ABSENT, format_bytes(calls * memcpy.bytes)
+def _describe_yardstick(yardstick: Yardstick) -> list[str]:
+    calls = len(yardstick.samples_ns)
+    return [yardstick.name, "", f"{calls:,}", ABSENT, format_bytes(calls * yardstick.bytes)]
 
 
 def _tail(latency: Latency) -> list[str]:

@@ -12,6 +12,8 @@ from dsv4kv.cache.handle import LayerCache, LayerCacheHandle
 from dsv4kv.cache.static import StaticStep
 from dsv4kv.cache.step import StepBatch
 from dsv4kv.errors import CacheError
+from dsv4kv.ops.cuda.launch import run as launch
+from dsv4kv.ops.kernels.completed import plan_completed
 from dsv4kv.workload.inputs import CompressorInputs, InputBank, StepInputs
 from dsv4kv.workload.operations import Call, CallMaker, Outputs, decode_operations
 
@@ -128,7 +130,9 @@ class DecodeGraphs:
 
         def run() -> None:
             self._tables.prepare(view.request_slots, view.tokens_after)
-            self._tables.complete(view, self._step.groups)
+            for (table, ratio, per_block), entries in self._step.entries.items():
+                numbers = view.token_slots, view.positions, entries
+                launch(plan_completed(self._tables.cells(table), ratio, per_block, *numbers))
             for layer in self._layers:
                 handle = LayerCacheHandle(layer, view)
                 maker = CallMaker(handle, inputs, self._outputs, self._longest_tokens)

@@ -14,13 +14,9 @@ from torch import Tensor
 from dsv4kv.cache.handle import CompressedCache, LayerCache
 from dsv4kv.model.formats import EntryFormat
 from dsv4kv.ops import reference, reference_codec
+from dsv4kv.ops.tolerance import is_close
 from dsv4kv.workload.executor import StepTokens
 from dsv4kv.workload.inputs import InputBank
-
-# The fast path pools in float32, the reference in float64: a value on a rounding boundary may
-# land on the neighbouring step of the entry format, on both sides of a changed scale.
-STEP = {"bf16": 2.0**-7, "e4m3": 2.0**-3, "e2m1": 2.0**-1}
-MEAN_TOLERANCE = {"bf16": 2e-3, "e4m3": 5e-3, "e2m1": 2e-2}
 
 
 @dataclass
@@ -69,7 +65,7 @@ class Verifier:
             k = int(places[int(self.random.integers(len(places)))])
             entry = int(indices[b, k])
             expected = self._entry(part, step, b, entry)
-            if not _close(part.store.layout.format, found[k], expected):
+            if not is_close(part.store.layout.format, found[k], expected):
                 self._fail(name, layer, step, b, f"entry {entry}")
         self.checks[name] += 1
 
@@ -99,20 +95,3 @@ class Verifier:
 def _round_trip(entry: EntryFormat, values: Tensor) -> Tensor:
     data, scales = reference_codec.encode(entry, values.float().tolist())
     return torch.tensor(reference_codec.decode(entry, data, scales)).bfloat16()
-
-
-def _close(entry: EntryFormat, found: Tensor, expected: Tensor) -> bool:
-    """Every value within one step of how it is stored, and nearly all of them equal."""
-    values, tail = slice(entry.value_dims), slice(entry.value_dims, None)
-    return _near(entry.value, found[values], expected[values]) and (
-        not entry.tail_dims or _near("bf16", found[tail], expected[tail])
-    )
-
-
-def _near(value: str, found: Tensor, expected: Tensor) -> bool:
-    a, b = found.double(), expected.double()
-    size = torch.maximum(a.abs(), b.abs())
-    smallest = size.amax() * 2.0**-8  # steps below this are those of subnormals
-    within = (a - b).abs() <= STEP[value] * size.clamp_min(smallest)
-    mean = (a - b).abs().sum() / b.abs().sum().clamp_min(1e-30)
-    return bool(within.all()) and float(mean) <= MEAN_TOLERANCE[value]

@@ -8,8 +8,9 @@ from torch import Tensor
 from dsv4kv.model.formats import FORMATS, EntryFormat
 from dsv4kv.model.sharing import TableGroup
 from dsv4kv.ops.compressor import Compressor
+from dsv4kv.ops.kernels.completed import plan_completed
 from dsv4kv.ops.kernels.launch import Launch
-from dsv4kv.ops.kernels.prepare import DeviceTable, plan_completed, plan_prepare, plan_release
+from dsv4kv.ops.kernels.prepare import DeviceTable, plan_prepare, plan_release
 from dsv4kv.ops.kernels.state import (
     plan_compress_chunk,
     plan_flush,
@@ -93,6 +94,7 @@ def _tables() -> Iterator[Launch]:
         slots, tokens_after = mixed(40, range(SLOTS), BEYOND, seed), mixed(40, range(9), BEYOND, 7)
         yield from plan_prepare([table], slots, tokens_after)
         positions = mixed(40, range(1000), BEYOND, seed + 8)
-        yield plan_completed(table, 1, 4, 32, slots, positions, torch.empty_like(slots))
+        entries = torch.empty(len(table.cells), len(slots), dtype=torch.int64)
+        yield plan_completed(table.cells, 4, 32, slots, positions, entries)
         yield from plan_release([table], slots)
     yield from plan_release([table], good)

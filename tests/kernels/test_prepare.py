@@ -16,11 +16,11 @@ from dsv4kv.cache.step import StepBatch
 from dsv4kv.errors import CacheError, ConfigError, ContextOverflow, NotOwner, OutOfBlocks
 from dsv4kv.model import Sharing
 from dsv4kv.model.sharing import TableGroup
+from dsv4kv.ops.kernels.completed import plan_completed
 from dsv4kv.ops.kernels.prepare import (
     NO_BLOCK,
     DeviceTable,
     Refusal,
-    plan_completed,
     plan_prepare,
     plan_release,
 )
@@ -246,17 +246,18 @@ def test_entries_of_a_step_are_those_of_the_host(sharing: Sharing, reverse: bool
         pair.prepare(dict(zip(slots, done, strict=True)))
     batch = StepBatch(pair.host, slots, before, after)
     for host, device in zip(pair.host.tables, pair.device, strict=True):
-        for lane in range(device.group.lanes):
-            for ratio, per_block in _ratios(sharing, device.group):
+        for ratio, per_block in _ratios(sharing, device.group):
+            room = len(batch.positions) + 3  # as where a graph has room for more tokens
+            entries = torch.full((device.group.lanes, room), 7)
+            numbers = batch.token_slots, batch.positions
+            launch = plan_completed(device.cells, ratio, per_block, *numbers, entries)
+            run_all((launch,), reverse=reverse)
+            assert bool((entries[:, len(batch.positions) :] == 7).all())
+            done_here = (batch.positions + 1) % ratio == 0
+            for lane, found in enumerate(entries[:, : len(batch.positions)]):
                 expected = batch.completed(host, lane, ratio, per_block)
-                entries = torch.full_like(batch.positions, 7)
-                launch = plan_completed(
-                    device, lane, ratio, per_block, batch.token_slots, batch.positions, entries
-                )
-                run_all((launch,), reverse=reverse)
-                done_here = (batch.positions + 1) % ratio == 0
-                assert torch.equal(entries[done_here], expected.entries)
-                assert bool((entries[~done_here] == -1).all())
+                assert torch.equal(found[done_here], expected.entries)
+                assert bool((found[~done_here] == -1).all())
 
 
 @pytest.mark.parametrize(
@@ -268,9 +269,9 @@ def test_a_token_without_a_block_completes_nothing(slot: int, position: int) -> 
     pair = Pair.of("model")
     table = pair.device[0]
     pair.prepare({0: 20})
-    entries = torch.tensor([7])
+    entries = torch.tensor([[7]])
     numbers = torch.tensor([slot]), torch.tensor([position])
-    run_all((plan_completed(table, 0, 4, 32, *numbers, entries),))
+    run_all((plan_completed(table.cells, 4, 32, *numbers, entries),))
     assert entries.item() == -1
 
 

@@ -5,7 +5,8 @@ import re
 from dsv4kv.measure.statistics import estimate_rate, summarize
 from dsv4kv.report.cells import format_estimate
 from dsv4kv.report.record import Latency, Memcpy, Operation
-from dsv4kv.report.tables import cache_table, latencies_table, memcpy_rate, operations_table
+from dsv4kv.report.tables import cache_table, latencies_table, operations_table
+from dsv4kv.report.yardstick import Yardstick
 from tests.report.records import (
     make_cache,
     make_case,
@@ -51,10 +52,9 @@ def test_the_rate_is_all_bytes_over_all_time() -> None:
 
 
 def test_the_rate_of_memcpy_counts_read_and_written_bytes() -> None:
-    rate = memcpy_rate(Memcpy(bytes=10**9, samples_ns=[10**8] * 7))
+    rate = Yardstick("memcpy", 10**9, [10**8] * 7).rate
     assert rate is not None
     assert rate.value == 10.0
-    assert memcpy_rate(None) is None
 
 
 def test_memcpy_comes_last() -> None:

@@ -17,6 +17,7 @@ from dsv4kv.model.schema import LayerCacheSchema, StateFormat, build_schema
 from dsv4kv.model.sharing import table_groups
 from dsv4kv.ops.compressor import Compressor, random_compressor
 from dsv4kv.ops.kernels import bandwidth, gather, insert, prepare, state
+from dsv4kv.ops.kernels.completed import plan_completed
 from dsv4kv.ops.kernels.indexer import plan_indexer_insert
 from dsv4kv.ops.kernels.launch import Launch
 from dsv4kv.ops.kernels.pages import plan_page_copy
@@ -175,11 +176,12 @@ def _table_examples(config: DSV4Config) -> Iterator[Example]:
     (group,) = table_groups(schemas, "model")
     device = torch.device("meta")
     table = prepare.DeviceTable.allocate(group, _BLOCKS, _REQUESTS, _CONTEXT_TOKENS, device)
-    numbers, ratio, per_block = _numbers(_REQUESTS), group.ratio, group.entries_per_block
+    numbers = _numbers(_REQUESTS)
+    sizes = group.ratio, group.entries_per_block
     for launch in (
         *prepare.plan_prepare([table, table], numbers, numbers),  # several tables: judged first
         *prepare.plan_release([table], numbers),
-        prepare.plan_completed(table, 0, ratio, per_block, numbers, numbers, numbers),
+        plan_completed(table.cells, *sizes, numbers, numbers, numbers[None]),
     ):
         yield Example("block table", launch)
 

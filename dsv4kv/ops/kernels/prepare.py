@@ -9,12 +9,11 @@ from torch import Tensor
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.sharing import TableGroup
-from dsv4kv.ops.kernels.launch import MOST_BLOCKS, KernelModule, Launch, blocks_for
+from dsv4kv.ops.kernels.launch import KernelModule, Launch
 
 NO_BLOCK = -1
 MOST_REQUESTS = 1024  # of one launch: a thread each, in one block
 _FEWEST_THREADS = 128  # they also copy the ids of long prompts
-_THREADS = 256
 
 
 class Refusal(enum.IntFlag):
@@ -100,29 +99,6 @@ def plan_release(tables: Sequence[DeviceTable], slots: Tensor) -> tuple[Launch, 
     return tuple(_plan_change("prepare_blocks", table, 0, slots, 0) for table in tables)
 
 
-def plan_completed(
-    table: DeviceTable,
-    lane: int,
-    ratio: int,
-    entries_per_block: int,
-    slots: Tensor,
-    positions: Tensor,
-    entries: Tensor,
-) -> Launch:
-    """Physical entries that tokens complete in layers of ``ratio``, −1 where none.
-
-    slots, positions: int64[T], of every token; entries: int64[T], written, as ``flush`` takes
-    them in the same graph.
-    """
-    return Launch(
-        _module(table, ratio, entries_per_block, _FEWEST_THREADS),
-        "completed_entries",
-        (blocks_for(len(slots), _THREADS, MOST_BLOCKS), 1),
-        _THREADS,
-        (table.cells[lane], slots, positions, entries, len(slots)),
-    )
-
-
 def _plan_change(
     kernel: str,
     table: DeviceTable,
@@ -138,7 +114,7 @@ def _plan_change(
     threads = max(_FEWEST_THREADS, 1 << (len(slots) - 1).bit_length())
     state = (table.cells, table.held, table.free, table.num_free, table.status)
     return Launch(
-        _module(table, table.group.ratio, table.group.entries_per_block, threads),
+        _module(table, threads),
         kernel,
         (1, 1),
         threads,
@@ -146,14 +122,14 @@ def _plan_change(
     )
 
 
-def _module(table: DeviceTable, ratio: int, entries_per_block: int, requests: int) -> KernelModule:
+def _module(table: DeviceTable, requests: int) -> KernelModule:
     lanes, slots, width = table.cells.shape
     macros = {
         "DSV_BLOCKS": table.free.shape[1],
-        "DSV_BLOCK_ENTRIES": entries_per_block,
+        "DSV_BLOCK_ENTRIES": table.group.entries_per_block,
         "DSV_LANES": lanes,
         "DSV_MAX_TOKENS": table.max_context_tokens,
-        "DSV_RATIO": ratio,
+        "DSV_RATIO": table.group.ratio,
         "DSV_REQUESTS": requests,
         "DSV_SLOTS": slots,
         "DSV_WIDTH": width,

@@ -1,0 +1,92 @@
+"""Which calls a cache makes: every operation with every kind of pages it is used on."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from dsv4kv.model.formats import PageLayout
+from dsv4kv.model.plan import CachePlan
+from dsv4kv.model.schedule import AttentionType
+from dsv4kv.model.schema import LayerCacheSchema
+from dsv4kv.ops.check import calls
+from dsv4kv.ops.check.maker import Make
+from dsv4kv.ops.compressor import random_compressor
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One call of an operation.
+
+    Attributes:
+        operation: Name in the contract.
+        subject: What it works on, in words.
+        format_name: Of its pages; None without pages.
+        make: Makes the arguments.
+        pooled: The result is a sum: it may be a rounding step apart.
+    """
+
+    operation: str
+    subject: str
+    format_name: str | None
+    make: Make
+    pooled: bool = False
+
+
+def scenes_of(plan: CachePlan, seed: int) -> list[Scene]:
+    """Scenes of a cache; layers of one kind share theirs."""
+    random = torch.Generator().manual_seed(seed)
+    scenes: dict[tuple[str, str], Scene] = {}
+    for schema in plan.schemas:
+        for scene in (*_page_scenes(plan, schema), *_state_scenes(plan, schema, random)):
+            scenes.setdefault((scene.operation, scene.subject), scene)
+    return list(scenes.values())
+
+
+def _page_scenes(plan: CachePlan, schema: LayerCacheSchema) -> Iterator[Scene]:
+    if ring := schema.window:
+        window = plan.config.window_tokens
+        yield _on("window_insert", "window", ring, calls.window_insert(ring))
+        yield _on("gather_window", "window", ring, calls.gather_window(ring, window))
+    if main := schema.main:
+        yield _on("entry_insert", "main", main, calls.entry_insert(main))
+        if schema.layer.attn is AttentionType.CSA:
+            yield _on("gather_topk", "main", main, calls.gather_topk(main))
+    if keys := schema.indexer:
+        insert = calls.indexer_insert(keys, plan.hadamard)
+        # A rotation is a sum.
+        yield _on("indexer_insert", "indexer", keys, insert, pooled=plan.hadamard)
+    for place, pages in (("main", schema.main), ("indexer", schema.indexer)):
+        if pages:
+            yield _on("gather_all", place, pages, calls.gather_all(pages))
+            yield _on("page_copy", place, pages, calls.page_copy(pages))
+
+
+def _on(
+    operation: str, place: str, pages: PageLayout, make: Make, *, pooled: bool = False
+) -> Scene:
+    subject = f"{place} pages of {pages.entries} {pages.format.name} entries"
+    return Scene(operation, subject, pages.format.name, make, pooled)
+
+
+def _state_scenes(
+    plan: CachePlan, schema: LayerCacheSchema, random: torch.Generator
+) -> Iterator[Scene]:
+    for place, pages, shape in (
+        ("main", schema.main, schema.state_shape),
+        ("indexer", schema.indexer, schema.indexer_state_shape),
+    ):
+        if not pages or not shape:
+            continue
+        indexer = place == "indexer"
+        compressor = random_compressor(
+            plan.config, schema.layer, random, indexer=indexer, hadamard=indexer and plan.hadamard
+        )
+        states = f"{place} states of {schema.layer.attn} layers"
+        append = calls.state_append(compressor, shape)
+        yield Scene("state_append", states, None, append)
+        for operation, make in (
+            ("flush", calls.flush(compressor, shape, pages)),
+            ("compress_chunk", calls.compress_chunk(compressor, shape, pages)),
+        ):
+            yield Scene(operation, states, pages.format.name, make, pooled=True)

@@ -1,0 +1,26 @@
+"""Small caches whose pages and states the checks work on."""
+
+from typing import Any
+
+from dsv4kv.model import load_model, plan_cache
+from dsv4kv.model.plan import CachePlan
+from dsv4kv.model.schema import choose_formats
+
+
+def cache(formats: tuple[str, str, str] | None = None, **options: Any) -> CachePlan:
+    """One layer of each attention of V4-Flash; formats are those of main, window and indexer."""
+    model = load_model("v4-flash")
+    chosen = choose_formats(model, *formats) if formats else None
+    return plan_cache(
+        model, max_context_tokens=4096, num_slots=4, layers=[0, 2, 3], formats=chosen, **options
+    )
+
+
+CACHES = {
+    "as shipped": cache(),
+    "long blocks": cache(block_tokens=256),
+    "drafts": cache(draft_tokens=3),
+    "online states": cache(state="online"),
+    "V4.1 formats": cache(("fp4", "fp8_group32", "fp8")),
+    "unquantised": cache(("bf16", "bf16", "bf16"), hadamard=False),
+}

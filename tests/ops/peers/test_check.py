@@ -1,0 +1,103 @@
+"""The check before timing: what is right passes, and what is wrong is named."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from dsv4kv.model.plan import CachePlan
+from dsv4kv.ops.check import Disagreement, check_backend
+from dsv4kv.ops.peers.foreign import OPERATIONS
+from dsv4kv.ops.registry import resolve_backend
+from tests.ops.peers.caches import CACHES
+
+Write = Callable[..., None]
+
+CPU = torch.device("cpu")
+SHIPPED = CACHES["as shipped"]
+CSA, HCA = "main pages of 32 fp8_ds_mla entries", "main pages of 1 fp8_ds_mla entries"
+KEYS, RING = "indexer pages of 32 mxfp4 entries", "window pages of 128 fp8_ds_mla entries"
+
+
+def check(name: str) -> list[Disagreement]:
+    return check_backend(resolve_backend(name, "cpu"), SHIPPED, CPU)
+
+
+@pytest.mark.parametrize("plan", CACHES.values(), ids=CACHES)
+def test_every_operation_of_the_cpu_backend_passes(plan: CachePlan) -> None:
+    resolved = resolve_backend("dsv4kv.ops.cpu:", "reference")
+    assert resolved.foreign == OPERATIONS
+    assert check_backend(resolved, plan, CPU, seed=3) == []
+
+
+def test_our_own_backends_need_no_check() -> None:
+    assert check_backend(resolve_backend("cpu", "cpu"), SHIPPED, CPU) == []
+
+
+# Operation and defect, and what is said of the first pages it shows on.
+WRONG = {
+    "gather_topk=next_row": (CSA, "request 0, row 2, channel 0 is "),
+    "gather_topk=slots_in_order": (CSA, "it raised IndexError: index out of range"),
+    "gather_all=double_scale": (CSA, "request 0, row 0, channel 64 is "),
+    "gather_all=ignores_lengths": (CSA, "request 0, row 9, channel 0 is "),
+    "gather_all=leaves_rests": (CSA, "request 0, row 9, channel 0 is nan, and the row must be "),
+    "gather_all=returns_its_output": (CSA, "it left its output as it was: an operation writes "),
+    "gather_all=changes_lengths": (CSA, "it changed its argument 'lengths'."),
+    "gather_all=writes_behind_its_output": (CSA, "it wrote memory behind what it was given."),
+    "gather_all=cleans_a_page": (CSA, "entry 32 (page 1, row 0) was written, and nobody asked "),
+    "gather_all=raises": (CSA, "it raised RuntimeError: invalid device function"),
+    "gather_window=newest_first": (RING, "request 0, row 0, channel 0 is 0, and the reference "),
+    "entry_insert=writes_a_neighbour": (CSA, " was written, and nobody asked for it."),
+    "entry_insert=writes_for_minus_one": (CSA, " was written, and nobody asked for it."),
+    "entry_insert=writes_padding": (CSA, "it wrote bytes of page 1 that are no entry's."),
+    "entry_insert=leaves_the_pad_byte": (CSA, ": scale byte 7 is 0x09 instead of 0x00."),
+    "entry_insert=skips_the_last": (CSA, " was not written."),
+    "window_insert=first_of_a_row_wins": (RING, "entry 198 (page 1, row 70) has "),
+    "page_copy=copies_backwards": (CSA, "entry 0 (page 0, row 0) was not written."),
+    "indexer_insert=never_rotates": (KEYS, " in channel "),
+    "state_append=appends_without_bias": ("main states of csa layers", "state [0, 1, 0, 0] is "),
+    "flush=rotates_at_the_last_token": ("main states of csa layers", " in channel "),
+    "compress_chunk=forgets_the_state": ("main states of csa layers", "state [2, 0, "),
+}
+
+
+@pytest.mark.parametrize("defect", WRONG)
+def test_a_wrong_operation_is_named_with_what_is_wrong(defect: str) -> None:
+    operation, _, function = defect.partition("=")
+    name = f"{operation}=tests.ops.peers.wrong:{function}"
+    found = check(name)
+    subject, problem = WRONG[defect]
+    assert (found[0].backend, found[0].operation, found[0].subject) == (name, operation, subject)
+    assert problem in found[0].problem
+
+
+def test_rows_behind_the_longest_request_may_stay_as_they_were(write_module: Write) -> None:
+    write_module(
+        "mine",
+        "from dsv4kv.ops import cpu\n"
+        "def gather_all(store, table, slots, lengths, out):\n"
+        "    part = out[:, : int(lengths.max())].contiguous()\n"
+        "    cpu.gather_all(store, table, slots, lengths, part)\n"
+        "    out[:, : part.shape[1]] = part\n",
+    )
+    assert check("mine:gather_all") == []
+
+
+def test_every_operation_has_a_defect_that_is_found() -> None:
+    assert {defect.partition("=")[0] for defect in WRONG} == set(OPERATIONS)
+
+
+def test_a_disagreement_is_a_sentence() -> None:
+    found = check("gather_all=tests.ops.peers.wrong:raises")
+    assert [str(each) for each in found] == [
+        f"gather_all of gather_all=tests.ops.peers.wrong:raises on {pages}: it raised "
+        "RuntimeError: invalid device function"
+        for pages in (CSA, KEYS, HCA)
+    ]
+
+
+@pytest.mark.parametrize("defect", ["gather_topk=next_row", "flush=rotates_at_the_last_token"])
+def test_equal_seeds_find_equal_things(defect: str) -> None:
+    operation, _, function = defect.partition("=")
+    name = f"{operation}=tests.ops.peers.wrong:{function}"
+    assert check(name) == check(name)

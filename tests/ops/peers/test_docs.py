@@ -1,0 +1,56 @@
+"""What docs/backends.md says is so."""
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+
+from dsv4kv.ops.check import check_backend
+from dsv4kv.ops.peers import PEERS
+from dsv4kv.ops.peers.locate import GROUP
+from dsv4kv.ops.registry import BACKENDS, resolve_backend
+from tests.ops.peers.caches import CACHES
+from tests.ops.peers.test_packages import OPERATIONS
+
+PAGE = (Path(__file__).parents[3] / "docs" / "backends.md").read_text()
+
+
+def block(language: str) -> str:
+    (found,) = re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+    return str(found)
+
+
+def test_the_example_equals_the_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_gather.py").write_text(block("python"))
+    monkeypatch.chdir(tmp_path)
+    try:
+        resolved = resolve_backend("my_gather:gather_topk", "cpu")
+        assert resolved.foreign == ("gather_topk",)
+        for cache in ("as shipped", "long blocks"):
+            assert check_backend(resolved, CACHES[cache], torch.device("cpu")) == []
+    finally:
+        sys.modules.pop("my_gather", None)
+
+
+def test_the_entry_point_names_the_group_and_the_example() -> None:
+    groups = tomllib.loads(block("toml"))["project"]["entry-points"]
+    assert groups == {GROUP: {"swift": "my_gather:gather_topk"}}
+
+
+def test_every_name_of_a_backend_is_explained() -> None:
+    for name in (*BACKENDS, *PEERS):
+        assert f"`{name}`" in PAGE
+
+
+def test_the_operations_of_every_package_are_listed() -> None:
+    table = PAGE.partition("| backend | brings |")[2].partition("\n\n")[0]
+    listed: dict[str, set[str]] = {}
+    name = ""
+    for row in table.splitlines()[2:]:
+        cells = row.split("|")
+        name = cells[1].strip(" `") or name
+        listed.setdefault(name, set()).update(re.findall(r"`(\w+)`", cells[2]))
+    assert listed == {**OPERATIONS, "flashmla": set()}

@@ -1,0 +1,250 @@
+"""What may stand after ``--backend``, and what is said of anything else."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from dsv4kv.errors import ConfigError
+from dsv4kv.model.formats import FORMATS, PageLayout
+from dsv4kv.ops import cpu, reference
+from dsv4kv.ops.check.calls import gather_all
+from dsv4kv.ops.check.maker import make_call
+from dsv4kv.ops.peers.foreign import OPERATIONS
+from dsv4kv.ops.registry import BACKENDS, resolve_backend
+
+Write = Callable[..., None]
+
+GATHER_ALL = "def gather_all(store, table, slots, lengths, out): out.fill_(7)\n"
+RENAMED = GATHER_ALL.replace("gather_all", "fast")
+CHOICES = ", ".join(OPERATIONS)
+
+
+def refusal(name: str, base: str = "cpu") -> str:
+    with pytest.raises(ConfigError) as caught:
+        resolve_backend(name, base)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_our_own_backends_bring_nothing_foreign(name: str) -> None:
+    resolved = resolve_backend(name, "reference")
+    assert (resolved.name, resolved.foreign, resolved.version) == (name, (), None)
+    assert resolved.backend is sys.modules[BACKENDS[name]]
+
+
+def test_an_unknown_name_is_refused_with_the_choices(
+    write_module: Write, write_distribution: Write
+) -> None:
+    assert refusal("abacus") == (
+        "no backend 'abacus': choose reference, cpu, cuda, vllm, sglang, flashmla, flaggems, an "
+        "installed entry point of dsv4kv.backends (there is none), or a function, as "
+        "my_package.my_module:my_gather."
+    )
+    write_distribution("mine", "1", swift="mine:fast")
+    assert "an installed entry point of dsv4kv.backends (swift)," in refusal("abacus")
+
+
+def test_a_base_is_one_of_our_own() -> None:
+    assert refusal("cpu", "vllm") == "no backend 'vllm': choose reference, cpu, cuda."
+
+
+def test_what_a_name_does_not_bring_is_the_bases(write_module: Write) -> None:
+    write_module("mine", GATHER_ALL)
+    backend = resolve_backend("mine:gather_all", "reference").backend
+    for operation in OPERATIONS:
+        own = getattr(backend, operation) is getattr(reference, operation)
+        assert own == (operation != "gather_all")
+
+
+@pytest.mark.parametrize(
+    "name", ["mine:gather_all", "mine:fast", "gather_all=mine:anything", "deep.er.mine:fast"]
+)
+def test_a_function_is_named_or_has_the_parameters_of_its_operation_or_is_told(
+    name: str, write_module: Write
+) -> None:
+    source = GATHER_ALL + RENAMED + "def anything(*arguments): arguments[-1].fill_(7)\n"
+    write_module("mine", source)
+    write_module("deep.er.mine", source)
+    resolved = resolve_backend(name, "cpu")
+    call = make_call(gather_all(PageLayout(FORMATS["main"]["bf16"], 2)), torch.device("cpu"), 0)
+    resolved.backend.gather_all(*call.arguments)
+    assert resolved.foreign == ("gather_all",)
+    assert bool((call.arguments[-1] == 7).all())
+
+
+@pytest.mark.parametrize(
+    ("attribute", "operations"),
+    [
+        ("", ["flush", "gather_all"]),
+        ("Both", ["gather_all", "page_copy"]),
+        ("both", ["gather_all", "page_copy"]),
+        ("space.both", ["gather_all", "page_copy"]),
+    ],
+)
+def test_a_module_class_or_object_brings_every_function_named_as_an_operation(
+    attribute: str, operations: list[str], write_module: Write
+) -> None:
+    write_module(
+        "mine",
+        "from types import SimpleNamespace\n"
+        "def flush(*arguments): pass\n"
+        "class Both:\n"
+        "    gather_window = None\n"
+        "    def gather_all(self, store, table, slots, lengths, out): pass\n"
+        "    def page_copy(self, store, sources, targets): pass\n"
+        f"{GATHER_ALL}"
+        "both = Both()\n"
+        "space = SimpleNamespace(both=both)\n",
+    )
+    assert sorted(resolve_backend(f"mine:{attribute}", "cpu").foreign) == operations
+
+
+def test_of_several_functions_the_told_one_is_taken(write_module: Write) -> None:
+    write_module("mine", GATHER_ALL + "def flush(*arguments): pass\n")
+    assert resolve_backend("flush=mine:", "cpu").foreign == ("flush",)
+
+
+def test_built_in_functions_need_not_tell_their_parameters(write_module: Write) -> None:
+    write_module("mine", "fast = min\n")
+    assert resolve_backend("page_copy=mine:fast", "cpu").foreign == ("page_copy",)
+    assert refusal("mine:fast").startswith("backend 'mine:fast': which operation it is, neither")
+
+
+REFUSALS = {
+    "mine:nothing": "mine has no 'nothing'.",
+    "mine:seven.x": "int has no 'x'.",
+    "mine:other": (
+        "which operation it is, neither its name nor its parameters tell: write "
+        f"operation=mine:other with one of {CHOICES}."
+    ),
+    "gather=mine:other": "'gather' is no operation: choose window_insert, ",
+    "gather_all=mine:other": (
+        "gather_all is called with (store, table, slots, lengths, out), by position, and this "
+        "function takes (a, b)."
+    ),
+    "mine:page_copy": (
+        "page_copy is called with (store, sources, targets), by position, and this function takes "
+        "(store)."
+    ),
+    "mine:Needy": (
+        "Needy() failed (TypeError: Needy.__init__() missing 1 required positional argument: "
+        "'size'): a class is made without arguments."
+    ),
+    "mine:typo": (
+        "its formats are ('fp8_ds_mlb',): a tuple of names out of bf16, fp4, fp8, fp8_ds_mla, "
+        "fp8_group32, mxfp4 is needed."
+    ),
+    "mine.deeper:x": "there is no module 'mine.deeper', neither in ",
+    "absent:x": "there is no module 'absent', neither in ",
+    "mine.py:x": "there is no module 'mine.py', neither in ",
+    "./mine:x": "'./mine' is no module name: write my_package.my_module:my_gather, ",
+    ":x": "'' is no module name: write ",
+    "broken:x": ("importing broken failed (ModuleNotFoundError: No module named 'absent_too')."),
+    "syntax:x": "importing syntax failed (SyntaxError: invalid syntax ",
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_what_cannot_be_loaded_is_refused_in_a_sentence(name: str, write_module: Write) -> None:
+    write_module("broken", "import absent_too")
+    write_module("syntax", "def def")
+    write_module(
+        "mine",
+        f"{GATHER_ALL}{RENAMED}seven = 7\n"
+        "def other(a, b): pass\n"
+        "def page_copy(store): pass\n"
+        "class Needy:\n"
+        "    def __init__(self, size): pass\n"
+        "def typo(store, table, slots, lengths, out): pass\n"
+        "typo.formats = ('fp8_ds_mlb',)\n",
+    )
+    assert refusal(name).startswith(f"backend {name!r}: {REFUSALS[name]}")
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"), [("mine:seven", f"any of {CHOICES}"), ("flush=mine:seven", "flush")]
+)
+def test_what_has_no_operation_is_refused(name: str, wanted: str, write_module: Write) -> None:
+    write_module("mine", "seven = 7")
+    assert refusal(name) == (
+        f"backend {name!r} is of type int: neither a function nor something with a function "
+        f"{wanted}."
+    )
+
+
+def test_a_module_in_the_current_folder_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lies_here.py").write_text(GATHER_ALL)
+    monkeypatch.chdir(tmp_path)
+    before = list(sys.path)
+    try:
+        assert resolve_backend("lies_here:gather_all", "cpu").foreign == ("gather_all",)
+        assert sys.path == before
+        (tmp_path / "breaks_here.py").write_text("import absent_too")
+        refusal("breaks_here:x")
+        assert sys.path == before
+    finally:
+        sys.modules.pop("lies_here", None)
+
+
+def test_the_current_folder_goes_before_installed_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_module: Write
+) -> None:
+    write_module("mine", GATHER_ALL)
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "mine.py").write_text("def page_copy(*arguments): pass\n")
+    monkeypatch.chdir(tmp_path / "here")
+    assert resolve_backend("mine:", "cpu").foreign == ("page_copy",)
+
+
+def test_a_path_that_a_module_adds_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_module: Write
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    write_module("mine", f"import sys\nsys.path.append('/my/kernels')\n{GATHER_ALL}")
+    resolve_backend("mine:gather_all", "cpu")
+    assert sys.path[-1] == "/my/kernels"
+
+
+def test_an_entry_point_is_a_backend_with_its_packages_version(
+    write_module: Write, write_distribution: Write
+) -> None:
+    write_module("mine", GATHER_ALL + RENAMED + "def flush(*arguments): pass\n")
+    write_distribution("my-kernels", "1.2", swift="mine:fast", whole="mine", told="mine:flush")
+    resolved = resolve_backend("swift", "cpu")
+    assert (resolved.foreign, resolved.version) == (("gather_all",), "1.2")
+    assert set(resolve_backend("whole", "cpu").foreign) == {"gather_all", "flush"}
+    assert resolve_backend("flush=told", "cpu").foreign == ("flush",)
+
+
+def test_an_entry_point_never_takes_the_name_of_our_own(
+    write_module: Write, write_distribution: Write
+) -> None:
+    write_module("mine", GATHER_ALL)
+    write_distribution("mine", "1", cpu="mine:gather_all")
+    assert resolve_backend("cpu", "reference").backend is cpu
+
+
+def test_two_packages_with_one_name_are_refused(
+    write_module: Write, write_distribution: Write
+) -> None:
+    write_distribution("one", "1", swift="mine:fast")
+    write_distribution("two", "1", swift="mine:fast")
+    assert refusal("swift") == (
+        "one and two both bring a backend 'swift': name the function itself, as "
+        "my_package.my_module:my_gather."
+    )
+
+
+def test_a_function_that_takes_some_formats_is_called_for_these_alone(write_module: Write) -> None:
+    write_module("mine", f"{GATHER_ALL}gather_all.formats = ['mxfp4', 'bf16']\n")
+    resolved = resolve_backend("mine:gather_all", "cpu")
+    assert resolved.formats == ("bf16", "mxfp4")
+    assert resolved.serves("gather_all", "mxfp4")
+    assert not resolved.serves("gather_all", "fp8_ds_mla")
+    assert not resolved.serves("gather_topk", "mxfp4")

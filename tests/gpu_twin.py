@@ -18,6 +18,7 @@ from dsv4kv.ops.kernels.launch import Launch
 from tests.kernels.shim import twin
 
 MICROSECOND_MS = 1e-3
+SAMPLES = 2  # of every timed operation: a host takes its time to play a GPU
 
 
 @dataclass
@@ -110,6 +111,6 @@ def twin_gpu(free_bytes: int = 1 << 34) -> Iterator[TwinGpu]:
     with (
         patch.object(launching, "_launcher", lambda: gpu),
         patch("dsv4kv.bench.case.find_device", find),
-        patch.multiple("dsv4kv.measure.replays", WARMUP_REPLAYS=1, SAMPLES=2),
+        patch.multiple("dsv4kv.measure.replays", WARMUP_REPLAYS=1, SAMPLES=SAMPLES),
     ):
         yield gpu

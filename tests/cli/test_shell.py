@@ -15,14 +15,14 @@ ERRORS: list[type[Dsv4kvError]] = [
 HEAVY = ("torch", "numpy", "pydantic")
 
 
-def test_help_says_what_the_tool_is_lists_all_commands_and_gives_three_examples() -> None:
+def test_help_says_what_the_tool_is_lists_all_commands_and_gives_four_examples() -> None:
     result = CliRunner(env=TERMINAL).invoke(app, ["--help"])
     lines = [line.strip("│ ") for line in result.output.splitlines() if line.strip()]
     assert lines[1] == "Benchmark and profile the DeepSeek-V4 KV cache."
     commands = {line.split()[0] for line in lines} & {"bench", "report", "trace", "config"}
     assert len(commands) == 4
     assert [line.startswith("dsv4kv ") for line in lines[lines.index("Examples") + 1 :]] == (
-        [True] * 3
+        [True] * 4
     )
 
 

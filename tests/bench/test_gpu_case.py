@@ -1,0 +1,228 @@
+"""A case on a GPU, made of the kernels' CPU twin: what is run, checked, timed and told."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from dsv4kv.bench.case import run_case
+from dsv4kv.bench.device import find_device
+from dsv4kv.bench.operation_figures import FEWEST_CALLS, MOST_CALLS
+from dsv4kv.bench.rehearsal import draw_stages, fill_pages
+from dsv4kv.cache.device_tables import KernelTables
+from dsv4kv.config.bench import BenchConfig
+from dsv4kv.errors import ConfigError, CudaUnavailable, PeerUnavailable, VerificationError
+from dsv4kv.ops import cpu
+from dsv4kv.ops.kernels.launch import Launch
+from dsv4kv.report.record import Case
+from tests.bench.settings import BOOKS, tiny_config
+from tests.gpu_twin import SAMPLES, TwinGpu, twin_gpu
+from tests.workload.gpu_serving import build
+
+LAYERS = "model.layers=[0,2,3,4]"
+
+
+def run(config: BenchConfig) -> Case:
+    return run_case({}, config, lambda _tokens: None)
+
+
+@pytest.fixture(scope="module")
+def ran() -> tuple[Case, TwinGpu]:
+    with twin_gpu() as gpu:
+        return run(tiny_config("device=cuda", LAYERS, "cache.num_blocks=40")), gpu
+
+
+@pytest.fixture(scope="module")
+def case(ran: tuple[Case, TwinGpu]) -> Case:
+    return ran[0]
+
+
+def test_a_case_on_a_gpu_is_complete_and_says_so(case: Case) -> None:
+    assert (case.status, case.error) == ("complete", None)
+    assert (case.device, case.backend, case.foreign) == ("cuda", "cuda", [])
+
+
+def test_what_it_gathered_was_checked(case: Case) -> None:
+    assert set(case.verification.by_operation) == {
+        "compressed KV",
+        "gather_window",
+        "indexer keys",
+    }
+    assert case.verification.checks > 20
+
+
+def test_decode_steps_are_timed_both_ways_on_both_clocks(case: Case) -> None:
+    found = {latency.name: len(latency.samples_ns) for latency in case.latencies}
+    for way in ("decode_graph", "decode_eager"):
+        assert found[f"{way}_host"] == found[f"{way}_device"] > 0
+
+
+def test_operations_are_timed_cold_and_hot_by_layer_type(case: Case) -> None:
+    found = {(each.name, each.layer_type, each.temperature) for each in case.operations}
+    of_csa = ("state_append", "flush", "gather_window", "window_insert", "gather_topk")
+    of_keys = ("indexer_state_append", "indexer_flush", "indexer_gather_all")
+    expected = {("csa", name) for name in (*of_csa, *of_keys)}
+    expected |= {("hca", name) for name in (*of_csa[:4], "gather_all")}
+    expected |= {("swa", name) for name in ("window_insert", "gather_window")}
+    assert found == {(name, kind, t) for kind, name in expected for t in ("cold", "hot")}
+    for each in case.operations:
+        assert len(each.samples_ns) == SAMPLES
+
+
+def test_requests_are_as_long_as_pool_and_table_allow(case: Case) -> None:
+    # 1,024 tokens a row: 8 blocks, and 40 blocks hold two tables of two such requests
+    work = {(o.name, o.layer_type): o.entries[0] for o in case.operations}
+    assert work["gather_topk", "csa"] == 2 * 256
+    assert work["indexer_gather_all", "csa"] == 2 * 256
+    assert work["gather_all", "hca"] == 2 * 8
+
+
+def test_distinct_bytes_count_layers_and_tables_that_calls_do_not_share(case: Case) -> None:
+    found = {(o.name, o.layer_type, o.temperature): o for o in case.operations}
+
+    def places(name: str, layer_type: str, temperature: str) -> int:
+        operation = found[name, layer_type, temperature]  # type: ignore[index]
+        assert operation.distinct_bytes
+        return operation.distinct_bytes // operation.bytes[0]
+
+    assert places("gather_topk", "csa", "cold") == 2 * 2  # layers, tables
+    assert places("gather_window", "csa", "cold") == 2  # a ring has no table
+    assert places("gather_all", "hca", "cold") == 2
+    assert places("gather_topk", "csa", "hot") == 1
+
+
+def test_cold_calls_share_no_page_and_hot_ones_all(ran: tuple[Case, TwinGpu]) -> None:
+    graphs = [kept for kept in ran[1].captured if kept[0].kernel == "gather_topk"]
+    cold, hot = graphs
+    assert FEWEST_CALLS <= len(cold) <= MOST_CALLS
+    assert {pages_of(launch) for launch in hot} == {pages_of(cold[0])}
+    different = {pages_of(launch) for launch in cold}
+    everything = [(pool, block) for pool, blocks in different for block in blocks]
+    assert len(different) == 4
+    assert len(everything) == len(set(everything)) == 4 * 2 * 8
+
+
+def pages_of(launch: Launch) -> tuple[int, tuple[int, ...]]:
+    """The pool that a gather reads, and the blocks in its table."""
+    pages, table = launch.arguments[:2]
+    assert isinstance(pages, torch.Tensor)
+    assert isinstance(table, torch.Tensor)
+    return pages.data_ptr(), tuple(block for block in table.flatten().tolist() if block >= 0)
+
+
+def test_copy_read_and_write_are_the_yardsticks(case: Case) -> None:
+    assert case.memcpy is None
+    assert [(peak.name, peak.bytes) for peak in case.peaks] == [
+        ("copy", 2 << 20),
+        ("read", 1 << 20),
+        ("write", 1 << 20),
+    ]
+    assert {len(peak.samples_ns) for peak in case.peaks} == {SAMPLES}
+
+
+def test_pages_are_full_before_they_are_timed() -> None:
+    with twin_gpu() as gpu:
+        bench = build(gpu, "workload.decode=eager")
+        layers = bench.drive.executor.layers
+        fill_pages(layers, torch.Generator().manual_seed(0))
+    for layer in layers:
+        parts = [part.store for part in (layer.main, layer.indexer) if part]
+        for store in [layer.window, *parts]:
+            entries = torch.arange(store.num_entries)
+            out = torch.empty(1, len(entries), store.layout.format.dims, dtype=torch.bfloat16)
+            table = torch.arange(len(store.pages), dtype=torch.int32)[None]
+            numbers = torch.tensor([0]), torch.tensor([len(entries)])
+            cpu.gather_all(store, table, *numbers, out)
+            assert bool((out[0].count_nonzero(dim=1) > store.layout.format.dims // 2).all())
+
+
+def test_a_layer_without_table_has_one_stage() -> None:
+    with twin_gpu() as gpu:
+        bench = build(gpu, "workload.decode=eager", "cache.num_blocks=9")
+    swa, csa, _ = bench.drive.executor.layers
+    generator = torch.Generator().manual_seed(0)
+    assert len(draw_stages(swa, 2, generator)) == 1
+    ((_, step),) = draw_stages(csa, 2, generator)  # nine blocks: two requests of four
+    assert step.tokens == 4 * 128
+    assert step.lengths(4).tolist() == [128, 128]
+    (done,) = {tuple(step.completed(csa.table, 0, 4, 32).entries.tolist()) for _ in range(2)}  # type: ignore[arg-type]
+    assert [entry % 32 for entry in done] == [31, 31]
+    assert [entry // 32 for entry in done] == step.table[:2, 3].tolist()
+
+
+# ---- what cannot run ----------------------------------------------------------------------------
+
+
+def test_a_cache_larger_than_the_free_memory_of_the_gpu_is_refused() -> None:
+    with (
+        twin_gpu(free_bytes=1 << 20),
+        pytest.raises(
+            ConfigError, match=r"^this run needs .* of GPU memory and 1.00 MiB are free"
+        ),
+    ):
+        run(tiny_config("device=cuda"))
+
+
+def test_without_a_gpu_one_that_is_asked_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert find_device("auto") is None
+    assert find_device("cpu") is None
+    with pytest.raises(CudaUnavailable, match=r"^device is cuda and torch sees no CUDA device"):
+        find_device("cuda")
+
+
+def test_kernels_cannot_keep_tables_on_the_cpu() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^cache\.prepare is device, and the cache is on the CPU"
+    ):
+        run(tiny_config("device=cpu", "cache.prepare=device"))
+
+
+def test_bookkeeping_alone_needs_no_gpu() -> None:
+    with twin_gpu() as gpu:
+        case = run(tiny_config("device=cuda", BOOKS))
+    assert (case.status, case.device) == ("complete", "cpu")
+    assert not gpu.launched
+
+
+def test_tables_that_differ_at_the_end_fail_the_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KernelTables, "release", lambda self, slot: None)
+    with twin_gpu():
+        case = run(tiny_config("device=cuda", "cache.prepare=device", "measure.verify_every=0"))
+    assert case.status == "failed"
+    assert "cells of table model on the device are not the host's" in str(case.error)
+    assert case.operations == []
+
+
+# ---- operations from elsewhere ------------------------------------------------------------------
+
+RIGHT = """
+from dsv4kv.ops import cpu
+def gather_topk(store, table, slots, indices, lengths, out):
+    cpu.gather_topk(store, table, slots, indices, lengths, out)
+"""
+WRONG = RIGHT + "    out[:, -1] = 1\n"
+
+
+@pytest.fixture
+def in_folder(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_users_operation_runs_in_its_place_and_is_named(in_folder: Any) -> None:
+    (in_folder / "right_gather.py").write_text(RIGHT)
+    case = run(tiny_config("backend=right_gather:gather_topk"))
+    assert (case.status, case.backend) == ("complete", "right_gather:gather_topk")
+    assert case.foreign == ["gather_topk"]
+
+
+def test_a_wrong_operation_is_named_and_not_timed(in_folder: Any) -> None:
+    (in_folder / "wrong_gather.py").write_text(WRONG)
+    with pytest.raises(VerificationError, match=r"(?s)^gather_topk of wrong.*Nothing was timed"):
+        run(tiny_config("backend=wrong_gather:gather_topk"))
+
+
+def test_packages_with_kernels_are_left_out_on_the_cpu() -> None:
+    with pytest.raises(PeerUnavailable, match=r"^vllm runs on a GPU"):
+        run(tiny_config("backend=vllm"))

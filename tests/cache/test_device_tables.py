@@ -1,0 +1,147 @@
+"""Block tables on a device stay the host's, whoever keeps them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dsv4kv.cache import staging
+from dsv4kv.cache.device_tables import CopiedTables, KernelTables, Prepare
+from dsv4kv.cache.manager import KVCacheManager
+from dsv4kv.cache.prepare import prepare_forward
+from dsv4kv.errors import CacheError
+from tests.cache.caches import small_plan
+from tests.gpu_twin import twin_gpu
+
+CONTEXT, SLOTS = 1024, 3
+each_keeper = pytest.mark.parametrize("prepare", ["host", "device"])
+
+
+def build(prepare: Prepare, sharing: Any = "model", **options: Any) -> KVCacheManager:
+    sizes = {"max_context_tokens": CONTEXT, "num_slots": SLOTS}
+    plan = small_plan(layers=(2, 3), sharing=sharing, **sizes | options)
+    return KVCacheManager(plan, prepare=prepare)
+
+
+def follow(manager: KVCacheManager, slots: list[int], tokens: list[int]) -> None:
+    """Prepare on the host, and what a step does for the device's tables."""
+    tables = manager.device_tables
+    assert tables is not None
+    prepare_forward(manager, slots, np.zeros(len(slots)), tokens)
+    tables.publish()
+    tables.prepare(torch.tensor(slots), torch.tensor(tokens))
+
+
+Move = tuple[str, int, int]
+kinds, numbers = st.sampled_from(("to", "release")), st.integers(0, SLOTS - 1)
+moves = st.lists(st.tuples(kinds, numbers, st.integers(0, CONTEXT)), max_size=12)
+
+
+@each_keeper
+@settings(max_examples=25)
+@given(moves, st.sampled_from(("model", "type", "layer")))
+def test_the_device_holds_the_hosts_blocks_after_any_moves(
+    prepare: Prepare, schedule: list[Move], sharing: str
+) -> None:
+    with twin_gpu():
+        manager, running = build(prepare, sharing), set[int]()
+        for kind, number, tokens in schedule:
+            if kind == "to":
+                if number not in running:
+                    running.add(manager.admit_request())
+                slot = sorted(running)[number % len(running)]
+                follow(manager, [slot], [tokens])
+            elif running:
+                manager.release_request(running.pop())
+        assert manager.device_tables is not None
+        manager.device_tables.check()
+        for table in manager.tables:
+            cells = manager.device_tables.cells(table)
+            assert np.array_equal(cells.numpy(), table.blocks)
+
+
+def test_views_of_a_layer_follow_and_never_move() -> None:
+    manager = build("host", "layer")
+    (csa, hca) = manager.tables
+    views = manager.view(csa, 2), manager.view(hca, 3)
+    slot = manager.admit_request()
+    follow(manager, [slot], [600])
+    for view, table in zip(views, (csa, hca), strict=True):
+        assert torch.equal(view, torch.from_numpy(table.blocks[0]))
+        assert view.data_ptr() != table.blocks.ctypes.data
+
+
+def test_without_device_tables_a_view_is_the_hosts_memory() -> None:
+    manager = KVCacheManager(small_plan(layers=(2, 3)))
+    (table,) = manager.tables
+    assert manager.device_tables is None
+    assert manager.view(table, 2).data_ptr() == table.blocks.ctypes.data
+    assert table.changes is None
+
+
+@contextmanager
+def counted_transfers() -> Iterator[list[int]]:
+    """Numbers of every transfer to the device."""
+    sizes: list[int] = []
+    right = staging.stage
+
+    def stage(numbers: torch.Tensor, device: torch.device) -> torch.Tensor:
+        sizes.append(numbers.numel())
+        return right(numbers, device)
+
+    with patch("dsv4kv.cache.device_tables.stage", stage):
+        yield sizes
+
+
+def test_only_cells_that_changed_are_brought_over() -> None:
+    manager = build("host")
+    slots = [manager.admit_request() for _ in range(2)]
+    with counted_transfers() as sizes:
+        follow(manager, slots, [300, 128])  # three blocks and one
+        follow(manager, slots, [301, 129])  # none
+        follow(manager, slots, [384, 132])  # a second one for the second request
+        manager.release_request(slots[0])
+        follow(manager, slots[1:], [132])
+    assert sizes == [2 * 4, 2 * 1, 2 * 3]  # where and what
+
+
+def test_a_block_that_moves_twice_between_transfers_arrives_where_it_is() -> None:
+    manager = build("host", num_blocks=2)
+    first = manager.admit_request()
+    prepare_forward(manager, [first], [0], [200])
+    manager.release_request(first)
+    second = manager.admit_request()
+    follow(manager, [second], [100])
+    assert manager.device_tables is not None
+    manager.device_tables.check()
+
+
+def test_a_cell_that_differs_is_named() -> None:
+    manager = build("host")
+    slot = manager.admit_request()
+    follow(manager, [slot], [300])
+    tables = manager.device_tables
+    assert isinstance(tables, CopiedTables)
+    tables.cells(manager.tables[0])[0, slot, 1] = 77
+    with pytest.raises(
+        CacheError, match=r"^1 cells of table model .* column 1: 77 instead of 1\.$"
+    ):
+        tables.check()
+
+
+def test_a_step_that_kernels_refuse_is_told() -> None:
+    with twin_gpu():
+        manager = build("device", num_blocks=2)
+        tables = manager.device_tables
+        assert isinstance(tables, KernelTables)
+        tables.prepare(torch.tensor([0]), torch.tensor([CONTEXT]))  # eight blocks
+        with pytest.raises(
+            CacheError, match=r"refused a step that the host took: .*OUT_OF_BLOCKS"
+        ):
+            tables.check()

@@ -1,0 +1,105 @@
+"""On a GPU: whole cases run, graphs leave the bytes of single launches, and no step waits."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from dsv4kv.bench.build import build_drive, build_manager, plan_from
+from dsv4kv.bench.case import run_case
+from dsv4kv.bench.device import find_device
+from dsv4kv.cache.prepare import prepare_forward
+from dsv4kv.cache.step import StepBatch
+from dsv4kv.config.bench import BenchConfig
+from dsv4kv.measure.recorder import Recorder
+from dsv4kv.ops import cuda
+from dsv4kv.ops.registry import load_backend
+from dsv4kv.workload.executor import StepTokens
+from tests.bench.settings import tiny_config
+from tests.cuda.comparison import to_device
+from tests.cuda.scenes import SCENES, Scene
+from tests.gpu_twin import TwinGpu, twin_gpu
+from tests.ops.samples import same_bits
+from tests.workload.gpu_serving import TwinBench, cache_bytes
+from tests.workload.serving import make_config
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+LAYERS = "model.layers=[0,2,3,4]"
+VARIANTS = [(), ("cache.prepare=device",), ("cache.prepare=device", "cache.sharing=layer")]
+EXACT = [scene for scene in SCENES if scene.operation not in ("flush", "compress_chunk")]
+
+
+def build(config: BenchConfig) -> TwinBench:
+    """A cache on the GPU with what drives it."""
+    device, recorder = find_device("cuda"), Recorder()
+    manager = build_manager(config, plan_from(config), device)
+    drive = build_drive(config, manager, recorder, load_backend("cuda"), device)
+    return TwinBench(TwinGpu(), config, manager, recorder, drive)
+
+
+@pytest.fixture
+def never_wait() -> Iterator[None]:
+    """Put back what a test sets, so that reading results may wait."""
+    before = torch.cuda.get_sync_debug_mode()
+    yield
+    torch.cuda.set_sync_debug_mode(before)
+
+
+@pytest.mark.parametrize("settings", VARIANTS, ids=str)
+def test_a_case_is_complete_and_its_outputs_equal_the_reference(settings: tuple[str, ...]) -> None:
+    case = run_case({}, tiny_config("device=cuda", LAYERS, *settings), lambda _tokens: None)
+    assert (case.status, case.error) == ("complete", None)
+    assert case.verification.checks > 20
+    timed = [each.samples_ns for each in case.operations]
+    timed += [each.samples_ns for each in case.peaks]
+    assert all(min(samples) > 0 for samples in timed)
+
+
+@pytest.mark.parametrize("settings", VARIANTS, ids=str)
+def test_graphs_leave_the_bytes_that_single_launches_leave(settings: tuple[str, ...]) -> None:
+    found = []
+    for way in ("graph", "eager"):
+        common = ("workload.concurrency=3", LAYERS, "measure.verify_every=0", *settings)
+        bench = build(make_config("device=cuda", f"workload.decode={way}", *common))
+        bench.serve((126, 6), (20, 9), (250, 4), (3, 5))
+        found.append(cache_bytes(bench.manager))
+    for name, memory in found[0].items():
+        assert torch.equal(memory, found[1][name]), name
+
+
+@pytest.mark.parametrize("way", ["graph", "eager"])
+@pytest.mark.parametrize("settings", VARIANTS, ids=str)
+@pytest.mark.usefixtures("never_wait")
+def test_a_decode_step_never_waits_for_the_gpu(way: str, settings: tuple[str, ...]) -> None:
+    bench = build(make_config("device=cuda", f"workload.decode={way}", LAYERS, *settings))
+    manager, before = bench.manager, np.array([127, 200])
+    slots = np.array([manager.admit_request() for _ in before])
+    prepare_forward(manager, slots, np.zeros(2), before)
+    bench.drive.executor.prepare(slots, before)
+    for n in range(4):
+        if n == 1:  # the first compiled and loaded what it needs
+            torch.cuda.set_sync_debug_mode("error")
+        after = before + 1
+        prepare_forward(manager, slots, before, after)
+        step = StepBatch(manager, slots, before, after)
+        bench.drive.executor.decode(StepTokens(step, np.arange(2), after))
+        before = after
+
+
+@pytest.mark.parametrize("scene", EXACT, ids=str)
+def test_a_gpu_writes_the_bits_that_its_cpu_twin_writes(scene: Scene) -> None:
+    gpu = torch.device("cuda", torch.cuda.current_device())
+    on_gpu, on_twin = to_device(scene.arguments(), gpu), scene.arguments()
+    getattr(cuda, scene.operation)(*on_gpu)
+    with twin_gpu():
+        getattr(cuda, scene.operation)(*on_twin)
+    for found, expected in zip(to_device(on_gpu, torch.device("cpu")), on_twin, strict=True):
+        if isinstance(expected, torch.Tensor):
+            assert same_bits(found, expected)
+        elif hasattr(expected, "pages"):
+            assert same_bits(found.pages, expected.pages)

@@ -82,6 +82,12 @@ template <typename T>
 __device__ __forceinline__ void dsv_write(void* address, T value) {
     *(T*)address = value;
 }
+// Assembler, for of an assignment the compiler may make four stores.
+__device__ __forceinline__ void dsv_write(void* address, uint4 v) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(v.x), "r"(v.y),
+                 "r"(v.z), "r"(v.w)
+                 : "memory");
+}
 #endif
 
 // bf16 in pairs, the first in the low half.

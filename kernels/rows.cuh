@@ -40,18 +40,11 @@ __device__ __forceinline__ Four load_four(const float* address) {
 __device__ __forceinline__ Four cached_four(const float* address) {
     return four_of(*(const uint4*)address);
 }
-// To global memory; states are read again soon. Assembler, for the compiler makes four stores of it.
-#if defined(DSV_SHIM)
+// To global memory; states are read again soon.
 __device__ __forceinline__ void store_four(float* address, const Four& v) {
-    dsv_write(address, v);
+    dsv_write(address, make_uint4(__float_as_uint(v.at[0]), __float_as_uint(v.at[1]),
+                                  __float_as_uint(v.at[2]), __float_as_uint(v.at[3])));
 }
-#else
-__device__ __forceinline__ void store_four(float* address, const Four& v) {
-    asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(v.at[0]),
-                 "f"(v.at[1]), "f"(v.at[2]), "f"(v.at[3])
-                 : "memory");
-}
-#endif
 
 __device__ __forceinline__ Four add(Four a, const Four& b) {
 #pragma unroll

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from dsv4kv import __version__
-from dsv4kv.cli import bench, config, kernels, report, trace
+from dsv4kv.cli import bench, budget, config, kernels, report, trace
 from dsv4kv.errors import Dsv4kvError
 
 _PIPE_CLOSED = 141  # 128 + SIGPIPE, as shells tell it
@@ -25,6 +25,8 @@ dsv4kv bench                                      run the shipped default on thi
 dsv4kv bench smoke --set cache.block_tokens=256   change one setting
 
 dsv4kv config show smoke > mine.yaml              start a configuration of your own
+
+dsv4kv budget --gpu h200 --gpus 8                 what fits on eight GPUs
 """
 
 
@@ -78,6 +80,7 @@ def _options(
 app.command("bench", rich_help_panel="Measure")(bench.bench)
 app.command("report", rich_help_panel="Measure")(report.report)
 app.command("kernels", rich_help_panel="Measure")(kernels.kernels)
+app.command("budget", rich_help_panel="Prepare", epilog=budget.EPILOG)(budget.budget)
 app.add_typer(trace.app, cls=_Group, name="trace", rich_help_panel="Prepare")
 app.add_typer(config.app, cls=_Group, name="config", rich_help_panel="Prepare")
 

@@ -124,7 +124,7 @@ def _end(record: "RunRecord") -> None:
     """Leave with the exit code of the run's status, and its sentences where it failed."""
     from dsv4kv.errors import VerificationError
 
-    problems = [case.error for case in record.cases if case.error]
+    problems = [case.error for case in record.cases if case.status == "failed" and case.error]
     if problems:
         raise VerificationError("\n".join(problems))
     if record.status == "incomplete":

@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from dsv4kv.measure.statistics import Estimate
+if TYPE_CHECKING:  # its module needs numpy, which tables of other things do without
+    from dsv4kv.measure.statistics import Estimate
 
 ABSENT = "–"
 UNKNOWN_INTERVAL = "?"
@@ -32,7 +34,7 @@ def new_table(title: str, note: str = "") -> Table:
 
 
 def add_estimates(
-    table: Table, header: str, estimates: Sequence[Estimate | None], scale: float = 1.0
+    table: Table, header: str, estimates: Sequence["Estimate | None"], scale: float = 1.0
 ) -> list[str]:
     """Add a column for estimates and return its cells, their ± under each other.
 
@@ -47,7 +49,7 @@ def add_estimates(
     return [(value.rjust(left) + spread.ljust(right)).rjust(width) for value, spread in parts]
 
 
-def format_estimate(estimate: Estimate | None, scale: float = 1.0) -> str:
+def format_estimate(estimate: "Estimate | None", scale: float = 1.0) -> str:
     """``12.41 ± 0.05``: one or two digits of the uncertainty, rounded up; ``± ?`` if unknown."""
     return "".join(_split(estimate, scale))
 
@@ -57,7 +59,7 @@ def format_number(value: float) -> str:
     return f"{value:,.{max(0, 2 - _exponent(value))}f}"
 
 
-def _split(estimate: Estimate | None, scale: float) -> tuple[str, str]:
+def _split(estimate: "Estimate | None", scale: float) -> tuple[str, str]:
     if estimate is None:
         return ABSENT, ""
     value = estimate.value * scale

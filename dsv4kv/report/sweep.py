@@ -12,7 +12,7 @@ from dsv4kv.report.cells import ABSENT, add_estimates, new_table
 from dsv4kv.report.decode import graph_device_time
 from dsv4kv.report.facts import tokens_per_second
 from dsv4kv.report.record import Case
-from dsv4kv.report.tables import BACKEND_NOTES
+from dsv4kv.report.tables import backend_note
 from dsv4kv.units import format_bytes
 
 _STATUS_MARKS = {
@@ -25,7 +25,7 @@ _STATUS_MARKS = {
 
 def sweep_table(cases: Sequence[Case]) -> Table:
     """One row per case. The gather rate is that of all gather operations together, cold ones."""
-    backends = dict.fromkeys(BACKEND_NOTES.get(case.backend, case.backend) for case in cases)
+    backends = dict.fromkeys(backend_note(case) for case in cases if case.totals)
     table = new_table("Sweep", "; ".join([*backends, "tokens in and out"]))
     names = axis_names(cases)
     for name in names.values():

@@ -15,7 +15,7 @@ from dsv4kv.report.record import CacheSummary, Case, Latency, Operation
 from dsv4kv.report.yardstick import Yardstick, yardsticks
 from dsv4kv.units import format_bytes
 
-BACKEND_NOTES = {
+_NOTES = {
     "cpu": "reference CPU backend, not a performance claim",
     "cuda": "cold: every call on pages of its own; hot: one call again and again",
 }
@@ -24,6 +24,15 @@ _INDEXER = "indexer_"
 _NS_TO_US = 1e-3
 _RATIO_TO_PERCENT = 100.0
 _TOLD_PERCENTILES = (90.0, 99.0)
+
+
+def backend_note(case: Case) -> str:
+    """Which operations ran, and what to make of their times."""
+    if not case.foreign:
+        return _NOTES.get(case.backend, case.backend)
+    version = f" {case.backend_version}" if case.backend_version else ""
+    others = _NOTES[case.device]
+    return f"{', '.join(case.foreign)} from {case.backend}{version}; all others: {others}"
 
 
 def cache_table(cache: CacheSummary) -> Table:
@@ -65,7 +74,7 @@ def operations_table(case: Case) -> Table:
         times.append(_median(yardstick.samples_ns))
         rates.append(yardstick.rate)
         shares.append(None)
-    table = new_table("Operations", BACKEND_NOTES.get(case.backend, case.backend))
+    table = new_table("Operations", backend_note(case))
     for header in ("operation", "layers"):
         table.add_column(header, no_wrap=True)
     for header in ("calls", "entries", "useful\nbytes"):

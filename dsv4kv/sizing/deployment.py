@@ -18,14 +18,14 @@ class Deployment:
         max_context_tokens: Longest request (``max_model_len``).
         in_flight_tokens: Tokens one request may have in flight: the chunk budget of a step
             (``max_num_batched_tokens``, ``chunked_prefill_size``) times the batches that run at
-            once.
+            once (vLLM up to 0.25 does not count batches: there it is the chunk budget alone).
         concurrency: Requests to be served at once (``max_num_seqs``, ``max_running_requests``);
             None where it is what is asked for.
         block_tokens: Tokens of context one block covers; None takes the engine's own.
         state_bytes: Bytes of one element of the compressor state: 4 (float32) or 2 (bfloat16).
         online_state: HCA keeps its state as a running softmax.
         draft_tokens: Speculative tokens that may be rolled back.
-        window_ratio: SGLang's ``swa_full_tokens_ratio``.
+        window_ratio: SGLang's ``swa_full_tokens_ratio``; None where it is not given.
     """
 
     model: DSV4Config
@@ -39,4 +39,4 @@ class Deployment:
     state_bytes: int = 4
     online_state: bool = False
     draft_tokens: int = 0
-    window_ratio: float = 0.1
+    window_ratio: float | None = None

@@ -211,7 +211,7 @@ OPTIONS = {
     "no value": ("--set", "cache.block_tokens"),
     "empty axis": ("--axis", "cache.sharing="),
     "unknown data": ("--data", "some"),
-    "unknown device": ("--device", "cuda"),
+    "unknown device": ("--device", "tpu"),
     "missing trace": ("--trace", "gone.jsonl"),
     "unknown built-in trace": ("--trace", "builtin:gone"),
     "nothing left": ("--set", "workload.skip=99"),

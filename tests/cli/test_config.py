@@ -65,7 +65,7 @@ def test_validate_tells_every_problem_goes_on_and_fails(
         "OK: smoke",
         (
             "error: configuration 'missing.yaml' cannot be read (No such file or directory): give "
-            "the path of a YAML file or a shipped name (bookkeeping, default, smoke)."
+            "the path of a YAML file or a shipped name (bookkeeping, default, gpu, smoke)."
         ),
     ]
     assert result.exit_code == 2

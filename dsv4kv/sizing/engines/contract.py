@@ -56,16 +56,18 @@ class Capacity:
 
 
 class Engine(Protocol):
-    """The sizing rules of one version of one engine: pure functions of a deployment.
+    """The sizing rules of one version of one engine: pure functions of a deployment."""
 
-    Attributes:
-        name: As users write it: ``vllm:0.33``.
-        seen_in_logs: Whether the rules were checked against published start-up logs; otherwise
-            they are derived from the engine's source alone, and every answer says so.
-    """
+    @property
+    def name(self) -> str:
+        """As users write it: ``vllm:0.33``."""
 
-    name: str
-    seen_in_logs: bool
+    @property
+    def seen_in_logs(self) -> bool:
+        """Whether the rules were checked against published start-up logs.
+
+        Otherwise they are derived from the engine's source alone, and every answer says so.
+        """
 
     def costs(self, deployment: Deployment) -> tuple[PoolCost, ...]:
         """Every pool's fixed, in-flight and marginal bytes; raises ``ConfigError``."""

@@ -1,0 +1,146 @@
+"""What to change: every option with its gain, the cheapest that makes a deployment fit first."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+from dsv4kv.errors import ConfigError
+from dsv4kv.sizing.fit import fewest_gpus, fits, max_concurrency, max_context, tightest_free_bytes
+from dsv4kv.sizing.scenario import Scenario, fix_layout, resolve
+
+_LESS_IN_FLIGHT = 2048
+_MORE_MEMORY = Fraction(95, 100)
+_FORMATS = (
+    ("indexer_format", "mxfp4", "4-bit indexer keys"),
+    ("main_format", "fp8_ds_mla", "FP8 entries"),
+    ("window_format", "fp8_ds_mla", "FP8 window entries"),
+)
+
+
+@dataclass(frozen=True)
+class Option:
+    """One change of the deployment.
+
+    Attributes:
+        change: The options to give: ``--in-flight-tokens 2048``.
+        reason: What it does, in a few words.
+        freed_bytes: Bytes it frees on the tightest GPU.
+        concurrency: Requests of the same context that fit with it, at once.
+        fits: Whether what was asked fits with it.
+    """
+
+    change: str
+    reason: str
+    freed_bytes: int
+    concurrency: int
+    fits: bool
+
+
+def advise(scenario: Scenario, context_tokens: int, concurrency: int) -> list[Option]:
+    """Changes that gain something, those first with which most requests fit.
+
+    Where it does not fit, those that make it fit come first, the cheapest leading: settings,
+    formats, less spare memory, more GPUs, then serving less.
+    """
+    asked = (context_tokens, concurrency)
+    options = [
+        option
+        for changes, change, reason in _changes(scenario)
+        if (option := _try(scenario, changes, change, reason, *asked))
+    ]
+    by_gain = sorted(options, key=lambda option: (-option.concurrency, -option.freed_bytes))
+    if fits(scenario, *asked):
+        return by_gain
+    options += _more_gpus(scenario, *asked)
+    options += _serve_less(scenario, *asked)
+    enough = [option for option in options if option.fits]
+    return enough + [option for option in by_gain if not option.fits]
+
+
+def _changes(scenario: Scenario) -> Iterator[tuple[dict[str, Any], str, str]]:
+    """Settings that may help, the cheapest first: what to replace, how to say it, why."""
+    inputs = scenario.inputs
+    if inputs.in_flight_tokens > _LESS_IN_FLIGHT:
+        yield (
+            {"in_flight_tokens": _LESS_IN_FLIGHT},
+            f"--in-flight-tokens {_LESS_IN_FLIGHT}",
+            "smaller chunks of prompts",
+        )
+    tp, dp = scenario.layout.tp, scenario.layout.dp
+    if tp > 1:
+        replicas = {"tp": 1, "dp": tp * dp, "ep": None}
+        yield replicas, f"--tp 1 --dp {tp * dp}", "no copies of KV"
+    if inputs.state == "fp32":
+        yield {"state": "online"}, "--state online", "HCA keeps a running softmax"
+    if inputs.block_tokens is not None:
+        yield {"block_tokens": None}, "without --block-tokens", "the engine's own block size"
+    if inputs.draft_layers or inputs.draft_tokens:
+        drafts = {"draft_layers": 0, "draft_tokens": 0}
+        yield drafts, "without drafts", "no speculation"
+    for field, name, reason in _FORMATS:
+        yield {field: name}, f"--{field.replace('_', '-')} {name}", reason
+    if inputs.memory_fraction < _MORE_MEMORY:
+        share = float(_MORE_MEMORY)
+        yield (
+            {"memory_fraction": _MORE_MEMORY},
+            f"--memory-fraction {share:g}",
+            "less kept spare",
+        )
+
+
+def _try(
+    scenario: Scenario,
+    changes: dict[str, Any],
+    change: str,
+    reason: str,
+    context_tokens: int,
+    concurrency: int,
+) -> Option | None:
+    """The option, or None where it gains nothing or cannot be."""
+    try:
+        (other,) = resolve(replace(fix_layout(scenario), **changes))
+        before, after = (
+            tightest_free_bytes(each, context_tokens, concurrency) for each in (scenario, other)
+        )
+        most = max_concurrency(other, context_tokens)
+    except ConfigError:
+        return None
+    return Option(change, reason, after - before, most, after >= 0) if after > before else None
+
+
+def _more_gpus(scenario: Scenario, context_tokens: int, concurrency: int) -> list[Option]:
+    """The fewest GPUs that do, laid out as by default or as replicas of one GPU."""
+    enough = []
+    for tp in (None, 1):
+        candidates = resolve(replace(scenario.inputs, gpus=None, tp=tp, dp=None, ep=None))
+        found = fewest_gpus(candidates, context_tokens, concurrency)
+        if found and found.layout.gpus > scenario.layout.gpus:
+            enough.append(found)
+    if not enough:
+        return []
+    more = min(enough, key=lambda found: found.layout.gpus)
+    before, after = (
+        tightest_free_bytes(each, context_tokens, concurrency) for each in (scenario, more)
+    )
+    layout = more.layout
+    return [
+        Option(
+            f"--gpus {layout.gpus} --tp {layout.tp} --dp {layout.dp}",
+            f"more GPUs, as {layout.label}",
+            after - before,
+            max_concurrency(more, context_tokens),
+            True,
+        )
+    ]
+
+
+def _serve_less(scenario: Scenario, context_tokens: int, concurrency: int) -> Iterator[Option]:
+    """Fewer requests, or shorter ones, where any fit."""
+    missing = -tightest_free_bytes(scenario, context_tokens, concurrency)
+    if requests := max_concurrency(scenario, context_tokens):
+        yield Option(
+            f"--concurrency {requests}", "fewer requests at once", missing, requests, True
+        )
+    if tokens := max_context(scenario, concurrency):
+        yield Option(f"--context {tokens}", "shorter requests", missing, concurrency, True)

@@ -1,0 +1,165 @@
+"""The answer to a sizing question, in whichever direction it was asked."""
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from dsv4kv.errors import ConfigError
+from dsv4kv.model.budget import bytes_per_request, bytes_per_token
+from dsv4kv.model.config import DSV4Config
+from dsv4kv.model.schedule import build_schedule
+from dsv4kv.model.schema import CacheFormats, build_schema
+from dsv4kv.sizing.advice import Option, advise
+from dsv4kv.sizing.compare import count_copies
+from dsv4kv.sizing.engines.contract import Capacity, PoolCost
+from dsv4kv.sizing.fit import (
+    RankUse,
+    available_bytes,
+    costs_of,
+    fewest_gpus,
+    max_concurrency,
+    max_context,
+    tightest_free_bytes,
+    transient_bytes,
+    use_of,
+)
+from dsv4kv.sizing.inputs import Inputs
+from dsv4kv.sizing.lookup import find_formats
+from dsv4kv.sizing.scenario import Scenario, resolve
+from dsv4kv.units import format_bytes
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Everything that is known about one deployment.
+
+    Attributes:
+        scenario: The deployment, its layout chosen.
+        context: Tokens of a request: as asked, or the most that fit, or the model's limit.
+        concurrency: Requests at once: as asked, or the most that fit; 1 where none does.
+        fits: Whether so many of them fit.
+        max_concurrency: Most requests of the context at once.
+        max_context: Longest context of as many requests as asked (else of one), up to the model's.
+        use: Memory of the tightest GPU.
+        costs: One request's costs on that GPU, pool by pool.
+        cached_bytes: One request's entries, keys and windows over all layers, once: no padding, no
+            state, no copies. The figure that papers quote.
+        token_bytes: Marginal bytes of one token of context, likewise.
+        kv_copies: Copies of every request's KV among the GPUs.
+        capacity: What the engine makes of the memory that weights and reserve leave; None if they
+            leave nothing.
+    """
+
+    scenario: Scenario
+    context: int
+    concurrency: int
+    fits: bool
+    max_concurrency: int
+    max_context: int
+    use: RankUse
+    costs: tuple[PoolCost, ...]
+    cached_bytes: int
+    token_bytes: Fraction
+    kv_copies: int
+    capacity: Capacity | None
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of context that fit altogether, in requests of the context."""
+        return self.max_concurrency * self.context
+
+
+def answer(inputs: Inputs) -> Answer:
+    """Answer a question: what fits, how many GPUs, or whether both fit.
+
+    Raises:
+        ConfigError: Anything that cannot be looked up, or no number of GPUs that is enough.
+    """
+    scenario = _choose(inputs)
+    limit = scenario.config.max_context_tokens
+    context = inputs.context or limit
+    if inputs.context is None and inputs.concurrency is not None and inputs.gpus is not None:
+        context = max_context(scenario, inputs.concurrency) or limit
+    most = max_concurrency(scenario, context)
+    concurrency = inputs.concurrency or max(most, 1)
+    use = use_of(scenario, context, concurrency)
+    cached, per_token = _request_bytes(scenario, context)
+    return Answer(
+        scenario=scenario,
+        context=context,
+        concurrency=concurrency,
+        fits=use.free >= 0,
+        max_concurrency=most,
+        max_context=max_context(scenario, inputs.concurrency or 1),
+        use=use,
+        costs=costs_of(scenario, use.stage, context, concurrency),
+        cached_bytes=cached,
+        token_bytes=per_token,
+        kv_copies=count_copies(scenario),
+        capacity=_capacity(scenario, use.stage, context, concurrency),
+    )
+
+
+def options_of(found: Answer) -> list[Option]:
+    """What could be changed about a deployment."""
+    return advise(found.scenario, found.context, found.concurrency)
+
+
+def published_bytes(
+    config: DSV4Config, formats: CacheFormats, context_tokens: int
+) -> tuple[int, Fraction]:
+    """Bytes of one request over all layers, stored once, and of one token of its context.
+
+    Entries, indexer keys and windows; no page padding, no compressor state, no draft layers.
+    """
+    schemas = [build_schema(config, layer, formats=formats) for layer in build_schedule(config)]
+    return bytes_per_request(schemas, context_tokens).cached, bytes_per_token(schemas)
+
+
+def _choose(inputs: Inputs) -> Scenario:
+    """The layout given, or the one with the fewest GPUs that are enough."""
+    scenarios = resolve(inputs)
+    if len(scenarios) == 1:
+        return scenarios[0]
+    context = inputs.context or scenarios[0].config.max_context_tokens
+    found = fewest_gpus(scenarios, context, inputs.concurrency or 1)
+    if found is None:
+        raise _too_much(scenarios[-1], context, inputs.concurrency or 1)
+    return found
+
+
+def _too_much(last: Scenario, context_tokens: int, concurrency: int) -> ConfigError:
+    """That no number of GPUs is enough, by how much, and the cheapest change that helps."""
+    missing = format_bytes(-tightest_free_bytes(last, context_tokens, concurrency))
+    helpful = [option for option in advise(last, context_tokens, concurrency) if option.fits]
+    remedy = (
+        f"with {helpful[0].change} it fits on these"
+        if helpful
+        else "ask for fewer or shorter requests, or lay it out with --dp or --pp"
+    )
+    return ConfigError(
+        f"{count_requests(concurrency)} of {context_tokens:,} tokens cannot fit on "
+        f"{last.layout.gpus:,} GPUs ({last.layout.label}), where the search ends: every GPU lacks "
+        f"{missing}; {remedy}."
+    )
+
+
+def count_requests(count: int) -> str:
+    """``1 request``, ``64 requests``."""
+    return f"{count:,} request{'' if count == 1 else 's'}"
+
+
+def _capacity(
+    scenario: Scenario, stage: int, context_tokens: int, concurrency: int
+) -> Capacity | None:
+    """The engine's own count: it sets nothing aside for the indexer's logits."""
+    logits = transient_bytes(scenario, context_tokens)
+    memory = available_bytes(scenario, stage, context_tokens) + logits
+    if memory <= 0:
+        return None
+    replica = -(-concurrency // scenario.layout.dp)
+    return scenario.engine.capacity(scenario.deployment(stage, context_tokens, replica), memory)
+
+
+def _request_bytes(scenario: Scenario, context_tokens: int) -> tuple[int, Fraction]:
+    whole = find_formats(scenario.inputs, scenario.config)
+    return published_bytes(scenario.config, whole, context_tokens)

@@ -1,0 +1,190 @@
+"""What fits: one forward function of context and concurrency, and searches on it.
+
+The model of a step: one request fills its context with a chunk of ``in_flight_tokens``, all others
+decode. So the reserve for tokens in flight is taken once per replica, and the indexer's logits of
+that chunk are the transient peak.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from dsv4kv.sizing.deployment import Deployment
+from dsv4kv.sizing.engines.contract import PoolCost
+from dsv4kv.sizing.scenario import Scenario
+from dsv4kv.sizing.transient import indexer_logits_bytes
+
+_CSA_RATIO = 4  # what indexer_logits_bytes divides a context by
+
+
+@dataclass(frozen=True)
+class RankUse:
+    """How one GPU's memory is used, in bytes.
+
+    Attributes:
+        stage: Its pipeline stage.
+        memory: The whole memory.
+        budget: The share of it that may be used.
+        weights: Weights.
+        reserve: Kept for activations, graphs and communication.
+        transient: Indexer logits of one chunk at full context.
+        shared: Cache held without any request.
+        fixed: Cache that every request holds whatever its length.
+        in_flight: Cache reserved for the tokens of a chunk.
+        tokens: Cache that grows with the tokens, useful bytes.
+        lost: Cache lost to alignment and to rounding up to whole blocks.
+    """
+
+    stage: int
+    memory: int
+    budget: int
+    weights: int
+    reserve: int
+    transient: int
+    shared: int
+    fixed: int
+    in_flight: int
+    tokens: int
+    lost: int
+
+    @property
+    def cache(self) -> int:
+        """Bytes of cache."""
+        return self.shared + self.fixed + self.in_flight + self.tokens + self.lost
+
+    @property
+    def free(self) -> int:
+        """Bytes of the budget left; negative by what is missing."""
+        return self.budget - self.weights - self.reserve - self.transient - self.cache
+
+
+def free_bytes(scenario: Scenario, stage: int, context_tokens: int, concurrency: int) -> int:
+    """Bytes left on a rank of a stage, negative by what is missing: the forward function."""
+    available = available_bytes(scenario, stage, context_tokens)
+    return available - sum(_cache_bytes(scenario, stage, context_tokens, concurrency))
+
+
+def tightest_free_bytes(scenario: Scenario, context_tokens: int, concurrency: int) -> int:
+    """``free_bytes`` of the rank that has the least."""
+    stages = range(scenario.layout.pp)
+    return min(free_bytes(scenario, stage, context_tokens, concurrency) for stage in stages)
+
+
+def available_bytes(scenario: Scenario, stage: int, context_tokens: int) -> int:
+    """Bytes of a rank that are left for its cache."""
+    taken = scenario.weight_bytes[stage] + scenario.inputs.reserve
+    return scenario.budget_bytes - taken - transient_bytes(scenario, context_tokens)
+
+
+def transient_bytes(scenario: Scenario, context_tokens: int) -> int:
+    """Indexer logits of one chunk at full context, one layer's call; 0 without indexer."""
+    ratio = scenario.indexed_ratio
+    if ratio is None:
+        return 0
+    reach = context_tokens * _CSA_RATIO // ratio
+    return indexer_logits_bytes(scenario.inputs.in_flight_tokens, reach)
+
+
+def fits(scenario: Scenario, context_tokens: int, concurrency: int) -> bool:
+    """Whether every rank holds its part."""
+    return tightest_free_bytes(scenario, context_tokens, concurrency) >= 0
+
+
+def max_concurrency(scenario: Scenario, context_tokens: int) -> int:
+    """Most requests of a context at once, over all replicas; 0 where not one fits."""
+    replicas = scenario.layout.dp
+    return replicas * _largest(lambda n: fits(scenario, context_tokens, n * replicas))
+
+
+def max_context(scenario: Scenario, concurrency: int) -> int:
+    """Longest context of so many requests at once, at most the model's own; 0 where none fits."""
+    most = scenario.config.max_context_tokens
+    return _largest(lambda tokens: fits(scenario, tokens, concurrency), most)
+
+
+def fewest_gpus(
+    scenarios: Sequence[Scenario], context_tokens: int, concurrency: int
+) -> Scenario | None:
+    """The first of scenarios with more and more GPUs that fits; None where none does."""
+    failing = _largest(
+        lambda n: not fits(scenarios[n - 1], context_tokens, concurrency), len(scenarios)
+    )
+    return scenarios[failing] if failing < len(scenarios) else None
+
+
+def use_of(scenario: Scenario, context_tokens: int, concurrency: int) -> RankUse:
+    """How the memory of the tightest rank is used."""
+    stages = range(scenario.layout.pp)
+    tightest = min(
+        stages, key=lambda stage: free_bytes(scenario, stage, context_tokens, concurrency)
+    )
+    return _use_of_stage(scenario, tightest, context_tokens, concurrency)
+
+
+def costs_of(
+    scenario: Scenario, stage: int, context_tokens: int, concurrency: int
+) -> tuple[PoolCost, ...]:
+    """What one of so many requests costs on a rank of a stage, pool by pool."""
+    count = ceil(concurrency / scenario.layout.dp)
+    return scenario.engine.costs(scenario.deployment(stage, context_tokens, count))
+
+
+def _use_of_stage(
+    scenario: Scenario, stage: int, context_tokens: int, concurrency: int
+) -> RankUse:
+    shared, in_flight, requests = _cache_bytes(scenario, stage, context_tokens, concurrency)
+    count = ceil(concurrency / scenario.layout.dp)
+    costs = costs_of(scenario, stage, context_tokens, concurrency)
+    tokens = int(count * context_tokens * sum(cost.marginal_bytes for cost in costs))
+    # a short request may hold less than an engine's fixed cost says
+    tokens = min(tokens, requests)
+    fixed = min(count * sum(cost.fixed_bytes for cost in costs), requests - tokens)
+    return RankUse(
+        stage=stage,
+        memory=scenario.gpu.memory_bytes,
+        budget=scenario.budget_bytes,
+        weights=scenario.weight_bytes[stage],
+        reserve=scenario.inputs.reserve,
+        transient=transient_bytes(scenario, context_tokens),
+        shared=shared,
+        fixed=fixed,
+        in_flight=in_flight,
+        tokens=tokens,
+        lost=requests - tokens - fixed,
+    )
+
+
+def _cache_bytes(
+    scenario: Scenario, stage: int, context_tokens: int, concurrency: int
+) -> tuple[int, int, int]:
+    """Bytes of cache on a rank: held anyway, reserved for a chunk, held by decoding requests."""
+    count = ceil(concurrency / scenario.layout.dp)
+    engine, deployment = scenario.engine, scenario.deployment(stage, context_tokens, count)
+    steady = engine.request_bytes(deployment, context_tokens, in_flight=decode_tokens(deployment))
+    filling = engine.request_bytes(deployment, context_tokens, in_flight=chunk_tokens(deployment))
+    return engine.shared_bytes(deployment), filling - steady, count * steady
+
+
+def decode_tokens(deployment: Deployment) -> int:
+    """Tokens in flight of a request that decodes: one and its drafts."""
+    return 1 + deployment.draft_tokens
+
+
+def chunk_tokens(deployment: Deployment) -> int:
+    """Tokens in flight of the request that fills its context."""
+    return max(deployment.in_flight_tokens, decode_tokens(deployment))
+
+
+def _largest(holds: Callable[[int], bool], most: int | None = None) -> int:
+    """Largest number up to ``most`` for which a falling condition holds; 0 if not even for 1."""
+    low, high = 0, 1
+    while (most is None or high < most) and holds(high):
+        low, high = high, high * 2
+    if most is not None and high >= most:
+        if holds(most):
+            return most
+        high = most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low

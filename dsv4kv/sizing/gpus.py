@@ -1,0 +1,78 @@
+"""The catalogue of GPUs: how much memory each has, how fast it is, and who says so."""
+
+from dataclasses import dataclass
+from functools import cache
+
+import yaml
+
+from dsv4kv.resources import shipped
+from dsv4kv.sizing.names import find_name
+from dsv4kv.units import format_bytes
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One kind of GPU, or a plain amount of memory.
+
+    Attributes:
+        name: Name in the catalogue.
+        title: Vendor and product.
+        marketed_gb: Memory on the datasheet, in GB.
+        driver_mib: Memory as the driver reports it, in MiB; None where it is not known.
+        bandwidth_gbps: Memory bandwidth on the datasheet, in 10^9 B/s; None where not known.
+        source: Where the numbers come from.
+        given_bytes: Memory as the user gave it, instead of the above.
+    """
+
+    name: str
+    title: str
+    source: str
+    marketed_gb: int | None = None
+    driver_mib: int | None = None
+    bandwidth_gbps: int | None = None
+    given_bytes: int | None = None
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of memory: as given, as the driver reports, else the datasheet's decimal GB.
+
+        Vendors write GB for either 10^9 or 2^30 bytes; where the driver's number is not known
+        the smaller reading is taken.
+        """
+        if self.given_bytes is not None:
+            return self.given_bytes
+        if self.driver_mib is not None:
+            return self.driver_mib * 2**20
+        return (self.marketed_gb or 0) * 10**9
+
+    @property
+    def memory_source(self) -> str:
+        """How ``memory_bytes`` is known, in words."""
+        if self.given_bytes is not None:
+            return "as given"
+        if self.driver_mib is not None:
+            return "as the driver reports it"
+        return f"the datasheet's {self.marketed_gb} GB read as 10^9 B"
+
+
+def gpu_names() -> list[str]:
+    """Names of the catalogue, sorted."""
+    return sorted(path.stem for path in (shipped("configs") / "gpus").glob("*.yaml"))
+
+
+def load_gpu(name: str) -> Gpu:
+    """Look a GPU up by name; raises ``ConfigError`` with the nearest names."""
+    otherwise = ", or its memory with --hbm 141GiB"
+    return _read_gpu(find_name(name, gpu_names(), "GPU", otherwise))
+
+
+@cache
+def _read_gpu(name: str) -> Gpu:
+    text = (shipped("configs") / "gpus" / f"{name}.yaml").read_text(encoding="utf-8")
+    return Gpu(name=name, **yaml.safe_load(text))
+
+
+def plain_memory(memory_bytes: int) -> Gpu:
+    """A GPU of which only the memory is known, in bytes."""
+    title = f"GPU with {format_bytes(memory_bytes)}"
+    return Gpu(name=title, title=title, source="as given", given_bytes=memory_bytes)

@@ -1,0 +1,154 @@
+"""Everything a sizing question can give, and how each of it is written."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from dsv4kv.errors import ConfigError
+from dsv4kv.units import parse_bytes, parse_count
+
+STATES = ("fp32", "bf16", "online")
+DEFAULT_GPU = "h200"
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """One sizing question; None asks the tool to choose or to find out.
+
+    Attributes:
+        model: Preset, ``gqa8``, or the path of a Hugging Face config.json.
+        gpu: Name in the catalogue.
+        hbm: Memory of a GPU instead, in bytes.
+        gpus: GPUs; None asks how many are needed.
+        tp: Tensor parallel size.
+        dp: Data parallel size.
+        pp: Pipeline parallel size.
+        ep: Expert parallel size.
+        context: Tokens of every request; None asks how many fit.
+        concurrency: Requests at once over all replicas; None asks how many fit.
+        weights: Bytes of one copy of the weights; None derives them.
+        weight_bytes_per_param: Bytes of a parameter; None takes the checkpoint's types.
+        memory_fraction: Share of a GPU's memory that may be used.
+        reserve: Bytes of a GPU kept for activations, graphs and communication.
+        block_tokens: Tokens of a cache block; None takes the engine's own.
+        main_format: Format of compressed entries; None takes the model's own.
+        window_format: Format of window entries; None takes the model's own.
+        indexer_format: Format of indexer keys; None takes the model's own.
+        state: Compressor state: fp32, bf16, or HCA's online softmax in fp32.
+        draft_layers: Draft (MTP) layers that hold a window.
+        draft_tokens: Speculative tokens per step that may be rolled back.
+        in_flight_tokens: Tokens of one step: the prompt chunk.
+        engine: Whose rules size the cache.
+    """
+
+    model: str = "v4-flash"
+    gpu: str | None = None
+    hbm: int | None = None
+    gpus: int | None = None
+    tp: int | None = None
+    dp: int | None = None
+    pp: int | None = None
+    ep: int | None = None
+    context: int | None = None
+    concurrency: int | None = None
+    weights: int | None = None
+    weight_bytes_per_param: Fraction | None = None
+    memory_fraction: Fraction = Fraction(9, 10)
+    reserve: int = 4 * 2**30
+    block_tokens: int | None = None
+    main_format: str | None = None
+    window_format: str | None = None
+    indexer_format: str | None = None
+    state: str = "fp32"
+    draft_layers: int = 0
+    draft_tokens: int = 0
+    in_flight_tokens: int = 8192
+    engine: str = "dsv4kv"
+
+
+def read_inputs(texts: Mapping[str, str]) -> Inputs:
+    """Read inputs as people write them, by option name (``in-flight-tokens``: ``8K``).
+
+    Raises:
+        ConfigError: A value that is not of its kind; names the option.
+    """
+    return Inputs(**{name.replace("-", "_"): _read(name, text) for name, text in texts.items()})
+
+
+def _read(name: str, text: str) -> Any:
+    try:
+        return READERS[name](text.strip())
+    except ConfigError as error:
+        raise ConfigError(f"--{name}: {error}") from None
+
+
+def _text(text: str) -> str:
+    if not text:
+        raise ConfigError("the value is missing.")
+    return text
+
+
+def _positive(text: str) -> int:
+    count = parse_count(text)
+    if count < 1:
+        raise ConfigError(f"{text} is too few: give at least 1.")
+    return count
+
+
+def _size(text: str) -> int:
+    size = parse_bytes(text)
+    if size < 1:
+        raise ConfigError(f"{text} is too little: give at least 1 B.")
+    return size
+
+
+def _fraction(text: str) -> Fraction:
+    value = _number(text)
+    if not 0 < value <= 1:
+        raise ConfigError(f"{text} is no share of a GPU: give a number above 0, at most 1.")
+    return value
+
+
+def _number(text: str) -> Fraction:
+    try:
+        value = Fraction(text)
+    except (ValueError, ZeroDivisionError):
+        raise ConfigError(f"{text!r} is not a number: write 0.9 or 1/2.") from None
+    if value <= 0:
+        raise ConfigError(f"{text} is too little: give a number above 0.")
+    return value
+
+
+def _state(text: str) -> str:
+    if text not in STATES:
+        raise ConfigError(f"{text!r} is not a state format: choose {', '.join(STATES)}.")
+    return text
+
+
+READERS: dict[str, Callable[[str], Any]] = {
+    "model": _text,
+    "gpu": _text,
+    "hbm": _size,
+    "gpus": _positive,
+    "tp": _positive,
+    "dp": _positive,
+    "pp": _positive,
+    "ep": _positive,
+    "context": _positive,
+    "concurrency": _positive,
+    "weights": _size,
+    "weight-bytes-per-param": _number,
+    "memory-fraction": _fraction,
+    "reserve": parse_bytes,
+    "block-tokens": _positive,
+    "main-format": _text,
+    "window-format": _text,
+    "indexer-format": _text,
+    "state": _state,
+    "draft-layers": parse_count,
+    "draft-tokens": parse_count,
+    "in-flight-tokens": _positive,
+    "engine": _text,
+}
+"""How to read every input, by option name."""

@@ -1,0 +1,1 @@
+"""Start-up logs of serving engines: read, recover the configuration, explain the number."""

@@ -1,0 +1,113 @@
+"""What a sizing question names: its model, GPU, formats and weights."""
+
+import json
+from functools import cache
+from pathlib import Path
+
+import yaml
+from pydantic import ValidationError
+
+from dsv4kv.errors import ConfigError
+from dsv4kv.model.config import DSV4Config
+from dsv4kv.model.presets import load_model, preset_names
+from dsv4kv.model.schema import CacheFormats, choose_formats
+from dsv4kv.resources import shipped
+from dsv4kv.sizing.baseline import GQA8, gqa8_config, gqa8_formats
+from dsv4kv.sizing.gpus import Gpu, load_gpu, plain_memory
+from dsv4kv.sizing.inputs import DEFAULT_GPU, Inputs
+from dsv4kv.sizing.names import find_name
+from dsv4kv.sizing.parameters import WeightFacts
+from dsv4kv.sizing.weights import Weights, derive_weights, scale_weights, spread_weights
+from dsv4kv.units import format_bytes
+
+
+def find_model(name: str) -> DSV4Config:
+    """A preset, the baseline, or a config.json; raises ``ConfigError`` with the nearest names."""
+    if _model_file(name):
+        return load_model(name)
+    otherwise = ", or the path of a Hugging Face config.json"
+    return _known_model(find_name(name, _model_names(), "model", otherwise))
+
+
+@cache
+def _known_model(name: str) -> DSV4Config:
+    return gqa8_config() if name == GQA8 else load_model(name)
+
+
+def _model_names() -> list[str]:
+    return [*preset_names(), GQA8]
+
+
+def _model_file(name: str) -> Path | None:
+    """The config.json that a name is the path of; None for a known model or no file."""
+    path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
+    return path if name not in _model_names() and path.is_file() else None
+
+
+def find_gpu(inputs: Inputs) -> Gpu:
+    """The GPU named, or the memory given; raises ``ConfigError``."""
+    if inputs.hbm is None:
+        return load_gpu(inputs.gpu or DEFAULT_GPU)
+    if inputs.gpu is not None:
+        raise ConfigError(
+            f"--gpu {inputs.gpu} and --hbm {format_bytes(inputs.hbm)} both give a GPU's memory: "
+            "keep one."
+        )
+    return plain_memory(inputs.hbm)
+
+
+def find_formats(inputs: Inputs, config: DSV4Config, tp: int = 1) -> CacheFormats:
+    """Formats of the entries on one rank; raises ``ConfigError`` with the choices."""
+    if config.name == GQA8:
+        return gqa8_formats(config, tp)
+    return choose_formats(config, inputs.main_format, inputs.window_format, inputs.indexer_format)
+
+
+def find_weights(inputs: Inputs, config: DSV4Config) -> Weights:
+    """The weights given, or derived from the model.
+
+    Raises:
+        ConfigError: Given twice, or not given where nothing tells how large they are.
+    """
+    if inputs.weights is not None and inputs.weight_bytes_per_param is not None:
+        raise ConfigError(
+            "--weights and --weight-bytes-per-param both give the size of the weights: keep one."
+        )
+    derived = _derive(inputs.model, config)
+    if inputs.weights is not None:
+        if derived is None:
+            return spread_weights(config, inputs.weights)
+        return scale_weights(derived, inputs.weights, "as given, spread as derived")
+    if derived is None:
+        raise ConfigError(
+            f"how large the weights of {config.name} are is not known: give --weights 150GiB, the "
+            "size of the checkpoint."
+        )
+    if inputs.weight_bytes_per_param is not None and derived.parameters is not None:
+        total = int(derived.parameters * inputs.weight_bytes_per_param)
+        each = f"{float(inputs.weight_bytes_per_param):g} B for each"
+        return scale_weights(
+            derived, total, f"{derived.parameters / 1e9:,.0f}B parameters, {each}"
+        )
+    return derived
+
+
+def _derive(model: str, config: DSV4Config) -> Weights | None:
+    """Weights of a preset or a config.json; None where their sizes are not told."""
+    own = _model_file(model)
+    if own is None:
+        return _known_weights(config.name)
+    try:
+        document = json.loads(own.read_text(encoding="utf-8"))
+        return derive_weights(config, WeightFacts(**document.get("text_config", document)))
+    except ValidationError:
+        return None
+
+
+@cache
+def _known_weights(name: str) -> Weights | None:
+    path = shipped("configs") / "weights" / f"{name}.yaml"
+    if not path.is_file():
+        return None
+    facts = WeightFacts(**yaml.safe_load(path.read_text(encoding="utf-8")))
+    return derive_weights(_known_model(name), facts)

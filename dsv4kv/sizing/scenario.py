@@ -1,0 +1,129 @@
+"""A sizing question with everything looked up: model, GPU, layout, weights, formats, engine."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from dsv4kv.model.config import DSV4Config
+from dsv4kv.model.schedule import AttentionType, build_schedule
+from dsv4kv.model.schema import CacheFormats
+from dsv4kv.sizing.deployment import Deployment
+from dsv4kv.sizing.engines.contract import Engine
+from dsv4kv.sizing.engines.registry import find_engine
+from dsv4kv.sizing.gpus import Gpu
+from dsv4kv.sizing.inputs import Inputs
+from dsv4kv.sizing.layout import Layout, LayoutWish, candidate_layouts
+from dsv4kv.sizing.lookup import find_formats, find_gpu, find_model, find_weights
+from dsv4kv.sizing.weights import Weights
+
+MOST_GPUS = 1024
+"""Where the search for enough GPUs ends."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One deployment on a known number of GPUs.
+
+    Attributes:
+        inputs: What was asked.
+        config: The model.
+        gpu: The GPU, each of them.
+        layout: How the model is spread over GPUs.
+        weights: Of one copy of the model.
+        formats: Of entries on one rank.
+        engine: Whose rules size the cache.
+    """
+
+    inputs: Inputs
+    config: DSV4Config
+    gpu: Gpu
+    layout: Layout
+    weights: Weights
+    formats: CacheFormats
+    engine: Engine
+
+    @property
+    def budget_bytes(self) -> int:
+        """Bytes of one GPU that may be used."""
+        return int(self.gpu.memory_bytes * self.inputs.memory_fraction)
+
+    @cached_property
+    def stages(self) -> tuple[range, ...]:
+        """Layers of every pipeline stage, draft layers left out."""
+        held = [
+            build_schedule(self.config, stage=stage, stages=self.layout.pp)
+            for stage in range(self.layout.pp)
+        ]
+        return tuple(range(s[0].layer_idx, s[-1].layer_idx + 1) for s in held)
+
+    def deployment(
+        self, stage: int, context_tokens: int, concurrency: int | None = None
+    ) -> Deployment:
+        """What one rank of a stage serves: ``concurrency`` requests of one replica."""
+        inputs = self.inputs
+        return Deployment(
+            model=self.config,
+            formats=self.formats,
+            max_context_tokens=context_tokens,
+            in_flight_tokens=inputs.in_flight_tokens,
+            layers=tuple(self.stages[stage]) if self.layout.pp > 1 else None,
+            draft_layers=self.drafts_of(stage),
+            concurrency=concurrency,
+            block_tokens=inputs.block_tokens,
+            state_bytes=2 if inputs.state == "bf16" else 4,
+            online_state=inputs.state == "online",
+            draft_tokens=inputs.draft_tokens,
+        )
+
+    @cached_property
+    def weight_bytes(self) -> tuple[int, ...]:
+        """Weights on one rank of every stage."""
+        return tuple(
+            self.weights.rank_bytes(self.layout, layers, self.drafts_of(stage))
+            for stage, layers in enumerate(self.stages)
+        )
+
+    @cached_property
+    def indexed_ratio(self) -> int | None:
+        """Fewest tokens that an indexer key stands for; None for a model without indexer."""
+        ratios = [
+            layer.ratio
+            for layer in build_schedule(self.config)
+            if layer.attn in (AttentionType.CSA, AttentionType.DSA)
+        ]
+        return min(ratios) if ratios and self.formats.indexer.entry_bytes else None
+
+    def drafts_of(self, stage: int) -> int:
+        """Draft layers of a stage: the last one has them."""
+        return self.inputs.draft_layers if stage == self.layout.pp - 1 else 0
+
+
+def resolve(inputs: Inputs) -> list[Scenario]:
+    """Look everything up; one scenario per possible layout, from few GPUs to many.
+
+    Raises:
+        ConfigError: An unknown name, a contradictory layout, weights that are not known.
+    """
+    config = find_model(inputs.model)
+    gpu = find_gpu(inputs)
+    engine = find_engine(inputs.engine)
+    wish = LayoutWish(inputs.gpus, inputs.tp, inputs.dp, inputs.pp, inputs.ep)
+    weights = find_weights(inputs, config)
+    return [
+        Scenario(
+            inputs, config, gpu, layout, weights, find_formats(inputs, config, layout.tp), engine
+        )
+        for layout in candidate_layouts(config, wish, MOST_GPUS)
+    ]
+
+
+def fix_layout(scenario: Scenario) -> Inputs:
+    """The inputs of a scenario with its layout written out."""
+    layout = scenario.layout
+    return replace(
+        scenario.inputs,
+        gpus=layout.gpus,
+        tp=layout.tp,
+        dp=layout.dp,
+        pp=layout.pp,
+        ep=layout.ep,
+    )

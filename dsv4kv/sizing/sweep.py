@@ -1,0 +1,153 @@
+"""Sweeps: one answer for every combination of the values of some inputs."""
+
+import csv
+import io
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dsv4kv.errors import ConfigError
+from dsv4kv.sizing.answer import Answer, answer, published_bytes
+from dsv4kv.sizing.inputs import READERS, Inputs, read_inputs
+from dsv4kv.sizing.lookup import find_formats, find_model
+from dsv4kv.sizing.names import find_name
+
+COLUMNS = (
+    "gpus",
+    "layout",
+    "fits",
+    "context_tokens",
+    "concurrency",
+    "max_concurrency",
+    "max_context_tokens",
+    "max_tokens",
+    "cached_bytes_per_request",
+    "bytes_per_token",
+    "fixed_bytes_per_request",
+    "weight_bytes_per_gpu",
+    "transient_bytes_per_gpu",
+    "cache_bytes_per_gpu",
+    "free_bytes_per_gpu",
+)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One input and the values it takes, as written.
+
+    Attributes:
+        name: Option name of the input.
+        values: Its values.
+    """
+
+    name: str
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One point of a sweep.
+
+    Attributes:
+        point: Value of every axis, as written.
+        inputs: All inputs of this point, read.
+        cached_bytes: One request's cache at its context, once, without padding and state.
+        token_bytes: Marginal bytes of one token of context, likewise.
+        found: The answer; None where there is none.
+        problem: Why there is none.
+    """
+
+    point: dict[str, str]
+    inputs: Inputs
+    cached_bytes: int
+    token_bytes: float
+    found: Answer | None
+    problem: str | None = None
+
+
+def parse_axis(text: str) -> Axis:
+    """Parse ``context=4K,32K``; raises ``ConfigError`` for another input or no value."""
+    name, equals, rest = text.partition("=")
+    if not equals:
+        raise ConfigError(f"--axis {text}: write NAME=A,B, for example context=32K,128K.")
+    found = find_name(name, sorted(READERS), "input to sweep")
+    values = tuple(value.strip() for value in rest.split(","))
+    if not all(values) or len(set(values)) < len(values):
+        raise ConfigError(f"--axis {text}: a value is missing or comes twice.")
+    return Axis(found, values)
+
+
+def run_sweep(texts: Mapping[str, str], axes: Sequence[Axis]) -> list[Row]:
+    """Answer every combination, the last axis changing fastest.
+
+    A combination without an answer keeps its sentence; the sweep goes on.
+
+    Raises:
+        ConfigError: An axis given twice or also as an option, a value that cannot be read, or no
+            combination with an answer: the first one's sentence.
+    """
+    names = [axis.name for axis in axes]
+    for name in names:
+        if names.count(name) > 1 or name in texts:
+            raise ConfigError(f"--axis {name}: it is given twice: keep one.")
+    rows = [
+        _run(texts, dict(zip(names, values, strict=True)))
+        for values in itertools.product(*(axis.values for axis in axes))
+    ]
+    if all(row.problem for row in rows):
+        raise ConfigError(rows[0].problem or "")
+    return rows
+
+
+def _run(texts: Mapping[str, str], point: dict[str, str]) -> Row:
+    inputs = read_inputs({**texts, **point})
+    config = find_model(inputs.model)
+    try:
+        found, problem = answer(inputs), None
+        context = found.context
+    except ConfigError as error:  # what one request takes is known even so
+        found, problem = None, str(error)
+        context = inputs.context or config.max_context_tokens
+    cached, per_token = published_bytes(config, find_formats(inputs, config), context)
+    return Row(point, inputs, cached, float(per_token), found, problem)
+
+
+def to_values(row: Row) -> dict[str, Any]:
+    """One row as plain values: its axes, the columns, and the problem if there is one."""
+    return dict(row.point) | dict.fromkeys(COLUMNS) | _values(row) | {"problem": row.problem}
+
+
+def write_csv(rows: Sequence[Row]) -> str:
+    """The sweep as CSV with a header line; bytes and tokens are whole numbers."""
+    text = io.StringIO()
+    table = [to_values(row) for row in rows]
+    writer = csv.DictWriter(text, list(table[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(table)
+    return text.getvalue()
+
+
+def _values(row: Row) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "cached_bytes_per_request": row.cached_bytes,
+        "bytes_per_token": row.token_bytes,
+    }
+    if (found := row.found) is None:
+        return values
+    use, layout = found.use, found.scenario.layout
+    return values | {
+        "gpus": layout.gpus,
+        "layout": layout.label,
+        "fits": found.fits,
+        "context_tokens": found.context,
+        "concurrency": found.concurrency,
+        "max_concurrency": found.max_concurrency,
+        "max_context_tokens": found.max_context,
+        "max_tokens": found.max_tokens,
+        "fixed_bytes_per_request": sum(cost.fixed_bytes for cost in found.costs),
+        "weight_bytes_per_gpu": use.weights,
+        "transient_bytes_per_gpu": use.transient,
+        "cache_bytes_per_gpu": use.cache,
+        "free_bytes_per_gpu": use.free,
+    }

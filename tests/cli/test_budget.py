@@ -1,0 +1,239 @@
+"""``dsv4kv budget`` answers at once, in any direction, with units, and exits with its verdict."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from syrupy.assertion import SnapshotAssertion
+from typer.main import get_command
+from typer.testing import CliRunner, Result
+
+from dsv4kv.cli import app
+from dsv4kv.sizing.gpus import gpu_names
+
+GIB = 2**30
+TERMINAL = {"COLUMNS": "110", "NO_COLOR": "1", "TERM": "dumb"}
+
+
+def run(*arguments: str, exit_code: int = 0) -> Result:
+    result = CliRunner(env=TERMINAL).invoke(app, ["budget", *arguments])
+    assert result.exit_code == exit_code, result.output
+    return result
+
+
+def document(*arguments: str, exit_code: int = 0) -> dict[str, Any]:
+    found = json.loads(run(*arguments, "--json", exit_code=exit_code).stdout)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_help_explains_every_option_in_its_group(snapshot: SnapshotAssertion) -> None:
+    text = run("--help").output
+    assert text == snapshot
+    for parameter in get_command(app).commands["budget"].params:  # type: ignore[attr-defined]
+        assert (parameter.metavar or parameter.opts[0]) in text
+        assert parameter.help.endswith((".", "…"))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "",
+        "--gpus 8 --tp 1 --context 128K",
+        "--model v4-pro --gpu b200 --gpus 8 --concurrency 64",
+        "--gpus 8 --context 32K --concurrency 100",
+    ],
+)
+def test_an_answer_is_a_headline_a_bar_and_what_changes_it(
+    arguments: str, snapshot: SnapshotAssertion
+) -> None:
+    assert run(*arguments.split()).output == snapshot
+
+
+def test_what_does_not_fit_is_told_by_how_much_with_the_cheapest_change_and_exit_code_1(
+    snapshot: SnapshotAssertion,
+) -> None:
+    output = run("--gpus", "8", "--context", "128K", "--concurrency", "3000", exit_code=1).output
+    assert output == snapshot
+    lines = output.splitlines()
+    first = next(line for line in lines if "to make it fit" in line)
+    assert "--gpus 16 --tp 1 --dp 16" in first
+    assert "still too little" not in first
+
+
+def test_verbose_tells_every_pool_layout_prefix_and_option(snapshot: SnapshotAssertion) -> None:
+    output = run("--gpus", "8", "--pp", "2", "--draft-layers", "1", "-v").output
+    assert output == snapshot
+
+
+def test_every_size_of_the_panel_and_tables_has_a_unit() -> None:
+    output = run("--gpus", "8", "-v").output
+    assert "1 GiB = 2^30 B" in output
+    assert "GB " not in output.replace("141GB", "")
+
+
+@pytest.mark.parametrize("engine", ["vllm:0.26", "vllm:0.33", "sglang:0.5.23", "trtllm", "dsv4kv"])
+def test_an_engine_prints_its_own_lines(engine: str) -> None:
+    found = document("--gpus", "8", "--tp", "1", "--engine", engine)
+    output = run("--gpus", "8", "--tp", "1", "--engine", engine).output
+    for line in found["engine"]["capacity"]["log_lines"]:
+        assert "".join(line.split()) in "".join(output.split())
+    derived = "(derived from its source, not seen in a log)" in output
+    assert derived == (not found["engine"]["seen_in_logs"])
+
+
+def test_without_an_engine_given_no_line_is_printed() -> None:
+    assert "prints" not in run().output
+
+
+@pytest.mark.parametrize(
+    ("model", "main", "indexer", "gib"),
+    [
+        ("v4-flash", "bf16", "bf16", 6.724),
+        ("v4-pro", "bf16", "bf16", 9.625),
+        ("v4-flash", "fp8_ds_mla", "fp8", 3.763),
+        ("v4-pro", "fp8_ds_mla", "fp8", 5.387),
+        ("v4-flash", "fp8_ds_mla", "mxfp4", 3.435),
+        ("v4-pro", "fp8_ds_mla", "mxfp4", 4.918),
+        ("v3.2", "bf16", "bf16", 83.875),
+        ("v3.2", "fp8_ds_mla", "fp8", 46.941),
+    ],
+)
+def test_a_request_of_a_million_tokens_takes_its_published_gibibytes(
+    model: str, main: str, indexer: str, gib: float
+) -> None:
+    """arXiv:2606.19348, and vLLM's 656 + 132 B entries for V3.2 (46.94 GiB)."""
+    formats = ["--main-format", main, "--window-format", "bf16" if main == "bf16" else main]
+    options = ["--context", "1M", "--concurrency", "1", *formats, "--indexer-format", indexer]
+    found = document("--model", model, *options)
+    assert round(found["request"]["cached_bytes"] / GIB, 3) == gib
+
+
+def test_a_token_of_v41_flash_takes_890_bytes() -> None:
+    found = document("--model", "v4.1-flash", "--weights", "150GiB", "--context", "1M")
+    assert found["request"]["token_bytes"] == 890
+
+
+def test_the_baseline_takes_its_stated_bytes() -> None:
+    """8 KV heads x 128 channels x 2 (K and V) x 2 B x 61 layers."""
+    found = document("--model", "gqa8", "--weights", "600GiB", "--context", "1M")
+    assert found["request"]["token_bytes"] == 8 * 128 * 2 * 2 * 61 == 249_856
+
+
+def test_json_holds_the_whole_answer_with_units_in_its_names() -> None:
+    found = document("--gpus", "8", "--tp", "2", "--pp", "2", "--context", "32K")
+    memory = found["gpu_memory"]
+    used = ("weights", "reserve", "transient", "cache", "free")
+    assert sum(memory[f"{part}_bytes"] for part in used) == memory["budget_bytes"]
+    assert found["layout"]["label"] == "TP2 DP2 PP2 EP4"
+    assert found["max_tokens"] == found["max_concurrency"] * 32_768
+    assert {"pools", "options", "layouts", "prefix", "concurrency_by_context"} <= set(found)
+    assert found["inputs"]["context_tokens"] == 32_768
+    assert found["weights"]["source"].startswith("derived from arXiv:2606.19348")
+
+
+def test_json_of_a_verdict_is_whole_too() -> None:
+    found = document("--gpus", "1", exit_code=1)
+    assert not found["fits"]
+    assert found["gpu_memory"]["free_bytes"] < 0
+    assert found["engine"]["capacity"] is None
+    assert found["options"][0]["change"] == "--gpus 2 --tp 2 --dp 1"
+
+
+def test_a_sweep_is_a_table(snapshot: SnapshotAssertion) -> None:
+    axes = ["--axis", "context=4K,1M", "--axis", "model=v4-flash,v4-pro,v4.1-flash,v3.2,gqa8"]
+    assert run("--gpus", "8", *axes).output == snapshot
+
+
+def test_a_sweep_is_written_as_csv_svg_and_html(tmp_path: Path) -> None:
+    axis = ["--gpus", "8", "--axis", "context=4K,1M"]
+    for option, name in (("--csv", "a.csv"), ("--chart", "a.svg"), ("--chart", "a.html")):
+        path = tmp_path / name
+        assert f"written: {path}" in run(*axis, option, str(path)).output.replace("\n", "")
+        assert path.read_text(encoding="utf-8")
+    rows = json.loads(run(*axis, "--json").stdout)
+    assert [row["context"] for row in rows] == ["4K", "1M"]
+
+
+def test_every_gpu_of_the_catalogue_can_be_asked_for() -> None:
+    rows = json.loads(run("--gpus", "64", "--tp", "8", "--axis", f"gpu={','.join(gpu_names())}",
+                          "--context", "4K", "--json").stdout)  # fmt: skip
+    assert len(rows) == len(gpu_names())
+    assert all(row["problem"] is None for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("--gpu h20O", "error: no GPU 'h20O' (did you mean h20 or h200?)"),
+        ("--model v4-flas", "error: no model 'v4-flas' (did you mean v4-flash or v4.1-flash?)"),
+        ("--gpus 8 --tp 4 --dp 4", "error: TP4 · DP4 is a layout of 16 GPUs and --gpus is 8"),
+        ("--context 1X", "error: --context: '1X' is not a count"),
+        ("--hbm 4GiB", "error: 1 request of 1,048,576 tokens cannot fit on 1,024 GPUs"),
+        ("--csv a.csv", "error: --csv and --chart tell a sweep: add --axis"),
+        ("--axis context=4K --chart a.png", "error: --chart a.png: name a file that ends in .svg"),
+        ("--axis context=4K --csv no/a.csv", "error: --csv no/a.csv: cannot be written"),
+        ("startup.log", "error: startup.log: give a log to explain as --explain startup.log."),
+    ],
+)
+def test_bad_input_is_one_sentence_on_stderr_and_exit_code_2(
+    arguments: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run(*arguments.split(), exit_code=2)
+    assert result.stdout == ""
+    assert result.stderr.startswith(sentence)
+    assert len(result.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_or_two_logs_are_handed_over_to_be_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    handed: list[tuple[list[Path], bool]] = []
+    monkeypatch.setattr(
+        "dsv4kv.cli.budget_explain.explain", lambda paths, json: handed.append((paths, json))
+    )
+    run("--explain", "a.log")
+    run("--explain", "a.log", "b.log", "--json")
+    assert handed == [([Path("a.log")], False), ([Path("a.log"), Path("b.log")], True)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "imported"),
+    [
+        (["--help"], []),
+        (["--model", "v4-flash", "--gpu", "h200"], ["pydantic"]),
+        (["--json"], ["pydantic"]),
+        (["--gpus", "8", "--engine", "vllm:0.33"], ["pydantic"]),
+    ],
+)
+def test_an_answer_needs_neither_torch_nor_numpy(
+    arguments: list[str], imported: list[str]
+) -> None:
+    assert imported_by(arguments, ("torch", "numpy", "pydantic")) == imported
+
+
+@pytest.mark.parametrize("arguments", [["-v"], ["--gpus", "8", "--axis", "context=4K,1M"]])
+def test_tables_need_no_torch(arguments: list[str]) -> None:
+    assert imported_by(arguments, ("torch",)) == []
+
+
+def imported_by(arguments: list[str], packages: tuple[str, ...]) -> list[str]:
+    """Those of some packages that a run of the command imports."""
+    program = (
+        "import sys; from dsv4kv.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code\n"
+        f"print(*(name for name in {packages} if name in sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "budget", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stderr.split()

@@ -1,0 +1,51 @@
+"""Engines by name."""
+
+import pytest
+
+from dsv4kv.errors import ConfigError
+from dsv4kv.sizing.engines.registry import ENGINES, engine_family, find_engine
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_every_engine_is_found_under_its_own_name(name: str) -> None:
+    assert find_engine(name).name == name
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("vllm", "vllm:0.33"),
+        ("VLLM:v0.33.0", "vllm:0.33"),
+        ("vllm:0.30.1", "vllm:0.33"),
+        ("vllm:0.24", "vllm:0.25"),
+        ("vllm:0.26.0", "vllm:0.26"),
+        ("vllm:0.20.2", "vllm:0.22"),
+        ("sglang", "sglang:0.5.23"),
+        ("sglang:0.5.15.post1", "sglang:0.5.19"),
+        ("sglang:0.5.21", "sglang:0.5.23"),
+    ],
+)
+def test_a_version_takes_the_rules_that_cover_it(given: str, expected: str) -> None:
+    assert find_engine(given).name == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ("vllm:0.34", "the nearest is vllm:0.33"),
+        ("vllm:1", "the nearest is vllm:0.33"),
+        ("vllm:0.19.1", "only from 0.20 on: the nearest is vllm:0.22"),
+        ("sglang:0.5.11", "only from 0.5.12 on: the nearest is sglang:0.5.12"),
+        ("vllm:new", "names no version: give one of vllm:0.22"),
+        ("vlm", "no engine 'vlm' .did you mean vllm"),
+        ("tgi", "give one of dsv4kv, vllm:0.22"),
+    ],
+)
+def test_an_unknown_engine_or_version_names_the_nearest(given: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        find_engine(given)
+
+
+def test_a_family_lists_its_rules_from_the_oldest() -> None:
+    assert engine_family("vllm")[0] == "vllm:0.22"
+    assert engine_family("vllm")[-1] == "vllm:0.33"

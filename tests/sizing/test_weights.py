@@ -1,0 +1,159 @@
+"""Weights follow from config.json, add up to the published counts, and are split by the layout."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsv4kv.model import load_model
+from dsv4kv.resources import shipped
+from dsv4kv.sizing.layout import Layout
+from dsv4kv.sizing.parameters import WeightFacts
+from dsv4kv.sizing.weights import Weights, derive_weights, scale_weights, spread_weights
+from tests.model.test_huggingface import published
+
+FLASH = load_model("v4-flash")
+PRESETS = ["v4-flash", "v4-pro", "v3.2"]
+
+
+def facts_of(name: str) -> WeightFacts:
+    text = (shipped("configs") / "weights" / f"{name}.yaml").read_text(encoding="utf-8")
+    return WeightFacts(**yaml.safe_load(text))
+
+
+def weights_of(name: str) -> Weights:
+    return derive_weights(load_model(name), facts_of(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "within"), [("v4-flash", 0.002), ("v4-pro", 0.02), ("v3.2", 0.002)]
+)
+def test_parameters_add_up_to_the_published_count(name: str, within: float) -> None:
+    """284B and 1.6T of arXiv:2606.19348, two digits of the latter; 671B of V3.2."""
+    assert weights_of(name).parameters == pytest.approx(
+        facts_of(name).published_parameters, rel=within
+    )
+
+
+def test_routed_experts_of_flash_are_three_matrices_each_in_four_bits_with_scales() -> None:
+    """43 layers of 256 experts of 3 x 4096 x 2048, 17 bytes for 32 of them."""
+    experts = sum(part.expert_bytes for part in weights_of("v4-flash").layers)
+    assert experts == 43 * 256 * 3 * 4096 * 2048 * 17 // 32
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_published_config_gives_the_presets_weights(name: str) -> None:
+    document = json.loads(published(name).read_text(encoding="utf-8"))
+    config = load_model(name)
+    found = derive_weights(config, WeightFacts(**document))
+    assert replace(found, source="") == replace(weights_of(name), source="")
+
+
+def test_nvfp4_experts_have_twice_the_scales() -> None:
+    document = json.loads(published("v4-flash-nvfp4").read_text(encoding="utf-8"))
+    assert WeightFacts(**document).expert_kind == "nvfp4"
+
+
+def test_a_checkpoint_without_quantisation_is_bf16() -> None:
+    facts = facts_of("v3.2").model_copy(update={"quantization_config": {}})
+    assert (facts.dense_dtype, facts.expert_kind) == ("bf16", "bf16")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_one_gpu_holds_everything(name: str) -> None:
+    weights = weights_of(name)
+    assert weights.rank_bytes(Layout(), range(len(weights.layers)), 0) == weights.total_bytes
+
+
+@given(st.sampled_from(PRESETS), st.sampled_from([2, 4, 8]))
+def test_tensor_parallel_ranks_hold_equal_shares(name: str, tp: int) -> None:
+    weights = weights_of(name)
+    share = weights.rank_bytes(Layout(tp=tp), range(len(weights.layers)), 0)
+    assert share == -(-weights.total_bytes // tp)
+
+
+def test_replicas_repeat_what_is_not_an_expert() -> None:
+    weights = weights_of("v4-flash")
+    whole = range(len(weights.layers))
+    replicas = weights.rank_bytes(Layout(dp=8, ep=8), whole, 0)
+    experts = sum(part.expert_bytes for part in weights.layers)
+    assert replicas == weights.total_bytes - experts + experts // 8
+
+
+def test_independent_replicas_repeat_the_experts_too() -> None:
+    weights = weights_of("v4-flash")
+    whole = range(len(weights.layers))
+    assert weights.rank_bytes(Layout(dp=8, ep=1), whole, 0) == weights.total_bytes
+
+
+def test_ranks_that_cannot_share_experts_evenly_hold_one_more() -> None:
+    """256 experts over 24 ranks: 11 on the fullest."""
+    weights = weights_of("v4-flash")
+    whole = range(len(weights.layers))
+    experts = sum(part.expert_bytes for part in weights.layers)
+    held = weights.rank_bytes(Layout(dp=24, ep=24), whole, 0)
+    assert held == weights.total_bytes - experts + experts * 11 // 256
+    assert weights.rank_bytes(Layout(dp=512, ep=512), whole, 0) == (
+        weights.total_bytes - experts + experts // 256
+    )
+
+
+@given(st.sampled_from(PRESETS), st.integers(1, 8))
+def test_pipeline_stages_hold_one_copy_between_them(name: str, stages: int) -> None:
+    weights = weights_of(name)
+    size = -(-len(weights.layers) // stages)
+    parts = [
+        range(start, min(start + size, len(weights.layers)))
+        for start in range(0, len(weights.layers), size)
+    ]
+    held = sum(weights.rank_bytes(Layout(pp=stages), part, 0) for part in parts)
+    assert 0 <= held - weights.total_bytes < stages
+
+
+def test_draft_layers_lie_on_the_last_stage() -> None:
+    weights = weights_of("v4-flash")
+    first, last = range(22), range(22, 43)
+    layout = Layout(pp=2)
+    assert weights.rank_bytes(layout, first, 3) == weights.rank_bytes(layout, first, 0)
+    assert weights.rank_bytes(layout, last, 3) > weights.rank_bytes(layout, last, 0)
+
+
+def test_given_weights_keep_the_derived_proportions() -> None:
+    derived = weights_of("v4-flash")
+    half = scale_weights(derived, derived.total_bytes // 2, "half")
+    assert half.total_bytes == derived.total_bytes // 2
+    assert half.layers[0].dense_bytes * 2 == derived.layers[0].dense_bytes
+    assert half.source == "half"
+
+
+def test_weights_of_which_only_the_size_is_known_are_split_over_all_gpus() -> None:
+    weights = spread_weights(FLASH, 43 * 16 * 10)
+    assert weights.total_bytes == 43 * 16 * 10
+    assert weights.rank_bytes(Layout(tp=2, dp=4, pp=2, ep=8), range(10), 1) == 10 * 16 * 10 // 8
+
+
+def test_every_shipped_file_belongs_to_a_preset() -> None:
+    folder = shipped("configs")
+    models = {path.stem for path in Path(folder / "models").glob("*.yaml")}
+    assert {path.stem for path in Path(folder / "weights").glob("*.yaml")} <= models
+
+
+def test_parts_of_flash_layers_are_the_matrices_of_its_reference_code() -> None:
+    """Sliding-window layer 0, CSA layer 2, HCA layer 3, one FP8 byte a parameter.
+
+    CSA projects two halves of 512 and 128 channels for KV and score, and has an indexer of 64
+    heads; HCA projects one half of 512 channels.
+    """
+    query = 4096 * 1024 + 1024 * 64 * 512
+    output = 64 * 512 * 1024 + 8 * 1024 * 4096
+    experts = 3 * 4096 * 2048 + 4096 * 256  # the shared one, and the router
+    window = query + 4096 * 512 + output + experts
+    csa = 2 * 4096 * (2 * 512 + 2 * 128) + 1024 * 64 * 128 + 4096 * 64
+    layers = weights_of("v4-flash").layers
+    assert layers[0].dense_bytes == window
+    assert layers[2].dense_bytes == window + csa
+    assert layers[3].dense_bytes == window + 2 * 4096 * 512

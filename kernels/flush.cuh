@@ -176,6 +176,7 @@ DSV_KERNEL void __launch_bounds__(kPoolThreads)
 }
 #endif
 
+#if DSV_SPLIT > 1 || DSV_STATE_ROWS == 0  // else flush itself ends an entry
 // One warp per entry. pooled: float32[count, kDim] from flush; an online state itself, which is
 // pooled already.
 DSV_KERNEL void __launch_bounds__(128)
@@ -193,6 +194,7 @@ DSV_KERNEL void __launch_bounds__(128)
         finish_entry(Pooled{pooled + i * kDim}, job, how, pages);
     }
 }
+#endif
 
 // ---- Groups that end inside a prompt chunk -----------------------------------------------------
 
@@ -223,6 +225,7 @@ DSV_KERNEL void __launch_bounds__(kPoolThreads)
     pool_entry<true>(rows, slot, job, how, scratch + i * kDim, pages);
 }
 
+#if DSV_SPLIT > 1  // else chunk_flush itself ends an entry
 // One warp per group that can end in max_tokens; pooled: float32[count, kDim] from chunk_flush.
 DSV_KERNEL void __launch_bounds__(128)
     chunk_finish(const float* pooled, const i64* chunk, const i64* entries,
@@ -236,3 +239,4 @@ DSV_KERNEL void __launch_bounds__(128)
     Finish how = {norm_weight, frequencies, __uint_as_float(norm_eps)};
     finish_entry(Pooled{pooled + i * kDim}, job, how, pages);
 }
+#endif

@@ -41,7 +41,7 @@ def fill(kernel: str, image: bytes) -> None:
     arguments = (on_gpu(numbers), -5, 3, scale)
     launch = Launch(KernelModule("fill.cuh", ()), kernel, (7, 2), 256, arguments)
     try:
-        call = Launcher(CudaDriver(), lambda *_: image).prepare(launch)
+        call = Launcher(CudaDriver(), lambda *_: [image]).prepare(launch)
         call()
         call()
         print(numbers.tolist(), flush=True)

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,11 +15,20 @@ import pytest
 from dsv4kv.errors import DeviceError
 from dsv4kv.ops.cuda import cubin_cache
 from dsv4kv.ops.cuda.compile import compile_module
-from dsv4kv.ops.cuda.cubin_cache import cache_folder, cache_name, load_cubin
+from dsv4kv.ops.cuda.cubin_cache import cache_folder, cache_name, load_cubins
 from dsv4kv.ops.kernels.launch import KernelModule
 from tests.cuda.toolchain import PAGE_COPY, needs_nvrtc, needs_tools
 
 SM = "sm_90a"
+PAGE_COPIES = [
+    PAGE_COPY,
+    *(replace(PAGE_COPY, macros=(("DSV_PAGE_BYTES", size),)) for size in (16, 2176)),
+]
+
+
+def load_cubin(module: KernelModule, architecture: str) -> bytes:
+    (cubin,) = load_cubins([module], architecture)
+    return cubin
 
 
 class Compiler:
@@ -29,7 +39,7 @@ class Compiler:
 
     def __call__(self, module: KernelModule, architecture: str) -> bytes:
         self.runs += 1
-        return f"\x7fELF {module.source} {architecture} {self.runs}\n".encode()
+        return f"\x7fELF {module} {architecture} {self.runs}\n".encode()
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +73,44 @@ def test_what_was_compiled_once_is_read_afterwards(compiler: Compiler) -> None:
     assert load_cubin(PAGE_COPY, SM) == first
     assert compiler.runs == 1
     assert [path.name for path in kept()] == [cache_name(PAGE_COPY, SM)]
+
+
+def test_modules_come_in_the_order_they_are_asked_for(compiler: Compiler) -> None:
+    first, second, third = PAGE_COPIES
+    alone = [load_cubin(module, SM) for module in (first, second)]
+    one, other, *rest = load_cubins([third, second, first, second], SM)
+    assert [other, *rest] == [alone[1], alone[0], alone[1]]
+    assert str(third).encode() in one
+    assert compiler.runs == 3
+
+
+def test_modules_that_are_not_there_are_compiled_side_by_side(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    both = threading.Barrier(2, timeout=60)
+
+    def compile_together(module: KernelModule, architecture: str) -> bytes:
+        both.wait()
+        return str(module).encode()
+
+    monkeypatch.setattr(cubin_cache, "compile_module", compile_together)
+    monkeypatch.setattr(cubin_cache, "nvrtc_version", lambda: "13.0")
+    modules = PAGE_COPIES[:2]
+    assert load_cubins(modules, SM) == [str(module).encode() for module in modules]
+
+
+def test_of_modules_the_one_that_does_not_compile_is_told(
+    monkeypatch: pytest.MonkeyPatch, compiler: Compiler
+) -> None:
+    def refuse(module: KernelModule, architecture: str) -> bytes:
+        if module == PAGE_COPIES[1]:
+            raise DeviceError("no such thing")
+        return compiler(module, architecture)
+
+    monkeypatch.setattr(cubin_cache, "compile_module", refuse)
+    with pytest.raises(DeviceError, match="no such thing"):
+        load_cubins(PAGE_COPIES, SM)
+    assert cache_name(PAGE_COPIES[0], SM) in [path.name for path in kept()]
 
 
 def test_a_file_name_tells_source_and_architecture(compiler: Compiler) -> None:
@@ -181,11 +229,12 @@ def test_a_user_without_a_home_uses_the_temporary_folder(
 
 
 @needs_nvrtc
-def test_processes_that_compile_at_once_all_get_the_same_and_leave_one_file() -> None:
+def test_processes_that_compile_at_once_all_get_the_same_and_leave_one_file_each() -> None:
     program = (
-        "import hashlib; from dsv4kv.ops.cuda.cubin_cache import load_cubin; "
-        "from tests.cuda.toolchain import PAGE_COPY; "
-        "print(hashlib.sha256(load_cubin(PAGE_COPY, 'sm_90a')).hexdigest())"
+        "import hashlib; from dsv4kv.ops.cuda.cubin_cache import load_cubins; "
+        "from tests.cuda.test_cubin_cache import PAGE_COPIES; "
+        "cubins = load_cubins(PAGE_COPIES, 'sm_90a'); "
+        "print(hashlib.sha256(b''.join(cubins)).hexdigest())"
     )
     processes = [
         subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
@@ -194,7 +243,7 @@ def test_processes_that_compile_at_once_all_get_the_same_and_leave_one_file() ->
     told = [process.communicate(timeout=120)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     assert told[0] == told[1] != ""
-    assert [path.name for path in kept()] == [cache_name(PAGE_COPY, SM)]
+    assert [path.name for path in kept()] == sorted(cache_name(each, SM) for each in PAGE_COPIES)
 
 
 @needs_nvrtc

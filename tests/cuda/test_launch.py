@@ -1,6 +1,7 @@
 """Launching: arguments arrive as the kernel declares them, once loaded nothing is repeated."""
 
 import struct
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -23,8 +24,8 @@ def plan(*arguments: Tensor | int) -> Launch:
     return Launch(MODULE, "some_kernel", (3, 2), 64, arguments)
 
 
-def build(module: KernelModule, architecture: str) -> bytes:
-    return f"{module.source} {module.macros} {architecture}".encode()
+def build(modules: Sequence[KernelModule], architecture: str) -> list[bytes]:
+    return [f"{module.source} {module.macros} {architecture}".encode() for module in modules]
 
 
 def parameters(values: list[int], sizes: tuple[int, ...]) -> list[bytes]:
@@ -133,9 +134,48 @@ def test_a_module_is_built_and_loaded_once_a_device_and_a_kernel_looked_up_once(
     for tensor in [*tensors, on_gpu(torch.zeros(1), OtherGpuTensor)]:
         launcher.prepare(plan(tensor))()
     launcher.prepare(Launch(MODULE, "another_kernel", (1, 1), 32, (tensors[0],)))
-    assert driver.loads == [(0, build(MODULE, "sm_90a")), (1, build(MODULE, "sm_80"))]
+    (hopper,), (ampere,) = build([MODULE], "sm_90a"), build([MODULE], "sm_80")
+    assert driver.loads == [(0, hopper), (1, ampere)]
     assert driver.lookups == ["some_kernel", "some_kernel", "another_kernel"]
     assert len(driver.launches) == 3
+
+
+def test_what_was_compiled_ahead_is_built_in_one_go_and_never_again() -> None:
+    driver, other = FakeDriver((8,)), KernelModule("other.cuh", ())
+    built = []
+
+    def note(modules: Sequence[KernelModule], architecture: str) -> list[bytes]:
+        built.append(list(modules))
+        return build(modules, architecture)
+
+    launcher = Launcher(driver, note)
+    launcher.load([MODULE, other, MODULE], 0)
+    launcher.prepare(plan(on_gpu(torch.zeros(1))))()
+    launcher.load([MODULE, other], 0)
+    assert [modules for modules in built if modules] == [[MODULE, other]]
+    assert driver.loads == [(0, cubin) for cubin in build([MODULE, other], "sm_90a")]
+
+
+def test_what_was_not_foreseen_is_built_at_its_first_launch() -> None:
+    driver = FakeDriver((8,))
+    launcher = Launcher(driver, build)
+    launcher.load([KernelModule("other.cuh", ())], 0)
+    launcher.prepare(plan(on_gpu(torch.zeros(1))))()
+    assert driver.loads[1:] == [(0, *build([MODULE], "sm_90a"))]
+    assert len(driver.launches) == 1
+
+
+def test_compiling_ahead_loads_on_the_device_that_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = FakeDriver(())
+    monkeypatch.setattr(launching, "_launcher", lambda: Launcher(driver, build))
+    launching.compile_ahead(iter([MODULE]), torch.device("cuda", 1))
+    launching.compile_ahead(iter([MODULE]), torch.device("cuda"))
+    assert driver.loads == [
+        (1, *build([MODULE], "sm_80")),
+        (0, *build([MODULE], "sm_90a")),
+    ]
 
 
 def test_preparing_launches_nothing_and_the_call_launches_each_time() -> None:

@@ -15,6 +15,7 @@ OPTIONS = (
     # No a·b + c in one rounding: quantised bytes have to equal the reference's, and the kernels
     # wait for memory, not for arithmetic. Where one rounding is wanted, they say fmaf.
     "--fmad=false",
+    "--minimal",  # nothing of CUDA's runtime, textures and the like: 4 % less time
 )
 
 OLDEST = 80

@@ -15,6 +15,8 @@ import os
 import stat
 import tempfile
 import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from dsv4kv.files import replacing
@@ -27,21 +29,25 @@ _MAGIC = b"dsv4kv cubin 1 "
 _DIGEST = 64  # hexadecimal digits of a SHA-256
 
 
-def load_cubin(module: KernelModule, architecture: str) -> bytes:
-    """Machine code of a module for an architecture, from the cache where it is there.
+def load_cubins(modules: Sequence[KernelModule], architecture: str) -> list[bytes]:
+    """Machine code of modules for an architecture; those not in the cache compile side by side.
 
     Raises:
         CudaUnavailable: A package is missing; says which.
-        DeviceError: The module cannot be compiled for this architecture.
+        DeviceError: A module cannot be compiled for this architecture.
     """
-    name = cache_name(module, architecture)
-    cubin = None if os.environ.get("DSV4KV_JIT_FORCE") == "1" else _find(name)
-    if cubin is None:
-        cubin = compile_module(module, architecture)
+    names = [cache_name(module, architecture) for module in modules]
+    force = os.environ.get("DSV4KV_JIT_FORCE") == "1"
+    cubins = {} if force else {name: cubin for name in names if (cubin := _find(name))}
+    named = zip(names, modules, strict=True)
+    absent = {name: module for name, module in named if name not in cubins}
+    for name, cubin in _compile_all(absent, architecture):
         _keep(name, cubin)
+        cubins[name] = cubin
     if folder := os.environ.get("DSV4KV_JIT_DUMP"):
-        dump(cubin, Path(folder), Path(name).stem)
-    return cubin
+        for name, cubin in cubins.items():
+            dump(cubin, Path(folder), Path(name).stem)
+    return [cubins[name] for name in names]
 
 
 def cache_name(module: KernelModule, architecture: str) -> str:
@@ -60,6 +66,17 @@ def cache_folder() -> Path:
     except RuntimeError:  # a container's user without a home
         return _spare_folder()
     return caches / "dsv4kv" / "cubin"
+
+
+def _compile_all(
+    absent: Mapping[str, KernelModule], architecture: str
+) -> Iterator[tuple[str, bytes]]:
+    """Compile modules in threads, for which NVRTC lets go of the interpreter; (name, cubin)."""
+    if not absent:
+        return
+    with ThreadPoolExecutor() as pool:
+        cubins = pool.map(lambda module: compile_module(module, architecture), absent.values())
+        yield from zip(absent, cubins, strict=True)
 
 
 def _find(name: str) -> bytes | None:

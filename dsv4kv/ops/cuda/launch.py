@@ -2,13 +2,16 @@
 
 ``run`` does it all at once; a timed loop calls what ``prepare`` returns, which does nothing but
 launch. Whatever is captured in a CUDA graph must have run once before: loading allocates.
+``compile_ahead`` saves first launches from compiling one after the other.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from dsv4kv.ops.cuda.cubin_cache import load_cubin
+import torch
+
+from dsv4kv.ops.cuda.cubin_cache import load_cubins
 from dsv4kv.ops.cuda.driver import CudaDriver, Driver, Function
 from dsv4kv.ops.cuda.packing import device_of, pack
 from dsv4kv.ops.kernels.launch import KernelModule, Launch
@@ -32,13 +35,23 @@ def prepare(launch: Launch) -> Callable[[], None]:
     return _launcher().prepare(launch)
 
 
+def compile_ahead(modules: Iterable[KernelModule], device: torch.device) -> None:
+    """Compile modules side by side and load them; any other does so at its first launch.
+
+    ``foresight.foresee`` names those of a cache. Raises as ``run`` does.
+    """
+    _launcher().load(modules, device.index or 0)
+
+
 class Launcher:
     """Kernels loaded through one driver, each module once a device."""
 
     def __init__(
-        self, driver: Driver, build: Callable[[KernelModule, str], bytes] = load_cubin
+        self,
+        driver: Driver,
+        build: Callable[[Sequence[KernelModule], str], list[bytes]] = load_cubins,
     ) -> None:
-        """Compile with ``build(module, architecture)``."""
+        """Compile with ``build(modules, architecture)``."""
         self._driver = driver
         self._build = build
         self._loaded: dict[tuple[KernelModule, int], Any] = {}
@@ -51,12 +64,17 @@ class Launcher:
         packed = pack(launch, function.parameter_bytes)
         return self._driver.launcher(device, function, launch, packed)
 
+    def load(self, modules: Iterable[KernelModule], device: int) -> None:
+        """See ``compile_ahead``; what is loaded stays as it is."""
+        absent = [each for each in dict.fromkeys(modules) if (each, device) not in self._loaded]
+        cubins = self._build(absent, self._driver.architecture(device))
+        for module, cubin in zip(absent, cubins, strict=True):
+            self._loaded[module, device] = self._driver.load(device, cubin)
+
     def _function(self, module: KernelModule, kernel: str, device: int) -> Function:
         function = self._functions.get((module, kernel, device))
         if function is None:
-            if (module, device) not in self._loaded:
-                cubin = self._build(module, self._driver.architecture(device))
-                self._loaded[module, device] = self._driver.load(device, cubin)
+            self.load([module], device)
             function = self._driver.function(device, self._loaded[module, device], kernel)
             self._functions[module, kernel, device] = function
         return function

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from dsv4kv.ops.cuda.cubin_cache import load_cubin
+from dsv4kv.ops.cuda.cubin_cache import load_cubins
 from dsv4kv.ops.cuda.inspection import KernelReport, inspect_cubins
 from dsv4kv.ops.kernels.catalogue import Example
 
@@ -46,7 +46,7 @@ def survey(examples: Sequence[Example], architectures: Sequence[str]) -> list[Fi
 
 def _reports(examples: Sequence[Example], architecture: str) -> list[KernelReport]:
     modules = list(dict.fromkeys(example.launch.module for example in examples))
-    cubins = [load_cubin(module, architecture) for module in modules]
+    cubins = load_cubins(modules, architecture)
     inspected = zip(modules, inspect_cubins(architecture, cubins), strict=True)
     found = {
         (module, report.kernel): report for module, reports in inspected for report in reports

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from dsv4kv.bench.device import CudaDevice
+from dsv4kv.cache.checkpoints import CheckpointPool
 from dsv4kv.cache.handle import Compressors, build_layers
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.config.bench import BenchConfig
@@ -18,6 +19,11 @@ from dsv4kv.model.schedule import AttentionType
 from dsv4kv.model.schema import choose_formats
 from dsv4kv.ops.compressor import random_compressor
 from dsv4kv.ops.contract import Backend
+from dsv4kv.ops.cuda.foresight import foresee
+from dsv4kv.ops.cuda.launch import compile_ahead
+from dsv4kv.prefix.block_hash import BlockHashIndex
+from dsv4kv.prefix.policies import make_policy
+from dsv4kv.prefix.radix import RadixIndex
 from dsv4kv.units import format_bytes
 from dsv4kv.workload.choice import EntryChooser
 from dsv4kv.workload.decode_graphs import DecodeGraphs
@@ -25,6 +31,7 @@ from dsv4kv.workload.executor import Gpu, StepExecutor
 from dsv4kv.workload.inputs import InputBank
 from dsv4kv.workload.loop import LoopSettings
 from dsv4kv.workload.operations import Outputs
+from dsv4kv.workload.prefix_reuse import GRANULE_TOKENS, PrefixReuse
 from dsv4kv.workload.verifier import Verifier
 
 _ADVICE = "lower cache.max_context_tokens, cache.num_blocks or workload.concurrency"
@@ -81,7 +88,8 @@ def check_memory(
     needed = blocks * _HOST_BYTES_PER_BLOCK
     advice = _ADVICE
     if config.workload.data == "real" and on_host:
-        needed += plan.total_bytes + 2 * config.measure.memcpy_bytes
+        needed += plan.total_bytes + _checkpoint_bytes(config, plan)
+        needed += 2 * config.measure.memcpy_bytes
         advice += ", hold fewer layers (model.layers), or set workload.data to none"
     else:
         needed += sum(pool.total_bytes for pool in plan.pools if pool.name == "tables")
@@ -94,7 +102,7 @@ def check_memory(
 
 def check_device_memory(config: BenchConfig, plan: CachePlan, device: CudaDevice) -> None:
     """Raise ``ConfigError`` where a run needs more memory than the GPU has free."""
-    needed = plan.total_bytes + 2 * config.measure.memcpy_bytes
+    needed = plan.total_bytes + _checkpoint_bytes(config, plan) + 2 * config.measure.memcpy_bytes
     needed += 2 * _output_bytes(plan, config.workload.concurrency)  # graphs have their own
     if needed > device.free_bytes:
         raise ConfigError(
@@ -136,9 +144,11 @@ def build_manager(
 ) -> KVCacheManager:
     """Allocate the cache, with its data if the workload has any."""
     real = config.workload.data == "real"
+    allocator = config.cache.allocator
     if device is None:
-        return KVCacheManager(plan, data=real)
-    return KVCacheManager(plan, device.device, data=real, prepare=config.cache.prepare)
+        return KVCacheManager(plan, data=real, allocator=allocator)
+    prepare = config.cache.prepare
+    return KVCacheManager(plan, device.device, data=real, prepare=prepare, allocator=allocator)
 
 
 def build_drive(
@@ -150,6 +160,9 @@ def build_drive(
 ) -> Drive:
     """Bind the cache to data, operations and the checks against the reference."""
     plan, seed = manager.plan, config.measure.seed
+    if device is not None:
+        kept_by_kernels = config.cache.prepare == "device"
+        compile_ahead(foresee(plan, device_prepare=kept_by_kernels), device.device)
     compressors = _draw_compressors(plan, seed, manager.device)
     every = [part for pair in compressors.values() for part in pair if part is not None]
     longest_chunk = min(config.workload.step_tokens, plan.max_context_tokens)
@@ -191,6 +204,35 @@ def _build_gpu(
             window_tokens=executor.window_tokens,
         )
     return Gpu(tables, DeviceClock(device.make_event), graphs, in_turns=decode == "both")
+
+
+def build_reuse(
+    config: BenchConfig, manager: KVCacheManager, backend: Backend
+) -> PrefixReuse | None:
+    """What shares prefixes between requests; None where nothing does. Raises ``ConfigError``."""
+    prefix, block_tokens = config.cache.prefix, config.cache.block_tokens
+    if prefix.index == "none":
+        return None
+    key_tokens = GRANULE_TOKENS if prefix.index == "radix" else block_tokens
+    block_keys = block_tokens // key_tokens
+    blocks = sum(manager.plan.num_blocks.values())
+    policy = make_policy(prefix.policy, capacity=blocks * block_keys)
+    index = RadixIndex(block_keys, policy) if prefix.index == "radix" else BlockHashIndex(policy)
+    return PrefixReuse(
+        manager,
+        index,
+        CheckpointPool(manager, prefix.checkpoints),
+        backend if config.workload.data == "real" else None,
+        key_tokens=key_tokens,
+        windows=prefix.windows,
+        period_tokens=prefix.period_tokens,
+    )
+
+
+def _checkpoint_bytes(config: BenchConfig, plan: CachePlan) -> int:
+    prefix = config.cache.prefix
+    slot_bytes = sum(schema.slot_bytes for schema in plan.schemas)
+    return 0 if prefix.index == "none" else prefix.checkpoints * slot_bytes
 
 
 def _draw_compressors(plan: CachePlan, seed: int, device: torch.device) -> Compressors:

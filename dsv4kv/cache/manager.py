@@ -36,6 +36,7 @@ class KVCacheManager:
         *,
         data: bool = True,
         prepare: Prepare | None = None,
+        allocator: str = "stack",
     ) -> None:
         """Allocate the cache.
 
@@ -44,11 +45,18 @@ class KVCacheManager:
             device: Where the pools are.
             data: Without, only the bookkeeping, which is the same.
             prepare: Who keeps the tables on the device; None: nobody, its memory is the host's.
+            allocator: Free-block strategy, one of ``allocators.ALLOCATORS``.
         """
         self.plan = plan
         self.device = torch.device(device)
         self.tables = tuple(
-            BlockTable(group, plan.num_blocks[group.name], plan.num_slots, plan.max_context_tokens)
+            BlockTable(
+                group,
+                plan.num_blocks[group.name],
+                plan.num_slots,
+                plan.max_context_tokens,
+                allocator,
+            )
             for group in plan.groups
         )
         self.tokens: NDArray[np.int64] = np.zeros(plan.num_slots, dtype=np.int64)

@@ -4,7 +4,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dsv4kv.cache.allocator import BlockAllocator, Ids
+from dsv4kv.cache.allocator import Ids
+from dsv4kv.cache.allocators import make_allocator
 from dsv4kv.errors import OutOfBlocks
 from dsv4kv.model.sharing import TableGroup
 
@@ -26,11 +27,19 @@ class BlockTable:
     """
 
     def __init__(
-        self, group: TableGroup, num_blocks: int, num_slots: int, max_context_tokens: int
+        self,
+        group: TableGroup,
+        num_blocks: int,
+        num_slots: int,
+        max_context_tokens: int,
+        allocator: str = "stack",
     ) -> None:
-        """Build an empty table whose rows can hold ``max_context_tokens`` tokens."""
+        """Build an empty table whose rows can hold ``max_context_tokens`` tokens.
+
+        ``allocator`` is one of ``ALLOCATORS``.
+        """
         self.group = group
-        self.allocator = BlockAllocator(num_blocks, group.lanes)
+        self.allocator = make_allocator(allocator, num_blocks, group.lanes)
         width = group.blocks_for(max_context_tokens)
         self.blocks = np.full((group.lanes, num_slots, width), NO_BLOCK, dtype=np.int32)
         self.held = np.zeros(num_slots, dtype=np.int64)
@@ -87,6 +96,21 @@ class BlockTable:
         self.blocks[:, rows, columns] = self.allocator.acquire(len(rows))
         self._note(rows, columns)
         self.held[slots] = held + lacking
+
+    def adopt(self, slot: int, blocks: Ids) -> None:
+        """Let a slot that holds nothing hold blocks int64[n] whose references count it already."""
+        columns = np.arange(len(blocks))
+        self.blocks[:, slot, : len(blocks)] = blocks
+        self._note(np.full(len(blocks), slot), columns)
+        self.held[slot] = len(blocks)
+
+    def append(self, slot: int, blocks: Ids) -> None:
+        """Let a slot hold blocks int64[n], acquired for it, behind those it holds."""
+        held = int(self.held[slot])
+        columns = np.arange(held, held + len(blocks))
+        self.blocks[:, slot, columns] = blocks
+        self._note(np.full(len(blocks), slot), columns)
+        self.held[slot] = held + len(blocks)
 
     def clear(self, slot: int) -> None:
         """Give back all blocks of a slot."""

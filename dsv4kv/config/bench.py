@@ -60,6 +60,22 @@ class ModelSection(Section):
     """Entry formats."""
 
 
+class PrefixSection(Section):
+    """Prompts that begin as an earlier one: what is kept of it, and found again."""
+
+    index: Literal["none", "radix", "block_hash"] = "none"
+    """How prefixes are found: not at all, to 128 tokens, or in whole blocks."""
+    policy: Literal["lru", "fifo", "lfu", "lfu-aged", "gdsf", "sieve", "s3fifo", "arc"] = "lru"
+    """What goes first when blocks are needed; leaves before what they follow."""
+    windows: Literal["ends", "ends+junctions", "periodic"] = "ends+junctions"
+    """Where windows and compressor states are kept, which a request needs to go on: at the ends
+    of prompts, also where an earlier resume fell short, or every ``period_tokens``."""
+    period_tokens: Annotated[int, Field(gt=0, multiple_of=128)] = 1024
+    """Distance of periodic checkpoints, in tokens; a multiple of 128."""
+    checkpoints: Positive = 32
+    """Checkpoints of window and state there is room for; the one used longest ago goes first."""
+
+
 class CacheSection(Section):
     """Geometry and strategies of the cache."""
 
@@ -67,8 +83,11 @@ class CacheSection(Section):
     """Tokens of context one block covers in every compressed layer; a multiple of 128."""
     sharing: Literal["model", "type", "layer"] = "model"
     """Who shares a block table: the whole model, the layers of one type, or nobody."""
-    allocator: Literal["stack"] = "stack"
-    """Free-block strategy."""
+    allocator: Literal["stack", "bitmask", "refcount"] = "stack"
+    """Free-block strategy: a stack, a bitmask with versions, or counted references (which sharing
+    prefixes needs)."""
+    prefix: PrefixSection = PrefixSection()
+    """Reuse of prompts that begin as an earlier one."""
     max_context_tokens: Positive = 32768
     """Longest request a table row can hold, in tokens."""
     num_blocks: Positive | None = None
@@ -134,8 +153,8 @@ class Speculative(Section):
     """Probability that a draft is accepted, given that all before it were."""
 
 
-class WorkloadSection(Section):
-    """The requests and how they are served."""
+class RequestsSection(Section):
+    """Which requests."""
 
     trace: str | None = "builtin:chat"
     """A trace file, ``builtin:chat`` (shipped), or null for the synthetic workload."""
@@ -147,6 +166,11 @@ class WorkloadSection(Section):
     """Requests to leave out at the start of the trace."""
     limit: Positive | None = None
     """Requests to replay; null replays all."""
+
+
+class WorkloadSection(RequestsSection):
+    """The requests and how they are served."""
+
     concurrency: Positive = 8
     """Requests in flight at once."""
     step_tokens: Positive = 2048
@@ -205,9 +229,21 @@ class BenchConfig(Section):
                 f"workload.concurrency ({self.workload.concurrency}) is above cache.num_slots "
                 f"({slots}): lower the one or raise the other"
             )
+        if self.cache.prefix.index != "none":
+            self._check_prefix()
         if self.cache.state == "online" and self.workload.speculative.draft_tokens:
             raise ValueError(
                 "cache.state 'online' cannot roll back rejected drafts: use 'ring', "
                 "or set workload.speculative.draft_tokens to 0"
             )
         return self
+
+    def _check_prefix(self) -> None:
+        cache = self.cache
+        wanted = {"allocator": "refcount", "sharing": "model", "prepare": "host"}
+        for key, value in wanted.items():
+            if getattr(cache, key) != value:
+                raise ValueError(
+                    f"cache.prefix.index {cache.prefix.index!r} shares blocks: set cache.{key} "
+                    f"to {value} (it is {getattr(cache, key)})"
+                )

@@ -58,6 +58,12 @@ def totals_facts(totals: Totals, cache: CacheSummary | None) -> Table:
         "steps": f"{totals.steps:,} in {format_duration(totals.wall_ns)}",
         "peak": _peak(totals, cache),
     }
+    if totals.resumed_tokens:
+        prompts = totals.input_tokens + totals.resumed_tokens
+        share = totals.resumed_tokens / prompts * 100
+        rows["resumed"] = (
+            f"{totals.resumed_tokens:,} of {prompts:,} prompt tokens ({share:.1f} %) were cached"
+        )
     if totals.drafted_tokens:
         rows["drafts"] = _drafts(totals)
     return _grid(rows)

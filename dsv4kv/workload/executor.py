@@ -20,6 +20,7 @@ from dsv4kv.cache.view import StepView
 from dsv4kv.measure.device_clock import DeviceClock
 from dsv4kv.measure.recorder import Recorder
 from dsv4kv.workload.choice import EntryChooser
+from dsv4kv.workload.contents import PromptContents
 from dsv4kv.workload.decode_graphs import DecodeGraphs
 from dsv4kv.workload.inputs import InputBank, StepInputs
 from dsv4kv.workload.operations import (
@@ -42,12 +43,14 @@ class StepTokens:
         requests: Running number of every request of the batch, int64[B].
         kept: Tokens of every request once rejected drafts are rolled back, int64[B].
         observed: Show what is gathered to the observer.
+        contents: What prompts have in common; None where every token is its request's own.
     """
 
     batch: StepBatch
     requests: Ids
     kept: Ids
     observed: bool = False
+    contents: PromptContents | None = None
 
     @property
     def longest_tokens(self) -> int:
@@ -56,7 +59,10 @@ class StepTokens:
 
     def rows(self, members: Ids | int, positions: Ids) -> Ids:
         """Input rows of tokens, by request (0 … B − 1) and position, as this step sees them."""
-        return InputBank.rows(self.requests[members], positions, positions >= self.kept[members])
+        serials, rejected = self.requests[members], positions >= self.kept[members]
+        if self.contents is None:
+            return InputBank.rows(serials, positions, rejected)
+        return self.contents.rows(np.broadcast_to(serials, positions.shape), positions, rejected)
 
 
 class StepObserver(Protocol):
@@ -136,11 +142,17 @@ class StepExecutor:
     def prefill(self, step: StepTokens) -> None:
         """One prompt chunk of one request: insert and compress, then read what is visible."""
         with self.recorder.excluded():
-            first = int(step.rows(0, step.batch.positions[:1].numpy())[0])
-            rows = slice(first, first + step.batch.num_tokens)  # a view, not a copy
             none = torch.empty(1, 0, dtype=torch.int32)
-            inputs = self.inputs.take(rows, none)
+            inputs = self.inputs.take(self._chunk_rows(step), none)
         self._run(step, inputs, none, chunk=True)
+
+    def _chunk_rows(self, step: StepTokens) -> slice | Tensor:
+        """Input rows of a prompt chunk: one after another, unless prompts share contents."""
+        positions = step.batch.positions.numpy()
+        if step.contents is not None:
+            return stage(torch.from_numpy(step.rows(0, positions)), self.device)
+        first = int(step.rows(0, positions[:1])[0])
+        return slice(first, first + len(positions))  # a view, not a copy
 
     def prepare(self, slots: Ids, tokens: Ids) -> None:
         """Tables on the device follow the host's: slots int64[B] hold tokens int64[B].

@@ -14,7 +14,9 @@ from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cache.prepare import prepare_forward
 from dsv4kv.cache.step import StepBatch
 from dsv4kv.measure.recorder import Recorder
+from dsv4kv.workload.contents import PromptContents
 from dsv4kv.workload.executor import StepExecutor, StepTokens
+from dsv4kv.workload.prefix_reuse import NEVER, PrefixReuse
 from dsv4kv.workload.request import Request
 from dsv4kv.workload.rounding import PageRounding
 
@@ -56,6 +58,7 @@ class LoopTotals:
     output_tokens: int = 0
     drafted_tokens: int = 0
     rolled_back_tokens: int = 0
+    resumed_tokens: int = 0
     steps: int = 0
     wall_ns: int = 0
     peak_blocks: int = 0
@@ -74,8 +77,21 @@ class ServingLoop:
         recorder: Recorder,
         executor: StepExecutor | None = None,
         on_progress: Callable[[int], None] | None = None,
+        reuse: PrefixReuse | None = None,
+        contents: PromptContents | None = None,
     ) -> None:
-        """Prepare to serve; ``on_progress`` is told the tokens done in each step."""
+        """Prepare to serve.
+
+        Args:
+            manager: The cache.
+            requests: What to serve, in order.
+            settings: How.
+            recorder: Takes the samples.
+            executor: Moves the data; None keeps the books alone.
+            on_progress: Is told the tokens done in each step.
+            reuse: Resumes prompts behind what earlier ones have in common with them.
+            contents: Tells what that is, to the data too; ``reuse`` needs it.
+        """
         self.totals = LoopTotals()
         self._manager = manager
         self._waiting: Iterator[Request] = iter(requests)
@@ -84,6 +100,8 @@ class ServingLoop:
         self._recorder = recorder
         self._executor = executor
         self._on_progress = on_progress
+        self._reuse = reuse
+        self._contents = contents
         self._rounding = PageRounding(manager)
         self._random = np.random.default_rng(settings.seed)
         self._admitted = 0
@@ -94,6 +112,7 @@ class ServingLoop:
         )
         tables = len(manager.tables)
         self._reserved = np.zeros((tables, slots), dtype=np.int64)  # blocks at full length
+        self._stop = np.full(slots, NEVER)  # where the next prompt chunk ends at the latest
 
     def run(self) -> LoopTotals:
         """Serve every request to its end; ``totals`` is right at any moment."""
@@ -148,14 +167,28 @@ class ServingLoop:
         slot = self._manager.admit_request()
         self._recorder.keep("admit", start_ns)
         self._active = np.append(self._active, slot)
-        self._position[slot] = 0
-        self._prompt_left[slot] = request.input_tokens
+        self._serial[slot] = self._admitted
+        resumed = self._begin_reuse(slot, request)
+        self._position[slot] = resumed
+        self._prompt_left[slot] = request.input_tokens - resumed
         self._output_left[slot] = self._fed_outputs(request)
         self._first_output[slot] = min(request.output_tokens, 1)
         self._reserved[:, slot] = blocks
-        self._serial[slot] = self._admitted
         self._admitted += 1
         self.totals.peak_requests = max(self.totals.peak_requests, len(self._active))
+
+    def _begin_reuse(self, slot: int, request: Request) -> int:
+        """Tokens that the request need not compute."""
+        if self._contents is not None:
+            self._contents.add(self._admitted, request)
+        if self._reuse is None:
+            return 0
+        start_ns = self._recorder.now_ns()
+        resumed = self._reuse.begin(slot, request)
+        self._recorder.keep("resume", start_ns)
+        self._stop[slot] = self._reuse.next_stop(slot)
+        self.totals.resumed_tokens += resumed
+        return resumed
 
     def _choose_tokens(self) -> tuple[Slots, Slots, int]:
         """Slots of the step and the tokens each takes: first those that decode, then chunks."""
@@ -166,7 +199,9 @@ class ServingLoop:
         waiting = self._active[prompt_left > 0]
         if not waiting.size:
             return decoding, take, len(decoding)
-        left = self._prompt_left[waiting]
+        left = np.minimum(
+            self._prompt_left[waiting], self._stop[waiting] - self._position[waiting]
+        )
         budget = self._settings.step_tokens - int(take.sum())
         chunk = np.clip(budget - (np.cumsum(left) - left), 0, left)
         some = chunk > 0
@@ -175,6 +210,8 @@ class ServingLoop:
 
     def _prepare(self, name: str, slots: Slots, before: Slots, after: Slots) -> None:
         start_ns = self._recorder.now_ns()
+        if self._reuse is not None:
+            self._reuse.make_room(slots, after)
         prepare_forward(self._manager, slots, before, after)
         self._recorder.keep(name, start_ns)
 
@@ -204,7 +241,8 @@ class ServingLoop:
 
         def tokens(some: slice) -> StepTokens:
             batch = StepBatch(self._manager, slots[some], before[some], after[some])
-            return StepTokens(batch, self._serial[slots[some]], kept[some], observed)
+            serials = self._serial[slots[some]]
+            return StepTokens(batch, serials, kept[some], observed, self._contents)
 
         if decoding < len(slots):
             executor.prepare(slots, after)
@@ -226,6 +264,7 @@ class ServingLoop:
         self._position[slots] += kept
         self._output_left[decoders] -= kept[:decoding]
         self._prompt_left[chunks] -= kept[decoding:]
+        self._tell_reuse(chunks)
         answered = chunks[self._prompt_left[chunks] == 0]  # a prompt's end gives one token
         self.totals.input_tokens += int(kept[decoding:].sum())
         self.totals.output_tokens += int(
@@ -238,7 +277,21 @@ class ServingLoop:
             with self._recorder.excluded():
                 self._on_progress(int(kept.sum()))
 
+    def _tell_reuse(self, chunks: Slots) -> None:
+        """What prompts have been computed up to, and which are complete."""
+        if self._reuse is None:
+            return
+        for slot in chunks.tolist():
+            self._reuse.reach(slot, int(self._position[slot]))
+            self._stop[slot] = self._reuse.next_stop(slot)
+            if not self._prompt_left[slot]:
+                self._reuse.finish_prompt(slot)
+
     def _finish(self, slot: int) -> None:
+        if self._contents is not None:
+            self._contents.remove(int(self._serial[slot]))
+        if self._reuse is not None:
+            self._reuse.end(slot)
         start_ns = self._recorder.now_ns()
         self._manager.release_request(slot)
         self._recorder.keep("release", start_ns)

@@ -6,7 +6,7 @@ from dsv4kv.resources import shipped
 from tests.kernels.shim.apart import run_apart
 from tests.kernels.state_hostile import launches
 
-SOURCES = ("state", "flush", "prepare")
+SOURCES = ("state", "flush", "prepare", "completed")
 
 
 def test_no_kernel_leaves_its_memory_whatever_it_is_asked_for() -> None:

@@ -1,0 +1,36 @@
+"""What every allocator does, whatever its strategy."""
+
+from typing import Protocol
+
+from dsv4kv.cache.allocator import Ids
+
+
+class Allocator(Protocol):
+    """Hands out ids and takes them back from their holder only; a refusal changes nothing.
+
+    Ids are int64[n], or int64[lanes, n] where layers have tables of their own; they are the
+    caller's to keep and to write over.
+    """
+
+    num_blocks: int
+    lanes: int
+
+    @property
+    def num_free(self) -> int:
+        """Ids of each lane that ``acquire`` can hand out."""
+
+    @property
+    def num_held(self) -> int:
+        """Ids of each lane that are out."""
+
+    def acquire(self, count: int) -> Ids:
+        """Take ``count`` ids; ``OutOfBlocks`` if fewer are free."""
+
+    def release(self, ids: Ids, generations: Ids | None = None) -> None:
+        """Give ids back; ``NotOwner`` if one is not held, or by a newer generation."""
+
+    def check_held(self, ids: Ids) -> None:
+        """Raise ``NotOwner`` unless every id is held and none is named twice."""
+
+    def generation(self, ids: Ids) -> Ids:
+        """Generations of ids: grow whenever an id is handed out."""

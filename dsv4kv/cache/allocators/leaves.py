@@ -1,0 +1,124 @@
+"""Cached blocks in order of their last use, leaves first, in flat arrays."""
+
+from heapq import heappop, heappush
+
+import numpy as np
+
+from dsv4kv.cache.allocator import Ids
+from dsv4kv.cache.allocators.chains import Chains
+
+_NOWHERE = -1
+_FEW = 8  # taken one by one in less time than in one go
+
+
+class LeafQueue:
+    """A queue by last use in which entries go stale instead of being searched for.
+
+    A block's position names its one valid entry. A block that comes up while others follow it
+    steps aside until the last of them is gone, and is then the next to go. Everything is O(1)
+    amortised but for those, which pass a heap.
+    """
+
+    def __init__(self, chains: Chains) -> None:
+        """Start empty, for all blocks of ``chains``."""
+        self._chains = chains
+        size = 4 * chains.root + 64
+        self._position = np.full(chains.root + 1, _NOWHERE, dtype=np.int64)
+        self._queue = np.zeros(size, dtype=np.int64)
+        self._numbers = np.arange(size, dtype=np.int64)
+        self._head = self._tail = 0
+        self._aside: list[tuple[int, int]] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        """Blocks in the queue."""
+        return self._count
+
+    def __contains__(self, block: int) -> bool:
+        """Whether a block is in the queue."""
+        return bool(self._position[block] != _NOWHERE)
+
+    def blocks(self) -> Ids:
+        """Blocks in the queue, ascending."""
+        return np.flatnonzero(self._position != _NOWHERE)
+
+    def add(self, blocks: Ids) -> None:
+        """Enter distinct blocks as the newest, the first to go first."""
+        end = self._tail + blocks.size
+        if end > len(self._queue):
+            self._renumber()
+            end = self._tail + blocks.size
+        self._queue[self._tail : end] = blocks
+        self._position[blocks] = self._numbers[self._tail : end]
+        self._tail = end
+        self._count += blocks.size
+
+    def remove(self, blocks: Ids) -> None:
+        """Take distinct blocks out."""
+        self._position[blocks] = _NOWHERE
+        self._count -= blocks.size
+
+    def take(self, count: int) -> Ids:
+        """Take out the oldest blocks that leave no follower behind, and unlink them.
+
+        At least ``count`` blocks must be without a referenced follower.
+        """
+        taken = None if count <= _FEW or self._aside else self._take_together(count)
+        if taken is None:
+            taken = np.array([self._take_one() for _ in range(count)], dtype=np.int64)
+        self._count -= count
+        return taken
+
+    def _take_together(self, count: int) -> Ids | None:
+        """The oldest ``count`` at once, where these are whole ends of chains; None elsewhere."""
+        chains, end = self._chains, min(self._tail, self._head + 2 * count)
+        window = self._queue[self._head : end]
+        valid = np.flatnonzero(self._position[window] == self._numbers[self._head : end])[:count]
+        if len(valid) < count:
+            return None
+        blocks = window[valid]
+        parents = chains.parent[blocks]
+        chains.unlink(blocks)
+        if chains.children[blocks].any():
+            for block, parent in zip(blocks.tolist(), parents.tolist(), strict=True):
+                chains.parent[block] = parent
+                chains.children[parent] += 1
+            return None
+        self._position[blocks] = _NOWHERE
+        self._head += int(valid[-1]) + 1
+        return blocks
+
+    def _take_one(self) -> int:
+        chains = self._chains
+        block = self._next_leaf()
+        self._position[block] = _NOWHERE
+        parent = int(chains.parent[block])
+        chains.parent[block] = chains.root
+        chains.children[parent] -= 1
+        position = int(self._position[parent])
+        if not chains.children[parent] and _NOWHERE < position < self._head:
+            heappush(self._aside, (position, parent))
+        return block
+
+    def _next_leaf(self) -> int:
+        """The oldest of those that stepped aside, else the first in the queue that is a leaf."""
+        children = self._chains.children
+        while self._aside:
+            position, block = heappop(self._aside)
+            if self._position[block] == position and not children[block]:
+                return block
+        while True:
+            block = int(self._queue[self._head])
+            valid = self._position[block] == self._head
+            self._head += 1
+            if valid and not children[block]:
+                return block
+
+    def _renumber(self) -> None:
+        """Start the queue anew with what is in it; those aside come first again."""
+        blocks = self.blocks()
+        blocks = blocks[np.argsort(self._position[blocks])]
+        self._position[blocks] = self._numbers[: len(blocks)]
+        self._queue[: len(blocks)] = blocks
+        self._head, self._tail = 0, len(blocks)
+        self._aside.clear()

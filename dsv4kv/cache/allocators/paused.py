@@ -1,0 +1,104 @@
+"""Requests that were paused with their blocks, and how many blocks they may keep."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import numpy as np
+
+from dsv4kv.cache.allocator import Ids
+from dsv4kv.cache.allocators.refcount import RefCountAllocator
+from dsv4kv.errors import CacheError, ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCounts:
+    """Blocks, each counted once however many requests share it.
+
+    A block that a running request holds is active, whoever else holds it.
+
+    Attributes:
+        total: All but the dummy.
+        total_used: Referenced.
+        total_available: Unused or evictable.
+        active_used: Referenced by running requests.
+        active_available: What running requests may still take: the rest of what is available
+            once paused requests have used up their budget.
+        paused_used: Referenced by paused requests alone.
+        paused_available: The rest of the paused requests' budget; negative: beyond it.
+    """
+
+    total: int
+    total_used: int
+    total_available: int
+    active_used: int
+    active_available: int
+    paused_used: int
+    paused_available: int
+
+
+class PausedRequests:
+    """Paused requests, oldest first: those resume first, and the newest are evicted first."""
+
+    def __init__(self, allocator: RefCountAllocator, budget_blocks: int) -> None:
+        """``budget_blocks``: what paused requests may keep together."""
+        if not 0 <= budget_blocks <= allocator.num_blocks:
+            raise ConfigError(
+                f"paused requests cannot keep {budget_blocks} blocks of {allocator.num_blocks}: "
+                f"give 0..{allocator.num_blocks}."
+            )
+        self._allocator = allocator
+        self._budget = budget_blocks
+        self._paused: dict[Hashable, tuple[Ids, int]] = {}
+
+    def __len__(self) -> int:
+        """Paused requests."""
+        return len(self._paused)
+
+    def pause(self, request: Hashable, ids: Ids, missing: int = 1) -> None:
+        """Pause a request that holds ``ids`` and needs ``missing`` blocks to go on."""
+        if request in self._paused:
+            raise CacheError(f"request {request} is paused already. Nothing was changed.")
+        self._allocator.check_held(np.unique(ids))
+        self._paused[request] = ids.copy(), missing
+
+    def resume(self) -> list[tuple[Hashable, Ids]]:
+        """Resume those that memory allows, oldest first; none overtakes an older one.
+
+        Returns each request with the blocks it was missing, already taken for it.
+        """
+        resumed = []
+        for request, (_, missing) in list(self._paused.items()):
+            ids = self._allocator.allocate_memory_blocks(missing)
+            if ids is None:
+                break
+            del self._paused[request]
+            resumed.append((request, ids))
+        return resumed
+
+    def evict_over_budget(self) -> list[Hashable]:
+        """Take the blocks of the newest paused requests until the rest keeps to the budget."""
+        evicted = []
+        while self._paused and self.counts().paused_available < 0:
+            request, (ids, _) = self._paused.popitem()
+            self._allocator.release_memory_blocks(ids)
+            evicted.append(request)
+        return evicted
+
+    def counts(self) -> BlockCounts:
+        """Count blocks; takes time in proportion to what is paused."""
+        allocator = self._allocator
+        held = [ids for ids, _ in self._paused.values()]
+        blocks, times = np.unique(
+            np.concatenate([*held, np.zeros(0, np.int64)]), return_counts=True
+        )
+        paused = int(np.count_nonzero(allocator.refs(blocks) == times))
+        free, used = allocator.num_free, allocator.num_held
+        return BlockCounts(
+            total=allocator.num_blocks,
+            total_used=used,
+            total_available=free,
+            active_used=used - paused,
+            active_available=max(free - max(self._budget - paused, 0), 0),
+            paused_used=paused,
+            paused_available=self._budget - paused,
+        )

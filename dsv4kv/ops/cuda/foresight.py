@@ -1,0 +1,119 @@
+"""What a cache will launch, known from its plan: modules to compile ahead.
+
+Made by the launch plans themselves, on tensors without data. A module that is not foreseen costs
+only time: it is compiled at its first launch.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from dsv4kv.model.formats import PageLayout
+from dsv4kv.model.plan import CachePlan
+from dsv4kv.model.schema import LayerCacheSchema
+from dsv4kv.model.sharing import TableGroup
+from dsv4kv.ops.compressor import Compressor, random_compressor
+from dsv4kv.ops.kernels.completed import plan_completed
+from dsv4kv.ops.kernels.gather import plan_gather_all, plan_gather_window
+from dsv4kv.ops.kernels.insert import plan_entry_insert, plan_window_insert
+from dsv4kv.ops.kernels.launch import KernelModule, Launch
+from dsv4kv.ops.kernels.prepare import MOST_REQUESTS, DeviceTable, plan_prepare, plan_release
+from dsv4kv.ops.kernels.state import plan_flush, plan_state_append, split_of
+from dsv4kv.ops.storage import PageStore
+
+_META = torch.device("meta")
+
+
+def foresee(plan: CachePlan, *, device_prepare: bool) -> list[KernelModule]:
+    """Modules of what prompt chunks and decode steps launch on a cache.
+
+    device_prepare: kernels keep its block tables, too.
+    """
+    launches: list[Launch] = []
+    for schema in _distinct(plan):
+        launches += [*_window_launches(schema), *_entry_launches(plan, schema)]
+    launches += _table_launches(plan, device_prepare)
+    return list(dict.fromkeys(launch.module for launch in launches))
+
+
+def _distinct(plan: CachePlan) -> list[LayerCacheSchema]:
+    """One layer of each kind: those of a kind have one schema."""
+    kinds = {(s.layer.attn, s.layer.ratio, s.layer.owns_kv): s for s in plan.schemas}
+    return list(kinds.values())
+
+
+def _window_launches(schema: LayerCacheSchema) -> Iterator[Launch]:
+    if schema.window:
+        ring, one = PageStore.allocate(schema.window, 1, _META), _numbers(1)
+        values = _rows(schema.window)
+        yield plan_window_insert(ring, values, one, one)
+        yield plan_gather_window(ring, one, one, values[None])
+
+
+def _entry_launches(plan: CachePlan, schema: LayerCacheSchema) -> Iterator[Launch]:
+    """Entries of compressed KV and of an indexer; a chunk's kernels are in the same modules."""
+    for layout, shape, indexer in (
+        (schema.main, schema.state_shape, False),
+        (schema.indexer, schema.indexer_state_shape, True),
+    ):
+        if not layout or not shape:
+            continue
+        store, one, out = PageStore.allocate(layout, 1, _META), _numbers(1), _rows(layout)
+        compressor = random_compressor(
+            plan.config,
+            schema.layer,
+            torch.Generator(),
+            indexer=indexer,
+            hadamard=indexer and plan.hadamard,
+        )
+        yield plan_entry_insert(store, out, one)
+        yield plan_gather_all(store, _numbers(1, 1), one, one, out[None])
+        yield from _state_launches(compressor, _floats(1, *shape), store)
+
+
+def _state_launches(compressor: Compressor, state: Tensor, store: PageStore) -> Iterator[Launch]:
+    one, token = _numbers(1), _floats(1, compressor.channels)
+    yield plan_state_append(compressor, state, token, token, one, one)
+    scratch, split = _floats(1, compressor.dim), split_of(compressor)
+    yield from plan_flush(compressor, state, one, one, store, one, split=split, scratch=scratch)
+
+
+def _table_launches(plan: CachePlan, device_prepare: bool) -> Iterator[Launch]:
+    tables, one = {group: _table(plan, group) for group in plan.groups}, _numbers(1)
+    for schema in _distinct(plan):
+        if group := plan.group_of(schema.layer.layer_idx):
+            sizes = schema.layer.ratio, schema.entries_per_block
+            yield plan_completed(tables[group].cells, *sizes, one, one, one[None])
+    if device_prepare:
+        yield from plan_release(list(tables.values()), one)
+        most = min(plan.num_slots, MOST_REQUESTS)
+        for requests in (*(1 << i for i in range(most.bit_length())), most):  # of every graph
+            slots = _numbers(requests)
+            yield from plan_prepare(list(tables.values()), slots, slots)
+
+
+def _table(plan: CachePlan, group: TableGroup) -> DeviceTable:
+    """Not ``allocate``, whose ``arange`` without data makes torch import sympy, for 0.3 s."""
+    width, blocks = group.blocks_for(plan.max_context_tokens), plan.num_blocks[group.name]
+    return DeviceTable(
+        group,
+        plan.max_context_tokens,
+        cells=_numbers(group.lanes, plan.num_slots, width),
+        held=_numbers(plan.num_slots),
+        free=_numbers(group.lanes, blocks),
+        num_free=_numbers(1),
+        status=_numbers(2),
+    )
+
+
+def _rows(layout: PageLayout) -> Tensor:
+    return torch.empty(1, layout.format.dims, dtype=torch.bfloat16, device=_META)
+
+
+def _numbers(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.int64, device=_META)
+
+
+def _floats(*shape: int) -> Tensor:
+    return torch.empty(shape, device=_META)

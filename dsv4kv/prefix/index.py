@@ -1,0 +1,126 @@
+"""What every prefix index can do, and what it says.
+
+A request's life: ``pin`` the longest cached prefix of its keys, ``evict`` what is missing to
+compute the rest, ``insert`` keys and values once they are computed (again when decoding has
+filled more blocks), ``release``. An index never talks to an allocator: values it takes over
+(``Insertion.taken``) and values it gives up (``evict``) are told, and whoever holds both sides
+counts references.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from dsv4kv.prefix.hashing import Digests
+from dsv4kv.prefix.run import Ids, Run
+
+Keys = NDArray[Any] | Digests
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The longest cached prefix of a chain.
+
+    Attributes:
+        length: Keys of it.
+        values: int64: what the index holds for them; the last may be a block that more keys
+            would fill.
+    """
+
+    length: int
+    values: Ids
+
+
+class Lease:
+    """A match that stays cached until it is released.
+
+    Attributes:
+        length: Keys held; grows when the request's own keys are inserted with the lease.
+        values: int64: what the index held for the prefix when it was pinned.
+        request: Number of the ``pin`` it came from, from 0.
+        run: The deepest run it holds; None once it is released.
+    """
+
+    __slots__ = ("length", "request", "run", "values")
+
+    def __init__(self, length: int, values: Ids, request: int, run: Run) -> None:
+        """Made by ``pin``."""
+        self.length = length
+        self.values = values
+        self.request = request
+        self.run: Run | None = run
+
+
+@dataclass(frozen=True, slots=True)
+class Insertion:
+    """What ``insert`` found and did.
+
+    Attributes:
+        present: Keys that were cached before; values given for them stay the caller's.
+        stored: Keys of the chain that are cached now; fewer than given where no room was left.
+        taken: int64: values that the index holds from now on.
+    """
+
+    present: int
+    stored: int
+    taken: Ids
+
+
+@dataclass(frozen=True, slots=True)
+class IndexStats:
+    """Counts since the index was made, in keys; ``held``, ``pinned``, ``evictable`` in values.
+
+    Attributes:
+        lookups: Chains pinned.
+        asked: Keys they had.
+        hit: Keys of them that were cached.
+        inserted: Keys stored.
+        evicted: Keys evicted.
+        collisions: Matches cut short because the guard of an equal key differed.
+        cached: Keys cached now.
+        held: Values held now (keys, where rows hold them).
+        pinned: Values that leases hold.
+        evictable: Values that ``evict`` could free.
+        runs: Runs in the tree.
+    """
+
+    lookups: int
+    asked: int
+    hit: int
+    inserted: int
+    evicted: int
+    collisions: int
+    cached: int
+    held: int
+    pinned: int
+    evictable: int
+    runs: int
+
+
+class PrefixIndex(Protocol):
+    """Chains of keys, what is cached for them, and what goes first."""
+
+    def match(self, keys: Keys) -> Match:
+        """Look the longest cached prefix up; changes nothing, counts nothing."""
+
+    def pin(self, keys: Keys) -> Lease:
+        """Use the longest cached prefix: it is kept until the lease is released."""
+
+    def insert(self, keys: Keys, values: Ids, lease: Lease | None = None) -> Insertion:
+        """Store a chain; with the request's lease, pin it to its end as well.
+
+        Args:
+            keys: The chain from its first key on.
+            values: int64: of the whole chain, or of its last keys from a cached one on.
+            lease: Of the request that computed it. Without, the chain counts as one more use.
+        """
+
+    def release(self, lease: Lease) -> None:
+        """End a lease; ``NotOwner`` if it has ended before."""
+
+    def evict(self, count: int) -> Ids:
+        """Give up ``count`` values, leaves first; ``OutOfBlocks`` (and nothing) if too few may."""
+
+    def stats(self) -> IndexStats:
+        """Counts so far."""

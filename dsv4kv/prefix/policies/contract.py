@@ -1,0 +1,69 @@
+"""What an eviction policy is asked.
+
+The index keeps eviction prefix-closed: only a run that nothing follows and nobody holds is
+*offered*, and a policy chooses among those. A run that stops being so (``ticket`` 0) is not to be
+chosen until it is offered again. Sizes are in keys.
+"""
+
+from collections.abc import Hashable
+
+from dsv4kv.errors import ConfigError
+from dsv4kv.prefix.policies.order import Order
+from dsv4kv.prefix.run import Run
+
+
+class Policy:
+    """Base of all: one order of offered runs, least score first, and nothing else happens.
+
+    Attributes:
+        remembers: Whether it knows evicted keys again; ``admit``, ``missed`` and ``dropped``
+            then tell the identity of a key together with its history.
+        now: Grows with every request and every insertion.
+    """
+
+    remembers = False
+
+    def __init__(self, capacity: int | None = None) -> None:
+        """``capacity`` of the cache in keys; some policies need it."""
+        self._capacity = capacity
+        self.now = 0
+        self.order = Order()
+
+    def capacity(self) -> int:
+        """Keys the cache holds; ``ConfigError`` if it was not told."""
+        if self._capacity is None:
+            name = type(self).__name__.lower()
+            raise ConfigError(f"the policy {name} needs the capacity of the cache: set one.")
+        return self._capacity
+
+    def serve(self, request: int) -> None:
+        """Everything up to the next ``serve`` is done for this request."""
+        self.now += 1
+
+    def missed(self, key: Hashable) -> None:
+        """The request needs a key that is not cached; told before room is made for it."""
+
+    def admit(self, run: Run, key: Hashable) -> None:
+        """A run has been stored; ``key`` is its first."""
+        run.stamp = self.now
+
+    def touch(self, run: Run) -> None:
+        """A request uses a run that is cached."""
+
+    def refresh(self, run: Run) -> None:
+        """The request that uses it already stores what follows it."""
+
+    def offer(self, run: Run) -> None:
+        """The run may be evicted from now on."""
+        self.order.push(run, run.stamp)
+
+    def choose(self) -> Run:
+        """Return the offered run that loses keys first; ``LookupError`` if there is none."""
+        return self.order.first()
+
+    def limit(self, run: Run) -> int:
+        """How many keys of the chosen run may go before it must be chosen again."""
+        return run.length
+
+    def dropped(self, run: Run, count: int, key: Hashable) -> None:
+        """The chosen run lost its last ``count`` keys, of which ``key`` is the first."""

@@ -1,0 +1,143 @@
+"""``radix``: tokens themselves are the keys; a prefix is found to the token."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from dsv4kv.errors import ConfigError
+from dsv4kv.prefix.index import Insertion, Keys, Lease, Match
+from dsv4kv.prefix.layout import Blocks, Rows
+from dsv4kv.prefix.policies import make_policy
+from dsv4kv.prefix.policies.contract import Policy
+from dsv4kv.prefix.run import Ids, Run, path_to
+from dsv4kv.prefix.store import PrefixStore, as_chain
+
+_MOST = 2**31 - 1
+CopyKv = Callable[[int, int, int], None]
+
+
+class RadixIndex(PrefixStore):
+    """Chains of tokens over a paged cache; a value is a block of ``block_tokens`` tokens.
+
+    A match may end inside a block: that block is the match's last value, its first tokens are
+    valid, and whoever writes behind them copies it first.
+    """
+
+    def __init__(self, block_tokens: int, policy: Policy | None = None) -> None:
+        """``policy`` None is LRU."""
+        if block_tokens <= 0:
+            raise ConfigError(f"a block of {block_tokens} tokens holds nothing: give at least 1.")
+        super().__init__(policy or make_policy("lru"), Blocks(block_tokens), 4, chained=False)
+
+    def encode(self, keys: Keys) -> tuple[bytes, Ids | None]:
+        """Tokens as int32."""
+        return encode_tokens(keys), None
+
+
+class Found(NamedTuple):
+    """A prefix and the row it is in.
+
+    Attributes:
+        length: Tokens of it; 0 if nothing is cached.
+        slot: The row; −1 if nothing is.
+        version: The slot's version when its content was recorded.
+    """
+
+    length: int
+    slot: int
+    version: int
+
+
+NOTHING = Found(0, -1, -1)
+
+
+class PrefixCacheManager(PrefixStore):
+    """Chains of tokens over rows: one contiguous KV row (slot) per prompt.
+
+    What is found is as valid as the slot's version: compare it with ``SlotAllocator.version``.
+    """
+
+    def __init__(
+        self,
+        max_capacity: int,
+        policy: Policy | None = None,
+        copy_kv: CopyKv | None = None,
+    ) -> None:
+        """Start empty.
+
+        Args:
+            max_capacity: Tokens it may remember.
+            policy: What is forgotten first; None is LRU.
+            copy_kv: Called as (from_slot, to_slot, tokens) by ``copy_kv``.
+        """
+        if max_capacity <= 0:
+            raise ConfigError(f"a prefix cache of {max_capacity} tokens is none: give at least 1.")
+        super().__init__(policy or make_policy("lru"), Rows(), 4, chained=False)
+        self.max_capacity = max_capacity
+        self._copy = copy_kv
+
+    def encode(self, keys: Keys) -> tuple[bytes, Ids | None]:
+        """Tokens as int32."""
+        return encode_tokens(keys), None
+
+    def fit(self, run: Run, data: bytes) -> bytes:
+        """As much of a chain as has room once all that may go has gone."""
+        keeper, width = self._keeper, self._key_bytes
+        new = len(data) // width - run.end
+        missing = new - (self.max_capacity - keeper.cached)
+        if missing <= 0:
+            return data
+        path = path_to(run)
+        keeper.hold(path)  # the chain itself does not go
+        evicted = min(missing, keeper.evictable)
+        keeper.evict(evicted)
+        keeper.let_go(path)
+        return data[: len(data) - (missing - evicted) * width]
+
+    def _insert(
+        self, data: bytes, run: Run, new: tuple[Ids, Ids | None, int], lease: Lease | None
+    ) -> Insertion:
+        for above in path_to(run):  # the new row holds what was cached before, too
+            above.values = new[0].copy()
+        return super()._insert(data, run, new, lease)
+
+    def insert_row(
+        self, tokens: Keys, slot: int, version: int, lease: Lease | None = None
+    ) -> Insertion:
+        """Remember that a slot of a version holds the KV of all ``tokens``."""
+        return self.insert(tokens, np.array([slot, version], dtype=np.int64), lease)
+
+    def find(self, tokens: Keys) -> Found:
+        """Look up the longest prefix and the row it is in; counts as a use."""
+        lease = self.pin(tokens)
+        self.release(lease)
+        return as_row(lease)
+
+    def copy_kv(self, tokens: Keys, to_slot: int) -> Found:
+        """Copy the longest cached prefix into a slot, kept while it is copied."""
+        if self._copy is None:
+            raise ConfigError("no copy_kv was given when the prefix cache was made.")
+        lease = self.pin(tokens)
+        try:
+            found = as_row(lease)
+            if found.length:
+                self._copy(found.slot, to_slot, found.length)
+        finally:
+            self.release(lease)
+        return found
+
+
+def as_row(match: Match | Lease) -> Found:
+    """Length, slot and version of a match over rows."""
+    return Found(match.length, *match.values.tolist()) if match.length else NOTHING
+
+
+def encode_tokens(tokens: Keys) -> bytes:
+    """Tokens as bytes of int32; ``ConfigError`` if they are negative or too large."""
+    if isinstance(tokens, np.ndarray) and tokens.dtype == np.int32 and tokens.ndim == 1:
+        return tokens.tobytes()
+    wide = as_chain(tokens, np.int64, "tokens")
+    if wide.size and not (wide.min() >= 0 and wide.max() <= _MOST):
+        raise ConfigError(f"tokens must be 0..{_MOST}.")
+    return wide.astype(np.int32).tobytes()

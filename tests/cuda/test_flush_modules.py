@@ -1,0 +1,28 @@
+"""Modules that pool entries take the longest to compile: they hold what is launched, no more."""
+
+from dsv4kv.ops.cuda.compile import compile_module
+from dsv4kv.ops.cuda.elf import sections
+from dsv4kv.ops.kernels.catalogue import catalogue
+from dsv4kv.ops.kernels.launch import KernelModule
+from tests.cuda.toolchain import needs_nvrtc
+
+V4 = ("csa-4", "hca-128")
+
+
+def launched_kernels() -> dict[KernelModule, set[str]]:
+    kernels: dict[KernelModule, set[str]] = {}
+    for example in catalogue():
+        launch = example.launch
+        if launch.module.source == "flush.cuh" and example.subject.startswith(V4):
+            kernels.setdefault(launch.module, set()).add(launch.kernel)
+    return kernels
+
+
+@needs_nvrtc
+def test_a_module_has_the_kernels_that_plans_launch_and_no_other() -> None:
+    found = launched_kernels()
+    assert len(found) == 4  # CSA's entries and keys; HCA's with either state
+    for module, kernels in found.items():
+        names = sections(compile_module(module, "sm_90a"))
+        code = {name for name in names if name.startswith(".text.")}
+        assert code == {f".text.{kernel}" for kernel in kernels}

@@ -1,0 +1,71 @@
+"""Compiling ahead: what is foreseen of a cache is what a run launches on it."""
+
+import pytest
+
+from dsv4kv.bench.build import plan_from
+from dsv4kv.bench.case import run_case
+from dsv4kv.config.bench import BenchConfig
+from dsv4kv.ops.cuda.foresight import foresee
+from dsv4kv.ops.kernels.launch import KernelModule, Launch
+from tests.bench.settings import tiny_config
+from tests.gpu_twin import twin_gpu
+from tests.kernels.shim import twin
+
+DRAFTS = ("workload.speculative.draft_tokens=1", "workload.speculative.acceptance=0.5")
+ON_DEVICE = "cache.prepare=device"
+
+
+def run(config: BenchConfig, monkeypatch: pytest.MonkeyPatch) -> set[KernelModule]:
+    """Modules of the cache that a run launches; no kernel is run."""
+    launched = set()
+
+    def note(launch: Launch) -> None:
+        launched.add(launch.module)
+
+    monkeypatch.setattr(twin, "run", note)
+    with twin_gpu():
+        run_case({}, config, lambda _tokens: None)
+    return {module for module in launched if module.source != "bandwidth.cuh"}
+
+
+def configure(*settings: str) -> BenchConfig:
+    return tiny_config("device=cuda", "measure.verify_every=0", *settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        (),
+        ("cache.block_tokens=256", "cache.sharing=type"),
+        ("cache.state=online", "cache.hadamard=false"),
+        ("model.preset=v4-pro", "model.formats.main=bf16"),
+        DRAFTS,
+    ],
+    ids=" ".join,
+)
+def test_a_run_launches_what_was_foreseen_and_nothing_else(
+    settings: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configure(*settings)
+    foreseen = foresee(plan_from(config), device_prepare=False)
+    assert run(config, monkeypatch) == set(foreseen)
+    assert len(set(foreseen)) == len(foreseen)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        (ON_DEVICE,),
+        (ON_DEVICE, "cache.sharing=layer"),
+        (ON_DEVICE, "workload.concurrency=300", "cache.num_blocks=512"),
+    ],
+    ids=" ".join,
+)
+def test_tables_that_kernels_keep_are_foreseen_for_every_batch(
+    settings: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configure(*settings)
+    launched = {m for m in run(config, monkeypatch) if m.source == "prepare.cuh"}
+    foreseen = foresee(plan_from(config), device_prepare=True)
+    assert launched == {module for module in foreseen if module.source == "prepare.cuh"}
+    assert launched

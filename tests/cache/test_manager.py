@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from dsv4kv.cache.allocators.refcount import RefCountAllocator
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cache.prepare import prepare_forward
 from dsv4kv.errors import ConfigError, NotOwner, OutOfBlocks, OutOfSlots
@@ -161,3 +162,21 @@ def test_layers_of_one_type_and_several_shapes_run_their_bookkeeping_only() -> N
     manager = KVCacheManager(plan, data=False)
     prepare_forward(manager, admit(manager, 1), [0], [1000])
     assert manager.num_held_blocks == 8
+
+
+def test_a_slot_holds_blocks_it_shares_and_then_its_own() -> None:
+    manager = KVCacheManager(small_plan(layers=(2, 3)), data=False, allocator="refcount")
+    (table,), (first, second) = manager.tables, admit(manager, 2)
+    prepare_forward(manager, [first], [0], [300])
+    shared = table.blocks[0, first, :2].astype(np.int64)
+    assert isinstance(table.allocator, RefCountAllocator)
+    table.allocator.retain_memory_blocks(shared)
+    table.adopt(second, shared)
+    table.append(second, table.allocator.acquire(1))
+    assert table.blocks[0, second, :2].tolist() == shared.tolist()
+    assert table.blocks[0, second, 2] not in table.blocks[0, first]
+    assert table.held[second] == 3
+    manager.release_request(first)
+    assert table.allocator.refs(shared).tolist() == [1, 1]
+    manager.release_request(second)
+    assert table.allocator.num_held == 0

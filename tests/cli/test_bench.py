@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 from dsv4kv.cli import app
 from dsv4kv.report.record import RunRecord
-from dsv4kv.report.store import dumps, load_record
+from dsv4kv.report.store import dumps, load_record, loads
 from tests.bench.settings import TINY
 
 TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
@@ -105,7 +105,7 @@ def test_the_same_seed_gives_the_same_totals_and_checks() -> None:
 
 def test_json_to_stdout_is_a_record_and_nothing_else() -> None:
     result = bench("--json", "-")
-    record = RunRecord.model_validate_json(result.stdout)
+    record = loads(result.stdout, "stdout")
     assert (result.stdout, result.stderr) == (dumps(record), "")
     assert records() == [record]
 
@@ -175,7 +175,7 @@ def test_requests_that_do_not_fit_are_told(options: list[str]) -> None:
     told = result.stderr if options else result.stdout
     assert "! rejected requests: 1, longer than 200 tokens or the pool" in told
     assert records()[0].cases[0].totals
-    assert RunRecord.model_validate_json(result.stdout) if "-" in options else True
+    assert loads(result.stdout, "stdout") if "-" in options else True
 
 
 def test_outputs_that_differ_are_told_and_end_badly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -446,4 +446,4 @@ def test_no_progress_is_drawn_where_nothing_may_be_printed(silent: list[str]) ->
     program = Program("smoke", *TINY_OPTIONS, "--data", "none", *silent, terminal=True)
     code, stdout = program.end()
     assert (code, program.shown) == (0, "")
-    assert RunRecord.model_validate_json(stdout) if "-" in silent else stdout == ""
+    assert loads(stdout, "stdout") if "-" in silent else stdout == ""

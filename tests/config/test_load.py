@@ -56,7 +56,7 @@ def test_a_missing_file_lists_the_shipped_names_and_the_nearest(write: Write) ->
         load_config("smok")
     assert str(refusal.value) == (
         "configuration 'smok' cannot be read (No such file or directory) (did you mean smoke?): "
-        "give the path of a YAML file or a shipped name (bookkeeping, default, smoke)."
+        "give the path of a YAML file or a shipped name (bookkeeping, default, gpu, smoke)."
     )
 
 
@@ -188,4 +188,4 @@ def test_any_yaml_values_load_or_are_refused(load: Load, pairs: list[tuple[str, 
 
 
 def test_the_shipped_names_are_the_shipped_files() -> None:
-    assert shipped_names() == ["bookkeeping", "default", "smoke"]
+    assert shipped_names() == ["bookkeeping", "default", "gpu", "smoke"]

@@ -5,7 +5,7 @@ from dsv4kv.config import BenchConfig
 from .conftest import Load, Refuse
 
 CACHE = (
-    "block_tokens, sharing, allocator, max_context_tokens, num_blocks, num_slots, state, hadamard"
+    "block_tokens, sharing, allocator, prefix, max_context_tokens, num_blocks, num_slots, state, prepare, hadamard"
 )
 
 
@@ -72,7 +72,7 @@ def test_an_override_does_not_mend_a_section_that_is_none(refuse: Refuse) -> Non
             "cahce.sharing=type",
             (
                 "unknown key cahce.sharing (did you mean cache.sharing?); "
-                "the top level has name, device, model, cache, workload, measure."
+                "the top level has name, device, backend, model, cache, workload, measure."
             ),
         ),
         ("cache=1", f"cache is a section: set one of its keys ({CACHE})."),
@@ -112,5 +112,5 @@ def test_all_overrides_that_cannot_be_read_are_told(refuse: Refuse) -> None:
 def test_wrong_values_of_file_and_overrides_are_told_together(refuse: Refuse) -> None:
     assert refuse("device: gpu", "cache.sharing=all") == [
         "--set cache.sharing=all: cache.sharing is 'all': give one of model, type, layer.",
-        "bench.yaml:1: device is 'gpu': give one of auto, cpu.",
+        "bench.yaml:1: device is 'gpu': give one of auto, cpu, cuda.",
     ]

@@ -21,12 +21,12 @@ def test_all_problems_of_a_file_are_told_in_the_order_of_its_lines(refuse: Refus
             "bench.yaml:6: unknown key model.layer (did you mean model.layers?); "
             "model has preset, layers, pipeline, draft_layers, formats."
         ),
-        "bench.yaml:7: device is 'gpu': give one of auto, cpu.",
+        "bench.yaml:7: device is 'gpu': give one of auto, cpu, cuda.",
         "bench.yaml:8: workload.synthetic.input: low (5) is above high (2).",
     ]
 
 
-TOP = "name, device, model, cache, workload, measure"
+TOP = "name, device, backend, model, cache, workload, measure"
 WORDS = "(YAML reads on, off, yes and no as true or false: quote a word to keep it)"
 
 

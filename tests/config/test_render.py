@@ -47,7 +47,7 @@ def test_every_key_is_rendered_below_its_description() -> None:
 
 
 def test_the_table_has_a_row_for_every_key_with_what_it_takes_and_its_default() -> None:
-    console = Console(width=300, file=io.StringIO(), record=True)
+    console = Console(width=600, file=io.StringIO(), record=True)
     console.print(schema_table())
     rows = console.export_text().splitlines()[1:]
     assert len(rows) == len(keys())

@@ -4,7 +4,8 @@ As on a GPU, capturing runs nothing, and a replay repeats the launches with the 
 numbers they were captured with: whatever a graph should follow must lie in memory.
 """
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from unittest.mock import patch
@@ -13,12 +14,24 @@ import torch
 
 from dsv4kv.bench.device import CudaDevice
 from dsv4kv.measure.device_clock import Event
+from dsv4kv.measure.protocol import Rules
 from dsv4kv.ops.cuda import launch as launching
-from dsv4kv.ops.kernels.launch import Launch
+from dsv4kv.ops.kernels.launch import KernelModule, Launch
 from tests.kernels.shim import twin
 
 MICROSECOND_MS = 1e-3
 SAMPLES = 2  # of every timed operation: a host takes its time to play a GPU
+FEW_REPLAYS = Rules(
+    unit_ns=0,
+    warmup_ns=0,
+    window_ns=0,
+    rewarm_window_ns=0,
+    most_warmup_ns=0,
+    batch_ns=0,
+    fewest_samples=SAMPLES,
+    least_ns=0,
+    half_width=math.inf,
+)
 
 
 @dataclass
@@ -28,7 +41,7 @@ class TwinGpu:
     Attributes:
         launched: Kernels launched outside any graph.
         replays: Graphs replayed.
-        captured: Launches of every capture.
+        captured: Launches of every capture that has any.
     """
 
     launched: list[str] = field(default_factory=list)
@@ -48,6 +61,9 @@ class TwinGpu:
 
         return call
 
+    def load(self, modules: Iterable[KernelModule], device: int) -> None:
+        """Stands for ``Launcher.load``: a twin is built when it is first run."""
+
     def capture(self, run: Callable[[], None]) -> "TwinGraph":
         """Stands for ``CudaCapturer.capture``: warms up, then captures."""
         run()
@@ -57,7 +73,8 @@ class TwinGpu:
             run()
         finally:
             self._capturing = None
-        self.captured.append(kept)
+        if kept:
+            self.captured.append(kept)
         return TwinGraph(self, kept)
 
 
@@ -111,6 +128,6 @@ def twin_gpu(free_bytes: int = 1 << 34) -> Iterator[TwinGpu]:
     with (
         patch.object(launching, "_launcher", lambda: gpu),
         patch("dsv4kv.bench.case.find_device", find),
-        patch.multiple("dsv4kv.measure.replays", WARMUP_REPLAYS=1, SAMPLES=SAMPLES),
+        patch("dsv4kv.measure.protocol.RULES", FEW_REPLAYS),
     ):
         yield gpu

@@ -10,6 +10,7 @@ from dsv4kv.bench.build import (
     Drive,
     build_drive,
     build_manager,
+    build_reuse,
     check_data_path,
     check_device_memory,
     check_memory,
@@ -19,6 +20,7 @@ from dsv4kv.bench.build import (
 from dsv4kv.bench.device import CudaDevice, check_prepare, find_device
 from dsv4kv.bench.operation_figures import measure_operations
 from dsv4kv.bench.peaks import measure_peaks
+from dsv4kv.bench.replay_timing import CallTimer
 from dsv4kv.bench.summary import (
     describe_cache,
     describe_verification,
@@ -26,16 +28,19 @@ from dsv4kv.bench.summary import (
     list_latencies,
     list_operations,
 )
+from dsv4kv.bench.telemetry import describe_telemetry, gpu_uuid
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.errors import CacheError, PeerUnavailable, VerificationError
 from dsv4kv.measure.memcpy import measure_memcpy
 from dsv4kv.measure.recorder import Recorder
+from dsv4kv.measure.telemetry.telemetry import Telemetry
 from dsv4kv.model.plan import CachePlan
 from dsv4kv.ops.check import check_backend
 from dsv4kv.ops.peers import PEERS
 from dsv4kv.ops.registry import ResolvedBackend, resolve_backend
 from dsv4kv.report.record import Case, Memcpy, Operation, Peak, Totals
+from dsv4kv.workload.contents import PromptContents
 from dsv4kv.workload.loop import LoopTotals, ServingLoop
 from dsv4kv.workload.source import open_requests
 
@@ -83,15 +88,18 @@ def run_case(
         VerificationError: Operations that come from elsewhere differ from the reference.
     """
     setup = _set_up(config, memory_bytes)
-    memcpy = _measure_memcpy(setup)
-    totals, interrupted, problem = _serve(setup, on_progress)
-    problem = problem or _check_tables(setup)
-    cache = describe_cache(config, setup.plan, setup.manager)
-    verifier = setup.drive.verifier if setup.drive else None
-    problem = problem or find_problem(cache, totals, verifier)
-    operations, peaks = list_operations(setup.recorder), list[Peak]()
-    if setup.drive and setup.device and not problem and not interrupted:
-        operations, peaks = _measure_device(setup, setup.drive, setup.device)
+    with Telemetry(gpu_uuid(setup.device)) as telemetry:
+        memcpy = _measure_memcpy(setup, telemetry)
+        with telemetry.window("serve"):
+            totals, interrupted, problem = _serve(setup, on_progress)
+        problem = problem or _check_tables(setup)
+        cache = describe_cache(config, setup.plan, setup.manager)
+        verifier = setup.drive.verifier if setup.drive else None
+        problem = problem or find_problem(cache, totals, verifier)
+        operations, peaks = list_operations(setup.recorder), list[Peak]()
+        if setup.drive and setup.device and not problem and not interrupted:
+            timer = CallTimer(setup.device, telemetry.windows)
+            operations, peaks = _measure_device(setup, setup.drive, setup.device, timer)
     gpu = setup.drive.executor.gpu if setup.drive else None
     return Case(
         axis=axis,
@@ -109,6 +117,7 @@ def run_case(
         memcpy=memcpy,
         peaks=peaks,
         verification=describe_verification(verifier),
+        telemetry=describe_telemetry(telemetry),
     )
 
 
@@ -173,8 +182,16 @@ def _serve(setup: Setup, on_progress: Progress) -> tuple[Totals, bool, str | Non
     config, manager = setup.config, setup.manager
     requests = open_requests(config.workload, config.measure.seed)
     executor = setup.drive.executor if setup.drive else None
+    reuse = build_reuse(config, manager, setup.resolved.backend)
     loop = ServingLoop(
-        manager, requests, loop_settings(config), setup.recorder, executor, on_progress
+        manager,
+        requests,
+        loop_settings(config),
+        setup.recorder,
+        executor,
+        on_progress,
+        reuse,
+        PromptContents() if reuse else None,
     )
     interrupted, problem = False, None
     try:
@@ -184,6 +201,8 @@ def _serve(setup: Setup, on_progress: Progress) -> tuple[Totals, bool, str | Non
     except CacheError as error:
         problem = str(error)
     ended = not interrupted and problem is None
+    if ended and reuse is not None:
+        reuse.forget()
     return _totals(loop.totals, manager.num_held_blocks if ended else 0), interrupted, problem
 
 
@@ -201,18 +220,19 @@ def _check_tables(setup: Setup) -> str | None:
     return None
 
 
-def _measure_memcpy(setup: Setup) -> Memcpy | None:
+def _measure_memcpy(setup: Setup, telemetry: Telemetry) -> Memcpy | None:
     """The yardstick of a run on the CPU."""
     if setup.drive is None or setup.device is not None:
         return None
     size = setup.config.measure.memcpy_bytes
-    return Memcpy(bytes=2 * size, samples_ns=measure_memcpy(size))
+    with telemetry.window("memcpy"):
+        return Memcpy(bytes=2 * size, samples_ns=measure_memcpy(size))
 
 
 def _measure_device(
-    setup: Setup, drive: Drive, device: CudaDevice
+    setup: Setup, drive: Drive, device: CudaDevice, timer: CallTimer
 ) -> tuple[list[Operation], list[Peak]]:
     """Single operations, and what they are held against; the cache is nobody's by now."""
     measure, requests = setup.config.measure, setup.config.workload.concurrency
-    operations = measure_operations(drive.executor, device, requests, measure.seed)
-    return operations, measure_peaks(device, measure.memcpy_bytes)
+    operations = measure_operations(drive.executor, timer, requests, measure.seed)
+    return operations, measure_peaks(device, measure.memcpy_bytes, timer)

@@ -10,10 +10,9 @@ from typing import Literal
 
 import torch
 
-from dsv4kv.bench.device import CudaDevice
 from dsv4kv.bench.rehearsal import Stage, draw_stages, fill_pages
+from dsv4kv.bench.replay_timing import CallTimer
 from dsv4kv.cache.handle import LayerCache, LayerCacheHandle
-from dsv4kv.measure.replays import time_replays
 from dsv4kv.report.record import Operation
 from dsv4kv.workload.executor import StepExecutor
 from dsv4kv.workload.operations import Call, CallMaker, Outputs, Step, decode_operations
@@ -27,12 +26,13 @@ _OF_SLOTS = {"window_insert", "state_append", "flush", "gather_window"}
 
 
 def measure_operations(
-    executor: StepExecutor, device: CudaDevice, requests: int, seed: int
+    executor: StepExecutor, timer: CallTimer, requests: int, seed: int
 ) -> list[Operation]:
     """Time every operation of a decode step of ``requests`` requests, by layer type.
 
     The requests are as long as the pools hold. Overwrites what the cache holds.
     """
+    timer.time_empty_graph()
     generator = torch.Generator().manual_seed(seed)
     fill_pages(executor.layers, generator)
     by_type: dict[str, list[LayerCache]] = {}
@@ -41,7 +41,7 @@ def measure_operations(
     found: list[Operation] = []
     for layer_type, layers in by_type.items():
         stages = _stages(layers, requests, generator)
-        found += _measure_type(executor, device, layer_type, stages)
+        found += _measure_type(executor, timer, layer_type, stages)
     return found
 
 
@@ -55,7 +55,7 @@ def _stages(
 
 
 def _measure_type(
-    executor: StepExecutor, device: CudaDevice, layer_type: str, stages: Sequence[Stage]
+    executor: StepExecutor, timer: CallTimer, layer_type: str, stages: Sequence[Stage]
 ) -> Iterator[Operation]:
     layer, step = stages[0]
     layers = len({stage.schema.layer.layer_idx for stage, _ in stages})
@@ -70,9 +70,10 @@ def _measure_type(
             ("hot", cold[:1] * (rounds * len(cold)), 1),
         ]
         for temperature, calls, distinct in runs:
-            samples = _time(calls, device)
+            name = cold[0].name
+            samples = timer.time([call.run for call in calls], name, layer_type, temperature)
             yield Operation(
-                name=cold[0].name,
+                name=name,
                 layer_type=layer_type,
                 samples_ns=samples,
                 entries=[entries] * len(samples),
@@ -102,12 +103,3 @@ def _make_calls(executor: StepExecutor, operation: Step, stages: Sequence[Stage]
     turns = 1 if out is None else min(len(stages), -(-_ROTATED_BYTES // out.nbytes))
     outputs = [make_outputs() for _ in range(turns)]
     return [make(stage, outputs[i % turns]) for i, stage in enumerate(stages)]
-
-
-def _time(calls: Sequence[Call], device: CudaDevice) -> list[int]:
-    def run() -> None:
-        for call in calls:
-            call.run()
-
-    graph = device.make_capturer().capture(run)
-    return time_replays(graph.replay, len(calls), device.make_event)

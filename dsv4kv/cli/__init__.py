@@ -12,7 +12,19 @@ import typer
 from typer.core import TyperGroup
 
 from dsv4kv import __version__
-from dsv4kv.cli import bench, budget, config, kernels, report, trace
+from dsv4kv.cli import (
+    bench,
+    budget,
+    compare,
+    config,
+    doctor,
+    kernels,
+    profile,
+    replay,
+    report,
+    results,
+    trace,
+)
 from dsv4kv.errors import Dsv4kvError
 
 _PIPE_CLOSED = 141  # 128 + SIGPIPE, as shells tell it
@@ -78,8 +90,13 @@ def _options(
 
 
 app.command("bench", rich_help_panel="Measure")(bench.bench)
+app.command("compare", rich_help_panel="Measure", epilog=compare.EPILOG)(compare.compare)
+app.command("profile", rich_help_panel="Measure", epilog=profile.EPILOG)(profile.profile)
+app.command("replay", rich_help_panel="Measure", epilog=replay.EPILOG)(replay.replay)
 app.command("report", rich_help_panel="Measure")(report.report)
+app.add_typer(results.app, cls=_Group, name="results", rich_help_panel="Measure")
 app.command("kernels", rich_help_panel="Measure")(kernels.kernels)
+app.command("doctor", rich_help_panel="Prepare", epilog=doctor.EPILOG)(doctor.doctor)
 app.command("budget", rich_help_panel="Prepare", epilog=budget.EPILOG)(budget.budget)
 app.add_typer(trace.app, cls=_Group, name="trace", rich_help_panel="Prepare")
 app.add_typer(config.app, cls=_Group, name="config", rich_help_panel="Prepare")

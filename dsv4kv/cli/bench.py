@@ -6,6 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
     from dsv4kv.report.record import RunRecord
 
 _INTERRUPTED = 130
@@ -45,6 +49,14 @@ def bench(
             "my_package.my_module:my_gather.",
         ),
     ] = None,
+    launches: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Fresh processes to run it in; tables then tell medians over launches.",
+        ),
+    ] = 1,
     out: Annotated[Path, typer.Option(help="Folder for the run record.")] = Path("results"),
     json_: Annotated[
         str | None,
@@ -56,25 +68,19 @@ def bench(
 
     Without arguments this replays a short chat trace over three layers of DeepSeek-V4-Flash.
     """
-    import sys
-
     from rich.console import Console
 
-    from dsv4kv.bench.run import Invocation, run_bench
     from dsv4kv.cli.console import open_console
-    from dsv4kv.cli.progress import ProgressWatcher
-    from dsv4kv.config.axes import expand_axes
-    from dsv4kv.config.load import load_config
     from dsv4kv.report.render import render_record
     from dsv4kv.report.store import dumps, save_record
 
     overrides = [*(set_ or []), *_shorthands(trace, data, seed, device, backend)]
-    loaded = load_config(config, overrides)
-    cases = expand_axes(loaded, overrides, axis or [])
-    invocation = Invocation(["dsv4kv", *sys.argv[1:]], loaded, cases, overrides, axis or [])
     silent = quiet or json_ == "-"
-    with ProgressWatcher(Console(stderr=True, quiet=silent)) as watcher:
-        record = run_bench(invocation, watcher)
+    stderr = Console(stderr=True, quiet=silent)
+    if launches == 1:
+        record = _run_once(config, overrides, axis or [], stderr)
+    else:
+        record = _run_launches(config, overrides, axis or [], launches, stderr)
     saved = save_record(record, out)
     console = Console(stderr=True, soft_wrap=True) if silent else open_console()
     render_record(record, console, quiet=silent)
@@ -85,6 +91,56 @@ def bench(
     if json_:
         _write_json(json_, dumps(record))
     _end(record)
+
+
+def _run_once(
+    config: str | None,
+    overrides: "Sequence[str]",
+    axes: "Sequence[str]",
+    stderr: "Console",
+) -> "RunRecord":
+    """Run in this process."""
+    import sys
+
+    from dsv4kv.bench.run import Invocation, run_bench
+    from dsv4kv.cli.progress import ProgressWatcher
+    from dsv4kv.config.axes import expand_axes
+    from dsv4kv.config.load import load_config
+
+    loaded = load_config(config, overrides)
+    cases = expand_axes(loaded, overrides, axes)
+    invocation = Invocation(["dsv4kv", *sys.argv[1:]], loaded, cases, overrides, axes)
+    with ProgressWatcher(stderr) as watcher:
+        return run_bench(invocation, watcher)
+
+
+def _run_launches(
+    config: str | None,
+    overrides: "Sequence[str]",
+    axes: "Sequence[str]",
+    launches: int,
+    stderr: "Console",
+) -> "RunRecord":
+    """Run in fresh processes; none of them knows of the others."""
+    import shlex
+    import sys
+
+    from dsv4kv.bench.fresh import Task
+    from dsv4kv.bench.launches import Request, bench_arguments, merge, run_launches
+    from dsv4kv.cli.launching import LaunchWatcher
+    from dsv4kv.config.axes import expand_axes
+    from dsv4kv.config.load import load_config
+
+    loaded = load_config(config, overrides)
+    expand_axes(loaded, overrides, axes)  # refuses here what every launch would refuse
+    arguments = bench_arguments(loaded.source, overrides, axes)
+    again = shlex.join(["dsv4kv", "bench", *arguments, "--launches", str(launches)])
+    request = Request(["dsv4kv", *sys.argv[1:]], again, loaded, launches)
+    with LaunchWatcher(stderr, launches) as watcher:
+        outcomes = run_launches([Task(arguments)] * launches, watcher.tell)
+    if not outcomes:
+        raise KeyboardInterrupt
+    return merge(outcomes, request)
 
 
 def _shorthands(
@@ -125,6 +181,11 @@ def _end(record: "RunRecord") -> None:
     from dsv4kv.errors import VerificationError
 
     problems = [case.error for case in record.cases if case.status == "failed" and case.error]
+    problems += [
+        f"launch {launch.launch} {launch.status.replace('_', ' ')}: {launch.error}"
+        for launch in record.launches
+        if launch.status in ("crashed", "timeout", "out_of_memory")
+    ]
     if problems:
         raise VerificationError("\n".join(problems))
     if record.status == "incomplete":

@@ -1,4 +1,4 @@
-"""``dsv4kv report``: a saved run, told again."""
+"""``dsv4kv report``: saved runs, told again."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,20 +7,65 @@ import typer
 
 
 def report(
-    run: Annotated[
-        Path, typer.Argument(metavar="RUN.json", help="Record that `dsv4kv bench` saved.")
-    ],
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="RUN.json…", help="Records that `dsv4kv bench` saved.", show_default=False
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the record as JSON instead of tables.")
     ] = False,
+    export: Annotated[
+        str | None,
+        typer.Option(
+            metavar="csv|jsonl|markdown",
+            help="Print rows instead: one per quantity and launch, or a table for people.",
+        ),
+    ] = None,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON schema of records.")
+    ] = False,
 ) -> None:
-    """Show a saved run again: its machine, cache, rates, latencies and checks."""
+    """Show saved runs again: machine, cache, rates, latencies and checks."""
+    from dsv4kv.errors import RecordError
+
+    if schema:
+        from dsv4kv.report.schema import schema_text
+
+        typer.echo(schema_text(), nl=False)
+        return
+    if not runs:
+        raise RecordError("no record was named: give a file that `dsv4kv bench` saved.")
+    if export:
+        _export(runs, export)
+    else:
+        _show(runs, as_json=as_json)
+
+
+def _show(runs: list[Path], *, as_json: bool) -> None:
     from dsv4kv.cli.console import open_console
     from dsv4kv.report.render import render_record
     from dsv4kv.report.store import dumps, load_record
 
-    record = load_record(run)
-    if as_json:
-        typer.echo(dumps(record), nl=False)
-    else:
-        render_record(record, open_console())
+    for run in runs:
+        record = load_record(run)
+        if as_json:
+            typer.echo(dumps(record), nl=False)
+        else:
+            render_record(record, open_console())
+
+
+def _export(runs: list[Path], name: str) -> None:
+    from dsv4kv.errors import ConfigError
+    from dsv4kv.report import exports
+    from dsv4kv.report.store import load_record
+
+    writers = {
+        "csv": exports.to_csv,
+        "jsonl": exports.to_json_lines,
+        "markdown": exports.to_markdown,
+    }
+    if name not in writers:
+        raise ConfigError(f"--export {name}: choose {', '.join(writers)}.")
+    typer.echo(writers[name]([load_record(run) for run in runs]), nl=False)

@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from dsv4kv.cli.trace_mrc import EPILOG, mrc
+from dsv4kv.cli.trace_options import Fields, Format, IdTokens, Stagger, TimeUnit, read_options
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -20,7 +23,9 @@ app = typer.Typer(
 Source = Annotated[
     str,
     typer.Argument(
-        metavar="SOURCE", help="A trace file, plain or gzip, or [bold]builtin:chat[/bold]."
+        metavar="SOURCE",
+        help="A trace file, plain or gzip, a folder of weka conversations, or "
+        "[bold]builtin:chat[/bold].",
     ),
 ]
 Out = Annotated[
@@ -29,11 +34,6 @@ Out = Annotated[
         metavar="OUT", help="File to write, as JSON lines; compressed if it ends in .gz."
     ),
 ]
-Format = Annotated[
-    Literal["auto", "mooncake", "azure", "burstgpt", "sharegpt", "dsv4kv"],
-    typer.Option("--format", help="Format of SOURCE; auto looks at its first line."),
-]
-
 _CUT_TOKENS = 131_072  # where synthetic lengths are cut unless told otherwise
 _SHAPES = {
     "tree": "requests input_mean input_max output_mean arrival_rate "
@@ -50,6 +50,10 @@ def _option(shape: str, text: str, low: int = 1, high: int | None = None) -> Any
 def info(
     source: Source,
     trace_format: Format = "auto",
+    fields: Fields = None,
+    time_unit: TimeUnit = "s",
+    id_tokens: IdTokens = None,
+    stagger: Stagger = 0.0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON document instead of a table.")
     ] = False,
@@ -61,7 +65,8 @@ def info(
 
     path = resolve_trace(source)
     name = detect_format(path) if trace_format == "auto" else trace_format
-    summary = summarize(read_trace(path, name))
+    options = read_options(fields, time_unit, id_tokens, stagger)
+    summary = summarize(read_trace(path, name, options))
     if as_json:
         typer.echo(_as_json(source, name, path, summary))
         return
@@ -84,15 +89,39 @@ def convert(
     limit: Annotated[
         int | None, typer.Option(min=1, help="Requests to write at most.", show_default="all")
     ] = None,
+    sort: Annotated[
+        bool, typer.Option("--sort", help="Sort by arrival first; equal times keep their order.")
+    ] = False,
+    to: Annotated[
+        Literal["dsv4kv", "oracle"],
+        typer.Option(
+            "--to",
+            help="dsv4kv: the toolkit's own format. oracle: libCacheSim's oracleGeneral, a "
+            "record for every block reference, a prompt's blocks last to first.",
+        ),
+    ] = "dsv4kv",
+    fields: Fields = None,
+    time_unit: TimeUnit = "s",
+    id_tokens: IdTokens = None,
+    stagger: Stagger = 0.0,
 ) -> None:
-    """Write a trace, or a part of it, in the toolkit's own format; arrival times are kept."""
+    """Write a trace, or a part of it, in another format; arrival times are kept."""
     from itertools import islice
 
-    from dsv4kv.workload.traces import read_trace, write_trace
+    from dsv4kv.workload.traces import read_trace, write_oracle, write_trace
 
-    stop = None if limit is None else skip + limit
-    requests = islice(read_trace(source, trace_format), skip, stop)
-    typer.echo(f"{out}: {write_trace(requests, out):,} requests written")
+    options = read_options(fields, time_unit, id_tokens, stagger)
+    requests = read_trace(source, trace_format, options)
+    if sort:
+        requests = iter(sorted(requests, key=lambda request: request.arrival_s))
+    chosen = islice(requests, skip, None if limit is None else skip + limit)
+    if to == "oracle":
+        typer.echo(f"{out}: {write_oracle(chosen, out):,} block references written")
+        return
+    typer.echo(f"{out}: {write_trace(chosen, out):,} requests written")
+
+
+app.command("mrc", epilog=EPILOG)(mrc)
 
 
 @app.command(

@@ -4,19 +4,20 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Generic, overload
 
-from dsv4kv.config.bench import BenchConfig
+from dsv4kv.config.bench import BenchConfig, Section
 from dsv4kv.config.document import Document, read_document, read_value
-from dsv4kv.config.load import LoadedConfig, find_config
+from dsv4kv.config.keys import Root
+from dsv4kv.config.load import Loaded, LoadedConfig, find_config
 from dsv4kv.config.overrides import Setting, parse_overrides, split_option
 from dsv4kv.config.problems import gather
-from dsv4kv.config.resolve import resolve
+from dsv4kv.config.resolve import ConfigT, resolve
 from dsv4kv.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class AxisCase:
+class Point(Generic[ConfigT]):
     """One point of a sweep.
 
     Attributes:
@@ -25,12 +26,26 @@ class AxisCase:
     """
 
     axis: dict[str, Any]
-    config: BenchConfig
+    config: ConfigT
 
 
+AxisCase = Point[BenchConfig]
+
+
+@overload
 def expand_axes(
     loaded: LoadedConfig, overrides: Sequence[str], axes: Sequence[str]
-) -> list[AxisCase]:
+) -> list[AxisCase]: ...
+@overload
+def expand_axes(
+    loaded: Loaded[ConfigT], overrides: Sequence[str], axes: Sequence[str], root: type[ConfigT]
+) -> list[Point[ConfigT]]: ...
+def expand_axes(
+    loaded: Loaded[Any],
+    overrides: Sequence[str],
+    axes: Sequence[str],
+    root: Root = BenchConfig,
+) -> list[Point[Any]]:
     """Expand ``KEY=VALUE,VALUE`` axes to their product, the last axis changing fastest.
 
     Without axes there is one case, with an empty ``axis``.
@@ -39,18 +54,18 @@ def expand_axes(
         ConfigError: A key that is swept twice or also set, an axis without values or with one
             value twice, or values that do not validate: all of them, a line each.
     """
-    settings = parse_overrides(overrides)
-    swept = gather(_parse_axis, axes)
+    settings = parse_overrides(overrides, root)
+    swept = gather(partial(_parse_axis, root), axes)
     _refuse_repeats(settings, swept)
-    document = read_document(loaded.text, str(find_config(loaded.source)))
-    cases = gather(partial(_case, document, settings), itertools.product(*swept))
+    document = read_document(loaded.text, str(find_config(loaded.source, root)), root)
+    cases = gather(partial(_case, root, document, settings), itertools.product(*swept))
     _refuse_equal_cases(cases, axes)
     return cases
 
 
-def _parse_axis(text: str) -> list[Setting]:
+def _parse_axis(root: Root, text: str) -> list[Setting]:
     option = f"--axis {text}"
-    path, values = split_option(option, text)
+    path, values = split_option(option, text, root)
     if values.endswith(","):
         raise ConfigError(f"{option}: a value is missing after the last comma.")
     # the items of a YAML flow list: commas inside [0, 2] or "a, b" do not split
@@ -69,11 +84,16 @@ def _refuse_repeats(settings: Iterable[Setting], swept: Iterable[Sequence[Settin
         given[path] = option
 
 
-def _case(document: Document, settings: Sequence[Setting], point: Sequence[Setting]) -> AxisCase:
-    config = resolve(document, [*settings, *point])
+def _case(
+    root: type[ConfigT],
+    document: Document,
+    settings: Sequence[Setting],
+    point: Sequence[Setting],
+) -> Point[ConfigT]:
+    config = resolve(document, [*settings, *point], root)
     values = config.model_dump(mode="json")
     axis = {".".join(each.path): _value_at(values, each.path) for each in point}
-    return AxisCase(axis, config)
+    return Point(axis, config)
 
 
 def _value_at(values: Any, path: Iterable[str]) -> Any:
@@ -82,7 +102,7 @@ def _value_at(values: Any, path: Iterable[str]) -> Any:
     return values
 
 
-def _refuse_equal_cases(cases: Sequence[AxisCase], axes: Sequence[str]) -> None:
+def _refuse_equal_cases(cases: Sequence[Point[Section]], axes: Sequence[str]) -> None:
     seen: list[dict[str, Any]] = []
     for case in cases:
         if case.axis in seen:

@@ -158,7 +158,18 @@ class RequestsSection(Section):
 
     trace: str | None = "builtin:chat"
     """A trace file, ``builtin:chat`` (shipped), or null for the synthetic workload."""
-    trace_format: Literal["auto", "mooncake", "azure", "burstgpt", "sharegpt", "dsv4kv"] = "auto"
+    trace_format: Literal[
+        "auto",
+        "bailian",
+        "mooncake",
+        "mooncake-delta",
+        "weka",
+        "azure",
+        "burstgpt",
+        "sharegpt",
+        "timed",
+        "dsv4kv",
+    ] = "auto"
     """Format of the trace; ``auto`` looks at its first line."""
     synthetic: Synthetic = Synthetic()
     """Used when ``trace`` is null."""

@@ -6,7 +6,8 @@ from typing import Any
 
 import yaml
 
-from dsv4kv.config.keys import keys_of
+from dsv4kv.config.bench import BenchConfig
+from dsv4kv.config.keys import Root, keys_of
 from dsv4kv.config.problems import Location, Problem, refuse
 
 _TAG = "tag:yaml.org,2002:"
@@ -61,24 +62,24 @@ class Document:
         return marks
 
 
-def read_document(text: str, source: str) -> Document:
+def read_document(text: str, source: str, root: Root = BenchConfig) -> Document:
     """Parse a configuration file.
 
     Raises:
         ConfigError: Broken YAML, more than one document, or anything but a mapping.
     """
     try:
-        root = _compose(text)
-        values, faults = _build(root)
+        top = _compose(text)
+        values, faults = _build(top)
     except _Unreadable as error:
         raise refuse([Problem(error.line, source, error.sentence)]) from None
-    if not isinstance(root, yaml.MappingNode):
+    if not isinstance(top, yaml.MappingNode):
         kind = {type(None): "empty", list: "a list"}.get(type(values), "a single value")
-        names = ", ".join(keys_of(""))
+        names = ", ".join(keys_of("", root))
         sentence = f"the file is {kind}: a configuration is a mapping of {names}."
         raise refuse([Problem(1, source, sentence)])
     problems = tuple(Problem(line, source, sentence) for line, sentence in faults)
-    return Document(source, root, values, problems)
+    return Document(source, top, values, problems)
 
 
 def read_value(text: str, option: str) -> Any:

@@ -1,4 +1,7 @@
-"""Every key of a bench configuration, as its schema tells it: type, range, default, meaning."""
+"""Every key of a configuration, as its schema tells it: type, range, default, meaning.
+
+There are several kinds of configuration; ``root`` is the class of the one that is meant.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,7 +9,7 @@ from difflib import SequenceMatcher
 from functools import cache
 from typing import Any
 
-from dsv4kv.config.bench import BenchConfig
+from dsv4kv.config.bench import BenchConfig, Section
 
 _TYPES = {
     "integer": "integer",
@@ -68,22 +71,27 @@ class Key:
         return f"{type_} {self.allowed}".strip() + (", or null" if self.nullable else "")
 
 
+Root = type[Section]
+
+
 @cache
-def keys() -> dict[str, Key]:
+def keys(root: Root = BenchConfig) -> dict[str, Key]:
     """All keys and sections by dotted path, in the order of the schema."""
-    schema = BenchConfig.model_json_schema()
-    defaults = BenchConfig().model_dump(mode="json")
+    schema = root.model_json_schema()
+    defaults = root().model_dump(mode="json")
     return {key.path: key for key in _walk("", schema, schema["$defs"], defaults)}
 
 
-def keys_of(section: str) -> list[str]:
+def keys_of(section: str, root: Root = BenchConfig) -> list[str]:
     """Names of the keys in a section; ``""`` is the top level."""
     return [
-        name for parent, _, name in (path.rpartition(".") for path in keys()) if parent == section
+        name
+        for parent, _, name in (path.rpartition(".") for path in keys(root))
+        if parent == section
     ]
 
 
-def nearest_key(path: str) -> str | None:
+def nearest_key(path: str, root: Root = BenchConfig) -> str | None:
     """The dotted path a misspelt or misplaced one most likely means, or null."""
     section, _, name = path.rpartition(".")
 
@@ -92,20 +100,20 @@ def nearest_key(path: str) -> str | None:
         by_name = SequenceMatcher(None, name, its_name).ratio()
         return by_name + 0.2 * SequenceMatcher(None, section, its_section).ratio(), by_name
 
-    best = max(keys(), key=likeness)
+    best = max(keys(root), key=likeness)
     return best if likeness(best)[1] >= _CLOSE else None
 
 
-def unknown_key(path: str) -> str:
+def unknown_key(path: str, root: Root = BenchConfig) -> str:
     """The sentence about a key that does not exist: the nearest one, and what there is."""
     section = path.rpartition(".")[0]
-    while section and not (section in keys() and keys()[section].is_section):
+    while section and not (section in keys(root) and keys(root)[section].is_section):
         section = section.rpartition(".")[0]
-    nearest = nearest_key(path)
+    nearest = nearest_key(path, root)
     guess = f" (did you mean {nearest}?)" if nearest else ""
     return (
         f"unknown key {path}{guess}; {section or 'the top level'} has "
-        f"{', '.join(keys_of(section))}."
+        f"{', '.join(keys_of(section, root))}."
     )
 
 

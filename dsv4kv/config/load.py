@@ -1,23 +1,27 @@
-"""Load a bench configuration: a shipped one by name, or a file."""
+"""Load a configuration: a shipped one by name, or a file."""
 
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any, Generic, overload
 
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.document import read_document
+from dsv4kv.config.keys import Root
 from dsv4kv.config.overrides import parse_overrides
-from dsv4kv.config.resolve import resolve
+from dsv4kv.config.replay import ReplayConfig
+from dsv4kv.config.resolve import ConfigT, resolve
 from dsv4kv.errors import ConfigError
 from dsv4kv.resources import shipped
 
 DEFAULT = "default"
+_FOLDERS: dict[Root, str] = {BenchConfig: "bench", ReplayConfig: "replay"}
 
 
 @dataclass(frozen=True)
-class LoadedConfig:
+class Loaded(Generic[ConfigT]):
     """A validated configuration and the text it came from.
 
     Attributes:
@@ -27,52 +31,67 @@ class LoadedConfig:
         sha256: Digest of the file's bytes, in hexadecimal.
     """
 
-    config: BenchConfig
+    config: ConfigT
     source: str
     text: str
     sha256: str
 
 
-def shipped_names() -> list[str]:
-    """Names of the shipped bench configurations, sorted."""
-    return sorted(path.stem for path in _shipped_folder().glob("*.yaml"))
+LoadedConfig = Loaded[BenchConfig]
 
 
-def load_config(source: str | None, overrides: Sequence[str] = ()) -> LoadedConfig:
+def shipped_names(root: Root = BenchConfig) -> list[str]:
+    """Names of the shipped configurations of a kind, sorted."""
+    return sorted(path.stem for path in _shipped_folder(root).glob("*.yaml"))
+
+
+@overload
+def load_config(source: str | None, overrides: Sequence[str] = ...) -> LoadedConfig: ...
+@overload
+def load_config(
+    source: str | None, overrides: Sequence[str], root: type[ConfigT]
+) -> Loaded[ConfigT]: ...
+def load_config(
+    source: str | None, overrides: Sequence[str] = (), root: Root = BenchConfig
+) -> Loaded[Any]:
     """Load a shipped configuration by name, or a file by path; null takes the default.
+
+    ``root`` is the kind of configuration.
 
     Raises:
         ConfigError: No such file, or not a valid configuration: all problems, a line each.
     """
     source = DEFAULT if source is None else source
-    path = find_config(source)
-    content = _read(path)
+    path = find_config(source, root)
+    content = _read(path, root)
     text = _decode(content, path)
-    config = resolve(read_document(text, str(path)), parse_overrides(overrides))
-    return LoadedConfig(config, source, text, hashlib.sha256(content).hexdigest())
+    document = read_document(text, str(path), root)
+    config = resolve(document, parse_overrides(overrides, root), root)
+    return Loaded(config, source, text, hashlib.sha256(content).hexdigest())
 
 
-def find_config(source: str) -> Path:
+def find_config(source: str, root: Root = BenchConfig) -> Path:
     """Path of a configuration: a file of this name, else the shipped one, else the name as is."""
     path = Path(source)
-    if source in shipped_names() and not path.is_file():
-        return _shipped_folder() / f"{source}.yaml"
+    if source in shipped_names(root) and not path.is_file():
+        return _shipped_folder(root) / f"{source}.yaml"
     return path
 
 
-def _shipped_folder() -> Path:
-    return shipped("configs") / "bench"
+def _shipped_folder(root: Root) -> Path:
+    return shipped("configs") / _FOLDERS[root]
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, root: Root) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        close = get_close_matches(str(path), shipped_names(), 1)
+        names = shipped_names(root)
+        close = get_close_matches(str(path), names, 1)
         guess = f" (did you mean {close[0]}?)" if close else ""
         raise ConfigError(
             f"configuration {str(path)!r} cannot be read ({error.strerror}){guess}: give the path "
-            f"of a YAML file or a shipped name ({', '.join(shipped_names())})."
+            f"of a YAML file or a shipped name ({', '.join(names)})."
         ) from None
 
 

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 from pydantic_core import ErrorDetails
 
-from dsv4kv.config.keys import Key, keys, keys_of, unknown_key
+from dsv4kv.config.bench import BenchConfig
+from dsv4kv.config.keys import Key, Root, keys, keys_of, unknown_key
 from dsv4kv.errors import ConfigError
 
 Location = tuple[str | int, ...]
@@ -72,33 +73,36 @@ def key_path(location: Location) -> str:
     return ".".join(part for part in location if isinstance(part, str))
 
 
-def mentioned_keys(section: Location, sentence: str) -> list[tuple[str, ...]]:
+def mentioned_keys(
+    section: Location, sentence: str, root: Root = BenchConfig
+) -> list[tuple[str, ...]]:
     """Keys of a section that a cross-field validator's sentence names, in its order."""
     prefix = f"{key_path(section)}." if section else ""
     words = (prefix + word for word in re.findall(r"[a-z_]+(?:\.[a-z_]+)*", sentence))
-    return [tuple(path.split(".")) for path in words if path in keys()]
+    return [tuple(path.split(".")) for path in words if path in keys(root)]
 
 
-def explain(error: ErrorDetails) -> str:
+def explain(error: ErrorDetails, root: Root = BenchConfig) -> str:
     """Turn one pydantic error into a sentence."""
     path = key_path(error["loc"])
     if error["type"] == "value_error":
         reason = str(error["ctx"]["error"]).rstrip(".")
         return f"{path}: {reason}." if path else f"{reason}."
     if error["type"] == "extra_forbidden":
-        return _unknown(path)
+        return _unknown(path, root)
     given = f"{dotted(error['loc'])} is {_shown(error['input'])}"
-    if keys()[path].is_section:
-        names = ", ".join(keys_of(path))
+    key = keys(root)[path]
+    if key.is_section:
+        names = ", ".join(keys_of(path, root))
         return f"{given}, but it is a section: indent its keys below it ({names})."
-    return f"{given}: give {keys()[path].expected}{_hint(keys()[path], error['input'])}."
+    return f"{given}: give {key.expected}{_hint(key, error['input'])}."
 
 
-def _unknown(path: str) -> str:
-    if path in keys():
+def _unknown(path: str, root: Root) -> str:
+    if path in keys(root):
         section, _, name = path.rpartition(".")
         return f"{path}: a dot makes no section in YAML: write {name} indented below {section}."
-    return unknown_key(path)
+    return unknown_key(path, root)
 
 
 def _hint(key: Key, value: Any) -> str:

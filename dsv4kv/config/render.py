@@ -7,22 +7,25 @@ import yaml
 from rich.table import Table
 from rich.text import Text
 
-from dsv4kv.config.bench import BenchConfig
-from dsv4kv.config.keys import Key, keys
+from dsv4kv.config.bench import BenchConfig, Section
+from dsv4kv.config.keys import Key, Root, keys
 
 
-def render_yaml(config: BenchConfig) -> str:
+def render_yaml(config: Section) -> str:
     """Every key with its description as a comment; loading the text gives an equal config."""
-    return "\n".join(_section("", config.model_dump(mode="json"), "")) + "\n"
+    values = config.model_dump(mode="json")
+    return "\n".join(_section("", values, "", keys(type(config)))) + "\n"
 
 
-def _section(prefix: str, values: dict[str, Any], indent: str) -> Iterator[str]:
+def _section(
+    prefix: str, values: dict[str, Any], indent: str, known: dict[str, Key]
+) -> Iterator[str]:
     for name, value in values.items():
-        key = keys()[f"{prefix}{name}"]
+        key = known[f"{prefix}{name}"]
         yield f"{indent}# {key.description}"
         if key.is_section:
             yield f"{indent}{name}:"
-            yield from _section(f"{key.path}.", value, f"{indent}  ")
+            yield from _section(f"{key.path}.", value, f"{indent}  ", known)
         else:
             yield f"{indent}{name}: {_on_one_line(value)}"
 
@@ -36,13 +39,13 @@ def _on_one_line(value: Any) -> str:
     return text.removesuffix("...\n").rstrip("\n")
 
 
-def schema_table() -> Table:
+def schema_table(root: Root = BenchConfig) -> Table:
     """Every key, indented under its section: what it takes, its default and its meaning."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("Key", no_wrap=True)
     for column in ("Takes", "Default", "Meaning"):
         table.add_column(column, overflow="fold")
-    for key in keys().values():
+    for key in keys(root).values():
         table.add_row(*_cells(key), style="bold" if key.is_section else "")
     return table
 

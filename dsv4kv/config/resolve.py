@@ -1,35 +1,37 @@
 """From a document and settings to a validated configuration."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from dsv4kv.config.bench import BenchConfig
+from dsv4kv.config.bench import Section
 from dsv4kv.config.document import Document
-from dsv4kv.config.keys import Key, keys
+from dsv4kv.config.keys import Key, Root, keys
 from dsv4kv.config.overrides import Setting
 from dsv4kv.config.problems import Location, Problem, explain, mentioned_keys, refuse
 from dsv4kv.errors import ConfigError
 from dsv4kv.units import parse_bytes, parse_count
 
+ConfigT = TypeVar("ConfigT", bound=Section)
 
-def resolve(document: Document, settings: Sequence[Setting] = ()) -> BenchConfig:
+
+def resolve(document: Document, settings: Sequence[Setting], root: type[ConfigT]) -> ConfigT:
     """Lay the file over the defaults and the settings over both, and validate the whole.
 
     Raises:
         ConfigError: Every problem of the file and of the settings, a line each.
     """
     # a section given in part keeps its place's own defaults (output.mean is not input.mean)
-    values = _merge(BenchConfig().model_dump(), document.values)
+    values = _merge(root().model_dump(), document.values)
     for setting in settings:
         _put(values, setting)
     problems = list(document.problems)
     try:
-        config = BenchConfig.model_validate(_with_units(values))
+        config = root.model_validate(_with_units(values, keys(root)))
     except ValidationError as error:
-        problems += [_locate(detail, document, settings) for detail in error.errors()]
+        problems += [_locate(detail, document, settings, root) for detail in error.errors()]
     if problems:
         raise refuse(problems)
     return config
@@ -54,11 +56,13 @@ def _put(values: dict[str, Any], setting: Setting) -> None:
     values[name] = setting.value
 
 
-def _with_units(values: dict[str, Any], section: str = "") -> dict[str, Any]:
+def _with_units(
+    values: dict[str, Any], all_keys: dict[str, Key], section: str = ""
+) -> dict[str, Any]:
     """Counts and sizes written as text become integers; a boolean is no number."""
-    known = {name: keys().get(f"{section}{name}") for name in values}
+    known = {name: all_keys.get(f"{section}{name}") for name in values}
     return values | {
-        name: _with_units(values[name], f"{key.path}.")
+        name: _with_units(values[name], all_keys, f"{key.path}.")
         if key.is_section and isinstance(values[name], dict)
         else _number(values[name], key)
         for name, key in known.items()
@@ -83,12 +87,14 @@ def _parse_units(text: str, path: str) -> int | str:
         return text  # validation refuses it and names the place
 
 
-def _locate(detail: ErrorDetails, document: Document, settings: Sequence[Setting]) -> Problem:
+def _locate(
+    detail: ErrorDetails, document: Document, settings: Sequence[Setting], root: Root
+) -> Problem:
     """The problem with its place: the option that gave the value, or the line of the file."""
-    sentence, location = explain(detail), detail["loc"]
+    sentence, location = explain(detail, root), detail["loc"]
     cross_field = detail["type"] == "value_error"
     concerned: Sequence[Location] = (
-        mentioned_keys(location, sentence) if cross_field else [location]
+        mentioned_keys(location, sentence, root) if cross_field else [location]
     )
     for setting in reversed(settings):
         if any(key[: len(setting.path)] == setting.path for key in concerned):

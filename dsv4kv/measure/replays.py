@@ -1,27 +1,79 @@
 """Times work that a device replays."""
 
 from collections.abc import Callable
+from time import perf_counter_ns
 
+from dsv4kv.measure import protocol
 from dsv4kv.measure.device_clock import Event
+from dsv4kv.measure.protocol import Clock, Rules, Timing
 
-WARMUP_REPLAYS = 10
-SAMPLES = 50
+MOST_ROUNDS = 512  # capturing and instantiating more takes longer than it gains
+
+# About 2 ms at 2 GHz: longer than the host takes to launch any graph here. From then on every
+# replay outlasts the launch of the next one.
+_HEAD_START_CYCLES = 4_000_000
+
+
+class ReplayTimer:
+    """Times replays on one device, which is warmed up whenever it was idle.
+
+    Every replay has its own pair of events and the host waits once a batch. Behind a sleep of the
+    device it is ahead all the time, so launching is no part of a sample.
+    """
+
+    def __init__(
+        self,
+        make_event: Callable[[], Event],
+        sleep: Callable[[int], None] | None = None,
+        rules: Rules | None = None,
+        clock_ns: Clock = perf_counter_ns,
+    ) -> None:
+        """Time with events that ``make_event`` makes.
+
+        Args:
+            make_event: Makes a moment on the device's clock.
+            sleep: Lets the device wait for so many cycles; None where it cannot.
+            rules: When to begin and to end.
+            clock_ns: The host's clock.
+        """
+        self._make_event = make_event
+        self._sleep = sleep
+        self._rules = rules or protocol.RULES
+        self._clock_ns = clock_ns
+        self._worked_ns: int | None = None
+
+    def rounds_for(self, replay: Callable[[], None]) -> int:
+        """How often work must be captured in one graph for a replay to last long enough."""
+        return protocol.rounds_for(lambda n: self._take(replay, n), self._rules, MOST_ROUNDS)
+
+    def time(self, replay: Callable[[], None], calls: int) -> Timing:
+        """Time one of the ``calls`` equal calls that a replay makes."""
+        worked_ns, rules = self._worked_ns, self._rules
+        was_idle = worked_ns is None or self._clock_ns() - worked_ns > rules.idle_ns
+        timing = protocol.measure(
+            lambda n: self._take(replay, n),
+            calls,
+            rules,
+            was_idle=was_idle,
+            clock_ns=self._clock_ns,
+        )
+        self._worked_ns = self._clock_ns()
+        return timing
+
+    def _take(self, replay: Callable[[], None], count: int) -> list[int]:
+        pairs = [(self._make_event(), self._make_event()) for _ in range(count)]
+        if self._sleep is not None:
+            self._sleep(_HEAD_START_CYCLES)
+        for start, end in pairs:
+            start.record()
+            replay()
+            end.record()
+        pairs[-1][1].synchronize()
+        return [round(start.elapsed_time(end) * 1e6) for start, end in pairs]
 
 
 def time_replays(
     replay: Callable[[], None], calls: int, make_event: Callable[[], Event]
 ) -> list[int]:
-    """Nanoseconds of one of the ``calls`` equal calls that a replay makes, ``SAMPLES`` times.
-
-    Every replay has its own pair of events and the host waits once, at the end: it is ahead of
-    the device all the time, so launching is no part of a sample.
-    """
-    for _ in range(WARMUP_REPLAYS):
-        replay()
-    pairs = [(make_event(), make_event()) for _ in range(SAMPLES)]
-    for start, end in pairs:
-        start.record()
-        replay()
-        end.record()
-    pairs[-1][1].synchronize()
-    return [round(start.elapsed_time(end) * 1e6 / calls) for start, end in pairs]
+    """Nanoseconds of one of the ``calls`` equal calls that a replay makes, on an idle device."""
+    return ReplayTimer(make_event).time(replay, calls).samples_ns

@@ -74,9 +74,13 @@ class PrefixStore:
             if lease is not None and lease.run is None:
                 raise NotOwner("the lease has been released: pin the chain again.")
             data, run, inside = self._walk(data, guards)
-            first = self._first_key(len(keys), values, run.start + inside)
-            path = path_to(run)
-            if lease is not None and lease.length and lease.run not in path:
+            present = run.start + inside
+            first = self._first_key(len(keys), values, present)
+            if (
+                lease is not None
+                and lease.length
+                and (present < lease.length or lease.run not in path_to(run))
+            ):
                 raise ConfigError("the keys do not begin with those that the lease holds.")
             run = self._keeper.part(run, inside)
             return self._insert(data, run, (values, guards, first), lease)

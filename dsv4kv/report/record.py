@@ -6,17 +6,14 @@ away. Times are integer nanoseconds, sizes bytes, rates computed only when told.
 
 from typing import Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import Field, model_validator
+
+from dsv4kv.report.part import Part
+from dsv4kv.report.profile_record import Profile
+from dsv4kv.report.replay_record import ReplayResult
+from dsv4kv.report.telemetry_record import Telemetry
 
 SCHEMA_VERSION: Final = 1
-
-
-class Part(BaseModel):
-    """A part of the record: frozen, documented by its attribute docstrings."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
 
 
 class Operation(Part):
@@ -126,6 +123,8 @@ class Totals(Part):
     """Draft tokens proposed."""
     rolled_back_tokens: int
     """Draft tokens rolled back."""
+    resumed_tokens: int = 0
+    """Prompt tokens that were not processed again, as an earlier prompt began with them."""
     steps: int
     """Steps run."""
     wall_ns: int
@@ -187,7 +186,7 @@ class Case(Part):
     """Where the cache was."""
     backend: str
     """Operations that ran: ``cpu``, ``cuda``, or where they come from."""
-    foreign: list[str] = []
+    foreign: list[str] = Field(default_factory=list)
     """Operations that are not the toolkit's own, checked against the reference before the run."""
     backend_version: str | None = None
     """Version of the package they come from."""
@@ -201,10 +200,18 @@ class Case(Part):
     """Bookkeeping and steps."""
     memcpy: Memcpy | None
     """The yardstick on the CPU; null elsewhere, and when the run moved no data."""
-    peaks: list[Peak] = []
+    peaks: list[Peak] = Field(default_factory=list)
     """The yardsticks on a GPU."""
     verification: Verification
     """Checks against the reference."""
+    launch: int = 0
+    """Index of the fresh process that measured it, as in ``launches``."""
+    telemetry: Telemetry | None = None
+    """What the machine did meanwhile; null where that was not polled."""
+    profile: Profile | None = None
+    """Which kernels took the time; null where nothing was profiled."""
+    replay: ReplayResult | None = None
+    """What a replay in virtual time found; its latencies and totals are virtual too."""
 
 
 class GpuFacts(Part):
@@ -253,6 +260,21 @@ class Environment(Part):
     """The GPU; null where none was used."""
 
 
+class Launch(Part):
+    """One of several fresh processes that ran every case."""
+
+    launch: int
+    """Index, from 0."""
+    started_utc: str
+    """Start of the process, ISO 8601."""
+    ended_utc: str
+    """End of the process, ISO 8601."""
+    status: Literal["complete", "incomplete", "failed", "crashed", "timeout", "out_of_memory"]
+    """``failed``: a case did, or it was refused; the last three ended without a record."""
+    error: str | None
+    """Why it is not complete."""
+
+
 class RunRecord(Part):
     """A run of ``dsv4kv bench``."""
 
@@ -283,4 +305,6 @@ class RunRecord(Part):
     environment: Environment
     """Machine and software."""
     cases: list[Case]
-    """Measurements, one per configuration."""
+    """Measurements, one per configuration and launch."""
+    launches: list[Launch] = Field(default_factory=list)
+    """The fresh processes of ``--launches``; empty where the run was one process."""

@@ -11,6 +11,8 @@ from rich.text import Text
 from dsv4kv.report.decode import decode_table
 from dsv4kv.report.facts import cache_facts, header, totals_facts
 from dsv4kv.report.findings import Finding, judge_results, judge_status
+from dsv4kv.report.launches import launches_table, processes_table
+from dsv4kv.report.quantities import measured_in
 from dsv4kv.report.record import Case, RunRecord
 from dsv4kv.report.sweep import axis_text, sweep_table
 from dsv4kv.report.tables import cache_table, latencies_table, operations_table
@@ -31,6 +33,8 @@ def render_record(record: RunRecord, console: Console, quiet: bool = False) -> N
     """Print a record: its facts, tables and findings, or with ``quiet`` only its problems."""
     if quiet:
         parts: Iterator[RenderableType] = (f for f in _findings(record) if f.is_problem)
+    elif record.launches:
+        parts = _tell_launches(record)
     elif len(record.cases) == 1:
         parts = _tell_case(record, record.cases[0])
     else:
@@ -64,6 +68,25 @@ def _tell_case(record: RunRecord, case: Case) -> Iterator[RenderableType]:
     yield from judge_results(case)
 
 
+def _tell_launches(record: RunRecord) -> Iterator[RenderableType]:
+    """One table of launches for every point of the sweep; what all launches share once."""
+    yield from _judge_launches(record)
+    yield header(record)
+    for axis in dict.fromkeys(map(axis_text, record.cases)):
+        cases = [case for case in record.cases if axis_text(case) == axis]
+        cache = next((case.cache for case in cases if case.cache), None)
+        if cache:
+            yield ""
+            yield cache_facts(cache)
+        yield ""
+        yield launches_table([m for c in cases for m in measured_in(c)], axis or "Medians")
+    yield ""
+    yield processes_table(record.launches)
+    yield ""
+    yield from (finding for finding in _findings(record) if finding.is_problem)
+    yield from _sum_checks(record)
+
+
 def _tell_sweep(record: RunRecord) -> Iterator[RenderableType]:
     yield from _judge_sweep(record)
     yield header(record)
@@ -87,6 +110,16 @@ def _judge_sweep(record: RunRecord) -> list[Finding]:
     return [Finding(level, f"{record.status}: {sentence}")]
 
 
+def _judge_launches(record: RunRecord) -> list[Finding]:
+    """How many launches ran to their end; empty if all did."""
+    if record.status == "complete":
+        return []
+    count = Counter(launch.status for launch in record.launches)
+    level: Literal["warning", "bad"] = "bad" if record.status == "failed" else "warning"
+    told = ", ".join(f"{n} {status.replace('_', ' ')}" for status, n in count.items())
+    return [Finding(level, f"{record.status}: of {len(record.launches)} launches {told}")]
+
+
 def _sum_checks(record: RunRecord) -> list[Finding]:
     checks = sum(case.verification.checks for case in record.cases)
     if not checks or any(case.verification.failures for case in record.cases):
@@ -95,8 +128,10 @@ def _sum_checks(record: RunRecord) -> list[Finding]:
 
 
 def _findings(record: RunRecord) -> Iterator[Finding]:
-    """Every case's findings; those of a sweep begin with its swept settings."""
+    """Every case's findings; each begins with what tells its case from the others."""
     for case in record.cases:
-        prefix = f"{axis_text(case)}: " if len(record.cases) > 1 else ""
+        words = [f"launch {case.launch}"] if record.launches else []
+        words += [axis_text(case)] if case.axis else []
+        prefix = f"{', '.join(words)}: " if len(record.cases) > 1 else ""
         for finding in [*judge_status(case), *judge_results(case)]:
             yield replace(finding, sentence=prefix + finding.sentence)

@@ -1,5 +1,10 @@
-"""Run records as files: written whole or not at all, read with a sentence when they cannot be."""
+"""Run records as files: written whole or not at all, read with a sentence when they cannot be.
 
+The last line of a file is a digest of the rest. It is of the values, not of the text, so that a
+record may be laid out anew; what a hand has changed is refused.
+"""
+
+import hashlib
 import json
 import tempfile
 from dataclasses import dataclass
@@ -11,6 +16,8 @@ from pydantic import ValidationError
 from dsv4kv.errors import RecordError
 from dsv4kv.files import replacing
 from dsv4kv.report.record import SCHEMA_VERSION, RunRecord
+
+DIGEST = "content_sha256"
 
 
 @dataclass(frozen=True)
@@ -43,19 +50,30 @@ def save_record(record: RunRecord, folder: Path) -> Saved:
 
 
 def load_record(path: Path) -> RunRecord:
-    """Read a record.
+    """Read a record from a file.
 
     Raises:
-        RecordError: No such file, not a run record, or a version this program does not know.
+        RecordError: No such file, not a whole run record, changed since it was written, or of a
+            version this program does not know.
     """
-    document = _parse(path)
+    return loads(_read(path), str(path))
+
+
+def loads(text: str, name: str) -> RunRecord:
+    """Read a record from its text; ``name`` says in errors where that came from.
+
+    Raises:
+        RecordError: As ``load_record``.
+    """
+    document = _parse(text, name)
     if not isinstance(document, dict) or "schema_version" not in document:
-        raise RecordError(f"{path} is JSON but not a run record: it has no schema_version.")
+        raise RecordError(f"{name} is JSON but not a run record: it has no schema_version.")
     if document["schema_version"] != SCHEMA_VERSION:
         raise RecordError(
-            f"{path} has schema version {document['schema_version']!r}; this dsv4kv reads version "
+            f"{name} has schema version {document['schema_version']!r}; this dsv4kv reads version "
             f"{SCHEMA_VERSION}: show it with the dsv4kv that wrote it, or update dsv4kv."
         )
+    _check_digest(document, name)
     try:
         return RunRecord.model_validate(document, strict=True)
     except ValidationError as error:
@@ -63,7 +81,7 @@ def load_record(path: Path) -> RunRecord:
         where = ".".join(str(step) for step in first["loc"])
         more = f" ({error.error_count() - 1} more)" if error.error_count() > 1 else ""
         raise RecordError(
-            f"{path} is not a whole run record: {where}: {first['msg']}{more}."
+            f"{name} is not a whole run record: {where}: {first['msg']}{more}."
         ) from None
 
 
@@ -73,7 +91,23 @@ def dumps(record: RunRecord) -> str:
     Raises:
         ValueError: A value that JSON has no word for (NaN, infinity).
     """
-    return _layout(record.model_dump(mode="json"), "\n") + "\n"
+    document = record.model_dump(mode="json")
+    return _layout(document | {DIGEST: _digest(document)}, "\n") + "\n"
+
+
+def _digest(document: dict[str, Any]) -> str:
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _check_digest(document: dict[str, Any], name: str) -> None:
+    """Take the digest out of the document and compare; the first records have none."""
+    found = document.pop(DIGEST, None)
+    if found is not None and found != _digest(document):
+        raise RecordError(
+            f"{name} was changed after it was written: its {DIGEST} is not that of its values. "
+            f"Take the file as dsv4kv wrote it; if the change is meant, remove the {DIGEST} line."
+        )
 
 
 def _layout(value: Any, newline: str) -> str:
@@ -94,9 +128,9 @@ def _write(text: str, run_id: str, folder: Path) -> Path:
     return path
 
 
-def _parse(path: Path) -> Any:
+def _read(path: Path) -> str:
     try:
-        return json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise RecordError(
             f"{path} does not exist: name a file that `dsv4kv bench` saved, as results/RUN.json."
@@ -105,15 +139,24 @@ def _parse(path: Path) -> Any:
         raise RecordError(f"{path} is a folder: name one of the .json files in it.") from None
     except OSError as error:
         raise RecordError(f"{path} cannot be read ({error.strerror}).") from None
+    except UnicodeDecodeError:
+        raise RecordError(_no_record(str(path))) from None
+
+
+def _parse(text: str, name: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
         raise RecordError(
-            f"{path}:{error.lineno}: not JSON ({error.msg}): the file is damaged or cut short, or "
+            f"{name}:{error.lineno}: not JSON ({error.msg}): the file is damaged or cut short, or "
             "it is not a run record."
         ) from None
-    except (ValueError, RecursionError):  # not UTF-8, NaN, or nested without end
-        raise RecordError(
-            f"{path} is not a run record: name a .json file of `dsv4kv bench`."
-        ) from None
+    except (ValueError, RecursionError):  # NaN, a number of thousands of digits, endless nesting
+        raise RecordError(_no_record(name)) from None
+
+
+def _no_record(name: str) -> str:
+    return f"{name} is not a run record: name a .json file of `dsv4kv bench`."
 
 
 def _refuse_constant(name: str) -> NoReturn:

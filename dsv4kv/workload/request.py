@@ -1,5 +1,6 @@
 """A request, as every trace format tells it and every scheduler sees it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -13,14 +14,14 @@ class Request:
         output_tokens: Generated length in tokens, at least 0.
         prefix_hashes: One id per ``hash_block_tokens`` tokens of the prompt (the last may stand
             for a partial block), equal ids meaning equal tokens *and* equal history;
-            empty where the trace has none.
+            empty where the trace has none. A tuple, or ``IdRuns`` where ids come in long runs.
         hash_block_tokens: Tokens one id stands for; 0 where the trace has none.
     """
 
     arrival_s: float
     input_tokens: int
     output_tokens: int
-    prefix_hashes: tuple[int, ...] = ()
+    prefix_hashes: Sequence[int] = ()
     hash_block_tokens: int = 0
 
     @property

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from dsv4kv.cache.allocator import BlockAllocator
+from dsv4kv.cache.allocators.contract import Allocator
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.model import CachePlan, DSV4Config, load_model, plan_cache
 
@@ -30,12 +30,12 @@ def admit(manager: KVCacheManager, count: int) -> list[int]:
     return [manager.admit_request() for _ in range(count)]
 
 
-def allocators(manager: KVCacheManager) -> list[BlockAllocator]:
+def allocators(manager: KVCacheManager) -> list[Allocator]:
     """Allocators of the blocks of every table."""
     return [table.allocator for table in manager.tables]
 
 
-def allocator_snapshot(allocator: BlockAllocator) -> dict[str, object]:
+def allocator_snapshot(allocator: Allocator) -> dict[str, object]:
     """Every attribute of an allocator; arrays as nested lists."""
     return {
         name: value.tolist() if isinstance(value, np.ndarray) else value

@@ -15,7 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dsv4kv.cache.allocator import Ids
+from dsv4kv.cache.allocator import BlockAllocator, Ids
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cache.prepare import prepare_forward
 from dsv4kv.cache.step import StepBatch
@@ -319,6 +319,7 @@ class CacheMachine(RuleBasedStateMachine):
     def every_block_is_free_or_held_once(self) -> None:
         for table in self.manager.tables:
             allocator = table.allocator
+            assert isinstance(allocator, BlockAllocator)
             spare = [block for owner, block in self.spare if owner is table]
             assert allocator.num_held == table.held.sum() + len(spare)
             free = np.atleast_2d(allocator._free)[:, : allocator.num_free].tolist()

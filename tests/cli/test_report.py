@@ -1,5 +1,6 @@
 """``dsv4kv report``."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,10 @@ from syrupy.assertion import SnapshotAssertion
 from typer.testing import CliRunner
 
 from dsv4kv.cli.report import report
-from dsv4kv.errors import RecordError
+from dsv4kv.errors import ConfigError, RecordError
+from dsv4kv.report.exports import to_csv, to_json_lines, to_markdown
+from dsv4kv.report.record import RunRecord
+from dsv4kv.report.schema import schema_text
 from dsv4kv.report.store import dumps, save_record
 from tests.report.records import make_record
 from tests.report.terminal import told
@@ -44,3 +48,30 @@ def test_a_file_that_is_no_record_is_left_to_the_program_to_tell(tmp_path: Path)
 
 def test_help_names_the_file_and_the_option(snapshot: SnapshotAssertion) -> None:
     assert run("--help") == snapshot
+
+
+def test_several_runs_are_told_one_after_the_other(saved: Path, tmp_path: Path) -> None:
+    other = save_record(make_record(run_id="other"), tmp_path).path
+    assert run(str(saved), str(other)) == (
+        told(make_record()) + "\n" + told(make_record(run_id="other"))
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "write"), [("csv", to_csv), ("jsonl", to_json_lines), ("markdown", to_markdown)]
+)
+def test_an_export_is_printed_and_nothing_else(
+    saved: Path, name: str, write: Callable[[Sequence[RunRecord]], str]
+) -> None:
+    assert run(str(saved), "--export", name).strip() == write([make_record()]).strip()
+
+
+def test_the_schema_is_printed_without_a_run() -> None:
+    assert run("--schema") + "\n" == schema_text()
+
+
+def test_an_unknown_export_and_no_run_at_all_are_refused(saved: Path) -> None:
+    with pytest.raises(ConfigError, match="choose csv, jsonl, markdown"):
+        run(str(saved), "--export", "xml")
+    with pytest.raises(RecordError, match="no record was named"):
+        run()

@@ -15,9 +15,11 @@ from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from dsv4kv.cli import trace as command
+from dsv4kv.cli.trace_options import Format
 from dsv4kv.config.bench import Synthetic, WorkloadSection
 from dsv4kv.errors import TraceError
 from dsv4kv.workload import chat
+from dsv4kv.workload.request import Request
 from dsv4kv.workload.synth import synthesize
 from dsv4kv.workload.traces import FORMATS, read_trace, resolve_trace, trace_sha256
 
@@ -45,7 +47,7 @@ def run(*arguments: str, exit_code: int = 0) -> Result:
     return result
 
 
-@pytest.mark.parametrize("name", ["info", "convert", "synth"])
+@pytest.mark.parametrize("name", ["info", "convert", "mrc", "synth"])
 def test_help_explains_every_option_and_gives_an_example(name: str) -> None:
     text = run(name, "--help").output
     assert f"Example: dsv4kv trace {name} " in text
@@ -83,6 +85,42 @@ def test_convert_writes_the_own_format(snapshot: SnapshotAssertion) -> None:
 def test_convert_takes_the_part_asked_for_and_keeps_its_times() -> None:
     run("convert", "azure.csv", "own.jsonl.gz", "--skip", "1", "--limit", "1")
     assert list(read_trace("own.jsonl.gz")) == list(read_trace("azure.csv"))[1:2]
+
+
+def test_convert_sorts_by_arrival_when_asked_to() -> None:
+    lines = AZURE.splitlines(keepends=True)
+    Path("azure.csv").write_text(lines[0] + "".join(reversed(lines[1:])))
+    run("convert", "azure.csv", "own.jsonl", "--sort")
+    assert [request.input_tokens for request in read_trace("own.jsonl")] == [4808, 3180, 110]
+
+
+def test_convert_writes_block_references_for_libcachesim() -> None:
+    told = run("convert", "builtin:chat", "chat.oracle", "--to", "oracle", "--limit", "2").output
+    references = sum(len(r.prefix_hashes) for r in list(read_trace("builtin:chat"))[:2])
+    assert told == f"chat.oracle: {references:,} block references written\n"
+    assert Path("chat.oracle").stat().st_size == 24 * references
+
+
+def test_a_timed_trace_is_read_by_the_names_given() -> None:
+    Path("t.jsonl").write_text('{"at": 1500, "i": 100, "o": 3, "b": [7, 8]}\n')
+    run(
+        *("convert", "t.jsonl", "own.jsonl", "--format", "timed", "--fields", "at,i,o,b"),
+        *("--time-unit", "ms", "--id-tokens", "50"),
+    )
+    assert list(read_trace("own.jsonl")) == [Request(1.5, 100, 3, (7, 8), 50)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--fields", "a,b"], "--fields a,b: give three or four names"),
+        (["--stagger", "-1"], "--stagger -1.0: give seconds, 0 or more"),
+        (["--stagger", "nan"], "--stagger nan: give seconds, 0 or more"),
+        (["--id-tokens", "0"], "--id-tokens 0: an id stands for 1 token or more"),
+    ],
+)
+def test_reading_refuses_options_that_make_no_sense(arguments: list[str], sentence: str) -> None:
+    assert sentence in run("info", "azure.csv", *arguments, exit_code=2).output
 
 
 def test_convert_refuses_to_skip_everything() -> None:
@@ -170,7 +208,7 @@ def test_the_defaults_shown_are_those_of_the_configuration() -> None:
 
 
 def test_the_formats_offered_are_those_there_are() -> None:
-    offered = get_args(get_args(command.Format)[0])
+    offered = get_args(get_args(Format)[0])
     assert offered == ("auto", *FORMATS)
     assert offered == get_args(WorkloadSection.model_fields["trace_format"].annotation)
 

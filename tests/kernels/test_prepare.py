@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dsv4kv.cache.allocator import BlockAllocator
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cache.prepare import prepare_forward
 from dsv4kv.cache.step import StepBatch
@@ -85,6 +86,7 @@ class Pair:
 
     def check(self) -> None:
         for host, device in zip(self.host.tables, self.device, strict=True):
+            assert isinstance(host.allocator, BlockAllocator)
             free, count = np.atleast_2d(host.allocator._free), host.allocator.num_free
             assert np.array_equal(device.cells.numpy(), host.blocks)
             assert np.array_equal(device.held.numpy(), host.held)

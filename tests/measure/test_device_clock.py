@@ -4,9 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from dsv4kv.measure import replays
 from dsv4kv.measure.device_clock import DeviceClock, Event
-from dsv4kv.measure.replays import time_replays
 
 
 @dataclass
@@ -67,24 +65,3 @@ def test_a_span_that_fails_is_not_kept() -> None:
     with pytest.raises(KeyboardInterrupt), clock.span("step"):
         raise KeyboardInterrupt
     assert clock.read_ns() == {}
-
-
-def test_a_sample_is_one_call_of_a_replay() -> None:
-    device = Device()
-
-    def replay() -> None:
-        device.log.append("replay")
-        device.now_ms += 0.004
-
-    samples = time_replays(replay, 4, device.make_event)
-    assert samples == [1_000] * replays.SAMPLES
-
-
-def test_replays_are_warmed_up_and_the_host_waits_once_at_the_end() -> None:
-    device = Device()
-    time_replays(lambda: device.log.append("replay"), 1, device.make_event)
-    warm, timed = device.log[: replays.WARMUP_REPLAYS], device.log[replays.WARMUP_REPLAYS :]
-    assert warm == ["replay"] * replays.WARMUP_REPLAYS
-    assert timed == ["record", "replay", "record"] * replays.SAMPLES
-    assert device.waits == 1
-    assert device.events == 2 * replays.SAMPLES

@@ -6,7 +6,8 @@ import sys
 import pytest
 import torch
 
-from dsv4kv.measure.memcpy import measure_memcpy
+from dsv4kv.measure.memcpy import measure_memcpy, time_memcpy
+from dsv4kv.measure.protocol import Rules
 
 
 def test_every_repeat_gives_one_positive_duration() -> None:
@@ -29,6 +30,13 @@ def test_every_copy_fills_the_destination_with_what_the_source_holds(
     monkeypatch.setattr(torch.Tensor, "copy_", observed)
     measure_memcpy(2**20, repeats=3)
     assert copies == [(2**20, True)] * 4
+
+
+def test_a_calibration_copies_by_the_protocol() -> None:
+    rules = Rules(warmup_ns=0, window_ns=0, most_warmup_ns=0, batch_ns=0, least_ns=0, most_ns=1)
+    timing = time_memcpy(2**10, rules)
+    assert timing.calls > 10  # a kilobyte takes far less than a millisecond
+    assert min(timing.samples_ns) > 0
 
 
 def test_importing_the_measure_modules_does_not_import_torch() -> None:

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import RecordError
-from dsv4kv.report.record import RunRecord
-from dsv4kv.report.store import dumps, load_record, save_record
+from dsv4kv.report.store import DIGEST, dumps, load_record, loads, save_record
 from tests.report.records import (
     make_case,
     make_environment,
@@ -32,8 +31,9 @@ def fallback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def edited(path: Path, **changes: Any) -> Path:
-    """A saved record with some top-level values changed."""
+    """A saved record with some top-level values changed, and no digest that would tell."""
     document = json.loads(dumps(make_record())) | changes
+    del document[DIGEST]
     path.write_text(json.dumps(document))
     return path
 
@@ -123,7 +123,9 @@ def test_every_list_of_samples_is_one_line() -> None:
     line = f'     "samples_ns": {json.dumps(operation.samples_ns)},'
     assert line in lines
     assert max(line.count("{") for line in lines) == 1
-    assert json.loads("\n".join(lines)) == record.model_dump(mode="json")
+    document = json.loads("\n".join(lines))
+    assert len(document.pop(DIGEST)) == 64
+    assert document == record.model_dump(mode="json")
 
 
 values = st.recursive(
@@ -140,7 +142,7 @@ values = st.recursive(
 @given(st.dictionaries(st.text(), values))
 def test_any_configuration_survives_the_text_form(config: dict[str, Any]) -> None:
     record = make_record(make_case(config=config, operations=[]))
-    assert RunRecord.model_validate(json.loads(dumps(record))) == record
+    assert loads(dumps(record), "text") == record
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
@@ -213,5 +215,42 @@ def test_an_operation_whose_lists_differ_in_length_is_refused(tmp_path: Path) ->
     path = save_record(make_record(make_case(operations=[make_operation()])), tmp_path).path
     document = json.loads(path.read_text())
     document["cases"][0]["operations"][0]["bytes"] = [1, 2]
+    del document[DIGEST]
     path.write_text(json.dumps(document))
     assert "gather_topk (csa) has 400 samples_ns, 400 entries and 2 bytes" in refusal(path)
+
+
+# ---- what a hand has changed --------------------------------------------------------------------
+
+
+def test_a_sample_changed_by_hand_is_refused_with_the_reason(tmp_path: Path) -> None:
+    path = save_record(make_record(), tmp_path).path
+    sample = make_record().cases[0].operations[0].samples_ns[7]
+    path.write_text(path.read_text().replace(f" {sample},", f" {sample // 2},", 1))
+    assert refusal(path).startswith(
+        f"{path} was changed after it was written: its {DIGEST} is not that of its values."
+    )
+
+
+def test_a_case_taken_out_by_hand_is_refused(tmp_path: Path) -> None:
+    path = save_record(make_record(*make_sweep_cases()), tmp_path).path
+    document = json.loads(path.read_text())
+    document["cases"].pop()
+    path.write_text(json.dumps(document))
+    assert "was changed after it was written" in refusal(path)
+
+
+def test_a_record_laid_out_anew_is_still_the_same(tmp_path: Path) -> None:
+    path = save_record(make_record(), tmp_path).path
+    path.write_text(json.dumps(json.loads(path.read_text()), sort_keys=True, indent=3))
+    assert load_record(path) == make_record()
+
+
+def test_a_change_that_is_meant_is_read_once_the_digest_is_gone(tmp_path: Path) -> None:
+    assert load_record(edited(tmp_path / "run.json", seed=7)).seed == 7
+
+
+@given(st.integers(min_value=0, max_value=len(dumps(make_record())) - 3))
+def test_a_record_cut_anywhere_is_refused(length: int) -> None:
+    with pytest.raises(RecordError, match=r"cut short|not a run record"):
+        loads(dumps(make_record())[:length], "run.json")

@@ -31,7 +31,7 @@ DEFECTS = {
     "only blank lines": ("\n \n\n", 4, "the file is empty"),
     "header alone": (AZURE, 2, "the trace has no requests"),
     "empty array": ("[\n]\n", 1, "the trace has no requests"),
-    "unknown first line": ("hello, world\n", 1, "no known format. Known are mooncake: "),
+    "unknown first line": ("hello, world\n", 1, "no known format. Known are bailian: "),
     "broken first line": ('{"timestamp": 0, "inp', 1, "may be truncated"),
     "broken line": (lines(GOOD) + "{oops}\n" + lines(GOOD), 2, "broken JSON (Expecting property"),
     "truncated last line": (lines(GOOD, GOOD)[:-12], 2, "the file ends inside this line"),
@@ -227,5 +227,5 @@ def test_a_trace_with_a_few_bytes_changed_is_read_or_refused(
 
 
 def test_an_unknown_format_lists_the_known(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="'parquet' is not a trace format: take auto, mooncake"):
+    with pytest.raises(ConfigError, match="'parquet' is not a trace format: take auto, bailian"):
         read_trace(tmp_path / "trace", "parquet")

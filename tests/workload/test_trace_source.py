@@ -29,10 +29,33 @@ def test_a_missing_file_lists_the_traces_beside_it_and_the_shipped(tmp_path: Pat
     )
 
 
-def test_a_folder_is_refused_and_its_traces_are_listed(tmp_path: Path) -> None:
+def test_a_folder_without_conversations_is_refused_and_its_traces_are_listed(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "a.jsonl").touch()
-    with pytest.raises(TraceError, match=r"is a folder: name one trace file; in .*: a\.jsonl\.$"):
+    with pytest.raises(
+        TraceError,
+        match=r"is a folder without conversations \(\*\.json, \*\.json\.gz\): name one trace "
+        r"file; in .*: a\.jsonl\.$",
+    ):
         resolve_trace(tmp_path)
+
+
+def test_a_folder_of_conversations_is_a_trace(tmp_path: Path) -> None:
+    (tmp_path / "a.json").touch()
+    assert resolve_trace(tmp_path) == tmp_path
+
+
+def test_the_digest_of_a_folder_follows_its_names_and_its_bytes(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("one")
+    digests = [trace_sha256(tmp_path)]
+    (tmp_path / "a.json").write_text("two")
+    digests.append(trace_sha256(tmp_path))
+    (tmp_path / "a.json").rename(tmp_path / "b.json")
+    digests.append(trace_sha256(tmp_path))
+    (tmp_path / "notes.txt").write_text("no part of the trace")
+    assert len(set(digests)) == 3
+    assert trace_sha256(tmp_path) == digests[2]
 
 
 @pytest.mark.parametrize("name", ["a" * 1000, "a\0b", "missing/folder/trace.jsonl"])

@@ -47,6 +47,8 @@ class Observers:
 
     def tell(self, kind: str, ids: Ids) -> None:
         """Tell everyone."""
+        if not self._all:
+            return
         for observer in tuple(self._all):
             try:
                 observer(BlockEvent(kind, ids.copy()))  # type: ignore[arg-type]

@@ -9,23 +9,20 @@ from collections.abc import Sequence
 import numpy as np
 
 from dsv4kv.cache.allocator import Ids
+from dsv4kv.cache.allocators.counted import CountedBlocks
 from dsv4kv.cache.allocators.observers import Observers
 from dsv4kv.cache.allocators.refusal import not_owner, out_of
 from dsv4kv.cache.allocators.registration import plan_registration
 from dsv4kv.cache.allocators.routing import RoutingStore
-from dsv4kv.cache.allocators.states import BlockStates, ReleasePolicy
-from dsv4kv.errors import ConfigError
+from dsv4kv.cache.allocators.states import ReleasePolicy
 
 NO_BLOCKS: Ids = np.zeros(0, dtype=np.int64)
 
 
-class RefCountAllocator:
-    """Blocks 0..N−1; the last is a dummy for padding rows and never handed out.
+class RefCountAllocator(CountedBlocks):
+    """Hands out, shares, caches and evicts ``CountedBlocks``.
 
     Attributes:
-        total_blocks: N.
-        num_blocks: Blocks that can be handed out, N − 1.
-        dummy_block: N − 1.
         observers: Told of every change once it is made.
         routing: Experts chosen per block, if the model has any: forgotten when a block is handed
             out again.
@@ -45,61 +42,9 @@ class RefCountAllocator:
                 frees it at once.
             routing: Where experts are kept.
         """
-        if total_blocks < 2:
-            raise ConfigError(
-                f"a pool of {total_blocks} blocks has none beside its dummy: give at least 2."
-            )
-        self.total_blocks = total_blocks
-        self.dummy_block = self.num_blocks = total_blocks - 1
-        self.lanes = 1
+        super().__init__(total_blocks, policy)
         self.routing = routing
         self.observers = Observers()
-        self._states = BlockStates(self.num_blocks, policy)
-
-    @property
-    def num_free(self) -> int:
-        """Blocks that can be handed out: unused ones, and cached ones that may be evicted."""
-        return self._states.stack.num_free + self._states.num_evictable
-
-    @property
-    def num_unused(self) -> int:
-        """Blocks in the free list."""
-        return self._states.stack.num_free
-
-    @property
-    def num_cached(self) -> int:
-        """Blocks that nobody holds and that can still be found by their hash."""
-        return len(self._states.cached)
-
-    @property
-    def num_held(self) -> int:
-        """Blocks that are referenced."""
-        return self.num_blocks - self.num_unused - self.num_cached
-
-    def refs(self, ids: Ids) -> Ids:
-        """References of blocks, int64[n]; ``NotOwner`` beyond the pool."""
-        self.generation(ids)
-        return self._states.refs[ids]
-
-    def generation(self, ids: Ids) -> Ids:
-        """Generations of blocks: grow whenever one is handed out; ``NotOwner`` beyond the pool."""
-        if ids.size and ids.min() < 0:
-            raise not_owner("blocks", ids, f"not all are in 0..{self.num_blocks - 1}")
-        return self._states.stack.generation(ids)
-
-    def check_held(self, ids: Ids) -> None:
-        """Raise ``NotOwner`` unless every block is referenced and none is named twice."""
-        self._states.stack.check_held(ids)
-        if not self._states.refs[ids].all():
-            raise not_owner("blocks", ids, "not all are referenced")
-
-    def get_evictable_block_count(self) -> int:
-        """Cached blocks that no referenced block follows."""
-        return self._states.num_evictable
-
-    def is_memory_available(self, count: int, potential_matched_count: int = 0) -> bool:
-        """Whether ``count`` blocks can be had once as many cached ones have been retained."""
-        return count <= self.num_free - potential_matched_count
 
     def acquire(self, count: int) -> Ids:
         """Take ``count`` blocks, evicting if need be; ``OutOfBlocks`` if that is not enough."""
@@ -144,6 +89,7 @@ class RefCountAllocator:
             NotOwner: A block is free or out of range.
         """
         states = self._states
+        _check_row(ids)
         blocks, counts = _count_each(ids)
         states.stack.check_held(blocks)
         resting = blocks[states.refs[blocks] == 0]
@@ -168,11 +114,12 @@ class RefCountAllocator:
             NotOwner: A block is out of range or has fewer references.
         """
         states = self._states
+        _check_row(ids)
         try:
-            left = states.refs[ids] - states.ones[: ids.size]
-        except (IndexError, ValueError):
+            all_last = states.all_last(ids)
+        except IndexError:
             raise not_owner("blocks", ids, "not all are held") from None
-        if states.all_zero(left):
+        if all_last:
             states.put_down(ids)
         else:
             self._release_shared(ids)
@@ -218,7 +165,7 @@ class RefCountAllocator:
         """Make cached blocks the newest; held ones become so when they are released."""
         self.generation(ids)
         cached = self._states.cached
-        blocks = np.array([b for b in dict.fromkeys(ids.tolist()) if b in cached], dtype=np.int64)
+        blocks = np.array([block for block in ids.tolist() if block in cached], dtype=np.int64)
         cached.remove(blocks)
         cached.add(blocks[::-1])
 
@@ -247,3 +194,8 @@ def _count_each(ids: Ids) -> tuple[Ids, Ids]:
     if len(counts) == ids.size:
         return ids, np.ones(ids.size, dtype=np.int64)
     return np.array(list(counts)), np.array(list(counts.values()))
+
+
+def _check_row(ids: Ids) -> None:
+    if ids.ndim != 1:
+        raise not_owner("blocks", ids, f"shape {ids.shape} is not one row")

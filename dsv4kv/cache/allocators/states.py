@@ -24,9 +24,10 @@ class BlockStates:
         self.num_blocks = num_blocks
         self.policy = policy
         self.stack = BlockAllocator(num_blocks)
-        self.ones = np.ones(num_blocks + 1, dtype=np.int64)
-        self._zeros = bytes(8 * (num_blocks + 1))
-        self._inner = np.concatenate([self.ones, [0]])  # followers in a chain: one, the last none
+        self._ones_bytes = np.ones(num_blocks + 1, dtype=np.int64).tobytes()
+        self._inner = np.append(
+            np.ones(num_blocks, dtype=np.int64), 0
+        )  # followers in a chain: one, the last none
         self.forget()
 
     def forget(self) -> None:
@@ -48,9 +49,13 @@ class BlockStates:
         self._astray = kept > 0
         return len(self.cached) - kept
 
-    def all_zero(self, counts: Ids) -> bool:
-        """Whether int64[n] counts are all 0; comparing bytes is the fastest way."""
-        return counts.tobytes() == self._zeros[: counts.nbytes]
+    def all_last(self, ids: Ids) -> bool:
+        """Whether every block has one reference; ``IndexError`` beyond the pool.
+
+        Comparing bytes is several times faster than comparing arrays and reducing the result.
+        """
+        refs = self.refs[ids].tobytes()
+        return refs == self._ones_bytes[: len(refs)]
 
     def hold_again(self, blocks: Ids) -> None:
         """Cached, distinct blocks have got a reference."""
@@ -70,8 +75,9 @@ class BlockStates:
 
         Distinct blocks in the order of their chain: the last is the first to go.
         """
-        if self.policy == "lru" and self.hashes and self._is_whole(ids):
-            self.refs[ids] = self.chains.live[ids] = 0
+        if self.policy == "lru" and self._is_whole(ids):
+            self.refs[ids] = 0
+            self.chains.live[ids] = 0
             self.chains.live[self.chains.parent[ids[0]]] -= 1
             self.cached.add(ids[::-1])
             return
@@ -91,7 +97,7 @@ class BlockStates:
             self._free(ids)
             return
         self.cached.add(ids[::-1])
-        self._astray = self._astray or not self.all_zero(self.chains.live[ids])
+        self._astray = self._astray or bool(self.chains.live[ids].any())
 
     def evict(self, count: int) -> Ids:
         """Free the oldest leaves; ``num_evictable`` must be at least ``count``."""

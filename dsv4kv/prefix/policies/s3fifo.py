@@ -18,20 +18,25 @@ class S3FIFO(Policy):
 
     Small queue a tenth of the capacity; what was used twice there moves to the main queue, what
     was not is remembered for as long as the main queue is large and enters that when it returns.
+    Until the cache is full, what the small queue has no room for enters the main queue, as in
+    libCacheSim's S3FIFO.
     """
 
     remembers = True
 
     def __init__(self, capacity: int | None = None) -> None:
         super().__init__(capacity)
-        self._main_capacity = self.capacity() - int(self.capacity() * _SMALL_SHARE)
+        self._small_capacity = int(self.capacity() * _SMALL_SHARE)
+        self._main_capacity = self.capacity() - self._small_capacity
+        self._was_full = False
         self._orders = (Order(), Order())
         self._sizes = [0, 0]
         self._ghosts = Ghosts()
 
     def admit(self, run: Run, key: Hashable) -> None:
         """Enter the small queue, or the main one if it is remembered."""
-        run.queue = _MAIN if self._ghosts.take(key) else _SMALL
+        fits = self._was_full or self._sizes[_SMALL] + run.length <= self._small_capacity
+        run.queue = _MAIN if self._ghosts.take(key) or not fits else _SMALL
         run.stamp, run.uses = self.now, 0
         self._sizes[run.queue] += run.length
 
@@ -46,6 +51,7 @@ class S3FIFO(Policy):
     def choose(self) -> Run:
         """From the main queue while it is too large, else from the small one."""
         small, main = self._orders
+        self._was_full = True
         while True:
             over = self._sizes[_MAIN] > self._main_capacity
             if not main and not small:

@@ -10,8 +10,8 @@ from dsv4kv.prefix.run import Run
 class SIEVE(Policy):
     """Zhang et al., "SIEVE is simpler than LRU" (NSDI 2024), over the runs that may go.
 
-    The queue is two orders by age: what the hand has still to pass, and what is behind it. So
-    runs that others follow cost the hand no steps.
+    The hand passes a run as a whole. The queue is two orders by age: what the hand has still to
+    pass, and what is behind it. So runs that others follow cost the hand no steps.
     """
 
     def __init__(self, capacity: int | None = None) -> None:

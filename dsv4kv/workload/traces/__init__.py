@@ -1,38 +1,56 @@
 """Serving traces: readers for the published formats, one writer, and what a trace is like.
 
-Every reader streams: memory is one line, whatever the file's size (a JSON array excepted).
+Readers of lines stream: memory is one line, whatever the file's size. What must be sorted (delta
+sessions, agentic conversations) or is one JSON document is held as a whole, long ids as runs.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsv4kv.errors import ConfigError
+from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.workload.request import Request
 from dsv4kv.workload.traces.azure import read_azure
+from dsv4kv.workload.traces.bailian import read_bailian
 from dsv4kv.workload.traces.burstgpt import read_burstgpt
+from dsv4kv.workload.traces.delta import read_mooncake_delta
 from dsv4kv.workload.traces.jsonl import parse_object
 from dsv4kv.workload.traces.lines import Defect, TraceLines, open_trace
 from dsv4kv.workload.traces.mooncake import read_mooncake
 from dsv4kv.workload.traces.native import read_native
+from dsv4kv.workload.traces.options import DEFAULTS, ReadOptions
+from dsv4kv.workload.traces.oracle import write_oracle
 from dsv4kv.workload.traces.rows import parse_row
 from dsv4kv.workload.traces.sharegpt import INPUT_NAMES, read_sharegpt
 from dsv4kv.workload.traces.source import resolve_trace, trace_sha256
 from dsv4kv.workload.traces.summary import LengthSummary, TraceSummary, summarize
+from dsv4kv.workload.traces.timed import read_timed
+from dsv4kv.workload.traces.weka import read_weka, read_weka_folder
 from dsv4kv.workload.traces.writer import write_trace
 
 __all__ = [
     "FORMATS",
     "LengthSummary",
+    "ReadOptions",
     "TraceFormat",
     "TraceSummary",
     "detect_format",
+    "read_placed_trace",
     "read_trace",
     "resolve_trace",
     "summarize",
     "trace_sha256",
+    "write_oracle",
     "write_trace",
 ]
+
+
+Reader = Callable[[TraceLines, ReadOptions], Iterator[Request]]
+
+
+def _plain(read: Callable[[TraceLines], Iterator[Request]]) -> Reader:
+    """A reader that needs no options."""
+    return lambda lines, _: read(lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,78 +59,127 @@ class TraceFormat:
 
     Attributes:
         read: Yields the requests of an open trace.
-        marks: A first line with any of these fields is of this format.
+        marks: A first line with any of these fields is of this format; none if it must be named.
         shape: What a line or header looks like, for error messages.
     """
 
-    read: Callable[[TraceLines], Iterator[Request]]
+    read: Reader
     marks: frozenset[str]
     shape: str
 
 
 FORMATS: dict[str, TraceFormat] = {
+    "bailian": TraceFormat(
+        _plain(read_bailian),
+        frozenset({"parent_chat_id"}),
+        '{"chat_id": …, "parent_chat_id": …, "timestamp": s, "input_length": tokens, '
+        '"output_length": tokens, "hash_ids": [...]}',
+    ),
     "mooncake": TraceFormat(
-        read_mooncake,
+        _plain(read_mooncake),
         frozenset({"hash_ids"}),
         '{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [...]}',
     ),
+    "mooncake-delta": TraceFormat(
+        _plain(read_mooncake_delta),
+        frozenset(),
+        '{"session_id": …, "timestamp" or "delay": ms, "input_length": new tokens, '
+        '"output_length": tokens, "hash_ids": [new ids]}',
+    ),
+    "weka": TraceFormat(
+        _plain(read_weka),
+        frozenset({"hash_id_scope"}),
+        'one conversation, {"block_size": tokens, "hash_id_scope": "local" or "global", '
+        '"requests": [{"t": s, "type": …, "in": tokens, "out": tokens, "hash_ids": [...]}]}, or a '
+        "folder of them",
+    ),
     "azure": TraceFormat(
-        read_azure,
+        _plain(read_azure),
         frozenset({"ContextTokens", "GeneratedTokens"}),
         "CSV with TIMESTAMP,ContextTokens,GeneratedTokens",
     ),
     "burstgpt": TraceFormat(
-        read_burstgpt,
+        _plain(read_burstgpt),
         frozenset({"Request tokens", "Response tokens"}),
         "CSV with Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type",
     ),
     "sharegpt": TraceFormat(
-        read_sharegpt,
+        _plain(read_sharegpt),
         frozenset(INPUT_NAMES),
         '{"prompt_len": tokens, "output_len": tokens}',
     ),
+    "timed": TraceFormat(
+        read_timed,
+        frozenset(),
+        "JSON lines with a time, two lengths and perhaps block ids, by the names, unit and size "
+        "given as options",
+    ),
     "dsv4kv": TraceFormat(
-        read_native,
-        frozenset({"input_tokens", "prefix_hashes"}),
+        _plain(read_native),
+        frozenset({"input_tokens", "prefix_hashes", "prefix_runs"}),
         '{"arrival_s": seconds, "input_tokens": tokens, "output_tokens": tokens}',
     ),
 }
 """All formats by name. Where a line has marks of two, the first here is taken."""
 
 
-def read_trace(source: str | Path, trace_format: str = "auto") -> Iterator[Request]:
-    """Return the requests of a trace file or ``builtin:NAME``, in file order, one at a time.
+def read_trace(
+    source: str | Path, trace_format: str = "auto", options: ReadOptions = DEFAULTS
+) -> Iterator[Request]:
+    """Return the requests of a trace file, folder or ``builtin:NAME``, one at a time.
+
+    They come in file order, or in order of arrival where the format is merged or sorted.
 
     Raises:
         TraceError: There is no such file (at once), or a line is defective (when it is reached).
         ConfigError: There is no such format.
     """
+    return (request for _, request in read_placed_trace(source, trace_format, options))
+
+
+def read_placed_trace(
+    source: str | Path, trace_format: str = "auto", options: ReadOptions = DEFAULTS
+) -> Iterator[tuple[str, Request]]:
+    """Return the requests with their places, ``file:line``, for sentences about them.
+
+    Raises:
+        TraceError, ConfigError: As ``read_trace`` does.
+    """
     if trace_format not in ("auto", *FORMATS):
         raise ConfigError(
             f"{trace_format!r} is not a trace format: take auto, {', '.join(FORMATS)}."
         )
-    return _read_requests(resolve_trace(source), trace_format)
+    path = resolve_trace(source)
+    if not path.is_dir():
+        return _read_requests(path, trace_format, options)
+    if trace_format not in ("auto", "weka"):
+        raise TraceError(f"{path} is a folder: a {trace_format} trace is one file.")
+    return read_weka_folder(path, options)
 
 
 def detect_format(path: Path) -> str:
-    """Return the name of the format that the file's first line shows.
+    """Return the name of the format that the file's first line shows; a folder is ``weka``.
 
     Raises:
         TraceError: The line fits none, or cannot be read.
     """
+    if path.is_dir():
+        return "weka"
     with open_trace(path) as lines:
         return _detect(lines)
 
 
-def _read_requests(path: Path, trace_format: str) -> Iterator[Request]:
+def _read_requests(
+    path: Path, trace_format: str, options: ReadOptions
+) -> Iterator[tuple[str, Request]]:
     with open_trace(path) as lines:
         name = _detect(lines) if trace_format == "auto" else trace_format
         try:
             if not lines.peek():
                 raise Defect("the file is empty")
             count = 0
-            for count, request in enumerate(FORMATS[name].read(lines), start=1):  # noqa: B007
-                yield request
+            for count, request in enumerate(FORMATS[name].read(lines, options), start=1):  # noqa: B007
+                yield f"{path}:{lines.number}", request
             if not count:
                 raise Defect("the trace has no requests")
         except Defect as defect:
@@ -125,6 +192,8 @@ def _detect(lines: TraceLines) -> str:
         raise Defect("the file is empty")
     if line.lstrip().startswith("["):
         return "sharegpt"  # the only format that comes as an array
+    if line.strip() == "{":
+        return "weka"  # the only one that is a single object, here over many lines
     names = parse_object(line) if line.lstrip().startswith("{") else parse_row(line)
     for name, trace_format in FORMATS.items():
         if trace_format.marks.intersection(names):

@@ -3,17 +3,22 @@
     {"arrival_s":0.5,"input_tokens":130,"output_tokens":9,"prefix_hashes":[4,7],
      "hash_block_tokens":128}
 
-The last two are optional. One block size holds for the whole trace.
+The last two are optional. One block size holds for the whole trace. Ids that come in long runs
+are written as ``prefix_runs``: first id and count of every run.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from dsv4kv.workload.request import Request
+from dsv4kv.workload.traces.blocks import read_counted_ids
 from dsv4kv.workload.traces.fields import read_block_ids, read_time, read_tokens
 from dsv4kv.workload.traces.jsonl import json_lines
 from dsv4kv.workload.traces.lines import Defect, TraceLines
+from dsv4kv.workload.traces.runs import IdRuns
 
 
 def read_native(lines: TraceLines) -> Iterator[Request]:
@@ -38,31 +43,46 @@ def format_request(request: Request) -> str:
         "output_tokens": request.output_tokens,
     }
     if request.hash_block_tokens:
-        record["prefix_hashes"] = request.prefix_hashes
+        ids = request.prefix_hashes
+        if isinstance(ids, IdRuns):
+            record["prefix_runs"] = np.stack([ids.starts, ids.counts], axis=1).ravel().tolist()
+        else:
+            record["prefix_hashes"] = ids
         record["hash_block_tokens"] = request.hash_block_tokens
     return json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n"
 
 
 def _read_request(record: dict[str, Any]) -> Request:
-    hashes = read_block_ids(record, "prefix_hashes") if "prefix_hashes" in record else ()
-    has_blocks = bool(hashes) or "hash_block_tokens" in record
-    request = Request(
+    input_tokens = read_tokens(record, "input_tokens", low=1)
+    listed = {"prefix_hashes", "prefix_runs", "hash_block_tokens"} & record.keys()
+    block_tokens = read_tokens(record, "hash_block_tokens", low=1) if listed else 0
+    hashes: Sequence[int] = ()
+    if "prefix_runs" in record:
+        hashes = _read_runs(record, input_tokens, block_tokens)
+    elif listed:
+        hashes = read_counted_ids(
+            {"prefix_hashes": []} | record, "prefix_hashes", input_tokens, block_tokens
+        )
+    return Request(
         arrival_s=read_time(record, "arrival_s", "seconds"),
-        input_tokens=read_tokens(record, "input_tokens", low=1),
+        input_tokens=input_tokens,
         output_tokens=read_tokens(record, "output_tokens", low=0),
         prefix_hashes=hashes,
-        hash_block_tokens=read_tokens(record, "hash_block_tokens", low=1) if has_blocks else 0,
+        hash_block_tokens=block_tokens,
     )
-    if has_blocks:
-        _check_blocks(request)
-    return request
 
 
-def _check_blocks(request: Request) -> None:
-    full, partial = divmod(request.input_tokens, request.hash_block_tokens)
-    if len(request.prefix_hashes) not in {full, full + bool(partial)}:
+def _read_runs(record: dict[str, Any], input_tokens: int, block_tokens: int) -> IdRuns:
+    numbers = read_block_ids(record, "prefix_runs")
+    full, partial = divmod(input_tokens, block_tokens)
+    counts = numbers[1::2]
+    if (
+        len(numbers) % 2
+        or min(counts, default=1) < 1
+        or sum(counts) not in {full, full + bool(partial)}
+    ):
         raise Defect(
-            f"prefix_hashes has {len(request.prefix_hashes):,} ids, expected "
-            f"{full + bool(partial):,}: one per {request.hash_block_tokens} of "
-            f"{request.input_tokens:,} tokens, the last may be partial or left out"
+            "prefix_runs is no list of first id, count, first id, count, … of the "
+            f"{full + bool(partial):,} blocks of {block_tokens} tokens"
         )
+    return IdRuns(np.array(numbers[::2], np.int64), np.array(counts, np.int64))

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from dsv4kv.errors import TraceError
 from dsv4kv.resources import shipped
+from dsv4kv.workload.traces.weka import conversation_files
 
 _BUILTIN = "builtin:"
 _SUFFIX = ".jsonl.gz"
@@ -12,7 +13,7 @@ _LISTED = 6
 
 
 def resolve_trace(source: str | Path) -> Path:
-    """Return the file behind a path or ``builtin:NAME``.
+    """Return the file behind a path or ``builtin:NAME``; a folder of conversations is a trace.
 
     Raises:
         TraceError: There is no such file; the sentence lists what there is.
@@ -24,9 +25,12 @@ def resolve_trace(source: str | Path) -> Path:
         is_folder, is_file = path.is_dir(), path.is_file()
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror}).") from None
-    if is_folder:
-        raise TraceError(f"{path} is a folder: name one trace file{_list_files(path)}.")
-    if not is_file:
+    if is_folder and not conversation_files(path):
+        raise TraceError(
+            f"{path} is a folder without conversations (*.json, *.json.gz): name one trace "
+            f"file{_list_files(path)}."
+        )
+    if not is_folder and not is_file:
         raise TraceError(
             f"{path}: there is no such trace file; shipped: "
             f"{', '.join(_builtins())}{_list_files(path.parent)}."
@@ -35,7 +39,13 @@ def resolve_trace(source: str | Path) -> Path:
 
 
 def trace_sha256(path: Path) -> str:
-    """Return the hexadecimal digest of the file's bytes, as they are on disk."""
+    """Return the hexadecimal digest of the file's bytes, as they are on disk.
+
+    That of a folder is of its conversations' digests and names, in order of their names.
+    """
+    if path.is_dir():
+        named = (f"{trace_sha256(file)}  {file.name}\n" for file in conversation_files(path))
+        return hashlib.sha256("".join(named).encode()).hexdigest()
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

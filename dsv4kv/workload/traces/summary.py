@@ -1,7 +1,7 @@
 """What a trace is like: how much it asks for, and how much of it repeats."""
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -98,5 +98,5 @@ def summarize(requests: Iterable[Request]) -> TraceSummary:
     )
 
 
-def _leading_hits(hashes: tuple[int, ...], seen: set[int]) -> int:
+def _leading_hits(hashes: Sequence[int], seen: set[int]) -> int:
     return next((i for i, block in enumerate(hashes) if block not in seen), len(hashes))

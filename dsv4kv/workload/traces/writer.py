@@ -21,19 +21,30 @@ def write_trace(requests: Iterable[Request], path: Path) -> int:
     Raises:
         TraceError: The file cannot be written, or there are no requests.
     """
+    count = 0
+    with writing(path) as file:
+        for request in requests:
+            file.write(format_request(request).encode())
+            count += 1
+        if not count:
+            raise TraceError(f"{path}: not written, there are no requests.")
+    return count
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[BufferedWriter | gzip.GzipFile]:
+    """Open a file that appears when the block succeeds, compressed where its name says so.
+
+    Raises:
+        TraceError: It cannot be written.
+    """
     if path.is_dir():
         raise TraceError(f"{path} is a folder: name the file to write.")
-    count = 0
     try:
         with replacing(path) as raw, _compressing(raw, path) as file:
-            for request in requests:
-                file.write(format_request(request).encode())
-                count += 1
-            if not count:
-                raise TraceError(f"{path}: not written, there are no requests.")
+            yield file
     except OSError as error:
         raise TraceError(f"{path}: cannot be written ({error.strerror or error}).") from None
-    return count
 
 
 @contextmanager

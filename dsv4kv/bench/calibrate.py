@@ -1,0 +1,145 @@
+"""How much a machine does to equals: the same launches again and again, held against themselves.
+
+What ``compare`` will do is done to runs that do not differ: seven launches on a side, the ratio of
+the medians of their medians. The launches are dealt to two sides in many ways, and 97.5 % of all
+ratios lie within the noise floor.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dsv4kv.bench.fresh import Outcome, Task
+from dsv4kv.bench.launches import bench_arguments
+from dsv4kv.errors import Dsv4kvError
+from dsv4kv.files import replacing
+from dsv4kv.measure.memcpy import time_memcpy
+from dsv4kv.report.quantities import by_quantity, list_measured
+from dsv4kv.report.record import Environment, RunRecord
+
+LAUNCHES = 14  # seven on a side
+
+_CONFIG = "smoke"
+_SETTINGS = ("workload.synthetic.requests=16", "measure.verify_every=0")
+_MEMCPY_BYTES = 1 << 28  # beyond caches
+_QUANTILE = 0.975
+_DEALS = 500
+_FEWEST_SAMPLES = 30  # of a quantity in a launch; medians of fewer tell of themselves
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What a machine does to equals, and what its memory gives.
+
+    Attributes:
+        noise_floor: 97.5 % of same-against-same ratios are nearer to 1 than this, as a fraction.
+        calibrated_utc: When, ISO 8601.
+        launches: Fresh processes that were run.
+        medians_ns: Median of every quantity in every launch.
+        peaks_gbps: Rates of plain ``memcpy``, and on a GPU of ``copy``, ``read`` and ``write``.
+        machine: What tells this machine from others, as in a run record.
+    """
+
+    noise_floor: float
+    calibrated_utc: str
+    launches: int
+    medians_ns: dict[str, list[float]]
+    peaks_gbps: dict[str, float]
+    machine: dict[str, Any]
+
+
+def measure_memcpy_gbps() -> float:
+    """Rate of plain copies on this host by the protocol: seconds."""
+    return 2 * _MEMCPY_BYTES / float(np.median(time_memcpy(_MEMCPY_BYTES).samples_ns))
+
+
+def calibration_tasks() -> list[Task]:
+    """The launches to run, all of them equal."""
+    return [Task(bench_arguments(_CONFIG, _SETTINGS, ()))] * LAUNCHES
+
+
+def calibrate(outcomes: Sequence[Outcome], memcpy_gbps: float) -> Calibration:
+    """What came of the launches.
+
+    Args:
+        outcomes: Of ``calibration_tasks``.
+        memcpy_gbps: Rate of plain copies on the host, read and written bytes.
+
+    Raises:
+        Dsv4kvError: One of them was not complete.
+    """
+    records = [each.record for each in outcomes if each.record and each.status == "complete"]
+    if len(records) < LAUNCHES:
+        reasons = [each.error for each in outcomes if each.error]
+        raise Dsv4kvError(
+            f"{len(records)} of {LAUNCHES} launches ended as they should"
+            f"{f' (another: {reasons[0]})' if reasons else ''}: nothing was stored."
+        )
+    medians_ns = _medians_ns(records)
+    return Calibration(
+        noise_floor=noise_floor(list(medians_ns.values())),
+        calibrated_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+        launches=len(records),
+        medians_ns=medians_ns,
+        peaks_gbps={"memcpy": memcpy_gbps, **_peaks_gbps(records)},
+        machine=_identify(records[-1].environment),
+    )
+
+
+def save_calibration(calibration: Calibration, path: Path) -> None:
+    """Write it whole or not at all; raises ``Dsv4kvError`` where it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as file:
+            file.write(json.dumps(asdict(calibration), indent=1).encode() + b"\n")
+    except OSError as error:
+        raise Dsv4kvError(
+            f"{path} cannot be written ({error.strerror}): name another cache with XDG_CACHE_HOME."
+        ) from error
+
+
+def noise_floor(medians: Sequence[Sequence[float]], seed: int = 0) -> float:
+    """97.5 % quantile of how far equals are from 1, over all quantities together.
+
+    Args:
+        medians: For each quantity the median of every launch.
+        seed: Of the deals.
+    """
+    random = np.random.default_rng(seed)
+    found = []
+    for values in medians:
+        half = len(values) // 2
+        for _ in range(_DEALS):
+            dealt = random.permutation(values)
+            first, second = np.median(dealt[:half]), np.median(dealt[half : 2 * half])
+            found.append(max(first, second) / min(first, second) - 1)
+    return float(np.quantile(found, _QUANTILE))
+
+
+def _medians_ns(records: Sequence[RunRecord]) -> dict[str, list[float]]:
+    """Quantities that every launch has enough samples of."""
+    measured = [each for record in records for each in list_measured(record)]
+    return {
+        str(quantity): [each.median_ns for each in launches]
+        for quantity, launches in by_quantity(measured).items()
+        if len(launches) == len(records)
+        and min(len(each.samples_ns) for each in launches) >= _FEWEST_SAMPLES
+    }
+
+
+def _peaks_gbps(records: Sequence[RunRecord]) -> dict[str, float]:
+    """Of GPUs, the median of all launches."""
+    found: dict[str, list[float]] = {}
+    for peak in (peak for record in records for case in record.cases for peak in case.peaks):
+        found.setdefault(peak.name, []).append(peak.bytes / float(np.median(peak.samples_ns)))
+    return {name: float(np.median(rates)) for name, rates in found.items()}
+
+
+def _identify(environment: Environment) -> dict[str, Any]:
+    wanted = {"hostname_sha256", "platform", "cpu", "cpu_count", "memory_bytes", "versions", "gpu"}
+    return environment.model_dump(mode="json", include=wanted)

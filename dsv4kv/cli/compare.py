@@ -1,0 +1,176 @@
+"""``dsv4kv compare``: two sides held against each other, with a verdict and its exit code."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from dsv4kv.cli import compare_options as options
+
+if TYPE_CHECKING:
+    from dsv4kv.compare.comparison import Comparison
+    from dsv4kv.compare.side import Side
+    from dsv4kv.measure.verdict import Verdict
+
+_EXIT_CODES = {"SAME": 0, "FASTER": 0, "SLOWER": 1, "UNCLEAR": 3}
+_INTERRUPTED = 130
+
+EPILOG = """\
+[bold]Examples[/bold]
+
+dsv4kv compare results/A.json results/B.json             two runs of bench --launches 7
+
+dsv4kv compare --ab main HEAD --config smoke             two revisions, launches in turns
+
+dsv4kv compare --ab backend:cpu backend:mine.ops:gather  two backends
+
+dsv4kv compare results/A.json --save-baseline main       keep a run under a name
+
+dsv4kv compare results/B.json --baseline main            and compare with it
+
+[bold]Exit code[/bold]: 0 SAME or FASTER, 1 SLOWER, 3 UNCLEAR, 2 not comparable
+"""
+
+
+def compare(
+    sides: options.Sides = None,
+    ab: options.Ab = None,
+    config: options.Config = None,
+    set_: options.Settings = None,
+    axis: options.Axes = None,
+    launches: options.Launches = 7,
+    baseline: options.Baseline = None,
+    save_baseline: options.SaveBaseline = None,
+    floor: options.Floor = "1%",
+    fail_on: options.FailOn = "slower",
+    force: options.Force = False,
+    as_json: options.AsJson = False,
+    as_markdown: options.AsMarkdown = False,
+    out: options.Out = Path("results"),
+) -> None:
+    """Say whether one side is slower than another: SAME, FASTER, SLOWER or UNCLEAR.
+
+    A launch is the unit: each gives one median per quantity, and the verdict is made over them.
+    SLOWER as soon as one quantity is; UNCLEAR where the mean of all is, or something is missing.
+    """
+    from dsv4kv.compare.floor import parse_floor
+    from dsv4kv.errors import ConfigError
+
+    if fail_on not in ("slower", "unclear"):
+        raise ConfigError(f"--fail-on {fail_on}: choose slower or unclear.")
+    smallest = parse_floor(floor)
+    before: Side | None
+    if ab:
+        _refuse(sides or baseline, "--ab measures both sides now: leave records out.")
+        before, after, interrupted = _measure(ab, config, set_ or [], axis or [], launches, out)
+    else:
+        _refuse(config or set_ or axis, "--config, --set and --axis belong to --ab.")
+        before, after = _stored(sides or [], baseline, save_baseline, out)
+        interrupted = False
+    if before is not None:
+        found = _judge(before, after, smallest, force=force, intended=bool(ab))
+        verdict = found.conclude(fail_on_unclear=fail_on == "unclear")
+        _tell(found, verdict, as_json=as_json, as_markdown=as_markdown)
+    if save_baseline:
+        _save(after, save_baseline, out)
+    if before is not None:
+        raise typer.Exit(_INTERRUPTED if interrupted else _EXIT_CODES[verdict])
+
+
+def _refuse(given: object, sentence: str) -> None:
+    from dsv4kv.errors import ConfigError
+
+    if given:
+        raise ConfigError(sentence)
+
+
+def _stored(
+    sides: list[str], baseline: str | None, save_baseline: str | None, out: Path
+) -> "tuple[Side | None, Side]":
+    """The side before (None if one is only to be saved) and the side after."""
+    from dsv4kv.compare.baselines import load_baseline
+    from dsv4kv.compare.side import load_side
+    from dsv4kv.errors import ConfigError
+
+    if baseline and len(sides) == 1:
+        return load_baseline(baseline, out), load_side(sides[0])
+    if not baseline and len(sides) == 2:
+        return load_side(sides[0]), load_side(sides[1])
+    if not baseline and len(sides) == 1 and save_baseline:
+        return None, load_side(sides[0])
+    raise ConfigError(
+        f"{len(sides)} sides were given{' beside --baseline' if baseline else ''}: name two, or "
+        "one and --baseline NAME, or one and --save-baseline NAME, or --ab A B."
+    )
+
+
+def _measure(
+    ab: tuple[str, str],
+    config: str | None,
+    overrides: list[str],
+    axes: list[str],
+    launches: int,
+    out: Path,
+) -> "tuple[Side, Side, bool]":
+    """Run both sides, keep their records, and say whether Ctrl-C ended it."""
+    import sys
+
+    from rich.console import Console
+
+    from dsv4kv.cli.launching import LaunchWatcher
+    from dsv4kv.compare.ab import Duel, run_duel
+    from dsv4kv.report.store import save_record
+
+    duel = Duel(ab, config, overrides, axes, launches, ["dsv4kv", *sys.argv[1:]])
+    with LaunchWatcher(Console(stderr=True), 2 * launches) as watcher:
+        sides, interrupted = run_duel(duel, watcher.tell)
+    for side in sides:
+        saved = save_record(side.records[0], out)
+        typer.echo(f"record of {side.name}: {saved.path}", err=True)
+        if saved.problem:
+            typer.echo(f"warning: {saved.problem}", err=True)
+    return *sides, interrupted
+
+
+def _judge(
+    before: "Side", after: "Side", floor: float, *, force: bool, intended: bool
+) -> "Comparison":
+    from dsv4kv.compare.comparison import compare as judge_sides
+    from dsv4kv.compare.floor import find_floor
+    from dsv4kv.compare.likeness import list_differences
+    from dsv4kv.errors import ConfigError
+
+    differences = list_differences(before, after)
+    unlike = [each for each in differences if each.kind != "unknown"]
+    if unlike and not force and not intended:
+        alike = f"{before.name} and {after.name} are not alike"
+        end = f"{alike}: --force compares them all the same."
+        raise ConfigError("\n".join([*map(str, unlike), end]))
+    smallest = find_floor(floor, (before, after))
+    return judge_sides(before, after, smallest, differences, intended=intended)
+
+
+def _tell(found: "Comparison", verdict: "Verdict", *, as_json: bool, as_markdown: bool) -> None:
+    if as_json:
+        import json
+
+        from dsv4kv.compare.documents import to_document
+
+        typer.echo(json.dumps(to_document(found, verdict), ensure_ascii=False, indent=2))
+    elif as_markdown:
+        from dsv4kv.compare.documents import to_markdown
+
+        typer.echo(to_markdown(found, verdict), nl=False)
+    else:
+        from dsv4kv.cli.console import open_console
+        from dsv4kv.compare.view import view_comparison
+
+        console = open_console()
+        for part in view_comparison(found, verdict):
+            console.print(part, markup=False, highlight=False)
+
+
+def _save(side: "Side", name: str, out: Path) -> None:
+    from dsv4kv.compare.baselines import save_baseline
+
+    typer.echo(f"baseline: {save_baseline(side, name, out)}", err=True)

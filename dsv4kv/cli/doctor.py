@@ -1,0 +1,146 @@
+"""``dsv4kv doctor``: what this machine has, what that enables, and what to do about the rest."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from dsv4kv.bench.calibrate import Calibration
+    from dsv4kv.doctor.check import Check
+
+EPILOG = """\
+[bold]Examples[/bold]
+
+dsv4kv doctor                 look at this machine
+
+dsv4kv doctor --calibrate     measure what it does to equals, for dsv4kv compare
+"""
+
+_MARKS = {
+    "good": ("✓", "green"),
+    "note": ("·", "dim"),
+    "missing": ("–", "yellow"),
+    "broken": ("✗", "red"),
+}
+
+
+def doctor(
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate",
+            help="Also run equal launches, store their noise floor and the memory's peaks "
+            "(minutes; leave the machine alone meanwhile).",
+        ),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Tell what this machine has and lacks; fails if the default bench could not run."""
+    from dsv4kv.compare.floor import calibration_path
+    from dsv4kv.doctor.examine import examine
+    from dsv4kv.errors import DeviceError
+
+    path = calibration_path()
+    calibration = _calibrate(path, quiet=as_json) if calibrate else None
+    checks = list(examine(path))
+    if as_json:
+        typer.echo(_as_json(checks, calibration), nl=False)
+    else:
+        _show(checks)
+        if calibration is not None:
+            typer.echo(_sum_up(calibration, path))
+    if any(check.status == "broken" for check in checks):
+        raise typer.Exit(DeviceError.exit_code)
+
+
+def _calibrate(path: Path, *, quiet: bool) -> "Calibration":
+    from rich.console import Console
+
+    from dsv4kv.bench.calibrate import (
+        LAUNCHES,
+        calibrate,
+        calibration_tasks,
+        measure_memcpy_gbps,
+        save_calibration,
+    )
+    from dsv4kv.bench.launches import run_launches
+    from dsv4kv.cli.launching import LaunchWatcher
+
+    with LaunchWatcher(Console(stderr=True, quiet=quiet), LAUNCHES) as watcher:
+        outcomes = run_launches(calibration_tasks(), watcher.tell)
+    calibration = calibrate(outcomes, measure_memcpy_gbps())
+    save_calibration(calibration, path)
+    return calibration
+
+
+def _show(checks: "Sequence[Check]") -> None:
+    from dsv4kv.cli.console import open_console
+
+    console = open_console()
+    for part in _tell(checks):
+        console.print(part, markup=False, highlight=False)
+
+
+def _tell(checks: "Sequence[Check]") -> "list[RenderableType]":
+    """A table for each topic, then what to do."""
+    parts: list[RenderableType] = []
+    for topic in dict.fromkeys(check.topic for check in checks):
+        parts += [_table(topic, [check for check in checks if check.topic == topic]), ""]
+    return [*parts, *_advise(checks)]
+
+
+def _table(topic: str, checks: "Sequence[Check]") -> "RenderableType":
+    from rich.text import Text
+
+    from dsv4kv.report.cells import new_table
+
+    table = new_table(topic)
+    table.show_header = False
+    table.add_column("", no_wrap=True)
+    table.add_column("name", no_wrap=True)
+    table.add_column("found", ratio=1, overflow="fold")
+    table.add_column("enables", style="dim", ratio=1)
+    table.expand = True
+    for check in checks:
+        table.add_row(Text(*_MARKS[check.status]), check.name, check.found, check.enables)
+    return table
+
+
+def _advise(checks: "Sequence[Check]") -> "list[RenderableType]":
+    from rich.text import Text
+
+    advised = [check for check in checks if check.advice]
+    if not advised:
+        return [Text("nothing to do.", "green")]
+    return [
+        Text("What to do", "bold"),
+        *(
+            Text(f"{check.name}: {check.advice}", style=_MARKS[check.status][1])
+            for check in advised
+        ),
+    ]
+
+
+def _sum_up(calibration: "Calibration", path: Path) -> str:
+    peaks = ", ".join(f"{name} {rate:,.1f} GB/s" for name, rate in calibration.peaks_gbps.items())
+    return (
+        f"calibrated: noise floor {calibration.noise_floor * 100:.2f} % over "
+        f"{len(calibration.medians_ns)} quantities of {calibration.launches} launches; {peaks}; "
+        f"stored in {path}"
+    )
+
+
+def _as_json(checks: "Sequence[Check]", calibration: "Calibration | None") -> str:
+    import json
+    from dataclasses import asdict
+
+    document = {
+        "ok": all(check.status != "broken" for check in checks),
+        "checks": [asdict(check) for check in checks],
+        "calibration": asdict(calibration) if calibration else None,
+    }
+    return json.dumps(document, ensure_ascii=False, indent=2) + "\n"

@@ -1,0 +1,227 @@
+"""``dsv4kv profile``: which kernels take the time, by whichever profiler is there."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from dsv4kv.bench.profile_plan import Plan, Tool
+
+_STEP = "step"
+_TIMEOUT_S = 600.0
+
+EPILOG = """\
+[bold]Examples[/bold]
+
+dsv4kv profile                                   nsys if it is there, else torch.profiler
+
+dsv4kv profile gpu --nsys --print-command        the command line, and nothing else
+
+dsv4kv profile gpu --ncu --kernel gather         bytes in DRAM beside those that must move
+
+dsv4kv profile --from server.nsys-rep            what the KV cache costs your server
+
+dsv4kv profile --diff before.json after.json     which kernels changed
+"""
+
+
+def profile(
+    config: Annotated[
+        str | None,
+        typer.Argument(
+            help="A YAML file or a shipped name: default (the default), smoke, gpu.",
+            show_default=False,
+        ),
+    ] = None,
+    nsys: Annotated[bool, typer.Option("--nsys", help="Profile with Nsight Systems.")] = False,
+    ncu: Annotated[
+        bool, typer.Option("--ncu", help="Profile with Nsight Compute: counts bytes in DRAM.")
+    ] = False,
+    torch: Annotated[
+        bool, typer.Option("--torch", help="Profile with torch.profiler (Kineto).")
+    ] = False,
+    auto: Annotated[
+        bool,
+        typer.Option("--auto", help="nsys if it and a GPU are there, else torch.profiler."),
+    ] = False,
+    from_: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="FILE",
+            help="Show a profile that exists: .nsys-rep, .sqlite, .ncu-rep, a Chrome trace, or a "
+            "run record.",
+        ),
+    ] = None,
+    diff: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(metavar="A B", help="Compare two profiles that exist.", show_default=False),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: device=cpu."),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Decode steps to profile: 10, with ncu 1.")
+    ] = None,
+    kernel: Annotated[
+        str | None, typer.Option(metavar="REGEX", help="Kernels that ncu looks at: all.")
+    ] = None,
+    step: Annotated[
+        str, typer.Option(metavar="NAME", help="Range that is a step, with --from and --diff.")
+    ] = _STEP,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Also count memory around building the pools.")
+    ] = False,
+    print_command: Annotated[
+        bool, typer.Option("--print-command", help="Print the profiler's command line only.")
+    ] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Every kernel, and how each was launched.")
+    ] = False,
+    timeline: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Write one step: .svg, or .json for Perfetto."),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(min=1, help="Seconds that nsys or ncu may take.")
+    ] = _TIMEOUT_S,
+    out: Annotated[Path, typer.Option(help="Folder for the run record.")] = Path("results"),
+    child: Annotated[Path | None, typer.Option(metavar="FILE", hidden=True)] = None,
+) -> None:
+    """Profile steady decode steps of a workload, or show a profile of this or another program.
+
+    A step's time goes to kernels, to gaps between them and to the host; kernels of vLLM, SGLang,
+    FlashMLA and TensorRT-LLM are known by what they do to the KV cache.
+    """
+    wanted = _chosen({"nsys": nsys, "ncu": ncu, "torch": torch, "auto": auto}, from_, diff)
+    if diff is not None:
+        _show_diff(diff, step, full=full)
+    elif from_ is not None:
+        _show_file(from_, step, timeline or [], full=full)
+    elif child is not None:
+        _be_child(config, set_ or [], steps, child)
+    else:
+        plan = _make_plan(config, set_ or [], wanted, steps, out, kernel, timeout)
+        if print_command:
+            _print_command(plan)
+        else:
+            _run(plan, out, timeline or [], memory=memory, full=full)
+
+
+def _chosen(
+    tools: dict[str, bool], from_: Path | None, diff: tuple[Path, Path] | None
+) -> "Tool | None":
+    """The profiler asked for; None where none is."""
+    from dsv4kv.errors import ConfigError
+
+    given = [name for name, wanted in tools.items() if wanted]
+    if len(given) + (from_ is not None) + (diff is not None) > 1:
+        raise ConfigError("--nsys, --ncu, --torch, --auto, --from and --diff: choose one of them.")
+    names: dict[str, Tool] = {"nsys": "nsys", "ncu": "ncu", "torch": "torch"}
+    return next((names[name] for name in given if name in names), None)
+
+
+def _make_plan(
+    config: str | None,
+    overrides: list[str],
+    wanted: "Tool | None",
+    steps: int | None,
+    out: Path,
+    kernel: str | None = None,
+    timeout: float = _TIMEOUT_S,
+) -> "Plan":
+    import sys
+
+    from dsv4kv.bench.profile_plan import Plan, choose_tool, name_folder
+    from dsv4kv.config.load import load_config
+    from dsv4kv.errors import ConfigError
+
+    if kernel is not None and wanted != "ncu":
+        raise ConfigError("--kernel chooses kernels for ncu: add --ncu.")
+    loaded = load_config(config, overrides)
+    tool, why = choose_tool(wanted, loaded.config.device)
+    return Plan(
+        loaded=loaded,
+        overrides=overrides,
+        argv=["dsv4kv", *sys.argv[1:]],
+        tool=tool,
+        why=why,
+        steps=steps,
+        folder=name_folder(loaded, out),
+        kernels=kernel,
+        timeout_s=timeout,
+    )
+
+
+def _be_child(config: str | None, overrides: list[str], steps: int | None, target: Path) -> None:
+    """Be the program that nsys or ncu looks at."""
+    from dataclasses import replace
+
+    from dsv4kv.bench.profile_run import be_profiled
+
+    plan = _make_plan(config, overrides, "nsys", steps, target.parent)
+    be_profiled(replace(plan, folder=target.parent), target)
+
+
+def _print_command(plan: "Plan") -> None:
+    import shlex
+
+    from dsv4kv.bench.profile_plan import make_command
+
+    command = make_command(plan)
+    typer.echo(shlex.join(command.words))
+    typer.echo(f"it needs the folder {plan.folder}, and writes a report and run.json", err=True)
+    if command.dropped:
+        dropped = ", ".join(command.dropped)
+        typer.echo(f"left out, as this {plan.tool} does not know it: {dropped}", err=True)
+
+
+def _run(plan: "Plan", out: Path, timelines: list[Path], *, memory: bool, full: bool) -> None:
+    """Profile, keep the record, and show it."""
+    from dsv4kv.bench.profile_run import run_profile
+    from dsv4kv.measure.profilers.sessions import name_files
+    from dsv4kv.report.store import save_record
+
+    try:
+        record = run_profile(plan, memory=memory)
+    except KeyboardInterrupt:
+        if plan.folder.is_dir():
+            typer.echo(f"stopped. {name_files(plan.folder)}", err=True)
+        raise
+    saved = save_record(record, out)
+    _show_file(saved.path, _STEP, timelines, full=full)
+    typer.echo(f"files: {plan.folder}")
+    typer.echo(f"record: {saved.path}")
+    if saved.problem:
+        typer.echo(f"warning: {saved.problem}", err=True)
+
+
+def _show_file(path: Path, step: str, timelines: list[Path], *, full: bool) -> None:
+    from dsv4kv.cli.console import open_console
+    from dsv4kv.errors import ConfigError
+    from dsv4kv.report.profile_source import load_profile
+    from dsv4kv.report.profile_view import tell_profile
+    from dsv4kv.report.timeline_files import write_timeline
+
+    source, console = load_profile(path, step), open_console()
+    for part in tell_profile(source.profile, source.yardstick, full=full):
+        console.print(part, markup=False, highlight=False)
+    for target in timelines:
+        if source.table.timeline is None:
+            raise ConfigError(f"{path} has no timeline: ncu runs every kernel alone.")
+        write_timeline(source.table.timeline, target)
+
+
+def _show_diff(paths: tuple[Path, Path], step: str, *, full: bool) -> None:
+    from dsv4kv.cli.console import open_console
+    from dsv4kv.report.profile_diff import tell_diff
+    from dsv4kv.report.profile_source import load_profile
+    from dsv4kv.report.profile_view import MOST_ROWS
+
+    before, after = (load_profile(path, step).table for path in paths)
+    names = paths[0].name, paths[1].name
+    console = open_console()
+    for part in tell_diff(before, after, names, most=None if full else MOST_ROWS):
+        console.print(part, markup=False, highlight=False)

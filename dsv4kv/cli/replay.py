@@ -1,0 +1,219 @@
+"""``dsv4kv replay``: serve a trace in virtual time."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dsv4kv.report.record import RunRecord
+
+_INTERRUPTED = 130
+EPILOG = (
+    "Example: [cyan]dsv4kv replay conversation_trace.jsonl --memory 100GiB "
+    "--axis prefix.strategy=full,zero,ends+junctions --chart replay.svg[/cyan]"
+)
+
+
+def _model(text: str, metavar: str | None = None) -> Any:
+    return typer.Option(help=text, metavar=metavar, rich_help_panel="Model of a step")
+
+
+def replay(
+    trace: Annotated[
+        str | None,
+        typer.Argument(
+            help="A trace file, a folder of weka conversations or [bold]builtin:chat[/bold]. "
+            "Left out: what the configuration names.",
+            show_default=False,
+        ),
+    ] = None,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="A YAML file or a shipped name.", show_default="default"
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME|FILE", help="A preset or a config.json.")
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option(metavar="BYTES", help="Memory of the cache: 100GiB.")
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="What is evicted first: lru, lfu, s3fifo, sieve, arc, …")
+    ] = None,
+    strategy: Annotated[
+        str | None,
+        typer.Option(
+            help="What is kept of windows and states: full, periodic:4096, zero, zero:bounded, "
+            "ends, ends+junctions."
+        ),
+    ] = None,
+    gpu: Annotated[str | None, _model("A GPU of the catalogue, for its bandwidth.")] = None,
+    gpus: Annotated[int | None, _model("GPUs that bear a step together.")] = None,
+    bandwidth: Annotated[
+        float | None, _model("Memory bandwidth of one GPU instead.", "GB/s")
+    ] = None,
+    peaks: Annotated[
+        str | None, _model("Bandwidth as a run of `dsv4kv bench` measured it.", "RUN.json")
+    ] = None,
+    tflops: Annotated[float | None, _model("Arithmetic of one GPU.", "TFLOP/s")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: prefix.defer=false."),
+    ] = None,
+    axis: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=A,B,…", help="Sweep a setting: prefix.policy=lru,arc."),
+    ] = None,
+    chart: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw memory, requests and times: .svg or .html."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the run record.")] = Path("results"),
+    json_: Annotated[
+        str | None,
+        typer.Option("--json", metavar="FILE", help="Also write the record here; - prints it."),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print problems only.")] = False,
+    schema: Annotated[bool, typer.Option("--schema", help="List every setting and end.")] = False,
+) -> None:
+    """Serve a trace in virtual time: what is reused, what is lost and why, what it costs.
+
+    Which blocks are found, evicted and held is exact; times follow a stated model.
+    """
+    if schema:
+        _print_schema()
+        return
+    given = {
+        "workload.trace": trace,
+        "model.preset": model,
+        "cache.memory_bytes": memory,
+        "prefix.policy": policy,
+        "prefix.strategy": strategy,
+        "cost.gpu": gpu,
+        "cost.gpus": gpus,
+        "cost.bandwidth_gbps": bandwidth,
+        "cost.peaks": peaks,
+        "cost.tflops": tflops,
+    }
+    silent = quiet or json_ == "-"
+    if chart is not None:
+        _check_chart(chart)
+    record = _run(config, [*(set_ or []), *_settings(given)], axis or [], silent=silent)
+    _tell(record, out, json_, silent=silent)
+    if chart is not None:
+        _draw(record, chart, silent=silent)
+    _end(record)
+
+
+def _settings(given: dict[str, str | int | float | None]) -> list[str]:
+    """Options as settings; values are quoted so that YAML takes them as they are."""
+    import json
+
+    return [f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None]
+
+
+def _print_schema() -> None:
+    from dsv4kv.cli.console import open_console
+    from dsv4kv.config.render import schema_table
+    from dsv4kv.config.replay import ReplayConfig
+
+    open_console().print(schema_table(ReplayConfig))
+
+
+def _run(
+    config: str | None, overrides: list[str], axes: list[str], *, silent: bool
+) -> "RunRecord":
+    import sys
+
+    from rich.console import Console
+
+    from dsv4kv.config.axes import expand_axes
+    from dsv4kv.config.load import load_config
+    from dsv4kv.config.replay import ReplayConfig
+    from dsv4kv.replay.run import Invocation, run_replay
+
+    loaded = load_config(config, overrides, ReplayConfig)
+    points = expand_axes(loaded, overrides, axes, ReplayConfig)
+    invocation = Invocation(["dsv4kv", *sys.argv[1:]], loaded, points, overrides, axes)
+    with Console(stderr=True, quiet=silent).status("replay") as status:
+        return run_replay(invocation, _progress(status.update))
+
+
+def _progress(show: "Callable[[str], None]") -> "Callable[[int, int], None]":
+    """Tell every percent how far it is."""
+    told = -1
+
+    def tell(done: int, total: int) -> None:
+        nonlocal told
+        percent = 100 * done // total
+        if percent > told:
+            told = percent
+            show(f"replay: {done:,} of {total:,} requests")
+
+    return tell
+
+
+def _tell(record: "RunRecord", out: Path, json_: str | None, *, silent: bool) -> None:
+    from rich.console import Console
+
+    from dsv4kv.cli.console import open_console
+    from dsv4kv.report.replay_view import render_replay
+    from dsv4kv.report.store import dumps, save_record
+
+    saved = save_record(record, out)
+    console = Console(stderr=True, soft_wrap=True) if silent else open_console()
+    render_replay(record, console, quiet=silent)
+    if not silent:
+        typer.echo(f"record: {saved.path}")
+    if saved.problem:
+        typer.echo(f"warning: {saved.problem}", err=True)
+    if json_ == "-":
+        typer.echo(dumps(record), nl=False)
+    elif json_:
+        _write(Path(json_), dumps(record), "--json")
+
+
+def _check_chart(chart: Path) -> None:
+    from dsv4kv.errors import ConfigError
+
+    if chart.suffix not in (".svg", ".html"):
+        raise ConfigError(f"--chart {chart}: name a file that ends in .svg or .html.")
+
+
+def _draw(record: "RunRecord", chart: Path, *, silent: bool) -> None:
+    from dsv4kv.report.replay_chart import draw_replay
+
+    text = draw_replay(record, chart.suffix)
+    _write(chart, text, "--chart")
+    if not silent:
+        typer.echo(f"chart: {chart}")
+
+
+def _write(path: Path, text: str, option: str) -> None:
+    from dsv4kv.errors import RecordError
+    from dsv4kv.files import replacing
+
+    try:
+        with replacing(path) as file:
+            file.write(text.encode())
+    except OSError as error:
+        raise RecordError(
+            f"{option} {path}: cannot be written ({error.strerror}): name a file in a folder "
+            "that exists."
+        ) from None
+
+
+def _end(record: "RunRecord") -> None:
+    """Leave with the exit code of the run's status, and its sentences where it failed."""
+    from dsv4kv.errors import VerificationError
+
+    problems = [case.error for case in record.cases if case.status == "failed" and case.error]
+    if problems:
+        raise VerificationError("\n".join(problems))
+    if record.status == "incomplete":
+        raise typer.Exit(_INTERRUPTED)

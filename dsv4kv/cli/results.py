@@ -1,0 +1,134 @@
+"""``dsv4kv results``: the folder of saved runs."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from dsv4kv.report.index import Entry
+
+app = typer.Typer(no_args_is_help=True, help="List, show and prune saved runs.")
+
+Folder = Annotated[Path, typer.Option("--folder", help="Folder of records.")]
+
+_RESULTS = Path("results")
+
+
+@app.command("list")
+def list_(
+    folder: Folder = _RESULTS,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document instead of a table.")
+    ] = False,
+) -> None:
+    """List saved runs, oldest first."""
+    from dsv4kv.report.index import list_entries
+
+    entries = list_entries(folder)
+    if as_json:
+        import json
+
+        document = [entry.model_dump(mode="json") for entry in entries]
+        typer.echo(json.dumps(document, ensure_ascii=False, indent=2))
+        return
+    from dsv4kv.cli.console import open_console
+
+    open_console().print(_table(entries), highlight=False)
+    for entry in entries:
+        if entry.problem:
+            typer.echo(f"warning: {entry.problem}", err=True)
+
+
+@app.command()
+def show(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="Beginning or end of a run's name, or last.")
+    ],
+    folder: Folder = _RESULTS,
+) -> None:
+    """Show a run of the folder again, as `dsv4kv report` does."""
+    from dsv4kv.cli.console import open_console
+    from dsv4kv.report.index import list_entries
+    from dsv4kv.report.render import render_record
+    from dsv4kv.report.store import load_record
+
+    entry = _find(list_entries(folder), run, folder)
+    render_record(load_record(folder / entry.file), open_console())
+
+
+@app.command()
+def prune(
+    folder: Folder = _RESULTS,
+    keep: Annotated[
+        int | None, typer.Option(min=0, help="Remove all but the newest so many.")
+    ] = None,
+    older_than: Annotated[
+        int | None, typer.Option(min=0, metavar="DAYS", help="Remove those older than this.")
+    ] = None,
+    status: Annotated[
+        str | None,
+        typer.Option(metavar="complete|incomplete|failed", help="Remove those of this status."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove; without it they are named.")] = False,
+) -> None:
+    """Remove runs that fit every option given; baselines and unreadable files stay."""
+    from dsv4kv.errors import ConfigError
+    from dsv4kv.report.index import list_entries
+    from dsv4kv.report.prune import choose, remove
+
+    if keep is None and older_than is None and status is None:
+        raise ConfigError("nothing says what to remove: give --keep, --older-than or --status.")
+    chosen = choose(list_entries(folder), keep=keep, older_than_days=older_than, status=status)
+    for entry in chosen:
+        typer.echo(f"{'removed' if yes else 'would remove'} {folder / entry.file}")
+    if yes:
+        remove(folder, chosen)
+    elif chosen:
+        typer.echo(f"{len(chosen)} runs: --yes removes them.", err=True)
+
+
+def _table(entries: "list[Entry]") -> "Table":
+    from dsv4kv.report.cells import ABSENT, new_table
+    from dsv4kv.units import format_bytes
+
+    table = new_table("Runs")
+    for header in ("run", "status", "config", "backend"):
+        table.add_column(header, overflow="fold")
+    for header in ("cases", "launches", "size"):
+        table.add_column(header, justify="right")
+    table.add_column("git")
+    for entry in entries:
+        size = format_bytes(entry.size_bytes)
+        if entry.summary is None:
+            table.add_row(entry.file, "unreadable", *[ABSENT] * 4, size, "")
+            continue
+        told = entry.summary
+        table.add_row(
+            told.run_id,
+            told.status,
+            told.config,
+            ", ".join(told.backends),
+            f"{told.cases:,}",
+            f"{told.launches:,}",
+            size,
+            (told.git_sha or "")[:12],
+        )
+    return table
+
+
+def _find(entries: "list[Entry]", run: str, folder: Path) -> "Entry":
+    """The entry of that name; refuses none and several."""
+    from dsv4kv.errors import RecordError
+
+    readable = [entry for entry in entries if entry.summary]
+    if run == "last" and readable:
+        return readable[-1]
+    names = {Path(entry.file).stem: entry for entry in readable}
+    found = [name for name in names if name.startswith(run) or name.endswith(run)]
+    if len(found) == 1:
+        return names[found[0]]
+    told = f"fits {', '.join(found)}" if found else f"fits no run in {folder}"
+    raise RecordError(f"{run} {told}: `dsv4kv results list` names them.")

@@ -1,0 +1,132 @@
+"""A against B on this machine, now: launches in turns, so that both see the same hours."""
+
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from dsv4kv.bench.fresh import OWN_TREE, Outcome, Task
+from dsv4kv.bench.launches import Request, Tell, bench_arguments, merge, run_launches
+from dsv4kv.compare.side import Side
+from dsv4kv.compare.worktrees import checked_out
+from dsv4kv.config.axes import expand_axes
+from dsv4kv.config.load import LoadedConfig, find_config, load_config
+from dsv4kv.errors import ConfigError
+
+NAMES = ("A", "B")
+
+_KINDS = ("config", "backend", "git")
+_YAML = (".yaml", ".yml")
+
+
+@dataclass(frozen=True)
+class Duel:
+    """Two things to run in turns.
+
+    Attributes:
+        references: What was named for A and for B.
+        config: What both run; None takes the default, or is not there where A and B are
+            configurations.
+        overrides: ``a.b=c`` settings of both.
+        axes: ``a.b=1,2`` sweeps of both.
+        launches: Of each side.
+        argv: The command line.
+    """
+
+    references: tuple[str, str]
+    config: str | None
+    overrides: Sequence[str]
+    axes: Sequence[str]
+    launches: int
+    argv: list[str]
+
+    @property
+    def kind(self) -> str:
+        """``git``, ``config`` or ``backend``: what A and B are, and may differ in."""
+        kinds = [_parse(reference)[0] for reference in self.references]
+        if kinds[0] != kinds[1]:
+            raise ConfigError(
+                f"--ab {' '.join(self.references)}: one is a {kinds[0]}, the other a {kinds[1]}: "
+                "name two revisions, two configurations or two backends."
+            )
+        return kinds[0]
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """One side: what to run, and what it was asked for."""
+
+    task: Task
+    loaded: LoadedConfig
+
+
+def run_duel(duel: Duel, tell: Tell) -> tuple[tuple[Side, Side], bool]:
+    """Run both sides in turns; Ctrl-C leaves what was measured.
+
+    Returns:
+        Side A and side B, and whether Ctrl-C ended it.
+
+    Raises:
+        ConfigError: A reference, revision or configuration that cannot be used.
+        Dsv4kvError: The first launch of a side was refused.
+    """
+    with _plans(duel) as plans:
+        outcomes = run_launches(interleave([plan.task for plan in plans], duel.launches), tell)
+    asked = 2 * duel.launches
+    interrupted = len(outcomes) < asked or any(outcome.interrupted for outcome in outcomes)
+    sides = tuple(_side(duel, plan, outcomes) for plan in plans)
+    return (sides[0], sides[1]), interrupted
+
+
+def interleave(tasks: Sequence[Task], launches: int) -> list[Task]:
+    """A B B A A B B A …: whatever rises or falls in the meantime, both sides get as much of it."""
+    first, second = tasks
+    return [
+        task
+        for turn in range(launches)
+        for task in ((first, second) if turn % 2 == 0 else (second, first))
+    ]
+
+
+def _parse(reference: str) -> tuple[str, str]:
+    """Kind and value: ``backend:cpu``, ``config:smoke``, ``mine.yaml``, ``git:main``, ``main``."""
+    kind, _, value = reference.partition(":")
+    if kind in _KINDS and value:
+        return kind, value
+    return ("config" if reference.endswith(_YAML) else "git"), reference
+
+
+@contextmanager
+def _plans(duel: Duel) -> Iterator[list[_Plan]]:
+    """Both sides, ready to run; revisions are checked out as long as the block lasts."""
+    if duel.kind == "config" and duel.config is not None:
+        raise ConfigError(f"--config {duel.config}: A and B are the configurations: leave it out.")
+    with ExitStack() as stack:
+        yield [_plan(duel, index, stack) for index in range(2)]
+
+
+def _plan(duel: Duel, index: int, stack: ExitStack) -> _Plan:
+    kind, value = duel.kind, _parse(duel.references[index])[1]
+    overrides = [*duel.overrides, *([f"backend={json.dumps(value)}"] if kind == "backend" else [])]
+    loaded = load_config(value if kind == "config" else duel.config, overrides)
+    expand_axes(loaded, overrides, duel.axes)
+    # both revisions run this text, not whatever each has under that name
+    source = str(find_config(loaded.source).resolve()) if kind == "git" else loaded.source
+    tree = stack.enter_context(checked_out(value)) if kind == "git" else OWN_TREE
+    arguments = bench_arguments(source, overrides, duel.axes)
+    return _Plan(Task(arguments, tree, NAMES[index]), loaded)
+
+
+def _side(duel: Duel, plan: _Plan, outcomes: Sequence[Outcome]) -> Side:
+    own = [outcome for outcome in outcomes if outcome.task.side == plan.task.side]
+    request = Request(duel.argv, _reproduce(duel), plan.loaded, duel.launches)
+    reference = duel.references[NAMES.index(plan.task.side)]
+    return Side(f"{plan.task.side} ({reference})", (merge(own, request),))
+
+
+def _reproduce(duel: Duel) -> str:
+    words = ["dsv4kv", "compare", "--ab", *duel.references]
+    words += ["--config", duel.config] if duel.config else []
+    words += bench_arguments("", duel.overrides, duel.axes)[1:]
+    return shlex.join([*words, "--launches", str(duel.launches)])

@@ -1,0 +1,177 @@
+"""The comparison itself: a verdict for every quantity that both sides measured, and for all."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from dsv4kv.compare.floor import Floor
+from dsv4kv.compare.likeness import Difference
+from dsv4kv.compare.side import Launched, Side, list_launched, tell_losses
+from dsv4kv.measure.verdict import Judgement, Launches, Verdict, judge
+from dsv4kv.report.quantities import Quantity
+from dsv4kv.report.sweep import axis_text
+from dsv4kv.units import format_bytes
+
+
+@dataclass(frozen=True)
+class Row:
+    """One quantity on both sides.
+
+    Attributes:
+        quantity: What was measured.
+        before: Median of every launch in ns.
+        after: Likewise.
+        judgement: The verdict on it.
+    """
+
+    quantity: Quantity
+    before: Launches
+    after: Launches
+    judgement: Judgement
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two sides and what may be said about them.
+
+    Attributes:
+        before: The side that is held against.
+        after: The side that is judged.
+        floor: The smallest change that counts.
+        rows: Every quantity of both sides.
+        overall: The verdict on the geometric mean of all rows; None without a row.
+        missing: Quantities that only one side has, and which one.
+        losses: Launches and cases that could not be used, a sentence each.
+        differences: Fields in which the sides differ.
+        intended: Whether the sides were made to differ, as in A against B.
+    """
+
+    before: Side
+    after: Side
+    floor: Floor
+    rows: tuple[Row, ...]
+    overall: Judgement | None
+    missing: tuple[str, ...]
+    losses: tuple[str, ...]
+    differences: tuple[Difference, ...]
+    intended: bool
+
+    @property
+    def forced(self) -> bool:
+        """Whether the sides differ where they must not, and are compared all the same."""
+        return not self.intended and any(each.kind != "unknown" for each in self.differences)
+
+    def conclude(self, *, fail_on_unclear: bool = False) -> Verdict:
+        """One verdict: SLOWER as soon as a row is.
+
+        UNCLEAR where the mean of all rows is, where something is missing or lost, or, with
+        ``fail_on_unclear``, where any row is.
+        """
+        found = {row.judgement.verdict for row in self.rows}
+        mean = self.overall.verdict if self.overall else Verdict.UNCLEAR
+        if Verdict.SLOWER in (mean, *found):
+            return Verdict.SLOWER
+        if mean is Verdict.UNCLEAR or self.missing or _empty_case(self):
+            return Verdict.UNCLEAR
+        if fail_on_unclear and Verdict.UNCLEAR in found:
+            return Verdict.UNCLEAR
+        return Verdict.FASTER if Verdict.FASTER in (mean, *found) else Verdict.SAME
+
+
+def compare(
+    before: Side,
+    after: Side,
+    floor: Floor,
+    differences: Sequence[Difference] = (),
+    *,
+    intended: bool = False,
+) -> Comparison:
+    """Judge every quantity that both sides have; the likeness of the sides is checked before."""
+    first, second = list_launched(before), list_launched(after)
+    shared = [q for q in first if q in second and _positive(first[q] + second[q])]
+    verdicts = len(shared) + 1  # and the mean
+    rows = tuple(_row(q, first[q], second[q], floor.value, verdicts) for q in shared)
+    means = _mean_of_rows(first, shared), _mean_of_rows(second, shared)
+    overall = judge(*means, floor.value, verdicts) if all(m.values for m in means) else None
+    return Comparison(
+        before=before,
+        after=after,
+        floor=floor,
+        rows=rows,
+        overall=overall,
+        missing=tuple(
+            f"{quantity} is only in {side.name}"
+            for side, own, other in ((before, first, second), (after, second, first))
+            for quantity in own
+            if quantity not in other
+        ),
+        losses=tuple(loss for side in (before, after) for loss in tell_losses(side)),
+        differences=tuple(differences),
+        intended=intended,
+    )
+
+
+def _row(
+    quantity: Quantity,
+    before: Sequence[Launched],
+    after: Sequence[Launched],
+    floor: float,
+    verdicts: int,
+) -> Row:
+    sides = _launches(before), _launches(after)
+    judgement = judge(*sides, floor, verdicts)
+    sizes = [_bytes_per_call(launches) for launches in (before, after)]
+    if abs(sizes[1] - sizes[0]) > floor * sizes[0]:
+        told = " against ".join(map(format_bytes, sizes))
+        judgement = replace(
+            judgement, verdict=Verdict.UNCLEAR, reason=f"other work: {told} a call"
+        )
+    return Row(quantity, *sides, judgement)
+
+
+def _launches(launched: Sequence[Launched]) -> Launches:
+    return Launches(
+        [each.measured.median_ns for each in launched], [each.began_s for each in launched]
+    )
+
+
+def _bytes_per_call(launched: Sequence[Launched]) -> float:
+    return sum(each.measured.bytes_per_call for each in launched) / len(launched)
+
+
+def _positive(launched: Sequence[Launched]) -> bool:
+    """Whether every median is a time; a clock that is too coarse gives 0, which has no ratio."""
+    return all(each.measured.median_ns > 0 for each in launched)
+
+
+def _mean_of_rows(
+    measured: dict[Quantity, list[Launched]], quantities: Sequence[Quantity]
+) -> Launches:
+    """Geometric mean of the rows' medians, launch by launch; launches that lack a row are out.
+
+    Rows of one launch rise and fall together, so the mean is taken within a launch and its
+    interval over launches, as for any row.
+    """
+    logs: dict[tuple[int, int], list[float]] = {}
+    began_s: dict[tuple[int, int], float] = {}
+    for quantity in quantities:
+        for each in measured[quantity]:
+            logs.setdefault(each.process, []).append(math.log(each.measured.median_ns))
+            began_s[each.process] = each.began_s
+    whole = {key: values for key, values in logs.items() if len(values) == len(quantities)}
+    means = [math.exp(sum(values) / len(values)) for values in whole.values()]
+    return Launches(means, [began_s[key] for key in whole])
+
+
+def _empty_case(comparison: Comparison) -> bool:
+    """Whether a side lacks a case: none of its launches brought it to its end.
+
+    What both sides skip, as this machine lacks what it takes, is nobody's loss.
+    """
+    sides = [
+        [case for record in side.records for case in record.cases]
+        for side in (comparison.before, comparison.after)
+    ]
+    tried = {axis_text(case) for side in sides for case in side if case.status != "skipped"}
+    ended = [{axis_text(case) for case in side if case.status == "complete"} for side in sides]
+    return not tried or any(tried - each for each in ended)

@@ -1,0 +1,165 @@
+"""What ``dsv4kv replay`` runs: a cache, a trace, a scheduler and the cost of a step, as YAML.
+
+The descriptions of the fields are the documentation: ``dsv4kv replay --schema`` prints them.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from dsv4kv.config.bench import (
+    ModelSection,
+    NonNegative,
+    Positive,
+    RequestsSection,
+    Section,
+    Speculative,
+)
+
+Share = Annotated[float, Field(ge=0, le=1)]
+AboveZero = Annotated[float, Field(gt=0)]
+
+
+class PoolSection(Section):
+    """Memory of the cache, of all GPUs together."""
+
+    memory_bytes: Positive | None = 100 * 2**30
+    """Slots, checkpoints and blocks together, in bytes; null where num_blocks is given."""
+    num_blocks: Positive | None = None
+    """Blocks of context, instead of memory_bytes: slots and checkpoints then come on top."""
+    block_tokens: Annotated[int, Field(gt=0, multiple_of=128)] = 128
+    """Tokens of context one block covers in every compressed layer; a multiple of 128."""
+    state: Literal["ring", "online"] = "ring"
+    """HCA compressor state: a ring of 128 rows, or the running softmax (85 times smaller)."""
+    max_context_tokens: Positive | None = None
+    """Longest request, in tokens; null takes the model's."""
+    checkpoint_share: Share = 0.15
+    """Part of the memory behind the slots that checkpoints of window and state get, where the
+    strategy has any."""
+    num_checkpoints: NonNegative | None = None
+    """Checkpoints, instead of checkpoint_share; with num_blocks null is as many as are wanted."""
+
+    @model_validator(mode="after")
+    def _one_size(self) -> Self:
+        if (self.memory_bytes is None) == (self.num_blocks is None):
+            raise ValueError(
+                "memory_bytes and num_blocks both size the pool: give one and null for the other"
+            )
+        return self
+
+
+class PrefixSection(Section):
+    """What is reused of earlier prompts."""
+
+    reuse: bool = True
+    """Whether prompts are cached at all."""
+    policy: Literal["lru", "fifo", "lfu", "lfu-aged", "gdsf", "sieve", "s3fifo", "arc"] = "lru"
+    """Which cached blocks go first; leaves before what they follow, always."""
+    strategy: str = "ends+junctions"
+    """Where window and state are kept: ``full`` (with every block), ``periodic:4096`` (every so
+    many tokens), ``zero`` (nowhere: 128 tokens per layer are computed again), ``zero:bounded``
+    (nowhere: 127 tokens altogether), ``ends`` (of prompts), ``ends+junctions`` (and where an
+    earlier resume fell short)."""
+    defer: bool = True
+    """Let a request wait while another one computes the prefix it needs next."""
+
+
+class ArrivalSection(RequestsSection):
+    """The requests and when they come."""
+
+    arrivals: Literal["trace", "closed"] = "trace"
+    """When the trace says, or as many at once as concurrency allows, in its order."""
+    speed: AboveZero = 1.0
+    """Seconds of the trace that pass in one second of the replay."""
+    concurrency: Positive = 64
+    """Requests in flight with closed arrivals."""
+    stagger_s: Annotated[float, Field(ge=0)] = 0.0
+    """Seconds from the start of one conversation of a weka folder to the next."""
+    max_output_tokens: Positive | None = None
+    """Cut longer outputs to this many tokens; null keeps the trace's."""
+
+
+class SchedulerSection(Section):
+    """How requests share the steps."""
+
+    step_tokens: Positive = 8192
+    """Token budget of a step: decode tokens first, then prompt chunks."""
+    max_requests: Positive = 256
+    """Requests that hold a slot at once, paused ones included."""
+    paused_share: Share = 0.2
+    """Part of the blocks that paused requests may keep; the youngest beyond it start again."""
+    speculative: Speculative = Speculative()
+    """Speculative decoding."""
+
+
+class CostSection(Section):
+    """The stated model of a step: overhead + bytes / bandwidth + arithmetic / rate.
+
+    Nothing overlaps, and every GPU bears an equal share.
+    """
+
+    gpu: str | None = "h200"
+    """A GPU of the catalogue, for its memory bandwidth; null where bandwidth_gbps is given."""
+    gpus: Positive = 8
+    """GPUs that bear a step together."""
+    bandwidth_gbps: AboveZero | None = None
+    """Memory bandwidth of one GPU in 10^9 B/s, instead of the datasheet's."""
+    peaks: str | None = None
+    """A run record of ``dsv4kv bench`` whose measured copy is the bandwidth of one GPU."""
+    bandwidth_share: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """Part of a datasheet's bandwidth that a step gets; what is measured or given counts whole."""
+    tflops: AboveZero = 800.0
+    """Arithmetic that prompts and decoding get out of one GPU, in 10^12 operations a second."""
+    overhead_us: NonNegative = 2000
+    """Time of a step that depends on nothing, in µs."""
+    experts_per_token: Positive = 6
+    """Routed experts a token passes in every layer (num_experts_per_tok)."""
+    weight_bytes: Positive | None = None
+    """Size of all weights in bytes; null derives it from the model's matrices."""
+
+
+class ReplayMeasure(Section):
+    """How the replay is told."""
+
+    seed: NonNegative = 0
+    """Seed of the accepted drafts and of the synthetic workload."""
+    points: Annotated[int, Field(ge=16)] = 512
+    """Moments of the series over time that are kept, at most."""
+
+
+class ReplayConfig(Section):
+    """A cache, a trace, a scheduler, and what a step costs."""
+
+    name: str = "replay"
+    """Name of the run; part of the record's file name."""
+    model: ModelSection = ModelSection(preset="v4-pro")
+    """The model whose cache is replayed."""
+    cache: PoolSection = PoolSection()
+    """Memory of the cache, of all GPUs together."""
+    prefix: PrefixSection = PrefixSection()
+    """What is reused of earlier prompts."""
+    workload: ArrivalSection = ArrivalSection()
+    """The requests and when they come."""
+    scheduler: SchedulerSection = SchedulerSection()
+    """How requests share the steps."""
+    cost: CostSection = CostSection()
+    """The stated model of a step: overhead + bytes / bandwidth + arithmetic / rate."""
+    measure: ReplayMeasure = ReplayMeasure()
+    """How the replay is told."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        drafts = self.scheduler.speculative.draft_tokens
+        decoding = self.scheduler.max_requests * (1 + drafts)
+        if decoding > self.scheduler.step_tokens:
+            raise ValueError(
+                f"scheduler.step_tokens ({self.scheduler.step_tokens}) is below the {decoding} "
+                "tokens that scheduler.max_requests decode in one step: raise the one or lower "
+                "the other"
+            )
+        if self.cache.state == "online" and drafts:
+            raise ValueError(
+                "cache.state 'online' cannot roll back rejected drafts: use 'ring', or set "
+                "scheduler.speculative.draft_tokens to 0"
+            )
+        return self

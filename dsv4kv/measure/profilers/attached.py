@@ -1,0 +1,115 @@
+"""Profilers as the profiled process sees them: when they look, and how ranges are marked."""
+
+import gzip
+import importlib.util
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from dsv4kv.measure.profilers.ranges import DOMAIN
+
+_HOST_NAME = re.compile(r'"host_name":\s*"[^"]*"')
+_HEAD_CHARACTERS = 1 << 16
+
+
+class Attached(Protocol):
+    """A profiler."""
+
+    def start(self) -> None:
+        """Begin to look; all work launched before is done."""
+
+    def stop(self) -> None:
+        """Look no more, once all work launched so far is done."""
+
+    def mark(self, name: str) -> AbstractContextManager[object]:
+        """Mark what is launched inside as a range."""
+
+
+def has_nvtx() -> bool:
+    """Whether the ``nvtx`` package is there, which gives ranges a domain of their own."""
+    return importlib.util.find_spec("nvtx") is not None
+
+
+class CudaProfiler:
+    """nsys or ncu around this process: told by cudaProfilerStart and Stop, ranges by NVTX.
+
+    Without a GPU it marks ranges, where it can, and does nothing else.
+    """
+
+    def start(self) -> None:
+        """See ``Attached``."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+            torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
+
+    def stop(self) -> None:
+        """See ``Attached``."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+            torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
+
+    def mark(self, name: str) -> AbstractContextManager[object]:
+        """See ``Attached``."""
+        if has_nvtx():
+            nvtx: Any = importlib.import_module("nvtx")
+            marked: AbstractContextManager[object] = nvtx.annotate(name, domain=DOMAIN)
+            return marked
+        return torch.cuda.nvtx.range(name) if torch.cuda.is_available() else nullcontext()
+
+
+class Kineto:
+    """torch.profiler in this process; begun after graphs are captured, or it misses kernels."""
+
+    def __init__(self) -> None:
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        self._profile = torch.profiler.profile(activities=activities)
+
+    def start(self) -> None:
+        """See ``Attached``."""
+        with _silent_stderr():
+            self._profile.start()
+
+    def stop(self) -> None:
+        """See ``Attached``."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        with _silent_stderr():
+            self._profile.stop()
+
+    def mark(self, name: str) -> AbstractContextManager[object]:
+        """See ``Attached``."""
+        return torch.profiler.record_function(name)
+
+    def save(self, path: Path) -> None:
+        """Write the Chrome trace, packed, without the host's name; can be done once."""
+        with tempfile.TemporaryDirectory() as folder:
+            raw = Path(folder) / "trace.json"
+            self._profile.export_chrome_trace(str(raw))
+            with (
+                raw.open(encoding="utf-8") as source,
+                gzip.open(path, "wt", encoding="utf-8") as out,
+            ):
+                out.write(_HOST_NAME.sub('"host_name": ""', source.read(_HEAD_CHARACTERS)))
+                shutil.copyfileobj(source, out)
+
+
+@contextmanager
+def _silent_stderr() -> Iterator[None]:
+    """Kineto writes when it starts and stops to the process's stderr, whatever its log level."""
+    kept = os.dup(2)
+    try:
+        with Path(os.devnull).open("wb") as nothing:
+            os.dup2(nothing.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)

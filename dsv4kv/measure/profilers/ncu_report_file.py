@@ -1,0 +1,137 @@
+"""Reads ``.ncu-rep`` files through NVIDIA's ``ncu-report`` package (extra ``profile``)."""
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dsv4kv.measure.profilers.errors import ProfileError
+from dsv4kv.measure.profilers.trace import KERNEL, NONE, Column, LaunchShape, Names, Trace, Work
+from dsv4kv.measure.profilers.trace import constant as column_of
+
+_EMPTY = "the report has no kernels: ncu chose none, or it is no report."
+_DURATION = "gpu__time_duration.sum"
+_DRAM = ("dram__bytes_read.sum", "dram__bytes_write.sum")
+_REGISTERS = "launch__registers_per_thread"
+_GRID = tuple(f"launch__grid_dim_{axis}" for axis in "xyz")
+_BLOCK = tuple(f"launch__block_dim_{axis}" for axis in "xyz")
+_SHARED = ("launch__shared_mem_per_block_static", "launch__shared_mem_per_block_dynamic")
+_DEVICE = "device__attribute_display_name"
+_UNITS = {
+    **dict.fromkeys(("s", "second"), 1000000000.0),
+    **dict.fromkeys(("ms", "msecond", "Mbyte"), 1000000.0),
+    **dict.fromkeys(("us", "usecond", "Kbyte"), 1000.0),
+    "Gbyte": 1e9,
+}
+"""What a value in this unit is multiplied by to be ns or bytes."""
+
+
+def read_ncu(path: Path) -> Trace:
+    """Read a report: every kernel with its time, DRAM bytes and launch shape.
+
+    ncu runs every kernel alone, some of them several times, so there are no steps and no gaps.
+
+    Raises:
+        ProfileError: It cannot be read, or the package is not installed.
+    """
+    names, shapes = Names(), dict[LaunchShape, int]()
+    rows, devices = [], dict[str, None]()
+    for action in _actions(path):
+        numbers = _row(action, names, shapes)
+        rows.append(numbers)
+        if device := _text(action, _DEVICE):
+            devices[device] = None
+    table = np.array(rows, dtype=np.int64).reshape(-1, 4)
+    return Trace(
+        tool="ncu",
+        names=names.listed(),
+        work=_work(table),
+        shapes=list(shapes),
+        steps_ns=np.empty((0, 2), dtype=np.int64),
+        devices=dict(enumerate(devices)),
+        has_clock=False,
+        warnings=[]
+        if rows
+        else ["the report has no kernels: ncu chose none, or it is no report."],
+        notes=["ncu runs every kernel alone: its times tell no gaps"],
+    )
+
+
+def _actions(path: Path) -> Iterator[Any]:
+    try:
+        package = importlib.import_module("ncu_report")
+    except ImportError:
+        raise ProfileError(
+            f"{path} needs the ncu-report package to be read: pip install 'dsv4kv[profile]'."
+        ) from None
+    if not path.is_file():
+        raise ProfileError(f"{path} does not exist: name a report of ncu, .ncu-rep.")
+    try:
+        context = package.load_report(str(path))
+        for i in range(context.num_ranges()):
+            part = context.range_by_idx(i)
+            yield from (part.action_by_idx(j) for j in range(part.num_actions()))
+    except Exception as error:  # the package raises whatever its C++ does
+        raise ProfileError(f"{path} cannot be read as a report of ncu ({error}).") from None
+
+
+def _row(action: Any, names: Names, shapes: dict[LaunchShape, int]) -> tuple[int, int, int, int]:
+    """Name, duration in ns, DRAM bytes and shape."""
+    grid, block = (_triple(action, metrics) for metrics in (_GRID, _BLOCK))
+    registers, shared = _value(action, _REGISTERS), [_value(action, name) for name in _SHARED]
+    known = [round(size) for size in shared if size is not None]
+    shape = LaunchShape(
+        grid, block, None if registers is None else round(registers), sum(known) or None
+    )
+    duration, moved = _value(action, _DURATION), [_value(action, name) for name in _DRAM]
+    sizes = [size for size in moved if size is not None]
+    return (
+        names.number(str(action.name())),
+        0 if duration is None else round(duration),
+        round(sum(sizes)) if len(sizes) == len(_DRAM) else NONE,
+        shapes.setdefault(shape, len(shapes)),
+    )
+
+
+def _triple(action: Any, metrics: tuple[str, ...]) -> tuple[int, int, int] | None:
+    values = [_value(action, name) for name in metrics]
+    if any(value is None for value in values):
+        return None
+    x, y, z = (round(value) for value in values if value is not None)
+    return x, y, z
+
+
+def _value(action: Any, name: str) -> float | None:
+    """A metric in ns or bytes; None where it was not collected."""
+    metric = action.metric_by_name(name)
+    if metric is None:
+        return None
+    unit, _, _ = str(metric.unit() or "").partition("/")  # a block's, a thread's
+    return float(metric.as_double()) * _UNITS.get(unit, 1.0)
+
+
+def _text(action: Any, name: str) -> str | None:
+    metric = action.metric_by_name(name)
+    return None if metric is None else str(metric.as_string())
+
+
+def _work(table: Column) -> Work:
+    rows = len(table)
+    ends = np.cumsum(table[:, 1])
+    nothing, zero = column_of(rows, NONE), column_of(rows, 0)
+    return Work(
+        name=table[:, 0],
+        kind=column_of(rows, KERNEL),
+        start_ns=ends - table[:, 1],
+        end_ns=ends,
+        self_ns=table[:, 1],
+        device=zero,
+        stream=zero,
+        shape=table[:, 3],
+        node=zero,
+        step=nothing,
+        phase=nothing,
+        bytes=table[:, 2],
+    )

@@ -1,0 +1,142 @@
+"""What a profiler saw, whichever it was: columns of work, and the steps it belongs to.
+
+Times are integer nanoseconds on the profiler's clock. Columns keep a million rows in memory that
+a million objects would not fit in.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Column = NDArray[np.int64]
+
+KINDS: Final = ("kernel", "memcpy", "memset", "graph", "op", "range")
+"""Work of a GPU; a graph traced as a whole; an operation or a marked range on a CPU."""
+KERNEL, MEMCPY, MEMSET, GRAPH, OP, RANGE = range(len(KINDS))
+NONE: Final = -1
+"""Stands for an absent index, size or count in a column."""
+
+
+@dataclass(frozen=True)
+class LaunchShape:
+    """How a kernel was launched; None where the profile does not say.
+
+    Attributes:
+        grid: Blocks (x, y, z).
+        block: Threads of a block (x, y, z).
+        registers: Registers of a thread.
+        shared_bytes: Shared memory of a block, static and dynamic.
+    """
+
+    grid: tuple[int, int, int] | None
+    block: tuple[int, int, int] | None
+    registers: int | None
+    shared_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Work:
+    """Columns of equal length, one row for each piece of work.
+
+    Attributes:
+        name: Into ``Trace.names``.
+        kind: Into ``KINDS``.
+        start_ns: Begin.
+        end_ns: End.
+        self_ns: Time that no piece of work inside accounts for; all of it on a GPU.
+        device: Number of the GPU; 0 on a CPU.
+        stream: Stream, or thread on a CPU.
+        shape: Into ``Trace.shapes``, or ``NONE``.
+        node: Graph node, 0 outside graphs.
+        step: Into the steps of the trace, or ``NONE``.
+        phase: Into ``Trace.names``: the innermost range inside the step, or ``NONE``.
+        bytes: Bytes moved, as counted by the profiler, or ``NONE``.
+    """
+
+    name: Column
+    kind: Column
+    start_ns: Column
+    end_ns: Column
+    self_ns: Column
+    device: Column
+    stream: Column
+    shape: Column
+    node: Column
+    step: Column
+    phase: Column
+    bytes: Column
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Columns of host calls that launched work: begin, end, and the step or ``NONE``."""
+
+    start_ns: Column
+    end_ns: Column
+    step: Column
+
+
+def no_rows() -> Column:
+    """An empty column."""
+    return np.empty(0, dtype=np.int64)
+
+
+def no_calls() -> Calls:
+    """No launch is known."""
+    return Calls(no_rows(), no_rows(), no_rows())
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One profile.
+
+    Attributes:
+        tool: ``nsys``, ``ncu`` or ``kineto``.
+        names: Kernels, operations and ranges.
+        work: What was done.
+        shapes: Launch shapes.
+        steps_ns: int64[S, 2], begin and end of every step on the host.
+        calls: What the host called to launch.
+        devices: Names of GPUs by number.
+        has_clock: Whether begins are real: ncu runs every kernel alone.
+        version: Version of the tool or of its file format.
+        warnings: What spoils the numbers, worst first.
+        notes: What to know besides.
+    """
+
+    tool: str
+    names: list[str]
+    work: Work
+    shapes: list[LaunchShape]
+    steps_ns: Column
+    calls: Calls = field(default_factory=no_calls)
+    devices: dict[int, str] = field(default_factory=dict)
+    has_clock: bool = True
+    version: str | None = None
+    warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def constant(rows: int, value: int) -> Column:
+    """A column of one value."""
+    return np.full(rows, value, dtype=np.int64)
+
+
+class Names:
+    """Numbers names as they come."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, int] = {}
+
+    def number(self, name: str) -> int:
+        """The name's number; a new one for a new name."""
+        return self.known.setdefault(name, len(self.known))
+
+    def listed(self) -> list[str]:
+        """All names by number."""
+        return list(self.known)

@@ -1,0 +1,158 @@
+"""When a measurement begins and when it ends: warm up until flat, sample until known.
+
+The same for GPUs and CPUs: what differs is how units of work are timed, which is handed in.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter_ns
+
+import numpy as np
+
+from dsv4kv.measure.statistics import summarize
+
+Take = Callable[[int], list[int]]
+"""Runs so many equal units of work and gives the nanoseconds of each."""
+
+Clock = Callable[[], int]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How long to warm up and to sample; times in nanoseconds, tolerances as fractions.
+
+    Attributes:
+        unit_ns: A unit of work lasts at least this: shorter ones are repeated, so that events
+            (0.5 µs apart at best) and launches hardly count.
+        warmup_ns: Least time to warm up a device that was idle: clocks and voltage settle.
+        window_ns: The last two windows of this length must agree before sampling begins.
+        rewarm_window_ns: The same, for a device that has worked until just now.
+        idle_ns: A device without work for longer is warmed up as an idle one.
+        flat: How far the medians of two windows may differ.
+        most_warmup_ns: Sampling begins after so long in any case.
+        batch_ns: Work handed over at once, before anybody looks at the samples.
+        fewest_samples: Needed at least.
+        least_ns: Sampled time needed at least: device counters see no less.
+        half_width: Wanted half-width of the median's interval, as a fraction of the median.
+        most_ns: Sampling ends after so long, known or not.
+    """
+
+    unit_ns: int = 1_000_000
+    warmup_ns: int = 3_000_000_000
+    window_ns: int = 1_000_000_000
+    rewarm_window_ns: int = 100_000_000
+    idle_ns: int = 1_000_000_000
+    flat: float = 0.005
+    most_warmup_ns: int = 10_000_000_000
+    batch_ns: int = 100_000_000
+    fewest_samples: int = 30
+    least_ns: int = 500_000_000
+    half_width: float = 0.005
+    most_ns: int = 10_000_000_000
+
+
+RULES = Rules()
+
+_MOST_AT_ONCE = 256  # a device's queue takes about a thousand launches
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Samples, and how they came about.
+
+    Attributes:
+        samples_ns: Nanoseconds of one call, one element per unit of work.
+        calls: Equal calls in a unit of work; every sample is the mean of so many.
+        started_ns: When sampling began, of ``perf_counter_ns``.
+        ended_ns: When it ended.
+        warmup_ns: How long was warmed up before.
+        converged: Whether the median is as well known as the rules want it.
+    """
+
+    samples_ns: list[int]
+    calls: int
+    started_ns: int
+    ended_ns: int
+    warmup_ns: int
+    converged: bool
+
+
+def measure(
+    take: Take, calls: int, rules: Rules, *, was_idle: bool = True, clock_ns: Clock | None = None
+) -> Timing:
+    """Warm up and sample units of ``calls`` calls each."""
+    clock_ns = clock_ns or perf_counter_ns
+    warming_ns = clock_ns()
+    unit_ns = _warm_up(take, rules, was_idle, clock_ns)
+    started_ns = clock_ns()
+    units_ns, converged = _sample(take, unit_ns, rules, clock_ns)
+    return Timing(
+        samples_ns=[round(unit / calls) for unit in units_ns],
+        calls=calls,
+        started_ns=started_ns,
+        ended_ns=clock_ns(),
+        warmup_ns=started_ns - warming_ns,
+        converged=converged,
+    )
+
+
+def rounds_for(take: Take, rules: Rules, most: int) -> int:
+    """How often work must be repeated to last ``rules.unit_ns``; at most ``most`` times."""
+    if not rules.unit_ns:
+        return 1
+    take(1)  # the first brings code and pages
+    shortest_ns = max(1, min(take(3)))
+    return max(1, min(most, -(-rules.unit_ns // shortest_ns)))
+
+
+def is_known(samples_ns: Sequence[int], rules: Rules) -> bool:
+    """Whether the median is known to ``rules.half_width``.
+
+    Its interval takes samples for independent. One that still drifts, or that jumps between two
+    values, has a narrow interval around nothing: so the halves have to agree as well.
+    """
+    estimate, middle = summarize(samples_ns).estimate, len(samples_ns) // 2
+    spread = math.inf if estimate.half_width is None else estimate.half_width
+    drift = abs(float(np.median(samples_ns[:middle]) - np.median(samples_ns[middle:])))
+    return max(spread, drift / 2) <= rules.half_width * estimate.value
+
+
+def _warm_up(take: Take, rules: Rules, was_idle: bool, clock_ns: Clock) -> float:
+    """Work until two windows agree; returns the nanoseconds of a unit in the last one."""
+    least_ns = rules.warmup_ns if was_idle else 0
+    window_ns = rules.window_ns if was_idle else rules.rewarm_window_ns
+    started_ns, before = clock_ns(), math.inf
+    while True:
+        unit_ns = _window_median(take, window_ns, rules, clock_ns)
+        elapsed_ns = clock_ns() - started_ns
+        is_flat = abs(unit_ns - before) <= rules.flat * unit_ns
+        if (is_flat and elapsed_ns >= least_ns) or elapsed_ns >= rules.most_warmup_ns:
+            return unit_ns
+        before = unit_ns
+
+
+def _window_median(take: Take, window_ns: int, rules: Rules, clock_ns: Clock) -> float:
+    started_ns = clock_ns()
+    found = take(1)
+    while clock_ns() - started_ns < window_ns:
+        found += take(_batch(found[-1], rules))
+    return float(np.median(found))
+
+
+def _sample(take: Take, unit_ns: float, rules: Rules, clock_ns: Clock) -> tuple[list[int], bool]:
+    started_ns, batch = clock_ns(), _batch(unit_ns, rules)
+    found: list[int] = []
+    while True:
+        found += take(batch)
+        elapsed_ns = clock_ns() - started_ns
+        enough = len(found) >= rules.fewest_samples and elapsed_ns >= rules.least_ns
+        if enough and is_known(found, rules):
+            return found, True
+        if elapsed_ns >= rules.most_ns:
+            return found, False
+
+
+def _batch(unit_ns: float, rules: Rules) -> int:
+    """Units to hand over at once."""
+    return max(1, min(_MOST_AT_ONCE, math.ceil(rules.batch_ns / max(1.0, unit_ns))))

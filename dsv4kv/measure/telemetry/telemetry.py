@@ -1,0 +1,133 @@
+"""Starts and stops polling around a measurement, and keeps when which row was measured."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter_ns, sleep
+from types import TracebackType
+from typing import IO, Self
+
+from dsv4kv.measure.protocol import Timing
+from dsv4kv.measure.telemetry.readings import Readings, parse_lines
+
+INTERVAL_NS = 40_000_000  # 25 Hz; drivers renew most values every 20 to 100 ms
+
+_MODULE = "dsv4kv.measure.telemetry.process"
+_PACKAGE_PARENT = Path(__file__).resolve().parents[3]
+_PATIENCE_S = 5.0  # for the first poll and the last: a driver that hangs is not waited for
+_LOOK_S = 0.005
+
+
+@dataclass(frozen=True)
+class Window:
+    """A stretch of time in which one thing was measured; times of ``perf_counter_ns``.
+
+    Attributes:
+        name: An operation, a peak, or a part of the run: ``serve``, ``memcpy``.
+        layer_type: Of an operation.
+        temperature: ``cold`` or ``hot`` where an operation was timed both ways.
+        started_ns: Begin.
+        ended_ns: End.
+        timing: How it was timed, where by ``protocol``.
+    """
+
+    name: str
+    layer_type: str | None
+    temperature: str | None
+    started_ns: int
+    ended_ns: int
+    timing: Timing | None = None
+
+
+class Telemetry:
+    """Polls from ``with`` to its end; never raises because something cannot be polled.
+
+    Attributes:
+        started_ns: When it began, of ``perf_counter_ns``.
+        interval_ns: Between two polls.
+        windows: What was measured meanwhile.
+        readings: What was polled, once it has ended.
+    """
+
+    def __init__(self, gpu_uuid: str | None = None, interval_ns: int = INTERVAL_NS) -> None:
+        """Poll the host, and the GPU of that UUID."""
+        self.started_ns = perf_counter_ns()
+        self.interval_ns = interval_ns
+        self.windows: list[Window] = []
+        self.readings = Readings()
+        self._uuid = gpu_uuid
+        self._lines: IO[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            self._lines = tempfile.TemporaryFile()
+            self._process = _start(self._uuid, self.interval_ns, self._lines)
+            _wait_for_first_poll(self._process, self._lines)
+        except OSError as error:
+            self.readings.absent["telemetry"] = f"could not begin ({error.strerror})"
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._process is not None:
+            died = self._process.poll() is not None
+            self._stop(self._process)
+            assert self._lines is not None
+            self._lines.seek(0)
+            self.readings = parse_lines(self._lines)
+            if died:
+                self.readings.absent["telemetry"] = "polling ended before the run did"
+        if self._lines is not None:
+            self._lines.close()
+
+    @contextmanager
+    def window(self, name: str) -> Iterator[None]:
+        """Keep when a part of the run begins and ends."""
+        started_ns = perf_counter_ns()
+        try:
+            yield
+        finally:
+            self.windows.append(Window(name, None, None, started_ns, perf_counter_ns()))
+
+    def _stop(self, process: "subprocess.Popen[bytes]") -> None:
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            process.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait_for_first_poll(process: "subprocess.Popen[bytes]", lines: IO[bytes]) -> None:
+    """Until the host was polled, which comes last: what is measured has a poll before it."""
+    waited_s = 0.0
+    while process.poll() is None and waited_s < _PATIENCE_S:
+        if b'"host"' in os.pread(lines.fileno(), 1 << 16, 0):
+            return
+        sleep(_LOOK_S)
+        waited_s += _LOOK_S
+
+
+def _start(uuid: str | None, interval_ns: int, lines: IO[bytes]) -> "subprocess.Popen[bytes]":
+    """Start the polling process: out of reach of Ctrl-C, which ends the run and not its record."""
+    path = os.pathsep.join(filter(None, (str(_PACKAGE_PARENT), os.environ.get("PYTHONPATH"))))
+    command = [sys.executable, "-P", "-m", _MODULE, str(os.getpid()), str(interval_ns)]
+    return subprocess.Popen(
+        [*command, uuid] if uuid else command,
+        stdin=subprocess.PIPE,
+        stdout=lines,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": path},
+        start_new_session=True,
+    )

@@ -1,0 +1,139 @@
+"""Whether a change is one: verdicts over launches, not over the samples of one.
+
+Samples of one process agree better with each other than with the next process, whose memory lies
+elsewhere and whose machine has moved on. So a launch gives one number, its median, and verdicts
+are made over launches.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from dsv4kv.measure.bootstrap import Ratio, can_tell, fewest_launches, median_ratio
+
+CONFIDENCE = 0.95
+DEFAULT_FLOOR = 0.01  # changes below 1 % are nobody's regression
+
+_TAIL = (1 - CONFIDENCE) / 2
+_SAME_WITHIN_FLOORS = 3
+# Sides that are apart by chance must also be a floor apart. On a machine as noisy as three floors
+# that is five times as rare, and so launches that are few for many verdicts still carry them.
+_FLOOR_PAYS = 5
+_DRIFT_T = 1.0  # a trend beyond its own standard error may explain a change, so it counts
+
+
+class Verdict(StrEnum):
+    """What may be said about ``after`` beside ``before``."""
+
+    SAME = "SAME"
+    FASTER = "FASTER"
+    SLOWER = "SLOWER"
+    UNCLEAR = "UNCLEAR"
+
+
+@dataclass(frozen=True)
+class Launches:
+    """One quantity over the launches of one side.
+
+    Attributes:
+        values: Median of each launch, above 0; any unit of time.
+        order: When each launch ran: any clock that both sides share. None if that is not known.
+    """
+
+    values: Sequence[float]
+    order: Sequence[float] | None = None
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A verdict and what it rests on.
+
+    Attributes:
+        verdict: What may be said.
+        ratio: How many times as long the side after takes, by medians over launches.
+        interval: Ends of the ratio's interval; None where the launches are too few to know.
+        reason: Why it is UNCLEAR.
+    """
+
+    verdict: Verdict
+    ratio: float
+    interval: tuple[float, float] | None
+    reason: str = ""
+
+
+def judge(
+    before: Launches, after: Launches, floor: float = DEFAULT_FLOOR, verdicts: int = 1
+) -> Judgement:
+    """Compare two sides; a quantity that grows is SLOWER.
+
+    SLOWER and FASTER need the whole interval of the ratio beyond the floor. SAME needs it within
+    the floor, or around 1 and within three floors. The rest is UNCLEAR, and so is what a drift of
+    the machine would explain.
+
+    Args:
+        before: The side that is held against.
+        after: The side that is judged.
+        floor: Relative change that is too small to matter, or to trust on this machine.
+        verdicts: How many are made at once: each gets its share of the 5 % (Bonferroni).
+    """
+    tail = _TAIL / verdicts
+    ratio = median_ratio(before.values, after.values, tail)
+    rare = min(_TAIL, _FLOOR_PAYS * tail)
+    if not can_tell(len(before.values), len(after.values), rare):
+        reason = _too_few(before, after, rare, verdicts)
+        return Judgement(Verdict.UNCLEAR, ratio.value, None, reason)
+    verdict, reason = _read(ratio, floor), ""
+    if verdict is Verdict.UNCLEAR:
+        small = ratio.inside(1 + _SAME_WITHIN_FLOORS * floor)
+        reason = "a change as small as the floor" if small else "the launches differ too much"
+    elif _read(median_ratio(*_without_drift(before, after), tail), floor) is not verdict:
+        verdict, reason = Verdict.UNCLEAR, "the machine drifted: interleave the launches"
+    return Judgement(verdict, ratio.value, (ratio.low, ratio.high), reason)
+
+
+def _read(ratio: Ratio, floor: float) -> Verdict:
+    if ratio.low > 1 + floor:
+        return Verdict.SLOWER
+    if ratio.high < 1 / (1 + floor):
+        return Verdict.FASTER
+    around_one = ratio.low <= 1 <= ratio.high
+    if ratio.inside(1 + (_SAME_WITHIN_FLOORS if around_one else 1) * floor):
+        return Verdict.SAME
+    return Verdict.UNCLEAR
+
+
+def _too_few(before: Launches, after: Launches, rare: float, verdicts: int) -> str:
+    if len(before.values) == len(after.values) == 1:
+        return "one launch a side"
+    return f"too few launches: {verdicts} verdicts take {fewest_launches(rare)} a side"
+
+
+def _without_drift(before: Launches, after: Launches) -> tuple[Sequence[float], Sequence[float]]:
+    """Both sides less the trend they share over time, if there is one.
+
+    Interleaved launches lose nothing by it: their sides are centred on the same moment. Runs one
+    after the other do: what looks like a change may be the machine's way from the one to the
+    other.
+    """
+    if before.order is None or after.order is None:
+        return before.values, after.values
+    logs = np.log([*before.values, *after.values])
+    rank = np.argsort(np.argsort([*before.order, *after.order])).astype(np.float64)
+    is_after = np.repeat((0.0, 1.0), (len(before.values), len(after.values)))
+    design = np.column_stack((1 - is_after, is_after, rank - rank.mean()))
+    trend = _significant_trend(design, logs)
+    flat = np.exp(logs - trend * design[:, 2])
+    return flat[is_after == 0].tolist(), flat[is_after == 1].tolist()
+
+
+def _significant_trend(design: np.ndarray, logs: np.ndarray) -> float:
+    """Slope of the last column by least squares; 0 unless it stands out of the residuals."""
+    freedom = len(logs) - design.shape[1]
+    if freedom < 1 or np.linalg.matrix_rank(design) < design.shape[1]:
+        return 0.0
+    fitted, *_ = np.linalg.lstsq(design, logs, rcond=None)
+    variance = float(np.sum((logs - design @ fitted) ** 2)) / freedom
+    error = float(np.sqrt(variance * np.linalg.inv(design.T @ design)[2, 2]))
+    return float(fitted[2]) if abs(fitted[2]) > _DRIFT_T * error else 0.0

@@ -1,0 +1,54 @@
+"""What a rule or a strategy makes of a trace."""
+
+from dataclasses import dataclass
+
+from dsv4kv.prefix.analysis.losses import Losses
+from dsv4kv.prefix.analysis.paths import Ints
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One way to reuse prefixes, on one trace, in a cache of one size.
+
+    Attributes:
+        name: The rule or strategy.
+        resumed_tokens: int64[requests]: tokens of every prompt that need not be computed.
+        input_tokens: Tokens of all prompts.
+        losses: Where the rest of what an unbounded cache would have hit went.
+        checkpoints: Checkpoints of window and state written; None where there are none to count.
+        checkpoint_tokens: Window tokens written with them.
+        checkpoint_reads: Checkpoints read to resume.
+        unreachable_checkpoints: Those written inside the partial last block of a prompt, which
+            never comes again.
+        found_tokens: Tokens found in the compressed cache, all requests together.
+    """
+
+    name: str
+    resumed_tokens: Ints
+    input_tokens: int
+    losses: Losses
+    found_tokens: int
+    checkpoints: int | None = None
+    checkpoint_tokens: int = 0
+    checkpoint_reads: int = 0
+    unreachable_checkpoints: int = 0
+
+    @property
+    def hit_tokens(self) -> int:
+        """Tokens that need not be computed, all requests together."""
+        return int(self.resumed_tokens.sum())
+
+    @property
+    def hit_share(self) -> float:
+        """The same as a share of all prompt tokens."""
+        return self.hit_tokens / self.input_tokens
+
+    @property
+    def hit_requests(self) -> int:
+        """Requests that resumed anywhere but at their start."""
+        return int((self.resumed_tokens > 0).sum())
+
+    @property
+    def written_per_new_token(self) -> float:
+        """Window tokens written for every token that the compressed cache did not have."""
+        return self.checkpoint_tokens / max(1, self.input_tokens - self.found_tokens)

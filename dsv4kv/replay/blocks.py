@@ -1,0 +1,82 @@
+"""Blocks as a ledger: free, held by one request, held by the prefix index."""
+
+import numpy as np
+
+from dsv4kv.errors import OutOfBlocks
+from dsv4kv.prefix.index import PrefixIndex
+from dsv4kv.replay.checkpoints import CheckpointStore
+
+_BATCHES = 1024
+
+
+class BlockLedger:
+    """Counts blocks; evicts cached ones when a request needs more than are free.
+
+    What the index holds it holds in *shared blocks* of one or more cache blocks each: the grid on
+    which prompts can be compared at all.
+
+    Attributes:
+        total: All blocks.
+        private: Blocks that one request holds for itself.
+        per_shared: Cache blocks of a shared block.
+        evicted: Shared blocks evicted so far.
+        freed: Grows whenever more may have become available.
+    """
+
+    def __init__(
+        self, total: int, per_shared: int, index: PrefixIndex | None, marks: CheckpointStore
+    ) -> None:
+        self.total, self.per_shared = total, per_shared
+        self.private = self.evicted = self.freed = 0
+        self._index, self._marks = index, marks
+        self._held = self._evictable = 0
+        # evicting in batches of one size makes the order of evictions independent of how many
+        # steps are taken at once
+        self._batch = max(1, total // per_shared // _BATCHES)
+
+    @property
+    def cached(self) -> int:
+        """Blocks that only the index holds: they may be evicted."""
+        return self._evictable * self.per_shared
+
+    @property
+    def shared(self) -> int:
+        """Blocks of the index that requests are using."""
+        return (self._held - self._evictable) * self.per_shared
+
+    @property
+    def free(self) -> int:
+        """Blocks nobody holds."""
+        return self.total - self.private - self._held * self.per_shared
+
+    @property
+    def available(self) -> int:
+        """Blocks that can be had: free, or to be evicted."""
+        return self.free + self.cached
+
+    def refresh(self) -> None:
+        """Ask the index what it holds; call it whenever the index was used."""
+        if self._index is not None:
+            stats = self._index.stats()
+            self._held, self._evictable = stats.held, stats.evictable
+
+    def take(self, count: int) -> None:
+        """Give a request blocks of its own; raises ``OutOfBlocks`` and changes nothing."""
+        if count > self.available:
+            raise OutOfBlocks(f"{count} blocks are needed and {self.available} can be had.")
+        while self.free < count:
+            self._evict()
+        self.private += count
+
+    def give(self, count: int) -> None:
+        """Take private blocks back, or let the index have them."""
+        self.private -= count
+        self.freed += 1
+
+    def _evict(self) -> None:
+        assert self._index is not None
+        gone = self._index.evict(min(self._batch, self._evictable))
+        self.evicted += len(gone)
+        self._held -= len(gone)
+        self._evictable -= len(gone)
+        self._marks.drop(np.asarray(gone).tolist())

@@ -1,0 +1,156 @@
+"""From a configuration to a scheduler that is ready to run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from dsv4kv.config.replay import ReplayConfig
+from dsv4kv.errors import ConfigError, TraceError
+from dsv4kv.prefix.analysis.strategy import Strategy
+from dsv4kv.prefix.block_hash import BlockHashIndex
+from dsv4kv.prefix.policies import make_policy
+from dsv4kv.replay.arithmetic import token_operations
+from dsv4kv.replay.arrivals import Arrivals
+from dsv4kv.replay.blocks import BlockLedger
+from dsv4kv.replay.bytes_model import StepBytes
+from dsv4kv.replay.checkpoints import CheckpointStore
+from dsv4kv.replay.clock import VirtualClock
+from dsv4kv.replay.cost import CostModel
+from dsv4kv.replay.decoders import Decoders
+from dsv4kv.replay.drafts import Drafts
+from dsv4kv.replay.memory import MemoryPlan, plan_memory
+from dsv4kv.replay.outcome import Outcome
+from dsv4kv.replay.prompts import PromptCache, Sizes
+from dsv4kv.replay.rates import Rates, find_rates
+from dsv4kv.replay.scheduler import Limits, Scheduler
+from dsv4kv.replay.sharing import shared_tokens
+from dsv4kv.replay.weights_model import WeightModel, build_weights
+from dsv4kv.workload.request import Request
+from dsv4kv.workload.synth import synthesize
+from dsv4kv.workload.traces import ReadOptions, read_trace
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A replay that is ready to run, and what it was made of.
+
+    Attributes:
+        config: What was asked for.
+        memory: How the memory is divided.
+        rates: How fast work is done.
+        weights: What weights cost.
+        requests: The trace.
+        shared_tokens: Tokens of the blocks that prompts share.
+        outcome: Collects what happens.
+        scheduler: Runs it.
+    """
+
+    config: ReplayConfig
+    memory: MemoryPlan
+    rates: Rates
+    weights: WeightModel
+    requests: Sequence[Request]
+    shared_tokens: int
+    outcome: Outcome
+    scheduler: Scheduler
+
+
+def read_requests(config: ReplayConfig) -> list[Request]:
+    """The requests of a configuration, all of them.
+
+    Raises:
+        TraceError: The trace cannot be read, or nothing is left of it.
+    """
+    workload = config.workload
+    if workload.trace is None:
+        requests = synthesize(workload.synthetic, config.measure.seed)
+    else:
+        options = ReadOptions(stagger_s=workload.stagger_s)
+        requests = read_trace(workload.trace, workload.trace_format, options)
+    stop = None if workload.limit is None else workload.skip + workload.limit
+    found = list(islice(requests, workload.skip, stop))
+    if not found:
+        source = workload.trace or "the synthetic workload"
+        raise TraceError(
+            f"{source}: no request is left after skipping {workload.skip}: lower workload.skip."
+        )
+    return found
+
+
+def build_replay(
+    config: ReplayConfig, requests: Sequence[Request], longest_stretch: int | None = None
+) -> Replay:
+    """Build everything a replay needs; ``longest_stretch`` 1 takes every step by itself.
+
+    Raises:
+        ConfigError: The configuration cannot be built, or does not fit the trace.
+        TraceError: The clock of the trace runs backwards.
+        RecordError: The record that the bandwidth is to be taken from cannot be read.
+    """
+    memory, rates = plan_memory(config), find_rates(config.cost)
+    weights = build_weights(config, memory.model, memory.schemas)
+    trace_tokens = next((r.hash_block_tokens for r in requests if r.hash_block_tokens), 0)
+    tokens = shared_tokens(trace_tokens, memory.block_tokens)
+    arrivals = Arrivals(requests, config.workload, tokens)
+    longest = min(memory.max_context_tokens, max(r.total_tokens for r in requests))
+    cost = _build_cost(memory, weights, longest)
+    outcome = Outcome(config.measure.points, memory.block_tokens)
+    ledger, prompts = _build_prompts(config, memory, tokens, reuse=bool(trace_tokens))
+    scheduling = config.scheduler
+    drafts = Drafts(
+        scheduling.speculative.draft_tokens,
+        scheduling.speculative.acceptance,
+        config.measure.seed,
+    )
+    limits = Limits(
+        step_tokens=scheduling.step_tokens,
+        max_requests=scheduling.max_requests,
+        paused_blocks=int(memory.num_blocks * scheduling.paused_share),
+        max_context_tokens=memory.max_context_tokens,
+        defer=config.prefix.defer,
+        longest_stretch=longest_stretch,
+    )
+    scheduler = Scheduler(
+        arrivals,
+        limits,
+        memory.group,
+        ledger,
+        prompts,
+        cost,
+        Decoders(cost, memory.group, drafts),
+        VirtualClock(rates),
+        outcome,
+    )
+    return Replay(config, memory, rates, weights, requests, tokens, outcome, scheduler)
+
+
+def _build_cost(memory: MemoryPlan, weights: WeightModel, longest_tokens: int) -> CostModel:
+    operations = token_operations(
+        memory.model, memory.schemas, weights.active_parameters, longest_tokens
+    )
+    return CostModel(StepBytes(memory.model, memory.schemas, longest_tokens), operations, weights)
+
+
+def _build_prompts(
+    config: ReplayConfig, memory: MemoryPlan, tokens: int, *, reuse: bool
+) -> tuple[BlockLedger, PromptCache]:
+    """The prefix index, if there is anything to reuse, and the blocks behind it."""
+    per_shared = tokens // memory.block_tokens
+    index = None
+    if reuse and config.prefix.reuse:
+        policy = make_policy(config.prefix.policy, max(1, memory.num_blocks // per_shared))
+        index = BlockHashIndex(policy)
+    _check_period(memory.strategy, tokens)
+    checkpoints = CheckpointStore(memory.num_checkpoints)
+    ledger = BlockLedger(memory.num_blocks, per_shared, index, checkpoints)
+    sizes = Sizes(tokens, memory.checkpoint_bytes, per_shared * memory.beside_bytes)
+    return ledger, PromptCache(index, memory.strategy, ledger, checkpoints, sizes)
+
+
+def _check_period(strategy: Strategy, tokens: int) -> None:
+    """Refuse checkpoints inside shared blocks: they would be written and never found."""
+    if strategy.period_tokens % tokens:
+        raise ConfigError(
+            f"prefix.strategy is {strategy.name}: prompts share blocks of {tokens:,} tokens, and "
+            f"a checkpoint inside one is never found again: take a multiple of {tokens:,}."
+        )

@@ -1,0 +1,88 @@
+"""What came of a replay: every request's times, and the most that was ever held."""
+
+from collections import Counter
+
+from dsv4kv.replay.scheduler import Scheduler
+from dsv4kv.replay.series import Series
+from dsv4kv.replay.served import Served
+
+_NS = 1e9
+
+
+class Outcome:
+    """Collects what a scheduler tells.
+
+    Attributes:
+        rejected: Requests by why they were never served.
+        finished: Requests served to their end.
+        input_tokens: Of their prompts.
+        output_tokens: That they generated.
+        pauses: How often one was paused.
+        evictions: How often one had to start again.
+        samples_ns: Times by name: ``queueing`` (until a slot), ``ttft`` (until the first token),
+            ``tpot`` (mean time of a further token), ``latency`` (until the last).
+        series: What was held over time.
+        peak_blocks: Most blocks in use at once.
+        peak_rounding_tokens: Tokens that the blocks of running requests had room for, beyond
+            those they had, at that moment.
+        peak_requests: Most slots held at once.
+        peak_checkpoints: Most checkpoints kept at once.
+    """
+
+    def __init__(self, points: int, block_tokens: int) -> None:
+        """Keep ``points`` moments of the series."""
+        self.rejected: Counter[str] = Counter()
+        self.finished = self.input_tokens = self.output_tokens = 0
+        self.pauses = self.evictions = 0
+        self.samples_ns: dict[str, list[int]] = {
+            name: [] for name in ("queueing", "ttft", "tpot", "latency")
+        }
+        self.series = Series(points)
+        self.peak_blocks = self.peak_rounding_tokens = 0
+        self.peak_requests = self.peak_checkpoints = 0
+        self._block_tokens = block_tokens
+
+    def reject(self, served: Served, reason: str) -> None:
+        """Count a request that can never be served."""
+        self.rejected[reason] += 1
+
+    def finish(self, served: Served) -> None:
+        """Take the times of a request."""
+        assert served.admitted_s is not None
+        assert served.first_token_s is not None
+        assert served.finished_s is not None
+        self.finished += 1
+        self.input_tokens += served.input_tokens
+        self.output_tokens += served.output_tokens
+        self.pauses += served.pauses
+        self.evictions += served.evictions
+        spans = {
+            "queueing": served.admitted_s - served.arrival_s,
+            "ttft": served.first_token_s - served.arrival_s,
+            "latency": served.finished_s - served.arrival_s,
+        }
+        if served.output_tokens > 1:
+            decoding = served.finished_s - served.first_token_s
+            spans["tpot"] = decoding / (served.output_tokens - 1)
+        for name, span_s in spans.items():
+            self.samples_ns[name].append(round(span_s * _NS))
+
+    def stepped(self, scheduler: Scheduler) -> None:
+        """Look at what is held."""
+        self.series.add(scheduler)
+        self.peak_requests = max(self.peak_requests, scheduler.in_slots)
+        self.peak_checkpoints = max(self.peak_checkpoints, len(scheduler.prompts.checkpoints))
+        used = scheduler.ledger.private + scheduler.ledger.shared
+        if used >= self.peak_blocks:
+            self.peak_blocks = used
+            self.peak_rounding_tokens = _rounding_tokens(scheduler, self._block_tokens)
+
+
+def _rounding_tokens(scheduler: Scheduler, block_tokens: int) -> int:
+    """Room in held blocks beyond the tokens that are there or whose computation has begun."""
+    decoders = scheduler.decoders
+    room = int(decoders.blocks.sum()) * block_tokens - int(decoders.position.sum())
+    room += sum(each.blocks * block_tokens - each.position for each in scheduler.paused)
+    return room + sum(
+        each.blocks * block_tokens - each.prompt_tokens for each in scheduler.prefilling
+    )

@@ -1,0 +1,81 @@
+"""How fast work is done: given, measured, or from a datasheet."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from dsv4kv.config.replay import CostSection
+from dsv4kv.errors import ConfigError
+from dsv4kv.report.record import Memcpy, Peak
+from dsv4kv.report.store import load_record
+from dsv4kv.sizing.gpus import gpu_names, load_gpu
+from dsv4kv.sizing.names import find_name
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Rates of all GPUs together.
+
+    Attributes:
+        bytes_per_s: Memory traffic.
+        operations_per_s: Arithmetic.
+        overhead_s: Of every step.
+        source: Where the bandwidth comes from, in words.
+    """
+
+    bytes_per_s: float
+    operations_per_s: float
+    overhead_s: float
+    source: str
+
+
+def find_rates(cost: CostSection) -> Rates:
+    """Work out the rates.
+
+    Raises:
+        ConfigError: Two bandwidths or none, an unknown GPU, a record without peaks.
+        RecordError: The record cannot be read.
+    """
+    gbps, source = _bandwidth(cost)
+    return Rates(
+        bytes_per_s=gbps * 1e9 * cost.gpus,
+        operations_per_s=cost.tflops * 1e12 * cost.gpus,
+        overhead_s=cost.overhead_us / 1e6,
+        source=source,
+    )
+
+
+def _bandwidth(cost: CostSection) -> tuple[float, str]:
+    """GB/s of one GPU, and how that is known."""
+    if cost.bandwidth_gbps is not None and cost.peaks is not None:
+        raise ConfigError("cost.bandwidth_gbps and cost.peaks both give a bandwidth: keep one.")
+    if cost.bandwidth_gbps is not None:
+        return cost.bandwidth_gbps, "as given"
+    if cost.peaks is not None:
+        return _measured(cost.peaks)
+    if cost.gpu is None:
+        raise ConfigError(
+            "no memory bandwidth is given: name a GPU (cost.gpu), a bandwidth "
+            "(cost.bandwidth_gbps) or a run that measured one (cost.peaks)."
+        )
+    known = find_name(cost.gpu, gpu_names(), "GPU", ", or its bandwidth as cost.bandwidth_gbps")
+    gpu = load_gpu(known)
+    if gpu.bandwidth_gbps is None:
+        raise ConfigError(
+            f"the bandwidth of {gpu.name} is not in the catalogue: give cost.bandwidth_gbps."
+        )
+    share = f"{cost.bandwidth_share:.0%} of {gpu.bandwidth_gbps:,} GB/s, {gpu.source}"
+    return gpu.bandwidth_gbps * cost.bandwidth_share, share
+
+
+def _measured(path: str) -> tuple[float, str]:
+    """The median of a plain copy, reads and writes both counted."""
+    for case in load_record(Path(path)).cases:
+        copies: list[Memcpy | Peak] = [case.memcpy] if case.memcpy else []
+        copies += [peak for peak in case.peaks if peak.name == "copy"]
+        for copy in copies:
+            if copy.samples_ns:
+                return copy.bytes / median(copy.samples_ns), f"copy measured in {path}"
+    raise ConfigError(
+        f"{path} has no measured copy: take the record of a run with workload.data real."
+    )

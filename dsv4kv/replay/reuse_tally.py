@@ -1,0 +1,95 @@
+"""What was found of prompts, and why the rest of what had been seen was not."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from dsv4kv.prefix.analysis.losses import Losses
+from dsv4kv.prefix.run import Ids
+from dsv4kv.replay.checkpoints import CheckpointStore
+from dsv4kv.replay.served import Served
+
+
+@dataclass
+class ReuseTally:
+    """Counts over first admissions; a request that starts again is not counted twice.
+
+    Attributes:
+        shared_tokens: Tokens of a shared block.
+        requests: Requests admitted.
+        prompt_tokens: Tokens of their prompts.
+        prompt_blocks: Whole shared blocks of them.
+        found_blocks: Of which cached.
+        found_requests: Requests that resumed somewhere.
+        seen_tokens: Tokens of prompts that had been seen before, cached or not.
+        saved_tokens: Tokens that need not be computed.
+        in_flight_tokens: Lost because another request was just computing them.
+        lost: Tokens lost for other reasons, by the names of ``Losses``.
+    """
+
+    shared_tokens: int
+    requests: int = 0
+    prompt_tokens: int = 0
+    prompt_blocks: int = 0
+    found_blocks: int = 0
+    found_requests: int = 0
+    seen_tokens: int = 0
+    saved_tokens: int = 0
+    in_flight_tokens: int = 0
+    lost: Counter[str] = field(default_factory=Counter)
+    _seen: set[int] = field(default_factory=set)
+    _stored: set[int] = field(default_factory=set)
+
+    @property
+    def losses(self) -> Losses:
+        """Tokens lost by reason, those in flight left out."""
+        return Losses(**self.lost)
+
+    def store(self, keys: Ids) -> None:
+        """Remember that blocks were cached once."""
+        self._stored.update(keys.tolist())
+
+    def count(self, served: Served, resumed: int, checkpoints: CheckpointStore) -> None:
+        """Count a first admission that goes on behind ``resumed`` shared blocks.
+
+        ``served.position`` is where it goes on: less than these where a window is computed again.
+        """
+        size, keys = self.shared_tokens, served.keys.tolist()
+        saved = served.position
+        seen = _leading(keys, self._seen)
+        whole = seen == len(keys) and served.tail in self._seen and served.tail is not None
+        seen_tokens = served.input_tokens if whole else seen * size
+        usable = min(seen, (served.input_tokens - 1) // size)
+        stored = min(_leading(keys, self._stored), usable)
+        written = served.found
+        while written > resumed and not checkpoints.was_written(keys[written - 1]):
+            written -= 1
+        lost = self.lost
+        lost["evicted_block"] += max(0, stored - served.found) * size
+        lost["evicted_checkpoint"] += (written - resumed) * size
+        lost["no_checkpoint"] += (served.found - written) * size
+        lost["alignment"] += seen_tokens - seen * size
+        lost["last_token"] += (seen - usable) * size
+        lost["replay"] += resumed * size - saved
+        self.in_flight_tokens += max(0, usable - max(stored, served.found)) * size
+        self.requests += 1
+        self.prompt_tokens += served.input_tokens
+        self.prompt_blocks += len(keys)
+        self.found_blocks += served.found
+        self.found_requests += saved > 0
+        self.seen_tokens += seen_tokens
+        self.saved_tokens += saved
+        self._seen.update(keys)
+        if served.tail is not None:
+            self._seen.add(served.tail)
+
+
+def _leading(keys: list[int], known: set[int]) -> int:
+    """How many leading keys are known: a key is never known without those before it."""
+    low, high = 0, len(keys)
+    while low < high:
+        middle = (low + high) // 2
+        if keys[middle] in known:
+            low = middle + 1
+        else:
+            high = middle
+    return low

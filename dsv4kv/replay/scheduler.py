@@ -1,0 +1,326 @@
+"""The serving loop in virtual time: admit, prefill in chunks, decode, pause, resume, release.
+
+A turn is one step with prompt chunks in it, or as many decode steps as pass until something can
+happen: a request comes, one may end, or blocks run out. Older requests go first everywhere.
+"""
+
+from bisect import insort
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Protocol
+
+from dsv4kv.model.sharing import TableGroup
+from dsv4kv.replay.arrivals import NEVER, Arrivals
+from dsv4kv.replay.blocks import BlockLedger
+from dsv4kv.replay.clock import VirtualClock, Work
+from dsv4kv.replay.cost import Chunk, CostModel
+from dsv4kv.replay.decoders import Decoders
+from dsv4kv.replay.prompts import PromptCache
+from dsv4kv.replay.served import Served
+
+_NUMBER = attrgetter("number")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a scheduler keeps to.
+
+    Attributes:
+        step_tokens: Token budget of a step.
+        max_requests: Requests that hold a slot.
+        paused_blocks: Blocks that paused requests may keep.
+        max_context_tokens: Longest request.
+        defer: Let a request wait while another computes its prefix.
+        longest_stretch: Most steps of a turn; None as many as nothing happens in.
+    """
+
+    step_tokens: int
+    max_requests: int
+    paused_blocks: int
+    max_context_tokens: int
+    defer: bool
+    longest_stretch: int | None = None
+
+
+class Observer(Protocol):
+    """Is told what happens."""
+
+    def reject(self, served: Served, reason: str) -> None:
+        """A request can never be served."""
+
+    def finish(self, served: Served) -> None:
+        """A request has all its tokens."""
+
+    def stepped(self, scheduler: "Scheduler") -> None:
+        """One step or several have been taken; requests that have ended are still there."""
+
+
+class Scheduler:
+    """Serves all requests.
+
+    Attributes:
+        clock: Virtual time.
+        decoders: Requests past their prompts.
+        waiting: Requests without a slot, oldest first.
+        prefilling: Requests with prompt tokens to compute, oldest first.
+        paused: Requests that keep their blocks and do not run, oldest first.
+        ledger: The blocks.
+        prompts: What is reused.
+        computed_tokens: Prompt tokens computed, those computed again included.
+        again_tokens: Of which had been computed before by a request that had to start again.
+        deferrals: Requests that waited for another one's prefix.
+    """
+
+    def __init__(
+        self,
+        arrivals: Arrivals,
+        limits: Limits,
+        group: TableGroup,
+        ledger: BlockLedger,
+        prompts: PromptCache,
+        cost: CostModel,
+        decoders: Decoders,
+        clock: VirtualClock,
+        observer: Observer,
+    ) -> None:
+        self.clock, self.decoders, self.ledger, self.prompts = clock, decoders, ledger, prompts
+        self.waiting: list[Served] = []
+        self.prefilling: list[Served] = []
+        self.paused: list[Served] = []
+        self.computed_tokens = self.again_tokens = self.deferrals = 0
+        self._arrivals, self._limits, self._group = arrivals, limits, group
+        self._cost, self._observer = cost, observer
+        self._stuck_at = -1  # ledger.freed when the oldest waiting request last had to stay
+
+    @property
+    def in_slots(self) -> int:
+        """Requests that hold a slot."""
+        return len(self.decoders) + len(self.prefilling) + len(self.paused)
+
+    def run(self) -> None:
+        """Serve every request to its end."""
+        while self.turn():
+            pass
+
+    def turn(self) -> bool:
+        """Do what comes next; False when nothing is left."""
+        self._receive()
+        self._pause()
+        self._evict_paused()
+        self._resume()
+        self._admit()
+        chunks = self._choose_chunks()
+        if chunks:
+            self._step(chunks)
+        elif len(self.decoders):
+            self._decode()
+        else:
+            return self._wait()
+        self._observer.stepped(self)
+        self._finish(self.decoders.remove_done())
+        return True
+
+    # ---- who runs -------------------------------------------------------------------------------
+
+    def _receive(self) -> None:
+        in_flight = len(self.waiting) + self.in_slots
+        while (served := self._arrivals.take(self.clock.now_s, in_flight)) is not None:
+            if reason := self._impossible(served):
+                self._observer.reject(served, reason)
+            else:
+                insort(self.waiting, served, key=_NUMBER)
+                in_flight += 1
+
+    def _impossible(self, served: Served) -> str:
+        """Why a request can never be served; empty if it can."""
+        if served.total_tokens > self._limits.max_context_tokens:
+            return "longer than the longest context"
+        if self._group.blocks_for(served.total_tokens) > self.ledger.total:
+            return "longer than all blocks together"
+        return ""
+
+    def _resume(self) -> None:
+        """Let paused requests go on, oldest first; none overtakes another."""
+        if not self.paused:
+            return
+        needed = int(self.decoders.lacking().sum())
+        while self.paused:
+            oldest = self.paused[0]
+            needed += self.decoders.lacks(oldest)
+            if needed > self.ledger.available:
+                return
+            self.decoders.add(self.paused.pop(0))
+
+    def _pause(self) -> None:
+        """Pause requests that cannot cross a block boundary, youngest first."""
+        if self.decoders.most_lacking() <= self.ledger.available:
+            return
+        lacking = self.decoders.lacking()
+        missing = int(lacking.sum()) - self.ledger.available
+        if missing <= 0:
+            return
+        places = sorted(
+            lacking.nonzero()[0].tolist(), key=lambda place: -self.decoders.members[place].number
+        )
+        chosen = []
+        for place in places:
+            if missing <= 0:
+                break
+            missing -= int(lacking[place])
+            chosen.append(place)
+        for served in self.decoders.remove(chosen):
+            served.pauses += 1
+            insort(self.paused, served, key=_NUMBER)
+
+    def _evict_paused(self) -> None:
+        """Let the youngest paused requests start again while they hold more than they may."""
+        held = sum(self._private(served) for served in self.paused)
+        while len(self.paused) > 1 and held > self._limits.paused_blocks:
+            held -= self._private(self.paused[-1])
+            self._start_again(self.paused.pop())
+
+    def _private(self, served: Served) -> int:
+        return served.blocks - served.committed * self.ledger.per_shared
+
+    def _start_again(self, served: Served) -> None:
+        self.prompts.end(served)
+        served.evictions += 1
+        served.position = 0
+        served.prompt_tokens = served.input_tokens + served.generated
+        insort(self.waiting, served, key=_NUMBER)
+
+    def _admit(self) -> None:
+        """Give slots to waiting requests; one that waits for a prefix lets others pass."""
+        if self.paused or self._stuck_at == self.ledger.freed:
+            return
+        budget = self._limits.step_tokens - self.decoders.tokens_per_step
+        budget -= sum(served.prompt_tokens - served.position for served in self.prefilling)
+        place = 0
+        while budget > 0 and place < len(self.waiting):
+            if self.in_slots >= self._limits.max_requests:
+                return
+            served = self.waiting[place]
+            found = -1 if self._still_blocked(served) else self.prompts.look_up(served)
+            if found < 0 or self._defers(served, found):
+                place += 1
+                continue
+            if not self._fits(served, found):
+                self._stuck_at = self.ledger.freed
+                return
+            del self.waiting[place]
+            self._start(served)
+            budget -= served.prompt_tokens - served.position
+
+    def _still_blocked(self, served: Served) -> bool:
+        """Whether the prefix a request waits for is still being computed."""
+        other = served.blocked_by
+        if other is None:
+            return False
+        if other in self.prefilling and other.committed <= served.found:
+            return True
+        served.blocked_by = None
+        return False
+
+    def _defers(self, served: Served, found: int) -> bool:
+        """Whether another request is computing the block this one needs next."""
+        if not self._limits.defer or not self.prompts.misses(served, found):
+            return False
+        key = served.keys[found]
+        for other in self.prefilling:
+            if len(other.keys) > found >= other.committed and other.keys[found] == key:
+                self.deferrals += not served.deferred
+                served.deferred, served.blocked_by, served.found = True, other, found
+                return True
+        return False
+
+    def _fits(self, served: Served, found: int) -> bool:
+        """Whether blocks for a whole prompt can be had besides those found, which must stay."""
+        kept = found * self.ledger.per_shared
+        needed = self._group.blocks_for(served.prompt_tokens) - kept
+        promised = int(self.decoders.lacking().sum())
+        return needed + promised <= self.ledger.available - kept
+
+    def _start(self, served: Served) -> None:
+        self._copy(self.prompts.begin(served))
+        wanted = max(self._group.blocks_for(served.prompt_tokens), served.blocks)
+        self.ledger.take(wanted - served.blocks)
+        served.blocks = wanted
+        if served.admitted_s is None:
+            served.admitted_s = self.clock.now_s
+        self.again_tokens += max(0, served.reached - served.position)
+        insort(self.prefilling, served, key=_NUMBER)
+
+    # ---- what they do ---------------------------------------------------------------------------
+
+    def _choose_chunks(self) -> list[tuple[Served, Chunk]]:
+        budget = self._limits.step_tokens - self.decoders.tokens_per_step
+        chunks = []
+        for served in self.prefilling:
+            take = min(budget, served.prompt_tokens - served.position)
+            if take <= 0:
+                break
+            chunks.append((served, (served.position, served.position + take)))
+            budget -= take
+        return chunks
+
+    def _step(self, chunks: list[tuple[Served, Chunk]]) -> None:
+        """One step of prompt chunks and whatever decodes."""
+        tokens = self.decoders.tokens_per_step
+        decoding = self.decoders.step_work() if tokens else Work()
+        work = self._cost.mixed(decoding, tokens, [chunk for _, chunk in chunks])
+        if tokens:
+            self.ledger.take(self.decoders.advance(1))
+        self.clock.work(work)
+        for served, (before, after) in chunks:
+            self.computed_tokens += after - before
+            served.position = after
+            served.reached = max(served.reached, after)
+            self._copy(self.prompts.commit(served))
+        self._end_prompts([s for s, (_, after) in chunks if after == s.prompt_tokens])
+
+    def _end_prompts(self, answered: list[Served]) -> None:
+        """A prompt's end gives the first token."""
+        for served in answered:
+            self.prefilling.remove(served)
+            if served.first_token_s is None:
+                served.first_token_s = self.clock.now_s
+            served.generated += served.output_tokens > 0
+            if served.generated < served.output_tokens:
+                self.decoders.add(served)
+            else:
+                self._finish([served])
+
+    def _decode(self) -> None:
+        """As many decode steps as nothing happens in."""
+        steps, work = self.decoders.plan(
+            self.ledger.available,
+            self.clock,
+            self._arrivals.next_s,
+            self._limits.longest_stretch,
+        )
+        self.ledger.take(self.decoders.advance(steps))
+        self.clock.work(work)
+
+    def _wait(self) -> bool:
+        """Nobody runs: let a paused request go on next, or wait for the next arrival."""
+        if self.paused:
+            if self.decoders.lacks(self.paused[0]) > self.ledger.available:
+                assert len(self.paused) > 1, "a request does not fit although it is alone"
+                self._start_again(self.paused.pop())
+            return True
+        assert not self.waiting, "a request waits although nobody is served"
+        if self._arrivals.next_s == NEVER:
+            return False
+        self.clock.wait_until(self._arrivals.next_s)
+        return True
+
+    def _finish(self, ended: list[Served]) -> None:
+        for served in ended:
+            served.finished_s = self.clock.now_s
+            self.prompts.end(served)
+            self._observer.finish(served)
+
+    def _copy(self, moved_bytes: int) -> None:
+        """Move windows and states to or from where they are kept."""
+        if moved_bytes:
+            self.clock.work(Work(copy_bytes=moved_bytes))

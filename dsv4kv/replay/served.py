@@ -1,0 +1,65 @@
+"""A request on its way through the replay."""
+
+from dataclasses import dataclass, field
+
+from dsv4kv.prefix.index import Lease
+from dsv4kv.prefix.run import Ids
+
+
+@dataclass(slots=True, eq=False)
+class Served:
+    """One request; lengths in tokens.
+
+    Attributes:
+        number: Place in the trace: lower is older.
+        arrival_s: When it comes.
+        input_tokens: Its prompt.
+        output_tokens: What it generates.
+        keys: int64: the whole shared blocks of its prompt.
+        tail: Id of its partial last block; None without.
+        generated: Tokens generated so far, as of its last prompt end or pause.
+        position: Tokens in the cache, as of its last chunk.
+        prompt_tokens: Tokens to compute before it decodes: its prompt, and after an eviction
+            what it had generated.
+        blocks: Blocks it holds, shared ones included.
+        lease: What it holds of the prefix index.
+        found: Shared blocks that were cached when it was admitted.
+        committed: Shared blocks of it that the index holds.
+        marks: Shared blocks behind which it will leave a checkpoint, the next one last.
+        blocked_by: The request that computes what it needs next.
+        deferred: Whether it ever had to wait for another one's prefix.
+        reached: Most tokens it ever had in the cache.
+        admitted_s: When it was first admitted.
+        first_token_s: When its prompt ended.
+        finished_s: When it ended.
+        pauses: How often it was paused.
+        evictions: How often it had to start again.
+    """
+
+    number: int
+    arrival_s: float
+    input_tokens: int
+    output_tokens: int
+    keys: Ids
+    tail: int | None
+    generated: int = 0
+    position: int = 0
+    prompt_tokens: int = 0
+    blocks: int = 0
+    lease: Lease | None = None
+    found: int = 0
+    committed: int = 0
+    marks: list[int] = field(default_factory=list)
+    blocked_by: "Served | None" = None
+    deferred: bool = False
+    reached: int = 0
+    admitted_s: float | None = None
+    first_token_s: float | None = None
+    finished_s: float | None = None
+    pauses: int = 0
+    evictions: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens in the cache at its end: the last token is only returned."""
+        return self.input_tokens + max(0, self.output_tokens - 1)

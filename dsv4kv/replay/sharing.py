@@ -1,0 +1,69 @@
+"""The grid on which prompts share blocks, and the keys of a prompt on it."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from dsv4kv.errors import ConfigError, TraceError
+from dsv4kv.prefix.run import NO_IDS, Ids
+from dsv4kv.workload.request import Request
+from dsv4kv.workload.traces.runs import IdRuns
+
+
+def shared_tokens(trace_block_tokens: int, cache_block_tokens: int) -> int:
+    """Tokens of a shared block: the larger of a trace's block and a cache's.
+
+    Raises:
+        ConfigError: Neither divides the other.
+    """
+    if not trace_block_tokens:
+        return cache_block_tokens
+    small, large = sorted((trace_block_tokens, cache_block_tokens))
+    if large % small:
+        raise ConfigError(
+            f"cache.block_tokens is {cache_block_tokens} and an id of the trace stands for "
+            f"{trace_block_tokens} tokens: neither divides the other, so no whole block could "
+            f"ever be found again; take a multiple of 128 that divides {trace_block_tokens} or "
+            "is a multiple of it."
+        )
+    return large
+
+
+def shared_keys(request: Request, tokens: int) -> Ids:
+    """int64: the id behind every whole shared block of a prompt; an id stands for its history."""
+    if not request.hash_block_tokens or not len(request.prefix_hashes):
+        return NO_IDS
+    whole = request.input_tokens // tokens
+    step = max(1, tokens // request.hash_block_tokens)
+    ids = _as_array(request.prefix_hashes)
+    return ids[step - 1 :: step][:whole].copy()
+
+
+def tail_id(request: Request) -> int | None:
+    """The id of a partial last block; None where the prompt has none."""
+    full = request.hash_block_tokens and request.input_tokens // request.hash_block_tokens
+    hashes = request.prefix_hashes
+    return int(hashes[-1]) if len(hashes) > full else None
+
+
+def check_order(requests: Sequence[Request]) -> None:
+    """Refuse a trace whose clock runs backwards; raises ``TraceError``."""
+    for number, (before, after) in enumerate(pairwise(requests), start=2):
+        if after.arrival_s < before.arrival_s:
+            raise TraceError(
+                f"request {number:,} of the trace arrives at {after.arrival_s:g} s, the one "
+                f"before it at {before.arrival_s:g} s: the clock runs backwards. Sort the trace "
+                "by time, or leave its times aside with workload.arrivals=closed."
+            )
+
+
+def _as_array(ids: Sequence[int]) -> Ids:
+    if isinstance(ids, IdRuns):
+        ends = ids.counts.cumsum()
+        first: Ids = np.repeat(ids.starts - (ends - ids.counts), ids.counts)
+        return first + np.arange(len(first), dtype=np.int64)
+    try:
+        return np.array(ids, dtype=np.int64)
+    except OverflowError:  # unsigned 64-bit hashes: the same bits keep them apart
+        return np.array(ids, dtype=np.uint64).view(np.int64)

@@ -1,0 +1,189 @@
+"""Makes the one kernel table of a profile, whichever profiler it is from."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dsv4kv.measure.profilers.classify import CATEGORIES, OTHER, Rule, find_rule
+from dsv4kv.measure.profilers.trace import KINDS, NONE, OP, RANGE, Column, Trace, Work
+from dsv4kv.report.profile_record import KernelRow, KernelTable, OperationRow
+from dsv4kv.report.step_times import find_gaps, on_cpu, time_steps
+from dsv4kv.report.timeline import pick_step
+
+_FEWEST_FOR_P95 = 200  # ten of them lie beyond it
+_ITSELF = "itself"
+
+
+class _Classes:
+    """What kernels do, by rules; operations of torch take after the operation they run in."""
+
+    def __init__(self, names: list[str], rules: Sequence[Rule]) -> None:
+        self._names = names
+        self._rules = [find_rule(name, rules) for name in names]
+        kinds = [rule.category if rule else OTHER for rule in self._rules]
+        numbers = [CATEGORIES.index(kind) for kind in [*kinds, OTHER]]  # the last is for NONE
+        self._categories: Column = np.array(numbers, dtype=np.int64)
+
+    def rule_of(self, name: int, kind: int, phase: int) -> Rule | None:
+        """The rule of a piece of work by the numbers of its name, its kind and its phase."""
+        number = phase if kind == OP else name
+        return None if number == NONE else self._rules[number]
+
+    def operation_of(self, name: int, kind: int, rule: Rule | None) -> str | None:
+        """The toolkit's operation that it belongs to."""
+        if rule is None or kind == OP:
+            return None
+        return self._names[name] if rule.operation == _ITSELF else rule.operation
+
+    def keys(self, work: Work) -> Column:
+        """A number for each kernel; one of torch's operations is several, by what they do."""
+        category = self._categories[np.where(work.kind == OP, work.phase, work.name)]
+        keys: Column = (work.name * len(KINDS) + work.kind) * len(CATEGORIES) + category
+        return keys
+
+
+def build_table(
+    trace: Trace, rules: Sequence[Rule], useful_bytes: Mapping[str, int] | None = None
+) -> KernelTable:
+    """Add up a profile by kernels, operations and steps.
+
+    ``useful_bytes`` are those of all steps by operation. Where the profile has steps, work
+    outside of them is only counted.
+    """
+    work, useful = trace.work, useful_bytes or {}
+    gaps, nodes = find_gaps(trace), np.unique(work.node[work.node > 0])
+    inside = work.step >= 0 if len(trace.steps_ns) else np.ones(len(work), dtype=np.bool_)
+    chosen, outside = np.flatnonzero(inside), np.flatnonzero(~inside)
+    classes = _Classes(trace.names, rules)
+    groups = _equal(chosen, classes.keys(work)[chosen])
+    kernels = [_row(trace, rows, gaps, nodes, classes) for rows in groups]
+    kernels.sort(key=lambda row: -row.total_ns)
+    operations = _operations(trace, chosen, kernels, useful)
+    return KernelTable(
+        tool=trace.tool,
+        tool_version=trace.version,
+        devices=_devices(trace),
+        kernels=_with_bytes(kernels, operations),
+        operations=operations,
+        num_steps=len(trace.steps_ns),
+        steps=time_steps(trace, gaps),
+        timeline=pick_step(trace, classes.rule_of),
+        outside_calls=len(outside),
+        outside_ns=int(work.self_ns[outside].sum()),
+        warnings=trace.warnings,
+        notes=trace.notes,
+    )
+
+
+def _devices(trace: Trace) -> list[str]:
+    """Names of the GPUs that worked."""
+    used = [] if on_cpu(trace.work) else np.unique(trace.work.device).tolist()
+    return [trace.devices[number] for number in used if number in trace.devices]
+
+
+def _equal(rows: Column, keys: Column) -> Iterator[Column]:
+    """Rows with equal keys, together."""
+    order = np.argsort(keys, kind="stable")
+    if len(order):
+        yield from np.split(rows[order], np.flatnonzero(np.diff(keys[order])) + 1)
+
+
+def _row(trace: Trace, rows: Column, gaps: Column, nodes: Column, classes: _Classes) -> KernelRow:
+    work = trace.work
+    name, kind = int(work.name[rows[0]]), int(work.kind[rows[0]])
+    phase = _most_frequent(work.phase[rows])
+    rule = classes.rule_of(name, kind, phase)
+    times, gap, counted = np.sort(work.self_ns[rows]), gaps[rows], work.bytes[rows]
+    gap = gap[gap != NONE]
+    return KernelRow(
+        name=trace.names[name],
+        kind=KINDS[kind],
+        category=rule.category if rule else OTHER,
+        engine=rule.engine if rule else None,
+        operation=classes.operation_of(name, kind, rule),
+        phase=trace.names[phase] if phase != NONE else None,
+        calls=len(rows),
+        total_ns=int(times.sum()),
+        median_ns=round(float(np.median(times))),
+        p95_ns=round(float(np.percentile(times, 95))) if len(times) >= _FEWEST_FOR_P95 else None,
+        min_ns=int(times[0]),
+        **_shape(trace, work.shape[rows]),
+        node=_place(nodes, work.node[rows]),
+        gap_ns=round(float(np.median(gap))) if len(gap) else None,
+        useful_bytes=None,
+        counted_bytes=int(counted.sum()) if np.all(counted != NONE) else None,
+    )
+
+
+def _shape(trace: Trace, shapes: Column) -> dict[str, Any]:
+    most = _most_frequent(shapes)
+    shape = trace.shapes[most] if most != NONE else None
+    return {
+        "grid": list(shape.grid) if shape and shape.grid else None,
+        "block": list(shape.block) if shape and shape.block else None,
+        "registers": shape.registers if shape else None,
+        "shared_bytes": shape.shared_bytes if shape else None,
+        "shapes": len(np.unique(shapes)),
+    }
+
+
+def _place(nodes: Column, mine: Column) -> int | None:
+    """Place of the first of my nodes among all: ids grow in the order of capture."""
+    mine = mine[mine > 0]
+    return 1 + int(np.searchsorted(nodes, mine.min())) if len(mine) else None
+
+
+def _most_frequent(numbers: Column) -> int:
+    values, counts = np.unique(numbers, return_counts=True)
+    return int(values[counts.argmax()])
+
+
+def _operations(
+    trace: Trace, chosen: Column, kernels: Sequence[KernelRow], useful: Mapping[str, int]
+) -> list[OperationRow]:
+    """Operations: all their kernels together; on a CPU their ranges, whole."""
+    whole = _whole_ranges(trace, chosen)
+    found: dict[str, list[KernelRow]] = {}
+    for row in kernels:
+        if row.operation is not None:
+            found.setdefault(row.operation, []).append(row)
+    rows = [
+        OperationRow(
+            name=name,
+            category=parts[0].category,
+            calls=max(part.calls for part in parts),
+            total_ns=whole.get(name, sum(part.total_ns for part in parts)),
+            useful_bytes=useful.get(name),
+            dram_bytes=_sum_counted(parts) if trace.tool == "ncu" else None,
+        )
+        for name, parts in found.items()
+    ]
+    return sorted(rows, key=lambda row: -row.total_ns)
+
+
+def _whole_ranges(trace: Trace, chosen: Column) -> dict[str, int]:
+    """Durations of marked ranges, what runs inside included."""
+    work = trace.work
+    rows = chosen[work.kind[chosen] == RANGE]
+    spent = np.bincount(work.name[rows], (work.end_ns - work.start_ns)[rows], len(trace.names))
+    return {trace.names[i]: round(spent[i]) for i in np.unique(work.name[rows]).tolist()}
+
+
+def _sum_counted(parts: Sequence[KernelRow]) -> int | None:
+    counted = [part.counted_bytes for part in parts]
+    return sum(size for size in counted if size is not None) if None not in counted else None
+
+
+def _with_bytes(
+    kernels: Sequence[KernelRow], operations: Sequence[OperationRow]
+) -> list[KernelRow]:
+    """Give kernels that are an operation on their own its bytes."""
+    alone = [row.operation for row in kernels if row.operation and row.kind == "kernel"]
+    known = {row.name: row.useful_bytes for row in operations if alone.count(row.name) == 1}
+    return [
+        row.model_copy(update={"useful_bytes": known[row.operation]})
+        if row.operation in known
+        else row
+        for row in kernels
+    ]

@@ -1,0 +1,31 @@
+"""The numbers that stand for a case when it is one of many."""
+
+from dsv4kv.measure.statistics import Estimate, estimate_rate, summarize
+from dsv4kv.report.record import Case
+
+
+def latency_median(case: Case, name: str) -> Estimate | None:
+    """Median of a latency in ns; None where it was not measured."""
+    for latency in case.latencies:
+        if latency.name == name and latency.samples_ns:
+            return summarize(latency.samples_ns).estimate
+    return None
+
+
+def gather_rate(case: Case) -> Estimate | None:
+    """GB/s of all gather operations together, of the cold ones where both were measured."""
+    gathers = [
+        each
+        for each in case.operations
+        if each.name.startswith("gather") and each.temperature != "hot"
+    ]
+    return estimate_rate(
+        [size for each in gathers for size in each.bytes],
+        [time for each in gathers for time in each.samples_ns],
+    )
+
+
+def allocated_bytes(case: Case) -> int | None:
+    """Bytes of all pools; None where none was allocated."""
+    pools = case.cache.pools if case.cache else []
+    return sum(pool.allocated_bytes for pool in pools) if pools else None

@@ -1,0 +1,1 @@
+"""Charts: each function takes numbers and gives a figure with a title and a description."""

@@ -1,0 +1,75 @@
+"""Two runs against each other: a ratio and its interval in every row."""
+
+from typing import TYPE_CHECKING
+
+from dsv4kv.measure.verdict import Verdict
+from dsv4kv.report.page.charts.marks import write
+from dsv4kv.report.page.colours import LIGHT
+from dsv4kv.report.page.figure import Chart, new_figure
+from dsv4kv.report.page.inputs import Compared, ComparedRow
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_ROW, _HEAD = 21, 58
+_ROLES = {
+    Verdict.SAME: "muted",
+    Verdict.FASTER: "good",
+    Verdict.SLOWER: "bad",
+    Verdict.UNCLEAR: "warning",
+}
+
+
+def ratios_chart(compared: Compared) -> Chart:
+    """Change of time in per cent with its interval; the band is what counts as no change.
+
+    A hollow mark has no interval: there were too few launches to know one.
+    """
+    rows = list(compared.rows)
+    if compared.overall:
+        rows.append(ComparedRow("geometric mean", compared.overall))
+    figure, (axes,) = new_figure(_HEAD + _ROW * len(rows))
+    floor = compared.floor * 100
+    axes.axvspan(-floor, floor, color=LIGHT["rule"], lw=0, zorder=0)
+    axes.axvline(0, color=LIGHT["ink"], linewidth=1.0)
+    for number, row in enumerate(rows):
+        _draw_row(axes, number, row)
+    axes.axhline(len(rows) - 1.5, color=LIGHT["rule"], linewidth=0.8)
+    axes.set_yticks(range(len(rows)), [row.name for row in rows])
+    axes.tick_params(axis="y", colors=LIGHT["ink"])
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    reach = max(floor * 1.5, *(abs(end) for row in rows for end in _ends(row))) * 1.08
+    axes.set_xlim(-reach, reach)
+    axes.locator_params(axis="x", nbins=5)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:+g} %" if value else "0")
+    axes.grid(axis="x")
+    axes.set_xlabel("← faster · change of time · slower →")
+    told = ", ".join(f"{row.name} {_tell(row)}" for row in rows)
+    title = f"Change of time from {compared.before} to {compared.after}"
+    return Chart("comparison", title, f"{told}.", figure)
+
+
+def _draw_row(axes: "Axes", number: int, row: ComparedRow) -> None:
+    role = _ROLES[row.judgement.verdict]
+    known = row.judgement.interval is not None
+    face = LIGHT[role] if known else LIGHT["paper"]
+    axes.hlines(number, *_ends(row), LIGHT[role], linewidth=1.8)
+    value = to_percent(row.judgement.ratio)
+    axes.plot(value, number, "o", color=LIGHT[role], markerfacecolor=face, markersize=5.5)
+    write(axes, 1.02, number, _tell(row), role, transform=axes.get_yaxis_transform())
+
+
+def _ends(row: ComparedRow) -> tuple[float, float]:
+    """Change at the ends of the interval in per cent; both the change itself without one."""
+    low, high = row.judgement.interval or (row.judgement.ratio, row.judgement.ratio)
+    return to_percent(low), to_percent(high)
+
+
+def _tell(row: ComparedRow) -> str:
+    change = to_percent(row.judgement.ratio)
+    return f"{change:+.1f} %  {row.judgement.verdict.lower()}"
+
+
+def to_percent(ratio: float) -> float:
+    """Change of time in per cent, to a tenth and without a minus before a zero."""
+    return round((ratio - 1) * 100, 1) + 0.0

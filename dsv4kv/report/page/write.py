@@ -1,0 +1,89 @@
+"""Writes a page, or its charts as files of their own."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from dsv4kv.errors import ConfigError
+from dsv4kv.files import replacing
+from dsv4kv.report.page.build import Page, build_page
+from dsv4kv.report.page.colours import DARK, LIGHT, css_variables
+from dsv4kv.report.page.figure import draw_png
+from dsv4kv.report.page.inputs import Extras
+from dsv4kv.report.page.svg import inline_svg, standalone_svg
+from dsv4kv.report.record import RunRecord
+
+_TEMPLATES = Path(__file__).parent / "templates"
+_NO_EXTRAS = Extras()
+
+
+def write_page(records: Sequence[RunRecord], target: Path, extras: Extras = _NO_EXTRAS) -> None:
+    """Write one HTML file that needs nothing else: no script, no network, no other file.
+
+    Args:
+        records: At least one, told in this order.
+        target: The file; what was there before is replaced.
+        extras: What is known beside the records; memory and kernels are the first record's.
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
+    text = render_page(build_page(records, extras))
+    with _refusing(target, "--html page.html"):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _replace(target, text.encode())
+
+
+def write_charts(
+    records: Sequence[RunRecord], folder: Path, extras: Extras = _NO_EXTRAS
+) -> list[Path]:
+    """Write every chart of the page as ``KEY.svg`` and ``KEY.png``, in light colours on white.
+
+    Raises:
+        ConfigError: The folder cannot be written.
+    """
+    written = []
+    with _refusing(folder, "--charts FOLDER"):
+        folder.mkdir(parents=True, exist_ok=True)
+        for chart in build_page(records, extras).charts():
+            path = folder / f"{chart.key}.svg"
+            _replace(path, standalone_svg(chart).encode())
+            _replace(path.with_suffix(".png"), draw_png(chart.figure))
+            written += [path, path.with_suffix(".png")]
+    return written
+
+
+def render_page(page: Page) -> str:
+    """The page's HTML."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    style = (_TEMPLATES / "page.css").read_text(encoding="utf-8")
+    return environment.get_template("page.html").render(
+        page=page,
+        svg=inline_svg,
+        style=style,
+        light=css_variables(LIGHT),
+        dark=css_variables(DARK),
+    )
+
+
+def _replace(path: Path, data: bytes) -> None:
+    with replacing(path) as file:
+        file.write(data)
+
+
+@contextmanager
+def _refusing(path: Path, option: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written ({error.strerror}): name another place with {option}."
+        ) from None

@@ -1,0 +1,177 @@
+"""A profile on a terminal: what spoils it, where a step's time went, and the tables."""
+
+from collections.abc import Iterator
+
+from rich.console import RenderableType
+from rich.table import Table
+
+from dsv4kv.measure.profilers.classify import CACHE_CATEGORIES
+from dsv4kv.measure.profilers.ranges import INPUTS
+from dsv4kv.measure.statistics import summarize
+from dsv4kv.report.cells import ABSENT, add_estimates, format_number, new_table
+from dsv4kv.report.findings import Finding
+from dsv4kv.report.kernels import (
+    amplification,
+    classes_table,
+    engines,
+    is_amplified,
+    kernels_table,
+    launches_table,
+    operations_table,
+)
+from dsv4kv.report.profile_record import KernelTable, MemoryAudit, Profile, StepTimes
+from dsv4kv.report.yardstick import Yardstick
+from dsv4kv.units import format_bytes, format_duration
+
+MOST_ROWS = 15
+_NS_TO_US = 1e-3
+_ON_GPU = {
+    "GPU, first begin to last end": "span_ns",
+    "GPU busy": "busy_ns",
+    "GPU idle in between": "gap_ns",
+    "host, in calls that launch": "launch_ns",
+    "host, whole step": "host_ns",
+}
+_ON_CPU = {
+    "torch operations": "busy_ns",
+    "Python around them": "launch_ns",
+    "outside any operation": "gap_ns",
+    "data in the model's place": "inputs_ns",
+    "whole step": "host_ns",
+}
+
+
+def tell_profile(
+    profile: Profile, yardstick: Yardstick | None, *, full: bool = False
+) -> Iterator[RenderableType]:
+    """The parts of a profile; with ``full`` every kernel, and how each was launched."""
+    if profile.memory:
+        yield memory_table(profile.memory)
+        yield ""
+    table = profile.table
+    if table is None:
+        return
+    yield from (Finding("warning", warning) for warning in table.warnings)
+    yield Finding("note", _describe(profile, table))
+    yield from (Finding("note", note) for note in table.notes)
+    if table.outside_calls:
+        yield Finding("note", _outside(table))
+    yield ""
+    if table.steps:
+        yield steps_table(table.steps, on_cpu=_on_cpu(table))
+        yield ""
+    yield from _tell_kernels(table, yardstick, full=full)
+    yield from _judge(table)
+
+
+def _tell_kernels(
+    table: KernelTable, yardstick: Yardstick | None, *, full: bool
+) -> Iterator[RenderableType]:
+    if not table.kernels:
+        return
+    yield classes_table(table)
+    yield ""
+    if any((row.useful_bytes, row.dram_bytes) != (None, None) for row in table.operations):
+        yield operations_table(table.operations, yardstick)
+        yield ""
+    yield kernels_table(table, None if full else MOST_ROWS, yardstick)
+    left = 0 if full else len(table.kernels) - MOST_ROWS
+    if left > 0:
+        yield Finding("note", f"and {left:,} more: --full shows all, and how each was launched")
+    launches = launches_table(table.kernels) if full else None
+    if launches is not None:
+        yield ""
+        yield launches
+    yield ""
+
+
+def steps_table(steps: StepTimes, *, on_cpu: bool) -> Table:
+    """Where the time of a step went: medians over steps, and over GPUs where there are more."""
+    labels = _ON_CPU if on_cpu else _ON_GPU
+    columns = [getattr(steps, name) for name in labels.values()]
+    view = new_table("A step", f"{len(steps.host_ns):,} of them, µs")
+    view.add_column("", no_wrap=True)
+    medians = [summarize(column).estimate for column in columns]
+    cells = add_estimates(view, "median", list(medians), _NS_TO_US)
+    view.add_column("min", justify="right", no_wrap=True)
+    view.add_column("max", justify="right", no_wrap=True)
+    for label, cell, column in zip(labels, cells, columns, strict=True):
+        ends = [format_number(end * _NS_TO_US) for end in (min(column), max(column))]
+        view.add_row(label, cell, *ends)
+    return view
+
+
+def memory_table(audit: MemoryAudit) -> Table:
+    """Memory around the building of the pools, as planned and as others count it."""
+    before, after = audit.marks
+    view = new_table("Memory of the pools", f"planned {format_bytes(audit.planned_bytes)}")
+    view.add_column("counted by", no_wrap=True)
+    for header in ("before", "after", "more", "more than\nplanned"):
+        view.add_column(header, justify="right", no_wrap=True)
+    rows: list[tuple[str, int | None, int | None]] = [
+        ("sizes of the tensors", 0, audit.pool_bytes),
+        ("torch, tensors", before.allocated_bytes, after.allocated_bytes),
+        ("torch, reserved", before.reserved_bytes, after.reserved_bytes),
+        ("NVML, whole GPU", before.device_bytes, after.device_bytes),
+        ("host, resident", before.resident_bytes, after.resident_bytes),
+    ]
+    for label, first, last in rows:
+        if first is None or last is None:
+            view.add_row(label, ABSENT, ABSENT, ABSENT, ABSENT)
+        else:
+            more, gap = last - first, last - first - audit.planned_bytes
+            sizes = [format_bytes(size) for size in (first, last, more)]
+            view.add_row(label, *sizes, format_bytes(gap))
+    return view
+
+
+def _describe(profile: Profile, table: KernelTable) -> str:
+    tool = f"{table.tool} ({table.tool_version})" if table.tool_version else table.tool
+    gpus = f", {', '.join(table.devices)}" if table.devices else ""
+    return f"profiled with {tool}{gpus}: {profile.why}{_requests(profile.step_requests)}"
+
+
+def _requests(counts: list[int]) -> str:
+    """``; 10 steps of 8 requests``."""
+    if not counts:
+        return ""
+    few, many = min(counts), max(counts)
+    requests = f"{few:,}" if few == many else f"{few:,} to {many:,}"
+    return f"; {len(counts):,} step{_s(len(counts))} of {requests} request{_s(many)}"
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"
+
+
+def _outside(table: KernelTable) -> str:
+    time = format_duration(table.outside_ns)
+    pieces = f"{table.outside_calls:,} piece{_s(table.outside_calls)} of work"
+    return f"left out: {pieces} outside every step, {time}"
+
+
+def _on_cpu(table: KernelTable) -> bool:
+    return any(row.kind in ("op", "range") for row in table.kernels)
+
+
+def _judge(table: KernelTable) -> Iterator[Finding]:
+    """What share the cache has, and which operations move more than they must."""
+    rows = [row for row in table.kernels if row.phase != INPUTS]  # no server has those
+    total = sum(row.total_ns for row in rows)
+    if total:
+        shares = {
+            category: sum(row.total_ns for row in rows if row.category == category)
+            for category in CACHE_CATEGORIES
+        }
+        parts = ", ".join(f"{name} {_share(time, total)}" for name, time in shares.items() if time)
+        told = f"work on the KV cache: {_share(sum(shares.values()), total)} of the time"
+        yield Finding("good", f"{told}{f' ({parts})' if parts else ''}, known by {engines(table)}")
+    audited = [row for row in table.operations if amplification(row) is not None]
+    for row in filter(is_amplified, audited):
+        yield Finding("bad", f"{row.name} moves {amplification(row):.2f} times what it must")
+    if audited and not any(map(is_amplified, audited)):
+        yield Finding("good", "no gather and no insert moves over 1.10 times what it must")
+
+
+def _share(part: float, total: float) -> str:
+    return f"{part / total * 100:.1f} %"

@@ -1,0 +1,67 @@
+"""Block ids of a prompt kept as runs of consecutive ids: agentic prompts list ids 59 to 1."""
+
+from collections.abc import Iterator, Sequence
+from typing import Self, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class IdRuns(Sequence[int]):
+    """A sequence of whole numbers that takes the memory of its runs; equal to any equal sequence.
+
+    Attributes:
+        starts: int64[runs]: first number of every run.
+        counts: int64[runs]: numbers in it, at least 1.
+    """
+
+    __slots__ = ("_ends", "counts", "starts")
+
+    def __init__(self, starts: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
+        """Take over the arrays."""
+        self.starts = starts
+        self.counts = counts
+        self._ends = counts.cumsum()
+
+    @classmethod
+    def of(cls, numbers: Sequence[int], offset: int = 0) -> Self:
+        """Find the runs of a list, ``offset`` added to every number.
+
+        Raises:
+            OverflowError: A number that 64 bits cannot hold.
+        """
+        values = np.array(numbers, np.int64)
+        first = np.flatnonzero(np.diff(values, prepend=values[:1] - 2) != 1)
+        counts = np.diff(first, append=len(values))
+        return cls(values[first] + offset, counts)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[int, ...]: ...
+    def __getitem__(self, index: int | slice) -> int | tuple[int, ...]:
+        if isinstance(index, slice):
+            return tuple(self)[index]
+        place = range(len(self))[index]
+        run = int(self._ends.searchsorted(place, side="right"))
+        return int(self.starts[run]) + place - int(self._ends[run] - self.counts[run])
+
+    def __iter__(self) -> Iterator[int]:
+        for start, count in zip(self.starts.tolist(), self.counts.tolist(), strict=True):
+            yield from range(start, start + count)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(
+            one == two for one, two in zip(self, other, strict=True)
+        )
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return f"IdRuns({len(self):,} ids in {len(self.starts):,} runs)"

@@ -1,0 +1,35 @@
+"""JSON lines of any names: a time, two lengths, and block ids where there are some."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from dsv4kv.workload.request import Request
+from dsv4kv.workload.traces.blocks import read_counted_ids
+from dsv4kv.workload.traces.fields import read_time, read_tokens
+from dsv4kv.workload.traces.jsonl import json_lines
+from dsv4kv.workload.traces.lines import Defect, TraceLines
+from dsv4kv.workload.traces.options import UNITS_PER_SECOND, ReadOptions
+
+
+def read_timed(lines: TraceLines, options: ReadOptions) -> Iterator[Request]:
+    """Yield the requests; ids count only where ``options`` say how many tokens they stand for."""
+    for record in json_lines(lines):
+        yield _read_request(record, options)
+
+
+def _read_request(record: dict[str, Any], options: ReadOptions) -> Request:
+    names, size = options.fields, options.id_tokens
+    input_tokens = read_tokens(record, names.input, low=1)
+    if names.ids in record and size is None:
+        raise Defect(
+            f"{names.ids} is there, but not how many tokens an id stands for (--id-tokens)"
+        )
+    ids = read_counted_ids(record, names.ids, input_tokens, size) if size else ()
+    unit = options.time_unit
+    return Request(
+        arrival_s=read_time(record, names.time, unit) / UNITS_PER_SECOND[unit],
+        input_tokens=input_tokens,
+        output_tokens=read_tokens(record, names.output, low=0),
+        prefix_hashes=ids,
+        hash_block_tokens=size or 0,
+    )

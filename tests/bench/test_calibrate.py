@@ -1,0 +1,159 @@
+"""The noise floor of a machine, out of launches whose noise the test decides."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from dsv4kv.bench.calibrate import (
+    LAUNCHES,
+    calibrate,
+    calibration_tasks,
+    measure_memcpy_gbps,
+    noise_floor,
+    save_calibration,
+)
+from dsv4kv.bench.fresh import Outcome
+from dsv4kv.compare.floor import calibration_path, read_noise_floor
+from dsv4kv.config.load import load_config
+from dsv4kv.errors import Dsv4kvError
+from dsv4kv.measure.protocol import Timing
+from dsv4kv.report.record import Peak, RunRecord
+from tests.report.records import make_case, make_latency, make_operation, make_record
+
+MEMCPY_GBPS = 11.5
+NOW = datetime(2026, 11, 21, tzinfo=UTC)
+
+
+def make_outcome(record: RunRecord | None, error: str | None = None) -> Outcome:
+    (task,) = set(calibration_tasks())
+    status: Any = "complete" if record else "crashed"
+    return Outcome(task, NOW, NOW, status, error, record, False, 0 if record else 1)
+
+
+def make_launch(factor: float) -> Outcome:
+    """A launch in which everything takes ``factor`` times as long."""
+    step = make_latency("step")
+    few = make_latency("admit", samples=29)
+    latencies = [
+        each.model_copy(update={"samples_ns": [round(ns * factor) for ns in each.samples_ns]})
+        for each in (step, few)
+    ]
+    copy = Peak(name="copy", bytes=2_000_000, samples_ns=[round(1_000 * factor)] * 8)
+    operations = [make_operation(gbps=3.0 / factor)]
+    return make_outcome(
+        make_record(make_case(operations=operations, latencies=latencies, peaks=[copy]))
+    )
+
+
+def make_launches(sigma: float, seed: int = 0) -> list[Outcome]:
+    random = Random(seed)
+    return [make_launch(random.lognormvariate(0, sigma)) for _ in range(LAUNCHES)]
+
+
+def test_launches_are_equal_and_of_a_configuration_that_is_shipped() -> None:
+    tasks = calibration_tasks()
+    assert len(tasks) == LAUNCHES == 14
+    (task,) = set(tasks)
+    source, *options = task.arguments
+    assert options[::2] == ["--set"] * (len(options) // 2)
+    load_config(source, options[1::2])
+
+
+def test_a_machine_that_does_nothing_to_equals_has_no_floor() -> None:
+    assert noise_floor([[5.0] * LAUNCHES, [700.0] * LAUNCHES]) == 0.0
+
+
+@pytest.mark.parametrize("sigma", [0.01, 0.04])
+def test_the_floor_is_what_medians_of_seven_launches_differ_by(sigma: float) -> None:
+    """Against two fresh sides of seven, which the deals of fourteen stand for."""
+    random = Random(1)
+
+    def side() -> float:
+        return sorted(random.lognormvariate(0, sigma) for _ in range(7))[3]
+
+    apart = sorted(abs(side() / side() - 1) for _ in range(20_000))
+    truth = apart[int(0.975 * len(apart))]
+    rows = [[random.lognormvariate(0, sigma) for _ in range(LAUNCHES)] for _ in range(40)]
+    assert noise_floor(rows) == pytest.approx(truth, rel=0.2)
+
+
+def test_the_same_launches_give_the_same_floor() -> None:
+    outcomes = make_launches(0.02)
+    assert (
+        calibrate(outcomes, MEMCPY_GBPS).noise_floor
+        == calibrate(outcomes, MEMCPY_GBPS).noise_floor
+        > 0
+    )
+
+
+def test_quantities_of_few_samples_tell_of_themselves_and_are_left_out() -> None:
+    calibration = calibrate(make_launches(0.02), MEMCPY_GBPS)
+    assert set(calibration.medians_ns) == {"gather_topk csa", "step"}
+    assert {len(medians) for medians in calibration.medians_ns.values()} == {LAUNCHES}
+
+
+def test_peaks_of_a_gpu_are_the_median_of_the_launches_beside_the_hosts() -> None:
+    launches = [make_launch(factor) for factor in [1.0] * 13 + [9.0]]
+    assert calibrate(launches, 11.5).peaks_gbps == {"memcpy": 11.5, "copy": 2_000.0}
+
+
+def test_a_copy_counts_the_bytes_it_reads_and_those_it_writes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def take(size_bytes: int) -> Timing:
+        return Timing([size_bytes // 4] * 9, 1, 0, 0, 0, converged=True)
+
+    monkeypatch.setattr("dsv4kv.bench.calibrate.time_memcpy", take)
+    assert measure_memcpy_gbps() == 8.0
+
+
+def test_the_machine_is_told_as_in_a_record() -> None:
+    machine = calibrate(make_launches(0.02), MEMCPY_GBPS).machine
+    assert machine["hostname_sha256"] == "0" * 64
+    assert (machine["cpu"], machine["cpu_count"]) == ("AMD EPYC 9554", 2)
+    assert "variables" not in machine
+
+
+def test_a_launch_that_was_lost_leaves_nothing() -> None:
+    outcomes = [*make_launches(0.02)[1:], make_outcome(None, "killed by SIGSEGV")]
+    with pytest.raises(
+        Dsv4kvError, match=r"^13 of 14 launches .* \(another: killed by SIGSEGV\): nothing"
+    ):
+        calibrate(outcomes, MEMCPY_GBPS)
+
+
+def test_launches_that_were_interrupted_leave_nothing() -> None:
+    with pytest.raises(Dsv4kvError, match=r"^2 of 14 launches ended as they should: nothing"):
+        calibrate(make_launches(0.02)[:2], MEMCPY_GBPS)
+
+
+def test_what_is_stored_is_what_compare_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    calibration = calibrate(make_launches(0.02), MEMCPY_GBPS)
+    save_calibration(calibration, calibration_path())
+    assert read_noise_floor(calibration_path()) == calibration.noise_floor
+    stored = json.loads((tmp_path / "cache" / "dsv4kv" / "calibration.json").read_text())
+    assert stored["medians_ns"] == calibration.medians_ns
+    assert stored["launches"] == LAUNCHES
+
+
+def test_a_calibration_that_cannot_be_stored_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "calibration.json"
+    path.write_text("before")
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("json.dumps", full)
+    with pytest.raises(Dsv4kvError, match=r"cannot be written \(No space left on device\)"):
+        save_calibration(calibrate(make_launches(0.02), MEMCPY_GBPS), path)
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,243 @@
+"""Launches: fresh processes, what becomes of those that go wrong, and one record of them all."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from dsv4kv.bench.fresh import OWN_TREE, Outcome, Task, run_fresh
+from dsv4kv.bench.launches import Request, bench_arguments, merge, run_launches
+from dsv4kv.config.load import load_config
+from dsv4kv.errors import Dsv4kvError
+from dsv4kv.report.store import dumps
+from tests.bench.settings import BOOKS, TINY
+from tests.report.records import make_case, make_failed_case, make_record
+
+RECORD = Path("record.json")
+# A package that stands in for another revision: it does what its first argument says.
+PROGRAM = """
+import os, pathlib, signal, sys, time
+mode, *words = sys.argv[2:]
+out = pathlib.Path(words[words.index("--out") + 1])
+counter = pathlib.Path({counter!r})
+turn = len(counter.read_text()) if counter.exists() else 0
+counter.write_text("x" * (turn + 1))
+def save():
+    out.mkdir()
+    (out / "run.json").write_text(pathlib.Path({record!r}).read_text())
+if mode == "crash-second":
+    mode = "crash" if turn == 1 else "run"
+if mode == "run": save()
+if mode == "fail": save(); sys.exit(6)
+if mode == "crash": os.kill(os.getpid(), signal.SIGSEGV)
+if mode == "killed": os.kill(os.getpid(), signal.SIGKILL)
+if mode == "memory": raise MemoryError("no more")
+if mode == "refuse":
+    print("error: no such thing.\\nerror: nor this.", file=sys.stderr)
+    sys.exit(4)
+if mode == "bug": 1 / 0
+if mode == "silent": sys.exit(1)
+if mode == "garbage": out.mkdir(); (out / "run.json").write_text("[]")
+if mode == "hang":
+    print("ready", flush=True); time.sleep(600)
+if mode == "interruptible":
+    try: time.sleep(600)
+    except KeyboardInterrupt: save(); sys.exit(130)
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    package = tmp_path / "tree" / "dsv4kv"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    record = tmp_path / RECORD
+    record.write_text(dumps(make_record(make_case())))
+    text = PROGRAM.format(record=str(record), counter=str(tmp_path / "counter"))
+    (package / "__main__.py").write_text(text)
+    return package.parent
+
+
+def launch(tree: Path, mode: str, timeout_s: float = 60) -> Outcome:
+    return run_fresh(Task((mode,), tree), timeout_s)
+
+
+def run_all(*tasks: Task) -> list[Outcome]:
+    return run_launches(tasks, lambda _outcomes, _task: None)
+
+
+def request(launches: int) -> Request:
+    return Request(["dsv4kv"], "dsv4kv again", load_config("smoke"), launches)
+
+
+# ---- one process --------------------------------------------------------------------------------
+
+
+def test_a_launch_of_this_package_leaves_its_record() -> None:
+    outcome = run_fresh(Task(bench_arguments("smoke", [*TINY, BOOKS], [])), 120)
+    assert (outcome.status, outcome.error, outcome.exit_code) == ("complete", None, 0)
+    assert outcome.record
+    assert outcome.record.cases[0].config["workload"]["data"] == "none"
+
+
+def test_a_launch_runs_the_package_of_its_tree_wherever_it_is_started(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere" / "dsv4kv").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "dsv4kv" / "__main__.py").write_text("raise SystemExit(9)")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.setenv("PYTHONPATH", str(OWN_TREE))
+    outcome = launch(tree, "run")
+    assert (outcome.status, outcome.exit_code) == ("complete", 0)
+    assert outcome.record == make_record(make_case())
+
+
+@pytest.mark.parametrize(
+    ("mode", "status", "error"),
+    [
+        ("crash", "crashed", "killed by SIGSEGV"),
+        ("killed", "out_of_memory", "killed by SIGKILL, as systems do where memory runs out"),
+        ("memory", "out_of_memory", "MemoryError: no more"),
+        ("refuse", "failed", "no such thing.\nnor this."),
+        ("bug", "crashed", "ended with exit code 1: ZeroDivisionError: division by zero"),
+        ("silent", "crashed", "ended with exit code 1: no word of why"),
+    ],
+)
+def test_a_process_that_leaves_no_record_says_why(
+    tree: Path, mode: str, status: str, error: str
+) -> None:
+    outcome = launch(tree, mode)
+    assert (outcome.status, outcome.error, outcome.record) == (status, error, None)
+
+
+def test_a_record_that_cannot_be_read_is_told(tree: Path) -> None:
+    outcome = launch(tree, "garbage")
+    assert outcome.record is None
+    assert outcome.error
+    assert "left a record that this dsv4kv cannot read" in outcome.error
+
+
+def test_a_record_with_a_failed_case_is_kept(tree: Path, tmp_path: Path) -> None:
+    (tmp_path / RECORD).write_text(dumps(make_record(make_failed_case("no block is free"))))
+    outcome = launch(tree, "fail")
+    assert (outcome.status, outcome.error) == ("failed", "no block is free")
+    assert outcome.record
+    assert not outcome.refused
+
+
+def test_a_process_that_hangs_is_ended_at_its_time(tree: Path) -> None:
+    outcome = launch(tree, "hang", timeout_s=1)
+    assert (outcome.status, outcome.error) == ("timeout", "still ran after 1 s and was ended")
+    assert outcome.exit_code == -signal.SIGKILL
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[threading.Timer]:
+    """Ctrl-C to this process alone, two seconds from the start of the timer."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    timer = threading.Timer(2, os.kill, (os.getpid(), signal.SIGINT))
+    yield timer
+    timer.cancel()
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_is_passed_on_and_what_was_measured_comes_back(
+    tree: Path, ctrl_c: threading.Timer
+) -> None:
+    ctrl_c.start()
+    outcome = launch(tree, "interruptible")
+    assert outcome.interrupted
+    assert outcome.exit_code == 130
+    assert outcome.record == make_record(make_case())
+
+
+# ---- several ------------------------------------------------------------------------------------
+
+
+def test_every_launch_is_a_process_and_its_cases_carry_its_number(tree: Path) -> None:
+    told: list[int] = []
+    outcomes = run_launches([Task(("run",), tree)] * 3, lambda done, _task: told.append(len(done)))
+    record = merge(outcomes, request(3))
+    assert told == [0, 1, 2]
+    assert [case.launch for case in record.cases] == [0, 1, 2]
+    assert [launch.status for launch in record.launches] == ["complete"] * 3
+    assert (record.status, record.reproduce) == ("complete", "dsv4kv again")
+    starts = [launch.started_utc for launch in record.launches]
+    assert starts == sorted(starts)
+    assert len(set(starts)) == 3
+
+
+def test_a_launch_that_crashes_is_a_row_and_not_the_end(tree: Path) -> None:
+    record = merge(run_all(*[Task(("crash-second",), tree)] * 3), request(3))
+    assert [launch.status for launch in record.launches] == ["complete", "crashed", "complete"]
+    assert [case.launch for case in record.cases] == [0, 2]
+    assert record.status == "failed"
+    assert record.launches[1].error == "killed by SIGSEGV"
+
+
+def test_launches_that_all_crash_leave_a_record_that_says_so(tree: Path) -> None:
+    record = merge(run_all(*[Task(("crash",), tree)] * 2), request(2))
+    assert (record.status, record.cases) == ("failed", [])
+    assert record.config_source == "smoke"
+    assert record.environment.python
+
+
+def test_what_the_first_launch_is_refused_is_refused_at_once(tree: Path, tmp_path: Path) -> None:
+    with pytest.raises(Dsv4kvError, match=r"no such thing\.\nnor this\.") as caught:
+        run_all(*[Task(("refuse",), tree)] * 3)
+    assert caught.value.exit_code == 4
+    assert (tmp_path / "counter").read_text() == "x"
+
+
+def test_a_side_that_is_refused_is_named(tree: Path) -> None:
+    tasks = [Task(("run",), tree, "A"), Task(("refuse",), tree, "B")]
+    with pytest.raises(Dsv4kvError, match=r"B: no such thing"):
+        run_all(*tasks)
+
+
+def test_ctrl_c_keeps_the_launches_before_it(tree: Path, ctrl_c: threading.Timer) -> None:
+    tasks = [Task(("run",), tree), Task(("interruptible",), tree), Task(("run",), tree)]
+    ctrl_c.start()
+    outcomes = run_all(*tasks)
+    assert [outcome.interrupted for outcome in outcomes] == [False, True]
+    record = merge(outcomes, request(3))
+    assert record.status == "incomplete"
+    assert [case.launch for case in record.cases] == [0, 1]
+
+
+def test_ctrl_c_between_launches_keeps_them_too(tree: Path) -> None:
+    def interrupt(done: Sequence[Outcome], _task: Task) -> None:
+        if len(done) == 2:
+            raise KeyboardInterrupt
+
+    outcomes = run_launches([Task(("run",), tree)] * 4, interrupt)
+    assert merge(outcomes, request(4)).status == "incomplete"
+    assert len(outcomes) == 2
+
+
+def test_a_launch_may_take_ten_times_the_slowest_before_it_and_a_minute_at_least(
+    monkeypatch: pytest.MonkeyPatch, tree: Path
+) -> None:
+    timeouts: list[float] = []
+
+    def fake(task: Task, timeout_s: float) -> Outcome:
+        timeouts.append(timeout_s)
+        return run_fresh(task, timeout_s)
+
+    monkeypatch.setattr("dsv4kv.bench.launches.run_fresh", fake)
+    monkeypatch.setattr(Outcome, "duration_s", 30.0)
+    run_all(*[Task(("run",), tree)] * 2)
+    assert timeouts == [6 * 3600, 300]
+    timeouts.clear()
+    monkeypatch.setattr(Outcome, "duration_s", 1.0)
+    run_all(*[Task(("run",), tree)] * 2)
+    assert timeouts == [6 * 3600, 60]
+
+
+def test_arguments_are_those_of_the_command_line() -> None:
+    assert bench_arguments("smoke", ["a.b=1"], ["c.d=1,2"]) == (
+        "smoke", "--set", "a.b=1", "--axis", "c.d=1,2",
+    )  # fmt: skip

@@ -1,0 +1,161 @@
+"""Profiled steps of a workload: when the profiler looks, what it is told, on a CPU and a GPU."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsv4kv.bench.memory_audit import audit_memory
+from dsv4kv.bench.profiled import run_profiled
+from dsv4kv.errors import ConfigError
+from dsv4kv.report.record import Case
+from tests.bench.settings import tiny_config
+from tests.gpu_twin import twin_gpu
+
+OPERATIONS = {
+    *(f"{name} csa" for name in ("window_insert", "state_append", "flush", "gather_window")),
+    *(f"{name} hca" for name in ("window_insert", "state_append", "flush", "gather_window")),
+    *("window_insert swa", "gather_window swa", "gather_topk csa", "gather_all hca"),
+    *("indexer_state_append csa", "indexer_flush csa", "indexer_gather_all csa"),
+}
+
+
+class Listener:
+    """A profiler that notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.open: list[str] = []
+        self.nests: set[tuple[str, ...]] = set()
+
+    def start(self) -> None:
+        self.told.append("start")
+
+    def stop(self) -> None:
+        self.told.append("stop")
+
+    @contextmanager
+    def mark(self, name: str) -> Iterator[None]:
+        if name == "step":
+            self.told.append("step")
+        self.open.append(name)
+        self.nests.add(tuple(self.open))
+        yield
+        self.open.pop()
+
+
+def run(*settings: str, steps: int = 3) -> tuple[Listener, Case]:
+    listener, kept = Listener(), list[Case]()
+
+    def keep(case: Case) -> None:
+        listener.told.append("keep")
+        kept.append(case)
+
+    run_profiled(tiny_config(*settings), listener, steps, keep)
+    return listener, kept[0]
+
+
+def profile_of(case: Case) -> Any:
+    assert case.profile is not None
+    return case.profile
+
+
+def test_the_profiler_looks_from_before_the_first_step_until_the_case_is_kept() -> None:
+    listener, case = run()
+    assert listener.told == ["start", "step", "step", "step", "keep", "stop"]
+    assert (case.status, case.device) == ("complete", "cpu")
+    assert case.memcpy is not None
+
+
+def test_only_decode_steps_of_as_many_requests_as_may_run_are_steady() -> None:
+    _, case = run()
+    assert profile_of(case).step_requests[0] == 2
+    assert len(profile_of(case).step_requests) == 3
+
+
+def test_every_operation_of_a_cpu_is_marked_inside_its_step() -> None:
+    listener, _ = run()
+    inside = {nest[-1] for nest in listener.nests if nest[:2] == ("step", "launch")}
+    assert inside - {"launch", "inputs"} == OPERATIONS
+    assert listener.open == []
+
+
+def test_bytes_are_those_of_the_steps_by_the_byte_model() -> None:
+    """A window of 128 tokens and two requests: known without asking the toolkit."""
+    _, case = run("workload.synthetic.input.low=150", "workload.synthetic.input.high=150")
+    profile = profile_of(case)
+    assert set(profile.useful_bytes) == OPERATIONS
+    requests = sum(profile.step_requests)
+    assert profile.useful_bytes["gather_window swa"] == requests * (8 + 128 * (584 + 1024))
+    assert profile.useful_bytes["window_insert swa"] == requests * (1024 + 8 + 584)
+
+
+def test_checks_are_not_profiled_and_the_configuration_says_so() -> None:
+    _, case = run("measure.verify_every=1", "workload.decode=both")
+    assert case.config["measure"]["verify_every"] == 0
+    assert case.config["workload"]["decode"] == "graph"
+    assert case.verification.checks == 0
+
+
+def test_a_workload_that_ends_early_is_profiled_as_far_as_it_goes() -> None:
+    listener, case = run(steps=1000)
+    assert 0 < len(profile_of(case).step_requests) < 1000
+    assert listener.told[-2:] == ["keep", "stop"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("workload.data=none", "nothing to profile"),
+        ("measure.warmup_steps=1000", "no more than 1000 decode steps of 2 requests"),
+        ("workload.synthetic.requests=1", "no more than 1 decode steps of 2 requests"),
+    ],
+)
+def test_what_has_no_steady_step_is_refused(setting: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        run(setting)
+
+
+def test_a_gpu_replays_graphs_in_marked_phases() -> None:
+    with twin_gpu() as gpu:
+        listener, case = run("device=cuda", "cache.num_blocks=40")
+    assert gpu.replays > 0
+    assert case.device == "cuda"
+    assert ("step", "inputs") in listener.nests
+    assert ("step", "replay", "inputs") in listener.nests
+    assert not any("launch" in nest for nest in listener.nests)
+    assert [peak.name for peak in case.peaks] == ["copy", "read", "write"]
+
+
+def test_bytes_of_a_gpu_are_by_kernel() -> None:
+    layers = "model.layers=[0,2,3]"
+    with twin_gpu():
+        _, on_gpu = run("device=cuda", "cache.num_blocks=40", layers)
+    _, on_cpu = run(layers)
+    summed: dict[str, int] = {}
+    for name, size in profile_of(on_cpu).useful_bytes.items():
+        kernel = name.split()[0].removeprefix("indexer_")
+        summed[kernel] = summed.get(kernel, 0) + size
+    assert profile_of(on_gpu).useful_bytes == summed
+
+
+def test_a_gpu_without_graphs_launches_in_a_marked_phase() -> None:
+    with twin_gpu():
+        listener, _ = run("device=cuda", "cache.num_blocks=40", "workload.decode=eager")
+    assert ("step", "launch") in listener.nests
+    assert not any("replay" in nest for nest in listener.nests)
+
+
+def test_memory_of_the_pools_is_what_the_plan_says(tmp_path: Path) -> None:
+    audit = audit_memory(tiny_config(), tmp_path)
+    assert audit.pool_bytes == audit.planned_bytes > 0
+    assert [mark.moment for mark in audit.marks] == ["before", "after"]
+    assert audit.marks[0].allocated_bytes is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_data_there_are_no_pools_to_count(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"workload\.data is none"):
+        audit_memory(tiny_config("workload.data=none"), tmp_path)

@@ -1,0 +1,83 @@
+"""Calls in graphs: captured as often as it takes, on a device that stays warm."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dsv4kv.bench.replay_timing import EMPTY_GRAPH, CallTimer
+from dsv4kv.measure.telemetry.telemetry import Window
+from tests.gpu_twin import FEW_REPLAYS, SAMPLES, TwinGpu, twin_device
+
+REPLAY_NS = 1_000  # of the twin's clock, whatever a graph holds
+
+
+@dataclass
+class Gpu(TwinGpu):
+    """Counts the calls of every capture.
+
+    Attributes:
+        sizes: Calls that each capture held.
+    """
+
+    sizes: list[int] = field(default_factory=list)
+    calls: int = 0
+
+    def capture(self, run: Callable[[], None]) -> Any:
+        self.calls = 0
+        run()
+        self.sizes.append(self.calls)
+        if not self.calls:
+            warnings.warn("The CUDA Graph is empty.", UserWarning, stacklevel=2)
+        return SimpleNamespace(replay=lambda: None)
+
+    def call(self) -> None:
+        self.calls += 1
+
+
+@pytest.fixture(autouse=True)
+def few_replays(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = replace(FEW_REPLAYS, unit_ns=5 * REPLAY_NS + 1)
+    monkeypatch.setattr("dsv4kv.measure.protocol.RULES", rules)
+
+
+def test_a_graph_is_captured_anew_where_a_replay_would_be_too_short() -> None:
+    gpu = Gpu()
+    windows: list[Window] = []
+    samples = CallTimer(twin_device(gpu), windows).time([gpu.call] * 4, "gather", "csa", "cold")
+    assert gpu.sizes == [4, 6 * 4]
+    assert samples == [round(REPLAY_NS / 24)] * SAMPLES
+    (window,) = windows
+    assert (window.name, window.layer_type, window.temperature) == ("gather", "csa", "cold")
+    assert window.timing is not None
+    assert window.timing.calls == 24
+    assert window.started_ns <= window.ended_ns
+
+
+def test_repeated_calls_come_round_in_the_same_order() -> None:
+    gpu = Gpu()
+    order: list[int] = []
+
+    def make(index: int) -> Callable[[], None]:
+        def call() -> None:
+            order.append(index)
+            gpu.call()
+
+        return call
+
+    CallTimer(twin_device(gpu)).time([make(index) for index in range(3)], "gather")
+    assert order == [0, 1, 2] * (1 + 6)
+
+
+def test_a_graph_without_work_is_timed_as_it_is_and_torchs_warning_not_passed_on() -> None:
+    gpu = Gpu()
+    windows: list[Window] = []
+    CallTimer(twin_device(gpu), windows).time_empty_graph()
+    assert gpu.sizes == [0]
+    (window,) = windows
+    assert window.name == EMPTY_GRAPH
+    assert window.timing is not None
+    assert window.timing.samples_ns == [REPLAY_NS] * SAMPLES

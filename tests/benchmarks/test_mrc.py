@@ -1,0 +1,68 @@
+"""All capacities of a trace in one pass, beside a list in order of use at a single one."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from dsv4kv.prefix.analysis.curve import trace_curve
+from dsv4kv.prefix.analysis.nodes import number_blocks
+from dsv4kv.prefix.analysis.paths import PathTable
+from dsv4kv.prefix.analysis.reuse import find_reuse
+from dsv4kv.prefix.analysis.sglang_rule import replay_sglang
+from dsv4kv.prefix.analysis.vllm_rule import replay_vllm
+from dsv4kv.workload.traces import read_trace
+from dsv4kv.workload.traces.collect import collect_paths
+from tests.benchmarks.medians import PLAIN, Measure
+from tests.prefix.analysis.traces import CONVERSATION, conversation, needs_conversation
+
+ROUNDS = 5
+POOL_TOKENS = 9_358_848
+Replay = Callable[[PathTable, int, int], object]
+GROUP = "hits of the conversation trace"
+
+pytestmark = needs_conversation
+
+
+def serve_plainly(paths: list[list[int]], capacity: int) -> int:
+    """Hits of one capacity, block by block."""
+    order: OrderedDict[int, None] = OrderedDict()
+    hits = 0
+    for path in paths:
+        for block in path:
+            if block not in order:
+                break
+            hits += 1
+        for block in reversed(path):
+            order[block] = None
+            order.move_to_end(block)
+        while len(order) > capacity:
+            order.popitem(last=False)
+    return hits
+
+
+def curve_of(table: PathTable) -> int:
+    return int(trace_curve(find_reuse(table, 512)).hits_at(np.array([18_279]))[0])
+
+
+def test_every_capacity_in_one_pass(measure: Measure) -> None:
+    table = conversation()
+    measure(GROUP, "every capacity", partial(curve_of, table), rounds=ROUNDS)
+    offsets, numbers, _ = number_blocks(find_reuse(table, 512))
+    paths = [numbers[a:b].tolist() for a, b in pairwise(offsets)]
+    measure(GROUP, PLAIN, partial(serve_plainly, paths, 18_279), rounds=ROUNDS)
+    assert curve_of(table) == serve_plainly(paths, 18_279)
+
+
+def test_reading_the_trace_into_arrays(measure: Measure) -> None:
+    measure("reading", "arrays", lambda: collect_paths(read_trace(CONVERSATION)), rounds=ROUNDS)
+
+
+@pytest.mark.parametrize("grain", [64, 256])
+@pytest.mark.parametrize(("name", "replay"), [("vllm", replay_vllm), ("sglang", replay_sglang)])
+def test_an_engines_rule(measure: Measure, name: str, replay: Replay, grain: int) -> None:
+    call = partial(replay, conversation(), grain, POOL_TOKENS // grain)
+    measure(f"rules, blocks of {grain} tokens", name, call, rounds=ROUNDS)

@@ -1,0 +1,306 @@
+"""``dsv4kv compare``: what is printed and returned, and what is refused."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from syrupy.assertion import SnapshotAssertion
+from typer.testing import CliRunner, Result
+
+from dsv4kv.cli import app
+from dsv4kv.report.record import RunRecord
+from dsv4kv.report.store import load_record, save_record
+from tests.bench.settings import TINY
+from tests.compare.launched import make_launched_case, make_launched_record
+from tests.report.records import make_environment
+
+TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder and a machine without a calibration."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path / "work"
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner(env=TERMINAL).invoke(app, ["compare", *arguments])
+
+
+def save(name: str, record: RunRecord) -> str:
+    return str(save_record(record.model_copy(update={"run_id": name}), Path()).path)
+
+
+@pytest.fixture
+def before() -> str:
+    return save("before", make_launched_record(seed=1))
+
+
+@pytest.fixture
+def same() -> str:
+    return save("same", make_launched_record(seed=2))
+
+
+@pytest.fixture
+def slower() -> str:
+    return save("slower", make_launched_record(seed=2, factors={"flush": 1.1}))
+
+
+@pytest.fixture
+def single() -> str:
+    return save("single", make_launched_record(1, seed=2, launches=[]))
+
+
+def text(output: str) -> str:
+    return "\n".join(line.rstrip() for line in output.splitlines())
+
+
+def test_help_explains_every_option(snapshot: SnapshotAssertion) -> None:
+    assert text(run("--help").output) == snapshot
+
+
+def test_equals_are_the_same(before: str, same: str, snapshot: SnapshotAssertion) -> None:
+    result = run(before, same)
+    assert result.exit_code == 0
+    assert text(result.stdout) == snapshot
+
+
+def test_a_slow_operation_ends_with_1(
+    before: str, slower: str, snapshot: SnapshotAssertion
+) -> None:
+    result = run(before, slower)
+    assert result.exit_code == 1
+    assert text(result.stdout) == snapshot
+
+
+def test_the_other_way_round_it_is_faster_and_ends_with_0(before: str, slower: str) -> None:
+    result = run(slower, before)
+    assert result.exit_code == 0
+    assert "✓ FASTER: " in result.stdout
+
+
+def test_a_single_launch_is_unclear_and_ends_with_3(before: str, single: str) -> None:
+    result = run(before, single)
+    assert result.exit_code == 3
+    assert "! UNCLEAR: " in result.stdout
+    rows = json.loads(run(before, single, "--json").stdout)["rows"]
+    assert {row["reason"] for row in rows} == {"too few launches: 5 verdicts take 4 a side"}
+    assert {row["interval"] for row in rows} == {None}
+
+
+def test_unclear_rows_end_with_3_if_asked(before: str) -> None:
+    cases = [
+        make_launched_case(launch, {"flush": factor}, 2)
+        for launch, factor in enumerate((0.9, 1.1, 1.0, 0.92, 1.08, 0.95, 1.05))
+    ]
+    noisy = save("noisy", make_launched_record(cases=cases))
+    assert run(before, noisy).exit_code == 0
+    assert run(before, noisy, "--fail-on", "unclear").exit_code == 3
+
+
+def test_a_floor_above_the_change_lets_it_pass(before: str, slower: str) -> None:
+    assert run(before, slower, "--floor", "20%").exit_code == 0
+
+
+def test_json_is_one_document_with_every_row(before: str, slower: str) -> None:
+    result = run(before, slower, "--json")
+    assert (result.exit_code, result.stderr) == (1, "")
+    document = json.loads(result.stdout)
+    assert document["verdict"] == "SLOWER"
+    (flush,) = (row for row in document["rows"] if row["name"] == "flush")
+    assert flush["ratio"] == pytest.approx(1.1, rel=0.01)
+    low, high = flush["interval"]
+    assert 1.05 < low < flush["ratio"] < high
+    assert len(flush["before_ns"]) == len(flush["after_ns"]) == 7
+    assert document["geometric_mean"]["verdict"] in ("UNCLEAR", "SLOWER", "SAME")
+    assert document["floor"]["value"] == 0.01
+
+
+def test_markdown_shows_what_changed_and_folds_the_rest(
+    before: str, slower: str, snapshot: SnapshotAssertion
+) -> None:
+    result = run(before, slower, "--markdown")
+    assert result.exit_code == 1
+    assert result.stdout == snapshot
+
+
+# ---- unlike sides -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def elsewhere() -> str:
+    environment = make_environment(cpu="Arm Neoverse-V2", cpu_count=72)
+    return save("elsewhere", make_launched_record(seed=2, environment=environment))
+
+
+def test_unlike_machines_are_refused_field_by_field(before: str, elsewhere: str) -> None:
+    result = run(before, elsewhere)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.splitlines() == [
+        "error: machine: cpu: AMD EPYC 9554 against Arm Neoverse-V2",
+        "error: machine: cpu_count: 2 against 72",
+        "error: before.json and elsewhere.json are not alike: --force compares them all the same.",
+    ]
+
+
+@pytest.mark.parametrize("form", [[], ["--markdown"], ["--json"]])
+def test_unlike_machines_compared_by_force_say_so_in_every_form(
+    before: str, elsewhere: str, form: list[str]
+) -> None:
+    result = run(before, elsewhere, "--force", *form)
+    assert result.exit_code == 0
+    assert "Arm Neoverse-V2" in result.stdout
+    assert "--force" in result.stdout or json.loads(result.stdout)["forced"] is True
+
+
+def test_an_edited_record_is_refused(before: str, same: str) -> None:
+    path = Path(same)
+    path.write_text(path.read_text().replace('"seed": 0', '"seed": 1'))
+    result = run(before, same)
+    assert result.exit_code == 7
+    assert "was changed after it was written" in result.stderr
+
+
+# ---- baselines ----------------------------------------------------------------------------------
+
+
+def test_a_baseline_is_saved_under_a_name_and_compared_with(before: str, slower: str) -> None:
+    saved = run(before, "--save-baseline", "main")
+    assert (saved.exit_code, saved.stdout) == (0, "")
+    assert saved.stderr == "baseline: results/baselines/main.json\n"
+    Path(before).unlink()
+    result = run(slower, "--baseline", "main")
+    assert result.exit_code == 1
+    assert "main: 7 launches" in result.stdout
+
+
+def test_a_comparison_can_move_the_baseline_on(before: str, same: str) -> None:
+    run(before, "--save-baseline", "main")
+    assert run(same, "--baseline", "main", "--save-baseline", "main").exit_code == 0
+    assert load_record(Path("results/baselines/main.json")).run_id == "same"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "0 sides were given: name two, or one and --baseline NAME"),
+        (["before.json"], "1 sides were given"),
+        (["before.json", "before.json", "before.json"], "3 sides were given"),
+        (["before.json", "before.json", "--baseline", "main"], "2 sides were given beside"),
+        (["before.json", "--baseline", "main"], "results/baselines has none: save one"),
+        (["before.json", "gone.json"], "gone.json does not exist"),
+        (["before.json", "before.json", "--floor", "much"], "--floor much: give a share"),
+        (["before.json", "before.json", "--fail-on", "same"], "choose slower or unclear"),
+        (["before.json", "before.json", "--config", "smoke"], "belong to --ab"),
+        (["before.json", "--ab", "a.yaml", "b.yaml"], "--ab measures both sides now"),
+        (["--ab", "gone.yaml", "b.yaml"], "'gone.yaml' cannot be read"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(
+    before: str, arguments: list[str], sentence: str
+) -> None:
+    result = run(*arguments)
+    assert result.exit_code in (2, 7)
+    assert result.stdout == ""
+    assert sentence in result.stderr
+    assert all(line.startswith("error: ") for line in result.stderr.splitlines())
+
+
+# ---- A against B --------------------------------------------------------------------------------
+
+SETTINGS = [word for setting in (*TINY, "workload.data=none") for word in ("--set", setting)]
+
+
+def test_two_configurations_are_measured_in_turns_kept_and_compared() -> None:
+    Path("other.yaml").write_text("cache: {block_tokens: 256, max_context_tokens: 1024}\n")
+    result = run("--ab", "config:smoke", "other.yaml", *SETTINGS, "--set", "workload.trace=null",
+                 "--launches", "1")  # fmt: skip
+    assert result.exit_code == 3
+    assert "config: cache.block_tokens: 128 against 256" in result.stdout
+    assert "--force" not in result.stdout
+    assert "one launch a side" in re.sub(r"\s+", " ", result.stdout)
+    paths = re.findall(r"^record of [AB] \S+: (.*)$", result.stderr, re.M)
+    assert [len(load_record(Path(path)).launches) for path in paths] == [1, 1]
+
+
+@pytest.mark.parametrize("name", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_in_a_duel_of_revisions_keeps_what_there_is_and_leaves_no_worktree(
+    folder: Path, name: signal.Signals
+) -> None:
+    clone, temporary = folder / "clone", folder / "tmp"
+    (clone / "dsv4kv").mkdir(parents=True)
+    temporary.mkdir()
+    (clone / "dsv4kv" / "__main__.py").write_text("import time; time.sleep(600)")
+    identity = ("-c", "user.name=test", "-c", "user.email=test@example.org")
+    for arguments in (("init", "--quiet"), ("add", "."), ("commit", "--quiet", "-m", "one")):
+        subprocess.run(("git", *identity, *arguments), cwd=clone, check=True)
+    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # children inherit it
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dsv4kv", "compare", "--ab", "HEAD", "HEAD", "--launches", "2"],
+        cwd=clone,
+        env=os.environ | {"TMPDIR": str(temporary), "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    signal.signal(signal.SIGINT, ignored)
+    while not list(temporary.glob("dsv4kv-launch-*")):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(name)
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "Traceback" not in stderr
+    assert list(temporary.iterdir()) == []
+    trees = subprocess.run(
+        ("git", "worktree", "list"), cwd=clone, capture_output=True, text=True, check=True
+    )
+    assert len(trees.stdout.splitlines()) == 1
+
+
+# ---- fast start ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["compare", "report", "results list", "results show"])
+def test_stored_runs_are_told_without_torch(command: str, before: str, same: str) -> None:
+    named = {"compare": [before, same], "report": [before], "results list": ["--folder", "."],
+             "results show": ["same", "--folder", "."]}[command]  # fmt: skip
+    assert imported_by(*command.split(), *named) == []
+
+
+def test_rooms_that_measure_and_report_need_no_torch() -> None:
+    program = (
+        "import pkgutil, sys, importlib, dsv4kv.measure.bootstrap, dsv4kv.measure.verdict\n"
+        "import dsv4kv.measure.statistics, dsv4kv.report, dsv4kv.compare, dsv4kv.measure\n"
+        "for room in (dsv4kv.report, dsv4kv.compare):\n"
+        "    for module in pkgutil.iter_modules(room.__path__, room.__name__ + '.'):\n"
+        "        importlib.import_module(module.name)\n"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def imported_by(*arguments: str) -> list[str]:
+    program = (
+        "import sys; from dsv4kv.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code\n"
+        "print(*(name for name in ('torch',) if name in sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stderr.split()

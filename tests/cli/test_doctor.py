@@ -1,0 +1,131 @@
+"""``dsv4kv doctor``, over checks made up: what it shows does not hang on this machine."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from syrupy.assertion import SnapshotAssertion
+from typer.testing import CliRunner, Result
+
+from dsv4kv.bench.fresh import Outcome, Task
+from dsv4kv.cli import app
+from dsv4kv.compare.floor import read_noise_floor
+from dsv4kv.doctor.check import Check
+from tests.bench.test_calibrate import make_launches
+from tests.cli.test_shell import imported_by, run_python
+
+CHECKS = [
+    Check("machine", "CPU", "good", "AMD EPYC 9554, 8 to use", "the CPU backend"),
+    Check("machine", "load", "note", "7.3", "timings", "others are at work: stop them."),
+    Check("GPU", "driver", "missing", "none that answers", "GPU runs", "install its driver."),
+    Check("GPU", "GPU", "missing", "none", "bench --device cuda"),
+]
+BROKEN = Check("software", "torch", "broken", "cannot be imported", "everything", "install anew")
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Check]:
+    """What is found on this machine; its cache is the test's."""
+    checks = list(CHECKS)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("dsv4kv.doctor.examine.examine", lambda _path: iter(checks))
+    return checks
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[Outcome]:
+    """What comes of the launches of a calibration."""
+    outcomes = make_launches(0.02)
+
+    def run(tasks: Sequence[Task], tell: Any) -> list[Outcome]:
+        tell([], tasks[0])
+        return outcomes
+
+    monkeypatch.setattr("dsv4kv.bench.launches.run_launches", run)
+    monkeypatch.setattr("dsv4kv.bench.calibrate.measure_memcpy_gbps", lambda: 11.5)
+    return outcomes
+
+
+def run(*arguments: str) -> Result:
+    terminal = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
+    return CliRunner(env=terminal).invoke(app, ["doctor", *arguments])
+
+
+def told(result: Result) -> str:
+    return "\n".join(line.rstrip() for line in result.stdout.splitlines())
+
+
+def test_help_tells_what_the_command_does(snapshot: SnapshotAssertion) -> None:
+    assert told(run("--help")) == snapshot
+
+
+def test_help_imports_nothing_heavy() -> None:
+    assert imported_by(["doctor", "--help"]) == []
+
+
+def test_what_is_here_is_told_by_topic_and_then_what_to_do(snapshot: SnapshotAssertion) -> None:
+    result = run()
+    assert result.exit_code == 0
+    assert told(result) == snapshot
+
+
+def test_something_broken_that_the_default_needs_fails(machine: list[Check]) -> None:
+    machine.append(BROKEN)
+    result = run()
+    assert result.exit_code == 8
+    assert "torch: install anew" in result.stdout
+
+
+def test_where_nothing_is_to_be_done_that_is_said(machine: list[Check]) -> None:
+    del machine[1:]
+    assert told(run()).endswith("nothing to do.")
+
+
+@pytest.mark.parametrize("broken", [True, False])
+def test_json_gives_every_check(machine: list[Check], broken: bool) -> None:
+    machine += [BROKEN] * broken
+    result = run("--json")
+    document = json.loads(result.stdout)
+    assert document["ok"] is not broken
+    assert document["calibration"] is None
+    assert [Check(**check) for check in document["checks"]] == machine
+    assert result.exit_code == 8 * broken
+
+
+@pytest.mark.usefixtures("launches")
+def test_a_calibration_is_stored_and_summed_up(tmp_path: Path) -> None:
+    result = run("--calibrate")
+    assert result.exit_code == 0
+    path = tmp_path / "dsv4kv" / "calibration.json"
+    floor = read_noise_floor(path)
+    assert floor is not None
+    assert 0.005 < floor < 0.05
+    last = told(result).splitlines()[-1]
+    assert last.startswith(f"calibrated: noise floor {floor * 100:.2f} % over 2 quantities of 14")
+    assert last.endswith(f"stored in {path}")
+
+
+@pytest.mark.usefixtures("launches")
+def test_a_calibration_is_in_the_document_too() -> None:
+    document = json.loads(run("--calibrate", "--json").stdout)
+    assert document["calibration"]["launches"] == 14
+
+
+def test_a_calibration_that_was_cut_off_stores_nothing(
+    launches: list[Outcome], tmp_path: Path
+) -> None:
+    del launches[3:]
+    result = run("--calibrate")
+    assert result.exit_code == 2
+    assert result.stderr == ("error: 3 of 14 launches ended as they should: nothing was stored.\n")
+    assert list(tmp_path.rglob("*.json")) == []
+
+
+def test_this_machine_itself_is_examined(tmp_path: Path) -> None:
+    done = run_python("-m", "dsv4kv", "doctor", "--json")
+    document = json.loads(done.stdout)
+    assert {check["name"] for check in document["checks"]} >= {"CPU", "torch", "GPU", "vllm"}
+    assert done.returncode == (0 if document["ok"] else 8)
+    assert list(tmp_path.iterdir()) == []  # looking leaves nothing behind

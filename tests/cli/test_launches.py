@@ -1,0 +1,119 @@
+"""``dsv4kv bench --launches``: what is printed, saved and returned."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from dsv4kv.cli import app
+from dsv4kv.report.store import dumps, load_record, loads
+from tests.bench.settings import TINY
+
+TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
+OPTIONS = [word for setting in (*TINY, "workload.data=none") for word in ("--set", setting)]
+LONG = [
+    "smoke",
+    *("--data", "none", "--set", "cache.max_context_tokens=64K"),
+    *("--set", "workload.synthetic.requests=2000"),
+    *("--set", "workload.synthetic.output.kind=fixed"),
+    *("--set", "workload.synthetic.output.mean=20000"),
+]  # a run that no test waits for
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def bench(*arguments: str) -> Result:
+    return CliRunner(env=TERMINAL).invoke(app, ["bench", "smoke", *OPTIONS, *arguments])
+
+
+def test_launches_are_one_record_that_is_told_by_medians_and_repeats_itself() -> None:
+    result = bench("--launches", "2", "--axis", "cache.sharing=model,layer")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.count("median of launch medians") == 2
+    (path,) = Path("results").iterdir()
+    record = load_record(path)
+    assert result.stdout.splitlines()[-1] == f"record: {path}"
+    assert record.reproduce.endswith(" --axis cache.sharing=model,layer --launches 2")
+    assert [(case.launch, case.axis["cache.sharing"]) for case in record.cases] == [
+        (0, "model"), (0, "layer"), (1, "model"), (1, "layer"),
+    ]  # fmt: skip
+    again = CliRunner(env=TERMINAL).invoke(app, ["report", str(path)])
+    assert result.stdout.startswith(again.stdout)
+
+
+def test_every_launch_serves_the_same_work_in_a_process_of_its_own() -> None:
+    record = loads(bench("--launches", "2", "--json", "-").stdout, "stdout")
+    first, second = (case.totals for case in record.cases)
+    assert first
+    assert second
+    assert first.model_copy(update={"wall_ns": 0}) == second.model_copy(update={"wall_ns": 0})
+    assert first.wall_ns != second.wall_ns
+
+
+def test_json_of_launches_is_the_record_and_nothing_else() -> None:
+    result = bench("--launches", "1", "--json", "-")
+    assert result.stdout == dumps(loads(result.stdout, "stdout"))
+    assert json.loads(result.stdout)["launches"] == []
+
+
+def test_what_no_launch_could_run_is_refused_before_one_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dsv4kv.bench.launches.run_fresh", None)
+    result = bench("--launches", "2", "--set", "model.preset=v5", "--axis", "cache.sharing=all")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: ")
+
+
+def test_what_only_a_launch_can_find_is_refused_by_the_first() -> None:
+    result = bench("--launches", "3", "--trace", "gone.jsonl")
+    assert (result.exit_code, result.stdout) == (4, "")
+    assert result.stderr.startswith("error: ")
+    assert "gone.jsonl" in result.stderr
+    assert not Path("results").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_in_a_launch_saves_what_was_measured(stop: signal.Signals) -> None:
+    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # children inherit it
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dsv4kv", "bench", *LONG, "--launches", "3"],
+        env=os.environ | {"TMPDIR": str(Path.cwd())},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    signal.signal(signal.SIGINT, ignored)
+    _wait_until_measuring(process)
+    process.send_signal(stop)
+    stdout, stderr = process.communicate(timeout=120)
+    assert (process.returncode, stderr) == (130, "")
+    assert "incomplete: of 1 launches 1 incomplete" in stdout
+    (path,) = Path("results").iterdir()
+    (case,) = load_record(path).cases
+    assert case.status == "incomplete"
+    assert case.latencies
+    assert [each for each in Path().iterdir() if each.name.startswith("dsv4kv-")] == []
+
+
+def _wait_until_measuring(process: "subprocess.Popen[str]") -> None:
+    """Until the launch has used more processor time than its imports take."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    while True:
+        assert process.poll() is None, process.communicate()
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        for child in children:
+            used = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+            if (int(used[11]) + int(used[12])) / ticks > 8:
+                return
+        time.sleep(0.1)

@@ -1,0 +1,430 @@
+"""``dsv4kv profile``: from the command to the table, with real and with made-up profilers."""
+
+import gzip
+import json
+import re
+import shlex
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from syrupy.assertion import SnapshotAssertion
+from typer.testing import CliRunner, Result
+
+from dsv4kv.bench.profile_plan import choose_tool
+from dsv4kv.cli import app
+from dsv4kv.report.profile_record import KernelTable, Profile
+from dsv4kv.report.record import RunRecord
+from dsv4kv.report.store import load_record
+from tests.bench.settings import TINY
+from tests.cli.test_shell import HEAVY
+from tests.measure.profilers.exports import two_replays
+from tests.measure.profilers.test_ncu_report_file import Action, Context, Range
+from tests.measure.profilers.tools import Tool, install
+from tests.measure.profilers.traces import gpu_events, save
+
+TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
+TINY_OPTIONS = [word for setting in TINY for word in ("--set", setting)]
+SECRET = "hf_dont_tell_anybody"
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with a blank and a quote, without any profiler on PATH."""
+    folder = tmp_path / "John's runs"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    if sys.path[0] not in ("", "."):
+        monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+
+
+@pytest.fixture
+def nsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
+    """An nsys that runs the program and then shows what it always shows."""
+    tool = install("nsys", tmp_path, monkeypatch)
+    (tmp_path / "ready").write_text("a report")
+    tool.does("profile", writes=tmp_path / "ready", runs=True)
+    tool.does("export", writes=two_replays().save(tmp_path / "ready.sqlite"))
+    return tool
+
+
+@pytest.fixture
+def ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
+    """An ncu that runs the program, and a package that finds one kernel in any report."""
+    tool = install("ncu", tmp_path, monkeypatch)
+    (tmp_path / "ready").write_text("a report")
+    tool.does("profile", writes=tmp_path / "ready", runs=True)
+    metrics: dict[str, tuple[float | str, str]] = {
+        "gpu__time_duration.sum": (2_000.0, "ns"),
+        "dram__bytes_read.sum": (4_000.0, "byte"),
+        "dram__bytes_write.sum": (1_000.0, "byte"),
+    }
+    found = Context([Range([Action("gather_window", metrics)])])
+    monkeypatch.setitem(sys.modules, "ncu_report", SimpleNamespace(load_report=lambda _: found))
+    return tool
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner(env=TERMINAL).invoke(app, ["profile", *arguments])
+
+
+def profile(*arguments: str) -> Result:
+    """Three steps of three short requests."""
+    return invoke("smoke", *TINY_OPTIONS, "--steps", "3", *arguments)
+
+
+def the_record() -> RunRecord:
+    (path,) = Path("results").glob("*.json")
+    return load_record(path)
+
+
+def the_profile() -> Profile:
+    (case,) = the_record().cases
+    assert case.profile is not None
+    return case.profile
+
+
+def the_table() -> KernelTable:
+    table = the_profile().table
+    assert table is not None
+    return table
+
+
+def text(output: str) -> str:
+    return "\n".join(line.rstrip() for line in output.splitlines())
+
+
+def refused(result: Result, code: int) -> str:
+    assert result.exit_code == code, result.output
+    assert result.stderr.startswith("error: ")
+    return result.stderr
+
+
+# ---- torch.profiler, for real -------------------------------------------------------------------
+
+
+def test_times_of_a_cpu_profile_add_up_to_the_step_within_10_percent() -> None:
+    assert profile("--torch").exit_code == 0
+    table = the_table()
+    assert table.steps is not None
+    total, steps = sum(row.total_ns for row in table.kernels), sum(table.steps.host_ns)
+    assert 0.9 * steps <= total <= steps
+    assert total + sum(table.steps.gap_ns) == steps
+    assert {"op", "range"} == {row.kind for row in table.kernels}
+    assert {"insert", "gather", "compress", "indexer"} <= {row.category for row in table.kernels}
+
+
+def test_the_record_has_the_profile_and_report_reads_it() -> None:
+    result = profile("--torch")
+    record, found = the_record(), the_profile()
+    assert record.status == "complete"
+    assert record.cases[0].cache is not None
+    assert found.step_requests == [2, 2, 2]
+    assert found.why == "asked for with --torch"
+    assert f"record: results/{record.run_id}.json" in result.stdout
+    report = CliRunner(env=TERMINAL).invoke(app, ["report", f"results/{record.run_id}.json"])
+    assert report.exit_code == 0
+
+
+def test_the_command_that_repeats_a_run_is_one() -> None:
+    profile("--torch", "--set", "measure.seed=7")
+    again = shlex.split(the_record().reproduce)
+    assert again[:4] == ["dsv4kv", "profile", "smoke", "--torch"]
+    assert again[-4:] == ["--set", "measure.seed=7", "--steps", "3"]
+
+
+def test_the_traces_of_a_run_are_ones_that_perfetto_loads() -> None:
+    profile("--torch")
+    (folder,) = (path for path in Path("results").iterdir() if path.is_dir())
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "step.trace.json.gz",
+        "timeline.json",
+        "timeline.svg",
+    ]
+    documents = [
+        json.loads(gzip.decompress((folder / "step.trace.json.gz").read_bytes())),
+        json.loads((folder / "timeline.json").read_text()),
+    ]
+    for document in documents:
+        complete = [one for one in document["traceEvents"] if one["ph"] == "X"]
+        assert len(complete) > 100
+        assert all({"name", "ts", "dur", "pid", "tid"} <= set(one) for one in complete)
+
+
+def test_neither_secrets_nor_the_hosts_name_are_in_any_file() -> None:
+    result = profile("--torch")
+    for path in Path("results").rglob("*"):
+        if path.is_file():
+            data = path.read_bytes()
+            content = gzip.decompress(data) if path.suffix == ".gz" else data
+            assert SECRET.encode() not in content
+            assert f'"{socket.gethostname()}"'.encode() not in content
+    assert SECRET not in result.output
+
+
+def test_without_options_the_profiler_is_chosen_and_why_is_said() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    result = profile()
+    assert "torch.profiler, since there is no GPU" in text(result.stdout)
+    assert "no GPU kernels: operations of the CPU" in result.stdout
+
+
+def test_nsys_is_chosen_where_it_and_a_gpu_are(
+    nsys: Tool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dsv4kv.bench.profile_plan.find_device", lambda _: object())
+    assert choose_tool(None, "auto") == ("nsys", f"nsys, since it is on PATH ({nsys.path})")
+    monkeypatch.setenv("PATH", "/nowhere")
+    tool, why = choose_tool(None, "auto")
+    assert (tool, why) == ("torch", "torch.profiler, since nsys is not on PATH")
+
+
+def test_memory_of_the_pools_is_told_beside_the_plan() -> None:
+    result = profile("--torch", "--memory")
+    assert re.search(r"Memory of the pools +planned [\d.]+ MiB", result.stdout)
+    memory = the_profile().memory
+    assert memory is not None
+    assert memory.pool_bytes == memory.planned_bytes
+
+
+# ---- nsys and ncu, made up ----------------------------------------------------------------------
+
+
+def test_nsys_runs_the_workload_and_its_report_becomes_the_record(nsys: Tool) -> None:
+    result = profile("--nsys")
+    assert result.exit_code == 0, result.output
+    found, table = the_profile(), the_table()
+    assert table.tool_version == "2025.5.1.121-255136380782v0"
+    assert [row.operation for row in table.kernels[:3]] == [
+        "window_insert",
+        "flush",
+        "gather_topk",
+    ]
+    assert found.step_requests == [2, 2, 2]  # as the program told, which ran
+    assert "window_insert swa" in found.useful_bytes
+    assert found.command[0] == str(nsys.path)
+    assert [Path(name).name for name in found.files] == ["step.nsys-rep", "step.sqlite"]
+    assert the_record().argv[0] == "dsv4kv"
+
+
+def test_no_secret_reaches_the_profiler_or_the_record(nsys: Tool) -> None:
+    profile("--nsys")
+    for environment in nsys.environments():
+        assert SECRET not in environment.values()
+    for path in Path("results").rglob("*"):
+        assert path.is_dir() or SECRET.encode() not in path.read_bytes()
+
+
+def test_the_command_is_printed_so_that_a_shell_takes_it(nsys: Tool) -> None:
+    result = profile("--nsys", "--print-command", "--set", "workload.trace=my trace's.jsonl")
+    assert result.exit_code == 0
+    words = shlex.split(result.stdout)
+    assert words[:2] == [str(nsys.path), "profile"]
+    program = words[words.index(sys.executable) :]
+    assert program[1:5] == ["-m", "dsv4kv", "profile", "smoke"]
+    assert "workload.trace=my trace's.jsonl" in program
+    assert program[-2] == "--child"
+    assert nsys.calls() == []
+    assert not Path("results").exists()
+
+
+def test_a_printed_command_does_what_it_says(nsys: Tool) -> None:
+    result = profile("--nsys", "--print-command", "--out", "elsewhere")
+    words = shlex.split(result.stdout)
+    program = words[words.index(sys.executable) :]
+    subprocess.run(program, check=True)
+    (told,) = Path("elsewhere").rglob("run.json")
+    (case,) = load_record(told).cases
+    assert case.profile is not None
+    assert case.profile.table is None
+
+
+def test_torch_has_no_command_to_print() -> None:
+    assert "has no command line" in refused(profile("--torch", "--print-command"), 2)
+
+
+def test_a_workload_that_cannot_run_fails_with_its_own_words(nsys: Tool) -> None:
+    sentence = refused(profile("--nsys", "--set", "measure.warmup_steps=500"), 9)
+    assert "nsys ended with exit code 2" in sentence
+    assert "no more than 500 decode steps" in sentence
+
+
+def test_a_program_that_says_nothing_is_told(nsys: Tool, tmp_path: Path) -> None:
+    nsys.does("profile", writes=tmp_path / "ready", code=143)
+    sentence = refused(profile("--nsys"), 9)
+    assert "ended before it told what it did" in sentence
+    assert "step.nsys-rep" in sentence
+
+
+def test_ctrl_c_names_what_is_left(nsys: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_command: object, log: Path, _timeout: float) -> int:
+        log.with_name("step.nsys-rep").touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dsv4kv.measure.profilers.sessions.run_child", interrupted)
+    result = profile("--nsys")
+    assert result.exit_code == 130
+    assert re.search(r"stopped\. Left behind: results/\S+/step\.nsys-rep\.", result.stderr)
+    assert not list(Path("results").glob("*.json"))
+
+
+def test_a_timeout_is_told_with_what_is_left(nsys: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsv4kv.measure.profilers.child.GRACE_S", 0.3)
+    nsys.does("profile", hangs="ears")
+    sentence = refused(profile("--nsys", "--timeout", "2"), 9)
+    assert "did not end within 2 s" in sentence
+    assert "step.part" in sentence
+
+
+def test_ncu_counts_bytes_beside_those_that_must_be_moved(ncu: Tool) -> None:
+    result = profile("--ncu", "--kernel", "gather")
+    assert result.exit_code == 0, result.output
+    (words,) = ncu.calls()
+    assert "--kernel-name=regex:gather" in words
+    (operation,) = the_table().operations
+    assert (operation.name, operation.dram_bytes) == ("gather_window", 5_000)
+    assert the_table().tool_version == "2025.3.1.0"
+
+
+def test_counters_that_may_not_be_read_are_told_with_the_fix(ncu: Tool) -> None:
+    ncu.does("profile", says="==ERROR== ERR_NVGPUCTRPERM", code=1)
+    assert "NVreg_RestrictProfilingToAdminUsers=0" in refused(profile("--ncu"), 9)
+
+
+@pytest.mark.parametrize("tool", ["nsys", "ncu"])
+def test_a_profiler_that_is_not_installed_is_named(tool: str) -> None:
+    assert f"{tool} is not on PATH" in refused(profile(f"--{tool}"), 9)
+    assert not Path("results").exists()
+
+
+# ---- profiles that exist ------------------------------------------------------------------------
+
+
+def test_an_export_of_a_server_is_told_without_a_gpu(snapshot: SnapshotAssertion) -> None:
+    export = two_replays()
+    for step in (0, 1):
+        at, correlation = 70_000 + step * 100_000, 100 + step
+        export.kernel("sm90_fp8_paged_mqa_logits", correlation, at, at + 20_000)
+        attention = "flash_fwd_splitkv_mla_fp8_sparse_kernel"
+        export.kernel(attention, correlation, at + 20_000, at + 40_000)
+    export.save(Path("server.sqlite"))
+    result = invoke("--from", "server.sqlite")
+    assert result.exit_code == 0
+    assert text(result.stdout) == snapshot
+
+
+def test_a_chrome_trace_is_told() -> None:
+    save(Path("server.json.gz"), gpu_events())
+    result = invoke("--from", "server.json.gz", "--full")
+    assert "gather_topk" in result.stdout
+    assert "Launches" in result.stdout
+
+
+def test_a_report_of_nsys_is_exported_or_its_export_taken(nsys: Tool) -> None:
+    Path("server.nsys-rep").touch()
+    assert "window_insert" in invoke("--from", "server.nsys-rep").stdout
+    assert [words[0] for words in nsys.calls()] == ["export"]
+    two_replays().save(Path("server.sqlite"))
+    assert "window_insert" in invoke("--from", "server.nsys-rep").stdout
+    assert len(nsys.calls()) == 1
+    assert sorted(path.name for path in Path().iterdir()) == ["server.nsys-rep", "server.sqlite"]
+
+
+def test_a_report_of_ncu_is_told(ncu: Tool) -> None:
+    Path("server.ncu-rep").touch()
+    result = invoke("--from", "server.ncu-rep")
+    assert "gather_window" in result.stdout
+    assert "runs every kernel alone" in result.stdout
+    told = refused(invoke("--from", "server.ncu-rep", "--timeline", "a.svg"), 2)
+    assert "has no timeline" in told
+
+
+def test_a_run_record_is_told_as_when_it_was_made() -> None:
+    printed = profile("--torch").stdout.splitlines()
+    (path,) = Path("results").glob("*.json")
+    assert invoke("--from", str(path)).stdout.splitlines() == printed[:-2]
+
+
+def test_a_timeline_is_written_where_it_is_wanted() -> None:
+    two_replays().save(Path("server.sqlite"))
+    files = ("--timeline", "a b.svg", "--timeline", "step.json")
+    assert invoke("--from", "server.sqlite", *files).exit_code == 0
+    assert Path("a b.svg").read_text().startswith("<svg")
+    assert json.loads(Path("step.json").read_text())["traceEvents"]
+
+
+def test_two_profiles_are_compared() -> None:
+    export = two_replays()
+    export.save(Path("a.sqlite"))
+    for kernel in export.rows["CUPTI_ACTIVITY_KIND_KERNEL"]:
+        kernel["end"] += 1_000
+    export.save(Path("b.sqlite"))
+    result = invoke("--diff", "a.sqlite", "b.sqlite")
+    assert result.exit_code == 0
+    assert re.search(r"gather_topk +gather +10\.0 +11\.0 +\+1\.00 +\+10\.0", result.stdout)
+
+
+def test_another_range_can_be_the_step() -> None:
+    export = two_replays()
+    for event in export.rows["NVTX_EVENTS"]:
+        if event.get("text") == "step":
+            event["text"] = "execute_model"
+    export.save(Path("server.sqlite"))
+    assert "2 of them" in invoke("--from", "server.sqlite", "--step", "execute_model").stdout
+    assert "every launch of a graph is one" in text(invoke("--from", "server.sqlite").stdout)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (("--nsys", "--ncu"), 2, "choose one of them"),
+        (("--auto", "--from", "a.sqlite"), 2, "choose one of them"),
+        (("--from", "a.sqlite", "--diff", "a.json", "b.json"), 2, "choose one of them"),
+        (("--torch", "--kernel", "gather"), 2, "add --ncu"),
+        (("--from", "gone.sqlite"), 9, "does not exist"),
+        (("--from", "gone.nsys-rep"), 9, "does not exist"),
+        (("--from", "gone.json"), 9, "cannot be read"),
+        (("--from", "notes.txt"), 9, "is no profile by its name"),
+        (("gone", "--torch"), 2, "gone"),
+        (("smoke", "--torch", "--set", "workload.data=none"), 2, "nothing to profile"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_sentence(
+    arguments: tuple[str, ...], code: int, sentence: str
+) -> None:
+    assert sentence in refused(invoke(*arguments), code)
+
+
+def test_a_record_without_a_profile_is_refused() -> None:
+    CliRunner(env=TERMINAL).invoke(app, ["bench", "smoke", *TINY_OPTIONS, "--data", "none"])
+    (path,) = Path("results").glob("*.json")
+    assert "is a run record without a profile" in refused(invoke("--from", str(path)), 9)
+
+
+# ---- help ---------------------------------------------------------------------------------------
+
+
+def test_help_explains_every_option(snapshot: SnapshotAssertion) -> None:
+    assert text(invoke("--help").output) == snapshot
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--from", "server.sqlite"]])
+def test_neither_help_nor_a_profile_that_exists_needs_torch(arguments: list[str]) -> None:
+    two_replays().save(Path("server.sqlite"))
+    program = (
+        "import sys; from dsv4kv.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code\n"
+        f"print(*(name for name in {HEAVY} if name in sys.modules), file=sys.stderr)"
+    )
+    words = [sys.executable, "-c", program, "profile", *arguments]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert "torch" not in done.stderr.split()
+    assert done.stderr.split() == [] or "--from" in arguments

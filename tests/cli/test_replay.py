@@ -1,0 +1,144 @@
+"""``dsv4kv replay``: what is printed, written and returned."""
+
+import re
+from pathlib import Path
+
+import pytest
+from syrupy.assertion import SnapshotAssertion
+from typer.testing import CliRunner, Result
+
+from dsv4kv.cli import app
+from dsv4kv.report.store import load_record
+from tests.replay.scenes import SMALL
+
+TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
+OPTIONS = [
+    word
+    for key, value in (SMALL | {"cache.num_blocks": 300}).items()
+    for word in ("--set", f"{key}={value}")
+]
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner(env=TERMINAL).invoke(app, ["replay", *arguments])
+
+
+def small(*arguments: str) -> Result:
+    return invoke("builtin:chat", *OPTIONS, *arguments)
+
+
+def text(output: str) -> str:
+    """Output without blanks at the ends of lines, and without what differs from run to run."""
+    kept = [line.rstrip() for line in output.splitlines()]
+    facts = re.compile(r"^(run|machine|software|repeat|record:|gpu) |^ {10}")
+    return "\n".join(line for line in kept if not facts.match(line))
+
+
+def test_help_explains_every_option(snapshot: SnapshotAssertion) -> None:
+    assert text(invoke("--help").output) == snapshot
+
+
+def test_a_replay_tells_what_was_saved_lost_and_waited_for(snapshot: SnapshotAssertion) -> None:
+    result = small()
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert text(result.stdout) == snapshot
+
+
+def test_a_sweep_is_a_row_per_case(snapshot: SnapshotAssertion) -> None:
+    result = small("--axis", "prefix.strategy=full,zero,ends+junctions")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert text(result.stdout) == snapshot
+
+
+def test_the_record_is_saved_and_told_again() -> None:
+    last = small().stdout.splitlines()[-1]
+    path = Path(last.removeprefix("record: "))
+    assert load_record(path).cases[0].replay
+    again = CliRunner(env=TERMINAL).invoke(app, ["report", str(path)])
+    assert again.exit_code == 0
+    assert "48 served" in again.stdout
+
+
+def test_two_records_compare() -> None:
+    small("--json", "a.json")
+    small("--json", "b.json", "--strategy", "zero")
+    result = CliRunner(env=TERMINAL).invoke(app, ["compare", "a.json", "b.json"])
+    assert "ttft" in result.stdout
+
+
+@pytest.mark.parametrize("name", ["held.svg", "held.html"])
+def test_a_chart_is_one_file(name: str) -> None:
+    result = small("--chart", name)
+    assert result.exit_code == 0
+    content = Path(name).read_text("utf-8")
+    assert content.lstrip().startswith(("<svg", "<!doctype html", "<!DOCTYPE html"))
+    assert "http://" not in content.replace("http://www.w3.org", "")
+
+
+def test_the_chart_of_a_sweep_holds_every_case() -> None:
+    small("--axis", "prefix.policy=lru,lfu", "--chart", "sweep.svg")
+    content = Path("sweep.svg").read_text("utf-8")
+    assert "policy=lru" in content
+    assert "policy=lfu" in content
+
+
+def test_options_are_settings() -> None:
+    small("--policy", "arc", "--gpus", "2", "--bandwidth", "1000", "--tflops", "50", "--quiet",
+          "--json", "run.json")  # fmt: skip
+    (case,) = load_record(Path("run.json")).cases
+    assert case.config["prefix"]["policy"] == "arc"
+    assert (case.config["cost"]["gpus"], case.config["cost"]["tflops"]) == (2, 50)
+    assert case.config["cost"]["bandwidth_gbps"] == 1000
+
+
+def test_the_schema_lists_every_setting() -> None:
+    output = invoke("--schema").output
+    for key in ("checkpoint_share", "paused_share", "experts_per_token", "stagger_s"):
+        assert key in output
+
+
+def test_quiet_prints_nothing_when_all_is_well() -> None:
+    assert small("--quiet").output == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (["--policy", "lruu"], 2, "did you mean lru?"),
+        (["--strategy", "end"], 2, "Did you mean ends?"),
+        (["--gpu", "h300"], 2, "no GPU 'h300'"),
+        (["--chart", "held.pdf"], 2, "ends in .svg or .html"),
+        (["--set", "prefix.strategi=zero"], 2, "did you mean prefix.strategy?"),
+        (["--set", "cache.num_blocks=1"], 6, "none of 48 requests fits"),
+        (["--config", "defualt"], 2, "did you mean default?"),
+        (["--peaks", "gone.json"], 7, "does not exist"),
+    ],
+)
+def test_what_cannot_be_is_a_sentence(arguments: list[str], code: int, sentence: str) -> None:
+    result = small(*arguments)
+    assert result.exit_code == code
+    assert sentence in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_block_sizes_that_do_not_divide_are_a_sentence() -> None:
+    Path("one.jsonl").write_text(
+        '{"timestamp": 0, "input_length": 9, "output_length": 2, "hash_ids": [1]}\n'
+    )
+    result = invoke("one.jsonl", *OPTIONS, "--set", "cache.block_tokens=384")
+    assert result.exit_code == 2
+    assert "512 tokens: neither divides the other" in result.stderr
+
+
+def test_a_clock_that_runs_backwards_is_a_sentence() -> None:
+    line = '{{"timestamp": {}, "input_length": 9, "output_length": 2, "hash_ids": [1]}}\n'
+    Path("back.jsonl").write_text(line.format(5000) + line.format(1000))
+    result = invoke("back.jsonl", *OPTIONS)
+    assert result.exit_code == 4
+    assert "the clock runs backwards" in result.stderr

@@ -1,0 +1,136 @@
+"""``dsv4kv results``: the folder of saved runs, listed, shown and pruned."""
+
+import json
+from pathlib import Path
+
+import pytest
+from syrupy.assertion import SnapshotAssertion
+from typer.testing import CliRunner, Result
+
+from dsv4kv.cli import app
+from dsv4kv.report.store import save_record
+from tests.compare.launched import make_launched_record
+from tests.report.records import make_failed_case, make_record, make_sweep_cases
+from tests.report.terminal import told
+
+TERMINAL = {"COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb"}
+RUNS = {
+    "20261101T000000Z-smoke-aaaaaa": make_record(
+        started_utc="2026-11-01T00:00:00+00:00", config_source="smoke"
+    ),
+    "20261102T000000Z-sweep-bbbbbb": make_record(
+        *make_sweep_cases(), started_utc="2026-11-02T00:00:00+00:00"
+    ),
+    "20261103T000000Z-default-cccccc": make_launched_record(
+        started_utc="2026-11-03T00:00:00+00:00"
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three runs, and a file that is none."""
+    monkeypatch.chdir(tmp_path)
+    for run_id, record in RUNS.items():
+        save_record(record.model_copy(update={"run_id": run_id}), Path("results"))
+    Path("results/notes.json").write_text("[]")
+    return tmp_path / "results"
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner(env=TERMINAL).invoke(app, ["results", *arguments])
+
+
+def records() -> list[str]:
+    return sorted(path.stem for path in Path("results").glob("*.json") if path.stem in RUNS)
+
+
+def text(output: str) -> str:
+    return "\n".join(line.rstrip() for line in output.splitlines())
+
+
+@pytest.mark.parametrize("command", ["", "list", "show", "prune"])
+def test_help_tells_what_the_command_does(command: str, snapshot: SnapshotAssertion) -> None:
+    assert text(run(*command.split(), "--help").output) == snapshot
+
+
+def test_list_tells_every_run_and_warns_of_what_is_none(snapshot: SnapshotAssertion) -> None:
+    result = run("list")
+    assert result.exit_code == 0
+    assert result.stderr == (
+        "warning: results/notes.json is JSON but not a run record: it has no schema_version.\n"
+    )
+    assert text(result.stdout) == snapshot
+
+
+def test_list_as_json_is_the_index() -> None:
+    entries = json.loads(run("list", "--json").stdout)
+    names = [entry["summary"]["run_id"] for entry in entries if entry["summary"]]
+    assert names == list(RUNS)
+    assert [entry["problem"] is None for entry in entries] == [True, True, True, False]
+
+
+@pytest.mark.parametrize("name", ["20261101", "20261101T000000Z-smoke-aaaaaa", "aaaaaa"])
+def test_a_run_is_shown_by_the_beginning_or_end_of_its_name(name: str) -> None:
+    record = RUNS["20261101T000000Z-smoke-aaaaaa"].model_copy(
+        update={"run_id": "20261101T000000Z-smoke-aaaaaa"}
+    )
+    assert text(run("show", name).stdout) == told(record, width=120)
+
+
+def test_last_is_the_newest_run() -> None:
+    assert "20261103T000000Z-default-cccccc" in run("show", "last").stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("2026", "2026 fits 20261101T000000Z-smoke-aaaaaa, 20261102T000000Z-sweep-bbbbbb, "),
+        ("gone", "gone fits no run in results: `dsv4kv results list` names them."),
+    ],
+)
+def test_a_name_of_none_or_several_is_refused(name: str, sentence: str) -> None:
+    result = run("show", name)
+    assert (result.exit_code, result.stdout) == (7, "")
+    assert sentence in result.stderr
+
+
+def test_prune_names_what_it_would_remove_and_removes_nothing() -> None:
+    result = run("prune", "--keep", "1")
+    assert result.stdout.splitlines() == [
+        "would remove results/20261101T000000Z-smoke-aaaaaa.json",
+        "would remove results/20261102T000000Z-sweep-bbbbbb.json",
+    ]
+    assert result.stderr == "2 runs: --yes removes them.\n"
+    assert records() == list(RUNS)
+
+
+def test_prune_removes_what_it_names_once_told_to() -> None:
+    result = run("prune", "--keep", "1", "--yes")
+    assert result.stdout.count("removed ") == 2
+    assert records() == ["20261103T000000Z-default-cccccc"]
+    assert Path("results/notes.json").exists()
+
+
+def test_prune_removes_by_status() -> None:
+    run("prune", "--status", "failed", "--yes")
+    assert records() == [name for name in RUNS if "sweep" not in name]
+
+
+def test_prune_without_a_condition_is_refused() -> None:
+    result = run("prune", "--yes")
+    assert result.exit_code == 2
+    assert "give --keep, --older-than or --status" in result.stderr
+    assert records() == list(RUNS)
+
+
+@pytest.mark.parametrize("command", [["list"], ["prune", "--keep", "1"], ["show", "last"]])
+def test_a_missing_folder_is_told(command: list[str]) -> None:
+    result = run(*command, "--folder", "gone")
+    assert (result.exit_code, result.stdout) == (7, "")
+    assert "gone cannot be read (No such file or directory)" in result.stderr
+
+
+def test_a_failed_run_of_one_case_is_listed_as_failed(results: Path) -> None:
+    save_record(make_record(make_failed_case(), run_id="20261104T000000Z-x-dddddd"), results)
+    assert "failed" in run("list").stdout

@@ -1,0 +1,127 @@
+"""``dsv4kv trace mrc`` tells a curve, strategies and rules, the same on every medium."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from syrupy.assertion import SnapshotAssertion
+from typer.testing import CliRunner, Result
+
+from dsv4kv.cli import trace as command
+from dsv4kv.errors import ConfigError, TraceError
+from dsv4kv.prefix.analysis.reuse import find_reuse
+from dsv4kv.workload.traces.collect import load_paths
+
+
+@pytest.fixture(autouse=True)
+def _plain_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"COLUMNS": "140", "NO_COLOR": "1", "TERM": "dumb"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*arguments: str, exit_code: int = 0) -> Result:
+    result = CliRunner().invoke(command.app, ["mrc", *arguments])
+    if result.exit_code != exit_code and result.exception:
+        raise result.exception
+    assert result.exit_code == exit_code
+    return result
+
+
+def lines(result: Result) -> list[str]:
+    return [line.rstrip() for line in result.output.splitlines()]
+
+
+def test_the_shipped_chat_is_told(snapshot: SnapshotAssertion) -> None:
+    assert lines(run("builtin:chat", "--capacity", "16K,64K")) == snapshot
+
+
+def test_rules_and_policies_are_told_with_what_wins_hits_back(snapshot: SnapshotAssertion) -> None:
+    asked = ("--rule", "all", "--policy", "fifo,belady", "--strategy", "none")
+    pool = ("--capacity", "160K", "--chunk-tokens", "512")
+    assert lines(run("builtin:chat", *asked, *pool)) == snapshot
+
+
+def test_the_document_holds_the_same_numbers_as_the_rows(snapshot: SnapshotAssertion) -> None:
+    arguments = ("--strategy", "ends", "--rule", "vllm", "--csv", "a.csv", "--json")
+    result = run("builtin:chat", "--capacity", "64K", *arguments)
+    document = json.loads(result.output)
+    with Path("a.csv").open() as file:
+        table = list(csv.DictReader(file))
+    rows = [{k: "" if v is None else str(v) for k, v in row.items()} for row in document["rows"]]
+    assert [{k: v for k, v in row.items() if v} for row in table] == [
+        {k: v for k, v in row.items() if v} for row in rows
+    ]
+    assert document == snapshot
+
+
+def test_the_chart_has_a_line_for_every_strategy_and_rule() -> None:
+    run("builtin:chat", "--strategy", "ends", "--rule", "vllm", "--chart", "a.svg")
+    text = Path("a.svg").read_text()
+    assert text.startswith("<svg ")
+    assert text.count("<polyline ") == 3
+    for name in ("all that is cached", "ends", "vllm"):
+        assert f">{name}<" in text
+
+
+def test_capacities_in_bytes_are_those_of_the_models_compressed_cache() -> None:
+    result = run("builtin:chat", "--capacity", "100MiB", "--model", "v4-flash", "--json")
+    point = json.loads(result.output)["rows"][0]
+    # 3,514.25 B a token (arXiv:2606.19348 with fp8_ds_mla entries and mxfp4 keys)
+    tokens = int(100 * 2**20 / 3514.25) // 64 * 64
+    assert point["capacity_tokens"] == tokens
+    assert point["capacity_bytes"] == int(tokens * 3514.25)
+
+
+def test_the_curve_is_that_of_the_trace() -> None:
+    document = json.loads(run("builtin:chat", "--capacity", "24K", "--json").output)
+    reuse = find_reuse(load_paths("builtin:chat"), 64)
+    assert document["rows"][0]["hit_tokens"] == reuse.found_tokens(24 * 1024 // 64).sum()
+
+
+def test_checkpoints_that_can_never_be_found_are_told() -> None:
+    text = run("builtin:chat", "--block-tokens", "32", "--strategy", "ends", "--no-snap").output
+    assert "checkpoints lie inside the partial last block of a prompt (64 tokens)" in text
+    snapped = run("builtin:chat", "--block-tokens", "32", "--strategy", "ends").output
+    assert "checkpoints lie inside" not in snapped
+
+
+REFUSED = {
+    "pool": (
+        ["--capacity", "64K", "--rule", "vllm-v4:dense"],
+        "a pool of 256 blocks is too small: a prompt of .* smaller chunks",
+    ),
+    "windows": (
+        ["--capacity", "32K", "--rule", "sglang-v4:tail"],
+        "a pool of 32,768 tokens has 12 pages of windows, the longest prompt needs",
+    ),
+    "small": (["--capacity", "1K"], "1,024 tokens is smaller than the longest prompt, "),
+    "blocks": (["--block-tokens", "48"], "blocks of 48 tokens do not fit ids .* 64 tokens"),
+    "strategy": (["--strategy", "best"], "'best' is no strategy: take full"),
+    "rule": (["--capacity", "64K", "--rule", "tgi"], "'tgi' is no rule: take ideal"),
+    "policy": (["--capacity", "64K", "--policy", "mru"], "'mru' is no eviction policy"),
+    "model": (["--model", "v5"], "no model 'v5'"),
+    "chunk": (
+        ["--capacity", "64K", "--rule", "vllm-v4:dense", "--chunk-tokens", "100"],
+        "chunks of 100 tokens .* must be whole blocks of 256",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_is_refused_as_a_sentence(name: str) -> None:
+    arguments, sentence = REFUSED[name]
+    with pytest.raises(ConfigError, match=sentence):
+        run("builtin:chat", *arguments)
+
+
+def test_a_trace_without_ids_is_refused() -> None:
+    Path("a.jsonl").write_text('{"prompt_len": 3, "output_len": 1}\n')
+    with pytest.raises(TraceError, match="no request has block ids"):
+        run("a.jsonl")
+
+
+def test_a_file_that_cannot_be_written_is_refused() -> None:
+    with pytest.raises(TraceError, match=r"no/where\.csv: cannot be written"):
+        run("builtin:chat", "--csv", "no/where.csv")

@@ -1,0 +1,125 @@
+"""A against B: in which order they run, what each runs, and what is kept."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from dsv4kv.bench.fresh import OWN_TREE, Outcome, Task
+from dsv4kv.compare.ab import Duel, interleave, run_duel
+from dsv4kv.compare.side import count_launches
+from dsv4kv.errors import ConfigError
+from tests.report.records import make_case, make_record
+
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+def duel(first: str, second: str, *, config: str | None = None, **changes: Sequence[str]) -> Duel:
+    settings = {"overrides": (), "axes": ()} | changes
+    return Duel(references=(first, second), config=config, launches=3, argv=["dsv4kv"], **settings)
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
+    """The tasks that were run; each leaves a record at once."""
+    tasks: list[Task] = []
+
+    def run(task: Task, _timeout_s: float) -> Outcome:
+        began = NOON + timedelta(minutes=len(tasks))
+        tasks.append(task)
+        return Outcome(task, began, began, "complete", None, make_record(make_case()), False, 0)
+
+    monkeypatch.setattr("dsv4kv.bench.launches.run_fresh", run)
+    return tasks
+
+
+def run(asked: Duel) -> None:
+    run_duel(asked, lambda _outcomes, _task: None)
+
+
+def test_launches_alternate_so_that_a_steady_drift_hits_both_sides_alike() -> None:
+    first, second = Task(("a",), side="A"), Task(("b",), side="B")
+    order = "".join(task.side for task in interleave([first, second], 6))
+    assert order == "ABBAABBAABBA"
+    places = {side: [i for i, each in enumerate(order) if each == side] for side in "AB"}
+    assert sum(places["A"]) == sum(places["B"])
+
+
+def test_two_configurations_run_as_they_are(ran: list[Task], tmp_path: Path) -> None:
+    other = tmp_path / "other.yaml"
+    other.write_text("cache: {block_tokens: 256}")
+    run(duel("config:smoke", str(other), overrides=["measure.seed=3"]))
+    assert [task.arguments for task in ran[:2]] == [
+        ("smoke", "--set", "measure.seed=3"),
+        (str(other), "--set", "measure.seed=3"),
+    ]
+    assert {task.tree for task in ran} == {OWN_TREE}
+
+
+def test_two_backends_run_the_same_configuration(ran: list[Task]) -> None:
+    run(duel("backend:cpu", "backend:mine.ops:gather", config="smoke", axes=["measure.seed=1,2"]))
+    assert [task.arguments for task in ran[:2]] == [
+        ("smoke", "--set", f"backend={backend}", "--axis", "measure.seed=1,2")
+        for backend in ('"cpu"', '"mine.ops:gather"')
+    ]
+
+
+def test_two_revisions_run_the_text_of_this_configuration_in_trees_of_their_own(
+    ran: list[Task], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from contextlib import nullcontext
+
+    trees = {"main": tmp_path / "main", ".": tmp_path / "here"}
+    monkeypatch.setattr("dsv4kv.compare.ab.checked_out", lambda ref: nullcontext(trees[ref]))
+    run(duel("git:main", ".", config="smoke"))
+    assert [task.tree for task in ran[:2]] == [tmp_path / "main", tmp_path / "here"]
+    (source,) = {task.arguments[0] for task in ran}
+    assert Path(source).is_absolute()
+    assert Path(source).name == "smoke.yaml"
+
+
+def test_each_side_keeps_its_own_launches_under_its_name(ran: list[Task]) -> None:
+    (before, after), interrupted = run_duel(
+        duel("backend:cpu", "backend:reference", config="smoke"), lambda _outcomes, _task: None
+    )
+    assert not interrupted
+    assert (before.name, after.name) == ("A (backend:cpu)", "B (backend:reference)")
+    assert count_launches(before) == count_launches(after) == 3
+    minutes = [
+        [launch.started_utc[14:16] for launch in side.records[0].launches]
+        for side in (before, after)
+    ]
+    assert minutes == [["00", "03", "04"], ["01", "02", "05"]]
+    assert before.records[0].reproduce == (
+        "dsv4kv compare --ab backend:cpu backend:reference --config smoke --launches 3"
+    )
+
+
+def test_ctrl_c_leaves_both_sides_with_what_they_have(ran: list[Task]) -> None:
+    def interrupt(outcomes: Sequence[Outcome], _task: Task) -> None:
+        if len(outcomes) == 4:
+            raise KeyboardInterrupt
+
+    sides, interrupted = run_duel(duel("backend:cpu", "backend:cpu"), interrupt)
+    assert interrupted
+    assert [count_launches(side) for side in sides] == [2, 2]
+    assert {side.records[0].status for side in sides} == {"incomplete"}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "config", "sentence"),
+    [
+        ("main", "mine.yaml", None, "one is a git, the other a config"),
+        ("backend:cpu", "main", None, "one is a backend, the other a git"),
+        ("config:smoke", "config:default", "smoke", "A and B are the configurations"),
+        ("config:smke", "config:default", None, "did you mean smoke"),
+        ("gone.yaml", "gone.yaml", None, "cannot be read"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_anything_runs(
+    ran: list[Task], first: str, second: str, config: str | None, sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        run(duel(first, second, config=config))
+    assert ran == []

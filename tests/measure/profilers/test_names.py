@@ -1,0 +1,119 @@
+"""Kernel names and what they say of a kernel."""
+
+import pytest
+
+from dsv4kv.measure.profilers.classify import CATEGORIES, find_rule, shipped_rules
+from dsv4kv.measure.profilers.names import shorten
+from dsv4kv.ops.kernels.catalogue import catalogue
+from dsv4kv.workload.operations import Step
+
+SHORT = {
+    "gather_topk": "gather_topk",
+    "gather_topk csa": "gather_topk csa",
+    "aten::add_": "add_",
+    "void flash::combine_kernel<cutlass::bfloat16_t, 512>(Params)": "combine_kernel",
+    "void (anonymous namespace)::flash_c4_decode<128l, float, true>(P)": "flash_c4_decode",
+    "void at::native::(anonymous namespace)::fill<4, std::array<char*, 1ul> >(int)": "fill",
+    "at::native::reduce<int>": "reduce",
+    "_fused_indexer_q_rope_quant_kernel": "_fused_indexer_q_rope_quant_kernel",
+    "Memcpy DtoH (Device -> Pinned)": "Memcpy DtoH (Device -> Pinned)",
+    "memcpy host to device": "memcpy host to device",
+    "triton_poi_fused_0": "triton_poi_fused_0",
+    "": "",
+}
+KNOWN = {
+    "quantize_and_insert_k_kernel": ("vLLM", "insert"),
+    "_dequantize_and_gather_k_kernel": ("vLLM", "gather"),
+    "_fused_kv_compress_norm_rope_insert_sparse_attn": ("vLLM", "compress"),
+    "_fused_kv_compress_norm_rope_insert_indexer_mxfp4_attn": ("vLLM", "indexer"),
+    "_save_partial_states_kernel": ("vLLM", "compress"),
+    "void vllm::indexer_k_quant_and_cache_kernel<float>(float)": ("vLLM", "indexer"),
+    "void vllm::cp_gather_indexer_k_quant_cache_kernel<4>(int)": ("vLLM", "indexer"),
+    "void vllm::concat_and_cache_ds_mla_kernel<float>(float)": ("vLLM", "insert"),
+    "void vllm::reshape_and_cache_flash_kernel<float>(float)": ("vLLM", "insert"),
+    "void vllm::fusedDeepseekV4QNormRopeKVRopeQuantInsertKernel<half>(half)": ("vLLM", "insert"),
+    "void (anonymous namespace)::flash_c4_decode<512l, float>(P)": ("SGLang", "compress"),
+    "void (anonymous namespace)::flash_c128_online_decode_v2<512l>(P)": ("SGLang", "compress"),
+    "void (anonymous namespace)::write_c4_prefill<512l>(P)": ("SGLang", "compress"),
+    "void (anonymous namespace)::fused_store_flashmla_cache<float>(P)": ("SGLang", "insert"),
+    "void (anonymous namespace)::fused_store_indexer_cache<float>(P)": ("SGLang", "indexer"),
+    "void (anonymous namespace)::fused_norm_rope_flashmla<float>(P)": ("SGLang", "insert"),
+    "void (anonymous namespace)::topk_transform_kernel<true>(P)": ("SGLang", "indexer"),
+    "_dequantize_k_cache_paged_kernel": ("SGLang", "gather"),
+    "set_mla_kv_buffer_kernel": ("SGLang", "insert"),
+    "void sm90::flash_fwd_splitkv_mla_fp8_sparse_kernel<X>(P)": ("FlashMLA", "attention"),
+    "void smxx::flash_fwd_mla_combine_kernel<X>(P)": ("FlashMLA", "attention"),
+    "get_mla_metadata_kernel(P)": ("FlashMLA", "attention"),
+    "void sm90::sparse_attn_fwd_kernel<X>(P)": ("FlashMLA", "attention"),
+    "void deep_gemm::sm90_fp8_paged_mqa_logits<1u, 32u>(int)": ("DeepGEMM", "indexer"),
+    "void deep_gemm::smxx_paged_mqa_logits_metadata<32u>(int)": ("DeepGEMM", "indexer"),
+    "void tensorrt_llm::kernels::compressor::pagedKvCompressKernel<512>(void*)": (
+        "TensorRT-LLM",
+        "compress",
+    ),
+    "void tensorrt_llm::kernels::compressor::fusedPostProcessScatterKernel<512>(void*)": (
+        "TensorRT-LLM",
+        "compress",
+    ),
+    "tensorrt_llm::kernels::indexerKCacheScatterUnifiedKernel(int)": ("TensorRT-LLM", "indexer"),
+    "void tensorrt_llm::kernels::applyMLARopeAndAssignQKVKernelGeneration<half>(half)": (
+        "TensorRT-LLM",
+        "insert",
+    ),
+    "fmhaSm100fKernel_QkvE4m3OBfloat16H128PagedKvDenseStaticSwapsAbForGen": (
+        "TensorRT-LLM",
+        "attention",
+    ),
+    "nvjet_tst_256x8_64x6_2x1_v_bz_TNT": None,
+    "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<int> >(int)": None,
+    "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)": None,
+    "aten::index_copy_": None,
+    "step": None,
+}
+OWN: dict[str, str] = {
+    "window_insert": "insert",
+    "state_append": "compress",
+    "flush": "compress",
+    "compress_chunk": "compress",
+    "gather_topk": "gather",
+    "gather_all": "gather",
+    "gather_window": "gather",
+}
+
+
+@pytest.mark.parametrize(("name", "short"), SHORT.items())
+def test_a_short_name_is_the_functions_own(name: str, short: str) -> None:
+    assert shorten(name) == short
+
+
+@pytest.mark.parametrize(("name", "expected"), KNOWN.items())
+def test_kernels_of_engines_are_known_by_what_they_do(
+    name: str, expected: tuple[str, str] | None
+) -> None:
+    rule = find_rule(name, shipped_rules())
+    assert (rule and (rule.engine, rule.category)) == expected
+
+
+def test_every_kernel_of_the_toolkit_is_known_as_its_own() -> None:
+    for example in catalogue():
+        rule = find_rule(example.launch.kernel, shipped_rules())
+        assert rule is not None, example.launch.kernel
+        assert rule.engine == "dsv4kv"
+        assert rule.operation or example.subject == "16-byte chunks"
+
+
+@pytest.mark.parametrize("layer", ["csa", "hca", "swa"])
+def test_every_marked_operation_is_known_as_its_own(layer: str) -> None:
+    steps: list[Step] = [(name, indexer) for name in OWN for indexer in (False, True)]
+    for name, indexer in steps:
+        rule = find_rule(f"{'indexer_' * indexer}{name} {layer}", shipped_rules())
+        assert rule is not None
+        assert rule.operation == "itself"
+        assert rule.category == ("indexer" if indexer else OWN[name])
+
+
+def test_every_rule_has_a_category_that_there_is() -> None:
+    assert {rule.category for rule in shipped_rules()} <= set(CATEGORIES)
+    assert {rule.engine for rule in shipped_rules()} == {
+        *("dsv4kv", "vLLM", "SGLang", "FlashMLA", "DeepGEMM", "TensorRT-LLM"),
+    }

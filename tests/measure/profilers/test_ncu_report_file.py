@@ -1,0 +1,133 @@
+"""Reports of ncu, through a made-up ``ncu_report`` package with the functions of the real one."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from dsv4kv.measure.profilers.errors import ProfileError
+from dsv4kv.measure.profilers.ncu_report_file import read_ncu
+from dsv4kv.measure.profilers.trace import NONE, LaunchShape
+
+Metrics = dict[str, tuple[float | str, str]]
+
+
+@dataclass
+class Metric:
+    value: float | str
+    units: str
+
+    def as_double(self) -> float:
+        return float(self.value)
+
+    def as_string(self) -> str:
+        return str(self.value)
+
+    def unit(self) -> str:
+        return self.units
+
+
+@dataclass
+class Action:
+    title: str
+    metrics: Metrics
+
+    def name(self) -> str:
+        return self.title
+
+    def metric_by_name(self, name: str) -> Metric | None:
+        return Metric(*self.metrics[name]) if name in self.metrics else None
+
+
+@dataclass
+class Range:
+    actions: list[Action]
+
+    def num_actions(self) -> int:
+        return len(self.actions)
+
+    def action_by_idx(self, i: int) -> Action:
+        return self.actions[i]
+
+
+@dataclass
+class Context:
+    ranges: list[Range]
+
+    def num_ranges(self) -> int:
+        return len(self.ranges)
+
+    def range_by_idx(self, i: int) -> Range:
+        return self.ranges[i]
+
+
+def sizes(name: str, x: float, y: float, z: float) -> Metrics:
+    return {f"{name}_x": (x, ""), f"{name}_y": (y, ""), f"{name}_z": (z, "")}
+
+
+def gather(time: float = 2_000.0, unit: str = "ns") -> Action:
+    return Action(
+        "gather_topk",
+        {
+            "gpu__time_duration.sum": (time, unit),
+            "dram__bytes_read.sum": (1_000.0, "byte"),
+            "dram__bytes_write.sum": (0.5, "Kbyte"),
+            "launch__registers_per_thread": (40.0, "register/thread"),
+            **sizes("launch__grid_dim", 64, 2, 1),
+            **sizes("launch__block_dim", 256, 1, 1),
+            "launch__shared_mem_per_block_static": (1.0, "Kbyte/block"),
+            "device__attribute_display_name": ("A GPU", ""),
+        },
+    )
+
+
+@pytest.fixture
+def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Range]:
+    """Ranges that the package will find in any file."""
+    ranges: list[Range] = []
+    package = SimpleNamespace(load_report=lambda _path: Context(ranges))
+    monkeypatch.setitem(sys.modules, "ncu_report", package)
+    (tmp_path / "step.ncu-rep").touch()
+    monkeypatch.chdir(tmp_path)
+    return ranges
+
+
+def test_kernels_have_time_bytes_and_shape(report: list[Range]) -> None:
+    report.append(Range([gather(), Action("flush", {})]))
+    report.append(Range([gather(3.5, "us")]))
+    trace = read_ncu(Path("step.ncu-rep"))
+    assert [trace.names[i] for i in trace.work.name] == ["gather_topk", "flush", "gather_topk"]
+    assert trace.work.self_ns.tolist() == [2_000, 0, 3_500]
+    assert trace.work.bytes.tolist() == [1_500, NONE, 1_500]
+    shape = trace.shapes[trace.work.shape[0]]
+    assert shape == LaunchShape((64, 2, 1), (256, 1, 1), 40, 1_000)
+    assert (trace.has_clock, trace.devices) == (False, {0: "A GPU"})
+
+
+def test_a_report_without_kernels_says_so(report: list[Range]) -> None:
+    (warning,) = read_ncu(Path("step.ncu-rep")).warnings
+    assert warning.startswith("the report has no kernels")
+
+
+def test_what_the_package_cannot_read_is_told_with_its_words(
+    report: list[Range], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_path: str) -> Context:
+        raise RuntimeError("not a report")
+
+    monkeypatch.setitem(sys.modules, "ncu_report", SimpleNamespace(load_report=fail))
+    with pytest.raises(ProfileError, match=r"report of ncu \(not a report\)"):
+        read_ncu(Path("step.ncu-rep"))
+
+
+def test_a_missing_report_is_refused(report: list[Range]) -> None:
+    with pytest.raises(ProfileError, match="does not exist"):
+        read_ncu(Path("gone.ncu-rep"))
+
+
+def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ncu_report", None)
+    with pytest.raises(ProfileError, match=r"pip install 'dsv4kv\[profile\]'"):
+        read_ncu(Path("step.ncu-rep"))

@@ -1,0 +1,93 @@
+"""Which range a moment lies in."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsv4kv.measure.profilers.ranges import Ranges, enclosing, no_ranges
+from dsv4kv.measure.profilers.trace import NONE
+
+STEP, PHASE, INNER = 0, 1, 2
+Row = tuple[int, int, int, int]
+"""Thread, begin, end, name."""
+
+
+def place(rows: list[Row], thread: int, *moments: int) -> list[tuple[int, int]]:
+    """Step and phase of moments on a thread."""
+    table = np.array(rows, dtype=np.int64).reshape(-1, 4)
+    ranges = Ranges(*(np.ascontiguousarray(column) for column in table.T))
+    times = np.array(moments, dtype=np.int64)
+    step, phase = enclosing(ranges, ranges.name == STEP, np.full(len(times), thread), times)
+    return list(zip(step.tolist(), phase.tolist(), strict=True))
+
+
+def test_a_moment_belongs_to_its_step_and_to_the_innermost_range_in_it() -> None:
+    rows = [(1, 0, 100, STEP), (1, 10, 60, PHASE), (1, 20, 30, INNER), (1, 200, 300, STEP)]
+    assert place(rows, 1, 5, 15, 25, 35, 70, 250) == [
+        *((0, NONE), (0, PHASE), (0, INNER), (0, PHASE), (0, NONE)),
+        (1, NONE),
+    ]
+
+
+def test_before_between_and_after_ranges_there_is_no_step() -> None:
+    rows = [(1, 10, 20, STEP), (1, 30, 40, STEP)]
+    assert place(rows, 1, 5, 25, 45) == [(NONE, NONE)] * 3
+
+
+def test_a_range_begins_with_its_first_and_ends_before_its_last_moment() -> None:
+    assert place([(1, 10, 20, STEP)], 1, 10, 19, 20) == [(0, NONE), (0, NONE), (NONE, NONE)]
+
+
+def test_ranges_of_another_thread_are_not_seen() -> None:
+    assert place([(1, 0, 100, STEP)], 2, 50) == [(NONE, NONE)]
+
+
+def test_ranges_that_begin_together_are_nested_by_their_length() -> None:
+    rows = [(1, 0, 10, PHASE), (1, 0, 100, STEP)]
+    assert place(rows, 1, 5, 50) == [(0, PHASE), (0, NONE)]
+
+
+def test_a_range_that_was_never_closed_lasts_for_ever() -> None:
+    assert place([(1, 10, NONE, STEP)], 1, 10**15) == [(0, NONE)]
+
+
+def test_a_phase_may_outlast_its_step() -> None:
+    rows = [(1, 0, 50, STEP), (1, 10, 80, PHASE)]
+    assert place(rows, 1, 20, 60) == [(0, PHASE), (NONE, PHASE)]
+
+
+def test_without_ranges_there_is_nothing() -> None:
+    thread, time = np.array([1]), np.array([5])
+    step, phase = enclosing(no_ranges(), np.zeros(0, dtype=np.bool_), thread, time)
+    assert (step.tolist(), phase.tolist()) == ([NONE], [NONE])
+
+
+@st.composite
+def nested(draw: st.DrawFn) -> list[Row]:
+    """Properly nested ranges on two threads, with distinct moments."""
+    rows: list[Row] = []
+
+    def fill(thread: int, begin: int, end: int, depth: int) -> None:
+        at = begin + 1
+        while at < end - 2 and draw(st.booleans()):
+            last = draw(st.integers(at + 1, end - 1))
+            rows.append((thread, at, last, draw(st.integers(0, 3))))
+            if depth:
+                fill(thread, at, last, depth - 1)
+            at = last + 1
+
+    for thread in (1, 2):
+        fill(thread, 0, 60, 2)
+    return rows
+
+
+@given(nested(), st.integers(1, 2), st.integers(0, 60))
+def test_any_nest_of_ranges_is_seen_as_by_looking_at_all_of_them(
+    rows: list[Row], thread: int, moment: int
+) -> None:
+    around = [row for row in rows if row[0] == thread and row[1] <= moment < row[2]]
+    around.sort(key=lambda row: row[1])
+    steps = [row for row in rows if row[3] == STEP]
+    step = next((steps.index(row) for row in reversed(around) if row[3] == STEP), NONE)
+    phase = around[-1][3] if around and around[-1][3] != STEP else NONE
+    assert place(rows, thread, moment) == [(step, phase)]

@@ -1,0 +1,63 @@
+"""The host's state, below a folder that the test fills."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dsv4kv.measure.telemetry.host import HostReader, memory_peak_bytes
+
+PID = 77
+OWN = f"{PID} (a (strange) name) R 1 2 3 4 5 6 7 8 9 10 150 50 0 0 20 0 1 0 9 9 9 " + "0 " * 14
+OWN_ON_CPU_3 = OWN.rstrip() + " 3 0 0"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    files = {
+        f"proc/{PID}/stat": OWN_ON_CPU_3,
+        "proc/stat": "cpu  1000 200 300 99999 88888 10 20 30 0 0\ncpu0 1 1 1 1\n",
+        "sys/devices/system/cpu/cpu3/cpufreq/scaling_cur_freq": "3725123\n",
+        "sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq": "800000\n",
+    }
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def hundred_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sysconf", lambda _: 100)
+
+
+def test_processor_times_and_the_clock_of_the_runs_cpu_are_told(root: Path) -> None:
+    host = HostReader(PID, root)
+    found = host.read()
+    assert found["cpu_mhz"] == 3_725
+    assert found["machine_busy_ns"] == 1_560 * 10_000_000  # idle and waiting left out
+    assert found["own_cpu_ns"] == 200 * 10_000_000
+    assert found["load_1min"] >= 0
+    assert host.absent == {}
+
+
+def test_what_a_machine_does_not_tell_is_absent_with_the_reason(root: Path) -> None:
+    (root / "sys/devices/system/cpu/cpu3/cpufreq/scaling_cur_freq").unlink()
+    (root / "proc/stat").write_text("nothing\n")
+    host = HostReader(PID, root)
+    assert set(host.read()) == {"load_1min", "own_cpu_ns"}
+    assert host.absent == {
+        "cpu_mhz": "No such file or directory",
+        "machine_busy_ns": "not told in the expected form",
+    }
+
+
+def test_a_machine_without_proc_tells_its_load_alone(tmp_path: Path) -> None:
+    assert set(HostReader(PID, tmp_path).read()) == {"load_1min"}
+
+
+def test_the_memory_peak_is_at_least_what_was_just_taken() -> None:
+    before = memory_peak_bytes()
+    taken = bytearray(b"x") * (64 << 20)
+    assert memory_peak_bytes() >= max(before, len(taken))

@@ -1,0 +1,190 @@
+"""Verdicts on simulated machines whose truth is known."""
+
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from dsv4kv.measure.verdict import Judgement, Launches, Verdict, judge
+
+SAME, FASTER, SLOWER, UNCLEAR = Verdict
+TRIALS = 500
+LAUNCHES = 7
+
+Machine = Callable[[Generator, int], NDArray[np.float64]]
+
+IN_TURNS = np.array([turn % 4 in (1, 2) for turn in range(2 * LAUNCHES)])  # A B B A …
+IN_A_ROW = np.arange(2 * LAUNCHES) >= LAUNCHES
+
+
+def steady(rng: Generator, launches: int) -> NDArray[np.float64]:
+    """1 % between launches."""
+    return np.exp(rng.normal(0, 0.01, launches))
+
+
+def bimodal(rng: Generator, launches: int) -> NDArray[np.float64]:
+    """Every launch is fast or 8 % slower, by chance."""
+    slow = rng.random(launches) < 0.5
+    return np.exp(rng.normal(0, 0.005, launches)) * np.where(slow, 1.08, 1)
+
+
+def warming(rng: Generator, launches: int) -> NDArray[np.float64]:
+    """Gets 10 % slower from the first launch to the last."""
+    return steady(rng, launches) * np.linspace(1, 1.1, launches)
+
+
+def stepping(rng: Generator, launches: int) -> NDArray[np.float64]:
+    """Gets 10 % slower at once, at some launch."""
+    return steady(rng, launches) * np.where(np.arange(launches) < rng.integers(launches), 1, 1.1)
+
+
+def wandering(rng: Generator, launches: int) -> NDArray[np.float64]:
+    """Each launch is 2 % off the one before."""
+    return np.exp(np.cumsum(rng.normal(0, 0.02, launches)))
+
+
+def share(machine: Machine, slowdown: float, is_after: NDArray[np.bool_]) -> Counter[Verdict]:
+    """Verdicts of all trials, in percent."""
+    count: Counter[Verdict] = Counter()
+    when = np.arange(len(is_after), dtype=np.float64)
+    for trial in range(TRIALS):
+        times = machine(np.random.default_rng([trial, 6]), len(is_after))
+        times = times * np.where(is_after, 1 + slowdown, 1)
+        before, after = (
+            Launches(times[chosen].tolist(), when[chosen].tolist())
+            for chosen in (~is_after, is_after)
+        )
+        count[judge(before, after).verdict] += 1
+    return Counter({verdict: 100 * n / TRIALS for verdict, n in count.items()})
+
+
+@pytest.mark.parametrize("order", [IN_TURNS, IN_A_ROW], ids=["in turns", "in a row"])
+def test_same_against_same_is_called_a_change_in_at_most_two_percent(
+    order: NDArray[np.bool_],
+) -> None:
+    told = share(steady, 0, order)
+    assert told[SLOWER] + told[FASTER] <= 2
+    assert told[SAME] >= 70
+
+
+@pytest.mark.parametrize("order", [IN_TURNS, IN_A_ROW], ids=["in turns", "in a row"])
+def test_a_slowdown_of_five_percent_is_found(order: NDArray[np.bool_]) -> None:
+    told = share(steady, 0.05, order)
+    assert told[SLOWER] >= (99 if order is IN_TURNS else 97)
+    assert told[SLOWER] + told[UNCLEAR] == 100
+
+
+def test_a_slowdown_of_three_percent_is_found_in_three_of_four() -> None:
+    told = share(steady, 0.03, IN_TURNS)
+    assert told[SLOWER] >= 75
+    assert told[SAME] <= 1
+    assert told[FASTER] == 0
+
+
+def test_a_speedup_is_found_as_well_as_a_slowdown() -> None:
+    assert share(steady, 1 / 1.05 - 1, IN_TURNS)[FASTER] >= 99
+
+
+@pytest.mark.parametrize("machine", [bimodal, warming, stepping, wandering])
+def test_on_a_machine_that_changes_equals_are_seldom_told_apart(machine: Machine) -> None:
+    told = share(machine, 0, IN_TURNS)
+    assert told[SLOWER] + told[FASTER] <= 2
+    assert told[UNCLEAR] >= 70
+
+
+@pytest.mark.parametrize("machine", [bimodal, warming, stepping, wandering])
+def test_on_a_machine_that_changes_a_slowdown_is_never_a_speedup_nor_the_same(
+    machine: Machine,
+) -> None:
+    told = share(machine, 0.05, IN_TURNS)
+    assert told[SAME] + told[FASTER] <= 1
+
+
+def test_runs_in_a_row_on_a_machine_that_warms_up_are_unclear() -> None:
+    told = share(warming, 0, IN_A_ROW)
+    assert told[SLOWER] + told[FASTER] + told[SAME] <= 5
+
+
+def test_without_knowing_when_launches_ran_a_drift_in_a_row_is_taken_for_a_slowdown() -> None:
+    """What the order of launches is recorded for."""
+    times = warming(np.random.default_rng(1), 2 * LAUNCHES).tolist()
+    blind = judge(Launches(times[:LAUNCHES]), Launches(times[LAUNCHES:]))
+    seeing = judge(Launches(times[:LAUNCHES], range(7)), Launches(times[LAUNCHES:], range(7, 14)))
+    assert blind.verdict is SLOWER
+    assert (seeing.verdict, seeing.reason) == (
+        UNCLEAR,
+        "the machine drifted: interleave the launches",
+    )
+
+
+@pytest.mark.parametrize(("launches", "rows"), [(5, 25), (6, 100), (7, 25), (7, 100)])
+def test_of_many_rows_of_equals_hardly_a_comparison_calls_one_a_change(
+    launches: int, rows: int
+) -> None:
+    """Noise of 3 %, a floor of 1 %: row by row, every fourth table of 25 would have one."""
+    rng, comparisons = np.random.default_rng(3), 5000 // rows
+    false_alarms = 0
+    for _ in range(comparisons):
+        times = np.exp(rng.normal(0, 0.03, (rows, 2, launches)))
+        found = {
+            judge(Launches(before), Launches(after), verdicts=rows).verdict
+            for before, after in times.tolist()
+        }
+        false_alarms += bool(found & {SLOWER, FASTER})
+    assert false_alarms <= 0.06 * comparisons
+
+
+# ---- the rule itself ----------------------------------------------------------------------------
+
+
+def judged(before: list[float], after: list[float], **options: float) -> Judgement:
+    return judge(Launches(before), Launches(after), **options)  # type: ignore[arg-type]
+
+
+TIGHT = [100.0, 100.1, 99.9, 100.05, 99.95, 100.0, 100.02]
+
+
+@pytest.mark.parametrize(
+    ("factor", "verdict"),
+    [(1.0, SAME), (1.005, SAME), (1.01, UNCLEAR), (1.02, SLOWER), (0.98, FASTER), (0.99, UNCLEAR)],
+)
+def test_a_change_within_the_floor_is_none_and_beyond_it_one(
+    factor: float, verdict: Verdict
+) -> None:
+    assert judged(TIGHT, [factor * t for t in TIGHT]).verdict is verdict
+
+
+def test_a_higher_floor_swallows_the_change() -> None:
+    slower = [1.03 * t for t in TIGHT]
+    assert judged(TIGHT, slower).verdict is SLOWER
+    assert judged(TIGHT, slower, floor=0.03).verdict is UNCLEAR
+    assert judged(TIGHT, slower, floor=0.05).verdict is SAME
+
+
+def test_a_wide_interval_around_no_change_is_not_the_same() -> None:
+    wide = [90.0, 95.0, 100.0, 101.0, 105.0, 110.0, 112.0]
+    found = judged(wide, wide)
+    assert (found.verdict, found.reason) == (UNCLEAR, "the launches differ too much")
+
+
+def test_a_change_near_the_floor_is_told_as_that() -> None:
+    found = judged(TIGHT, [1.01 * t for t in TIGHT])
+    assert (found.verdict, found.reason) == (UNCLEAR, "a change as small as the floor")
+
+
+def test_one_launch_a_side_is_unclear_whatever_it_shows() -> None:
+    found = judged([100.0], [300.0])
+    assert (found.verdict, found.reason) == (UNCLEAR, "one launch a side")
+    assert (found.ratio, found.interval) == (3, None)
+
+
+def test_many_verdicts_at_once_take_more_launches_and_say_how_many() -> None:
+    four = TIGHT[:4]
+    slower = [2 * t for t in four]
+    assert judged(four, slower).verdict is SLOWER
+    found = judged(four, slower, verdicts=25)
+    assert found.verdict is UNCLEAR
+    assert found.reason == "too few launches: 25 verdicts take 5 a side"

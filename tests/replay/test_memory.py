@@ -1,0 +1,127 @@
+"""How the memory is divided, and the grid on which prompts share blocks."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsv4kv.errors import ConfigError, TraceError
+from dsv4kv.replay.memory import plan_memory
+from dsv4kv.replay.sharing import check_order, shared_keys, shared_tokens, tail_id
+from dsv4kv.workload.traces.runs import IdRuns
+from tests.replay.scenes import replay, request, small_config
+
+GIB = 2**30
+PRO = {"model__preset": "v4-pro", "model__layers": None, "cache__num_blocks": None}
+
+
+def test_pro_in_100_gib_divides_into_slots_checkpoints_and_blocks() -> None:
+    config = small_config(**PRO, cache__memory_bytes=100 * GIB, scheduler__max_requests=256,
+                          scheduler__step_tokens=8192)  # fmt: skip
+    memory = plan_memory(config)
+    assert memory.slot_bytes == 61 * 74_880 + 18_710_528
+    assert memory.checkpoint_bytes == 61 * 74_880 + 30 * 81_920
+    assert memory.block_bytes == 30 * (19_008 + 2_176) + 31 * 1_152
+    assert memory.token_bytes == pytest.approx(5_031.44, abs=0.01)
+    assert 0 <= memory.remainder_bytes < memory.block_bytes
+    used = 256 * memory.slot_bytes + memory.num_blocks * memory.block_bytes
+    used += (memory.num_checkpoints or 0) * memory.checkpoint_bytes
+    assert used + memory.remainder_bytes == 100 * GIB
+
+
+@given(st.integers(2**28, 2**34), st.floats(0, 0.9), st.sampled_from(["zero", "ends", "full"]))
+def test_the_parts_and_the_remainder_are_the_whole(
+    memory_bytes: int, share: float, strategy: str
+) -> None:
+    memory = plan_memory(
+        small_config(
+            cache__num_blocks=None,
+            cache__memory_bytes=memory_bytes,
+            cache__checkpoint_share=share,
+            prefix__strategy=strategy,
+        )
+    )
+    parts = memory.num_slots * memory.slot_bytes + memory.num_blocks * memory.block_bytes
+    parts += (memory.num_checkpoints or 0) * memory.checkpoint_bytes
+    assert parts + memory.remainder_bytes == memory_bytes
+    assert 0 <= memory.remainder_bytes < memory.block_bytes
+    assert bool(memory.num_checkpoints) <= (strategy == "ends")
+
+
+def test_a_block_of_full_carries_its_windows_and_a_state() -> None:
+    plain, full = (plan_memory(small_config(prefix__strategy=name)) for name in ("ends", "full"))
+    window = 3 * 128 * 584  # three layers, 128 tokens
+    assert full.beside_bytes == window + 81_920  # one CSA state
+    assert full.block_bytes == plain.block_bytes + full.beside_bytes
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"cache__num_blocks": None, "cache__memory_bytes": 2**20}, "leave no room for a block"),
+        ({"prefix__strategy": "ends+junktions"}, r"Did you mean ends\+junctions\?"),
+        ({"prefix__policy": "lfuu"}, r"did you mean lfu\?"),
+        ({"prefix__policy": "belady"}, "give one of lru, fifo, lfu"),
+        ({"cache__memory_bytes": 2**30}, "give one and null for the other"),
+        ({"scheduler__max_requests": 600}, "tokens that scheduler.max_requests decode"),
+        ({"model__layers": "[0, 1]"}, "there is nothing to reuse"),
+    ],
+)
+def test_a_memory_that_cannot_be_divided_is_a_sentence(
+    settings: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        plan_memory(small_config(**settings))
+
+
+# ---- the grid -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("trace", "cache", "shared"), [(512, 128, 512), (16, 128, 128), (64, 256, 256), (0, 128, 128)]
+)
+def test_prompts_share_blocks_of_the_larger_size(trace: int, cache: int, shared: int) -> None:
+    assert shared_tokens(trace, cache) == shared
+
+
+def test_block_sizes_that_do_not_divide_are_a_sentence() -> None:
+    with pytest.raises(ConfigError, match="512 tokens: neither divides the other"):
+        replay([request([1, 2], block=512)], cache__block_tokens=384)
+
+
+def test_checkpoints_inside_shared_blocks_are_refused() -> None:
+    with pytest.raises(ConfigError, match="never found again: take a multiple of 512"):
+        replay([request([1, 2], block=512)], prefix__strategy="periodic:768")
+
+
+def test_keys_are_the_ids_behind_whole_shared_blocks() -> None:
+    ids = list(range(10, 20))
+    made = request(ids, input_tokens=9 * 64 + 5, block=64)
+    assert shared_keys(made, 128).tolist() == [11, 13, 15, 17]
+    assert shared_keys(made, 64).tolist() == ids[:9]
+    assert tail_id(made) == 19
+    assert tail_id(request(ids)) is None
+    assert shared_keys(request(input_tokens=500), 128).tolist() == []
+
+
+@given(st.lists(st.integers(0, 50), max_size=30), st.sampled_from([64, 128, 256]))
+def test_runs_of_ids_have_the_keys_of_their_ids(ids: list[int], tokens: int) -> None:
+    plain = request(ids, block=64)
+    runs = type(plain)(0.0, max(1, plain.input_tokens), 1, IdRuns.of(ids), 64)
+    assert shared_keys(runs, tokens).tolist() == shared_keys(plain, tokens).tolist()
+
+
+def test_unsigned_ids_stay_apart() -> None:
+    ids = [2**64 - 1, 2**63, 5]
+    keys = shared_keys(request(ids), 128)
+    assert keys.dtype == np.int64
+    assert len(set(keys.tolist())) == 3
+
+
+def test_a_clock_that_runs_backwards_is_told_with_its_request() -> None:
+    requests = [request([1], at=3.0), request([2], at=4.0), request([3], at=2.5)]
+    with pytest.raises(TraceError, match=r"request 3 .* at 2.5 s, the one before it at 4 s"):
+        check_order(requests)
+    with pytest.raises(TraceError, match=r"workload\.arrivals=closed"):
+        replay(requests)
+    assert replay(requests, workload__arrivals="closed").outcome.finished == 3

@@ -1,0 +1,54 @@
+"""The Mooncake conversation trace gives what was counted independently of this code."""
+
+from pathlib import Path
+
+import pytest
+
+from dsv4kv.config.load import load_config
+from dsv4kv.config.replay import ReplayConfig
+from dsv4kv.replay.build import build_replay, read_requests
+
+DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
+MOONCAKE = DATA / "mooncake" / "conversation_trace.jsonl"
+WEKA = DATA / "weka"
+
+# One request at a time, none of its output, blocks and checkpoints without end.
+UNBOUNDED = [
+    f"workload.trace={MOONCAKE}",
+    "workload.arrivals=closed",
+    "workload.concurrency=1",
+    "workload.max_output_tokens=1",
+    "cache.memory_bytes=null",
+    "cache.num_blocks=1000000",
+]
+
+
+@pytest.mark.skipif(not MOONCAKE.exists(), reason="Mooncake's trace is not on this machine")
+@pytest.mark.parametrize(
+    ("strategy", "resumed", "written"),
+    [("ends+junctions", 0.3586, 0.0144), ("zero", 0.1812, 0.0), ("periodic:2048", 0.3210, 0.0591)],
+)
+def test_an_unbounded_replay_resumes_the_known_share(
+    strategy: str, resumed: float, written: float
+) -> None:
+    config = load_config("default", [*UNBOUNDED, f"prefix.strategy={strategy}"], ReplayConfig)
+    made = build_replay(config.config, read_requests(config.config))
+    made.scheduler.run()
+    tally = made.scheduler.prompts.tally
+    assert tally.requests == 12_031
+    assert tally.prompt_tokens == 144_793_823
+    assert round(tally.saved_tokens / tally.prompt_tokens, 4) == resumed
+    new = tally.prompt_tokens - tally.found_blocks * tally.shared_tokens
+    kept = made.scheduler.prompts.checkpoints.written * 128
+    assert kept / new == pytest.approx(written, abs=6e-5)
+
+
+@pytest.mark.skipif(not WEKA.exists(), reason="Weka's conversations are not on this machine")
+def test_a_folder_of_conversations_is_replayed() -> None:
+    settings = [f"workload.trace={WEKA}", "workload.limit=60", "workload.max_output_tokens=50"]
+    config = load_config("default", settings, ReplayConfig).config
+    made = build_replay(config, read_requests(config))
+    made.scheduler.run()
+    assert made.shared_tokens == 128
+    assert made.outcome.finished == 60
+    assert made.scheduler.prompts.tally.saved_tokens > 0

@@ -1,0 +1,172 @@
+"""Made-up runs of every kind that a page can show, and the pages of them, built once."""
+
+from functools import cache
+from typing import Any
+
+from rich.table import Table
+
+from dsv4kv.measure.verdict import Judgement, Verdict
+from dsv4kv.report.findings import Finding
+from dsv4kv.report.page.build import Page, build_page
+from dsv4kv.report.page.inputs import Compared, ComparedRow, Extras, Track
+from dsv4kv.report.page.write import render_page
+from dsv4kv.report.profile_record import KernelRow, KernelTable, Profile
+from dsv4kv.report.record import Case, Launch, RunRecord
+from dsv4kv.report.telemetry_record import GpuSamples, MeasuredWindow, Telemetry
+from tests.report.records import (
+    make_case,
+    make_environment,
+    make_failed_case,
+    make_latency,
+    make_record,
+    make_sweep_cases,
+)
+from tests.report.test_gpu_record import H200, make_gpu_case
+
+POLL_NS = 40_000_000
+ATTACK = '<script>alert("1")</script> & <img src=x onerror=alert(2)>'
+
+
+def make_telemetry(reasons: list[int | None]) -> Telemetry:
+    """A GPU polled 25 times a second, whose clock falls wherever a reason is told."""
+    at_ns = [POLL_NS * n for n in range(len(reasons))]
+    clocks: list[int | None] = [1_410 if reason else 1_980 for reason in reasons]
+    samples = GpuSamples(at_ns=at_ns, sm_clock_mhz=clocks, reasons=reasons)
+    window = MeasuredWindow(name="serve", started_ns=0, ended_ns=at_ns[-1])
+    return Telemetry(
+        interval_ns=POLL_NS,
+        windows=[window],
+        gpu_samples=samples,
+        memory_peak_bytes=1 << 30,
+        absent={},
+    )
+
+
+def make_kernel(name: str, total_ns: int) -> KernelRow:
+    """A kernel that ran 1,000 times."""
+    facts: dict[str, Any] = dict.fromkeys(KernelRow.model_fields)
+    facts |= {"name": name, "kind": "kernel", "category": "gather", "calls": 1000, "shapes": 1}
+    times = {"total_ns": total_ns, "median_ns": total_ns // 1000, "min_ns": total_ns // 2000}
+    return KernelRow(**facts | times)
+
+
+def make_profile(kernels: int = 3) -> Profile:
+    """A profile of nsys; each kernel takes longer than the next."""
+    times = [9_000_000 // (n + 1) for n in range(kernels)]
+    rows = [make_kernel(f"void kernel_{n}<float>(int)", time) for n, time in enumerate(times)]
+    table = KernelTable(
+        tool="nsys",
+        tool_version="2026.1",
+        devices=["NVIDIA H200"],
+        kernels=rows,
+        operations=[],
+        num_steps=0,
+        steps=None,
+        timeline=None,
+        outside_calls=0,
+        outside_ns=0,
+        warnings=["the buffer was full"],
+        notes=[],
+    )
+    return Profile(
+        why="it is there", command=[], files=[], step_requests=[], useful_bytes={}, table=table
+    )
+
+
+def make_launched(medians_ns: list[int]) -> RunRecord:
+    """A launch of the default configuration for each median of a step."""
+    cases = [
+        make_case(launch=n, latencies=[make_latency("step", median_ns=median)])
+        for n, median in enumerate(medians_ns)
+    ]
+    when = {"started_utc": "2026-11-21T04:19:03Z", "ended_utc": "2026-11-21T04:19:09Z"}
+    launches = [
+        Launch(launch=n, status="complete", error=None, **when) for n in range(len(medians_ns))
+    ]
+    return make_record(*cases, launches=launches)
+
+
+def make_judgement(verdict: Verdict, value: float) -> Judgement:
+    """A ratio known to 1 %."""
+    return Judgement(verdict, value, (value - 0.01, value + 0.01))
+
+
+def make_compared() -> Compared:
+    """One row slower, one faster, one the same."""
+    table = Table("quantity", "change", title="Comparison")
+    table.add_row("gather_topk csa", "+8.0 %")
+    return Compared(
+        before="main",
+        after="change",
+        floor=0.01,
+        rows=[
+            ComparedRow("gather_topk csa", make_judgement(Verdict.SLOWER, 1.08)),
+            ComparedRow("flush csa", make_judgement(Verdict.FASTER, 0.9)),
+            ComparedRow("prepare", make_judgement(Verdict.SAME, 1.001)),
+        ],
+        overall=make_judgement(Verdict.SAME, 1.0),
+        verdict=Finding("bad", "SLOWER: one row"),
+        cautions=[Finding("warning", "launch 3 was lost")],
+        table=table,
+        explanation="over launches",
+    )
+
+
+def make_gpu_record() -> RunRecord:
+    """A GPU with telemetry, throttled in the middle, and a profile."""
+    reasons: list[int | None] = [*[0] * 20, *[0x4] * 10, *[0] * 20]
+    case = make_gpu_case(telemetry=make_telemetry(reasons), profile=make_profile())
+    return make_record(case, environment=make_environment(gpu=H200))
+
+
+def make_hostile_record() -> RunRecord:
+    """Texts that a browser must not take for markup, wherever a record has texts."""
+    failed: Case = make_failed_case(ATTACK, axis={"trace": ATTACK})
+    environment = make_environment(cpu=ATTACK, variables={"OMP": ATTACK})
+    return make_record(
+        make_case(axis={"trace": "a"}),
+        failed,
+        environment=environment,
+        reproduce=ATTACK,
+        config_source=ATTACK,
+        run_id=ATTACK,
+    )
+
+
+def make_memory() -> list[Track]:
+    """Two pools that fill in a second."""
+    seconds = [0.0, 0.5, 1.0]
+    return [
+        Track("main", "B", seconds, [0, 2.0**30, 2.0**31]),
+        Track("state", "B", seconds, [0, None, 2.0**28]),
+    ]
+
+
+RUNS: dict[str, tuple[list[RunRecord], Extras]] = {
+    "one case": ([make_record()], Extras(memory=make_memory())),
+    "bookkeeping": (
+        [make_record(make_case(operations=[], memcpy=None))],
+        Extras(),
+    ),
+    "a sweep": ([make_record(*make_sweep_cases())], Extras()),
+    "launches": ([make_launched([1_000_000, 1_020_000, 1_010_000])], Extras()),
+    "a GPU": ([make_gpu_record()], Extras()),
+    "a failure": ([make_record(make_failed_case())], Extras()),
+    "no case": ([make_record(status="incomplete").model_copy(update={"cases": []})], Extras()),
+    "two runs": ([make_record(), make_gpu_record()], Extras()),
+    "a comparison": ([make_record(), make_record()], Extras(compared=make_compared())),
+    "hostile texts": ([make_hostile_record()], Extras()),
+}
+
+
+@cache
+def page_of(name: str) -> Page:
+    """The page of one of ``RUNS``."""
+    records, extras = RUNS[name]
+    return build_page(records, extras)
+
+
+@cache
+def html_of(name: str) -> str:
+    """Its HTML."""
+    return render_page(page_of(name))

@@ -1,0 +1,126 @@
+import pytest
+from matplotlib.colors import to_hex
+
+from dsv4kv.measure.statistics import Estimate
+from dsv4kv.measure.verdict import Judgement, Verdict
+from dsv4kv.report.page.charts.comparison import ratios_chart
+from dsv4kv.report.page.charts.kernels import kernels_chart
+from dsv4kv.report.page.charts.memory import held_chart, pools_chart
+from dsv4kv.report.page.charts.sweep import Metric, Point, sweep_chart
+from dsv4kv.report.page.charts.timeline import telemetry_chart, tell_spans
+from dsv4kv.report.page.colours import LIGHT
+from dsv4kv.report.page.inputs import ComparedRow, Span, Track
+from tests.report.page.drawn import axes_of, only_axes
+from tests.report.page.pages import make_compared, make_memory, make_profile
+from tests.report.records import make_cache, make_pool
+
+
+def points(values: dict[tuple[float, str], float]) -> list[Point]:
+    return [Point(x, line, Estimate(y, 1.0)) for (x, line), y in values.items()]
+
+
+def sweep(values: dict[tuple[float, str], float]) -> Metric:
+    return Metric("steps", "Step", points(values), lambda value: f"{value:g}")
+
+
+def test_a_sweep_has_a_line_for_each_other_setting_with_intervals() -> None:
+    metric = sweep({(1, "a"): 5, (2, "a"): 9, (1, "b"): 6, (2, "b"): 7})
+    chart = sweep_chart(metric, "batch")
+    axes = only_axes(chart)
+    lines = {container.get_label(): container.lines[0] for container in axes.containers}
+    assert {name: list(line.get_ydata()) for name, line in lines.items()} == {
+        "a": [5, 9],
+        "b": [6, 7],
+    }
+    first = axes.containers[0].lines[2][0].get_segments()[0][:, 1]
+    assert list(first) == [4, 6]
+    assert chart.description == "4 cases between 5 at batch 1, a and 9 at batch 2, a."
+
+
+def test_an_interval_never_leaves_the_axes() -> None:
+    axes = only_axes(sweep_chart(sweep({(1, ""): 5, (2, ""): 5.5}), "batch"))
+    assert axes.get_ylim()[1] > 6.5
+    assert axes.get_ylim()[0] == 0
+
+
+def test_settings_far_apart_stand_at_equal_distances_and_are_named() -> None:
+    axes = only_axes(sweep_chart(sweep({(64, ""): 1, (1, ""): 2, (8, ""): 3}), "batch"))
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "8", "64"]
+    assert list(axes.get_xticks()) == [0, 1, 2]
+    near = only_axes(sweep_chart(sweep({(2, ""): 1, (3, ""): 2}), "batch"))
+    assert list(near.get_xticks()) == [2, 3]
+
+
+def test_pools_are_bars_from_the_largest_with_a_tick_where_the_plan_said() -> None:
+    pools = [
+        make_pool("main", "csa", 1, 2, 100, predicted_bytes=250),
+        make_pool("state", "hca", 1, 4, 100),
+        make_pool("tables", "all", 1, 1, 8),
+    ]
+    chart = pools_chart(make_cache(pools=pools))
+    axes = only_axes(chart)
+    assert [label.get_text() for label in axes.get_yticklabels()] == [
+        "state hca",
+        "main csa",
+        "tables",
+    ]
+    assert [bar.get_width() for bar in axes.patches] == [400, 200, 8]
+    ticks = [c.get_segments()[0][0][0] for c in axes.collections]
+    assert ticks == [400, 250, 8]
+    assert chart.description == "608 B allocated: state hca 400 B, main csa 200 B, tables 8 B."
+
+
+def test_held_memory_is_stacked_and_its_peak_is_that_of_all_pools_together() -> None:
+    chart = held_chart(make_memory())
+    assert chart.description == "2.25 GiB at the peak, in main, state."
+    axes = only_axes(chart)
+    tops = [area.get_paths()[0].get_extents().y1 for area in axes.collections]
+    assert tops == [2.0**31, 2.0**31 + 2.0**28]
+
+
+def test_throttled_stretches_are_shaded_through_every_panel() -> None:
+    tracks = [Track("SM clock", "MHz", [0, 1, 2], [1980, None, 1410])] * 2
+    chart = telemetry_chart(tracks, [Span(0.5, 1.5, "power cap")])
+    for axes in axes_of(chart):
+        (shade,) = axes.patches
+        assert (shade.get_x(), shade.get_width()) == (0.5, 1.0)
+        assert to_hex(shade.get_facecolor()) == LIGHT["heat"]
+        assert [text.get_text() for text in axes.texts] == ["SM clock", "1,410 to 1,980 MHz"]
+
+
+def test_reasons_are_told_with_the_time_they_took_together() -> None:
+    spans = [Span(0, 1, "power cap"), Span(2, 2.5, "power cap"), Span(3, 4, "power brake")]
+    assert tell_spans(spans) == "Shaded: power cap for 1.50 s, power brake for 1.00 s."
+    assert tell_spans([]) == "Nothing slowed it down."
+
+
+def test_a_comparison_draws_each_change_with_its_interval_beside_the_floor() -> None:
+    chart = ratios_chart(make_compared())
+    axes = only_axes(chart)
+    spans = [tuple(c.get_segments()[0][:, 0]) for c in axes.collections]
+    assert spans[0] == pytest.approx((7, 9))
+    assert spans[1] == pytest.approx((-11, -9))
+    assert to_hex(axes.collections[0].get_edgecolor()[0]) == LIGHT["bad"]
+    (band,) = axes.patches
+    assert (band.get_x(), band.get_width()) == (-1, 2)
+    assert "gather_topk csa +8.0 %  slower" in chart.description
+
+
+def test_a_change_without_an_interval_is_a_hollow_mark() -> None:
+    compared = make_compared()
+    unknown = ComparedRow("step", Judgement(Verdict.UNCLEAR, 0.9999, None, "too few"))
+    chart = ratios_chart(compared.__class__(**vars(compared) | {"rows": [unknown]}))
+    mark = only_axes(chart).lines[1]
+    assert mark.get_markerfacecolor() == LIGHT["paper"]
+    assert "step +0.0 %" in chart.description
+
+
+def test_kernels_beyond_the_longest_are_one_bar_and_the_shares_are_of_all() -> None:
+    profile = make_profile(20)
+    assert profile.table is not None
+    chart = kernels_chart(profile.table)
+    axes = only_axes(chart)
+    widths = [bar.get_width() for bar in axes.patches]
+    assert len(widths) == 15
+    assert sum(widths) == sum(row.total_ns for row in profile.table.kernels)
+    assert axes.get_yticklabels()[-1].get_text() == "6 others"

@@ -1,0 +1,172 @@
+"""Ids kept as runs are the ids, and a trace in arrays is the trace."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsv4kv.errors import TraceError
+from dsv4kv.workload.request import Request
+from dsv4kv.workload.traces import read_trace, write_oracle, write_trace
+from dsv4kv.workload.traces.collect import collect_paths, load_paths
+from dsv4kv.workload.traces.oracle import RECORD
+from dsv4kv.workload.traces.runs import IdRuns
+
+IDS = st.lists(
+    st.tuples(st.integers(-(2**62), 2**62), st.integers(1, 6)).map(
+        lambda run: list(range(run[0], run[0] + run[1]))
+    )
+    | st.lists(st.integers(0, 5)),
+).map(lambda runs: [number for run in runs for number in run])
+
+
+@given(IDS, st.integers(-7, 7))
+def test_runs_are_the_numbers_they_were_made_of(numbers: list[int], offset: int) -> None:
+    runs = IdRuns.of(numbers, offset)
+    expected = tuple(number + offset for number in numbers)
+    assert runs == expected
+    assert expected == runs
+    assert (len(runs), tuple(runs), hash(runs)) == (len(expected), expected, hash(expected))
+    assert [runs[i] for i in range(-len(expected), len(expected))] == [*expected, *expected]
+    assert runs[1:4] == expected[1:4]
+
+
+@given(IDS)
+def test_runs_are_as_few_as_can_be(numbers: list[int]) -> None:
+    breaks = sum(b != a + 1 for a, b in pairwise(numbers))
+    assert len(IdRuns.of(numbers).starts) == breaks + bool(numbers)
+
+
+def test_an_index_beyond_the_runs_is_refused() -> None:
+    with pytest.raises(IndexError):
+        IdRuns.of([1, 2, 3])[3]
+
+
+@given(st.lists(IDS, min_size=1), st.booleans())
+def test_a_trace_in_arrays_has_every_id_of_every_request(
+    prompts: list[list[int]], as_runs: bool
+) -> None:
+    trace = [
+        Request(0.0, max(1, len(ids)), 0, IdRuns.of(ids) if as_runs else tuple(ids), 1)
+        for ids in prompts
+    ]
+    if not any(prompts):
+        with pytest.raises(TraceError, match="no request has block ids"):
+            collect_paths(trace)
+        return
+    table = collect_paths(trace)
+    for number, ids in enumerate(prompts):
+        path = table.path(number)
+        assert [path.id_at(i) for i in range(len(ids))] == ids
+        assert len(path.starts) == len(IdRuns.of(ids).starts)
+    assert table.references == sum(map(len, prompts))
+
+
+@given(IDS, IDS, IDS)
+def test_common_blocks_are_those_before_the_first_difference(
+    shared: list[int], one: list[int], other: list[int]
+) -> None:
+    paths = [shared + one, shared + other]
+    if not any(paths):
+        return
+    table = collect_paths(Request(0.0, max(1, len(p)), 0, tuple(p), 1) for p in paths)
+    expected = next(
+        (i for i, (a, b) in enumerate(zip(*paths, strict=False)) if a != b), min(map(len, paths))
+    )
+    assert table.path(0).common_blocks(table.path(1)) == expected
+
+
+def test_unsigned_ids_of_64_bits_stay_apart() -> None:
+    ids = (2**64 - 1, 5, 2**63)
+    table = collect_paths([Request(0.0, 3, 0, ids, 1)])
+    assert len({table.path(0).id_at(i) for i in range(3)}) == 3
+
+
+def test_runs_are_written_as_runs_and_read_back(tmp_path: Path) -> None:
+    request = Request(0.0, 640, 1, IdRuns.of([5, 6, 7, 8, 9, 2, 3, 4, 1, 0]), 64)
+    path = tmp_path / "own.jsonl"
+    write_trace([request], path)
+    assert json.loads(path.read_text())["prefix_runs"] == [5, 5, 2, 3, 1, 1, 0, 1]
+    assert list(read_trace(path)) == [request]
+
+
+@pytest.mark.parametrize("runs", [[1], [1, 0], [1, 3], [1, 1, 2], "ab"])
+def test_runs_that_are_not_those_of_the_prompt_are_refused(runs: object, tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    record = {"arrival_s": 0, "input_tokens": 8, "output_tokens": 1, "hash_block_tokens": 8}
+    path.write_text(json.dumps(record | {"prefix_runs": runs}) + "\n")
+    with pytest.raises(TraceError, match=r"own\.jsonl:1: prefix_runs "):
+        list(read_trace(path))
+
+
+def mooncake(folder: Path, *prompts: list[int], times: tuple[int, ...] = ()) -> Path:
+    path = folder / "trace.jsonl"
+    moments = times or tuple(range(len(prompts)))
+    lines = [
+        {"timestamp": t, "input_length": 512 * len(p), "output_length": 1, "hash_ids": p}
+        for t, p in zip(moments, prompts, strict=True)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_ids_that_contradict_each_other_name_both_lines(tmp_path: Path) -> None:
+    path = mooncake(tmp_path, [1, 2, 3], [7], [1, 9, 3])
+    with pytest.raises(
+        TraceError, match=rf"^{path}:3: block id 3 has another history than at {path}:1: an id"
+    ):
+        load_paths(path)
+
+
+def test_an_id_that_begins_a_prompt_and_follows_another_contradicts(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"trace\.jsonl:2: block id 2 has another history"):
+        load_paths(mooncake(tmp_path, [1, 2, 3], [2]))
+
+
+def test_a_clock_that_runs_backwards_names_its_line_and_what_to_do(tmp_path: Path) -> None:
+    path = mooncake(tmp_path, [1], [2], [3], times=(0, 9000, 8000))
+    with pytest.raises(
+        TraceError,
+        match=rf"^{path}:3: the request arrives at 8\.000 s, the one before it at 9\.000 s: the "
+        r"clock runs backwards. Sort the trace: dsv4kv trace convert",
+    ):
+        load_paths(path)
+
+
+def test_a_trace_without_ids_cannot_be_analysed(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"prompt_len": 3, "output_len": 1}\n')
+    with pytest.raises(TraceError, match="no request has block ids"):
+        load_paths(path)
+
+
+def test_oracle_records_are_24_bytes_and_know_their_next_use(tmp_path: Path) -> None:
+    path = tmp_path / "out.oracleGeneral"
+    trace = [Request(10.0, 3, 0, (1, 2, 3), 1), Request(12.9, 2, 0, (1, 2), 1)]
+    assert write_oracle(trace, path) == 5
+    assert path.stat().st_size == 5 * 24
+    records = np.fromfile(path, RECORD).tolist()
+    assert records == [(0, 3, 1, -1), (0, 2, 1, 3), (0, 1, 1, 4), (2, 2, 1, -1), (2, 1, 1, -1)]
+
+
+@given(st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=5, unique=True), min_size=1))
+def test_oracle_records_list_every_reference_last_block_first(prompts: list[list[int]]) -> None:
+    from dsv4kv.workload.traces.oracle import to_records
+
+    table = collect_paths(Request(0.0, len(p), 0, tuple(p), 1) for p in prompts)
+    flat = [block for prompt in prompts for block in reversed(prompt)]
+    records = to_records(table)
+    assert records["id"].tolist() == flat
+    later = [next((j for j in range(i + 1, len(flat)) if flat[j] == b), -1)
+             for i, b in enumerate(flat)]  # fmt: skip
+    assert records["next"].tolist() == later
+
+
+def test_an_oracle_needs_ids(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="no request has block ids"):
+        write_oracle([Request(0.0, 3, 1)], tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -33,7 +33,9 @@ def replay(
     config: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", help="A YAML file or a shipped name.", show_default="default"
+            metavar="FILE",
+            help="A YAML file or a shipped name: default (the default).",
+            show_default=False,
         ),
     ] = None,
     model: Annotated[

@@ -63,10 +63,10 @@ def list_constants(replay: Replay) -> list[Constant]:
             "matrices of the layers held and the output head",
         ),
         (
-            "bytes of cache operations",
+            "cache entries of a token",
             replay.memory.token_bytes,
-            "B a token",
-            "dsv4kv.ops.traffic, whatever `dsv4kv bench` counts",
+            "B",
+            "layer schemas; operations move what dsv4kv.ops.traffic counts",
         ),
     )
     return [Constant(name=n, value=float(v), unit=u, source=s) for n, v, u, s in rows]

@@ -241,12 +241,13 @@ class Scheduler:
         return needed + promised <= self.ledger.available - kept
 
     def _start(self, served: Served) -> None:
+        admitted_s = served.admitted_s
+        now_s = self.clock.now_s
         self._copy(self.prompts.begin(served))
         wanted = max(self._group.blocks_for(served.prompt_tokens), served.blocks)
         self.ledger.take(wanted - served.blocks)
         served.blocks = wanted
-        if served.admitted_s is None:
-            served.admitted_s = self.clock.now_s
+        served.admitted_s = now_s if admitted_s is None else admitted_s
         self.again_tokens += max(0, served.reached - served.position)
         insort(self.prefilling, served, key=_NUMBER)
 

@@ -1,5 +1,6 @@
 """A replay as charts: memory by pool, requests, and times, over one axis of time."""
 
+from statistics import median
 from typing import TYPE_CHECKING
 
 from dsv4kv.report.page.build import build_page
@@ -30,10 +31,17 @@ def draw_replay(record: RunRecord, suffix: str) -> str:
     cases = [case for case in record.cases if case.replay]
     if suffix == ".html":
         memory = memory_tracks(cases[0].replay) if cases and cases[0].replay else ()
-        return render_page(build_page([record], Extras(memory=memory)))
+        shown = record.model_copy(update={"cases": [_with_spans(case) for case in record.cases]})
+        return render_page(build_page([shown], Extras(memory=memory)))
     if len(cases) == 1 and cases[0].replay is not None:
         return standalone_svg(time_chart(cases[0].replay))
     return standalone_svg(_first_token_chart(cases))
+
+
+def _with_spans(case: Case) -> Case:
+    """The case without times that are mostly nothing: a page tells spreads as shares of medians."""
+    spans = [each for each in case.latencies if median(each.samples_ns) > 0]
+    return case.model_copy(update={"latencies": spans})
 
 
 def memory_tracks(result: ReplayResult) -> tuple[Track, ...]:

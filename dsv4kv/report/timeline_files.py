@@ -21,7 +21,7 @@ _COLOURS: dict[Category, str] = {
     "attention": "#e69f00",
     "other": "#999999",
 }
-_WIDTH, _LEFT, _RIGHT, _TOP, _ROW = 1100, 150, 20, 64, 20
+_WIDTH, _LEFT, _RIGHT, _TOP, _ROW = 1100, 150, 40, 64, 20
 _TICKS = 8
 _LETTER = 6.5  # pixels: a name is written where it has room
 

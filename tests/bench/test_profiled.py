@@ -1,7 +1,7 @@
 """Profiled steps of a workload: when the profiler looks, what it is told, on a CPU and a GPU."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from dsv4kv.bench.memory_audit import audit_memory
 from dsv4kv.bench.profiled import run_profiled
 from dsv4kv.errors import ConfigError
 from dsv4kv.report.record import Case
+from dsv4kv.workload.executor import StepExecutor, StepTokens
 from tests.bench.settings import tiny_config
 from tests.gpu_twin import twin_gpu
 
@@ -67,6 +68,32 @@ def test_the_profiler_looks_from_before_the_first_step_until_the_case_is_kept() 
     assert listener.told == ["start", "step", "step", "step", "keep", "stop"]
     assert (case.status, case.device) == ("complete", "cpu")
     assert case.memcpy is not None
+
+
+def test_the_step_in_which_a_profiler_begins_is_not_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[int] = []
+    decode = StepExecutor.decode
+
+    def counted(executor: StepExecutor, step: StepTokens) -> None:
+        decode(executor, step)
+        done.append(step.batch.num_requests)
+
+    class Counter(Listener):
+        def start(self) -> None:
+            self.at_start = len(done)
+
+        def mark(self, name: str) -> AbstractContextManager[None]:
+            if name == "step" and "step" not in self.told:
+                self.at_first_step = len(done)
+            return super().mark(name)
+
+    monkeypatch.setattr(StepExecutor, "decode", counted)
+    counter = Counter()
+    run_profiled(tiny_config(), counter, 3, lambda _case: None)
+    assert counter.at_first_step == counter.at_start + 1
+    assert done[: counter.at_start].count(2) == 1  # measure.warmup_steps
 
 
 def test_only_decode_steps_of_as_many_requests_as_may_run_are_steady() -> None:

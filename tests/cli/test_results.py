@@ -1,6 +1,7 @@
 """``dsv4kv results``: the folder of saved runs, listed, shown and pruned."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,10 @@ def test_list_tells_every_run_and_warns_of_what_is_none(snapshot: SnapshotAssert
     assert result.stderr == (
         "warning: results/notes.json is JSON but not a run record: it has no schema_version.\n"
     )
-    assert text(result.stdout) == snapshot
+    # how large a record is changes with what records hold
+    assert (
+        re.sub(r"[\d.]+ [KM]?i?B", lambda m: "…".rjust(len(m[0])), text(result.stdout)) == snapshot
+    )
 
 
 def test_list_as_json_is_the_index() -> None:

@@ -89,6 +89,15 @@ def test_what_happens_between_two_polls_is_told_by_its_counter() -> None:
     assert found[1].limits["power cap"] == pytest.approx(0.05, abs=0.005)
 
 
+@pytest.mark.parametrize("from_start_ns", [1, 499_999_999])
+def test_a_counter_that_grows_at_the_edge_of_a_window_belongs_to_it(from_start_ns: int) -> None:
+    """Between the window's first or last poll and its edge, where no poll of its own sees it."""
+    moment = make_window(1).started_ns + from_start_ns
+    samples = make_gpu_samples(3, thermal_violation_ns=lambda at: 30_000_000 * (at >= moment))
+    found = states(make_telemetry(gpu_samples=samples))
+    assert [set(state.limits) for state in found] == [set(), {"thermal slowdown"}, set()]
+
+
 def test_of_a_reason_and_its_counter_the_larger_share_is_told() -> None:
     samples = make_gpu_samples(
         3, reasons=from_window(1, 0, 0x4), power_violation_ns=lambda at: at * 9 // 10

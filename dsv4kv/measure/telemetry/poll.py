@@ -35,9 +35,8 @@ def poll(
             break
         count += 1
         now_ns = clock_ns()
-        due_ns += interval_ns * max(
-            1, -(-(now_ns - due_ns) // interval_ns)
-        )  # late: skip, not rush
+        late = -(-(now_ns - due_ns) // interval_ns)  # polls that came too late are left out
+        due_ns += interval_ns * max(1, late)
         ended = stopped(max(0.0, (due_ns - now_ns) / 1e9))
     write({"kind": "absent", **host.absent, **(gpu.absent if gpu else {})})
 

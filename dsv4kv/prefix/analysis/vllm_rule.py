@@ -16,6 +16,11 @@ from dsv4kv.prefix.analysis.paths import Ints, PathTable
 from dsv4kv.prefix.analysis.walk import Shape
 
 
+Held = tuple[int, int, int | None]
+"""First block in use, the one after the last, and, for a block kept twice, its place by age."""
+_OLDEST = 0
+
+
 class Piece:
     """Blocks ``begin`` to ``end`` of one request's path, cached and free, together in the queue.
 
@@ -57,23 +62,24 @@ class VllmPool:
         self._take_free(input_blocks - hit)
         full = self._shape.blocks[request]
         held += self._new_pieces(request, hit, full)
-        for begin, end, copy in reversed(held):
-            self._give_back(request, begin, end, copy)
+        for begin, end, place in reversed(held):
+            self._give_back(request, begin, end, place)
         self._uncached += input_blocks - full
         return hit
 
     def _name(self, request: int, block: int) -> int:
         return self._shape.name(request, self._shape.path(request), block)
 
-    def _take_hits(self, request: int, limit: int) -> list[tuple[int, int, bool]]:
-        """Take the longest cached prefix out of the queue: (begin, end, kept twice) each."""
-        held, begin = [], 0
+    def _take_hits(self, request: int, limit: int) -> list[Held]:
+        """Take the longest cached prefix out of the queue."""
+        held: list[Held] = []
+        begin = 0
         path = self._shape.path(request)
         while begin < limit:
             name = self._shape.name(request, path, begin)
             if copies := self._copies.get(name):
                 self._drop_copy(name, copies[0])
-                held.append((begin, begin + 1, True))
+                held.append((begin, begin + 1, _OLDEST))
                 begin += 1
                 continue
             piece = self._pieces.get(name)
@@ -83,7 +89,7 @@ class VllmPool:
             common = self._shape.common_blocks(request, piece.request, (path, other))
             end = min(common, piece.end, limit)
             self._shorten(piece, name, end)
-            held.append((begin, end, False))
+            held.append((begin, end, None))
             begin = end
         return held
 
@@ -120,7 +126,7 @@ class VllmPool:
         if not self._copies[name]:
             del self._copies[name]
 
-    def _new_pieces(self, request: int, hit: int, full: int) -> list[tuple[int, int, bool]]:
+    def _new_pieces(self, request: int, hit: int, full: int) -> list[Held]:
         """What the request computed; its last block may be cached already."""
         if hit == full:
             return []
@@ -128,8 +134,9 @@ class VllmPool:
         if name not in self._copies and name in self._pieces:
             self._set_apart(name)
         if name not in self._copies:
-            return [(hit, full, False)]
-        return [(hit, full - 1, False), (full - 1, full, True)][hit == full - 1 :]
+            return [(hit, full, None)]
+        newest = len(self._copies[name])
+        return [(hit, full - 1, None), (full - 1, full, newest)][hit == full - 1 :]
 
     def _set_apart(self, name: int) -> None:
         """Make the first block of a piece one of its own, for it is going to have a copy."""
@@ -139,15 +146,15 @@ class VllmPool:
         self._shorten(piece, name, piece.begin + 1)
         self._copies[name] = [single]
 
-    def _give_back(self, request: int, begin: int, end: int, copy: bool) -> None:
-        """Append blocks to the end of the queue."""
+    def _give_back(self, request: int, begin: int, end: int, place: int | None) -> None:
+        """Append blocks to the end of the queue; copies stay in the order of their age."""
         piece = Piece(request, begin, end)
         piece.link_before(self._ring)
         name = self._name(request, begin)
-        if copy:
-            self._copies.setdefault(name, []).append(piece)
-        else:
+        if place is None:
             self._pieces[name] = piece
+        else:
+            self._copies.setdefault(name, []).insert(place, piece)
 
 
 def replay_vllm(table: PathTable, grain_tokens: int, capacity_blocks: int) -> Ints:

@@ -67,3 +67,9 @@ class CudaUnavailable(DeviceError):
 
 class PeerUnavailable(DeviceError):
     """A backend of another package that is not installed, or has nothing to run here."""
+
+
+class ProfileError(Dsv4kvError):
+    """A profiler that is absent, fails or hangs, or a profile that cannot be read."""
+
+    exit_code = 9

@@ -87,7 +87,7 @@ def run_case(
         DeviceError: The device or the package of a backend is not there.
         VerificationError: Operations that come from elsewhere differ from the reference.
     """
-    setup = _set_up(config, memory_bytes)
+    setup = set_up(config, memory_bytes)
     with Telemetry(gpu_uuid(setup.device)) as telemetry:
         memcpy = _measure_memcpy(setup, telemetry)
         with telemetry.window("serve"):
@@ -143,7 +143,8 @@ def unbuilt_case(
     )
 
 
-def _set_up(config: BenchConfig, memory_bytes: int | None) -> Setup:
+def set_up(config: BenchConfig, memory_bytes: int | None) -> Setup:
+    """Build everything that a case runs on; raises as ``run_case`` does."""
     torch.set_num_threads(config.measure.threads)
     plan = plan_from(config)
     real = config.workload.data == "real"

@@ -8,12 +8,12 @@ from dsv4kv.bench.device import describe_gpu
 from dsv4kv.bench.memory_audit import audit_memory
 from dsv4kv.bench.profile_plan import OUTPUT, RUN, Plan, make_command, reproduce
 from dsv4kv.bench.profiled import run_profiled
+from dsv4kv.errors import ProfileError
 from dsv4kv.files import replacing
 from dsv4kv.measure.environment import capture_environment
 from dsv4kv.measure.profilers.attached import Attached, CudaProfiler, Kineto
 from dsv4kv.measure.profilers.classify import shipped_rules
 from dsv4kv.measure.profilers.commands import Command, version_of
-from dsv4kv.measure.profilers.errors import ProfileError
 from dsv4kv.measure.profilers.files import read_profile
 from dsv4kv.measure.profilers.sessions import Profiled, name_files, run_ncu, run_nsys
 from dsv4kv.report.kernel_table import build_table

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import fields
 
 from dsv4kv.bench.build import loop_settings
-from dsv4kv.bench.case import Setup, _set_up
+from dsv4kv.bench.case import Setup, set_up
 from dsv4kv.bench.peaks import measure_peaks
 from dsv4kv.bench.profile_watch import Enough, MarkingRecorder, ProfiledExecutor, Watch
 from dsv4kv.bench.summary import describe_cache, describe_verification
@@ -39,7 +39,7 @@ def run_profiled(
         ConfigError: The workload moves no data, or never has a step of so many requests.
         Dsv4kvError: As ``run_case``.
     """
-    setup = _set_up(_adapt(config), memory_bytes)
+    setup = set_up(_adapt(config), memory_bytes)
     if setup.drive is None:
         raise ConfigError("workload.data is none, and so there is nothing to profile: set real.")
     memcpy, peaks = _measure_yardsticks(setup)

@@ -23,6 +23,14 @@ def report(
             help="Print rows instead: one per quantity and launch, or a table for people.",
         ),
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="PAGE.html", help="Write a page to show: one file for a browser."),
+    ] = None,
+    charts: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Write every chart there, as SVG and as PNG."),
+    ] = None,
     schema: Annotated[
         bool, typer.Option("--schema", help="Print the JSON schema of records.")
     ] = False,
@@ -37,7 +45,9 @@ def report(
         return
     if not runs:
         raise RecordError("no record was named: give a file that `dsv4kv bench` saved.")
-    if export:
+    if html or charts:
+        _draw(runs, html, charts)
+    elif export:
         _export(runs, export)
     else:
         _show(runs, as_json=as_json)
@@ -54,6 +64,19 @@ def _show(runs: list[Path], *, as_json: bool) -> None:
             typer.echo(dumps(record), nl=False)
         else:
             render_record(record, open_console())
+
+
+def _draw(runs: list[Path], html: Path | None, charts: Path | None) -> None:
+    from dsv4kv.report.page.write import write_charts, write_page
+    from dsv4kv.report.store import load_record
+
+    records = [load_record(run) for run in runs]
+    if html:
+        write_page(records, html)
+        typer.echo(f"page: {html}", err=True)
+    if charts:
+        written = write_charts(records, charts)
+        typer.echo(f"charts: {len(written)} files in {charts}", err=True)
 
 
 def _export(runs: list[Path], name: str) -> None:

@@ -64,7 +64,7 @@ def mrc(
         _ask(
             "SIZES",
             "Capacities of the cache, in tokens of context (9358848, 16M) or bytes of compressed "
-            "cache (100GiB), commas between. Left out: a dozen that tell the curve.",
+            "cache (100GiB), commas between. Left out: ten that tell the curve.",
         ),
     ] = None,
     strategy: Annotated[str, _ask("NAMES", _STRATEGY)] = _STRATEGIES,

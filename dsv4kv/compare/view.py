@@ -27,7 +27,7 @@ _STYLES = {
     Verdict.SLOWER: "bold red",
     Verdict.UNCLEAR: "yellow",
 }
-_LEVELS: dict[Verdict, Literal["good", "warning", "bad"]] = {
+LEVELS: dict[Verdict, Literal["good", "warning", "bad"]] = {
     Verdict.SAME: "good",
     Verdict.FASTER: "good",
     Verdict.SLOWER: "bad",
@@ -40,16 +40,17 @@ def view_comparison(comparison: Comparison, verdict: Verdict) -> Iterator[Render
     """Sides, what must be known before reading on, the table, and the conclusion."""
     for side in (comparison.before, comparison.after):
         yield describe_side(side)
-    yield from _warnings(comparison)
+    yield from list_warnings(comparison)
     if comparison.rows:
         yield ""
-        yield _table(comparison)
+        yield comparison_table(comparison)
         yield Text(explain(comparison), style="dim")
     yield ""
-    yield Finding(_LEVELS[verdict], conclude(comparison, verdict))
+    yield Finding(LEVELS[verdict], conclude(comparison, verdict))
 
 
-def _warnings(comparison: Comparison) -> Iterator[Finding]:
+def list_warnings(comparison: Comparison) -> Iterator[Finding]:
+    """What must be known before a comparison is believed."""
     if comparison.forced:
         yield Finding("bad", "the sides are not alike and are compared all the same (--force):")
     for difference in comparison.differences:
@@ -60,7 +61,8 @@ def _warnings(comparison: Comparison) -> Iterator[Finding]:
         yield Finding("warning", f"and {len(told) - _MOST_LOSSES} more")
 
 
-def _table(comparison: Comparison) -> Table:
+def comparison_table(comparison: Comparison) -> Table:
+    """A row per quantity, and the geometric mean."""
     rows, overall = comparison.rows, comparison.overall
     table = new_table("Comparison", f"{comparison.before.name} against {comparison.after.name}")
     swept = any(row.quantity.axis for row in rows)

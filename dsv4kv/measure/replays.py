@@ -70,10 +70,3 @@ class ReplayTimer:
             end.record()
         pairs[-1][1].synchronize()
         return [round(start.elapsed_time(end) * 1e6) for start, end in pairs]
-
-
-def time_replays(
-    replay: Callable[[], None], calls: int, make_event: Callable[[], Event]
-) -> list[int]:
-    """Nanoseconds of one of the ``calls`` equal calls that a replay makes, on an idle device."""
-    return ReplayTimer(make_event).time(replay, calls).samples_ns

@@ -18,11 +18,12 @@ from dsv4kv.replay.clock import VirtualClock
 from dsv4kv.replay.cost import CostModel
 from dsv4kv.replay.decoders import Decoders
 from dsv4kv.replay.drafts import Drafts
+from dsv4kv.replay.limits import Limits
 from dsv4kv.replay.memory import MemoryPlan, plan_memory
 from dsv4kv.replay.outcome import Outcome
 from dsv4kv.replay.prompts import PromptCache, Sizes
 from dsv4kv.replay.rates import Rates, find_rates
-from dsv4kv.replay.scheduler import Limits, Scheduler
+from dsv4kv.replay.scheduler import Scheduler
 from dsv4kv.replay.sharing import shared_tokens
 from dsv4kv.replay.weights_model import WeightModel, build_weights
 from dsv4kv.workload.request import Request

@@ -5,41 +5,21 @@ happen: a request comes, one may end, or blocks run out. Older requests go first
 """
 
 from bisect import insort
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Protocol
 
 from dsv4kv.model.sharing import TableGroup
+from dsv4kv.replay.admission import Admission
 from dsv4kv.replay.arrivals import NEVER, Arrivals
 from dsv4kv.replay.blocks import BlockLedger
 from dsv4kv.replay.clock import VirtualClock, Work
 from dsv4kv.replay.cost import Chunk, CostModel
 from dsv4kv.replay.decoders import Decoders
+from dsv4kv.replay.limits import Limits
 from dsv4kv.replay.prompts import PromptCache
 from dsv4kv.replay.served import Served
 
 _NUMBER = attrgetter("number")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a scheduler keeps to.
-
-    Attributes:
-        step_tokens: Token budget of a step.
-        max_requests: Requests that hold a slot.
-        paused_blocks: Blocks that paused requests may keep.
-        max_context_tokens: Longest request.
-        defer: Let a request wait while another computes its prefix.
-        longest_stretch: Most steps of a turn; None as many as nothing happens in.
-    """
-
-    step_tokens: int
-    max_requests: int
-    paused_blocks: int
-    max_context_tokens: int
-    defer: bool
-    longest_stretch: int | None = None
 
 
 class Observer(Protocol):
@@ -61,14 +41,12 @@ class Scheduler:
     Attributes:
         clock: Virtual time.
         decoders: Requests past their prompts.
-        waiting: Requests without a slot, oldest first.
         prefilling: Requests with prompt tokens to compute, oldest first.
         paused: Requests that keep their blocks and do not run, oldest first.
         ledger: The blocks.
         prompts: What is reused.
         computed_tokens: Prompt tokens computed, those computed again included.
         again_tokens: Of which had been computed before by a request that had to start again.
-        deferrals: Requests that waited for another one's prefix.
     """
 
     def __init__(
@@ -84,13 +62,22 @@ class Scheduler:
         observer: Observer,
     ) -> None:
         self.clock, self.decoders, self.ledger, self.prompts = clock, decoders, ledger, prompts
-        self.waiting: list[Served] = []
         self.prefilling: list[Served] = []
         self.paused: list[Served] = []
-        self.computed_tokens = self.again_tokens = self.deferrals = 0
+        self.computed_tokens = self.again_tokens = 0
         self._arrivals, self._limits, self._group = arrivals, limits, group
         self._cost, self._observer = cost, observer
-        self._stuck_at = -1  # ledger.freed when the oldest waiting request last had to stay
+        self._admission = Admission(ledger, prompts, group, defer=limits.defer)
+
+    @property
+    def waiting(self) -> list[Served]:
+        """Requests without a slot, oldest first."""
+        return self._admission.waiting
+
+    @property
+    def deferrals(self) -> int:
+        """Requests that waited for another one's prefix."""
+        return self._admission.deferrals
 
     @property
     def in_slots(self) -> int:
@@ -128,7 +115,7 @@ class Scheduler:
             if reason := self._impossible(served):
                 self._observer.reject(served, reason)
             else:
-                insort(self.waiting, served, key=_NUMBER)
+                self._admission.add(served)
                 in_flight += 1
 
     def _impossible(self, served: Served) -> str:
@@ -187,58 +174,20 @@ class Scheduler:
         served.evictions += 1
         served.position = 0
         served.prompt_tokens = served.input_tokens + served.generated
-        insort(self.waiting, served, key=_NUMBER)
+        self._admission.add(served)
 
     def _admit(self) -> None:
-        """Give slots to waiting requests; one that waits for a prefix lets others pass."""
-        if self.paused or self._stuck_at == self.ledger.freed:
+        """Give slots to waiting requests, unless a paused one needs the blocks."""
+        if self.paused:
             return
         budget = self._limits.step_tokens - self.decoders.tokens_per_step
         budget -= sum(served.prompt_tokens - served.position for served in self.prefilling)
-        place = 0
-        while budget > 0 and place < len(self.waiting):
-            if self.in_slots >= self._limits.max_requests:
+        while budget > 0 and self.in_slots < self._limits.max_requests:
+            served = self._admission.take(self.prefilling, self.decoders)
+            if served is None:
                 return
-            served = self.waiting[place]
-            found = -1 if self._still_blocked(served) else self.prompts.look_up(served)
-            if found < 0 or self._defers(served, found):
-                place += 1
-                continue
-            if not self._fits(served, found):
-                self._stuck_at = self.ledger.freed
-                return
-            del self.waiting[place]
             self._start(served)
             budget -= served.prompt_tokens - served.position
-
-    def _still_blocked(self, served: Served) -> bool:
-        """Whether the prefix a request waits for is still being computed."""
-        other = served.blocked_by
-        if other is None:
-            return False
-        if other in self.prefilling and other.committed <= served.found:
-            return True
-        served.blocked_by = None
-        return False
-
-    def _defers(self, served: Served, found: int) -> bool:
-        """Whether another request is computing the block this one needs next."""
-        if not self._limits.defer or not self.prompts.misses(served, found):
-            return False
-        key = served.keys[found]
-        for other in self.prefilling:
-            if len(other.keys) > found >= other.committed and other.keys[found] == key:
-                self.deferrals += not served.deferred
-                served.deferred, served.blocked_by, served.found = True, other, found
-                return True
-        return False
-
-    def _fits(self, served: Served, found: int) -> bool:
-        """Whether blocks for a whole prompt can be had besides those found, which must stay."""
-        kept = found * self.ledger.per_shared
-        needed = self._group.blocks_for(served.prompt_tokens) - kept
-        promised = int(self.decoders.lacking().sum())
-        return needed + promised <= self.ledger.available - kept
 
     def _start(self, served: Served) -> None:
         admitted_s = served.admitted_s

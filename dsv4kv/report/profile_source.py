@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from dsv4kv.errors import ProfileError
 from dsv4kv.measure.profilers.chrome_file import open_text
 from dsv4kv.measure.profilers.classify import shipped_rules
-from dsv4kv.measure.profilers.errors import ProfileError
 from dsv4kv.measure.profilers.files import read_profile
 from dsv4kv.report.kernel_table import build_table
 from dsv4kv.report.profile_record import KernelTable, Profile

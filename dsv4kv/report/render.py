@@ -12,10 +12,13 @@ from dsv4kv.report.decode import decode_table
 from dsv4kv.report.facts import cache_facts, header, totals_facts
 from dsv4kv.report.findings import Finding, judge_results, judge_status
 from dsv4kv.report.launches import launches_table, processes_table
+from dsv4kv.report.profile_view import tell_profile
 from dsv4kv.report.quantities import measured_in
 from dsv4kv.report.record import Case, RunRecord
 from dsv4kv.report.sweep import axis_text, sweep_table
 from dsv4kv.report.tables import cache_table, latencies_table, operations_table
+from dsv4kv.report.telemetry import judge_telemetry, telemetry_table
+from dsv4kv.report.yardstick import yardsticks
 
 _STATUSES: tuple[Literal["complete", "skipped", "incomplete", "failed"], ...] = (
     "complete",
@@ -64,8 +67,15 @@ def _tell_case(record: RunRecord, case: Case) -> Iterator[RenderableType]:
     if case.totals:
         yield ""
         yield totals_facts(case.totals, case.cache)
+    if case.profile:
+        yield ""
+        yield from tell_profile(case.profile, next(iter(yardsticks(case)), None))
+    if meanwhile := telemetry_table(case):
+        yield ""
+        yield meanwhile
     yield ""
     yield from judge_results(case)
+    yield from judge_telemetry(case)
 
 
 def _tell_launches(record: RunRecord) -> Iterator[RenderableType]:
@@ -133,5 +143,6 @@ def _findings(record: RunRecord) -> Iterator[Finding]:
         words = [f"launch {case.launch}"] if record.launches else []
         words += [axis_text(case)] if case.axis else []
         prefix = f"{', '.join(words)}: " if len(record.cases) > 1 else ""
-        for finding in [*judge_status(case), *judge_results(case)]:
+        findings = [*judge_status(case), *judge_results(case), *judge_telemetry(case)]
+        for finding in findings:
             yield replace(finding, sentence=prefix + finding.sentence)

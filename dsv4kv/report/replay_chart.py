@@ -39,7 +39,7 @@ def draw_replay(record: RunRecord, suffix: str) -> str:
 
 
 def _with_spans(case: Case) -> Case:
-    """The case without times that are mostly nothing: a page tells spreads as shares of medians."""
+    """The case without times that are mostly 0: a page tells spreads as shares of medians."""
     spans = [each for each in case.latencies if median(each.samples_ns) > 0]
     return case.model_copy(update={"latencies": spans})
 

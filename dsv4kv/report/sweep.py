@@ -7,10 +7,10 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from dsv4kv.measure.statistics import Estimate, estimate_rate, summarize
 from dsv4kv.report.cells import ABSENT, add_estimates, new_table
 from dsv4kv.report.decode import graph_device_time
 from dsv4kv.report.facts import tokens_per_second
+from dsv4kv.report.numbers import allocated_bytes, gather_rate, latency_median
 from dsv4kv.report.record import Case
 from dsv4kv.report.tables import backend_note
 from dsv4kv.units import format_bytes
@@ -30,13 +30,14 @@ def sweep_table(cases: Sequence[Case]) -> Table:
     names = axis_names(cases)
     for name in names.values():
         table.add_column(name.replace("_", "\n"), justify="right", style="bold")
+    steps, prepares = ([latency_median(c, name) for c in cases] for name in ("step", "prepare"))
     decodes = [graph_device_time(case) for case in cases]
     columns = [
-        add_estimates(table, "step,\nmedian µs", [_latency(c, "step") for c in cases], 1e-3),
+        add_estimates(table, "step,\nmedian µs", steps, 1e-3),
         *([add_estimates(table, "decode,\nGPU µs", decodes, 1e-3)] if any(decodes) else []),
         _add_texts(table, "tokens/s", [_tokens_per_second(case) for case in cases]),
-        add_estimates(table, "prepare,\nmedian µs", [_latency(c, "prepare") for c in cases], 1e-3),
-        add_estimates(table, "gather\nGB/s", [_gather_rate(case) for case in cases]),
+        add_estimates(table, "prepare,\nmedian µs", prepares, 1e-3),
+        add_estimates(table, "gather\nGB/s", [gather_rate(case) for case in cases]),
         _add_texts(table, "allocated", [_allocated(case) for case in cases]),
         _add_texts(table, "peak\nblocks", [_peak_blocks(case) for case in cases]),
     ]
@@ -72,33 +73,14 @@ def _add_texts(table: Table, header: str, cells: list[str]) -> list[str]:
     return cells
 
 
-def _latency(case: Case, name: str) -> Estimate | None:
-    for latency in case.latencies:
-        if latency.name == name and latency.samples_ns:
-            return summarize(latency.samples_ns).estimate
-    return None
-
-
-def _gather_rate(case: Case) -> Estimate | None:
-    gathers = [
-        each
-        for each in case.operations
-        if each.name.startswith("gather") and each.temperature != "hot"
-    ]
-    return estimate_rate(
-        [size for each in gathers for size in each.bytes],
-        [time for each in gathers for time in each.samples_ns],
-    )
-
-
 def _tokens_per_second(case: Case) -> str:
     rate = tokens_per_second(case.totals) if case.totals else None
     return ABSENT if rate is None else f"{rate:,.0f}"
 
 
 def _allocated(case: Case) -> str:
-    pools = case.cache.pools if case.cache else []
-    return format_bytes(sum(pool.allocated_bytes for pool in pools)) if pools else ABSENT
+    size = allocated_bytes(case)
+    return ABSENT if size is None else format_bytes(size)
 
 
 def _peak_blocks(case: Case) -> str:

@@ -12,6 +12,7 @@ from rich.text import Text
 from dsv4kv.measure.statistics import Estimate, divide, estimate_rate, summarize
 from dsv4kv.report.cells import ABSENT, add_estimates, format_number, new_table
 from dsv4kv.report.record import CacheSummary, Case, Latency, Operation
+from dsv4kv.report.sparks import spark_bar, spark_shape
 from dsv4kv.report.yardstick import Yardstick, yardsticks
 from dsv4kv.units import format_bytes
 
@@ -23,6 +24,7 @@ _NOTES = {
 _INDEXER = "indexer_"
 _NS_TO_US = 1e-3
 _RATIO_TO_PERCENT = 100.0
+_SHAPE_WIDTH, _BAR_WIDTH = 10, 12  # what 80 columns leave
 _TOLD_PERCENTILES = (90.0, 99.0)
 
 
@@ -42,7 +44,9 @@ def cache_table(cache: CacheSummary) -> Table:
         table.add_column(header, no_wrap=True)
     for header in ("units", "bytes/unit", "predicted", "allocated"):
         table.add_column(header, justify="right")
+    table.add_column("of all", no_wrap=True)
     table.add_column("")
+    whole = sum(pool.allocated_bytes for pool in cache.pools) or 1
     for pool in cache.pools:
         equal = pool.predicted_bytes == pool.allocated_bytes
         table.add_row(
@@ -52,6 +56,7 @@ def cache_table(cache: CacheSummary) -> Table:
             f"{pool.unit_bytes:,}",
             format_bytes(pool.predicted_bytes),
             format_bytes(pool.allocated_bytes),
+            spark_bar(pool.allocated_bytes / whole, _BAR_WIDTH),
             Text("✓", "green") if equal else Text("✗ differs", "red"),
         )
     return table
@@ -104,8 +109,11 @@ def latencies_table(latencies: Sequence[Latency]) -> Table:
     cells = add_estimates(table, "median µs", medians, _NS_TO_US)
     for header in ("p90 µs", "p99 µs", "max µs", "outliers"):
         table.add_column(header, justify="right")
+    table.add_column("shape", no_wrap=True)
     for latency, median in zip(latencies, cells, strict=True):
-        table.add_row(latency.name, f"{len(latency.samples_ns):,}", median, *_tail(latency))
+        shape = spark_shape(latency.samples_ns, _SHAPE_WIDTH)
+        count = f"{len(latency.samples_ns):,}"
+        table.add_row(latency.name, count, median, *_tail(latency), shape)
     return table
 
 

@@ -59,6 +59,7 @@ def telemetry_table(case: Case) -> Table | None:
         return None
     pace = f"{1e9 / case.telemetry.interval_ns:.0f} polls a second"
     table = new_table("Meanwhile", pace)
+    table.min_width = len("Meanwhile") + len(pace) + 2  # or the title breaks
     table.add_column("measured", no_wrap=True)
     table.add_column("s", justify="right")
     columns = _told(rows)

@@ -20,9 +20,9 @@ from rich.console import Console
 from dsv4kv.bench.case import unbuilt_case
 from dsv4kv.bench.device import CudaDevice, describe_gpu, find_device
 from dsv4kv.bench.peaks import measure_peaks
+from dsv4kv.bench.replay_timing import CallTimer
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.measure.environment import capture_environment
-from dsv4kv.measure.replays import time_replays
 from dsv4kv.model import load_model
 from dsv4kv.model.formats import PageLayout, entry_format
 from dsv4kv.model.schedule import build_schedule
@@ -61,64 +61,64 @@ class Sizes:
     peak_bytes: int = 1 << 30
 
 
-def ask(device: CudaDevice, sizes: Sizes) -> Iterator[Operation]:
+def ask(device: CudaDevice, timer: CallTimer, sizes: Sizes) -> Iterator[Operation]:
     """Every question, as rows of a record."""
-    yield from _ask_gathers(device, sizes)
-    yield from _ask_inserts(device, sizes)
-    yield from _ask_flushes(device, sizes)
+    yield from _ask_gathers(device.device, timer, sizes)
+    yield from _ask_inserts(device.device, timer, sizes)
+    yield from _ask_flushes(device.device, timer, sizes)
 
 
-def _ask_gathers(device: CudaDevice, sizes: Sizes) -> Iterator[Operation]:
-    store = _full_store(CALLS * max(sizes.gathers), device.device)
-    out = torch.empty(max(sizes.gathers), MAIN.dims, dtype=torch.bfloat16, device=device.device)
+def _ask_gathers(device: torch.device, timer: CallTimer, sizes: Sizes) -> Iterator[Operation]:
+    store = _full_store(CALLS * max(sizes.gathers), device)
+    out = torch.empty(max(sizes.gathers), MAIN.dims, dtype=torch.bfloat16, device=device)
     for count in sizes.gathers:
-        for order, entries in _orders(store.num_entries, device.device):
+        for order, entries in _orders(store.num_entries, device):
             rows = [entries[k * count : (k + 1) * count].int() for k in range(CALLS)]
             for unroll in (1, 2, 4):
                 plans = [plan_gather_entries(store, r, out[:count], unroll=unroll) for r in rows]
                 moved = traffic.gather_topk_bytes(MAIN, count, count)
-                yield _time(device, f"gather {order} u{unroll}", plans, count, moved)
+                yield _time(timer, f"gather {order} u{unroll}", plans, count, moved)
 
 
-def _ask_inserts(device: CudaDevice, sizes: Sizes) -> Iterator[Operation]:
-    store = _full_store(CALLS * max(sizes.inserts), device.device)
-    values = torch.randn(max(sizes.inserts), MAIN.dims, device=device.device).bfloat16()
+def _ask_inserts(device: torch.device, timer: CallTimer, sizes: Sizes) -> Iterator[Operation]:
+    store = _full_store(CALLS * max(sizes.inserts), device)
+    values = torch.randn(max(sizes.inserts), MAIN.dims, device=device).bfloat16()
     for count in sizes.inserts:
-        for order, entries in _orders(store.num_entries, device.device):
+        for order, entries in _orders(store.num_entries, device):
             plans = [
                 plan_entry_insert(store, values[:count], entries[k * count : (k + 1) * count])
                 for k in range(CALLS)
             ]
             moved = traffic.insert_bytes(MAIN, count)
-            yield _time(device, f"insert {order}", plans, count, moved)
+            yield _time(timer, f"insert {order}", plans, count, moved)
 
 
-def _ask_flushes(device: CudaDevice, sizes: Sizes) -> Iterator[Operation]:
+def _ask_flushes(device: torch.device, timer: CallTimer, sizes: Sizes) -> Iterator[Operation]:
     for name, layer, splits in (("csa", 2, (1, 2, 4)), ("hca", 3, (1, 2, 4, 8))):
-        compressor = _compressor(layer, device.device)
+        compressor = _compressor(layer, device)
         groups = sizes.tokens // compressor.ratio
-        store = _full_store(groups, device.device)
-        entries = torch.arange(groups, device=device.device)
+        store = _full_store(groups, device)
+        entries = torch.arange(groups, device=device)
         kv, score = (
-            torch.randn(sizes.tokens, compressor.channels, device=device.device) for _ in range(2)
+            torch.randn(sizes.tokens, compressor.channels, device=device) for _ in range(2)
         )
         rows = 2 * compressor.ratio if compressor.overlap else compressor.ratio
-        state = torch.zeros(groups, 2, rows, compressor.channels, device=device.device)
-        ends = torch.full((groups,), 2 * compressor.ratio - 1, device=device.device)
-        chunk = torch.tensor([0, 0, sizes.tokens], device=device.device)
+        state = torch.zeros(groups, 2, rows, compressor.channels, device=device)
+        ends = torch.full((groups,), 2 * compressor.ratio - 1, device=device)
+        chunk = torch.tensor([0, 0, sizes.tokens], device=device)
         for split in splits:
-            scratch = torch.empty(groups, compressor.dim, device=device.device)
+            scratch = torch.empty(groups, compressor.dim, device=device)
             flush, chunks = (
                 partial(plan, compressor, state, split=split, scratch=scratch)
                 for plan in (plan_flush, plan_compress_chunk)
             )
             plans = flush(entries, ends, store, entries)
             moved = traffic.flush_bytes(compressor, MAIN, groups, online=False)
-            yield _time(device, f"flush split {split}", plans, groups, moved, name, len(plans))
+            yield _time(timer, f"flush split {split}", plans, groups, moved, name, len(plans))
             plans = chunks(kv, score, chunk, store, entries)
             moved = traffic.compress_chunk_bytes(compressor, MAIN, sizes.tokens, groups, rows)
             chunk_name = f"compress_chunk split {split}"
-            yield _time(device, chunk_name, plans, sizes.tokens, moved, name, len(plans))
+            yield _time(timer, chunk_name, plans, sizes.tokens, moved, name, len(plans))
 
 
 def _orders(count: int, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
@@ -145,7 +145,7 @@ def _full_store(entries: int, device: torch.device) -> PageStore:
 
 
 def _time(
-    device: CudaDevice,
+    timer: CallTimer,
     name: str,
     plans: Sequence[Launch],
     entries: int,
@@ -153,36 +153,38 @@ def _time(
     layer_type: str = "–",
     launches_each: int = 1,
 ) -> Operation:
-    calls: list[Callable[[], None]] = [prepare(plan) for plan in plans]
-
-    def run() -> None:
-        for call in calls:
-            call()
-
-    times = len(calls) // launches_each
-    samples = time_replays(device.make_capturer().capture(run).replay, times, device.make_event)
+    launches = [prepare(plan) for plan in plans]
+    starts = range(0, len(launches), launches_each)
+    calls = [partial(_run_all, launches[i : i + launches_each]) for i in starts]
+    samples = timer.time(calls, f"{name}, {entries:,}", layer_type)
     return Operation(
         name=f"{name}, {entries:,}",
         layer_type=layer_type,
         samples_ns=samples,
         entries=[entries] * len(samples),
         bytes=[moved] * len(samples),
-        temperature="cold" if times > 1 else "hot",
-        distinct_bytes=moved * times,
+        temperature="cold" if len(calls) > 1 else "hot",
+        distinct_bytes=moved * len(calls),
     )
+
+
+def _run_all(launches: Sequence[Callable[[], None]]) -> None:
+    for launch in launches:
+        launch()
 
 
 def answer(device: CudaDevice, sizes: Sizes) -> RunRecord:
     """Ask everything and keep it as a run record."""
     started, config = datetime.now(UTC), BenchConfig(name="questions", device="cuda")
-    rows = list(ask(device, sizes))
+    timer = CallTimer(device)
+    rows = list(ask(device, timer, sizes))
     case = unbuilt_case({}, config, "incomplete", None).model_copy(
         update={
             "status": "complete",
             "device": "cuda",
             "backend": "cuda",
             "operations": rows,
-            "peaks": measure_peaks(device, sizes.peak_bytes),
+            "peaks": measure_peaks(device, sizes.peak_bytes, timer),
         }
     )
     return RunRecord(

@@ -1,7 +1,7 @@
 """Profiled steps of a workload: when the profiler looks, what it is told, on a CPU and a GPU."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +84,12 @@ def test_the_step_in_which_a_profiler_begins_is_not_looked_at(
         def start(self) -> None:
             self.at_start = len(done)
 
-        def mark(self, name: str) -> AbstractContextManager[None]:
+        @contextmanager
+        def mark(self, name: str) -> Iterator[None]:
             if name == "step" and "step" not in self.told:
                 self.at_first_step = len(done)
-            return super().mark(name)
+            with super().mark(name):
+                yield
 
     monkeypatch.setattr(StepExecutor, "decode", counted)
     counter = Counter()

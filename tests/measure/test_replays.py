@@ -6,7 +6,7 @@ import pytest
 
 from dsv4kv.measure.device_clock import Event
 from dsv4kv.measure.protocol import Rules
-from dsv4kv.measure.replays import MOST_ROUNDS, ReplayTimer, time_replays
+from dsv4kv.measure.replays import MOST_ROUNDS, ReplayTimer
 
 MS = 1_000_000
 QUICK = Rules(
@@ -119,12 +119,3 @@ def test_the_time_of_sampling_leaves_the_warm_up_out() -> None:
     timing = device.timer().time(device.replay, 1)
     assert timing.started_ns == timing.warmup_ns
     assert timing.ended_ns == device.now_ns == timing.started_ns + len(timing.samples_ns) * MS
-
-
-def test_one_timing_alone_is_that_of_an_idle_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = Device()
-    monkeypatch.setattr("dsv4kv.measure.protocol.RULES", Rules(
-        unit_ns=0, warmup_ns=0, window_ns=0, most_warmup_ns=0, batch_ns=0, fewest_samples=7,
-        least_ns=0,
-    ))  # fmt: skip
-    assert time_replays(device.replay, 2, device.make_event) == [MS // 2] * 7

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from dsv4kv.errors import ProfileError
 from dsv4kv.measure.environment import SPEED_VARIABLES
-from dsv4kv.measure.profilers.errors import ProfileError
 
 KEPT_VARIABLES = (
     *SPEED_VARIABLES,

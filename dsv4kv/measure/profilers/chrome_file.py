@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from dsv4kv.measure.profilers.errors import ProfileError
+from dsv4kv.errors import ProfileError
 
 Event = dict[str, Any]
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dsv4kv.errors import ProfileError
 from dsv4kv.measure.profilers.child import ask
-from dsv4kv.measure.profilers.errors import ProfileError
 from dsv4kv.measure.profilers.ranges import DOMAIN, STEP
 
 NCU_METRICS = (

@@ -3,8 +3,8 @@
 import tempfile
 from pathlib import Path
 
+from dsv4kv.errors import ProfileError
 from dsv4kv.measure.profilers.commands import require_tool
-from dsv4kv.measure.profilers.errors import ProfileError
 from dsv4kv.measure.profilers.kineto import read_kineto
 from dsv4kv.measure.profilers.ncu_report_file import read_ncu
 from dsv4kv.measure.profilers.nsys_export import read_nsys

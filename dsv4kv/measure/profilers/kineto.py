@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dsv4kv.errors import ProfileError
 from dsv4kv.measure.profilers.chrome_file import ChromeFile, Event
-from dsv4kv.measure.profilers.errors import ProfileError
 from dsv4kv.measure.profilers.joining import find, pick
 from dsv4kv.measure.profilers.nesting import self_times
 from dsv4kv.measure.profilers.ranges import STEP, Ranges, enclosing

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dsv4kv.measure.profilers.errors import ProfileError
+from dsv4kv.errors import ProfileError
 from dsv4kv.measure.profilers.trace import KERNEL, NONE, Column, LaunchShape, Names, Trace, Work
 from dsv4kv.measure.profilers.trace import constant as column_of
 

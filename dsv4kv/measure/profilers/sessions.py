@@ -5,9 +5,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from dsv4kv.errors import ProfileError
 from dsv4kv.measure.profilers.child import run_child
 from dsv4kv.measure.profilers.commands import Command, nsys_export
-from dsv4kv.measure.profilers.errors import ProfileError
 
 LOG = "log.txt"
 _ENDED_BY_NSYS = 143  # 128 + SIGTERM: nsys ends the program with its capture

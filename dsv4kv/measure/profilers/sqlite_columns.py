@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dsv4kv.measure.profilers.errors import ProfileError
+from dsv4kv.errors import ProfileError
 from dsv4kv.measure.profilers.trace import NONE, Column, Names, no_rows
 
 _AT_ONCE = 1 << 14

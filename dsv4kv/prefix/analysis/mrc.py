@@ -35,7 +35,7 @@ class Question:
     model: DSV4Config
     block_tokens: int | None = None
     capacities_tokens: tuple[int, ...] = ()
-    points: int = 12
+    points: int = 9
     strategies: tuple[str, ...] = ()
     rules: tuple[str, ...] = ()
     policies: tuple[str, ...] = ()

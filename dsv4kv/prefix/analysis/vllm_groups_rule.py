@@ -4,7 +4,8 @@ Compressed entries are one group; windows and compressor states are others, with
 from the same pool. A hit ends at a whole block of context whose last window and state blocks are
 all cached. Blocks behind the window are given back after every chunk; which of them stay cached is
 the retention: every boundary, one in an interval, or only where a prompt ends and where a hit ran
-out of windows.
+out of windows. The blocks of one table that a hit needs at its end are taken for one entry, though
+an engine may find some of them in an older copy and some in a newer.
 Source: vLLM 0.33, ``single_type_kv_cache_manager.py``, ``kv_cache_coordinator.py``.
 """
 

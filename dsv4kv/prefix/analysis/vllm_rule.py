@@ -15,7 +15,6 @@ import numpy as np
 from dsv4kv.prefix.analysis.paths import Ints, PathTable
 from dsv4kv.prefix.analysis.walk import Shape
 
-
 Held = tuple[int, int, int | None]
 """First block in use, the one after the last, and, for a block kept twice, its place by age."""
 _OLDEST = 0

@@ -91,14 +91,14 @@ def new_figure(
 
 
 def draw_svg(figure: "Figure") -> bytes:
-    """The figure as SVG, in light colours; without a date, so that equal charts are equal."""
+    """The figure as SVG, in light colours."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     target = BytesIO()
     with rc_context(_STYLE):  # the canvas itself: savefig draws everything twice
         canvas = FigureCanvasSVG(figure)
-        canvas.print_svg(target, metadata={"Date": None})  # type: ignore[no-untyped-call]
+        canvas.print_svg(target)  # type: ignore[no-untyped-call]
     return target.getvalue()
 
 

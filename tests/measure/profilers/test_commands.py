@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from dsv4kv.errors import ProfileError
 from dsv4kv.measure.profilers.commands import (
     NCU_METRICS,
     ncu_profile,
@@ -12,7 +13,6 @@ from dsv4kv.measure.profilers.commands import (
     require_tool,
     version_of,
 )
-from dsv4kv.measure.profilers.errors import ProfileError
 from tests.measure.profilers.tools import NSYS_HELP, install
 
 PROGRAM = ["/usr/bin/python", "-m", "dsv4kv", "profile", "smoke"]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from dsv4kv.errors import ProfileError
 from dsv4kv.measure.profilers.chrome_file import ChromeFile
-from dsv4kv.measure.profilers.errors import ProfileError
 from dsv4kv.measure.profilers.kineto import read_kineto
 from dsv4kv.measure.profilers.trace import KINDS, NONE, LaunchShape, Trace
 from tests.measure.profilers.traces import cpu_events, event, gpu_events, save

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dsv4kv.measure.profilers.errors import ProfileError
+from dsv4kv.errors import ProfileError
 from dsv4kv.measure.profilers.nsys_export import read_nsys
 from dsv4kv.measure.profilers.trace import KINDS, NONE, LaunchShape, Trace
 from tests.measure.profilers.exports import (

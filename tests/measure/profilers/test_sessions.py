@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from dsv4kv.errors import ProfileError
 from dsv4kv.measure.profilers import child
 from dsv4kv.measure.profilers.child import ChildTimeout, ask, run_child, scrub
 from dsv4kv.measure.profilers.commands import ncu_profile, nsys_profile
-from dsv4kv.measure.profilers.errors import ProfileError
 from dsv4kv.measure.profilers.sessions import Profiled, export_nsys, run_ncu, run_nsys
 from tests.measure.profilers.exports import two_replays
 from tests.measure.profilers.tools import NSYS_HELP, Tool, install

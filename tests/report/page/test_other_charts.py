@@ -110,7 +110,9 @@ def test_a_change_without_an_interval_is_a_hollow_mark() -> None:
     compared = make_compared()
     unknown = ComparedRow("step", Judgement(Verdict.UNCLEAR, 0.9999, None, "too few"))
     chart = ratios_chart(compared.__class__(**vars(compared) | {"rows": [unknown]}))
-    mark = only_axes(chart).lines[1]
+    axes = only_axes(chart)
+    mark, (segment,) = axes.lines[1], axes.collections[0].get_segments()
+    assert segment[0][0] == segment[1][0] == 0
     assert mark.get_markerfacecolor() == LIGHT["paper"]
     assert "step +0.0 %" in chart.description
 

@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +25,12 @@ def test_a_moment_is_shaded_exactly_if_the_last_poll_told_a_limit(
         shaded = {span.reason for span in spans if span.start_s < moment_s < span.end_s}
         told = {0x4: "power cap", 0x20: "thermal slowdown by software"}
         assert shaded == {name for bit, name in told.items() if (reason or 0) & bit}
+
+
+def test_a_stretch_goes_from_the_poll_that_told_to_the_next_that_did_not() -> None:
+    (span,) = throttled_spans(samples_of([0, 0x4, 0x4, 0]))
+    assert (span.start_s, span.end_s) == pytest.approx((0.04, 0.12))
+    assert span.reason == "power cap"
 
 
 def test_an_idle_gpu_is_not_held_back() -> None:

@@ -5,9 +5,13 @@ padding, tables shared by a whole batch, parameters, and whatever caches fetch b
 the terms: DeepSeek-V4 report, section 3.5, and the layouts in ``dsv4kv.model.formats``.
 """
 
+from typing import TYPE_CHECKING
+
 from dsv4kv.model.formats import EntryFormat
-from dsv4kv.ops.compressor import Compressor
-from dsv4kv.ops.storage import PageStore
+
+if TYPE_CHECKING:  # they need torch, and counting bytes does not
+    from dsv4kv.ops.compressor import Compressor
+    from dsv4kv.ops.storage import PageStore
 
 VERSION = 1
 """Raised whenever a term changes: rates of different versions do not compare."""
@@ -37,26 +41,28 @@ def gather_window_bytes(entry: EntryFormat, found: int, requests: int) -> int:
     return requests * _INDEX_BYTES + found * (entry.entry_bytes + 2 * entry.dims)
 
 
-def state_append_bytes(compressor: Compressor, tokens: int, *, online: bool) -> int:
+def state_append_bytes(compressor: "Compressor", tokens: int, *, online: bool) -> int:
     """State append: kv and score in; two rows out, or three read and written when online."""
     moved = 2 + (6 if online else 2)
     return tokens * compressor.channels * moved * _FLOAT_BYTES
 
 
-def flush_bytes(compressor: Compressor, entry: EntryFormat, entries: int, *, online: bool) -> int:
+def flush_bytes(
+    compressor: "Compressor", entry: EntryFormat, entries: int, *, online: bool
+) -> int:
     """Flush: the pooled rows of kv and score in (two sums when online), entry out."""
     rows = 1 if online else compressor.rows
     return entries * (rows * compressor.dim * 2 * _FLOAT_BYTES + entry.entry_bytes)
 
 
 def compress_chunk_bytes(
-    compressor: Compressor, entry: EntryFormat, tokens: int, entries: int, state_rows: int
+    compressor: "Compressor", entry: EntryFormat, tokens: int, entries: int, state_rows: int
 ) -> int:
     """Chunk: kv and score in, entries out, and the rows that stay in the state out."""
     row_bytes = compressor.channels * 2 * _FLOAT_BYTES
     return (tokens + min(tokens, state_rows)) * row_bytes + entries * entry.entry_bytes
 
 
-def page_copy_bytes(store: PageStore, pages: int) -> int:
+def page_copy_bytes(store: "PageStore", pages: int) -> int:
     """Page copy: every page in and out, two indices each."""
     return pages * (2 * store.layout.page_bytes + 2 * _INDEX_BYTES)

@@ -48,13 +48,19 @@ def curve_of(table: PathTable) -> int:
     return int(trace_curve(find_reuse(table, 512)).hits_at(np.array([18_279]))[0])
 
 
+def plain_paths() -> list[list[int]]:
+    offsets, numbers, _ = number_blocks(find_reuse(conversation(), 512))
+    return [numbers[a:b].tolist() for a, b in pairwise(offsets)]
+
+
 def test_every_capacity_in_one_pass(measure: Measure) -> None:
-    table = conversation()
-    measure(GROUP, "every capacity", partial(curve_of, table), rounds=ROUNDS)
-    offsets, numbers, _ = number_blocks(find_reuse(table, 512))
-    paths = [numbers[a:b].tolist() for a, b in pairwise(offsets)]
+    measure(GROUP, "every capacity", partial(curve_of, conversation()), rounds=ROUNDS)
+
+
+def test_one_capacity_block_by_block(measure: Measure) -> None:
+    paths = plain_paths()
     measure(GROUP, PLAIN, partial(serve_plainly, paths, 18_279), rounds=ROUNDS)
-    assert curve_of(table) == serve_plainly(paths, 18_279)
+    assert serve_plainly(paths, 18_279) == curve_of(conversation())
 
 
 def test_reading_the_trace_into_arrays(measure: Measure) -> None:

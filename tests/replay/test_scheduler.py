@@ -118,12 +118,13 @@ def test_the_token_budget_cuts_prompts_and_serves_decoding_first() -> None:
 
 def test_the_youngest_is_paused_and_the_oldest_goes_on() -> None:
     requests = [request([i], output=600) for i in range(1, 5)]
-    made = build_replay(small_config(cache__num_blocks=8, prefix__reuse=False), requests)
+    config = small_config(cache__num_blocks=10, prefix__reuse=False, scheduler__paused_share=1.0)
+    made = build_replay(config, requests)
     first = None
     while made.scheduler.turn():
         if first is None and made.scheduler.paused:
             first = [each.number for each in made.scheduler.paused]
-    assert first == [3]
+    assert first == [2, 3]
     assert made.outcome.pauses > 0
     assert made.outcome.finished == 4
 

@@ -105,6 +105,8 @@ def _title(axes: "Axes", row: Samples, summary: Summary) -> None:
     place: dict[str, Any] = {"transform": axes.transAxes, "va": "bottom"}
     write(axes, 0, 1.0, row.name, fontweight="bold", **place)
     spread = summary.estimate.half_width
-    shown = "" if spread is None else f" ± {spread / summary.median * 100:.2g} %"
+    shown = ""
+    if spread is not None and summary.median:
+        shown = f" ± {spread / summary.median * 100:.2g} %"
     text = f"{format_duration(summary.median)}{shown}, {summary.n:,} samples"
     write(axes, 1, 1.0, text, "muted", ha="right", **place)

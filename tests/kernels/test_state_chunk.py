@@ -65,6 +65,17 @@ def _entries(request: Request) -> Tensor:
     return read_entries(request.store, list(range(request.fed // request.compressor.ratio)))
 
 
+def _agree(compressor: Compressor, found: Tensor, expected: Tensor) -> bool:
+    """Entries within rounding; one that flips before a rotation moves all channels a little."""
+    if not compressor.hadamard:
+        return within_one_step(bf16_entry(compressor), found, expected)
+    a, b = found.double(), expected.double()
+    largest = b.abs().amax(dim=1, keepdim=True)
+    unequal_rows = int((a != b).any(dim=1).count_nonzero())
+    close = bool(((a - b).abs() <= 2.0**-7 * largest).all())
+    return close and unequal_rows <= max(1, len(a) // 10)
+
+
 def _pieces(data: st.DataObject, ratio: int) -> list[tuple[str, int]]:
     """Chunks, and between them a few single tokens."""
     sizes = data.draw(partitions(ratio, 2 * ratio + 12, 4))
@@ -94,7 +105,7 @@ def test_tokens_chunks_and_one_prompt_give_equal_pages_and_states(
         assert _same(mixed, whole)
         assert same_bits(whole.state, backend.state)
         if count >= compressor.ratio:
-            assert within_one_step(bf16_entry(compressor), _entries(whole), _entries(backend))
+            assert _agree(compressor, _entries(whole), _entries(backend))
 
     check()
 

@@ -2,7 +2,8 @@
 
 What ``compare`` will do is done to runs that do not differ: seven launches on a side, the ratio of
 the medians of their medians. The launches are dealt to two sides in many ways, and 97.5 % of all
-ratios lie within the noise floor.
+ratios lie within the noise floor. Launches whose steps take turns have a floor of their own: in
+each of seven pairs, either launch can be the one before.
 """
 
 import json
@@ -15,14 +16,20 @@ from typing import Any
 import numpy as np
 
 from dsv4kv.bench.fresh import Outcome, Task
-from dsv4kv.bench.launches import bench_arguments
+from dsv4kv.bench.launches import Tell, bench_arguments, run_launches
 from dsv4kv.errors import Dsv4kvError
 from dsv4kv.files import replacing
 from dsv4kv.measure.memcpy import time_memcpy
-from dsv4kv.report.quantities import by_quantity, list_measured
+from dsv4kv.report.quantities import (
+    Measured,
+    Quantity,
+    by_quantity,
+    list_measured,
+    ratio_of_calls,
+)
 from dsv4kv.report.record import Environment, RunRecord
 
-LAUNCHES = 14  # seven on a side
+LAUNCHES = 14  # seven on a side, or seven pairs
 
 _CONFIG = "smoke"
 _SETTINGS = ("workload.synthetic.requests=16", "measure.verify_every=0")
@@ -38,17 +45,22 @@ class Calibration:
 
     Attributes:
         noise_floor: 97.5 % of same-against-same ratios are nearer to 1 than this, as a fraction.
+        noise_floor_in_turns: Likewise of launches whose steps took turns; None where none did, as
+            on a GPU.
         calibrated_utc: When, ISO 8601.
         launches: Fresh processes that were run.
         medians_ns: Median of every quantity in every launch.
+        pair_ratios: Of every quantity, how many times as long the second launch of a pair took.
         peaks_gbps: Rates of plain ``memcpy``, and on a GPU of ``copy``, ``read`` and ``write``.
         machine: What tells this machine from others, as in a run record.
     """
 
     noise_floor: float
+    noise_floor_in_turns: float | None
     calibrated_utc: str
     launches: int
     medians_ns: dict[str, list[float]]
+    pair_ratios: dict[str, list[float]]
     peaks_gbps: dict[str, float]
     machine: dict[str, Any]
 
@@ -63,29 +75,43 @@ def calibration_tasks() -> list[Task]:
     return [Task(bench_arguments(_CONFIG, _SETTINGS, ()))] * LAUNCHES
 
 
-def calibrate(outcomes: Sequence[Outcome], memcpy_gbps: float) -> Calibration:
+def run_calibration(tell: Tell) -> tuple[list[Outcome], list[Outcome]]:
+    """Launches one by one, and two by two with steps in turns, unless a GPU would hold both."""
+    alone = run_launches(calibration_tasks(), tell)
+    cases = [case for outcome in alone if outcome.record for case in outcome.record.cases]
+    if any(case.device == "cuda" for case in cases):
+        return alone, []
+
+    def tell_all(done: Sequence[Outcome], task: Task) -> None:
+        tell([*alone, *done], task)
+
+    return alone, run_launches(calibration_tasks(), tell_all, together=2)
+
+
+def calibrate(
+    alone: Sequence[Outcome], in_turns: Sequence[Outcome], memcpy_gbps: float
+) -> Calibration:
     """What came of the launches.
 
     Args:
-        outcomes: Of ``calibration_tasks``.
+        alone: Launches that ran one by one, see ``run_calibration``.
+        in_turns: Launches that ran two by two; may be empty.
         memcpy_gbps: Rate of plain copies on the host, read and written bytes.
 
     Raises:
         Dsv4kvError: One of them was not complete.
     """
-    records = [each.record for each in outcomes if each.record and each.status == "complete"]
-    if len(records) < LAUNCHES:
-        reasons = [each.error for each in outcomes if each.error]
-        raise Dsv4kvError(
-            f"{len(records)} of {LAUNCHES} launches ended as they should"
-            f"{f' (another: {reasons[0]})' if reasons else ''}: nothing was stored."
-        )
+    records = _complete(alone)
+    both = _complete(in_turns) if in_turns else []
     medians_ns = _medians_ns(records)
+    pair_ratios = _pair_ratios(both)
     return Calibration(
         noise_floor=noise_floor(list(medians_ns.values())),
+        noise_floor_in_turns=noise_floor_in_turns(list(pair_ratios.values())) if both else None,
         calibrated_utc=datetime.now(UTC).isoformat(timespec="seconds"),
-        launches=len(records),
+        launches=len(records) + len(both),
         medians_ns=medians_ns,
+        pair_ratios=pair_ratios,
         peaks_gbps={"memcpy": memcpy_gbps, **_peaks_gbps(records)},
         machine=_identify(records[-1].environment),
     )
@@ -121,11 +147,54 @@ def noise_floor(medians: Sequence[Sequence[float]], seed: int = 0) -> float:
     return float(np.quantile(found, _QUANTILE))
 
 
+def noise_floor_in_turns(ratios: Sequence[Sequence[float]], seed: int = 0) -> float:
+    """97.5 % quantile of how far pairs of equals are from 1, over all quantities together.
+
+    Args:
+        ratios: For each quantity the ratio of every pair.
+        seed: Of the deals.
+    """
+    random = np.random.default_rng(seed)
+    found = []
+    for values in ratios:
+        signs = random.choice((-1.0, 1.0), (_DEALS, len(values)))
+        found.append(np.exp(np.abs(np.median(signs * np.log(values), axis=1))) - 1)
+    return float(np.quantile(found, _QUANTILE))
+
+
+def _complete(outcomes: Sequence[Outcome]) -> list[RunRecord]:
+    records = [each.record for each in outcomes if each.record and each.status == "complete"]
+    if len(records) < LAUNCHES:
+        reasons = [each.error for each in outcomes if each.error]
+        raise Dsv4kvError(
+            f"{len(records)} of {LAUNCHES} launches ended as they should"
+            f"{f' (another: {reasons[0]})' if reasons else ''}: nothing was stored."
+        )
+    return records
+
+
 def _medians_ns(records: Sequence[RunRecord]) -> dict[str, list[float]]:
-    """Quantities that every launch has enough samples of."""
-    measured = [each for record in records for each in list_measured(record)]
+    """Medians of quantities that every launch has enough samples of."""
     return {
         str(quantity): [each.median_ns for each in launches]
+        for quantity, launches in _often_measured(records).items()
+    }
+
+
+def _pair_ratios(records: Sequence[RunRecord]) -> dict[str, list[float]]:
+    """Ratios of quantities that every launch has enough samples of, pair by pair."""
+    return {
+        str(quantity): [
+            ratio_of_calls(*pair) for pair in zip(launches[::2], launches[1::2], strict=True)
+        ]
+        for quantity, launches in _often_measured(records).items()
+    }
+
+
+def _often_measured(records: Sequence[RunRecord]) -> dict[Quantity, list[Measured]]:
+    measured = [each for record in records for each in list_measured(record)]
+    return {
+        quantity: launches
         for quantity, launches in by_quantity(measured).items()
         if len(launches) == len(records)
         and min(len(each.samples_ns) for each in launches) >= _FEWEST_SAMPLES

@@ -18,6 +18,7 @@ from dsv4kv.bench.build import (
     plan_from,
 )
 from dsv4kv.bench.device import CudaDevice, check_prepare, find_device
+from dsv4kv.bench.memory_series import MemoryWatch
 from dsv4kv.bench.operation_figures import measure_operations
 from dsv4kv.bench.peaks import measure_peaks
 from dsv4kv.bench.replay_timing import CallTimer
@@ -35,10 +36,12 @@ from dsv4kv.errors import CacheError, PeerUnavailable, VerificationError
 from dsv4kv.measure.memcpy import measure_memcpy
 from dsv4kv.measure.recorder import Recorder
 from dsv4kv.measure.telemetry.telemetry import Telemetry
+from dsv4kv.measure.turns import Turns
 from dsv4kv.model.plan import CachePlan
 from dsv4kv.ops.check import check_backend
 from dsv4kv.ops.peers import PEERS
 from dsv4kv.ops.registry import ResolvedBackend, resolve_backend
+from dsv4kv.report.memory_record import MemorySeries
 from dsv4kv.report.record import Case, Memcpy, Operation, Peak, Totals
 from dsv4kv.workload.contents import PromptContents
 from dsv4kv.workload.loop import LoopTotals, ServingLoop
@@ -75,11 +78,13 @@ def run_case(
     config: BenchConfig,
     on_progress: Progress,
     memory_bytes: int | None = None,
+    turns: Turns | None = None,
 ) -> Case:
     """Build the cache, serve the workload, check and record it.
 
     Ctrl-C ends the run early: what was measured so far comes back, marked incomplete.
-    ``on_progress`` is told the tokens of every step; ``memory_bytes`` is the machine's memory.
+    ``on_progress`` is told the tokens of every step; ``memory_bytes`` is the machine's memory;
+    ``turns`` are taken with another process.
 
     Raises:
         ConfigError: The configuration cannot be built, or not on this machine.
@@ -91,7 +96,7 @@ def run_case(
     with Telemetry(gpu_uuid(setup.device)) as telemetry:
         memcpy = _measure_memcpy(setup, telemetry)
         with telemetry.window("serve"):
-            totals, interrupted, problem = _serve(setup, on_progress)
+            totals, memory, interrupted, problem = _serve(setup, on_progress, turns)
         problem = problem or _check_tables(setup)
         cache = describe_cache(config, setup.plan, setup.manager)
         verifier = setup.drive.verifier if setup.drive else None
@@ -118,6 +123,7 @@ def run_case(
         peaks=peaks,
         verification=describe_verification(verifier),
         telemetry=describe_telemetry(telemetry),
+        memory=memory,
     )
 
 
@@ -178,12 +184,15 @@ def _resolve(config: BenchConfig, plan: CachePlan, device: CudaDevice | None) ->
     return resolved
 
 
-def _serve(setup: Setup, on_progress: Progress) -> tuple[Totals, bool, str | None]:
-    """Run the loop: its totals, whether it was interrupted, and what went wrong."""
+def _serve(
+    setup: Setup, on_progress: Progress, turns: Turns | None
+) -> tuple[Totals, MemorySeries, bool, str | None]:
+    """Run the loop: totals, memory over time, whether interrupted, and what went wrong."""
     config, manager = setup.config, setup.manager
     requests = open_requests(config.workload, config.measure.seed)
     executor = setup.drive.executor if setup.drive else None
     reuse = build_reuse(config, manager, setup.resolved.backend)
+    memory = MemoryWatch(manager, setup.recorder, reuse)
     loop = ServingLoop(
         manager,
         requests,
@@ -193,6 +202,8 @@ def _serve(setup: Setup, on_progress: Progress) -> tuple[Totals, bool, str | Non
         on_progress,
         reuse,
         PromptContents() if reuse else None,
+        turns,
+        memory.look,
     )
     interrupted, problem = False, None
     try:
@@ -204,7 +215,8 @@ def _serve(setup: Setup, on_progress: Progress) -> tuple[Totals, bool, str | Non
     ended = not interrupted and problem is None
     if ended and reuse is not None:
         reuse.forget()
-    return _totals(loop.totals, manager.num_held_blocks if ended else 0), interrupted, problem
+    totals = _totals(loop.totals, manager.num_held_blocks if ended else 0)
+    return totals, memory.series(), interrupted, problem
 
 
 def _totals(totals: LoopTotals, blocks_left: int) -> Totals:

@@ -1,18 +1,25 @@
-"""One launch: a fresh process that runs every case, and whatever becomes of it."""
+"""One launch: a fresh process that runs every case, and whatever becomes of it.
+
+Two launches can run together, their steps in turns.
+"""
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
 import dsv4kv
 from dsv4kv.errors import RecordError
+from dsv4kv.measure.turns import VARIABLE, Ring
 from dsv4kv.report.record import RunRecord
 from dsv4kv.report.store import load_record
 
@@ -23,6 +30,7 @@ _INTERRUPTED = 130
 _NO_MEMORY = ("out of memory", "MemoryError", "not enough memory", "can't allocate memory")
 
 Status = Literal["complete", "incomplete", "failed", "crashed", "timeout", "out_of_memory"]
+End = Literal["", "timeout", "interrupted"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +61,7 @@ class Outcome:
         record: What it measured; None if it left nothing.
         interrupted: Whether Ctrl-C ended it.
         exit_code: Of the process; negative for a signal.
+        pair: Name that it shares with the launch it took turns with; empty for one alone.
     """
 
     task: Task
@@ -63,6 +72,7 @@ class Outcome:
     record: RunRecord | None
     interrupted: bool
     exit_code: int
+    pair: str = ""
 
     @property
     def refused(self) -> bool:
@@ -75,22 +85,65 @@ class Outcome:
         return (self.ended - self.started).total_seconds()
 
 
-def run_fresh(task: Task, timeout_s: float) -> Outcome:
-    """Run a task with this interpreter; Ctrl-C is passed on and what was measured comes back."""
-    started = datetime.now(UTC)
-    with tempfile.TemporaryDirectory(prefix="dsv4kv-launch-") as name:
-        folder = Path(name)
-        log = folder / "stderr"
-        with log.open("wb") as stderr:
-            code, end = _run(_command(task, folder / "record"), _environment(task.tree), stderr,
-                             timeout_s)  # fmt: skip
-        record, problem = _read_record(folder / "record")
-        told = log.read_text(errors="replace")
-    status, error = _classify(code, told) if record is None else _from_record(record)
-    if end == "timeout":
-        status, error = "timeout", f"still ran after {timeout_s:,.0f} s and was ended"
-    return Outcome(task, started, datetime.now(UTC), status, problem or error, record,
-                   end == "interrupted", code)  # fmt: skip
+def run_fresh(tasks: Sequence[Task], timeout_s: float) -> list[Outcome]:
+    """Run one task, or two whose steps take turns, with this interpreter.
+
+    Ctrl-C is passed on, and what was measured comes back.
+    """
+    with ExitStack() as stack:
+        folders = [
+            Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dsv4kv-launch-")))
+            for _ in tasks
+        ]
+        with ExitStack() as ends:
+            places = ends.enter_context(Ring()).places if len(tasks) > 1 else ((),)
+            running = [_Running(*each) for each in zip(tasks, folders, places, strict=True)]
+        codes = _wait(running, timeout_s)
+        pair = secrets.token_hex(4) if len(tasks) > 1 else ""
+        return [
+            each.conclude(*code, timeout_s, pair)
+            for each, code in zip(running, codes, strict=True)
+        ]
+
+
+class _Running:
+    """A process that has been started; what it says and leaves goes to ``folder``."""
+
+    def __init__(self, task: Task, folder: Path, place: tuple[int, ...]) -> None:
+        self.task = task
+        self.started = datetime.now(UTC)
+        self._log, self._out = folder / "stderr", folder / "record"
+        with self._log.open("wb") as stderr:
+            # A group of its own: Ctrl-C on the terminal reaches it once, from here.
+            self.process = subprocess.Popen(
+                _command(task, self._out),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                env=_environment(task.tree, place),
+                pass_fds=place,
+                process_group=0,
+            )
+
+    def conclude(self, code: int, end: End, timeout_s: float, pair: str) -> Outcome:
+        """What became of it, now that it has ended."""
+        ended = datetime.now(UTC)
+        record, problem = _read_record(self._out)
+        told = self._log.read_text(errors="replace")
+        status, error = _classify(code, told) if record is None else _from_record(record)
+        if end == "timeout":
+            status, error = "timeout", f"still ran after {timeout_s:,.0f} s and was ended"
+        return Outcome(
+            task=self.task,
+            started=self.started,
+            ended=ended,
+            status=status,
+            error=problem or error,
+            record=record,
+            interrupted=end == "interrupted",
+            exit_code=code,
+            pair=pair,
+        )
 
 
 def _command(task: Task, out: Path) -> list[str]:
@@ -99,31 +152,34 @@ def _command(task: Task, out: Path) -> list[str]:
     return [*program, *task.arguments, "--quiet", "--out", str(out)]
 
 
-def _environment(tree: Path) -> dict[str, str]:
+def _environment(tree: Path, place: tuple[int, ...]) -> dict[str, str]:
     others = os.environ.get("PYTHONPATH")
-    return os.environ | {"PYTHONPATH": os.pathsep.join([str(tree), *([others] if others else [])])}
+    path = os.pathsep.join([str(tree), *([others] if others else [])])
+    turns = {VARIABLE: ",".join(map(str, place))} if place else {}
+    return os.environ | {"PYTHONPATH": path} | turns
 
 
-def _run(
-    command: Sequence[str], environment: Mapping[str, str], stderr: IO[bytes], timeout_s: float
-) -> tuple[int, Literal["", "timeout", "interrupted"]]:
-    """Exit code, and what ended the process if it did not end by itself."""
-    # A group of its own: Ctrl-C on the terminal reaches it once, from here.
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=stderr,
-        env=environment,
-        process_group=0,
-    )
+def _wait(running: Sequence[_Running], timeout_s: float) -> list[tuple[int, End]]:
+    """Exit code of each process, and what ended it if it did not end by itself."""
+    deadline_s = time.monotonic() + timeout_s
+    codes: list[tuple[int, End]] = []
     try:
-        return process.wait(timeout_s), ""
+        for each in running:
+            code = _wait_until(each.process, deadline_s)
+            codes.append(code)
+    except KeyboardInterrupt:
+        left = running[len(codes) :]
+        for each in left:
+            each.process.send_signal(signal.SIGINT)
+        codes += [(_wait_patiently(each.process), "interrupted") for each in left]
+    return codes
+
+
+def _wait_until(process: "subprocess.Popen[bytes]", deadline_s: float) -> tuple[int, End]:
+    try:
+        return process.wait(max(0.0, deadline_s - time.monotonic())), ""
     except subprocess.TimeoutExpired:
         return _end(process), "timeout"
-    except KeyboardInterrupt:
-        process.send_signal(signal.SIGINT)
-        return _wait_patiently(process), "interrupted"
 
 
 def _wait_patiently(process: "subprocess.Popen[bytes]") -> int:

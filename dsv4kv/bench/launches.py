@@ -1,4 +1,4 @@
-"""Several launches: fresh processes one after the other, and one record of them all."""
+"""Several launches: fresh processes, one or two at a time, and one record of them all."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -41,24 +41,30 @@ def bench_arguments(source: str, overrides: Sequence[str], axes: Sequence[str]) 
     return (source, *(word for option in options for word in option))
 
 
-def run_launches(tasks: Sequence[Task], tell: Tell) -> list[Outcome]:
-    """Run tasks in turn; a launch that goes wrong is an outcome like others.
+def run_launches(tasks: Sequence[Task], tell: Tell, together: int = 1) -> list[Outcome]:
+    """Run tasks one after the other; a launch that goes wrong is an outcome like others.
 
-    ``tell`` is called before each with the outcomes so far. Ctrl-C ends the row; what there is
-    comes back.
+    Ctrl-C ends the row; what there is comes back.
+
+    Args:
+        tasks: What to launch.
+        tell: Is called before each launch (or each two) with the outcomes so far.
+        together: 2 runs tasks two by two, their steps in turns.
 
     Raises:
         Dsv4kvError: The first launch of a side was refused, as all others would be.
     """
     outcomes: list[Outcome] = []
     try:
-        for task in tasks:
-            tell(outcomes, task)
-            first = all(outcome.task != task for outcome in outcomes)
-            outcomes.append(run_fresh(task, _timeout_s(outcomes)))
-            if first and outcomes[-1].refused:
-                _refuse(outcomes[-1])
-            if outcomes[-1].interrupted:
+        for begin in range(0, len(tasks), together):
+            tell(outcomes, tasks[begin])
+            before = {outcome.task for outcome in outcomes}
+            ran = run_fresh(tasks[begin : begin + together], _timeout_s(outcomes))
+            outcomes += ran
+            for outcome in ran:
+                if outcome.refused and outcome.task not in before:
+                    _refuse(outcome)
+            if any(outcome.interrupted for outcome in ran):
                 break
     except KeyboardInterrupt:  # between two launches
         pass
@@ -105,6 +111,7 @@ def _describe(index: int, outcome: Outcome) -> Launch:
         ended_utc=outcome.ended.isoformat(timespec="milliseconds"),
         status=outcome.status,
         error=outcome.error,
+        pair=outcome.pair,
     )
 
 

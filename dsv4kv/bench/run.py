@@ -12,6 +12,7 @@ from dsv4kv.config.axes import AxisCase
 from dsv4kv.config.load import LoadedConfig
 from dsv4kv.errors import Dsv4kvError, PeerUnavailable
 from dsv4kv.measure.environment import capture_environment
+from dsv4kv.measure.turns import Turns
 from dsv4kv.report.names import new_run_id
 from dsv4kv.report.record import Case, Environment, RunRecord
 from dsv4kv.workload.source import count_tokens
@@ -60,12 +61,15 @@ def run_bench(invocation: Invocation, watcher: Watcher) -> RunRecord:
     environment = Environment(**capture_environment(), gpu=describe_gpu(config.device))
     trace = config.workload.trace
     trace_digest = trace_sha256(resolve_trace(trace)) if trace else None
+    turns, memory_bytes = Turns.join(), environment.memory_bytes
+    if turns and memory_bytes:
+        memory_bytes //= 2  # the other process has a cache as well
     watcher.start(_count_all(invocation.cases))
     cases: list[Case] = []
     for point in invocation.cases:
         watcher.case(point)
         alone = len(invocation.cases) == 1
-        cases.append(_run(point, watcher, environment.memory_bytes, alone=alone))
+        cases.append(_run(point, watcher, memory_bytes, turns, alone=alone))
         if cases[-1].status == "incomplete":
             break
     statuses = [case.status for case in cases]
@@ -100,10 +104,17 @@ def _count_all(cases: Sequence[AxisCase]) -> int:
     return total
 
 
-def _run(point: AxisCase, watcher: Watcher, memory_bytes: int | None, *, alone: bool) -> Case:
+def _run(
+    point: AxisCase,
+    watcher: Watcher,
+    memory_bytes: int | None,
+    turns: Turns | None,
+    *,
+    alone: bool,
+) -> Case:
     """Run one case; in a sweep, one that cannot begin leaves the others' results alone."""
     try:
-        return run_case(point.axis, point.config, watcher.advance, memory_bytes)
+        return run_case(point.axis, point.config, watcher.advance, memory_bytes, turns)
     except PeerUnavailable as error:
         if alone:
             raise

@@ -8,6 +8,7 @@ import typer
 from dsv4kv.cli import compare_options as options
 
 if TYPE_CHECKING:
+    from dsv4kv.compare.ab import Duel
     from dsv4kv.compare.comparison import Comparison
     from dsv4kv.compare.side import Side
     from dsv4kv.measure.verdict import Verdict
@@ -20,9 +21,11 @@ EPILOG = """\
 
 dsv4kv compare results/A.json results/B.json             two runs of bench --launches 7
 
-dsv4kv compare --ab main HEAD --config smoke             two revisions, launches in turns
+dsv4kv compare --ab main HEAD --config smoke             two revisions, steps in turns
 
 dsv4kv compare --ab backend:cpu backend:mine.ops:gather  two backends
+
+dsv4kv compare results/A.json results/B.json --html p.html   and a page to show
 
 dsv4kv compare results/A.json --save-baseline main       keep a run under a name
 
@@ -39,6 +42,7 @@ def compare(
     set_: options.Settings = None,
     axis: options.Axes = None,
     launches: options.Launches = 7,
+    turns: options.Turns = None,
     baseline: options.Baseline = None,
     save_baseline: options.SaveBaseline = None,
     floor: options.Floor = "1%",
@@ -46,6 +50,7 @@ def compare(
     force: options.Force = False,
     as_json: options.AsJson = False,
     as_markdown: options.AsMarkdown = False,
+    html: options.Html = None,
     out: options.Out = Path("results"),
 ) -> None:
     """Say whether one side is slower than another: SAME, FASTER, SLOWER or UNCLEAR.
@@ -62,15 +67,19 @@ def compare(
     before: Side | None
     if ab:
         _refuse(sides or baseline, "--ab measures both sides now: leave records out.")
-        before, after, interrupted = _measure(ab, config, set_ or [], axis or [], launches, out)
+        duel = _plan(ab, config, set_ or [], axis or [], launches, turns)
+        before, after, interrupted = _measure(duel, out)
     else:
-        _refuse(config or set_ or axis, "--config, --set and --axis belong to --ab.")
+        _refuse(config or set_ or axis or turns, "--config, --set, --axis and --turns need --ab.")
         before, after = _stored(sides or [], baseline, save_baseline, out)
         interrupted = False
+        _refuse(html and before is None, "--html shows a comparison: name a second side.")
     if before is not None:
         found = _judge(before, after, smallest, force=force, intended=bool(ab))
         verdict = found.conclude(fail_on_unclear=fail_on == "unclear")
         _tell(found, verdict, as_json=as_json, as_markdown=as_markdown)
+        if html:
+            _draw(found, verdict, html)
     if save_baseline:
         _save(after, save_baseline, out)
     if before is not None:
@@ -104,25 +113,35 @@ def _stored(
     )
 
 
-def _measure(
+def _plan(
     ab: tuple[str, str],
     config: str | None,
     overrides: list[str],
     axes: list[str],
     launches: int,
-    out: Path,
-) -> "tuple[Side, Side, bool]":
-    """Run both sides, keep their records, and say whether Ctrl-C ended it."""
+    turns: str | None,
+) -> "Duel":
     import sys
+    from typing import get_args
 
+    from dsv4kv.compare.ab import Duel, Unit
+    from dsv4kv.errors import ConfigError
+
+    unit = next((each for each in get_args(Unit) if each == turns), None)
+    if turns and not unit:
+        raise ConfigError(f"--turns {turns}: choose step or launch.")
+    return Duel(ab, config, overrides, axes, launches, ["dsv4kv", *sys.argv[1:]], unit)
+
+
+def _measure(duel: "Duel", out: Path) -> "tuple[Side, Side, bool]":
+    """Run both sides, keep their records, and say whether Ctrl-C ended it."""
     from rich.console import Console
 
     from dsv4kv.cli.launching import LaunchWatcher
-    from dsv4kv.compare.ab import Duel, run_duel
+    from dsv4kv.compare.ab import run_duel
     from dsv4kv.report.store import save_record
 
-    duel = Duel(ab, config, overrides, axes, launches, ["dsv4kv", *sys.argv[1:]])
-    with LaunchWatcher(Console(stderr=True), 2 * launches) as watcher:
+    with LaunchWatcher(Console(stderr=True), 2 * duel.launches) as watcher:
         sides, interrupted = run_duel(duel, watcher.tell)
     for side in sides:
         saved = save_record(side.records[0], out)
@@ -168,6 +187,13 @@ def _tell(found: "Comparison", verdict: "Verdict", *, as_json: bool, as_markdown
         console = open_console()
         for part in view_comparison(found, verdict):
             console.print(part, markup=False, highlight=False)
+
+
+def _draw(found: "Comparison", verdict: "Verdict", html: Path) -> None:
+    from dsv4kv.compare.page import write_comparison
+
+    write_comparison(found, verdict, html)
+    typer.echo(f"page: {html}", err=True)
 
 
 def _save(side: "Side", name: str, out: Path) -> None:

@@ -35,6 +35,17 @@ Axes = Annotated[list[str] | None, _ab("KEY=A,B,…", "Sweep a setting of both."
 Launches = Annotated[
     int, typer.Option(min=1, help="Fresh processes of each side.", rich_help_panel=_AB)
 ]
+Turns = Annotated[
+    str | None,
+    typer.Option(
+        metavar="step|launch",
+        help="What alternates. step: two processes at once, step by step, which a noisy machine "
+        "hardly disturbs; needs the memory of two caches. launch: one process at a time. "
+        "Left out: step, on a GPU launch.",
+        rich_help_panel=_AB,
+        show_default=False,
+    ),
+]
 Baseline = Annotated[
     str | None, typer.Option(metavar="NAME", help="The side before: a saved baseline.")
 ]
@@ -52,5 +63,9 @@ Force = Annotated[bool, typer.Option("--force", help="Compare unlike machines or
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 AsMarkdown = Annotated[
     bool, typer.Option("--markdown", help="Print Markdown, for a pull request.")
+]
+Html = Annotated[
+    Path | None,
+    typer.Option(metavar="PAGE.html", help="Also write a page to show: one file for a browser."),
 ]
 Out = Annotated[Path, typer.Option(help="Folder of records and baselines.")]

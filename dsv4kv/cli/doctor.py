@@ -63,16 +63,15 @@ def _calibrate(path: Path, *, quiet: bool) -> "Calibration":
     from dsv4kv.bench.calibrate import (
         LAUNCHES,
         calibrate,
-        calibration_tasks,
         measure_memcpy_gbps,
+        run_calibration,
         save_calibration,
     )
-    from dsv4kv.bench.launches import run_launches
     from dsv4kv.cli.launching import LaunchWatcher
 
-    with LaunchWatcher(Console(stderr=True, quiet=quiet), LAUNCHES) as watcher:
-        outcomes = run_launches(calibration_tasks(), watcher.tell)
-    calibration = calibrate(outcomes, measure_memcpy_gbps())
+    with LaunchWatcher(Console(stderr=True, quiet=quiet), 2 * LAUNCHES) as watcher:
+        alone, in_turns = run_calibration(watcher.tell)
+    calibration = calibrate(alone, in_turns, measure_memcpy_gbps())
     save_calibration(calibration, path)
     return calibration
 
@@ -127,8 +126,10 @@ def _advise(checks: "Sequence[Check]") -> "list[RenderableType]":
 
 def _sum_up(calibration: "Calibration", path: Path) -> str:
     peaks = ", ".join(f"{name} {rate:,.1f} GB/s" for name, rate in calibration.peaks_gbps.items())
+    in_turns = calibration.noise_floor_in_turns
+    told = f", {in_turns * 100:.2f} % in turns" if in_turns is not None else ""
     return (
-        f"calibrated: noise floor {calibration.noise_floor * 100:.2f} % over "
+        f"calibrated: noise floor {calibration.noise_floor * 100:.2f} %{told}, over "
         f"{len(calibration.medians_ns)} quantities of {calibration.launches} launches; {peaks}; "
         f"stored in {path}"
     )

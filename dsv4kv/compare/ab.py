@@ -1,10 +1,11 @@
-"""A against B on this machine, now: launches in turns, so that both see the same hours."""
+"""A against B on this machine, now: steps or launches in turns, so that both see the same."""
 
 import json
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 from dsv4kv.bench.fresh import OWN_TREE, Outcome, Task
 from dsv4kv.bench.launches import Request, Tell, bench_arguments, merge, run_launches
@@ -13,6 +14,9 @@ from dsv4kv.compare.worktrees import checked_out
 from dsv4kv.config.axes import expand_axes
 from dsv4kv.config.load import LoadedConfig, find_config, load_config
 from dsv4kv.errors import ConfigError
+from dsv4kv.measure.environment import capture_environment
+
+Unit = Literal["step", "launch"]
 
 NAMES = ("A", "B")
 
@@ -32,6 +36,8 @@ class Duel:
         axes: ``a.b=1,2`` sweeps of both.
         launches: Of each side.
         argv: The command line.
+        turns: What alternates. Steps: a launch of each side at the same time, which takes the
+            memory of two. Launches: one process at a time. None: steps, but for runs on a GPU.
     """
 
     references: tuple[str, str]
@@ -40,6 +46,7 @@ class Duel:
     axes: Sequence[str]
     launches: int
     argv: list[str]
+    turns: Unit | None = None
 
     @property
     def kind(self) -> str:
@@ -72,7 +79,9 @@ def run_duel(duel: Duel, tell: Tell) -> tuple[tuple[Side, Side], bool]:
         Dsv4kvError: The first launch of a side was refused.
     """
     with _plans(duel) as plans:
-        outcomes = run_launches(interleave([plan.task for plan in plans], duel.launches), tell)
+        unit = duel.turns or _choose_unit(plans)
+        tasks = interleave([plan.task for plan in plans], duel.launches)
+        outcomes = run_launches(tasks, tell, together=2 if unit == "step" else 1)
     asked = 2 * duel.launches
     interrupted = len(outcomes) < asked or any(outcome.interrupted for outcome in outcomes)
     sides = tuple(_side(duel, plan, outcomes) for plan in plans)
@@ -87,6 +96,13 @@ def interleave(tasks: Sequence[Task], launches: int) -> list[Task]:
         for turn in range(launches)
         for task in ((first, second) if turn % 2 == 0 else (second, first))
     ]
+
+
+def _choose_unit(plans: Sequence[_Plan]) -> Unit:
+    """Two caches at once fit into a host's memory; a GPU's is filled by one."""
+    if all(plan.loaded.config.device == "cpu" for plan in plans):
+        return "step"
+    return "step" if capture_environment()["versions"]["driver"] is None else "launch"
 
 
 def _parse(reference: str) -> tuple[str, str]:
@@ -129,4 +145,5 @@ def _reproduce(duel: Duel) -> str:
     words = ["dsv4kv", "compare", "--ab", *duel.references]
     words += ["--config", duel.config] if duel.config else []
     words += bench_arguments("", duel.overrides, duel.axes)[1:]
+    words += ["--turns", duel.turns] if duel.turns else []
     return shlex.join([*words, "--launches", str(duel.launches)])

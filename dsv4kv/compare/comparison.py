@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 
 from dsv4kv.compare.floor import Floor
 from dsv4kv.compare.likeness import Difference
+from dsv4kv.compare.pairs import Ratios, mean_of_rows, pair_up
 from dsv4kv.compare.side import Launched, Side, list_launched, tell_losses
-from dsv4kv.measure.verdict import Judgement, Launches, Verdict, judge
+from dsv4kv.measure.verdict import Judgement, Launches, Verdict, judge, judge_pairs
 from dsv4kv.report.quantities import Quantity
 from dsv4kv.report.sweep import axis_text
 from dsv4kv.units import format_bytes
@@ -40,6 +41,7 @@ class Comparison:
         floor: The smallest change that counts.
         rows: Every quantity of both sides.
         overall: The verdict on the geometric mean of all rows; None without a row.
+        in_turns: Whether launches of both sides took turns step by step, and are judged in pairs.
         missing: Quantities that only one side has, and which one.
         losses: Launches and cases that could not be used, a sentence each.
         differences: Fields in which the sides differ.
@@ -51,6 +53,7 @@ class Comparison:
     floor: Floor
     rows: tuple[Row, ...]
     overall: Judgement | None
+    in_turns: bool
     missing: tuple[str, ...]
     losses: tuple[str, ...]
     differences: tuple[Difference, ...]
@@ -90,15 +93,15 @@ def compare(
     first, second = list_launched(before), list_launched(after)
     shared = [q for q in first if q in second and _positive(first[q] + second[q])]
     verdicts = len(shared) + 1  # and the mean
-    rows = tuple(_row(q, first[q], second[q], floor.value, verdicts) for q in shared)
-    means = _mean_of_rows(first, shared), _mean_of_rows(second, shared)
-    overall = judge(*means, floor.value, verdicts) if all(m.values for m in means) else None
+    pairs = {q: pair_up(first[q], second[q]) for q in shared}
+    rows = tuple(_row(q, first[q], second[q], pairs[q], floor.value, verdicts) for q in shared)
     return Comparison(
         before=before,
         after=after,
         floor=floor,
         rows=rows,
-        overall=overall,
+        overall=_judge_all(first, second, pairs, floor.value),
+        in_turns=any(pairs.values()),
         missing=tuple(
             f"{quantity} is only in {side.name}"
             for side, own, other in ((before, first, second), (after, second, first))
@@ -115,11 +118,13 @@ def _row(
     quantity: Quantity,
     before: Sequence[Launched],
     after: Sequence[Launched],
+    pairs: Ratios,
     floor: float,
     verdicts: int,
 ) -> Row:
     sides = _launches(before), _launches(after)
-    judgement = judge(*sides, floor, verdicts)
+    ratios = list(pairs.values())
+    judgement = judge_pairs(ratios, floor, verdicts) if ratios else judge(*sides, floor, verdicts)
     sizes = [_bytes_per_call(launches) for launches in (before, after)]
     if abs(sizes[1] - sizes[0]) > floor * sizes[0]:
         told = " against ".join(map(format_bytes, sizes))
@@ -142,6 +147,21 @@ def _bytes_per_call(launched: Sequence[Launched]) -> float:
 def _positive(launched: Sequence[Launched]) -> bool:
     """Whether every median is a time; a clock that is too coarse gives 0, which has no ratio."""
     return all(each.measured.median_ns > 0 for each in launched)
+
+
+def _judge_all(
+    before: dict[Quantity, list[Launched]],
+    after: dict[Quantity, list[Launched]],
+    pairs: dict[Quantity, Ratios],
+    floor: float,
+) -> Judgement | None:
+    """The verdict on the geometric mean of rows; None without a launch that has them all."""
+    verdicts = len(pairs) + 1
+    if any(pairs.values()):
+        ratios = mean_of_rows(pairs)
+        return judge_pairs(ratios, floor, verdicts) if ratios else None
+    first, second = (_mean_of_rows(side, list(pairs)) for side in (before, after))
+    return judge(first, second, floor, verdicts) if first.values and second.values else None
 
 
 def _mean_of_rows(

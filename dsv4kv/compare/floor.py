@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsv4kv.compare.side import Side
+from dsv4kv.compare.side import Side, took_turns
 from dsv4kv.errors import ConfigError
 from dsv4kv.measure.environment import capture_environment
 
@@ -46,7 +46,7 @@ def find_floor(configured: float, sides: tuple[Side, Side]) -> Floor:
     chosen = Floor(configured, "as configured")
     here = capture_environment()["hostname_sha256"]
     machines = {r.environment.hostname_sha256 for side in sides for r in side.records}
-    measured = read_noise_floor(calibration_path())
+    measured = read_noise_floor(calibration_path(), in_turns=took_turns(*sides))
     if measured is None:
         return Floor(configured, "as configured; this machine is not calibrated")
     if machines != {here}:
@@ -62,14 +62,21 @@ def calibration_path() -> Path:
     return caches / "dsv4kv" / "calibration.json"
 
 
-def read_noise_floor(path: Path) -> float | None:
+def read_noise_floor(path: Path, *, in_turns: bool = False) -> float | None:
     """97.5 % quantile of same against same, as a fraction; None where none was stored.
+
+    ``in_turns``: that of launches whose steps took turns.
 
     Raises:
         ConfigError: A file that is there and does not say.
     """
     try:
-        value = json.loads(path.read_text("utf-8"))["noise_floor"]
+        stored = json.loads(path.read_text("utf-8"))
+        value = stored["noise_floor"]
+        if in_turns:
+            value = stored.get("noise_floor_in_turns")
+            if value is None:
+                return None
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dsv4kv.errors import RecordError
 from dsv4kv.report.quantities import Measured, Quantity, measured_in
-from dsv4kv.report.record import RunRecord
+from dsv4kv.report.record import Case, RunRecord
 from dsv4kv.report.store import load_record
 from dsv4kv.report.sweep import axis_text
 
@@ -33,11 +33,14 @@ class Launched:
         measured: Its samples.
         process: Which record of the side and which launch of it: tells launches apart.
         began_s: When that launch began, in seconds.
+        pair: Shared with the launch of the other side whose steps took turns with its own; empty
+            where none did.
     """
 
     measured: Measured
     process: tuple[int, int]
     began_s: float
+    pair: str = ""
 
 
 def load_side(text: str) -> Side:
@@ -57,8 +60,9 @@ def list_launched(side: Side) -> dict[Quantity, list[Launched]]:
         for case in record.cases:
             if case.status == "complete":
                 began_s, process = _began_s(record, case.launch), (index, case.launch)
+                pair = _pair(record, case)
                 for measured in measured_in(case):
-                    launched = Launched(measured, process, began_s)
+                    launched = Launched(measured, process, began_s, pair)
                     found.setdefault(measured.quantity, []).append(launched)
     return found
 
@@ -69,6 +73,15 @@ def count_launches(side: Side) -> int:
         len({case.launch for case in record.cases if case.status == "complete"})
         for record in side.records
     )
+
+
+def took_turns(before: Side, after: Side) -> bool:
+    """Whether launches of both sides took turns with each other."""
+    first, second = (
+        {_pair(record, case) for record in side.records for case in record.cases}
+        for side in (before, after)
+    )
+    return any(first & second)
 
 
 def tell_losses(side: Side) -> Iterator[str]:
@@ -95,6 +108,12 @@ def _expand(path: Path) -> Sequence[Path]:
     if not found:
         raise RecordError(f"{path} holds no records: name a folder with .json files of bench.")
     return found
+
+
+def _pair(record: RunRecord, case: Case) -> str:
+    """Launches of a pair that did not take turns, as one of them knew of none, are no pair."""
+    alternated = case.totals is not None and case.totals.steps_in_turns > 0
+    return record.launches[case.launch].pair if record.launches and alternated else ""
 
 
 def _began_s(record: RunRecord, launch: int) -> float:

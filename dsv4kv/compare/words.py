@@ -41,10 +41,13 @@ def conclude(comparison: Comparison, verdict: Verdict) -> str:
 
 def explain(comparison: Comparison) -> str:
     """How to read the numbers."""
-    return (
-        f"change of the median launch's time, {INTERVAL} over launches, all "
-        f"{len(comparison.rows) + 1} verdicts at once; floor {comparison.floor}"
+    what = (
+        f"change between equal calls of launches whose steps took turns, {INTERVAL} over pairs of "
+        "launches"
+        if comparison.in_turns
+        else f"change of the median launch's time, {INTERVAL} over launches"
     )
+    return f"{what}, all {len(comparison.rows) + 1} verdicts at once; floor {comparison.floor}"
 
 
 def _percent(ratio: float) -> str:

@@ -1,4 +1,4 @@
-"""Intervals of medians and of their ratios over launches, by the exact bootstrap.
+"""Intervals of medians and of ratios over launches, by the exact bootstrap.
 
 Drawing from n values with replacement, the median of the draw is one of the values, and how often
 it is the i-th smallest is a binomial sum (Maritz and Jarrett, JASA 73, 1978): nothing is sampled,
@@ -11,6 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from dsv4kv.measure.student import t_quantile
+
+_ANYTHING = 100.0  # the logarithm of a ratio that says nothing any more
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,22 @@ def median_ratio(before: Sequence[float], after: Sequence[float], tail: float) -
     value = float(np.median(after)) / float(np.median(before))
     # with an even number of launches the median lies between two, the ends are at launches
     return Ratio(value, min(value, math.exp(low)), max(value, math.exp(high)))
+
+
+def paired_ratio(ratios: Sequence[float], tail: float) -> Ratio:
+    """Median of the ratios of pairs of launches that saw the same machine, two at least.
+
+    The interval is the bootstrap's or Student's, whichever is wider: few pairs carry many verdicts
+    only together with how much they scatter.
+    """
+    logs = np.log(np.sort(ratios))
+    low, high = _quantiles(logs, _median_weights(len(logs)), tail)
+    error = float(np.std(logs, ddof=1)) / math.sqrt(len(logs))
+    reach = min(t_quantile(tail, len(logs) - 1) * error, _ANYTHING)
+    middle = float(np.mean(logs))
+    value = float(np.median(ratios))
+    low, high = math.exp(min(low, middle - reach)), math.exp(max(high, middle + reach))
+    return Ratio(value, min(value, low), max(value, high))
 
 
 def fewest_launches(tail: float) -> int:

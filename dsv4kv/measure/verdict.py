@@ -11,7 +11,13 @@ from enum import StrEnum
 
 import numpy as np
 
-from dsv4kv.measure.bootstrap import Ratio, can_tell, fewest_launches, median_ratio
+from dsv4kv.measure.bootstrap import (
+    Ratio,
+    can_tell,
+    fewest_launches,
+    median_ratio,
+    paired_ratio,
+)
 
 CONFIDENCE = 0.95
 DEFAULT_FLOOR = 0.01  # changes below 1 % are nobody's regression
@@ -86,11 +92,35 @@ def judge(
         return Judgement(Verdict.UNCLEAR, ratio.value, None, reason)
     verdict, reason = _read(ratio, floor), ""
     if verdict is Verdict.UNCLEAR:
-        small = ratio.inside(1 + _SAME_WITHIN_FLOORS * floor)
-        reason = "a change as small as the floor" if small else "the launches differ too much"
+        reason = _why_unclear(ratio, floor)
     elif _read(median_ratio(*_without_drift(before, after), tail), floor) is not verdict:
         verdict, reason = Verdict.UNCLEAR, "the machine drifted: interleave the launches"
     return Judgement(verdict, ratio.value, (ratio.low, ratio.high), reason)
+
+
+def judge_pairs(
+    ratios: Sequence[float], floor: float = DEFAULT_FLOOR, verdicts: int = 1
+) -> Judgement:
+    """Compare two sides whose launches took turns step by step, as ``judge`` does others.
+
+    Whatever the machine did, it did to both launches of a pair: no drift has to be looked for.
+
+    Args:
+        ratios: Of each pair, how many times as long the side after takes; at least one.
+        floor: As in ``judge``.
+        verdicts: As in ``judge``.
+    """
+    if len(ratios) == 1:
+        return Judgement(Verdict.UNCLEAR, ratios[0], None, "one pair of launches")
+    ratio = paired_ratio(ratios, _TAIL / verdicts)
+    verdict = _read(ratio, floor)
+    reason = _why_unclear(ratio, floor) if verdict is Verdict.UNCLEAR else ""
+    return Judgement(verdict, ratio.value, (ratio.low, ratio.high), reason)
+
+
+def _why_unclear(ratio: Ratio, floor: float) -> str:
+    small = ratio.inside(1 + _SAME_WITHIN_FLOORS * floor)
+    return "a change as small as the floor" if small else "the launches differ too much"
 
 
 def _read(ratio: Ratio, floor: float) -> Verdict:

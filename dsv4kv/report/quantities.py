@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from dsv4kv.measure.statistics import Estimate, estimate_rate, summarize
 from dsv4kv.report.record import Case, RunRecord
 from dsv4kv.report.sweep import axis_text
@@ -77,6 +79,19 @@ def by_quantity(measured: Iterable[Measured]) -> dict[Quantity, list[Measured]]:
 def over_launches(values: Sequence[float]) -> Estimate | None:
     """Median of one value per launch, with the 95 % interval of the median launch from six on."""
     return summarize(values).estimate if values else None
+
+
+def ratio_of_calls(before: Measured, after: Measured) -> float:
+    """How many times as long ``after`` takes, of two launches whose steps took turns.
+
+    The median over equal calls, one shortly after the other; the ratio of the medians where the
+    calls are not equal. Both medians must be above 0.
+    """
+    first, second = np.asarray(before.samples_ns), np.asarray(after.samples_ns)
+    if len(first) != len(second) or list(before.bytes) != list(after.bytes):
+        return after.median_ns / before.median_ns
+    both = (first > 0) & (second > 0)
+    return float(np.exp(np.median(np.log(second[both] / first[both]))))
 
 
 def measured_in(case: Case) -> Iterator[Measured]:

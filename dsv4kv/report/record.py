@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
+from dsv4kv.report.memory_record import MemorySeries
 from dsv4kv.report.part import Part
 from dsv4kv.report.profile_record import Profile
 from dsv4kv.report.replay_record import ReplayResult
@@ -127,6 +128,8 @@ class Totals(Part):
     """Prompt tokens that were not processed again, as an earlier prompt began with them."""
     steps: int
     """Steps run."""
+    steps_in_turns: int = 0
+    """Steps that took turns with those of another process, as ``compare --ab`` runs two."""
     wall_ns: int
     """Time from first to last step, checks left out."""
     peak_blocks: int
@@ -208,6 +211,8 @@ class Case(Part):
     """Index of the fresh process that measured it, as in ``launches``."""
     telemetry: Telemetry | None = None
     """What the machine did meanwhile; null where that was not polled."""
+    memory: MemorySeries | None = None
+    """What was held over time; null where that was not watched."""
     profile: Profile | None = None
     """Which kernels took the time; null where nothing was profiled."""
     replay: ReplayResult | None = None
@@ -273,6 +278,8 @@ class Launch(Part):
     """``failed``: a case did, or it was refused; the last three ended without a record."""
     error: str | None
     """Why it is not complete."""
+    pair: str = ""
+    """Name that it shares with the launch whose steps took turns with its own; empty alone."""
 
 
 class RunRecord(Part):

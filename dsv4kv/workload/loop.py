@@ -14,6 +14,7 @@ from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cache.prepare import prepare_forward
 from dsv4kv.cache.step import StepBatch
 from dsv4kv.measure.recorder import Recorder
+from dsv4kv.measure.turns import Turns
 from dsv4kv.workload.contents import PromptContents
 from dsv4kv.workload.executor import StepExecutor, StepTokens
 from dsv4kv.workload.prefix_reuse import NEVER, PrefixReuse
@@ -60,6 +61,7 @@ class LoopTotals:
     rolled_back_tokens: int = 0
     resumed_tokens: int = 0
     steps: int = 0
+    steps_in_turns: int = 0
     wall_ns: int = 0
     peak_blocks: int = 0
     peak_rounding_bytes: int = 0
@@ -79,6 +81,8 @@ class ServingLoop:
         on_progress: Callable[[int], None] | None = None,
         reuse: PrefixReuse | None = None,
         contents: PromptContents | None = None,
+        turns: Turns | None = None,
+        on_blocks: Callable[[int], None] | None = None,
     ) -> None:
         """Prepare to serve.
 
@@ -91,6 +95,8 @@ class ServingLoop:
             on_progress: Is told the tokens done in each step.
             reuse: Resumes prompts behind what earlier ones have in common with them.
             contents: Tells what that is, to the data too; ``reuse`` needs it.
+            turns: Steps alternate with those of another process; None where there is none.
+            on_blocks: Is told in each step how many blocks are held once it has what it needs.
         """
         self.totals = LoopTotals()
         self._manager = manager
@@ -102,6 +108,8 @@ class ServingLoop:
         self._on_progress = on_progress
         self._reuse = reuse
         self._contents = contents
+        self._turns = turns
+        self._on_blocks = on_blocks
         self._rounding = PageRounding(manager)
         self._random = np.random.default_rng(settings.seed)
         self._admitted = 0
@@ -116,10 +124,26 @@ class ServingLoop:
 
     def run(self) -> LoopTotals:
         """Serve every request to its end; ``totals`` is right at any moment."""
+        if self._turns is not None:
+            self._turns.meet()
         start_ns = self._recorder.now_ns()
-        while self._step():
+        while self._take_turn():
             self.totals.wall_ns = self._recorder.now_ns() - start_ns
         return self.totals
+
+    def _take_turn(self) -> bool:
+        """A step, and the other process's step before it if there is one."""
+        if self._turns is None:
+            return self._step()
+        with self._recorder.excluded():
+            in_turn = self._turns.wait()
+        try:
+            more = self._step()
+            self.totals.steps_in_turns += in_turn and more
+        finally:
+            with self._recorder.excluded():
+                self._turns.hand_on()
+        return more
 
     def _step(self) -> bool:
         self._recorder.enabled = self.totals.steps >= self._settings.warmup_steps
@@ -305,3 +329,5 @@ class ServingLoop:
             with self._recorder.excluded():
                 self.totals.peak_blocks = held
                 self.totals.peak_rounding_bytes = self._rounding.unused_bytes(self._active)
+        if self._on_blocks is not None:
+            self._on_blocks(held)

@@ -14,9 +14,11 @@ from dsv4kv.bench.calibrate import (
     calibration_tasks,
     measure_memcpy_gbps,
     noise_floor,
+    noise_floor_in_turns,
+    run_calibration,
     save_calibration,
 )
-from dsv4kv.bench.fresh import Outcome
+from dsv4kv.bench.fresh import Outcome, Task
 from dsv4kv.compare.floor import calibration_path, read_noise_floor
 from dsv4kv.config.load import load_config
 from dsv4kv.errors import Dsv4kvError
@@ -84,21 +86,61 @@ def test_the_floor_is_what_medians_of_seven_launches_differ_by(sigma: float) -> 
 def test_the_same_launches_give_the_same_floor() -> None:
     outcomes = make_launches(0.02)
     assert (
-        calibrate(outcomes, MEMCPY_GBPS).noise_floor
-        == calibrate(outcomes, MEMCPY_GBPS).noise_floor
+        calibrate(outcomes, [], MEMCPY_GBPS).noise_floor
+        == calibrate(outcomes, [], MEMCPY_GBPS).noise_floor
         > 0
     )
 
 
 def test_quantities_of_few_samples_tell_of_themselves_and_are_left_out() -> None:
-    calibration = calibrate(make_launches(0.02), MEMCPY_GBPS)
+    calibration = calibrate(make_launches(0.02), [], MEMCPY_GBPS)
     assert set(calibration.medians_ns) == {"gather_topk csa", "step"}
     assert {len(medians) for medians in calibration.medians_ns.values()} == {LAUNCHES}
 
 
+def test_pairs_have_a_floor_of_their_own_that_the_machines_moods_do_not_raise() -> None:
+    """Both launches of a pair are up to ten times as slow as others, and 1 % apart by chance."""
+    random = Random(2)
+    moods = [random.uniform(1, 10) for _ in range(LAUNCHES // 2)]
+    pairs = [make_launch(mood * random.lognormvariate(0, 0.01)) for mood in moods for _ in "AB"]
+    calibration = calibrate(make_launches(0.04), pairs, MEMCPY_GBPS)
+    assert calibration.noise_floor > 0.02
+    assert calibration.noise_floor_in_turns
+    assert 0.002 < calibration.noise_floor_in_turns < 0.02
+    assert calibration.launches == 2 * LAUNCHES
+    assert {len(ratios) for ratios in calibration.pair_ratios.values()} == {LAUNCHES // 2}
+
+
+def test_the_floor_in_turns_is_what_medians_of_seven_ratios_are_from_one() -> None:
+    random = Random(4)
+
+    def off() -> float:
+        return abs(sorted(random.gauss(0, 0.02) for _ in range(7))[3])
+
+    truth = sorted(off() for _ in range(20_000))[int(0.975 * 20_000)]
+    rows = [[random.lognormvariate(0, 0.02) for _ in range(7)] for _ in range(60)]
+    assert noise_floor_in_turns(rows) == pytest.approx(truth, rel=0.2)
+
+
+@pytest.mark.parametrize(("device", "together"), [("cpu", [1, 2]), ("cuda", [1])])
+def test_two_caches_at_once_are_not_asked_of_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, device: str, together: list[int]
+) -> None:
+    asked: list[int] = []
+
+    def run(tasks: list[Task], _tell: Any, together: int = 1) -> list[Outcome]:
+        asked.append(together)
+        return [make_outcome(make_record(make_case(device=device)))] * len(tasks)
+
+    monkeypatch.setattr("dsv4kv.bench.calibrate.run_launches", run)
+    alone, in_turns = run_calibration(lambda _outcomes, _task: None)
+    assert asked == together
+    assert [len(alone), len(in_turns)] == [LAUNCHES, LAUNCHES * (len(together) - 1)]
+
+
 def test_peaks_of_a_gpu_are_the_median_of_the_launches_beside_the_hosts() -> None:
     launches = [make_launch(factor) for factor in [1.0] * 13 + [9.0]]
-    assert calibrate(launches, 11.5).peaks_gbps == {"memcpy": 11.5, "copy": 2_000.0}
+    assert calibrate(launches, [], 11.5).peaks_gbps == {"memcpy": 11.5, "copy": 2_000.0}
 
 
 def test_a_copy_counts_the_bytes_it_reads_and_those_it_writes(
@@ -112,7 +154,7 @@ def test_a_copy_counts_the_bytes_it_reads_and_those_it_writes(
 
 
 def test_the_machine_is_told_as_in_a_record() -> None:
-    machine = calibrate(make_launches(0.02), MEMCPY_GBPS).machine
+    machine = calibrate(make_launches(0.02), [], MEMCPY_GBPS).machine
     assert machine["hostname_sha256"] == "0" * 64
     assert (machine["cpu"], machine["cpu_count"]) == ("AMD EPYC 9554", 2)
     assert "variables" not in machine
@@ -123,24 +165,26 @@ def test_a_launch_that_was_lost_leaves_nothing() -> None:
     with pytest.raises(
         Dsv4kvError, match=r"^13 of 14 launches .* \(another: killed by SIGSEGV\): nothing"
     ):
-        calibrate(outcomes, MEMCPY_GBPS)
+        calibrate(outcomes, [], MEMCPY_GBPS)
 
 
 def test_launches_that_were_interrupted_leave_nothing() -> None:
     with pytest.raises(Dsv4kvError, match=r"^2 of 14 launches ended as they should: nothing"):
-        calibrate(make_launches(0.02)[:2], MEMCPY_GBPS)
+        calibrate(make_launches(0.02)[:2], [], MEMCPY_GBPS)
 
 
 def test_what_is_stored_is_what_compare_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    calibration = calibrate(make_launches(0.02), MEMCPY_GBPS)
+    calibration = calibrate(make_launches(0.02), make_launches(0.01), MEMCPY_GBPS)
     save_calibration(calibration, calibration_path())
     assert read_noise_floor(calibration_path()) == calibration.noise_floor
+    in_turns = read_noise_floor(calibration_path(), in_turns=True)
+    assert in_turns == calibration.noise_floor_in_turns != calibration.noise_floor
     stored = json.loads((tmp_path / "cache" / "dsv4kv" / "calibration.json").read_text())
     assert stored["medians_ns"] == calibration.medians_ns
-    assert stored["launches"] == LAUNCHES
+    assert stored["launches"] == 2 * LAUNCHES
 
 
 def test_a_calibration_that_cannot_be_stored_leaves_the_one_before(
@@ -154,6 +198,6 @@ def test_a_calibration_that_cannot_be_stored_leaves_the_one_before(
 
     monkeypatch.setattr("json.dumps", full)
     with pytest.raises(Dsv4kvError, match=r"cannot be written \(No space left on device\)"):
-        save_calibration(calibrate(make_launches(0.02), MEMCPY_GBPS), path)
+        save_calibration(calibrate(make_launches(0.02), [], MEMCPY_GBPS), path)
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]

@@ -62,7 +62,8 @@ def tree(tmp_path: Path) -> Path:
 
 
 def launch(tree: Path, mode: str, timeout_s: float = 60) -> Outcome:
-    return run_fresh(Task((mode,), tree), timeout_s)
+    (outcome,) = run_fresh([Task((mode,), tree)], timeout_s)
+    return outcome
 
 
 def run_all(*tasks: Task) -> list[Outcome]:
@@ -77,7 +78,7 @@ def request(launches: int) -> Request:
 
 
 def test_a_launch_of_this_package_leaves_its_record() -> None:
-    outcome = run_fresh(Task(bench_arguments("smoke", [*TINY, BOOKS], [])), 120)
+    (outcome,) = run_fresh([Task(bench_arguments("smoke", [*TINY, BOOKS], []))], 120)
     assert (outcome.status, outcome.error, outcome.exit_code) == ("complete", None, 0)
     assert outcome.record
     assert outcome.record.cases[0].config["workload"]["data"] == "none"
@@ -223,9 +224,9 @@ def test_a_launch_may_take_ten_times_the_slowest_before_it_and_a_minute_at_least
 ) -> None:
     timeouts: list[float] = []
 
-    def fake(task: Task, timeout_s: float) -> Outcome:
+    def fake(tasks: Sequence[Task], timeout_s: float) -> list[Outcome]:
         timeouts.append(timeout_s)
-        return run_fresh(task, timeout_s)
+        return run_fresh(tasks, timeout_s)
 
     monkeypatch.setattr("dsv4kv.bench.launches.run_fresh", fake)
     monkeypatch.setattr(Outcome, "duration_s", 30.0)
@@ -235,6 +236,57 @@ def test_a_launch_may_take_ten_times_the_slowest_before_it_and_a_minute_at_least
     monkeypatch.setattr(Outcome, "duration_s", 1.0)
     run_all(*[Task(("run",), tree)] * 2)
     assert timeouts == [6 * 3600, 60]
+
+
+# ---- two at a time ------------------------------------------------------------------------------
+
+
+def test_two_launches_of_the_same_do_every_step_in_turns() -> None:
+    task = Task(bench_arguments("smoke", [*TINY, BOOKS], ["measure.seed=0,1"]))
+    outcomes = run_launches([task] * 4, lambda _outcomes, _task: None, together=2)
+    assert len({outcome.pair for outcome in outcomes}) == 2
+    record = merge(outcomes, request(4))
+    assert [launch.pair for launch in record.launches] == [o.pair for o in outcomes]
+    assert len(record.cases) == 8
+    for case in record.cases:
+        assert case.totals
+        assert case.totals.steps_in_turns == case.totals.steps > 0
+    first, second = (
+        [latency for latency in case.latencies if latency.name == "step"]
+        for case in record.cases[::2][:2]
+    )
+    assert len(first[0].samples_ns) == len(second[0].samples_ns)
+
+
+def test_a_launch_alone_takes_no_turns() -> None:
+    (outcome,) = run_launches(
+        [Task(bench_arguments("smoke", [*TINY, BOOKS], []))], lambda _outcomes, _task: None
+    )
+    assert outcome.pair == ""
+    assert outcome.record
+    assert outcome.record.cases[0].totals
+    assert outcome.record.cases[0].totals.steps_in_turns == 0
+
+
+def test_of_two_launches_one_that_crashes_leaves_the_other_to_its_end(tree: Path) -> None:
+    tiny = Task(bench_arguments("smoke", [*TINY, BOOKS], []), side="A")
+    both = run_fresh([tiny, Task(("crash",), tree, "B")], 120)
+    assert [outcome.status for outcome in both] == ["complete", "crashed"]
+    assert both[0].record
+    assert both[0].record.cases[0].totals
+    assert both[0].record.cases[0].totals.steps_in_turns == 0
+
+
+def test_two_launches_that_hang_are_both_ended_at_their_time(tree: Path) -> None:
+    both = run_fresh([Task(("hang",), tree)] * 2, 1)
+    assert [outcome.status for outcome in both] == ["timeout"] * 2
+
+
+def test_ctrl_c_reaches_both_of_two_launches(tree: Path, ctrl_c: threading.Timer) -> None:
+    ctrl_c.start()
+    both = run_fresh([Task(("interruptible",), tree)] * 2, 60)
+    assert [(outcome.interrupted, outcome.exit_code) for outcome in both] == [(True, 130)] * 2
+    assert all(outcome.record for outcome in both)
 
 
 def test_arguments_are_those_of_the_command_line() -> None:

@@ -200,7 +200,9 @@ def test_a_comparison_can_move_the_baseline_on(before: str, same: str) -> None:
         (["before.json", "gone.json"], "gone.json does not exist"),
         (["before.json", "before.json", "--floor", "much"], "--floor much: give a share"),
         (["before.json", "before.json", "--fail-on", "same"], "choose slower or unclear"),
-        (["before.json", "before.json", "--config", "smoke"], "belong to --ab"),
+        (["before.json", "before.json", "--config", "smoke"], "--axis and --turns need --ab"),
+        (["before.json", "before.json", "--turns", "step"], "--axis and --turns need --ab"),
+        (["--ab", "a.yaml", "b.yaml", "--turns", "call"], "--turns call: choose step or launch"),
         (["before.json", "--ab", "a.yaml", "b.yaml"], "--ab measures both sides now"),
         (["--ab", "gone.yaml", "b.yaml"], "'gone.yaml' cannot be read"),
     ],
@@ -227,7 +229,8 @@ def test_two_configurations_are_measured_in_turns_kept_and_compared() -> None:
     assert result.exit_code == 3
     assert "config: cache.block_tokens: 128 against 256" in result.stdout
     assert "--force" not in result.stdout
-    assert "one launch a side" in re.sub(r"\s+", " ", result.stdout)
+    assert "one pair of launches" in re.sub(r"\s+", " ", result.stdout)
+    assert "launches whose steps took turns" in re.sub(r"\s+", " ", result.stdout)
     paths = re.findall(r"^record of [AB] \S+: (.*)$", result.stderr, re.M)
     assert [len(load_record(Path(path)).launches) for path in paths] == [1, 1]
 

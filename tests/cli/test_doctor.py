@@ -39,11 +39,11 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[Outcome]:
     """What comes of the launches of a calibration."""
     outcomes = make_launches(0.02)
 
-    def run(tasks: Sequence[Task], tell: Any) -> list[Outcome]:
+    def run(tasks: Sequence[Task], tell: Any, together: int = 1) -> list[Outcome]:
         tell([], tasks[0])
         return outcomes
 
-    monkeypatch.setattr("dsv4kv.bench.launches.run_launches", run)
+    monkeypatch.setattr("dsv4kv.bench.calibrate.run_launches", run)
     monkeypatch.setattr("dsv4kv.bench.calibrate.measure_memcpy_gbps", lambda: 11.5)
     return outcomes
 
@@ -103,14 +103,19 @@ def test_a_calibration_is_stored_and_summed_up(tmp_path: Path) -> None:
     assert floor is not None
     assert 0.005 < floor < 0.05
     last = told(result).splitlines()[-1]
-    assert last.startswith(f"calibrated: noise floor {floor * 100:.2f} % over 2 quantities of 14")
+    in_turns = read_noise_floor(path, in_turns=True)
+    assert in_turns
+    assert last.startswith(
+        f"calibrated: noise floor {floor * 100:.2f} %, {in_turns * 100:.2f} % in turns, over 2 "
+        "quantities of 28"
+    )
     assert last.endswith(f"stored in {path}")
 
 
 @pytest.mark.usefixtures("launches")
 def test_a_calibration_is_in_the_document_too() -> None:
     document = json.loads(run("--calibrate", "--json").stdout)
-    assert document["calibration"]["launches"] == 14
+    assert document["calibration"]["launches"] == 28
 
 
 def test_a_calibration_that_was_cut_off_stores_nothing(

@@ -1,13 +1,14 @@
 """A against B: in which order they run, what each runs, and what is kept."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from dsv4kv.bench.fresh import OWN_TREE, Outcome, Task
-from dsv4kv.compare.ab import Duel, interleave, run_duel
+from dsv4kv.compare.ab import Duel, Unit, interleave, run_duel
 from dsv4kv.compare.side import count_launches
 from dsv4kv.errors import ConfigError
 from tests.report.records import make_case, make_record
@@ -25,10 +26,15 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
     """The tasks that were run; each leaves a record at once."""
     tasks: list[Task] = []
 
-    def run(task: Task, _timeout_s: float) -> Outcome:
-        began = NOON + timedelta(minutes=len(tasks))
-        tasks.append(task)
-        return Outcome(task, began, began, "complete", None, make_record(make_case()), False, 0)
+    def run(together: Sequence[Task], _timeout_s: float) -> list[Outcome]:
+        pair = f"pair-{len(tasks)}" if len(together) == 2 else ""
+        outcomes = []
+        for task in together:
+            began = NOON + timedelta(minutes=len(tasks))
+            tasks.append(task)
+            record = make_record(make_case())
+            outcomes.append(Outcome(task, began, began, "complete", None, record, False, 0, pair))
+        return outcomes
 
     monkeypatch.setattr("dsv4kv.bench.launches.run_fresh", run)
     return tasks
@@ -94,6 +100,37 @@ def test_each_side_keeps_its_own_launches_under_its_name(ran: list[Task]) -> Non
     assert before.records[0].reproduce == (
         "dsv4kv compare --ab backend:cpu backend:reference --config smoke --launches 3"
     )
+
+
+@pytest.mark.parametrize(
+    ("turns", "driver", "device", "pairs"),
+    [
+        ("step", None, "auto", ["pair-0", "pair-2", "pair-4"]),
+        ("step", "580.95", "cuda", ["pair-0", "pair-2", "pair-4"]),
+        ("launch", None, "cpu", ["", "", ""]),
+        (None, None, "auto", ["pair-0", "pair-2", "pair-4"]),
+        (None, "580.95", "cpu", ["pair-0", "pair-2", "pair-4"]),
+        (None, "580.95", "auto", ["", "", ""]),
+    ],
+)
+def test_steps_take_turns_unless_a_gpu_would_have_to_hold_two_caches(
+    ran: list[Task],
+    monkeypatch: pytest.MonkeyPatch,
+    turns: Unit | None,
+    driver: str | None,
+    device: str,
+    pairs: list[str],
+) -> None:
+    monkeypatch.setattr(
+        "dsv4kv.compare.ab.capture_environment", lambda: {"versions": {"driver": driver}}
+    )
+    asked = duel("backend:cpu", "backend:cpu", config="smoke", overrides=[f"device={device}"])
+    sides, _ = run_duel(replace(asked, turns=turns), lambda _outcomes, _task: None)
+    for side in sides:
+        record = side.records[0]
+        assert [launch.pair for launch in record.launches] == pairs
+        assert ("--turns" in record.reproduce) == (turns is not None)
+    assert "".join(task.side for task in ran) == "ABBAAB"
 
 
 def test_ctrl_c_leaves_both_sides_with_what_they_have(ran: list[Task]) -> None:

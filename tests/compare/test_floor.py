@@ -1,6 +1,7 @@
 """The smallest change that counts: configured, or calibrated on this machine."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from dsv4kv.compare.side import Side
 from dsv4kv.errors import ConfigError
 from dsv4kv.measure.environment import capture_environment
 from tests.compare.launched import make_launched_record, make_side
+from tests.compare.test_pairs import moody_record
 from tests.report.records import make_environment
 
 
@@ -19,9 +21,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def calibrate(value: object) -> None:
+def calibrate(value: object, **others: object) -> None:
     calibration_path().parent.mkdir(parents=True, exist_ok=True)
-    calibration_path().write_text(json.dumps({"noise_floor": value, "peaks": []}))
+    calibration_path().write_text(json.dumps({"noise_floor": value, "peaks": []} | others))
 
 
 def sides(hostname_sha256: str | None = None) -> tuple[Side, Side]:
@@ -57,6 +59,24 @@ def test_a_machine_noisier_than_the_floor_raises_it() -> None:
     calibrate(0.032)
     floor = find_floor(0.01, sides())
     assert str(floor) == "3.2 % (noise floor of this machine, calibrated)"
+
+
+def test_launches_that_took_turns_have_the_floor_of_such_launches() -> None:
+    sides = make_side("A", moody_record(1)), make_side("B", moody_record(2))
+    here = make_environment(hostname_sha256=capture_environment()["hostname_sha256"])
+    first, second = (
+        replace(side, records=(side.records[0].model_copy(update={"environment": here}),))
+        for side in sides
+    )
+    calibrate(0.032, noise_floor_in_turns=0.015)
+    assert find_floor(0.01, (first, second)).value == 0.015
+    calibrate(0.032, noise_floor_in_turns=None)
+    assert find_floor(0.01, (first, second)).value == 0.01
+    calibrate(0.032)  # by an older version
+    assert find_floor(0.01, (first, second)).value == 0.01
+    calibrate(0.032, noise_floor_in_turns="much")
+    with pytest.raises(ConfigError, match="run `dsv4kv doctor --calibrate` again"):
+        find_floor(0.01, (first, second))
 
 
 def test_a_quiet_machine_leaves_the_floor_as_configured() -> None:

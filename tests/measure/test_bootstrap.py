@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.measure.bootstrap import Ratio, can_tell, fewest_launches, median_ratio
+from dsv4kv.measure.bootstrap import (
+    Ratio,
+    can_tell,
+    fewest_launches,
+    median_ratio,
+    paired_ratio,
+)
 
 times = st.lists(st.floats(1.0, 1e9), min_size=1, max_size=9)
 tails = st.floats(1e-6, 0.4)
@@ -103,3 +109,29 @@ def test_the_fewest_launches_can_tell_and_one_fewer_cannot(tail: float) -> None:
     fewest = fewest_launches(tail)
     assert can_tell(fewest, fewest, tail)
     assert fewest == 1 or not can_tell(fewest - 1, fewest - 1, tail)
+
+
+# ---- pairs --------------------------------------------------------------------------------------
+
+
+def test_the_interval_of_pairs_is_students_where_that_is_wider() -> None:
+    """Three logs 0, 0.1 and 0.2: mean 0.1, standard error 0.1 / √3, t of 2 degrees 4.303."""
+    ratio = paired_ratio([math.exp(each) for each in (0.2, 0.0, 0.1)], 0.025)
+    reach = 4.30265 * 0.1 / math.sqrt(3)
+    ends = [math.exp(0.1 - reach), math.exp(0.1), math.exp(0.1 + reach)]
+    assert [ratio.low, ratio.value, ratio.high] == pytest.approx(ends, rel=1e-5)
+
+
+def test_the_interval_of_pairs_is_the_bootstraps_where_that_is_wider() -> None:
+    """Two heaps: the middle of a draw is in either, Student's would end between them."""
+    ratio = paired_ratio([1.0] * 5 + [1.6] * 4, 0.2)
+    assert (ratio.low, ratio.value) == (1.0, 1.0)
+    assert ratio.high == pytest.approx(1.6)
+
+
+@given(st.lists(st.floats(0.1, 10), min_size=2, max_size=9), tails)
+def test_the_interval_of_pairs_turns_over_with_the_sides(ratios: list[float], tail: float) -> None:
+    there = paired_ratio(ratios, tail)
+    back = paired_ratio([1 / each for each in ratios], tail)
+    assert there.low <= there.value <= there.high
+    assert [1 / back.high, 1 / back.low] == pytest.approx([there.low, there.high], rel=1e-6)

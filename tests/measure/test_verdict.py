@@ -8,7 +8,7 @@ import pytest
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from dsv4kv.measure.verdict import Judgement, Launches, Verdict, judge
+from dsv4kv.measure.verdict import Judgement, Launches, Verdict, judge, judge_pairs
 
 SAME, FASTER, SLOWER, UNCLEAR = Verdict
 TRIALS = 500
@@ -135,6 +135,51 @@ def test_of_many_rows_of_equals_hardly_a_comparison_calls_one_a_change(
         }
         false_alarms += bool(found & {SLOWER, FASTER})
     assert false_alarms <= 0.06 * comparisons
+
+
+# ---- launches in turns, step by step ------------------------------------------------------------
+
+
+def share_of_pairs(slowdown: float, *, noise: float = 0.01, verdicts: int = 1) -> Counter[Verdict]:
+    """Verdicts of all trials in percent; each launch of a pair is off by ``noise``."""
+    count: Counter[Verdict] = Counter()
+    for trial in range(TRIALS):
+        rng = np.random.default_rng([trial, 7])
+        ratios = (1 + slowdown) * np.exp(rng.normal(0, noise * np.sqrt(2), LAUNCHES))
+        count[judge_pairs(ratios.tolist(), verdicts=verdicts).verdict] += 1
+    return Counter({verdict: 100 * n / TRIALS for verdict, n in count.items()})
+
+
+def test_pairs_of_equals_are_called_a_change_in_at_most_two_percent() -> None:
+    told = share_of_pairs(0)
+    assert told[SLOWER] + told[FASTER] <= 2
+    assert told[SAME] >= 70
+
+
+@pytest.mark.parametrize(("slowdown", "found"), [(0.05, 99), (0.03, 75)])
+def test_pairs_find_a_slowdown_as_often_as_other_launches(slowdown: float, found: float) -> None:
+    told = share_of_pairs(slowdown)
+    assert told[SLOWER] >= found
+    assert told[FASTER] + told[SAME] <= 1
+
+
+def test_seven_pairs_carry_two_dozen_verdicts() -> None:
+    assert share_of_pairs(0.1, verdicts=24)[SLOWER] >= 99
+    assert share_of_pairs(0, verdicts=24)[SLOWER] == 0
+
+
+@pytest.mark.parametrize("noise", [0.03, 0.1, 0.4])
+def test_pairs_that_scatter_are_unclear_and_hardly_ever_wrong(noise: float) -> None:
+    """A table of 24 rows of equals, of which none may be called a change in 95 of 100 tables."""
+    told = share_of_pairs(0, noise=noise, verdicts=24)
+    assert told[SLOWER] + told[FASTER] <= 5 / 24
+    assert told[UNCLEAR] >= 50
+
+
+def test_one_pair_is_unclear_whatever_it_shows() -> None:
+    found = judge_pairs([3.0])
+    assert (found.verdict, found.interval) == (UNCLEAR, None)
+    assert found.reason == "one pair of launches"
 
 
 # ---- the rule itself ----------------------------------------------------------------------------

@@ -9,7 +9,8 @@ class Chains:
     """Parents of registered blocks, and how many follow each.
 
     Arrays have a cell more than there are blocks: the last belongs to what a chain's first block
-    follows, so that no block needs a special case.
+    follows, so that no block needs a special case. Single cells are read and written through views
+    (``…_at``), several times as fast as through arrays.
 
     Attributes:
         parent: int64[blocks + 1], the block before.
@@ -24,13 +25,16 @@ class Chains:
         self.parent = np.full(num_blocks + 1, num_blocks, dtype=np.int64)
         self.children = np.zeros(num_blocks + 1, dtype=np.int64)
         self.live = np.zeros(num_blocks + 1, dtype=np.int64)
+        self.parent_at = self.parent.data
+        self.children_at = self.children.data
+        self.live_at = self.live.data
         self._ones = np.ones(num_blocks + 1, dtype=np.int64)
 
     def link(self, block: int, parent: int) -> None:
         """A referenced block follows another (or ``root``)."""
-        self.parent[block] = parent
-        self.children[parent] += 1
-        self.live[parent] += 1
+        self.parent_at[block] = parent
+        self.children_at[parent] += 1
+        self.live_at[parent] += 1
 
     def unlink(self, blocks: Ids) -> None:
         """Blocks that nobody references leave their chains."""

@@ -19,6 +19,7 @@ class BlockHashes:
     def __init__(self, num_blocks: int) -> None:
         """Start without hashes."""
         self.of_block = np.zeros(num_blocks, dtype=np.int64)
+        self.of_block_at = self.of_block.data  # single cells, faster than the array's
         self._blocks: dict[int, int] = {}
         self._twins: dict[int, list[int]] = {}
 
@@ -42,7 +43,7 @@ class BlockHashes:
 
     def add(self, block: int, hash_: int) -> None:
         """Give a block without a hash one."""
-        self.of_block[block] = hash_
+        self.of_block_at[block] = hash_
         if self._blocks.setdefault(hash_, block) != block:
             self._twins.setdefault(hash_, []).append(block)
 

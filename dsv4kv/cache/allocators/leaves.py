@@ -26,6 +26,7 @@ class LeafQueue:
         self._position = np.full(chains.root + 1, _NOWHERE, dtype=np.int64)
         self._queue = np.zeros(size, dtype=np.int64)
         self._numbers = np.arange(size, dtype=np.int64)
+        self._position_at, self._queue_at = self._position.data, self._queue.data
         self._head = self._tail = 0
         self._aside: list[tuple[int, int]] = []
         self._count = 0
@@ -36,7 +37,7 @@ class LeafQueue:
 
     def __contains__(self, block: int) -> bool:
         """Whether a block is in the queue."""
-        return bool(self._position[block] != _NOWHERE)
+        return self._position_at[block] != _NOWHERE
 
     def blocks(self) -> Ids:
         """Blocks in the queue, ascending."""
@@ -81,8 +82,8 @@ class LeafQueue:
         chains.unlink(blocks)
         if chains.children[blocks].any():
             for block, parent in zip(blocks.tolist(), parents.tolist(), strict=True):
-                chains.parent[block] = parent
-                chains.children[parent] += 1
+                chains.parent_at[block] = parent
+                chains.children_at[parent] += 1
             return None
         self._position[blocks] = _NOWHERE
         self._head += int(valid[-1]) + 1
@@ -91,25 +92,25 @@ class LeafQueue:
     def _take_one(self) -> int:
         chains = self._chains
         block = self._next_leaf()
-        self._position[block] = _NOWHERE
-        parent = int(chains.parent[block])
-        chains.parent[block] = chains.root
-        chains.children[parent] -= 1
-        position = int(self._position[parent])
-        if not chains.children[parent] and _NOWHERE < position < self._head:
+        self._position_at[block] = _NOWHERE
+        parent = chains.parent_at[block]
+        chains.parent_at[block] = chains.root
+        followers = chains.children_at[parent] - 1
+        chains.children_at[parent] = followers
+        if not followers and _NOWHERE < (position := self._position_at[parent]) < self._head:
             heappush(self._aside, (position, parent))
         return block
 
     def _next_leaf(self) -> int:
         """The oldest of those that stepped aside, else the first in the queue that is a leaf."""
-        children = self._chains.children
+        children, positions = self._chains.children_at, self._position_at
         while self._aside:
             position, block = heappop(self._aside)
-            if self._position[block] == position and not children[block]:
+            if positions[block] == position and not children[block]:
                 return block
         while True:
-            block = int(self._queue[self._head])
-            valid = self._position[block] == self._head
+            block = self._queue_at[self._head]
+            valid = positions[block] == self._head
             self._head += 1
             if valid and not children[block]:
                 return block

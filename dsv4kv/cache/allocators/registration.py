@@ -27,7 +27,7 @@ def plan_registration(
     here: dict[int, int] = {}  # blocks of this call, by hash
     rows = zip(np.asarray(ids).tolist(), map(int, hashes), map(int, parent_hashes), strict=True)
     for block, hash_, parent_hash in rows:
-        known = new[block][1] if block in new else int(states.hashes.of_block[block])
+        known = new[block][1] if block in new else states.hashes.of_block_at[block]
         if hash_ in (NO_HASH, -1) or known not in (NO_HASH, hash_):
             raise CacheError(_contradiction(block, hash_, known))
         if known == NO_HASH:

@@ -15,6 +15,8 @@ from dsv4kv.cache.allocators.leaves import LeafQueue
 
 ReleasePolicy = Literal["lru", "ref_zero"]
 
+_ID_BYTES = 8
+
 
 class BlockStates:
     """Where every block is; all in flat arrays but the map from hashes to blocks."""
@@ -25,9 +27,8 @@ class BlockStates:
         self.policy = policy
         self.stack = BlockAllocator(num_blocks)
         self._ones_bytes = np.ones(num_blocks + 1, dtype=np.int64).tobytes()
-        self._inner = np.append(
-            np.ones(num_blocks, dtype=np.int64), 0
-        )  # followers in a chain: one, the last none
+        inner = np.append(np.ones(num_blocks, dtype=np.int64), 0)
+        self._inner_bytes = inner.tobytes()  # followers in a chain: one, the last none
         self.forget()
 
     def forget(self) -> None:
@@ -76,9 +77,10 @@ class BlockStates:
         Distinct blocks in the order of their chain: the last is the first to go.
         """
         if self.policy == "lru" and self._is_whole(ids):
+            chains = self.chains
             self.refs[ids] = 0
-            self.chains.live[ids] = 0
-            self.chains.live[self.chains.parent[ids[0]]] -= 1
+            chains.live[ids] = 0
+            chains.live_at[chains.parent_at[ids.item(0)]] -= 1
             self.cached.add(ids[::-1])
             return
         num_known = np.count_nonzero(self.hashes.of_block[ids]) if self.hashes else 0
@@ -111,13 +113,12 @@ class BlockStates:
 
         Then they are in range and distinct, too: each is the parent of the next.
         """
-        if not ids.size or ids[-1] < 0 or not self.hashes.of_block[ids[0]]:
+        if not ids.size or ids.item(-1) < 0 or not self.hashes.of_block_at[ids.item(0)]:
             return False
-        parents = self.chains.parent[ids]
-        return (
-            parents[1:].tobytes() == ids[:-1].tobytes()
-            and self.chains.live[ids].tobytes() == self._inner[-ids.size :].tobytes()
-        )
+        parents = self.chains.parent[ids].tobytes()
+        if parents[_ID_BYTES:] != ids.tobytes()[:-_ID_BYTES]:
+            return False
+        return self.chains.live[ids].tobytes() == self._inner_bytes[-_ID_BYTES * ids.size :]
 
     def _free(self, ids: Ids) -> None:
         self.chains.unlink(ids)

@@ -4,11 +4,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from dsv4kv.compare.floor import Floor
 from dsv4kv.compare.likeness import Difference
 from dsv4kv.compare.pairs import Ratios, mean_of_rows, pair_up
 from dsv4kv.compare.side import Launched, Side, list_launched, tell_losses
-from dsv4kv.measure.verdict import Judgement, Launches, Verdict, judge, judge_pairs
+from dsv4kv.measure.verdict import Judgement, Launches, Verdict, judge, judge_exact, judge_pairs
 from dsv4kv.report.quantities import Quantity
 from dsv4kv.report.sweep import axis_text
 from dsv4kv.units import format_bytes
@@ -42,6 +44,7 @@ class Comparison:
         rows: Every quantity of both sides.
         overall: The verdict on the geometric mean of all rows; None without a row.
         in_turns: Whether launches of both sides took turns step by step, and are judged in pairs.
+        virtual: Whether all times are those of a model, and changes exact.
         missing: Quantities that only one side has, and which one.
         losses: Launches and cases that could not be used, a sentence each.
         differences: Fields in which the sides differ.
@@ -54,6 +57,7 @@ class Comparison:
     rows: tuple[Row, ...]
     overall: Judgement | None
     in_turns: bool
+    virtual: bool
     missing: tuple[str, ...]
     losses: tuple[str, ...]
     differences: tuple[Difference, ...]
@@ -102,6 +106,7 @@ def compare(
         rows=rows,
         overall=_judge_all(first, second, pairs, floor.value),
         in_turns=any(pairs.values()),
+        virtual=bool(rows) and all(_is_virtual(first[q] + second[q]) for q in shared),
         missing=tuple(
             f"{quantity} is only in {side.name}"
             for side, own, other in ((before, first, second), (after, second, first))
@@ -123,8 +128,12 @@ def _row(
     verdicts: int,
 ) -> Row:
     sides = _launches(before), _launches(after)
-    ratios = list(pairs.values())
-    judgement = judge_pairs(ratios, floor, verdicts) if ratios else judge(*sides, floor, verdicts)
+    if _is_virtual([*before, *after]):
+        judgement = judge_exact(_median(sides[0]), _median(sides[1]), floor)
+    elif pairs:
+        judgement = judge_pairs(list(pairs.values()), floor, verdicts)
+    else:
+        judgement = judge(*sides, floor, verdicts)
     sizes = [_bytes_per_call(launches) for launches in (before, after)]
     if abs(sizes[1] - sizes[0]) > floor * sizes[0]:
         told = " against ".join(map(format_bytes, sizes))
@@ -138,6 +147,14 @@ def _launches(launched: Sequence[Launched]) -> Launches:
     return Launches(
         [each.measured.median_ns for each in launched], [each.began_s for each in launched]
     )
+
+
+def _median(launches: Launches) -> float:
+    return float(np.median(launches.values))
+
+
+def _is_virtual(launched: Sequence[Launched]) -> bool:
+    return all(each.measured.virtual for each in launched)
 
 
 def _bytes_per_call(launched: Sequence[Launched]) -> float:
@@ -161,7 +178,11 @@ def _judge_all(
         ratios = mean_of_rows(pairs)
         return judge_pairs(ratios, floor, verdicts) if ratios else None
     first, second = (_mean_of_rows(side, list(pairs)) for side in (before, after))
-    return judge(first, second, floor, verdicts) if first.values and second.values else None
+    if not first.values or not second.values:
+        return None
+    if all(_is_virtual(side[quantity]) for side in (before, after) for quantity in pairs):
+        return judge_exact(_median(first), _median(second), floor)
+    return judge(first, second, floor, verdicts)
 
 
 def _mean_of_rows(

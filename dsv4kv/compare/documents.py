@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from dsv4kv.compare.comparison import Comparison, Row
+from dsv4kv.compare.reuse import list_reuse
 from dsv4kv.compare.side import Side, count_launches
 from dsv4kv.compare.words import (
     INTERVAL,
@@ -33,6 +34,7 @@ def to_document(comparison: Comparison, verdict: Verdict) -> dict[str, Any]:
         "after": _side(comparison.after),
         "geometric_mean": _judgement(comparison.overall) if comparison.overall else None,
         "rows": [_row(row) for row in comparison.rows],
+        "reuse": [asdict(row) for row in list_reuse(comparison.before, comparison.after)],
         "missing": list(comparison.missing),
         "losses": list(comparison.losses),
         "differences": [asdict(difference) for difference in comparison.differences],
@@ -86,6 +88,11 @@ def _markdown(comparison: Comparison, verdict: Verdict) -> Iterator[str]:
         summary = f"{len(others)} rows without a change that is one"
         yield from ("", f"<details><summary>{summary}</summary>", "")
         yield from (*_HEADER, *map(_line, others), "", "</details>")
+    if rows := list_reuse(comparison.before, comparison.after):
+        yield from ("", "| reuse | before | after |", "|---|---:|---:|")
+        for each in rows:
+            name = f"{each.axis}: {each.name}" if each.axis else each.name
+            yield f"| {name} | {each.before} | {each.after} |"
     yield from ("", f"<sub>{explain(comparison)}</sub>")
 
 

@@ -1,6 +1,6 @@
 """A comparison on a terminal."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from rich.console import RenderableType
@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dsv4kv.compare.comparison import Comparison
+from dsv4kv.compare.reuse import ReuseRow, list_reuse
 from dsv4kv.compare.words import (
     INTERVAL,
     conclude,
@@ -16,9 +17,9 @@ from dsv4kv.compare.words import (
     describe_side,
     explain,
 )
-from dsv4kv.measure.statistics import Estimate, summarize
+from dsv4kv.measure.statistics import summarize
 from dsv4kv.measure.verdict import Judgement, Launches, Verdict
-from dsv4kv.report.cells import add_estimates, new_table
+from dsv4kv.report.cells import add_estimates, format_number, new_table
 from dsv4kv.report.findings import Finding
 
 _STYLES = {
@@ -45,6 +46,9 @@ def view_comparison(comparison: Comparison, verdict: Verdict) -> Iterator[Render
         yield ""
         yield comparison_table(comparison)
         yield Text(explain(comparison), style="dim")
+    if rows := list_reuse(comparison.before, comparison.after):
+        yield ""
+        yield reuse_table(rows)
     yield ""
     yield Finding(LEVELS[verdict], conclude(comparison, verdict))
 
@@ -69,8 +73,11 @@ def comparison_table(comparison: Comparison) -> Table:
     for header in (*(("at",) if swept else ()), "quantity"):
         table.add_column(header)
     columns = [
-        add_estimates(table, "before,\nmedian µs", [_median(row.before) for row in rows], 1e-3),
-        add_estimates(table, "after,\nmedian µs", [_median(row.after) for row in rows], 1e-3),
+        _add_medians(table, f"{name},\nmedian µs", sides, virtual=comparison.virtual)
+        for name, sides in (
+            ("before", [row.before for row in rows]),
+            ("after", [row.after for row in rows]),
+        )
     ]
     for header in ("change", f"{INTERVAL},\n%"):
         table.add_column(header, justify="right", no_wrap=True)
@@ -85,6 +92,19 @@ def comparison_table(comparison: Comparison) -> Table:
     return table
 
 
+def reuse_table(rows: Sequence[ReuseRow]) -> Table:
+    """What replays of both sides saved and lost."""
+    table = new_table("Reuse")
+    swept = any(row.axis for row in rows)
+    for header in (*(("at",) if swept else ()), "of all requests"):
+        table.add_column(header)
+    for header in ("before", "after"):
+        table.add_column(header, justify="right")
+    for row in rows:
+        table.add_row(*((row.axis,) if swept else ()), row.name, row.before, row.after)
+    return table
+
+
 def _judged(judgement: Judgement) -> tuple[str, str, Text]:
     verdict = Text(judgement.verdict, _STYLES[judgement.verdict])
     if judgement.reason:
@@ -92,5 +112,12 @@ def _judged(judgement: Judgement) -> tuple[str, str, Text]:
     return describe_change(judgement), describe_interval(judgement), verdict
 
 
-def _median(launches: Launches) -> Estimate:
-    return summarize(launches.values).estimate
+def _add_medians(
+    table: Table, header: str, sides: Sequence[Launches], *, virtual: bool
+) -> list[str]:
+    """A column of medians, with their intervals where times were measured."""
+    found = [summarize(launches.values).estimate for launches in sides]
+    if not virtual:
+        return add_estimates(table, header, found, 1e-3)
+    table.add_column(header, justify="right")
+    return [format_number(each.value / 1e3) for each in found]

@@ -25,7 +25,10 @@ def describe_change(judgement: Judgement) -> str:
 
 def describe_interval(judgement: Judgement) -> str:
     """Ends of the change's interval; ``?`` where the launches are too few to know one."""
-    return " … ".join(map(_percent, judgement.interval)) if judgement.interval else "?"
+    if judgement.interval is None:
+        return "?"
+    low, high = judgement.interval
+    return "exact" if low == high else f"{_percent(low)} … {_percent(high)}"
 
 
 def conclude(comparison: Comparison, verdict: Verdict) -> str:
@@ -41,6 +44,8 @@ def conclude(comparison: Comparison, verdict: Verdict) -> str:
 
 def explain(comparison: Comparison) -> str:
     """How to read the numbers."""
+    if comparison.virtual:
+        return f"times of a model, which every run gives again: exact; floor {comparison.floor}"
     what = (
         f"change between equal calls of launches whose steps took turns, {INTERVAL} over pairs of "
         "launches"

@@ -118,6 +118,17 @@ def judge_pairs(
     return Judgement(verdict, ratio.value, (ratio.low, ratio.high), reason)
 
 
+def judge_exact(before: float, after: float, floor: float = DEFAULT_FLOOR) -> Judgement:
+    """Compare two numbers that every run gives again: there is no doubt, and no interval."""
+    value = after / before
+    ratio = Ratio(value, value, value)
+    verdict = _read(ratio, floor)
+    # beyond the floor it is a change, and within it none: nothing lies between
+    return Judgement(
+        Verdict.SAME if verdict is Verdict.UNCLEAR else verdict, value, (value, value)
+    )
+
+
 def _why_unclear(ratio: Ratio, floor: float) -> str:
     small = ratio.inside(1 + _SAME_WITHIN_FLOORS * floor)
     return "a change as small as the floor" if small else "the launches differ too much"

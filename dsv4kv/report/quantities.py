@@ -40,12 +40,14 @@ class Measured:
         launch: By which fresh process.
         samples_ns: At least one.
         bytes: Useful bytes of each call; empty for bookkeeping.
+        virtual: Whether times are those of a model, which every run gives again.
     """
 
     quantity: Quantity
     launch: int
     samples_ns: Sequence[int]
     bytes: Sequence[int]
+    virtual: bool = False
 
     @property
     def median_ns(self) -> float:
@@ -94,6 +96,11 @@ def ratio_of_calls(before: Measured, after: Measured) -> float:
     return float(np.exp(np.median(np.log(second[both] / first[both]))))
 
 
+def is_virtual(case: Case) -> bool:
+    """Whether a case is a replay whose steps were counted and not done."""
+    return case.replay is not None and case.replay.data is None
+
+
 def measured_in(case: Case) -> Iterator[Measured]:
     """Those of one case: operations first."""
     axis = axis_text(case)
@@ -103,4 +110,5 @@ def measured_in(case: Case) -> Iterator[Measured]:
             yield Measured(quantity, case.launch, each.samples_ns, each.bytes)
     for latency in case.latencies:
         if latency.samples_ns:
-            yield Measured(Quantity(axis, latency.name), case.launch, latency.samples_ns, ())
+            quantity = Quantity(axis, latency.name)
+            yield Measured(quantity, case.launch, latency.samples_ns, (), is_virtual(case))

@@ -8,7 +8,7 @@ import pytest
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from dsv4kv.measure.verdict import Judgement, Launches, Verdict, judge, judge_pairs
+from dsv4kv.measure.verdict import Judgement, Launches, Verdict, judge, judge_exact, judge_pairs
 
 SAME, FASTER, SLOWER, UNCLEAR = Verdict
 TRIALS = 500
@@ -233,3 +233,13 @@ def test_many_verdicts_at_once_take_more_launches_and_say_how_many() -> None:
     found = judged(four, slower, verdicts=25)
     assert found.verdict is UNCLEAR
     assert found.reason == "too few launches: 25 verdicts take 5 a side"
+
+
+@pytest.mark.parametrize(
+    ("after", "verdict"),
+    [(100.0, SAME), (100.9, SAME), (101.0, SAME), (101.1, SLOWER), (99.1, SAME), (98.9, FASTER)],
+)
+def test_what_every_run_gives_again_is_a_change_or_none(after: float, verdict: Verdict) -> None:
+    found = judge_exact(100.0, after)
+    assert (found.verdict, found.reason) == (verdict, "")
+    assert found.interval == (found.ratio, found.ratio) == (after / 100, after / 100)

@@ -1,0 +1,70 @@
+"""Replays beside each other: exact where times are a model's, and what they reused."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from dsv4kv.cli import app
+from dsv4kv.report.store import load_record
+
+SMALL = ("replay", "builtin:chat", "--quiet", "--model", "v4-flash", "--memory", "8GiB")
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner(env={"COLUMNS": "110", "NO_COLOR": "1", "TERM": "dumb"}).invoke(
+        app, [*arguments]
+    )
+
+
+def replay(name: str, *options: str) -> str:
+    done = run(*SMALL, *options, "--json", name)
+    assert done.exit_code == 0, done.output
+    return name
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_replay_beside_itself_is_the_same_with_one_launch_a_side() -> None:
+    done = run("compare", replay("a.json"), replay("b.json"), "--json")
+    document = json.loads(done.stdout)
+    assert (done.exit_code, document["verdict"]) == (0, "SAME")
+    assert {(row["verdict"], row["ratio"]) for row in document["rows"]} == {("SAME", 1.0)}
+    assert all(row["before"] == row["after"] for row in document["reuse"])
+
+
+def test_a_replay_that_reuses_less_is_slower_and_says_what_it_lost() -> None:
+    before, after = replay("a.json"), replay("b.json", "--set", "prefix.reuse=false")
+    done = run("compare", before, after, "--force")
+    assert done.exit_code == 1
+    assert "config: prefix.reuse: True against False" in done.stdout
+    assert "exact" in done.stdout
+    assert "±" not in done.stdout
+    saved = {
+        name: load_record(Path(name)).cases[0].replay.reuse.saved_tokens  # type: ignore[union-attr]
+        for name in (before, after)
+    }
+    assert saved[before] > saved[after] == 0
+    line = next(row for row in done.stdout.splitlines() if row.startswith("prompt tokens saved"))
+    assert line.split()[-2:] == ["0.00", "%"]
+
+
+def test_a_sweep_of_replays_is_compared_point_by_point() -> None:
+    axis = ("--axis", "prefix.strategy=zero,full")
+    before, after = replay("a.json", *axis), replay("b.json", *axis, "--policy", "fifo")
+    document = json.loads(run("compare", before, after, "--force", "--json").stdout)
+    assert {row["axis"] for row in document["reuse"]} == {
+        "strategy=zero",
+        "strategy=full",
+    }
+
+
+def test_markdown_of_replays_has_their_reuse() -> None:
+    told = run("compare", replay("a.json"), replay("b.json"), "--markdown").stdout
+    assert "| reuse | before | after |" in told
+    assert "| prompt tokens saved | " in told

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields
 
-from dsv4kv.bench.build import loop_settings
+from dsv4kv.bench.build import build_reuse, loop_settings
 from dsv4kv.bench.case import Setup, set_up
 from dsv4kv.bench.peaks import measure_peaks
 from dsv4kv.bench.profile_watch import Enough, MarkingRecorder, ProfiledExecutor, Watch
@@ -18,6 +18,7 @@ from dsv4kv.measure.memcpy import measure_memcpy
 from dsv4kv.measure.profilers.attached import Attached
 from dsv4kv.report.profile_record import Profile
 from dsv4kv.report.record import Case, Memcpy, Peak
+from dsv4kv.workload.contents import PromptContents
 from dsv4kv.workload.executor import StepExecutor
 from dsv4kv.workload.loop import ServingLoop
 from dsv4kv.workload.source import open_requests
@@ -87,7 +88,16 @@ def _serve(setup: Setup, executor: StepExecutor, watch: Watch) -> None:
     kept = {each.name: getattr(executor, each.name) for each in fields(executor) if each.init}
     profiled = ProfiledExecutor(**kept | {"recorder": recorder}, watch=watch)
     requests = open_requests(config.workload, config.measure.seed)
-    loop = ServingLoop(setup.manager, requests, loop_settings(config), recorder, profiled)
+    reuse = build_reuse(config, setup.manager, setup.resolved.backend)
+    loop = ServingLoop(
+        setup.manager,
+        requests,
+        loop_settings(config),
+        recorder,
+        profiled,
+        reuse=reuse,
+        contents=PromptContents() if reuse else None,
+    )
     with suppress(Enough):
         loop.run()
     if not watch.step_requests:

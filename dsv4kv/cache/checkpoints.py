@@ -2,7 +2,8 @@
 
 Compressed entries of a prefix stay valid in their blocks. To go on behind it a request also needs
 the last window entries and the groups that are not complete yet, in every layer, as they were at
-that position (arXiv:2606.19348, 3.5.2).
+that position (arXiv:2606.19348, 3.5.2). Checkpoints are at multiples of 128 tokens, where HCA
+layers have no such group: their state, the larger part of a slot, is not copied.
 """
 
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ from torch import Tensor
 from dsv4kv.cache.allocator import BlockAllocator
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cache.pools import StateCachePool
+from dsv4kv.errors import CacheError
+from dsv4kv.model.checkpoint import CHECKPOINT_TOKENS, at_whole_block
 
 
 class CheckpointPool:
@@ -20,10 +23,11 @@ class CheckpointPool:
 
     def __init__(self, manager: KVCacheManager, count: int) -> None:
         """Allocate checkpoints of the manager's layers; without data only their numbers."""
+        self.count = count
         self._manager = manager
         self._numbers = BlockAllocator(count, unit="checkpoints")
         by_type = {
-            attn: [schema for schema in manager.plan.schemas if schema.layer.attn is attn]
+            attn: [at_whole_block(s) for s in manager.plan.schemas if s.layer.attn is attn]
             for attn in manager.states
         }
         self._pools = {
@@ -37,11 +41,18 @@ class CheckpointPool:
         return self._numbers.num_free
 
     def save(self, slot: int) -> int:
-        """Copy what a slot holds now; returns the checkpoint's number.
+        """Copy what a slot needs to go on from here; returns the checkpoint's number.
 
         Raises:
+            CacheError: The slot's tokens are no multiple of 128: more would be pending.
             OutOfBlocks: All are taken: release one first.
         """
+        tokens = int(self._manager.tokens[slot])
+        if tokens % CHECKPOINT_TOKENS:
+            raise CacheError(
+                f"slot {slot} has {tokens} tokens: checkpoints are at multiples of "
+                f"{CHECKPOINT_TOKENS}."
+            )
         (checkpoint,) = self._numbers.acquire(1).tolist()
         for theirs, mine in self._pairs():
             mine[checkpoint].copy_(theirs[slot], non_blocking=True)
@@ -62,10 +73,11 @@ class CheckpointPool:
         return sum(pool.memory_bytes() for pool in self._pools.values())
 
     def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """What slots and checkpoints hold, the cache's and ours, by slot and by checkpoint."""
+        """What checkpoints hold, the cache's and ours, by slot and by checkpoint."""
         for attn, mine in self._pools.items():
             theirs = self._manager.states[attn]
             for ring, copy in zip(theirs.windows, mine.windows, strict=True):
                 yield ring.pages, copy.pages
-            for state, copied in zip(theirs.states(), mine.states(), strict=True):
+            states = theirs.states() if mine.states() else []
+            for state, copied in zip(states, mine.states(), strict=True):
                 yield state.transpose(0, 1), copied.transpose(0, 1)  # slots before layers

@@ -69,7 +69,11 @@ def profile(
         str | None, typer.Option(metavar="REGEX", help="Kernels that ncu looks at: all.")
     ] = None,
     step: Annotated[
-        str, typer.Option(metavar="NAME", help="Range that is a step, with --from and --diff.")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Range that is a step, with --from and --diff; * stands for anything.",
+        ),
     ] = _STEP,
     memory: Annotated[
         bool, typer.Option("--memory", help="Also count memory around building the pools.")
@@ -78,7 +82,8 @@ def profile(
         bool, typer.Option("--print-command", help="Print the profiler's command line only.")
     ] = False,
     full: Annotated[
-        bool, typer.Option("--full", help="Every kernel, and how each was launched.")
+        bool,
+        typer.Option("--full", help="Every kernel, its full name and how it was launched."),
     ] = False,
     timeline: Annotated[
         list[Path] | None,

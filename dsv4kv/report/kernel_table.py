@@ -129,9 +129,16 @@ def _shape(trace: Trace, shapes: Column) -> dict[str, Any]:
 
 
 def _place(nodes: Column, mine: Column) -> int | None:
-    """Place of the first of my nodes among all: ids grow in the order of capture."""
+    """Place of the first of my nodes in its graph.
+
+    Ids grow in the order of capture, and have the number of their graph in the upper half.
+    """
     mine = mine[mine > 0]
-    return 1 + int(np.searchsorted(nodes, mine.min())) if len(mine) else None
+    if not len(mine):
+        return None
+    first = int(mine.min())
+    before, up_to = np.searchsorted(nodes, (first >> 32 << 32, first)).tolist()
+    return 1 + int(up_to) - int(before)
 
 
 def _most_frequent(numbers: Column) -> int:

@@ -25,6 +25,13 @@ def gather_rate(case: Case) -> Estimate | None:
     )
 
 
+def saved_percent(case: Case) -> float | None:
+    """Prompt tokens that a replay did not compute, of all; None for anything else."""
+    if case.replay is None or not case.replay.reuse.prompt_tokens:
+        return None
+    return case.replay.reuse.saved_tokens / case.replay.reuse.prompt_tokens * 100
+
+
 def allocated_bytes(case: Case) -> int | None:
     """Bytes of all pools; None where none was allocated."""
     pools = case.cache.pools if case.cache else []

@@ -18,6 +18,7 @@ from dsv4kv.report.kernels import (
     kernels_table,
     launches_table,
     operations_table,
+    titles,
 )
 from dsv4kv.report.profile_record import KernelTable, MemoryAudit, Profile, StepTimes
 from dsv4kv.report.yardstick import Yardstick
@@ -39,6 +40,8 @@ _ON_CPU = {
     "data in the model's place": "inputs_ns",
     "whole step": "host_ns",
 }
+_OF_THE_SPAN = ("span_ns", "busy_ns", "gap_ns")
+"""Parts of the time between a step's first and last work; a CPU's span is all of its step."""
 
 
 def tell_profile(
@@ -59,6 +62,8 @@ def tell_profile(
     yield ""
     if table.steps:
         yield steps_table(table.steps, on_cpu=_on_cpu(table))
+        if _on_cpu(table):
+            yield Finding("note", _added_up(table.steps))
         yield ""
     yield from _tell_kernels(table, yardstick, full=full)
     yield from _judge(table)
@@ -82,11 +87,34 @@ def _tell_kernels(
     if launches is not None:
         yield ""
         yield launches
+    if full:
+        yield from _tell_names(table)
     yield ""
 
 
+def _tell_names(table: KernelTable) -> Iterator[RenderableType]:
+    """Full names of kernels, where they are longer than those in the tables."""
+    named = [
+        (title, row.name)
+        for title, row in zip(titles(table.kernels), table.kernels, strict=True)
+        if title != row.name
+    ]
+    if not named:
+        return
+    view = new_table("Names")
+    view.add_column("kernel", overflow="fold")
+    view.add_column("full name", overflow="fold")
+    for title, name in named:
+        view.add_row(title, name)
+    yield ""
+    yield view
+
+
 def steps_table(steps: StepTimes, *, on_cpu: bool) -> Table:
-    """Where the time of a step went: medians over steps, and over GPUs where there are more."""
+    """Where the time of a step went: medians over steps, and over GPUs where there are more.
+
+    Medians do not add up; shares do, which are of all steps together.
+    """
     labels = _ON_CPU if on_cpu else _ON_GPU
     columns = [getattr(steps, name) for name in labels.values()]
     view = new_table("A step", f"{len(steps.host_ns):,} of them, µs")
@@ -95,10 +123,19 @@ def steps_table(steps: StepTimes, *, on_cpu: bool) -> Table:
     cells = add_estimates(view, "median", list(medians), _NS_TO_US)
     view.add_column("min", justify="right", no_wrap=True)
     view.add_column("max", justify="right", no_wrap=True)
-    for label, cell, column in zip(labels, cells, columns, strict=True):
+    view.add_column("% of all", justify="right", no_wrap=True)
+    for (label, name), cell, column in zip(labels.items(), cells, columns, strict=True):
         ends = [format_number(end * _NS_TO_US) for end in (min(column), max(column))]
-        view.add_row(label, cell, *ends)
+        whole = sum(steps.span_ns if name in _OF_THE_SPAN else steps.host_ns)
+        view.add_row(label, cell, *ends, f"{sum(column) / whole * 100:.1f}" if whole else ABSENT)
     return view
+
+
+def _added_up(steps: StepTimes) -> str:
+    """``operations add up to 99.6 % of the steps``, those of the CPU."""
+    outside, whole = sum(steps.gap_ns), sum(steps.host_ns) or 1
+    told = f"operations add up to {_share(whole - outside, whole)} of the steps"
+    return f"{told}, and {_share(outside, whole)} is outside any of them"
 
 
 def memory_table(audit: MemoryAudit) -> Table:

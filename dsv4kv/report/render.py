@@ -12,6 +12,7 @@ from dsv4kv.report.decode import decode_table
 from dsv4kv.report.facts import cache_facts, header, totals_facts
 from dsv4kv.report.findings import Finding, judge_results, judge_status
 from dsv4kv.report.launches import launches_table, processes_table
+from dsv4kv.report.memory_series import held_table
 from dsv4kv.report.profile_view import tell_profile
 from dsv4kv.report.quantities import measured_in
 from dsv4kv.report.record import Case, RunRecord
@@ -71,6 +72,9 @@ def _tell_case(record: RunRecord, case: Case) -> Iterator[RenderableType]:
     if case.totals:
         yield ""
         yield totals_facts(case.totals, case.cache)
+    if case.memory and case.memory.at_ns:
+        yield ""
+        yield held_table(case.memory)
     if case.profile:
         yield ""
         yield from tell_profile(case.profile, next(iter(yardsticks(case)), None))

@@ -9,7 +9,9 @@ from rich.table import Table
 from dsv4kv.report.facts import cache_facts, header
 from dsv4kv.report.findings import Finding, judge_status
 from dsv4kv.report.record import Case, RunRecord, Totals
-from dsv4kv.report.replay_record import ReplayResult
+from dsv4kv.report.replay_data import data_tables, judge_data
+from dsv4kv.report.replay_losses import compare_rules, name_remedy
+from dsv4kv.report.replay_record import ReplayResult, Reuse
 from dsv4kv.report.replay_tables import (
     constants_table,
     memory_table,
@@ -46,11 +48,12 @@ def _tell_case(record: RunRecord, case: Case) -> Iterator[RenderableType]:
         yield ""
         yield memory_table(case.replay)
         yield ""
-        yield times_table(case.latencies)
+        yield times_table(case.latencies, measured=case.replay.data is not None)
         yield ""
         yield constants_table(case.replay)
+        yield from data_tables(case)
         yield ""
-        yield _facts(case.replay, case.totals)
+        yield replay_facts(case.replay, case.totals)
         yield ""
     yield from judge_replay(case)
 
@@ -60,7 +63,8 @@ def _tell_sweep(record: RunRecord) -> Iterator[RenderableType]:
     yield ""
     yield sweep_table(record.cases, axis_names(record.cases))
     yield ""
-    yield from (finding for finding in _findings(record) if finding.is_problem)
+    yield from compare_rules(record.cases)
+    yield from (finding for finding in _findings(record) if finding.level != "note")
 
 
 def _findings(record: RunRecord) -> Iterator[Finding]:
@@ -80,6 +84,7 @@ def judge_replay(case: Case) -> list[Finding]:
     ]
     if left := case.totals.blocks_left:
         found.append(Finding("bad", f"blocks still held at the end: {left:,}; the cache leaks"))
+    found += judge_data(case)
     lost = case.replay.reuse.lost_tokens
     evicted, seen = lost.get("evicted_checkpoint", 0), case.replay.reuse.seen_tokens
     if seen and evicted > _TIGHT * seen:
@@ -87,13 +92,28 @@ def judge_replay(case: Case) -> list[Finding]:
             Finding(
                 "warning",
                 f"{evicted / seen:.0%} of what could be saved was lost because checkpoints were "
-                "evicted while their blocks stayed: raise cache.checkpoint_share",
+                "evicted while their blocks stayed; what gets it back: "
+                + name_remedy(case.replay.reuse.rule, "evicted_checkpoint"),
             )
         )
     return found
 
 
-def _facts(result: ReplayResult, totals: Totals) -> Table:
+def _tell_windows(reuse: Reuse) -> str:
+    if reuse.rule != "ideal":
+        return (
+            f"where prefix.rule {reuse.rule} keeps them; {reuse.restored_checkpoints:,} prefixes "
+            "resumed behind them"
+        )
+    return (
+        f"{reuse.written_checkpoints:,} checkpoints written, "
+        f"{reuse.evicted_checkpoints:,} evicted, {reuse.orphaned_checkpoints:,} gone with "
+        f"their block; {format_bytes(reuse.kept_bytes)} kept; "
+        f"{reuse.restored_checkpoints:,} prefixes brought back"
+    )
+
+
+def replay_facts(result: ReplayResult, totals: Totals) -> Table:
     """What happened, in a line each."""
     reuse, work = result.reuse, result.work
     rows = {
@@ -105,12 +125,7 @@ def _facts(result: ReplayResult, totals: Totals) -> Table:
             f"{reuse.found_blocks:,} of {reuse.prompt_blocks:,} whole blocks of prompts found, "
             f"{reuse.evicted_blocks:,} evicted"
         ),
-        "windows": (
-            f"{reuse.written_checkpoints:,} checkpoints written, "
-            f"{reuse.evicted_checkpoints:,} evicted, {reuse.orphaned_checkpoints:,} gone with "
-            f"their block; {format_bytes(reuse.kept_bytes)} kept; "
-            f"{reuse.restored_checkpoints:,} prefixes brought back"
-        ),
+        "windows": _tell_windows(reuse),
         "computed": (
             f"{reuse.computed_tokens:,} prompt tokens, {reuse.again_tokens:,} of them again "
             f"after an eviction; {totals.output_tokens:,} tokens out"

@@ -82,7 +82,7 @@ class ServingLoop:
         reuse: PrefixReuse | None = None,
         contents: PromptContents | None = None,
         turns: Turns | None = None,
-        on_blocks: Callable[[int], None] | None = None,
+        on_step: Callable[[], None] | None = None,
     ) -> None:
         """Prepare to serve.
 
@@ -96,7 +96,7 @@ class ServingLoop:
             reuse: Resumes prompts behind what earlier ones have in common with them.
             contents: Tells what that is, to the data too; ``reuse`` needs it.
             turns: Steps alternate with those of another process; None where there is none.
-            on_blocks: Is told in each step how many blocks are held once it has what it needs.
+            on_step: Is called after each step, before requests that ended give their blocks back.
         """
         self.totals = LoopTotals()
         self._manager = manager
@@ -109,7 +109,7 @@ class ServingLoop:
         self._reuse = reuse
         self._contents = contents
         self._turns = turns
-        self._on_blocks = on_blocks
+        self._on_step = on_step
         self._rounding = PageRounding(manager)
         self._random = np.random.default_rng(settings.seed)
         self._admitted = 0
@@ -163,6 +163,8 @@ class ServingLoop:
         self._recorder.keep("step", start_ns)
         if decoding == len(slots):
             self._recorder.keep("decode_step", start_ns)
+        if self._on_step is not None:
+            self._on_step()
         self._advance(slots, kept, decoding)
         self.totals.steps += 1
         return True
@@ -329,5 +331,3 @@ class ServingLoop:
             with self._recorder.excluded():
                 self.totals.peak_blocks = held
                 self.totals.peak_rounding_bytes = self._rounding.unused_bytes(self._active)
-        if self._on_blocks is not None:
-            self._on_blocks(held)

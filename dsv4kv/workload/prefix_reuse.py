@@ -52,7 +52,7 @@ class _Prompt:
     """A prompt in flight: its keys, what it holds in the index, where checkpoints are due."""
 
     keys: Ids
-    lease: Lease
+    lease: Lease | None
     stops: list[int]
 
 
@@ -84,6 +84,21 @@ class PrefixReuse:
         self._period_tokens = period_tokens
         self._saved: OrderedDict[int, int] = OrderedDict()  # key that ends there -> checkpoint
         self._prompts: dict[int, _Prompt] = {}
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Blocks that the index keeps, whether requests use them now or not."""
+        return self._index.stats().held
+
+    @property
+    def num_checkpoints(self) -> int:
+        """Checkpoints that there is room for."""
+        return self._checkpoints.count
+
+    @property
+    def num_saved_checkpoints(self) -> int:
+        """Checkpoints kept now."""
+        return len(self._saved)
 
     def begin(self, slot: int, request: Request) -> int:
         """Resume a request that was just admitted; returns the tokens it need not compute."""
@@ -123,7 +138,7 @@ class PrefixReuse:
 
     def end(self, slot: int) -> None:
         """A request ends; what it has computed stays until room is needed."""
-        self._index.release(self._prompts.pop(slot).lease)
+        self._let_go(self._prompts.pop(slot))
 
     def forget(self) -> None:
         """Give up all that is cached; no request may be running."""
@@ -135,7 +150,12 @@ class PrefixReuse:
     def make_room(self, slots: Ids, tokens: Ids) -> None:
         """Before slots are prepared for tokens: evict cached blocks where too few are free."""
         lacking = int((self._table.blocks_for(tokens) - self._table.held[slots]).sum())
-        self._free(lacking)
+        if not self._free(lacking):
+            # Pinned besides: blocks of which a prompt shares a part, and has a copy. What is its
+            # own it still holds by reference.
+            for prompt in self._prompts.values():
+                self._let_go(prompt)
+            self._free(lacking)
 
     @property
     def _block_tokens(self) -> int:
@@ -145,18 +165,31 @@ class PrefixReuse:
     def _block_keys(self) -> int:
         return self._block_tokens // self._key_tokens
 
-    def _free(self, blocks: int) -> None:
-        """Evict until so many blocks are free; what a request still holds does not become so."""
+    def _free(self, blocks: int) -> bool:
+        """Evict until so many blocks are free, if that many can be.
+
+        What a request still holds does not become free.
+        """
         allocator = self._allocator
         while (short := blocks - allocator.num_free) > 0:
-            evicted = self._index.evict(min(short, max(1, self._index.stats().evictable)))
+            count = min(short, self._index.stats().evictable)
+            if not count:
+                return False
+            evicted = self._index.evict(count)
             allocator.release(evicted)
             self.totals.evicted_blocks += len(evicted)
+        return True
+
+    def _let_go(self, prompt: _Prompt) -> None:
+        """A prompt's blocks may be given up by the index."""
+        if prompt.lease is not None:
+            self._index.release(prompt.lease)
+            prompt.lease = None
 
     def _resume(self, slot: int, keys: Ids) -> int:
         """Resume behind the last of the cached keys that can be; returns how many that is."""
         count = self._deepest_checkpoint(keys)
-        if count % self._block_keys and not self._can_copy(keys[:count]):
+        if count % self._block_keys and not self._free_one_beside(keys[:count]):
             count = self._deepest_checkpoint(keys[: count // self._block_keys * self._block_keys])
             while count % self._block_keys:
                 count = self._deepest_checkpoint(keys[: count - 1])
@@ -164,18 +197,16 @@ class PrefixReuse:
             self._share(slot, keys[:count])
         return count
 
-    def _can_copy(self, keys: Ids) -> bool:
-        """Whether a block can be freed while the chain's own are kept."""
+    def _free_one_beside(self, keys: Ids) -> bool:
+        """Free a block while the chain's own are kept; False if none can be."""
         lease = self._index.pin(keys)
-        free = self._allocator.num_free + self._index.stats().evictable
+        free = self._free(1)
         self._index.release(lease)
-        return free > 0
+        return free
 
     def _share(self, slot: int, keys: Ids) -> None:
         """Let a slot share the blocks of a cached chain, and copy one that it will write in."""
         lease, tokens, key = self._index.pin(keys), len(keys) * self._key_tokens, int(keys[-1])
-        copied = int(len(keys) % self._block_keys > 0)
-        self._free(copied)
         self._saved.move_to_end(key)
         resume_request(
             self._manager,
@@ -187,7 +218,7 @@ class PrefixReuse:
             self._backend,
         )
         self._index.release(lease)
-        self.totals.copied_blocks += copied
+        self.totals.copied_blocks += len(keys) % self._block_keys > 0
 
     def _deepest_checkpoint(self, keys: Ids) -> int:
         """How many keys the last one that has a checkpoint ends; 0 without."""

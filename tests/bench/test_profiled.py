@@ -12,6 +12,8 @@ from dsv4kv.bench.profiled import run_profiled
 from dsv4kv.errors import ConfigError
 from dsv4kv.report.record import Case
 from dsv4kv.workload.executor import StepExecutor, StepTokens
+from dsv4kv.workload.prefix_reuse import PrefixReuse
+from dsv4kv.workload.request import Request
 from tests.bench.settings import tiny_config
 from tests.gpu_twin import twin_gpu
 
@@ -68,6 +70,24 @@ def test_the_profiler_looks_from_before_the_first_step_until_the_case_is_kept() 
     assert listener.told == ["start", "step", "step", "step", "keep", "stop"]
     assert (case.status, case.device) == ("complete", "cpu")
     assert case.memcpy is not None
+
+
+@pytest.mark.parametrize("index", ["none", "radix", "block_hash"])
+def test_prefixes_are_shared_as_the_bench_shares_them(
+    index: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[object] = []
+    begin = PrefixReuse.begin
+
+    def counted(reuse: PrefixReuse, slot: int, request: Request) -> int:
+        begun.append(request)
+        return begin(reuse, slot, request)
+
+    monkeypatch.setattr(PrefixReuse, "begin", counted)
+    shared = [] if index == "none" else ["cache.allocator=refcount"]
+    _, case = run(f"cache.prefix.index={index}", *shared)
+    assert len(profile_of(case).step_requests) == 3
+    assert bool(begun) == (index != "none")
 
 
 def test_the_step_in_which_a_profiler_begins_is_not_looked_at(

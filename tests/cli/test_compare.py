@@ -133,6 +133,71 @@ def test_markdown_shows_what_changed_and_folds_the_rest(
     assert result.stdout == snapshot
 
 
+# ---- a page -------------------------------------------------------------------------------------
+
+
+def test_a_page_shows_the_verdict_every_row_and_a_run_of_each_side(
+    before: str, slower: str
+) -> None:
+    result = run(before, slower, "--html", "pages/page.html")
+    assert result.exit_code == 1
+    assert "✗ SLOWER: " in result.stdout
+    assert result.stderr == "page: pages/page.html\n"
+    page = Path("pages/page.html").read_text()
+    assert page.count("<article>") == 2
+    for told in ("From before.json to slower.json", "SLOWER: ", "flush csa", "What changed"):
+        assert told in page
+    assert re.findall(r'<p class="run">(\w+) ', page) == ["before", "slower"]
+
+
+@pytest.mark.parametrize("form", ["--json", "--markdown"])
+def test_a_page_is_told_apart_from_what_programs_read(before: str, same: str, form: str) -> None:
+    alone, beside = run(before, same, form), run(before, same, form, "--html", "page.html")
+    assert beside.stdout == alone.stdout
+    assert Path("page.html").exists()
+
+
+def test_a_page_of_a_baseline_names_it(before: str, slower: str) -> None:
+    run(before, "--save-baseline", "main")
+    run(slower, "--baseline", "main", "--html", "page.html")
+    assert "From main to slower.json" in Path("page.html").read_text()
+
+
+def test_a_side_of_many_records_is_shown_by_one_and_says_so(before: str, same: str) -> None:
+    both = f"{before},{same}"
+    assert run(before, both, "--html", "page.html").exit_code in (0, 3)
+    page = Path("page.html").read_text()
+    assert page.count("<article>") == 2
+    assert "all 2 records are compared, the first is shown below" in page
+
+
+def test_a_page_that_cannot_be_written_is_told_and_leaves_nothing(
+    before: str, same: str, folder: Path
+) -> None:
+    (folder / "taken").mkdir()
+    files = sorted(folder.rglob("*"))
+    result = run(before, same, "--html", "taken")
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "error: taken cannot be written (Is a directory): name another place with "
+        "--html page.html.\n"
+    )
+    assert sorted(folder.rglob("*")) == files
+
+
+def test_a_page_of_one_side_is_refused_before_it_is_saved(before: str) -> None:
+    result = run(before, "--save-baseline", "main", "--html", "page.html")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "--html shows a comparison: name a second side" in result.stderr
+    assert not Path("results").exists()
+    assert not Path("page.html").exists()
+
+
+def test_sides_that_cannot_be_compared_leave_no_page(before: str, elsewhere: str) -> None:
+    assert run(before, elsewhere, "--html", "page.html").exit_code == 2
+    assert not Path("page.html").exists()
+
+
 # ---- unlike sides -------------------------------------------------------------------------------
 
 
@@ -225,7 +290,7 @@ SETTINGS = [word for setting in (*TINY, "workload.data=none") for word in ("--se
 def test_two_configurations_are_measured_in_turns_kept_and_compared() -> None:
     Path("other.yaml").write_text("cache: {block_tokens: 256, max_context_tokens: 1024}\n")
     result = run("--ab", "config:smoke", "other.yaml", *SETTINGS, "--set", "workload.trace=null",
-                 "--launches", "1")  # fmt: skip
+                 "--launches", "1", "--html", "page.html")  # fmt: skip
     assert result.exit_code == 3
     assert "config: cache.block_tokens: 128 against 256" in result.stdout
     assert "--force" not in result.stdout
@@ -233,6 +298,7 @@ def test_two_configurations_are_measured_in_turns_kept_and_compared() -> None:
     assert "launches whose steps took turns" in re.sub(r"\s+", " ", result.stdout)
     paths = re.findall(r"^record of [AB] \S+: (.*)$", result.stderr, re.M)
     assert [len(load_record(Path(path)).launches) for path in paths] == [1, 1]
+    assert Path("page.html").read_text().count("<article>") == 2
 
 
 @pytest.mark.parametrize("name", [signal.SIGINT, signal.SIGTERM])

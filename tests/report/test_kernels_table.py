@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.measure.profilers.classify import shipped_rules
+from dsv4kv.measure.profilers.nsys_export import read_nsys
 from dsv4kv.measure.profilers.trace import (
     KERNEL,
     NONE,
@@ -20,8 +21,9 @@ from dsv4kv.measure.profilers.trace import (
     constant,
 )
 from dsv4kv.report.kernel_table import build_table
+from dsv4kv.report.kernels import title_of
 from dsv4kv.report.profile_record import KernelRow, KernelTable
-from tests.measure.profilers.exports import GLOBAL_PID, two_replays
+from tests.measure.profilers.exports import GLOBAL_PID, Export, two_replays
 from tests.measure.profilers.traces import event, gpu_events
 from tests.report.kernel_profiles import from_kineto, from_nsys
 
@@ -259,3 +261,16 @@ def test_launches_are_counted_by_step(calls: int) -> None:
     ).steps
     assert steps is not None
     assert (steps.launch_ns, steps.launches) == ([2 * calls], [calls])
+
+
+def test_places_are_counted_in_every_graph_anew(tmp_path: Path) -> None:
+    """The upper half of a node's id is the number of its graph."""
+    export = Export()
+    for graph in (3, 7):
+        for place, name in enumerate(["first", "second"]):
+            at, node = 1_000 * graph + 10 * place, (graph << 32) + 40 + place
+            export.kernel(f"{name}_of_{graph}", graph, at, at + 5, graphNodeId=node)
+    path = export.save(tmp_path / "step.sqlite")
+    table = build_table(read_nsys(path), shipped_rules())
+    found = {title_of(one): one.node for one in table.kernels}
+    assert found == {"first_of_3": 1, "second_of_3": 2, "first_of_7": 1, "second_of_7": 2}

@@ -49,6 +49,18 @@ def test_a_profile_of_a_cpu_is_told(tmp_path: Path, snapshot: SnapshotAssertion)
     assert told(profile) == snapshot
 
 
+def test_shares_of_a_step_add_up(tmp_path: Path) -> None:
+    text = told(make_profile(from_kineto(tmp_path)))
+    # 20 µs of the step of 100 lie outside its one operation
+    assert "operations add up to 80.0 % of the steps, and 20.0 % is outside any of" in text
+
+
+def test_full_names_are_told_on_demand(tmp_path: Path) -> None:
+    profile = make_profile(from_nsys(tmp_path))
+    assert "void dsv::flush<int>(int*)" not in told(profile)
+    assert "void dsv::flush<int>(int*)" in told(profile, full=True)
+
+
 def test_rates_are_held_against_the_yardstick(tmp_path: Path) -> None:
     text = told(make_profile(from_nsys(tmp_path)))
     # 80,000 B in 20 µs are 4 GB/s, as much as the copy

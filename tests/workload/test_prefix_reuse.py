@@ -3,13 +3,14 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dsv4kv.bench.build import build_manager, build_reuse, loop_settings, plan_from
@@ -124,6 +125,13 @@ def serve(
     return totals, reuse, drive.verifier.failures
 
 
+@lru_cache(maxsize=2)  # most variants have the same
+def serve_without_reuse(options: tuple[str, ...]) -> tuple[LoopTotals, Gathered]:
+    gathered = Gathered()
+    totals, _, _ = serve(draw_requests(14), *options, observer=gathered)
+    return totals, gathered
+
+
 RADIX = "cache.prefix.index=radix"
 VARIANTS = {
     "to 128 tokens": (RADIX,),
@@ -144,11 +152,10 @@ VARIANTS = {
 
 @pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
 def test_what_is_gathered_has_the_bits_of_a_run_without_reuse(options: tuple[str, ...]) -> None:
-    requests = draw_requests(14)
-    with_reuse, without = Gathered(), Gathered()
-    totals, reuse, _ = serve(requests, *options, observer=with_reuse)
-    same = [option for option in options if "prefix" not in option]
-    plain, _, _ = serve(requests, *same, observer=without)
+    with_reuse = Gathered()
+    totals, reuse, _ = serve(draw_requests(14), *options, observer=with_reuse)
+    same = tuple(option for option in options if "prefix" not in option)
+    plain, without = serve_without_reuse(same)
     assert reuse is not None
     assert totals.resumed_tokens > 500
     assert totals.input_tokens + totals.resumed_tokens == plain.input_tokens
@@ -179,12 +186,18 @@ def test_evictions_are_counted() -> None:
 
 
 def test_junctions_win_back_what_ends_alone_lose() -> None:
+    assert resumed_tokens("ends+junctions") > resumed_tokens("ends")
+
+
+def resumed_tokens(windows: str) -> int:
+    """Of a run without data."""
+    books = (RADIX, f"cache.prefix.windows={windows}", "workload.data=none")
+    config = make_config(*COMMON, *books)
+    manager = build_manager(config, plan_from(config), None)
+    reuse = build_reuse(config, manager, load_backend("cpu"))
     requests = draw_requests(30, seed=1)
-    resumed = {
-        windows: serve(requests, "cache.prefix.index=radix", f"cache.prefix.windows={windows}")[0]
-        for windows in ("ends", "ends+junctions")
-    }
-    assert resumed["ends+junctions"].resumed_tokens > resumed["ends"].resumed_tokens
+    loop = ServingLoop(manager, requests, loop_settings(config), Recorder(), None, None, reuse)
+    return loop.run().resumed_tokens
 
 
 # ---- that the checks can fail -------------------------------------------------------------------
@@ -253,8 +266,50 @@ def workloads(draw: st.DrawFn) -> tuple[list[Request], list[str]]:
     return requests, options
 
 
+def _request(input_tokens: int, output_tokens: int, *hashes: int) -> Request:
+    return Request(0.0, input_tokens, output_tokens, hashes, 256)
+
+
+HALF_A_BLOCK_SHARED = (
+    [
+        _request(746, 4, 2, 6, 13),
+        _request(1058, 5, 2, 6, 14, 30, 100_100),
+        _request(1280, 4, 2, 6, 13, 27, 56),
+        _request(738, 1, 2, 5, 12),
+        _request(1272, 5, 1, 4, 9, 20, 42),
+        _request(1061, 2, 2, 5, 12, 26, 100_500),
+    ],
+    [
+        "cache.block_tokens=512",
+        "cache.prefix.index=radix",
+        "cache.prefix.policy=lru",
+        "cache.prefix.windows=ends",
+        "cache.prefix.checkpoints=1",
+        "cache.num_blocks=6",
+        "cache.prefix.period_tokens=256",
+        "cache.max_context_tokens=2048",
+        "workload.data=none",
+    ],
+)
+"""The last prompt pins two blocks to share one: half of it is also in another prompt's block."""
+
+NO_BLOCK_TO_COPY_TO = (
+    [
+        _request(267, 3, 1, 100_000),
+        _request(498, 5, 1, 4),
+        _request(1253, 4, 1, 4, 9, 19, 40),
+        _request(226, 1, 2),
+        _request(499, 5, 2, 5),
+    ],
+    [each.replace("num_blocks=6", "num_blocks=4") for each in HALF_A_BLOCK_SHARED[1]],
+)
+"""What is cached besides is in use: evicting it frees nothing, and nothing can be copied."""
+
+
 @settings(max_examples=60)
 @given(workloads())
+@example(HALF_A_BLOCK_SHARED)
+@example(NO_BLOCK_TO_COPY_TO)
 def test_references_equal_owners_at_every_step(case: tuple[list[Request], list[str]]) -> None:
     requests, options = case
     given = {option.partition("=")[0] for option in options}

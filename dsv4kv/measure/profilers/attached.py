@@ -1,4 +1,7 @@
-"""Profilers as the profiled process sees them: when they look, and how ranges are marked."""
+"""Profilers as the profiled process sees them: when they look, and how ranges are marked.
+
+That process has torch; whoever only asks for ``has_nvtx`` need not, so it is imported late.
+"""
 
 import gzip
 import importlib.util
@@ -10,8 +13,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
-
-import torch
 
 from dsv4kv.measure.profilers.ranges import DOMAIN
 
@@ -45,12 +46,16 @@ class CudaProfiler:
 
     def start(self) -> None:
         """See ``Attached``."""
+        import torch
+
         if torch.cuda.is_available():
             torch.cuda.synchronize()
             torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
 
     def stop(self) -> None:
         """See ``Attached``."""
+        import torch
+
         if torch.cuda.is_available():
             torch.cuda.synchronize()
             torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
@@ -61,6 +66,8 @@ class CudaProfiler:
             nvtx: Any = importlib.import_module("nvtx")
             marked: AbstractContextManager[object] = nvtx.annotate(name, domain=DOMAIN)
             return marked
+        import torch
+
         return torch.cuda.nvtx.range(name) if torch.cuda.is_available() else nullcontext()
 
 
@@ -68,6 +75,8 @@ class Kineto:
     """torch.profiler in this process; begun after graphs are captured, or it misses kernels."""
 
     def __init__(self) -> None:
+        import torch
+
         activities = [torch.profiler.ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -80,6 +89,8 @@ class Kineto:
 
     def stop(self) -> None:
         """See ``Attached``."""
+        import torch
+
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         with _silent_stderr():
@@ -87,6 +98,8 @@ class Kineto:
 
     def mark(self, name: str) -> AbstractContextManager[object]:
         """See ``Attached``."""
+        import torch
+
         return torch.profiler.record_function(name)
 
     def save(self, path: Path) -> None:

@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import re
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,13 @@ Event = dict[str, Any]
 _CHUNK = 1 << 20
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 _LONGEST = 1 << 24  # characters before the first event, or of one
-_BETWEEN = re.compile(r"[\s,]*")
+_BETWEEN = re.compile(
+    r'[\s,]*(?:(?<=\n  )(\{\n\s*"ph":\s*(?:"[^X]"|"X",\s*"cat":\s*"python_function")))?'
+)
+"""What lies between events, and the beginning of one that is passed over, in torch's own layout,
+as taking it apart takes long: of an arrow, a thread's name, a call stack."""
+_CLOSED = "\n  }"  # its end: strings have no line ends, and what is inside lies deeper
+_NO_JSON = re.compile(r"(:\s*)-?(?:inf|nan)\b(?=\s*[,}\]])")  # as C++ writes it
 _GZIP = b"\x1f\x8b"
 
 
@@ -37,12 +44,17 @@ def open_text(path: Path) -> Iterator[TextIO]:
         packed = file.read(len(_GZIP)) == _GZIP
         file.seek(0)
         raw = gzip.GzipFile(fileobj=file) if packed else file
-        with io.TextIOWrapper(io.BufferedReader(raw), encoding="utf-8") as text:
+        buffer = io.BufferedReader(raw)
+        with io.TextIOWrapper(buffer, encoding="utf-8-sig", errors="replace") as text:
             yield text
 
 
 class ChromeFile:
-    """A Chrome trace: ``head`` is the text before the events, and iterating gives the events.
+    """A Chrome trace: iterating gives the events, but those that are passed over.
+
+    Attributes:
+        head: The text before the events.
+        broken: Events that are no JSON: torch writes quotes in names of ranges as they are.
 
     Raises:
         ProfileError: While iterating: it is no Chrome trace, or is cut short.
@@ -51,12 +63,13 @@ class ChromeFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.head = ""
+        self.broken = 0
 
     def __iter__(self) -> Iterator[Event]:
         with open_text(self.path) as file:
             try:
                 yield from self._events(file, self._skip_head(file))
-            except (OSError, EOFError, UnicodeDecodeError) as error:
+            except (OSError, EOFError, zlib.error) as error:
                 raise ProfileError(f"{self.path} is damaged or cut short ({error}).") from None
 
     def _skip_head(self, file: TextIO) -> str:
@@ -76,21 +89,53 @@ class ChromeFile:
         )
 
     def _events(self, file: TextIO, text: str) -> Iterator[Event]:
-        decode, at = json.JSONDecoder().raw_decode, 0
+        decode, at = json.JSONDecoder(strict=False).raw_decode, 0
         while True:
             found = _BETWEEN.match(text, at)
-            at = found.end() if found else at
+            assert found is not None  # it fits nothing, too
+            at = found.end()
+            if found.lastindex:
+                end = text.find(_CLOSED, at)
+                if end > 0:
+                    at = end + len(_CLOSED)
+                    continue
+                at = found.start(1)  # its end is not here yet
             if text[at : at + 1] == "]":
                 return
             try:
                 event, at = decode(text, at)
             except json.JSONDecodeError:
-                chunk = file.read(_CHUNK)
-                if not chunk or len(text) - at > _LONGEST:
-                    raise ProfileError(
-                        f"{self.path} has an event that does not end: it is damaged or cut short."
-                    ) from None
-                text, at = text[at:] + chunk, 0
-                continue
+                end = _end_of_event(text, at)
+                if end < 0:
+                    text, at = self._more(file, text[at:]), 0
+                    continue
+                event, at = self._mended(text[at:end]), end
             if isinstance(event, dict):
                 yield event
+
+    def _mended(self, text: str) -> Event | None:
+        """A whole event that is no JSON, its numbers made so; None where that does not help."""
+        try:
+            event: Event = json.loads(_NO_JSON.sub(r"\1NaN", text), strict=False)
+            return event
+        except json.JSONDecodeError:
+            self.broken += 1
+            return None
+
+    def _more(self, file: TextIO, text: str) -> str:
+        """Text whose first event has no end yet: with numbers made JSON, or more of the file."""
+        mended = _NO_JSON.sub(r"\1NaN", text)
+        if mended != text:
+            return mended
+        chunk = file.read(_CHUNK)
+        if not chunk or len(text) > _LONGEST:
+            raise ProfileError(
+                f"{self.path} has an event that does not end: it is damaged or cut short."
+            )
+        return text + chunk
+
+
+def _end_of_event(text: str, at: int) -> int:
+    """Where an event ends that lies in torch's own layout, -1 if it does not or has no end."""
+    end = text.find(_CLOSED, at) if text.startswith("{\n", at) else -1
+    return end + len(_CLOSED) if end > 0 and text.count('"ph"', at, end) == 1 else -1

@@ -1,10 +1,13 @@
 """Reads a profile from a file, whatever wrote it."""
 
+import gzip
 import tempfile
+import zlib
+from dataclasses import replace
 from pathlib import Path
 
 from dsv4kv.errors import ProfileError
-from dsv4kv.measure.profilers.commands import require_tool
+from dsv4kv.measure.profilers.commands import find_tool
 from dsv4kv.measure.profilers.kineto import read_kineto
 from dsv4kv.measure.profilers.ncu_report_file import read_ncu
 from dsv4kv.measure.profilers.nsys_export import read_nsys
@@ -13,40 +16,65 @@ from dsv4kv.measure.profilers.sessions import export_nsys
 from dsv4kv.measure.profilers.trace import Trace
 
 _EXPORT_TIMEOUT_S = 600.0
-_SYSTEMS = "Nsight Systems"
+_SQLITE = b"SQLite format 3\0"
+_DATABASES = (".sqlite", ".sqlite3", ".db")
+_REPORTS = (".nsys-rep", ".qdrep")
+_TRACES = (".json", ".json.gz")
 
 
 def read_profile(path: Path, step: str = STEP) -> Trace:
     """Read ``.nsys-rep``, ``.sqlite``, ``.json``, ``.json.gz`` or ``.ncu-rep``.
 
-    Ranges named ``step`` are the steps. A report of nsys is exported by nsys, unless an export
-    lies beside it.
+    Ranges that fit ``step`` are the steps. A report of nsys is exported by nsys, unless an export
+    lies beside it. A database and a trace may have any name.
 
     Raises:
         ProfileError: It cannot be read, or what reads it is not installed.
     """
     name = path.name.lower()
-    if name.endswith((".sqlite", ".db")):
-        return read_nsys(path, step)
-    if name.endswith((".nsys-rep", ".qdrep")):
+    if name.endswith(_REPORTS):
         return _read_report(path, step)
     if name.endswith(".ncu-rep"):
         return read_ncu(path)
-    if name.endswith((".json", ".json.gz")):
+    begin, unpacked = _first_bytes(path, packed=False), _first_bytes(path, packed=True)
+    if unpacked == _SQLITE:
+        raise ProfileError(f"{path} is a packed database: unpack it first, with gunzip.")
+    if begin == _SQLITE or name.endswith(_DATABASES):
+        return read_nsys(path, step)
+    if name.endswith(_TRACES) or (unpacked or begin).lstrip()[:1] in (b"{", b"["):
         return read_kineto(path, step)
     raise ProfileError(
-        f"{path} is no profile by its name: .nsys-rep, .sqlite, .ncu-rep are, and .json or "
-        ".json.gz of torch.profiler."
+        f"{path} is no profile that can be read: .nsys-rep, .sqlite, .ncu-rep are, and .json or "
+        ".json.gz of torch.profiler. Other exports of nsys (parquet, arrow, hdf, text) are not: "
+        "export with `nsys export --type=sqlite`."
     )
+
+
+def _first_bytes(path: Path, *, packed: bool) -> bytes:
+    """How a file begins; empty where it cannot be read so."""
+    try:
+        with gzip.open(path) if packed else path.open("rb") as file:
+            return file.read(len(_SQLITE))
+    except (OSError, EOFError, zlib.error):
+        return b""
 
 
 def _read_report(path: Path, step: str) -> Trace:
     if not path.is_file():
         raise ProfileError(f"{path} does not exist: name a report of nsys, .nsys-rep.")
-    beside = path.with_suffix(".sqlite")
-    if beside.is_file():
-        return read_nsys(beside, step)
-    nsys = require_tool("nsys", _SYSTEMS)
+    beside, nsys = path.with_suffix(".sqlite"), find_tool("nsys")
+    is_old = beside.is_file() and beside.stat().st_mtime < path.stat().st_mtime
+    if beside.is_file() and not (is_old and nsys):
+        trace = read_nsys(beside, step)
+        if is_old:
+            old = f"{beside.name} is older than {path.name}: export it anew."
+            return replace(trace, warnings=[old, *trace.warnings])
+        return trace
+    if nsys is None:
+        raise ProfileError(
+            f"{path} has to be exported by nsys, which is not on PATH: where it is, run "
+            f"`nsys export --type=sqlite {path.name}`, and show {beside.name} here."
+        )
     with tempfile.TemporaryDirectory() as folder:
         database = Path(folder) / beside.name
         return read_nsys(export_nsys(nsys, path, database, _EXPORT_TIMEOUT_S).file, step)

@@ -5,18 +5,46 @@ import re
 _ANONYMOUS = re.compile(r"\(anonymous namespace\)::|<unnamed>::")
 _DECLARATION = re.compile(r"<|\w\(")
 _OPEN, _CLOSE = "<(", ">)"
+_WRAPPER = re.compile(r"(?:device_kernel|Kernel2?|enable_sm\w+)")
+_FIRST_ARGUMENT = r"\b{}<\s*([A-Za-z_][\w:]*)"
+_MANGLED = re.compile(r"_Z(?:NK?)?(?=\d)")
+_LENGTH = re.compile(r"\d+")
 
 
 def shorten(name: str) -> str:
     """``void at::native::(anonymous namespace)::fill<int>(int*)`` is ``fill``.
 
-    A name that is no C++ name (of a copy, of a marked range) stays as it is.
+    CUTLASS launches everything through a few functions: of those it is what they were made for,
+    ``device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<…>>>`` is ``FlashAttnFwdSm90``. A
+    name that is no C++ name (of a copy, of a marked range) stays as it is.
     """
+    if _MANGLED.match(name):
+        return _last_of_mangled(name)
     plain = _ANONYMOUS.sub("", name)
     if not _DECLARATION.search(plain):
         return plain if " " in plain else plain.rsplit("::", 1)[-1]
     words = _outside_brackets(plain).split()
-    return words[-1].rsplit("::", 1)[-1] if words else name
+    return _wrapped(plain, words[-1].rsplit("::", 1)[-1]) if words else name
+
+
+def _wrapped(name: str, short: str) -> str:
+    """What a wrapper was made for, its first template argument; others are returned."""
+    while _WRAPPER.fullmatch(short):
+        found = re.search(_FIRST_ARGUMENT.format(short), name)
+        if found is None:
+            break
+        name, short = name[found.start(1) :], found[1].rsplit("::", 1)[-1]
+    return short
+
+
+def _last_of_mangled(name: str) -> str:
+    """``_ZN4vllm4copyIiEEvPT_`` is ``copy``: profilers fail to demangle the longest names."""
+    begin = _MANGLED.match(name)
+    at, last = begin.end() if begin else 0, name
+    while found := _LENGTH.match(name, at):
+        at = found.end() + int(found[0])
+        last = name[found.end() : at]
+    return last
 
 
 def _outside_brackets(name: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from dsv4kv.measure.profilers.joining import find, pick
+from dsv4kv.measure.profilers.nsys_devices import read_devices
 from dsv4kv.measure.profilers.nsys_ranges import read_ranges
 from dsv4kv.measure.profilers.nsys_work import (
     CORRELATION_MASK,
@@ -17,8 +18,14 @@ from dsv4kv.measure.profilers.nsys_work import (
     launch_key,
     read_work,
 )
-from dsv4kv.measure.profilers.ranges import STEP, Ranges, enclosing
+from dsv4kv.measure.profilers.ranges import STEP, Ranges, fitting
 from dsv4kv.measure.profilers.sqlite_columns import Database, open_database
+from dsv4kv.measure.profilers.steps import (
+    launched_steps,
+    marked_steps,
+    tell_empty,
+    tell_instead,
+)
 from dsv4kv.measure.profilers.trace import (
     GRAPH,
     KERNEL,
@@ -32,6 +39,7 @@ from dsv4kv.measure.profilers.trace import (
 )
 
 _WORTH_TELLING = 2  # severity of a diagnostic: 1 is information
+_MOST_TOLD = 8
 
 
 def read_nsys(path: Path, step: str = STEP) -> Trace:
@@ -47,32 +55,42 @@ def read_nsys(path: Path, step: str = STEP) -> Trace:
 def _read(database: Database, step: str) -> Trace:
     names = Names()
     launched, shapes = read_work(database, names)
+    launched, unended = _with_ends(launched)
     called, keys = _read_calls(database, launched)
     call = find(keys, launched.launch)
     ranges = read_ranges(database, names, step)
-    is_step = ranges.name == names.known.get(step, NONE)
-    notes: list[str] = []
+    is_step = np.isin(ranges.name, fitting(names.known, step))
     if np.any(is_step):
-        steps_ns = np.stack([ranges.start_ns, ranges.closed_ns], axis=1)[is_step]
-        in_step, phase = enclosing(ranges, is_step, called.thread, called.start_ns)
+        steps = marked_steps(ranges, is_step, called.thread, called.start_ns)
+        notes, empty = unended, tell_empty(step, steps.times_ns, pick(steps.step, call))
     else:
-        steps_ns, in_step = _graph_launches(called, call, launched)
-        phase = constant(len(called), NONE)
-        instead = "every launch of a graph is one" if len(steps_ns) else "there are no steps"
-        notes.append(f"no range is named {step!r}: {instead}")
+        of_graph = (launched.node > 0) | (launched.kind == GRAPH)
+        steps = launched_steps(called, np.unique(call[of_graph & (call != NONE)]))
+        told = tell_instead(step, len(steps.times_ns), ranges, names.listed())
+        notes, empty = [told, *unended], list[str]()
     made = np.unique(call[call != NONE])
+    device, devices = read_devices(database, launched)
     return Trace(
         tool="nsys",
         names=names.listed(),
-        work=_work(launched, pick(in_step, call), pick(phase, call)),
+        work=_work(launched, device, pick(steps.step, call), pick(steps.phase, call)),
         shapes=shapes,
-        steps_ns=steps_ns,
-        calls=Calls(called.start_ns[made], called.end_ns[made], in_step[made]),
-        devices=_read_devices(database),
+        steps_ns=steps.times_ns,
+        calls=Calls(called.start_ns[made], called.closed_ns[made], steps.step[made]),
+        devices=devices,
         version=_read_version(database),
-        warnings=[*_read_diagnostics(database), *_judge(launched)],
+        warnings=[*_read_diagnostics(database), *_judge(launched), *empty],
         notes=notes,
     )
+
+
+def _with_ends(launched: Launched) -> tuple[Launched, list[str]]:
+    """The work whose end is known, and a note of the other: a capture may cut it off."""
+    ended = launched.end_ns >= launched.start_ns
+    left = int(np.count_nonzero(~ended))
+    if not left:
+        return launched, []
+    return launched.where(ended), [f"left out: {left:,} pieces of work that have no end"]
 
 
 def _read_calls(database: Database, launched: Launched) -> tuple[Ranges, Column]:
@@ -86,23 +104,14 @@ def _read_calls(database: Database, launched: Launched) -> tuple[Ranges, Column]
     return Ranges(thread, start, end, constant(len(thread), NONE)), keys
 
 
-def _graph_launches(called: Ranges, call: Column, launched: Launched) -> tuple[Column, Column]:
-    """Every launch of a graph as a step: its begin and end, and the step of every call."""
-    of_graph = (launched.node > 0) | (launched.kind == GRAPH)
-    made = np.unique(call[of_graph & (call != NONE)])
-    in_step = constant(len(called), NONE)
-    in_step[made] = np.arange(len(made))
-    return np.stack([called.start_ns[made], called.end_ns[made]], axis=1), in_step
-
-
-def _work(launched: Launched, step: Column, phase: Column) -> Work:
+def _work(launched: Launched, device: Column, step: Column, phase: Column) -> Work:
     return Work(
         name=launched.name,
         kind=launched.kind,
         start_ns=launched.start_ns,
         end_ns=launched.end_ns,
         self_ns=launched.end_ns - launched.start_ns,
-        device=launched.device,
+        device=device,
         stream=launched.stream,
         shape=launched.shape,
         node=launched.node,
@@ -115,9 +124,15 @@ def _work(launched: Launched, step: Column, phase: Column) -> Work:
 def _read_diagnostics(database: Database) -> list[str]:
     """What nsys itself complained about, worst first."""
     rows = database.rows("DIAGNOSTIC_EVENT", ("severity", "text"))
-    told = [(int(str(severity)), str(text).strip()) for severity, text in rows]
-    told = sorted((one for one in told if one[0] >= _WORTH_TELLING), key=lambda one: -one[0])
-    return [f"nsys: {text}" for _, text in dict.fromkeys(told)]
+    told = [
+        (severity, " ".join(str(text).split()))
+        for severity, text in rows
+        if isinstance(severity, int) and severity >= _WORTH_TELLING
+    ]
+    texts = list(dict.fromkeys(text for _, text in sorted(told, key=lambda one: -one[0])))
+    left = len(texts) - _MOST_TOLD
+    more = [f"nsys: and {left} more in DIAGNOSTIC_EVENT"] if left > 0 else []
+    return [*(f"nsys: {text}" for text in texts[:_MOST_TOLD]), *more]
 
 
 def _judge(launched: Launched) -> list[str]:
@@ -128,11 +143,6 @@ def _judge(launched: Launched) -> list[str]:
     if not np.any(launched.kind == KERNEL):
         return ["the file has no GPU kernels: was the profiler on while the steps ran?"]
     return []
-
-
-def _read_devices(database: Database) -> dict[int, str]:
-    rows = database.rows("TARGET_INFO_GPU", ("id", "name"))
-    return {int(str(number)): str(name) for number, name in rows}
 
 
 def _read_version(database: Database) -> str | None:

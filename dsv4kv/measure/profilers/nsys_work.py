@@ -1,11 +1,14 @@
 """Work of GPUs in an export of nsys: kernels, copies, fills, and graphs traced as a whole."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
+from numpy.typing import NDArray
 
-from dsv4kv.measure.profilers.shapes import number_shapes
-from dsv4kv.measure.profilers.sqlite_columns import Database
+from dsv4kv.measure.profilers.joining import number_rows
+from dsv4kv.measure.profilers.nsys_ranges import number_texts
+from dsv4kv.measure.profilers.sqlite_columns import Database, Packed
 from dsv4kv.measure.profilers.trace import (
     GRAPH,
     KERNEL,
@@ -20,14 +23,21 @@ from dsv4kv.measure.profilers.trace import (
 
 TABLES = "CUPTI_ACTIVITY_KIND_"
 _PLACE = ("start", "end", "deviceId", "streamId", "globalPid", "correlationId", "graphNodeId")
-_SHAPE = (
-    *(f"{what}{axis}" for what in ("grid", "block") for axis in "XYZ"),
-    "registersPerThread",
-    "staticSharedMemory",
-    "dynamicSharedMemory",
-)
+_GRID = Packed(("gridX", "gridY", "gridZ"), (31, 16, 16))  # CUDA allows no more
+_BLOCK = Packed(("blockX", "blockY", "blockZ"), (16, 16, 16))
+_SHARED = ("staticSharedMemory", "dynamicSharedMemory")
+_SHAPE = (_GRID, _BLOCK, "registersPerThread", *_SHARED)
 _TITLES = ("demangledName", "shortName", "mangledName")
-_COPIES = {1: "host to device", 2: "device to host", 8: "device to device", 10: "peer to peer"}
+_COPIES = {
+    1: "host to device",
+    2: "device to host",
+    8: "device to device",
+    9: "host to host",
+    10: "peer to peer",
+    11: "host to device, unified memory",
+    12: "device to host, unified memory",
+    13: "device to device, unified memory",
+}
 _PID_BIT, _PID_MASK = 24, (1 << 24) - 1
 _CORRELATION_BITS = 32
 CORRELATION_MASK = (1 << _CORRELATION_BITS) - 1
@@ -50,6 +60,15 @@ class Launched:
 
     def __len__(self) -> int:
         return len(self.name)
+
+    @property
+    def pid(self) -> Column:
+        """Processes that launched; 0 where they are not known."""
+        return self.launch >> _CORRELATION_BITS
+
+    def where(self, chosen: NDArray[np.bool_]) -> "Launched":
+        """Some of the rows."""
+        return Launched(**{one.name: getattr(self, one.name)[chosen] for one in fields(self)})
 
 
 def launch_key(pid: Column, correlation: Column) -> Column:
@@ -79,12 +98,28 @@ def _read_kernels(database: Database, names: Names) -> tuple[Launched, list[Laun
     table = f"{TABLES}KERNEL"
     title = next((one for one in _TITLES if one in database.columns_of(table)), _TITLES[0])
     text, *columns = database.read(table, [title, *_PLACE, *_SHAPE])
-    distinct, inverse = np.unique(text, return_inverse=True)
-    texts = database.strings(distinct.tolist())
-    numbers = [names.number(texts.get(one, f"kernel {one}")) for one in distinct.tolist()]
-    name = np.array(numbers, dtype=np.int64)[inverse]
-    shape, shapes = number_shapes(columns[len(_PLACE) :])
-    return _launched(KERNEL, columns[: len(_PLACE)], name, shape=shape), shapes
+    name = number_texts(database, text, names, "kernel {}")
+    numbers, distinct = number_rows(columns[len(_PLACE) :])
+    shapes = [_shape(values) for values in distinct]
+    return _launched(KERNEL, columns[: len(_PLACE)], name, shape=numbers), shapes
+
+
+def _shape(values: Sequence[int]) -> LaunchShape:
+    grid, block, registers, *shared = values
+    known = [size for size in shared if size != NONE]
+    return LaunchShape(
+        grid=_triple(_GRID.unpack(grid)),
+        block=_triple(_BLOCK.unpack(block)),
+        registers=None if registers == NONE else registers,
+        shared_bytes=sum(known) if known else None,
+    )
+
+
+def _triple(sizes: list[int] | None) -> tuple[int, int, int] | None:
+    if sizes is None:
+        return None
+    x, y, z = sizes
+    return x, y, z
 
 
 def _read_copies(database: Database, names: Names) -> Launched:

@@ -1,5 +1,7 @@
 """Which marked range a moment on a thread lies in."""
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,6 +49,14 @@ def no_ranges() -> Ranges:
     return Ranges(no_rows(), no_rows(), no_rows(), no_rows())
 
 
+def fitting(names: Mapping[str, int], pattern: str) -> Column:
+    """Numbers of the names that fit a pattern, in which ``*`` stands for anything."""
+    parts = map(re.escape, pattern.split("*"))
+    wanted = re.compile(".*".join(parts), re.DOTALL)
+    fits = [number for name, number in names.items() if wanted.fullmatch(name)]
+    return np.array(fits, dtype=np.int64)
+
+
 def enclosing(
     ranges: Ranges, is_step: NDArray[np.bool_], thread: Column, time_ns: Column
 ) -> tuple[Column, Column]:
@@ -78,20 +88,30 @@ def _sweep(
 
     The columns of ranges have an element more than the moments: the first is before all of them.
     """
-    starts, ends = ranges.start_ns[mine].tolist(), ranges.closed_ns[mine].tolist()
-    numbers, steps = mine.tolist(), set(np.flatnonzero(is_step).tolist())
-    begins = [
-        (start, _BEGINS, -end, i) for start, end, i in zip(starts, ends, numbers, strict=True)
-    ]
-    moments = sorted(begins + [(end, _ENDS, 0, i) for end, i in zip(ends, numbers, strict=True)])
+    mine = mine[ranges.closed_ns[mine] > ranges.start_ns[mine]]  # else nothing lies in it
+    times = np.concatenate([ranges.start_ns[mine], ranges.closed_ns[mine]])
+    kinds = np.repeat([_BEGINS, _ENDS], len(mine))
+    # outer ranges open before inner ones that begin with them, and close after those
+    latest_first = np.concatenate([-ranges.closed_ns[mine], -ranges.start_ns[mine]])
+    order = np.lexsort((latest_first, kinds, times))
+    numbers, begins = np.tile(mine, 2)[order].tolist(), (kinds[order] == _BEGINS).tolist()
+    are_steps = np.tile(is_step[mine], 2)[order].tolist()
     open_ranges: list[int] = []
+    open_steps: list[int] = []
     inner, outer = [NONE], [NONE]
-    for _, kind, _, i in moments:
-        if kind == _BEGINS:
-            open_ranges.append(i)
-        else:
-            open_ranges.remove(i)
+    for i, begins_here, is_one in zip(numbers, begins, are_steps, strict=True):
+        for stack in (open_ranges, open_steps) if is_one else (open_ranges,):
+            _step_over(stack, i, begins_here)
         inner.append(open_ranges[-1] if open_ranges else NONE)
-        outer.append(next((j for j in reversed(open_ranges) if j in steps), NONE))
-    times = np.array([moment for moment, *_ in moments], dtype=np.int64)
-    return times, np.array(inner, dtype=np.int64), np.array(outer, dtype=np.int64)
+        outer.append(open_steps[-1] if open_steps else NONE)
+    return times[order], np.array(inner, dtype=np.int64), np.array(outer, dtype=np.int64)
+
+
+def _step_over(stack: list[int], number: int, begins: bool) -> None:
+    """Open a range, or close it: the last one, or one below where ranges overlap."""
+    if begins:
+        stack.append(number)
+    elif stack[-1] == number:
+        stack.pop()
+    else:
+        stack.remove(number)

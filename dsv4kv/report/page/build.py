@@ -10,7 +10,7 @@ from dsv4kv.report.page.comparison import compared_numbers, comparison_section
 from dsv4kv.report.page.figure import Chart
 from dsv4kv.report.page.headline import judge_launches, judge_record, key_numbers, name_run
 from dsv4kv.report.page.html_table import convert_facts
-from dsv4kv.report.page.inputs import Extras
+from dsv4kv.report.page.inputs import Compared
 from dsv4kv.report.page.key_number import KeyNumber
 from dsv4kv.report.page.launches import group_launches, launch_section, middle_launches
 from dsv4kv.report.page.section import Section
@@ -62,13 +62,16 @@ class Page:
                 yield from section.charts
 
 
-def build_page(records: Sequence[RunRecord], extras: Extras) -> Page:
-    """Draw and tabulate everything that the records and extras have."""
-    compared = extras.compared
+def build_page(records: Sequence[RunRecord], compared: Compared | None = None) -> Page:
+    """Draw and tabulate everything that the records have.
+
+    With a comparison they are two: one of either side.
+    """
     only = len(records) == 1
+    sides = [compared.before, compared.after] if compared else [""] * len(records)
     articles = [
-        _article(record, "" if only else f"run{n}-", extras if n == 1 else Extras())
-        for n, record in enumerate(records, 1)
+        _article(record, "" if only else f"run{n}-", side)
+        for n, (record, side) in enumerate(zip(records, sides, strict=True), 1)
     ]
     title = name_run(records[0]) if only else f"{len(records)} runs"
     return Page(
@@ -81,29 +84,27 @@ def build_page(records: Sequence[RunRecord], extras: Extras) -> Page:
     )
 
 
-def _article(record: RunRecord, prefix: str, extras: Extras) -> Article:
+def _article(record: RunRecord, prefix: str, side: str) -> Article:
     groups = group_launches(record.cases)
     facts = convert_facts(header(record))
     return Article(
         prefix=prefix,
-        name=name_run(record),
+        name=f"{side}: {name_run(record)}" if side else name_run(record),
         record=record,
         verdict=judge_record(record),
         cautions=_cautions(record, groups),
         numbers=key_numbers(groups),
         facts={name: fact for name, fact in facts.items() if name not in _BESIDE},
-        sections=[_prefixed(each, prefix) for each in _sections(record, groups, extras)],
+        sections=[_prefixed(each, prefix) for each in _sections(record, groups)],
         started=f"{datetime.fromisoformat(record.started_utc).astimezone(UTC):%Y-%m-%d %H:%M} UTC",
         config=config_text(record),
     )
 
 
-def _sections(
-    record: RunRecord, groups: Sequence[Sequence[Case]], extras: Extras
-) -> Iterator[Section]:
+def _sections(record: RunRecord, groups: Sequence[Sequence[Case]]) -> Iterator[Section]:
     if len(groups) == 1:
         yield from launch_section(record)
-        yield from case_sections(middle_launches(groups)[0], record.environment.gpu, extras)
+        yield from case_sections(middle_launches(groups)[0], record.environment.gpu)
     elif groups:
         yield from sweep_sections(groups)
     checks = check_section([(_case_name(record, case), case) for case in record.cases])
@@ -112,9 +113,14 @@ def _sections(
 
 def _cautions(record: RunRecord, groups: Sequence[Sequence[Case]]) -> list[str]:
     notes = list(dict.fromkeys(backend_note(case) for case in record.cases if case.totals))
+    if any(case.replay for case in record.cases):
+        return ["times are those of a model, not of this machine"]
     if len(record.cases) > len(groups):
         notes.append("details are those of the launch whose step is in the middle")
-    return notes
+        notes.append("± is half of the 95 % interval over launches, ? below six")
+    else:
+        notes.append("± is half of the 95 % interval within the run")
+    return [*notes, "1 GB/s = 10⁹ B/s"]
 
 
 def _case_name(record: RunRecord, case: Case) -> str:

@@ -9,7 +9,12 @@ from dsv4kv.report.cells import format_number
 from dsv4kv.report.decode import graph_device_time
 from dsv4kv.report.facts import tokens_per_second
 from dsv4kv.report.findings import Finding
-from dsv4kv.report.numbers import allocated_bytes, gather_rate, latency_median
+from dsv4kv.report.numbers import (
+    allocated_bytes,
+    gather_rate,
+    latency_median,
+    saved_percent,
+)
 from dsv4kv.report.page.key_number import KeyNumber, measured_duration, measured_number
 from dsv4kv.report.page.launches import Reader, across_launches
 from dsv4kv.report.page.sections import judge_case
@@ -26,10 +31,13 @@ Group = Sequence[Case]
 
 def name_run(record: RunRecord) -> str:
     """What was measured on what: ``KV cache of v4-flash on NVIDIA H200``."""
-    models = dict.fromkeys(case.cache.model for case in record.cases if case.cache)
+    models = ", ".join(dict.fromkeys(case.cache.model for case in record.cases if case.cache))
+    if any(case.replay for case in record.cases):
+        trace = record.trace_source or "synthetic requests"
+        return f"Replay of {trace} through the KV cache of {models or 'no model'}"
     gpu, cpu = record.environment.gpu, record.environment.cpu
     machine = gpu.name if gpu else cpu or "an unknown CPU"
-    return f"KV cache of {', '.join(models) or 'no model'} on {machine}"
+    return f"KV cache of {models or 'no model'} on {machine}"
 
 
 def judge_record(record: RunRecord) -> Finding:
@@ -43,6 +51,9 @@ def judge_record(record: RunRecord) -> Finding:
             return replace(same[0], sentence=first + rest)
     if not record.cases:
         return Finding("warning", "no case ran")
+    if any(case.replay for case in record.cases):
+        served = sum(case.totals.requests for case in record.cases if case.totals)
+        return Finding("good", f"{served:,} requests served in virtual time, no block leaked")
     checks = sum(case.verification.checks for case in record.cases)
     planned = any(case.cache and case.cache.pools for case in record.cases)
     told = [
@@ -74,6 +85,8 @@ def key_numbers(groups: Sequence[Group]) -> list[KeyNumber]:
 
 def _of_one(launches: Group) -> Iterator[KeyNumber]:
     case = launches[0]
+    if case.replay:
+        yield from _of_replay(case)
     of = f"over {len(launches)} launches" if len(launches) > 1 else ""
     if (time := across_launches(launches, graph_device_time)) is not None:
         note = _join("median", of, "all layers held")
@@ -93,7 +106,20 @@ def _of_one(launches: Group) -> Iterator[KeyNumber]:
         yield KeyNumber("Throughput", f"{speed:,.0f}", "", "tokens/s", "in and out, one run")
 
 
+def _of_replay(case: Case) -> Iterator[KeyNumber]:
+    if (saved := saved_percent(case)) is not None:
+        note = "of all prompt tokens were cached and not computed again"
+        yield KeyNumber("Saved", f"{saved:.1f}", "", "%", note)
+    for name, label in (("ttft", "First token"), ("tpot", "A further token")):
+        if (time := latency_median(case, name)) is not None:
+            yield measured_duration(label, time, "median over requests, time of the model")
+
+
 def _of_sweep(groups: Sequence[Group]) -> Iterator[KeyNumber]:
+    if best := _best(groups, _saved, 1):
+        yield measured_number("Most saved", best[0], "% of prompt tokens", f"at {best[1]}")
+    if best := _best(groups, _first_token, -1):
+        yield measured_duration("Earliest first token", best[0], f"median, at {best[1]}")
     if best := _best(groups, _step, -1):
         yield measured_duration("Shortest step", best[0], f"median, at {best[1]}")
     if best := _best(groups, gather_rate, 1):
@@ -115,6 +141,15 @@ def _best(groups: Sequence[Group], read: Reader, sign: int) -> tuple[Estimate, s
 
 def _step(case: Case) -> Estimate | None:
     return latency_median(case, "step")
+
+
+def _first_token(case: Case) -> Estimate | None:
+    return latency_median(case, "ttft")
+
+
+def _saved(case: Case) -> Estimate | None:
+    saved = saved_percent(case)
+    return None if saved is None else Estimate(saved, None)
 
 
 def _prepare(case: Case) -> Estimate | None:

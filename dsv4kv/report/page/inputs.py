@@ -61,16 +61,3 @@ class Span:
     start_s: float
     end_s: float
     reason: str
-
-
-@dataclass(frozen=True)
-class Extras:
-    """Everything beside the records; a section appears for what is there.
-
-    Attributes:
-        compared: Verdicts of ``dsv4kv compare``.
-        memory: Bytes held over time, a track per pool, all read at the same moments.
-    """
-
-    compared: Compared | None = None
-    memory: Sequence[Track] = ()

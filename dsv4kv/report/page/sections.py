@@ -5,21 +5,21 @@ from collections.abc import Iterator, Sequence
 
 from dsv4kv.report.datasheet import datasheet_gbps
 from dsv4kv.report.decode import decode_table
-from dsv4kv.report.facts import cache_facts, totals_facts
 from dsv4kv.report.findings import Finding, judge_results, judge_status
 from dsv4kv.report.page.charts.latency import Samples, distribution_chart, order_chart
-from dsv4kv.report.page.charts.memory import held_chart, pools_chart
 from dsv4kv.report.page.charts.operations import Roof, operation_rates
 from dsv4kv.report.page.charts.rates import rates_chart
 from dsv4kv.report.page.charts.roofline import roofline_chart
 from dsv4kv.report.page.charts.timeline import telemetry_chart, tell_spans
-from dsv4kv.report.page.html_table import convert_facts, convert_table
-from dsv4kv.report.page.inputs import Extras
+from dsv4kv.report.page.html_table import convert_table
 from dsv4kv.report.page.kernels import kernel_section
+from dsv4kv.report.page.memory import memory_sections
+from dsv4kv.report.page.replay import replay_sections
 from dsv4kv.report.page.section import Section
 from dsv4kv.report.page.telemetry import telemetry_tracks, throttled_spans
 from dsv4kv.report.record import Case, GpuFacts, RunRecord
-from dsv4kv.report.tables import cache_table, latencies_table, operations_table
+from dsv4kv.report.replay_view import judge_replay
+from dsv4kv.report.tables import latencies_table, operations_table
 from dsv4kv.report.telemetry import judge_telemetry, telemetry_table
 from dsv4kv.report.yardstick import yardsticks
 
@@ -33,18 +33,19 @@ _READ_RATES = (
     "of the rows."
 )
 _READ_HOT = " Filled marks are cold calls, hollow ones hot."
-_READ_POOLS = "Bars are allocated bytes of all layers, dark ticks what the plan said."
 _PACE = ("decode_graph_device", "step", "decode_step")
 
 
-def case_sections(case: Case, gpu: GpuFacts | None, extras: Extras) -> Iterator[Section]:
+def case_sections(case: Case, gpu: GpuFacts | None) -> Iterator[Section]:
     """Everything that one case has to tell, in the order of the page; ``gpu`` is the one used."""
+    if case.replay:
+        yield from replay_sections(case, case.replay)
+        return
     if any(latency.samples_ns for latency in case.latencies):
         yield _latency_section(case)
     if case.operations:
         yield _operation_section(case, _roofs(case, gpu))
-    if case.cache:
-        yield _memory_section(case, extras)
+    yield from memory_sections(case)
     yield from _machine_sections(case)
     if case.profile and case.profile.table:
         yield kernel_section(case.profile.table, next(iter(yardsticks(case)), None))
@@ -52,6 +53,8 @@ def case_sections(case: Case, gpu: GpuFacts | None, extras: Extras) -> Iterator[
 
 def judge_case(case: Case) -> list[Finding]:
     """Everything that a case found out about itself."""
+    if case.replay:
+        return [*judge_status(case), *judge_replay(case)]
     return [*judge_status(case), *judge_results(case), *judge_telemetry(case)]
 
 
@@ -65,7 +68,8 @@ def check_section(cases: Sequence[tuple[str, Case]]) -> Section:
     ]
     checks = sum(case.verification.checks for _, case in cases)
     if not found:
-        found = [Finding("good", f"No problem in any case; {checks:,} outputs compared")]
+        compared = f"; {checks:,} outputs compared" if checks else ""
+        found = [Finding("good", f"no problem in any case{compared}")]
     return Section("checks", "Is it right", findings=found)
 
 
@@ -108,19 +112,6 @@ def _operation_section(case: Case, roofs: Sequence[Roof]) -> Section:
         charts=charts,
         tables=[convert_table(operations_table(case), "operation-table", names=2)],
     )
-
-
-def _memory_section(case: Case, extras: Extras) -> Section:
-    assert case.cache
-    facts = convert_facts(cache_facts(case.cache))
-    if case.totals:
-        facts |= convert_facts(totals_facts(case.totals, case.cache))
-    charts = [pools_chart(case.cache)] if case.cache.pools else []
-    if extras.memory:
-        charts.append(held_chart(extras.memory))
-    tables = [convert_table(cache_table(case.cache), "cache-table", 2)] if case.cache.pools else []
-    note = _READ_POOLS if case.cache.pools else ""
-    return Section("memory", "Where the memory is", note, facts, charts, tables, beside=True)
 
 
 def _machine_sections(case: Case) -> Iterator[Section]:

@@ -3,11 +3,18 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from rich.table import Table
+
 from dsv4kv.measure.statistics import Estimate, estimate_rate
-from dsv4kv.report.cells import ABSENT, format_number
+from dsv4kv.report.cells import ABSENT, format_estimate
 from dsv4kv.report.decode import graph_device_time
 from dsv4kv.report.facts import tokens_per_second
-from dsv4kv.report.numbers import allocated_bytes, gather_rate, latency_median
+from dsv4kv.report.numbers import (
+    allocated_bytes,
+    gather_rate,
+    latency_median,
+    saved_percent,
+)
 from dsv4kv.report.page.charts.latency import Samples, distribution_chart
 from dsv4kv.report.page.charts.marks import byte_ticks, plain_number
 from dsv4kv.report.page.charts.sweep import Metric, Point, sweep_chart
@@ -16,6 +23,7 @@ from dsv4kv.report.page.html_table import Cell, Column, HtmlTable, convert_table
 from dsv4kv.report.page.launches import Reader, across_launches, middle_launches
 from dsv4kv.report.page.section import Section
 from dsv4kv.report.record import Case
+from dsv4kv.report.replay_tables import sweep_table as replay_table
 from dsv4kv.report.sweep import axis_names, axis_text, sweep_table
 
 _MOST_ROWS = 16  # histograms under each other
@@ -34,15 +42,22 @@ def sweep_sections(groups: Sequence[Sequence[Case]]) -> Iterator[Section]:
         "What the settings change",
         _READ,
         charts=[*_sweep_charts(groups), *_step_chart(cases)],
-        tables=[convert_table(sweep_table(cases), "sweep-table", len(axis_names(cases)))],
+        tables=[convert_table(_table(cases), "sweep-table", len(axis_names(cases)))],
     )
     if any(case.operations for case in cases):
         yield Section(
             "operations",
             "How fast bytes moved",
-            "Useful bytes over time; cold calls where both were measured.",
+            "Useful bytes over time with half of the 95 % interval; cold calls where both were "
+            "measured.",
             tables=[_rates_table(cases)],
         )
+
+
+def _table(cases: Sequence[Case]) -> Table:
+    if any(case.replay for case in cases):
+        return replay_table(cases, axis_names(cases))
+    return sweep_table(cases)
 
 
 def _sweep_charts(groups: Sequence[Sequence[Case]]) -> Iterator[Chart]:
@@ -104,12 +119,16 @@ def _rates_table(cases: Sequence[Case]) -> HtmlTable:
         }
         rows.append([Cell(axis_text(case) or ABSENT), *(_cell(rates.get(o)) for o in operations)])
     headers = [Column("case", False, False)]
-    headers += [Column(f"{name} {layers}", True, False) for name, layers in operations]
+    headers += [
+        Column(f"{name} {layers}", True, any(row[n].spread for row in rows))
+        for n, (name, layers) in enumerate(operations, 1)
+    ]
     return HtmlTable("rate-table", "Rates, GB/s", "", headers, rows, 1, frozenset())
 
 
 def _cell(rate: Estimate | None) -> Cell:
-    return Cell(ABSENT if rate is None else format_number(rate.value))
+    value, sign, spread = format_estimate(rate).partition(" ± ")
+    return Cell(value, f"± {spread}" if sign else "")
 
 
 def _exactly(read: Callable[[Case], float | None]) -> Reader:
@@ -134,5 +153,11 @@ _METRICS: dict[str, tuple[str, Reader, Callable[[float], str]]] = {
         short_duration,
     ),
     "sweep-tokens": ("Throughput, tokens/s in and out", _exactly(_throughput), plain_number),
+    "sweep-saved": ("Prompt tokens saved, %", _exactly(saved_percent), plain_number),
+    "sweep-ttft": (
+        "First token of the model, median",
+        lambda case: latency_median(case, "ttft"),
+        short_duration,
+    ),
     "sweep-memory": ("Memory allocated", _exactly(allocated_bytes), short_bytes),
 }

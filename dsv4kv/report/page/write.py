@@ -9,34 +9,33 @@ from dsv4kv.files import replacing
 from dsv4kv.report.page.build import Page, build_page
 from dsv4kv.report.page.colours import DARK, LIGHT, css_variables
 from dsv4kv.report.page.figure import draw_png
-from dsv4kv.report.page.inputs import Extras
+from dsv4kv.report.page.inputs import Compared
 from dsv4kv.report.page.svg import inline_svg, standalone_svg
 from dsv4kv.report.record import RunRecord
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_NO_EXTRAS = Extras()
 
 
-def write_page(records: Sequence[RunRecord], target: Path, extras: Extras = _NO_EXTRAS) -> None:
+def write_page(
+    records: Sequence[RunRecord], target: Path, compared: Compared | None = None
+) -> None:
     """Write one HTML file that needs nothing else: no script, no network, no other file.
 
     Args:
         records: At least one, told in this order.
         target: The file; what was there before is replaced.
-        extras: What is known beside the records; memory and kernels are the first record's.
+        compared: Verdicts of ``dsv4kv compare``, told first.
 
     Raises:
         ConfigError: The file cannot be written.
     """
-    text = render_page(build_page(records, extras))
+    text = render_page(build_page(records, compared))
     with _refusing(target, "--html page.html"):
         target.parent.mkdir(parents=True, exist_ok=True)
         _replace(target, text.encode())
 
 
-def write_charts(
-    records: Sequence[RunRecord], folder: Path, extras: Extras = _NO_EXTRAS
-) -> list[Path]:
+def write_charts(records: Sequence[RunRecord], folder: Path) -> list[Path]:
     """Write every chart of the page as ``KEY.svg`` and ``KEY.png``, in light colours on white.
 
     Raises:
@@ -45,7 +44,7 @@ def write_charts(
     written = []
     with _refusing(folder, "--charts FOLDER"):
         folder.mkdir(parents=True, exist_ok=True)
-        for chart in build_page(records, extras).charts():
+        for chart in build_page(records).charts():
             path = folder / f"{chart.key}.svg"
             _replace(path, standalone_svg(chart).encode())
             _replace(path.with_suffix(".png"), draw_png(chart.figure))

@@ -24,7 +24,8 @@ COLUMNS: Mapping[str, Sequence[str]] = {
     f"{_PREFIX}GRAPH_TRACE": ("start", "end", "deviceId", "streamId", "correlationId", "graphId"),
     "NVTX_EVENTS": ("start", "end", "eventType", "text", "textId", "domainId", "globalTid"),
     "DIAGNOSTIC_EVENT": ("timestamp", "severity", "text"),
-    "TARGET_INFO_GPU": ("id", "name"),
+    "TARGET_INFO_GPU": ("id", "name", "cuDevice"),
+    "TARGET_INFO_CUDA_DEVICE": ("gpuId", "cudaId", "pid"),
     "META_DATA_EXPORT": ("name", "value"),
     "TARGET_INFO_SYSTEM_ENV": ("name", "value"),
 }
@@ -88,7 +89,9 @@ class Export:
         times = {"start": start, "end": end}
         self.add("RUNTIME", **times, globalTid=thread, correlationId=correlation, nameId=name)
 
-    def kernel(self, name: str, correlation: int, start: int, end: int, **more: Any) -> None:
+    def kernel(
+        self, name: str, correlation: int, start: int, end: int | None, **more: Any
+    ) -> None:
         full = self.string(f"void dsv::{name}<int>(int*)")
         facts = {
             "start": start,

@@ -3,8 +3,10 @@
 import json
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from dsv4kv.errors import ProfileError
 from dsv4kv.measure.profilers.chrome_file import ChromeFile
@@ -90,7 +92,118 @@ def test_names_of_the_first_kineto_are_known(tmp_path: Path) -> None:
 def test_another_range_can_be_the_step(tmp_path: Path) -> None:
     path = save(tmp_path / "t.json", gpu_events())
     assert len(read_kineto(path, "replay").steps_ns) == 2
-    assert "no range is named 'gone': no steps" in read_kineto(path, "gone").notes
+    assert len(read_kineto(path, "re*y").steps_ns) == 2
+
+
+def test_without_ranges_every_launch_of_a_graph_is_a_step(tmp_path: Path) -> None:
+    trace = read_kineto(save(tmp_path / "t.json", gpu_events()), "gone")
+    assert [step for *_, step, _ in told(trace)] == [0, 0, 0, 1, 1, 1, NONE]
+    assert trace.steps_ns.tolist() == [[20_000, 25_000], [1_020_000, 1_025_000]]
+    (note,) = trace.notes
+    assert note.startswith("no range is named 'gone': every launch of a graph is one; ranges")
+    assert note.endswith("'step' (2 times), 'replay' (2 times)")
+
+
+def test_without_ranges_and_graphs_there_are_no_steps(tmp_path: Path) -> None:
+    for events in (gpu_events(), cpu_events()):
+        for one in events:
+            one["name"] = one["name"].replace("cudaGraphLaunch", "cudaLaunchKernel")
+        trace = read_kineto(save(tmp_path / "t.json", events), "gone")
+        assert len(trace.steps_ns) == 0
+        assert "no range is named 'gone': there are no steps" in trace.notes[-1]
+
+
+def test_steps_in_which_nothing_was_launched_are_warned_of(tmp_path: Path) -> None:
+    events = [*gpu_events(), event("user_annotation", "elsewhere", 0, 9_000, tid=10)]
+    (warning,) = read_kineto(save(tmp_path / "t.json", events), "elsewhere").warnings
+    assert "no work was launched inside of ranges named 'elsewhere'" in warning
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "inf", "-inf", "nan", "-nan"])
+def test_numbers_that_are_none_do_no_harm(number: str, tmp_path: Path) -> None:
+    """Kineto writes what C++ writes for occupancies that it does not know."""
+    events = gpu_events()
+    for one in events:
+        one["args"]["blocks per SM"] = "TAKE ME"
+    path = save(tmp_path / "t.json", events)
+    path.write_text(path.read_text().replace('"TAKE ME"', number))
+    expected = read_kineto(save(tmp_path / "plain.json", gpu_events()))
+    assert told(read_kineto(path)) == told(expected)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"stream": 2**64 - 1},
+        {"grid": [64, 1], "block": "256"},
+        {"grid": None, "block": [1, 2, 3, 4]},
+        {"registers per thread": "40", "shared memory": 1e400},
+        {"bytes": float("nan"), "graph node id": 2**70},
+    ],
+)
+def test_arguments_that_are_none_of_torchs_are_done_without(
+    odd: dict[str, Any], tmp_path: Path
+) -> None:
+    events = gpu_events()
+    for one in events:
+        if one["cat"] == "kernel":
+            one["args"] |= odd
+    trace = read_kineto(save(tmp_path / "t.json", events))
+    assert [step for *_, step, _ in told(trace)] == [0, 0, 0, 1, 1, 1, NONE]
+    assert trace.work.start_ns[:2].tolist() == [110_000, 142_000]
+
+
+def test_events_without_arguments_have_no_launch(tmp_path: Path) -> None:
+    events = gpu_events()
+    for one in events:
+        one["args"] = None
+    assert {step for *_, step, _ in told(read_kineto(save(tmp_path / "t.json", events)))} == {NONE}
+
+
+def test_names_may_hold_any_bytes(tmp_path: Path) -> None:
+    path = save(tmp_path / "t.json", gpu_events())
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"lost", b"l\xff\tst"))
+    assert "l\ufffd\tst" in read_kineto(path).names
+
+
+@pytest.mark.parametrize("listed", ['[{"id": 0, "name": inf}]', "[1]", "[", '["a"]'])
+def test_devices_that_cannot_be_read_are_done_without(listed: str, tmp_path: Path) -> None:
+    path = save(tmp_path / "t.json", gpu_events(), head={"deviceProperties": "HERE"})
+    path.write_text(path.read_text().replace('"HERE"', listed))
+    trace = read_kineto(path)
+    assert (len(trace.work), trace.devices) == (7, {})
+
+
+def of_torch(path: Path, name: str) -> Path:
+    """A trace of three ranges, with call stacks."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, with_stack=True) as profile:
+        for _ in range(3):
+            with torch.profiler.record_function(name):
+                torch.ones(4).sort()
+    profile.export_chrome_trace(str(path))
+    return path
+
+
+def test_a_trace_of_torch_is_read_as_json_reads_it(tmp_path: Path) -> None:
+    """But for call stacks, which are passed over."""
+    path = of_torch(tmp_path / "t.json", "a step },{ of it")
+    whole = json.loads(path.read_text())["traceEvents"]
+    kept = [one for one in whole if one.get("ph") == "X" and one["cat"] != "python_function"]
+    read = list(ChromeFile(path))
+    assert [one for one in read if one in kept] == kept
+    assert len(kept) <= len(read) < len(whole) / 2
+    trace = read_kineto(path, "a step },{ of it")
+    assert (len(trace.steps_ns), trace.warnings) == (3, [])
+    assert "aten::sort" in trace.names
+
+
+def test_names_that_torch_writes_with_quotes_are_left_out_and_told(tmp_path: Path) -> None:
+    path = of_torch(tmp_path / "t.json", "a step of it")
+    path.write_text(path.read_text().replace("a step of it", 'a "step" of it'))
+    trace = read_kineto(path)
+    assert trace.warnings == ["left out: 3 events that are no JSON, as with quotes in their names"]
+    assert "aten::sort" in trace.names
 
 
 @pytest.mark.parametrize(

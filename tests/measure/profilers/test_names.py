@@ -19,6 +19,18 @@ SHORT = {
     "Memcpy DtoH (Device -> Pinned)": "Memcpy DtoH (Device -> Pinned)",
     "memcpy host to device": "memcpy host to device",
     "triton_poi_fused_0": "triton_poi_fused_0",
+    "void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<int, 3> > >(P)": (
+        "FlashAttnFwdSm90"
+    ),
+    "void cutlass::Kernel2<cutlass_80_tensorop_s16816gemm_bf16>(T1::Params)": (
+        "cutlass_80_tensorop_s16816gemm_bf16"
+    ),
+    "void cutlass::device_kernel<4>(int)": "device_kernel",
+    "void mine::Kernel2(int)": "Kernel2",
+    "_ZN4vllm32indexer_k_quant_and_cache_kernelIfEEvPT_": "indexer_k_quant_and_cache_kernel",
+    "_ZN12_GLOBAL__N_115flash_c4_decodeILl512EEEvv": "flash_c4_decode",
+    "_Z11gather_topkPi": "gather_topk",
+    "_Zebra": "_Zebra",
     "": "",
 }
 KNOWN = {
@@ -64,6 +76,26 @@ KNOWN = {
         "TensorRT-LLM",
         "attention",
     ),
+    "void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<int> > >(P)": (
+        "FlashAttention",
+        "attention",
+    ),
+    "void flash::flash_fwd_splitkv_kernel<Traits, false>(Params)": ("FlashAttention", "attention"),
+    "void flash_fwd_splitkv_mla_kernel<Traits>(Params)": ("FlashMLA", "attention"),
+    "void cutlass::device_kernel<cutlass::fmha::kernel::Sm100FmhaFwdKernelTmaWarpspecialized<A> >"
+    "(P)": ("FlashMLA", "attention"),
+    "void flashinfer::BatchPrefillWithPagedKVCacheKernel<int>(P)": ("FlashInfer", "attention"),
+    "void flashinfer::AppendPagedKVMlaCacheKernel<64>(P)": ("FlashInfer", "insert"),
+    "_convert_req_index_to_global_index_kernel": ("vLLM", "indexer"),
+    "_get_k_and_s_triton_kernel": ("SGLang", "indexer"),
+    "set_mla_kv_scale_buffer_kernel": ("SGLang", "insert"),
+    "_quantize_k_cache_fast_kernel": ("SGLang", "insert"),
+    "void tensorrt_llm::kernels::applyBiasRopeUpdateKVCacheV2<half>(P)": (
+        "TensorRT-LLM",
+        "insert",
+    ),
+    "kernel_mha": ("TensorRT-LLM", "attention"),
+    "void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<int> >(P)": None,
     "nvjet_tst_256x8_64x6_2x1_v_bz_TNT": None,
     "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<int> >(int)": None,
     "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)": None,
@@ -116,4 +148,5 @@ def test_every_rule_has_a_category_that_there_is() -> None:
     assert {rule.category for rule in shipped_rules()} <= set(CATEGORIES)
     assert {rule.engine for rule in shipped_rules()} == {
         *("dsv4kv", "vLLM", "SGLang", "FlashMLA", "DeepGEMM", "TensorRT-LLM"),
+        *("FlashAttention", "FlashInfer"),
     }

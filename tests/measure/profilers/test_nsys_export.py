@@ -1,5 +1,6 @@
 """Exports of nsys: steps, phases, names and sizes, whatever tables and columns there are."""
 
+import sqlite3
 import tracemalloc
 from pathlib import Path
 
@@ -10,8 +11,11 @@ from dsv4kv.errors import ProfileError
 from dsv4kv.measure.profilers.nsys_export import read_nsys
 from dsv4kv.measure.profilers.trace import KINDS, NONE, LaunchShape, Trace
 from tests.measure.profilers.exports import (
+    _SHAPE,
     GLOBAL_PID,
+    PID,
     START_END,
+    THREAD,
     Export,
     two_replays,
 )
@@ -140,6 +144,48 @@ def test_without_ranges_every_launch_of_a_graph_is_a_step(tmp_path: Path) -> Non
     assert trace.notes == ["no range is named 'step': every launch of a graph is one"]
 
 
+def test_ranges_that_repeat_are_named_where_none_is_the_step(tmp_path: Path) -> None:
+    export = Export()
+    for number in range(3):
+        at = number * 1_000
+        export.range(f"execute_context_0(0)_generation_{number}({number})", at, at + 900)
+        export.range("sample", at + 100, at + 200)
+    export.range("whole run", 0, 10_000)
+    (note,) = read(export, tmp_path).notes
+    assert note.endswith(
+        "for --step: 'execute_context_*(*)_generation_*(*)' (3 times), 'sample' (3 times)"
+    )
+
+
+def test_a_star_in_the_name_of_a_step_stands_for_anything(tmp_path: Path) -> None:
+    export = Export()
+    for number, name in enumerate(["ProfilerStep#1", "ProfilerStep#22", "Step#3"]):
+        export.range(name, number * 1_000, number * 1_000 + 900)
+    assert len(read(export, tmp_path, "ProfilerStep#*").steps_ns) == 2
+
+
+@pytest.mark.parametrize("name", ["step[DECODE bs=8]", "a.c", "(x)"])
+def test_other_signs_in_the_name_of_a_step_stand_for_themselves(name: str, tmp_path: Path) -> None:
+    export = Export()
+    export.range(name, 0, 900)
+    export.range("abc", 1_000, 1_900)
+    assert len(read(export, tmp_path, name).steps_ns) == 1
+
+
+def test_steps_in_which_nothing_was_launched_are_warned_of(tmp_path: Path) -> None:
+    export = two_replays()
+    export.range("elsewhere", 0, 900_000, thread=THREAD + 1)
+    (warning,) = read(export, tmp_path, "elsewhere").warnings
+    assert "no work was launched inside of ranges named 'elsewhere'" in warning
+    assert read(export, _folder(tmp_path)).warnings == []
+
+
+def test_ranges_of_no_length_are_in_nobodys_way(tmp_path: Path) -> None:
+    export = two_replays()
+    export.range("nothing", 6_000, 6_000)
+    assert told(read(export, tmp_path)) == told(read(two_replays(), _folder(tmp_path)))
+
+
 def test_without_ranges_and_graphs_there_are_no_steps(tmp_path: Path) -> None:
     export = two_replays(nodes=False)
     del export.rows["NVTX_EVENTS"]
@@ -180,6 +226,16 @@ def test_diagnostics_worth_telling_are_warnings_the_worst_first(tmp_path: Path) 
     assert warnings == ["nsys: all was lost", "nsys: a bit was lost"]
 
 
+def test_of_many_diagnostics_the_first_are_told(tmp_path: Path) -> None:
+    export = two_replays()
+    for number in range(30):
+        export.add("DIAGNOSTIC_EVENT", timestamp=0, severity=2, text=f"lost\n buffer {number}")
+    export.add("DIAGNOSTIC_EVENT", timestamp=0, severity=None, text="of unknown weight")
+    warnings = read(export, tmp_path).warnings
+    assert warnings[0] == "nsys: lost buffer 0"
+    assert warnings[8:] == ["nsys: and 22 more in DIAGNOSTIC_EVENT"]
+
+
 def test_several_gpus_and_processes_are_kept_apart(tmp_path: Path) -> None:
     """Correlation ids count in every process anew: the second's must not find the first's."""
     export, other = Export(), GLOBAL_PID + (5 << 24)
@@ -195,6 +251,49 @@ def test_several_gpus_and_processes_are_kept_apart(tmp_path: Path) -> None:
     assert trace.devices == {0: "GPU number 0", 1: "GPU number 1"}
 
 
+def test_cuda_devices_of_processes_are_the_gpus_of_the_machine(tmp_path: Path) -> None:
+    """Workers that see one GPU each call it 0, all of them."""
+    export, other = Export(), PID + 5
+    for gpu, pid in ((2, PID), (3, other)):
+        export.kernel("flush", 1, 30, 40, deviceId=0, globalPid=(1 << 56) | (pid << 24))
+        export.add("TARGET_INFO_CUDA_DEVICE", gpuId=gpu, cudaId=0, pid=pid)
+        export.add("TARGET_INFO_GPU", id=gpu, name=f"GPU number {gpu}", cuDevice=9)
+    trace = read(export, tmp_path)
+    assert trace.work.device.tolist() == [2, 3]
+    assert trace.devices == {2: "GPU number 2", 3: "GPU number 3"}
+
+
+def test_names_of_gpus_are_found_by_cudas_number_where_processes_are_not_told(
+    tmp_path: Path,
+) -> None:
+    export = Export()
+    export.kernel("flush", 1, 30, 40, deviceId=0)
+    export.add("TARGET_INFO_GPU", id=4, name="the one in use", cuDevice=0)
+    export.add("TARGET_INFO_GPU", id=0, name="another", cuDevice=None)
+    assert read(export, tmp_path).devices == {0: "the one in use"}
+
+
+@pytest.mark.parametrize("end", [None, 0, 20])
+def test_work_without_an_end_is_left_out_and_told(end: int | None, tmp_path: Path) -> None:
+    export = two_replays()
+    export.kernel("cut_off", 100, 70_000, end)
+    trace = read(export, tmp_path)
+    assert len(trace.work) == 10
+    assert trace.notes == ["left out: 1 pieces of work that have no end"]
+
+
+def test_launches_as_large_as_cuda_allows_are_kept(tmp_path: Path) -> None:
+    export = Export()
+    grid, block = (2**31 - 1, 65_535, 65_535), (1_024, 1, 64)
+    sizes = [*grid, *block, 255, 0, 233_472]
+    export.kernel("flush", 1, 30, 40, **dict(zip(_SHAPE, sizes, strict=True)))
+    export.kernel("of_unknown_grid", 1, 50, 60, **dict(zip(_SHAPE[1:], sizes[1:], strict=True)))
+    shapes = read(export, tmp_path)
+    first, second = (shapes.shapes[i] for i in shapes.work.shape.tolist())
+    assert first == LaunchShape(grid, block, 255, 233_472)
+    assert second == LaunchShape(None, block, 255, 233_472)
+
+
 @pytest.mark.parametrize("table", sorted(set(two_replays().rows)))
 def test_any_table_may_be_missing(table: str, tmp_path: Path) -> None:
     export = two_replays()
@@ -208,10 +307,56 @@ def test_any_table_may_be_missing(table: str, tmp_path: Path) -> None:
     assert len(trace.work) == left
 
 
-def test_an_empty_database_has_nothing_and_says_so(tmp_path: Path) -> None:
-    trace = read(Export(), tmp_path)
+def test_an_export_without_work_says_so(tmp_path: Path) -> None:
+    export = Export()
+    export.string("nothing happened")
+    trace = read(export, tmp_path)
     assert len(trace.work) == 0
     assert "no GPU kernels" in trace.warnings[0]
+
+
+def test_a_database_of_something_else_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match="without any table that nsys exports"):
+        read(Export(), tmp_path)
+
+
+def test_an_index_that_was_added_changes_nothing(tmp_path: Path) -> None:
+    """A statement that needs no other columns gives rows in the order of the index."""
+    path = two_replays().save(tmp_path / "step.sqlite")
+    before = told(read_nsys(path))
+    with sqlite3.connect(path) as database:
+        columns = "start DESC, end, eventType, domainId, globalTid, textId"
+        database.execute(f"CREATE INDEX added ON NVTX_EVENTS({columns})")
+    database.close()
+    assert told(read_nsys(path)) == before
+
+
+def test_a_database_with_a_write_ahead_log_is_read(tmp_path: Path) -> None:
+    path = two_replays().save(tmp_path / "step.sqlite")
+    with sqlite3.connect(path) as database:
+        database.execute("PRAGMA journal_mode=WAL")
+    database.close()
+    assert len(read_nsys(path).work) == 10
+
+
+def test_where_sqlite_may_write_no_lock_the_file_is_read_as_it_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a database with a log, in a folder that cannot be written."""
+    path, connect, asked = two_replays().save(tmp_path / "a b.sqlite"), sqlite3.connect, []
+
+    class Locked(sqlite3.Connection):
+        def execute(self, *_arguments: object) -> sqlite3.Cursor:
+            raise sqlite3.OperationalError("unable to open database file")
+
+    def open_one(name: str, uri: bool) -> sqlite3.Connection:
+        asked.append(name.rpartition("?")[2])
+        factory = Locked if name.endswith("ro") else sqlite3.Connection
+        return connect(name, uri=uri, factory=factory)
+
+    monkeypatch.setattr(sqlite3, "connect", open_one)
+    assert len(read_nsys(path).work) == 10
+    assert asked == ["mode=ro", "immutable=1"]
 
 
 OLD = ("graphNodeId", "globalPid", "demangledName", "dynamicSharedMemory", "domainId")
@@ -271,15 +416,21 @@ def test_names_of_files_may_have_blanks_quotes_and_signs(name: str, tmp_path: Pa
     assert len(read_nsys(two_replays().save(tmp_path / name)).work) == 10
 
 
-@pytest.mark.parametrize("content", [b"", b"not a database", b"SQLite format 3\0" + b"\0" * 200])
-def test_what_is_no_database_is_refused_with_a_sentence(content: bytes, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"", "without any table"),
+        (b"not a database", "cannot be read as an export"),
+        (b"SQLite format 3\0" + b"\0" * 200, "cannot be read as an export"),
+    ],
+)
+def test_what_is_no_database_is_refused_with_a_sentence(
+    content: bytes, sentence: str, tmp_path: Path
+) -> None:
     path = tmp_path / "broken.sqlite"
     path.write_bytes(content)
-    if content:
-        with pytest.raises(ProfileError, match=r"broken\.sqlite cannot be read as an export"):
-            read_nsys(path)
-    else:  # an empty file is an empty database
-        assert len(read_nsys(path).work) == 0
+    with pytest.raises(ProfileError, match=rf"broken\.sqlite.* {sentence}"):
+        read_nsys(path)
 
 
 def test_a_missing_file_is_refused_with_a_sentence(tmp_path: Path) -> None:

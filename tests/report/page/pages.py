@@ -5,10 +5,15 @@ from typing import Any
 
 from rich.table import Table
 
+from dsv4kv.config.axes import expand_axes
+from dsv4kv.config.load import load_config
+from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.measure.verdict import Judgement, Verdict
+from dsv4kv.replay.run import Invocation, run_replay
 from dsv4kv.report.findings import Finding
+from dsv4kv.report.memory_record import HeldPool, HeldUnits, MemorySeries
 from dsv4kv.report.page.build import Page, build_page
-from dsv4kv.report.page.inputs import Compared, ComparedRow, Extras, Track
+from dsv4kv.report.page.inputs import Compared, ComparedRow
 from dsv4kv.report.page.write import render_page
 from dsv4kv.report.profile_record import KernelRow, KernelTable, Profile
 from dsv4kv.report.record import Case, Launch, RunRecord
@@ -133,37 +138,51 @@ def make_hostile_record() -> RunRecord:
     )
 
 
-def make_memory() -> list[Track]:
-    """Two pools that fill in a second."""
-    seconds = [0.0, 0.5, 1.0]
-    return [
-        Track("main", "B", seconds, [0, 2.0**30, 2.0**31]),
-        Track("state", "B", seconds, [0, None, 2.0**28]),
-    ]
+def make_memory() -> MemorySeries:
+    """Blocks of two pools and slots of one that fill in a second, with a prefix cache."""
+    held = {"blocks": [0, 60, 80], "slots": [1, 2, 1], "cached blocks": [0, 30, 70]}
+    units = {"blocks": 100, "slots": 2, "cached blocks": 100}
+    pools = [("main", "csa", "blocks", 1 << 20), ("main", "hca", "blocks", 1 << 20)]
+    pools += [("state", "hca", "slots", 1 << 24)]
+    return MemorySeries(
+        stride_steps=1,
+        at_ns=[0, 500_000_000, 1_000_000_000],
+        units=[HeldUnits(name=name, units=units[name], held=held[name]) for name in held],
+        pools=[HeldPool(name=n, layer_type=t, unit=u, unit_bytes=b) for n, t, u, b in pools],
+    )
 
 
-RUNS: dict[str, tuple[list[RunRecord], Extras]] = {
-    "one case": ([make_record()], Extras(memory=make_memory())),
-    "bookkeeping": (
-        [make_record(make_case(operations=[], memcpy=None))],
-        Extras(),
-    ),
-    "a sweep": ([make_record(*make_sweep_cases())], Extras()),
-    "launches": ([make_launched([1_000_000, 1_020_000, 1_010_000])], Extras()),
-    "a GPU": ([make_gpu_record()], Extras()),
-    "a failure": ([make_record(make_failed_case())], Extras()),
-    "no case": ([make_record(status="incomplete").model_copy(update={"cases": []})], Extras()),
-    "two runs": ([make_record(), make_gpu_record()], Extras()),
-    "a comparison": ([make_record(), make_record()], Extras(compared=make_compared())),
-    "hostile texts": ([make_hostile_record()], Extras()),
+def make_replay_record(*shares: float) -> RunRecord:
+    """A replay of a few requests; with ``shares`` a sweep over the room for checkpoints."""
+    axes = [f"cache.checkpoint_share={','.join(map(str, shares))}"] if shares else []
+    overrides = ["workload.trace=builtin:chat", "workload.limit=12"]
+    loaded = load_config(None, overrides, ReplayConfig)
+    points = expand_axes(loaded, overrides, axes, ReplayConfig)
+    invocation = Invocation(["dsv4kv", "replay"], loaded, points, overrides, axes)
+    return run_replay(invocation, lambda done, total: None)
+
+
+RUNS: dict[str, tuple[list[RunRecord], Compared | None]] = {
+    "one case": ([make_record(make_case(memory=make_memory()))], None),
+    "bookkeeping": ([make_record(make_case(operations=[], memcpy=None))], None),
+    "a sweep": ([make_record(*make_sweep_cases())], None),
+    "launches": ([make_launched([1_000_000, 1_020_000, 1_010_000])], None),
+    "a GPU": ([make_gpu_record()], None),
+    "a failure": ([make_record(make_failed_case())], None),
+    "no case": ([make_record(status="incomplete").model_copy(update={"cases": []})], None),
+    "two runs": ([make_record(), make_gpu_record()], None),
+    "a comparison": ([make_record(), make_record()], make_compared()),
+    "hostile texts": ([make_hostile_record()], None),
+    "a replay": ([make_replay_record()], None),
+    "replays": ([make_replay_record(0.05, 0.15)], None),
 }
 
 
 @cache
 def page_of(name: str) -> Page:
     """The page of one of ``RUNS``."""
-    records, extras = RUNS[name]
-    return build_page(records, extras)
+    records, compared = RUNS[name]
+    return build_page(records, compared)
 
 
 @cache

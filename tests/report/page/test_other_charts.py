@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from matplotlib.colors import to_hex
 
@@ -11,7 +13,7 @@ from dsv4kv.report.page.charts.timeline import telemetry_chart, tell_spans
 from dsv4kv.report.page.colours import LIGHT
 from dsv4kv.report.page.inputs import ComparedRow, Span, Track
 from tests.report.page.drawn import axes_of, only_axes
-from tests.report.page.pages import make_compared, make_memory, make_profile
+from tests.report.page.pages import make_compared, make_judgement, make_memory, make_profile
 from tests.report.records import make_cache, make_pool
 
 
@@ -51,6 +53,15 @@ def test_settings_far_apart_stand_at_equal_distances_and_are_named() -> None:
     assert list(near.get_xticks()) == [2, 3]
 
 
+def test_an_axis_of_many_settings_names_as_many_as_there_is_room_for() -> None:
+    axes = only_axes(sweep_chart(sweep({(n, ""): n for n in range(1, 101)}), "batch"))
+    named = [label.get_text() for label in axes.get_xticklabels()]
+    assert named[:3] == ["1", "14", "27"]
+    assert len(named) == 8
+    (line,) = (container.lines[0] for container in axes.containers)
+    assert len(line.get_xdata()) == 100
+
+
 def test_pools_are_bars_from_the_largest_with_a_tick_where_the_plan_said() -> None:
     pools = [
         make_pool("main", "csa", 1, 2, 100, predicted_bytes=250),
@@ -72,10 +83,29 @@ def test_pools_are_bars_from_the_largest_with_a_tick_where_the_plan_said() -> No
 
 def test_held_memory_is_stacked_and_its_peak_is_that_of_all_pools_together() -> None:
     chart = held_chart(make_memory())
-    assert chart.description == "2.25 GiB at the peak, in main, state."
-    axes = only_axes(chart)
-    tops = [area.get_paths()[0].get_extents().y1 for area in axes.collections]
-    assert tops == [2.0**31, 2.0**31 + 2.0**28]
+    assert chart.description == (
+        "176 MiB at the peak in main, state. At most 80 of 100 blocks, 2 of 2 slots, "
+        "70 of 100 cached blocks."
+    )
+    stack, _ = axes_of(chart)
+    tops = [area.get_paths()[0].get_extents().y1 for area in stack.collections]
+    assert tops == [160 * 2**20, 176 * 2**20]
+
+
+def test_what_is_held_is_also_a_share_of_what_there_is() -> None:
+    _, shares = axes_of(held_chart(make_memory()))
+    assert [list(line.get_ydata()) for line in shares.lines] == [
+        [0, 60, 80],
+        [50, 100, 50],
+        [0, 30, 70],
+    ]
+
+
+def test_a_series_of_one_point_can_be_drawn() -> None:
+    memory = make_memory()
+    first = [each.model_copy(update={"held": each.held[:1]}) for each in memory.units]
+    chart = held_chart(memory.model_copy(update={"at_ns": [0], "units": first}))
+    assert len(axes_of(chart)) == 2
 
 
 def test_throttled_stretches_are_shaded_through_every_panel() -> None:
@@ -104,6 +134,31 @@ def test_a_comparison_draws_each_change_with_its_interval_beside_the_floor() -> 
     (band,) = axes.patches
     assert (band.get_x(), band.get_width()) == (-1, 2)
     assert "gather_topk csa +8.0 %  slower" in chart.description
+
+
+def test_an_unclear_row_far_from_the_others_is_an_arrow_at_the_edge() -> None:
+    rows = [ComparedRow(f"row {n}", make_judgement(Verdict.SAME, 1.02)) for n in range(5)]
+    far = ComparedRow("far", make_judgement(Verdict.UNCLEAR, 3.0))
+    back = ComparedRow("back", make_judgement(Verdict.UNCLEAR, 0.4))
+    axes = only_axes(ratios_chart(replace(make_compared(), rows=[*rows, far, back])))
+    reach = axes.get_xlim()[1]
+    assert axes.get_xlim()[0] == -reach
+    assert 3 < reach < 20
+    arrows = {line.get_marker(): line.get_xdata()[0] for line in axes.lines
+              if line.get_marker() in "<>"}  # fmt: skip
+    assert arrows == {">": pytest.approx(reach * 0.985), "<": pytest.approx(-reach * 0.985)}
+    assert (
+        "far +200.0 %  unclear" in ratios_chart(replace(make_compared(), rows=[far])).description
+    )
+
+
+def test_a_row_that_is_slower_or_faster_is_never_cut_off() -> None:
+    rows = [ComparedRow(f"row {n}", make_judgement(Verdict.SAME, 1.0)) for n in range(9)]
+    for verdict, ratio in ((Verdict.SLOWER, 3.0), (Verdict.FASTER, 0.4)):
+        far = ComparedRow("far", make_judgement(verdict, ratio))
+        axes = only_axes(ratios_chart(replace(make_compared(), rows=[*rows, far])))
+        assert axes.get_xlim()[1] > abs(ratio - 1) * 100 + 1
+        assert not [line for line in axes.lines if line.get_marker() in "<>"]
 
 
 def test_a_change_without_an_interval_is_a_hollow_mark() -> None:

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from dsv4kv.measure.statistics import Estimate
 from dsv4kv.report.page.charts.operations import OpRate, Roof, operation_rates
 from dsv4kv.report.page.charts.rates import rates_chart
 from dsv4kv.report.page.charts.roofline import roofline_chart
@@ -80,6 +81,17 @@ def test_marks_that_touch_share_a_label_and_no_number_is_missing() -> None:
     numbers = [text.get_text() for text in axes.texts if text.get_text()[0].isdigit()]
     assert "1, 2" in numbers
     assert "3" in numbers
+
+
+def test_a_label_steps_aside_for_a_mark_that_stands_where_it_would() -> None:
+    rate = Estimate(1.0, None)
+    sizes = {10: 1e6, 2: 1.6e6, 3: 1e9}
+    found = [OpRate(n, f"op {n}", None, rate, size) for n, size in sizes.items()]
+    axes = only_axes(roofline_chart(found, []))
+    places = {text.get_text(): text.get_position()[0] for text in axes.texts}
+    assert places["10"] < sizes[10]
+    assert places["2"] > sizes[2]
+    assert places["3"] > sizes[3]
 
 
 def test_a_mark_tells_its_numbers_when_it_is_pointed_at() -> None:

@@ -27,6 +27,7 @@ def test_a_page_has_the_charts_that_the_run_has_data_for() -> None:
         "kernels",
     ]
     assert charts("launches")[0] == "launches"
+    assert charts("a replay") == ["latencies", "replay"]
     assert charts("bookkeeping") == ["latencies", "order", "pools"]
     assert charts("a failure") == charts("no case") == []
 
@@ -40,6 +41,42 @@ def test_a_sweep_has_a_chart_for_each_number_and_one_of_the_steps() -> None:
         "sweep-memory",
         "cases",
     ]
+
+
+def test_a_sweep_of_replays_is_drawn_by_what_was_saved_and_how_long_it_took() -> None:
+    assert charts("replays") == ["sweep-tokens", "sweep-saved", "sweep-ttft"]
+    headers = [column.header for column in sections("replays")["sweep"].tables[0].columns]
+    assert headers[:2] == ["checkpoint share", "saved tokens"]
+
+
+def test_a_replay_says_that_its_times_are_those_of_a_model() -> None:
+    page = page_of("a replay")
+    assert page.title == "Replay of builtin:chat through the KV cache of v4-pro"
+    assert list(sections("a replay")) == ["reuse", "latency", "held", "model", "checks"]
+    text = parse(html_of("a replay")).text
+    assert "times are those of a model, not of this machine" in text
+    assert "overhead of a step" in text
+    (article,) = page.articles
+    assert [number.label for number in article.numbers] == [
+        "Saved",
+        "First token",
+        "A further token",
+    ]
+    assert article.verdict.sentence == "12 requests served in virtual time, no block leaked"
+
+
+def test_the_numbers_of_memory_over_time_are_in_a_table_too() -> None:
+    table: HtmlTable = sections("one case")["held"].tables[1]
+    assert [column.header for column in table.columns] == [
+        "s",
+        "blocks",
+        "slots",
+        "cached blocks",
+        "main",
+        "state",
+    ]
+    last = [cell.text for cell in table.rows[-1]]
+    assert last == ["1.000", "80", "1", "70", "160 MiB", "16.0 MiB"]
 
 
 def test_the_setting_with_more_values_is_across_and_the_other_in_lines() -> None:
@@ -56,6 +93,8 @@ def test_a_sweep_has_a_row_of_rates_for_each_case_also_for_one_that_failed() -> 
     table: HtmlTable = sections("a sweep")["operations"].tables[0]
     assert [row[0].text for row in table.rows][-1] == "block_tokens=256, concurrency=64"
     assert [cell.text for cell in table.rows[-1][1:]] == ["–"] * 7
+    assert table.columns[1].has_spread
+    assert table.rows[0][1].spread.startswith("± ")
     assert len(table.rows) == len(make_sweep_cases())
 
 
@@ -96,6 +135,12 @@ def test_a_comparison_stands_before_the_runs_with_its_verdict_and_counts() -> No
     ]
     (first, *_) = parse(html_of("a comparison")).find("header")
     assert "launch 3 was lost" in first.text
+
+
+def test_each_run_of_a_comparison_bears_the_name_of_its_side() -> None:
+    root = parse(html_of("a comparison"))
+    names = [heading.text for heading in root.find("h2") if "KV cache of" in heading.text]
+    assert [name.partition(":")[0] for name in names] == ["main", "change"]
 
 
 def test_every_run_of_several_is_an_article_of_its_own() -> None:

@@ -1,5 +1,6 @@
 """Two runs against each other: a ratio and its interval in every row."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dsv4kv.measure.verdict import Verdict
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _ROW, _HEAD = 21, 58
+_FAR = 5.0  # rows beyond so many times the middle one's change would hide all others
 _ROLES = {
     Verdict.SAME: "muted",
     Verdict.FASTER: "good",
@@ -38,9 +40,11 @@ def ratios_chart(compared: Compared) -> Chart:
     axes.set_yticks(range(len(rows)), [row.name for row in rows])
     axes.tick_params(axis="y", colors=LIGHT["ink"])
     axes.set_ylim(len(rows) - 0.4, -0.6)
-    reach = max(floor * 1.5, *(abs(end) for row in rows for end in _ends(row))) * 1.08
+    reach = _reach(rows, floor)
+    for number, row in enumerate(rows):
+        _point_outside(axes, number, row, reach)
     axes.set_xlim(-reach, reach)
-    axes.locator_params(axis="x", nbins=5)
+    axes.locator_params(axis="x", nbins=4)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:+g} %" if value else "0")
     axes.grid(axis="x")
     axes.set_xlabel("← faster · change of time · slower →")
@@ -57,6 +61,27 @@ def _draw_row(axes: "Axes", number: int, row: ComparedRow) -> None:
     value = to_percent(row.judgement.ratio)
     axes.plot(value, number, "o", color=LIGHT[role], markerfacecolor=face, markersize=5.5)
     write(axes, 1.02, number, _tell(row), role, transform=axes.get_yaxis_transform())
+
+
+def _reach(rows: Sequence[ComparedRow], floor: float) -> float:
+    """How far the axis goes to either side, in per cent.
+
+    Whatever is slower or faster is on it; what is unclear and far out may leave it.
+    """
+    ends = sorted(max(map(abs, _ends(row))) for row in rows)
+    usual = ends[(len(ends) - 1) // 2] * _FAR
+    changed = (Verdict.SLOWER, Verdict.FASTER)
+    judged = [max(map(abs, _ends(row))) for row in rows if row.judgement.verdict in changed]
+    return max(floor * 1.5, min(ends[-1], usual), *judged) * 1.08
+
+
+def _point_outside(axes: "Axes", number: int, row: ComparedRow, reach: float) -> None:
+    """An arrow at the edge where a change or its interval goes on beyond the axis."""
+    for end in _ends(row):
+        if abs(end) > reach:
+            marker, place = (">", reach) if end > 0 else ("<", -reach)
+            axes.plot(place * 0.985, number, marker, color=LIGHT[_ROLES[row.judgement.verdict]],
+                      markersize=5)  # fmt: skip
 
 
 def _ends(row: ComparedRow) -> tuple[float, float]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _BINS = 48
 _STRETCHES = 120  # of samples in order: more cannot be told apart
 _ROW, _SHARED_ROW, _AXIS = 64, 44, 34
+_LETTERS = 58  # across a chart: a name and its numbers
 
 
 @dataclass(frozen=True)
@@ -103,10 +104,14 @@ def _mark_median(axes: "Axes", summary: Summary) -> None:
 
 def _title(axes: "Axes", row: Samples, summary: Summary) -> None:
     place: dict[str, Any] = {"transform": axes.transAxes, "va": "bottom"}
-    write(axes, 0, 1.0, row.name, fontweight="bold", **place)
     spread = summary.estimate.half_width
     shown = ""
     if spread is not None and summary.median:
         shown = f" ± {spread / summary.median * 100:.2g} %"
     text = f"{format_duration(summary.median)}{shown}, {summary.n:,} samples"
+    if len(row.name) + len(text) > _LETTERS:
+        text = text.partition(",")[0]
+    room = _LETTERS - len(text)
+    name = row.name if len(row.name) <= room else f"{row.name[: room - 1]}…"
+    write(axes, 0, 1.0, name, fontweight="bold", **place)
     write(axes, 1, 1.0, text, "muted", ha="right", **place)

@@ -1,16 +1,23 @@
 """Where the cache's bytes lie: pools as bars, and what was held over time."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from typing import TYPE_CHECKING
 
+from dsv4kv.report.memory_record import MemorySeries
+from dsv4kv.report.memory_series import pool_sizes
 from dsv4kv.report.page.charts.bars import Bar, draw_bars
 from dsv4kv.report.page.charts.marks import byte_ticks, spread_shades
 from dsv4kv.report.page.colours import LIGHT
 from dsv4kv.report.page.figure import SMALL, Chart, new_figure, short_bytes
-from dsv4kv.report.page.inputs import Track
 from dsv4kv.report.record import CacheSummary
 from dsv4kv.units import format_bytes
 
-_HEIGHT = 220
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_HEIGHT = 330
+_DASHES = ("solid", "dashed", "dotted", "dashdot")
 
 
 def pools_chart(cache: CacheSummary) -> Chart:
@@ -30,22 +37,48 @@ def pools_chart(cache: CacheSummary) -> Chart:
     return Chart("pools", "Memory by pool, all layers", told, draw_bars(bars, room=0.24))
 
 
-def held_chart(pools: Sequence[Track]) -> Chart:
-    """Bytes held over time, the pools stacked in shades."""
-    figure, (axes,) = new_figure(_HEIGHT)
-    sizes = [[value or 0.0 for value in pool.values] for pool in pools]
-    names = [pool.name for pool in pools]
-    seconds = list(pools[0].seconds)
-    axes.stackplot(seconds, *sizes, colors=spread_shades(len(pools)), labels=names, linewidth=0)
-    peak = max(sum(moment) for moment in zip(*sizes, strict=True))
-    axes.set_yticks(byte_ticks(0, peak))
-    axes.yaxis.set_major_formatter(lambda value, _: short_bytes(value))
-    axes.grid(axis="y")
-    axes.set_xlim(seconds[0], seconds[-1])
-    axes.set_ylim(0)
-    axes.set_xlabel("seconds since the start")
+def held_chart(series: MemorySeries) -> Chart:
+    """Bytes held over time, pools stacked in shades; below, shares of what there is."""
+    figure, (bytes_axes, shares_axes) = new_figure(_HEIGHT, 2, share_x=True, heights=(3, 2))
+    seconds = [at * 1e-9 for at in series.at_ns]
+    sizes = pool_sizes(series)
+    stack_sizes(bytes_axes, seconds, sizes)
+    for each, dashes in zip(series.units, cycle(_DASHES)):
+        shares = [count / each.units * 100 for count in each.held]
+        shares_axes.step(seconds, shares, where="post", color=LIGHT["ink"], linewidth=1.1,
+                         linestyle=dashes, label=f"{each.name}, %")  # fmt: skip
+    shares_axes.set_ylim(0, 104)
+    shares_axes.set_yticks([0, 50, 100], ["0", "50 %", "100 %"])
+    shares_axes.grid(axis="y")
+    if len(seconds) > 1:
+        shares_axes.set_xlim(seconds[0], seconds[-1])
+    shares_axes.set_xlabel("seconds since the first step")
     figure.legend(
         loc="outside upper left", ncols=3, frameon=False, labelcolor=LIGHT["ink"], fontsize=SMALL
     )
-    told = f"{format_bytes(peak)} at the peak, in {', '.join(names)}."
-    return Chart("held", "Memory held over time", told, figure)
+    return Chart("held", "Memory held over time, by pool", _describe(series, sizes), figure)
+
+
+def stack_sizes(
+    axes: "Axes", seconds: Sequence[float], sizes: Mapping[str, Sequence[float]]
+) -> None:
+    """Fill areas upon each other, one per name, on an axis of bytes from 0."""
+    colours = spread_shades(len(sizes))
+    axes.stackplot(
+        seconds, *sizes.values(), colors=colours, labels=list(sizes), linewidth=0, step="post"
+    )
+    axes.set_yticks(byte_ticks(0, _peak(sizes)))
+    axes.yaxis.set_major_formatter(lambda value, _: short_bytes(value))
+    axes.grid(axis="y")
+    axes.set_ylim(0)
+
+
+def _peak(sizes: Mapping[str, Sequence[float]]) -> float:
+    return max((sum(moment) for moment in zip(*sizes.values(), strict=True)), default=0)
+
+
+def _describe(series: MemorySeries, sizes: Mapping[str, Sequence[float]]) -> str:
+    most = ", ".join(
+        f"{max(each.held, default=0):,} of {each.units:,} {each.name}" for each in series.units
+    )
+    return f"{format_bytes(_peak(sizes))} at the peak in {', '.join(sizes)}. At most {most}."

@@ -25,6 +25,14 @@ if TYPE_CHECKING:
 _HEIGHT = 330
 _APART = 1.5  # a label of a diagonal keeps this factor from roofs and corners
 _NEAR = 13.0  # units: marks this near share a label
+_LETTER, _LINE, _MARK = (
+    6.2,
+    10.0,
+    3.0,
+)  # units: width and height of a label's text, a mark's radius
+
+Box = tuple[float, float, float, float]
+"""Left, bottom, right, top, in units of the figure."""
 
 
 def roofline_chart(operations: Sequence[OpRate], roofs: Sequence[Roof]) -> Chart:
@@ -78,13 +86,37 @@ def _draw_times(axes: "Axes", roofs: Sequence[Roof]) -> None:
 def _number(axes: "Axes", operations: Sequence[OpRate]) -> None:
     """Numbers beside the marks, once each; marks that touch share one label."""
     labels: list[tuple[float, float, list[int]]] = []
+    marks = {
+        each: axes.transData.transform((each.call_bytes, each.rate.value)) for each in operations
+    }
+    taken = [(x - _MARK, y - _MARK, x + _MARK, y + _MARK) for x, y in marks.values()]
     for each in {each.number: each for each in operations}.values():
-        x, y = axes.transData.transform((each.call_bytes, each.rate.value))
+        x, y = marks[each]
         near = [told for at_x, at_y, told in labels if abs(at_x - x) + abs(at_y - y) < _NEAR]
         if near:
             near[0].append(each.number)
         else:
             labels.append((x, y, [each.number]))
     for x, y, numbers in labels:
-        at_x, at_y = axes.transData.inverted().transform((x + 6, y + 1))
-        write(axes, at_x, at_y, ", ".join(map(str, sorted(numbers))), clip_on=False)
+        text = ", ".join(map(str, sorted(numbers)))
+        box = _find_room(x, y, len(text) * _LETTER, taken)
+        taken.append(box)
+        at_x, at_y = axes.transData.inverted().transform((box[0], (box[1] + box[3]) / 2))
+        write(axes, at_x, at_y, text, clip_on=False)
+
+
+def _find_room(x: float, y: float, width: float, taken: Sequence[Box]) -> Box:
+    """Where a label stands: right of its mark, else left, below or above it, where it is free."""
+    half, gap = _LINE / 2, 2 * _MARK
+    places = (
+        (x + gap, y + 1 - half),
+        (x - gap - width, y + 1 - half),
+        (x - width / 2, y - gap - _LINE),
+        (x - width / 2, y + gap),
+    )
+    boxes = [(left, bottom, left + width, bottom + _LINE) for left, bottom in places]
+    return next((box for box in boxes if not any(_overlap(box, each) for each in taken)), boxes[0])
+
+
+def _overlap(one: Box, other: Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]

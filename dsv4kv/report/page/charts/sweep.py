@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _HEIGHT, _LEGEND_LINE = 236, 15
 _MARKERS = "osD^vP"
 _LEGEND_LETTERS, _KEY_LETTERS = 54, 4  # across a chart, and beside each name
+_AXIS_LETTERS = 60  # across an axis
 _LOG_SPAN = 20.0  # from here on an axis from zero hides the small values
 
 
@@ -94,10 +95,18 @@ def _scale(axes: "Axes", metric: Metric, places: dict[Any, float]) -> None:
             axes.set_yticks(metric.ticks(0, high))
     axes.yaxis.set_major_formatter(lambda value, _: metric.show(value))
     axes.grid(axis="y")
-    axes.set_xticks(list(places.values()), [_name(value) for value in places])
+    named = _spread_names({place: _name(value) for value, place in places.items()})
+    axes.set_xticks(list(named), list(named.values()))
     low, high = min(places.values()), max(places.values())
     room = (high - low) * 0.06 or 0.5
     axes.set_xlim(low - room, high + room)
+
+
+def _spread_names(names: dict[float, str]) -> dict[float, str]:
+    """As many of the names, one in so many, as there is room for; each takes the longest's."""
+    ordered = sorted(names.items())
+    most = max(1, _AXIS_LETTERS // (_KEY_LETTERS + max(map(len, names.values()))))
+    return dict(ordered[:: ceil(len(ordered) / most)])
 
 
 def _name(value: Any) -> str:

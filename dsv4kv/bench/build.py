@@ -13,6 +13,7 @@ from dsv4kv.config.bench import BenchConfig
 from dsv4kv.errors import ConfigError
 from dsv4kv.measure.device_clock import DeviceClock
 from dsv4kv.measure.recorder import Recorder
+from dsv4kv.model.checkpoint import checkpoint_bytes
 from dsv4kv.model.plan import CachePlan, plan_cache
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import AttentionType
@@ -231,8 +232,8 @@ def build_reuse(
 
 def _checkpoint_bytes(config: BenchConfig, plan: CachePlan) -> int:
     prefix = config.cache.prefix
-    slot_bytes = sum(schema.slot_bytes for schema in plan.schemas)
-    return 0 if prefix.index == "none" else prefix.checkpoints * slot_bytes
+    each = sum(map(checkpoint_bytes, plan.schemas))
+    return 0 if prefix.index == "none" else prefix.checkpoints * each
 
 
 def _draw_compressors(plan: CachePlan, seed: int, device: torch.device) -> Compressors:

@@ -34,7 +34,8 @@ def replay(
         str | None,
         typer.Option(
             metavar="FILE",
-            help="A YAML file or a shipped name: default (the default).",
+            help="A YAML file or a shipped name: default (the default), real (--data real on a "
+            "small model).",
             show_default=False,
         ),
     ] = None,
@@ -46,6 +47,13 @@ def replay(
     ] = None,
     policy: Annotated[
         str | None, typer.Option(help="What is evicted first: lru, lfu, s3fifo, sieve, arc, …")
+    ] = None,
+    rule: Annotated[
+        str | None,
+        typer.Option(
+            help="By whose rule prompts are reused: ideal, vllm, sglang, vllm-v4:dense, "
+            "vllm-v4:4096, vllm-v4:semantic, sglang-v4:dense, sglang-v4:tail."
+        ),
     ] = None,
     strategy: Annotated[
         str | None,
@@ -63,6 +71,14 @@ def replay(
         str | None, _model("Bandwidth as a run of `dsv4kv bench` measured it.", "RUN.json")
     ] = None,
     tflops: Annotated[float | None, _model("Arithmetic of one GPU.", "TFLOP/s")] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="none|real",
+            help="real moves every byte on the CPU, takes the time that needs and compares it "
+            "with a run without reuse.",
+        ),
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: prefix.defer=false."),
@@ -92,9 +108,11 @@ def replay(
         return
     given = {
         "workload.trace": trace,
+        "workload.data": data,
         "model.preset": model,
         "cache.memory_bytes": memory,
         "prefix.policy": policy,
+        "prefix.rule": rule,
         "prefix.strategy": strategy,
         "cost.gpu": gpu,
         "cost.gpus": gpus,

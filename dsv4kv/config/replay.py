@@ -27,8 +27,9 @@ class PoolSection(Section):
     """Slots, checkpoints and blocks together, in bytes; null where num_blocks is given."""
     num_blocks: Positive | None = None
     """Blocks of context, instead of memory_bytes: slots and checkpoints then come on top."""
-    block_tokens: Annotated[int, Field(gt=0, multiple_of=128)] = 128
-    """Tokens of context one block covers in every compressed layer; a multiple of 128."""
+    block_tokens: Annotated[int, Field(gt=0, multiple_of=128)] | None = None
+    """Tokens of context one block covers in every compressed layer; a multiple of 128. null takes
+    128, and by an engine's prefix.rule 256, as the engines do."""
     state: Literal["ring", "online"] = "ring"
     """HCA compressor state: a ring of 128 rows, or the running softmax (85 times smaller)."""
     max_context_tokens: Positive | None = None
@@ -53,6 +54,13 @@ class PrefixSection(Section):
 
     reuse: bool = True
     """Whether prompts are cached at all."""
+    rule: str = "ideal"
+    """By whose rule prompts are found, kept and evicted: ``ideal`` (policy and strategy below), or
+    an engine's, as ``trace mrc --rule`` has them: ``vllm``, ``sglang`` (one group of blocks or
+    pages, nothing kept of windows), ``vllm-v4:dense``, ``vllm-v4:4096``, ``vllm-v4:semantic``
+    (windows and states in the same pool), ``sglang-v4:dense``, ``sglang-v4:tail`` (a tenth as many
+    pages of windows). An engine's rule evicts the least recently used; policy and strategy do not
+    count."""
     policy: Literal["lru", "fifo", "lfu", "lfu-aged", "gdsf", "sieve", "s3fifo", "arc"] = "lru"
     """Which cached blocks go first; leaves before what they follow, always."""
     strategy: str = "ends+junctions"
@@ -77,6 +85,9 @@ class ArrivalSection(RequestsSection):
     """Seconds from the start of one conversation of a weka folder to the next."""
     max_output_tokens: Positive | None = None
     """Cut longer outputs to this many tokens; null keeps the trace's."""
+    data: Literal["none", "real"] = "none"
+    """``real`` moves bytes through every operation of the cache, on the CPU, takes the time they
+    need there and compares what is gathered with a run without reuse; ``none`` counts alone."""
 
 
 class SchedulerSection(Section):
@@ -125,6 +136,9 @@ class ReplayMeasure(Section):
     """Seed of the accepted drafts and of the synthetic workload."""
     points: Annotated[int, Field(ge=16)] = 512
     """Moments of the series over time that are kept, at most."""
+    verify_every: NonNegative = 20
+    """With workload.data real: compare what every so many steps gather with a run without reuse,
+    bit for bit; 0 never."""
 
 
 class ReplayConfig(Section):
@@ -156,6 +170,17 @@ class ReplayConfig(Section):
                 f"scheduler.step_tokens ({self.scheduler.step_tokens}) is below the {decoding} "
                 "tokens that scheduler.max_requests decode in one step: raise the one or lower "
                 "the other"
+            )
+        if self.cache.state == "online" and self.workload.data == "real":
+            raise ValueError(
+                "cache.state 'online' adds tokens up in the order of the chunks, so its last bits "
+                "depend on where chunks end and cannot be compared with a run without reuse: use "
+                "'ring', or set workload.data to none"
+            )
+        if self.prefix.rule != "ideal" and self.workload.data == "real":
+            raise ValueError(
+                f"prefix.rule {self.prefix.rule!r} counts blocks alone, so no bytes can be moved "
+                "by it: use ideal, or set workload.data to none"
             )
         if self.cache.state == "online" and drafts:
             raise ValueError(

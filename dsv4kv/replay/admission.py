@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 from dsv4kv.model.sharing import TableGroup
-from dsv4kv.replay.blocks import BlockLedger
+from dsv4kv.replay.contract import Ledger, Prompts
 from dsv4kv.replay.decoders import Decoders
-from dsv4kv.replay.prompts import PromptCache
 from dsv4kv.replay.served import Served
 
 _NUMBER = attrgetter("number")
@@ -22,7 +21,7 @@ class Admission:
     """
 
     def __init__(
-        self, ledger: BlockLedger, prompts: PromptCache, group: TableGroup, *, defer: bool
+        self, ledger: Ledger, prompts: Prompts, group: TableGroup, *, defer: bool
     ) -> None:
         self.waiting: list[Served] = []
         self.deferrals = 0
@@ -76,8 +75,7 @@ class Admission:
         return False
 
     def _fits(self, served: Served, found: int, decoders: Decoders) -> bool:
-        """Whether blocks for a whole prompt can be had besides those found, which must stay."""
-        kept = found * self._ledger.per_shared
-        needed = self._group.blocks_for(served.prompt_tokens) - kept
+        """Whether everything a whole prompt needs can be had."""
+        needed = self._group.blocks_for(served.prompt_tokens)
         promised = int(decoders.lacking().sum())
-        return needed + promised <= self._ledger.available - kept
+        return self._prompts.fits(served, found, needed, promised)

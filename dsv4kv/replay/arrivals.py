@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from dsv4kv.config.replay import ArrivalSection
 from dsv4kv.replay.served import Served
-from dsv4kv.replay.sharing import check_order, shared_keys, tail_id
+from dsv4kv.replay.sharing import KeysOf, check_order
 from dsv4kv.workload.request import Request
 
 NEVER = float("inf")
@@ -13,12 +13,12 @@ NEVER = float("inf")
 class Arrivals:
     """Hands out requests when they have come; memory is that of the trace."""
 
-    def __init__(self, requests: Sequence[Request], section: ArrivalSection, tokens: int) -> None:
-        """``tokens`` are those of a shared block; raises ``TraceError`` for a wrong order."""
+    def __init__(self, requests: Sequence[Request], section: ArrivalSection, keys: KeysOf) -> None:
+        """``keys`` names the blocks of a prompt; raises ``TraceError`` for a wrong order."""
         self._closed = section.arrivals == "closed"
         if not self._closed:
             check_order(requests)
-        self._requests, self._section, self._tokens = requests, section, tokens
+        self._requests, self._section, self._keys = requests, section, keys
         self._first_s = requests[0].arrival_s if requests else 0.0
         self._next = 0
 
@@ -54,7 +54,8 @@ class Arrivals:
             arrival_s=now_s if self._closed else self._when(request),
             input_tokens=request.input_tokens,
             output_tokens=output,
-            keys=shared_keys(request, self._tokens),
-            tail=tail_id(request),
+            keys=self._keys(self._next - 1, request),
+            ids=request.prefix_hashes,
+            id_tokens=request.hash_block_tokens,
             prompt_tokens=request.input_tokens,
         )

@@ -5,6 +5,7 @@ import numpy as np
 from dsv4kv.errors import OutOfBlocks
 from dsv4kv.prefix.index import PrefixIndex
 from dsv4kv.replay.checkpoints import CheckpointStore
+from dsv4kv.replay.data.path import NO_DATA, DataPath
 
 _BATCHES = 1024
 
@@ -24,11 +25,16 @@ class BlockLedger:
     """
 
     def __init__(
-        self, total: int, per_shared: int, index: PrefixIndex | None, marks: CheckpointStore
+        self,
+        total: int,
+        per_shared: int,
+        index: PrefixIndex | None,
+        marks: CheckpointStore,
+        data: DataPath = NO_DATA,
     ) -> None:
         self.total, self.per_shared = total, per_shared
         self.private = self.evicted = self.freed = 0
-        self._index, self._marks = index, marks
+        self._index, self._marks, self._data = index, marks, data
         self._held = self._evictable = 0
         # evicting in batches of one size makes the order of evictions independent of how many
         # steps are taken at once
@@ -79,4 +85,6 @@ class BlockLedger:
         self.evicted += len(gone)
         self._held -= len(gone)
         self._evictable -= len(gone)
-        self._marks.drop(np.asarray(gone).tolist())
+        keys = np.asarray(gone).tolist()
+        self._marks.drop(keys)
+        self._data.forget(keys)

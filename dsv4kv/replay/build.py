@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.errors import ConfigError, TraceError
@@ -14,21 +15,29 @@ from dsv4kv.replay.arrivals import Arrivals
 from dsv4kv.replay.blocks import BlockLedger
 from dsv4kv.replay.bytes_model import StepBytes
 from dsv4kv.replay.checkpoints import CheckpointStore
+from dsv4kv.replay.checks import check_ids
 from dsv4kv.replay.clock import VirtualClock
+from dsv4kv.replay.contract import Ledger, Prompts
 from dsv4kv.replay.cost import CostModel
+from dsv4kv.replay.data.clock import MeasuredClock
+from dsv4kv.replay.data.path import NO_DATA, DataPath
 from dsv4kv.replay.decoders import Decoders
 from dsv4kv.replay.drafts import Drafts
+from dsv4kv.replay.engine import build_engine
 from dsv4kv.replay.limits import Limits
 from dsv4kv.replay.memory import MemoryPlan, plan_memory
 from dsv4kv.replay.outcome import Outcome
 from dsv4kv.replay.prompts import PromptCache, Sizes
 from dsv4kv.replay.rates import Rates, find_rates
 from dsv4kv.replay.scheduler import Scheduler
-from dsv4kv.replay.sharing import shared_tokens
+from dsv4kv.replay.sharing import keys_on, shared_tokens
 from dsv4kv.replay.weights_model import WeightModel, build_weights
 from dsv4kv.workload.request import Request
 from dsv4kv.workload.synth import synthesize
 from dsv4kv.workload.traces import ReadOptions, read_trace
+
+if TYPE_CHECKING:
+    from dsv4kv.replay.data.serving import RealData
 
 
 @dataclass(frozen=True)
@@ -44,6 +53,7 @@ class Replay:
         shared_tokens: Tokens of the blocks that prompts share.
         outcome: Collects what happens.
         scheduler: Runs it.
+        data: Does the work of its steps; None where blocks are only counted.
     """
 
     config: ReplayConfig
@@ -54,13 +64,15 @@ class Replay:
     shared_tokens: int
     outcome: Outcome
     scheduler: Scheduler
+    data: "RealData | None" = None
 
 
 def read_requests(config: ReplayConfig) -> list[Request]:
     """The requests of a configuration, all of them.
 
     Raises:
-        TraceError: The trace cannot be read, or nothing is left of it.
+        TraceError: The trace cannot be read, its block ids contradict each other, or nothing is
+            left of it.
     """
     workload = config.workload
     if workload.trace is None:
@@ -75,28 +87,47 @@ def read_requests(config: ReplayConfig) -> list[Request]:
         raise TraceError(
             f"{source}: no request is left after skipping {workload.skip}: lower workload.skip."
         )
+    check_ids(found, workload)
     return found
 
 
 def build_replay(
-    config: ReplayConfig, requests: Sequence[Request], longest_stretch: int | None = None
+    config: ReplayConfig,
+    requests: Sequence[Request],
+    longest_stretch: int | None = None,
+    machine_bytes: int | None = None,
 ) -> Replay:
     """Build everything a replay needs; ``longest_stretch`` 1 takes every step by itself.
 
     Raises:
-        ConfigError: The configuration cannot be built, or does not fit the trace.
+        ConfigError: The configuration cannot be built, does not fit the trace, or its data does
+            not fit ``machine_bytes`` of memory.
         TraceError: The clock of the trace runs backwards.
         RecordError: The record that the bandwidth is to be taken from cannot be read.
     """
     memory, rates = plan_memory(config), find_rates(config.cost)
     weights = build_weights(config, memory.model, memory.schemas)
     trace_tokens = next((r.hash_block_tokens for r in requests if r.hash_block_tokens), 0)
-    tokens = shared_tokens(trace_tokens, memory.block_tokens)
-    arrivals = Arrivals(requests, config.workload, tokens)
+    engine = build_engine(config, memory, requests)
+    tokens = memory.block_tokens if engine else shared_tokens(trace_tokens, memory.block_tokens)
+    keys = engine.keys if engine else keys_on(tokens)
+    arrivals = Arrivals(requests, config.workload, keys)
     longest = min(memory.max_context_tokens, max(r.total_tokens for r in requests))
     cost = _build_cost(memory, weights, longest)
     outcome = Outcome(config.measure.points, memory.block_tokens)
-    ledger, prompts = _build_prompts(config, memory, tokens, reuse=bool(trace_tokens))
+    checkpoints = CheckpointStore(memory.num_checkpoints)
+    data = None
+    if config.workload.data == "real":
+        longest_stretch = 1
+        data = _build_data(config, memory, rates, requests, checkpoints, tokens, machine_bytes)
+    ledger: Ledger
+    prompts: Prompts
+    if engine:
+        ledger, prompts = engine.ledger, engine.prompts
+    else:
+        ledger, prompts = _build_prompts(
+            config, memory, tokens, checkpoints, data or NO_DATA, reuse=bool(trace_tokens)
+        )
     scheduling = config.scheduler
     drafts = Drafts(
         scheduling.speculative.draft_tokens,
@@ -119,10 +150,35 @@ def build_replay(
         prompts,
         cost,
         Decoders(cost, memory.group, drafts),
-        VirtualClock(rates),
+        MeasuredClock(rates, data.times.charge) if data else VirtualClock(rates),
         outcome,
+        data or NO_DATA,
     )
-    return Replay(config, memory, rates, weights, requests, tokens, outcome, scheduler)
+    return Replay(config, memory, rates, weights, requests, tokens, outcome, scheduler, data)
+
+
+def _build_data(
+    config: ReplayConfig,
+    memory: MemoryPlan,
+    rates: Rates,
+    requests: Sequence[Request],
+    checkpoints: CheckpointStore,
+    tokens: int,
+    machine_bytes: int | None,
+) -> "RealData":
+    from dsv4kv.replay.data.build import build_data  # needs torch
+
+    fitting = min(memory.max_context_tokens, memory.num_blocks * memory.block_tokens)
+    return build_data(
+        config,
+        memory,
+        rates,
+        requests,
+        checkpoints,
+        shared_tokens=tokens,
+        longest_tokens=min(fitting, max(r.total_tokens for r in requests)),
+        machine_bytes=machine_bytes,
+    )
 
 
 def _build_cost(memory: MemoryPlan, weights: WeightModel, longest_tokens: int) -> CostModel:
@@ -133,7 +189,13 @@ def _build_cost(memory: MemoryPlan, weights: WeightModel, longest_tokens: int) -
 
 
 def _build_prompts(
-    config: ReplayConfig, memory: MemoryPlan, tokens: int, *, reuse: bool
+    config: ReplayConfig,
+    memory: MemoryPlan,
+    tokens: int,
+    checkpoints: CheckpointStore,
+    data: DataPath,
+    *,
+    reuse: bool,
 ) -> tuple[BlockLedger, PromptCache]:
     """The prefix index, if there is anything to reuse, and the blocks behind it."""
     per_shared = tokens // memory.block_tokens
@@ -142,8 +204,7 @@ def _build_prompts(
         policy = make_policy(config.prefix.policy, max(1, memory.num_blocks // per_shared))
         index = BlockHashIndex(policy)
     _check_period(memory.strategy, tokens)
-    checkpoints = CheckpointStore(memory.num_checkpoints)
-    ledger = BlockLedger(memory.num_blocks, per_shared, index, checkpoints)
+    ledger = BlockLedger(memory.num_blocks, per_shared, index, checkpoints, data)
     sizes = Sizes(tokens, memory.checkpoint_bytes, per_shared * memory.beside_bytes)
     return ledger, PromptCache(index, memory.strategy, ledger, checkpoints, sizes)
 

@@ -1,7 +1,7 @@
 """Which prefixes have a checkpoint of window and state, least recently used first."""
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class CheckpointStore:
@@ -23,12 +23,19 @@ class CheckpointStore:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def __contains__(self, key: int) -> bool:
+    def __contains__(self, key: object) -> bool:
         return key in self._kept
 
     def was_written(self, key: int) -> bool:
         """Whether there ever was one."""
         return key in self._ever
+
+    def last_written(self, keys: Sequence[int], stop: int) -> int:
+        """Leading keys up to the last, beyond ``stop``, that ever had a checkpoint behind it."""
+        count = len(keys)
+        while count > stop and keys[count - 1] not in self._ever:
+            count -= 1
+        return count
 
     def use(self, key: int) -> None:
         """Make one the newest."""

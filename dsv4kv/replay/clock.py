@@ -31,9 +31,14 @@ class Work:
     operations: int = 0
 
     @property
+    def cache_bytes(self) -> int:
+        """Bytes that the cache moves."""
+        return self.update_bytes + self.gather_bytes + self.copy_bytes
+
+    @property
     def moved_bytes(self) -> int:
         """All bytes."""
-        return self.weight_bytes + self.update_bytes + self.gather_bytes + self.copy_bytes
+        return self.weight_bytes + self.cache_bytes
 
     def __add__(self, other: "Work") -> "Work":
         return Work(

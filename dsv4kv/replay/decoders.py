@@ -55,6 +55,11 @@ class Decoders:
         return self._column(2)
 
     @property
+    def window(self) -> int:
+        """Most tokens of a request in a step: one and its drafts."""
+        return self._drafts.window
+
+    @property
     def tokens_per_step(self) -> int:
         """Tokens of the budget that one step takes."""
         if self._drafts.window == 1:

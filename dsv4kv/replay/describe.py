@@ -2,17 +2,23 @@
 
 from collections import Counter
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
+from dsv4kv.prefix.analysis.rules import find_rule
 from dsv4kv.replay.build import Replay
-from dsv4kv.report.record import CacheSummary, Latency, Totals
+from dsv4kv.report.record import CacheSummary, Latency, Pool, Totals
 from dsv4kv.report.replay_record import (
     Constant,
+    ReplayData,
     ReplayPool,
     ReplayResult,
     ReplaySeries,
     ReplayWork,
     Reuse,
 )
+
+if TYPE_CHECKING:
+    from dsv4kv.replay.data.serving import RealData
 
 _NS = 1e9
 
@@ -36,6 +42,7 @@ def describe_replay(replay: Replay) -> ReplayResult:
         evictions=outcome.evictions,
         rejected=dict(sorted(outcome.rejected.items())),
         series=_series(replay),
+        data=_describe_data(replay.data) if replay.data else None,
     )
 
 
@@ -43,7 +50,7 @@ def list_constants(replay: Replay) -> list[Constant]:
     """Every number that the times depend on, with its source."""
     cost, rates, weights = replay.config.cost, replay.rates, replay.weights
     given = "as configured"
-    rows = (
+    rows: tuple[tuple[str, float, str, str], ...] = (
         ("GPUs", cost.gpus, "", given),
         ("memory bandwidth of a GPU", rates.bytes_per_s / cost.gpus / 1e9, "GB/s", rates.source),
         ("arithmetic of a GPU", cost.tflops, "TFLOP/s", given),
@@ -69,11 +76,15 @@ def list_constants(replay: Replay) -> list[Constant]:
             "layer schemas; operations move what dsv4kv.ops.traffic counts",
         ),
     )
+    if replay.data:
+        source = "measured here on the CPU, one thread; the bandwidth counts for weights alone"
+        measured_s = replay.data.times.total_ns / _NS
+        rows = (*rows, ("all operations of the cache", measured_s, "s", source))
     return [Constant(name=n, value=float(v), unit=u, source=s) for n, v, u, s in rows]
 
 
 def describe_cache(replay: Replay) -> CacheSummary:
-    """The cache on paper; nothing was allocated."""
+    """The cache on paper, and the pools where they were allocated."""
     memory, config = replay.memory, replay.config
     first = memory.schemas[-1]
     pages = {"main": first.main, "window": first.window, "indexer": first.indexer}
@@ -94,7 +105,7 @@ def describe_cache(replay: Replay) -> CacheSummary:
         max_context_tokens=memory.max_context_tokens,
         bytes_per_token=memory.token_bytes,
         bytes_per_request=memory.slot_bytes,
-        pools=[],
+        pools=_list_allocated(replay.data) if replay.data else [],
     )
 
 
@@ -150,6 +161,8 @@ def _reuse(replay: Replay) -> Reuse:
     store = prompts.checkpoints
     lost = asdict(tally.losses) | {"in_flight": tally.in_flight_tokens}
     return Reuse(
+        rule=replay.config.prefix.rule,
+        setting=find_rule(replay.config.prefix.rule).setting,
         shared_tokens=tally.shared_tokens,
         requests=tally.requests,
         resumed_requests=tally.found_requests,
@@ -169,6 +182,18 @@ def _reuse(replay: Replay) -> Reuse:
         kept_bytes=prompts.kept_bytes,
         evicted_blocks=scheduler.ledger.evicted,
     )
+
+
+def _describe_data(data: "RealData") -> ReplayData:
+    from dsv4kv.replay.data.told import describe_data  # needs torch
+
+    return describe_data(data)
+
+
+def _list_allocated(data: "RealData") -> list[Pool]:
+    from dsv4kv.replay.data.told import list_pools  # needs torch
+
+    return list_pools(data)
 
 
 def _series(replay: Replay) -> ReplaySeries:

@@ -7,15 +7,20 @@ from difflib import get_close_matches
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.budget import bytes_per_token
+from dsv4kv.model.checkpoint import checkpoint_bytes
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import build_schedule
 from dsv4kv.model.schema import LayerCacheSchema, build_schema, choose_formats
 from dsv4kv.model.sharing import TableGroup, table_groups
+from dsv4kv.prefix.analysis.rules import RULES, Rule, find_rule
 from dsv4kv.prefix.analysis.strategy import STRATEGIES, Strategy, parse_strategy
+from dsv4kv.replay.engine_memory import divide_for_engine, engine_units
 from dsv4kv.units import format_bytes
 
 _WITHOUT_CHECKPOINTS = ("full", "zero")
+DEFAULT_BLOCK_TOKENS = 128
+"""Tokens of a block where neither the configuration nor a rule says."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +35,10 @@ class MemoryPlan:
         block_bytes: Bytes of a block, with what is kept beside it.
         beside_bytes: Of which window and state, that ``full`` keeps beside every block.
         slot_bytes: Window and state of a running request.
-        checkpoint_bytes: Window and state of a prefix that ends at a whole block.
+        checkpoint_bytes: Window and state of a prefix that ends at a whole block; by an engine's
+            rule a page of its pool of windows.
         num_slots: Requests that hold a slot.
-        num_checkpoints: Checkpoints; None for as many as are wanted.
+        num_checkpoints: Checkpoints, or pages of windows; None for as many as are wanted.
         num_blocks: Blocks of context.
         total_bytes: All memory; None where blocks are given instead.
         max_context_tokens: Longest request.
@@ -75,30 +81,36 @@ def plan_memory(config: ReplayConfig) -> MemoryPlan:
     Raises:
         ConfigError: The model has no blocks, or the memory does not hold the slots and a block.
     """
-    model = load_model(config.model.preset)
-    schemas = _schemas(config, model)
+    model, rule = load_model(config.model.preset), _read_rule(config.prefix.rule)
+    block_tokens = config.cache.block_tokens or rule.block_tokens or DEFAULT_BLOCK_TOKENS
+    schemas = _schemas(config, model, block_tokens)
     groups = table_groups(schemas, "model")
     if not groups:
         raise ConfigError("none of the layers held has compressed KV: there is nothing to reuse.")
     strategy = _read_strategy(config.prefix.strategy, model, len(schemas))
     slot_bytes = sum(schema.slot_bytes for schema in schemas)
-    checkpoint_bytes = sum(map(_checkpoint_bytes, schemas))
+    kept_bytes = sum(map(checkpoint_bytes, schemas))
     full = config.prefix.reuse and strategy.kind == "full"
-    beside_bytes = _full_bytes(schemas, config.cache.block_tokens) if full else 0
+    beside_bytes = _full_bytes(schemas, block_tokens) if full else 0
     block_bytes = beside_bytes + sum(schema.block_bytes for schema in schemas)
     keeps = config.prefix.reuse and strategy.kind not in _WITHOUT_CHECKPOINTS
-    checkpoints, blocks = _divide(
-        config, slot_bytes, checkpoint_bytes if keeps else 0, block_bytes
-    )
+    if rule.open:
+        units = engine_units(config, model, schemas)
+        slot_bytes, block_bytes, beside_bytes = units.slot_bytes, units.block_bytes, 0
+        kept_bytes = units.window_bytes
+        checkpoints: int | None
+        checkpoints, blocks = divide_for_engine(config, units)
+    else:
+        checkpoints, blocks = _divide(config, slot_bytes, kept_bytes if keeps else 0, block_bytes)
     return MemoryPlan(
         model=model,
         schemas=schemas,
         group=groups[0],
-        block_tokens=config.cache.block_tokens,
+        block_tokens=block_tokens,
         block_bytes=block_bytes,
         beside_bytes=beside_bytes,
         slot_bytes=slot_bytes,
-        checkpoint_bytes=checkpoint_bytes,
+        checkpoint_bytes=kept_bytes,
         num_slots=config.scheduler.max_requests,
         num_checkpoints=checkpoints,
         num_blocks=blocks,
@@ -108,16 +120,29 @@ def plan_memory(config: ReplayConfig) -> MemoryPlan:
     )
 
 
+def _read_rule(text: str) -> Rule:
+    try:
+        return find_rule(text)
+    except ConfigError as error:
+        raise ConfigError(f"prefix.rule: {error}{_guess(text, tuple(RULES))}") from None
+
+
+def _guess(text: str, known: Sequence[str]) -> str:
+    """A question that ends a sentence about a name nobody knows; empty if none is close."""
+    close = get_close_matches(text, known, 1)
+    return f" Did you mean {close[0]}?" if close else ""
+
+
 def _read_strategy(text: str, model: DSV4Config, layers: int) -> Strategy:
     try:
         return parse_strategy(text, window_tokens=model.window_tokens, layers=layers)
     except ConfigError as error:
-        close = get_close_matches(text, STRATEGIES, 1)
-        guess = f" Did you mean {close[0]}?" if close else ""
-        raise ConfigError(f"prefix.strategy: {error}{guess}") from None
+        raise ConfigError(f"prefix.strategy: {error}{_guess(text, STRATEGIES)}") from None
 
 
-def _schemas(config: ReplayConfig, model: DSV4Config) -> tuple[LayerCacheSchema, ...]:
+def _schemas(
+    config: ReplayConfig, model: DSV4Config, block_tokens: int
+) -> tuple[LayerCacheSchema, ...]:
     section = config.model
     formats = section.formats
     specs = build_schedule(
@@ -132,18 +157,12 @@ def _schemas(config: ReplayConfig, model: DSV4Config) -> tuple[LayerCacheSchema,
             model,
             spec,
             formats=choose_formats(model, formats.main, formats.window, formats.indexer),
-            block_tokens=config.cache.block_tokens,
+            block_tokens=block_tokens,
             state=config.cache.state,
             draft_tokens=config.scheduler.speculative.draft_tokens,
         )
         for spec in specs
     )
-
-
-def _checkpoint_bytes(schema: LayerCacheSchema) -> int:
-    """Window and pending state at a whole block: of an HCA layer nothing is pending there."""
-    pending = schema.state_bytes if schema.indexer else 0
-    return schema.window_bytes + pending
 
 
 def _full_bytes(schemas: Sequence[LayerCacheSchema], block_tokens: int) -> int:

@@ -2,6 +2,8 @@
 
 from collections import Counter
 
+import numpy as np
+
 from dsv4kv.replay.scheduler import Scheduler
 from dsv4kv.replay.series import Series
 from dsv4kv.replay.served import Served
@@ -81,8 +83,9 @@ class Outcome:
 def _rounding_tokens(scheduler: Scheduler, block_tokens: int) -> int:
     """Room in held blocks beyond the tokens that are there or whose computation has begun."""
     decoders = scheduler.decoders
-    room = int(decoders.blocks.sum()) * block_tokens - int(decoders.position.sum())
-    room += sum(each.blocks * block_tokens - each.position for each in scheduler.paused)
+    # a request may have a few tokens more than its blocks: those of an entry not complete yet
+    room = int(np.maximum(decoders.blocks * block_tokens - decoders.position, 0).sum())
+    room += sum(max(0, each.blocks * block_tokens - each.position) for each in scheduler.paused)
     return room + sum(
-        each.blocks * block_tokens - each.prompt_tokens for each in scheduler.prefilling
+        max(0, each.blocks * block_tokens - each.prompt_tokens) for each in scheduler.prefilling
     )

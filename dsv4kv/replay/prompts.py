@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from dsv4kv.prefix.analysis.engine_cache import Hit
 from dsv4kv.prefix.analysis.strategy import Strategy
 from dsv4kv.prefix.index import Match, PrefixIndex
 from dsv4kv.replay.blocks import BlockLedger
@@ -60,6 +61,15 @@ class PromptCache:
         """Whether there are blocks beyond those found that could have been."""
         return self._index is not None and found < self._usable(served)
 
+    def refuses(self, served: Served) -> str:
+        """Nothing but its context can keep a request from being served."""
+        return ""
+
+    def fits(self, served: Served, found: int, needed: int, promised: int) -> bool:
+        """Whether blocks for a whole prompt can be had besides those found, which must stay."""
+        kept = found * self._ledger.per_shared
+        return needed - kept + promised <= self._ledger.available - kept
+
     def begin(self, served: Served) -> int:
         """Pin what is cached of a request's prompt and let it go on behind that.
 
@@ -78,7 +88,9 @@ class PromptCache:
             served.position = self._strategy.resume_tokens(served.position, ())
         served.blocks = served.found * self._ledger.per_shared
         if first:
-            self.tally.count(served, resumed, self.checkpoints)
+            found = served.keys[: served.found].tolist()
+            marked = self.checkpoints.last_written(found, resumed)
+            self.tally.count(served, Hit(resumed, served.found, marked))
         if not (restores and served.position):
             return 0
         self.restored += 1

@@ -1,11 +1,12 @@
 """What was found of prompts, and why the rest of what had been seen was not."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from dsv4kv.prefix.analysis.engine_cache import Hit
 from dsv4kv.prefix.analysis.losses import Losses
 from dsv4kv.prefix.run import Ids
-from dsv4kv.replay.checkpoints import CheckpointStore
 from dsv4kv.replay.served import Served
 
 
@@ -48,42 +49,41 @@ class ReuseTally:
         """Remember that blocks were cached once."""
         self._stored.update(keys.tolist())
 
-    def count(self, served: Served, resumed: int, checkpoints: CheckpointStore) -> None:
-        """Count a first admission that goes on behind ``resumed`` shared blocks.
+    def count(self, served: Served, hit: Hit) -> None:
+        """Count a first admission, in shared blocks.
 
-        ``served.position`` is where it goes on: less than these where a window is computed again.
+        ``served.position`` is where it goes on: less than what it resumes where a window is
+        computed again.
         """
         size, keys = self.shared_tokens, served.keys.tolist()
-        saved = served.position
-        seen = _leading(keys, self._seen)
-        whole = seen == len(keys) and served.tail in self._seen and served.tail is not None
-        seen_tokens = served.input_tokens if whole else seen * size
+        saved, seen_tokens = served.position, self._see(served)
+        seen = min(seen_tokens // size, len(keys))
         usable = min(seen, (served.input_tokens - 1) // size)
         stored = min(_leading(keys, self._stored), usable)
-        written = served.found
-        while written > resumed and not checkpoints.was_written(keys[written - 1]):
-            written -= 1
         lost = self.lost
-        lost["evicted_block"] += max(0, stored - served.found) * size
-        lost["evicted_checkpoint"] += (written - resumed) * size
-        lost["no_checkpoint"] += (served.found - written) * size
+        lost["evicted_block"] += max(0, stored - hit.found) * size
+        lost["evicted_checkpoint"] += (hit.marked - hit.resumed) * size
+        lost["no_checkpoint"] += (hit.found - hit.marked) * size
         lost["alignment"] += seen_tokens - seen * size
         lost["last_token"] += (seen - usable) * size
-        lost["replay"] += resumed * size - saved
-        self.in_flight_tokens += max(0, usable - max(stored, served.found)) * size
+        lost["replay"] += hit.resumed * size - saved
+        self.in_flight_tokens += max(0, usable - max(stored, hit.found)) * size
         self.requests += 1
         self.prompt_tokens += served.input_tokens
         self.prompt_blocks += len(keys)
-        self.found_blocks += served.found
+        self.found_blocks += hit.found
         self.found_requests += saved > 0
         self.seen_tokens += seen_tokens
         self.saved_tokens += saved
-        self._seen.update(keys)
-        if served.tail is not None:
-            self._seen.add(served.tail)
+
+    def _see(self, served: Served) -> int:
+        """Tokens of a prompt that an earlier one had, as far as ids tell; now it was seen, too."""
+        known = _leading(served.ids, self._seen)
+        self._seen.update(served.ids)
+        return min(known * served.id_tokens, served.input_tokens)
 
 
-def _leading(keys: list[int], known: set[int]) -> int:
+def _leading(keys: Sequence[int], known: set[int]) -> int:
     """How many leading keys are known: a key is never known without those before it."""
     low, high = 0, len(keys)
     while low < high:

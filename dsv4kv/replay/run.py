@@ -10,7 +10,7 @@ from typing import Any, Literal
 from dsv4kv.config.axes import Point
 from dsv4kv.config.load import Loaded
 from dsv4kv.config.replay import ReplayConfig
-from dsv4kv.errors import Dsv4kvError
+from dsv4kv.errors import CacheError, Dsv4kvError
 from dsv4kv.measure.environment import capture_environment
 from dsv4kv.replay.build import Replay, build_replay, read_requests
 from dsv4kv.replay.describe import (
@@ -20,7 +20,7 @@ from dsv4kv.replay.describe import (
     list_latencies,
 )
 from dsv4kv.report.names import new_run_id
-from dsv4kv.report.record import Case, Environment, RunRecord, Verification
+from dsv4kv.report.record import Case, Environment, Operation, RunRecord, Verification
 from dsv4kv.workload.request import Request
 from dsv4kv.workload.traces import resolve_trace, trace_sha256
 
@@ -58,7 +58,8 @@ def run_replay(invocation: Invocation, tell: Tell) -> RunRecord:
     started, config = datetime.now(UTC), invocation.loaded.config
     trace = config.workload.trace
     digest = trace_sha256(resolve_trace(trace)) if trace else None
-    cases = _run_points(invocation.points, tell)
+    environment = Environment(**capture_environment())
+    cases = _run_points(invocation.points, environment.memory_bytes, tell)
     statuses = [case.status for case in cases]
     return RunRecord(
         run_id=new_run_id(config.name, started),
@@ -72,12 +73,14 @@ def run_replay(invocation: Invocation, tell: Tell) -> RunRecord:
         trace_source=trace,
         trace_sha256=digest,
         seed=config.measure.seed,
-        environment=Environment(**capture_environment()),
+        environment=environment,
         cases=cases,
     )
 
 
-def _run_points(points: Sequence[Point[ReplayConfig]], tell: Tell) -> list[Case]:
+def _run_points(
+    points: Sequence[Point[ReplayConfig]], machine_bytes: int | None, tell: Tell
+) -> list[Case]:
     """One case after the other; a trace that they share is read once."""
     cases: list[Case] = []
     known: tuple[Any, list[Request]] | None = None
@@ -87,7 +90,7 @@ def _run_points(points: Sequence[Point[ReplayConfig]], tell: Tell) -> list[Case]
             if known is None or known[0] != key:
                 known = (key, read_requests(point.config))
             requests = known[1]
-            replay = build_replay(point.config, requests)
+            replay = build_replay(point.config, requests, machine_bytes=machine_bytes)
             so_far = partial(_tell_all, tell, number, len(points), len(requests))
             cases.append(_serve(point, replay, so_far))
         except Dsv4kvError as error:
@@ -105,35 +108,52 @@ def _tell_all(tell: Tell, case: int, cases: int, requests: int, done: int) -> No
 
 def _serve(point: Point[ReplayConfig], replay: Replay, tell: Callable[[int], None]) -> Case:
     """Serve the trace and describe what came of it."""
-    interrupted = False
+    interrupted, problem, ended = False, None, False
     try:
         while replay.scheduler.turn():
             tell(replay.outcome.finished)
+        ended = True
     except KeyboardInterrupt:
         interrupted = True
-    problem = None if interrupted else _find_problem(replay)
+    except CacheError as error:
+        if not replay.data:
+            raise
+        problem = f"the cache refused what the scheduler had decided: {error}"
+    if ended:
+        problem = _find_problem(replay)
     status: Literal["failed", "incomplete", "complete"] = (
         "failed" if problem else "incomplete" if interrupted else "complete"
     )
+    operations, verification = _describe_work(replay)
     return Case(
         axis=point.axis,
         status=status,
         error=problem,
         config=point.config.model_dump(mode="json"),
-        backend="replay",
+        backend="cpu" if replay.data else "replay",
         cache=describe_cache(replay),
-        totals=describe_totals(replay, ended=not interrupted),
-        operations=[],
+        totals=describe_totals(replay, ended=ended),
+        operations=operations,
         latencies=list_latencies(replay),
         memcpy=None,
-        verification=_NOTHING_CHECKED,
+        verification=verification,
         replay=describe_replay(replay),
     )
 
 
+def _describe_work(replay: Replay) -> tuple[list[Operation], Verification]:
+    """Operations that were timed and checks that were made, where data was moved."""
+    if replay.data is None:
+        return [], _NOTHING_CHECKED
+    from dsv4kv.bench.summary import list_operations  # needs torch
+    from dsv4kv.replay.data.told import describe_checks
+
+    return list_operations(replay.data.parts.recorder), describe_checks(replay.data)
+
+
 def _find_problem(replay: Replay) -> str | None:
     """What must not happen and did."""
-    ledger, outcome = replay.scheduler.ledger, replay.outcome
+    ledger, outcome, data = replay.scheduler.ledger, replay.outcome, replay.data
     if not outcome.finished:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in outcome.rejected.items())
         return (
@@ -142,7 +162,7 @@ def _find_problem(replay: Replay) -> str | None:
         )
     if held := ledger.private + ledger.shared:
         return f"{held} blocks are still held although every request has ended."
-    return None
+    return data.find_problem(ledger.cached) if data else None
 
 
 def _unbuilt(point: Point[ReplayConfig], problem: str) -> Case:

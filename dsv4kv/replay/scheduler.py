@@ -11,12 +11,12 @@ from typing import Protocol
 from dsv4kv.model.sharing import TableGroup
 from dsv4kv.replay.admission import Admission
 from dsv4kv.replay.arrivals import NEVER, Arrivals
-from dsv4kv.replay.blocks import BlockLedger
 from dsv4kv.replay.clock import VirtualClock, Work
+from dsv4kv.replay.contract import Ledger, Prompts
 from dsv4kv.replay.cost import Chunk, CostModel
+from dsv4kv.replay.data.path import NO_DATA, DataPath
 from dsv4kv.replay.decoders import Decoders
 from dsv4kv.replay.limits import Limits
-from dsv4kv.replay.prompts import PromptCache
 from dsv4kv.replay.served import Served
 
 _NUMBER = attrgetter("number")
@@ -54,19 +54,20 @@ class Scheduler:
         arrivals: Arrivals,
         limits: Limits,
         group: TableGroup,
-        ledger: BlockLedger,
-        prompts: PromptCache,
+        ledger: Ledger,
+        prompts: Prompts,
         cost: CostModel,
         decoders: Decoders,
         clock: VirtualClock,
         observer: Observer,
+        data: DataPath = NO_DATA,
     ) -> None:
         self.clock, self.decoders, self.ledger, self.prompts = clock, decoders, ledger, prompts
         self.prefilling: list[Served] = []
         self.paused: list[Served] = []
         self.computed_tokens = self.again_tokens = 0
         self._arrivals, self._limits, self._group = arrivals, limits, group
-        self._cost, self._observer = cost, observer
+        self._cost, self._observer, self._data = cost, observer, data
         self._admission = Admission(ledger, prompts, group, defer=limits.defer)
 
     @property
@@ -124,7 +125,7 @@ class Scheduler:
             return "longer than the longest context"
         if self._group.blocks_for(served.total_tokens) > self.ledger.total:
             return "longer than all blocks together"
-        return ""
+        return self.prompts.refuses(served)
 
     def _resume(self) -> None:
         """Let paused requests go on, oldest first; none overtakes another."""
@@ -170,7 +171,7 @@ class Scheduler:
         return served.blocks - served.committed * self.ledger.per_shared
 
     def _start_again(self, served: Served) -> None:
-        self.prompts.end(served)
+        self._let_go(served)
         served.evictions += 1
         served.position = 0
         served.prompt_tokens = served.input_tokens + served.generated
@@ -192,10 +193,12 @@ class Scheduler:
     def _start(self, served: Served) -> None:
         admitted_s = served.admitted_s
         now_s = self.clock.now_s
-        self._copy(self.prompts.begin(served))
+        moved_bytes = self.prompts.begin(served)
         wanted = max(self._group.blocks_for(served.prompt_tokens), served.blocks)
         self.ledger.take(wanted - served.blocks)
         served.blocks = wanted
+        self._data.begin(served)
+        self._copy(moved_bytes)
         served.admitted_s = now_s if admitted_s is None else admitted_s
         self.again_tokens += max(0, served.reached - served.position)
         insort(self.prefilling, served, key=_NUMBER)
@@ -220,12 +223,15 @@ class Scheduler:
         work = self._cost.mixed(decoding, tokens, [chunk for _, chunk in chunks])
         if tokens:
             self.ledger.take(self.decoders.advance(1))
-        self.clock.work(work)
+            self._data.decode(self.decoders)
         for served, (before, after) in chunks:
+            self._data.compute(served, (before, after))
             self.computed_tokens += after - before
             served.position = after
             served.reached = max(served.reached, after)
             self._copy(self.prompts.commit(served))
+            self._data.commit(served)
+        self.clock.work(work)
         self._end_prompts([s for s, (_, after) in chunks if after == s.prompt_tokens])
 
     def _end_prompts(self, answered: list[Served]) -> None:
@@ -249,6 +255,7 @@ class Scheduler:
             self._limits.longest_stretch,
         )
         self.ledger.take(self.decoders.advance(steps))
+        self._data.decode(self.decoders)
         self.clock.work(work)
 
     def _wait(self) -> bool:
@@ -267,8 +274,12 @@ class Scheduler:
     def _finish(self, ended: list[Served]) -> None:
         for served in ended:
             served.finished_s = self.clock.now_s
-            self.prompts.end(served)
+            self._let_go(served)
             self._observer.finish(served)
+
+    def _let_go(self, served: Served) -> None:
+        self.prompts.end(served)
+        self._data.end(served)
 
     def _copy(self, moved_bytes: int) -> None:
         """Move windows and states to or from where they are kept."""

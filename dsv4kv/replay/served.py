@@ -1,5 +1,6 @@
 """A request on its way through the replay."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dsv4kv.prefix.index import Lease
@@ -16,7 +17,8 @@ class Served:
         input_tokens: Its prompt.
         output_tokens: What it generates.
         keys: int64: the whole shared blocks of its prompt.
-        tail: Id of its partial last block; None without.
+        ids: What the trace calls the blocks of its prompt; the last may be partial.
+        id_tokens: Tokens that an id stands for.
         generated: Tokens generated so far, as of its last prompt end or pause.
         position: Tokens in the cache, as of its last chunk.
         prompt_tokens: Tokens to compute before it decodes: its prompt, and after an eviction
@@ -41,7 +43,8 @@ class Served:
     input_tokens: int
     output_tokens: int
     keys: Ids
-    tail: int | None
+    ids: Sequence[int]
+    id_tokens: int
     generated: int = 0
     position: int = 0
     prompt_tokens: int = 0

@@ -1,6 +1,6 @@
 """The grid on which prompts share blocks, and the keys of a prompt on it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -9,6 +9,9 @@ from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.prefix.run import NO_IDS, Ids
 from dsv4kv.workload.request import Request
 from dsv4kv.workload.traces.runs import IdRuns
+
+KeysOf = Callable[[int, Request], Ids]
+"""The whole shared blocks of a request, known by its place in the trace, as int64."""
 
 
 def shared_tokens(trace_block_tokens: int, cache_block_tokens: int) -> int:
@@ -40,11 +43,9 @@ def shared_keys(request: Request, tokens: int) -> Ids:
     return ids[step - 1 :: step][:whole].copy()
 
 
-def tail_id(request: Request) -> int | None:
-    """The id of a partial last block; None where the prompt has none."""
-    full = request.hash_block_tokens and request.input_tokens // request.hash_block_tokens
-    hashes = request.prefix_hashes
-    return int(hashes[-1]) if len(hashes) > full else None
+def keys_on(tokens: int) -> KeysOf:
+    """The keys of prompts on a grid of shared blocks of so many tokens."""
+    return lambda _, request: shared_keys(request, tokens)
 
 
 def check_order(requests: Sequence[Request]) -> None:

@@ -36,14 +36,16 @@ class HeldPool(Part):
 class MemorySeries(Part):
     """What was held while the workload was served.
 
-    A point stands for ``stride_steps`` steps: it is the one of them with most blocks held, once
-    the blocks it needs were taken. So the most that was ever held is always among the points.
+    A point stands for ``stride_steps`` steps: it is the one of them with most blocks held, when
+    drafts were taken back and requests that ended had not yet given theirs. So the most that was
+    held after any step is among the points.
     """
 
     stride_steps: int
     """Steps that a point stands for."""
     at_ns: list[int]
-    """When, from the start of the first step, checks left out."""
+    """When, from the first step on, checks left out; the first is 0 unless a later step of its
+    stretch was fuller."""
     units: list[HeldUnits]
     """What was held."""
     pools: list[HeldPool]

@@ -3,7 +3,7 @@
 Times are virtual: what the stated model says, in nanoseconds since the first arrival.
 """
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import model_validator
 
@@ -41,6 +41,10 @@ class Reuse(Part):
 
     shared_tokens: int
     """Tokens of the blocks that prompts share."""
+    rule: str = "ideal"
+    """By whose rule prompts were found, kept and evicted."""
+    setting: str = ""
+    """What a user of the engine writes to have the rule; empty where there is nothing to write."""
     requests: int
     """Requests admitted."""
     resumed_requests: int
@@ -106,6 +110,40 @@ class ReplayWork(Part):
     """Time in which nobody was served."""
 
 
+class StepTimes(Part):
+    """The cache's part of every step of one kind."""
+
+    kind: Literal["decode", "mixed"]
+    """``decode``: of decoding requests alone; ``mixed``: with prompt chunks."""
+    measured_ns: list[int]
+    """What it took on this machine: bookkeeping, operations, checkpoints."""
+    modelled_ns: list[int]
+    """What the model says of the same step: bytes over the bandwidth."""
+
+    @model_validator(mode="after")
+    def _steps_agree(self) -> Self:
+        if len(self.measured_ns) != len(self.modelled_ns):
+            raise ValueError(
+                f"{len(self.measured_ns)} {self.kind} steps are measured and "
+                f"{len(self.modelled_ns)} modelled"
+            )
+        return self
+
+
+class ReplayData(Part):
+    """The work of the steps, where it was done."""
+
+    steps: list[StepTimes]
+    """Its times, by kind of step."""
+    compared: dict[str, int]
+    """Entries compared bit for bit with a run without reuse, by where they came from: ``fresh``
+    (the request computed them), ``shared`` (in blocks it found), ``copied`` (in its copy of one),
+    ``recomputed`` (after an eviction), ``resumed`` (from a checkpoint)."""
+    spare_blocks: int
+    """Blocks beyond those that the replay counts, in which requests compute again what they have
+    found, to have window and state."""
+
+
 class ReplaySeries(Part):
     """What was held at moments of the replay."""
 
@@ -159,3 +197,6 @@ class ReplayResult(Part):
     """Requests that could never be served, by reason."""
     series: ReplaySeries
     """What was held over time."""
+    data: ReplayData | None = None
+    """The work of the steps; null where blocks were only counted. With it, the cache's part of all
+    times is measured."""

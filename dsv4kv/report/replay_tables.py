@@ -7,6 +7,7 @@ from rich.table import Table
 from dsv4kv.measure.statistics import Summary, summarize
 from dsv4kv.report.cells import ABSENT, format_number, new_table
 from dsv4kv.report.record import Case, Latency
+from dsv4kv.report.replay_losses import name_loss, name_remedy
 from dsv4kv.report.replay_record import ReplayResult, Reuse
 from dsv4kv.units import format_bytes
 
@@ -18,21 +19,12 @@ _TIMES = {
     "latency": "until the last token",
 }
 _NS_TO_MS = 1e-6
-_REASONS = {
-    "evicted_block": ("block evicted", "more memory, or another prefix.policy"),
-    "evicted_checkpoint": ("checkpoint evicted", "a larger cache.checkpoint_share"),
-    "no_checkpoint": ("no checkpoint there", "prefix.strategy ends+junctions or periodic"),
-    "alignment": ("partial block", "smaller blocks"),
-    "last_token": ("last token of a prompt", "always computed"),
-    "replay": ("window computed again", "a prefix.strategy with checkpoints"),
-    "collision_guard": ("equal hash, other tokens", "a stronger hash"),
-    "in_flight": ("just being computed", "prefix.defer"),
-}
 
 
 def reuse_table(reuse: Reuse) -> Table:
     """Every token of the prompts: computed for the first time, saved, or lost, and to what."""
-    note = f"prompts share blocks of {reuse.shared_tokens:,} tokens"
+    rule = f"prefix.rule {reuse.rule}, " if reuse.rule != "ideal" else ""
+    note = f"{rule}prompts share blocks of {reuse.shared_tokens:,} tokens"
     table = new_table("Prompt tokens", note)
     table.add_column("what became of them", no_wrap=True)
     table.add_column("tokens", justify="right")
@@ -41,7 +33,10 @@ def reuse_table(reuse: Reuse) -> Table:
     new = reuse.prompt_tokens - reuse.seen_tokens
     rows = [("seen for the first time", new, ""), ("saved", reuse.saved_tokens, "")]
     lost = sorted(reuse.lost_tokens.items(), key=lambda item: -item[1])
-    rows += [(f"lost: {_REASONS[name][0]}", count, _REASONS[name][1]) for name, count in lost]
+    rows += [
+        (f"lost: {name_loss(reason)}", count, name_remedy(reuse.rule, reason))
+        for reason, count in lost
+    ]
     for what, count, remedy in rows:
         share = f"{count / reuse.prompt_tokens:.2%}" if reuse.prompt_tokens else ABSENT
         table.add_row(what, f"{count:,}", share, remedy)
@@ -61,9 +56,13 @@ def memory_table(result: ReplayResult) -> Table:
     return table
 
 
-def times_table(latencies: Sequence[Latency]) -> Table:
-    """Percentiles of the model's times; only those that enough requests carry."""
-    table = new_table("Times", "of the model, in ms; a percentile needs ten requests beyond it")
+def times_table(latencies: Sequence[Latency], *, measured: bool = False) -> Table:
+    """Percentiles of times; only those that enough requests carry.
+
+    ``measured``: the cache's part was measured, the rest is the model's.
+    """
+    note = f"{_whose(measured)}, in ms; a percentile needs ten requests beyond it"
+    table = new_table("Times", note)
     table.add_column("time", no_wrap=True)
     table.add_column("requests", justify="right")
     for header in ("p50", "p90", "p99", "p99.9", "max"):
@@ -92,7 +91,8 @@ def sweep_table(cases: Sequence[Case], names: dict[str, str]) -> Table:
 
     ``names`` are the swept settings by dotted path, as they are to be shown.
     """
-    table = new_table("Replays", "times of the model, in ms")
+    measured = any(case.replay and case.replay.data for case in cases)
+    table = new_table("Replays", f"times {_whose(measured)}, in ms")
     for name in names.values():
         table.add_column(name.replace("_", "\n"), justify="right", style="bold")
     for header in (
@@ -113,6 +113,10 @@ def sweep_table(cases: Sequence[Case], names: dict[str, str]) -> Table:
     return table
 
 
+def _whose(measured: bool) -> str:
+    return "measured for the cache, of the model for the rest" if measured else "of the model"
+
+
 def _sweep_cells(case: Case) -> list[str]:
     if case.replay is None:
         return [case.status] + [ABSENT] * 8
@@ -125,7 +129,7 @@ def _sweep_cells(case: Case) -> list[str]:
         _share(reuse.found_blocks, reuse.prompt_blocks),
         _share(lost.get("evicted_block", 0), reuse.prompt_tokens),
         _share(checkpoints, reuse.prompt_tokens),
-        format_bytes(reuse.kept_bytes),
+        format_bytes(reuse.kept_bytes) if reuse.rule == "ideal" else ABSENT,
         f"{case.replay.pauses:,}",
         _time(case, "ttft", 50.0),
         _time(case, "ttft", 99.0),

@@ -5,7 +5,11 @@ import torch
 
 from dsv4kv.cache.checkpoints import CheckpointPool
 from dsv4kv.cache.manager import KVCacheManager
-from dsv4kv.errors import NotOwner, OutOfBlocks
+from dsv4kv.errors import CacheError, NotOwner, OutOfBlocks
+from dsv4kv.model.checkpoint import checkpoint_bytes
+from dsv4kv.model.plan import plan_cache
+from dsv4kv.model.presets import load_model
+from dsv4kv.model.schedule import AttentionType
 from dsv4kv.model.schema import StateFormat
 from tests.cache.caches import small_plan
 
@@ -22,11 +26,12 @@ def build(state: StateFormat = "ring") -> KVCacheManager:
 
 
 def content(manager: KVCacheManager, slot: int) -> list[torch.Tensor]:
-    """Everything a slot holds besides its blocks."""
+    """What a slot needs besides its blocks: windows, and the states of overlapping groups."""
     found = []
-    for states in manager.states.values():
+    for attn, states in manager.states.items():
         found += [ring.pages[slot].clone() for ring in states.windows]
-        found += [tensor[:, slot].clone() for tensor in states.states()]
+        if attn is AttentionType.CSA:
+            found += [tensor[:, slot].clone() for tensor in states.states()]
     return found
 
 
@@ -84,10 +89,39 @@ def test_a_released_checkpoint_is_refused() -> None:
     assert equal(content(manager, 1), before)
 
 
-def test_memory_is_that_of_as_many_slots() -> None:
+def test_the_state_of_groups_that_end_there_is_not_copied() -> None:
     manager = build()
+    pool, hca = CheckpointPool(manager, 1), manager.states[AttentionType.HCA]
+    (state,) = hca.states()
+    checkpoint, before = pool.save(0), state[:, 1].clone()
+    pool.restore(checkpoint, 1)
+    assert torch.equal(state[:, 1], before)
+
+
+@pytest.mark.parametrize("tokens", [1, 127, 129])
+def test_a_checkpoint_inside_a_group_is_refused(tokens: int) -> None:
+    manager = build()
+    pool = CheckpointPool(manager, 1)
+    manager.tokens[0] = tokens
+    with pytest.raises(CacheError, match=rf"has {tokens} tokens: .* multiples of 128"):
+        pool.save(0)
+    assert pool.num_free == 1
+
+
+def test_memory_is_that_of_windows_and_overlapping_states() -> None:
+    manager = build()
+    size = sum(checkpoint_bytes(schema) for schema in manager.plan.schemas)
+    hca = [s for s in manager.plan.schemas if s.layer.attn is AttentionType.HCA]
     slot_bytes = sum(schema.slot_bytes for schema in manager.plan.schemas)
-    assert CheckpointPool(manager, 5).memory_bytes() == 5 * slot_bytes
+    assert size == slot_bytes - sum(schema.state_bytes for schema in hca)
+    assert CheckpointPool(manager, 5).memory_bytes() == 5 * size
+
+
+def test_a_checkpoint_of_v4_pro_is_a_third_of_a_slot() -> None:
+    plan = plan_cache(load_model("v4-pro"), max_context_tokens=128, num_slots=1)
+    slot_bytes = sum(schema.slot_bytes for schema in plan.schemas)
+    kept_bytes = sum(map(checkpoint_bytes, plan.schemas))
+    assert (round(slot_bytes / 1e6), round(kept_bytes / 1e6)) == (23, 7)
 
 
 def test_without_data_only_numbers_are_kept() -> None:

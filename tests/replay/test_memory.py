@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.replay.memory import plan_memory
-from dsv4kv.replay.sharing import check_order, shared_keys, shared_tokens, tail_id
+from dsv4kv.replay.sharing import check_order, shared_keys, shared_tokens
 from dsv4kv.workload.traces.runs import IdRuns
 from tests.replay.scenes import replay, request, small_config
 
@@ -99,8 +99,6 @@ def test_keys_are_the_ids_behind_whole_shared_blocks() -> None:
     made = request(ids, input_tokens=9 * 64 + 5, block=64)
     assert shared_keys(made, 128).tolist() == [11, 13, 15, 17]
     assert shared_keys(made, 64).tolist() == ids[:9]
-    assert tail_id(made) == 19
-    assert tail_id(request(ids)) is None
     assert shared_keys(request(input_tokens=500), 128).tolist() == []
 
 

@@ -1,0 +1,106 @@
+"""What the scheduler asks of memory and of what is reused, whichever rule is replayed."""
+
+from typing import Protocol
+
+from dsv4kv.replay.reuse_tally import ReuseTally
+from dsv4kv.replay.served import Served
+
+
+class Ledger(Protocol):
+    """Blocks: free, held by one request, shared by several, cached."""
+
+    @property
+    def total(self) -> int:
+        """All blocks."""
+
+    @property
+    def private(self) -> int:
+        """Blocks that one request holds for itself."""
+
+    @property
+    def shared(self) -> int:
+        """Cached blocks that requests are using."""
+
+    @property
+    def cached(self) -> int:
+        """Cached blocks that nobody is using."""
+
+    @property
+    def free(self) -> int:
+        """Blocks that hold nothing."""
+
+    @property
+    def available(self) -> int:
+        """Blocks that can be had."""
+
+    @property
+    def per_shared(self) -> int:
+        """Blocks of what prompts share."""
+
+    @property
+    def evicted(self) -> int:
+        """What prompts share and was evicted so far."""
+
+    @property
+    def freed(self) -> int:
+        """Grows whenever more may have become available."""
+
+    def take(self, count: int) -> None:
+        """Give a request blocks of its own; raises ``OutOfBlocks`` and changes nothing."""
+
+
+class Kept(Protocol):
+    """Windows and states that are kept apart from blocks."""
+
+    @property
+    def written(self) -> int:
+        """Written so far."""
+
+    @property
+    def evicted(self) -> int:
+        """Of which made room for others."""
+
+    @property
+    def orphaned(self) -> int:
+        """Of which went with the block before them."""
+
+    def __len__(self) -> int: ...
+
+
+class Prompts(Protocol):
+    """What a request finds of its prompt, where it goes on, what it leaves behind.
+
+    Attributes:
+        tally: What was found, and why not more.
+        restored: How often a request went on behind a window and a state that were kept.
+        kept_bytes: Windows and states written so far.
+    """
+
+    tally: ReuseTally
+    restored: int
+    kept_bytes: int
+
+    @property
+    def checkpoints(self) -> Kept:
+        """Windows and states that are kept."""
+
+    def refuses(self, served: Served) -> str:
+        """Why a request can never be served, besides its context; empty if it can."""
+
+    def look_up(self, served: Served) -> int:
+        """Shared blocks of a request's prompt that are cached; nothing changes."""
+
+    def misses(self, served: Served, found: int) -> bool:
+        """Whether there are blocks beyond those found that could have been."""
+
+    def fits(self, served: Served, found: int, needed: int, promised: int) -> bool:
+        """Whether a prompt of ``needed`` blocks can begin where ``promised`` are others'."""
+
+    def begin(self, served: Served) -> int:
+        """Let a request go on behind what is cached; returns the bytes moved for it."""
+
+    def commit(self, served: Served) -> int:
+        """Store what a request has computed; returns the bytes moved for it."""
+
+    def end(self, served: Served) -> None:
+        """Let go of everything a request holds."""

@@ -1,0 +1,1 @@
+"""``workload.data: real``: the work of a replay's steps, done and checked."""

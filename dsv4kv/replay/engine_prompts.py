@@ -1,0 +1,86 @@
+"""Prompts by an engine's own rule: its cache decides what is found, kept and evicted."""
+
+from dataclasses import dataclass
+
+from dsv4kv.prefix.analysis.engine_cache import EngineCache
+from dsv4kv.replay.reuse_tally import ReuseTally
+from dsv4kv.replay.served import Served
+
+
+@dataclass(frozen=True)
+class WindowPages:
+    """Pages of a pool of windows; none are copied, so none are counted as written.
+
+    Attributes:
+        cache: Whose.
+    """
+
+    cache: EngineCache
+    written = evicted = orphaned = 0
+
+    def __len__(self) -> int:
+        return self.cache.windows
+
+
+class EnginePrompts:
+    """See ``Prompts``; windows stay where they were computed, so nothing is moved.
+
+    Attributes:
+        tally: What was found, and why not more.
+        checkpoints: Pages of windows, where they have a pool.
+        restored: How often a request went on behind a window and a state.
+        kept_bytes: Nothing.
+    """
+
+    def __init__(self, cache: EngineCache, block_tokens: int, *, windows: bool) -> None:
+        """``windows``: whether a hit needs them."""
+        self.tally = ReuseTally(block_tokens)
+        self.checkpoints = WindowPages(cache)
+        self.restored = self.kept_bytes = 0
+        self._cache, self._tokens, self._windows = cache, block_tokens, windows
+
+    def refuses(self, served: Served) -> str:
+        """Why a request can never be served, besides its context; empty if it can."""
+        return self._cache.refuses(served.total_tokens)
+
+    def look_up(self, served: Served) -> int:
+        """Blocks of a request's prompt that are cached; nothing changes."""
+        return self._cache.peek(served.number, served.prompt_tokens)
+
+    def misses(self, served: Served, found: int) -> bool:
+        """Whether there are blocks beyond those found that could have been."""
+        return found < min(len(served.keys), (served.prompt_tokens - 1) // self._tokens)
+
+    def fits(self, served: Served, found: int, needed: int, promised: int) -> bool:
+        """Whether a prompt can begin, with the windows and states it needs."""
+        return self._cache.fits(served.number, served.prompt_tokens, promised)
+
+    def begin(self, served: Served) -> int:
+        """Let a request go on behind its hit."""
+        hit = self._cache.begin(served.number, served.prompt_tokens)
+        served.found, served.committed = hit.found, hit.resumed
+        served.position = hit.resumed * self._tokens
+        served.blocks = self._blocks(served.prompt_tokens)
+        if served.admitted_s is None:
+            self.tally.count(served, hit)
+        self.restored += self._windows and hit.resumed > 0
+        return 0
+
+    def commit(self, served: Served) -> int:
+        """Store what a request has computed."""
+        before = served.committed
+        served.committed = self._cache.compute(served.number, served.position)
+        self.tally.store(served.keys[before : served.committed])
+        first_token = served.generated + 1
+        if served.position == served.prompt_tokens and first_token < served.output_tokens:
+            self._cache.decode(served.number)
+        return 0
+
+    def end(self, served: Served) -> None:
+        """Let go of everything a request holds."""
+        decoded = served.blocks - self._blocks(served.prompt_tokens)
+        self._cache.end(served.number, decoded)
+        served.blocks = served.committed = served.found = 0
+
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self._tokens)

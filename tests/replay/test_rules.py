@@ -1,0 +1,219 @@
+"""One request at a time and none of its output, a replay hits what ``trace mrc --rule`` hits."""
+
+from dataclasses import asdict
+from itertools import islice
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dsv4kv.model import load_model
+from dsv4kv.prefix.analysis.outcome import Outcome
+from dsv4kv.prefix.analysis.rule_pool import Pool
+from dsv4kv.prefix.analysis.rules import RULES, run_rule
+from dsv4kv.replay.build import Replay, build_replay
+from dsv4kv.workload.request import Request
+from dsv4kv.workload.traces import read_trace
+from dsv4kv.workload.traces.collect import collect_paths
+from tests.prefix.analysis.traces import CONVERSATION, Text, needs_conversation, to_requests
+from tests.replay.scenes import replay, request, small_config
+
+ENGINES = [name for name, rule in RULES.items() if rule.open]
+MODEL = load_model("v4-flash")
+BLOCK = 128
+LETTER = BLOCK // 2  # tokens
+CHUNK = 2 * BLOCK
+# prompts of ten blocks; with windows and states of a chunk, or a tenth as many pages of windows
+SMALLEST = {"vllm": 10, "sglang": 10, "vllm-v4": 200, "sglang-v4": 100}
+
+
+def replay_alone(requests: list[Request], rule: str, blocks: int, **chosen: Any) -> Replay:
+    """Serve requests one after the other, without decoding."""
+    return replay(
+        requests,
+        prefix__rule=rule,
+        cache__num_blocks=blocks,
+        workload__arrivals="closed",
+        workload__concurrency=1,
+        workload__max_output_tokens=1,
+        **chosen,
+    )
+
+
+def analyse(requests: list[Request], rule: str, blocks: int, size: int, chunk: int) -> Outcome:
+    """The same by ``trace mrc``."""
+    pool = Pool(collect_paths(requests), blocks * size, size, MODEL, chunk)
+    return run_rule(rule, pool)
+
+
+def assert_same(made: Replay, expected: Outcome) -> None:
+    tally = made.scheduler.prompts.tally
+    assert not made.outcome.rejected
+    assert tally.saved_tokens == expected.hit_tokens
+    assert asdict(tally.losses) == asdict(expected.losses)
+    assert tally.seen_tokens == expected.hit_tokens + expected.losses.total
+    assert tally.in_flight_tokens == 0
+    ledger = made.scheduler.ledger
+    assert (ledger.private, ledger.shared) == (0, 0)
+
+
+def lengthen(requests: list[Request]) -> list[Request]:
+    """Letters become half a block."""
+    return [
+        Request(
+            each.arrival_s,
+            each.input_tokens * LETTER,
+            1,
+            each.prefix_hashes,
+            each.hash_block_tokens * LETTER,
+        )
+        for each in requests
+    ]
+
+
+@st.composite
+def draw_prompts(draw: st.DrawFn, letters: int = 1) -> list[Text]:
+    """Prompts of up to 20 letters, whole multiples; each begins with a part of an earlier one."""
+    prompts: list[Text] = []
+    for number in range(draw(st.integers(1, 14))):
+        base: Text = draw(st.sampled_from([(), *prompts]))
+        kept = base[: draw(st.integers(0, min(len(base), 20 - letters) // letters)) * letters]
+        own = draw(st.integers(1, (20 - len(kept)) // letters)) * letters
+        again = draw(st.booleans()) and letters == 1 and bool(base)
+        fresh = tuple(1000 * (number + 1) + place for place in range(own))
+        prompts.append(base if again else (*kept, *fresh))
+    return prompts
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    draw_prompts(),
+    st.sampled_from([1, 2, 4]),
+    st.sampled_from(ENGINES),
+    st.sampled_from([0, 3, 20, 100, 10_000]),
+)
+def test_a_replay_hits_and_loses_what_the_rule_does_on_the_trace_alone(
+    prompts: list[Text], id_letters: int, rule: str, spare: int
+) -> None:
+    requests = lengthen(to_requests(prompts, id_letters))
+    blocks = SMALLEST[rule.partition(":")[0]] + spare
+    made = replay_alone(
+        requests, rule, blocks, cache__block_tokens=BLOCK, scheduler__step_tokens=CHUNK
+    )
+    assert_same(made, analyse(requests, rule, blocks, BLOCK, CHUNK))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    draw_prompts(),
+    st.sampled_from(["vllm", "sglang", "sglang-v4:dense", "sglang-v4:tail"]),
+    st.sampled_from([16, 100, 5000]),
+)
+def test_rules_without_chunks_hit_the_same_however_a_prompt_is_cut(
+    prompts: list[Text], rule: str, step: int
+) -> None:
+    requests = lengthen(to_requests(prompts, 2))
+    blocks = SMALLEST[rule.partition(":")[0]] + 5
+    made = replay_alone(
+        requests, rule, blocks, cache__block_tokens=BLOCK, scheduler__step_tokens=step
+    )
+    assert_same(made, analyse(requests, rule, blocks, BLOCK, CHUNK))
+
+
+@pytest.mark.parametrize("rule", ENGINES)
+@pytest.mark.parametrize("blocks", [500, 1000, 100_000])
+def test_the_shipped_trace_hits_the_same_with_the_engines_blocks(rule: str, blocks: int) -> None:
+    requests = list(read_trace("builtin:chat"))
+    made = replay_alone(requests, rule, blocks)
+    assert made.memory.block_tokens == 256
+    assert_same(made, analyse(requests, rule, blocks, 256, 512))
+
+
+@needs_conversation
+@pytest.mark.parametrize("rule", ENGINES)
+def test_mooncakes_first_500_requests_hit_the_same(rule: str) -> None:
+    requests = list(islice(read_trace(CONVERSATION), 500))
+    blocks = 2_000_000 // 256
+    made = replay_alone(requests, rule, blocks, scheduler__step_tokens=8192)
+    expected = analyse(requests, rule, blocks, 256, 8192)
+    assert expected.losses.evicted_block > 0
+    assert_same(made, expected)
+
+
+# ---- ideal --------------------------------------------------------------------------------------
+# trace mrc's ideal rule also keeps and finds the partial last block of a prompt and lets a hit
+# cover the last token; the serving loop computes both, and names them as losses.
+
+
+@settings(max_examples=40, deadline=None)
+@given(draw_prompts(), st.sampled_from([1, 2, 4]))
+def test_without_bound_ideal_saves_all_but_partial_blocks_and_last_tokens(
+    prompts: list[Text], id_letters: int
+) -> None:
+    requests = lengthen(to_requests(prompts, id_letters))
+    made = replay_alone(requests, "ideal", 10_000, prefix__strategy="full")
+    tally = made.scheduler.prompts.tally
+    computed = tally.lost["alignment"] + tally.lost["last_token"]
+    expected = analyse(requests, "ideal", 10_000, id_letters * LETTER, CHUNK)
+    assert tally.saved_tokens + computed == expected.hit_tokens == tally.seen_tokens
+
+
+@settings(max_examples=40, deadline=None)
+@given(draw_prompts(letters=2), st.sampled_from([0, 1, 3, 10, 100]))
+def test_of_whole_blocks_that_go_on_ideal_hits_the_same_at_every_capacity(
+    prompts: list[Text], spare: int
+) -> None:
+    requests = lengthen(to_requests(prompts, 2))
+    made = replay_alone(requests, "ideal", 10 + spare, prefix__strategy="full")
+    expected = analyse(requests, "ideal", 10 + spare, BLOCK, CHUNK)
+    assert made.scheduler.prompts.tally.saved_tokens == expected.hit_tokens
+    assert made.scheduler.prompts.tally.losses == expected.losses
+
+
+def test_all_rules_see_the_same_tokens_whatever_their_blocks() -> None:
+    requests = list(read_trace("builtin:chat"))
+    seen = {
+        replay_alone(requests, rule, 1000).scheduler.prompts.tally.seen_tokens
+        for rule in ("ideal", *ENGINES)
+    }
+    assert len(seen) == 1
+
+
+# ---- requests side by side ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", ENGINES)
+def test_what_another_request_computes_is_waited_for_or_named(rule: str) -> None:
+    requests = [request([*range(1, 9), 100 + i], output=3) for i in range(3)]
+    chosen: dict[str, Any] = {"prefix__rule": rule, "cache__num_blocks": 3000,
+                              "cache__block_tokens": BLOCK}  # fmt: skip
+    chosen["scheduler__step_tokens"] = 4096
+    waited = replay(requests, **chosen)
+    assert waited.scheduler.deferrals == 2
+    assert waited.scheduler.prompts.tally.in_flight_tokens == 0
+    rushed = replay(requests, prefix__defer=False, **chosen)
+    assert rushed.scheduler.prompts.tally.in_flight_tokens == 16 * BLOCK
+
+
+def test_a_block_in_use_is_shared_and_counts_once() -> None:
+    requests = [
+        request([1, 2, 3, 4, 10], output=200),
+        request([1, 2, 3, 4, 20], at=0.1, output=1),
+    ]
+    config = small_config(prefix__rule="vllm", cache__block_tokens=BLOCK)
+    made = build_replay(config, requests)
+    while made.scheduler.prompts.tally.requests < 2:
+        made.scheduler.turn()
+    ledger = made.scheduler.ledger
+    assert made.scheduler.prompts.tally.saved_tokens == 4 * BLOCK
+    assert ledger.shared + ledger.cached == 6
+
+
+def test_decoded_tokens_take_blocks_and_leave_none_behind() -> None:
+    requests = [request([1, 2], output=400), request([1, 2, 3], at=100, output=1)]
+    made = replay(requests, prefix__rule="vllm", cache__block_tokens=BLOCK, cache__num_blocks=9)
+    assert made.outcome.peak_blocks == 6  # 256 tokens of prompt, 399 of output
+    assert made.scheduler.prompts.tally.saved_tokens == 2 * BLOCK
+    ledger = made.scheduler.ledger
+    assert (ledger.free, ledger.cached) == (6, 3)

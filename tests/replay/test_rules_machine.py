@@ -1,0 +1,119 @@
+"""Random arrivals by the engines' rules: blocks, locks and promises agree after every turn."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize
+
+from dsv4kv.prefix.analysis.rules import RULES
+from dsv4kv.prefix.analysis.sglang_cache import SglangCache
+from dsv4kv.prefix.analysis.sglang_rule import Node, PageTree
+from dsv4kv.prefix.analysis.sglang_window_rule import WindowTree
+from dsv4kv.prefix.analysis.vllm_cache import VllmCache
+from dsv4kv.replay.build import build_replay
+from tests.replay.scenes import LONG, random_requests, small_config
+from tests.replay.test_machine import ReplayMachine, Watched
+
+ENGINES = [name for name, rule in RULES.items() if rule.open]
+# the longest request has 14 blocks; beside it go windows and states of a chunk of 128 tokens
+SMALLEST = {"vllm": 15, "sglang": 15, "vllm-v4": 140, "sglang-v4": 150}
+
+
+def nodes_of(tree: PageTree) -> Iterator[Node]:
+    """All nodes but the root."""
+    left = list(tree.root.children.values())
+    while left:
+        node = left.pop()
+        left += node.children.values()
+        yield node
+
+
+def check_tree(tree: PageTree) -> None:
+    nodes = list(nodes_of(tree))
+    assert tree.stored == sum(node.end - node.begin for node in nodes)
+    assert tree.locked == sum(node.end - node.begin for node in nodes if node.locks)
+    for node in nodes:
+        assert not any(child.locks > node.locks for child in node.children.values())
+    if isinstance(tree, WindowTree):
+        kept = [node for node in nodes if tree.has_windows(node)]
+        assert tree.stored_windows == sum(node.end - node.begin for node in kept)
+        locked = [node for node in nodes if tree._locks[node]]
+        assert tree.locked_windows == sum(node.end - node.begin for node in locked)
+        assert set(locked) <= set(kept)
+        assert tree.free_windows >= 0
+
+
+def check_queue(cache: VllmCache) -> None:
+    pool, queue = cache._pool, cache._pool.queue
+    waiting = queue._queue[queue._front : queue._back]
+    places = np.arange(queue._front, queue._back)
+    there = waiting[queue._place[waiting] == places]
+    assert queue.idle == queue._size[there].sum()
+    taken = np.flatnonzero(queue._users[: queue._entries])
+    assert queue.busy == queue._size[taken].sum()
+    running = cache._running
+    context = {
+        entry for one in running.values() for part in one.context for entry in part.tolist()
+    }
+    own = sum(
+        -(-one.position // pool.size) - sum(map(len, one.context)) for one in running.values()
+    )
+    assert pool.context_used == len(context) + own
+    for number, one in running.items():
+        assert pool.tail_blocks(one) <= cache._tails.get(number, 0)
+    used = cache.total - cache.free - cache.cached
+    assert used - pool.context_used - cache._decoded <= sum(cache._tails.values())
+    assert cache.available >= 0
+
+
+class EngineMachine(ReplayMachine):
+    """The same by an engine's rule."""
+
+    @initialize(
+        seed=st.integers(0, 10**6),
+        rule=st.sampled_from(ENGINES),
+        spare=st.sampled_from([0, 1, 40, 300]),
+        paused_share=st.sampled_from([0.0, 0.3, 1.0]),
+        drafts=st.sampled_from([0, 3]),
+        defer=st.booleans(),
+    )
+    def build(self, seed: int, **chosen: Any) -> None:
+        config = small_config(
+            cache__num_blocks=SMALLEST[chosen["rule"].partition(":")[0]] + chosen["spare"],
+            cache__block_tokens=128,
+            prefix__rule=chosen["rule"],
+            prefix__defer=chosen["defer"],
+            scheduler__step_tokens=128,
+            scheduler__paused_share=chosen["paused_share"],
+            scheduler__speculative__draft_tokens=chosen["drafts"],
+        )
+        self.replay = build_replay(config, random_requests(seed, 30, 8, LONG))
+        self.scheduler = self.replay.scheduler
+        self.watched = Watched(self.replay.outcome)
+        self.scheduler._observer = self.watched
+        self.before_s, self.paused_before, self.over = 0.0, [], False
+
+    def check(self) -> None:
+        super().check()
+        ledger = self.scheduler.ledger
+        if isinstance(ledger, SglangCache):
+            check_tree(ledger._tree)
+        else:
+            assert isinstance(ledger, VllmCache)
+            check_queue(ledger)
+
+    def teardown(self) -> None:
+        super().teardown()
+        if hasattr(self, "replay"):
+            assert not self.watched.refused
+            tally = self.scheduler.prompts.tally
+            told = tally.saved_tokens + tally.losses.total + tally.in_flight_tokens
+            assert told == tally.seen_tokens
+            assert min(tally.lost.values(), default=0) >= 0
+
+
+TestEngineMachine = EngineMachine.TestCase
+TestEngineMachine.settings = settings(max_examples=60, stateful_step_count=10, deadline=None)

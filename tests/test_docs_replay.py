@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dsv4kv.cli import app
+from dsv4kv.prefix.analysis.rules import RULES
 from dsv4kv.prefix.analysis.strategy import STRATEGIES
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "replay.md"
@@ -30,6 +31,13 @@ def test_a_command_of_the_page_runs(
     result = CliRunner(env=TERMINAL).invoke(app, arguments)
     assert (result.exit_code, result.stderr) == (0, "")
     assert "Prompt tokens" in result.stdout or "Replays" in result.stdout
+
+
+def test_the_page_explains_every_rule() -> None:
+    for name in RULES:
+        family, _, setting = name.partition(":")
+        assert f"`{family}" in TEXT
+        assert not setting or f":{setting}`" in TEXT
 
 
 def test_the_page_explains_every_strategy() -> None:

@@ -37,6 +37,10 @@ _POLICY = (
     "Other eviction policies, simulated at every capacity: lru, fifo, lfu, lfu-aged, gdsf, sieve, "
     "s3fifo, arc, belady."
 )
+_SAMPLE = (
+    "Simulate policies on this share of the prompt families (0.2), with an interval for every "
+    "number; 1 simulates everything. Left out: a sample only where the whole would take long."
+)
 _SNAP = (
     "Leave checkpoints inside the partial last block of a prompt, which never comes again, too: "
     "they are written and never found."
@@ -70,6 +74,7 @@ def mrc(
     strategy: Annotated[str, _ask("NAMES", _STRATEGY)] = _STRATEGIES,
     rule: Annotated[str | None, _ask("NAMES", _RULE)] = None,
     policy: Annotated[str | None, _ask("NAMES", _POLICY)] = None,
+    sample: Annotated[float | None, _ask("SHARE", _SAMPLE)] = None,
     chunk_tokens: Annotated[
         str, _ask("TOKENS", "Tokens of a prompt computed at once (max_num_batched_tokens).")
     ] = "8192",
@@ -95,7 +100,7 @@ def mrc(
     A hit ends at the first block that is not cached. What is cached is useful only if window and
     compressor state are there too: strategies say what is kept of them, rules what engines do.
     """
-    from dsv4kv.cli import trace_mrc_view as view
+    from dsv4kv.cli import trace_mrc_files as files
     from dsv4kv.prefix.analysis.costs import prefix_costs
     from dsv4kv.prefix.analysis.mrc import Question, measure_trace
     from dsv4kv.prefix.analysis.rules import RULES
@@ -114,19 +119,21 @@ def mrc(
         policies=_names(policy),
         chunk_tokens=parse_count(chunk_tokens),
         snap=not no_snap,
+        sample=sample,
     )
     answer = measure_trace(load_paths(source, trace_format, options), question)
     if csv:
-        view.write_file(csv, view.to_csv(answer))
+        files.write_file(csv, files.to_csv(answer))
     if chart:
-        view.write_file(chart, view.draw_answer(source, config.name, answer))
+        files.write_file(chart, files.draw_answer(source, config.name, answer))
     if as_json:
-        typer.echo(view.to_json(source, config.name, answer))
+        typer.echo(files.to_json(source, config.name, answer))
         return
     from dsv4kv.cli.console import open_console
+    from dsv4kv.cli.trace_mrc_view import show_answer
 
     console = open_console()
-    for part in view.show_answer(source, config.name, answer):
+    for part in show_answer(source, config.name, answer):
         console.print(part)
 
 

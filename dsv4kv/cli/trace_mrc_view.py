@@ -1,24 +1,19 @@
-"""What ``dsv4kv trace mrc`` found, as tables, CSV, JSON and a chart."""
+"""What ``dsv4kv trace mrc`` found, as tables."""
 
-import csv
-import io
-import json
 from collections.abc import Iterator
-from dataclasses import asdict, fields
-from pathlib import Path
-from typing import Any
+from dataclasses import fields
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from dsv4kv.errors import TraceError
-from dsv4kv.files import replacing
+from dsv4kv.cli.trace_mrc_files import written_bytes
 from dsv4kv.prefix.analysis.losses import Losses
 from dsv4kv.prefix.analysis.mrc import Answer, Point
 from dsv4kv.prefix.analysis.outcome import Outcome
 from dsv4kv.prefix.analysis.rules import RULES
+from dsv4kv.prefix.analysis.sample import CLASSES
+from dsv4kv.prefix.analysis.sampling import LONG_REFERENCES, Sampling
 from dsv4kv.report.cells import ABSENT, new_table
-from dsv4kv.sizing.chart import Chart, Series, draw_svg
 from dsv4kv.units import format_bytes
 
 _GIB = 2**30
@@ -44,6 +39,16 @@ def show_answer(source: str, model: str, answer: Answer) -> Iterator[RenderableT
         if outcomes := [*point.rules, *point.policies]:
             yield _rules(point, outcomes)
             yield Text(_advice(point, answer))
+    if any(point.estimates for point in answer.points):
+        yield _estimates(answer)
+        yield Text(_tell_sampling(answer.sampling))
+    if answer.sampling.refused:
+        yield Text(
+            "Policies that no sample tells were simulated on the whole trace, though that is "
+            "long: "
+            f"{answer.sampling.refused}",
+            "yellow",
+        )
     yield from _warnings(answer)
 
 
@@ -83,12 +88,6 @@ def _strategies(model: str, answer: Answer, point: Point) -> RenderableType:
     return table
 
 
-def written_bytes(outcome: Outcome, answer: Answer) -> int:
-    """Bytes of window entries and states that a strategy writes."""
-    window = outcome.checkpoint_tokens * answer.costs.window_token_bytes
-    return window + (outcome.checkpoints or 0) * answer.costs.state_bytes
-
-
 def _rules(point: Point, outcomes: list[Outcome]) -> RenderableType:
     table = new_table("Rules", f"{_capacity(point)}; tokens lost, as shares of all prompt tokens")
     table.add_column("rule", no_wrap=True)
@@ -105,6 +104,37 @@ def _rules(point: Point, outcomes: list[Outcome]) -> RenderableType:
             rule.setting if rule else "",
         )
     return table
+
+
+def _estimates(answer: Answer) -> RenderableType:
+    table = new_table("Policies", "estimated from a sample, share of prompt tokens")
+    for header in ("tokens", "policy", "hit", "95 % interval", "lru, exact"):
+        table.add_column(header, justify="left" if header == "policy" else "right", no_wrap=True)
+    for point in answer.points:
+        for estimate in point.estimates:
+            table.add_row(
+                f"{point.capacity_tokens:,}",
+                estimate.name,
+                f"{estimate.hit_share:.4f}",
+                f"{estimate.low:.4f} to {estimate.high:.4f}",
+                f"{point.token_hits:.4f}",
+            )
+    return table
+
+
+def _tell_sampling(sampling: Sampling) -> str:
+    """What the policies were simulated on, as sentences."""
+    why = (
+        f" A whole simulation is more than {LONG_REFERENCES // 10**6} million block references "
+        "times policies times capacities; --sample 1 asks for it."
+        if sampling.automatic
+        else ""
+    )
+    return (
+        f"Simulated on {sampling.share:.1%} of {sampling.families:,} families of prompts, once "
+        f"more in {CLASSES} parts for the intervals; the distance to least recently used is what "
+        f"is estimated.{why}"
+    )
 
 
 def _shown(outcomes: tuple[Outcome, ...] | list[Outcome]) -> list[str]:
@@ -160,108 +190,3 @@ def _capacity(point: Point) -> str:
     if point.capacity_tokens is None:
         return "a cache without bound"
     return f"{point.capacity_tokens:,} tokens"
-
-
-def _rows(answer: Answer) -> Iterator[dict[str, Any]]:
-    """A row for every capacity and everything measured at it."""
-    for point in answer.points:
-        at = {
-            "capacity_tokens": point.capacity_tokens,
-            "capacity_blocks": point.capacity_blocks,
-            "capacity_bytes": point.capacity_bytes,
-        }
-        yield at | {
-            "kind": "curve",
-            "name": "lru",
-            "block_hit_share": point.block_hits,
-            "hit_share": point.token_hits,
-            "hit_tokens": round(point.token_hits * answer.input_tokens),
-        }
-        kinds = ("strategy", point.strategies), ("rule", point.rules), ("policy", point.policies)
-        for kind, outcomes in kinds:
-            for outcome in outcomes:
-                yield at | {"kind": kind} | _outcome_row(outcome, answer)
-
-
-def _outcome_row(outcome: Outcome, answer: Answer) -> dict[str, Any]:
-    lost = {f"lost_{name}_tokens": value for name, value in asdict(outcome.losses).items()}
-    row: dict[str, Any] = {
-        "name": outcome.name,
-        "hit_share": outcome.hit_share,
-        "hit_tokens": outcome.hit_tokens,
-        "hit_requests": outcome.hit_requests,
-        "found_tokens": outcome.found_tokens,
-    }
-    if outcome.checkpoints is not None:
-        row |= {
-            "checkpoints": outcome.checkpoints,
-            "written_per_new_token": outcome.written_per_new_token,
-            "written_bytes": written_bytes(outcome, answer),
-            "read_bytes": outcome.checkpoint_reads * answer.costs.checkpoint_bytes,
-            "unreachable_checkpoints": outcome.unreachable_checkpoints,
-        }
-    return row | lost
-
-
-def to_csv(answer: Answer) -> str:
-    """The rows as CSV; what a row does not have is empty."""
-    rows = list(_rows(answer))
-    names = dict.fromkeys(name for row in rows for name in row)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(names), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
-
-
-def to_json(source: str, model: str, answer: Answer) -> str:
-    """The rows and what they are about as one JSON document."""
-    document = {
-        "source": source,
-        "model": model,
-        "requests": answer.requests,
-        "input_tokens": answer.input_tokens,
-        "block_references": answer.references,
-        "block_tokens": answer.block_tokens,
-        "trace_block_tokens": answer.trace_block_tokens,
-        "bytes_per_token": float(answer.costs.token_bytes),
-        "checkpoint_bytes": answer.costs.checkpoint_bytes,
-        "tokens_for_90_percent": answer.enough_tokens,
-        "rows": list(_rows(answer)),
-    }
-    return json.dumps(document, indent=2)
-
-
-def draw_answer(source: str, model: str, answer: Answer) -> str:
-    """Hits over capacity as SVG: the curve, every strategy, every rule."""
-    points = [point for point in answer.points if point.capacity_bytes is not None]
-    lines: dict[str, list[tuple[float | str, float]]] = {}
-    for point in points:
-        assert point.capacity_bytes is not None
-        place = point.capacity_bytes / _GIB
-        lines.setdefault("all that is cached", []).append((place, point.token_hits))
-        for outcome in (*point.strategies, *point.rules, *point.policies):
-            lines.setdefault(outcome.name, []).append((place, outcome.hit_share))
-    return draw_svg(
-        Chart(
-            title=f"Prompt tokens that need not be computed: {Path(source).name}",
-            note="dsv4kv trace mrc; exact; memory is binary: 1 GiB = 2^30 B",
-            x_label=f"compressed cache of {model}, GiB",
-            y_label="share of prompt tokens",
-            series=tuple(Series(name, tuple(line)) for name, line in lines.items()),
-            x_names={
-                point.capacity_bytes / _GIB: f"{point.capacity_bytes / _GIB:.3g}"
-                for point in points
-                if point.capacity_bytes is not None
-            },
-        )
-    )
-
-
-def write_file(path: Path, text: str) -> None:
-    """Write a file whole; raises ``TraceError`` where it cannot be."""
-    try:
-        with replacing(path) as file:
-            file.write(text.encode())
-    except OSError as error:
-        raise TraceError(f"{path}: cannot be written ({error.strerror or error}).") from None

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from dsv4kv.errors import ConfigError
 from dsv4kv.prefix.policies import OFFLINE, POLICIES, make_policy
 from dsv4kv.prefix.run import Ids
+from tests.prefix.plain_policies import PLAIN, plain_run_hits
 from tests.prefix.replays import Block, plain_hits, replay
 
 CAPACITY = 12
@@ -40,6 +41,17 @@ def traces(draw: st.DrawFn) -> list[Ids]:
 def test_runs_are_judged_as_their_blocks_would_be(name: str, chains: list[Ids]) -> None:
     policy = make_policy(name, CAPACITY, chains)
     assert replay(chains, CAPACITY, policy).hit == plain_hits(chains, CAPACITY, RULES[name])
+
+
+@pytest.mark.parametrize("capacity", [10, 24])
+@pytest.mark.parametrize("name", sorted(PLAIN))
+@given(chains=traces())
+@settings(max_examples=100)
+def test_policies_with_memories_hit_what_their_rules_told_plainly_do(
+    name: str, capacity: int, chains: list[Ids]
+) -> None:
+    policy = make_policy(name, capacity)
+    assert replay(chains, capacity, policy).hit == plain_run_hits(chains, capacity, name)
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))

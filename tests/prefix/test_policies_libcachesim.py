@@ -1,9 +1,12 @@
 """Where blocks have no history the rules are libCacheSim's, and so are the hits."""
 
+import json
+
 import numpy as np
 import pytest
 
 from dsv4kv.prefix.policies import make_policy
+from tests.prefix.analysis.traces import CONVERSATION, needs_conversation
 from tests.prefix.replays import replay
 
 lcs = pytest.importorskip("libcachesim", reason="libcachesim is not installed (extra: test)")
@@ -32,13 +35,29 @@ def ids(request: pytest.FixtureRequest) -> list[int]:
 @pytest.mark.parametrize("capacity", [300, 2_000])
 @pytest.mark.parametrize("name", RULES)
 def test_single_blocks_hit_as_in_libcachesim(name: str, capacity: int, ids: list[int]) -> None:
-    theirs_name, tolerance = RULES[name]
-    cache = getattr(lcs, theirs_name)(cache_size=capacity)
-    theirs = 0
+    assert our_share(name, capacity, ids) == pytest.approx(
+        their_share(name, capacity, ids), abs=RULES[name][1]
+    )
+
+
+@needs_conversation
+@pytest.mark.parametrize("name", ["lfu", "sieve", "s3fifo", "arc"])
+def test_blocks_of_the_conversation_trace_hit_as_in_libcachesim(name: str) -> None:
+    with CONVERSATION.open() as file:
+        ids = [id_ + 1 for line in file for id_ in json.loads(line)["hash_ids"]]
+    assert our_share(name, 5_859, ids) == pytest.approx(their_share(name, 5_859, ids), abs=0.0001)
+
+
+def their_share(name: str, capacity: int, ids: list[int]) -> float:
+    cache = getattr(lcs, RULES[name][0])(cache_size=capacity)
+    hits = 0
     for time, id_ in enumerate(ids):
         request = lcs.Request()
         request.obj_id, request.obj_size, request.clock_time = id_, 1, time
-        theirs += cache.get(request)
+        hits += cache.get(request)
+    return hits / len(ids)
+
+
+def our_share(name: str, capacity: int, ids: list[int]) -> float:
     chains = [np.array([id_]) for id_ in ids]
-    ours = replay(chains, capacity, make_policy(name, capacity)).hit
-    assert ours / REQUESTS == pytest.approx(theirs / REQUESTS, abs=tolerance)
+    return replay(chains, capacity, make_policy(name, capacity)).hit / len(ids)

@@ -18,6 +18,8 @@ LRU = {1_828: 0.05247, 9_140: 0.19578, 18_279: 0.27891, 50_000: 0.35456, 200_000
 OTHERS = {
     "fifo": (0.1361, 0.2788, 0.3454),
     "lfu": (0.0969, 0.1949, 0.3069),
+    # Here SIEVE's hand never comes round: as with LFU the oldest prompt end never used again goes.
+    "sieve": (0.0969, 0.1949, 0.3069),
     "lfu-aged": (0.1444, 0.2879, 0.3396),
     "belady": (0.3516, 0.3664, 0.3664),
 }

@@ -26,7 +26,7 @@ IDS = st.lists(
 
 @given(IDS, st.integers(-7, 7))
 def test_runs_are_the_numbers_they_were_made_of(numbers: list[int], offset: int) -> None:
-    runs = IdRuns.of(numbers, offset)
+    runs = IdRuns.of(numbers).moved(offset)
     expected = tuple(number + offset for number in numbers)
     assert runs == expected
     assert expected == runs
@@ -39,6 +39,25 @@ def test_runs_are_the_numbers_they_were_made_of(numbers: list[int], offset: int)
 def test_runs_are_as_few_as_can_be(numbers: list[int]) -> None:
     breaks = sum(b != a + 1 for a, b in pairwise(numbers))
     assert len(IdRuns.of(numbers).starts) == breaks + bool(numbers)
+
+
+@given(IDS, st.data())
+def test_runs_cut_and_joined_are_the_numbers_in_as_few_runs(
+    numbers: list[int], data: st.DataObject
+) -> None:
+    at = data.draw(st.integers(0, len(numbers)))
+    head, tail = IdRuns.of(numbers).first(at), IdRuns.of(numbers[at:])
+    assert head == tuple(numbers[:at])
+    joined = head.joined(tail)
+    assert joined == tuple(numbers)
+    assert len(joined.starts) == len(IdRuns.of(numbers).starts)
+
+
+@given(IDS, st.integers(-9, 9), st.integers(-9, 9))
+def test_runs_lie_between_bounds_if_every_number_does(
+    numbers: list[int], low: int, high: int
+) -> None:
+    assert IdRuns.of(numbers).lie_in(low, high) == all(low <= n < high for n in numbers)
 
 
 def test_an_index_beyond_the_runs_is_refused() -> None:

@@ -4,6 +4,8 @@ A checkpoint belongs to the block it ends at, and goes when the block does; a bl
 computed again comes back without it.
 """
 
+from bisect import bisect_right
+from itertools import islice
 from math import lcm
 
 import numpy as np
@@ -14,6 +16,8 @@ from dsv4kv.prefix.analysis.outcome import Outcome
 from dsv4kv.prefix.analysis.paths import Ints, PathTable
 from dsv4kv.prefix.analysis.reuse import Reuse
 from dsv4kv.prefix.analysis.strategy import Strategy
+
+_NOTHING: list[int] = []
 
 
 def apply_strategy(
@@ -98,34 +102,47 @@ def _follow_marks(
 ) -> tuple[Ints, int, int]:
     """Walk all requests with the checkpoints on their paths.
 
-    Every request lists those of its own path, in tokens: as a negative number once the block is
-    gone. The owner of a stretch has touched it last, so its list is up to date there.
+    Every request lists those of its own path, in tokens and rising: what is there, and what was,
+    once. The owner of a stretch has touched it last, so its lists are up to date there.
 
     Returns:
         Tokens resumed, tokens short for want of a checkpoint that was there once, and checkpoints
         written.
     """
     grain = reuse.grain_tokens
-    owners, begins, stops = (
-        column.tolist() for column in (reuse.owner, reuse.begin * grain, reuse.end * grain)
+    stretches = zip(
+        *(column.tolist() for column in (reuse.owner, reuse.begin * grain, reuse.end * grain)),
+        strict=True,
     )
-    first = np.searchsorted(reuse.request, np.arange(len(whole) + 1)).tolist()
-    resumed = np.zeros(len(whole), np.int64)
-    lists: list[list[int]] = []
+    counts = np.bincount(reuse.request, minlength=len(whole)).tolist()
+    resumed: list[int] = []
+    there_of: list[list[int]] = []
+    gone_of: list[list[int]] = []
     forgotten = written = 0
     for request, (found, end) in enumerate(zip(whole.tolist(), ends.tolist(), strict=True)):
-        marks: list[int] = []
-        for at in range(first[request], first[request + 1]):
-            begin, stop = begins[at], stops[at]
-            marks += [mark for mark in lists[owners[at]] if begin < abs(mark) <= stop]
-        if max(marks, default=0) > found:
-            marks = [mark if mark <= found else -mark for mark in marks]
-        start = strategy.resume_tokens(found, [mark for mark in marks if mark > 0])
-        resumed[request] = start
-        forgotten += max([start, *(-mark for mark in marks if -mark <= found)]) - start
+        there: list[int] = []
+        gone: list[int] = []
+        for owner, begin, stop in islice(stretches, counts[request]):
+            there += _between(there_of[owner], begin, stop)
+            if gone_of[owner]:
+                gone += _between(gone_of[owner], begin, stop)
+        if there and there[-1] > found:
+            kept = bisect_right(there, found)
+            gone = sorted(gone + there[kept:])
+            del there[kept:]
+        start = there[-1] if there else 0
+        resumed.append(start)
         new = strategy.places_to_keep(start, found, end)
+        if gone:
+            forgotten += max(0, *gone[: bisect_right(gone, found)], start) - start
+            gone = [mark for mark in gone if mark not in new]
         written += len(new)
-        if new:
-            marks = sorted([m for m in marks if abs(m) not in new] + list(new), key=abs)
-        lists.append(marks)
-    return resumed, forgotten, written
+        there += new  # behind the last, for that is where computing began
+        there_of.append(there)
+        gone_of.append(gone or _NOTHING)
+    return np.array(resumed, np.int64), forgotten, written
+
+
+def _between(marks: list[int], begin: int, stop: int) -> list[int]:
+    """Rising marks above ``begin`` and up to ``stop``."""
+    return marks[bisect_right(marks, begin) : bisect_right(marks, stop)]

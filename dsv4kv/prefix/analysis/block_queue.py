@@ -2,6 +2,7 @@
 
 An entry is a cached block, or a few blocks of one table that are of use only together. What is
 cached is told by keys; a key may be kept several times, and then its oldest copy is found first.
+Several requests may use one entry; it joins the queue when the last of them gives it back.
 """
 
 import numpy as np
@@ -19,15 +20,19 @@ class BlockQueue:
 
     Attributes:
         uncached: Free blocks that hold nothing; they are taken first.
+        idle: Cached blocks that nobody uses.
+        busy: Cached blocks that requests use.
+        evicted: Cached blocks taken for new content so far.
         first: int64[keys]: entry that is found for every key; -1 where there is none.
     """
 
     def __init__(self, blocks: int, keys: int) -> None:
         """An empty cache."""
         self.uncached = blocks
+        self.idle = self.busy = self.evicted = 0
         self.first: Ints = np.full(keys, _NONE, np.int64)
-        self._key, self._size, self._place, self._next = (
-            np.zeros(1024, np.int64) for _ in range(4)
+        self._key, self._size, self._place, self._next, self._users = (
+            np.zeros(1024, np.int64) for _ in range(5)
         )
         self._entries = 0
         self._queue: Ints = np.zeros(1024, np.int64)
@@ -39,16 +44,13 @@ class BlockQueue:
         new = np.arange(self._entries, self._entries + count)
         self._entries += count
         while self._entries > len(self._key):
-            self._key, self._size, self._place, self._next = (
+            self._key, self._size, self._place, self._next, self._users = (
                 np.concatenate([column, np.zeros_like(column)])
-                for column in (self._key, self._size, self._place, self._next)
+                for column in (self._key, self._size, self._place, self._next, self._users)
             )
-        self._key[new], self._size[new], self._place[new], self._next[new] = (
-            keys,
-            size,
-            _NONE,
-            _NONE,
-        )
+        self._key[new], self._size[new], self._users[new] = keys, size, 1
+        self._place[new] = self._next[new] = _NONE
+        self.busy += size * count
         present = self.first[keys] != _NONE
         self.first[keys[~present]] = new[~present]
         for entry in new[present].tolist():
@@ -58,12 +60,25 @@ class BlockQueue:
             self._next[last] = entry
         return new
 
+    def idle_blocks(self, entries: Ints) -> int:
+        """Blocks of these entries that nobody uses."""
+        return int(self._size[entries][self._users[entries] == 0].sum())
+
     def use(self, entries: Ints) -> None:
         """Take cached blocks out of the queue."""
+        taken = self.idle_blocks(entries)
+        self.idle -= taken
+        self.busy += taken
+        self._users[entries] += 1
         self._place[entries] = _NONE
 
     def give_back(self, entries: Ints) -> None:
         """Append blocks to the end of the queue, in the order in which they shall be evicted."""
+        self._users[entries] -= 1
+        entries = entries[self._users[entries] == 0]
+        freed = int(self._size[entries].sum())
+        self.busy -= freed
+        self.idle += freed
         back = self._back + len(entries)
         while back > len(self._queue):
             self._queue = np.concatenate([self._queue, np.zeros_like(self._queue)])
@@ -80,10 +95,14 @@ class BlockQueue:
         free = min(blocks, self.uncached)
         self.uncached -= free
         blocks -= free
+        if blocks > self.idle:
+            missing = blocks - self.idle
+            self.uncached += free
+            raise OutOfBlocks(f"{missing:,} blocks more than there are were asked for.")
+        self.idle -= blocks
+        self.evicted += blocks
         while blocks:
             window = np.arange(self._front, min(self._front + _WINDOW, self._back))
-            if not len(window):
-                raise OutOfBlocks(f"{blocks:,} blocks more than there are were asked for.")
             entries = self._queue[window]
             there = self._place[entries] == window
             entries, places = entries[there], window[there]

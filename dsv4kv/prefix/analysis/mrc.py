@@ -1,7 +1,7 @@
 """The hit rate of a trace by capacity, what V4's rules make of it, and what engines would."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
@@ -10,9 +10,11 @@ from dsv4kv.prefix.analysis.costs import PrefixCosts, prefix_costs
 from dsv4kv.prefix.analysis.curve import pick_capacities, trace_curve
 from dsv4kv.prefix.analysis.outcome import Outcome
 from dsv4kv.prefix.analysis.paths import PathTable
-from dsv4kv.prefix.analysis.policy import replay_policy
 from dsv4kv.prefix.analysis.reuse import Reuse, find_reuse
-from dsv4kv.prefix.analysis.rules import DEFAULT_CHUNK_TOKENS, Pool, run_rule
+from dsv4kv.prefix.analysis.rule_pool import DEFAULT_CHUNK_TOKENS, Pool
+from dsv4kv.prefix.analysis.rules import find_rule, run_rule
+from dsv4kv.prefix.analysis.sample import SampledHits
+from dsv4kv.prefix.analysis.sampling import Sampling, Simulation
 from dsv4kv.prefix.analysis.strategy import Strategy, parse_strategy
 
 
@@ -30,6 +32,8 @@ class Question:
         policies: Names of eviction policies.
         chunk_tokens: Tokens of a prompt computed at once, where a rule asks.
         snap: Keep checkpoints out of partial last blocks.
+        sample: Share of the prompt families that policies are simulated on, 1 for the whole
+            trace; None samples where the whole would take long.
     """
 
     model: DSV4Config
@@ -41,6 +45,7 @@ class Question:
     policies: tuple[str, ...] = ()
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS
     snap: bool = True
+    sample: float | None = None
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,8 @@ class Point:
         token_hits: Share of prompt tokens found.
         strategies: What the strategies make of it.
         rules: What the rules make of a pool of this size.
-        policies: What other policies make of it.
+        policies: What other policies make of it, simulated on the whole trace.
+        estimates: The same from a sample, where one was drawn.
     """
 
     capacity_tokens: int | None
@@ -65,7 +71,8 @@ class Point:
     token_hits: float
     strategies: tuple[Outcome, ...]
     rules: tuple[Outcome, ...]
-    policies: tuple[Outcome, ...]
+    policies: tuple[Outcome, ...] = ()
+    estimates: tuple[SampledHits, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,6 +88,7 @@ class Answer:
         costs: What its prefixes weigh.
         points: By capacity, the unbounded cache last.
         enough_tokens: The capacity at which 90 % of all that can be hit is.
+        sampling: What policies were simulated on.
     """
 
     requests: int
@@ -91,6 +99,7 @@ class Answer:
     costs: PrefixCosts
     points: tuple[Point, ...]
     enough_tokens: int | None
+    sampling: Sampling
 
 
 def measure_trace(table: PathTable, question: Question) -> Answer:
@@ -108,6 +117,9 @@ def measure_trace(table: PathTable, question: Question) -> Answer:
     ]
     blocks = [_whole_blocks(tokens, reuse) for tokens in question.capacities_tokens]
     capacities: list[int | None] = [*(blocks or pick_capacities(reuse, question.points)), None]
+    simulation = Simulation(
+        table, reuse, question.policies, question.sample, [c for c in capacities if c is not None]
+    )
     enough = trace_curve(reuse).capacity_for(0.9)
     return Answer(
         requests=len(table),
@@ -116,8 +128,16 @@ def measure_trace(table: PathTable, question: Question) -> Answer:
         block_tokens=grain,
         trace_block_tokens=table.block_tokens,
         costs=costs,
-        points=tuple(_measure(table, reuse, c, question, strategies, costs) for c in capacities),
+        points=tuple(
+            replace(
+                _measure(table, reuse, c, question, strategies, costs),
+                policies=simulation.outcomes(c),
+                estimates=simulation.estimates(c),
+            )
+            for c in capacities
+        ),
         enough_tokens=None if enough is None else enough * grain,
+        sampling=simulation.sampling,
     )
 
 
@@ -152,9 +172,6 @@ def _measure(
             for strategy in strategies
         ),
         rules=_rules(table, tokens, question),
-        policies=()
-        if blocks is None
-        else tuple(replay_policy(name, table, reuse, blocks) for name in question.policies),
     )
 
 
@@ -172,4 +189,4 @@ def _rules(table: PathTable, tokens: int | None, question: Question) -> tuple[Ou
 
 def default_block(rule: str, table: PathTable) -> int:
     """Blocks an engine takes for DeepSeek-V4: 256 tokens; for the ideal rule the trace's own."""
-    return table.block_tokens if rule == "ideal" else 256
+    return find_rule(rule).block_tokens or table.block_tokens

@@ -1,9 +1,31 @@
 """A number for every different block of a trace."""
 
+from dataclasses import dataclass
+from itertools import pairwise
+
 import numpy as np
 
 from dsv4kv.prefix.analysis.paths import Ints
 from dsv4kv.prefix.analysis.reuse import Reuse
+
+
+@dataclass(frozen=True)
+class NumberedPaths:
+    """The prompts of a trace as numbers of blocks.
+
+    Attributes:
+        paths: int64 for every request: the numbers of its blocks.
+        count: How many different ones there are.
+    """
+
+    paths: tuple[Ints, ...]
+    count: int
+
+
+def number_paths(reuse: Reuse) -> NumberedPaths:
+    """The same as ``number_blocks``, request by request."""
+    offsets, numbers, count = number_blocks(reuse)
+    return NumberedPaths(tuple(numbers[a:b] for a, b in pairwise(offsets)), count)
 
 
 def number_blocks(reuse: Reuse) -> tuple[Ints, Ints, int]:

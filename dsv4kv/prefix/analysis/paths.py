@@ -87,6 +87,22 @@ class PathTable:
         low, high = self.offsets[request], self.offsets[request + 1]
         return Path(self.starts[low:high], self.ends[low:high], int(self.path_tokens[request]))
 
+    def select(self, requests: Ints) -> "PathTable":
+        """A table of some of the requests, in the order given."""
+        runs = np.diff(self.offsets)[requests]
+        offsets = np.concatenate([[0], runs.cumsum()])
+        places = np.repeat(self.offsets[requests] - offsets[:-1], runs) + np.arange(offsets[-1])
+        return PathTable(
+            self.block_tokens,
+            self.arrival_s[requests],
+            self.input_tokens[requests],
+            self.output_tokens[requests],
+            self.counts[requests],
+            offsets,
+            self.starts[places],
+            self.ends[places],
+        )
+
     @property
     def total_input_tokens(self) -> int:
         """Tokens of all prompts."""

@@ -1,6 +1,7 @@
-"""The rules by which engines reuse prefixes, by name, each an exact replay of a trace.
+"""The rules by which engines reuse prefixes, by name.
 
-Requests are served one after the other and leave only their prompts behind.
+Each is an exact replay of a trace whose requests are served one after the other and leave only
+their prompts behind, and a cache for requests that run side by side.
 """
 
 from collections.abc import Callable
@@ -9,47 +10,28 @@ from dataclasses import dataclass
 import numpy as np
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.model.config import DSV4Config
-from dsv4kv.model.schema import choose_formats
+from dsv4kv.prefix.analysis.engine_cache import EngineCache
+from dsv4kv.prefix.analysis.group_pool import GroupHits
 from dsv4kv.prefix.analysis.losses import Losses
+from dsv4kv.prefix.analysis.nodes import NumberedPaths
 from dsv4kv.prefix.analysis.outcome import Outcome
 from dsv4kv.prefix.analysis.paths import Ints, PathTable
 from dsv4kv.prefix.analysis.reuse import find_reuse
+from dsv4kv.prefix.analysis.rule_pool import (
+    ENGINE_BLOCK_TOKENS,
+    Pool,
+    check_pages,
+    tail_groups,
+)
+from dsv4kv.prefix.analysis.sglang_cache import open_sglang
 from dsv4kv.prefix.analysis.sglang_rule import replay_sglang
+from dsv4kv.prefix.analysis.sglang_window_cache import open_sglang_windows
 from dsv4kv.prefix.analysis.sglang_window_rule import replay_sglang_windows
-from dsv4kv.prefix.analysis.vllm_groups_rule import GroupHits, TailGroup, replay_vllm_groups
+from dsv4kv.prefix.analysis.vllm_cache import open_vllm
+from dsv4kv.prefix.analysis.vllm_groups_rule import replay_vllm_groups
 from dsv4kv.prefix.analysis.vllm_rule import replay_vllm
-from dsv4kv.sizing.deployment import Deployment
-from dsv4kv.sizing.prefix import prefix_rule
 
-DEFAULT_CHUNK_TOKENS = 8192
-"""vLLM's ``max_num_batched_tokens`` on large GPUs."""
-_WINDOW_RATIO = 10  # SGLang's swa_full_tokens_ratio is 0.1
 _TAIL_PAGES = 2  # whole pages are given back, so the page before the last window stays too
-
-
-@dataclass(frozen=True)
-class Pool:
-    """The cache that a rule is given.
-
-    Attributes:
-        table: The trace.
-        tokens: Size in tokens of context: so many whole blocks.
-        block_tokens: Tokens of a block or page.
-        model: Whose windows and states are to be kept.
-        chunk_tokens: Tokens of a prompt computed at once, where it matters.
-    """
-
-    table: PathTable
-    tokens: int
-    block_tokens: int
-    model: DSV4Config
-    chunk_tokens: int = DEFAULT_CHUNK_TOKENS
-
-    @property
-    def blocks(self) -> int:
-        """Whole blocks of the pool."""
-        return self.tokens // self.block_tokens
 
 
 @dataclass(frozen=True)
@@ -61,12 +43,26 @@ class Rule:
         explains: In one line, for help and tables.
         setting: What a user of the engine writes to have it.
         windows: Whether it asks for windows and states too, as DeepSeek-V4 needs.
+        open: Makes the engine's cache, for requests that run side by side.
     """
 
     replay: Callable[[Pool], Outcome]
     explains: str
     setting: str = ""
     windows: bool = False
+    open: Callable[[Pool, NumberedPaths], EngineCache] | None = None
+
+    @property
+    def block_tokens(self) -> int | None:
+        """Tokens of a block where none are asked for; None takes what is there."""
+        return ENGINE_BLOCK_TOKENS if self.open else None
+
+
+def find_rule(name: str) -> Rule:
+    """A rule by name; raises ``ConfigError`` with the names there are."""
+    if name not in RULES:
+        raise ConfigError(f"{name!r} is no rule: take {', '.join(RULES)}.")
+    return RULES[name]
 
 
 def run_rule(name: str, pool: Pool) -> Outcome:
@@ -76,15 +72,14 @@ def run_rule(name: str, pool: Pool) -> Outcome:
         ConfigError: No such rule, blocks that do not fit the trace's, or a pool too small for the
             longest prompt.
     """
-    if name not in RULES:
-        raise ConfigError(f"{name!r} is no rule: take {', '.join(RULES)}.")
+    rule = find_rule(name)
     longest = int(pool.table.input_tokens.max())
     if pool.blocks < -(-longest // pool.block_tokens):
         raise ConfigError(
             f"a pool of {pool.tokens:,} tokens is smaller than the longest prompt, {longest:,} "
             "tokens: no request of that length could run."
         )
-    return RULES[name].replay(pool)
+    return rule.replay(pool)
 
 
 def _ideal(pool: Pool) -> Outcome:
@@ -94,13 +89,17 @@ def _ideal(pool: Pool) -> Outcome:
     return Outcome("ideal", found, pool.table.total_input_tokens, losses, int(found.sum()))
 
 
-def _one_group(name: str, replay: Callable[[PathTable, int, int], Ints]) -> Rule:
+def _one_group(
+    name: str,
+    replay: Callable[[PathTable, int, int], Ints],
+    open_cache: Callable[[Pool, NumberedPaths], EngineCache],
+    explains: str,
+) -> Rule:
     def serve(pool: Pool) -> Outcome:
         hits = replay(pool.table, pool.block_tokens, pool.blocks)
         return _tell(name, pool, GroupHits(hits, hits, hits))
 
-    explains = {"vllm": "full blocks, one group", "sglang": "radix tree of pages, one pool"}[name]
-    return Rule(serve, explains)
+    return Rule(serve, explains, open=open_cache)
 
 
 def _vllm_groups(name: str, retention: int | None, explains: str, setting: str) -> Rule:
@@ -110,40 +109,22 @@ def _vllm_groups(name: str, retention: int | None, explains: str, setting: str) 
             pool.table,
             reuse,
             pool.blocks,
-            _tail_groups(pool),
+            tail_groups(pool),
             retention_tokens=retention,
             chunk_tokens=pool.chunk_tokens,
         )
         return _tell(name, pool, hits)
 
-    return Rule(serve, explains, setting, windows=True)
+    def open_cache(pool: Pool, paths: NumberedPaths) -> EngineCache:
+        return open_vllm(pool, paths, tail_groups(pool), retention)
 
-
-def _tail_groups(pool: Pool) -> tuple[TailGroup, ...]:
-    """Windows and states of vLLM 0.33, as its sizing rules know them."""
-    deployment = Deployment(
-        pool.model,
-        choose_formats(pool.model, indexer="fp8"),
-        max_context_tokens=pool.model.max_context_tokens,
-        in_flight_tokens=pool.chunk_tokens,
-        block_tokens=pool.block_tokens,
-    )
-    return tuple(
-        TailGroup(need.block_tokens, need.blocks)
-        for need in prefix_rule("vllm:0.33", deployment).needs
-        if need.blocks is not None
-        for _ in range(need.groups)
-    )
+    return Rule(serve, explains, setting, windows=True, open=open_cache)
 
 
 def _sglang_windows(name: str, tail_pages: int | None, explains: str) -> Rule:
     def serve(pool: Pool) -> Outcome:
-        if pool.block_tokens < pool.model.window_tokens:
-            raise ConfigError(
-                f"pages of {pool.block_tokens} tokens do not hold a window of "
-                f"{pool.model.window_tokens}: SGLang's are 256."
-            )
-        window_pages = pool.blocks // _WINDOW_RATIO
+        check_pages(pool)
+        window_pages = pool.window_pages
         longest = -(-int(pool.table.input_tokens.max()) // pool.block_tokens)
         if window_pages < longest:
             raise ConfigError(
@@ -155,7 +136,10 @@ def _sglang_windows(name: str, tail_pages: int | None, explains: str) -> Rule:
         )
         return _tell(name, pool, hits)
 
-    return Rule(serve, explains, "swa_full_tokens_ratio=0.1", windows=True)
+    def open_cache(pool: Pool, _: NumberedPaths) -> EngineCache:
+        return open_sglang_windows(pool, tail_pages)
+
+    return Rule(serve, explains, "swa_full_tokens_ratio=0.1", windows=True, open=open_cache)
 
 
 def _tell(name: str, pool: Pool, hits: GroupHits) -> Outcome:
@@ -178,8 +162,18 @@ def _tell(name: str, pool: Pool, hits: GroupHits) -> Outcome:
 _RETENTION = "prefix_cache_retention_interval"
 RULES: dict[str, Rule] = {
     "ideal": Rule(_ideal, "whole blocks, least recently used, nothing else to keep"),
-    "vllm": _one_group("vllm", replay_vllm),
-    "sglang": _one_group("sglang", replay_sglang),
+    "vllm": _one_group(
+        "vllm",
+        replay_vllm,
+        lambda pool, paths: open_vllm(pool, paths, (), None),
+        "full blocks, one group",
+    ),
+    "sglang": _one_group(
+        "sglang",
+        replay_sglang,
+        lambda pool, _: open_sglang(pool),
+        "radix tree of pages, one pool",
+    ),
     "vllm-v4:dense": _vllm_groups(
         "vllm-v4:dense", None, "windows and states cached at every block", f"{_RETENTION}=None"
     ),

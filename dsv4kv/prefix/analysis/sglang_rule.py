@@ -1,9 +1,9 @@
-"""SGLang's radix tree at page granularity, one request at a time.
+"""SGLang's radix tree at page granularity.
 
 A node holds the pages that were inserted together; it is split where a prompt parts from it.
 Looking a prompt up refreshes every node on its way, all of a node it leaves half-way too. Whole
-leaves are evicted, the least recently used first, until there is room. A hit leaves the last token
-to be computed.
+leaves are evicted, the least recently used first, until there is room; what a running request
+found stays. A hit leaves the last token to be computed.
 Source: SGLang 0.5.23, ``radix_cache.py``.
 """
 
@@ -21,28 +21,54 @@ class Node:
 
     Attributes:
         used: Clock of its last use; a node that is gone has -1.
+        locks: Running requests that need it.
     """
 
-    __slots__ = ("begin", "children", "end", "parent", "request", "used")
+    __slots__ = ("begin", "children", "end", "locks", "parent", "request", "used")
 
     def __init__(self, request: int, begin: int, end: int, parent: "Node | None") -> None:
         self.request, self.begin, self.end = request, begin, end
         self.parent = parent
         self.children: dict[int, Node] = {}
-        self.used = 0
+        self.used = self.locks = 0
 
 
 class PageTree:
-    """The tree, and its leaves by age."""
+    """The tree, and its leaves by age.
+
+    Attributes:
+        root: Of no pages.
+        free: Pages that hold nothing.
+        stored: Pages of all nodes.
+        locked: Of which running requests need.
+        evicted: Pages evicted so far.
+    """
 
     def __init__(self, shape: Shape, pages: int) -> None:
         """An empty cache of so many pages."""
         self._shape = shape
         self.root = Node(-1, 0, 0, None)
         self.free = pages
+        self.stored = self.locked = self.evicted = 0
         self._clock = 0
         self._leaves: list[tuple[int, int, Node]] = []
         self._tickets = count()
+
+    def peek(self, request: int, limit: int) -> list[tuple[Node, int]]:
+        """The nodes that ``walk`` would pass, with the pages matched to the end of each."""
+        shape, node, way = self._shape, self.root, list[tuple[Node, int]]()
+        path = shape.path(request)
+        while node.end < limit:
+            child = node.children.get(shape.name(request, path, node.end))
+            if child is None:
+                break
+            other = shape.path(child.request)
+            common = shape.common_blocks(request, child.request, (path, other))
+            way.append((child, min(common, child.end, limit)))
+            if way[-1][1] < child.end:
+                break
+            node = child
+        return way
 
     def walk(self, request: int, limit: int) -> Node:
         """Follow a prompt for at most ``limit`` pages; returns the node its match ends at."""
@@ -66,7 +92,7 @@ class PageTree:
         assert parent is not None
         path = self._shape.path(node.request)
         upper = Node(node.request, node.begin, at, parent)
-        upper.used = self._clock
+        upper.used, upper.locks = self._clock, node.locks
         parent.children[name(node.request, path, node.begin)] = upper
         upper.children[name(node.request, path, at)] = node
         node.parent, node.begin = upper, at
@@ -76,29 +102,54 @@ class PageTree:
         """Hang the rest of a prompt below a node."""
         node = Node(request, below.end, end, below)
         below.children[self._shape.name(request, self._shape.path(request), below.end)] = node
+        self.stored += end - below.end
         self._use(node)
         return node
 
-    def evict(self, pages: int, held: Node) -> None:
-        """Drop least recently used leaves until ``pages`` are free; ``held`` and above stay."""
+    def lock(self, node: Node) -> None:
+        """Keep a node and all above from being evicted."""
+        while node.parent is not None:
+            self.locked += 0 if node.locks else node.end - node.begin
+            node.locks += 1
+            node = node.parent
+
+    def unlock(self, node: Node) -> None:
+        """Undo ``lock``."""
+        while node.parent is not None:
+            node.locks -= 1
+            self.locked -= 0 if node.locks else node.end - node.begin
+            node = node.parent
+
+    def take(self, pages: int) -> None:
+        """Take pages for new content; least recently used leaves are dropped to have them."""
         kept = []
         while self.free < pages:
             entry = heapq.heappop(self._leaves)
             node = entry[2]
             if node.used != entry[0] or node.children:
                 continue
-            if node is held:
+            if node.locks:
                 kept.append(entry)
                 continue
             self.remove(node)
         for entry in kept:
             heapq.heappush(self._leaves, entry)
+        self.free -= pages
+
+    def store(self, request: int, full: int) -> tuple[Node, int]:
+        """Insert a prompt; returns its last node and the pages that the tree takes over."""
+        node = self.walk(request, full)
+        stored = full - node.end
+        return (self.add(request, node, full) if stored else node), stored
 
     def remove(self, node: Node) -> None:
         """Drop a leaf; its parent may be the next."""
         parent = node.parent
         assert parent is not None
-        self.free += node.end - node.begin
+        pages = node.end - node.begin
+        self.free += pages
+        self.stored -= pages
+        self.evicted += pages
         node.used = -1
         del parent.children[
             self._shape.name(node.request, self._shape.path(node.request), node.begin)
@@ -125,11 +176,9 @@ def replay_sglang(table: PathTable, grain_tokens: int, capacity_pages: int) -> I
         node = tree.walk(request, min((tokens - 1) // grain_tokens, full))
         needed = -(-tokens // grain_tokens) - node.end
         hits[request] = node.end
-        tree.evict(needed, node)
-        tree.free -= needed
-        node = tree.walk(request, full)
-        stored = full - node.end
-        if stored:
-            tree.add(request, node, full)
+        tree.lock(node)
+        tree.take(needed)
+        _, stored = tree.store(request, full)
+        tree.unlock(node)
         tree.free += needed - stored
     return hits

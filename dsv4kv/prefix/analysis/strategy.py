@@ -86,7 +86,9 @@ class Strategy:
             case "ends" if prompt_tokens > resumed_tokens:
                 return (prompt_tokens,)
             case "ends+junctions":
-                wanted = sorted({found_tokens, prompt_tokens})
+                if resumed_tokens >= found_tokens or found_tokens == prompt_tokens:
+                    return (prompt_tokens,) if prompt_tokens > resumed_tokens else ()
+                wanted = sorted((found_tokens, prompt_tokens))
                 return tuple(place for place in wanted if place > resumed_tokens)
             case _:
                 return ()

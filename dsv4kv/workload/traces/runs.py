@@ -24,16 +24,44 @@ class IdRuns(Sequence[int]):
         self._ends = counts.cumsum()
 
     @classmethod
-    def of(cls, numbers: Sequence[int], offset: int = 0) -> Self:
-        """Find the runs of a list, ``offset`` added to every number.
+    def of(cls, numbers: Sequence[int]) -> Self:
+        """Find the runs of a list.
 
         Raises:
             OverflowError: A number that 64 bits cannot hold.
         """
         values = np.array(numbers, np.int64)
-        first = np.flatnonzero(np.diff(values, prepend=values[:1] - 2) != 1)
-        counts = np.diff(first, append=len(values))
-        return cls(values[first] + offset, counts)
+        breaks = np.flatnonzero(values[1:] != values[:-1] + 1) + 1
+        edges = np.concatenate([[0], breaks, [len(values)]]) if len(values) else breaks
+        first = edges[:-1]
+        return cls(values[first], edges[1:] - first)
+
+    def first(self, count: int) -> "IdRuns":
+        """The first ``count`` numbers, of at least so many."""
+        whole = int(self._ends.searchsorted(count))
+        counts = self.counts[: whole + 1].copy()
+        if whole < len(counts):
+            counts[whole] -= self._ends[whole] - count
+        kept = counts > 0
+        return IdRuns(self.starts[: whole + 1][kept], counts[kept])
+
+    def joined(self, more: "IdRuns") -> "IdRuns":
+        """These numbers and then others; a run that goes on in them stays one."""
+        meet = int(len(self) > 0 and len(more) > 0 and self[-1] + 1 == more[0])
+        starts = np.concatenate([self.starts, more.starts[meet:]])
+        counts = np.concatenate([self.counts, more.counts[meet:]])
+        if meet:
+            counts[len(self.starts) - 1] += more.counts[0]
+        return IdRuns(starts, counts)
+
+    def moved(self, offset: int) -> "IdRuns":
+        """All numbers, ``offset`` more."""
+        return IdRuns(self.starts + offset, self.counts)
+
+    def lie_in(self, low: int, high: int) -> bool:
+        """Whether all numbers are from ``low`` to below ``high``."""
+        starts, ends = self.starts, self.starts + self.counts
+        return bool((starts >= low).all() and (ends <= high).all())
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0

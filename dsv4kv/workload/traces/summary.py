@@ -1,7 +1,7 @@
 """What a trace is like: how much it asks for, and how much of it repeats."""
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
@@ -9,6 +9,8 @@ import numpy as np
 
 from dsv4kv.errors import TraceError
 from dsv4kv.workload.request import Request
+from dsv4kv.workload.traces.gather import GatheredRuns
+from dsv4kv.workload.traces.repeats import count_repeats
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,36 +69,32 @@ class TraceSummary:
 
 
 def summarize(requests: Iterable[Request]) -> TraceSummary:
-    """Summarise in one pass; holds 8 bytes per request and the set of distinct hashes.
+    """Summarise in one pass; holds the runs of all ids, and 8 bytes per request.
 
     Raises:
         TraceError: There are no requests.
     """
     input_lengths, output_lengths = array("i"), array("i")
     first_s, last_s = np.inf, -np.inf
-    hash_block_tokens = references = hits = 0
-    seen: set[int] = set()
-    for request in requests:
+    hash_block_tokens = 0
+    runs = GatheredRuns()
+    for number, request in enumerate(requests):
         input_lengths.append(request.input_tokens)
         output_lengths.append(request.output_tokens)
         first_s, last_s = min(first_s, request.arrival_s), max(last_s, request.arrival_s)
         hash_block_tokens = hash_block_tokens or request.hash_block_tokens
-        references += len(request.prefix_hashes)
-        hits += _leading_hits(request.prefix_hashes, seen)
-        seen.update(request.prefix_hashes)
+        runs.add(number, request.prefix_hashes)
     if not input_lengths:
         raise TraceError("There are no requests to summarise.")
+    request_of, start, count = runs.columns()
+    distinct, hits = count_repeats(request_of, start, count)
     return TraceSummary(
         requests=len(input_lengths),
         duration_s=last_s - first_s,
         input_tokens=LengthSummary.of(input_lengths),
         output_tokens=LengthSummary.of(output_lengths),
         hash_block_tokens=hash_block_tokens,
-        block_references=references,
-        distinct_blocks=len(seen),
+        block_references=int(count.sum()),
+        distinct_blocks=distinct,
         hit_blocks=hits,
     )
-
-
-def _leading_hits(hashes: Sequence[int], seen: set[int]) -> int:
-    return next((i for i, block in enumerate(hashes) if block not in seen), len(hashes))

@@ -7,7 +7,7 @@ name, starts k × stagger seconds after the first.
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dsv4kv.errors import TraceError
 from dsv4kv.workload.request import Request
@@ -16,11 +16,9 @@ from dsv4kv.workload.traces.jsonl import parse_object
 from dsv4kv.workload.traces.lines import Defect, TraceLines, open_trace
 from dsv4kv.workload.traces.options import ReadOptions
 from dsv4kv.workload.traces.runs import IdRuns
+from dsv4kv.workload.traces.weka_ids import ID_BOUND, lift_ids, lifted
 
 _SUFFIXES = (".json", ".json.gz")
-_LOCAL_IDS = (
-    2**40
-)  # ids of conversation k are moved by (k + 1) times this: they meet nobody else's
 _MAX_NESTING = 64
 
 Placed = tuple[str, Request]
@@ -69,19 +67,36 @@ def read_placed(lines: TraceLines, number: int, start_s: float) -> list[Placed]:
     """Read a whole conversation, in file order; its local ids are made its own."""
     text = "".join(lines)
     lines.number = 1  # one document: places inside it say more than its lines
-    conversation = parse_object(text)
+    conversation, lists = _parse(text)
     size = read_tokens(conversation, "block_size", low=1)
     scope = required(conversation, "hash_id_scope")
     if scope not in ("local", "global"):
         raise Defect(f"hash_id_scope is {scope!r}, expected local or global")
-    offset = (number + 1) * _LOCAL_IDS if scope == "local" else 0
+    # local ids are moved to where they meet nobody else's
+    offset = (number + 1) * ID_BOUND if scope == "local" else 0
     told: list[Placed] = []
-    _read_level(conversation, "", start_s, (size, offset), told)
+    _read_level(conversation, "", start_s, _Blocks(size, offset, lists), told)
     return told
 
 
+class _Blocks(NamedTuple):
+    """Tokens of a block, what is added to its ids, and lists of ids that were read before."""
+
+    size: int
+    offset: int
+    lists: list[IdRuns]
+
+
+def _parse(text: str) -> tuple[dict[str, Any], list[IdRuns]]:
+    rest, lists = lift_ids(text)
+    try:
+        return parse_object(rest), lists
+    except Defect:
+        return parse_object(text), []  # whose defect tells the right column
+
+
 def _read_level(
-    level: dict[str, Any], place: str, start_s: float, blocks: tuple[int, int], told: list[Placed]
+    level: dict[str, Any], place: str, start_s: float, blocks: _Blocks, told: list[Placed]
 ) -> None:
     requests = required(level, "requests")
     if not isinstance(requests, list) or place.count(".") > _MAX_NESTING:
@@ -93,29 +108,37 @@ def _read_level(
                 raise Defect("an object is expected")
             time_s = start_s + read_time(record, "t", "seconds")
             if record.get("type") != "subagent":
-                told.append((here, _read_request(record, time_s, *blocks)))
+                told.append((here, _read_request(record, time_s, blocks)))
         except Defect as defect:
             raise Defect(f"{here}: {defect}") from None
         if record.get("type") == "subagent":
             _read_level(record, f"{here}.", time_s, blocks, told)
 
 
-def _read_request(record: dict[str, Any], time_s: float, size: int, offset: int) -> Request:
-    input_tokens = read_tokens(record, "in", low=1)
-    ids = required(record, "hash_ids")
-    if type(ids) is not list or not set(map(type, ids)) <= {int}:
-        raise Defect("hash_ids is no list of whole numbers")
+def _read_request(record: dict[str, Any], time_s: float, blocks: _Blocks) -> Request:
+    input_tokens, size = read_tokens(record, "in", low=1), blocks.size
+    ids = _read_ids(required(record, "hash_ids"), blocks)
     if len(ids) != input_tokens // size:
         raise Defect(
             f"hash_ids has {len(ids):,} ids, expected {input_tokens // size:,}: one per full "
             f"block of {size} of {input_tokens:,} tokens"
         )
-    if ids and not (min(ids) >= 0 and max(ids) < _LOCAL_IDS):
-        raise Defect(f"hash_ids go from {min(ids)} to {max(ids)}, expected 0 to 2^40")
     return Request(
         arrival_s=time_s,
         input_tokens=input_tokens,
         output_tokens=read_tokens(record, "out", low=0),
-        prefix_hashes=IdRuns.of(ids, offset),
+        prefix_hashes=ids.moved(blocks.offset),
         hash_block_tokens=size,
     )
+
+
+def _read_ids(value: Any, blocks: _Blocks) -> IdRuns:
+    """Ids of a request as the file has them, checked."""
+    ids = lifted(value, blocks.lists)
+    if ids is None:
+        if type(value) is not list or not set(map(type, value)) <= {int}:
+            raise Defect("hash_ids is no list of whole numbers")
+        if value and not (min(value) >= 0 and max(value) < ID_BOUND):
+            raise Defect(f"hash_ids go from {min(value)} to {max(value)}, expected 0 to 2^40")
+        return IdRuns.of(value)
+    return ids

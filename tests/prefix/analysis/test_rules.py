@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.model import load_model
+from dsv4kv.prefix.analysis.group_pool import TailGroup
 from dsv4kv.prefix.analysis.outcome import Outcome
 from dsv4kv.prefix.analysis.reuse import find_reuse
-from dsv4kv.prefix.analysis.rules import RULES, Pool, run_rule
+from dsv4kv.prefix.analysis.rule_pool import Pool
+from dsv4kv.prefix.analysis.rules import RULES, run_rule
 from dsv4kv.prefix.analysis.sglang_rule import replay_sglang
 from dsv4kv.prefix.analysis.sglang_window_rule import replay_sglang_windows
-from dsv4kv.prefix.analysis.vllm_groups_rule import TailGroup, replay_vllm_groups
+from dsv4kv.prefix.analysis.vllm_groups_rule import replay_vllm_groups
 from dsv4kv.prefix.analysis.vllm_rule import replay_vllm
 from tests.prefix.analysis.engines import PlainSglang, PlainVllm, PlainVllmGroups
 from tests.prefix.analysis.traces import (

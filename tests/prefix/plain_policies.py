@@ -1,0 +1,136 @@
+"""GDSF, S3-FIFO and ARC over plain runs: an independent telling of their rules."""
+
+from collections.abc import Sequence
+
+from dsv4kv.prefix.run import Ids
+from tests.prefix.plain_runs import Piece, PlainRuns
+
+
+class Memory:
+    """First ids of pieces that were evicted, with their sizes, oldest first."""
+
+    def __init__(self) -> None:
+        self.pieces: list[tuple[int, int]] = []
+
+    @property
+    def size(self) -> int:
+        return sum(size for _, size in self.pieces)
+
+    def __contains__(self, id_: int | None) -> bool:
+        return any(known == id_ for known, _ in self.pieces)
+
+    def forget(self, id_: int) -> None:
+        self.pieces = [piece for piece in self.pieces if piece[0] != id_]
+
+    def remember(self, id_: int, size: int) -> None:
+        self.forget(id_)
+        self.pieces.append((id_, size))
+
+    def cut(self, size: int) -> None:
+        while self.size > max(0, size):
+            self.pieces.pop(0)
+
+
+def oldest(pieces: list[Piece]) -> Piece:
+    return min(pieces, key=lambda piece: piece.stamp)
+
+
+class PlainGDSF(PlainRuns):
+    age = 0.0
+
+    def use(self, piece: Piece) -> None:
+        piece.uses += 1
+        piece.stamp = (self.age + piece.uses / len(piece.ids), self.clock)
+
+    store = use
+
+    def choose(self, leaves: list[Piece]) -> Piece:
+        return oldest(leaves)
+
+    def gone(self, piece: Piece, ids: list[int]) -> None:
+        self.age = max(self.age, piece.stamp[0])
+
+
+class PlainS3FIFO(PlainRuns):
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self.small = capacity // 10
+        self.memory, self.full = Memory(), False
+
+    def use(self, piece: Piece) -> None:
+        piece.uses = min(3, piece.uses + 1)
+
+    def store(self, piece: Piece) -> None:
+        known = piece.ids[0] in self.memory
+        self.memory.forget(piece.ids[0])
+        early = not self.full and self.size(0) + len(piece.ids) > self.small
+        piece.queue, piece.stamp = int(known or early), self.clock
+
+    def choose(self, leaves: list[Piece]) -> Piece:
+        self.full = True
+        while True:
+            small, main = ([p for p in leaves if p.queue == queue] for queue in (0, 1))
+            if main and (not small or self.size(1) > self.capacity - self.small):
+                piece = oldest(main)
+                if not piece.uses:
+                    return piece
+                piece.uses -= 1
+            else:
+                piece = oldest(small)
+                if piece.uses < 2:
+                    return piece
+                piece.uses, piece.queue = 0, 1
+            self.clock += 1
+            piece.stamp = self.clock
+
+    def gone(self, piece: Piece, ids: list[int]) -> None:
+        if piece.queue == 0:
+            self.memory.remember(ids[0], len(ids))
+            self.memory.cut(self.capacity - self.small)
+
+
+class PlainARC(PlainRuns):
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self.target = 0.0
+        self.memories = Memory(), Memory()
+
+    def miss(self, id_: int) -> None:
+        once, often = self.memories
+        if id_ in once:
+            self.target = min(self.capacity, self.target + max(1, often.size / once.size))
+        elif id_ in often:
+            self.target = max(0, self.target - max(1, once.size / often.size))
+
+    def use(self, piece: Piece) -> None:
+        piece.queue, piece.stamp = 1, self.clock
+
+    def store(self, piece: Piece) -> None:
+        piece.queue = int(any(piece.ids[0] in memory for memory in self.memories))
+        for memory in self.memories:
+            memory.forget(piece.ids[0])
+        piece.stamp = self.clock
+
+    def choose(self, leaves: list[Piece]) -> Piece:
+        once, often = ([p for p in leaves if p.queue == queue] for queue in (0, 1))
+        size = self.size(0)
+        exact = size == self.target and self.wanted in self.memories[1]
+        if once and (size > self.target or (exact and size > 0) or not often):
+            return oldest(once)
+        return oldest(often)
+
+    def gone(self, piece: Piece, ids: list[int]) -> None:
+        self.memories[piece.queue].remember(ids[0], len(ids))
+        self.memories[0].cut(self.capacity - self.size(0))
+        self.memories[1].cut(2 * self.capacity - self.size() - self.memories[0].size)
+
+
+PLAIN: dict[str, type[PlainRuns]] = {"gdsf": PlainGDSF, "s3fifo": PlainS3FIFO, "arc": PlainARC}
+
+
+def plain_run_hits(chains: Sequence[Ids], capacity: int, name: str) -> int:
+    """Blocks hit by all chains, told piece by piece."""
+    cache = PLAIN[name](capacity)
+    for chain in chains:
+        cache.request(chain.tolist())
+    return cache.hit

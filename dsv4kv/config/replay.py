@@ -59,8 +59,8 @@ class PrefixSection(Section):
     an engine's, as ``trace mrc --rule`` has them: ``vllm``, ``sglang`` (one group of blocks or
     pages, nothing kept of windows), ``vllm-v4:dense``, ``vllm-v4:4096``, ``vllm-v4:semantic``
     (windows and states in the same pool), ``sglang-v4:dense``, ``sglang-v4:tail`` (a tenth as many
-    pages of windows). An engine's rule evicts the least recently used; policy and strategy do not
-    count."""
+    pages of windows). An engine's rule evicts the least recently used; policy and strategy are
+    those of ``ideal``."""
     policy: Literal["lru", "fifo", "lfu", "lfu-aged", "gdsf", "sieve", "s3fifo", "arc"] = "lru"
     """Which cached blocks go first; leaves before what they follow, always."""
     strategy: str = "ends+junctions"
@@ -70,6 +70,11 @@ class PrefixSection(Section):
     earlier resume fell short)."""
     defer: bool = True
     """Let a request wait while another one computes the prefix it needs next."""
+
+    def changed(self, *names: str) -> str:
+        """The first of these settings that is not its default; empty if all are."""
+        fields = type(self).model_fields
+        return next((name for name in names if getattr(self, name) != fields[name].default), "")
 
 
 class ArrivalSection(RequestsSection):
@@ -176,6 +181,11 @@ class ReplayConfig(Section):
                 "cache.state 'online' adds tokens up in the order of the chunks, so its last bits "
                 "depend on where chunks end and cannot be compared with a run without reuse: use "
                 "'ring', or set workload.data to none"
+            )
+        if self.prefix.rule != "ideal" and (unused := self.prefix.changed("policy", "strategy")):
+            raise ValueError(
+                f"prefix.{unused} says how the ideal rule works, and prefix.rule "
+                f"{self.prefix.rule!r} has a way of its own: leave it out, or use ideal"
             )
         if self.prefix.rule != "ideal" and self.workload.data == "real":
             raise ValueError(

@@ -110,7 +110,7 @@ class ReplayWork(Part):
     """Time in which nobody was served."""
 
 
-class StepTimes(Part):
+class CacheStepTimes(Part):
     """The cache's part of every step of one kind."""
 
     kind: Literal["decode", "mixed"]
@@ -133,7 +133,7 @@ class StepTimes(Part):
 class ReplayData(Part):
     """The work of the steps, where it was done."""
 
-    steps: list[StepTimes]
+    steps: list[CacheStepTimes]
     """Its times, by kind of step."""
     compared: dict[str, int]
     """Entries compared bit for bit with a run without reuse, by where they came from: ``fresh``

@@ -14,7 +14,7 @@ from dsv4kv.cli import app
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.report.record import RunRecord
-from dsv4kv.report.replay_record import ReplayData, StepTimes
+from dsv4kv.report.replay_record import CacheStepTimes, ReplayData
 from dsv4kv.report.store import load_record
 from dsv4kv.workload import inputs
 
@@ -112,5 +112,5 @@ def test_without_data_torch_is_not_imported() -> None:
 
 def test_steps_are_measured_and_modelled_alike() -> None:
     with pytest.raises(ValueError, match="2 decode steps are measured and 1 modelled"):
-        StepTimes(kind="decode", measured_ns=[1, 2], modelled_ns=[1])
+        CacheStepTimes(kind="decode", measured_ns=[1, 2], modelled_ns=[1])
     assert ReplayData(steps=[], compared={}, spare_blocks=0).steps == []

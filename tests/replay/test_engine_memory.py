@@ -62,6 +62,8 @@ def test_a_memory_without_room_for_a_block_is_a_sentence(rule: str) -> None:
     [
         ({"prefix__rule": "vllm-v4:dens"}, r"prefix.rule: .* Did you mean vllm-v4:dense\?"),
         ({"prefix__rule": "vllm", "workload__data": "real"}, "set workload.data to none"),
+        ({"prefix__rule": "vllm", "prefix__policy": "arc"}, "prefix.policy says how the ideal"),
+        ({"prefix__rule": "sglang", "prefix__strategy": "full"}, "prefix.strategy says how the"),
         ({"prefix__rule": "vllm-v4:dense", "cache__state": "online"}, "state fp32"),
         (
             {"prefix__rule": "vllm-v4:dense", "model__formats__indexer": "bf16"},

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from dsv4kv.report.record import Case, Verification
 from dsv4kv.report.replay_data import judge_data, steps_table
-from dsv4kv.report.replay_record import ReplayData, StepTimes
+from dsv4kv.report.replay_record import CacheStepTimes, ReplayData
 
 
 def case(compared: dict[str, int], failures: list[str]) -> Case:
@@ -49,7 +49,7 @@ def test_a_replay_without_data_says_nothing_of_it() -> None:
 
 
 def test_measured_steps_stand_beside_modelled_ones() -> None:
-    times = StepTimes(kind="mixed", measured_ns=[3 * 10**6] * 8, modelled_ns=[10**6] * 8)
+    times = CacheStepTimes(kind="mixed", measured_ns=[3 * 10**6] * 8, modelled_ns=[10**6] * 8)
     console = Console(file=io.StringIO(), width=100)
     console.print(steps_table(ReplayData(steps=[times], compared={}, spare_blocks=0)))
     assert isinstance(console.file, io.StringIO)

@@ -4,7 +4,7 @@ from dsv4kv.bench.summary import describe_cache
 from dsv4kv.replay.data.places import KINDS
 from dsv4kv.replay.data.serving import RealData
 from dsv4kv.report.record import Pool, Verification
-from dsv4kv.report.replay_record import ReplayData, StepTimes
+from dsv4kv.report.replay_record import CacheStepTimes, ReplayData
 
 
 def describe_data(data: RealData) -> ReplayData:
@@ -12,7 +12,7 @@ def describe_data(data: RealData) -> ReplayData:
     by_kind = data.parts.check.by_kind
     return ReplayData(
         steps=[
-            StepTimes(kind=kind, measured_ns=times.measured_ns, modelled_ns=times.modelled_ns)
+            CacheStepTimes(kind=kind, measured_ns=times.measured_ns, modelled_ns=times.modelled_ns)
             for kind, times in data.times.by_kind.items()
             if times.measured_ns
         ],

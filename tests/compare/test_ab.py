@@ -16,9 +16,15 @@ from tests.report.records import make_case, make_record
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
-def duel(first: str, second: str, *, config: str | None = None, **changes: Sequence[str]) -> Duel:
-    settings = {"overrides": (), "axes": ()} | changes
-    return Duel(references=(first, second), config=config, launches=3, argv=["dsv4kv"], **settings)
+def duel(
+    first: str,
+    second: str,
+    *,
+    config: str | None = None,
+    overrides: Sequence[str] = (),
+    axes: Sequence[str] = (),
+) -> Duel:
+    return Duel((first, second), config, overrides, axes, launches=3, argv=["dsv4kv"])
 
 
 @pytest.fixture

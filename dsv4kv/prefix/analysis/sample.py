@@ -91,7 +91,7 @@ class Sample:
         """
         gain = self.whole.gain(policy, self.scaled(self.whole, capacity))
         gains = [part.gain(policy, self.scaled(part, capacity)) for part in self.classes]
-        chance = _STUDENT_T * float(np.std(gains, ddof=1)) * sqrt((1 - self.share) / CLASSES)
+        chance = _STUDENT_T * float(np.std(gains, ddof=1)) / sqrt(CLASSES)
         error = chance + abs(gain - float(np.mean(gains)))
         plain, most = (
             int(reuse.found_tokens(blocks).sum()) / total_tokens for blocks in (capacity, None)

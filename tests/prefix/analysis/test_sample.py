@@ -108,6 +108,15 @@ def test_the_classes_make_the_sample_and_have_no_family_in_common() -> None:
     assert sample.whole.scale == pytest.approx(0.4, abs=0.04)
 
 
+def test_a_part_has_room_for_all_of_it_where_the_trace_has() -> None:
+    table = chats(2, system=60)
+    reuse = find_reuse(table, SIZE)
+    sample = draw_sample(table, reuse, 0.4)
+    for part in (sample.whole, *sample.classes):
+        assert sample.scaled(part, reuse.different_blocks) == part.reuse.different_blocks
+        assert sample.scaled(part, sample.common_blocks) == 60
+
+
 def test_least_recently_used_is_known_without_an_error() -> None:
     table = chats(3, system=2)
     reuse = find_reuse(table, SIZE)

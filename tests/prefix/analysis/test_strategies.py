@@ -70,6 +70,16 @@ def test_marks_are_found_where_prompts_left_them_and_go_with_their_blocks(
     )
 
 
+def test_a_checkpoint_that_went_with_its_block_is_missed_when_the_block_is_there_again() -> None:
+    first = tuple(range(2 * BLOCK))
+    other = tuple(range(100, 100 + 5 * BLOCK))
+    prompts = [first, other, (*first, *range(200, 200 + 2 * BLOCK)), (*first, 300)]
+    table = to_table(prompts)
+    outcome = apply_strategy(parse("ends"), table, find_reuse(table, BLOCK), 5)
+    assert outcome.losses.evicted_checkpoint == 2 * BLOCK
+    assert outcome.hit_tokens == 0
+
+
 @given(texts(), st.sampled_from(NAMES), CAPACITIES)
 def test_hits_and_losses_add_up_to_what_a_cache_without_bound_hits(
     prompts: list[Text], name: str, capacity: int | None

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from dsv4kv.model.budget import bytes_per_request, bytes_per_token
+from dsv4kv.model.checkpoint import at_whole_block
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.schedule import build_schedule
 from dsv4kv.model.schema import build_schema
@@ -16,7 +17,7 @@ class PrefixCosts:
     Attributes:
         token_bytes: Compressed entries and indexer keys of one token of context.
         window_token_bytes: Window entries of one token, all layers together.
-        state_bytes: Compressor states at one position.
+        state_bytes: Compressor states at the end of a block, where HCA layers have none.
         window_tokens: Tokens of a window.
         layers: Layers of the model.
     """
@@ -40,7 +41,7 @@ def prefix_costs(model: DSV4Config) -> PrefixCosts:
     return PrefixCosts(
         token_bytes=bytes_per_token(schemas),
         window_token_bytes=window,
-        state_bytes=bytes_per_request(schemas, 1).state,
+        state_bytes=bytes_per_request([at_whole_block(schema) for schema in schemas], 1).state,
         window_tokens=model.window_tokens,
         layers=len(schemas),
     )

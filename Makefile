@@ -14,8 +14,8 @@ bench: $(VENV)/installed
 check: $(VENV)/installed-test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy
-	$(BIN)/pytest
+	$(BIN)/mypy --num-workers auto
+	$(BIN)/pytest --numprocesses auto --dist worksteal
 
 clean:
 	rm -rf $(VENV) build dist

@@ -1,5 +1,6 @@
 """``dsv4kv bench``: what is printed, written and returned, when all is well and when not."""
 
+import io
 import os
 import pty
 import re
@@ -7,13 +8,14 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from syrupy.assertion import SnapshotAssertion
 from typer.testing import CliRunner, Result
 
-from dsv4kv.cli import app
+from dsv4kv.cli import app, main
 from dsv4kv.report.record import RunRecord
 from dsv4kv.report.store import dumps, load_record, loads
 from tests.bench.settings import TINY
@@ -344,13 +346,10 @@ _PATIENCE_S = 120
 
 
 class Program:
-    """The program in a process of its own, its stderr on a terminal or not."""
+    """The program in a process of its own, its stderr on a terminal."""
 
-    def __init__(self, *arguments: str, terminal: bool) -> None:
-        self._master: int | None = None
-        stderr = subprocess.PIPE
-        if terminal:
-            self._master, stderr = pty.openpty()
+    def __init__(self, *arguments: str) -> None:
+        self._master, stderr = pty.openpty()
         # A shell makes what it starts in the background ignore SIGINT, and children inherit that.
         ignored = signal.signal(signal.SIGINT, signal.default_int_handler)
         self._process = subprocess.Popen(
@@ -364,8 +363,7 @@ class Program:
         self._watchdog = threading.Timer(_PATIENCE_S, self._process.kill)
         self._watchdog.daemon = True
         self._watchdog.start()
-        if terminal:
-            os.close(stderr)
+        os.close(stderr)
         self.shown = ""
 
     def wait_for(self, pattern: str) -> None:
@@ -378,17 +376,14 @@ class Program:
 
     def end(self) -> tuple[int, str]:
         """Exit code and stdout; ``shown`` has all of stderr."""
-        if self._master is not None:
-            while part := self._read():
-                self.shown += part
-            os.close(self._master)
-        stdout, stderr = self._process.communicate()
+        while part := self._read():
+            self.shown += part
+        os.close(self._master)
+        stdout, _ = self._process.communicate()
         self._watchdog.cancel()
-        self.shown += stderr or ""
         return self._process.returncode, stdout
 
     def _read(self) -> str:
-        assert self._master is not None
         try:
             return os.read(self._master, 4096).decode(errors="replace")
         except OSError:  # Linux, once the program has closed its end
@@ -407,7 +402,7 @@ def large(requests: int) -> list[str]:
 
 
 def test_sigint_ends_a_run_with_what_was_measured() -> None:
-    program = Program(*large(2000), terminal=True)
+    program = Program(*large(2000))
     program.wait_for(r"\b[1-9][\d,]* / [\d,]+ tokens")
     program.interrupt()
     code, stdout = program.end()
@@ -426,7 +421,7 @@ def test_sigint_ends_a_run_with_what_was_measured() -> None:
 
 
 def test_sigint_while_the_trace_is_counted_ends_quietly() -> None:
-    program = Program(*large(100_000_000), terminal=True)
+    program = Program(*large(100_000_000))
     program.wait_for("\x1b\\[\\?25l")  # the progress bar hides the cursor, then counting begins
     program.interrupt()
     assert program.end() == (130, "")
@@ -434,16 +429,48 @@ def test_sigint_while_the_trace_is_counted_ends_quietly() -> None:
     assert files() == []
 
 
-def test_no_progress_is_drawn_where_stderr_is_no_terminal() -> None:
-    program = Program("smoke", *TINY_OPTIONS, "--data", "none", terminal=False)
-    code, stdout = program.end()
-    assert (code, program.shown) == (0, "")
+class Terminal(io.StringIO):
+    """A terminal that keeps what is drawn."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def run_main(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """Runs the program in this process, its stderr as given, and returns its stdout."""
+
+    def run(stderr: io.StringIO, *arguments: str) -> str:
+        words = ["dsv4kv", "bench", "smoke", *TINY_OPTIONS, "--data", "none", *arguments]
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setattr(sys, "argv", words)
+        monkeypatch.setattr(sys, "stderr", stderr)
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert not end.value.code
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_progress_is_drawn_on_a_terminal(run_main: Callable[..., str]) -> None:
+    stdout = run_main(terminal := Terminal())
+    assert " tokens" in terminal.getvalue()
     assert "record: results/" in stdout
 
 
-@pytest.mark.parametrize("silent", [["--quiet"], ["--json", "-"]])
-def test_no_progress_is_drawn_where_nothing_may_be_printed(silent: list[str]) -> None:
-    program = Program("smoke", *TINY_OPTIONS, "--data", "none", *silent, terminal=True)
-    code, stdout = program.end()
-    assert (code, program.shown) == (0, "")
+def test_no_progress_is_drawn_where_stderr_is_no_terminal(run_main: Callable[..., str]) -> None:
+    stdout = run_main(file := io.StringIO())
+    assert file.getvalue() == ""
+    assert "record: results/" in stdout
+
+
+@pytest.mark.parametrize("silent", [["--quiet"], ["--json", "-"]], ids=" ".join)
+def test_no_progress_is_drawn_where_nothing_may_be_printed(
+    silent: list[str], run_main: Callable[..., str]
+) -> None:
+    stdout = run_main(terminal := Terminal(), *silent)
+    assert terminal.getvalue() == ""
     assert loads(stdout, "stdout") if "-" in silent else stdout == ""

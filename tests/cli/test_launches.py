@@ -35,13 +35,25 @@ def bench(*arguments: str) -> Result:
     return CliRunner(env=TERMINAL).invoke(app, ["bench", "smoke", *OPTIONS, *arguments])
 
 
-def test_launches_are_one_record_that_is_told_by_medians_and_repeats_itself() -> None:
-    result = bench("--launches", "2", "--axis", "cache.sharing=model,layer")
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
+    """Two launches of two cases, and the one file that they leave."""
+    folder = tmp_path_factory.mktemp("swept")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        result = bench("--launches", "2", "--axis", "cache.sharing=model,layer")
+    (path,) = (folder / "results").iterdir()
+    return result, path
+
+
+def test_launches_are_one_record_that_is_told_by_medians_and_repeats_itself(
+    swept: tuple[Result, Path],
+) -> None:
+    result, path = swept
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.count("median of launch medians") == 2
-    (path,) = Path("results").iterdir()
     record = load_record(path)
-    assert result.stdout.splitlines()[-1] == f"record: {path}"
+    assert result.stdout.splitlines()[-1] == f"record: results/{path.name}"
     assert record.reproduce.endswith(" --axis cache.sharing=model,layer --launches 2")
     assert [(case.launch, case.axis["cache.sharing"]) for case in record.cases] == [
         (0, "model"), (0, "layer"), (1, "model"), (1, "layer"),
@@ -50,13 +62,16 @@ def test_launches_are_one_record_that_is_told_by_medians_and_repeats_itself() ->
     assert result.stdout.startswith(again.stdout)
 
 
-def test_every_launch_serves_the_same_work_in_a_process_of_its_own() -> None:
-    record = loads(bench("--launches", "2", "--json", "-").stdout, "stdout")
-    first, second = (case.totals for case in record.cases)
-    assert first
-    assert second
-    assert first.model_copy(update={"wall_ns": 0}) == second.model_copy(update={"wall_ns": 0})
-    assert first.wall_ns != second.wall_ns
+def test_every_launch_serves_the_same_work_in_a_process_of_its_own(
+    swept: tuple[Result, Path],
+) -> None:
+    cases = load_record(swept[1]).cases
+    for first, second in zip(cases[:2], cases[2:], strict=True):
+        assert first.totals
+        assert second.totals
+        work = first.totals.model_copy(update={"wall_ns": 0})
+        assert work == second.totals.model_copy(update={"wall_ns": 0})
+        assert first.totals.wall_ns != second.totals.wall_ns
 
 
 def test_json_of_launches_is_the_record_and_nothing_else() -> None:
@@ -94,8 +109,10 @@ def test_ctrl_c_in_a_launch_saves_what_was_measured(stop: signal.Signals) -> Non
         text=True,
     )
     signal.signal(signal.SIGINT, ignored)
-    _wait_until_measuring(process)
-    process.send_signal(stop)
+    try:
+        _wait_until_measuring(process)
+    finally:  # no failure leaves it running
+        process.send_signal(stop)
     stdout, stderr = process.communicate(timeout=120)
     assert (process.returncode, stderr) == (130, "")
     assert "incomplete: of 1 launches 1 incomplete" in stdout

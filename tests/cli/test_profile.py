@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import re
 import shlex
 import socket
@@ -337,6 +338,13 @@ def test_a_report_of_nsys_is_exported_or_its_export_taken(nsys: Tool) -> None:
     assert sorted(path.name for path in Path().iterdir()) == ["server.nsys-rep", "server.sqlite"]
 
 
+def test_a_report_newer_than_its_export_is_exported_anew(nsys: Tool) -> None:
+    os.utime(two_replays().save(Path("server.sqlite")), (1, 1))
+    Path("server.nsys-rep").touch()
+    assert "older than" not in invoke("--from", "server.nsys-rep").stdout
+    assert [words[0] for words in nsys.calls()] == ["export"]
+
+
 def test_a_report_of_ncu_is_told(ncu: Tool) -> None:
     Path("server.ncu-rep").touch()
     result = invoke("--from", "server.ncu-rep")
@@ -391,7 +399,7 @@ def test_another_range_can_be_the_step() -> None:
         (("--from", "gone.sqlite"), 9, "does not exist"),
         (("--from", "gone.nsys-rep"), 9, "does not exist"),
         (("--from", "gone.json"), 9, "cannot be read"),
-        (("--from", "notes.txt"), 9, "is no profile by its name"),
+        (("--from", "notes.txt"), 9, "is no profile that can be read"),
         (("gone", "--torch"), 2, "gone"),
         (("smoke", "--torch", "--set", "workload.data=none"), 2, "nothing to profile"),
     ],

@@ -1,6 +1,7 @@
 """Builds the CPU twin of a kernel module and runs launch plans on it."""
 
 import ctypes
+import fcntl
 import functools
 import hashlib
 import os
@@ -50,8 +51,17 @@ def build(module: KernelModule, *flags: str) -> Path:
     folder = Path(tempfile.gettempdir()) / f"dsv4kv-shim-{os.getuid()}"
     folder.mkdir(exist_ok=True)
     target = folder / f"{source.stem}-{digest.hexdigest()[:16]}.so"
-    if target.exists():
-        return target
+    with target.with_suffix(".lock").open("w") as lock:  # once for all workers too
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.exists():
+            _compile(compiler, module, source, flags, target)
+    return target
+
+
+def _compile(
+    compiler: str, module: KernelModule, source: Path, flags: tuple[str, ...], target: Path
+) -> None:
+    kernels = shipped("kernels")
     defines = [f"-D{name}={value}" for name, value in module.macros]
     unfinished = target.with_suffix(f".{os.getpid()}.tmp")
     command = [compiler, *_FLAGS, *_STRICT, *flags, "-DDSV_SHIM", *defines, "-shared"]
@@ -61,7 +71,6 @@ def build(module: KernelModule, *flags: str) -> Path:
     done = subprocess.run(command, env=quiet, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     unfinished.replace(target)
-    return target
 
 
 def _word(argument: Tensor | int) -> int:

@@ -86,3 +86,38 @@ def test_noise_of_one_step_everywhere_is_wrong(entry: EntryFormat) -> None:
     right = make_entry(entry)
     step = {"bf16": 2.0**-8, "e4m3": 2.0**-4, "e2m1": 2.0**-3}[entry.value]
     assert not is_close(entry, (right.float() * (1 + step)).bfloat16(), right)
+
+
+# ---- rotated entries ----------------------------------------------------------------------------
+
+
+def _rotate(values: Tensor) -> Tensor:
+    """Hadamard over all channels, bf16 as it is stored before quantisation."""
+    rows = values.double()
+    matrix = torch.ones(1, 1, dtype=torch.float64)
+    while len(matrix) < len(rows):
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    rotated: Tensor = matrix @ rows / len(rows) ** 0.5
+    return rotated.bfloat16()
+
+
+@pytest.mark.parametrize("entry", list(FORMATS["indexer"].values()), ids=list(FORMATS["indexer"]))
+def test_a_flip_before_the_rotation_is_right_and_told_only_of_rotated_entries(
+    entry: EntryFormat,
+) -> None:
+    """One value outweighs all others, so every channel moves by a bf16 step of it."""
+    pooled = torch.full((entry.dims,), 0.01).bfloat16()
+    pooled[5] = 1.0
+    flipped = pooled.clone()
+    flipped[5] *= 1 + 2.0**-7
+    right, found = (_stored(entry, _rotate(each)) for each in (pooled, flipped))
+    assert is_close(entry, found, right, rotated=True)
+    if entry.value == "bf16":
+        assert not is_close(entry, found, right)
+
+
+@pytest.mark.parametrize("entry", list(FORMATS["indexer"].values()), ids=list(FORMATS["indexer"]))
+def test_a_rotated_entry_of_another_token_is_wrong_all_the_same(entry: EntryFormat) -> None:
+    right = make_entry(entry)
+    for found in (right.roll(1), torch.zeros_like(right), -right):
+        assert not is_close(entry, found, right, rotated=True)

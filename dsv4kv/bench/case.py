@@ -1,6 +1,7 @@
 """Run one configuration from the first request to the last and tell what happened."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -36,7 +37,7 @@ from dsv4kv.errors import CacheError, PeerUnavailable, VerificationError
 from dsv4kv.measure.memcpy import measure_memcpy
 from dsv4kv.measure.recorder import Recorder
 from dsv4kv.measure.telemetry.telemetry import Telemetry
-from dsv4kv.measure.turns import Turns
+from dsv4kv.measure.turns import Turns, one_cpu
 from dsv4kv.model.plan import CachePlan
 from dsv4kv.ops.check import check_backend
 from dsv4kv.ops.peers import PEERS
@@ -206,8 +207,10 @@ def _serve(
         memory.look,
     )
     interrupted, problem = False, None
+    together = turns is not None and config.measure.threads == 1
     try:
-        loop.run()
+        with one_cpu() if together else nullcontext():
+            loop.run()
     except KeyboardInterrupt:
         interrupted = True
     except CacheError as error:

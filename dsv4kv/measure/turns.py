@@ -1,12 +1,13 @@
 """Steps in turns with another process: both see the same moments of the machine.
 
 A machine that is twice as fast for some seconds as for others makes launches incomparable. Steps
-that alternate between two processes share its moods. The two pass a byte around a ring of two
-pipes; who holds it works, the other sleeps.
+that alternate between two processes share its moods, and on one CPU also those of that CPU. The
+two pass a byte around a ring of two pipes; who holds it works, the other sleeps.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Self
 
 VARIABLE = "DSV4KV_TURNS"  # the ends to read from and to write to
@@ -68,3 +69,21 @@ class Ring:
         """Close this process's copies, or nobody would see an end without a writer."""
         for end in (end for place in self.places for end in place):
             os.close(end)
+
+
+@contextmanager
+def one_cpu() -> Iterator[None]:
+    """Keep this thread on the last CPU that it may use, which is the other process's as well.
+
+    CPUs differ for as long as somebody else uses what they share. Where threads cannot be bound to
+    CPUs, nothing happens.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(allowed)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)

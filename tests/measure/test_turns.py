@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dsv4kv.bench.fresh import OWN_TREE
-from dsv4kv.measure.turns import VARIABLE, Ring, Turns
+from dsv4kv.measure.turns import VARIABLE, Ring, Turns, one_cpu
 
 # Writes its name at each of its turns; leaves, or dies, after so many.
 PROGRAM = """
@@ -96,3 +96,28 @@ def test_a_turn_is_waited_for_without_being_handed_on(pair: tuple[Turns, Turns])
     first.hand_on()
     waiting.join(10)
     assert not waiting.is_alive()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="threads are not bound here")
+def test_both_stay_on_one_cpu_while_they_take_turns_and_no_longer() -> None:
+    allowed = os.sched_getaffinity(0)
+    with one_cpu():
+        assert os.sched_getaffinity(0) == {max(allowed)}
+    assert os.sched_getaffinity(0) == allowed
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="threads are not bound here")
+def test_ctrl_c_leaves_the_thread_free_again() -> None:
+    allowed = os.sched_getaffinity(0)
+    bound = one_cpu()
+    bound.__enter__()
+    bound.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert os.sched_getaffinity(0) == allowed
+
+
+def test_where_threads_are_not_bound_to_cpus_nothing_happens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(os, "sched_setaffinity", raising=False)
+    with one_cpu():
+        pass

@@ -86,26 +86,29 @@ class Events:
             *self._times(event),
             get("device", 0),
             get("stream", event.get("tid")),
-            get("correlation"),
-            get("bytes"),
+            get("correlation", NONE),
+            get("bytes", NONE),  # kernels have none, and NONE is settled faster than None
             self._shape(get) if kind == KERNEL else NONE,
             get("graph node id", 0),
         )
 
     def _shape(self, get: Callable[[str], Any]) -> int:
         """Number of a launch shape: many launches have few."""
-        grid, block = _triple(get("grid")), _triple(get("block"))
-        key = (grid, block, get("registers per thread"), get("shared memory"))
-        number = self._numbers.get(key)
-        if number is None:
-            registers, shared = whole_number(key[2]), whole_number(key[3])
+        grid, block = get("grid"), get("block")
+        told = get("registers per thread"), get("shared memory")
+        try:  # as they lie there: nearly always known
+            return self._numbers[(*grid, *block, *told)]
+        except (KeyError, TypeError):
+            registers, shared = map(whole_number, told)
             shape = LaunchShape(
-                grid=grid,
-                block=block,
+                grid=_triple(grid),
+                block=_triple(block),
                 registers=None if registers == NONE else registers,
                 shared_bytes=None if shared == NONE else shared,
             )
-            number = self._numbers[key] = self.shapes.setdefault(shape, len(self.shapes))
+            number = self.shapes.setdefault(shape, len(self.shapes))
+        if shape.grid and shape.block:
+            self._numbers[(*grid, *block, *told)] = number
         return number
 
     def _times(self, event: Event) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from dsv4kv.config.bench import BenchConfig
 from dsv4kv.errors import ConfigError
 from dsv4kv.measure.device_clock import DeviceClock
 from dsv4kv.measure.recorder import Recorder
-from dsv4kv.model.checkpoint import checkpoint_bytes
+from dsv4kv.model.checkpoint import CHECKPOINT_TOKENS, checkpoint_bytes
 from dsv4kv.model.plan import CachePlan, plan_cache
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import AttentionType
@@ -32,7 +32,7 @@ from dsv4kv.workload.executor import Gpu, StepExecutor
 from dsv4kv.workload.inputs import InputBank
 from dsv4kv.workload.loop import LoopSettings
 from dsv4kv.workload.operations import Outputs
-from dsv4kv.workload.prefix_reuse import GRANULE_TOKENS, PrefixReuse
+from dsv4kv.workload.prefix_reuse import PrefixReuse
 from dsv4kv.workload.verifier import Verifier
 
 _ADVICE = "lower cache.max_context_tokens, cache.num_blocks or workload.concurrency"
@@ -214,7 +214,7 @@ def build_reuse(
     prefix, block_tokens = config.cache.prefix, config.cache.block_tokens
     if prefix.index == "none":
         return None
-    key_tokens = GRANULE_TOKENS if prefix.index == "radix" else block_tokens
+    key_tokens = CHECKPOINT_TOKENS if prefix.index == "radix" else block_tokens
     block_keys = block_tokens // key_tokens
     blocks = sum(manager.plan.num_blocks.values())
     policy = make_policy(prefix.policy, capacity=blocks * block_keys)

@@ -12,12 +12,10 @@ from dsv4kv.cache.checkpoints import CheckpointPool
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cache.resume import resume_request, shared_table
 from dsv4kv.errors import ConfigError
+from dsv4kv.model.checkpoint import CHECKPOINT_TOKENS
 from dsv4kv.ops.contract import Backend
 from dsv4kv.prefix.index import Lease, PrefixIndex
 from dsv4kv.workload.request import Request
-
-GRANULE_TOKENS = 128
-"""Whole entries of every layer end at its multiples: a checkpoint can be there."""
 
 Windows = Literal["ends", "ends+junctions", "periodic"]
 Ids = NDArray[np.int64]
@@ -66,7 +64,7 @@ class PrefixReuse:
         checkpoints: CheckpointPool,
         backend: Backend | None,
         *,
-        key_tokens: int = GRANULE_TOKENS,
+        key_tokens: int = CHECKPOINT_TOKENS,
         windows: Windows = "ends+junctions",
         period_tokens: int = 1024,
     ) -> None:

@@ -1,6 +1,7 @@
 """Which block follows which: registered blocks as chains, in flat arrays."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dsv4kv.cache.allocator import Ids
 
@@ -15,20 +16,20 @@ class Chains:
     Attributes:
         parent: int64[blocks + 1], the block before.
         children: int64[blocks + 1], registered blocks that follow.
-        live: int64[blocks + 1], those of them that are referenced.
+        live: int32[blocks + 1], those of them that are referenced.
         root: What first blocks follow: the index of the last cell.
     """
 
-    def __init__(self, num_blocks: int) -> None:
-        """Start without chains."""
+    def __init__(self, num_blocks: int, live: NDArray[np.int32]) -> None:
+        """Start without chains; ``live`` is kept up to date and must be zero."""
         self.root = num_blocks
         self.parent = np.full(num_blocks + 1, num_blocks, dtype=np.int64)
         self.children = np.zeros(num_blocks + 1, dtype=np.int64)
-        self.live = np.zeros(num_blocks + 1, dtype=np.int64)
+        self.live = live
         self.parent_at = self.parent.data
         self.children_at = self.children.data
         self.live_at = self.live.data
-        self._ones = np.ones(num_blocks + 1, dtype=np.int64)
+        self._ones = np.ones(num_blocks + 1, dtype=np.int32)
 
     def link(self, block: int, parent: int) -> None:
         """A referenced block follows another (or ``root``)."""

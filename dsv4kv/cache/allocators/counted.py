@@ -1,5 +1,7 @@
 """What can be told of ref-counted blocks without changing them."""
 
+import numpy as np
+
 from dsv4kv.cache.allocator import Ids
 from dsv4kv.cache.allocators.refusal import not_owner
 from dsv4kv.cache.allocators.states import BlockStates, ReleasePolicy
@@ -50,7 +52,7 @@ class CountedBlocks:
     def refs(self, ids: Ids) -> Ids:
         """References of blocks, int64[n]; ``NotOwner`` beyond the pool."""
         self.generation(ids)
-        return self._states.refs[ids]
+        return self._states.refs[ids].astype(np.int64)
 
     def generation(self, ids: Ids) -> Ids:
         """Generations of blocks: grow whenever one is handed out; ``NotOwner`` beyond the pool."""

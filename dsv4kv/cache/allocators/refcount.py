@@ -113,20 +113,19 @@ class RefCountAllocator(CountedBlocks):
         Raises:
             NotOwner: A block is out of range or has fewer references.
         """
-        states = self._states
         _check_row(ids)
         try:
-            all_last = states.all_last(ids)
+            if not self._states.put_down_chain(ids):
+                self._release_each(ids)
         except IndexError:
             raise not_owner("blocks", ids, "not all are held") from None
-        if all_last:
-            states.put_down(ids)
-        else:
-            self._release_shared(ids)
         self.observers.tell("released", ids)
 
-    def _release_shared(self, ids: Ids) -> None:
+    def _release_each(self, ids: Ids) -> None:
         states = self._states
+        if states.claims.are_last(ids):
+            states.put_down(ids)
+            return
         blocks, counts = _count_each(ids)
         states.stack.check_held(blocks)
         left = states.refs[blocks] - counts

@@ -10,6 +10,7 @@ import numpy as np
 
 from dsv4kv.cache.allocator import BlockAllocator, Ids
 from dsv4kv.cache.allocators.chains import Chains
+from dsv4kv.cache.allocators.claims import Claims
 from dsv4kv.cache.allocators.hashes import BlockHashes
 from dsv4kv.cache.allocators.leaves import LeafQueue
 
@@ -26,17 +27,13 @@ class BlockStates:
         self.num_blocks = num_blocks
         self.policy = policy
         self.stack = BlockAllocator(num_blocks)
-        self._ones_bytes = np.ones(num_blocks + 1, dtype=np.int64).tobytes()
-        inner = np.append(np.ones(num_blocks, dtype=np.int64), 0)
-        self._inner_bytes = inner.tobytes()  # followers in a chain: one, the last none
         self.forget()
 
     def forget(self) -> None:
         """Start anew but for the free list, whose generations go on."""
-        # The last cell is what first blocks of chains follow: never without a reference.
-        self.refs = np.zeros(self.num_blocks + 1, dtype=np.int64)
-        self.refs[-1] = 1
-        self.chains = Chains(self.num_blocks)
+        self.claims = Claims(self.num_blocks)
+        self.refs = self.claims.refs
+        self.chains = Chains(self.num_blocks, self.claims.live)
         self.hashes = BlockHashes(self.num_blocks + 1)
         self.cached = LeafQueue(self.chains)
         self._astray = False  # whether a block may be referenced while one before it is not
@@ -49,14 +46,6 @@ class BlockStates:
         kept = self.chains.num_kept(self.cached.blocks())
         self._astray = kept > 0
         return len(self.cached) - kept
-
-    def all_last(self, ids: Ids) -> bool:
-        """Whether every block has one reference; ``IndexError`` beyond the pool.
-
-        Comparing bytes is several times faster than comparing arrays and reducing the result.
-        """
-        refs = self.refs[ids].tobytes()
-        return refs == self._ones_bytes[: len(refs)]
 
     def hold_again(self, blocks: Ids) -> None:
         """Cached, distinct blocks have got a reference."""
@@ -71,18 +60,25 @@ class BlockStates:
         self.chains.link(block, parent)
         self._astray = self._astray or not self.refs[parent]
 
+    def put_down_chain(self, ids: Ids) -> bool:
+        """Cache a whole chain that loses its last references: by far the most common case.
+
+        Returns:
+            False, and nothing is done, if it is none; ``IndexError`` beyond the pool.
+        """
+        if self.policy != "lru" or not self._is_whole(ids):
+            return False
+        chains = self.chains
+        self.claims.clear(ids)
+        chains.live_at[chains.parent_at[ids.item(0)]] -= 1
+        self.cached.add(ids[::-1])
+        return True
+
     def put_down(self, ids: Ids) -> None:
         """Cache or free blocks that lose their last reference; refuse what is not held.
 
         Distinct blocks in the order of their chain: the last is the first to go.
         """
-        if self.policy == "lru" and self._is_whole(ids):
-            chains = self.chains
-            self.refs[ids] = 0
-            chains.live[ids] = 0
-            chains.live_at[chains.parent_at[ids.item(0)]] -= 1
-            self.cached.add(ids[::-1])
-            return
         num_known = np.count_nonzero(self.hashes.of_block[ids]) if self.hashes else 0
         if not num_known:
             self.stack.release(ids)
@@ -109,16 +105,15 @@ class BlockStates:
         return ids
 
     def _is_whole(self, ids: Ids) -> bool:
-        """Whether referenced ids are one registered chain to its end, of which nothing else lives.
+        """Whether ids are a registered chain to its end, held once, of which nothing else lives.
 
         Then they are in range and distinct, too: each is the parent of the next.
         """
         if not ids.size or ids.item(-1) < 0 or not self.hashes.of_block_at[ids.item(0)]:
             return False
-        parents = self.chains.parent[ids].tobytes()
-        if parents[_ID_BYTES:] != ids.tobytes()[:-_ID_BYTES]:
+        if not self.claims.are_chain(ids):
             return False
-        return self.chains.live[ids].tobytes() == self._inner_bytes[-_ID_BYTES * ids.size :]
+        return self.chains.parent[ids].tobytes()[_ID_BYTES:] == ids.tobytes()[:-_ID_BYTES]
 
     def _free(self, ids: Ids) -> None:
         self.chains.unlink(ids)

@@ -10,19 +10,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
+from pydantic_core import from_json
+
 from dsv4kv.errors import ProfileError
 
 Event = dict[str, Any]
 
-_CHUNK = 1 << 20
+_CHUNK = 1 << 18
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 _LONGEST = 1 << 24  # characters before the first event, or of one
-_BETWEEN = re.compile(
-    r'[\s,]*(?:(?<=\n  )(\{\n\s*"ph":\s*(?:"[^X]"|"X",\s*"cat":\s*"python_function")))?'
-)
-"""What lies between events, and the beginning of one that is passed over, in torch's own layout,
-as taking it apart takes long: of an arrow, a thread's name, a call stack."""
-_CLOSED = "\n  }"  # its end: strings have no line ends, and what is inside lies deeper
+_BETWEEN = re.compile(r"[\s,]*")
+_WHOLE = re.compile(
+    r'(\})\s*,\s*\{\s*"(?:ph|cat|name|pid|tid|ts)"'
+)  # an event, and the next one's begin
+_TAIL = 1 << 16  # characters at the end of a chunk in which the last whole event is looked for
+_CLOSED = "\n  }"  # an event's end in torch's own layout, in which strings have no line ends
 _NO_JSON = re.compile(r"(:\s*)-?(?:inf|nan)\b(?=\s*[,}\]])")  # as C++ writes it
 _GZIP = b"\x1f\x8b"
 
@@ -89,25 +91,23 @@ class ChromeFile:
         )
 
     def _events(self, file: TextIO, text: str) -> Iterator[Event]:
-        decode, at = json.JSONDecoder(strict=False).raw_decode, 0
+        decode, at, fresh = json.JSONDecoder(strict=False).raw_decode, 0, True
         while True:
-            found = _BETWEEN.match(text, at)
-            assert found is not None  # it fits nothing, too
-            at = found.end()
-            if found.lastindex:
-                end = text.find(_CLOSED, at)
-                if end > 0:
-                    at = end + len(_CLOSED)
-                    continue
-                at = found.start(1)  # its end is not here yet
-            if text[at : at + 1] == "]":
+            if fresh:
+                whole, at = _decode_together(text)
+                yield from whole
+                fresh = False
+            between = _BETWEEN.match(text, at)
+            assert between is not None  # it fits nothing, too
+            at = between.end()
+            if text.startswith("]", at):
                 return
             try:
                 event, at = decode(text, at)
             except json.JSONDecodeError:
                 end = _end_of_event(text, at)
                 if end < 0:
-                    text, at = self._more(file, text[at:]), 0
+                    text, fresh = self._more(file, text[at:]), True
                     continue
                 event, at = self._mended(text[at:end]), end
             if isinstance(event, dict):
@@ -133,6 +133,21 @@ class ChromeFile:
                 f"{self.path} has an event that does not end: it is damaged or cut short."
             )
         return text + chunk
+
+
+def _decode_together(text: str) -> tuple[list[Event], int]:
+    """All events at once that are known to be whole, and where the last of them ends.
+
+    None, and 0, where they are not to be told apart or one is no JSON: one by one they can be.
+    """
+    ends = [found.end(1) for found in _WHOLE.finditer(text, max(0, len(text) - _TAIL))]
+    if not ends:
+        return [], 0
+    try:
+        events = from_json("[" + text[: ends[-1]].lstrip(", \t\r\n") + "]")
+    except ValueError:
+        return [], 0
+    return [event for event in events if isinstance(event, dict)], ends[-1]
 
 
 def _end_of_event(text: str, at: int) -> int:

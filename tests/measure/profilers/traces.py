@@ -46,10 +46,17 @@ def cpu_events() -> list[Event]:
     ]
 
 
-def save(path: Path, events: list[Event], head: dict[str, Any] = HEAD, indent: int = 1) -> Path:
+def save(
+    path: Path,
+    events: list[Event],
+    head: dict[str, Any] = HEAD,
+    indent: int | None = 1,
+    after: dict[str, Any] | None = None,
+) -> Path:
     """Write a trace, packed if its name says so."""
     others = [{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "python"}}]
-    text = json.dumps({**head, "traceEvents": [*others, *events], "traceName": "x"}, indent=indent)
+    parts = {**head, "traceEvents": [*others, *events], "traceName": "x", **(after or {})}
+    text = json.dumps(parts, indent=indent)
     data = text.encode()
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     return path

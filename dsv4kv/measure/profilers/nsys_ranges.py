@@ -13,7 +13,8 @@ _PUSH_POP, _START_END, _DOMAIN_MADE = 59, 60, 75
 def read_ranges(database: Database, names: Names, step: str) -> Ranges:
     """Ranges of all domains; where the toolkit's own has steps, those of others are none.
 
-    A range's name is plain ``text``, or a registered string (``textId``).
+    A range's name is plain ``text``, or a registered string (``textId``). An event that does not
+    tell what it is is one if it has an end.
     """
     start, end, kind, domain, thread, text_id, text = database.read_named(
         _TABLE,
@@ -22,7 +23,8 @@ def read_ranges(database: Database, names: Names, step: str) -> Ranges:
         names,
     )
     name = np.where(text == NONE, number_texts(database, text_id, names, ""), text)
-    is_range = (kind == _PUSH_POP) | (kind == _START_END)
+    untold = (kind == NONE) & (end != NONE)
+    is_range = (kind == _PUSH_POP) | (kind == _START_END) | untold
     made = (kind == _DOMAIN_MADE) & (name == names.known.get(DOMAIN, NONE))
     is_step = is_range & np.isin(name, fitting(names.known, step))
     own = is_step & np.isin(domain, domain[made])

@@ -5,9 +5,20 @@ land on the neighbouring step of the entry format, on both sides of a changed sc
 so before a Hadamard rotation moves all channels a little.
 """
 
+from enum import Enum
+
 from torch import Tensor
 
 from dsv4kv.model.formats import EntryFormat
+
+
+class Leeway(Enum):
+    """What may come between an entry and the reference's."""
+
+    NONE = "nothing: the bits are equal"
+    SUM = "a sum, which each takes in its own way"
+    ROTATED_SUM = "a sum that is rotated after it has been rounded"
+
 
 STEP = {"bf16": 2.0**-7, "e4m3": 2.0**-3, "e2m1": 2.0**-1}
 MEAN_TOLERANCE = {"bf16": 2e-3, "e4m3": 5e-3, "e2m1": 2e-2}

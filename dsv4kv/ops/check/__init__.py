@@ -81,7 +81,7 @@ def _run(resolved: ResolvedBackend, scene: Scene, device: torch.device, seed: in
         return f"it raised {type(error).__name__}: {first_line}"
     expected, before = (make_call(scene.make, _CPU, seed) for _ in range(2))
     getattr(reference, scene.operation)(*expected.arguments)
-    return find_difference(scene.operation, found, expected, before, pooled=scene.pooled)
+    return find_difference(scene.operation, found, expected, before, leeway=scene.leeway)
 
 
 def _to_cpu(call: Call) -> Call:

@@ -11,14 +11,14 @@ from dsv4kv.ops import reference_codec
 from dsv4kv.ops.check.maker import Call
 from dsv4kv.ops.peers.foreign import PARAMETERS
 from dsv4kv.ops.storage import PageStore
-from dsv4kv.ops.tolerance import is_close
+from dsv4kv.ops.tolerance import Leeway, is_close
 
 Rows = tuple[bytes, bytes]
 """Data row and scale row of an entry."""
 
 
 def find_difference(
-    operation: str, found: Call, expected: Call, before: Call, *, pooled: bool
+    operation: str, found: Call, expected: Call, before: Call, *, leeway: Leeway
 ) -> str | None:
     """Compare a call's arguments, on the CPU, with what the reference made of the same ones.
 
@@ -27,12 +27,12 @@ def find_difference(
         found: After the operation that is checked.
         expected: After the reference.
         before: As they were.
-        pooled: Written entries are results of sums: they may be a rounding step apart.
+        leeway: How far written entries may be from the reference's.
 
     Returns:
         None where all is equal; else what differs first, as the end of a sentence.
     """
-    inside = _arguments(operation, found, expected, before, pooled)
+    inside = _arguments(operation, found, expected, before, leeway)
     return next(chain(_outside(found, before), inside), None)
 
 
@@ -44,12 +44,12 @@ def _outside(found: Call, before: Call) -> Iterator[str]:
 
 
 def _arguments(
-    operation: str, found: Call, expected: Call, before: Call, pooled: bool
+    operation: str, found: Call, expected: Call, before: Call, leeway: Leeway
 ) -> Iterator[str]:
     for i, name in enumerate(PARAMETERS[operation]):
         mine, right, old = (call.arguments[i] for call in (found, expected, before))
         if isinstance(mine, PageStore):
-            yield from _pages(mine, right, old, pooled)
+            yield from _pages(mine, right, old, leeway)
         elif name == "out":
             spare = max(found.arguments[-2].tolist()) if operation == "gather_all" else None
             yield from _output(mine, right, spare)
@@ -84,14 +84,14 @@ def _state(found: Tensor, expected: Tensor, operation: str) -> Iterator[str]:
         yield f"state {where.tolist()} is {value:g}, and the reference has {right:g}."
 
 
-def _pages(found: PageStore, expected: PageStore, old: PageStore, pooled: bool) -> Iterator[str]:
+def _pages(found: PageStore, expected: PageStore, old: PageStore, leeway: Leeway) -> Iterator[str]:
     layout = found.layout
     wrong = found.pages != expected.pages
     for page in wrong.any(dim=1).nonzero().flatten().tolist():
         for row in range(layout.entries):
             entry = page * layout.entries + row
-            rows = [_bytes_of(store, entry) for store in (found, expected, old)]
-            if difference := _entry(layout.format, *rows, pooled=pooled):
+            mine, right, was = (_bytes_of(store, entry) for store in (found, expected, old))
+            if difference := _entry(layout.format, mine, right, was, leeway):
                 yield f"entry {entry} (page {page}, row {row}) {difference}"
         used = layout.entries * layout.format.entry_bytes
         if bool(wrong[page, used:].any()):
@@ -99,7 +99,7 @@ def _pages(found: PageStore, expected: PageStore, old: PageStore, pooled: bool) 
 
 
 def _entry(
-    entry: EntryFormat, found: Rows, expected: Rows, before: Rows, *, pooled: bool
+    entry: EntryFormat, found: Rows, expected: Rows, before: Rows, leeway: Leeway
 ) -> str | None:
     """What is wrong with the bytes of an entry."""
     if found == expected:
@@ -112,12 +112,13 @@ def _entry(
         torch.tensor(reference_codec.decode(entry, *rows), dtype=torch.float64)
         for rows in (found, expected)
     )
-    if pooled and is_close(entry, values, right):
+    exact, rotated = leeway is Leeway.NONE, leeway is Leeway.ROTATED_SUM
+    if not exact and is_close(entry, values, right, rotated=rotated):
         return None
     error = (values - right).abs().nan_to_num(nan=torch.inf)
     if not error.any():
         return f"has other bytes than the reference: {_first_byte(found, expected)}."
-    channel = int(error.argmax() if pooled else error.nonzero()[0])
+    channel = int(error.nonzero()[0] if exact else error.argmax())
     return f"has {values[channel]:g} in channel {channel}, and the reference {right[channel]:g}."
 
 

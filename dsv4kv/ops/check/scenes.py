@@ -12,6 +12,7 @@ from dsv4kv.model.schema import LayerCacheSchema
 from dsv4kv.ops.check import calls
 from dsv4kv.ops.check.maker import Make
 from dsv4kv.ops.compressor import random_compressor
+from dsv4kv.ops.tolerance import Leeway
 
 
 @dataclass(frozen=True)
@@ -23,14 +24,14 @@ class Scene:
         subject: What it works on, in words.
         format_name: Of its pages; None without pages.
         make: Makes the arguments.
-        pooled: The result is a sum: it may be a rounding step apart.
+        leeway: How far written entries may be from the reference's.
     """
 
     operation: str
     subject: str
     format_name: str | None
     make: Make
-    pooled: bool = False
+    leeway: Leeway = Leeway.NONE
 
 
 def scenes_of(plan: CachePlan, seed: int) -> list[Scene]:
@@ -54,8 +55,8 @@ def _page_scenes(plan: CachePlan, schema: LayerCacheSchema) -> Iterator[Scene]:
             yield _on("gather_topk", "main", main, calls.gather_topk(main))
     if keys := schema.indexer:
         insert = calls.indexer_insert(keys, plan.hadamard)
-        # A rotation is a sum.
-        yield _on("indexer_insert", "indexer", keys, insert, pooled=plan.hadamard)
+        leeway = Leeway.SUM if plan.hadamard else Leeway.NONE  # a rotation is a sum
+        yield _on("indexer_insert", "indexer", keys, insert, leeway)
     for place, pages in (("main", schema.main), ("indexer", schema.indexer)):
         if pages:
             yield _on("gather_all", place, pages, calls.gather_all(pages))
@@ -63,10 +64,10 @@ def _page_scenes(plan: CachePlan, schema: LayerCacheSchema) -> Iterator[Scene]:
 
 
 def _on(
-    operation: str, place: str, pages: PageLayout, make: Make, *, pooled: bool = False
+    operation: str, place: str, pages: PageLayout, make: Make, leeway: Leeway = Leeway.NONE
 ) -> Scene:
     subject = f"{place} pages of {pages.entries} {pages.format.name} entries"
-    return Scene(operation, subject, pages.format.name, make, pooled)
+    return Scene(operation, subject, pages.format.name, make, leeway)
 
 
 def _state_scenes(
@@ -83,10 +84,11 @@ def _state_scenes(
             plan.config, schema.layer, random, indexer=indexer, hadamard=indexer and plan.hadamard
         )
         states = f"{place} states of {schema.layer.attn} layers"
+        leeway = Leeway.ROTATED_SUM if compressor.hadamard else Leeway.SUM
         append = calls.state_append(compressor, shape)
         yield Scene("state_append", states, None, append)
         for operation, make in (
             ("flush", calls.flush(compressor, shape, pages)),
             ("compress_chunk", calls.compress_chunk(compressor, shape, pages)),
         ):
-            yield Scene(operation, states, pages.format.name, make, pooled=True)
+            yield Scene(operation, states, pages.format.name, make, leeway)

@@ -9,7 +9,7 @@ from dsv4kv.model.plan import CachePlan
 from dsv4kv.ops.check import Disagreement, check_backend
 from dsv4kv.ops.peers.foreign import OPERATIONS
 from dsv4kv.ops.registry import resolve_backend
-from tests.ops.peers.caches import CACHES
+from tests.ops.peers.caches import CACHES, cache
 
 Write = Callable[..., None]
 
@@ -81,6 +81,31 @@ def test_rows_behind_the_longest_request_may_stay_as_they_were(write_module: Wri
         "    out[:, : part.shape[1]] = part\n",
     )
     assert check("mine:gather_all") == []
+
+
+@pytest.mark.parametrize(("step", "problems"), [(2.0**-7, 0), (2.0**-3, 1)])
+def test_a_sum_that_rounds_differently_before_it_is_rotated_is_right(
+    step: float, problems: int, write_module: Write
+) -> None:
+    """Then all channels of an indexer key move a little, the small ones by many of their steps."""
+    write_module(
+        "mine",
+        "from dataclasses import replace\n"
+        "import torch\n"
+        "from dsv4kv.ops import cpu\n"
+        "def flush(compressor, state, slots, positions, store, entries):\n"
+        "    plain = replace(compressor, hadamard=False)\n"
+        "    cpu.flush(plain, state, slots, positions, store, entries)\n"
+        "    if compressor.hadamard:\n"
+        "        written = entries[entries >= 0]\n"
+        "        keys = store.data_rows()[store.data_index(written)].view(torch.bfloat16)\n"
+        f"        keys[range(len(keys)), keys.abs().argmax(dim=1)] *= 1 + {step}\n"
+        "        cpu.indexer_insert(store, keys, written, True)\n",
+    )
+    rotating = cache(("bf16", "bf16", "bf16"))
+    assert rotating.hadamard
+    found = check_backend(resolve_backend("mine:flush", "cpu"), rotating, CPU)
+    assert [one.subject for one in found] == ["indexer states of csa layers"] * problems
 
 
 def test_every_operation_has_a_defect_that_is_found() -> None:

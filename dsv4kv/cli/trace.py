@@ -28,12 +28,15 @@ Source = Annotated[
         "[bold]builtin:chat[/bold].",
     ),
 ]
-Out = Annotated[
-    Path,
-    typer.Argument(
-        metavar="OUT", help="File to write, as JSON lines; compressed if it ends in .gz."
-    ),
-]
+_LINES = "File to write, as JSON lines; compressed if it ends in .gz."
+Out = Annotated[Path, typer.Argument(metavar="OUT", help=_LINES)]
+_TO = (
+    "dsv4kv: the toolkit's own format. mooncake: ids of 512 tokens. mooncake-delta: turns of a "
+    "session tell what is new; sessions are found by what prompts begin with. timed: times in s; "
+    "read it with --format timed --id-tokens N. weka: a folder of conversations, found likewise. "
+    "oracle: libCacheSim's oracleGeneral, a record for every block reference, a prompt's blocks "
+    "last to first."
+)
 _CUT_TOKENS = 131_072  # where synthetic lengths are cut unless told otherwise
 _SHAPES = {
     "tree": "requests input_mean input_max output_mean arrival_rate "
@@ -83,7 +86,7 @@ def info(
 )
 def convert(
     source: Source,
-    out: Out,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help=f"{_LINES} For weka, a new folder.")],
     trace_format: Format = "auto",
     skip: Annotated[int, typer.Option(min=0, help="Requests to leave out at the start.")] = 0,
     limit: Annotated[
@@ -93,12 +96,8 @@ def convert(
         bool, typer.Option("--sort", help="Sort by arrival first; equal times keep their order.")
     ] = False,
     to: Annotated[
-        Literal["dsv4kv", "oracle"],
-        typer.Option(
-            "--to",
-            help="dsv4kv: the toolkit's own format. oracle: libCacheSim's oracleGeneral, a "
-            "record for every block reference, a prompt's blocks last to first.",
-        ),
+        Literal["dsv4kv", "mooncake", "mooncake-delta", "timed", "weka", "oracle"],
+        typer.Option("--to", help=_TO),
     ] = "dsv4kv",
     fields: Fields = None,
     time_unit: TimeUnit = "s",
@@ -108,7 +107,7 @@ def convert(
     """Write a trace, or a part of it, in another format; arrival times are kept."""
     from itertools import islice
 
-    from dsv4kv.workload.traces import read_trace, write_oracle, write_trace
+    from dsv4kv.workload.traces import read_trace, write_oracle, write_trace, write_weka
 
     options = read_options(fields, time_unit, id_tokens, stagger)
     requests = read_trace(source, trace_format, options)
@@ -118,7 +117,8 @@ def convert(
     if to == "oracle":
         typer.echo(f"{out}: {write_oracle(chosen, out):,} block references written")
         return
-    typer.echo(f"{out}: {write_trace(chosen, out):,} requests written")
+    count = write_weka(chosen, out) if to == "weka" else write_trace(chosen, out, to)
+    typer.echo(f"{out}: {count:,} requests written")
 
 
 app.command("mrc", epilog=EPILOG)(mrc)

@@ -101,6 +101,29 @@ def test_convert_writes_block_references_for_libcachesim() -> None:
     assert Path("chat.oracle").stat().st_size == 24 * references
 
 
+@pytest.mark.parametrize(
+    ("to", "reading"),
+    [
+        ("mooncake", []),
+        ("mooncake-delta", ["--format", "mooncake-delta"]),
+        ("timed", ["--format", "timed", "--id-tokens", "512"]),
+        ("weka", []),
+    ],
+)
+def test_convert_writes_formats_of_others(to: str, reading: list[str]) -> None:
+    run("synth", "own.jsonl", "--requests=5", "--prefix-branches=2", "--arrival-rate=4")
+    assert run("convert", "own.jsonl", "out", "--to", to).output == "out: 5 requests written\n"
+    run("convert", "out", "back.jsonl", *reading)
+    found, expected = ([r.input_tokens for r in read_trace(f"{n}.jsonl")] for n in ("back", "own"))
+    assert found == expected
+
+
+def test_convert_refuses_a_format_that_cannot_tell_the_trace() -> None:
+    with pytest.raises(TraceError, match="request 0 has no ids for 4,808: take"):
+        run("convert", "azure.csv", "out", "--to", "mooncake")
+    assert not Path("out").exists()
+
+
 def test_a_timed_trace_is_read_by_the_names_given() -> None:
     Path("t.jsonl").write_text('{"at": 1500, "i": 100, "o": 3, "b": [7, 8]}\n')
     run(

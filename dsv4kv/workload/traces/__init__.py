@@ -1,4 +1,4 @@
-"""Serving traces: readers for the published formats, one writer, and what a trace is like.
+"""Serving traces: readers and writers of the published formats, and what a trace is like.
 
 Readers of lines stream: memory is one line, whatever the file's size. What must be sorted (delta
 sessions, agentic conversations) or is one JSON document is held as a whole, long ids as runs.
@@ -26,6 +26,7 @@ from dsv4kv.workload.traces.source import resolve_trace, trace_sha256
 from dsv4kv.workload.traces.summary import LengthSummary, TraceSummary, summarize
 from dsv4kv.workload.traces.timed import read_timed
 from dsv4kv.workload.traces.weka import read_weka, read_weka_folder
+from dsv4kv.workload.traces.weka_folder import write_weka
 from dsv4kv.workload.traces.writer import write_trace
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "trace_sha256",
     "write_oracle",
     "write_trace",
+    "write_weka",
 ]
 
 

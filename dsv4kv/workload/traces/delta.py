@@ -5,7 +5,7 @@ a later turn of a session count from the end of its turn before; its time may be
 milliseconds after that turn's instead of a ``timestamp``.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,8 @@ from dsv4kv.workload.traces.fields import (
 )
 from dsv4kv.workload.traces.jsonl import json_lines
 from dsv4kv.workload.traces.lines import Defect, TraceLines
-from dsv4kv.workload.traces.mooncake import BLOCK_TOKENS
+from dsv4kv.workload.traces.mooncake import BLOCK_TOKENS, check_mooncake, format_line
+from dsv4kv.workload.traces.sessions import Sessions, full_blocks
 
 _START = Request(0.0, 0, 0, (), BLOCK_TOKENS)
 
@@ -69,3 +70,18 @@ def _extend_ids(before: Request, new: tuple[int, ...], input_tokens: int) -> tup
         f"hash_ids has {len(new):,} ids, expected {blocks - full:,}: the turn makes the session's "
         f"prompt {blocks:,} blocks of {BLOCK_TOKENS} tokens, of which it had {full:,}"
     )
+
+
+def format_mooncake_delta(requests: Iterable[Request]) -> Iterator[str]:
+    """Lines of a trace whose sessions are found by what its prompts begin with.
+
+    Raises:
+        TraceError: A request's ids are not those of this format.
+    """
+    sessions = Sessions()
+    for number, request in enumerate(requests):
+        check_mooncake(number, request)
+        session, before = sessions.place(request)
+        told, first = (before.input_tokens, full_blocks(before)) if before else (0, 0)
+        new = request.input_tokens - told
+        yield format_line(request, first, session_id=session, input_length=new)

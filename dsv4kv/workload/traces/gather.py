@@ -1,12 +1,12 @@
 """Block ids of a whole trace as runs of consecutive ids, in flat arrays."""
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from dsv4kv.prefix.analysis.paths import Ints
-from dsv4kv.workload.traces.runs import IdRuns
+from dsv4kv.workload.traces.runs import IdRuns, signed
 
 _BATCH_RUNS = 2**22  # ids of formats without runs are joined once so many have come
 
@@ -23,7 +23,7 @@ class GatheredRuns:
         if isinstance(ids, IdRuns):
             starts, counts = array("q", ids.starts.tobytes()), array("q", ids.counts.tobytes())
         else:
-            starts, counts = _fit(ids), array("q", [1]) * len(ids)
+            starts, counts = signed(ids), array("q", [1]) * len(ids)
         self._request.extend([request] * len(starts))
         self._start.extend(starts)
         self._count.extend(counts)
@@ -46,11 +46,3 @@ class GatheredRuns:
         first = np.flatnonzero(np.concatenate([[True], ~follows])[: len(start)])
         joined = np.add.reduceat(count, first) if len(first) else count
         self._whole.append((request[first], start[first], joined))
-
-
-def _fit(ids: Iterable[int]) -> "array[int]":
-    """64-bit ids; unsigned ones wrap around, which keeps them apart."""
-    try:
-        return array("q", ids)
-    except OverflowError:
-        return array("q", [(number + 2**63) % 2**64 - 2**63 for number in ids])

@@ -3,12 +3,16 @@
 Each of the ``hash_ids`` stands for 512 tokens and their history; the last may be partial.
 """
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
 
+from dsv4kv.errors import TraceError
 from dsv4kv.workload.request import Request
 from dsv4kv.workload.traces.fields import read_block_ids, read_time, read_tokens
 from dsv4kv.workload.traces.jsonl import json_lines
 from dsv4kv.workload.traces.lines import Defect, TraceLines
+from dsv4kv.workload.traces.times import in_units
 
 BLOCK_TOKENS = 512
 
@@ -31,3 +35,38 @@ def read_mooncake(lines: TraceLines) -> Iterator[Request]:
             prefix_hashes=hash_ids,
             hash_block_tokens=BLOCK_TOKENS,
         )
+
+
+def format_mooncake(requests: Iterable[Request]) -> Iterator[str]:
+    """Lines of a trace.
+
+    Raises:
+        TraceError: A request's ids are not those of this format.
+    """
+    for number, request in enumerate(requests):
+        check_mooncake(number, request)
+        yield format_line(request)
+
+
+def check_mooncake(number: int, request: Request) -> None:
+    """Refuse a request, by its number in the trace, that the format cannot tell."""
+    blocks = -(-request.input_tokens // BLOCK_TOKENS)
+    if request.hash_block_tokens != BLOCK_TOKENS or len(request.prefix_hashes) != blocks:
+        size, count = request.hash_block_tokens, len(request.prefix_hashes)
+        has = f"{count:,} ids of {size:,} tokens" if size else "no ids"
+        raise TraceError(
+            f"a mooncake trace has an id for every {BLOCK_TOKENS} tokens of a prompt, the last "
+            f"may be partial, and request {number} has {has} for {request.input_tokens:,}: take "
+            "another format."
+        )
+
+
+def format_line(request: Request, first: int = 0, **others: Any) -> str:
+    """One line that tells the ids from ``first`` on, and other fields as they are given."""
+    record = {
+        "timestamp": in_units(request.arrival_s, 1000),
+        "input_length": request.input_tokens,
+        "output_length": request.output_tokens,
+        "hash_ids": list(request.prefix_hashes)[first:],
+    }
+    return json.dumps(record | others, separators=(",", ":"), allow_nan=False) + "\n"

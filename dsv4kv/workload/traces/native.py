@@ -8,7 +8,7 @@ are written as ``prefix_runs``: first id and count of every run.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,8 +35,12 @@ def read_native(lines: TraceLines) -> Iterator[Request]:
         yield request
 
 
-def format_request(request: Request) -> str:
-    """Return the request as one line, line end included."""
+def format_native(requests: Iterable[Request]) -> Iterator[str]:
+    """Lines of a trace."""
+    return map(_format_request, requests)
+
+
+def _format_request(request: Request) -> str:
     record: dict[str, Any] = {
         "arrival_s": request.arrival_s,
         "input_tokens": request.input_tokens,

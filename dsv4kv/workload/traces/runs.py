@@ -1,5 +1,6 @@
 """Block ids of a prompt kept as runs of consecutive ids: agentic prompts list ids 59 to 1."""
 
+from array import array
 from collections.abc import Iterator, Sequence
 from typing import Self, overload
 
@@ -93,3 +94,11 @@ class IdRuns(Sequence[int]):
 
     def __repr__(self) -> str:
         return f"IdRuns({len(self):,} ids in {len(self.starts):,} runs)"
+
+
+def signed(ids: Sequence[int]) -> "array[int]":
+    """64-bit ids; unsigned ones wrap around, which keeps them apart."""
+    try:
+        return array("q", ids)
+    except OverflowError:
+        return array("q", [(number + 2**63) % 2**64 - 2**63 for number in ids])

@@ -1,6 +1,7 @@
 """JSON lines of any names: a time, two lengths, and block ids where there are some."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from dsv4kv.workload.request import Request
@@ -8,7 +9,7 @@ from dsv4kv.workload.traces.blocks import read_counted_ids
 from dsv4kv.workload.traces.fields import read_time, read_tokens
 from dsv4kv.workload.traces.jsonl import json_lines
 from dsv4kv.workload.traces.lines import Defect, TraceLines
-from dsv4kv.workload.traces.options import UNITS_PER_SECOND, ReadOptions
+from dsv4kv.workload.traces.options import DEFAULTS, UNITS_PER_SECOND, ReadOptions
 
 
 def read_timed(lines: TraceLines, options: ReadOptions) -> Iterator[Request]:
@@ -33,3 +34,17 @@ def _read_request(record: dict[str, Any], options: ReadOptions) -> Request:
         prefix_hashes=ids,
         hash_block_tokens=size or 0,
     )
+
+
+def format_timed(requests: Iterable[Request]) -> Iterator[str]:
+    """Lines of a trace: times in seconds, the names that are read if none are given."""
+    names = DEFAULTS.fields
+    for request in requests:
+        record: dict[str, Any] = {
+            names.time: request.arrival_s,
+            names.input: request.input_tokens,
+            names.output: request.output_tokens,
+        }
+        if request.hash_block_tokens:
+            record[names.ids] = list(request.prefix_hashes)
+        yield json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n"

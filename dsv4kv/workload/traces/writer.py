@@ -1,7 +1,7 @@
-"""Writes a trace in the toolkit's own format: whole or not at all, the same bytes every time."""
+"""Writes a trace as lines of a format: whole or not at all, the same bytes every time."""
 
 import gzip
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from io import BufferedWriter
 from pathlib import Path
@@ -9,22 +9,34 @@ from pathlib import Path
 from dsv4kv.errors import TraceError
 from dsv4kv.files import replacing
 from dsv4kv.workload.request import Request
-from dsv4kv.workload.traces.native import format_request
+from dsv4kv.workload.traces.delta import format_mooncake_delta
+from dsv4kv.workload.traces.mooncake import format_mooncake
+from dsv4kv.workload.traces.native import format_native
+from dsv4kv.workload.traces.timed import format_timed
+
+LINES: dict[str, Callable[[Iterable[Request]], Iterator[str]]] = {
+    "dsv4kv": format_native,
+    "mooncake": format_mooncake,
+    "mooncake-delta": format_mooncake_delta,
+    "timed": format_timed,
+}
+"""Formats of lines, one for every request."""
 
 
-def write_trace(requests: Iterable[Request], path: Path) -> int:
+def write_trace(requests: Iterable[Request], path: Path, trace_format: str = "dsv4kv") -> int:
     """Write the requests, compressed if ``path`` ends in ``.gz``; return how many there were.
 
     The file appears under its name when it is complete, so a trace may be written over the
     file it is read from.
 
     Raises:
-        TraceError: The file cannot be written, or there are no requests.
+        TraceError: The file cannot be written, there are no requests, or the format (one of
+            ``LINES``) cannot tell one.
     """
     count = 0
     with writing(path) as file:
-        for request in requests:
-            file.write(format_request(request).encode())
+        for line in LINES[trace_format](requests):
+            file.write(line.encode())
             count += 1
         if not count:
             raise TraceError(f"{path}: not written, there are no requests.")

@@ -1,0 +1,241 @@
+"""Traces written in the formats of others read back as they were."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import mkdtemp
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from dsv4kv.errors import TraceError
+from dsv4kv.workload.request import Request
+from dsv4kv.workload.traces import ReadOptions, read_trace, write_trace, write_weka
+from dsv4kv.workload.traces.runs import IdRuns
+from dsv4kv.workload.traces.sessions import Sessions
+from dsv4kv.workload.traces.times import in_units
+
+
+@st.composite
+def chained(draw: st.DrawFn, size: int | None = None) -> list[Request]:
+    """Requests in order of time, each of them new or going on somewhere inside of an earlier one.
+
+    An id stands for a block and everything before it, also of a partial last block.
+    """
+    size = size or draw(st.sampled_from([1, 2, 64]))
+    made: list[Request] = []
+    names: dict[tuple[object, ...], int] = {}
+    now_ms = 0
+    base = draw(st.sampled_from([0, 7, 2**40 - 2, 2**62]))
+    for _ in range(draw(st.integers(1, 12))):
+        above = draw(st.none() | st.sampled_from(made)) if made else None
+        full = above.input_tokens // size if above else 0
+        kept = draw(st.integers(0, full))
+        tokens = kept * size + draw(st.integers(1, 3 * size))
+        ids = list(above.prefix_hashes[:kept]) if above else []
+        for block in range(kept, -(-tokens // size)):
+            content = (tuple(ids), draw(st.integers(0, 1)), min(size, tokens - block * size))
+            ids.append(names.setdefault(content, base + 3 * len(names)))
+        now_ms += draw(st.sampled_from([0, 1, 250, 333]))
+        arrival = now_ms / 1000 if size == 512 else now_ms / 7
+        runs = IdRuns.of(ids) if draw(st.booleans()) else tuple(ids)
+        made.append(Request(arrival, tokens, draw(st.integers(0, 9)), runs, size))
+    return made
+
+
+def in_order(trace: Sequence[Request]) -> list[Counter[Request]]:
+    """Requests of each time: which of them comes first, sorting need not keep."""
+    moments = dict.fromkeys(request.arrival_s for request in trace)
+    return [Counter(r for r in trace if r.arrival_s == moment) for moment in moments]
+
+
+@given(chained(512))
+def test_mooncake_lines_read_back(trace: list[Request]) -> None:
+    path = Path(mkdtemp()) / "trace.jsonl"
+    assert write_trace(trace, path, "mooncake") == len(trace)
+    assert list(read_trace(path)) == trace
+
+
+@given(chained(512))
+def test_mooncake_deltas_read_back(trace: list[Request]) -> None:
+    path = Path(mkdtemp()) / "trace.jsonl"
+    assert write_trace(trace, path, "mooncake-delta") == len(trace)
+    assert list(read_trace(path, "mooncake-delta")) == trace
+
+
+@given(chained())
+def test_timed_lines_read_back(trace: list[Request]) -> None:
+    path = Path(mkdtemp()) / "trace.jsonl.gz"
+    assert write_trace(trace, path, "timed") == len(trace)
+    options = ReadOptions(id_tokens=trace[0].hash_block_tokens)
+    assert list(read_trace(path, "timed", options)) == trace
+
+
+@given(chained())
+def test_weka_conversations_read_back_but_for_blocks_that_are_not_full(
+    trace: list[Request],
+) -> None:
+    """Ids are the same or, where the format cannot hold them, others in the same places."""
+    folder = Path(mkdtemp()) / "conversations"
+    assert write_weka(trace, folder) == len(trace)
+    found = list(read_trace(folder))
+    told = [r.prefix_hashes[: r.input_tokens // r.hash_block_tokens] for r in trace]
+    names = dict[int, int]()
+    if any(max(ids, default=0) >= 2**40 for ids in told):
+        distinct = sorted({number for ids in told for number in ids})
+        names = {number: place for place, number in enumerate(distinct)}
+    expected = [
+        Request(
+            r.arrival_s,
+            r.input_tokens,
+            r.output_tokens,
+            tuple(names.get(number, number) for number in ids),
+            r.hash_block_tokens,
+        )
+        for r, ids in zip(trace, told, strict=True)
+    ]
+    assert in_order(found) == in_order(expected)
+
+
+def test_a_turn_of_a_session_tells_what_is_new(tmp_path: Path) -> None:
+    trace = [
+        Request(0.0, 700, 5, (1, 2), 512),
+        Request(0.5, 600, 6, (7, 8), 512),
+        Request(2.0, 1500, 7, (1, 3, 4), 512),
+    ]
+    path = tmp_path / "trace.jsonl"
+    write_trace(trace, path, "mooncake-delta")
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [
+        {
+            "timestamp": t,
+            "input_length": new,
+            "output_length": out,
+            "hash_ids": ids,
+            "session_id": s,
+        }
+        for t, new, out, ids, s in [
+            (0, 700, 5, [1, 2], 0),
+            (500, 600, 6, [7, 8], 1),
+            (2000, 800, 7, [3, 4], 0),
+        ]
+    ]
+
+
+def test_a_weka_folder_has_a_file_for_every_session(tmp_path: Path) -> None:
+    trace = [
+        Request(0.0, 9, 5, (1, 2, 9), 4),
+        Request(0.5, 4, 6, (7,), 4),
+        Request(2.0, 12, 7, (1, 2, 3), 4),
+    ]
+    write_weka(trace, tmp_path / "out")
+    files = {path.name: json.loads(path.read_text()) for path in (tmp_path / "out").iterdir()}
+    assert sorted(files) == ["conversation-0.json", "conversation-1.json"]
+    first = files["conversation-0.json"]
+    assert (first["block_size"], first["hash_id_scope"]) == (4, "global")
+    assert first["requests"] == [
+        {"t": 0.0, "type": "n", "in": 9, "out": 5, "hash_ids": [1, 2]},
+        {"t": 2.0, "type": "n", "in": 12, "out": 7, "hash_ids": [1, 2, 3]},
+    ]
+
+
+def test_runs_stay_runs_when_ids_are_numbered_anew(tmp_path: Path) -> None:
+    high = 2**50
+    trace = [
+        Request(0.0, 100, 1, IdRuns(np.array([high]), np.array([100])), 1),
+        Request(1.0, 90, 1, IdRuns(np.array([high, high + 500]), np.array([50, 40])), 1),
+    ]
+    write_weka(trace, tmp_path / "out")
+    first, second = read_trace(tmp_path / "out")
+    assert list(first.prefix_hashes) == list(range(100))
+    assert list(second.prefix_hashes) == [*range(50), *range(100, 140)]
+
+
+def sessions_of(*prompts: tuple[int, Sequence[int]]) -> list[int]:
+    sessions = Sessions()
+    return [sessions.place(Request(0.0, tokens, 0, ids, 4))[0] for tokens, ids in prompts]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "expected"),
+    [
+        ([(8, (1, 2)), (12, (1, 2, 3))], [0, 0]),
+        ([(8, (1, 2)), (12, (1, 5, 3))], [0, 1]),  # parts from it
+        ([(8, (1, 2)), (8, (1, 2))], [0, 1]),  # is no longer
+        ([(3, (1,)), (12, (1, 5, 3))], [0, 1]),  # it had no full block
+        ([(9, (1, 2, 3)), (13, (1, 2, 4, 5))], [0, 0]),  # whose third block was not full
+        ([(4, (1,)), (8, (1, 2)), (12, (1, 2, 3)), (8, (1, 4))], [0, 0, 0, 1]),  # has gone on
+        ([(4, (1,)), (8, (6, 7)), (12, (1, 2, 3)), (12, (6, 7, 8))], [0, 1, 0, 1]),
+        ([(8, (1, 2)), (12, (3, 2, 4))], [0, 1]),  # another history, though the id is the same
+    ],
+)
+def test_a_request_goes_on_with_the_session_it_begins_with(
+    prompts: list[tuple[int, tuple[int, ...]]], expected: list[int]
+) -> None:
+    assert sessions_of(*prompts) == expected
+    assert sessions_of(*((tokens, IdRuns.of(ids)) for tokens, ids in prompts)) == expected
+
+
+@given(st.floats(0, 2**40), st.sampled_from([1, 1000, 10**6, 10**9]))
+@example(0.0278, 1000)
+def test_times_read_back_to_the_last_bit_or_nearly(seconds: float, per_second: int) -> None:
+    assert abs(in_units(seconds, per_second) / per_second - seconds) <= math.ulp(seconds)
+
+
+@given(st.integers(0, 10**15))
+def test_whole_milliseconds_stay_whole(milliseconds: int) -> None:
+    told = in_units(milliseconds / 1000, 1000)
+    assert (told, type(told)) == (milliseconds, int)
+
+
+ODD = {
+    "other sizes": Request(0.0, 128, 1, (1, 2), 64),
+    "no ids": Request(0.0, 512, 1),
+    "the partial block is missing": Request(0.0, 600, 1, (1,), 512),
+}
+
+
+@pytest.mark.parametrize("name", ["mooncake", "mooncake-delta"])
+@pytest.mark.parametrize("odd", ODD)
+def test_what_mooncake_cannot_tell_is_refused(odd: str, name: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    good = Request(0.0, 600, 1, (1, 2), 512)
+    with pytest.raises(TraceError, match=r"every 512 tokens .* request 1 has .*another format\.$"):
+        write_trace([good, ODD[odd]], path, name)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("trace", "sentence"),
+    [
+        ([], "there are no requests"),
+        ([Request(0.0, 512, 1)], "request 0 has 0 ids for 512 tokens"),
+        ([Request(0.0, 8, 1, (1,), 4)], "request 0 has 1 ids for 8 tokens"),
+        ([Request(0.0, 8, 1, (1, 2), 4), Request(0.0, 3, 1, (1,), 2)], "has one block size"),
+    ],
+)
+def test_what_weka_cannot_tell_is_refused(
+    trace: list[Request], sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(TraceError, match=sentence):
+        write_weka(trace, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    trace = [Request(0.0, 4, 1, (1,), 4)]
+    for path in (tmp_path, tmp_path / "mine"):
+        with pytest.raises(TraceError, match=r"there is something already\): name a new folder"):
+            write_weka(trace, path)
+    with pytest.raises(TraceError, match="No such file or directory"):
+        write_weka(trace, tmp_path / "missing" / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_an_empty_folder_is_filled(tmp_path: Path) -> None:
+    assert write_weka([Request(0.0, 4, 1, (1,), 4)], tmp_path) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["conversation-0.json"]

@@ -58,6 +58,7 @@ class BlockAllocator:
         # comparing arrays and reducing the result.
         self._numbers = _Numbers(size)
         self._mark = self._numbers.every.copy()
+        self._mark_at, self._free_at = self._mark.data, self._free.data  # single cells, faster
         self._generation = np.zeros(size, dtype=np.int64)
         self._serial = 0
 
@@ -115,6 +116,12 @@ class BlockAllocator:
         else:
             self._num_free = start + count // self.lanes
             self._free[:, start : self._num_free] = ids
+
+    def release_one(self, block: int) -> None:
+        """Give back a block of the only lane that is known to be held: nothing is checked."""
+        self._mark_at[block] = len(self._mark_at)  # no index
+        self._free_at[self._num_free] = block
+        self._num_free += 1
 
     def check_held(self, ids: Ids) -> None:
         """Raise ``NotOwner`` unless every block is held and none is named twice."""

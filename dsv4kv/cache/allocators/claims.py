@@ -32,13 +32,11 @@ class Claims:
 
     def are_last(self, ids: Ids) -> bool:
         """Whether every block has one reference; ``IndexError`` beyond the pool."""
-        refs = self.refs[ids].tobytes()
-        return refs == self._ones[: len(refs)]
+        return self._ones.startswith(self.refs[ids].tobytes())
 
     def are_chain(self, ids: Ids) -> bool:
         """Whether every block has one reference and one referenced follower, but none the last."""
-        both = self._both[ids].tobytes()
-        return both == self._chain[len(self._chain) - len(both) :]
+        return self._chain.endswith(self._both[ids].tobytes())
 
     def clear(self, ids: Ids) -> None:
         """Leave blocks without references, of their own and of what follows."""

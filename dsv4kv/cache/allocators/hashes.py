@@ -52,13 +52,18 @@ class BlockHashes:
         hashes = self.of_block[blocks].tolist()
         if self._twins:
             for block, hash_ in zip(blocks.tolist(), hashes, strict=True):
-                self._drop_one(block, hash_)
+                self._forget(block, hash_)
         else:
             for hash_ in hashes:
                 del self._blocks[hash_]
         self.of_block[blocks] = NO_HASH
 
-    def _drop_one(self, block: int, hash_: int) -> None:
+    def drop_one(self, block: int) -> None:
+        """Forget the hash of a block that has one."""
+        self._forget(block, self.of_block_at[block])
+        self.of_block_at[block] = NO_HASH
+
+    def _forget(self, block: int, hash_: int) -> None:
         twins = self._twins.get(hash_)
         if twins is None:
             del self._blocks[hash_]

@@ -8,7 +8,6 @@ from dsv4kv.cache.allocator import Ids
 from dsv4kv.cache.allocators.chains import Chains
 
 _NOWHERE = -1
-_FEW = 8  # taken one by one in less time than in one go
 
 
 class LeafQueue:
@@ -17,6 +16,9 @@ class LeafQueue:
     A block's position names its one valid entry. A block that comes up while others follow it
     steps aside until the last of them is gone, and is then the next to go. Everything is O(1)
     amortised but for those, which pass a heap.
+
+    The queue goes downwards, the newest entry has the lowest position: so chains, of which the
+    last block goes first, lie in it as they are. Reversing them would take as long as the rest.
     """
 
     def __init__(self, chains: Chains) -> None:
@@ -27,8 +29,8 @@ class LeafQueue:
         self._queue = np.zeros(size, dtype=np.int64)
         self._numbers = np.arange(size, dtype=np.int64)
         self._position_at, self._queue_at = self._position.data, self._queue.data
-        self._head = self._tail = 0
-        self._aside: list[tuple[int, int]] = []
+        self._oldest = self._newest = size  # entries are from the newest up to below the oldest
+        self._aside: list[tuple[int, int]] = []  # minus the position, and the block
         self._count = 0
 
     def __len__(self) -> int:
@@ -44,14 +46,14 @@ class LeafQueue:
         return np.flatnonzero(self._position != _NOWHERE)
 
     def add(self, blocks: Ids) -> None:
-        """Enter distinct blocks as the newest, the first to go first."""
-        end = self._tail + blocks.size
-        if end > len(self._queue):
+        """Enter distinct blocks as the newest, the last to go first."""
+        start = self._newest - blocks.size
+        if start < 0:
             self._renumber()
-            end = self._tail + blocks.size
-        self._queue[self._tail : end] = blocks
-        self._position[blocks] = self._numbers[self._tail : end]
-        self._tail = end
+            start = self._newest - blocks.size
+        self._queue[start : self._newest] = blocks
+        self._position[blocks] = self._numbers[start : self._newest]
+        self._newest = start
         self._count += blocks.size
 
     def remove(self, blocks: Ids) -> None:
@@ -64,62 +66,69 @@ class LeafQueue:
 
         At least ``count`` blocks must be without a referenced follower.
         """
-        taken = None if count <= _FEW or self._aside else self._take_together(count)
+        taken = None if self._aside else self._take_together(count)
         if taken is None:
-            taken = np.array([self._take_one() for _ in range(count)], dtype=np.int64)
+            return np.array([self.take_one() for _ in range(count)], dtype=np.int64)
         self._count -= count
         return taken
 
-    def _take_together(self, count: int) -> Ids | None:
-        """The oldest ``count`` at once, where these are whole ends of chains; None elsewhere."""
-        chains, end = self._chains, min(self._tail, self._head + 2 * count)
-        window = self._queue[self._head : end]
-        valid = np.flatnonzero(self._position[window] == self._numbers[self._head : end])[:count]
-        if len(valid) < count:
-            return None
-        blocks = window[valid]
-        parents = chains.parent[blocks]
-        chains.unlink(blocks)
-        if chains.children[blocks].any():
-            for block, parent in zip(blocks.tolist(), parents.tolist(), strict=True):
-                chains.parent_at[block] = parent
-                chains.children_at[parent] += 1
-            return None
-        self._position[blocks] = _NOWHERE
-        self._head += int(valid[-1]) + 1
-        return blocks
-
-    def _take_one(self) -> int:
+    def take_one(self) -> int:
+        """Take out and unlink the oldest block that leaves no follower behind; see ``take``."""
         chains = self._chains
         block = self._next_leaf()
+        self._count -= 1
         self._position_at[block] = _NOWHERE
         parent = chains.parent_at[block]
         chains.parent_at[block] = chains.root
         followers = chains.children_at[parent] - 1
         chains.children_at[parent] = followers
-        if not followers and _NOWHERE < (position := self._position_at[parent]) < self._head:
-            heappush(self._aside, (position, parent))
+        if not followers and (position := self._position_at[parent]) >= self._oldest:
+            heappush(self._aside, (-position, parent))
         return block
+
+    def _take_together(self, count: int) -> Ids | None:
+        """The oldest ``count`` at once, where these are whole ends of chains; None elsewhere.
+
+        None, too, where one is the last that a block was waiting for which came up before.
+        """
+        chains, start = self._chains, max(self._newest, self._oldest - 2 * count)
+        window = self._queue[start : self._oldest]
+        entries = self._numbers[start : self._oldest]
+        valid = np.flatnonzero(self._position[window] == entries)[: -count - 1 : -1]
+        if len(valid) < count:
+            return None
+        blocks = window[valid]
+        parents = chains.parent[blocks]
+        chains.unlink(blocks)
+        waited = parents[self._position[parents] >= self._oldest]
+        if chains.children[blocks].any() or not chains.children[waited].all():
+            for block, parent in zip(blocks.tolist(), parents.tolist(), strict=True):
+                chains.parent_at[block] = parent
+                chains.children_at[parent] += 1
+            return None
+        self._position[blocks] = _NOWHERE
+        self._oldest = start + int(valid[-1])
+        return blocks
 
     def _next_leaf(self) -> int:
         """The oldest of those that stepped aside, else the first in the queue that is a leaf."""
         children, positions = self._chains.children_at, self._position_at
         while self._aside:
             position, block = heappop(self._aside)
-            if positions[block] == position and not children[block]:
+            if positions[block] == -position and not children[block]:
                 return block
         while True:
-            block = self._queue_at[self._head]
-            valid = positions[block] == self._head
-            self._head += 1
-            if valid and not children[block]:
+            self._oldest -= 1
+            block = self._queue_at[self._oldest]
+            if positions[block] == self._oldest and not children[block]:
                 return block
 
     def _renumber(self) -> None:
         """Start the queue anew with what is in it; those aside come first again."""
         blocks = self.blocks()
         blocks = blocks[np.argsort(self._position[blocks])]
-        self._position[blocks] = self._numbers[: len(blocks)]
-        self._queue[: len(blocks)] = blocks
-        self._head, self._tail = 0, len(blocks)
+        self._oldest = len(self._queue)
+        self._newest = self._oldest - len(blocks)
+        self._position[blocks] = self._numbers[self._newest :]
+        self._queue[self._newest :] = blocks
         self._aside.clear()

@@ -166,7 +166,7 @@ class RefCountAllocator(CountedBlocks):
         cached = self._states.cached
         blocks = np.array([block for block in ids.tolist() if block in cached], dtype=np.int64)
         cached.remove(blocks)
-        cached.add(blocks[::-1])
+        cached.add(blocks)
 
     def evict_lru_blocks(self, count: int) -> bool:
         """Free the cached blocks used longest ago, leaves first; False, and none, if too few."""

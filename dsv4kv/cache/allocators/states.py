@@ -17,6 +17,7 @@ from dsv4kv.cache.allocators.leaves import LeafQueue
 ReleasePolicy = Literal["lru", "ref_zero"]
 
 _ID_BYTES = 8
+_FEW = 8  # evicted one by one in less time than together
 
 
 class BlockStates:
@@ -71,7 +72,7 @@ class BlockStates:
         chains = self.chains
         self.claims.clear(ids)
         chains.live_at[chains.parent_at[ids.item(0)]] -= 1
-        self.cached.add(ids[::-1])
+        self.cached.add(ids)
         return True
 
     def put_down(self, ids: Ids) -> None:
@@ -94,15 +95,21 @@ class BlockStates:
         if self.policy == "ref_zero":
             self._free(ids)
             return
-        self.cached.add(ids[::-1])
+        self.cached.add(ids)
         self._astray = self._astray or bool(self.chains.live[ids].any())
 
     def evict(self, count: int) -> Ids:
         """Free the oldest leaves; ``num_evictable`` must be at least ``count``."""
-        ids = self.cached.take(count)
-        self.hashes.drop(ids)
-        self.stack.release(ids)
-        return ids
+        if count > _FEW:
+            ids = self.cached.take(count)
+            self.hashes.drop(ids)
+            self.stack.release(ids)
+            return ids
+        blocks = [self.cached.take_one() for _ in range(count)]
+        for block in blocks:
+            self.hashes.drop_one(block)
+            self.stack.release_one(block)
+        return np.array(blocks, dtype=np.int64)
 
     def _is_whole(self, ids: Ids) -> bool:
         """Whether ids are a registered chain to its end, held once, of which nothing else lives.
@@ -113,7 +120,7 @@ class BlockStates:
             return False
         if not self.claims.are_chain(ids):
             return False
-        return self.chains.parent[ids].tobytes()[_ID_BYTES:] == ids.tobytes()[:-_ID_BYTES]
+        return ids.tobytes().startswith(self.chains.parent[ids].tobytes()[_ID_BYTES:])
 
     def _free(self, ids: Ids) -> None:
         self.chains.unlink(ids)

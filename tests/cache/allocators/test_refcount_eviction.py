@@ -113,6 +113,22 @@ def test_many_at_once_are_those_that_go_one_by_one(trunk_first: bool) -> None:
         assert left[0] == left[1]
 
 
+@pytest.mark.parametrize("count", [9, 10, 11])
+def test_a_block_that_came_up_before_goes_as_soon_as_nothing_follows_it(count: int) -> None:
+    """Also where all that followed it go together."""
+    allocator = RefCountAllocator(30)
+    old = cached(allocator, *range(10, 20))
+    cached(allocator, 30)
+    allocator.update_timestamps(old[1:])
+    cached(allocator, 40)
+    assert allocator.evict_lru_blocks(1)  # 10 comes up and waits, 30 goes
+    assert not allocator.find_kv_blocks([30]).size
+    assert allocator.evict_lru_blocks(count)
+    assert allocator.num_cached == 11 - count
+    assert allocator.find_kv_blocks(range(10, 20)).size == max(0, 10 - count)
+    assert allocator.find_kv_blocks([40]).size == (count < 11)
+
+
 def test_blocks_are_evicted_when_memory_is_short() -> None:
     allocator = RefCountAllocator(5)
     cached(allocator, 10, 11, 12)

@@ -1,16 +1,18 @@
-"""In any order of calls free, held and cached blocks are those of a plain model."""
+"""In any order of calls free, held, cached and evicted blocks are those of a plain model."""
 
 from collections import Counter
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from dsv4kv.cache.allocators import states
 from dsv4kv.cache.allocators.refcount import RefCountAllocator
 from tests.cache.allocators.blocks import state
 
-HASHES = list(range(1, 9))
+HASHES = list(range(1, 32))
 
 
 def parent_of(hash_: int) -> int:
@@ -21,13 +23,42 @@ def parent_of(hash_: int) -> int:
 class RefCountMachine(RuleBasedStateMachine):
     """Owners hold lists of blocks, any of them, in any order; blocks are registered at will."""
 
-    @initialize(blocks=st.integers(1, 9), policy=st.sampled_from(["lru", "ref_zero"]))
-    def build(self, blocks: int, policy: str) -> None:
+    @initialize(
+        blocks=st.integers(1, 16),
+        policy=st.sampled_from(["lru", "ref_zero"]),
+        few=st.sampled_from([0, states._FEW]),
+    )
+    def build(self, blocks: int, policy: str, few: int) -> None:
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(states, "_FEW", few)  # more are evicted together
         self.allocator = RefCountAllocator(blocks + 1, policy)  # type: ignore[arg-type]
         self.blocks, self.policy = blocks, policy
         self.owners: list[list[int]] = []
         self.hashes: dict[int, int] = {}
         self.parents: dict[int, int] = {}
+        self.used: dict[int, int] = {}
+        self.now = 0
+
+    def teardown(self) -> None:
+        if hasattr(self, "patch"):
+            self.patch.undo()
+
+    def use(self, blocks: list[int]) -> None:
+        """Cached blocks become the newest, the last to go first."""
+        for block in reversed(blocks):
+            if block in self.cached:
+                self.now += 1
+                self.used[block] = self.now
+
+    def next_to_go(self, count: int) -> set[int]:
+        """Again and again the block used longest ago that no other follows."""
+        left, gone = set(self.hashes), set[int]()
+        for _ in range(count):
+            above = {self.parents.get(block) for block in left}
+            leaf = min(left & self.cached - above, key=lambda block: self.used[block])
+            left.remove(leaf)
+            gone.add(leaf)
+        return gone
 
     @property
     def refs(self) -> Counter[int]:
@@ -60,21 +91,27 @@ class RefCountMachine(RuleBasedStateMachine):
         matched = data.draw(st.lists(st.sampled_from(sorted(self.hashes) or [0]), max_size=2))
         matched = matched if self.hashes else []
         unused, before = self.allocator.num_unused, state(self.allocator)
+        resting = [block for block in dict.fromkeys(matched) if block in self.cached]
+        tried = self.allocator.is_memory_available(count, len(resting))
         ids = self.allocator.allocate_memory_blocks(count, np.array(matched, dtype=np.int64))
         if ids is None:
             if not matched:
                 assert state(self.allocator) == before
                 assert count > unused + len(self.cached - self.kept())
+            if tried:
+                self.use(resting)
             return
         gone = set(ids.tolist()) & set(self.hashes)
         assert not gone & set(matched)
         self.owners += [[block] for block in matched]
         assert not gone & self.kept()
+        expected = self.next_to_go(max(count - unused, 0))
         evicted = {b for b in self.hashes if not self.allocator._states.hashes.of_block[b]}
-        assert len(evicted) == max(count - unused, 0)
-        assert not any(self.parents.get(block) in evicted for block in set(self.hashes) - evicted)
+        assert evicted == expected
         self.forget(evicted)
         self.owners.append(ids.tolist())
+        for block in data.draw(st.sampled_from([[], ids.tolist()])):
+            self.name(block, data)
 
     @precondition(lambda self: self.owners)
     @rule(data=st.data())
@@ -96,38 +133,47 @@ class RefCountMachine(RuleBasedStateMachine):
     def release(self, data: st.DataObject) -> None:
         owner = self.owners.pop(data.draw(st.integers(0, len(self.owners) - 1)))
         self.allocator.release_memory_blocks(np.array(owner, dtype=np.int64))
+        self.use(list(dict.fromkeys(owner)))
         if self.policy == "ref_zero":
             self.forget({block for block in owner if not self.refs[block]})
 
-    @precondition(lambda self: self.refs)
-    @rule(data=st.data(), hash_=st.sampled_from(HASHES))
-    def register(self, data: st.DataObject, hash_: int) -> None:
-        block = data.draw(st.sampled_from(sorted(self.refs)))
+    @precondition(lambda self: bool(set(self.refs) - set(self.hashes)))
+    @rule(data=st.data())
+    def register(self, data: st.DataObject) -> None:
+        self.name(data.draw(st.sampled_from(sorted(set(self.refs) - set(self.hashes)))), data)
+
+    def name(self, block: int, data: st.DataObject) -> None:
+        """Let a block follow any that has a hash, or none."""
+        known = {0, *self.hashes.values()}
+        hash_ = data.draw(st.sampled_from([h for h in HASHES if parent_of(h) in known]))
         parent = parent_of(hash_)
-        known = self.allocator.find_kv_blocks([parent])
-        if block in self.hashes or (parent and not known.size) or block in known:
-            return
+        above = self.allocator.find_kv_blocks([parent]).tolist()
         self.allocator.register_kv_block_hashes(np.array([block]), [hash_], [parent])
         self.hashes[block] = hash_
-        if parent:
-            self.parents[block] = int(known[0])
+        if above:
+            self.parents[block] = above[0]
 
-    @rule(count=st.integers(0, 9))
-    def evict(self, count: int) -> None:
+    @precondition(lambda self: self.cached)
+    @rule(count=st.integers(0, 9), data=st.data())
+    def evict(self, count: int, data: st.DataObject) -> None:
+        if data.draw(st.booleans()):
+            count = min(count, len(self.cached))
         before, kept = state(self.allocator), self.kept()
+        enough = count <= len(self.cached - kept)
+        expected = self.next_to_go(count) if enough else set()
         if not self.allocator.evict_lru_blocks(count):
-            assert count > len(self.cached - kept)
+            assert not enough
             assert state(self.allocator) == before
             return
         gone = {b for b in self.hashes if not self.allocator._states.hashes.of_block[b]}
-        assert len(gone) == count
-        assert gone <= self.cached - kept
-        assert not any(self.parents.get(block) in gone for block in set(self.hashes) - gone)
+        assert gone == expected
         self.forget(gone)
 
-    @rule()
-    def touch(self) -> None:
-        self.allocator.update_timestamps(np.arange(self.blocks))
+    @rule(data=st.data())
+    def touch(self, data: st.DataObject) -> None:
+        some = data.draw(st.lists(st.integers(0, self.blocks - 1), unique=True))
+        self.allocator.update_timestamps(np.array(some, dtype=np.int64))
+        self.use(some)
 
     @invariant()
     def reference_counts_equal_owners(self) -> None:
@@ -152,4 +198,4 @@ class RefCountMachine(RuleBasedStateMachine):
 
 
 TestRefCounts = RefCountMachine.TestCase
-TestRefCounts.settings = settings(max_examples=150, stateful_step_count=30)
+TestRefCounts.settings = settings(max_examples=150, stateful_step_count=50)

@@ -133,7 +133,8 @@ class PromptCache:
         """The last shared block found behind which a request can go on; plans its checkpoints."""
         if self._strategy.kind in ("full", "zero"):
             return served.found
-        keys, store, resumed = served.keys.tolist(), self.checkpoints, served.found
+        store, resumed = self.checkpoints, served.found
+        keys = served.keys[:resumed].tolist()
         while resumed and keys[resumed - 1] not in store:
             resumed -= 1
         if resumed:
@@ -142,7 +143,7 @@ class PromptCache:
         places = self._strategy.places_to_keep(
             resumed * self._tokens,
             (resumed if periodic else served.found) * self._tokens,
-            min(len(keys), served.prompt_tokens // self._tokens) * self._tokens,
+            min(len(served.keys), served.prompt_tokens // self._tokens) * self._tokens,
         )
         served.marks = [place // self._tokens for place in reversed(places)]
         return resumed

@@ -46,8 +46,8 @@ class ReuseTally:
         return Losses(**self.lost)
 
     def store(self, keys: Ids) -> None:
-        """Remember that blocks were cached once."""
-        self._stored.update(keys.tolist())
+        """Remember that blocks of a chain were cached once, as those before them were."""
+        self._stored.update(keys[_leading(keys, self._stored) :].tolist())
 
     def count(self, served: Served, hit: Hit) -> None:
         """Count a first admission, in shared blocks.
@@ -55,7 +55,7 @@ class ReuseTally:
         ``served.position`` is where it goes on: less than what it resumes where a window is
         computed again.
         """
-        size, keys = self.shared_tokens, served.keys.tolist()
+        size, keys = self.shared_tokens, served.keys
         saved, seen_tokens = served.position, self._see(served)
         seen = min(seen_tokens // size, len(keys))
         usable = min(seen, (served.input_tokens - 1) // size)
@@ -79,13 +79,15 @@ class ReuseTally:
     def _see(self, served: Served) -> int:
         """Tokens of a prompt that an earlier one had, as far as ids tell; now it was seen, too."""
         known = _leading(served.ids, self._seen)
-        self._seen.update(served.ids)
+        self._seen.update(served.ids[known:])
         return min(known * served.id_tokens, served.input_tokens)
 
 
-def _leading(keys: Sequence[int], known: set[int]) -> int:
+def _leading(keys: Sequence[int] | Ids, known: set[int]) -> int:
     """How many leading keys are known: a key is never known without those before it."""
     low, high = 0, len(keys)
+    if not high or keys[-1] in known:  # often all
+        return high
     while low < high:
         middle = (low + high) // 2
         if keys[middle] in known:

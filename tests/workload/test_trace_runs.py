@@ -32,7 +32,11 @@ def test_runs_are_the_numbers_they_were_made_of(numbers: list[int], offset: int)
     assert expected == runs
     assert (len(runs), tuple(runs), hash(runs)) == (len(expected), expected, hash(expected))
     assert [runs[i] for i in range(-len(expected), len(expected))] == [*expected, *expected]
-    assert runs[1:4] == expected[1:4]
+
+
+@given(IDS, st.slices(12))
+def test_slices_of_runs_are_those_of_the_numbers(numbers: list[int], part: slice) -> None:
+    assert IdRuns.of(numbers)[part] == tuple(numbers[part])
 
 
 @given(IDS)

@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Self, overload
 
 import numpy as np
@@ -72,15 +73,25 @@ class IdRuns(Sequence[int]):
     @overload
     def __getitem__(self, index: slice) -> tuple[int, ...]: ...
     def __getitem__(self, index: int | slice) -> int | tuple[int, ...]:
-        if isinstance(index, slice):
+        places = range(len(self))[index]
+        if isinstance(places, int):
+            run = int(self._ends.searchsorted(places, side="right"))
+            return int(self.starts[run]) + places - int(self._ends[run] - self.counts[run])
+        if places.step != 1:
             return tuple(self)[index]
-        place = range(len(self))[index]
-        run = int(self._ends.searchsorted(place, side="right"))
-        return int(self.starts[run]) + place - int(self._ends[run] - self.counts[run])
+        return tuple(islice(self._from(places.start), len(places)))
 
     def __iter__(self) -> Iterator[int]:
-        for start, count in zip(self.starts.tolist(), self.counts.tolist(), strict=True):
-            yield from range(start, start + count)
+        return self._from(0)
+
+    def _from(self, place: int) -> Iterator[int]:
+        """Numbers from a place on; only the runs from there are looked at."""
+        run = int(self._ends.searchsorted(place, side="right"))
+        before = int(self._ends[run - 1]) if run else 0
+        starts, counts = self.starts[run:].tolist(), self.counts[run:].tolist()
+        for start, count in zip(starts, counts, strict=True):
+            yield from range(start + max(0, place - before), start + count)
+            before += count
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence):

@@ -1,12 +1,10 @@
 """docs/compare.md: its commands are understood, and its outputs are what is printed."""
 
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 import yaml
 from typer.testing import CliRunner
 
@@ -28,17 +26,6 @@ CHANGES: dict[str, dict[str, Any]] = {
     "elsewhere.json": {"cpu": "Arm Neoverse-V2", "cpu_count": 72},
 }
 WORKFLOW = next(text for kind, text in BLOCKS if kind == "yaml")
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_of_the_page_is_understood(command: str) -> None:
-    words = shlex.split(re.sub(r"\$\{\{.*?\}\}", "main", command), comments=True)
-    arguments = words[1 : words.index(">") if ">" in words else None]
-    found: Any = typer.main.get_command(app)
-    while hasattr(found, "commands"):
-        name, *arguments = arguments
-        found = found.commands[name]
-    found.make_context(name, arguments)
 
 
 def test_the_page_shows_every_command_of_the_house_of_results() -> None:

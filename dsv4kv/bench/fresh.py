@@ -27,6 +27,7 @@ OWN_TREE = Path(dsv4kv.__file__).resolve().parents[1]
 
 _GRACE_S = 60.0  # for an interrupted process to save what it has
 _INTERRUPTED = 130
+_STOPPED = "stopped before anything was measured"
 _NO_MEMORY = ("out of memory", "MemoryError", "not enough memory", "can't allocate memory")
 
 Status = Literal["complete", "incomplete", "failed", "crashed", "timeout", "out_of_memory"]
@@ -133,6 +134,8 @@ class _Running:
         status, error = _classify(code, told) if record is None else _from_record(record)
         if end == "timeout":
             status, error = "timeout", f"still ran after {timeout_s:,.0f} s and was ended"
+        elif end == "interrupted" and record is None:  # however it died: Ctrl-C was the reason
+            status, error = "incomplete", _STOPPED
         return Outcome(
             task=self.task,
             started=self.started,
@@ -212,7 +215,7 @@ def _classify(code: int, told: str) -> tuple[Status, str | None]:
     lines = [line.strip() for line in told.splitlines() if line.strip()]
     last = lines[-1] if lines else "no word of why"
     if code == _INTERRUPTED:
-        return "incomplete", "stopped before anything was measured"
+        return "incomplete", _STOPPED
     if code == -signal.SIGKILL:
         return "out_of_memory", "killed by SIGKILL, as systems do where memory runs out"
     if any(sign in last for sign in _NO_MEMORY):

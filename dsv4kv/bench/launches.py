@@ -77,7 +77,7 @@ def merge(outcomes: Sequence[Outcome], request: Request) -> RunRecord:
     launches = [_describe(index, outcome) for index, outcome in enumerate(outcomes)]
     started = outcomes[0].started if outcomes else datetime.now(UTC)
     ended = outcomes[-1].ended if outcomes else started
-    model = records[0] if records else _empty_record(request)
+    model = records[0] if records else _empty_record(request, started.isoformat())
     return model.model_copy(
         update={
             "run_id": new_run_id(request.loaded.config.name, started),
@@ -127,13 +127,13 @@ def _worst(launches: Sequence[Launch], wanted: int) -> str:
     return "complete" if statuses == {"complete"} and len(launches) == wanted else "incomplete"
 
 
-def _empty_record(request: Request) -> RunRecord:
+def _empty_record(request: Request, started_utc: str) -> RunRecord:
     """The frame of a record where no launch left one."""
     loaded = request.loaded
     return RunRecord(
         run_id="",
-        started_utc="",
-        ended_utc="",
+        started_utc=started_utc,
+        ended_utc=started_utc,
         status="failed",
         argv=[],
         reproduce="",

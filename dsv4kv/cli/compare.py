@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _EXIT_CODES = {"SAME": 0, "FASTER": 0, "SLOWER": 1, "UNCLEAR": 3}
 _INTERRUPTED = 130
+_LAUNCHES = 7  # of each side
 
 EPILOG = """\
 [bold]Examples[/bold]
@@ -41,7 +42,7 @@ def compare(
     config: options.Config = None,
     set_: options.Settings = None,
     axis: options.Axes = None,
-    launches: options.Launches = 7,
+    launches: options.Launches = None,
     turns: options.Turns = None,
     baseline: options.Baseline = None,
     save_baseline: options.SaveBaseline = None,
@@ -58,19 +59,24 @@ def compare(
     A launch is the unit: each gives one median per quantity, and the verdict is made over them.
     SLOWER as soon as one quantity is; UNCLEAR where the mean of all is, or something is missing.
     """
+    from dsv4kv.compare.baselines import check_name
     from dsv4kv.compare.floor import parse_floor
     from dsv4kv.errors import ConfigError
 
     if fail_on not in ("slower", "unclear"):
         raise ConfigError(f"--fail-on {fail_on}: choose slower or unclear.")
+    _refuse(as_json and as_markdown, "--json and --markdown were given: choose one of them.")
+    if save_baseline:
+        check_name(save_baseline)  # now, not when all has been measured
     smallest = parse_floor(floor)
     before: Side | None
     if ab:
         _refuse(sides or baseline, "--ab measures both sides now: leave records out.")
-        duel = _plan(ab, config, set_ or [], axis or [], launches, turns)
+        duel = _plan(ab, config, set_ or [], axis or [], launches or _LAUNCHES, turns)
         before, after, interrupted = _measure(duel, out)
     else:
-        _refuse(config or set_ or axis or turns, "--config, --set, --axis and --turns need --ab.")
+        given = config or set_ or axis or launches or turns
+        _refuse(given, "--config, --set, --axis, --launches and --turns need --ab.")
         before, after = _stored(sides or [], baseline, save_baseline, out)
         interrupted = False
         _refuse(html and before is None, "--html shows a comparison: name a second side.")

@@ -33,7 +33,10 @@ Settings = Annotated[
 ]
 Axes = Annotated[list[str] | None, _ab("KEY=A,B,…", "Sweep a setting of both.")]
 Launches = Annotated[
-    int, typer.Option(min=1, help="Fresh processes of each side.", rich_help_panel=_AB)
+    int | None,
+    typer.Option(
+        min=1, help="Fresh processes of each side.", show_default="7", rich_help_panel=_AB
+    ),
 ]
 Turns = Annotated[
     str | None,

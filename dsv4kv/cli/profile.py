@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from dsv4kv.bench.profile_plan import Plan, Tool
 
 _STEP = "step"
@@ -101,6 +103,10 @@ def profile(
     FlashMLA and TensorRT-LLM are known by what they do to the KV cache.
     """
     wanted = _chosen({"nsys": nsys, "ncu": ncu, "torch": torch, "auto": auto}, from_, diff)
+    of_a_run = {"CONFIG": config, "--set": set_, "--steps": steps, "--kernel": kernel}
+    of_a_run |= {"--memory": memory, "--print-command": print_command}
+    of_a_file = {"--step": step != _STEP}
+    _refuse_idle(of_a_file if from_ is None and diff is None else of_a_run, timeline or [], diff)
     if diff is not None:
         _show_diff(diff, step, full=full)
     elif from_ is not None:
@@ -126,6 +132,23 @@ def _chosen(
         raise ConfigError("--nsys, --ncu, --torch, --auto, --from and --diff: choose one of them.")
     names: dict[str, Tool] = {"nsys": "nsys", "ncu": "ncu", "torch": "torch"}
     return next((names[name] for name in given if name in names), None)
+
+
+def _refuse_idle(
+    options: "Mapping[str, object]", timelines: list[Path], diff: tuple[Path, Path] | None
+) -> None:
+    """Refuse options that would do nothing here, and timelines before anything takes its time."""
+    from dsv4kv.errors import ConfigError
+    from dsv4kv.report.timeline_files import refuse_other_names
+
+    idle = [name for name, given in options.items() if given]
+    idle += ["--timeline"] if diff and timelines else []
+    if idle:
+        raise ConfigError(
+            f"{', '.join(idle)}: of no use here. --from and --diff show profiles that exist, with "
+            "--step; what is to be run is told with CONFIG, --set, --steps, --kernel and --memory."
+        )
+    refuse_other_names(timelines)
 
 
 def _make_plan(

@@ -38,6 +38,7 @@ def report(
     """Show saved runs again: machine, cache, rates, latencies and checks."""
     from dsv4kv.errors import RecordError
 
+    _refuse_two(as_json, export, html or charts, schema)
     if schema:
         from dsv4kv.report.schema import schema_text
 
@@ -51,6 +52,15 @@ def report(
         _export(runs, export)
     else:
         _show(runs, as_json=as_json)
+
+
+def _refuse_two(*given: object) -> None:
+    from dsv4kv.errors import ConfigError
+
+    forms = ("--json", "--export", "--html or --charts", "--schema")
+    chosen = [form for form, value in zip(forms, given, strict=True) if value]
+    if len(chosen) > 1:
+        raise ConfigError(f"{' and '.join(chosen)} were given: choose one of them.")
 
 
 def _show(runs: list[Path], *, as_json: bool) -> None:

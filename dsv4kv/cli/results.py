@@ -83,11 +83,12 @@ def prune(
         raise ConfigError("nothing says what to remove: give --keep, --older-than or --status.")
     chosen = choose(list_entries(folder), keep=keep, older_than_days=older_than, status=status)
     for entry in chosen:
+        if yes:
+            remove(folder, [entry])
         typer.echo(f"{'removed' if yes else 'would remove'} {folder / entry.file}")
-    if yes:
-        remove(folder, chosen)
-    elif chosen:
-        typer.echo(f"{len(chosen)} runs: --yes removes them.", err=True)
+    if chosen and not yes:
+        told = "1 run: --yes removes it." if len(chosen) == 1 else ""
+        typer.echo(told or f"{len(chosen)} runs: --yes removes them.", err=True)
 
 
 def _table(entries: "list[Entry]") -> "Table":
@@ -128,6 +129,7 @@ def _find(entries: "list[Entry]", run: str, folder: Path) -> "Entry":
         return readable[-1]
     names = {Path(entry.file).stem: entry for entry in readable}
     found = [name for name in names if name.startswith(run) or name.endswith(run)]
+    found = [run] if run in names else found
     if len(found) == 1:
         return names[found[0]]
     told = f"fits {', '.join(found)}" if found else f"fits no run in {folder}"

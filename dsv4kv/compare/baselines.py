@@ -59,9 +59,18 @@ def list_baselines(results: Path) -> list[str]:
     return sorted(path.stem for path in (results / FOLDER).glob("*.json"))
 
 
-def _path(name: str, results: Path) -> Path:
+def check_name(name: str) -> None:
+    """Whether a baseline may have that name.
+
+    Raises:
+        ConfigError: It may not.
+    """
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"{name!r} is no name for a baseline: letters, digits, dots, hyphens and underscores."
         )
+
+
+def _path(name: str, results: Path) -> Path:
+    check_name(name)
     return results / FOLDER / f"{name}.json"

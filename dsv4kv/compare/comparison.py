@@ -15,6 +15,8 @@ from dsv4kv.report.quantities import Quantity
 from dsv4kv.report.sweep import axis_text
 from dsv4kv.units import format_bytes
 
+OTHER_WORK = "other work"
+
 
 @dataclass(frozen=True)
 class Row:
@@ -42,7 +44,8 @@ class Comparison:
         after: The side that is judged.
         floor: The smallest change that counts.
         rows: Every quantity of both sides.
-        overall: The verdict on the geometric mean of all rows; None without a row.
+        overall: The verdict on the geometric mean of all rows but those of other work; None
+            without such a row.
         in_turns: Whether launches of both sides took turns step by step, and are judged in pairs.
         virtual: Whether all times are those of a model, and changes exact.
         missing: Quantities that only one side has, and which one.
@@ -95,16 +98,18 @@ def compare(
 ) -> Comparison:
     """Judge every quantity that both sides have; the likeness of the sides is checked before."""
     first, second = list_launched(before), list_launched(after)
-    shared = [q for q in first if q in second and _positive(first[q] + second[q])]
+    both = [quantity for quantity in first if quantity in second]
+    shared = [q for q in both if _positive(first[q] + second[q])]
     verdicts = len(shared) + 1  # and the mean
     pairs = {q: pair_up(first[q], second[q]) for q in shared}
     rows = tuple(_row(q, first[q], second[q], pairs[q], floor.value, verdicts) for q in shared)
+    alike = {q: pairs[q] for q in shared if not _other_work(first[q], second[q], floor.value)}
     return Comparison(
         before=before,
         after=after,
         floor=floor,
         rows=rows,
-        overall=_judge_all(first, second, pairs, floor.value),
+        overall=_judge_all(first, second, alike, floor.value, verdicts),
         in_turns=any(pairs.values()),
         virtual=bool(rows) and all(_is_virtual(first[q] + second[q]) for q in shared),
         missing=tuple(
@@ -113,7 +118,10 @@ def compare(
             for quantity in own
             if quantity not in other
         ),
-        losses=tuple(loss for side in (before, after) for loss in tell_losses(side)),
+        losses=(
+            *(loss for side in (before, after) for loss in tell_losses(side)),
+            *(f"{q} is too short for this clock: 0 ns" for q in both if q not in shared),
+        ),
         differences=tuple(differences),
         intended=intended,
     )
@@ -134,12 +142,8 @@ def _row(
         judgement = judge_pairs(list(pairs.values()), floor, verdicts)
     else:
         judgement = judge(*sides, floor, verdicts)
-    sizes = [_bytes_per_call(launches) for launches in (before, after)]
-    if abs(sizes[1] - sizes[0]) > floor * sizes[0]:
-        told = " against ".join(map(format_bytes, sizes))
-        judgement = replace(
-            judgement, verdict=Verdict.UNCLEAR, reason=f"other work: {told} a call"
-        )
+    if reason := _other_work(before, after, floor):
+        judgement = replace(judgement, verdict=Verdict.UNCLEAR, reason=reason)
     return Row(quantity, *sides, judgement)
 
 
@@ -157,6 +161,14 @@ def _is_virtual(launched: Sequence[Launched]) -> bool:
     return all(each.measured.virtual for each in launched)
 
 
+def _other_work(before: Sequence[Launched], after: Sequence[Launched], floor: float) -> str:
+    """How the bytes of a call differ by more than the floor; empty where they do not."""
+    sizes = [_bytes_per_call(launches) for launches in (before, after)]
+    if abs(sizes[1] - sizes[0]) <= floor * sizes[0]:
+        return ""
+    return f"{OTHER_WORK}: {' against '.join(map(format_bytes, sizes))} a call"
+
+
 def _bytes_per_call(launched: Sequence[Launched]) -> float:
     return sum(each.measured.bytes_per_call for each in launched) / len(launched)
 
@@ -171,9 +183,9 @@ def _judge_all(
     after: dict[Quantity, list[Launched]],
     pairs: dict[Quantity, Ratios],
     floor: float,
+    verdicts: int,
 ) -> Judgement | None:
     """The verdict on the geometric mean of rows; None without a launch that has them all."""
-    verdicts = len(pairs) + 1
     if any(pairs.values()):
         ratios = mean_of_rows(pairs)
         return judge_pairs(ratios, floor, verdicts) if ratios else None

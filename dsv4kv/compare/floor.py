@@ -49,7 +49,7 @@ def find_floor(configured: float, sides: tuple[Side, Side]) -> Floor:
     measured = read_noise_floor(calibration_path(), in_turns=took_turns(*sides))
     if measured is None:
         return Floor(configured, "as configured; this machine is not calibrated")
-    if machines != {here}:
+    if machines != {here} or not is_of_machine(calibration_path(), here):
         return Floor(configured, "as configured; the calibration is of another machine")
     if measured > configured:
         return Floor(measured, "noise floor of this machine, calibrated")
@@ -60,6 +60,13 @@ def calibration_path() -> Path:
     """Where ``dsv4kv doctor --calibrate`` leaves what it found."""
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return caches / "dsv4kv" / "calibration.json"
+
+
+def is_of_machine(path: Path, hostname_sha256: str) -> bool:
+    """Whether a calibration that is there was made on that machine: homes are often shared."""
+    machine = json.loads(path.read_text("utf-8")).get("machine")
+    found = machine.get("hostname_sha256") if isinstance(machine, dict) else None
+    return found in (None, hostname_sha256)
 
 
 def read_noise_floor(path: Path, *, in_turns: bool = False) -> float | None:

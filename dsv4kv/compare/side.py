@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from dsv4kv.errors import RecordError
+from dsv4kv.errors import ConfigError, RecordError
 from dsv4kv.report.quantities import Measured, Quantity, measured_in
 from dsv4kv.report.record import Case, RunRecord
 from dsv4kv.report.store import load_record
@@ -47,9 +47,13 @@ def load_side(text: str) -> Side:
     """Read a side: a record, several separated by commas, or a folder of them.
 
     Raises:
+        ConfigError: A comma with nothing before or behind it.
         RecordError: A file that cannot be read, or a folder without records.
     """
-    paths = [path for part in text.split(",") for path in _expand(Path(part))]
+    parts = [part.strip() for part in text.split(",")]
+    if not all(parts):
+        raise ConfigError(f"{text!r} names nothing beside a comma: give A1.json,A2.json.")
+    paths = [path for part in parts for path in _expand(Path(part))]
     return Side(text, tuple(load_record(path) for path in paths))
 
 

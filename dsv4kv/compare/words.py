@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from dsv4kv.compare.comparison import Comparison
+from dsv4kv.compare.comparison import OTHER_WORK, Comparison
 from dsv4kv.compare.side import Side, count_launches
 from dsv4kv.measure.verdict import CONFIDENCE, Judgement, Verdict
 from dsv4kv.report.record import Environment
@@ -52,7 +52,10 @@ def explain(comparison: Comparison) -> str:
         if comparison.in_turns
         else f"change of the median launch's time, {INTERVAL} over launches"
     )
-    return f"{what}, all {len(comparison.rows) + 1} verdicts at once; floor {comparison.floor}"
+    others = sum(row.judgement.reason.startswith(OTHER_WORK) for row in comparison.rows)
+    left_out = f"; the mean is without {OTHER_WORK} ({others} rows)" if others else ""
+    at_once = f"all {len(comparison.rows) + 1} verdicts at once"
+    return f"{what}, {at_once}; floor {comparison.floor}{left_out}"
 
 
 def _percent(ratio: float) -> str:

@@ -18,7 +18,7 @@ def examine(calibration: Path) -> Iterator[Check]:
     """Look at this machine; ``calibration`` is the file that a calibration leaves."""
     environment = capture_environment()
     yield from check_machine(environment)
-    yield _check_calibration(calibration)
+    yield _check_calibration(calibration, environment["hostname_sha256"])
     yield from check_software()
     yield from check_gpu(environment["versions"])
     has_gpu = environment["versions"]["driver"] is not None
@@ -28,8 +28,8 @@ def examine(calibration: Path) -> Iterator[Check]:
     yield from _check_device_clock()
 
 
-def _check_calibration(path: Path) -> Check:
-    from dsv4kv.compare.floor import read_noise_floor
+def _check_calibration(path: Path, hostname_sha256: str) -> Check:
+    from dsv4kv.compare.floor import is_of_machine, read_noise_floor
     from dsv4kv.errors import ConfigError
 
     name, enables = "calibration", "compare: what this machine does to equals is no change"
@@ -40,6 +40,8 @@ def _check_calibration(path: Path) -> Check:
         return Check("machine", name, "missing", str(error), enables, advice)
     if floor is None:
         return Check("machine", name, "missing", "none yet", enables, advice)
+    if not is_of_machine(path, hostname_sha256):
+        return Check("machine", name, "missing", "that of another machine", enables, advice)
     if floor > _WIDE:
         advice = f"a floor this wide hides changes. Again: {advice}"
         return Check("machine", name, "note", f"noise floor {floor * 100:.0f} %", enables, advice)

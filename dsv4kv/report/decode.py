@@ -4,6 +4,7 @@ from rich.table import Table
 
 from dsv4kv.measure.statistics import Estimate, divide, summarize
 from dsv4kv.report.cells import ABSENT, add_estimates, format_estimate, new_table
+from dsv4kv.report.numbers import latency_median
 from dsv4kv.report.record import Case
 
 _WAYS = {"decode_graph": "captured graph", "decode_eager": "launched one by one"}
@@ -17,13 +18,13 @@ def decode_table(case: Case) -> Table | None:
     if not ways:
         return None
     device = [summarize(found[f"{way}_device"]).estimate for way in ways]
-    host = [summarize(found[f"{way}_host"]).estimate for way in ways]
+    host = [latency_median(case, f"{way}_host") for way in ways]
     table = new_table("Decode steps", _compare(ways, device))
     table.add_column("step", no_wrap=True)
     table.add_column("samples", justify="right")
     columns = (
         add_estimates(table, "GPU,\nmedian µs", list(device), _NS_TO_US),
-        add_estimates(table, "host until launched,\nmedian µs", list(host), _NS_TO_US),
+        add_estimates(table, "host until launched,\nmedian µs", host, _NS_TO_US),
     )
     for way, *cells in zip(ways, *columns, strict=True):
         table.add_row(_WAYS[way], f"{len(found[f'{way}_device']):,}", *cells)

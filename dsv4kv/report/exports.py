@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dsv4kv.measure.statistics import summarize
-from dsv4kv.report.cells import format_estimate
+from dsv4kv.report.cells import ABSENT, format_estimate
 from dsv4kv.report.quantities import (
     Measured,
     by_quantity,
@@ -20,6 +20,9 @@ from dsv4kv.report.quantities import (
     over_launches,
 )
 from dsv4kv.report.record import Case, RunRecord
+
+PIPE = "\\|"
+"""What stands for a ``|`` inside a cell of Markdown."""
 
 _AXIS = "axis."
 
@@ -78,6 +81,7 @@ def _row(record: RunRecord, case: Case, measured: Measured) -> dict[str, Any]:
         "p99_ns": summary.percentiles.get(99.0),
         "bytes_per_call": measured.bytes_per_call or None,
         "gbps": rate.value if rate else None,
+        "gbps_half_width": rate.half_width if rate else None,
     }
 
 
@@ -88,12 +92,13 @@ def _cell(value: Any) -> Any:
 def _markdown(record: RunRecord) -> Iterator[str]:
     launches = len(record.launches) or 1
     told = f"{launches} launches" if launches > 1 else "one launch, interval within it"
-    yield f"**{record.run_id}** ({record.config_source}, {told})"
+    status = "" if record.status == "complete" else f", **{record.status}**"
+    yield f"**{record.run_id}** ({record.config_source}, {told}{status})"
     yield from ("", "| quantity | launches | median, µs | GB/s |", "|---|---:|---:|---:|")
     for quantity, group in by_quantity(list_measured(record)).items():
         name = f"{quantity.axis}: {quantity}" if quantity.axis else str(quantity)
-        median, rate = _estimates(group)
-        yield f"| {name} | {len(group)} | {median} | {rate} |".replace("–", "")
+        median, rate = (cell.replace(ABSENT, "") for cell in _estimates(group))
+        yield f"| {name.replace('|', PIPE)} | {len(group)} | {median} | {rate} |"
     yield ""
 
 

@@ -1,9 +1,10 @@
 """The index of a folder of records: what each is, without reading them all again.
 
 The files are the truth and the index only remembers them. An entry counts while its file has the
-size and time it had; everything else is read again. So an index that is missing, old, cut short,
-or written by two programs at once costs time and nothing more, and if it cannot be written it is
-made again next time.
+size and time it had; everything else is read again, and so is what could not be read: the reason
+may be gone, as with a newer dsv4kv, and the file as it was. So an index that is missing, old, cut
+short, or written by two programs at once costs time and nothing more, and if it cannot be written
+it is made again next time.
 """
 
 import json
@@ -14,7 +15,7 @@ from pydantic import ValidationError
 
 from dsv4kv.errors import RecordError
 from dsv4kv.files import replacing
-from dsv4kv.report.part import Part
+from dsv4kv.report.part import Moment, Part
 from dsv4kv.report.record import RunRecord
 from dsv4kv.report.store import load_record
 
@@ -26,7 +27,7 @@ class Summary(Part):
 
     run_id: str
     """Name of the run."""
-    started_utc: str
+    started_utc: Moment
     """Start, ISO 8601."""
     status: str
     """Worst status of its cases."""
@@ -96,7 +97,11 @@ def _entry(path: Path, known: Entry | None) -> Entry | None:
         facts = path.stat()
     except FileNotFoundError:  # another program has removed it meanwhile
         return None
-    if known and (known.size_bytes, known.modified_ns) == (facts.st_size, facts.st_mtime_ns):
+    if (
+        known
+        and known.summary
+        and (known.size_bytes, known.modified_ns) == (facts.st_size, facts.st_mtime_ns)
+    ):
         return known
     summary, problem = None, None
     try:

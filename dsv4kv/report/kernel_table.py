@@ -55,7 +55,7 @@ def build_table(
     gaps, nodes = find_gaps(trace), np.unique(work.node[work.node > 0])
     inside = work.step >= 0 if len(trace.steps_ns) else np.ones(len(work), dtype=np.bool_)
     chosen, outside = np.flatnonzero(inside), np.flatnonzero(~inside)
-    classes = _Classes(trace.names, rules)
+    classes, steps = _Classes(trace.names, rules), _count_steps(trace)
     groups = _equal(chosen, classes.keys(work)[chosen])
     kernels = [_row(trace, rows, gaps, nodes, classes) for rows in groups]
     kernels.sort(key=lambda row: -row.total_ns)
@@ -66,14 +66,24 @@ def build_table(
         devices=_devices(trace),
         kernels=_with_bytes(kernels, operations),
         operations=operations,
-        num_steps=len(trace.steps_ns),
+        num_steps=steps,
         steps=time_steps(trace, gaps),
         timeline=pick_step(trace, classes.rule_of),
         outside_calls=len(outside),
         outside_ns=int(work.self_ns[outside].sum()),
         warnings=trace.warnings,
-        notes=trace.notes,
+        notes=[*trace.notes, *_tell_idle(len(trace.steps_ns) - steps)],
     )
+
+
+def _count_steps(trace: Trace) -> int:
+    """Steps in which work was done: on a CPU all, on GPUs not those that launched nothing."""
+    step = trace.work.step
+    return len(trace.steps_ns) if on_cpu(trace.work) else len(np.unique(step[step >= 0]))
+
+
+def _tell_idle(steps: int) -> list[str]:
+    return [f"left out: {steps:,} step{'' if steps == 1 else 's'} without work"] if steps else []
 
 
 def _devices(trace: Trace) -> list[str]:

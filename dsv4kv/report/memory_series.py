@@ -46,6 +46,11 @@ def held_table(series: MemorySeries) -> Table:
     return table
 
 
+def share_percent(each: HeldUnits, count: int) -> float:
+    """So many of the units, of all there are."""
+    return count / each.units * 100 if each.units else 0.0
+
+
 def _row(each: HeldUnits, series: MemorySeries) -> list[str]:
     most = max(each.held, default=0)
     unit_bytes = sum(pool.unit_bytes for pool in series.pools if pool.unit == each.name)
@@ -54,7 +59,7 @@ def _row(each: HeldUnits, series: MemorySeries) -> list[str]:
         each.name,
         f"{each.units:,}",
         first,
-        f"{most:,} ({most / each.units * 100:.1f} %)",
+        f"{most:,} ({share_percent(each, most):.1f} %)",
         last,
         format_bytes(most * unit_bytes) if unit_bytes else ABSENT,
         spark_line(each.held, _WIDTH),

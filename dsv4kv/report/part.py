@@ -1,6 +1,19 @@
 """What every part of the run record has in common."""
 
-from pydantic import BaseModel, ConfigDict
+from datetime import datetime
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict
+
+
+def _check_moment(text: str) -> str:
+    if datetime.fromisoformat(text).tzinfo is None:
+        raise ValueError(f"{text} has no time zone: {text}Z would be UTC")
+    return text
+
+
+Moment = Annotated[str, AfterValidator(_check_moment)]
+"""A time as ISO 8601 with its zone, which can be held against any other."""
 
 
 class Part(BaseModel):

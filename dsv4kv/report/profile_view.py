@@ -1,5 +1,6 @@
 """A profile on a terminal: what spoils it, where a step's time went, and the tables."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 from rich.console import RenderableType
@@ -61,7 +62,7 @@ def tell_profile(
         yield Finding("note", _outside(table))
     yield ""
     if table.steps:
-        yield steps_table(table.steps, on_cpu=_on_cpu(table))
+        yield steps_table(table.steps, table.num_steps, on_cpu=_on_cpu(table))
         if _on_cpu(table):
             yield Finding("note", _added_up(table.steps))
         yield ""
@@ -110,14 +111,15 @@ def _tell_names(table: KernelTable) -> Iterator[RenderableType]:
     yield view
 
 
-def steps_table(steps: StepTimes, *, on_cpu: bool) -> Table:
+def steps_table(steps: StepTimes, count: int, *, on_cpu: bool) -> Table:
     """Where the time of a step went: medians over steps, and over GPUs where there are more.
 
     Medians do not add up; shares do, which are of all steps together.
     """
     labels = _ON_CPU if on_cpu else _ON_GPU
     columns = [getattr(steps, name) for name in labels.values()]
-    view = new_table("A step", f"{len(steps.host_ns):,} of them, µs")
+    gpus = f" on {len(set(steps.device)):,} GPUs" if len(steps.host_ns) > count else ""
+    view = new_table("A step", f"{count:,} of them{gpus}, µs")
     view.add_column("", no_wrap=True)
     medians = [summarize(column).estimate for column in columns]
     cells = add_estimates(view, "median", list(medians), _NS_TO_US)
@@ -164,7 +166,8 @@ def memory_table(audit: MemoryAudit) -> Table:
 
 def _describe(profile: Profile, table: KernelTable) -> str:
     tool = f"{table.tool} ({table.tool_version})" if table.tool_version else table.tool
-    gpus = f", {', '.join(table.devices)}" if table.devices else ""
+    counted = Counter(table.devices).items()
+    gpus = "".join(f", {n} × {name}" if n > 1 else f", {name}" for name, n in counted)
     return f"profiled with {tool}{gpus}: {profile.why}{_requests(profile.step_requests)}"
 
 

@@ -32,7 +32,7 @@ def choose(
     """
     if status is not None and status not in _STATUSES:
         raise ConfigError(f"--status {status}: choose {', '.join(_STATUSES)}.")
-    before = (now or datetime.now(UTC)) - timedelta(days=older_than_days or 0)
+    before = _days_ago(now or datetime.now(UTC), older_than_days or 0)
     readable = [(entry, entry.summary) for entry in entries if entry.summary]
     readable.sort(key=lambda pair: _started(pair[1]))
     if keep is not None:
@@ -58,6 +58,12 @@ def remove(folder: Path, entries: Sequence[Entry]) -> None:
             raise RecordError(
                 f"{folder / entry.file} cannot be removed ({error.strerror})."
             ) from None
+
+
+def _days_ago(now: datetime, days: int) -> datetime:
+    """So long before ``now``, or as far back as dates go."""
+    earliest = datetime.min.replace(tzinfo=UTC)
+    return now - timedelta(days=min(days, (now - earliest).days))
 
 
 def _started(summary: Summary) -> datetime:

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, Self
 from pydantic import Field, model_validator
 
 from dsv4kv.report.memory_record import MemorySeries
-from dsv4kv.report.part import Part
+from dsv4kv.report.part import Moment, Part
 from dsv4kv.report.profile_record import Profile
 from dsv4kv.report.replay_record import ReplayResult
 from dsv4kv.report.telemetry_record import Telemetry
@@ -87,7 +87,7 @@ class CacheSummary(Part):
     """Layers of the whole model, without drafts."""
     block_tokens: int
     """Tokens of context one block covers."""
-    sharing: str
+    sharing: Literal["model", "type", "layer"]
     """``model``, ``type`` or ``layer``."""
     formats: dict[str, str]
     """Entry format per place: ``main``, ``window``, ``indexer``."""
@@ -156,7 +156,7 @@ class Verification(Part):
 class Memcpy(Part):
     """Bandwidth of a plain copy on this machine, in this run, on the same threads."""
 
-    bytes: int
+    bytes: int = Field(gt=0)
     """Bytes read plus bytes written by one copy."""
     samples_ns: list[int]
     """Duration of every copy."""
@@ -167,7 +167,7 @@ class Peak(Part):
 
     name: Literal["copy", "read", "write"]
     """What was done: a copy reads and writes every byte."""
-    bytes: int
+    bytes: int = Field(gt=0)
     """Bytes read plus bytes written by one call."""
     samples_ns: list[int]
     """Duration of every call."""
@@ -270,9 +270,9 @@ class Launch(Part):
 
     launch: int
     """Index, from 0."""
-    started_utc: str
+    started_utc: Moment
     """Start of the process, ISO 8601."""
-    ended_utc: str
+    ended_utc: Moment
     """End of the process, ISO 8601."""
     status: Literal["complete", "incomplete", "failed", "crashed", "timeout", "out_of_memory"]
     """``failed``: a case did, or it was refused; the last three ended without a record."""
@@ -289,9 +289,9 @@ class RunRecord(Part):
     """Version of this schema."""
     run_id: str
     """Unique name: UTC time, config name, random suffix."""
-    started_utc: str
+    started_utc: Moment
     """Start, ISO 8601."""
-    ended_utc: str
+    ended_utc: Moment
     """End, ISO 8601."""
     status: Literal["complete", "incomplete", "failed"]
     """Worst status of the cases."""
@@ -315,3 +315,13 @@ class RunRecord(Part):
     """Measurements, one per configuration and launch."""
     launches: list[Launch] = Field(default_factory=list)
     """The fresh processes of ``--launches``; empty where the run was one process."""
+
+    @model_validator(mode="after")
+    def _launches_agree(self) -> Self:
+        """Cases name their launch by its place in the list."""
+        if [launch.launch for launch in self.launches] != list(range(len(self.launches))):
+            raise ValueError("launches are not numbered from 0, each by its place")
+        count = len(self.launches) or 1
+        if strangers := {case.launch for case in self.cases} - set(range(count)):
+            raise ValueError(f"cases of launch {min(strangers)}, and there are {count} launches")
+        return self

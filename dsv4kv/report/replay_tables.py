@@ -67,7 +67,7 @@ def times_table(latencies: Sequence[Latency], *, measured: bool = False) -> Tabl
     table.add_column("requests", justify="right")
     for header in ("p50", "p90", "p99", "p99.9", "max"):
         table.add_column(header, justify="right")
-    for latency in latencies:
+    for latency in (each for each in latencies if each.samples_ns):
         summary = summarize(latency.samples_ns)
         name = f"{latency.name}  {_TIMES.get(latency.name, '')}".rstrip()
         table.add_row(name, f"{summary.n:,}", *_percentiles(summary))
@@ -144,7 +144,7 @@ def _percentiles(summary: Summary) -> list[str]:
 
 def _time(case: Case, name: str, percentile: float) -> str:
     for latency in case.latencies:
-        if latency.name == name:
+        if latency.name == name and latency.samples_ns:
             return _milliseconds(summarize(latency.samples_ns).percentiles.get(percentile))
     return ABSENT
 

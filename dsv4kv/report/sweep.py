@@ -43,7 +43,7 @@ def sweep_table(cases: Sequence[Case]) -> Table:
     ]
     table.add_column("")
     for case, *cells in zip(cases, *columns, strict=True):
-        settings = [_setting_text(case.axis.get(path, ABSENT)) for path in names]
+        settings = [setting_text(case.axis.get(path, ABSENT)) for path in names]
         table.add_row(*settings, *cells, Text(*_STATUS_MARKS[case.status]))
     return table
 
@@ -61,10 +61,11 @@ def axis_names(cases: Sequence[Case]) -> dict[str, str]:
 def axis_text(case: Case) -> str:
     """The swept settings of a case: ``block_tokens=256, concurrency=8``."""
     names = axis_names([case])
-    return ", ".join(f"{names[path]}={_setting_text(v)}" for path, v in case.axis.items())
+    return ", ".join(f"{names[path]}={setting_text(v)}" for path, v in case.axis.items())
 
 
-def _setting_text(value: Any) -> str:
+def setting_text(value: Any) -> str:
+    """A setting as it is written in YAML: ``8``, ``true``, ``[0, 2]``, ``radix``."""
     return value if isinstance(value, str) else json.dumps(value)
 
 

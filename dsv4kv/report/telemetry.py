@@ -1,7 +1,8 @@
 """Telemetry on a terminal: what the machine did while each row was measured."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
 
 from rich.table import Table
 from rich.text import Text
@@ -19,6 +20,12 @@ _EXPECTED = {"power cap"}  # at full load on parts that are rated by their power
 _MOST_ROWS = 4
 _NS_TO_S = 1e-9
 _BUSY_CPUS = 0.5  # of others; a poll of ours is a thousandth
+_COUNTED: Sequence[tuple[str, Literal["bad", "note"], str]] = (
+    ("ecc_uncorrected", "bad", "memory errors of the GPU that were not corrected"),
+    ("ecc_corrected", "note", "memory errors of the GPU that were corrected"),
+    ("pcie_replays", "note", "packets that the PCIe link sent again"),
+)
+"""Counters that should stand still, and what it means if they do not."""
 
 
 def _number(name: str, form: Callable[[float], str] = format_number) -> Cell:
@@ -97,7 +104,8 @@ def judge_telemetry(case: Case) -> list[Finding]:
     return [
         *_judge_limits(rows),
         *_judge_convergence(rows),
-        *_judge_company(case.telemetry, rows),
+        *_judge_company(rows),
+        *_judge_counters(case.telemetry),
         *_judge_absence(case.telemetry),
     ]
 
@@ -143,8 +151,8 @@ def _judge_convergence(rows: Sequence[Row]) -> list[Finding]:
     return [Finding("warning", f"not known to 0.5 % when time was up: {_few(open_ended)}")]
 
 
-def _judge_company(telemetry: Telemetry | None, rows: Sequence[Row]) -> list[Finding]:
-    """Others on the GPU or the CPUs, and memory errors."""
+def _judge_company(rows: Sequence[Row]) -> list[Finding]:
+    """Others on the GPU or the CPUs."""
     found = []
     if others := max((state.other_processes or 0 for _, state in rows), default=0):
         found.append(Finding("warning", f"{others} other processes computed on the GPU"))
@@ -155,11 +163,18 @@ def _judge_company(telemetry: Telemetry | None, rows: Sequence[Row]) -> list[Fin
     ]
     if busy:
         found.append(Finding("note", f"others kept CPUs busy during {_few(busy)}"))
-    checks = telemetry.gpu_checks if telemetry else None
-    errors = [count for count in (checks.ecc_uncorrected or [] if checks else []) if count]
-    if errors:
-        found.append(Finding("bad", f"{max(errors)} memory errors of the GPU were not corrected"))
     return found
+
+
+def _judge_counters(telemetry: Telemetry | None) -> Iterator[Finding]:
+    """What was counted meanwhile, and errors from before that were never corrected."""
+    checks = telemetry.gpu_checks if telemetry else None
+    for column, level, sentence in _COUNTED if checks else ():
+        told = [count for count in getattr(checks, column) or [] if count is not None]
+        if told and told[-1] > told[0]:
+            yield Finding(level, f"{sentence} meanwhile: {told[-1] - told[0]:,}")
+        elif told and told[0] and level == "bad":
+            yield Finding("warning", f"{sentence} before this run began: {told[0]:,}")
 
 
 def _judge_absence(telemetry: Telemetry | None) -> list[Finding]:

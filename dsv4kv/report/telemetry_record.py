@@ -6,7 +6,7 @@ null where there was no answer; a column that never had one is null, and ``absen
 
 from typing import Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from dsv4kv.report.part import Part
 
@@ -137,7 +137,7 @@ class MeasuredWindow(Part):
 class Telemetry(Part):
     """Polls of the machine beside the measurement."""
 
-    interval_ns: int
+    interval_ns: int = Field(gt=0)
     """Between two polls."""
     windows: list[MeasuredWindow]
     """What was measured when."""

@@ -1,5 +1,6 @@
 """Picks one step out of a profile, piece by piece."""
 
+import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -12,6 +13,7 @@ from dsv4kv.report.step_times import on_cpu
 MOST_PIECES = 20_000
 HOST = "host"
 _LAUNCH = "launch"
+_NUMBERS = re.compile(r"(\d+)")
 
 RuleOf = Callable[[int, int, int], Rule | None]
 """Rule of a piece of work by the numbers of its name, kind and phase."""
@@ -73,9 +75,14 @@ def _pieces(trace: Trace, rows: Column, first_ns: int, rule_of: RuleOf) -> list[
     return pieces
 
 
+def _by_numbers(lane: str) -> list[int | str]:
+    """So that stream 7 stands before stream 13."""
+    return [int(part) if part.isdecimal() else part for part in _NUMBERS.split(lane)]
+
+
 def _timeline(pieces: Sequence[_Piece], left_out: int) -> Timeline:
     numbers: dict[tuple[str, Category], int] = {}
-    lanes = sorted({lane for _, _, lane, _, _ in pieces})
+    lanes = sorted({lane for _, _, lane, _, _ in pieces}, key=_by_numbers)
     return Timeline(
         name=[numbers.setdefault((name, kind), len(numbers)) for name, kind, *_ in pieces],
         names=[name for name, _ in numbers],

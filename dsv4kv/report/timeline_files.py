@@ -1,7 +1,7 @@
 """A step's timeline as a picture (SVG) and as a Chrome trace, which Perfetto opens."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from html import escape
 from pathlib import Path
 
@@ -32,14 +32,26 @@ def write_timeline(timeline: Timeline, path: Path) -> None:
     Raises:
         ConfigError: The name ends in neither, or the file cannot be written.
     """
-    if path.suffix not in (".svg", ".json"):
-        raise ConfigError(f"{path}: a timeline is a picture, .svg, or a Chrome trace, .json.")
+    refuse_other_names([path])
     text = draw_svg(timeline, "One step") if path.suffix == ".svg" else chrome_trace(timeline)
     try:
         with replacing(path) as file:
             file.write(text.encode())
     except OSError as error:
         raise ConfigError(f"{path} cannot be written ({error.strerror}).") from None
+
+
+def refuse_other_names(paths: Iterable[Path]) -> None:
+    """Refuse names that no timeline can have.
+
+    Raises:
+        ConfigError: One is neither a picture nor a Chrome trace, or its folder does not exist.
+    """
+    for path in paths:
+        if path.suffix not in (".svg", ".json"):
+            raise ConfigError(f"{path}: a timeline is a picture, .svg, or a Chrome trace, .json.")
+        if not path.parent.is_dir():
+            raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}.")
 
 
 def draw_svg(timeline: Timeline, title: str) -> str:

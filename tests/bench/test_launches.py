@@ -43,6 +43,8 @@ if mode == "silent": sys.exit(1)
 if mode == "garbage": out.mkdir(); (out / "run.json").write_text("[]")
 if mode == "hang":
     print("ready", flush=True); time.sleep(600)
+if mode == "deaf":
+    signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(600)
 if mode == "interruptible":
     try: time.sleep(600)
     except KeyboardInterrupt: save(); sys.exit(130)
@@ -153,6 +155,17 @@ def test_ctrl_c_is_passed_on_and_what_was_measured_comes_back(
     assert outcome.interrupted
     assert outcome.exit_code == 130
     assert outcome.record == make_record(make_case())
+
+
+def test_a_launch_that_ctrl_c_had_to_kill_has_not_run_out_of_memory(
+    tree: Path, ctrl_c: threading.Timer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dsv4kv.bench.fresh._GRACE_S", 0.2)
+    ctrl_c.start()
+    outcome = launch(tree, "deaf")
+    assert outcome.exit_code == -signal.SIGKILL
+    assert (outcome.interrupted, outcome.status) == (True, "incomplete")
+    assert outcome.error == "stopped before anything was measured"
 
 
 # ---- several ------------------------------------------------------------------------------------

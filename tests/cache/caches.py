@@ -1,5 +1,6 @@
 """Small caches, and everything they know, for tests."""
 
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,9 @@ def small_plan(config: DSV4Config = FLASH, **changes: Any) -> CachePlan:
     return plan_cache(config, **(sizes | changes))
 
 
-def bookkeeping(**changes: Any) -> KVCacheManager:
+def bookkeeping(allocator: str = "stack", **changes: Any) -> KVCacheManager:
     """The bookkeeping of a small cache, without its memory."""
-    return KVCacheManager(small_plan(**changes), data=False)
+    return KVCacheManager(small_plan(**changes), data=False, allocator=allocator)
 
 
 def admit(manager: KVCacheManager, count: int) -> list[int]:
@@ -36,11 +37,18 @@ def allocators(manager: KVCacheManager) -> list[Allocator]:
 
 
 def allocator_snapshot(allocator: Allocator) -> dict[str, object]:
-    """Every attribute of an allocator; arrays as nested lists."""
-    return {
-        name: value.tolist() if isinstance(value, np.ndarray) else value
-        for name, value in vars(allocator).items()
-    }
+    """Every attribute of an allocator and of its parts; arrays as nested lists."""
+    return {name: _copied(value) for name, value in vars(allocator).items() if name != "_numbers"}
+
+
+def _copied(value: Any) -> object:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, list):
+        return [_copied(each) for each in value]
+    if type(value).__module__.startswith("dsv4kv.") and hasattr(value, "__dict__"):
+        return allocator_snapshot(value)
+    return deepcopy(value) if isinstance(value, (dict, set)) else value
 
 
 def snapshot(manager: KVCacheManager) -> dict[str, object]:

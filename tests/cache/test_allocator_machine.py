@@ -1,4 +1,4 @@
-"""In any order of calls an allocator behaves as sets of free and held ids would."""
+"""In any order of calls an allocator hands out and takes back as stacks of ids would."""
 
 import numpy as np
 import pytest
@@ -7,92 +7,143 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dsv4kv.cache.allocator import BlockAllocator, Ids
-from dsv4kv.errors import NotOwner, OutOfBlocks
+from dsv4kv.errors import CacheError, NotOwner, OutOfBlocks
 from tests.cache.caches import allocator_snapshot
+
+Rows = list[list[int]]
+"""Ids of every lane; as many of each."""
 
 
 class AllocatorMachine(RuleBasedStateMachine):
-    """Takes and gives back at random, lanes in step, beside one set per lane.
+    """Takes and gives back at random beside a stack of free ids and a dict of held ones per lane.
 
-    ``held`` lists what is out, one tuple of ids (a block of each lane) for each block taken.
+    Lanes go in step, but which block of one goes with which of another is left to chance.
     """
 
     @initialize(blocks=st.integers(1, 12), lanes=st.sampled_from([1, 3]))
     def build(self, blocks: int, lanes: int) -> None:
         self.allocator = BlockAllocator(blocks, lanes)
         self.blocks, self.lanes = blocks, lanes
-        self.held: list[tuple[int, ...]] = []
-        self.generations: dict[tuple[int, ...], int] = {}
-        self.given_back: list[tuple[tuple[int, ...], int]] = []
+        self.free = [list(range(blocks))[::-1] for _ in range(lanes)]
+        self.held: list[dict[int, int]] = [{} for _ in range(lanes)]  # generations by id
+        self.newest = 0
+        self.given_back: list[tuple[int, int, int]] = []  # (lane, id, generation)
 
-    def shaped(self, columns: list[tuple[int, ...]]) -> Ids:
-        ids = np.array(columns, dtype=np.int64).reshape(-1, self.lanes).T
-        return np.ascontiguousarray(ids[0] if self.lanes == 1 else ids)
+    @property
+    def num_held(self) -> int:
+        return len(self.held[0])
 
-    def refuses(self, ids: Ids, generations: Ids | None = None) -> None:
+    def shaped(self, rows: Rows) -> Ids:
+        return np.array(rows[0] if self.lanes == 1 else rows, dtype=np.int64)
+
+    def draw_held(self, data: st.DataObject, least: int = 0) -> Rows:
+        """As many held blocks of every lane."""
+        count = data.draw(st.integers(least, self.num_held))
+        return [data.draw(st.permutations(sorted(held)))[:count] for held in self.held]
+
+    def refuses(
+        self, ids: Ids, generations: Ids | None = None, error: type[CacheError] = NotOwner
+    ) -> None:
         before = allocator_snapshot(self.allocator)
-        with pytest.raises(NotOwner):
+        with pytest.raises(error):
             self.allocator.release(ids, generations)
+        if generations is None:
+            with pytest.raises(error):
+                self.allocator.check_held(ids)
         assert allocator_snapshot(self.allocator) == before
 
-    @rule(count=st.integers(0, 14))
-    def acquire(self, count: int) -> None:
-        if count > self.blocks - len(self.held):
-            before = allocator_snapshot(self.allocator)
+    @rule(data=st.data())
+    def acquire(self, data: st.DataObject) -> None:
+        count = data.draw(st.integers(0, self.blocks - self.num_held))
+        ids = self.allocator.acquire(count)
+        rows, start = np.atleast_2d(ids).tolist(), self.blocks - self.num_held - count
+        assert rows == [free[start:] for free in self.free]
+        generations = np.atleast_2d(self.allocator.generation(ids))
+        assert not count or generations.min() > self.newest
+        self.newest = max(self.newest, *generations.ravel().tolist(), 0)
+        for lane, row in enumerate(rows):
+            del self.free[lane][start:]
+            self.held[lane] |= dict(zip(row, generations[lane].tolist(), strict=True))
+
+    @rule(beyond=st.integers(1, 3))
+    def acquire_too_many(self, beyond: int) -> None:
+        before = allocator_snapshot(self.allocator)
+        for count in (self.blocks - self.num_held + beyond, -beyond):
             with pytest.raises(OutOfBlocks):
                 self.allocator.acquire(count)
+        assert allocator_snapshot(self.allocator) == before
+
+    @precondition(lambda self: self.num_held)
+    @rule(data=st.data(), how=st.sampled_from(["trusted", "as owner", "checked first"]))
+    def release(self, data: st.DataObject, how: str) -> None:
+        rows = self.draw_held(data)
+        ids = self.shaped(rows)
+        if how == "checked first":
+            before = allocator_snapshot(self.allocator)
+            self.allocator.check_held(ids)
             assert allocator_snapshot(self.allocator) == before
-            return
-        ids = self.allocator.acquire(count)
-        newest = max(self.generations.values(), default=0)
-        columns = [tuple(column) for column in np.atleast_2d(ids).T.tolist()]
-        generations = np.atleast_2d(self.allocator.generation(ids))[0].tolist()
-        assert all(generation > newest for generation in generations)
-        self.generations |= dict(zip(columns, generations, strict=True))
-        self.held += columns
+        generations = self.allocator.generation(ids) if how == "as owner" else None
+        self.allocator.release(ids, generations)
+        self.forget(rows)
 
-    @precondition(lambda self: self.held)
-    @rule(data=st.data(), as_owner=st.booleans())
-    def release(self, data: st.DataObject, as_owner: bool) -> None:
-        some = data.draw(st.lists(st.sampled_from(self.held), unique=True))
-        ids = self.shaped(some)
-        self.allocator.release(ids, self.allocator.generation(ids) if as_owner else None)
-        self.held = [column for column in self.held if column not in some]
-        self.given_back += [(column, self.generations[column]) for column in some]
+    @precondition(lambda self: self.lanes == 1 and self.num_held)
+    @rule(data=st.data())
+    def release_one(self, data: st.DataObject) -> None:
+        block = data.draw(st.sampled_from(sorted(self.held[0])))
+        self.allocator.release_one(block)
+        self.forget([[block]])
 
+    def forget(self, rows: Rows) -> None:
+        for lane, row in enumerate(rows):
+            self.given_back += [(lane, block, self.held[lane].pop(block)) for block in row]
+            self.free[lane] += row
+
+    # What must be refused.
+
+    @precondition(lambda self: self.num_held)
     @rule(data=st.data())
     def release_with_an_id_that_is_not_held(self, data: st.DataObject) -> None:
-        lane = data.draw(st.integers(0, self.lanes - 1))
-        held = {column[lane] for column in self.held}
-        bad = data.draw(
-            st.integers(-3 * self.blocks, 3 * self.blocks).filter(lambda block: block not in held)
-        )
-        columns = [list(column) for column in self.held] or [[0] * self.lanes]
-        columns[data.draw(st.integers(0, len(columns) - 1))][lane] = bad
-        self.refuses(self.shaped([tuple(column) for column in columns]))
+        rows, lane = self.draw_held(data, least=1), data.draw(st.integers(0, self.lanes - 1))
+        known = set(self.held[lane])
+        anything = st.integers(-3 * self.blocks, 3 * self.blocks)
+        bad = data.draw(anything.filter(lambda block: block not in known))
+        rows[lane][data.draw(st.integers(0, len(rows[lane]) - 1))] = bad
+        self.refuses(self.shaped(rows))
 
-    @precondition(lambda self: self.held)
+    @precondition(lambda self: self.num_held)
     @rule(data=st.data())
     def release_one_named_twice(self, data: st.DataObject) -> None:
-        some = data.draw(st.lists(st.sampled_from(self.held), min_size=1, unique=True))
-        self.refuses(self.shaped([*some, some[0]]))
+        rows, lane = self.draw_held(data, least=1), data.draw(st.integers(0, self.lanes - 1))
+        again = data.draw(st.sampled_from(rows[lane]))
+        for number, row in enumerate(rows):  # in one lane only, if the others have one more
+            more = sorted(set(self.held[number]) - set(row))
+            row.append(again if number == lane or not more else more[0])
+        self.refuses(self.shaped(rows))
 
     @precondition(lambda self: self.given_back)
     @rule(data=st.data())
     def release_as_an_old_holder(self, data: st.DataObject) -> None:
-        column, generation = data.draw(st.sampled_from(self.given_back))
-        ids = self.shaped([column])
-        self.refuses(ids, np.full_like(ids, generation))
+        """Also where a newer one holds the block, and where all others are right."""
+        lane, block, generation = data.draw(st.sampled_from(self.given_back))
+        rows = self.draw_held(data)
+        if block not in rows[lane]:
+            rows = [[block]] * self.lanes
+        ids = self.shaped(rows)
+        generations = np.atleast_2d(self.allocator.generation(ids))
+        generations[lane, rows[lane].index(block)] = generation
+        self.refuses(ids, generations.reshape(ids.shape))
 
     @invariant()
     def every_id_is_free_or_held_once(self) -> None:
         allocator = self.allocator
-        assert allocator.num_held == len(self.held)
-        assert allocator.num_free == self.blocks - len(self.held)
-        free = np.atleast_2d(allocator._free)[:, : allocator.num_free].tolist()
-        for lane in range(self.lanes):
-            held = [column[lane] for column in self.held]
-            assert sorted(free[lane] + held) == list(range(self.blocks))
+        assert allocator.num_held == self.num_held
+        assert allocator.num_free == self.blocks - self.num_held
+        for free, held in zip(self.free, self.held, strict=True):
+            assert sorted([*free, *held]) == list(range(self.blocks))
+        if self.num_held:
+            ids = self.shaped([list(held) for held in self.held])
+            generations = [list(held.values()) for held in self.held]
+            assert np.atleast_2d(allocator.generation(ids)).tolist() == generations
 
 
 TestAllocator = AllocatorMachine.TestCase

@@ -7,15 +7,17 @@ bear its own tags.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from dsv4kv.cache.allocator import BlockAllocator, Ids
+from dsv4kv.cache.allocator import Ids
+from dsv4kv.cache.allocators import ALLOCATORS
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cache.prepare import prepare_forward
 from dsv4kv.cache.step import StepBatch
@@ -26,6 +28,21 @@ from tests.cache.caches import bookkeeping, snapshot
 RATIOS = {2: 4, 3: 128, 4: 4, 5: 128}  # of the layers that own compressed KV
 NOBODY = -1
 DRAFTS = 5
+DRAWS = st.randoms(use_true_random=False)
+EVENTS = {
+    "admit": 0,
+    "resume": 0,
+    "take_a_block_outside_any_request": 0,
+    "give_a_block_back": 0,
+    "ask_for_what_cannot_be": 0,
+    "release": 1,
+    "prefill_chunk": 1,
+    "truncate": 1,
+    "decode": 1,
+    "run_out_then_make_room": 1,
+    "grow_while_others_shrink": 2,
+}
+"""What can happen, and how many requests must be running for it."""
 
 
 @dataclass
@@ -60,11 +77,13 @@ class CacheMachine(RuleBasedStateMachine):
         sharing=st.sampled_from(["model", "type", "layer"]),
         block_tokens=st.sampled_from([128, 256, 384]),
         num_blocks=st.integers(1, 12),
-        num_slots=st.integers(1, 4),
+        num_slots=st.sampled_from([1, 2, 3, 4, 4]),
+        running=st.integers(0, 4),
         context=st.sampled_from([640, 1000, 1289]),
         order=st.integers(0, 99),
+        allocator=st.sampled_from(sorted(ALLOCATORS)),
     )
-    def build(self, order: int, **sizes: Any) -> None:
+    def build(self, order: int, running: int, **sizes: Any) -> None:
         self.context: int = sizes.pop("context")
         self.manager = bookkeeping(max_context_tokens=self.context, **sizes)
         shuffle_free_blocks(self.manager, np.random.default_rng(order))
@@ -80,6 +99,8 @@ class CacheMachine(RuleBasedStateMachine):
         self.spare: list[tuple[BlockTable, Ids]] = []  # blocks taken outside any request
         self.past: list[Past] = []
         self.gone: list[tuple[int, int]] = []  # (slot, generation) of released requests
+        for _ in range(min(running, self.manager.plan.num_slots)):
+            self.admit()
 
     # What the cache must know, told independently.
 
@@ -170,14 +191,32 @@ class CacheMachine(RuleBasedStateMachine):
         size = self.per_block[layer]
         return blocks[logical // size] * size + logical % size
 
-    def some_running(self) -> list[int]:
-        """Slots of the running requests; the first is admitted where none runs."""
-        if not self.running:
-            self.admit()
-        return sorted(self.running)
+    # What happens, drawn by Hypothesis or, many events at once, by chance.
 
-    @rule()
-    def admit(self) -> None:
+    @rule(draw=DRAWS)
+    def something_happens(self, draw: Random) -> None:
+        names = [name for name, least in EVENTS.items() if len(self.running) >= least]
+        getattr(self, draw.choice(names))(draw)
+
+    @rule(seed=st.integers(0, 2**20), events=st.integers(1, 30))
+    def much_happens(self, seed: int, events: int) -> None:
+        draw = Random(seed)
+        for _ in range(events):
+            self.something_happens(draw)
+            self.check_everything()
+
+    def a_request(self, draw: Random) -> int:
+        return draw.choice(sorted(self.running))
+
+    def some_requests(self, draw: Random) -> list[int]:
+        return draw.sample(sorted(self.running), draw.randint(1, len(self.running)))
+
+    def some_tokens(self, draw: Random) -> int:
+        """Around the end of a block as often as anywhere."""
+        ends = [size + more for size in (128, 256, 384) for more in (-5, -1, 0, 1)]
+        return draw.choice([draw.randint(1, 40), draw.randint(1, 700), draw.choice(ends)])
+
+    def admit(self, draw: Random | None = None) -> None:
         if len(self.running) == self.manager.plan.num_slots:
             self.refused(OutOfSlots, self.manager.admit_request)
             return
@@ -186,149 +225,127 @@ class CacheMachine(RuleBasedStateMachine):
         self.running[slot] = Running(self.serial, self.manager.generation(slot))
         self.serial += 1
 
-    @rule(data=st.data(), tokens=st.integers(1, 700))
-    def prefill_chunk(self, data: st.DataObject, tokens: int) -> None:
-        slot = data.draw(st.sampled_from(self.some_running()))
-        end = min(self.running[slot].tokens + tokens, self.context)
+    def prefill_chunk(self, draw: Random) -> None:
+        slot = self.a_request(draw)
+        end = min(self.running[slot].tokens + self.some_tokens(draw), self.context)
         if end > self.running[slot].tokens:
             self.step({slot: end})
 
-    @rule(data=st.data(), drafts=st.integers(0, DRAFTS))
-    def decode(self, data: st.DataObject, drafts: int) -> None:
+    def decode(self, draw: Random) -> None:
         """One token of some requests and its drafts; some of the drafts are rolled back."""
-        slots = data.draw(st.permutations(self.some_running()))
-        slots = slots[: data.draw(st.integers(1, len(slots)))]
-        window = 1 + drafts
+        drafts = draw.randint(0, DRAFTS)
         after = {
-            slot: self.running[slot].tokens + window
-            for slot in slots
-            if self.running[slot].tokens + window <= self.context
+            slot: self.running[slot].tokens + 1 + drafts
+            for slot in self.some_requests(draw)
+            if self.running[slot].tokens + 1 + drafts <= self.context
         }
         if after and self.step(after) and drafts:
-            kept = {slot: end - data.draw(st.integers(0, drafts)) for slot, end in after.items()}
+            kept = {slot: end - draw.randint(0, drafts) for slot, end in after.items()}
             assert self.prepare({slot: end for slot, end in kept.items() if end < after[slot]})
 
-    @precondition(lambda self: self.running)
-    @rule(data=st.data())
-    def truncate(self, data: st.DataObject) -> None:
+    def truncate(self, draw: Random) -> None:
         """Go back to any earlier position of some requests."""
-        slots = data.draw(st.lists(st.sampled_from(sorted(self.running)), unique=True))
-        after = {slot: data.draw(st.integers(0, self.running[slot].tokens)) for slot in slots}
-        assert self.prepare(after)
+        slots = self.some_requests(draw)
+        assert self.prepare({s: draw.randint(0, self.running[s].tokens) for s in slots})
 
-    @precondition(lambda self: self.running)
-    @rule(data=st.data(), tokens=st.integers(1, 700))
-    def grow_while_others_shrink(self, data: st.DataObject, tokens: int) -> None:
+    def grow_while_others_shrink(self, draw: Random) -> None:
         """One step of both directions: what is given back may be what is needed."""
-        growing, *shrinking = data.draw(st.permutations(sorted(self.running)))
+        growing, *shrinking = draw.sample(sorted(self.running), len(self.running))
         after = {slot: self.running[slot].tokens // 2 for slot in shrinking}
-        tokens = min(tokens, self.context)
+        tokens = min(self.running[growing].tokens // 2 + self.some_tokens(draw), self.context)
         if self.prepare(after | {growing: tokens}):
             self.restore(growing)  # an engine would recompute or load what is new
 
-    @precondition(lambda self: self.running)
-    @rule(data=st.data())
-    def release(self, data: st.DataObject) -> None:
-        slot = data.draw(st.sampled_from(sorted(self.running)))
-        request = self.running.pop(slot)
-        self.manager.release_request(slot, data.draw(st.sampled_from([None, request.generation])))
-        self.gone.append((slot, request.generation))
+    def release(self, draw: Random) -> None:
+        slot = self.a_request(draw)
+        generation = self.running[slot].generation
+        self.leave(slot, draw.choice([None, generation]))
 
-    @precondition(lambda self: len(self.running) < self.manager.plan.num_slots)
-    @rule(tokens=st.integers(1, 640), more=st.integers(0, 200))
-    def resume(self, tokens: int, more: int) -> None:
+    def leave(self, slot: int, generation: int | None = None) -> None:
+        self.gone.append((slot, self.running.pop(slot).generation))
+        self.manager.release_request(slot, generation)
+
+    def resume(self, draw: Random) -> None:
         """A request starts with a prefix that is already computed, and holds nothing yet."""
+        if len(self.running) == self.manager.plan.num_slots:
+            self.release(draw)
         self.admit()
         slot = next(slot for slot, r in self.running.items() if r.serial == self.serial - 1)
+        tokens = min(self.some_tokens(draw), self.context)
         if self.prepare({slot: tokens}):
             self.restore(slot)
-            end = min(tokens + more, self.context)
+            end = min(tokens + draw.randint(0, 200), self.context)
             if end > tokens:
                 self.step({slot: end})
 
-    @precondition(lambda self: len(self.running) > 1)
-    @rule(data=st.data(), tokens=st.integers(300, 1289))
-    def run_out_then_make_room(self, data: st.DataObject, tokens: int) -> None:
+    def run_out_then_make_room(self, draw: Random) -> None:
         """After a refusal others leave until it fits; the retry takes what it lacks, no more."""
-        slot, *others = data.draw(st.permutations(sorted(self.running)))
-        start, end = self.running[slot].tokens, min(tokens, self.context)
+        slot, *others = draw.sample(sorted(self.running), len(self.running))
+        start, end = self.running[slot].tokens, draw.randint(300, self.context)
         if end <= start:
             return
         while not self.step({slot: end}):
             if not others:
                 return
-            victim = others.pop()
-            self.gone.append((victim, self.running.pop(victim).generation))
-            self.manager.release_request(victim)
+            self.leave(others.pop())
         for table in self.manager.tables:
             assert table.held[slot] == self.needed(table, end)
 
-    @rule(data=st.data())
-    def take_a_block_outside_any_request(self, data: st.DataObject) -> None:
-        group = data.draw(st.integers(0, len(self.manager.tables) - 1))
+    def take_a_block_outside_any_request(self, draw: Random) -> None:
+        group = draw.randrange(len(self.manager.tables))
         table = self.manager.tables[group]
         if table.allocator.num_free:
             self.spare.append((table, self.manager.allocate_block(group)))
         else:
             self.refused(OutOfBlocks, lambda: self.manager.allocate_block(group))
 
-    @precondition(lambda self: self.spare)
-    @rule(data=st.data())
-    def give_a_block_back(self, data: st.DataObject) -> None:
-        table, block = self.spare.pop(data.draw(st.integers(0, len(self.spare) - 1)))
-        table.allocator.release(block)
-        self.refused(NotOwner, lambda: table.allocator.release(block))
+    def give_a_block_back(self, draw: Random) -> None:
+        if self.spare:
+            table, block = self.spare.pop(draw.randrange(len(self.spare)))
+            table.allocator.release(block)
+            self.refused(NotOwner, lambda: table.allocator.release(block))
 
-    # What must be refused.
-
-    @rule(data=st.data())
-    def prepare_a_slot_without_request(self, data: st.DataObject) -> None:
+    def ask_for_what_cannot_be(self, draw: Random) -> None:
+        """A slot without a request, one named twice, a row that is too short, an old owner."""
         slots = self.manager.plan.num_slots
-        anywhere = set(range(-3 * slots, 3 * slots))
-        free = data.draw(st.sampled_from(sorted(anywhere - set(self.running))))
-        every = [*self.running, free]
-        zeros = [0] * len(every)
-        self.refused(NotOwner, lambda: prepare_forward(self.manager, every, zeros, zeros))
+        running = sorted(self.running)
+        free = draw.choice(sorted(set(range(-3 * slots, 3 * slots)) - set(running)))
+        self.refused(NotOwner, lambda: self.prepare_at([*running, free]))
+        if running:
+            again = draw.choice(running)
+            self.refused(NotOwner, lambda: self.prepare_at([*running, again]))
+            draw.shuffle(running)
+            longest = self.context + draw.randint(1, 200)
+            self.refused(ContextOverflow, lambda: self.prepare_at(running, longest))
+        if self.gone:
+            slot, generation = draw.choice(self.gone)
+            self.refused(NotOwner, lambda: self.manager.release_request(slot, generation))
 
-    @precondition(lambda self: self.running)
-    @rule(data=st.data())
-    def prepare_a_slot_twice(self, data: st.DataObject) -> None:
-        slots = [*self.running, data.draw(st.sampled_from(sorted(self.running)))]
-        zeros = [0] * len(slots)
-        self.refused(NotOwner, lambda: prepare_forward(self.manager, slots, zeros, zeros))
-
-    @precondition(lambda self: self.running)
-    @rule(data=st.data(), beyond=st.integers(1, 200))
-    def outgrow_the_row(self, data: st.DataObject, beyond: int) -> None:
-        slot = data.draw(st.sampled_from(sorted(self.running)))
-        slots = [slot, *(other for other in self.running if other != slot)]
-        after = [self.context + beyond] + [0] * (len(slots) - 1)
-        self.refused(
-            ContextOverflow, lambda: prepare_forward(self.manager, slots, [0] * len(slots), after)
-        )
-
-    @precondition(lambda self: self.gone)
-    @rule(data=st.data())
-    def release_as_an_old_owner(self, data: st.DataObject) -> None:
-        slot, generation = data.draw(st.sampled_from(self.gone))
-        self.refused(NotOwner, lambda: self.manager.release_request(slot, generation))
+    def prepare_at(self, slots: list[int], first_tokens: int = 0) -> None:
+        after = [first_tokens] + [0] * (len(slots) - 1)
+        prepare_forward(self.manager, slots, [0] * len(slots), after)
 
     # What always holds.
 
     @invariant()
+    def check_everything(self) -> None:
+        self.every_block_is_free_or_held_once()
+        self.every_request_holds_what_it_needs_and_no_one_else_anything()
+        self.slots_are_counted()
+        self.every_visible_entry_is_the_requests_own_and_in_its_place()
+        self.a_step_is_current_while_its_requests_stand_where_it_left_them()
+
     def every_block_is_free_or_held_once(self) -> None:
         for table in self.manager.tables:
             allocator = table.allocator
-            assert isinstance(allocator, BlockAllocator)
             spare = [block for owner, block in self.spare if owner is table]
-            assert allocator.num_held == table.held.sum() + len(spare)
-            free = np.atleast_2d(allocator._free)[:, : allocator.num_free].tolist()
-            for lane, rows in enumerate(table.blocks):
-                held = rows[rows != NO_BLOCK].tolist()
-                held += [int(block.reshape(-1)[lane]) for block in spare]
-                assert sorted(held + free[lane]) == list(range(allocator.num_blocks))
+            rows = [row[row != NO_BLOCK] for row in table.blocks]
+            held = np.concatenate([np.stack(rows), *(b.reshape(len(rows), 1) for b in spare)], 1)
+            assert allocator.num_held == held.shape[1] == table.held.sum() + len(spare)
+            assert allocator.num_free == allocator.num_blocks - allocator.num_held
+            ids = held.astype(np.int64)
+            allocator.check_held(ids if table.group.lanes > 1 else ids[0])
 
-    @invariant()
     def every_request_holds_what_it_needs_and_no_one_else_anything(self) -> None:
         for slot in range(self.manager.plan.num_slots):
             tokens = self.running[slot].tokens if slot in self.running else 0
@@ -339,14 +356,12 @@ class CacheMachine(RuleBasedStateMachine):
                 assert (table.blocks[:, slot, :held] != NO_BLOCK).all()
                 assert (table.blocks[:, slot, held:] == NO_BLOCK).all()
 
-    @invariant()
     def slots_are_counted(self) -> None:
         manager = self.manager
         assert manager.num_free_slots == manager.plan.num_slots - len(self.running)
         for slot, request in self.running.items():
             assert manager.generation(slot) == request.generation
 
-    @invariant()
     def every_visible_entry_is_the_requests_own_and_in_its_place(self) -> None:
         for slot, request in self.running.items():
             for layer in RATIOS:
@@ -354,7 +369,6 @@ class CacheMachine(RuleBasedStateMachine):
                 assert (found[:, 0] == request.serial).all()
                 assert found[:, 1].tolist() == list(range(len(found)))
 
-    @invariant()
     def a_step_is_current_while_its_requests_stand_where_it_left_them(self) -> None:
         for past in self.past:
             current = all(
@@ -372,4 +386,4 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestCache = CacheMachine.TestCase
-TestCache.settings = settings(max_examples=150, stateful_step_count=45, deadline=None)
+TestCache.settings = settings(max_examples=60, stateful_step_count=20)

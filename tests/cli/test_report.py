@@ -70,6 +70,25 @@ def test_the_schema_is_printed_without_a_run() -> None:
     assert run("--schema") + "\n" == schema_text()
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--json", "--export", "csv"],
+        ["--export", "csv", "--html", "page.html"],
+        ["--charts", "charts", "--json"],
+        ["--schema", "--json"],
+    ],
+    ids=" ".join,
+)
+def test_two_forms_at_once_are_refused_and_nothing_is_written(
+    saved: Path, options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(saved.parent)
+    with pytest.raises(ConfigError, match=r"were given: choose one of them\.$"):
+        run(str(saved), *options)
+    assert list(saved.parent.iterdir()) == [saved]
+
+
 def test_an_unknown_export_and_no_run_at_all_are_refused(saved: Path) -> None:
     with pytest.raises(ConfigError, match="choose csv, jsonl, markdown"):
         run(str(saved), "--export", "xml")

@@ -99,6 +99,12 @@ def test_a_name_of_none_or_several_is_refused(name: str, sentence: str) -> None:
     assert sentence in result.stderr
 
 
+def test_a_whole_name_is_that_run_and_not_a_longer_one(results: Path) -> None:
+    for name in ("run", "run-2"):
+        save_record(make_record(run_id=name), results)
+    assert "run, started" in run("show", "run").stdout
+
+
 def test_prune_names_what_it_would_remove_and_removes_nothing() -> None:
     result = run("prune", "--keep", "1")
     assert result.stdout.splitlines() == [
@@ -107,6 +113,20 @@ def test_prune_names_what_it_would_remove_and_removes_nothing() -> None:
     ]
     assert result.stderr == "2 runs: --yes removes them.\n"
     assert records() == list(RUNS)
+
+
+def test_prune_of_one_run_speaks_of_one() -> None:
+    assert run("prune", "--status", "failed").stderr == "1 run: --yes removes it.\n"
+
+
+def test_a_run_that_cannot_be_removed_is_not_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_path: Path, *, missing_ok: bool) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    result = run("prune", "--keep", "0", "--yes")
+    assert (result.exit_code, result.stdout) == (7, "")
+    assert "aaaaaa.json cannot be removed (Permission denied)" in result.stderr
 
 
 def test_prune_removes_what_it_names_once_told_to() -> None:

@@ -7,6 +7,7 @@ import pytest
 from dsv4kv.compare.comparison import Comparison, compare
 from dsv4kv.compare.floor import Floor
 from dsv4kv.compare.likeness import Difference
+from dsv4kv.compare.words import explain
 from dsv4kv.measure.verdict import Verdict
 from dsv4kv.report.record import Case, Launch, RunRecord
 from tests.compare.launched import (
@@ -143,6 +144,11 @@ def test_an_operation_that_moves_other_bytes_a_call_is_not_judged() -> None:
     (flush,) = (row for row in found.rows if row.quantity.name == "flush")
     assert flush.judgement.verdict is UNCLEAR
     assert flush.judgement.reason == "other work: 73.0 KiB against 146 KiB a call"
+    assert flush.judgement.ratio == pytest.approx(2, rel=0.02)
+    assert explain(found).endswith("; the mean is without other work (1 rows)")
+    assert found.overall
+    assert found.overall.verdict is SAME  # of the others: a mean over other work says nothing
+    assert found.overall.ratio == pytest.approx(1, abs=0.01)
 
 
 def test_what_only_one_side_measured_is_named_and_keeps_the_whole_unclear() -> None:
@@ -172,6 +178,7 @@ def test_a_median_of_zero_has_no_ratio_and_no_row() -> None:
 
     found = compared(with_zero(1), with_zero(2))
     assert "admit" not in verdicts(found)
+    assert found.losses == ("admit is too short for this clock: 0 ns",)
     assert found.conclude() is SAME
 
 

@@ -107,3 +107,11 @@ def test_a_damaged_calibration_is_refused_with_what_to_do(text: str) -> None:
     calibration_path().write_text(text)
     with pytest.raises(ConfigError, match="or remove the file"):
         read_noise_floor(calibration_path())
+
+
+def test_a_calibration_of_another_machine_in_a_shared_home_does_not_count() -> None:
+    calibrate(0.032, machine={"hostname_sha256": "f" * 64})
+    floor = find_floor(0.01, sides())
+    assert str(floor) == "1 % (as configured; the calibration is of another machine)"
+    calibrate(0.032, machine={"hostname_sha256": capture_environment()["hostname_sha256"]})
+    assert find_floor(0.01, sides()).value == 0.032

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dsv4kv.compare.side import count_launches, list_launched, load_side
-from dsv4kv.errors import RecordError
+from dsv4kv.errors import ConfigError, RecordError
 from dsv4kv.report.store import save_record
 from tests.compare.launched import make_launched_record, make_side
 
@@ -50,3 +50,12 @@ def test_a_run_of_one_process_is_one_launch_that_began_with_the_run() -> None:
     assert {each.began_s for each in step} == {
         datetime.fromisoformat(records[0].started_utc).timestamp()
     }
+
+
+@pytest.mark.parametrize("text", ["{},", ",{}", "{},,{}", ","])
+def test_nothing_beside_a_comma_is_refused_and_not_taken_for_this_folder(
+    tmp_path: Path, text: str
+) -> None:
+    path = str(save(tmp_path, 0))
+    with pytest.raises(ConfigError, match="names nothing beside a comma"):
+        load_side(text.format(path, path))

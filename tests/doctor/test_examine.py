@@ -32,6 +32,13 @@ def test_a_machine_that_was_never_calibrated_is_told_how(tmp_path: Path) -> None
     assert "dsv4kv doctor --calibrate" in str(check.advice)
 
 
+def test_a_calibration_of_another_machine_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "calibration.json"
+    path.write_text(json.dumps({"noise_floor": 0.02, "machine": {"hostname_sha256": "f" * 64}}))
+    check = look(path)["calibration"]
+    assert (check.status, check.found) == ("missing", "that of another machine")
+
+
 def test_a_calibration_is_told(tmp_path: Path) -> None:
     path = tmp_path / "calibration.json"
     path.write_text(json.dumps({"noise_floor": 0.0234}))

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from dataclasses import replace
 from time import perf_counter
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.measure.statistics import Estimate, divide, estimate_rate, summarize
+from dsv4kv.measure.student import t_quantile
 
 durations = st.lists(st.integers(min_value=1, max_value=10**12), min_size=1, max_size=60)
 calls = st.lists(st.tuples(st.integers(0, 10**9), st.integers(1, 10**9)), min_size=1, max_size=60)
@@ -109,6 +111,11 @@ def test_outliers_are_counted_by_tukey_fences_and_kept() -> None:
     assert summary.n == 9
 
 
+@pytest.mark.parametrize(("sample", "outliers"), [(111, 0), (113, 0), (115, 1), (95, 0), (93, 1)])
+def test_the_fences_lie_one_and_a_half_quartile_ranges_outside(sample: int, outliers: int) -> None:
+    assert summarize([*range(100, 109), sample]).outliers == outliers
+
+
 def test_samples_on_the_fence_are_no_outliers() -> None:
     assert summarize([0, 1, 2, 3, 4, 7]).outliers == 0  # fences at -2.5 and 7.5
     assert summarize([5, 5, 5, 5]).outliers == 0
@@ -118,6 +125,24 @@ def test_the_half_width_is_the_longer_arm_of_the_interval() -> None:
     summary = summarize([1, 2, 3, 4, 5, 100])
     assert (summary.ci_low, summary.ci_high) == (1, 100)
     assert summary.estimate == Estimate(3.5, 96.5)
+
+
+@pytest.mark.parametrize(("low", "high"), [(4.0, 11.0), (9.0, 16.0)])
+def test_either_arm_may_be_the_longer(low: float, high: float) -> None:
+    summary = replace(summarize(range(20)), median=10.0, ci_low=low, ci_high=high)
+    assert summary.estimate == Estimate(10.0, 6.0)
+
+
+@pytest.mark.parametrize("calls", [6, 7, 10, 30, 200])
+def test_the_interval_of_a_rate_is_students_t_to_one_percent(calls: int) -> None:
+    amounts = np.arange(1.0, calls + 1)
+    times = amounts + np.where(np.arange(calls) % 2, 0.1, -0.1)
+    found = estimate_rate(amounts.tolist(), times.tolist())
+    assert found
+    assert found.half_width
+    residuals = amounts - found.value * times
+    error = math.sqrt(calls / (calls - 1) * float(np.sum(residuals**2))) / float(times.sum())
+    assert found.half_width / error == pytest.approx(t_quantile(0.025, calls - 1), rel=0.01)
 
 
 @given(calls)

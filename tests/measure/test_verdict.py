@@ -108,6 +108,13 @@ def test_runs_in_a_row_on_a_machine_that_warms_up_are_unclear() -> None:
     assert told[SLOWER] + told[FASTER] + told[SAME] <= 5
 
 
+def test_of_runs_in_a_row_with_a_step_among_them_one_in_five_is_taken_for_slower() -> None:
+    """What no statistic can tell apart, and why ``--ab`` takes turns."""
+    told = share(stepping, 0, IN_A_ROW)
+    assert 15 <= told[SLOWER] <= 25
+    assert told[FASTER] == 0
+
+
 def test_without_knowing_when_launches_ran_a_drift_in_a_row_is_taken_for_a_slowdown() -> None:
     """What the order of launches is recorded for."""
     times = warming(np.random.default_rng(1), 2 * LAUNCHES).tolist()

@@ -64,6 +64,7 @@ class PlainS3FIFO(PlainRuns):
         known = piece.ids[0] in self.memory
         self.memory.forget(piece.ids[0])
         early = not self.full and self.size(0) + len(piece.ids) > self.small
+        self.clock += 1
         piece.queue, piece.stamp = int(known or early), self.clock
 
     def choose(self, leaves: list[Piece]) -> Piece:

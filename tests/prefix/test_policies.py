@@ -1,6 +1,7 @@
 """Every policy evicts, run by run, what its rule evicts block by block."""
 
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -25,10 +26,20 @@ RULES: dict[str, Callable[[Block], Any] | None] = {
 }
 
 
+def many_prompts(draw: Random, count: int) -> list[list[int]]:
+    """New ones and old ones that go on: enough to fill a cache and to miss what it lost."""
+    prompts: list[list[int]] = [[]]
+    for _ in range(count):
+        before = draw.choice(prompts[-12:])[: draw.randint(0, 8)]
+        prompts.append((before + draw.choices((0, 1), k=draw.randint(1, 8)))[:8])
+    return prompts[1:]
+
+
 @st.composite
 def traces(draw: st.DrawFn) -> list[Ids]:
     """Prompts over two tokens as chained ids: a prefix's number is its bits behind a one."""
     prompts = draw(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=8), max_size=40))
+    prompts += many_prompts(Random(draw(st.integers(0, 2**20))), draw(st.integers(0, 60)))
     return [
         np.array([int("1" + "".join(map(str, p[: n + 1])), 2) for n in range(len(p))])
         for p in prompts
@@ -37,7 +48,7 @@ def traces(draw: st.DrawFn) -> list[Ids]:
 
 @pytest.mark.parametrize("name", sorted(RULES))
 @given(chains=traces())
-@settings(max_examples=100)
+@settings(max_examples=40)
 def test_runs_are_judged_as_their_blocks_would_be(name: str, chains: list[Ids]) -> None:
     policy = make_policy(name, CAPACITY, chains)
     assert replay(chains, CAPACITY, policy).hit == plain_hits(chains, CAPACITY, RULES[name])
@@ -46,7 +57,7 @@ def test_runs_are_judged_as_their_blocks_would_be(name: str, chains: list[Ids]) 
 @pytest.mark.parametrize("capacity", [10, 24])
 @pytest.mark.parametrize("name", sorted(PLAIN))
 @given(chains=traces())
-@settings(max_examples=100)
+@settings(max_examples=40)
 def test_policies_with_memories_hit_what_their_rules_told_plainly_do(
     name: str, capacity: int, chains: list[Ids]
 ) -> None:

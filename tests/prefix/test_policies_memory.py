@@ -7,7 +7,7 @@ from dsv4kv.prefix.block_hash import BlockHashIndex
 from dsv4kv.prefix.policies import POLICIES, make_policy
 from dsv4kv.prefix.policies.contract import Policy
 from dsv4kv.prefix.policies.ghosts import Ghosts
-from dsv4kv.prefix.radix import RadixIndex
+from dsv4kv.prefix.radix import PrefixCacheManager, RadixIndex
 from dsv4kv.prefix.run import Ids
 from dsv4kv.prefix.store import PrefixStore
 
@@ -83,3 +83,28 @@ def test_ghosts_forget_the_oldest_beyond_their_size() -> None:
     assert (ghosts.take("a"), ghosts.take("a"), ghosts.size) == (2, 0, 3)
     ghosts.shrink(-1)
     assert ghosts.size == 0
+
+
+def test_what_s3fifo_moved_to_make_room_goes_before_what_took_the_room() -> None:
+    rows = PrefixCacheManager(20, make_policy("s3fifo", 20))
+    prompts = np.arange(24, dtype=np.int32).reshape(12, 2)
+    moved, new, *others = prompts
+    rows.insert_row(new, 0, 1)
+    rows.evict(2)  # remembered: it comes back to the main queue
+    for prompt in (moved, moved, moved, *others[:9], new):
+        rows.insert_row(prompt, 0, 1)
+    for prompt in (new, moved):  # whichever was used last
+        rows.find(prompt)
+    rows.evict(16)
+    assert [rows.match(prompt).length for prompt in (moved, new)] == [2, 2]
+    rows.evict(2)
+    assert [rows.match(prompt).length for prompt in (moved, new)] == [0, 2]
+
+
+def test_runs_worth_the_same_to_gdsf_go_by_their_last_use() -> None:
+    index = BlockHashIndex(make_policy("gdsf"))
+    short, long = np.arange(1, 6), np.arange(100, 135)
+    for keys in (short, *[long] * 7):  # 1/5 and 7/35
+        serve(index, keys)
+    index.evict(1)
+    assert (index.match(short).length, index.match(long).length) == (4, 35)

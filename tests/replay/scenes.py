@@ -60,7 +60,11 @@ LONG = (1, 130, 400, 700)
 
 
 def random_requests(
-    seed: int, count: int, longest_blocks: int = 12, outputs: Sequence[int] = SHORT
+    seed: int,
+    count: int,
+    longest_blocks: int = 12,
+    outputs: Sequence[int] = SHORT,
+    block: int = BLOCK,
 ) -> list[Request]:
     """Requests that begin like one another: paths through a small tree of ids."""
     draw = random.Random(seed)
@@ -70,8 +74,9 @@ def random_requests(
         for depth in range(draw.randint(1, longest_blocks)):
             node = node * 3 + draw.randint(1, 2) if depth < 6 else node + 10**9
             path.append(node)
-        tokens = len(path) * BLOCK - draw.choice([0, 0, 1, 60, 127])
-        requests.append(request(path, at=now, input_tokens=tokens, output=draw.choice(outputs)))
+        tokens = len(path) * block - draw.choice([0, 0, 1, 60, 127])
+        output = draw.choice(outputs)
+        requests.append(request(path, at=now, input_tokens=tokens, output=output, block=block))
         now += draw.choice([0.0, 0.001, 0.05, 2.0])
     return requests
 

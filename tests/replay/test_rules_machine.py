@@ -15,7 +15,7 @@ from dsv4kv.prefix.analysis.sglang_window_rule import WindowTree
 from dsv4kv.prefix.analysis.vllm_cache import VllmCache
 from dsv4kv.replay.build import build_replay
 from tests.replay.scenes import LONG, random_requests, small_config
-from tests.replay.test_machine import ReplayMachine, Watched
+from tests.replay.test_machine import ReplayMachine
 
 ENGINES = [name for name, rule in RULES.items() if rule.open]
 # the longest request has 14 blocks; beside it go windows and states of a chunk of 128 tokens
@@ -80,7 +80,7 @@ class EngineMachine(ReplayMachine):
         drafts=st.sampled_from([0, 3]),
         defer=st.booleans(),
     )
-    def build(self, seed: int, **chosen: Any) -> None:
+    def choose(self, seed: int, **chosen: Any) -> None:
         config = small_config(
             cache__num_blocks=SMALLEST[chosen["rule"].partition(":")[0]] + chosen["spare"],
             cache__block_tokens=128,
@@ -90,11 +90,7 @@ class EngineMachine(ReplayMachine):
             scheduler__paused_share=chosen["paused_share"],
             scheduler__speculative__draft_tokens=chosen["drafts"],
         )
-        self.replay = build_replay(config, random_requests(seed, 30, 8, LONG))
-        self.scheduler = self.replay.scheduler
-        self.watched = Watched(self.replay.outcome)
-        self.scheduler._observer = self.watched
-        self.before_s, self.paused_before, self.over = 0.0, [], False
+        self.watch(build_replay(config, random_requests(seed, 30, 8, LONG)))
 
     def check(self) -> None:
         super().check()
@@ -116,4 +112,4 @@ class EngineMachine(ReplayMachine):
 
 
 TestEngineMachine = EngineMachine.TestCase
-TestEngineMachine.settings = settings(max_examples=60, stateful_step_count=10, deadline=None)
+TestEngineMachine.settings = settings(max_examples=45, stateful_step_count=10)

@@ -23,7 +23,15 @@ def told(record: RunRecord, *, width: int = 100, quiet: bool = False) -> str:
 
 
 def _console(width: int) -> Console:
-    return Console(file=StringIO(), width=width, color_system=None, force_terminal=False)
+    """As ``cli.console.open_console`` makes one."""
+    return Console(
+        file=StringIO(),
+        width=width,
+        color_system=None,
+        force_terminal=False,
+        markup=False,
+        emoji=False,
+    )
 
 
 def _text(console: Console) -> str:

@@ -4,9 +4,7 @@ import csv
 import io
 import json
 
-import pytest
-
-from dsv4kv.measure.statistics import summarize
+from dsv4kv.measure.statistics import estimate_rate, summarize
 from dsv4kv.report.exports import to_csv, to_json_lines, to_markdown, to_rows
 from tests.compare.launched import make_launched_record
 from tests.report.records import make_failed_case, make_record, make_sweep_cases
@@ -31,7 +29,9 @@ def test_a_row_tells_what_the_samples_say() -> None:
     assert (row["samples"], row["median_ns"]) == (summary.n, summary.median)
     assert (row["median_low_ns"], row["p90_ns"]) == (summary.ci_low, summary.percentiles.get(90.0))
     assert row["bytes_per_call"] == sum(operation.bytes) / len(operation.bytes)
-    assert row["gbps"] == pytest.approx(sum(operation.bytes) / sum(operation.samples_ns))
+    rate = estimate_rate(operation.bytes, operation.samples_ns)
+    assert rate
+    assert (row["gbps"], row["gbps_half_width"]) == (rate.value, rate.half_width)
 
 
 def test_bookkeeping_has_times_and_no_bytes() -> None:
@@ -82,6 +82,16 @@ def test_markdown_has_a_row_per_quantity_with_launches_together() -> None:
     ]  # fmt: skip
     assert "±" in rows[0][2]
     assert "±" in rows[0][3]
+
+
+def test_markdown_tells_a_run_that_did_not_end_well() -> None:
+    (head, *_) = to_markdown([make_record(*make_sweep_cases())]).splitlines()
+    assert head.endswith("within it, **failed**)")
+
+
+def test_markdown_keeps_names_whole_whatever_they_are_made_of() -> None:
+    case = make_record().cases[0].model_copy(update={"axis": {"name": "a|b – c"}})
+    assert "| name=a\\|b – c: gather_topk csa |" in to_markdown([make_record(case)])
 
 
 def test_markdown_of_one_launch_says_that_its_interval_is_within_it() -> None:

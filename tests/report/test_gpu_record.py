@@ -91,6 +91,9 @@ def test_one_way_alone_has_no_ratio_and_none_no_table() -> None:
     table = decode_table(make_gpu_case(latencies=graph))
     assert table is not None
     assert "a graph takes" not in shown(table)
+    device_only = decode_table(make_gpu_case(latencies=[e for e in graph if "host" not in e.name]))
+    assert device_only is not None
+    assert cells(shown(device_only), "captured graph")[-1] == "–"
     assert decode_table(make_case()) is None
 
 

@@ -82,7 +82,8 @@ def test_a_run_that_was_replaced_by_one_of_the_same_size_is_read_again(tmp_path:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"entries": [{}]}', '{"version": 9, "entries": []}', "\x00\xff"]
+    "text",
+    ["", "{", "[]", '{"entries": [{}]}', '{"version": 9, "entries": []}', "\x00\xff"],
 )
 def test_a_damaged_index_is_made_anew(tmp_path: Path, text: str) -> None:
     save(tmp_path, "1")
@@ -90,6 +91,15 @@ def test_a_damaged_index_is_made_anew(tmp_path: Path, text: str) -> None:
     (tmp_path / INDEX).write_text(text)
     assert list_entries(tmp_path) == whole
     assert json.loads((tmp_path / INDEX).read_text())["entries"]
+
+
+def test_an_index_whose_times_are_none_is_made_anew(tmp_path: Path) -> None:
+    save(tmp_path, "1")
+    whole = list_entries(tmp_path)
+    (started,) = (entry.summary.started_utc for entry in whole if entry.summary)
+    text = (tmp_path / INDEX).read_text()
+    (tmp_path / INDEX).write_text(text.replace(started, "soon"))
+    assert list_entries(tmp_path) == whole
 
 
 def test_an_index_cut_anywhere_loses_nothing(tmp_path: Path) -> None:
@@ -153,13 +163,27 @@ def test_writers_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
     assert all(entry.problem is None for entry in list_entries(tmp_path))
 
 
-def test_a_file_that_is_no_record_is_told_with_the_reason_and_remembered(
-    tmp_path: Path, read: list[str]
-) -> None:
+def test_a_file_that_is_no_record_is_told_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "notes.json").write_text("[]")
     (entry,) = list_entries(tmp_path)
     assert entry.summary is None
     assert entry.problem
     assert entry.problem.endswith("is JSON but not a run record: it has no schema_version.")
-    list_entries(tmp_path)
-    assert read == ["notes.json"]
+
+
+def test_a_file_that_could_not_be_read_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have been a right that was missing, or a dsv4kv that was too old."""
+    save(tmp_path, "1")
+
+    def refuse(path: Path) -> None:
+        raise RecordError(f"{path} cannot be read (Permission denied).")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("dsv4kv.report.index.load_record", refuse)
+        (entry,) = list_entries(tmp_path)
+        assert entry.summary is None
+    (entry,) = list_entries(tmp_path)
+    assert entry.summary
+    assert entry.problem is None

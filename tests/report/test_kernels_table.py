@@ -108,6 +108,16 @@ def test_a_step_is_busy_and_idle_for_its_whole_span(tmp_path: Path) -> None:
     assert (steps.launches, steps.pieces) == ([2, 2], [5, 5])
 
 
+def test_steps_that_launch_nothing_on_a_gpu_do_not_count(tmp_path: Path) -> None:
+    """As those of a process that only schedules."""
+    export = two_replays()
+    for begin in (30_000, 60_000):
+        export.range("step", begin, begin + 10)
+    table = from_nsys(tmp_path, export)
+    assert table.num_steps == 2
+    assert table.notes == ["left out: 2 steps without work"]
+
+
 def test_work_outside_steps_is_counted_and_left_out(tmp_path: Path) -> None:
     export = two_replays()
     export.kernel("lost", 78, 900_000, 900_123)

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.measure.profilers.kineto import read_kineto
+from dsv4kv.measure.profilers.chrome_file import ChromeFile
 from dsv4kv.report import timeline as picking
 from dsv4kv.report.profile_record import Timeline
 from dsv4kv.report.timeline_files import chrome_trace, draw_svg, write_timeline
@@ -44,6 +44,17 @@ def test_a_step_has_its_work_and_its_launches_from_its_first_moment(timeline: Ti
         ("launch", "host", 0, 1_000),
         ("launch", "host", 3_500, 3_000),
     ]
+
+
+def test_lanes_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    export = two_replays()
+    for stream in (13, 100):
+        for correlation in (100, 101):
+            export.kernel("flush", correlation, 50_000, 60_000, streamId=stream)
+    timeline = from_nsys(tmp_path, export).timeline
+    assert timeline is not None
+    streams = [f"GPU 0 stream {stream}" for stream in (7, 13, 100)]
+    assert timeline.lanes == [*streams, "host"]
 
 
 def test_the_step_of_median_length_is_picked(tmp_path: Path) -> None:
@@ -96,7 +107,8 @@ def test_the_chrome_trace_is_one_that_perfetto_and_chrome_load(timeline: Timelin
 def test_the_chrome_trace_can_be_read_again(timeline: Timeline, tmp_path: Path) -> None:
     path = tmp_path / "timeline.json"
     write_timeline(timeline, path)
-    assert len(read_kineto(path).work) == 0  # its classes are no profiler's, and it is no error
+    pieces = [event for event in ChromeFile(path) if event["ph"] == "X"]
+    assert [round(event["dur"] * 1000) for event in pieces] == timeline.duration_ns
 
 
 def test_the_picture_has_a_box_for_every_piece_and_a_name_for_every_lane(

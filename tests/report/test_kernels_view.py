@@ -55,6 +55,17 @@ def test_shares_of_a_step_add_up(tmp_path: Path) -> None:
     assert "operations add up to 80.0 % of the steps, and 20.0 % is outside any of" in text
 
 
+def test_a_step_on_several_gpus_is_one_step(tmp_path: Path) -> None:
+    export = two_replays()
+    for device in range(2):
+        export.add("TARGET_INFO_GPU", id=device, name="A GPU", cuDevice=device)
+    for step in range(2):
+        export.kernel("flush", 100 + step, step * 100_000 + 40_000, 140_000, deviceId=1)
+    text = told(make_profile(from_nsys(tmp_path, export)))
+    assert "A step  2 of them on 2 GPUs, µs" in text
+    assert ", 2 × A GPU: " in text
+
+
 def test_full_names_are_told_on_demand(tmp_path: Path) -> None:
     profile = make_profile(from_nsys(tmp_path))
     assert "void dsv::flush<int>(int*)" not in told(profile)

@@ -52,11 +52,8 @@ def test_a_median_is_that_of_the_launches_and_not_of_their_samples() -> None:
         update={name: 9 * getattr(flush, name) for name in ("samples_ns", "entries", "bytes")}
     )
     cases = [fast.model_copy(update={"operations": [many]}), *slow]
-    (group,) = (
-        group
-        for quantity, group in by_quantity(list_measured(make_record(*cases))).items()
-        if quantity.name == "flush"
-    )
+    measured = list_measured(make_launched_record(cases=cases))
+    (group,) = (found for what, found in by_quantity(measured).items() if what.name == "flush")
     middle_ns = summarize([each.median_ns for each in group]).median
     assert middle_ns > 1.5 * group[0].median_ns
     assert f"{middle_ns / 1e3:.0f} ± ?" in shown(launches_table(group, "Medians"))

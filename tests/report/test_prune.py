@@ -43,6 +43,8 @@ def days(entries: list[Entry]) -> list[int]:
         ({"keep": 9}, []),
         ({"older_than_days": 10}, [1, 8]),
         ({"older_than_days": 0}, [1, 8, 15, 20]),
+        ({"older_than_days": 3_000_000}, []),
+        ({"older_than_days": 10**30}, []),
         ({"status": "failed"}, [8]),
         ({"status": "complete", "keep": 2}, [1]),
         ({"older_than_days": 10, "keep": 3}, [1]),

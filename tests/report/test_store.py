@@ -220,6 +220,50 @@ def test_an_operation_whose_lists_differ_in_length_is_refused(tmp_path: Path) ->
     assert "gather_topk (csa) has 400 samples_ns, 400 entries and 2 bytes" in refusal(path)
 
 
+LAUNCH = {
+    "launch": 0, "started_utc": "2026-11-21T04:19:03Z", "ended_utc": "2026-11-21T04:19:09Z",
+    "status": "complete", "error": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"started_utc": ""}, "started_utc: Value error, Invalid isoformat string"),
+        ({"started_utc": "2026-11-21T04:19:03"}, "has no time zone"),
+        ({"launches": [LAUNCH | {"ended_utc": "soon"}]}, "launches.0.ended_utc: "),
+        ({"launches": [LAUNCH | {"launch": 1}]}, "not numbered from 0"),
+    ],
+    ids=str,
+)
+def test_moments_and_launches_that_make_no_sense_are_refused(
+    tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
+    assert reason in refusal(edited(tmp_path / "run.json", **changes))
+
+
+@pytest.mark.parametrize("launches", [[], [LAUNCH]])
+@pytest.mark.parametrize("launch", [-1, 1, 10**19])
+def test_a_case_of_a_launch_that_is_not_there_is_refused(
+    tmp_path: Path, launch: int, launches: list[Any]
+) -> None:
+    case = json.loads(dumps(make_record()))["cases"][0] | {"launch": launch}
+    path = edited(tmp_path / "run.json", cases=[case], launches=launches)
+    assert f"cases of launch {launch}, and there are 1 launches" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "value"),
+    [("memcpy", "bytes", 0), ("cache", "sharing", ""), ("cache", "sharing", "table")],
+)
+def test_a_value_that_nothing_can_be_told_of_is_refused(
+    tmp_path: Path, part: str, field: str, value: Any
+) -> None:
+    case = json.loads(dumps(make_record()))["cases"][0]
+    case[part][field] = value
+    assert f"cases.0.{part}.{field}: " in refusal(edited(tmp_path / "run.json", cases=[case]))
+
+
 # ---- what a hand has changed --------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ import re
 from dsv4kv.measure.statistics import estimate_rate, summarize
 from dsv4kv.report.cells import format_estimate
 from dsv4kv.report.record import Latency, Memcpy, Operation
+from dsv4kv.report.replay_tables import times_table
 from dsv4kv.report.tables import cache_table, latencies_table, operations_table
 from dsv4kv.report.yardstick import Yardstick
 from tests.report.records import (
@@ -123,3 +124,10 @@ def test_an_indexer_operation_is_told_as_the_operation_on_the_layers_index() -> 
     operation = make_operation().model_copy(update={"name": "indexer_flush", "layer_type": "csa"})
     text = shown(operations_table(make_case(operations=[operation])))
     assert row(text, "flush")[:2] == ["flush", "csa idx"]
+
+
+def test_times_of_which_there_are_none_have_no_row() -> None:
+    latencies = [Latency(name="ttft", samples_ns=[1, 2]), Latency(name="tpot", samples_ns=[])]
+    text = shown(times_table(latencies))
+    assert "ttft" in text
+    assert "tpot" not in text

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from dsv4kv.report.store import dumps, load_record, save_record
@@ -102,11 +103,34 @@ def test_company_on_the_gpu_and_the_cpus_is_told() -> None:
     ]
 
 
-def test_memory_errors_that_were_not_corrected_are_bad_news() -> None:
-    checks = GpuChecks(at_ns=[0, 1], ecc_uncorrected=[0, 1])
-    assert ("bad", "1 memory errors of the GPU were not corrected") in findings(
-        make_telemetry(gpu_checks=checks)
-    )
+NOT_CORRECTED = "memory errors of the GPU that were not corrected"
+
+
+@pytest.mark.parametrize(
+    ("counters", "told"),
+    [
+        ({"ecc_uncorrected": [0, None, 1]}, [("bad", f"{NOT_CORRECTED} meanwhile: 1")]),
+        ({"ecc_uncorrected": [3, 3, 5]}, [("bad", f"{NOT_CORRECTED} meanwhile: 2")]),
+        (
+            {"ecc_uncorrected": [3, 3, 3]},
+            [("warning", f"{NOT_CORRECTED} before this run began: 3")],
+        ),
+        (
+            {"ecc_corrected": [3, 3, 4], "pcie_replays": [0, 7, 1_007]},
+            [
+                ("note", "memory errors of the GPU that were corrected meanwhile: 1"),
+                ("note", "packets that the PCIe link sent again meanwhile: 1,007"),
+            ],
+        ),
+        ({"ecc_corrected": [9, 9, 9], "pcie_replays": [2, 2, None]}, []),
+    ],
+    ids=str,
+)
+def test_counters_are_told_by_what_they_grew_while_it_was_measured(
+    counters: dict[str, Any], told: list[tuple[str, str]]
+) -> None:
+    checks = GpuChecks(at_ns=[0, 1, 2], **counters)
+    assert findings(make_telemetry(gpu_checks=checks)) == told
 
 
 def test_what_the_machine_does_not_tell_is_said_with_the_reason() -> None:

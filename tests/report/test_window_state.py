@@ -50,6 +50,7 @@ def test_a_machine_that_does_nothing_else_limits_no_row() -> None:
 def test_a_clock_that_changes_in_the_middle_marks_that_row_and_no_other() -> None:
     found = states(with_gpu(sm_clock_mhz=from_window(1, 1_980, 1_410)))
     assert [state.clock_moved for state in found] == [False, True, False]
+    assert [state.is_limited for state in found] == [False, True, False]
     assert [state.sm_clock_mhz for state in found] == [
         (1_980, 1_980),
         (1_410, 1_980),
@@ -73,6 +74,7 @@ def test_a_reason_marks_its_row_with_the_share_of_its_time(bit: int, name: str) 
     found = states(with_gpu(reasons=from_window(1, 0, bit)))
     assert found[0].limits == {}
     assert found[1].limits == {name: pytest.approx(0.5, abs=0.05)}
+    assert [state.is_limited for state in found] == [False, True, True]
     assert found[2].limits == {name: 1.0}
 
 
@@ -149,6 +151,19 @@ def test_others_are_told_in_cpus() -> None:
     )
     (first, *_) = states(make_telemetry(host_samples=host))
     assert first.other_cpus == pytest.approx(1.5)
+
+
+def test_of_temperatures_the_highest_is_told() -> None:
+    found = states(with_gpu(temperature_c=from_window(1, 61, 83)))
+    assert [state.temperature_c for state in found] == [61, 83, 83]
+
+
+@pytest.mark.parametrize("absent", ["machine_busy_ns", "own_cpu_ns"])
+def test_without_one_of_the_processor_times_nobody_knows_of_others(absent: str) -> None:
+    host = make_telemetry().host_samples
+    assert host
+    (first, *_) = states(make_telemetry(host_samples=host.model_copy(update={absent: None})))
+    assert first.other_cpus is None
 
 
 def test_where_nothing_was_polled_nothing_is_told() -> None:

@@ -55,7 +55,7 @@ class ChromeFile:
     """A Chrome trace: iterating gives the events, but those that are passed over.
 
     Attributes:
-        head: The text before the events.
+        around: The text before the events, and behind them once all are read.
         broken: Events that are no JSON: torch writes quotes in names of ranges as they are.
 
     Raises:
@@ -64,7 +64,7 @@ class ChromeFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.head = ""
+        self.around = ""
         self.broken = 0
 
     def __iter__(self) -> Iterator[Event]:
@@ -81,7 +81,7 @@ class ChromeFile:
             if text.lstrip().startswith("["):  # a list of events alone is a trace, too
                 return text.lstrip()[1:]
             if found := _EVENTS.search(text):
-                self.head = text[: found.start()]
+                self.around = text[: found.start()]
                 return text[found.end() :]
             if len(text) > _LONGEST:
                 break
@@ -101,6 +101,7 @@ class ChromeFile:
             assert between is not None  # it fits nothing, too
             at = between.end()
             if text.startswith("]", at):
+                self.around += text[at:] + file.read(_CHUNK)
                 return
             try:
                 event, at = decode(text, at)

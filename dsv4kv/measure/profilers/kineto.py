@@ -48,22 +48,26 @@ def read_kineto(path: Path, step: str = STEP) -> Trace:
         ProfileError: It cannot be read.
     """
     file, events = ChromeFile(path), Events()
-    try:
-        with _without_collector():
-            for event in file:
-                events.take(event)
-    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-        raise ProfileError(f"{path} has an event that is none of torch's ({error!r}).") from None
+    with _without_collector():
+        for event in file:
+            events.take(event)
+    if not len(events.gpu) + len(events.host):
+        raise ProfileError(
+            f"{path} has no kernel and no operation with a time: it is no trace of "
+            "torch.profiler, or the profiler was off while the steps ran."
+        )
     name, kind, start, end, thread = events.host.done()
     marked = kind == RANGE
     ranges = Ranges(thread[marked], start[marked], end[marked], name[marked])
     is_step = np.isin(ranges.name, fitting(events.names.known, step))
     read = _read_gpu if len(events.gpu) else _read_cpu
     trace = read(file, events, ranges, is_step, step)
-    if not file.broken:
-        return trace
-    told = f"left out: {file.broken:,} events that are no JSON, as with quotes in their names"
-    return replace(trace, warnings=[*trace.warnings, told])
+    left_out = {
+        "are no JSON, as with quotes in their names": file.broken,
+        "do not tell when they began or how long they took": events.timeless,
+    }
+    told = [f"left out: {count:,} events that {why}" for why, count in left_out.items() if count]
+    return replace(trace, warnings=[*trace.warnings, *told])
 
 
 @contextmanager
@@ -113,7 +117,7 @@ def _read_gpu(
         shapes=list(events.shapes),
         steps_ns=steps.times_ns,
         calls=Calls(begin[made], finish[made], steps.step[made]),
-        devices=_read_devices(file.head),
+        devices=_read_devices(file.around),
         warnings=warnings,
         notes=notes,
     )
@@ -158,13 +162,13 @@ def _cpu_work(host: list[Column], ranges: Ranges, is_step: NDArray[np.bool_]) ->
     )
 
 
-def _read_devices(head: str) -> dict[int, str]:
-    """Names of the GPUs, which the file lists before its events."""
-    found = _DEVICES.search(head)
+def _read_devices(around: str) -> dict[int, str]:
+    """Names of the GPUs, which the file lists before its events, or behind if it was merged."""
+    found = _DEVICES.search(around)
     if found is None:
         return {}
     try:
-        listed, _ = json.JSONDecoder(strict=False).raw_decode(head, found.end() - 1)
+        listed, _ = json.JSONDecoder(strict=False).raw_decode(around, found.end() - 1)
         return {whole_number(one.get("id")): str(one.get("name")) for one in listed}
     except (AttributeError, ValueError):  # the kernels can be told without
         return {}

@@ -28,6 +28,7 @@ _CALLS = ("cuda_runtime", "cuda_driver", "Runtime")
 _ON_CPU = {"cpu_op": OP, "user_annotation": RANGE, "Operator": OP}
 _GRAPH_LAUNCH = "GraphLaunch"
 _NS = 1000  # a microsecond
+_CORRELATION_BITS = 32
 _GPU_COLUMNS = 10  # name, kind, begin, end, device, stream, correlation, bytes, shape, node
 _CALL_COLUMNS = 5  # thread, begin, end, correlation, whether it launches a graph
 _HOST_COLUMNS = 5  # name, kind, begin, end, thread
@@ -42,6 +43,7 @@ class Events:
         calls: Thread, begin, end, correlation, 1 where it launches a graph.
         host: Name, kind, begin, end, thread.
         shapes: Launch shapes, in the order of their numbers.
+        timeless: Events left out, as they do not say when they began or how long they took.
     """
 
     def __init__(self) -> None:
@@ -49,8 +51,10 @@ class Events:
         self.gpu, self.calls = Columns(_GPU_COLUMNS), Columns(_CALL_COLUMNS)
         self.host = Columns(_HOST_COLUMNS)
         self.shapes: dict[LaunchShape, int] = {}
+        self.timeless = 0
         self._numbers: dict[tuple[object, ...], int] = {}
         self._threads: dict[tuple[object, object], int] = {}
+        self._ranks: dict[str, int] = {}
         self._zero: float | None = None
         self._takers: dict[object, tuple[Callable[[Event, int], None], int]] = {
             **{category: (self._take_gpu, kind) for category, kind in _ON_GPU.items()},
@@ -59,18 +63,18 @@ class Events:
         }
 
     def take(self, event: Event) -> None:
-        """Sort one event in; most are none of these and are left out.
-
-        Raises:
-            KeyError, TypeError, ValueError, OverflowError: It is none of torch's.
-        """
+        """Sort one event in; most are none of these and are left out."""
         taker = self._takers.get(event.get("cat"))
-        if taker is not None and event.get("ph") == "X":
-            take, kind = taker
+        if taker is None or event.get("ph") != "X":
+            return
+        take, kind = taker
+        try:
             take(event, kind)
+        except (KeyError, TypeError, ValueError, OverflowError):
+            self.timeless += 1
 
     def _take_call(self, event: Event, _kind: int) -> None:
-        correlation = _arguments(event).get("correlation")
+        correlation = self._key(event, _arguments(event).get("correlation"))
         of_graph = _GRAPH_LAUNCH in str(event.get("name"))
         self.calls.add(self._thread(event), *self._times(event), correlation, of_graph)
 
@@ -86,7 +90,7 @@ class Events:
             *self._times(event),
             get("device", 0),
             get("stream", event.get("tid")),
-            get("correlation", NONE),
+            self._key(event, get("correlation", NONE)),
             get("bytes", NONE),  # kernels have none, and NONE is settled faster than None
             self._shape(get) if kind == KERNEL else NONE,
             get("graph node id", 0),
@@ -111,13 +115,26 @@ class Events:
             self._numbers[(*grid, *block, *told)] = number
         return number
 
+    def _key(self, event: Event, correlation: object) -> object:
+        """What work finds its call by: every rank counts anew.
+
+        SGLang puts the traces of all ranks into one file and their names before the pids:
+        ``[TP01] 4711``. A trace of one process has numbers there.
+        """
+        pid = event.get("pid")
+        if not isinstance(pid, str):
+            return correlation
+        number = whole_number(correlation)
+        rank = self._ranks.setdefault(pid.rpartition(" ")[0], len(self._ranks))
+        return NONE if number == NONE else rank << _CORRELATION_BITS | number
+
     def _times(self, event: Event) -> tuple[int, int]:
         """Begin and end in ns since the first event, so that a double keeps every digit."""
         start = float(event["ts"])
         if self._zero is None:
             self._zero = start
         begin = round((start - self._zero) * _NS)
-        return begin, begin + max(0, round(float(event.get("dur", 0)) * _NS))
+        return begin, begin + max(0, round(float(event["dur"]) * _NS))
 
     def _thread(self, event: Event) -> int:
         return self._threads.setdefault((event.get("pid"), event.get("tid")), len(self._threads))

@@ -8,6 +8,7 @@ _OPEN, _CLOSE = "<(", ">)"
 _WRAPPER = re.compile(r"(?:device_kernel|Kernel2?|enable_sm\w+)")
 _FIRST_ARGUMENT = r"\b{}<\s*([A-Za-z_][\w:]*)"
 _MANGLED = re.compile(r"_Z(?:NK?)?(?=\d)")
+_MANGLED_ARGUMENT = re.compile(r"IN?(?:S\w?_|St)?(?=\d)")  # S1_ stands for a part named before
 _LENGTH = re.compile(r"\d+")
 
 
@@ -38,13 +39,20 @@ def _wrapped(name: str, short: str) -> str:
 
 
 def _last_of_mangled(name: str) -> str:
-    """``_ZN4vllm4copyIiEEvPT_`` is ``copy``: profilers fail to demangle the longest names."""
+    """``_ZN4vllm4copyIiEEvPT_`` is ``copy``: profilers fail to demangle the longest names.
+
+    Those are of CUTLASS more often than not, and so what a wrapper was made for is looked for.
+    """
     begin = _MANGLED.match(name)
     at, last = begin.end() if begin else 0, name
-    while found := _LENGTH.match(name, at):
-        at = found.end() + int(found[0])
-        last = name[found.end() : at]
-    return last
+    while True:
+        while found := _LENGTH.match(name, at):
+            at = found.end() + int(found[0])
+            last = name[found.end() : at]
+        inner = _MANGLED_ARGUMENT.match(name, at)
+        if inner is None or not _WRAPPER.fullmatch(last):
+            return last
+        at = inner.end()
 
 
 def _outside_brackets(name: str) -> str:

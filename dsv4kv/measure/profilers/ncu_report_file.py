@@ -11,7 +11,6 @@ from dsv4kv.errors import ProfileError
 from dsv4kv.measure.profilers.trace import KERNEL, NONE, Column, LaunchShape, Names, Trace, Work
 from dsv4kv.measure.profilers.trace import constant as column_of
 
-_EMPTY = "the report has no kernels: ncu chose none, or it is no report."
 _DURATION = "gpu__time_duration.sum"
 _DRAM = ("dram__bytes_read.sum", "dram__bytes_write.sum")
 _REGISTERS = "launch__registers_per_thread"
@@ -52,11 +51,17 @@ def read_ncu(path: Path) -> Trace:
         steps_ns=np.empty((0, 2), dtype=np.int64),
         devices=dict(enumerate(devices)),
         has_clock=False,
-        warnings=[]
-        if rows
-        else ["the report has no kernels: ncu chose none, or it is no report."],
+        warnings=_judge(table),
         notes=["ncu runs every kernel alone: its times tell no gaps"],
     )
+
+
+def _judge(table: Column) -> list[str]:
+    untimed = int(np.count_nonzero(table[:, 1] == NONE))
+    if not len(table):
+        return ["the report has no kernels: ncu chose none, or it is no report."]
+    told = f"{untimed:,} of {len(table):,} kernels have no {_DURATION} and count as 0: collect it"
+    return [told] if untimed else []
 
 
 def _actions(path: Path) -> Iterator[Any]:
@@ -89,7 +94,7 @@ def _row(action: Any, names: Names, shapes: dict[LaunchShape, int]) -> tuple[int
     sizes = [size for size in moved if size is not None]
     return (
         names.number(str(action.name())),
-        0 if duration is None else round(duration),
+        NONE if duration is None else round(duration),
         round(sum(sizes)) if len(sizes) == len(_DRAM) else NONE,
         shapes.setdefault(shape, len(shapes)),
     )
@@ -118,15 +123,15 @@ def _text(action: Any, name: str) -> str | None:
 
 
 def _work(table: Column) -> Work:
-    rows = len(table)
-    ends = np.cumsum(table[:, 1])
+    rows, duration = len(table), np.maximum(table[:, 1], 0)
+    ends = np.cumsum(duration)
     nothing, zero = column_of(rows, NONE), column_of(rows, 0)
     return Work(
         name=table[:, 0],
         kind=column_of(rows, KERNEL),
-        start_ns=ends - table[:, 1],
+        start_ns=ends - duration,
         end_ns=ends,
-        self_ns=table[:, 1],
+        self_ns=duration,
         device=zero,
         stream=zero,
         shape=table[:, 3],

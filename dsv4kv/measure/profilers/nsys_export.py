@@ -4,6 +4,7 @@ Tables are made as they are needed and their columns differ between versions, so
 for, and no version is asked.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -59,15 +60,18 @@ def _read(database: Database, step: str) -> Trace:
     called, keys = _read_calls(database, launched)
     call = find(keys, launched.launch)
     ranges = read_ranges(database, names, step)
+    ends = [ranges.end_ns, called.end_ns, launched.end_ns]
+    ranges, cut_off = _settle_cut_off(ranges, fitting(names.known, step), ends)
+    left_out = [*cut_off, *unended]
     is_step = np.isin(ranges.name, fitting(names.known, step))
     if np.any(is_step):
         steps = marked_steps(ranges, is_step, called.thread, called.start_ns)
-        notes, empty = unended, tell_empty(step, steps.times_ns, pick(steps.step, call))
+        notes, empty = left_out, tell_empty(step, steps.times_ns, pick(steps.step, call))
     else:
         of_graph = (launched.node > 0) | (launched.kind == GRAPH)
         steps = launched_steps(called, np.unique(call[of_graph & (call != NONE)]))
         told = tell_instead(step, len(steps.times_ns), ranges, names.listed())
-        notes, empty = [told, *unended], list[str]()
+        notes, empty = [told, *left_out], list[str]()
     made = np.unique(call[call != NONE])
     device, devices = read_devices(database, launched)
     return Trace(
@@ -90,7 +94,30 @@ def _with_ends(launched: Launched) -> tuple[Launched, list[str]]:
     left = int(np.count_nonzero(~ended))
     if not left:
         return launched, []
-    return launched.where(ended), [f"left out: {left:,} pieces of work that have no end"]
+    return launched.where(ended), [f"left out: {left:,} piece{_s(left)} of work without an end"]
+
+
+def _settle_cut_off(ranges: Ranges, steps: Column, ends: list[Column]) -> tuple[Ranges, list[str]]:
+    """Ranges without the steps that have no end, and a note of those.
+
+    A capture that stops inside a step cuts it off: it has no duration and not all of its work.
+    Where there are no others, they last until the last of the profile's ends.
+    """
+    is_step = np.isin(ranges.name, steps)
+    cut_off = is_step & (ranges.end_ns < ranges.start_ns)
+    count = int(np.count_nonzero(cut_off))
+    if not count:
+        return ranges, []
+    told = f"{count:,} step{_s(count)} without an end"
+    if np.any(is_step & ~cut_off):
+        return ranges.where(~cut_off), [f"left out: {told}"]
+    last = max(int(times.max(initial=NONE)) for times in ends)
+    closed = replace(ranges, end_ns=np.where(cut_off, last, ranges.end_ns))
+    return closed, [f"{told}: taken to last until the end of the profile"]
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"
 
 
 def _read_calls(database: Database, launched: Launched) -> tuple[Ranges, Column]:
@@ -101,6 +128,7 @@ def _read_calls(database: Database, launched: Launched) -> tuple[Ranges, Column]
     keys = launch_key(thread, correlation)
     if not np.any(launched.launch > CORRELATION_MASK):
         keys &= CORRELATION_MASK  # an old export: work does not name its process
+    keys[correlation == NONE] = NONE  # or unified memory's copies, without one, would find it
     return Ranges(thread, start, end, constant(len(thread), NONE)), keys
 
 

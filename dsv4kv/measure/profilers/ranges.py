@@ -38,6 +38,11 @@ class Ranges:
     def __len__(self) -> int:
         return len(self.name)
 
+    def where(self, chosen: NDArray[np.bool_]) -> "Ranges":
+        """Some of the rows."""
+        columns = (self.thread, self.start_ns, self.end_ns, self.name)
+        return Ranges(*(column[chosen] for column in columns))
+
     @property
     def closed_ns(self) -> Column:
         """Ends; a range that was never closed lasts for ever."""

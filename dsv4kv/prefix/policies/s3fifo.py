@@ -37,6 +37,7 @@ class S3FIFO(Policy):
         """Enter the small queue, or the main one if it is remembered."""
         fits = self._was_full or self._sizes[_SMALL] + run.length <= self._small_capacity
         run.queue = _MAIN if self._ghosts.take(key) or not fits else _SMALL
+        self.now += 1  # runs that moved to make room for it came before it
         run.stamp, run.uses = self.now, 0
         self._sizes[run.queue] += run.length
 

@@ -48,11 +48,11 @@ class AgedLFU(LFU):
     def touch(self, run: Run) -> None:
         """Count one more, on top of the age."""
         run.uses += 1
-        run.stamp = (self.age + run.uses * self.weigh(run), self.now)
+        run.stamp = (self.age + self.weigh(run), self.now)
 
     def weigh(self, run: Run) -> float:
-        """What one use is worth."""
-        return 1.0
+        """What all its uses are worth."""
+        return run.uses
 
     def dropped(self, run: Run, count: int, key: Hashable) -> None:
         """Age: what is used from now on scores above what has just gone."""
@@ -68,5 +68,5 @@ class GDSF(AgedLFU):
     """
 
     def weigh(self, run: Run) -> float:
-        """One over the keys of the run."""
-        return 1.0 / run.length
+        """Uses for each of its keys."""
+        return run.uses / run.length

@@ -23,7 +23,7 @@ def comparison_section(compared: Compared) -> Section:
 
 
 def compared_numbers(compared: Compared) -> list[KeyNumber]:
-    """How much time changed over all rows, and how many rows were judged how."""
+    """How much time changed on the mean, and how many rows were judged how."""
     count = Counter(row.judgement.verdict for row in compared.rows)
     told = f"of {len(compared.rows):,} rows"
     note = f"beyond the floor of {compared.floor * 100:.3g} %"
@@ -36,4 +36,4 @@ def compared_numbers(compared: Compared) -> list[KeyNumber]:
     change, ends = to_percent(compared.overall.ratio), compared.overall.interval
     told = " to ".join(f"{to_percent(end):+.1f}" for end in ends) + " %" if ends else "not known"
     mean = f"geometric mean; interval {told}"
-    return [KeyNumber("Change of time, all rows", f"{change:+.1f}", "", "%", mean), *counts]
+    return [KeyNumber("Change of time", f"{change:+.1f}", "", "%", mean), *counts]

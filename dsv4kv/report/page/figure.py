@@ -1,6 +1,8 @@
 """Figures in the page's look, drawn by matplotlib, which is imported when the first is made."""
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final
@@ -43,6 +45,7 @@ _STYLE: dict[Any, Any] = {
     "xtick.minor.size": 0,
     "ytick.minor.size": 0,
     "text.color": LIGHT["ink"],
+    "text.parse_math": False,  # a $ is one
     "figure.facecolor": LIGHT["paper"],
     "axes.facecolor": "none",
     "savefig.facecolor": LIGHT["paper"],
@@ -90,26 +93,36 @@ def new_figure(
     return figure, list(grid[:, 0])
 
 
-def draw_svg(figure: "Figure") -> bytes:
+def draw_svg(figure: "Figure") -> str:
     """The figure as SVG, in light colours."""
-    from matplotlib import rc_context
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     target = BytesIO()
-    with rc_context(_STYLE):  # the canvas itself: savefig draws everything twice
+    with _drawing(figure):  # the canvas itself: savefig draws everything twice
         canvas = FigureCanvasSVG(figure)
         canvas.print_svg(target)  # type: ignore[no-untyped-call]
-    return target.getvalue()
+    return target.getvalue().decode()
 
 
 def draw_png(figure: "Figure") -> bytes:
     """The figure as PNG, in light colours on white, three pixels to a unit."""
-    from matplotlib import rc_context
-
     target = BytesIO()
-    with rc_context(_STYLE):
+    with _drawing(figure):
         figure.savefig(target, format="png", dpi=3 * 72)
     return target.getvalue()
+
+
+@contextmanager
+def _drawing(figure: "Figure") -> Iterator[None]:
+    """The style; names are told as they are, in a browser's font if not in matplotlib's."""
+    from matplotlib import rc_context
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
+    with rc_context(_STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
+        yield
 
 
 def short_duration(nanoseconds: float) -> str:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import islice
 
 from dsv4kv.measure.statistics import Estimate, divide
-from dsv4kv.report.cells import format_number
+from dsv4kv.report.cells import format_estimate, format_number
 from dsv4kv.report.decode import graph_device_time
 from dsv4kv.report.facts import tokens_per_second
 from dsv4kv.report.findings import Finding
@@ -94,7 +94,7 @@ def _of_one(launches: Group) -> Iterator[KeyNumber]:
     elif (time := across_launches(launches, _step)) is not None:
         yield measured_duration("Step", time, _join("median", of, "with the host in it"))
     if (rate := across_launches(launches, gather_rate)) is not None:
-        yield measured_number("Gather", rate, "GB/s", _share(case, rate))
+        yield measured_number("Gather", rate, "GB/s", _share(launches, rate))
     if case.cache:
         size = allocated_bytes(case)
         note = f"{format_bytes(size)} allocated in all" if size else "all layers held"
@@ -117,7 +117,8 @@ def _of_replay(case: Case) -> Iterator[KeyNumber]:
 
 def _of_sweep(groups: Sequence[Group]) -> Iterator[KeyNumber]:
     if best := _best(groups, _saved, 1):
-        yield measured_number("Most saved", best[0], "% of prompt tokens", f"at {best[1]}")
+        value, note = f"{best[0].value:.1f}", f"at {best[1]}"
+        yield KeyNumber("Most saved", value, "", "% of prompt tokens", note)
     if best := _best(groups, _first_token, -1):
         yield measured_duration("Earliest first token", best[0], f"median, at {best[1]}")
     if best := _best(groups, _step, -1):
@@ -161,12 +162,17 @@ def _throughput(case: Case) -> Estimate | None:
     return Estimate(speed, None) if speed else None
 
 
-def _share(case: Case, rate: Estimate) -> str:
-    known = yardsticks(case)
-    if not known or not (peak := known[0].rate):
+def _share(launches: Group, rate: Estimate) -> str:
+    peak = across_launches(launches, _yardstick)
+    if peak is None:
         return "all gathers together"
-    share = format_number(divide(rate, peak).value * 100)
-    return f"{share} % of this run's {known[0].name}, {format_number(peak.value)} GB/s"
+    share = format_estimate(divide(rate, peak), 100)
+    name = next(known.name for case in launches for known in yardsticks(case))
+    return f"{share} % of this run's {name}, {format_estimate(peak)} GB/s"
+
+
+def _yardstick(case: Case) -> Estimate | None:
+    return next((known.rate for known in yardsticks(case)), None)
 
 
 def _join(*words: str) -> str:

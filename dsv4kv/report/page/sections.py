@@ -16,7 +16,12 @@ from dsv4kv.report.page.kernels import kernel_section
 from dsv4kv.report.page.memory import memory_sections
 from dsv4kv.report.page.replay import replay_sections
 from dsv4kv.report.page.section import Section
-from dsv4kv.report.page.telemetry import telemetry_tracks, throttled_spans
+from dsv4kv.report.page.telemetry import (
+    machine_facts,
+    telemetry_tracks,
+    tells_limits,
+    throttled_spans,
+)
 from dsv4kv.report.record import Case, GpuFacts, RunRecord
 from dsv4kv.report.replay_view import judge_replay
 from dsv4kv.report.tables import latencies_table, operations_table
@@ -120,12 +125,13 @@ def _machine_sections(case: Case) -> Iterator[Section]:
         return
     samples = case.telemetry.gpu_samples
     spans = throttled_spans(samples) if samples else []
-    note = tell_spans(spans) if samples else ""
+    note = tell_spans(spans) if samples and tells_limits(samples) else ""
     table = telemetry_table(case)
     yield Section(
         "machine",
         "What the machine did",
         note,
-        charts=[telemetry_chart(tracks, spans)],
+        machine_facts(case.telemetry),
+        charts=[telemetry_chart(tracks, spans, note)],
         tables=[convert_table(table, "machine-table")] if table else [],
     )

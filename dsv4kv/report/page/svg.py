@@ -12,6 +12,7 @@ _HREF: Final = "{http://www.w3.org/1999/xlink}href"
 _FONT: Final = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 _ROLES = {colour: role for role, colour in LIGHT.items()}
 _COLOUR = re.compile("|".join(_ROLES))
+_CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")  # which XML has no place for
 _NUMBER = re.compile(r"-?\d+\.\d{2,}")
 _REFERENCE = re.compile(r"#([\w-]+)")
 _FAMILY = re.compile(r"; font-family: [^;]*")
@@ -46,7 +47,7 @@ def standalone_svg(chart: Chart) -> str:
 
 def _tidy(chart: Chart) -> ET.Element:
     """Matplotlib's document without what a page has no use for."""
-    root = ET.fromstring(draw_svg(chart.figure))
+    root = ET.fromstring(_CONTROLS.sub("?", draw_svg(chart.figure)))
     _drop_metadata(root)
     _name(root, chart)
     references = set(_REFERENCE.findall(ET.tostring(root, encoding="unicode")))
@@ -106,4 +107,4 @@ def _shorten(element: ET.Element, prefix: str, references: set[str]) -> None:
 
 def _serialise(root: ET.Element) -> str:
     ET.register_namespace("", _SVG)
-    return ET.tostring(root, encoding="unicode")
+    return _CONTROLS.sub("?", ET.tostring(root, encoding="unicode"))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from rich.table import Table
 
@@ -24,7 +25,7 @@ from dsv4kv.report.page.launches import Reader, across_launches, middle_launches
 from dsv4kv.report.page.section import Section
 from dsv4kv.report.record import Case
 from dsv4kv.report.replay_tables import sweep_table as replay_table
-from dsv4kv.report.sweep import axis_names, axis_text, sweep_table
+from dsv4kv.report.sweep import axis_names, axis_text, setting_text, sweep_table
 
 _MOST_ROWS = 16  # histograms under each other
 _READ = (
@@ -68,7 +69,7 @@ def _sweep_charts(groups: Sequence[Sequence[Case]]) -> Iterator[Chart]:
     across = _across(cases, list(names))
     for key, (title, read, show) in _METRICS.items():
         points = [
-            Point(case.axis[across], _line(case, names, across), estimate)
+            Point(_place(case.axis[across]), _line(case, names, across), estimate)
             for case, group in zip(cases, groups, strict=True)
             if across in case.axis and (estimate := across_launches(group, read)) is not None
         ]
@@ -87,9 +88,15 @@ def _across(cases: Sequence[Case], paths: Sequence[str]) -> str:
     return max(reversed(paths), key=weight)
 
 
+def _place(value: Any) -> Any:
+    """A number as it is, everything else (such as a list) as text."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number else setting_text(value)
+
+
 def _line(case: Case, names: dict[str, str], across: str) -> str:
     others = {path: value for path, value in case.axis.items() if path != across}
-    return ", ".join(f"{names[path]} {value}" for path, value in others.items())
+    return ", ".join(f"{names[path]} {setting_text(value)}" for path, value in others.items())
 
 
 def _step_chart(cases: Sequence[Case]) -> list[Chart]:

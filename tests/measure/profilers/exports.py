@@ -90,7 +90,7 @@ class Export:
         self.add("RUNTIME", **times, globalTid=thread, correlationId=correlation, nameId=name)
 
     def kernel(
-        self, name: str, correlation: int, start: int, end: int | None, **more: Any
+        self, name: str, correlation: int | None, start: int, end: int | None, **more: Any
     ) -> None:
         full = self.string(f"void dsv::{name}<int>(int*)")
         facts = {

@@ -114,6 +114,37 @@ def test_without_ranges_and_graphs_there_are_no_steps(tmp_path: Path) -> None:
         assert "no range is named 'gone': there are no steps" in trace.notes[-1]
 
 
+def test_ranks_in_one_file_have_steps_of_their_own_and_gpus_named_behind_the_events(
+    tmp_path: Path,
+) -> None:
+    """As SGLang merges them: every rank counts its launches anew."""
+    events = []
+    for rank in range(2):
+        for one in gpu_events()[:-1]:
+            one["args"] |= {"device": rank} if "device" in one["args"] else {}
+            events.append({**one, "pid": f"[TP{rank:02}] {one['pid']}"})
+    gpus = [{"id": 0, "name": "A GPU"}, {"id": 1, "name": "another"}]
+    path = save(tmp_path / "t.json.gz", events, head={}, after={"deviceProperties": gpus})
+    trace = read_kineto(path)
+    assert trace.work.step.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert trace.work.device.tolist() == [0] * 6 + [1] * 6
+    assert trace.devices == {0: "A GPU", 1: "another"}
+
+
+@pytest.mark.parametrize("wrong", [{"dur": None}, {"ts": None}, {"ts": "soon"}, {"dur": 1e400}])
+def test_events_that_do_not_tell_their_time_are_left_out_and_counted(
+    wrong: dict[str, object], tmp_path: Path
+) -> None:
+    events = gpu_events()
+    events[3] |= wrong
+    for name in wrong:
+        del events[4][name]
+    trace = read_kineto(save(tmp_path / "t.json", events))
+    assert len(trace.work) == 5
+    told = "left out: 2 events that do not tell when they began or how long they took"
+    assert trace.warnings == [told]
+
+
 def test_steps_in_which_nothing_was_launched_are_warned_of(tmp_path: Path) -> None:
     events = [*gpu_events(), event("user_annotation", "elsewhere", 0, 9_000, tid=10)]
     (warning,) = read_kineto(save(tmp_path / "t.json", events), "elsewhere").warnings
@@ -209,7 +240,8 @@ def test_names_that_torch_writes_with_quotes_are_left_out_and_told(tmp_path: Pat
         ('{"a": 1}', "has no traceEvents"),
         ('{"traceEvents": [{"ph": "X"', "damaged or cut short"),
         ('{"traceEvents": [{"ph": "X"}, ', "damaged or cut short"),
-        ('{"traceEvents": [{"ph": "X", "cat": "kernel"}]}', "none of torch's"),
+        ('{"traceEvents": [{"ph": "X", "cat": "kernel"}]}', "no kernel and no operation"),
+        ('{"traceEvents": [{"ph": "X", "name": "fusion_1", "ts": 1, "dur": 2}]}', "no trace of"),
         ("\x00\x01", "has no traceEvents"),
     ],
 )

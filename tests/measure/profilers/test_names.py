@@ -6,6 +6,7 @@ from dsv4kv.measure.profilers.classify import CATEGORIES, find_rule, shipped_rul
 from dsv4kv.measure.profilers.names import shorten
 from dsv4kv.ops.kernels.catalogue import catalogue
 from dsv4kv.workload.operations import Step
+from tests.measure.profilers.engine_kernels import ENGINES, OTHERS
 
 SHORT = {
     "gather_topk": "gather_topk",
@@ -30,6 +31,11 @@ SHORT = {
     "_ZN4vllm32indexer_k_quant_and_cache_kernelIfEEvPT_": "indexer_k_quant_and_cache_kernel",
     "_ZN12_GLOBAL__N_115flash_c4_decodeILl512EEEvv": "flash_c4_decode",
     "_Z11gather_topkPi": "gather_topk",
+    "_ZN7cutlass13device_kernelIN5flash11enable_sm90INS1_16FlashAttnFwdSm90INS1_24Coll": (
+        "FlashAttnFwdSm90"
+    ),
+    "_ZN7cutlass7Kernel2I10cutlass_tnEEvNT_6ParamsE": "cutlass_tn",
+    "_ZN7cutlass13device_kernelILi4EEEvi": "device_kernel",
     "_Zebra": "_Zebra",
     "": "",
 }
@@ -124,6 +130,28 @@ def test_kernels_of_engines_are_known_by_what_they_do(
 ) -> None:
     rule = find_rule(name, shipped_rules())
     assert (rule and (rule.engine, rule.category)) == expected
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_kernels_of_todays_engines_are_known_by_what_they_do(engine: str) -> None:
+    for category, names in ENGINES[engine].items():
+        for name in names:
+            rule = find_rule(name, shipped_rules())
+            assert rule is not None, name
+            assert (rule.engine, rule.category) == (engine, category), name
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_kernels_that_are_no_work_on_a_cache_are_known_by_no_rule(name: str) -> None:
+    assert find_rule(name, shipped_rules()) is None
+
+
+def test_every_rule_of_an_engine_has_an_example() -> None:
+    listed = [name for kinds in ENGINES.values() for names in kinds.values() for name in names]
+    used = {find_rule(name, shipped_rules()) for name in (*KNOWN, *listed)}
+    unused = {rule.pattern.pattern for rule in shipped_rules() if rule.engine != "dsv4kv"}
+    unused -= {rule.pattern.pattern for rule in used if rule}
+    assert not unused
 
 
 def test_every_kernel_of_the_toolkit_is_known_as_its_own() -> None:

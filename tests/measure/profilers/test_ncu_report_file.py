@@ -104,6 +104,8 @@ def test_kernels_have_time_bytes_and_shape(report: list[Range]) -> None:
     shape = trace.shapes[trace.work.shape[0]]
     assert shape == LaunchShape((64, 2, 1), (256, 1, 1), 40, 1_000)
     assert (trace.has_clock, trace.devices) == (False, {0: "A GPU"})
+    (warning,) = trace.warnings
+    assert warning.startswith("1 of 3 kernels have no gpu__time_duration.sum and count as 0")
 
 
 def test_a_report_without_kernels_says_so(report: list[Range]) -> None:

@@ -93,12 +93,37 @@ def test_start_end_ranges_are_ranges_and_marks_are_not(tmp_path: Path) -> None:
     assert len(read(export, tmp_path).steps_ns) == 1
 
 
-def test_a_range_that_the_capture_cut_off_lasts_to_its_end(tmp_path: Path) -> None:
+def test_the_only_step_lasts_to_the_profiles_end_if_the_capture_cut_it_off(
+    tmp_path: Path,
+) -> None:
     export = Export()
     export.range("step", 0, None)
     export.call(1, 10, 20)
     export.kernel("flush", 1, 30, 40)
-    assert read(export, tmp_path).work.step.tolist() == [0]
+    trace = read(export, tmp_path)
+    assert trace.work.step.tolist() == [0]
+    assert trace.steps_ns.tolist() == [[0, 40]]
+    assert trace.notes == ["1 step without an end: taken to last until the end of the profile"]
+
+
+def test_a_step_that_the_capture_cut_off_is_left_out_beside_whole_ones(tmp_path: Path) -> None:
+    export = two_replays()
+    export.range("step", 200_000, None)
+    export.call(300, 200_010, 200_020)
+    export.kernel("flush", 300, 200_030, 200_040)
+    trace = read(export, tmp_path)
+    assert len(trace.steps_ns) == 2
+    assert np.count_nonzero(trace.work.step == NONE) == 1
+    assert trace.notes == ["left out: 1 step without an end"]
+
+
+def test_work_without_a_call_is_in_no_step_though_a_call_has_no_number_either(
+    tmp_path: Path,
+) -> None:
+    export = two_replays()
+    export.add("RUNTIME", start=10, end=20, globalTid=THREAD, correlationId=None)
+    export.kernel("of unified memory", None, 90_000, 90_010)
+    assert np.count_nonzero(read(export, tmp_path).work.step == NONE) == 1
 
 
 def test_steps_of_other_domains_do_not_count_beside_our_own(tmp_path: Path) -> None:
@@ -279,7 +304,7 @@ def test_work_without_an_end_is_left_out_and_told(end: int | None, tmp_path: Pat
     export.kernel("cut_off", 100, 70_000, end)
     trace = read(export, tmp_path)
     assert len(trace.work) == 10
-    assert trace.notes == ["left out: 1 pieces of work that have no end"]
+    assert trace.notes == ["left out: 1 piece of work without an end"]
 
 
 def test_launches_as_large_as_cuda_allows_are_kept(tmp_path: Path) -> None:

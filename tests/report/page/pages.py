@@ -1,5 +1,6 @@
 """Made-up runs of every kind that a page can show, and the pages of them, built once."""
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -162,6 +163,25 @@ def make_replay_record(*shares: float) -> RunRecord:
     return run_replay(invocation, lambda done, total: None)
 
 
+LONG = "/data/of/many/traces" * 12 + "/conversation.jsonl"
+
+
+def make_long_names() -> RunRecord:
+    """A sweep over lists and over paths that no line and no axis has room for."""
+    settings = [([0, 2], LONG), ([0, 2, 3], LONG), ([0], "builtin:chat")]
+    cases = [
+        make_case(axis={"model.layers": layers, "workload.trace": trace})
+        for layers, trace in settings
+    ]
+    return make_record(*cases, config_source=LONG, trace_source=LONG)
+
+
+def make_long_comparison() -> Compared:
+    """Sides and rows of long names, and a change that leaves no room."""
+    rows = [ComparedRow(f"{LONG}, step", make_judgement(Verdict.SLOWER, 7.0))]
+    return replace(make_compared(), before=LONG, after=LONG, rows=rows)
+
+
 RUNS: dict[str, tuple[list[RunRecord], Compared | None]] = {
     "one case": ([make_record(make_case(memory=make_memory()))], None),
     "bookkeeping": ([make_record(make_case(operations=[], memcpy=None))], None),
@@ -172,6 +192,8 @@ RUNS: dict[str, tuple[list[RunRecord], Compared | None]] = {
     "no case": ([make_record(status="incomplete").model_copy(update={"cases": []})], None),
     "two runs": ([make_record(), make_gpu_record()], None),
     "a comparison": ([make_record(), make_record()], make_compared()),
+    "long names": ([make_long_names()], None),
+    "a comparison of long names": ([make_record(), make_record()], make_long_comparison()),
     "hostile texts": ([make_hostile_record()], None),
     "a replay": ([make_replay_record()], None),
     "replays": ([make_replay_record(0.05, 0.15)], None),

@@ -3,7 +3,13 @@ import pytest
 from dsv4kv.report.page.headline import judge_launches, judge_record, key_numbers, name_run
 from dsv4kv.report.page.launches import group_launches
 from dsv4kv.report.record import Launch, RunRecord, Verification
-from tests.report.page.pages import make_gpu_record, make_launched, make_telemetry
+from tests.report.page.pages import (
+    RUNS,
+    make_gpu_record,
+    make_launched,
+    make_telemetry,
+    page_of,
+)
 from tests.report.records import (
     make_case,
     make_failed_case,
@@ -56,7 +62,8 @@ def test_a_clock_that_fell_for_heat_is_a_reservation() -> None:
 
 @pytest.mark.parametrize(("status", "level"), [("crashed", "bad"), ("incomplete", "warning")])
 def test_a_launch_that_did_not_end_is_told(status: str, level: str) -> None:
-    facts = {"launch": 2, "started_utc": "", "ended_utc": "", "error": None, "status": status}
+    when = dict.fromkeys(("started_utc", "ended_utc"), "2026-11-21T04:19:03Z")
+    facts = {"launch": 2, "error": None, "status": status} | when
     (finding,) = judge_launches([Launch.model_validate(facts)])
     assert (finding.level, finding.sentence) == (
         level,
@@ -99,3 +106,22 @@ def test_several_launches_are_told_by_their_median_and_the_interval_over_launche
 
 def test_a_case_that_never_ran_has_no_numbers() -> None:
     assert told(make_record(make_failed_case())) == []
+
+
+def test_the_share_of_the_yardstick_is_as_uncertain_as_both() -> None:
+    gather = key_numbers([[make_case()]])[1]
+    assert gather.note == "32.3 ± 0.4 % of this run's memcpy, 10.13 ± 0.04 GB/s"
+    launches = [make_case(launch=n) for n in range(3)]
+    assert "± ? % of this run's memcpy" in key_numbers([launches])[1].note
+
+
+def test_what_a_replay_saved_is_exact_in_a_sweep_too() -> None:
+    (record,), _ = RUNS["replays"]
+    (saved, *_) = key_numbers(group_launches(record.cases))
+    assert (saved.label, saved.unit, saved.spread) == ("Most saved", "% of prompt tokens", "")
+
+
+def test_the_plus_and_minus_of_launches_is_told_apart_from_that_of_details() -> None:
+    cautions = page_of("launches").articles[0].cautions
+    assert "± is half of the 95 % interval over launches, ? below six" in cautions
+    assert cautions[-2].endswith("in the middle, and their ± is within it")

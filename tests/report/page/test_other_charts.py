@@ -7,6 +7,7 @@ from dsv4kv.measure.statistics import Estimate
 from dsv4kv.measure.verdict import Judgement, Verdict
 from dsv4kv.report.page.charts.comparison import ratios_chart
 from dsv4kv.report.page.charts.kernels import kernels_chart
+from dsv4kv.report.page.charts.marks import fit, plain_number
 from dsv4kv.report.page.charts.memory import held_chart, pools_chart
 from dsv4kv.report.page.charts.sweep import Metric, Point, sweep_chart
 from dsv4kv.report.page.charts.timeline import telemetry_chart, tell_spans
@@ -181,3 +182,55 @@ def test_kernels_beyond_the_longest_are_one_bar_and_the_shares_are_of_all() -> N
     assert len(widths) == 15
     assert sum(widths) == sum(row.total_ns for row in profile.table.kernels)
     assert axes.get_yticklabels()[-1].get_text() == "6 others"
+
+
+def test_a_machine_that_tells_no_limits_is_not_said_to_be_free_of_them() -> None:
+    chart = telemetry_chart([Track("load", "processes", [0, 1], [1, 2])], [])
+    assert chart.description == "load over time."
+
+
+def test_long_names_of_lines_and_settings_leave_room_for_the_chart() -> None:
+    long = "/folder/of/traces" * 20 + "/last.jsonl"
+    chart = sweep_chart(sweep({(1, long): 5, (2, long): 9, (1, "b"): 6}), "batch")
+    label = only_axes(chart).containers[0].get_label()
+    assert len(label) <= 50
+    assert label.startswith("…")
+    assert label.endswith("/last.jsonl")
+
+
+def test_a_long_name_keeps_its_end_and_a_short_one_is_left() -> None:
+    assert [fit("abcdef", letters) for letters in (6, 5, 2)] == ["abcdef", "…cdef", "…f"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.05, "0.05"),
+        (4000.0, "4,000"),
+        (999_999.0, "999,999"),
+        (1.5e6, "1.5 M"),
+        (2e9, "2,000 M"),
+    ],
+)
+def test_ticks_are_written_without_powers_of_ten(value: float, text: str) -> None:
+    assert plain_number(value) == text
+
+
+def test_no_time_falls_by_more_than_all_of_it() -> None:
+    huge = ComparedRow("a", Judgement(Verdict.SLOWER, 9.0, (8.0, 10.0)))
+    axes = only_axes(ratios_chart(replace(make_compared(), rows=[huge])))
+    low, high = axes.get_xlim()
+    assert high > 900
+    assert -110 < low < -100
+
+
+def test_of_very_many_rows_those_that_changed_are_drawn_in_the_tables_order() -> None:
+    same = [ComparedRow(f"same {n}", make_judgement(Verdict.SAME, 1.001)) for n in range(300)]
+    slower = ComparedRow("slower", make_judgement(Verdict.SLOWER, 1.02))
+    far = ComparedRow("far", make_judgement(Verdict.UNCLEAR, 0.5))
+    rows = [*same[:150], slower, *same[150:], far]
+    chart = ratios_chart(replace(make_compared(), rows=rows))
+    names = [label.get_text() for label in only_axes(chart).get_yticklabels()]
+    assert len(names) == 100 + 1  # and the mean
+    assert names[-3:] == ["slower", "far", "geometric mean"]
+    assert chart.title.endswith(": 100 of 302 rows, those that changed most")

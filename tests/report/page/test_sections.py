@@ -1,8 +1,9 @@
 from dsv4kv.report.page.build import Page
 from dsv4kv.report.page.html_table import HtmlTable
 from dsv4kv.report.page.section import Section
+from dsv4kv.report.page.sections import case_sections
 from tests.report.page.markup import parse
-from tests.report.page.pages import html_of, page_of
+from tests.report.page.pages import html_of, make_gpu_record, make_telemetry, page_of
 from tests.report.records import make_sweep_cases
 
 
@@ -114,6 +115,22 @@ def test_a_throttled_run_says_so_beside_its_chart() -> None:
     assert sections("a GPU")["machine"].note == "Shaded: power cap for 0.40 s."
 
 
+def test_a_gpu_that_tells_no_limits_is_not_said_to_be_free_of_them() -> None:
+    case = make_gpu_record().cases[0]
+    telemetry = make_telemetry([0, 0, 0])
+    samples = telemetry.gpu_samples
+    assert samples
+    silent = samples.model_copy(update={"reasons": None})
+    notes = []
+    for told in (samples, silent):
+        case = case.model_copy(
+            update={"telemetry": telemetry.model_copy(update={"gpu_samples": told})}
+        )
+        (machine,) = (each for each in case_sections(case, None) if each.key == "machine")
+        notes.append(machine.note)
+    assert notes == ["Nothing slowed it down.", ""]
+
+
 def test_a_known_gpus_datasheet_is_a_roof_and_an_unknown_ones_is_not() -> None:
     assert "datasheet 4,800" in parse(html_of("a GPU")).text
     assert "datasheet 4" not in parse(html_of("one case")).text
@@ -129,7 +146,7 @@ def test_a_comparison_stands_before_the_runs_with_its_verdict_and_counts() -> No
     assert page.verdict is not None
     assert page.verdict.level == "bad"
     assert [(n.label, n.value) for n in page.numbers] == [
-        ("Change of time, all rows", "+0.0"),
+        ("Change of time", "+0.0"),
         ("Slower", "1"),
         ("Faster", "1"),
     ]

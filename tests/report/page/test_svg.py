@@ -1,11 +1,14 @@
 import re
+from dataclasses import replace
 from xml.etree import ElementTree as ET
 
-from dsv4kv.report.page.charts.latency import Samples, order_chart
+import pytest
+
+from dsv4kv.report.page.charts.latency import Samples, distribution_chart, order_chart
 from dsv4kv.report.page.charts.operations import operation_rates
 from dsv4kv.report.page.charts.rates import rates_chart
 from dsv4kv.report.page.colours import LIGHT
-from dsv4kv.report.page.figure import Chart
+from dsv4kv.report.page.figure import Chart, draw_png
 from dsv4kv.report.page.svg import inline_svg, standalone_svg
 from tests.report.records import make_case
 
@@ -62,3 +65,18 @@ def test_a_mark_has_the_text_that_is_shown_over_it() -> None:
     titles = [e.text for e in root.iter("{http://www.w3.org/2000/svg}title")]
     assert titles[1:] == list(chart.tips.values())
     assert len(titles) == 8
+
+
+@pytest.mark.parametrize("name", [r"$\frac$", "a$b$c", "a\x00b\x1b[1m", "漢字 🎉", "<b>&\"'"])
+def test_names_are_told_as_they_are_without_a_complaint(
+    name: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    rate = replace(operation_rates(make_case())[0], name=name)
+    root = ET.fromstring(standalone_svg(rates_chart([rate], [])))
+    told = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert name.replace("\x00", "?").replace("\x1b", "?") + "  1" in told
+    root = ET.fromstring(standalone_svg(distribution_chart([Samples(name, [1, 2, 3])])))
+    told = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert name.replace("\x00", "?").replace("\x1b", "?") in told
+    assert draw_png(rates_chart([rate], []).figure).startswith(b"\x89PNG")
+    assert [str(warning.message) for warning in recwarn] == []

@@ -83,5 +83,10 @@ def show_linear_durations(axis: "Axis", low: float, high: float) -> None:
 
 
 def plain_number(value: float) -> str:
-    """A tick's number: ``0.05``, ``20``, ``4,000``."""
-    return f"{value:,.6g}" if abs(value) < 1e6 else f"{value:.3g}"
+    """A tick's number: ``0.05``, ``20``, ``4,000``, ``1.5 M``."""
+    return f"{value:,.6g}" if abs(value) < 1e6 else f"{value / 1e6:,.6g} M"
+
+
+def fit(name: str, letters: int) -> str:
+    """A name in so many letters: its end, which tells more than its beginning."""
+    return name if len(name) <= letters else f"…{name[1 - letters :]}"

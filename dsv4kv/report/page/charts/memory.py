@@ -5,7 +5,7 @@ from itertools import cycle
 from typing import TYPE_CHECKING
 
 from dsv4kv.report.memory_record import MemorySeries
-from dsv4kv.report.memory_series import pool_sizes
+from dsv4kv.report.memory_series import pool_sizes, share_percent
 from dsv4kv.report.page.charts.bars import Bar, draw_bars
 from dsv4kv.report.page.charts.marks import byte_ticks, spread_shades
 from dsv4kv.report.page.colours import LIGHT
@@ -26,9 +26,9 @@ def pools_chart(cache: CacheSummary) -> Chart:
     bars = [
         Bar(
             name=pool.name if pool.layer_type == "all" else f"{pool.name} {pool.layer_type}",
-            size=pool.allocated_bytes,
+            size=float(pool.allocated_bytes),
             text=format_bytes(pool.allocated_bytes),
-            planned=pool.predicted_bytes,
+            planned=float(pool.predicted_bytes),
         )
         for pool in pools
     ]
@@ -44,7 +44,7 @@ def held_chart(series: MemorySeries) -> Chart:
     sizes = pool_sizes(series)
     stack_sizes(bytes_axes, seconds, sizes)
     for each, dashes in zip(series.units, cycle(_DASHES)):
-        shares = [count / each.units * 100 for count in each.held]
+        shares = [share_percent(each, count) for count in each.held]
         shares_axes.step(seconds, shares, where="post", color=LIGHT["ink"], linewidth=1.1,
                          linestyle=dashes, label=f"{each.name}, %")  # fmt: skip
     shares_axes.set_ylim(0, 104)
@@ -64,9 +64,8 @@ def stack_sizes(
 ) -> None:
     """Fill areas upon each other, one per name, on an axis of bytes from 0."""
     colours = spread_shades(len(sizes))
-    axes.stackplot(
-        seconds, *sizes.values(), colors=colours, labels=list(sizes), linewidth=0, step="post"
-    )
+    floats = ([float(size) for size in held] for held in sizes.values())
+    axes.stackplot(seconds, *floats, colors=colours, labels=list(sizes), linewidth=0, step="post")
     axes.set_yticks(byte_ticks(0, _peak(sizes)))
     axes.yaxis.set_major_formatter(lambda value, _: short_bytes(value))
     axes.grid(axis="y")

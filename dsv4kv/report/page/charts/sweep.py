@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dsv4kv.measure.statistics import Estimate
 from dsv4kv.report.histogram import are_far_apart
-from dsv4kv.report.page.charts.marks import round_ticks, scale_log, spread_shades
+from dsv4kv.report.page.charts.marks import fit, round_ticks, scale_log, spread_shades
 from dsv4kv.report.page.colours import LIGHT, SHADES
 from dsv4kv.report.page.figure import SMALL, Chart, new_figure
 
@@ -44,7 +44,8 @@ class Metric:
 def sweep_chart(metric: Metric, x_label: str) -> Chart:
     """Lines over the swept setting, in shades from the first to the last, with intervals."""
     names = list(dict.fromkeys(point.line for point in metric.points))
-    columns = max(1, _LEGEND_LETTERS // (_KEY_LETTERS + max(map(len, names))))
+    told = [fit(name, _LEGEND_LETTERS - _KEY_LETTERS) for name in names]
+    columns = max(1, _LEGEND_LETTERS // (_KEY_LETTERS + max(map(len, told))))
     legend = ceil(len(names) / columns) if len(names) > 1 else 0
     figure, (axes,) = new_figure(_HEIGHT + legend * _LEGEND_LINE)
     places = _places([point.x for point in metric.points])
@@ -55,7 +56,7 @@ def sweep_chart(metric: Metric, x_label: str) -> Chart:
             [places[point.x] for point in line],
             [point.estimate.value for point in line],
             yerr=[point.estimate.half_width or 0 for point in line],
-            label=name,
+            label=told[number],
             color=shades[number],
             linestyle="-" if number < len(SHADES) else "--",
             linewidth=1.5,
@@ -95,7 +96,9 @@ def _scale(axes: "Axes", metric: Metric, places: dict[Any, float]) -> None:
             axes.set_yticks(metric.ticks(0, high))
     axes.yaxis.set_major_formatter(lambda value, _: metric.show(value))
     axes.grid(axis="y")
-    named = _spread_names({place: _name(value) for value, place in places.items()})
+    named = _spread_names(
+        {place: fit(_name(value), _AXIS_LETTERS // 2) for value, place in places.items()}
+    )
     axes.set_xticks(list(named), list(named.values()))
     low, high = min(places.values()), max(places.values())
     room = (high - low) * 0.06 or 0.5

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 _ROW, _AXIS = 74, 34
 
 
-def telemetry_chart(tracks: Sequence[Track], spans: Sequence[Span]) -> Chart:
-    """A panel per quantity over one time axis; spans are shaded through all of them."""
+def telemetry_chart(tracks: Sequence[Track], spans: Sequence[Span], told: str = "") -> Chart:
+    """A panel per quantity over one time axis; spans are shaded in all, ``told`` says which."""
     figure, panels = new_figure(_ROW * len(tracks) + _AXIS, len(tracks), share_x=True)
     for axes, track in zip(panels, tracks, strict=True):
         _draw_track(axes, track)
@@ -28,8 +28,8 @@ def telemetry_chart(tracks: Sequence[Track], spans: Sequence[Span]) -> Chart:
     )
     panels[-1].set_xlabel("seconds since the start")
     names = ", ".join(track.name for track in tracks)
-    told = f"{names} over time. {tell_spans(spans)}"
-    return Chart("telemetry", "The machine while it was measured", told, figure)
+    text = f"{names} over time. {told}".strip()
+    return Chart("telemetry", "The machine while it was measured", text, figure)
 
 
 def tell_spans(spans: Sequence[Span]) -> str:

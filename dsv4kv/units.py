@@ -51,6 +51,11 @@ def format_bytes(count: float) -> str:
     return f"{_three_digits(count)} TiB"
 
 
+def counted(count: int, noun: str) -> str:
+    """``1 step``, ``2,000 steps``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def format_duration(nanoseconds: float) -> str:
     """Duration in the unit that keeps one to three digits before the point."""
     for unit, size in (("ns", 1.0), ("µs", 1e3), ("ms", 1e6)):

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.units import format_bytes, format_duration, parse_bytes, parse_count
+from dsv4kv.units import counted, format_bytes, format_duration, parse_bytes, parse_count
 
 BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 DECIMAL = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -144,3 +144,10 @@ def test_a_written_size_is_within_half_a_percent(count: float) -> None:
     number, unit = format_bytes(count).split()
     size = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}[unit]
     assert float(number.replace(",", "")) * size == pytest.approx(count, rel=5.1e-3, abs=0.51)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 steps"), (1, "1 step"), (2, "2 steps"), (1234, "1,234 steps")]
+)
+def test_one_is_told_without_an_s(count: int, text: str) -> None:
+    assert counted(count, "step") == text

@@ -34,6 +34,11 @@ class Row:
     after: Launches
     judgement: Judgement
 
+    @property
+    def other_work(self) -> bool:
+        """Whether a call did other work on the one side than on the other."""
+        return self.judgement.reason.startswith(OTHER_WORK)
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -103,7 +108,7 @@ def compare(
     verdicts = len(shared) + 1  # and the mean
     pairs = {q: pair_up(first[q], second[q]) for q in shared}
     rows = tuple(_row(q, first[q], second[q], pairs[q], floor.value, verdicts) for q in shared)
-    alike = {q: pairs[q] for q in shared if not _other_work(first[q], second[q], floor.value)}
+    alike = {row.quantity: pairs[row.quantity] for row in rows if not row.other_work}
     return Comparison(
         before=before,
         after=after,

@@ -18,7 +18,7 @@ from dsv4kv.compare.words import (
 from dsv4kv.measure.statistics import summarize
 from dsv4kv.measure.verdict import Judgement, Launches, Verdict
 from dsv4kv.report.cells import format_number
-from dsv4kv.report.exports import PIPE
+from dsv4kv.report.exports import escape_pipes
 
 _HEADER = (
     f"| quantity | before, µs | after, µs | change | {INTERVAL}, % | verdict |",
@@ -108,7 +108,7 @@ def _line(row: Row) -> str:
         describe_interval(row.judgement),
         verdict,
     )
-    return "| " + " | ".join(cell.replace("|", PIPE) for cell in cells) + " |"
+    return "| " + " | ".join(map(escape_pipes, cells)) + " |"
 
 
 def _micros(launches: Launches) -> str:

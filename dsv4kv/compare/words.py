@@ -52,7 +52,7 @@ def explain(comparison: Comparison) -> str:
         if comparison.in_turns
         else f"change of the median launch's time, {INTERVAL} over launches"
     )
-    others = sum(row.judgement.reason.startswith(OTHER_WORK) for row in comparison.rows)
+    others = sum(row.other_work for row in comparison.rows)
     left_out = f"; the mean is without {OTHER_WORK} ({others} rows)" if others else ""
     at_once = f"all {len(comparison.rows) + 1} verdicts at once"
     return f"{what}, {at_once}; floor {comparison.floor}{left_out}"

@@ -21,9 +21,6 @@ from dsv4kv.report.quantities import (
 )
 from dsv4kv.report.record import Case, RunRecord
 
-PIPE = "\\|"
-"""What stands for a ``|`` inside a cell of Markdown."""
-
 _AXIS = "axis."
 
 
@@ -89,6 +86,11 @@ def _cell(value: Any) -> Any:
     return json.dumps(value) if isinstance(value, list | dict | bool) else value
 
 
+def escape_pipes(cell: str) -> str:
+    """Text as it stands in a cell of a Markdown table."""
+    return cell.replace("|", "\\|")
+
+
 def _markdown(record: RunRecord) -> Iterator[str]:
     launches = len(record.launches) or 1
     told = f"{launches} launches" if launches > 1 else "one launch, interval within it"
@@ -98,7 +100,7 @@ def _markdown(record: RunRecord) -> Iterator[str]:
     for quantity, group in by_quantity(list_measured(record)).items():
         name = f"{quantity.axis}: {quantity}" if quantity.axis else str(quantity)
         median, rate = (cell.replace(ABSENT, "") for cell in _estimates(group))
-        yield f"| {name.replace('|', PIPE)} | {len(group)} | {median} | {rate} |"
+        yield f"| {escape_pipes(name)} | {len(group)} | {median} | {rate} |"
     yield ""
 
 

@@ -10,6 +10,7 @@ from dsv4kv.measure.profilers.trace import KINDS, NONE, OP, RANGE, Column, Trace
 from dsv4kv.report.profile_record import KernelRow, KernelTable, OperationRow
 from dsv4kv.report.step_times import find_gaps, on_cpu, time_steps
 from dsv4kv.report.timeline import pick_step
+from dsv4kv.units import counted
 
 _FEWEST_FOR_P95 = 200  # ten of them lie beyond it
 _ITSELF = "itself"
@@ -83,7 +84,7 @@ def _count_steps(trace: Trace) -> int:
 
 
 def _tell_idle(steps: int) -> list[str]:
-    return [f"left out: {steps:,} step{'' if steps == 1 else 's'} without work"] if steps else []
+    return [f"left out: {counted(steps, 'step')} without work"] if steps else []
 
 
 def _devices(trace: Trace) -> list[str]:

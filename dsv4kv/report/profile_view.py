@@ -23,7 +23,7 @@ from dsv4kv.report.kernels import (
 )
 from dsv4kv.report.profile_record import KernelTable, MemoryAudit, Profile, StepTimes
 from dsv4kv.report.yardstick import Yardstick
-from dsv4kv.units import format_bytes, format_duration
+from dsv4kv.units import counted, format_bytes, format_duration
 
 MOST_ROWS = 15
 _NS_TO_US = 1e-3
@@ -166,8 +166,8 @@ def memory_table(audit: MemoryAudit) -> Table:
 
 def _describe(profile: Profile, table: KernelTable) -> str:
     tool = f"{table.tool} ({table.tool_version})" if table.tool_version else table.tool
-    counted = Counter(table.devices).items()
-    gpus = "".join(f", {n} × {name}" if n > 1 else f", {name}" for name, n in counted)
+    devices = Counter(table.devices).items()
+    gpus = "".join(f", {n} × {name}" if n > 1 else f", {name}" for name, n in devices)
     return f"profiled with {tool}{gpus}: {profile.why}{_requests(profile.step_requests)}"
 
 
@@ -176,17 +176,13 @@ def _requests(counts: list[int]) -> str:
     if not counts:
         return ""
     few, many = min(counts), max(counts)
-    requests = f"{few:,}" if few == many else f"{few:,} to {many:,}"
-    return f"; {len(counts):,} step{_s(len(counts))} of {requests} request{_s(many)}"
-
-
-def _s(count: int) -> str:
-    return "" if count == 1 else "s"
+    fewest = "" if few == many else f"{few:,} to "
+    return f"; {counted(len(counts), 'step')} of {fewest}{counted(many, 'request')}"
 
 
 def _outside(table: KernelTable) -> str:
     time = format_duration(table.outside_ns)
-    pieces = f"{table.outside_calls:,} piece{_s(table.outside_calls)} of work"
+    pieces = f"{counted(table.outside_calls, 'piece')} of work"
     return f"left out: {pieces} outside every step, {time}"
 
 

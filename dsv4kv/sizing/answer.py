@@ -25,7 +25,7 @@ from dsv4kv.sizing.fit import (
 from dsv4kv.sizing.inputs import Inputs
 from dsv4kv.sizing.lookup import find_formats
 from dsv4kv.sizing.scenario import Scenario, resolve
-from dsv4kv.units import format_bytes
+from dsv4kv.units import counted, format_bytes
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def _too_much(last: Scenario, context_tokens: int, concurrency: int) -> ConfigEr
 
 def count_requests(count: int) -> str:
     """``1 request``, ``64 requests``."""
-    return f"{count:,} request{'' if count == 1 else 's'}"
+    return counted(count, "request")
 
 
 def _capacity(

@@ -20,9 +20,7 @@ _CHUNK = 1 << 18
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 _LONGEST = 1 << 24  # characters before the first event, or of one
 _BETWEEN = re.compile(r"[\s,]*")
-_WHOLE = re.compile(
-    r'(\})\s*,\s*\{\s*"(?:ph|cat|name|pid|tid|ts)"'
-)  # an event, and the next one's begin
+_WHOLE = re.compile(r'(\})\s*,\s*\{\s*"(?:ph|cat|name|pid|tid|ts)"')  # and the next one begins
 _TAIL = 1 << 16  # characters at the end of a chunk in which the last whole event is looked for
 _CLOSED = "\n  }"  # an event's end in torch's own layout, in which strings have no line ends
 _NO_JSON = re.compile(r"(:\s*)-?(?:inf|nan)\b(?=\s*[,}\]])")  # as C++ writes it
@@ -52,7 +50,7 @@ def open_text(path: Path) -> Iterator[TextIO]:
 
 
 class ChromeFile:
-    """A Chrome trace: iterating gives the events, but those that are passed over.
+    """A Chrome trace: iterating gives the events.
 
     Attributes:
         around: The text before the events, and behind them once all are read.

@@ -6,6 +6,7 @@ import numpy as np
 
 from dsv4kv.measure.profilers.trace import NONE, Column, constant
 
+CORRELATION_BITS = 32  # of a key; above them is what the correlation ids are unique in
 _MIX = np.int64(0x9E3779B97F4A7C1 | 1)  # odd: multiplying by it loses nothing
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from dsv4kv.measure.profilers.chrome_file import Event
 from dsv4kv.measure.profilers.columns import Columns, whole_number
+from dsv4kv.measure.profilers.joining import CORRELATION_BITS
 from dsv4kv.measure.profilers.trace import (
     KERNEL,
     MEMCPY,
@@ -28,7 +29,6 @@ _CALLS = ("cuda_runtime", "cuda_driver", "Runtime")
 _ON_CPU = {"cpu_op": OP, "user_annotation": RANGE, "Operator": OP}
 _GRAPH_LAUNCH = "GraphLaunch"
 _NS = 1000  # a microsecond
-_CORRELATION_BITS = 32
 _GPU_COLUMNS = 10  # name, kind, begin, end, device, stream, correlation, bytes, shape, node
 _CALL_COLUMNS = 5  # thread, begin, end, correlation, whether it launches a graph
 _HOST_COLUMNS = 5  # name, kind, begin, end, thread
@@ -126,7 +126,7 @@ class Events:
             return correlation
         number = whole_number(correlation)
         rank = self._ranks.setdefault(pid.rpartition(" ")[0], len(self._ranks))
-        return NONE if number == NONE else rank << _CORRELATION_BITS | number
+        return NONE if number == NONE else rank << CORRELATION_BITS | number
 
     def _times(self, event: Event) -> tuple[int, int]:
         """Begin and end in ns since the first event, so that a double keeps every digit."""

@@ -38,6 +38,7 @@ from dsv4kv.measure.profilers.trace import (
     Work,
     constant,
 )
+from dsv4kv.units import counted
 
 _WORTH_TELLING = 2  # severity of a diagnostic: 1 is information
 _MOST_TOLD = 8
@@ -61,9 +62,10 @@ def _read(database: Database, step: str) -> Trace:
     call = find(keys, launched.launch)
     ranges = read_ranges(database, names, step)
     ends = [ranges.end_ns, called.end_ns, launched.end_ns]
-    ranges, cut_off = _settle_cut_off(ranges, fitting(names.known, step), ends)
+    named = fitting(names.known, step)
+    ranges, cut_off = _settle_cut_off(ranges, named, ends)
     left_out = [*cut_off, *unended]
-    is_step = np.isin(ranges.name, fitting(names.known, step))
+    is_step = np.isin(ranges.name, named)
     if np.any(is_step):
         steps = marked_steps(ranges, is_step, called.thread, called.start_ns)
         notes, empty = left_out, tell_empty(step, steps.times_ns, pick(steps.step, call))
@@ -94,7 +96,7 @@ def _with_ends(launched: Launched) -> tuple[Launched, list[str]]:
     left = int(np.count_nonzero(~ended))
     if not left:
         return launched, []
-    return launched.where(ended), [f"left out: {left:,} piece{_s(left)} of work without an end"]
+    return launched.where(ended), [f"left out: {counted(left, 'piece')} of work without an end"]
 
 
 def _settle_cut_off(ranges: Ranges, steps: Column, ends: list[Column]) -> tuple[Ranges, list[str]]:
@@ -108,16 +110,12 @@ def _settle_cut_off(ranges: Ranges, steps: Column, ends: list[Column]) -> tuple[
     count = int(np.count_nonzero(cut_off))
     if not count:
         return ranges, []
-    told = f"{count:,} step{_s(count)} without an end"
+    told = f"{counted(count, 'step')} without an end"
     if np.any(is_step & ~cut_off):
         return ranges.where(~cut_off), [f"left out: {told}"]
     last = max(int(times.max(initial=NONE)) for times in ends)
     closed = replace(ranges, end_ns=np.where(cut_off, last, ranges.end_ns))
     return closed, [f"{told}: taken to last until the end of the profile"]
-
-
-def _s(count: int) -> str:
-    return "" if count == 1 else "s"
 
 
 def _read_calls(database: Database, launched: Launched) -> tuple[Ranges, Column]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from dsv4kv.measure.profilers.joining import number_rows
+from dsv4kv.measure.profilers.joining import CORRELATION_BITS, number_rows
 from dsv4kv.measure.profilers.nsys_ranges import number_texts
 from dsv4kv.measure.profilers.sqlite_columns import Database, Packed
 from dsv4kv.measure.profilers.trace import (
@@ -39,8 +39,7 @@ _COPIES = {
     13: "device to device, unified memory",
 }
 _PID_BIT, _PID_MASK = 24, (1 << 24) - 1
-_CORRELATION_BITS = 32
-CORRELATION_MASK = (1 << _CORRELATION_BITS) - 1
+CORRELATION_MASK = (1 << CORRELATION_BITS) - 1
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class Launched:
     @property
     def pid(self) -> Column:
         """Processes that launched; 0 where they are not known."""
-        return self.launch >> _CORRELATION_BITS
+        return self.launch >> CORRELATION_BITS
 
     def where(self, chosen: NDArray[np.bool_]) -> "Launched":
         """Some of the rows."""
@@ -74,7 +73,7 @@ class Launched:
 def launch_key(pid: Column, correlation: Column) -> Column:
     """One number for a process and its correlation id; global ids keep the pid from bit 24 on."""
     process = np.where(pid == NONE, 0, (pid >> _PID_BIT) & _PID_MASK)
-    return (process << _CORRELATION_BITS) | (correlation & CORRELATION_MASK)
+    return (process << CORRELATION_BITS) | (correlation & CORRELATION_MASK)
 
 
 def read_work(database: Database, names: Names) -> tuple[Launched, list[LaunchShape]]:

@@ -17,6 +17,11 @@ def json_lines(lines: TraceLines) -> Iterator[dict[str, Any]]:
             yield parse_object(line)
 
 
+def json_line(record: dict[str, Any]) -> str:
+    """An object as one line, line end included."""
+    return json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n"
+
+
 def parse_object(line: str) -> dict[str, Any]:
     """Parse one line that holds one JSON object."""
     try:

@@ -3,14 +3,13 @@
 Each of the ``hash_ids`` stands for 512 tokens and their history; the last may be partial.
 """
 
-import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from dsv4kv.errors import TraceError
 from dsv4kv.workload.request import Request
 from dsv4kv.workload.traces.fields import read_block_ids, read_time, read_tokens
-from dsv4kv.workload.traces.jsonl import json_lines
+from dsv4kv.workload.traces.jsonl import json_line, json_lines
 from dsv4kv.workload.traces.lines import Defect, TraceLines
 from dsv4kv.workload.traces.times import in_units
 
@@ -69,4 +68,4 @@ def format_line(request: Request, first: int = 0, **others: Any) -> str:
         "output_length": request.output_tokens,
         "hash_ids": list(request.prefix_hashes)[first:],
     }
-    return json.dumps(record | others, separators=(",", ":"), allow_nan=False) + "\n"
+    return json_line(record | others)

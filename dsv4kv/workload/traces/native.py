@@ -7,7 +7,6 @@ The last two are optional. One block size holds for the whole trace. Ids that co
 are written as ``prefix_runs``: first id and count of every run.
 """
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy as np
 from dsv4kv.workload.request import Request
 from dsv4kv.workload.traces.blocks import read_counted_ids
 from dsv4kv.workload.traces.fields import read_block_ids, read_time, read_tokens
-from dsv4kv.workload.traces.jsonl import json_lines
+from dsv4kv.workload.traces.jsonl import json_line, json_lines
 from dsv4kv.workload.traces.lines import Defect, TraceLines
 from dsv4kv.workload.traces.runs import IdRuns
 
@@ -53,7 +52,7 @@ def _format_request(request: Request) -> str:
         else:
             record["prefix_hashes"] = ids
         record["hash_block_tokens"] = request.hash_block_tokens
-    return json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n"
+    return json_line(record)
 
 
 def _read_request(record: dict[str, Any]) -> Request:

@@ -96,8 +96,15 @@ class IdRuns(Sequence[int]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence):
             return NotImplemented
+        if isinstance(other, IdRuns) and self._has_runs_of(other):
+            return True
         return len(self) == len(other) and all(
             one == two for one, two in zip(self, other, strict=True)
+        )
+
+    def _has_runs_of(self, other: "IdRuns") -> bool:
+        return np.array_equal(self.starts, other.starts) and np.array_equal(
+            self.counts, other.counts
         )
 
     def __hash__(self) -> int:

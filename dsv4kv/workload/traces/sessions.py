@@ -1,24 +1,9 @@
 """Requests that go on where an earlier one ended: turns of a session, told by their block ids."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
-
-import numpy as np
 
 from dsv4kv.workload.request import Request
 from dsv4kv.workload.traces.runs import IdRuns
-
-
-class Turn(NamedTuple):
-    """A request and its place among the others.
-
-    Attributes:
-        session: Number of its session, in the order in which they begin.
-        request: The request.
-    """
-
-    session: int
-    request: Request
 
 
 class Sessions:
@@ -30,23 +15,22 @@ class Sessions:
     """
 
     def __init__(self) -> None:
-        self._last: dict[int, Turn] = {}  # last turns, by the last of their full blocks
+        # Number and last turn of every session, by the last of that turn's full blocks.
+        self._last: dict[int, tuple[int, Request]] = {}
         self._count = 0
 
     def place(self, request: Request) -> tuple[int, Request | None]:
-        """The session's number, and its turn before this one."""
+        """The session's number, in the order in which they begin, and its turn before this one."""
         ids = request.prefix_hashes
         end = next((block for block in reversed(ids) if block in self._last), None)
-        before = None if end is None else self._last[end]
-        if before is not None and _goes_on(before.request, request):
-            del self._last[before.request.prefix_hashes[full_blocks(before.request) - 1]]
+        if end is not None and _goes_on(self._last[end][1], request):
+            session, before = self._last.pop(end)
         else:
-            before = None
-        session = self._count if before is None else before.session
-        self._count += before is None
+            session, before = self._count, None
+            self._count += 1
         if full := full_blocks(request):
-            self._last[ids[full - 1]] = Turn(session, request)
-        return session, before and before.request
+            self._last[ids[full - 1]] = session, request
+        return session, before
 
 
 def full_blocks(request: Request) -> int:
@@ -60,16 +44,8 @@ def _goes_on(before: Request, request: Request) -> bool:
     if request.input_tokens <= before.input_tokens:
         return False
     count = full_blocks(before)
-    return _same(_first(request.prefix_hashes, count), _first(before.prefix_hashes, count))
+    return _first(request.prefix_hashes, count) == _first(before.prefix_hashes, count)
 
 
 def _first(ids: Sequence[int], count: int) -> Sequence[int]:
     return ids.first(count) if isinstance(ids, IdRuns) else ids[:count]
-
-
-def _same(one: Sequence[int], other: Sequence[int]) -> bool:
-    if isinstance(one, IdRuns) and isinstance(other, IdRuns):
-        return np.array_equal(one.starts, other.starts) and np.array_equal(
-            one.counts, other.counts
-        )
-    return tuple(one) == tuple(other)

@@ -1,13 +1,12 @@
 """JSON lines of any names: a time, two lengths, and block ids where there are some."""
 
-import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from dsv4kv.workload.request import Request
 from dsv4kv.workload.traces.blocks import read_counted_ids
 from dsv4kv.workload.traces.fields import read_time, read_tokens
-from dsv4kv.workload.traces.jsonl import json_lines
+from dsv4kv.workload.traces.jsonl import json_line, json_lines
 from dsv4kv.workload.traces.lines import Defect, TraceLines
 from dsv4kv.workload.traces.options import DEFAULTS, UNITS_PER_SECOND, ReadOptions
 
@@ -47,4 +46,4 @@ def format_timed(requests: Iterable[Request]) -> Iterator[str]:
         }
         if request.hash_block_tokens:
             record[names.ids] = list(request.prefix_hashes)
-        yield json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n"
+        yield json_line(record)

@@ -55,6 +55,10 @@ class Digests:
         """Blocks."""
         return len(self.guards)
 
+    def after(self, count: int) -> "Digests":
+        """Keys of the blocks that follow the first ``count``."""
+        return Digests(self.data[count * self.KEY_BYTES :], self.guards[count:])
+
     def block_ids(self) -> Ids:
         """The first 64 bits of every key as int64, never 0 or −1: names for allocators."""
         ids = np.frombuffer(self.data, np.int64)[::2]

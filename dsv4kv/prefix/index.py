@@ -1,10 +1,10 @@
 """What every prefix index can do, and what it says.
 
 A request's life: ``pin`` the longest cached prefix of its keys, ``evict`` what is missing to
-compute the rest, ``insert`` keys and values once they are computed (again when decoding has
-filled more blocks), ``release``. An index never talks to an allocator: values it takes over
-(``Insertion.taken``) and values it gives up (``evict``) are told, and whoever holds both sides
-counts references.
+compute the rest, ``extend`` the lease by keys and values once they are computed (chunk by chunk,
+and when decoding has filled more blocks), ``release``. An index never talks to an allocator:
+values it takes over (``Insertion.taken``) and values it gives up (``evict``) are told, and whoever
+holds both sides counts references.
 """
 
 from dataclasses import dataclass
@@ -36,13 +36,14 @@ class Lease:
     """A match that stays cached until it is released.
 
     Attributes:
-        length: Keys held; grows when the request's own keys are inserted with the lease.
+        length: Keys held; grows as the lease is extended.
         values: int64: what the index held for the prefix when it was pinned.
         request: Number of the ``pin`` it came from, from 0.
         run: The deepest run it holds; None once it is released.
+        moment: When it was extended last, as its index's policy tells time.
     """
 
-    __slots__ = ("length", "request", "run", "values")
+    __slots__ = ("length", "moment", "request", "run", "values")
 
     def __init__(self, length: int, values: Ids, request: int, run: Run) -> None:
         """Made by ``pin``."""
@@ -50,11 +51,12 @@ class Lease:
         self.values = values
         self.request = request
         self.run: Run | None = run
+        self.moment = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Insertion:
-    """What ``insert`` found and did.
+    """What ``insert`` or ``extend`` found and did.
 
     Attributes:
         present: Keys that were cached before; values given for them stay the caller's.
@@ -101,19 +103,42 @@ class IndexStats:
 class PrefixIndex(Protocol):
     """Chains of keys, what is cached for them, and what goes first."""
 
+    @property
+    def held(self) -> int:
+        """Values held now (keys, where rows hold them)."""
+
+    @property
+    def evictable(self) -> int:
+        """Values that ``evict`` could free."""
+
+    @property
+    def blockwise(self) -> bool:
+        """Whether nothing depends on how many calls store or evict what one could."""
+
     def match(self, keys: Keys) -> Match:
         """Look the longest cached prefix up; changes nothing, counts nothing."""
+
+    def match_length(self, keys: Keys) -> int:
+        """The length of that prefix alone."""
 
     def pin(self, keys: Keys) -> Lease:
         """Use the longest cached prefix: it is kept until the lease is released."""
 
-    def insert(self, keys: Keys, values: Ids, lease: Lease | None = None) -> Insertion:
-        """Store a chain; with the request's lease, pin it to its end as well.
+    def insert(self, keys: Keys, values: Ids) -> Insertion:
+        """Store a chain, which counts as one more use of it.
 
         Args:
             keys: The chain from its first key on.
             values: int64: of the whole chain, or of its last keys from a cached one on.
-            lease: Of the request that computed it. Without, the chain counts as one more use.
+        """
+
+    def extend(self, lease: Lease, keys: Keys, values: Ids) -> Insertion:
+        """Store what a request has computed behind what it holds, and hold that, too.
+
+        Args:
+            lease: What the request holds: its first ``lease.length`` keys.
+            keys: Those that follow.
+            values: int64: of these keys, or of their last from a cached one on.
         """
 
     def release(self, lease: Lease) -> None:

@@ -1,5 +1,7 @@
 """A tree of runs and its policy: what is held, what may go, what goes."""
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from dsv4kv.errors import OutOfBlocks
@@ -43,14 +45,18 @@ class Keeper:
             return run.parent
         return self.tree.split(run, inside)
 
-    def use(self, run: Run, request: int, *, again: bool) -> list[Run]:
+    def use(self, run: Run, request: int) -> list[Run]:
         """Tell the policy that a request uses a chain; return the chain's runs."""
         self._policy.serve(request)
         path = path_to(run)
-        tell = self._policy.refresh if again else self._policy.touch
         for node in path:
-            tell(node)
+            self._policy.touch(node)
         return path
+
+    def go_on(self, request: int) -> int:
+        """Tell the policy that a request goes on in what it uses; return the moment."""
+        self._policy.serve(request)
+        return self._policy.now
 
     def miss(self, data: bytes, at: int) -> None:
         """Tell the policy that key ``at`` of a chain is wanted and not cached."""
@@ -59,7 +65,7 @@ class Keeper:
             key = data[begin:end]
             self._policy.missed(key if self._chained else hash((data[:begin], key)))
 
-    def hold(self, path: list[Run]) -> None:
+    def hold(self, path: Iterable[Run]) -> None:
         """Keep runs from being evicted."""
         for run in path:
             if not run.pins:
@@ -67,12 +73,13 @@ class Keeper:
                 run.ticket = 0
             run.pins += 1
 
-    def let_go(self, path: list[Run]) -> None:
-        """Undo ``hold``."""
+    def let_go(self, path: list[Run], moment: int = 0) -> None:
+        """Undo ``hold``; the request that held the runs last used them at ``moment``."""
         for run in path:
             run.pins -= 1
             if not run.pins:
                 self.pinned -= self.layout.count(run)
+            self._policy.refresh(run, moment)
         if path:
             self.offer(path[-1])
 
@@ -81,10 +88,10 @@ class Keeper:
         if run.evictable:
             self._policy.offer(run)
 
-    def store(self, above: Run, data: bytes, values: Ids, guards: Ids | None, first: int) -> Run:
-        """Hang the rest of a chain below a run; see ``RunTree.grow``."""
+    def store(self, above: Run, keys: bytes, values: Ids, guards: Ids | None) -> Run:
+        """Hang what is new of a chain below a run; see ``RunTree.grow``."""
         above.ticket = 0
-        run = self.tree.grow(above, data, values, guards, first)
+        run = self.tree.grow(above, keys, values, guards)
         self.cached += run.length
         self.inserted += run.length
         self.held += self.layout.count(run)

@@ -11,7 +11,7 @@ from dsv4kv.prefix.layout import Blocks, Rows
 from dsv4kv.prefix.policies import make_policy
 from dsv4kv.prefix.policies.contract import Policy
 from dsv4kv.prefix.run import Ids, Run, path_to
-from dsv4kv.prefix.store import PrefixStore, as_chain
+from dsv4kv.prefix.store import New, PrefixStore, as_chain
 
 _MOST = 2**31 - 1
 CopyKv = Callable[[int, int, int], None]
@@ -81,32 +81,32 @@ class PrefixCacheManager(PrefixStore):
         """Tokens as int32."""
         return encode_tokens(keys), None
 
-    def fit(self, run: Run, data: bytes) -> bytes:
-        """As much of a chain as has room once all that may go has gone."""
+    def fit(self, run: Run, keys: bytes) -> bytes:
+        """As many new keys as have room once all that may go has gone."""
         keeper, width = self._keeper, self._key_bytes
-        new = len(data) // width - run.end
-        missing = new - (self.max_capacity - keeper.cached)
+        missing = len(keys) // width - (self.max_capacity - keeper.cached)
         if missing <= 0:
-            return data
+            return keys
         path = path_to(run)
         keeper.hold(path)  # the chain itself does not go
         evicted = min(missing, keeper.evictable)
         keeper.evict(evicted)
         keeper.let_go(path)
-        return data[: len(data) - (missing - evicted) * width]
+        return keys[: len(keys) - (missing - evicted) * width]
 
-    def _insert(
-        self, data: bytes, run: Run, new: tuple[Ids, Ids | None, int], lease: Lease | None
-    ) -> Insertion:
-        for above in path_to(run):  # the new row holds what was cached before, too
-            above.values = new[0].copy()
-        return super()._insert(data, run, new, lease)
+    def store(self, run: Run, new: New) -> tuple[Insertion, Run]:
+        """Store what is new of a chain; its row holds what was cached before, too."""
+        for above in path_to(run):
+            above.values = new.values.copy()
+        return super().store(run, new)
 
-    def insert_row(
-        self, tokens: Keys, slot: int, version: int, lease: Lease | None = None
-    ) -> Insertion:
+    def insert_row(self, tokens: Keys, slot: int, version: int) -> Insertion:
         """Remember that a slot of a version holds the KV of all ``tokens``."""
-        return self.insert(tokens, np.array([slot, version], dtype=np.int64), lease)
+        return self.insert(tokens, np.array([slot, version], dtype=np.int64))
+
+    def extend_row(self, lease: Lease, tokens: Keys, slot: int, version: int) -> Insertion:
+        """Remember it of the tokens that a lease holds and of ``tokens``, which follow them."""
+        return self.extend(lease, tokens, np.array([slot, version], dtype=np.int64))
 
     def find(self, tokens: Keys) -> Found:
         """Look up the longest prefix and the row it is in; counts as a use."""

@@ -78,18 +78,24 @@ class Run:
         return self.start + self.length
 
     @property
+    def moment(self) -> float:
+        """Its stamp, where that is a moment of its policy."""
+        assert not isinstance(self.stamp, tuple)
+        return self.stamp
+
+    @property
     def evictable(self) -> bool:
         """Whether the run may lose keys from its end: nobody holds it and nothing follows it."""
         return not self.pins and self.children is None and self.parent is not None
 
 
-def path_to(run: Run) -> list[Run]:
-    """Runs from the first below the root down to ``run``."""
+def path_to(run: Run, above: Run | None = None) -> list[Run]:
+    """Runs from the first below ``above``, else below the root, down to ``run``."""
     path = []
-    above = run.parent
-    while above is not None:
+    parent = run.parent
+    while parent is not None and run is not above:
         path.append(run)
-        run, above = above, above.parent
+        run, parent = parent, parent.parent
     path.reverse()
     return path
 

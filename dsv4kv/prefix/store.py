@@ -1,7 +1,7 @@
 """The prefix index over a tree of runs; ``radix`` and ``block_hash`` say what its keys are."""
 
 from threading import RLock
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,20 @@ from dsv4kv.prefix.keeper import Keeper
 from dsv4kv.prefix.layout import Layout
 from dsv4kv.prefix.policies.contract import Policy
 from dsv4kv.prefix.run import NO_IDS, Ids, Run, path_to
+
+
+class New(NamedTuple):
+    """What is new of a chain.
+
+    Attributes:
+        keys: Bytes of the keys.
+        values: What is cached for them, as the layout lays it out.
+        guards: int64, one for every key, where the keys have guards.
+    """
+
+    keys: bytes
+    values: Ids
+    guards: Ids | None
 
 
 class PrefixStore:
@@ -26,10 +40,26 @@ class PrefixStore:
             key_bytes: Bytes of one key.
             chained: Whether a key stands for its history too.
         """
+        self._policy = policy
         self._keeper = Keeper(policy, layout, key_bytes, chained)
         self._key_bytes = key_bytes
         self._lock = RLock()
         self._requests = self._lookups = self._asked = self._hit = self._collisions = 0
+
+    @property
+    def held(self) -> int:
+        """Values held now (keys, where rows hold them)."""
+        return self._keeper.held
+
+    @property
+    def evictable(self) -> int:
+        """Values that ``evict`` could free."""
+        return self._keeper.evictable
+
+    @property
+    def blockwise(self) -> bool:
+        """Whether nothing depends on how many calls store or evict what one could."""
+        return self._policy.blockwise
 
     def encode(self, keys: Keys) -> tuple[bytes, Ids | None]:
         """Bytes of the keys, and their guards if there are any; ``ConfigError`` if unusable."""
@@ -39,19 +69,26 @@ class PrefixStore:
         """Look the longest cached prefix up; changes nothing, counts nothing."""
         data, guards = self.encode(keys)
         with self._lock:
-            run, inside = self._walk(data, guards)[1:]
+            run, inside = self._walk(self._keeper.tree.root, data, guards)[1:]
             length = run.start + inside
             return Match(length, self._keeper.layout.join(path_to(run), length))
+
+    def match_length(self, keys: Keys) -> int:
+        """The length of that prefix alone."""
+        data, guards = self.encode(keys)
+        with self._lock:
+            run, inside = self._walk(self._keeper.tree.root, data, guards)[1:]
+            return run.start + inside
 
     def pin(self, keys: Keys) -> Lease:
         """Use the longest cached prefix: it is kept until the lease is released."""
         data, guards = self.encode(keys)
         keeper = self._keeper
         with self._lock:
-            trusted, run, inside = self._walk(data, guards)
+            trusted, run, inside = self._walk(keeper.tree.root, data, guards)
             run = keeper.part(run, inside)
             length, request = run.end, self._count_request()
-            path = keeper.use(run, request, again=False)
+            path = keeper.use(run, request)
             keeper.hold(path)
             self._lookups += 1
             self._asked += len(data) // self._key_bytes
@@ -61,29 +98,37 @@ class PrefixStore:
                 keeper.miss(data, length)
             return Lease(length, keeper.layout.join(path, length), request, run)
 
-    def insert(self, keys: Keys, values: Ids, lease: Lease | None = None) -> Insertion:
+    def insert(self, keys: Keys, values: Ids) -> Insertion:
         """Store a chain; see ``PrefixIndex.insert``.
 
         Raises:
-            ConfigError: The values begin after the cached prefix or are too many, or the keys
-                do not begin with those of the lease.
+            ConfigError: The values begin after the cached prefix or are too many.
+        """
+        with self._lock:
+            keeper = self._keeper
+            run, new = self._enter(keeper.tree.root, keys, values)
+            keeper.use(run, self._count_request())
+            insertion, run = self.store(run, new)
+            keeper.offer(run)
+            return insertion
+
+    def extend(self, lease: Lease, keys: Keys, values: Ids) -> Insertion:
+        """Store what follows what a lease holds; see ``PrefixIndex.extend``.
+
+        Raises:
+            ConfigError: The values begin after the cached prefix or are too many.
             NotOwner: The lease has been released.
         """
-        data, guards = self.encode(keys)
         with self._lock:
-            if lease is not None and lease.run is None:
+            keeper, above = self._keeper, lease.run
+            if above is None:
                 raise NotOwner("the lease has been released: pin the chain again.")
-            data, run, inside = self._walk(data, guards)
-            present = run.start + inside
-            first = self._first_key(len(keys), values, present)
-            if (
-                lease is not None
-                and lease.length
-                and (present < lease.length or lease.run not in path_to(run))
-            ):
-                raise ConfigError("the keys do not begin with those that the lease holds.")
-            run = self._keeper.part(run, inside)
-            return self._insert(data, run, (values, guards, first), lease)
+            run, new = self._enter(above, keys, values)
+            lease.moment = keeper.go_on(lease.request)
+            insertion, run = self.store(run, new)
+            keeper.hold(path_to(run, above))
+            lease.run, lease.length = run, run.end
+            return insertion
 
     def release(self, lease: Lease) -> None:
         """End a lease; ``NotOwner`` if it has ended before."""
@@ -92,7 +137,7 @@ class PrefixStore:
             if run is None:
                 raise NotOwner("the lease has been released before. Nothing was changed.")
             lease.run = None
-            self._keeper.let_go(path_to(run))
+            self._keeper.let_go(path_to(run), lease.moment)
 
     def evict(self, count: int) -> Ids:
         """Give up ``count`` values, leaves first; see ``PrefixIndex.evict``."""
@@ -117,45 +162,50 @@ class PrefixStore:
                 runs=keeper.tree.num_runs,
             )
 
-    def fit(self, run: Run, data: bytes) -> bytes:
-        """The part of a chain that may be stored below ``run``; makes room if need be."""
-        return data
+    def fit(self, run: Run, keys: bytes) -> bytes:
+        """As many of new keys as may be stored below ``run``; makes room if need be."""
+        return keys
 
-    def _insert(
-        self, data: bytes, run: Run, new: tuple[Ids, Ids | None, int], lease: Lease | None
-    ) -> Insertion:
-        keeper, present, taken = self._keeper, run.end, NO_IDS
-        request = self._count_request() if lease is None else lease.request
-        path = keeper.use(run, request, again=lease is not None)
-        data = self.fit(run, data)
-        if present * self._key_bytes < len(data):
-            run = keeper.store(run, data, *new)
-            taken = keeper.layout.owned(run, run.start)
-            path.append(run)
-        if lease is None:
-            keeper.offer(run)
-        elif run.end > lease.length:
-            keeper.hold([node for node in path if node.start >= lease.length])
-            lease.run, lease.length = run, run.end
-        return Insertion(present, run.end, taken)
+    def store(self, run: Run, new: New) -> tuple[Insertion, Run]:
+        """Store what is new of a chain that leads to ``run``; returns its last run, too."""
+        keeper, present = self._keeper, run.end
+        keys = self.fit(run, new.keys)
+        if not keys:
+            return Insertion(present, present, NO_IDS), run
+        run = keeper.store(run, keys, new.values, new.guards)
+        return Insertion(present, run.end, keeper.layout.owned(run, run.start)), run
 
-    def _walk(self, data: bytes, guards: Ids | None) -> tuple[bytes, Run, int]:
-        """Follow a chain as far as keys and guards agree.
+    def _enter(self, above: Run, keys: Keys, values: Ids) -> tuple[Run, New]:
+        """Follow a chain that goes on behind a run: where it leads, and what is new of it."""
+        data, guards = self.encode(keys)
+        data, run, inside = self._walk(above, data, guards)
+        present = run.start + inside
+        first = self._first_key(above.end + len(keys), values, present)
+        skip = present - above.end
+        new = New(
+            data[skip * self._key_bytes :],
+            self._keeper.layout.tail(values, first, present),
+            None if guards is None else guards[skip : len(data) // self._key_bytes],
+        )
+        return self._keeper.part(run, inside), new
+
+    def _walk(self, above: Run, data: bytes, guards: Ids | None) -> tuple[bytes, Run, int]:
+        """Follow a chain behind a run as far as keys and guards agree.
 
         Returns the chain (cut where an equal key has another guard), the last run and how many
         keys of that it shares.
         """
-        run, inside = self._keeper.tree.walk(data)
+        run, inside = self._keeper.tree.walk(above, data)
         if guards is None:
             return data, run, inside
-        for node in path_to(run):
-            size = inside if node is run else node.length
+        for node in path_to(run, above):
+            size, at = inside if node is run else node.length, node.start - above.end
             if node.guards is None:
                 continue
-            different = node.guards[:size] != guards[node.start : node.start + size]
+            different = node.guards[:size] != guards[at : at + size]
             if different.any():
-                at = int(different.argmax())
-                return data[: (node.start + at) * self._key_bytes], node, at
+                first = int(different.argmax())
+                return data[: (at + first) * self._key_bytes], node, first
         return data, run, inside
 
     def _first_key(self, num_keys: int, values: Ids, present: int) -> int:

@@ -23,9 +23,12 @@ class RunTree:
         self.root = Run(None, b"", 0, 0, NO_IDS)
         self.num_runs = 0
 
-    def walk(self, data: bytes) -> tuple[Run, int]:
-        """Follow a chain: the last run it enters, and how many keys of that run it shares."""
-        run, at, width = self.root, 0, self.key_bytes
+    def walk(self, above: Run, data: bytes) -> tuple[Run, int]:
+        """Follow a chain that goes on behind a run.
+
+        Returns the last run it enters, and how many keys of that run it shares.
+        """
+        run, at, width = above, 0, self.key_bytes
         while at < len(data):
             child = run.children.get(data[at : at + width]) if run.children else None
             if child is None:
@@ -80,23 +83,18 @@ class RunTree:
         self.num_runs += 1
         return upper
 
-    def grow(
-        self, above: Run, data: bytes, values: Ids, guards: Ids | None, first_value_key: int
-    ) -> Run:
-        """Hang the rest of a chain below the run it leads to.
+    def grow(self, above: Run, keys: bytes, values: Ids, guards: Ids | None) -> Run:
+        """Hang what is new of a chain below the run that it leads to.
 
         Args:
             above: Where the chain leads.
-            data: The chain; keys after those of ``above`` are new.
-            values: Values of the keys from ``first_value_key`` on.
-            guards: int64, one for every key of the chain.
-            first_value_key: The first key that ``values`` speak of.
+            keys: Those that are new, at least one.
+            values: What is cached for them, as the layout lays it out.
+            guards: int64, one for every new key.
         """
-        start, width = above.end, self.key_bytes
-        keys = data[start * width :]
-        own = self.layout.tail(values, first_value_key, start).copy()
-        kept = None if guards is None else guards[start : len(data) // width].copy()
-        run = Run(above, keys, start, len(keys) // width, own, kept)
+        width = self.key_bytes
+        kept = None if guards is None else guards.copy()
+        run = Run(above, keys, above.end, len(keys) // width, values.copy(), kept)
         if above.children is None:
             above.children = {}
         above.children[keys[:width]] = run

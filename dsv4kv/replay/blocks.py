@@ -35,7 +35,6 @@ class BlockLedger:
         self.total, self.per_shared = total, per_shared
         self.private = self.evicted = self.freed = 0
         self._index, self._marks, self._data = index, marks, data
-        self._held = self._evictable = 0
         # evicting in batches of one size makes the order of evictions independent of how many
         # steps are taken at once
         self._batch = max(1, total // per_shared // _BATCHES)
@@ -43,12 +42,12 @@ class BlockLedger:
     @property
     def cached(self) -> int:
         """Blocks that only the index holds: they may be evicted."""
-        return self._evictable * self.per_shared
+        return self._index.evictable * self.per_shared if self._index else 0
 
     @property
     def shared(self) -> int:
         """Blocks of the index that requests are using."""
-        return (self._held - self._evictable) * self.per_shared
+        return self._held * self.per_shared - self.cached
 
     @property
     def free(self) -> int:
@@ -60,18 +59,12 @@ class BlockLedger:
         """Blocks that can be had: free, or to be evicted."""
         return self.free + self.cached
 
-    def refresh(self) -> None:
-        """Ask the index what it holds; call it whenever the index was used."""
-        if self._index is not None:
-            stats = self._index.stats()
-            self._held, self._evictable = stats.held, stats.evictable
-
     def take(self, count: int) -> None:
         """Give a request blocks of its own; raises ``OutOfBlocks`` and changes nothing."""
         if count > self.available:
             raise OutOfBlocks(f"{count} blocks are needed and {self.available} can be had.")
-        while self.free < count:
-            self._evict()
+        while (missing := count - self.free) > 0:
+            self._evict(missing)
         self.private += count
 
     def give(self, count: int) -> None:
@@ -79,12 +72,17 @@ class BlockLedger:
         self.private -= count
         self.freed += 1
 
-    def _evict(self) -> None:
-        assert self._index is not None
-        gone = self._index.evict(min(self._batch, self._evictable))
+    @property
+    def _held(self) -> int:
+        return self._index.held if self._index else 0
+
+    def _evict(self, missing: int) -> None:
+        """Evict a batch, or all that it takes where that comes to the same."""
+        index = self._index
+        assert index is not None
+        batches = -(-missing // (self._batch * self.per_shared)) if index.blockwise else 1
+        gone = index.evict(min(batches * self._batch, index.evictable))
         self.evicted += len(gone)
-        self._held -= len(gone)
-        self._evictable -= len(gone)
         keys = np.asarray(gone).tolist()
         self._marks.drop(keys)
         self._data.forget(keys)

@@ -98,12 +98,12 @@ class StepBytes:
         self._add_updates(lengths)
         self._chunk_terms = list(self._find_chunk_terms())
 
-    def chunk(self, before: int, after: int) -> int:
-        """Bytes that a prompt chunk of one request writes and reads to write them."""
+    def chunks(self, before: int, after: int, count: int = 1) -> int:
+        """Bytes that ``count`` equal prompt chunks of a request write, and read to write them."""
         tokens = after - before
         return sum(
             term.token_bytes * tokens
-            + term.kept_bytes * min(tokens, term.kept_tokens)
+            + term.kept_bytes * count * min(tokens // count, term.kept_tokens)
             + term.entry_bytes * (after // term.ratio - before // term.ratio)
             for term in self._chunk_terms
         )

@@ -58,7 +58,7 @@ class CheckpointStore:
 
     def drop(self, keys: Iterable[int]) -> None:
         """Forget those behind blocks that are gone: nothing can go on there any more."""
-        before = len(self._kept)
-        for key in keys:
-            self._kept.pop(key, None)
-        self.orphaned += before - len(self._kept)
+        kept = self._kept
+        for key in [key for key in keys if key in kept]:
+            del kept[key]
+            self.orphaned += 1

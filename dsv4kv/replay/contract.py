@@ -84,6 +84,14 @@ class Prompts(Protocol):
     def checkpoints(self) -> Kept:
         """Windows and states that are kept."""
 
+    @property
+    def at_once(self) -> bool:
+        """Whether chunks of a prompt may be stored together where nothing happens in between."""
+
+    @property
+    def spare(self) -> int:
+        """Blocks that can be taken while prompts are computed, with nothing evicted for either."""
+
     def refuses(self, served: Served) -> str:
         """Why a request can never be served, besides its context; empty if it can."""
 

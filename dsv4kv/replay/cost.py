@@ -8,8 +8,8 @@ from dsv4kv.replay.bytes_model import Ints, StepBytes
 from dsv4kv.replay.clock import Work
 from dsv4kv.replay.weights_model import WeightModel
 
-Chunk = tuple[int, int]
-"""Tokens of a request before and after a prompt chunk."""
+Span = tuple[int, int]
+"""Tokens of a request before and after a part of its prompt is computed."""
 
 
 class CostModel:
@@ -47,16 +47,27 @@ class CostModel:
             for tokens, update, gather, operation in rows
         ]
 
-    def mixed(self, decoding: Work, decoded_tokens: int, chunks: Sequence[Chunk]) -> Work:
-        """One step of decoding requests and prompt chunks; weights are read once."""
+    def mixed(
+        self, decoding: Work, decoded_tokens: int, spans: Sequence[Span], steps: int = 1
+    ) -> Work:
+        """Steps of decoding requests and prompt chunks; weights are read once a step.
+
+        Args:
+            decoding: Work of all decoding.
+            decoded_tokens: Tokens that decode in each step.
+            spans: What is computed of prompts: the same part of each in every step.
+            steps: Steps.
+        """
         updates, gathers = decoding.update_bytes, decoding.gather_bytes
         operations, tokens = decoding.operations, decoded_tokens
-        for before, after in chunks:
-            updates += self._bytes.chunk(before, after)
-            gathers += int(self._bytes.visible[after])
+        for before, after in spans:
+            size = (after - before) // steps
+            updates += self._bytes.chunks(before, after, steps)
+            gathers += int(self._bytes.visible[before + size : after + 1 : size].sum())
             operations += int(self._sums[after, 2] - self._sums[before, 2])
-            tokens += after - before
-        return Work(1, self.weight_bytes(tokens), updates, gathers, 0, operations)
+            tokens += size
+        weights = steps * self.weight_bytes(tokens)
+        return Work(steps, weights, updates, gathers, 0, operations)
 
     def weight_bytes(self, tokens: int) -> int:
         """Weights that a step of so many tokens reads."""

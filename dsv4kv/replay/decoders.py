@@ -34,6 +34,7 @@ class Decoders:
         self.drafted = self.rolled_back = 0
         self._cost, self._group, self._drafts = cost, group, drafts
         self._columns = np.zeros((_COLUMNS, 0), dtype=np.int64)
+        self._lacking: dict[int, Ints] = {}  # by steps, until anything changes
         self._block_tokens = group.ratio * group.entries_per_block
 
     def __len__(self) -> int:
@@ -72,6 +73,7 @@ class Decoders:
         column = [served.position, left, served.blocks, served.number, 0]
         self.members.append(served)
         self._columns = np.append(self._columns, np.array(column)[:, None], axis=1)
+        self._lacking.clear()
 
     def remove(self, places: Sequence[int]) -> list[Served]:
         """Take requests out and write their state back."""
@@ -87,12 +89,14 @@ class Decoders:
         stay = np.ones(self._columns.shape[1], dtype=bool)
         stay[places] = False
         self._columns = self._columns[:, stay]
+        self._lacking.clear()
         return gone
 
     def remove_done(self) -> list[Served]:
         """Take those out that have nothing left."""
-        places = np.flatnonzero(self.left == 0)
-        return self.remove(places.tolist()) if len(places) else []
+        if self.left.all():
+            return []
+        return self.remove(np.flatnonzero(self.left == 0).tolist())
 
     def most_lacking(self, steps: int = 1) -> int:
         """At least as many blocks as ``lacking`` finds altogether, without looking closely."""
@@ -100,6 +104,11 @@ class Decoders:
 
     def lacking(self, steps: int = 1) -> Ints:
         """int64[B]: blocks that each needs before it can take so many steps."""
+        if steps not in self._lacking:
+            self._lacking[steps] = self._find_lacking(steps)
+        return self._lacking[steps]
+
+    def _find_lacking(self, steps: int) -> Ints:
         if self._drafts.window > 1:
             before, taken, _ = self._windows(steps)
             ends = before[-1] + taken[-1]
@@ -132,13 +141,26 @@ class Decoders:
         else:
             work_of = partial(self._cost.decode, self.position)
         steps, work = _first_late(work_of, most, clock, until_s)
-        if self.most_lacking(steps) > available < int(self.lacking(steps).sum()):
-            steps = self._most_steps(steps, available)
-            work = work_of(steps)
+        if (fewer := self._supplied(steps, available)) < steps:
+            steps, work = fewer, work_of(fewer)
         return steps, work
 
-    def _most_steps(self, high: int, available: int) -> int:
-        """The most steps for which blocks can be had; for ``high`` they cannot."""
+    def quiet_steps(self, most: int, blocks: int) -> int:
+        """Steps until the first that may end a request, or that lacks blocks if there are so many.
+
+        At least 1, at most ``most``. Verification steps take different numbers of tokens, so of
+        those it is one.
+        """
+        if not len(self):
+            return most
+        if self._drafts.window > 1:
+            return 1
+        return self._supplied(min(most, int(self.left.min())), blocks)
+
+    def _supplied(self, high: int, available: int) -> int:
+        """The most steps up to ``high`` for which blocks can be had; at least 1."""
+        if not self.most_lacking(high) > available < int(self.lacking(high).sum()):
+            return high
         low = 1
         while high - low > 1:
             middle = (low + high) // 2
@@ -148,26 +170,28 @@ class Decoders:
                 high = middle
         return low
 
-    def step_work(self) -> Work:
-        """The work of one step without its weights being shared with prompt chunks."""
+    def work(self, steps: int) -> Work:
+        """The work of steps, their weights not shared with prompt chunks."""
+        if not len(self):
+            return Work()
         if self._drafts.window > 1:
-            return self._window_works(1)[1]
-        return self._cost.decode(self.position, 1)
+            return self._window_works(steps)[steps]
+        return self._cost.decode(self.position, steps)
 
     def advance(self, steps: int) -> int:
         """Take steps; returns the blocks that were needed for them."""
         lacking = self.lacking(steps)
         self.blocks[:] += lacking
+        moved: int | Ints = steps
         if self._drafts.window > 1:
             _, taken, kept = self._windows(steps)
             self.drafted += int(taken.sum()) - taken.size
             self.rolled_back += int((taken - kept).sum())
             moved = kept.sum(axis=0)
-        else:
-            moved = np.full(len(self), steps)
         self.position[:] += moved
         self.left[:] -= moved
         self._columns[4] += steps
+        self._lacking.clear()
         return int(lacking.sum())
 
     def _column(self, number: int) -> Ints:

@@ -39,6 +39,16 @@ class EnginePrompts:
         self.restored = self.kept_bytes = 0
         self._cache, self._tokens, self._windows = cache, block_tokens, windows
 
+    @property
+    def at_once(self) -> bool:
+        """Not: an engine's cache may evict for every chunk."""
+        return False
+
+    @property
+    def spare(self) -> int:
+        """None: an engine's cache may evict for what is computed."""
+        return 0
+
     def refuses(self, served: Served) -> str:
         """Why a request can never be served, besides its context; empty if it can."""
         return self._cache.refuses(served.total_tokens)
@@ -68,9 +78,8 @@ class EnginePrompts:
 
     def commit(self, served: Served) -> int:
         """Store what a request has computed."""
-        before = served.committed
         served.committed = self._cache.compute(served.number, served.position)
-        self.tally.store(served.keys[before : served.committed])
+        self.tally.store(served, served.committed)
         first_token = served.generated + 1
         if served.position == served.prompt_tokens and first_token < served.output_tokens:
             self._cache.decode(served.number)

@@ -1,10 +1,11 @@
 """Prompts in the prefix index: what a request finds, where it goes on, what it leaves behind."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dsv4kv.prefix.analysis.engine_cache import Hit
 from dsv4kv.prefix.analysis.strategy import Strategy
-from dsv4kv.prefix.index import Match, PrefixIndex
+from dsv4kv.prefix.index import PrefixIndex
 from dsv4kv.replay.blocks import BlockLedger
 from dsv4kv.replay.checkpoints import CheckpointStore
 from dsv4kv.replay.reuse_tally import ReuseTally
@@ -50,12 +51,21 @@ class PromptCache:
         self._index, self._strategy, self._ledger = index, strategy, ledger
         self._sizes, self._tokens = sizes, sizes.shared_tokens
 
+    @property
+    def at_once(self) -> bool:
+        """Whether chunks may be stored together: the policy does not mind."""
+        return self._index is None or self._index.blockwise
+
+    @property
+    def spare(self) -> int:
+        """Free blocks: what is computed has its blocks from the beginning."""
+        return self._ledger.free
+
     def look_up(self, served: Served) -> int:
         """Shared blocks of a request's prompt that are cached; nothing changes."""
         if self._index is None:
             return 0
-        found: Match = self._index.match(served.keys[: self._usable(served)])
-        return found.length
+        return self._index.match_length(served.keys[: self._usable(served)])
 
     def misses(self, served: Served, found: int) -> bool:
         """Whether there are blocks beyond those found that could have been."""
@@ -76,20 +86,19 @@ class PromptCache:
         Returns the bytes moved to bring window and state back.
         """
         first = served.admitted_s is None
-        resumed = 0
+        resumed, cached = 0, list[int]()
         if self._index is not None:
             served.lease = self._index.pin(served.keys[: self._usable(served)])
             served.found = served.committed = served.lease.length
-            resumed = self._resume(served)
-            self._ledger.refresh()
+            cached = served.keys[: served.found].tolist()
+            resumed = self._resume(served, cached)
         restores = self._strategy.kind != "zero"
         served.position = resumed * self._tokens
         if not restores:
             served.position = self._strategy.resume_tokens(served.position, ())
         served.blocks = served.found * self._ledger.per_shared
         if first:
-            found = served.keys[: served.found].tolist()
-            marked = self.checkpoints.last_written(found, resumed)
+            marked = self.checkpoints.last_written(cached, resumed)
             self.tally.count(served, Hit(resumed, served.found, marked))
         if not (restores and served.position):
             return 0
@@ -103,12 +112,11 @@ class PromptCache:
         whole = min(served.position // self._tokens, len(served.keys))
         if whole > served.committed:
             new = served.keys[served.committed : whole]
-            self._index.insert(served.keys[:whole], new, served.lease)
-            self.tally.store(new)
+            self._index.extend(served.lease, new, new)
+            self.tally.store(served, whole)
             # blocks that another request has stored meanwhile are shared, ours go back
             self._ledger.give(len(new) * self._ledger.per_shared)
             served.committed = whole
-            self._ledger.refresh()
             if self._strategy.kind == "full":
                 self.kept_bytes += len(new) * self._sizes.beside_bytes
                 return len(new) * self._sizes.beside_bytes
@@ -120,7 +128,6 @@ class PromptCache:
         if served.lease is not None and self._index is not None:
             self._index.release(served.lease)
         served.lease = None
-        self._ledger.refresh()
         self._ledger.give(private)
         served.blocks = served.committed = served.found = 0
         served.marks = []
@@ -129,16 +136,15 @@ class PromptCache:
         """Shared blocks that may be found: the last token of a prompt is always computed."""
         return min(len(served.keys), (served.prompt_tokens - 1) // self._tokens)
 
-    def _resume(self, served: Served) -> int:
-        """The last shared block found behind which a request can go on; plans its checkpoints."""
+    def _resume(self, served: Served, cached: Sequence[int]) -> int:
+        """The last block cached behind which a request can go on; plans its checkpoints."""
         if self._strategy.kind in ("full", "zero"):
             return served.found
         store, resumed = self.checkpoints, served.found
-        keys = served.keys[:resumed].tolist()
-        while resumed and keys[resumed - 1] not in store:
+        while resumed and cached[resumed - 1] not in store:
             resumed -= 1
         if resumed:
-            store.use(keys[resumed - 1])
+            store.use(cached[resumed - 1])
         periodic = self._strategy.kind == "periodic"
         places = self._strategy.places_to_keep(
             resumed * self._tokens,

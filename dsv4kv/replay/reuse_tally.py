@@ -1,12 +1,12 @@
 """What was found of prompts, and why the rest of what had been seen was not."""
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dsv4kv.prefix.analysis.engine_cache import Hit
 from dsv4kv.prefix.analysis.losses import Losses
 from dsv4kv.prefix.run import Ids
+from dsv4kv.replay.seen import SeenIds
 from dsv4kv.replay.served import Served
 
 
@@ -37,17 +37,19 @@ class ReuseTally:
     saved_tokens: int = 0
     in_flight_tokens: int = 0
     lost: Counter[str] = field(default_factory=Counter)
-    _seen: set[int] = field(default_factory=set)
-    _stored: set[int] = field(default_factory=set)
+    _seen: SeenIds = field(default_factory=SeenIds)
+    _pending: set[int] = field(default_factory=set)  # seen, and not stored yet
 
     @property
     def losses(self) -> Losses:
         """Tokens lost by reason, those in flight left out."""
         return Losses(**self.lost)
 
-    def store(self, keys: Ids) -> None:
-        """Remember that blocks of a chain were cached once, as those before them were."""
-        self._stored.update(keys[_leading(keys, self._stored) :].tolist())
+    def store(self, served: Served, count: int) -> None:
+        """Remember that the first ``count`` blocks of a prompt were cached once."""
+        if count > served.stored:
+            self._pending.difference_update(served.keys[served.stored : count].tolist())
+            served.stored = count
 
     def count(self, served: Served, hit: Hit) -> None:
         """Count a first admission, in shared blocks.
@@ -59,7 +61,9 @@ class ReuseTally:
         saved, seen_tokens = served.position, self._see(served)
         seen = min(seen_tokens // size, len(keys))
         usable = min(seen, (served.input_tokens - 1) // size)
-        stored = min(_leading(keys, self._stored), usable)
+        served.stored = self._count_stored(keys, seen)
+        self._pending.update(keys[seen:].tolist())
+        stored = min(served.stored, usable)
         lost = self.lost
         lost["evicted_block"] += max(0, stored - hit.found) * size
         lost["evicted_checkpoint"] += (hit.marked - hit.resumed) * size
@@ -78,20 +82,12 @@ class ReuseTally:
 
     def _see(self, served: Served) -> int:
         """Tokens of a prompt that an earlier one had, as far as ids tell; now it was seen, too."""
-        known = _leading(served.ids, self._seen)
-        self._seen.update(served.ids[known:])
+        known = self._seen.add(served.ids)
         return min(known * served.id_tokens, served.input_tokens)
 
-
-def _leading(keys: Sequence[int] | Ids, known: set[int]) -> int:
-    """How many leading keys are known: a key is never known without those before it."""
-    low, high = 0, len(keys)
-    if not high or keys[-1] in known:  # often all
-        return high
-    while low < high:
-        middle = (low + high) // 2
-        if keys[middle] in known:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+    def _count_stored(self, keys: Ids, seen: int) -> int:
+        """Of the leading keys seen, those that were stored: none without those before it."""
+        pending = self._pending
+        while seen and keys[seen - 1] in pending:
+            seen -= 1
+        return seen

@@ -1,7 +1,8 @@
 """The serving loop in virtual time: admit, prefill in chunks, decode, pause, resume, release.
 
-A turn is one step with prompt chunks in it, or as many decode steps as pass until something can
-happen: a request comes, one may end, or blocks run out. Older requests go first everywhere.
+A turn is a step with prompt chunks in it, or as many steps as pass until something can happen: a
+request comes or may end, a prompt is nearly computed, or blocks run out. Older requests go first
+everywhere.
 """
 
 from bisect import insort
@@ -13,7 +14,7 @@ from dsv4kv.replay.admission import Admission
 from dsv4kv.replay.arrivals import NEVER, Arrivals
 from dsv4kv.replay.clock import VirtualClock, Work
 from dsv4kv.replay.contract import Ledger, Prompts
-from dsv4kv.replay.cost import Chunk, CostModel
+from dsv4kv.replay.cost import CostModel, Span
 from dsv4kv.replay.data.path import NO_DATA, DataPath
 from dsv4kv.replay.decoders import Decoders
 from dsv4kv.replay.limits import Limits
@@ -99,7 +100,7 @@ class Scheduler:
         self._admit()
         chunks = self._choose_chunks()
         if chunks:
-            self._step(chunks)
+            self._prefill(chunks)
         elif len(self.decoders):
             self._decode()
         else:
@@ -205,7 +206,7 @@ class Scheduler:
 
     # ---- what they do ---------------------------------------------------------------------------
 
-    def _choose_chunks(self) -> list[tuple[Served, Chunk]]:
+    def _choose_chunks(self) -> list[tuple[Served, Span]]:
         budget = self._limits.step_tokens - self.decoders.tokens_per_step
         chunks = []
         for served in self.prefilling:
@@ -216,23 +217,48 @@ class Scheduler:
             budget -= take
         return chunks
 
-    def _step(self, chunks: list[tuple[Served, Chunk]]) -> None:
-        """One step of prompt chunks and whatever decodes."""
+    def _prefill(self, chunks: list[tuple[Served, Span]]) -> None:
+        """One step of prompt chunks and whatever decodes, or several of a long prompt."""
+        steps = self._steps_alike(chunks)
+        if steps > 1:
+            served, (before, after) = chunks[0]
+            chunks = [(served, (before, before + steps * (after - before)))]
         tokens = self.decoders.tokens_per_step
-        decoding = self.decoders.step_work() if tokens else Work()
-        work = self._cost.mixed(decoding, tokens, [chunk for _, chunk in chunks])
+        spans = [span for _, span in chunks]
+        work = self._cost.mixed(self.decoders.work(steps), tokens, spans, steps)
         if tokens:
-            self.ledger.take(self.decoders.advance(1))
+            self.ledger.take(self.decoders.advance(steps))
             self._data.decode(self.decoders)
         for served, (before, after) in chunks:
-            self._data.compute(served, (before, after))
-            self.computed_tokens += after - before
-            served.position = after
-            served.reached = max(served.reached, after)
-            self._copy(self.prompts.commit(served))
-            self._data.commit(served)
+            parts = 1 if self.prompts.at_once else steps
+            size = (after - before) // parts
+            for end in range(before + size, after + 1, size):
+                self._compute(served, end)
         self.clock.work(work)
         self._end_prompts([s for s, (_, after) in chunks if after == s.prompt_tokens])
+
+    def _steps_alike(self, chunks: list[tuple[Served, Span]]) -> int:
+        """Steps in which one prompt has every token that does not decode and nothing happens.
+
+        More is left of it than a step computes, so nobody is admitted. Blocks are free, so
+        nothing is evicted between two chunks; none come back, so nobody goes on. (Where requests
+        do not wait for each other's prefixes, a chunk may give blocks back: that is one step.)
+        """
+        if len(chunks) > 1 or not self._limits.defer:
+            return 1
+        served, (before, after) = chunks[0]
+        most = max(1, (served.prompt_tokens - before - 1) // (after - before))
+        most = min(most, self._limits.longest_stretch or most)
+        return self.decoders.quiet_steps(most, self.prompts.spare)
+
+    def _compute(self, served: Served, position: int) -> None:
+        """A prompt chunk that ends at a position."""
+        self._data.compute(served, (served.position, position))
+        self.computed_tokens += position - served.position
+        served.position = position
+        served.reached = max(served.reached, position)
+        self._copy(self.prompts.commit(served))
+        self._data.commit(served)
 
     def _end_prompts(self, answered: list[Served]) -> None:
         """A prompt's end gives the first token."""

@@ -27,6 +27,7 @@ class Served:
         lease: What it holds of the prefix index.
         found: Shared blocks that were cached when it was admitted.
         committed: Shared blocks of it that the index holds.
+        stored: Shared blocks of it that are known to have been cached once.
         marks: Shared blocks behind which it will leave a checkpoint, the next one last.
         blocked_by: The request that computes what it needs next.
         deferred: Whether it ever had to wait for another one's prefix.
@@ -52,6 +53,7 @@ class Served:
     lease: Lease | None = None
     found: int = 0
     committed: int = 0
+    stored: int = 0
     marks: list[int] = field(default_factory=list)
     blocked_by: "Served | None" = None
     deferred: bool = False

@@ -8,7 +8,7 @@ import numpy as np
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.prefix.run import NO_IDS, Ids
 from dsv4kv.workload.request import Request
-from dsv4kv.workload.traces.runs import IdRuns
+from dsv4kv.workload.traces.runs import IdRuns, signed
 
 KeysOf = Callable[[int, Request], Ids]
 """The whole shared blocks of a request, known by its place in the trace, as int64."""
@@ -39,8 +39,9 @@ def shared_keys(request: Request, tokens: int) -> Ids:
         return NO_IDS
     whole = request.input_tokens // tokens
     step = max(1, tokens // request.hash_block_tokens)
-    ids = _as_array(request.prefix_hashes)
-    return ids[step - 1 :: step][:whole].copy()
+    ids = request.prefix_hashes
+    array = ids.array() if isinstance(ids, IdRuns) else np.array(signed(ids))
+    return array[step - 1 :: step][:whole].copy()
 
 
 def keys_on(tokens: int) -> KeysOf:
@@ -57,14 +58,3 @@ def check_order(requests: Sequence[Request]) -> None:
                 f"before it at {before.arrival_s:g} s: the clock runs backwards. Sort the trace "
                 "by time, or leave its times aside with workload.arrivals=closed."
             )
-
-
-def _as_array(ids: Sequence[int]) -> Ids:
-    if isinstance(ids, IdRuns):
-        ends = ids.counts.cumsum()
-        first: Ids = np.repeat(ids.starts - (ends - ids.counts), ids.counts)
-        return first + np.arange(len(first), dtype=np.int64)
-    try:
-        return np.array(ids, dtype=np.int64)
-    except OverflowError:  # unsigned 64-bit hashes: the same bits keep them apart
-        return np.array(ids, dtype=np.uint64).view(np.int64)

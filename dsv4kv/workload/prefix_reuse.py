@@ -86,7 +86,7 @@ class PrefixReuse:
     @property
     def num_cached_blocks(self) -> int:
         """Blocks that the index keeps, whether requests use them now or not."""
-        return self._index.stats().held
+        return self._index.held
 
     @property
     def num_checkpoints(self) -> int:
@@ -103,7 +103,7 @@ class PrefixReuse:
         size = self._key_tokens
         keys = prompt_keys(request, size)
         usable = keys[: (request.input_tokens - 1) // size]  # one token is computed
-        matched = self._index.match(usable).length
+        matched = self._index.match_length(usable)
         resumed = self._resume(slot, usable[:matched])
         lease = self._index.pin(usable[: resumed * size // self._block_tokens * self._block_keys])
         stops = self._stops(len(keys) * size, matched * size, resumed * size)
@@ -140,7 +140,7 @@ class PrefixReuse:
 
     def forget(self) -> None:
         """Give up all that is cached; no request may be running."""
-        evicted = self._index.evict(self._index.stats().evictable)
+        evicted = self._index.evict(self._index.evictable)
         self._allocator.release(evicted)
         while self._saved:
             self._checkpoints.release(self._saved.popitem()[1])
@@ -170,7 +170,7 @@ class PrefixReuse:
         """
         allocator = self._allocator
         while (short := blocks - allocator.num_free) > 0:
-            count = min(short, self._index.stats().evictable)
+            count = min(short, self._index.evictable)
             if not count:
                 return False
             evicted = self._index.evict(count)

@@ -165,7 +165,7 @@ def cycle(chains: list[Ids], num_blocks: int, strategy: str) -> int:
         short = missing - allocator.num_free
         if short > 0:
             allocator.release(index.evict(short))
-        index.insert(chain, allocator.acquire(missing), lease)
+        index.extend(lease, chain[lease.length :], allocator.acquire(missing))
         hit += lease.values.size
         index.release(lease)
     return hit

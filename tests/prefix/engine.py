@@ -116,7 +116,7 @@ class Engine:
         self.plain.pin(number, chain)
         assert self.index.stats().collisions == before + 1
         self.check(tokens[: at * BLOCK_TOKENS], lease.length, lease.values)
-        inserted = self.index.insert(forged, np.arange(len(keys)), lease)
+        inserted = self.index.extend(lease, forged.after(lease.length), np.arange(len(keys)))
         self.plain.insert(number, chain, [])
         assert (inserted.stored, inserted.taken.size) == (at, 0)
         self.index.release(lease)
@@ -144,7 +144,9 @@ class Engine:
         blocks = [request.row[(len(key) - 1) // BLOCK_TOKENS] for key in chain]
         row = np.array(list(dict.fromkeys(blocks)), dtype=np.int64)
         present = len(self.plain.match(chain))
-        inserted = self.index.insert(self.keys(tokens), row, request.lease)
+        keys, lease = self.keys(tokens), request.lease
+        more = keys.after(lease.length) if isinstance(keys, Digests) else keys[lease.length :]
+        inserted = self.index.extend(lease, more, row)
         taken = self.plain.insert(request.number, chain, blocks)
         assert (inserted.present, inserted.stored) == (present, len(chain))
         assert inserted.taken.tolist() == taken

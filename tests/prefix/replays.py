@@ -21,7 +21,7 @@ def replay(chains: Sequence[Ids], capacity: int, policy: Policy) -> IndexStats:
         missing = len(chain) - lease.length
         used = index.stats().held
         index.evict(max(missing + used - capacity, 0))
-        index.insert(chain, np.arange(missing), lease)
+        index.extend(lease, chain[lease.length :], np.arange(missing))
         index.release(lease)
     return index.stats()
 

@@ -25,9 +25,9 @@ def test_the_second_turn_of_a_chat_hits_what_decoding_computed() -> None:
     prompt, answer = np.arange(10), np.arange(100, 109)
     lease = index.pin(HASHER.digest(prompt))
     keys = HASHER.digest(prompt)
-    index.insert(keys, np.array([0, 1]), lease)
+    index.extend(lease, keys, np.array([0, 1]))
     keys = HASHER.digest(np.concatenate([prompt, answer])[8:], keys)
-    index.insert(keys, np.array([2, 3]), lease)
+    index.extend(lease, keys.after(2), np.array([2, 3]))
     index.release(lease)
     second = np.concatenate([prompt, answer, np.arange(200, 210)])
     assert index.pin(HASHER.digest(second)).values.tolist() == [0, 1, 2, 3]
@@ -41,7 +41,7 @@ def test_equal_keys_of_other_tokens_are_counted_and_not_reused() -> None:
     lease = index.pin(forged)
     assert (lease.length, lease.values.tolist()) == (1, [0])
     assert index.stats().collisions == 1
-    insertion = index.insert(forged, np.array([0, 8, 9]), lease)
+    insertion = index.extend(lease, forged.after(1), np.array([0, 8, 9]))
     assert (insertion.stored, insertion.taken.size) == (1, 0)
     index.release(lease)
     assert index.pin(keys).length == 3

@@ -125,19 +125,19 @@ class EngineMachine(RuleBasedStateMachine):
     def use_a_lease_that_has_ended(self, data: st.DataObject, tokens: Tokens) -> None:
         lease = data.draw(st.sampled_from(self.released))
         self.refuses(NotOwner, lambda: self.engine.index.release(lease))
-        self.refuses(NotOwner, lambda: self.insert(tokens, lease))
+        self.refuses(NotOwner, lambda: self.extend(lease, tokens))
 
-    @precondition(lambda self: any(request.lease.length for request in self.engine.running))
+    @precondition(lambda self: self.engine.running)
     @rule(data=st.data(), tokens=TOKENS)
-    def use_a_lease_for_another_prompt(self, data: st.DataObject, tokens: Tokens) -> None:
-        leases = [request.lease for request in self.engine.running if request.lease.length]
-        lease = data.draw(st.sampled_from(leases))
-        self.refuses(ConfigError, lambda: self.insert([2, *tokens], lease))
+    def give_too_many_blocks(self, data: st.DataObject, tokens: Tokens) -> None:
+        lease = data.draw(st.sampled_from(self.engine.running)).lease
+        self.refuses(ConfigError, lambda: self.extend(lease, tokens, beyond=LONGEST))
 
-    def insert(self, tokens: Tokens, lease: Lease) -> None:
-        """Store a prompt in blocks that do not exist: it must be refused."""
+    def extend(self, lease: Lease, tokens: Tokens, beyond: int = 0) -> None:
+        """Store tokens in blocks that do not exist: it must be refused."""
         count = len({(len(key) - 1) // BLOCK_TOKENS for key in self.engine.chain(tokens)})
-        self.engine.index.insert(self.engine.keys(tokens), np.arange(100, 100 + count), lease)
+        blocks = np.arange(100, 100 + count + beyond)
+        self.engine.index.extend(lease, self.engine.keys(tokens), blocks)
 
     # What always holds.
 

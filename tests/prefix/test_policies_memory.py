@@ -25,7 +25,7 @@ def prompt(kind: str, number: int) -> Ids:
 
 def serve(index: PrefixStore, keys: Ids) -> None:
     lease = index.pin(keys)
-    index.insert(keys, np.arange(len(keys) - lease.length), lease)
+    index.extend(lease, keys[lease.length :], np.arange(len(keys) - lease.length))
     index.release(lease)
 
 

@@ -93,9 +93,9 @@ def test_a_lease_holds_what_it_matched_and_nothing_more() -> None:
 def test_a_lease_grows_over_what_its_request_inserts() -> None:
     index = index_with(abcd=(10,))
     lease = index.pin(tokens("abcdefgh"))
-    index.insert(tokens("abcdefgh"), ids(11), lease)
+    index.extend(lease, tokens("efgh"), ids(11))
     assert (lease.length, index.stats().pinned) == (8, 2)
-    index.insert(tokens("abcdefghijkl"), ids(12), lease)  # decoding went on
+    index.extend(lease, tokens("ijkl"), ids(12))  # decoding went on
     assert (lease.length, index.stats().pinned) == (12, 3)
     index.release(lease)
     assert index.stats().pinned == 0
@@ -105,19 +105,28 @@ def test_a_lease_grows_over_what_its_request_inserts() -> None:
 def test_a_lease_also_holds_what_another_inserted_on_its_way() -> None:
     index = RadixIndex(BLOCK)
     first, second = index.pin(tokens("abcdefgh")), index.pin(tokens("abcdefgh"))
-    index.insert(tokens("abcdefgh"), ids(10, 11), first)
-    index.insert(tokens("abcdefgh"), ids(20, 21), second)
+    index.extend(first, tokens("abcdefgh"), ids(10, 11))
+    index.extend(second, tokens("abcdefgh"), ids(20, 21))
     index.release(first)
     assert index.stats().pinned == 2
     check_tree(index, [second])
 
 
-def test_a_lease_is_not_moved_to_another_chain() -> None:
-    index = index_with(abcd=(10,), wxyz=(11,))
+def test_a_lease_is_extended_inside_a_block_it_shares() -> None:
+    index = index_with(abcdef=(10, 11))
+    lease = index.pin(tokens("abcdef"))
+    insertion = index.extend(lease, tokens("ghi"), ids(11, 12))
+    assert (insertion.present, insertion.stored, insertion.taken.tolist()) == (6, 9, [12])
+    assert index.match(tokens("abcdefghi")).values.tolist() == [10, 11, 12]
+    check_tree(index, [lease])
+
+
+def test_what_extends_a_lease_follows_what_it_holds() -> None:
+    index = index_with(abcd=(10,))
     lease = index.pin(tokens("abcd"))
-    for chain in ("wxyz", "abc", "abxyz"):
-        with pytest.raises(ConfigError, match="do not begin with those that the lease holds"):
-            index.insert(tokens(chain), ids(*[11] * -(-len(chain) // BLOCK)), lease)
+    with pytest.raises(ConfigError, match="begin at key 8, and 4 are cached"):
+        index.extend(lease, tokens("efghij"), ids(12))
+    assert (lease.length, index.stats().cached) == (4, 4)
     check_tree(index, [lease])
 
 

@@ -146,7 +146,7 @@ def test_a_lease_ends_once() -> None:
     with pytest.raises(NotOwner, match="has been released before"):
         rows.release(lease)
     with pytest.raises(NotOwner, match="pin the chain again"):
-        rows.insert(row(1, 2, 3), np.array([0, 1]), lease)
+        rows.extend_row(lease, row(3), 0, 1)
     check_tree(rows, [])
 
 
@@ -234,7 +234,7 @@ def test_two_threads_may_share_a_cache() -> None:
                 prompt = random.integers(0, 3, random.integers(1, 30)).astype(np.int32)
                 lease = rows.pin(prompt)
                 assert rows.match(prompt).length >= lease.length
-                rows.insert(prompt, np.array([seed, turn]), lease)
+                rows.extend_row(lease, prompt[lease.length :], seed, turn)
                 rows.release(lease)
         except BaseException as error:
             errors.append(error)

@@ -74,13 +74,16 @@ class RowEngine:
 
     def insert(self, tokens: Tokens, slot: int, request: Running | None = None) -> None:
         """Remember a row, with the lease of its request or without any."""
-        lease = request.lease if request else None
         version = self.slots.version(slot)
         chain, plain = chain_of(tokens), self.plain
         present = len(plain.match(chain))
         short = len(plain.block_of) + len(chain) - present - self.capacity
         row = np.array(tokens, dtype=np.int32)
-        insertion = self.rows.insert_row(row, slot, version, lease)
+        if request:
+            lease = request.lease
+            insertion = self.rows.extend_row(lease, row[lease.length :], slot, version)
+        else:
+            insertion = self.rows.insert_row(row, slot, version)
         assert (insertion.present, insertion.taken.size) == (present, 0)
         cells = [next(self.cells) for _ in chain]  # every key counts by itself
         plain.insert(request.number if request else None, chain, cells, short)

@@ -75,7 +75,7 @@ def test_a_chunk_moves_what_its_operations_move(before: int, tokens: int) -> Non
                 entries = after // schema.layer.ratio
                 pages = -(-entries // page.entries)
                 read += traffic.gather_all_bytes(page.format, entries, pages)
-    assert (TABLES.chunk(before, after), TABLES.visible[after]) == (written, read)
+    assert (TABLES.chunks(before, after), TABLES.visible[after]) == (written, read)
 
 
 def test_the_states_of_v4_have_the_rows_that_the_report_says() -> None:
@@ -94,4 +94,4 @@ def test_every_model_has_tables_that_grow_with_length(model: str) -> None:
     tables = StepBytes(config, schemas, 1024)
     assert tables.gathers[1024] > tables.gathers[1] > 0
     assert tables.updates[1:].min() > 0
-    assert tables.chunk(0, 1024) > 0
+    assert tables.chunks(0, 1024) > 0

@@ -61,7 +61,7 @@ def serve_plainly(replay: Replay, concurrency: int, budget: int) -> list[Plain]:
             take = min(one.prompt - one.position, budget - tokens) if one not in decoding else 0
             if take > 0:
                 after = one.position + take
-                updates += table.chunk(one.position, after)
+                updates += table.chunks(one.position, after)
                 gathers += int(table.visible[after])
                 operations += sum(int(per_token[n]) for n in range(one.position, after))
                 one.position, tokens = after, tokens + take

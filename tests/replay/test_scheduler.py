@@ -109,7 +109,7 @@ def test_blocks_that_two_requests_computed_are_kept_once() -> None:
 
 def test_the_token_budget_cuts_prompts_and_serves_decoding_first() -> None:
     requests = [request([1], output=50), request(range(10, 20), at=0.003)]
-    made = build_replay(small_config(), requests)
+    made = build_replay(small_config(), requests, longest_stretch=1)
     positions = []
     while made.scheduler.turn():
         positions += [each.position for each in made.scheduler.prefilling]

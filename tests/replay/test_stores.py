@@ -5,6 +5,9 @@ import pytest
 
 from dsv4kv.errors import OutOfBlocks
 from dsv4kv.prefix.block_hash import BlockHashIndex
+from dsv4kv.prefix.policies import POLICIES, make_policy
+from dsv4kv.prefix.policies.contract import Policy
+from dsv4kv.prefix.policies.ghosts import Ghosts
 from dsv4kv.replay.blocks import BlockLedger
 from dsv4kv.replay.checkpoints import CheckpointStore
 from tests.replay.scenes import replay, request
@@ -37,13 +40,33 @@ def test_a_checkpoint_goes_with_its_block() -> None:
     keys = np.array([7, 8, 9])
     ledger.take(3)
     index.insert(keys, keys)
-    ledger.refresh()
     ledger.give(3)
     store.write(8)
     store.write(9)
     ledger.take(2)  # one is free, so the last block of the chain goes
     assert (9 in store, 8 in store, store.orphaned) == (False, True, 1)
     assert (ledger.free, ledger.private, ledger.cached, ledger.evicted) == (0, 2, 2, 1)
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_blocks_taken_at_once_leave_what_blocks_taken_one_by_one_leave(policy: str) -> None:
+    def take(*counts: int) -> list[object]:
+        index = BlockHashIndex(chosen := make_policy(policy, 8))
+        ledger = BlockLedger(8, 1, index, CheckpointStore(None))
+        for chain in (np.arange(1, 6), np.arange(10, 13)):
+            index.insert(chain, chain)
+        for count in counts:
+            ledger.take(count)
+        memory = [vars(ghosts) for ghosts in ghosts_of(chosen)]
+        return [index.stats(), index.match(np.arange(1, 6)).length, memory]
+
+    assert take(6) == take(*[1] * 6)
+
+
+def ghosts_of(policy: Policy) -> list[Ghosts]:
+    """What a policy remembers of evicted keys."""
+    kept = getattr(policy, "_ghosts", ())
+    return [kept] if isinstance(kept, Ghosts) else list(kept)
 
 
 def test_blocks_that_cannot_be_had_are_refused_and_nothing_changes() -> None:

@@ -31,6 +31,7 @@ def test_runs_are_the_numbers_they_were_made_of(numbers: list[int], offset: int)
     assert runs == expected
     assert expected == runs
     assert (len(runs), tuple(runs), hash(runs)) == (len(expected), expected, hash(expected))
+    assert runs.array().tolist() == list(expected)
     assert [runs[i] for i in range(-len(expected), len(expected))] == [*expected, *expected]
 
 

@@ -47,7 +47,7 @@ def _serve(index: BlockHashIndex, paths: list[Ints], capacity_blocks: int) -> It
         missing = len(path) - found
         if held + missing > capacity_blocks:
             held -= len(index.evict(held + missing - capacity_blocks))
-        index.insert(path, path[found:], lease)
+        index.extend(lease, path[found:], path[found:])
         held += missing
         index.release(lease)
         yield found

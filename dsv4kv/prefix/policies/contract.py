@@ -18,10 +18,13 @@ class Policy:
     Attributes:
         remembers: Whether it knows evicted keys again; ``admit``, ``missed`` and ``dropped``
             then tell the identity of a key together with its history.
+        blockwise: Whether it judges every key as if it were a run of its own, so that nothing
+            depends on how many calls store or evict what one could.
         now: Grows with every request and every insertion.
     """
 
     remembers = False
+    blockwise = False
 
     def __init__(self, capacity: int | None = None) -> None:
         """``capacity`` of the cache in keys; some policies need it."""
@@ -50,8 +53,8 @@ class Policy:
     def touch(self, run: Run) -> None:
         """A request uses a run that is cached."""
 
-    def refresh(self, run: Run) -> None:
-        """The request that uses it already stores what follows it."""
+    def refresh(self, run: Run, moment: int) -> None:
+        """A request lets go of it, and has last stored what follows it at ``moment``; 0: never."""
 
     def offer(self, run: Run) -> None:
         """The run may be evicted from now on."""

@@ -9,19 +9,27 @@ from dsv4kv.prefix.run import Run
 class FIFO(Policy):
     """What was stored first goes first, however often it is used."""
 
+    blockwise = True
+
 
 class LRU(Policy):
     """What was used longest ago goes first; of one request's blocks the last."""
+
+    blockwise = True
 
     def touch(self, run: Run) -> None:
         """Make it the newest."""
         run.stamp = self.now
 
-    refresh = touch
+    def refresh(self, run: Run, moment: int) -> None:
+        """As new as that, or newer by the use of others."""
+        run.stamp = max(run.moment, moment)
 
 
 class LFU(Policy):
     """What was used least often goes first; among equals, longest ago."""
+
+    blockwise = True
 
     def admit(self, run: Run, key: Hashable) -> None:
         """Count the request that stores it."""
@@ -66,6 +74,8 @@ class GDSF(AgedLFU):
     Many short prompts that share nothing are kept at the cost of one long one. Cherkasova,
     "Improving WWW proxies performance with greedy-dual-size-frequency caching policy" (1998).
     """
+
+    blockwise = False
 
     def weigh(self, run: Run) -> float:
         """Uses for each of its keys."""

@@ -29,7 +29,7 @@ class SIEVE(Policy):
 
     def offer(self, run: Run) -> None:
         """Before or behind the hand, by its age."""
-        (self.order if _age(run) >= self._hand else self._behind).push(run, run.stamp)
+        (self.order if run.moment >= self._hand else self._behind).push(run, run.stamp)
 
     def choose(self) -> Run:
         """Move the hand to the first run that was not used."""
@@ -37,7 +37,7 @@ class SIEVE(Policy):
             if not self.order:
                 self._start_over()
             run = self.order.first()
-            self._hand = _age(run)
+            self._hand = run.moment
             if not run.uses:
                 return run
             self.order.pop()
@@ -51,8 +51,3 @@ class SIEVE(Policy):
 
     def _start_over(self) -> None:
         self.order, self._behind, self._hand = self._behind, self.order, 0
-
-
-def _age(run: Run) -> float:
-    assert not isinstance(run.stamp, tuple)
-    return run.stamp

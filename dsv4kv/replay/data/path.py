@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from dsv4kv.replay.cost import Chunk
+from dsv4kv.replay.cost import Span
 from dsv4kv.replay.decoders import Decoders
 from dsv4kv.replay.served import Served
 
@@ -17,7 +17,7 @@ class DataPath(Protocol):
     def begin(self, served: Served) -> None:
         """A request has a slot and goes on behind what was found of its prompt."""
 
-    def compute(self, served: Served, chunk: Chunk) -> None:
+    def compute(self, served: Served, chunk: Span) -> None:
         """A step computes a chunk of a request's prompt."""
 
     def commit(self, served: Served) -> None:
@@ -39,7 +39,7 @@ class NoData:
     def begin(self, served: Served) -> None:
         """Nothing."""
 
-    def compute(self, served: Served, chunk: Chunk) -> None:
+    def compute(self, served: Served, chunk: Span) -> None:
         """Nothing."""
 
     def commit(self, served: Served) -> None:

@@ -8,7 +8,7 @@ from dsv4kv.cache.allocator import Ids
 from dsv4kv.cache.prepare import prepare_forward
 from dsv4kv.cache.resume import resume_request
 from dsv4kv.cache.step import StepBatch
-from dsv4kv.replay.cost import Chunk
+from dsv4kv.replay.cost import Span
 from dsv4kv.replay.data.parts import Parts, Rules
 from dsv4kv.replay.data.places import Running
 from dsv4kv.replay.data.times import StepClock
@@ -62,7 +62,7 @@ class RealData:
             block_tokens=self.rules.block_tokens,
         )
 
-    def compute(self, served: Served, chunk: Chunk) -> None:
+    def compute(self, served: Served, chunk: Span) -> None:
         """Compute a chunk, in pieces that end where checkpoints are due."""
         running, (before, after) = self._running[served.number], chunk
         self.times.kind = "mixed"
@@ -162,7 +162,7 @@ class RealData:
         key = served.keys[served.position // self.rules.shared_tokens - 1]
         return self.parts.windows.number(int(key))
 
-    def _checkpoint_places(self, served: Served, chunk: Chunk) -> list[int]:
+    def _checkpoint_places(self, served: Served, chunk: Span) -> list[int]:
         """Positions within a chunk where window and state are to be kept."""
         size, (before, after) = self.rules.shared_tokens, chunk
         whole = min(after // size, len(served.keys))

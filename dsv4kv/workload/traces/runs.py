@@ -17,13 +17,13 @@ class IdRuns(Sequence[int]):
         counts: int64[runs]: numbers in it, at least 1.
     """
 
-    __slots__ = ("_ends", "counts", "starts")
+    __slots__ = ("_known_ends", "counts", "starts")
 
     def __init__(self, starts: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
         """Take over the arrays."""
         self.starts = starts
         self.counts = counts
-        self._ends = counts.cumsum()
+        self._known_ends: NDArray[np.int64] | None = None
 
     @classmethod
     def of(cls, numbers: Sequence[int]) -> Self:
@@ -49,7 +49,8 @@ class IdRuns(Sequence[int]):
 
     def joined(self, more: "IdRuns") -> "IdRuns":
         """These numbers and then others; a run that goes on in them stays one."""
-        meet = int(len(self) > 0 and len(more) > 0 and self[-1] + 1 == more[0])
+        both = len(self.starts) > 0 and len(more.starts) > 0
+        meet = int(both and self.starts[-1] + self.counts[-1] == more.starts[0])
         starts = np.concatenate([self.starts, more.starts[meet:]])
         counts = np.concatenate([self.counts, more.counts[meet:]])
         if meet:
@@ -60,10 +61,26 @@ class IdRuns(Sequence[int]):
         """All numbers, ``offset`` more."""
         return IdRuns(self.starts + offset, self.counts)
 
+    def array(self) -> NDArray[np.int64]:
+        """All numbers, int64."""
+        steps = np.ones(len(self), dtype=np.int64)
+        if steps.size:
+            firsts = self._ends - self.counts
+            steps[firsts[1:]] = self.starts[1:] - (self.starts + self.counts)[:-1] + 1
+            steps[0] = self.starts[0]
+        return steps.cumsum()
+
     def lie_in(self, low: int, high: int) -> bool:
         """Whether all numbers are from ``low`` to below ``high``."""
         starts, ends = self.starts, self.starts + self.counts
         return bool((starts >= low).all() and (ends <= high).all())
+
+    @property
+    def _ends(self) -> NDArray[np.int64]:
+        """int64[runs]: how many numbers there are up to the end of every run."""
+        if self._known_ends is None:
+            self._known_ends = self.counts.cumsum()
+        return self._known_ends
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -112,6 +129,11 @@ class IdRuns(Sequence[int]):
 
     def __repr__(self) -> str:
         return f"IdRuns({len(self):,} ids in {len(self.starts):,} runs)"
+
+
+def as_runs(ids: Sequence[int]) -> IdRuns:
+    """Ids as runs, if they are not yet; unsigned ones wrap around."""
+    return ids if isinstance(ids, IdRuns) else IdRuns.of(signed(ids))
 
 
 def signed(ids: Sequence[int]) -> "array[int]":

@@ -15,7 +15,7 @@ from dsv4kv.errors import TraceError
 from dsv4kv.files import replacing_folder
 from dsv4kv.prefix.analysis.paths import Ints
 from dsv4kv.workload.request import Request
-from dsv4kv.workload.traces.runs import IdRuns, signed
+from dsv4kv.workload.traces.runs import IdRuns, as_runs
 from dsv4kv.workload.traces.sessions import Sessions, full_blocks
 from dsv4kv.workload.traces.weka_ids import ID_BOUND
 
@@ -32,7 +32,7 @@ def write_weka(requests: Iterable[Request], folder: Path) -> int:
     sessions, written = Sessions(), list[tuple[int, Request, IdRuns]]()
     for number, request in enumerate(requests):
         _check(number, request, written[0][1] if written else request)
-        runs = _runs(request).first(full_blocks(request))
+        runs = as_runs(request.prefix_hashes).first(full_blocks(request))
         written.append((sessions.place(request)[0], request, runs))
     if not written:
         raise TraceError(f"{folder}: not written, there are no requests.")
@@ -90,11 +90,6 @@ def _check(number: int, request: Request, first: Request) -> None:
             f"request {number} has ids of {size:,} tokens, request 0 of "
             f"{first.hash_block_tokens:,}: a weka trace has one block size."
         )
-
-
-def _runs(request: Request) -> IdRuns:
-    ids = request.prefix_hashes
-    return ids if isinstance(ids, IdRuns) else IdRuns.of(signed(ids))
 
 
 def _fit(ids: list[IdRuns]) -> list[IdRuns]:

@@ -1,0 +1,44 @@
+"""Ids seen before are those of a plain set, whatever the runs they come in."""
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsv4kv.replay.seen import SeenIds
+from dsv4kv.workload.traces.runs import IdRuns
+
+
+def random_chains(seed: int, count: int) -> list[list[int]]:
+    """Chains that part from others anywhere; an id always follows the same one."""
+    draw = random.Random(seed)
+    chains: list[list[int]] = []
+    fresh = draw.choice([0, 2**63 - 2_000, 2**63])  # ids of 64 bits wrap around
+    for _ in range(count):
+        before = draw.choice([[], *chains])
+        chain = before[: draw.randint(0, len(before))]
+        for _ in range(draw.randint(0, 4)):
+            fresh += draw.randint(1, 3)
+            length = draw.randint(1, 6)
+            chain = [*chain, *range(fresh, fresh + length)]
+            fresh += length
+        chains.append(chain)
+    return chains
+
+
+@given(st.integers(0, 2**20), st.integers(1, 30))
+def test_what_was_seen_is_what_a_set_has(seed: int, count: int) -> None:
+    seen, plain = SeenIds(), set[int]()
+    for number, chain in enumerate(random_chains(seed, count)):
+        runs = chain and max(chain) < 2**63 and number % 2
+        known = seen.add(IdRuns.of(chain) if runs else chain)
+        assert known == sum(one in plain for one in chain)
+        plain.update(chain)
+
+
+def test_a_chain_that_goes_on_in_a_run_is_new_from_there() -> None:
+    seen = SeenIds()
+    assert seen.add([5, 6, 7]) == 0
+    assert seen.add([5, 6, 7, 8, 20]) == 3
+    assert seen.add([5, 6]) == 2
+    assert seen.add([5, 6, 7, 8, 20]) == 5

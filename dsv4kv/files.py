@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from io import BufferedWriter
 from pathlib import Path
 
+from dsv4kv.errors import ConfigError
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BufferedWriter]:
@@ -42,6 +44,22 @@ def replacing_folder(path: Path) -> Iterator[Path]:
         unfinished.rename(path)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def write_named(path: Path, text: str, option: str) -> None:
+    """Write a file that an option named.
+
+    Raises:
+        ConfigError: It cannot be written.
+    """
+    try:
+        with replacing(path) as file:
+            file.write(text.encode())
+    except OSError as error:
+        raise ConfigError(
+            f"{option} {path}: cannot be written ({error.strerror or error}): name a file in a "
+            "folder that exists."
+        ) from None
 
 
 def _neighbour(path: Path) -> Path:

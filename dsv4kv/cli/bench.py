@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dsv4kv.cli.records import end_run, keep_record
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import Console
 
     from dsv4kv.report.record import RunRecord
-
-_INTERRUPTED = 130
 
 
 def bench(
@@ -70,10 +70,6 @@ def bench(
     """
     from rich.console import Console
 
-    from dsv4kv.cli.console import open_console
-    from dsv4kv.report.render import render_record
-    from dsv4kv.report.store import dumps, save_record
-
     overrides = [*(set_ or []), *_shorthands(trace, data, seed, device, backend)]
     silent = quiet or json_ == "-"
     stderr = Console(stderr=True, quiet=silent)
@@ -81,16 +77,8 @@ def bench(
         record = _run_once(config, overrides, axis or [], stderr)
     else:
         record = _run_launches(config, overrides, axis or [], launches, stderr)
-    saved = save_record(record, out)
-    console = Console(stderr=True, soft_wrap=True) if silent else open_console()
-    render_record(record, console, quiet=silent)
-    if not silent:
-        typer.echo(f"record: {saved.path}")
-    if saved.problem:
-        typer.echo(f"warning: {saved.problem}", err=True)
-    if json_:
-        _write_json(json_, dumps(record))
-    _end(record)
+    keep_record(record, out, json_, silent=silent)
+    end_run(record)
 
 
 def _run_once(
@@ -157,36 +145,3 @@ def _shorthands(
         "backend": backend,
     }
     return [f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None]
-
-
-def _write_json(target: str, text: str) -> None:
-    from dsv4kv.errors import RecordError
-    from dsv4kv.files import replacing
-
-    if target == "-":
-        typer.echo(text, nl=False)
-        return
-    try:
-        with replacing(Path(target)) as file:
-            file.write(text.encode())
-    except OSError as error:
-        raise RecordError(
-            f"--json {target}: cannot be written ({error.strerror}): name a file in a folder that "
-            "exists."
-        ) from None
-
-
-def _end(record: "RunRecord") -> None:
-    """Leave with the exit code of the run's status, and its sentences where it failed."""
-    from dsv4kv.errors import VerificationError
-
-    problems = [case.error for case in record.cases if case.status == "failed" and case.error]
-    problems += [
-        f"launch {launch.launch} {launch.status.replace('_', ' ')}: {launch.error}"
-        for launch in record.launches
-        if launch.status in ("crashed", "timeout", "out_of_memory")
-    ]
-    if problems:
-        raise VerificationError("\n".join(problems))
-    if record.status == "incomplete":
-        raise typer.Exit(_INTERRUPTED)

@@ -127,13 +127,14 @@ def _tell_sweep(
     csv: Path | None,
     chart: Path | None,
 ) -> None:
+    from dsv4kv.files import write_named
     from dsv4kv.sizing.sweep import parse_axis, run_sweep, to_values, write_csv
 
     rows = run_sweep(texts, [parse_axis(text) for text in axes])
     if csv:
-        _write("--csv", csv, write_csv(rows))
+        write_named(csv, write_csv(rows), "--csv")
     if chart:
-        _write("--chart", chart, _draw(chart, rows))
+        write_named(chart, _draw(chart, rows), "--chart")
     if as_json:
         _print_json([to_values(row) for row in rows])
     else:
@@ -155,20 +156,6 @@ def _draw(path: Path, rows: "list[Row]") -> str:
     if draw is None:
         raise ConfigError(f"--chart {path}: name a file that ends in .svg or .html.")
     return draw(rows)
-
-
-def _write(option: str, path: Path, text: str) -> None:
-    from dsv4kv.errors import ConfigError
-    from dsv4kv.files import replacing
-
-    try:
-        with replacing(path) as file:
-            file.write(text.encode())
-    except OSError as error:
-        raise ConfigError(
-            f"{option} {path}: cannot be written ({error.strerror}): name a file in a folder that "
-            "exists."
-        ) from None
 
 
 def _print_json(document: Any) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from dsv4kv.cli import compare_options as options
+from dsv4kv.cli.records import INTERRUPTED
 
 if TYPE_CHECKING:
     from dsv4kv.compare.ab import Duel
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from dsv4kv.measure.verdict import Verdict
 
 _EXIT_CODES = {"SAME": 0, "FASTER": 0, "SLOWER": 1, "UNCLEAR": 3}
-_INTERRUPTED = 130
 _LAUNCHES = 7  # of each side
 
 EPILOG = """\
@@ -89,7 +89,7 @@ def compare(
     if save_baseline:
         _save(after, save_baseline, out)
     if before is not None:
-        raise typer.Exit(_INTERRUPTED if interrupted else _EXIT_CODES[verdict])
+        raise typer.Exit(INTERRUPTED if interrupted else _EXIT_CODES[verdict])
 
 
 def _refuse(given: object, sentence: str) -> None:

@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dsv4kv.cli.records import end_run, keep_record
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dsv4kv.report.record import RunRecord
 
-_INTERRUPTED = 130
 EPILOG = (
     "Example: [cyan]dsv4kv replay conversation_trace.jsonl --memory 100GiB "
     "--axis prefix.strategy=full,zero,ends+junctions --chart replay.svg[/cyan]"
@@ -124,10 +125,10 @@ def replay(
     if chart is not None:
         _check_chart(chart)
     record = _run(config, [*(set_ or []), *_settings(given)], axis or [], silent=silent)
-    _tell(record, out, json_, silent=silent)
+    keep_record(record, out, json_, silent=silent)
     if chart is not None:
         _draw(record, chart, silent=silent)
-    _end(record)
+    end_run(record)
 
 
 def _settings(given: dict[str, str | int | float | None]) -> list[str]:
@@ -178,26 +179,6 @@ def _progress(show: "Callable[[str], None]") -> "Callable[[int, int], None]":
     return tell
 
 
-def _tell(record: "RunRecord", out: Path, json_: str | None, *, silent: bool) -> None:
-    from rich.console import Console
-
-    from dsv4kv.cli.console import open_console
-    from dsv4kv.report.replay_view import render_replay
-    from dsv4kv.report.store import dumps, save_record
-
-    saved = save_record(record, out)
-    console = Console(stderr=True, soft_wrap=True) if silent else open_console()
-    render_replay(record, console, quiet=silent)
-    if not silent:
-        typer.echo(f"record: {saved.path}")
-    if saved.problem:
-        typer.echo(f"warning: {saved.problem}", err=True)
-    if json_ == "-":
-        typer.echo(dumps(record), nl=False)
-    elif json_:
-        _write(Path(json_), dumps(record), "--json")
-
-
 def _check_chart(chart: Path) -> None:
     from dsv4kv.errors import ConfigError
 
@@ -206,34 +187,9 @@ def _check_chart(chart: Path) -> None:
 
 
 def _draw(record: "RunRecord", chart: Path, *, silent: bool) -> None:
+    from dsv4kv.files import write_named
     from dsv4kv.report.replay_chart import draw_replay
 
-    text = draw_replay(record, chart.suffix)
-    _write(chart, text, "--chart")
+    write_named(chart, draw_replay(record, chart.suffix), "--chart")
     if not silent:
         typer.echo(f"chart: {chart}")
-
-
-def _write(path: Path, text: str, option: str) -> None:
-    from dsv4kv.errors import RecordError
-    from dsv4kv.files import replacing
-
-    try:
-        with replacing(path) as file:
-            file.write(text.encode())
-    except OSError as error:
-        raise RecordError(
-            f"{option} {path}: cannot be written ({error.strerror}): name a file in a folder "
-            "that exists."
-        ) from None
-
-
-def _end(record: "RunRecord") -> None:
-    """Leave with the exit code of the run's status, and its sentences where it failed."""
-    from dsv4kv.errors import VerificationError
-
-    problems = [case.error for case in record.cases if case.status == "failed" and case.error]
-    if problems:
-        raise VerificationError("\n".join(problems))
-    if record.status == "incomplete":
-        raise typer.Exit(_INTERRUPTED)

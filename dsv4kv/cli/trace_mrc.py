@@ -101,6 +101,7 @@ def mrc(
     compressor state are there too: strategies say what is kept of them, rules what engines do.
     """
     from dsv4kv.cli import trace_mrc_files as files
+    from dsv4kv.files import write_named
     from dsv4kv.prefix.analysis.costs import prefix_costs
     from dsv4kv.prefix.analysis.mrc import Question, measure_trace
     from dsv4kv.prefix.analysis.rules import RULES
@@ -123,9 +124,9 @@ def mrc(
     )
     answer = measure_trace(load_paths(source, trace_format, options), question)
     if csv:
-        files.write_file(csv, files.to_csv(answer))
+        write_named(csv, files.to_csv(answer), "--csv")
     if chart:
-        files.write_file(chart, files.draw_answer(source, config.name, answer))
+        write_named(chart, files.draw_answer(source, config.name, answer), "--chart")
     if as_json:
         typer.echo(files.to_json(source, config.name, answer))
         return

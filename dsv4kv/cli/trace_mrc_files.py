@@ -8,8 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dsv4kv.errors import TraceError
-from dsv4kv.files import replacing
 from dsv4kv.prefix.analysis.mrc import Answer
 from dsv4kv.prefix.analysis.outcome import Outcome
 from dsv4kv.prefix.analysis.sample import SampledHits
@@ -146,12 +144,3 @@ def _band(estimate: SampledHits) -> Iterator[tuple[str, float]]:
     if estimate.high > estimate.low:
         yield f"{estimate.name}, 95 % from", estimate.low
         yield f"{estimate.name}, 95 % to", estimate.high
-
-
-def write_file(path: Path, text: str) -> None:
-    """Write a file whole; raises ``TraceError`` where it cannot be."""
-    try:
-        with replacing(path) as file:
-            file.write(text.encode())
-    except OSError as error:
-        raise TraceError(f"{path}: cannot be written ({error.strerror or error}).") from None

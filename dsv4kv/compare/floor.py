@@ -22,6 +22,25 @@ class Floor:
         return f"{self.value * 100:.3g} % ({self.source})"
 
 
+@dataclass(frozen=True)
+class NoiseFloors:
+    """What a machine does to equals: 97.5 % of ratios are nearer to 1, as a fraction.
+
+    Attributes:
+        alone: Of launches one by one.
+        in_turns: Of launches whose steps took turns; None where none did.
+        hostname_sha256: The machine's; None where it is not told.
+    """
+
+    alone: float
+    in_turns: float | None
+    hostname_sha256: str | None
+
+    def is_of(self, hostname_sha256: str) -> bool:
+        """Whether they may be that machine's: homes are often shared."""
+        return self.hostname_sha256 in (None, hostname_sha256)
+
+
 def parse_floor(text: str) -> float:
     """``1%``, ``1 %`` or ``0.01``, as a fraction.
 
@@ -43,17 +62,20 @@ def find_floor(configured: float, sides: tuple[Side, Side]) -> Floor:
 
     The calibration is of this machine: records of other machines are judged without it.
     """
-    chosen = Floor(configured, "as configured")
     here = capture_environment()["hostname_sha256"]
     machines = {r.environment.hostname_sha256 for side in sides for r in side.records}
-    measured = read_noise_floor(calibration_path(), in_turns=took_turns(*sides))
+    floors = read_noise_floors(calibration_path())
+    not_calibrated = Floor(configured, "as configured; this machine is not calibrated")
+    if floors is None:
+        return not_calibrated
+    measured = floors.in_turns if took_turns(*sides) else floors.alone
     if measured is None:
-        return Floor(configured, "as configured; this machine is not calibrated")
-    if machines != {here} or not is_of_machine(calibration_path(), here):
+        return not_calibrated
+    if machines != {here} or not floors.is_of(here):
         return Floor(configured, "as configured; the calibration is of another machine")
     if measured > configured:
         return Floor(measured, "noise floor of this machine, calibrated")
-    return chosen
+    return Floor(configured, "as configured")
 
 
 def calibration_path() -> Path:
@@ -62,35 +84,32 @@ def calibration_path() -> Path:
     return caches / "dsv4kv" / "calibration.json"
 
 
-def is_of_machine(path: Path, hostname_sha256: str) -> bool:
-    """Whether a calibration that is there was made on that machine: homes are often shared."""
-    machine = json.loads(path.read_text("utf-8")).get("machine")
-    found = machine.get("hostname_sha256") if isinstance(machine, dict) else None
-    return found in (None, hostname_sha256)
-
-
-def read_noise_floor(path: Path, *, in_turns: bool = False) -> float | None:
-    """97.5 % quantile of same against same, as a fraction; None where none was stored.
-
-    ``in_turns``: that of launches whose steps took turns.
+def read_noise_floors(path: Path) -> NoiseFloors | None:
+    """What ``dsv4kv doctor --calibrate`` found; None where it never ran.
 
     Raises:
         ConfigError: A file that is there and does not say.
     """
     try:
         stored = json.loads(path.read_text("utf-8"))
-        value = stored["noise_floor"]
-        if in_turns:
-            value = stored.get("noise_floor_in_turns")
-            if value is None:
-                return None
+        machine = stored.get("machine")
+        in_turns = stored.get("noise_floor_in_turns")
+        return NoiseFloors(
+            alone=_fraction(stored["noise_floor"]),
+            in_turns=None if in_turns is None else _fraction(in_turns),
+            hostname_sha256=machine.get("hostname_sha256") if isinstance(machine, dict) else None,
+        )
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError):
-        value = None
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise ConfigError(
             f"{path} holds no noise_floor between 0 and 1: run `dsv4kv doctor --calibrate` again, "
             "or remove the file."
-        )
+        ) from None
+
+
+def _fraction(value: object) -> float:
+    """A number from 0 to below 1; ``ValueError`` for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise ValueError
     return float(value)

@@ -29,24 +29,25 @@ def examine(calibration: Path) -> Iterator[Check]:
 
 
 def _check_calibration(path: Path, hostname_sha256: str) -> Check:
-    from dsv4kv.compare.floor import is_of_machine, read_noise_floor
+    from dsv4kv.compare.floor import read_noise_floors
     from dsv4kv.errors import ConfigError
 
     name, enables = "calibration", "compare: what this machine does to equals is no change"
     advice = "dsv4kv doctor --calibrate, while nothing else runs (minutes)"
     try:
-        floor = read_noise_floor(path)
+        floors = read_noise_floors(path)
     except ConfigError as error:
         return Check("machine", name, "missing", str(error), enables, advice)
-    if floor is None:
+    if floors is None:
         return Check("machine", name, "missing", "none yet", enables, advice)
-    if not is_of_machine(path, hostname_sha256):
+    if not floors.is_of(hostname_sha256):
         return Check("machine", name, "missing", "that of another machine", enables, advice)
-    if floor > _WIDE:
+    percent = floors.alone * 100
+    if floors.alone > _WIDE:
         advice = f"a floor this wide hides changes. Again: {advice}"
-        return Check("machine", name, "note", f"noise floor {floor * 100:.0f} %", enables, advice)
+        return Check("machine", name, "note", f"noise floor {percent:.0f} %", enables, advice)
     day = datetime.fromtimestamp(path.stat().st_mtime, UTC).date().isoformat()
-    return Check("machine", name, "good", f"noise floor {floor * 100:.2f} %, {day}", enables)
+    return Check("machine", name, "good", f"noise floor {percent:.2f} %, {day}", enables)
 
 
 def _check_device_clock() -> Iterator[Check]:

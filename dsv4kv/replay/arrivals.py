@@ -1,6 +1,7 @@
 """Requests as they come: by the trace's clock, or one for one that leaves."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from dsv4kv.config.replay import ArrivalSection
 from dsv4kv.replay.served import Served
@@ -54,7 +55,7 @@ class Arrivals:
             arrival_s=now_s if self._closed else self._when(request),
             input_tokens=request.input_tokens,
             output_tokens=output,
-            keys=self._keys(self._next - 1, request),
+            find_keys=partial(self._keys, self._next - 1, request),
             ids=request.prefix_hashes,
             id_tokens=request.hash_block_tokens,
             prompt_tokens=request.input_tokens,

@@ -59,6 +59,6 @@ class CheckpointStore:
     def drop(self, keys: Iterable[int]) -> None:
         """Forget those behind blocks that are gone: nothing can go on there any more."""
         kept = self._kept
-        for key in [key for key in keys if key in kept]:
+        for key in kept.keys() & keys:
             del kept[key]
             self.orphaned += 1

@@ -1,6 +1,6 @@
 """A request on its way through the replay."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from dsv4kv.prefix.index import Lease
@@ -16,7 +16,7 @@ class Served:
         arrival_s: When it comes.
         input_tokens: Its prompt.
         output_tokens: What it generates.
-        keys: int64: the whole shared blocks of its prompt.
+        find_keys: Finds ``keys``.
         ids: What the trace calls the blocks of its prompt; the last may be partial.
         id_tokens: Tokens that an id stands for.
         generated: Tokens generated so far, as of its last prompt end or pause.
@@ -43,7 +43,7 @@ class Served:
     arrival_s: float
     input_tokens: int
     output_tokens: int
-    keys: Ids
+    find_keys: Callable[[], Ids]
     ids: Sequence[int]
     id_tokens: int
     generated: int = 0
@@ -63,6 +63,14 @@ class Served:
     finished_s: float | None = None
     pauses: int = 0
     evictions: int = 0
+    _keys: Ids | None = None
+
+    @property
+    def keys(self) -> Ids:
+        """int64: the whole shared blocks of its prompt. Many wait: found when first asked for."""
+        if self._keys is None:
+            self._keys = self.find_keys()
+        return self._keys
 
     @property
     def total_tokens(self) -> int:

@@ -16,7 +16,7 @@ from dsv4kv.report.memory_series import held_table
 from dsv4kv.report.profile_view import tell_profile
 from dsv4kv.report.quantities import measured_in
 from dsv4kv.report.record import Case, RunRecord
-from dsv4kv.report.replay_view import render_replay
+from dsv4kv.report.replay_view import list_replay_findings, tell_replay
 from dsv4kv.report.sweep import axis_text, sweep_table
 from dsv4kv.report.tables import cache_table, latencies_table, operations_table
 from dsv4kv.report.telemetry import judge_telemetry, telemetry_table
@@ -36,11 +36,12 @@ _LEGEND = Text(
 
 def render_record(record: RunRecord, console: Console, quiet: bool = False) -> None:
     """Print a record: its facts, tables and findings, or with ``quiet`` only its problems."""
-    if any(case.replay for case in record.cases):
-        render_replay(record, console, quiet)
-        return
+    replayed = any(case.replay for case in record.cases)
     if quiet:
-        parts: Iterator[RenderableType] = (f for f in _findings(record) if f.is_problem)
+        findings = list_replay_findings(record) if replayed else _findings(record)
+        parts: Iterator[RenderableType] = (f for f in findings if f.is_problem)
+    elif replayed:
+        parts = tell_replay(record)
     elif record.launches:
         parts = _tell_launches(record)
     elif len(record.cases) == 1:

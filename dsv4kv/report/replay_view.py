@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 
 from dsv4kv.report.facts import cache_facts, header
@@ -25,16 +25,11 @@ from dsv4kv.units import format_bytes, format_duration
 _TIGHT = 0.25  # from here on what was lost to checkpoints is worth a sentence
 
 
-def render_replay(record: RunRecord, console: Console, quiet: bool = False) -> None:
-    """Print a replay: its facts, tables and findings, or with ``quiet`` only its problems."""
-    if quiet:
-        parts: Iterator[RenderableType] = (f for f in _findings(record) if f.is_problem)
-    elif len(record.cases) == 1:
-        parts = _tell_case(record, record.cases[0])
-    else:
-        parts = _tell_sweep(record)
-    for part in parts:
-        console.print(part, markup=False, highlight=False)
+def tell_replay(record: RunRecord) -> Iterator[RenderableType]:
+    """The facts, tables and findings of a replay."""
+    if len(record.cases) == 1:
+        return _tell_case(record, record.cases[0])
+    return _tell_sweep(record)
 
 
 def _tell_case(record: RunRecord, case: Case) -> Iterator[RenderableType]:
@@ -64,10 +59,11 @@ def _tell_sweep(record: RunRecord) -> Iterator[RenderableType]:
     yield sweep_table(record.cases, axis_names(record.cases))
     yield ""
     yield from compare_rules(record.cases)
-    yield from (finding for finding in _findings(record) if finding.level != "note")
+    yield from (finding for finding in list_replay_findings(record) if finding.level != "note")
 
 
-def _findings(record: RunRecord) -> Iterator[Finding]:
+def list_replay_findings(record: RunRecord) -> Iterator[Finding]:
+    """Every case's findings; in a sweep each begins with what tells its case from the others."""
     for case in record.cases:
         prefix = f"{axis_text(case)}: " if case.axis else ""
         for finding in [*judge_status(case), *judge_replay(case)]:

@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.files import replacing
+from dsv4kv.files import write_named
 from dsv4kv.measure.profilers.classify import CATEGORIES, Category
 from dsv4kv.measure.profilers.names import shorten
 from dsv4kv.report.profile_record import Timeline
@@ -34,11 +34,7 @@ def write_timeline(timeline: Timeline, path: Path) -> None:
     """
     refuse_other_names([path])
     text = draw_svg(timeline, "One step") if path.suffix == ".svg" else chrome_trace(timeline)
-    try:
-        with replacing(path) as file:
-            file.write(text.encode())
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written ({error.strerror}).") from None
+    write_named(path, text, "--timeline")
 
 
 def refuse_other_names(paths: Iterable[Path]) -> None:

@@ -19,7 +19,7 @@ from dsv4kv.bench.calibrate import (
     save_calibration,
 )
 from dsv4kv.bench.fresh import Outcome, Task
-from dsv4kv.compare.floor import calibration_path, read_noise_floor
+from dsv4kv.compare.floor import calibration_path, read_noise_floors
 from dsv4kv.config.load import load_config
 from dsv4kv.errors import Dsv4kvError
 from dsv4kv.measure.protocol import Timing
@@ -179,9 +179,11 @@ def test_what_is_stored_is_what_compare_reads(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     calibration = calibrate(make_launches(0.02), make_launches(0.01), MEMCPY_GBPS)
     save_calibration(calibration, calibration_path())
-    assert read_noise_floor(calibration_path()) == calibration.noise_floor
-    in_turns = read_noise_floor(calibration_path(), in_turns=True)
-    assert in_turns == calibration.noise_floor_in_turns != calibration.noise_floor
+    floors = read_noise_floors(calibration_path())
+    assert floors is not None
+    assert floors.alone == calibration.noise_floor
+    assert floors.in_turns == calibration.noise_floor_in_turns != calibration.noise_floor
+    assert floors.is_of(calibration.machine["hostname_sha256"])
     stored = json.loads((tmp_path / "cache" / "dsv4kv" / "calibration.json").read_text())
     assert stored["medians_ns"] == calibration.medians_ns
     assert stored["launches"] == 2 * LAUNCHES

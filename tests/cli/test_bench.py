@@ -293,7 +293,7 @@ def test_json_that_cannot_be_written_is_told_and_the_record_kept(target: str) ->
     Path("folder").mkdir()
     Path("file").touch()
     result = books("--json", target)
-    assert result.exit_code == 7
+    assert result.exit_code == 2
     assert result.stderr.startswith(f"error: --json {target}: cannot be written (")
     (record,) = records()
     assert f"record: results/{record.run_id}.json" in result.stdout

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from dsv4kv.bench.fresh import Outcome, Task
 from dsv4kv.cli import app
-from dsv4kv.compare.floor import read_noise_floor
+from dsv4kv.compare.floor import read_noise_floors
 from dsv4kv.doctor.check import Check
 from tests.bench.test_calibrate import make_launches
 from tests.cli.test_shell import imported_by, run_python
@@ -99,11 +99,11 @@ def test_a_calibration_is_stored_and_summed_up(tmp_path: Path) -> None:
     result = run("--calibrate")
     assert result.exit_code == 0
     path = tmp_path / "dsv4kv" / "calibration.json"
-    floor = read_noise_floor(path)
-    assert floor is not None
+    floors = read_noise_floors(path)
+    assert floors is not None
+    floor, in_turns = floors.alone, floors.in_turns
     assert 0.005 < floor < 0.05
     last = told(result).splitlines()[-1]
-    in_turns = read_noise_floor(path, in_turns=True)
     assert in_turns
     assert last.startswith(
         f"calibrated: noise floor {floor * 100:.2f} %, {in_turns * 100:.2f} % in turns, over 2 "

@@ -190,5 +190,5 @@ def test_a_trace_without_ids_is_refused() -> None:
 
 
 def test_a_file_that_cannot_be_written_is_refused() -> None:
-    with pytest.raises(TraceError, match=r"no/where\.csv: cannot be written"):
+    with pytest.raises(ConfigError, match=r"--csv no/where\.csv: cannot be written"):
         run("builtin:chat", "--csv", "no/where.csv")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kv.compare.floor import calibration_path, find_floor, parse_floor, read_noise_floor
+from dsv4kv.compare.floor import calibration_path, find_floor, parse_floor, read_noise_floors
 from dsv4kv.compare.side import Side
 from dsv4kv.errors import ConfigError
 from dsv4kv.measure.environment import capture_environment
@@ -98,7 +98,7 @@ def test_a_calibration_does_not_speak_for_records_of_another_machine() -> None:
 def test_a_calibration_without_a_share_is_refused(value: object) -> None:
     calibrate(value)
     with pytest.raises(ConfigError, match="doctor --calibrate"):
-        read_noise_floor(calibration_path())
+        read_noise_floors(calibration_path())
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "{", "\x00"])
@@ -106,7 +106,7 @@ def test_a_damaged_calibration_is_refused_with_what_to_do(text: str) -> None:
     calibrate(0)
     calibration_path().write_text(text)
     with pytest.raises(ConfigError, match="or remove the file"):
-        read_noise_floor(calibration_path())
+        read_noise_floors(calibration_path())
 
 
 def test_a_calibration_of_another_machine_in_a_shared_home_does_not_count() -> None:

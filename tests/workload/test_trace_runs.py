@@ -14,7 +14,7 @@ from dsv4kv.workload.request import Request
 from dsv4kv.workload.traces import read_trace, write_oracle, write_trace
 from dsv4kv.workload.traces.collect import collect_paths, load_paths
 from dsv4kv.workload.traces.oracle import RECORD
-from dsv4kv.workload.traces.runs import IdRuns
+from dsv4kv.workload.traces.runs import GrowingRuns, IdRuns
 
 IDS = st.lists(
     st.tuples(st.integers(-(2**62), 2**62), st.integers(1, 6)).map(
@@ -47,15 +47,23 @@ def test_runs_are_as_few_as_can_be(numbers: list[int]) -> None:
 
 
 @given(IDS, st.data())
-def test_runs_cut_and_joined_are_the_numbers_in_as_few_runs(
-    numbers: list[int], data: st.DataObject
-) -> None:
+def test_the_first_of_runs_are_the_first_numbers(numbers: list[int], data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(numbers)))
-    head, tail = IdRuns.of(numbers).first(at), IdRuns.of(numbers[at:])
-    assert head == tuple(numbers[:at])
-    joined = head.joined(tail)
-    assert joined == tuple(numbers)
-    assert len(joined.starts) == len(IdRuns.of(numbers).starts)
+    assert IdRuns.of(numbers).first(at) == tuple(numbers[:at])
+
+
+@given(st.lists(IDS, max_size=6), st.data())
+def test_runs_that_are_cut_and_grow_are_the_numbers_in_as_few_runs(
+    lists: list[list[int]], data: st.DataObject
+) -> None:
+    growing, numbers = GrowingRuns(), list[int]()
+    for more in lists:
+        kept = data.draw(st.integers(0, len(numbers)))
+        growing.cut(kept)
+        growing.extend(more)
+        numbers = [*numbers[:kept], *more]
+        assert growing.runs() == tuple(numbers)
+        assert len(growing.runs().starts) == len(IdRuns.of(numbers).starts)
 
 
 @given(IDS, st.integers(-9, 9), st.integers(-9, 9))

@@ -47,16 +47,6 @@ class IdRuns(Sequence[int]):
         kept = counts > 0
         return IdRuns(self.starts[: whole + 1][kept], counts[kept])
 
-    def joined(self, more: "IdRuns") -> "IdRuns":
-        """These numbers and then others; a run that goes on in them stays one."""
-        both = len(self.starts) > 0 and len(more.starts) > 0
-        meet = int(both and self.starts[-1] + self.counts[-1] == more.starts[0])
-        starts = np.concatenate([self.starts, more.starts[meet:]])
-        counts = np.concatenate([self.counts, more.counts[meet:]])
-        if meet:
-            counts[len(self.starts) - 1] += more.counts[0]
-        return IdRuns(starts, counts)
-
     def moved(self, offset: int) -> "IdRuns":
         """All numbers, ``offset`` more."""
         return IdRuns(self.starts + offset, self.counts)
@@ -129,6 +119,41 @@ class IdRuns(Sequence[int]):
 
     def __repr__(self) -> str:
         return f"IdRuns({len(self):,} ids in {len(self.starts):,} runs)"
+
+
+class GrowingRuns:
+    """Numbers of one list after the other, of which each mostly begins as the one before."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._counts: list[int] = []
+        self._total = 0
+
+    def cut(self, count: int) -> None:
+        """Keep the first ``count`` numbers, of at least so many."""
+        gone, self._total = self._total - count, count
+        while gone and gone >= self._counts[-1]:
+            gone -= self._counts.pop()
+            self._starts.pop()
+        if gone:
+            self._counts[-1] -= gone
+
+    def extend(self, numbers: Sequence[int]) -> None:
+        """Append numbers, of 64 bits; a run that goes on in them stays one."""
+        starts, counts = self._starts, self._counts
+        following = starts[-1] + counts[-1] if starts else None
+        for number in numbers:
+            if number == following:
+                counts[-1] += 1
+            else:
+                starts.append(number)
+                counts.append(1)
+            following = number + 1
+        self._total += len(numbers)
+
+    def runs(self) -> IdRuns:
+        """The numbers as they are now."""
+        return IdRuns(np.array(self._starts, np.int64), np.array(self._counts, np.int64))
 
 
 def as_runs(ids: Sequence[int]) -> IdRuns:

@@ -8,7 +8,7 @@ import json
 import re
 from typing import Any
 
-from dsv4kv.workload.traces.runs import IdRuns
+from dsv4kv.workload.traces.runs import GrowingRuns, IdRuns
 
 _LIST = re.compile(r'(?<!\\)"hash_ids"\s*:\s*\[')
 ID_BOUND = 2**40
@@ -28,20 +28,19 @@ def lift_ids(text: str) -> tuple[str, list[IdRuns]]:
     kept: list[str] = []
     lists: list[IdRuns] = []
     at = 0
-    before, runs = "", IdRuns.of([])
+    before, growing = "", GrowingRuns()
     while match := _LIST.search(text, at):
         end = text.find("]", match.end())
         if end < 0:
             break
         body = text[match.end() : end]
-        found = _read_list(body, before, runs)
-        if found is None:
+        if not _read_list(body, before, growing):
             kept.append(text[at:end])
             at = end
             continue
-        before, runs = body, found
+        before = body
         kept += text[at : match.end() - 1], f'"{_MARK}{len(lists)}"'
-        lists.append(runs)
+        lists.append(growing.runs())
         at = end + 1
     return "".join([*kept, text[at:]]), lists
 
@@ -53,19 +52,20 @@ def lifted(value: Any, lists: list[IdRuns]) -> IdRuns | None:
     return None
 
 
-def _read_list(body: str, before: str, runs: IdRuns) -> IdRuns | None:
-    """Runs of a list, given those of another that may begin with the same text."""
+def _read_list(body: str, before: str, growing: GrowingRuns) -> bool:
+    """Turn the numbers of one list into those of another that may begin with the same text."""
     same = body.rfind(",", 0, _common_length(body, before)) + 1
     try:
         rest = json.loads(f"[{body[same:]}]")
-        if not set(map(type, rest)) <= {int} or (same and not rest):
-            return None
-        new = IdRuns.of(rest)
-    except (ValueError, OverflowError, RecursionError):
-        return None
-    if not new.lie_in(0, ID_BOUND):
-        return None
-    return runs.first(body.count(",", 0, same)).joined(new) if same else new
+    except (ValueError, RecursionError):
+        return False
+    if not set(map(type, rest)) <= {int} or (same and not rest):
+        return False
+    if rest and not 0 <= min(rest) <= max(rest) < ID_BOUND:
+        return False
+    growing.cut(body.count(",", 0, same))
+    growing.extend(rest)
+    return True
 
 
 def _common_length(one: str, other: str) -> int:

@@ -1,0 +1,53 @@
+"""What becomes of a run on the command line: a record that is kept and told, and an exit code."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from dsv4kv.report.record import RunRecord
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
+
+
+def keep_record(record: "RunRecord", folder: Path, json_: str | None, *, silent: bool) -> None:
+    """Save a record and print it; with ``silent`` only its problems, on standard error.
+
+    ``json_`` names a file that gets it, too; ``-`` is standard output.
+    """
+    from rich.console import Console
+
+    from dsv4kv.cli.console import open_console
+    from dsv4kv.files import write_named
+    from dsv4kv.report.render import render_record
+    from dsv4kv.report.store import dumps, save_record
+
+    saved = save_record(record, folder)
+    console = Console(stderr=True, soft_wrap=True) if silent else open_console()
+    render_record(record, console, quiet=silent)
+    if not silent:
+        typer.echo(f"record: {saved.path}")
+    if saved.problem:
+        typer.echo(f"warning: {saved.problem}", err=True)
+    if json_ == "-":
+        typer.echo(dumps(record), nl=False)
+    elif json_:
+        write_named(Path(json_), dumps(record), "--json")
+
+
+def end_run(record: "RunRecord") -> None:
+    """Leave with the exit code of the run's status, and its sentences where it failed."""
+    from dsv4kv.errors import VerificationError
+
+    problems = [case.error for case in record.cases if case.status == "failed" and case.error]
+    problems += [
+        f"launch {launch.launch} {launch.status.replace('_', ' ')}: {launch.error}"
+        for launch in record.launches
+        if launch.status in ("crashed", "timeout", "out_of_memory")
+    ]
+    if problems:
+        raise VerificationError("\n".join(problems))
+    if record.status == "incomplete":
+        raise typer.Exit(INTERRUPTED)

@@ -1,11 +1,13 @@
 """A file appears whole or not at all."""
 
+import re
 from io import BufferedWriter
 from pathlib import Path
 
 import pytest
 
-from dsv4kv.files import replacing
+from dsv4kv.errors import ConfigError
+from dsv4kv.files import replacing, write_named
 
 
 def names(folder: Path) -> list[str]:
@@ -76,3 +78,13 @@ def test_a_place_that_cannot_be_written_is_an_os_error(tmp_path: Path, target: s
 def test_a_path_without_a_file_name_is_an_os_error(target: str) -> None:
     with pytest.raises(OSError, match=r"directory|busy"), replacing(Path(target)) as file:
         file.write(b"x")
+
+
+def test_a_file_that_an_option_named_is_written_or_refused_with_the_option(tmp_path: Path) -> None:
+    write_named(tmp_path / "a.csv", "ä\n", "--csv")
+    assert (tmp_path / "a.csv").read_bytes() == "ä\n".encode()
+    target = tmp_path / "gone" / "a.csv"
+    sentence = f"--csv {target}: cannot be written (No such file or directory): name a file in a "
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        write_named(target, "", "--csv")
+    assert names(tmp_path) == ["a.csv"]

@@ -18,6 +18,7 @@ from dsv4kv.replay.cost import CostModel, Span
 from dsv4kv.replay.data.path import NO_DATA, DataPath
 from dsv4kv.replay.decoders import Decoders
 from dsv4kv.replay.limits import Limits
+from dsv4kv.replay.pauses import Pauses
 from dsv4kv.replay.served import Served
 
 _NUMBER = attrgetter("number")
@@ -43,7 +44,6 @@ class Scheduler:
         clock: Virtual time.
         decoders: Requests past their prompts.
         prefilling: Requests with prompt tokens to compute, oldest first.
-        paused: Requests that keep their blocks and do not run, oldest first.
         ledger: The blocks.
         prompts: What is reused.
         computed_tokens: Prompt tokens computed, those computed again included.
@@ -65,11 +65,16 @@ class Scheduler:
     ) -> None:
         self.clock, self.decoders, self.ledger, self.prompts = clock, decoders, ledger, prompts
         self.prefilling: list[Served] = []
-        self.paused: list[Served] = []
         self.computed_tokens = self.again_tokens = 0
         self._arrivals, self._limits, self._group = arrivals, limits, group
         self._cost, self._observer, self._data = cost, observer, data
         self._admission = Admission(ledger, prompts, group, defer=limits.defer)
+        self._pauses = Pauses(ledger, decoders, limits.paused_blocks, self._start_again)
+
+    @property
+    def paused(self) -> list[Served]:
+        """Requests that keep their blocks and do not run, oldest first."""
+        return self._pauses.paused
 
     @property
     def waiting(self) -> list[Served]:
@@ -94,9 +99,7 @@ class Scheduler:
     def turn(self) -> bool:
         """Do what comes next; False when nothing is left."""
         self._receive()
-        self._pause()
-        self._evict_paused()
-        self._resume()
+        self._pauses.settle()
         self._admit()
         chunks = self._choose_chunks()
         if chunks:
@@ -127,49 +130,6 @@ class Scheduler:
         if self._group.blocks_for(served.total_tokens) > self.ledger.total:
             return "longer than all blocks together"
         return self.prompts.refuses(served)
-
-    def _resume(self) -> None:
-        """Let paused requests go on, oldest first; none overtakes another."""
-        if not self.paused:
-            return
-        needed = int(self.decoders.lacking().sum())
-        while self.paused:
-            oldest = self.paused[0]
-            needed += self.decoders.lacks(oldest)
-            if needed > self.ledger.available:
-                return
-            self.decoders.add(self.paused.pop(0))
-
-    def _pause(self) -> None:
-        """Pause requests that cannot cross a block boundary, youngest first."""
-        if self.decoders.most_lacking() <= self.ledger.available:
-            return
-        lacking = self.decoders.lacking()
-        missing = int(lacking.sum()) - self.ledger.available
-        if missing <= 0:
-            return
-        places = sorted(
-            lacking.nonzero()[0].tolist(), key=lambda place: -self.decoders.members[place].number
-        )
-        chosen = []
-        for place in places:
-            if missing <= 0:
-                break
-            missing -= int(lacking[place])
-            chosen.append(place)
-        for served in self.decoders.remove(chosen):
-            served.pauses += 1
-            insort(self.paused, served, key=_NUMBER)
-
-    def _evict_paused(self) -> None:
-        """Let the youngest paused requests start again while they hold more than they may."""
-        held = sum(self._private(served) for served in self.paused)
-        while len(self.paused) > 1 and held > self._limits.paused_blocks:
-            held -= self._private(self.paused[-1])
-            self._start_again(self.paused.pop())
-
-    def _private(self, served: Served) -> int:
-        return served.blocks - served.committed * self.ledger.per_shared
 
     def _start_again(self, served: Served) -> None:
         self._let_go(served)
@@ -287,9 +247,7 @@ class Scheduler:
     def _wait(self) -> bool:
         """Nobody runs: let a paused request go on next, or wait for the next arrival."""
         if self.paused:
-            if self.decoders.lacks(self.paused[0]) > self.ledger.available:
-                assert len(self.paused) > 1, "a request does not fit although it is alone"
-                self._start_again(self.paused.pop())
+            self._pauses.make_room()
             return True
         assert not self.waiting, "a request waits although nobody is served"
         if self._arrivals.next_s == NEVER:

@@ -15,12 +15,13 @@ class PlainPauses:
         self.scheduler, self.group = replay.scheduler, replay.memory.group
         share = replay.config.scheduler.paused_share
         self.may_keep = int(replay.memory.num_blocks * share)
-        for name in ("pause", "evict_paused", "resume"):
+        for name in ("pause", "evict", "resume"):
             self.watch(f"_{name}", getattr(self, name))
 
     def watch(self, name: str, expect: Callable[[], set[int]]) -> None:
         """``expect`` gives the requests that are paused once the method is done."""
-        really = getattr(self.scheduler, name)
+        pauses = self.scheduler._pauses
+        really = getattr(pauses, name)
 
         def call() -> None:
             expected = expect() if self.something_may_happen() else set()
@@ -28,7 +29,7 @@ class PlainPauses:
             paused = [served.number for served in self.scheduler.paused]
             assert paused == sorted(expected)
 
-        setattr(self.scheduler, name, call)
+        setattr(pauses, name, call)
 
     def something_may_happen(self) -> bool:
         """Whether any is paused, or may be: a window is shorter than a block."""
@@ -62,7 +63,7 @@ class PlainPauses:
                 lacking[number] = 0
         return paused
 
-    def evict_paused(self) -> set[int]:
+    def evict(self) -> set[int]:
         """The youngest start again while the paused hold more than they may, but for one."""
         per_shared = self.scheduler.ledger.per_shared
         held = {s.number: s.blocks - s.committed * per_shared for s in self.scheduler.paused}

@@ -8,7 +8,7 @@ holds both sides counts references.
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from numpy.typing import NDArray
 
@@ -54,8 +54,7 @@ class Lease:
         self.moment = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Insertion:
+class Insertion(NamedTuple):
     """What ``insert`` or ``extend`` found and did.
 
     Attributes:

@@ -105,11 +105,10 @@ class Keeper:
                 f"{count} are to be evicted and {self.evictable} of {self.held} cached may be: "
                 "release a request first. Nothing was changed."
             )
-        parts = [NO_IDS]
-        before = self.held
-        while (missing := count - (before - self.held)) > 0:
+        parts, last = list[Ids](), self.held - count
+        while (missing := self.held - last) > 0:
             parts.append(self._evict_from(self._policy.choose(), missing))
-        return np.concatenate(parts)
+        return np.concatenate(parts) if parts else NO_IDS
 
     def _evict_from(self, run: Run, count: int) -> Ids:
         """Evict at most ``count`` values from the end of one run."""

@@ -224,10 +224,12 @@ class PrefixStore:
 
 
 def as_chain(keys: Keys, dtype: type, what: str) -> NDArray[Any]:
-    """Check that keys are whole numbers in one row, and return them contiguous as ``dtype``."""
+    """Check that keys are whole numbers in one row, and return them as ``dtype``."""
+    if isinstance(keys, np.ndarray) and keys.dtype == dtype and keys.ndim == 1:
+        return keys
     array = np.asarray(keys)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise ConfigError(
             f"{what} must be one row of whole numbers, not {array.dtype} of shape {array.shape}."
         )
-    return np.ascontiguousarray(array, dtype=dtype)
+    return array.astype(dtype)

@@ -4,6 +4,9 @@ The sentence says what was given, what is allowed, and what to do. Exit code 1 i
 verdicts (``compare``) and 2 is also what the command line uses for wrong arguments.
 """
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
+
 
 class Dsv4kvError(Exception):
     """Base of all errors shown to the user as a sentence, without a traceback."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 import dsv4kv
-from dsv4kv.errors import RecordError
+from dsv4kv.errors import INTERRUPTED, RecordError
 from dsv4kv.measure.turns import VARIABLE, Ring
 from dsv4kv.report.record import RunRecord
 from dsv4kv.report.store import load_record
@@ -26,7 +26,6 @@ from dsv4kv.report.store import load_record
 OWN_TREE = Path(dsv4kv.__file__).resolve().parents[1]
 
 _GRACE_S = 60.0  # for an interrupted process to save what it has
-_INTERRUPTED = 130
 _STOPPED = "stopped before anything was measured"
 _NO_MEMORY = ("out of memory", "MemoryError", "not enough memory", "can't allocate memory")
 
@@ -214,7 +213,7 @@ def _classify(code: int, told: str) -> tuple[Status, str | None]:
     """Status and reason of a process that left no record, by its exit code and last words."""
     lines = [line.strip() for line in told.splitlines() if line.strip()]
     last = lines[-1] if lines else "no word of why"
-    if code == _INTERRUPTED:
+    if code == INTERRUPTED:
         return "incomplete", _STOPPED
     if code == -signal.SIGKILL:
         return "out_of_memory", "killed by SIGKILL, as systems do where memory runs out"

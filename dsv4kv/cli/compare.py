@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from dsv4kv.cli import compare_options as options
-from dsv4kv.cli.records import INTERRUPTED
+from dsv4kv.errors import INTERRUPTED
 
 if TYPE_CHECKING:
     from dsv4kv.compare.ab import Duel

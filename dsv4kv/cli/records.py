@@ -5,11 +5,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from dsv4kv.errors import INTERRUPTED, VerificationError
+
 if TYPE_CHECKING:
     from dsv4kv.report.record import RunRecord
-
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells have it."""
 
 
 def keep_record(record: "RunRecord", folder: Path, json_: str | None, *, silent: bool) -> None:
@@ -39,8 +38,6 @@ def keep_record(record: "RunRecord", folder: Path, json_: str | None, *, silent:
 
 def end_run(record: "RunRecord") -> None:
     """Leave with the exit code of the run's status, and its sentences where it failed."""
-    from dsv4kv.errors import VerificationError
-
     problems = [case.error for case in record.cases if case.status == "failed" and case.error]
     problems += [
         f"launch {launch.launch} {launch.status.replace('_', ' ')}: {launch.error}"

@@ -5,7 +5,7 @@ import numpy as np
 from dsv4kv.errors import ConfigError
 from dsv4kv.prefix.hashing import Digests
 from dsv4kv.prefix.index import Keys
-from dsv4kv.prefix.layout import WholeBlocks
+from dsv4kv.prefix.layout import Blocks
 from dsv4kv.prefix.policies import make_policy
 from dsv4kv.prefix.policies.contract import Policy
 from dsv4kv.prefix.run import Ids
@@ -22,7 +22,7 @@ class BlockHashIndex(PrefixStore):
     def __init__(self, policy: Policy | None = None, *, digests: bool = False) -> None:
         """``policy`` None is LRU; ``digests`` says that keys are ``Digests``, not ids."""
         key_bytes = Digests.KEY_BYTES if digests else 8
-        super().__init__(policy or make_policy("lru"), WholeBlocks(), key_bytes, chained=True)
+        super().__init__(policy or make_policy("lru"), Blocks(1), key_bytes, chained=True)
         self._digests = digests
 
     def encode(self, keys: Keys) -> tuple[bytes, Ids | None]:

@@ -1,7 +1,5 @@
 """A tree of runs and its policy: what is held, what may go, what goes."""
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from dsv4kv.errors import OutOfBlocks
@@ -37,6 +35,11 @@ class Keeper:
         """Values that may be evicted."""
         return self.held - self.pinned
 
+    @property
+    def blockwise(self) -> bool:
+        """Whether nothing depends on how many calls store or evict what one could."""
+        return self._policy.blockwise
+
     def part(self, run: Run, inside: int) -> Run:
         """Return the run that ends after the first ``inside`` keys of a run."""
         if inside == run.length:
@@ -65,7 +68,7 @@ class Keeper:
             key = data[begin:end]
             self._policy.missed(key if self._chained else hash((data[:begin], key)))
 
-    def hold(self, path: Iterable[Run]) -> None:
+    def hold(self, path: list[Run]) -> None:
         """Keep runs from being evicted."""
         for run in path:
             if not run.pins:

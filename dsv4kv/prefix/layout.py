@@ -42,7 +42,7 @@ class Blocks:
     """
 
     def __init__(self, block_keys: int) -> None:
-        """``block_keys`` is at least 1; ``WholeBlocks`` says the same of 1 sooner."""
+        """``block_keys`` is 1 where keys are blocks already."""
         self.block_keys = block_keys
 
     def head(self, values: Ids, start: int, at: int) -> Ids:
@@ -75,7 +75,7 @@ class Blocks:
 
     def count(self, run: Run) -> int:
         """Blocks of the run, less one that the run above holds too."""
-        return len(run.values) - self._shares(run)
+        return len(run.values) - (self.block_keys > 1 and self._shares(run))
 
     def cut(self, run: Run, count: int) -> int:
         """Key at which the last ``count`` blocks begin; the run's start where that is all."""
@@ -87,7 +87,7 @@ class Blocks:
         """Blocks that nothing above ``at`` holds."""
         if at > run.start:
             return self.tail(run.values, run.start, at)
-        return run.values[self._shares(run) :]
+        return run.values[self.block_keys > 1 and self._shares(run) :]
 
     def _shares(self, run: Run) -> bool:
         above = run.parent
@@ -98,44 +98,6 @@ class Blocks:
             and len(run.values)
             and above.values[-1] == run.values[0]
         )
-
-
-class WholeBlocks:
-    """Every key is a block, and every value is one: ``Blocks(1)``, with less to work out."""
-
-    def head(self, values: Ids, start: int, at: int) -> Ids:
-        """Blocks of the keys before ``at``."""
-        return values[: at - start]
-
-    def tail(self, values: Ids, start: int, at: int) -> Ids:
-        """Blocks of the keys from ``at`` on."""
-        return values[at - start :]
-
-    def join(self, path: Sequence[Run], depth: int) -> Ids:
-        """Blocks of the first ``depth`` keys."""
-        if not path:
-            return NO_IDS
-        last = path[-1]
-        end = last.values[: depth - last.start]
-        if len(path) == 1:
-            return end.copy()
-        return np.concatenate([*(run.values for run in path[:-1]), end])
-
-    def first_key(self, num_keys: int, num_values: int) -> int:
-        """The key ``num_values`` before the end; −1 where there are not so many."""
-        return max(num_keys - num_values, -1)
-
-    def count(self, run: Run) -> int:
-        """Blocks of the run."""
-        return run.length
-
-    def cut(self, run: Run, count: int) -> int:
-        """The key ``count`` before the end; the run's start where it has no more."""
-        return max(run.end - count, run.start)
-
-    def owned(self, run: Run, at: int) -> Ids:
-        """Blocks of the keys from ``at`` on."""
-        return run.values[at - run.start :]
 
 
 class Rows:

@@ -40,7 +40,6 @@ class PrefixStore:
             key_bytes: Bytes of one key.
             chained: Whether a key stands for its history too.
         """
-        self._policy = policy
         self._keeper = Keeper(policy, layout, key_bytes, chained)
         self._key_bytes = key_bytes
         self._lock = RLock()
@@ -59,7 +58,7 @@ class PrefixStore:
     @property
     def blockwise(self) -> bool:
         """Whether nothing depends on how many calls store or evict what one could."""
-        return self._policy.blockwise
+        return self._keeper.blockwise
 
     def encode(self, keys: Keys) -> tuple[bytes, Ids | None]:
         """Bytes of the keys, and their guards if there are any; ``ConfigError`` if unusable."""
@@ -67,18 +66,14 @@ class PrefixStore:
 
     def match(self, keys: Keys) -> Match:
         """Look the longest cached prefix up; changes nothing, counts nothing."""
-        data, guards = self.encode(keys)
         with self._lock:
-            run, inside = self._walk(self._keeper.tree.root, data, guards)[1:]
-            length = run.start + inside
+            run, length = self._find(keys)
             return Match(length, self._keeper.layout.join(path_to(run), length))
 
     def match_length(self, keys: Keys) -> int:
         """The length of that prefix alone."""
-        data, guards = self.encode(keys)
         with self._lock:
-            run, inside = self._walk(self._keeper.tree.root, data, guards)[1:]
-            return run.start + inside
+            return self._find(keys)[1]
 
     def pin(self, keys: Keys) -> Lease:
         """Use the longest cached prefix: it is kept until the lease is released."""
@@ -174,6 +169,11 @@ class PrefixStore:
             return Insertion(present, present, NO_IDS), run
         run = keeper.store(run, keys, new.values, new.guards)
         return Insertion(present, run.end, keeper.layout.owned(run, run.start)), run
+
+    def _find(self, keys: Keys) -> tuple[Run, int]:
+        """The last run that a chain enters, and how many of its keys are cached."""
+        _, run, inside = self._walk(self._keeper.tree.root, *self.encode(keys))
+        return run, run.start + inside
 
     def _enter(self, above: Run, keys: Keys, values: Ids) -> tuple[Run, New]:
         """Follow a chain that goes on behind a run: where it leads, and what is new of it."""

@@ -1,15 +1,11 @@
 """Requests that wait for a slot: who may begin, who waits for another one's prefix."""
 
-from bisect import insort
 from collections.abc import Sequence
-from operator import attrgetter
 
 from dsv4kv.model.sharing import TableGroup
 from dsv4kv.replay.contract import Ledger, Prompts
 from dsv4kv.replay.decoders import Decoders
-from dsv4kv.replay.served import Served
-
-_NUMBER = attrgetter("number")
+from dsv4kv.replay.served import Served, insert_by_age
 
 
 class Admission:
@@ -30,7 +26,7 @@ class Admission:
 
     def add(self, served: Served) -> None:
         """Queue a request at the place of its age."""
-        insort(self.waiting, served, key=_NUMBER)
+        insert_by_age(self.waiting, served)
 
     def take(self, prefilling: Sequence[Served], decoders: Decoders) -> Served | None:
         """Take the oldest request out that can begin; None if none can.

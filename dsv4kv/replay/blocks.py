@@ -1,7 +1,5 @@
 """Blocks as a ledger: free, held by one request, held by the prefix index."""
 
-import numpy as np
-
 from dsv4kv.errors import OutOfBlocks
 from dsv4kv.prefix.index import PrefixIndex
 from dsv4kv.replay.checkpoints import CheckpointStore
@@ -83,6 +81,6 @@ class BlockLedger:
         batches = -(-missing // (self._batch * self.per_shared)) if index.blockwise else 1
         gone = index.evict(min(batches * self._batch, index.evictable))
         self.evicted += len(gone)
-        keys = np.asarray(gone).tolist()
+        keys = gone.tolist()
         self._marks.drop(keys)
         self._data.forget(keys)

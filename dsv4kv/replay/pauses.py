@@ -1,14 +1,10 @@
 """Decoding requests that lack blocks: who is paused, who goes on, who has to start again."""
 
-from bisect import insort
 from collections.abc import Callable
-from operator import attrgetter
 
 from dsv4kv.replay.contract import Ledger
 from dsv4kv.replay.decoders import Decoders
-from dsv4kv.replay.served import Served
-
-_NUMBER = attrgetter("number")
+from dsv4kv.replay.served import Served, insert_by_age
 
 
 class Pauses:
@@ -69,7 +65,7 @@ class Pauses:
             chosen.append(place)
         for served in decoders.remove(chosen):
             served.pauses += 1
-            insort(self.paused, served, key=_NUMBER)
+            insert_by_age(self.paused, served)
 
     def _evict(self) -> None:
         """Let the youngest start again while all hold more than they may."""

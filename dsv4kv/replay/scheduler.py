@@ -5,8 +5,6 @@ request comes or may end, a prompt is nearly computed, or blocks run out. Older 
 everywhere.
 """
 
-from bisect import insort
-from operator import attrgetter
 from typing import Protocol
 
 from dsv4kv.model.sharing import TableGroup
@@ -19,9 +17,7 @@ from dsv4kv.replay.data.path import NO_DATA, DataPath
 from dsv4kv.replay.decoders import Decoders
 from dsv4kv.replay.limits import Limits
 from dsv4kv.replay.pauses import Pauses
-from dsv4kv.replay.served import Served
-
-_NUMBER = attrgetter("number")
+from dsv4kv.replay.served import Served, insert_by_age
 
 
 class Observer(Protocol):
@@ -162,7 +158,7 @@ class Scheduler:
         self._copy(moved_bytes)
         served.admitted_s = now_s if admitted_s is None else admitted_s
         self.again_tokens += max(0, served.reached - served.position)
-        insort(self.prefilling, served, key=_NUMBER)
+        insert_by_age(self.prefilling, served)
 
     # ---- what they do ---------------------------------------------------------------------------
 

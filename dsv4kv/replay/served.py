@@ -1,10 +1,14 @@
 """A request on its way through the replay."""
 
+from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from dsv4kv.prefix.index import Lease
 from dsv4kv.prefix.run import Ids
+
+_NUMBER = attrgetter("number")
 
 
 @dataclass(slots=True, eq=False)
@@ -76,3 +80,8 @@ class Served:
     def total_tokens(self) -> int:
         """Tokens in the cache at its end: the last token is only returned."""
         return self.input_tokens + max(0, self.output_tokens - 1)
+
+
+def insert_by_age(queue: list[Served], served: Served) -> None:
+    """Put a request in its place where the oldest is first."""
+    insort(queue, served, key=_NUMBER)

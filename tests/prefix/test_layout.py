@@ -1,10 +1,10 @@
-"""Where every key is a block, both layouts of blocks say the same."""
+"""Blocks of a path of runs where every key is a block, and that what is given away is a copy."""
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.prefix.layout import Blocks, WholeBlocks
+from dsv4kv.prefix.layout import Blocks
 from dsv4kv.prefix.run import NO_IDS, Run
 
 
@@ -19,27 +19,24 @@ def path_of(lengths: list[int]) -> list[Run]:
 
 
 @given(st.lists(st.integers(1, 6), max_size=5), st.data())
-def test_whole_blocks_are_blocks_of_one_key(lengths: list[int], data: st.DataObject) -> None:
-    path, plain, whole = path_of(lengths), Blocks(1), WholeBlocks()
+def test_blocks_of_one_key_are_the_keys(lengths: list[int], data: st.DataObject) -> None:
+    path, blocks = path_of(lengths), Blocks(1)
     first = path[-1].start if path else 0
     depth = data.draw(st.integers(first + bool(path), sum(lengths)))
-    assert whole.join(path, depth).tolist() == plain.join(path, depth).tolist()
-    assert whole.join(path, depth).tolist() == list(range(depth))
+    assert blocks.join(path, depth).tolist() == list(range(depth))
     given_values = data.draw(st.integers(0, depth + 3))
-    assert whole.first_key(depth, given_values) == plain.first_key(depth, given_values)
+    assert blocks.first_key(depth, given_values) == max(depth - given_values, -1)
     for run in path:
         at, count = data.draw(st.integers(run.start, run.end)), data.draw(st.integers(0, 9))
-        assert whole.count(run) == plain.count(run) == run.length
-        assert whole.cut(run, count) == plain.cut(run, count)
-        for name in ("head", "tail"):
-            ours, theirs = getattr(whole, name), getattr(plain, name)
-            expected = theirs(run.values, run.start, at).tolist()
-            assert ours(run.values, run.start, at).tolist() == expected
-        assert whole.owned(run, at).tolist() == plain.owned(run, at).tolist()
+        assert blocks.count(run) == run.length
+        assert blocks.cut(run, count) == max(run.end - count, run.start)
+        assert blocks.head(run.values, run.start, at).tolist() == list(range(run.start, at))
+        assert blocks.tail(run.values, run.start, at).tolist() == list(range(at, run.end))
+        assert blocks.owned(run, at).tolist() == list(range(at, run.end))
 
 
 def test_what_a_lease_was_given_stays_when_the_run_is_cut() -> None:
-    for layout in (Blocks(1), WholeBlocks(), Blocks(2)):
+    for layout in (Blocks(1), Blocks(2)):
         (run,) = path_of([4])
         joined = layout.join([run], 4)
         run.values[:] = 0

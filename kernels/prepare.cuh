@@ -156,7 +156,7 @@ __device__ __forceinline__ void take(const Batch& batch, const Table& table, i64
 
 // What prepare_blocks would say to a step: status[1] takes it, with what `others` says (null:
 // nothing). Where tables change together, all are judged before any changes.
-DSV_KERNEL void __launch_bounds__(kRequests)
+DSV_KERNEL void __launch_bounds__(kRequests, 1)
     judge_blocks(int* cells, i64* held, int* free, i64* num_free, u32* status, const u32* others,
                  const i64* slots, const i64* tokens, int count) {
     __shared__ Batch batch;
@@ -170,7 +170,7 @@ DSV_KERNEL void __launch_bounds__(kRequests)
 // A batch that cannot be, does not fit, or that `others` refuses (null: nobody) changes nothing
 // but status: status[1] is why this step was refused, or 0; status[0] collects all reasons until
 // the host clears it.
-DSV_KERNEL void __launch_bounds__(kRequests)
+DSV_KERNEL void __launch_bounds__(kRequests, 1)
     prepare_blocks(int* cells, i64* held, int* free, i64* num_free, u32* status,
                    const u32* others, const i64* slots, const i64* tokens, int count) {
     __shared__ Batch batch;

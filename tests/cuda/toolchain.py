@@ -35,6 +35,9 @@ needs_bindings = pytest.mark.skipif(not _has_bindings(), reason="cuda-bindings i
 needs_nvrtc = pytest.mark.skipif(
     not _has_nvrtc(), reason="cuda-bindings or nvidia-cuda-nvrtc is not installed"
 )
+needs_disassembler = pytest.mark.skipif(
+    not _has_tools(), reason="nvidia-cuda-cuobjdump or -nvdisasm is not installed"
+)
 needs_tools = pytest.mark.skipif(
     not (_has_nvrtc() and _has_tools()),
     reason="cuda-bindings, nvidia-cuda-nvrtc, -cuobjdump or -nvdisasm is not installed",

@@ -103,7 +103,8 @@ class SchedulerSection(Section):
     max_requests: Positive = 256
     """Requests that hold a slot at once, paused ones included."""
     paused_share: Share = 0.2
-    """Part of the blocks that paused requests may keep; the youngest beyond it start again."""
+    """Part of the blocks that paused requests may keep; of those beyond it the youngest start
+    again. An engine's prefix.rule pauses nobody: it preempts."""
     speculative: Speculative = Speculative()
     """Speculative decoding."""
 

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from dsv4kv.model.sharing import TableGroup
 from dsv4kv.replay.contract import Ledger, Prompts
 from dsv4kv.replay.decoders import Decoders
-from dsv4kv.replay.served import Served, insert_by_age
+from dsv4kv.replay.served import Served
 
 
 class Admission:
-    """The queue, oldest first; one that waits for a prefix lets others pass.
+    """The queue; one that waits for a prefix lets others pass.
 
     Attributes:
-        waiting: Requests in it.
+        waiting: Requests in it, the next one first.
         deferrals: Requests that ever waited for another one's prefix.
     """
 
@@ -25,8 +25,8 @@ class Admission:
         self._stuck_at = -1  # ledger.freed when a request last had to wait for blocks
 
     def add(self, served: Served) -> None:
-        """Queue a request at the place of its age."""
-        insert_by_age(self.waiting, served)
+        """Queue a request behind all others."""
+        self.waiting.append(served)
 
     def take(self, prefilling: Sequence[Served], decoders: Decoders) -> Served | None:
         """Take the oldest request out that can begin; None if none can.

@@ -137,6 +137,7 @@ def build_replay(
     limits = Limits(
         step_tokens=scheduling.step_tokens,
         max_requests=scheduling.max_requests,
+        rule=config.prefix.rule,
         paused_blocks=int(memory.num_blocks * scheduling.paused_share),
         max_context_tokens=memory.max_context_tokens,
         defer=config.prefix.defer,

@@ -10,7 +10,8 @@ class Limits:
     Attributes:
         step_tokens: Token budget of a step.
         max_requests: Requests that hold a slot.
-        paused_blocks: Blocks that paused requests may keep.
+        rule: ``prefix.rule``: by whose rule requests are preempted.
+        paused_blocks: Blocks that paused requests may keep, by the toolkit's own.
         max_context_tokens: Longest request.
         defer: Let a request wait while another computes its prefix.
         longest_stretch: Most steps of a turn; None as many as nothing happens in.
@@ -18,6 +19,7 @@ class Limits:
 
     step_tokens: int
     max_requests: int
+    rule: str
     paused_blocks: int
     max_context_tokens: int
     defer: bool

@@ -1,9 +1,8 @@
 """Decoding requests that lack blocks: who is paused, who goes on, who has to start again."""
 
-from collections.abc import Callable
+from itertools import accumulate, takewhile
 
-from dsv4kv.replay.contract import Ledger
-from dsv4kv.replay.decoders import Decoders
+from dsv4kv.replay.batch import Batch
 from dsv4kv.replay.served import Served, insert_by_age
 
 
@@ -14,24 +13,13 @@ class Pauses:
         paused: Requests that keep their blocks and do not run, oldest first.
     """
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        decoders: Decoders,
-        most_blocks: int,
-        start_again: Callable[[Served], None],
-    ) -> None:
-        """Watch over the requests that decode.
+    preempted = False
 
-        Args:
-            ledger: The blocks.
-            decoders: Who needs more of them.
-            most_blocks: Blocks that paused requests may keep for themselves.
-            start_again: Takes everything from a request and lets it wait.
-        """
+    def __init__(self, batch: Batch, most_blocks: int) -> None:
+        """``most_blocks``: what paused requests may keep for themselves."""
         self.paused: list[Served] = []
-        self._ledger, self._decoders = ledger, decoders
-        self._most_blocks, self._start_again = most_blocks, start_again
+        self._batch, self._most_blocks = batch, most_blocks
+        self._ledger, self._decoders = batch.ledger, batch.decoders
 
     def settle(self) -> None:
         """Before a step: pause whom blocks do not suffice for, let others go on."""
@@ -43,7 +31,7 @@ class Pauses:
         """Nobody runs: the oldest paused request must be able to go on next."""
         if self._decoders.lacks(self.paused[0]) > self._ledger.available:
             assert len(self.paused) > 1, "a request does not fit although it is alone"
-            self._start_again(self.paused.pop())
+            self._start_again()
 
     def _pause(self) -> None:
         """Pause requests that cannot cross a block boundary, youngest first."""
@@ -68,23 +56,38 @@ class Pauses:
             insert_by_age(self.paused, served)
 
     def _evict(self) -> None:
-        """Let the youngest start again while all hold more than they may."""
-        held = sum(map(self._private, self.paused))
-        while len(self.paused) > 1 and held > self._most_blocks:
-            held -= self._private(self.paused[-1])
-            self._start_again(self.paused.pop())
+        """Let the youngest start again, no more than it takes.
+
+        What they give back lets the oldest go on; those that still cannot keep to what they may.
+        """
+        while self.paused and self._staying_blocks() > self._most_blocks:
+            self._start_again()
+
+    def _staying_blocks(self) -> int:
+        """Blocks that those hold for themselves who could not go on now."""
+        return sum(map(self._private, self.paused[self._able() :]))
+
+    def _start_again(self) -> None:
+        """Take everything from the youngest; it waits at the place of its age."""
+        served = self.paused.pop()
+        self._batch.let_go(served)
+        insert_by_age(self._batch.waiting, served)
 
     def _private(self, served: Served) -> int:
         """Blocks that a request holds for itself."""
         return served.blocks - served.committed * self._ledger.per_shared
 
     def _resume(self) -> None:
-        """Let requests go on, oldest first; none overtakes another."""
+        """Let requests go on."""
+        able = self._able()
+        for served in self.paused[:able]:
+            self._decoders.add(served)
+        del self.paused[:able]
+
+    def _able(self) -> int:
+        """How many can go on beside those that run: the oldest, none overtakes another."""
         if not self.paused:
-            return
-        needed = int(self._decoders.lacking().sum())
-        while self.paused:
-            needed += self._decoders.lacks(self.paused[0])
-            if needed > self._ledger.available:
-                return
-            self._decoders.add(self.paused.pop(0))
+            return 0
+        left = self._ledger.available - int(self._decoders.lacking().sum())
+        needed = accumulate(map(self._decoders.lacks, self.paused))
+        return sum(1 for _ in takewhile(lambda blocks: blocks <= left, needed))

@@ -10,13 +10,14 @@ from typing import Protocol
 from dsv4kv.model.sharing import TableGroup
 from dsv4kv.replay.admission import Admission
 from dsv4kv.replay.arrivals import NEVER, Arrivals
+from dsv4kv.replay.batch import Batch
 from dsv4kv.replay.clock import VirtualClock, Work
 from dsv4kv.replay.contract import Ledger, Prompts
 from dsv4kv.replay.cost import CostModel, Span
 from dsv4kv.replay.data.path import NO_DATA, DataPath
 from dsv4kv.replay.decoders import Decoders
 from dsv4kv.replay.limits import Limits
-from dsv4kv.replay.pauses import Pauses
+from dsv4kv.replay.preemption import open_preemption
 from dsv4kv.replay.served import Served, insert_by_age
 
 
@@ -65,12 +66,14 @@ class Scheduler:
         self._arrivals, self._limits, self._group = arrivals, limits, group
         self._cost, self._observer, self._data = cost, observer, data
         self._admission = Admission(ledger, prompts, group, defer=limits.defer)
-        self._pauses = Pauses(ledger, decoders, limits.paused_blocks, self._start_again)
+        batch = Batch(ledger, decoders, self.prefilling, self.waiting, self._start_again)
+        self._preemption = open_preemption(limits.rule, batch, limits.paused_blocks)
+        self._admitted = 0
 
     @property
     def paused(self) -> list[Served]:
         """Requests that keep their blocks and do not run, oldest first."""
-        return self._pauses.paused
+        return self._preemption.paused
 
     @property
     def waiting(self) -> list[Served]:
@@ -95,7 +98,7 @@ class Scheduler:
     def turn(self) -> bool:
         """Do what comes next; False when nothing is left."""
         self._receive()
-        self._pauses.settle()
+        self._preemption.settle()
         self._admit()
         chunks = self._choose_chunks()
         if chunks:
@@ -107,6 +110,11 @@ class Scheduler:
         self._observer.stepped(self)
         self._finish(self.decoders.remove_done())
         return True
+
+    @property
+    def _longest_stretch(self) -> int | None:
+        """Most steps of a turn: one where nobody was admitted only for this step."""
+        return 1 if self._preemption.preempted else self._limits.longest_stretch
 
     # ---- who runs -------------------------------------------------------------------------------
 
@@ -132,11 +140,10 @@ class Scheduler:
         served.evictions += 1
         served.position = 0
         served.prompt_tokens = served.input_tokens + served.generated
-        self._admission.add(served)
 
     def _admit(self) -> None:
-        """Give slots to waiting requests, unless a paused one needs the blocks."""
-        if self.paused:
+        """Give slots to waiting requests, unless others need the blocks."""
+        if self.paused or self._preemption.preempted:
             return
         budget = self._limits.step_tokens - self.decoders.tokens_per_step
         budget -= sum(served.prompt_tokens - served.position for served in self.prefilling)
@@ -157,6 +164,8 @@ class Scheduler:
         self._data.begin(served)
         self._copy(moved_bytes)
         served.admitted_s = now_s if admitted_s is None else admitted_s
+        served.place = self._admitted
+        self._admitted += 1
         self.again_tokens += max(0, served.reached - served.position)
         insert_by_age(self.prefilling, served)
 
@@ -204,7 +213,7 @@ class Scheduler:
             return 1
         served, (before, after) = chunks[0]
         most = max(1, (served.prompt_tokens - before - 1) // (after - before))
-        most = min(most, self._limits.longest_stretch or most)
+        most = min(most, self._longest_stretch or most)
         return self.decoders.quiet_steps(most, self.prompts.spare)
 
     def _compute(self, served: Served, position: int) -> None:
@@ -234,7 +243,7 @@ class Scheduler:
             self.ledger.available,
             self.clock,
             self._arrivals.next_s,
-            self._limits.longest_stretch,
+            self._longest_stretch,
         )
         self.ledger.take(self.decoders.advance(steps))
         self._data.decode(self.decoders)
@@ -243,7 +252,7 @@ class Scheduler:
     def _wait(self) -> bool:
         """Nobody runs: let a paused request go on next, or wait for the next arrival."""
         if self.paused:
-            self._pauses.make_room()
+            self._preemption.make_room()
             return True
         assert not self.waiting, "a request waits although nobody is served"
         if self._arrivals.next_s == NEVER:

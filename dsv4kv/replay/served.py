@@ -39,6 +39,7 @@ class Served:
         admitted_s: When it was first admitted.
         first_token_s: When its prompt ended.
         finished_s: When it ended.
+        place: How many had been admitted before it was, the last time.
         pauses: How often it was paused.
         evictions: How often it had to start again.
     """
@@ -65,6 +66,7 @@ class Served:
     admitted_s: float | None = None
     first_token_s: float | None = None
     finished_s: float | None = None
+    place: int = 0
     pauses: int = 0
     evictions: int = 0
     _keys: Ids | None = None

@@ -20,7 +20,7 @@ class PlainPauses:
 
     def watch(self, name: str, expect: Callable[[], set[int]]) -> None:
         """``expect`` gives the requests that are paused once the method is done."""
-        pauses = self.scheduler._pauses
+        pauses = self.scheduler._preemption
         really = getattr(pauses, name)
 
         def call() -> None:
@@ -64,20 +64,40 @@ class PlainPauses:
         return paused
 
     def evict(self) -> set[int]:
-        """The youngest start again while the paused hold more than they may, but for one."""
-        per_shared = self.scheduler.ledger.per_shared
-        held = {s.number: s.blocks - s.committed * per_shared for s in self.scheduler.paused}
-        while len(held) > 1 and sum(held.values()) > self.may_keep:
-            del held[max(held)]
-        return set(held)
+        """The fewest of the youngest start again for whom the others keep to what they may."""
+        oldest_first = self.scheduler.paused
+        for staying in range(len(oldest_first), 0, -1):
+            kept, gone = oldest_first[:staying], oldest_first[staying:]
+            able = self.able(kept, self.scheduler.ledger.available + self.released(gone))
+            if sum(map(self.private, kept[able:])) <= self.may_keep:
+                return {served.number for served in kept}
+        return set()
+
+    def private(self, served: Served) -> int:
+        """Blocks that nobody else can have."""
+        return served.blocks - served.committed * self.scheduler.ledger.per_shared
+
+    def released(self, gone: list[Served]) -> int:
+        """Blocks that can be had once these hold nothing: shared ones only if nobody else does."""
+        used = {
+            key
+            for served in everyone(self.scheduler)
+            if served not in gone
+            for key in served.keys[: served.committed].tolist()
+        }
+        theirs = {key for served in gone for key in served.keys[: served.committed].tolist()}
+        return sum(map(self.private, gone)) + len(theirs - used) * self.scheduler.ledger.per_shared
+
+    def able(self, paused: list[Served], available: int) -> int:
+        """How many of the oldest can go on while the blocks of all that run can be had."""
+        needed = sum(self.decoding().values())
+        for count, served in enumerate(paused):
+            needed += self.lacks(served, served.output_tokens - served.generated)
+            if needed > available:
+                return count
+        return len(paused)
 
     def resume(self) -> set[int]:
-        """The oldest go on while their blocks and those of all that run can be had."""
-        left = {s.number: s for s in self.scheduler.paused}
-        needed = sum(self.decoding().values())
-        for number, served in sorted(left.items()):
-            needed += self.lacks(served, served.output_tokens - served.generated)
-            if needed > self.scheduler.ledger.available:
-                break
-            del left[number]
-        return set(left)
+        """The oldest go on."""
+        able = self.able(self.scheduler.paused, self.scheduler.ledger.available)
+        return {served.number for served in self.scheduler.paused[able:]}

@@ -95,7 +95,8 @@ class ReplayMachine(RuleBasedStateMachine):
         self.replay, self.scheduler = replay, replay.scheduler
         self.watched = Watched(replay.outcome)
         self.scheduler._observer = self.watched
-        PlainPauses(replay)
+        if replay.config.prefix.rule == "ideal":
+            PlainPauses(replay)
         self.before_s, self.paused_before, self.over = 0.0, list[Served](), False
 
     @rule(turns=st.integers(1, 200))

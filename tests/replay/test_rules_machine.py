@@ -76,7 +76,6 @@ class EngineMachine(ReplayMachine):
         seed=st.integers(0, 10**6),
         rule=st.sampled_from(ENGINES),
         spare=st.sampled_from([0, 1, 40, 300]),
-        paused_share=st.sampled_from([0.0, 0.3, 1.0]),
         drafts=st.sampled_from([0, 3]),
         defer=st.booleans(),
     )
@@ -87,7 +86,6 @@ class EngineMachine(ReplayMachine):
             prefix__rule=chosen["rule"],
             prefix__defer=chosen["defer"],
             scheduler__step_tokens=128,
-            scheduler__paused_share=chosen["paused_share"],
             scheduler__speculative__draft_tokens=chosen["drafts"],
         )
         self.watch(build_replay(config, random_requests(seed, 30, 8, LONG)))
@@ -105,6 +103,8 @@ class EngineMachine(ReplayMachine):
         super().teardown()
         if hasattr(self, "replay"):
             assert not self.watched.refused
+            ledger = self.scheduler.ledger
+            assert ledger.available == ledger.total  # and nothing is promised any more
             tally = self.scheduler.prompts.tally
             told = tally.saved_tokens + tally.losses.total + tally.in_flight_tokens
             assert told == tally.seen_tokens

@@ -1,5 +1,7 @@
 """What the scheduler does with requests, one behaviour at a time."""
 
+import random
+
 import pytest
 
 from dsv4kv.replay.build import build_replay
@@ -137,6 +139,37 @@ def test_paused_requests_beyond_their_blocks_start_again_and_lose_nothing() -> N
     assert made.outcome.finished == 4
     assert made.outcome.output_tokens == 2400
     assert made.scheduler.again_tokens > 0
+
+
+def test_what_one_that_starts_again_gave_back_lets_the_others_go_on() -> None:
+    """Four requests of two blocks lack one each, and paused ones may keep two blocks."""
+    requests = [request([i], output=600) for i in range(1, 5)]
+    config = small_config(cache__num_blocks=8, prefix__reuse=False, scheduler__paused_share=0.25)
+    made = build_replay(config, requests)
+    while not made.scheduler.waiting:
+        made.scheduler.turn()
+    assert [each.number for each in made.scheduler.waiting] == [3]
+    assert [each.number for each in made.scheduler.paused] == [2]
+    assert [each.number for each in made.scheduler.decoders.members] == [0, 1]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_more_paused_requests_may_keep_the_less_is_computed_again(seed: int) -> None:
+    draw = random.Random(seed)
+    requests = [
+        request(input_tokens=draw.randint(100, 2000), output=draw.randint(200, 1200))
+        for _ in range(100)
+    ]
+    shares = (0.0, 0.2, 0.5, 1.0)
+    many = {"scheduler__max_requests": 256, "scheduler__step_tokens": 4096}
+    again = [
+        replay(
+            requests, cache__num_blocks=200, scheduler__paused_share=share, **many
+        ).scheduler.again_tokens
+        for share in shares
+    ]
+    assert again[1] < again[0] / 1.5
+    assert again == sorted(again, reverse=True)
 
 
 def test_nobody_is_admitted_while_one_is_paused() -> None:

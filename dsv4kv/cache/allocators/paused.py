@@ -1,7 +1,8 @@
 """Requests that were paused with their blocks, and how many blocks they may keep."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, takewhile
 
 import numpy as np
 
@@ -76,22 +77,36 @@ class PausedRequests:
         return resumed
 
     def evict_over_budget(self) -> list[Hashable]:
-        """Take the blocks of the newest paused requests until the rest keeps to the budget."""
+        """Take the blocks of the newest paused requests, no more of them than it takes.
+
+        What they give back (a block that others hold is not) lets the oldest resume, which is
+        left to ``resume``; those that still cannot keep to the budget.
+        """
         evicted = []
-        while self._paused and self.counts().paused_available < 0:
+        while self._paused and self._staying_blocks() > self._budget:
             request, (ids, _) = self._paused.popitem()
             self._allocator.release_memory_blocks(ids)
             evicted.append(request)
         return evicted
 
-    def counts(self) -> BlockCounts:
-        """Count blocks; takes time in proportion to what is paused."""
-        allocator = self._allocator
-        held = [ids for ids, _ in self._paused.values()]
+    def _staying_blocks(self) -> int:
+        """Blocks of those alone who could not resume now."""
+        free = self._allocator.num_free
+        needed = accumulate(missing for _, missing in self._paused.values())
+        able = sum(1 for _ in takewhile(lambda blocks: blocks <= free, needed))
+        return self._held_alone([ids for ids, _ in list(self._paused.values())[able:]])
+
+    def _held_alone(self, held: Sequence[Ids]) -> int:
+        """Blocks to which nobody else refers."""
         blocks, times = np.unique(
             np.concatenate([*held, np.zeros(0, np.int64)]), return_counts=True
         )
-        paused = int(np.count_nonzero(allocator.refs(blocks) == times))
+        return int(np.count_nonzero(self._allocator.refs(blocks) == times))
+
+    def counts(self) -> BlockCounts:
+        """Count blocks; takes time in proportion to what is paused."""
+        allocator = self._allocator
+        paused = self._held_alone([ids for ids, _ in self._paused.values()])
         free, used = allocator.num_free, allocator.num_held
         return BlockCounts(
             total=allocator.num_blocks,

@@ -47,6 +47,7 @@ class VllmCache:
         self._retention, self._chunk = retention_tokens, chunk_tokens
         self._running: dict[int, Running] = {}
         self._tails: dict[int, int] = {}  # windows and states that a request may hold
+        self._context: dict[int, int] = {}  # blocks of a prompt that are not computed yet
         self._promised = self._decoded = 0
 
     @property
@@ -105,7 +106,8 @@ class VllmCache:
         keep = kept_ends(len(path), pool.size, self._retention, special)
         self._running[request] = pool.begin(path, hit.resumed, keep)
         self._tails[request] = pool.most_tails(tokens, self._chunk)
-        self._promised += pool.most_blocks(tokens, self._chunk) - hit.resumed
+        self._context[request] = -(-tokens // pool.size) - hit.resumed
+        self._promised += self._tails[request] + self._context[request]
         return hit
 
     def compute(self, request: int, position: int) -> int:
@@ -113,6 +115,7 @@ class VllmCache:
         running, pool = self._running[request], self._pool
         before = pool.context_used
         pool.compute(running, position)
+        self._context[request] -= pool.context_used - before
         self._promised -= pool.context_used - before
         return min(position // pool.size, len(running.path))
 
@@ -124,6 +127,7 @@ class VllmCache:
 
     def end(self, request: int, decoded_blocks: int) -> None:
         """Give everything back, with so many blocks that decoding took."""
+        self._promised -= self._context.pop(request)
         self._keep_tails(request, 0)
         self._pool.end(self._running.pop(request))
         self._pool.queue.uncached += decoded_blocks

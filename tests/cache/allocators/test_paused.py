@@ -1,5 +1,7 @@
 """Paused requests keep their blocks within a budget and resume in the order they were paused."""
 
+from random import Random
+
 import numpy as np
 import pytest
 
@@ -53,14 +55,77 @@ def test_a_resumed_request_gets_the_blocks_it_was_missing() -> None:
     assert len(paused) == 0
 
 
-def test_beyond_the_budget_the_newest_are_evicted() -> None:
+def test_beyond_the_budget_the_newest_are_evicted_until_the_others_can_resume() -> None:
     allocator = RefCountAllocator(9)
-    paused = PausedRequests(allocator, budget_blocks=3)
+    paused = PausedRequests(allocator, budget_blocks=2)
+    for name in ("first", "second", "third", "fourth"):
+        paused.pause(name, allocator.acquire(2))
+    assert paused.evict_over_budget() == ["fourth"]
+    assert [name for name, _ in paused.resume()] == ["first", "second"]
+    assert paused.counts().paused_available == 0
+    assert paused.evict_over_budget() == []
+
+
+def test_what_is_free_lets_requests_resume_before_any_is_evicted() -> None:
+    allocator = RefCountAllocator(9)
+    paused = PausedRequests(allocator, budget_blocks=2)
     for name in ("first", "second", "third"):
         paused.pause(name, allocator.acquire(2))
-    assert paused.evict_over_budget() == ["third", "second"]
-    assert (allocator.num_unused, len(paused)) == (6, 1)
     assert paused.evict_over_budget() == []
+    assert [name for name, _ in paused.resume()] == ["first", "second"]
+
+
+def test_blocks_that_others_hold_make_no_room() -> None:
+    allocator = RefCountAllocator(7)
+    paused = PausedRequests(allocator, budget_blocks=1)
+    shared, own = allocator.acquire(2), [allocator.acquire(1) for _ in range(3)]
+    allocator.retain_memory_blocks(np.concatenate([shared, shared]))  # a request that runs
+    allocator.acquire(1)
+    paused.pause("old", own[0], missing=2)
+    paused.pause("middle", own[1])
+    paused.pause("new", np.concatenate([shared, own[2]]))
+    # "new" gives back one block where three are missing: "middle" has to go as well
+    assert paused.evict_over_budget() == ["new", "middle"]
+    assert [name for name, _ in paused.resume()] == ["old"]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_more_are_evicted_than_a_plain_search_finds(seed: int) -> None:
+    draw = Random(seed)
+    allocator = RefCountAllocator(41)
+    running = allocator.acquire(draw.randint(1, 12))
+    plain: list[tuple[set[int], int]] = []
+    paused = PausedRequests(allocator, draw.randint(0, 12))
+    for name in range(draw.randint(1, 6)):
+        pool = [block for held, _ in plain for block in held] + running.tolist()
+        shared = set(draw.sample(pool, draw.randint(0, min(4, len(set(pool))))))
+        allocator.retain_memory_blocks(np.array(sorted(shared), np.int64))
+        held = np.concatenate([sorted(shared), allocator.acquire(draw.randint(1, 5))])
+        plain.append((set(held.astype(np.int64).tolist()), draw.randint(1, 3)))
+        paused.pause(name, held.astype(np.int64), plain[-1][1])
+    allocator.acquire(max(0, allocator.num_free - draw.randint(0, 3)))  # others that run
+    expected = plain_evictions(plain, running.tolist(), allocator.num_free, paused._budget)
+    evicted = paused.evict_over_budget()
+    assert evicted == list(range(len(plain)))[::-1][:expected]
+    paused.resume()
+    assert paused.counts().paused_available >= 0
+
+
+def plain_evictions(
+    paused: list[tuple[set[int], int]], running: list[int], free: int, budget: int
+) -> int:
+    """The fewest of the newest without which what cannot resume keeps to the budget."""
+    for evicted in range(len(paused) + 1):
+        kept = paused[: len(paused) - evicted]
+        still = set(running).union(*(held for held, _ in kept))
+        room = free + len(set[int]().union(*(held for held, _ in paused)) - still)
+        able = 0
+        while able < len(kept) and sum(missing for _, missing in kept[: able + 1]) <= room:
+            able += 1
+        active = set(running).union(*(held for held, _ in kept[:able]))
+        if len(set[int]().union(*(held for held, _ in kept[able:])) - active) <= budget:
+            return evicted
+    raise AssertionError("without paused requests nothing is over budget")
 
 
 def test_what_paused_requests_may_still_keep_is_not_for_running_ones() -> None:

@@ -26,12 +26,21 @@ __device__ __forceinline__ i64 thread_count() { return (i64)gridDim.x * blockDim
 // dsv_load: data that is read once (past L1) and that this kernel does not write; dsv_store: data
 // that is not read again soon; dsv_write: data that is. T is u32, uint2 or uint4; the address is
 // aligned to its size.
+//
+// dsv_load_ahead: the same for loads that are to be under way together: all of them are issued
+// before dsv_loads_issued, whatever the compiler thinks of the registers. It moves ordinary loads
+// down to where they are used, volatile ones too, but no relaxed one past a fence; and a fence
+// within a block costs no more than the wait that follows anyhow.
 #if defined(DSV_SHIM)
 template <typename T>
 __device__ __forceinline__ T dsv_load(const void* address) {
     if ((unsigned long)address % sizeof(T)) dsv::fail("misaligned vector load");
     return *(const T*)address;
 }
+__device__ __forceinline__ uint4 dsv_load_ahead(const void* address) {
+    return dsv_load<uint4>(address);
+}
+__device__ __forceinline__ void dsv_loads_issued() {}
 template <typename T>
 __device__ __forceinline__ void dsv_store(void* address, T value) {
     if ((unsigned long)address % sizeof(T)) dsv::fail("misaligned vector store");
@@ -65,6 +74,17 @@ __device__ __forceinline__ uint4 dsv_load<uint4>(const void* address) {
         : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
         : "l"(address));
     return v;
+}
+__device__ __forceinline__ uint4 dsv_load_ahead(const void* address) {
+    uint4 v;
+    asm volatile("ld.relaxed.gpu.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(address)
+                 : "memory");
+    return v;
+}
+__device__ __forceinline__ void dsv_loads_issued() {
+    asm volatile("fence.acq_rel.cta;" ::: "memory");
 }
 __device__ __forceinline__ void dsv_store(void* address, u32 v) {
     asm volatile("st.global.cs.u32 [%0], %1;" ::"l"(address), "r"(v) : "memory");

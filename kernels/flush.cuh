@@ -1,7 +1,8 @@
 // Pool groups of tokens into entries and write them into pages.
 //
 // Compile-time: rows.cuh's and format.cuh's parameters; DSV_ROPE_PAIRS pairs rotated at the end of
-// an entry; DSV_HADAMARD 1 for indexer keys; DSV_SPLIT blocks that share the channels of an entry.
+// an entry; DSV_HADAMARD 1 for indexer keys; DSV_SPLIT blocks that share the channels of an entry;
+// DSV_AHEAD 1 where the loads of a batch of rows are to be under way together.
 //
 // Few entries complete in a step, and one of 128 rows is 512 KiB to read: DSV_SPLIT blocks pool
 // it, each its part of the channels and all rows, so that no softmax is ever in two parts. RMSNorm
@@ -130,7 +131,7 @@ __device__ __forceinline__ void pool_entry(const Rows& rows, const float* own, c
 #pragma unroll 1
     for (int piece = warp; piece < kPieces; piece += kPoolWarps) {
         int column = ((int)blockIdx.y * kPieces + piece) * kWarpChannels;
-        Fold fold = fold_rows<kInChunk, kBatchesAtOnce>(rows, column);
+        Fold fold = fold_rows<kInChunk, kBatchesAtOnce, DSV_AHEAD>(rows, column);
         if (lane_id() >= kRunLanes) continue;
         column += lane_id() * 4;
         if (kOnline && rows.older > 0) fold = merge(load_fold(own, column), fold);

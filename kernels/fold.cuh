@@ -84,8 +84,8 @@ __device__ __forceinline__ void fold_batch(Fold& fold, const Four* kv, const Fou
 
 // Folds all rows of this lane's 4 channels; `column` is the first of the warp's channels. Every
 // lane of the warp takes part; the first kRunLanes return the fold. kUnroll: batches whose loads
-// may be under way at once, as far as registers go.
-template <bool kInChunk, int kUnroll>
+// may be under way at once, as far as registers go. kAhead: those of a batch are, all of them.
+template <bool kInChunk, int kUnroll, bool kAhead>
 __device__ __forceinline__ Fold fold_rows(const Rows& rows, int column) {
     int first = lane_id() / kRunLanes * kRunRows;
     column += lane_id() % kRunLanes * 4;
@@ -95,8 +95,9 @@ __device__ __forceinline__ Fold fold_rows(const Rows& rows, int column) {
         Four kv[kBatchRows], score[kBatchRows];
 #pragma unroll
         for (int i = 0; i < kBatchRows; ++i) {
-            load_row<kInChunk>(rows, first + batch + i, column, kv[i], score[i]);
+            load_row<kInChunk, kAhead>(rows, first + batch + i, column, kv[i], score[i]);
         }
+        if (kAhead) dsv_loads_issued();
 #pragma unroll
         for (int i = 0; i < kBatchRows; ++i) {
             prepare_row<kInChunk>(rows, first + batch + i, column, kv[i], score[i]);

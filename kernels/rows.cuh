@@ -36,6 +36,10 @@ __device__ __forceinline__ Four load_four(const float* address) {
     return four_of(dsv_load<uint4>(address));
 }
 
+__device__ __forceinline__ Four load_four_ahead(const float* address) {
+    return four_of(dsv_load_ahead(address));
+}
+
 // Cached: parameters that every entry reads, and states that were written just before.
 __device__ __forceinline__ Four cached_four(const float* address) {
     return four_of(*(const uint4*)address);
@@ -110,8 +114,9 @@ __device__ __forceinline__ int channel_of(int row, int column) {
 }
 
 // kv and score of row i. Loads do not depend on whether the row counts, so that those of a batch
-// are under way together: a row that does not is read from anywhere inside, and ignored.
-template <bool kInChunk>
+// can be under way together (kAhead): a row that does not is read from anywhere inside, and
+// ignored.
+template <bool kInChunk, bool kAhead>
 __device__ __forceinline__ void load_row(const Rows& rows, int i, int column, Four& kv,
                                          Four& score) {
     int row = rows.ring_row + i;
@@ -124,8 +129,10 @@ __device__ __forceinline__ void load_row(const Rows& rows, int i, int column, Fo
         kv_at = rows.kv + token * kChannels;
         score_at = rows.score + token * kChannels;
     }
-    kv = load_four(kv_at + channel_of(i, column));
-    score = load_four(score_at + channel_of(i, column));
+    kv_at += channel_of(i, column);
+    score_at += channel_of(i, column);
+    kv = kAhead ? load_four_ahead(kv_at) : load_four(kv_at);
+    score = kAhead ? load_four_ahead(score_at) : load_four(score_at);
 }
 
 // The score as softmax takes it: biased (in the ring it is already), -infinity in rows that do not

@@ -59,7 +59,7 @@ __device__ __forceinline__ void keep_fold(float* own, const Chunk& chunk, const 
     Rows rows = rows_in_chunk(own, first, chunk, kv, score, ape);
     for (i64 i = warp_id(); i < kDim / kWarpChannels; i += warp_count()) {
         int column = (int)i * kWarpChannels, own_column = column + lane_id() % kRunLanes * 4;
-        Fold fold = fold_rows<true, 1>(rows, column);
+        Fold fold = fold_rows<true, 1, false>(rows, column);
         if (lane_id() >= kRunLanes) continue;
         if (rows.older > 0) fold = merge(load_fold(own, own_column), fold);
         store_fold(own, own_column, fold);

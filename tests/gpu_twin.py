@@ -113,7 +113,7 @@ class TwinEvent:
 
 def twin_device(gpu: TwinGpu, free_bytes: int = 1 << 34) -> CudaDevice:
     """The twin as a run sees it."""
-    return CudaDevice(torch.device("cpu"), free_bytes, TwinEvent, lambda: gpu)
+    return CudaDevice(torch.device("cpu"), "sm_90a", free_bytes, TwinEvent, lambda: gpu)
 
 
 @contextmanager

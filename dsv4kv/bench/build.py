@@ -22,6 +22,7 @@ from dsv4kv.ops.compressor import random_compressor
 from dsv4kv.ops.contract import Backend
 from dsv4kv.ops.cuda.foresight import foresee
 from dsv4kv.ops.cuda.launch import compile_ahead
+from dsv4kv.ops.variants import Choice
 from dsv4kv.prefix.block_hash import BlockHashIndex
 from dsv4kv.prefix.policies import make_policy
 from dsv4kv.prefix.radix import RadixIndex
@@ -158,12 +159,17 @@ def build_drive(
     recorder: Recorder,
     backend: Backend,
     device: CudaDevice | None = None,
+    variants: Choice | None = None,
 ) -> Drive:
-    """Bind the cache to data, operations and the checks against the reference."""
+    """Bind the cache to data, operations and the checks against the reference.
+
+    variants: what ``backend`` was made of, to compile it ahead.
+    """
     plan, seed = manager.plan, config.measure.seed
     if device is not None:
         kept_by_kernels = config.cache.prepare == "device"
-        compile_ahead(foresee(plan, device_prepare=kept_by_kernels), device.device)
+        modules = foresee(plan, device_prepare=kept_by_kernels, variants=variants)
+        compile_ahead(modules, device.device)
     compressors = _draw_compressors(plan, seed, manager.device)
     every = [part for pair in compressors.values() for part in pair if part is not None]
     longest_chunk = min(config.workload.step_tokens, plan.max_context_tokens)

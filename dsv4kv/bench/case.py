@@ -42,6 +42,7 @@ from dsv4kv.model.plan import CachePlan
 from dsv4kv.ops.check import check_backend
 from dsv4kv.ops.peers import PEERS
 from dsv4kv.ops.registry import ResolvedBackend, resolve_backend
+from dsv4kv.ops.variants import Choice, choose, refuse_choice
 from dsv4kv.report.memory_record import MemorySeries
 from dsv4kv.report.record import Case, Memcpy, Operation, Peak, Totals
 from dsv4kv.workload.contents import PromptContents
@@ -115,6 +116,7 @@ def run_case(
         device="cuda" if setup.device else "cpu",
         backend=setup.resolved.name,
         foreign=list(setup.resolved.foreign),
+        variants=dict(setup.resolved.variants),
         backend_version=setup.resolved.version,
         cache=cache,
         totals=totals,
@@ -166,7 +168,10 @@ def set_up(config: BenchConfig, memory_bytes: int | None) -> Setup:
     resolved = _resolve(config, plan, device)
     recorder = Recorder()
     manager = build_manager(config, plan, device)
-    drive = build_drive(config, manager, recorder, resolved.backend, device) if real else None
+    drive = None
+    if real:
+        parts = resolved.backend, device, resolved.variants
+        drive = build_drive(config, manager, recorder, *parts)
     return Setup(config, plan, device, resolved, manager, recorder, drive)
 
 
@@ -175,7 +180,7 @@ def _resolve(config: BenchConfig, plan: CachePlan, device: CudaDevice | None) ->
     own = "cuda" if device else "cpu"
     if device is None and config.backend in PEERS:
         raise PeerUnavailable(f"{config.backend} runs on a GPU, and the cache is on the CPU.")
-    resolved = resolve_backend(config.backend or own, own)
+    resolved = resolve_backend(config.backend or own, own, _choose_variants(config, device))
     if resolved.foreign and config.workload.data == "real":
         where = device.device if device else torch.device("cpu")
         wrong = check_backend(resolved, plan, where, config.measure.seed)
@@ -183,6 +188,15 @@ def _resolve(config: BenchConfig, plan: CachePlan, device: CudaDevice | None) ->
             told = "\n".join(map(str, wrong))
             raise VerificationError(f"{told}\nNothing was timed.")
     return resolved
+
+
+def _choose_variants(config: BenchConfig, device: CudaDevice | None) -> Choice:
+    """How the toolkit's own operations are done: several ways only on a GPU."""
+    asked = config.ops.variant.model_dump()
+    if device is not None:
+        return choose(asked, device.architecture)
+    refuse_choice(asked)
+    return {}
 
 
 def _serve(

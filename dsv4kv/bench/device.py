@@ -8,6 +8,7 @@ import torch
 
 from dsv4kv.errors import ConfigError, CudaUnavailable
 from dsv4kv.measure.device_clock import Event
+from dsv4kv.ops.cuda.compile import architecture_of
 from dsv4kv.report.record import GpuFacts
 from dsv4kv.workload.cuda_graphs import CudaCapturer
 from dsv4kv.workload.decode_graphs import Capturer
@@ -19,12 +20,14 @@ class CudaDevice:
 
     Attributes:
         device: As torch names it.
+        architecture: What its kernels are compiled for: ``sm_90a``.
         free_bytes: Memory that is free.
         make_event: Makes a moment on its clock.
         make_capturer: Makes what captures graphs.
     """
 
     device: torch.device
+    architecture: str
     free_bytes: int
     make_event: Callable[[], Event]
     make_capturer: Callable[[], Capturer]
@@ -46,6 +49,7 @@ def find_device(wanted: str) -> CudaDevice | None:
     device = torch.device("cuda", torch.cuda.current_device())
     return CudaDevice(
         device,
+        architecture=architecture_of(*torch.cuda.get_device_capability(device)),
         free_bytes=torch.cuda.mem_get_info(device)[0],
         make_event=_make_event,
         make_capturer=CudaCapturer,

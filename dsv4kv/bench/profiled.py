@@ -54,6 +54,7 @@ def run_profiled(
         device="cuda" if setup.device else "cpu",
         backend=setup.resolved.name,
         foreign=list(setup.resolved.foreign),
+        variants=dict(setup.resolved.variants),
         backend_version=setup.resolved.version,
         cache=describe_cache(config, setup.plan, setup.manager),
         totals=None,

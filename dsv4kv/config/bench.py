@@ -3,9 +3,11 @@
 The descriptions of the fields are the documentation: ``dsv4kv config schema`` prints them.
 """
 
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+
+from dsv4kv.ops.variants import VARIANTS, explain
 
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
@@ -197,6 +199,33 @@ class WorkloadSection(RequestsSection):
     """``real`` moves bytes through every operation; ``none`` runs the bookkeeping alone."""
 
 
+def _variant_keys() -> dict[str, Any]:
+    """A key for every operation that has variants: their names, or null."""
+    literal: Any = Literal
+    return {
+        operation: (literal[tuple(names)] | None, Field(None, description=explain(operation)))
+        for operation, names in VARIANTS.items()
+    }
+
+
+if TYPE_CHECKING:  # the registry makes the keys: no checker can know them
+    VariantSection = Section
+else:
+    VariantSection = create_model(
+        "VariantSection",
+        __base__=Section,
+        __doc__="Kernels to compare, by operation; null takes the GPU's best.",
+        **_variant_keys(),
+    )
+
+
+class OpsSection(Section):
+    """How the toolkit's own operations are done on a GPU."""
+
+    variant: VariantSection = VariantSection()
+    """Kernels to compare, by operation; all give the same bytes."""
+
+
 class MeasureSection(Section):
     """How the run is measured and checked."""
 
@@ -223,6 +252,8 @@ class BenchConfig(Section):
     """Operations that run: ``cpu``, ``cuda``, ``reference``, a peer (``vllm``, ``sglang``,
     ``flashmla``, ``flaggems``), an installed entry point, or your own ``module:function``; null
     takes the device's own."""
+    ops: OpsSection = OpsSection()
+    """How the toolkit's own operations are done on a GPU."""
     model: ModelSection = ModelSection()
     """The model whose cache is built."""
     cache: CacheSection = CacheSection()

@@ -1,8 +1,8 @@
 """The backends by name: our own, other packages', and what users bring."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import wraps
+from dataclasses import dataclass, field
+from functools import partial, wraps
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,6 +13,7 @@ from dsv4kv.ops.peers import PEERS, load_peer
 from dsv4kv.ops.peers.choose import load_foreign
 from dsv4kv.ops.peers.foreign import OPERATIONS, Foreign, Operation, pages_position
 from dsv4kv.ops.peers.locate import GROUP, list_entry_points
+from dsv4kv.ops.variants import Choice
 
 BACKENDS = {
     "reference": "dsv4kv.ops.reference",
@@ -32,6 +33,7 @@ class ResolvedBackend:
         version: Of the package they come from, where known.
         formats: Entry formats the foreign operations take; None takes all. On pages of other
             formats the base backend works.
+        variants: Of the operations that have several and are not foreign.
         bridging: ``backend`` with its packages' functions replaced by ones that do nothing: what
             a call does besides. None where there is nothing besides.
     """
@@ -41,6 +43,7 @@ class ResolvedBackend:
     foreign: tuple[str, ...] = ()
     version: str | None = None
     formats: tuple[str, ...] | None = None
+    variants: Choice = field(default_factory=dict)
     bridging: Backend | None = None
 
     def serves(self, operation: str, format_name: str | None) -> bool:
@@ -56,18 +59,22 @@ def load_backend(name: str) -> Backend:
     return cast(Backend, import_module(BACKENDS[name]))
 
 
-def resolve_backend(name: str, base: str) -> ResolvedBackend:
+def resolve_backend(name: str, base: str, variants: Choice | None = None) -> ResolvedBackend:
     """Find a backend: our own, a known package, an entry point, or ``module:function``.
 
     Args:
         name: As in ``--backend``; ``operation=`` before the last two says which operation it is.
         base: Our own backend for all operations that ``name`` does not bring.
+        variants: How the base backend does its operations; None where each has one way.
 
     Raises:
         ConfigError: No such backend, or it cannot be loaded.
         PeerUnavailable: A known package that is not installed or has no such operation.
     """
-    own = load_backend(base)
+    variants = variants or {}
+    own = _with_variants(load_backend(base), variants)
+    if name == base:
+        return ResolvedBackend(name, own, variants=variants)
     if name in BACKENDS:
         return ResolvedBackend(name, load_backend(name))
     foreign = load_peer(name) if name in PEERS else load_foreign(name)
@@ -79,8 +86,18 @@ def resolve_backend(name: str, base: str) -> ResolvedBackend:
         foreign=tuple(foreign.operations),
         version=foreign.version,
         formats=foreign.formats,
+        variants={each: variants[each] for each in variants if each not in foreign.operations},
         bridging=_combine(foreign, foreign.bridging, own) if foreign.bridging else None,
     )
+
+
+def _with_variants(backend: Backend, variants: Choice) -> Backend:
+    if not variants:
+        return backend
+    functions = {operation: getattr(backend, operation) for operation in OPERATIONS}
+    for operation, name in variants.items():
+        functions[operation] = partial(functions[operation], variant=name)
+    return cast(Backend, SimpleNamespace(**functions))
 
 
 def _combine(foreign: Foreign, operations: Mapping[str, Operation], base: Backend) -> Backend:

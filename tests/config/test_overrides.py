@@ -73,7 +73,7 @@ def test_an_override_does_not_mend_a_section_that_is_none(refuse: Refuse) -> Non
             "cahce.sharing=type",
             (
                 "unknown key cahce.sharing (did you mean cache.sharing?); "
-                "the top level has name, device, backend, model, cache, workload, measure."
+                "the top level has name, device, backend, ops, model, cache, workload, measure."
             ),
         ),
         ("cache=1", f"cache is a section: set one of its keys ({CACHE})."),

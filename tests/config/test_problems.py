@@ -26,7 +26,7 @@ def test_all_problems_of_a_file_are_told_in_the_order_of_its_lines(refuse: Refus
     ]
 
 
-TOP = "name, device, backend, model, cache, workload, measure"
+TOP = "name, device, backend, ops, model, cache, workload, measure"
 WORDS = "(YAML reads on, off, yes and no as true or false: quote a word to keep it)"
 
 

@@ -3,13 +3,17 @@
 import inspect
 
 import pytest
+from torch import Tensor
 
 from dsv4kv.ops import cuda
 from dsv4kv.ops.contract import Backend
 from dsv4kv.ops.registry import load_backend
+from dsv4kv.ops.storage import PageStore
+from dsv4kv.ops.variants import VARIANTS
 from tests.cuda.comparison import assert_equals_cpu_backend
 from tests.cuda.scenes import SCENES, Scene
 from tests.kernels.shim import twin
+from tests.ops.samples import same_bits
 
 OPERATIONS = [name for name in vars(Backend) if not name.startswith("_")]
 ONE_OF_EACH = {scene.operation: scene for scene in reversed(SCENES)}  # the first of each
@@ -20,9 +24,11 @@ def test_the_backend_goes_by_its_name() -> None:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_every_operation_has_the_contracts_parameters(operation: str) -> None:
+def test_every_operation_has_the_contracts_parameters_and_its_variant(operation: str) -> None:
     contract = list(inspect.signature(getattr(Backend, operation)).parameters)
-    assert list(inspect.signature(getattr(cuda, operation)).parameters) == contract[1:]
+    variant = ["variant"] if operation in VARIANTS else []
+    found = list(inspect.signature(getattr(cuda, operation)).parameters)
+    assert found == contract[1:] + variant
 
 
 @pytest.mark.parametrize("scene", ONE_OF_EACH.values(), ids=str)
@@ -31,3 +37,20 @@ def test_every_operation_launches_what_the_contract_asks_for(
 ) -> None:
     monkeypatch.setattr(cuda, "run", twin.run)
     assert_equals_cpu_backend(scene, getattr(cuda, scene.operation))
+
+
+def _pages(scene: Scene, variant: str) -> Tensor:
+    """Every page that a scene's operation writes, done in one way."""
+    arguments = scene.arguments()
+    getattr(cuda, scene.operation)(*arguments, variant=variant)
+    (store,) = (each for each in arguments if isinstance(each, PageStore))
+    return store.pages
+
+
+@pytest.mark.parametrize("scene", [each for each in SCENES if each.operation in VARIANTS], ids=str)
+def test_all_variants_of_an_operation_give_the_same_bytes(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda, "run", twin.run)
+    first, *others = (_pages(scene, name) for name in VARIANTS[scene.operation])
+    assert all(same_bits(first, other) for other in others)

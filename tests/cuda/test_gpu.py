@@ -1,6 +1,7 @@
 """On a GPU: every operation equals the cpu backend, from graphs too, and never waits."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,8 +10,10 @@ from torch import Tensor
 
 from dsv4kv.ops import cuda
 from dsv4kv.ops.cuda import library
+from dsv4kv.ops.cuda.compile import architecture_of
 from dsv4kv.ops.cuda.launch import prepare
 from dsv4kv.ops.kernels.gather import plan_gather_topk
+from dsv4kv.ops.variants import VARIANTS
 from tests.cuda.comparison import assert_equals_cpu_backend, to_device
 from tests.cuda.scenes import SCENES, Arguments, Scene
 from tests.ops.samples import same_bits
@@ -39,6 +42,17 @@ def never_wait() -> Iterator[None]:
 @each_scene
 def test_an_operation_equals_the_cpu_backend(scene: Scene, gpu: torch.device) -> None:
     assert_equals_cpu_backend(scene, getattr(cuda, scene.operation), gpu)
+
+
+@pytest.mark.parametrize("scene", [each for each in SCENES if each.operation in VARIANTS], ids=str)
+def test_every_variant_of_an_operation_equals_the_cpu_backend(
+    scene: Scene, gpu: torch.device
+) -> None:
+    architecture = architecture_of(*torch.cuda.get_device_capability(gpu))
+    for name, variant in VARIANTS[scene.operation].items():
+        if variant.runs_on(architecture):
+            run = partial(getattr(cuda, scene.operation), variant=name)
+            assert_equals_cpu_backend(scene, run, gpu)
 
 
 @each_scene

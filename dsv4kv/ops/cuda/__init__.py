@@ -1,13 +1,15 @@
 """The backend on NVIDIA GPUs: every operation is its launch plan, launched.
 
 Nothing here waits for the GPU, and importing it needs none. A loop that has to be fast, or is
-captured in a graph, plans once and calls what ``launch.prepare`` returns.
+captured in a graph, plans once and calls what ``launch.prepare`` returns. An operation that can
+be done in several ways takes one of them as ``variant``, or the best of its GPU.
 """
 
 import torch
 from torch import Tensor
 
 from dsv4kv.ops.compressor import Compressor
+from dsv4kv.ops.cuda.compile import architecture_of
 from dsv4kv.ops.cuda.launch import run
 from dsv4kv.ops.kernels.gather import plan_gather_all, plan_gather_topk, plan_gather_window
 from dsv4kv.ops.kernels.indexer import plan_indexer_insert
@@ -20,6 +22,7 @@ from dsv4kv.ops.kernels.state import (
     split_of,
 )
 from dsv4kv.ops.storage import PageStore
+from dsv4kv.ops.variants import best, portable
 
 
 def window_insert(ring: PageStore, values: Tensor, slots: Tensor, positions: Tensor) -> None:
@@ -56,11 +59,21 @@ def flush(
     positions: Tensor,
     store: PageStore,
     entries: Tensor,
+    *,
+    variant: str | None = None,
 ) -> None:
     """See ``contract.Backend.flush``."""
     split, scratch = split_of(compressor), _scratch(compressor, entries)
     for launch in plan_flush(
-        compressor, state, slots, positions, store, entries, split=split, scratch=scratch
+        compressor,
+        state,
+        slots,
+        positions,
+        store,
+        entries,
+        variant=variant or _best("flush", entries),
+        split=split,
+        scratch=scratch,
     ):
         run(launch)
 
@@ -74,13 +87,24 @@ def compress_chunk(
     start: int,
     store: PageStore,
     entries: Tensor,
+    *,
+    variant: str | None = None,
 ) -> None:
     """See ``contract.Backend.compress_chunk``."""
     numbers = torch.tensor([slot, start, len(kv)], pin_memory=kv.is_cuda)  # or the copy waits
     chunk = numbers.to(kv.device, non_blocking=True)
     split, scratch = split_of(compressor), _scratch(compressor, entries)
     for launch in plan_compress_chunk(
-        compressor, state, kv, score, chunk, store, entries, split=split, scratch=scratch
+        compressor,
+        state,
+        kv,
+        score,
+        chunk,
+        store,
+        entries,
+        variant=variant or _best("compress_chunk", entries),
+        split=split,
+        scratch=scratch,
     ):
         run(launch)
 
@@ -107,6 +131,13 @@ def gather_window(ring: PageStore, slots: Tensor, tokens: Tensor, out: Tensor) -
 def page_copy(store: PageStore, sources: Tensor, targets: Tensor) -> None:
     """See ``contract.Backend.page_copy``."""
     run(plan_page_copy(store, sources, targets))
+
+
+def _best(operation: str, tensor: Tensor) -> str:
+    """The variant to use where nobody says; off a GPU, what every GPU has."""
+    if not tensor.is_cuda:
+        return portable(operation)
+    return best(operation, architecture_of(*torch.cuda.get_device_capability(tensor.device)))
 
 
 def _scratch(compressor: Compressor, entries: Tensor) -> Tensor:

@@ -19,20 +19,30 @@ from dsv4kv.ops.kernels.gather import plan_gather_all, plan_gather_window
 from dsv4kv.ops.kernels.insert import plan_entry_insert, plan_window_insert
 from dsv4kv.ops.kernels.launch import KernelModule, Launch
 from dsv4kv.ops.kernels.prepare import MOST_REQUESTS, DeviceTable, plan_prepare, plan_release
-from dsv4kv.ops.kernels.state import plan_flush, plan_state_append, split_of
+from dsv4kv.ops.kernels.state import (
+    plan_compress_chunk,
+    plan_flush,
+    plan_state_append,
+    split_of,
+)
 from dsv4kv.ops.storage import PageStore
+from dsv4kv.ops.variants import VARIANTS, Choice, portable
 
 _META = torch.device("meta")
 
 
-def foresee(plan: CachePlan, *, device_prepare: bool) -> list[KernelModule]:
+def foresee(
+    plan: CachePlan, *, device_prepare: bool, variants: Choice | None = None
+) -> list[KernelModule]:
     """Modules of what prompt chunks and decode steps launch on a cache.
 
     device_prepare: kernels keep its block tables, too.
+    variants: of the operations; None takes what every GPU has.
     """
+    variants = variants or {name: portable(name) for name in VARIANTS}
     launches: list[Launch] = []
     for schema in _distinct(plan):
-        launches += [*_window_launches(schema), *_entry_launches(plan, schema)]
+        launches += [*_window_launches(schema), *_entry_launches(plan, schema, variants)]
     launches += _table_launches(plan, device_prepare)
     return list(dict.fromkeys(launch.module for launch in launches))
 
@@ -51,8 +61,10 @@ def _window_launches(schema: LayerCacheSchema) -> Iterator[Launch]:
         yield plan_gather_window(ring, one, one, values[None])
 
 
-def _entry_launches(plan: CachePlan, schema: LayerCacheSchema) -> Iterator[Launch]:
-    """Entries of compressed KV and of an indexer; a chunk's kernels are in the same modules."""
+def _entry_launches(
+    plan: CachePlan, schema: LayerCacheSchema, variants: Choice
+) -> Iterator[Launch]:
+    """Entries of compressed KV and of an indexer."""
     for layout, shape, indexer in (
         (schema.main, schema.state_shape, False),
         (schema.indexer, schema.indexer_state_shape, True),
@@ -69,14 +81,23 @@ def _entry_launches(plan: CachePlan, schema: LayerCacheSchema) -> Iterator[Launc
         )
         yield plan_entry_insert(store, out, one)
         yield plan_gather_all(store, _numbers(1, 1), one, one, out[None])
-        yield from _state_launches(compressor, _floats(1, *shape), store)
+        yield from _state_launches(compressor, _floats(1, *shape), store, variants)
 
 
-def _state_launches(compressor: Compressor, state: Tensor, store: PageStore) -> Iterator[Launch]:
-    one, token = _numbers(1), _floats(1, compressor.channels)
-    yield plan_state_append(compressor, state, token, token, one, one)
+def _state_launches(
+    compressor: Compressor, state: Tensor, store: PageStore, variants: Choice
+) -> Iterator[Launch]:
+    one, tokens = _numbers(1), _floats(1, compressor.channels)
     scratch, split = _floats(1, compressor.dim), split_of(compressor)
-    yield from plan_flush(compressor, state, one, one, store, one, split=split, scratch=scratch)
+    yield plan_state_append(compressor, state, tokens, tokens, one, one)
+    flush, chunk = variants["flush"], variants["compress_chunk"]
+    yield from plan_flush(
+        compressor, state, one, one, store, one, variant=flush, split=split, scratch=scratch
+    )
+    numbers = tokens, tokens, _numbers(3), store, one
+    yield from plan_compress_chunk(
+        compressor, state, *numbers, variant=chunk, split=split, scratch=scratch
+    )
 
 
 def _table_launches(plan: CachePlan, device_prepare: bool) -> Iterator[Launch]:

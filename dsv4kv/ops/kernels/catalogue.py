@@ -22,6 +22,7 @@ from dsv4kv.ops.kernels.indexer import plan_indexer_insert
 from dsv4kv.ops.kernels.launch import Launch
 from dsv4kv.ops.kernels.pages import plan_page_copy
 from dsv4kv.ops.storage import PageStore
+from dsv4kv.ops.variants import VARIANTS
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_120")
 """A100; H100 and H200; B200; RTX 50."""
@@ -36,7 +37,10 @@ _BLOCKS, _CONTEXT_TOKENS = 4096, 131_072
 
 @dataclass(frozen=True)
 class Example:
-    """A launch of one kernel and what it works on: ``fp8_ds_mla × 32``, ``csa-4 ring``."""
+    """A launch of one kernel and what it works on: ``fp8_ds_mla × 32``, ``csa-4 ring``.
+
+    Where the operation has variants, the subject ends with the one that this is.
+    """
 
     subject: str
     launch: Launch
@@ -137,7 +141,7 @@ def _page_examples(layout: PageLayout) -> Iterator[Example]:
 def _compressor_examples(
     config: DSV4Config, schema: LayerCacheSchema, layout: PageLayout, *, indexer: bool
 ) -> Iterator[Example]:
-    """Append, flush and chunk; for HCA with both of its states."""
+    """Append, flush and chunk in every variant; for HCA with both of its states."""
     layer, owner = schema.layer, " indexer" if indexer else ""
     compressor = random_compressor(
         config, layer, torch.Generator(), indexer=indexer, hadamard=indexer
@@ -148,13 +152,14 @@ def _compressor_examples(
         shape = shaped.indexer_state_shape if indexer else shaped.state_shape
         states = _empty(torch.float32, _REQUESTS, *shape)
         kind = f"{layer.attn.value}-{layer.ratio}{owner} {form}"
-        for launch in _compressor_launches(compressor, states, _store(layout)):
-            pages = launch.module.source == "flush.cuh"
-            yield Example(f"{kind}, {_name(layout)}" if pages else kind, launch)
+        for variant in VARIANTS["flush"]:  # those of chunks, too
+            for launch in _compressor_launches(compressor, states, _store(layout), variant):
+                pages = launch.module.source == "flush.cuh"
+                yield Example(f"{kind}, {_name(layout)}, {variant}" if pages else kind, launch)
 
 
 def _compressor_launches(
-    compressor: Compressor, states: Tensor, store: PageStore
+    compressor: Compressor, states: Tensor, store: PageStore, variant: str
 ) -> Iterator[Launch]:
     tokens, split = (
         _empty(torch.float32, _REQUESTS, compressor.channels),
@@ -164,11 +169,13 @@ def _compressor_launches(
     scratch = _empty(torch.float32, _REQUESTS, compressor.dim)
     yield state.plan_state_append(compressor, states, tokens, tokens, numbers, numbers)
     yield from state.plan_flush(
-        compressor, states, numbers, numbers, store, numbers, split=split, scratch=scratch
-    )
+        compressor, states, numbers, numbers, store, numbers,
+        variant=variant, split=split, scratch=scratch,
+    )  # fmt: skip
     yield from state.plan_compress_chunk(
-        compressor, states, tokens, tokens, chunk, store, numbers, split=split, scratch=scratch
-    )
+        compressor, states, tokens, tokens, chunk, store, numbers,
+        variant=variant, split=split, scratch=scratch,
+    )  # fmt: skip
 
 
 def _table_examples(config: DSV4Config) -> Iterator[Example]:

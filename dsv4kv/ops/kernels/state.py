@@ -13,6 +13,7 @@ from dsv4kv.ops.compressor import Compressor
 from dsv4kv.ops.kernels.launch import MOST_BLOCKS, WARP, KernelModule, Launch, blocks_for
 from dsv4kv.ops.kernels.macros import format_macros
 from dsv4kv.ops.storage import PageStore
+from dsv4kv.ops.variants import portable
 
 _THREADS = 256
 _FINISH_THREADS = 128  # flush_finish, chunk_finish: a warp each entry
@@ -56,12 +57,14 @@ def plan_flush(
     store: PageStore,
     entries: Tensor,
     *,
+    variant: str = portable("flush"),
     split: int = 1,
     scratch: Tensor | None = None,
 ) -> tuple[Launch, ...]:
     """See ``contract.Backend.flush``; to be launched in this order.
 
     An entry of −1 skips its row, so a graph can pass every token of a step.
+    variant: see ``ops.variants``.
     split: blocks that share an entry, 1, 2, 4 or 8; ``split_of`` suggests it.
     scratch: float32[at least E, d], needed where split is more than 1 and the state a ring; what
     it holds does not matter before or after.
@@ -69,7 +72,7 @@ def plan_flush(
     if not len(entries):
         return ()
     groups, limits = (slots, positions, entries), (len(state), store.num_entries)
-    module = _flush_module(compressor, state, store, split)
+    module = _flush_module(compressor, state, store, variant, split)
     if state.dim() == 3:  # pooled already
         finish = _finish(module, "flush_finish", state, groups, compressor, store, limits)
         return (finish,)
@@ -95,6 +98,7 @@ def plan_compress_chunk(
     store: PageStore,
     entries: Tensor,
     *,
+    variant: str = portable("compress_chunk"),
     split: int = 1,
     scratch: Tensor | None = None,
 ) -> tuple[Launch, ...]:
@@ -105,12 +109,13 @@ def plan_compress_chunk(
     kv, score: float32[most tokens, C].
     entries: int64[most groups], of the groups that end in the chunk, at most ceil(tokens / ratio);
     what follows them is not read.
-    split, scratch: as for ``plan_flush``.
+    variant, split, scratch: as for ``plan_flush``.
     """
     rows, limits = (kv, score, compressor.ape, chunk), (len(kv), len(state), store.num_entries)
     launches = [_keep(compressor, state, kv, score, chunk)]
     if len(entries):
-        module, pooled = _flush_module(compressor, state, store, split), _scratch(scratch, split)
+        module = _flush_module(compressor, state, store, variant, split)
+        pooled = _scratch(scratch, split)
         if split > 1:
             groups = (chunk, entries)
             launches.insert(
@@ -203,10 +208,11 @@ def _state_module(compressor: Compressor, state: Tensor) -> KernelModule:
 
 
 def _flush_module(
-    compressor: Compressor, state: Tensor, store: PageStore, split: int
+    compressor: Compressor, state: Tensor, store: PageStore, variant: str, split: int
 ) -> KernelModule:
     macros = dict(format_macros(store.layout)) | _state_macros(compressor, state)
     macros |= {
+        "DSV_AHEAD": int(variant != "serial"),
         "DSV_HADAMARD": int(compressor.hadamard),
         "DSV_ROPE_PAIRS": len(compressor.inverse_frequencies),
         "DSV_SPLIT": split,

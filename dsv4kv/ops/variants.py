@@ -1,0 +1,96 @@
+"""Ways to do the same operation: kernels that give the same bytes and may differ in speed.
+
+A run takes the first that its GPU has, or the one that ``ops.variant`` names; so one run compares
+two of them (``--axis ops.variant.flush=scratch,serial``). On the CPU there is one way each.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dsv4kv.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to do an operation.
+
+    Attributes:
+        meaning: What sets it apart, to follow its name.
+        architectures: That have what it takes, such as ``sm_90a``; None for all.
+    """
+
+    meaning: str
+    architectures: tuple[str, ...] | None = None
+
+    def runs_on(self, architecture: str) -> bool:
+        """Whether an architecture has what it takes."""
+        return self.architectures is None or architecture in self.architectures
+
+
+_POOLING = {
+    "scratch": Variant("the loads of a batch of rows are under way together"),
+    "serial": Variant("loads as the compiler places them, in several rounds"),
+}
+
+VARIANTS: dict[str, dict[str, Variant]] = {
+    "flush": _POOLING,
+    "compress_chunk": _POOLING,
+}
+"""Every operation that has several, the first being the default."""
+
+Choice = Mapping[str, str]
+"""Variant of every operation in ``VARIANTS``."""
+
+
+def portable(operation: str) -> str:
+    """The first variant that every GPU has: what launch plans make if nobody says otherwise."""
+    return next(name for name, one in VARIANTS[operation].items() if not one.architectures)
+
+
+def best(operation: str, architecture: str) -> str:
+    """The first variant that an architecture has."""
+    return _available(operation, architecture)[0]
+
+
+def explain(operation: str) -> str:
+    """The variants of an operation and their meanings, in a sentence."""
+    told = (f"{name} ({variant.meaning})" for name, variant in VARIANTS[operation].items())
+    return f"How {operation} is done on a GPU: {', '.join(told)}; null takes the first it has."
+
+
+def choose(asked: Mapping[str, str | None], architecture: str) -> Choice:
+    """The variant of every operation: as asked, else the first that the architecture has.
+
+    Raises:
+        ConfigError: One that is asked for and that the architecture does not have.
+    """
+    return {
+        operation: _checked(operation, name, architecture)
+        if (name := asked.get(operation))
+        else best(operation, architecture)
+        for operation in VARIANTS
+    }
+
+
+def refuse_choice(asked: Mapping[str, str | None]) -> None:
+    """Raise ``ConfigError`` where a variant is asked for and the operations are the CPU's."""
+    for operation, name in asked.items():
+        if name:
+            raise ConfigError(
+                f"ops.variant.{operation} is {name}, and the cache is on the CPU, where each "
+                "operation has one variant: leave it null, or set device to cuda."
+            )
+
+
+def _available(operation: str, architecture: str) -> list[str]:
+    return [name for name, one in VARIANTS[operation].items() if one.runs_on(architecture)]
+
+
+def _checked(operation: str, name: str, architecture: str) -> str:
+    available = _available(operation, architecture)
+    if name in available:
+        return name
+    raise ConfigError(
+        f"ops.variant.{operation} is {name}, which {architecture} does not have: "
+        f"choose {', '.join(available)}, or null."
+    )

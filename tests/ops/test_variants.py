@@ -1,0 +1,86 @@
+"""Ways to do an operation: chosen by key, by GPU, recorded, and equal in every byte."""
+
+import pytest
+
+from dsv4kv.bench.case import run_case
+from dsv4kv.config.axes import expand_axes
+from dsv4kv.config.keys import keys, keys_of
+from dsv4kv.config.load import load_config
+from dsv4kv.errors import ConfigError
+from dsv4kv.ops import variants as registry
+from dsv4kv.ops.kernels.catalogue import ARCHITECTURES
+from dsv4kv.ops.variants import VARIANTS, Variant, best, choose, portable
+from tests.bench.settings import tiny_config
+from tests.gpu_twin import twin_gpu
+
+ON_HOPPER = {
+    "near": Variant("on one chip", ("sm_90a", "sm_100a")),
+    "far": Variant("on every chip"),
+}
+
+
+@pytest.fixture
+def two_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One operation, whose first variant not every GPU has."""
+    monkeypatch.setattr(registry, "VARIANTS", {"flush": ON_HOPPER})
+
+
+def test_the_keys_of_a_configuration_are_the_registry() -> None:
+    assert keys_of("ops.variant") == list(VARIANTS)
+    for operation, names in VARIANTS.items():
+        key = keys()[f"ops.variant.{operation}"]
+        assert (key.choices, key.nullable, key.default) == (tuple(names), True, None)
+        assert all(f"{name} ({one.meaning})" in key.description for name, one in names.items())
+
+
+@pytest.mark.parametrize("operation", VARIANTS)
+def test_every_gpu_has_a_variant_of_every_operation(operation: str) -> None:
+    assert {best(operation, architecture) for architecture in ARCHITECTURES} <= set(
+        VARIANTS[operation]
+    )
+    assert VARIANTS[operation][portable(operation)].architectures is None
+
+
+@pytest.mark.usefixtures("two_ways")
+def test_the_first_that_the_gpu_has_is_taken_unless_another_is_asked_for() -> None:
+    assert choose({"flush": None}, "sm_90a") == {"flush": "near"}
+    assert choose({"flush": None}, "sm_80") == {"flush": "far"}
+    assert choose({"flush": "far"}, "sm_90a") == {"flush": "far"}
+
+
+@pytest.mark.usefixtures("two_ways")
+def test_one_that_the_gpu_does_not_have_is_refused_with_those_it_has() -> None:
+    with pytest.raises(ConfigError) as refusal:
+        choose({"flush": "near"}, "sm_120")
+    assert str(refusal.value) == (
+        "ops.variant.flush is near, which sm_120 does not have: choose far, or null."
+    )
+
+
+def test_on_the_cpu_there_is_nothing_to_choose() -> None:
+    with pytest.raises(ConfigError) as refusal:
+        run_case({}, tiny_config("device=cpu", "ops.variant.flush=serial"), lambda _tokens: None)
+    assert str(refusal.value) == (
+        "ops.variant.flush is serial, and the cache is on the CPU, where each operation has one "
+        "variant: leave it null, or set device to cuda."
+    )
+
+
+def test_an_axis_compares_variants_and_each_case_runs_and_records_its_own() -> None:
+    small = [f"{key}={value}" for key, value in {"device": "cuda", "model.layers": "[3]"}.items()]
+    axis = "ops.variant.flush=scratch,serial"
+    points = expand_axes(load_config("smoke"), [*small, "measure.verify_every=0"], [axis])
+    assert [point.axis for point in points] == [
+        {"ops.variant.flush": name} for name in ("scratch", "serial")
+    ]
+    for point, name in zip(points, ("scratch", "serial"), strict=True):
+        with twin_gpu() as gpu:
+            case = run_case(point.axis, point.config, lambda _tokens: None)
+        (modules,) = {
+            launch.module
+            for launches in gpu.captured
+            for launch in launches
+            if launch.kernel == "flush"
+        }
+        assert case.variants["flush"] == name
+        assert dict(modules.macros)["DSV_AHEAD"] == (name != "serial")

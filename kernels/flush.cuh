@@ -1,8 +1,9 @@
 // Pool groups of tokens into entries and write them into pages.
 //
 // Compile-time: rows.cuh's and format.cuh's parameters; DSV_ROPE_PAIRS pairs rotated at the end of
-// an entry; DSV_HADAMARD 1 for indexer keys; DSV_SPLIT blocks that share the channels of an entry;
-// DSV_AHEAD 1 where the loads of a batch of rows are to be under way together.
+// an entry; DSV_ROPE_TABLE 1 where their cosines and sines are read, 0 where they are worked out;
+// DSV_HADAMARD 1 for indexer keys; DSV_SPLIT blocks that share the channels of an entry; DSV_AHEAD
+// 1 where the loads of a batch of rows are to be under way together.
 //
 // Few entries complete in a step, and one of 128 rows is 512 KiB to read: DSV_SPLIT blocks pool
 // it, each its part of the channels and all rows, so that no softmax is ever in two parts. RMSNorm
@@ -26,10 +27,18 @@ constexpr int kFirstRotated = kDim / 8 - DSV_ROPE_PAIRS / 4;  // chunk
 static_assert(kSplit * kPieces * kWarpChannels == kDim, "channels in equal parts");
 static_assert(DSV_ROPE_PAIRS % 4 == 0, "whole chunks are rotated");
 
+// A table has a row for each group, [groups, 2 DSV_ROPE_PAIRS]: cosines of the angles of its first
+// position, then their sines. Without one: [DSV_ROPE_PAIRS], radians per position.
+#if DSV_ROPE_TABLE
+using Rope = float;
+#else
+using Rope = double;
+#endif
+
 // What turns pooled channels into an entry.
 struct Finish {
-    const float* norm_weight;   // [kDim]
-    const double* frequencies;  // [DSV_ROPE_PAIRS], radians per position
+    const float* norm_weight;  // [kDim]
+    const Rope* rope;
     float norm_eps;
 };
 
@@ -38,20 +47,37 @@ struct Job {
     i64 slot, first, entry;
 };
 
-// Rotates pairs 4 part .. 4 part + 3. The angle reaches 10^6 radians: turns are counted in double,
-// where only whole turns fall away, and the rest goes to functions that need no range reduction
-// (sinf of a large argument would use local memory).
-__device__ __forceinline__ void rope_chunk(float* v, i64 position, int part,
-                                           const double* frequencies) {
+// Cosines and sines of pairs 4 part .. 4 part + 3 of the group that begins at a position.
+#if DSV_ROPE_TABLE
+__device__ __forceinline__ void load_turns(const Rope* rope, i64 position, int part, Four& cos,
+                                           Four& sin) {
+    const float* row = rope + position / kRatio * (2 * DSV_ROPE_PAIRS) + part * 4;
+    cos = cached_four(row);
+    sin = cached_four(row + DSV_ROPE_PAIRS);
+}
+#else
+// The angle reaches 10^6 radians: turns are counted in double, where only whole turns fall away,
+// and the rest goes to functions that need no range reduction (sinf of a large argument would use
+// local memory).
+__device__ __forceinline__ void load_turns(const Rope* rope, i64 position, int part, Four& cos,
+                                           Four& sin) {
     constexpr double kHalfTurnsPerRadian = 0.31830988618379067154;  // 1 / pi
 #pragma unroll
     for (int p = 0; p < 4; ++p) {
-        double half_turns = (double)position * frequencies[part * 4 + p] * kHalfTurnsPerRadian;
-        float sin, cos;
-        sincospif((float)(half_turns - 2.0 * rint(0.5 * half_turns)), &sin, &cos);
+        double half_turns = (double)position * rope[part * 4 + p] * kHalfTurnsPerRadian;
+        sincospif((float)(half_turns - 2.0 * rint(0.5 * half_turns)), &sin.at[p], &cos.at[p]);
+    }
+}
+#endif
+
+__device__ __forceinline__ void rope_chunk(float* v, i64 position, int part, const Rope* rope) {
+    Four cos, sin;
+    load_turns(rope, position, part, cos, sin);
+#pragma unroll
+    for (int p = 0; p < 4; ++p) {
         float real = v[2 * p], imaginary = v[2 * p + 1];
-        v[2 * p] = fmaf(real, cos, -(imaginary * sin));
-        v[2 * p + 1] = fmaf(real, sin, imaginary * cos);
+        v[2 * p] = fmaf(real, cos.at[p], -(imaginary * sin.at[p]));
+        v[2 * p + 1] = fmaf(real, sin.at[p], imaginary * cos.at[p]);
     }
 }
 
@@ -65,7 +91,7 @@ __device__ __forceinline__ uint4 finish_chunk(float* v, int chunk, float scale, 
         for (int k = 0; k < 4; ++k) v[c + k] = v[c + k] * scale * weight.at[k];
     }
     if (chunk >= kFirstRotated) {
-        rope_chunk(v, position, chunk - kFirstRotated, how.frequencies);
+        rope_chunk(v, position, chunk - kFirstRotated, how.rope);
     }
     return make_uint4(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]),
                       pack_bf16(v[6], v[7]));
@@ -149,13 +175,15 @@ __device__ __forceinline__ void pool_entry(const Rows& rows, const float* own, c
 // ---- Groups that end with a token of a batch ---------------------------------------------------
 
 // slots, positions, entries: int64[count], the token that ends a group and the physical entry. A
-// slot or entry outside its range, or a position that ends no group, is skipped.
+// slot or entry outside its range, or a position that ends no group (of the table), is skipped.
 __device__ __forceinline__ Job flush_job(i64 i, const i64* slots, const i64* positions,
-                                         const i64* entries, i64 num_slots, i64 num_entries) {
+                                         const i64* entries, i64 num_slots, i64 num_entries,
+                                         i64 num_groups) {
     i64 position = positions[i];
     Job job = {slots[i], 0, entries[i]};
     bool valid = job.slot >= 0 && job.slot < num_slots && position >= 0 &&
-                 position % kRatio == kRatio - 1 && job.entry < num_entries;
+                 position % kRatio == kRatio - 1 && position / kRatio < num_groups &&
+                 job.entry < num_entries;
     job.first = valid ? position - (kRatio - 1) : 0;
     if (!valid) job.entry = -1;
     return job;
@@ -165,13 +193,13 @@ __device__ __forceinline__ Job flush_job(i64 i, const i64* slots, const i64* pos
 // Blocks: (count, kSplit). scratch: float32[count, kDim], unused if kSplit is 1.
 DSV_KERNEL void __launch_bounds__(kPoolThreads)
     flush(const float* state, const i64* slots, const i64* positions, const i64* entries,
-          const float* norm_weight, const double* frequencies, u32 norm_eps, float* scratch,
-          u8* pages, i64 num_slots, i64 num_entries) {
+          const float* norm_weight, const Rope* rope, u32 norm_eps, float* scratch, u8* pages,
+          i64 num_slots, i64 num_entries, i64 num_groups) {
     i64 i = blockIdx.x;
-    Job job = flush_job(i, slots, positions, entries, num_slots, num_entries);
+    Job job = flush_job(i, slots, positions, entries, num_slots, num_entries, num_groups);
     if (job.entry < 0) return;
     const float* own = state + job.slot * kSlotFloats;
-    Finish how = {norm_weight, frequencies, __uint_as_float(norm_eps)};
+    Finish how = {norm_weight, rope, __uint_as_float(norm_eps)};
     Rows rows = rows_in_ring(own, job.first - kOverlapRows);
     pool_entry<false>(rows, own, job, how, scratch + i * kDim, pages);
 }
@@ -182,13 +210,13 @@ DSV_KERNEL void __launch_bounds__(kPoolThreads)
 // pooled already.
 DSV_KERNEL void __launch_bounds__(128)
     flush_finish(const float* pooled, const i64* slots, const i64* positions, const i64* entries,
-                 const float* norm_weight, const double* frequencies, u32 norm_eps, u8* pages,
-                 int count, i64 num_slots, i64 num_entries) {
+                 const float* norm_weight, const Rope* rope, u32 norm_eps, u8* pages,
+                 int count, i64 num_slots, i64 num_entries, i64 num_groups) {
     i64 i = warp_id();
     if (i >= count) return;
-    Job job = flush_job(i, slots, positions, entries, num_slots, num_entries);
+    Job job = flush_job(i, slots, positions, entries, num_slots, num_entries, num_groups);
     if (job.entry < 0) return;
-    Finish how = {norm_weight, frequencies, __uint_as_float(norm_eps)};
+    Finish how = {norm_weight, rope, __uint_as_float(norm_eps)};
     if (kOnline) {
         finish_entry(PooledState{pooled + job.slot * kSlotFloats}, job, how, pages);
     } else {
@@ -199,13 +227,14 @@ DSV_KERNEL void __launch_bounds__(128)
 
 // ---- Groups that end inside a prompt chunk -----------------------------------------------------
 
-// entries: int64[>= groups that end in the chunk], physical; one outside its range is skipped.
+// entries: int64[>= groups that end in the chunk], physical; one outside its range is skipped,
+// as is a group beyond the table.
 __device__ __forceinline__ Job chunk_job(i64 i, const Chunk& chunk, const i64* entries,
-                                         i64 num_entries) {
+                                         i64 num_entries, i64 num_groups) {
     i64 group = chunk.start / kRatio + i;
     Job job = {chunk.slot, group * kRatio, -1};
     bool ends = chunk.tokens > 0 && (group + 1) * kRatio <= chunk.start + chunk.tokens;
-    if (ends && entries[i] < num_entries) job.entry = entries[i];
+    if (ends && group < num_groups && entries[i] < num_entries) job.entry = entries[i];
     return job;
 }
 
@@ -214,15 +243,15 @@ __device__ __forceinline__ Job chunk_job(i64 i, const Chunk& chunk, const i64* e
 DSV_KERNEL void __launch_bounds__(kPoolThreads)
     chunk_flush(const float* state, const float* kv, const float* score, const float* ape,
                 const i64* chunk, const i64* entries, const float* norm_weight,
-                const double* frequencies, u32 norm_eps, float* scratch, u8* pages,
-                i64 max_tokens, i64 num_slots, i64 num_entries) {
+                const Rope* rope, u32 norm_eps, float* scratch, u8* pages,
+                i64 max_tokens, i64 num_slots, i64 num_entries, i64 num_groups) {
     i64 i = blockIdx.x;
     Chunk own = load_chunk(chunk, max_tokens, num_slots);
-    Job job = chunk_job(i, own, entries, num_entries);
+    Job job = chunk_job(i, own, entries, num_entries, num_groups);
     if (job.entry < 0) return;
     const float* slot = state + job.slot * kSlotFloats;
     Rows rows = rows_in_chunk(slot, job.first - kOverlapRows, own, kv, score, ape);
-    Finish how = {norm_weight, frequencies, __uint_as_float(norm_eps)};
+    Finish how = {norm_weight, rope, __uint_as_float(norm_eps)};
     pool_entry<true>(rows, slot, job, how, scratch + i * kDim, pages);
 }
 
@@ -230,14 +259,14 @@ DSV_KERNEL void __launch_bounds__(kPoolThreads)
 // One warp per group that can end in max_tokens; pooled: float32[count, kDim] from chunk_flush.
 DSV_KERNEL void __launch_bounds__(128)
     chunk_finish(const float* pooled, const i64* chunk, const i64* entries,
-                 const float* norm_weight, const double* frequencies, u32 norm_eps, u8* pages,
-                 int count, i64 max_tokens, i64 num_slots, i64 num_entries) {
+                 const float* norm_weight, const Rope* rope, u32 norm_eps, u8* pages,
+                 int count, i64 max_tokens, i64 num_slots, i64 num_entries, i64 num_groups) {
     i64 i = warp_id();
     if (i >= count) return;
     Chunk own = load_chunk(chunk, max_tokens, num_slots);
-    Job job = chunk_job(i, own, entries, num_entries);
+    Job job = chunk_job(i, own, entries, num_entries, num_groups);
     if (job.entry < 0) return;
-    Finish how = {norm_weight, frequencies, __uint_as_float(norm_eps)};
+    Finish how = {norm_weight, rope, __uint_as_float(norm_eps)};
     finish_entry(Pooled{pooled + i * kDim}, job, how, pages);
 }
 #endif

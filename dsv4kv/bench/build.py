@@ -1,6 +1,6 @@
 """From a configuration to a cache and what drives it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -18,10 +18,11 @@ from dsv4kv.model.plan import CachePlan, plan_cache
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import AttentionType
 from dsv4kv.model.schema import choose_formats
-from dsv4kv.ops.compressor import random_compressor
+from dsv4kv.ops.compressor import Compressor, random_compressor
 from dsv4kv.ops.contract import Backend
 from dsv4kv.ops.cuda.foresight import foresee
 from dsv4kv.ops.cuda.launch import compile_ahead
+from dsv4kv.ops.rope import make_rope
 from dsv4kv.ops.variants import Choice
 from dsv4kv.prefix.block_hash import BlockHashIndex
 from dsv4kv.prefix.policies import make_policy
@@ -60,6 +61,7 @@ def plan_from(config: BenchConfig) -> CachePlan:
         state=cache.state,
         draft_tokens=config.workload.speculative.draft_tokens,
         hadamard=cache.hadamard,
+        rope=cache.rope,
     )
 
 
@@ -91,7 +93,7 @@ def check_memory(
     advice = _ADVICE
     if config.workload.data == "real" and on_host:
         needed += plan.total_bytes + _checkpoint_bytes(config, plan)
-        needed += 2 * config.measure.memcpy_bytes
+        needed += 2 * config.measure.memcpy_bytes + _rope_bytes(plan)
         advice += ", hold fewer layers (model.layers), or set workload.data to none"
     else:
         needed += sum(pool.total_bytes for pool in plan.pools if pool.name == "tables")
@@ -106,6 +108,7 @@ def check_device_memory(config: BenchConfig, plan: CachePlan, device: CudaDevice
     """Raise ``ConfigError`` where a run needs more memory than the GPU has free."""
     needed = plan.total_bytes + _checkpoint_bytes(config, plan) + 2 * config.measure.memcpy_bytes
     needed += 2 * _output_bytes(plan, config.workload.concurrency)  # graphs have their own
+    needed += _rope_bytes(plan)
     if needed > device.free_bytes:
         raise ConfigError(
             f"this run needs {format_bytes(needed)} of GPU memory and "
@@ -170,14 +173,14 @@ def build_drive(
         kept_by_kernels = config.cache.prepare == "device"
         modules = foresee(plan, device_prepare=kept_by_kernels, variants=variants)
         compile_ahead(modules, device.device)
-    compressors = _draw_compressors(plan, seed, manager.device)
-    every = [part for pair in compressors.values() for part in pair if part is not None]
+    compressors = _draw_compressors(plan, seed)
+    every = [part for pair in compressors.values() for part in pair if part]
     longest_chunk = min(config.workload.step_tokens, plan.max_context_tokens)
     inputs = InputBank(plan.config, every, longest_chunk, seed)
-    verifier = Verifier(inputs, np.random.default_rng(seed))
+    verifier = Verifier(inputs, compressors, np.random.default_rng(seed))
     topk, window = plan.config.index_topk, plan.config.window_tokens
     executor = StepExecutor(
-        layers=list(build_layers(manager, backend, compressors).values()),
+        layers=list(build_layers(manager, backend, _moved(compressors, manager.device)).values()),
         inputs=inputs.to(manager.device),
         recorder=recorder,
         observer=verifier,
@@ -242,23 +245,54 @@ def _checkpoint_bytes(config: BenchConfig, plan: CachePlan) -> int:
     return 0 if prefix.index == "none" else prefix.checkpoints * each
 
 
-def _draw_compressors(plan: CachePlan, seed: int, device: torch.device) -> Compressors:
+def _draw_compressors(plan: CachePlan, seed: int) -> Compressors:
+    """Random ones on the host; layers of one ratio share a table of angles."""
     generator = torch.Generator().manual_seed(seed)
+    ropes = {
+        ratio: make_rope(plan.config, ratio, plan.max_context_tokens, plan.rope)
+        for ratio in _ratios(plan)
+    }
     compressors: Compressors = {}
     for schema in plan.schemas:
         spec = schema.layer
         if spec.owns_kv:
-            main = random_compressor(plan.config, spec, generator)
+            rope = ropes[spec.ratio]
+            main = random_compressor(plan.config, spec, generator, rope=rope)
             indexer = (
                 random_compressor(
-                    plan.config, spec, generator, indexer=True, hadamard=plan.hadamard
+                    plan.config, spec, generator, rope=rope, indexer=True, hadamard=plan.hadamard
                 )
                 if schema.indexer
                 else None
             )
-            moved = indexer.to(device) if indexer else None
-            compressors[spec.layer_idx] = main.to(device), moved
+            compressors[spec.layer_idx] = main, indexer
     return compressors
+
+
+def _moved(compressors: Compressors, device: torch.device) -> Compressors:
+    """The same on a device, where layers of one ratio share a table as well."""
+    shared = {main.ratio: main.rope for main, _ in compressors.values()}
+    ropes = {ratio: rope.to(device) for ratio, rope in shared.items()}
+
+    def move(compressor: Compressor) -> Compressor:
+        return replace(compressor, rope=ropes[compressor.ratio]).to(device)
+
+    return {
+        layer: (move(main), move(indexer) if indexer else None)
+        for layer, (main, indexer) in compressors.items()
+    }
+
+
+def _ratios(plan: CachePlan) -> set[int]:
+    return {schema.layer.ratio for schema in plan.schemas if schema.layer.owns_kv}
+
+
+def _rope_bytes(plan: CachePlan) -> int:
+    """Bytes of the tables of angles: a row of float32 for each entry that a request can have."""
+    if plan.rope == "float64":
+        return 0
+    rows = sum(plan.max_context_tokens // ratio for ratio in _ratios(plan))
+    return 4 * plan.config.rope_dim * rows
 
 
 def loop_settings(config: BenchConfig) -> LoopSettings:

@@ -102,6 +102,9 @@ class CacheSection(Section):
     """Who works out a step's blocks for a GPU: the host, which copies them, or kernels there."""
     hadamard: bool = True
     """Rotate indexer keys by Hadamard(128) before quantising."""
+    rope: Literal["float32", "float64"] = "float32"
+    """What position × frequency is formed in: float32 as engines do, which keep cosines and sines
+    in a table, or float64."""
 
 
 class Lengths(Section):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.budget import PoolPlan, plan_pools
 from dsv4kv.model.config import DSV4Config
+from dsv4kv.model.rope import Precision
 from dsv4kv.model.schedule import build_schedule
 from dsv4kv.model.schema import (
     REPORT_BLOCK_TOKENS,
@@ -33,6 +34,7 @@ class CachePlan:
         max_context_tokens: Longest request, in tokens; drafts in flight included.
         draft_tokens: Most speculative tokens that may be rolled back.
         hadamard: Rotate indexer keys before quantising.
+        rope: What position × frequency is formed in.
     """
 
     config: DSV4Config
@@ -43,6 +45,7 @@ class CachePlan:
     max_context_tokens: int
     draft_tokens: int
     hadamard: bool
+    rope: Precision
 
     @property
     def pools(self) -> list[PoolPlan]:
@@ -77,6 +80,7 @@ def plan_cache(
     state: StateFormat = "ring",
     draft_tokens: int = 0,
     hadamard: bool = True,
+    rope: Precision = "float32",
 ) -> CachePlan:
     """Plan a cache from its sizes and from what ``build_schedule`` and ``build_schema`` take.
 
@@ -112,5 +116,13 @@ def plan_cache(
         for group in groups
     }
     return CachePlan(
-        config, schemas, groups, blocks, num_slots, max_context_tokens, draft_tokens, hadamard
+        config,
+        schemas,
+        groups,
+        blocks,
+        num_slots,
+        max_context_tokens,
+        draft_tokens,
+        hadamard,
+        rope,
     )

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from dsv4kv.model.config import DSV4Config
-from dsv4kv.model.rope import inverse_frequencies
 from dsv4kv.model.schedule import AttentionType, LayerSpec
+
+_ANY_NUMBER = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,9 @@ class Compressor:
         ape: Position bias of a score, float32[m, d · (2 if overlap else 1)].
         norm_weight: RMSNorm weight, float32[d].
         norm_eps: RMSNorm epsilon.
-        inverse_frequencies: RoPE angle per position of each pair, float64[rope_dim / 2].
+        rope: Rotation of the last channels: float32[groups, rope_dim], for each entry the
+            cosines of its pairs, then their sines; or float64[rope_dim / 2], the angle per
+            position of each pair, in radians.
         hadamard: Rotate the entry by Hadamard(d) / sqrt(d) after RoPE (indexer keys).
     """
 
@@ -31,7 +34,7 @@ class Compressor:
     ape: Tensor
     norm_weight: Tensor
     norm_eps: float
-    inverse_frequencies: Tensor
+    rope: Tensor
     hadamard: bool = False
 
     @property
@@ -44,12 +47,24 @@ class Compressor:
         """Tokens that one entry pools."""
         return self.ratio * (2 if self.overlap else 1)
 
+    @property
+    def rotated_pairs(self) -> int:
+        """Pairs of channels that are rotated."""
+        return self.rope.shape[1] // 2 if self.has_table else len(self.rope)
+
+    @property
+    def has_table(self) -> bool:
+        """Whether cosines and sines are looked up."""
+        return self.rope.dim() == 2
+
+    @property
+    def groups(self) -> int:
+        """Entries of one request that can be rotated."""
+        return len(self.rope) if self.has_table else _ANY_NUMBER
+
     def to(self, device: torch.device) -> "Compressor":
         """The same compressor with its tensors on another device."""
-        moved = {
-            name: getattr(self, name).to(device)
-            for name in ("ape", "norm_weight", "inverse_frequencies")
-        }
+        moved = {name: getattr(self, name).to(device) for name in ("ape", "norm_weight", "rope")}
         return replace(self, **moved)
 
 
@@ -58,10 +73,14 @@ def random_compressor(
     spec: LayerSpec,
     generator: torch.Generator,
     *,
+    rope: Tensor,
     indexer: bool = False,
     hadamard: bool = False,
 ) -> Compressor:
-    """A compressor with the model's geometry and random weights: a cache bench has no others."""
+    """A compressor with the model's geometry and random weights: a cache bench has no others.
+
+    rope: as ``make_rope`` gives it for the layer's ratio.
+    """
     overlap = spec.attn is AttentionType.CSA
     dim = config.index_dim if indexer else config.head_dim
     channels = dim * (2 if overlap else 1)
@@ -72,8 +91,6 @@ def random_compressor(
         ape=torch.randn(spec.ratio, channels, generator=generator),
         norm_weight=1 + 0.1 * torch.randn(dim, generator=generator),
         norm_eps=config.norm_eps,
-        inverse_frequencies=torch.tensor(
-            inverse_frequencies(config, spec.ratio), dtype=torch.float64
-        ),
+        rope=rope,
         hadamard=hadamard,
     )

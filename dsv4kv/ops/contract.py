@@ -73,8 +73,9 @@ class Backend(Protocol):
         """Pool the groups that end at these positions and write their entries.
 
         Per channel softmax over the group's scores, weighted sum of kv, RMSNorm, RoPE on the last
-        dims at the position of the group's first token, all in float32; one rounding to bf16;
-        Hadamard if the compressor has it; quantise; write to physical ``entries``.
+        dims at the position of the group's first token (row ``position // ratio`` of the
+        compressor's table), all in float32; one rounding to bf16; Hadamard if the compressor has
+        it; quantise; write to physical ``entries``. Positions are those of the table.
         ``(position + 1) mod ratio == 0`` for every position; slots, positions, entries: int64[E].
         """
 

@@ -145,15 +145,23 @@ def finish(compressor: Compressor, pooled: Tensor, position: int) -> Tensor:
     """RMSNorm, RoPE at ``position``, Hadamard where asked; float64[d] to bf16[d]."""
     scale = 1.0 / math.sqrt(float(pooled.square().mean()) + compressor.norm_eps)
     normed = pooled * scale * compressor.norm_weight.double()
-    frequencies = compressor.inverse_frequencies.tolist()
-    tail = compressor.dim - 2 * len(frequencies)
-    for i, frequency in enumerate(frequencies):
+    turns = _turns(compressor, position)
+    tail = compressor.dim - 2 * len(turns)
+    for i, (cos, sin) in enumerate(turns):
         real, imaginary = float(normed[tail + 2 * i]), float(normed[tail + 2 * i + 1])
-        cos, sin = math.cos(position * frequency), math.sin(position * frequency)
         normed[tail + 2 * i] = real * cos - imaginary * sin
         normed[tail + 2 * i + 1] = real * sin + imaginary * cos
     rounded = normed.bfloat16()
     return _hadamard(rounded.double()).bfloat16() if compressor.hadamard else rounded
+
+
+def _turns(compressor: Compressor, position: int) -> list[tuple[float, float]]:
+    """Cosine and sine of each pair's angle at the first position of a group."""
+    if compressor.has_table:
+        row = compressor.rope[position // compressor.ratio].tolist()
+        return list(zip(row[: len(row) // 2], row[len(row) // 2 :], strict=True))
+    angles = [position * frequency for frequency in compressor.rope.tolist()]
+    return [(math.cos(angle), math.sin(angle)) for angle in angles]
 
 
 def group_of_tokens(compressor: Compressor, kv: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:

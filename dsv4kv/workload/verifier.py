@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dsv4kv.cache.handle import CompressedCache, LayerCache
+from dsv4kv.cache.handle import Compressors, LayerCache
 from dsv4kv.model.formats import EntryFormat
 from dsv4kv.ops import reference, reference_codec
+from dsv4kv.ops.compressor import Compressor
 from dsv4kv.ops.tolerance import is_close
 from dsv4kv.workload.executor import StepTokens
 from dsv4kv.workload.inputs import InputBank
@@ -25,12 +26,14 @@ class Verifier:
 
     Attributes:
         inputs: The data the cache was fed, on the host.
+        compressors: Main and indexer compressor of every layer, on the host.
         random: Chooses the samples.
         checks: Comparisons made, by operation.
         failures: A sentence for each output that differed.
     """
 
     inputs: InputBank
+    compressors: Compressors
     random: np.random.Generator
     checks: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
@@ -64,15 +67,21 @@ class Verifier:
         if len(places):
             k = int(places[int(self.random.integers(len(places)))])
             entry = int(indices[b, k])
-            expected = self._entry(part, step, b, entry)
-            rotated = part.compressor.hadamard
+            compressor = self._compressor(layer, indexer)
+            expected = self._entry(part.store.layout.format, compressor, step, b, entry)
+            rotated = compressor.hadamard
             if not is_close(part.store.layout.format, found[k], expected, rotated=rotated):
                 self._fail(name, layer, step, b, f"entry {entry}")
         self.checks[name] += 1
 
-    def _entry(self, part: CompressedCache, step: StepTokens, b: int, entry: int) -> Tensor:
+    def _compressor(self, layer: LayerCache, indexer: bool) -> Compressor:
+        main, of_indexer = self.compressors[layer.schema.layer.layer_idx]
+        return of_indexer if indexer and of_indexer else main
+
+    def _entry(
+        self, form: EntryFormat, compressor: Compressor, step: StepTokens, b: int, entry: int
+    ) -> Tensor:
         """Entry of a request from its tokens' inputs, in float64: bf16[D], quantised and back."""
-        compressor = part.compressor.to(torch.device("cpu"))
         first = entry * compressor.ratio
         positions = np.arange(first + compressor.ratio - compressor.rows, first + compressor.ratio)
         rows = torch.from_numpy(step.rows(b, np.maximum(positions, 0)))
@@ -83,7 +92,7 @@ class Verifier:
         score[before_start] = -torch.inf
         kv, score = reference.group_of_tokens(compressor, kv, score)
         value = reference.finish(compressor, reference.pool(kv, score), first)
-        return _round_trip(part.store.layout.format, value)
+        return _round_trip(form, value)
 
     def _fail(self, name: str, layer: LayerCache, step: StepTokens, b: int, what: str) -> None:
         spec = layer.schema.layer

@@ -101,6 +101,7 @@ def test_a_cache_larger_than_memory_is_refused_before_it_is_built() -> None:
     config = tiny_config("workload.concurrency=1000")
     plan = plan_from(config)
     needed = plan.total_bytes + 2 * config.measure.memcpy_bytes + 32 * plan.num_blocks["model"]
+    needed += 4 * 64 * (plan.max_context_tokens // 4 + plan.max_context_tokens // 128)  # angles
     check_memory(config, plan, needed)
     with pytest.raises(ConfigError, match=r"^this run needs \d+ MiB .* workload.data to none\.$"):
         check_memory(config, plan, needed - 1)
@@ -113,6 +114,15 @@ def test_without_data_only_the_books_must_fit_into_memory() -> None:
     check_memory(config, plan, books)
     with pytest.raises(ConfigError, match=r"lower cache\.max_context_tokens"):
         check_memory(config, plan, books - 1)
+
+
+def test_layers_of_one_ratio_share_a_table_of_angles() -> None:
+    config = tiny_config("model.layers=[2, 3, 4, 5]")
+    drive = drive_on_cpu(config, KVCacheManager(plan_from(config)), Recorder())
+    parts = [part for layer in drive.executor.layers for part in (layer.main, layer.indexer)]
+    rows = {part.compressor.rope.data_ptr(): len(part.compressor.rope) for part in parts if part}
+    tokens = config.cache.max_context_tokens
+    assert sorted(rows.values()) == [tokens // 128, tokens // 4]
 
 
 def test_the_seed_decides_inputs_weights_and_samples() -> None:

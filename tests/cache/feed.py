@@ -10,6 +10,7 @@ from dsv4kv.cache.step import StepBatch
 from dsv4kv.model import CachePlan, EntryFormat
 from dsv4kv.ops import reference, reference_codec
 from dsv4kv.ops.compressor import random_compressor
+from dsv4kv.ops.rope import make_rope
 
 TOKENS = 160  # of every request's data
 REQUESTS = 4
@@ -22,8 +23,11 @@ def draw_compressors(plan: CachePlan) -> Compressors:
     for schema in plan.schemas:
         spec = schema.layer
         if spec.owns_kv:
-            main = random_compressor(plan.config, spec, generator)
-            indexer = random_compressor(plan.config, spec, generator, indexer=True, hadamard=True)
+            rope = make_rope(plan.config, spec.ratio, plan.max_context_tokens, plan.rope)
+            main = random_compressor(plan.config, spec, generator, rope=rope)
+            indexer = random_compressor(
+                plan.config, spec, generator, rope=rope, indexer=True, hadamard=True
+            )
             compressors[spec.layer_idx] = (main, indexer if schema.indexer else None)
     return compressors
 

@@ -86,7 +86,7 @@ def test_the_file_and_the_overrides_stand_beneath_the_axes(expand: Expand) -> No
             (
                 "unknown key cache.shares (did you mean cache.sharing?); cache has "
                 "block_tokens, sharing, allocator, prefix, max_context_tokens, num_blocks, "
-                "num_slots, state, prepare, hadamard."
+                "num_slots, state, prepare, hadamard, rope."
             ),
         ),
         (

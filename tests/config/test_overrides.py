@@ -6,7 +6,7 @@ from .conftest import Load, Refuse
 
 CACHE = (
     "block_tokens, sharing, allocator, prefix, max_context_tokens, num_blocks, num_slots, state, "
-    "prepare, hadamard"
+    "prepare, hadamard, rope"
 )
 
 

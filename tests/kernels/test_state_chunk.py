@@ -1,5 +1,7 @@
 """Prompt chunks on the CPU twin: however tokens arrive, a ring gives the very same bits."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -218,3 +220,13 @@ def test_entries_of_minus_one_and_beyond_the_store_are_skipped() -> None:
     run_all(plan_compress_chunk(CSA, tensor, kv, score, chunk, store, entries))
     written = (store.pages.view(32, -1) != POISON).any(dim=1)
     assert written.nonzero().flatten().tolist() == [0, 2]
+
+
+def test_groups_beyond_the_table_of_angles_are_skipped() -> None:
+    short = replace(CSA, rope=CSA.rope[:2])
+    tensor, (kv, score) = fresh_ring(CSA), random_tokens(CSA, 16, seed=2)
+    store = poisoned_store(bf16_entry(CSA), pages=1)
+    chunk = torch.tensor([0, 0, 16])
+    run_all(plan_compress_chunk(short, tensor, kv, score, chunk, store, torch.arange(4)))
+    written = (store.pages.view(32, -1) != POISON).any(dim=1)
+    assert written.nonzero().flatten().tolist() == [0, 1]

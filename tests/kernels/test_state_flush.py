@@ -1,11 +1,14 @@
 """States into entries on the CPU twin, against float64."""
 
+from typing import get_args
+
 import pytest
 import torch
 from torch import Tensor
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.formats import FORMATS, EntryFormat
+from dsv4kv.model.rope import Precision
 from dsv4kv.ops import reference
 from dsv4kv.ops.compressor import Compressor
 from dsv4kv.ops.kernels.state import plan_flush, split_of
@@ -15,6 +18,7 @@ from tests.kernels.launches import each_order
 from tests.kernels.state_twin import dirty_scratch, run_all
 from tests.ops.samples import (
     POISON,
+    angles,
     bf16_entry,
     full_size_compressor,
     generator,
@@ -70,8 +74,8 @@ def _exact_entry(compressor: Compressor, state: Tensor, end: int) -> Tensor:
         pooled = state[2].double() / state[1].double()
     normed = pooled * torch.rsqrt(pooled.square().mean() + compressor.norm_eps)
     normed *= compressor.norm_weight.double()
-    tail = compressor.dim - 2 * len(compressor.inverse_frequencies)
-    angle = (end + 1 - compressor.ratio) * compressor.inverse_frequencies
+    tail = compressor.dim - 2 * compressor.rotated_pairs
+    angle = angles(compressor, end + 1 - compressor.ratio)
     pairs = torch.view_as_complex(normed[tail:].view(-1, 2))
     normed[tail:] = torch.view_as_real(pairs * torch.polar(torch.ones_like(angle), angle)).view(-1)
     return normed
@@ -79,10 +83,11 @@ def _exact_entry(compressor: Compressor, state: Tensor, end: int) -> Tensor:
 
 @each_order
 @each_state
+@pytest.mark.parametrize("rope", get_args(Precision))
 def test_entries_are_exact_but_for_the_rounding_to_bf16(
-    kind: str, state: str, reverse: bool
+    kind: str, state: str, reverse: bool, rope: Precision
 ) -> None:
-    compressor = full_size_compressor(kind)
+    compressor = full_size_compressor(kind, rope)
     ends, tensor = _ends(compressor), _random_state(compressor, state, 4)
     store, slots = poisoned_store(bf16_entry(compressor)), torch.tensor([3, 1, 2, 0])
     split, scratch = split_of(compressor), dirty_scratch(compressor, 4)
@@ -189,6 +194,8 @@ def test_first_csa_entry_pools_nothing_that_a_slots_last_owner_left() -> None:
         (FAR, 0, 0),
         (0, -1, 0),  # one group before the first
         (0, 0.5, 0),  # inside a group
+        (0, 2**20, 0),  # beyond the table
+        (0, FAR, 0),
     ],
 )
 def test_a_row_that_cannot_be_writes_nothing(

@@ -13,13 +13,13 @@ PAIRS = range(32)
 
 def test_a_layer_without_compression_rotates_plainly_with_theta_10000() -> None:
     expected = [10_000.0 ** (-i / 32) for i in PAIRS]
-    assert inverse_frequencies(FLASH, 0) == pytest.approx(expected, rel=1e-15)
+    assert inverse_frequencies(FLASH, 0, "float64") == pytest.approx(expected, rel=1e-15)
 
 
 @pytest.mark.parametrize("ratio", [4, 128])
 def test_a_compressed_layer_stretches_slow_pairs_16_times_and_keeps_fast_ones(ratio: int) -> None:
     """YaRN: pairs turning over 32 times in 65,536 positions stay, under once are stretched."""
-    found = inverse_frequencies(FLASH, ratio)
+    found = inverse_frequencies(FLASH, ratio, "float64")
     low, high = (
         64 * math.log(65_536 / (turns * 2 * math.pi)) / (2 * math.log(160_000))
         for turns in (32, 1)
@@ -36,6 +36,6 @@ def test_a_compressed_layer_stretches_slow_pairs_16_times_and_keeps_fast_ones(ra
 
 def test_frequencies_fall_from_pair_to_pair() -> None:
     for ratio in (0, 4):
-        found = inverse_frequencies(FLASH, ratio)
+        found = inverse_frequencies(FLASH, ratio, "float64")
         assert found == sorted(found, reverse=True)
         assert len(found) == FLASH.rope_dim // 2

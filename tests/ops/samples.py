@@ -8,9 +8,11 @@ from torch import Tensor
 
 from dsv4kv.model.formats import FORMATS, EntryFormat, PageLayout
 from dsv4kv.model.presets import load_model
+from dsv4kv.model.rope import Precision, inverse_frequencies
 from dsv4kv.model.schedule import AttentionType, LayerSpec
 from dsv4kv.ops import cpu, reference, reference_codec
 from dsv4kv.ops.compressor import Compressor, random_compressor
+from dsv4kv.ops.rope import make_rope
 from dsv4kv.ops.storage import PageStore
 
 POISON = 0xA5
@@ -83,13 +85,24 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 @functools.cache
-def full_size_compressor(kind: str) -> Compressor:
+def full_size_compressor(kind: str, precision: Precision = "float32") -> Compressor:
     """DeepSeek-V4-Flash's compressor of a ``csa`` or ``hca`` layer, or of an ``indexer``."""
     config = load_model("v4-flash")
     attention = AttentionType.HCA if kind == "hca" else AttentionType.CSA
     spec = LayerSpec(2, attention, 128 if kind == "hca" else 4, 2)
     indexer = kind == "indexer"
-    return random_compressor(config, spec, generator(7), indexer=indexer, hadamard=indexer)
+    rope = make_rope(config, spec.ratio, config.max_context_tokens, precision)
+    return random_compressor(
+        config, spec, generator(7), rope=rope, indexer=indexer, hadamard=indexer
+    )
+
+
+def angles(compressor: Compressor, position: int) -> Tensor:
+    """By what the pairs of an entry turn, float64; of a table those of V4-Flash, in float32."""
+    if not compressor.has_table:
+        return position * compressor.rope
+    found = inverse_frequencies(load_model("v4-flash"), compressor.ratio, "float32")
+    return (position * torch.tensor(found)).double()
 
 
 def small_compressor(ratio: int, overlap: bool, dim: int = 16) -> Compressor:
@@ -102,7 +115,7 @@ def small_compressor(ratio: int, overlap: bool, dim: int = 16) -> Compressor:
         ape=torch.randn(ratio, dim * (2 if overlap else 1), generator=random),
         norm_weight=1 + 0.1 * torch.randn(dim, generator=random),
         norm_eps=1e-6,
-        inverse_frequencies=torch.logspace(0, -3, dim // 4, dtype=torch.float64),
+        rope=torch.logspace(0, -3, dim // 4, dtype=torch.float64),
     )
 
 

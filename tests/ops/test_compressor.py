@@ -6,6 +6,7 @@ import torch
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import AttentionType, LayerSpec
 from dsv4kv.ops.compressor import random_compressor
+from dsv4kv.ops.rope import make_rope
 from tests.ops.samples import full_size_compressor, generator
 
 
@@ -25,7 +26,10 @@ def test_compressor_has_the_models_geometry(
 
 def test_equal_seeds_give_equal_compressors() -> None:
     spec, config = LayerSpec(2, AttentionType.CSA, 4, 2), load_model("v4-flash")
-    first, second, other = (random_compressor(config, spec, generator(s)) for s in (1, 1, 2))
+    rope = make_rope(config, 4, 64, "float32")
+    first, second, other = (
+        random_compressor(config, spec, generator(s), rope=rope) for s in (1, 1, 2)
+    )
     assert torch.equal(first.ape, second.ape)
     assert torch.equal(first.norm_weight, second.norm_weight)
     assert not torch.equal(first.ape, other.ape)
@@ -33,6 +37,6 @@ def test_equal_seeds_give_equal_compressors() -> None:
 
 def test_compressor_moves_to_a_device_and_keeps_the_rest() -> None:
     found = full_size_compressor("indexer").to(torch.device("meta"))
-    tensors = (found.ape, found.norm_weight, found.inverse_frequencies)
+    tensors = (found.ape, found.norm_weight, found.rope)
     assert {tensor.device.type for tensor in tensors} == {"meta"}
     assert (found.ratio, found.dim, found.overlap, found.hadamard) == (4, 128, True, True)

@@ -12,6 +12,7 @@ from torch import Tensor
 from dsv4kv.ops import cpu
 from dsv4kv.ops.compressor import Compressor
 from tests.ops.samples import (
+    angles,
     bf16_entry,
     each_backend,
     fresh_ring,
@@ -36,9 +37,9 @@ def _entry(compressor: Compressor, kv: Tensor, score: Tensor, position: int) -> 
     pooled = (weight * kv.double()).sum(dim=0)
     normed = pooled / (pooled.square().mean() + compressor.norm_eps).sqrt()
     normed = normed * compressor.norm_weight.double()
-    pairs = len(compressor.inverse_frequencies)
+    pairs = compressor.rotated_pairs
     tail = torch.view_as_complex(normed[-2 * pairs :].view(pairs, 2).contiguous())
-    angle = position * compressor.inverse_frequencies
+    angle = angles(compressor, position)
     tail = tail * torch.polar(torch.ones_like(angle), angle)
     return torch.cat([normed[: -2 * pairs], torch.view_as_real(tail).flatten()])
 
@@ -121,7 +122,7 @@ def test_rope_turns_interleaved_pairs_at_the_groups_first_position(
     unit[448 + 2 * pair] = 1.0
     state = _constant_state(compressor, unit)
     found = _flushed(backend, compressor, state, 4 * index + 3)
-    angle = 4 * index * compressor.inverse_frequencies[pair]
+    angle = angles(compressor, 4 * index)[pair]
     length = (1 / 512 + compressor.norm_eps) ** -0.5  # of a unit vector after RMSNorm
     expected = torch.zeros(512, dtype=torch.float64)
     expected[448 + 2 * pair] = angle.cos() * length

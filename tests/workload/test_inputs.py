@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import build_schedule
 from dsv4kv.ops.compressor import Compressor, random_compressor
+from dsv4kv.ops.rope import make_rope
 from dsv4kv.workload.inputs import InputBank
 
 MODEL = load_model("v4-flash")
@@ -22,10 +23,11 @@ positions = st.integers(0, 10**6)
 def make_compressors() -> list[Compressor]:
     generator = torch.Generator().manual_seed(0)
     csa, hca = build_schedule(MODEL, layers=[2, 3])
+    ropes = [make_rope(MODEL, layer.ratio, 128, "float32") for layer in (csa, hca)]
     return [
-        random_compressor(MODEL, csa, generator),
-        random_compressor(MODEL, csa, generator, indexer=True),
-        random_compressor(MODEL, hca, generator),
+        random_compressor(MODEL, csa, generator, rope=ropes[0]),
+        random_compressor(MODEL, csa, generator, rope=ropes[0], indexer=True),
+        random_compressor(MODEL, hca, generator, rope=ropes[1]),
     ]
 
 

@@ -1,17 +1,22 @@
 """Which calls a cache makes: every operation with every kind of pages it is used on."""
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
+from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.formats import PageLayout
 from dsv4kv.model.plan import CachePlan
+from dsv4kv.model.rope import Precision
 from dsv4kv.model.schedule import AttentionType
 from dsv4kv.model.schema import LayerCacheSchema
 from dsv4kv.ops.check import calls
 from dsv4kv.ops.check.maker import Make
 from dsv4kv.ops.compressor import random_compressor
+from dsv4kv.ops.rope import make_rope
 from dsv4kv.ops.tolerance import Leeway
 
 
@@ -63,6 +68,12 @@ def _page_scenes(plan: CachePlan, schema: LayerCacheSchema) -> Iterator[Scene]:
             yield _on("page_copy", place, pages, calls.page_copy(pages))
 
 
+@functools.lru_cache(maxsize=2)
+def _whole_rope(config: DSV4Config, ratio: int, precision: Precision) -> Tensor:
+    """Of all positions that the model has, however long the cache's requests are."""
+    return make_rope(config, ratio, config.max_context_tokens, precision)
+
+
 def _on(
     operation: str, place: str, pages: PageLayout, make: Make, leeway: Leeway = Leeway.NONE
 ) -> Scene:
@@ -81,7 +92,12 @@ def _state_scenes(
             continue
         indexer = place == "indexer"
         compressor = random_compressor(
-            plan.config, schema.layer, random, indexer=indexer, hadamard=indexer and plan.hadamard
+            plan.config,
+            schema.layer,
+            random,
+            rope=_whole_rope(plan.config, schema.layer.ratio, plan.rope),
+            indexer=indexer,
+            hadamard=indexer and plan.hadamard,
         )
         states = f"{place} states of {schema.layer.attn} layers"
         leeway = Leeway.ROTATED_SUM if compressor.hadamard else Leeway.SUM

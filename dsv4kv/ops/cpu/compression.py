@@ -169,10 +169,18 @@ def _write(
     """RMSNorm, RoPE at the group's first position, Hadamard where asked, quantise, store."""
     scale = torch.rsqrt(pooled.square().mean(dim=-1, keepdim=True) + compressor.norm_eps)
     normed = pooled * scale * compressor.norm_weight
-    angle = positions.double()[:, None] * compressor.inverse_frequencies
-    tail = normed[:, compressor.dim - 2 * angle.shape[1] :]
+    cos, sin = _turns(compressor, positions)
+    tail = normed[:, compressor.dim - 2 * compressor.rotated_pairs :]
     real, imaginary = tail[:, 0::2].clone(), tail[:, 1::2].clone()
-    cos, sin = angle.cos().float(), angle.sin().float()
     tail[:, 0::2] = real * cos - imaginary * sin
     tail[:, 1::2] = real * sin + imaginary * cos
     indexer_insert(store, normed.bfloat16(), entries, compressor.hadamard)
+
+
+def _turns(compressor: Compressor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines at the first positions of groups, float32[E, pairs] each."""
+    if compressor.has_table:
+        rows = compressor.rope[positions // compressor.ratio]
+        return rows[:, : compressor.rotated_pairs], rows[:, compressor.rotated_pairs :]
+    angles = positions.double()[:, None] * compressor.rope
+    return angles.cos().float(), angles.sin().float()

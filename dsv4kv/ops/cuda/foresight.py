@@ -25,6 +25,7 @@ from dsv4kv.ops.kernels.state import (
     plan_state_append,
     split_of,
 )
+from dsv4kv.ops.rope import make_rope
 from dsv4kv.ops.storage import PageStore
 from dsv4kv.ops.variants import VARIANTS, Choice, portable
 
@@ -76,6 +77,7 @@ def _entry_launches(
             plan.config,
             schema.layer,
             torch.Generator(),
+            rope=make_rope(plan.config, schema.layer.ratio, schema.layer.ratio, plan.rope),
             indexer=indexer,
             hadamard=indexer and plan.hadamard,
         )

@@ -38,7 +38,7 @@ MUTATED = {
 """Every operation, with the arguments that it writes."""
 
 _COMPRESSOR = (
-    "Tensor ape, Tensor norm_weight, Tensor inverse_frequencies, int ratio, bool overlap, "
+    "Tensor ape, Tensor norm_weight, Tensor rope, int ratio, bool overlap, "
     "float norm_eps, bool hadamard"
 )
 
@@ -65,7 +65,7 @@ def flatten(operation: str, arguments: tuple[Any, ...], format_name: str) -> tup
         if isinstance(argument, PageStore):
             flat += [argument.pages, format_name, argument.layout.entries]
         elif isinstance(argument, Compressor):
-            flat += [argument.ape, argument.norm_weight, argument.inverse_frequencies]
+            flat += [argument.ape, argument.norm_weight, argument.rope]
             flat += [argument.ratio, argument.overlap, argument.norm_eps, argument.hadamard]
         else:
             flat.append(argument)
@@ -106,16 +106,14 @@ def _layout(format_name: str, entries: int) -> PageLayout:
 def _compressor(
     ape: torch.Tensor,
     norm_weight: torch.Tensor,
-    inverse_frequencies: torch.Tensor,
+    rope: torch.Tensor,
     ratio: int,
     overlap: bool,
     norm_eps: float,
     hadamard: bool,
 ) -> Compressor:
     dim = norm_weight.shape[0]
-    return Compressor(
-        ratio, dim, overlap, ape, norm_weight, norm_eps, inverse_frequencies, hadamard
-    )
+    return Compressor(ratio, dim, overlap, ape, norm_weight, norm_eps, rope, hadamard)
 
 
 def _parameters(operation: str) -> list[tuple[str, type]]:

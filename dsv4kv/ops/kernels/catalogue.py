@@ -5,6 +5,7 @@ Made by the launch plans themselves: what is compiled and looked at here is what
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.formats import PageLayout
 from dsv4kv.model.presets import load_model
+from dsv4kv.model.rope import Precision
 from dsv4kv.model.schedule import AttentionType, LayerSpec, build_schedule
 from dsv4kv.model.schema import LayerCacheSchema, StateFormat, build_schema
 from dsv4kv.model.sharing import table_groups
@@ -21,13 +23,15 @@ from dsv4kv.ops.kernels.completed import plan_completed
 from dsv4kv.ops.kernels.indexer import plan_indexer_insert
 from dsv4kv.ops.kernels.launch import Launch
 from dsv4kv.ops.kernels.pages import plan_page_copy
+from dsv4kv.ops.rope import make_rope
 from dsv4kv.ops.storage import PageStore
-from dsv4kv.ops.variants import VARIANTS
+from dsv4kv.ops.variants import VARIANTS, portable
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_120")
 """A100; H100 and H200; B200; RTX 50."""
 
 _MODELS = ("v4-flash", "v4-pro", "v4.1-flash")
+_BOTH_ROPES = "v4-flash"  # the one shown with angles in float64, too
 _BLOCK_TOKENS, _LARGE_BLOCK_TOKENS = 128, 256
 
 # Sizes of the tensors, which are arguments and compiled into nothing but prepare's kernels.
@@ -143,8 +147,16 @@ def _compressor_examples(
 ) -> Iterator[Example]:
     """Append, flush and chunk in every variant; for HCA with both of its states."""
     layer, owner = schema.layer, " indexer" if indexer else ""
-    compressor = random_compressor(
-        config, layer, torch.Generator(), indexer=indexer, hadamard=indexer
+    table, exact = (
+        random_compressor(
+            config,
+            layer,
+            torch.Generator(),
+            rope=make_rope(config, layer.ratio, layer.ratio, precision),
+            indexer=indexer,
+            hadamard=indexer,
+        )
+        for precision in get_args(Precision)
     )
     online: tuple[StateFormat, ...] = ("online",) if layer.attn is AttentionType.HCA else ()
     for form in ("ring", *online):
@@ -153,9 +165,12 @@ def _compressor_examples(
         states = _empty(torch.float32, _REQUESTS, *shape)
         kind = f"{layer.attn.value}-{layer.ratio}{owner} {form}"
         for variant in VARIANTS["flush"]:  # those of chunks, too
-            for launch in _compressor_launches(compressor, states, _store(layout), variant):
+            for launch in _compressor_launches(table, states, _store(layout), variant):
                 pages = launch.module.source == "flush.cuh"
                 yield Example(f"{kind}, {_name(layout)}, {variant}" if pages else kind, launch)
+        if config.name == _BOTH_ROPES:
+            for launch in _compressor_launches(exact, states, _store(layout), portable("flush")):
+                yield Example(f"{kind} float64, {_name(layout)}", launch)
 
 
 def _compressor_launches(

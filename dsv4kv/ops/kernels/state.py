@@ -71,7 +71,8 @@ def plan_flush(
     """
     if not len(entries):
         return ()
-    groups, limits = (slots, positions, entries), (len(state), store.num_entries)
+    groups = slots, positions, entries
+    limits = len(state), store.num_entries, compressor.groups
     module = _flush_module(compressor, state, store, variant, split)
     if state.dim() == 3:  # pooled already
         finish = _finish(module, "flush_finish", state, groups, compressor, store, limits)
@@ -111,7 +112,8 @@ def plan_compress_chunk(
     what follows them is not read.
     variant, split, scratch: as for ``plan_flush``.
     """
-    rows, limits = (kv, score, compressor.ape, chunk), (len(kv), len(state), store.num_entries)
+    rows = kv, score, compressor.ape, chunk
+    limits = len(kv), len(state), store.num_entries, compressor.groups
     launches = [_keep(compressor, state, kv, score, chunk)]
     if len(entries):
         module = _flush_module(compressor, state, store, variant, split)
@@ -170,7 +172,7 @@ def _finish(
 
 def _parameters(compressor: Compressor) -> tuple[Tensor | int, ...]:
     (eps_bits,) = struct.unpack("<I", struct.pack("<f", compressor.norm_eps))
-    return compressor.norm_weight, compressor.inverse_frequencies, eps_bits
+    return compressor.norm_weight, compressor.rope, eps_bits
 
 
 def _scratch(scratch: Tensor | None, split: int) -> Tensor | int:
@@ -214,7 +216,8 @@ def _flush_module(
     macros |= {
         "DSV_AHEAD": int(variant != "serial"),
         "DSV_HADAMARD": int(compressor.hadamard),
-        "DSV_ROPE_PAIRS": len(compressor.inverse_frequencies),
+        "DSV_ROPE_PAIRS": compressor.rotated_pairs,
+        "DSV_ROPE_TABLE": int(compressor.has_table),
         "DSV_SPLIT": split,
     }
     return KernelModule("flush.cuh", tuple(sorted(macros.items())))

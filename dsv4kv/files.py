@@ -4,6 +4,8 @@ import errno
 import os
 import secrets
 import shutil
+import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedWriter
@@ -12,20 +14,77 @@ from pathlib import Path
 from dsv4kv.errors import ConfigError
 
 
+class NotPrivate(PermissionError):
+    """Others may have put there what lies there: ``filename`` says where, ``strerror`` how."""
+
+
 @contextmanager
-def replacing(path: Path) -> Iterator[BufferedWriter]:
-    """Open a neighbour of ``path`` that takes its place if the block succeeds.
+def replacing(path: Path, mode: int = 0o666) -> Iterator[BufferedWriter]:
+    """Open a file that takes the place of ``path`` if the block succeeds.
+
+    It has no name before that where the system can do so (Linux, most file systems): a process
+    that is killed leaves nothing. Elsewhere it is a neighbour of ``path``.
+    ``mode``: permissions, from which the umask takes away.
 
     Raises:
         OSError: The folder cannot be written, or ``path`` is one.
     """
-    unfinished = _neighbour(path)
+    unfinished, unnamed = _neighbour(path), _open_unnamed(path.parent, mode)
+    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
     try:
-        with unfinished.open("xb") as file:
+        with os.fdopen(unnamed or os.open(unfinished, flags, mode), "wb") as file:
             yield file
+            file.flush()
+            if unnamed:
+                # with a folder, which an absolute path does not need, links are followed
+                os.link(f"/proc/self/fd/{unnamed}", unfinished, src_dir_fd=unnamed)
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def read_private(path: Path) -> bytes:
+    """Content of a file that nobody but this user can have written or put there.
+
+    Raises:
+        NotPrivate: The file or its folder belongs to somebody else, can be written by others, or
+            is a link.
+        OSError: There is none, or it cannot be read.
+    """
+    folder = _open_private(path.parent, os.O_DIRECTORY)
+    try:
+        with os.fdopen(_open_private(path, 0, within=folder), "rb") as file:
+            return file.read()
+    finally:
+        os.close(folder)
+
+
+def check_private(folder: Path) -> None:
+    """Raise ``NotPrivate`` where ``read_private`` would for any file of this folder."""
+    os.close(_open_private(folder, os.O_DIRECTORY))
+
+
+def _open_private(path: Path, flags: int, within: int | None = None) -> int:
+    """A descriptor of what lies there, which is looked at once it is open: no one can swap it."""
+    flags |= os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        found = os.open(path if within is None else path.name, flags, dir_fd=within)
+    except OSError as error:
+        if path.is_symlink():
+            raise NotPrivate(errno.EACCES, "it is a link", str(path)) from None
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    facts = os.fstat(found)
+    kind = stat.S_ISDIR if flags & os.O_DIRECTORY else stat.S_ISREG
+    reasons = {
+        "it is no plain file": not kind(facts.st_mode),
+        "it belongs to another user": facts.st_uid != os.geteuid(),
+        "others can write to it": bool(facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH)),
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            os.close(found)
+            raise NotPrivate(errno.EACCES, reason, str(path))
+    return found
 
 
 @contextmanager
@@ -60,6 +119,28 @@ def write_named(path: Path, text: str, option: str) -> None:
             f"{option} {path}: cannot be written ({error.strerror or error}): name a file in a "
             "folder that exists."
         ) from None
+
+
+def temporary_place() -> Path:
+    """The system's folder for temporary files, found without writing one into it.
+
+    Python's own search writes and removes a file, which a process that is killed leaves behind.
+    """
+    if tempfile.tempdir is None:
+        named = [os.environ[name] for name in ("TMPDIR", "TEMP", "TMP") if os.environ.get(name)]
+        usual = (place for place in (*named, "/tmp", "/var/tmp") if os.access(place, os.W_OK))
+        tempfile.tempdir = next(usual, None)
+    return Path(tempfile.gettempdir())
+
+
+def _open_unnamed(folder: Path, mode: int) -> int | None:
+    """A file of a folder that has no name yet; None where there can be none."""
+    if not hasattr(os, "O_TMPFILE") or not Path("/proc/self/fd").is_dir():
+        return None
+    try:
+        return os.open(folder, os.O_TMPFILE | os.O_WRONLY, mode)
+    except OSError:  # not of this file system; a folder that cannot be written says so once more
+        return None
 
 
 def _neighbour(path: Path) -> Path:

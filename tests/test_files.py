@@ -1,13 +1,17 @@
 """A file appears whole or not at all."""
 
+import os
 import re
+import signal
+import subprocess
+import sys
 from io import BufferedWriter
 from pathlib import Path
 
 import pytest
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.files import replacing, write_named
+from dsv4kv.files import replacing, temporary_place, write_named
 
 
 def names(folder: Path) -> list[str]:
@@ -51,7 +55,7 @@ def test_two_writers_do_not_meet(tmp_path: Path) -> None:
     with replacing(target) as first, replacing(target) as second:
         first.write(b"first")
         second.write(b"second")
-        assert len(names(tmp_path)) == 2
+        assert not target.exists()
     assert target.read_bytes() == b"first"  # it ended last
     assert names(tmp_path) == ["run.json"]
 
@@ -88,3 +92,43 @@ def test_a_file_that_an_option_named_is_written_or_refused_with_the_option(tmp_p
     with pytest.raises(ConfigError, match=re.escape(sentence)):
         write_named(target, "", "--csv")
     assert names(tmp_path) == ["a.csv"]
+
+
+def test_looking_for_the_temporary_place_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    before = tmp_path.stat().st_mtime_ns
+    assert temporary_place() == tmp_path
+    assert tmp_path.stat().st_mtime_ns == before
+
+
+def test_a_process_that_is_killed_while_it_writes_leaves_nothing(tmp_path: Path) -> None:
+    target = tmp_path / "run.json"
+    program = (
+        "import os; from pathlib import Path; from dsv4kv.files import replacing\n"
+        f"with replacing(Path({str(target)!r})) as file:\n"
+        "    file.write(b'half'); file.flush(); os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=False)
+    assert done.returncode == -signal.SIGKILL
+    if hasattr(os, "O_TMPFILE"):
+        assert names(tmp_path) == []
+
+
+def test_where_files_must_have_names_they_are_written_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("os.O_TMPFILE", raising=False)
+    with replacing(tmp_path / "run.json") as file:
+        file.write(b"all of it")
+        assert len(names(tmp_path)) == 1
+    assert names(tmp_path) == ["run.json"]
+    assert (tmp_path / "run.json").read_bytes() == b"all of it"
+
+
+def test_permissions_are_those_asked_for(tmp_path: Path) -> None:
+    with replacing(tmp_path / "own", mode=0o600) as file:
+        file.write(b"x")
+    assert (tmp_path / "own").stat().st_mode & 0o777 == 0o600

@@ -106,7 +106,10 @@ def run_case(
         operations, peaks = list_operations(setup.recorder), list[Peak]()
         if setup.drive and setup.device and not problem and not interrupted:
             timer = CallTimer(setup.device, telemetry.windows)
-            operations, peaks = _measure_device(setup, setup.drive, setup.device, timer)
+            try:
+                operations, peaks = _measure_device(setup, setup.drive, setup.device, timer)
+            except KeyboardInterrupt:  # what was served is measured all the same
+                interrupted = True
     gpu = setup.drive.executor.gpu if setup.drive else None
     return Case(
         axis=axis,

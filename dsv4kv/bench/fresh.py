@@ -8,7 +8,6 @@ import secrets
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -20,6 +19,7 @@ from typing import Literal
 import dsv4kv
 from dsv4kv.errors import INTERRUPTED, RecordError
 from dsv4kv.measure.turns import VARIABLE, Ring
+from dsv4kv.processes import Child, temporary_folder
 from dsv4kv.report.record import RunRecord
 from dsv4kv.report.store import load_record
 
@@ -91,10 +91,7 @@ def run_fresh(tasks: Sequence[Task], timeout_s: float) -> list[Outcome]:
     Ctrl-C is passed on, and what was measured comes back.
     """
     with ExitStack() as stack:
-        folders = [
-            Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dsv4kv-launch-")))
-            for _ in tasks
-        ]
+        folders = [stack.enter_context(temporary_folder("dsv4kv-launch-")) for _ in tasks]
         with ExitStack() as ends:
             places = ends.enter_context(Ring()).places if len(tasks) > 1 else ((),)
             running = [_Running(*each) for each in zip(tasks, folders, places, strict=True)]
@@ -114,15 +111,11 @@ class _Running:
         self.started = datetime.now(UTC)
         self._log, self._out = folder / "stderr", folder / "record"
         with self._log.open("wb") as stderr:
-            # A group of its own: Ctrl-C on the terminal reaches it once, from here.
-            self.process = subprocess.Popen(
+            self.process = Child(  # Ctrl-C on the terminal reaches it once, from here
                 _command(task, self._out),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
                 stderr=stderr,
                 env=_environment(task.tree, place),
                 pass_fds=place,
-                process_group=0,
             )
 
     def conclude(self, code: int, end: End, timeout_s: float, pair: str) -> Outcome:
@@ -172,28 +165,23 @@ def _wait(running: Sequence[_Running], timeout_s: float) -> list[tuple[int, End]
     except KeyboardInterrupt:
         left = running[len(codes) :]
         for each in left:
-            each.process.send_signal(signal.SIGINT)
+            each.process.signal(signal.SIGINT)
         codes += [(_wait_patiently(each.process), "interrupted") for each in left]
     return codes
 
 
-def _wait_until(process: "subprocess.Popen[bytes]", deadline_s: float) -> tuple[int, End]:
+def _wait_until(process: Child, deadline_s: float) -> tuple[int, End]:
     try:
         return process.wait(max(0.0, deadline_s - time.monotonic())), ""
     except subprocess.TimeoutExpired:
-        return _end(process), "timeout"
+        return process.kill(), "timeout"
 
 
-def _wait_patiently(process: "subprocess.Popen[bytes]") -> int:
+def _wait_patiently(process: Child) -> int:
     try:
         return process.wait(_GRACE_S)
     except (subprocess.TimeoutExpired, KeyboardInterrupt):  # a second Ctrl-C waits no longer
-        return _end(process)
-
-
-def _end(process: "subprocess.Popen[bytes]") -> int:
-    os.killpg(process.pid, signal.SIGKILL)
-    return process.wait()
+        return process.kill()
 
 
 def _read_record(folder: Path) -> tuple[RunRecord | None, str | None]:

@@ -8,7 +8,6 @@ from dsv4kv.bench.fresh import Outcome, Task, run_fresh
 from dsv4kv.config.load import LoadedConfig
 from dsv4kv.errors import Dsv4kvError
 from dsv4kv.measure.environment import capture_environment
-from dsv4kv.report.names import new_run_id
 from dsv4kv.report.record import Case, Environment, Launch, RunRecord
 
 _FIRST_TIMEOUT_S = 6 * 3600.0  # nothing is known yet of how long a launch takes
@@ -27,12 +26,14 @@ class Request:
         reproduce: A command line that repeats them.
         loaded: The configuration they ran, for a record of launches that all left none.
         launches: How many were asked for.
+        run_id: Of the record that is made of them.
     """
 
     argv: list[str]
     reproduce: str
     loaded: LoadedConfig
     launches: int
+    run_id: str
 
 
 def bench_arguments(source: str, overrides: Sequence[str], axes: Sequence[str]) -> tuple[str, ...]:
@@ -80,7 +81,7 @@ def merge(outcomes: Sequence[Outcome], request: Request) -> RunRecord:
     model = records[0] if records else _empty_record(request, started.isoformat())
     return model.model_copy(
         update={
-            "run_id": new_run_id(request.loaded.config.name, started),
+            "run_id": request.run_id,
             "started_utc": started.isoformat(timespec="seconds"),
             "ended_utc": ended.isoformat(timespec="seconds"),
             "status": _worst(launches, request.launches),

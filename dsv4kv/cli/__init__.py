@@ -25,6 +25,7 @@ from dsv4kv.cli import (
     results,
     trace,
 )
+from dsv4kv.endings import end_as_by_ctrl_c
 from dsv4kv.errors import Dsv4kvError
 
 _PIPE_CLOSED = 141  # 128 + SIGPIPE, as shells tell it
@@ -104,6 +105,7 @@ app.add_typer(config.app, cls=_Group, name="config", rich_help_panel="Prepare")
 
 def main() -> None:
     """Run the program; ends the process with its exit code."""
+    end_as_by_ctrl_c()
     try:
         app(prog_name="dsv4kv")
     except SystemExit as end:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from dsv4kv.bench.fresh import Outcome
     from dsv4kv.report.record import RunRecord
 
 
@@ -76,7 +77,7 @@ def bench(
     if launches == 1:
         record = _run_once(config, overrides, axis or [], stderr)
     else:
-        record = _run_launches(config, overrides, axis or [], launches, stderr)
+        record = _run_launches(config, overrides, axis or [], launches, out, stderr)
     keep_record(record, out, json_, silent=silent)
     end_run(record)
 
@@ -107,25 +108,36 @@ def _run_launches(
     overrides: "Sequence[str]",
     axes: "Sequence[str]",
     launches: int,
+    out: Path,
     stderr: "Console",
 ) -> "RunRecord":
-    """Run in fresh processes; none of them knows of the others."""
+    """Run in fresh processes that do not know of each other; what there is is kept after each."""
     import shlex
     import sys
+    from datetime import UTC, datetime
 
     from dsv4kv.bench.fresh import Task
     from dsv4kv.bench.launches import Request, bench_arguments, merge, run_launches
     from dsv4kv.cli.launching import LaunchWatcher
     from dsv4kv.config.axes import expand_axes
     from dsv4kv.config.load import load_config
+    from dsv4kv.report.names import new_run_id
+    from dsv4kv.report.store import save_record
 
     loaded = load_config(config, overrides)
     expand_axes(loaded, overrides, axes)  # refuses here what every launch would refuse
     arguments = bench_arguments(loaded.source, overrides, axes)
     again = shlex.join(["dsv4kv", "bench", *arguments, "--launches", str(launches)])
-    request = Request(["dsv4kv", *sys.argv[1:]], again, loaded, launches)
+    run_id = new_run_id(loaded.config.name, datetime.now(UTC))
+    request = Request(["dsv4kv", *sys.argv[1:]], again, loaded, launches, run_id)
+
+    def tell(outcomes: "Sequence[Outcome]", task: Task) -> None:
+        watcher.tell(outcomes, task)
+        if outcomes:
+            save_record(merge(outcomes, request), out)
+
     with LaunchWatcher(stderr, launches) as watcher:
-        outcomes = run_launches([Task(arguments)] * launches, watcher.tell)
+        outcomes = run_launches([Task(arguments)] * launches, tell)
     if not outcomes:
         raise KeyboardInterrupt
     return merge(outcomes, request)

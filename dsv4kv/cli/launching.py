@@ -1,6 +1,5 @@
 """A line on the terminal, for launches that run one after the other."""
 
-import signal
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -13,11 +12,7 @@ if TYPE_CHECKING:
 
 
 class LaunchWatcher:
-    """Shows which launch runs and how many have gone wrong; gone when the last has ended.
-
-    Meanwhile a polite end (SIGTERM, as a CI job that is cancelled gets) is a Ctrl-C: what was
-    measured is kept, and no process or folder is left behind.
-    """
+    """Shows which launch runs and how many have gone wrong; gone when the last has ended."""
 
     def __init__(self, console: Console, launches: int) -> None:
         """Draw on ``console``; nothing is drawn where that is no terminal."""
@@ -34,7 +29,6 @@ class LaunchWatcher:
         self._task = self._progress.add_task("bench", total=launches)
 
     def __enter__(self) -> Self:
-        self._terminate = signal.signal(signal.SIGTERM, signal.default_int_handler)
         self._progress.start()
         return self
 
@@ -45,7 +39,6 @@ class LaunchWatcher:
         traceback: TracebackType | None,
     ) -> None:
         self._progress.stop()
-        signal.signal(signal.SIGTERM, self._terminate)
 
     def tell(self, outcomes: "Sequence[Outcome]", task: "Task") -> None:
         """Count what has ended and name what begins."""

@@ -19,11 +19,13 @@ def keep_record(record: "RunRecord", folder: Path, json_: str | None, *, silent:
     from rich.console import Console
 
     from dsv4kv.cli.console import open_console
+    from dsv4kv.endings import endings_put_off
     from dsv4kv.files import write_named
     from dsv4kv.report.render import render_record
     from dsv4kv.report.store import dumps, save_record
 
-    saved = save_record(record, folder)
+    with endings_put_off():
+        saved = save_record(record, folder)
     console = Console(stderr=True, soft_wrap=True) if silent else open_console()
     render_record(record, console, quiet=silent)
     if not silent:

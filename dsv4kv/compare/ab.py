@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Literal
 
 from dsv4kv.bench.fresh import OWN_TREE, Outcome, Task
@@ -15,6 +16,7 @@ from dsv4kv.config.axes import expand_axes
 from dsv4kv.config.load import LoadedConfig, find_config, load_config
 from dsv4kv.errors import ConfigError
 from dsv4kv.measure.environment import capture_environment
+from dsv4kv.report.names import new_run_id
 
 Unit = Literal["step", "launch"]
 
@@ -136,7 +138,8 @@ def _plan(duel: Duel, index: int, stack: ExitStack) -> _Plan:
 
 def _side(duel: Duel, plan: _Plan, outcomes: Sequence[Outcome]) -> Side:
     own = [outcome for outcome in outcomes if outcome.task.side == plan.task.side]
-    request = Request(duel.argv, _reproduce(duel), plan.loaded, duel.launches)
+    run_id = new_run_id(plan.loaded.config.name, own[0].started if own else datetime.now(UTC))
+    request = Request(duel.argv, _reproduce(duel), plan.loaded, duel.launches, run_id)
     reference = duel.references[NAMES.index(plan.task.side)]
     return Side(f"{plan.task.side} ({reference})", (merge(own, request),))
 

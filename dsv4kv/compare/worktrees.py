@@ -2,12 +2,12 @@
 
 import os
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from dsv4kv.errors import ConfigError
+from dsv4kv.processes import temporary_folder
 
 HERE = "."
 
@@ -21,22 +21,20 @@ def checked_out(revision: str) -> Iterator[Path]:
     Raises:
         ConfigError: Not a revision, not in a source tree of dsv4kv, or git refuses.
     """
-    top = Path(_git("rev-parse", "--show-toplevel", doing="find the source tree"))
+    top = _git("rev-parse", "--show-toplevel", doing="find the source tree")
     if revision == HERE:
-        yield _with_package(top, revision)
+        yield _with_package(Path(top), revision)
         return
     doing = f"find the revision {revision}"
     commit = _git(
         "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}", doing=doing
     )
-    with tempfile.TemporaryDirectory(prefix="dsv4kv-revision-") as folder:
-        tree = Path(folder) / commit[:12]
-        try:
-            _git("worktree", "add", "--detach", str(tree), commit, doing=f"check out {revision}")
-            yield _with_package(tree, revision)
-        finally:
-            # there is none where the checkout failed, and that was told
-            _run_git("worktree", "remove", "--force", str(tree))
+    with temporary_folder("dsv4kv-revision-") as folder:
+        tree, doing = folder / commit[:12], f"check out {revision}"
+        # not a work tree: a process that is killed would leave its name in the repository
+        _git("clone", "--shared", "--no-checkout", top, str(tree), doing=doing)
+        _git("-C", str(tree), "checkout", "--detach", commit, doing=doing)
+        yield _with_package(tree, revision)
 
 
 def _with_package(tree: Path, revision: str) -> Path:

@@ -2,12 +2,12 @@
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from dsv4kv.doctor.check import Check, Status
+from dsv4kv.files import temporary_place
 from dsv4kv.units import format_bytes
 
 _TOPIC = "machine"
@@ -87,7 +87,7 @@ def _available_bytes() -> int | None:
 
 def _check_results(folder: Path) -> Check:
     """Records go to the temporary folder where they cannot go where they should."""
-    spare = Path(tempfile.gettempdir())
+    spare = temporary_place()
     advice = f"name another with --out; until then records go to {spare}."
     found = check_folder(_TOPIC, "results", folder, "run records", advice)
     if found.status == "missing":

@@ -6,7 +6,6 @@ record may be laid out anew; what a hand has changed is refused.
 
 import hashlib
 import json
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,7 +13,7 @@ from typing import Any, NoReturn
 from pydantic import ValidationError
 
 from dsv4kv.errors import RecordError
-from dsv4kv.files import replacing
+from dsv4kv.files import replacing, temporary_place
 from dsv4kv.report.record import SCHEMA_VERSION, RunRecord
 
 DIGEST = "content_sha256"
@@ -40,7 +39,7 @@ def save_record(record: RunRecord, folder: Path) -> Saved:
     except OSError as error:
         refused = f"{folder} cannot be written ({error.strerror})"
     try:
-        path = _write(text, record.run_id, Path(tempfile.gettempdir()))
+        path = _write(text, record.run_id, temporary_place())
     except OSError as error:
         raise RecordError(
             f"{refused}, nor can the temporary folder ({error.strerror}): free some space, or set "

@@ -73,7 +73,7 @@ def run_all(*tasks: Task) -> list[Outcome]:
 
 
 def request(launches: int) -> Request:
-    return Request(["dsv4kv"], "dsv4kv again", load_config("smoke"), launches)
+    return Request(["dsv4kv"], "dsv4kv again", load_config("smoke"), launches, "run-id")
 
 
 # ---- one process --------------------------------------------------------------------------------

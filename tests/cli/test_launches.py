@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 from dsv4kv.cli import app
 from dsv4kv.report.store import dumps, load_record, loads
 from tests.bench.settings import TINY
+from tests.process_tree import descendants, is_running, processor_seconds
 
 TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
 OPTIONS = [word for setting in (*TINY, "workload.data=none") for word in ("--set", setting)]
@@ -98,7 +99,7 @@ def test_what_only_a_launch_can_find_is_refused_by_the_first() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_ctrl_c_in_a_launch_saves_what_was_measured(stop: signal.Signals) -> None:
     ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # children inherit it
     process = subprocess.Popen(
@@ -123,14 +124,34 @@ def test_ctrl_c_in_a_launch_saves_what_was_measured(stop: signal.Signals) -> Non
     assert [each for each in Path().iterdir() if each.name.startswith("dsv4kv-")] == []
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_a_killed_run_keeps_the_launches_before_and_leaves_nothing_else() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dsv4kv", "bench", "smoke", *OPTIONS, "--launches", "99"],
+        env=os.environ | {"TMPDIR": str(Path.cwd())},
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        while not list(Path().glob("results/*.json")):
+            assert process.poll() is None
+            time.sleep(0.02)
+        left = descendants(process.pid)
+    finally:
+        process.kill()
+        process.wait()
+    while any(map(is_running, left)) or list(Path().glob("dsv4kv-*")):
+        time.sleep(0.02)
+    (path,) = Path("results").iterdir()
+    record = load_record(path)
+    assert record.status == "incomplete"
+    assert record.cases
+    assert {case.status for case in record.cases} == {"complete"}
+
+
 def _wait_until_measuring(process: "subprocess.Popen[str]") -> None:
     """Until the launch has used more processor time than its imports take."""
-    ticks = os.sysconf("SC_CLK_TCK")
     while True:
         assert process.poll() is None, process.communicate()
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        for child in children:
-            used = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
-            if (int(used[11]) + int(used[12])) / ticks > 8:
-                return
+        if any(processor_seconds(each) > 8 for each in descendants(process.pid)):
+            return
         time.sleep(0.1)

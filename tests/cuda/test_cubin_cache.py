@@ -6,7 +6,7 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,7 +50,11 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("DSV4KV_JIT_DUMP", raising=False)
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    for remembered in (cubin_cache._warn_once, cubin_cache._sources_digest):
+    for remembered in (
+        cubin_cache._warn_once,
+        cubin_cache._warn_foreign,
+        cubin_cache._sources_digest,
+    ):
         remembered.cache_clear()
     yield
     cubin_cache._sources_digest.cache_clear()
@@ -200,6 +204,71 @@ def test_a_temporary_folder_that_others_can_write_is_not_trusted(
         load_cubin(PAGE_COPY, SM)
     assert compiler.runs == 2
     assert list(spare.iterdir()) == []
+
+
+def make_writable(path: Path) -> None:
+    path.chmod(0o777)
+
+
+def make_sticky(path: Path) -> None:
+    path.chmod(0o1777)
+
+
+def make_foreign(path: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only root can give files away")
+    os.chown(path, 12345, 12345)
+
+
+def make_link(path: Path) -> None:
+    """What the path was lies elsewhere, and a link to it in its place."""
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+@pytest.mark.parametrize("what", ["folder", "file"])
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (make_writable, "others can write to it"),
+        (make_sticky, "others can write to it"),
+        (make_foreign, "it belongs to another user"),
+        (make_link, "it is a link"),
+    ],
+)
+def test_what_others_may_have_put_there_is_compiled_anew_with_a_sentence(
+    what: str, spoil: Callable[[Path], None], reason: str, compiler: Compiler
+) -> None:
+    first = load_cubin(PAGE_COPY, SM)
+    (path,) = kept()
+    spoiled = path if what == "file" else path.parent
+    spoil(spoiled)
+    with pytest.warns(RuntimeWarning, match="not trusted") as told:
+        assert load_cubin(PAGE_COPY, SM) != first
+    assert compiler.runs == 2
+    assert str(told[0].message) == (
+        f"{spoiled} is not trusted ({reason}): nothing there is loaded and kernels are compiled "
+        "anew; make folder and files this user's alone (chmod 700), or name another folder with "
+        "DSV4KV_CACHE_DIR."
+    )
+
+
+def test_a_good_file_under_the_name_of_another_is_not_loaded(compiler: Compiler) -> None:
+    load_cubins(PAGE_COPIES[:2], SM)
+    one, other = (cache_folder() / cache_name(module, SM) for module in PAGE_COPIES[:2])
+    one.replace(other)
+    assert b"16" in load_cubin(PAGE_COPIES[1], SM)
+    assert compiler.runs == 3
+
+
+def test_a_loose_umask_does_not_make_the_cache_untrusted(compiler: Compiler) -> None:
+    before = os.umask(0)
+    try:
+        load_cubin(PAGE_COPY, SM)
+    finally:
+        os.umask(before)
+    load_cubin(PAGE_COPY, SM)
+    assert compiler.runs == 1
 
 
 def test_the_folder_follows_the_platforms_cache(

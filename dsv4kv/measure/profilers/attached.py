@@ -8,13 +8,13 @@ import importlib.util
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
 from dsv4kv.measure.profilers.ranges import DOMAIN
+from dsv4kv.processes import temporary_folder
 
 _HOST_NAME = re.compile(r'"host_name":\s*"[^"]*"')
 _HEAD_CHARACTERS = 1 << 16
@@ -104,8 +104,8 @@ class Kineto:
 
     def save(self, path: Path) -> None:
         """Write the Chrome trace, packed, without the host's name; can be done once."""
-        with tempfile.TemporaryDirectory() as folder:
-            raw = Path(folder) / "trace.json"
+        with temporary_folder("dsv4kv-trace-") as folder:
+            raw = folder / "trace.json"
             self._profile.export_chrome_trace(str(raw))
             with (
                 raw.open(encoding="utf-8") as source,

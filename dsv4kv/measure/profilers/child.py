@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dsv4kv.errors import ProfileError
 from dsv4kv.measure.environment import SPEED_VARIABLES
+from dsv4kv.processes import Child
 
 KEPT_VARIABLES = (
     *SPEED_VARIABLES,
@@ -35,7 +36,7 @@ KEPT_VARIABLES = (
 GRACE_S = 15.0
 """How long a child may take to end after each signal: nsys writes its report first."""
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class ChildTimeout(ProfileError):
@@ -58,16 +59,9 @@ def run_child(command: Sequence[str], log: Path, timeout_s: float) -> int:
     """
     with log.open("ab") as output:
         try:
-            child = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=scrub(os.environ),
-                start_new_session=True,  # signals reach all that it starts, and not us
-            )
+            child = Child(command, stdout=output, stderr=output, env=scrub(os.environ))
         except OSError as error:
-            raise ProfileError(f"{command[0]} cannot be started ({error.strerror}).") from None
+            raise ProfileError(f"{command[0]} cannot be started: {error.strerror}.") from None
         try:
             return child.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -95,11 +89,11 @@ def ask(command: Sequence[str], timeout_s: float = 60.0) -> str:
     return done.stdout.decode(errors="replace")
 
 
-def _end(child: "subprocess.Popen[bytes]") -> None:
-    """End the child and its group, politely first."""
+def _end(child: Child) -> None:
+    """End the child and its group, politely first; nothing where it has ended."""
     for number in _SIGNALS:
-        if child.poll() is not None:
-            return
-        with suppress(ProcessLookupError, subprocess.TimeoutExpired):
-            os.killpg(child.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            child.signal(number)
             child.wait(GRACE_S)
+            return
+    child.kill()

@@ -1,7 +1,6 @@
 """Reads a profile from a file, whatever wrote it."""
 
 import gzip
-import tempfile
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from dsv4kv.measure.profilers.nsys_export import read_nsys
 from dsv4kv.measure.profilers.ranges import STEP
 from dsv4kv.measure.profilers.sessions import export_nsys
 from dsv4kv.measure.profilers.trace import Trace
+from dsv4kv.processes import temporary_folder
 
 _EXPORT_TIMEOUT_S = 600.0
 _SQLITE = b"SQLite format 3\0"
@@ -75,6 +75,6 @@ def _read_report(path: Path, step: str) -> Trace:
             f"{path} has to be exported by nsys, which is not on PATH: where it is, run "
             f"`nsys export --type=sqlite {path.name}`, and show {beside.name} here."
         )
-    with tempfile.TemporaryDirectory() as folder:
-        database = Path(folder) / beside.name
+    with temporary_folder("dsv4kv-export-") as folder:
+        database = folder / beside.name
         return read_nsys(export_nsys(nsys, path, database, _EXPORT_TIMEOUT_S).file, step)

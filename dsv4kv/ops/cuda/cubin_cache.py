@@ -2,7 +2,8 @@
 
 A file's name holds a digest of everything that decides its content: all sources, the macros, the
 options, the architecture and NVRTC's version. So nothing is ever out of date, and processes that
-compile the same at the same time write the same.
+compile the same at the same time write the same. What is loaded runs: of a folder or file that
+somebody else could have written nothing is taken.
 
 Environment: ``DSV4KV_CACHE_DIR`` names the folder (default ``~/.cache/dsv4kv``, or under
 ``XDG_CACHE_HOME``); ``DSV4KV_JIT_FORCE=1`` compiles anew; ``DSV4KV_JIT_DUMP=DIR`` also writes
@@ -12,21 +13,18 @@ what is loaded to DIR, as cubin, SASS and resource use.
 import functools
 import hashlib
 import os
-import stat
-import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from dsv4kv.files import replacing
+from dsv4kv.files import NotPrivate, check_private, read_private, replacing, temporary_place
 from dsv4kv.ops.cuda.compile import compile_module, compile_options, nvrtc_version
 from dsv4kv.ops.cuda.inspection import dump
 from dsv4kv.ops.kernels.launch import KernelModule
 from dsv4kv.resources import shipped
 
-_MAGIC = b"dsv4kv cubin 1 "
-_DIGEST = 64  # hexadecimal digits of a SHA-256
+_MAGIC = b"dsv4kv cubin 2 "
 
 
 def load_cubins(modules: Sequence[KernelModule], architecture: str) -> list[bytes]:
@@ -80,16 +78,17 @@ def _compile_all(
 
 
 def _find(name: str) -> bytes | None:
-    """The cubin of that name in one of the folders; None where it is absent or damaged."""
+    """The cubin of that name; None where it is absent or damaged, or not to be trusted."""
     for folder in (cache_folder(), _spare_folder()):
         try:
-            if folder == _spare_folder():
-                _check_private(folder)
-            content = (folder / name).read_bytes()
+            content = read_private(folder / name)
+        except NotPrivate as error:
+            _warn_foreign(error.filename, error.strerror)
+            continue
         except OSError:
             continue
         head, _, cubin = content.partition(b"\n")
-        if head == _MAGIC + _checksum(cubin):
+        if head == _head(name, cubin):
             return cubin
     return None
 
@@ -98,9 +97,12 @@ def _keep(name: str, cubin: bytes) -> None:
     """Write to the cache, or to the temporary folder where that cannot be written."""
     for folder in (cache_folder(), _spare_folder()):
         try:
-            _make(folder)
-            with replacing(folder / name) as file:
-                file.write(_MAGIC + _checksum(cubin) + b"\n" + cubin)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            check_private(folder)
+            with replacing(folder / name, mode=0o600) as file:
+                file.write(_head(name, cubin) + b"\n" + cubin)
+        except NotPrivate as error:
+            _warn_foreign(error.filename, error.strerror)
         except OSError as error:
             if folder == cache_folder():  # where the other fails too, every process compiles
                 _warn_once(folder, error.strerror or str(error))
@@ -108,14 +110,9 @@ def _keep(name: str, cubin: bytes) -> None:
             return
 
 
-def _make(folder: Path) -> None:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if folder == _spare_folder():
-        _check_private(folder)
-
-
-def _checksum(cubin: bytes) -> bytes:
-    return hashlib.sha256(cubin).hexdigest().encode()
+def _head(name: str, cubin: bytes) -> bytes:
+    """First line of a file: a good one under another's name is not taken either."""
+    return _MAGIC + hashlib.sha256(name.encode() + b"\n" + cubin).hexdigest().encode()
 
 
 @functools.cache
@@ -129,14 +126,18 @@ def _sources_digest() -> str:
 
 
 def _spare_folder() -> Path:
-    return Path(tempfile.gettempdir()) / f"dsv4kv-cubin-{os.getuid()}"
+    return temporary_place() / f"dsv4kv-cubin-{os.getuid()}"
 
 
-def _check_private(folder: Path) -> None:
-    """Among everybody's files: what is loaded runs, so nobody else may have put it there."""
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise PermissionError(f"{folder} is not this user's alone")
+@functools.cache
+def _warn_foreign(path: str, reason: str) -> None:
+    warnings.warn(
+        f"{path} is not trusted ({reason}): nothing there is loaded and kernels are compiled "
+        "anew; make folder and files this user's alone (chmod 700), or name another folder with "
+        "DSV4KV_CACHE_DIR.",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 @functools.cache

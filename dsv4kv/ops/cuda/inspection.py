@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pathlib import Path
 from dsv4kv.errors import CudaUnavailable, DeviceError
 from dsv4kv.files import replacing
 from dsv4kv.ops.cuda.elf import sections
+from dsv4kv.processes import temporary_folder
 
 _INSTRUCTION_BYTES = 16
 _CODE = ".text."
@@ -63,8 +63,8 @@ def inspect_cubins(architecture: str, cubins: Sequence[bytes]) -> list[list[Kern
     codes = [_kernel_codes(cubin) for cubin in cubins]
     flat = [content for code in codes for content in code.values()]
     mnemonics = iter(_disassemble(architecture, flat))
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "cubin"
+    with temporary_folder("dsv4kv-cubin-") as folder:
+        path = folder / "cubin"
         reports = []
         for cubin, code in zip(cubins, codes, strict=True):
             path.write_bytes(cubin)
@@ -130,11 +130,10 @@ def _kernel_codes(cubin: bytes) -> dict[str, bytes]:
 
 def _disassemble(architecture: str, codes: Sequence[bytes]) -> list[list[str]]:
     """Mnemonics of each piece of code, such as ``LDG.E.128``; padding left out."""
-    with tempfile.NamedTemporaryFile() as file:
-        file.write(b"".join(codes))
-        file.flush()
+    with temporary_folder("dsv4kv-code-") as folder:
+        (folder / "code").write_bytes(b"".join(codes))
         binary = architecture.replace("sm_", "SM")
-        text = _run("nvdisasm", "--binary", binary, file.name)
+        text = _run("nvdisasm", "--binary", binary, str(folder / "code"))
     found = [name for _, name in _INSTRUCTION.findall(text)]
     pieces, start = [], 0
     for code in codes:

@@ -1,0 +1,82 @@
+"""Ctrl-C, SIGTERM and SIGHUP are one and the same, and can be put off."""
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from dsv4kv.endings import end_as_by_ctrl_c, endings_put_off
+
+ENDINGS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+each_ending = pytest.mark.parametrize("number", ENDINGS)
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """As they were, afterwards; a shell's background job ignores Ctrl-C before."""
+    before = [signal.signal(number, signal.SIG_DFL) for number in ENDINGS]
+    yield
+    for number, handler in zip(ENDINGS, before, strict=True):
+        signal.signal(number, handler)
+
+
+@each_ending
+def test_each_way_to_end_is_ctrl_c(number: signal.Signals) -> None:
+    end_as_by_ctrl_c()
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(number)
+
+
+def test_what_is_ignored_stays_ignored() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nohup
+    end_as_by_ctrl_c()
+    signal.raise_signal(signal.SIGHUP)
+
+
+@each_ending
+def test_put_off_it_comes_once_the_block_has_ended(number: signal.Signals) -> None:
+    end_as_by_ctrl_c()
+    done = []
+
+    def save() -> None:
+        with endings_put_off():
+            signal.raise_signal(number)
+            signal.raise_signal(signal.SIGINT)
+            done.append("all of it")
+
+    with pytest.raises(KeyboardInterrupt):
+        save()
+    assert done == ["all of it"]
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(number)
+
+
+def test_a_thread_puts_nothing_off_and_does_not_fail() -> None:
+    done = []
+
+    def run() -> None:
+        with endings_put_off():
+            done.append(True)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert done
+
+
+@each_ending
+def test_the_program_ends_as_by_ctrl_c(number: signal.Signals) -> None:
+    program = (
+        "import os, sys; from unittest.mock import patch; import dsv4kv.cli as cli\n"
+        f"end = lambda *_, **__: os.kill(os.getpid(), {int(number)})\n"
+        "with patch('dsv4kv.doctor.examine.examine', end):\n"
+        "    sys.argv = ['dsv4kv', 'doctor']; cli.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 130, done.stderr
+    assert "Traceback" not in done.stderr

@@ -12,6 +12,7 @@ from dsv4kv.cli.trace_options import Fields, Format, IdTokens, Stagger, TimeUnit
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from dsv4kv.workload.request import Request
     from dsv4kv.workload.traces import TraceSummary
 
 app = typer.Typer(
@@ -65,11 +66,14 @@ def info(
     from rich.console import Console
 
     from dsv4kv.workload.traces import detect_format, read_trace, resolve_trace, summarize
+    from dsv4kv.workload.traces.collect import place_of
 
     path = resolve_trace(source)
     name = detect_format(path) if trace_format == "auto" else trace_format
     options = read_options(fields, time_unit, id_tokens, stagger)
-    summary = summarize(read_trace(path, name, options))
+    summary = summarize(
+        read_trace(path, name, options), lambda number: place_of(number, path, name, options)
+    )
     if as_json:
         typer.echo(_as_json(source, name, path, summary))
         return
@@ -108,12 +112,23 @@ def convert(
     from itertools import islice
 
     from dsv4kv.workload.traces import read_trace, write_oracle, write_trace, write_weka
+    from dsv4kv.workload.traces.collect import place_of
+    from dsv4kv.workload.traces.histories import check_histories_of
 
-    options = read_options(fields, time_unit, id_tokens, stagger)
+    options = read_options(fields, time_unit, id_tokens, stagger, any_order=sort)
+    stop = None if limit is None else skip + limit
+
+    def check(requests: "Iterator[Request]", first: int) -> "Iterator[Request]":
+        return check_histories_of(
+            requests, lambda number: place_of(first + number, source, trace_format, options)
+        )
+
     requests = read_trace(source, trace_format, options)
     if sort:
-        requests = iter(sorted(requests, key=lambda request: request.arrival_s))
-    chosen = islice(requests, skip, None if limit is None else skip + limit)
+        ordered = sorted(check(requests, 0), key=lambda request: request.arrival_s)
+        chosen: Iterator[Request] = islice(ordered, skip, stop)
+    else:
+        chosen = check(islice(requests, skip, stop), skip)
     if to == "oracle":
         typer.echo(f"{out}: {write_oracle(chosen, out):,} block references written")
         return

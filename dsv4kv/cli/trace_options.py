@@ -46,7 +46,12 @@ Stagger = Annotated[
 
 
 def read_options(
-    fields: str | None, time_unit: str, id_tokens: int | None, stagger: float
+    fields: str | None,
+    time_unit: str,
+    id_tokens: int | None,
+    stagger: float,
+    *,
+    any_order: bool = False,
 ) -> "ReadOptions":
     """What was given, checked."""
     from dsv4kv.workload.traces.options import ReadOptions, TimedFields
@@ -58,4 +63,10 @@ def read_options(
         raise typer.BadParameter(f"--stagger {stagger}: give seconds, 0 or more")
     if id_tokens is not None and id_tokens < 1:
         raise typer.BadParameter(f"--id-tokens {id_tokens}: an id stands for 1 token or more")
-    return ReadOptions(TimedFields(*names), time_unit, id_tokens, stagger)  # type: ignore[arg-type]
+    return ReadOptions(
+        TimedFields(*names),
+        time_unit,  # type: ignore[arg-type]
+        id_tokens,
+        stagger,
+        any_order,
+    )

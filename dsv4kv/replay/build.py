@@ -15,7 +15,7 @@ from dsv4kv.replay.arrivals import Arrivals
 from dsv4kv.replay.blocks import BlockLedger
 from dsv4kv.replay.bytes_model import StepBytes
 from dsv4kv.replay.checkpoints import CheckpointStore
-from dsv4kv.replay.checks import check_ids
+from dsv4kv.replay.checks import check_ids, read_options
 from dsv4kv.replay.clock import VirtualClock
 from dsv4kv.replay.contract import Ledger, Prompts
 from dsv4kv.replay.cost import CostModel
@@ -34,7 +34,7 @@ from dsv4kv.replay.sharing import keys_on, shared_tokens
 from dsv4kv.replay.weights_model import WeightModel, build_weights
 from dsv4kv.workload.request import Request
 from dsv4kv.workload.synth import synthesize
-from dsv4kv.workload.traces import ReadOptions, read_trace
+from dsv4kv.workload.traces import read_trace
 
 if TYPE_CHECKING:
     from dsv4kv.replay.data.serving import RealData
@@ -78,7 +78,7 @@ def read_requests(config: ReplayConfig) -> list[Request]:
     if workload.trace is None:
         requests = synthesize(workload.synthetic, config.measure.seed)
     else:
-        options = ReadOptions(stagger_s=workload.stagger_s)
+        options = read_options(workload)
         requests = read_trace(workload.trace, workload.trace_format, options)
     stop = None if workload.limit is None else workload.skip + workload.limit
     found = list(islice(requests, workload.skip, stop))

@@ -7,7 +7,7 @@ from dsv4kv.config.bench import WorkloadSection
 from dsv4kv.errors import TraceError
 from dsv4kv.workload.request import Request
 from dsv4kv.workload.synth import synthesize
-from dsv4kv.workload.traces import read_trace
+from dsv4kv.workload.traces import ReadOptions, read_trace
 
 
 def open_requests(workload: WorkloadSection, seed: int) -> Iterator[Request]:
@@ -15,7 +15,8 @@ def open_requests(workload: WorkloadSection, seed: int) -> Iterator[Request]:
     if workload.trace is None:
         requests = synthesize(workload.synthetic, seed)
     else:
-        requests = read_trace(workload.trace, workload.trace_format)
+        # they come as fast as they are served: their times do not count
+        requests = read_trace(workload.trace, workload.trace_format, ReadOptions(any_order=True))
     stop = None if workload.limit is None else workload.skip + workload.limit
     return islice(requests, workload.skip, stop)
 

@@ -14,6 +14,7 @@ from syrupy.assertion import SnapshotAssertion
 from typer.main import get_command
 from typer.testing import CliRunner, Result
 
+from dsv4kv.cli import app
 from dsv4kv.cli import trace as command
 from dsv4kv.cli.trace_options import Format
 from dsv4kv.config.bench import Synthetic, WorkloadSection
@@ -144,6 +145,50 @@ def test_a_timed_trace_is_read_by_the_names_given() -> None:
 )
 def test_reading_refuses_options_that_make_no_sense(arguments: list[str], sentence: str) -> None:
     assert sentence in run("info", "azure.csv", *arguments, exit_code=2).output
+
+
+CONTRADICTION = """\
+{"timestamp": 0, "input_length": 1024, "output_length": 1, "hash_ids": [1, 2]}
+{"timestamp": 5, "input_length": 1024, "output_length": 1, "hash_ids": [3, 2]}
+"""
+BACKWARDS = """\
+{"timestamp": 5, "input_length": 512, "output_length": 1, "hash_ids": [1]}
+{"timestamp": 0, "input_length": 512, "output_length": 1, "hash_ids": [1]}
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["trace", "info", "odd.jsonl"],
+        ["trace", "convert", "odd.jsonl", "out.jsonl"],
+        ["trace", "convert", "odd.jsonl", "out.bin", "--to", "oracle"],
+        ["trace", "mrc", "odd.jsonl"],
+        ["replay", "odd.jsonl", "--quiet"],
+    ],
+)
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (CONTRADICTION, "odd.jsonl:2: block id 2 has another history than at odd.jsonl:1: an id"),
+        (BACKWARDS, "odd.jsonl:2: the request arrives at 0.000 s, the one before it at 0.005 s"),
+    ],
+)
+def test_every_command_refuses_what_one_refuses(
+    arguments: list[str], text: str, sentence: str
+) -> None:
+    Path("odd.jsonl").write_text(text)
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == TraceError.exit_code
+    assert sentence in " ".join(result.output.split())
+    assert [path.name for path in Path().iterdir() if path.name.startswith("out")] == []
+
+
+def test_info_of_a_mooncake_array_tells_its_times_and_ids() -> None:
+    lines = [json.loads(line) for line in BACKWARDS.splitlines()][::-1]
+    Path("array.json").write_text(json.dumps(lines))
+    assert "1,024 tokens" in run("info", "array.json").output
+    assert "50.00% of references are prefix hits" in run("info", "array.json").output
 
 
 def test_convert_refuses_to_skip_everything() -> None:

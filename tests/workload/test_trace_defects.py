@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import random
 import re
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.workload.traces import FORMATS, read_trace
+from dsv4kv.workload.traces import lines as lines_module
 
 GOOD = {"arrival_s": 0.0, "input_tokens": 8, "output_tokens": 1}
 MOONCAKE = {"timestamp": 0, "input_length": 8, "output_length": 1, "hash_ids": [1]}
@@ -127,6 +129,43 @@ DEFECTS = {
     "old line ends": ("TIMESTAMP,ContextTokens\r2023-11-16,1\r", 1, "broken CSV"),
     "burstgpt failed request": (BURST + "5,0,0\n", 2, "take the BurstGPT_without_fails files"),
     "burstgpt time": (BURST + "5,1,1\nnan,1,1\n", 3, "Timestamp is 'nan', expected a number"),
+    "mooncake id of 65 bits": (
+        lines(MOONCAKE | {"hash_ids": [2**64]}),
+        1,
+        "has 18446744073709551616",
+    ),
+    "mooncake id below 64 bits": (lines(MOONCAKE | {"hash_ids": [-(2**63) - 1]}), 1, "of 64 bits"),
+    "mooncake id that no run can end with": (
+        lines(MOONCAKE | {"hash_ids": [2**63 - 1]}),
+        1,
+        "has 9223372036854775807, expected numbers of 64 bits, all unsigned or all signed, other",
+    ),
+    "mooncake signed beside unsigned": (
+        lines(MOONCAKE | {"input_length": 600, "hash_ids": [-1, 2**64 - 1]}),
+        1,
+        "hash_ids has -1, expected",
+    ),
+    "run beyond 64 bits": (
+        lines(GOOD | {"prefix_runs": [2**64 - 1, 2], "hash_block_tokens": 4}),
+        1,
+        "prefix_runs has 18446744073709551616, expected",
+    ),
+    "run that ends with the odd one": (
+        lines(GOOD | {"prefix_runs": [2**63 - 2, 2], "hash_block_tokens": 4}),
+        1,
+        "prefix_runs has 9223372036854775807",
+    ),
+    "run across the odd one": (
+        lines(GOOD | {"prefix_runs": [2**63 - 2, 4], "hash_block_tokens": 2}),
+        1,
+        "prefix_runs has 9223372036854775807",
+    ),
+    "backward clock": (
+        lines(MOONCAKE | {"timestamp": 5000}, MOONCAKE),
+        2,
+        "the request arrives at 0.000 s, the one before it at 5.000 s: the clock runs backwards",
+    ),
+    "array of something else": ('[{"a": 1}]', 1, "no known format"),
     "burstgpt empty field": (BURST + "5,,1\n", 2, "Request tokens is ''"),
 }
 
@@ -201,6 +240,41 @@ def test_a_line_without_end_does_not_fill_the_memory(tmp_path: Path) -> None:
         file.write(b"[" + b" " * 2**26)
     with pytest.raises(TraceError, match=r"trace\.gz:1: the line is longer than 64 MiB"):
         list(read_trace(path))
+
+
+def test_blank_lines_without_end_are_not_read_for_ever(tmp_path: Path) -> None:
+    path = tmp_path / "trace.gz"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        for _ in range(65):
+            file.write(b" " * (2**20 - 1) + b"\n")
+    with pytest.raises(TraceError, match=r"trace\.gz:65: the line is longer than 64 MiB"):
+        list(read_trace(path))
+
+
+@pytest.mark.parametrize("begin", ["[\n", "{\n"])
+def test_a_document_without_end_does_not_fill_the_memory(
+    begin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines_module, "DOCUMENT_BYTES", 1000)
+    path = tmp_path / "trace"
+    path.write_text(begin + " \n" * 1000)
+    with pytest.raises(TraceError, match="the document is larger than 0 MiB, and is read as a"):
+        list(read_trace(path))
+
+
+@pytest.mark.parametrize("name", ["pipe", "/dev/zero"])
+def test_what_is_no_file_is_refused_and_not_waited_for(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    if name == "pipe":
+        os.mkfifo(path)
+    with pytest.raises(TraceError, match="it is a pipe or a device, and a trace is read more"):
+        read_trace(path)
+
+
+def test_a_pipe_in_a_folder_of_conversations_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "one.json")
+    with pytest.raises(TraceError, match=r"cannot be opened .it is a pipe or a device, not a"):
+        list(read_trace(tmp_path))
 
 
 @given(st.binary(max_size=300), st.sampled_from(["auto", *FORMATS]))

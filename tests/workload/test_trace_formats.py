@@ -1,6 +1,7 @@
 """Each format's lines become the requests they describe."""
 
 import gzip
+import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dsv4kv.workload.request import Request
-from dsv4kv.workload.traces import FORMATS, detect_format, read_trace
+from dsv4kv.workload.traces import FORMATS, ReadOptions, detect_format, read_trace
 
 MOONCAKE = """\
 {"timestamp": 0, "input_length": 513, "output_length": 7, "hash_ids": [0, 1]}
@@ -31,9 +32,9 @@ Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
 """
 SHAREGPT = """\
 {"prompt_len": 12, "output_len": 3}
-{"arrival_s": 2.5, "input_length": 13, "output_length": 0}
 {"prompt_tokens": 14, "completion_tokens": 5}
 {"prompt_token_ids": [7, 8, 9], "output_token_ids": []}
+{"arrival_s": 2.5, "input_length": 13, "output_length": 0}
 """
 NATIVE = """\
 {"arrival_s":0.5,"input_tokens":130,"output_tokens":9,"prefix_hashes":[4,7],"hash_block_tokens":128}
@@ -127,9 +128,9 @@ def test_burstgpt_columns_are_found_by_name(write: Write) -> None:
 def test_sharegpt_lengths_go_by_several_names_and_may_be_token_ids(write: Write) -> None:
     assert list(read_trace(write(SHAREGPT))) == [
         Request(0.0, 12, 3),
-        Request(2.5, 13, 0),
         Request(0.0, 14, 5),
         Request(0.0, 3, 0),
+        Request(2.5, 13, 0),
     ]
 
 
@@ -154,10 +155,10 @@ def test_the_own_format_may_leave_out_the_hash_of_a_partial_block(write: Write) 
     assert list(read_trace(write(text))) == [Request(0.0, 130, 9, (4,), 128)]
 
 
-def test_arrivals_out_of_order_stay_in_file_order(write: Write) -> None:
-    lines = MOONCAKE.splitlines(keepends=True)
-    arrivals = [request.arrival_s for request in read_trace(write("".join(reversed(lines))))]
-    assert arrivals == [1.5, 0.0]
+def test_where_times_do_not_count_requests_stay_in_file_order(write: Write) -> None:
+    path = write("".join(reversed(MOONCAKE.splitlines(keepends=True))))
+    requests = read_trace(path, options=ReadOptions(any_order=True))
+    assert [request.arrival_s for request in requests] == [1.5, 0.0]
 
 
 MARKED = [name for name, entry in FORMATS.items() if entry.marks]
@@ -187,3 +188,28 @@ def test_a_byte_order_mark_and_blank_lines_change_nothing(name: str, write: Writ
     plain = list(read_trace(write(SAMPLES[name]), name))
     spaced = "\ufeff\n" + SAMPLES[name].replace("\n", "\n\n \n") + "\n\n"
     assert list(read_trace(write(spaced), name)) == plain
+
+
+@pytest.mark.parametrize("name", ["mooncake", "bailian", "dsv4kv", "sharegpt"])
+@pytest.mark.parametrize("indent", [None, 1])
+def test_an_array_is_read_as_its_lines_would_be(
+    name: str, indent: int | None, tmp_path: Path
+) -> None:
+    one = {
+        "mooncake": {"timestamp": 5, "input_length": 513, "output_length": 2, "hash_ids": [4, 5]},
+        "bailian": {
+            "chat_id": 1,
+            "parent_chat_id": -1,
+            "timestamp": 0.5,
+            "input_length": 17,
+            "output_length": 2,
+            "hash_ids": [4, 5],
+        },
+        "dsv4kv": {"arrival_s": 0.5, "input_tokens": 8, "output_tokens": 1},
+        "sharegpt": {"prompt_len": 8, "output_len": 1},
+    }[name]
+    array, lines = tmp_path / "array.json", tmp_path / "lines.jsonl"
+    array.write_text(json.dumps([one, one], indent=indent))
+    lines.write_text(f"{json.dumps(one)}\n" * 2)
+    assert detect_format(array) == detect_format(lines) == name
+    assert list(read_trace(array)) == list(read_trace(lines))

@@ -3,15 +3,13 @@
 import math
 from statistics import fmean
 
-import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import TraceError
 from dsv4kv.workload.request import Request
 from dsv4kv.workload.traces import summarize
-from dsv4kv.workload.traces.runs import IdRuns
 
 LENGTHS = st.lists(st.integers(1, 2**31 - 1), min_size=1, max_size=200)
 
@@ -51,25 +49,6 @@ def test_hits_are_the_leading_blocks_some_earlier_prompt_began_with(
     assert summary.hit_blocks == hits
     assert summary.block_references == sum(map(len, trace))
     assert summary.distinct_blocks == len({block for prompt in trace for block in prompt})
-
-
-@given(st.lists(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12)), max_size=5)))
-def test_runs_are_counted_as_their_ids_would_be(prompts: list[list[tuple[int, int]]]) -> None:
-    trace = [IdRuns(*np.array(runs, np.int64).reshape(-1, 2).T) for runs in prompts]
-    seen: set[int] = set()
-    hits = 0
-    for ids in trace:
-        hits += next((i for i, id_ in enumerate(ids) if id_ not in seen), len(ids))
-        seen.update(ids)
-    assume(trace)
-    summary = summarize(Request(0.0, 1, 0, ids, 1) for ids in trace)
-    assert (summary.hit_blocks, summary.distinct_blocks) == (hits, len(seen))
-    assert summary.block_references == sum(map(len, trace))
-
-
-def test_a_request_has_no_hits_after_its_first_miss() -> None:
-    trace = [Request(0.0, 3, 0, (1, 2, 3), 1), Request(0.0, 3, 0, (1, 9, 3), 1)]
-    assert summarize(trace).hit_blocks == 1
 
 
 def test_the_hit_share_is_of_all_references() -> None:

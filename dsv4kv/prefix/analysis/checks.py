@@ -1,4 +1,4 @@
-"""What a trace must not say: an id with two histories, a clock that runs backwards."""
+"""What a trace must not say: an id with two histories."""
 
 from dataclasses import dataclass
 
@@ -36,12 +36,6 @@ def find_contradiction(table: PathTable) -> Contradiction | None:
     return _two_parents(table, request, before, parent, rooted) or _inside_a_run(
         table, request, before
     )
-
-
-def first_step_back(table: PathTable) -> int | None:
-    """The first request that arrives before the one above it."""
-    back = np.flatnonzero(np.diff(table.arrival_s) < 0)
-    return int(back[0]) + 1 if len(back) else None
 
 
 def _run_places(table: PathTable) -> tuple[Ints, Ints]:

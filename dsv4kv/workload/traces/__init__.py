@@ -4,8 +4,9 @@ Readers of lines stream: memory is one line, whatever the file's size. What must
 sessions, agentic conversations) or is one JSON document is held as a whole, long ids as runs.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 from dsv4kv.errors import ConfigError, TraceError
@@ -14,7 +15,8 @@ from dsv4kv.workload.traces.azure import read_azure
 from dsv4kv.workload.traces.bailian import read_bailian
 from dsv4kv.workload.traces.burstgpt import read_burstgpt
 from dsv4kv.workload.traces.delta import read_mooncake_delta
-from dsv4kv.workload.traces.jsonl import parse_object
+from dsv4kv.workload.traces.jsonl import is_array, json_array, parse_object
+from dsv4kv.workload.traces.lengths import LengthSummary
 from dsv4kv.workload.traces.lines import Defect, TraceLines, open_trace
 from dsv4kv.workload.traces.mooncake import read_mooncake
 from dsv4kv.workload.traces.native import read_native
@@ -23,7 +25,7 @@ from dsv4kv.workload.traces.oracle import write_oracle
 from dsv4kv.workload.traces.rows import parse_row
 from dsv4kv.workload.traces.sharegpt import INPUT_NAMES, read_sharegpt
 from dsv4kv.workload.traces.source import resolve_trace, trace_sha256
-from dsv4kv.workload.traces.summary import LengthSummary, TraceSummary, summarize
+from dsv4kv.workload.traces.summary import TraceSummary, summarize
 from dsv4kv.workload.traces.timed import read_timed
 from dsv4kv.workload.traces.weka import read_weka, read_weka_folder
 from dsv4kv.workload.traces.weka_folder import write_weka
@@ -133,7 +135,8 @@ def read_trace(
     They come in file order, or in order of arrival where the format is merged or sorted.
 
     Raises:
-        TraceError: There is no such file (at once), or a line is defective (when it is reached).
+        TraceError: There is no such file (at once), or a line is defective, or arrives before
+            the one above it (when it is reached).
         ConfigError: There is no such format.
     """
     return (request for _, request in read_placed_trace(source, trace_format, options))
@@ -153,7 +156,8 @@ def read_placed_trace(
         )
     path = resolve_trace(source)
     if not path.is_dir():
-        return _read_requests(path, trace_format, options)
+        placed = _read_requests(path, trace_format, options)
+        return placed if options.any_order else _in_order(placed)
     if trace_format not in ("auto", "weka"):
         raise TraceError(f"{path} is a folder: a {trace_format} trace is one file.")
     return read_weka_folder(path, options)
@@ -171,11 +175,25 @@ def detect_format(path: Path) -> str:
         return _detect(lines)
 
 
+def _in_order(placed: Iterator[tuple[str, Request]]) -> Iterator[tuple[str, Request]]:
+    """Refuse a clock that runs backwards."""
+    before_s = -inf
+    for place, request in placed:
+        if request.arrival_s < before_s:
+            raise TraceError(
+                f"{place}: the request arrives at {request.arrival_s:,.3f} s, the one before it "
+                f"at {before_s:,.3f} s: the clock runs backwards. Sort the trace: dsv4kv trace "
+                "convert SOURCE OUT --sort."
+            )
+        before_s = request.arrival_s
+        yield place, request
+
+
 def _read_requests(
     path: Path, trace_format: str, options: ReadOptions
 ) -> Iterator[tuple[str, Request]]:
+    name = detect_format(path) if trace_format == "auto" else trace_format
     with open_trace(path) as lines:
-        name = _detect(lines) if trace_format == "auto" else trace_format
         try:
             if not lines.peek():
                 raise Defect("the file is empty")
@@ -192,13 +210,18 @@ def _detect(lines: TraceLines) -> str:
     line = lines.peek()
     if not line:
         raise Defect("the file is empty")
-    if line.lstrip().startswith("["):
-        return "sharegpt"  # the only format that comes as an array
     if line.strip() == "{":
         return "weka"  # the only one that is a single object, here over many lines
-    names = parse_object(line) if line.lstrip().startswith("{") else parse_row(line)
+    names = _field_names(lines, line)
     for name, trace_format in FORMATS.items():
         if trace_format.marks.intersection(names):
             return name
     shapes = "; ".join(f"{name}: {entry.shape}" for name, entry in FORMATS.items())
     raise Defect(f"the first line is of no known format. Known are {shapes}")
+
+
+def _field_names(lines: TraceLines, line: str) -> Collection[str]:
+    """Names in the first record: of an object, of an array's first, or of a table's head."""
+    if is_array(line):
+        return next(json_array(lines), INPUT_NAMES)  # an empty one has no requests of any format
+    return parse_object(line) if line.lstrip().startswith("{") else parse_row(line)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dsv4kv.workload.request import Request
 from dsv4kv.workload.traces.blocks import read_counted_ids
 from dsv4kv.workload.traces.fields import read_time, read_tokens
-from dsv4kv.workload.traces.jsonl import json_lines
+from dsv4kv.workload.traces.jsonl import json_records
 from dsv4kv.workload.traces.lines import TraceLines
 
 BLOCK_TOKENS = 16
@@ -16,7 +16,7 @@ BLOCK_TOKENS = 16
 
 def read_bailian(lines: TraceLines) -> Iterator[Request]:
     """Yield the requests; chat ids, turns and types are left alone."""
-    for record in json_lines(lines):
+    for record in json_records(lines):
         input_tokens = read_tokens(record, "input_length", low=1)
         yield Request(
             arrival_s=read_time(record, "timestamp", "seconds"),

@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from dsv4kv.errors import TraceError
-from dsv4kv.prefix.analysis.checks import find_contradiction, first_step_back
+from dsv4kv.prefix.analysis.checks import find_contradiction
 from dsv4kv.prefix.analysis.paths import PathTable
 from dsv4kv.workload.request import Request
 from dsv4kv.workload.traces import read_placed_trace, read_trace
 from dsv4kv.workload.traces.gather import GatheredRuns
+from dsv4kv.workload.traces.histories import Conflict, contradiction
 from dsv4kv.workload.traces.options import DEFAULTS, ReadOptions
 
 
@@ -60,16 +61,9 @@ def load_paths(
     """Read a trace for analysis and make sure that it can be one.
 
     Raises:
-        TraceError: What reading raises; ids that contradict each other; a clock that runs back.
+        TraceError: What reading raises; ids that contradict each other.
     """
     table = collect_paths(read_trace(source, trace_format, options))
-    if (back := first_step_back(table)) is not None:
-        place = place_of(back, source, trace_format, options)
-        raise TraceError(
-            f"{place}: the request arrives at {table.arrival_s[back]:,.3f} s, the one before it "
-            f"at {table.arrival_s[back - 1]:,.3f} s: the clock runs backwards. Sort the trace: "
-            "dsv4kv trace convert SOURCE OUT --sort."
-        )
     check_histories(table, lambda request: place_of(request, source, trace_format, options))
     return table
 
@@ -82,11 +76,7 @@ def check_histories(table: PathTable, name: Callable[[int], str]) -> None:
     """
     if (wrong := find_contradiction(table)) is None:
         return
-    there, here = sorted((wrong.request, wrong.earlier))
-    raise TraceError(
-        f"{name(here)}: block id {wrong.id} has another history than at {name(there)}: an id "
-        "stands for a block and everything before it, so it always follows the same id."
-    )
+    raise contradiction(Conflict(wrong.request, wrong.earlier, wrong.id), name)
 
 
 def place_of_longest(

@@ -17,7 +17,7 @@ from dsv4kv.workload.traces.fields import (
     read_tokens,
     required,
 )
-from dsv4kv.workload.traces.jsonl import json_lines
+from dsv4kv.workload.traces.jsonl import json_records
 from dsv4kv.workload.traces.lines import Defect, TraceLines
 from dsv4kv.workload.traces.mooncake import BLOCK_TOKENS, check_mooncake, format_line
 from dsv4kv.workload.traces.sessions import Sessions, full_blocks
@@ -32,7 +32,7 @@ def read_mooncake_delta(lines: TraceLines) -> Iterator[Request]:
     """
     sessions: dict[str, Request] = {}
     turns = []
-    for record in json_lines(lines):
+    for record in json_records(lines):
         session = str(required(record, "session_id"))
         turn = _extend(sessions.get(session), record)
         sessions[session] = turn

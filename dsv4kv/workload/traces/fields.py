@@ -9,6 +9,8 @@ from dsv4kv.workload.traces.lines import Defect
 
 # Keeps lengths in 32 bits; a larger number is a mistaken unit, not a prompt.
 MAX_TOKENS = 2**31 - 1
+# The largest of signed 64 bits: a run that ends with it would have no end. No id is that.
+ODD_ID = 2**63 - 1
 
 
 def read_tokens(record: Mapping[str, Any], name: str, low: int) -> int:
@@ -35,11 +37,34 @@ def read_time(record: Mapping[str, Any], name: str, unit: str) -> float:
 
 
 def read_block_ids(record: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    """Return a list of ids as a tuple."""
+    return checked_ids(read_numbers(record, name), name)
+
+
+def read_numbers(record: Mapping[str, Any], name: str) -> tuple[int, ...]:
     """Return a list of whole numbers as a tuple."""
     value = required(record, name)
     if type(value) is not list or not set(map(type, value)) <= {int}:
         raise Defect(f"{name} is {reprlib.repr(value)}, expected a list of whole numbers")
     return tuple(value)
+
+
+def checked_ids(ids: tuple[int, ...], name: str) -> tuple[int, ...]:
+    """Refuse numbers that are no ids, or that would be taken for others."""
+    low, high = min(ids, default=0), max(ids, default=0)
+    if low >= 0 and high < ODD_ID:
+        return ids
+    wrong = next((i for i in (low, high) if not -(2**63) <= i < 2**64), None)
+    if wrong is None and ODD_ID in ids:
+        wrong = ODD_ID
+    if wrong is None and low < 0 and high > ODD_ID:
+        wrong = low  # beside an unsigned number
+    if wrong is not None:
+        raise Defect(
+            f"{name} has {reprlib.repr(wrong)}, expected numbers of 64 bits, all unsigned or all "
+            "signed, other than 2^63 - 1"
+        )
+    return ids
 
 
 def required(record: Mapping[str, Any], name: str) -> Any:

@@ -11,38 +11,65 @@ from dsv4kv.workload.traces.runs import IdRuns, signed
 _BATCH_RUNS = 2**22  # ids of formats without runs are joined once so many have come
 
 
+class RunBuffer:
+    """Ids of requests as they come."""
+
+    def __init__(self) -> None:
+        self._clear()
+
+    def __len__(self) -> int:
+        """Runs, not yet joined."""
+        return len(self._start)
+
+    def add(self, request: int, ids: Sequence[int]) -> None:
+        """Add all ids of a request; requests come in order."""
+        if isinstance(ids, IdRuns):
+            self._start.frombytes(ids.starts.tobytes())
+            self._count.frombytes(ids.counts.tobytes())
+            rows = len(ids.starts)
+        else:
+            self._start.extend(signed(ids))
+            rows = len(ids)
+            self._count.extend(_ONE * rows)
+        self._request.append(request)
+        self._rows.append(rows)
+
+    def pop(self) -> tuple[Ints, Ints, Ints]:
+        """Take out request, first id and length of every maximal run, int64[runs] each."""
+        columns = (self._request, self._rows, self._start, self._count)
+        request, rows, start, count = (np.frombuffer(column, np.int64) for column in columns)
+        self._clear()
+        request = np.repeat(request, rows)
+        follows = (request[1:] == request[:-1]) & (start[1:] == start[:-1] + count[:-1])
+        first = np.flatnonzero(np.concatenate([[True], ~follows])[: len(start)])
+        joined = np.add.reduceat(count, first) if len(first) else count
+        return request[first], start[first], joined
+
+    def _clear(self) -> None:
+        self._request, self._rows = array("q"), array("q")
+        self._start, self._count = array("q"), array("q")
+
+
+_ONE = array("q", [1])
+
+
 class GatheredRuns:
     """Gathers ids as runs; neighbours that continue each other are joined in batches."""
 
     def __init__(self) -> None:
         self._whole: list[tuple[Ints, Ints, Ints]] = []
-        self._request, self._start, self._count = array("q"), array("q"), array("q")
+        self._buffer = RunBuffer()
 
     def add(self, request: int, ids: Sequence[int]) -> None:
         """Add all ids of a request; requests come in order."""
-        if isinstance(ids, IdRuns):
-            starts, counts = array("q", ids.starts.tobytes()), array("q", ids.counts.tobytes())
-        else:
-            starts, counts = signed(ids), array("q", [1]) * len(ids)
-        self._request.extend([request] * len(starts))
-        self._start.extend(starts)
-        self._count.extend(counts)
-        if len(self._start) >= _BATCH_RUNS:
-            self._flush()
+        self._buffer.add(request, ids)
+        if len(self._buffer) >= _BATCH_RUNS:
+            self._whole.append(self._buffer.pop())
 
     def columns(self) -> tuple[Ints, Ints, Ints]:
         """Request, first id and length of every maximal run, int64[runs] each."""
-        self._flush()
+        self._whole.append(self._buffer.pop())
         request, start, count = (
             np.concatenate(column) for column in zip(*self._whole, strict=True)
         )
         return request, start, count
-
-    def _flush(self) -> None:
-        columns = (self._request, self._start, self._count)
-        request, start, count = (np.frombuffer(c, np.int64).copy() for c in columns)
-        self._request, self._start, self._count = array("q"), array("q"), array("q")
-        follows = (request[1:] == request[:-1]) & (start[1:] == start[:-1] + count[:-1])
-        first = np.flatnonzero(np.concatenate([[True], ~follows])[: len(start)])
-        joined = np.add.reduceat(count, first) if len(first) else count
-        self._whole.append((request[first], start[first], joined))

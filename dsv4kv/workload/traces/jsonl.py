@@ -5,16 +5,20 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from dsv4kv.reading import Unparsable, explain, parse_json
 from dsv4kv.workload.traces.lines import Defect, TraceLines
 
 _SEPARATOR = re.compile(r"[ \t\r\n]*([],]?)[ \t\r\n]*")
 
 
-def json_lines(lines: TraceLines) -> Iterator[dict[str, Any]]:
-    """Yield the object of every line that is not blank."""
-    for line in lines:
-        if not line.isspace():
-            yield parse_object(line)
+def json_records(lines: TraceLines) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a trace: one on every line, or all in one array."""
+    return json_array(lines) if is_array(lines.peek()) else map(parse_object, lines)
+
+
+def is_array(line: str) -> bool:
+    """Whether a first line begins an array."""
+    return line.lstrip().startswith("[")
 
 
 def json_line(record: dict[str, Any]) -> str:
@@ -25,12 +29,12 @@ def json_line(record: dict[str, Any]) -> str:
 def parse_object(line: str) -> dict[str, Any]:
     """Parse one line that holds one JSON object."""
     try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        value = parse_json(line)
+    except Unparsable as error:
         cut = (
             "" if line.endswith("\n") else "; the file ends inside this line and may be truncated"
         )
-        raise Defect(_explain(error) + cut) from None
+        raise Defect(f"{error}{cut}") from None
     return _checked_object(value)
 
 
@@ -41,7 +45,7 @@ def json_array(lines: TraceLines) -> Iterator[dict[str, Any]]:
     """
     lines.peek()
     first = lines.number
-    text = "".join(lines)
+    text = lines.rest()
     lines.number, counted = first, 0
     separator, position = _next_separator(text, text.index("[") + 1)
     while separator != "]":
@@ -50,8 +54,9 @@ def json_array(lines: TraceLines) -> Iterator[dict[str, Any]]:
         try:
             value, end = json.JSONDecoder().raw_decode(text, position)
         except (ValueError, RecursionError) as error:
-            lines.number = first + getattr(error, "lineno", 1) - 1
-            raise Defect(_explain(error)) from None
+            reason = explain(error)
+            lines.number = first + reason.line - 1
+            raise Defect(str(reason)) from None
         yield _checked_object(value)
         separator, position = _next_separator(text, end)
         if not separator:
@@ -71,9 +76,3 @@ def _checked_object(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise Defect(f"a JSON {type(value).__name__} stands where an object belongs")
     return value
-
-
-def _explain(error: Exception) -> str:
-    if isinstance(error, json.JSONDecodeError):
-        return f"broken JSON ({error.msg} at column {error.colno})"
-    return "unreadable JSON (nested too deeply, or a number of thousands of digits)"

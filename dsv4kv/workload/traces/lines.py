@@ -2,16 +2,19 @@
 
 import gzip
 import zlib
-from collections.abc import Iterator
+from codecs import BOM_UTF8
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 from typing import Self
 
 from dsv4kv.errors import TraceError
+from dsv4kv.reading import DOCUMENT_BYTES, open_regular
 
 _GZIP_MAGIC = b"\x1f\x8b"
 # A request of 1M tokens listed token by token is below 10 MB; a "line" beyond this is no trace.
+# Nor is so much of nothing: blank lines one after the other count as one.
 _MAX_LINE_BYTES = 2**26
 
 
@@ -20,7 +23,10 @@ class Defect(ValueError):
 
 
 class TraceLines:
-    """Iterator over the lines of a trace, line ends kept; ``number`` is the last line's, from 1.
+    """Iterator over the lines of a trace that are not blank, line ends kept.
+
+    Attributes:
+        number: The last line's number, from 1.
 
     Raises:
         Defect: Not UTF-8 text, damaged or truncated gzip, an absurdly long line.
@@ -42,43 +48,63 @@ class TraceLines:
         return self._read()
 
     def peek(self) -> str:
-        """Return the first line that is not blank without consuming it; ``""`` at the end."""
-        while self._ahead is None or self._ahead.isspace():
+        """Return the next line without consuming it; ``""`` at the end."""
+        if self._ahead is None:
             try:
                 self._ahead = self._read()
             except StopIteration:
                 return ""
         return self._ahead
 
+    def rest(self) -> str:
+        """Return all that is left, of one document."""
+        begin = self._ahead or ""
+        self._ahead = None
+        text = _decode(_reading(lambda: self._file.read(DOCUMENT_BYTES + 1)))
+        if len(begin) + len(text) > DOCUMENT_BYTES:
+            raise Defect(
+                f"the document is larger than {DOCUMENT_BYTES // 2**20} MiB, and is read as a "
+                "whole: write one request a line"
+            )
+        return begin + text
+
     def _read(self) -> str:
-        self.number += 1
-        line = _read_bytes(self._file)
-        if not line:
-            raise StopIteration
-        try:
-            text = line.decode()
-        except UnicodeDecodeError:
-            raise Defect("this is not UTF-8 text, neither plain nor gzip") from None
-        return text.removeprefix("\ufeff") if self.number == 1 else text
+        blank = 0
+        while True:
+            self.number += 1
+            line = _reading(lambda: self._file.readline(_MAX_LINE_BYTES + 1))
+            if not line:
+                raise StopIteration
+            if len(line) + blank > _MAX_LINE_BYTES:
+                raise Defect(f"the line is longer than {_MAX_LINE_BYTES // 2**20} MiB")
+            blank += len(line)
+            if self.number == 1:
+                line = line.removeprefix(BOM_UTF8)
+            if line and not line.isspace():
+                return _decode(line)
 
 
-def _read_bytes(file: BufferedReader | gzip.GzipFile) -> bytes:
+def _decode(content: bytes) -> str:
     try:
-        line = file.readline(_MAX_LINE_BYTES + 1)
+        return content.decode()
+    except UnicodeDecodeError:
+        raise Defect("this is not UTF-8 text, neither plain nor gzip") from None
+
+
+def _reading(read: Callable[[], bytes]) -> bytes:
+    try:
+        return read()
     except EOFError:
         raise Defect("the gzip data ends early: the file is truncated") from None
     except (OSError, zlib.error) as error:
         raise Defect(f"the file cannot be read ({error})") from None
-    if len(line) > _MAX_LINE_BYTES:
-        raise Defect(f"the line is longer than {_MAX_LINE_BYTES // 2**20} MiB")
-    return line
 
 
 @contextmanager
 def open_trace(path: Path) -> Iterator[TraceLines]:
     """Open a trace; a ``Defect`` inside the block leaves it as a ``TraceError`` with its line."""
     try:
-        file = path.open("rb")
+        file = open_regular(path)
     except OSError as error:
         raise TraceError(f"{path}: cannot be opened ({error.strerror}).") from None
     with file:

@@ -9,7 +9,7 @@ from typing import Any
 from dsv4kv.errors import TraceError
 from dsv4kv.workload.request import Request
 from dsv4kv.workload.traces.fields import read_block_ids, read_time, read_tokens
-from dsv4kv.workload.traces.jsonl import json_line, json_lines
+from dsv4kv.workload.traces.jsonl import json_line, json_records
 from dsv4kv.workload.traces.lines import Defect, TraceLines
 from dsv4kv.workload.traces.times import in_units
 
@@ -18,7 +18,7 @@ BLOCK_TOKENS = 512
 
 def read_mooncake(lines: TraceLines) -> Iterator[Request]:
     """Yield the requests; other fields of a line are left alone."""
-    for record in json_lines(lines):
+    for record in json_records(lines):
         input_tokens = read_tokens(record, "input_length", low=1)
         hash_ids = read_block_ids(record, "hash_ids")
         blocks = -(-input_tokens // BLOCK_TOKENS)

@@ -14,16 +14,16 @@ import numpy as np
 
 from dsv4kv.workload.request import Request
 from dsv4kv.workload.traces.blocks import read_counted_ids
-from dsv4kv.workload.traces.fields import read_block_ids, read_time, read_tokens
-from dsv4kv.workload.traces.jsonl import json_line, json_lines
+from dsv4kv.workload.traces.fields import ODD_ID, checked_ids, read_numbers, read_time, read_tokens
+from dsv4kv.workload.traces.jsonl import json_line, json_records
 from dsv4kv.workload.traces.lines import Defect, TraceLines
-from dsv4kv.workload.traces.runs import IdRuns
+from dsv4kv.workload.traces.runs import IdRuns, signed
 
 
 def read_native(lines: TraceLines) -> Iterator[Request]:
     """Yield the requests; other fields of a line are left alone."""
     block_tokens = 0
-    for record in json_lines(lines):
+    for record in json_records(lines):
         request = _read_request(record)
         block_tokens = block_tokens or request.hash_block_tokens
         if request.hash_block_tokens not in {0, block_tokens}:
@@ -76,9 +76,9 @@ def _read_request(record: dict[str, Any]) -> Request:
 
 
 def _read_runs(record: dict[str, Any], input_tokens: int, block_tokens: int) -> IdRuns:
-    numbers = read_block_ids(record, "prefix_runs")
+    numbers = read_numbers(record, "prefix_runs")
     full, partial = divmod(input_tokens, block_tokens)
-    counts = numbers[1::2]
+    starts, counts = numbers[::2], numbers[1::2]
     if (
         len(numbers) % 2
         or min(counts, default=1) < 1
@@ -88,4 +88,12 @@ def _read_runs(record: dict[str, Any], input_tokens: int, block_tokens: int) -> 
             "prefix_runs is no list of first id, count, first id, count, … of the "
             f"{full + bool(partial):,} blocks of {block_tokens} tokens"
         )
-    return IdRuns(np.array(numbers[::2], np.int64), np.array(counts, np.int64))
+    # no run may contain it: then all ids are checked where the ends are
+    odd = (
+        ODD_ID
+        for start, count in zip(starts, counts, strict=True)
+        if ODD_ID - start in range(count)
+    )
+    ends = (start + count - 1 for start, count in zip(starts, counts, strict=True))
+    checked_ids((*starts, *ends, *odd), "prefix_runs")
+    return IdRuns(np.array(signed(starts)), np.array(counts, np.int64))

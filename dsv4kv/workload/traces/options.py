@@ -33,12 +33,15 @@ class ReadOptions:
         time_unit: Unit of its arrivals.
         id_tokens: Tokens that one of its ids stands for; None if it has no ids.
         stagger_s: Seconds from the start of one conversation of a ``weka`` folder to the next.
+        any_order: Take requests that arrive before the one above them: their times do not count,
+            or they are yet to be sorted.
     """
 
     fields: TimedFields = TimedFields()
     time_unit: TimeUnit = "s"
     id_tokens: int | None = None
     stagger_s: float = 0.0
+    any_order: bool = False
 
 
 DEFAULTS = ReadOptions()

@@ -9,7 +9,7 @@ from typing import Any
 
 from dsv4kv.workload.request import Request
 from dsv4kv.workload.traces.fields import checked_tokens, read_time
-from dsv4kv.workload.traces.jsonl import json_array, json_lines
+from dsv4kv.workload.traces.jsonl import json_records
 from dsv4kv.workload.traces.lines import Defect, TraceLines
 
 INPUT_NAMES = ("prompt_len", "input_length", "prompt_tokens", "prompt_token_ids", "input_ids")
@@ -24,8 +24,7 @@ OUTPUT_NAMES = (
 
 def read_sharegpt(lines: TraceLines) -> Iterator[Request]:
     """Yield the requests; the first of the known names in a record is taken."""
-    is_array = lines.peek().lstrip().startswith("[")
-    for record in json_array(lines) if is_array else json_lines(lines):
+    for record in json_records(lines):
         yield Request(
             arrival_s=read_time(record, "arrival_s", "seconds") if "arrival_s" in record else 0.0,
             input_tokens=_read_length(record, INPUT_NAMES, low=1),

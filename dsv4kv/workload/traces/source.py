@@ -30,6 +30,11 @@ def resolve_trace(source: str | Path) -> Path:
             f"{path} is a folder without conversations (*.json, *.json.gz): name one trace "
             f"file{_list_files(path)}."
         )
+    if path.exists() and not is_folder and not is_file:
+        raise TraceError(
+            f"{path}: it is a pipe or a device, and a trace is read more than once: write it to a "
+            "file."
+        )
     if not is_folder and not is_file:
         raise TraceError(
             f"{path}: there is no such trace file; shipped: "

@@ -1,40 +1,13 @@
 """What a trace is like: how much it asks for, and how much of it repeats."""
 
-from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Self
-
-import numpy as np
+from math import inf
 
 from dsv4kv.errors import TraceError
 from dsv4kv.workload.request import Request
-from dsv4kv.workload.traces.gather import GatheredRuns
-from dsv4kv.workload.traces.repeats import count_repeats
-
-
-@dataclass(frozen=True, slots=True)
-class LengthSummary:
-    """Lengths in tokens; percentiles are lengths that occur (nearest rank)."""
-
-    total: int
-    p50: int
-    p90: int
-    p99: int
-    max: int
-
-    @classmethod
-    def of(cls, lengths: "array[int]") -> Self:
-        """Summarise at least one length."""
-        values = np.frombuffer(lengths, dtype=np.intc)
-        p50, p90, p99 = np.percentile(values, (50, 90, 99), method="inverted_cdf")
-        return cls(
-            total=int(values.sum(dtype=np.int64)),
-            p50=int(p50),
-            p90=int(p90),
-            p99=int(p99),
-            max=int(values.max()),
-        )
+from dsv4kv.workload.traces.histories import Histories
+from dsv4kv.workload.traces.lengths import LengthCounts, LengthSummary
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,33 +41,37 @@ class TraceSummary:
         return self.hit_blocks / self.block_references if self.block_references else None
 
 
-def summarize(requests: Iterable[Request]) -> TraceSummary:
-    """Summarise in one pass; holds the runs of all ids, and 8 bytes per request.
+def summarize(
+    requests: Iterable[Request], name: Callable[[int], str] = "request {}".format
+) -> TraceSummary:
+    """Summarise in one pass; memory is that of a batch and of the different lengths.
+
+    ``name`` says where a request is, by its number from 0.
 
     Raises:
-        TraceError: There are no requests.
+        TraceError: There are no requests, or an id has two histories.
     """
-    input_lengths, output_lengths = array("i"), array("i")
-    first_s, last_s = np.inf, -np.inf
-    hash_block_tokens = 0
-    runs = GatheredRuns()
-    for number, request in enumerate(requests):
-        input_lengths.append(request.input_tokens)
-        output_lengths.append(request.output_tokens)
-        first_s, last_s = min(first_s, request.arrival_s), max(last_s, request.arrival_s)
-        hash_block_tokens = hash_block_tokens or request.hash_block_tokens
-        runs.add(number, request.prefix_hashes)
-    if not input_lengths:
-        raise TraceError("There are no requests to summarise.")
-    request_of, start, count = runs.columns()
-    distinct, hits = count_repeats(request_of, start, count)
+    input_lengths, output_lengths = LengthCounts(), LengthCounts()
+    first_s, last_s = inf, -inf
+    count = hash_block_tokens = 0
+    with Histories() as histories:
+        for number, request in enumerate(requests):
+            count = number + 1
+            input_lengths.add(request.input_tokens)
+            output_lengths.add(request.output_tokens)
+            first_s, last_s = min(first_s, request.arrival_s), max(last_s, request.arrival_s)
+            hash_block_tokens = hash_block_tokens or request.hash_block_tokens
+            histories.add(number, request.prefix_hashes)
+        if not count:
+            raise TraceError("There are no requests to summarise.")
+        distinct = histories.check(name)
     return TraceSummary(
-        requests=len(input_lengths),
+        requests=count,
         duration_s=last_s - first_s,
-        input_tokens=LengthSummary.of(input_lengths),
-        output_tokens=LengthSummary.of(output_lengths),
+        input_tokens=input_lengths.summarize(),
+        output_tokens=output_lengths.summarize(),
         hash_block_tokens=hash_block_tokens,
-        block_references=int(count.sum()),
+        block_references=histories.references,
         distinct_blocks=distinct,
-        hit_blocks=hits,
+        hit_blocks=histories.references - distinct,  # an id's history is its own: none is missed
     )

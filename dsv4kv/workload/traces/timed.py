@@ -6,14 +6,14 @@ from typing import Any
 from dsv4kv.workload.request import Request
 from dsv4kv.workload.traces.blocks import read_counted_ids
 from dsv4kv.workload.traces.fields import read_time, read_tokens
-from dsv4kv.workload.traces.jsonl import json_line, json_lines
+from dsv4kv.workload.traces.jsonl import json_line, json_records
 from dsv4kv.workload.traces.lines import Defect, TraceLines
 from dsv4kv.workload.traces.options import DEFAULTS, UNITS_PER_SECOND, ReadOptions
 
 
 def read_timed(lines: TraceLines, options: ReadOptions) -> Iterator[Request]:
     """Yield the requests; ids count only where ``options`` say how many tokens they stand for."""
-    for record in json_lines(lines):
+    for record in json_records(lines):
         yield _read_request(record, options)
 
 

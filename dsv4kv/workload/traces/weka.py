@@ -65,7 +65,7 @@ def read_weka(lines: TraceLines) -> Iterator[Request]:
 
 def read_placed(lines: TraceLines, number: int, start_s: float) -> list[Placed]:
     """Read a whole conversation, in file order; its local ids are made its own."""
-    text = "".join(lines)
+    text = lines.rest()
     lines.number = 1  # one document: places inside it say more than its lines
     conversation, lists = _parse(text)
     size = read_tokens(conversation, "block_size", low=1)

@@ -1,10 +1,9 @@
-"""Ids that contradict each other and clocks that run backwards are found, wherever they are."""
+"""Ids that contradict each other are found, wherever they are."""
 
-import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.prefix.analysis.checks import find_contradiction, first_step_back
+from dsv4kv.prefix.analysis.checks import find_contradiction
 from dsv4kv.workload.request import Request
 from dsv4kv.workload.traces.collect import collect_paths
 from tests.prefix.analysis.traces import Text, texts, to_table
@@ -37,10 +36,3 @@ def test_a_contradiction_is_an_id_with_two_parents(paths: list[list[int]]) -> No
         here = [None, *paths[found.request]][found.block]
         other = paths[found.earlier]
         assert [None, *other][other.index(found.id)] != here
-
-
-@given(st.lists(st.floats(0, 9), min_size=1))
-def test_the_first_step_back_of_the_clock_is_found(times: list[float]) -> None:
-    table = collect_paths(Request(time, 1, 0, (i,), 1) for i, time in enumerate(times))
-    steps = np.flatnonzero(np.diff(times) < 0)
-    assert first_step_back(table) == (steps[0] + 1 if len(steps) else None)

@@ -1,0 +1,82 @@
+"""Reading what others wrote: files of what kind, how large, and JSON of what depth.
+
+How long a reader takes follows from how much it reads; nothing is waited for.
+"""
+
+import errno
+import json
+import os
+import stat
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+from pydantic_core import from_json
+
+DOCUMENT_BYTES = 2**28
+"""The largest document that is held as a whole; a few times as much is needed to parse it."""
+
+
+class Unparsable(ValueError):
+    """Why a text is no JSON, without a place.
+
+    Attributes:
+        line: Where, from 1; 1 where it is not known.
+    """
+
+    def __init__(self, reason: str, line: int = 1) -> None:
+        super().__init__(reason)
+        self.line = line
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a file for reading its bytes; pipes and devices, which need not end, are refused.
+
+    Raises:
+        OSError: It cannot be opened, or is no regular file.
+    """
+    # without O_NONBLOCK opening a pipe waits until somebody writes
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    mode = os.fstat(file.fileno()).st_mode
+    if not stat.S_ISREG(mode):
+        file.close()
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        raise OSError(errno.EINVAL, "it is a pipe or a device, not a file", str(path))
+    return file
+
+
+def read_document(path: Path, most_bytes: int = DOCUMENT_BYTES) -> bytes:
+    """Read a whole file.
+
+    Raises:
+        OSError: It cannot be read, is no regular file, or is larger than ``most_bytes``.
+    """
+    with open_regular(path) as file:
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise OSError(errno.EFBIG, f"it is larger than {most_bytes / 2**20:g} MiB", str(path))
+    return content
+
+
+def parse_json(text: str) -> Any:
+    """Parse a JSON document: as ``json.loads`` does, faster where the text is plain.
+
+    Raises:
+        Unparsable: It is none, is nested too deeply, or has a number of thousands of digits.
+    """
+    try:
+        return from_json(text)
+    except ValueError:
+        pass  # lone surrogates, say, which json reads; or a defect, which json tells better
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise explain(error) from None
+
+
+def explain(error: ValueError | RecursionError) -> Unparsable:
+    """What ``json`` means, in words."""
+    if isinstance(error, json.JSONDecodeError):
+        return Unparsable(f"broken JSON ({error.msg} at column {error.colno})", error.lineno)
+    return Unparsable("unreadable JSON (nested too deeply, or a number of thousands of digits)")

@@ -1,0 +1,92 @@
+"""An id with two histories is found in a trace of any length, and different ids are counted."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dsv4kv.errors import TraceError
+from dsv4kv.prefix.analysis.checks import find_contradiction
+from dsv4kv.workload.request import Request
+from dsv4kv.workload.traces import summarize
+from dsv4kv.workload.traces.collect import collect_paths
+from dsv4kv.workload.traces.histories import Histories
+from dsv4kv.workload.traces.runs import IdRuns
+
+SMALL = st.lists(st.lists(st.integers(0, 8), min_size=1, max_size=6, unique=True), min_size=1)
+BATCHES = st.sampled_from([1, 2, 3, 5, 9, 1000])
+
+
+def read(prompts: list[list[int]], batch: int, runs: bool = False) -> Histories:
+    """The ids of all prompts, in batches of so many runs."""
+    histories = Histories(batch)
+    for number, ids in enumerate(prompts):
+        histories.add(number, IdRuns.of(ids) if runs else tuple(ids))
+    return histories
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> list[list[int]]:
+    """Prompts whose ids form a tree; ids that follow each other often count up."""
+    prompts: list[list[int]] = [[]]
+    fresh = draw(st.sampled_from([0, -50, 2**62]))
+    for _ in range(draw(st.integers(1, 12))):
+        before = draw(st.sampled_from(prompts))
+        kept = before[: draw(st.integers(0, len(before)))]
+        new = []
+        for _ in range(draw(st.integers(0, 5))):
+            fresh += draw(st.sampled_from([1, 1, 1, 2, 7]))
+            new.append(fresh)
+        fresh += draw(st.sampled_from([0, 1, 3]))  # the next one may count on, behind another id
+        prompts.append(kept + new)
+    return prompts
+
+
+@settings(max_examples=200)
+@given(trees(), BATCHES, st.booleans())
+def test_different_ids_are_counted_in_batches_of_any_size(
+    prompts: list[list[int]], batch: int, runs: bool
+) -> None:
+    with read(prompts, batch, runs) as histories:
+        assert histories.check(str) == len({id_ for ids in prompts for id_ in ids})
+        assert histories.references == sum(map(len, prompts))
+
+
+@settings(max_examples=300)
+@given(SMALL, BATCHES)
+def test_the_same_traces_are_refused_as_where_all_is_held(
+    prompts: list[list[int]], batch: int
+) -> None:
+    requests = (Request(0.0, len(ids), 0, tuple(ids), 1) for ids in prompts)
+    expected = find_contradiction(collect_paths(requests))
+    with read(prompts, batch) as histories:
+        if expected is None:
+            histories.check(str)
+            return
+        with pytest.raises(TraceError, match="has another history than at") as caught:
+            histories.check(lambda number: f"<{number}")
+    there, _, rest = str(caught.value).removeprefix("<").partition(": block id ")
+    told = rest.split(" ")[0], rest.split("<")[1].split(":")[0]
+    id_, here = map(int, told)
+    histories_of = {
+        tuple(prompts[number][: prompts[number].index(id_)]) for number in (int(there), here)
+    }
+    assert len({before[-1:] for before in histories_of}) == 2
+
+
+def test_a_summary_refuses_ids_with_two_histories() -> None:
+    trace = [Request(0.0, 3, 0, (1, 2, 3), 1), Request(0.0, 3, 0, (1, 9, 3), 1)]
+    with pytest.raises(TraceError, match="request 1: block id 3 has another history than at"):
+        summarize(trace)
+
+
+def test_nothing_of_the_batches_is_left_behind(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with read([[1], [2], [3]], 1) as histories:
+        assert not list(tmp_path.iterdir())  # files have no names
+        assert histories.check(str) == 3
+
+
+def test_a_temporary_folder_that_cannot_be_written_is_a_sentence(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr("tempfile.tempdir", "/nowhere")
+    with pytest.raises(TraceError, match=r"a temporary file cannot be written .*TMPDIR"):
+        read([[1], [2], [3]], 1)

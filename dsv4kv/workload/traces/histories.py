@@ -120,7 +120,8 @@ class Histories:
             at = inside[runs["request"][inside].argmin()]
             around = int((runs["last"] == reach[at - 1])[:at].argmax())
             self._remember(runs[at], runs[around])
-        return runs[runs["last"] == reach[-1]][:1]
+        furthest: Runs = runs[runs["last"] == reach[-1]][:1]
+        return furthest
 
     def _remember(self, run: Any, other: Any) -> None:
         self._conflicts.append(

@@ -1,4 +1,4 @@
-"""Reads ``.ncu-rep`` files through NVIDIA's ``ncu-report`` package (extra ``profile``)."""
+"""Reads ``.ncu-rep`` files through NVIDIA's ``ncu-report`` package (extra ``profile``), or ncu."""
 
 import importlib
 from collections.abc import Iterator
@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from dsv4kv.errors import ProfileError
+from dsv4kv.measure.profilers.commands import find_tool
+from dsv4kv.measure.profilers.ncu_csv import CsvAction, read_actions
 from dsv4kv.measure.profilers.trace import KERNEL, NONE, Column, LaunchShape, Names, Trace, Work
 from dsv4kv.measure.profilers.trace import constant as column_of
 
@@ -33,7 +35,7 @@ def read_ncu(path: Path) -> Trace:
     ncu runs every kernel alone, some of them several times, so there are no steps and no gaps.
 
     Raises:
-        ProfileError: It cannot be read, or the package is not installed.
+        ProfileError: It cannot be read, or neither the package nor ncu is there to do so.
     """
     names, shapes = Names(), dict[LaunchShape, int]()
     rows, devices = [], dict[str, None]()
@@ -65,14 +67,13 @@ def _judge(table: Column) -> list[str]:
 
 
 def _actions(path: Path) -> Iterator[Any]:
+    if not path.is_file():
+        raise ProfileError(f"{path} does not exist: name a report of ncu, .ncu-rep.")
     try:
         package = importlib.import_module("ncu_report")
     except ImportError:
-        raise ProfileError(
-            f"{path} needs the ncu-report package to be read: pip install 'dsv4kv[profile]'."
-        ) from None
-    if not path.is_file():
-        raise ProfileError(f"{path} does not exist: name a report of ncu, .ncu-rep.")
+        yield from _actions_by_ncu(path)
+        return
     try:
         context = package.load_report(str(path))
         for i in range(context.num_ranges()):
@@ -80,6 +81,16 @@ def _actions(path: Path) -> Iterator[Any]:
             yield from (part.action_by_idx(j) for j in range(part.num_actions()))
     except Exception as error:  # the package raises whatever its C++ does
         raise ProfileError(f"{path} cannot be read as a report of ncu ({error}).") from None
+
+
+def _actions_by_ncu(path: Path) -> list[CsvAction]:
+    ncu = find_tool("ncu")
+    if ncu is None:
+        raise ProfileError(
+            f"{path} needs the ncu-report package to be read (pip install 'dsv4kv[profile]'), or "
+            "ncu itself on PATH."
+        )
+    return read_actions(ncu, path)
 
 
 def _row(action: Any, names: Names, shapes: dict[LaunchShape, int]) -> tuple[int, int, int, int]:

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# One visit to a GPU machine without a network, from the bare source tree:
+#
+#   results/h200/visit.sh wheels               beforehand, with a network: the packages it lacks
+#   results/h200/visit.sh plan                 every call, its steps and how long each may take
+#   results/h200/visit.sh first                under nine minutes; then second, third
+#   results/h200/visit.sh report FILE          what was predicted, wanted and measured
+#
+# Answers go to $OUT (results/h200/visits/CALL by default): rows.jsonl, a line for each the moment
+# it is known, and kept.tar.gz with logs and records. `--rehearse` does a call on the kernels' CPU
+# twin, in a copy of the tree; $PYTHON names another interpreter than python3.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+PYTHON=${PYTHON:-python3}
+
+if [ "${1-}" = wheels ]; then  # for the machine's Python, not for this one
+  exec "$PYTHON" -m pip download --quiet --no-deps --only-binary=:all: --dest "$here/.wheels" \
+    --implementation cp --python-version 3.12 --platform manylinux_2_17_x86_64 \
+    --platform manylinux2014_x86_64 pydantic==2.14.3 pydantic-core==2.50.4 \
+    annotated-types==0.8.0 typing-inspection==0.4.5 typing-extensions==4.16.0
+fi
+export PYTHONPATH=$here:${here%/results/h200}${PYTHONPATH:+:$PYTHONPATH}
+exec "$PYTHON" -m visit "$@"

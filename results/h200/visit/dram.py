@@ -1,0 +1,37 @@
+"""Step: how many bytes three kernels move in DRAM, counted by ncu, for one that they must."""
+
+import shutil
+import subprocess
+import sys
+
+from dsv4kv.measure.profilers.commands import NCU_METRICS
+from dsv4kv.measure.profilers.ncu_report_file import read_ncu
+from visit.counted import WORKS
+from visit.desk import Desk
+
+_OPTIONS = (
+    "--profile-from-start=off",  # what fills pages is not looked at
+    "--cache-control=none",
+    "--clock-control=none",
+    "--force-overwrite",
+)
+
+
+def run(desk: Desk) -> None:
+    """Answer the questions of ``questions.DRAM``."""
+    ncu = shutil.which("ncu")
+    if ncu is None:
+        raise SystemExit("ncu is not on PATH")
+    report = desk.folder / "dram.ncu-rep"
+    command = [ncu, *_OPTIONS, f"--metrics={','.join(NCU_METRICS)}"]
+    command += [f"--export={report.with_suffix('')}", sys.executable, "-m", "visit.counted"]
+    subprocess.run([*command, *(["--twin"] if desk.small else [])], check=True)
+    trace = read_ncu(report)
+    moved = dict(zip((trace.names[i] for i in trace.work.name), trace.work.bytes, strict=True))
+    with desk.place() as place:
+        for name, (kernel, make) in WORKS.items():
+            useful = make(place).bytes
+            counted = int(moved[kernel])  # of its last call: those before left L2 as it finds it
+            desk.answer(
+                f"amplification_{name}", counted / useful, dram_bytes=counted, bytes=useful
+            )

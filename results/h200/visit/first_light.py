@@ -1,0 +1,58 @@
+"""Step: everything compiles, one kernel runs, and one graph follows its indices."""
+
+import os
+import tempfile
+import time
+
+import torch
+from torch import Tensor
+
+from dsv4kv.bench.build import plan_from
+from dsv4kv.config.load import load_config
+from dsv4kv.ops import cpu
+from dsv4kv.ops.cuda.foresight import foresee
+from dsv4kv.ops.cuda.launch import compile_ahead, prepare
+from dsv4kv.ops.kernels.gather import plan_gather_topk
+from tests.cuda.comparison import to_device
+from tests.cuda.scenes import gather_topk
+from visit.desk import Desk
+from visit.place import Place
+
+
+def run(desk: Desk) -> None:
+    """Answer the questions of ``questions.COMPILE``."""
+    with desk.place() as place:
+        desk.answer("compile_all", _compile(place))
+        mine = to_device(gather_topk("main/fp8_ds_mla"), place.device.device)
+        indices, out = mine[3], mine[-1]
+        call = prepare(plan_gather_topk(*mine))
+        call()
+        desk.answer("first_launch", _differing(out, indices))
+        graph = place.device.make_capturer().capture(call)
+        indices.copy_(indices.flip(1))
+        out.fill_(torch.nan)
+        graph.replay()
+        desk.answer("first_graph", _differing(out, indices))
+
+
+def _compile(place: Place) -> float:
+    """Seconds until all kernels of a model are loaded, none of which was compiled before."""
+    plan = plan_from(load_config("smoke" if place.small else "gpu", []).config)
+    modules = foresee(plan, device_prepare=True)
+    with tempfile.TemporaryDirectory() as folder:
+        before = os.environ.get("DSV4KV_CACHE_DIR")
+        os.environ["DSV4KV_CACHE_DIR"] = folder
+        began = time.perf_counter()
+        compile_ahead(modules, place.device.device)
+        seconds = time.perf_counter() - began
+        os.environ.pop("DSV4KV_CACHE_DIR") if before is None else None
+    return seconds
+
+
+def _differing(out: Tensor, indices: Tensor) -> int:
+    """Bytes of a gather that are not the CPU backend's."""
+    expected = gather_topk("main/fp8_ds_mla")
+    expected[3].copy_(indices)
+    cpu.gather_topk(*expected)
+    found = out.cpu().view(torch.uint8)
+    return int((found != expected[-1].view(torch.uint8)).count_nonzero())

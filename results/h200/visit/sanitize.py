@@ -1,0 +1,59 @@
+"""Step: compute-sanitizer over every kernel, after it has found two defects made for it."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+from visit.desk import Desk
+
+_PLANTED = {
+    "planted_write": ("memcheck", "write_outside"),
+    "planted_race": ("racecheck", "move_right"),
+}
+_TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
+_SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)")
+_LIMIT_S = 45
+_UNCACHED = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+"""Every tensor is an allocation of its own: what lies outside is outside for the tool too."""
+
+
+def run(desk: Desk) -> None:
+    """Answer the questions of ``questions.SANITIZE``."""
+    sanitizer = shutil.which("compute-sanitizer")
+    if sanitizer is None:
+        raise SystemExit("compute-sanitizer is not on PATH")
+    blind = []
+    for name, (tool, kernel) in _PLANTED.items():
+        found = _count(desk, sanitizer, tool, "visit.planted", kernel)
+        desk.answer(name, found, tool=tool, kernel=kernel)
+        blind += [] if found else [tool]
+    for tool in _TOOLS:
+        if tool not in blind:  # what misses a defect says nothing by finding none
+            desk.answer(tool, _count(desk, sanitizer, tool, "visit.scenes"))
+    if blind:
+        raise SystemExit(f"{', '.join(blind)} missed what was planted: the sanitizer is blind")
+
+
+def _count(desk: Desk, sanitizer: str, tool: str, program: str, *words: str) -> int | None:
+    """Errors that a tool finds in a program; None where it does not say."""
+    log = desk.folder / f"{tool}-{'-'.join([program, *words])}.txt"
+    command = [sanitizer, f"--tool={tool}", "--print-limit=20", sys.executable, "-m", program]
+    command += [*words, *(["--twin"] if desk.small else [])]
+    with log.open("w+") as file:
+        try:
+            subprocess.run(
+                command,
+                stdout=file,
+                stderr=file,
+                env=os.environ | _UNCACHED,
+                timeout=_LIMIT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return None
+        file.seek(0)
+        found = _SUMMARY.findall(file.read())
+    print(f"{log.name}: {found[-1] if found else 'no summary'}")
+    return int(found[-1]) if found else None

@@ -1,0 +1,28 @@
+"""Step: DRAM bytes of a whole decode step, as ``dsv4kv profile --ncu`` counts them."""
+
+import sys
+
+from dsv4kv.cli import main
+from dsv4kv.report.store import load_record
+from visit.desk import Desk
+
+
+def run(desk: Desk) -> None:
+    """Answer the question of ``questions.STEP_BYTES``, and note each operation."""
+    folder = desk.folder / desk.step.name
+    config = ["smoke", "--set", "device=cpu"] if desk.small else ["gpu"]
+    sys.argv = ["dsv4kv", "profile", *config, "--ncu", "--out", str(folder)]
+    sys.argv += ["--timeout", str(desk.step.limit_s - 20)]
+    try:
+        main()
+    except SystemExit as end:
+        desk.note("profile", exit_code=end.code)
+    (path,) = folder.glob("2*.json")
+    profile = load_record(path).cases[0].profile
+    assert profile is not None
+    assert profile.table is not None
+    for row in profile.table.operations:
+        desk.note("operation", name=row.name, dram_bytes=row.dram_bytes, bytes=row.useful_bytes)
+    moved = sum(row.counted_bytes or 0 for row in profile.table.kernels)
+    useful = sum(profile.useful_bytes.values())
+    desk.answer("amplification_step", moved / useful, dram_bytes=moved, bytes=useful)

@@ -1,0 +1,62 @@
+"""Times work and answers with medians."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from dsv4kv.bench.replay_timing import CallTimer
+from dsv4kv.measure.statistics import summarize
+from dsv4kv.ops.cuda.launch import prepare
+from visit.desk import Desk
+from visit.place import Place
+from visit.workloads import Work
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Samples of a call, and what a call does."""
+
+    samples_ns: list[int]
+    entries: int
+    bytes: int
+
+    @property
+    def median_ns(self) -> float:
+        """Of one call."""
+        return summarize(self.samples_ns).median
+
+    @property
+    def tbps(self) -> float:
+        """Useful bytes in TB/s."""
+        return self.bytes / self.median_ns / 1e3
+
+
+class Stopwatch:
+    """Times on one device, and answers a desk's questions."""
+
+    def __init__(self, desk: Desk, place: Place) -> None:
+        self._desk, self.timer = desk, CallTimer(place.device)
+
+    def time(self, work: Work, name: str) -> Measured:
+        """Time calls, each on bytes of its own."""
+        calls = [partial(_run, [prepare(launch) for launch in call]) for call in work.calls]
+        return Measured(self.timer.time(calls, name), work.entries, work.bytes)
+
+    def answer(self, name: str, found: Measured, figure: Callable[[float], float]) -> None:
+        """Answer with the median; ``figure`` makes the question's unit of nanoseconds."""
+        summary = summarize(found.samples_ns)
+        ends = summary.ci_low, summary.ci_high
+        interval = sorted(figure(end) for end in ends if end is not None)
+        self._desk.answer(
+            name,
+            figure(summary.median),
+            interval or None,
+            samples=summary.n,
+            bytes=found.bytes,
+            entries=found.entries,
+        )
+
+
+def _run(launches: Sequence[Callable[[], None]]) -> None:
+    for launch in launches:
+        launch()

@@ -1,0 +1,65 @@
+"""Step: every operation that can be done in several ways, each against the one in use."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from dsv4kv.ops.cuda.compile import architecture_of
+from dsv4kv.ops.variants import VARIANTS
+from visit import workloads
+from visit.desk import Desk
+from visit.place import Place
+from visit.stopwatch import Stopwatch
+from visit.workloads import Work
+
+_TOKENS = 8192
+_CLEAR = 0.01  # what a difference must exceed, besides the spread of equal runs
+
+Make = Callable[[str], Work]
+"""Makes the work of an operation by the name of a variant."""
+
+
+def run(desk: Desk) -> None:
+    """Answer the question of ``questions.VARIANTS``; a note holds each pair's ratio."""
+    behind = set()
+    with desk.place() as place:
+        watch = Stopwatch(desk, place)
+        for subject, operation, make in _subjects(place):
+            used, *others = _available(place, operation)
+            for other in others:
+                ratio, spread = _compare(watch, make, used, other)
+                desk.note(
+                    "variant", subject=subject, used=used, other=other, ratio=ratio, spread=spread
+                )
+                behind |= {operation} if ratio < 1 - max(spread, _CLEAR) else set()
+    desk.answer("variants_behind", len(behind), operations=sorted(behind))
+
+
+def _subjects(place: Place) -> Iterator[tuple[str, str, Make]]:
+    """What is compared: its name, its operation, and its work."""
+    tokens = place.size(_TOKENS, 256)
+    for kind in ("csa", "hca"):
+        yield f"flush {kind}", "flush", partial(_work, workloads.flush, place, kind, tokens)
+        chunk = partial(_work, workloads.chunk, place, kind, tokens)
+        yield f"compress_chunk {kind}", "compress_chunk", chunk
+
+
+def _work(make: Callable[..., Work], *arguments: object) -> Work:
+    *sizes, variant = arguments
+    return make(*sizes, variant=variant)
+
+
+def _available(place: Place, operation: str) -> list[str]:
+    """Variants that the GPU has, the one in use first; the twin has what every GPU has."""
+    major, _, minor = place.facts.capability.partition(".")
+    architecture = "" if place.small else architecture_of(int(major), int(minor))
+    return [name for name, one in VARIANTS[operation].items() if one.runs_on(architecture)]
+
+
+def _compare(watch: Stopwatch, make: Make, used: str, other: str) -> tuple[float, float]:
+    """Time of ``other`` for one of ``used``, and the larger spread of either with itself.
+
+    Each runs twice, as A B B A: what drifts slowly falls on both alike.
+    """
+    times = [watch.time(make(name), name).median_ns for name in (used, other, other, used)]
+    a, b = (times[0], times[3]), (times[1], times[2])
+    return sum(b) / sum(a), max(abs(x - y) / min(x, y) for x, y in (a, b))

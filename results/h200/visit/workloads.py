@@ -1,0 +1,161 @@
+"""What is timed: calls of an operation that share no byte, on data that is never zero."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dsv4kv.model import load_model
+from dsv4kv.model.formats import PageLayout, entry_format
+from dsv4kv.model.schedule import build_schedule
+from dsv4kv.ops import traffic
+from dsv4kv.ops.compressor import Compressor, random_compressor
+from dsv4kv.ops.cuda.launch import prepare
+from dsv4kv.ops.kernels.gather import plan_gather_entries, plan_gather_topk
+from dsv4kv.ops.kernels.insert import plan_entry_insert
+from dsv4kv.ops.kernels.launch import Launch
+from dsv4kv.ops.kernels.state import plan_compress_chunk, plan_flush, split_of
+from dsv4kv.ops.storage import PageStore
+from visit.place import Place
+
+MAIN = entry_format("main", "fp8_ds_mla")
+_PAGE_ENTRIES = 32
+_FILLED_AT_ONCE = 8192
+_LAYERS = {"csa": 2, "hca": 3}  # of V4-Pro
+_COLD = 4  # caches' worth of bytes between two uses of one
+
+
+@dataclass(frozen=True)
+class Work:
+    """Equal calls, each on inputs and outputs of its own.
+
+    Attributes:
+        calls: Launches of each call.
+        entries: Of one call.
+        bytes: Useful bytes of one call.
+    """
+
+    calls: Sequence[tuple[Launch, ...]]
+    entries: int
+    bytes: int
+
+
+def gather(place: Place, count: int, *, scattered: bool = True, **how: Any) -> Work:
+    """Gathers of ``count`` physical entries."""
+    moved = traffic.gather_topk_bytes(MAIN, count, count)
+    calls = _calls(place, moved)
+    store = _filled(place, calls * count)
+    entries = _order(place, calls * count, scattered=scattered).int().view(calls, count)
+    out = _output(place, calls, count)
+    plans = [(plan_gather_entries(store, entries[k], out[k], **how),) for k in range(calls)]
+    return Work(plans, count, moved)
+
+
+def topk(place: Place, requests: int, chosen: int, **how: Any) -> Work:
+    """Top-k gathers of requests of 8,192 tokens of CSA."""
+    moved = traffic.gather_topk_bytes(MAIN, requests * chosen, requests * chosen)
+    calls, held = _calls(place, moved), place.size(2048, max(64, chosen))
+    width = held // _PAGE_ENTRIES
+    store = _filled(place, calls * requests * held)
+    tables = _order(place, len(store.pages)).int().view(calls, requests, width)
+    choices = torch.rand(calls * requests, held, generator=_generator()).argsort(1)[:, :chosen]
+    indices = choices.int().to(store.pages.device).view(calls, requests, chosen)
+    slots = torch.arange(requests, device=indices.device)
+    lengths = torch.full_like(slots, held)
+    out = _output(place, calls, requests, chosen)
+    plans = [
+        (plan_gather_topk(store, tables[k], slots, indices[k], lengths, out[k], **how),)
+        for k in range(calls)
+    ]
+    return Work(plans, requests * chosen, moved)
+
+
+def insert(place: Place, count: int, **how: Any) -> Work:
+    """Inserts of ``count`` scattered entries."""
+    moved = traffic.insert_bytes(MAIN, count)
+    calls = _calls(place, moved)
+    store = _filled(place, calls * count)
+    entries = _order(place, calls * count).view(calls, count)
+    values = _output(place, calls, count).normal_()
+    plans = [(plan_entry_insert(store, values[k], entries[k], **how),) for k in range(calls)]
+    return Work(plans, count, moved)
+
+
+def flush(place: Place, kind: str, tokens: int, split: int | None = None, **how: Any) -> Work:
+    """Flushes of all entries of ``tokens`` tokens, from random states."""
+    compressor = _compressor(place, kind)
+    count, rows = tokens // compressor.ratio, compressor.rows
+    moved = traffic.flush_bytes(compressor, MAIN, count, online=False)
+    calls, device = _calls(place, moved), place.device.device
+    store = _filled(place, calls * count)
+    entries = _order(place, calls * count).view(calls, count)
+    states = torch.randn(calls, count, 2, rows, compressor.channels, device=device)
+    slots = torch.arange(count, device=device)
+    ends = torch.full_like(slots, 2 * compressor.ratio - 1)
+    scratch = torch.empty(count, compressor.dim, device=device)
+    how |= {"split": split or split_of(compressor), "scratch": scratch}
+    plans = [
+        plan_flush(compressor, states[k], slots, ends, store, entries[k], **how)
+        for k in range(calls)
+    ]
+    return Work(plans, count, moved)
+
+
+def chunk(place: Place, kind: str, tokens: int, **how: Any) -> Work:
+    """Chunks of ``tokens`` tokens of one request."""
+    compressor = _compressor(place, kind)
+    count, rows, device = tokens // compressor.ratio, compressor.rows, place.device.device
+    moved = traffic.compress_chunk_bytes(compressor, MAIN, tokens, count, rows)
+    calls = _calls(place, moved)
+    store = _filled(place, calls * count)
+    entries = _order(place, calls * count).view(calls, count)
+    states = torch.randn(calls, 1, 2, rows, compressor.channels, device=device)
+    kv, score = torch.randn(2, calls, tokens, compressor.channels, device=device)
+    numbers = torch.tensor([0, 0, tokens], device=device)
+    scratch = torch.empty(count, compressor.dim, device=device)
+    how |= {"split": split_of(compressor), "scratch": scratch}
+    plans = [
+        plan_compress_chunk(
+            compressor, states[k], kv[k], score[k], numbers, store, entries[k], **how
+        )
+        for k in range(calls)
+    ]
+    return Work(plans, tokens, moved)
+
+
+def _calls(place: Place, moved: int) -> int:
+    """As many as it takes for a byte to have left the caches before it is used again."""
+    return max(2, math.ceil(_COLD * place.facts.l2_bytes / moved))
+
+
+def _generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def _order(place: Place, count: int, *, scattered: bool = True) -> Tensor:
+    numbers = torch.randperm(count, generator=_generator()) if scattered else torch.arange(count)
+    return numbers.to(place.device.device)
+
+
+def _output(place: Place, *shape: int) -> Tensor:
+    return torch.empty(*shape, MAIN.dims, dtype=torch.bfloat16, device=place.device.device)
+
+
+def _compressor(place: Place, kind: str) -> Compressor:
+    model = load_model("v4-pro")
+    layer = build_schedule(model)[_LAYERS[kind]]
+    return random_compressor(model, layer, _generator()).to(place.device.device)
+
+
+def _filled(place: Place, entries: int) -> PageStore:
+    """Pages of quantised normal data for so many entries."""
+    pages, device = -(-entries // _PAGE_ENTRIES), place.device.device
+    store = PageStore.allocate(PageLayout(MAIN, _PAGE_ENTRIES), pages, device)
+    values = _output(place, min(_FILLED_AT_ONCE, store.num_entries)).normal_()
+    for first in range(0, store.num_entries, len(values)):
+        rows = torch.arange(first, min(first + len(values), store.num_entries), device=device)
+        prepare(plan_entry_insert(store, values[: len(rows)], rows))()
+    return store

@@ -1,0 +1,61 @@
+"""Stand-ins for ncu and compute-sanitizer: they run the program, and report what a test wants."""
+
+import stat
+import sys
+from pathlib import Path
+
+_NCU = """#!{python}
+import pathlib, subprocess, sys
+HEAD = '"ID","Kernel Name","Block Size","Grid Size","{metrics}"'
+UNITS = '"","","","","ns","byte","byte","%","register/thread"'
+ROW = '"0","{{}}","(256, 1, 1)","(8, 1, 1)","2,000","{bytes:,}","0","5","40"'
+words = sys.argv[1:]
+if "--import" in words:
+    print("==PROF== a line of ncu's own")
+    print(pathlib.Path(words[words.index("--import") + 1]).read_text())
+elif "--help" not in words and "--version" not in words:
+    program = words[next(i for i, word in enumerate(words) if word[:2] != "--"):]
+    (export,) = [word.partition("=")[2] for word in words if word.startswith("--export=")]
+    code = subprocess.run(program).returncode
+    kernels = "gather_topk gather_entries entry_insert flush".split()
+    report = pathlib.Path(export).with_suffix(".ncu-rep")
+    report.write_text("\\n".join([HEAD, UNITS, *map(ROW.format, kernels)]))
+    sys.exit(code)
+"""
+
+_SANITIZER = """#!{python}
+import os, subprocess, sys
+words = sys.argv[1:]
+assert os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] == "1"
+tool = words[0].partition("=")[2]
+program = words[next(i for i, word in enumerate(words) if word[:2] != "--"):]
+found = int("visit.planted" in words and {sees!r} in (tool, "all"))
+if tool == "memcheck" and "visit.planted" not in words:
+    assert subprocess.run(program).returncode == 0
+kind = "RACECHECK" if tool == "racecheck" else "ERROR"
+print(f"========= {{kind}} SUMMARY: {{found}} errors")
+"""
+
+_METRICS = (
+    "gpu__time_duration.sum",
+    "dram__bytes_read.sum",
+    "dram__bytes_write.sum",
+    "lts__t_sector_hit_rate.pct",
+    "launch__registers_per_thread",
+)
+
+
+def make_tools(folder: Path, *, counted_bytes: int = 123_456, sees: str = "all") -> Path:
+    """Put both into a folder; ``sees`` is the tool that finds planted defects."""
+    folder.mkdir(exist_ok=True)
+    metrics = '","'.join(_METRICS)
+    _write(
+        folder / "ncu", _NCU.format(python=sys.executable, metrics=metrics, bytes=counted_bytes)
+    )
+    _write(folder / "compute-sanitizer", _SANITIZER.format(python=sys.executable, sees=sees))
+    return folder
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)

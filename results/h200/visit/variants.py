@@ -1,6 +1,6 @@
 """Step: every operation that can be done in several ways, each against the one in use."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 from dsv4kv.ops.cuda.compile import architecture_of
@@ -14,8 +14,22 @@ from visit.workloads import Work
 _TOKENS = 8192
 _CLEAR = 0.01  # what a difference must exceed, besides the spread of equal runs
 
-Make = Callable[[str], Work]
-"""Makes the work of an operation by the name of a variant."""
+Make = Callable[[Place, str], Work]
+
+
+def _flush(kind: str, place: Place, variant: str) -> Work:
+    return workloads.flush(place, kind, place.size(_TOKENS, 256), variant=variant)
+
+
+def _chunk(kind: str, place: Place, variant: str) -> Work:
+    return workloads.chunk(place, kind, place.size(_TOKENS, 256), variant=variant)
+
+
+WORKS: dict[str, dict[str, Make]] = {
+    "flush": {kind: partial(_flush, kind) for kind in ("csa", "hca")},
+    "compress_chunk": {kind: partial(_chunk, kind) for kind in ("csa", "hca")},
+}
+"""What every operation of ``VARIANTS`` is compared on."""
 
 
 def run(desk: Desk) -> None:
@@ -23,29 +37,15 @@ def run(desk: Desk) -> None:
     behind = set()
     with desk.place() as place:
         watch = Stopwatch(desk, place)
-        for subject, operation, make in _subjects(place):
+        for operation, works in WORKS.items():
             used, *others = _available(place, operation)
-            for other in others:
-                ratio, spread = _compare(watch, make, used, other)
-                desk.note(
-                    "variant", subject=subject, used=used, other=other, ratio=ratio, spread=spread
-                )
-                behind |= {operation} if ratio < 1 - max(spread, _CLEAR) else set()
+            for subject, make in works.items():
+                for other in others:
+                    ratio, spread = _compare(watch, partial(make, place), used, other)
+                    pair = {"used": used, "other": other, "ratio": ratio, "spread": spread}
+                    desk.note("variant", operation=operation, subject=subject, **pair)
+                    behind |= {operation} if ratio < 1 - max(spread, _CLEAR) else set()
     desk.answer("variants_behind", len(behind), operations=sorted(behind))
-
-
-def _subjects(place: Place) -> Iterator[tuple[str, str, Make]]:
-    """What is compared: its name, its operation, and its work."""
-    tokens = place.size(_TOKENS, 256)
-    for kind in ("csa", "hca"):
-        yield f"flush {kind}", "flush", partial(_work, workloads.flush, place, kind, tokens)
-        chunk = partial(_work, workloads.chunk, place, kind, tokens)
-        yield f"compress_chunk {kind}", "compress_chunk", chunk
-
-
-def _work(make: Callable[..., Work], *arguments: object) -> Work:
-    *sizes, variant = arguments
-    return make(*sizes, variant=variant)
 
 
 def _available(place: Place, operation: str) -> list[str]:
@@ -55,7 +55,9 @@ def _available(place: Place, operation: str) -> list[str]:
     return [name for name, one in VARIANTS[operation].items() if one.runs_on(architecture)]
 
 
-def _compare(watch: Stopwatch, make: Make, used: str, other: str) -> tuple[float, float]:
+def _compare(
+    watch: Stopwatch, make: Callable[[str], Work], used: str, other: str
+) -> tuple[float, float]:
     """Time of ``other`` for one of ``used``, and the larger spread of either with itself.
 
     Each runs twice, as A B B A: what drifts slowly falls on both alike.

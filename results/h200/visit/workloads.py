@@ -18,6 +18,7 @@ from dsv4kv.ops.kernels.gather import plan_gather_entries, plan_gather_topk
 from dsv4kv.ops.kernels.insert import plan_entry_insert
 from dsv4kv.ops.kernels.launch import Launch
 from dsv4kv.ops.kernels.state import plan_compress_chunk, plan_flush, split_of
+from dsv4kv.ops.rope import make_rope
 from dsv4kv.ops.storage import PageStore
 from visit.place import Place
 
@@ -84,9 +85,16 @@ def insert(place: Place, count: int, **how: Any) -> Work:
     return Work(plans, count, moved)
 
 
+def nothing(place: Place) -> Work:
+    """Inserts of no entry: launches and no more."""
+    store, entries = _filled(place, 1), _order(place, 1)[:0]
+    values = _output(place, 0)
+    return Work([(plan_entry_insert(store, values, entries),)] * 64, 0, 0)
+
+
 def flush(place: Place, kind: str, tokens: int, split: int | None = None, **how: Any) -> Work:
     """Flushes of all entries of ``tokens`` tokens, from random states."""
-    compressor = _compressor(place, kind)
+    compressor = _compressor(place, kind, tokens)
     count, rows = tokens // compressor.ratio, compressor.rows
     moved = traffic.flush_bytes(compressor, MAIN, count, online=False)
     calls, device = _calls(place, moved), place.device.device
@@ -106,7 +114,7 @@ def flush(place: Place, kind: str, tokens: int, split: int | None = None, **how:
 
 def chunk(place: Place, kind: str, tokens: int, **how: Any) -> Work:
     """Chunks of ``tokens`` tokens of one request."""
-    compressor = _compressor(place, kind)
+    compressor = _compressor(place, kind, tokens)
     count, rows, device = tokens // compressor.ratio, compressor.rows, place.device.device
     moved = traffic.compress_chunk_bytes(compressor, MAIN, tokens, count, rows)
     calls = _calls(place, moved)
@@ -144,10 +152,11 @@ def _output(place: Place, *shape: int) -> Tensor:
     return torch.empty(*shape, MAIN.dims, dtype=torch.bfloat16, device=place.device.device)
 
 
-def _compressor(place: Place, kind: str) -> Compressor:
+def _compressor(place: Place, kind: str, tokens: int) -> Compressor:
     model = load_model("v4-pro")
     layer = build_schedule(model)[_LAYERS[kind]]
-    return random_compressor(model, layer, _generator()).to(place.device.device)
+    rope = make_rope(model, layer.ratio, max(tokens, 2 * layer.ratio), "float32")
+    return random_compressor(model, layer, _generator(), rope=rope).to(place.device.device)
 
 
 def _filled(place: Place, entries: int) -> PageStore:

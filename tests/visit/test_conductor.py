@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from dsv4kv.processes import temporary_folder
 from visit import conductor, rows
 from visit.conductor import KEPT, ROWS, Conductor
 from visit.plan import CALLS, Step
@@ -37,7 +38,8 @@ def steps(*limits: tuple[str, int]) -> list[Step]:
 
 def conduct(out: Path, chosen: list[Step], most_s: float = 60) -> bool:
     program = [sys.executable, "-c", _PROGRAM]
-    return Conductor(out, {}, program, small=True).run(chosen, most_s)
+    with temporary_folder("dsv4kv-test-") as folder:
+        return Conductor(out, folder, {}, program, small=True).run(chosen, most_s)
 
 
 def why(out: Path, step: Step) -> set[str]:

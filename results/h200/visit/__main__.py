@@ -1,22 +1,20 @@
 """``visit.sh``: the calls of a visit, and what they found."""
 
 import argparse
-import ctypes
 import importlib
 import os
-import signal
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
+from dsv4kv.endings import end_as_by_ctrl_c
+from dsv4kv.errors import INTERRUPTED
+from dsv4kv.processes import temporary_folder
 from visit import carried, report
 from visit.conductor import ROWS, Conductor, open_desk
 from visit.plan import CALLS, MOST_S, QUESTIONS, STEPS, Step, tell
 
 _VISITS = Path(__file__).resolve().parents[1] / "visits"
-_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
 def main() -> int:
@@ -68,24 +66,20 @@ def _call(call: str, out: Path, names: Sequence[str] | None, *, small: bool) -> 
         known = ", ".join(step.name for step in CALLS[call])
         raise SystemExit(f"{', '.join(unknown)}: no step of the {call} call; it has {known}.")
     print(tell(call, steps), flush=True)
-    signal.signal(signal.SIGTERM, _stop)
-    with tempfile.TemporaryDirectory(prefix="dsv4kv-site-") as site:
-        carried.install(Path(site))
-        path = os.pathsep.join([site, os.environ.get("PYTHONPATH", "")])
+    end_as_by_ctrl_c()
+    with temporary_folder("dsv4kv-visit-") as folder:
+        site, kept = folder / "site", folder / "kept"
+        kept.mkdir()
+        carried.install(site)
+        path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
         environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
-        whole = Conductor(out.resolve(), environment, small=small).run(steps, MOST_S)
+        whole = Conductor(out.resolve(), kept, environment, small=small).run(steps, MOST_S)
     asked = [question for step in steps for question in step.questions]
     print(report.table([out / ROWS], asked))
     return 0 if whole else 1
 
 
-def _stop(number: int, _frame: object) -> NoReturn:
-    raise SystemExit(128 + number)
-
-
 def _be_step(told: argparse.Namespace) -> int:
-    if sys.platform == "linux":  # a conductor that is killed leaves nobody at work
-        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     step: Step = STEPS[told.name]
     name, _, argument = step.program.partition(":")
     program = importlib.import_module(f"visit.{name}")
@@ -95,4 +89,7 @@ def _be_step(told: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)

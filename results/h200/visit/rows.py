@@ -28,8 +28,9 @@ def _ends_a_line(descriptor: int, size: int) -> bool:
 
 
 def read(path: Path) -> list[Row]:
-    """All whole rows; a row that a killed writer left unfinished is none."""
-    return list(filter(None, map(_row, path.read_bytes().splitlines())))
+    """All whole rows of a file, if there is one; what a killed writer left unfinished is none."""
+    lines = path.read_bytes().split(b"\n") if path.exists() else []
+    return list(filter(None, map(_row, lines)))
 
 
 def _row(line: bytes) -> Row | None:

@@ -10,13 +10,14 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import venv
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+
+from dsv4kv.processes import temporary_folder
 
 TREE = Path(__file__).resolve().parents[3]
 CARRIED = (
@@ -85,8 +86,8 @@ class Simulation:
 
 def rehearse(call: str, out: Path, steps: Sequence[str] | None) -> int:
     """Do a call in a simulation made for it; returns its exit code."""
-    with tempfile.TemporaryDirectory(prefix="dsv4kv-rehearsal-") as folder:
-        return Simulation.make(Path(folder)).start(call, out.resolve(), steps).wait()
+    with temporary_folder("dsv4kv-rehearsal-") as folder:
+        return Simulation.make(folder).start(call, out.resolve(), steps).wait()
 
 
 def pack_wheel(name: str, folder: Path) -> None:

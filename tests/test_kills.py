@@ -1,0 +1,107 @@
+"""Killed at any instant, no command loses a record, leaves a process, or leaves litter.
+
+``DSV4KV_KILLS=200`` kills so often; the suite does it a few times.
+"""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dsv4kv.report.store import dumps, load_record
+from tests.bench.settings import TINY
+from tests.process_tree import descendants, is_running
+from tests.report.records import make_case, make_record
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+
+KILLS = int(os.environ.get("DSV4KV_KILLS", "3"))
+LONGEST_S = 6.0  # what a command takes on a machine that has other work
+KEPT, OLD = 3, 6  # records that are never to go, and those that `results prune` may remove
+PATIENCE_S = 30.0
+
+_SMALL = [word for setting in TINY for word in ("--set", setting)]
+COMMANDS = {
+    "bench": ("bench", "smoke", *_SMALL),
+    "launches": ("bench", "smoke", *_SMALL, "--data", "none", "--launches", "9"),
+    "replay": ("replay", "builtin:chat"),
+    "report": ("report", "results/kept-0.json", "--html", "page.html"),
+    "prune": ("results", "prune", "--keep", str(KEPT), "--yes"),
+    "calibrate": ("doctor", "--calibrate"),
+    "kernels": ("kernels", "--arch", "sm_90a"),
+}
+
+
+@pytest.mark.parametrize("turn", range(KILLS))
+def test_a_kill_loses_no_record_and_leaves_no_process_and_no_litter(
+    turn: int, tmp_path: Path
+) -> None:
+    name = list(COMMANDS)[turn % len(COMMANDS)]
+    results, temporary = tmp_path / "results", tmp_path / "temporary"
+    results.mkdir()
+    temporary.mkdir()
+    for number in range(KEPT + OLD):
+        kind, hour = ("kept", 12 + number) if number < KEPT else ("old", number)
+        run_id, started = f"{kind}-{number}", f"2026-11-01T{hour:02}:00:00+00:00"
+        record = make_record(make_case()).model_copy(
+            update={"run_id": run_id, "started_utc": started, "ended_utc": started}
+        )
+        (results / f"{run_id}.json").write_text(dumps(record))
+    before = set(results.iterdir())
+    environment = os.environ | {
+        "TMPDIR": str(temporary),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "DSV4KV_CACHE_DIR": str(tmp_path / "cubins"),
+    }
+    _run_and_kill(COMMANDS[name], tmp_path, environment, random.Random(turn).random())
+    removable = {path for path in before if path.name.startswith("old")}
+    after = set(results.glob("*.json"))
+    assert before - after <= (removable if name == "prune" else set())
+    for path in after:
+        load_record(path)  # whole, and what it says it is
+    if (results / ".index.json").exists():
+        json.loads((results / ".index.json").read_text())
+    assert set(results.iterdir()) - after <= {results / ".index.json"}
+    assert list(temporary.iterdir()) == []
+    assert list(tmp_path.rglob("*.tmp")) == []
+
+
+def _run_and_kill(
+    command: tuple[str, ...], folder: Path, environment: dict[str, str], share: float
+) -> None:
+    """Kill the command after a share of the longest time, and wait for what it had started."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dsv4kv", *command],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    started = {process.pid}
+    end = time.monotonic() + share * LONGEST_S
+    while time.monotonic() < end and process.poll() is None:
+        time.sleep(0.005)
+        started |= set(descendants(process.pid))
+    process.kill()
+    process.wait()
+    end = time.monotonic() + PATIENCE_S
+    while any(map(is_running, started)) or _of_folder(folder):
+        assert time.monotonic() < end, _of_folder(folder)
+        time.sleep(0.02)
+
+
+def _of_folder(folder: Path) -> list[str]:
+    """Command lines of processes that work in the folder: also of those nobody saw start."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if (process / "cwd").readlink() == folder:
+                found.append((process / "cmdline").read_text().replace("\0", " "))
+        except OSError:
+            continue
+    return found

@@ -7,6 +7,9 @@ verdicts (``compare``) and 2 is also what the command line uses for wrong argume
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
 
+DEFECT = 70
+"""Exit code after an error that nobody expected (EX_SOFTWARE of sysexits.h)."""
+
 
 class Dsv4kvError(Exception):
     """Base of all errors shown to the user as a sentence, without a traceback."""

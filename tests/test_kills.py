@@ -60,13 +60,14 @@ def test_a_kill_loses_no_record_and_leaves_no_process_and_no_litter(
     }
     _run_and_kill(COMMANDS[name], tmp_path, environment, random.Random(turn).random())
     removable = {path for path in before if path.name.startswith("old")}
-    after = set(results.glob("*.json"))
+    after = set(results.glob("[!.]*.json"))
     assert before - after <= (removable if name == "prune" else set())
     for path in after:
         load_record(path)  # whole, and what it says it is
-    if (results / ".index.json").exists():
-        json.loads((results / ".index.json").read_text())
-    assert set(results.iterdir()) - after <= {results / ".index.json"}
+    others = set(results.iterdir()) - after
+    assert others <= {results / ".index.json"}
+    for path in others:
+        json.loads(path.read_text())
     assert list(temporary.iterdir()) == []
     assert list(tmp_path.rglob("*.tmp")) == []
 

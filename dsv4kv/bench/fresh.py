@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 import dsv4kv
-from dsv4kv.errors import INTERRUPTED, RecordError
+from dsv4kv.errors import DEFECT, INTERRUPTED, RecordError
 from dsv4kv.measure.turns import VARIABLE, Ring
 from dsv4kv.processes import Child, temporary_folder
 from dsv4kv.report.record import RunRecord
@@ -210,6 +210,6 @@ def _classify(code: int, told: str) -> tuple[Status, str | None]:
     if code < 0:
         return "crashed", f"killed by {signal.Signals(-code).name}"
     refusals = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    if code > 1 and refusals:
+    if code > 1 and code != DEFECT and refusals:
         return "failed", "\n".join(refusals)
     return "crashed", f"ended with exit code {code}: {last}"

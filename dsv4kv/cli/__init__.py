@@ -6,6 +6,8 @@ neither torch nor pydantic.
 
 import os
 import sys
+import traceback
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -25,8 +27,9 @@ from dsv4kv.cli import (
     results,
     trace,
 )
+from dsv4kv.cli.console import lose_glyphs_not_answers, say
 from dsv4kv.endings import end_as_by_ctrl_c
-from dsv4kv.errors import Dsv4kvError
+from dsv4kv.errors import DEFECT, Dsv4kvError
 
 _PIPE_CLOSED = 141  # 128 + SIGPIPE, as shells tell it
 
@@ -57,13 +60,13 @@ class _Group(TyperGroup):
             return super().invoke(ctx)
         except Dsv4kvError as error:
             for sentence in str(error).splitlines():
-                typer.echo(f"error: {sentence}", err=True)
+                say(f"error: {sentence}", err=True)
             raise typer.Exit(error.exit_code) from None
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"dsv4kv {__version__}")
+        say(f"dsv4kv {__version__}")
         raise typer.Exit
 
 
@@ -86,6 +89,9 @@ def _options(
             "--version", callback=_print_version, is_eager=True, help="Show the version."
         ),
     ] = False,
+    _debug: Annotated[
+        bool, typer.Option("--debug", help="Show where an unexpected error came from.")
+    ] = False,
 ) -> None:
     """Benchmark and profile the DeepSeek-V4 KV cache."""
 
@@ -106,12 +112,39 @@ app.add_typer(config.app, cls=_Group, name="config", rich_help_panel="Prepare")
 def main() -> None:
     """Run the program; ends the process with its exit code."""
     end_as_by_ctrl_c()
+    lose_glyphs_not_answers()
+    debug = _take_debug(sys.argv)
     try:
         app(prog_name="dsv4kv")
     except SystemExit as end:
         if _reader_left(end):
             sys.exit(_PIPE_CLOSED)
         raise
+    except Exception as error:
+        if debug:
+            raise
+        say(f"error: {_describe_defect(error)}", err=True)
+        sys.exit(DEFECT)
+
+
+def _take_debug(words: list[str]) -> bool:
+    """Whether ``--debug`` is among the words of a command; takes it out, wherever it is."""
+    end = words.index("--") if "--" in words else len(words)
+    wanted = "--debug" in words[:end]
+    words[:end] = [word for word in words[:end] if word != "--debug"]
+    return wanted
+
+
+def _describe_defect(error: Exception) -> str:
+    """What happened, where, and whom to tell."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if f"{os.sep}dsv4kv{os.sep}" in frame.filename] or frames
+    place = f"{Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name}" if own else "?"
+    told = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}".rstrip(": ")
+    return (
+        f"this should not have happened ({told}; {place}, dsv4kv {__version__}): please report it "
+        "to whoever gave you dsv4kv, with the command and what it prints with --debug."
+    )
 
 
 def _reader_left(end: SystemExit) -> bool:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dsv4kv.cli.console import open_console
 from dsv4kv.cli.records import end_run, keep_record
 
 if TYPE_CHECKING:
@@ -69,11 +70,9 @@ def bench(
 
     Without arguments this replays a short chat trace over three layers of DeepSeek-V4-Flash.
     """
-    from rich.console import Console
-
     overrides = [*(set_ or []), *_shorthands(trace, data, seed, device, backend)]
     silent = quiet or json_ == "-"
-    stderr = Console(stderr=True, quiet=silent)
+    stderr = open_console(stderr=True, quiet=silent)
     if launches == 1:
         record = _run_once(config, overrides, axis or [], stderr)
     else:

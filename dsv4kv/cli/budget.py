@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from dsv4kv.cli import budget_options as options
+from dsv4kv.cli.console import open_console, print_document, say
 
 if TYPE_CHECKING:
     from dsv4kv.sizing.answer import Answer
@@ -104,7 +105,6 @@ def _tell_answer(texts: dict[str, str], *, as_json: bool, verbose: bool) -> None
         _print_json(to_document(found, *details))
     else:
         from dsv4kv.cli.budget_view import view_answer
-        from dsv4kv.cli.console import open_console
 
         console = open_console()
         for part in view_answer(found, *details, given=texts, verbose=verbose):
@@ -139,13 +139,12 @@ def _tell_sweep(
         _print_json([to_values(row) for row in rows])
     else:
         from dsv4kv.cli.budget_sweep import view_sweep
-        from dsv4kv.cli.console import open_console
 
         console = open_console()
         for part in view_sweep(rows):
             console.print(part, markup=False, highlight=False)
     for path in filter(None, (csv, chart)):
-        typer.echo(f"written: {path}", err=as_json)
+        say(f"written: {path}", err=as_json)
 
 
 def _draw(path: Path, rows: "list[Row]") -> str:
@@ -161,4 +160,4 @@ def _draw(path: Path, rows: "list[Row]") -> str:
 def _print_json(document: Any) -> None:
     import json
 
-    typer.echo(json.dumps(document, indent=2))
+    print_document(json.dumps(document, indent=2))

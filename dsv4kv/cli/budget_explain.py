@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
+from dsv4kv.cli.console import open_console, print_document
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -24,7 +24,6 @@ def explain(paths: Sequence[Path], json: bool = False) -> None:
     Raises:
         ConfigError: More than two logs, or one that cannot be explained.
     """
-    from dsv4kv.cli.console import open_console
     from dsv4kv.errors import ConfigError
 
     if not 1 <= len(paths) <= 2:
@@ -40,7 +39,7 @@ def explain(paths: Sequence[Path], json: bool = False) -> None:
         waterfall = compare_logs(*paths)
         document, parts = _document(waterfall), _tell_waterfall(waterfall)
     if json:
-        typer.echo(json_module.dumps(document, ensure_ascii=False, indent=2))
+        print_document(json_module.dumps(document, ensure_ascii=False, indent=2))
     else:
         open_console().print(*parts, sep="\n")
 

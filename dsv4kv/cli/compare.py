@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from dsv4kv.cli import compare_options as options
+from dsv4kv.cli.console import open_console, print_document, say
 from dsv4kv.errors import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -141,19 +142,17 @@ def _plan(
 
 def _measure(duel: "Duel", out: Path) -> "tuple[Side, Side, bool]":
     """Run both sides, keep their records, and say whether Ctrl-C ended it."""
-    from rich.console import Console
-
     from dsv4kv.cli.launching import LaunchWatcher
     from dsv4kv.compare.ab import run_duel
     from dsv4kv.report.store import save_record
 
-    with LaunchWatcher(Console(stderr=True), 2 * duel.launches) as watcher:
+    with LaunchWatcher(open_console(stderr=True), 2 * duel.launches) as watcher:
         sides, interrupted = run_duel(duel, watcher.tell)
     for side in sides:
         saved = save_record(side.records[0], out)
-        typer.echo(f"record of {side.name}: {saved.path}", err=True)
+        say(f"record of {side.name}: {saved.path}", err=True)
         if saved.problem:
-            typer.echo(f"warning: {saved.problem}", err=True)
+            say(f"warning: {saved.problem}", err=True)
     return *sides, interrupted
 
 
@@ -181,13 +180,12 @@ def _tell(found: "Comparison", verdict: "Verdict", *, as_json: bool, as_markdown
 
         from dsv4kv.compare.documents import to_document
 
-        typer.echo(json.dumps(to_document(found, verdict), ensure_ascii=False, indent=2))
+        print_document(json.dumps(to_document(found, verdict), ensure_ascii=False, indent=2))
     elif as_markdown:
         from dsv4kv.compare.documents import to_markdown
 
-        typer.echo(to_markdown(found, verdict), nl=False)
+        say(to_markdown(found, verdict), end="")
     else:
-        from dsv4kv.cli.console import open_console
         from dsv4kv.compare.view import view_comparison
 
         console = open_console()
@@ -199,10 +197,10 @@ def _draw(found: "Comparison", verdict: "Verdict", html: Path) -> None:
     from dsv4kv.compare.page import write_comparison
 
     write_comparison(found, verdict, html)
-    typer.echo(f"page: {html}", err=True)
+    say(f"page: {html}", err=True)
 
 
 def _save(side: "Side", name: str, out: Path) -> None:
     from dsv4kv.compare.baselines import save_baseline
 
-    typer.echo(f"baseline: {save_baseline(side, name, out)}", err=True)
+    say(f"baseline: {save_baseline(side, name, out)}", err=True)

@@ -4,6 +4,8 @@ from typing import Annotated
 
 import typer
 
+from dsv4kv.cli.console import open_console, print_document, say
+
 app = typer.Typer(no_args_is_help=True, help="Show, check and explain bench configurations.")
 
 
@@ -24,7 +26,7 @@ def show(
     from dsv4kv.config.load import load_config
     from dsv4kv.config.render import render_yaml
 
-    typer.echo(render_yaml(load_config(source, overrides or ()).config), nl=False)
+    say(render_yaml(load_config(source, overrides or ()).config), end="")
 
 
 @app.command()
@@ -43,9 +45,9 @@ def validate(
             load_config(source)
         except ConfigError as error:
             failed = True
-            typer.echo("\n".join(f"error: {line}" for line in str(error).splitlines()))
+            say("\n".join(f"error: {line}" for line in str(error).splitlines()))
         else:
-            typer.echo(f"OK: {source}")
+            say(f"OK: {source}")
     if failed:
         raise typer.Exit(ConfigError.exit_code)
 
@@ -60,10 +62,8 @@ def schema(
 
         from dsv4kv.config.bench import BenchConfig
 
-        typer.echo(json.dumps(BenchConfig.model_json_schema(), indent=2))
+        print_document(json.dumps(BenchConfig.model_json_schema(), indent=2))
     else:
-        from rich.console import Console
-
         from dsv4kv.config.render import schema_table
 
-        Console().print(schema_table())
+        open_console().print(schema_table())

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dsv4kv.cli.console import open_console, print_document, say
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -48,17 +50,16 @@ def doctor(
     calibration = _calibrate(path, quiet=as_json) if calibrate else None
     checks = list(examine(path))
     if as_json:
-        typer.echo(_as_json(checks, calibration), nl=False)
+        print_document(_as_json(checks, calibration))
     else:
         _show(checks)
         if calibration is not None:
-            typer.echo(_sum_up(calibration, path))
+            say(_sum_up(calibration, path))
     if any(check.status == "broken" for check in checks):
         raise typer.Exit(DeviceError.exit_code)
 
 
 def _calibrate(path: Path, *, quiet: bool) -> "Calibration":
-    from rich.console import Console
 
     from dsv4kv.bench.calibrate import (
         LAUNCHES,
@@ -69,7 +70,7 @@ def _calibrate(path: Path, *, quiet: bool) -> "Calibration":
     )
     from dsv4kv.cli.launching import LaunchWatcher
 
-    with LaunchWatcher(Console(stderr=True, quiet=quiet), 2 * LAUNCHES) as watcher:
+    with LaunchWatcher(open_console(stderr=True, quiet=quiet), 2 * LAUNCHES) as watcher:
         alone, in_turns = run_calibration(watcher.tell)
     calibration = calibrate(alone, in_turns, measure_memcpy_gbps())
     save_calibration(calibration, path)
@@ -77,7 +78,6 @@ def _calibrate(path: Path, *, quiet: bool) -> "Calibration":
 
 
 def _show(checks: "Sequence[Check]") -> None:
-    from dsv4kv.cli.console import open_console
 
     console = open_console()
     for part in _tell(checks):

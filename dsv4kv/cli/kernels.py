@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dsv4kv.cli.console import open_console, print_document, say
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -38,7 +40,6 @@ def kernels(
     baseline: Annotated[Path, typer.Option(help="The baseline's file.")] = _BASELINE,
 ) -> None:
     """Compile every kernel that the shipped models need, and show what became of it."""
-    from dsv4kv.cli.console import open_console
     from dsv4kv.errors import ConfigError
     from dsv4kv.ops.cuda.survey import survey
     from dsv4kv.ops.kernels.catalogue import ARCHITECTURES, catalogue
@@ -47,7 +48,7 @@ def kernels(
         raise ConfigError("a baseline holds every architecture: leave out --arch.")
     findings = survey(catalogue(), list(dict.fromkeys(arch or ARCHITECTURES)))
     if as_json:
-        typer.echo(_as_json(findings), nl=False)
+        print_document(_as_json(findings))
     elif not check:
         table = _details(findings) if arch and len(arch) == 1 else _matrix(findings)
         open_console().print(table)
@@ -139,7 +140,7 @@ def _write(findings: Sequence["Finding"], path: Path) -> None:
     from dsv4kv.ops.cuda.compile import nvrtc_version
 
     save_baseline(make_baseline(findings, nvrtc_version()), path)
-    typer.echo(f"baseline: {path}", err=True)
+    say(f"baseline: {path}", err=True)
 
 
 def _check(findings: Sequence["Finding"], path: Path, *, quiet: bool) -> None:
@@ -149,13 +150,13 @@ def _check(findings: Sequence["Finding"], path: Path, *, quiet: bool) -> None:
     drifted, compared = _drift(findings, path)
     problems = [*broken_promises(findings), *drifted]
     for problem in problems:
-        typer.echo(f"problem: {problem}", err=True)
+        say(f"problem: {problem}", err=True)
     if problems:
         raise typer.Exit(1)
     if not quiet:
         names = {finding.name for finding in findings}
         architectures = dict.fromkeys(finding.architecture for finding in findings)
-        typer.echo(f"{len(names)} kernels on {', '.join(architectures)}: no local memory, "
+        say(f"{len(names)} kernels on {', '.join(architectures)}: no local memory, "
                    f"accesses as wide as promised; {compared}.")  # fmt: skip
 
 

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dsv4kv.cli.console import open_console, say
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -199,11 +201,11 @@ def _print_command(plan: "Plan") -> None:
     from dsv4kv.bench.profile_plan import make_command
 
     command = make_command(plan)
-    typer.echo(shlex.join(command.words))
-    typer.echo(f"it needs the folder {plan.folder}, and writes a report and run.json", err=True)
+    say(shlex.join(command.words))
+    say(f"it needs the folder {plan.folder}, and writes a report and run.json", err=True)
     if command.dropped:
         dropped = ", ".join(command.dropped)
-        typer.echo(f"left out, as this {plan.tool} does not know it: {dropped}", err=True)
+        say(f"left out, as this {plan.tool} does not know it: {dropped}", err=True)
 
 
 def _run(plan: "Plan", out: Path, timelines: list[Path], *, memory: bool, full: bool) -> None:
@@ -216,18 +218,17 @@ def _run(plan: "Plan", out: Path, timelines: list[Path], *, memory: bool, full: 
         record = run_profile(plan, memory=memory)
     except KeyboardInterrupt:
         if plan.folder.is_dir():
-            typer.echo(f"stopped. {name_files(plan.folder)}", err=True)
+            say(f"stopped. {name_files(plan.folder)}", err=True)
         raise
     saved = save_record(record, out)
     _show_file(saved.path, _STEP, timelines, full=full)
-    typer.echo(f"files: {plan.folder}")
-    typer.echo(f"record: {saved.path}")
+    say(f"files: {plan.folder}")
+    say(f"record: {saved.path}")
     if saved.problem:
-        typer.echo(f"warning: {saved.problem}", err=True)
+        say(f"warning: {saved.problem}", err=True)
 
 
 def _show_file(path: Path, step: str, timelines: list[Path], *, full: bool) -> None:
-    from dsv4kv.cli.console import open_console
     from dsv4kv.errors import ConfigError
     from dsv4kv.report.profile_source import load_profile
     from dsv4kv.report.profile_view import tell_profile
@@ -243,7 +244,6 @@ def _show_file(path: Path, step: str, timelines: list[Path], *, full: bool) -> N
 
 
 def _show_diff(paths: tuple[Path, Path], step: str, *, full: bool) -> None:
-    from dsv4kv.cli.console import open_console
     from dsv4kv.report.profile_diff import tell_diff
     from dsv4kv.report.profile_source import load_profile
     from dsv4kv.report.profile_view import MOST_ROWS

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from dsv4kv.cli.console import open_console, print_document, say
 from dsv4kv.errors import INTERRUPTED, VerificationError
 
 if TYPE_CHECKING:
@@ -16,9 +17,6 @@ def keep_record(record: "RunRecord", folder: Path, json_: str | None, *, silent:
 
     ``json_`` names a file that gets it, too; ``-`` is standard output.
     """
-    from rich.console import Console
-
-    from dsv4kv.cli.console import open_console
     from dsv4kv.endings import endings_put_off
     from dsv4kv.files import write_named
     from dsv4kv.report.render import render_record
@@ -26,14 +24,14 @@ def keep_record(record: "RunRecord", folder: Path, json_: str | None, *, silent:
 
     with endings_put_off():
         saved = save_record(record, folder)
-    console = Console(stderr=True, soft_wrap=True) if silent else open_console()
+    console = open_console(stderr=True, soft_wrap=True) if silent else open_console()
     render_record(record, console, quiet=silent)
     if not silent:
-        typer.echo(f"record: {saved.path}")
+        say(f"record: {saved.path}")
     if saved.problem:
-        typer.echo(f"warning: {saved.problem}", err=True)
+        say(f"warning: {saved.problem}", err=True)
     if json_ == "-":
-        typer.echo(dumps(record), nl=False)
+        print_document(dumps(record))
     elif json_:
         write_named(Path(json_), dumps(record), "--json")
 

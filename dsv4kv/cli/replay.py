@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dsv4kv.cli.console import open_console, say
 from dsv4kv.cli.records import end_run, keep_record
 
 if TYPE_CHECKING:
@@ -139,7 +140,6 @@ def _settings(given: dict[str, str | int | float | None]) -> list[str]:
 
 
 def _print_schema() -> None:
-    from dsv4kv.cli.console import open_console
     from dsv4kv.config.render import schema_table
     from dsv4kv.config.replay import ReplayConfig
 
@@ -151,8 +151,6 @@ def _run(
 ) -> "RunRecord":
     import sys
 
-    from rich.console import Console
-
     from dsv4kv.config.axes import expand_axes
     from dsv4kv.config.load import load_config
     from dsv4kv.config.replay import ReplayConfig
@@ -161,7 +159,7 @@ def _run(
     loaded = load_config(config, overrides, ReplayConfig)
     points = expand_axes(loaded, overrides, axes, ReplayConfig)
     invocation = Invocation(["dsv4kv", *sys.argv[1:]], loaded, points, overrides, axes)
-    with Console(stderr=True, quiet=silent).status("replay") as status:
+    with open_console(stderr=True, quiet=silent).status("replay") as status:
         return run_replay(invocation, _progress(status.update))
 
 
@@ -192,4 +190,4 @@ def _draw(record: "RunRecord", chart: Path, *, silent: bool) -> None:
 
     write_named(chart, draw_replay(record, chart.suffix), "--chart")
     if not silent:
-        typer.echo(f"chart: {chart}")
+        say(f"chart: {chart}")

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from dsv4kv.cli.console import open_console, print_document, say
+
 
 def report(
     runs: Annotated[
@@ -42,7 +44,7 @@ def report(
     if schema:
         from dsv4kv.report.schema import schema_text
 
-        typer.echo(schema_text(), nl=False)
+        print_document(schema_text())
         return
     if not runs:
         raise RecordError("no record was named: give a file that `dsv4kv bench` saved.")
@@ -64,14 +66,13 @@ def _refuse_two(*given: object) -> None:
 
 
 def _show(runs: list[Path], *, as_json: bool) -> None:
-    from dsv4kv.cli.console import open_console
     from dsv4kv.report.render import render_record
     from dsv4kv.report.store import dumps, load_record
 
     for run in runs:
         record = load_record(run)
         if as_json:
-            typer.echo(dumps(record), nl=False)
+            print_document(dumps(record))
         else:
             render_record(record, open_console())
 
@@ -83,10 +84,10 @@ def _draw(runs: list[Path], html: Path | None, charts: Path | None) -> None:
     records = [load_record(run) for run in runs]
     if html:
         write_page(records, html)
-        typer.echo(f"page: {html}", err=True)
+        say(f"page: {html}", err=True)
     if charts:
         written = write_charts(records, charts)
-        typer.echo(f"charts: {len(written)} files in {charts}", err=True)
+        say(f"charts: {len(written)} files in {charts}", err=True)
 
 
 def _export(runs: list[Path], name: str) -> None:
@@ -101,4 +102,4 @@ def _export(runs: list[Path], name: str) -> None:
     }
     if name not in writers:
         raise ConfigError(f"--export {name}: choose {', '.join(writers)}.")
-    typer.echo(writers[name]([load_record(run) for run in runs]), nl=False)
+    say(writers[name]([load_record(run) for run in runs]), end="")

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dsv4kv.cli.console import open_console, print_document, say
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -32,14 +34,13 @@ def list_(
         import json
 
         document = [entry.model_dump(mode="json") for entry in entries]
-        typer.echo(json.dumps(document, ensure_ascii=False, indent=2))
+        print_document(json.dumps(document, ensure_ascii=False, indent=2))
         return
-    from dsv4kv.cli.console import open_console
 
     open_console().print(_table(entries), highlight=False)
     for entry in entries:
         if entry.problem:
-            typer.echo(f"warning: {entry.problem}", err=True)
+            say(f"warning: {entry.problem}", err=True)
 
 
 @app.command()
@@ -50,7 +51,6 @@ def show(
     folder: Folder = _RESULTS,
 ) -> None:
     """Show a run of the folder again, as `dsv4kv report` does."""
-    from dsv4kv.cli.console import open_console
     from dsv4kv.report.index import list_entries
     from dsv4kv.report.render import render_record
     from dsv4kv.report.store import load_record
@@ -85,10 +85,10 @@ def prune(
     for entry in chosen:
         if yes:
             remove(folder, [entry])
-        typer.echo(f"{'removed' if yes else 'would remove'} {folder / entry.file}")
+        say(f"{'removed' if yes else 'would remove'} {folder / entry.file}")
     if chosen and not yes:
         told = "1 run: --yes removes it." if len(chosen) == 1 else ""
-        typer.echo(told or f"{len(chosen)} runs: --yes removes them.", err=True)
+        say(told or f"{len(chosen)} runs: --yes removes them.", err=True)
 
 
 def _table(entries: "list[Entry]") -> "Table":

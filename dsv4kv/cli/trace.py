@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from dsv4kv.cli.console import print_document, say
 from dsv4kv.cli.trace_mrc import EPILOG, mrc
 from dsv4kv.cli.trace_options import Fields, Format, IdTokens, Stagger, TimeUnit, read_options
 
@@ -75,7 +76,7 @@ def info(
         read_trace(path, name, options), lambda number: place_of(number, path, name, options)
     )
     if as_json:
-        typer.echo(_as_json(source, name, path, summary))
+        print_document(_as_json(source, name, path, summary))
         return
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"{source} ({name})", markup=False)
@@ -130,10 +131,10 @@ def convert(
     else:
         chosen = check(islice(requests, skip, stop), skip)
     if to == "oracle":
-        typer.echo(f"{out}: {write_oracle(chosen, out):,} block references written")
+        say(f"{out}: {write_oracle(chosen, out):,} block references written")
         return
     count = write_weka(chosen, out) if to == "weka" else write_trace(chosen, out, to)
-    typer.echo(f"{out}: {count:,} requests written")
+    say(f"{out}: {count:,} requests written")
 
 
 app.command("mrc", epilog=EPILOG)(mrc)
@@ -202,7 +203,7 @@ def synth(
         hash_block_tokens=hash_block_tokens,
     )
     made = chat_trace(conversations, seed) if shape == "chat" else synthesize(settings, seed)
-    typer.echo(f"{out}: {write_trace(made, out):,} requests written")
+    say(f"{out}: {write_trace(made, out):,} requests written")
 
 
 def _refuse_foreign_options(context: typer.Context, shape: str) -> None:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dsv4kv.cli.console import open_console, print_document
 from dsv4kv.cli.trace_options import Fields, Format, IdTokens, Stagger, TimeUnit, read_options
 
 if TYPE_CHECKING:
@@ -128,9 +129,8 @@ def mrc(
     if chart:
         write_named(chart, files.draw_answer(source, config.name, answer), "--chart")
     if as_json:
-        typer.echo(files.to_json(source, config.name, answer))
+        print_document(files.to_json(source, config.name, answer))
         return
-    from dsv4kv.cli.console import open_console
     from dsv4kv.cli.trace_mrc_view import show_answer
 
     console = open_console()

@@ -91,21 +91,30 @@ def dumps(record: RunRecord) -> str:
         ValueError: A value that JSON has no word for (NaN, infinity).
     """
     document = record.model_dump(mode="json")
-    return _layout(document | {DIGEST: _digest(document)}, "\n") + "\n"
+    return _layout(document | {DIGEST: digest(document)}, "\n") + "\n"
 
 
-def _digest(document: dict[str, Any]) -> str:
+def digest(document: dict[str, Any]) -> str:
+    """SHA-256 of a document without its digest: of the values, however they are laid out."""
     text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _check_digest(document: dict[str, Any], name: str) -> None:
-    """Take the digest out of the document and compare; the first records have none."""
+    """Take the digest out of the document and compare; the first records have none.
+
+    Those are told by what came to records after the digest: ``launches``.
+    """
     found = document.pop(DIGEST, None)
-    if found is not None and found != _digest(document):
+    if found is None and "launches" in document:
+        raise RecordError(
+            f"{name} has no {DIGEST}, which dsv4kv writes: it was changed by hand or cut short. "
+            "Take the file as dsv4kv wrote it."
+        )
+    if found is not None and found != digest(document):
         raise RecordError(
             f"{name} was changed after it was written: its {DIGEST} is not that of its values. "
-            f"Take the file as dsv4kv wrote it; if the change is meant, remove the {DIGEST} line."
+            "Take the file as dsv4kv wrote it."
         )
 
 

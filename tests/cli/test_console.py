@@ -1,9 +1,14 @@
 """What is printed in tables is text, and as wide as it needs to be."""
 
-import pytest
-from rich.table import Table
+import json
+import unicodedata
 
-from dsv4kv.cli.console import open_console
+import pytest
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from dsv4kv.cli.console import open_console, print_document, say
 
 
 @pytest.mark.parametrize("name", ["[enforce fail at alloc.cpp]", "a [/b] c", ":warning:", "[red]"])
@@ -13,6 +18,51 @@ def test_signs_in_names_are_no_markup(name: str, capsys: pytest.CaptureFixture[s
     open_console().print(table)
     open_console().print(name)
     assert capsys.readouterr().out.count(name) == 2
+
+
+COMMANDS_OF_TERMINALS = [
+    "\x1b[2J",  # clear the screen
+    "\x1b]52;c;cm0gLXJmIC8=\x07",  # fill the clipboard
+    "\x9b31m",  # a colour, in one character
+    "\x1bP1$r\x1b\\",
+    "\r",
+    "\b" * 8,
+    "\x7f",
+    "\u202e",  # what follows runs backwards
+    "\u2066",
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS_OF_TERMINALS, ids=repr)
+def test_text_gives_a_terminal_no_commands(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = f"run{command}id"
+    table = Table("name", title=name)
+    table.add_row(name)
+    console = open_console()
+    for each in (table, name, Text(name), Panel(name)):
+        console.print(each)
+    open_console(stderr=True).print(name)
+    say(name)
+    say(name, err=True)
+    print_document(json.dumps({"name": name}, ensure_ascii=False))
+    told = capsys.readouterr()
+    printed = told.out + told.err
+    controls = {code for code in printed if unicodedata.category(code) in ("Cc", "Cf")}
+    assert controls == {"\n"}
+    assert "run" in printed
+    assert json.loads(told.out.splitlines()[-1]) == {"name": name}
+
+
+def test_colours_of_the_toolkit_reach_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    console = open_console()
+    with console.capture() as captured:
+        console.print(Text("green \x1b[31m", style="green"))
+    assert captured.get() == "\x1b[32mgreen [31m\x1b[0m\n"
 
 
 def test_a_file_is_as_wide_as_the_widest_table(

@@ -15,7 +15,7 @@ from dsv4kv.report.profile_record import (
     Profile,
 )
 from dsv4kv.report.profile_view import MOST_ROWS, tell_profile
-from dsv4kv.report.store import dumps, load_record, save_record
+from dsv4kv.report.store import digest, dumps, load_record, save_record
 from dsv4kv.report.yardstick import Yardstick
 from tests.measure.profilers.exports import two_replays
 from tests.report.kernel_profiles import YARDSTICK, from_kineto, from_nsys, make_profile
@@ -170,6 +170,6 @@ def test_records_without_a_profile_are_read_as_before(tmp_path: Path) -> None:
     document = json.loads(dumps(make_record()))
     del document["content_sha256"], document["cases"][0]["profile"]
     path = tmp_path / "old.json"
-    path.write_text(json.dumps(document))
+    path.write_text(json.dumps(document | {"content_sha256": digest(document)}))
     (case,) = load_record(path).cases
     assert case.profile is None

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import RecordError
-from dsv4kv.report.store import DIGEST, dumps, load_record, loads, save_record
+from dsv4kv.report.store import DIGEST, digest, dumps, load_record, loads, save_record
 from tests.report.records import (
     make_case,
     make_environment,
@@ -31,10 +31,14 @@ def fallback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def edited(path: Path, **changes: Any) -> Path:
-    """A saved record with some top-level values changed, and no digest that would tell."""
-    document = json.loads(dumps(make_record())) | changes
+    """A saved record with some top-level values changed, and the digest that goes with them."""
+    return sealed(path, json.loads(dumps(make_record())) | changes)
+
+
+def sealed(path: Path, document: dict[str, Any]) -> Path:
+    """A file of a document whose digest is right."""
     del document[DIGEST]
-    path.write_text(json.dumps(document))
+    path.write_text(json.dumps(document | {DIGEST: digest(document)}))
     return path
 
 
@@ -215,8 +219,7 @@ def test_an_operation_whose_lists_differ_in_length_is_refused(tmp_path: Path) ->
     path = save_record(make_record(make_case(operations=[make_operation()])), tmp_path).path
     document = json.loads(path.read_text())
     document["cases"][0]["operations"][0]["bytes"] = [1, 2]
-    del document[DIGEST]
-    path.write_text(json.dumps(document))
+    sealed(path, document)
     assert "gather_topk (csa) has 400 samples_ns, 400 entries and 2 bytes" in refusal(path)
 
 
@@ -274,6 +277,14 @@ def test_a_sample_changed_by_hand_is_refused_with_the_reason(tmp_path: Path) -> 
     assert refusal(path).startswith(
         f"{path} was changed after it was written: its {DIGEST} is not that of its values."
     )
+
+
+def test_a_record_without_its_digest_is_refused(tmp_path: Path) -> None:
+    path = save_record(make_record(), tmp_path).path
+    document = json.loads(path.read_text())
+    del document[DIGEST]
+    path.write_text(json.dumps(document))
+    assert refusal(path).startswith(f"{path} has no {DIGEST}, which dsv4kv writes")
 
 
 def test_a_case_taken_out_by_hand_is_refused(tmp_path: Path) -> None:

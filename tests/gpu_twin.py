@@ -111,16 +111,17 @@ class TwinEvent:
         return (end.at - self.at) * MICROSECOND_MS
 
 
-def twin_device(gpu: TwinGpu, free_bytes: int = 1 << 34) -> CudaDevice:
-    """The twin as a run sees it."""
-    return CudaDevice(torch.device("cpu"), "sm_90a", free_bytes, TwinEvent, lambda: gpu)
+def twin_device(gpu: TwinGpu, free_bytes: int = 1 << 34, l2_bytes: int = 0) -> CudaDevice:
+    """The twin as a run sees it; without an L2 cache, everything is cold."""
+    cpu = torch.device("cpu")
+    return CudaDevice(cpu, "sm_90a", free_bytes, l2_bytes, TwinEvent, lambda: gpu)
 
 
 @contextmanager
-def twin_gpu(free_bytes: int = 1 << 34) -> Iterator[TwinGpu]:
+def twin_gpu(free_bytes: int = 1 << 34, l2_bytes: int = 0) -> Iterator[TwinGpu]:
     """Every run that asks for ``cuda`` or ``auto`` finds the twin; ``cpu`` stays the CPU."""
     gpu = TwinGpu()
-    device = twin_device(gpu, free_bytes)
+    device = twin_device(gpu, free_bytes, l2_bytes)
 
     def find(wanted: str) -> CudaDevice | None:
         return None if wanted == "cpu" else device

@@ -34,6 +34,7 @@ from dsv4kv.bench.telemetry import describe_telemetry, gpu_uuid
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.errors import CacheError, PeerUnavailable, VerificationError
+from dsv4kv.measure.budget import Budget
 from dsv4kv.measure.memcpy import measure_memcpy
 from dsv4kv.measure.recorder import Recorder
 from dsv4kv.measure.telemetry.telemetry import Telemetry
@@ -44,7 +45,7 @@ from dsv4kv.ops.peers import PEERS
 from dsv4kv.ops.registry import ResolvedBackend, resolve_backend
 from dsv4kv.ops.variants import Choice, choose, refuse_choice
 from dsv4kv.report.memory_record import MemorySeries
-from dsv4kv.report.record import Case, Memcpy, Operation, Peak, Totals
+from dsv4kv.report.record import Case, Memcpy, Totals
 from dsv4kv.workload.contents import PromptContents
 from dsv4kv.workload.loop import LoopTotals, ServingLoop
 from dsv4kv.workload.source import open_requests
@@ -103,11 +104,10 @@ def run_case(
         cache = describe_cache(config, setup.plan, setup.manager)
         verifier = setup.drive.verifier if setup.drive else None
         problem = problem or find_problem(cache, totals, verifier)
-        operations, peaks = list_operations(setup.recorder), list[Peak]()
+        figures: dict[str, Any] = {"operations": list_operations(setup.recorder)}
         if setup.drive and setup.device and not problem and not interrupted:
-            timer = CallTimer(setup.device, telemetry.windows)
             try:
-                operations, peaks = _measure_device(setup, setup.drive, setup.device, timer)
+                figures = _measure_device(setup, setup.drive, setup.device, telemetry)
             except KeyboardInterrupt:  # what was served is measured all the same
                 interrupted = True
     gpu = setup.drive.executor.gpu if setup.drive else None
@@ -123,13 +123,12 @@ def run_case(
         backend_version=setup.resolved.version,
         cache=cache,
         totals=totals,
-        operations=operations,
         latencies=list_latencies(setup.recorder, gpu.clock.read_ns() if gpu else None),
         memcpy=memcpy,
-        peaks=peaks,
         verification=describe_verification(verifier),
         telemetry=describe_telemetry(telemetry),
         memory=memory,
+        **figures,
     )
 
 
@@ -263,9 +262,18 @@ def _measure_memcpy(setup: Setup, telemetry: Telemetry) -> Memcpy | None:
 
 
 def _measure_device(
-    setup: Setup, drive: Drive, device: CudaDevice, timer: CallTimer
-) -> tuple[list[Operation], list[Peak]]:
+    setup: Setup, drive: Drive, device: CudaDevice, telemetry: Telemetry
+) -> dict[str, Any]:
     """Single operations, and what they are held against; the cache is nobody's by now."""
     measure, requests = setup.config.measure, setup.config.workload.concurrency
-    operations = measure_operations(drive.executor, timer, requests, measure.seed)
-    return operations, measure_peaks(device, measure.memcpy_bytes, timer)
+    budget = Budget(measure.figures_seconds)
+    timer = CallTimer(device, telemetry.windows, telemetry.was_throttled, budget)
+    floor = timer.time_floors()
+    peaks = measure_peaks(device, measure.memcpy_bytes, timer)
+    operations, missing = measure_operations(drive.executor, timer, requests, measure.seed)
+    return {
+        "operations": operations,
+        "not_measured": missing,
+        "peaks": peaks,
+        "empty_kernel_ns": floor or None,
+    }

@@ -22,6 +22,7 @@ class CudaDevice:
         device: As torch names it.
         architecture: What its kernels are compiled for: ``sm_90a``.
         free_bytes: Memory that is free.
+        l2_bytes: Its L2 cache.
         make_event: Makes a moment on its clock.
         make_capturer: Makes what captures graphs.
     """
@@ -29,6 +30,7 @@ class CudaDevice:
     device: torch.device
     architecture: str
     free_bytes: int
+    l2_bytes: int
     make_event: Callable[[], Event]
     make_capturer: Callable[[], Capturer]
 
@@ -51,6 +53,7 @@ def find_device(wanted: str) -> CudaDevice | None:
         device,
         architecture=architecture_of(*torch.cuda.get_device_capability(device)),
         free_bytes=torch.cuda.mem_get_info(device)[0],
+        l2_bytes=torch.cuda.get_device_properties(device).L2_cache_size,
         make_event=_make_event,
         make_capturer=CudaCapturer,
     )

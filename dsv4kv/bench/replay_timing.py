@@ -7,23 +7,50 @@ from typing import Any
 import torch
 
 from dsv4kv.bench.device import CudaDevice
-from dsv4kv.measure.protocol import Timing
+from dsv4kv.measure.budget import Budget
+from dsv4kv.measure.protocol import Throttled, Timing
 from dsv4kv.measure.replays import ReplayTimer
 from dsv4kv.measure.telemetry.telemetry import Window
+from dsv4kv.ops.cuda.launch import prepare
+from dsv4kv.ops.kernels.bandwidth import plan_nothing
 from dsv4kv.workload.decode_graphs import Graph
 
-EMPTY_GRAPH = "empty graph"
+EMPTY_GRAPH, EMPTY_KERNEL = "empty graph", "empty kernel"
+
+_CHAIN = 64  # empty kernels, one after the other
 
 
 class CallTimer:
-    """Times calls on one GPU, which stays warm from one to the next."""
+    """Times calls on one GPU, which stays warm from one to the next.
 
-    def __init__(self, device: CudaDevice, windows: list[Window] | None = None) -> None:
-        """Time on ``device``, and add to ``windows`` when what was timed."""
-        self._device = device
+    Attributes:
+        device: The GPU.
+    """
+
+    def __init__(
+        self,
+        device: CudaDevice,
+        windows: list[Window] | None = None,
+        throttled: Throttled | None = None,
+        budget: Budget | None = None,
+    ) -> None:
+        """Time on ``device``.
+
+        Args:
+            device: The GPU.
+            windows: When what was timed is added to them.
+            throttled: Whether the GPU was, between two moments; None where nobody knows.
+            budget: The time that there is; None is as much as it takes.
+        """
+        self.device = device
         self._windows = [] if windows is None else windows
         sleep: Any = torch.cuda._sleep if device.device.type == "cuda" else None
-        self._replays = ReplayTimer(device.make_event, sleep)
+        self._replays = ReplayTimer(device.make_event, sleep, throttled=throttled)
+        self._budget = budget or Budget(None)
+
+    def share_ns(self, measurements: int) -> int | None:
+        """Time for the first of so many measurements to come; None where too little is left."""
+        return self._budget.share_ns(measurements, self._replays.rules.least_total_ns)
 
     def time(
         self,
@@ -33,34 +60,40 @@ class CallTimer:
         temperature: str | None = None,
     ) -> list[int]:
         """Nanoseconds of one of the calls, all of one kind, which run one after the other."""
-        graph = self._capture(calls)
-        rounds = self._replays.rounds_for(graph.replay)
-        if rounds > 1:
-            graph = self._capture([*calls] * rounds)
-        timing = self._replays.time(graph.replay, rounds * len(calls))
-        self._keep(timing, name, layer_type, temperature)
-        return timing.samples_ns
+        return self.measure(calls, name, layer_type, temperature).samples_ns
 
-    def time_empty_graph(self) -> None:
-        """Time a graph without work: torch launches two small kernels for any."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # that it is empty
-            graph = self._capture([])
-        self._keep(self._replays.time(graph.replay, 1), EMPTY_GRAPH)
-
-    def _keep(
+    def measure(
         self,
-        timing: Timing,
+        calls: Sequence[Callable[[], None]],
         name: str,
         layer_type: str | None = None,
         temperature: str | None = None,
-    ) -> None:
+        most_ns: int | None = None,
+    ) -> Timing:
+        """``time``, and how it went; it ends after ``most_ns`` in any case."""
+        graph = self._capture(calls)
+        rounds = self._replays.rounds_for(graph.replay) if calls else 1
+        if rounds > 1:
+            graph = self._capture([*calls] * rounds)
+        timing = self._replays.time(graph.replay, rounds * max(1, len(calls)), most_ns)
         span = timing.started_ns, timing.ended_ns
         self._windows.append(Window(name, layer_type, temperature, *span, timing))
+        return timing
+
+    def time_floors(self) -> list[int]:
+        """Time what any kernel of a graph takes: nanoseconds of one that does nothing.
+
+        And a graph without work, as a window alone: torch launches two small kernels for any.
+        """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that it is empty
+            self.measure([], EMPTY_GRAPH)
+        nothing = plan_nothing(torch.empty(1, device=self.device.device))
+        return self.time([prepare(nothing)] * _CHAIN, EMPTY_KERNEL)
 
     def _capture(self, calls: Sequence[Callable[[], None]]) -> Graph:
         def run() -> None:
             for call in calls:
                 call()
 
-        return self._device.make_capturer().capture(run)
+        return self.device.make_capturer().capture(run)

@@ -240,6 +240,9 @@ class MeasureSection(Section):
     """Check sampled outputs against the reference every so many steps; 0 never."""
     memcpy_bytes: Annotated[int, Field(ge=2**20)] = 2**28
     """Size of the copy that gives this machine's memcpy bandwidth, in bytes."""
+    figures_seconds: Annotated[float, Field(gt=0)] = 60.0
+    """Most seconds for figures of single operations on a GPU; what they do not suffice for is
+    told as not measured."""
     threads: Positive = 1
     """Torch threads."""
 

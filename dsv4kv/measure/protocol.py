@@ -5,7 +5,7 @@ The same for GPUs and CPUs: what differs is how units of work are timed, which i
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter_ns
 
 import numpy as np
@@ -16,6 +16,9 @@ Take = Callable[[int], list[int]]
 """Runs so many equal units of work and gives the nanoseconds of each."""
 
 Clock = Callable[[], int]
+
+Throttled = Callable[[int, int], bool]
+"""Whether the device was slowed by force between two moments of the clock."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,21 @@ class Rules:
     half_width: float = 0.005
     most_ns: int = 10_000_000_000
 
+    @property
+    def least_total_ns(self) -> int:
+        """What measuring takes at least on a device that has worked until just now."""
+        return 2 * self.rewarm_window_ns + self.least_ns
+
+    def within(self, total_ns: int) -> "Rules":
+        """The same, ending after ``total_ns`` in any case; warming up takes its share of that."""
+        warmup_ns = total_ns * 2 * self.rewarm_window_ns // max(1, self.least_total_ns)
+        return replace(
+            self,
+            warmup_ns=min(self.warmup_ns, warmup_ns),
+            most_warmup_ns=min(self.most_warmup_ns, warmup_ns),
+            most_ns=min(self.most_ns, total_ns - warmup_ns),
+        )
+
 
 RULES = Rules()
 
@@ -62,12 +80,14 @@ class Timing:
     """Samples, and how they came about.
 
     Attributes:
-        samples_ns: Nanoseconds of one call, one element per unit of work.
+        samples_ns: Nanoseconds of one call, one element per unit of work; none where all were
+            throttled.
         calls: Equal calls in a unit of work; every sample is the mean of so many.
         started_ns: When sampling began, of ``perf_counter_ns``.
         ended_ns: When it ended.
         warmup_ns: How long was warmed up before.
         converged: Whether the median is as well known as the rules want it.
+        throttled: Samples left out, as the device was throttled meanwhile.
     """
 
     samples_ns: list[int]
@@ -76,24 +96,35 @@ class Timing:
     ended_ns: int
     warmup_ns: int
     converged: bool
+    throttled: int = 0
 
 
 def measure(
-    take: Take, calls: int, rules: Rules, *, was_idle: bool = True, clock_ns: Clock | None = None
+    take: Take,
+    calls: int,
+    rules: Rules,
+    *,
+    was_idle: bool = True,
+    clock_ns: Clock | None = None,
+    throttled: Throttled | None = None,
 ) -> Timing:
-    """Warm up and sample units of ``calls`` calls each."""
+    """Warm up and sample units of ``calls`` calls each; those taken throttled are left out."""
     clock_ns = clock_ns or perf_counter_ns
     warming_ns = clock_ns()
     unit_ns = _warm_up(take, rules, was_idle, clock_ns)
     started_ns = clock_ns()
-    units_ns, converged = _sample(take, unit_ns, rules, clock_ns)
+    batches, converged = _sample(take, unit_ns, rules, clock_ns)
+    ended_ns = clock_ns()
+    units_ns = [unit for batch in _unthrottled(batches, throttled) for unit in batch.units_ns]
+    left_out = sum(len(batch.units_ns) for batch in batches) - len(units_ns)
     return Timing(
         samples_ns=[round(unit / calls) for unit in units_ns],
         calls=calls,
         started_ns=started_ns,
-        ended_ns=clock_ns(),
+        ended_ns=ended_ns,
         warmup_ns=started_ns - warming_ns,
-        converged=converged,
+        converged=converged if not left_out else bool(units_ns) and is_known(units_ns, rules),
+        throttled=left_out,
     )
 
 
@@ -140,17 +171,38 @@ def _window_median(take: Take, window_ns: int, rules: Rules, clock_ns: Clock) ->
     return float(np.median(found))
 
 
-def _sample(take: Take, unit_ns: float, rules: Rules, clock_ns: Clock) -> tuple[list[int], bool]:
-    started_ns, batch = clock_ns(), _batch(unit_ns, rules)
+@dataclass(frozen=True)
+class _Batch:
+    """Units that were handed over at once."""
+
+    started_ns: int
+    ended_ns: int
+    units_ns: list[int]
+
+
+def _sample(
+    take: Take, unit_ns: float, rules: Rules, clock_ns: Clock
+) -> tuple[list[_Batch], bool]:
+    started_ns, count = clock_ns(), _batch(unit_ns, rules)
+    batches: list[_Batch] = []
     found: list[int] = []
     while True:
-        found += take(batch)
+        began_ns, units_ns = clock_ns(), take(count)
+        batches.append(_Batch(began_ns, clock_ns(), units_ns))
+        found += units_ns
         elapsed_ns = clock_ns() - started_ns
         enough = len(found) >= rules.fewest_samples and elapsed_ns >= rules.least_ns
         if enough and is_known(found, rules):
-            return found, True
+            return batches, True
         if elapsed_ns >= rules.most_ns:
-            return found, False
+            return batches, False
+
+
+def _unthrottled(batches: Sequence[_Batch], throttled: Throttled | None) -> Sequence[_Batch]:
+    """Those that the device was not throttled in; asking is costly, so once where it never was."""
+    if throttled is None or not throttled(batches[0].started_ns, batches[-1].ended_ns):
+        return batches
+    return [each for each in batches if not throttled(each.started_ns, each.ended_ns)]
 
 
 def _batch(unit_ns: float, rules: Rules) -> int:

@@ -5,7 +5,7 @@ from time import perf_counter_ns
 
 from dsv4kv.measure import protocol
 from dsv4kv.measure.device_clock import Event
-from dsv4kv.measure.protocol import Clock, Rules, Timing
+from dsv4kv.measure.protocol import Clock, Rules, Throttled, Timing
 
 MOST_ROUNDS = 512  # capturing and instantiating more takes longer than it gains
 
@@ -27,6 +27,7 @@ class ReplayTimer:
         sleep: Callable[[int], None] | None = None,
         rules: Rules | None = None,
         clock_ns: Clock = perf_counter_ns,
+        throttled: Throttled | None = None,
     ) -> None:
         """Time with events that ``make_event`` makes.
 
@@ -35,20 +36,23 @@ class ReplayTimer:
             sleep: Lets the device wait for so many cycles; None where it cannot.
             rules: When to begin and to end.
             clock_ns: The host's clock.
+            throttled: Tells of that clock's moments; None where nobody knows.
         """
         self._make_event = make_event
         self._sleep = sleep
-        self._rules = rules or protocol.RULES
+        self.rules = rules or protocol.RULES
         self._clock_ns = clock_ns
+        self._throttled = throttled
         self._worked_ns: int | None = None
 
     def rounds_for(self, replay: Callable[[], None]) -> int:
         """How often work must be captured in one graph for a replay to last long enough."""
-        return protocol.rounds_for(lambda n: self._take(replay, n), self._rules, MOST_ROUNDS)
+        return protocol.rounds_for(lambda n: self._take(replay, n), self.rules, MOST_ROUNDS)
 
-    def time(self, replay: Callable[[], None], calls: int) -> Timing:
-        """Time one of the ``calls`` equal calls that a replay makes."""
-        worked_ns, rules = self._worked_ns, self._rules
+    def time(self, replay: Callable[[], None], calls: int, most_ns: int | None = None) -> Timing:
+        """Time one of the ``calls`` equal calls that a replay makes, in at most ``most_ns``."""
+        worked_ns = self._worked_ns
+        rules = self.rules if most_ns is None else self.rules.within(most_ns)
         was_idle = worked_ns is None or self._clock_ns() - worked_ns > rules.idle_ns
         timing = protocol.measure(
             lambda n: self._take(replay, n),
@@ -56,6 +60,7 @@ class ReplayTimer:
             rules,
             was_idle=was_idle,
             clock_ns=self._clock_ns,
+            throttled=self._throttled,
         )
         self._worked_ns = self._clock_ns()
         return timing

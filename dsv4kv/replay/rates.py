@@ -6,8 +6,8 @@ from statistics import median
 
 from dsv4kv.config.replay import CostSection
 from dsv4kv.errors import ConfigError
-from dsv4kv.report.record import Memcpy, Peak
 from dsv4kv.report.store import load_record
+from dsv4kv.report.yardstick import COPIES, yardsticks
 from dsv4kv.sizing.gpus import gpu_names, load_gpu
 from dsv4kv.sizing.names import find_name
 
@@ -69,12 +69,10 @@ def _bandwidth(cost: CostSection) -> tuple[float, str]:
 
 
 def _measured(path: str) -> tuple[float, str]:
-    """The median of a plain copy, reads and writes both counted."""
+    """The median of the fastest plain copy, reads and writes both counted."""
     for case in load_record(Path(path)).cases:
-        copies: list[Memcpy | Peak] = [case.memcpy] if case.memcpy else []
-        copies += [peak for peak in case.peaks if peak.name == "copy"]
-        for copy in copies:
-            if copy.samples_ns:
+        for copy in yardsticks(case)[:1]:
+            if copy.name in ("memcpy", *COPIES) and copy.samples_ns:
                 return copy.bytes / median(copy.samples_ns), f"copy measured in {path}"
     raise ConfigError(
         f"{path} has no measured copy: take the record of a run with workload.data real."

@@ -13,11 +13,11 @@ def latency_median(case: Case, name: str) -> Estimate | None:
 
 
 def gather_rate(case: Case) -> Estimate | None:
-    """GB/s of all gather operations together, of the cold ones where both were measured."""
+    """GB/s of all gather operations together, of the cold ones where others were measured too."""
     gathers = [
         each
         for each in case.operations
-        if each.name.startswith("gather") and each.temperature != "hot"
+        if each.name.startswith("gather") and each.temperature in (None, "cold")
     ]
     return estimate_rate(
         [size for each in gathers for size in each.bytes],

@@ -1,7 +1,7 @@
 """What every part of the run record has in common."""
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
@@ -14,6 +14,9 @@ def _check_moment(text: str) -> str:
 
 Moment = Annotated[str, AfterValidator(_check_moment)]
 """A time as ISO 8601 with its zone, which can be held against any other."""
+
+Temperature = Literal["cold", "hot", "L2-resident"]
+"""How an operation was timed, see ``Operation.temperature``."""
 
 
 class Part(BaseModel):

@@ -18,7 +18,7 @@ class Quantity:
         axis: Swept settings of the case; empty without a sweep.
         name: Operation, or bookkeeping action.
         layer_type: Of the layers an operation ran on; empty for bookkeeping.
-        temperature: ``cold``, ``hot`` or empty.
+        temperature: ``cold``, ``hot``, ``L2-resident`` or empty.
     """
 
     axis: str

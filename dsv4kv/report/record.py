@@ -9,12 +9,14 @@ from typing import Any, Final, Literal, Self
 from pydantic import Field, model_validator
 
 from dsv4kv.report.memory_record import MemorySeries
-from dsv4kv.report.part import Moment, Part
+from dsv4kv.report.part import Moment, Part, Temperature
 from dsv4kv.report.profile_record import Profile
 from dsv4kv.report.replay_record import ReplayResult
 from dsv4kv.report.telemetry_record import Telemetry
 
 SCHEMA_VERSION: Final = 1
+
+PeakName = Literal["copy", "torch_copy", "read", "write"]
 
 
 class Operation(Part):
@@ -30,11 +32,15 @@ class Operation(Part):
     """Entries (rows, tokens) each timed call worked on."""
     bytes: list[int]
     """Useful bytes each timed call read and wrote, by the byte model."""
-    temperature: Literal["cold", "hot"] | None = None
-    """``cold``: the calls of a sample each had pages of their own; ``hot``: the same pages;
-    null: as the workload had it."""
+    temperature: Temperature | None = None
+    """``cold``: the calls of a sample each had memory of their own, together more than four times
+    the L2 cache; ``L2-resident``: likewise, but together less; ``hot``: the same memory; null: as
+    the workload had it."""
     distinct_bytes: int | None = None
-    """Useful bytes between two uses of the same page; null where that is not known."""
+    """Useful bytes between two uses of the same page, state or output; null where that is not
+    known."""
+    throttled: int = 0
+    """Samples left out, as the GPU was throttled meanwhile."""
 
     @model_validator(mode="after")
     def _samples_agree(self) -> Self:
@@ -45,6 +51,20 @@ class Operation(Part):
                 f"{sizes} bytes; they must be as many"
             )
         return self
+
+
+class NotMeasured(Part):
+    """An operation on one kind of layer that there is no figure of."""
+
+    name: str
+    """Operation, as in ``Operation``."""
+    layer_type: str
+    """Attention type of the layers."""
+    temperature: Temperature
+    """As it would have been timed."""
+    why: Literal["budget", "throttled"]
+    """``budget``: ``measure.figures_seconds`` were over; ``throttled``: the GPU was, all the
+    time."""
 
 
 class Latency(Part):
@@ -165,12 +185,14 @@ class Memcpy(Part):
 class Peak(Part):
     """What the memory of a GPU gives at best, in this run."""
 
-    name: Literal["copy", "read", "write"]
-    """What was done: a copy reads and writes every byte."""
+    name: PeakName
+    """What was done: a copy reads and writes every byte, with our own accesses or with torch's."""
     bytes: int = Field(gt=0)
     """Bytes read plus bytes written by one call."""
     samples_ns: list[int]
     """Duration of every call."""
+    throttled: int = 0
+    """Samples left out, as the GPU was throttled meanwhile."""
 
 
 class Case(Part):
@@ -207,6 +229,11 @@ class Case(Part):
     """The yardstick on the CPU; null elsewhere, and when the run moved no data."""
     peaks: list[Peak] = Field(default_factory=list)
     """The yardsticks on a GPU."""
+    empty_kernel_ns: list[int] | None = None
+    """What a kernel that does nothing takes in a chain of them: no operation on a GPU takes less
+    for each of its kernels; null where that was not timed."""
+    not_measured: list[NotMeasured] = Field(default_factory=list)
+    """Operations without a figure."""
     verification: Verification
     """Checks against the reference."""
     launch: int = 0

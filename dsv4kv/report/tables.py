@@ -3,7 +3,7 @@
 Rates are decimal: 1 GB/s is 10^9 B/s, or one byte per nanosecond.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 
 from rich.table import Table
@@ -11,25 +11,31 @@ from rich.text import Text
 
 from dsv4kv.measure.statistics import Estimate, divide, estimate_rate, summarize
 from dsv4kv.report.cells import ABSENT, add_estimates, format_number, new_table
-from dsv4kv.report.record import CacheSummary, Case, Latency, Operation
+from dsv4kv.report.record import CacheSummary, Case, Latency, NotMeasured, Operation
 from dsv4kv.report.sparks import spark_bar, spark_shape
 from dsv4kv.report.yardstick import Yardstick, yardsticks
 from dsv4kv.units import format_bytes
 
 _NOTES = {
     "cpu": "reference CPU backend, not a performance claim",
-    "cuda": "cold: every call on pages of its own; hot: one call again and again",
+    "cuda": "cold: every call on memory of its own, beyond L2; hot: one call again and again",
 }
 
 _INDEXER = "indexer_"
 _NS_TO_US = 1e-3
 _RATIO_TO_PERCENT = 100.0
+_SHORT_NS = 10_000  # below, launching the kernels is much of an operation's time
 _SHAPE_WIDTH, _BAR_WIDTH = 10, 12  # what 80 columns leave
 _TOLD_PERCENTILES = (90.0, 99.0)
 
 
 def backend_note(case: Case) -> str:
     """Which operations ran, and what to make of their times."""
+    throttled = any(e.throttled for e in case.operations) or any(p.throttled for p in case.peaks)
+    return _backend_words(case) + ("; of all calls, those not throttled" if throttled else "")
+
+
+def _backend_words(case: Case) -> str:
     if not case.foreign:
         return _NOTES.get(case.backend, case.backend)
     version = f" {case.backend_version}" if case.backend_version else ""
@@ -70,10 +76,12 @@ def operations_table(case: Case) -> Table:
     """
     operations, known = case.operations, yardsticks(case)
     held_against = known[0].rate if known else None
-    times = [_median(operation.samples_ns) for operation in operations]
-    rates = [estimate_rate(operation.bytes, operation.samples_ns) for operation in operations]
+    missing: list[None] = [None] * len(case.not_measured)
+    times = [*(_median(each.samples_ns) for each in operations), *missing]
+    rates = [*(estimate_rate(each.bytes, each.samples_ns) for each in operations), *missing]
     shares = [divide(rate, held_against) if rate and held_against else None for rate in rates]
-    rows = [_describe(operation) for operation in operations]
+    rows = [_describe(each) for each in operations]
+    rows += [_describe_missing(each) for each in case.not_measured]
     for yardstick in known:
         rows.append(_describe_yardstick(yardstick))
         times.append(_median(yardstick.samples_ns))
@@ -84,20 +92,34 @@ def operations_table(case: Case) -> Table:
         table.add_column(header, no_wrap=True)
     for header in ("calls", "entries", "useful\nbytes"):
         table.add_column(header, justify="right")
-    if any(operation.temperature for operation in operations):
-        table.add_column("bytes till\nreused", justify="right")
-        distinct = [operation.distinct_bytes for operation in operations]
-        for row, size in zip_longest(rows, distinct):  # yardsticks have none
-            row.append(ABSENT if size is None else format_bytes(size))
+    for header, cells in _optional_columns(case, times):
+        table.add_column(header, justify="right")
+        for row, cell in zip_longest(rows, cells):  # what has no figure, and yardsticks
+            row.append(ABSENT if cell is None else cell)
     name = known[0].name if known else "memcpy"
     columns = (
         add_estimates(table, "median\nµs/call", times, _NS_TO_US),
         add_estimates(table, "\nGB/s", rates),
         add_estimates(table, f"% of\n{name}", shares, _RATIO_TO_PERCENT),
     )
+    last = len(operations) + len(missing)
     for index, (row, *cells) in enumerate(zip(rows, *columns, strict=True), start=1):
-        table.add_row(*row, *cells, end_section=index == len(operations))
+        table.add_row(*row, *cells, end_section=index == last)
     return table
+
+
+def _optional_columns(
+    case: Case, times: Sequence[Estimate | None]
+) -> Iterator[tuple[str, list[str]]]:
+    """Headers and cells of what only some runs know of their operations."""
+    operations = case.operations
+    if any(each.temperature for each in operations):
+        sizes = [each.distinct_bytes for each in operations]
+        yield "bytes till\nreused", [ABSENT if s is None else format_bytes(s) for s in sizes]
+    short = [time is not None and time.value < _SHORT_NS for time in times[: len(operations)]]
+    if case.empty_kernel_ns and any(short):
+        floor = format_number(summarize(case.empty_kernel_ns).estimate.value * _NS_TO_US)
+        yield "empty\nkernel µs", [floor if each else ABSENT for each in short]
 
 
 def latencies_table(latencies: Sequence[Latency]) -> Table:
@@ -127,15 +149,27 @@ def _describe(operation: Operation) -> list[str]:
     return [
         f"{name} {operation.temperature}" if operation.temperature else name,
         f"{operation.layer_type} idx" if indexer else operation.layer_type,
-        f"{len(operation.samples_ns):,}",
+        _count(len(operation.samples_ns), operation.throttled),
         f"{sum(operation.entries):,}",
         format_bytes(sum(operation.bytes)),
     ]
 
 
+def _count(kept: int, throttled: int) -> str:
+    return f"{kept:,} of {kept + throttled:,}" if throttled else f"{kept:,}"
+
+
+def _describe_missing(each: NotMeasured) -> list[str]:
+    name, layers, *_ = _describe(
+        Operation(**each.model_dump(exclude={"why"}), samples_ns=[], entries=[], bytes=[])
+    )
+    return [f"{name}\n  not measured: {each.why}", layers, ABSENT, ABSENT, ABSENT]
+
+
 def _describe_yardstick(yardstick: Yardstick) -> list[str]:
     calls = len(yardstick.samples_ns)
-    return [yardstick.name, "", f"{calls:,}", ABSENT, format_bytes(calls * yardstick.bytes)]
+    count = _count(calls, yardstick.throttled)
+    return [yardstick.name, "", count, ABSENT, format_bytes(calls * yardstick.bytes)]
 
 
 def _tail(latency: Latency) -> list[str]:

@@ -4,11 +4,11 @@ Times are nanoseconds since polling began. A column has as many elements as its 
 null where there was no answer; a column that never had one is null, and ``absent`` says why.
 """
 
-from typing import Literal, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
-from dsv4kv.report.part import Part
+from dsv4kv.report.part import Part, Temperature
 
 Integers = list[int | None] | None
 Numbers = list[float | None] | None
@@ -119,7 +119,7 @@ class MeasuredWindow(Part):
     """An operation, a peak, or a part of the run: ``serve``, ``memcpy``."""
     layer_type: str | None = None
     """Of an operation."""
-    temperature: Literal["cold", "hot"] | None = None
+    temperature: Temperature | None = None
     """Of an operation that was timed both ways."""
     started_ns: int
     """Begin."""

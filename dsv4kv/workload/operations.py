@@ -30,8 +30,8 @@ class Call:
 
     @property
     def name(self) -> str:
-        """Name in a record: indexer keys are told apart from compressed KV."""
-        return f"indexer_{self.operation}" if self.indexer else self.operation
+        """See ``name_of``."""
+        return name_of(self.operation, self.indexer)
 
 
 class Outputs:
@@ -68,6 +68,11 @@ class Outputs:
 
 Step = tuple[str, bool]
 """An operation by its name in ``ops.contract``, and whether it works on indexer keys."""
+
+
+def name_of(operation: str, indexer: bool) -> str:
+    """Name in a record: indexer keys are told apart from compressed KV."""
+    return f"indexer_{operation}" if indexer else operation
 
 
 def decode_operations(layer: LayerCache) -> list[Step]:

@@ -8,7 +8,7 @@ import torch
 from dsv4kv.bench.case import run_case
 from dsv4kv.bench.device import find_device
 from dsv4kv.bench.operation_figures import FEWEST_CALLS, MOST_CALLS
-from dsv4kv.bench.rehearsal import draw_stages, fill_pages
+from dsv4kv.bench.rehearsal import draw_stages, fill_layers, fill_state
 from dsv4kv.cache.device_tables import KernelTables
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.errors import ConfigError, CudaUnavailable, PeerUnavailable, VerificationError
@@ -114,26 +114,62 @@ def test_copy_read_and_write_are_the_yardsticks(case: Case) -> None:
     assert case.memcpy is None
     assert [(peak.name, peak.bytes) for peak in case.peaks] == [
         ("copy", 2 << 20),
+        ("torch_copy", 2 << 20),
         ("read", 1 << 20),
         ("write", 1 << 20),
     ]
     assert {len(peak.samples_ns) for peak in case.peaks} == {SAMPLES}
 
 
-def test_pages_are_full_before_they_are_timed() -> None:
+def test_pages_rings_and_states_are_full_before_they_are_timed() -> None:
     with twin_gpu() as gpu:
         bench = build(gpu, "workload.decode=eager")
         layers = bench.drive.executor.layers
-        fill_pages(layers, torch.Generator().manual_seed(0))
+        fill_layers(layers, torch.Generator().manual_seed(0))
     for layer in layers:
-        parts = [part.store for part in (layer.main, layer.indexer) if part]
-        for store in [layer.window, *parts]:
+        parts = [part for part in (layer.main, layer.indexer) if part]
+        for store in [layer.window, *(part.store for part in parts)]:
             entries = torch.arange(store.num_entries)
             out = torch.empty(1, len(entries), store.layout.format.dims, dtype=torch.bfloat16)
             table = torch.arange(len(store.pages), dtype=torch.int32)[None]
             numbers = torch.tensor([0]), torch.tensor([len(entries)])
             cpu.gather_all(store, table, *numbers, out)
             assert bool((out[0].count_nonzero(dim=1) > store.layout.format.dims // 2).all())
+        for part in parts:
+            assert int(part.state.count_nonzero()) == part.state.numel()
+            assert 0.9 < float(part.state.std()) < 1.1
+
+
+def test_running_sums_that_are_filled_have_a_denominator() -> None:
+    state = torch.zeros(4, 3, 512)
+    fill_state(state, torch.Generator().manual_seed(0))
+    assert bool(state.isfinite().all())
+    assert float(state[:, 1].min()) >= 1
+
+
+def test_rows_whose_bytes_fit_the_cache_say_so() -> None:
+    l2_bytes = 64 << 10
+    with twin_gpu(l2_bytes=l2_bytes):
+        case = run(tiny_config("device=cuda", LAYERS, "cache.num_blocks=40"))
+    for each in case.operations:
+        assert each.distinct_bytes is not None
+        if each.temperature != "hot":
+            is_cold = each.distinct_bytes >= 4 * l2_bytes
+            assert each.temperature == ("cold" if is_cold else "L2-resident")
+    assert {each.temperature for each in case.operations} == {"cold", "hot", "L2-resident"}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "own"), [("gather_topk", (3, 5)), ("state_append", (1, 2))], ids=["out", "inputs"]
+)
+def test_cold_calls_have_inputs_and_outputs_of_their_own(
+    kernel: str, own: tuple[int, int], ran: tuple[Case, TwinGpu]
+) -> None:
+    """``own``: places of the indices and the output, of kv and score, among the arguments."""
+    cold = next(kept for kept in ran[1].captured if kept[0].kernel == kernel)
+    for place in own:
+        arguments = [launch.arguments[place] for launch in cold]
+        assert len({each.data_ptr() for each in arguments if isinstance(each, torch.Tensor)}) == 4
 
 
 def test_a_layer_without_table_has_one_stage() -> None:

@@ -5,11 +5,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
-from dsv4kv.bench.replay_timing import EMPTY_GRAPH, CallTimer
+from dsv4kv.bench.replay_timing import EMPTY_GRAPH, EMPTY_KERNEL, CallTimer
 from dsv4kv.measure.telemetry.telemetry import Window
+from dsv4kv.ops.cuda import launch as launching
+from dsv4kv.ops.kernels.launch import Launch
 from tests.gpu_twin import FEW_REPLAYS, SAMPLES, TwinGpu, twin_device
 
 REPLAY_NS = 1_000  # of the twin's clock, whatever a graph holds
@@ -36,6 +39,10 @@ class Gpu(TwinGpu):
 
     def call(self) -> None:
         self.calls += 1
+
+    def prepare(self, launch: Launch) -> Callable[[], None]:
+        assert launch.kernel == "do_nothing"
+        return self.call
 
 
 @pytest.fixture(autouse=True)
@@ -72,12 +79,14 @@ def test_repeated_calls_come_round_in_the_same_order() -> None:
     assert order == [0, 1, 2] * (1 + 6)
 
 
-def test_a_graph_without_work_is_timed_as_it_is_and_torchs_warning_not_passed_on() -> None:
+def test_a_graph_without_work_and_a_chain_of_empty_kernels_are_the_floors() -> None:
     gpu = Gpu()
     windows: list[Window] = []
-    CallTimer(twin_device(gpu), windows).time_empty_graph()
-    assert gpu.sizes == [0]
-    (window,) = windows
-    assert window.name == EMPTY_GRAPH
-    assert window.timing is not None
-    assert window.timing.samples_ns == [REPLAY_NS] * SAMPLES
+    with patch.object(launching, "_launcher", lambda: gpu):
+        samples = CallTimer(twin_device(gpu), windows).time_floors()
+    nodes = 6 * 64  # of a chain of 64, repeated until it takes as long as a replay must
+    assert gpu.sizes == [0, 64, nodes]
+    assert [window.name for window in windows] == [EMPTY_GRAPH, EMPTY_KERNEL]
+    assert windows[0].timing is not None
+    assert windows[0].timing.samples_ns == [REPLAY_NS] * SAMPLES
+    assert samples == [round(REPLAY_NS / nodes)] * SAMPLES

@@ -3,13 +3,14 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.measure.protocol import Rules, Timing, is_known, measure, rounds_for
+from dsv4kv.measure.protocol import Rules, Throttled, Timing, is_known, measure, rounds_for
 
 RULES = Rules()
 S, MS = 1_000_000_000, 1_000_000
@@ -33,8 +34,22 @@ class Machine:
             self.now_ns += found[-1]
         return found
 
-    def measure(self, calls: int = 1, *, was_idle: bool = True, rules: Rules = RULES) -> Timing:
-        return measure(self.take, calls, rules, was_idle=was_idle, clock_ns=lambda: self.now_ns)
+    def measure(
+        self,
+        calls: int = 1,
+        *,
+        was_idle: bool = True,
+        rules: Rules = RULES,
+        throttled: Throttled | None = None,
+    ) -> Timing:
+        return measure(
+            self.take,
+            calls,
+            rules,
+            was_idle=was_idle,
+            clock_ns=lambda: self.now_ns,
+            throttled=throttled,
+        )
 
 
 def noisy(mean_ns: float, sigma: float, seed: int = 0) -> Speed:
@@ -137,3 +152,26 @@ def test_the_first_unit_brings_code_and_does_not_count() -> None:
 
 def test_work_is_not_repeated_more_often_than_it_can_be() -> None:
     assert rounds_for(Machine(lambda _: 10).take, RULES, 512) == 512
+
+
+# ---- a device that is throttled -----------------------------------------------------------------
+
+
+def test_samples_of_throttled_batches_are_left_out_and_counted() -> None:
+    machine = Machine(lambda s: 2 * MS if 3.5 <= s < 3.7 else 1 * MS)
+    slow = partial(overlaps, round(3.5 * S), round(3.7 * S))
+    timing = machine.measure(throttled=slow)
+    assert set(timing.samples_ns) == {1 * MS}
+    assert 100 <= timing.throttled < 300  # a fifth of a second, and what was handed over with it
+    assert timing.converged
+
+
+def test_a_device_that_is_throttled_all_the_time_gives_no_samples() -> None:
+    timing = Machine(lambda _: 1 * MS).measure(throttled=lambda *_: True)
+    assert timing.samples_ns == []
+    assert timing.throttled > 400
+    assert not timing.converged
+
+
+def overlaps(first_ns: int, last_ns: int, started_ns: int, ended_ns: int) -> bool:
+    return started_ns < last_ns and first_ns < ended_ns

@@ -5,7 +5,8 @@ from typing import Any
 from dsv4kv.report.decode import decode_table, graph_device_time
 from dsv4kv.report.facts import header
 from dsv4kv.report.findings import judge_results, judge_status
-from dsv4kv.report.record import Case, GpuFacts, Latency, Operation, Peak
+from dsv4kv.report.numbers import gather_rate
+from dsv4kv.report.record import Case, GpuFacts, Latency, NotMeasured, Operation, Peak
 from dsv4kv.report.sweep import sweep_table
 from dsv4kv.report.tables import operations_table
 from dsv4kv.report.yardstick import yardsticks
@@ -61,7 +62,7 @@ def cells(text: str, start: str) -> list[str]:
 
 def test_cold_and_hot_calls_have_rows_of_their_own_held_against_the_copy() -> None:
     text = shown(operations_table(make_gpu_case()))
-    assert "cold: every call on pages of its own" in text
+    assert "cold: every call on memory of its own" in text
     assert cells(text, "gather_topk cold")[-9:-6] == ["25.0", "±", "0.0"]
     assert cells(text, "gather_topk cold")[-6:-3] == ["4,000", "±", "0"]
     assert cells(text, "gather_topk hot")[-6:-3] == ["5,000", "±", "0"]
@@ -75,6 +76,46 @@ def test_the_first_yardstick_is_the_copy_on_a_gpu_and_memcpy_on_the_cpu() -> Non
     assert [each.name for each in yardsticks(make_gpu_case())] == ["copy", "read"]
     assert [each.name for each in yardsticks(make_case())] == ["memcpy"]
     assert yardsticks(make_case(memcpy=None)) == []
+
+
+def test_rates_are_held_against_the_faster_of_two_copies_and_both_are_told() -> None:
+    copy, read = make_gpu_case().peaks
+    faster = Peak(name="torch_copy", bytes=2 * GIB, samples_ns=[480_000] * 8)
+    case = make_gpu_case(peaks=[copy, faster, read])
+    assert [each.name for each in yardsticks(case)] == ["torch_copy", "copy", "read"]
+    text = shown(operations_table(case))
+    assert cells(text, "gather_topk cold")[-3] == "89.4"  # of 2 GiB in 0.48 ms
+    assert cells(text, "copy")[-4:-1] == ["4,295", "±", "0"]
+    assert cells(text, "torch_copy")[-4:-1] == ["4,474", "±", "0"]
+
+
+def test_rows_that_fit_the_cache_and_rows_that_were_not_measured_say_so() -> None:
+    missing = NotMeasured(name="flush", layer_type="hca", temperature="hot", why="budget")
+    row = make_gather("L2-resident", 20)
+    case = make_gpu_case(operations=[row], not_measured=[missing])
+    text = shown(operations_table(case))
+    assert cells(text, "gather_topk")[1] == "L2-resident"
+    assert set(cells(text, "flush hot")[3:]) == {"–"}
+    assert "\n  not measured: budget" in text
+    assert gather_rate(case) is None
+
+
+def test_short_operations_have_the_empty_kernels_time_beside_them() -> None:
+    case = make_gpu_case(
+        operations=[make_gather("cold", 25), make_gather("hot", 9)], empty_kernel_ns=[1_234] * 8
+    )
+    text = shown(operations_table(case))
+    assert "1.23" in " ".join(cells(text, "gather_topk hot"))
+    assert "1.23" not in " ".join(cells(text, "gather_topk cold"))
+    assert "kernel" not in shown(operations_table(make_gpu_case(empty_kernel_ns=[1_234])))
+
+
+def test_samples_left_out_for_throttling_are_counted_by_row() -> None:
+    row = make_gather("cold", 25).model_copy(update={"throttled": 56})
+    text = shown(operations_table(make_gpu_case(operations=[row, make_gather("hot", 20)])))
+    assert "of all calls, those not throttled" in " ".join(text.split())
+    assert cells(text, "gather_topk cold")[3:6] == ["8", "of", "64"]
+    assert cells(text, "gather_topk hot")[3:5] == ["8", "524,288"]
 
 
 def test_a_decode_step_is_told_on_both_clocks_and_as_a_ratio() -> None:

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,10 @@ from typing import IO, Self
 from dsv4kv.files import temporary_place
 from dsv4kv.measure.protocol import Timing
 from dsv4kv.measure.telemetry.readings import Readings, parse_lines
+
+THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
+"""NVML's clock event reasons that make a sample worthless: hardware slowdown, thermal slowdown by
+software and by hardware, power brake. The power cap is how the part is meant to run."""
 
 INTERVAL_NS = 40_000_000  # 25 Hz; drivers renew most values every 20 to 100 ms
 
@@ -99,6 +104,24 @@ class Telemetry:
             yield
         finally:
             self.windows.append(Window(name, None, None, started_ns, perf_counter_ns()))
+
+    def was_throttled(self, started_ns: int, ended_ns: int) -> bool:
+        """Whether a poll between two moments, or the last before, found the GPU throttled.
+
+        So far: polls of the last ``interval_ns`` may not have arrived.
+        """
+        often = self._polled().often
+        reasons = often.columns.get("reasons", [])
+        first = max(0, bisect_right(often.at_ns, started_ns) - 1)
+        last = bisect_right(often.at_ns, ended_ns)
+        return any((each or 0) & THROTTLED for each in reasons[first:last])
+
+    def _polled(self) -> Readings:
+        """What was polled until now."""
+        if self._lines is None or self._lines.closed:
+            return self.readings
+        size = os.fstat(self._lines.fileno()).st_size
+        return parse_lines(os.pread(self._lines.fileno(), size, 0).splitlines())
 
     def _stop(self, process: "subprocess.Popen[bytes]") -> None:
         assert process.stdin is not None

@@ -1,5 +1,7 @@
 """Launch plans of plain copying, reading and writing: the limits that gathers are held against.
 
+And of nothing at all, the limit of everything small.
+
 Sizes are whole 16-byte chunks; a rest is left out.
 """
 
@@ -32,6 +34,11 @@ def plan_read_peak(source: Tensor, sums: Tensor) -> Launch:
     blocks = len(sums) // THREADS
     arguments = (source, sums, _chunks(source))
     return Launch(_MODULE, "read_peak", (blocks, 1), THREADS, arguments)
+
+
+def plan_nothing(place: Tensor) -> Launch:
+    """One block that does nothing, on the GPU that ``place`` is on."""
+    return Launch(_MODULE, "do_nothing", (1, 1), THREADS, (place,))
 
 
 def _plan(kernel: str, tensors: tuple[Tensor, ...], chunks: int, in_flight: int) -> Launch:

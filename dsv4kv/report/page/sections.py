@@ -37,7 +37,7 @@ _READ_RATES = (
     "the same process, and the datasheet's rate of a known GPU. Numbers in the roofline are those "
     "of the rows."
 )
-_READ_HOT = " Filled marks are cold calls, hollow ones hot."
+_READ_HOT = " Filled marks are cold calls, hollow ones hot or L2-resident."
 _PACE = ("decode_graph_device", "step", "decode_step")
 
 

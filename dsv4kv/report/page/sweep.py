@@ -122,7 +122,7 @@ def _rates_table(cases: Sequence[Case]) -> HtmlTable:
         rates = {
             (each.name, each.layer_type): estimate_rate(each.bytes, each.samples_ns)
             for each in case.operations
-            if each.temperature != "hot"
+            if each.temperature in (None, "cold")
         }
         rows.append([Cell(axis_text(case) or ABSENT), *(_cell(rates.get(o)) for o in operations)])
     headers = [Column("case", False, False)]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dsv4kv.measure.telemetry import telemetry as module
+from dsv4kv.measure.telemetry.readings import Table
 from dsv4kv.measure.telemetry.telemetry import Telemetry
 from tests.measure.telemetry.fake_nvml import UUID
 
@@ -21,6 +22,7 @@ class NVMLError_NotFound(NVMLError): pass
 class NVMLError_InvalidArgument(NVMLError): pass
 class NVMLError_FunctionNotFound(NVMLError): pass
 NVML_CLOCK_SM, NVML_CLOCK_MEM = 1, 2
+nvmlDeviceGetCurrentClocksEventReasons = lambda _: int(os.environ.get("REASONS", "0"))
 asked = 0
 def refuse(*_): raise NVMLError
 def clock(gpu, kind):
@@ -70,6 +72,31 @@ def test_a_gpu_is_polled_while_the_run_goes_on(library: Any) -> None:
     assert telemetry.started_ns < readings.often.at_ns[0]
     assert readings.host.columns["load_1min"]
     assert readings.absent["power_mw"] == "Not Supported"
+
+
+@pytest.mark.parametrize(
+    ("reasons", "throttled"),
+    [(0x0, False), (0x4, False), (0x8, True), (0x20, True), (0x44, True), (0x80, True)],
+)
+def test_a_throttled_gpu_is_seen_while_the_run_goes_on(
+    reasons: int, throttled: bool, library: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library()
+    monkeypatch.setenv("REASONS", str(reasons))
+    with Telemetry(UUID, INTERVAL_NS) as telemetry:
+        wait_for_polls(telemetry, 2)
+        now_ns = time.perf_counter_ns()
+        assert telemetry.was_throttled(now_ns - INTERVAL_NS, now_ns) == throttled
+    assert telemetry.was_throttled(now_ns - INTERVAL_NS, now_ns) == throttled
+
+
+def test_a_poll_is_of_the_window_that_it_falls_into_or_precedes() -> None:
+    telemetry = Telemetry()
+    telemetry.readings.often = Table([10, 20, 30, 40], {"reasons": [0, 0x8, None, 0]})
+    found = {span: telemetry.was_throttled(*span) for span in [(5, 15), (12, 22), (25, 29)]}
+    assert found == {(5, 15): False, (12, 22): True, (25, 29): True}
+    assert not telemetry.was_throttled(31, 45)
+    assert not Telemetry().was_throttled(0, 10)
 
 
 def test_the_last_poll_comes_after_all_windows(library: Any) -> None:

@@ -21,7 +21,7 @@ class OpRate:
     Attributes:
         number: From 1; cold and hot calls of the same operation share it.
         name: Operation and layer type.
-        temperature: ``cold``, ``hot`` or None.
+        temperature: ``cold``, ``hot``, ``L2-resident`` or None.
         rate: GB/s over all calls.
         call_bytes: Mean useful bytes of a call.
     """
@@ -31,6 +31,11 @@ class OpRate:
     temperature: str | None
     rate: Estimate
     call_bytes: float
+
+    @property
+    def in_cache(self) -> bool:
+        """Whether its bytes may have come from the L2 cache."""
+        return self.temperature in ("hot", "L2-resident")
 
 
 @dataclass(frozen=True)

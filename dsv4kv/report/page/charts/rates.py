@@ -37,7 +37,7 @@ def rates_chart(operations: Sequence[OpRate], roofs: Sequence[Roof]) -> Chart:
             fmt="o",
             markersize=5.5,
             color=LIGHT["accent"],
-            markerfacecolor=LIGHT["paper"] if each.temperature == "hot" else LIGHT["accent"],
+            markerfacecolor=LIGHT["paper"] if each.in_cache else LIGHT["accent"],
             elinewidth=1.4,
         )
         chart.tip(mark.lines[0], describe_rate(each))

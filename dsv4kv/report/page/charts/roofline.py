@@ -52,7 +52,7 @@ def roofline_chart(operations: Sequence[OpRate], roofs: Sequence[Roof]) -> Chart
     for roof in roofs:
         axes.axhline(roof.gbps, color=LIGHT["ink"], linewidth=0.9)
     for each in operations:
-        face = LIGHT["paper"] if each.temperature == "hot" else LIGHT["accent"]
+        face = LIGHT["paper"] if each.in_cache else LIGHT["accent"]
         (mark,) = axes.plot(
             each.call_bytes, each.rate.value, "o", markersize=6, color=LIGHT["accent"],
             markerfacecolor=face,

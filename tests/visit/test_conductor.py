@@ -39,7 +39,7 @@ def steps(*limits: tuple[str, int]) -> list[Step]:
 def conduct(out: Path, chosen: list[Step], most_s: float = 60) -> bool:
     program = [sys.executable, "-c", _PROGRAM]
     with temporary_folder("dsv4kv-test-") as folder:
-        return Conductor(out, folder, {}, program, small=True).run(chosen, most_s)
+        return Conductor(out, folder, {}, program, small=False).run(chosen, most_s)
 
 
 def why(out: Path, step: Step) -> set[str]:

@@ -102,6 +102,14 @@ def test_a_sanitizer_that_misses_a_planted_defect_is_blind_and_not_believed(
     assert told[sees]["measured"] == 0
 
 
+def test_a_program_that_ends_early_is_not_clean(machine: Simulation, tmp_path: Path) -> None:
+    tools = make_tools(tmp_path / "tools", cut="initcheck")
+    machine.start("second", tmp_path / "out", ["sanitize"], tools).wait(LIMIT_S)
+    told = answers(rows.read(tmp_path / "out" / "rows.jsonl"))
+    assert told["initcheck"]["measured"] is None
+    assert told["synccheck"]["measured"] == 0
+
+
 def test_without_ncu_its_questions_say_so(machine: Simulation, tmp_path: Path) -> None:
     assert machine.start("first", tmp_path, ["dram"]).wait(LIMIT_S) == 1
     told = answers(rows.read(tmp_path / "rows.jsonl"))

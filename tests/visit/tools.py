@@ -8,7 +8,7 @@ _NCU = """#!{python}
 import pathlib, subprocess, sys
 HEAD = '"ID","Kernel Name","Block Size","Grid Size","{metrics}"'
 UNITS = '"","","","","ns","byte","byte","%","register/thread"'
-ROW = '"0","{{}}","(256, 1, 1)","(8, 1, 1)","2,000","{bytes:,}","0","5","40"'
+ROW = '"0","{{}}","(256, 1, 1)","(8, 1, 1)","2,000","123,456","0","5","40"'
 words = sys.argv[1:]
 if "--import" in words:
     print("==PROF== a line of ncu's own")
@@ -32,6 +32,8 @@ program = words[next(i for i, word in enumerate(words) if word[:2] != "--"):]
 found = int("visit.planted" in words and {sees!r} in (tool, "all"))
 if tool == "memcheck" and "visit.planted" not in words:
     assert subprocess.run(program).returncode == 0
+elif tool != {cut!r}:
+    print("every kernel ran")
 kind = "RACECHECK" if tool == "racecheck" else "ERROR"
 print(f"========= {{kind}} SUMMARY: {{found}} errors")
 """
@@ -45,14 +47,18 @@ _METRICS = (
 )
 
 
-def make_tools(folder: Path, *, counted_bytes: int = 123_456, sees: str = "all") -> Path:
-    """Put both into a folder; ``sees`` is the tool that finds planted defects."""
+def make_tools(
+    folder: Path, *, counted_bytes: int = 123_456, sees: str = "all", cut: str = ""
+) -> Path:
+    """Put both into a folder; ``sees`` is the tool that finds planted defects.
+
+    ``cut`` is one whose program ends early.
+    """
     folder.mkdir(exist_ok=True)
     metrics = '","'.join(_METRICS)
-    _write(
-        folder / "ncu", _NCU.format(python=sys.executable, metrics=metrics, bytes=counted_bytes)
-    )
-    _write(folder / "compute-sanitizer", _SANITIZER.format(python=sys.executable, sees=sees))
+    _write(folder / "ncu", _NCU.format(python=sys.executable, metrics=metrics))
+    sanitizer = _SANITIZER.format(python=sys.executable, sees=sees, cut=cut)
+    _write(folder / "compute-sanitizer", sanitizer)
     return folder
 
 

@@ -20,7 +20,7 @@ from dsv4kv.files import replacing
 from dsv4kv.processes import Child
 from visit import rows
 from visit.desk import Desk
-from visit.plan import Step
+from visit.plan import TWIN_PATIENCE, Step
 
 ROWS, RUNNING, KEPT = "rows.jsonl", "running.txt", "kept.tar.gz"
 MOST_BYTES = 15 << 20
@@ -55,10 +55,11 @@ class Conductor:
         out.mkdir(parents=True, exist_ok=True)
         self._out, self._environment, self._small = out, environment, small
         self._folder, self._program = folder, program
+        self._patience = TWIN_PATIENCE if small else 1
 
     def run(self, steps: Sequence[Step], most_s: float) -> bool:
         """Run them; whether all came to their end. None begins after ``most_s`` seconds."""
-        began = time.monotonic()
+        most_s, began = most_s * self._patience, time.monotonic()
         ends = [self._run(step, most_s - (time.monotonic() - began)) for step in steps]
         return all(ends)
 
@@ -70,7 +71,7 @@ class Conductor:
         began, log = time.monotonic(), self._out / RUNNING
         print(f"{step.name} …", end=" ", flush=True)
         with log.open("wb") as file:
-            end = self._wait(step, file, min(step.limit_s, left_s))
+            end = self._wait(step, file, min(step.limit_s * self._patience, left_s))
         if end.startswith(_FAILED):
             end += _last_words(log)
         shutil.move(log, self._folder / f"{step.name}.txt")

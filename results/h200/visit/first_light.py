@@ -1,8 +1,8 @@
 """Step: everything compiles, one kernel runs, and one graph follows its indices."""
 
 import os
-import tempfile
 import time
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from dsv4kv.ops import cpu
 from dsv4kv.ops.cuda.foresight import foresee
 from dsv4kv.ops.cuda.launch import compile_ahead, prepare
 from dsv4kv.ops.kernels.gather import plan_gather_topk
+from dsv4kv.processes import temporary_folder
 from tests.cuda.comparison import to_device
 from tests.cuda.scenes import gather_topk
 from visit.desk import Desk
@@ -39,14 +40,13 @@ def _compile(place: Place) -> float:
     """Seconds until all kernels of a model are loaded, none of which was compiled before."""
     plan = plan_from(load_config("smoke" if place.small else "gpu", []).config)
     modules = foresee(plan, device_prepare=True)
-    with tempfile.TemporaryDirectory() as folder:
-        before = os.environ.get("DSV4KV_CACHE_DIR")
-        os.environ["DSV4KV_CACHE_DIR"] = folder
+    with (
+        temporary_folder("dsv4kv-cubins-") as folder,
+        patch.dict(os.environ, DSV4KV_CACHE_DIR=str(folder)),
+    ):
         began = time.perf_counter()
         compile_ahead(modules, place.device.device)
-        seconds = time.perf_counter() - began
-        os.environ.pop("DSV4KV_CACHE_DIR") if before is None else None
-    return seconds
+        return time.perf_counter() - began
 
 
 def _differing(out: Tensor, indices: Tensor) -> int:

@@ -9,6 +9,9 @@ from visit.questions import Question
 MOST_S = 540
 """Planned length of a call: a machine may end one after ten minutes."""
 
+TWIN_PATIENCE = 20
+"""Limits are so many times as long where a host plays the GPU, and may be busy."""
+
 
 @dataclass(frozen=True)
 class Step:

@@ -18,6 +18,9 @@ from tests.cuda.scenes import SCENES
 from tests.kernels import hostile, state_hostile
 from visit.place import open_place
 
+END = "every kernel ran"
+"""What is told at the end."""
+
 _SMALL = 2
 
 
@@ -37,7 +40,7 @@ class Mover:
         start = tensor.untyped_storage().data_ptr()
         if start not in self._moved:  # the original is kept, lest another takes its address
             whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
-            self._moved[start] = whole, whole.to(self._device)
+            self._moved[start] = whole, whole.to(self._device, copy=True)
         storage = self._moved[start][1].untyped_storage()
         view = torch.empty(0, dtype=tensor.dtype, device=self._device)
         return view.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
@@ -56,6 +59,7 @@ def main() -> None:
                 run(mover.move(launch))
         if not place.small:
             torch.cuda.synchronize()
+    print(END)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ def visit(
 ) -> tuple[int, list[rows.Row]]:
     """Do a call with stand-ins for the tools; its exit code and rows."""
     chosen = [step.name for step in CALLS[call] if step.name not in LEFT_OUT]
-    found = make_tools(folder / "tools", **tools)  # type: ignore[arg-type]
+    found = make_tools(folder / "tools")
     code = machine.start(call, folder / "out", chosen, found).wait(LIMIT_S)
     return code, rows.read(folder / "out" / "rows.jsonl")
 

@@ -47,9 +47,7 @@ _METRICS = (
 )
 
 
-def make_tools(
-    folder: Path, *, counted_bytes: int = 123_456, sees: str = "all", cut: str = ""
-) -> Path:
+def make_tools(folder: Path, *, sees: str = "all", cut: str = "") -> Path:
     """Put both into a folder; ``sees`` is the tool that finds planted defects.
 
     ``cut`` is one whose program ends early.

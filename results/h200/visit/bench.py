@@ -34,6 +34,7 @@ def run(desk: Desk, batch: str) -> None:
     if desk.small:
         settings += _SMALL
     else:
+        settings += [f"measure.figures_seconds={60 if batch == '64' else 15}"]
         settings += [f"workload.concurrency={requests}"]
         settings += [f"workload.synthetic.requests={2 * requests}"]
     folder = desk.folder / desk.step.name

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 
-import torch
-
 from dsv4kv.bench.peaks import measure_peaks
 from visit import workloads
 from visit.desk import Desk
@@ -14,7 +12,7 @@ from visit.stopwatch import Measured, Stopwatch
 from visit.workloads import Work
 
 _PEAK_BYTES = 1 << 30
-_PEAKS = {"copy": "copy_own", "read": "read", "write": "write"}
+_PEAKS = {"copy": "copy_own", "torch_copy": "copy_torch", "read": "read", "write": "write"}
 
 
 def run(desk: Desk) -> None:
@@ -22,7 +20,7 @@ def run(desk: Desk) -> None:
     with desk.place() as place:
         watch = Stopwatch(desk, place)
         best_tbps = _answer_peaks(place, watch)
-        _answer_empty_nodes(place, watch)
+        watch.answer("empty_node", Measured(watch.timer.time_floors(), 1, 0), _microseconds)
         for name, make in _works(place):
             found = watch.time(make(), name)
             watch.answer(name, found, _per_entry(found) if "gather" in name else _microseconds)
@@ -32,25 +30,12 @@ def run(desk: Desk) -> None:
 
 def _answer_peaks(place: Place, watch: Stopwatch) -> float:
     """Returns TB/s of the faster copy."""
-    size = place.size(_PEAK_BYTES, 1 << 16)
-    source = torch.empty(size, dtype=torch.uint8, device=place.device.device).random_(0, 256)
-    target = torch.empty_like(source)
-
-    def copy() -> None:
-        target.copy_(source)
-
-    found = {"copy_torch": Measured(watch.timer.time([copy] * 4, "copy_torch"), 1, 2 * size)}
-    for peak in measure_peaks(place.device, size, watch.timer):
+    found = {}
+    for peak in measure_peaks(place.device, place.size(_PEAK_BYTES, 1 << 16), watch.timer):
         found[_PEAKS[peak.name]] = Measured(peak.samples_ns, 1, peak.bytes)
     for name, one in found.items():
         watch.answer(name, one, _tbps(one))
     return max(found["copy_own"].tbps, found["copy_torch"].tbps)
-
-
-def _answer_empty_nodes(place: Place, watch: Stopwatch) -> None:
-    """Inserts of nothing, each of which waits for the one before."""
-    found = watch.time(workloads.nothing(place), "empty_node")
-    watch.answer("empty_node", found, _microseconds)
 
 
 def _works(place: Place) -> Iterator[tuple[str, Callable[[], Work]]]:

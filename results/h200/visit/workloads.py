@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dsv4kv.bench.operation_figures import COLD_L2S
 from dsv4kv.model import load_model
 from dsv4kv.model.formats import PageLayout, entry_format
 from dsv4kv.model.schedule import build_schedule
@@ -26,7 +27,6 @@ MAIN = entry_format("main", "fp8_ds_mla")
 _PAGE_ENTRIES = 32
 _FILLED_AT_ONCE = 8192
 _LAYERS = {"csa": 2, "hca": 3}  # of V4-Pro
-_COLD = 4  # caches' worth of bytes between two uses of one
 
 
 @dataclass(frozen=True)
@@ -85,13 +85,6 @@ def insert(place: Place, count: int, **how: Any) -> Work:
     return Work(plans, count, moved)
 
 
-def nothing(place: Place) -> Work:
-    """Inserts of no entry: launches and no more."""
-    store, entries = _filled(place, 1), _order(place, 1)[:0]
-    values = _output(place, 0)
-    return Work([(plan_entry_insert(store, values, entries),)] * 64, 0, 0)
-
-
 def flush(place: Place, kind: str, tokens: int, split: int | None = None, **how: Any) -> Work:
     """Flushes of all entries of ``tokens`` tokens, from random states."""
     compressor = _compressor(place, kind, tokens)
@@ -136,7 +129,7 @@ def chunk(place: Place, kind: str, tokens: int, **how: Any) -> Work:
 
 def _calls(place: Place, moved: int) -> int:
     """As many as it takes for a byte to have left the caches before it is used again."""
-    return max(2, math.ceil(_COLD * place.facts.l2_bytes / moved))
+    return max(2, math.ceil(COLD_L2S * place.device.l2_bytes / moved))
 
 
 def _generator() -> torch.Generator:

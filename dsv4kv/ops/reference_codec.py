@@ -89,6 +89,12 @@ def decode(entry: EntryFormat, data: bytes, scales: bytes) -> list[float]:
     return values + _bf16_values(data[entry.value_bytes :])
 
 
+def decode_scales(entry: EntryFormat, scales: bytes) -> list[float]:
+    """What the values of each group are multiplied by; one 1 without scales."""
+    groups = range(entry.groups)
+    return [_stored_scale(entry, scales, group) for group in groups] or [1.0]
+
+
 def _scale(entry: EntryFormat, group: Sequence[float]) -> tuple[float, bytes]:
     if entry.scale == "none":
         return 1.0, b""

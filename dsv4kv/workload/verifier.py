@@ -15,7 +15,7 @@ from dsv4kv.cache.handle import Compressors, LayerCache
 from dsv4kv.model.formats import EntryFormat
 from dsv4kv.ops import reference, reference_codec
 from dsv4kv.ops.compressor import Compressor
-from dsv4kv.ops.tolerance import is_close
+from dsv4kv.ops.tolerance import Rows, is_close
 from dsv4kv.workload.executor import StepTokens
 from dsv4kv.workload.inputs import InputBank
 
@@ -46,7 +46,9 @@ class Verifier:
         i = int(self.random.integers(visible))
         position = tokens - visible + i
         row = int(step.rows(b, np.array([position]))[0])
-        expected = _round_trip(layer.window.layout.format, self.inputs.window[row])
+        entry = layer.window.layout.format
+        stored = _stored(entry, self.inputs.window[row])
+        expected = torch.tensor(reference_codec.decode(entry, *stored)).bfloat16()
         found = out[b].cpu()
         if not torch.equal(found[i], expected) or bool(found[visible:].count_nonzero()):
             self._fail("gather_window", layer, step, b, f"position {position}")
@@ -80,8 +82,8 @@ class Verifier:
 
     def _entry(
         self, form: EntryFormat, compressor: Compressor, step: StepTokens, b: int, entry: int
-    ) -> Tensor:
-        """Entry of a request from its tokens' inputs, in float64: bf16[D], quantised and back."""
+    ) -> Rows:
+        """Entry of a request from its tokens' inputs, worked out in float64."""
         first = entry * compressor.ratio
         positions = np.arange(first + compressor.ratio - compressor.rows, first + compressor.ratio)
         rows = torch.from_numpy(step.rows(b, np.maximum(positions, 0)))
@@ -92,7 +94,7 @@ class Verifier:
         score[before_start] = -torch.inf
         kv, score = reference.group_of_tokens(compressor, kv, score)
         value = reference.finish(compressor, reference.pool(kv, score), first)
-        return _round_trip(form, value)
+        return _stored(form, value)
 
     def _fail(self, name: str, layer: LayerCache, step: StepTokens, b: int, what: str) -> None:
         spec = layer.schema.layer
@@ -102,6 +104,5 @@ class Verifier:
         )
 
 
-def _round_trip(entry: EntryFormat, values: Tensor) -> Tensor:
-    data, scales = reference_codec.encode(entry, values.float().tolist())
-    return torch.tensor(reference_codec.decode(entry, data, scales)).bfloat16()
+def _stored(entry: EntryFormat, values: Tensor) -> Rows:
+    return reference_codec.encode(entry, values.float().tolist())

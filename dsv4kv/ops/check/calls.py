@@ -16,6 +16,7 @@ from dsv4kv.ops.compressor import Compressor
 _SPARE = 21  # entries behind the first page
 _MOST = 512  # entries of a large page that are read: the reference takes 0.3 ms for each
 _LARGEST_INDEX = 2**31 - 1
+_LONGEST_TOKENS = 2**20  # where angles are largest
 
 
 def window_insert(ring: PageLayout) -> Make:
@@ -118,10 +119,11 @@ def state_append(compressor: Compressor, shape: tuple[int, ...]) -> Make:
 
 
 def flush(compressor: Compressor, shape: tuple[int, ...], layout: PageLayout) -> Make:
-    """Three groups that are complete, one of whose entries is nowhere."""
+    """Three groups that are complete, up to the last there is; a fourth's entry is nowhere."""
 
     def make(maker: Maker) -> list[Any]:
-        slots, positions = torch.tensor([3, 0, 2, 1]), torch.tensor([2, 1, 5, 3])
+        last = min(compressor.groups, _LONGEST_TOKENS // compressor.ratio)
+        slots, positions = torch.tensor([3, 0, 2, 1]), torch.tensor([last, 1, 5, last // 8 + 1])
         entries = _targets(maker, layout, 4)
         entries[2] = -1
         store, state = maker.store(layout, 4, filled=False), maker.state(shape)
@@ -131,10 +133,11 @@ def flush(compressor: Compressor, shape: tuple[int, ...], layout: PageLayout) ->
 
 
 def compress_chunk(compressor: Compressor, shape: tuple[int, ...], layout: PageLayout) -> Make:
-    """A chunk that ends a begun group, holds two more, and begins another."""
+    """A chunk far inside a prompt that ends a begun group, holds two more, and begins another."""
 
     def make(maker: Maker) -> list[Any]:
-        start, count = 2 * compressor.ratio + 1, 3 * compressor.ratio
+        groups = min(compressor.groups, _LONGEST_TOKENS // compressor.ratio)
+        start, count = (groups - 4) * compressor.ratio + 1, 3 * compressor.ratio
         kv, score = (maker.normal(count, compressor.channels) for _ in range(2))
         store, state = maker.store(layout, 4, filled=False), maker.state(shape)
         entries = _targets(maker, layout, 3)

@@ -11,10 +11,7 @@ from dsv4kv.ops import reference_codec
 from dsv4kv.ops.check.maker import Call
 from dsv4kv.ops.peers.foreign import PARAMETERS
 from dsv4kv.ops.storage import PageStore
-from dsv4kv.ops.tolerance import Leeway, is_close
-
-Rows = tuple[bytes, bytes]
-"""Data row and scale row of an entry."""
+from dsv4kv.ops.tolerance import Leeway, Rows, is_close
 
 
 def find_difference(
@@ -113,7 +110,7 @@ def _entry(
         for rows in (found, expected)
     )
     exact, rotated = leeway is Leeway.NONE, leeway is Leeway.ROTATED_SUM
-    if not exact and is_close(entry, values, right, rotated=rotated):
+    if not exact and is_close(entry, values, expected, rotated=rotated):
         return None
     error = (values - right).abs().nan_to_num(nan=torch.inf)
     if not error.any():

@@ -53,7 +53,10 @@ def is_close(entry: EntryFormat, found: Tensor, expected: Rows, *, rotated: bool
     right = torch.tensor(reference_codec.decode(entry, *expected), dtype=torch.float64)
     scales = torch.tensor(reference_codec.decode_scales(entry, expected[1]), dtype=torch.float64)
     sizes, one = [entry.value_dims, entry.tail_dims], torch.ones(1, dtype=torch.float64)
-    a, b = (each.double().clamp(-_INFINITE, _INFINITE).split(sizes) for each in (found, right))
+    a, b = (
+        torch.split_with_sizes(each.double().clamp(-_INFINITE, _INFINITE), sizes)
+        for each in (found, right)
+    )
     return _near(Grid(entry.value, entry.scale), a[0], b[0], scales, rotated) and (
         not entry.tail_dims or _near(Grid("bf16", "none"), a[1], b[1], one, rotated)
     )

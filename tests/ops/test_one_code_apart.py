@@ -83,7 +83,9 @@ def test_what_neighbours_in_bf16_become_by_neighbouring_scales_is_one_code_apart
     """All of bf16 up to what the smaller scale serves; and more than a step beyond is wrong."""
     sizes, every = _sizes(entry.value), _scales(entry)
     for i in range(1, len(every) - 1) if entry.scale == "e4m3" else (84, 126, 168):
-        right, reach, numbers = every[i], {}, set()
+        right = every[i]
+        reach: dict[float, tuple[float, float]] = {}
+        numbers: set[float] = set()
         for wrong in (every[i - 1], every[i + 1]):
             small, large = sorted((right, wrong))
             most = sizes[-1] * ((small + large) / 2 if entry.scale == "e4m3" else small)
@@ -95,7 +97,7 @@ def test_what_neighbours_in_bf16_become_by_neighbouring_scales_is_one_code_apart
             for shift in (-1, 0, 1):
                 moves = _moves(entry, found.roll(shift)[served], held[served], right)
                 assert bool(moves.all()), (right, wrong, shift)
-            for size in held.unique().tolist():
+            for size in set(held.tolist()):
                 places = (held == size).nonzero().flatten()
                 ends = max(int(places[0]) - 2, 0), min(int(places[-1]) + 2, len(held) - 1)
                 low, high = reach.get(size, (torch.inf, 0.0))

@@ -62,7 +62,7 @@ def test_one_lost_value_of_common_size_is_wrong(entry: EntryFormat) -> None:
 
 
 def test_a_key_may_be_a_step_from_zero() -> None:
-    """The smallest step of e2m1 is a twelfth of its group's largest value, not a part of its own."""
+    """The smallest step of e2m1 is a twelfth of its group's largest value."""
     entry = FORMATS["indexer"]["mxfp4"]
     right = make_entry(entry)
     channel = int((right == 0).nonzero()[0])

@@ -119,11 +119,11 @@ def state_append(compressor: Compressor, shape: tuple[int, ...]) -> Make:
 
 
 def flush(compressor: Compressor, shape: tuple[int, ...], layout: PageLayout) -> Make:
-    """Three groups that are complete, up to the last there is; a fourth's entry is nowhere."""
+    """Three groups, the last but one there is among them; a fourth's entry is nowhere."""
 
     def make(maker: Maker) -> list[Any]:
         last = min(compressor.groups, _LONGEST_TOKENS // compressor.ratio)
-        slots, positions = torch.tensor([3, 0, 2, 1]), torch.tensor([last, 1, 5, last // 8 + 1])
+        slots, positions = torch.tensor([3, 0, 2, 1]), torch.tensor([last - 1, 1, 5, last // 8])
         entries = _targets(maker, layout, 4)
         entries[2] = -1
         store, state = maker.store(layout, 4, filled=False), maker.state(shape)

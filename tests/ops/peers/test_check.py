@@ -57,6 +57,7 @@ WRONG = {
     "indexer_insert=never_rotates": (KEYS, " in channel "),
     "state_append=appends_without_bias": ("main states of csa layers", "state [0, 1, 0, 0] is "),
     "flush=rotates_at_the_last_token": ("main states of csa layers", " in channel "),
+    "flush=forms_angles_in_float64": ("main states of csa layers", " in channel "),
     "compress_chunk=forgets_the_state": ("main states of csa layers", "state [2, 0, "),
 }
 

@@ -1,12 +1,15 @@
 """Operations that are nearly right, one defect each, for the check to find."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from dsv4kv.model.presets import load_model
 from dsv4kv.ops import cpu
 from dsv4kv.ops.compressor import Compressor
+from dsv4kv.ops.rope import make_rope
 from dsv4kv.ops.storage import PageStore
 
 
@@ -144,6 +147,12 @@ def rotates_at_the_last_token(
     entries: Tensor,
 ) -> None:
     cpu.flush(compressor, state, slots, positions + compressor.ratio, store, entries)
+
+
+def forms_angles_in_float64(compressor: Compressor, *others: Any) -> None:
+    """As right as can be in the first groups, and far from the engines' float32 in the last."""
+    rope = make_rope(load_model("v4-flash"), compressor.ratio, 0, "float64")
+    cpu.flush(replace(compressor, rope=rope), *others)
 
 
 def forgets_the_state(compressor: Compressor, state: Tensor, *others: Any) -> None:

@@ -51,7 +51,8 @@ def open_console(
             self, renderable: RenderableType, options: ConsoleOptions | None = None
         ) -> Iterable[Segment]:
             for text, style, control in super().render(renderable, options):
-                yield Segment(text if control else printable(text), style, control)
+                harmless = control or text.isprintable()
+                yield Segment(text if harmless else printable(text), style, control)
 
     console = TextConsole(
         stderr=stderr, quiet=quiet, soft_wrap=soft_wrap, markup=False, emoji=False

@@ -25,6 +25,9 @@ def list_(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON document instead of a table.")
     ] = False,
+    limit: Annotated[
+        int, typer.Option(min=0, help="Show the newest so many; 0 shows all. JSON has all.")
+    ] = 100,
 ) -> None:
     """List saved runs, oldest first."""
     from dsv4kv.report.index import list_entries
@@ -37,8 +40,11 @@ def list_(
         print_document(json.dumps(document, ensure_ascii=False, indent=2))
         return
 
-    open_console().print(_table(entries), highlight=False)
-    for entry in entries:
+    shown = entries[-limit:]
+    open_console().print(_table(shown), highlight=False)
+    if len(shown) < len(entries):
+        say(f"{len(entries) - len(shown):,} older runs: --limit 0 shows all.", err=True)
+    for entry in shown:
         if entry.problem:
             say(f"warning: {entry.problem}", err=True)
 

@@ -8,6 +8,7 @@ it is made again next time.
 """
 
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -72,29 +73,31 @@ def list_entries(folder: Path) -> list[Entry]:
         RecordError: The folder cannot be read.
     """
     known = {entry.file: entry for entry in _read_index(folder)}
-    entries = [_entry(path, known.get(path.name)) for path in _list_files(folder)]
+    entries = [_entry(file, known.get(file.name)) for file in _list_files(folder)]
     found = [entry for entry in entries if entry]
     if found != list(known.values()):
         _write_index(folder, found)
     return found
 
 
-def _list_files(folder: Path) -> list[Path]:
+def _list_files(folder: Path) -> "list[os.DirEntry[str]]":
     try:
-        return sorted(
-            path
-            for path in folder.iterdir()
-            if path.suffix == ".json" and not path.name.startswith(".") and path.is_file()
-        )
+        with os.scandir(folder) as files:
+            found = [
+                file
+                for file in files
+                if file.name.endswith(".json") and file.name[0] != "." and file.is_file()
+            ]
+        return sorted(found, key=lambda file: file.name)
     except OSError as error:
         raise RecordError(
             f"{folder} cannot be read ({error.strerror}): name a folder of records."
         ) from None
 
 
-def _entry(path: Path, known: Entry | None) -> Entry | None:
+def _entry(file: "os.DirEntry[str]", known: Entry | None) -> Entry | None:
     try:
-        facts = path.stat()
+        facts = file.stat()
     except FileNotFoundError:  # another program has removed it meanwhile
         return None
     if (
@@ -105,11 +108,11 @@ def _entry(path: Path, known: Entry | None) -> Entry | None:
         return known
     summary, problem = None, None
     try:
-        summary = _summarize(load_record(path))
+        summary = _summarize(load_record(Path(file.path)))
     except RecordError as error:
         problem = str(error)
     return Entry(
-        file=path.name,
+        file=file.name,
         size_bytes=facts.st_size,
         modified_ns=facts.st_mtime_ns,
         summary=summary,

@@ -67,6 +67,14 @@ def test_list_tells_every_run_and_warns_of_what_is_none(snapshot: SnapshotAssert
     )
 
 
+def test_a_long_list_is_told_from_its_end() -> None:
+    result = run("list", "--limit", "1")
+    assert "notes.json" in result.stdout
+    assert not any(name in result.stdout for name in RUNS)
+    assert result.stderr.splitlines()[0] == "3 older runs: --limit 0 shows all."
+    assert run("list", "--limit", "0").stdout == run("list").stdout
+
+
 def test_list_as_json_is_the_index() -> None:
     entries = json.loads(run("list", "--json").stdout)
     names = [entry["summary"]["run_id"] for entry in entries if entry["summary"]]

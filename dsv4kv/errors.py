@@ -1,7 +1,7 @@
 """Everything that can go wrong and is not a bug: one sentence for the user, one exit code.
 
 The sentence says what was given, what is allowed, and what to do. Exit code 1 is left to
-verdicts (``compare``) and 2 is also what the command line uses for wrong arguments.
+verdicts (``compare``, ``budget``) and 2 is also what the command line uses for wrong arguments.
 """
 
 INTERRUPTED = 130
@@ -19,6 +19,12 @@ class Dsv4kvError(Exception):
 
 class ConfigError(Dsv4kvError):
     """A configuration, model file or option that cannot be used."""
+
+
+class DoesNotFit(ConfigError):
+    """What was asked does not fit into memory: a verdict of ``budget``'s, wherever it is found."""
+
+    exit_code = 1
 
 
 class TraceError(Dsv4kvError):

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from dsv4kv.sizing.reuse import Reuse
     from dsv4kv.sizing.sweep import Row
 
-_DOES_NOT_FIT = 1  # a verdict, for scripts
-
 EPILOG = """\
 [bold]Examples[/bold]
 
@@ -65,7 +63,8 @@ def budget(
 
     Splits every answer into what a request costs whatever its length, what every token of context
     costs, and what a step needs for a moment. Memory is binary (1 GiB = 2^30 B), and so are
-    counts (1M = 1,048,576). Ends with 1 if what was asked does not fit.
+    counts (1M = 1,048,576). Ends with 1 if what was asked does not fit, in a sweep if anything of
+    it does not, with --explain if a log is of a start that was refused.
     """
     from dsv4kv.errors import ConfigError
     from dsv4kv.sizing.inputs import READERS
@@ -73,7 +72,7 @@ def budget(
     if explain:
         from dsv4kv.cli.budget_explain import explain as explain_logs
 
-        explain_logs([*explain, *(logs or [])], json_)
+        _end(fits=explain_logs([*explain, *(logs or [])], json_))
         return
     if logs:
         raise ConfigError(f"{logs[0]}: give a log to explain as --explain {logs[0]}.")
@@ -109,8 +108,15 @@ def _tell_answer(texts: dict[str, str], *, as_json: bool, verbose: bool) -> None
         console = open_console()
         for part in view_answer(found, *details, given=texts, verbose=verbose):
             console.print(part, markup=False, highlight=False)
-    if not found.fits:
-        raise typer.Exit(_DOES_NOT_FIT)
+    _end(fits=found.fits)
+
+
+def _end(*, fits: bool) -> None:
+    """End with the verdict, for scripts."""
+    from dsv4kv.errors import DoesNotFit
+
+    if not fits:
+        raise typer.Exit(DoesNotFit.exit_code)
 
 
 def _reuse(found: "Answer") -> "Reuse | None":
@@ -145,6 +151,7 @@ def _tell_sweep(
             console.print(part, markup=False, highlight=False)
     for path in filter(None, (csv, chart)):
         say(f"written: {path}", err=as_json)
+    _end(fits=all(row.fits for row in rows))
 
 
 def _draw(path: Path, rows: "list[Row]") -> str:

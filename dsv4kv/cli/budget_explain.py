@@ -18,8 +18,8 @@ _MOST_CHANGES = 6
 _MOST_CANDIDATES = 5
 
 
-def explain(paths: Sequence[Path], json: bool = False) -> None:
-    """Explain one log, or the difference between two.
+def explain(paths: Sequence[Path], json: bool = False) -> bool:
+    """Explain one log, or the difference between two; returns whether all of them started.
 
     Raises:
         ConfigError: More than two logs, or one that cannot be explained.
@@ -33,15 +33,18 @@ def explain(paths: Sequence[Path], json: bool = False) -> None:
 
         explanation = explain_log(paths[0])
         document, parts = _document(explanation), _tell(explanation)
+        told = [explanation]
     else:
         from dsv4kv.sizing.logs.waterfall import compare_logs
 
         waterfall = compare_logs(*paths)
         document, parts = _document(waterfall), _tell_waterfall(waterfall)
+        told = [waterfall.before, waterfall.after]
     if json:
         print_document(json_module.dumps(document, ensure_ascii=False, indent=2))
     else:
         open_console().print(*parts, sep="\n")
+    return all(each.printed_tokens is not None for each in told)
 
 
 def _document(record: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from dsv4kv.sizing.advice import Option
 from dsv4kv.sizing.answer import Answer, count_requests
 from dsv4kv.sizing.baseline import kv_heads
 from dsv4kv.sizing.compare import LayoutLine
+from dsv4kv.sizing.engines.contract import Capacity
 from dsv4kv.sizing.scenario import Scenario
 from dsv4kv.units import format_bytes
 
@@ -167,12 +168,29 @@ def _engine_lines(found: Answer) -> Iterator[Text]:
     else:
         yield Text(f"{engine.name} prints{seen}:", "bold")
         yield from (Text(f"  {line}") for line in capacity.log_lines)
+    yield from _differences(found, capacity)
+
+
+def _differences(found: Answer, capacity: Capacity) -> Iterator[Text]:
+    """Why the lines say otherwise than the answer above, or than each other."""
     counted = float(capacity.concurrency) * found.scenario.layout.dp
+    requests = f"{counted:,.2f} of {found.context:,} tokens on all replicas"
+    if capacity.log_lines and capacity.printed_tokens is None:
+        if capacity.concurrency >= 1:
+            yield Text(
+                "This check at its start counts blocks of other bytes than those of its pool: by "
+                f"these, as it counts once it has started, the memory holds {requests}."
+            )
+        return
     if found.use.in_flight and counted < found.max_concurrency:
         yield Text(
             f"It counts {format_bytes(found.use.in_flight)} for tokens in flight with every "
-            f"request, so {counted:,.2f} of {found.context:,} tokens on all replicas; above, one "
-            "chunk is in flight at a time."
+            f"request, so {requests}; above, one chunk is in flight at a time."
+        )
+    if not found.fits and counted >= found.concurrency and found.use.transient:
+        yield Text(
+            "It sets nothing aside for the indexer's logits "
+            f"({format_bytes(found.use.transient)}): it starts, and lacks them in a step."
         )
 
 

@@ -24,6 +24,7 @@ from dsv4kv.replay.data.path import NO_DATA, DataPath
 from dsv4kv.replay.decoders import Decoders
 from dsv4kv.replay.drafts import Drafts
 from dsv4kv.replay.engine import build_engine
+from dsv4kv.replay.fit import check_fit
 from dsv4kv.replay.limits import Limits
 from dsv4kv.replay.memory import MemoryPlan, plan_memory
 from dsv4kv.replay.outcome import Outcome
@@ -100,6 +101,7 @@ def build_replay(
     """Build everything a replay needs; ``longest_stretch`` 1 takes every step by itself.
 
     Raises:
+        DoesNotFit: Weights and cache are more than the GPUs hold.
         ConfigError: The configuration cannot be built, does not fit the trace, or its data does
             not fit ``machine_bytes`` of memory.
         TraceError: The clock of the trace runs backwards.
@@ -107,6 +109,7 @@ def build_replay(
     """
     memory, rates = plan_memory(config), find_rates(config.cost)
     weights = build_weights(config, memory.model, memory.schemas)
+    check_fit(config.cost, memory, weights)
     trace_tokens = next((r.hash_block_tokens for r in requests if r.hash_block_tokens), 0)
     engine = build_engine(config, memory, requests)
     tokens = memory.block_tokens if engine else shared_tokens(trace_tokens, memory.block_tokens)

@@ -66,13 +66,24 @@ class MemoryPlan:
         return float(bytes_per_token(self.schemas))
 
     @property
+    def held_bytes(self) -> int:
+        """All memory, or what slots, checkpoints of a known number and blocks take."""
+        if self.total_bytes is not None:
+            return self.total_bytes
+        return self._parts_bytes
+
+    @property
+    def _parts_bytes(self) -> int:
+        checkpoints = (self.num_checkpoints or 0) * self.checkpoint_bytes
+        slots = self.num_slots * self.slot_bytes
+        return slots + checkpoints + self.num_blocks * self.block_bytes
+
+    @property
     def remainder_bytes(self) -> int:
         """Memory that is too little for one more block."""
         if self.total_bytes is None:
             return 0
-        checkpoints = (self.num_checkpoints or 0) * self.checkpoint_bytes
-        slots = self.num_slots * self.slot_bytes
-        return self.total_bytes - slots - checkpoints - self.num_blocks * self.block_bytes
+        return self.total_bytes - self._parts_bytes
 
 
 def plan_memory(config: ReplayConfig) -> MemoryPlan:

@@ -22,6 +22,7 @@ class WeightModel:
     Attributes:
         dense_bytes: Read by every step.
         expert_bytes: Routed experts, all together.
+        held_bytes: All that lies in memory: with the embedding, which no step reads as a whole.
         experts: Routed experts of a layer.
         experts_per_token: Of which a token passes so many.
         active_parameters: Parameters a token is multiplied with, the embedding left out.
@@ -30,6 +31,7 @@ class WeightModel:
 
     dense_bytes: int
     expert_bytes: int
+    held_bytes: int
     experts: int
     experts_per_token: int
     active_parameters: int
@@ -62,9 +64,12 @@ def build_weights(
     dense = sum(count for count, _ in counts) + facts.vocab_size * model.hidden_size
     routed = sum(count for _, count in counts)
     parts = [_part(weights, schema) for schema in schemas]
+    dense_bytes = round(sum(part[0] for part in parts) + weights.embedding.dense_bytes)
+    expert_bytes = round(sum(part[1] for part in parts) + weights.embedding.expert_bytes)
     return WeightModel(
-        dense_bytes=round(sum(part[0] for part in parts) + weights.embedding.dense_bytes),
-        expert_bytes=round(sum(part[1] for part in parts) + weights.embedding.expert_bytes),
+        dense_bytes=dense_bytes,
+        expert_bytes=expert_bytes,
+        held_bytes=dense_bytes + expert_bytes + round(weights.embedding.dense_bytes),
         experts=facts.n_routed_experts,
         experts_per_token=per_token,
         active_parameters=dense + routed * per_token // facts.n_routed_experts,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from fractions import Fraction
 
-from dsv4kv.errors import ConfigError
+from dsv4kv.errors import DoesNotFit
 from dsv4kv.model.budget import bytes_per_request, bytes_per_token
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.schedule import build_schedule
@@ -72,7 +72,8 @@ def answer(inputs: Inputs) -> Answer:
     """Answer a question: what fits, how many GPUs, or whether both fit.
 
     Raises:
-        ConfigError: Anything that cannot be looked up, or no number of GPUs that is enough.
+        ConfigError: Anything that cannot be looked up.
+        DoesNotFit: No number of GPUs is enough.
     """
     scenario = _choose(inputs)
     limit = scenario.config.max_context_tokens
@@ -127,7 +128,7 @@ def _choose(inputs: Inputs) -> Scenario:
     return found
 
 
-def _too_much(last: Scenario, context_tokens: int, concurrency: int) -> ConfigError:
+def _too_much(last: Scenario, context_tokens: int, concurrency: int) -> DoesNotFit:
     """That no number of GPUs is enough, by how much, and the cheapest change that helps."""
     missing = format_bytes(-tightest_free_bytes(last, context_tokens, concurrency))
     helpful = [option for option in advise(last, context_tokens, concurrency) if option.fits]
@@ -136,7 +137,7 @@ def _too_much(last: Scenario, context_tokens: int, concurrency: int) -> ConfigEr
         if helpful
         else "ask for fewer or shorter requests, or lay it out with --dp or --pp"
     )
-    return ConfigError(
+    return DoesNotFit(
         f"{count_requests(concurrency)} of {context_tokens:,} tokens cannot fit on "
         f"{last.layout.gpus:,} GPUs ({last.layout.label}), where the search ends: every GPU lacks "
         f"{missing}; {remedy}."

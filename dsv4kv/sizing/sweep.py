@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dsv4kv.errors import ConfigError
+from dsv4kv.errors import ConfigError, DoesNotFit
 from dsv4kv.sizing.answer import Answer, answer, published_bytes
 from dsv4kv.sizing.inputs import READERS, Inputs, read_inputs
 from dsv4kv.sizing.lookup import find_formats, find_model
@@ -56,6 +56,7 @@ class Row:
         token_bytes: Marginal bytes of one token of context, likewise.
         found: The answer; None where there is none.
         problem: Why there is none.
+        too_much: Whether that is because no number of GPUs is enough.
     """
 
     point: dict[str, str]
@@ -64,6 +65,12 @@ class Row:
     token_bytes: float
     found: Answer | None
     problem: str | None = None
+    too_much: bool = False
+
+    @property
+    def fits(self) -> bool:
+        """False where what was asked does not fit; a point that cannot be asked is no verdict."""
+        return not self.too_much and (self.found is None or self.found.fits)
 
 
 def parse_axis(text: str) -> Axis:
@@ -86,6 +93,7 @@ def run_sweep(texts: Mapping[str, str], axes: Sequence[Axis]) -> list[Row]:
     Raises:
         ConfigError: An axis given twice or also as an option, a value that cannot be read, or no
             combination with an answer: the first one's sentence.
+        DoesNotFit: That sentence is that no number of GPUs is enough.
     """
     names = [axis.name for axis in axes]
     for name in names:
@@ -96,21 +104,22 @@ def run_sweep(texts: Mapping[str, str], axes: Sequence[Axis]) -> list[Row]:
         for values in itertools.product(*(axis.values for axis in axes))
     ]
     if all(row.problem for row in rows):
-        raise ConfigError(rows[0].problem or "")
+        raise (DoesNotFit if rows[0].too_much else ConfigError)(rows[0].problem or "")
     return rows
 
 
 def _run(texts: Mapping[str, str], point: dict[str, str]) -> Row:
     inputs = read_inputs({**texts, **point})
     config = find_model(inputs.model)
+    too_much = False
     try:
         found, problem = answer(inputs), None
         context = found.context
     except ConfigError as error:  # what one request takes is known even so
-        found, problem = None, str(error)
+        found, problem, too_much = None, str(error), isinstance(error, DoesNotFit)
         context = inputs.context or config.max_context_tokens
     cached, per_token = published_bytes(config, find_formats(inputs, config), context)
-    return Row(point, inputs, cached, float(per_token), found, problem)
+    return Row(point, inputs, cached, float(per_token), found, problem, too_much)
 
 
 def to_values(row: Row) -> dict[str, Any]:

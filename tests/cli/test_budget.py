@@ -145,7 +145,7 @@ def test_json_of_a_verdict_is_whole_too() -> None:
 
 def test_a_sweep_is_a_table(snapshot: SnapshotAssertion) -> None:
     axes = ["--axis", "context=4K,1M", "--axis", "model=v4-flash,v4-pro,v4.1-flash,v3.2,gqa8"]
-    assert run("--gpus", "8", *axes).output == snapshot
+    assert run("--gpus", "8", *axes, exit_code=1).output == snapshot
 
 
 def test_a_sweep_is_written_as_csv_svg_and_html(tmp_path: Path) -> None:
@@ -172,7 +172,6 @@ def test_every_gpu_of_the_catalogue_can_be_asked_for() -> None:
         ("--model v4-flas", "error: no model 'v4-flas' (did you mean v4-flash or v4.1-flash?)"),
         ("--gpus 8 --tp 4 --dp 4", "error: TP4 · DP4 is a layout of 16 GPUs and --gpus is 8"),
         ("--context 1X", "error: --context: '1X' is not a count"),
-        ("--hbm 4GiB", "error: 1 request of 1,048,576 tokens cannot fit on 1,024 GPUs"),
         ("--csv a.csv", "error: --csv and --chart tell a sweep: add --axis"),
         ("--axis context=4K --chart a.png", "error: --chart a.png: name a file that ends in .svg"),
         ("--axis context=4K --csv no/a.csv", "error: --csv no/a.csv: cannot be written"),
@@ -192,12 +191,55 @@ def test_bad_input_is_one_sentence_on_stderr_and_exit_code_2(
 
 def test_one_or_two_logs_are_handed_over_to_be_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     handed: list[tuple[list[Path], bool]] = []
-    monkeypatch.setattr(
-        "dsv4kv.cli.budget_explain.explain", lambda paths, json: handed.append((paths, json))
-    )
+
+    def explain(paths: list[Path], json: bool) -> bool:
+        handed.append((paths, json))
+        return paths != [Path("refused.log")]
+
+    monkeypatch.setattr("dsv4kv.cli.budget_explain.explain", explain)
     run("--explain", "a.log")
     run("--explain", "a.log", "b.log", "--json")
     assert handed == [([Path("a.log")], False), ([Path("a.log"), Path("b.log")], True)]
+    run("--explain", "refused.log", exit_code=1)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "--hbm 4GiB",  # on no number of GPUs
+        "--gpus 1",
+        "--gpus 1 --json",
+        "--gpus 8 --context 1M --concurrency 64",
+        "--gpus 8 --context 128K --concurrency 3000 --engine vllm:0.33",
+        "--gpus 8 --axis context=4K,1M --concurrency 64",
+        "--axis hbm=4GiB,141GiB --json",
+        "--axis hbm=3GiB,4GiB",
+    ],
+)
+def test_what_does_not_fit_ends_with_1_however_it_was_asked(arguments: str) -> None:
+    run(*arguments.split(), exit_code=1)
+
+
+def test_a_combination_of_a_sweep_that_cannot_be_asked_is_no_verdict() -> None:
+    run("--gpus", "8", "--context", "4K", "--axis", "tp=8,3")
+
+
+@pytest.mark.parametrize(
+    ("memory", "engine", "sentence"),
+    [
+        (
+            "178176MiB",
+            "vllm:0.25",
+            "counts blocks of other bytes than those of its pool: by these",
+        ),
+        ("179072MiB", "vllm:0.25", "sets nothing aside for the indexer's logits (8.00 GiB)"),
+    ],
+)
+def test_lines_of_an_engine_that_say_otherwise_are_explained(
+    memory: str, engine: str, sentence: str
+) -> None:
+    asked = ["--hbm", memory, "--gpus", "1", "--context", "1M", "--engine", engine]
+    assert sentence in " ".join(run(*asked, exit_code=1).output.split())
 
 
 @pytest.mark.parametrize(

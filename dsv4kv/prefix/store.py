@@ -200,8 +200,7 @@ class PrefixStore:
             return data, run, inside
         for node in path_to(run, above):
             size, at = inside if node is run else node.length, node.start - above.end
-            if node.guards is None:
-                continue
+            assert node.guards is not None
             different = node.guards[:size] != guards[at : at + size]
             if different.any():
                 first = int(different.argmax())

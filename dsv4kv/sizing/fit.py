@@ -136,9 +136,7 @@ def _use_of_stage(
     count = ceil(concurrency / scenario.layout.dp)
     costs = costs_of(scenario, stage, context_tokens, concurrency)
     tokens = int(count * context_tokens * sum(cost.marginal_bytes for cost in costs))
-    # a short request may hold less than an engine's fixed cost says
-    tokens = min(tokens, requests)
-    fixed = min(count * sum(cost.fixed_bytes for cost in costs), requests - tokens)
+    fixed = count * sum(cost.fixed_bytes for cost in costs)
     return RankUse(
         stage=stage,
         memory=scenario.gpu.memory_bytes,

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from dsv4kv.sizing.engines.registry import ENGINES as KNOWN
 from dsv4kv.sizing.fit import (
     costs_of,
     fewest_gpus,
@@ -108,6 +109,16 @@ def test_the_parts_of_a_gpu_add_up_and_none_is_negative(
     assert use.free == min(
         free_bytes(found, stage, tokens, load) for stage in range(found.layout.pp)
     )
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 4, 127, 128, 129, 4095])
+@pytest.mark.parametrize("engine", KNOWN)
+def test_a_short_request_holds_all_that_it_costs(engine: str, tokens: int) -> None:
+    found = scenario(gpus="8", engine=engine)
+    use, costs = use_of(found, tokens, 3), costs_of(found, 0, tokens, 3)
+    assert use.fixed == 3 * sum(cost.fixed_bytes for cost in costs)
+    assert use.tokens == int(3 * tokens * sum(cost.marginal_bytes for cost in costs))
+    assert use.lost >= 0
 
 
 @given(st.integers(1, 8192), st.integers(1, 64))

@@ -10,29 +10,14 @@ from numpy.typing import NDArray
 from dsv4kv.errors import ConfigError, NotOwner, OutOfBlocks
 
 Ids = NDArray[np.int64]
-
-
-class _Numbers:
-    """Distinct numbers that are no index of ``size`` marks.
-
-    The first ``count`` of them lie ready, as callers ask for as many again and again.
-    """
-
-    def __init__(self, size: int) -> None:
-        self.every = np.arange(size, 2 * size, dtype=np.int64)
-        self.take(0)
-
-    def take(self, count: int) -> None:
-        """Make the first ``count`` numbers ready."""
-        self.count = count
-        self.taken = self.every[:count]
-        self.taken_bytes = self.taken.tobytes()
+INT64 = np.dtype(np.int64)
 
 
 class BlockAllocator:
     """Hands out blocks and takes them back, refusing what it did not hand out.
 
-    All calls copy: the caller never sees the free list itself. A refusal changes nothing.
+    All calls copy: the caller never sees the free list itself. A refusal changes nothing, nor does
+    an exception that comes in between: a call has happened whole, or not at all.
     A block's generation grows whenever it is handed out, so that an old holder can be told from
     a new one.
     """
@@ -56,8 +41,9 @@ class BlockAllocator:
         # index. Comparing marks with indices so finds all that are not held; negative ids too,
         # although they count from the end. Comparing bytes is several times faster than
         # comparing arrays and reducing the result.
-        self._numbers = _Numbers(size)
-        self._mark = self._numbers.every.copy()
+        self._numbers = np.arange(size, 2 * size, dtype=np.int64)
+        self._first = self._numbers[:0], b""  # as many as were asked for last, and their bytes
+        self._mark = self._numbers.copy()
         self._mark_at, self._free_at = self._mark.data, self._free.data  # single cells, faster
         self._generation = np.zeros(size, dtype=np.int64)
         self._serial = 0
@@ -75,7 +61,7 @@ class BlockAllocator:
     def generation(self, ids: Ids) -> Ids:
         """Generations of blocks, shaped as ``ids``; ``NotOwner`` beyond the pool."""
         try:
-            return self._generation[self._flatten(ids)].reshape(ids.shape)
+            return self._generation[self._flatten(as_ids(ids))].reshape(ids.shape)
         except IndexError:
             raise self._refusal(ids, "not all exist") from None
 
@@ -91,16 +77,24 @@ class BlockAllocator:
                 f"{count} {self.unit} are needed and {end} of {self.num_blocks} are free: "
                 "raise cache.num_blocks, or lower concurrency or context."
             )
-        self._num_free = end - count
-        self._serial += 1
-        ids: Ids = self._free[..., end - count : end].copy()
+        start = end - count
+        ids: Ids = self._free[..., start:end].copy()
         flat = ids if self.lanes == 1 else self._flatten(ids)
-        self._mark[flat] = flat
+        self._serial += 1
         self._generation[flat] = self._serial
-        return ids
+        try:
+            self._mark[flat] = flat
+            self._num_free = start
+            return ids
+        except BaseException:
+            self._mark[flat] = self._numbers[flat]
+            self._num_free = end
+            raise
 
-    def release(self, ids: Ids, generations: Ids | None = None) -> None:
+    def release(self, ids: Ids, generations: Ids | None = None) -> int:
         """Give blocks back; shaped as ``acquire`` returned them, in any order and number.
+
+        Returns how many of each lane are free for it.
 
         Raises:
             NotOwner: A block is out of range, free, named twice, or, with ``generations`` (as
@@ -108,14 +102,18 @@ class BlockAllocator:
         """
         if generations is not None and not np.array_equal(self.generation(ids), generations):
             raise self._refusal(ids, "not all are still held by who took them")
-        self._mark_free(ids)
-        start, count = self._num_free, self._numbers.count
-        if self.lanes == 1:
+        flat = self._held(ids)
+        start, count = self._num_free, int(ids.shape[-1])
+        try:
+            if not self._number(flat):
+                raise self._refusal(ids, "one is named twice")
+            self._free[..., start : start + count] = ids
             self._num_free = start + count
-            self._free[start : start + count] = ids
-        else:
-            self._num_free = start + count // self.lanes
-            self._free[:, start : self._num_free] = ids
+            return count
+        except BaseException:
+            self._mark[flat] = flat
+            self._num_free = start
+            raise
 
     def release_one(self, block: int) -> None:
         """Give back a block of the only lane that is known to be held: nothing is checked."""
@@ -123,28 +121,61 @@ class BlockAllocator:
         self._free_at[self._num_free] = block
         self._num_free += 1
 
-    def check_held(self, ids: Ids) -> None:
-        """Raise ``NotOwner`` unless every block is held and none is named twice."""
-        flat = self._mark_free(ids)
+    def take_back(self, ids: Ids) -> None:
+        """Undo the last release, which was that of ``ids``."""
+        self._num_free -= ids.shape[-1]
+        flat = self._flatten(ids)
         self._mark[flat] = flat
 
-    def _mark_free(self, ids: Ids) -> Ids:
-        """Mark held, distinct blocks free and return their index; refuse any others."""
-        flat = ids if ids.ndim == self.lanes == 1 else self._flatten(ids)
-        mark, numbers = self._mark, self._numbers
-        if flat.size != numbers.count:
-            numbers.take(flat.size)
+    def restock(self, free: NDArray[np.bool_]) -> None:
+        """Make exactly the blocks of ``free``, bool[num_blocks], free: the only lane is astray."""
+        stack = self._free[: self._num_free]
+        kept = stack[free[stack]]
+        missing = np.setdiff1d(np.flatnonzero(free), kept)
+        self._num_free = len(kept) + len(missing)
+        self._free[: self._num_free] = np.concatenate([kept, missing])
+        held = np.flatnonzero(~free)
+        self._mark[:] = self._numbers
+        self._mark[held] = held
+
+    def check_held(self, ids: Ids) -> None:
+        """Raise ``NotOwner`` unless every block is held and none is named twice."""
+        flat = self._held(ids)
         try:
-            if mark[flat].tobytes() != flat.tobytes():
-                raise self._refusal(ids, "not all are held")
-            # Each gets a number of its own; one named twice no longer has its first.
-            mark[flat] = numbers.taken
-        except (IndexError, ValueError):  # beyond the pool, or more than there are
-            raise self._refusal(ids, "not all are held") from None
-        if mark[flat].tobytes() != numbers.taken_bytes:
-            mark[flat] = flat
+            distinct = self._number(flat)
+            self._mark[flat] = flat
+        except BaseException:
+            self._mark[flat] = flat
+            raise
+        if not distinct:
             raise self._refusal(ids, "one is named twice")
-        return flat
+
+    def _held(self, ids: Ids) -> Ids:
+        """Index of blocks into the marks; refuse any that is not held."""
+        flat = ids if ids.ndim == self.lanes == 1 else self._flatten(ids)
+        if flat.dtype is not INT64:
+            flat = as_ids(flat)
+        try:
+            if self._mark[flat].tobytes() == flat.tobytes():
+                return flat
+        except IndexError:  # beyond the pool
+            pass
+        raise self._refusal(ids, "not all are held")
+
+    def _number(self, flat: Ids) -> bool:
+        """Mark held blocks free, each with a number of its own; False if one is named twice.
+
+        That one no longer has its first number.
+        """
+        numbers, as_bytes = self._first
+        if len(numbers) != flat.size:
+            numbers = self._numbers[: flat.size]
+            if len(numbers) < flat.size:  # more than there are
+                raise self._refusal(flat, "not all are held")
+            as_bytes = numbers.tobytes()
+            self._first = numbers, as_bytes
+        self._mark[flat] = numbers
+        return self._mark[flat].tobytes() == as_bytes
 
     def _flatten(self, ids: Ids) -> Ids:
         """Index of each lane's ids into the marks; ids outside their lane are refused."""
@@ -152,6 +183,7 @@ class BlockAllocator:
             raise self._refusal(ids, f"shape {ids.shape} is not that of {self.lanes} lanes")
         if self.lanes == 1:
             return ids
+        ids = as_ids(ids)
         if ids.size and not (ids.min() >= 0 and ids.max() < self.num_blocks):
             raise self._refusal(ids, f"not all are in 0..{self.num_blocks - 1}")
         flat: Ids = (ids + self._lane_start).ravel()
@@ -161,3 +193,12 @@ class BlockAllocator:
         shown = ", ".join(str(i) for i in ids.ravel()[:8])
         more = ", …" if ids.size > 8 else ""
         return NotOwner(f"{self.unit} {shown}{more}: {reason}. Nothing was changed.")
+
+
+def as_ids(ids: NDArray[np.integer]) -> Ids:
+    """Ids of any type of whole numbers as int64; ``NotOwner`` if they are none."""
+    if ids.dtype is INT64:
+        return ids  # type: ignore[return-value]
+    if ids.size and ids.dtype.kind not in "iu":
+        raise NotOwner(f"ids must be whole numbers, not {ids.dtype}. Nothing was changed.")
+    return ids.astype(np.int64)

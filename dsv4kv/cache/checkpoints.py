@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 from torch import Tensor
 
-from dsv4kv.cache.allocator import BlockAllocator
+from dsv4kv.cache.allocator import BlockAllocator, Ids
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cache.pools import StateCachePool
 from dsv4kv.errors import CacheError
@@ -53,16 +53,27 @@ class CheckpointPool:
                 f"slot {slot} has {tokens} tokens: checkpoints are at multiples of "
                 f"{CHECKPOINT_TOKENS}."
             )
-        (checkpoint,) = self._numbers.acquire(1).tolist()
-        for theirs, mine in self._pairs():
-            mine[checkpoint].copy_(theirs[slot], non_blocking=True)
-        return int(checkpoint)
+        taken: Ids | None = None
+        try:
+            taken = self._numbers.acquire(1)
+            checkpoint = int(taken[0])
+            for theirs, mine in self._pairs():
+                mine[checkpoint].copy_(theirs[slot], non_blocking=True)
+            return checkpoint
+        except BaseException:
+            if taken is not None:
+                self._numbers.release(taken)
+            raise
 
     def restore(self, checkpoint: int, slot: int) -> None:
         """Put a checkpoint back, into any slot; raises ``NotOwner`` if it was released."""
-        self._numbers.check_held(np.array([checkpoint]))
+        self.check_saved(checkpoint)
         for theirs, mine in self._pairs():
             theirs[slot].copy_(mine[checkpoint], non_blocking=True)
+
+    def check_saved(self, checkpoint: int) -> None:
+        """Raise ``NotOwner`` if a checkpoint was released, or never saved."""
+        self._numbers.check_held(np.array([checkpoint]))
 
     def release(self, checkpoint: int) -> None:
         """Give a checkpoint's room back."""

@@ -110,10 +110,17 @@ class KVCacheManager:
                 f"all {self.plan.num_slots} slots are taken: raise cache.num_slots, or lower "
                 "concurrency."
             )
-        slot = int(self._slots.acquire(1)[0])
-        for states in self.states.values():
-            states.reset_slot(slot)
-        return slot
+        taken: Ids | None = None
+        try:
+            taken = self._slots.acquire(1)
+            slot = int(taken[0])
+            for states in self.states.values():
+                states.reset_slot(slot)
+            return slot
+        except BaseException:
+            if taken is not None:
+                self._slots.release(taken)
+            raise
 
     def release_request(self, slot: int, generation: int | None = None) -> None:
         """Give back a request's slot and blocks.
@@ -125,13 +132,19 @@ class KVCacheManager:
         Raises:
             NotOwner: No request runs in the slot, or another one by now.
         """
-        ids = np.array([slot], dtype=np.int64)
-        self._slots.release(ids, None if generation is None else np.array([generation]))
-        for table in self.tables:
-            table.clear(slot)
-        if self.device_tables is not None:
-            self.device_tables.release(slot)
-        self.tokens[slot] = 0
+        ids, rows, left = np.array([slot], dtype=np.int64), list[Ids](), None
+        try:
+            left = self._slots.release(ids, None if generation is None else np.array([generation]))
+            rows.extend(table.clear(slot) for table in self.tables)
+            if self.device_tables is not None:
+                self.device_tables.release(slot)
+            self.tokens[slot] = 0
+        except BaseException:
+            for table, row in zip(self.tables, rows, strict=False):
+                table.restore(slot, row)
+            if left is not None:
+                self._slots.take_back(ids)
+            raise
 
     def generation(self, slot: int) -> int:
         """Generation of a slot: grows with every request admitted to it."""

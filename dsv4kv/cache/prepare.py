@@ -5,6 +5,7 @@ from numpy.typing import ArrayLike
 
 from dsv4kv.cache.allocator import Ids
 from dsv4kv.cache.manager import KVCacheManager
+from dsv4kv.cache.table import Change
 from dsv4kv.errors import CacheError, ContextOverflow
 
 
@@ -28,10 +29,11 @@ def prepare_forward(
         positions_after: int64[B], tokens after it; fewer than before rolls back.
 
     Raises:
-        OutOfBlocks: The blocks of all requests together do not fit.
+        OutOfBlocks: The blocks of all requests together do not fit. One that is given back but
+            another request holds, too, is not free.
         ContextOverflow: A request would outgrow its table row.
         NotOwner: No request runs in a slot.
-        In every case nothing has changed.
+        In every case, and whatever exception comes in between, nothing has changed.
     """
     slots, before, after = (
         np.asarray(values, dtype=np.int64)
@@ -39,9 +41,16 @@ def prepare_forward(
     )
     _check(manager, slots, before, after)
     lacking = [table.missing(slots, table.blocks_for(after)) for table in manager.tables]
-    for table, blocks in zip(manager.tables, lacking, strict=True):
-        table.change(slots, blocks)
-    manager.tokens[slots] = after
+    changes: list[Change | None] = []
+    try:
+        for table, blocks in zip(manager.tables, lacking, strict=True):
+            changes.append(table.change(slots, blocks))
+        manager.tokens[slots] = after
+    except BaseException:
+        for table, change in zip(manager.tables, changes, strict=False):
+            if change is not None:
+                table.undo(change)
+        raise
 
 
 def _check(manager: KVCacheManager, slots: Ids, before: Ids, after: Ids) -> None:

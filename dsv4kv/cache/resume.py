@@ -3,8 +3,9 @@
 import numpy as np
 import torch
 
-from dsv4kv.cache.allocator import Ids
+from dsv4kv.cache.allocator import Ids, as_ids
 from dsv4kv.cache.allocators.refcount import RefCountAllocator
+from dsv4kv.cache.allocators.refusal import out_of
 from dsv4kv.cache.checkpoints import CheckpointPool
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cache.table import BlockTable
@@ -52,23 +53,52 @@ def resume_request(
         backend: Copies pages; None where the cache has no data.
 
     Raises:
-        OutOfBlocks: A block is to be copied and none is free; nothing has changed.
-        CacheError: The slot holds something already.
+        OutOfBlocks: A block is to be copied and none is free beside the prefix's.
+        NotOwner: No request runs in the slot, the checkpoint was released, or a block of the
+            prefix is free by now.
+        CacheError: The slot holds something already, or the blocks are too few.
+        In every case, and whatever exception comes in between, the slot holds nothing and every
+        block is whose it was.
     """
     table, allocator = shared_table(manager)
+    manager.check_running(np.array([slot]))
+    checkpoints.check_saved(checkpoint)
     if table.held[slot] or manager.tokens[slot]:
         raise CacheError(f"slot {slot} has tokens already: resume before its first step.")
     block_tokens = manager.plan.schemas[0].block_tokens
     whole, rest = divmod(tokens, block_tokens)
-    own = allocator.acquire(1) if rest else np.empty(0, dtype=np.int64)
-    allocator.retain_memory_blocks(blocks[:whole])
-    table.adopt(slot, blocks[:whole])
-    if rest:
-        table.append(slot, own)
-        if backend is not None:
-            _copy_pages(manager, backend, blocks[whole : whole + 1], own)
-    checkpoints.restore(checkpoint, slot)
-    manager.tokens[slot] = tokens
+    prefix, own = as_ids(blocks[: whole + (rest > 0)]), None
+    if len(prefix) < whole + (rest > 0) or tokens > manager.plan.max_context_tokens:
+        raise CacheError(
+            f"{len(blocks)} blocks of {block_tokens} tokens and rows of "
+            f"{manager.plan.max_context_tokens} cannot hold a prefix of {tokens} tokens. "
+            "Nothing was changed."
+        )
+    try:
+        # Its own last block is not made of the prefix's, that which is copied included.
+        own = allocator.allocate_memory_blocks(int(rest > 0), prefix)
+        if own is None:
+            raise out_of("blocks", 1, allocator.num_free, allocator.num_blocks)
+        if rest and backend is not None:
+            _copy_pages(manager, backend, prefix[whole:], own)
+        checkpoints.restore(checkpoint, slot)
+        table.adopt(slot, np.concatenate([prefix[:whole], own]))
+        manager.tokens[slot] = tokens
+        if rest:
+            allocator.release(prefix[whole:])
+    except BaseException:
+        if own is not None:
+            _give_up(manager, slot)
+            table.forget(slot)
+            allocator.release(np.concatenate([prefix, own]))
+        raise
+
+
+def _give_up(manager: KVCacheManager, slot: int) -> None:
+    """Let a slot be as if it had just been admitted."""
+    manager.tokens[slot] = 0
+    for states in manager.states.values():
+        states.reset_slot(slot)
 
 
 def _copy_pages(manager: KVCacheManager, backend: Backend, sources: Ids, targets: Ids) -> None:

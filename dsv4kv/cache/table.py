@@ -12,6 +12,37 @@ from dsv4kv.model.sharing import TableGroup
 NO_BLOCK = -1
 
 
+Cells = tuple[Ids, Ids]
+"""Rows and columns."""
+
+_NO_CELLS = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+
+
+class Change:
+    """A change of a table, as far as it has come.
+
+    Attributes:
+        slots: int64[B], whose rows change.
+        held: int64[B], blocks they held before.
+        emptied: Cells whose blocks are given back.
+        given: Those blocks.
+        num_freed: How many of them nobody holds now; None: none has been given back yet.
+        filled: Cells that get a block.
+        taken: Those blocks; None: none has been taken yet.
+    """
+
+    __slots__ = ("emptied", "filled", "given", "held", "num_freed", "slots", "taken")
+
+    def __init__(self, slots: Ids, held: Ids) -> None:
+        """Before anything has happened."""
+        self.slots, self.held = slots, held
+        self.emptied: Cells = _NO_CELLS
+        self.filled: Cells = _NO_CELLS
+        self.given: Ids = _NO_CELLS[0]
+        self.num_freed: int | None = None
+        self.taken: Ids | None = None
+
+
 class BlockTable:
     """Blocks held by every slot, and the free blocks behind them.
 
@@ -44,7 +75,7 @@ class BlockTable:
         self.blocks = np.full((group.lanes, num_slots, width), NO_BLOCK, dtype=np.int32)
         self.held = np.zeros(num_slots, dtype=np.int64)
         self.returns = 0
-        self.changes: list[tuple[Ids, Ids]] | None = None
+        self.changes: list[Cells] | None = None
         # As arrays: numpy calculates with them in half the time it takes with Python's numbers.
         block_tokens = group.ratio * group.entries_per_block
         self._block_tokens = np.array(block_tokens)
@@ -80,60 +111,102 @@ class BlockTable:
             )
         return lacking
 
-    def change(self, slots: Ids, lacking: Ids) -> None:
-        """Give back, then take; cannot fail with what ``missing`` told."""
+    def change(self, slots: Ids, lacking: Ids) -> Change | None:
+        """Give back, then take what ``missing`` told; ``undo`` takes what this returns.
+
+        Raises:
+            OutOfBlocks: A block that was given back is another request's, too, and so not free.
+                Nothing has changed.
+        """
         if not np.count_nonzero(lacking):
-            return
+            return None
         held = self.held[slots]
-        if np.count_nonzero(lacking < 0):
-            surplus = np.maximum(-lacking, 0)
-            rows, columns = _cells(slots, held - surplus, surplus)
-            self._give_back(self.blocks[:, rows, columns])
-            self.blocks[:, rows, columns] = NO_BLOCK
+        change = Change(slots, held)
+        try:
+            if np.count_nonzero(lacking < 0):
+                surplus = np.maximum(-lacking, 0)
+                rows, columns = change.emptied = _cells(slots, held - surplus, surplus)
+                change.given = self._ids(self.blocks[:, rows, columns])
+                change.num_freed = self.allocator.release(change.given)
+                self.returns += 1
+                self.blocks[:, rows, columns] = NO_BLOCK
+                self._note(rows, columns)
+            growth = np.maximum(lacking, 0)
+            rows, columns = change.filled = _cells(slots, held, growth)
+            change.taken = self.allocator.acquire(len(rows))
+            self.blocks[:, rows, columns] = change.taken
             self._note(rows, columns)
-        growth = np.maximum(lacking, 0)
-        rows, columns = _cells(slots, held, growth)
-        self.blocks[:, rows, columns] = self.allocator.acquire(len(rows))
-        self._note(rows, columns)
-        self.held[slots] = held + lacking
+            self.held[slots] = held + lacking
+            return change
+        except BaseException:
+            self.undo(change)
+            raise
+
+    def undo(self, change: Change) -> None:
+        """Undo the last change as far as it has come."""
+        self.held[change.slots] = change.held
+        if change.taken is not None:
+            self.blocks[:, *change.filled] = NO_BLOCK
+            self.allocator.release(change.taken)
+        if change.num_freed is not None:
+            self.allocator.take_back(change.given)
+            self.blocks[:, *change.emptied] = change.given
 
     def adopt(self, slot: int, blocks: Ids) -> None:
-        """Let a slot that holds nothing hold blocks int64[n] whose references count it already."""
-        columns = np.arange(len(blocks))
-        self.blocks[:, slot, : len(blocks)] = blocks
-        self._note(np.full(len(blocks), slot), columns)
-        self.held[slot] = len(blocks)
-
-    def append(self, slot: int, blocks: Ids) -> None:
-        """Let a slot hold blocks int64[n], acquired for it, behind those it holds."""
+        """Let a slot hold blocks int64[n], whose references count it, behind those it holds."""
         held = int(self.held[slot])
-        columns = np.arange(held, held + len(blocks))
-        self.blocks[:, slot, columns] = blocks
-        self._note(np.full(len(blocks), slot), columns)
-        self.held[slot] = held + len(blocks)
+        end = held + len(blocks)
+        try:
+            self.blocks[:, slot, held:end] = blocks
+            self._note(np.full(len(blocks), slot), np.arange(held, end))
+            self.held[slot] = end
+        except BaseException:
+            self.blocks[:, slot, held:] = NO_BLOCK
+            self.held[slot] = held
+            raise
 
-    def clear(self, slot: int) -> None:
-        """Give back all blocks of a slot."""
-        held = self.held[slot]
-        if held:
-            row = self.blocks[:, slot, :held]
-            self._give_back(row)
-            row.fill(NO_BLOCK)
-            self.held[slot] = 0
+    def forget(self, slot: int) -> None:
+        """Let a slot hold nothing; its blocks keep their references."""
+        self.blocks[:, slot] = NO_BLOCK
+        self.held[slot] = 0
+
+    def clear(self, slot: int) -> Ids:
+        """Give back all blocks of a slot; returns them, int64[n] or int64[lanes, n]."""
+        held = int(self.held[slot])
+        row, num_freed = self.blocks[:, slot, :held], None
+        ids = self._ids(row)
+        if not held:
+            return ids
+        try:
+            num_freed = self.allocator.release(ids)
+            self.returns += 1
+            row[...] = NO_BLOCK
             self._note(np.full(held, slot), np.arange(held))
+            self.held[slot] = 0
+            return ids
+        except BaseException:
+            if num_freed is not None:
+                self.restore(slot, ids)
+            raise
+
+    def restore(self, slot: int, ids: Ids) -> None:
+        """Undo the last ``clear``, which returned ``ids``."""
+        held = ids.shape[-1]
+        self.allocator.take_back(ids)
+        self.blocks[:, slot, :held] = ids
+        self.held[slot] = held
 
     def _note(self, rows: Ids, columns: Ids) -> None:
         if self.changes is not None:
             self.changes.append((rows, columns))
 
-    def _give_back(self, blocks: NDArray[np.int32]) -> None:
-        """Return int32[lanes, n] blocks to the allocator."""
+    def _ids(self, blocks: NDArray[np.int32]) -> Ids:
+        """int32[lanes, n] blocks as the allocator takes them."""
         ids = blocks.astype(np.int64)
-        self.allocator.release(ids[0] if self.group.lanes == 1 else ids)
-        self.returns += 1
+        return ids[0] if self.group.lanes == 1 else ids
 
 
-def _cells(slots: Ids, starts: Ids, counts: Ids) -> tuple[Ids, Ids]:
+def _cells(slots: Ids, starts: Ids, counts: Ids) -> Cells:
     """Cells (row, column) of ``counts`` columns from ``starts`` on in every row."""
     if np.maximum.reduce(counts) <= 1:  # a decode step: most rows need nothing, none more than one
         some: NDArray[np.bool_] = counts > 0

@@ -38,7 +38,8 @@ def allocators(manager: KVCacheManager) -> list[Allocator]:
 
 def allocator_snapshot(allocator: Allocator) -> dict[str, object]:
     """Every attribute of an allocator and of its parts; arrays as nested lists."""
-    return {name: _copied(value) for name, value in vars(allocator).items() if name != "_numbers"}
+    unchanging = ("_numbers", "_first")
+    return {name: _copied(v) for name, v in vars(allocator).items() if name not in unchanging}
 
 
 def _copied(value: Any) -> object:

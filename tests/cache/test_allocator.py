@@ -18,7 +18,7 @@ def ids(*blocks: int) -> Ids:
     return np.array(blocks, dtype=np.int64)
 
 
-def refuses(allocator: BlockAllocator, release: Callable[[], None], reason: str) -> None:
+def refuses(allocator: BlockAllocator, release: Callable[[], object], reason: str) -> None:
     before = allocator_snapshot(allocator)
     with pytest.raises(NotOwner, match=reason):
         release()

@@ -172,7 +172,7 @@ def test_a_slot_holds_blocks_it_shares_and_then_its_own() -> None:
     assert isinstance(table.allocator, RefCountAllocator)
     table.allocator.retain_memory_blocks(shared)
     table.adopt(second, shared)
-    table.append(second, table.allocator.acquire(1))
+    table.adopt(second, table.allocator.acquire(1))
     assert table.blocks[0, second, :2].tolist() == shared.tolist()
     assert table.blocks[0, second, 2] not in table.blocks[0, first]
     assert table.held[second] == 3

@@ -7,7 +7,7 @@ such a slot again without ending that.
 
 import numpy as np
 
-from dsv4kv.cache.allocator import Ids
+from dsv4kv.cache.allocator import Ids, as_ids
 from dsv4kv.cache.allocators.refusal import not_owner, out_of
 from dsv4kv.errors import ConfigError
 
@@ -60,8 +60,7 @@ class SlotAllocator:
         """Take a free slot whose content stays valid; ``NotOwner`` if it is not free."""
         if not self.is_free(slot):
             raise not_owner(self.unit, np.array([slot]), "it is held already")
-        self._free[slot] = False
-        self._num_free -= 1
+        self._take(np.array([slot]))
 
     def is_free(self, slot: int) -> bool:
         """Whether a slot is free; ``NotOwner`` beyond the slots."""
@@ -83,47 +82,78 @@ class SlotAllocator:
         """
         if not 0 <= count <= self._num_free:
             raise out_of(self.unit, count, self._num_free, self.num_blocks)
-        parts, missing = [], count
-        while missing:
-            part = self._take_from_lowest_page(missing)
-            parts.append(part)
-            missing -= len(part)
-        ids = parts[0] if len(parts) == 1 else np.concatenate([*parts, np.zeros(0, np.int64)])
-        self._num_free -= count
-        self._version[ids] += 1
-        return ids
+        free, pages = self._num_free, self._pages
+        ids, left = self._lowest(count)
+        versions = self._version[ids]
+        try:
+            self._free[ids] = False
+            self._version[ids] = versions + 1
+            self._num_free, self._pages = free - count, left
+            return ids
+        except BaseException:
+            self._free[ids] = True
+            self._version[ids] = versions
+            self._num_free, self._pages = free, pages
+            raise
 
-    def release(self, ids: Ids, generations: Ids | None = None) -> None:
-        """Give slots back.
+    def release(self, ids: Ids, generations: Ids | None = None) -> int:
+        """Give slots back; returns how many.
 
         Raises:
             NotOwner: A slot is out of range, free, named twice, or of a newer version.
         """
+        ids = as_ids(ids)
         self.check_held(ids)
         if generations is not None and not np.array_equal(self._version[ids], generations):
             raise not_owner(self.unit, ids, "not all are still held by who took them")
-        self._free[ids] = True
-        self._num_free += ids.size
         for page in set((ids // _PAGE).tolist()):
-            self._pages |= 1 << page
+            self._pages |= 1 << page  # may have one; looked at when it is the lowest
+        free = self._num_free
+        try:
+            self._free[ids] = True
+            self._num_free = free + ids.size
+            return ids.size
+        except BaseException:
+            self._free[ids] = False
+            self._num_free = free
+            raise
+
+    def take_back(self, ids: Ids) -> None:
+        """Undo the last release, which was that of ``ids``."""
+        self._take(ids)
 
     def check_held(self, ids: Ids) -> None:
         """Raise ``NotOwner`` unless every slot is held and none is named twice."""
-        if self._free[self._checked(ids)].any():
+        ids = self._checked(ids)
+        if self._free[ids].any():
             raise not_owner(self.unit, ids, "not all are held")
         if len(set(ids.tolist())) < ids.size:
             raise not_owner(self.unit, ids, "one is named twice")
 
-    def _take_from_lowest_page(self, most: int) -> Ids:
-        """Take up to ``most`` slots of the lowest page that may have one; may be none."""
-        page = (self._pages & -self._pages).bit_length() - 1
-        mask = self._free[page * _PAGE : (page + 1) * _PAGE]
-        found = np.flatnonzero(mask)
-        if len(found) <= most:
-            self._pages &= ~(1 << page)
-        found = found[:most]
-        mask[found] = False
-        return found + page * _PAGE
+    def _lowest(self, count: int) -> tuple[Ids, int]:
+        """The lowest free slots, and the pages that may have one once they are taken."""
+        parts, missing, pages = list[Ids](), count, self._pages
+        while missing:
+            page = (pages & -pages).bit_length() - 1
+            found = np.flatnonzero(self._free[page * _PAGE : (page + 1) * _PAGE])
+            if len(found) <= missing:
+                pages &= ~(1 << page)
+            parts.append(found[:missing] + page * _PAGE)
+            missing -= len(parts[-1])
+        if len(parts) == 1:
+            return parts[0], pages
+        return np.concatenate([*parts, np.zeros(0, np.int64)]), pages
+
+    def _take(self, ids: Ids) -> None:
+        """Take free slots at the versions they have."""
+        free = self._num_free
+        try:
+            self._free[ids] = False
+            self._num_free = free - ids.size
+        except BaseException:
+            self._free[ids] = True
+            self._num_free = free
+            raise
 
     def _known(self, slot: int) -> int:
         if not 0 <= slot < self.num_blocks:
@@ -133,6 +163,7 @@ class SlotAllocator:
     def _checked(self, ids: Ids) -> Ids:
         if ids.ndim != 1:
             raise not_owner(self.unit, ids, f"shape {ids.shape} is not one row")
+        ids = as_ids(ids)
         if ids.size and not (ids.min() >= 0 and ids.max() < self.num_blocks):
             raise not_owner(self.unit, ids, f"not all are in 0..{self.num_blocks - 1}")
         return ids

@@ -1,5 +1,8 @@
 """Which block follows which: registered blocks as chains, in flat arrays."""
 
+from collections.abc import Iterable
+from itertools import chain
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -37,10 +40,13 @@ class Chains:
         self.children_at[parent] += 1
         self.live_at[parent] += 1
 
-    def unlink(self, blocks: Ids) -> None:
-        """Blocks that nobody references leave their chains."""
-        np.subtract.at(self.children, self.parent[blocks], self._ones[: blocks.size])
-        self.parent[blocks] = self.root
+    def part(self, parents: Ids) -> None:
+        """Blocks lose a follower, for each time they are named, that nobody references."""
+        np.subtract.at(self.children, parents, self._ones[: parents.size])
+
+    def join(self, parents: Ids) -> None:
+        """Undo ``part``."""
+        np.add.at(self.children, parents, self._ones[: parents.size])
 
     def cut_below(self, blocks: Ids) -> None:
         """What follows some blocks begins chains of its own; reads all blocks."""
@@ -56,14 +62,24 @@ class Chains:
         """Blocks without a reference got one."""
         np.add.at(self.live, self.parent[blocks], self._ones[: blocks.size])
 
-    def num_kept(self, resting: Ids) -> int:
-        """How many of the blocks nobody references have a referenced one somewhere after them."""
+    def recount(self, known: NDArray[np.bool_], held: NDArray[np.bool_]) -> None:
+        """Count followers anew, of which ``known`` are registered and ``held`` referenced."""
+        self.parent[~known] = self.root
+        size = self.root + 1
+        self.children[:] = np.bincount(self.parent[known], minlength=size)
+        self.live[:] = np.bincount(self.parent[known & held], minlength=size)
+
+    def num_kept(self, resting: Ids, held: Iterable[int] = ()) -> int:
+        """How many of the blocks nobody references have a referenced one somewhere after them.
+
+        ``held`` are resting ones that count as referenced; they are kept, too.
+        """
         idle = np.zeros(self.root + 1, dtype=np.bool_)
         idle[resting] = True
-        kept = np.zeros(self.root + 1, dtype=np.bool_)
-        above = resting[self.live[resting] > 0]
-        while len(above):
-            kept[above] = True
-            above = np.unique(self.parent[above])
-            above = above[idle[above] & ~kept[above]]
-        return int(np.count_nonzero(kept))
+        waiting, parent, kept = bytearray(idle), self.parent_at, 0
+        for block in chain(resting[self.live[resting] > 0].tolist(), held):
+            while waiting[block]:
+                waiting[block] = False
+                kept += 1
+                block = parent[block]  # noqa: PLW2901
+        return kept

@@ -8,8 +8,11 @@ from dsv4kv.cache.allocator import Ids
 class Allocator(Protocol):
     """Hands out ids and takes them back from their holder only; a refusal changes nothing.
 
+    Nor does any other exception, on whatever line it comes (an interrupt, no memory): every call
+    has happened whole, or not at all. One that comes while the undoing runs is one too many.
+
     Ids are int64[n], or int64[lanes, n] where layers have tables of their own; they are the
-    caller's to keep and to write over.
+    caller's to keep and to write over. Any other type of whole numbers is taken back, too.
     """
 
     num_blocks: int
@@ -26,8 +29,14 @@ class Allocator(Protocol):
     def acquire(self, count: int) -> Ids:
         """Take ``count`` ids; ``OutOfBlocks`` if fewer are free."""
 
-    def release(self, ids: Ids, generations: Ids | None = None) -> None:
-        """Give ids back; ``NotOwner`` if one is not held, or by a newer generation."""
+    def release(self, ids: Ids, generations: Ids | None = None) -> int:
+        """Give ids back; ``NotOwner`` if one is not held, or by a newer generation.
+
+        Returns how many of each lane nobody holds now.
+        """
+
+    def take_back(self, ids: Ids) -> None:
+        """Undo the last release, which was that of ``ids``: who undoes a step needs them again."""
 
     def check_held(self, ids: Ids) -> None:
         """Raise ``NotOwner`` unless every id is held and none is named twice."""

@@ -2,10 +2,12 @@
 
 import numpy as np
 
-from dsv4kv.cache.allocator import Ids
+from dsv4kv.cache.allocator import Ids, as_ids
 from dsv4kv.cache.allocators.refusal import not_owner
 from dsv4kv.cache.allocators.states import BlockStates, ReleasePolicy
 from dsv4kv.errors import ConfigError
+
+NO_BLOCKS: Ids = np.zeros(0, dtype=np.int64)
 
 
 class CountedBlocks:
@@ -52,7 +54,7 @@ class CountedBlocks:
     def refs(self, ids: Ids) -> Ids:
         """References of blocks, int64[n]; ``NotOwner`` beyond the pool."""
         self.generation(ids)
-        return self._states.refs[ids].astype(np.int64)
+        return self._states.refs[as_ids(ids)].astype(np.int64)
 
     def generation(self, ids: Ids) -> Ids:
         """Generations of blocks: grow whenever one is handed out; ``NotOwner`` beyond the pool."""
@@ -63,13 +65,25 @@ class CountedBlocks:
     def check_held(self, ids: Ids) -> None:
         """Raise ``NotOwner`` unless every block is referenced and none is named twice."""
         self._states.stack.check_held(ids)
-        if not self._states.refs[ids].all():
+        if not self._states.refs[as_ids(ids)].all():
             raise not_owner("blocks", ids, "not all are referenced")
 
     def get_evictable_block_count(self) -> int:
         """Cached blocks that no referenced block follows."""
         return self._states.num_evictable
 
-    def is_memory_available(self, count: int, potential_matched_count: int = 0) -> bool:
-        """Whether ``count`` blocks can be had once as many cached ones have been retained."""
-        return count <= self.num_free - potential_matched_count
+    def is_memory_available(
+        self, count: int, potential_matched_count: int = 0, matched: Ids = NO_BLOCKS
+    ) -> bool:
+        """Whether ``count`` blocks can be had once others have been retained.
+
+        Args:
+            count: Blocks to take.
+            potential_matched_count: As many cached ones, if only their number is known: those of
+                a chain from its first block on.
+            matched: Or which; what is before them cannot be evicted then, either.
+        """
+        needed = potential_matched_count
+        if matched.size:
+            needed = self._states.num_needed(matched)
+        return 0 <= count <= self.num_free - max(needed, 0)

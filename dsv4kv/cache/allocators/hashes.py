@@ -63,6 +63,19 @@ class BlockHashes:
         self._forget(block, self.of_block_at[block])
         self.of_block_at[block] = NO_HASH
 
+    def recount(self) -> None:
+        """Find blocks by the hashes they have, whatever an interruption left."""
+        found, twins = dict[int, int](), dict[int, list[int]]()
+        for block in np.flatnonzero(self.of_block).tolist():
+            hash_ = self.of_block_at[block]
+            if found.setdefault(hash_, block) != block:
+                twins.setdefault(hash_, []).append(block)
+        for hash_, others in twins.items():
+            first = self._blocks.get(hash_)
+            if first in others:  # goes on being the one that is found
+                others[others.index(first)], found[hash_] = found[hash_], first
+        self._blocks, self._twins = found, twins
+
     def _forget(self, block: int, hash_: int) -> None:
         twins = self._twins.get(hash_)
         if twins is None:

@@ -33,15 +33,34 @@ class InLanes:
 
     def acquire(self, count: int) -> Ids:
         """Take ``count`` ids of every lane: int64[lanes, count]."""
-        return np.stack([lane.acquire(count) for lane in self._each])
+        taken: list[Ids] = []
+        try:
+            taken.extend(lane.acquire(count) for lane in self._each)
+            return np.stack(taken)
+        except BaseException:
+            for lane, ids in zip(self._each, taken, strict=False):
+                lane.release(ids)
+            raise
 
-    def release(self, ids: Ids, generations: Ids | None = None) -> None:
+    def release(self, ids: Ids, generations: Ids | None = None) -> int:
         """Give ids back, shaped as ``acquire`` returned them; all lanes or none."""
         self.check_held(ids)
         if generations is not None and not np.array_equal(self.generation(ids), generations):
             raise not_owner("blocks", ids, "not all are still held by who took them")
+        freed: list[int] = []
+        try:
+            each = zip(self._each, ids, strict=True)
+            freed.extend(lane.release(part) for lane, part in each)
+            return freed[0]
+        except BaseException:
+            for lane, part, _ in zip(self._each, ids, freed, strict=False):
+                lane.take_back(part)
+            raise
+
+    def take_back(self, ids: Ids) -> None:
+        """Undo the last release, which was that of ``ids``."""
         for lane, part in zip(self._each, ids, strict=True):
-            lane.release(part)
+            lane.take_back(part)
 
     def check_held(self, ids: Ids) -> None:
         """Raise ``NotOwner`` unless every id is held and none is named twice."""

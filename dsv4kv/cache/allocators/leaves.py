@@ -3,6 +3,7 @@
 from heapq import heappop, heappush
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dsv4kv.cache.allocator import Ids
 from dsv4kv.cache.allocators.chains import Chains
@@ -62,9 +63,10 @@ class LeafQueue:
         self._count -= blocks.size
 
     def take(self, count: int) -> Ids:
-        """Take out the oldest blocks that leave no follower behind, and unlink them.
+        """Take out the oldest blocks that leave no follower behind.
 
-        At least ``count`` blocks must be without a referenced follower.
+        At least ``count`` blocks must be without a referenced follower. They count as followers
+        no more, but still have their parents.
         """
         taken = None if self._aside else self._take_together(count)
         if taken is None:
@@ -73,13 +75,12 @@ class LeafQueue:
         return taken
 
     def take_one(self) -> int:
-        """Take out and unlink the oldest block that leaves no follower behind; see ``take``."""
+        """Take out the oldest block that leaves no follower behind; see ``take``."""
         chains = self._chains
         block = self._next_leaf()
         self._count -= 1
         self._position_at[block] = _NOWHERE
         parent = chains.parent_at[block]
-        chains.parent_at[block] = chains.root
         followers = chains.children_at[parent] - 1
         chains.children_at[parent] = followers
         if not followers and (position := self._position_at[parent]) >= self._oldest:
@@ -99,16 +100,30 @@ class LeafQueue:
             return None
         blocks = window[valid]
         parents = chains.parent[blocks]
-        chains.unlink(blocks)
+        chains.part(parents)
         waited = parents[self._position[parents] >= self._oldest]
         if chains.children[blocks].any() or not chains.children[waited].all():
-            for block, parent in zip(blocks.tolist(), parents.tolist(), strict=True):
-                chains.parent_at[block] = parent
-                chains.children_at[parent] += 1
+            chains.join(parents)
             return None
         self._position[blocks] = _NOWHERE
         self._oldest = start + int(valid[-1])
         return blocks
+
+    def recount(self, resting: NDArray[np.bool_]) -> None:
+        """Hold the blocks of ``resting``, bool[blocks + 1], whatever an interruption left.
+
+        What was entered stays entered until all is renumbered: so those that are back have their
+        old place. Those that never were in the queue become the newest.
+        """
+        start = self._newest
+        entries = self._queue[start:][::-1]  # oldest first: of several of a block the last counts
+        self._position[:] = _NOWHERE
+        self._position[entries] = self._numbers[start:][::-1]
+        self._position[~resting] = _NOWHERE
+        self._oldest = len(self._queue)
+        self._aside.clear()
+        self._count = int(np.count_nonzero(self._position != _NOWHERE))
+        self.add(np.flatnonzero(resting & (self._position == _NOWHERE)))
 
     def _next_leaf(self) -> int:
         """The oldest of those that stepped aside, else the first in the queue that is a leaf."""

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dsv4kv.cache.allocator import Ids
-from dsv4kv.cache.allocators.counted import CountedBlocks
+from dsv4kv.cache.allocator import Ids, as_ids
+from dsv4kv.cache.allocators.counted import NO_BLOCKS, CountedBlocks
+from dsv4kv.cache.allocators.hashes import NO_HASH
 from dsv4kv.cache.allocators.observers import Observers
 from dsv4kv.cache.allocators.refusal import not_owner, out_of
 from dsv4kv.cache.allocators.registration import plan_registration
 from dsv4kv.cache.allocators.routing import RoutingStore
-from dsv4kv.cache.allocators.states import ReleasePolicy
-
-NO_BLOCKS: Ids = np.zeros(0, dtype=np.int64)
+from dsv4kv.cache.allocators.states import ReleasePolicy, Truth
+from dsv4kv.errors import NotOwner
 
 
 class RefCountAllocator(CountedBlocks):
@@ -64,23 +64,32 @@ class RefCountAllocator(CountedBlocks):
         Returns:
             int64[count], each with one reference, or None if there is not enough memory.
         """
-        states = self._states
+        states, taken, before = self._states, NO_BLOCKS, None
         if matched.size:
-            resting = np.unique(matched[self.refs(matched) == 0])
-            if not self.is_memory_available(count, len(resting)):
-                return None
-            self.retain_memory_blocks(matched)
-        short = count - states.stack.num_free
-        if count < 0 or (short > 0 and not self.evict_lru_blocks(short)):
-            if matched.size:
-                self.release_memory_blocks(matched)
+            matched = as_ids(matched)
+            states.stack.check_held(np.unique(matched))
+            before = Truth(matched, states.refs[matched])
+        if not 0 <= count <= states.stack.num_free and (
+            not self.is_memory_available(count, matched=matched)
+        ):
             return None
-        ids = states.stack.acquire(count)
-        states.refs[ids] = 1
-        if self.routing is not None:
-            self.routing.drop(ids)
-        self.observers.tell("acquired", ids)
-        return ids
+        try:
+            if matched.size:
+                self._retain(matched)
+                self.observers.tell("retained", matched)
+            if (short := count - states.stack.num_free) > 0:
+                self.observers.tell("evicted", states.evict(short))
+            taken = states.stack.acquire(count)
+            states.refs[taken] = 1
+            if self.routing is not None:
+                self.routing.drop(taken)
+            self.observers.tell("acquired", taken)
+            return taken
+        except BaseException:
+            states.stack.release(taken)
+            states.refs[taken] = 0
+            states.undo(before)
+            raise
 
     def retain_memory_blocks(self, ids: Ids) -> None:
         """Add a reference to held or cached blocks, one for each time a block is named.
@@ -88,53 +97,83 @@ class RefCountAllocator(CountedBlocks):
         Raises:
             NotOwner: A block is free or out of range.
         """
-        states = self._states
-        _check_row(ids)
-        blocks, counts = _count_each(ids)
-        states.stack.check_held(blocks)
-        resting = blocks[states.refs[blocks] == 0]
-        states.refs[blocks] += counts
-        if resting.size:
-            states.hold_again(resting)
-        self.observers.tell("retained", ids)
+        ids = _row(ids)
+        blocks = _count_each(ids)[0]
+        self._states.stack.check_held(blocks)
+        before = Truth(blocks, self._states.refs[blocks])
+        try:
+            self._retain(ids)
+            self.observers.tell("retained", ids)
+        except BaseException:
+            self._states.undo(before)
+            raise
 
-    def release(self, ids: Ids, generations: Ids | None = None) -> None:
+    def release(self, ids: Ids, generations: Ids | None = None) -> int:
         """Drop a reference of each block; see ``release_memory_blocks``."""
         if generations is not None and not np.array_equal(self.generation(ids), generations):
             raise not_owner("blocks", ids, "not all are still held by who took them")
-        self.release_memory_blocks(ids)
+        return self.release_memory_blocks(ids)
 
-    def release_memory_blocks(self, ids: Ids) -> None:
+    def take_back(self, ids: Ids) -> None:
+        """Undo the last release, which was that of ``ids``; hashes it dropped stay dropped."""
+        np.add.at(self._states.refs, ids, 1)
+        self._states.recount()
+        self.observers.tell("retained", ids)
+
+    def release_memory_blocks(self, ids: Ids) -> int:
         """Drop a reference of each block, one for each time it is named.
 
         Ids in the order of their chain. A block without references is cached if it is registered
         (unless the policy is ``ref_zero``), the last of a chain to go first, and free otherwise.
+        Returns how many are without references now.
 
         Raises:
             NotOwner: A block is out of range or has fewer references.
         """
-        _check_row(ids)
+        ids, states = _row(ids), self._states
+        done, lost, before = ids, NO_BLOCKS, None
         try:
-            if not self._states.put_down_chain(ids):
-                self._release_each(ids)
+            if states.is_whole(ids):
+                before = Truth(ids, 1)
+                states.put_down_chain(ids)
+            elif states.claims.are_last(ids):
+                before = states.before_putting_down(ids)
+                lost = states.put_down(ids)
+            else:
+                blocks, left = self._left(ids)
+                before, done = states.before_putting_down(blocks), blocks[left == 0]
+                states.refs[blocks] = left
+                lost = states.put_down(done) if done.size else lost
+            self.observers.tell("released", ids)
+            if lost.size:
+                self.observers.tell("evicted", lost)
+            return done.size
+        except NotOwner:  # before anything was changed
+            raise
         except IndexError:
             raise not_owner("blocks", ids, "not all are held") from None
-        self.observers.tell("released", ids)
+        except BaseException:
+            if before is not None:
+                states.undo(before)
+            raise
 
-    def _release_each(self, ids: Ids) -> None:
+    def _retain(self, ids: Ids) -> None:
         states = self._states
-        if states.claims.are_last(ids):
-            states.put_down(ids)
-            return
         blocks, counts = _count_each(ids)
-        states.stack.check_held(blocks)
-        left = states.refs[blocks] - counts
+        before = states.refs[blocks]
+        states.refs[blocks] = before + counts
+        resting = blocks[before == 0]
+        if resting.size:
+            states.hold_again(resting)
+
+    def _left(self, ids: Ids) -> tuple[Ids, Ids]:
+        """Distinct blocks, and the references each has left; ``NotOwner`` if it has too few."""
+        blocks, counts = _count_each(ids)
+        self._states.stack.check_held(blocks)
+        left = self._states.refs[blocks] - counts
         if (left < 0).any():
             raise not_owner("blocks", ids, "one has fewer references than it is named")
-        states.refs[blocks] = left
-        done = blocks[left == 0]
-        if done.size:
-            states.put_down(done)
+        return blocks, left
 
     def register_kv_block_hashes(
         self, ids: Ids, hashes: Sequence[int], parent_hashes: Sequence[int]
@@ -151,10 +190,17 @@ class RefCountAllocator(CountedBlocks):
             CacheError: A block has another hash, or the block before it has none. Nothing is
                 changed.
         """
+        states = self._states
         self.check_held(np.unique(ids))
-        for block, hash_, parent in plan_registration(self._states, ids, hashes, parent_hashes):
-            self._states.register(block, hash_, parent)
-        self.observers.tell("registered", ids)
+        plan = plan_registration(states, ids, hashes, parent_hashes)
+        try:
+            for block, hash_, parent in plan:
+                states.register(block, hash_, parent)
+            self.observers.tell("registered", ids)
+        except BaseException:
+            new = np.array([block for block, _, _ in plan], dtype=np.int64)
+            states.undo(Truth(new, hashes=NO_HASH, parents=states.chains.root))
+            raise
 
     def find_kv_blocks(self, hashes: Sequence[int]) -> Ids:
         """Blocks of a chain of hashes up to the first unknown one: int64[n]; retain them next."""
@@ -165,8 +211,12 @@ class RefCountAllocator(CountedBlocks):
         self.generation(ids)
         cached = self._states.cached
         blocks = np.array([block for block in ids.tolist() if block in cached], dtype=np.int64)
-        cached.remove(blocks)
-        cached.add(blocks)
+        try:
+            cached.remove(blocks)
+            cached.add(blocks)
+        except BaseException:
+            self._states.recount()
+            raise
 
     def evict_lru_blocks(self, count: int) -> bool:
         """Free the cached blocks used longest ago, leaves first; False, and none, if too few."""
@@ -178,13 +228,18 @@ class RefCountAllocator(CountedBlocks):
 
     def reset(self) -> None:
         """Free everything; whoever held blocks holds them no more."""
-        states = self._states
+        states, routing = self._states, self.routing
         out = np.union1d(np.flatnonzero(states.refs[:-1]), states.cached.blocks())
-        states.stack.release(out)
-        states.forget()
-        if self.routing is not None:
-            self.routing.drop(out)
-        self.observers.tell("reset", out)
+        before = states.parts
+        try:
+            states.forget()
+            self.observers.tell("reset", out)
+            if routing is not None:
+                routing.clear()
+        except BaseException:
+            states.parts = before
+            states.recount()
+            raise
 
 
 def _count_each(ids: Ids) -> tuple[Ids, Ids]:
@@ -195,6 +250,7 @@ def _count_each(ids: Ids) -> tuple[Ids, Ids]:
     return np.array(list(counts)), np.array(list(counts.values()))
 
 
-def _check_row(ids: Ids) -> None:
+def _row(ids: Ids) -> Ids:
     if ids.ndim != 1:
         raise not_owner("blocks", ids, f"shape {ids.shape} is not one row")
+    return as_ids(ids)

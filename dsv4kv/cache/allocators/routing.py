@@ -63,6 +63,10 @@ class RoutingStore:
             parts.append(part[:wanted])
         return np.concatenate(parts)
 
+    def clear(self) -> None:
+        """Forget all blocks."""
+        self._blocks = {}
+
     def drop(self, ids: Ids) -> None:
         """Forget blocks."""
         if self._blocks:

@@ -2,22 +2,45 @@
 
 Free + held + cached = all, always. A held block has references; a cached one has none, but a hash
 by which it can be found until its place is needed.
+
+References, hashes and parents of blocks are the truth. All else (the free list, who follows whom,
+which blocks a hash finds, the order of eviction) is kept up beside it and can be worked out from
+it: so whatever an exception leaves half done is undone by putting the truth back and recounting.
 """
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dsv4kv.cache.allocator import BlockAllocator, Ids
 from dsv4kv.cache.allocators.chains import Chains
 from dsv4kv.cache.allocators.claims import Claims
-from dsv4kv.cache.allocators.hashes import BlockHashes
+from dsv4kv.cache.allocators.hashes import NO_HASH, BlockHashes
 from dsv4kv.cache.allocators.leaves import LeafQueue
 
 ReleasePolicy = Literal["lru", "ref_zero"]
+Values = Ids | list[int] | int
+Parts = tuple[Claims, Chains, BlockHashes, LeafQueue]
 
 _ID_BYTES = 8
 _FEW = 8  # evicted one by one in less time than together
+
+
+class Truth(NamedTuple):
+    """What was true of some blocks, one value each or one for all; None: it has not changed.
+
+    Attributes:
+        blocks: Which.
+        refs: Their references.
+        hashes: Their hashes.
+        parents: What they followed.
+    """
+
+    blocks: Values
+    refs: NDArray[np.int32] | int | None = None
+    hashes: Values | None = None
+    parents: Values | None = None
 
 
 class BlockStates:
@@ -27,104 +50,177 @@ class BlockStates:
         """Start with all blocks free."""
         self.num_blocks = num_blocks
         self.policy = policy
+        self._kept: int | None = None  # cached blocks that are not evictable, if that is known
         self.stack = BlockAllocator(num_blocks)
         self.forget()
 
     def forget(self) -> None:
-        """Start anew but for the free list, whose generations go on."""
-        self.claims = Claims(self.num_blocks)
+        """Start anew but for the generations of the free list, which go on."""
+        claims = Claims(self.num_blocks)
+        chains = Chains(self.num_blocks, claims.live)
+        self.parts = claims, chains, BlockHashes(self.num_blocks + 1), LeafQueue(chains)
+        self.recount()
+
+    @property
+    def parts(self) -> Parts:
+        """All but the free list, which follows from them."""
+        return self.claims, self.chains, self.hashes, self.cached
+
+    @parts.setter
+    def parts(self, parts: Parts) -> None:
+        self.claims, self.chains, self.hashes, self.cached = parts
         self.refs = self.claims.refs
-        self.chains = Chains(self.num_blocks, self.claims.live)
-        self.hashes = BlockHashes(self.num_blocks + 1)
-        self.cached = LeafQueue(self.chains)
-        self._astray = False  # whether a block may be referenced while one before it is not
 
     @property
     def num_evictable(self) -> int:
         """Cached blocks that no referenced block follows."""
-        if not self._astray:
-            return len(self.cached)
-        kept = self.chains.num_kept(self.cached.blocks())
-        self._astray = kept > 0
-        return len(self.cached) - kept
+        return len(self.cached) - self._num_kept()
+
+    def num_needed(self, blocks: Ids) -> int:
+        """Evictable blocks that would not be if ``blocks`` had a reference more each.
+
+        They and all before them.
+        """
+        if kept := self._num_kept():
+            return self.chains.num_kept(self.cached.blocks(), blocks.tolist()) - kept
+        needed, parent, cached = set[int](), self.chains.parent_at, self.cached
+        for block in blocks.tolist():
+            while block not in needed and block in cached:
+                needed.add(block)
+                block = parent[block]  # noqa: PLW2901
+        return len(needed)
 
     def hold_again(self, blocks: Ids) -> None:
         """Cached, distinct blocks have got a reference."""
         self.cached.remove(blocks)
         self.chains.wake(blocks)
-        parents = self.chains.parent[blocks]
-        self._astray = self._astray or not self.refs[parents].all()
+        if self._kept != 0 or not self.refs[self.chains.parent[blocks]].all():
+            self._kept = None
 
     def register(self, block: int, hash_: int, parent: int) -> None:
-        """Give a referenced block a hash, and the block it follows (−1: none)."""
+        """Give a referenced block a hash, and the block it follows (or the chains' root)."""
         self.hashes.add(block, hash_)
         self.chains.link(block, parent)
-        self._astray = self._astray or not self.refs[parent]
+        if not self.refs[parent]:
+            self._kept = None
 
-    def put_down_chain(self, ids: Ids) -> bool:
-        """Cache a whole chain that loses its last references: by far the most common case.
+    def is_whole(self, ids: Ids) -> bool:
+        """Whether a whole chain would lose its last references: by far the most common release.
 
-        Returns:
-            False, and nothing is done, if it is none; ``IndexError`` beyond the pool.
+        A registered chain to its end, held once, of which nothing else lives. Then its blocks are
+        in range and distinct, too: each is the parent of the next. ``IndexError`` beyond the pool.
         """
-        if self.policy != "lru" or not self._is_whole(ids):
+        if self.policy != "lru" or not ids.size or ids.item(-1) < 0:
             return False
+        if not self.hashes.of_block_at[ids.item(0)] or not self.claims.are_chain(ids):
+            return False
+        return ids.tobytes().startswith(self.chains.parent[ids].tobytes()[_ID_BYTES:])
+
+    def put_down_chain(self, ids: Ids) -> None:
+        """Cache a whole chain that loses its last references."""
         chains = self.chains
         self.claims.clear(ids)
         chains.live_at[chains.parent_at[ids.item(0)]] -= 1
         self.cached.add(ids)
-        return True
+        if self._kept != 0:
+            self._kept = None
 
-    def put_down(self, ids: Ids) -> None:
+    def put_down(self, ids: Ids) -> Ids:
         """Cache or free blocks that lose their last reference; refuse what is not held.
 
-        Distinct blocks in the order of their chain: the last is the first to go.
+        Distinct blocks in the order of their chain: the last is the first to go. Returns those
+        that had a hash and are free.
         """
         num_known = np.count_nonzero(self.hashes.of_block[ids]) if self.hashes else 0
         if not num_known:
             self.stack.release(ids)
             self.refs[ids] = 0
-            return
+            return ids[:0]
         self.stack.check_held(ids)
         self.refs[ids] = 0
         if num_known < ids.size:
-            known = self.hashes.of_block[ids] != 0
+            known = self.hashes.of_block[ids] != NO_HASH
             self.stack.release(ids[~known])
             ids = ids[known]
         self.chains.rest(ids)
         if self.policy == "ref_zero":
             self._free(ids)
-            return
+            return ids
         self.cached.add(ids)
-        self._astray = self._astray or bool(self.chains.live[ids].any())
+        if self._kept != 0 or self.chains.live[ids].any():
+            self._kept = None
+        return ids[:0]
 
     def evict(self, count: int) -> Ids:
         """Free the oldest leaves; ``num_evictable`` must be at least ``count``."""
-        if count > _FEW:
-            ids = self.cached.take(count)
-            self.hashes.drop(ids)
-            self.stack.release(ids)
-            return ids
-        blocks = [self.cached.take_one() for _ in range(count)]
-        for block in blocks:
-            self.hashes.drop_one(block)
-            self.stack.release_one(block)
-        return np.array(blocks, dtype=np.int64)
+        before, hashes, chains = None, self.hashes, self.chains
+        try:
+            if count > _FEW:
+                ids = self.cached.take(count)
+                before = self._truth(ids)
+                hashes.drop(ids)
+                chains.parent[ids] = chains.root
+                self.stack.release(ids)
+                return ids
+            blocks = [self.cached.take_one() for _ in range(count)]
+            known = [hashes.of_block_at[block] for block in blocks]
+            before = Truth(blocks, None, known, [chains.parent_at[block] for block in blocks])
+            for block in blocks:
+                hashes.drop_one(block)
+                chains.parent_at[block] = chains.root
+                self.stack.release_one(block)
+            return np.array(blocks, dtype=np.int64)
+        except BaseException:
+            self.undo(before)
+            raise
 
-    def _is_whole(self, ids: Ids) -> bool:
-        """Whether ids are a registered chain to its end, held once, of which nothing else lives.
+    def before_putting_down(self, ids: Ids) -> Truth:
+        """What ``undo`` needs if distinct blocks are going to be put down."""
+        if self.policy == "lru" or not self.hashes:
+            return Truth(ids, self.refs[ids])
+        followers = np.count_nonzero(np.isin(self.chains.parent[ids], ids))
+        if self.chains.children[ids].sum() > followers:  # others will be cut off
+            cut = np.flatnonzero(np.isin(self.chains.parent, ids))
+            ids = np.union1d(ids, cut)
+        return self._truth(ids)
 
-        Then they are in range and distinct, too: each is the parent of the next.
-        """
-        if not ids.size or ids.item(-1) < 0 or not self.hashes.of_block_at[ids.item(0)]:
-            return False
-        if not self.claims.are_chain(ids):
-            return False
-        return ids.tobytes().startswith(self.chains.parent[ids].tobytes()[_ID_BYTES:])
+    def undo(self, before: Truth | None) -> None:
+        """Put the truth back as far as it was changed, and make all else follow from it."""
+        if before is not None:
+            blocks, refs, hashes, parents = before
+            if refs is not None:
+                self.refs[blocks] = refs
+            if hashes is not None:
+                self.hashes.of_block[blocks] = hashes
+            if parents is not None:
+                self.chains.parent[blocks] = parents
+        self.recount()
+
+    def recount(self) -> None:
+        """Make everything follow from references, hashes and parents."""
+        known, held = self.hashes.of_block != NO_HASH, self.refs > 0
+        self.chains.recount(known, held)
+        self.hashes.recount()
+        self.cached.recount(known & ~held)
+        self.stack.restock(~(known | held)[:-1])
+        self._kept = None
+
+    def _num_kept(self) -> int:
+        """Cached blocks that are not evictable; looked for when that may have changed."""
+        if self._kept is None:
+            self._kept = self.chains.num_kept(self.cached.blocks())
+        return self._kept
+
+    def _truth(self, blocks: Ids) -> Truth:
+        return Truth(
+            blocks, self.refs[blocks], self.hashes.of_block[blocks], self.chains.parent[blocks]
+        )
 
     def _free(self, ids: Ids) -> None:
-        self.chains.unlink(ids)
+        self.chains.part(self.chains.parent[ids])
+        self.chains.parent[ids] = self.chains.root
         if self.chains.children[ids].any():
             self.chains.cut_below(ids)
         self.hashes.drop(ids)
         self.stack.release(ids)
+        self._kept = None

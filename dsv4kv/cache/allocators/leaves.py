@@ -54,8 +54,8 @@ class LeafQueue:
             start = self._newest - blocks.size
         self._queue[start : self._newest] = blocks
         self._position[blocks] = self._numbers[start : self._newest]
-        self._newest = start
         self._count += blocks.size
+        self._newest = start  # last: only now are the entries there
 
     def remove(self, blocks: Ids) -> None:
         """Take distinct blocks out."""
@@ -142,8 +142,8 @@ class LeafQueue:
         """Start the queue anew with what is in it; those aside come first again."""
         blocks = self.blocks()
         blocks = blocks[np.argsort(self._position[blocks])]
-        self._oldest = len(self._queue)
-        self._newest = self._oldest - len(blocks)
-        self._position[blocks] = self._numbers[self._newest :]
-        self._queue[self._newest :] = blocks
+        start = len(self._queue) - len(blocks)
+        self._position[blocks] = self._numbers[start:]
+        self._queue[start:] = blocks
+        self._oldest, self._newest = len(self._queue), start
         self._aside.clear()

@@ -48,10 +48,9 @@ class RefCountAllocator(CountedBlocks):
 
     def acquire(self, count: int) -> Ids:
         """Take ``count`` blocks, evicting if need be; ``OutOfBlocks`` if that is not enough."""
-        ids = self.allocate_memory_blocks(count)
-        if ids is None:
+        if not self._can_take(count):
             raise out_of("blocks", count, self.num_free, self.num_blocks)
-        return ids
+        return self._take(count)
 
     def allocate_memory_blocks(self, count: int, matched: Ids = NO_BLOCKS) -> Ids | None:
         """Take ``count`` blocks, evicting if need be.
@@ -64,32 +63,9 @@ class RefCountAllocator(CountedBlocks):
         Returns:
             int64[count], each with one reference, or None if there is not enough memory.
         """
-        states, taken, before = self._states, NO_BLOCKS, None
-        if matched.size:
-            matched = as_ids(matched)
-            states.stack.check_held(np.unique(matched))
-            before = Truth(matched, states.refs[matched])
-        if not 0 <= count <= states.stack.num_free and (
-            not self.is_memory_available(count, matched=matched)
-        ):
+        if not self._can_take(count, matched):
             return None
-        try:
-            if matched.size:
-                self._retain(matched)
-                self.observers.tell("retained", matched)
-            if (short := count - states.stack.num_free) > 0:
-                self.observers.tell("evicted", states.evict(short))
-            taken = states.stack.acquire(count)
-            states.refs[taken] = 1
-            if self.routing is not None:
-                self.routing.drop(taken)
-            self.observers.tell("acquired", taken)
-            return taken
-        except BaseException:
-            states.stack.release(taken)
-            states.refs[taken] = 0
-            states.undo(before)
-            raise
+        return self._take(count, matched)
 
     def retain_memory_blocks(self, ids: Ids) -> None:
         """Add a reference to held or cached blocks, one for each time a block is named.
@@ -157,6 +133,39 @@ class RefCountAllocator(CountedBlocks):
                 states.undo(before)
             raise
 
+    def _can_take(self, count: int, matched: Ids = NO_BLOCKS) -> bool:
+        if matched.size:
+            self._states.stack.check_held(np.unique(matched))
+        if 0 <= count <= self._states.stack.num_free:
+            return True
+        return self.is_memory_available(count, matched=matched)
+
+    def _take(self, count: int, matched: Ids = NO_BLOCKS) -> Ids:
+        """Take blocks that can be had."""
+        states, taken, before, evicted = self._states, NO_BLOCKS, None, None
+        if matched.size:
+            matched = as_ids(matched)
+            before = Truth(matched, states.refs[matched])
+        try:
+            if matched.size:
+                self._retain(matched)
+                self.observers.tell("retained", matched)
+            if (short := count - states.stack.num_free) > 0:
+                evicted = states.evict(short)
+                self.observers.tell("evicted", evicted.blocks)
+            taken = states.stack.acquire(count)
+            states.refs[taken] = 1
+            if self.routing is not None:
+                self.routing.drop(taken)
+            self.observers.tell("acquired", taken)
+            return taken
+        except BaseException:
+            states.stack.release(taken)
+            states.refs[taken] = 0
+            states.undo(evicted)
+            states.undo(before)
+            raise
+
     def _retain(self, ids: Ids) -> None:
         states = self._states
         blocks, counts = _count_each(ids)
@@ -222,9 +231,14 @@ class RefCountAllocator(CountedBlocks):
         """Free the cached blocks used longest ago, leaves first; False, and none, if too few."""
         if count > self._states.num_evictable:
             return False
-        ids = self._states.evict(count)
-        self.observers.tell("evicted", ids)
-        return True
+        evicted = None
+        try:
+            evicted = self._states.evict(count)
+            self.observers.tell("evicted", evicted.blocks)
+            return evicted.blocks.size == count  # no constant: Python returns those outside of try
+        except BaseException:
+            self._states.undo(evicted)
+            raise
 
     def reset(self) -> None:
         """Free everything; whoever held blocks holds them no more."""

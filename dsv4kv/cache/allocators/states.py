@@ -31,13 +31,13 @@ class Truth(NamedTuple):
     """What was true of some blocks, one value each or one for all; None: it has not changed.
 
     Attributes:
-        blocks: Which.
+        blocks: int64[n].
         refs: Their references.
         hashes: Their hashes.
         parents: What they followed.
     """
 
-    blocks: Values
+    blocks: Ids
     refs: NDArray[np.int32] | int | None = None
     hashes: Values | None = None
     parents: Values | None = None
@@ -151,7 +151,7 @@ class BlockStates:
             self._kept = None
         return ids[:0]
 
-    def evict(self, count: int) -> Ids:
+    def evict(self, count: int) -> Truth:
         """Free the oldest leaves; ``num_evictable`` must be at least ``count``."""
         before, hashes, chains = None, self.hashes, self.chains
         try:
@@ -161,15 +161,16 @@ class BlockStates:
                 hashes.drop(ids)
                 chains.parent[ids] = chains.root
                 self.stack.release(ids)
-                return ids
+                return before
             blocks = [self.cached.take_one() for _ in range(count)]
             known = [hashes.of_block_at[block] for block in blocks]
-            before = Truth(blocks, None, known, [chains.parent_at[block] for block in blocks])
+            parents = [chains.parent_at[block] for block in blocks]
+            before = Truth(np.array(blocks, dtype=np.int64), None, known, parents)
             for block in blocks:
                 hashes.drop_one(block)
                 chains.parent_at[block] = chains.root
                 self.stack.release_one(block)
-            return np.array(blocks, dtype=np.int64)
+            return before
         except BaseException:
             self.undo(before)
             raise

@@ -1,5 +1,7 @@
 """A tree of runs and its policy: what is held, what may go, what goes."""
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from dsv4kv.errors import OutOfBlocks
@@ -18,7 +20,6 @@ class Keeper:
         cached: Keys in the tree.
         held: Values in the tree (keys, where rows hold them).
         pinned: Values that leases hold.
-        inserted: Keys stored so far.
         evicted: Keys evicted so far.
     """
 
@@ -26,7 +27,7 @@ class Keeper:
         """Start empty; ``chained`` keys stand for their history too."""
         self.tree = RunTree(key_bytes, layout)
         self.layout = layout
-        self.cached = self.held = self.pinned = self.inserted = self.evicted = 0
+        self.cached = self.held = self.pinned = self.evicted = 0
         self._policy = policy
         self._chained = chained
 
@@ -34,6 +35,11 @@ class Keeper:
     def evictable(self) -> int:
         """Values that may be evicted."""
         return self.held - self.pinned
+
+    @property
+    def inserted(self) -> int:
+        """Keys stored so far."""
+        return self.cached + self.evicted
 
     @property
     def blockwise(self) -> bool:
@@ -96,7 +102,6 @@ class Keeper:
         above.ticket = 0
         run = self.tree.grow(above, keys, values, guards)
         self.cached += run.length
-        self.inserted += run.length
         self.held += self.layout.count(run)
         self._policy.admit(run, self._identity(run, 0))
         return run
@@ -112,6 +117,23 @@ class Keeper:
         while (missing := self.held - last) > 0:
             parts.append(self._evict_from(self._policy.choose(), missing))
         return np.concatenate(parts) if parts else NO_IDS
+
+    def recount(self, ends: Iterable[Run]) -> None:
+        """Count and offer anew after runs were put back; leases hold those down to ``ends``."""
+        runs = list(self.tree.runs())
+        offered = sorted(runs, key=lambda run: run.ticket)
+        for run in runs:
+            run.pins = run.ticket = 0
+        for end in ends:
+            for run in path_to(end):
+                run.pins += 1
+        self.tree.num_runs = len(runs)
+        self.cached = sum(run.length for run in runs)
+        self.held = sum(self.layout.count(run) for run in runs)
+        self.pinned = sum(self.layout.count(run) for run in runs if run.pins)
+        self._policy.recount(runs)
+        for run in offered:
+            self.offer(run)
 
     def _evict_from(self, run: Run, count: int) -> Ids:
         """Evict at most ``count`` values from the end of one run."""

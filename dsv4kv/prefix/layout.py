@@ -74,7 +74,7 @@ class Blocks:
         return max(-(-num_keys // self.block_keys) - num_values, -1) * self.block_keys
 
     def count(self, run: Run) -> int:
-        """Blocks of the run, less one that the run above holds too."""
+        """Blocks of the run, less one that a run above holds too."""
         return len(run.values) - (self.block_keys > 1 and self._shares(run))
 
     def cut(self, run: Run, count: int) -> int:
@@ -90,33 +90,36 @@ class Blocks:
         return run.values[self.block_keys > 1 and self._shares(run) :]
 
     def _shares(self, run: Run) -> bool:
-        above = run.parent
-        return bool(
-            above is not None
-            and run.start % self.block_keys
-            and len(above.values)
-            and len(run.values)
-            and above.values[-1] == run.values[0]
-        )
+        """Whether the block that a run begins in is held by one of those above that end in it."""
+        above, begin = run.parent, run.start - run.start % self.block_keys
+        if not len(run.values):
+            return False
+        first = run.values.item(0)
+        while above is not None and above.start + above.length > begin and len(above.values):
+            if above.values.item(-1) == first:
+                return True
+            above = above.parent
+        return False
 
 
 class Rows:
-    """Every run's values name a row that holds its whole chain from the first key on.
+    """Every run's values name rows that hold its whole chain from the first key on.
 
-    The index does not own rows: it only remembers what they held. Keys are counted instead.
+    They are pairs of slot and version, the newest first. The index does not own rows: it only
+    remembers what they held. Keys are counted instead.
     """
 
     def head(self, values: Ids, start: int, at: int) -> Ids:
-        """The row: a part of the chain is in it too."""
+        """The rows: a part of the chain is in them too."""
         return values
 
     def tail(self, values: Ids, start: int, at: int) -> Ids:
-        """The row."""
+        """The rows."""
         return values
 
     def join(self, path: Sequence[Run], depth: int) -> Ids:
-        """The row of the last run."""
-        return path[-1].values if path else NO_IDS
+        """The newest row of the last run."""
+        return path[-1].values[:2] if path else NO_IDS
 
     def first_key(self, num_keys: int, num_values: int) -> int:
         """The first, with one slot and one version."""

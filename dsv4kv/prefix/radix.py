@@ -11,7 +11,7 @@ from dsv4kv.prefix.layout import Blocks, Rows
 from dsv4kv.prefix.policies import make_policy
 from dsv4kv.prefix.policies.contract import Policy
 from dsv4kv.prefix.run import Ids, Run, path_to
-from dsv4kv.prefix.store import New, PrefixStore, as_chain
+from dsv4kv.prefix.store import New, PrefixStore, as_chain, whole
 
 _MOST = 2**31 - 1
 CopyKv = Callable[[int, int, int], None]
@@ -55,7 +55,8 @@ NOTHING = Found(0, -1, -1)
 class PrefixCacheManager(PrefixStore):
     """Chains of tokens over rows: one contiguous KV row (slot) per prompt.
 
-    What is found is as valid as the slot's version: compare it with ``SlotAllocator.version``.
+    What is found is as valid as the slot's version: told how to ask for it, the cache finds only
+    rows that still hold what they held; otherwise compare it with ``SlotAllocator.version``.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class PrefixCacheManager(PrefixStore):
         max_capacity: int,
         policy: Policy | None = None,
         copy_kv: CopyKv | None = None,
+        version: Callable[[int], int] | None = None,
     ) -> None:
         """Start empty.
 
@@ -70,12 +72,14 @@ class PrefixCacheManager(PrefixStore):
             max_capacity: Tokens it may remember.
             policy: What is forgotten first; None is LRU.
             copy_kv: Called as (from_slot, to_slot, tokens) by ``copy_kv``.
+            version: The version a slot has now, as ``SlotAllocator.version`` tells it; None:
+                slots are never handed out again.
         """
         if max_capacity <= 0:
             raise ConfigError(f"a prefix cache of {max_capacity} tokens is none: give at least 1.")
         super().__init__(policy or make_policy("lru"), Rows(), 4, chained=False)
         self.max_capacity = max_capacity
-        self._copy = copy_kv
+        self._copy, self._version = copy_kv, version
 
     def encode(self, keys: Keys) -> tuple[bytes, Ids | None]:
         """Tokens as int32."""
@@ -97,7 +101,8 @@ class PrefixCacheManager(PrefixStore):
     def store(self, run: Run, new: New) -> tuple[Insertion, Run]:
         """Store what is new of a chain; its row holds what was cached before, too."""
         for above in path_to(run):
-            above.values = new.values.copy()
+            self._keeper.tree.note(above)
+            above.values = np.concatenate([new.values, *self._others(above, int(new.values[0]))])
         return super().store(run, new)
 
     def insert_row(self, tokens: Keys, slot: int, version: int) -> Insertion:
@@ -108,24 +113,48 @@ class PrefixCacheManager(PrefixStore):
         """Remember it of the tokens that a lease holds and of ``tokens``, which follow them."""
         return self.extend(lease, tokens, np.array([slot, version], dtype=np.int64))
 
+    @whole
     def find(self, tokens: Keys) -> Found:
-        """Look up the longest prefix and the row it is in; counts as a use."""
-        lease = self.pin(tokens)
-        self.release(lease)
-        return as_row(lease)
+        """Look up the longest prefix that a row still holds, and the row; counts as a use."""
+        lease = self._pin(tokens)
+        found = self._newest_row(lease)
+        self._release(lease)
+        return found
 
     def copy_kv(self, tokens: Keys, to_slot: int) -> Found:
-        """Copy the longest cached prefix into a slot, kept while it is copied."""
+        """Copy the longest prefix that a row still holds into a slot; kept while it is copied."""
         if self._copy is None:
             raise ConfigError("no copy_kv was given when the prefix cache was made.")
-        lease = self.pin(tokens)
+        lease: Lease | None = None
         try:
-            found = as_row(lease)
+            lease = self.pin(tokens)
+            found = self._newest_row(lease)
             if found.length:
                 self._copy(found.slot, to_slot, found.length)
-        finally:
             self.release(lease)
-        return found
+            return found
+        except BaseException:
+            if lease is not None and lease.run is not None:
+                self.release(lease)
+            raise
+
+    def _newest_row(self, lease: Lease) -> Found:
+        """The longest of what a lease holds that is still in a row."""
+        for run in reversed(path_to(lease.run) if lease.run else []):
+            for slot, version in run.values.reshape(-1, 2).tolist():
+                if self._is_valid(slot, version):
+                    return Found(run.end, slot, version)
+        return NOTHING
+
+    def _others(self, run: Run, slot: int) -> list[Ids]:
+        """Rows of a run in other slots, as long as they are valid and that can be told."""
+        if self._version is None:
+            return []
+        rows = run.values.reshape(-1, 2)
+        return [row for row in rows if row[0] != slot and self._is_valid(*row.tolist())]
+
+    def _is_valid(self, slot: int, version: int) -> bool:
+        return self._version is None or self._version(slot) == version
 
 
 def as_row(match: Match | Lease) -> Found:

@@ -1,17 +1,23 @@
 """The prefix index over a tree of runs; ``radix`` and ``block_hash`` say what its keys are."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import wraps
 from threading import RLock
-from typing import Any, NamedTuple
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsv4kv.errors import ConfigError, NotOwner
+from dsv4kv.errors import ConfigError, Dsv4kvError, NotOwner
 from dsv4kv.prefix.index import IndexStats, Insertion, Keys, Lease, Match
 from dsv4kv.prefix.keeper import Keeper
 from dsv4kv.prefix.layout import Layout
 from dsv4kv.prefix.policies.contract import Policy
 from dsv4kv.prefix.run import NO_IDS, Ids, Run, path_to
+from dsv4kv.prefix.tree import Undo
 
 
 class New(NamedTuple):
@@ -26,6 +32,49 @@ class New(NamedTuple):
     keys: bytes
     values: Ids
     guards: Ids | None
+
+
+class _Counts(NamedTuple):
+    """See ``IndexStats``; ``requests`` are those that the policy was told of."""
+
+    requests: int
+    lookups: int
+    asked: int
+    hit: int
+    collisions: int
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def whole(
+    operation: Callable[Concatenate[Any, P], R],
+) -> Callable[Concatenate[Any, P], R]:
+    """An operation that happens whole or not at all, and one at a time.
+
+    Whatever exception comes on whatever line, all it did is undone; that it was a use may count
+    for what is evicted first. A refusal has changed nothing yet. No line is left out: it is still
+    undone on the last one, when the lock has been given back, unless another thread has begun.
+    """
+
+    @wraps(operation)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        journal: list[Undo] | None = None
+        try:
+            self._lock.acquire()
+            journal = self._begin()
+            result = operation(self, *args, **kwargs)
+            self._lock.release()
+            return result
+        except BaseException as error:
+            if journal is not None and not isinstance(error, Dsv4kvError):
+                self._undo(journal)
+            with suppress(RuntimeError):  # it has been given back, or was never taken
+                self._lock.release()
+            raise
+
+    return call
 
 
 class PrefixStore:
@@ -43,7 +92,8 @@ class PrefixStore:
         self._keeper = Keeper(policy, layout, key_bytes, chained)
         self._key_bytes = key_bytes
         self._lock = RLock()
-        self._requests = self._lookups = self._asked = self._hit = self._collisions = 0
+        self._leases: set[Lease] = set()
+        self._counts = _Counts(0, 0, 0, 0, 0)
 
     @property
     def held(self) -> int:
@@ -75,38 +125,28 @@ class PrefixStore:
         with self._lock:
             return self._find(keys)[1]
 
+    @whole
     def pin(self, keys: Keys) -> Lease:
         """Use the longest cached prefix: it is kept until the lease is released."""
-        data, guards = self.encode(keys)
-        keeper = self._keeper
-        with self._lock:
-            trusted, run, inside = self._walk(keeper.tree.root, data, guards)
-            run = keeper.part(run, inside)
-            length, request = run.end, self._count_request()
-            path = keeper.use(run, request)
-            keeper.hold(path)
-            self._lookups += 1
-            self._asked += len(data) // self._key_bytes
-            self._hit += length
-            self._collisions += len(trusted) < len(data)
-            if length * self._key_bytes < len(trusted):
-                keeper.miss(data, length)
-            return Lease(length, keeper.layout.join(path, length), request, run)
+        return self._pin(keys)
 
+    @whole
     def insert(self, keys: Keys, values: Ids) -> Insertion:
         """Store a chain; see ``PrefixIndex.insert``.
 
         Raises:
             ConfigError: The values begin after the cached prefix or are too many.
         """
-        with self._lock:
-            keeper = self._keeper
-            run, new = self._enter(keeper.tree.root, keys, values)
-            keeper.use(run, self._count_request())
-            insertion, run = self.store(run, new)
-            keeper.offer(run)
-            return insertion
+        keeper = self._keeper
+        run, new = self._enter(keeper.tree.root, keys, values)
+        request = self._counts.requests
+        self._counts = self._counts._replace(requests=request + 1)
+        keeper.use(run, request)
+        insertion, run = self.store(run, new)
+        keeper.offer(run)
+        return insertion
 
+    @whole
     def extend(self, lease: Lease, keys: Keys, values: Ids) -> Insertion:
         """Store what follows what a lease holds; see ``PrefixIndex.extend``.
 
@@ -114,42 +154,38 @@ class PrefixStore:
             ConfigError: The values begin after the cached prefix or are too many.
             NotOwner: The lease has been released.
         """
-        with self._lock:
-            keeper, above = self._keeper, lease.run
-            if above is None:
-                raise NotOwner("the lease has been released: pin the chain again.")
-            run, new = self._enter(above, keys, values)
-            lease.moment = keeper.go_on(lease.request)
-            insertion, run = self.store(run, new)
-            keeper.hold(path_to(run, above))
-            lease.run, lease.length = run, run.end
-            return insertion
+        keeper, above = self._keeper, lease.run
+        if above is None:
+            raise NotOwner("the lease has been released: pin the chain again.")
+        run, new = self._enter(above, keys, values)
+        self._note(lease)
+        lease.moment = keeper.go_on(lease.request)
+        insertion, run = self.store(run, new)
+        keeper.hold(path_to(run, above))
+        lease.run, lease.length = run, run.end
+        return insertion
 
+    @whole
     def release(self, lease: Lease) -> None:
         """End a lease; ``NotOwner`` if it has ended before."""
-        with self._lock:
-            run = lease.run
-            if run is None:
-                raise NotOwner("the lease has been released before. Nothing was changed.")
-            lease.run = None
-            self._keeper.let_go(path_to(run), lease.moment)
+        self._release(lease)
 
+    @whole
     def evict(self, count: int) -> Ids:
         """Give up ``count`` values, leaves first; see ``PrefixIndex.evict``."""
-        with self._lock:
-            return self._keeper.evict(count)
+        return self._keeper.evict(count)
 
     def stats(self) -> IndexStats:
         """Counts so far."""
         with self._lock:
-            keeper = self._keeper
+            keeper, counts = self._keeper, self._counts
             return IndexStats(
-                lookups=self._lookups,
-                asked=self._asked,
-                hit=self._hit,
+                lookups=counts.lookups,
+                asked=counts.asked,
+                hit=counts.hit,
                 inserted=keeper.inserted,
                 evicted=keeper.evicted,
-                collisions=self._collisions,
+                collisions=counts.collisions,
                 cached=keeper.cached,
                 held=keeper.held,
                 pinned=keeper.pinned,
@@ -169,6 +205,63 @@ class PrefixStore:
             return Insertion(present, present, NO_IDS), run
         run = keeper.store(run, keys, new.values, new.guards)
         return Insertion(present, run.end, keeper.layout.owned(run, run.start)), run
+
+    def _pin(self, keys: Keys) -> Lease:
+        data, guards = self.encode(keys)
+        keeper = self._keeper
+        requests, lookups, asked, hit, collisions = self._counts
+        trusted, run, inside = self._walk(keeper.tree.root, data, guards)
+        run = keeper.part(run, inside)
+        length = run.end
+        path = keeper.use(run, requests)
+        keeper.hold(path)
+        asked += len(data) // self._key_bytes
+        collisions += len(trusted) < len(data)
+        self._counts = _Counts(requests + 1, lookups + 1, asked, hit + length, collisions)
+        if length * self._key_bytes < len(trusted):
+            keeper.miss(data, length)
+        lease = Lease(length, keeper.layout.join(path, length), requests, run)
+        self._note(lease)
+        self._leases.add(lease)
+        return lease
+
+    def _release(self, lease: Lease) -> None:
+        run = lease.run
+        if run is None:
+            raise NotOwner("the lease has been released before. Nothing was changed.")
+        self._note(lease)
+        self._leases.discard(lease)
+        lease.run = None
+        self._keeper.let_go(path_to(run), lease.moment)
+
+    def _begin(self) -> list[Undo]:
+        """Keep what an operation may change but for runs and leases."""
+        journal: list[Undo] = [(self._reset, self._counts, self._keeper.evicted)]
+        self._keeper.tree.journal = journal
+        return journal
+
+    def _note(self, lease: Lease) -> None:
+        """Before a lease is changed: how to undo that."""
+        known = lease in self._leases
+        undo = (self._reset_lease, lease, known, lease.run, lease.length, lease.moment)
+        self._keeper.tree.journal.append(undo)
+
+    def _undo(self, journal: list[Undo]) -> None:
+        """Undo the last operation, which began with that journal."""
+        with self._lock:
+            if self._keeper.tree.journal is not journal:
+                return
+            for undo, *args in reversed(journal):
+                undo(*args)
+            self._keeper.recount(lease.run for lease in self._leases if lease.run)
+            journal.clear()
+
+    def _reset(self, counts: _Counts, evicted: int) -> None:
+        self._counts, self._keeper.evicted = counts, evicted
+
+    def _reset_lease(self, lease: Lease, known: bool, run: Run, length: int, moment: int) -> None:
+        lease.run, lease.length, lease.moment = run, length, moment
+        (self._leases.add if known else self._leases.discard)(lease)
 
     def _find(self, keys: Keys) -> tuple[Run, int]:
         """The last run that a chain enters, and how many of its keys are cached."""
@@ -216,10 +309,6 @@ class PrefixStore:
                 f"{present} are cached: give the values of all that is not. Nothing was changed."
             )
         return first
-
-    def _count_request(self) -> int:
-        self._requests += 1
-        return self._requests - 1
 
 
 def as_chain(keys: Keys, dtype: type, what: str) -> NDArray[Any]:

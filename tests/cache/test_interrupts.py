@@ -1,4 +1,4 @@
-"""An exception on any line of an operation leaves the cache as it was, and it can be done again."""
+"""An exception on any line of an operation leaves the cache as it was; it can be done again."""
 
 from collections.abc import Callable
 from typing import Any
@@ -207,7 +207,7 @@ def facts_when_resuming(scene: Resuming) -> Any:
 def test_a_request_resumes_whole_or_not_at_all(tokens: int, error: type[BaseException]) -> None:
     def resume(scene: Resuming) -> None:
         manager, pool, checkpoint = scene
-        blocks = manager.tables[0].blocks[0, 0, :3]
+        blocks = manager.tables[0].blocks[0, 0, :3].astype(np.int64)
         resume_request(manager, 1, tokens, blocks, pool, checkpoint, None)
 
     assert at_every_line(resuming, resume, facts_when_resuming, error) > 3

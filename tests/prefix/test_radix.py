@@ -173,3 +173,17 @@ def test_a_run_that_lost_its_end_can_be_followed_by_another(evicted: int) -> Non
     index.insert(prompt, np.arange(200, 200 + evicted))
     assert index.match(prompt).values.tolist() == [*range(8 - evicted), *range(200, 200 + evicted)]
     check_tree(index, [])
+
+
+def test_a_block_is_taken_once_although_another_run_lies_between() -> None:
+    """Three requests part inside one block; the second goes on where the third has been."""
+    index = index_with(abcdef=(10, 11))
+    second, third = index.pin(tokens("abcde")), index.pin(tokens("abcde"))
+    assert index.extend(second, tokens("x"), ids(12)).taken.tolist() == [12]
+    assert index.extend(third, tokens("xy"), ids(13)).taken.tolist() == [13]
+    assert index.extend(second, tokens("yz"), ids(12)).taken.tolist() == []
+    assert index.match(tokens("abcdexyz")).values.tolist() == [10, 12]
+    check_tree(index, [second, third])
+    for lease in (second, third):
+        index.release(lease)
+    assert sorted(index.evict(index.stats().held).tolist()) == [10, 11, 12, 13]

@@ -250,3 +250,40 @@ def test_two_threads_may_share_a_cache() -> None:
         sys.setswitchinterval(interval)
     assert not errors
     check_tree(rows, leases)
+
+
+def test_a_row_that_was_handed_out_again_is_not_copied() -> None:
+    calls, slots = [], SlotAllocator(2)
+    rows = PrefixCacheManager(100, None, lambda *call: calls.append(call), slots.version)
+    slot = slots.alloc()
+    rows.insert_row(row(1, 2, 3), slot, slots.version(slot))
+    slots.free(slot)
+    assert rows.copy_kv(row(1, 2, 3), 1) == Found(3, slot, 1)
+    assert slots.alloc() == slot
+    assert rows.copy_kv(row(1, 2, 3), 1) == NOTHING
+    assert calls == [(slot, 1, 3)]
+
+
+def test_what_an_older_row_still_holds_is_found_when_the_newer_one_is_gone() -> None:
+    slots = SlotAllocator(3)
+    rows = PrefixCacheManager(100, version=slots.version)
+    older, newer = slots.alloc(), slots.alloc()
+    rows.insert_row(row(1, 2, 3), older, 1)
+    rows.insert_row(row(1, 2, 3, 4), newer, 1)
+    assert rows.find(row(1, 2, 3, 4)) == Found(4, newer, 1)
+    slots.free(newer)
+    assert slots.alloc() == newer
+    assert rows.find(row(1, 2, 3, 4)) == Found(3, older, 1)
+    rows.insert_row(row(1, 9), newer, 2)
+    assert rows.find(row(1, 2)) == Found(2, older, 1)
+
+
+def test_rows_that_are_gone_are_not_remembered_for_ever() -> None:
+    slots = SlotAllocator(2)
+    rows = PrefixCacheManager(100, version=slots.version)
+    for _ in range(50):
+        slot = slots.alloc()
+        rows.insert_row(row(1, 2, 3), slot, slots.version(slot))
+        slots.free(slot)
+    (run,) = every_run(rows._keeper.tree.root)
+    assert len(run.values) <= 2 * slots.num_blocks

@@ -39,11 +39,11 @@ class RowEngine:
 
     def __post_init__(self) -> None:
         policy = make_policy(self.policy, self.capacity)
-        self.rows = PrefixCacheManager(self.capacity, policy, self.copy)
         self.slots = SlotAllocator(6)
+        self.rows = PrefixCacheManager(self.capacity, policy, self.copy, self.slots.version)
         self.content: list[Tokens] = [()] * 6
         self.plain = PlainIndex(self.policy, self.capacity)
-        self.row_of: dict[Tokens, tuple[int, int]] = {}
+        self.rows_of: dict[Tokens, list[tuple[int, int]]] = {}
         self.numbers, self.cells = count(), count()
 
     def start(self, tokens: Tokens) -> None:
@@ -64,7 +64,7 @@ class RowEngine:
         self.running.append(request)
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """Only valid content may be relied on; a stale row is copied all the same."""
+        """What is copied is never another prompt's."""
         self.content[target] = self.content[source][:tokens]
 
     def decode(self, request: Running, more: Tokens) -> None:
@@ -89,7 +89,9 @@ class RowEngine:
         plain.insert(request.number if request else None, chain, cells, short)
         stored = plain.match(chain)
         assert insertion.stored == len(stored)
-        self.row_of |= dict.fromkeys(stored, (slot, version))
+        for key in stored:
+            known = self.rows_of.get(key, []) if key in chain[:present] else []
+            self.rows_of[key] = [(slot, version), *known]
 
     def finish(self, request: Running) -> None:
         self.running.remove(request)
@@ -108,10 +110,15 @@ class RowEngine:
         self.plain.release(number)
 
     def check_found(self, tokens: Tokens, found: Found) -> None:
-        """The newest row that was remembered; while its version stands, it holds the prefix."""
-        cached = self.plain.match(chain_of(tokens))
-        assert found == (Found(len(cached), *self.row_of[cached[-1]]) if cached else NOTHING)
-        if found.length and self.slots.version(found.slot) == found.version:
+        """The longest prefix that a row still holds, and the newest row that does."""
+        cached, expected = self.plain.match(chain_of(tokens)), NOTHING
+        for key in cached:
+            for slot, version in self.rows_of[key]:
+                if self.slots.version(slot) == version:
+                    expected = Found(len(key), slot, version)
+                    break
+        assert found == expected
+        if found.length:
             assert self.content[found.slot][: found.length] == tokens[: found.length]
 
 

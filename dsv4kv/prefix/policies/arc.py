@@ -1,8 +1,8 @@
 """ARC: recency and frequency share the cache, and the evicted tell which of them needs more."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
-from dsv4kv.prefix.policies.contract import Policy
+from dsv4kv.prefix.policies.contract import Policy, sizes_by_queue
 from dsv4kv.prefix.policies.ghosts import Ghosts
 from dsv4kv.prefix.policies.order import Order
 from dsv4kv.prefix.run import Run
@@ -50,6 +50,13 @@ class ARC(Policy):
         run.queue = _OFTEN
         self._sizes[_OFTEN] += run.length
         run.stamp = self.now
+
+    def recount(self, runs: Sequence[Run]) -> None:
+        """Sizes are those of the runs."""
+        self._orders = (Order(), Order())
+        self._sizes = sizes_by_queue(runs)
+        for ghosts in self._ghosts:
+            ghosts.recount()
 
     def offer(self, run: Run) -> None:
         """Order by recency in its queue."""

@@ -5,7 +5,7 @@ The index keeps eviction prefix-closed: only a run that nothing follows and nobo
 chosen until it is offered again. Sizes are in keys.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.prefix.policies.order import Order
@@ -56,6 +56,10 @@ class Policy:
     def refresh(self, run: Run, moment: int) -> None:
         """A request lets go of it, and has last stored what follows it at ``moment``; 0: never."""
 
+    def recount(self, runs: Sequence[Run]) -> None:
+        """An interruption was undone: these are cached, and those that may go are offered next."""
+        self.order = Order()
+
     def offer(self, run: Run) -> None:
         """The run may be evicted from now on."""
         self.order.push(run, run.stamp)
@@ -70,3 +74,8 @@ class Policy:
 
     def dropped(self, run: Run, count: int, key: Hashable) -> None:
         """The chosen run lost its last ``count`` keys, of which ``key`` is the first."""
+
+
+def sizes_by_queue(runs: Sequence[Run]) -> list[int]:
+    """Keys in the first and in the second queue of a policy that has two."""
+    return [sum(run.length for run in runs if run.queue == queue) for queue in (0, 1)]

@@ -31,6 +31,10 @@ class Ghosts:
         self.size -= size
         return size
 
+    def recount(self) -> None:
+        """Count again what is remembered."""
+        self.size = sum(self._sizes.values())
+
     def shrink(self, size: int) -> None:
         """Forget the oldest pieces until at most ``size`` keys are left."""
         while self.size > max(size, 0):

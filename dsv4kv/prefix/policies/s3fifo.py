@@ -1,8 +1,8 @@
 """S3-FIFO: a small queue on probation, a main queue, and a memory of those that failed."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
-from dsv4kv.prefix.policies.contract import Policy
+from dsv4kv.prefix.policies.contract import Policy, sizes_by_queue
 from dsv4kv.prefix.policies.ghosts import Ghosts
 from dsv4kv.prefix.policies.order import Order
 from dsv4kv.prefix.run import Run
@@ -44,6 +44,12 @@ class S3FIFO(Policy):
     def touch(self, run: Run) -> None:
         """Count up to three uses."""
         run.uses = min(run.uses + 1, _MOST_USES)
+
+    def recount(self, runs: Sequence[Run]) -> None:
+        """Sizes are those of the runs."""
+        self._orders = (Order(), Order())
+        self._sizes = sizes_by_queue(runs)
+        self._ghosts.recount()
 
     def offer(self, run: Run) -> None:
         """Order by entry into its queue."""

@@ -43,16 +43,19 @@ def at_every_line(
     operate: Callable[[Scene], object],
     facts: Callable[[Scene], object],
     error: type[BaseException] = KeyboardInterrupt,
+    outcome: Callable[[Scene], object] | None = None,
 ) -> int:
     """Interrupt an operation on every line it runs, and then do it again.
 
-    After the interruption ``facts`` are what they were before, and in the end what they are
-    without one. Returns on how many lines.
+    After the interruption ``facts`` are what they were before. In the end they are what they are
+    without one, or ``outcome`` is, where what comes out may depend on what was used. Returns on
+    how many lines.
     """
+    outcome = outcome or facts
     scene = make()
     before = facts(scene)
     operate(scene)
-    after = facts(scene)
+    after = outcome(scene)
     for at in count():
         scene = make()
         try:
@@ -61,7 +64,7 @@ def at_every_line(
         except error:
             assert facts(scene) == before, f"{where[0]} has left something"
             operate(scene)
-        assert facts(scene) == after, f"after {where} it is not as it is without"
+        assert outcome(scene) == after, f"after {where} it is not as it is without"
         if not where:
             return at
     raise AssertionError

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
+from dsv4kv.cache.allocators.refcount import RefCountAllocator
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cache.prepare import prepare_forward
 from dsv4kv.cache.table import NO_BLOCK
@@ -291,3 +292,23 @@ def test_no_step_touches_a_tensor() -> None:
         manager.release_request(slots[0])
     with pytest.raises(AssertionError, match="was called"), NoTorch():
         torch.zeros(1).item()
+
+
+def test_a_block_that_another_request_holds_too_does_not_become_free() -> None:
+    """One goes back by a shared block while the other needs one: refused, and nothing is lost."""
+    manager = bookkeeping("refcount", sharing="model", num_blocks=3)
+    (table,), (first, second, third) = manager.tables, admit(manager, 3)
+    prepare_forward(manager, [first], [0], [256])
+    shared = table.blocks[0, first, :2].astype(np.int64)
+    assert isinstance(table.allocator, RefCountAllocator)
+    table.allocator.retain_memory_blocks(shared)
+    table.adopt(second, shared)
+    manager.tokens[second] = 256
+    prepare_forward(manager, [third], [0], [128])
+    before = table.blocks.tolist(), table.held.tolist(), manager.tokens.tolist()
+    with pytest.raises(OutOfBlocks, match=r"Nothing was changed\."):
+        prepare_forward(manager, [second, third], [256, 128], [100, 256])
+    assert (table.blocks.tolist(), table.held.tolist(), manager.tokens.tolist()) == before
+    assert table.allocator.refs(shared).tolist() == [2, 2]
+    prepare_forward(manager, [second, first, third], [256, 256, 128], [0, 128, 256])
+    assert table.held.tolist() == [1, 0, 2]

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from dsv4kv.cache.allocators.chains import Chains
 from dsv4kv.cache.allocators.refcount import RefCountAllocator
 from dsv4kv.errors import CacheError, ConfigError, NotOwner
 from tests.cache.allocators.blocks import cached, chain, ids, state
@@ -175,3 +176,48 @@ def test_references_of_blocks_that_do_not_exist_are_refused() -> None:
 def test_a_pool_without_a_block_beside_the_dummy_is_refused(total: int) -> None:
     with pytest.raises(ConfigError, match="give at least 2"):
         RefCountAllocator(total)
+
+
+def test_what_is_said_to_be_available_can_be_had() -> None:
+    """A matched block keeps those before it, whether they were matched or not."""
+    allocator = RefCountAllocator(5)
+    leaf = cached(allocator, 10, 11, 12)[-1:]
+    assert not allocator.is_memory_available(2, matched=leaf)
+    assert allocator.allocate_memory_blocks(2, leaf) is None
+    assert not allocator.is_memory_available(-1)
+    assert allocator.is_memory_available(1, matched=leaf)
+    assert allocator.allocate_memory_blocks(1, leaf) is not None
+
+
+def test_a_failed_allocation_leaves_the_order_and_tells_nobody() -> None:
+    allocator, told = RefCountAllocator(6), list[str]()
+    cached(allocator, 10, 11, 12)
+    cached(allocator, 20, 21)
+    allocator.observers.add(lambda event: told.append(event.kind))
+    before = state(allocator)
+    assert allocator.allocate_memory_blocks(3, allocator.find_kv_blocks([10, 11, 12])[-1:]) is None
+    assert state(allocator) == before
+    assert told == []
+
+
+def test_a_held_leaf_without_those_before_it_is_looked_for_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Counting what it keeps passes every block before it, so it is counted when that changes."""
+    allocator = RefCountAllocator(100)
+    blocks = cached(allocator, *range(10, 60))
+    allocator.retain_memory_blocks(blocks[-1:])
+    assert (allocator.num_free, allocator.num_cached) == (49, 49)
+    monkeypatch.setattr(Chains, "num_kept", None)
+    assert allocator.num_free == 49
+    assert allocator.acquire(49).size == 49
+    assert allocator.num_free == 0
+    allocator.is_memory_available(1)
+
+
+def test_the_content_of_blocks_that_ref_zero_frees_is_told_to_be_lost() -> None:
+    allocator, told = RefCountAllocator(5, "ref_zero"), list[tuple[str, list[int]]]()
+    blocks = np.concatenate([chain(allocator, 10, 11), allocator.acquire(1)])
+    allocator.observers.add(lambda event: told.append((event.kind, event.ids.tolist())))
+    allocator.release_memory_blocks(blocks)
+    assert told == [("released", blocks.tolist()), ("evicted", blocks[:2].tolist())]

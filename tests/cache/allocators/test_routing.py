@@ -99,3 +99,13 @@ def test_positions_outside_a_block_and_tokens_without_one_are_refused() -> None:
             store().store_block(0, np.array([position]), routing(1))
     with pytest.raises(ConfigError, match="5 tokens do not fit into 1 blocks of 4"):
         store().store_per_block(ids(0), routing(5))
+
+
+def test_after_a_reset_no_block_has_any() -> None:
+    experts = store()
+    allocator = RefCountAllocator(5, routing=experts)
+    taken = allocator.acquire(2)
+    experts.store_per_block(taken, routing(8))
+    allocator.release_memory_blocks(taken[:1])
+    allocator.reset()
+    assert [experts.get_block(block) for block in taken.tolist()] == [None, None]

@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CONFIG ?= default
 
-.PHONY: bench check clean python
+.PHONY: bench check clean endure python
 
 bench: $(VENV)/installed
 	$(BIN)/dsv4kv bench $(CONFIG)
@@ -16,6 +16,11 @@ check: $(VENV)/installed-test
 	$(BIN)/ruff format --check
 	$(BIN)/mypy --num-workers auto
 	$(BIN)/pytest --numprocesses auto --dist worksteal
+
+# A million operations of every allocator, index and cache, with interruptions; about an hour.
+endure: $(VENV)/installed-test
+	DSV4KV_ENDURANCE_OPERATIONS=1000000 \
+	  $(BIN)/pytest --numprocesses auto tests/cache/test_endurance.py
 
 clean:
 	rm -rf $(VENV) build dist

@@ -102,16 +102,16 @@ class BlockAllocator:
         """
         if generations is not None and not np.array_equal(self.generation(ids), generations):
             raise self._refusal(ids, "not all are still held by who took them")
-        flat = self._held(ids)
-        start, count = self._num_free, int(ids.shape[-1])
+        start, flat = self._num_free, None
         try:
-            if not self._number(flat):
-                raise self._refusal(ids, "one is named twice")
-            self._free[..., start : start + count] = ids
-            self._num_free = start + count
-            return count
+            flat = self._mark_free(ids)
+            end = start + flat.size // self.lanes
+            self._free[..., start:end] = ids
+            self._num_free = end
+            return end - start
         except BaseException:
-            self._mark[flat] = flat
+            if flat is not None:
+                self._mark[flat] = flat
             self._num_free = start
             raise
 
@@ -140,42 +140,39 @@ class BlockAllocator:
 
     def check_held(self, ids: Ids) -> None:
         """Raise ``NotOwner`` unless every block is held and none is named twice."""
-        flat = self._held(ids)
+        flat = None
         try:
-            distinct = self._number(flat)
+            flat = self._mark_free(ids)
             self._mark[flat] = flat
         except BaseException:
-            self._mark[flat] = flat
+            if flat is not None:
+                self._mark[flat] = flat
             raise
-        if not distinct:
-            raise self._refusal(ids, "one is named twice")
 
-    def _held(self, ids: Ids) -> Ids:
-        """Index of blocks into the marks; refuse any that is not held."""
+    def _mark_free(self, ids: Ids) -> Ids:
+        """Mark held, distinct blocks free and return their index; refuse any others."""
         flat = ids if ids.ndim == self.lanes == 1 else self._flatten(ids)
         if flat.dtype is not INT64:
             flat = as_ids(flat)
-        try:
-            if self._mark[flat].tobytes() == flat.tobytes():
-                return flat
-        except IndexError:  # beyond the pool
-            pass
-        raise self._refusal(ids, "not all are held")
-
-    def _number(self, flat: Ids) -> bool:
-        """Mark held blocks free, each with a number of its own; False if one is named twice.
-
-        That one no longer has its first number.
-        """
-        numbers, as_bytes = self._first
-        if len(numbers) != flat.size:
+        mark, (numbers, as_bytes) = self._mark, self._first
+        if flat.size != len(numbers):
             numbers = self._numbers[: flat.size]
-            if len(numbers) < flat.size:  # more than there are
-                raise self._refusal(flat, "not all are held")
             as_bytes = numbers.tobytes()
             self._first = numbers, as_bytes
-        self._mark[flat] = numbers
-        return self._mark[flat].tobytes() == as_bytes
+        try:
+            if mark[flat].tobytes() != flat.tobytes() or flat.size > len(numbers):
+                raise self._refusal(ids, "not all are held")
+        except IndexError:  # beyond the pool
+            raise self._refusal(ids, "not all are held") from None
+        try:
+            # Each gets a number of its own; one named twice no longer has its first.
+            mark[flat] = numbers
+            if mark[flat].tobytes() == as_bytes:
+                return flat
+            raise self._refusal(ids, "one is named twice")
+        except BaseException:
+            mark[flat] = flat
+            raise
 
     def _flatten(self, ids: Ids) -> Ids:
         """Index of each lane's ids into the marks; ids outside their lane are refused."""

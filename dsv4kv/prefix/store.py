@@ -34,15 +34,8 @@ class New(NamedTuple):
     guards: Ids | None
 
 
-class _Counts(NamedTuple):
-    """See ``IndexStats``; ``requests`` are those that the policy was told of."""
-
-    requests: int
-    lookups: int
-    asked: int
-    hit: int
-    collisions: int
-
+Counts = tuple[int, int, int, int, int]
+"""Requests that the policy was told of; lookups, asked, hit, collisions as in ``IndexStats``."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -93,7 +86,7 @@ class PrefixStore:
         self._key_bytes = key_bytes
         self._lock = RLock()
         self._leases: set[Lease] = set()
-        self._counts = _Counts(0, 0, 0, 0, 0)
+        self._counts: Counts = (0, 0, 0, 0, 0)
 
     @property
     def held(self) -> int:
@@ -139,8 +132,8 @@ class PrefixStore:
         """
         keeper = self._keeper
         run, new = self._enter(keeper.tree.root, keys, values)
-        request = self._counts.requests
-        self._counts = self._counts._replace(requests=request + 1)
+        request, lookups, asked, hit, collisions = self._counts
+        self._counts = request + 1, lookups, asked, hit, collisions
         keeper.use(run, request)
         insertion, run = self.store(run, new)
         keeper.offer(run)
@@ -178,14 +171,14 @@ class PrefixStore:
     def stats(self) -> IndexStats:
         """Counts so far."""
         with self._lock:
-            keeper, counts = self._keeper, self._counts
+            keeper, (_, lookups, asked, hit, collisions) = self._keeper, self._counts
             return IndexStats(
-                lookups=counts.lookups,
-                asked=counts.asked,
-                hit=counts.hit,
+                lookups=lookups,
+                asked=asked,
+                hit=hit,
                 inserted=keeper.inserted,
                 evicted=keeper.evicted,
-                collisions=counts.collisions,
+                collisions=collisions,
                 cached=keeper.cached,
                 held=keeper.held,
                 pinned=keeper.pinned,
@@ -217,11 +210,11 @@ class PrefixStore:
         keeper.hold(path)
         asked += len(data) // self._key_bytes
         collisions += len(trusted) < len(data)
-        self._counts = _Counts(requests + 1, lookups + 1, asked, hit + length, collisions)
+        self._counts = requests + 1, lookups + 1, asked, hit + length, collisions
         if length * self._key_bytes < len(trusted):
             keeper.miss(data, length)
         lease = Lease(length, keeper.layout.join(path, length), requests, run)
-        self._note(lease)
+        keeper.tree.journal.append((self._leases.discard, lease))
         self._leases.add(lease)
         return lease
 
@@ -242,8 +235,7 @@ class PrefixStore:
 
     def _note(self, lease: Lease) -> None:
         """Before a lease is changed: how to undo that."""
-        known = lease in self._leases
-        undo = (self._reset_lease, lease, known, lease.run, lease.length, lease.moment)
+        undo = (self._reset_lease, lease, lease.run, lease.length, lease.moment)
         self._keeper.tree.journal.append(undo)
 
     def _undo(self, journal: list[Undo]) -> None:
@@ -256,12 +248,12 @@ class PrefixStore:
             self._keeper.recount(lease.run for lease in self._leases if lease.run)
             journal.clear()
 
-    def _reset(self, counts: _Counts, evicted: int) -> None:
+    def _reset(self, counts: Counts, evicted: int) -> None:
         self._counts, self._keeper.evicted = counts, evicted
 
-    def _reset_lease(self, lease: Lease, known: bool, run: Run, length: int, moment: int) -> None:
+    def _reset_lease(self, lease: Lease, run: Run, length: int, moment: int) -> None:
         lease.run, lease.length, lease.moment = run, length, moment
-        (self._leases.add if known else self._leases.discard)(lease)
+        self._leases.add(lease)
 
     def _find(self, keys: Keys) -> tuple[Run, int]:
         """The last run that a chain enters, and how many of its keys are cached."""

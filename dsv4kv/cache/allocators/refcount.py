@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dsv4kv.cache.allocator import Ids, as_ids
+from dsv4kv.cache.allocator import INT64, Ids, as_ids
 from dsv4kv.cache.allocators.counted import NO_BLOCKS, CountedBlocks
 from dsv4kv.cache.allocators.hashes import NO_HASH
 from dsv4kv.cache.allocators.observers import Observers
@@ -48,9 +48,9 @@ class RefCountAllocator(CountedBlocks):
 
     def acquire(self, count: int) -> Ids:
         """Take ``count`` blocks, evicting if need be; ``OutOfBlocks`` if that is not enough."""
-        if not self._can_take(count):
+        if not 0 <= count <= self._states.stack.num_free and not self.is_memory_available(count):
             raise out_of("blocks", count, self.num_free, self.num_blocks)
-        return self._take(count)
+        return self._take(count, NO_BLOCKS)
 
     def allocate_memory_blocks(self, count: int, matched: Ids = NO_BLOCKS) -> Ids | None:
         """Take ``count`` blocks, evicting if need be.
@@ -63,7 +63,12 @@ class RefCountAllocator(CountedBlocks):
         Returns:
             int64[count], each with one reference, or None if there is not enough memory.
         """
-        if not self._can_take(count, matched):
+        stack = self._states.stack
+        if matched.size:
+            stack.check_held(np.unique(matched))
+        if not 0 <= count <= stack.num_free and (
+            not self.is_memory_available(count, matched=matched)
+        ):
             return None
         return self._take(count, matched)
 
@@ -76,7 +81,7 @@ class RefCountAllocator(CountedBlocks):
         ids = _row(ids)
         blocks = _count_each(ids)[0]
         self._states.stack.check_held(blocks)
-        before = Truth(blocks, self._states.refs[blocks])
+        before = blocks, self._states.refs[blocks], None, None
         try:
             self._retain(ids)
             self.observers.tell("retained", ids)
@@ -107,17 +112,20 @@ class RefCountAllocator(CountedBlocks):
             NotOwner: A block is out of range or has fewer references.
         """
         ids, states = _row(ids), self._states
-        done, lost, before = ids, NO_BLOCKS, None
+        done, lost = ids, NO_BLOCKS
+        before: Truth | None = None
         try:
             if states.is_whole(ids):
-                before = Truth(ids, 1)
+                before = ids, 1, None, None
                 states.put_down_chain(ids)
             elif states.claims.are_last(ids):
-                before = states.before_putting_down(ids)
+                lru = states.policy == "lru"
+                before = (ids, 1, None, None) if lru else states.before_freeing(ids, 1)
                 lost = states.put_down(ids)
             else:
                 blocks, left = self._left(ids)
-                before, done = states.before_putting_down(blocks), blocks[left == 0]
+                before = states.before_freeing(blocks, states.refs[blocks])
+                done = blocks[left == 0]
                 states.refs[blocks] = left
                 lost = states.put_down(done) if done.size else lost
             self.observers.tell("released", ids)
@@ -133,26 +141,21 @@ class RefCountAllocator(CountedBlocks):
                 states.undo(before)
             raise
 
-    def _can_take(self, count: int, matched: Ids = NO_BLOCKS) -> bool:
-        if matched.size:
-            self._states.stack.check_held(np.unique(matched))
-        if 0 <= count <= self._states.stack.num_free:
-            return True
-        return self.is_memory_available(count, matched=matched)
-
-    def _take(self, count: int, matched: Ids = NO_BLOCKS) -> Ids:
+    def _take(self, count: int, matched: Ids) -> Ids:
         """Take blocks that can be had."""
-        states, taken, before, evicted = self._states, NO_BLOCKS, None, None
+        states, taken = self._states, NO_BLOCKS
+        before: Truth | None = None
+        evicted: Truth | None = None
         if matched.size:
             matched = as_ids(matched)
-            before = Truth(matched, states.refs[matched])
+            before = matched, states.refs[matched], None, None
         try:
             if matched.size:
                 self._retain(matched)
                 self.observers.tell("retained", matched)
             if (short := count - states.stack.num_free) > 0:
                 evicted = states.evict(short)
-                self.observers.tell("evicted", evicted.blocks)
+                self.observers.tell("evicted", evicted[0])
             taken = states.stack.acquire(count)
             states.refs[taken] = 1
             if self.routing is not None:
@@ -208,7 +211,7 @@ class RefCountAllocator(CountedBlocks):
             self.observers.tell("registered", ids)
         except BaseException:
             new = np.array([block for block, _, _ in plan], dtype=np.int64)
-            states.undo(Truth(new, hashes=NO_HASH, parents=states.chains.root))
+            states.undo((new, None, NO_HASH, states.chains.root))
             raise
 
     def find_kv_blocks(self, hashes: Sequence[int]) -> Ids:
@@ -231,11 +234,11 @@ class RefCountAllocator(CountedBlocks):
         """Free the cached blocks used longest ago, leaves first; False, and none, if too few."""
         if count > self._states.num_evictable:
             return False
-        evicted = None
+        evicted: Truth | None = None
         try:
             evicted = self._states.evict(count)
-            self.observers.tell("evicted", evicted.blocks)
-            return evicted.blocks.size == count  # no constant: Python returns those outside of try
+            self.observers.tell("evicted", evicted[0])
+            return evicted[0].size == count  # no constant: Python returns those outside of try
         except BaseException:
             self._states.undo(evicted)
             raise
@@ -267,4 +270,4 @@ def _count_each(ids: Ids) -> tuple[Ids, Ids]:
 def _row(ids: Ids) -> Ids:
     if ids.ndim != 1:
         raise not_owner("blocks", ids, f"shape {ids.shape} is not one row")
-    return as_ids(ids)
+    return ids if ids.dtype is INT64 else as_ids(ids)

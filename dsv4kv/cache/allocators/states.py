@@ -8,7 +8,7 @@ which blocks a hash finds, the order of eviction) is kept up beside it and can b
 it: so whatever an exception leaves half done is undone by putting the truth back and recounting.
 """
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,21 +26,12 @@ Parts = tuple[Claims, Chains, BlockHashes, LeafQueue]
 _ID_BYTES = 8
 _FEW = 8  # evicted one by one in less time than together
 
+Truth = tuple[Ids, NDArray[np.int32] | int | None, Values | None, Values | None]
+"""What was true of some blocks: which, their references, hashes and parents.
 
-class Truth(NamedTuple):
-    """What was true of some blocks, one value each or one for all; None: it has not changed.
-
-    Attributes:
-        blocks: int64[n].
-        refs: Their references.
-        hashes: Their hashes.
-        parents: What they followed.
-    """
-
-    blocks: Ids
-    refs: NDArray[np.int32] | int | None = None
-    hashes: Values | None = None
-    parents: Values | None = None
+One value each or one for all; None: it has not changed. A plain tuple, for one is made in every
+release.
+"""
 
 
 class BlockStates:
@@ -153,7 +144,8 @@ class BlockStates:
 
     def evict(self, count: int) -> Truth:
         """Free the oldest leaves; ``num_evictable`` must be at least ``count``."""
-        before, hashes, chains = None, self.hashes, self.chains
+        before: Truth | None = None
+        hashes, chains = self.hashes, self.chains
         try:
             if count > _FEW:
                 ids = self.cached.take(count)
@@ -162,10 +154,13 @@ class BlockStates:
                 chains.parent[ids] = chains.root
                 self.stack.release(ids)
                 return before
-            blocks = [self.cached.take_one() for _ in range(count)]
-            known = [hashes.of_block_at[block] for block in blocks]
-            parents = [chains.parent_at[block] for block in blocks]
-            before = Truth(np.array(blocks, dtype=np.int64), None, known, parents)
+            blocks, known, parents = list[int](), list[int](), list[int]()
+            for _ in range(count):
+                block = self.cached.take_one()
+                blocks.append(block)
+                known.append(hashes.of_block_at[block])
+                parents.append(chains.parent_at[block])
+            before = np.array(blocks, dtype=np.int64), None, known, parents
             for block in blocks:
                 hashes.drop_one(block)
                 chains.parent_at[block] = chains.root
@@ -175,10 +170,10 @@ class BlockStates:
             self.undo(before)
             raise
 
-    def before_putting_down(self, ids: Ids) -> Truth:
-        """What ``undo`` needs if distinct blocks are going to be put down."""
+    def before_freeing(self, ids: Ids, refs: NDArray[np.int32] | int) -> Truth:
+        """What ``undo`` needs if distinct blocks with so many references are put down."""
         if self.policy == "lru" or not self.hashes:
-            return Truth(ids, self.refs[ids])
+            return ids, refs, None, None
         followers = np.count_nonzero(np.isin(self.chains.parent[ids], ids))
         if self.chains.children[ids].sum() > followers:  # others will be cut off
             cut = np.flatnonzero(np.isin(self.chains.parent, ids))
@@ -213,9 +208,7 @@ class BlockStates:
         return self._kept
 
     def _truth(self, blocks: Ids) -> Truth:
-        return Truth(
-            blocks, self.refs[blocks], self.hashes.of_block[blocks], self.chains.parent[blocks]
-        )
+        return blocks, self.refs[blocks], self.hashes.of_block[blocks], self.chains.parent[blocks]
 
     def _free(self, ids: Ids) -> None:
         self.chains.part(self.chains.parent[ids])

@@ -123,7 +123,7 @@ def test_ids_of_any_whole_number_type_are_taken_back(allocator: Allocator, kind:
 @EVERY
 def test_ids_that_are_no_whole_numbers_are_refused(allocator: Allocator) -> None:
     taken = allocator.acquire(4)
-    refuses(allocator, taken.astype(np.float64))  # type: ignore[arg-type]
+    refuses(allocator, taken.astype(np.float64))
     assert allocator.release(taken[..., :0].astype(np.float64)) == 0
 
 

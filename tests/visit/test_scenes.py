@@ -1,11 +1,17 @@
 """Launches on a device: what shares memory on the host does so there."""
 
+import pytest
 import torch
 
 from dsv4kv.model.sharing import TableGroup
+from dsv4kv.ops.cuda.compile import compile_module
+from dsv4kv.ops.cuda.elf import sections
 from dsv4kv.ops.kernels.launch import Launch
 from dsv4kv.ops.kernels.prepare import DeviceTable, plan_prepare
+from tests.cuda.toolchain import needs_nvrtc
+from tests.kernels.defects import defect
 from tests.kernels.shim import twin
+from visit.sanitize import PLANTED
 from visit.scenes import Mover
 
 CPU = torch.device("cpu")
@@ -51,3 +57,11 @@ def test_a_part_of_memory_stays_a_part() -> None:
     assert isinstance(second, torch.Tensor)
     assert first.tolist() == whole[1:].tolist()
     assert first.data_ptr() == second.data_ptr() + 16 != whole[1:].data_ptr()
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("kernel", [kernel for _, kernel in PLANTED.values()])
+def test_what_is_planted_compiles_for_a_gpu(kernel: str) -> None:
+    memory = torch.zeros(1024, dtype=torch.uint8)
+    module = defect(kernel, memory, memory).module
+    assert f".text.{kernel}" in sections(compile_module(module, "sm_90a"))

@@ -6,14 +6,16 @@ import shutil
 import subprocess
 import sys
 
-from visit import scenes
 from visit.desk import Desk
 from visit.plan import TWIN_PATIENCE
 
-_PLANTED = {
+PLANTED = {
     "planted_write": ("memcheck", "write_outside"),
     "planted_race": ("racecheck", "move_right"),
 }
+END = "every kernel ran"
+"""What ``visit.scenes`` tells last."""
+
 _TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 _OPTIONS = {"memcheck": ["--report-api-errors=no"]}  # torch asks the driver what it may refuse
 _SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)")
@@ -28,13 +30,13 @@ def run(desk: Desk) -> None:
     if sanitizer is None:
         raise SystemExit("compute-sanitizer is not on PATH")
     blind = []
-    for name, (tool, kernel) in _PLANTED.items():
+    for name, (tool, kernel) in PLANTED.items():
         found = _count(desk, sanitizer, tool, "visit.planted", kernel)
         desk.answer(name, found, tool=tool, kernel=kernel)
         blind += [] if found else [tool]
     for tool in _TOOLS:
         if tool not in blind:  # what misses a defect says nothing by finding none
-            desk.answer(tool, _count(desk, sanitizer, tool, "visit.scenes", end=scenes.END))
+            desk.answer(tool, _count(desk, sanitizer, tool, "visit.scenes", end=END))
     if blind:
         raise SystemExit(f"{', '.join(blind)} missed what was planted: the sanitizer is blind")
 

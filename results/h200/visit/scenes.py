@@ -17,9 +17,7 @@ from tests.cuda.comparison import to_device
 from tests.cuda.scenes import SCENES
 from tests.kernels import hostile, state_hostile
 from visit.place import open_place
-
-END = "every kernel ran"
-"""What is told at the end."""
+from visit.sanitize import END
 
 _SMALL = 2
 

@@ -1,7 +1,7 @@
 // Kernels that are wrong on purpose: the harness has to notice every one of them.
 //
 // Compile-time: DSV_BARRIER 0 or 1.
-#include "common.cuh"
+#include "../../../../kernels/common.cuh"  // found from here by NVRTC too
 
 // Each thread copies the 16 bytes of its right neighbour; the last one has none.
 DSV_KERNEL void read_outside(const u8* source, u8* target) {

@@ -9,6 +9,7 @@ from torch import Tensor
 from dsv4kv.ops import cpu
 from dsv4kv.ops.compressor import Compressor
 from dsv4kv.ops.storage import PageStore
+from tests.cuda.online_tolerance import assert_within, is_online, online_tolerance
 from tests.cuda.scenes import Arguments, Scene
 from tests.ops.samples import read_entries, same_bits, within_one_step
 
@@ -29,10 +30,24 @@ def assert_equals_cpu_backend(
             _assert_close_pages(after, before, expected[-1], rotated=expected[0].hadamard)
         elif isinstance(before, PageStore):
             assert same_bits(after.pages, before.pages)
-        elif isinstance(before, Tensor) and before.dim() == 3 and before.dtype == torch.float32:
+        elif is_online(before):
             torch.testing.assert_close(after, before)  # online states are sums
         elif isinstance(before, Tensor):
             assert same_bits(after, before)
+
+
+def assert_equals_twin(scene: Scene, found: Arguments, expected: Arguments) -> None:
+    """What a GPU wrote against what the kernels' CPU twin wrote: the same bits.
+
+    An online state has been multiplied by an exponential, and may differ by as much as that does.
+    """
+    for mine, other in zip(found, expected, strict=True):
+        if isinstance(other, PageStore):
+            assert same_bits(mine.pages, other.pages)
+        elif is_online(other):
+            assert_within(mine, other, online_tolerance(scene.arguments(), other))
+        elif isinstance(other, Tensor):
+            assert same_bits(mine, other)
 
 
 def to_device(arguments: Arguments, device: torch.device | None) -> Arguments:

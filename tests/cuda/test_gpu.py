@@ -1,6 +1,5 @@
 """On a GPU: every operation equals the cpu backend, from graphs too, and never waits."""
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -16,6 +15,7 @@ from dsv4kv.ops.kernels.gather import plan_gather_topk
 from dsv4kv.ops.variants import VARIANTS
 from tests.cuda.comparison import assert_equals_cpu_backend, to_device
 from tests.cuda.scenes import SCENES, Arguments, Scene
+from tests.cuda.waiting import forbidding_waits
 from tests.ops.samples import same_bits
 
 pytestmark = [
@@ -29,14 +29,6 @@ each_scene = pytest.mark.parametrize("scene", SCENES, ids=str)
 @pytest.fixture
 def gpu() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
-
-
-@pytest.fixture
-def never_wait() -> Iterator[None]:
-    """Whatever waits for the GPU behind torch's back raises."""
-    before = torch.cuda.get_sync_debug_mode()
-    yield
-    torch.cuda.set_sync_debug_mode(before)
 
 
 @each_scene
@@ -56,13 +48,12 @@ def test_every_variant_of_an_operation_equals_the_cpu_backend(
 
 
 @each_scene
-@pytest.mark.usefixtures("never_wait")
 def test_an_operation_never_waits_for_the_gpu(scene: Scene, gpu: torch.device) -> None:
     run = getattr(cuda, scene.operation)
     run(*to_device(scene.arguments(), gpu))  # compiles and loads
     arguments = to_device(scene.arguments(), gpu)
-    torch.cuda.set_sync_debug_mode("error")
-    run(*arguments)
+    with forbidding_waits():
+        run(*arguments)
 
 
 @each_scene

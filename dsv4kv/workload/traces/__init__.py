@@ -197,9 +197,9 @@ def _read_requests(
         try:
             if not lines.peek():
                 raise Defect("the file is empty")
-            count = 0
+            count, file = 0, str(path)
             for count, request in enumerate(FORMATS[name].read(lines, options), start=1):  # noqa: B007
-                yield f"{path}:{lines.number}", request
+                yield f"{file}:{lines.number}", request
             if not count:
                 raise Defect("the trace has no requests")
         except Defect as defect:

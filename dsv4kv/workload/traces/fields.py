@@ -51,7 +51,9 @@ def read_numbers(record: Mapping[str, Any], name: str) -> tuple[int, ...]:
 
 def checked_ids(ids: tuple[int, ...], name: str) -> tuple[int, ...]:
     """Refuse numbers that are no ids, or that would be taken for others."""
-    low, high = min(ids, default=0), max(ids, default=0)
+    if not ids:
+        return ids
+    low, high = min(ids), max(ids)
     if low >= 0 and high < ODD_ID:
         return ids
     wrong = next((i for i in (low, high) if not -(2**63) <= i < 2**64), None)

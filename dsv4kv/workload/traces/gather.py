@@ -23,7 +23,7 @@ class RunBuffer:
 
     def add(self, request: int, ids: Sequence[int]) -> None:
         """Add all ids of a request; requests come in order."""
-        if isinstance(ids, IdRuns):
+        if type(ids) is IdRuns:  # isinstance asks Sequence's registry, for every request
             self._start.frombytes(ids.starts.tobytes())
             self._count.frombytes(ids.counts.tobytes())
             rows = len(ids.starts)

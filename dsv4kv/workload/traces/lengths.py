@@ -1,6 +1,7 @@
 """Lengths of a trace's prompts or outputs: how often each occurs, and what follows from that."""
 
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,9 +30,9 @@ class LengthCounts:
         self._lengths: Ints = np.zeros(0, np.int64)
         self._counts: Ints = np.zeros(0, np.int64)
 
-    def add(self, length: int) -> None:
-        """Count a length."""
-        self._batch.append(length)
+    def add(self, lengths: Iterable[int]) -> None:
+        """Count lengths."""
+        self._batch.extend(lengths)
         if len(self._batch) >= _BATCH:
             self._fold()
 

@@ -3,7 +3,7 @@
 import gzip
 import zlib
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
@@ -60,7 +60,9 @@ class TraceLines:
         """Return all that is left, of one document."""
         begin = self._ahead or ""
         self._ahead = None
-        text = _decode(_reading(lambda: self._file.read(DOCUMENT_BYTES + 1)))
+        with _reading:
+            content = self._file.read(DOCUMENT_BYTES + 1)
+        text = _decode(content)
         if len(begin) + len(text) > DOCUMENT_BYTES:
             raise Defect(
                 f"the document is larger than {DOCUMENT_BYTES // 2**20} MiB, and is read as a "
@@ -72,7 +74,8 @@ class TraceLines:
         blank = 0
         while True:
             self.number += 1
-            line = _reading(lambda: self._file.readline(_MAX_LINE_BYTES + 1))
+            with _reading:
+                line = self._file.readline(_MAX_LINE_BYTES + 1)
             if not line:
                 raise StopIteration
             if len(line) + blank > _MAX_LINE_BYTES:
@@ -91,13 +94,19 @@ def _decode(content: bytes) -> str:
         raise Defect("this is not UTF-8 text, neither plain nor gzip") from None
 
 
-def _reading(read: Callable[[], bytes]) -> bytes:
-    try:
-        return read()
-    except EOFError:
-        raise Defect("the gzip data ends early: the file is truncated") from None
-    except (OSError, zlib.error) as error:
-        raise Defect(f"the file cannot be read ({error})") from None
+class _Reading:
+    """Turns what reading raises into a ``Defect``; one for all: it is entered for every line."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, EOFError):
+            raise Defect("the gzip data ends early: the file is truncated") from None
+        if isinstance(error, OSError | zlib.error):
+            raise Defect(f"the file cannot be read ({error})") from None
+
+
+_reading = _Reading()
 
 
 @contextmanager

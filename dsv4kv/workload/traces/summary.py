@@ -2,12 +2,15 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 from math import inf
 
 from dsv4kv.errors import TraceError
 from dsv4kv.workload.request import Request
 from dsv4kv.workload.traces.histories import Histories
 from dsv4kv.workload.traces.lengths import LengthCounts, LengthSummary
+
+_BATCH = 256  # requests looked at together: few, for their prompts may be long
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +58,17 @@ def summarize(
     first_s, last_s = inf, -inf
     count = hash_block_tokens = 0
     with Histories() as histories:
-        for number, request in enumerate(requests):
-            count = number + 1
-            input_lengths.add(request.input_tokens)
-            output_lengths.add(request.output_tokens)
-            first_s, last_s = min(first_s, request.arrival_s), max(last_s, request.arrival_s)
-            hash_block_tokens = hash_block_tokens or request.hash_block_tokens
-            histories.add(number, request.prefix_hashes)
+        left = iter(requests)
+        while batch := list(islice(left, _BATCH)):
+            input_lengths.add(request.input_tokens for request in batch)
+            output_lengths.add(request.output_tokens for request in batch)
+            times_s = [request.arrival_s for request in batch]
+            first_s, last_s = min(first_s, *times_s), max(last_s, *times_s)
+            sizes = [request.hash_block_tokens for request in batch]
+            hash_block_tokens = hash_block_tokens or next(filter(None, sizes), 0)
+            for number, request in enumerate(batch, start=count):
+                histories.add(number, request.prefix_hashes)
+            count += len(batch)
         if not count:
             raise TraceError("There are no requests to summarise.")
         distinct = histories.check(name)

@@ -40,14 +40,15 @@ def resume_request(
 ) -> None:
     """Give a request that was just admitted the first ``tokens`` tokens of a cached prefix.
 
-    Whole blocks are shared. The last one is copied where ``tokens`` end inside it, for this
-    request will write there: its own block takes the page of every layer.
+    Whole blocks are shared. The last one is copied where ``tokens`` fill entries of it and not
+    all, for this request will write there: its own block takes the page of every layer.
 
     Args:
         manager: The cache.
         slot: Slot of the request.
         tokens: Tokens it need not compute.
-        blocks: int64[at least ceil(tokens / block tokens)], the prefix's blocks, in order.
+        blocks: int64[n], the prefix's blocks in order: at least those that hold entries of these
+            tokens.
         checkpoints: Holds the checkpoint.
         checkpoint: Window and state behind exactly these tokens.
         backend: Copies pages; None where the cache has no data.
@@ -66,9 +67,9 @@ def resume_request(
     if table.held[slot] or manager.tokens[slot]:
         raise CacheError(f"slot {slot} has tokens already: resume before its first step.")
     block_tokens = manager.plan.schemas[0].block_tokens
-    whole, rest = divmod(tokens, block_tokens)
-    prefix, own = as_ids(blocks[: whole + (rest > 0)]), None
-    if len(prefix) < whole + (rest > 0) or tokens > manager.plan.max_context_tokens:
+    whole, needed = tokens // block_tokens, int(table.blocks_for(np.array(tokens)))
+    prefix, own = as_ids(blocks[:needed]), None
+    if len(prefix) < needed or not 0 <= tokens <= manager.plan.max_context_tokens:
         raise CacheError(
             f"{len(blocks)} blocks of {block_tokens} tokens and rows of "
             f"{manager.plan.max_context_tokens} cannot hold a prefix of {tokens} tokens. "
@@ -76,15 +77,15 @@ def resume_request(
         )
     try:
         # Its own last block is not made of the prefix's, that which is copied included.
-        own = allocator.allocate_memory_blocks(int(rest > 0), prefix)
+        own = allocator.allocate_memory_blocks(needed - whole, prefix)
         if own is None:
             raise out_of("blocks", 1, allocator.num_free, allocator.num_blocks)
-        if rest and backend is not None:
+        if needed > whole and backend is not None:
             _copy_pages(manager, backend, prefix[whole:], own)
         checkpoints.restore(checkpoint, slot)
         table.adopt(slot, np.concatenate([prefix[:whole], own]))
         manager.tokens[slot] = tokens
-        if rest:
+        if needed > whole:
             allocator.release(prefix[whole:])
     except BaseException:
         if own is not None:

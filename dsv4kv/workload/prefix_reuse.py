@@ -198,24 +198,20 @@ class PrefixReuse:
     def _free_one_beside(self, keys: Ids) -> bool:
         """Free a block while the chain's own are kept; False if none can be."""
         lease = self._index.pin(keys)
-        free = self._free(1)
-        self._index.release(lease)
-        return free
+        try:
+            return self._free(1)
+        finally:
+            self._index.release(lease)
 
     def _share(self, slot: int, keys: Ids) -> None:
         """Let a slot share the blocks of a cached chain, and copy one that it will write in."""
         lease, tokens, key = self._index.pin(keys), len(keys) * self._key_tokens, int(keys[-1])
         self._saved.move_to_end(key)
-        resume_request(
-            self._manager,
-            slot,
-            tokens,
-            lease.values,
-            self._checkpoints,
-            self._saved[key],
-            self._backend,
-        )
-        self._index.release(lease)
+        place = (self._manager, slot, tokens, lease.values, self._checkpoints, self._saved[key])
+        try:
+            resume_request(*place, self._backend)
+        finally:
+            self._index.release(lease)
         self.totals.copied_blocks += len(keys) % self._block_keys > 0
 
     def _deepest_checkpoint(self, keys: Ids) -> int:

@@ -352,6 +352,7 @@ class Cache(Machine):
             self.tokens[slot] = tokens
         except OutOfBlocks:
             self.refusals += 1
+        self.check()
         self.do(lambda: self.pool.release(checkpoint))
 
     def check(self) -> None:

@@ -54,6 +54,16 @@ def test_whole_blocks_are_shared_and_the_last_is_its_own() -> None:
     assert behind.allocator.refs(behind.blocks).tolist() == [2, 2, 1]
 
 
+@pytest.mark.parametrize("tokens", [0, 1, 127, 128, 131, 132, 255, 256, 259, 260, 384])
+def test_as_many_blocks_are_held_as_a_step_would_prepare(tokens: int) -> None:
+    """The first tokens of a block complete no entry: there is nothing yet to copy."""
+    behind = Behind()
+    behind.resume(tokens)
+    held = behind.table.held[behind.slot]
+    prepare_forward(behind.manager, [behind.slot], [tokens], [tokens])
+    assert behind.table.held[behind.slot] == held
+
+
 def test_a_released_checkpoint_is_refused_before_anything_is_shared() -> None:
     behind = Behind()
     behind.pool.release(behind.checkpoint)

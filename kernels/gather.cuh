@@ -1,10 +1,14 @@
 // Read entries out of pages and decode them to bf16.
 //
-// Compile-time: the format, see format.cuh, and DSV_UNROLL, entries a warp has in flight.
+// Compile-time: the format, see format.cuh; DSV_UNROLL, entries a warp has in flight; DSV_AHEAD 1
+// where a warp looks up the places of all its entries at once, up to 32, a lane each.
 //
 // A warp takes an entry (two of them where 16 lanes hold one), and DSV_UNROLL such steps at once:
 // first all indices, then all bytes, then the stores, so that the latencies overlap. Whatever is
 // out of range gives zeros and is never read. Outputs have fewer than 2^31 entries.
+//
+// An index leads to a cell of the table and that to a page: two waits before the first byte. With
+// DSV_AHEAD they come once for a warp and not at every step, which tells where each warp has few.
 #include "format.cuh"
 
 constexpr int kLanes = kChunks < kWarpSize ? kChunks : kWarpSize;  // that share an entry
@@ -26,10 +30,28 @@ __device__ __forceinline__ Place place_in(i64 page, int row, i64 num_pages) {
     return {page >= 0 && page < num_pages ? int(page) : -1, row};
 }
 
+// Reads the entry at a place into `entry`; nowhere leaves it as it is.
+__device__ __forceinline__ void load_place(const u8* pages, const Place& place, int lane,
+                                           StoredEntry& entry) {
+    if (place.page < 0) return;
+    entry = load_entry(data_row_at(pages, place.page, place.row),
+                       scale_row_at(pages, place.page, place.row), lane);
+}
+
+__device__ __forceinline__ void store_row(u8* out, u32 row, int lane, const StoredEntry& entry) {
+#pragma unroll
+    for (int c = 0; c < kChunksPerLane; ++c) {
+        int chunk = lane + c * kWarpSize;
+        u8* target = out + (i64)row * (DSV_DIMS * 2) + chunk * 16;
+        if (chunk < kChunks) dsv_store(target, decode_chunk(entry, c, lane));
+    }
+}
+
 // out: bf16[rows, DSV_DIMS], of which `count` are written. read(i) loads what is asked for i-th,
 // find turns that into a place.
 template <typename Read, typename Find>
-__device__ __forceinline__ void gather(const u8* pages, u8* out, u32 count, Read read, Find find) {
+__device__ __forceinline__ void gather_step_by_step(const u8* pages, u8* out, u32 count, Read read,
+                                                    Find find) {
     u32 stride = u32(thread_count()) / kLanes;
     int lane = lane_id() % kLanes;
     for (u32 first = u32(thread_id()) / kLanes; first < count; first += DSV_UNROLL * stride) {
@@ -45,20 +67,54 @@ __device__ __forceinline__ void gather(const u8* pages, u8* out, u32 count, Read
         for (int u = 0; u < DSV_UNROLL; ++u) places[u] = find(wanted[u]);
 #pragma unroll
         for (int u = 0; u < DSV_UNROLL; ++u) {
-            if (places[u].page < 0 || first + u * stride >= count) continue;
-            entries[u] = load_entry(data_row_at(pages, places[u].page, places[u].row),
-                                    scale_row_at(pages, places[u].page, places[u].row), lane);
+            if (first + u * stride < count) load_place(pages, places[u], lane, entries[u]);
         }
 #pragma unroll
         for (int u = 0; u < DSV_UNROLL; ++u) {
-            if (first + u * stride >= count) continue;
+            if (first + u * stride < count) store_row(out, wanted[u].row, lane, entries[u]);
+        }
+    }
+}
+
+// The same; entry k of a round is the one that lane k has looked up.
+template <typename Read, typename Find>
+__device__ __forceinline__ void gather_ahead(const u8* pages, u8* out, u32 count, Read read,
+                                             Find find) {
+    constexpr int kTogether = kWarpSize / kLanes;  // entries a warp takes in one step
+    u32 stride = u32(warp_count());
+    int lane = lane_id() % kLanes, turn = lane_id() / kLanes;
+    for (u32 first = u32(warp_id()); first < count; first += kWarpSize * stride) {
+        u32 left = (count - first + stride - 1) / stride;
+        int here = left < kWarpSize ? int(left) : kWarpSize;
+        Wanted wanted = read(first + (lane_id() < here ? lane_id() : 0) * stride);
+        Place found = find(wanted);
+#pragma unroll 1
+        for (int step = 0; step < here; step += DSV_UNROLL * kTogether) {
+            StoredEntry entries[DSV_UNROLL] = {};
+            u32 rows[DSV_UNROLL];
 #pragma unroll
-            for (int c = 0; c < kChunksPerLane; ++c) {
-                int chunk = lane + c * kWarpSize;
-                u8* target = out + (i64)wanted[u].row * (DSV_DIMS * 2) + chunk * 16;
-                if (chunk < kChunks) dsv_store(target, decode_chunk(entries[u], c, lane));
+            for (int u = 0; u < DSV_UNROLL; ++u) {
+                int k = step + u * kTogether + turn;  // beyond 31 it comes round, unused
+                Place place = {__shfl_sync(kFullWarp, found.page, k),
+                               __shfl_sync(kFullWarp, found.row, k)};
+                rows[u] = __shfl_sync(kFullWarp, wanted.row, k);
+                if (k < here) load_place(pages, place, lane, entries[u]);
+            }
+#pragma unroll
+            for (int u = 0; u < DSV_UNROLL; ++u) {
+                int k = step + u * kTogether + turn;
+                if (k < here) store_row(out, rows[u], lane, entries[u]);
             }
         }
+    }
+}
+
+template <typename Read, typename Find>
+__device__ __forceinline__ void gather(const u8* pages, u8* out, u32 count, Read read, Find find) {
+    if (DSV_AHEAD) {
+        gather_ahead(pages, out, count, read, find);
+    } else {
+        gather_step_by_step(pages, out, count, read, find);
     }
 }
 

@@ -1,28 +1,85 @@
-// Quantise bf16 entries and write them into pages: one warp per entry.
+// Quantise bf16 entries and write them into pages: a warp takes an entry.
 //
-// Compile-time: the format, see format.cuh.
+// Compile-time: the format, see format.cuh, and DSV_PAIRED 1 where a warp has two of them under
+// way, and where the next two go: what is read does not depend on where it is written.
 #include "format.cuh"
 
-// Loads entry i of bf16 values [., DSV_DIMS] and writes it to a physical entry.
-__device__ __forceinline__ void insert_entry(u8* pages, const u8* values, i64 i, i64 entry) {
-    const u8* source = values + i * (DSV_DIMS * 2);
-    uint4 chunks[kChunksPerLane] = {};
+constexpr int kAtOnce = DSV_PAIRED ? 2 : 1;
+
+// Entry i of bf16 values [., DSV_DIMS], this lane's chunks of it.
+struct Values {
+    uint4 chunks[kChunksPerLane];
+};
+__device__ __forceinline__ Values load_values(const u8* values, i64 i) {
+    Values found = {};
 #pragma unroll
     for (int c = 0; c < kChunksPerLane; ++c) {
         int chunk = lane_id() + c * kWarpSize;
-        if (chunk < kChunks) chunks[c] = dsv_load<uint4>(source + chunk * 16);
+        const u8* source = values + i * (DSV_DIMS * 2) + chunk * 16;
+        if (chunk < kChunks) found.chunks[c] = dsv_load<uint4>(source);
     }
-    encode_entry(data_row(pages, entry), scale_row(pages, entry), chunks);
+    return found;
+}
+
+__device__ __forceinline__ void store_values(u8* pages, const Values& values, i64 entry) {
+    encode_entry(data_row(pages, entry), scale_row(pages, entry), values.chunks);
+}
+
+__device__ __forceinline__ void insert_entry(u8* pages, const u8* values, i64 i, i64 entry) {
+    store_values(pages, load_values(values, i), entry);
+}
+
+// Inserts values 0 .. count - 1; find(i) is the physical entry that the i-th goes to, or negative.
+template <typename Find>
+__device__ __forceinline__ void insert_one_by_one(u8* pages, const u8* values, i64 count,
+                                                  Find find) {
+    for (i64 i = warp_id(); i < count; i += warp_count()) {
+        i64 entry = find(i);
+        if (entry >= 0) insert_entry(pages, values, i, entry);
+    }
+}
+template <typename Find>
+__device__ __forceinline__ void insert_in_pairs(u8* pages, const u8* values, i64 count,
+                                                Find find) {
+    i64 stride = warp_count(), first = warp_id();
+    i64 next[kAtOnce];
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+        next[u] = first + u * stride < count ? find(first + u * stride) : -1;
+    }
+    for (; first < count; first += kAtOnce * stride) {
+        Values loaded[kAtOnce];
+        i64 entries[kAtOnce];
+#pragma unroll
+        for (int u = 0; u < kAtOnce; ++u) {
+            i64 i = first + u * stride, later = i + kAtOnce * stride;
+            loaded[u] = load_values(values, i < count ? i : first);  // no branch in between
+            entries[u] = next[u];
+            next[u] = later < count ? find(later) : -1;
+        }
+#pragma unroll
+        for (int u = 0; u < kAtOnce; ++u) {
+            if (entries[u] >= 0) store_values(pages, loaded[u], entries[u]);
+        }
+    }
+}
+template <typename Find>
+__device__ __forceinline__ void insert(u8* pages, const u8* values, i64 count, Find find) {
+    if (DSV_PAIRED) {
+        insert_in_pairs(pages, values, count, find);
+    } else {
+        insert_one_by_one(pages, values, count, find);
+    }
 }
 
 // values: bf16[count, DSV_DIMS]; entries: int64[count], physical, distinct. An entry outside
 // 0..num_entries-1 is skipped.
 DSV_KERNEL void __launch_bounds__(256, 4)
     entry_insert(u8* pages, const u8* values, const i64* entries, int count, i64 num_entries) {
-    for (i64 i = warp_id(); i < count; i += warp_count()) {
+    insert(pages, values, count, [&](i64 i) {
         i64 entry = entries[i];
-        if (entry >= 0 && entry < num_entries) insert_entry(pages, values, i, entry);
-    }
+        return entry < num_entries ? entry : -1;
+    });
 }
 
 // A ring is one page of DSV_ENTRIES rows, and row position mod DSV_ENTRIES takes the token.
@@ -36,15 +93,13 @@ DSV_KERNEL void __launch_bounds__(256, 4)
 DSV_KERNEL void __launch_bounds__(256, 4)
     window_insert(u8* pages, const u8* values, const i64* slots, const i64* positions, int count,
                   i64 num_slots) {
-    for (i64 i = warp_id(); i < count; i += warp_count()) {
+    insert(pages, values, count, [&](i64 i) {
         i64 slot = slots[i], position = positions[i], later = i + DSV_ENTRIES;
         i64 later_slot = later < count ? slots[later] : -1;
         i64 later_position = later < count ? positions[later] : -1;
-        if (slot < 0 || slot >= num_slots || position < 0) continue;
+        if (slot < 0 || slot >= num_slots || position < 0) return (i64)-1;
         bool replaced = later_slot == slot && later_position > position &&
                         later_position - position == DSV_ENTRIES;
-        if (!replaced) {
-            insert_entry(pages, values, i, slot * DSV_ENTRIES + position % DSV_ENTRIES);
-        }
-    }
+        return replaced ? -1 : slot * DSV_ENTRIES + position % DSV_ENTRIES;
+    });
 }

@@ -85,13 +85,15 @@ def _details(findings: Sequence["Finding"]) -> "Table":
     from rich.table import Table
 
     table = Table(
-        title=f"{findings[0].architecture}; loads and stores: how many × bits of a thread"
+        title=f"{findings[0].architecture}; loads and stores: how many × bits of a thread; "
+        "under way: wide loads before the first wait"
     )
     table.add_column("kernel", no_wrap=True)
     table.add_column("works on")
     for name in ("regs", "instr.", "shared", "local"):
         table.add_column(name, justify="right")
     table.add_column("loads")
+    table.add_column("under way", justify="right")
     table.add_column("stores")
     for finding in findings:
         report = finding.report
@@ -103,6 +105,7 @@ def _details(findings: Sequence["Finding"]) -> "Table":
             f"{report.shared_bytes} B",
             f"{report.local_bytes} B",
             _widths("LDG", report.accesses),
+            str(report.under_way),
             _widths("STG", report.accesses),
         )
     return table

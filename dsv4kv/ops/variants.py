@@ -32,9 +32,24 @@ _POOLING = {
     "serial": Variant("loads as the compiler places them, in several rounds"),
 }
 
+_INSERTING = {
+    "resident": Variant("a warp has two entries under way, on as many blocks as the GPU holds"),
+    "single": Variant("a warp has one entry under way, on up to eight blocks a multiprocessor"),
+}
+
+_GATHERING = {
+    "ahead": Variant("a warp looks up all its entries at once, four of them under way"),
+    "stepwise": Variant("a warp looks up two entries at a time, both under way"),
+}
+
 VARIANTS: dict[str, dict[str, Variant]] = {
+    "window_insert": _INSERTING,
+    "entry_insert": _INSERTING,
     "flush": _POOLING,
     "compress_chunk": _POOLING,
+    "gather_topk": _GATHERING,
+    "gather_all": _GATHERING,
+    "gather_window": _GATHERING,
 }
 """Every operation that has several, the first being the default."""
 

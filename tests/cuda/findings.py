@@ -15,9 +15,12 @@ def finding(
     registers: int = 16,
     local_bytes: int = 0,
     accesses: dict[str, int] | None = None,
+    under_way: int = 16,
 ) -> Finding:
     """A kernel with one number of each kind; ``name`` is kernel and subject."""
     kernel, _, subject = name.partition(" ")
     module = KernelModule(f"{kernel}.cuh", (("DSV_PAGE_BYTES", 1152),))
-    report = KernelReport(kernel, registers, local_bytes, 0, 75, (8, 4), accesses or GOOD)
+    report = KernelReport(
+        kernel, registers, local_bytes, 0, 75, (8, 4), accesses or GOOD, under_way
+    )
     return Finding(Example(subject, Launch(module, kernel, (1, 1), 256, ())), architecture, report)

@@ -21,6 +21,7 @@ from dsv4kv.ops.kernels.indexer import plan_indexer_insert
 from dsv4kv.ops.kernels.insert import plan_entry_insert, plan_window_insert
 from dsv4kv.ops.kernels.launch import Launch
 from dsv4kv.ops.kernels.pages import plan_page_copy
+from dsv4kv.ops.variants import VARIANTS
 from tests.kernels.launches import filled_store, mixed, on_blocks
 from tests.kernels.shim.twin import SANITIZED, run
 from tests.ops.samples import nan_output, random_values
@@ -64,10 +65,12 @@ def _gathers(entry: EntryFormat) -> Iterator[Launch]:
     slots = mixed(7, range(3), FAR_BEYOND, seed=4)
     lengths = mixed(7, range(70), FAR_BEYOND, seed=5).roll(1)
     indices = mixed(35, range(64), BEYOND, seed=6).int()
-    yield plan_gather_topk(store, table, slots, indices.view(7, 5), lengths, out)
-    yield plan_gather_all(store, table, slots, lengths, out)
-    yield plan_gather_window(store, slots, lengths, out)
-    yield plan_gather_entries(store, indices, out[0].repeat(7, 1))
+    for variant in VARIANTS["gather_topk"]:
+        indexed = indices.view(7, 5)
+        yield plan_gather_topk(store, table, slots, indexed, lengths, out, variant=variant)
+        yield plan_gather_all(store, table, slots, lengths, out, variant=variant)
+        yield plan_gather_window(store, slots, lengths, out, variant=variant)
+        yield plan_gather_entries(store, indices, out[0].repeat(7, 1), variant=variant)
 
 
 def _inserts(entry: EntryFormat) -> Iterator[Launch]:
@@ -78,7 +81,8 @@ def _inserts(entry: EntryFormat) -> Iterator[Launch]:
         mixed(9, range(2), FAR_BEYOND, 9),
         mixed(9, range(99), FAR_BEYOND, 10).roll(1),
     )
-    yield plan_entry_insert(store, values, entries)
-    yield plan_window_insert(store, values, slots, positions)
+    for variant in VARIANTS["entry_insert"]:
+        yield plan_entry_insert(store, values, entries, variant=variant)
+        yield plan_window_insert(store, values, slots, positions, variant=variant)
     if entry.dims == 128 and entry.value == "e2m1":
         yield plan_indexer_insert(store, values, entries, True)

@@ -1,6 +1,7 @@
 """Every kernel of states and block tables, asked for what there is and for what there is not."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from dsv4kv.ops.kernels.state import (
     plan_state_append,
     split_of,
 )
+from dsv4kv.ops.variants import VARIANTS
 from tests.kernels.launches import mixed
 from tests.kernels.shim.twin import SANITIZED, run
 from tests.kernels.state_twin import dirty_scratch
@@ -58,22 +60,14 @@ def _states(compressor: Compressor, state: Tensor, entry: EntryFormat) -> Iterat
     ends = torch.where((ends > 0) & (ends < 5), ends * m - 1, ends)
     entries = mixed(12, range(ENTRIES), [ENTRIES, *BEYOND[-2:]], 5)
     scratch = dirty_scratch(compressor, 12)
-    yield from plan_flush(
-        compressor, state, slots, ends, store, entries, split=split, scratch=scratch
-    )
-    for numbers in _chunks(m):
-        kv, score = random_tokens(compressor, m + 3, seed=6)
-        yield from plan_compress_chunk(
-            compressor,
-            state,
-            kv,
-            score,
-            torch.tensor(numbers),
-            store,
-            entries[:2],
-            split=split,
-            scratch=scratch,
-        )
+    for variant in VARIANTS["flush"]:
+        shared: dict[str, Any] = {"variant": variant, "split": split, "scratch": scratch}
+        yield from plan_flush(compressor, state, slots, ends, store, entries, **shared)
+        for numbers in _chunks(m):
+            kv, score = random_tokens(compressor, m + 3, seed=6)
+            chunk = torch.tensor(numbers)
+            rows = (kv, score, chunk, store, entries[:2])
+            yield from plan_compress_chunk(compressor, state, *rows, **shared)
 
 
 def _chunks(ratio: int) -> Iterator[list[int]]:

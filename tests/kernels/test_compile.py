@@ -1,17 +1,25 @@
 """What the kernels compile to, for every architecture: no GPU is needed to know."""
 
+from fnmatch import fnmatchcase
+
 import pytest
 import torch
 
+from dsv4kv.model.formats import FORMATS, PageLayout
 from dsv4kv.ops.cuda.baseline import drift, load_baseline
 from dsv4kv.ops.cuda.promises import broken_promises
 from dsv4kv.ops.cuda.survey import Finding, survey
+from dsv4kv.ops.kernels import gather, insert
 from dsv4kv.ops.kernels.catalogue import ARCHITECTURES, Example, catalogue
+from dsv4kv.ops.kernels.insert import plan_entry_insert
+from dsv4kv.ops.storage import PageStore
 from dsv4kv.resources import shipped
 from tests.cuda.nvrtc import VERSIONS, compiling_with
 from tests.cuda.toolchain import needs_disassembler
 
 _BASELINE = shipped("kernels").parent / "results" / "sass" / "baseline.json"
+INSERT_BLOCKS = insert.RESIDENT_BLOCKS * 132
+_META = torch.device("meta")
 _HOPPER_REGISTERS = 65_536  # of a multiprocessor; so on sm_80, sm_100 and sm_120
 
 ARCHITECTURES_OF = {VERSIONS[0]: ("sm_90a", "sm_100a"), VERSIONS[1]: ARCHITECTURES}
@@ -44,6 +52,20 @@ def test_no_kernel_uses_local_memory_and_accesses_are_as_wide_as_promised(
     assert list(broken_promises(findings)) == []
 
 
+def test_loads_that_the_compiler_places_itself_are_not_under_way_together(
+    findings: list[Finding],
+) -> None:
+    """What the promise of the other variants is there for, on the machines it is about."""
+    serial = [
+        finding.report.under_way
+        for finding in findings
+        if finding.name == "flush csa-4 ring, fp8_ds_mla × 32, serial"
+        and finding.architecture in ARCHITECTURES_OF[VERSIONS[0]]
+    ]
+    assert serial
+    assert max(serial) < 16
+
+
 def test_plans_pass_the_arguments_that_kernels_take(findings: list[Finding]) -> None:
     for finding in findings:
         arguments = finding.example.launch.arguments
@@ -57,6 +79,44 @@ def test_a_block_of_every_kernel_finds_its_registers(findings: list[Finding]) ->
     for finding in findings:
         threads = finding.example.launch.block
         assert threads * finding.report.registers <= _HOPPER_REGISTERS, finding.name
+
+
+def test_grids_of_blocks_that_stay_are_what_132_multiprocessors_hold(
+    findings: list[Finding],
+) -> None:
+    """With the registers that a thread got: so all of an insert's blocks run from the start."""
+    staying = [
+        finding
+        for finding in findings
+        if fnmatchcase(finding.name, "*_insert *, resident")
+        and finding.architecture in ARCHITECTURES_OF[VERSIONS[0]]
+    ]
+    assert {finding.kernel for finding in staying} == {"entry_insert", "window_insert"}
+    for finding in staying:
+        assert _resident_blocks(finding) * 132 == INSERT_BLOCKS, finding.name
+
+
+def test_every_block_of_a_gather_that_looks_ahead_runs_from_the_start(
+    findings: list[Finding],
+) -> None:
+    ahead = [finding for finding in findings if fnmatchcase(finding.name, "gather_*, ahead")]
+    assert ahead
+    for finding in ahead:
+        assert _resident_blocks(finding) >= gather.RESIDENT_BLOCKS, finding.name
+
+
+def _resident_blocks(finding: Finding) -> int:
+    """Blocks that the registers of a multiprocessor are enough for; a warp takes 256 at a time."""
+    registers = -(-finding.report.registers // 8) * 8
+    return _HOPPER_REGISTERS // (registers * finding.example.launch.block)
+
+
+def test_a_large_insert_launches_as_many_blocks_as_stay() -> None:
+    store = PageStore.allocate(PageLayout(FORMATS["main"]["fp8_ds_mla"], 32), 2, _META)
+    values = torch.empty(131_072, 512, dtype=torch.bfloat16, device=_META)
+    entries = torch.empty(131_072, dtype=torch.int64, device=_META)
+    assert plan_entry_insert(store, values, entries, variant="resident").grid == (528, 1)
+    assert INSERT_BLOCKS == 528
 
 
 def test_names_tell_the_examples_apart() -> None:

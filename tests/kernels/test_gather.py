@@ -15,6 +15,7 @@ from dsv4kv.ops.kernels.gather import (
     plan_gather_window,
 )
 from dsv4kv.ops.storage import PageStore
+from dsv4kv.ops.variants import VARIANTS
 from tests.kernels.launches import (
     TINY,
     GuardedOutput,
@@ -134,15 +135,16 @@ def test_window_gives_the_last_entries_oldest_first(
 
 
 @each_unroll
+@pytest.mark.parametrize("variant", VARIANTS["gather_topk"])
 @pytest.mark.parametrize("entry", [MAIN, KEYS], ids=["a warp an entry", "half a warp"])
 @pytest.mark.parametrize("blocks", [1, 7])
 def test_entries_in_flight_do_not_change_the_output(
-    entry: EntryFormat, unroll: int, blocks: int
+    entry: EntryFormat, variant: str, unroll: int, blocks: int
 ) -> None:
     store = filled_store(entry)
     entries = mixed(203, range(128), [-1, 128, FAR], seed=5)
     guarded = GuardedOutput.of(203, entry.dims)
-    launch = plan_gather_entries(store, entries.int(), guarded.out, unroll=unroll)
+    launch = plan_gather_entries(store, entries.int(), guarded.out, variant=variant, unroll=unroll)
     run(on_blocks(launch, blocks))
     expected = entries.masked_fill(entries >= 128, -1)
     assert same_bits(guarded.content(), rows_or_zeros(decoded(store), expected))

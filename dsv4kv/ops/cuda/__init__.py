@@ -25,14 +25,25 @@ from dsv4kv.ops.storage import PageStore
 from dsv4kv.ops.variants import best, portable
 
 
-def window_insert(ring: PageStore, values: Tensor, slots: Tensor, positions: Tensor) -> None:
+def window_insert(
+    ring: PageStore,
+    values: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    *,
+    variant: str | None = None,
+) -> None:
     """See ``contract.Backend.window_insert``; tokens of a slot stand together, in order."""
-    run(plan_window_insert(ring, values, slots, positions))
+    variant = variant or _best("window_insert", slots)
+    run(plan_window_insert(ring, values, slots, positions, variant=variant))
 
 
-def entry_insert(store: PageStore, values: Tensor, entries: Tensor) -> None:
+def entry_insert(
+    store: PageStore, values: Tensor, entries: Tensor, *, variant: str | None = None
+) -> None:
     """See ``contract.Backend.entry_insert``."""
-    run(plan_entry_insert(store, values, entries))
+    variant = variant or _best("entry_insert", entries)
+    run(plan_entry_insert(store, values, entries, variant=variant))
 
 
 def indexer_insert(store: PageStore, keys: Tensor, entries: Tensor, hadamard: bool) -> None:
@@ -110,22 +121,40 @@ def compress_chunk(
 
 
 def gather_topk(
-    store: PageStore, table: Tensor, slots: Tensor, indices: Tensor, lengths: Tensor, out: Tensor
+    store: PageStore,
+    table: Tensor,
+    slots: Tensor,
+    indices: Tensor,
+    lengths: Tensor,
+    out: Tensor,
+    *,
+    variant: str | None = None,
 ) -> None:
     """See ``contract.Backend.gather_topk``."""
-    run(plan_gather_topk(store, table, slots, indices, lengths, out))
+    variant = variant or _best("gather_topk", out)
+    run(plan_gather_topk(store, table, slots, indices, lengths, out, variant=variant))
 
 
 def gather_all(
-    store: PageStore, table: Tensor, slots: Tensor, lengths: Tensor, out: Tensor
+    store: PageStore,
+    table: Tensor,
+    slots: Tensor,
+    lengths: Tensor,
+    out: Tensor,
+    *,
+    variant: str | None = None,
 ) -> None:
     """See ``contract.Backend.gather_all``."""
-    run(plan_gather_all(store, table, slots, lengths, out))
+    variant = variant or _best("gather_all", out)
+    run(plan_gather_all(store, table, slots, lengths, out, variant=variant))
 
 
-def gather_window(ring: PageStore, slots: Tensor, tokens: Tensor, out: Tensor) -> None:
+def gather_window(
+    ring: PageStore, slots: Tensor, tokens: Tensor, out: Tensor, *, variant: str | None = None
+) -> None:
     """See ``contract.Backend.gather_window``."""
-    run(plan_gather_window(ring, slots, tokens, out))
+    variant = variant or _best("gather_window", out)
+    run(plan_gather_window(ring, slots, tokens, out, variant=variant))
 
 
 def page_copy(store: PageStore, sources: Tensor, targets: Tensor) -> None:

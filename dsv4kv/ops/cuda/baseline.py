@@ -83,6 +83,7 @@ def _numbers(finding: Finding) -> Numbers:
         "instructions": report.instructions,
         "local_bytes": report.local_bytes,
         "shared_bytes": report.shared_bytes,
+        "under_way": report.under_way,
         **report.accesses,
     }
 

@@ -15,7 +15,7 @@ from dsv4kv.model.schema import LayerCacheSchema
 from dsv4kv.model.sharing import TableGroup
 from dsv4kv.ops.compressor import Compressor, random_compressor
 from dsv4kv.ops.kernels.completed import plan_completed
-from dsv4kv.ops.kernels.gather import plan_gather_all, plan_gather_window
+from dsv4kv.ops.kernels.gather import plan_gather_all, plan_gather_topk, plan_gather_window
 from dsv4kv.ops.kernels.insert import plan_entry_insert, plan_window_insert
 from dsv4kv.ops.kernels.launch import KernelModule, Launch
 from dsv4kv.ops.kernels.prepare import MOST_REQUESTS, DeviceTable, plan_prepare, plan_release
@@ -43,7 +43,7 @@ def foresee(
     variants = variants or {name: portable(name) for name in VARIANTS}
     launches: list[Launch] = []
     for schema in _distinct(plan):
-        launches += [*_window_launches(schema), *_entry_launches(plan, schema, variants)]
+        launches += [*_window_launches(schema, variants), *_entry_launches(plan, schema, variants)]
     launches += _table_launches(plan, device_prepare)
     return list(dict.fromkeys(launch.module for launch in launches))
 
@@ -54,12 +54,13 @@ def _distinct(plan: CachePlan) -> list[LayerCacheSchema]:
     return list(kinds.values())
 
 
-def _window_launches(schema: LayerCacheSchema) -> Iterator[Launch]:
+def _window_launches(schema: LayerCacheSchema, variants: Choice) -> Iterator[Launch]:
     if schema.window:
         ring, one = PageStore.allocate(schema.window, 1, _META), _numbers(1)
         values = _rows(schema.window)
-        yield plan_window_insert(ring, values, one, one)
-        yield plan_gather_window(ring, one, one, values[None])
+        yield plan_window_insert(ring, values, one, one, variant=variants["window_insert"])
+        window = variants["gather_window"]
+        yield plan_gather_window(ring, one, one, values[None], variant=window)
 
 
 def _entry_launches(
@@ -81,9 +82,22 @@ def _entry_launches(
             indexer=indexer,
             hadamard=indexer and plan.hadamard,
         )
-        yield plan_entry_insert(store, out, one)
-        yield plan_gather_all(store, _numbers(1, 1), one, one, out[None])
+        yield plan_entry_insert(store, out, one, variant=variants["entry_insert"])
+        yield from _gather_launches(
+            store, out[None], variants, chosen=bool(schema.indexer) and not indexer
+        )
         yield from _state_launches(compressor, _floats(1, *shape), store, variants)
+
+
+def _gather_launches(
+    store: PageStore, out: Tensor, variants: Choice, *, chosen: bool
+) -> Iterator[Launch]:
+    """chosen: some of the entries are read by index, too."""
+    table, one = _numbers(1, 1), _numbers(1)
+    yield plan_gather_all(store, table, one, one, out, variant=variants["gather_all"])
+    if chosen:
+        topk = variants["gather_topk"]
+        yield plan_gather_topk(store, table, one, table, one, out, variant=topk)
 
 
 def _state_launches(

@@ -1,4 +1,4 @@
-"""What a kernel became: registers, local and shared memory, and how wide it loads and stores.
+"""What a kernel became: registers, local and shared memory, how it loads and stores.
 
 Read from the machine code with NVIDIA's ``cuobjdump`` and ``nvdisasm``, which need no GPU. The
 disassembler takes half a second to start, so the kernels of one architecture go through it in
@@ -23,9 +23,13 @@ from dsv4kv.processes import temporary_folder
 _INSTRUCTION_BYTES = 16
 _CODE = ".text."
 _USAGE = re.compile(r"Function (\w+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
-_INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]+)\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", re.MULTILINE)
+_INSTRUCTION = re.compile(
+    r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*) *([^;]*)", re.MULTILINE
+)
 _MEMORY = re.compile(r"(?:LD|ST|ATOM|RED|UBLKCP)(?!C)[A-Z]*$")  # all but constants (LDC, LDCU)
 _BITS = {"U8": 8, "S8": 8, "U16": 16, "S16": 16, "64": 64, "128": 128, "256": 256}
+_REGISTER = re.compile(r"\bR([0-9]+)\b")
+_WIDE_BITS = 64  # values: a table's cells and int32 indices are narrower
 _PARAMETER = re.compile(r"Ordinal : (0x\w+)\s+Offset\s+: 0x\w+\s+Size\s+: (0x\w+)")
 
 
@@ -42,6 +46,8 @@ class KernelReport:
         instructions: Without padding.
         parameter_bytes: Size of each parameter.
         accesses: Instructions by kind and bits of one thread's access, such as ``LDG.128``.
+        under_way: Most global loads of 64 bits or more that are issued before the first of them
+            is waited for.
     """
 
     kernel: str
@@ -51,6 +57,11 @@ class KernelReport:
     instructions: int
     parameter_bytes: tuple[int, ...]
     accesses: dict[str, int]
+    under_way: int
+
+
+Instruction = tuple[str, str]
+"""Mnemonic and operands: ``LDG.E.128``, ``R4, desc[UR4][R2.64]``."""
 
 
 def inspect_cubins(architecture: str, cubins: Sequence[bytes]) -> list[list[KernelReport]]:
@@ -62,13 +73,13 @@ def inspect_cubins(architecture: str, cubins: Sequence[bytes]) -> list[list[Kern
     """
     codes = [_kernel_codes(cubin) for cubin in cubins]
     flat = [content for code in codes for content in code.values()]
-    mnemonics = iter(_disassemble(architecture, flat))
+    instructions = iter(_disassemble(architecture, flat))
     with temporary_folder("dsv4kv-cubin-") as folder:
         path = folder / "cubin"
         reports = []
         for cubin, code in zip(cubins, codes, strict=True):
             path.write_bytes(cubin)
-            reports.append(_report(path, {name: next(mnemonics) for name in code}))
+            reports.append(_report(path, {name: next(instructions) for name in code}))
     return reports
 
 
@@ -100,21 +111,22 @@ def find_tool(name: str) -> Path:
     )
 
 
-def _report(path: Path, mnemonics: dict[str, list[str]]) -> list[KernelReport]:
+def _report(path: Path, code: dict[str, list[Instruction]]) -> list[KernelReport]:
     text = _run("cuobjdump", "-res-usage", "-elf", str(path))
     reports = []
     for name, *numbers in sorted(_USAGE.findall(text)):
         registers, stack, shared, local = map(int, numbers)
-        accesses = Counter(filter(None, map(_access, mnemonics[name])))
+        accesses = Counter(filter(None, (_access(mnemonic) for mnemonic, _ in code[name])))
         reports.append(
             KernelReport(
                 name,
                 registers,
                 stack + local,
                 shared,
-                len(mnemonics[name]),
+                len(code[name]),
                 _parameter_bytes(text, name),
                 dict(sorted(accesses.items())),
+                _loads_under_way(code[name]),
             )
         )
     return reports
@@ -128,17 +140,17 @@ def _kernel_codes(cubin: bytes) -> dict[str, bytes]:
     }
 
 
-def _disassemble(architecture: str, codes: Sequence[bytes]) -> list[list[str]]:
-    """Mnemonics of each piece of code, such as ``LDG.E.128``; padding left out."""
+def _disassemble(architecture: str, codes: Sequence[bytes]) -> list[list[Instruction]]:
+    """Instructions of each piece of code; padding left out."""
     with temporary_folder("dsv4kv-code-") as folder:
         (folder / "code").write_bytes(b"".join(codes))
         binary = architecture.replace("sm_", "SM")
         text = _run("nvdisasm", "--binary", binary, str(folder / "code"))
-    found = [name for _, name in _INSTRUCTION.findall(text)]
+    found = _INSTRUCTION.findall(text)
     pieces, start = [], 0
     for code in codes:
         end = start + len(code) // _INSTRUCTION_BYTES
-        pieces.append([name for name in found[start:end] if name != "NOP"])
+        pieces.append([each for each in found[start:end] if each[0] != "NOP"])
         start = end
     if start != len(found):
         raise DeviceError(
@@ -155,6 +167,23 @@ def _access(mnemonic: str) -> str | None:
         return None
     bits = next((_BITS[part] for part in modifiers if part in _BITS), 32)
     return f"{kind}.{bits}"
+
+
+def _loads_under_way(code: Sequence[Instruction]) -> int:
+    """In the order of the code: branches are followed as if none were taken."""
+    most = issued = 0
+    awaited: set[int] = set()
+    for mnemonic, operands in code:
+        named = [int(number) for number in _REGISTER.findall(operands)]
+        kind, _, bits = (_access(mnemonic) or "").partition(".")
+        loads = kind == "LDG" and int(bits) >= _WIDE_BITS
+        if awaited.intersection(named[1:] if loads else named):
+            issued, awaited = 0, set()
+        if loads:
+            issued += 1
+            most = max(most, issued)
+            awaited.update(range(named[0], named[0] + int(bits) // 32))
+    return most
 
 
 def _parameter_bytes(elf_text: str, kernel: str) -> tuple[int, ...]:

@@ -2,42 +2,49 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from dsv4kv.ops.cuda.survey import Finding
 
 
 @dataclass(frozen=True)
 class Promise:
-    """Widths of global memory accesses, in bits of one thread's access.
+    """How a kernel accesses global memory; widths are bits of one thread's access.
 
     Attributes:
         loads: At least one load is this wide: the values. Indices and tables may be narrower.
         stores: No store is narrower than this.
+        under_way: So many wide loads are issued before the first of them is waited for.
     """
 
     loads: int = 0
     stores: int = 0
+    under_way: int = 0
 
 
 PROMISES = {
-    "gather_": Promise(stores=128),
-    "gather_topk fp8_ds_mla": Promise(loads=128),  # its bf16 tail; e4m3 goes 64 bits a lane
-    "gather_all fp8_ds_mla": Promise(loads=128),
-    "gather_window fp8_": Promise(loads=64),
-    "entry_insert": Promise(loads=128),
-    "entry_insert fp8_ds_mla": Promise(stores=64),  # the row of scales is 8 bytes
-    "window_insert": Promise(loads=128),
-    "window_insert fp8_ds_mla": Promise(stores=64),
-    "indexer_insert": Promise(loads=128),
-    "state_": Promise(loads=128, stores=128),
-    "flush": Promise(loads=128),
-    "chunk_": Promise(loads=128),
-    "page_copy": Promise(loads=128, stores=128),
-    "copy_peak": Promise(loads=128, stores=128),
-    "read_peak": Promise(loads=128),
-    "write_peak": Promise(stores=128),
+    "gather_*": Promise(stores=128),
+    "gather_topk fp8_ds_mla*": Promise(loads=128, under_way=8),  # its bf16 tail; e4m3 goes 64 bits
+    "gather_all fp8_ds_mla*": Promise(loads=128, under_way=8),
+    "gather_entries fp8_ds_mla*": Promise(loads=128, under_way=8),
+    "gather_* fp8_ds_mla*, ahead": Promise(under_way=16),
+    "gather_window fp8_*": Promise(loads=64),
+    "entry_insert *": Promise(loads=128),
+    "entry_insert fp8_ds_mla*": Promise(stores=64),  # the row of scales is 8 bytes
+    "window_insert *": Promise(loads=128),
+    "window_insert fp8_ds_mla*": Promise(stores=64),
+    "indexer_insert *": Promise(loads=128),
+    "state_*": Promise(loads=128, stores=128),
+    "flush*": Promise(loads=128),
+    "chunk_*": Promise(loads=128),
+    "*flush csa-4 *, scratch": Promise(under_way=16),  # 8 rows of kv and of score
+    "*flush hca-128 *, scratch": Promise(under_way=8),  # 4 rows at a time
+    "page_copy *": Promise(loads=128, stores=128),
+    "copy_peak *": Promise(loads=128, stores=128, under_way=8),
+    "read_peak *": Promise(loads=128),
+    "write_peak *": Promise(stores=128),
 }
-"""By beginnings of ``Finding.name``; all that fit hold. Local memory is promised by none."""
+"""By patterns of ``Finding.name``; all that fit hold. Local memory is promised by none."""
 
 
 def broken_promises(findings: Iterable[Finding]) -> Iterator[str]:
@@ -50,9 +57,14 @@ def broken_promises(findings: Iterable[Finding]) -> Iterator[str]:
                 f"{where} uses {report.local_bytes} B of local memory a thread (spilled registers "
                 "or arrays indexed at run time)."
             )
-        for beginning, promise in PROMISES.items():
-            if finding.name.startswith(beginning):
+        for pattern, promise in PROMISES.items():
+            if fnmatchcase(finding.name, pattern):
                 yield from _broken_widths(where, promise, report.accesses)
+                if report.under_way < promise.under_way:
+                    yield (
+                        f"{where} waits after {report.under_way} wide loads, not after "
+                        f"{promise.under_way}: the compiler moved the others behind the wait."
+                    )
 
 
 def _broken_widths(where: str, promise: Promise, accesses: dict[str, int]) -> Iterator[str]:

@@ -110,19 +110,22 @@ def _state_examples(config: DSV4Config, schema: LayerCacheSchema) -> Iterator[Ex
 def _window_examples(layout: PageLayout) -> Iterator[Example]:
     ring, numbers = _store(layout), _numbers(_REQUESTS)
     out = _values(ring, _REQUESTS, layout.entries)
-    for launch in (
-        insert.plan_window_insert(ring, _values(ring, _REQUESTS), numbers, numbers),
-        gather.plan_gather_window(ring, numbers, numbers, out),
-        plan_page_copy(ring, numbers, numbers),
-    ):
-        yield Example(_name(layout), launch)
+    for variant in VARIANTS["window_insert"]:
+        values = _values(ring, _REQUESTS)
+        insertion = insert.plan_window_insert(ring, values, numbers, numbers, variant=variant)
+        yield Example(f"{_name(layout)}, {variant}", insertion)
+    for variant in VARIANTS["gather_window"]:
+        read = gather.plan_gather_window(ring, numbers, numbers, out, variant=variant)
+        yield Example(f"{_name(layout)}, {variant}", read)
+    yield Example(_name(layout), plan_page_copy(ring, numbers, numbers))
 
 
 def _main_examples(layout: PageLayout) -> Iterator[Example]:
     store = _store(layout)
-    values = _values(store, _REQUESTS)
-    insertion = insert.plan_entry_insert(store, values, _numbers(_REQUESTS))
-    yield Example(_name(layout), insertion)
+    values, numbers = _values(store, _REQUESTS), _numbers(_REQUESTS)
+    for variant in VARIANTS["entry_insert"]:
+        insertion = insert.plan_entry_insert(store, values, numbers, variant=variant)
+        yield Example(f"{_name(layout)}, {variant}", insertion)
     yield from _page_examples(layout)
 
 
@@ -133,13 +136,14 @@ def _page_examples(layout: PageLayout) -> Iterator[Example]:
         _empty(torch.int32, _REQUESTS, _CHOICES),
     )
     out = _values(store, _REQUESTS, _CHOICES)
-    for launch in (
-        gather.plan_gather_topk(store, table, numbers, choices, numbers, out),
-        gather.plan_gather_all(store, table, numbers, numbers, out),
-        gather.plan_gather_entries(store, choices[0], out[0]),
-        plan_page_copy(store, numbers, numbers),
-    ):
-        yield Example(_name(layout), launch)
+    for variant in VARIANTS["gather_topk"]:  # those of the other gathers, too
+        for launch in (
+            gather.plan_gather_topk(store, table, numbers, choices, numbers, out, variant=variant),
+            gather.plan_gather_all(store, table, numbers, numbers, out, variant=variant),
+            gather.plan_gather_entries(store, choices[0], out[0], variant=variant),
+        ):
+            yield Example(f"{_name(layout)}, {variant}", launch)
+    yield Example(_name(layout), plan_page_copy(store, numbers, numbers))
 
 
 def _compressor_examples(

@@ -6,11 +6,23 @@ sizes of outputs and tables are fixed in the plan. Anything out of range gives z
 
 from torch import Tensor
 
-from dsv4kv.ops.kernels.launch import MOST_BLOCKS, WARP, KernelModule, Launch, blocks_for
+from dsv4kv.ops.kernels.launch import (
+    MOST_BLOCKS,
+    WARP,
+    KernelModule,
+    Launch,
+    blocks_for,
+    multiprocessors,
+)
 from dsv4kv.ops.kernels.macros import format_macros
 from dsv4kv.ops.storage import PageStore
+from dsv4kv.ops.variants import portable
 
-UNROLL = 2  # entries a warp has in flight: 1, 2 or 4
+UNROLL = {"ahead": 4, "stepwise": 2}
+"""Steps a warp has in flight, 1, 2 or 4, by variant."""
+
+RESIDENT_BLOCKS = 4
+"""Blocks that a multiprocessor holds, what its registers allow: the grid of ``ahead``."""
 
 _THREADS = 256
 _ROUNDS = 4  # blocks for each place on the GPU, so that the last ones to run are few
@@ -25,12 +37,13 @@ def plan_gather_topk(
     lengths: Tensor,
     out: Tensor,
     *,
-    unroll: int = UNROLL,
+    variant: str = portable("gather_topk"),
+    unroll: int | None = None,
 ) -> Launch:
     """See ``contract.Backend.gather_topk``."""
     sizes = (*indices.shape, *table.shape, len(store.pages))
     arguments = (store.pages, table, slots, indices, lengths, out, *sizes)
-    return _plan("gather_topk", store, out, arguments, unroll)
+    return _plan("gather_topk", store, out, arguments, variant, unroll)
 
 
 def plan_gather_all(
@@ -40,7 +53,8 @@ def plan_gather_all(
     lengths: Tensor,
     out: Tensor,
     *,
-    unroll: int = UNROLL,
+    variant: str = portable("gather_all"),
+    unroll: int | None = None,
 ) -> Launch:
     """See ``contract.Backend.gather_all``; entries from M on are left out.
 
@@ -48,24 +62,42 @@ def plan_gather_all(
     """
     sizes = (*out.shape[:2], *table.shape, len(store.pages))
     return _plan(
-        "gather_all", store, out, (store.pages, table, slots, lengths, out, *sizes), unroll
+        "gather_all",
+        store,
+        out,
+        (store.pages, table, slots, lengths, out, *sizes),
+        variant,
+        unroll,
     )
 
 
 def plan_gather_window(
-    ring: PageStore, slots: Tensor, tokens: Tensor, out: Tensor, *, unroll: int = UNROLL
+    ring: PageStore,
+    slots: Tensor,
+    tokens: Tensor,
+    out: Tensor,
+    *,
+    variant: str = portable("gather_window"),
+    unroll: int | None = None,
 ) -> Launch:
     """See ``contract.Backend.gather_window``."""
     sizes = (*out.shape[:2], len(ring.pages))
-    return _plan("gather_window", ring, out, (ring.pages, slots, tokens, out, *sizes), unroll)
+    return _plan(
+        "gather_window", ring, out, (ring.pages, slots, tokens, out, *sizes), variant, unroll
+    )
 
 
 def plan_gather_entries(
-    store: PageStore, entries: Tensor, out: Tensor, *, unroll: int = UNROLL
+    store: PageStore,
+    entries: Tensor,
+    out: Tensor,
+    *,
+    variant: str = portable("gather_topk"),
+    unroll: int | None = None,
 ) -> Launch:
     """Dequantise physical entries int32[n] into out bf16[n, D]; −1 gives zeros."""
     arguments = (store.pages, entries, out, len(entries), len(store.pages))
-    return _plan("gather_entries", store, out, arguments, unroll)
+    return _plan("gather_entries", store, out, arguments, variant, unroll)
 
 
 def _plan(
@@ -73,11 +105,18 @@ def _plan(
     store: PageStore,
     out: Tensor,
     arguments: tuple[Tensor | int, ...],
-    unroll: int,
+    variant: str,
+    unroll: int | None,
 ) -> Launch:
     dims = store.layout.format.dims
     lanes = min(WARP, dims // _CHANNELS_PER_LANE)
-    macros = (*format_macros(store.layout), ("DSV_UNROLL", unroll))
-    blocks = blocks_for(out.numel() // dims, _THREADS // lanes, MOST_BLOCKS * _ROUNDS)
+    ahead = variant == "ahead"
+    macros = (
+        *format_macros(store.layout),
+        ("DSV_AHEAD", int(ahead)),
+        ("DSV_UNROLL", unroll or UNROLL[variant]),
+    )
+    most = RESIDENT_BLOCKS * multiprocessors(store.pages) if ahead else MOST_BLOCKS * _ROUNDS
+    blocks = blocks_for(out.numel() // dims, _THREADS // lanes, most)
     module = KernelModule("gather.cuh", tuple(sorted(macros)))
     return Launch(module, kernel, (blocks, 1), _THREADS, arguments)

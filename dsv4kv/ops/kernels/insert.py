@@ -1,16 +1,35 @@
-"""Launch plans of inserts: one warp quantises and writes one entry."""
+"""Launch plans of inserts: one warp quantises and writes one entry, or two at once.
+
+Where it has two under way, the grid is what a GPU holds at once: its blocks stay to the end, and
+there is no last round with few of them.
+"""
 
 from torch import Tensor
 
-from dsv4kv.ops.kernels.launch import MOST_BLOCKS, WARP, KernelModule, Launch, blocks_for
+from dsv4kv.ops.kernels.launch import (
+    MOST_BLOCKS,
+    WARP,
+    KernelModule,
+    Launch,
+    blocks_for,
+    multiprocessors,
+)
 from dsv4kv.ops.kernels.macros import format_macros
 from dsv4kv.ops.storage import PageStore
+from dsv4kv.ops.variants import portable
 
 _THREADS = 256
+RESIDENT_BLOCKS = 4
+"""Blocks that a multiprocessor holds in the ``resident`` variant: what its registers allow."""
 
 
 def plan_window_insert(
-    ring: PageStore, values: Tensor, slots: Tensor, positions: Tensor
+    ring: PageStore,
+    values: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    *,
+    variant: str = portable("window_insert"),
 ) -> Launch:
     """See ``contract.Backend.window_insert``.
 
@@ -18,21 +37,36 @@ def plan_window_insert(
     token that replaces another in its ring row is a fixed distance further on, and no two warps
     write one row.
     """
-    return Launch(
-        KernelModule("insert.cuh", format_macros(ring.layout)),
-        "window_insert",
-        (blocks_for(len(slots), _THREADS // WARP, MOST_BLOCKS), 1),
-        _THREADS,
-        (ring.pages, values, slots, positions, len(slots), len(ring.pages)),
-    )
+    arguments = (ring.pages, values, slots, positions, len(slots), len(ring.pages))
+    return _plan("window_insert", ring, len(slots), arguments, variant)
 
 
-def plan_entry_insert(store: PageStore, values: Tensor, entries: Tensor) -> Launch:
+def plan_entry_insert(
+    store: PageStore,
+    values: Tensor,
+    entries: Tensor,
+    *,
+    variant: str = portable("entry_insert"),
+) -> Launch:
     """See ``contract.Backend.entry_insert``."""
+    arguments = (store.pages, values, entries, len(entries), store.num_entries)
+    return _plan("entry_insert", store, len(entries), arguments, variant)
+
+
+def _plan(
+    kernel: str,
+    store: PageStore,
+    count: int,
+    arguments: tuple[Tensor | int, ...],
+    variant: str,
+) -> Launch:
+    resident = variant == "resident"
+    macros = (*format_macros(store.layout), ("DSV_PAIRED", int(resident)))
+    most = RESIDENT_BLOCKS * multiprocessors(store.pages) if resident else MOST_BLOCKS
     return Launch(
-        KernelModule("insert.cuh", format_macros(store.layout)),
-        "entry_insert",
-        (blocks_for(len(entries), _THREADS // WARP, MOST_BLOCKS), 1),
+        KernelModule("insert.cuh", tuple(sorted(macros))),
+        kernel,
+        (blocks_for(count, _THREADS // WARP, most), 1),
         _THREADS,
-        (store.pages, values, entries, len(entries), store.num_entries),
+        arguments,
     )

@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 WARP = 32
-MOST_BLOCKS = 132 * 8  # eight a multiprocessor on an H200
+_MULTIPROCESSORS = 132  # of an H200
+MOST_BLOCKS = _MULTIPROCESSORS * 8  # eight a multiprocessor
 MAX_ARGUMENTS = 24
 
 
@@ -40,6 +42,13 @@ class Launch:
     grid: tuple[int, int]
     block: int
     arguments: tuple[Tensor | int, ...]
+
+
+def multiprocessors(tensor: Tensor) -> int:
+    """Of the GPU that holds a tensor; an H200's for a tensor that is on none."""
+    if not tensor.is_cuda:
+        return _MULTIPROCESSORS
+    return torch.cuda.get_device_properties(tensor.device).multi_processor_count
 
 
 def blocks_for(items: int, per_block: int, most: int) -> int:

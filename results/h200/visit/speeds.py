@@ -44,6 +44,7 @@ def _works(place: Place) -> Iterator[tuple[str, Callable[[], Work]]]:
     yield "gather_131072", lambda: workloads.gather(place, some)
     yield "gather_ordered", lambda: workloads.gather(place, some, scattered=False)
     yield "gather_u1", lambda: workloads.gather(place, some, unroll=1)
+    yield "gather_u2", lambda: workloads.gather(place, some, unroll=2)
     yield "gather_u4", lambda: workloads.gather(place, some, unroll=4)
     yield "gather_1m", lambda: workloads.gather(place, many)
     for requests, chosen in ((64, 1024), (64, 512), (8, 1024)):

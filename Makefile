@@ -6,7 +6,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CONFIG ?= default
 
-.PHONY: bench check clean endure python
+ENGINES ?= build/engines
+
+.PHONY: bench check clean endure engines python
 
 bench: $(VENV)/installed
 	$(BIN)/dsv4kv bench $(CONFIG)
@@ -21,6 +23,20 @@ check: $(VENV)/installed-test
 endure: $(VENV)/installed-test
 	DSV4KV_ENDURANCE_OPERATIONS=1000000 \
 	  $(BIN)/pytest --numprocesses auto tests/cache/test_endurance.py
+
+engines: $(VENV)/installed-test $(ENGINES)/unpacked
+	DSV4KV_ENGINES=$(abspath $(ENGINES)) $(BIN)/pytest tests/prefix/engines
+
+# vLLM's and SGLang's own cache managers run on a CPU, with stand-ins for what needs a GPU.
+$(ENGINES)/unpacked: | python
+	$(PYTHON) -m venv $(ENGINES)
+	$(ENGINES)/bin/pip install --quiet torch msgspec orjson pyzmq psutil pydantic requests \
+	  openai transformers regex cachetools prometheus_client pybase64 openai_harmony tqdm \
+	  fastapi uvicorn aiohttp cloudpickle cbor2 pillow numpy
+	$(ENGINES)/bin/pip download --quiet --no-deps --dest $(ENGINES) vllm==0.33.0 sglang==0.5.23
+	cd $(ENGINES) && for engine in vllm sglang; do \
+	  bin/python -m zipfile --extract $$engine-*.whl $$engine; done
+	touch $@
 
 clean:
 	rm -rf $(VENV) build dist

@@ -32,7 +32,8 @@ _STRATEGY = (
 )
 _RULE = (
     "Engines' rules, replayed at every capacity: ideal, vllm, sglang, vllm-v4:dense, "
-    "vllm-v4:4096, vllm-v4:semantic, sglang-v4:dense, sglang-v4:tail, or all."
+    "vllm-v4:4096, vllm-v4:semantic, sglang-v4:dense, sglang-v4:tail, or all. Exact for vLLM 0.33 "
+    "and SGLang 0.5.23, whose defaults are vllm-v4:semantic and sglang-v4:tail."
 )
 _POLICY = (
     "Other eviction policies, simulated at every capacity: lru, fifo, lfu, lfu-aged, gdsf, sieve, "

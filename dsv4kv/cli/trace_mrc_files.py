@@ -36,6 +36,7 @@ def _rows(answer: Answer) -> Iterator[dict[str, Any]]:
             "block_hit_share": point.block_hits,
             "hit_share": point.token_hits,
             "hit_tokens": round(point.token_hits * answer.input_tokens),
+            "rejected_requests": point.rejected,
         }
         for estimate in point.estimates:
             yield at | {
@@ -45,6 +46,7 @@ def _rows(answer: Answer) -> Iterator[dict[str, Any]]:
                 "hit_tokens": round(estimate.hit_share * answer.input_tokens),
                 "hit_share_low": estimate.low,
                 "hit_share_high": estimate.high,
+                "rejected_requests": point.rejected,
             }
         kinds = ("strategy", point.strategies), ("rule", point.rules), ("policy", point.policies)
         for kind, outcomes in kinds:
@@ -60,7 +62,10 @@ def _outcome_row(outcome: Outcome, answer: Answer) -> dict[str, Any]:
         "hit_tokens": outcome.hit_tokens,
         "hit_requests": outcome.hit_requests,
         "found_tokens": outcome.found_tokens,
+        "rejected_requests": outcome.rejected,
     }
+    if outcome.found_blocks is not None:
+        row["block_hit_share"] = outcome.found_blocks / answer.references
     if outcome.checkpoints is not None:
         row |= {
             "checkpoints": outcome.checkpoints,

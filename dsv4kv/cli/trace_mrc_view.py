@@ -56,6 +56,9 @@ def _curve(model: str, answer: Answer) -> RenderableType:
     table = new_table("Hits by capacity", "share of prompt tokens, strategies: not computed")
     for header in ("tokens", f"GiB of {model}", "blocks", "tokens hit"):
         table.add_column(header, justify="right", no_wrap=True)
+    rejects = any(point.rejected for point in answer.points)
+    if rejects:
+        table.add_column("requests\nrejected", justify="right", no_wrap=True)
     for outcome in answer.points[0].strategies:
         table.add_column(outcome.name, justify="right", no_wrap=True)
     for point in answer.points:
@@ -64,6 +67,7 @@ def _curve(model: str, answer: Answer) -> RenderableType:
             ABSENT if point.capacity_bytes is None else f"{point.capacity_bytes / _GIB:,.2f}",
             f"{point.block_hits:.5f}",
             f"{point.token_hits:.5f}",
+            *([f"{point.rejected:,}"] if rejects else []),
             *(f"{outcome.hit_share:.4f}" for outcome in point.strategies),
         )
     return table
@@ -91,7 +95,8 @@ def _strategies(model: str, answer: Answer, point: Point) -> RenderableType:
 def _rules(point: Point, outcomes: list[Outcome]) -> RenderableType:
     table = new_table("Rules", f"{_capacity(point)}; tokens lost, as shares of all prompt tokens")
     table.add_column("rule", no_wrap=True)
-    for header in ("hit tokens", "hit", *_shown(outcomes)):
+    rejects = ["requests\nrejected"] if any(o.rejected for o in outcomes) else []
+    for header in ("hit tokens", "hit", *rejects, *_shown(outcomes)):
         table.add_column(header, justify="right", no_wrap=True)
     table.add_column("setting", overflow="fold")
     for outcome in outcomes:
@@ -100,6 +105,7 @@ def _rules(point: Point, outcomes: list[Outcome]) -> RenderableType:
             outcome.name,
             f"{outcome.hit_tokens:,}",
             f"{outcome.hit_share:.5f}",
+            *(f"{outcome.rejected:,}" for _ in rejects),
             *_lost(outcome, outcomes),
             rule.setting if rule else "",
         )

@@ -59,8 +59,9 @@ class PrefixSection(Section):
     an engine's, as ``trace mrc --rule`` has them: ``vllm``, ``sglang`` (one group of blocks or
     pages, nothing kept of windows), ``vllm-v4:dense``, ``vllm-v4:4096``, ``vllm-v4:semantic``
     (windows and states in the same pool), ``sglang-v4:dense``, ``sglang-v4:tail`` (a tenth as many
-    pages of windows). An engine's rule evicts the least recently used; policy and strategy are
-    those of ``ideal``."""
+    pages of windows). They are those of vLLM 0.33 and SGLang 0.5.23, whose defaults are
+    ``vllm-v4:semantic`` and ``sglang-v4:tail``. An engine's rule evicts the least recently used;
+    policy and strategy are those of ``ideal``."""
     policy: Literal["lru", "fifo", "lfu", "lfu-aged", "gdsf", "sieve", "s3fifo", "arc"] = "lru"
     """Which cached blocks go first; leaves before what they follow, always."""
     strategy: str = "ends+junctions"

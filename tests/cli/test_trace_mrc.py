@@ -73,9 +73,52 @@ def test_capacities_in_bytes_are_those_of_the_models_compressed_cache() -> None:
     result = run("builtin:chat", "--capacity", "100MiB", "--model", "v4-flash", "--json")
     point = json.loads(result.output)["rows"][0]
     # 3,514.25 B a token (arXiv:2606.19348 with fp8_ds_mla entries and mxfp4 keys)
-    tokens = int(100 * 2**20 / 3514.25) // 64 * 64
+    tokens = int(100 * 2**20 / 3514.25)
     assert point["capacity_tokens"] == tokens
     assert point["capacity_bytes"] == int(tokens * 3514.25)
+
+
+def test_a_capacity_comes_back_as_it_was_asked_for() -> None:
+    rows = json.loads(run("builtin:chat", "--capacity", "24600,30001", "--json").output)["rows"]
+    assert [row["capacity_tokens"] for row in rows if row["name"] == "lru"] == [24600, 30001, None]
+    assert [row["capacity_blocks"] for row in rows if row["name"] == "lru"] == [384, 468, None]
+
+
+def test_a_policys_row_has_its_share_of_blocks() -> None:
+    made = run("builtin:chat", "--capacity", "24K", "--policy", "lru", "--json", "--sample", "1")
+    curve, policy = (
+        next(row for row in json.loads(made.output)["rows"] if row["kind"] == kind)
+        for kind in ("curve", "policy")
+    )
+    assert policy["block_hit_share"] == pytest.approx(curve["block_hit_share"], abs=0.02)
+
+
+@pytest.fixture
+def one_long(tmp_path: Path) -> str:
+    """Twice ten prompts of ten blocks, and one of a thousand between."""
+    ids = [[100 * k + block for block in range(10)] for k in range(1, 11)]
+    ids = [*ids, list(range(5000, 6000)), *ids]
+    rows = [
+        {"timestamp": n, "input_length": 512 * len(each), "output_length": 1, "hash_ids": each}
+        for n, each in enumerate(ids)
+    ]
+    path = tmp_path / "long.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_a_prompt_longer_than_a_capacity_is_rejected_and_counted_and_the_rest_told(
+    one_long: str,
+) -> None:
+    asked = ("--capacity", "100K,1M", "--rule", "vllm,sglang", "--policy", "lru")
+    rows = json.loads(run(one_long, *asked, "--json").output)["rows"]
+    small = [row for row in rows if row["capacity_blocks"] == 200]
+    assert {row["rejected_requests"] for row in small} == {1}
+    assert {row["rejected_requests"] for row in rows if row not in small} == {0}
+    curve = small[0]
+    assert curve["hit_tokens"] == 10 * 10 * 512  # all that returns, as if the long one never came
+    assert curve["hit_share"] == pytest.approx(51_200 / (1200 * 512))
+    assert "rejected" in run(one_long, *asked).output
 
 
 def test_the_curve_is_that_of_the_trace() -> None:
@@ -151,15 +194,10 @@ def test_a_long_simulation_says_that_it_was_sampled_or_why_not(
 
 
 REFUSED = {
-    "pool": (
-        ["--capacity", "64K", "--rule", "vllm-v4:dense"],
-        "a pool of 256 blocks is too small: a prompt of .* smaller chunks",
+    "small": (
+        ["--capacity", "100"],
+        "100 tokens is smaller than every prompt, of .* no request",
     ),
-    "windows": (
-        ["--capacity", "32K", "--rule", "sglang-v4:tail"],
-        "a pool of 32,768 tokens has 12 pages of windows, the longest prompt needs",
-    ),
-    "small": (["--capacity", "1K"], "1,024 tokens is smaller than the longest prompt, "),
     "blocks": (["--block-tokens", "48"], "blocks of 48 tokens do not fit ids .* 64 tokens"),
     "strategy": (["--strategy", "best"], "'best' is no strategy: take full"),
     "rule": (["--capacity", "64K", "--rule", "tgi"], "'tgi' is no rule: take ideal"),

@@ -38,11 +38,9 @@ def check_tree(tree: PageTree) -> None:
     for node in nodes:
         assert not any(child.locks > node.locks for child in node.children.values())
     if isinstance(tree, WindowTree):
-        kept = [node for node in nodes if tree.has_windows(node)]
+        kept = [node for node in nodes if node.window >= 0]
         assert tree.stored_windows == sum(node.end - node.begin for node in kept)
-        locked = [node for node in nodes if tree._locks[node]]
-        assert tree.locked_windows == sum(node.end - node.begin for node in locked)
-        assert set(locked) <= set(kept)
+        assert all(node.locks for node in nodes if node.window_locks)
         assert tree.free_windows >= 0
 
 

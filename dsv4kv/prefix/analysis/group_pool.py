@@ -5,7 +5,9 @@ With no group beside the context it is vLLM's cache of a model that keeps nothin
 Source: vLLM 0.33, ``single_type_kv_cache_manager.py``, ``kv_cache_coordinator.py``.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,11 +42,13 @@ class GroupHits:
         resumed: int64[requests]: where all groups agreed.
         found: int64[requests]: what the context group alone held.
         marked: int64[requests]: the last boundary up to there whose windows were ever cached.
+        rejected: bool[requests]: whether the request can never run; then it hits nothing.
     """
 
     resumed: Ints
     found: Ints
     marked: Ints
+    rejected: NDArray[np.bool_]
 
 
 @dataclass(slots=True, eq=False)
@@ -186,6 +190,17 @@ class GroupPool:
     def most_blocks(self, tokens: int, chunk_tokens: int) -> int:
         """Blocks that a prompt holds at most, with nothing cached before it."""
         return -(-tokens // self.size) + self.most_tails(tokens, chunk_tokens)
+
+    def most_held(self, cuts: Sequence[int]) -> int:
+        """Blocks that a prompt holds at most which is computed from cut to cut."""
+        return max(
+            -(-end // self.size)
+            + sum(
+                -(-end // group.block_tokens) - max(0, begin // group.block_tokens - group.needed)
+                for group in self._groups
+            )
+            for begin, end in pairwise(cuts)
+        )
 
     def blocks_between(self, begin: int, end: int) -> int:
         """Blocks of all groups that tokens ``begin`` to ``end`` need."""

@@ -1,7 +1,9 @@
 """The hit rate of a trace by capacity, what V4's rules make of it, and what engines would."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+import numpy as np
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
@@ -9,7 +11,7 @@ from dsv4kv.prefix.analysis.apply import apply_strategy
 from dsv4kv.prefix.analysis.costs import PrefixCosts, prefix_costs
 from dsv4kv.prefix.analysis.curve import pick_capacities, trace_curve
 from dsv4kv.prefix.analysis.outcome import Outcome
-from dsv4kv.prefix.analysis.paths import PathTable
+from dsv4kv.prefix.analysis.paths import Ints, PathTable
 from dsv4kv.prefix.analysis.reuse import Reuse, find_reuse
 from dsv4kv.prefix.analysis.rule_pool import DEFAULT_CHUNK_TOKENS, Pool
 from dsv4kv.prefix.analysis.rules import find_rule, run_rule
@@ -53,9 +55,10 @@ class Point:
     """One capacity.
 
     Attributes:
-        capacity_tokens: In tokens of context; None for a cache without bound.
+        capacity_tokens: In tokens of context, as asked for; None for a cache without bound.
         capacity_blocks: In whole blocks.
         capacity_bytes: In bytes of the model's compressed cache.
+        rejected: Requests that are longer: they can never run, hit nothing and leave nothing.
         block_hits: Share of block references found.
         token_hits: Share of prompt tokens found.
         strategies: What the strategies make of it.
@@ -67,6 +70,7 @@ class Point:
     capacity_tokens: int | None
     capacity_blocks: int | None
     capacity_bytes: int | None
+    rejected: int
     block_hits: float
     token_hits: float
     strategies: tuple[Outcome, ...]
@@ -106,7 +110,8 @@ def measure_trace(table: PathTable, question: Question) -> Answer:
     """Answer a question about a trace.
 
     Raises:
-        ConfigError: Names that there are not, blocks that do not fit, capacities too small.
+        ConfigError: Names that there are not, blocks that do not fit, a capacity in which no
+            request can run.
     """
     grain = question.block_tokens or table.block_tokens
     reuse = find_reuse(table, grain)
@@ -115,11 +120,10 @@ def measure_trace(table: PathTable, question: Question) -> Answer:
         parse_strategy(name, window_tokens=costs.window_tokens, layers=costs.layers)
         for name in question.strategies
     ]
-    blocks = [_whole_blocks(tokens, reuse) for tokens in question.capacities_tokens]
-    capacities: list[int | None] = [*(blocks or pick_capacities(reuse, question.points)), None]
-    simulation = Simulation(
-        table, reuse, question.policies, question.sample, [c for c in capacities if c is not None]
-    )
+    sizes: list[int | None] = [*question.capacities_tokens]
+    if not sizes:
+        sizes = [blocks * grain for blocks in pick_capacities(reuse, question.points)]
+    parts = _part_by_size(table, reuse, question, [*sizes, None])
     enough = trace_curve(reuse).capacity_for(0.9)
     return Answer(
         requests=len(table),
@@ -129,49 +133,93 @@ def measure_trace(table: PathTable, question: Question) -> Answer:
         trace_block_tokens=table.block_tokens,
         costs=costs,
         points=tuple(
-            replace(
-                _measure(table, reuse, c, question, strategies, costs),
-                policies=simulation.outcomes(c),
-                estimates=simulation.estimates(c),
-            )
-            for c in capacities
+            _measure(part, tokens, question, strategies, costs) for tokens, part in parts
         ),
         enough_tokens=None if enough is None else enough * grain,
-        sampling=simulation.sampling,
+        sampling=parts[-1][1].simulation.sampling,
     )
 
 
-def _whole_blocks(tokens: int, reuse: Reuse) -> int:
-    blocks, longest = tokens // reuse.grain_tokens, int(reuse.blocks.max())
-    if blocks < longest:
-        raise ConfigError(
-            f"a capacity of {tokens:,} tokens is smaller than the longest prompt, "
-            f"{int(reuse.tokens.max()):,} tokens in {longest:,} blocks of {reuse.grain_tokens}: "
-            "that request could not run."
-        )
-    return blocks
+@dataclass(frozen=True)
+class _Part:
+    """The requests of a trace that can run.
+
+    Attributes:
+        whole: All requests.
+        references: Blocks of all prompts.
+        requests: int64: those that can.
+        table: Only they.
+        reuse: What they share.
+        simulation: Policies among them.
+    """
+
+    whole: PathTable
+    references: int
+    requests: Ints
+    table: PathTable
+    reuse: Reuse
+    simulation: Simulation
+
+
+def _part_by_size(
+    table: PathTable, reuse: Reuse, question: Question, sizes: Sequence[int | None]
+) -> list[tuple[int | None, _Part]]:
+    """Every capacity in tokens, None for no bound, with the requests that can run in it."""
+    grain = reuse.grain_tokens
+    blocks = [None if size is None else size // grain for size in sizes]
+    counts = [len(table) if b is None else int((reuse.blocks <= b).sum()) for b in blocks]
+    parts = {}
+    for count in sorted(set(counts)):
+        alike = [b for b, c in zip(blocks, counts, strict=True) if b is not None and c == count]
+        if not count:
+            raise ConfigError(
+                f"a capacity of {min(filter(None, sizes)):,} tokens is smaller than every prompt, "
+                f"of {int(reuse.tokens.min()):,} tokens and more: no request could run."
+            )
+        parts[count] = _part(table, reuse, question, alike, count)
+    return [(size, parts[count]) for size, count in zip(sizes, counts, strict=True)]
+
+
+def _part(
+    table: PathTable, reuse: Reuse, question: Question, capacities: list[int], count: int
+) -> _Part:
+    """The ``count`` shortest requests; ``capacities`` are in blocks."""
+    whole, references = table, int(reuse.blocks.sum())
+    requests = np.sort(np.argsort(reuse.blocks, kind="stable")[:count])
+    if count < len(whole):
+        table = whole.select(requests)
+        reuse = find_reuse(table, reuse.grain_tokens)
+    simulation = Simulation(table, reuse, question.policies, question.sample, capacities)
+    return _Part(whole, references, requests, table, reuse, simulation)
 
 
 def _measure(
-    table: PathTable,
-    reuse: Reuse,
-    blocks: int | None,
+    part: _Part,
+    tokens: int | None,
     question: Question,
     strategies: Sequence[Strategy],
     costs: PrefixCosts,
 ) -> Point:
-    tokens = None if blocks is None else blocks * reuse.grain_tokens
+    """Hits as shares of all prompts; those that cannot run hit nothing."""
+    reuse, prompts = part.reuse, part.whole.input_tokens
+    blocks = None if tokens is None else tokens // reuse.grain_tokens
+    served_share = part.table.total_input_tokens / part.whole.total_input_tokens
     return Point(
         capacity_tokens=tokens,
         capacity_blocks=blocks,
         capacity_bytes=None if tokens is None else int(tokens * costs.token_bytes),
-        block_hits=int(reuse.found_blocks(blocks).sum()) / int(reuse.blocks.sum()),
-        token_hits=int(reuse.found_tokens(blocks).sum()) / table.total_input_tokens,
+        rejected=len(part.whole) - len(part.table),
+        block_hits=int(reuse.found_blocks(blocks).sum()) / part.references,
+        token_hits=int(reuse.found_tokens(blocks).sum()) / part.whole.total_input_tokens,
         strategies=tuple(
-            apply_strategy(strategy, table, reuse, blocks, snap=question.snap)
-            for strategy in strategies
+            apply_strategy(s, part.table, reuse, blocks, snap=question.snap).among(
+                prompts, part.requests
+            )
+            for s in strategies
         ),
-        rules=_rules(table, tokens, question),
+        rules=_rules(part.whole, tokens, question),
+        policies=tuple(o.among(prompts, part.requests) for o in part.simulation.outcomes(blocks)),
+        estimates=tuple(e.scaled(served_share) for e in part.simulation.estimates(blocks)),
     )
 
 

@@ -1,6 +1,8 @@
 """What a rule or a strategy makes of a trace."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from dsv4kv.prefix.analysis.losses import Losses
 from dsv4kv.prefix.analysis.paths import Ints
@@ -21,6 +23,8 @@ class Outcome:
         unreachable_checkpoints: Those written inside the partial last block of a prompt, which
             never comes again.
         found_tokens: Tokens found in the compressed cache, all requests together.
+        found_blocks: Blocks found there; None where they are not those of the trace's curve.
+        rejected: Requests that can never run in a cache of this size; they hit and leave nothing.
     """
 
     name: str
@@ -32,6 +36,19 @@ class Outcome:
     checkpoint_tokens: int = 0
     checkpoint_reads: int = 0
     unreachable_checkpoints: int = 0
+    found_blocks: int | None = None
+    rejected: int = 0
+
+    def among(self, input_tokens: Ints, requests: Ints) -> "Outcome":
+        """The same among all requests, of so many tokens each; these are rejected but for ours."""
+        resumed = np.zeros(len(input_tokens), np.int64)
+        resumed[requests] = self.resumed_tokens
+        return replace(
+            self,
+            resumed_tokens=resumed,
+            input_tokens=int(input_tokens.sum()),
+            rejected=self.rejected + len(input_tokens) - len(requests),
+        )
 
     @property
     def hit_tokens(self) -> int:

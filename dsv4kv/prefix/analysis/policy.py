@@ -34,8 +34,14 @@ def replay_policy(name: str, table: PathTable, reuse: Reuse, capacity_blocks: in
     found = np.fromiter(_serve(index, paths, capacity_blocks), np.int64, len(paths))
     tokens = np.minimum(found * reuse.grain_tokens, reuse.tokens)
     lost = int((reuse.found_tokens(None) - tokens).sum())
-    total = int(tokens.sum())
-    return Outcome(name, tokens, table.total_input_tokens, Losses(evicted_block=lost), total)
+    return Outcome(
+        name,
+        tokens,
+        table.total_input_tokens,
+        Losses(evicted_block=lost),
+        found_tokens=int(tokens.sum()),
+        found_blocks=int(found.sum()),
+    )
 
 
 def _serve(index: BlockHashIndex, paths: list[Ints], capacity_blocks: int) -> Iterator[int]:

@@ -5,7 +5,7 @@ their prompts behind, and a cache for requests that run side by side.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,18 +20,17 @@ from dsv4kv.prefix.analysis.reuse import find_reuse
 from dsv4kv.prefix.analysis.rule_pool import (
     ENGINE_BLOCK_TOKENS,
     Pool,
-    check_pages,
     tail_groups,
 )
 from dsv4kv.prefix.analysis.sglang_cache import open_sglang
 from dsv4kv.prefix.analysis.sglang_rule import replay_sglang
-from dsv4kv.prefix.analysis.sglang_window_cache import open_sglang_windows
-from dsv4kv.prefix.analysis.sglang_window_rule import replay_sglang_windows
+from dsv4kv.prefix.analysis.sglang_window_cache import (
+    open_sglang_windows,
+    replay_sglang_windows,
+)
 from dsv4kv.prefix.analysis.vllm_cache import open_vllm
 from dsv4kv.prefix.analysis.vllm_groups_rule import replay_vllm_groups
 from dsv4kv.prefix.analysis.vllm_rule import replay_vllm
-
-_TAIL_PAGES = 2  # whole pages are given back, so the page before the last window stays too
 
 
 @dataclass(frozen=True)
@@ -66,20 +65,23 @@ def find_rule(name: str) -> Rule:
 
 
 def run_rule(name: str, pool: Pool) -> Outcome:
-    """Serve a trace by a rule.
+    """Serve a trace by a rule; requests that can never run are rejected.
 
     Raises:
-        ConfigError: No such rule, blocks that do not fit the trace's, or a pool too small for the
-            longest prompt.
+        ConfigError: No such rule, blocks that do not fit the trace's, or a pool in which no
+            request can run.
     """
-    rule = find_rule(name)
-    longest = int(pool.table.input_tokens.max())
-    if pool.blocks < -(-longest // pool.block_tokens):
+    rule, tokens = find_rule(name), pool.table.input_tokens
+    fitting = np.flatnonzero(-(-tokens // pool.block_tokens) <= pool.blocks)
+    if not len(fitting):
         raise ConfigError(
-            f"a pool of {pool.tokens:,} tokens is smaller than the longest prompt, {longest:,} "
-            "tokens: no request of that length could run."
+            f"a pool of {pool.tokens:,} tokens is smaller than every prompt, of "
+            f"{int(tokens.min()):,} tokens and more: no request could run."
         )
-    return rule.replay(pool)
+    if len(fitting) == len(tokens):
+        return rule.replay(pool)
+    outcome = rule.replay(replace(pool, table=pool.table.select(fitting)))
+    return outcome.among(tokens, fitting)
 
 
 def _ideal(pool: Pool) -> Outcome:
@@ -97,7 +99,7 @@ def _one_group(
 ) -> Rule:
     def serve(pool: Pool) -> Outcome:
         hits = replay(pool.table, pool.block_tokens, pool.blocks)
-        return _tell(name, pool, GroupHits(hits, hits, hits))
+        return _tell(name, pool, GroupHits(hits, hits, hits, np.zeros(len(hits), bool)))
 
     return Rule(serve, explains, open=open_cache)
 
@@ -121,34 +123,27 @@ def _vllm_groups(name: str, retention: int | None, explains: str, setting: str) 
     return Rule(serve, explains, setting, windows=True, open=open_cache)
 
 
-def _sglang_windows(name: str, tail_pages: int | None, explains: str) -> Rule:
+def _sglang_windows(name: str, *, dense: bool, explains: str) -> Rule:
     def serve(pool: Pool) -> Outcome:
-        check_pages(pool)
-        window_pages = pool.window_pages
-        longest = -(-int(pool.table.input_tokens.max()) // pool.block_tokens)
-        if window_pages < longest:
-            raise ConfigError(
-                f"a pool of {pool.tokens:,} tokens has {window_pages:,} pages of windows, the "
-                f"longest prompt needs {longest:,}."
-            )
-        hits = replay_sglang_windows(
-            pool.table, pool.block_tokens, pool.blocks, window_pages, tail_pages=tail_pages
-        )
-        return _tell(name, pool, hits)
+        return _tell(name, pool, replay_sglang_windows(pool, dense=dense))
 
     def open_cache(pool: Pool, _: NumberedPaths) -> EngineCache:
-        return open_sglang_windows(pool, tail_pages)
+        return open_sglang_windows(pool, dense=dense)
 
-    return Rule(serve, explains, "swa_full_tokens_ratio=0.1", windows=True, open=open_cache)
+    setting = f"SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS={int(not dense)}"
+    return Rule(serve, explains, setting, windows=True, open=open_cache)
 
 
 def _tell(name: str, pool: Pool, hits: GroupHits) -> Outcome:
     """Hits in tokens, and what an unbounded cache of single tokens would have hit beyond them."""
-    size, tokens = pool.block_tokens, pool.table.input_tokens
-    once = find_reuse(pool.table, pool.table.block_tokens).found_tokens(None)
+    size, served = pool.block_tokens, ~hits.rejected
+    table = pool.table.select(np.flatnonzero(served)) if hits.rejected.any() else pool.table
+    once = find_reuse(table, table.block_tokens).found_tokens(None)
     whole = once // size * size
-    allowed = np.minimum(whole, (tokens - 1) // size * size)
-    resumed, found, marked = (blocks * size for blocks in (hits.resumed, hits.found, hits.marked))
+    allowed = np.minimum(whole, (table.input_tokens - 1) // size * size)
+    resumed, found, marked = (
+        blocks[served] * size for blocks in (hits.resumed, hits.found, hits.marked)
+    )
     losses = Losses(
         alignment=int((once - whole).sum()),
         last_token=int((whole - allowed).sum()),
@@ -156,7 +151,14 @@ def _tell(name: str, pool: Pool, hits: GroupHits) -> Outcome:
         no_checkpoint=int((found - marked).sum()),
         evicted_checkpoint=int((marked - resumed).sum()),
     )
-    return Outcome(name, resumed, pool.table.total_input_tokens, losses, int(found.sum()))
+    return Outcome(
+        name,
+        hits.resumed * size,
+        pool.table.total_input_tokens,
+        losses,
+        int(found.sum()),
+        rejected=int(hits.rejected.sum()),
+    )
 
 
 _RETENTION = "prefix_cache_retention_interval"
@@ -184,10 +186,14 @@ RULES: dict[str, Rule] = {
         "vllm-v4:semantic", 0, "… only at ends of prompts and junctions", f"{_RETENTION}=0"
     ),
     "sglang-v4:dense": _sglang_windows(
-        "sglang-v4:dense", None, "windows of whole prompts, in a pool a tenth as large"
+        "sglang-v4:dense",
+        dense=True,
+        explains="windows of whole prompts, in a pool a tenth as large",
     ),
     "sglang-v4:tail": _sglang_windows(
-        "sglang-v4:tail", _TAIL_PAGES, "the last window of every prompt, in the same pool"
+        "sglang-v4:tail",
+        dense=False,
+        explains="… only at ends of chunks and where prompts part (SGLang's default)",
     ),
 }
 """All rules by name."""

@@ -40,6 +40,10 @@ class SampledHits:
     low: float
     high: float
 
+    def scaled(self, share: float) -> "SampledHits":
+        """The same as a share of more tokens, of which ours are this share."""
+        return SampledHits(self.name, *(share * v for v in (self.hit_share, self.low, self.high)))
+
 
 @dataclass(frozen=True)
 class _Part:

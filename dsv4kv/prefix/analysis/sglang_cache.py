@@ -86,27 +86,27 @@ class SglangCache:
 
     def fits(self, request: int, tokens: int, promised: int) -> bool:
         """Whether a prompt can begin and end where ``promised`` pages are others'."""
-        way = self._usable(self._tree.peek(request, self._limit(request, tokens)))
+        way = self._tree.peek(request, self._limit(request, tokens))
         resumed = way[-1][1] if way else 0
         unlocked = sum(end - node.begin for node, end in way if not node.locks)
         needed = self._pages(tokens) - resumed
-        return needed + promised <= self.available - unlocked and self._has_windows(way, needed)
+        return needed + promised <= self.available - unlocked
 
     def begin(self, request: int, tokens: int) -> Hit:
         """Use what is cached of a prompt; everything it needs can be had from now on."""
-        node, hit = self._find(request, self._limit(request, tokens))
-        pages = self._pages(tokens) - hit.resumed
+        node = self._tree.walk(request, self._limit(request, tokens))
+        pages = self._pages(tokens) - node.end
         self._tree.lock(node)
-        self._take(pages)
+        self._tree.take(pages)
         self._running[request] = Running(node, tokens, pages)
-        return hit
+        return Hit(node.end, node.end, node.end)
 
     def compute(self, request: int, position: int) -> int:
         """Cache what is computed up to ``position``; returns the pages that others can find."""
         running = self._running[request]
         if position < running.tokens:
             return running.node.end
-        node, stored = self._store(request, running)
+        node, stored = self._tree.store(request, self._shape.blocks[request])
         rest = self._pages(running.tokens) - node.end
         self._tree.free += running.pages - stored - rest
         running.pages = rest
@@ -137,25 +137,6 @@ class SglangCache:
 
     def _limit(self, request: int, tokens: int) -> int:
         return min((tokens - 1) // self._size, self._shape.blocks[request])
-
-    def _usable(self, way: list[tuple[Node, int]]) -> list[tuple[Node, int]]:
-        """The part of a way that a prompt can resume behind."""
-        return way
-
-    def _has_windows(self, way: list[tuple[Node, int]], needed: int) -> bool:
-        """Whether so many window pages can be had besides those at the end of a way."""
-        return True
-
-    def _find(self, request: int, limit: int) -> tuple[Node, Hit]:
-        node = self._tree.walk(request, limit)
-        return node, Hit(node.end, node.end, node.end)
-
-    def _take(self, pages: int) -> None:
-        self._tree.take(pages)
-
-    def _store(self, request: int, running: Running) -> tuple[Node, int]:
-        """Insert a prompt; returns its last node and the pages that the tree took over."""
-        return self._tree.store(request, self._shape.blocks[request])
 
 
 def open_sglang(pool: Pool) -> SglangCache:

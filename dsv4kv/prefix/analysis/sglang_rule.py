@@ -22,15 +22,30 @@ class Node:
     Attributes:
         used: Clock of its last use; a node that is gone has -1.
         locks: Running requests that need it.
+        window: Clock of the last use of its windows; -1 where it has none.
+        window_locks: Running requests that need these.
+        marked: Whether it ever had any.
     """
 
-    __slots__ = ("begin", "children", "end", "locks", "parent", "request", "used")
+    __slots__ = (
+        "begin",
+        "children",
+        "end",
+        "locks",
+        "marked",
+        "parent",
+        "request",
+        "used",
+        "window",
+        "window_locks",
+    )
 
     def __init__(self, request: int, begin: int, end: int, parent: "Node | None") -> None:
         self.request, self.begin, self.end = request, begin, end
         self.parent = parent
         self.children: dict[int, Node] = {}
         self.used = self.locks = 0
+        self.window, self.window_locks, self.marked = -1, 0, False
 
 
 class PageTree:

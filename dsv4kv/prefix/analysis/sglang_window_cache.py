@@ -1,23 +1,74 @@
-"""SGLang's prefix tree with a pool of windows, for requests that run side by side."""
+"""SGLang's prefix tree with a pool of windows, for requests that run side by side.
+
+A prompt is inserted chunk by chunk. Windows behind a chunk's last one are given back before it is
+inserted, if the engine is told so, so that each chunk leaves its last window alone. A prompt that
+finds context beyond its hit is inserted up to there first, with the window there, and to its end
+when it is done.
+Source: SGLang 0.5.23, ``unified_radix_cache.py`` (``checkpoint_into_tree``), ``common.py``
+(``free_swa_out_of_window_slots``).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
 
 from dsv4kv.prefix.analysis.engine_cache import Hit
+from dsv4kv.prefix.analysis.group_pool import GroupHits
 from dsv4kv.prefix.analysis.rule_pool import Pool, check_pages
-from dsv4kv.prefix.analysis.sglang_cache import Running, SglangCache
-from dsv4kv.prefix.analysis.sglang_rule import Node
-from dsv4kv.prefix.analysis.sglang_window_rule import WindowTree
+from dsv4kv.prefix.analysis.sglang_cache import SglangCache
+from dsv4kv.prefix.analysis.sglang_window_rule import Lock, WindowTree
 from dsv4kv.prefix.analysis.walk import Shape
+
+_SPARE_PAGES = 5
+"""Window pages a request holds beside a chunk's whole pages: two of its hit, two behind the chunk
+before, one that a chunk begins in."""
+
+
+@dataclass(slots=True)
+class WindowRunning:
+    """A request in the tree.
+
+    Attributes:
+        held: What of the tree it needs.
+        tokens: Tokens of its prompt.
+        position: Of which it has pages.
+        freed: Pages whose windows it gave back, from the start.
+        branch: Page where the context that it found ends, if beyond its hit and not inserted yet.
+        promised: Pages that it may still take.
+        windows: Window pages that it may hold at most.
+    """
+
+    held: Lock
+    tokens: int
+    position: int
+    freed: int
+    branch: int
+    promised: int
+    windows: int
 
 
 class SglangWindowCache(SglangCache):
     """``SglangCache`` with a pool of windows."""
 
-    def __init__(
-        self, tree: WindowTree, shape: Shape, page_tokens: int, tail_pages: int | None
-    ) -> None:
-        """``tail_pages`` are the last pages of a prompt whose windows stay; None for all."""
-        super().__init__(tree, shape, page_tokens)
-        self._windows, self._tail = tree, tail_pages
-        self._total_windows = tree.free_windows
+    def __init__(self, tree: WindowTree, shape: Shape, pool: Pool, *, dense: bool) -> None:
+        """An empty cache.
+
+        Args:
+            tree: An empty one.
+            shape: The prompts in whole pages.
+            pool: Its pages, windows and chunks.
+            dense: Whether a running request keeps the windows of its whole prompt.
+        """
+        super().__init__(tree, shape, pool.block_tokens)
+        self._windows, self._total_windows = tree, tree.free_windows
+        self._window, self._chunk, self._dense = pool.model.window_tokens, pool.chunk_tokens, dense
+        self._inside: dict[int, WindowRunning] = {}
+        self._promised = self._promised_windows = 0
+
+    @property
+    def available(self) -> int:
+        """Pages that can be had: free, or to be evicted, less those promised."""
+        return super().available - self._promised
 
     @property
     def windows(self) -> int:
@@ -28,42 +79,123 @@ class SglangWindowCache(SglangCache):
         """Why a request of so many tokens can never run; empty if it can."""
         if reason := super().refuses(tokens):
             return reason
-        if self._pages(tokens) > self._total_windows:
+        if self._most_windows(tokens) > self._total_windows:
             return "longer than all windows together"
         return ""
 
-    def _usable(self, way: list[tuple[Node, int]]) -> list[tuple[Node, int]]:
-        while way and not self._windows.has_windows(way[-1][0]):
+    def fits(self, request: int, tokens: int, promised: int) -> bool:
+        """Whether a prompt can begin and end where ``promised`` pages are others'."""
+        way = self._tree.peek(request, self._limit(request, tokens))
+        while way and way[-1][0].window < 0:
             way.pop()
-        return way
+        needed = self._pages(tokens) - (way[-1][1] if way else 0)
+        unlocked = sum(end - node.begin for node, end in way if not node.locks)
+        windows = self._promised_windows + self._most_windows(tokens)
+        return needed + promised <= self.available - unlocked and windows <= self._total_windows
 
-    def _has_windows(self, way: list[tuple[Node, int]], needed: int) -> bool:
-        tree = self._windows
-        idle = tree.stored_windows - tree.locked_windows
-        kept = tree.idle_windows(*way[-1]) if way else 0
-        return needed <= tree.free_windows + idle - kept
+    def begin(self, request: int, tokens: int) -> Hit:
+        """Use what is cached of a prompt; everything it needs can be had from now on."""
+        node, found, marked = self._windows.find(request, self._limit(request, tokens))
+        self._inside[request] = running = WindowRunning(
+            held=self._windows.hold(node),
+            tokens=tokens,
+            position=node.end * self._size,
+            freed=0,
+            branch=found if found > node.end else 0,
+            promised=self._pages(tokens) - node.end,
+            windows=self._most_windows(tokens),
+        )
+        self._promised += running.promised
+        self._promised_windows += running.windows
+        return Hit(node.end, found, marked)
 
-    def _find(self, request: int, limit: int) -> tuple[Node, Hit]:
-        node, found, marked = self._windows.find(request, limit)
-        return node, Hit(node.end, found, marked)
-
-    def _take(self, pages: int) -> None:
+    def compute(self, request: int, position: int) -> int:
+        """Cache what is computed up to ``position``; returns the pages that others can find."""
+        running = self._inside[request]
+        pages = self._pages(position) - self._pages(running.position)
+        self._promised -= pages
+        running.promised -= pages
         self._windows.take(pages)
         self._windows.take_windows(pages)
+        running.position = position
+        self._insert(request, running, slide=not self._dense)
+        self.freed += 1
+        return running.held.node.end
 
-    def _store(self, request: int, running: Running) -> tuple[Node, int]:
-        full = self._shape.blocks[request]
-        first = max(0, full - self._tail) if self._tail else 0
-        begin = running.node.end
-        node, stored, windows = self._windows.store_windows(request, full, begin, first)
-        held = self._pages(running.tokens) - begin
-        self._windows.free_windows += held - windows
-        return node, stored
+    def end(self, request: int, decoded_blocks: int) -> None:
+        """Give everything back, with so many pages that decoding took."""
+        running, tree = self._inside.pop(request), self._windows
+        if running.position == running.tokens:
+            self._insert(request, running, slide=False)
+        stored, held = running.held.node.end, self._pages(running.position)
+        tree.free += held - stored + decoded_blocks
+        tree.free_windows += max(0, held - max(running.freed, stored))
+        tree.release(running.held)
+        self._promised -= running.promised
+        self._promised_windows -= running.windows
+        self.freed += 1
+
+    def _most_windows(self, tokens: int) -> int:
+        """Window pages that a prompt of so many tokens holds at most."""
+        pages = self._pages(tokens)
+        return pages if self._dense else min(pages, self._pages(self._chunk) + _SPARE_PAGES)
+
+    def _insert(self, request: int, running: WindowRunning, *, slide: bool) -> None:
+        """Let the tree take over what is computed, or what others found of it before."""
+        tree, held = self._windows, running.held.node.end
+        branches = held < running.branch <= running.position // self._size
+        length = running.branch * self._size if branches else running.position
+        if slide:
+            self._slide(running, length)
+        end, first = length // self._size, max(running.freed, held)
+        node, stored, windows = tree.insert(request, running.held.node, end, first)
+        tree.free += end - held - stored
+        tree.free_windows += max(0, end - first) - windows
+        before, running.held = running.held, tree.hold(node)
+        tree.release(before)
+        if branches:
+            running.branch = 0
+            if slide:
+                self._slide(running, running.position)
+
+    def _slide(self, running: WindowRunning, tokens: int) -> None:
+        """Give back the windows that lie a page and more before the last of so many tokens."""
+        last = tokens - 1
+        if last - self._window <= running.freed * self._size:
+            return
+        freed = max(running.freed, running.held.node.end)
+        running.freed = max(freed, (last - self._size) // self._size)
+        self._windows.free_windows += running.freed - freed
 
 
-def open_sglang_windows(pool: Pool, tail_pages: int | None) -> SglangWindowCache:
+def open_sglang_windows(pool: Pool, *, dense: bool) -> SglangWindowCache:
     """An empty tree with a pool of windows; raises ``ConfigError`` for pages below a window."""
     check_pages(pool)
     shape = Shape(pool.table, pool.block_tokens, whole_blocks=True)
     tree = WindowTree(shape, pool.blocks, pool.window_pages)
-    return SglangWindowCache(tree, shape, pool.block_tokens, tail_pages)
+    return SglangWindowCache(tree, shape, pool, dense=dense)
+
+
+def replay_sglang_windows(pool: Pool, *, dense: bool) -> GroupHits:
+    """Serve a trace, one request after the other, in chunks of whole pages.
+
+    Args:
+        pool: The cache that SGLang is given, and the trace.
+        dense: As ``SglangWindowCache`` says.
+
+    Raises:
+        ConfigError: Pages that are smaller than a window.
+    """
+    cache, size = open_sglang_windows(pool, dense=dense), pool.block_tokens
+    chunk = max(1, pool.chunk_tokens // size) * size
+    hits = np.zeros((3, len(pool.table)), np.int64)
+    rejected = np.zeros(len(pool.table), bool)
+    for request, tokens in enumerate(pool.table.input_tokens.tolist()):
+        if cache.refuses(tokens):
+            rejected[request] = True
+            continue
+        hits[:, request] = hit = cache.begin(request, tokens)
+        for at in range(hit.resumed * size, tokens, chunk):
+            cache.compute(request, min(at + chunk, tokens))
+        cache.end(request, 0)
+    return GroupHits(hits[0], hits[1], hits[2], rejected)

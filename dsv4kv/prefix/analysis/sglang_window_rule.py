@@ -1,22 +1,34 @@
 """SGLang's prefix tree with a pool of its own for windows.
 
 Every node has its pages of context, and its window pages or none any more. A hit ends at the
-deepest node that has them. Windows are evicted apart from context, the least recently used first:
-a leaf goes altogether then, any other node keeps its context, of no use until a prompt computes
-its window again. A leaf without windows is not kept.
-Source: SGLang 0.5.23, ``unified_cache/components/swa.py``.
+deepest node that has them; where the context goes on beyond, prompts part: the window there is
+kept by the request that finds it missing. Windows are evicted apart from context, the least
+recently used first and of equal age the upper node's: a leaf goes altogether then, any other node
+keeps its context, of no use until a prompt computes its window again.
+Source: SGLang 0.5.23, ``unified_cache/unified_tree_core.py``, ``unified_cache/components/swa.py``.
 """
 
 import heapq
-from collections import Counter
 from itertools import count
+from typing import NamedTuple
 
-import numpy as np
-
-from dsv4kv.prefix.analysis.group_pool import GroupHits
-from dsv4kv.prefix.analysis.paths import PathTable
 from dsv4kv.prefix.analysis.sglang_rule import Node, PageTree
 from dsv4kv.prefix.analysis.walk import Shape
+
+_REFRESHED_PAGES = 2
+"""Pages whose windows are refreshed together: the window and a page, in whole pages."""
+
+
+class Lock(NamedTuple):
+    """What a request keeps from being evicted.
+
+    Attributes:
+        node: The last node that it needs.
+        begin: First page of windows that it needs; splitting the node does not move it.
+    """
+
+    node: Node
+    begin: int
 
 
 class WindowTree(PageTree):
@@ -25,90 +37,72 @@ class WindowTree(PageTree):
     Attributes:
         free_windows: Window pages that hold nothing.
         stored_windows: Window pages of all nodes.
-        locked_windows: Of which running requests resumed behind.
     """
 
     def __init__(self, shape: Shape, pages: int, window_pages: int) -> None:
         """An empty cache."""
         super().__init__(shape, pages)
-        self.free_windows = window_pages
-        self.stored_windows = self.locked_windows = 0
-        self._used: dict[Node, int] = {}  # nodes with windows
-        self._ever: set[Node] = set()  # nodes that had them once
-        self._locks: Counter[Node] = Counter()  # of windows
-        self._aging: list[tuple[int, int, Node]] = []
+        self.free_windows, self.stored_windows = window_pages, 0
+        self._aging: list[tuple[int, int, int, Node]] = []
         self._window_tickets = count()
 
     def find(self, request: int, limit: int) -> tuple[Node, int, int]:
         """Where a prompt resumes, pages of context found, and where windows ever were."""
-        found = self.walk(request, limit)
-        node, marked = found, found
-        while node is not self.root and node not in self._used:
+        last = self._descend(request, self.root, limit)
+        node = marked = last
+        while node is not self.root and node.window < 0:
             node = _above(node)
-        while marked is not self.root and marked not in self._ever:
+        while marked is not self.root and not marked.marked:
             marked = _above(marked)
-        if node is not self.root:
-            self._set_window(node)
-        return node, found.end, marked.end
+        self._refresh(node)
+        self._touch(node)
+        return node, last.end, marked.end
 
-    def has_windows(self, node: Node) -> bool:
-        """Whether a prompt can resume at the end of a node."""
-        return node in self._used
-
-    def idle_windows(self, node: Node, end: int) -> int:
-        """Window pages up to ``end`` of a node that could be evicted."""
-        return 0 if self._locks[node] else end - node.begin
-
-    def lock(self, node: Node) -> None:
+    def hold(self, node: Node) -> Lock:
         """Keep a node and all above from being evicted, and the node's windows."""
-        super().lock(node)
-        if node is not self.root:
-            self.locked_windows += 0 if self._locks[node] else node.end - node.begin
-            self._locks[node] += 1
+        self.lock(node)
+        node.window_locks += node is not self.root
+        return Lock(node, node.begin)
 
-    def unlock(self, node: Node) -> None:
-        """Undo ``lock``."""
-        super().unlock(node)
-        if node is not self.root:
-            self._locks[node] -= 1
-            if not self._locks[node]:
-                del self._locks[node]
-                self.locked_windows -= node.end - node.begin
+    def release(self, held: Lock) -> None:
+        """Undo ``hold``."""
+        self.unlock(held.node)
+        node = held.node
+        while node is not self.root:
+            node.window_locks -= 1
+            if node.begin == held.begin:
+                return
+            node = _above(node)
 
     def split(self, node: Node, at: int) -> Node:
-        """Cut a node in two; both halves keep their windows, a lock the lower half's."""
+        """Cut a node in two; both halves have its windows, its locks, and their age."""
         upper = super().split(node, at)
-        if node in self._locks:
-            self.locked_windows -= upper.end - upper.begin
-        if node in self._ever:
-            self._ever.add(upper)
-        if node in self._used:
-            self._used[upper] = self._used[node]
+        for half in (upper, node):
+            self._clock += 1
+            self._use(half)
+        upper.window_locks, upper.marked = node.window_locks, node.marked
+        upper.window = node.window
+        if node.window >= 0:
             self._age(upper)
+            self._age(node)
         return upper
 
     def remove(self, node: Node) -> None:
-        """Drop a leaf, and leaves without windows that this leaves behind."""
-        while True:
-            parent = _above(node)
-            self._drop_window(node)
-            super().remove(node)
-            bare = parent is not self.root and not parent.children and parent not in self._used
-            if not bare or parent.locks:
-                return
-            node = parent
+        """Drop a leaf."""
+        self._drop_window(node)
+        super().remove(node)
 
     def take_windows(self, pages: int) -> None:
         """Take window pages; those unused for longest go, a leaf's with its context."""
         kept = []
         while self.free_windows < pages:
             entry = heapq.heappop(self._aging)
-            node = entry[2]
-            if self._used.get(node) != entry[0]:
+            used, begin, _, node = entry
+            if (node.window, node.begin) != (used, begin):
                 continue
-            if self._locks[node]:
+            if node.window_locks:
                 kept.append(entry)
-            elif node.children:
+            elif node.children or node.locks:
                 self._drop_window(node)
             else:
                 self.remove(node)
@@ -116,45 +110,81 @@ class WindowTree(PageTree):
             heapq.heappush(self._aging, entry)
         self.free_windows -= pages
 
-    def store_windows(
-        self, request: int, full: int, begin: int, window_from: int
+    def insert(
+        self, request: int, below: Node, end: int, window_from: int
     ) -> tuple[Node, int, int]:
-        """Insert a prompt that was computed from page ``begin`` on.
+        """Insert the pages of a prompt up to ``end``, computed below a node that it holds.
+
+        Args:
+            request: Whose prompt.
+            below: The node; nothing above it changes.
+            end: Pages of the prompt.
+            window_from: First page whose window the request still has.
 
         Returns:
             Its last node, and the pages of context and of windows that the tree takes over.
         """
-        last = node = self.walk(request, full)
-        present, windows = node.end, 0
-        while node is not self.root and node.end > max(begin, window_from):
-            if node not in self._used:
-                if node.begin < window_from:
-                    self.split(node, window_from)
+        last = self._descend(request, below, end)
+        self._touch(last)
+        windows = sum(self._recover(n, window_from) for n in _way(below, last))
+        stored = end - last.end
+        if stored:
+            last = self.add(request, last, end)
+            windows += self._recover(last, window_from)
+            if last.window >= 0 and last.end - last.begin > 1:
+                self.split(last, last.end - 1)  # so that a lock holds one window alone
+        self._refresh(last)
+        return last, stored, windows
+
+    def _descend(self, request: int, node: Node, limit: int) -> Node:
+        """Follow a prompt from a node on its way for at most ``limit`` pages in all."""
+        shape, path = self._shape, self._shape.path(request)
+        while node.end < limit:
+            child = node.children.get(shape.name(request, path, node.end))
+            if child is None:
+                break
+            other = shape.path(child.request)
+            end = min(shape.common_blocks(request, child.request, (path, other)), child.end, limit)
+            node = child if end == child.end else self.split(child, end)
+        return node
+
+    def _touch(self, node: Node) -> None:
+        """Use a node and all above, the deepest last."""
+        for each in _way(self.root, node):
+            self._clock += 1
+            self._use(each)
+
+    def _recover(self, node: Node, window_from: int) -> int:
+        """Let a node without windows have the request's; returns how many it takes over."""
+        if node.window >= 0 or node.end <= window_from:
+            return 0
+        if node.begin < window_from:
+            self.split(node, window_from)
+        self._set_window(node)
+        pages = node.end - node.begin
+        self.stored_windows += pages
+        return pages
+
+    def _refresh(self, node: Node) -> None:
+        """Make the windows that end with a node the last ones to go."""
+        self._clock += 1
+        end = node.end
+        while node is not self.root and end - node.end < _REFRESHED_PAGES:
+            if node.window >= 0:
                 self._set_window(node)
-                windows += node.end - node.begin
             node = _above(node)
-        if present == full:
-            return last, 0, windows
-        leaf = self.add(request, self.walk(request, full), full)
-        if present < window_from:
-            self.split(leaf, window_from)
-        self._set_window(leaf)
-        windows += leaf.end - leaf.begin
-        if full - leaf.begin > 1:
-            self.split(leaf, full - 1)  # so that a lock holds one window alone
-        return leaf, full - present, windows
 
     def _set_window(self, node: Node) -> None:
-        self.stored_windows += 0 if node in self._used else node.end - node.begin
-        self._used[node] = self._clock
-        self._ever.add(node)
+        node.window, node.marked = self._clock, True
         self._age(node)
 
     def _age(self, node: Node) -> None:
-        heapq.heappush(self._aging, (self._used[node], next(self._window_tickets), node))
+        entry = (node.window, node.begin, next(self._window_tickets), node)
+        heapq.heappush(self._aging, entry)
 
     def _drop_window(self, node: Node) -> None:
-        if self._used.pop(node, None) is not None:
+        if node.window >= 0:
+            node.window = -1
             self.free_windows += node.end - node.begin
             self.stored_windows -= node.end - node.begin
 
@@ -164,37 +194,10 @@ def _above(node: Node) -> Node:
     return node.parent
 
 
-def replay_sglang_windows(
-    table: PathTable,
-    grain_tokens: int,
-    capacity_pages: int,
-    window_pages: int,
-    *,
-    tail_pages: int | None,
-) -> GroupHits:
-    """Serve a trace.
-
-    Args:
-        table: The trace.
-        grain_tokens: Tokens of a page; one page covers a window.
-        capacity_pages: Pages of context; the longest prompt must fit.
-        window_pages: Pages of windows; the longest prompt must fit.
-        tail_pages: Last pages of a prompt whose windows stay; None for all.
-    """
-    shape = Shape(table, grain_tokens, whole_blocks=True)
-    tree = WindowTree(shape, capacity_pages, window_pages)
-    hits = np.zeros((3, len(table)), np.int64)
-    for request, tokens in enumerate(table.input_tokens.tolist()):
-        full = shape.blocks[request]
-        node, found, marked = tree.find(request, min((tokens - 1) // grain_tokens, full))
-        hits[:, request] = node.end, found, marked
-        needed = -(-tokens // grain_tokens) - node.end
-        tree.lock(node)
-        tree.take(needed)
-        tree.take_windows(needed)
-        window_from = max(0, full - tail_pages) if tail_pages else 0
-        _, stored, windows = tree.store_windows(request, full, node.end, window_from)
-        tree.unlock(node)
-        tree.free += needed - stored
-        tree.free_windows += needed - windows
-    return GroupHits(*hits)
+def _way(above: Node, node: Node) -> list[Node]:
+    """The nodes below ``above`` down to ``node``."""
+    way = []
+    while node is not above:
+        way.append(node)
+        node = _above(node)
+    return way[::-1]

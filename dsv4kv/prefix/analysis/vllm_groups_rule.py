@@ -12,7 +12,7 @@ Source: vLLM 0.33, ``single_type_kv_cache_manager.py``, ``kv_cache_coordinator.p
 import numpy as np
 from numpy.typing import NDArray
 
-from dsv4kv.errors import ConfigError, OutOfBlocks
+from dsv4kv.errors import ConfigError
 from dsv4kv.prefix.analysis.group_pool import GroupHits, GroupPool, TailGroup
 from dsv4kv.prefix.analysis.nodes import number_blocks
 from dsv4kv.prefix.analysis.paths import PathTable
@@ -40,8 +40,7 @@ def replay_vllm_groups(
         chunk_tokens: Tokens of a prompt computed at once.
 
     Raises:
-        ConfigError: Chunks or intervals that are no whole blocks, or a pool too small for a chunk
-            of the longest prompt.
+        ConfigError: Chunks or intervals that are no whole blocks.
     """
     size = reuse.grain_tokens
     check_retention(retention_tokens, size)
@@ -52,26 +51,23 @@ def replay_vllm_groups(
     offsets, numbers, nodes = number_blocks(reuse)
     pool = GroupPool(capacity_blocks, nodes, size, groups)
     hits = np.zeros((3, len(table)), np.int64)
+    rejected = np.zeros(len(table), bool)
     for request, tokens in enumerate(table.input_tokens.tolist()):
         path = numbers[offsets[request] : offsets[request + 1]]
         limit = (tokens - 1) // size
         resumed, found, marked = pool.find(path[:limit])
+        ends = [*range(resumed * size + chunk_tokens, tokens, chunk_tokens), tokens]
+        if pool.most_held([resumed * size, *ends]) > capacity_blocks:
+            rejected[request] = True
+            continue
         special = (limit, found if found > resumed else 0)
         keep = kept_ends(len(path), size, retention_tokens, special)
         running = pool.begin(path, resumed, keep)
-        try:
-            for at in range(resumed * size, tokens, chunk_tokens):
-                pool.compute(running, min(at + chunk_tokens, tokens))
-        except OutOfBlocks:
-            raise ConfigError(
-                f"a pool of {capacity_blocks:,} blocks is too small: a prompt of {tokens:,} "
-                f"tokens needs {pool.most_blocks(tokens, chunk_tokens):,} at once, windows and "
-                f"states of chunks of {chunk_tokens:,} tokens included. Take a larger pool or "
-                "smaller chunks."
-            ) from None
+        for end in ends:
+            pool.compute(running, end)
         pool.end(running)
         hits[:, request] = resumed, found, marked
-    return GroupHits(*hits)
+    return GroupHits(hits[0], hits[1], hits[2], rejected)
 
 
 def kept_ends(

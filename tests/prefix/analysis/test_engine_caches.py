@@ -3,10 +3,12 @@
 import pytest
 
 from dsv4kv.errors import OutOfBlocks
+from dsv4kv.model import load_model
 from dsv4kv.prefix.analysis.engine_cache import Hit
 from dsv4kv.prefix.analysis.group_pool import GroupPool, TailGroup
 from dsv4kv.prefix.analysis.nodes import number_paths
 from dsv4kv.prefix.analysis.reuse import find_reuse
+from dsv4kv.prefix.analysis.rule_pool import Pool
 from dsv4kv.prefix.analysis.sglang_cache import SglangCache
 from dsv4kv.prefix.analysis.sglang_rule import PageTree
 from dsv4kv.prefix.analysis.sglang_window_cache import SglangWindowCache
@@ -16,6 +18,7 @@ from dsv4kv.prefix.analysis.walk import Shape
 from tests.prefix.analysis.traces import Text, to_table
 
 PAGE = 4
+SMALL = load_model("v4-flash").model_copy(update={"window_tokens": PAGE})
 GROUPS = (TailGroup(2, 1), TailGroup(1, 2))
 
 
@@ -25,8 +28,10 @@ def text(*parts: tuple[int, int]) -> Text:
 
 
 def window_cache(prompts: list[Text], pages: int, windows: int) -> SglangWindowCache:
-    shape = Shape(to_table(prompts), PAGE, whole_blocks=True)
-    return SglangWindowCache(WindowTree(shape, pages, windows), shape, PAGE, None)
+    table = to_table(prompts)
+    shape = Shape(table, PAGE, whole_blocks=True)
+    pool = Pool(table, pages * PAGE, PAGE, SMALL, chunk_tokens=2 * PAGE)
+    return SglangWindowCache(WindowTree(shape, pages, windows), shape, pool, dense=True)
 
 
 def vllm_cache(prompts: list[Text], blocks: int, retention: int | None = None) -> VllmCache:

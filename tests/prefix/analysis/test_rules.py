@@ -3,6 +3,7 @@
 from dataclasses import astuple
 from functools import cache
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,13 +12,15 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.model import load_model
 from dsv4kv.prefix.analysis.group_pool import TailGroup
 from dsv4kv.prefix.analysis.outcome import Outcome
+from dsv4kv.prefix.analysis.paths import PathTable
 from dsv4kv.prefix.analysis.reuse import find_reuse
 from dsv4kv.prefix.analysis.rule_pool import Pool
 from dsv4kv.prefix.analysis.rules import RULES, run_rule
 from dsv4kv.prefix.analysis.sglang_rule import replay_sglang
-from dsv4kv.prefix.analysis.sglang_window_rule import replay_sglang_windows
 from dsv4kv.prefix.analysis.vllm_groups_rule import replay_vllm_groups
 from dsv4kv.prefix.analysis.vllm_rule import replay_vllm
+from dsv4kv.workload.request import Request
+from dsv4kv.workload.traces.collect import collect_paths
 from tests.prefix.analysis.engines import PlainSglang, PlainVllm, PlainVllmGroups
 from tests.prefix.analysis.traces import (
     Text,
@@ -25,11 +28,17 @@ from tests.prefix.analysis.traces import (
     needs_conversation,
     texts,
     to_table,
-    visible_blocks,
 )
 
 GRAINS = st.sampled_from([1, 2, 4, 8])
 MODEL = load_model("v4-flash")
+
+
+def to_requests_of(lengths: list[int]) -> PathTable:
+    """Prompts of so many tokens of one text, in ids of 256 tokens."""
+    return collect_paths(
+        [Request(float(n), t, 1, tuple(range(-(-t // 256))), 256) for n, t in enumerate(lengths)]
+    )
 
 
 def needed_blocks(prompts: list[Text], grain: int) -> int:
@@ -94,44 +103,31 @@ def test_vllms_groups_hit_what_single_blocks_of_all_groups_hit(
     assert hits.resumed.tolist() == expected
 
 
-@given(texts(), st.sampled_from([None, 1, 2]))
-def test_without_bound_sglang_resumes_at_the_deepest_window_on_the_way(
-    prompts: list[Text], tail: int | None
-) -> None:
-    table = to_table(prompts)
-    hits = replay_sglang_windows(table, 4, 10**6, 10**6, tail_pages=tail)
-    marked: set[Text] = set()
-    for prompt, resumed in zip(prompts, hits.resumed.tolist(), strict=True):
-        pages = visible_blocks(prompt, 4, 4, whole=True)
-        reach = [n for n in range(1, (len(prompt) - 1) // 4 + 1) if pages[n - 1] in marked]
-        assert resumed == max(reach, default=0)
-        # only what is computed has windows to leave
-        marked.update(pages[max(resumed, 0 if tail is None else len(pages) - tail) :])
-
-
-@given(texts(), st.sampled_from([None, 1, 2]), st.integers(0, 40), st.integers(0, 20))
-def test_sglangs_pools_never_hold_more_than_they_have(
-    prompts: list[Text], tail: int | None, spare: int, windows: int
-) -> None:
-    longest = needed_blocks(prompts, 4)
-    hits = replay_sglang_windows(
-        to_table(prompts), 4, longest + spare, longest + windows, tail_pages=tail
-    )
-    assert (hits.resumed <= hits.found).all()
-    assert (hits.resumed <= hits.marked).all()
-    assert (hits.marked <= hits.found).all()
-
-
 def test_there_is_no_other_rule() -> None:
     with pytest.raises(ConfigError, match="'best' is no rule: take ideal, vllm, sglang, vllm-v4"):
         run_rule("best", Pool(to_table([(1, 2)]), 100, 4, MODEL))
 
 
-@pytest.mark.parametrize("name", ["ideal", "vllm", "sglang"])
-def test_a_pool_smaller_than_the_longest_prompt_is_refused(name: str) -> None:
-    pool = Pool(to_table([tuple(range(9))]), 8, 4, MODEL)
-    with pytest.raises(ConfigError, match="8 tokens is smaller than the longest prompt, 9 tokens"):
+@pytest.mark.parametrize("name", RULES)
+def test_a_pool_smaller_than_every_prompt_is_refused(name: str) -> None:
+    pool = Pool(to_requests_of([600, 700]), 512, 256, MODEL)
+    with pytest.raises(
+        ConfigError, match="512 tokens is smaller than every prompt, of 600 tokens"
+    ):
         run_rule(name, pool)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_prompt_longer_than_the_pool_is_rejected_and_the_rest_served_as_without_it(
+    name: str,
+) -> None:
+    table = to_requests_of([700, 90_000, 700])
+    outcome = run_rule(name, Pool(table, 80_000, 256, MODEL))
+    served = run_rule(name, Pool(table.select(np.array([0, 2])), 80_000, 256, MODEL))
+    assert outcome.rejected == 1
+    assert outcome.resumed_tokens.tolist() == [0, 0, served.hit_tokens]
+    assert outcome.losses == served.losses
+    assert outcome.input_tokens == 91_400
 
 
 # Mooncake's conversation trace, pool of 9,358,848 tokens: the engines' own code gives these

@@ -1,0 +1,109 @@
+"""Random traces with the tokens that the engines' own managers hit, and how they are made.
+
+A file holds one JSON object a line: the first says which engine, version and source files
+answered, every other one is a trace: ``rule``, ``prompts`` as [tokens, page ids], ``pages`` of
+the pool, ``chunk_pages``, and ``hits`` by speculation. ``record.py`` makes them again.
+"""
+
+import gzip
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from dsv4kv.prefix.analysis.paths import PathTable
+from dsv4kv.workload.request import Request
+from dsv4kv.workload.traces.collect import collect_paths
+
+PAGE = 256
+HERE = Path(__file__).parent
+FILES = {"vllm": HERE / "vllm_0.33.0.jsonl.gz", "sglang": HERE / "sglang_0.5.23.jsonl.gz"}
+TRACES = 100
+"""Of every rule."""
+Prompt = tuple[int, list[int]]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A random trace, the pool it is served in, and what every request hit.
+
+    Attributes:
+        rule: By which rule.
+        prompts: Tokens and pages of every prompt; equal ids have equal pages before them.
+        pages: Of the pool.
+        chunk_pages: Computed at once.
+        hits: Tokens hit by every request, by speculation.
+    """
+
+    rule: str
+    prompts: list[Prompt]
+    pages: int
+    chunk_pages: int
+    hits: dict[str, list[int]]
+
+    @property
+    def table(self) -> PathTable:
+        """The prompts as a trace of ids of one page each."""
+        return collect_paths(
+            [
+                Request(float(number), tokens, 1, tuple(pages), PAGE)
+                for number, (tokens, pages) in enumerate(self.prompts)
+            ]
+        )
+
+
+@cache
+def read_traces(engine: str) -> tuple[Trace, ...]:
+    """All traces that an engine answered."""
+    with gzip.open(FILES[engine], "rt") as lines:
+        next(lines)
+        return tuple(Trace(**json.loads(line)) for line in lines)
+
+
+def draw_traces(rule: str) -> Iterator[Trace]:
+    """The traces of a rule, without answers."""
+    for seed in range(TRACES):
+        draw = random.Random(f"{rule} {seed}")
+        prompts = draw_prompts(draw, count=16, longest=draw.choice([5, 9, 14, 18]))
+        chunk = draw.choice([2, 3, 5, 32])
+        yield Trace(rule, prompts, _pool(draw, rule, prompts, chunk), chunk, {})
+
+
+def draw_prompts(draw: random.Random, *, count: int, longest: int) -> list[Prompt]:
+    """Prompts that begin with a part of an earlier one, mostly, and go on in their own way."""
+    prompts: list[Prompt] = []
+    fresh = 1
+    for _ in range(count):
+        base = draw.choice(prompts)[1] if prompts and draw.random() < 0.75 else []
+        kept = base[: draw.randint(0, len(base))]
+        own = draw.randint(0 if kept else 1, max(1, longest - len(kept)))
+        pages = [*kept, *range(fresh, fresh + own)]
+        fresh += own
+        spare = 0 if draw.random() < 0.4 else draw.randint(1, PAGE - 1)
+        if spare:  # a partial page is another one than the whole page it might become
+            pages[-1], fresh = fresh, fresh + 1
+        prompts.append((len(pages) * PAGE - spare, pages))
+    return prompts
+
+
+def _pool(draw: random.Random, rule: str, prompts: list[Prompt], chunk: int) -> int:
+    """Pages that hold the longest prompt, some so few that most of it is evicted soon."""
+    longest = max(len(pages) for _, pages in prompts)
+    match rule.partition(":")[0]:
+        case "sglang-v4":
+            return 10 * (longest + draw.choice([0, 1, 3, 10]))
+        case "vllm-v4":
+            held = min(chunk, longest) * (4 + 4 + 32 + 64) + 2 + 2 + 16 + 2
+            return longest + held + draw.choice([4, 20, 60, 200, 600, 5000])
+        case _:
+            return longest + draw.choice([1, 3, 10, 60, 1000])
+
+
+def write_traces(engine: str, about: dict[str, Any], traces: list[Trace]) -> None:
+    """Keep the answers; the same answers give the same bytes."""
+    lines = [about, *(vars(trace) for trace in traces)]
+    text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+    FILES[engine].write_bytes(gzip.compress(text.encode(), 9, mtime=0))

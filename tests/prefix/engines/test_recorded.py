@@ -1,6 +1,7 @@
 """Every engine's rule hits what the engine's own manager hit, request by request."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,12 +40,10 @@ def test_a_rule_hits_what_its_engine_hit_on_a_hundred_random_traces(rule: str) -
 
 @pytest.mark.parametrize("rule", ENGINES)
 def test_the_recorded_traces_evict(rule: str) -> None:
-    hits = [sum(trace.hits["none"]) for trace in recorded(rule)]
-    roomy = [
-        run_rule(rule, Pool(t.table, 10**7, PAGE, MODEL, t.chunk_pages * PAGE)).hit_tokens
-        for t in recorded(rule)
-    ]
-    assert sum(few < many for few, many in zip(hits, roomy, strict=True)) > TRACES // 4
+    traces = recorded(rule)[:20]
+    hits = [sum(trace.hits["none"]) for trace in traces]
+    roomy = [sum(serve(replace(trace, pages=50_000))) for trace in traces]
+    assert sum(few < many for few, many in zip(hits, roomy, strict=True)) >= 5
     assert sum(hits) > 0
 
 

@@ -155,7 +155,7 @@ class Serving(Machine):
 
     def __init__(self, kind: str, strategy: str, policy: str, seed: int) -> None:
         super().__init__(seed)
-        self.kind, self.size = kind, 48
+        self.kind, self.size = kind, 24
         self.allocator: Any = make_allocator(strategy, self.size)
         made = make_index(kind, BLOCK, make_policy(policy, self.size * BLOCK))
         assert isinstance(made, PrefixStore)

@@ -9,7 +9,7 @@ import gzip
 import json
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,8 @@ def read_traces(engine: str) -> tuple[Trace, ...]:
     """All traces that an engine answered."""
     with gzip.open(FILES[engine], "rt") as lines:
         next(lines)
-        return tuple(Trace(**json.loads(line)) for line in lines)
+        traces = [Trace(**json.loads(line)) for line in lines]
+    return tuple(replace(t, prompts=[(tokens, ids) for tokens, ids in t.prompts]) for t in traces)
 
 
 def draw_traces(rule: str) -> Iterator[Trace]:

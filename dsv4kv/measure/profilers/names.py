@@ -5,19 +5,21 @@ import re
 _ANONYMOUS = re.compile(r"\(anonymous namespace\)::|<unnamed>::")
 _DECLARATION = re.compile(r"<|\w\(")
 _OPEN, _CLOSE = "<(", ">)"
-_WRAPPER = re.compile(r"(?:device_kernel|Kernel2?|enable_sm\w+)")
-_FIRST_ARGUMENT = r"\b{}<\s*([A-Za-z_][\w:]*)"
+_WRAPPER = re.compile(r"(?:device_kernel|Kernel2?|enable_sm\w+|kentry)")
+_FIRST_ARGUMENT = (
+    r"\b{}<(?:[\s\d,]|[\w:]*\bgfx\w+,)*([A-Za-z_][\w:]*)"  # behind sizes, and AMD's GPU
+)
 _MANGLED = re.compile(r"_Z(?:NK?)?(?=\d)")
-_MANGLED_ARGUMENT = re.compile(r"IN?(?:S\w?_|St)?(?=\d)")  # S1_ stands for a part named before
+_MANGLED_ARGUMENT = re.compile(r"I(?:L[ij]\d+E)*N?(?:S\w?_|St)?(?=\d)")  # S1_: a part named before
 _LENGTH = re.compile(r"\d+")
 
 
 def shorten(name: str) -> str:
     """``void at::native::(anonymous namespace)::fill<int>(int*)`` is ``fill``.
 
-    CUTLASS launches everything through a few functions: of those it is what they were made for,
-    ``device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<…>>>`` is ``FlashAttnFwdSm90``. A
-    name that is no C++ name (of a copy, of a marked range) stays as it is.
+    CUTLASS and AMD's ck_tile launch everything through a few functions: of those it is what they
+    were made for, ``device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<…>>>`` is
+    ``FlashAttnFwdSm90``. A name that is no C++ name (of a copy, of a marked range) stays as it is.
     """
     if _MANGLED.match(name):
         return _last_of_mangled(name)

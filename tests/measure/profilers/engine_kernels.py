@@ -1,17 +1,47 @@
 """Names of kernels of serving engines, as profiles have them, by engine and by what they do.
 
-vLLM 0.33, SGLang 0.5.23, FlashInfer 0.7, FlashMLA, DeepGEMM, and TensorRT-LLM, read in their
-sources and in the symbols of their packages.
+vLLM 0.33, SGLang 0.5.23, FlashInfer 0.7, FlashMLA, DeepGEMM, AITER, and TensorRT-LLM, read in
+their sources, in the symbols of their packages, and in traces of AMD's TraceLens.
 """
 
 ENGINES: dict[str, dict[str, tuple[str, ...]]] = {
-    "DeepGEMM": {"indexer": ("sm100_paged_mqa_logits_metadata", "smxx_clean_logits")},
+    "AITER": {
+        "insert": (
+            "void ck_tile::kentry<2, ck_tile::FmhaFwdAppendKVKernel<ck_tile::BlockFmhaFwd<int> > >(P)",
+            "fuse_qk_rope_concat_and_cache_mla_per_head_kernel",
+            "_fused_qk_rope_cat_and_cache_mla_kernel",
+        ),
+        "attention": (
+            "void paged_attention_ll4mi_QKV_mfma16_kernel<0, __hip_bfloat16, __hip_bfloat16>(int)",
+            "void paged_attention_ll4mi_reduce_kernel<__hip_bfloat16, 128, 128, 256, 3, false>(P)",
+            "aiter::mla_a8w8_qh16_qseqlen1_gqaratio16_ps",
+            "_ZN5aiter41mla_dec_stage1_bf16_a16w16_subQ128_mqa128E",
+            "mla_pfl_bf16_a16w16_causal_subQ128_mqa128",
+            "void kn_mla_reduce_v1<MlaReduceKernelV1Traits<512, 128, 1>, float, std::bfloat16_t>(P)",
+            "void kn_get_mla_metadata_v1_2<MlaMetadataV12Traits<128, true, 0, true, false> >(P)",
+            "aiter::fmha_fwd_hd128_bf16_rtz",
+            "_ZN7ck_tile6kentryILi2ENS_38FmhaBatchPrefillWithPagedKVCacheKernelINS_40BlockFmhaBatch",
+            "_ZN7ck_tile6kentryILi256ELi2ENS_13FmhaFwdKernelINS_17BlockFmhaPipelineE",
+            "void ck_tile::kentry<ck_tile::gfx9_t, 1, ck_tile::FmhaFwdSplitKVKernel<int> >(P)",
+            "void ck_tile::kentry<2, ck_tile::UnifiedAttentionKernel<int> >(P)",
+            "attn_fwd",
+        ),
+    },
+    "DeepGEMM": {
+        "indexer": (
+            "sm100_paged_mqa_logits_metadata",
+            "smxx_clean_logits",
+            "void deep_gemm::sm100_fp8_mqa_logits<64u, 128u>(int)",
+            "_fp8_mqa_logits_kernel",
+        )
+    },
     "FlashAttention": {
         "attention": (
             "flash_fwd_splitkv_combine_kernel",
             "prepare_varlen_num_blocks_kernel",
             "_ZN7cutlass13device_kernelIN5flash11enable_sm90INS1_16FlashAttnFwdSm90INS1_24Coll",
             "_ZN7cutlass13device_kernelIN5flash19FlashAttnFwdCombineIN4cute5tupleIJNS3_1CILi16E",
+            "void flash::compute_attn_ws<Flash_fwd_kernel_traits<128>, true, Scheduler>(P)",
             "kernel_cutlass_kernel_flash_attncuteflash_fwd_sm100FlashAttentionForwardSm100_object",
         )
     },
@@ -31,6 +61,9 @@ ENGINES: dict[str, dict[str, tuple[str, ...]]] = {
             "MergeStateInPlaceKernel",
             "PersistentVariableLengthAttentionSumKernel",
             "kernel_cake_dsv4_nvfp4_0ccb0108d760a7cd93bc",
+            "kernel_cutlass_split_kv_kernel_flashinfercute_dslattentionmonolithicmla_decode_fp16",
+            "kernel_cutlass_kernel_flashinfercute_dslsparsesm120_blk64flash_fwd_sm120BlockSparse",
+            "kernel_cutlass_split_kv_kernel_tokenspeed_mlamla_decode_fp8BlackwellMultiHeadLatent",
         ),
     },
     "FlashMLA": {
@@ -88,6 +121,8 @@ ENGINES: dict[str, dict[str, tuple[str, ...]]] = {
             "_gather_dequant_requant_fp8_paged_kernel",
             "load_cache_to_device_buffer_kernel",
             "load_to_gpu",
+            "void transfer_kernel_impl<&get_global_offset_lf<void>, false>(void const*)",
+            "transfer_page_head_kernel_impl",
         ),
         "attention": (
             "_init_compressed_attn_metadata_kernel",
@@ -149,6 +184,8 @@ ENGINES: dict[str, dict[str, tuple[str, ...]]] = {
             "cp_gather_and_upconvert_fp8_kv_cache_page",
             "cp_mha_gather_cache_kernel",
             "hisparse_gather_compact_kernel",
+            "void vllm::copy_blocks_mla_kernel<float>(long*, long const*, int)",
+            "_swap_blocks_kernel",
         ),
         "attention": (
             "_combine_topk_swa_indices_kernel",
@@ -176,5 +213,7 @@ OTHERS = (
     "mla_output_gate_kernel",
     "_ZN7cutlass13device_kernelINS_4gemm6kernel13GemmUniversalIN4cute5tupleIJiiiiEEE",
     "_compute_slot_mappings_kernel",
+    "void ck_tile::kentry<1, ck_tile::Rmsnorm2dFwd<ck_tile::Rmsnorm2dFwdPipelineOnePass<int> > >(P)",
+    "kernel_cutlass_kernel_flashinfernormkernelsrmsnormRMSNormKernel_object_at__tensorptrbf16",
 )
 """Work that a server would have without a cache, or whose name says too little."""

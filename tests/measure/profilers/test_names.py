@@ -36,6 +36,11 @@ SHORT = {
     ),
     "_ZN7cutlass7Kernel2I10cutlass_tnEEvNT_6ParamsE": "cutlass_tn",
     "_ZN7cutlass13device_kernelILi4EEEvi": "device_kernel",
+    "void ck_tile::kentry<2, ck_tile::MoeSortingKernel<int> >(P)": "MoeSortingKernel",
+    "void ck_tile::kentry<256, 1, ck_tile::FmhaBwdDQDKDVKernel<int> >(P)": "FmhaBwdDQDKDVKernel",
+    "void ck_tile::kentry<ck_tile::gfx9_t, 1, ck_tile::Layernorm2dFwd<int> >(P)": "Layernorm2dFwd",
+    "_ZN7ck_tile6kentryILi1ENS_12Rmsnorm2dFwdINS_27Rmsnorm2dFwdPipe": "Rmsnorm2dFwd",
+    "_ZN7ck_tile6kentryILi256ELi2ENS_13FmhaFwdKernelEEEvv": "FmhaFwdKernel",
     "_Zebra": "_Zebra",
     "": "",
 }
@@ -176,5 +181,5 @@ def test_every_rule_has_a_category_that_there_is() -> None:
     assert {rule.category for rule in shipped_rules()} <= set(CATEGORIES)
     assert {rule.engine for rule in shipped_rules()} == {
         *("dsv4kv", "vLLM", "SGLang", "FlashMLA", "DeepGEMM", "TensorRT-LLM"),
-        *("FlashAttention", "FlashInfer"),
+        *("FlashAttention", "FlashInfer", "AITER"),
     }

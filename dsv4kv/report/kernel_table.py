@@ -90,7 +90,7 @@ def _tell_idle(steps: int) -> list[str]:
 def _devices(trace: Trace) -> list[str]:
     """Names of the GPUs that worked."""
     used = [] if on_cpu(trace.work) else np.unique(trace.work.device).tolist()
-    return [trace.devices[number] for number in used if number in trace.devices]
+    return [name for number in used if (name := trace.devices.get(number))]
 
 
 def _equal(rows: Column, keys: Column) -> Iterator[Column]:

@@ -1,7 +1,7 @@
 """A profile on a terminal: what spoils it, where a step's time went, and the tables."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -21,7 +21,7 @@ from dsv4kv.report.kernels import (
     operations_table,
     titles,
 )
-from dsv4kv.report.profile_record import KernelTable, MemoryAudit, Profile, StepTimes
+from dsv4kv.report.profile_record import KernelRow, KernelTable, MemoryAudit, Profile, StepTimes
 from dsv4kv.report.yardstick import Yardstick
 from dsv4kv.units import counted, format_bytes, format_duration
 
@@ -58,7 +58,7 @@ def tell_profile(
     yield from (Finding("warning", warning) for warning in table.warnings)
     yield Finding("note", _describe(profile, table))
     yield from (Finding("note", note) for note in table.notes)
-    if table.outside_calls:
+    if table.outside_calls or (table.num_steps and not _on_cpu(table)):
         yield Finding("note", _outside(table))
     yield ""
     if table.steps:
@@ -181,9 +181,14 @@ def _requests(counts: list[int]) -> str:
 
 
 def _outside(table: KernelTable) -> str:
-    time = format_duration(table.outside_ns)
+    """What share of the capture's work no step has."""
+    if not table.outside_calls:
+        return "all work of the capture lies in steps"
+    inside = sum(row.total_ns for row in table.kernels)
+    share = _share(table.outside_ns, inside + table.outside_ns or 1)
     pieces = f"{counted(table.outside_calls, 'piece')} of work"
-    return f"left out: {pieces} outside every step, {time}"
+    time = format_duration(table.outside_ns)
+    return f"left out: {pieces} outside every step, {time}, {share} of the capture's"
 
 
 def _on_cpu(table: KernelTable) -> bool:
@@ -193,20 +198,31 @@ def _on_cpu(table: KernelTable) -> bool:
 def _judge(table: KernelTable) -> Iterator[Finding]:
     """What share the cache has, and which operations move more than they must."""
     rows = [row for row in table.kernels if row.phase != INPUTS]  # no server has those
-    total = sum(row.total_ns for row in rows)
-    if total:
-        shares = {
-            category: sum(row.total_ns for row in rows if row.category == category)
-            for category in CACHE_CATEGORIES
-        }
-        parts = ", ".join(f"{name} {_share(time, total)}" for name, time in shares.items() if time)
-        told = f"work on the KV cache: {_share(sum(shares.values()), total)} of the time"
-        yield Finding("good", f"{told}{f' ({parts})' if parts else ''}, known by {engines(table)}")
+    if total := sum(row.total_ns for row in rows):
+        yield _share_of_cache(rows, total, engines(table))
     audited = [row for row in table.operations if amplification(row) is not None]
     for row in filter(is_amplified, audited):
         yield Finding("bad", f"{row.name} moves {amplification(row):.2f} times what it must")
     if audited and not any(map(is_amplified, audited)):
         yield Finding("good", "no gather and no insert moves over 1.10 times what it must")
+
+
+def _share_of_cache(rows: Sequence[KernelRow], total_ns: int, known: str) -> Finding:
+    """``work on the KV cache: 0.4 % of the time (insert 0.4 %), known by vLLM``."""
+    if not known:
+        told = "no rule knows any of the kernels, so what the KV cache costs cannot be told"
+        return Finding("warning", f"{told}: rules are in configs/profile/, a pattern a line")
+    spent = Counter[str]()
+    for row in rows:
+        spent[row.category] += row.total_ns
+    cache = sum(spent[name] for name in CACHE_CATEGORIES)
+    parts = ", ".join(
+        f"{name} {_share(spent[name], total_ns)}" for name in CACHE_CATEGORIES if spent[name]
+    )
+    told = f"work on the KV cache: {_share(cache, total_ns)} of the time"
+    told += f" ({parts})" if parts else ""
+    told += f", attention {_share(spent['attention'], total_ns)}" if spent["attention"] else ""
+    return Finding("good" if cache else "note", f"{told}, known by {known}")
 
 
 def _share(part: float, total: float) -> str:

@@ -102,7 +102,7 @@ def test_the_share_of_the_cache_is_a_sentence(tmp_path: Path) -> None:
     text = told(make_profile(from_nsys(tmp_path, export)))
     # 60 of 100 µs: three kernels of 20, beside attention's 10, a product of 28 and a fill of 2
     assert "work on the KV cache: 60.0 % of the time (insert 20.0 %, gather 20.0 %," in text
-    assert text.endswith("known by\ndsv4kv, FlashMLA")
+    assert text.endswith("attention 10.0 %, known by dsv4kv, FlashMLA")
 
 
 def test_kernels_beyond_the_first_are_counted_and_told_in_full(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Profiles with odd values: each is told or refused with a sentence, and never a traceback."""
 
+import gzip
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from dsv4kv.errors import ProfileError
 from dsv4kv.report.profile_source import load_profile
 from dsv4kv.report.profile_view import tell_profile
 from tests.measure.profilers.exports import two_replays
-from tests.measure.profilers.traces import cpu_events, gpu_events, save
+from tests.measure.profilers.traces import cpu_events, event, gpu_events, save
 from tests.report.terminal import shown
 
 ODD: list[Any] = [None, -1, 0, 1.5, 2**40, "", "x"]
@@ -54,6 +56,60 @@ def test_a_trace_with_odd_values_is_told_or_refused(seed: int, tmp_path: Path) -
         spoil(one["args"], ODD_JSON, 0.1, chance)
         spoil(one, ODD_JSON, 0.005, chance)
     tell(save(tmp_path / "t.json", events), chance)
+
+
+NUMBERS = ["1e400", "-1e400", "9" * 5_000, "1" + "0" * 300, "NaN", "1e300", '"1"', '"x"', "[1]"]
+OTHERS = ["null", "true", "{}", "[1, [2]]", "[" * 100_000 + "]" * 100_000, "[" * 100_000]
+NAMES = ["_ZN" + "9" * 5_000, "a<" * 100_000, "void kentry<" + "1, " * 50_000, "k" * (1 << 20)]
+PLACES = ["cat", "ph", "name", "pid", "tid", "ts", "dur", "args", "correlation", "grid", "stream"]
+
+
+@pytest.mark.parametrize("value", [*NUMBERS, *OTHERS], ids=lambda value: value[:12])
+def test_odd_values_anywhere_in_a_trace_are_left_out_or_refused(
+    value: str, tmp_path: Path
+) -> None:
+    """Written by hand: json.dumps writes no such thing."""
+    chance = random.Random(0)
+    for place in PLACES:
+        for first in (True, False):
+            odd = event("kernel", "odd", 10, 1, device=0, stream=7, correlation=50, grid=[1, 1, 1])
+            (odd["args"] if place in odd["args"] else odd)[place] = "ODD"
+            events = [odd, *gpu_events()] if first else [*gpu_events(), odd]
+            path = save(tmp_path / "t.json", events)
+            path.write_text(path.read_text().replace('"ODD"', value))
+            if len(value) < 1_000:
+                assert "gather_topk" in tell(path, chance), place
+
+
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: name[:12])
+def test_names_of_any_length_are_told(name: str, tmp_path: Path) -> None:
+    path = save(tmp_path / "t.json", [*gpu_events(), event("kernel", name, 10, 1, correlation=50)])
+    assert "gather_topk" in tell(path, random.Random(0))
+
+
+@pytest.mark.parametrize(
+    "listed", ["[" * 100_000, '[{"id": ' + "9" * 5_000 + "}]", '[{"id": [1]}]']
+)
+def test_odd_devices_are_done_without(listed: str, tmp_path: Path) -> None:
+    path = save(tmp_path / "t.json", gpu_events(), head={"deviceProperties": "ODD"})
+    path.write_text(path.read_text().replace('"ODD"', listed))
+    assert "gather_topk" in tell(path, random.Random(0))
+
+
+@pytest.mark.parametrize(
+    "name", ["t.json", "t.json.gz", "t.sqlite", "t.nsys-rep", "t.ncu-rep", "t"]
+)
+def test_a_pipe_is_refused_without_waiting_for_what_it_says(name: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ProfileError):
+        load_profile(tmp_path / name, "step")
+
+
+def test_a_trace_that_unpacks_without_end_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.json.gz"
+    path.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * (1 << 26)))
+    with pytest.raises(ProfileError, match="unpacks to over 100 times its size"):
+        load_profile(path, "step")
 
 
 def test_what_is_not_odd_is_told(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import os
 import re
 import zlib
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Any, TextIO
 from pydantic_core import from_json
 
 from dsv4kv.errors import ProfileError
+from dsv4kv.reading import explain, open_regular
 
 Event = dict[str, Any]
 
@@ -24,6 +26,7 @@ _WHOLE = re.compile(r'(\})\s*,\s*\{\s*"(?:ph|cat|name|pid|tid|ts)"')  # and the 
 _TAIL = 1 << 16  # characters at the end of a chunk in which the last whole event is looked for
 _CLOSED = "\n  }"  # an event's end in torch's own layout, in which strings have no line ends
 _NO_JSON = re.compile(r"(:\s*)-?(?:inf|nan)\b(?=\s*[,}\]])")  # as C++ writes it
+_PACKED = 100  # characters of a byte at most: traces have about 20
 _GZIP = b"\x1f\x8b"
 
 
@@ -32,10 +35,10 @@ def open_text(path: Path) -> Iterator[TextIO]:
     """A text file, packed or not.
 
     Raises:
-        ProfileError: It cannot be opened.
+        ProfileError: It cannot be opened, or is no file.
     """
     try:
-        file = path.open("rb")
+        file = open_regular(path)
     except OSError as error:
         raise ProfileError(
             f"{path} cannot be read ({error.strerror}): name a Chrome trace, .json or .json.gz."
@@ -64,17 +67,21 @@ class ChromeFile:
         self.path = path
         self.around = ""
         self.broken = 0
+        self._left = 0
 
     def __iter__(self) -> Iterator[Event]:
         with open_text(self.path) as file:
+            self._left = _PACKED * os.fstat(file.fileno()).st_size + _LONGEST
             try:
                 yield from self._events(file, self._skip_head(file))
+            except (RecursionError, ValueError) as error:
+                raise ProfileError(f"{self.path} has {explain(error)}.") from None
             except (OSError, EOFError, zlib.error) as error:
                 raise ProfileError(f"{self.path} is damaged or cut short ({error}).") from None
 
     def _skip_head(self, file: TextIO) -> str:
         text = ""
-        while chunk := file.read(_CHUNK):
+        while chunk := self._read(file):
             text += chunk
             if text.lstrip().startswith("["):  # a list of events alone is a trace, too
                 return text.lstrip()[1:]
@@ -99,7 +106,7 @@ class ChromeFile:
             assert between is not None  # it fits nothing, too
             at = between.end()
             if text.startswith("]", at):
-                self.around += text[at:] + file.read(_CHUNK)
+                self.around += text[at:] + self._read(file)
                 return
             try:
                 event, at = decode(text, at)
@@ -111,6 +118,15 @@ class ChromeFile:
                 event, at = self._mended(text[at:end]), end
             if isinstance(event, dict):
                 yield event
+
+    def _read(self, file: TextIO) -> str:
+        chunk = file.read(_CHUNK)
+        self._left -= len(chunk)
+        if self._left < 0:
+            raise ProfileError(
+                f"{self.path} unpacks to over {_PACKED} times its size: no trace does."
+            )
+        return chunk
 
     def _mended(self, text: str) -> Event | None:
         """A whole event that is no JSON, its numbers made so; None where that does not help."""
@@ -126,7 +142,7 @@ class ChromeFile:
         mended = _NO_JSON.sub(r"\1NaN", text)
         if mended != text:
             return mended
-        chunk = file.read(_CHUNK)
+        chunk = self._read(file)
         if not chunk or len(text) > _LONGEST:
             raise ProfileError(
                 f"{self.path} has an event that does not end: it is damaged or cut short."

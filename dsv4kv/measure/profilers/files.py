@@ -14,6 +14,7 @@ from dsv4kv.measure.profilers.ranges import STEP
 from dsv4kv.measure.profilers.sessions import export_nsys
 from dsv4kv.measure.profilers.trace import Trace
 from dsv4kv.processes import temporary_folder
+from dsv4kv.reading import open_regular
 
 _EXPORT_TIMEOUT_S = 600.0
 _SQLITE = b"SQLite format 3\0"
@@ -53,8 +54,8 @@ def read_profile(path: Path, step: str = STEP) -> Trace:
 def _first_bytes(path: Path, *, packed: bool) -> bytes:
     """How a file begins; empty where it cannot be read so."""
     try:
-        with gzip.open(path) if packed else path.open("rb") as file:
-            return file.read(len(_SQLITE))
+        with open_regular(path) as file, gzip.GzipFile(fileobj=file) as unpacked:
+            return (unpacked if packed else file).read(len(_SQLITE))
     except (OSError, EOFError, zlib.error):
         return b""
 

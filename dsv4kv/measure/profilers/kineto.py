@@ -17,12 +17,14 @@ from dsv4kv.measure.profilers.columns import whole_number
 from dsv4kv.measure.profilers.joining import find, pick
 from dsv4kv.measure.profilers.kineto_events import Events
 from dsv4kv.measure.profilers.nesting import self_times
-from dsv4kv.measure.profilers.ranges import STEP, Ranges, enclosing, fitting
+from dsv4kv.measure.profilers.ranges import STEP, THREAD_BITS, Ranges, enclosing
 from dsv4kv.measure.profilers.steps import (
-    launched_steps,
-    marked_steps,
-    tell_empty,
+    NO_STEPS,
+    Launches,
+    choose_ranges,
+    find_steps,
     tell_instead,
+    tell_usual,
 )
 from dsv4kv.measure.profilers.trace import (
     NONE,
@@ -41,8 +43,8 @@ _CPU = "no GPU kernels: operations of the CPU, by the time they take themselves"
 def read_kineto(path: Path, step: str = STEP) -> Trace:
     """Read a Chrome trace; ranges (``record_function``) that fit ``step`` are the steps.
 
-    Where a GPU worked its work is told, by those steps or else by launches of graphs. Where none
-    did, the operations of the CPU are told by the time they take themselves.
+    Where a GPU worked its work is told, by those steps or else by what repeats. Where none did,
+    the operations of the CPU are told by the time they take themselves.
 
     Raises:
         ProfileError: It cannot be read.
@@ -59,9 +61,8 @@ def read_kineto(path: Path, step: str = STEP) -> Trace:
     name, kind, start, end, thread = events.host.done()
     marked = kind == RANGE
     ranges = Ranges(thread[marked], start[marked], end[marked], name[marked])
-    is_step = np.isin(ranges.name, fitting(events.names.known, step))
     read = _read_gpu if len(events.gpu) else _read_cpu
-    trace = read(file, events, ranges, is_step, step)
+    trace = read(file, events, ranges, step)
     left_out = {
         "are no JSON, as with quotes in their names": file.broken,
         "do not tell when they began or how long they took": events.timeless,
@@ -82,21 +83,16 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _read_gpu(
-    file: ChromeFile, events: Events, ranges: Ranges, is_step: NDArray[np.bool_], step: str
-) -> Trace:
+def _read_gpu(file: ChromeFile, events: Events, ranges: Ranges, step: str) -> Trace:
     names = events.names.listed()
     thread, begin, finish, key, of_graph = events.calls.done()
     called = Ranges(thread, begin, finish, constant(len(thread), NONE))
     name, kind, start, end, device, stream, correlation, size, shape, node = events.gpu.done()
     call = find(key, correlation)
-    made, notes, warnings = np.unique(call[call != NONE]), list[str](), list[str]()
-    if np.any(is_step):
-        steps = marked_steps(ranges, is_step, thread, begin)
-        warnings = tell_empty(step, steps.times_ns, pick(steps.step, call))
-    else:
-        steps = launched_steps(called, made[of_graph[made] > 0])
-        notes = [tell_instead(step, len(steps.times_ns), ranges, names)]
+    launches = Launches(called, of_graph > 0, call, name, start, end - start)
+    made = launches.made
+    is_step, fit = choose_ranges(step, ranges, events.names.known, thread[made], begin[made])
+    steps = find_steps(step, ranges, is_step, fit, names, launches)
     return Trace(
         tool="kineto",
         names=names,
@@ -118,20 +114,21 @@ def _read_gpu(
         steps_ns=steps.times_ns,
         calls=Calls(begin[made], finish[made], steps.step[made]),
         devices=_read_devices(file.around),
-        warnings=warnings,
-        notes=notes,
+        warnings=steps.warnings,
+        notes=steps.notes,
     )
 
 
-def _read_cpu(
-    _file: ChromeFile, events: Events, ranges: Ranges, is_step: NDArray[np.bool_], step: str
-) -> Trace:
-    names = events.names.listed()
-    told = [] if np.any(is_step) else [tell_instead(step, 0, ranges, names)]
+def _read_cpu(_file: ChromeFile, events: Events, ranges: Ranges, step: str) -> Trace:
+    names, host = events.names.listed(), events.host.done()
+    is_step, fit = choose_ranges(step, ranges, events.names.known, host[4], host[2])
+    told = tell_usual(step, fit)
+    if not np.any(is_step):
+        told = [tell_instead(step, NO_STEPS, ranges, names)]
     return Trace(
         tool="kineto",
         names=names,
-        work=_cpu_work(events.host.done(), ranges, is_step),
+        work=_cpu_work(host, ranges, is_step),
         shapes=[],
         steps_ns=np.stack([ranges.start_ns, ranges.closed_ns], axis=1)[is_step],
         notes=[_CPU, *told],
@@ -153,7 +150,7 @@ def _cpu_work(host: list[Column], ranges: Ranges, is_step: NDArray[np.bool_]) ->
         end_ns=end,
         self_ns=self_ns[kept],
         device=constant(rows, 0),
-        stream=thread,
+        stream=thread & ((1 << THREAD_BITS) - 1),
         shape=constant(rows, NONE),
         node=constant(rows, 0),
         step=in_step,
@@ -170,5 +167,5 @@ def _read_devices(around: str) -> dict[int, str]:
     try:
         listed, _ = json.JSONDecoder(strict=False).raw_decode(around, found.end() - 1)
         return {whole_number(one.get("id")): str(one.get("name")) for one in listed}
-    except (AttributeError, ValueError):  # the kernels can be told without
+    except (AttributeError, ValueError, RecursionError):  # the kernels can be told without
         return {}

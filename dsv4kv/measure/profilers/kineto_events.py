@@ -6,6 +6,7 @@ from typing import Any
 from dsv4kv.measure.profilers.chrome_file import Event
 from dsv4kv.measure.profilers.columns import Columns, whole_number
 from dsv4kv.measure.profilers.joining import CORRELATION_BITS
+from dsv4kv.measure.profilers.ranges import THREAD_BITS
 from dsv4kv.measure.profilers.trace import (
     KERNEL,
     MEMCPY,
@@ -29,6 +30,7 @@ _CALLS = ("cuda_runtime", "cuda_driver", "Runtime")
 _ON_CPU = {"cpu_op": OP, "user_annotation": RANGE, "Operator": OP}
 _GRAPH_LAUNCH = "GraphLaunch"
 _NS = 1000  # a microsecond
+_LATEST = 2**61 / _NS  # in µs, so that differences fit an int64; today is 2^60.6
 _GPU_COLUMNS = 10  # name, kind, begin, end, device, stream, correlation, bytes, shape, node
 _CALL_COLUMNS = 5  # thread, begin, end, correlation, whether it launches a graph
 _HOST_COLUMNS = 5  # name, kind, begin, end, thread
@@ -54,6 +56,7 @@ class Events:
         self.timeless = 0
         self._numbers: dict[tuple[object, ...], int] = {}
         self._threads: dict[tuple[object, object], int] = {}
+        self._processes: dict[object, int] = {}
         self._ranks: dict[str, int] = {}
         self._zero: float | None = None
         self._takers: dict[object, tuple[Callable[[Event, int], None], int]] = {
@@ -64,7 +67,8 @@ class Events:
 
     def take(self, event: Event) -> None:
         """Sort one event in; most are none of these and are left out."""
-        taker = self._takers.get(event.get("cat"))
+        category = event.get("cat")
+        taker = self._takers.get(category) if isinstance(category, str) else None
         if taker is None or event.get("ph") != "X":
             return
         take, kind = taker
@@ -130,14 +134,19 @@ class Events:
 
     def _times(self, event: Event) -> tuple[int, int]:
         """Begin and end in ns since the first event, so that a double keeps every digit."""
-        start = float(event["ts"])
+        start, length = float(event["ts"]), float(event["dur"])
+        if not (abs(start) < _LATEST and length < _LATEST):  # nor is it so for what is no number
+            raise OverflowError
         if self._zero is None:
             self._zero = start
         begin = round((start - self._zero) * _NS)
-        return begin, begin + max(0, round(float(event["dur"]) * _NS))
+        return begin, begin + max(0, round(length * _NS))
 
     def _thread(self, event: Event) -> int:
-        return self._threads.setdefault((event.get("pid"), event.get("tid")), len(self._threads))
+        pid, tid = event.get("pid"), event.get("tid")
+        process = self._processes.setdefault(pid, len(self._processes))
+        thread = self._threads.setdefault((pid, tid), len(self._threads))
+        return process << THREAD_BITS | thread
 
 
 def _arguments(event: Event) -> dict[str, Any]:

@@ -10,8 +10,8 @@ _FIRST_ARGUMENT = (
     r"\b{}<(?:[\s\d,]|[\w:]*\bgfx\w+,)*([A-Za-z_][\w:]*)"  # behind sizes, and AMD's GPU
 )
 _MANGLED = re.compile(r"_Z(?:NK?)?(?=\d)")
-_MANGLED_ARGUMENT = re.compile(r"I(?:L[ij]\d+E)*N?(?:S\w?_|St)?(?=\d)")  # S1_: a part named before
-_LENGTH = re.compile(r"\d+")
+_MANGLED_ARGUMENT = re.compile(r"I(?:L[ij]\d+E)*N?(?:S\w?_|St)?(?=\d)")  # S1_: named before
+_LENGTH = re.compile(r"\d{1,9}")
 
 
 def shorten(name: str) -> str:

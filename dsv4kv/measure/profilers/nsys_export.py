@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dsv4kv.measure.profilers.joining import find, pick
 from dsv4kv.measure.profilers.nsys_devices import read_devices
@@ -19,14 +20,9 @@ from dsv4kv.measure.profilers.nsys_work import (
     launch_key,
     read_work,
 )
-from dsv4kv.measure.profilers.ranges import STEP, Ranges, fitting
+from dsv4kv.measure.profilers.ranges import STEP, Ranges
 from dsv4kv.measure.profilers.sqlite_columns import Database, open_database
-from dsv4kv.measure.profilers.steps import (
-    launched_steps,
-    marked_steps,
-    tell_empty,
-    tell_instead,
-)
+from dsv4kv.measure.profilers.steps import Launches, choose_ranges, find_steps
 from dsv4kv.measure.profilers.trace import (
     GRAPH,
     KERNEL,
@@ -45,7 +41,7 @@ _MOST_TOLD = 8
 
 
 def read_nsys(path: Path, step: str = STEP) -> Trace:
-    """Read an export; ranges named ``step`` are the steps, or else every launch of a graph.
+    """Read an export; ranges named ``step`` are the steps, or else what repeats.
 
     Raises:
         ProfileError: It cannot be read.
@@ -59,34 +55,29 @@ def _read(database: Database, step: str) -> Trace:
     launched, shapes = read_work(database, names)
     launched, unended = _with_ends(launched)
     called, keys = _read_calls(database, launched)
-    call = find(keys, launched.launch)
+    launches = _launches(launched, called, find(keys, launched.launch))
     ranges = read_ranges(database, names, step)
+    made = launches.made
+    is_step, fit = choose_ranges(
+        step, ranges, names.known, called.thread[made], called.start_ns[made]
+    )
     ends = [ranges.end_ns, called.end_ns, launched.end_ns]
-    named = fitting(names.known, step)
-    ranges, cut_off = _settle_cut_off(ranges, named, ends)
-    left_out = [*cut_off, *unended]
-    is_step = np.isin(ranges.name, named)
-    if np.any(is_step):
-        steps = marked_steps(ranges, is_step, called.thread, called.start_ns)
-        notes, empty = left_out, tell_empty(step, steps.times_ns, pick(steps.step, call))
-    else:
-        of_graph = (launched.node > 0) | (launched.kind == GRAPH)
-        steps = launched_steps(called, np.unique(call[of_graph & (call != NONE)]))
-        told = tell_instead(step, len(steps.times_ns), ranges, names.listed())
-        notes, empty = [told, *left_out], list[str]()
-    made = np.unique(call[call != NONE])
+    ranges, is_step, cut_off = _settle_cut_off(ranges, is_step, ends)
+    steps = find_steps(step, ranges, is_step, fit, names.listed(), launches)
     device, devices = read_devices(database, launched)
     return Trace(
         tool="nsys",
         names=names.listed(),
-        work=_work(launched, device, pick(steps.step, call), pick(steps.phase, call)),
+        work=_work(
+            launched, device, *(pick(one, launches.call) for one in (steps.step, steps.phase))
+        ),
         shapes=shapes,
         steps_ns=steps.times_ns,
         calls=Calls(called.start_ns[made], called.closed_ns[made], steps.step[made]),
         devices=devices,
         version=_read_version(database),
-        warnings=[*_read_diagnostics(database), *_judge(launched), *empty],
-        notes=notes,
+        warnings=[*_read_diagnostics(database), *_judge(launched), *steps.warnings],
+        notes=[*steps.notes, *cut_off, *unended],
     )
 
 
@@ -99,23 +90,31 @@ def _with_ends(launched: Launched) -> tuple[Launched, list[str]]:
     return launched.where(ended), [f"left out: {counted(left, 'piece')} of work without an end"]
 
 
-def _settle_cut_off(ranges: Ranges, steps: Column, ends: list[Column]) -> tuple[Ranges, list[str]]:
-    """Ranges without the steps that have no end, and a note of those.
+def _launches(launched: Launched, called: Ranges, call: Column) -> Launches:
+    of_graph = np.zeros(len(called), dtype=np.bool_)
+    of_graph[call[(call != NONE) & ((launched.node > 0) | (launched.kind == GRAPH))]] = True
+    spent = launched.end_ns - launched.start_ns
+    return Launches(called, of_graph, call, launched.name, launched.start_ns, spent)
+
+
+def _settle_cut_off(
+    ranges: Ranges, is_step: NDArray[np.bool_], ends: list[Column]
+) -> tuple[Ranges, NDArray[np.bool_], list[str]]:
+    """Ranges without the steps that have no end, which are steps, and a note of those.
 
     A capture that stops inside a step cuts it off: it has no duration and not all of its work.
     Where there are no others, they last until the last of the profile's ends.
     """
-    is_step = np.isin(ranges.name, steps)
     cut_off = is_step & (ranges.end_ns < ranges.start_ns)
     count = int(np.count_nonzero(cut_off))
     if not count:
-        return ranges, []
+        return ranges, is_step, []
     told = f"{counted(count, 'step')} without an end"
     if np.any(is_step & ~cut_off):
-        return ranges.where(~cut_off), [f"left out: {told}"]
+        return ranges.where(~cut_off), is_step[~cut_off], [f"left out: {told}"]
     last = max(int(times.max(initial=NONE)) for times in ends)
     closed = replace(ranges, end_ns=np.where(cut_off, last, ranges.end_ns))
-    return closed, [f"{told}: taken to last until the end of the profile"]
+    return closed, is_step, [f"{told}: taken to last until the end of the profile"]
 
 
 def _read_calls(database: Database, launched: Launched) -> tuple[Ranges, Column]:

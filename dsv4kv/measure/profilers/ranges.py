@@ -15,6 +15,8 @@ DOMAIN = "dsv4kv"
 """NVTX domain of the toolkit's ranges."""
 INPUTS = "inputs"
 """The range around what stands for the model: making a step's data, and counting its bytes."""
+THREAD_BITS = 24
+"""Of a thread's number; its process is above them, as in the global ids of nsys."""
 _OPEN = np.iinfo(np.int64).max
 _ENDS, _BEGINS = 0, 1
 
@@ -24,7 +26,7 @@ class Ranges:
     """Columns of marked ranges.
 
     Attributes:
-        thread: Which thread they were marked on.
+        thread: Which thread they were marked on, and above ``THREAD_BITS`` of which process.
         start_ns: Begin.
         end_ns: End; ``NONE`` where it was never closed.
         name: Numbers of their names.
@@ -52,6 +54,11 @@ class Ranges:
 def no_ranges() -> Ranges:
     """Nothing was marked."""
     return Ranges(no_rows(), no_rows(), no_rows(), no_rows())
+
+
+def process_of(thread: Column) -> Column:
+    """Processes of threads."""
+    return thread >> THREAD_BITS
 
 
 def fitting(names: Mapping[str, int], pattern: str) -> Column:

@@ -15,6 +15,11 @@ from dsv4kv.measure.profilers.trace import NONE, Column, Names
 
 _AT_ONCE = 1 << 12
 _MOST_VARIABLES = 500  # old SQLite takes 999 of them in a statement
+_LONGEST_TEXT = 1 << 24
+_TABLES = "SELECT name FROM sqlite_master WHERE type = 'table' AND sql LIKE 'CREATE TABLE%'"
+_OPERATIONS = 64  # of SQLite for each byte of the file: whole exports take one or two
+_FEWEST_OPERATIONS = 1 << 24
+_LOOK_EVERY = 1 << 20
 _OF_NSYS = ("CUPTI_ACTIVITY_", "META_DATA_", "NVTX_EVENTS", "StringIds", "TARGET_INFO_")
 
 
@@ -48,11 +53,14 @@ class Packed:
 
 
 class Database:
-    """Reads integer columns; one that is missing is filled with ``NONE``."""
+    """Reads integer columns; one that is missing is filled with ``NONE``.
+
+    Views and virtual tables, which nsys does not write, are not there: they compute anything.
+    """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
-        rows = connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")
+        rows = connection.execute(_TABLES)
         self.tables = {str(name) for (name,) in rows}
 
     def columns_of(self, table: str) -> set[str]:
@@ -132,6 +140,7 @@ def open_database(path: Path) -> Iterator[Database]:
         raise ProfileError(f"{path} does not exist: name a profile, as results/RUN/step.sqlite.")
     try:
         with closing(_connect(path)) as connection:
+            _limit(connection, path.stat().st_size)
             database = Database(connection)
             if not any(table.startswith(_OF_NSYS) for table in database.tables):
                 raise ProfileError(f"{path} is a database without any table that nsys exports.")
@@ -155,6 +164,14 @@ def _connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
+def _limit(connection: sqlite3.Connection, size: int) -> None:
+    """Let reading end with an error: a damaged file can lead SQLite in a circle."""
+    most = _FEWEST_OPERATIONS + _OPERATIONS * size
+    looks = iter(range(most // _LOOK_EVERY))
+    connection.set_progress_handler(lambda: next(looks, None) is None, _LOOK_EVERY)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_TEXT)
+
+
 def _value(name: str, there: Collection[str]) -> str:
     return f'"{name}"' if name in there else "NULL"
 
@@ -173,4 +190,4 @@ def _columns(parts: Iterable[Column], width: int, count: int) -> list[Column]:
         table = part.reshape(-1, width)
         whole[:, first : first + len(table)] = table.T
         first += len(table)
-    return list(whole)
+    return list(whole[:, :first])  # fewer where a damaged index counted them

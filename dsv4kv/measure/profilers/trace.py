@@ -127,15 +127,18 @@ def constant(rows: int, value: int) -> Column:
     return np.full(rows, value, dtype=np.int64)
 
 
+_LONGEST = 1 << 14  # CUTLASS has names of thousands
+
+
 class Names:
-    """Numbers names as they come."""
+    """Numbers names as they come, the first ``_LONGEST`` characters of each."""
 
     def __init__(self) -> None:
         self.known: dict[str, int] = {}
 
     def number(self, name: str) -> int:
         """The name's number; a new one for a new name."""
-        return self.known.setdefault(name, len(self.known))
+        return self.known.setdefault(name[:_LONGEST], len(self.known))
 
     def listed(self) -> list[str]:
         """All names by number."""

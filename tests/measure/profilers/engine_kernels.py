@@ -7,7 +7,7 @@ their sources, in the symbols of their packages, and in traces of AMD's TraceLen
 ENGINES: dict[str, dict[str, tuple[str, ...]]] = {
     "AITER": {
         "insert": (
-            "void ck_tile::kentry<2, ck_tile::FmhaFwdAppendKVKernel<ck_tile::BlockFmhaFwd<int> > >(P)",
+            "void ck_tile::kentry<2, ck_tile::FmhaFwdAppendKVKernel<ck_tile::Block<int> > >(P)",
             "fuse_qk_rope_concat_and_cache_mla_per_head_kernel",
             "_fused_qk_rope_cat_and_cache_mla_kernel",
         ),
@@ -17,7 +17,7 @@ ENGINES: dict[str, dict[str, tuple[str, ...]]] = {
             "aiter::mla_a8w8_qh16_qseqlen1_gqaratio16_ps",
             "_ZN5aiter41mla_dec_stage1_bf16_a16w16_subQ128_mqa128E",
             "mla_pfl_bf16_a16w16_causal_subQ128_mqa128",
-            "void kn_mla_reduce_v1<MlaReduceKernelV1Traits<512, 128, 1>, float, std::bfloat16_t>(P)",
+            "void kn_mla_reduce_v1<MlaReduceKernelV1Traits<512, 128, 1>, float>(P)",
             "void kn_get_mla_metadata_v1_2<MlaMetadataV12Traits<128, true, 0, true, false> >(P)",
             "aiter::fmha_fwd_hd128_bf16_rtz",
             "_ZN7ck_tile6kentryILi2ENS_38FmhaBatchPrefillWithPagedKVCacheKernelINS_40BlockFmhaBatch",
@@ -213,7 +213,7 @@ OTHERS = (
     "mla_output_gate_kernel",
     "_ZN7cutlass13device_kernelINS_4gemm6kernel13GemmUniversalIN4cute5tupleIJiiiiEEE",
     "_compute_slot_mappings_kernel",
-    "void ck_tile::kentry<1, ck_tile::Rmsnorm2dFwd<ck_tile::Rmsnorm2dFwdPipelineOnePass<int> > >(P)",
+    "void ck_tile::kentry<1, ck_tile::Rmsnorm2dFwd<ck_tile::Rmsnorm2dFwdPipeline<int> > >(P)",
     "kernel_cutlass_kernel_flashinfernormkernelsrmsnormRMSNormKernel_object_at__tensorptrbf16",
 )
 """Work that a server would have without a cache, or whose name says too little."""

@@ -96,7 +96,7 @@ def test_another_range_can_be_the_step(tmp_path: Path) -> None:
     assert len(read_kineto(path, "re*y").steps_ns) == 2
 
 
-def test_without_ranges_every_launch_of_a_graph_is_a_step(tmp_path: Path) -> None:
+def test_where_only_graphs_are_launched_every_launch_is_a_step(tmp_path: Path) -> None:
     trace = read_kineto(save(tmp_path / "t.json", gpu_events()), "gone")
     assert [step for *_, step, _ in told(trace)] == [0, 0, 0, 1, 1, 1, NONE]
     assert trace.steps_ns.tolist() == [[20_000, 25_000], [1_020_000, 1_025_000]]
@@ -146,7 +146,7 @@ def test_events_that_do_not_tell_their_time_are_left_out_and_counted(
 
 
 def test_steps_in_which_nothing_was_launched_are_warned_of(tmp_path: Path) -> None:
-    events = [*gpu_events(), event("user_annotation", "elsewhere", 0, 9_000, tid=10)]
+    events = [*gpu_events(), {**event("user_annotation", "elsewhere", 0, 9_000), "pid": 2}]
     (warning,) = read_kineto(save(tmp_path / "t.json", events), "elsewhere").warnings
     assert "no work was launched inside of ranges named 'elsewhere'" in warning
 

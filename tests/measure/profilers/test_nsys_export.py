@@ -9,6 +9,7 @@ import pytest
 
 from dsv4kv.errors import ProfileError
 from dsv4kv.measure.profilers.nsys_export import read_nsys
+from dsv4kv.measure.profilers.sqlite_columns import open_database
 from dsv4kv.measure.profilers.trace import KINDS, NONE, LaunchShape, Trace
 from tests.measure.profilers.exports import (
     _SHAPE,
@@ -159,9 +160,9 @@ def test_kernels_outside_any_range_have_no_step(tmp_path: Path) -> None:
     ]
 
 
-def test_without_ranges_every_launch_of_a_graph_is_a_step(tmp_path: Path) -> None:
+def test_where_only_graphs_are_launched_every_launch_is_a_step(tmp_path: Path) -> None:
     export = two_replays()
-    del export.rows["NVTX_EVENTS"]
+    del export.rows["NVTX_EVENTS"], export.rows["CUPTI_ACTIVITY_KIND_MEMCPY"]
     trace = read(export, tmp_path)
     kernels = trace.work.kind == 0
     assert trace.work.step[kernels].tolist() == [0, 0, 0, 1, 1, 1]
@@ -199,7 +200,7 @@ def test_other_signs_in_the_name_of_a_step_stand_for_themselves(name: str, tmp_p
 
 def test_steps_in_which_nothing_was_launched_are_warned_of(tmp_path: Path) -> None:
     export = two_replays()
-    export.range("elsewhere", 0, 900_000, thread=THREAD + 1)
+    export.range("elsewhere", 0, 900_000, thread=THREAD + (1 << 24))
     (warning,) = read(export, tmp_path, "elsewhere").warnings
     assert "no work was launched inside of ranges named 'elsewhere'" in warning
     assert read(export, _folder(tmp_path)).warnings == []
@@ -213,11 +214,12 @@ def test_ranges_of_no_length_are_in_nobodys_way(tmp_path: Path) -> None:
 
 def test_without_ranges_and_graphs_there_are_no_steps(tmp_path: Path) -> None:
     export = two_replays(nodes=False)
-    del export.rows["NVTX_EVENTS"]
+    del export.rows["NVTX_EVENTS"], export.rows["CUPTI_ACTIVITY_KIND_MEMCPY"]
     trace = read(export, tmp_path)
     assert len(trace.steps_ns) == 0
     assert set(trace.work.step.tolist()) == {NONE}
-    assert trace.notes == ["no range is named 'step': there are no steps"]
+    told = "no range is named 'step': there are no steps, and the whole capture is told"
+    assert trace.notes == [told]
 
 
 def test_graphs_traced_as_a_whole_are_told_and_warned_of(tmp_path: Path) -> None:
@@ -343,6 +345,55 @@ def test_an_export_without_work_says_so(tmp_path: Path) -> None:
 def test_a_database_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match="without any table that nsys exports"):
         read(Export(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "trick",
+    [
+        "CREATE VIEW CUPTI_ACTIVITY_KIND_KERNEL AS WITH RECURSIVE r(start) AS "
+        "(SELECT 1 UNION ALL SELECT start + 1 FROM r) SELECT start FROM r",
+        "CREATE VIRTUAL TABLE CUPTI_ACTIVITY_KIND_KERNEL USING fts4(start)",
+        'CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (id, start AS (hex(zeroblob(1e9))), "end" AS (1))',
+    ],
+)
+def test_tables_that_compute_what_they_say_are_not_read(trick: str, tmp_path: Path) -> None:
+    export = two_replays()
+    del export.rows["CUPTI_ACTIVITY_KIND_KERNEL"]
+    path = export.save(tmp_path / "step.sqlite")
+    with sqlite3.connect(path) as database:
+        database.execute(trick)
+    database.close()
+    trace = read_nsys(path)
+    assert set(trace.work.kind.tolist()) == {1, 2}  # copies and fills are told as before
+
+
+def test_triggers_are_not_run_and_nothing_is_written(tmp_path: Path) -> None:
+    path = two_replays().save(tmp_path / "step.sqlite")
+    with sqlite3.connect(path) as database:
+        database.execute(
+            "CREATE TRIGGER t AFTER INSERT ON StringIds BEGIN DELETE FROM StringIds; END"
+        )
+    database.close()
+    before = path.read_bytes()
+    assert told(read_nsys(path)) == told(read(two_replays(), _folder(tmp_path)))
+    assert path.read_bytes() == before
+    assert [one.name for one in tmp_path.iterdir() if one.is_file()] == ["step.sqlite"]
+
+
+def test_a_database_that_leads_in_a_circle_ends_with_a_sentence(tmp_path: Path) -> None:
+    path = two_replays().save(tmp_path / "step.sqlite")
+    circle = (
+        "WITH RECURSIVE r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r) SELECT COUNT(*) FROM r"
+    )
+    with pytest.raises(ProfileError, match="interrupted"), open_database(path) as database:
+        database._connection.execute(circle)
+
+
+def test_texts_of_many_megabytes_are_refused_with_a_sentence(tmp_path: Path) -> None:
+    export = two_replays()
+    export.range("x" * (1 << 25), 0, 10)
+    with pytest.raises(ProfileError, match="too big"):
+        read(export, tmp_path)
 
 
 def test_an_index_that_was_added_changes_nothing(tmp_path: Path) -> None:

@@ -231,7 +231,7 @@ def _between_pauses(begin_ns: Column, first: Column, rows: Column) -> list[Colum
 def _are_alike(parts: Sequence[Column]) -> bool:
     """Whether most begin with the same work; two have to be the same in all."""
     if len(parts) == 2:
-        return np.array_equal(*parts)
+        return np.array_equal(parts[0], parts[1])
     ((_, most),) = Counter(int(part[0]) for part in parts).most_common(1)
     return most >= _ALIKE * len(parts)
 

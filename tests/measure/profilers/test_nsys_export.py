@@ -347,13 +347,15 @@ def test_a_database_of_something_else_is_refused(tmp_path: Path) -> None:
         read(Export(), tmp_path)
 
 
+ENDLESS = "WITH RECURSIVE r(start) AS (SELECT 1 UNION ALL SELECT start + 1 FROM r)"
+
+
 @pytest.mark.parametrize(
     "trick",
     [
-        "CREATE VIEW CUPTI_ACTIVITY_KIND_KERNEL AS WITH RECURSIVE r(start) AS "
-        "(SELECT 1 UNION ALL SELECT start + 1 FROM r) SELECT start FROM r",
-        "CREATE VIRTUAL TABLE CUPTI_ACTIVITY_KIND_KERNEL USING fts4(start)",
-        'CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (id, start AS (hex(zeroblob(1e9))), "end" AS (1))',
+        f"VIEW CUPTI_ACTIVITY_KIND_KERNEL AS {ENDLESS} SELECT start FROM r",
+        "VIRTUAL TABLE CUPTI_ACTIVITY_KIND_KERNEL USING fts4(start)",
+        'TABLE CUPTI_ACTIVITY_KIND_KERNEL (id, start AS (hex(zeroblob(1e9))), "end" AS (1))',
     ],
 )
 def test_tables_that_compute_what_they_say_are_not_read(trick: str, tmp_path: Path) -> None:
@@ -361,7 +363,7 @@ def test_tables_that_compute_what_they_say_are_not_read(trick: str, tmp_path: Pa
     del export.rows["CUPTI_ACTIVITY_KIND_KERNEL"]
     path = export.save(tmp_path / "step.sqlite")
     with sqlite3.connect(path) as database:
-        database.execute(trick)
+        database.execute(f"CREATE {trick}")
     database.close()
     trace = read_nsys(path)
     assert set(trace.work.kind.tolist()) == {1, 2}  # copies and fills are told as before
@@ -382,11 +384,8 @@ def test_triggers_are_not_run_and_nothing_is_written(tmp_path: Path) -> None:
 
 def test_a_database_that_leads_in_a_circle_ends_with_a_sentence(tmp_path: Path) -> None:
     path = two_replays().save(tmp_path / "step.sqlite")
-    circle = (
-        "WITH RECURSIVE r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r) SELECT COUNT(*) FROM r"
-    )
     with pytest.raises(ProfileError, match="interrupted"), open_database(path) as database:
-        database._connection.execute(circle)
+        database._connection.execute(f"{ENDLESS} SELECT COUNT(*) FROM r")
 
 
 def test_texts_of_many_megabytes_are_refused_with_a_sentence(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Files shipped with the package: ``configs/`` and ``kernels/``.
+"""Files shipped with the package: ``configs/``, ``kernels/`` and ``results/sass/``.
 
 They lie beside the package in a source tree and inside it in an installed wheel.
 """
@@ -9,6 +9,6 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def shipped(folder: str) -> Path:
-    """Return the shipped folder ``configs`` or ``kernels``, wherever the package runs from."""
+    """Return the shipped folder of that name, wherever the package runs from."""
     installed = _PACKAGE / folder
     return installed if installed.is_dir() else _PACKAGE.parent / folder

@@ -7,7 +7,7 @@ import pytest
 from dsv4kv import resources
 
 
-@pytest.mark.parametrize("folder", ["configs", "kernels"])
+@pytest.mark.parametrize("folder", ["configs", "kernels", "results/sass"])
 def test_a_shipped_folder_is_there(folder: str) -> None:
     found = resources.shipped(folder)
     assert found.is_dir()

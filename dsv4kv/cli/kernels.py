@@ -11,9 +11,8 @@ from dsv4kv.cli.console import open_console, print_document, say
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from dsv4kv.ops.cuda.baseline import Baseline
     from dsv4kv.ops.cuda.survey import Finding
-
-_BASELINE = Path("results/sass/baseline.json")
 
 
 def kernels(
@@ -37,25 +36,66 @@ def kernels(
     write_baseline: Annotated[
         bool, typer.Option("--write-baseline", help="Take the machine code of now as baseline.")
     ] = False,
-    baseline: Annotated[Path, typer.Option(help="The baseline's file.")] = _BASELINE,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(help="The baseline's file (what is shipped for this version of NVRTC)."),
+    ] = None,
 ) -> None:
     """Compile every kernel that the shipped models need, and show what became of it."""
     from dsv4kv.errors import ConfigError
-    from dsv4kv.ops.cuda.survey import survey
-    from dsv4kv.ops.kernels.catalogue import ARCHITECTURES, catalogue
+    from dsv4kv.ops.cuda.baseline import shipped_baseline
+    from dsv4kv.ops.cuda.compile import nvrtc_version
+    from dsv4kv.ops.kernels.catalogue import ARCHITECTURES
 
     if write_baseline and arch:
         raise ConfigError("a baseline holds every architecture: leave out --arch.")
-    findings = survey(catalogue(), list(dict.fromkeys(arch or ARCHITECTURES)))
+    path = baseline or shipped_baseline(nvrtc_version())
+    before = _load(path) if check else None
+    findings = _survey(list(dict.fromkeys(arch or ARCHITECTURES)))
     if as_json:
         print_document(_as_json(findings))
     elif not check:
         table = _details(findings) if arch and len(arch) == 1 else _matrix(findings)
         open_console().print(table)
     if write_baseline:
-        _write(findings, baseline)
-    if check:
-        _check(findings, baseline, quiet=as_json)
+        _write(findings, path)
+    if before is not None:
+        _check(findings, before, path, quiet=as_json)
+
+
+def _survey(architectures: list[str]) -> list["Finding"]:
+    """Compile and inspect the catalogue, and show how far it is."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    from dsv4kv.ops.cuda.survey import survey
+    from dsv4kv.ops.kernels.catalogue import catalogue
+
+    console = open_console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
+        task = progress.add_task("architectures", total=len(architectures))
+        return survey(catalogue(), architectures, lambda _: progress.advance(task))
+
+
+def _load(path: Path) -> "Baseline":
+    """The baseline to hold machine code against; raises ``ConfigError`` where there is none."""
+    from dsv4kv.errors import ConfigError
+    from dsv4kv.ops.cuda.baseline import load_baseline
+    from dsv4kv.ops.cuda.compile import nvrtc_version
+
+    found, nvrtc = load_baseline(path), nvrtc_version()
+    if found is None:
+        raise ConfigError(
+            f"no baseline of NVRTC {nvrtc} to compare with: {path} is not there "
+            "(--write-baseline makes it)."
+        )
+    if found.nvrtc != nvrtc:
+        raise ConfigError(
+            f"{path} is a baseline of NVRTC {found.nvrtc} and this is {nvrtc}: name another with "
+            "--baseline, or leave that out for what is shipped."
+        )
+    return found
 
 
 def _matrix(findings: Sequence["Finding"]) -> "Table":
@@ -146,12 +186,14 @@ def _write(findings: Sequence["Finding"], path: Path) -> None:
     say(f"baseline: {path}", err=True)
 
 
-def _check(findings: Sequence["Finding"], path: Path, *, quiet: bool) -> None:
+def _check(
+    findings: Sequence["Finding"], baseline: "Baseline", path: Path, *, quiet: bool
+) -> None:
     """Tell every problem; exit code 1 if there is one."""
+    from dsv4kv.ops.cuda.baseline import drift
     from dsv4kv.ops.cuda.promises import broken_promises
 
-    drifted, compared = _drift(findings, path)
-    problems = [*broken_promises(findings), *drifted]
+    problems = [*broken_promises(findings), *drift(findings, baseline)]
     for problem in problems:
         say(f"problem: {problem}", err=True)
     if problems:
@@ -160,20 +202,4 @@ def _check(findings: Sequence["Finding"], path: Path, *, quiet: bool) -> None:
         names = {finding.name for finding in findings}
         architectures = dict.fromkeys(finding.architecture for finding in findings)
         say(f"{len(names)} kernels on {', '.join(architectures)}: no local memory, "
-                   f"accesses as wide as promised; {compared}.")  # fmt: skip
-
-
-def _drift(findings: Sequence["Finding"], path: Path) -> tuple[list[str], str]:
-    """Changes against the baseline, and a clause that says what was compared."""
-    from dsv4kv.ops.cuda.baseline import drift, load_baseline
-    from dsv4kv.ops.cuda.compile import nvrtc_version
-
-    baseline, nvrtc = load_baseline(path), nvrtc_version()
-    if baseline is None:
-        return [], f"no baseline {path} to compare with (--write-baseline makes one)"
-    if baseline.nvrtc != nvrtc:
-        return (
-            [],
-            f"not compared with {path}, which NVRTC {baseline.nvrtc} made and this is {nvrtc}",
-        )
-    return list(drift(findings, baseline)), f"as in {path}"
+            f"accesses as wide as promised; as in {path}.")  # fmt: skip

@@ -22,7 +22,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Stands for compiling and inspecting; returns the architectures that were asked for."""
     asked: list[list[str]] = []
 
-    def survey(_: Sequence[Example], architectures: Sequence[str]) -> list[Finding]:
+    def survey(_: Sequence[Example], architectures: Sequence[str], *__: object) -> list[Finding]:
         asked.append(list(architectures))
         return [finding(name, architecture) for name in NAMES for architecture in architectures]
 
@@ -49,7 +49,7 @@ def told(result: Result) -> str:
 
 
 def break_a_promise(monkeypatch: pytest.MonkeyPatch) -> None:
-    def survey(_: Sequence[Example], architectures: Sequence[str]) -> list[Finding]:
+    def survey(_: Sequence[Example], architectures: Sequence[str], *__: object) -> list[Finding]:
         spilling = [finding(NAMES[0], name, local_bytes=8) for name in architectures]
         return [*spilling, *(finding(NAMES[1], name) for name in architectures)]
 
@@ -98,7 +98,9 @@ def test_a_check_that_passes_says_what_was_checked(baseline: Path) -> None:
 
 def test_a_broken_promise_fails_the_check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     break_a_promise(monkeypatch)
-    result = run("--check", "--arch", "sm_90a", "--baseline", str(tmp_path / "none.json"))
+    baseline = tmp_path / "baseline.json"
+    assert run("--write-baseline", "--baseline", str(baseline)).exit_code == 0
+    result = run("--check", "--arch", "sm_90a", "--baseline", str(baseline))
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == (
         f"problem: {NAMES[0]} on sm_90a uses 8 B of local memory a thread "
@@ -109,7 +111,7 @@ def test_a_broken_promise_fails_the_check(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_a_change_against_the_baseline_fails_the_check(
     monkeypatch: pytest.MonkeyPatch, baseline: Path
 ) -> None:
-    def survey(_: Sequence[Example], architectures: Sequence[str]) -> list[Finding]:
+    def survey(_: Sequence[Example], architectures: Sequence[str], *__: object) -> list[Finding]:
         return [finding(name, a, registers=20) for name in NAMES for a in architectures]
 
     monkeypatch.setattr("dsv4kv.ops.cuda.survey.survey", survey)
@@ -120,20 +122,39 @@ def test_a_change_against_the_baseline_fails_the_check(
     ]
 
 
-def test_another_compilers_baseline_is_not_compared(
-    monkeypatch: pytest.MonkeyPatch, baseline: Path
+def test_another_compilers_baseline_is_refused(
+    monkeypatch: pytest.MonkeyPatch, baseline: Path, compiler: list[list[str]]
 ) -> None:
     monkeypatch.setattr("dsv4kv.ops.cuda.compile.nvrtc_version", lambda: "13.5")
+    compiler.clear()
     result = run("--check", "--baseline", str(baseline))
-    assert result.exit_code == 0
-    assert f"not compared with {baseline}, which NVRTC 13.0 made and this is 13.5" in result.stdout
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"error: {baseline} is a baseline of NVRTC 13.0 and this is 13.5" in result.stderr
+    assert compiler == []  # told before anything is compiled
 
 
-def test_without_a_baseline_the_check_says_how_to_make_one(tmp_path: Path) -> None:
-    result = run("--check", "--baseline", str(tmp_path / "none.json"))
-    assert result.exit_code == 0
-    assert "no baseline" in result.stdout
-    assert "--write-baseline" in result.stdout
+def test_without_a_baseline_the_check_fails_and_says_how_to_make_one(
+    tmp_path: Path, compiler: list[list[str]]
+) -> None:
+    path = tmp_path / "none.json"
+    result = run("--check", "--baseline", str(path))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == (
+        f"error: no baseline of NVRTC 13.0 to compare with: {path} is not there "
+        "(--write-baseline makes it).\n"
+    )
+    assert compiler == []
+
+
+def test_the_shipped_baseline_of_this_version_is_the_one_that_is_compared(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for version in ("13.0", "13.5"):
+        monkeypatch.setattr("dsv4kv.ops.cuda.compile.nvrtc_version", lambda v=version: v)
+        result = run("--check", "--arch", "sm_90a")
+        assert result.exit_code == 1  # those made up are not in it
+        assert "is in the baseline, but no longer in the catalogue" in result.stderr
 
 
 def test_a_check_with_json_prints_nothing_but_json(baseline: Path) -> None:

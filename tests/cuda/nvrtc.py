@@ -22,6 +22,7 @@ from unittest.mock import patch
 
 import pytest
 
+from dsv4kv.cli import app
 from dsv4kv.ops.cuda import compile as compiling
 
 VERSIONS = ("13.0.88", "13.5.37")
@@ -158,3 +159,14 @@ def _install(version: str, folder: Path) -> None:
         told = done.stderr.strip().splitlines() or ["pip failed"]
         pytest.skip(f"{package} cannot be installed: {told[-1]}")
     unfinished.replace(folder)
+
+
+def main() -> None:
+    """``python -m tests.cuda.nvrtc kernels …``: run ``dsv4kv`` with each of the versions."""
+    for version in VERSIONS:
+        with compiling_with(version):
+            app(sys.argv[1:], standalone_mode=False)
+
+
+if __name__ == "__main__":
+    main()

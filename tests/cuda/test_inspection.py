@@ -148,7 +148,7 @@ def test_a_missing_tool_is_named_with_its_package(
     with pytest.raises(CudaUnavailable) as refusal:
         find_tool(tool)
     assert str(refusal.value) == (
-        f"{tool} is not here: pip install nvidia-cuda-{tool} "
+        f"{tool} is not here: pip install 'dsv4kv[cuda]', which brings nvidia-cuda-{tool} "
         "(or put a CUDA toolkit's bin folder on PATH)."
     )
 

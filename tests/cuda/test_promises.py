@@ -8,7 +8,7 @@ from dsv4kv.ops.cuda.promises import PROMISES, broken_promises
 from dsv4kv.ops.kernels.catalogue import catalogue
 from tests.cuda.findings import finding
 
-BOOKKEEPING = {"judge_blocks", "prepare_blocks", "completed_entries"}
+BOOKKEEPING = {"judge_blocks", "prepare_blocks", "completed_entries", "do_nothing"}
 
 
 def test_a_kernel_that_keeps_its_promises_is_no_problem() -> None:

@@ -1,6 +1,7 @@
 """The machine code as it was: registers, instructions and accesses of every kernel, in a file.
 
-Compared only with the compiler that made it: another version makes other code of the same source.
+Compared only with the compiler that made it: another version makes other code of the same source,
+so each version that is looked after has a file of its own, ``nvrtc-13.5.json``.
 """
 
 import json
@@ -12,6 +13,7 @@ from typing import Any
 from dsv4kv.errors import RecordError
 from dsv4kv.files import replacing
 from dsv4kv.ops.cuda.survey import Finding
+from dsv4kv.resources import shipped
 
 Numbers = dict[str, int]
 """What is compared: ``registers``, ``instructions``, …, and accesses as ``LDG.128``."""
@@ -23,6 +25,11 @@ class Baseline:
 
     nvrtc: str
     kernels: dict[str, dict[str, Numbers]]
+
+
+def shipped_baseline(nvrtc: str) -> Path:
+    """The file of a version of NVRTC, in the source tree or the installed package."""
+    return shipped("results/sass") / f"nvrtc-{nvrtc}.json"
 
 
 def make_baseline(findings: Sequence[Finding], nvrtc: str) -> Baseline:

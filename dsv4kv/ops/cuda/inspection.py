@@ -106,9 +106,15 @@ def find_tool(name: str) -> Path:
     if on_path := shutil.which(name):
         return Path(on_path)
     raise CudaUnavailable(
-        f"{name} is not here: pip install nvidia-cuda-{name} (or put a CUDA toolkit's bin folder "
-        "on PATH)."
+        f"{name} is not here: pip install 'dsv4kv[cuda]', which brings nvidia-cuda-{name} (or put "
+        "a CUDA toolkit's bin folder on PATH)."
     )
+
+
+def check_tools() -> None:
+    """Raise ``CudaUnavailable`` where something is missing that inspecting takes; says what."""
+    for name in ("cuobjdump", "nvdisasm"):
+        find_tool(name)
 
 
 def _report(path: Path, code: dict[str, list[Instruction]]) -> list[KernelReport]:

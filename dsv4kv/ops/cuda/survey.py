@@ -1,11 +1,12 @@
 """The catalogue's kernels, compiled for several architectures and looked at."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from dsv4kv.ops.cuda.compile import check_architecture
 from dsv4kv.ops.cuda.cubin_cache import load_cubins
-from dsv4kv.ops.cuda.inspection import KernelReport, inspect_cubins
+from dsv4kv.ops.cuda.inspection import KernelReport, check_tools, inspect_cubins
 from dsv4kv.ops.kernels.catalogue import Example
 
 
@@ -28,15 +29,31 @@ class Finding:
         return f"{self.kernel} {self.example.subject}"
 
 
-def survey(examples: Sequence[Example], architectures: Sequence[str]) -> list[Finding]:
+def survey(
+    examples: Sequence[Example],
+    architectures: Sequence[str],
+    on_done: Callable[[str], None] = lambda _: None,
+) -> list[Finding]:
     """Compile and inspect: for each example its architectures, in the order given.
+
+    Looks for its tools first, as compiling takes longest; ``on_done`` is told each architecture
+    that is finished.
 
     Raises:
         CudaUnavailable: A package or tool is missing; says which.
         DeviceError: An architecture that cannot be, or a kernel that does not compile.
     """
+    check_tools()
+    for architecture in architectures:
+        check_architecture(architecture)
+
+    def report(architecture: str) -> list[KernelReport]:
+        found = _reports(examples, architecture)
+        on_done(architecture)
+        return found
+
     with ThreadPoolExecutor() as pool:  # one disassembles while another compiles
-        reports = list(pool.map(lambda name: _reports(examples, name), architectures))
+        reports = list(pool.map(report, architectures))
     return [
         Finding(example, architecture, reports[a][i])
         for i, example in enumerate(examples)

@@ -218,6 +218,7 @@ def _bandwidth_examples() -> Iterator[Example]:
         bandwidth.plan_copy_peak(memory, memory),
         bandwidth.plan_read_peak(memory, sums),
         bandwidth.plan_write_peak(memory),
+        bandwidth.plan_nothing(memory),
     ):
         yield Example("16-byte chunks", launch)
 

@@ -15,6 +15,7 @@ __device__ __forceinline__ void load_batch(const u8* source, i64 first, i64 stri
 
 // Copies chunks of 16 bytes; source and target do not overlap.
 DSV_KERNEL void __launch_bounds__(256, 4) copy_peak(const u8* source, u8* target, i64 chunks) {
+    begin_kernel();
     i64 stride = thread_count();
     for (i64 first = thread_id(); first < chunks; first += kInFlight * stride) {
         uint4 values[kInFlight];
@@ -29,6 +30,7 @@ DSV_KERNEL void __launch_bounds__(256, 4) copy_peak(const u8* source, u8* target
 
 // Reads chunks of 16 bytes; sums: u32[threads], of all words a thread has read.
 DSV_KERNEL void __launch_bounds__(256, 4) read_peak(const u8* source, u32* sums, i64 chunks) {
+    begin_kernel();
     i64 stride = thread_count();
     u32 sum = 0;
     for (i64 first = thread_id(); first < chunks; first += kInFlight * stride) {
@@ -45,6 +47,7 @@ DSV_KERNEL void __launch_bounds__(256, 4) read_peak(const u8* source, u32* sums,
 
 // Writes chunks of 16 bytes, each word the low half of its chunk's number.
 DSV_KERNEL void __launch_bounds__(256, 4) write_peak(u8* target, i64 chunks) {
+    begin_kernel();
     for (i64 i = thread_id(); i < chunks; i += thread_count()) {
         u32 word = u32(i);
         dsv_store(target + i * 16, make_uint4(word, word, word, word));

@@ -13,6 +13,18 @@ typedef long long i64;
 constexpr int kWarpSize = 32;
 constexpr u32 kFullWarp = 0xffffffffu;
 
+// The first statement of every kernel. One that was launched as dependent has begun while the kernel
+// before it in the stream still runs: here it waits until that one is done and what it wrote can be
+// seen. Only then may the next one begin: so the kernel before this one is the only one that is ever
+// under way besides it, and no line that a third has changed can be in any L1. Launched otherwise, or
+// before sm_90, there is nothing to wait for.
+__device__ __forceinline__ void begin_kernel() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 __device__ __forceinline__ int lane_id() { return threadIdx.x & (kWarpSize - 1); }
 
 // Number of this warp in the grid and of all warps: kernels stride over their work by warps.

@@ -10,6 +10,7 @@
 DSV_KERNEL void __launch_bounds__(256)
     completed_entries(const int* cells, const i64* slots, const i64* positions, i64* entries,
                       int count, int stride) {
+    begin_kernel();
     cells += blockIdx.y * ((i64)DSV_SLOTS * DSV_WIDTH);
     entries += (i64)blockIdx.y * stride;
     for (i64 i = thread_id(); i < count; i += thread_count()) {

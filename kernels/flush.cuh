@@ -189,12 +189,14 @@ __device__ __forceinline__ Job flush_job(i64 i, const i64* slots, const i64* pos
     return job;
 }
 
+#ifndef DSV_PART
 #if DSV_STATE_ROWS > 0
 // Blocks: (count, kSplit). scratch: float32[count, kDim], unused if kSplit is 1.
 DSV_KERNEL void __launch_bounds__(kPoolThreads)
     flush(const float* state, const i64* slots, const i64* positions, const i64* entries,
           const float* norm_weight, const Rope* rope, u32 norm_eps, float* scratch, u8* pages,
           i64 num_slots, i64 num_entries, i64 num_groups) {
+    begin_kernel();
     i64 i = blockIdx.x;
     Job job = flush_job(i, slots, positions, entries, num_slots, num_entries, num_groups);
     if (job.entry < 0) return;
@@ -212,6 +214,7 @@ DSV_KERNEL void __launch_bounds__(128)
     flush_finish(const float* pooled, const i64* slots, const i64* positions, const i64* entries,
                  const float* norm_weight, const Rope* rope, u32 norm_eps, u8* pages,
                  int count, i64 num_slots, i64 num_entries, i64 num_groups) {
+    begin_kernel();
     i64 i = warp_id();
     if (i >= count) return;
     Job job = flush_job(i, slots, positions, entries, num_slots, num_entries, num_groups);
@@ -245,6 +248,7 @@ DSV_KERNEL void __launch_bounds__(kPoolThreads)
                 const i64* chunk, const i64* entries, const float* norm_weight,
                 const Rope* rope, u32 norm_eps, float* scratch, u8* pages,
                 i64 max_tokens, i64 num_slots, i64 num_entries, i64 num_groups) {
+    begin_kernel();
     i64 i = blockIdx.x;
     Chunk own = load_chunk(chunk, max_tokens, num_slots);
     Job job = chunk_job(i, own, entries, num_entries, num_groups);
@@ -261,6 +265,7 @@ DSV_KERNEL void __launch_bounds__(128)
     chunk_finish(const float* pooled, const i64* chunk, const i64* entries,
                  const float* norm_weight, const Rope* rope, u32 norm_eps, u8* pages,
                  int count, i64 max_tokens, i64 num_slots, i64 num_entries, i64 num_groups) {
+    begin_kernel();
     i64 i = warp_id();
     if (i >= count) return;
     Chunk own = load_chunk(chunk, max_tokens, num_slots);
@@ -270,3 +275,4 @@ DSV_KERNEL void __launch_bounds__(128)
     finish_entry(Pooled{pooled + i * kDim}, job, how, pages);
 }
 #endif
+#endif  // DSV_PART

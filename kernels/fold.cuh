@@ -5,7 +5,8 @@
 // rows at once. What is added to what depends on nothing but the row's number: an entry has the
 // same bits however its work is split and wherever its tokens come from; multiply-adds are written
 // out (fmaf) so that no compiler chooses them otherwise.
-#pragma once
+#ifndef DSV_FOLD_CUH
+#define DSV_FOLD_CUH
 #include "rows.cuh"
 
 constexpr int kRuns = kRows > 16 ? 8 : 1;
@@ -121,3 +122,4 @@ __device__ __forceinline__ void store_fold(float* state, int column, const Fold&
     store_four(state + kDim + column, fold.sum);
     store_four(state + 2 * kDim + column, fold.weighted);
 }
+#endif  // DSV_FOLD_CUH

@@ -9,7 +9,8 @@
 //
 // A chunk is 8 channels, one 16-byte bf16 vector. Lane l of a warp owns chunks l, l + 32, ...; of
 // a 128-channel entry only lanes 0..15 own one.
-#pragma once
+#ifndef DSV_FORMAT_CUH
+#define DSV_FORMAT_CUH
 #include "common.cuh"
 
 constexpr int kChunks = DSV_DIMS / 8;
@@ -265,3 +266,4 @@ __device__ __forceinline__ void encode_entry(u8* data, u8* scales, const uint4* 
         }
     }
 }
+#endif  // DSV_FORMAT_CUH

@@ -140,6 +140,7 @@ DSV_KERNEL void __launch_bounds__(256, 4)
     gather_topk(const u8* pages, const int* blocks, const i64* slots, const int* indices,
                 const i64* lengths, u8* out, int requests, int choices, int num_slots, int width,
                 i64 num_pages) {
+    begin_kernel();
     Table table = {blocks, num_slots, width, num_pages};
     auto read = [&](u32 i) {
         u32 request = i / choices;
@@ -167,6 +168,7 @@ __device__ __forceinline__ u32 longest_of(const i64* lengths, int requests, int 
 DSV_KERNEL void __launch_bounds__(256, 4)
     gather_all(const u8* pages, const int* blocks, const i64* slots, const i64* lengths, u8* out,
                int requests, int most, int num_slots, int width, i64 num_pages) {
+    begin_kernel();
     Table table = {blocks, num_slots, width, num_pages};
     u32 longest = longest_of(lengths, requests, most);
     auto read = [&](u32 i) {
@@ -180,6 +182,7 @@ DSV_KERNEL void __launch_bounds__(256, 4)
 // Physical entries: out bf16[count, DSV_DIMS]; entries: int32[count].
 DSV_KERNEL void __launch_bounds__(256, 4)
     gather_entries(const u8* pages, const int* entries, u8* out, int count, i64 num_pages) {
+    begin_kernel();
     auto read = [&](u32 i) { return Wanted{0, 0, entries[i], i}; };
     auto find = [&](const Wanted& wanted) {
         int page = wanted.index < 0 ? -1 : wanted.index / DSV_ENTRIES;
@@ -194,6 +197,7 @@ DSV_KERNEL void __launch_bounds__(256, 4)
 DSV_KERNEL void __launch_bounds__(256, 4)
     gather_window(const u8* pages, const i64* slots, const i64* tokens, u8* out, int requests,
                   int window, i64 num_slots) {
+    begin_kernel();
     auto read = [&](u32 i) {
         u32 request = i / window;
         return Wanted{slots[request], tokens[request], int(i - request * window), i};

@@ -1,7 +1,8 @@
 // Rotation of indexer keys by Hadamard(128) / sqrt(128), over a warp.
 //
 // Compile-time: the format, see format.cuh, of 128 channels.
-#pragma once
+#ifndef DSV_HADAMARD_CUH
+#define DSV_HADAMARD_CUH
 #include "format.cuh"
 
 static_assert(DSV_DIMS == 128, "16 lanes of 8 channels rotate a key");
@@ -42,3 +43,4 @@ __device__ __forceinline__ uint4 rotate(uint4 chunk) {
     }
     return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
 }
+#endif  // DSV_HADAMARD_CUH

@@ -7,6 +7,7 @@
 // 0..num_entries-1 is skipped.
 DSV_KERNEL void __launch_bounds__(256, 4)
     indexer_insert(u8* pages, const u8* keys, const i64* entries, int count, i64 num_entries) {
+    begin_kernel();
     for (i64 i = warp_id(); i < count; i += warp_count()) {
         i64 entry = entries[i];
         if (entry < 0 || entry >= num_entries) continue;

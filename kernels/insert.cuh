@@ -72,34 +72,45 @@ __device__ __forceinline__ void insert(u8* pages, const u8* values, i64 count, F
     }
 }
 
+#ifndef DSV_PART
 // values: bf16[count, DSV_DIMS]; entries: int64[count], physical, distinct. An entry outside
 // 0..num_entries-1 is skipped.
 DSV_KERNEL void __launch_bounds__(256, 4)
     entry_insert(u8* pages, const u8* values, const i64* entries, int count, i64 num_entries) {
+    begin_kernel();
     insert(pages, values, count, [&](i64 i) {
         i64 entry = entries[i];
         return entry < num_entries ? entry : -1;
     });
 }
+#endif  // DSV_PART
 
-// A ring is one page of DSV_ENTRIES rows, and row position mod DSV_ENTRIES takes the token.
-// values: bf16[count, DSV_DIMS]; slots, positions: int64[count]. A slot outside 0..num_slots-1 or
-// a negative position is skipped.
+// A ring is one page of DSV_ENTRIES rows, and row position mod DSV_ENTRIES takes the token. Here
+// the entry that token i goes to, negative for none: slots, positions: int64[count]; a slot outside
+// 0..num_slots-1 or a negative position is skipped.
 //
 // Tokens of a slot stand together, in order of position and without gaps, as a prompt chunk or a
 // decode step brings them. So the token that falls on the same row later is DSV_ENTRIES further
 // on, if the call has it, and the earlier one leaves the row to it. Without that order two warps
 // might write one row at once, a mix of both tokens, but never anything else.
+__device__ __forceinline__ i64 window_entry(i64 i, const i64* slots, const i64* positions,
+                                            int count, i64 num_slots) {
+    i64 slot = slots[i], position = positions[i], later = i + DSV_ENTRIES;
+    i64 later_slot = later < count ? slots[later] : -1;
+    i64 later_position = later < count ? positions[later] : -1;
+    if (slot < 0 || slot >= num_slots || position < 0) return -1;
+    bool replaced = later_slot == slot && later_position > position &&
+                    later_position - position == DSV_ENTRIES;
+    return replaced ? -1 : slot * DSV_ENTRIES + position % DSV_ENTRIES;
+}
+
+#ifndef DSV_PART
 DSV_KERNEL void __launch_bounds__(256, 4)
     window_insert(u8* pages, const u8* values, const i64* slots, const i64* positions, int count,
                   i64 num_slots) {
+    begin_kernel();
     insert(pages, values, count, [&](i64 i) {
-        i64 slot = slots[i], position = positions[i], later = i + DSV_ENTRIES;
-        i64 later_slot = later < count ? slots[later] : -1;
-        i64 later_position = later < count ? positions[later] : -1;
-        if (slot < 0 || slot >= num_slots || position < 0) return (i64)-1;
-        bool replaced = later_slot == slot && later_position > position &&
-                        later_position - position == DSV_ENTRIES;
-        return replaced ? -1 : slot * DSV_ENTRIES + position % DSV_ENTRIES;
+        return window_entry(i, slots, positions, count, num_slots);
     });
 }
+#endif  // DSV_PART

@@ -7,6 +7,7 @@
 // skipped.
 DSV_KERNEL void __launch_bounds__(256, 4)
     page_copy(u8* pages, const i64* sources, const i64* targets, int count, i64 num_pages) {
+    begin_kernel();
     constexpr int kChunks = DSV_PAGE_BYTES / 16;
     for (i64 i = thread_id(); i < (i64)count * kChunks; i += thread_count()) {
         i64 source = sources[i / kChunks], target = targets[i / kChunks];

@@ -159,6 +159,7 @@ __device__ __forceinline__ void take(const Batch& batch, const Table& table, i64
 DSV_KERNEL void __launch_bounds__(kRequests, 1)
     judge_blocks(int* cells, i64* held, int* free, i64* num_free, u32* status, const u32* others,
                  const i64* slots, const i64* tokens, int count) {
+    begin_kernel();
     __shared__ Batch batch;
     Change change = weigh(batch, {cells, held, free}, num_free, slots, tokens, count);
     if (threadIdx.x == 0) status[1] = change.refused | (others ? *others : 0u);
@@ -173,6 +174,7 @@ DSV_KERNEL void __launch_bounds__(kRequests, 1)
 DSV_KERNEL void __launch_bounds__(kRequests, 1)
     prepare_blocks(int* cells, i64* held, int* free, i64* num_free, u32* status,
                    const u32* others, const i64* slots, const i64* tokens, int count) {
+    begin_kernel();
     __shared__ Batch batch;
     Table table = {cells, held, free};
     u32 refused = others ? *others : 0u;

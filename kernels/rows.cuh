@@ -3,7 +3,8 @@
 // Compile-time: DSV_RATIO tokens an entry, DSV_OVERLAP 1 where it also pools the group before
 // (CSA), DSV_DIMS channels of an entry, DSV_STATE_ROWS rows of a ring state or 0 for an online
 // state (max, denominator, weighted sum).
-#pragma once
+#ifndef DSV_ROWS_CUH
+#define DSV_ROWS_CUH
 #include "common.cuh"
 
 constexpr int kRatio = DSV_RATIO;
@@ -143,10 +144,11 @@ __device__ __forceinline__ void prepare_row(const Rows& rows, int i, int column,
     bool counts = i >= rows.missing && i < rows.end;
     bool biased = !kInChunk || (!kOnline && i < rows.older);
     Four bias = four(0.0f);
-    if (kInChunk) bias = cached_four(rows.ape + i % kRatio * kChannels + channel_of(i, column));
+    if (!biased) bias = cached_four(rows.ape + i % kRatio * kChannels + channel_of(i, column));
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
         if (!biased) score.at[c] += bias.at[c];
         if (!counts) score.at[c] = minus_infinity(), kv.at[c] = 0.0f;
     }
 }
+#endif  // DSV_ROWS_CUH

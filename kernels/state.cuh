@@ -14,28 +14,38 @@ __device__ __forceinline__ void put_in_ring(float* ring, i64 position, int colum
     store_four(ring + (kStateRows + row) * kChannels + column, score);
 }
 
+// Adds 4 channels of a token to its slot's state: of kv, score float32[., kChannels] the token at
+// row `token`; ape: float32[kRatio, kChannels].
+__device__ __forceinline__ void append_four(float* state, const float* kv, const float* score,
+                                            const float* ape, i64 token, i64 slot, i64 position,
+                                            int column) {
+    int in_group = (int)(position % kRatio);
+    Four value = load_four(kv + token * kChannels + column);
+    Four bias = cached_four(ape + in_group * kChannels + column);
+    Four biased = add(load_four(score + token * kChannels + column), bias);
+    float* own = state + slot * kSlotFloats;
+    if (!kOnline) {
+        put_in_ring(own, position, column, value, biased);
+        return;
+    }
+    Fold token_fold = {biased, four(1.0f), value};
+    // A first token does not look at what the last group left: a NaN must not reach it.
+    store_fold(own, column,
+               in_group == 0 ? token_fold : merge(load_fold(own, column), token_fold));
+}
+
+#ifndef DSV_PART
 // kv, score: float32[count, kChannels]; ape: float32[kRatio, kChannels]; slots, positions:
 // int64[count]. A slot outside 0 .. num_slots - 1 or a negative position skips the token. Of one
 // slot: consecutive tokens, at most kStateRows; one where the state is online.
 DSV_KERNEL void __launch_bounds__(256)
     state_append(float* state, const float* kv, const float* score, const float* ape,
                  const i64* slots, const i64* positions, int count, i64 num_slots) {
+    begin_kernel();
     for (i64 i = thread_id(); i < (i64)count * kFours; i += thread_count()) {
         i64 token = i / kFours, slot = slots[token], position = positions[token];
         if (slot < 0 || slot >= num_slots || position < 0) continue;
-        int column = (int)(i % kFours) * 4, in_group = (int)(position % kRatio);
-        Four value = load_four(kv + i * 4);
-        Four bias = cached_four(ape + in_group * kChannels + column);
-        Four biased = add(load_four(score + i * 4), bias);
-        float* own = state + slot * kSlotFloats;
-        if (!kOnline) {
-            put_in_ring(own, position, column, value, biased);
-            continue;
-        }
-        Fold token_fold = {biased, four(1.0f), value};
-        // A first token does not look at what the last group left: a NaN must not reach it.
-        store_fold(own, column,
-                   in_group == 0 ? token_fold : merge(load_fold(own, column), token_fold));
+        append_four(state, kv, score, ape, token, slot, position, (int)(i % kFours) * 4);
     }
 }
 
@@ -72,6 +82,7 @@ __device__ __forceinline__ void keep_fold(float* own, const Chunk& chunk, const 
 DSV_KERNEL void __launch_bounds__(256)
     state_keep(float* state, const float* kv, const float* score, const float* ape,
                const i64* chunk, i64 max_tokens, i64 num_slots) {
+    begin_kernel();
     Chunk own = load_chunk(chunk, max_tokens, num_slots);
     if (own.tokens == 0) return;
     float* slot = state + own.slot * kSlotFloats;
@@ -81,3 +92,4 @@ DSV_KERNEL void __launch_bounds__(256)
         keep_in_ring(slot, own, kv, score, ape);
     }
 }
+#endif  // DSV_PART

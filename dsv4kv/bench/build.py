@@ -23,7 +23,7 @@ from dsv4kv.ops.contract import Backend
 from dsv4kv.ops.cuda.foresight import foresee
 from dsv4kv.ops.cuda.launch import compile_ahead
 from dsv4kv.ops.rope import make_rope
-from dsv4kv.ops.variants import Choice
+from dsv4kv.ops.variants import STEP_LAUNCH, Choice
 from dsv4kv.prefix.block_hash import BlockHashIndex
 from dsv4kv.prefix.policies import make_policy
 from dsv4kv.prefix.radix import RadixIndex
@@ -191,15 +191,20 @@ def build_drive(
         device=manager.device,
     )
     if device is not None:
-        executor.gpu = _build_gpu(config, manager, executor, device)
+        executor.gpu = _build_gpu(config, manager, executor, device, variants or {})
     return Drive(executor, verifier)
 
 
 def _build_gpu(
-    config: BenchConfig, manager: KVCacheManager, executor: StepExecutor, device: CudaDevice
+    config: BenchConfig,
+    manager: KVCacheManager,
+    executor: StepExecutor,
+    device: CudaDevice,
+    variants: Choice,
 ) -> Gpu:
     tables, decode = manager.device_tables, config.workload.decode
     assert tables is not None
+    dependent = variants.get(STEP_LAUNCH) == "dependent"
     graphs = None
     if decode != "eager":
         graphs = DecodeGraphs(
@@ -212,8 +217,16 @@ def _build_gpu(
             longest_tokens=manager.plan.max_context_tokens,
             index_topk=executor.index_topk,
             window_tokens=executor.window_tokens,
+            dependent=dependent,
         )
-    return Gpu(tables, DeviceClock(device.make_event), graphs, in_turns=decode == "both")
+    return Gpu(
+        tables,
+        DeviceClock(device.make_event),
+        graphs,
+        in_turns=decode == "both",
+        fused=variants.get("step_write") != "separate",
+        dependent=dependent,
+    )
 
 
 def build_reuse(

@@ -25,7 +25,7 @@ from dsv4kv.workload.operations import (
     CallMaker,
     Outputs,
     Step,
-    decode_operations,
+    all_decode_operations,
     name_of,
 )
 from dsv4kv.workload.work import StepWork
@@ -38,10 +38,17 @@ there: caches do not replace strictly by age."""
 
 _ROTATED_BYTES = 256 << 20  # outputs take turns over so much at least, four times an H200's L2
 
-_OF_SLOTS = {"window_insert", "state_append", "flush", "gather_window"}
+_OF_SLOTS = {"window_insert", "state_append", "flush", "step_write", "gather_window"}
 """Operations on rings and states: other tables give them no other bytes."""
 
-_MOST_TELLING = ("gather_topk", "gather_all", "flush", "window_insert", "indexer_gather_all")
+_MOST_TELLING = (
+    "gather_topk",
+    "gather_all",
+    "step_write",
+    "flush",
+    "window_insert",
+    "indexer_gather_all",
+)
 """Timed first, in this order, after operations that are listed nowhere: those are new."""
 
 _LESS_TELLING = ("gather_window", "state_append", "indexer_flush", "indexer_state_append")
@@ -111,7 +118,7 @@ def _list_figures(
         by_type.setdefault(layer.schema.layer.attn.value, []).append(layer)
     for layer_type, alike in by_type.items():
         stages = _stages(alike, requests, generator)
-        for operation in decode_operations(alike[0]):
+        for operation in all_decode_operations(alike[0]):
             yield Figure(operation, layer_type, stages, hot=False)
             yield Figure(operation, layer_type, stages[:1], hot=True)
 

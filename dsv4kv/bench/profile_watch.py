@@ -129,9 +129,10 @@ class ProfiledExecutor(StepExecutor):
     def _count_bytes(self, step: StepTokens) -> None:
         """Bytes by kernel: those of indexer keys and of compressed KV have one name on a GPU."""
         after, positions = step.batch.tokens_after.numpy(), step.batch.positions.numpy()
+        fused = self.gpu is not None and self.gpu.fused
         work = StepWork(after, positions, self.index_topk, self.window_tokens)
         for layer in self.layers:
-            for operation, indexer in decode_operations(layer):
+            for operation, indexer in decode_operations(layer, fused=fused):
                 _, moved = work.of(Call(operation, indexer, _nothing), layer)
                 self.watch.useful_bytes[operation] += moved
 

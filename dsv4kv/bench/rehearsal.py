@@ -70,6 +70,10 @@ class UniformStep:
         self._lengths[ratio] = self.tokens_after // ratio
         self._completed[ratio, per_block] = Completed(self.token_slots, self.positions, entries)
 
+    def token_entries(self, table: BlockTable, lane: int, ratio: int, per_block: int) -> Tensor:
+        """See ``StepView``: every token completes one."""
+        return self.completed(table, lane, ratio, per_block).entries
+
 
 Stage = tuple[LayerCache, UniformStep]
 """A layer under a table, and a step on it."""

@@ -1,5 +1,6 @@
 """One layer's cache during one step: what a model's attention layer would call."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -12,6 +13,7 @@ from dsv4kv.model.schema import LayerCacheSchema
 from dsv4kv.ops.compressor import Compressor
 from dsv4kv.ops.contract import Backend
 from dsv4kv.ops.storage import PageStore
+from dsv4kv.ops.writes import PartWrite
 
 
 @dataclass(frozen=True)
@@ -150,13 +152,25 @@ class LayerCacheHandle:
             ConfigError: More tokens of one request than the state can hold until the flush.
         """
         part, step = self.part(indexer), self._current()
-        if step.max_request_tokens > part.max_append_tokens:
-            raise ConfigError(
-                f"{step.max_request_tokens} tokens of a request at once, and its compressor state "
-                f"takes {part.max_append_tokens}: raise draft_tokens, or use compress_chunk."
-            )
+        _check_append(part, step)
         self.layer.backend.state_append(
             part.compressor, part.state, kv, score, step.token_slots, step.positions
+        )
+
+    def write_step(self, values: Tensor, tokens: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """All that the step's tokens write here, in one operation.
+
+        values: as for ``write_swa``; tokens: kv and score as for ``append_state``, of each of the
+        layer's ``parts``. Raises as ``append_state``.
+        """
+        step, entries = self._current(), self._step.token_entries(*self._entry_group())
+        writes = []
+        for indexer, (kv, score) in zip(self.layer.parts, tokens, strict=True):
+            part = self.part(indexer)
+            _check_append(part, step)
+            writes.append(PartWrite(part.compressor, part.state, kv, score, part.store, entries))
+        self.layer.backend.step_write(
+            self.layer.window, values, step.token_slots, step.positions, tuple(writes)
         )
 
     def flush(self, *, indexer: bool = False) -> None:
@@ -215,10 +229,13 @@ class LayerCacheHandle:
 
     def completed(self) -> Completed:
         """The entries this step completes in this layer."""
+        return self._step.completed(*self._entry_group())
+
+    def _entry_group(self) -> EntryGroup:
         group = self.layer.entry_group
         if group is None:
             raise self._missing("compressed KV")
-        return self._step.completed(*group)
+        return group
 
     def _current(self) -> StepView:
         self._step.check_current()
@@ -239,3 +256,11 @@ class LayerCacheHandle:
     def _missing(self, what: str) -> ConfigError:
         spec = self.layer.schema.layer
         return ConfigError(f"layer {spec.layer_idx} ({spec.attn}) has no {what}.")
+
+
+def _check_append(part: CompressedCache, step: StepView) -> None:
+    if step.max_request_tokens > part.max_append_tokens:
+        raise ConfigError(
+            f"{step.max_request_tokens} tokens of a request at once, and its compressor state "
+            f"takes {part.max_append_tokens}: raise draft_tokens, or use compress_chunk."
+        )

@@ -65,6 +65,10 @@ class StagedStep:
         done = self._batch.completed(table, lane, ratio, per_block)
         return Completed(*map(self._stage, (done.slots, done.positions, done.entries)))
 
+    def token_entries(self, table: BlockTable, lane: int, ratio: int, per_block: int) -> Tensor:
+        """See ``StepView``."""
+        return self._stage(self._batch.token_entries(table, lane, ratio, per_block))
+
     def _stage(self, numbers: Tensor) -> Tensor:
         """The tensor's copy; the batch keeps handing out the same tensors."""
         found = self._staged.get(id(numbers))

@@ -114,8 +114,12 @@ class StaticView:
 
     def completed(self, table: BlockTable, lane: int, ratio: int, per_block: int) -> Completed:
         """See ``StepView``: one for every token, −1 where it completes none."""
-        entries = self._step.entries[table, ratio, per_block][lane]
-        return Completed(self.token_slots, self.positions, entries[: len(self.token_slots)])
+        entries = self.token_entries(table, lane, ratio, per_block)
+        return Completed(self.token_slots, self.positions, entries)
+
+    def token_entries(self, table: BlockTable, lane: int, ratio: int, per_block: int) -> Tensor:
+        """See ``StepView``."""
+        return self._step.entries[table, ratio, per_block][lane][: len(self.token_slots)]
 
 
 def _lengths(ratio: int) -> str:

@@ -56,6 +56,7 @@ class StepBatch:
         self.positions = torch.from_numpy(self._positions)
         self.tokens_after = torch.from_numpy(end)
         self._completed: dict[tuple[int, int, int, int], Completed] = {}
+        self._token_entries: dict[tuple[int, int, int, int], Tensor] = {}
         self._lengths: dict[int, Tensor] = {}
 
     @property
@@ -107,3 +108,13 @@ class StepBatch:
             entries = blocks * per_block + logical % per_block
             self._completed[key] = Completed(*map(torch.from_numpy, (slots, positions, entries)))
         return self._completed[key]
+
+    def token_entries(self, table: BlockTable, lane: int, ratio: int, per_block: int) -> Tensor:
+        """The entry of ``ratio`` that each token completes, int64[T]; −1 where none."""
+        key = (id(table), lane, ratio, table.returns)
+        if key not in self._token_entries:
+            done = self.completed(table, lane, ratio, per_block)
+            entries = torch.full((self.num_tokens,), -1)
+            entries[(self.positions + 1) % ratio == 0] = done.entries
+            self._token_entries[key] = entries
+        return self._token_entries[key]

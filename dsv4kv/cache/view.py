@@ -66,3 +66,6 @@ class StepView(Protocol):
 
     def completed(self, table: BlockTable, lane: int, ratio: int, per_block: int) -> Completed:
         """Entries of ``ratio`` that the step completes; an entry of −1 is none."""
+
+    def token_entries(self, table: BlockTable, lane: int, ratio: int, per_block: int) -> Tensor:
+        """The entry of ``ratio`` that each token completes, int64[T]; −1 where none."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dsv4kv.ops.compressor import Compressor
 from dsv4kv.ops.storage import PageStore
+from dsv4kv.ops.writes import Parts
 
 
 class Backend(Protocol):
@@ -77,6 +78,23 @@ class Backend(Protocol):
         compressor's table), all in float32; one rounding to bf16; Hadamard if the compressor has
         it; quantise; write to physical ``entries``. Positions are those of the table.
         ``(position + 1) mod ratio == 0`` for every position; slots, positions, entries: int64[E].
+        """
+
+    def step_write(
+        self,
+        ring: PageStore,
+        values: Tensor,
+        slots: Tensor,
+        positions: Tensor,
+        parts: Parts,
+    ) -> None:
+        """All that a decode step writes to one layer: what engines call a fused insert.
+
+        Equals ``window_insert``, then for each part ``state_append`` and, of the tokens whose
+        entry is not −1, ``flush``: the same bits as this backend's own.
+        parts: compressed KV, then indexer keys if the layer has them; a state has as many slots
+        as the ring has pages. Tokens of one slot: no more than R + 1 − the rows that an entry
+        pools, one if the state is online.
         """
 
     def compress_chunk(

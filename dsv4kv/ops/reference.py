@@ -11,6 +11,7 @@ from torch import Tensor
 from dsv4kv.ops import reference_codec
 from dsv4kv.ops.compressor import Compressor
 from dsv4kv.ops.storage import PageStore
+from dsv4kv.ops.writes import Parts
 
 
 def window_insert(ring: PageStore, values: Tensor, slots: Tensor, positions: Tensor) -> None:
@@ -74,6 +75,18 @@ def flush(
             pooled = weighted / denominator
         first = position + 1 - compressor.ratio
         entry_insert(store, finish(compressor, pooled, first)[None], torch.tensor([entry]))
+
+
+def step_write(
+    ring: PageStore, values: Tensor, slots: Tensor, positions: Tensor, parts: Parts
+) -> None:
+    """See ``contract.Backend.step_write``."""
+    window_insert(ring, values, slots, positions)
+    for part in parts:
+        state_append(part.compressor, part.state, part.kv, part.score, slots, positions)
+        done = part.entries >= 0
+        group = slots[done], positions[done]
+        flush(part.compressor, part.state, *group, part.store, part.entries[done])
 
 
 def compress_chunk(

@@ -14,12 +14,16 @@ from dsv4kv.ops.peers.choose import load_foreign
 from dsv4kv.ops.peers.foreign import OPERATIONS, Foreign, Operation, pages_position
 from dsv4kv.ops.peers.locate import GROUP, list_entry_points
 from dsv4kv.ops.variants import Choice
+from dsv4kv.ops.writes import write_in_turn
 
 BACKENDS = {
     "reference": "dsv4kv.ops.reference",
     "cpu": "dsv4kv.ops.cpu",
     "cuda": "dsv4kv.ops.cuda",
 }
+
+_PIECES = ("window_insert", "state_append", "flush")
+"""What ``step_write`` does in one go."""
 
 
 @dataclass(frozen=True)
@@ -86,17 +90,29 @@ def resolve_backend(name: str, base: str, variants: Choice | None = None) -> Res
         foreign=tuple(foreign.operations),
         version=foreign.version,
         formats=foreign.formats,
-        variants={each: variants[each] for each in variants if each not in foreign.operations},
+        variants=_variants_beside(foreign, variants),
         bridging=_combine(foreign, foreign.bridging, own) if foreign.bridging else None,
     )
+
+
+def _variants_beside(foreign: Foreign, variants: Choice) -> Choice:
+    own = {name: each for name, each in variants.items() if name not in foreign.operations}
+    return (
+        own | {"step_write": "separate"} if variants and _has_pieces(foreign.operations) else own
+    )
+
+
+def _has_pieces(operations: Mapping[str, Operation]) -> bool:
+    """Whether a step's write has to be done in pieces, some of which come from elsewhere."""
+    return "step_write" not in operations and bool(operations.keys() & set(_PIECES))
 
 
 def _with_variants(backend: Backend, variants: Choice) -> Backend:
     if not variants:
         return backend
     functions = {operation: getattr(backend, operation) for operation in OPERATIONS}
-    for operation, name in variants.items():
-        functions[operation] = partial(functions[operation], variant=name)
+    for operation in variants.keys() & functions.keys():
+        functions[operation] = partial(functions[operation], variant=variants[operation])
     return cast(Backend, SimpleNamespace(**functions))
 
 
@@ -108,6 +124,8 @@ def _combine(foreign: Foreign, operations: Mapping[str, Operation], base: Backen
             functions[name] = operation
         else:
             functions[name] = _by_format(operation, functions[name], position, foreign.formats)
+    if _has_pieces(operations):  # or no step would call them
+        functions["step_write"] = partial(write_in_turn, *(functions[each] for each in _PIECES))
     return cast(Backend, SimpleNamespace(**functions))
 
 

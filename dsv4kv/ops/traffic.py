@@ -55,6 +55,18 @@ def flush_bytes(
     return entries * (rows * compressor.dim * 2 * _FLOAT_BYTES + entry.entry_bytes)
 
 
+def step_write_bytes(
+    compressor: "Compressor", entry: EntryFormat, tokens: int, entries: int, *, online: bool
+) -> int:
+    """A part of a step's write: appended and flushed, less what both would move.
+
+    The token that completes an entry is not read again, and an online state not either.
+    """
+    append = state_append_bytes(compressor, tokens, online=online)
+    again = entries * compressor.dim * 2 * _FLOAT_BYTES
+    return append + flush_bytes(compressor, entry, entries, online=online) - again
+
+
 def compress_chunk_bytes(
     compressor: "Compressor", entry: EntryFormat, tokens: int, entries: int, state_rows: int
 ) -> int:

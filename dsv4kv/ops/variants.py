@@ -42,6 +42,9 @@ _GATHERING = {
     "stepwise": Variant("a warp looks up two entries at a time, both under way"),
 }
 
+_DEPENDENT = ("sm_90a", "sm_100a", "sm_103", "sm_110", "sm_120", "sm_121")
+STEP_LAUNCH = "step_launch"
+
 VARIANTS: dict[str, dict[str, Variant]] = {
     "window_insert": _INSERTING,
     "entry_insert": _INSERTING,
@@ -50,8 +53,17 @@ VARIANTS: dict[str, dict[str, Variant]] = {
     "gather_topk": _GATHERING,
     "gather_all": _GATHERING,
     "gather_window": _GATHERING,
+    "step_write": {
+        "fused": Variant("one kernel for a layer's window, states and entries"),
+        "separate": Variant("a kernel for each of them"),
+    },
+    STEP_LAUNCH: {
+        "dependent": Variant("a kernel is set up while the one before it still runs", _DEPENDENT),
+        "plain": Variant("a kernel begins when the one before it has ended"),
+    },
 }
-"""Every operation that has several, the first being the default."""
+"""Every operation that has several, and how a step's kernels follow one another; the first is the
+default."""
 
 Choice = Mapping[str, str]
 """Variant of every operation in ``VARIANTS``."""

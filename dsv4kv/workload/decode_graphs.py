@@ -12,6 +12,7 @@ from dsv4kv.cache.handle import LayerCache, LayerCacheHandle
 from dsv4kv.cache.static import StaticStep
 from dsv4kv.cache.step import StepBatch
 from dsv4kv.errors import CacheError
+from dsv4kv.ops.cuda.launch import dependent_launches
 from dsv4kv.ops.cuda.launch import run as launch
 from dsv4kv.ops.kernels.completed import plan_completed
 from dsv4kv.workload.inputs import CompressorInputs, InputBank, StepInputs
@@ -67,6 +68,7 @@ class DecodeGraphs:
         longest_tokens: int,
         index_topk: int,
         window_tokens: int,
+        dependent: bool = False,
     ) -> None:
         """Capture all of them.
 
@@ -80,9 +82,10 @@ class DecodeGraphs:
             longest_tokens: Tokens of the longest request: outputs have room for it.
             index_topk: Entries that CSA layers read.
             window_tokens: Tokens of a window.
+            dependent: A kernel is set up while the one before it still runs.
         """
         self._layers, self._tables = layers, tables
-        self._longest_tokens = longest_tokens
+        self._longest_tokens, self._dependent = longest_tokens, dependent
         device = inputs.window.device
         self._outputs = Outputs(device, index_topk, window_tokens)  # nobody else moves them
         groups = [layer.entry_group for layer in layers if layer.entry_group is not None]
@@ -136,12 +139,14 @@ class DecodeGraphs:
             for layer in self._layers:
                 handle = LayerCacheHandle(layer, view)
                 maker = CallMaker(handle, inputs, self._outputs, self._longest_tokens)
-                for call in maker.make_all(decode_operations(layer)):
+                for call in maker.make_all(decode_operations(layer, fused=True)):
                     call.run()
                     if call.out is not None:
                         gathers[call.name] = layer, call
 
-        return DecodeGraph(requests, capturer.capture(run), tuple(gathers.values()))
+        with dependent_launches(self._dependent):
+            graph = capturer.capture(run)
+        return DecodeGraph(requests, graph, tuple(gathers.values()))
 
 
 def _own(inputs: StepInputs) -> StepInputs:

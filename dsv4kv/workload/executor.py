@@ -19,6 +19,7 @@ from dsv4kv.cache.step import StepBatch
 from dsv4kv.cache.view import StepView
 from dsv4kv.measure.device_clock import DeviceClock
 from dsv4kv.measure.recorder import Recorder
+from dsv4kv.ops.cuda.launch import dependent_launches
 from dsv4kv.workload.choice import EntryChooser
 from dsv4kv.workload.contents import PromptContents
 from dsv4kv.workload.decode_graphs import DecodeGraphs
@@ -86,12 +87,16 @@ class Gpu:
         clock: Times steps there; a host's clock would time their launches.
         graphs: Captured decode steps; None launches every operation.
         in_turns: Every other decode step is launched operation by operation, to be compared.
+        fused: A step writes a layer with one kernel, not with one for each operation.
+        dependent: A kernel is set up while the one before it still runs.
     """
 
     tables: DeviceTables
     clock: DeviceClock
     graphs: DecodeGraphs | None = None
     in_turns: bool = False
+    fused: bool = True
+    dependent: bool = False
 
 
 @dataclass
@@ -134,7 +139,8 @@ class StepExecutor:
             numbers = stage(torch.from_numpy(rows), self.device)
             inputs = self.inputs.take(numbers, stage(chosen, self.device))
         if graphs is None:
-            with self._span("decode_eager", step):
+            dependent = self.gpu is not None and self.gpu.dependent
+            with self._span("decode_eager", step), dependent_launches(dependent):
                 self._run(step, inputs, chosen, chunk=False)
         else:
             self._replay(graphs, step, inputs, chosen)
@@ -182,11 +188,12 @@ class StepExecutor:
                 self.gpu.tables.prepare(view.request_slots, view.tokens_after)
         after, positions = step.batch.tokens_after.numpy(), step.batch.positions.numpy()
         work = StepWork(after, positions, self.index_topk, self.window_tokens)
-        operations_of = prefill_operations if chunk else decode_operations
+        fused = self.gpu is not None  # on the CPU each operation is timed by itself
         for layer in self.layers:
             handle = LayerCacheHandle(layer, view)
             maker = CallMaker(handle, inputs, self.outputs, step.longest_tokens)
-            for operation in operations_of(layer):
+            every = prefill_operations(layer) if chunk else decode_operations(layer, fused=fused)
+            for operation in every:
                 with self.recorder.excluded():
                     call = maker.make(*operation)
                 if call is not None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -75,10 +76,21 @@ def name_of(operation: str, indexer: bool) -> str:
     return f"indexer_{operation}" if indexer else operation
 
 
-def decode_operations(layer: LayerCache) -> list[Step]:
-    """A decode step: insert, flush what is complete, read what attention reads."""
+def decode_operations(layer: LayerCache, *, fused: bool) -> list[Step]:
+    """A decode step: insert, flush what is complete, read what attention reads.
+
+    fused: insert and flush as one operation, where a layer has compressed KV.
+    """
+    if fused and layer.parts:
+        return [("step_write", False), *read_operations(layer)]
     writes = [(name, part) for part in layer.parts for name in ("state_append", "flush")]
     return [("window_insert", False), *writes, *read_operations(layer)]
+
+
+def all_decode_operations(layer: LayerCache) -> list[Step]:
+    """Of a decode step fused and not: each of them once."""
+    both = [decode_operations(layer, fused=fused) for fused in (False, True)]
+    return list(dict.fromkeys(chain(*both)))
 
 
 def read_operations(layer: LayerCache) -> list[Step]:
@@ -125,8 +137,10 @@ class CallMaker:
         match operation:
             case "window_insert":
                 return Call(operation, False, partial(handle.write_swa, self.inputs.window))
-            case "flush":
-                return Call(operation, indexer, partial(handle.flush, indexer=indexer))
+            case "flush" | "step_write":
+                flush = partial(handle.flush, indexer=indexer)
+                run = flush if operation == "flush" else self._step_write()
+                return Call(operation, indexer, run)
             case "gather_window":
                 dims = handle.layer.window.layout.format.dims
                 out = self.outputs.window(handle.num_requests, dims)
@@ -139,6 +153,11 @@ class CallMaker:
             case "gather_all":
                 return self._gather_all(indexer)
         return self._compress(operation, indexer)
+
+    def _step_write(self) -> Callable[[], None]:
+        parts = (self.handle.part(indexer).compressor for indexer in self.handle.layer.parts)
+        rows = [(taken.kv, taken.score) for taken in map(self.inputs.of, parts)]
+        return partial(self.handle.write_step, self.inputs.window, rows)
 
     def _compress(self, operation: str, indexer: bool) -> Call:
         handle = self.handle

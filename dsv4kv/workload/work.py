@@ -37,6 +37,8 @@ class StepWork:
         """Entries and bytes of one operation on one layer."""
         if call.operation == "window_insert":
             return self._window_insert(layer)
+        if call.operation == "step_write":
+            return self._step_write(layer)
         if call.operation == "gather_window":
             return self._gather_window(layer)
         part = layer.indexer if call.indexer else layer.main
@@ -47,6 +49,17 @@ class StepWork:
         ring = layer.window.layout
         stored = min(len(self.positions), len(self.after) * ring.entries)
         return stored, traffic.insert_bytes(ring.format, stored)
+
+    def _step_write(self, layer: LayerCache) -> Work:
+        tokens, moved = self._window_insert(layer)
+        for part in (layer.main, layer.indexer):
+            if part is not None:
+                done, entry = self._completed(part), part.store.layout.format
+                online, each = part.state.dim() == 3, len(self.positions)
+                moved += traffic.step_write_bytes(
+                    part.compressor, entry, each, done, online=online
+                )
+        return tokens, moved
 
     def _gather_window(self, layer: LayerCache) -> Work:
         found = int(np.minimum(self.after, self.window_tokens).sum())

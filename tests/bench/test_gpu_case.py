@@ -59,10 +59,11 @@ def test_decode_steps_are_timed_both_ways_on_both_clocks(case: Case) -> None:
 
 def test_operations_are_timed_cold_and_hot_by_layer_type(case: Case) -> None:
     found = {(each.name, each.layer_type, each.temperature) for each in case.operations}
-    of_csa = ("state_append", "flush", "gather_window", "window_insert", "gather_topk")
+    writes = ("state_append", "flush", "window_insert", "step_write")
+    of_csa = (*writes, "gather_window", "gather_topk")
     of_keys = ("indexer_state_append", "indexer_flush", "indexer_gather_all")
     expected = {("csa", name) for name in (*of_csa, *of_keys)}
-    expected |= {("hca", name) for name in (*of_csa[:4], "gather_all")}
+    expected |= {("hca", name) for name in (*of_csa[:5], "gather_all")}
     expected |= {("swa", name) for name in ("window_insert", "gather_window")}
     assert found == {(name, kind, t) for kind, name in expected for t in ("cold", "hot")}
     for each in case.operations:

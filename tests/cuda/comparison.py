@@ -9,6 +9,7 @@ from torch import Tensor
 from dsv4kv.ops import cpu
 from dsv4kv.ops.compressor import Compressor
 from dsv4kv.ops.storage import PageStore
+from dsv4kv.ops.writes import Parts, PartWrite
 from tests.cuda.online_tolerance import assert_within, is_online, online_tolerance
 from tests.cuda.scenes import Arguments, Scene
 from tests.ops.samples import read_entries, same_bits, within_one_step
@@ -30,6 +31,8 @@ def assert_equals_cpu_backend(
             _assert_close_pages(after, before, expected[-1], rotated=expected[0].hadamard)
         elif isinstance(before, PageStore):
             assert same_bits(after.pages, before.pages)
+        elif isinstance(before, tuple):
+            _assert_close_parts(after, before)
         elif is_online(before):
             torch.testing.assert_close(after, before)  # online states are sums
         elif isinstance(before, Tensor):
@@ -44,10 +47,22 @@ def assert_equals_twin(scene: Scene, found: Arguments, expected: Arguments) -> N
     for mine, other in zip(found, expected, strict=True):
         if isinstance(other, PageStore):
             assert same_bits(mine.pages, other.pages)
+        elif isinstance(other, tuple):
+            _assert_close_parts(mine, other)
         elif is_online(other):
             assert_within(mine, other, online_tolerance(scene.arguments(), other))
         elif isinstance(other, Tensor):
             assert same_bits(mine, other)
+
+
+def _assert_close_parts(found: Parts, expected: Parts) -> None:
+    for part, right in zip(found, expected, strict=True):
+        if is_online(right.state):
+            torch.testing.assert_close(part.state, right.state)  # online states are sums
+        else:
+            assert same_bits(part.state, right.state)
+        rotated = right.compressor.hadamard
+        _assert_close_pages(part.store, right.store, right.entries, rotated=rotated)
 
 
 def to_device(arguments: Arguments, device: torch.device | None) -> Arguments:
@@ -56,6 +71,8 @@ def to_device(arguments: Arguments, device: torch.device | None) -> Arguments:
 
 
 def _moved(argument: Any, device: torch.device) -> Any:
+    if isinstance(argument, tuple):
+        return tuple(PartWrite(*(_moved(x, device) for x in part.fields())) for part in argument)
     if isinstance(argument, PageStore):
         return PageStore(argument.layout, argument.pages.to(device))
     return argument.to(device) if isinstance(argument, Tensor | Compressor) else argument

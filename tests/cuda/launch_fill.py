@@ -19,9 +19,10 @@ _STREAM = 0x77
 
 
 def main() -> None:
-    """Launch a kernel that there is, one that there is not, and one whose image is none."""
+    """Launch a kernel both ways, one that there is not, and one whose image is none."""
     pretend_a_gpu(torch.cuda, torch._C)
     fill("fill", b"\x7fELF")
+    fill("fill", b"\x7fELF", dependent=True)
     fill("nosuch", b"\x7fELF")
     fill("fill", b"PTX!")
 
@@ -34,12 +35,12 @@ def pretend_a_gpu(cuda: Any, internals: Any) -> None:
     internals._cuda_getCurrentRawStream = lambda _: _STREAM
 
 
-def fill(kernel: str, image: bytes) -> None:
+def fill(kernel: str, image: bytes, *, dependent: bool = False) -> None:
     """Fill three of four numbers with −5, twice; print them, or what went wrong."""
     numbers = torch.zeros(4, dtype=torch.int32)
     (scale,) = struct.unpack("<I", struct.pack("<f", 1.5))
     arguments = (on_gpu(numbers), -5, 3, scale)
-    launch = Launch(KernelModule("fill.cuh", ()), kernel, (7, 2), 256, arguments)
+    launch = Launch(KernelModule("fill.cuh", ()), kernel, (7, 2), 256, arguments, dependent)
     try:
         call = Launcher(CudaDriver(), lambda *_: [image]).prepare(launch)
         call()

@@ -42,6 +42,18 @@ int cuFuncGetParamInfo(void* function, size_t index, size_t* offset, size_t* siz
     *size = kSizes[index];
     return 0;
 }
+// As cuda.h has them: a launch with attributes, of which programmatic stream serialization is 6.
+struct Attribute {
+    int id, padding;
+    int allowed;
+    char rest[60];
+};
+struct Config {
+    unsigned grid[3], block[3], shared;
+    void* stream;
+    struct Attribute* attributes;
+    unsigned count;
+};
 int cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                    unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
                    void* stream, void** parameters, void** extra) {
@@ -58,4 +70,11 @@ int cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned gr
     fflush(stdout);
     for (long long i = 0; i < count; ++i) ((int*)target)[i] = value;
     return 0;
+}
+int cuLaunchKernelEx(const struct Config* config, void* function, void** parameters, void** extra) {
+    printf("%u attribute: %d = %d; ", config->count, config->attributes[0].id,
+           config->attributes[0].allowed);
+    return cuLaunchKernel(function, config->grid[0], config->grid[1], config->grid[2],
+                          config->block[0], config->block[1], config->block[2], config->shared,
+                          config->stream, parameters, extra);
 }

@@ -14,6 +14,7 @@ from dsv4kv.model.formats import FORMATS, EntryFormat, Place
 from dsv4kv.ops import cpu
 from dsv4kv.ops.compressor import Compressor
 from dsv4kv.ops.storage import PageStore
+from tests.kernels.step_scenes import make_step
 from tests.ops.samples import (
     fresh_online,
     fresh_ring,
@@ -130,6 +131,13 @@ def compress_chunk(kind: str, format_name: str, online: bool) -> Arguments:
     return compressor, state, kv, score, 2, start, store_of(format_name), entries
 
 
+def step_write(kind: str, _: str, online: bool) -> Arguments:
+    """Single tokens, of which some complete an entry; with indexer keys where layers have them."""
+    kinds = (kind, "indexer") if kind == "csa" else (kind,)
+    step = make_step(kinds, [(2, 131, 1), (0, 383, 1), (-1, 7, 1), (1, 6, 1)], online=online)
+    return step.ring, step.values, step.slots, step.positions, step.parts
+
+
 @dataclass(frozen=True)
 class Scene:
     """One call of an operation.
@@ -186,6 +194,10 @@ SCENES = [
             ("hca", "main/fp8_ds_mla", False),
             ("hca", "main/fp8_ds_mla", True),
         )
+    ),
+    *(
+        _state_scene(step_write, kind, "window/fp8_ds_mla", online=online)
+        for kind, online in (("csa", False), ("hca", False), ("hca", True))
     ),
 ]
 """Every operation with every format that goes with it."""

@@ -18,6 +18,9 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc to build a driver library"),
 ]
 
+# function, grid, block, shared bytes, stream, no extra, count, scale
+CALL = "0x22 7 2 1 256 1 1 0 0x77 1 3 1.5"
+
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
@@ -39,20 +42,22 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def test_grid_block_stream_and_arguments_reach_the_kernel_at_every_call(told: list[str]) -> None:
-    call = (
-        "0x22 7 2 1 256 1 1 0 0x77 1 3 1.5"  # function, grid, block, shared, stream, no extra, …
-    )
-    assert told[:3] == [call, call, "[-5, -5, -5, 0]"]
+    assert told[:3] == [CALL, CALL, "[-5, -5, -5, 0]"]
+
+
+def test_a_dependent_launch_says_so_and_is_otherwise_the_same(told: list[str]) -> None:
+    call = f"1 attribute: 6 = 1; {CALL}"  # programmatic stream serialization, in cuda.h
+    assert told[3:6] == [call, call, "[-5, -5, -5, 0]"]
 
 
 def test_a_kernel_that_is_not_in_the_module_is_a_sentence(told: list[str]) -> None:
-    assert told[3] == (
+    assert told[6] == (
         "cuModuleGetFunction(nosuch) failed with CUDA_ERROR_NOT_FOUND: named symbol not found."
     )
 
 
 def test_machine_code_that_the_driver_refuses_advises_a_newer_driver(told: list[str]) -> None:
-    assert told[4] == (
+    assert told[7] == (
         "cuModuleLoadData failed with CUDA_ERROR_INVALID_IMAGE: device kernel image is invalid "
         "(the driver is older than NVRTC: update the driver)."
     )

@@ -35,6 +35,15 @@ DSV_KERNEL void mixed(u8* bytes, u16* halves, const uint2* pairs, u32 n, i64 m, 
     halves[m] = 7;
     atomicAdd((u32*)end, 1u);
 }
+DSV_KERNEL void waiting(u32* p) {
+    begin_kernel();
+    p[threadIdx.x] += 1;
+}
+DSV_KERNEL void waiting_late(u32* p) {
+    u32 before = p[threadIdx.x];
+    begin_kernel();
+    p[threadIdx.x] = before + 1;
+}
 """
 
 
@@ -49,6 +58,16 @@ def compiled(source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> byte
 def samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, KernelReport]:
     cubin = compiled(SOURCE, tmp_path, monkeypatch)
     return {report.kernel: report for report in inspect_cubins(SM, [cubin])[0]}
+
+
+@needs_tools
+@pytest.mark.parametrize(
+    ("kernel", "early"), [("waiting", 0), ("waiting_late", 1), ("mixed", None)]
+)
+def test_what_comes_before_the_wait_for_the_kernel_in_front_is_counted(
+    samples: dict[str, KernelReport], kernel: str, early: int | None
+) -> None:
+    assert samples[kernel].early == early
 
 
 @needs_tools

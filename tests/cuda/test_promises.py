@@ -53,6 +53,20 @@ def test_loads_that_are_not_under_way_together_are_a_problem() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("early", "told"), [(None, "never waits"), (1, "touches memory before it waits")]
+)
+def test_a_kernel_that_does_not_wait_for_the_one_in_front_is_a_problem(
+    early: int | None, told: str
+) -> None:
+    (problem,) = broken_promises([finding(early=early)])
+    assert problem == (
+        f"page_copy fp8 × 32 on sm_90a {told} for the kernel in front of it: "
+        "begin with begin_kernel()."
+    )
+    assert list(broken_promises([finding(architecture="sm_80", early=early)])) == []
+
+
 def test_every_promise_is_about_kernels_that_there_are() -> None:
     names = [f"{example.launch.kernel} {example.subject}" for example in catalogue()]
     assert [p for p in PROMISES if not any(fnmatchcase(name, p) for name in names)] == []

@@ -1,6 +1,7 @@
 """Every kernel of states and block tables, asked for what there is and for what there is not."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from dsv4kv.ops.variants import VARIANTS
 from tests.kernels.launches import mixed
 from tests.kernels.shim.twin import SANITIZED, run
 from tests.kernels.state_twin import dirty_scratch
+from tests.kernels.step_scenes import make_step
 from tests.ops.samples import (
     fresh_online,
     fresh_ring,
@@ -41,6 +43,9 @@ SLOTS, ENTRIES = 3, 64
 def run_all_sanitized() -> None:
     for launch in launches():
         run(launch, flags=SANITIZED)
+        if launch.kernel == "step_write":  # its threads share the most
+            for seed in (11, 12, 13):
+                run(launch, seed=seed, flags=SANITIZED)
 
 
 def launches() -> Iterator[Launch]:
@@ -48,6 +53,7 @@ def launches() -> Iterator[Launch]:
     yield from _states(HCA, fresh_ring(HCA, SLOTS), MAIN)
     yield from _states(HCA, fresh_online(HCA, SLOTS), MAIN)
     yield from _states(INDEXER, fresh_ring(INDEXER, SLOTS), KEYS)
+    yield from _steps()
     yield from _tables()
 
 
@@ -75,6 +81,26 @@ def _chunks(ratio: int) -> Iterator[list[int]]:
     yield from ([0, 0, ratio], [2, ratio - 1, ratio + 3], [1, 2**62, 5])
     for bad in (-1, SLOTS, FARTHEST, -FARTHEST - 1):
         yield from ([bad, 1, ratio], [1, bad, ratio], [1, 3, bad])
+
+
+def _steps() -> Iterator[Launch]:
+    """Steps as they are, and with slots, positions and entries that cannot be."""
+    several = [(2, 130, 4), (-1, 8, 4), (0, 0, 4), (5, 126, 4)]
+    single = [(2, 131, 1), (0, 127, 1), (-1, 7, 1), (1, 6, 1)]
+    for step in (
+        make_step(("csa", "indexer"), several, drafts=3),
+        make_step(("hca",), several, drafts=3),
+        make_step(("hca",), single, online=True),
+    ):
+        yield step.plan()
+        count, slots = len(step.slots), len(step.ring.pages)
+        parts = tuple(
+            replace(part, entries=mixed(count, range(ENTRIES), [ENTRIES, *BEYOND[-2:]], 5))
+            for part in step.parts
+        )
+        positions = mixed(count, range(3 * 128), BEYOND, 3)
+        wild = mixed(count, range(slots), [slots, *BEYOND[-2:], -1], 2)
+        yield replace(step, slots=wild, positions=positions, parts=parts).plan()
 
 
 def _tables() -> Iterator[Launch]:

@@ -6,7 +6,7 @@ from dsv4kv.resources import shipped
 from tests.kernels.shim.apart import run_apart
 from tests.kernels.state_hostile import launches
 
-SOURCES = ("state", "flush", "prepare", "completed")
+SOURCES = ("state", "flush", "step_write", "prepare", "completed")
 
 
 def test_no_kernel_leaves_its_memory_whatever_it_is_asked_for() -> None:
@@ -16,6 +16,6 @@ def test_no_kernel_leaves_its_memory_whatever_it_is_asked_for() -> None:
 
 def test_every_kernel_is_among_them() -> None:
     text = "".join((shipped("kernels") / f"{name}.cuh").read_text() for name in SOURCES)
-    kernels = re.findall(r"DSV_KERNEL void __launch_bounds__\(\w+\)\s+(\w+)\(", text)
+    kernels = re.findall(r"DSV_KERNEL void __launch_bounds__\([\w, ]+\)\s+(\w+)\(", text)
     assert {launch.kernel for launch in launches()} == set(kernels)
     assert len(kernels) == text.count("DSV_KERNEL")

@@ -9,7 +9,8 @@ from dsv4kv.bench.build import Drive, build_drive, build_manager, loop_settings,
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.measure.recorder import Recorder
-from dsv4kv.ops.registry import load_backend
+from dsv4kv.ops.registry import resolve_backend
+from dsv4kv.ops.variants import choose
 from dsv4kv.workload.loop import LoopTotals, ServingLoop
 from tests.gpu_twin import TwinGpu, twin_device, twin_gpu
 from tests.workload.serving import make_config, make_requests
@@ -34,10 +35,16 @@ class TwinBench:
 
 def build(gpu: TwinGpu, *settings: str) -> TwinBench:
     """V4-Flash's layers 0 (SWA), 2 (CSA) and 3 (HCA) with settings; inside ``twin_gpu``."""
-    config = make_config(*settings)
+    return build_from(gpu, make_config(*settings))
+
+
+def build_from(gpu: TwinGpu, config: BenchConfig) -> TwinBench:
+    """What a configuration describes; inside ``twin_gpu``."""
     device, recorder = twin_device(gpu), Recorder()
     manager = build_manager(config, plan_from(config), device)
-    drive = build_drive(config, manager, recorder, load_backend("cuda"), device)
+    variants = choose(config.ops.variant.model_dump(), device.architecture)
+    backend = resolve_backend("cuda", "cuda", variants).backend
+    drive = build_drive(config, manager, recorder, backend, device, variants)
     return TwinBench(gpu, config, manager, recorder, drive)
 
 

@@ -1,5 +1,6 @@
 """Decode steps as graphs: the same bytes as step by step, whatever the batch, and no byte more."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
@@ -21,7 +22,15 @@ from dsv4kv.workload import inputs
 from dsv4kv.workload.decode_graphs import DecodeGraphs, batch_buckets
 from dsv4kv.workload.executor import StepTokens
 from tests.gpu_twin import twin_gpu
-from tests.workload.gpu_serving import TwinBench, build, cache_bytes, serve_on_twin
+from tests.kernels.shim import twin
+from tests.workload.gpu_serving import (
+    TwinBench,
+    build,
+    build_from,
+    cache_bytes,
+    serve_on_twin,
+)
+from tests.workload.serving import make_config
 
 LENGTHS = ((126, 6), (20, 9), (250, 4), (3, 5))  # a block, a CSA and an HCA entry on the way
 LAYERS = "model.layers=[0,2,3,4]"  # two CSA layers, so that one can be taken for the other
@@ -108,6 +117,48 @@ def test_graphs_share_the_outputs_of_the_largest() -> None:
         build(gpu, "workload.concurrency=4", LAYERS)
     places = {out.data_ptr() for kept in gpu.captured for out in window_outputs(kept)}
     assert len(places) == 1
+
+
+def nodes_of_pro(monkeypatch: pytest.MonkeyPatch, *settings: str) -> Counter[str]:
+    """Kernels of V4-Pro's decode step of 64 requests, all 61 layers; none is run."""
+    monkeypatch.setattr(twin, "run", lambda launch: None)
+    every = ("model.preset=v4-pro", "model.layers=null", "cache.prepare=device", *settings)
+    config = make_config(*every)  # room for two requests is enough to launch for 64
+    larger = config.workload.model_copy(update={"concurrency": 64})
+    with twin_gpu() as gpu:
+        build_from(gpu, config.model_copy(update={"workload": larger}))
+    return Counter(launch.kernel for launch in gpu.captured[0])
+
+
+def test_a_step_of_v4_pro_is_at_most_250_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = nodes_of_pro(monkeypatch)
+    assert nodes.total() <= 250
+    assert nodes == {
+        "prepare_blocks": 1,
+        "completed_entries": 2,
+        "step_write": 61,
+        "gather_window": 61,
+        "gather_all": 31 + 30,
+        "gather_topk": 30,
+    }
+
+
+def test_with_an_operation_a_node_it_is_426_and_the_tables(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nodes = nodes_of_pro(monkeypatch, "ops.variant.step_write=separate")
+    assert nodes.total() == 426 + nodes["prepare_blocks"] + nodes["completed_entries"]
+    assert not nodes["step_write"]
+
+
+@pytest.mark.parametrize(("how", "dependent"), [("dependent", True), ("plain", False)])
+def test_nodes_are_dependents_of_one_another_where_that_is_asked_for(
+    how: str, dependent: bool
+) -> None:
+    with twin_gpu() as gpu:
+        build(gpu, f"ops.variant.step_launch={how}", LAYERS)
+    (launches, *_) = gpu.captured
+    assert {launch.dependent for launch in launches} == {dependent}
 
 
 def window_outputs(launches: Sequence[Launch]) -> list[torch.Tensor]:

@@ -15,6 +15,7 @@ from dsv4kv.ops.check.scenes import Scene, scenes_of
 from dsv4kv.ops.compressor import Compressor
 from dsv4kv.ops.registry import ResolvedBackend
 from dsv4kv.ops.storage import PageStore
+from dsv4kv.ops.writes import PartWrite
 
 _CPU = torch.device("cpu")
 
@@ -89,6 +90,8 @@ def _to_cpu(call: Call) -> Call:
 
 
 def _moved(argument: Any) -> Any:
+    if isinstance(argument, tuple):
+        return tuple(PartWrite(*map(_moved, part.fields())) for part in argument)
     if isinstance(argument, PageStore):
         return PageStore(argument.layout, argument.pages.cpu())
     return argument.to(_CPU) if isinstance(argument, Tensor | Compressor) else argument

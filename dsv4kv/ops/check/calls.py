@@ -4,6 +4,7 @@ Slots in no order, −1 and duplicates among indices, lengths of 0, rows that wr
 are NaN before, and around everything that is written lies memory that must stay as it is.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from dsv4kv.model.formats import PageLayout
 from dsv4kv.ops.check.maker import Make, Maker
 from dsv4kv.ops.compressor import Compressor
+from dsv4kv.ops.writes import PartWrite
 
 _SPARE = 21  # entries behind the first page
 _MOST = 512  # entries of a large page that are read: the reference takes 0.3 ms for each
@@ -130,6 +132,35 @@ def flush(compressor: Compressor, shape: tuple[int, ...], layout: PageLayout) ->
         return [compressor, state, slots, positions * compressor.ratio - 1, store, entries]
 
     return make
+
+
+Part = tuple[Compressor, tuple[int, ...], PageLayout]
+"""A compressor, the shape of its state, and its pages."""
+
+
+def step_write(ring: PageLayout, parts: Sequence[Part]) -> Make:
+    """Tokens that end a group and tokens that do not, one run of them where states take it."""
+
+    def make(maker: Maker) -> list[Any]:
+        compressor, shape, _ = parts[0]
+        run = 1 if len(shape) == 2 else min(3, shape[1] + 1 - compressor.rows)
+        slots = torch.tensor([1] * run + [3, -1, 0])
+        ends = compressor.ratio - 1 + torch.arange(run)
+        positions = 2 * compressor.ratio + torch.tensor([*ends, -1, 2, 0])
+        done = ((positions + 1) % compressor.ratio == 0) & (slots >= 0)
+        values = maker.values(ring.format, len(slots))
+        writes = tuple(_part_write(maker, part, done) for part in parts)
+        return [maker.store(ring, 4, filled=False), values, slots, positions, writes]
+
+    return make
+
+
+def _part_write(maker: Maker, part: Part, done: Tensor) -> PartWrite:
+    compressor, shape, layout = part
+    kv, score = (maker.normal(len(done), compressor.channels) for _ in range(2))
+    entries = torch.where(done, _targets(maker, layout, len(done)), -1)
+    store = maker.store(layout, 4, filled=False)
+    return PartWrite(compressor, maker.state(shape), kv, 3 * score, store, entries)
 
 
 def compress_chunk(compressor: Compressor, shape: tuple[int, ...], layout: PageLayout) -> Make:

@@ -46,7 +46,14 @@ def _arguments(
     for i, name in enumerate(PARAMETERS[operation]):
         mine, right, old = (call.arguments[i] for call in (found, expected, before))
         if isinstance(mine, PageStore):
-            yield from _pages(mine, right, old, leeway)
+            yield from _pages(mine, right, old, Leeway.NONE if name == "ring" else leeway)
+        elif isinstance(mine, tuple):
+            for one, other, was in zip(mine, right, old, strict=True):
+                rotated = one.compressor.hadamard
+                yield from _state(one.state, other.state, operation)
+                yield from _pages(
+                    one.store, other.store, was.store, Leeway.ROTATED_SUM if rotated else leeway
+                )
         elif name == "out":
             spare = max(found.arguments[-2].tolist()) if operation == "gather_all" else None
             yield from _output(mine, right, spare)

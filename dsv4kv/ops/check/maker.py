@@ -11,6 +11,7 @@ from dsv4kv.model.formats import EntryFormat, PageLayout
 from dsv4kv.ops import cpu
 from dsv4kv.ops.compressor import Compressor
 from dsv4kv.ops.storage import PageStore
+from dsv4kv.ops.writes import PartWrite
 
 _GUARD = 0xA5
 
@@ -94,4 +95,6 @@ def make_call(make: Make, device: torch.device, seed: int) -> Call:
 
 
 def _moved(argument: Any, device: torch.device) -> Any:
+    if isinstance(argument, tuple):
+        return tuple(PartWrite(*(_moved(x, device) for x in part.fields())) for part in argument)
     return argument.to(device) if isinstance(argument, Tensor | Compressor) else argument

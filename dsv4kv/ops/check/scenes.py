@@ -84,6 +84,7 @@ def _on(
 def _state_scenes(
     plan: CachePlan, schema: LayerCacheSchema, random: torch.Generator
 ) -> Iterator[Scene]:
+    parts: list[calls.Part] = []
     for place, pages, shape in (
         ("main", schema.main, schema.state_shape),
         ("indexer", schema.indexer, schema.indexer_state_shape),
@@ -108,3 +109,7 @@ def _state_scenes(
             ("compress_chunk", calls.compress_chunk(compressor, shape, pages)),
         ):
             yield Scene(operation, states, pages.format.name, make, leeway)
+        parts.append((compressor, shape, pages))
+    if parts and schema.window:
+        step, subject = calls.step_write(schema.window, parts), f"{schema.layer.attn} layers"
+        yield Scene("step_write", subject, schema.window.format.name, step, Leeway.SUM)

@@ -13,6 +13,7 @@ from dsv4kv.ops.cpu.entries import (
     page_copy,
     window_insert,
 )
+from dsv4kv.ops.cpu.steps import step_write
 
 __all__ = [
     "compress_chunk",
@@ -24,5 +25,6 @@ __all__ = [
     "indexer_insert",
     "page_copy",
     "state_append",
+    "step_write",
     "window_insert",
 ]

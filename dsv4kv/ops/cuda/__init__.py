@@ -5,6 +5,8 @@ captured in a graph, plans once and calls what ``launch.prepare`` returns. An op
 be done in several ways takes one of them as ``variant``, or the best of its GPU.
 """
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -21,8 +23,10 @@ from dsv4kv.ops.kernels.state import (
     plan_state_append,
     split_of,
 )
+from dsv4kv.ops.kernels.step_write import plan_step_write
 from dsv4kv.ops.storage import PageStore
 from dsv4kv.ops.variants import best, portable
+from dsv4kv.ops.writes import Parts, write_in_turn
 
 
 def window_insert(
@@ -87,6 +91,25 @@ def flush(
         scratch=scratch,
     ):
         run(launch)
+
+
+def step_write(
+    ring: PageStore,
+    values: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    parts: Parts,
+    *,
+    variant: str | None = None,
+) -> None:
+    """See ``contract.Backend.step_write``."""
+    tokens = ring, values, slots, positions, parts
+    if (variant or _best("step_write", slots)) == "separate":
+        write_in_turn(window_insert, state_append, flush, *tokens)
+        return
+    scratch = _scratch(parts[0].compressor, slots)
+    room = 1 << (len(slots) - 1).bit_length()
+    run(plan_step_write(*tokens, scratch=scratch, arrivals=_arrivals(slots.device, room)))
 
 
 def compress_chunk(
@@ -172,3 +195,9 @@ def _best(operation: str, tensor: Tensor) -> str:
 def _scratch(compressor: Compressor, entries: Tensor) -> Tensor:
     """Where the blocks that share an entry meet; from torch's cache, so mostly no allocation."""
     return torch.empty(len(entries), compressor.dim, device=entries.device)
+
+
+@functools.cache
+def _arrivals(device: torch.device, tokens: int) -> Tensor:
+    """Zeros, one set of them for each size: every launch leaves them as it found them."""
+    return torch.zeros(tokens, dtype=torch.int32, device=device)

@@ -11,6 +11,9 @@ from dsv4kv.ops.cuda.compile import architecture_of
 from dsv4kv.ops.cuda.packing import Packed, addresses_in
 from dsv4kv.ops.kernels.launch import Launch
 
+_StreamCall = Callable[[Any, int, int], Any]
+"""Launches a function on a stream with the addresses of its arguments; returns the status."""
+
 
 @dataclass(frozen=True)
 class Function:
@@ -88,8 +91,8 @@ class CudaDriver:
         self, device: int, function: Function, launch: Launch, packed: Packed
     ) -> Callable[[], None]:
         """See ``Driver``."""
-        start, handle = self._cuda.cuLaunchKernel, function.handle
-        (columns, rows), threads, addresses = launch.grid, launch.block, addresses_in(packed)
+        stream_call = self._dependent(launch) if launch.dependent else self._plain(launch)
+        handle, addresses = function.handle, addresses_in(packed)
         # What the inductor's generated code calls: the public way makes an object each time.
         stream_of = torch._C._cuda_getCurrentRawStream
         guard = torch.cuda.device
@@ -97,10 +100,36 @@ class CudaDriver:
         # The default keeps alive what the addresses and the arguments point to.
         def call(_alive: object = (packed, launch)) -> None:
             with guard(device):  # stream 0 is the default stream of the current device
-                stream = stream_of(device)
-                status = start(handle, columns, rows, 1, threads, 1, 1, 0, stream, addresses, 0)
+                status = stream_call(handle, stream_of(device), addresses)
             if status[0]:
                 self._checked(f"launching {launch.kernel}", status)
+
+        return call
+
+    def _plain(self, launch: Launch) -> _StreamCall:
+        """Begins once everything before it in the stream is done."""
+        start, (columns, rows), threads = self._cuda.cuLaunchKernel, launch.grid, launch.block
+
+        def call(handle: Any, stream: int, addresses: int) -> Any:
+            return start(handle, columns, rows, 1, threads, 1, 1, 0, stream, addresses, 0)
+
+        return call
+
+    def _dependent(self, launch: Launch) -> _StreamCall:
+        """May begin earlier: programmatic dependent launch, in a captured graph an edge of it."""
+        start, config = self._cuda.cuLaunchKernelEx, self._cuda.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = *launch.grid, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = launch.block, 1, 1
+        attribute, value = self._cuda.CUlaunchAttribute(), self._cuda.CUlaunchAttributeValue()
+        ids = self._cuda.CUlaunchAttributeID
+        value.programmaticStreamSerializationAllowed = 1
+        attribute.id = ids.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value = value
+        config.attrs, config.numAttrs = [attribute], 1
+
+        def call(handle: Any, stream: int, addresses: int) -> Any:
+            config.hStream = stream
+            return start(config, handle, addresses, 0)
 
         return call
 

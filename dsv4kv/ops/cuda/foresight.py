@@ -15,6 +15,7 @@ from dsv4kv.model.schema import LayerCacheSchema
 from dsv4kv.model.sharing import TableGroup
 from dsv4kv.ops.compressor import Compressor, random_compressor
 from dsv4kv.ops.kernels.completed import plan_completed
+from dsv4kv.ops.kernels.examples import example_step_write
 from dsv4kv.ops.kernels.gather import plan_gather_all, plan_gather_topk, plan_gather_window
 from dsv4kv.ops.kernels.insert import plan_entry_insert, plan_window_insert
 from dsv4kv.ops.kernels.launch import KernelModule, Launch
@@ -44,6 +45,9 @@ def foresee(
     launches: list[Launch] = []
     for schema in _distinct(plan):
         launches += [*_window_launches(schema, variants), *_entry_launches(plan, schema, variants)]
+        step = example_step_write(plan.config, schema, rope=plan.rope, hadamard=plan.hadamard)
+        if step and variants["step_write"] == "fused":
+            launches.append(step)
     launches += _table_launches(plan, device_prepare)
     return list(dict.fromkeys(launch.module for launch in launches))
 

@@ -30,6 +30,8 @@ _MEMORY = re.compile(r"(?:LD|ST|ATOM|RED|UBLKCP)(?!C)[A-Z]*$")  # all but consta
 _BITS = {"U8": 8, "S8": 8, "U16": 16, "S16": 16, "64": 64, "128": 128, "256": 256}
 _REGISTER = re.compile(r"\bR([0-9]+)\b")
 _WIDE_BITS = 64  # values: a table's cells and int32 indices are narrower
+_WAIT = "ACQBULK"  # griddepcontrol.wait
+_JUMP = re.compile(r"BRA|BRX|JMP|JMX|CALL|EXIT|RET")
 _PARAMETER = re.compile(r"Ordinal : (0x\w+)\s+Offset\s+: 0x\w+\s+Size\s+: (0x\w+)")
 
 
@@ -48,6 +50,8 @@ class KernelReport:
         accesses: Instructions by kind and bits of one thread's access, such as ``LDG.128``.
         under_way: Most global loads of 64 bits or more that are issued before the first of them
             is waited for.
+        early: Instructions that touch memory or leave the straight line before the one that waits
+            for the kernel in front; None if none waits.
     """
 
     kernel: str
@@ -58,6 +62,7 @@ class KernelReport:
     parameter_bytes: tuple[int, ...]
     accesses: dict[str, int]
     under_way: int
+    early: int | None
 
 
 Instruction = tuple[str, str]
@@ -133,6 +138,7 @@ def _report(path: Path, code: dict[str, list[Instruction]]) -> list[KernelReport
                 _parameter_bytes(text, name),
                 dict(sorted(accesses.items())),
                 _loads_under_way(code[name]),
+                _early([mnemonic for mnemonic, _ in code[name]]),
             )
         )
     return reports
@@ -190,6 +196,13 @@ def _loads_under_way(code: Sequence[Instruction]) -> int:
             most = max(most, issued)
             awaited.update(range(named[0], named[0] + int(bits) // 32))
     return most
+
+
+def _early(mnemonics: Sequence[str]) -> int | None:
+    if _WAIT not in mnemonics:
+        return None
+    before = mnemonics[: mnemonics.index(_WAIT)]
+    return sum(_access(each) is not None or bool(_JUMP.match(each)) for each in before)
 
 
 def _parameter_bytes(elf_text: str, kernel: str) -> tuple[int, ...]:

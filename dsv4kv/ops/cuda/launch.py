@@ -6,7 +6,10 @@ launch. Whatever is captured in a CUDA graph must have run once before: loading 
 """
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,6 +19,21 @@ from dsv4kv.ops.cuda.driver import CudaDriver, Driver, Function
 from dsv4kv.ops.cuda.packing import device_of, pack
 from dsv4kv.ops.kernels.launch import KernelModule, Launch
 
+_DEPENDENT = ContextVar("dependent", default=False)
+
+
+@contextmanager
+def dependent_launches(on: bool) -> Iterator[None]:
+    """Whether what ``run`` launches inside may begin before the kernel in front of it has ended.
+
+    The same bytes, and less time between two kernels; the GPU is an sm_90 or newer.
+    """
+    before = _DEPENDENT.set(on)
+    try:
+        yield
+    finally:
+        _DEPENDENT.reset(before)
+
 
 def run(launch: Launch) -> None:
     """Launch on torch's current stream, compiling and loading what is not there yet.
@@ -24,7 +42,7 @@ def run(launch: Launch) -> None:
         CudaUnavailable: No GPU, or a package is missing; says which.
         DeviceError: Arguments that the kernel cannot take, or the driver refuses.
     """
-    _launcher().prepare(launch)()
+    _launcher().prepare(replace(launch, dependent=True) if _DEPENDENT.get() else launch)()
 
 
 def prepare(launch: Launch) -> Callable[[], None]:

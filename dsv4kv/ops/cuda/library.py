@@ -3,22 +3,24 @@
 For ``torch.compile``, exported graphs and profilers that know operators. Importing this module
 registers each of them for CPU, for CUDA and for tensors without data. An operator's arguments are
 the contract's, except that a store goes as (pages, format such as ``main/fp8_ds_mla``, entries of
-a page) and a compressor as its fields without ``dim``.
+a page) and a compressor as its fields without ``dim``; of several parts each of these is a list.
 """
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields
 from typing import Any
 
 import torch
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.model.formats import FORMATS, PageLayout
+from dsv4kv.model.formats import FORMATS, EntryFormat, PageLayout
 from dsv4kv.ops.compressor import Compressor
 from dsv4kv.ops.contract import Backend
 from dsv4kv.ops.registry import load_backend
 from dsv4kv.ops.storage import PageStore
+from dsv4kv.ops.writes import Parts, PartWrite
 
 FORMAT_NAMES = {f"{place}/{name}": (place, name) for place in FORMATS for name in FORMATS[place]}
 """What the format argument of an operator may be."""
@@ -29,6 +31,7 @@ MUTATED = {
     "indexer_insert": ("store",),
     "state_append": ("state",),
     "flush": ("store",),
+    "step_write": ("ring", "parts"),
     "compress_chunk": ("state", "store"),
     "gather_topk": ("out",),
     "gather_all": ("out",),
@@ -43,6 +46,14 @@ _COMPRESSOR = (
 )
 
 
+_PARTS = (
+    "Tensor[] apes, Tensor[] norm_weights, Tensor[] ropes, int[] ratios, "
+    "bool[] overlaps, float[] norm_epses, bool[] hadamards, Tensor(b!)[] states, Tensor[] kvs, "
+    "Tensor[] scores, Tensor(c!)[] entry_pages, str[] formats, int[] pages_entries, "
+    "Tensor[] entries"
+)
+
+
 def schema(operation: str) -> str:
     """The operator's arguments in torch's schema language, made from the contract."""
     letters = iter("abc")
@@ -53,17 +64,22 @@ def schema(operation: str) -> str:
             arguments.append(f"Tensor{mark} pages, str format, int page_entries")
         elif parameter is Compressor:
             arguments.append(_COMPRESSOR)
+        elif parameter == Parts:
+            arguments.append(_PARTS)
         else:
             arguments.append(f"{parameter.__name__}{mark} {name}")
     return f"{operation}({', '.join(arguments)}) -> ()"
 
 
-def flatten(operation: str, arguments: tuple[Any, ...], format_name: str) -> tuple[Any, ...]:
+def flatten(arguments: Iterable[Any]) -> tuple[Any, ...]:
     """The contract's arguments as the operator takes them."""
     flat: list[Any] = []
     for argument in arguments:
         if isinstance(argument, PageStore):
-            flat += [argument.pages, format_name, argument.layout.entries]
+            layout = argument.layout
+            flat += [argument.pages, _format_name(layout.format), layout.entries]
+        elif isinstance(argument, tuple):
+            flat += map(list, zip(*(flatten(part.fields()) for part in argument), strict=True))
         elif isinstance(argument, Compressor):
             flat += [argument.ape, argument.norm_weight, argument.rope]
             flat += [argument.ratio, argument.overlap, argument.norm_eps, argument.hadamard]
@@ -83,16 +99,28 @@ def _implementation(operation: str, backend: str) -> Callable[..., None]:
     return call
 
 
-def _take(parameter: type, rest: Iterator[Any]) -> Any:
+def _take(parameter: Any, rest: Iterator[Any]) -> Any:
     if parameter is PageStore:
         return _store(next(rest), next(rest), next(rest))
     if parameter is Compressor:
         return _compressor(*(next(rest) for _ in range(7)))
+    if parameter == Parts:
+        words = zip(*(next(rest) for _ in range(_PARTS.count("[]"))), strict=True)
+        types = [each.type for each in fields(PartWrite)]
+        return tuple(
+            PartWrite(*(_take(each, part) for each in types)) for part in map(iter, words)
+        )
     return next(rest)
 
 
 def _store(pages: torch.Tensor, format_name: str, entries: int) -> PageStore:
     return PageStore(_layout(format_name, entries), pages)
+
+
+def _format_name(entry: EntryFormat) -> str:
+    return next(
+        name for name, (place, own) in FORMAT_NAMES.items() if FORMATS[place][own] == entry
+    )
 
 
 @functools.cache
@@ -116,7 +144,7 @@ def _compressor(
     return Compressor(ratio, dim, overlap, ape, norm_weight, norm_eps, rope, hadamard)
 
 
-def _parameters(operation: str) -> list[tuple[str, type]]:
+def _parameters(operation: str) -> list[tuple[str, Any]]:
     found = inspect.signature(getattr(Backend, operation)).parameters
     return [(name, parameter.annotation) for name, parameter in found.items()][1:]  # no self
 

@@ -36,6 +36,7 @@ PROMISES = {
     "indexer_insert *": Promise(loads=128),
     "state_*": Promise(loads=128, stores=128),
     "flush*": Promise(loads=128),
+    "step_write *": Promise(loads=128),
     "chunk_*": Promise(loads=128),
     "*flush csa-4 *, scratch": Promise(under_way=16),  # 8 rows of kv and of score
     "*flush hca-128 *, scratch": Promise(under_way=8),  # 4 rows at a time
@@ -45,6 +46,9 @@ PROMISES = {
     "write_peak *": Promise(stores=128),
 }
 """By patterns of ``Finding.name``; all that fit hold. Local memory is promised by none."""
+
+FIRST_DEPENDENT = 90
+"""From sm_90 on a kernel may begin before the one in front of it has ended: each waits first."""
 
 
 def broken_promises(findings: Iterable[Finding]) -> Iterator[str]:
@@ -57,6 +61,9 @@ def broken_promises(findings: Iterable[Finding]) -> Iterator[str]:
                 f"{where} uses {report.local_bytes} B of local memory a thread (spilled registers "
                 "or arrays indexed at run time)."
             )
+        if _is_hopper_or_newer(finding.architecture) and report.early != 0:
+            told = "never waits" if report.early is None else "touches memory before it waits"
+            yield f"{where} {told} for the kernel in front of it: begin with begin_kernel()."
         for pattern, promise in PROMISES.items():
             if fnmatchcase(finding.name, pattern):
                 yield from _broken_widths(where, promise, report.accesses)
@@ -65,6 +72,10 @@ def broken_promises(findings: Iterable[Finding]) -> Iterator[str]:
                         f"{where} waits after {report.under_way} wide loads, not after "
                         f"{promise.under_way}: the compiler moved the others behind the wait."
                     )
+
+
+def _is_hopper_or_newer(architecture: str) -> bool:
+    return int("".join(filter(str.isdigit, architecture))) >= FIRST_DEPENDENT
 
 
 def _broken_widths(where: str, promise: Promise, accesses: dict[str, int]) -> Iterator[str]:

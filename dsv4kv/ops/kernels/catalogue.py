@@ -20,6 +20,7 @@ from dsv4kv.model.sharing import table_groups
 from dsv4kv.ops.compressor import Compressor, random_compressor
 from dsv4kv.ops.kernels import bandwidth, gather, insert, prepare, state
 from dsv4kv.ops.kernels.completed import plan_completed
+from dsv4kv.ops.kernels.examples import example_step_write
 from dsv4kv.ops.kernels.indexer import plan_indexer_insert
 from dsv4kv.ops.kernels.launch import Launch
 from dsv4kv.ops.kernels.pages import plan_page_copy
@@ -37,6 +38,7 @@ _BLOCK_TOKENS, _LARGE_BLOCK_TOKENS = 128, 256
 # Sizes of the tensors, which are arguments and compiled into nothing but prepare's kernels.
 _PAGES, _REQUESTS, _CHOICES, _WIDTH, _BYTES = 2, 4, 512, 8, 4096
 _BLOCKS, _CONTEXT_TOKENS = 4096, 131_072
+_DRAFTS = 3
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,7 @@ def _layer_examples(schema: LayerCacheSchema) -> Iterator[Example]:
 
 
 def _state_examples(config: DSV4Config, schema: LayerCacheSchema) -> Iterator[Example]:
+    yield from _step_examples(config, schema.layer)
     if schema.main:
         yield from _compressor_examples(config, schema, schema.main, indexer=False)
     if schema.indexer:
@@ -195,6 +198,20 @@ def _compressor_launches(
         compressor, states, tokens, tokens, chunk, store, numbers,
         variant=variant, split=split, scratch=scratch,
     )  # fmt: skip
+
+
+def _step_examples(config: DSV4Config, layer: LayerSpec) -> Iterator[Example]:
+    """All that a decode step writes; with drafts, and for HCA with both of its states, too."""
+    shapes: list[tuple[StateFormat, int]] = [("ring", 0), ("ring", _DRAFTS)]
+    if layer.attn is AttentionType.HCA:
+        shapes.append(("online", 0))
+    for form, drafts in shapes:
+        schema = build_schema(
+            config, layer, block_tokens=_BLOCK_TOKENS, state=form, draft_tokens=drafts
+        )
+        if schema.main and (launch := example_step_write(config, schema)):
+            kind = f"{layer.attn.value}-{layer.ratio} {form}{' with drafts' if drafts else ''}"
+            yield Example(f"{kind}, {_name(schema.main)}", launch)
 
 
 def _table_examples(config: DSV4Config) -> Iterator[Example]:

@@ -8,7 +8,7 @@ from torch import Tensor
 WARP = 32
 _MULTIPROCESSORS = 132  # of an H200
 MOST_BLOCKS = _MULTIPROCESSORS * 8  # eight a multiprocessor
-MAX_ARGUMENTS = 24
+MAX_ARGUMENTS = 32
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ class Launch:
         block: Threads of a block, a multiple of 32.
         arguments: Pointers (tensors) and integers in the kernel's order; a float goes as the
             integer of its float32 bits.
+        dependent: May begin while the kernel before it in the stream still runs; every kernel
+            waits for that one before it touches memory. From sm_90 on.
     """
 
     module: KernelModule
@@ -42,6 +44,7 @@ class Launch:
     grid: tuple[int, int]
     block: int
     arguments: tuple[Tensor | int, ...]
+    dependent: bool = False
 
 
 def multiprocessors(tensor: Tensor) -> int:

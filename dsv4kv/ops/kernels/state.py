@@ -82,8 +82,8 @@ def plan_flush(
         module,
         "flush",
         (len(entries), split),
-        _pool_threads(compressor, split),
-        (state, *groups, *_parameters(compressor), pooled, store.pages, *limits),
+        pool_threads(compressor, split),
+        (state, *groups, *finish_parameters(compressor), pooled, store.pages, *limits),
     )
     if split == 1:
         return (pool,)
@@ -127,8 +127,8 @@ def plan_compress_chunk(
             module,
             "chunk_flush",
             (len(entries), split),
-            _pool_threads(compressor, split),
-            (state, *rows, entries, *_parameters(compressor), pooled, store.pages, *limits),
+            pool_threads(compressor, split),
+            (state, *rows, entries, *finish_parameters(compressor), pooled, store.pages, *limits),
         )
         launches.insert(0, pool)
     return tuple(launches)
@@ -166,11 +166,12 @@ def _finish(
         kernel,
         (-(-count * WARP // _FINISH_THREADS), 1),
         _FINISH_THREADS,
-        (pooled, *groups, *_parameters(compressor), store.pages, count, *limits),
+        (pooled, *groups, *finish_parameters(compressor), store.pages, count, *limits),
     )
 
 
-def _parameters(compressor: Compressor) -> tuple[Tensor | int, ...]:
+def finish_parameters(compressor: Compressor) -> tuple[Tensor | int, ...]:
+    """What turns pooled channels into an entry, as kernels take it."""
     (eps_bits,) = struct.unpack("<I", struct.pack("<f", compressor.norm_eps))
     return compressor.norm_weight, compressor.rope, eps_bits
 
@@ -186,7 +187,8 @@ def _warp_channels(compressor: Compressor) -> int:
     return _FLOATS_PER_THREAD * WARP // runs
 
 
-def _pool_threads(compressor: Compressor, split: int) -> int:
+def pool_threads(compressor: Compressor, split: int) -> int:
+    """Threads of each of ``split`` blocks that pool an entry; raises ``ConfigError``."""
     warps = compressor.dim // _warp_channels(compressor)
     if split not in (1, 2, 4, 8) or warps % split:
         raise ConfigError(
@@ -212,6 +214,14 @@ def _state_module(compressor: Compressor, state: Tensor) -> KernelModule:
 def _flush_module(
     compressor: Compressor, state: Tensor, store: PageStore, variant: str, split: int
 ) -> KernelModule:
+    macros = flush_macros(compressor, state, store, variant, split)
+    return KernelModule("flush.cuh", tuple(sorted(macros.items())))
+
+
+def flush_macros(
+    compressor: Compressor, state: Tensor, store: PageStore, variant: str, split: int
+) -> dict[str, int]:
+    """Everything ``flush.cuh`` needs to know, by name."""
     macros = dict(format_macros(store.layout)) | _state_macros(compressor, state)
     macros |= {
         "DSV_AHEAD": int(variant != "serial"),
@@ -220,4 +230,4 @@ def _flush_module(
         "DSV_ROPE_TABLE": int(compressor.has_table),
         "DSV_SPLIT": split,
     }
-    return KernelModule("flush.cuh", tuple(sorted(macros.items())))
+    return macros

@@ -3,7 +3,7 @@
 //
 // What is checked that a GPU would not tell: out-of-range accesses (AddressSanitizer), misaligned
 // vector accesses (asserted in dsv_load / dsv_store), barriers that not every thread reaches, and
-// missing barriers (run once more with the fibers in reverse order).
+// missing barriers (run once more with the fibers in another order).
 #pragma once
 
 #include <math.h>
@@ -117,8 +117,9 @@ struct Fiber {
 };
 
 using Kernel = void (*)(long, long, long, long, long, long, long, long, long, long, long, long,
-                        long, long, long, long, long, long, long, long, long, long, long, long);
-constexpr int kMaxArguments = 24;
+                        long, long, long, long, long, long, long, long, long, long, long, long,
+                        long, long, long, long, long, long, long, long);
+constexpr int kMaxArguments = 32;
 
 struct Block {
     std::vector<Fiber> fibers;
@@ -161,7 +162,8 @@ static void enter() {
 #endif
     const long* a = block->arguments;
     block->kernel(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11], a[12],
-                  a[13], a[14], a[15], a[16], a[17], a[18], a[19], a[20], a[21], a[22], a[23]);
+                  a[13], a[14], a[15], a[16], a[17], a[18], a[19], a[20], a[21], a[22], a[23], a[24],
+                  a[25], a[26], a[27], a[28], a[29], a[30], a[31]);
     yield_at(At::kDone);
 }
 
@@ -190,15 +192,31 @@ static inline bool all_at(int first, int last, At at) {
     return any;
 }
 
-static inline void run_block(int threads, bool reversed) {
+// Whose turn it is when: 0 as they are numbered, 1 backwards, any other number a seed.
+struct Turns {
+    int order;
+    uint64_t random;
+    explicit Turns(int order) : order(order), random(order) {}
+    std::vector<int> of(int first, int last) {
+        int count = last - first;
+        std::vector<int> turns(count);
+        for (int i = 0; i < count; ++i) turns[i] = order == 1 ? last - 1 - i : first + i;
+        for (int i = count - 1; i > 0 && order > 1; --i) {
+            random = random * 6364136223846793005u + 1442695040888963407u;  // Knuth's MMIX
+            std::swap(turns[i], turns[(random >> 33) % uint64_t(i + 1)]);
+        }
+        return turns;
+    }
+};
+
+static inline void run_block(int threads, Turns& turns) {
     for (int t = 0; t < threads; ++t) {
         Fiber& fiber = block->fibers[t];
         fiber.context.start(fiber.stack, enter);
         fiber.fake_stack = nullptr;
     }
     auto run = [&](int first, int last) {
-        for (int i = first; i < last; ++i) {
-            int t = reversed ? last - 1 - (i - first) : i;
+        for (int t : turns.of(first, last)) {
             if (block->fibers[t].at != At::kDone) resume(t);
         }
     };
@@ -294,6 +312,15 @@ template <typename T>
 static inline T atomicOr(T* where, T value) {
     return __atomic_fetch_or(where, value, __ATOMIC_RELAXED);
 }
+static inline unsigned atomicInc(unsigned* where, unsigned most) {
+    unsigned before = __atomic_load_n(where, __ATOMIC_RELAXED), after;
+    do {
+        after = before >= most ? 0 : before + 1;
+    } while (!__atomic_compare_exchange_n(where, &before, after, false, __ATOMIC_RELAXED,
+                                          __ATOMIC_RELAXED));
+    return before;
+}
+static inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 static inline int min(int a, int b) { return a < b ? a : b; }
 static inline int max(int a, int b) { return a > b ? a : b; }
 
@@ -301,7 +328,8 @@ static inline int max(int a, int b) { return a > b ? a : b; }
 extern "C" __attribute__((visibility("default"))) void dsv_shim_run(void* kernel, int grid_x,
                                                                     int grid_y, int threads,
                                                                     const long* arguments,
-                                                                    int count, int reversed) {
+                                                                    int count, int order) {
+    std::vector<int> blocks = dsv::Turns(order).of(0, grid_x * grid_y);
     long words[dsv::kMaxArguments] = {};
     if (count > dsv::kMaxArguments) dsv::fail("too many arguments");
     memcpy(words, arguments, sizeof(long) * count);
@@ -321,9 +349,10 @@ extern "C" __attribute__((visibility("default"))) void dsv_shim_run(void* kernel
         gridDim = {unsigned(grid_x), unsigned(grid_y), 1};
 #pragma omp for schedule(static)
         for (int index = 0; index < grid_x * grid_y; ++index) {
-            int at = reversed ? grid_x * grid_y - 1 - index : index;
+            int at = blocks[index];
             blockIdx = {unsigned(at % grid_x), unsigned(at / grid_x), 0};
-            dsv::run_block(threads, reversed);
+            dsv::Turns turns(order > 1 ? order + at : order);
+            dsv::run_block(threads, turns);
         }
     }
 }

@@ -25,14 +25,22 @@ SANITIZED = ("-O1", "-g1", "-w", "-fsanitize=address,undefined", "-fno-sanitize-
 """Flags that make an access out of range or undefined arithmetic end the process."""
 
 
-def run(launch: Launch, *, reverse: bool = False, flags: tuple[str, ...] = ()) -> None:
-    """Run a launch on the CPU; with ``reverse`` blocks and threads take their turns backwards."""
+def run(
+    launch: Launch, *, reverse: bool = False, seed: int = 0, flags: tuple[str, ...] = ()
+) -> None:
+    """Run a launch on the CPU.
+
+    Blocks and threads take their turns as they are numbered, with ``reverse`` backwards, with a
+    ``seed`` of 2 or more in a random order.
+    """
     assert len(launch.arguments) <= MAX_ARGUMENTS
     library = _load(launch.module, flags)
     kernel = ctypes.cast(getattr(library, launch.kernel), ctypes.c_void_p)
     words = [_word(argument) for argument in launch.arguments]
     arguments = (ctypes.c_long * len(words))(*words)
-    library.dsv_shim_run(kernel, *launch.grid, launch.block, arguments, len(words), int(reverse))
+    library.dsv_shim_run(
+        kernel, *launch.grid, launch.block, arguments, len(words), seed or int(reverse)
+    )
 
 
 def build(module: KernelModule, *flags: str) -> Path:

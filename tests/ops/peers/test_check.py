@@ -58,6 +58,7 @@ WRONG = {
     "state_append=appends_without_bias": ("main states of csa layers", "state [0, 1, 0, 0] is "),
     "flush=rotates_at_the_last_token": ("main states of csa layers", " in channel "),
     "flush=forms_angles_in_float64": ("main states of csa layers", " in channel "),
+    "step_write=forgets_the_indexer": ("csa layers", "state [0, 0, "),
     "compress_chunk=forgets_the_state": ("main states of csa layers", "state [2, 0, "),
 }
 

@@ -17,7 +17,7 @@ from dsv4kv.report.profile_record import (
 from dsv4kv.report.profile_view import MOST_ROWS, tell_profile
 from dsv4kv.report.store import digest, dumps, load_record, save_record
 from dsv4kv.report.yardstick import Yardstick
-from tests.measure.profilers.exports import two_replays
+from tests.measure.profilers.exports import Export, two_replays
 from tests.report.kernel_profiles import YARDSTICK, from_kineto, from_nsys, make_profile
 from tests.report.records import make_case, make_record
 from tests.report.terminal import shown
@@ -103,6 +103,35 @@ def test_the_share_of_the_cache_is_a_sentence(tmp_path: Path) -> None:
     # 60 of 100 µs: three kernels of 20, beside attention's 10, a product of 28 and a fill of 2
     assert "work on the KV cache: 60.0 % of the time (insert 20.0 %, gather 20.0 %," in text
     assert text.endswith("attention 10.0 %, known by dsv4kv, FlashMLA")
+
+
+def tell_only(kernel: str, folder: Path) -> str:
+    """The last line of a profile of one kernel."""
+    export = Export()
+    export.range("step", 0, 20_000)
+    export.call(1, 1_000, 2_000)
+    export.kernel(kernel, 1, 3_000, 9_000)
+    return told(make_profile(from_nsys(folder, export))).replace("\n", " ")
+
+
+def test_what_no_rule_knows_is_no_good_news(tmp_path: Path) -> None:
+    text = tell_only("nvjet_gemm", tmp_path)
+    assert "! no rule knows any of the kernels, so what the KV cache costs cannot be told" in text
+    assert "✓" not in text
+
+
+def test_attention_without_work_on_the_cache_is_told_and_no_good_news(tmp_path: Path) -> None:
+    text = tell_only("flash_fwd_splitkv_mla_kernel", tmp_path)
+    assert "· work on the KV cache: 0.0 % of the time, attention 100.0 %, known by" in text
+    assert "✓" not in text
+
+
+def test_the_share_outside_of_steps_is_told(tmp_path: Path) -> None:
+    export = two_replays()
+    export.call(77, 500_000, 501_000)
+    export.kernel("behind", 77, 502_000, 566_000)
+    text = told(make_profile(from_nsys(tmp_path, export)))
+    assert "left out: 1 piece of work outside every step, 64.0 µs, 50.0 % of the capture's" in text
 
 
 def test_kernels_beyond_the_first_are_counted_and_told_in_full(tmp_path: Path) -> None:

@@ -70,5 +70,8 @@ def read_actions(ncu: str, path: Path) -> list[CsvAction]:
     if first is None:
         said = " | ".join(line.strip() for line in lines[-3:]) or "nothing"
         raise ProfileError(f"{path} cannot be read by ncu, which says: {said}.")
-    units, *rows = csv.DictReader(lines[first:])
+    try:
+        units, *rows = csv.DictReader(lines[first:])
+    except (ValueError, csv.Error) as error:
+        raise ProfileError(f"{path}: the table that ncu gives cannot be read ({error}).") from None
     return [CsvAction(row, units) for row in rows if row.get(_NAME)]

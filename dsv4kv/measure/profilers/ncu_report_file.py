@@ -27,6 +27,7 @@ _UNITS = {
     "Gbyte": 1e9,
 }
 """What a value in this unit is multiplied by to be ns or bytes."""
+_MOST = 2.0**53  # ns are 104 days; the sum of a thousand kernels' fits an int64
 
 
 def read_ncu(path: Path) -> Trace:
@@ -120,12 +121,16 @@ def _triple(action: Any, metrics: tuple[str, ...]) -> tuple[int, int, int] | Non
 
 
 def _value(action: Any, name: str) -> float | None:
-    """A metric in ns or bytes; None where it was not collected."""
+    """A metric in ns or bytes; None where it was not collected, or is no number."""
     metric = action.metric_by_name(name)
     if metric is None:
         return None
     unit, _, _ = str(metric.unit() or "").partition("/")  # a block's, a thread's
-    return float(metric.as_double()) * _UNITS.get(unit, 1.0)
+    try:
+        value = float(metric.as_double()) * _UNITS.get(unit, 1.0)
+    except ValueError:
+        return None
+    return value if abs(value) < _MOST else None
 
 
 def _text(action: Any, name: str) -> str | None:

@@ -113,6 +113,17 @@ def test_a_report_without_kernels_says_so(report: list[Range]) -> None:
     assert warning.startswith("the report has no kernels")
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e300, "soon"])
+def test_metrics_that_are_no_numbers_count_as_not_collected(
+    value: float | str, report: list[Range]
+) -> None:
+    plain = gather().metrics
+    report += [Range([Action("odd", plain | {name: (value, "ns")})]) for name in plain]
+    trace = read_ncu(Path("step.ncu-rep"))
+    assert trace.work.self_ns.tolist() == [0] + [2_000] * (len(plain) - 1)
+    assert trace.work.bytes.tolist()[:3] == [1_500, NONE, NONE]
+
+
 def test_what_the_package_cannot_read_is_told_with_its_words(
     report: list[Range], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +193,14 @@ def test_what_ncu_cannot_read_is_told_with_its_words(
     path = make_ncu(tmp_path, monkeypatch, "==ERROR== Failed to open the report\n")
     with pytest.raises(ProfileError, match=r"says: ==ERROR== Failed to open the report\.$"):
         read_ncu(path)
+
+
+@pytest.mark.parametrize("table", ['"ID","Kernel Name"', f'"ID","Kernel Name"\n"{"x" * 200_000}"'])
+def test_a_table_without_rows_or_with_endless_cells_is_refused(
+    table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ProfileError, match="the table that ncu gives cannot be read"):
+        read_ncu(make_ncu(tmp_path, monkeypatch, table))
 
 
 def test_without_either_the_extra_is_named(

@@ -8,7 +8,7 @@ CONFIG ?= default
 
 ENGINES ?= build/engines
 
-.PHONY: bench check clean endure engines python
+.PHONY: bench check claims clean endure engines python
 
 bench: $(VENV)/installed
 	$(BIN)/dsv4kv bench $(CONFIG)
@@ -37,6 +37,10 @@ $(ENGINES)/unpacked: | python
 	cd $(ENGINES) && for engine in vllm sglang; do \
 	  bin/python -m zipfile --extract $$engine-*.whl $$engine; done
 	touch $@
+
+# The figures of docs/compare.md, simulated anew and written into it; ten minutes on one core.
+claims: $(VENV)/installed-test
+	$(BIN)/python -m tests.measure.claims
 
 clean:
 	rm -rf $(VENV) build dist

@@ -1,7 +1,7 @@
 """How much a machine does to equals: the same launches again and again, held against themselves.
 
-What ``compare`` will do is done to runs that do not differ: seven launches on a side, the ratio of
-the medians of their medians. The launches are dealt to two sides in many ways, and 97.5 % of all
+What ``compare`` will do is done to runs that do not differ: seven launches on a side, and the
+ratio that it would estimate. The launches are dealt to two sides in many ways, and 97.5 % of all
 ratios lie within the noise floor. Launches whose steps take turns have a floor of their own: in
 each of seven pairs, either launch can be the one before.
 """
@@ -20,6 +20,7 @@ from dsv4kv.bench.launches import Tell, bench_arguments, run_launches
 from dsv4kv.errors import Dsv4kvError
 from dsv4kv.files import replacing
 from dsv4kv.measure.memcpy import time_memcpy
+from dsv4kv.measure.ranks import Logs, compare_pairs, compare_sides
 from dsv4kv.report.quantities import (
     Measured,
     Quantity,
@@ -140,10 +141,8 @@ def noise_floor(medians: Sequence[Sequence[float]], seed: int = 0) -> float:
     found = []
     for values in medians:
         half = len(values) // 2
-        for _ in range(_DEALS):
-            dealt = random.permutation(values)
-            first, second = np.median(dealt[:half]), np.median(dealt[half : 2 * half])
-            found.append(max(first, second) / min(first, second) - 1)
+        dealt = random.permuted(np.tile(values, (_DEALS, 1)), axis=1)
+        found.append(_apart(compare_sides(dealt[:, :half], dealt[:, half : 2 * half])))
     return float(np.quantile(found, _QUANTILE))
 
 
@@ -158,8 +157,13 @@ def noise_floor_in_turns(ratios: Sequence[Sequence[float]], seed: int = 0) -> fl
     found = []
     for values in ratios:
         signs = random.choice((-1.0, 1.0), (_DEALS, len(values)))
-        found.append(np.exp(np.abs(np.median(signs * np.log(values), axis=1))) - 1)
+        found.append(_apart(compare_pairs(np.power(values, signs))))
     return float(np.quantile(found, _QUANTILE))
+
+
+def _apart(compared: Logs) -> Logs:
+    """How far each estimated ratio is from 1, either way round."""
+    return np.expm1(np.abs(np.median(compared, axis=-1)))
 
 
 def _complete(outcomes: Sequence[Outcome]) -> list[RunRecord]:

@@ -45,6 +45,7 @@ def compare(
     axis: options.Axes = None,
     launches: options.Launches = None,
     turns: options.Turns = None,
+    order_seed: options.OrderSeed = None,
     baseline: options.Baseline = None,
     save_baseline: options.SaveBaseline = None,
     floor: options.Floor = "1%",
@@ -73,11 +74,12 @@ def compare(
     before: Side | None
     if ab:
         _refuse(sides or baseline, "--ab measures both sides now: leave records out.")
-        duel = _plan(ab, config, set_ or [], axis or [], launches or _LAUNCHES, turns)
+        asked = launches or _LAUNCHES
+        duel = _plan(ab, config, set_ or [], axis or [], asked, turns, order_seed)
         before, after, interrupted = _measure(duel, out)
     else:
-        given = config or set_ or axis or launches or turns
-        _refuse(given, "--config, --set, --axis, --launches and --turns need --ab.")
+        given = config or set_ or axis or launches or turns or order_seed is not None
+        _refuse(given, "--config, --set, --axis, --launches, --turns and --order-seed need --ab.")
         before, after = _stored(sides or [], baseline, save_baseline, out)
         interrupted = False
         _refuse(html and before is None, "--html shows a comparison: name a second side.")
@@ -127,7 +129,9 @@ def _plan(
     axes: list[str],
     launches: int,
     turns: str | None,
+    order_seed: int | None,
 ) -> "Duel":
+    import secrets
     import sys
     from typing import get_args
 
@@ -137,7 +141,8 @@ def _plan(
     unit = next((each for each in get_args(Unit) if each == turns), None)
     if turns and not unit:
         raise ConfigError(f"--turns {turns}: choose step or launch.")
-    return Duel(ab, config, overrides, axes, launches, ["dsv4kv", *sys.argv[1:]], unit)
+    seed = secrets.randbelow(1 << 32) if order_seed is None else order_seed
+    return Duel(ab, config, overrides, axes, launches, ["dsv4kv", *sys.argv[1:]], seed, unit)
 
 
 def _measure(duel: "Duel", out: Path) -> "tuple[Side, Side, bool]":

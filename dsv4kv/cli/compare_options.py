@@ -49,6 +49,16 @@ Turns = Annotated[
         show_default=False,
     ),
 ]
+OrderSeed = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        help="Seed of the order in which launches of A and B run; the record's reproduce command "
+        "has it. Left out: a new one.",
+        rich_help_panel=_AB,
+        show_default=False,
+    ),
+]
 Baseline = Annotated[
     str | None, typer.Option(metavar="NAME", help="The side before: a saved baseline.")
 ]

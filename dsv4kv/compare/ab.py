@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from random import Random
 from typing import Literal
 
 from dsv4kv.bench.fresh import OWN_TREE, Outcome, Task
@@ -21,6 +22,10 @@ from dsv4kv.report.names import new_run_id
 Unit = Literal["step", "launch"]
 
 NAMES = ("A", "B")
+
+# Launches of each side in a block, at least. Fewer would let what comes and goes keep step with a
+# side for long; seven and fewer are one block, in which no order is likelier than another.
+_BLOCK = 4
 
 _KINDS = ("config", "backend", "git")
 _YAML = (".yaml", ".yml")
@@ -38,6 +43,7 @@ class Duel:
         axes: ``a.b=1,2`` sweeps of both.
         launches: Of each side.
         argv: The command line.
+        order_seed: Of the order in which they run.
         turns: What alternates. Steps: a launch of each side at the same time, which takes the
             memory of two. Launches: one process at a time. None: steps, but for runs on a GPU.
     """
@@ -48,6 +54,7 @@ class Duel:
     axes: Sequence[str]
     launches: int
     argv: list[str]
+    order_seed: int
     turns: Unit | None = None
 
     @property
@@ -82,7 +89,8 @@ def run_duel(duel: Duel, tell: Tell) -> tuple[tuple[Side, Side], bool]:
     """
     with _plans(duel) as plans:
         unit = duel.turns or _choose_unit(plans)
-        tasks = interleave([plan.task for plan in plans], duel.launches)
+        order = draw_order(duel.launches, unit, duel.order_seed)
+        tasks = [plans[side].task for side in order]
         outcomes = run_launches(tasks, tell, together=2 if unit == "step" else 1)
     asked = 2 * duel.launches
     interrupted = len(outcomes) < asked or any(outcome.interrupted for outcome in outcomes)
@@ -90,14 +98,24 @@ def run_duel(duel: Duel, tell: Tell) -> tuple[tuple[Side, Side], bool]:
     return (sides[0], sides[1]), interrupted
 
 
-def interleave(tasks: Sequence[Task], launches: int) -> list[Task]:
-    """A B B A A B B A …: whatever rises or falls in the meantime, both sides get as much of it."""
-    first, second = tasks
-    return [
-        task
-        for turn in range(launches)
-        for task in ((first, second) if turn % 2 == 0 else (second, first))
-    ]
+def draw_order(launches: int, unit: Unit, seed: int) -> list[int]:
+    """Which side runs when, 0 or 1: by chance, so that no rhythm of the machine is a side's own.
+
+    Of steps in turns a launch of either side runs at the same time, and either is the first as
+    often. Launches one by one are shuffled within blocks that hold as many of the one side as of
+    the other: whatever rises or falls in the meantime, both sides get about as much of it.
+    """
+    random = Random(seed)
+    if unit == "step":
+        firsts = [pair % 2 for pair in range(launches)]
+        random.shuffle(firsts)
+        return [side for first in firsts for side in (first, 1 - first)]
+    blocks = max(1, launches // _BLOCK)
+    order: list[int] = []
+    for block in range(blocks):
+        size = launches * (block + 1) // blocks - launches * block // blocks
+        order += random.sample([0, 1] * size, 2 * size)
+    return order
 
 
 def _choose_unit(plans: Sequence[_Plan]) -> Unit:
@@ -149,4 +167,5 @@ def _reproduce(duel: Duel) -> str:
     words += ["--config", duel.config] if duel.config else []
     words += bench_arguments("", duel.overrides, duel.axes)[1:]
     words += ["--turns", duel.turns] if duel.turns else []
-    return shlex.join([*words, "--launches", str(duel.launches)])
+    words += ["--launches", str(duel.launches), "--order-seed", str(duel.order_seed)]
+    return shlex.join(words)

@@ -19,7 +19,7 @@ from dsv4kv.compare.words import (
 )
 from dsv4kv.measure.statistics import summarize
 from dsv4kv.measure.verdict import Judgement, Launches, Verdict
-from dsv4kv.report.cells import add_estimates, format_number, new_table
+from dsv4kv.report.cells import format_arms, format_number, new_table
 from dsv4kv.report.findings import Finding
 
 _STYLES = {
@@ -116,8 +116,8 @@ def _add_medians(
     table: Table, header: str, sides: Sequence[Launches], *, virtual: bool
 ) -> list[str]:
     """A column of medians, with their intervals where times were measured."""
-    found = [summarize(launches.values).estimate for launches in sides]
-    if not virtual:
-        return add_estimates(table, header, found, 1e-3)
     table.add_column(header, justify="right")
-    return [format_number(each.value / 1e3) for each in found]
+    found = [summarize(launches.values) for launches in sides]
+    if virtual:
+        return [format_number(each.median / 1e3) for each in found]
+    return [format_arms(each, 1e-3) for each in found]

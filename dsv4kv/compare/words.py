@@ -50,7 +50,7 @@ def explain(comparison: Comparison) -> str:
         f"change between equal calls of launches whose steps took turns, {INTERVAL} over pairs of "
         "launches"
         if comparison.in_turns
-        else f"change of the median launch's time, {INTERVAL} over launches"
+        else f"change: middle of all ratios between launches, {INTERVAL} over launches"
     )
     others = sum(row.other_work for row in comparison.rows)
     left_out = f"; the mean is without {OTHER_WORK} ({others} rows)" if others else ""

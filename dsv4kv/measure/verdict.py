@@ -11,12 +11,14 @@ from enum import StrEnum
 
 import numpy as np
 
-from dsv4kv.measure.bootstrap import (
+from dsv4kv.measure.ranks import (
     Ratio,
-    can_tell,
+    compare_pairs,
+    compare_sides,
     fewest_launches,
-    median_ratio,
-    paired_ratio,
+    middle,
+    ratio_of_pairs,
+    ratio_of_sides,
 )
 
 CONFIDENCE = 0.95
@@ -24,10 +26,10 @@ DEFAULT_FLOOR = 0.01  # changes below 1 % are nobody's regression
 
 _TAIL = (1 - CONFIDENCE) / 2
 _SAME_WITHIN_FLOORS = 3
-# Sides that are apart by chance must also be a floor apart. On a machine as noisy as three floors
-# that is five times as rare, and so launches that are few for many verdicts still carry them.
-_FLOOR_PAYS = 5
-_DRIFT_T = 1.0  # a trend beyond its own standard error may explain a change, so it counts
+# Standard errors from which a trend counts. Of sides that ran one after the other it may explain
+# all of a change, so a hint is enough; of sides that took turns only what chance left of it.
+_DRIFT_T_APART = 1.0
+_DRIFT_T_IN_TURNS = 2.0
 
 
 class Verdict(StrEnum):
@@ -58,7 +60,7 @@ class Judgement:
 
     Attributes:
         verdict: What may be said.
-        ratio: How many times as long the side after takes, by medians over launches.
+        ratio: How many times as long the side after takes, by Hodges and Lehmann's estimate.
         interval: Ends of the ratio's interval; None where the launches are too few to know.
         reason: Why it is UNCLEAR.
     """
@@ -85,15 +87,14 @@ def judge(
         verdicts: How many are made at once: each gets its share of the 5 % (Bonferroni).
     """
     tail = _TAIL / verdicts
-    ratio = median_ratio(before.values, after.values, tail)
-    rare = min(_TAIL, _FLOOR_PAYS * tail)
-    if not can_tell(len(before.values), len(after.values), rare):
-        reason = _too_few(before, after, rare, verdicts)
-        return Judgement(Verdict.UNCLEAR, ratio.value, None, reason)
-    verdict, reason = _read(ratio, floor), ""
+    if reason := _too_few((len(before.values), len(after.values)), verdicts, "one launch a side"):
+        estimate = middle(compare_sides(before.values, after.values))
+        return Judgement(Verdict.UNCLEAR, estimate, None, reason)
+    ratio = ratio_of_sides(before.values, after.values, tail)
+    verdict = _read(ratio, floor)
     if verdict is Verdict.UNCLEAR:
         reason = _why_unclear(ratio, floor)
-    elif _read(median_ratio(*_without_drift(before, after), tail), floor) is not verdict:
+    elif _read(ratio_of_sides(*_without_drift(before, after), tail), floor) is not verdict:
         verdict, reason = Verdict.UNCLEAR, "the machine drifted: interleave the launches"
     return Judgement(verdict, ratio.value, (ratio.low, ratio.high), reason)
 
@@ -110,9 +111,9 @@ def judge_pairs(
         floor: As in ``judge``.
         verdicts: As in ``judge``.
     """
-    if len(ratios) == 1:
-        return Judgement(Verdict.UNCLEAR, ratios[0], None, "one pair of launches")
-    ratio = paired_ratio(ratios, _TAIL / verdicts)
+    if reason := _too_few((len(ratios),), verdicts, "one pair of launches"):
+        return Judgement(Verdict.UNCLEAR, middle(compare_pairs(ratios)), None, reason)
+    ratio = ratio_of_pairs(ratios, _TAIL / verdicts)
     verdict = _read(ratio, floor)
     reason = _why_unclear(ratio, floor) if verdict is Verdict.UNCLEAR else ""
     return Judgement(verdict, ratio.value, (ratio.low, ratio.high), reason)
@@ -145,16 +146,20 @@ def _read(ratio: Ratio, floor: float) -> Verdict:
     return Verdict.UNCLEAR
 
 
-def _too_few(before: Launches, after: Launches, rare: float, verdicts: int) -> str:
-    if len(before.values) == len(after.values) == 1:
-        return "one launch a side"
-    return f"too few launches: {verdicts} verdicts take {fewest_launches(rare)} a side"
+def _too_few(launches: Sequence[int], verdicts: int, alone: str) -> str:
+    """Why launches of either side do not carry so many verdicts; empty where they do."""
+    fewest = fewest_launches(_TAIL / verdicts)
+    if min(launches) >= fewest:
+        return ""
+    if max(launches) == 1:
+        return alone
+    return f"too few launches: {verdicts} verdicts take {fewest} a side"
 
 
 def _without_drift(before: Launches, after: Launches) -> tuple[Sequence[float], Sequence[float]]:
     """Both sides less the trend they share over time, if there is one.
 
-    Interleaved launches lose nothing by it: their sides are centred on the same moment. Runs one
+    Launches in turns lose little by it: their sides are centred on about the same moment. Runs one
     after the other do: what looks like a change may be the machine's way from the one to the
     other.
     """
@@ -164,12 +169,14 @@ def _without_drift(before: Launches, after: Launches) -> tuple[Sequence[float], 
     rank = np.argsort(np.argsort([*before.order, *after.order])).astype(np.float64)
     is_after = np.repeat((0.0, 1.0), (len(before.values), len(after.values)))
     design = np.column_stack((1 - is_after, is_after, rank - rank.mean()))
-    trend = _significant_trend(design, logs)
+    apart = max(before.order) < min(after.order) or max(after.order) < min(before.order)
+    least = _DRIFT_T_APART if apart else _DRIFT_T_IN_TURNS
+    trend = _significant_trend(design, logs, least)
     flat = np.exp(logs - trend * design[:, 2])
     return flat[is_after == 0].tolist(), flat[is_after == 1].tolist()
 
 
-def _significant_trend(design: np.ndarray, logs: np.ndarray) -> float:
+def _significant_trend(design: np.ndarray, logs: np.ndarray, least: float) -> float:
     """Slope of the last column by least squares; 0 unless it stands out of the residuals."""
     freedom = len(logs) - design.shape[1]
     if freedom < 1 or np.linalg.matrix_rank(design) < design.shape[1]:
@@ -177,4 +184,4 @@ def _significant_trend(design: np.ndarray, logs: np.ndarray) -> float:
     fitted, *_ = np.linalg.lstsq(design, logs, rcond=None)
     variance = float(np.sum((logs - design @ fitted) ** 2)) / freedom
     error = float(np.sqrt(variance * np.linalg.inv(design.T @ design)[2, 2]))
-    return float(fitted[2]) if abs(fitted[2]) > _DRIFT_T * error else 0.0
+    return float(fitted[2]) if abs(fitted[2]) > least * error else 0.0

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:  # its module needs numpy, which tables of other things do without
-    from dsv4kv.measure.statistics import Estimate
+    from dsv4kv.measure.statistics import Estimate, Summary
 
 ABSENT = "–"
 UNKNOWN_INTERVAL = "?"
@@ -54,6 +54,20 @@ def format_estimate(estimate: "Estimate | None", scale: float = 1.0) -> str:
     return "".join(_split(estimate, scale))
 
 
+def format_arms(summary: "Summary", scale: float = 1.0) -> str:
+    """``12.41 -0.03/+0.11``: a median and how far its interval reaches to either side.
+
+    Digits are those of ``format_estimate`` for the longer arm; `` ?`` where there is no interval.
+    """
+    value = summary.median * scale
+    if summary.ci_low is None or summary.ci_high is None:
+        return f"{format_number(value)} {UNKNOWN_INTERVAL}"
+    arms = value - summary.ci_low * scale, summary.ci_high * scale - value
+    decimals = _decimals(value, max(arms))
+    below, above = (f"{_round_up(arm, decimals):,.{decimals}f}" for arm in arms)
+    return f"{value:,.{decimals}f} -{below}/+{above}"
+
+
 def format_number(value: float) -> str:
     """Three significant digits, or all digits before the point."""
     return f"{value:,.{max(0, 2 - _exponent(value))}f}"
@@ -67,9 +81,13 @@ def _split(estimate: "Estimate | None", scale: float) -> tuple[str, str]:
         return format_number(value), f" ± {UNKNOWN_INTERVAL}"
     spread = estimate.half_width * scale
     decimals = _decimals(value, spread)
-    # rounded up, so that a measured uncertainty never reads as none
-    shown = math.ceil(spread * 10**decimals - 1e-9) / 10**decimals
-    return f"{value:,.{decimals}f}", f" ± {shown:,.{decimals}f}"
+    return f"{value:,.{decimals}f}", f" ± {_round_up(spread, decimals):,.{decimals}f}"
+
+
+def _round_up(spread: float, decimals: int) -> float:
+    """So that a measured uncertainty never reads as none."""
+    unit = 10.0**decimals
+    return math.ceil(spread * unit - 1e-9) / unit
 
 
 def _decimals(value: float, spread: float) -> int:

@@ -265,12 +265,16 @@ def test_a_comparison_can_move_the_baseline_on(before: str, same: str) -> None:
         (["before.json", "gone.json"], "gone.json does not exist"),
         (["before.json", "before.json", "--floor", "much"], "--floor much: give a share"),
         (["before.json", "before.json", "--fail-on", "same"], "choose slower or unclear"),
-        (["before.json", "before.json", "--config", "smoke"], "--launches and --turns need --ab"),
-        (["before.json", "before.json", "--launches", "7"], "--launches and --turns need --ab"),
+        (
+            ["before.json", "before.json", "--config", "smoke"],
+            "--turns and --order-seed need --ab",
+        ),
+        (["before.json", "before.json", "--launches", "7"], "--turns and --order-seed need --ab"),
         (["before.json", "before.json", "--json", "--markdown"], "choose one of them"),
         (["before.json,", "before.json"], "'before.json,' names nothing beside a comma"),
         (["--ab", "a.yaml", "b.yaml", "--save-baseline", "a/b"], "no name for a baseline"),
-        (["before.json", "before.json", "--turns", "step"], "--launches and --turns need --ab"),
+        (["before.json", "before.json", "--turns", "step"], "--turns and --order-seed need --ab"),
+        (["before.json", "before.json", "--order-seed", "0"], "and --order-seed need --ab"),
         (["--ab", "a.yaml", "b.yaml", "--turns", "call"], "--turns call: choose step or launch"),
         (["before.json", "--ab", "a.yaml", "b.yaml"], "--ab measures both sides now"),
         (["--ab", "gone.yaml", "b.yaml"], "'gone.yaml' cannot be read"),
@@ -301,7 +305,10 @@ def test_two_configurations_are_measured_in_turns_kept_and_compared() -> None:
     assert "one pair of launches" in re.sub(r"\s+", " ", result.stdout)
     assert "launches whose steps took turns" in re.sub(r"\s+", " ", result.stdout)
     paths = re.findall(r"^record of [AB] \S+: (.*)$", result.stderr, re.M)
-    assert [len(load_record(Path(path)).launches) for path in paths] == [1, 1]
+    records = [load_record(Path(path)) for path in paths]
+    assert [len(record.launches) for record in records] == [1, 1]
+    (seed,) = {re.findall(r" --order-seed (\d+)$", record.reproduce)[0] for record in records}
+    assert int(seed) < 1 << 32
     assert Path("page.html").read_text().count("<article>") == 2
 
 
@@ -352,7 +359,7 @@ def test_stored_runs_are_told_without_torch(command: str, before: str, same: str
 
 def test_rooms_that_measure_and_report_need_no_torch() -> None:
     program = (
-        "import pkgutil, sys, importlib, dsv4kv.measure.bootstrap, dsv4kv.measure.verdict\n"
+        "import pkgutil, sys, importlib, dsv4kv.measure.ranks, dsv4kv.measure.verdict\n"
         "import dsv4kv.measure.statistics, dsv4kv.report, dsv4kv.compare, dsv4kv.measure\n"
         "for room in (dsv4kv.report, dsv4kv.compare):\n"
         "    for module in pkgutil.iter_modules(room.__path__, room.__name__ + '.'):\n"

@@ -1,5 +1,6 @@
 """A against B: in which order they run, what each runs, and what is kept."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -8,12 +9,15 @@ from pathlib import Path
 import pytest
 
 from dsv4kv.bench.fresh import OWN_TREE, Outcome, Task
-from dsv4kv.compare.ab import Duel, Unit, interleave, run_duel
+from dsv4kv.compare.ab import Duel, Unit, draw_order, run_duel
 from dsv4kv.compare.side import count_launches
 from dsv4kv.errors import ConfigError
 from tests.report.records import make_case, make_record
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+SEED = 46  # draws A B B A A B, of steps and of launches
 
 
 def duel(
@@ -24,7 +28,7 @@ def duel(
     overrides: Sequence[str] = (),
     axes: Sequence[str] = (),
 ) -> Duel:
-    return Duel((first, second), config, overrides, axes, launches=3, argv=["dsv4kv"])
+    return Duel((first, second), config, overrides, axes, 3, ["dsv4kv"], order_seed=SEED)
 
 
 @pytest.fixture
@@ -50,12 +54,41 @@ def run(asked: Duel) -> None:
     run_duel(asked, lambda _outcomes, _task: None)
 
 
-def test_launches_alternate_so_that_a_steady_drift_hits_both_sides_alike() -> None:
-    first, second = Task(("a",), side="A"), Task(("b",), side="B")
-    order = "".join(task.side for task in interleave([first, second], 6))
-    assert order == "ABBAABBAABBA"
-    places = {side: [i for i, each in enumerate(order) if each == side] for side in "AB"}
-    assert sum(places["A"]) == sum(places["B"])
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(
+    ("launches", "blocks"), [(1, [1]), (3, [3]), (4, [4]), (7, [7]), (8, [4, 4]), (15, [5, 5, 5])]
+)
+def test_every_block_of_launches_has_as_many_of_either_side(
+    launches: int, blocks: list[int], seed: int
+) -> None:
+    order = draw_order(launches, "launch", seed)
+    for size in blocks:
+        block, order = order[: 2 * size], order[2 * size :]
+        assert block.count(0) == block.count(1) == size
+    assert order == []
+
+
+def test_within_a_block_every_order_is_as_likely() -> None:
+    """What the intervals rest on: 70 orders of four and four, 100 times each on average."""
+    drawn = Counter(tuple(draw_order(4, "launch", seed)) for seed in range(7000))
+    assert len(drawn) == 70
+    assert sum((times - 100) ** 2 / 100 for times in drawn.values()) < 125  # of chi², 69 degrees
+
+
+@pytest.mark.parametrize("launches", [1, 4, 7])
+def test_of_pairs_either_side_is_the_first_as_often(launches: int) -> None:
+    for seed in range(20):
+        order = draw_order(launches, "step", seed)
+        pairs = list(zip(order[::2], order[1::2], strict=True))
+        assert set(pairs) <= {(0, 1), (1, 0)}
+        assert len(pairs) == launches
+        assert pairs.count((1, 0)) == launches // 2
+
+
+@pytest.mark.parametrize("unit", ["step", "launch"])
+def test_the_order_is_its_seeds_and_another_seed_has_another(unit: Unit) -> None:
+    assert draw_order(9, unit, 1) == draw_order(9, unit, 1)
+    assert len({tuple(draw_order(9, unit, seed)) for seed in range(9)}) > 5
 
 
 def test_two_configurations_run_as_they_are(ran: list[Task], tmp_path: Path) -> None:
@@ -104,7 +137,8 @@ def test_each_side_keeps_its_own_launches_under_its_name(ran: list[Task]) -> Non
     ]
     assert minutes == [["00", "03", "04"], ["01", "02", "05"]]
     assert before.records[0].reproduce == (
-        "dsv4kv compare --ab backend:cpu backend:reference --config smoke --launches 3"
+        "dsv4kv compare --ab backend:cpu backend:reference --config smoke --launches 3 "
+        f"--order-seed {SEED}"
     )
 
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.table import Table
 
-from dsv4kv.measure.statistics import Estimate
-from dsv4kv.report.cells import add_estimates, format_estimate, format_number
+from dsv4kv.measure.statistics import Estimate, summarize
+from dsv4kv.report.cells import add_estimates, format_arms, format_estimate, format_number
 
 numbers = st.floats(min_value=1e-6, max_value=1e9)
 
@@ -30,6 +30,19 @@ def test_an_estimate_has_the_digits_of_its_uncertainty(
     value: float, half_width: float | None, told: str
 ) -> None:
     assert format_estimate(Estimate(value, half_width)) == told
+
+
+@pytest.mark.parametrize(
+    ("samples", "told"),
+    [
+        ([9.0, 10.0, 10.0, 10.0, 10.0, 10.0, 32.0], "10 -1/+22"),
+        ([12.3, 12.4, 12.41, 12.41, 12.42, 12.52], "12.41 -0.11/+0.11"),
+        ([12.4] * 6, "12.4 -0.0/+0.0"),
+        ([12.4] * 5, "12.4 ?"),
+    ],
+)
+def test_a_lopsided_interval_is_told_by_both_its_arms(samples: list[float], told: str) -> None:
+    assert format_arms(summarize(samples)) == told
 
 
 def test_nothing_measured_is_a_dash() -> None:

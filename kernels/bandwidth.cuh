@@ -55,4 +55,7 @@ DSV_KERNEL void __launch_bounds__(256, 4) write_peak(u8* target, i64 chunks) {
 }
 
 // Does nothing: what a node of a graph takes whatever it does. place is the GPU's, and not touched.
-DSV_KERNEL void do_nothing(const u8* place) { (void)place; }
+DSV_KERNEL void do_nothing(const u8* place) {
+    begin_kernel();
+    (void)place;
+}

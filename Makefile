@@ -8,7 +8,7 @@ CONFIG ?= default
 
 ENGINES ?= build/engines
 
-.PHONY: bench check claims clean endure engines python
+.PHONY: bench check claims clean endure engines fuzz kills python
 
 bench: $(VENV)/installed
 	$(BIN)/dsv4kv bench $(CONFIG)
@@ -24,15 +24,23 @@ endure: $(VENV)/installed-test
 	DSV4KV_ENDURANCE_OPERATIONS=1000000 \
 	  $(BIN)/pytest --numprocesses auto tests/cache/test_endurance.py
 
+# Twenty thousand odd files for every command that reads one; about an hour.
+fuzz: $(VENV)/installed-test
+	$(BIN)/python -m tests.fuzz.run --cases 20000
+
+# Two hundred kills at random instants; half an hour.
+kills: $(VENV)/installed-test
+	DSV4KV_KILLS=200 $(BIN)/pytest tests/test_kills.py
+
 engines: $(VENV)/installed-test $(ENGINES)/unpacked
 	DSV4KV_ENGINES=$(abspath $(ENGINES)) $(BIN)/pytest tests/prefix/engines
 
 # vLLM's and SGLang's own cache managers run on a CPU, with stand-ins for what needs a GPU.
 $(ENGINES)/unpacked: | python
 	$(PYTHON) -m venv $(ENGINES)
-	$(ENGINES)/bin/pip install --quiet torch msgspec orjson pyzmq psutil pydantic requests \
+	$(ENGINES)/bin/pip install --quiet --constraint constraints.txt torch msgspec orjson pyzmq psutil pydantic requests \
 	  openai transformers regex cachetools prometheus_client pybase64 openai_harmony tqdm \
-	  fastapi uvicorn aiohttp cloudpickle cbor2 pillow numpy
+	  fastapi uvicorn aiohttp cloudpickle cbor2 dill huggingface_hub pillow numpy safetensors
 	$(ENGINES)/bin/pip download --quiet --no-deps --dest $(ENGINES) vllm==0.33.0 sglang==0.5.23
 	cd $(ENGINES) && for engine in vllm sglang; do \
 	  bin/python -m zipfile --extract $$engine-*.whl $$engine; done

@@ -59,6 +59,20 @@ def read_document(path: Path, most_bytes: int = DOCUMENT_BYTES) -> bytes:
     return content
 
 
+def read_json(path: Path, most_bytes: int = DOCUMENT_BYTES) -> Any:
+    """Read a JSON document.
+
+    Raises:
+        OSError: As ``read_document``.
+        Unparsable: As ``parse_json``, or it is no UTF-8.
+    """
+    try:
+        text = read_document(path, most_bytes).decode()
+    except UnicodeDecodeError:
+        raise Unparsable("not UTF-8, so not JSON") from None
+    return parse_json(text)
+
+
 def parse_json(text: str) -> Any:
     """Parse a JSON document: as ``json.loads`` does, faster where the text is plain.
 

@@ -1,6 +1,5 @@
 """The smallest change that counts: as configured, or what this machine does to equals."""
 
-import json
 import math
 import os
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from pathlib import Path
 from dsv4kv.compare.side import Side, took_turns
 from dsv4kv.errors import ConfigError
 from dsv4kv.measure.environment import capture_environment
+from dsv4kv.reading import read_json
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def read_noise_floors(path: Path) -> NoiseFloors | None:
         ConfigError: A file that is there and does not say.
     """
     try:
-        stored = json.loads(path.read_text("utf-8"))
+        stored = read_json(path)
         machine = stored.get("machine")
         in_turns = stored.get("noise_floor_in_turns")
         return NoiseFloors(

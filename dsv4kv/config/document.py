@@ -19,6 +19,7 @@ _TYPED = {
     f"{_TAG}float": _CONSTRUCTOR.construct_yaml_float,
 }
 # YAML 1.1 reads 010 as octal and 1:30 as base 60; nobody means that here
+_MOST_MERGED = 10_000
 _OCTAL_OR_BASE_60 = re.compile(r"[-+]?0[0-9_]|.*:")
 _UNFINISHED = object()
 
@@ -138,6 +139,7 @@ class _Builder:
     def __init__(self) -> None:
         self.faults: list[Fault] = []
         self._values: dict[int, Any] = {}
+        self._counts: dict[int, int] = {}
 
     def build(self, node: yaml.Node) -> Any:
         if id(node) not in self._values:
@@ -167,9 +169,23 @@ class _Builder:
                 self._report(key, f"{key.value} is given twice, first on line {first}: keep one.")
             else:
                 lines[key.value] = key.start_mark.line + 1
+        if self._count(node) > _MOST_MERGED:
+            self._report(node, f"more than {_MOST_MERGED:,} keys are merged (<<): write them out.")
+            return {}
         _CONSTRUCTOR.flatten_mapping(node)  # << merges, which own keys override
         pairs = ((key, value) for key, value in node.value if isinstance(key, yaml.ScalarNode))
         return {key.value: self.build(value) for key, value in pairs}
+
+    def _count(self, node: yaml.Node) -> int:
+        """Keys of a mapping once its merges are written out; of a list the keys of all."""
+        if id(node) not in self._counts:
+            self._counts[id(node)] = 0  # what merges itself is refused elsewhere
+            if isinstance(node, yaml.MappingNode):
+                merged = [value for key, value in node.value if key.tag == f"{_TAG}merge"]
+                self._counts[id(node)] = len(node.value) + sum(map(self._count, merged))
+            elif isinstance(node, yaml.SequenceNode):
+                self._counts[id(node)] = sum(map(self._count, node.value))
+        return self._counts[id(node)]
 
     def _report(self, node: yaml.Node, sentence: str) -> None:
         self.faults.append((node.start_mark.line + 1, sentence))

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Generic, overload
 
+from dsv4kv import reading
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.document import read_document
 from dsv4kv.config.keys import Root
@@ -17,6 +18,7 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.resources import shipped
 
 DEFAULT = "default"
+_MOST_BYTES = 1 << 20  # YAML is read slowly, and a configuration has two pages
 _FOLDERS: dict[Root, str] = {BenchConfig: "bench", ReplayConfig: "replay"}
 
 
@@ -84,7 +86,7 @@ def _shipped_folder(root: Root) -> Path:
 
 def _read(path: Path, root: Root) -> bytes:
     try:
-        return path.read_bytes()
+        return reading.read_document(path, _MOST_BYTES)
     except OSError as error:
         names = shipped_names(root)
         close = get_close_matches(str(path), names, 1)

@@ -1,6 +1,5 @@
 """Models by name: the shipped presets and Hugging Face ``config.json`` files."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from pydantic import ValidationError
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.huggingface import config_from_huggingface
+from dsv4kv.reading import Unparsable, read_json
 from dsv4kv.resources import shipped
 
 
@@ -27,14 +27,14 @@ def load_model(name: str) -> DSV4Config:
     if name in preset_names():
         text = (shipped("configs") / "models" / f"{name}.yaml").read_text(encoding="utf-8")
         return DSV4Config(**yaml.safe_load(text))
-    path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
-    if not path.is_file():
+    path = config_file(name)
+    if path is None:
         raise ConfigError(
             f"no model {name!r}: give a preset ({', '.join(preset_names())}) "
             "or the path of a Hugging Face config.json."
         )
     try:
-        return config_from_huggingface(_read_json(path), name=_model_name(path))
+        return config_from_huggingface(read_config(path), name=_model_name(path))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     except ValidationError as error:
@@ -51,11 +51,20 @@ def _where(location: tuple[int | str, ...]) -> str:
     return ".".join(str(part) for part in location) or "config"
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def config_file(name: str) -> Path | None:
+    """The ``config.json`` that a name is the path of, or the folder of; None if there is none."""
+    path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
+    return path if path.exists() else None
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Read a Hugging Face ``config.json``; raises ``ConfigError``, without the path."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ConfigError(f"not JSON ({error}): give a Hugging Face config.json.") from None
+        document = read_json(path)
+    except Unparsable as error:
+        raise ConfigError(f"not JSON: {error}: give a Hugging Face config.json.") from None
+    except OSError as error:
+        raise ConfigError(f"cannot be read ({error.strerror}).") from None
     if not isinstance(document, dict):
         raise ConfigError("a Hugging Face config.json is a JSON object.")
     return document

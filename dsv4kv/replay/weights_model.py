@@ -2,16 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-
-import yaml
 
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.schema import LayerCacheSchema
-from dsv4kv.resources import shipped
-from dsv4kv.sizing.parameters import WeightFacts, count_layer
+from dsv4kv.sizing.lookup import find_weight_facts
+from dsv4kv.sizing.parameters import count_layer
 from dsv4kv.sizing.weights import Weights, derive_weights, scale_weights
 
 
@@ -55,7 +52,12 @@ def build_weights(
     Raises:
         ConfigError: The sizes of the model's matrices are not known.
     """
-    facts = _load_facts(config.model.preset, model)
+    facts = find_weight_facts(config.model.preset, model)
+    if facts is None:
+        raise ConfigError(
+            f"how large the weights of {model.name} are is not known, so a step cannot be timed: "
+            "take v4-flash, v4-pro or v3.2, or the path of a whole config.json."
+        )
     weights = derive_weights(model, facts)
     if config.cost.weight_bytes is not None:
         weights = scale_weights(weights, config.cost.weight_bytes, "as given")
@@ -81,16 +83,3 @@ def _part(weights: Weights, schema: LayerCacheSchema) -> tuple[float, float]:
     draft = schema.layer.is_draft
     part = weights.draft if draft else weights.layers[schema.layer.layer_idx]
     return float(part.dense_bytes), float(part.expert_bytes)
-
-
-def _load_facts(preset: str, model: DSV4Config) -> WeightFacts:
-    path = shipped("configs") / "weights" / f"{model.name}.yaml"
-    own = Path(preset) / "config.json" if Path(preset).is_dir() else Path(preset)
-    source = own if own.is_file() else path
-    if not source.is_file():
-        raise ConfigError(
-            f"how large the weights of {model.name} are is not known, so a step cannot be timed: "
-            "take v4-flash, v4-pro or v3.2, or the path of a whole config.json."
-        )
-    document = yaml.safe_load(source.read_text(encoding="utf-8"))  # JSON is YAML
-    return WeightFacts(**document.get("text_config", document))

@@ -1,5 +1,6 @@
 """Profiles from files: of a profiler, or in a run record."""
 
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,7 +58,7 @@ def _is_record(path: Path) -> bool:
     with open_text(path) as file:
         try:
             return _RECORD in file.read(_HEAD_CHARACTERS)
-        except UnicodeDecodeError:
+        except (OSError, EOFError, zlib.error):  # damaged: its reader says how
             return False
 
 

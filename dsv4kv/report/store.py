@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from dsv4kv.errors import RecordError
 from dsv4kv.files import replacing, temporary_place
+from dsv4kv.reading import read_document
 from dsv4kv.report.record import SCHEMA_VERSION, RunRecord
 
 DIGEST = "content_sha256"
@@ -138,7 +139,7 @@ def _write(text: str, run_id: str, folder: Path) -> Path:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_document(path).decode()
     except FileNotFoundError:
         raise RecordError(
             f"{path} does not exist: name a file that `dsv4kv bench` saved, as results/RUN.json."
@@ -153,7 +154,10 @@ def _read(path: Path) -> str:
 
 def _parse(text: str, name: str) -> Any:
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        document = json.loads(text, parse_constant=_refuse_constant)
+        if "\\u" in text:  # halves of a character, which no text can have
+            json.dumps(document, ensure_ascii=False).encode()
+        return document
     except json.JSONDecodeError as error:
         raise RecordError(
             f"{name}:{error.lineno}: not JSON ({error.msg}): the file is damaged or cut short, or "

@@ -1,6 +1,5 @@
 """What a sizing question names: its model, GPU, formats and weights."""
 
-import json
 from functools import cache
 from pathlib import Path
 
@@ -9,7 +8,7 @@ from pydantic import ValidationError
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
-from dsv4kv.model.presets import load_model, preset_names
+from dsv4kv.model.presets import config_file, load_model, preset_names, read_config
 from dsv4kv.model.schema import CacheFormats, choose_formats
 from dsv4kv.resources import shipped
 from dsv4kv.sizing.baseline import GQA8, gqa8_config, gqa8_formats
@@ -40,8 +39,7 @@ def _model_names() -> list[str]:
 
 def _model_file(name: str) -> Path | None:
     """The config.json that a name is the path of; None for a known model or no file."""
-    path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
-    return path if name not in _model_names() and path.is_file() else None
+    return None if name in _model_names() else config_file(name)
 
 
 def find_gpu(inputs: Inputs) -> Gpu:
@@ -94,20 +92,37 @@ def find_weights(inputs: Inputs, config: DSV4Config) -> Weights:
 
 def _derive(model: str, config: DSV4Config) -> Weights | None:
     """Weights of a preset or a config.json; None where their sizes are not told."""
+    if _model_file(model) is None:
+        return _known_weights(config.name)
+    facts = find_weight_facts(model, config)
+    return None if facts is None else derive_weights(config, facts)
+
+
+def find_weight_facts(model: str, config: DSV4Config) -> WeightFacts | None:
+    """What the weights of a preset or of a config.json are made of; None where that is not told.
+
+    Raises:
+        ConfigError: A config.json that cannot be read.
+    """
     own = _model_file(model)
     if own is None:
-        return _known_weights(config.name)
+        return _known_facts(config.name)
+    document = read_config(own)
     try:
-        document = json.loads(own.read_text(encoding="utf-8"))
-        return derive_weights(config, WeightFacts(**document.get("text_config", document)))
+        return WeightFacts.model_validate(document.get("text_config", document))
     except ValidationError:
         return None
 
 
 @cache
-def _known_weights(name: str) -> Weights | None:
+def _known_facts(name: str) -> WeightFacts | None:
     path = shipped("configs") / "weights" / f"{name}.yaml"
     if not path.is_file():
         return None
-    facts = WeightFacts(**yaml.safe_load(path.read_text(encoding="utf-8")))
-    return derive_weights(_known_model(name), facts)
+    return WeightFacts(**yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
+@cache
+def _known_weights(name: str) -> Weights | None:
+    facts = _known_facts(name)
+    return None if facts is None else derive_weights(_known_model(name), facts)

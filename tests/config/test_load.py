@@ -189,3 +189,10 @@ def test_any_yaml_values_load_or_are_refused(load: Load, pairs: list[tuple[str, 
 
 def test_the_shipped_names_are_the_shipped_files() -> None:
     assert shipped_names() == ["bookkeeping", "default", "gpu", "smoke"]
+
+
+def test_merges_that_grow_without_end_are_refused(load: Load) -> None:
+    levels = ["a0: &a0 {k: 1}"]
+    levels += [f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}" for i in range(1, 12)]
+    with pytest.raises(ConfigError, match="more than 10,000 keys are merged"):
+        load("\n".join(levels))

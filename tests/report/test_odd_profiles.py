@@ -119,3 +119,12 @@ def test_what_is_not_odd_is_told(tmp_path: Path) -> None:
         save(tmp_path / "t.json", gpu_events()),
     ):
         assert "gather_topk" in tell(path, random.Random(0))
+
+
+@pytest.mark.parametrize("at", [2, 3, 40, 200, -6, -1])
+def test_a_trace_that_was_damaged_after_it_was_packed_is_refused(at: int, tmp_path: Path) -> None:
+    content = bytearray(gzip.compress(save(tmp_path / "good.json", gpu_events()).read_bytes()))
+    content[at] ^= 0xFF
+    (tmp_path / "odd.json").write_bytes(content)
+    with pytest.raises(ProfileError, match=r"odd\.json"):
+        load_profile(tmp_path / "odd.json", "step")

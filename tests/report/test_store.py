@@ -309,3 +309,8 @@ def test_a_change_that_is_meant_is_read_once_the_digest_is_gone(tmp_path: Path) 
 def test_a_record_cut_anywhere_is_refused(length: int) -> None:
     with pytest.raises(RecordError, match=r"cut short|not a run record"):
         loads(dumps(make_record())[:length], "run.json")
+
+
+def test_a_record_with_half_a_character_is_refused(tmp_path: Path) -> None:
+    path = edited(tmp_path / "run.json", run_id="\ud800")
+    assert "is not a run record" in refusal(path)

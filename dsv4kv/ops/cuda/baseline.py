@@ -13,6 +13,7 @@ from typing import Any
 from dsv4kv.errors import RecordError
 from dsv4kv.files import replacing
 from dsv4kv.ops.cuda.survey import Finding
+from dsv4kv.reading import read_json
 from dsv4kv.resources import shipped
 
 Numbers = dict[str, int]
@@ -57,7 +58,7 @@ def save_baseline(baseline: Baseline, path: Path) -> None:
 def load_baseline(path: Path) -> Baseline | None:
     """Read what ``save_baseline`` wrote; None if there is no file. Raises ``RecordError``."""
     try:
-        document: Any = json.loads(path.read_text(encoding="utf-8"))
+        document: Any = read_json(path)
         return Baseline(nvrtc=str(document["nvrtc"]), kernels=dict(document["kernels"]))
     except FileNotFoundError:
         return None

@@ -1,0 +1,204 @@
+"""Every command that reads a file of somebody else's, and good files for it."""
+
+import gzip
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from dsv4kv.report.store import DIGEST, digest, dumps
+from tests.compare.launched import make_launched_record
+from tests.fuzz.mutate import (
+    Mutation,
+    bend,
+    damage,
+    dump,
+    odd_database,
+    odd_json,
+    odd_words,
+    odd_yaml,
+)
+from tests.measure.profilers.exports import two_replays
+from tests.measure.profilers.traces import cpu_events, gpu_events, save
+from tests.report.kernel_profiles import from_kineto, make_profile
+from tests.report.records import make_case, make_record, make_sweep_cases
+from tests.sizing.logs.startup import REFUSAL, SGLANG, VLLM_0_26, VLLM_0_33
+from tests.workload.test_trace_formats import SAMPLES
+
+SHIPPED = Path(__file__).parents[2] / "configs"
+HUGGING_FACE = {
+    "model_type": "deepseek_v4", "hidden_size": 4096, "num_hidden_layers": 43, "head_dim": 512,
+    "num_attention_heads": 64, "num_key_value_heads": 1, "sliding_window": 128,
+    "compress_ratios": [0, 0] + [4, 128] * 20 + [4] + [0], "index_head_dim": 128,
+    "index_n_heads": 64, "index_topk": 512, "rms_norm_eps": 1e-6, "qk_rope_head_dim": 64,
+    "rope_theta": 10000, "max_position_embeddings": 1048576, "num_nextn_predict_layers": 1,
+    "compress_rope_theta": 160000,
+    "rope_scaling": {"type": "yarn", "factor": 16, "original_max_position_embeddings": 65536,
+                     "beta_fast": 32, "beta_slow": 1},
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A way to read files.
+
+    Attributes:
+        commands: Command lines; FILE is the file's path.
+        make: Writes a good file into a folder and returns it.
+        mutations: Ways to make it odd.
+        name: Of the odd file.
+    """
+
+    commands: Sequence[Sequence[str]]
+    make: Callable[[Path, Random], Path]
+    mutations: Sequence[Mutation]
+    name: str = "odd.json"
+
+    def make_odd(self, folder: Path, random: Random) -> Path:
+        """An odd file in the folder."""
+        source, target = self.make(folder, random), folder / self.name
+        mutation = random.choice(self.mutations)
+        if mutation is in_database:
+            odd_database(source, random)
+            source.rename(target)
+        else:
+            target.write_bytes(mutation(source.read_bytes(), random))
+        return target
+
+
+def in_database(content: bytes, random: Random) -> bytes:
+    """Stands for changes that need the file itself."""
+    raise NotImplementedError
+
+
+def with_digest(content: bytes, random: Random) -> bytes:
+    """A record bent by somebody who can work out its digest."""
+    document = json.loads(content)
+    document.pop(DIGEST)
+    document = bend(document, random)
+    try:
+        return dump(document | {DIGEST: digest(document)})
+    except (TypeError, ValueError, RecursionError):  # no digest of this
+        return dump(document)
+
+
+def packed(content: bytes, random: Random) -> bytes:
+    """Damage before and after packing."""
+    return damage(gzip.compress(odd_json(content, random)), random)
+
+
+def _text(*texts: str) -> Callable[[Path, Random], Path]:
+    def make(folder: Path, random: Random) -> Path:
+        (folder / "good").write_text(random.choice(texts))
+        return folder / "good"
+
+    return make
+
+
+def _make_record(folder: Path, random: Random) -> Path:
+    kind = random.randrange(4)
+    if kind == 0:
+        record = make_record(make_case())
+    elif kind == 1:
+        record = make_record(*make_sweep_cases())
+    elif kind == 2:
+        record = make_launched_record()
+    else:
+        record = make_record(make_case(profile=make_profile(from_kineto(folder))))
+    (folder / "good").write_text(dumps(record))
+    return folder / "good"
+
+
+def _make_chrome(folder: Path, random: Random) -> Path:
+    events = gpu_events() if random.random() < 0.7 else cpu_events()
+    return save(folder / "good.json", events, indent=random.choice((None, 1)))
+
+
+def _make_export(folder: Path, random: Random) -> Path:
+    return two_replays(nodes=random.random() < 0.5).save(folder / "good.sqlite")
+
+
+def _lines(lines: Sequence[str]) -> str:
+    return "\n".join(f"INFO 09-12 10:00:0{i % 9} {line}" for i, line in enumerate(lines)) + "\n"
+
+
+_YAML = tuple(path.read_text() for path in sorted((SHIPPED / "bench").glob("*.yaml")))
+_REPLAY = tuple(path.read_text() for path in sorted((SHIPPED / "replay").glob("*.yaml")))
+_TRACE = (
+    ("trace", "info", "FILE"),
+    ("trace", "info", "FILE", "--json"),
+    ("trace", "convert", "FILE", "out.jsonl"),
+    ("trace", "mrc", "FILE", "--capacity", "1K,64K"),
+    ("replay", "FILE", "--out", "results", "--data", "none"),
+)
+
+READERS = {
+    "record": Reader(
+        (
+            ("report", "FILE"),
+            ("report", "FILE", "--json"),
+            ("report", "FILE", "--export", "csv"),
+            ("compare", "FILE", "FILE"),
+            ("results", "list", "--folder", "."),
+        ),
+        _make_record,
+        (with_digest, with_digest, with_digest, damage, odd_json),
+    ),
+    "page": Reader((("report", "FILE", "--html", "page.html"),), _make_record, (with_digest,)),
+    "config": Reader(
+        (("config", "validate", "FILE"), ("config", "show", "FILE")),
+        _text(*_YAML),
+        (damage, odd_words, odd_yaml),
+        "odd.yaml",
+    ),
+    "replay config": Reader(
+        (("replay", "none.jsonl", "--config", "FILE"),),
+        _text(*_REPLAY),
+        (damage, odd_words, odd_yaml),
+        "odd.yaml",
+    ),
+    "model": Reader(
+        (("budget", "--model", "FILE"), ("budget", "--model", "FILE", "--engine", "vllm:0.33")),
+        _text(json.dumps(HUGGING_FACE)),
+        (damage, odd_json, odd_json),
+        "config.json",
+    ),
+    "log": Reader(
+        (("budget", "--explain", "FILE"), ("budget", "--explain", "FILE", "--json")),
+        _text(*(_lines(lines) for lines in (VLLM_0_26, VLLM_0_33, REFUSAL, SGLANG))),
+        (damage, odd_words, odd_words),
+        "start.log",
+    ),
+    **{
+        f"trace {name}": Reader(_TRACE, _text(text), (damage, odd_json, odd_words, packed), "odd")
+        for name, text in SAMPLES.items()
+    },
+    "chrome": Reader(
+        (("profile", "--from", "FILE"),),
+        _make_chrome,
+        (damage, odd_json, odd_json, packed),
+    ),
+    "nsys": Reader(
+        (("profile", "--from", "FILE"),),
+        _make_export,
+        (damage, in_database, in_database, in_database),
+        "odd.sqlite",
+    ),
+    "calibration": Reader(
+        (("compare", "RECORD", "RECORD"),),
+        _text(json.dumps({"noise_floor": 0.02, "noise_floor_in_turns": 0.01, "machine": {}})),
+        (damage, odd_json, odd_json),
+        "cache/dsv4kv/calibration.json",
+    ),
+    "index": Reader(
+        (
+            ("results", "list", "--folder", "."),
+            ("results", "prune", "--folder", ".", "--keep", "1"),
+        ),
+        _text('{"entries": [{"file": "a.json", "size_bytes": 1, "modified_ns": 1, '
+              '"summary": null, "problem": "no"}]}'),
+        (damage, odd_json),
+        ".index.json",
+    ),
+}  # fmt: skip

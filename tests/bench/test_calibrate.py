@@ -6,6 +6,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dsv4kv.bench.calibrate import (
@@ -23,6 +24,7 @@ from dsv4kv.compare.floor import calibration_path, read_noise_floors
 from dsv4kv.config.load import load_config
 from dsv4kv.errors import Dsv4kvError
 from dsv4kv.measure.protocol import Timing
+from dsv4kv.measure.ranks import compare_pairs, compare_sides
 from dsv4kv.report.record import Peak, RunRecord
 from tests.report.records import make_case, make_latency, make_operation, make_record
 
@@ -70,17 +72,13 @@ def test_a_machine_that_does_nothing_to_equals_has_no_floor() -> None:
 
 
 @pytest.mark.parametrize("sigma", [0.01, 0.04])
-def test_the_floor_is_what_medians_of_seven_launches_differ_by(sigma: float) -> None:
+def test_the_floor_is_what_the_ratios_of_seven_launches_a_side_are_from_one(sigma: float) -> None:
     """Against two fresh sides of seven, which the deals of fourteen stand for."""
-    random = Random(1)
-
-    def side() -> float:
-        return sorted(random.lognormvariate(0, sigma) for _ in range(7))[3]
-
-    apart = sorted(abs(side() / side() - 1) for _ in range(20_000))
-    truth = apart[int(0.975 * len(apart))]
-    rows = [[random.lognormvariate(0, sigma) for _ in range(LAUNCHES)] for _ in range(40)]
-    assert noise_floor(rows) == pytest.approx(truth, rel=0.2)
+    rng = np.random.default_rng(1)
+    before, after = np.exp(rng.normal(0, sigma, (2, 20_000, 7)))
+    apart = np.abs(np.median(compare_sides(before, after), axis=1))
+    rows = np.exp(rng.normal(0, sigma, (80, LAUNCHES))).tolist()
+    assert noise_floor(rows) == pytest.approx(np.expm1(np.quantile(apart, 0.975)), rel=0.1)
 
 
 def test_the_same_launches_give_the_same_floor() -> None:
@@ -111,15 +109,12 @@ def test_pairs_have_a_floor_of_their_own_that_the_machines_moods_do_not_raise() 
     assert {len(ratios) for ratios in calibration.pair_ratios.values()} == {LAUNCHES // 2}
 
 
-def test_the_floor_in_turns_is_what_medians_of_seven_ratios_are_from_one() -> None:
-    random = Random(4)
-
-    def off() -> float:
-        return abs(sorted(random.gauss(0, 0.02) for _ in range(7))[3])
-
-    truth = sorted(off() for _ in range(20_000))[int(0.975 * 20_000)]
-    rows = [[random.lognormvariate(0, 0.02) for _ in range(7)] for _ in range(60)]
-    assert noise_floor_in_turns(rows) == pytest.approx(truth, rel=0.2)
+def test_the_floor_in_turns_is_what_the_ratios_of_seven_pairs_are_from_one() -> None:
+    rng = np.random.default_rng(4)
+    apart = np.abs(np.median(compare_pairs(np.exp(rng.normal(0, 0.02, (20_000, 7)))), axis=1))
+    rows = np.exp(rng.normal(0, 0.02, (160, 7))).tolist()
+    truth = np.expm1(np.quantile(apart, 0.975))
+    assert noise_floor_in_turns(rows) == pytest.approx(truth, rel=0.1)
 
 
 @pytest.mark.parametrize(("device", "together"), [("cpu", [1, 2]), ("cuda", [1])])

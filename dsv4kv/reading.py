@@ -7,7 +7,7 @@ import errno
 import json
 import os
 import stat
-from io import BufferedReader
+from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from pydantic_core import from_json
 
 DOCUMENT_BYTES = 2**28
 """The largest document that is held as a whole; a few times as much is needed to parse it."""
+_BUFFER_BYTES = 2**18  # lines that lie across two buffers are few
 
 
 class Unparsable(ValueError):
@@ -36,7 +37,8 @@ def open_regular(path: Path) -> BufferedReader:
         OSError: It cannot be opened, or is no regular file.
     """
     # without O_NONBLOCK opening a pipe waits until somebody writes
-    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    file: BufferedReader = BufferedReader(FileIO(descriptor), _BUFFER_BYTES)
     mode = os.fstat(file.fileno()).st_mode
     if not stat.S_ISREG(mode):
         file.close()

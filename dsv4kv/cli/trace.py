@@ -66,14 +66,19 @@ def info(
     """Say what a trace asks for: requests, lengths, and how much of its prompts repeats."""
     from rich.console import Console
 
-    from dsv4kv.workload.traces import detect_format, read_trace, resolve_trace, summarize
+    from dsv4kv.workload.traces import (
+        detect_format,
+        read_batches,
+        resolve_trace,
+        summarize_batches,
+    )
     from dsv4kv.workload.traces.collect import place_of
 
     path = resolve_trace(source)
     name = detect_format(path) if trace_format == "auto" else trace_format
     options = read_options(fields, time_unit, id_tokens, stagger)
-    summary = summarize(
-        read_trace(path, name, options), lambda number: place_of(number, path, name, options)
+    summary = summarize_batches(
+        read_batches(path, name, options), lambda number: place_of(number, path, name, options)
     )
     if as_json:
         print_document(_as_json(source, name, path, summary))

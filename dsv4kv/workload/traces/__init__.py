@@ -1,31 +1,34 @@
 """Serving traces: readers and writers of the published formats, and what a trace is like.
 
-Readers of lines stream: memory is one line, whatever the file's size. What must be sorted (delta
-sessions, agentic conversations) or is one JSON document is held as a whole, long ids as runs.
+Readers of lines stream: memory is a few lines, whatever the file's size. What must be sorted
+(delta sessions, agentic conversations) or is one JSON document is held as a whole, long ids as
+runs.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from math import inf
 from pathlib import Path
 
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.workload.request import Request
+from dsv4kv.workload.traces import bailian, mooncake
 from dsv4kv.workload.traces.azure import read_azure
-from dsv4kv.workload.traces.bailian import read_bailian
+from dsv4kv.workload.traces.batch import BATCH_REQUESTS, Batch, LineShape, batches_of
 from dsv4kv.workload.traces.burstgpt import read_burstgpt
 from dsv4kv.workload.traces.delta import read_mooncake_delta
 from dsv4kv.workload.traces.jsonl import is_array, json_array, parse_object
 from dsv4kv.workload.traces.lengths import LengthSummary
 from dsv4kv.workload.traces.lines import Defect, TraceLines, open_trace
-from dsv4kv.workload.traces.mooncake import read_mooncake
 from dsv4kv.workload.traces.native import read_native
 from dsv4kv.workload.traces.options import DEFAULTS, ReadOptions
 from dsv4kv.workload.traces.oracle import write_oracle
 from dsv4kv.workload.traces.rows import parse_row
 from dsv4kv.workload.traces.sharegpt import INPUT_NAMES, read_sharegpt
 from dsv4kv.workload.traces.source import resolve_trace, trace_sha256
-from dsv4kv.workload.traces.summary import TraceSummary, summarize
+from dsv4kv.workload.traces.summary import TraceSummary, summarize, summarize_batches
 from dsv4kv.workload.traces.timed import read_timed
 from dsv4kv.workload.traces.weka import read_weka, read_weka_folder
 from dsv4kv.workload.traces.weka_folder import write_weka
@@ -38,10 +41,12 @@ __all__ = [
     "TraceFormat",
     "TraceSummary",
     "detect_format",
+    "read_batches",
     "read_placed_trace",
     "read_trace",
     "resolve_trace",
     "summarize",
+    "summarize_batches",
     "trace_sha256",
     "write_oracle",
     "write_trace",
@@ -65,24 +70,28 @@ class TraceFormat:
         read: Yields the requests of an open trace.
         marks: A first line with any of these fields is of this format; none if it must be named.
         shape: What a line or header looks like, for error messages.
+        columns: Reads many lines at once, where they are plain.
     """
 
     read: Reader
     marks: frozenset[str]
     shape: str
+    columns: LineShape | None = None
 
 
 FORMATS: dict[str, TraceFormat] = {
     "bailian": TraceFormat(
-        _plain(read_bailian),
+        _plain(bailian.read_bailian),
         frozenset({"parent_chat_id"}),
         '{"chat_id": …, "parent_chat_id": …, "timestamp": s, "input_length": tokens, '
         '"output_length": tokens, "hash_ids": [...]}',
+        bailian.SHAPE,
     ),
     "mooncake": TraceFormat(
-        _plain(read_mooncake),
+        _plain(mooncake.read_mooncake),
         frozenset({"hash_ids"}),
         '{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [...]}',
+        mooncake.SHAPE,
     ),
     "mooncake-delta": TraceFormat(
         _plain(read_mooncake_delta),
@@ -142,6 +151,22 @@ def read_trace(
     return (request for _, request in read_placed_trace(source, trace_format, options))
 
 
+def read_batches(
+    source: str | Path, trace_format: str = "auto", options: ReadOptions = DEFAULTS
+) -> Iterator[Batch]:
+    """Return the requests of ``read_trace`` as columns; what it refuses is refused alike.
+
+    Raises:
+        TraceError, ConfigError: As ``read_trace`` does.
+    """
+    path = resolve_trace(source)
+    name = detect_format(path) if trace_format == "auto" else trace_format
+    shape = FORMATS[name].columns if name in FORMATS else None
+    if shape is None or path.is_dir():
+        return batches_of(read_trace(path, name, options))
+    return _read_batches(path, name, shape, options)
+
+
 def read_placed_trace(
     source: str | Path, trace_format: str = "auto", options: ReadOptions = DEFAULTS
 ) -> Iterator[tuple[str, Request]]:
@@ -156,8 +181,7 @@ def read_placed_trace(
         )
     path = resolve_trace(source)
     if not path.is_dir():
-        placed = _read_requests(path, trace_format, options)
-        return placed if options.any_order else _in_order(placed)
+        return _in_order(_read_requests(path, trace_format, options), options.any_order)
     if trace_format not in ("auto", "weka"):
         raise TraceError(f"{path} is a folder: a {trace_format} trace is one file.")
     return read_weka_folder(path, options)
@@ -175,11 +199,12 @@ def detect_format(path: Path) -> str:
         return _detect(lines)
 
 
-def _in_order(placed: Iterator[tuple[str, Request]]) -> Iterator[tuple[str, Request]]:
-    """Refuse a clock that runs backwards."""
-    before_s = -inf
+def _in_order(
+    placed: Iterable[tuple[str, Request]], any_order: bool, before_s: float = -inf
+) -> Iterator[tuple[str, Request]]:
+    """Refuse a clock that runs backwards, unless it may."""
     for place, request in placed:
-        if request.arrival_s < before_s:
+        if request.arrival_s < before_s and not any_order:
             raise TraceError(
                 f"{place}: the request arrives at {request.arrival_s:,.3f} s, the one before it "
                 f"at {before_s:,.3f} s: the clock runs backwards. Sort the trace: dsv4kv trace "
@@ -193,15 +218,51 @@ def _read_requests(
     path: Path, trace_format: str, options: ReadOptions
 ) -> Iterator[tuple[str, Request]]:
     name = detect_format(path) if trace_format == "auto" else trace_format
+    with _opened(path, name) as lines:
+        yield from _placed(lines, str(path), FORMATS[name].read(lines, options))
+
+
+def _read_batches(
+    path: Path, name: str, shape: LineShape, options: ReadOptions
+) -> Iterator[Batch]:
+    """Read plain lines at once and others one by one, which says what is wrong with them."""
+    before_s = -inf
+    with _opened(path, name) as lines:
+        size = BATCH_REQUESTS if is_array(lines.peek()) else 1
+        one_by_one = _placed(lines, str(path), FORMATS[name].read(lines, options))
+        while True:
+            chunk = lines.chunk()
+            batch = shape.read(chunk) if chunk else None
+            if batch and (options.any_order or batch.follows(before_s)):
+                lines.skip(chunk)
+            else:
+                placed = islice(one_by_one, len(chunk) or size)
+                requests = [row for _, row in _in_order(placed, options.any_order, before_s)]
+                if not requests:
+                    return
+                batch = Batch.of(requests)
+            before_s = float(batch.arrival_s[-1])
+            yield batch
+
+
+def _placed(
+    lines: TraceLines, file: str, requests: Iterator[Request]
+) -> Iterator[tuple[str, Request]]:
+    count = 0
+    for count, request in enumerate(requests, start=1):  # noqa: B007
+        yield f"{file}:{lines.number}", request
+    if not count:
+        raise Defect("the trace has no requests")
+
+
+@contextmanager
+def _opened(path: Path, name: str) -> Iterator[TraceLines]:
+    """Open a trace that is not empty; a ``Defect`` inside the block tells what the format is."""
     with open_trace(path) as lines:
         try:
             if not lines.peek():
                 raise Defect("the file is empty")
-            count, file = 0, str(path)
-            for count, request in enumerate(FORMATS[name].read(lines, options), start=1):  # noqa: B007
-                yield f"{file}:{lines.number}", request
-            if not count:
-                raise Defect("the trace has no requests")
+            yield lines
         except Defect as defect:
             raise Defect(f"{defect}. A {name} trace is {FORMATS[name].shape}") from None
 

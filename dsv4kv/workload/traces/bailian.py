@@ -6,12 +6,16 @@ Every line holds its whole prompt: ``hash_ids`` stand for 16 tokens and their hi
 from collections.abc import Iterator
 
 from dsv4kv.workload.request import Request
+from dsv4kv.workload.traces.batch import LineShape
 from dsv4kv.workload.traces.blocks import read_counted_ids
 from dsv4kv.workload.traces.fields import read_time, read_tokens
 from dsv4kv.workload.traces.jsonl import json_records
 from dsv4kv.workload.traces.lines import TraceLines
 
 BLOCK_TOKENS = 16
+SHAPE = LineShape(
+    "timestamp", 1.0, "input_length", "output_length", "hash_ids", BLOCK_TOKENS, partial=False
+)
 
 
 def read_bailian(lines: TraceLines) -> Iterator[Request]:

@@ -31,23 +31,26 @@ class RunBuffer:
             self._start.extend(signed(ids))
             rows = len(ids)
             self._count.extend(_ONE * rows)
-        self._request.append(request)
-        self._rows.append(rows)
+        self._request.extend(array("q", [request]) * rows)
+
+    def extend(self, request: Ints, start: Ints, count: Ints) -> None:
+        """Add runs of requests, int64[runs] each; in order."""
+        self._request.frombytes(request.tobytes())
+        self._start.frombytes(start.tobytes())
+        self._count.frombytes(count.tobytes())
 
     def pop(self) -> tuple[Ints, Ints, Ints]:
         """Take out request, first id and length of every maximal run, int64[runs] each."""
-        columns = (self._request, self._rows, self._start, self._count)
-        request, rows, start, count = (np.frombuffer(column, np.int64) for column in columns)
+        columns = (self._request, self._start, self._count)
+        request, start, count = (np.frombuffer(column, np.int64) for column in columns)
         self._clear()
-        request = np.repeat(request, rows)
         follows = (request[1:] == request[:-1]) & (start[1:] == start[:-1] + count[:-1])
         first = np.flatnonzero(np.concatenate([[True], ~follows])[: len(start)])
         joined = np.add.reduceat(count, first) if len(first) else count
         return request[first], start[first], joined
 
     def _clear(self) -> None:
-        self._request, self._rows = array("q"), array("q")
-        self._start, self._count = array("q"), array("q")
+        self._request, self._start, self._count = array("q"), array("q"), array("q")
 
 
 _ONE = array("q", [1])

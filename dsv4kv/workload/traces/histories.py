@@ -6,13 +6,13 @@ first has its parent beside it. So two runs of a trace either begin with the sam
 same parent, or have no id in common: of each first id the longest run says all, and ids are
 counted without a set of them.
 
-Batches are sorted by first id; where there is more than one they wait in temporary files, and are
+Batches are sorted by first id; where there is more than one they wait in a temporary file, and are
 merged range by range.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from itertools import pairwise
+from io import FileIO
 from tempfile import TemporaryFile
 from typing import Any, NamedTuple, Self
 
@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsv4kv.errors import TraceError
+from dsv4kv.prefix.analysis.paths import Ints
 from dsv4kv.workload.request import Request
 from dsv4kv.workload.traces.gather import RunBuffer
 
@@ -30,8 +31,8 @@ RUN = np.dtype(
 
 Runs = NDArray[np.void]
 
-_BATCH_RUNS = 2**20
-_SAMPLE = 2**12  # every so many rows of a sorted batch one is looked at to find ranges
+_BATCH_RUNS = 2**18
+_SAMPLE = 2**10  # rows of a batch that are read at once; of so many one is looked at for ranges
 
 
 class Conflict(NamedTuple):
@@ -43,7 +44,7 @@ class Conflict(NamedTuple):
 
 
 class Histories:
-    """Reads the ids of requests, in order; a context, for its temporary files.
+    """Reads the ids of requests, in order; a context, for its temporary file.
 
     Attributes:
         references: Ids of all requests together.
@@ -53,9 +54,10 @@ class Histories:
         self.references = 0
         self._most = batch_runs
         self._buffer = RunBuffer()
-        self._batches: list[Runs] = []
+        self._batches: list[_Sorted] = []
         self._conflicts: list[Conflict] = []
         self._files = ExitStack()
+        self._file: FileIO | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -71,8 +73,17 @@ class Histories:
         """
         self.references += len(ids)
         self._buffer.add(request, ids)
-        if len(self._buffer) >= self._most:
-            self._batches.append(self._keep(self._once(_rows(*self._buffer.pop()))))
+        self._keep_if_full()
+
+    def add_runs(self, request: Ints, start: Ints, count: Ints) -> None:
+        """Add all ids of the next requests: int64[runs] each, in order.
+
+        Raises:
+            TraceError: The temporary folder is full.
+        """
+        self.references += int(count.sum())
+        self._buffer.extend(request, start, count)
+        self._keep_if_full()
 
     def check(self, name: Callable[[int], str]) -> int:
         """Count the different ids; ``name`` says where a request is.
@@ -80,16 +91,31 @@ class Histories:
         Raises:
             TraceError: An id has two histories.
         """
-        self._batches.append(self._once(_rows(*self._buffer.pop())))
         distinct, furthest = 0, np.zeros(0, RUN)
-        for rows in self._ranges():
-            runs = self._once(rows) if len(self._batches) > 1 else rows
+        for runs in self._ranges(self._pop()):
             distinct += int((runs["last"] - runs["start"] + 1).sum())
-            runs = np.concatenate([furthest, runs])
-            furthest = self._find_inside(runs)
+            furthest = self._find_inside(np.concatenate([furthest, runs]))
         if self._conflicts:
             raise contradiction(min(self._conflicts), name)
         return distinct
+
+    def _pop(self) -> Runs:
+        return self._once(_rows(*self._buffer.pop()))
+
+    def _keep_if_full(self) -> None:
+        """Move a full batch to disk: nothing is left of it, however this process ends."""
+        if len(self._buffer) < self._most:
+            return
+        runs = self._pop()
+        try:
+            if self._file is None:
+                self._file = self._files.enter_context(TemporaryFile(buffering=0))  # noqa: SIM115
+            self._batches.append(_Sorted(self._file, runs))
+        except OSError as error:
+            raise TraceError(
+                f"a temporary file cannot be written ({error.strerror or error}): a long trace is "
+                "sorted on disk; name a folder with room in TMPDIR."
+            ) from None
 
     def _once(self, rows: Runs) -> Runs:
         """The longest run of every first id, sorted; remembers one behind two parents."""
@@ -128,33 +154,53 @@ class Histories:
             Conflict(int(run["request"]), int(other["request"]), int(run["start"]))
         )
 
-    def _keep(self, runs: Runs) -> Runs:
-        """The same on disk: nothing is left of it, however this process ends."""
-        try:
-            file = self._files.enter_context(TemporaryFile())  # noqa: SIM115
-            runs.tofile(file)
-            kept: Runs = np.memmap(file, RUN, "r")
-        except OSError as error:
-            raise TraceError(
-                f"a temporary file cannot be written ({error.strerror or error}): a long trace is "
-                "sorted on disk; name a folder with room in TMPDIR."
-            ) from None
-        return kept
-
-    def _ranges(self) -> Iterator[Runs]:
-        """All rows, by rising ranges of first ids, batches in their order."""
-        if len(self._batches) == 1:
-            yield from self._batches
+    def _ranges(self, rest: Runs) -> Iterator[Runs]:
+        """All rows, by rising ranges of first ids; ``rest`` is the batch that came last."""
+        if not self._batches:
+            yield rest
             return
-        samples = np.concatenate([batch["start"][::_SAMPLE] for batch in self._batches])
-        edges = np.unique(np.sort(samples)[:: max(1, self._most // _SAMPLE)])[1:]
-        cuts = [
-            [0, *batch["start"].searchsorted(edges).tolist(), len(batch)]
-            for batch in self._batches
-        ]
-        for bounds in zip(*map(pairwise, cuts), strict=True):
-            parts = zip(self._batches, bounds, strict=True)
-            yield np.concatenate([batch[low:high] for batch, (low, high) in parts])
+        kept = [batch.samples for batch in self._batches]
+        samples = np.sort(np.concatenate([*kept, rest["start"][::_SAMPLE]]))
+        for edge in [*np.unique(samples[:: max(1, self._most // _SAMPLE)])[1:].tolist(), None]:
+            cut = len(rest) if edge is None else rest["start"].searchsorted(edge)
+            parts = [batch.below(edge) for batch in self._batches]
+            yield self._once(np.concatenate([*parts, rest[:cut]]))
+            rest = rest[cut:]
+
+
+class _Sorted:
+    """Rows of a sorted batch on disk, read once; memory is that of a few.
+
+    Attributes:
+        samples: Every so many rows' first id.
+    """
+
+    def __init__(self, file: FileIO, rows: Runs) -> None:
+        """Write the rows behind what the file has."""
+        self.samples: Ints = rows["start"][::_SAMPLE].copy()
+        self._file = file
+        self._place, self._left = file.tell(), len(rows)
+        self._held = rows[:0].copy()
+        rows.tofile(file)
+
+    def below(self, edge: int | None) -> Runs:
+        """The next rows, whose first ids are below ``edge``; all that are left without one."""
+        parts: list[Runs] = []
+        while len(self._held) or self._read():
+            cut = len(self._held) if edge is None else self._held["start"].searchsorted(edge)
+            parts.append(self._held[:cut])
+            self._held = self._held[cut:]
+            if len(self._held):
+                break
+        return np.concatenate(parts) if parts else self._held
+
+    def _read(self) -> bool:
+        """Hold the next rows, if there are any."""
+        self._file.seek(self._place)
+        self._held = np.fromfile(self._file, RUN, min(_SAMPLE, self._left))
+        self._place += self._held.nbytes
+        self._left -= len(self._held)
+        return len(self._held) > 0
 
 
 def contradiction(conflict: Conflict, name: Callable[[int], str]) -> TraceError:
@@ -181,7 +227,7 @@ def check_histories_of(
         histories.check(name)
 
 
-def _rows(request: NDArray[np.int64], start: NDArray[np.int64], count: NDArray[np.int64]) -> Runs:
+def _rows(request: Ints, start: Ints, count: Ints) -> Runs:
     """RUN[runs] of requests' maximal runs, in the order of the prompts."""
     rows = np.empty(len(start), RUN)
     rows["start"], rows["last"], rows["request"] = start, start + count - 1, request

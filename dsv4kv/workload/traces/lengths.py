@@ -1,7 +1,6 @@
 """Lengths of a trace's prompts or outputs: how often each occurs, and what follows from that."""
 
 from array import array
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,9 +29,9 @@ class LengthCounts:
         self._lengths: Ints = np.zeros(0, np.int64)
         self._counts: Ints = np.zeros(0, np.int64)
 
-    def add(self, lengths: Iterable[int]) -> None:
+    def add(self, lengths: Ints) -> None:
         """Count lengths."""
-        self._batch.extend(lengths)
+        self._batch.frombytes(lengths.astype(np.intc).tobytes())
         if len(self._batch) >= _BATCH:
             self._fold()
 

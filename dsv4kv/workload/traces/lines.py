@@ -5,7 +5,7 @@ import zlib
 from codecs import BOM_UTF8
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import BufferedReader
+from io import BufferedReader, BytesIO
 from pathlib import Path
 from typing import Self
 
@@ -16,6 +16,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 # A request of 1M tokens listed token by token is below 10 MB; a "line" beyond this is no trace.
 # Nor is so much of nothing: blank lines one after the other count as one.
 _MAX_LINE_BYTES = 2**26
+_CHUNK_BYTES = 2**15  # hundreds of plain lines, whose objects still fit the processor's caches
 
 
 class Defect(ValueError):
@@ -55,6 +56,26 @@ class TraceLines:
             except StopIteration:
                 return ""
         return self._ahead
+
+    def chunk(self) -> list[bytes]:
+        """Return whole lines that come next without consuming them, blank ones too.
+
+        Only those at hand: none where one was peeked at, or where the next is long.
+        """
+        if self._ahead is not None:
+            return []
+        try:
+            with _reading:
+                held = self._file.peek(1)[:_CHUNK_BYTES]
+        except Defect:
+            self.number += 1  # of the line that cannot be read
+            raise
+        return BytesIO(held[: held.rfind(b"\n") + 1]).readlines()
+
+    def skip(self, chunk: list[bytes]) -> None:
+        """Consume what ``chunk`` returned."""
+        self._file.read(sum(map(len, chunk)))
+        self.number += len(chunk)
 
     def rest(self) -> str:
         """Return all that is left, of one document."""

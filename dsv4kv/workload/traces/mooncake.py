@@ -8,12 +8,16 @@ from typing import Any
 
 from dsv4kv.errors import TraceError
 from dsv4kv.workload.request import Request
+from dsv4kv.workload.traces.batch import LineShape
 from dsv4kv.workload.traces.fields import read_block_ids, read_time, read_tokens
 from dsv4kv.workload.traces.jsonl import json_line, json_records
 from dsv4kv.workload.traces.lines import Defect, TraceLines
 from dsv4kv.workload.traces.times import in_units
 
 BLOCK_TOKENS = 512
+SHAPE = LineShape(
+    "timestamp", 1e3, "input_length", "output_length", "hash_ids", BLOCK_TOKENS, partial=True
+)
 
 
 def read_mooncake(lines: TraceLines) -> Iterator[Request]:

@@ -2,15 +2,13 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import islice
 from math import inf
 
 from dsv4kv.errors import TraceError
 from dsv4kv.workload.request import Request
+from dsv4kv.workload.traces.batch import Batch, batches_of
 from dsv4kv.workload.traces.histories import Histories
 from dsv4kv.workload.traces.lengths import LengthCounts, LengthSummary
-
-_BATCH = 256  # requests looked at together: few, for their prompts may be long
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +45,11 @@ class TraceSummary:
 def summarize(
     requests: Iterable[Request], name: Callable[[int], str] = "request {}".format
 ) -> TraceSummary:
+    """Summarise in one pass, as ``summarize_batches`` does."""
+    return summarize_batches(batches_of(requests), name)
+
+
+def summarize_batches(batches: Iterable[Batch], name: Callable[[int], str]) -> TraceSummary:
     """Summarise in one pass; memory is that of a batch and of the different lengths.
 
     ``name`` says where a request is, by its number from 0.
@@ -58,17 +61,14 @@ def summarize(
     first_s, last_s = inf, -inf
     count = hash_block_tokens = 0
     with Histories() as histories:
-        left = iter(requests)
-        while batch := list(islice(left, _BATCH)):
-            input_lengths.add(request.input_tokens for request in batch)
-            output_lengths.add(request.output_tokens for request in batch)
-            times_s = [request.arrival_s for request in batch]
-            first_s, last_s = min(first_s, *times_s), max(last_s, *times_s)
-            sizes = [request.hash_block_tokens for request in batch]
-            hash_block_tokens = hash_block_tokens or next(filter(None, sizes), 0)
-            for number, request in enumerate(batch, start=count):
-                histories.add(number, request.prefix_hashes)
-            count += len(batch)
+        for batch in batches:
+            input_lengths.add(batch.input_tokens)
+            output_lengths.add(batch.output_tokens)
+            first_s = min(first_s, float(batch.arrival_s.min()))
+            last_s = max(last_s, float(batch.arrival_s.max()))
+            hash_block_tokens = hash_block_tokens or batch.hash_block_tokens
+            histories.add_runs(count + batch.request, batch.start, batch.count)
+            count += len(batch.arrival_s)
         if not count:
             raise TraceError("There are no requests to summarise.")
         distinct = histories.check(name)

@@ -35,6 +35,10 @@ _RULE = (
     "vllm-v4:4096, vllm-v4:semantic, sglang-v4:dense, sglang-v4:tail, or all. Exact for vLLM 0.33 "
     "and SGLang 0.5.23, whose defaults are vllm-v4:semantic and sglang-v4:tail."
 )
+_SPECULATION = (
+    "How the engines draft, for every rule: none, dspark, mtp, mtp+connector (MTP where a KV "
+    "connector is set), commas between. It changes what hits."
+)
 _POLICY = (
     "Other eviction policies, simulated at every capacity: lru, fifo, lfu, lfu-aged, gdsf, sieve, "
     "s3fifo, arc, belady."
@@ -75,6 +79,7 @@ def mrc(
     ] = None,
     strategy: Annotated[str, _ask("NAMES", _STRATEGY)] = _STRATEGIES,
     rule: Annotated[str | None, _ask("NAMES", _RULE)] = None,
+    speculation: Annotated[str, _ask("NAMES", _SPECULATION)] = "none",
     policy: Annotated[str | None, _ask("NAMES", _POLICY)] = None,
     sample: Annotated[float | None, _ask("SHARE", _SAMPLE)] = None,
     chunk_tokens: Annotated[
@@ -111,6 +116,8 @@ def mrc(
     from dsv4kv.units import parse_count
     from dsv4kv.workload.traces.collect import load_paths
 
+    drafts = _names(speculation)
+    every = (name for name, known in RULES.items() if set(drafts) <= set(known.speculations))
     options = read_options(fields, time_unit, id_tokens, stagger)
     config = find_model(model)
     question = Question(
@@ -118,7 +125,8 @@ def mrc(
         block_tokens=parse_count(block_tokens) if block_tokens else None,
         capacities_tokens=_capacities(capacity, prefix_costs(config)),
         strategies=() if strategy == "none" else _names(strategy),
-        rules=tuple(RULES) if rule == "all" else _names(rule),
+        rules=tuple(every) if rule == "all" else _names(rule),
+        speculations=drafts,
         policies=_names(policy),
         chunk_tokens=parse_count(chunk_tokens),
         snap=not no_snap,

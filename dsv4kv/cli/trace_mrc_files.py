@@ -51,7 +51,8 @@ def _rows(answer: Answer) -> Iterator[dict[str, Any]]:
         kinds = ("strategy", point.strategies), ("rule", point.rules), ("policy", point.policies)
         for kind, outcomes in kinds:
             for outcome in outcomes:
-                yield at | {"kind": kind} | _outcome_row(outcome, answer)
+                drafts = {"speculation": outcome.speculation} if kind == "rule" else {}
+                yield at | {"kind": kind} | _outcome_row(outcome, answer) | drafts
 
 
 def _outcome_row(outcome: Outcome, answer: Answer) -> dict[str, Any]:
@@ -117,7 +118,7 @@ def draw_answer(source: str, model: str, answer: Answer) -> str:
         place = point.capacity_bytes / _GIB
         lines.setdefault("all that is cached", []).append((place, point.token_hits))
         for outcome in (*point.strategies, *point.rules, *point.policies):
-            lines.setdefault(outcome.name, []).append((place, outcome.hit_share))
+            lines.setdefault(outcome.label, []).append((place, outcome.hit_share))
         for estimate in point.estimates:
             for name, share in _band(estimate):
                 lines.setdefault(name, []).append((place, share))

@@ -1,6 +1,6 @@
 """What ``dsv4kv trace mrc`` found, as tables."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 
 from rich.console import RenderableType
@@ -13,6 +13,7 @@ from dsv4kv.prefix.analysis.outcome import Outcome
 from dsv4kv.prefix.analysis.rules import RULES
 from dsv4kv.prefix.analysis.sample import CLASSES
 from dsv4kv.prefix.analysis.sampling import LONG_REFERENCES, Sampling
+from dsv4kv.prefix.analysis.speculation import SPECULATIONS
 from dsv4kv.report.cells import ABSENT, new_table
 from dsv4kv.units import format_bytes
 
@@ -38,7 +39,7 @@ def show_answer(source: str, model: str, answer: Answer) -> Iterator[RenderableT
     for point in answer.points:
         if outcomes := [*point.rules, *point.policies]:
             yield _rules(point, outcomes)
-            yield Text(_advice(point, answer))
+            yield Text(_advice(point))
     if any(point.estimates for point in answer.points):
         yield _estimates(answer)
         yield Text(_tell_sampling(answer.sampling))
@@ -102,7 +103,7 @@ def _rules(point: Point, outcomes: list[Outcome]) -> RenderableType:
     for outcome in outcomes:
         rule = RULES.get(outcome.name)
         table.add_row(
-            outcome.name,
+            outcome.label,
             f"{outcome.hit_tokens:,}",
             f"{outcome.hit_share:.5f}",
             *(f"{outcome.rejected:,}" for _ in rejects),
@@ -157,27 +158,59 @@ def _lost(outcome: Outcome, outcomes: tuple[Outcome, ...] | list[Outcome]) -> It
         yield f"{getattr(outcome.losses, name) / outcome.input_tokens:.4f}"
 
 
-def _advice(point: Point, answer: Answer) -> str:
+def _advice(point: Point) -> str:
     """Which setting of an engine hits most, and what the pool would do without windows."""
-    best: dict[str, Outcome] = {}
-    worst: dict[str, Outcome] = {}
-    for outcome in (o for o in point.rules if o.name in RULES and RULES[o.name].windows):
+    settings: dict[tuple[str, str], list[Outcome]] = {}
+    drafts: dict[str, list[Outcome]] = {}
+    for outcome in (o for o in point.rules if o.name in RULES):
         family = outcome.name.partition(":")[0]
-        best[family] = max(best.get(family, outcome), outcome, key=lambda o: o.hit_tokens)
-        worst[family] = min(worst.get(family, outcome), outcome, key=lambda o: o.hit_tokens)
+        drafts.setdefault(outcome.name, []).append(outcome)
+        if RULES[outcome.name].windows:
+            settings.setdefault((family, outcome.speculation), []).append(outcome)
     sentences = [
-        f"{RULES[good.name].setting} wins back {good.hit_share - worst[family].hit_share:.1%} of "
-        f"all prompt tokens over {RULES[worst[family].name].setting} ({good.name})."
-        for family, good in best.items()
-        if good is not worst[family]
+        *(_wins(alike, lambda o: RULES[o.name].setting) for alike in settings.values()),
+        *(
+            _wins(alike, lambda o: SPECULATIONS[o.speculation].setting)
+            for alike in drafts.values()
+        ),
+        *(_priced(alike[0]) for alike in drafts.values() if len(alike) == 1),
     ]
     sentences += [
-        f"{good.name} still loses {point.token_hits - good.hit_share:.1%} to what a cache of "
+        f"{good.label} still loses {point.token_hits - good.hit_share:.1%} to what a cache of "
         "compressed entries alone would hit in as many blocks."
-        for good in best.values()
+        for good in map(_best, settings.values())
         if point.token_hits > good.hit_share
     ]
-    return " ".join(sentences)
+    return " ".join(filter(None, sentences))
+
+
+def _wins(alike: list[Outcome], setting: Callable[[Outcome], str]) -> str:
+    """What the best of these wins back over the worst; empty where that is nothing."""
+    good, bad = _best(alike), min(alike, key=lambda o: o.hit_tokens)
+    if good.hit_tokens == bad.hit_tokens:
+        return ""
+    return (
+        f"{setting(good)} wins back {good.hit_share - bad.hit_share:.1%} of all prompt tokens "
+        f"over {setting(bad)} ({good.label})."
+    )
+
+
+def _priced(outcome: Outcome) -> str:
+    """What drafts cost; empty where that is nothing."""
+    if not outcome.losses.draft:
+        return ""
+    return (
+        f"{outcome.label} loses {outcome.losses.draft / outcome.input_tokens:.1%} to its drafts: "
+        f"--speculation {','.join(RULES[outcome.name].speculations)} tells what wins them back."
+    )
+
+
+def _draft_setting(outcome: Outcome) -> str:
+    return SPECULATIONS[outcome.speculation].setting
+
+
+def _best(alike: list[Outcome]) -> Outcome:
+    return max(alike, key=lambda o: o.hit_tokens)
 
 
 def _warnings(answer: Answer) -> Iterator[RenderableType]:

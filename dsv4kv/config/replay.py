@@ -62,6 +62,10 @@ class PrefixSection(Section):
     pages of windows). They are those of vLLM 0.33 and SGLang 0.5.23, whose defaults are
     ``vllm-v4:semantic`` and ``sglang-v4:tail``. An engine's rule evicts the least recently used;
     policy and strategy are those of ``ideal``."""
+    speculation: str = "none"
+    """How the engine of an engine's rule drafts, as ``trace mrc --speculation`` has it: ``none``,
+    ``dspark``, ``mtp``, ``mtp+connector`` (MTP where a KV connector is set). It changes what hits,
+    and nothing else: scheduler.speculative says how many drafts there are."""
     policy: Literal["lru", "fifo", "lfu", "lfu-aged", "gdsf", "sieve", "s3fifo", "arc"] = "lru"
     """Which cached blocks go first; leaves before what they follow, always."""
     strategy: str = "ends+junctions"

@@ -7,8 +7,8 @@ from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.prefix.analysis.engine_cache import EngineCache
 from dsv4kv.prefix.analysis.nodes import number_paths
 from dsv4kv.prefix.analysis.reuse import find_reuse
-from dsv4kv.prefix.analysis.rule_pool import Pool
-from dsv4kv.prefix.analysis.rules import find_rule
+from dsv4kv.prefix.analysis.rule_pool import Pool, draft_needs
+from dsv4kv.prefix.analysis.rules import find_drafts, find_rule
 from dsv4kv.prefix.run import Ids
 from dsv4kv.replay.engine_prompts import EnginePrompts
 from dsv4kv.replay.memory import MemoryPlan
@@ -23,7 +23,7 @@ class Engine:
     Attributes:
         ledger: The engine's cache: the blocks, too.
         prompts: What requests find there.
-        paths: The whole blocks of every prompt of the trace, as numbers.
+        paths: The blocks of every prompt of the trace that can be shared, as numbers.
     """
 
     ledger: EngineCache
@@ -50,8 +50,10 @@ def build_engine(
         return None
     size = memory.block_tokens
     table = collect_paths(requests)
-    numbered = number_paths(find_reuse(table, size, whole_blocks=True))
+    drafts = find_drafts(config.prefix.rule, config.prefix.speculation)
+    reuse = find_reuse(table, size, whole_blocks=True, key_tokens=drafts.key_tokens)
     chunk = config.scheduler.step_tokens
-    pool = Pool(table, memory.num_blocks * size, size, memory.model, chunk)
-    cache = rule.open(pool, numbered)
-    return Engine(cache, EnginePrompts(cache, size, windows=rule.windows), numbered.paths)
+    pool = Pool(table, memory.num_blocks * size, size, memory.model, chunk, drafts)
+    cache, needs = rule.open(pool), draft_needs(pool, windows=rule.windows)
+    prompts = EnginePrompts(cache, size, windows=rule.windows, draft_needs=needs)
+    return Engine(cache, prompts, number_paths(reuse).paths)

@@ -32,9 +32,16 @@ class EnginePrompts:
         kept_bytes: Nothing.
     """
 
-    def __init__(self, cache: EngineCache, block_tokens: int, *, windows: bool) -> None:
-        """``windows``: whether a hit needs them."""
-        self.tally = ReuseTally(block_tokens)
+    def __init__(
+        self,
+        cache: EngineCache,
+        block_tokens: int,
+        *,
+        windows: bool,
+        draft_needs: tuple[int, int] = (0, 0),
+    ) -> None:
+        """``windows``: whether a hit needs them; ``draft_needs`` as the tally says."""
+        self.tally = ReuseTally(block_tokens, draft_needs)
         self.checkpoints = WindowPages(cache)
         self.restored = self.kept_bytes = 0
         self._cache, self._tokens, self._windows = cache, block_tokens, windows

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from dsv4kv.config.replay import ReplayConfig
+from dsv4kv.config.replay import PrefixSection, ReplayConfig
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.budget import bytes_per_token
 from dsv4kv.model.checkpoint import checkpoint_bytes
@@ -13,7 +13,7 @@ from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import build_schedule
 from dsv4kv.model.schema import LayerCacheSchema, build_schema, choose_formats
 from dsv4kv.model.sharing import TableGroup, table_groups
-from dsv4kv.prefix.analysis.rules import RULES, Rule, find_rule
+from dsv4kv.prefix.analysis.rules import RULES, Rule, find_drafts, find_rule
 from dsv4kv.prefix.analysis.strategy import STRATEGIES, Strategy, parse_strategy
 from dsv4kv.replay.engine_memory import divide_for_engine, engine_units
 from dsv4kv.units import format_bytes
@@ -92,7 +92,7 @@ def plan_memory(config: ReplayConfig) -> MemoryPlan:
     Raises:
         ConfigError: The model has no blocks, or the memory does not hold the slots and a block.
     """
-    model, rule = load_model(config.model.preset), _read_rule(config.prefix.rule)
+    model, rule = load_model(config.model.preset), _read_rule(config.prefix)
     block_tokens = config.cache.block_tokens or rule.block_tokens or DEFAULT_BLOCK_TOKENS
     schemas = _schemas(config, model, block_tokens)
     groups = table_groups(schemas, "model")
@@ -131,11 +131,17 @@ def plan_memory(config: ReplayConfig) -> MemoryPlan:
     )
 
 
-def _read_rule(text: str) -> Rule:
+def _read_rule(prefix: PrefixSection) -> Rule:
     try:
-        return find_rule(text)
+        rule = find_rule(prefix.rule)
     except ConfigError as error:
-        raise ConfigError(f"prefix.rule: {error}{_guess(text, tuple(RULES))}") from None
+        guess = _guess(prefix.rule, tuple(RULES))
+        raise ConfigError(f"prefix.rule: {error}{guess}") from None
+    try:
+        find_drafts(prefix.rule, prefix.speculation)
+    except ConfigError as error:
+        raise ConfigError(f"prefix.speculation: {error}") from None
+    return rule
 
 
 def _guess(text: str, known: Sequence[str]) -> str:

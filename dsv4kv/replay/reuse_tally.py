@@ -16,6 +16,7 @@ class ReuseTally:
 
     Attributes:
         shared_tokens: Tokens of a shared block.
+        draft_needs: Tokens behind a hit that must be known for drafts, and those it gives up.
         requests: Requests admitted.
         prompt_tokens: Tokens of their prompts.
         prompt_blocks: Whole shared blocks of them.
@@ -28,6 +29,7 @@ class ReuseTally:
     """
 
     shared_tokens: int
+    draft_needs: tuple[int, int] = (0, 0)
     requests: int = 0
     prompt_tokens: int = 0
     prompt_blocks: int = 0
@@ -59,19 +61,24 @@ class ReuseTally:
         """
         size, keys = self.shared_tokens, served.keys
         saved, seen_tokens = served.position, self._see(served)
-        seen = min(seen_tokens // size, len(keys))
+        seen = seen_tokens // size
         usable = min(seen, (served.input_tokens - 1) // size)
-        served.stored = self._count_stored(keys, seen)
-        self._pending.update(keys[seen:].tolist())
-        stored = min(served.stored, usable)
+        key_tokens, dropped_tokens = self.draft_needs
+        alike = (seen_tokens - key_tokens) // size - dropped_tokens // size
+        reach = max(hit.resumed, min(usable, alike))
+        known = min(seen, len(keys))
+        served.stored = self._count_stored(keys, known)
+        self._pending.update(keys[known:].tolist())
+        stored, found, marked = (min(b, reach) for b in (served.stored, hit.found, hit.marked))
         lost = self.lost
-        lost["evicted_block"] += max(0, stored - hit.found) * size
-        lost["evicted_checkpoint"] += (hit.marked - hit.resumed) * size
-        lost["no_checkpoint"] += (hit.found - hit.marked) * size
+        lost["draft"] += (usable - reach) * size
+        lost["evicted_block"] += max(0, stored - found) * size
+        lost["evicted_checkpoint"] += (marked - hit.resumed) * size
+        lost["no_checkpoint"] += (found - marked) * size
         lost["alignment"] += seen_tokens - seen * size
         lost["last_token"] += (seen - usable) * size
         lost["replay"] += hit.resumed * size - saved
-        self.in_flight_tokens += max(0, usable - max(stored, hit.found)) * size
+        self.in_flight_tokens += max(0, reach - max(stored, found)) * size
         self.requests += 1
         self.prompt_tokens += served.input_tokens
         self.prompt_blocks += len(keys)

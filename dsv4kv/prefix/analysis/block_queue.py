@@ -31,6 +31,7 @@ class BlockQueue:
         self.uncached = blocks
         self.idle = self.busy = self.evicted = 0
         self.first: Ints = np.full(keys, _NONE, np.int64)
+        self._last: Ints = np.zeros(keys, np.int64)
         self._key, self._size, self._place, self._next, self._users = (
             np.zeros(1024, np.int64) for _ in range(5)
         )
@@ -52,13 +53,16 @@ class BlockQueue:
         self._place[new] = self._next[new] = _NONE
         self.busy += size * count
         present = self.first[keys] != _NONE
-        self.first[keys[~present]] = new[~present]
+        self.first[keys[~present]] = self._last[keys[~present]] = new[~present]
         for entry in new[present].tolist():
-            last = int(self.first[self._key[entry]])
-            while self._next[last] != _NONE:
-                last = int(self._next[last])
-            self._next[last] = entry
+            key = self._key[entry]
+            self._next[self._last[key]] = entry
+            self._last[key] = entry
         return new
+
+    def blocks(self, entries: Ints) -> int:
+        """Blocks of these entries."""
+        return int(self._size[entries].sum())
 
     def idle_blocks(self, entries: Ints) -> int:
         """Blocks of these entries that nobody uses."""
@@ -137,6 +141,8 @@ class BlockQueue:
             at = int(self._next[at])
         if at != _NONE:  # else it was forgotten when a part of it was taken
             self._next[at] = self._next[entry]
+            if self._next[at] == _NONE:
+                self._last[key] = at
 
 
 def last_true(flags: NDArray[np.bool_]) -> int:

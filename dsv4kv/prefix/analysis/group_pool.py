@@ -7,31 +7,15 @@ Source: vLLM 0.33, ``single_type_kv_cache_manager.py``, ``kv_cache_coordinator.p
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsv4kv.prefix.analysis.block_queue import BlockQueue, last_true
 from dsv4kv.prefix.analysis.paths import Ints
-
-
-@dataclass(frozen=True)
-class TailGroup:
-    """A table of window or state blocks.
-
-    Attributes:
-        block_tokens: Tokens of one of its blocks.
-        needed: Blocks in a row that a hit needs at its end.
-    """
-
-    block_tokens: int
-    needed: int
-
-    @property
-    def tail_tokens(self) -> int:
-        """Tokens that the needed blocks cover."""
-        return self.needed * self.block_tokens
+from dsv4kv.prefix.analysis.tail_groups import Part, TailGroup, Way
 
 
 @dataclass(frozen=True)
@@ -51,31 +35,43 @@ class GroupHits:
     rejected: NDArray[np.bool_]
 
 
+class Kept(NamedTuple):
+    """Where the windows and states of a prompt stay cached.
+
+    Attributes:
+        tails: bool[1 + whole blocks]: whether they do behind so many blocks.
+        drafts: The same in groups that have a draft's layer.
+    """
+
+    tails: NDArray[np.bool_]
+    drafts: NDArray[np.bool_]
+
+
 @dataclass(slots=True, eq=False)
 class Running:
     """A request in the pool.
 
     Attributes:
-        path: int64: numbers of the whole context blocks of its prompt.
-        keep: bool[blocks of the path]: whether the windows at the end of a block stay cached.
+        way: Its prompt.
+        kept: Where its windows and states stay cached.
         position: Tokens that have blocks.
         context: Entries of its cached context blocks, in the order they came.
-        tails: int64[groups, kept]: entries of the windows it holds that stay cached.
-        bounds: int64[kept]: tokens at which these end.
+        tails: int64 for every group: entries that it holds and that stay cached, in order.
+        ends: int64 for every group: tokens at which these end.
         starts: Where the blocks of every group that it still holds begin, in tokens.
     """
 
-    path: Ints
-    keep: NDArray[np.bool_]
+    way: Way
+    kept: Kept
     position: int
     context: list[Ints]
-    tails: Ints
-    bounds: Ints
+    tails: list[Ints]
+    ends: list[Ints]
     starts: list[int]
 
 
 class GroupPool:
-    """All groups' blocks in one queue; keys are numbers of context blocks, group by group.
+    """All groups' blocks in one queue; keys are numbers of blocks, table by table.
 
     Attributes:
         queue: The blocks.
@@ -84,43 +80,76 @@ class GroupPool:
     """
 
     def __init__(
-        self, blocks: int, nodes: int, context_tokens: int, groups: tuple[TailGroup, ...]
+        self,
+        blocks: int,
+        nodes: int,
+        context_tokens: int,
+        groups: tuple[TailGroup, ...],
+        *,
+        drops: bool = False,
     ):
-        """An empty cache; ``nodes`` is the number of different context blocks in the trace."""
-        self.queue = BlockQueue(blocks, nodes * (1 + len(groups)))
+        """An empty cache.
+
+        Args:
+            blocks: Of all groups.
+            nodes: How many numbers there are for blocks of the trace.
+            context_tokens: Tokens of a block of context.
+            groups: Tables beside the context.
+            drops: Whether a hit gives up its last block where there is nothing but context.
+        """
+        self._groups, self._nodes = groups, nodes
+        self._parts = [
+            (number, part) for number, group in enumerate(groups) for part in group.parts
+        ]
+        rows = 1 + len(self._parts)
+        self.queue = BlockQueue(blocks, (nodes + 1) * rows)
         self.size = context_tokens
         self.context_used = 0
-        self._nodes, self._groups = nodes, groups
-        self._first = self.queue.first.reshape(1 + len(groups), nodes)
-        self._marked = np.zeros(nodes, bool)
+        self._dropped = int(drops and not groups)
+        self._first = self.queue.first.reshape(rows, nodes + 1)
+        self._marking = max((part for _, part in self._parts), key=_end, default=None)
+        self._marked = np.zeros(nodes + 1, bool)
 
-    def find(self, path: Ints) -> tuple[int, int, int]:
+    def find(self, way: Way, limit: int) -> tuple[int, int, int]:
         """Blocks that all groups hold, that the context holds, and the last ever marked."""
+        path = way.context[:limit]
         missing = self._first[0, path] < 0
         found = int(missing.argmax()) if missing.any() else len(path)
-        path = path[:found]
-        ready = np.logical_and.reduce(self._first[1:, path] >= 0, axis=0)
-        return last_true(ready), found, last_true(self._marked[path])
+        if self._marking is None:
+            found = max(0, found - self._dropped)
+            return found, found, found
+        ready = np.ones(found, bool)
+        for row, (_, part) in enumerate(self._parts, start=1):
+            numbers = part.numbers(way)[:found]
+            ready = ready[: len(numbers)] & (self._first[row, numbers] >= 0)[: len(ready)]
+        marked = self._marked[self._marking.numbers(way)[:found]]
+        resumed = last_true(ready)
+        return resumed, found, max(resumed, last_true(marked))
 
     def idle_context(self, path: Ints) -> int:
         """Cached blocks of context of a path that nobody uses."""
         return self.queue.idle_blocks(self._first[0, path])
 
-    def begin(self, path: Ints, resumed: int, keep: NDArray[np.bool_]) -> Running:
+    def begin(self, way: Way, resumed: int, kept: Kept) -> Running:
         """Let a request use the ``resumed`` blocks it hit; the rest is as ``Running`` says."""
-        found, ends = path[:resumed], path[:resumed][-1:]
-        context, tails = self._first[0, found], self._first[1:, ends]
-        self.context_used += self.queue.idle_blocks(context)
-        self.queue.use(np.concatenate([context, tails.ravel()]))
         at = resumed * self.size
+        tails: list[list[int]] = [[] for _ in self._groups]
+        ends: list[list[int]] = [[] for _ in self._groups]
+        for row, (number, part) in enumerate(self._parts, start=1):
+            if resumed and part.end_tokens <= 0:
+                tails[number].append(int(self._first[row, part.numbers(way)[resumed - 1]]))
+                ends[number].append(at + part.end_tokens)
+        context = self._first[0, way.context[:resumed]]
+        self.context_used += self.queue.idle_blocks(context)
+        self.queue.use(np.concatenate([context, np.array([*chain(*tails)], np.int64)]))
         return Running(
-            path=path,
-            keep=keep,
+            way=way,
+            kept=kept,
             position=at,
             context=[context],
-            tails=tails,
-            bounds=np.full(len(ends), at),
-            starts=[at - len(ends) * group.tail_tokens for group in self._groups],
+            tails=[np.array(entries, np.int64) for entries in tails],
+            ends=[np.array(places, np.int64) for places in ends],
+            starts=[at - (resumed > 0) * group.tail_tokens for group in self._groups],
         )
 
     def compute(self, running: Running, end: int) -> None:
@@ -130,30 +159,31 @@ class GroupPool:
             OutOfBlocks: There are not so many free ones.
         """
         self.slide(running)
-        at, path, queue = running.position, running.path, self.queue
+        at, path, queue = running.position, running.way.context, self.queue
+        if len(path) < len(running.way.beside):
+            # a last whole block with nothing behind it is cached for a hit that nobody asks for
+            path = np.append(path, self._nodes)
         queue.take(self.blocks_between(at, end))
         done, full = (min(place // self.size, len(path)) for place in (at, end))
         running.context.append(queue.cache(path[done:full], 1))
-        kept = np.flatnonzero(running.keep[done:full]) + done
-        new = [
-            queue.cache(path[kept] + (1 + number) * self._nodes, group.needed)
-            for number, group in enumerate(self._groups)
-        ]
-        tails = np.array(new, np.int64).reshape(len(new), len(kept))
-        running.tails = np.concatenate([running.tails, tails], axis=1)
-        running.bounds = np.concatenate([running.bounds, (kept + 1) * self.size])
+        new: list[list[tuple[Ints, Ints]]] = [[] for _ in self._groups]
+        for row, (number, part) in enumerate(self._parts, start=1):
+            new[number].append(self._cache_part(running, row, part, end))
+        for number, parts in enumerate(new):
+            entries, ends = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+            if len(parts) > 1:
+                order = ends.argsort()
+                entries, ends = entries[order], ends[order]
+            running.tails[number] = np.concatenate([running.tails[number], entries])
+            running.ends[number] = np.concatenate([running.ends[number], ends])
         running.position = end
         self.context_used += -(-end // self.size) - -(-at // self.size)
-        self._marked[path[kept]] = True
 
     def slide(self, running: Running) -> None:
         """Give back what lies behind the window of the last whole block of context."""
         at = running.position // self.size * self.size
-        behind = int((running.bounds < at).sum())
         for number, group in enumerate(self._groups):
-            edge = max(running.starts[number], at - group.tail_tokens)
-            self._release(running, number, behind, edge)
-        running.tails, running.bounds = running.tails[:, behind:], running.bounds[behind:]
+            self._release(running, number, max(running.starts[number], at - group.tail_tokens))
 
     def end(self, running: Running) -> None:
         """Give everything back, context first, last blocks first."""
@@ -164,7 +194,7 @@ class GroupPool:
         self.context_used -= self.queue.idle - before + own
         for number, group in enumerate(self._groups):
             end = -(-running.position // group.block_tokens) * group.block_tokens
-            self._release(running, number, len(running.bounds), end)
+            self._release(running, number, end)
 
     def tail_blocks(self, running: Running) -> int:
         """Blocks of windows and states that a request holds, shared ones included."""
@@ -207,10 +237,32 @@ class GroupPool:
         sizes = [self.size, *(group.block_tokens for group in self._groups)]
         return sum(-(-end // size) - -(-begin // size) for size in sizes)
 
-    def _release(self, running: Running, number: int, kept: int, end: int) -> None:
-        """Give back a group's blocks up to ``end``: the first kept tails, and the uncached."""
-        group = self._groups[number]
-        self.queue.give_back(running.tails[number, :kept][::-1])
-        blocks = (end - running.starts[number]) // group.block_tokens
-        self.queue.uncached += blocks - group.needed * kept
+    def _cache_part(self, running: Running, row: int, part: Part, end: int) -> tuple[Ints, Ints]:
+        """Cache a part at every boundary that became whole; its entries, and where they end."""
+        numbers, size = part.numbers(running.way), self.size
+        done, full = (
+            min((place - max(0, part.end_tokens)) // size, len(numbers))
+            for place in (running.position, end)
+        )
+        keep = running.kept.drafts if part.drafts else running.kept.tails
+        kept = np.flatnonzero(keep[done + 1 : full + 1]) + done + 1
+        if part.end_tokens > 0:  # it may also lie behind no block at all, where no hit ends
+            numbers = np.append(numbers, self._nodes)
+        if part is self._marking:
+            self._marked[numbers[kept[running.kept.tails[kept]] - 1]] = True
+        keys = numbers[kept - 1] + row * (self._nodes + 1)
+        return self.queue.cache(keys, part.blocks), kept * size + part.end_tokens
+
+    def _release(self, running: Running, number: int, end: int) -> None:
+        """Give back a group's blocks up to ``end``, the last first."""
+        given = running.tails[number][: running.ends[number].searchsorted(end, side="right")]
+        blocks = (end - running.starts[number]) // self._groups[number].block_tokens
+        self.queue.uncached += blocks - self.queue.blocks(given)
+        self.queue.give_back(given[::-1])
+        running.tails[number] = running.tails[number][len(given) :]
+        running.ends[number] = running.ends[number][len(given) :]
         running.starts[number] = end
+
+
+def _end(part: Part) -> int:
+    return part.end_tokens

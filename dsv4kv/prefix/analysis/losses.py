@@ -11,6 +11,7 @@ class Losses:
         evicted_block: Their block had been evicted.
         evicted_checkpoint: Their block was there; a checkpoint of window and state was too, once.
         no_checkpoint: Their block was there, and no checkpoint that far was ever written.
+        draft: What a draft's layer needs behind them is not what the cache has.
         alignment: They are no whole block, page or period of the rule.
         last_token: A hit must leave the last token of a prompt to be computed.
         replay: Computed again to have the window.
@@ -20,6 +21,7 @@ class Losses:
     evicted_block: int = 0
     evicted_checkpoint: int = 0
     no_checkpoint: int = 0
+    draft: int = 0
     alignment: int = 0
     last_token: int = 0
     replay: int = 0

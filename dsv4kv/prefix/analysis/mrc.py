@@ -1,7 +1,7 @@
 """The hit rate of a trace by capacity, what V4's rules make of it, and what engines would."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from dsv4kv.prefix.analysis.outcome import Outcome
 from dsv4kv.prefix.analysis.paths import Ints, PathTable
 from dsv4kv.prefix.analysis.reuse import Reuse, find_reuse
 from dsv4kv.prefix.analysis.rule_pool import DEFAULT_CHUNK_TOKENS, Pool
-from dsv4kv.prefix.analysis.rules import find_rule, run_rule
+from dsv4kv.prefix.analysis.rules import find_drafts, find_rule, run_rule
 from dsv4kv.prefix.analysis.sample import SampledHits
 from dsv4kv.prefix.analysis.sampling import Sampling, Simulation
 from dsv4kv.prefix.analysis.strategy import Strategy, parse_strategy
@@ -31,6 +31,7 @@ class Question:
         points: How many capacities are picked.
         strategies: Names of strategies for windows and states.
         rules: Names of engines' rules.
+        speculations: Names of ways to draft, for every rule.
         policies: Names of eviction policies.
         chunk_tokens: Tokens of a prompt computed at once, where a rule asks.
         snap: Keep checkpoints out of partial last blocks.
@@ -44,6 +45,7 @@ class Question:
     points: int = 9
     strategies: tuple[str, ...] = ()
     rules: tuple[str, ...] = ()
+    speculations: tuple[str, ...] = ("none",)
     policies: tuple[str, ...] = ()
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS
     snap: bool = True
@@ -230,8 +232,10 @@ def _rules(table: PathTable, tokens: int | None, question: Question) -> tuple[Ou
     outcomes = []
     for name in question.rules:
         grain = question.block_tokens or default_block(name, table)
-        pool = Pool(table, tokens, grain, question.model, question.chunk_tokens)
-        outcomes.append(run_rule(name, pool))
+        for drafts in question.speculations:
+            how = find_drafts(name, drafts)
+            pool = Pool(table, tokens, grain, question.model, question.chunk_tokens, how)
+            outcomes.append(replace(run_rule(name, pool), speculation=drafts))
     return tuple(outcomes)
 
 

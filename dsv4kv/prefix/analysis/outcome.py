@@ -25,6 +25,7 @@ class Outcome:
         found_tokens: Tokens found in the compressed cache, all requests together.
         found_blocks: Blocks found there; None where they are not those of the trace's curve.
         rejected: Requests that can never run in a cache of this size; they hit and leave nothing.
+        speculation: How drafts are made.
     """
 
     name: str
@@ -38,6 +39,12 @@ class Outcome:
     unreachable_checkpoints: int = 0
     found_blocks: int | None = None
     rejected: int = 0
+    speculation: str = "none"
+
+    @property
+    def label(self) -> str:
+        """The name, with how drafts are made."""
+        return self.name if self.speculation == "none" else f"{self.name} {self.speculation}"
 
     def among(self, input_tokens: Ints, requests: Ints) -> "Outcome":
         """The same among all requests, of so many tokens each; these are rejected but for ours."""

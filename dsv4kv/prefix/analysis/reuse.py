@@ -60,19 +60,22 @@ class Reuse:
         return np.minimum(self.found_blocks(capacity_blocks) * self.grain_tokens, self.tokens)
 
 
-def find_reuse(table: PathTable, grain_tokens: int, *, whole_blocks: bool = False) -> Reuse:
+def find_reuse(
+    table: PathTable, grain_tokens: int, *, whole_blocks: bool = False, key_tokens: int = 0
+) -> Reuse:
     """Find every prompt's past in one pass.
 
     Args:
         table: The trace.
         grain_tokens: Tokens of a block.
         whole_blocks: Leave a prompt's partial last block out of the cache.
+        key_tokens: Tokens behind a block that it is told apart by, as ``Shape`` says.
 
     Raises:
         ConfigError: A block size that does not fit the trace's.
     """
     check_grain(table, grain_tokens)
-    shape = Shape(table, grain_tokens, whole_blocks=whole_blocks)
+    shape = Shape(table, grain_tokens, whole_blocks=whole_blocks, key_tokens=key_tokens)
     walker, order = Walker(shape), _Recency(len(table))
     rows: list[tuple[int, int, int, int, int]] = []
     for request in range(len(table)):

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.schema import choose_formats
-from dsv4kv.prefix.analysis.group_pool import TailGroup
 from dsv4kv.prefix.analysis.paths import PathTable
+from dsv4kv.prefix.analysis.speculation import SPECULATIONS, Speculation
+from dsv4kv.prefix.analysis.tail_groups import TailGroup, cut_groups
 from dsv4kv.sizing.deployment import Deployment
 from dsv4kv.sizing.prefix import prefix_rule
 
@@ -28,6 +29,7 @@ class Pool:
         block_tokens: Tokens of a block or page.
         model: Whose windows and states are to be kept.
         chunk_tokens: Tokens of a prompt computed at once, where it matters.
+        speculation: How drafts are made.
     """
 
     table: PathTable
@@ -35,6 +37,7 @@ class Pool:
     block_tokens: int
     model: DSV4Config
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS
+    speculation: Speculation = SPECULATIONS["none"]
 
     @property
     def blocks(self) -> int:
@@ -48,7 +51,14 @@ class Pool:
 
 
 def tail_groups(pool: Pool) -> tuple[TailGroup, ...]:
-    """Windows and states of vLLM 0.33, as its sizing rules know them."""
+    """Windows and states of vLLM 0.33, as its sizing rules know them.
+
+    Draft layers add none: their windows share the groups that are there. They share their sizes,
+    too, so all groups of windows give up what one of them must.
+
+    Raises:
+        ConfigError: Blocks in which a window and what a draft needs behind it have no room.
+    """
     deployment = Deployment(
         pool.model,
         choose_formats(pool.model, indexer="fp8"),
@@ -56,12 +66,31 @@ def tail_groups(pool: Pool) -> tuple[TailGroup, ...]:
         in_flight_tokens=pool.chunk_tokens,
         block_tokens=pool.block_tokens,
     )
-    return tuple(
-        TailGroup(need.block_tokens, need.blocks)
+    needs = [
+        (need.storage, TailGroup(need.block_tokens, need.blocks))
         for need in prefix_rule("vllm:0.33", deployment).needs
         if need.blocks is not None
         for _ in range(need.groups)
-    )
+    ]
+    drafting = frozenset(n for n, (storage, _) in enumerate(needs) if storage == "window")
+    groups = cut_groups(tuple(group for _, group in needs), pool.speculation, drafting)
+    longest = max(group.tail_tokens + max(0, group.parts[-1].end_tokens) for group in groups)
+    if pool.speculation.drops and longest > pool.block_tokens:
+        raise ConfigError(
+            f"what drafts make of hits is not known for blocks of {pool.block_tokens} tokens: a "
+            f"window and the block behind it are {longest}. vLLM takes {ENGINE_BLOCK_TOKENS}."
+        )
+    return groups
+
+
+def draft_needs(pool: Pool, *, windows: bool) -> tuple[int, int]:
+    """Tokens behind a hit that must be known for drafts, and tokens that a hit gives up."""
+    drafts = pool.speculation
+    if not drafts.drops:
+        return drafts.key_tokens, 0
+    if not windows:
+        return 0, pool.block_tokens
+    return max(part.end_tokens for group in tail_groups(pool) for part in group.parts), 0
 
 
 def check_pages(pool: Pool) -> None:

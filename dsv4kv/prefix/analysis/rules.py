@@ -13,13 +13,13 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.prefix.analysis.engine_cache import EngineCache
 from dsv4kv.prefix.analysis.group_pool import GroupHits
 from dsv4kv.prefix.analysis.losses import Losses
-from dsv4kv.prefix.analysis.nodes import NumberedPaths
 from dsv4kv.prefix.analysis.outcome import Outcome
-from dsv4kv.prefix.analysis.paths import Ints, PathTable
+from dsv4kv.prefix.analysis.paths import Ints
 from dsv4kv.prefix.analysis.reuse import find_reuse
 from dsv4kv.prefix.analysis.rule_pool import (
     ENGINE_BLOCK_TOKENS,
     Pool,
+    draft_needs,
     tail_groups,
 )
 from dsv4kv.prefix.analysis.sglang_cache import open_sglang
@@ -28,6 +28,7 @@ from dsv4kv.prefix.analysis.sglang_window_cache import (
     open_sglang_windows,
     replay_sglang_windows,
 )
+from dsv4kv.prefix.analysis.speculation import Speculation, find_speculation
 from dsv4kv.prefix.analysis.vllm_cache import open_vllm
 from dsv4kv.prefix.analysis.vllm_groups_rule import replay_vllm_groups
 from dsv4kv.prefix.analysis.vllm_rule import replay_vllm
@@ -43,13 +44,15 @@ class Rule:
         setting: What a user of the engine writes to have it.
         windows: Whether it asks for windows and states too, as DeepSeek-V4 needs.
         open: Makes the engine's cache, for requests that run side by side.
+        speculations: By what drafts its hits are known.
     """
 
     replay: Callable[[Pool], Outcome]
     explains: str
     setting: str = ""
     windows: bool = False
-    open: Callable[[Pool, NumberedPaths], EngineCache] | None = None
+    open: Callable[[Pool], EngineCache] | None = None
+    speculations: tuple[str, ...] = ("none",)
 
     @property
     def block_tokens(self) -> int | None:
@@ -62,6 +65,17 @@ def find_rule(name: str) -> Rule:
     if name not in RULES:
         raise ConfigError(f"{name!r} is no rule: take {', '.join(RULES)}.")
     return RULES[name]
+
+
+def find_drafts(rule: str, speculation: str) -> Speculation:
+    """How a rule drafts, by names; raises ``ConfigError`` where its hits are not known."""
+    found, known = find_speculation(speculation), find_rule(rule).speculations
+    if speculation not in known:
+        raise ConfigError(
+            f"what {speculation} makes of hits is not known for the rule {rule}: take "
+            f"{', '.join(known)}."
+        )
+    return found
 
 
 def run_rule(name: str, pool: Pool) -> Outcome:
@@ -93,61 +107,91 @@ def _ideal(pool: Pool) -> Outcome:
 
 def _one_group(
     name: str,
-    replay: Callable[[PathTable, int, int], Ints],
-    open_cache: Callable[[Pool, NumberedPaths], EngineCache],
+    replay: Callable[[Pool], Ints],
+    open_cache: Callable[[Pool], EngineCache],
     explains: str,
+    speculations: tuple[str, ...],
 ) -> Rule:
     def serve(pool: Pool) -> Outcome:
-        hits = replay(pool.table, pool.block_tokens, pool.blocks)
-        return _tell(name, pool, GroupHits(hits, hits, hits, np.zeros(len(hits), bool)))
+        hits = replay(pool)
+        found = GroupHits(hits, hits, hits, np.zeros(len(hits), bool))
+        return _tell(name, pool, found, windows=False)
 
-    return Rule(serve, explains, open=open_cache)
+    return Rule(serve, explains, open=open_cache, speculations=speculations)
+
+
+def _serve_vllm(pool: Pool) -> Ints:
+    """Hits that give a block up make copies wherever they end: these are replayed singly."""
+    size, speculation = pool.block_tokens, pool.speculation
+    if not speculation.drops:
+        return replay_vllm(pool.table, size, pool.blocks, speculation.key_tokens)
+    return replay_vllm_groups(
+        pool.table,
+        size,
+        pool.blocks,
+        (),
+        retention_tokens=None,
+        chunk_tokens=size * pool.blocks,
+        speculation=speculation,
+    ).resumed
+
+
+def _serve_sglang(pool: Pool) -> Ints:
+    return replay_sglang(pool.table, pool.block_tokens, pool.blocks, pool.speculation.key_tokens)
 
 
 def _vllm_groups(name: str, retention: int | None, explains: str, setting: str) -> Rule:
     def serve(pool: Pool) -> Outcome:
-        reuse = find_reuse(pool.table, pool.block_tokens, whole_blocks=True)
         hits = replay_vllm_groups(
             pool.table,
-            reuse,
+            pool.block_tokens,
             pool.blocks,
             tail_groups(pool),
             retention_tokens=retention,
             chunk_tokens=pool.chunk_tokens,
+            speculation=pool.speculation,
         )
-        return _tell(name, pool, hits)
+        return _tell(name, pool, hits, windows=True)
 
-    def open_cache(pool: Pool, paths: NumberedPaths) -> EngineCache:
-        return open_vllm(pool, paths, tail_groups(pool), retention)
+    def open_cache(pool: Pool) -> EngineCache:
+        return open_vllm(pool, tail_groups(pool), retention)
 
-    return Rule(serve, explains, setting, windows=True, open=open_cache)
+    return Rule(serve, explains, setting, True, open_cache, _VLLM_DRAFTS)
 
 
 def _sglang_windows(name: str, *, dense: bool, explains: str) -> Rule:
     def serve(pool: Pool) -> Outcome:
-        return _tell(name, pool, replay_sglang_windows(pool, dense=dense))
+        return _tell(name, pool, replay_sglang_windows(pool, dense=dense), windows=True)
 
-    def open_cache(pool: Pool, _: NumberedPaths) -> EngineCache:
+    def open_cache(pool: Pool) -> EngineCache:
         return open_sglang_windows(pool, dense=dense)
 
     setting = f"SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS={int(not dense)}"
-    return Rule(serve, explains, setting, windows=True, open=open_cache)
+    return Rule(serve, explains, setting, True, open_cache, _SGLANG_DRAFTS)
 
 
-def _tell(name: str, pool: Pool, hits: GroupHits) -> Outcome:
+def _tell(name: str, pool: Pool, hits: GroupHits, *, windows: bool) -> Outcome:
     """Hits in tokens, and what an unbounded cache of single tokens would have hit beyond them."""
+    key_tokens, dropped_tokens = draft_needs(pool, windows=windows)
     size, served = pool.block_tokens, ~hits.rejected
     table = pool.table.select(np.flatnonzero(served)) if hits.rejected.any() else pool.table
     once = find_reuse(table, table.block_tokens).found_tokens(None)
     whole = once // size * size
     allowed = np.minimum(whole, (table.input_tokens - 1) // size * size)
+    drafted = allowed
+    if key_tokens:
+        alike = find_reuse(table, size, whole_blocks=True, key_tokens=key_tokens)
+        drafted = np.minimum(allowed, alike.found_tokens(None))
+    drafted = np.maximum(0, drafted - dropped_tokens)
     resumed, found, marked = (
-        blocks[served] * size for blocks in (hits.resumed, hits.found, hits.marked)
+        np.minimum(blocks[served] * size, drafted)
+        for blocks in (hits.resumed, hits.found, hits.marked)
     )
     losses = Losses(
         alignment=int((once - whole).sum()),
         last_token=int((whole - allowed).sum()),
-        evicted_block=int((allowed - found).sum()),
+        draft=int((allowed - drafted).sum()),
+        evicted_block=int((drafted - found).sum()),
         no_checkpoint=int((found - marked).sum()),
         evicted_checkpoint=int((marked - resumed).sum()),
     )
@@ -161,20 +205,24 @@ def _tell(name: str, pool: Pool, hits: GroupHits) -> Outcome:
     )
 
 
+_VLLM_DRAFTS = ("none", "dspark", "mtp", "mtp+connector")
+_SGLANG_DRAFTS = ("none", "dspark", "mtp")
 _RETENTION = "prefix_cache_retention_interval"
 RULES: dict[str, Rule] = {
     "ideal": Rule(_ideal, "whole blocks, least recently used, nothing else to keep"),
     "vllm": _one_group(
         "vllm",
-        replay_vllm,
-        lambda pool, paths: open_vllm(pool, paths, (), None),
+        _serve_vllm,
+        lambda pool: open_vllm(pool, (), None),
         "full blocks, one group",
+        _VLLM_DRAFTS,
     ),
     "sglang": _one_group(
         "sglang",
-        replay_sglang,
-        lambda pool, _: open_sglang(pool),
+        _serve_sglang,
+        open_sglang,
         "radix tree of pages, one pool",
+        _SGLANG_DRAFTS,
     ),
     "vllm-v4:dense": _vllm_groups(
         "vllm-v4:dense", None, "windows and states cached at every block", f"{_RETENTION}=None"

@@ -136,10 +136,17 @@ class SglangCache:
         return -(-tokens // self._size)
 
     def _limit(self, request: int, tokens: int) -> int:
-        return min((tokens - 1) // self._size, self._shape.blocks[request])
+        known = tokens - 1 - self._shape.key_tokens
+        return min(known // self._size, self._shape.blocks[request])
+
+
+def page_shape(pool: Pool) -> Shape:
+    """The prompts in whole pages; with MTP, a page's key covers the token behind it."""
+    key_tokens = pool.speculation.key_tokens
+    return Shape(pool.table, pool.block_tokens, whole_blocks=True, key_tokens=key_tokens)
 
 
 def open_sglang(pool: Pool) -> SglangCache:
     """An empty tree with one pool."""
-    shape = Shape(pool.table, pool.block_tokens, whole_blocks=True)
+    shape = page_shape(pool)
     return SglangCache(PageTree(shape, pool.blocks), shape, pool.block_tokens)

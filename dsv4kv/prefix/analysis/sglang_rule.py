@@ -178,17 +178,19 @@ class PageTree:
             heapq.heappush(self._leaves, (node.used, next(self._tickets), node))
 
 
-def replay_sglang(table: PathTable, grain_tokens: int, capacity_pages: int) -> Ints:
+def replay_sglang(
+    table: PathTable, grain_tokens: int, capacity_pages: int, key_tokens: int = 0
+) -> Ints:
     """Serve a trace; returns int64[requests]: pages that each request hit.
 
-    The longest prompt must fit ``capacity_pages``.
+    The longest prompt must fit ``capacity_pages``. ``key_tokens`` are as ``Shape`` says.
     """
-    shape = Shape(table, grain_tokens, whole_blocks=True)
+    shape = Shape(table, grain_tokens, whole_blocks=True, key_tokens=key_tokens)
     tree = PageTree(shape, capacity_pages)
     hits = np.zeros(len(table), np.int64)
     for request, tokens in enumerate(table.input_tokens.tolist()):
         full = shape.blocks[request]
-        node = tree.walk(request, min((tokens - 1) // grain_tokens, full))
+        node = tree.walk(request, min((tokens - 1 - key_tokens) // grain_tokens, full))
         needed = -(-tokens // grain_tokens) - node.end
         hits[request] = node.end
         tree.lock(node)

@@ -15,7 +15,7 @@ import numpy as np
 from dsv4kv.prefix.analysis.engine_cache import Hit
 from dsv4kv.prefix.analysis.group_pool import GroupHits
 from dsv4kv.prefix.analysis.rule_pool import Pool, check_pages
-from dsv4kv.prefix.analysis.sglang_cache import SglangCache
+from dsv4kv.prefix.analysis.sglang_cache import SglangCache, page_shape
 from dsv4kv.prefix.analysis.sglang_window_rule import Lock, WindowTree
 from dsv4kv.prefix.analysis.walk import Shape
 
@@ -138,16 +138,18 @@ class SglangWindowCache(SglangCache):
     def _most_windows(self, tokens: int) -> int:
         """Window pages that a prompt of so many tokens holds at most."""
         pages = self._pages(tokens)
-        return pages if self._dense else min(pages, self._pages(self._chunk) + _SPARE_PAGES)
+        spare = _SPARE_PAGES + self._shape.key_tokens
+        return pages if self._dense else min(pages, self._pages(self._chunk) + spare)
 
     def _insert(self, request: int, running: WindowRunning, *, slide: bool) -> None:
         """Let the tree take over what is computed, or what others found of it before."""
         tree, held = self._windows, running.held.node.end
-        branches = held < running.branch <= running.position // self._size
-        length = running.branch * self._size if branches else running.position
+        known = running.position - self._shape.key_tokens
+        branches = held < running.branch <= known // self._size
+        length = running.branch * self._size if branches else known
         if slide:
             self._slide(running, length)
-        end, first = length // self._size, max(running.freed, held)
+        end, first = max(held, length // self._size), max(running.freed, held)
         node, stored, windows = tree.insert(request, running.held.node, end, first)
         tree.free += end - held - stored
         tree.free_windows += max(0, end - first) - windows
@@ -156,7 +158,7 @@ class SglangWindowCache(SglangCache):
         if branches:
             running.branch = 0
             if slide:
-                self._slide(running, running.position)
+                self._slide(running, known)
 
     def _slide(self, running: WindowRunning, tokens: int) -> None:
         """Give back the windows that lie a page and more before the last of so many tokens."""
@@ -171,7 +173,7 @@ class SglangWindowCache(SglangCache):
 def open_sglang_windows(pool: Pool, *, dense: bool) -> SglangWindowCache:
     """An empty tree with a pool of windows; raises ``ConfigError`` for pages below a window."""
     check_pages(pool)
-    shape = Shape(pool.table, pool.block_tokens, whole_blocks=True)
+    shape = page_shape(pool)
     tree = WindowTree(shape, pool.blocks, pool.window_pages)
     return SglangWindowCache(tree, shape, pool, dense=dense)
 

@@ -1,12 +1,10 @@
 """vLLM's prefix cache for requests that run side by side."""
 
-from collections.abc import Sequence
-
 from dsv4kv.prefix.analysis.engine_cache import Hit
-from dsv4kv.prefix.analysis.group_pool import GroupPool, Running, TailGroup
-from dsv4kv.prefix.analysis.nodes import NumberedPaths
-from dsv4kv.prefix.analysis.paths import Ints
+from dsv4kv.prefix.analysis.group_pool import GroupPool, Running
 from dsv4kv.prefix.analysis.rule_pool import Pool
+from dsv4kv.prefix.analysis.speculation import SPECULATIONS, Speculation
+from dsv4kv.prefix.analysis.tail_groups import TailGroup, Way, number_ways
 from dsv4kv.prefix.analysis.vllm_groups_rule import check_retention, kept_ends
 
 
@@ -24,18 +22,20 @@ class VllmCache:
     def __init__(
         self,
         pool: GroupPool,
-        paths: Sequence[Ints],
+        ways: list[Way],
         *,
         retention_tokens: int | None,
         chunk_tokens: int,
+        speculation: Speculation = SPECULATIONS["none"],
     ) -> None:
         """An empty cache.
 
         Args:
             pool: The blocks.
-            paths: Numbers of every prompt's whole blocks.
+            ways: Every prompt.
             retention_tokens: As ``replay_vllm_groups`` says.
             chunk_tokens: Most tokens of a prompt that are computed at once.
+            speculation: How drafts are made.
 
         Raises:
             ConfigError: A retention that is no whole blocks.
@@ -43,7 +43,7 @@ class VllmCache:
         check_retention(retention_tokens, pool.size)
         self.total = pool.queue.uncached
         self.freed = 0
-        self._pool, self._paths = pool, paths
+        self._pool, self._ways, self._speculation = pool, ways, speculation
         self._retention, self._chunk = retention_tokens, chunk_tokens
         self._running: dict[int, Running] = {}
         self._tails: dict[int, int] = {}  # windows and states that a request may hold
@@ -95,16 +95,16 @@ class VllmCache:
     def fits(self, request: int, tokens: int, promised: int) -> bool:
         """Whether a prompt can begin and end where ``promised`` blocks are others'."""
         resumed = self._find(request, tokens).resumed
-        idle = self._pool.idle_context(self._paths[request][:resumed])
+        idle = self._pool.idle_context(self._ways[request].context[:resumed])
         needed = self._pool.most_blocks(tokens, self._chunk) - resumed
         return needed + idle + promised <= self.available
 
     def begin(self, request: int, tokens: int) -> Hit:
         """Use what is cached of a prompt; everything it needs can be had from now on."""
-        hit, path, pool = self._find(request, tokens), self._paths[request], self._pool
-        special = ((tokens - 1) // pool.size, hit.found if hit.found > hit.resumed else 0)
-        keep = kept_ends(len(path), pool.size, self._retention, special)
-        self._running[request] = pool.begin(path, hit.resumed, keep)
+        hit, way, pool = self._find(request, tokens), self._ways[request], self._pool
+        found = hit.resumed, hit.found
+        kept = kept_ends(way, tokens, found, pool.size, self._retention, self._speculation)
+        self._running[request] = pool.begin(way, hit.resumed, kept)
         self._tails[request] = pool.most_tails(tokens, self._chunk)
         self._context[request] = -(-tokens // pool.size) - hit.resumed
         self._promised += self._tails[request] + self._context[request]
@@ -117,7 +117,7 @@ class VllmCache:
         pool.compute(running, position)
         self._context[request] -= pool.context_used - before
         self._promised -= pool.context_used - before
-        return min(position // pool.size, len(running.path))
+        return min(position // pool.size, len(running.way.context))
 
     def decode(self, request: int) -> None:
         """The prompt is computed and more tokens follow: keep only what these need."""
@@ -139,7 +139,7 @@ class VllmCache:
         self._decoded += blocks
 
     def _find(self, request: int, tokens: int) -> Hit:
-        return Hit(*self._pool.find(self._paths[request][: (tokens - 1) // self._pool.size]))
+        return Hit(*self._pool.find(self._ways[request], (tokens - 1) // self._pool.size))
 
     def _keep_tails(self, request: int, blocks: int) -> None:
         """A request will hold no more windows and states; the rest is free to others."""
@@ -150,15 +150,15 @@ class VllmCache:
 
 
 def open_vllm(
-    pool: Pool,
-    numbered: NumberedPaths,
-    groups: tuple[TailGroup, ...],
-    retention_tokens: int | None,
+    pool: Pool, groups: tuple[TailGroup, ...], retention_tokens: int | None
 ) -> VllmCache:
     """An empty cache with groups of windows and states beside the context, or none."""
+    speculation, size = pool.speculation, pool.block_tokens
+    ways, nodes = number_ways(pool.table, size, groups, speculation.key_tokens)
     return VllmCache(
-        GroupPool(pool.blocks, numbered.count, pool.block_tokens, groups),
-        numbered.paths,
+        GroupPool(pool.blocks, nodes, size, groups, drops=speculation.drops),
+        ways,
         retention_tokens=retention_tokens,
         chunk_tokens=pool.chunk_tokens,
+        speculation=speculation,
     )

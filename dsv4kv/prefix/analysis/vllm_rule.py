@@ -156,12 +156,14 @@ class VllmPool:
             self._copies.setdefault(name, []).insert(place, piece)
 
 
-def replay_vllm(table: PathTable, grain_tokens: int, capacity_blocks: int) -> Ints:
+def replay_vllm(
+    table: PathTable, grain_tokens: int, capacity_blocks: int, key_tokens: int = 0
+) -> Ints:
     """Serve a trace; returns int64[requests]: blocks that each request hit.
 
-    The longest prompt must fit ``capacity_blocks``.
+    The longest prompt must fit ``capacity_blocks``. ``key_tokens`` are as ``Shape`` says.
     """
-    shape = Shape(table, grain_tokens, whole_blocks=True)
+    shape = Shape(table, grain_tokens, whole_blocks=True, key_tokens=key_tokens)
     pool = VllmPool(shape, capacity_blocks)
     tokens = table.input_tokens
     needed = (-(-tokens // grain_tokens)).tolist()

@@ -1,5 +1,7 @@
 """Walking a prompt down the tree of all prompts before it, one stretch at a time."""
 
+import numpy as np
+
 from dsv4kv.prefix.analysis.paths import Path, PathTable
 
 
@@ -9,15 +11,27 @@ class Shape:
     Attributes:
         blocks: Blocks of every path.
         tokens: int64[requests]: tokens of every path.
+        key_tokens: Tokens behind a block that it is told apart by, too.
     """
 
-    def __init__(self, table: PathTable, grain_tokens: int, *, whole_blocks: bool) -> None:
-        """Cut the paths; with ``whole_blocks`` a partial last block is left out."""
+    def __init__(
+        self, table: PathTable, grain_tokens: int, *, whole_blocks: bool, key_tokens: int = 0
+    ) -> None:
+        """Cut the paths.
+
+        Args:
+            table: The trace.
+            grain_tokens: Tokens of a block.
+            whole_blocks: Leave a partial last block out.
+            key_tokens: Tokens behind a block that it is told apart by, too; a whole block
+                without them is left out. Prompts part where their ids do.
+        """
         self._table = table
-        self._grain = grain_tokens
+        self._grain, self.key_tokens = grain_tokens, key_tokens
         self._per_id = max(1, table.block_tokens // grain_tokens)
         tokens = table.path_tokens
-        self.tokens = tokens // grain_tokens * grain_tokens if whole_blocks else tokens
+        whole = np.maximum(0, tokens - key_tokens) // grain_tokens * grain_tokens
+        self.tokens = whole if whole_blocks else tokens
         self._lengths: list[int] = tokens.tolist()
         self.blocks: list[int] = (-(-self.tokens // grain_tokens)).tolist()
 
@@ -34,7 +48,7 @@ class Shape:
         shared = min(shared, self._lengths[one], self._lengths[other])
         if shared == self._lengths[one] == self._lengths[other]:
             return self.blocks[one]
-        return shared // self._grain
+        return max(0, shared - self.key_tokens) // self._grain
 
     def name(self, request: int, path: Path, block: int) -> int:
         """A number that stands for a block and its history, whichever request it is seen in."""
@@ -42,7 +56,7 @@ class Shape:
         if end > self._lengths[request]:  # partial: another block than the one it would fill
             last_id, tokens = int(path.ends[-1]) - 1, self._lengths[request] % self._grain
         else:
-            last_id, tokens = (end - 1) // self._table.block_tokens, 0
+            last_id, tokens = (end + self.key_tokens - 1) // self._table.block_tokens, 0
         within = path.id_at(last_id) * self._per_id + block % self._per_id
         return within * self._grain + tokens
 

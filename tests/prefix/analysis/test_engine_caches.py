@@ -5,14 +5,13 @@ import pytest
 from dsv4kv.errors import OutOfBlocks
 from dsv4kv.model import load_model
 from dsv4kv.prefix.analysis.engine_cache import Hit
-from dsv4kv.prefix.analysis.group_pool import GroupPool, TailGroup
-from dsv4kv.prefix.analysis.nodes import number_paths
-from dsv4kv.prefix.analysis.reuse import find_reuse
+from dsv4kv.prefix.analysis.group_pool import GroupPool
 from dsv4kv.prefix.analysis.rule_pool import Pool
 from dsv4kv.prefix.analysis.sglang_cache import SglangCache
 from dsv4kv.prefix.analysis.sglang_rule import PageTree
 from dsv4kv.prefix.analysis.sglang_window_cache import SglangWindowCache
 from dsv4kv.prefix.analysis.sglang_window_rule import WindowTree
+from dsv4kv.prefix.analysis.tail_groups import TailGroup, number_ways
 from dsv4kv.prefix.analysis.vllm_cache import VllmCache
 from dsv4kv.prefix.analysis.walk import Shape
 from tests.prefix.analysis.traces import Text, to_table
@@ -35,9 +34,9 @@ def window_cache(prompts: list[Text], pages: int, windows: int) -> SglangWindowC
 
 
 def vllm_cache(prompts: list[Text], blocks: int, retention: int | None = None) -> VllmCache:
-    numbered = number_paths(find_reuse(to_table(prompts), PAGE, whole_blocks=True))
-    pool = GroupPool(blocks, numbered.count, PAGE, GROUPS)
-    return VllmCache(pool, numbered.paths, retention_tokens=retention, chunk_tokens=8)
+    ways, nodes = number_ways(to_table(prompts), PAGE, GROUPS, 0)
+    pool = GroupPool(blocks, nodes, PAGE, GROUPS)
+    return VllmCache(pool, ways, retention_tokens=retention, chunk_tokens=8)
 
 
 def run(cache: SglangCache | VllmCache, request: int, tokens: int) -> Hit:

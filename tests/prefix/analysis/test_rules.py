@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.model import load_model
-from dsv4kv.prefix.analysis.group_pool import TailGroup
 from dsv4kv.prefix.analysis.outcome import Outcome
 from dsv4kv.prefix.analysis.paths import PathTable
 from dsv4kv.prefix.analysis.reuse import find_reuse
 from dsv4kv.prefix.analysis.rule_pool import Pool
 from dsv4kv.prefix.analysis.rules import RULES, run_rule
 from dsv4kv.prefix.analysis.sglang_rule import replay_sglang
+from dsv4kv.prefix.analysis.tail_groups import TailGroup
 from dsv4kv.prefix.analysis.vllm_groups_rule import replay_vllm_groups
 from dsv4kv.prefix.analysis.vllm_rule import replay_vllm
 from dsv4kv.workload.request import Request
@@ -94,7 +94,7 @@ def test_vllms_groups_hit_what_single_blocks_of_all_groups_hit(
     table = to_table(prompts)
     hits = replay_vllm_groups(
         table,
-        find_reuse(table, 4, whole_blocks=True),
+        4,
         blocks,
         GROUPS,
         retention_tokens=retention,

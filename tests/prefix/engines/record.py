@@ -13,7 +13,10 @@ from typing import Any
 
 from tests.prefix.engines.recorded import HERE, PAGE, Trace, draw_traces, write_traces
 
-SPECULATIONS = ("none",)
+SPECULATIONS = {
+    "vllm": ("none", "dspark", "mtp", "mtp+connector"),
+    "sglang": ("none", "dspark", "mtp"),
+}
 RETENTION = {"vllm-v4:dense": None, "vllm-v4:4096": 4096, "vllm-v4:semantic": 0}
 RULES = {
     "vllm": ("vllm", *RETENTION),
@@ -77,7 +80,7 @@ def question(trace: Trace, speculation: str) -> dict[str, Any]:
 def answered(engine: str, folder: Path, rule: str) -> list[Trace]:
     """The traces of a rule with the manager's answers."""
     traces = list(draw_traces(rule))
-    for speculation in SPECULATIONS:
+    for speculation in SPECULATIONS[engine]:
         answers = ask(engine, folder, [question(trace, speculation) for trace in traces])
         traces = [
             replace(trace, hits=trace.hits | {speculation: hits})

@@ -9,6 +9,7 @@ import pytest
 from dsv4kv.model import load_model
 from dsv4kv.prefix.analysis.rule_pool import Pool
 from dsv4kv.prefix.analysis.rules import RULES, run_rule
+from dsv4kv.prefix.analysis.speculation import SPECULATIONS
 from dsv4kv.workload.request import Request
 from dsv4kv.workload.traces.collect import collect_paths
 from tests.prefix.engines import record
@@ -18,8 +19,9 @@ MODEL = load_model("v4-flash")
 ENGINES = [name for name, rule in RULES.items() if rule.open]
 
 
-def serve(trace: Trace) -> list[int]:
-    pool = Pool(trace.table, trace.pages * PAGE, PAGE, MODEL, trace.chunk_pages * PAGE)
+def serve(trace: Trace, speculation: str = "none") -> list[int]:
+    chunk, drafts = trace.chunk_pages * PAGE, SPECULATIONS[speculation]
+    pool = Pool(trace.table, trace.pages * PAGE, PAGE, MODEL, chunk, drafts)
     outcome = run_rule(trace.rule, pool)
     assert not outcome.rejected
     hits: list[int] = outcome.resumed_tokens.tolist()
@@ -31,11 +33,16 @@ def recorded(rule: str) -> list[Trace]:
     return [trace for trace in read_traces(engine) if trace.rule == rule]
 
 
-@pytest.mark.parametrize("rule", ENGINES)
-def test_a_rule_hits_what_its_engine_hit_on_a_hundred_random_traces(rule: str) -> None:
+@pytest.mark.parametrize(
+    ("rule", "speculation"), [(rule, s) for rule in ENGINES for s in RULES[rule].speculations]
+)
+def test_a_rule_hits_what_its_engine_hit_on_a_hundred_random_traces(
+    rule: str, speculation: str
+) -> None:
     traces = recorded(rule)
     assert len(traces) == TRACES >= 100
-    assert [serve(trace) for trace in traces] == [trace.hits["none"] for trace in traces]
+    hits = [trace.hits[speculation] for trace in traces]
+    assert [serve(trace, speculation) for trace in traces] == hits
 
 
 @pytest.mark.parametrize("rule", ENGINES)

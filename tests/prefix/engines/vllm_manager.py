@@ -45,7 +45,7 @@ def open_manager(engine: SimpleNamespace, trace: dict[str, Any]) -> Any:
     window = made.SlidingWindowMLASpec(block_size=64, sliding_window=128, **size)
     hca = made.SlidingWindowMLASpec(block_size=8, sliding_window=128, **size)
     csa = made.SlidingWindowMLASpec(block_size=4, sliding_window=8, **size)
-    specs = [context, window, window, hca, csa] if trace["groups"] == "v4" else [context]
+    specs = [context, window, window, csa, hca] if trace["groups"] == "v4" else [context]
     speculation = trace["speculation"]
     groups = [made.KVCacheGroupSpec([f"layer{i}"], spec) for i, spec in enumerate(specs)]
     groups[2 % len(groups)].is_eagle_group = speculation != "none"

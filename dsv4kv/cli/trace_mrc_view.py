@@ -162,11 +162,13 @@ def _advice(point: Point) -> str:
     """Which setting of an engine hits most, and what the pool would do without windows."""
     settings: dict[tuple[str, str], list[Outcome]] = {}
     drafts: dict[str, list[Outcome]] = {}
+    families: dict[str, list[Outcome]] = {}
     for outcome in (o for o in point.rules if o.name in RULES):
         family = outcome.name.partition(":")[0]
         drafts.setdefault(outcome.name, []).append(outcome)
         if RULES[outcome.name].windows:
             settings.setdefault((family, outcome.speculation), []).append(outcome)
+            families.setdefault(family, []).append(outcome)
     sentences = [
         *(_wins(alike, lambda o: RULES[o.name].setting) for alike in settings.values()),
         *(
@@ -178,7 +180,7 @@ def _advice(point: Point) -> str:
     sentences += [
         f"{good.label} still loses {point.token_hits - good.hit_share:.1%} to what a cache of "
         "compressed entries alone would hit in as many blocks."
-        for good in map(_best, settings.values())
+        for good in map(_best, families.values())
         if point.token_hits > good.hit_share
     ]
     return " ".join(filter(None, sentences))

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -230,3 +231,21 @@ def test_a_trace_without_ids_is_refused() -> None:
 def test_a_file_that_cannot_be_written_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"--csv no/where\.csv: cannot be written"):
         run("builtin:chat", "--csv", "no/where.csv")
+
+
+def test_the_sentence_tells_which_way_to_draft_wins_hits_back() -> None:
+    asked = ("builtin:chat", "--capacity", "48K", "--strategy", "none", "--rule", "vllm")
+    both = " ".join(run(*asked, "--speculation", "mtp,mtp+connector").output.split())
+    assert "MTP without a KV connector wins back 11.3% of all prompt tokens over MTP with" in both
+    alone = " ".join(run(*asked, "--speculation", "mtp").output.split())
+    assert "vllm mtp loses 3.9% to its drafts: --speculation none,dspark,mtp,mtp+con" in alone
+
+
+def test_drafts_that_a_rule_does_not_know_are_refused_with_those_it_does() -> None:
+    asked = ("builtin:chat", "--capacity", "48K", "--rule", "sglang", "--speculation")
+    for name, said in (
+        ("mtp+connector", "is not known for the rule sglang: take none, dspark, mtp."),
+        ("eagle", "'eagle' is no speculation: take none, dspark, mtp, mtp+connector."),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            run(*asked, name)

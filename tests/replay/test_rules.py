@@ -1,5 +1,6 @@
 """One request at a time and none of its output, a replay hits what ``trace mrc --rule`` hits."""
 
+import re
 from dataclasses import asdict
 from itertools import islice
 from typing import Any
@@ -8,10 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dsv4kv.errors import ConfigError
 from dsv4kv.model import load_model
 from dsv4kv.prefix.analysis.outcome import Outcome
 from dsv4kv.prefix.analysis.rule_pool import Pool
 from dsv4kv.prefix.analysis.rules import RULES, run_rule
+from dsv4kv.prefix.analysis.speculation import SPECULATIONS
 from dsv4kv.replay.build import Replay, build_replay
 from dsv4kv.workload.request import Request
 from dsv4kv.workload.traces import read_trace
@@ -41,9 +44,17 @@ def replay_alone(requests: list[Request], rule: str, blocks: int, **chosen: Any)
     )
 
 
-def analyse(requests: list[Request], rule: str, blocks: int, size: int, chunk: int) -> Outcome:
+def analyse(
+    requests: list[Request],
+    rule: str,
+    blocks: int,
+    size: int,
+    chunk: int,
+    speculation: str = "none",
+) -> Outcome:
     """The same by ``trace mrc``."""
-    pool = Pool(collect_paths(requests), blocks * size, size, MODEL, chunk)
+    drafts = SPECULATIONS[speculation]
+    pool = Pool(collect_paths(requests), blocks * size, size, MODEL, chunk, drafts)
     return run_rule(rule, pool)
 
 
@@ -128,6 +139,27 @@ def test_the_shipped_trace_hits_the_same_with_the_engines_blocks(rule: str, bloc
     made = replay_alone(requests, rule, blocks)
     assert made.memory.block_tokens == 256
     assert_same(made, analyse(requests, rule, blocks, 256, 512))
+
+
+@pytest.mark.parametrize(
+    ("rule", "speculation"), [(rule, s) for rule in ENGINES for s in RULES[rule].speculations[2:]]
+)
+@pytest.mark.parametrize("blocks", [500, 100_000])
+def test_with_drafts_the_shipped_trace_hits_the_same(
+    rule: str, speculation: str, blocks: int
+) -> None:
+    requests = list(read_trace("builtin:chat"))
+    made = replay_alone(requests, rule, blocks, prefix__speculation=speculation)
+    expected = analyse(requests, rule, blocks, 256, 512, speculation)
+    assert_same(made, expected)
+    assert expected.losses.draft > 0
+
+
+def test_drafts_that_an_engine_does_not_have_are_refused() -> None:
+    for rule, speculation in (("sglang", "mtp+connector"), ("ideal", "mtp")):
+        config = small_config(prefix__rule=rule, prefix__speculation=speculation)
+        with pytest.raises(ConfigError, match=f"what {re.escape(speculation)} makes of hits is "):
+            build_replay(config, list(read_trace("builtin:chat")))
 
 
 @needs_conversation

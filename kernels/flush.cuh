@@ -3,14 +3,16 @@
 // Compile-time: rows.cuh's and format.cuh's parameters; DSV_ROPE_PAIRS pairs rotated at the end of
 // an entry; DSV_ROPE_TABLE 1 where their cosines and sines are read, 0 where they are worked out;
 // DSV_HADAMARD 1 for indexer keys; DSV_SPLIT blocks that share the channels of an entry; DSV_AHEAD
-// 1 where the loads of a batch of rows are to be under way together.
+// 1 where the loads of a batch of rows are to be under way together; DSV_CLUSTER_BYTES 0, or what
+// pool_cluster.cuh needs, where a cluster of blocks pools an entry.
 //
 // Few entries complete in a step, and one of 128 rows is 512 KiB to read: DSV_SPLIT blocks pool
 // it, each its part of the channels and all rows, so that no softmax is ever in two parts. RMSNorm
 // needs all channels: with one block per entry they meet in shared memory; with several they
 // meet in `scratch`, and flush_finish, launched next, ends the entry. A second kernel rather than
 // a counter of finished blocks: nothing has to be zero beforehand, whatever became of an earlier
-// launch, and a captured graph replays it as it is.
+// launch, and a captured graph replays it as it is. A cluster needs neither scratch nor a second
+// kernel.
 #include "fold.cuh"
 #include "format.cuh"
 #if DSV_HADAMARD
@@ -20,7 +22,7 @@
 constexpr int kSplit = DSV_SPLIT;
 constexpr int kPieces = kDim / kWarpChannels / kSplit;   // of channels in a block, a warp's each
 constexpr int kPoolWarps = kPieces < 16 ? kPieces : 16;  // leaves a thread 128 registers
-constexpr int kPoolThreads = kPoolWarps * kWarpSize;
+constexpr int kPoolThreads = DSV_CLUSTER_BYTES ? kDim / 4 : kPoolWarps * kWarpSize;
 constexpr int kBatchesAtOnce = 2;
 constexpr int kFirstRotated = kDim / 8 - DSV_ROPE_PAIRS / 4;  // chunk
 
@@ -146,6 +148,9 @@ __device__ __forceinline__ void finish_entry(const Source& pooled, const Job& jo
     encode_entry(data_row(pages, job.entry), scale_row(pages, job.entry), chunks);
 }
 
+#if DSV_CLUSTER_BYTES
+#include "pool_cluster.cuh"
+#else
 // Pools this block's channels of an entry; the only block of an entry also ends it.
 // kInChunk: some rows may lie in a chunk. own: the slot's state; pooled: float32[kDim] in global
 // memory, where several blocks meet.
@@ -171,6 +176,7 @@ __device__ __forceinline__ void pool_entry(const Rows& rows, const float* own, c
     __syncthreads();
     if (warp == 0) finish_entry(Pooled{shared[0].at}, job, how, pages);
 }
+#endif
 
 // ---- Groups that end with a token of a batch ---------------------------------------------------
 
@@ -191,7 +197,8 @@ __device__ __forceinline__ Job flush_job(i64 i, const i64* slots, const i64* pos
 
 #ifndef DSV_PART
 #if DSV_STATE_ROWS > 0
-// Blocks: (count, kSplit). scratch: float32[count, kDim], unused if kSplit is 1.
+// Blocks: (count, kSplit), of a cluster (count, kRuns). scratch: float32[count, kDim], unused if
+// kSplit is 1.
 DSV_KERNEL void __launch_bounds__(kPoolThreads)
     flush(const float* state, const i64* slots, const i64* positions, const i64* entries,
           const float* norm_weight, const Rope* rope, u32 norm_eps, float* scratch, u8* pages,
@@ -241,8 +248,9 @@ __device__ __forceinline__ Job chunk_job(i64 i, const Chunk& chunk, const i64* e
     return job;
 }
 
-// Blocks: (groups that can end in max_tokens, kSplit). chunk: see load_chunk; kv, score:
-// float32[max_tokens, kChannels]; scratch: float32[groups, kDim], unused if kSplit is 1.
+// Blocks: (groups that can end in max_tokens, kSplit), of a cluster kRuns instead. chunk: see
+// load_chunk; kv, score: float32[max_tokens, kChannels]; scratch: float32[groups, kDim], unused if
+// kSplit is 1.
 DSV_KERNEL void __launch_bounds__(kPoolThreads)
     chunk_flush(const float* state, const float* kv, const float* score, const float* ape,
                 const i64* chunk, const i64* entries, const float* norm_weight,

@@ -45,10 +45,13 @@ __device__ __forceinline__ Four load_four_ahead(const float* address) {
 __device__ __forceinline__ Four cached_four(const float* address) {
     return four_of(*(const uint4*)address);
 }
+__device__ __forceinline__ uint4 bits_of(const Four& v) {
+    return make_uint4(__float_as_uint(v.at[0]), __float_as_uint(v.at[1]),
+                      __float_as_uint(v.at[2]), __float_as_uint(v.at[3]));
+}
 // To global memory; states are read again soon.
 __device__ __forceinline__ void store_four(float* address, const Four& v) {
-    dsv_write(address, make_uint4(__float_as_uint(v.at[0]), __float_as_uint(v.at[1]),
-                                  __float_as_uint(v.at[2]), __float_as_uint(v.at[3])));
+    dsv_write(address, bits_of(v));
 }
 
 __device__ __forceinline__ Four add(Four a, const Four& b) {
@@ -114,12 +117,12 @@ __device__ __forceinline__ int channel_of(int row, int column) {
     return column + (DSV_OVERLAP && row >= kRatio ? kDim : 0);
 }
 
-// kv and score of row i. Loads do not depend on whether the row counts, so that those of a batch
-// can be under way together (kAhead): a row that does not is read from anywhere inside, and
-// ignored.
-template <bool kInChunk, bool kAhead>
-__device__ __forceinline__ void load_row(const Rows& rows, int i, int column, Four& kv,
-                                         Four& score) {
+// Where kv and score of row i begin; of a row that does not count, anywhere inside.
+struct RowAt {
+    const float *kv, *score;
+};
+template <bool kInChunk>
+__device__ __forceinline__ RowAt locate_row(const Rows& rows, int i) {
     int row = rows.ring_row + i;
     row -= row >= kStateRows ? kStateRows : 0;
     const float* kv_at = rows.ring + row * kChannels;
@@ -130,10 +133,19 @@ __device__ __forceinline__ void load_row(const Rows& rows, int i, int column, Fo
         kv_at = rows.kv + token * kChannels;
         score_at = rows.score + token * kChannels;
     }
-    kv_at += channel_of(i, column);
-    score_at += channel_of(i, column);
-    kv = kAhead ? load_four_ahead(kv_at) : load_four(kv_at);
-    score = kAhead ? load_four_ahead(score_at) : load_four(score_at);
+    return {kv_at, score_at};
+}
+
+// kv and score of row i. Loads do not depend on whether the row counts, so that those of a batch
+// can be under way together (kAhead): what does not count is ignored later.
+template <bool kInChunk, bool kAhead>
+__device__ __forceinline__ void load_row(const Rows& rows, int i, int column, Four& kv,
+                                         Four& score) {
+    RowAt at = locate_row<kInChunk>(rows, i);
+    at.kv += channel_of(i, column);
+    at.score += channel_of(i, column);
+    kv = kAhead ? load_four_ahead(at.kv) : load_four(at.kv);
+    score = kAhead ? load_four_ahead(at.score) : load_four(at.score);
 }
 
 // The score as softmax takes it: biased (in the ring it is already), -infinity in rows that do not

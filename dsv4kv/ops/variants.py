@@ -27,9 +27,14 @@ class Variant:
         return self.architectures is None or architecture in self.architectures
 
 
+_CLUSTERS = ("sm_90a", "sm_100a")  # of eight blocks with all of their shared memory
+
 _POOLING = {
     "scratch": Variant("the loads of a batch of rows are under way together"),
     "serial": Variant("loads as the compiler places them, in several rounds"),
+    "cluster": Variant(
+        "blocks that share an entry are a cluster, which needs no second kernel", _CLUSTERS
+    ),
 }
 
 _INSERTING = {

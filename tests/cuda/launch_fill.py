@@ -19,10 +19,12 @@ _STREAM = 0x77
 
 
 def main() -> None:
-    """Launch a kernel both ways, one that there is not, and one whose image is none."""
+    """Launch a kernel in every way, one that there is not, and one whose image is none."""
     pretend_a_gpu(torch.cuda, torch._C)
     fill("fill", b"\x7fELF")
     fill("fill", b"\x7fELF", dependent=True)
+    fill("fill", b"\x7fELF", cluster=2, shared_bytes=75_000)
+    fill("fill", b"\x7fELF", dependent=True, cluster=2, shared_bytes=1 << 20)
     fill("nosuch", b"\x7fELF")
     fill("fill", b"PTX!")
 
@@ -35,12 +37,12 @@ def pretend_a_gpu(cuda: Any, internals: Any) -> None:
     internals._cuda_getCurrentRawStream = lambda _: _STREAM
 
 
-def fill(kernel: str, image: bytes, *, dependent: bool = False) -> None:
+def fill(kernel: str, image: bytes, **how: Any) -> None:
     """Fill three of four numbers with −5, twice; print them, or what went wrong."""
     numbers = torch.zeros(4, dtype=torch.int32)
     (scale,) = struct.unpack("<I", struct.pack("<f", 1.5))
     arguments = (on_gpu(numbers), -5, 3, scale)
-    launch = Launch(KernelModule("fill.cuh", ()), kernel, (7, 2), 256, arguments, dependent)
+    launch = Launch(KernelModule("fill.cuh", ()), kernel, (7, 2), 256, arguments, **how)
     try:
         call = Launcher(CudaDriver(), lambda *_: [image]).prepare(launch)
         call()

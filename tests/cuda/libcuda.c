@@ -25,7 +25,9 @@ int cuDriverGetVersion(int* version) {
     return 0;
 }
 int cuGetErrorString(int error, const char** text) {
-    *text = error == kNotFound ? "named symbol not found" : "device kernel image is invalid";
+    *text = error == kNotFound       ? "named symbol not found"
+            : error == kInvalidValue ? "no such value"
+                                     : "device kernel image is invalid";
     return 0;
 }
 int cuModuleLoadData(void** module, const void* image) {
@@ -42,11 +44,16 @@ int cuFuncGetParamInfo(void* function, size_t index, size_t* offset, size_t* siz
     *size = kSizes[index];
     return 0;
 }
-// As cuda.h has them: a launch with attributes, of which programmatic stream serialization is 6.
+int cuFuncSetAttribute(void* function, int id, int value) {
+    printf("function attribute: %d = %d\n", id, value);
+    return value > 232448 ? kInvalidValue : 0;  // 227 KiB
+}
+// As cuda.h has them: a launch with attributes, of which programmatic stream serialization is 6 and
+// the blocks of a cluster are 4.
+enum { kCluster = 4 };
 struct Attribute {
     int id, padding;
-    int allowed;
-    char rest[60];
+    unsigned value[16];
 };
 struct Config {
     unsigned grid[3], block[3], shared;
@@ -72,8 +79,12 @@ int cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned gr
     return 0;
 }
 int cuLaunchKernelEx(const struct Config* config, void* function, void** parameters, void** extra) {
-    printf("%u attribute: %d = %d; ", config->count, config->attributes[0].id,
-           config->attributes[0].allowed);
+    for (unsigned i = 0; i < config->count; ++i) {
+        const struct Attribute* at = config->attributes + i;
+        printf("attribute %d = %u", at->id, at->value[0]);
+        if (at->id == kCluster) printf(" %u %u", at->value[1], at->value[2]);
+        printf("; ");
+    }
     return cuLaunchKernel(function, config->grid[0], config->grid[1], config->grid[2],
                           config->block[0], config->block[1], config->block[2], config->shared,
                           config->stream, parameters, extra);

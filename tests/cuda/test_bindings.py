@@ -46,18 +46,31 @@ def test_grid_block_stream_and_arguments_reach_the_kernel_at_every_call(told: li
 
 
 def test_a_dependent_launch_says_so_and_is_otherwise_the_same(told: list[str]) -> None:
-    call = f"1 attribute: 6 = 1; {CALL}"  # programmatic stream serialization, in cuda.h
+    call = f"attribute 6 = 1; {CALL}"  # programmatic stream serialization, in cuda.h
     assert told[3:6] == [call, call, "[-5, -5, -5, 0]"]
 
 
+def test_a_cluster_gets_its_blocks_and_the_shared_memory_that_it_asks_for(told: list[str]) -> None:
+    call = f"attribute 4 = 1 2 1; {CALL.replace(' 1 1 0 ', ' 1 1 75000 ')}"
+    assert told[6:10] == ["function attribute: 8 = 75000", call, call, "[-5, -5, -5, 0]"]
+
+
+def test_more_shared_memory_than_there_is_is_a_sentence(told: list[str]) -> None:
+    assert told[10] == "function attribute: 8 = 1048576"
+    assert told[11] == (
+        "giving fill 1048576 B of shared memory failed with CUDA_ERROR_INVALID_VALUE: "
+        "no such value."
+    )
+
+
 def test_a_kernel_that_is_not_in_the_module_is_a_sentence(told: list[str]) -> None:
-    assert told[6] == (
+    assert told[12] == (
         "cuModuleGetFunction(nosuch) failed with CUDA_ERROR_NOT_FOUND: named symbol not found."
     )
 
 
 def test_machine_code_that_the_driver_refuses_advises_a_newer_driver(told: list[str]) -> None:
-    assert told[7] == (
+    assert told[13] == (
         "cuModuleLoadData failed with CUDA_ERROR_INVALID_IMAGE: device kernel image is invalid "
         "(the driver is older than NVRTC: update the driver)."
     )

@@ -3,10 +3,25 @@
 import pytest
 import torch
 
-from tests.kernels.defects import THREADS, defect
+from tests.kernels.defects import THREADS, defect, run_exchange
 from tests.kernels.launches import each_order
-from tests.kernels.shim.apart import run_apart
+from tests.kernels.shim.apart import run_apart, run_each_apart
 from tests.kernels.shim.twin import run
+
+CLUSTER_MISTAKES = {
+    1: "shim: a wait for the cluster without an arrival",
+    2: "shim: a barrier of bytes that nobody started",
+    3: "shim: a wait for bytes that nobody copies",
+    4: "shim: misaligned bulk copy",
+    5: "shim: a copy that nobody waits for",
+    6: "other bytes: [255, 255",
+    7: "shim: a rank outside the cluster",
+    8: "shim: a barrier that not every thread reaches",
+    9: "shim: shared memory of a block that has ended",
+    10: "shim: a cluster barrier without a wait before the next",
+    11: "shim: shared memory of a block that has not begun",
+}
+"""As bad/cluster_defects.cuh numbers them."""
 
 
 def moved_right(*, barrier: bool, reverse: bool) -> bool:
@@ -39,6 +54,19 @@ def test_what_a_gpu_refuses_aborts_and_says_where(kernel: str, message: str) -> 
     )
     assert done.returncode != 0
     assert message in done.stderr
+
+
+def test_blocks_of_a_cluster_see_each_others_memory_and_copies_arrive() -> None:
+    run_exchange(0)
+
+
+def test_mistakes_of_a_cluster_are_found() -> None:
+    found = run_each_apart(
+        "tests.kernels.defects", [f"run_exchange({i})" for i in CLUSTER_MISTAKES]
+    )
+    for (code, said), message in zip(found, CLUSTER_MISTAKES.values(), strict=True):
+        assert code != 0
+        assert message in said
 
 
 @pytest.mark.parametrize(

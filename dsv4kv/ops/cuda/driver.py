@@ -1,6 +1,6 @@
 """The CUDA driver as far as launches need it: everything that touches a GPU is here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -91,8 +91,9 @@ class CudaDriver:
         self, device: int, function: Function, launch: Launch, packed: Packed
     ) -> Callable[[], None]:
         """See ``Driver``."""
-        stream_call = self._dependent(launch) if launch.dependent else self._plain(launch)
+        stream_call = self._stream_call(launch)
         handle, addresses = function.handle, addresses_in(packed)
+        self._give_shared(device, function, launch)
         # What the inductor's generated code calls: the public way makes an object each time.
         stream_of = torch._C._cuda_getCurrentRawStream
         guard = torch.cuda.device
@@ -106,26 +107,52 @@ class CudaDriver:
 
         return call
 
+    def _give_shared(self, device: int, function: Function, launch: Launch) -> None:
+        """A kernel gets more than 48 KiB of shared memory only where that is said beforehand."""
+        size = launch.shared_bytes
+        if size:
+            limit = self._cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            with torch.cuda.device(device):
+                told = self._cuda.cuFuncSetAttribute(function.handle, limit, size)
+            self._checked(f"giving {launch.kernel} {size} B of shared memory", told)
+
+    def _stream_call(self, launch: Launch) -> _StreamCall:
+        attributes = list(self._attributes(launch))
+        return self._with(attributes, launch) if attributes else self._plain(launch)
+
     def _plain(self, launch: Launch) -> _StreamCall:
         """Begins once everything before it in the stream is done."""
         start, (columns, rows), threads = self._cuda.cuLaunchKernel, launch.grid, launch.block
+        shared = launch.shared_bytes
 
         def call(handle: Any, stream: int, addresses: int) -> Any:
-            return start(handle, columns, rows, 1, threads, 1, 1, 0, stream, addresses, 0)
+            return start(handle, columns, rows, 1, threads, 1, 1, shared, stream, addresses, 0)
 
         return call
 
-    def _dependent(self, launch: Launch) -> _StreamCall:
-        """May begin earlier: programmatic dependent launch, in a captured graph an edge of it."""
+    def _attributes(self, launch: Launch) -> Iterator[Any]:
+        ids = self._cuda.CUlaunchAttributeID
+        if launch.dependent:  # in a captured graph an edge of it
+            value = self._cuda.CUlaunchAttributeValue()
+            value.programmaticStreamSerializationAllowed = 1
+            yield self._attribute(ids.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, value)
+        if launch.cluster > 1:
+            value = self._cuda.CUlaunchAttributeValue()
+            value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = 1, launch.cluster, 1
+            yield self._attribute(ids.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, value)
+
+    def _attribute(self, name: Any, value: Any) -> Any:
+        attribute = self._cuda.CUlaunchAttribute()
+        attribute.id, attribute.value = name, value
+        return attribute
+
+    def _with(self, attributes: list[Any], launch: Launch) -> _StreamCall:
+        """May begin earlier, or runs by clusters."""
         start, config = self._cuda.cuLaunchKernelEx, self._cuda.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = *launch.grid, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = launch.block, 1, 1
-        attribute, value = self._cuda.CUlaunchAttribute(), self._cuda.CUlaunchAttributeValue()
-        ids = self._cuda.CUlaunchAttributeID
-        value.programmaticStreamSerializationAllowed = 1
-        attribute.id = ids.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        attribute.value = value
-        config.attrs, config.numAttrs = [attribute], 1
+        config.sharedMemBytes = launch.shared_bytes
+        config.attrs, config.numAttrs = attributes, len(attributes)
 
         def call(handle: Any, stream: int, addresses: int) -> Any:
             config.hStream = stream

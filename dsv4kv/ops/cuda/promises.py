@@ -15,11 +15,13 @@ class Promise:
         loads: At least one load is this wide: the values. Indices and tables may be narrower.
         stores: No store is narrower than this.
         under_way: So many wide loads are issued before the first of them is waited for.
+        copies: There are bulk copies into shared memory.
     """
 
     loads: int = 0
     stores: int = 0
     under_way: int = 0
+    copies: bool = False
 
 
 PROMISES = {
@@ -40,12 +42,15 @@ PROMISES = {
     "chunk_*": Promise(loads=128),
     "*flush csa-4 *, scratch": Promise(under_way=16),  # 8 rows of kv and of score
     "*flush hca-128 *, scratch": Promise(under_way=8),  # 4 rows at a time
+    "*flush hca-128 ring, *, cluster": Promise(copies=True),
     "page_copy *": Promise(loads=128, stores=128),
     "copy_peak *": Promise(loads=128, stores=128, under_way=8),
     "read_peak *": Promise(loads=128),
     "write_peak *": Promise(stores=128),
 }
 """By patterns of ``Finding.name``; all that fit hold. Local memory is promised by none."""
+
+_COPY = "UBLKCP."
 
 FIRST_DEPENDENT = 90
 """From sm_90 on a kernel may begin before the one in front of it has ended: each waits first."""
@@ -72,6 +77,8 @@ def broken_promises(findings: Iterable[Finding]) -> Iterator[str]:
                         f"{where} waits after {report.under_way} wide loads, not after "
                         f"{promise.under_way}: the compiler moved the others behind the wait."
                     )
+                if promise.copies and not any(kind.startswith(_COPY) for kind in report.accesses):
+                    yield f"{where} has no bulk copy into shared memory."
 
 
 def _is_hopper_or_newer(architecture: str) -> bool:

@@ -8,6 +8,7 @@ from dsv4kv.ops.cuda.compile import check_architecture
 from dsv4kv.ops.cuda.cubin_cache import load_cubins
 from dsv4kv.ops.cuda.inspection import KernelReport, check_tools, inspect_cubins
 from dsv4kv.ops.kernels.catalogue import Example
+from dsv4kv.ops.kernels.launch import KernelModule
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ def survey(
     architectures: Sequence[str],
     on_done: Callable[[str], None] = lambda _: None,
 ) -> list[Finding]:
-    """Compile and inspect: for each example its architectures, in the order given.
+    """Compile and inspect: for each example those of the architectures that it is for, in order.
 
     Looks for its tools first, as compiling takes longest; ``on_done`` is told each architecture
     that is finished.
@@ -47,25 +48,32 @@ def survey(
     for architecture in architectures:
         check_architecture(architecture)
 
-    def report(architecture: str) -> list[KernelReport]:
+    def report(architecture: str) -> Reports:
         found = _reports(examples, architecture)
         on_done(architecture)
         return found
 
     with ThreadPoolExecutor() as pool:  # one disassembles while another compiles
-        reports = list(pool.map(report, architectures))
+        reports = dict(zip(architectures, pool.map(report, architectures), strict=True))
     return [
-        Finding(example, architecture, reports[a][i])
-        for i, example in enumerate(examples)
-        for a, architecture in enumerate(architectures)
+        Finding(example, architecture, reports[architecture][_kernel_of(example)])
+        for example in examples
+        for architecture in architectures
+        if example.runs_on(architecture)
     ]
 
 
-def _reports(examples: Sequence[Example], architecture: str) -> list[KernelReport]:
-    modules = list(dict.fromkeys(example.launch.module for example in examples))
+Reports = dict[tuple[KernelModule, str], KernelReport]
+"""By module and kernel."""
+
+
+def _kernel_of(example: Example) -> tuple[KernelModule, str]:
+    return example.launch.module, example.launch.kernel
+
+
+def _reports(examples: Sequence[Example], architecture: str) -> Reports:
+    wanted = [example for example in examples if example.runs_on(architecture)]
+    modules = list(dict.fromkeys(example.launch.module for example in wanted))
     cubins = load_cubins(modules, architecture)
     inspected = zip(modules, inspect_cubins(architecture, cubins), strict=True)
-    found = {
-        (module, report.kernel): report for module, reports in inspected for report in reports
-    }
-    return [found[example.launch.module, example.launch.kernel] for example in examples]
+    return {(module, report.kernel): report for module, reports in inspected for report in reports}

@@ -46,10 +46,20 @@ class Example:
     """A launch of one kernel and what it works on: ``fp8_ds_mla × 32``, ``csa-4 ring``.
 
     Where the operation has variants, the subject ends with the one that this is.
+
+    Attributes:
+        subject: Formats, sizes and variant.
+        launch: What is launched.
+        architectures: That it is for; None for all.
     """
 
     subject: str
     launch: Launch
+    architectures: tuple[str, ...] | None = None
+
+    def runs_on(self, architecture: str) -> bool:
+        """Whether an architecture has what the kernel takes."""
+        return self.architectures is None or architecture in self.architectures
 
 
 def catalogue() -> list[Example]:
@@ -171,10 +181,11 @@ def _compressor_examples(
         shape = shaped.indexer_state_shape if indexer else shaped.state_shape
         states = _empty(torch.float32, _REQUESTS, *shape)
         kind = f"{layer.attn.value}-{layer.ratio}{owner} {form}"
-        for variant in VARIANTS["flush"]:  # those of chunks, too
+        for variant, how in VARIANTS["flush"].items():  # those of chunks, too
             for launch in _compressor_launches(table, states, _store(layout), variant):
                 pages = launch.module.source == "flush.cuh"
-                yield Example(f"{kind}, {_name(layout)}, {variant}" if pages else kind, launch)
+                subject = f"{kind}, {_name(layout)}, {variant}" if pages else kind
+                yield Example(subject, launch, how.architectures)
         if config.name == _BOTH_ROPES:
             for launch in _compressor_launches(exact, states, _store(layout), portable("flush")):
                 yield Example(f"{kind} float64, {_name(layout)}", launch)

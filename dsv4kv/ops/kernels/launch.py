@@ -37,6 +37,9 @@ class Launch:
             integer of its float32 bits.
         dependent: May begin while the kernel before it in the stream still runs; every kernel
             waits for that one before it touches memory. From sm_90 on.
+        cluster: Blocks along y that run together and see each other's shared memory, at most 8.
+            More than 1 from sm_90 on.
+        shared_bytes: Dynamic shared memory of a block.
     """
 
     module: KernelModule
@@ -45,6 +48,8 @@ class Launch:
     block: int
     arguments: tuple[Tensor | int, ...]
     dependent: bool = False
+    cluster: int = 1
+    shared_bytes: int = 0
 
 
 def multiprocessors(tensor: Tensor) -> int:

@@ -65,26 +65,23 @@ def plan_flush(
 
     An entry of −1 skips its row, so a graph can pass every token of a step.
     variant: see ``ops.variants``.
-    split: blocks that share an entry, 1, 2, 4 or 8; ``split_of`` suggests it.
-    scratch: float32[at least E, d], needed where split is more than 1 and the state a ring; what
-    it holds does not matter before or after.
+    split: blocks that share an entry, 1, 2, 4 or 8; ``split_of`` suggests it. A cluster always
+    has 8.
+    scratch: float32[at least E, d], needed where split is more than 1, the state a ring and the
+    variant no cluster; what it holds does not matter before or after.
     """
     if not len(entries):
         return ()
     groups = slots, positions, entries
     limits = len(state), store.num_entries, compressor.groups
+    split = _blocks_with_scratch(compressor, variant, split)
     module = _flush_module(compressor, state, store, variant, split)
     if state.dim() == 3:  # pooled already
         finish = _finish(module, "flush_finish", state, groups, compressor, store, limits)
         return (finish,)
     pooled = _scratch(scratch, split)
-    pool = Launch(
-        module,
-        "flush",
-        (len(entries), split),
-        pool_threads(compressor, split),
-        (state, *groups, *finish_parameters(compressor), pooled, store.pages, *limits),
-    )
+    arguments = (state, *groups, *finish_parameters(compressor), pooled, store.pages, *limits)
+    pool = _pool(module, "flush", len(entries), compressor, variant, split, arguments)
     if split == 1:
         return (pool,)
     return pool, _finish(module, "flush_finish", pooled, groups, compressor, store, limits)
@@ -116,6 +113,7 @@ def plan_compress_chunk(
     limits = len(kv), len(state), store.num_entries, compressor.groups
     launches = [_keep(compressor, state, kv, score, chunk)]
     if len(entries):
+        split = _blocks_with_scratch(compressor, variant, split)
         module = _flush_module(compressor, state, store, variant, split)
         pooled = _scratch(scratch, split)
         if split > 1:
@@ -123,13 +121,9 @@ def plan_compress_chunk(
             launches.insert(
                 0, _finish(module, "chunk_finish", pooled, groups, compressor, store, limits)
             )
-        pool = Launch(
-            module,
-            "chunk_flush",
-            (len(entries), split),
-            pool_threads(compressor, split),
-            (state, *rows, entries, *finish_parameters(compressor), pooled, store.pages, *limits),
-        )
+        finish = *finish_parameters(compressor), pooled, store.pages
+        arguments = (state, *rows, entries, *finish, *limits)
+        pool = _pool(module, "chunk_flush", len(entries), compressor, variant, split, arguments)
         launches.insert(0, pool)
     return tuple(launches)
 
@@ -148,6 +142,28 @@ def _keep(
         (blocks_for(threads, _THREADS, MOST_BLOCKS), 1),
         _THREADS,
         (state, kv, score, compressor.ape, chunk, len(kv), len(state)),
+    )
+
+
+def _pool(
+    module: KernelModule,
+    kernel: str,
+    groups: int,
+    compressor: Compressor,
+    variant: str,
+    split: int,
+    arguments: tuple[Tensor | int, ...],
+) -> Launch:
+    if not (shared_bytes := cluster_bytes(compressor, variant)):
+        return Launch(module, kernel, (groups, split), pool_threads(compressor, split), arguments)
+    return Launch(
+        module,
+        kernel,
+        (groups, _RUNS),
+        compressor.dim // _FLOATS_PER_THREAD,
+        arguments,
+        cluster=_RUNS,
+        shared_bytes=shared_bytes,
     )
 
 
@@ -176,10 +192,28 @@ def finish_parameters(compressor: Compressor) -> tuple[Tensor | int, ...]:
     return compressor.norm_weight, compressor.rope, eps_bits
 
 
+def cluster_bytes(compressor: Compressor, variant: str) -> int:
+    """Shared memory of each of the blocks that pool an entry as a cluster; 0 if none do.
+
+    A block has a run of rows, kv and score, and less than five numbers a channel of what it
+    exchanges with the others.
+    """
+    if variant != "cluster" or compressor.rows <= _SHORT_ROWS:
+        return 0
+    return 4 * compressor.dim * (2 * compressor.rows // _RUNS + 5)
+
+
+def _blocks_with_scratch(compressor: Compressor, variant: str, split: int) -> int:
+    """Blocks that meet in scratch: a cluster is, in this respect, one."""
+    return 1 if cluster_bytes(compressor, variant) else split
+
+
 def _scratch(scratch: Tensor | None, split: int) -> Tensor | int:
-    if split > 1 and scratch is None:
+    if split == 1:
+        return 0
+    if scratch is None:
         raise ConfigError(f"{split} blocks share an entry: give them scratch, or split = 1.")
-    return 0 if scratch is None else scratch
+    return scratch
 
 
 def _warp_channels(compressor: Compressor) -> int:
@@ -225,6 +259,7 @@ def flush_macros(
     macros = dict(format_macros(store.layout)) | _state_macros(compressor, state)
     macros |= {
         "DSV_AHEAD": int(variant != "serial"),
+        "DSV_CLUSTER_BYTES": cluster_bytes(compressor, variant),
         "DSV_HADAMARD": int(compressor.hadamard),
         "DSV_ROPE_PAIRS": compressor.rotated_pairs,
         "DSV_ROPE_TABLE": int(compressor.has_table),

@@ -4,6 +4,11 @@
 // What is checked that a GPU would not tell: out-of-range accesses (AddressSanitizer), misaligned
 // vector accesses (asserted in dsv_load / dsv_store), barriers that not every thread reaches, and
 // missing barriers (run once more with the fibers in another order).
+//
+// The blocks of a cluster run together, one as far as it comes before the next has its turn. Each has
+// shared memory of its own, which no thread has written at first; so they use dynamic shared memory
+// only (dynamic_shared in cluster.cuh). Bulk copies arrive as late as they may: when somebody waits
+// for them; until then their target is poison.
 #pragma once
 
 #include <math.h>
@@ -13,6 +18,7 @@
 #include <string.h>
 #include <ucontext.h>
 
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -25,7 +31,7 @@
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __restrict__
-#define __shared__ static thread_local  // one OS thread runs a whole block
+#define __shared__ static thread_local  // one OS thread runs a whole block, but not a cluster
 
 struct dsv_dim3 {
     unsigned x, y, z;
@@ -47,7 +53,8 @@ namespace dsv {
 
 constexpr int kWarp = 32;
 constexpr size_t kStackBytes = 64 << 10;
-enum class At { kRunning, kWarpBarrier, kBlockBarrier, kDone };
+constexpr int kPoison = 0xff;  // as floats: NaN
+enum class At { kRunning, kWarpBarrier, kBlockBarrier, kClusterBarrier, kBytes, kDone };
 
 // Where a fiber goes on, on a stack of its own.
 //
@@ -114,6 +121,9 @@ struct Fiber {
     At at;
     unsigned exchange[2];
     void* fake_stack;
+    unsigned arrivals, waits;  // at the barrier of its cluster
+    const void* bytes;         // barrier that it waits for,
+    unsigned phase;            // and which phase of it
 };
 
 using Kernel = void (*)(long, long, long, long, long, long, long, long, long, long, long, long,
@@ -121,8 +131,32 @@ using Kernel = void (*)(long, long, long, long, long, long, long, long, long, lo
                         long, long, long, long, long, long, long, long);
 constexpr int kMaxArguments = 32;
 
+struct Copy {
+    void* target;
+    const void* source;
+    unsigned bytes;
+};
+
+// A barrier of bytes (mbarrier): a phase ends when one thread has arrived and all bytes have.
+struct ByteBarrier {
+    unsigned phase;
+    int missing_arrivals;
+    long missing_bytes;
+    std::vector<Copy> copies;
+};
+
+enum class Life { kBefore, kRunning, kEnded };
+
+// The blocks that run together: a cluster, mostly of one.
 struct Block {
     std::vector<Fiber> fibers;
+    int threads;                                  // of a block
+    std::vector<std::unique_ptr<char[]>> shared;  // of each block
+    size_t shared_bytes;
+    std::vector<Life> lives;
+    unsigned cluster_phase;
+    std::map<const void*, ByteBarrier> byte_barriers;
+    dsv_dim3 first;  // block of the cluster
     Context scheduler;
     int current;
     Kernel kernel;
@@ -142,7 +176,6 @@ static inline void fail(const char* what) {
 static inline void yield_at(At at) {
     Fiber& fiber = block->fibers[block->current];
     fiber.at = at;
-    unsigned thread = threadIdx.x;
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_start_switch_fiber(at == At::kDone ? nullptr : &fiber.fake_stack,
                                    block->scheduler_stack, block->scheduler_stack_bytes);
@@ -152,7 +185,6 @@ static inline void yield_at(At at) {
     __sanitizer_finish_switch_fiber(fiber.fake_stack, &block->scheduler_stack,
                                     &block->scheduler_stack_bytes);
 #endif
-    threadIdx.x = thread;
 }
 
 static void enter() {
@@ -170,7 +202,9 @@ static void enter() {
 static inline void resume(int thread) {
     Fiber& fiber = block->fibers[thread];
     block->current = thread;
-    threadIdx = {unsigned(thread), 0, 0};
+    threadIdx = {unsigned(thread % block->threads), 0, 0};
+    blockIdx = block->first;
+    blockIdx.y += unsigned(thread / block->threads);
     fiber.at = At::kRunning;
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_start_switch_fiber(&block->scheduler_fake_stack, fiber.stack, kStackBytes);
@@ -209,38 +243,144 @@ struct Turns {
     }
 };
 
-static inline void run_block(int threads, Turns& turns) {
-    for (int t = 0; t < threads; ++t) {
-        Fiber& fiber = block->fibers[t];
-        fiber.context.start(fiber.stack, enter);
-        fiber.fake_stack = nullptr;
+static inline ByteBarrier& started(const void* barrier) {
+    auto found = block->byte_barriers.find(barrier);
+    if (found == block->byte_barriers.end()) fail("a barrier of bytes that nobody started");
+    return found->second;
+}
+
+// Whether a phase is over, now that somebody asks: what is under way arrives.
+static inline bool bytes_arrived(const void* barrier, unsigned phase) {
+    ByteBarrier& at = started(barrier);
+    for (const Copy& copy : at.copies) {
+        memcpy(copy.target, copy.source, copy.bytes);
+        at.missing_bytes -= copy.bytes;
     }
+    at.copies.clear();
+    if (at.missing_arrivals == 0 && at.missing_bytes == 0) ++at.phase, at.missing_arrivals = 1;
+    return (at.phase ^ phase) & 1;
+}
+
+// Whether a thread that waits for its cluster, or for bytes, may go on.
+static inline bool may_go_on(const Fiber& fiber) {
+    if (fiber.at == At::kClusterBarrier) return block->cluster_phase == fiber.arrivals;
+    return fiber.at == At::kBytes && bytes_arrived(fiber.bytes, fiber.phase);
+}
+
+static inline bool waiting(int first, int last) {
+    for (int t = first; t < last; ++t) {
+        At at = block->fibers[t].at;
+        if (at == At::kClusterBarrier || at == At::kBytes) return true;
+    }
+    return false;
+}
+
+// Runs one block until none of its threads can go on by itself; whether any could.
+static inline bool advance(int index, Turns& turns) {
+    int begin = index * block->threads, end = begin + block->threads;
+    bool moved = block->lives[index] == Life::kBefore, any = true;
     auto run = [&](int first, int last) {
         for (int t : turns.of(first, last)) {
             if (block->fibers[t].at != At::kDone) resume(t);
         }
+        any = moved = true;
     };
-    for (int t = 0; t < threads; ++t) block->fibers[t].at = At::kRunning;
-    run(0, threads);
-    for (;;) {
-        bool moved = false;
-        for (int first = 0; first < threads; first += kWarp) {
-            int last = first + kWarp < threads ? first + kWarp : threads;
-            while (all_at(first, last, At::kWarpBarrier)) {
-                run(first, last);
-                moved = true;
-            }
-        }
-        if (moved) continue;
-        if (all_at(0, threads, At::kBlockBarrier)) {
-            run(0, threads);
-            continue;
-        }
-        for (int t = 0; t < threads; ++t) {
-            if (block->fibers[t].at != At::kDone) fail("a barrier that not every thread reaches");
-        }
-        return;
+    if (block->lives[index] == Life::kBefore) {
+        block->lives[index] = Life::kRunning;
+        run(begin, end);
     }
+    while (any) {
+        any = false;
+        for (int t : waiting(begin, end) ? turns.of(begin, end) : std::vector<int>()) {
+            if (may_go_on(block->fibers[t])) resume(t), any = moved = true;
+        }
+        for (int first = begin; first < end; first += kWarp) {
+            int last = first + kWarp < end ? first + kWarp : end;
+            while (all_at(first, last, At::kWarpBarrier)) run(first, last);
+        }
+        if (!any && all_at(begin, end, At::kBlockBarrier)) run(begin, end);
+    }
+    bool ended = true;
+    for (int t = begin; t < end; ++t) ended = ended && block->fibers[t].at == At::kDone;
+    if (ended) block->lives[index] = Life::kEnded;
+    return moved;
+}
+
+static inline void run_together(int blocks, Turns& turns) {
+    block->cluster_phase = 0;
+    block->byte_barriers.clear();
+    block->lives.assign(blocks, Life::kBefore);
+    for (auto& shared : block->shared) memset(shared.get(), kPoison, block->shared_bytes);
+    for (Fiber& fiber : block->fibers) {
+        fiber.context.start(fiber.stack, enter);
+        fiber.at = At::kRunning;
+        fiber.fake_stack = nullptr;
+        fiber.arrivals = fiber.waits = 0;
+    }
+    for (bool moved = true; moved;) {
+        moved = false;
+        for (int index : turns.of(0, blocks)) {
+            if (block->lives[index] != Life::kEnded) moved = advance(index, turns) || moved;
+        }
+    }
+    for (Fiber& fiber : block->fibers) {
+        if (fiber.at == At::kBytes) fail("a wait for bytes that nobody copies");
+        if (fiber.at != At::kDone) fail("a barrier that not every thread reaches");
+    }
+    for (auto& barrier : block->byte_barriers) {
+        if (!barrier.second.copies.empty()) fail("a copy that nobody waits for");
+    }
+}
+
+// ---- Clusters ----------------------------------------------------------------------------------
+
+static inline unsigned current_rank() { return unsigned(block->current / block->threads); }
+static inline void* dynamic_shared() { return block->shared[current_rank()].get(); }
+
+// Where this block's shared variable lies in the block of a rank.
+static inline void* mapped(const void* shared, unsigned rank) {
+    if (rank >= block->shared.size()) fail("a rank outside the cluster");
+    if (block->lives[rank] == Life::kBefore) fail("shared memory of a block that has not begun");
+    if (block->lives[rank] == Life::kEnded) fail("shared memory of a block that has ended");
+    return block->shared[rank].get() + ((const char*)shared - (const char*)dynamic_shared());
+}
+
+static inline void cluster_arrive() {
+    Fiber& own = block->fibers[block->current];
+    if (own.arrivals++ != own.waits) fail("a cluster barrier without a wait before the next");
+    for (Fiber& fiber : block->fibers) {
+        if (fiber.arrivals != own.arrivals) return;
+    }
+    ++block->cluster_phase;
+}
+static inline void cluster_wait() {
+    Fiber& own = block->fibers[block->current];
+    if (own.waits++ == own.arrivals) fail("a wait for the cluster without an arrival");
+    if (block->cluster_phase != own.arrivals) yield_at(At::kClusterBarrier);
+}
+
+// ---- Bulk copies -------------------------------------------------------------------------------
+
+static inline void start_bytes(const void* barrier) {
+    if ((uintptr_t)barrier % 8) fail("misaligned barrier of bytes");
+    if (!block->byte_barriers.insert({barrier, {0, 1, 0, {}}}).second) fail("started twice");
+}
+static inline void expect_bytes(const void* barrier, unsigned bytes) {
+    ByteBarrier& at = started(barrier);
+    if (--at.missing_arrivals < 0) fail("two arrivals in a phase of bytes");
+    at.missing_bytes += bytes;
+}
+static inline void copy_bytes(void* target, const void* source, unsigned bytes,
+                              const void* barrier) {
+    if (((uintptr_t)target | (uintptr_t)source | bytes) % 16) fail("misaligned bulk copy");
+    memset(target, kPoison, bytes);
+    started(barrier).copies.push_back({target, source, bytes});
+}
+static inline void wait_bytes(const void* barrier, unsigned phase) {
+    if (bytes_arrived(barrier, phase)) return;
+    Fiber& own = block->fibers[block->current];
+    own.bytes = barrier, own.phase = phase;
+    yield_at(At::kBytes);
 }
 
 }  // namespace dsv
@@ -324,23 +464,28 @@ static inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 static inline int min(int a, int b) { return a < b ? a : b; }
 static inline int max(int a, int b) { return a > b ? a : b; }
 
-// Runs a kernel: every block of the grid, arguments as 64-bit words.
-extern "C" __attribute__((visibility("default"))) void dsv_shim_run(void* kernel, int grid_x,
-                                                                    int grid_y, int threads,
-                                                                    const long* arguments,
-                                                                    int count, int order) {
-    std::vector<int> blocks = dsv::Turns(order).of(0, grid_x * grid_y);
+// Runs a kernel: every block of the grid, arguments as 64-bit words; `cluster` blocks along y run
+// together.
+extern "C" __attribute__((visibility("default"))) void dsv_shim_run(
+    void* kernel, int grid_x, int grid_y, int threads, int cluster, int shared_bytes,
+    const long* arguments, int count, int order) {
+    if (grid_y % cluster) dsv::fail("a grid that is not of whole clusters");
+    int groups = grid_x * grid_y / cluster, together = threads * cluster;
+    std::vector<int> turn = dsv::Turns(order).of(0, groups);
     long words[dsv::kMaxArguments] = {};
     if (count > dsv::kMaxArguments) dsv::fail("too many arguments");
     memcpy(words, arguments, sizeof(long) * count);
 #pragma omp parallel
     {
         dsv::Block mine;
-        mine.fibers.resize(threads);
-        while (int(dsv::stacks.size()) < threads) {
+        mine.fibers.resize(together);
+        mine.threads = threads;
+        mine.shared_bytes = shared_bytes;
+        for (int i = 0; i < cluster; ++i) mine.shared.emplace_back(new char[shared_bytes]);
+        while (int(dsv::stacks.size()) < together) {
             dsv::stacks.emplace_back(new char[dsv::kStackBytes]);
         }
-        for (int t = 0; t < threads; ++t) mine.fibers[t].stack = dsv::stacks[t].get();
+        for (int t = 0; t < together; ++t) mine.fibers[t].stack = dsv::stacks[t].get();
         mine.kernel = reinterpret_cast<dsv::Kernel>(kernel);
         mine.arguments = words;
         mine.scheduler_fake_stack = nullptr;
@@ -348,11 +493,11 @@ extern "C" __attribute__((visibility("default"))) void dsv_shim_run(void* kernel
         blockDim = {unsigned(threads), 1, 1};
         gridDim = {unsigned(grid_x), unsigned(grid_y), 1};
 #pragma omp for schedule(static)
-        for (int index = 0; index < grid_x * grid_y; ++index) {
-            int at = blocks[index];
-            blockIdx = {unsigned(at % grid_x), unsigned(at / grid_x), 0};
+        for (int index = 0; index < groups; ++index) {
+            int at = turn[index];
+            mine.first = {unsigned(at % grid_x), unsigned(at / grid_x * cluster), 0};
             dsv::Turns turns(order > 1 ? order + at : order);
-            dsv::run_block(threads, turns);
+            dsv::run_together(cluster, turns);
         }
     }
 }

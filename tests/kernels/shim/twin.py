@@ -38,8 +38,10 @@ def run(
     kernel = ctypes.cast(getattr(library, launch.kernel), ctypes.c_void_p)
     words = [_word(argument) for argument in launch.arguments]
     arguments = (ctypes.c_long * len(words))(*words)
+    together = launch.cluster, launch.shared_bytes
+    order = seed or int(reverse)
     library.dsv_shim_run(
-        kernel, *launch.grid, launch.block, arguments, len(words), seed or int(reverse)
+        kernel, *launch.grid, launch.block, *together, arguments, len(words), order
     )
 
 

@@ -1,0 +1,114 @@
+// Blocks of a cluster, which see each other's shared memory, and copies that go on by themselves:
+// from sm_90 on.
+//
+// A ByteBarrier (mbarrier) tells when copies have arrived: one thread starts it and says how many
+// bytes they bring, and whoever needs them waits. It is used once.
+#pragma once
+#include "common.cuh"
+
+typedef unsigned long long ByteBarrier;  // in shared memory
+
+#if defined(DSV_SHIM)
+__device__ __forceinline__ void* dynamic_shared() { return dsv::dynamic_shared(); }
+__device__ __forceinline__ int cluster_rank() { return (int)dsv::current_rank(); }
+__device__ __forceinline__ void cluster_begin() { dsv::cluster_arrive(); }
+__device__ __forceinline__ void cluster_arrive() { dsv::cluster_arrive(); }
+__device__ __forceinline__ void cluster_wait() { dsv::cluster_wait(); }
+__device__ __forceinline__ void store_to(void* shared, int rank, uint4 v) {
+    dsv_store(dsv::mapped(shared, rank), v);
+}
+__device__ __forceinline__ void start_bytes(ByteBarrier* barriers, int count, u32 bytes) {
+    for (int i = 0; i < count; ++i) {
+        dsv::start_bytes(barriers + i);
+        dsv::expect_bytes(barriers + i, bytes);
+    }
+}
+__device__ __forceinline__ void copy_bytes(void* shared, const void* source, u32 bytes,
+                                           ByteBarrier* barrier) {
+    dsv::copy_bytes(shared, source, bytes, barrier);
+}
+__device__ __forceinline__ void wait_bytes(ByteBarrier* barrier) { dsv::wait_bytes(barrier, 0); }
+#else
+__device__ __forceinline__ void* dynamic_shared() {
+    extern __shared__ uint4 dsv_shared[];
+    return dsv_shared;
+}
+
+// An address of this block's shared memory as assembler takes it.
+__device__ __forceinline__ u32 shared_address(const void* shared) {
+    u32 address;
+    asm("{ .reg .u64 wide; cvta.to.shared.u64 wide, %1; cvt.u32.u64 %0, wide; }"
+        : "=r"(address)
+        : "l"(shared));
+    return address;
+}
+
+// This block's number in its cluster.
+__device__ __forceinline__ int cluster_rank() {
+    int rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+// Every thread of every block arrives, then waits: by then every block has begun, and what all wrote
+// before they arrived is seen. cluster_begin arrives, too, for threads that have written nothing.
+__device__ __forceinline__ void cluster_begin() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_arrive() {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// To where a variable of this block lies in the block of a rank.
+__device__ __forceinline__ void store_to(void* shared, int rank, uint4 v) {
+    asm volatile(
+        "{\n"
+        ".reg .u32 there;\n"
+        "mapa.shared::cluster.u32 there, %0, %1;\n"
+        "st.shared::cluster.v4.u32 [there], {%2, %3, %4, %5};\n"
+        "}" ::"r"(shared_address(shared)),
+        "r"(rank), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+        : "memory");
+}
+
+// One thread, before all others go on: the copies that follow bring so many bytes to each.
+__device__ __forceinline__ void start_bytes(ByteBarrier* barriers, int count, u32 bytes) {
+    u32 address = shared_address(barriers);
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(address + i * 8) : "memory");
+    }
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // copies see them
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address + i * 8),
+                     "r"(bytes)
+                     : "memory");
+    }
+}
+
+// Starts a copy into this block; addresses and size are multiples of 16 bytes.
+__device__ __forceinline__ void copy_bytes(void* shared, const void* source, u32 bytes,
+                                           ByteBarrier* barrier) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+            "r"(shared_address(shared)),
+        "l"(source), "r"(bytes), "r"(shared_address(barrier))
+        : "memory");
+}
+
+// What arrived is seen by the thread that waits.
+__device__ __forceinline__ void wait_bytes(ByteBarrier* barrier) {
+    asm volatile(
+        "{\n"
+        ".reg .pred arrived;\n"
+        "AGAIN:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 arrived, [%0], 0;\n"
+        "@!arrived bra AGAIN;\n"
+        "}" ::"r"(shared_address(barrier))
+        : "memory");
+}
+#endif

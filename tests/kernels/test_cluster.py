@@ -1,0 +1,187 @@
+"""Entries pooled by a cluster of blocks: the bytes of the other way, whoever comes first."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dsv4kv.model.formats import FORMATS
+from dsv4kv.ops.kernels.launch import Launch
+from dsv4kv.ops.kernels.state import plan_compress_chunk, plan_flush, split_of
+from dsv4kv.resources import shipped
+from tests.kernels.shim.apart import run_each_apart
+from tests.kernels.shim.twin import run
+from tests.kernels.state_twin import dirty_scratch
+from tests.ops.samples import (
+    bf16_entry,
+    full_size_compressor,
+    generator,
+    poisoned_store,
+    random_tokens,
+)
+
+HCA, CSA = full_size_compressor("hca"), full_size_compressor("csa")
+ORDERS: tuple[dict[str, Any], ...] = (
+    {}, {"reverse": True}, {"seed": 11}, {"seed": 12}, {"seed": 13},
+)  # fmt: skip
+_SHARED_BYTES = 228 << 10  # of a multiprocessor, and 1 KiB of it a block is the system's
+
+Plan = Callable[[str, Any], tuple[Launch, ...]]
+
+
+def _ring(drafts: int = 0) -> Tensor:
+    state = torch.randn(3, 2, HCA.rows + drafts, HCA.dim, generator=generator(5))
+    state[:, 1] *= 3
+    return state
+
+
+def _flush(drafts: int = 0) -> Plan:
+    """Three entries, one of them of a group that wraps around its ring, and a row without."""
+    state, slots = _ring(drafts), torch.tensor([2, 0, 1, 1])
+    ends = torch.tensor([4, 1, 1000, 8]) * HCA.ratio - 1
+    entries = torch.tensor([95, 0, -1, 33])
+    return lambda variant, store: plan_flush(
+        HCA, state, slots, ends, store, entries,
+        variant=variant, split=split_of(HCA), scratch=dirty_scratch(HCA, 4),
+    )  # fmt: skip
+
+
+def _chunk(state: Tensor, start: int, tokens: int) -> Plan:
+    kv, score = random_tokens(HCA, tokens, seed=6)
+    chunk = torch.tensor([1, start, tokens])
+    entries = torch.arange(-(-tokens // HCA.ratio))
+    return lambda variant, store: plan_compress_chunk(
+        HCA, state.clone(), kv, score, chunk, store, entries,
+        variant=variant, split=split_of(HCA), scratch=dirty_scratch(HCA, len(entries)),
+    )  # fmt: skip
+
+
+def _online() -> Tensor:
+    state = torch.randn(3, 3, HCA.dim, generator=generator(5))
+    state[:, 1] = 1 + 10 * state[:, 1].abs()  # the denominator
+    return state
+
+
+PLANS = {
+    "a flush": _flush(),
+    "a flush with drafts": _flush(drafts=3),
+    "a chunk": _chunk(_ring(), 77, 300),
+    "a chunk of whole groups": _chunk(_ring(), 0, 256),
+    "a chunk behind an online state": _chunk(_online(), 77, 300),
+}
+
+
+def _pages(plan: Plan, variant: str, **order: Any) -> Tensor:
+    store = poisoned_store(FORMATS["main"]["fp8_ds_mla"])
+    for launch in plan(variant, store):
+        run(launch, **order)
+    return store.pages
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_a_cluster_gives_the_bytes_of_scratch_in_every_order(plan: Plan) -> None:
+    expected = _pages(plan, "scratch")
+    for order in ORDERS:
+        assert torch.equal(_pages(plan, "cluster", **order), expected), order
+
+
+def test_a_cluster_is_one_launch_that_takes_no_scratch() -> None:
+    (launch,) = _flush()("cluster", poisoned_store(bf16_entry(HCA)))
+    assert (launch.kernel, launch.grid, launch.cluster) == ("flush", (4, 8), 8)
+    assert launch.arguments[7] == 0  # scratch
+
+
+def test_three_blocks_of_a_cluster_find_room_on_a_multiprocessor() -> None:
+    (launch,) = _flush()("cluster", poisoned_store(bf16_entry(HCA)))
+    assert 3 * (launch.shared_bytes + 1024) <= _SHARED_BYTES
+
+
+def test_an_entry_that_one_block_reads_needs_no_cluster() -> None:
+    numbers = torch.zeros(1, dtype=torch.int64)
+    store, state = poisoned_store(bf16_entry(CSA)), torch.zeros(1, 2, CSA.rows, CSA.channels)
+    rows = (CSA, state, numbers, numbers, store, numbers)
+    (scratch,), (cluster,) = (plan_flush(*rows, variant=name) for name in ("scratch", "cluster"))
+    assert (cluster.module, cluster.cluster) == (scratch.module, 1)
+
+
+OTHER_BYTES = {
+    "one warp waits for the rows": (
+        "wait_bytes(&shared.arrived[batch]);",
+        "if (threadIdx.x < kWarpSize) wait_bytes(&shared.arrived[batch]);",
+    ),
+    "folds are merged before they came": (
+        "    cluster_arrive();\n    cluster_wait();\n    fold = merge_runs(shared);\n",
+        "    fold = merge_runs(shared);\n",
+    ),
+    "folds go to the wrong block": (
+        "owner = threadIdx.x / kShare,",
+        "owner = (threadIdx.x / kShare + 1) % kRuns,",
+    ),
+    "a block takes the rows of another": (
+        "copy_rows<kInChunk>(rows, rank * kRunRows, shared)",
+        "copy_rows<kInChunk>(rows, (rank | 1) * kRunRows, shared)",
+    ),
+}
+"""Mistakes that show in what is written: a line of the kernel, and what stands there instead."""
+
+ABORTS = {
+    "nobody waits for the rows": (
+        ("        wait_bytes(&shared.arrived[batch]);\n", ""),
+        "shim: a copy that nobody waits for",
+    ),
+    "folds go to blocks that may not have begun": (
+        ("    cluster_wait();  // all blocks have begun: there is a place to send to\n", ""),
+        "shim: shared memory of a block that has not begun",
+    ),
+    "an entry is ended before its channels came": (
+        (
+            "    cluster_arrive();\n    cluster_wait();\n    if (rank == 0 &&",
+            "    if (rank == 0 &&",
+        ),
+        "shim: shared memory of a block that has ended",
+    ),
+    "an entry's channels go to a block that there is not": (
+        ("&shared.pooled[four], 0,", "&shared.pooled[four], kRuns,"),
+        "shim: a rank outside the cluster",
+    ),
+}
+"""Mistakes that end the process, and what it says."""
+
+
+@pytest.mark.parametrize("mistake", OTHER_BYTES)
+def test_a_planted_mistake_gives_other_bytes(mistake: str, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="other bytes"):
+        run_planted(*OTHER_BYTES[mistake], str(tmp_path))
+
+
+def test_planted_mistakes_abort_and_say_which(tmp_path: Path) -> None:
+    calls = [f"run_planted(*{lines!r}, {str(tmp_path)!r})" for lines, _ in ABORTS.values()]
+    found = run_each_apart("tests.kernels.test_cluster", calls)
+    for (code, said), (_, message) in zip(found, ABORTS.values(), strict=True):
+        assert code != 0
+        assert message in said
+
+
+def run_planted(right: str, wrong: str, folder: str) -> None:
+    """Flush in every order with one line of the kernel changed; raises where bytes are others."""
+    kernels = shipped("kernels")
+    pooling = (kernels / "pool_cluster.cuh").read_text()
+    assert pooling.count(right) == 1, right
+    source = (kernels / "flush.cuh").read_text()
+    planted = Path(folder) / "flush.cuh"
+    planted.write_text(
+        source.replace('#include "pool_cluster.cuh"', pooling.replace(right, wrong))
+    )
+    expected, plan = poisoned_store(bf16_entry(HCA)), _flush()
+    for launch in plan("scratch", expected):
+        run(launch)
+    for order in ORDERS:
+        store = poisoned_store(bf16_entry(HCA))
+        (launch,) = plan("cluster", store)
+        module = replace(launch.module, source=str(planted))
+        run(replace(launch, module=module), flags=("-O0", "-w"), **order)
+        assert torch.equal(store.pages, expected.pages), f"other bytes: {order}"

@@ -113,10 +113,11 @@ def _matrix(findings: Sequence["Finding"]) -> "Table":
         )
         mark = "!" if report.local_bytes else ""
         row[finding.architecture] = f"{report.registers} / {report.instructions}{mark}"
-    for architecture in dict.fromkeys(finding.architecture for finding in findings):
+    architectures = list(dict.fromkeys(finding.architecture for finding in findings))
+    for architecture in architectures:
         table.add_column(architecture, justify="right", no_wrap=True)
     for names, row in rows.items():
-        table.add_row(*names, *row.values())
+        table.add_row(*names, *(row.get(architecture, "–") for architecture in architectures))
     return table
 
 

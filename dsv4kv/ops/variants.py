@@ -27,7 +27,7 @@ class Variant:
         return self.architectures is None or architecture in self.architectures
 
 
-_CLUSTERS = ("sm_90a", "sm_100a")  # of eight blocks with all of their shared memory
+_CLUSTERS = ("sm_90a", "sm_100a")  # with room for three blocks of 74 KiB a multiprocessor
 
 _POOLING = {
     "scratch": Variant("the loads of a batch of rows are under way together"),

@@ -71,6 +71,16 @@ def test_all_architectures_stand_side_by_side(
     assert told(run()) == snapshot
 
 
+def test_a_kernel_that_an_architecture_does_not_have_leaves_its_column_empty(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    findings = [finding(NAMES[0], "sm_80"), *(finding(name, "sm_90a") for name in NAMES)]
+    monkeypatch.setattr("dsv4kv.ops.cuda.survey.survey", lambda *_: findings)
+    everywhere, hopper = (line.split("│")[3:5] for line in told(run()).splitlines()[-3:-1])
+    assert [cell.strip() for cell in everywhere] == ["16 / 75", "16 / 75"]
+    assert [cell.strip() for cell in hopper] == ["–", "16 / 75"]
+
+
 def test_one_architecture_is_told_in_full(snapshot: SnapshotAssertion) -> None:
     assert told(run("--arch", "sm_90a")) == snapshot
 

@@ -52,6 +52,14 @@ def test_architectures_that_were_not_asked_for_are_not_missed() -> None:
     assert list(drift(both[:1], make_baseline(both, "13.0"))) == []
 
 
+def test_kernels_that_no_architecture_asked_for_has_are_not_missed() -> None:
+    everywhere = [finding(), finding(architecture="sm_80")]
+    cluster = finding("flush hca-128 ring, fp8_ds_mla × 32, cluster")
+    before = make_baseline([*everywhere, cluster], "13.0")
+    assert list(drift(everywhere[1:], before)) == []
+    assert len(list(drift(everywhere, before))) == 1
+
+
 def test_a_file_that_is_absent_is_no_baseline(tmp_path: Path) -> None:
     assert load_baseline(tmp_path / "baseline.json") is None
 

@@ -121,10 +121,6 @@ OTHER_BYTES = {
         "owner = threadIdx.x / kShare,",
         "owner = (threadIdx.x / kShare + 1) % kRuns,",
     ),
-    "a block takes the rows of another": (
-        "copy_rows<kInChunk>(rows, rank * kRunRows, shared)",
-        "copy_rows<kInChunk>(rows, (rank | 1) * kRunRows, shared)",
-    ),
 }
 """Mistakes that show in what is written: a line of the kernel, and what stands there instead."""
 
@@ -143,10 +139,6 @@ ABORTS = {
             "    if (rank == 0 &&",
         ),
         "shim: shared memory of a block that has ended",
-    ),
-    "an entry's channels go to a block that there is not": (
-        ("&shared.pooled[four], 0,", "&shared.pooled[four], kRuns,"),
-        "shim: a rank outside the cluster",
     ),
 }
 """Mistakes that end the process, and what it says."""

@@ -79,8 +79,9 @@ def drift(findings: Sequence[Finding], baseline: Baseline) -> Iterator[str]:
         elif changes := _changes(before, _numbers(finding)):
             yield f"{where} changed: {changes}."
     names = {finding.name for finding in findings}
-    for name in baseline.kernels:
-        if name not in names:
+    architectures = {finding.architecture for finding in findings}
+    for name, numbers in baseline.kernels.items():
+        if name not in names and not architectures.isdisjoint(numbers):
             yield f"{name} is in the baseline, but no longer in the catalogue."
 
 

@@ -42,7 +42,7 @@ PROMISES = {
     "chunk_*": Promise(loads=128),
     "*flush csa-4 *, scratch": Promise(under_way=16),  # 8 rows of kv and of score
     "*flush hca-128 *, scratch": Promise(under_way=8),  # 4 rows at a time
-    "*flush hca-128 ring, *, cluster": Promise(copies=True),
+    "*flush hca-128 *, cluster": Promise(copies=True),
     "page_copy *": Promise(loads=128, stores=128),
     "copy_peak *": Promise(loads=128, stores=128, under_way=8),
     "read_peak *": Promise(loads=128),

@@ -1,5 +1,8 @@
 """An id with two histories is found in a trace of any length, and different ids are counted."""
 
+import tracemalloc
+
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,6 +10,7 @@ from hypothesis import strategies as st
 from dsv4kv.errors import TraceError
 from dsv4kv.prefix.analysis.checks import find_contradiction
 from dsv4kv.workload.request import Request
+from dsv4kv.workload.traces import histories as histories_module
 from dsv4kv.workload.traces import summarize
 from dsv4kv.workload.traces.collect import collect_paths
 from dsv4kv.workload.traces.histories import Histories
@@ -77,6 +81,25 @@ def test_a_summary_refuses_ids_with_two_histories() -> None:
     trace = [Request(0.0, 3, 0, (1, 2, 3), 1), Request(0.0, 3, 0, (1, 9, 3), 1)]
     with pytest.raises(TraceError, match="request 1: block id 3 has another history than at"):
         summarize(trace)
+
+
+def test_memory_does_not_grow_with_the_trace(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(histories_module, "_SAMPLE", 16)  # small beside a batch, as it is
+    ones = np.ones(1000, np.int64)
+
+    def peak_bytes(thousands: int) -> int:
+        starts = np.random.default_rng(0).permutation(thousands * 1000).reshape(-1, 1000) * 2
+        tracemalloc.start()
+        with Histories(2000) as histories:
+            for first, start in enumerate(starts):
+                histories.add_runs(first * 1000 + np.arange(1000), start, ones)
+            assert histories.check(str) == starts.size
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return peak
+
+    peak_bytes(4)  # numpy imports some of itself late
+    assert peak_bytes(40) < 2 * peak_bytes(10)
 
 
 def test_nothing_of_the_batches_is_left_behind(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]

@@ -136,4 +136,4 @@ def _join(ids: Ints, counts: Ints) -> tuple[Ints, Ints, Ints]:
     begins[(counts.cumsum() - counts)[counts > 0]] = True
     first = np.flatnonzero(begins)
     request = np.repeat(np.arange(len(counts)), counts)
-    return request[first], ids[first], np.diff(first, append=len(ids))
+    return request[first], ids[first], np.append(first[1:], len(ids))[: len(first)] - first

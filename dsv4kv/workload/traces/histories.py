@@ -121,8 +121,9 @@ class Histories:
         """The longest run of every first id, sorted; remembers one behind two parents."""
         rows = rows[rows["start"].argsort(kind="stable")]
         start = rows["start"]
-        first = np.flatnonzero(np.append(True, start[1:] != start[:-1])[: len(rows)])
-        group = np.repeat(first, np.diff(first, append=len(rows)))
+        begins = _changes(start)
+        first, number = np.flatnonzero(begins), begins.cumsum() - 1
+        group = first[number]
         parent, root = rows["parent"], rows["root"]
         differs = np.flatnonzero((parent != parent[group]) | (root != root[group]))
         if len(differs):
@@ -130,11 +131,9 @@ class Histories:
             self._remember(rows[at], rows[group[at]])
         if not len(rows):
             return rows
-        longest = (
-            rows["last"] == np.maximum.reduceat(rows["last"], first)[np.searchsorted(first, group)]
-        )
-        _, place = np.unique(group[longest], return_index=True)
-        return rows[np.flatnonzero(longest)[place]]
+        last = rows["last"]
+        longest = np.flatnonzero(last == np.maximum.reduceat(last, first)[number])
+        return rows[longest[_changes(number[longest])]]
 
     def _find_inside(self, runs: Runs) -> Runs:
         """Remember a run that begins inside another; the run that reaches furthest."""
@@ -231,6 +230,11 @@ def _rows(request: Ints, start: Ints, count: Ints) -> Runs:
     """RUN[runs] of requests' maximal runs, in the order of the prompts."""
     rows = np.empty(len(start), RUN)
     rows["start"], rows["last"], rows["request"] = start, start + count - 1, request
-    rows["root"] = np.append(True, request[1:] != request[:-1])[: len(start)]
+    rows["root"] = _changes(request)
     rows["parent"] = np.where(rows["root"], 0, np.roll(rows["last"], 1))
     return rows
+
+
+def _changes(values: Ints) -> NDArray[np.bool_]:
+    """Where a value is another than the one before it, or the first."""
+    return np.append(True, values[1:] != values[:-1])[: len(values)]

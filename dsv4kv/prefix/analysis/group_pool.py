@@ -170,8 +170,9 @@ class GroupPool:
         for row, (number, part) in enumerate(self._parts, start=1):
             new[number].append(self._cache_part(running, row, part, end))
         for number, parts in enumerate(new):
-            entries, ends = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+            entries, ends = parts[0]
             if len(parts) > 1:
+                entries, ends = (np.concatenate(columns) for columns in zip(*parts, strict=True))
                 order = ends.argsort()
                 entries, ends = entries[order], ends[order]
             running.tails[number] = np.concatenate([running.tails[number], entries])
@@ -257,11 +258,13 @@ class GroupPool:
         """Give back a group's blocks up to ``end``, the last first."""
         given = running.tails[number][: running.ends[number].searchsorted(end, side="right")]
         blocks = (end - running.starts[number]) // self._groups[number].block_tokens
-        self.queue.uncached += blocks - self.queue.blocks(given)
-        self.queue.give_back(given[::-1])
-        running.tails[number] = running.tails[number][len(given) :]
-        running.ends[number] = running.ends[number][len(given) :]
+        self.queue.uncached += blocks
         running.starts[number] = end
+        if len(given):
+            self.queue.uncached -= self.queue.blocks(given)
+            self.queue.give_back(given[::-1])
+            running.tails[number] = running.tails[number][len(given) :]
+            running.ends[number] = running.ends[number][len(given) :]
 
 
 def _end(part: Part) -> int:

@@ -158,8 +158,9 @@ def step_write(ring: PageLayout, parts: Sequence[Part]) -> Make:
 def _part_write(maker: Maker, part: Part, done: Tensor) -> PartWrite:
     compressor, shape, layout = part
     kv, score = (maker.normal(len(done), compressor.channels) for _ in range(2))
-    entries = torch.where(done, _targets(maker, layout, len(done)), -1)
-    store = maker.store(layout, 4, filled=False)
+    pages = len(done)  # some have one entry each
+    entries = torch.where(done, _targets(maker, layout, len(done), pages), -1)
+    store = maker.store(layout, pages, filled=False)
     return PartWrite(compressor, maker.state(shape), kv, 3 * score, store, entries)
 
 
@@ -191,5 +192,5 @@ def _requests(maker: Maker, layout: PageLayout) -> list[Any]:
     return [store, table, slots, lengths]
 
 
-def _targets(maker: Maker, layout: PageLayout, count: int) -> Tensor:
-    return maker.order(4 * layout.entries)[:count]
+def _targets(maker: Maker, layout: PageLayout, count: int, pages: int = 4) -> Tensor:
+    return maker.order(pages * layout.entries)[:count]

@@ -109,7 +109,6 @@ def build_replay(
     """
     memory, rates = plan_memory(config), find_rates(config.cost)
     weights = build_weights(config, memory.model, memory.schemas)
-    check_fit(config.cost, memory, weights)
     trace_tokens = next((r.hash_block_tokens for r in requests if r.hash_block_tokens), 0)
     engine = build_engine(config, memory, requests)
     tokens = memory.block_tokens if engine else shared_tokens(trace_tokens, memory.block_tokens)
@@ -123,6 +122,7 @@ def build_replay(
     if config.workload.data == "real":
         longest_stretch = 1
         data = _build_data(config, memory, rates, requests, checkpoints, tokens, machine_bytes)
+    check_fit(config.cost, memory, weights)  # after the data, which this machine must hold
     ledger: Ledger
     prompts: Prompts
     if engine:

@@ -181,13 +181,30 @@ def test_a_gpu_replays_graphs_in_marked_phases() -> None:
 def test_bytes_of_a_gpu_are_by_kernel() -> None:
     layers = "model.layers=[0,2,3]"
     with twin_gpu():
-        _, on_gpu = run("device=cuda", "cache.num_blocks=40", layers)
+        _, on_gpu = run(
+            "device=cuda", "cache.num_blocks=40", layers, "ops.variant.step_write=separate"
+        )
     _, on_cpu = run(layers)
     summed: dict[str, int] = {}
     for name, size in profile_of(on_cpu).useful_bytes.items():
         kernel = name.split()[0].removeprefix("indexer_")
         summed[kernel] = summed.get(kernel, 0) + size
     assert profile_of(on_gpu).useful_bytes == summed
+
+
+def test_a_fused_write_moves_less_than_the_operations_it_stands_for() -> None:
+    settings = ("device=cuda", "cache.num_blocks=40", "model.layers=[0,2,3]")
+    with twin_gpu():
+        fused, separate = (
+            profile_of(run(*settings, f"ops.variant.step_write={each}")[1]).useful_bytes
+            for each in ("fused", "separate")
+        )
+    writes = ("step_write", "window_insert", "state_append", "flush")
+    assert {name: size for name, size in fused.items() if name not in writes} == {
+        name: size for name, size in separate.items() if name not in writes
+    }
+    once, twice = (sum(each.get(name, 0) for name in writes) for each in (fused, separate))
+    assert 0.9 * twice < once < twice  # rows that arrive are not read back from the ring
 
 
 def test_a_gpu_without_graphs_launches_in_a_marked_phase() -> None:

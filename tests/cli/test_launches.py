@@ -101,7 +101,7 @@ def test_what_only_a_launch_can_find_is_refused_by_the_first() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_ctrl_c_in_a_launch_saves_what_was_measured(stop: signal.Signals) -> None:
-    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # children inherit it
+    ignored = signal.signal(stop, signal.default_int_handler)  # children inherit it
     process = subprocess.Popen(
         [sys.executable, "-m", "dsv4kv", "bench", *LONG, "--launches", "3"],
         env=os.environ | {"TMPDIR": str(Path.cwd())},
@@ -109,7 +109,7 @@ def test_ctrl_c_in_a_launch_saves_what_was_measured(stop: signal.Signals) -> Non
         stderr=subprocess.PIPE,
         text=True,
     )
-    signal.signal(signal.SIGINT, ignored)
+    signal.signal(stop, ignored)
     try:
         _wait_until_measuring(process)
     finally:  # no failure leaves it running

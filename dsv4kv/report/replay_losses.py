@@ -14,6 +14,7 @@ _REASONS = {
     "replay": ("window computed again", "a prefix.strategy with checkpoints"),
     "collision_guard": ("equal hash, other tokens", "a stronger hash"),
     "in_flight": ("just being computed", "prefix.defer"),
+    "draft": ("unused for drafts", "prefix.speculation dspark or none"),
 }
 _VLLM = {
     "evicted_block": "more memory: gpu_memory_utilization",
@@ -80,13 +81,8 @@ def compare_rules(cases: Sequence[Case]) -> list[Finding]:
             saved.setdefault(family, []).append((share, reuse.setting, reuse.rule))
     found = []
     for settings in saved.values():
-        (worst, other, low), (best, setting, high) = min(settings), max(settings)
+        (worst, other, _), (best, setting, rule) = min(settings), max(settings)
         if best > worst:
-            this, that = (high, low) if setting == other else (f"{setting} ({high})", other)
-            found.append(
-                Finding(
-                    "note",
-                    f"{this} wins back {best - worst:.1%} of all prompt tokens over {that}",
-                )
-            )
+            share = f"{best - worst:.1%} of all prompt tokens"
+            found.append(Finding("note", f"{setting} ({rule}) wins back {share} over {other}"))
     return found

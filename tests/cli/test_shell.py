@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from dsv4kv import __version__, errors
 from dsv4kv.cli import app, main
-from dsv4kv.errors import Dsv4kvError
+from dsv4kv.errors import DoesNotFit, Dsv4kvError
 
 TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
 ERRORS: list[type[Dsv4kvError]] = [
@@ -68,7 +68,7 @@ def test_an_error_is_told_on_stderr_line_by_line_with_its_exit_code(
 
 
 def test_exit_code_1_is_left_to_verdicts() -> None:
-    assert 1 not in {kind.exit_code for kind in ERRORS}
+    assert [kind for kind in ERRORS if kind.exit_code == 1] == [DoesNotFit]
 
 
 def test_an_unexpected_error_is_one_sentence_that_says_where_and_whom_to_tell(

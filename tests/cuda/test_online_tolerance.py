@@ -109,4 +109,5 @@ def test_maxima_first_tokens_and_slots_without_a_token_have_the_same_bits(
 def test_only_online_states_are_taken_for_such() -> None:
     for scene in SCENES:
         online = [each for each in scene.arguments() if is_online(each)]
-        assert len(online) == (1 if "online" in scene.subject else 0)
+        alone = "online" in scene.subject and scene.operation != "step_write"  # its are in parts
+        assert len(online) == alone

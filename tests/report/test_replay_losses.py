@@ -51,10 +51,16 @@ def test_a_sweep_over_rules_says_which_setting_saves_most() -> None:
     assert finding.sentence.endswith(f" of all prompt tokens over {RULES[worst].setting}")
 
 
-def test_rules_of_one_setting_are_told_apart_by_name() -> None:
-    (finding,) = compare_rules(swept("sglang-v4:dense", "sglang-v4:tail", blocks=150))
-    assert "swa_full_tokens_ratio" not in finding.sentence
-    assert {"sglang-v4:dense", "sglang-v4:tail"} <= set(finding.sentence.split())
+def test_rules_of_sglang_differ_by_a_setting_that_is_told() -> None:
+    (finding,) = compare_rules(swept("sglang-v4:dense", "sglang-v4:tail", blocks=80))
+    dense, tail = (RULES[f"sglang-v4:{name}"].setting for name in ("dense", "tail"))
+    assert finding.sentence.startswith(f"{dense} (sglang-v4:dense) wins back ")
+    assert finding.sentence.endswith(f" over {tail}")
+
+
+def test_no_two_rules_are_one_setting() -> None:
+    settings = [rule.setting for rule in RULES.values() if rule.setting]
+    assert len(set(settings)) == len(settings)
 
 
 def test_nothing_is_said_where_more_than_the_rule_differs() -> None:

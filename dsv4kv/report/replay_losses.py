@@ -83,6 +83,6 @@ def compare_rules(cases: Sequence[Case]) -> list[Finding]:
     for settings in saved.values():
         (worst, other, _), (best, setting, rule) = min(settings), max(settings)
         if best > worst:
-            share = f"{best - worst:.1%} of all prompt tokens"
-            found.append(Finding("note", f"{setting} ({rule}) wins back {share} over {other}"))
+            gain = f"{best - worst:.1%} of all prompt tokens"
+            found.append(Finding("note", f"{setting} ({rule}) wins back {gain} over {other}"))
     return found

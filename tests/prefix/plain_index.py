@@ -109,11 +109,14 @@ class PlainIndex:
         return [p for p in self.rules.pieces() if not p.below and id(p) not in held]
 
     def own(self, piece: Piece) -> list[int]:
-        """Blocks of a piece in order, without the one that the piece above ends in."""
-        assert piece.above is not None
+        """Blocks of a piece in order, without the one that a piece above holds too."""
         blocks = list(dict.fromkeys(self.block_of[key] for key in piece.ids))
-        above = piece.above.ids
-        return blocks[1:] if above and self.block_of[above[-1]] == blocks[0] else blocks
+        above = piece.above
+        while above is not None:
+            if blocks[:1] == [self.block_of[key] for key in above.ids[-1:]]:
+                return blocks[1:]
+            above = above.above
+        return blocks
 
     def held(self) -> list[int]:
         """Every block as often as it is held."""

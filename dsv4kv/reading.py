@@ -7,7 +7,7 @@ import errno
 import json
 import os
 import stat
-from io import BufferedReader, FileIO
+from io import DEFAULT_BUFFER_SIZE, BufferedReader, FileIO
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from pydantic_core import from_json
 
 DOCUMENT_BYTES = 2**28
 """The largest document that is held as a whole; a few times as much is needed to parse it."""
-_BUFFER_BYTES = 2**18  # lines that lie across two buffers are few
 
 
 class Unparsable(ValueError):
@@ -30,7 +29,7 @@ class Unparsable(ValueError):
         self.line = line
 
 
-def open_regular(path: Path) -> BufferedReader:
+def open_regular(path: Path, buffer_bytes: int = DEFAULT_BUFFER_SIZE) -> BufferedReader:
     """Open a file for reading its bytes; pipes and devices, which need not end, are refused.
 
     Raises:
@@ -38,7 +37,7 @@ def open_regular(path: Path) -> BufferedReader:
     """
     # without O_NONBLOCK opening a pipe waits until somebody writes
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    file: BufferedReader = BufferedReader(FileIO(descriptor), _BUFFER_BYTES)
+    file: BufferedReader = BufferedReader(FileIO(descriptor), buffer_bytes)
     mode = os.fstat(file.fileno()).st_mode
     if not stat.S_ISREG(mode):
         file.close()

@@ -8,6 +8,7 @@ from dsv4kv.model.formats import FORMATS, EntryFormat
 from dsv4kv.ops.kernels.bandwidth import (
     THREADS,
     plan_copy_peak,
+    plan_nothing,
     plan_read_peak,
     plan_write_peak,
 )
@@ -55,6 +56,7 @@ def launches() -> Iterator[Launch]:
         source, target = (torch.zeros(16 * chunks, dtype=torch.uint8) for _ in range(2))
         yield plan_copy_peak(source, target)
         yield plan_write_peak(target)
+        yield plan_nothing(target)
         yield plan_read_peak(source, torch.zeros(2 * THREADS, dtype=torch.int32))
 
 

@@ -8,6 +8,7 @@ runs.
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import DEFAULT_BUFFER_SIZE
 from itertools import islice
 from math import inf
 from pathlib import Path
@@ -21,7 +22,7 @@ from dsv4kv.workload.traces.burstgpt import read_burstgpt
 from dsv4kv.workload.traces.delta import read_mooncake_delta
 from dsv4kv.workload.traces.jsonl import is_array, json_array, parse_object
 from dsv4kv.workload.traces.lengths import LengthSummary
-from dsv4kv.workload.traces.lines import Defect, TraceLines, open_trace
+from dsv4kv.workload.traces.lines import CHUNKS_BUFFER_BYTES, Defect, TraceLines, open_trace
 from dsv4kv.workload.traces.native import read_native
 from dsv4kv.workload.traces.options import DEFAULTS, ReadOptions
 from dsv4kv.workload.traces.oracle import write_oracle
@@ -227,7 +228,7 @@ def _read_batches(
 ) -> Iterator[Batch]:
     """Read plain lines at once and others one by one, which says what is wrong with them."""
     before_s = -inf
-    with _opened(path, name) as lines:
+    with _opened(path, name, CHUNKS_BUFFER_BYTES) as lines:
         size = BATCH_REQUESTS if is_array(lines.peek()) else 1
         one_by_one = _placed(lines, str(path), FORMATS[name].read(lines, options))
         while True:
@@ -256,9 +257,11 @@ def _placed(
 
 
 @contextmanager
-def _opened(path: Path, name: str) -> Iterator[TraceLines]:
+def _opened(
+    path: Path, name: str, buffer_bytes: int = DEFAULT_BUFFER_SIZE
+) -> Iterator[TraceLines]:
     """Open a trace that is not empty; a ``Defect`` inside the block tells what the format is."""
-    with open_trace(path) as lines:
+    with open_trace(path, buffer_bytes) as lines:
         try:
             if not lines.peek():
                 raise Defect("the file is empty")

@@ -5,7 +5,7 @@ import zlib
 from codecs import BOM_UTF8
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import BufferedReader, BytesIO
+from io import DEFAULT_BUFFER_SIZE, BufferedReader, BytesIO
 from pathlib import Path
 from typing import Self
 
@@ -16,6 +16,8 @@ _GZIP_MAGIC = b"\x1f\x8b"
 # A request of 1M tokens listed token by token is below 10 MB; a "line" beyond this is no trace.
 # Nor is so much of nothing: blank lines one after the other count as one.
 _MAX_LINE_BYTES = 2**26
+CHUNKS_BUFFER_BYTES = 2**18
+"""For who reads chunks: lines that lie across two buffers are few."""
 _CHUNK_BYTES = 2**15  # hundreds of plain lines, whose objects still fit the processor's caches
 
 
@@ -131,10 +133,10 @@ _reading = _Reading()
 
 
 @contextmanager
-def open_trace(path: Path) -> Iterator[TraceLines]:
+def open_trace(path: Path, buffer_bytes: int = DEFAULT_BUFFER_SIZE) -> Iterator[TraceLines]:
     """Open a trace; a ``Defect`` inside the block leaves it as a ``TraceError`` with its line."""
     try:
-        file = open_regular(path)
+        file = open_regular(path, buffer_bytes)
     except OSError as error:
         raise TraceError(f"{path}: cannot be opened ({error.strerror}).") from None
     with file:

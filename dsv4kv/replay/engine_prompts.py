@@ -95,7 +95,7 @@ class EnginePrompts:
     def end(self, served: Served) -> None:
         """Let go of everything a request holds."""
         decoded = served.blocks - self._blocks(served.prompt_tokens)
-        self._cache.end(served.number, decoded)
+        self.tally.store(served, self._cache.end(served.number, decoded))
         served.blocks = served.committed = served.found = 0
 
     def _blocks(self, tokens: int) -> int:

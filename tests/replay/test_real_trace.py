@@ -12,8 +12,10 @@ DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 MOONCAKE = DATA / "mooncake" / "conversation_trace.jsonl"
 WEKA = DATA / "weka"
 
-# One request at a time, none of its output, blocks and checkpoints without end.
+# One request at a time, none of its output, blocks and checkpoints without end, which no GPU has:
+# hence a bandwidth.
 UNBOUNDED = [
+    "cost.bandwidth_gbps=4320",
     f"workload.trace={MOONCAKE}",
     "workload.arrivals=closed",
     "workload.concurrency=1",

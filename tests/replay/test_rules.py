@@ -32,9 +32,10 @@ SMALLEST = {"vllm": 10, "sglang": 10, "vllm-v4": 200, "sglang-v4": 100}
 
 
 def replay_alone(requests: list[Request], rule: str, blocks: int, **chosen: Any) -> Replay:
-    """Serve requests one after the other, without decoding."""
+    """Serve requests one after the other, without decoding, in as many blocks as asked."""
     return replay(
         requests,
+        cost__bandwidth_gbps=4320,
         prefix__rule=rule,
         cache__num_blocks=blocks,
         workload__arrivals="closed",

@@ -79,8 +79,12 @@ class EngineCache(Protocol):
     def decode(self, request: int) -> None:
         """The prompt is computed and more tokens follow: keep only what these need."""
 
-    def end(self, request: int, decoded_blocks: int) -> None:
-        """Give everything back, with so many blocks that decoding took."""
+    def end(self, request: int, decoded_blocks: int) -> int:
+        """Give everything back, with so many blocks that decoding took.
+
+        Returns:
+            Blocks of its prompt that it cached: an engine may cache the last of them now.
+        """
 
     def take(self, blocks: int) -> None:
         """Take blocks for decoded tokens; raises ``OutOfBlocks``."""

@@ -119,12 +119,13 @@ class SglangCache:
     def decode(self, request: int) -> None:
         """The prompt is computed and more tokens follow: their windows are not counted."""
 
-    def end(self, request: int, decoded_blocks: int) -> None:
-        """Give everything back, with so many pages that decoding took."""
+    def end(self, request: int, decoded_blocks: int) -> int:
+        """Give everything back, with so many pages that decoding took; returns those cached."""
         running = self._running.pop(request)
         self._tree.unlock(running.node)
         self._tree.free += running.pages + decoded_blocks
         self.freed += 1
+        return running.node.end
 
     def take(self, blocks: int) -> None:
         """Take pages for decoded tokens; raises ``OutOfBlocks``."""

@@ -122,8 +122,8 @@ class SglangWindowCache(SglangCache):
         self.freed += 1
         return running.held.node.end
 
-    def end(self, request: int, decoded_blocks: int) -> None:
-        """Give everything back, with so many pages that decoding took."""
+    def end(self, request: int, decoded_blocks: int) -> int:
+        """Give everything back, with so many pages that decoding took; returns those cached."""
         running, tree = self._inside.pop(request), self._windows
         if running.position == running.tokens:
             self._insert(request, running, slide=False)
@@ -134,6 +134,7 @@ class SglangWindowCache(SglangCache):
         self._promised -= running.promised
         self._promised_windows -= running.windows
         self.freed += 1
+        return stored
 
     def _most_windows(self, tokens: int) -> int:
         """Window pages that a prompt of so many tokens holds at most."""

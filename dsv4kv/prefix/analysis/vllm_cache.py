@@ -117,7 +117,7 @@ class VllmCache:
         pool.compute(running, position)
         self._context[request] -= pool.context_used - before
         self._promised -= pool.context_used - before
-        return min(position // pool.size, len(running.way.context))
+        return self._cached(running, position)
 
     def decode(self, request: int) -> None:
         """The prompt is computed and more tokens follow: keep only what these need."""
@@ -125,13 +125,15 @@ class VllmCache:
         self._pool.slide(running)
         self._keep_tails(request, self._pool.tail_blocks(running))
 
-    def end(self, request: int, decoded_blocks: int) -> None:
-        """Give everything back, with so many blocks that decoding took."""
+    def end(self, request: int, decoded_blocks: int) -> int:
+        """Give everything back, with so many blocks that decoding took; returns those cached."""
+        running = self._running.pop(request)
         self._promised -= self._context.pop(request)
         self._keep_tails(request, 0)
-        self._pool.end(self._running.pop(request))
+        self._pool.end(running)
         self._pool.queue.uncached += decoded_blocks
         self._decoded -= decoded_blocks
+        return self._cached(running, running.position)
 
     def take(self, blocks: int) -> None:
         """Take blocks for decoded tokens; raises ``OutOfBlocks``."""
@@ -140,6 +142,10 @@ class VllmCache:
 
     def _find(self, request: int, tokens: int) -> Hit:
         return Hit(*self._pool.find(self._ways[request], (tokens - 1) // self._pool.size))
+
+    def _cached(self, running: Running, position: int) -> int:
+        """Blocks that others can find of a prompt computed up to ``position``."""
+        return min(position // self._pool.size, len(running.way.context))
 
     def _keep_tails(self, request: int, blocks: int) -> None:
         """A request will hold no more windows and states; the rest is free to others."""

@@ -19,12 +19,9 @@ from dsv4kv.measure.profilers.sessions import Profiled, name_files, run_ncu, run
 from dsv4kv.report.kernel_table import build_table
 from dsv4kv.report.record import Case, Environment, RunRecord
 from dsv4kv.report.store import dumps, load_record
-from dsv4kv.report.timeline_files import write_timeline
 from dsv4kv.workload.traces import resolve_trace, trace_sha256
 
 _KINETO_TRACE = "step.trace.json.gz"
-TIMELINES = ("timeline.svg", "timeline.json")
-"""Pictures of one step, beside the profiler's own files."""
 
 
 def be_profiled(plan: Plan, target: Path) -> None:
@@ -57,9 +54,6 @@ def run_profile(plan: Plan, *, memory: bool) -> RunRecord:
             "memory": audit,
         }
     )
-    if table.timeline:
-        for name in TIMELINES:
-            write_timeline(table.timeline, plan.folder / name)
     done = case.model_copy(update={"profile": profile})
     return record.model_copy(
         update={"cases": [done], "argv": list(plan.argv), "reproduce": reproduce(plan)}

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from dsv4kv.bench.profile_plan import Plan, Tool
 
 _STEP = "step"
+_TIMELINES = ("timeline.svg", "timeline.json")
+"""Pictures of one step, next to the profiler's own files."""
 _TIMEOUT_S = 600.0
 
 EPILOG = """\
@@ -213,6 +215,7 @@ def _run(plan: "Plan", out: Path, timelines: list[Path], *, memory: bool, full: 
     from dsv4kv.bench.profile_run import run_profile
     from dsv4kv.measure.profilers.sessions import name_files
     from dsv4kv.report.store import save_record
+    from dsv4kv.report.timeline_files import write_timeline
 
     try:
         record = run_profile(plan, memory=memory)
@@ -220,6 +223,10 @@ def _run(plan: "Plan", out: Path, timelines: list[Path], *, memory: bool, full: 
         if plan.folder.is_dir():
             say(f"stopped. {name_files(plan.folder)}", err=True)
         raise
+    (profile,) = (case.profile for case in record.cases)
+    if profile and profile.table and profile.table.timeline:
+        for name in _TIMELINES:
+            write_timeline(profile.table.timeline, plan.folder / name)
     saved = save_record(record, out)
     _show_file(saved.path, _STEP, timelines, full=full)
     say(f"files: {plan.folder}")

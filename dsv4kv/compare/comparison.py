@@ -11,8 +11,8 @@ from dsv4kv.compare.likeness import Difference
 from dsv4kv.compare.pairs import Ratios, mean_of_rows, pair_up
 from dsv4kv.compare.side import Launched, Side, list_launched, tell_losses
 from dsv4kv.measure.verdict import Judgement, Launches, Verdict, judge, judge_exact, judge_pairs
+from dsv4kv.report.axes import axis_text
 from dsv4kv.report.quantities import Quantity
-from dsv4kv.report.sweep import axis_text
 from dsv4kv.units import format_bytes
 
 OTHER_WORK = "other work"

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dsv4kv.compare.side import Side
+from dsv4kv.report.axes import axis_text
 from dsv4kv.report.record import Case
 from dsv4kv.report.replay_record import ReplayResult
-from dsv4kv.report.sweep import axis_text
 from dsv4kv.units import format_bytes
 
 

@@ -6,10 +6,10 @@ from datetime import datetime
 from pathlib import Path
 
 from dsv4kv.errors import ConfigError, RecordError
+from dsv4kv.report.axes import axis_text
 from dsv4kv.report.quantities import Measured, Quantity, measured_in
 from dsv4kv.report.record import Case, RunRecord
 from dsv4kv.report.store import load_record
-from dsv4kv.report.sweep import axis_text
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from dsv4kv.measure.statistics import Estimate, estimate_rate, summarize
+from dsv4kv.report.axes import axis_text
 from dsv4kv.report.record import Case, RunRecord
-from dsv4kv.report.sweep import axis_text
 
 
 @dataclass(frozen=True)

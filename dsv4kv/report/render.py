@@ -8,6 +8,7 @@ from typing import Literal
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from dsv4kv.report.axes import axis_text
 from dsv4kv.report.decode import decode_table
 from dsv4kv.report.facts import cache_facts, header, totals_facts
 from dsv4kv.report.findings import Finding, judge_results, judge_status
@@ -17,7 +18,7 @@ from dsv4kv.report.profile_view import tell_profile
 from dsv4kv.report.quantities import measured_in
 from dsv4kv.report.record import Case, RunRecord
 from dsv4kv.report.replay_view import list_replay_findings, tell_replay
-from dsv4kv.report.sweep import axis_text, sweep_table
+from dsv4kv.report.sweep import sweep_table
 from dsv4kv.report.tables import cache_table, latencies_table, operations_table
 from dsv4kv.report.telemetry import judge_telemetry, telemetry_table
 from dsv4kv.report.yardstick import yardsticks

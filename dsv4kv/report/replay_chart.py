@@ -1,5 +1,6 @@
 """The charts of a replay as a file: memory and requests over time, or a page around them."""
 
+from dsv4kv.report.axes import axis_text
 from dsv4kv.report.page.build import build_page
 from dsv4kv.report.page.charts.latency import Samples, distribution_chart
 from dsv4kv.report.page.charts.replay import time_chart
@@ -7,7 +8,6 @@ from dsv4kv.report.page.figure import Chart
 from dsv4kv.report.page.svg import standalone_svg
 from dsv4kv.report.page.write import render_page
 from dsv4kv.report.record import Case, RunRecord
-from dsv4kv.report.sweep import axis_text
 
 
 def draw_replay(record: RunRecord, suffix: str) -> str:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from rich.console import RenderableType
 from rich.table import Table
 
+from dsv4kv.report.axes import axis_names, axis_text
 from dsv4kv.report.facts import cache_facts, header
 from dsv4kv.report.findings import Finding, judge_status
 from dsv4kv.report.record import Case, RunRecord, Totals
@@ -19,7 +20,6 @@ from dsv4kv.report.replay_tables import (
     sweep_table,
     times_table,
 )
-from dsv4kv.report.sweep import axis_names, axis_text
 from dsv4kv.units import format_bytes, format_duration
 
 _TIGHT = 0.25  # from here on what was lost to checkpoints is worth a sentence

@@ -1,12 +1,11 @@
 """The table of a sweep: a row per case, swept settings left, key numbers right."""
 
-import json
 from collections.abc import Sequence
-from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
+from dsv4kv.report.axes import axis_names, setting_text
 from dsv4kv.report.cells import ABSENT, add_estimates, new_table
 from dsv4kv.report.decode import graph_device_time
 from dsv4kv.report.facts import tokens_per_second
@@ -46,27 +45,6 @@ def sweep_table(cases: Sequence[Case]) -> Table:
         settings = [setting_text(case.axis.get(path, ABSENT)) for path in names]
         table.add_row(*settings, *cells, Text(*_STATUS_MARKS[case.status]))
     return table
-
-
-def axis_names(cases: Sequence[Case]) -> dict[str, str]:
-    """Short name of every swept setting: the last part of its path unless two share it."""
-    paths = list(dict.fromkeys(path for case in cases for path in case.axis))
-    last = [path.rpartition(".")[2] for path in paths]
-    return {
-        path: path if last.count(name) > 1 else name
-        for path, name in zip(paths, last, strict=True)
-    }
-
-
-def axis_text(case: Case) -> str:
-    """The swept settings of a case: ``block_tokens=256, concurrency=8``."""
-    names = axis_names([case])
-    return ", ".join(f"{names[path]}={setting_text(v)}" for path, v in case.axis.items())
-
-
-def setting_text(value: Any) -> str:
-    """A setting as it is written in YAML: ``8``, ``true``, ``[0, 2]``, ``radix``."""
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _add_texts(table: Table, header: str, cells: list[str]) -> list[str]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+from dsv4kv.report.axes import axis_text
 from dsv4kv.report.facts import header
 from dsv4kv.report.findings import Finding
 from dsv4kv.report.page.comparison import compared_numbers, comparison_section
@@ -17,7 +18,6 @@ from dsv4kv.report.page.section import Section
 from dsv4kv.report.page.sections import case_sections, check_section, config_text
 from dsv4kv.report.page.sweep import sweep_sections
 from dsv4kv.report.record import Case, RunRecord
-from dsv4kv.report.sweep import axis_text
 from dsv4kv.report.tables import backend_note
 
 _BESIDE = ("run", "repeat")  # facts that the page tells elsewhere

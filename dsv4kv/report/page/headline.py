@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import islice
 
 from dsv4kv.measure.statistics import Estimate, divide
+from dsv4kv.report.axes import axis_text
 from dsv4kv.report.cells import format_estimate, format_number
 from dsv4kv.report.decode import graph_device_time
 from dsv4kv.report.facts import tokens_per_second
@@ -19,7 +20,6 @@ from dsv4kv.report.page.key_number import KeyNumber, measured_duration, measured
 from dsv4kv.report.page.launches import Reader, across_launches
 from dsv4kv.report.page.sections import judge_case
 from dsv4kv.report.record import Case, Launch, RunRecord
-from dsv4kv.report.sweep import axis_text
 from dsv4kv.report.yardstick import yardsticks
 from dsv4kv.units import format_bytes
 

@@ -7,6 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from dsv4kv.measure.statistics import Estimate, estimate_rate
+from dsv4kv.report.axes import axis_names, axis_text, setting_text
 from dsv4kv.report.cells import ABSENT, format_estimate
 from dsv4kv.report.decode import graph_device_time
 from dsv4kv.report.facts import tokens_per_second
@@ -25,7 +26,7 @@ from dsv4kv.report.page.launches import Reader, across_launches, middle_launches
 from dsv4kv.report.page.section import Section
 from dsv4kv.report.record import Case
 from dsv4kv.report.replay_tables import sweep_table as replay_table
-from dsv4kv.report.sweep import axis_names, axis_text, setting_text, sweep_table
+from dsv4kv.report.sweep import sweep_table
 
 _MOST_ROWS = 16  # histograms under each other
 _READ = (

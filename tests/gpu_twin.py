@@ -13,8 +13,8 @@ from unittest.mock import patch
 import torch
 
 from dsv4kv.bench.device import CudaDevice
-from dsv4kv.measure.device_clock import Event
 from dsv4kv.measure.protocol import Rules
+from dsv4kv.measure.recorder import Event
 from dsv4kv.ops.cuda import launch as launching
 from dsv4kv.ops.kernels.launch import KernelModule, Launch
 from tests.kernels.shim import twin

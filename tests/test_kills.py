@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kv.report.store import dumps, load_record
+from dsv4kv.record.store import dumps, load_record
 from tests.bench.settings import TINY
 from tests.process_tree import descendants, is_running
 from tests.report.records import make_case, make_record

@@ -11,31 +11,27 @@ from dsv4kv.cache.handle import Compressors, build_layers
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.errors import ConfigError
-from dsv4kv.measure.device_clock import DeviceClock
-from dsv4kv.measure.recorder import Recorder
-from dsv4kv.model.checkpoint import CHECKPOINT_TOKENS, checkpoint_bytes
-from dsv4kv.model.plan import CachePlan, plan_cache
+from dsv4kv.measure.recorder import DeviceClock, Recorder
+from dsv4kv.model.plan import CHECKPOINT_TOKENS, CachePlan, checkpoint_bytes, plan_cache
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import AttentionType
 from dsv4kv.model.schema import choose_formats
-from dsv4kv.ops.compressor import Compressor, random_compressor
+from dsv4kv.ops.compressor import Compressor, make_rope, random_compressor
 from dsv4kv.ops.contract import Backend
 from dsv4kv.ops.cuda.foresight import foresee
 from dsv4kv.ops.cuda.launch import compile_ahead
-from dsv4kv.ops.rope import make_rope
 from dsv4kv.ops.variants import STEP_LAUNCH, Choice
 from dsv4kv.prefix.block_hash import BlockHashIndex
 from dsv4kv.prefix.policies import make_policy
 from dsv4kv.prefix.radix import RadixIndex
+from dsv4kv.serve.executor import Gpu, StepExecutor
+from dsv4kv.serve.graphs import DecodeGraphs
+from dsv4kv.serve.inputs import EntryChooser, InputBank
+from dsv4kv.serve.loop import LoopSettings
+from dsv4kv.serve.operations import Outputs
+from dsv4kv.serve.reuse import PrefixReuse
+from dsv4kv.serve.verifier import Verifier
 from dsv4kv.units import format_bytes
-from dsv4kv.workload.choice import EntryChooser
-from dsv4kv.workload.decode_graphs import DecodeGraphs
-from dsv4kv.workload.executor import Gpu, StepExecutor
-from dsv4kv.workload.inputs import InputBank
-from dsv4kv.workload.loop import LoopSettings
-from dsv4kv.workload.operations import Outputs
-from dsv4kv.workload.prefix_reuse import PrefixReuse
-from dsv4kv.workload.verifier import Verifier
 
 _ADVICE = "lower cache.max_context_tokens, cache.num_blocks or workload.concurrency"
 _HOST_BYTES_PER_BLOCK = 32  # free list, marks and generation of the allocator, 8 bytes each

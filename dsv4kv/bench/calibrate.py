@@ -15,20 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from dsv4kv.bench.fresh import Outcome, Task
-from dsv4kv.bench.launches import Tell, bench_arguments, run_launches
+from dsv4kv.bench.launches import Outcome, Task, Tell, bench_arguments, run_launches
 from dsv4kv.errors import Dsv4kvError
 from dsv4kv.files import replacing
 from dsv4kv.measure.memcpy import time_memcpy
 from dsv4kv.measure.ranks import Logs, compare_pairs, compare_sides
-from dsv4kv.report.quantities import (
-    Measured,
-    Quantity,
-    by_quantity,
-    list_measured,
-    ratio_of_calls,
-)
-from dsv4kv.report.record import Environment, RunRecord
+from dsv4kv.record.quantities import Measured, Quantity, by_quantity, list_measured, ratio_of_calls
+from dsv4kv.record.schema import Environment, RunRecord
 
 LAUNCHES = 14  # seven on a side, or seven pairs
 

@@ -7,11 +7,10 @@ from typing import Any
 import torch
 
 from dsv4kv.errors import ConfigError, CudaUnavailable
-from dsv4kv.measure.device_clock import Event
+from dsv4kv.measure.recorder import Event
 from dsv4kv.ops.cuda.compile import architecture_of
-from dsv4kv.report.record import GpuFacts
-from dsv4kv.workload.cuda_graphs import CudaCapturer
-from dsv4kv.workload.decode_graphs import Capturer
+from dsv4kv.record.schema import GpuFacts
+from dsv4kv.serve.graphs import Capturer, CudaCapturer
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,218 @@
 """Several launches: fresh processes, one or two at a time, and one record of them all."""
 
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
 
-from dsv4kv.bench.fresh import Outcome, Task, run_fresh
+import dsv4kv
 from dsv4kv.config.load import LoadedConfig
-from dsv4kv.errors import Dsv4kvError
+from dsv4kv.errors import DEFECT, INTERRUPTED, Dsv4kvError, RecordError
 from dsv4kv.measure.environment import capture_environment
-from dsv4kv.report.record import Case, Environment, Launch, RunRecord
+from dsv4kv.measure.turns import VARIABLE, Ring
+from dsv4kv.processes import Child, temporary_folder
+from dsv4kv.record.schema import Case, Environment, Launch, RunRecord
+from dsv4kv.record.store import load_record
+
+OWN_TREE = Path(dsv4kv.__file__).resolve().parents[1]
+
+_GRACE_S = 60.0  # for an interrupted process to save what it has
+_STOPPED = "stopped before anything was measured"
+_NO_MEMORY = ("out of memory", "MemoryError", "not enough memory", "can't allocate memory")
+
+Status = Literal["complete", "incomplete", "failed", "crashed", "timeout", "out_of_memory"]
+End = Literal["", "timeout", "interrupted"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a fresh process is to run.
+
+    Attributes:
+        arguments: Those of ``dsv4kv bench``.
+        tree: Folder that holds the package to run: this one's, or another revision's.
+        side: Which side of a comparison it belongs to; empty where there are none.
+    """
+
+    arguments: tuple[str, ...]
+    tree: Path = OWN_TREE
+    side: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a launch.
+
+    Attributes:
+        task: What it was to run.
+        started: When the process was started.
+        ended: When it had ended.
+        status: As in the record; the process's own where it left a record.
+        error: Why it is not complete.
+        record: What it measured; None if it left nothing.
+        interrupted: Whether Ctrl-C ended it.
+        exit_code: Of the process; negative for a signal.
+        pair: Name that it shares with the launch it took turns with; empty for one alone.
+    """
+
+    task: Task
+    started: datetime
+    ended: datetime
+    status: Status
+    error: str | None
+    record: RunRecord | None
+    interrupted: bool
+    exit_code: int
+    pair: str = ""
+
+    @property
+    def refused(self) -> bool:
+        """Whether it could not begin: another launch of the same would not either."""
+        return self.status == "failed" and self.record is None
+
+    @property
+    def duration_s(self) -> float:
+        """Wall time of the process, imports and all."""
+        return (self.ended - self.started).total_seconds()
+
+
+def run_fresh(tasks: Sequence[Task], timeout_s: float) -> list[Outcome]:
+    """Run one task, or two whose steps take turns, with this interpreter.
+
+    Ctrl-C is passed on, and what was measured comes back.
+    """
+    with ExitStack() as stack:
+        folders = [stack.enter_context(temporary_folder("dsv4kv-launch-")) for _ in tasks]
+        with ExitStack() as ends:
+            places = ends.enter_context(Ring()).places if len(tasks) > 1 else ((),)
+            running = [_Running(*each) for each in zip(tasks, folders, places, strict=True)]
+        codes = _wait(running, timeout_s)
+        pair = secrets.token_hex(4) if len(tasks) > 1 else ""
+        return [
+            each.conclude(*code, timeout_s, pair)
+            for each, code in zip(running, codes, strict=True)
+        ]
+
+
+class _Running:
+    """A process that has been started; what it says and leaves goes to ``folder``."""
+
+    def __init__(self, task: Task, folder: Path, place: tuple[int, ...]) -> None:
+        self.task = task
+        self.started = datetime.now(UTC)
+        self._log, self._out = folder / "stderr", folder / "record"
+        with self._log.open("wb") as stderr:
+            self.process = Child(  # Ctrl-C on the terminal reaches it once, from here
+                _command(task, self._out),
+                stderr=stderr,
+                env=_environment(task.tree, place),
+                pass_fds=place,
+            )
+
+    def conclude(self, code: int, end: End, timeout_s: float, pair: str) -> Outcome:
+        """What became of it, now that it has ended."""
+        ended = datetime.now(UTC)
+        record, problem = _read_record(self._out)
+        told = self._log.read_text(errors="replace")
+        status, error = _classify(code, told) if record is None else _from_record(record)
+        if end == "timeout":
+            status, error = "timeout", f"still ran after {timeout_s:,.0f} s and was ended"
+        elif end == "interrupted" and record is None:  # however it died: Ctrl-C was the reason
+            status, error = "incomplete", _STOPPED
+        return Outcome(
+            task=self.task,
+            started=self.started,
+            ended=ended,
+            status=status,
+            error=problem or error,
+            record=record,
+            interrupted=end == "interrupted",
+            exit_code=code,
+            pair=pair,
+        )
+
+
+def _command(task: Task, out: Path) -> list[str]:
+    # -P: the package in task.tree, not one that happens to lie in the working folder
+    program = [sys.executable, "-P", "-m", "dsv4kv", "bench"]
+    return [*program, *task.arguments, "--quiet", "--out", str(out)]
+
+
+def _environment(tree: Path, place: tuple[int, ...]) -> dict[str, str]:
+    others = os.environ.get("PYTHONPATH")
+    path = os.pathsep.join([str(tree), *([others] if others else [])])
+    turns = {VARIABLE: ",".join(map(str, place))} if place else {}
+    return os.environ | {"PYTHONPATH": path} | turns
+
+
+def _wait(running: Sequence[_Running], timeout_s: float) -> list[tuple[int, End]]:
+    """Exit code of each process, and what ended it if it did not end by itself."""
+    deadline_s = time.monotonic() + timeout_s
+    codes: list[tuple[int, End]] = []
+    try:
+        for each in running:
+            code = _wait_until(each.process, deadline_s)
+            codes.append(code)
+    except KeyboardInterrupt:
+        left = running[len(codes) :]
+        for each in left:
+            each.process.signal(signal.SIGINT)
+        codes += [(_wait_patiently(each.process), "interrupted") for each in left]
+    return codes
+
+
+def _wait_until(process: Child, deadline_s: float) -> tuple[int, End]:
+    try:
+        return process.wait(max(0.0, deadline_s - time.monotonic())), ""
+    except subprocess.TimeoutExpired:
+        return process.kill(), "timeout"
+
+
+def _wait_patiently(process: Child) -> int:
+    try:
+        return process.wait(_GRACE_S)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):  # a second Ctrl-C waits no longer
+        return process.kill()
+
+
+def _read_record(folder: Path) -> tuple[RunRecord | None, str | None]:
+    """The record that the process left, or why it cannot be used."""
+    paths = sorted(folder.glob("*.json"))
+    try:
+        return (load_record(paths[0]) if paths else None), None
+    except RecordError as error:
+        return None, f"left a record that this dsv4kv cannot read: {error}"
+
+
+def _from_record(record: RunRecord) -> tuple[Status, str | None]:
+    return record.status, next((case.error for case in record.cases if case.error), None)
+
+
+def _classify(code: int, told: str) -> tuple[Status, str | None]:
+    """Status and reason of a process that left no record, by its exit code and last words."""
+    lines = [line.strip() for line in told.splitlines() if line.strip()]
+    last = lines[-1] if lines else "no word of why"
+    if code == INTERRUPTED:
+        return "incomplete", _STOPPED
+    if code == -signal.SIGKILL:
+        return "out_of_memory", "killed by SIGKILL, as systems do where memory runs out"
+    if any(sign in last for sign in _NO_MEMORY):
+        return "out_of_memory", last
+    if code < 0:
+        return "crashed", f"killed by {signal.Signals(-code).name}"
+    refusals = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    if code > 1 and code != DEFECT and refusals:
+        return "failed", "\n".join(refusals)
+    return "crashed", f"ended with exit code {code}: {last}"
+
 
 _FIRST_TIMEOUT_S = 6 * 3600.0  # nothing is known yet of how long a launch takes
 _SHORTEST_TIMEOUT_S = 60.0

@@ -3,25 +3,153 @@
 The loop is the same on a GPU and on the CPU: what is profiled is what ``dsv4kv bench`` measures.
 """
 
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import fields
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, fields
+
+from torch import Tensor
 
 from dsv4kv.bench.build import build_reuse, loop_settings
-from dsv4kv.bench.case import Setup, set_up
-from dsv4kv.bench.peaks import measure_peaks
-from dsv4kv.bench.profile_watch import Enough, MarkingRecorder, ProfiledExecutor, Watch
-from dsv4kv.bench.summary import describe_cache, describe_verification
+from dsv4kv.bench.case import Setup, describe_cache, describe_verification, set_up
+from dsv4kv.bench.timing import measure_peaks
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.errors import ConfigError
 from dsv4kv.measure.memcpy import measure_memcpy
 from dsv4kv.measure.profilers.attached import Attached
-from dsv4kv.report.profile_record import Profile
-from dsv4kv.report.record import Case, Memcpy, Peak
-from dsv4kv.workload.contents import PromptContents
-from dsv4kv.workload.executor import StepExecutor
-from dsv4kv.workload.loop import ServingLoop
-from dsv4kv.workload.source import open_requests
+from dsv4kv.measure.profilers.ranges import INPUTS, STEP
+from dsv4kv.measure.recorder import Recorder
+from dsv4kv.record.profile import Profile
+from dsv4kv.record.schema import Case, Memcpy, Peak
+from dsv4kv.serve.executor import StepExecutor, StepTokens
+from dsv4kv.serve.graphs import DecodeGraphs
+from dsv4kv.serve.inputs import PromptContents, StepInputs
+from dsv4kv.serve.loop import ServingLoop, open_requests
+from dsv4kv.serve.operations import Call, StepWork, decode_operations
+
+_REPLAY, _LAUNCH = "replay", "launch"
+
+
+class Enough(Exception):
+    """All steps that were to be profiled are done."""
+
+
+@dataclass
+class Watch:
+    """Decides when the profiler looks, and keeps what it looked at.
+
+    Attributes:
+        profiler: Looks.
+        steps: Decode steps to look at.
+        requests: Begin with the first step of so many requests.
+        warmup: Decode steps of so many requests to let pass before.
+        step_requests: Requests of every step looked at.
+        useful_bytes: Bytes that operations had to move, by name.
+        active: Whether a step is being looked at.
+        started: Whether the profiler is on.
+    """
+
+    profiler: Attached
+    steps: int
+    requests: int
+    warmup: int
+    step_requests: list[int] = field(default_factory=list)
+    useful_bytes: Counter[str] = field(default_factory=Counter)
+    active: bool = False
+    started: bool = False
+    _full: int = 0
+
+    def mark(self, name: str) -> AbstractContextManager[object]:
+        """A range inside a profiled step; nothing elsewhere."""
+        return self.profiler.mark(name) if self.active else nullcontext()
+
+    @contextmanager
+    def look_at(self, step: StepTokens) -> Iterator[None]:
+        """Profile a decode step, if it is time; ends the loop after the last."""
+        requests = step.batch.num_requests
+        self._full += requests == self.requests
+        if self._full <= self.warmup:
+            yield
+            return
+        if not self.started:
+            self.started = True
+            self.profiler.start()
+            yield  # not looked at: a profiler takes its time to begin
+            return
+        self.active = True
+        try:
+            with self.profiler.mark(STEP):
+                yield
+        finally:
+            self.active = False
+        self.step_requests.append(requests)
+        if len(self.step_requests) == self.steps:
+            raise Enough
+
+
+class MarkingRecorder(Recorder):
+    """Marks every operation that it times as a range, and adds up their bytes."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    @contextmanager
+    def timed(self, name: str, layer_type: str, entries: int, moved_bytes: int) -> Iterator[None]:
+        """See ``Recorder``."""
+        title = f"{name} {layer_type}"
+        if self._watch.active:
+            self._watch.useful_bytes[title] += moved_bytes if entries else 0
+        with self._watch.mark(title), super().timed(name, layer_type, entries, moved_bytes):
+            yield
+
+    @contextmanager
+    def excluded(self) -> Iterator[None]:
+        """See ``Recorder``."""
+        with self._watch.mark(INPUTS), super().excluded():
+            yield
+
+
+@dataclass(kw_only=True)
+class ProfiledExecutor(StepExecutor):
+    """An executor whose decode steps are looked at.
+
+    Attributes:
+        watch: Looks.
+    """
+
+    watch: Watch
+
+    def decode(self, step: StepTokens) -> None:
+        """See ``StepExecutor``."""
+        with self.watch.look_at(step):
+            super().decode(step)
+            if self.watch.active and self.gpu is not None:
+                self._count_bytes(step)
+
+    def _run(self, step: StepTokens, inputs: StepInputs, chosen: Tensor, *, chunk: bool) -> None:
+        with self.watch.mark(_LAUNCH):
+            super()._run(step, inputs, chosen, chunk=chunk)
+
+    def _replay(
+        self, graphs: DecodeGraphs, step: StepTokens, inputs: StepInputs, chosen: Tensor
+    ) -> None:
+        with self.watch.mark(_REPLAY):
+            super()._replay(graphs, step, inputs, chosen)
+
+    def _count_bytes(self, step: StepTokens) -> None:
+        """Bytes by kernel: those of indexer keys and of compressed KV have one name on a GPU."""
+        after, positions = step.batch.tokens_after.numpy(), step.batch.positions.numpy()
+        fused = self.gpu is not None and self.gpu.fused
+        work = StepWork(after, positions, self.index_topk, self.window_tokens)
+        for layer in self.layers:
+            for operation, indexer in decode_operations(layer, fused=fused):
+                _, moved = work.of(Call(operation, indexer, _nothing), layer)
+                self.watch.useful_bytes[operation] += moved
+
+
+def _nothing() -> None:
+    """Stands for a call whose work is only counted."""
 
 
 def run_profiled(

@@ -13,10 +13,10 @@ from dsv4kv.config.load import LoadedConfig
 from dsv4kv.errors import Dsv4kvError, PeerUnavailable
 from dsv4kv.measure.environment import capture_environment
 from dsv4kv.measure.turns import Turns
-from dsv4kv.report.names import new_run_id
-from dsv4kv.report.record import Case, Environment, RunRecord
-from dsv4kv.workload.source import count_tokens
-from dsv4kv.workload.traces import resolve_trace, trace_sha256
+from dsv4kv.record.schema import Case, Environment, RunRecord
+from dsv4kv.record.store import new_run_id
+from dsv4kv.serve.loop import count_tokens
+from dsv4kv.traces import resolve_trace, trace_sha256
 
 
 @dataclass(frozen=True)

@@ -5,19 +5,12 @@ from typing import Any, TypeVar
 import torch
 
 from dsv4kv.bench.device import CudaDevice
-from dsv4kv.bench.replay_timing import EMPTY_GRAPH
-from dsv4kv.measure.telemetry.host import memory_peak_bytes
-from dsv4kv.measure.telemetry.readings import Table
+from dsv4kv.bench.timing import EMPTY_GRAPH
+from dsv4kv.measure.telemetry.readings import Table, memory_peak_bytes
 from dsv4kv.measure.telemetry.telemetry import Telemetry, Window
-from dsv4kv.report.part import Part
-from dsv4kv.report.telemetry_record import (
-    GpuChecks,
-    GpuSamples,
-    GpuState,
-    HostSamples,
-    MeasuredWindow,
-)
-from dsv4kv.report.telemetry_record import Telemetry as TelemetryRecord
+from dsv4kv.record.part import Part
+from dsv4kv.record.telemetry import GpuChecks, GpuSamples, GpuState, HostSamples, MeasuredWindow
+from dsv4kv.record.telemetry import Telemetry as TelemetryRecord
 
 P = TypeVar("P", bound=Part)
 

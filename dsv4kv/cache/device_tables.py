@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dsv4kv.cache.allocator import Ids
-from dsv4kv.cache.staging import stage
+from dsv4kv.cache.allocators.stack import Ids
 from dsv4kv.cache.table import BlockTable
 from dsv4kv.errors import CacheError
 from dsv4kv.ops.cuda.launch import run
@@ -23,6 +22,18 @@ from dsv4kv.ops.kernels.prepare import (
     plan_prepare,
     plan_release,
 )
+
+
+def stage(numbers: Tensor, device: torch.device) -> Tensor:
+    """Copy a host tensor to a device without waiting for it.
+
+    A GPU copies from pinned memory of its own, which torch gives to nobody else before the copy
+    has been made: whatever happens to ``numbers`` next, the device gets them as they are now.
+    """
+    if device.type == "cpu":
+        return numbers.clone()
+    return numbers.pin_memory().to(device, non_blocking=True)
+
 
 Prepare = Literal["host", "device"]
 """Who works out the blocks of a step for the device: the host, which copies, or kernels."""

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from dsv4kv.cache.manager import KVCacheManager
+from dsv4kv.cache.step import Completed, EntryGroup, StepView
 from dsv4kv.cache.table import BlockTable
-from dsv4kv.cache.view import Completed, EntryGroup, StepView
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.schema import LayerCacheSchema
 from dsv4kv.ops.compressor import Compressor
-from dsv4kv.ops.contract import Backend
+from dsv4kv.ops.contract import Backend, PartWrite
 from dsv4kv.ops.storage import PageStore
-from dsv4kv.ops.writes import PartWrite
 
 
 @dataclass(frozen=True)

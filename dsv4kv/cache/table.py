@@ -4,10 +4,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dsv4kv.cache.allocator import Ids
 from dsv4kv.cache.allocators import make_allocator
+from dsv4kv.cache.allocators.stack import Ids
 from dsv4kv.errors import OutOfBlocks
-from dsv4kv.model.sharing import TableGroup
+from dsv4kv.model.schema import TableGroup
 
 NO_BLOCK = -1
 

@@ -27,9 +27,9 @@ from dsv4kv.cli import (
     results,
     trace,
 )
-from dsv4kv.cli.console import lose_glyphs_not_answers, say
 from dsv4kv.endings import end_as_by_ctrl_c
 from dsv4kv.errors import DEFECT, Dsv4kvError
+from dsv4kv.view.console import lose_glyphs_not_answers, say
 
 _PIPE_CLOSED = 141  # 128 + SIGPIPE, as shells tell it
 

@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dsv4kv.cli.console import open_console
 from dsv4kv.cli.records import end_run, keep_record
+from dsv4kv.view.console import open_console
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import Console
 
-    from dsv4kv.bench.fresh import Outcome
-    from dsv4kv.report.record import RunRecord
+    from dsv4kv.bench.launches import Outcome
+    from dsv4kv.record.schema import RunRecord
 
 
 def bench(
@@ -115,13 +115,11 @@ def _run_launches(
     import sys
     from datetime import UTC, datetime
 
-    from dsv4kv.bench.fresh import Task
-    from dsv4kv.bench.launches import Request, bench_arguments, merge, run_launches
-    from dsv4kv.cli.launching import LaunchWatcher
+    from dsv4kv.bench.launches import Request, Task, bench_arguments, merge, run_launches
+    from dsv4kv.cli.progress import LaunchWatcher
     from dsv4kv.config.axes import expand_axes
     from dsv4kv.config.load import load_config
-    from dsv4kv.report.names import new_run_id
-    from dsv4kv.report.store import save_record
+    from dsv4kv.record.store import new_run_id, save_record
 
     loaded = load_config(config, overrides)
     expand_axes(loaded, overrides, axes)  # refuses here what every launch would refuse

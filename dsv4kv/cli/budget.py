@@ -1,17 +1,113 @@
 """``dsv4kv budget``: which contexts and loads fit on which GPUs, and what they cost."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dsv4kv.cli import budget_options as options
-from dsv4kv.cli.console import open_console, print_document, say
+from dsv4kv.view.console import open_console, print_document, say
 
 if TYPE_CHECKING:
     from dsv4kv.sizing.answer import Answer
     from dsv4kv.sizing.reuse import Reuse
     from dsv4kv.sizing.sweep import Row
+
+
+def _option(panel: str, metavar: str, text: str) -> Any:
+    return typer.Option(help=text, metavar=metavar, rich_help_panel=panel)
+
+
+def _ask(metavar: str, text: str) -> Any:
+    return _option("Question", metavar, text)
+
+
+def _gpu(metavar: str, text: str) -> Any:
+    return _option("GPUs and layout", metavar, text)
+
+
+def _cache(metavar: str, text: str) -> Any:
+    return _option("Cache", metavar, text)
+
+
+def _output(metavar: str, text: str) -> Any:
+    return _option("Output", metavar, text)
+
+
+def _flag(text: str, *names: str) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel="Output")
+
+
+_MODEL = (
+    "v4-flash (the default), v4-pro, v4.1-flash, v3.2, gqa8 (a baseline with 8 KV heads), or a "
+    "Hugging Face config.json."
+)
+_CONTEXT = (
+    "Tokens of every request: 128K, 1M. Left out: the model's limit, or the most that fit the "
+    "concurrency."
+)
+_ENGINE = (
+    "Whose rules size the cache: dsv4kv (the default), vllm, sglang, trtllm, or a version: "
+    "vllm:0.33."
+)
+_IN_FLIGHT = (
+    "Tokens of one step (max_num_batched_tokens, chunked_prefill_size), times the steps that "
+    "overlap: 8192 unless given."
+)
+_STATE = "Compressor state: fp32 (the default), bf16, online (HCA as a running softmax)."
+_FRACTION = "Share of a GPU's memory that may be used: 0.9 unless given."
+_RESERVE = "Kept on every GPU for activations, graphs, communication: 4GiB unless given."
+_EP = "Ranks of a stage that share the routed experts. Left out: all of them, with replicas."
+_EXPLAIN = "Explain the sizes in a start-up log of vLLM or SGLang; two logs are compared."
+
+Text = str | None
+Logs = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="[LOG]", help="With --explain: a second log to compare with."),
+]
+Model = Annotated[Text, _ask("NAME|FILE", _MODEL)]
+Context = Annotated[Text, _ask("TOKENS", _CONTEXT)]
+Concurrency = Annotated[Text, _ask("N", "Requests at once. Left out: as many as fit.")]
+EngineName = Annotated[Text, _ask("NAME", _ENGINE)]
+
+Gpu = Annotated[Text, _gpu("NAME", "A name of the catalogue: h200 (the default), b200, mi300x, …")]
+Hbm = Annotated[Text, _gpu("SIZE", "Memory of a GPU instead: 141GiB.")]
+Gpus = Annotated[Text, _gpu("N", "GPUs. Left out: the fewest that are enough.")]
+Tp = Annotated[Text, _gpu("N", "Tensor parallel ranks; each holds the whole KV of its replica.")]
+Dp = Annotated[Text, _gpu("N", "Data parallel replicas, each with requests of its own.")]
+Pp = Annotated[Text, _gpu("N", "Pipeline stages, each with a share of the layers.")]
+Ep = Annotated[Text, _gpu("N", _EP)]
+MemoryFraction = Annotated[Text, _gpu("SHARE", _FRACTION)]
+Reserve = Annotated[Text, _gpu("SIZE", _RESERVE)]
+Weights = Annotated[Text, _gpu("SIZE", "Size of the checkpoint. Left out: derived.")]
+WeightBytes = Annotated[Text, _gpu("BYTES", "Bytes of every parameter, instead of derived types.")]
+
+BlockTokens = Annotated[Text, _cache("TOKENS", "Tokens of a block. Left out: the engine's own.")]
+MainFormat = Annotated[Text, _cache("NAME", "Compressed entries: fp8_ds_mla, bf16, fp8, fp4.")]
+WindowFormat = Annotated[
+    Text, _cache("NAME", "Window entries: fp8_ds_mla, bf16, fp8, fp8_group32.")
+]
+IndexerFormat = Annotated[Text, _cache("NAME", "Indexer keys: mxfp4, fp8, bf16.")]
+State = Annotated[Text, _cache("NAME", _STATE)]
+DraftLayers = Annotated[
+    Text, _cache("N", "Draft (MTP) layers that hold a window: 0 unless given.")
+]
+DraftTokens = Annotated[
+    Text, _cache("N", "Speculative tokens that may be rolled back: 0 unless given.")
+]
+InFlightTokens = Annotated[Text, _cache("TOKENS", _IN_FLIGHT)]
+
+Axes = Annotated[
+    list[str] | None,
+    _output("NAME=A,B,…", "Sweep an option: context=4K,32K,128K; repeatable."),
+]
+Verbose = Annotated[bool, _flag("Tell every pool, layout and option.", "--verbose", "-v")]
+AsJson = Annotated[bool, _flag("Print one JSON document instead.", "--json")]
+Csv = Annotated[Path | None, _output("FILE", "Write a sweep as CSV.")]
+ChartFile = Annotated[
+    Path | None, _output("FILE", "Draw a sweep: FILE.svg, or FILE.html with its table.")
+]
+Explain = Annotated[list[Path] | None, _output("LOG", _EXPLAIN)]
+
 
 EPILOG = """\
 [bold]Examples[/bold]
@@ -28,36 +124,36 @@ dsv4kv budget --gpus 8 --axis context=4K,32K,128K,1M --axis gpu=h200,b200 --char
 
 def budget(
     arguments: typer.Context,
-    logs: options.Logs = None,
-    model: options.Model = None,
-    context: options.Context = None,
-    concurrency: options.Concurrency = None,
-    engine: options.EngineName = None,
-    gpu: options.Gpu = None,
-    hbm: options.Hbm = None,
-    gpus: options.Gpus = None,
-    tp: options.Tp = None,
-    dp: options.Dp = None,
-    pp: options.Pp = None,
-    ep: options.Ep = None,
-    memory_fraction: options.MemoryFraction = None,
-    reserve: options.Reserve = None,
-    weights: options.Weights = None,
-    weight_bytes_per_param: options.WeightBytes = None,
-    block_tokens: options.BlockTokens = None,
-    main_format: options.MainFormat = None,
-    window_format: options.WindowFormat = None,
-    indexer_format: options.IndexerFormat = None,
-    state: options.State = None,
-    draft_layers: options.DraftLayers = None,
-    draft_tokens: options.DraftTokens = None,
-    in_flight_tokens: options.InFlightTokens = None,
-    axis: options.Axes = None,
-    verbose: options.Verbose = False,
-    json_: options.AsJson = False,
-    csv: options.Csv = None,
-    chart: options.ChartFile = None,
-    explain: options.Explain = None,
+    logs: Logs = None,
+    model: Model = None,
+    context: Context = None,
+    concurrency: Concurrency = None,
+    engine: EngineName = None,
+    gpu: Gpu = None,
+    hbm: Hbm = None,
+    gpus: Gpus = None,
+    tp: Tp = None,
+    dp: Dp = None,
+    pp: Pp = None,
+    ep: Ep = None,
+    memory_fraction: MemoryFraction = None,
+    reserve: Reserve = None,
+    weights: Weights = None,
+    weight_bytes_per_param: WeightBytes = None,
+    block_tokens: BlockTokens = None,
+    main_format: MainFormat = None,
+    window_format: WindowFormat = None,
+    indexer_format: IndexerFormat = None,
+    state: State = None,
+    draft_layers: DraftLayers = None,
+    draft_tokens: DraftTokens = None,
+    in_flight_tokens: InFlightTokens = None,
+    axis: Axes = None,
+    verbose: Verbose = False,
+    json_: AsJson = False,
+    csv: Csv = None,
+    chart: ChartFile = None,
+    explain: Explain = None,
 ) -> None:
     """Say what fits: contexts and loads on GPUs, GPUs for a load, or what to change.
 
@@ -70,7 +166,7 @@ def budget(
     from dsv4kv.sizing.inputs import READERS
 
     if explain:
-        from dsv4kv.cli.budget_explain import explain as explain_logs
+        from dsv4kv.view.explain import explain as explain_logs
 
         _end(fits=explain_logs([*explain, *(logs or [])], json_))
         return
@@ -88,7 +184,7 @@ def budget(
 
 def _tell_answer(texts: dict[str, str], *, as_json: bool, verbose: bool) -> None:
     from dsv4kv.sizing.answer import answer, options_of
-    from dsv4kv.sizing.compare import compare_layouts, curve
+    from dsv4kv.sizing.fit import compare_layouts, curve
     from dsv4kv.sizing.inputs import read_inputs
 
     found = answer(read_inputs(texts))
@@ -99,11 +195,11 @@ def _tell_answer(texts: dict[str, str], *, as_json: bool, verbose: bool) -> None
         _reuse(found) if as_json or verbose else None,
     )
     if as_json:
-        from dsv4kv.sizing.document import to_document
+        from dsv4kv.sizing.answer import to_document
 
         _print_json(to_document(found, *details))
     else:
-        from dsv4kv.cli.budget_view import view_answer
+        from dsv4kv.view.budget import view_answer
 
         console = open_console()
         for part in view_answer(found, *details, given=texts, verbose=verbose):
@@ -144,7 +240,7 @@ def _tell_sweep(
     if as_json:
         _print_json([to_values(row) for row in rows])
     else:
-        from dsv4kv.cli.budget_sweep import view_sweep
+        from dsv4kv.view.budget import view_sweep
 
         console = open_console()
         for part in view_sweep(rows):
@@ -156,7 +252,7 @@ def _tell_sweep(
 
 def _draw(path: Path, rows: "list[Row]") -> str:
     from dsv4kv.errors import ConfigError
-    from dsv4kv.sizing.sweep_chart import draw_page, draw_sweep
+    from dsv4kv.view.chart import draw_page, draw_sweep
 
     draw = {".svg": draw_sweep, ".html": draw_page}.get(path.suffix.lower())
     if draw is None:

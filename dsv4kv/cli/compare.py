@@ -1,19 +1,98 @@
 """``dsv4kv compare``: two sides held against each other, with a verdict and its exit code."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dsv4kv.cli import compare_options as options
-from dsv4kv.cli.console import open_console, print_document, say
 from dsv4kv.errors import INTERRUPTED
+from dsv4kv.view.console import open_console, print_document, say
 
 if TYPE_CHECKING:
     from dsv4kv.compare.ab import Duel
     from dsv4kv.compare.comparison import Comparison
     from dsv4kv.compare.side import Side
     from dsv4kv.measure.verdict import Verdict
+
+
+_AB = "With --ab"
+_SIDES = "Records of bench: a file, several with commas between them, or a folder."
+_AB_HELP = (
+    "Measure both now, in turns: git revisions (. is the source tree as it is), YAML files, or "
+    "backend:NAME."
+)
+
+
+def _ab(metavar: str, text: str) -> Any:
+    return typer.Option(metavar=metavar, help=text, rich_help_panel=_AB)
+
+
+Sides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[BEFORE] AFTER", help=_SIDES, show_default=False),
+]
+Ab = Annotated[tuple[str, str] | None, typer.Option(metavar="A B", help=_AB_HELP)]
+Config = Annotated[
+    str | None, typer.Option(help="What both run.", show_default="default", rich_help_panel=_AB)
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change a setting of both.", rich_help_panel=_AB
+    ),
+]
+Axes = Annotated[list[str] | None, _ab("KEY=A,B,…", "Sweep a setting of both.")]
+Launches = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Fresh processes of each side.", show_default="7", rich_help_panel=_AB
+    ),
+]
+Turns = Annotated[
+    str | None,
+    typer.Option(
+        metavar="step|launch",
+        help="What alternates. step: two processes at once, step by step, which a noisy machine "
+        "hardly disturbs; needs the memory of two caches. launch: one process at a time. "
+        "Left out: step, on a GPU launch.",
+        rich_help_panel=_AB,
+        show_default=False,
+    ),
+]
+OrderSeed = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        help="Seed of the order in which launches of A and B run; the record's reproduce command "
+        "has it. Left out: a new one.",
+        rich_help_panel=_AB,
+        show_default=False,
+    ),
+]
+Baseline = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The side before: a saved baseline.")
+]
+SaveBaseline = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Keep the side after as a baseline.")
+]
+Floor = Annotated[str, typer.Option(metavar="SHARE", help="Smallest change that counts.")]
+FailOn = Annotated[
+    str,
+    typer.Option(
+        metavar="slower|unclear", help="unclear: end with 3 as soon as one row is UNCLEAR."
+    ),
+]
+Force = Annotated[bool, typer.Option("--force", help="Compare unlike machines or configurations.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+AsMarkdown = Annotated[
+    bool, typer.Option("--markdown", help="Print Markdown, for a pull request.")
+]
+Html = Annotated[
+    Path | None,
+    typer.Option(metavar="PAGE.html", help="Also write a page to show: one file for a browser."),
+]
+Out = Annotated[Path, typer.Option(help="Folder of records and baselines.")]
+
 
 _EXIT_CODES = {"SAME": 0, "FASTER": 0, "SLOWER": 1, "UNCLEAR": 3}
 _LAUNCHES = 7  # of each side
@@ -38,31 +117,31 @@ dsv4kv compare results/B.json --baseline main            and compare with it
 
 
 def compare(
-    sides: options.Sides = None,
-    ab: options.Ab = None,
-    config: options.Config = None,
-    set_: options.Settings = None,
-    axis: options.Axes = None,
-    launches: options.Launches = None,
-    turns: options.Turns = None,
-    order_seed: options.OrderSeed = None,
-    baseline: options.Baseline = None,
-    save_baseline: options.SaveBaseline = None,
-    floor: options.Floor = "1%",
-    fail_on: options.FailOn = "slower",
-    force: options.Force = False,
-    as_json: options.AsJson = False,
-    as_markdown: options.AsMarkdown = False,
-    html: options.Html = None,
-    out: options.Out = Path("results"),
+    sides: Sides = None,
+    ab: Ab = None,
+    config: Config = None,
+    set_: Settings = None,
+    axis: Axes = None,
+    launches: Launches = None,
+    turns: Turns = None,
+    order_seed: OrderSeed = None,
+    baseline: Baseline = None,
+    save_baseline: SaveBaseline = None,
+    floor: Floor = "1%",
+    fail_on: FailOn = "slower",
+    force: Force = False,
+    as_json: AsJson = False,
+    as_markdown: AsMarkdown = False,
+    html: Html = None,
+    out: Out = Path("results"),
 ) -> None:
     """Say whether one side is slower than another: SAME, FASTER, SLOWER or UNCLEAR.
 
     A launch is the unit: each gives one median per quantity, and the verdict is made over them.
     SLOWER as soon as one quantity is; UNCLEAR where the mean of all is, or something is missing.
     """
-    from dsv4kv.compare.baselines import check_name
     from dsv4kv.compare.floor import parse_floor
+    from dsv4kv.compare.side import check_name
     from dsv4kv.errors import ConfigError
 
     if fail_on not in ("slower", "unclear"):
@@ -106,8 +185,7 @@ def _stored(
     sides: list[str], baseline: str | None, save_baseline: str | None, out: Path
 ) -> "tuple[Side | None, Side]":
     """The side before (None if one is only to be saved) and the side after."""
-    from dsv4kv.compare.baselines import load_baseline
-    from dsv4kv.compare.side import load_side
+    from dsv4kv.compare.side import load_baseline, load_side
     from dsv4kv.errors import ConfigError
 
     if baseline and len(sides) == 1:
@@ -147,9 +225,9 @@ def _plan(
 
 def _measure(duel: "Duel", out: Path) -> "tuple[Side, Side, bool]":
     """Run both sides, keep their records, and say whether Ctrl-C ended it."""
-    from dsv4kv.cli.launching import LaunchWatcher
+    from dsv4kv.cli.progress import LaunchWatcher
     from dsv4kv.compare.ab import run_duel
-    from dsv4kv.report.store import save_record
+    from dsv4kv.record.store import save_record
 
     with LaunchWatcher(open_console(stderr=True), 2 * duel.launches) as watcher:
         sides, interrupted = run_duel(duel, watcher.tell)
@@ -183,15 +261,15 @@ def _tell(found: "Comparison", verdict: "Verdict", *, as_json: bool, as_markdown
     if as_json:
         import json
 
-        from dsv4kv.compare.documents import to_document
+        from dsv4kv.view.comparison import to_document
 
         print_document(json.dumps(to_document(found, verdict), ensure_ascii=False, indent=2))
     elif as_markdown:
-        from dsv4kv.compare.documents import to_markdown
+        from dsv4kv.view.comparison import to_markdown
 
         say(to_markdown(found, verdict), end="")
     else:
-        from dsv4kv.compare.view import view_comparison
+        from dsv4kv.view.comparison import view_comparison
 
         console = open_console()
         for part in view_comparison(found, verdict):
@@ -199,13 +277,13 @@ def _tell(found: "Comparison", verdict: "Verdict", *, as_json: bool, as_markdown
 
 
 def _draw(found: "Comparison", verdict: "Verdict", html: Path) -> None:
-    from dsv4kv.compare.page import write_comparison
+    from dsv4kv.view.comparison import write_comparison
 
     write_comparison(found, verdict, html)
     say(f"page: {html}", err=True)
 
 
 def _save(side: "Side", name: str, out: Path) -> None:
-    from dsv4kv.compare.baselines import save_baseline
+    from dsv4kv.compare.side import save_baseline
 
     say(f"baseline: {save_baseline(side, name, out)}", err=True)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from dsv4kv.cli.console import open_console, print_document, say
+from dsv4kv.view.console import open_console, print_document, say
 
 app = typer.Typer(no_args_is_help=True, help="Show, check and explain bench configurations.")
 

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dsv4kv.cli.console import open_console, print_document, say
+from dsv4kv.view.console import open_console, print_document, say
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from dsv4kv.bench.calibrate import Calibration
-    from dsv4kv.doctor.check import Check
+    from dsv4kv.doctor.machine import Check
 
 EPILOG = """\
 [bold]Examples[/bold]
@@ -68,7 +68,7 @@ def _calibrate(path: Path, *, quiet: bool) -> "Calibration":
         run_calibration,
         save_calibration,
     )
-    from dsv4kv.cli.launching import LaunchWatcher
+    from dsv4kv.cli.progress import LaunchWatcher
 
     with LaunchWatcher(open_console(stderr=True, quiet=quiet), 2 * LAUNCHES) as watcher:
         alone, in_turns = run_calibration(watcher.tell)
@@ -95,7 +95,7 @@ def _tell(checks: "Sequence[Check]") -> "list[RenderableType]":
 def _table(topic: str, checks: "Sequence[Check]") -> "RenderableType":
     from rich.text import Text
 
-    from dsv4kv.report.cells import new_table
+    from dsv4kv.view.cells import new_table
 
     table = new_table(topic)
     table.show_header = False

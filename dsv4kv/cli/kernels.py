@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dsv4kv.cli.console import open_console, print_document, say
+from dsv4kv.view.console import open_console, print_document, say
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from dsv4kv.ops.cuda.baseline import Baseline
-    from dsv4kv.ops.cuda.survey import Finding
+    from dsv4kv.ops.cuda.survey import Baseline, Finding
 
 
 def kernels(
@@ -43,8 +42,8 @@ def kernels(
 ) -> None:
     """Compile every kernel that the shipped models need, and show what became of it."""
     from dsv4kv.errors import ConfigError
-    from dsv4kv.ops.cuda.baseline import shipped_baseline
     from dsv4kv.ops.cuda.compile import nvrtc_version
+    from dsv4kv.ops.cuda.survey import shipped_baseline
     from dsv4kv.ops.kernels.catalogue import ARCHITECTURES
 
     if write_baseline and arch:
@@ -81,8 +80,8 @@ def _survey(architectures: list[str]) -> list["Finding"]:
 def _load(path: Path) -> "Baseline":
     """The baseline to hold machine code against; raises ``ConfigError`` where there is none."""
     from dsv4kv.errors import ConfigError
-    from dsv4kv.ops.cuda.baseline import load_baseline
     from dsv4kv.ops.cuda.compile import nvrtc_version
+    from dsv4kv.ops.cuda.survey import load_baseline
 
     found, nvrtc = load_baseline(path), nvrtc_version()
     if found is None:
@@ -180,8 +179,8 @@ def _as_json(findings: Sequence["Finding"]) -> str:
 
 
 def _write(findings: Sequence["Finding"], path: Path) -> None:
-    from dsv4kv.ops.cuda.baseline import make_baseline, save_baseline
     from dsv4kv.ops.cuda.compile import nvrtc_version
+    from dsv4kv.ops.cuda.survey import make_baseline, save_baseline
 
     save_baseline(make_baseline(findings, nvrtc_version()), path)
     say(f"baseline: {path}", err=True)
@@ -191,8 +190,7 @@ def _check(
     findings: Sequence["Finding"], baseline: "Baseline", path: Path, *, quiet: bool
 ) -> None:
     """Tell every problem; exit code 1 if there is one."""
-    from dsv4kv.ops.cuda.baseline import drift
-    from dsv4kv.ops.cuda.promises import broken_promises
+    from dsv4kv.ops.cuda.survey import broken_promises, drift
 
     problems = [*broken_promises(findings), *drift(findings, baseline)]
     for problem in problems:

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dsv4kv.cli.console import open_console, say
+from dsv4kv.view.console import open_console, say
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dsv4kv.bench.profile_plan import Plan, Tool
+    from dsv4kv.bench.profile import Plan, Tool
 
 _STEP = "step"
 _TIMELINES = ("timeline.svg", "timeline.json")
@@ -143,7 +143,7 @@ def _refuse_idle(
 ) -> None:
     """Refuse options that would do nothing here, and timelines before anything takes its time."""
     from dsv4kv.errors import ConfigError
-    from dsv4kv.report.timeline_files import refuse_other_names
+    from dsv4kv.view.timeline import refuse_other_names
 
     idle = [name for name, given in options.items() if given]
     idle += ["--timeline"] if diff and timelines else []
@@ -166,7 +166,7 @@ def _make_plan(
 ) -> "Plan":
     import sys
 
-    from dsv4kv.bench.profile_plan import Plan, choose_tool, name_folder
+    from dsv4kv.bench.profile import Plan, choose_tool, name_folder
     from dsv4kv.config.load import load_config
     from dsv4kv.errors import ConfigError
 
@@ -191,7 +191,7 @@ def _be_child(config: str | None, overrides: list[str], steps: int | None, targe
     """Be the program that nsys or ncu looks at."""
     from dataclasses import replace
 
-    from dsv4kv.bench.profile_run import be_profiled
+    from dsv4kv.bench.profile import be_profiled
 
     plan = _make_plan(config, overrides, "nsys", steps, target.parent)
     be_profiled(replace(plan, folder=target.parent), target)
@@ -200,7 +200,7 @@ def _be_child(config: str | None, overrides: list[str], steps: int | None, targe
 def _print_command(plan: "Plan") -> None:
     import shlex
 
-    from dsv4kv.bench.profile_plan import make_command
+    from dsv4kv.bench.profile import make_command
 
     command = make_command(plan)
     say(shlex.join(command.words))
@@ -212,10 +212,10 @@ def _print_command(plan: "Plan") -> None:
 
 def _run(plan: "Plan", out: Path, timelines: list[Path], *, memory: bool, full: bool) -> None:
     """Profile, keep the record, and show it."""
-    from dsv4kv.bench.profile_run import run_profile
+    from dsv4kv.bench.profile import run_profile
     from dsv4kv.measure.profilers.sessions import name_files
-    from dsv4kv.report.store import save_record
-    from dsv4kv.report.timeline_files import write_timeline
+    from dsv4kv.record.store import save_record
+    from dsv4kv.view.timeline import write_timeline
 
     try:
         record = run_profile(plan, memory=memory)
@@ -237,9 +237,8 @@ def _run(plan: "Plan", out: Path, timelines: list[Path], *, memory: bool, full: 
 
 def _show_file(path: Path, step: str, timelines: list[Path], *, full: bool) -> None:
     from dsv4kv.errors import ConfigError
-    from dsv4kv.report.profile_source import load_profile
-    from dsv4kv.report.profile_view import tell_profile
-    from dsv4kv.report.timeline_files import write_timeline
+    from dsv4kv.view.profile import load_profile, tell_profile
+    from dsv4kv.view.timeline import write_timeline
 
     source, console = load_profile(path, step), open_console()
     for part in tell_profile(source.profile, source.yardstick, full=full):
@@ -251,9 +250,7 @@ def _show_file(path: Path, step: str, timelines: list[Path], *, full: bool) -> N
 
 
 def _show_diff(paths: tuple[Path, Path], step: str, *, full: bool) -> None:
-    from dsv4kv.report.profile_diff import tell_diff
-    from dsv4kv.report.profile_source import load_profile
-    from dsv4kv.report.profile_view import MOST_ROWS
+    from dsv4kv.view.profile import MOST_ROWS, load_profile, tell_diff
 
     before, after = (load_profile(path, step).table for path in paths)
     names = paths[0].name, paths[1].name

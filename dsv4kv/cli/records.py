@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from dsv4kv.cli.console import open_console, print_document, say
 from dsv4kv.errors import INTERRUPTED, VerificationError
+from dsv4kv.view.console import open_console, print_document, say
 
 if TYPE_CHECKING:
-    from dsv4kv.report.record import RunRecord
+    from dsv4kv.record.schema import RunRecord
 
 
 def keep_record(record: "RunRecord", folder: Path, json_: str | None, *, silent: bool) -> None:
@@ -19,8 +19,8 @@ def keep_record(record: "RunRecord", folder: Path, json_: str | None, *, silent:
     """
     from dsv4kv.endings import endings_put_off
     from dsv4kv.files import write_named
-    from dsv4kv.report.render import render_record
-    from dsv4kv.report.store import dumps, save_record
+    from dsv4kv.record.store import dumps, save_record
+    from dsv4kv.view.record import render_record
 
     with endings_put_off():
         saved = save_record(record, folder)

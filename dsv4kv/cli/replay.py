@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dsv4kv.cli.console import open_console, say
 from dsv4kv.cli.records import end_run, keep_record
+from dsv4kv.view.console import open_console, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dsv4kv.report.record import RunRecord
+    from dsv4kv.record.schema import RunRecord
 
 EPILOG = (
     "Example: [cyan]dsv4kv replay conversation_trace.jsonl --memory 100GiB "
@@ -186,7 +186,7 @@ def _check_chart(chart: Path) -> None:
 
 def _draw(record: "RunRecord", chart: Path, *, silent: bool) -> None:
     from dsv4kv.files import write_named
-    from dsv4kv.report.replay_chart import draw_replay
+    from dsv4kv.view.page.write import draw_replay
 
     write_named(chart, draw_replay(record, chart.suffix), "--chart")
     if not silent:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from dsv4kv.cli.console import open_console, print_document, say
+from dsv4kv.view.console import open_console, print_document, say
 
 
 def report(
@@ -42,7 +42,7 @@ def report(
 
     _refuse_two(as_json, export, html or charts, schema)
     if schema:
-        from dsv4kv.report.schema import schema_text
+        from dsv4kv.record.store import schema_text
 
         print_document(schema_text())
         return
@@ -66,8 +66,8 @@ def _refuse_two(*given: object) -> None:
 
 
 def _show(runs: list[Path], *, as_json: bool) -> None:
-    from dsv4kv.report.render import render_record
-    from dsv4kv.report.store import dumps, load_record
+    from dsv4kv.record.store import dumps, load_record
+    from dsv4kv.view.record import render_record
 
     for run in runs:
         record = load_record(run)
@@ -78,8 +78,8 @@ def _show(runs: list[Path], *, as_json: bool) -> None:
 
 
 def _draw(runs: list[Path], html: Path | None, charts: Path | None) -> None:
-    from dsv4kv.report.page.write import write_charts, write_page
-    from dsv4kv.report.store import load_record
+    from dsv4kv.record.store import load_record
+    from dsv4kv.view.page.write import write_charts, write_page
 
     records = [load_record(run) for run in runs]
     if html:
@@ -92,8 +92,8 @@ def _draw(runs: list[Path], html: Path | None, charts: Path | None) -> None:
 
 def _export(runs: list[Path], name: str) -> None:
     from dsv4kv.errors import ConfigError
-    from dsv4kv.report import exports
-    from dsv4kv.report.store import load_record
+    from dsv4kv.record.store import load_record
+    from dsv4kv.view import exports
 
     writers = {
         "csv": exports.to_csv,

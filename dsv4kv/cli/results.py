@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dsv4kv.cli.console import open_console, print_document, say
+from dsv4kv.view.console import open_console, print_document, say
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from dsv4kv.report.index import Entry
+    from dsv4kv.record.store import Entry
 
 app = typer.Typer(no_args_is_help=True, help="List, show and prune saved runs.")
 
@@ -30,7 +30,7 @@ def list_(
     ] = 100,
 ) -> None:
     """List saved runs, oldest first."""
-    from dsv4kv.report.index import list_entries
+    from dsv4kv.record.store import list_entries
 
     entries = list_entries(folder)
     if as_json:
@@ -57,9 +57,8 @@ def show(
     folder: Folder = _RESULTS,
 ) -> None:
     """Show a run of the folder again, as `dsv4kv report` does."""
-    from dsv4kv.report.index import list_entries
-    from dsv4kv.report.render import render_record
-    from dsv4kv.report.store import load_record
+    from dsv4kv.record.store import list_entries, load_record
+    from dsv4kv.view.record import render_record
 
     entry = _find(list_entries(folder), run, folder)
     render_record(load_record(folder / entry.file), open_console())
@@ -82,8 +81,7 @@ def prune(
 ) -> None:
     """Remove runs that fit every option given; baselines and unreadable files stay."""
     from dsv4kv.errors import ConfigError
-    from dsv4kv.report.index import list_entries
-    from dsv4kv.report.prune import choose, remove
+    from dsv4kv.record.store import choose, list_entries, remove
 
     if keep is None and older_than is None and status is None:
         raise ConfigError("nothing says what to remove: give --keep, --older-than or --status.")
@@ -98,8 +96,8 @@ def prune(
 
 
 def _table(entries: "list[Entry]") -> "Table":
-    from dsv4kv.report.cells import ABSENT, new_table
     from dsv4kv.units import format_bytes
+    from dsv4kv.view.cells import ABSENT, new_table
 
     table = new_table("Runs")
     for header in ("run", "status", "config", "backend"):

@@ -1,19 +1,39 @@
 """The comparison itself: a verdict for every quantity that both sides measured, and for all."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from dsv4kv.compare.floor import Floor
 from dsv4kv.compare.likeness import Difference
-from dsv4kv.compare.pairs import Ratios, mean_of_rows, pair_up
 from dsv4kv.compare.side import Launched, Side, list_launched, tell_losses
 from dsv4kv.measure.verdict import Judgement, Launches, Verdict, judge, judge_exact, judge_pairs
-from dsv4kv.report.axes import axis_text
-from dsv4kv.report.quantities import Quantity
+from dsv4kv.record.quantities import Quantity, axis_text, ratio_of_calls
 from dsv4kv.units import format_bytes
+
+Ratios = dict[str, float]  # of every pair, by its name
+
+
+def pair_up(before: Sequence[Launched], after: Sequence[Launched]) -> Ratios:
+    """How many times as long the side after takes in each pair; empty where none took turns."""
+    firsts = {each.pair: each.measured for each in before if each.pair}
+    return {
+        each.pair: ratio_of_calls(firsts[each.pair], each.measured)
+        for each in after
+        if each.pair in firsts
+    }
+
+
+def mean_of_rows(rows: Mapping[Quantity, Ratios]) -> list[float]:
+    """Geometric mean over all rows, pair by pair; pairs that lack a row are out."""
+    whole = set.intersection(*(set(ratios) for ratios in rows.values())) if rows else set()
+    return [
+        float(np.exp(np.mean([np.log(ratios[pair]) for ratios in rows.values()])))
+        for pair in sorted(whole)
+    ]
+
 
 OTHER_WORK = "other work"
 

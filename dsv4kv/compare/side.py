@@ -1,15 +1,16 @@
 """A side of a comparison: the records that were named, and their launches."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from dsv4kv.errors import ConfigError, RecordError
-from dsv4kv.report.axes import axis_text
-from dsv4kv.report.quantities import Measured, Quantity, measured_in
-from dsv4kv.report.record import Case, RunRecord
-from dsv4kv.report.store import load_record
+from dsv4kv.files import replacing
+from dsv4kv.record.quantities import Measured, Quantity, axis_text, measured_in
+from dsv4kv.record.schema import Case, RunRecord
+from dsv4kv.record.store import dumps, load_record
 
 
 @dataclass(frozen=True)
@@ -123,3 +124,71 @@ def _pair(record: RunRecord, case: Case) -> str:
 def _began_s(record: RunRecord, launch: int) -> float:
     text = record.launches[launch].started_utc if record.launches else record.started_utc
     return datetime.fromisoformat(text).timestamp()
+
+
+FOLDER = "baselines"
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def save_baseline(side: Side, name: str, results: Path) -> Path:
+    """Keep the record of a side as a baseline; one of that name is replaced whole.
+
+    Raises:
+        ConfigError: A name that is no file name, or a side of several records.
+        RecordError: The folder cannot be written.
+    """
+    if len(side.records) != 1:
+        raise ConfigError(
+            f"--save-baseline {name}: {side.name} is {len(side.records)} records and a baseline "
+            "is one: measure it in one run with `dsv4kv bench --launches 7`."
+        )
+    path = _path(name, results)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as file:
+            file.write(dumps(side.records[0]).encode())
+    except OSError as error:
+        raise RecordError(
+            f"--save-baseline {name}: {path} cannot be written ({error.strerror})."
+        ) from None
+    return path
+
+
+def load_baseline(name: str, results: Path) -> Side:
+    """Read a baseline.
+
+    Raises:
+        ConfigError: None of that name.
+        RecordError: It cannot be read.
+    """
+    path = _path(name, results)
+    if not path.is_file():
+        names = list_baselines(results)
+        raise ConfigError(
+            f"--baseline {name}: {path.parent} has {', '.join(names) or 'none'}: save one with "
+            f"`dsv4kv compare RUN.json --save-baseline {name}`."
+        )
+    return Side(name, (load_record(path),))
+
+
+def list_baselines(results: Path) -> list[str]:
+    """Names of the baselines, sorted."""
+    return sorted(path.stem for path in (results / FOLDER).glob("*.json"))
+
+
+def check_name(name: str) -> None:
+    """Whether a baseline may have that name.
+
+    Raises:
+        ConfigError: It may not.
+    """
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"{name!r} is no name for a baseline: letters, digits, dots, hyphens and underscores."
+        )
+
+
+def _path(name: str, results: Path) -> Path:
+    check_name(name)
+    return results / FOLDER / f"{name}.json"

@@ -7,12 +7,17 @@ from functools import partial
 from typing import Any, Generic, overload
 
 from dsv4kv.config.bench import BenchConfig, Section
-from dsv4kv.config.document import Document, read_document, read_value
+from dsv4kv.config.document import (
+    Document,
+    Setting,
+    gather,
+    parse_overrides,
+    read_document,
+    read_value,
+    split_option,
+)
 from dsv4kv.config.keys import Root
-from dsv4kv.config.load import Loaded, LoadedConfig, find_config
-from dsv4kv.config.overrides import Setting, parse_overrides, split_option
-from dsv4kv.config.problems import gather
-from dsv4kv.config.resolve import ConfigT, resolve
+from dsv4kv.config.load import ConfigT, Loaded, LoadedConfig, find_config, resolve
 from dsv4kv.errors import ConfigError
 
 

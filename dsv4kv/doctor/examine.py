@@ -4,11 +4,9 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from dsv4kv.doctor.check import Check
-from dsv4kv.doctor.gpu import check_gpu, check_profilers
-from dsv4kv.doctor.machine import check_machine
+from dsv4kv.doctor.gpu import check_gpu, check_host_clocks, check_profilers
+from dsv4kv.doctor.machine import Check, check_machine
 from dsv4kv.doctor.software import check_peers, check_software
-from dsv4kv.doctor.timers import check_host_clocks
 from dsv4kv.measure.environment import capture_environment
 
 _WIDE = 0.05  # compare is to find changes of a few per cent
@@ -57,7 +55,7 @@ def _check_device_clock() -> Iterator[Check]:
         return
     device = find_device("auto")
     if device is not None:
-        from dsv4kv.doctor.device_timer import check_device_clock
+        from dsv4kv.doctor.gpu import check_device_clock
 
         try:
             yield check_device_clock(device)

@@ -1,13 +1,19 @@
 """The GPU: driver, torch, and who may read its counters."""
 
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from time import perf_counter_ns
 from typing import Any
 
-from dsv4kv.doctor.check import Check
-from dsv4kv.units import format_bytes
+import torch
+
+from dsv4kv.bench.device import CudaDevice
+from dsv4kv.doctor.machine import Check, Status
+from dsv4kv.units import format_bytes, format_duration
 
 _TOPIC = "GPU"
 _DRIVER_PARAMETERS = Path("/proc/driver/nvidia/params")
@@ -31,7 +37,7 @@ def check_gpu(versions: dict[str, str | None]) -> Iterator[Check]:
 
 def check_profilers(*, has_gpu: bool) -> Iterator[Check]:
     """Check for nsys and ncu, which say little without a GPU."""
-    from dsv4kv.measure.profilers.commands import find_tool, version_of
+    from dsv4kv.measure.profilers.sessions import find_tool, version_of
 
     for name, (enables, title) in _PROFILERS.items():
         path = find_tool(name)
@@ -112,3 +118,84 @@ def _is_admin() -> bool:
     except OSError:
         return False
     return effective is not None and any(int(effective[1], 16) >> bit & 1 for bit in _MAY_PROFILE)
+
+
+Clock = Callable[[], int]
+
+_SPAN_S = 0.2
+_HOST_WITHIN = 0.002  # time servers slew a wall clock by 0.05 % at most; the rest is scheduling
+_GPU_WITHIN = 0.01  # launching and waking up, beside 100 ms of work
+_LOOKS = 2_000
+
+
+def check_host_clocks(
+    clock_ns: Clock = time.perf_counter_ns,
+    wall_ns: Clock = time.time_ns,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[Check]:
+    """Hold the clock that times everything against the wall's, and tell how fine it is."""
+    started, wall_started = clock_ns(), wall_ns()
+    sleep(_SPAN_S)
+    elapsed, wall_elapsed = clock_ns() - started, wall_ns() - wall_started
+    advice = "the machine's clock was set meanwhile, or is not to be trusted: run this again."
+    yield _compare("perf_counter", elapsed, "wall clock", wall_elapsed, _HOST_WITHIN, advice)
+    looks = [clock_ns() for _ in range(_LOOKS)]
+    steps = [after - before for before, after in pairwise(looks)]
+    step_ns = min((step for step in steps if step), default=0)
+    cost_ns = (looks[-1] - looks[0]) / len(steps)
+    coarse = not step_ns or step_ns > 1_000
+    told = f"steps of {format_duration(step_ns)}, {format_duration(cost_ns)} a look"
+    status: Status = "note" if coarse else "good"
+    yield Check("timers", "resolution", status, told, "operations of microseconds")
+
+
+def compare_device_clock(device_ns: int, host_ns: int) -> Check:
+    """Hold a GPU's events against the host's clock, over the same long work."""
+    advice = "trust neither until they agree: update the driver, or stop what else uses the GPU."
+    return _compare("GPU events", device_ns, "perf_counter", host_ns, _GPU_WITHIN, advice)
+
+
+def _compare(
+    name: str, elapsed_ns: int, other: str, other_ns: int, within: float, advice: str
+) -> Check:
+    apart = abs(elapsed_ns / other_ns - 1) if other_ns else 1.0
+    told = (
+        f"{format_duration(elapsed_ns)} against {format_duration(other_ns)} of {other}: "
+        f"{apart * 100:.3f} % apart"
+    )
+    agree = apart <= within
+    return Check(
+        "timers", name, "good" if agree else "note", told, "every time that is told",
+        None if agree else advice,
+    )  # fmt: skip
+
+
+_BYTES = 1 << 28
+_WORK_NS = 100_000_000
+
+
+def check_device_clock(
+    device: CudaDevice, size_bytes: int = _BYTES, clock_ns: Clock = perf_counter_ns
+) -> Check:
+    """Copy for a tenth of a second, between two events and between two looks at the clock."""
+    source = torch.ones(size_bytes, dtype=torch.uint8, device=device.device)
+    target = torch.empty_like(source)
+    _time(device, source, target, 1, clock_ns)
+    once_ns, _ = _time(device, source, target, 4, clock_ns)
+    copies = max(4, min(10_000, round(4 * _WORK_NS / max(1, once_ns))))
+    return compare_device_clock(*_time(device, source, target, copies, clock_ns))
+
+
+def _time(
+    device: CudaDevice, source: torch.Tensor, target: torch.Tensor, copies: int, clock_ns: Clock
+) -> tuple[int, int]:
+    """Nanoseconds of so many copies by the events and by the clock."""
+    start, end = device.make_event(), device.make_event()
+    started_ns = clock_ns()
+    start.record()
+    for _ in range(copies):
+        target.copy_(source)
+    end.record()
+    end.synchronize()
+    elapsed_ns = clock_ns() - started_ns
+    return round(start.elapsed_time(end) * 1e6), elapsed_ns

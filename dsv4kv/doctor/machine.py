@@ -3,12 +3,37 @@
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from dsv4kv.doctor.check import Check, Status
 from dsv4kv.files import temporary_place
 from dsv4kv.units import format_bytes
+
+Status = Literal["good", "note", "missing", "broken"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """A finding about this machine.
+
+    Attributes:
+        topic: What it belongs to: ``machine``, ``software``, ``GPU``, ``profilers``, ``peers`` or
+            ``timers``.
+        name: What was looked at.
+        status: ``missing`` leaves something out, ``broken`` something that `dsv4kv bench` needs.
+        found: What is there.
+        enables: What it is for.
+        advice: What to do; None where nothing is to be done.
+    """
+
+    topic: str
+    name: str
+    status: Status
+    found: str
+    enables: str
+    advice: str | None = None
+
 
 _TOPIC = "machine"
 _MEMINFO = Path("/proc/meminfo")

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
 
-from dsv4kv.doctor.check import Check
-from dsv4kv.doctor.machine import check_folder
+from dsv4kv.doctor.machine import Check, check_folder
 from dsv4kv.errors import CudaUnavailable, DeviceError
 
 _CUDA_EXTRA = "pip install 'dsv4kv[cuda]'"
@@ -34,7 +33,7 @@ def check_software() -> Iterator[Check]:
 
 def check_peers(*, has_gpu: bool) -> Iterator[Check]:
     """Packages of others; they are not imported, and without a GPU nobody needs them."""
-    from dsv4kv.ops.peers.installed import version_of
+    from dsv4kv.ops.peers.foreign import version_of
 
     for package, backend in _PEERS.items():
         enables = f"bench --backend {backend}" if backend else _NOT_TIMED
@@ -67,7 +66,7 @@ def _check_nvrtc() -> Check:
 
 
 def _check_cubin_cache() -> Check:
-    from dsv4kv.ops.cuda.cubin_cache import cache_folder
+    from dsv4kv.ops.cuda.compile import cache_folder
 
     advice = "name a folder that can be with DSV4KV_CACHE_DIR."
     enables = "kernels that are compiled once"

@@ -7,8 +7,7 @@ by the caller.
 from collections.abc import Callable
 from time import perf_counter_ns
 
-from dsv4kv.measure.protocol import Rules, Timing
-from dsv4kv.measure.repetition import time_calls
+from dsv4kv.measure.protocol import Rules, Timing, time_calls
 
 _FILL = 0x5A  # not zero: untouched zero pages share one physical page and copy too fast
 

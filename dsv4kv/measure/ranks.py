@@ -19,7 +19,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dsv4kv.measure.student import t_quantile
+from dsv4kv.measure.statistics import t_quantile
 
 _FEWEST_LAUNCHES = 4
 

@@ -1,20 +1,28 @@
 """What the model is: its layers, entry formats, page layouts and the bytes that follow."""
 
-from dsv4kv.model.budget import (
+from dsv4kv.model.config import DSV4Config
+from dsv4kv.model.formats import EntryFormat, PageLayout, entry_format
+from dsv4kv.model.plan import (
+    CachePlan,
     PoolPlan,
     RequestBytes,
     bytes_per_request,
     bytes_per_token,
     compute_block_budget,
+    plan_cache,
     plan_pools,
 )
-from dsv4kv.model.config import DSV4Config
-from dsv4kv.model.formats import EntryFormat, PageLayout, entry_format
-from dsv4kv.model.plan import CachePlan, plan_cache
 from dsv4kv.model.presets import load_model, preset_names
 from dsv4kv.model.schedule import AttentionType, LayerSpec, build_schedule
-from dsv4kv.model.schema import CacheFormats, LayerCacheSchema, build_schema, choose_formats
-from dsv4kv.model.sharing import Sharing, TableGroup, table_groups
+from dsv4kv.model.schema import (
+    CacheFormats,
+    LayerCacheSchema,
+    Sharing,
+    TableGroup,
+    build_schema,
+    choose_formats,
+    table_groups,
+)
 
 __all__ = [
     "AttentionType",

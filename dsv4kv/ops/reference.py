@@ -10,8 +10,8 @@ from torch import Tensor
 
 from dsv4kv.ops import reference_codec
 from dsv4kv.ops.compressor import Compressor
+from dsv4kv.ops.contract import Parts
 from dsv4kv.ops.storage import PageStore
-from dsv4kv.ops.writes import Parts
 
 
 def window_insert(ring: PageStore, values: Tensor, slots: Tensor, positions: Tensor) -> None:

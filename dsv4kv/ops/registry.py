@@ -8,13 +8,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.ops.contract import Backend
+from dsv4kv.ops.contract import Backend, write_in_turn
 from dsv4kv.ops.peers import PEERS, load_peer
-from dsv4kv.ops.peers.choose import load_foreign
 from dsv4kv.ops.peers.foreign import OPERATIONS, Foreign, Operation, pages_position
-from dsv4kv.ops.peers.locate import GROUP, list_entry_points
+from dsv4kv.ops.peers.locate import GROUP, list_entry_points, load_foreign
 from dsv4kv.ops.variants import Choice
-from dsv4kv.ops.writes import write_in_turn
 
 BACKENDS = {
     "reference": "dsv4kv.ops.reference",

@@ -3,13 +3,11 @@
 import numpy as np
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.prefix.hashing import Digests
-from dsv4kv.prefix.index import Keys
-from dsv4kv.prefix.layout import Blocks
+from dsv4kv.prefix.index import Digests, Keys
 from dsv4kv.prefix.policies import make_policy
 from dsv4kv.prefix.policies.contract import Policy
-from dsv4kv.prefix.run import Ids
 from dsv4kv.prefix.store import PrefixStore, as_chain
+from dsv4kv.prefix.tree import Blocks, Ids
 
 
 class BlockHashIndex(PrefixStore):

@@ -7,13 +7,107 @@ values it takes over (``Insertion.taken``) and values it gives up (``evict``) ar
 holds both sides counts references.
 """
 
+import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
+import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
-from dsv4kv.prefix.hashing import Digests
-from dsv4kv.prefix.run import Ids, Run
+from dsv4kv.errors import ConfigError
+from dsv4kv.prefix.tree import Ids, Run
+
+Tokens = NDArray[np.integer]
+
+
+def _sha256(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()[:16]
+
+
+def _blake2b(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
+HASHES: dict[str, Callable[[bytes], bytes]] = {
+    "xxh3": xxhash.xxh3_128_digest,
+    "blake2b": _blake2b,
+    "sha256": _sha256,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Digests:
+    """Keys of the full blocks of a prompt.
+
+    Attributes:
+        data: 16 bytes for every block.
+        guards: int64, one for every block.
+    """
+
+    KEY_BYTES: ClassVar[int] = 16
+    data: bytes
+    guards: Ids
+
+    def __len__(self) -> int:
+        """Blocks."""
+        return len(self.guards)
+
+    def after(self, count: int) -> "Digests":
+        """Keys of the blocks that follow the first ``count``."""
+        return Digests(self.data[count * self.KEY_BYTES :], self.guards[count:])
+
+    def block_ids(self) -> Ids:
+        """The first 64 bits of every key as int64, never 0 or −1: names for allocators."""
+        ids = np.frombuffer(self.data, np.int64)[::2]
+        return np.where((ids == 0) | (ids == -1), 2, ids)
+
+
+class BlockHasher:
+    """Hashes the full blocks of prompts, with everything before them."""
+
+    def __init__(self, block_tokens: int, algorithm: str = "xxh3", salt: bytes = b"") -> None:
+        """Choose how.
+
+        Args:
+            block_tokens: Tokens of a block.
+            algorithm: One of ``HASHES``.
+            salt: Prompts of different salts have no keys in common.
+
+        Raises:
+            ConfigError: There is no such algorithm, or a block without tokens.
+        """
+        if algorithm not in HASHES:
+            raise ConfigError(f"{algorithm!r} is no hash: choose one of {', '.join(HASHES)}.")
+        if block_tokens <= 0:
+            raise ConfigError(f"a block of {block_tokens} tokens holds nothing: give at least 1.")
+        self.block_tokens = block_tokens
+        self._hash = HASHES[algorithm]
+        self._root = self._hash(salt)
+        self._secret = np.random.default_rng().integers(1, 2**63, block_tokens, dtype=np.int64)
+
+    def digest(self, tokens: Tokens, before: Digests | None = None) -> Digests:
+        """Hash the full blocks of ``tokens``; an incomplete last one has no key.
+
+        Args:
+            tokens: Whole numbers in one row, 0..2^31−1.
+            before: Keys of the blocks before them: the result is those and the new ones, as
+                decoding fills block after block.
+        """
+        size = self.block_tokens
+        whole = np.ascontiguousarray(tokens[: len(tokens) // size * size], dtype=np.int32)
+        data, keys, hash_ = whole.tobytes(), [], self._hash
+        key = before.data[-Digests.KEY_BYTES :] if before else self._root
+        for at in range(0, len(data), 4 * size):
+            key = hash_(key + data[at : at + 4 * size])
+            keys.append(key)
+        guards = np.einsum("ij,j->i", whole.reshape(-1, size), self._secret, dtype=np.int64)
+        if before is None:
+            return Digests(b"".join(keys), guards)
+        joined = np.concatenate([before.guards, guards])
+        return Digests(before.data + b"".join(keys), joined)
+
 
 Keys = NDArray[Any] | Digests
 

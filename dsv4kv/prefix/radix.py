@@ -7,11 +7,10 @@ import numpy as np
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.prefix.index import Insertion, Keys, Lease, Match
-from dsv4kv.prefix.layout import Blocks, Rows
 from dsv4kv.prefix.policies import make_policy
 from dsv4kv.prefix.policies.contract import Policy
-from dsv4kv.prefix.run import Ids, Run, path_to
 from dsv4kv.prefix.store import New, PrefixStore, as_chain, whole
+from dsv4kv.prefix.tree import Blocks, Ids, Rows, Run, path_to
 
 _MOST = 2**31 - 1
 CopyKv = Callable[[int, int, int], None]

@@ -5,40 +5,64 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from dsv4kv.config.replay import ReplayConfig
+from dsv4kv.config.replay import ArrivalSection, ReplayConfig
 from dsv4kv.errors import ConfigError, TraceError
-from dsv4kv.prefix.analysis.strategy import Strategy
+from dsv4kv.mrc.strategies import Strategy
 from dsv4kv.prefix.block_hash import BlockHashIndex
 from dsv4kv.prefix.policies import make_policy
-from dsv4kv.replay.arithmetic import token_operations
-from dsv4kv.replay.arrivals import Arrivals
-from dsv4kv.replay.blocks import BlockLedger
-from dsv4kv.replay.bytes_model import StepBytes
-from dsv4kv.replay.checkpoints import CheckpointStore
-from dsv4kv.replay.checks import check_ids, read_options
-from dsv4kv.replay.clock import VirtualClock
-from dsv4kv.replay.contract import Ledger, Prompts
-from dsv4kv.replay.cost import CostModel
-from dsv4kv.replay.data.clock import MeasuredClock
-from dsv4kv.replay.data.path import NO_DATA, DataPath
-from dsv4kv.replay.decoders import Decoders
-from dsv4kv.replay.drafts import Drafts
+from dsv4kv.replay.clock import (
+    CostModel,
+    Rates,
+    VirtualClock,
+    WeightModel,
+    build_weights,
+    find_rates,
+)
+from dsv4kv.replay.contract import NO_DATA, DataPath, Ledger, Prompts
+from dsv4kv.replay.costs import StepBytes, token_operations
+from dsv4kv.replay.data.build import MeasuredClock
+from dsv4kv.replay.decoders import Decoders, Drafts
 from dsv4kv.replay.engine import build_engine
-from dsv4kv.replay.fit import check_fit
-from dsv4kv.replay.limits import Limits
-from dsv4kv.replay.memory import MemoryPlan, plan_memory
+from dsv4kv.replay.memory import MemoryPlan, check_fit, plan_memory
 from dsv4kv.replay.outcome import Outcome
-from dsv4kv.replay.prompts import PromptCache, Sizes
-from dsv4kv.replay.rates import Rates, find_rates
-from dsv4kv.replay.scheduler import Scheduler
+from dsv4kv.replay.prompts import BlockLedger, CheckpointStore, PromptCache, Sizes
+from dsv4kv.replay.requests import Arrivals
+from dsv4kv.replay.scheduler import Limits, Scheduler
 from dsv4kv.replay.sharing import keys_on, shared_tokens
-from dsv4kv.replay.weights_model import WeightModel, build_weights
-from dsv4kv.workload.request import Request
-from dsv4kv.workload.synth import synthesize
-from dsv4kv.workload.traces import read_trace
+from dsv4kv.traces import ReadOptions, read_trace
+from dsv4kv.traces.collect import check_histories, collect_paths, place_of
+from dsv4kv.traces.request import Request
+from dsv4kv.traces.synth import synthesize
 
 if TYPE_CHECKING:
-    from dsv4kv.replay.data.serving import RealData
+    from dsv4kv.replay.data.cache import RealData
+
+
+def read_options(workload: ArrivalSection) -> ReadOptions:
+    """How the trace is read: with closed arrivals its times do not count."""
+    return ReadOptions(stagger_s=workload.stagger_s, any_order=workload.arrivals == "closed")
+
+
+def check_ids(requests: Sequence[Request], workload: ArrivalSection) -> None:
+    """Refuse block ids that contradict each other.
+
+    Raises:
+        TraceError: The sentence names both requests, by file and line where there is a file.
+    """
+    if not any(len(request.prefix_hashes) for request in requests):
+        return
+
+    def name(number: int) -> str:
+        if workload.trace is None:
+            return f"request {number + 1:,} of the synthetic workload"
+        return place_of(
+            workload.skip + number,
+            workload.trace,
+            workload.trace_format,
+            read_options(workload),
+        )
+
+    check_histories(collect_paths(requests), name)
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,35 @@ from itertools import accumulate
 
 import numpy as np
 
-from dsv4kv.model.sharing import TableGroup
-from dsv4kv.replay.bytes_model import Ints
-from dsv4kv.replay.clock import VirtualClock, Work
-from dsv4kv.replay.cost import CostModel
-from dsv4kv.replay.drafts import Drafts
-from dsv4kv.replay.served import Served
+from dsv4kv.model.schema import TableGroup
+from dsv4kv.replay.clock import CostModel, VirtualClock, Work
+from dsv4kv.replay.costs import Ints
+from dsv4kv.replay.requests import Served
+
+_DRAWS = 2**14
+_STRIDE = 7919  # a prime: requests begin at different places of the draws
+
+
+class Drafts:
+    """Kept tokens of every verification step of every request.
+
+    Attributes:
+        window: Tokens of a step: one and its drafts.
+    """
+
+    def __init__(self, draft_tokens: int, acceptance: float, seed: int) -> None:
+        """A draft is accepted with probability ``acceptance`` if all before it were."""
+        self.window = 1 + draft_tokens
+        draws = np.random.default_rng(seed).random((_DRAWS, draft_tokens))
+        accepted = np.logical_and.accumulate(draws < acceptance, axis=1).sum(axis=1)
+        self._kept = 1 + accepted.astype(np.int64)
+
+    def kept(self, numbers: Ints, steps_done: Ints, steps: int) -> Ints:
+        """int64[steps, B]: tokens that stay of the next steps of requests, by their numbers."""
+        first = numbers * _STRIDE + steps_done
+        kept: Ints = self._kept[(first + np.arange(steps)[:, None]) % _DRAWS]
+        return kept
+
 
 _COLUMNS = 5
 _MOST_WINDOWS = 64  # more would be drawn in vain: something else happens before

@@ -4,16 +4,110 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dsv4kv.config.replay import ReplayConfig
-from dsv4kv.prefix.analysis.engine_cache import EngineCache
-from dsv4kv.prefix.analysis.nodes import number_paths
-from dsv4kv.prefix.analysis.reuse import find_reuse
-from dsv4kv.prefix.analysis.rule_pool import Pool, draft_needs
-from dsv4kv.prefix.analysis.rules import find_drafts, find_rule
-from dsv4kv.prefix.run import Ids
-from dsv4kv.replay.engine_prompts import EnginePrompts
+from dsv4kv.engines.cache import EngineCache, Pool, draft_needs
+from dsv4kv.engines.rules import find_drafts, find_rule
+from dsv4kv.prefix.paths import find_reuse, number_paths
+from dsv4kv.prefix.tree import Ids
 from dsv4kv.replay.memory import MemoryPlan
-from dsv4kv.workload.request import Request
-from dsv4kv.workload.traces.collect import collect_paths
+from dsv4kv.replay.requests import Served
+from dsv4kv.replay.reuse import ReuseTally
+from dsv4kv.traces.collect import collect_paths
+from dsv4kv.traces.request import Request
+
+
+@dataclass(frozen=True)
+class WindowPages:
+    """Pages of a pool of windows; none are copied, so none are counted as written.
+
+    Attributes:
+        cache: Whose.
+    """
+
+    cache: EngineCache
+    written = evicted = orphaned = 0
+
+    def __len__(self) -> int:
+        return self.cache.windows
+
+
+class EnginePrompts:
+    """See ``Prompts``; windows stay where they were computed, so nothing is moved.
+
+    Attributes:
+        tally: What was found, and why not more.
+        checkpoints: Pages of windows, where they have a pool.
+        restored: How often a request went on behind a window and a state.
+        kept_bytes: Nothing.
+    """
+
+    def __init__(
+        self,
+        cache: EngineCache,
+        block_tokens: int,
+        *,
+        windows: bool,
+        draft_needs: tuple[int, int] = (0, 0),
+    ) -> None:
+        """``windows``: whether a hit needs them; ``draft_needs`` as the tally says."""
+        self.tally = ReuseTally(block_tokens, draft_needs)
+        self.checkpoints = WindowPages(cache)
+        self.restored = self.kept_bytes = 0
+        self._cache, self._tokens, self._windows = cache, block_tokens, windows
+
+    @property
+    def at_once(self) -> bool:
+        """Not: an engine's cache may evict for every chunk."""
+        return False
+
+    @property
+    def spare(self) -> int:
+        """None: an engine's cache may evict for what is computed."""
+        return 0
+
+    def refuses(self, served: Served) -> str:
+        """Why a request can never be served, besides its context; empty if it can."""
+        return self._cache.refuses(served.total_tokens)
+
+    def look_up(self, served: Served) -> int:
+        """Blocks of a request's prompt that are cached; nothing changes."""
+        return self._cache.peek(served.number, served.prompt_tokens)
+
+    def misses(self, served: Served, found: int) -> bool:
+        """Whether there are blocks beyond those found that could have been."""
+        return found < min(len(served.keys), (served.prompt_tokens - 1) // self._tokens)
+
+    def fits(self, served: Served, found: int, needed: int, promised: int) -> bool:
+        """Whether a prompt can begin, with the windows and states it needs."""
+        return self._cache.fits(served.number, served.prompt_tokens, promised)
+
+    def begin(self, served: Served) -> int:
+        """Let a request go on behind its hit."""
+        hit = self._cache.begin(served.number, served.prompt_tokens)
+        served.found, served.committed = hit.found, hit.resumed
+        served.position = hit.resumed * self._tokens
+        served.blocks = self._blocks(served.prompt_tokens)
+        if served.admitted_s is None:
+            self.tally.count(served, hit)
+        self.restored += self._windows and hit.resumed > 0
+        return 0
+
+    def commit(self, served: Served) -> int:
+        """Store what a request has computed."""
+        served.committed = self._cache.compute(served.number, served.position)
+        self.tally.store(served, served.committed)
+        first_token = served.generated + 1
+        if served.position == served.prompt_tokens and first_token < served.output_tokens:
+            self._cache.decode(served.number)
+        return 0
+
+    def end(self, served: Served) -> None:
+        """Let go of everything a request holds."""
+        decoded = served.blocks - self._blocks(served.prompt_tokens)
+        self.tally.store(served, self._cache.end(served.number, decoded))
+        served.blocks = served.committed = served.found = 0
+
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self._tokens)
 
 
 @dataclass(frozen=True)

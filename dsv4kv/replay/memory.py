@@ -3,20 +3,110 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from math import ceil
 
-from dsv4kv.config.replay import PrefixSection, ReplayConfig
-from dsv4kv.errors import ConfigError
-from dsv4kv.model.budget import bytes_per_token
-from dsv4kv.model.checkpoint import checkpoint_bytes
+from dsv4kv.config.replay import CostSection, PrefixSection, ReplayConfig
+from dsv4kv.engines.cache import WINDOW_RATIO
+from dsv4kv.engines.contract import Deployment
+from dsv4kv.engines.rules import RULES, Rule, find_drafts, find_rule
+from dsv4kv.engines.vllm.sizing import V0_33
+from dsv4kv.errors import ConfigError, DoesNotFit
 from dsv4kv.model.config import DSV4Config
+from dsv4kv.model.plan import bytes_per_token, checkpoint_bytes
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import build_schedule
-from dsv4kv.model.schema import LayerCacheSchema, build_schema, choose_formats
-from dsv4kv.model.sharing import TableGroup, table_groups
-from dsv4kv.prefix.analysis.rules import RULES, Rule, find_drafts, find_rule
-from dsv4kv.prefix.analysis.strategy import STRATEGIES, Strategy, parse_strategy
-from dsv4kv.replay.engine_memory import divide_for_engine, engine_units
-from dsv4kv.units import format_bytes
+from dsv4kv.model.schema import (
+    LayerCacheSchema,
+    TableGroup,
+    build_schema,
+    choose_formats,
+    table_groups,
+)
+from dsv4kv.mrc.strategies import STRATEGIES, Strategy, parse_strategy
+from dsv4kv.replay.clock import WeightModel
+from dsv4kv.sizing.gpus import load_gpu
+from dsv4kv.sizing.inputs import Inputs
+from dsv4kv.units import counted, format_bytes
+
+
+@dataclass(frozen=True)
+class EngineUnits:
+    """Bytes of an engine's units.
+
+    Attributes:
+        slot_bytes: What a running request takes beside blocks.
+        block_bytes: A block, or a page of context.
+        window_bytes: A page of a pool of windows; 0 where there is none.
+    """
+
+    slot_bytes: int
+    block_bytes: int
+    window_bytes: int = 0
+
+
+def engine_units(
+    config: ReplayConfig, model: DSV4Config, schemas: Sequence[LayerCacheSchema]
+) -> EngineUnits:
+    """The units of ``prefix.rule``.
+
+    vLLM's groups for V4 share blocks of one size, which hold windows and states of running
+    requests too (vLLM 0.33, as ``dsv4kv budget`` sizes it). SGLang has pages of context and pages
+    of windows with CSA states. A rule with one pool knows nothing of windows: running requests
+    have theirs in slots.
+
+    Raises:
+        ConfigError: A format or a state that vLLM does not have.
+    """
+    blocks = sum(schema.block_bytes for schema in schemas)
+    match config.prefix.rule.partition(":")[0]:
+        case "vllm-v4":
+            return EngineUnits(0, V0_33.layout(_deployment(config, model, schemas)).unit_bytes)
+        case "sglang-v4":
+            rings = sum(schema.state_bytes for schema in schemas if not schema.indexer)
+            return EngineUnits(rings, blocks, _window_page_bytes(schemas))
+        case _:
+            return EngineUnits(sum(schema.slot_bytes for schema in schemas), blocks)
+
+
+def divide_for_engine(config: ReplayConfig, units: EngineUnits) -> tuple[int, int]:
+    """Pages of windows and blocks; raises ``ConfigError`` where not one block has room."""
+    cache, slots = config.cache, config.scheduler.max_requests
+    blocks = cache.num_blocks
+    if blocks is None:
+        left = (cache.memory_bytes or 0) - slots * units.slot_bytes
+        blocks = left * WINDOW_RATIO // (WINDOW_RATIO * units.block_bytes + units.window_bytes)
+    if blocks < 1:
+        raise ConfigError(
+            f"cache.memory_bytes is {format_bytes(cache.memory_bytes or 0)}: {slots} slots of "
+            f"{format_bytes(units.slot_bytes)} leave no room for a block of "
+            f"{format_bytes(units.block_bytes)}, as prefix.rule {config.prefix.rule} has them: "
+            "give more memory or lower scheduler.max_requests."
+        )
+    return blocks // WINDOW_RATIO if units.window_bytes else 0, blocks
+
+
+def _deployment(
+    config: ReplayConfig, model: DSV4Config, schemas: Sequence[LayerCacheSchema]
+) -> Deployment:
+    formats = config.model.formats
+    return Deployment(
+        model,
+        choose_formats(model, formats.main, formats.window, formats.indexer or "fp8"),
+        max_context_tokens=config.cache.max_context_tokens or model.max_context_tokens,
+        in_flight_tokens=config.scheduler.step_tokens,
+        layers=tuple(s.layer.layer_idx for s in schemas if not s.layer.is_draft),
+        draft_layers=sum(schema.layer.is_draft for schema in schemas),
+        block_tokens=schemas[0].block_tokens,
+        online_state=config.cache.state == "online",
+    )
+
+
+def _window_page_bytes(schemas: Sequence[LayerCacheSchema]) -> int:
+    """The window entries of a page's tokens, and the CSA states at its end."""
+    tokens = schemas[0].block_tokens
+    windows = sum(s.window.format.entry_bytes * tokens for s in schemas if s.window)
+    return windows + sum(schema.state_bytes for schema in schemas if schema.indexer)
+
 
 _WITHOUT_CHECKPOINTS = ("full", "zero")
 DEFAULT_BLOCK_TOKENS = 128
@@ -211,3 +301,33 @@ def _divide(
             f"{format_bytes(block_bytes)}: give more memory or lower scheduler.max_requests."
         )
     return checkpoints, blocks
+
+
+_SPARE = Inputs()  # what dsv4kv budget keeps of every GPU unless told otherwise
+
+
+def check_fit(cost: CostSection, memory: MemoryPlan, weights: WeightModel) -> None:
+    """Refuse GPUs that cannot hold their equal shares of weights and cache.
+
+    Only a GPU whose datasheet tells the times has a known memory: not one that is given, or
+    measured, as a bandwidth.
+
+    Raises:
+        DoesNotFit: With the fewest that would.
+    """
+    if cost.gpu is None or cost.bandwidth_gbps is not None or cost.peaks is not None:
+        return
+    gpu = load_gpu(cost.gpu)
+    usable = int(gpu.memory_bytes * _SPARE.memory_fraction) - _SPARE.reserve
+    held = weights.held_bytes + memory.held_bytes
+    if held <= usable * cost.gpus:
+        return
+    raise DoesNotFit(
+        f"{format_bytes(weights.held_bytes)} of weights and {format_bytes(memory.held_bytes)} of "
+        f"cache do not fit on {counted(cost.gpus, 'GPU')} of {gpu.name}: every GPU lacks "
+        f"{format_bytes(-(-held // cost.gpus) - usable)} ({format_bytes(usable)} of its "
+        f"{format_bytes(gpu.memory_bytes)} can be used: {float(_SPARE.memory_fraction):.0%} less "
+        f"{format_bytes(_SPARE.reserve)}, as dsv4kv budget has it). {ceil(held / usable)} are the "
+        "fewest that do: give cost.gpus (--gpus), or less cache.memory_bytes. A bandwidth "
+        "(--bandwidth) in place of a GPU is not asked for its memory."
+    )

@@ -1,15 +1,157 @@
 """Prompts in the prefix index: what a request finds, where it goes on, what it leaves behind."""
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from dsv4kv.prefix.analysis.engine_cache import Hit
-from dsv4kv.prefix.analysis.strategy import Strategy
+from dsv4kv.engines.cache import Hit
+from dsv4kv.errors import OutOfBlocks
+from dsv4kv.mrc.strategies import Strategy
 from dsv4kv.prefix.index import PrefixIndex
-from dsv4kv.replay.blocks import BlockLedger
-from dsv4kv.replay.checkpoints import CheckpointStore
-from dsv4kv.replay.reuse_tally import ReuseTally
-from dsv4kv.replay.served import Served
+from dsv4kv.replay.contract import NO_DATA, DataPath
+from dsv4kv.replay.requests import Served
+from dsv4kv.replay.reuse import ReuseTally
+
+
+class CheckpointStore:
+    """Checkpoints by the key of the block they stand behind.
+
+    Attributes:
+        written: Checkpoints written so far.
+        evicted: Of which made room for others.
+        orphaned: Of which went with the block before them.
+    """
+
+    def __init__(self, capacity: int | None) -> None:
+        """``capacity`` None is without limit."""
+        self._capacity = capacity
+        self._kept: OrderedDict[int, None] = OrderedDict()
+        self._ever: set[int] = set()
+        self.written = self.evicted = self.orphaned = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._kept
+
+    def was_written(self, key: int) -> bool:
+        """Whether there ever was one."""
+        return key in self._ever
+
+    def last_written(self, keys: Sequence[int], stop: int) -> int:
+        """Leading keys up to the last, beyond ``stop``, that ever had a checkpoint behind it."""
+        count = len(keys)
+        while count > stop and keys[count - 1] not in self._ever:
+            count -= 1
+        return count
+
+    def use(self, key: int) -> None:
+        """Make one the newest."""
+        self._kept.move_to_end(key)
+
+    def write(self, key: int) -> bool:
+        """Keep a checkpoint; returns whether it had to be copied."""
+        if key in self._kept:
+            self.use(key)
+            return False
+        if self._capacity is not None and len(self._kept) >= self._capacity:
+            if not self._capacity:
+                return False
+            self._kept.popitem(last=False)
+            self.evicted += 1
+        self._kept[key] = None
+        self._ever.add(key)
+        self.written += 1
+        return True
+
+    def drop(self, keys: Iterable[int]) -> None:
+        """Forget those behind blocks that are gone: nothing can go on there any more."""
+        kept = self._kept
+        for key in kept.keys() & keys:
+            del kept[key]
+            self.orphaned += 1
+
+
+_BATCHES = 1024
+
+
+class BlockLedger:
+    """Counts blocks; evicts cached ones when a request needs more than are free.
+
+    What the index holds it holds in *shared blocks* of one or more cache blocks each: the grid on
+    which prompts can be compared at all.
+
+    Attributes:
+        total: All blocks.
+        private: Blocks that one request holds for itself.
+        per_shared: Cache blocks of a shared block.
+        evicted: Shared blocks evicted so far.
+        freed: Grows whenever more may have become available.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        per_shared: int,
+        index: PrefixIndex | None,
+        marks: CheckpointStore,
+        data: DataPath = NO_DATA,
+    ) -> None:
+        self.total, self.per_shared = total, per_shared
+        self.private = self.evicted = self.freed = 0
+        self._index, self._marks, self._data = index, marks, data
+        # evicting in batches of one size makes the order of evictions independent of how many
+        # steps are taken at once
+        self._batch = max(1, total // per_shared // _BATCHES)
+
+    @property
+    def cached(self) -> int:
+        """Blocks that only the index holds: they may be evicted."""
+        return self._index.evictable * self.per_shared if self._index else 0
+
+    @property
+    def shared(self) -> int:
+        """Blocks of the index that requests are using."""
+        return self._held * self.per_shared - self.cached
+
+    @property
+    def free(self) -> int:
+        """Blocks nobody holds."""
+        return self.total - self.private - self._held * self.per_shared
+
+    @property
+    def available(self) -> int:
+        """Blocks that can be had: free, or to be evicted."""
+        return self.free + self.cached
+
+    def take(self, count: int) -> None:
+        """Give a request blocks of its own; raises ``OutOfBlocks`` and changes nothing."""
+        if count > self.available:
+            raise OutOfBlocks(f"{count} blocks are needed and {self.available} can be had.")
+        while (missing := count - self.free) > 0:
+            self._evict(missing)
+        self.private += count
+
+    def give(self, count: int) -> None:
+        """Take private blocks back, or let the index have them."""
+        self.private -= count
+        self.freed += 1
+
+    @property
+    def _held(self) -> int:
+        return self._index.held if self._index else 0
+
+    def _evict(self, missing: int) -> None:
+        """Evict a batch, or all that it takes where that comes to the same."""
+        index = self._index
+        assert index is not None
+        batches = -(-missing // (self._batch * self.per_shared)) if index.blockwise else 1
+        gone = index.evict(min(batches * self._batch, index.evictable))
+        self.evicted += len(gone)
+        keys = gone.tolist()
+        self._marks.drop(keys)
+        self._data.forget(keys)
 
 
 @dataclass(frozen=True)

@@ -5,20 +5,108 @@ request comes or may end, a prompt is nearly computed, or blocks run out. Older 
 everywhere.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from dsv4kv.model.sharing import TableGroup
-from dsv4kv.replay.admission import Admission
-from dsv4kv.replay.arrivals import NEVER, Arrivals
-from dsv4kv.replay.batch import Batch
-from dsv4kv.replay.clock import VirtualClock, Work
-from dsv4kv.replay.contract import Ledger, Prompts
-from dsv4kv.replay.cost import CostModel, Span
-from dsv4kv.replay.data.path import NO_DATA, DataPath
+from dsv4kv.model.schema import TableGroup
+from dsv4kv.replay.clock import CostModel, Span, VirtualClock, Work
+from dsv4kv.replay.contract import NO_DATA, DataPath, Ledger, Prompts
 from dsv4kv.replay.decoders import Decoders
-from dsv4kv.replay.limits import Limits
-from dsv4kv.replay.preemption import open_preemption
-from dsv4kv.replay.served import Served, insert_by_age
+from dsv4kv.replay.preemption import Batch, open_preemption
+from dsv4kv.replay.requests import NEVER, Arrivals, Served, insert_by_age
+
+
+class Admission:
+    """The queue; one that waits for a prefix lets others pass.
+
+    Attributes:
+        waiting: Requests in it, the next one first.
+        deferrals: Requests that ever waited for another one's prefix.
+    """
+
+    def __init__(
+        self, ledger: Ledger, prompts: Prompts, group: TableGroup, *, defer: bool
+    ) -> None:
+        self.waiting: list[Served] = []
+        self.deferrals = 0
+        self._ledger, self._prompts, self._group, self._defer = ledger, prompts, group, defer
+        self._stuck_at = -1  # ledger.freed when a request last had to wait for blocks
+
+    def add(self, served: Served) -> None:
+        """Queue a request behind all others."""
+        self.waiting.append(served)
+
+    def take(self, prefilling: Sequence[Served], decoders: Decoders) -> Served | None:
+        """Take the oldest request out that can begin; None if none can.
+
+        Where the oldest that could lacks blocks, nobody overtakes it, and it is not looked at
+        again before blocks have come back.
+        """
+        if self._stuck_at == self._ledger.freed:
+            return None
+        for place, served in enumerate(self.waiting):
+            if self._still_blocked(served, prefilling):
+                continue
+            found = self._prompts.look_up(served)
+            if self._defers(served, found, prefilling):
+                continue
+            if self._fits(served, found, decoders):
+                return self.waiting.pop(place)
+            self._stuck_at = self._ledger.freed
+            return None
+        return None
+
+    def _still_blocked(self, served: Served, prefilling: Sequence[Served]) -> bool:
+        """Whether the prefix a request waits for is still being computed."""
+        other = served.blocked_by
+        if other is None:
+            return False
+        if other in prefilling and other.committed <= served.found:
+            return True
+        served.blocked_by = None
+        return False
+
+    def _defers(self, served: Served, found: int, prefilling: Sequence[Served]) -> bool:
+        """Whether another request is computing the block this one needs next."""
+        if not self._defer or not self._prompts.misses(served, found):
+            return False
+        key = served.keys[found]
+        for other in prefilling:
+            if len(other.keys) > found >= other.committed and other.keys[found] == key:
+                self.deferrals += not served.deferred
+                served.deferred, served.blocked_by, served.found = True, other, found
+                return True
+        return False
+
+    def _fits(self, served: Served, found: int, decoders: Decoders) -> bool:
+        """Whether everything a whole prompt needs can be had."""
+        needed = self._group.blocks_for(served.prompt_tokens)
+        promised = int(decoders.lacking().sum())
+        return self._prompts.fits(served, found, needed, promised)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a scheduler keeps to.
+
+    Attributes:
+        step_tokens: Token budget of a step.
+        max_requests: Requests that hold a slot.
+        rule: ``prefix.rule``: by whose rule requests are preempted.
+        paused_blocks: Blocks that paused requests may keep, by the toolkit's own.
+        max_context_tokens: Longest request.
+        defer: Let a request wait while another computes its prefix.
+        longest_stretch: Most steps of a turn; None as many as nothing happens in.
+    """
+
+    step_tokens: int
+    max_requests: int
+    rule: str
+    paused_blocks: int
+    max_context_tokens: int
+    defer: bool
+    longest_stretch: int | None = None
 
 
 class Observer(Protocol):

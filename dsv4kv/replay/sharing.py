@@ -6,9 +6,9 @@ from itertools import pairwise
 import numpy as np
 
 from dsv4kv.errors import ConfigError, TraceError
-from dsv4kv.prefix.run import NO_IDS, Ids
-from dsv4kv.workload.request import Request
-from dsv4kv.workload.traces.runs import IdRuns, signed
+from dsv4kv.prefix.tree import NO_IDS, Ids
+from dsv4kv.traces.request import Request
+from dsv4kv.traces.runs import IdRuns, signed
 
 KeysOf = Callable[[int, Request], Ids]
 """The whole shared blocks of a request, known by its place in the trace, as int64."""

@@ -5,8 +5,8 @@ from functools import cache
 
 import yaml
 
+from dsv4kv.names import find_name
 from dsv4kv.resources import shipped
-from dsv4kv.sizing.names import find_name
 from dsv4kv.units import format_bytes
 
 

@@ -8,16 +8,45 @@ from pydantic import ValidationError
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
+from dsv4kv.model.formats import EntryFormat
 from dsv4kv.model.presets import config_file, load_model, preset_names, read_config
 from dsv4kv.model.schema import CacheFormats, choose_formats
+from dsv4kv.names import find_name
 from dsv4kv.resources import shipped
-from dsv4kv.sizing.baseline import GQA8, gqa8_config, gqa8_formats
 from dsv4kv.sizing.gpus import Gpu, load_gpu, plain_memory
 from dsv4kv.sizing.inputs import DEFAULT_GPU, Inputs
-from dsv4kv.sizing.names import find_name
-from dsv4kv.sizing.parameters import WeightFacts
-from dsv4kv.sizing.weights import Weights, derive_weights, scale_weights, spread_weights
+from dsv4kv.sizing.weights import (
+    WeightFacts,
+    Weights,
+    derive_weights,
+    scale_weights,
+    spread_weights,
+)
 from dsv4kv.units import format_bytes
+
+GQA8 = "gqa8"
+_KV_HEADS, _HEAD_DIM = 8, 128
+_NO_KEYS = EntryFormat("none", "bf16", 0)
+
+
+def gqa8_config() -> DSV4Config:
+    """The baseline as a model that keeps one uncompressed entry per token and layer."""
+    source = "GQA-8 baseline of arXiv:2606.19348"
+    return load_model("v3.2").model_copy(
+        update={"name": GQA8, "max_context_tokens": 1_048_576, "source": source}
+    )
+
+
+def gqa8_formats(config: DSV4Config, tp: int) -> CacheFormats:
+    """Entry of one token on one rank: tensor parallelism splits the 8 heads, no further."""
+    dims = 2 * _HEAD_DIM * (_KV_HEADS // min(tp, _KV_HEADS))
+    window = choose_formats(config).window
+    return CacheFormats(EntryFormat("bf16", "bf16", dims), window, _NO_KEYS)
+
+
+def kv_heads(config: DSV4Config) -> int:
+    """KV heads that tensor parallelism can split: DeepSeek's models have one."""
+    return _KV_HEADS if config.name == GQA8 else 1
 
 
 def find_model(name: str) -> DSV4Config:

@@ -3,12 +3,11 @@
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from dsv4kv.engines.contract import Deployment, Engine
+from dsv4kv.engines.registry import find_engine
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.schedule import AttentionType, build_schedule
 from dsv4kv.model.schema import CacheFormats
-from dsv4kv.sizing.deployment import Deployment
-from dsv4kv.sizing.engines.contract import Engine
-from dsv4kv.sizing.engines.registry import find_engine
 from dsv4kv.sizing.gpus import Gpu
 from dsv4kv.sizing.inputs import Inputs
 from dsv4kv.sizing.layout import Layout, LayoutWish, candidate_layouts

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsv4kv.errors import ConfigError, DoesNotFit
+from dsv4kv.names import find_name
 from dsv4kv.sizing.answer import Answer, answer, published_bytes
 from dsv4kv.sizing.inputs import READERS, Inputs, read_inputs
 from dsv4kv.sizing.lookup import find_formats, find_model
-from dsv4kv.sizing.names import find_name
 
 COLUMNS = (
     "gpus",

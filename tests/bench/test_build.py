@@ -12,7 +12,7 @@ from dsv4kv.bench.build import (
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.errors import ConfigError
 from dsv4kv.measure.recorder import Recorder
-from dsv4kv.workload.loop import LoopSettings
+from dsv4kv.serve.loop import LoopSettings
 from tests.bench.settings import BOOKS, tiny_config
 from tests.workload.serving import drive_on_cpu
 

@@ -19,13 +19,13 @@ from dsv4kv.bench.calibrate import (
     run_calibration,
     save_calibration,
 )
-from dsv4kv.bench.fresh import Outcome, Task
+from dsv4kv.bench.launches import Outcome, Task
 from dsv4kv.compare.floor import calibration_path, read_noise_floors
 from dsv4kv.config.load import load_config
 from dsv4kv.errors import Dsv4kvError
 from dsv4kv.measure.protocol import Timing
 from dsv4kv.measure.ranks import compare_pairs, compare_sides
-from dsv4kv.report.record import Peak, RunRecord
+from dsv4kv.record.schema import Peak, RunRecord
 from tests.report.records import make_case, make_latency, make_operation, make_record
 
 MEMCPY_GBPS = 11.5

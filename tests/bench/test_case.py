@@ -7,14 +7,13 @@ from typing import cast
 import pytest
 
 from dsv4kv.bench.case import run_case
-from dsv4kv.cache.manager import KVCacheManager
-from dsv4kv.cache.pools import PagedKVPool
+from dsv4kv.cache.manager import KVCacheManager, PagedKVPool
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.errors import ConfigError
 from dsv4kv.measure.recorder import OperationSamples
 from dsv4kv.ops import cpu
-from dsv4kv.report.record import Case
-from dsv4kv.workload.source import count_tokens, open_requests
+from dsv4kv.record.schema import Case
+from dsv4kv.serve.loop import count_tokens, open_requests
 from tests.bench.settings import BOOKS, tiny_config
 
 

@@ -7,14 +7,13 @@ import torch
 
 from dsv4kv.bench.case import run_case
 from dsv4kv.bench.device import find_device
-from dsv4kv.bench.operation_figures import FEWEST_CALLS, MOST_CALLS
-from dsv4kv.bench.rehearsal import draw_stages, fill_layers, fill_state
+from dsv4kv.bench.figures import FEWEST_CALLS, MOST_CALLS, draw_stages, fill_layers, fill_state
 from dsv4kv.cache.device_tables import KernelTables
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.errors import ConfigError, CudaUnavailable, PeerUnavailable, VerificationError
 from dsv4kv.ops import cpu
 from dsv4kv.ops.kernels.launch import Launch
-from dsv4kv.report.record import Case
+from dsv4kv.record.schema import Case
 from tests.bench.settings import BOOKS, tiny_config
 from tests.gpu_twin import SAMPLES, TwinGpu, twin_gpu
 from tests.workload.gpu_serving import build

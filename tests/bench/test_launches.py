@@ -8,11 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kv.bench.fresh import OWN_TREE, Outcome, Task, run_fresh
-from dsv4kv.bench.launches import Request, bench_arguments, merge, run_launches
+from dsv4kv.bench.launches import (
+    OWN_TREE,
+    Outcome,
+    Request,
+    Task,
+    bench_arguments,
+    merge,
+    run_fresh,
+    run_launches,
+)
 from dsv4kv.config.load import load_config
 from dsv4kv.errors import Dsv4kvError
-from dsv4kv.report.store import dumps
+from dsv4kv.record.store import dumps
 from tests.bench.settings import BOOKS, TINY
 from tests.report.records import make_case, make_failed_case, make_record
 
@@ -160,7 +168,7 @@ def test_ctrl_c_is_passed_on_and_what_was_measured_comes_back(
 def test_a_launch_that_ctrl_c_had_to_kill_has_not_run_out_of_memory(
     tree: Path, ctrl_c: threading.Timer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dsv4kv.bench.fresh._GRACE_S", 0.2)
+    monkeypatch.setattr("dsv4kv.bench.launches._GRACE_S", 0.2)
     ctrl_c.start()
     outcome = launch(tree, "deaf")
     assert outcome.exit_code == -signal.SIGKILL

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from dsv4kv.bench.build import build_manager, plan_from
 from dsv4kv.bench.case import run_case
-from dsv4kv.bench.memory_series import MOST_POINTS, MemoryWatch
+from dsv4kv.bench.memory import MOST_POINTS, MemoryWatch
 from dsv4kv.cache.checkpoints import CheckpointPool
 from dsv4kv.measure.recorder import Recorder
-from dsv4kv.model.budget import PoolPlan
-from dsv4kv.report.memory_record import MemorySeries
-from dsv4kv.report.memory_series import pool_sizes
-from dsv4kv.report.record import Case
+from dsv4kv.model.plan import PoolPlan
+from dsv4kv.record.schema import Case
+from dsv4kv.record.telemetry import MemorySeries
+from dsv4kv.view.telemetry import pool_sizes
 from tests.bench.settings import BOOKS, tiny_config
 
 SHARED = (

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from dsv4kv.bench.memory_audit import audit_memory
+from dsv4kv.bench.memory import audit_memory
 from dsv4kv.bench.profiled import run_profiled
 from dsv4kv.errors import ConfigError
-from dsv4kv.report.record import Case
-from dsv4kv.workload.executor import StepExecutor, StepTokens
-from dsv4kv.workload.prefix_reuse import PrefixReuse
-from dsv4kv.workload.request import Request
+from dsv4kv.record.schema import Case
+from dsv4kv.serve.executor import StepExecutor, StepTokens
+from dsv4kv.serve.reuse import PrefixReuse
+from dsv4kv.traces.request import Request
 from tests.bench.settings import tiny_config
 from tests.gpu_twin import twin_gpu
 

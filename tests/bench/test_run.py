@@ -10,9 +10,9 @@ from dsv4kv.config.bench import WorkloadSection
 from dsv4kv.config.load import load_config
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.measure.memcpy import measure_memcpy
-from dsv4kv.report.record import RunRecord
-from dsv4kv.workload.source import count_tokens
-from dsv4kv.workload.traces import resolve_trace, trace_sha256
+from dsv4kv.record.schema import RunRecord
+from dsv4kv.serve.loop import count_tokens
+from dsv4kv.traces import resolve_trace, trace_sha256
 from tests.bench.settings import BOOKS, TINY
 
 

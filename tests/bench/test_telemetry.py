@@ -7,14 +7,14 @@ import torch
 
 from dsv4kv.bench.case import run_case
 from dsv4kv.bench.device import CudaDevice
-from dsv4kv.bench.replay_timing import EMPTY_GRAPH, EMPTY_KERNEL
 from dsv4kv.bench.telemetry import describe_telemetry, gpu_uuid
+from dsv4kv.bench.timing import EMPTY_GRAPH, EMPTY_KERNEL
 from dsv4kv.measure.protocol import Timing
 from dsv4kv.measure.telemetry.readings import Readings, Table
 from dsv4kv.measure.telemetry.telemetry import Telemetry, Window
-from dsv4kv.report.record import Case
-from dsv4kv.report.telemetry_record import Telemetry as TelemetryRecord
-from dsv4kv.report.window_state import window_state
+from dsv4kv.record.schema import Case
+from dsv4kv.record.telemetry import Telemetry as TelemetryRecord
+from dsv4kv.record.telemetry_windows import window_state
 from tests.bench.settings import tiny_config
 from tests.gpu_twin import SAMPLES, TwinEvent, TwinGpu, twin_device, twin_gpu
 

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dsv4kv.bench.operation_figures import measure_operations
-from dsv4kv.bench.peaks import measure_peaks
-from dsv4kv.bench.replay_timing import CallTimer
+from dsv4kv.bench.figures import measure_operations
+from dsv4kv.bench.timing import CallTimer, measure_peaks
 from dsv4kv.measure.protocol import Timing
 from tests.gpu_twin import TwinGpu, twin_device, twin_gpu
 from tests.workload.gpu_serving import build

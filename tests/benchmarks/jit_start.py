@@ -8,7 +8,7 @@ import time
 
 from dsv4kv.bench.build import plan_from
 from dsv4kv.config.load import load_config
-from dsv4kv.ops.cuda.cubin_cache import load_cubins
+from dsv4kv.ops.cuda.compile import load_cubins
 from dsv4kv.ops.cuda.foresight import foresee
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dsv4kv.cache.allocator import BlockAllocator
+from dsv4kv.cache.allocators.stack import BlockAllocator
 from tests.benchmarks.medians import PLAIN, Measure
 from tests.benchmarks.restatement import PlainAllocator
 

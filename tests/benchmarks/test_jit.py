@@ -19,8 +19,8 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from dsv4kv.bench.build import plan_from
 from dsv4kv.config.load import load_config
 from dsv4kv.model.plan import CachePlan
-from dsv4kv.ops.cuda import cubin_cache
-from dsv4kv.ops.cuda.cubin_cache import cache_folder, load_cubins
+from dsv4kv.ops.cuda import compile as cubin_cache
+from dsv4kv.ops.cuda.compile import cache_folder, load_cubins
 from dsv4kv.ops.cuda.foresight import foresee
 from dsv4kv.ops.cuda.launch import Launcher
 from dsv4kv.ops.kernels.launch import KernelModule, Launch

@@ -8,14 +8,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from dsv4kv.prefix.analysis.curve import trace_curve
-from dsv4kv.prefix.analysis.nodes import number_blocks
-from dsv4kv.prefix.analysis.paths import PathTable
-from dsv4kv.prefix.analysis.reuse import find_reuse
-from dsv4kv.prefix.analysis.sglang_rule import replay_sglang
-from dsv4kv.prefix.analysis.vllm_rule import replay_vllm
-from dsv4kv.workload.traces import read_trace
-from dsv4kv.workload.traces.collect import collect_paths
+from dsv4kv.engines.sglang.cache import replay_sglang
+from dsv4kv.engines.vllm.cache import replay_vllm
+from dsv4kv.mrc.curves import trace_curve
+from dsv4kv.prefix.paths import PathTable, find_reuse, number_blocks
+from dsv4kv.traces import read_trace
+from dsv4kv.traces.collect import collect_paths
 from tests.benchmarks.medians import PLAIN, Measure
 from tests.prefix.analysis.traces import CONVERSATION, conversation, needs_conversation
 

@@ -11,9 +11,9 @@ import torch
 
 from dsv4kv.cache.allocators import make_allocator
 from dsv4kv.prefix.block_hash import BlockHashIndex
-from dsv4kv.prefix.hashing import HASHES, BlockHasher
+from dsv4kv.prefix.index import HASHES, BlockHasher
 from dsv4kv.prefix.radix import PrefixCacheManager, RadixIndex
-from dsv4kv.prefix.run import Ids
+from dsv4kv.prefix.tree import Ids
 from tests.benchmarks.medians import PLAIN, Measure, Remark
 from tests.benchmarks.restatement_prefix import PlainRadix, plain_hashes
 

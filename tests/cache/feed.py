@@ -9,8 +9,7 @@ from dsv4kv.cache.prepare import prepare_forward
 from dsv4kv.cache.step import StepBatch
 from dsv4kv.model import CachePlan, EntryFormat
 from dsv4kv.ops import reference, reference_codec
-from dsv4kv.ops.compressor import random_compressor
-from dsv4kv.ops.rope import make_rope
+from dsv4kv.ops.compressor import make_rope, random_compressor
 
 TOKENS = 160  # of every request's data
 REQUESTS = 4

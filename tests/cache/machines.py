@@ -9,17 +9,15 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from dsv4kv.cache.allocator import Ids
 from dsv4kv.cache.allocators import make_allocator
 from dsv4kv.cache.allocators.bitmask import NO_SLOT, SlotAllocator
 from dsv4kv.cache.allocators.refcount import RefCountAllocator
-from dsv4kv.cache.checkpoints import CheckpointPool
+from dsv4kv.cache.allocators.stack import Ids
+from dsv4kv.cache.checkpoints import CheckpointPool, resume_request
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cache.prepare import prepare_forward
-from dsv4kv.cache.resume import resume_request
 from dsv4kv.errors import NotOwner, OutOfBlocks
-from dsv4kv.prefix.hashing import Digests
-from dsv4kv.prefix.index import Keys, Lease
+from dsv4kv.prefix.index import Digests, Keys, Lease
 from dsv4kv.prefix.indexes import make_index
 from dsv4kv.prefix.policies import make_policy
 from dsv4kv.prefix.radix import PrefixCacheManager

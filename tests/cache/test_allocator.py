@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.cache.allocator import BlockAllocator, Ids
+from dsv4kv.cache.allocators.stack import BlockAllocator, Ids
 from dsv4kv.errors import ConfigError, NotOwner, OutOfBlocks
 from tests.cache.caches import allocator_snapshot
 

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dsv4kv.cache.allocator import BlockAllocator, Ids
+from dsv4kv.cache.allocators.stack import BlockAllocator, Ids
 from dsv4kv.errors import CacheError, NotOwner, OutOfBlocks
 from tests.cache.caches import allocator_snapshot
 

@@ -6,8 +6,7 @@ import torch
 from dsv4kv.cache.checkpoints import CheckpointPool
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.errors import CacheError, NotOwner, OutOfBlocks
-from dsv4kv.model.checkpoint import checkpoint_bytes
-from dsv4kv.model.plan import plan_cache
+from dsv4kv.model.plan import checkpoint_bytes, plan_cache
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import AttentionType
 from dsv4kv.model.schema import StateFormat

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsv4kv.cache import staging
+from dsv4kv.cache import device_tables as staging
 from dsv4kv.cache.device_tables import CopiedTables, KernelTables, Prepare
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cache.prepare import prepare_forward

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dsv4kv.cache.manager import KVCacheManager
-from dsv4kv.cache.pools import PagedKVPool
+from dsv4kv.cache.manager import KVCacheManager, PagedKVPool
 from dsv4kv.model import AttentionType
 from dsv4kv.model.schema import StateFormat
 from tests.cache.caches import admit, small_plan

@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 
-from dsv4kv.cache.allocator import Ids
 from dsv4kv.cache.allocators.refcount import RefCountAllocator
-from dsv4kv.cache.checkpoints import CheckpointPool
+from dsv4kv.cache.allocators.stack import Ids
+from dsv4kv.cache.checkpoints import CheckpointPool, resume_request, shared_table
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cache.prepare import prepare_forward
-from dsv4kv.cache.resume import resume_request, shared_table
 from dsv4kv.errors import CacheError, NotOwner, OutOfBlocks
 from tests.cache.allocators.blocks import state
 from tests.cache.caches import admit, small_plan

@@ -5,15 +5,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from dsv4kv.cache.device_tables import stage
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cache.prepare import prepare_forward
-from dsv4kv.cache.staged import StagedStep
-from dsv4kv.cache.staging import stage
-from dsv4kv.cache.static import StaticStep
-from dsv4kv.cache.step import StepBatch
-from dsv4kv.cache.view import StepView
+from dsv4kv.cache.step import StagedStep, StaticStep, StepBatch, StepView
 from dsv4kv.errors import NotOwner
-from dsv4kv.ops.kernels.completed import plan_completed
+from dsv4kv.ops.kernels.prepare import plan_completed
 from tests.cache.caches import small_plan
 from tests.kernels.shim.twin import run
 

@@ -196,7 +196,7 @@ def test_one_or_two_logs_are_handed_over_to_be_explained(monkeypatch: pytest.Mon
         handed.append((paths, json))
         return paths != [Path("refused.log")]
 
-    monkeypatch.setattr("dsv4kv.cli.budget_explain.explain", explain)
+    monkeypatch.setattr("dsv4kv.view.explain.explain", explain)
     run("--explain", "a.log")
     run("--explain", "a.log", "b.log", "--json")
     assert handed == [([Path("a.log")], False), ([Path("a.log"), Path("b.log")], True)]

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from dsv4kv.cli.budget_explain import explain
 from dsv4kv.errors import ConfigError
+from dsv4kv.view.explain import explain
 from tests.sizing.logs.startup import SGLANG, VLLM_0_26, VLLM_0_33
 
 

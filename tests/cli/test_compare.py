@@ -14,8 +14,8 @@ from syrupy.assertion import SnapshotAssertion
 from typer.testing import CliRunner, Result
 
 from dsv4kv.cli import app
-from dsv4kv.report.record import RunRecord
-from dsv4kv.report.store import load_record, save_record
+from dsv4kv.record.schema import RunRecord
+from dsv4kv.record.store import load_record, save_record
 from tests.bench.settings import TINY
 from tests.compare.launched import make_launched_case, make_launched_record
 from tests.report.records import make_environment
@@ -360,8 +360,8 @@ def test_stored_runs_are_told_without_torch(command: str, before: str, same: str
 def test_rooms_that_measure_and_report_need_no_torch() -> None:
     program = (
         "import pkgutil, sys, importlib, dsv4kv.measure.ranks, dsv4kv.measure.verdict\n"
-        "import dsv4kv.measure.statistics, dsv4kv.report, dsv4kv.compare, dsv4kv.measure\n"
-        "for room in (dsv4kv.report, dsv4kv.compare):\n"
+        "import dsv4kv.measure.statistics, dsv4kv.view, dsv4kv.compare, dsv4kv.measure\n"
+        "for room in (dsv4kv.view, dsv4kv.compare):\n"
         "    for module in pkgutil.iter_modules(room.__path__, room.__name__ + '.'):\n"
         "        importlib.import_module(module.name)\n"
         "assert 'torch' not in sys.modules"

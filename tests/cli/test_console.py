@@ -8,7 +8,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from dsv4kv.cli.console import open_console, print_document, say
+from dsv4kv.view.console import open_console, print_document, say
 
 
 @pytest.mark.parametrize("name", ["[enforce fail at alloc.cpp]", "a [/b] c", ":warning:", "[red]"])

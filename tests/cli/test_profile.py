@@ -16,11 +16,11 @@ import torch
 from syrupy.assertion import SnapshotAssertion
 from typer.testing import CliRunner, Result
 
-from dsv4kv.bench.profile_plan import choose_tool
+from dsv4kv.bench.profile import choose_tool
 from dsv4kv.cli import app
-from dsv4kv.report.profile_record import KernelTable, Profile
-from dsv4kv.report.record import RunRecord
-from dsv4kv.report.store import load_record
+from dsv4kv.record.profile import KernelTable, Profile
+from dsv4kv.record.schema import RunRecord
+from dsv4kv.record.store import load_record
 from tests.bench.settings import TINY
 from tests.cli.test_shell import HEAVY
 from tests.measure.profilers.exports import two_replays
@@ -182,7 +182,7 @@ def test_without_options_the_profiler_is_chosen_and_why_is_said() -> None:
 def test_nsys_is_chosen_where_it_and_a_gpu_are(
     nsys: Tool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dsv4kv.bench.profile_plan.find_device", lambda _: object())
+    monkeypatch.setattr("dsv4kv.bench.profile.find_device", lambda _: object())
     assert choose_tool(None, "auto") == ("nsys", f"nsys, since it is on PATH ({nsys.path})")
     monkeypatch.setenv("PATH", "/nowhere")
     tool, why = choose_tool(None, "auto")
@@ -279,7 +279,7 @@ def test_ctrl_c_names_what_is_left(nsys: Tool, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_timeout_is_told_with_what_is_left(nsys: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dsv4kv.measure.profilers.child.GRACE_S", 0.3)
+    monkeypatch.setattr("dsv4kv.measure.profilers.sessions.GRACE_S", 0.3)
     nsys.does("profile", hangs="ears")
     sentence = refused(profile("--nsys", "--timeout", "2"), 9)
     assert "did not end within 2 s" in sentence

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from dsv4kv.cli import app
 from dsv4kv.measure.profilers.classify import CATEGORIES, shipped_rules
-from dsv4kv.report.profile_view import _ON_CPU, _ON_GPU
+from dsv4kv.view.profile import _ON_CPU, _ON_GPU
 from tests.bench.settings import TINY
 from tests.cli.test_profile import in_empty_folder, ncu, nsys
 from tests.measure.profilers.exports import two_replays

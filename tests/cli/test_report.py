@@ -10,10 +10,9 @@ from typer.testing import CliRunner
 
 from dsv4kv.cli.report import report
 from dsv4kv.errors import ConfigError, RecordError
-from dsv4kv.report.exports import to_csv, to_json_lines, to_markdown
-from dsv4kv.report.record import RunRecord
-from dsv4kv.report.schema import schema_text
-from dsv4kv.report.store import dumps, save_record
+from dsv4kv.record.schema import RunRecord
+from dsv4kv.record.store import dumps, save_record, schema_text
+from dsv4kv.view.exports import to_csv, to_json_lines, to_markdown
 from tests.report.records import make_record
 from tests.report.terminal import told
 

@@ -16,13 +16,13 @@ from typer.testing import CliRunner, Result
 
 from dsv4kv.cli import app
 from dsv4kv.cli import trace as command
-from dsv4kv.cli.trace_options import Format
+from dsv4kv.cli.trace import Format
 from dsv4kv.config.bench import Synthetic, WorkloadSection
 from dsv4kv.errors import TraceError
-from dsv4kv.workload import chat
-from dsv4kv.workload.request import Request
-from dsv4kv.workload.synth import synthesize
-from dsv4kv.workload.traces import FORMATS, read_trace, resolve_trace, trace_sha256
+from dsv4kv.traces import FORMATS, read_trace, resolve_trace, trace_sha256
+from dsv4kv.traces import synth as chat
+from dsv4kv.traces.request import Request
+from dsv4kv.traces.synth import synthesize
 
 AZURE = """\
 TIMESTAMP,ContextTokens,GeneratedTokens

@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from dsv4kv.cli import app
-from dsv4kv.prefix.analysis.rules import RULES
-from dsv4kv.prefix.analysis.strategy import parse_strategy
+from dsv4kv.engines.rules import RULES
+from dsv4kv.mrc.strategies import parse_strategy
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "prefix.md"
 SESSION = re.compile(r"^```console\n(\$ [^\n]*\n)(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -12,11 +12,11 @@ from typer.testing import CliRunner, Result
 from dsv4kv.cli import trace as command
 from dsv4kv.config.bench import Lengths, Synthetic
 from dsv4kv.errors import ConfigError, TraceError
-from dsv4kv.prefix.analysis import sampling
-from dsv4kv.prefix.analysis.reuse import find_reuse
-from dsv4kv.workload.synth import synthesize
-from dsv4kv.workload.traces import write_trace
-from dsv4kv.workload.traces.collect import load_paths
+from dsv4kv.mrc import sample as sampling
+from dsv4kv.prefix.paths import find_reuse
+from dsv4kv.traces import write_trace
+from dsv4kv.traces.collect import load_paths
+from dsv4kv.traces.synth import synthesize
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kv.bench.fresh import OWN_TREE, Outcome, Task
+from dsv4kv.bench.launches import OWN_TREE, Outcome, Task
 from dsv4kv.compare.ab import Duel, Unit, draw_order, run_duel
 from dsv4kv.compare.side import count_launches
 from dsv4kv.errors import ConfigError

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kv.compare.baselines import list_baselines, load_baseline, save_baseline
+from dsv4kv.compare.side import list_baselines, load_baseline, save_baseline
 from dsv4kv.errors import ConfigError, RecordError
 from tests.compare.launched import make_launched_record, make_side
 

@@ -7,9 +7,9 @@ import pytest
 from dsv4kv.compare.comparison import Comparison, compare
 from dsv4kv.compare.floor import Floor
 from dsv4kv.compare.likeness import Difference
-from dsv4kv.compare.words import explain
 from dsv4kv.measure.verdict import Verdict
-from dsv4kv.report.record import Case, Launch, RunRecord
+from dsv4kv.record.schema import Case, Launch, RunRecord
+from dsv4kv.view.comparison import explain
 from tests.compare.launched import (
     make_launched_case,
     make_launched_record,

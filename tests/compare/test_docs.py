@@ -9,7 +9,7 @@ import yaml
 from typer.testing import CliRunner
 
 from dsv4kv.cli import app
-from dsv4kv.report.store import save_record
+from dsv4kv.record.store import save_record
 from tests.compare.launched import make_launched_record
 from tests.report.records import make_environment
 

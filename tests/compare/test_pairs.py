@@ -6,9 +6,9 @@ import pytest
 
 from dsv4kv.compare.comparison import Comparison, compare
 from dsv4kv.compare.floor import Floor
-from dsv4kv.compare.words import explain
 from dsv4kv.measure.verdict import Verdict
-from dsv4kv.report.record import Case, RunRecord
+from dsv4kv.record.schema import Case, RunRecord
+from dsv4kv.view.comparison import explain
 from tests.compare.launched import make_launched_case, make_launches, make_side
 from tests.report.records import make_record
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kv.compare.worktrees import checked_out
+from dsv4kv.compare.ab import checked_out
 from dsv4kv.errors import ConfigError
 
 

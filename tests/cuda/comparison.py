@@ -8,8 +8,8 @@ from torch import Tensor
 
 from dsv4kv.ops import cpu
 from dsv4kv.ops.compressor import Compressor
+from dsv4kv.ops.contract import Parts, PartWrite
 from dsv4kv.ops.storage import PageStore
-from dsv4kv.ops.writes import Parts, PartWrite
 from tests.cuda.online_tolerance import assert_within, is_online, online_tolerance
 from tests.cuda.scenes import Arguments, Scene
 from tests.ops.samples import read_entries, same_bits, within_one_step

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsv4kv.ops.cuda.driver import Function
-from dsv4kv.ops.cuda.packing import Packed, addresses_in
+from dsv4kv.ops.cuda.driver import Function, Packed, addresses_in
 from dsv4kv.ops.kernels.launch import Launch
 
 

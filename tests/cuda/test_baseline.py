@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dsv4kv.errors import RecordError
-from dsv4kv.ops.cuda.baseline import drift, load_baseline, make_baseline, save_baseline
+from dsv4kv.ops.cuda.survey import drift, load_baseline, make_baseline, save_baseline
 from tests.cuda.findings import finding
 
 

@@ -18,7 +18,7 @@ from dsv4kv.ops.cuda.compile import (
     compile_options,
     nvrtc_version,
 )
-from dsv4kv.ops.cuda.elf import sections
+from dsv4kv.ops.cuda.inspection import sections
 from dsv4kv.ops.kernels.launch import KernelModule
 from dsv4kv.resources import shipped
 from tests.cuda.toolchain import PAGE_COPY, needs_nvrtc

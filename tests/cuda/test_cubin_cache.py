@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from dsv4kv.errors import DeviceError
-from dsv4kv.ops.cuda import cubin_cache
-from dsv4kv.ops.cuda.compile import compile_module
-from dsv4kv.ops.cuda.cubin_cache import cache_folder, cache_name, load_cubins
+from dsv4kv.ops.cuda import compile as cubin_cache
+from dsv4kv.ops.cuda.compile import cache_folder, cache_name, compile_module, load_cubins
 from dsv4kv.ops.kernels.launch import KernelModule
 from tests.cuda.toolchain import PAGE_COPY, needs_nvrtc, needs_tools
 
@@ -300,7 +299,7 @@ def test_a_user_without_a_home_uses_the_temporary_folder(
 @needs_nvrtc
 def test_processes_that_compile_at_once_all_get_the_same_and_leave_one_file_each() -> None:
     program = (
-        "import hashlib; from dsv4kv.ops.cuda.cubin_cache import load_cubins; "
+        "import hashlib; from dsv4kv.ops.cuda.compile import load_cubins; "
         "from tests.cuda.test_cubin_cache import PAGE_COPIES; "
         "cubins = load_cubins(PAGE_COPIES, 'sm_90a'); "
         "print(hashlib.sha256(b''.join(cubins)).hexdigest())"

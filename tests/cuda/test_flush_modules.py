@@ -1,7 +1,7 @@
 """Modules that pool entries take the longest to compile: they hold what is launched, no more."""
 
 from dsv4kv.ops.cuda.compile import compile_module
-from dsv4kv.ops.cuda.elf import sections
+from dsv4kv.ops.cuda.inspection import sections
 from dsv4kv.ops.kernels.catalogue import catalogue
 from dsv4kv.ops.kernels.launch import KernelModule
 from dsv4kv.ops.variants import VARIANTS

@@ -15,7 +15,7 @@ from dsv4kv.config.bench import BenchConfig
 from dsv4kv.measure.recorder import Recorder
 from dsv4kv.ops import cuda
 from dsv4kv.ops.registry import load_backend
-from dsv4kv.workload.executor import StepTokens
+from dsv4kv.serve.executor import StepTokens
 from tests.bench.settings import tiny_config
 from tests.cuda.comparison import assert_equals_twin, to_device
 from tests.cuda.scenes import SCENES, Scene

@@ -4,7 +4,7 @@ import pytest
 
 from dsv4kv.errors import DeviceError
 from dsv4kv.ops.cuda.compile import compile_module, nvrtc_version
-from dsv4kv.ops.cuda.elf import sections
+from dsv4kv.ops.cuda.inspection import sections
 from tests.cuda.nvrtc import compiling_with, with_each_nvrtc
 from tests.cuda.toolchain import PAGE_COPY
 

@@ -4,7 +4,7 @@ from fnmatch import fnmatchcase
 
 import pytest
 
-from dsv4kv.ops.cuda.promises import PROMISES, broken_promises
+from dsv4kv.ops.cuda.survey import PROMISES, broken_promises
 from dsv4kv.ops.kernels.catalogue import catalogue
 from tests.cuda.findings import finding
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kv.doctor.check import Check
 from dsv4kv.doctor.examine import examine
+from dsv4kv.doctor.machine import Check
 from tests.gpu_twin import TwinGpu, twin_device
 
 
@@ -68,7 +68,7 @@ def test_where_there_is_a_gpu_its_clock_is_checked(
 ) -> None:
     monkeypatch.setattr("dsv4kv.bench.device.find_device", lambda _: twin_device(TwinGpu()))
     monkeypatch.setattr(
-        "dsv4kv.doctor.device_timer.check_device_clock",
+        "dsv4kv.doctor.gpu.check_device_clock",
         lambda _: Check("timers", "GPU events", "good", "agree", ""),
     )
     assert look(tmp_path)["GPU events"].found == "agree"
@@ -81,6 +81,6 @@ def test_a_gpu_in_trouble_is_told_and_ends_nothing(
         raise RuntimeError("CUDA out of memory. Tried …\nmore")
 
     monkeypatch.setattr("dsv4kv.bench.device.find_device", lambda _: twin_device(TwinGpu()))
-    monkeypatch.setattr("dsv4kv.doctor.device_timer.check_device_clock", fail)
+    monkeypatch.setattr("dsv4kv.doctor.gpu.check_device_clock", fail)
     check = look(tmp_path)["GPU events"]
     assert (check.status, check.found) == ("missing", "CUDA out of memory. Tried …")

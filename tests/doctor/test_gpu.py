@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from dsv4kv.doctor import gpu
-from dsv4kv.doctor.check import Check
 from dsv4kv.doctor.gpu import check_gpu, check_profilers
+from dsv4kv.doctor.machine import Check
 
 DRIVER = {"driver": "580.65.06", "cuda": "13.0"}
 NO_DRIVER = {"driver": None, "cuda": None}

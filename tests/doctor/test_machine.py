@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from dsv4kv.doctor import machine
-from dsv4kv.doctor.check import Check
-from dsv4kv.doctor.machine import check_folder, check_machine
+from dsv4kv.doctor.machine import Check, check_folder, check_machine
 
 Usage = namedtuple("Usage", "total used free")
 HERE: dict[str, Any] = {

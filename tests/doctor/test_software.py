@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dsv4kv.doctor import software
-from dsv4kv.doctor.check import Check
+from dsv4kv.doctor.machine import Check
 from dsv4kv.doctor.software import check_peers, check_software
 from dsv4kv.errors import CudaUnavailable
 

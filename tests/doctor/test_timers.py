@@ -2,9 +2,8 @@
 
 import pytest
 
-from dsv4kv.doctor.check import Check
-from dsv4kv.doctor.device_timer import check_device_clock
-from dsv4kv.doctor.timers import check_host_clocks, compare_device_clock
+from dsv4kv.doctor.gpu import check_device_clock, check_host_clocks, compare_device_clock
+from dsv4kv.doctor.machine import Check
 from tests.gpu_twin import TwinEvent, TwinGpu, twin_device
 
 S = 1_000_000_000

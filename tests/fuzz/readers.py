@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from dsv4kv.report.store import DIGEST, digest, dumps
+from dsv4kv.record.store import DIGEST, digest, dumps
 from tests.compare.launched import make_launched_record
 from tests.fuzz.mutate import (
     Mutation,

@@ -25,7 +25,7 @@ import torch
 from typer.testing import CliRunner
 
 from dsv4kv.cli import app
-from dsv4kv.report.store import dumps
+from dsv4kv.record.store import dumps
 from tests.fuzz.readers import READERS
 from tests.report.records import make_record
 

@@ -18,10 +18,13 @@ from dsv4kv.ops.kernels.gather import (
     plan_gather_topk,
     plan_gather_window,
 )
-from dsv4kv.ops.kernels.indexer import plan_indexer_insert
-from dsv4kv.ops.kernels.insert import plan_entry_insert, plan_window_insert
+from dsv4kv.ops.kernels.insert import (
+    plan_entry_insert,
+    plan_indexer_insert,
+    plan_page_copy,
+    plan_window_insert,
+)
 from dsv4kv.ops.kernels.launch import Launch
-from dsv4kv.ops.kernels.pages import plan_page_copy
 from dsv4kv.ops.variants import VARIANTS
 from tests.kernels.launches import filled_store, mixed, on_blocks
 from tests.kernels.shim.twin import SANITIZED, run

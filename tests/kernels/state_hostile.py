@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from dsv4kv.model.formats import FORMATS, EntryFormat
-from dsv4kv.model.sharing import TableGroup
+from dsv4kv.model.schema import TableGroup
 from dsv4kv.ops.compressor import Compressor
-from dsv4kv.ops.kernels.completed import plan_completed
 from dsv4kv.ops.kernels.launch import Launch
-from dsv4kv.ops.kernels.prepare import DeviceTable, plan_prepare, plan_release
+from dsv4kv.ops.kernels.prepare import DeviceTable, plan_completed, plan_prepare, plan_release
 from dsv4kv.ops.kernels.state import (
     plan_compress_chunk,
     plan_flush,

@@ -6,9 +6,14 @@ import pytest
 import torch
 
 from dsv4kv.model.formats import FORMATS, PageLayout
-from dsv4kv.ops.cuda.baseline import drift, load_baseline, shipped_baseline
-from dsv4kv.ops.cuda.promises import broken_promises
-from dsv4kv.ops.cuda.survey import Finding, survey
+from dsv4kv.ops.cuda.survey import (
+    Finding,
+    broken_promises,
+    drift,
+    load_baseline,
+    shipped_baseline,
+    survey,
+)
 from dsv4kv.ops.kernels import gather, insert
 from dsv4kv.ops.kernels.catalogue import ARCHITECTURES, Example, catalogue
 from dsv4kv.ops.kernels.insert import plan_entry_insert

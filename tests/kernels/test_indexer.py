@@ -6,7 +6,7 @@ import torch
 from dsv4kv.model.formats import FORMATS
 from dsv4kv.ops import cpu
 from dsv4kv.ops.kernels.gather import plan_gather_all
-from dsv4kv.ops.kernels.indexer import plan_indexer_insert
+from dsv4kv.ops.kernels.insert import plan_indexer_insert
 from tests.kernels.launches import GuardedOutput, each_order
 from tests.kernels.shim.twin import run
 from tests.ops.samples import (

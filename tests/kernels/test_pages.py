@@ -5,7 +5,7 @@ import torch
 
 from dsv4kv.model.formats import FORMATS
 from dsv4kv.ops import cpu
-from dsv4kv.ops.kernels.pages import plan_page_copy
+from dsv4kv.ops.kernels.insert import plan_page_copy
 from tests.kernels.launches import each_order, filled_store, on_blocks
 from tests.kernels.shim.twin import run
 from tests.ops.samples import twin

@@ -10,18 +10,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsv4kv.cache.allocator import BlockAllocator
+from dsv4kv.cache.allocators.stack import BlockAllocator
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cache.prepare import prepare_forward
 from dsv4kv.cache.step import StepBatch
 from dsv4kv.errors import CacheError, ConfigError, ContextOverflow, NotOwner, OutOfBlocks
 from dsv4kv.model import Sharing
-from dsv4kv.model.sharing import TableGroup
-from dsv4kv.ops.kernels.completed import plan_completed
+from dsv4kv.model.schema import TableGroup
 from dsv4kv.ops.kernels.prepare import (
     NO_BLOCK,
     DeviceTable,
     Refusal,
+    plan_completed,
     plan_prepare,
     plan_release,
 )

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from dsv4kv.errors import ConfigError
+from dsv4kv.model.config import Precision
 from dsv4kv.model.formats import FORMATS, EntryFormat
-from dsv4kv.model.rope import Precision
 from dsv4kv.ops import reference
 from dsv4kv.ops.compressor import Compressor
 from dsv4kv.ops.kernels.state import plan_flush, split_of

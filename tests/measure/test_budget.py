@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.measure.budget import Budget
-from dsv4kv.measure.protocol import RULES
+from dsv4kv.measure.protocol import RULES, Budget
 
 S = 1_000_000_000
 LEAST_NS = RULES.least_total_ns

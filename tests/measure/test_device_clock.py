@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from dsv4kv.measure.device_clock import DeviceClock, Event
+from dsv4kv.measure.recorder import DeviceClock, Event
 
 
 @dataclass

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from dsv4kv.measure.protocol import Rules
-from dsv4kv.measure.repetition import time_calls
+from dsv4kv.measure.protocol import Rules, time_calls
 
 TICK_NS = 250  # a coarse clock
 QUICK = Rules(warmup_ns=3_000_000, window_ns=1_000_000, least_ns=1_000_000)

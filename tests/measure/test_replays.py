@@ -4,9 +4,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from dsv4kv.measure.device_clock import Event
-from dsv4kv.measure.protocol import Rules
-from dsv4kv.measure.replays import MOST_ROUNDS, ReplayTimer
+from dsv4kv.measure.protocol import MOST_ROUNDS, ReplayTimer, Rules
+from dsv4kv.measure.recorder import Event
 
 MS = 1_000_000
 QUICK = Rules(

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.measure.statistics import Estimate, divide, estimate_rate, summarize
-from dsv4kv.measure.student import t_quantile
+from dsv4kv.measure.statistics import Estimate, divide, estimate_rate, summarize, t_quantile
 
 durations = st.lists(st.integers(min_value=1, max_value=10**12), min_size=1, max_size=60)
 calls = st.lists(st.tuples(st.integers(0, 10**9), st.integers(1, 10**9)), min_size=1, max_size=60)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dsv4kv.measure.student import t_quantile
+from dsv4kv.measure.statistics import t_quantile
 
 # Abramowitz and Stegun, Handbook of Mathematical Functions, table 26.10
 PRINTED = {

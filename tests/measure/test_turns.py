@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kv.bench.fresh import OWN_TREE
+from dsv4kv.bench.launches import OWN_TREE
 from dsv4kv.measure.turns import VARIABLE, Ring, Turns, one_cpu
 
 # Writes its name at each of its turns; leaves, or dies, after so many.

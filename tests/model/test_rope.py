@@ -5,7 +5,7 @@ import math
 import pytest
 
 from dsv4kv.model import load_model
-from dsv4kv.model.rope import inverse_frequencies
+from dsv4kv.model.config import inverse_frequencies
 
 FLASH = load_model("v4-flash")
 PAIRS = range(32)

@@ -6,13 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from dsv4kv.model.config import Precision, inverse_frequencies
 from dsv4kv.model.formats import FORMATS, EntryFormat, PageLayout
 from dsv4kv.model.presets import load_model
-from dsv4kv.model.rope import Precision, inverse_frequencies
 from dsv4kv.model.schedule import AttentionType, LayerSpec
 from dsv4kv.ops import cpu, reference, reference_codec
-from dsv4kv.ops.compressor import Compressor, random_compressor
-from dsv4kv.ops.rope import make_rope
+from dsv4kv.ops.compressor import Compressor, make_rope, random_compressor
 from dsv4kv.ops.storage import PageStore
 
 POISON = 0xA5

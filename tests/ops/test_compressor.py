@@ -5,8 +5,7 @@ import torch
 
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import AttentionType, LayerSpec
-from dsv4kv.ops.compressor import random_compressor
-from dsv4kv.ops.rope import make_rope
+from dsv4kv.ops.compressor import make_rope, random_compressor
 from tests.ops.samples import full_size_compressor, generator
 
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from dsv4kv.ops import cpu as compression
 from dsv4kv.ops import reference
-from dsv4kv.ops.cpu import compression
 from tests.ops.samples import (
     bf16_entry,
     each_backend,

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from dsv4kv.model.config import inverse_frequencies
 from dsv4kv.model.presets import load_model
-from dsv4kv.model.rope import inverse_frequencies
 from tests.ops.samples import full_size_compressor
 
 CONFIG = load_model("v4-flash")

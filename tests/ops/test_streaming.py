@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from dsv4kv.model.formats import EntryFormat, entry_format
 from dsv4kv.ops import cpu
-from dsv4kv.ops.cpu import compression
+from dsv4kv.ops import cpu as compression
 from tests.ops.samples import (
     bf16_entry,
     fresh_ring,

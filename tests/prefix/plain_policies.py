@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from dsv4kv.prefix.run import Ids
+from dsv4kv.prefix.tree import Ids
 from tests.prefix.plain_runs import Piece, PlainRuns
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from dsv4kv.prefix.block_hash import BlockHashIndex
 from dsv4kv.prefix.index import IndexStats
 from dsv4kv.prefix.policies.contract import Policy
-from dsv4kv.prefix.run import Ids
+from dsv4kv.prefix.tree import Ids
 
 NEVER = 10**9
 

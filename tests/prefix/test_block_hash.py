@@ -5,7 +5,7 @@ import pytest
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.prefix.block_hash import BlockHashIndex
-from dsv4kv.prefix.hashing import BlockHasher, Digests
+from dsv4kv.prefix.index import BlockHasher, Digests
 from dsv4kv.prefix.indexes import INDEXES, make_index
 from dsv4kv.prefix.policies import make_policy
 from tests.prefix.trees import check_tree

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dsv4kv.prefix.block_hash import BlockHashIndex
 from dsv4kv.prefix.index import Lease
 from dsv4kv.prefix.policies import POLICIES, make_policy
-from dsv4kv.prefix.run import Ids
+from dsv4kv.prefix.tree import Ids
 
 BLOCKWISE = sorted(name for name, policy in POLICIES.items() if policy.blockwise)
 CAPACITY = 40

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.prefix.hashing import HASHES, BlockHasher, Digests
+from dsv4kv.prefix.index import HASHES, BlockHasher, Digests
 
 TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=40)
 ALGORITHMS = pytest.mark.parametrize("algorithm", HASHES)

@@ -4,8 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.prefix.layout import Blocks
-from dsv4kv.prefix.run import NO_IDS, Run
+from dsv4kv.prefix.tree import NO_IDS, Blocks, Run
 
 
 def path_of(lengths: list[int]) -> list[Run]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.prefix.policies import OFFLINE, POLICIES, make_policy
-from dsv4kv.prefix.run import Ids
+from dsv4kv.prefix.tree import Ids
 from tests.prefix.plain_policies import PLAIN, plain_run_hits
 from tests.prefix.replays import Block, plain_hits, replay
 

@@ -5,11 +5,10 @@ import pytest
 
 from dsv4kv.prefix.block_hash import BlockHashIndex
 from dsv4kv.prefix.policies import POLICIES, make_policy
-from dsv4kv.prefix.policies.contract import Policy
-from dsv4kv.prefix.policies.ghosts import Ghosts
+from dsv4kv.prefix.policies.contract import Ghosts, Policy
 from dsv4kv.prefix.radix import PrefixCacheManager, RadixIndex
-from dsv4kv.prefix.run import Ids
 from dsv4kv.prefix.store import PrefixStore
+from dsv4kv.prefix.tree import Ids
 
 KEYS = {"radix": 1, "block_hash": 100}  # a token does not say what came before it, an id does
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dsv4kv.prefix.policies import make_policy
-from dsv4kv.prefix.run import Ids
+from dsv4kv.prefix.tree import Ids
 from tests.prefix.replays import replay
 
 TRACE = Path(__file__).parents[3] / "shared/data/mooncake/conversation_trace.jsonl"

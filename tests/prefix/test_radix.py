@@ -5,7 +5,7 @@ import pytest
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.prefix.radix import RadixIndex
-from dsv4kv.prefix.run import Ids
+from dsv4kv.prefix.tree import Ids
 from tests.prefix.trees import check_tree
 
 BLOCK = 4

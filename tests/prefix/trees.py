@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from dsv4kv.prefix.index import Lease
-from dsv4kv.prefix.run import Run, path_to
 from dsv4kv.prefix.store import PrefixStore
+from dsv4kv.prefix.tree import Run, path_to
 
 
 def every_run(run: Run) -> Iterator[Run]:

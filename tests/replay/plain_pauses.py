@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from dsv4kv.replay.build import Replay
-from dsv4kv.replay.served import Served
+from dsv4kv.replay.requests import Served
 from tests.replay.scenes import everyone
 
 

@@ -3,10 +3,9 @@
 Blocks are those of a plain index, checkpoints a list with the one used longest ago first.
 """
 
-from dsv4kv.replay.blocks import BlockLedger
 from dsv4kv.replay.build import Replay
-from dsv4kv.replay.prompts import PromptCache
-from dsv4kv.replay.served import Served
+from dsv4kv.replay.prompts import BlockLedger, PromptCache
+from dsv4kv.replay.requests import Served
 from tests.prefix.plain_index import PlainIndex
 
 

@@ -8,9 +8,9 @@ from typing import Any
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.replay.build import Replay, build_replay
+from dsv4kv.replay.requests import Served
 from dsv4kv.replay.scheduler import Scheduler
-from dsv4kv.replay.served import Served
-from dsv4kv.workload.request import Request
+from dsv4kv.traces.request import Request
 
 BLOCK = 128
 SMALL = {

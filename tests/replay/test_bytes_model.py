@@ -8,7 +8,7 @@ from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import AttentionType, build_schedule
 from dsv4kv.model.schema import LayerCacheSchema, build_schema
 from dsv4kv.ops import traffic
-from dsv4kv.replay.bytes_model import Pooling, StepBytes, _pooling
+from dsv4kv.replay.costs import Pooling, StepBytes, _pooling
 
 LONGEST = 3000
 FLASH = load_model("v4-flash")

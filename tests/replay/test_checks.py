@@ -10,8 +10,7 @@ from dsv4kv.cli import app
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.errors import TraceError
-from dsv4kv.replay.build import read_requests
-from dsv4kv.replay.checks import check_ids
+from dsv4kv.replay.build import check_ids, read_requests
 from tests.replay.scenes import request, small_config
 
 

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.replay.clock import VirtualClock, Work
-from dsv4kv.replay.rates import Rates
+from dsv4kv.replay.clock import Rates, VirtualClock, Work
 
 RATES = Rates(bytes_per_s=3e12, operations_per_s=7e14, overhead_s=1e-3, source="")
 WORKS = st.builds(

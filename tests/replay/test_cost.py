@@ -8,14 +8,11 @@ from hypothesis import strategies as st
 from dsv4kv.config.replay import CostSection
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.presets import load_model
-from dsv4kv.replay.arithmetic import token_operations
-from dsv4kv.replay.clock import Work
-from dsv4kv.replay.cost import CostModel
-from dsv4kv.replay.drafts import Drafts
+from dsv4kv.record.store import save_record
+from dsv4kv.replay.clock import CostModel, Work, build_weights, find_rates
+from dsv4kv.replay.costs import token_operations
+from dsv4kv.replay.decoders import Drafts
 from dsv4kv.replay.memory import plan_memory
-from dsv4kv.replay.rates import find_rates
-from dsv4kv.replay.weights_model import build_weights
-from dsv4kv.report.store import save_record
 from tests.replay.scenes import replay, request, small_config
 from tests.report.records import make_record
 

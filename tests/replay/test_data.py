@@ -18,14 +18,11 @@ from dsv4kv.measure import recorder
 from dsv4kv.ops.registry import load_backend
 from dsv4kv.replay.build import Replay, build_replay
 from dsv4kv.replay.clock import VirtualClock, Work
-from dsv4kv.replay.data.check import ReuseCheck
-from dsv4kv.replay.data.clock import MeasuredClock
-from dsv4kv.replay.data.places import KINDS
-from dsv4kv.replay.data.serving import RealData
-from dsv4kv.replay.data.shared import SharedBlocks
-from dsv4kv.replay.data.windows import KeptWindows
-from dsv4kv.workload import inputs
-from dsv4kv.workload.request import Request
+from dsv4kv.replay.data.build import MeasuredClock
+from dsv4kv.replay.data.cache import KeptWindows, RealData, SharedBlocks
+from dsv4kv.replay.data.check import KINDS, ReuseCheck
+from dsv4kv.serve import inputs
+from dsv4kv.traces.request import Request
 from tests.replay.scenes import random_requests, replay, request, small_config
 
 STRATEGIES = ("full", "periodic:512", "zero", "zero:bounded", "ends", "ends+junctions")

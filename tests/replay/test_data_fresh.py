@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsv4kv.replay.build import build_replay
-from dsv4kv.replay.data.fresh import FreshCache
-from dsv4kv.replay.data.places import KINDS, UNKNOWN, Running
-from dsv4kv.workload import inputs
-from dsv4kv.workload.operations import Step
+from dsv4kv.replay.data.check import KINDS, UNKNOWN, FreshCache, Running
+from dsv4kv.serve import inputs
+from dsv4kv.serve.operations import Step
 from tests.replay.scenes import request, small_config
 
 GATHERS: tuple[tuple[int, Step], ...] = (

@@ -13,10 +13,10 @@ from dsv4kv.cache.checkpoints import CheckpointPool
 from dsv4kv.cli import app
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
-from dsv4kv.report.record import RunRecord
-from dsv4kv.report.replay_record import CacheStepTimes, ReplayData
-from dsv4kv.report.store import load_record
-from dsv4kv.workload import inputs
+from dsv4kv.record.replay import CacheStepTimes, ReplayData
+from dsv4kv.record.schema import RunRecord
+from dsv4kv.record.store import load_record
+from dsv4kv.serve import inputs
 
 TERMINAL = {"COLUMNS": "140", "NO_COLOR": "1", "TERM": "dumb"}
 SMALL = ("--set", "workload.limit=4", "--set", "workload.max_output_tokens=20")
@@ -85,7 +85,7 @@ def test_a_reuse_that_is_broken_ends_with_exit_code_6() -> None:
 
 
 def test_a_cache_that_refuses_ends_with_exit_code_6() -> None:
-    from dsv4kv.replay.data.windows import KeptWindows
+    from dsv4kv.replay.data.cache import KeptWindows
 
     with patch.object(KeptWindows, "stage", lambda self, slot, key: None):
         result = invoke(*SMALL)

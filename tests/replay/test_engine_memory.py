@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dsv4kv.engines.contract import Deployment
+from dsv4kv.engines.rules import RULES
+from dsv4kv.engines.vllm.sizing import V0_33
 from dsv4kv.errors import ConfigError
 from dsv4kv.model import load_model
 from dsv4kv.model.schema import choose_formats
-from dsv4kv.prefix.analysis.rules import RULES
 from dsv4kv.replay.memory import plan_memory
-from dsv4kv.sizing.deployment import Deployment
-from dsv4kv.sizing.engines.vllm import V0_33
 from tests.replay.scenes import replay, request, small_config
 
 GIB = 2**30

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from dsv4kv.prefix.policies import POLICIES
-from dsv4kv.replay.blocks import BlockLedger
 from dsv4kv.replay.build import Replay, build_replay
 from dsv4kv.replay.outcome import Outcome
-from dsv4kv.replay.served import Served
+from dsv4kv.replay.prompts import BlockLedger
+from dsv4kv.replay.requests import Served
 from tests.replay.plain_pauses import PlainPauses
 from tests.replay.plain_prompts import PlainPrompts
 from tests.replay.scenes import LONG, SHORT, everyone, random_requests, small_config

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.replay.memory import plan_memory
 from dsv4kv.replay.sharing import check_order, shared_keys, shared_tokens
-from dsv4kv.workload.traces.runs import IdRuns
+from dsv4kv.traces.runs import IdRuns
 from tests.replay.scenes import replay, request, small_config
 
 GIB = 2**30

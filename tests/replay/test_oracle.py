@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from dsv4kv.replay.build import Replay, build_replay
 from dsv4kv.replay.clock import Work
-from dsv4kv.replay.served import Served
+from dsv4kv.replay.requests import Served
 from tests.replay.scenes import random_requests, small_config
 
 

@@ -8,11 +8,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from dsv4kv.prefix.run import NO_IDS
-from dsv4kv.replay.batch import Batch
+from dsv4kv.prefix.tree import NO_IDS
 from dsv4kv.replay.build import build_replay
-from dsv4kv.replay.preemption import ENGINES, EnginePreemption
-from dsv4kv.replay.served import Served
+from dsv4kv.replay.preemption import ENGINES, Batch, EnginePreemption
+from dsv4kv.replay.requests import Served
 from tests.replay.scenes import LONG, random_requests, request, small_config
 from tests.replay.test_stretches import outcome
 

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dsv4kv.engines.cache import Pool
+from dsv4kv.engines.rules import RULES, run_rule
+from dsv4kv.engines.speculation import SPECULATIONS
 from dsv4kv.errors import ConfigError
 from dsv4kv.model import load_model
-from dsv4kv.prefix.analysis.outcome import Outcome
-from dsv4kv.prefix.analysis.rule_pool import Pool
-from dsv4kv.prefix.analysis.rules import RULES, run_rule
-from dsv4kv.prefix.analysis.speculation import SPECULATIONS
+from dsv4kv.prefix.outcome import Outcome
 from dsv4kv.replay.build import Replay, build_replay
-from dsv4kv.workload.request import Request
-from dsv4kv.workload.traces import read_trace
-from dsv4kv.workload.traces.collect import collect_paths
+from dsv4kv.traces import read_trace
+from dsv4kv.traces.collect import collect_paths
+from dsv4kv.traces.request import Request
 from tests.prefix.analysis.traces import CONVERSATION, Text, needs_conversation, to_requests
 from tests.replay.scenes import replay, request, small_config
 

@@ -8,11 +8,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
-from dsv4kv.prefix.analysis.rules import RULES
-from dsv4kv.prefix.analysis.sglang_cache import SglangCache
-from dsv4kv.prefix.analysis.sglang_rule import Node, PageTree
-from dsv4kv.prefix.analysis.sglang_window_rule import WindowTree
-from dsv4kv.prefix.analysis.vllm_cache import VllmCache
+from dsv4kv.engines.rules import RULES
+from dsv4kv.engines.sglang.cache import Node, PageTree, SglangCache
+from dsv4kv.engines.sglang.windows import WindowTree
+from dsv4kv.engines.vllm.cache import VllmCache
 from dsv4kv.replay.build import build_replay
 from tests.replay.scenes import LONG, random_requests, small_config
 from tests.replay.test_machine import ReplayMachine

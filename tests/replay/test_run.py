@@ -8,10 +8,10 @@ from dsv4kv.config.axes import expand_axes
 from dsv4kv.config.load import load_config, shipped_names
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.errors import Dsv4kvError, TraceError
+from dsv4kv.record.replay import Reuse
+from dsv4kv.record.schema import RunRecord
+from dsv4kv.record.store import load_record, save_record
 from dsv4kv.replay.run import Invocation, run_replay
-from dsv4kv.report.record import RunRecord
-from dsv4kv.report.replay_record import Reuse
-from dsv4kv.report.store import load_record, save_record
 from tests.replay.scenes import SMALL
 
 SETTINGS = [f"{key}={value}" for key, value in SMALL.items()] + ["cache.num_blocks=400"]

@@ -5,8 +5,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.replay.seen import SeenIds
-from dsv4kv.workload.traces.runs import IdRuns
+from dsv4kv.replay.reuse import SeenIds
+from dsv4kv.traces.runs import IdRuns
 
 
 def random_chains(seed: int, count: int) -> list[list[int]]:

@@ -6,10 +6,8 @@ import pytest
 from dsv4kv.errors import OutOfBlocks
 from dsv4kv.prefix.block_hash import BlockHashIndex
 from dsv4kv.prefix.policies import POLICIES, make_policy
-from dsv4kv.prefix.policies.contract import Policy
-from dsv4kv.prefix.policies.ghosts import Ghosts
-from dsv4kv.replay.blocks import BlockLedger
-from dsv4kv.replay.checkpoints import CheckpointStore
+from dsv4kv.prefix.policies.contract import Ghosts, Policy
+from dsv4kv.replay.prompts import BlockLedger, CheckpointStore
 from tests.replay.scenes import replay, request
 
 

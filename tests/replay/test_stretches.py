@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsv4kv.replay.build import build_replay
-from dsv4kv.replay.describe import describe_replay, describe_totals
+from dsv4kv.replay.run import describe_replay, describe_totals
 from tests.replay.scenes import LONG, SHORT, random_requests, request, small_config
 
 POLICIES = ("lru", "fifo", "lfu", "lfu-aged", "gdsf", "sieve", "s3fifo", "arc")

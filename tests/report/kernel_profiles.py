@@ -5,10 +5,10 @@ from typing import Any
 
 from dsv4kv.measure.profilers.classify import shipped_rules
 from dsv4kv.measure.profilers.kineto import read_kineto
-from dsv4kv.measure.profilers.nsys_export import read_nsys
-from dsv4kv.report.kernel_table import build_table
-from dsv4kv.report.profile_record import KernelTable, Profile
-from dsv4kv.report.yardstick import Yardstick
+from dsv4kv.measure.profilers.nsys import read_nsys
+from dsv4kv.record.kernel_table import build_table
+from dsv4kv.record.profile import KernelTable, Profile
+from dsv4kv.record.yardstick import Yardstick
 from tests.measure.profilers.exports import Export, two_replays
 from tests.measure.profilers.traces import Event, cpu_events, save
 

@@ -4,7 +4,7 @@ from random import Random
 from typing import Any
 
 from dsv4kv.config.bench import BenchConfig
-from dsv4kv.report.record import (
+from dsv4kv.record.schema import (
     CacheSummary,
     Case,
     Environment,

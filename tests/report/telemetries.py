@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dsv4kv.report.telemetry_record import (
+from dsv4kv.record.telemetry import (
     GpuChecks,
     GpuSamples,
     GpuState,

@@ -4,8 +4,8 @@ from io import StringIO
 
 from rich.console import Console, RenderableType
 
-from dsv4kv.report.record import RunRecord
-from dsv4kv.report.render import render_record
+from dsv4kv.record.schema import RunRecord
+from dsv4kv.view.record import render_record
 
 
 def shown(part: RenderableType, width: int = 100) -> str:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from rich.table import Table
 
 from dsv4kv.measure.statistics import Estimate, summarize
-from dsv4kv.report.cells import add_estimates, format_arms, format_estimate, format_number
+from dsv4kv.view.cells import add_estimates, format_arms, format_estimate, format_number
 
 numbers = st.floats(min_value=1e-6, max_value=1e9)
 

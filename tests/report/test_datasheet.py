@@ -1,7 +1,7 @@
 import pytest
 
-from dsv4kv.report.datasheet import datasheet_gbps
-from dsv4kv.report.record import GpuFacts
+from dsv4kv.record.schema import GpuFacts
+from dsv4kv.record.yardstick import datasheet_gbps
 
 MIB = 1 << 20
 

@@ -2,13 +2,7 @@
 
 import pytest
 
-from dsv4kv.report.facts import (
-    cache_facts,
-    header,
-    setting,
-    tokens_per_second,
-    totals_facts,
-)
+from dsv4kv.view.facts import cache_facts, header, setting, tokens_per_second, totals_facts
 from tests.report.records import (
     make_cache,
     make_case,

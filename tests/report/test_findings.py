@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from dsv4kv.report.findings import Finding, judge_results, judge_status
-from dsv4kv.report.record import Verification
+from dsv4kv.record.schema import Verification
+from dsv4kv.view.findings import Finding, judge_results, judge_status
 from tests.report.records import make_cache, make_case, make_failed_case, make_pool, make_totals
 
 

@@ -2,14 +2,13 @@
 
 from typing import Any
 
-from dsv4kv.report.decode import decode_table, graph_device_time
-from dsv4kv.report.facts import header
-from dsv4kv.report.findings import judge_results, judge_status
-from dsv4kv.report.numbers import gather_rate
-from dsv4kv.report.record import Case, GpuFacts, Latency, NotMeasured, Operation, Peak
-from dsv4kv.report.sweep import sweep_table
-from dsv4kv.report.tables import operations_table
-from dsv4kv.report.yardstick import yardsticks
+from dsv4kv.record.quantities import gather_rate
+from dsv4kv.record.schema import Case, GpuFacts, Latency, NotMeasured, Operation, Peak
+from dsv4kv.record.yardstick import yardsticks
+from dsv4kv.view.case import decode_table, graph_device_time, operations_table
+from dsv4kv.view.facts import header
+from dsv4kv.view.findings import judge_results, judge_status
+from dsv4kv.view.sweep import sweep_table
 from tests.report.records import make_case, make_environment, make_failed_case, make_record
 from tests.report.terminal import shown, told
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from dsv4kv.errors import RecordError
-from dsv4kv.report.index import INDEX, list_entries
-from dsv4kv.report.store import load_record, save_record
+from dsv4kv.record.store import INDEX, list_entries, load_record, save_record
 from tests.report.records import make_case, make_record
 
 
@@ -30,7 +29,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(path.name)
         return load_record(path)
 
-    monkeypatch.setattr("dsv4kv.report.index.load_record", counted)
+    monkeypatch.setattr("dsv4kv.record.store.load_record", counted)
     return found
 
 
@@ -181,7 +180,7 @@ def test_a_file_that_could_not_be_read_is_tried_again(
         raise RecordError(f"{path} cannot be read (Permission denied).")
 
     with monkeypatch.context() as patch:
-        patch.setattr("dsv4kv.report.index.load_record", refuse)
+        patch.setattr("dsv4kv.record.store.load_record", refuse)
         (entry,) = list_entries(tmp_path)
         assert entry.summary is None
     (entry,) = list_entries(tmp_path)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kv.report.profile_diff import Change, compare_tables, tell_diff
-from dsv4kv.report.profile_record import KernelTable
+from dsv4kv.record.profile import KernelTable
+from dsv4kv.view.profile import Change, compare_tables, tell_diff
 from tests.measure.profilers.exports import two_replays
 from tests.report.kernel_profiles import from_kineto, from_nsys
 from tests.report.terminal import shown

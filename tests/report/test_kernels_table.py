@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.measure.profilers.classify import shipped_rules
-from dsv4kv.measure.profilers.nsys_export import read_nsys
+from dsv4kv.measure.profilers.nsys import read_nsys
 from dsv4kv.measure.profilers.trace import (
     KERNEL,
     NONE,
@@ -20,9 +20,9 @@ from dsv4kv.measure.profilers.trace import (
     Work,
     constant,
 )
-from dsv4kv.report.kernel_table import build_table
-from dsv4kv.report.kernels import title_of
-from dsv4kv.report.profile_record import KernelRow, KernelTable
+from dsv4kv.record.kernel_table import build_table
+from dsv4kv.record.profile import KernelRow, KernelTable
+from dsv4kv.view.profile import title_of
 from tests.measure.profilers.exports import GLOBAL_PID, Export, two_replays
 from tests.measure.profilers.traces import event, gpu_events
 from tests.report.kernel_profiles import from_kineto, from_nsys

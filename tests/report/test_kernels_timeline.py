@@ -9,9 +9,9 @@ import pytest
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.measure.profilers.chrome_file import ChromeFile
-from dsv4kv.report import timeline as picking
-from dsv4kv.report.profile_record import Timeline
-from dsv4kv.report.timeline_files import chrome_trace, draw_svg, write_timeline
+from dsv4kv.record import kernel_table as picking
+from dsv4kv.record.profile import Timeline
+from dsv4kv.view.timeline import chrome_trace, draw_svg, write_timeline
 from tests.measure.profilers.exports import two_replays
 from tests.report.kernel_profiles import from_kineto, from_nsys
 

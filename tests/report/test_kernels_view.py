@@ -6,17 +6,10 @@ from pathlib import Path
 from rich.console import RenderableType
 from syrupy.assertion import SnapshotAssertion
 
-from dsv4kv.report.kernels import amplification, is_amplified
-from dsv4kv.report.profile_record import (
-    KernelTable,
-    MemoryAudit,
-    MemoryMark,
-    OperationRow,
-    Profile,
-)
-from dsv4kv.report.profile_view import MOST_ROWS, tell_profile
-from dsv4kv.report.store import digest, dumps, load_record, save_record
-from dsv4kv.report.yardstick import Yardstick
+from dsv4kv.record.profile import KernelTable, MemoryAudit, MemoryMark, OperationRow, Profile
+from dsv4kv.record.store import digest, dumps, load_record, save_record
+from dsv4kv.record.yardstick import Yardstick
+from dsv4kv.view.profile import MOST_ROWS, amplification, is_amplified, tell_profile
 from tests.measure.profilers.exports import Export, two_replays
 from tests.report.kernel_profiles import YARDSTICK, from_kineto, from_nsys, make_profile
 from tests.report.records import make_case, make_record

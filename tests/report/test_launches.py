@@ -3,9 +3,9 @@
 from syrupy.assertion import SnapshotAssertion
 
 from dsv4kv.measure.statistics import summarize
-from dsv4kv.report.launches import launches_table
-from dsv4kv.report.quantities import by_quantity, list_measured
-from dsv4kv.report.record import Launch
+from dsv4kv.record.quantities import by_quantity, list_measured
+from dsv4kv.record.schema import Launch
+from dsv4kv.view.case import launches_table
 from tests.compare.launched import make_launched_case, make_launched_record, make_launches
 from tests.report.records import make_case, make_record
 from tests.report.terminal import shown, told

@@ -4,8 +4,8 @@ import pytest
 from pydantic import ValidationError
 from rich.console import Console
 
-from dsv4kv.report.memory_record import HeldPool, HeldUnits, MemorySeries
-from dsv4kv.report.memory_series import held_table, pool_sizes
+from dsv4kv.record.telemetry import HeldPool, HeldUnits, MemorySeries
+from dsv4kv.view.telemetry import held_table, pool_sizes
 from tests.report.page.pages import make_memory
 from tests.report.records import make_case, make_record
 from tests.report.terminal import told

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.report.names import new_run_id
+from dsv4kv.record.store import new_run_id
 
 NOW = datetime(2026, 11, 21, 4, 19, 3, tzinfo=UTC)
 

@@ -1,4 +1,4 @@
-from dsv4kv.report.numbers import allocated_bytes, gather_rate, latency_median
+from dsv4kv.record.quantities import allocated_bytes, gather_rate, latency_median
 from tests.report.records import make_case, make_failed_case
 from tests.report.test_gpu_record import make_gpu_case
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from dsv4kv.errors import ProfileError
-from dsv4kv.report.profile_source import load_profile
-from dsv4kv.report.profile_view import tell_profile
+from dsv4kv.view.profile import load_profile, tell_profile
 from tests.measure.profilers.exports import two_replays
 from tests.measure.profilers.traces import cpu_events, event, gpu_events, save
 from tests.report.terminal import shown

@@ -6,9 +6,7 @@ from pathlib import Path
 import pytest
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.report.index import Entry, list_entries
-from dsv4kv.report.prune import choose, remove
-from dsv4kv.report.store import save_record
+from dsv4kv.record.store import Entry, choose, list_entries, remove, save_record
 from tests.report.records import make_case, make_record
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)

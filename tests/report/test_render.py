@@ -6,7 +6,7 @@ import sys
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from dsv4kv.report.record import RunRecord, Verification
+from dsv4kv.record.schema import RunRecord, Verification
 from tests.report.records import (
     make_cache,
     make_case,
@@ -107,7 +107,5 @@ def test_text_from_a_record_is_never_taken_for_markup() -> None:
 
 
 def test_telling_a_record_needs_no_torch() -> None:
-    code = (
-        "import sys, dsv4kv.report.render, dsv4kv.report.store; sys.exit('torch' in sys.modules)"
-    )
+    code = "import sys, dsv4kv.view.record, dsv4kv.record.store; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

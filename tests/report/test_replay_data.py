@@ -6,9 +6,9 @@ from typing import cast
 
 from rich.console import Console
 
-from dsv4kv.report.record import Case, Verification
-from dsv4kv.report.replay_data import judge_data, steps_table
-from dsv4kv.report.replay_record import CacheStepTimes, ReplayData
+from dsv4kv.record.replay import CacheStepTimes, ReplayData
+from dsv4kv.record.schema import Case, Verification
+from dsv4kv.view.replay import judge_data, steps_table
 
 
 def case(compared: dict[str, int], failures: list[str]) -> Case:

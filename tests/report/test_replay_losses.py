@@ -2,16 +2,11 @@
 
 from dataclasses import fields
 
-from dsv4kv.prefix.analysis.losses import Losses
-from dsv4kv.prefix.analysis.rules import RULES
-from dsv4kv.report.record import Case
-from dsv4kv.report.replay_losses import (
-    ENGINE_REMEDIES,
-    compare_rules,
-    name_loss,
-    name_remedy,
-)
-from dsv4kv.report.replay_record import Reuse
+from dsv4kv.engines.rules import RULES
+from dsv4kv.prefix.outcome import Losses
+from dsv4kv.record.replay import Reuse
+from dsv4kv.record.schema import Case
+from dsv4kv.view.replay import ENGINE_REMEDIES, compare_rules, name_loss, name_remedy
 from tests.replay.test_run import run
 
 

@@ -7,9 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dsv4kv.report.record import RunRecord
-from dsv4kv.report.schema import record_schema, schema_text
-from dsv4kv.report.store import dumps
+from dsv4kv.record.schema import RunRecord
+from dsv4kv.record.store import dumps, record_schema, schema_text
 from tests.compare.launched import make_launched_record
 from tests.report.records import make_record
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import RecordError
-from dsv4kv.report.store import DIGEST, digest, dumps, load_record, loads, save_record
+from dsv4kv.record.store import DIGEST, digest, dumps, load_record, loads, save_record
 from tests.report.records import (
     make_case,
     make_environment,

@@ -3,9 +3,9 @@
 import re
 
 from dsv4kv.measure.statistics import estimate_rate
-from dsv4kv.report.axes import axis_names, axis_text
-from dsv4kv.report.cells import format_estimate
-from dsv4kv.report.sweep import sweep_table
+from dsv4kv.record.quantities import axis_names, axis_text
+from dsv4kv.view.cells import format_estimate
+from dsv4kv.view.sweep import sweep_table
 from tests.report.records import make_case, make_failed_case, make_operation, make_sweep_cases
 from tests.report.terminal import shown
 

@@ -3,11 +3,11 @@
 import re
 
 from dsv4kv.measure.statistics import estimate_rate, summarize
-from dsv4kv.report.cells import format_estimate
-from dsv4kv.report.record import Latency, Memcpy, Operation
-from dsv4kv.report.replay_tables import times_table
-from dsv4kv.report.tables import cache_table, latencies_table, operations_table
-from dsv4kv.report.yardstick import Yardstick
+from dsv4kv.record.schema import Latency, Memcpy, Operation
+from dsv4kv.record.yardstick import Yardstick
+from dsv4kv.view.case import cache_table, latencies_table, operations_table
+from dsv4kv.view.cells import format_estimate
+from dsv4kv.view.replay import times_table
 from tests.report.records import (
     make_cache,
     make_case,

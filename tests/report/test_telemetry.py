@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from dsv4kv.report.store import dumps, load_record, save_record
-from dsv4kv.report.telemetry import judge_telemetry, limits_text, row_name, telemetry_table
-from dsv4kv.report.telemetry_record import GpuChecks, HostSamples, Telemetry
-from dsv4kv.report.window_state import WindowState
+from dsv4kv.record.store import dumps, load_record, save_record
+from dsv4kv.record.telemetry import GpuChecks, HostSamples, Telemetry
+from dsv4kv.record.telemetry_windows import WindowState
+from dsv4kv.view.telemetry import judge_telemetry, limits_text, row_name, telemetry_table
 from tests.report.records import make_case, make_record
 from tests.report.telemetries import make_gpu_samples, make_telemetry, make_window
 from tests.report.terminal import shown

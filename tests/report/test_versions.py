@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from dsv4kv.report.exports import to_rows
-from dsv4kv.report.store import dumps, load_record, loads
+from dsv4kv.record.store import dumps, load_record, loads
+from dsv4kv.view.exports import to_rows
 from tests.report.terminal import told
 
 DATA = Path(__file__).parent / "data"

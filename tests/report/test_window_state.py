@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from dsv4kv.report.telemetry_record import GpuChecks, GpuSamples, HostSamples, Telemetry
-from dsv4kv.report.window_state import REASONS, WindowState, window_state
+from dsv4kv.record.telemetry import GpuChecks, GpuSamples, HostSamples, Telemetry
+from dsv4kv.record.telemetry_windows import REASONS, WindowState, window_state
 from tests.report.telemetries import (
     INTERVAL_NS,
     PERIOD_NS,

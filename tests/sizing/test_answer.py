@@ -6,8 +6,14 @@ import pytest
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.sizing.answer import answer, count_requests, options_of
-from dsv4kv.sizing.compare import compare_layouts, count_copies, curve
-from dsv4kv.sizing.fit import fits, max_concurrency, max_context
+from dsv4kv.sizing.fit import (
+    compare_layouts,
+    count_copies,
+    curve,
+    fits,
+    max_concurrency,
+    max_context,
+)
 from dsv4kv.sizing.reuse import reuse_of
 from tests.sizing.questions import ask, scenario
 

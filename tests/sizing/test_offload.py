@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsv4kv.engines.registry import find_engine
 from dsv4kv.errors import ConfigError
-from dsv4kv.sizing.engines.registry import find_engine
-from dsv4kv.sizing.offload import offloaded_token, persistent_bytes, window_ratio
+from dsv4kv.sizing.reuse import offloaded_token, persistent_bytes, window_ratio
 from tests.sizing.engines.deployments import MILLION, deploy
 
 

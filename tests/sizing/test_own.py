@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsv4kv.cache.manager import KVCacheManager
+from dsv4kv.engines.contract import Deployment
+from dsv4kv.engines.own import OwnEngine
 from dsv4kv.errors import ConfigError
 from dsv4kv.model import Sharing, choose_formats, load_model
-from dsv4kv.sizing.deployment import Deployment
-from dsv4kv.sizing.engines.own import OwnEngine
 
 FLASH = load_model("v4-flash")
 SHARINGS = st.sampled_from(["model", "type", "layer"])

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsv4kv.engines.prefix import Need, prefix_rule
 from dsv4kv.errors import ConfigError
-from dsv4kv.sizing.prefix import Need, prefix_rule
 from tests.sizing.engines.deployments import deploy
 
 COUNTS = st.integers(0, 10_000)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.sizing.baseline import GQA8
+from dsv4kv.sizing.lookup import GQA8
 from dsv4kv.sizing.scenario import fix_layout, resolve
 from tests.model.test_huggingface import document, published
 from tests.sizing.questions import GIB, ask, scenario

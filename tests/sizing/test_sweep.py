@@ -10,7 +10,7 @@ import pytest
 from dsv4kv.errors import ConfigError
 from dsv4kv.sizing.answer import answer
 from dsv4kv.sizing.sweep import COLUMNS, Axis, parse_axis, run_sweep, to_values, write_csv
-from dsv4kv.sizing.sweep_chart import draw_page, draw_sweep
+from dsv4kv.view.chart import draw_page, draw_sweep
 from tests.sizing.questions import ask
 
 SVG = "{http://www.w3.org/2000/svg}"

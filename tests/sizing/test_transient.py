@@ -3,7 +3,7 @@
 import pytest
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.sizing.transient import indexer_logits_bytes
+from dsv4kv.sizing.fit import indexer_logits_bytes
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,13 @@ from hypothesis import strategies as st
 from dsv4kv.model import load_model
 from dsv4kv.resources import shipped
 from dsv4kv.sizing.layout import Layout
-from dsv4kv.sizing.parameters import WeightFacts
-from dsv4kv.sizing.weights import Weights, derive_weights, scale_weights, spread_weights
+from dsv4kv.sizing.weights import (
+    WeightFacts,
+    Weights,
+    derive_weights,
+    scale_weights,
+    spread_weights,
+)
 from tests.model.test_huggingface import published
 
 FLASH = load_model("v4-flash")

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from dsv4kv.model.sharing import TableGroup
+from dsv4kv.model.schema import TableGroup
 from dsv4kv.ops.cuda.compile import compile_module
-from dsv4kv.ops.cuda.elf import sections
+from dsv4kv.ops.cuda.inspection import sections
 from dsv4kv.ops.kernels.launch import Launch
 from dsv4kv.ops.kernels.prepare import DeviceTable, plan_prepare
 from tests.cuda.toolchain import needs_nvrtc

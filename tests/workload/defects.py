@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dsv4kv.cache.manager import KVCacheManager
-from dsv4kv.cache.pools import StateCachePool
+from dsv4kv.cache.manager import KVCacheManager, StateCachePool
 from dsv4kv.cache.step import StepBatch
 from dsv4kv.model.schedule import AttentionType
 from dsv4kv.ops import cpu

@@ -16,8 +16,8 @@ from dsv4kv.measure.recorder import Recorder
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.plan import plan_cache
 from dsv4kv.model.presets import load_model
-from dsv4kv.model.sharing import Sharing
-from dsv4kv.workload.loop import LoopSettings, LoopTotals, ServingLoop
+from dsv4kv.model.schema import Sharing
+from dsv4kv.serve.loop import LoopSettings, LoopTotals, ServingLoop
 from tests.workload.serving import make_requests
 
 LAYERS = (0, 2, 3, 4, 5)  # SWA, CSA, HCA, CSA, HCA of V4-Flash
@@ -186,7 +186,7 @@ def _watched(log: Log) -> Iterator[None]:
     with (
         patch.object(manager, "admit_request", admit_request),
         patch.object(manager, "release_request", release_request),
-        patch("dsv4kv.workload.loop.prepare_forward", prepare),
+        patch("dsv4kv.serve.loop.prepare_forward", prepare),
     ):
         yield
 

@@ -11,10 +11,10 @@ from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.load import load_config
 from dsv4kv.measure.recorder import Recorder
 from dsv4kv.ops.registry import load_backend
-from dsv4kv.workload import inputs
-from dsv4kv.workload.loop import LoopTotals, ServingLoop
-from dsv4kv.workload.request import Request
-from dsv4kv.workload.verifier import Verifier
+from dsv4kv.serve import inputs
+from dsv4kv.serve.loop import LoopTotals, ServingLoop
+from dsv4kv.serve.verifier import Verifier
+from dsv4kv.traces.request import Request
 
 Meddle = Callable[[KVCacheManager, int], None]
 """Is given the cache and the number of steps before the last, between two steps."""

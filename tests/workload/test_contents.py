@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from dsv4kv.workload.contents import PromptContents
-from dsv4kv.workload.inputs import InputBank
-from dsv4kv.workload.request import Request
+from dsv4kv.serve.inputs import InputBank, PromptContents
+from dsv4kv.traces.request import Request
 
 
 def rows(contents: PromptContents, serial: int, *positions: int) -> list[int]:

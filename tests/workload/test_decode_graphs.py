@@ -12,15 +12,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.cache import static
+from dsv4kv.cache import step as static
 from dsv4kv.cache.device_tables import CopiedTables, KernelTables
 from dsv4kv.cache.prepare import prepare_forward
 from dsv4kv.cache.step import StepBatch
 from dsv4kv.errors import CacheError
 from dsv4kv.ops.kernels.launch import Launch
-from dsv4kv.workload import inputs
-from dsv4kv.workload.decode_graphs import DecodeGraphs, batch_buckets
-from dsv4kv.workload.executor import StepTokens
+from dsv4kv.serve import inputs
+from dsv4kv.serve.executor import StepTokens
+from dsv4kv.serve.graphs import DecodeGraphs, batch_buckets
 from tests.gpu_twin import twin_gpu
 from tests.kernels.shim import twin
 from tests.workload.gpu_serving import (

@@ -19,11 +19,10 @@ from dsv4kv.cache.step import StepBatch
 from dsv4kv.measure import recorder as clock
 from dsv4kv.measure.recorder import Recorder
 from dsv4kv.ops import cpu
-from dsv4kv.workload.choice import EntryChooser
-from dsv4kv.workload.executor import StepTokens
-from dsv4kv.workload.inputs import InputBank
-from dsv4kv.workload.operations import Outputs
-from dsv4kv.workload.verifier import Verifier
+from dsv4kv.serve.executor import StepTokens
+from dsv4kv.serve.inputs import EntryChooser, InputBank
+from dsv4kv.serve.operations import Outputs
+from dsv4kv.serve.verifier import Verifier
 from tests.workload.serving import drive_on_cpu, make_config, serve
 
 # ---- chosen entries -----------------------------------------------------------------------------

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import build_schedule
-from dsv4kv.ops.compressor import Compressor, random_compressor
-from dsv4kv.ops.rope import make_rope
-from dsv4kv.workload.inputs import InputBank
+from dsv4kv.ops.compressor import Compressor, make_rope, random_compressor
+from dsv4kv.serve.inputs import InputBank
 
 MODEL = load_model("v4-flash")
 MAX_CHUNK = 5000  # more than there are distinct tokens

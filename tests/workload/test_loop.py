@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.errors import CacheError
 from dsv4kv.measure.recorder import Recorder
-from dsv4kv.workload.executor import StepExecutor, StepTokens
-from dsv4kv.workload.loop import LoopSettings, ServingLoop
+from dsv4kv.serve.executor import StepExecutor, StepTokens
+from dsv4kv.serve.loop import LoopSettings, ServingLoop
 from tests.workload.scenes import Scene, run, scenes
 from tests.workload.serving import make_requests
 

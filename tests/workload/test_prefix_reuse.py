@@ -21,12 +21,12 @@ from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.errors import CacheError, ConfigError, NotOwner
 from dsv4kv.measure.recorder import Recorder
 from dsv4kv.ops.registry import load_backend
-from dsv4kv.workload import inputs
-from dsv4kv.workload.contents import PromptContents
-from dsv4kv.workload.executor import StepTokens
-from dsv4kv.workload.loop import LoopTotals, ServingLoop
-from dsv4kv.workload.prefix_reuse import PrefixReuse, prompt_keys
-from dsv4kv.workload.request import Request
+from dsv4kv.serve import inputs
+from dsv4kv.serve.executor import StepTokens
+from dsv4kv.serve.inputs import PromptContents
+from dsv4kv.serve.loop import LoopTotals, ServingLoop
+from dsv4kv.serve.reuse import PrefixReuse, prompt_keys
+from dsv4kv.traces.request import Request
 from tests.workload.serving import drive_on_cpu, make_config
 
 COMMON = (

@@ -13,7 +13,7 @@ from dsv4kv.cache.prepare import prepare_forward
 from dsv4kv.model.plan import plan_cache
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import choose_formats
-from dsv4kv.workload.rounding import PageRounding
+from dsv4kv.serve.loop import PageRounding
 
 CONTEXT_TOKENS = 2000
 

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from dsv4kv.config.bench import Synthetic, WorkloadSection
 from dsv4kv.errors import TraceError
-from dsv4kv.workload.source import count_tokens, open_requests
-from dsv4kv.workload.synth import synthesize
-from dsv4kv.workload.traces import read_trace
+from dsv4kv.serve.loop import count_tokens, open_requests
+from dsv4kv.traces import read_trace
+from dsv4kv.traces.synth import synthesize
 
 SYNTHETIC = Synthetic(requests=20)
 

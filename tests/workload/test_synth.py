@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.config.bench import Lengths, Synthetic
-from dsv4kv.workload.synth import synthesize
-from dsv4kv.workload.traces import summarize
+from dsv4kv.traces import summarize
+from dsv4kv.traces.synth import synthesize
 
 SMALL = st.builds(
     Synthetic,

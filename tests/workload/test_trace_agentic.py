@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from dsv4kv.errors import TraceError
-from dsv4kv.workload.traces import ReadOptions, read_placed_trace, read_trace
-from dsv4kv.workload.traces.runs import IdRuns
+from dsv4kv.traces import ReadOptions, read_placed_trace, read_trace
+from dsv4kv.traces.runs import IdRuns
 
 WEKA = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "weka"
 needs_weka = pytest.mark.skipif(

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import TraceError
-from dsv4kv.workload.request import Request
-from dsv4kv.workload.traces import FORMATS, ReadOptions, read_batches, read_trace
-from dsv4kv.workload.traces.batch import Batch, batches_of
-from dsv4kv.workload.traces.runs import IdRuns, signed
+from dsv4kv.traces import FORMATS, ReadOptions, read_batches, read_trace
+from dsv4kv.traces.batch import Batch, batches_of
+from dsv4kv.traces.request import Request
+from dsv4kv.traces.runs import IdRuns, signed
 
 Row = tuple[float, int, int, tuple[int, ...]]
 

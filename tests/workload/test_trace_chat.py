@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kv.workload.chat import (
+from dsv4kv.traces import read_trace, resolve_trace, summarize, write_trace
+from dsv4kv.traces.request import Request
+from dsv4kv.traces.synth import (
     BLOCK_TOKENS,
     CONVERSATIONS,
     MAX_PROMPT_TOKENS,
@@ -16,8 +18,6 @@ from dsv4kv.workload.chat import (
     SYSTEM_TOKENS,
     chat_trace,
 )
-from dsv4kv.workload.request import Request
-from dsv4kv.workload.traces import read_trace, resolve_trace, summarize, write_trace
 
 SEEDS = range(8)
 

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError, TraceError
-from dsv4kv.workload.traces import FORMATS, read_trace
-from dsv4kv.workload.traces import lines as lines_module
+from dsv4kv.traces import FORMATS, read_trace
+from dsv4kv.traces import files as lines_module
 
 GOOD = {"arrival_s": 0.0, "input_tokens": 8, "output_tokens": 1}
 MOONCAKE = {"timestamp": 0, "input_length": 8, "output_length": 1, "hash_ids": [1]}

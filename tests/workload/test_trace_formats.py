@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kv.workload.request import Request
-from dsv4kv.workload.traces import FORMATS, ReadOptions, detect_format, read_trace
+from dsv4kv.traces import FORMATS, ReadOptions, detect_format, read_trace
+from dsv4kv.traces.request import Request
 
 MOONCAKE = """\
 {"timestamp": 0, "input_length": 513, "output_length": 7, "hash_ids": [0, 1]}

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsv4kv.errors import TraceError
-from dsv4kv.prefix.analysis.checks import find_contradiction
-from dsv4kv.workload.request import Request
-from dsv4kv.workload.traces import histories as histories_module
-from dsv4kv.workload.traces import summarize
-from dsv4kv.workload.traces.collect import collect_paths
-from dsv4kv.workload.traces.histories import Histories
-from dsv4kv.workload.traces.runs import IdRuns
+from dsv4kv.prefix.paths import find_contradiction
+from dsv4kv.traces import histories as histories_module
+from dsv4kv.traces import summarize
+from dsv4kv.traces.collect import collect_paths
+from dsv4kv.traces.histories import Histories
+from dsv4kv.traces.request import Request
+from dsv4kv.traces.runs import IdRuns
 
 SMALL = st.lists(st.lists(st.integers(0, 8), min_size=1, max_size=6, unique=True), min_size=1)
 BATCHES = st.sampled_from([1, 2, 3, 5, 9, 1000])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kv.workload.traces import detect_format, read_trace, summarize, write_trace
+from dsv4kv.traces import detect_format, read_trace, summarize, write_trace
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 MOONCAKE = DATA / "mooncake" / "conversation_trace.jsonl"

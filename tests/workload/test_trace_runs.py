@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import TraceError
-from dsv4kv.workload.request import Request
-from dsv4kv.workload.traces import read_trace, write_oracle, write_trace
-from dsv4kv.workload.traces.collect import collect_paths, load_paths
-from dsv4kv.workload.traces.oracle import RECORD
-from dsv4kv.workload.traces.runs import GrowingRuns, IdRuns
+from dsv4kv.traces import read_trace, write_oracle, write_trace
+from dsv4kv.traces.collect import collect_paths, load_paths
+from dsv4kv.traces.request import Request
+from dsv4kv.traces.runs import GrowingRuns, IdRuns
+from dsv4kv.traces.writer import RECORD
 
 IDS = st.lists(
     st.tuples(st.integers(-(2**62), 2**62), st.integers(1, 6)).map(
@@ -187,7 +187,7 @@ def test_oracle_records_are_24_bytes_and_know_their_next_use(tmp_path: Path) -> 
 
 @given(st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=5, unique=True), min_size=1))
 def test_oracle_records_list_every_reference_last_block_first(prompts: list[list[int]]) -> None:
-    from dsv4kv.workload.traces.oracle import to_records
+    from dsv4kv.traces.writer import to_records
 
     table = collect_paths(Request(0.0, len(p), 0, tuple(p), 1) for p in prompts)
     flat = [block for prompt in prompts for block in reversed(prompt)]

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from dsv4kv.errors import TraceError
-from dsv4kv.workload.request import Request
-from dsv4kv.workload.traces import ReadOptions, read_trace
-from dsv4kv.workload.traces.options import TimedFields
+from dsv4kv.traces import ReadOptions, read_trace
+from dsv4kv.traces.files import TimedFields
+from dsv4kv.traces.request import Request
 
 
 def write(folder: Path, *records: Mapping[str, object]) -> Path:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dsv4kv.errors import TraceError
-from dsv4kv.workload.traces import read_trace, resolve_trace, trace_sha256
+from dsv4kv.traces import read_trace, resolve_trace, trace_sha256
 
 
 def test_the_shipped_chat_is_found_by_name() -> None:

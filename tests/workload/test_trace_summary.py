@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import TraceError
-from dsv4kv.workload.request import Request
-from dsv4kv.workload.traces import summarize
+from dsv4kv.traces import summarize
+from dsv4kv.traces.request import Request
 
 LENGTHS = st.lists(st.integers(1, 2**31 - 1), min_size=1, max_size=200)
 

@@ -12,14 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import TraceError
-from dsv4kv.workload.request import Request
-from dsv4kv.workload.traces import (
-    ReadOptions,
-    detect_format,
-    read_trace,
-    resolve_trace,
-    write_trace,
-)
+from dsv4kv.traces import ReadOptions, detect_format, read_trace, resolve_trace, write_trace
+from dsv4kv.traces.request import Request
 
 REQUEST = Request(0.25, 100, 7, (3, 4), 64)
 

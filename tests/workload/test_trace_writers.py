@@ -13,11 +13,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import TraceError
-from dsv4kv.workload.request import Request
-from dsv4kv.workload.traces import ReadOptions, read_trace, write_trace, write_weka
-from dsv4kv.workload.traces.runs import IdRuns
-from dsv4kv.workload.traces.sessions import Sessions
-from dsv4kv.workload.traces.times import in_units
+from dsv4kv.traces import ReadOptions, read_trace, write_trace, write_weka
+from dsv4kv.traces.mooncake import in_units
+from dsv4kv.traces.request import Request
+from dsv4kv.traces.runs import IdRuns, Sessions
 
 
 @st.composite

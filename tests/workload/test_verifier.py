@@ -6,7 +6,7 @@ import pytest
 
 from dsv4kv.model.schedule import AttentionType
 from dsv4kv.ops import codec
-from dsv4kv.ops.cpu import compression
+from dsv4kv.ops import cpu as compression
 from tests.workload.defects import (
     Break,
     flip_page_byte,

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.workload.traces.runs import IdRuns
-from dsv4kv.workload.traces.weka_ids import ID_BOUND, lift_ids, lifted
+from dsv4kv.traces.runs import IdRuns
+from dsv4kv.traces.weka import ID_BOUND, lift_ids, lifted
 
 
 def put_back(value: Any, lists: list[IdRuns]) -> Any:

@@ -7,8 +7,8 @@ such a slot again without ending that.
 
 import numpy as np
 
-from dsv4kv.cache.allocator import Ids, as_ids
-from dsv4kv.cache.allocators.refusal import not_owner, out_of
+from dsv4kv.cache.allocators.contract import not_owner, out_of
+from dsv4kv.cache.allocators.stack import Ids, as_ids
 from dsv4kv.errors import ConfigError
 
 _PAGE = 4096

@@ -6,8 +6,8 @@ from itertools import accumulate, takewhile
 
 import numpy as np
 
-from dsv4kv.cache.allocator import Ids
 from dsv4kv.cache.allocators.refcount import RefCountAllocator
+from dsv4kv.cache.allocators.stack import Ids
 from dsv4kv.errors import CacheError, ConfigError
 
 

@@ -4,19 +4,195 @@ Methods keep the names of the engine whose behaviour they have, beside those eve
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
-from dsv4kv.cache.allocator import INT64, Ids, as_ids
-from dsv4kv.cache.allocators.counted import NO_BLOCKS, CountedBlocks
-from dsv4kv.cache.allocators.hashes import NO_HASH
-from dsv4kv.cache.allocators.observers import Observers
-from dsv4kv.cache.allocators.refusal import not_owner, out_of
-from dsv4kv.cache.allocators.registration import plan_registration
+from dsv4kv.cache.allocators.contract import not_owner, out_of
 from dsv4kv.cache.allocators.routing import RoutingStore
-from dsv4kv.cache.allocators.states import ReleasePolicy, Truth
-from dsv4kv.errors import NotOwner
+from dsv4kv.cache.allocators.stack import INT64, Ids, as_ids
+from dsv4kv.cache.allocators.states import NO_HASH, BlockStates, ReleasePolicy, Truth
+from dsv4kv.errors import CacheError, ConfigError, NotOwner
+
+NO_BLOCKS: Ids = np.zeros(0, dtype=np.int64)
+
+
+class CountedBlocks:
+    """Blocks 0..N−1; the last is a dummy for padding rows and never handed out.
+
+    Attributes:
+        total_blocks: N.
+        num_blocks: Blocks that can be handed out, N − 1.
+        dummy_block: N − 1.
+        lanes: 1.
+    """
+
+    def __init__(self, total_blocks: int, policy: ReleasePolicy) -> None:
+        """Start with all blocks free."""
+        if total_blocks < 2:
+            raise ConfigError(
+                f"a pool of {total_blocks} blocks has none beside its dummy: give at least 2."
+            )
+        self.total_blocks = total_blocks
+        self.dummy_block = self.num_blocks = total_blocks - 1
+        self.lanes = 1
+        self._states = BlockStates(self.num_blocks, policy)
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be handed out: unused ones, and cached ones that may be evicted."""
+        return self._states.stack.num_free + self._states.num_evictable
+
+    @property
+    def num_unused(self) -> int:
+        """Blocks in the free list."""
+        return self._states.stack.num_free
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that nobody holds and that can still be found by their hash."""
+        return len(self._states.cached)
+
+    @property
+    def num_held(self) -> int:
+        """Blocks that are referenced."""
+        return self.num_blocks - self.num_unused - self.num_cached
+
+    def refs(self, ids: Ids) -> Ids:
+        """References of blocks, int64[n]; ``NotOwner`` beyond the pool."""
+        self.generation(ids)
+        return self._states.refs[as_ids(ids)].astype(np.int64)
+
+    def generation(self, ids: Ids) -> Ids:
+        """Generations of blocks: grow whenever one is handed out; ``NotOwner`` beyond the pool."""
+        if ids.size and ids.min() < 0:
+            raise not_owner("blocks", ids, f"not all are in 0..{self.num_blocks - 1}")
+        return self._states.stack.generation(ids)
+
+    def check_held(self, ids: Ids) -> None:
+        """Raise ``NotOwner`` unless every block is referenced and none is named twice."""
+        self._states.stack.check_held(ids)
+        if not self._states.refs[as_ids(ids)].all():
+            raise not_owner("blocks", ids, "not all are referenced")
+
+    def get_evictable_block_count(self) -> int:
+        """Cached blocks that no referenced block follows."""
+        return self._states.num_evictable
+
+    def is_memory_available(
+        self, count: int, potential_matched_count: int = 0, matched: Ids = NO_BLOCKS
+    ) -> bool:
+        """Whether ``count`` blocks can be had once others have been retained.
+
+        Args:
+            count: Blocks to take.
+            potential_matched_count: As many cached ones, if only their number is known: those of
+                a chain from its first block on.
+            matched: Or which; what is before them cannot be evicted then, either.
+        """
+        needed = potential_matched_count
+        if matched.size:
+            needed = self._states.num_needed(matched)
+        return 0 <= count <= self.num_free - max(needed, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockEvent:
+    """One change.
+
+    Attributes:
+        kind: What happened: blocks were handed out, got another reference, lost one, became
+            free, were registered (can be found by hash), or lost their content; ``reset``: all.
+        ids: int64: the blocks; the receiver's own copy.
+    """
+
+    kind: Literal["acquired", "retained", "released", "registered", "evicted", "reset"]
+    ids: Ids
+
+
+Observer = Callable[[BlockEvent], None]
+
+
+class Observers:
+    """Who is told. One that raises harms nobody: the error is kept and the next is told.
+
+    Attributes:
+        errors: How often one raised.
+        last_error: What it raised last.
+    """
+
+    def __init__(self) -> None:
+        self._all: list[Observer] = []
+        self.errors = 0
+        self.last_error: Exception | None = None
+
+    def add(self, observer: Observer) -> None:
+        """Tell an observer from now on."""
+        self._all.append(observer)
+
+    def remove(self, observer: Observer) -> None:
+        """Tell it no longer."""
+        self._all.remove(observer)
+
+    def tell(self, kind: str, ids: Ids) -> None:
+        """Tell everyone."""
+        if not self._all:
+            return
+        for observer in tuple(self._all):
+            try:
+                observer(BlockEvent(kind, ids.copy()))  # type: ignore[arg-type]
+            except Exception as error:
+                self.errors += 1
+                self.last_error = error
+
+
+def plan_registration(
+    states: BlockStates, ids: Ids, hashes: Sequence[int], parent_hashes: Sequence[int]
+) -> list[tuple[int, int, int]]:
+    """What is new: (block, hash, the block before or the chains' root).
+
+    Raises:
+        CacheError: A hash cannot be, contradicts what a block has, or follows an unknown one.
+    """
+    if not len(ids) == len(hashes) == len(parent_hashes):
+        raise CacheError(
+            f"{len(ids)} blocks, {len(hashes)} hashes and {len(parent_hashes)} parents were "
+            "given: give one of each for every block. Nothing was changed."
+        )
+    new: dict[int, tuple[int, int, int]] = {}
+    here: dict[int, int] = {}  # blocks of this call, by hash
+    rows = zip(np.asarray(ids).tolist(), map(int, hashes), map(int, parent_hashes), strict=True)
+    for block, hash_, parent_hash in rows:
+        known = new[block][1] if block in new else states.hashes.of_block_at[block]
+        if hash_ in (NO_HASH, -1) or known not in (NO_HASH, hash_):
+            raise CacheError(_contradiction(block, hash_, known))
+        if known == NO_HASH:
+            new[block] = block, hash_, _parent(states, here, block, parent_hash)
+        here[hash_] = block
+    return list(new.values())
+
+
+def _parent(states: BlockStates, here: dict[int, int], block: int, parent_hash: int) -> int:
+    if parent_hash == NO_HASH:
+        return states.chains.root
+    parent = here.get(parent_hash, states.hashes.find(parent_hash))
+    if parent is None:
+        raise CacheError(
+            f"block {block} is to follow hash {parent_hash}, which no block has: register a "
+            "chain from its first block on. Nothing was changed."
+        )
+    return parent
+
+
+def _contradiction(block: int, hash_: int, known: int) -> str:
+    if hash_ in (NO_HASH, -1):
+        return f"block {block}: {hash_} is no hash; 0 and −1 are never used. Nothing was changed."
+    return (
+        f"block {block} has hash {known} and cannot get {hash_}: its content is cached or in "
+        "use under the first. Nothing was changed."
+    )
 
 
 class RefCountAllocator(CountedBlocks):

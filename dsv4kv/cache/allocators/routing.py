@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from dsv4kv.cache.allocator import Ids
+from dsv4kv.cache.allocators.stack import Ids
 from dsv4kv.errors import ConfigError
 
 Routing = NDArray[np.int16]

@@ -8,16 +8,358 @@ which blocks a hash finds, the order of eviction) is kept up beside it and can b
 it: so whatever an exception leaves half done is undone by putting the truth back and recounting.
 """
 
+from collections.abc import Iterable
+from heapq import heappop, heappush
+from itertools import chain
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsv4kv.cache.allocator import BlockAllocator, Ids
-from dsv4kv.cache.allocators.chains import Chains
-from dsv4kv.cache.allocators.claims import Claims
-from dsv4kv.cache.allocators.hashes import NO_HASH, BlockHashes
-from dsv4kv.cache.allocators.leaves import LeafQueue
+from dsv4kv.cache.allocators.stack import BlockAllocator, Ids
+
+NO_HASH = 0
+
+
+class BlockHashes:
+    """Whole numbers that stand for a block and its history; 0 and −1 stand for none.
+
+    Several blocks may have one hash, where requests computed the same at the same time: one of
+    them is found, and when it goes another takes its place.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        """Start without hashes."""
+        self.of_block = np.zeros(num_blocks, dtype=np.int64)
+        self.of_block_at = self.of_block.data  # single cells, faster than the array's
+        self._blocks: dict[int, int] = {}
+        self._twins: dict[int, list[int]] = {}
+
+    def __bool__(self) -> bool:
+        """Whether any block has a hash."""
+        return bool(self._blocks)
+
+    def find(self, hash_: int) -> int | None:
+        """A block with the hash."""
+        return self._blocks.get(hash_)
+
+    def prefix(self, hashes: Iterable[int]) -> Ids:
+        """Blocks of the hashes up to the first that no block has: int64[n]."""
+        found = []
+        for hash_ in hashes:
+            block = self._blocks.get(hash_)
+            if block is None:
+                break
+            found.append(block)
+        return np.array(found, dtype=np.int64)
+
+    def add(self, block: int, hash_: int) -> None:
+        """Give a block without a hash one."""
+        self.of_block_at[block] = hash_
+        if self._blocks.setdefault(hash_, block) != block:
+            self._twins.setdefault(hash_, []).append(block)
+
+    def drop(self, blocks: Ids) -> None:
+        """Forget the hashes of blocks that have one."""
+        hashes = self.of_block[blocks].tolist()
+        if self._twins:
+            for block, hash_ in zip(blocks.tolist(), hashes, strict=True):
+                self._forget(block, hash_)
+        else:
+            for hash_ in hashes:
+                del self._blocks[hash_]
+        self.of_block[blocks] = NO_HASH
+
+    def drop_one(self, block: int) -> None:
+        """Forget the hash of a block that has one."""
+        self._forget(block, self.of_block_at[block])
+        self.of_block_at[block] = NO_HASH
+
+    def recount(self) -> None:
+        """Find blocks by the hashes they have, whatever an interruption left."""
+        found, twins = dict[int, int](), dict[int, list[int]]()
+        for block in np.flatnonzero(self.of_block).tolist():
+            hash_ = self.of_block_at[block]
+            if found.setdefault(hash_, block) != block:
+                twins.setdefault(hash_, []).append(block)
+        for hash_, others in twins.items():
+            first = self._blocks.get(hash_)
+            if first in others:  # goes on being the one that is found
+                others[others.index(first)], found[hash_] = found[hash_], first
+        self._blocks, self._twins = found, twins
+
+    def _forget(self, block: int, hash_: int) -> None:
+        twins = self._twins.get(hash_)
+        if twins is None:
+            del self._blocks[hash_]
+            return
+        if self._blocks[hash_] == block:
+            self._blocks[hash_] = twins.pop(0)
+        else:
+            twins.remove(block)
+        if not twins:
+            del self._twins[hash_]
+
+
+class Chains:
+    """Parents of registered blocks, and how many follow each.
+
+    Arrays have a cell more than there are blocks: the last belongs to what a chain's first block
+    follows, so that no block needs a special case. Single cells are read and written through views
+    (``…_at``), several times as fast as through arrays.
+
+    Attributes:
+        parent: int64[blocks + 1], the block before.
+        children: int64[blocks + 1], registered blocks that follow.
+        live: int32[blocks + 1], those of them that are referenced.
+        root: What first blocks follow: the index of the last cell.
+    """
+
+    def __init__(self, num_blocks: int, live: NDArray[np.int32]) -> None:
+        """Start without chains; ``live`` is kept up to date and must be zero."""
+        self.root = num_blocks
+        self.parent = np.full(num_blocks + 1, num_blocks, dtype=np.int64)
+        self.children = np.zeros(num_blocks + 1, dtype=np.int64)
+        self.live = live
+        self.parent_at = self.parent.data
+        self.children_at = self.children.data
+        self.live_at = self.live.data
+        self._ones = np.ones(num_blocks + 1, dtype=np.int32)
+
+    def link(self, block: int, parent: int) -> None:
+        """A referenced block follows another (or ``root``)."""
+        self.parent_at[block] = parent
+        self.children_at[parent] += 1
+        self.live_at[parent] += 1
+
+    def part(self, parents: Ids) -> None:
+        """Blocks lose a follower, for each time they are named, that nobody references."""
+        np.subtract.at(self.children, parents, self._ones[: parents.size])
+
+    def join(self, parents: Ids) -> None:
+        """Undo ``part``."""
+        np.add.at(self.children, parents, self._ones[: parents.size])
+
+    def cut_below(self, blocks: Ids) -> None:
+        """What follows some blocks begins chains of its own; reads all blocks."""
+        followers = np.isin(self.parent, blocks)
+        self.parent[followers] = self.root
+        self.children[blocks] = self.live[blocks] = 0
+
+    def rest(self, blocks: Ids) -> None:
+        """Blocks lost their last reference."""
+        np.subtract.at(self.live, self.parent[blocks], self._ones[: blocks.size])
+
+    def wake(self, blocks: Ids) -> None:
+        """Blocks without a reference got one."""
+        np.add.at(self.live, self.parent[blocks], self._ones[: blocks.size])
+
+    def recount(self, known: NDArray[np.bool_], held: NDArray[np.bool_]) -> None:
+        """Count followers anew, of which ``known`` are registered and ``held`` referenced."""
+        self.parent[~known] = self.root
+        size = self.root + 1
+        self.children[:] = np.bincount(self.parent[known], minlength=size)
+        self.live[:] = np.bincount(self.parent[known & held], minlength=size)
+
+    def num_kept(self, resting: Ids, held: Iterable[int] = ()) -> int:
+        """How many of the blocks nobody references have a referenced one somewhere after them.
+
+        ``held`` are resting ones that count as referenced; they are kept, too.
+        """
+        idle = np.zeros(self.root + 1, dtype=np.bool_)
+        idle[resting] = True
+        waiting, parent, kept = bytearray(idle), self.parent_at, 0
+        for block in chain(resting[self.live[resting] > 0].tolist(), held):
+            while waiting[block]:
+                waiting[block] = False
+                kept += 1
+                block = parent[block]  # noqa: PLW2901
+        return kept
+
+
+class Claims:
+    """Both counts side by side, so that those of a chain are read, compared and cleared at once.
+
+    There is a cell more than there are blocks, for what first blocks of chains follow: never
+    without a reference.
+
+    Attributes:
+        refs: int32[blocks + 1], references.
+        live: int32[blocks + 1], registered blocks that follow and are referenced.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        """Start without references."""
+        self._both = np.zeros(num_blocks + 1, dtype=np.int64)
+        self.refs, self.live = _halves(self._both)
+        self.refs[-1] = 1
+        # Comparing bytes is several times faster than comparing arrays and reducing the result.
+        self._ones = np.ones(num_blocks, dtype=np.int32).tobytes()
+        held = np.zeros(num_blocks, dtype=np.int64)
+        refs, live = _halves(held)
+        refs[:] = live[:] = 1
+        live[-1] = 0
+        self._chain = held.tobytes()
+
+    def are_last(self, ids: Ids) -> bool:
+        """Whether every block has one reference; ``IndexError`` beyond the pool."""
+        return self._ones.startswith(self.refs[ids].tobytes())
+
+    def are_chain(self, ids: Ids) -> bool:
+        """Whether every block has one reference and one referenced follower, but none the last."""
+        return self._chain.endswith(self._both[ids].tobytes())
+
+    def clear(self, ids: Ids) -> None:
+        """Leave blocks without references, of their own and of what follows."""
+        self._both[ids] = 0
+
+
+def _halves(cells: Ids) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Two int32[n] in the memory of one int64[n]."""
+    pairs = cells.view(np.int32).reshape(-1, 2)
+    return pairs[:, 0], pairs[:, 1]
+
+
+_NOWHERE = -1
+
+
+class LeafQueue:
+    """A queue by last use in which entries go stale instead of being searched for.
+
+    A block's position names its one valid entry. A block that comes up while others follow it
+    steps aside until the last of them is gone, and is then the next to go. Everything is O(1)
+    amortised but for those, which pass a heap.
+
+    The queue goes downwards, the newest entry has the lowest position: so chains, of which the
+    last block goes first, lie in it as they are. Reversing them would take as long as the rest.
+    """
+
+    def __init__(self, chains: Chains) -> None:
+        """Start empty, for all blocks of ``chains``."""
+        self._chains = chains
+        size = 4 * chains.root + 64
+        self._position = np.full(chains.root + 1, _NOWHERE, dtype=np.int64)
+        self._queue = np.zeros(size, dtype=np.int64)
+        self._numbers = np.arange(size, dtype=np.int64)
+        self._position_at, self._queue_at = self._position.data, self._queue.data
+        self._oldest = self._newest = size  # entries are from the newest up to below the oldest
+        self._aside: list[tuple[int, int]] = []  # minus the position, and the block
+        self._count = 0
+
+    def __len__(self) -> int:
+        """Blocks in the queue."""
+        return self._count
+
+    def __contains__(self, block: int) -> bool:
+        """Whether a block is in the queue."""
+        return self._position_at[block] != _NOWHERE
+
+    def blocks(self) -> Ids:
+        """Blocks in the queue, ascending."""
+        return np.flatnonzero(self._position != _NOWHERE)
+
+    def add(self, blocks: Ids) -> None:
+        """Enter distinct blocks as the newest, the last to go first."""
+        start = self._newest - blocks.size
+        if start < 0:
+            self._renumber()
+            start = self._newest - blocks.size
+        self._queue[start : self._newest] = blocks
+        self._position[blocks] = self._numbers[start : self._newest]
+        self._count += blocks.size
+        self._newest = start  # last: only now are the entries there
+
+    def remove(self, blocks: Ids) -> None:
+        """Take distinct blocks out."""
+        self._position[blocks] = _NOWHERE
+        self._count -= blocks.size
+
+    def take(self, count: int) -> Ids:
+        """Take out the oldest blocks that leave no follower behind.
+
+        At least ``count`` blocks must be without a referenced follower. They count as followers
+        no more, but still have their parents.
+        """
+        taken = None if self._aside else self._take_together(count)
+        if taken is None:
+            return np.array([self.take_one() for _ in range(count)], dtype=np.int64)
+        self._count -= count
+        return taken
+
+    def take_one(self) -> int:
+        """Take out the oldest block that leaves no follower behind; see ``take``."""
+        chains = self._chains
+        block = self._next_leaf()
+        self._count -= 1
+        self._position_at[block] = _NOWHERE
+        parent = chains.parent_at[block]
+        followers = chains.children_at[parent] - 1
+        chains.children_at[parent] = followers
+        if not followers and (position := self._position_at[parent]) >= self._oldest:
+            heappush(self._aside, (-position, parent))
+        return block
+
+    def _take_together(self, count: int) -> Ids | None:
+        """The oldest ``count`` at once, where these are whole ends of chains; None elsewhere.
+
+        None, too, where one is the last that a block was waiting for which came up before.
+        """
+        chains, start = self._chains, max(self._newest, self._oldest - 2 * count)
+        window = self._queue[start : self._oldest]
+        entries = self._numbers[start : self._oldest]
+        valid = np.flatnonzero(self._position[window] == entries)[: -count - 1 : -1]
+        if len(valid) < count:
+            return None
+        blocks = window[valid]
+        parents = chains.parent[blocks]
+        chains.part(parents)
+        waited = parents[self._position[parents] >= self._oldest]
+        if chains.children[blocks].any() or not chains.children[waited].all():
+            chains.join(parents)
+            return None
+        self._position[blocks] = _NOWHERE
+        self._oldest = start + int(valid[-1])
+        return blocks
+
+    def recount(self, resting: NDArray[np.bool_]) -> None:
+        """Hold the blocks of ``resting``, bool[blocks + 1], whatever an interruption left.
+
+        What was entered stays entered until all is renumbered: so those that are back have their
+        old place. Those that never were in the queue become the newest.
+        """
+        start = self._newest
+        entries = self._queue[start:][::-1]  # oldest first: of several of a block the last counts
+        self._position[:] = _NOWHERE
+        self._position[entries] = self._numbers[start:][::-1]
+        self._position[~resting] = _NOWHERE
+        self._oldest = len(self._queue)
+        self._aside.clear()
+        self._count = int(np.count_nonzero(self._position != _NOWHERE))
+        self.add(np.flatnonzero(resting & (self._position == _NOWHERE)))
+
+    def _next_leaf(self) -> int:
+        """The oldest of those that stepped aside, else the first in the queue that is a leaf."""
+        children, positions = self._chains.children_at, self._position_at
+        while self._aside:
+            position, block = heappop(self._aside)
+            if positions[block] == -position and not children[block]:
+                return block
+        while True:
+            self._oldest -= 1
+            block = self._queue_at[self._oldest]
+            if positions[block] == self._oldest and not children[block]:
+                return block
+
+    def _renumber(self) -> None:
+        """Start the queue anew with what is in it; those aside come first again."""
+        blocks = self.blocks()
+        blocks = blocks[np.argsort(self._position[blocks])]
+        start = len(self._queue) - len(blocks)
+        self._position[blocks] = self._numbers[start:]
+        self._queue[start:] = blocks
+        self._oldest, self._newest = len(self._queue), start
+        self._aside.clear()
+
 
 ReleasePolicy = Literal["lru", "ref_zero"]
 Values = Ids | list[int] | int

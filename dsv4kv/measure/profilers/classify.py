@@ -9,8 +9,73 @@ from typing import Final, Literal, get_args
 
 import yaml
 
-from dsv4kv.measure.profilers.names import shorten
 from dsv4kv.resources import shipped
+
+_ANONYMOUS = re.compile(r"\(anonymous namespace\)::|<unnamed>::")
+_DECLARATION = re.compile(r"<|\w\(")
+_OPEN, _CLOSE = "<(", ">)"
+_WRAPPER = re.compile(r"(?:device_kernel|Kernel2?|enable_sm\w+|kentry)")
+_FIRST_ARGUMENT = (
+    r"\b{}<(?:[\s\d,]|[\w:]*\bgfx\w+,)*([A-Za-z_][\w:]*)"  # behind sizes, and AMD's GPU
+)
+_MANGLED = re.compile(r"_Z(?:NK?)?(?=\d)")
+_MANGLED_ARGUMENT = re.compile(r"I(?:L[ij]\d+E)*N?(?:S\w?_|St)?(?=\d)")  # S1_: named before
+_LENGTH = re.compile(r"\d{1,9}")
+
+
+def shorten(name: str) -> str:
+    """``void at::native::(anonymous namespace)::fill<int>(int*)`` is ``fill``.
+
+    CUTLASS and AMD's ck_tile launch everything through a few functions: of those it is what they
+    were made for, ``device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<…>>>`` is
+    ``FlashAttnFwdSm90``. A name that is no C++ name (of a copy, of a marked range) stays as it is.
+    """
+    if _MANGLED.match(name):
+        return _last_of_mangled(name)
+    plain = _ANONYMOUS.sub("", name)
+    if not _DECLARATION.search(plain):
+        return plain if " " in plain else plain.rsplit("::", 1)[-1]
+    words = _outside_brackets(plain).split()
+    return _wrapped(plain, words[-1].rsplit("::", 1)[-1]) if words else name
+
+
+def _wrapped(name: str, short: str) -> str:
+    """What a wrapper was made for, its first template argument; others are returned."""
+    while _WRAPPER.fullmatch(short):
+        found = re.search(_FIRST_ARGUMENT.format(short), name)
+        if found is None:
+            break
+        name, short = name[found.start(1) :], found[1].rsplit("::", 1)[-1]
+    return short
+
+
+def _last_of_mangled(name: str) -> str:
+    """``_ZN4vllm4copyIiEEvPT_`` is ``copy``: profilers fail to demangle the longest names.
+
+    Those are of CUTLASS more often than not, and so what a wrapper was made for is looked for.
+    """
+    begin = _MANGLED.match(name)
+    at, last = begin.end() if begin else 0, name
+    while True:
+        while found := _LENGTH.match(name, at):
+            at = found.end() + int(found[0])
+            last = name[found.end() : at]
+        inner = _MANGLED_ARGUMENT.match(name, at)
+        if inner is None or not _WRAPPER.fullmatch(last):
+            return last
+        at = inner.end()
+
+
+def _outside_brackets(name: str) -> str:
+    """The name without template arguments and parameters."""
+    depth, kept = 0, []
+    for letter in name:
+        depth += letter in _OPEN
+        if not depth:
+            kept.append(letter)
+        depth -= letter in _CLOSE and depth > 0
+    return "".join(kept)
+
 
 Category = Literal["insert", "gather", "compress", "indexer", "attention", "other"]
 CATEGORIES: Final[tuple[Category, ...]] = get_args(Category)

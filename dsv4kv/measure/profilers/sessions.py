@@ -1,13 +1,209 @@
 """Profiles a program with nsys or ncu, from the command to a file that can be read."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from dsv4kv.errors import ProfileError
-from dsv4kv.measure.profilers.child import run_child
-from dsv4kv.measure.profilers.commands import Command, nsys_export
+from dsv4kv.measure.environment import SPEED_VARIABLES
+from dsv4kv.measure.profilers.ranges import DOMAIN, STEP
+from dsv4kv.processes import Child
+
+KEPT_VARIABLES = (
+    *SPEED_VARIABLES,
+    "CONDA_PREFIX",
+    "CUDA_DEVICE_ORDER",
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "DSV4KV_CACHE_DIR",
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "LD_LIBRARY_PATH",
+    "NVIDIA_DRIVER_CAPABILITIES",
+    "NVIDIA_VISIBLE_DEVICES",
+    "PATH",
+    "PYTHONPATH",
+    "TMPDIR",
+    "USER",
+    "VIRTUAL_ENV",
+    "XDG_CACHE_HOME",
+)
+"""All that a profiled program gets to see: reports of profilers keep the whole environment."""
+
+GRACE_S = 15.0
+"""How long a child may take to end after each signal: nsys writes its report first."""
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class ChildTimeout(ProfileError):
+    """The child did not end in time and was ended."""
+
+
+def scrub(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that a child may have."""
+    return {name: environment[name] for name in KEPT_VARIABLES if name in environment}
+
+
+def run_child(command: Sequence[str], log: Path, timeout_s: float) -> int:
+    """Run a command to its end, its output in ``log``; returns its exit code.
+
+    Ctrl-C ends the child and everything it started before it is passed on.
+
+    Raises:
+        ChildTimeout: It ran longer than ``timeout_s``.
+        ProfileError: It cannot be started.
+    """
+    with log.open("ab") as output:
+        try:
+            child = Child(command, stdout=output, stderr=output, env=scrub(os.environ))
+        except OSError as error:
+            raise ProfileError(f"{command[0]} cannot be started: {error.strerror}.") from None
+        try:
+            return child.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise ChildTimeout(
+                f"{Path(command[0]).name} did not end within {timeout_s:g} s and was ended."
+            ) from None
+        finally:
+            _end(child)
+
+
+def ask(command: Sequence[str], timeout_s: float = 60.0) -> str:
+    """What a command prints, on both streams; empty where it cannot be run."""
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=scrub(os.environ),
+            timeout=timeout_s,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.decode(errors="replace")
+
+
+def _end(child: Child) -> None:
+    """End the child and its group, politely first; nothing where it has ended."""
+    for number in _SIGNALS:
+        with suppress(subprocess.TimeoutExpired):
+            child.signal(number)
+            child.wait(GRACE_S)
+            return
+    child.kill()
+
+
+NCU_METRICS = (
+    "gpu__time_duration.sum",
+    "dram__bytes_read.sum",
+    "dram__bytes_write.sum",
+    "lts__t_sector_hit_rate.pct",
+    "launch__registers_per_thread",
+)
+
+_NSYS_PROFILE = (
+    "--trace=cuda,nvtx",
+    "--sample=none",
+    "--cpuctxsw=none",
+    "--cuda-graph-trace=node",  # else a graph is one block
+    "--capture-range=cudaProfilerApi",
+    "--capture-range-end=stop",  # else the application is ended with the capture
+    "--discard-environment=true",  # else the report keeps all of it
+    "--force-overwrite=true",
+)
+_NSYS_EXPORT = ("--type=sqlite", "--lazy=false", "--force-overwrite=true")
+_NCU = (
+    "--graph-profiling=node",
+    "--cache-control=none",  # else caches are flushed before every kernel
+    "--clock-control=none",  # else clocks are locked below what a server has
+    "--force-overwrite",
+)
+_VERSION = re.compile(r"version\s+(\S+)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command line.
+
+    Attributes:
+        words: The program and its arguments.
+        dropped: Options that the installed version does not know.
+    """
+
+    words: list[str]
+    dropped: list[str]
+
+
+def find_tool(name: str) -> str | None:
+    """Path of a profiler on ``PATH``."""
+    return shutil.which(name)
+
+
+def require_tool(name: str, package: str) -> str:
+    """Path of a profiler.
+
+    Raises:
+        ProfileError: It is not installed.
+    """
+    found = find_tool(name)
+    if found is None:
+        raise ProfileError(
+            f"{name} is not on PATH: install NVIDIA {package} (it comes with the CUDA toolkit, or "
+            "alone from NVIDIA), or profile with --torch."
+        )
+    return found
+
+
+def version_of(tool: str) -> str | None:
+    """Version that a profiler says it has."""
+    found = _VERSION.search(ask([tool, "--version"]))
+    return found[1] if found else None
+
+
+def nsys_profile(nsys: str, output: Path, program: Sequence[str]) -> Command:
+    """``nsys profile`` of a program, into ``output`` with ``.nsys-rep`` behind."""
+    kept, dropped = _known(_NSYS_PROFILE, ask([nsys, "profile", "--help"]))
+    return Command([nsys, "profile", *kept, f"--output={output}", *program], dropped)
+
+
+def nsys_export(nsys: str, report: Path, database: Path) -> Command:
+    """``nsys export`` of a report."""
+    kept, dropped = _known(_NSYS_EXPORT, ask([nsys, "export", "--help"]))
+    return Command([nsys, "export", *kept, f"--output={database}", str(report)], dropped)
+
+
+def ncu_profile(
+    ncu: str, output: Path, program: Sequence[str], kernels: str | None, *, own_domain: bool
+) -> Command:
+    """``ncu`` of the kernels of a program's steps, into ``output`` with ``.ncu-rep`` behind.
+
+    ``kernels`` is a regular expression of names. Without a domain of their own (the ``nvtx``
+    package is missing) steps are found by name alone.
+    """
+    kept, dropped = _known(_NCU, ask([ncu, "--help"]))
+    steps = f"{DOMAIN}@{STEP}/" if own_domain else f"{STEP}/"
+    chosen = [f"--kernel-name=regex:{kernels}"] if kernels else []
+    metrics = f"--metrics={','.join(NCU_METRICS)}"
+    options = ["--nvtx", f"--nvtx-include={steps}", *kept, *chosen, metrics]
+    return Command([ncu, *options, f"--export={output}", *program], dropped)
+
+
+def _known(options: Sequence[str], help_text: str) -> tuple[list[str], list[str]]:
+    """Options that a help text lists, and the others; all where there is no help."""
+    listed = set(re.findall(r"--[a-z][a-z-]*", help_text))
+    known = [one for one in options if not listed or one.partition("=")[0] in listed]
+    return known, [one for one in options if one not in known]
+
 
 LOG = "log.txt"
 _ENDED_BY_NSYS = 143  # 128 + SIGTERM: nsys ends the program with its capture

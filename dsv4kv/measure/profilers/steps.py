@@ -9,9 +9,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dsv4kv.measure.profilers.joining import pick
 from dsv4kv.measure.profilers.ranges import Ranges, enclosing, fitting, process_of
-from dsv4kv.measure.profilers.trace import NONE, Column, constant
+from dsv4kv.measure.profilers.trace import NONE, Column, constant, pick
 
 USUAL: Final = ("execute_*", "step[*", "[Executor] _forward_step *", "ProfilerStep#*")
 """What engines call a step: vLLM's execute_model and execute_context_…, SGLang's step[DECODE bs=8]

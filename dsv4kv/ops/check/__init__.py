@@ -1,21 +1,160 @@
 """Checks operations that come from elsewhere against the reference, before they are timed."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from dsv4kv.errors import PeerUnavailable
+from dsv4kv.model.formats import EntryFormat
 from dsv4kv.model.plan import CachePlan
-from dsv4kv.ops import reference
-from dsv4kv.ops.check.compare import find_difference
-from dsv4kv.ops.check.maker import Call, make_call
-from dsv4kv.ops.check.scenes import Scene, scenes_of
+from dsv4kv.ops import reference, reference_codec
+from dsv4kv.ops.check.calls import Call, Scene, make_call, scenes_of
 from dsv4kv.ops.compressor import Compressor
+from dsv4kv.ops.contract import PartWrite
+from dsv4kv.ops.peers.foreign import PARAMETERS
 from dsv4kv.ops.registry import ResolvedBackend
 from dsv4kv.ops.storage import PageStore
-from dsv4kv.ops.writes import PartWrite
+from dsv4kv.ops.tolerance import Leeway, Rows, is_close
+
+
+def find_difference(
+    operation: str, found: Call, expected: Call, before: Call, *, leeway: Leeway
+) -> str | None:
+    """Compare a call's arguments, on the CPU, with what the reference made of the same ones.
+
+    Args:
+        operation: Name in the contract.
+        found: After the operation that is checked.
+        expected: After the reference.
+        before: As they were.
+        leeway: How far written entries may be from the reference's.
+
+    Returns:
+        None where all is equal; else what differs first, as the end of a sentence.
+    """
+    inside = _arguments(operation, found, expected, before, leeway)
+    return next(chain(_outside(found, before), inside), None)
+
+
+def _outside(found: Call, before: Call) -> Iterator[str]:
+    for buffer, old in zip(found.guarded, before.guarded, strict=True):
+        for row, where in ((0, "in front of"), (-1, "behind")):
+            if not torch.equal(buffer[row], old[row]):
+                yield f"it wrote memory {where} what it was given."
+
+
+def _arguments(
+    operation: str, found: Call, expected: Call, before: Call, leeway: Leeway
+) -> Iterator[str]:
+    for i, name in enumerate(PARAMETERS[operation]):
+        mine, right, old = (call.arguments[i] for call in (found, expected, before))
+        if isinstance(mine, PageStore):
+            yield from _pages(mine, right, old, Leeway.NONE if name == "ring" else leeway)
+        elif isinstance(mine, tuple):
+            for one, other, was in zip(mine, right, old, strict=True):
+                rotated = one.compressor.hadamard
+                yield from _state(one.state, other.state, operation)
+                yield from _pages(
+                    one.store, other.store, was.store, Leeway.ROTATED_SUM if rotated else leeway
+                )
+        elif name == "out":
+            spare = max(found.arguments[-2].tolist()) if operation == "gather_all" else None
+            yield from _output(mine, right, spare)
+        elif name == "state":
+            yield from _state(mine, right, operation)
+        elif isinstance(mine, Tensor) and not _same_bits(mine, right):
+            yield f"it changed its argument {name!r}."
+
+
+def _output(found: Tensor, expected: Tensor, longest: int | None) -> Iterator[str]:
+    """Rows behind the longest request may be left as they were, which is NaN."""
+    if found.numel() and bool(found.isnan().all()):
+        yield "it left its output as it was: an operation writes into 'out' and returns nothing."
+    if longest is not None:
+        found = found.clone()
+        found[:, longest:].nan_to_num_(nan=0.0)
+    if not _same_bits(found, expected):
+        different = found.contiguous().view(torch.int16) != expected.view(torch.int16)
+        b, row, channel = (int(i) for i in different.nonzero()[0])
+        value, right = float(found[b, row, channel]), float(expected[b, row, channel])
+        empty = not expected[b, row].count_nonzero()
+        wanted = "the row must be zeros" if empty else f"the reference has {right:g}"
+        yield f"request {b}, row {row}, channel {channel} is {value:g}, and {wanted}."
+
+
+def _state(found: Tensor, expected: Tensor, operation: str) -> Iterator[str]:
+    online = expected.dim() == 3 and operation != "flush"
+    equal = torch.isclose(found, expected) if online else found == expected
+    if not bool(equal.all()):
+        where = (~equal).nonzero()[0]
+        value, right = float(found[tuple(where)]), float(expected[tuple(where)])
+        yield f"state {where.tolist()} is {value:g}, and the reference has {right:g}."
+
+
+def _pages(found: PageStore, expected: PageStore, old: PageStore, leeway: Leeway) -> Iterator[str]:
+    layout = found.layout
+    wrong = found.pages != expected.pages
+    for page in wrong.any(dim=1).nonzero().flatten().tolist():
+        for row in range(layout.entries):
+            entry = page * layout.entries + row
+            mine, right, was = (_bytes_of(store, entry) for store in (found, expected, old))
+            if difference := _entry(layout.format, mine, right, was, leeway):
+                yield f"entry {entry} (page {page}, row {row}) {difference}"
+        used = layout.entries * layout.format.entry_bytes
+        if bool(wrong[page, used:].any()):
+            yield f"it wrote bytes of page {page} that are no entry's."
+
+
+def _entry(
+    entry: EntryFormat, found: Rows, expected: Rows, before: Rows, leeway: Leeway
+) -> str | None:
+    """What is wrong with the bytes of an entry."""
+    if found == expected:
+        return None
+    if expected == before:
+        return "was written, and nobody asked for it."
+    if found == before:
+        return "was not written."
+    values, right = (
+        torch.tensor(reference_codec.decode(entry, *rows), dtype=torch.float64)
+        for rows in (found, expected)
+    )
+    exact, rotated = leeway is Leeway.NONE, leeway is Leeway.ROTATED_SUM
+    if not exact and is_close(entry, values, expected, rotated=rotated):
+        return None
+    error = (values - right).abs().nan_to_num(nan=torch.inf)
+    if not error.any():
+        return f"has other bytes than the reference: {_first_byte(found, expected)}."
+    channel = int(error.nonzero()[0] if exact else error.argmax())
+    return f"has {values[channel]:g} in channel {channel}, and the reference {right[channel]:g}."
+
+
+def _first_byte(found: Rows, expected: Rows) -> str:
+    for name, mine, right in zip(("data", "scale"), found, expected, strict=True):
+        for i, (a, b) in enumerate(zip(mine, right, strict=True)):
+            if a != b:
+                return f"{name} byte {i} is {a:#04x} instead of {b:#04x}"
+    raise AssertionError("the rows are equal")
+
+
+def _bytes_of(store: PageStore, entry: int) -> Rows:
+    page, row = divmod(entry, store.layout.entries)
+    layout, content = store.layout, store.pages[page]
+    data, scale = layout.data_offset(row), layout.scale_offset(row)
+    return (
+        bytes(content[data : data + layout.format.data_row_bytes].tolist()),
+        bytes(content[scale : scale + layout.format.scale_row_bytes].tolist()),
+    )
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    """Equal bytes: tells −0 from 0, and takes NaN as equal to itself."""
+    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+
 
 _CPU = torch.device("cpu")
 

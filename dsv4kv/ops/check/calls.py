@@ -1,19 +1,110 @@
-"""Calls that a checked operation must answer as the reference does: small, random, unkind.
+"""What the arguments of a checked call are made of: seeded numbers, and guarded memory."""
 
-Slots in no order, −1 and duplicates among indices, lengths of 0, rows that wrap around. Outputs
-are NaN before, and around everything that is written lies memory that must stay as it is.
-"""
-
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dsv4kv.model.formats import PageLayout
-from dsv4kv.ops.check.maker import Make, Maker
-from dsv4kv.ops.compressor import Compressor
-from dsv4kv.ops.writes import PartWrite
+from dsv4kv.model.config import DSV4Config, Precision
+from dsv4kv.model.formats import EntryFormat, PageLayout
+from dsv4kv.model.plan import CachePlan
+from dsv4kv.model.schedule import AttentionType
+from dsv4kv.model.schema import LayerCacheSchema
+from dsv4kv.ops import cpu
+from dsv4kv.ops.compressor import Compressor, make_rope, random_compressor
+from dsv4kv.ops.contract import PartWrite
+from dsv4kv.ops.storage import PageStore
+from dsv4kv.ops.tolerance import Leeway
+
+_GUARD = 0xA5
+
+
+@dataclass(frozen=True)
+class Call:
+    """Arguments of one call, and the memory around those that are written.
+
+    Attributes:
+        arguments: As in the contract.
+        guarded: Buffers whose first and last row are no argument's.
+    """
+
+    arguments: list[Any]
+    guarded: list[Tensor]
+
+
+class Maker:
+    """Makes the arguments of a call on a device; equal seeds make equal ones."""
+
+    def __init__(self, device: torch.device, seed: int) -> None:
+        """Numbers are drawn on the CPU, so that they do not depend on the device."""
+        self.device = device
+        self.random = torch.Generator().manual_seed(seed)
+        self.guarded: list[Tensor] = []
+
+    def whole(self, low: int, high: int, *shape: int) -> Tensor:
+        """int64 from ``low`` to below ``high``, on the CPU."""
+        return torch.randint(low, high, shape, generator=self.random)
+
+    def order(self, count: int) -> Tensor:
+        """0 … count − 1 in random order, int64, on the CPU."""
+        return torch.randperm(count, generator=self.random)
+
+    def normal(self, *shape: int) -> Tensor:
+        """Standard normal float32, on the CPU."""
+        return torch.randn(shape, generator=self.random)
+
+    def values(self, entry: EntryFormat, count: int) -> Tensor:
+        """bf16[count, D] of sizes that differ from group to group, on the CPU."""
+        powers = self.whole(-6, 6, count, entry.dims // 16).repeat_interleave(16, dim=1)
+        return (self.normal(count, entry.dims) * 2.0**powers).bfloat16()
+
+    def guard(self, content: Tensor) -> Tensor:
+        """The content on the device, with a row before and behind it that belongs to nobody."""
+        size = content[0].nbytes
+        rows = torch.full((len(content) + 2, size), _GUARD, dtype=torch.uint8)
+        rows[1:-1] = content.contiguous().view(torch.uint8).view(len(content), size)
+        self.guarded.append(rows.to(self.device))
+        return self.guarded[-1][1:-1].view(content.dtype).view(content.shape)
+
+    def store(self, layout: PageLayout, pages: int, *, filled: bool) -> PageStore:
+        """Pages of random entries, or of bytes that are none."""
+        store = PageStore.allocate(layout, pages, torch.device("cpu"))
+        store.pages.fill_(_GUARD)
+        if filled:
+            count = store.num_entries
+            cpu.entry_insert(store, self.values(layout.format, count), torch.arange(count))
+        return PageStore(layout, self.guard(store.pages))
+
+    def output(self, *shape: int) -> Tensor:
+        """An output that nobody has written: NaN, bf16."""
+        return self.guard(torch.full(shape, torch.nan, dtype=torch.bfloat16))
+
+    def state(self, shape: tuple[int, ...]) -> Tensor:
+        """States of four requests in the middle of a group."""
+        state = self.normal(4, *shape)
+        if len(shape) == 2:  # online: the denominator counts the largest token as 1
+            state[:, 1].abs_().add_(1)
+        return self.guard(state)
+
+
+Make = Callable[[Maker], list[Any]]
+
+
+def make_call(make: Make, device: torch.device, seed: int) -> Call:
+    """Arguments of one call on a device."""
+    maker = Maker(device, seed)
+    arguments = [_moved(argument, device) for argument in make(maker)]
+    return Call(arguments, maker.guarded)
+
+
+def _moved(argument: Any, device: torch.device) -> Any:
+    if isinstance(argument, tuple):
+        return tuple(PartWrite(*(_moved(x, device) for x in part.fields())) for part in argument)
+    return argument.to(device) if isinstance(argument, Tensor | Compressor) else argument
+
 
 _SPARE = 21  # entries behind the first page
 _MOST = 512  # entries of a large page that are read: the reference takes 0.3 ms for each
@@ -194,3 +285,98 @@ def _requests(maker: Maker, layout: PageLayout) -> list[Any]:
 
 def _targets(maker: Maker, layout: PageLayout, count: int, pages: int = 4) -> Tensor:
     return maker.order(pages * layout.entries)[:count]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One call of an operation.
+
+    Attributes:
+        operation: Name in the contract.
+        subject: What it works on, in words.
+        format_name: Of its pages; None without pages.
+        make: Makes the arguments.
+        leeway: How far written entries may be from the reference's.
+    """
+
+    operation: str
+    subject: str
+    format_name: str | None
+    make: Make
+    leeway: Leeway = Leeway.NONE
+
+
+def scenes_of(plan: CachePlan, seed: int) -> list[Scene]:
+    """Scenes of a cache; layers of one kind share theirs."""
+    random = torch.Generator().manual_seed(seed)
+    scenes: dict[tuple[str, str], Scene] = {}
+    for schema in plan.schemas:
+        for scene in (*_page_scenes(plan, schema), *_state_scenes(plan, schema, random)):
+            scenes.setdefault((scene.operation, scene.subject), scene)
+    return list(scenes.values())
+
+
+def _page_scenes(plan: CachePlan, schema: LayerCacheSchema) -> Iterator[Scene]:
+    if ring := schema.window:
+        window = plan.config.window_tokens
+        yield _on("window_insert", "window", ring, window_insert(ring))
+        yield _on("gather_window", "window", ring, gather_window(ring, window))
+    if main := schema.main:
+        yield _on("entry_insert", "main", main, entry_insert(main))
+        if schema.layer.attn is AttentionType.CSA:
+            yield _on("gather_topk", "main", main, gather_topk(main))
+    if keys := schema.indexer:
+        insert = indexer_insert(keys, plan.hadamard)
+        leeway = Leeway.SUM if plan.hadamard else Leeway.NONE  # a rotation is a sum
+        yield _on("indexer_insert", "indexer", keys, insert, leeway)
+    for place, pages in (("main", schema.main), ("indexer", schema.indexer)):
+        if pages:
+            yield _on("gather_all", place, pages, gather_all(pages))
+            yield _on("page_copy", place, pages, page_copy(pages))
+
+
+@functools.lru_cache(maxsize=2)
+def _whole_rope(config: DSV4Config, ratio: int, precision: Precision) -> Tensor:
+    """Of all positions that the model has, however long the cache's requests are."""
+    return make_rope(config, ratio, config.max_context_tokens, precision)
+
+
+def _on(
+    operation: str, place: str, pages: PageLayout, make: Make, leeway: Leeway = Leeway.NONE
+) -> Scene:
+    subject = f"{place} pages of {pages.entries} {pages.format.name} entries"
+    return Scene(operation, subject, pages.format.name, make, leeway)
+
+
+def _state_scenes(
+    plan: CachePlan, schema: LayerCacheSchema, random: torch.Generator
+) -> Iterator[Scene]:
+    parts: list[Part] = []
+    for place, pages, shape in (
+        ("main", schema.main, schema.state_shape),
+        ("indexer", schema.indexer, schema.indexer_state_shape),
+    ):
+        if not pages or not shape:
+            continue
+        indexer = place == "indexer"
+        compressor = random_compressor(
+            plan.config,
+            schema.layer,
+            random,
+            rope=_whole_rope(plan.config, schema.layer.ratio, plan.rope),
+            indexer=indexer,
+            hadamard=indexer and plan.hadamard,
+        )
+        states = f"{place} states of {schema.layer.attn} layers"
+        leeway = Leeway.ROTATED_SUM if compressor.hadamard else Leeway.SUM
+        append = state_append(compressor, shape)
+        yield Scene("state_append", states, None, append)
+        for operation, make in (
+            ("flush", flush(compressor, shape, pages)),
+            ("compress_chunk", compress_chunk(compressor, shape, pages)),
+        ):
+            yield Scene(operation, states, pages.format.name, make, leeway)
+        parts.append((compressor, shape, pages))
+    if parts and schema.window:
+        step, subject = step_write(schema.window, parts), f"{schema.layer.attn} layers"
+        yield Scene("step_write", subject, schema.window.format.name, step, Leeway.SUM)

@@ -11,22 +11,25 @@ import torch
 from torch import Tensor
 
 from dsv4kv.ops.compressor import Compressor
+from dsv4kv.ops.contract import Parts, write_in_turn
 from dsv4kv.ops.cuda.compile import architecture_of
 from dsv4kv.ops.cuda.launch import run
 from dsv4kv.ops.kernels.gather import plan_gather_all, plan_gather_topk, plan_gather_window
-from dsv4kv.ops.kernels.indexer import plan_indexer_insert
-from dsv4kv.ops.kernels.insert import plan_entry_insert, plan_window_insert
-from dsv4kv.ops.kernels.pages import plan_page_copy
+from dsv4kv.ops.kernels.insert import (
+    plan_entry_insert,
+    plan_indexer_insert,
+    plan_page_copy,
+    plan_window_insert,
+)
 from dsv4kv.ops.kernels.state import (
     plan_compress_chunk,
     plan_flush,
     plan_state_append,
+    plan_step_write,
     split_of,
 )
-from dsv4kv.ops.kernels.step_write import plan_step_write
 from dsv4kv.ops.storage import PageStore
 from dsv4kv.ops.variants import best, portable
-from dsv4kv.ops.writes import Parts, write_in_turn
 
 
 def window_insert(

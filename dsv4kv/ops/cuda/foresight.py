@@ -11,22 +11,25 @@ from torch import Tensor
 
 from dsv4kv.model.formats import PageLayout
 from dsv4kv.model.plan import CachePlan
-from dsv4kv.model.schema import LayerCacheSchema
-from dsv4kv.model.sharing import TableGroup
-from dsv4kv.ops.compressor import Compressor, random_compressor
-from dsv4kv.ops.kernels.completed import plan_completed
-from dsv4kv.ops.kernels.examples import example_step_write
+from dsv4kv.model.schema import LayerCacheSchema, TableGroup
+from dsv4kv.ops.compressor import Compressor, make_rope, random_compressor
+from dsv4kv.ops.kernels.catalogue import example_step_write
 from dsv4kv.ops.kernels.gather import plan_gather_all, plan_gather_topk, plan_gather_window
 from dsv4kv.ops.kernels.insert import plan_entry_insert, plan_window_insert
 from dsv4kv.ops.kernels.launch import KernelModule, Launch
-from dsv4kv.ops.kernels.prepare import MOST_REQUESTS, DeviceTable, plan_prepare, plan_release
+from dsv4kv.ops.kernels.prepare import (
+    MOST_REQUESTS,
+    DeviceTable,
+    plan_completed,
+    plan_prepare,
+    plan_release,
+)
 from dsv4kv.ops.kernels.state import (
     plan_compress_chunk,
     plan_flush,
     plan_state_append,
     split_of,
 )
-from dsv4kv.ops.rope import make_rope
 from dsv4kv.ops.storage import PageStore
 from dsv4kv.ops.variants import VARIANTS, Choice, portable
 

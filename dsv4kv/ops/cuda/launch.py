@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 
-from dsv4kv.ops.cuda.cubin_cache import load_cubins
-from dsv4kv.ops.cuda.driver import CudaDriver, Driver, Function
-from dsv4kv.ops.cuda.packing import device_of, pack
+from dsv4kv.ops.cuda.compile import load_cubins
+from dsv4kv.ops.cuda.driver import CudaDriver, Driver, Function, device_of, pack
 from dsv4kv.ops.kernels.launch import KernelModule, Launch
 
 _DEPENDENT = ContextVar("dependent", default=False)

@@ -17,10 +17,9 @@ import torch
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.formats import FORMATS, EntryFormat, PageLayout
 from dsv4kv.ops.compressor import Compressor
-from dsv4kv.ops.contract import Backend
+from dsv4kv.ops.contract import Backend, Parts, PartWrite
 from dsv4kv.ops.registry import load_backend
 from dsv4kv.ops.storage import PageStore
-from dsv4kv.ops.writes import Parts, PartWrite
 
 FORMAT_NAMES = {f"{place}/{name}": (place, name) for place in FORMATS for name in FORMATS[place]}
 """What the format argument of an operator may be."""

@@ -12,9 +12,9 @@ from dsv4kv.ops.kernels.launch import (
     KernelModule,
     Launch,
     blocks_for,
+    format_macros,
     multiprocessors,
 )
-from dsv4kv.ops.kernels.macros import format_macros
 from dsv4kv.ops.storage import PageStore
 from dsv4kv.ops.variants import portable
 

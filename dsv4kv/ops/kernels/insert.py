@@ -12,9 +12,9 @@ from dsv4kv.ops.kernels.launch import (
     KernelModule,
     Launch,
     blocks_for,
+    format_macros,
     multiprocessors,
 )
-from dsv4kv.ops.kernels.macros import format_macros
 from dsv4kv.ops.storage import PageStore
 from dsv4kv.ops.variants import portable
 
@@ -69,4 +69,33 @@ def _plan(
         (blocks_for(count, _THREADS // WARP, most), 1),
         _THREADS,
         arguments,
+    )
+
+
+def plan_indexer_insert(store: PageStore, keys: Tensor, entries: Tensor, hadamard: bool) -> Launch:
+    """See ``contract.Backend.indexer_insert``."""
+    if not hadamard:
+        return plan_entry_insert(store, keys, entries)
+    return Launch(
+        KernelModule("indexer.cuh", format_macros(store.layout)),
+        "indexer_insert",
+        (blocks_for(len(entries), _THREADS // WARP, MOST_BLOCKS), 1),
+        _THREADS,
+        (store.pages, keys, entries, len(entries), store.num_entries),
+    )
+
+
+_BYTES_PER_THREAD = 16
+
+
+def plan_page_copy(store: PageStore, sources: Tensor, targets: Tensor) -> Launch:
+    """See ``contract.Backend.page_copy``."""
+    page_bytes = store.layout.page_bytes
+    threads = len(sources) * page_bytes // _BYTES_PER_THREAD
+    return Launch(
+        KernelModule("page_copy.cuh", (("DSV_PAGE_BYTES", page_bytes),)),
+        "page_copy",
+        (blocks_for(threads, _THREADS, MOST_BLOCKS), 1),
+        _THREADS,
+        (store.pages, sources, targets, len(sources), len(store.pages)),
     )

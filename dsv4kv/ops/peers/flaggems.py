@@ -8,9 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dsv4kv.ops.peers.foreign import Foreign, Operation
-from dsv4kv.ops.peers.installed import find_function, version_of
-from dsv4kv.ops.peers.paged_gather import paged_gathers
+from dsv4kv.ops.peers.foreign import Foreign, Operation, find_function, paged_gathers, version_of
 from dsv4kv.ops.storage import PageStore
 
 _GATHER = "dequantize_and_gather_k_cache"

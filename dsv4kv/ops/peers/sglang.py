@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsv4kv.ops.peers.foreign import Foreign, Operation
-from dsv4kv.ops.peers.installed import find_function, version_of
+from dsv4kv.ops.peers.foreign import Foreign, Operation, find_function, version_of
 from dsv4kv.ops.storage import PageStore
 
 _PLACES = (

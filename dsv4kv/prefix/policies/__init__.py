@@ -9,7 +9,7 @@ from dsv4kv.prefix.policies.contract import Policy
 from dsv4kv.prefix.policies.s3fifo import S3FIFO
 from dsv4kv.prefix.policies.scored import FIFO, GDSF, LFU, LRU, AgedLFU
 from dsv4kv.prefix.policies.sieve import SIEVE
-from dsv4kv.prefix.run import Ids
+from dsv4kv.prefix.tree import Ids
 
 POLICIES: dict[str, type[Policy]] = {
     "lru": LRU,

@@ -5,7 +5,7 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 
 from dsv4kv.prefix.policies.contract import Policy
-from dsv4kv.prefix.run import Ids, Run
+from dsv4kv.prefix.tree import Ids, Run
 
 NEVER = 2**62
 

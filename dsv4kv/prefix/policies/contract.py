@@ -5,11 +5,58 @@ The index keeps eviction prefix-closed: only a run that nothing follows and nobo
 chosen until it is offered again. Sizes are in keys.
 """
 
+from collections import OrderedDict
 from collections.abc import Hashable, Sequence
+from heapq import heapify, heappop, heappush
+from itertools import count
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.prefix.policies.order import Order
-from dsv4kv.prefix.run import Run
+from dsv4kv.prefix.tree import Run, Score
+
+_serial = count(1)
+
+
+class Order:
+    """A heap of offered runs, least score first; O(log n) amortised.
+
+    A run's ``ticket`` names its one valid entry. Whoever uses the run sets the ticket to 0, and
+    the entry is dropped when it comes up, or when stale entries are the majority.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[Score, int, Run]] = []
+        self._limit = 64
+
+    def push(self, run: Run, score: Score) -> None:
+        """Enter a run, or move it."""
+        if len(self._heap) >= self._limit:
+            self._heap = [entry for entry in self._heap if entry[2].ticket == entry[1]]
+            heapify(self._heap)
+            self._limit = 2 * len(self._heap) + 64
+        ticket = run.ticket = next(_serial)
+        heappush(self._heap, (score, ticket, run))
+
+    def first(self) -> Run:
+        """Return the run of least score; ``LookupError`` if there is none."""
+        heap = self._heap
+        while heap[0][2].ticket != heap[0][1]:  # IndexError, a LookupError, when it is empty
+            heappop(heap)
+        return heap[0][2]
+
+    def pop(self) -> Run:
+        """Take the run of least score out."""
+        run = self.first()
+        heappop(self._heap)
+        run.ticket = 0
+        return run
+
+    def __bool__(self) -> bool:
+        """Whether a run is offered."""
+        try:
+            self.first()
+        except LookupError:
+            return False
+        return True
 
 
 class Policy:
@@ -79,3 +126,40 @@ class Policy:
 def sizes_by_queue(runs: Sequence[Run]) -> list[int]:
     """Keys in the first and in the second queue of a policy that has two."""
     return [sum(run.length for run in runs if run.queue == queue) for queue in (0, 1)]
+
+
+class Ghosts:
+    """First keys of evicted pieces, oldest first, with how many keys each piece had.
+
+    A chain that returns goes on where the cached part of it ends, and that is where the last
+    piece of it was cut off: so its first key tells that the piece is known.
+    """
+
+    def __init__(self) -> None:
+        self._sizes: OrderedDict[Hashable, int] = OrderedDict()
+        self.size = 0
+
+    def __contains__(self, key: Hashable) -> bool:
+        """Whether a piece that began with the key is remembered."""
+        return key in self._sizes
+
+    def add(self, key: Hashable, size: int) -> None:
+        """Remember a piece as the newest."""
+        self.take(key)
+        self._sizes[key] = size
+        self.size += size
+
+    def take(self, key: Hashable) -> int:
+        """Forget a piece and return its size; 0 if it is not known."""
+        size = self._sizes.pop(key, 0)
+        self.size -= size
+        return size
+
+    def recount(self) -> None:
+        """Count again what is remembered."""
+        self.size = sum(self._sizes.values())
+
+    def shrink(self, size: int) -> None:
+        """Forget the oldest pieces until at most ``size`` keys are left."""
+        while self.size > max(size, 0):
+            self.size -= self._sizes.popitem(last=False)[1]

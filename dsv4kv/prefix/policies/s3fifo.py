@@ -2,10 +2,8 @@
 
 from collections.abc import Hashable, Sequence
 
-from dsv4kv.prefix.policies.contract import Policy, sizes_by_queue
-from dsv4kv.prefix.policies.ghosts import Ghosts
-from dsv4kv.prefix.policies.order import Order
-from dsv4kv.prefix.run import Run
+from dsv4kv.prefix.policies.contract import Ghosts, Order, Policy, sizes_by_queue
+from dsv4kv.prefix.tree import Run
 
 _SMALL, _MAIN = 0, 1
 _SMALL_SHARE = 0.1

@@ -3,7 +3,7 @@
 from collections.abc import Hashable
 
 from dsv4kv.prefix.policies.contract import Policy
-from dsv4kv.prefix.run import Run
+from dsv4kv.prefix.tree import Run
 
 
 class FIFO(Policy):

@@ -2,9 +2,8 @@
 
 from collections.abc import Hashable, Sequence
 
-from dsv4kv.prefix.policies.contract import Policy
-from dsv4kv.prefix.policies.order import Order
-from dsv4kv.prefix.run import Run
+from dsv4kv.prefix.policies.contract import Order, Policy
+from dsv4kv.prefix.tree import Run
 
 
 class SIEVE(Policy):

@@ -1,10 +1,11 @@
 """From a replay's configuration to a real cache, if this machine can hold it."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 
 import torch
 
 from dsv4kv.bench.build import build_drive, build_manager, check_data_path, plan_from
+from dsv4kv.bench.case import describe_cache
 from dsv4kv.cache.checkpoints import CheckpointPool
 from dsv4kv.cache.handle import Compressors, build_layers
 from dsv4kv.cache.manager import KVCacheManager
@@ -14,19 +15,16 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.measure.recorder import Recorder
 from dsv4kv.model.plan import CachePlan
 from dsv4kv.ops.registry import load_backend
-from dsv4kv.replay.data.check import ReuseCheck
-from dsv4kv.replay.data.fresh import FreshCache
-from dsv4kv.replay.data.parts import Parts, Rules
-from dsv4kv.replay.data.serving import RealData
-from dsv4kv.replay.data.shared import SharedBlocks
-from dsv4kv.replay.data.times import StepClock
-from dsv4kv.replay.data.windows import KeptWindows
+from dsv4kv.record.replay import CacheStepTimes, ReplayData
+from dsv4kv.record.schema import Pool, Verification
+from dsv4kv.replay.clock import Rates, VirtualClock, Work
+from dsv4kv.replay.data.cache import KeptWindows, Parts, RealData, Rules, SharedBlocks, StepClock
+from dsv4kv.replay.data.check import KINDS, FreshCache, ReuseCheck
 from dsv4kv.replay.memory import MemoryPlan
-from dsv4kv.replay.rates import Rates
+from dsv4kv.serve.executor import StepExecutor
+from dsv4kv.serve.inputs import PromptContents
+from dsv4kv.traces.request import Request
 from dsv4kv.units import format_bytes
-from dsv4kv.workload.contents import PromptContents
-from dsv4kv.workload.executor import StepExecutor
-from dsv4kv.workload.request import Request
 
 
 def build_data(
@@ -183,3 +181,63 @@ def _build_fresh(
     manager = KVCacheManager(plan)
     layers = build_layers(manager, executor.layers[0].backend, compressors)
     return FreshCache(manager, list(layers.values()), executor.inputs, contents, chunk_tokens)
+
+
+Charge = Callable[[Work], float]
+"""Returns the seconds that the cache's part of some work took, now that it is done."""
+
+
+class MeasuredClock(VirtualClock):
+    """Takes the cache's part of all work as it was measured.
+
+    Overhead, weights and arithmetic stay as the model says: a cache computes no attention.
+    """
+
+    def __init__(self, rates: Rates, charge: Charge) -> None:
+        super().__init__(rates)
+        self._charge = charge
+        self._measured_s = 0.0
+
+    def work(self, work: Work) -> None:
+        """Count work that has been done."""
+        self._measured_s += self._charge(work)
+        super().work(work)
+
+    def _duration(self, work: Work) -> float:
+        rates = self._rates
+        return (
+            self._measured_s
+            + work.steps * rates.overhead_s
+            + work.weight_bytes / rates.bytes_per_s
+            + work.operations / rates.operations_per_s
+        )
+
+
+def describe_data(data: RealData) -> ReplayData:
+    """Times of the steps, and what was compared."""
+    by_kind = data.parts.check.by_kind
+    return ReplayData(
+        steps=[
+            CacheStepTimes(kind=kind, measured_ns=times.measured_ns, modelled_ns=times.modelled_ns)
+            for kind, times in data.times.by_kind.items()
+            if times.measured_ns
+        ],
+        compared={kind: by_kind[kind] for kind in KINDS if by_kind[kind]},
+        spare_blocks=data.rules.spare_blocks,
+    )
+
+
+def describe_checks(data: RealData) -> Verification:
+    """All comparisons with a run without reuse."""
+    check = data.parts.check
+    return Verification(
+        checks=check.by_operation.total(),
+        by_operation=dict(sorted(check.by_operation.items())),
+        failures=check.failures,
+    )
+
+
+def list_pools(data: RealData) -> list[Pool]:
+    """Every pool, planned beside allocated."""
+    manager = data.parts.manager
+    return describe_cache(data.parts.config, manager.plan, manager).pools

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from dsv4kv.bench.replay_timing import CallTimer
+from dsv4kv.bench.timing import CallTimer
 from dsv4kv.measure.statistics import summarize
 from dsv4kv.ops.cuda.launch import prepare
 from visit.desk import Desk

@@ -8,18 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsv4kv.bench.operation_figures import COLD_L2S
+from dsv4kv.bench.figures import COLD_L2S
 from dsv4kv.model import load_model
 from dsv4kv.model.formats import PageLayout, entry_format
 from dsv4kv.model.schedule import build_schedule
 from dsv4kv.ops import traffic
-from dsv4kv.ops.compressor import Compressor, random_compressor
+from dsv4kv.ops.compressor import Compressor, make_rope, random_compressor
 from dsv4kv.ops.cuda.launch import prepare
 from dsv4kv.ops.kernels.gather import plan_gather_entries, plan_gather_topk
 from dsv4kv.ops.kernels.insert import plan_entry_insert
 from dsv4kv.ops.kernels.launch import Launch
 from dsv4kv.ops.kernels.state import plan_compress_chunk, plan_flush, split_of
-from dsv4kv.ops.rope import make_rope
 from dsv4kv.ops.storage import PageStore
 from visit.place import Place
 

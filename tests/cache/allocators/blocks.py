@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from dsv4kv.cache.allocator import Ids
 from dsv4kv.cache.allocators.refcount import RefCountAllocator
+from dsv4kv.cache.allocators.stack import Ids
 
 
 def ids(*blocks: int) -> Ids:

@@ -10,8 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dsv4kv.cache.allocator import Ids
 from dsv4kv.cache.allocators.bitmask import NO_SLOT, SlotAllocator
+from dsv4kv.cache.allocators.stack import Ids
 from dsv4kv.errors import CacheError, NotOwner, OutOfBlocks
 from tests.cache.caches import allocator_snapshot
 

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from dsv4kv.cache.allocators.observers import BlockEvent
-from dsv4kv.cache.allocators.refcount import RefCountAllocator
+from dsv4kv.cache.allocators.refcount import BlockEvent, RefCountAllocator
 from tests.cache.allocators.blocks import cached, chain, state
 
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from dsv4kv.cache.allocators.chains import Chains
 from dsv4kv.cache.allocators.refcount import RefCountAllocator
+from dsv4kv.cache.allocators.states import Chains
 from dsv4kv.errors import CacheError, ConfigError, NotOwner
 from tests.cache.allocators.blocks import cached, chain, ids, state
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dsv4kv.measure.profilers.columns import Columns, whole_number
+from dsv4kv.measure.profilers.kineto import Columns, whole_number
 from dsv4kv.measure.profilers.trace import NONE
 
 

@@ -2,10 +2,9 @@
 
 import pytest
 
-from dsv4kv.measure.profilers.classify import CATEGORIES, find_rule, shipped_rules
-from dsv4kv.measure.profilers.names import shorten
+from dsv4kv.measure.profilers.classify import CATEGORIES, find_rule, shipped_rules, shorten
 from dsv4kv.ops.kernels.catalogue import catalogue
-from dsv4kv.workload.operations import Step
+from dsv4kv.serve.operations import Step
 from tests.measure.profilers.engine_kernels import ENGINES, OTHERS
 
 SHORT = {

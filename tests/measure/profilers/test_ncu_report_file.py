@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from dsv4kv.errors import ProfileError
-from dsv4kv.measure.profilers.ncu_report_file import read_ncu
+from dsv4kv.measure.profilers.ncu import read_ncu
 from dsv4kv.measure.profilers.trace import NONE, LaunchShape
 
 Metrics = dict[str, tuple[float | str, str]]

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.measure.profilers.nesting import self_times
+from dsv4kv.measure.profilers.kineto import self_times
 
 Row = tuple[int, int, int]
 """Thread, begin, end."""

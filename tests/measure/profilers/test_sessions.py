@@ -10,10 +10,19 @@ from pathlib import Path
 import pytest
 
 from dsv4kv.errors import ProfileError
-from dsv4kv.measure.profilers import child
-from dsv4kv.measure.profilers.child import ChildTimeout, ask, run_child, scrub
-from dsv4kv.measure.profilers.commands import ncu_profile, nsys_profile
-from dsv4kv.measure.profilers.sessions import Profiled, export_nsys, run_ncu, run_nsys
+from dsv4kv.measure.profilers import sessions as child
+from dsv4kv.measure.profilers.sessions import (
+    ChildTimeout,
+    Profiled,
+    ask,
+    export_nsys,
+    ncu_profile,
+    nsys_profile,
+    run_child,
+    run_ncu,
+    run_nsys,
+    scrub,
+)
 from tests.measure.profilers.exports import two_replays
 from tests.measure.profilers.tools import NSYS_HELP, Tool, install
 

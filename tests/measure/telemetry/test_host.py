@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kv.measure.telemetry.host import HostReader, memory_peak_bytes
+from dsv4kv.measure.telemetry.readings import HostReader, memory_peak_bytes
 
 PID = 77
 OWN = f"{PID} (a (strange) name) R 1 2 3 4 5 6 7 8 9 10 150 50 0 0 20 0 1 0 9 9 9 " + "0 " * 14

@@ -5,9 +5,8 @@ from typing import Any
 import pynvml
 import pytest
 
-from dsv4kv.measure.telemetry.nvml import GpuGone, NvmlGpu
-from dsv4kv.measure.telemetry.nvml_readers import FACTS, OFTEN, SELDOM
-from dsv4kv.report.telemetry_record import GpuChecks, GpuSamples, GpuState
+from dsv4kv.measure.telemetry.nvml import FACTS, OFTEN, SELDOM, GpuGone, NvmlGpu
+from dsv4kv.record.telemetry import GpuChecks, GpuSamples, GpuState
 from tests.measure.telemetry.fake_nvml import (
     OTHER_UUID,
     OWN_PID,

@@ -6,9 +6,9 @@ from typing import Any
 import pynvml
 import pytest
 
-from dsv4kv.measure.telemetry.host import HostReader
 from dsv4kv.measure.telemetry.nvml import NvmlGpu
-from dsv4kv.measure.telemetry.poll import SELDOM_EVERY, poll
+from dsv4kv.measure.telemetry.process import SELDOM_EVERY, poll
+from dsv4kv.measure.telemetry.readings import HostReader
 from tests.measure.telemetry.fake_nvml import OWN_PID, UUID, FakeNvml
 
 INTERVAL_NS = 40_000_000

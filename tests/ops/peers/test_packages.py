@@ -11,8 +11,7 @@ import torch
 from dsv4kv.errors import PeerUnavailable
 from dsv4kv.model.formats import FORMATS, PageLayout
 from dsv4kv.ops.check import check_backend
-from dsv4kv.ops.check.calls import gather_all, window_insert
-from dsv4kv.ops.check.maker import make_call
+from dsv4kv.ops.check.calls import gather_all, make_call, window_insert
 from dsv4kv.ops.registry import resolve_backend
 from tests.ops.peers import standins
 from tests.ops.peers.caches import CACHES, cache
@@ -145,7 +144,7 @@ def test_a_wrong_package_is_named(write_module: Write) -> None:
 def test_a_package_that_is_absent_is_said_to_be(
     name: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dsv4kv.ops.peers.installed.find_spec", lambda _: None)
+    monkeypatch.setattr("dsv4kv.ops.peers.foreign.find_spec", lambda _: None)
     with pytest.raises(PeerUnavailable) as refusal:
         resolve_backend(name, "cpu")
     assert str(refusal.value) == (

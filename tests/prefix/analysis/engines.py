@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dsv4kv.prefix.analysis.tail_groups import TailGroup
+from dsv4kv.engines.vllm.groups import TailGroup
 from tests.prefix.analysis.traces import BLOCK, Text, visible_blocks
 
 

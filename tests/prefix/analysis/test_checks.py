@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.prefix.analysis.checks import find_contradiction
-from dsv4kv.workload.request import Request
-from dsv4kv.workload.traces.collect import collect_paths
+from dsv4kv.prefix.paths import find_contradiction
+from dsv4kv.traces.collect import collect_paths
+from dsv4kv.traces.request import Request
 from tests.prefix.analysis.traces import Text, texts, to_table
 
 SMALL = st.lists(st.lists(st.integers(0, 8), min_size=1, max_size=6, unique=True), min_size=1)

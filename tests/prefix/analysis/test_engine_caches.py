@@ -2,18 +2,14 @@
 
 import pytest
 
+from dsv4kv.engines.cache import Hit, Pool
+from dsv4kv.engines.sglang.cache import PageTree, SglangCache
+from dsv4kv.engines.sglang.windows import SglangWindowCache, WindowTree
+from dsv4kv.engines.vllm.cache import VllmCache
+from dsv4kv.engines.vllm.groups import GroupPool, TailGroup, number_ways
 from dsv4kv.errors import OutOfBlocks
 from dsv4kv.model import load_model
-from dsv4kv.prefix.analysis.engine_cache import Hit
-from dsv4kv.prefix.analysis.group_pool import GroupPool
-from dsv4kv.prefix.analysis.rule_pool import Pool
-from dsv4kv.prefix.analysis.sglang_cache import SglangCache
-from dsv4kv.prefix.analysis.sglang_rule import PageTree
-from dsv4kv.prefix.analysis.sglang_window_cache import SglangWindowCache
-from dsv4kv.prefix.analysis.sglang_window_rule import WindowTree
-from dsv4kv.prefix.analysis.tail_groups import TailGroup, number_ways
-from dsv4kv.prefix.analysis.vllm_cache import VllmCache
-from dsv4kv.prefix.analysis.walk import Shape
+from dsv4kv.prefix.paths import Shape
 from tests.prefix.analysis.traces import Text, to_table
 
 PAGE = 4

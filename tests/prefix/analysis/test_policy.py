@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.prefix.analysis.policy import replay_policy
-from dsv4kv.prefix.analysis.reuse import find_reuse
+from dsv4kv.mrc.sample import replay_policy
+from dsv4kv.prefix.paths import find_reuse
 from tests.prefix.analysis.traces import Text, conversation, needs_conversation, texts, to_table
 
 

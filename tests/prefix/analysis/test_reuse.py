@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.prefix.analysis.curve import pick_capacities, trace_curve
-from dsv4kv.prefix.analysis.nodes import number_blocks
-from dsv4kv.prefix.analysis.reuse import find_reuse
+from dsv4kv.mrc.curves import pick_capacities, trace_curve
+from dsv4kv.prefix.paths import find_reuse, number_blocks
 from tests.prefix.analysis.traces import (
     BLOCK,
     Text,

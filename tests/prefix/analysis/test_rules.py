@@ -8,19 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsv4kv.engines.cache import Pool
+from dsv4kv.engines.rules import RULES, run_rule
+from dsv4kv.engines.sglang.cache import replay_sglang
+from dsv4kv.engines.vllm.cache import replay_vllm, replay_vllm_groups
+from dsv4kv.engines.vllm.groups import TailGroup
 from dsv4kv.errors import ConfigError
 from dsv4kv.model import load_model
-from dsv4kv.prefix.analysis.outcome import Outcome
-from dsv4kv.prefix.analysis.paths import PathTable
-from dsv4kv.prefix.analysis.reuse import find_reuse
-from dsv4kv.prefix.analysis.rule_pool import Pool
-from dsv4kv.prefix.analysis.rules import RULES, run_rule
-from dsv4kv.prefix.analysis.sglang_rule import replay_sglang
-from dsv4kv.prefix.analysis.tail_groups import TailGroup
-from dsv4kv.prefix.analysis.vllm_groups_rule import replay_vllm_groups
-from dsv4kv.prefix.analysis.vllm_rule import replay_vllm
-from dsv4kv.workload.request import Request
-from dsv4kv.workload.traces.collect import collect_paths
+from dsv4kv.prefix.outcome import Outcome
+from dsv4kv.prefix.paths import PathTable, find_reuse
+from dsv4kv.traces.collect import collect_paths
+from dsv4kv.traces.request import Request
 from tests.prefix.analysis.engines import PlainSglang, PlainVllm, PlainVllmGroups
 from tests.prefix.analysis.traces import (
     Text,

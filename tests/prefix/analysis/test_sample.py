@@ -6,15 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.prefix.analysis import sampling
-from dsv4kv.prefix.analysis.families import find_families
-from dsv4kv.prefix.analysis.paths import Ints, PathTable
-from dsv4kv.prefix.analysis.policy import replay_policy
-from dsv4kv.prefix.analysis.reuse import find_reuse
-from dsv4kv.prefix.analysis.sample import CLASSES, draw_sample
-from dsv4kv.prefix.analysis.sampling import Simulation
-from dsv4kv.workload.request import Request
-from dsv4kv.workload.traces.collect import collect_paths
+from dsv4kv.mrc import sample as sampling
+from dsv4kv.mrc.sample import CLASSES, Simulation, draw_sample, find_families, replay_policy
+from dsv4kv.prefix.paths import Ints, PathTable, find_reuse
+from dsv4kv.traces.collect import collect_paths
+from dsv4kv.traces.request import Request
 from tests.prefix.analysis.traces import Text, conversation, needs_conversation, texts, to_table
 
 SIZE = 16  # tokens of a block in made traces

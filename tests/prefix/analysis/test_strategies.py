@@ -5,10 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.prefix.analysis.apply import apply_strategy
-from dsv4kv.prefix.analysis.outcome import Outcome
-from dsv4kv.prefix.analysis.reuse import find_reuse
-from dsv4kv.prefix.analysis.strategy import Strategy, parse_strategy
+from dsv4kv.mrc.strategies import Strategy, apply_strategy, parse_strategy
+from dsv4kv.prefix.outcome import Outcome
+from dsv4kv.prefix.paths import find_reuse
 from tests.prefix.analysis.test_reuse import found_by_lru
 from tests.prefix.analysis.traces import (
     BLOCK,

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from hypothesis import strategies as st
 
-from dsv4kv.prefix.analysis.paths import PathTable
-from dsv4kv.workload.request import Request
-from dsv4kv.workload.traces.collect import collect_paths, load_paths
+from dsv4kv.prefix.paths import PathTable
+from dsv4kv.traces.collect import collect_paths, load_paths
+from dsv4kv.traces.request import Request
 
 CONVERSATION = (
     Path(__file__).resolve().parents[3].parent

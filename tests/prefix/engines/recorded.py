@@ -14,9 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dsv4kv.prefix.analysis.paths import PathTable
-from dsv4kv.workload.request import Request
-from dsv4kv.workload.traces.collect import collect_paths
+from dsv4kv.prefix.paths import PathTable
+from dsv4kv.traces.collect import collect_paths
+from dsv4kv.traces.request import Request
 
 PAGE = 256
 HERE = Path(__file__).parent

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from dsv4kv.engines.cache import Pool
+from dsv4kv.engines.rules import RULES, run_rule
+from dsv4kv.engines.speculation import SPECULATIONS
 from dsv4kv.model import load_model
-from dsv4kv.prefix.analysis.rule_pool import Pool
-from dsv4kv.prefix.analysis.rules import RULES, run_rule
-from dsv4kv.prefix.analysis.speculation import SPECULATIONS
-from dsv4kv.workload.request import Request
-from dsv4kv.workload.traces.collect import collect_paths
+from dsv4kv.traces.collect import collect_paths
+from dsv4kv.traces.request import Request
 from tests.prefix.engines import record
 from tests.prefix.engines.recorded import PAGE, TRACES, Trace, read_traces
 

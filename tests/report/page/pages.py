@@ -10,15 +10,21 @@ from dsv4kv.config.axes import expand_axes
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.measure.verdict import Judgement, Verdict
+from dsv4kv.record.profile import KernelRow, KernelTable, Profile
+from dsv4kv.record.schema import Case, Launch, RunRecord
+from dsv4kv.record.telemetry import (
+    GpuSamples,
+    HeldPool,
+    HeldUnits,
+    MeasuredWindow,
+    MemorySeries,
+    Telemetry,
+)
 from dsv4kv.replay.run import Invocation, run_replay
-from dsv4kv.report.findings import Finding
-from dsv4kv.report.memory_record import HeldPool, HeldUnits, MemorySeries
-from dsv4kv.report.page.build import Page, build_page
-from dsv4kv.report.page.inputs import Compared, ComparedRow
-from dsv4kv.report.page.write import render_page
-from dsv4kv.report.profile_record import KernelRow, KernelTable, Profile
-from dsv4kv.report.record import Case, Launch, RunRecord
-from dsv4kv.report.telemetry_record import GpuSamples, MeasuredWindow, Telemetry
+from dsv4kv.view.findings import Finding
+from dsv4kv.view.page.build import Page, build_page
+from dsv4kv.view.page.inputs import Compared, ComparedRow
+from dsv4kv.view.page.write import render_page
 from tests.report.records import (
     make_case,
     make_environment,

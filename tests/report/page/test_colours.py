@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-import dsv4kv.report.page
-from dsv4kv.report.page.colours import DARK, LIGHT, SHADES, css_variables
+import dsv4kv.view.page
+from dsv4kv.view.page.charts.figure import DARK, LIGHT, SHADES, css_variables
 from tests.report.page.pages import RUNS, html_of
 
 TEXTS = ("ink", "muted", "accent", "good", "warning", "bad")
-CSS = (Path(dsv4kv.report.page.__file__).parent / "templates" / "page.css").read_text("utf-8")
+CSS = (Path(dsv4kv.view.page.__file__).parent / "templates" / "page.css").read_text("utf-8")
 both = pytest.mark.parametrize("colours", [LIGHT, DARK], ids=["light", "dark"])
 
 

@@ -1,8 +1,8 @@
 import pytest
 
-from dsv4kv.report.page.headline import judge_launches, judge_record, key_numbers, name_run
-from dsv4kv.report.page.launches import group_launches
-from dsv4kv.report.record import Launch, RunRecord, Verification
+from dsv4kv.record.schema import Launch, RunRecord, Verification
+from dsv4kv.view.page.headline import judge_launches, judge_record, key_numbers, name_run
+from dsv4kv.view.page.sweep import group_launches
 from tests.report.page.pages import (
     RUNS,
     make_gpu_record,

@@ -2,10 +2,10 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
-from dsv4kv.report.facts import header
-from dsv4kv.report.page.html_table import Cell, HtmlTable, convert_facts, convert_table
-from dsv4kv.report.record import RunRecord
-from dsv4kv.report.tables import latencies_table, operations_table
+from dsv4kv.record.schema import RunRecord
+from dsv4kv.view.case import latencies_table, operations_table
+from dsv4kv.view.facts import header
+from dsv4kv.view.page.html_table import Cell, HtmlTable, convert_facts, convert_table
 from tests.report.page.markup import parse
 from tests.report.page.pages import RUNS, html_of
 from tests.report.records import make_case, make_record

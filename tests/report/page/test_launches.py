@@ -1,12 +1,7 @@
 from dsv4kv.measure.statistics import Estimate
-from dsv4kv.report.numbers import latency_median
-from dsv4kv.report.page.launches import (
-    across_launches,
-    group_launches,
-    launch_section,
-    middle_launches,
-)
-from dsv4kv.report.record import Case
+from dsv4kv.record.quantities import latency_median
+from dsv4kv.record.schema import Case
+from dsv4kv.view.page.sweep import across_launches, group_launches, launch_section, middle_launches
 from tests.report.page.pages import make_launched
 from tests.report.records import make_case, make_failed_case, make_record, make_sweep_cases
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.report.page.memory import memory_sections, moments_table
+from dsv4kv.view.page.sections import memory_sections, moments_table
 from tests.report.page.pages import make_memory
 from tests.report.records import make_case
 

@@ -5,14 +5,11 @@ from matplotlib.colors import to_hex
 
 from dsv4kv.measure.statistics import Estimate
 from dsv4kv.measure.verdict import Judgement, Verdict
-from dsv4kv.report.page.charts.comparison import ratios_chart
-from dsv4kv.report.page.charts.kernels import kernels_chart
-from dsv4kv.report.page.charts.marks import fit, plain_number
-from dsv4kv.report.page.charts.memory import held_chart, pools_chart
-from dsv4kv.report.page.charts.sweep import Metric, Point, sweep_chart
-from dsv4kv.report.page.charts.timeline import telemetry_chart, tell_spans
-from dsv4kv.report.page.colours import LIGHT
-from dsv4kv.report.page.inputs import ComparedRow, Span, Track
+from dsv4kv.view.page.charts.figure import LIGHT, fit, plain_number
+from dsv4kv.view.page.charts.memory import held_chart, kernels_chart, pools_chart
+from dsv4kv.view.page.charts.sweep import Metric, Point, ratios_chart, sweep_chart
+from dsv4kv.view.page.charts.time import telemetry_chart, tell_spans
+from dsv4kv.view.page.inputs import ComparedRow, Span, Track
 from tests.report.page.drawn import axes_of, only_axes
 from tests.report.page.pages import make_compared, make_judgement, make_memory, make_profile
 from tests.report.records import make_cache, make_pool

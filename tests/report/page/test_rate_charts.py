@@ -2,10 +2,14 @@ import numpy as np
 import pytest
 
 from dsv4kv.measure.statistics import Estimate
-from dsv4kv.report.page.charts.operations import OpRate, Roof, operation_rates
-from dsv4kv.report.page.charts.rates import rates_chart
-from dsv4kv.report.page.charts.roofline import roofline_chart
-from dsv4kv.report.record import Operation
+from dsv4kv.record.schema import Operation
+from dsv4kv.view.page.charts.rates import (
+    OpRate,
+    Roof,
+    operation_rates,
+    rates_chart,
+    roofline_chart,
+)
 from tests.report.page.drawn import only_axes, place_of
 from tests.report.records import make_case, make_operations
 from tests.report.test_gpu_record import make_gpu_case

@@ -1,7 +1,7 @@
-from dsv4kv.report.page.build import Page
-from dsv4kv.report.page.html_table import HtmlTable
-from dsv4kv.report.page.section import Section
-from dsv4kv.report.page.sections import case_sections
+from dsv4kv.view.page.build import Page
+from dsv4kv.view.page.html_table import HtmlTable
+from dsv4kv.view.page.inputs import Section
+from dsv4kv.view.page.sections import case_sections
 from tests.report.page.markup import parse
 from tests.report.page.pages import html_of, make_gpu_record, make_telemetry, page_of
 from tests.report.records import make_sweep_cases

@@ -4,12 +4,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from dsv4kv.report.page.charts.latency import Samples, distribution_chart, order_chart
-from dsv4kv.report.page.charts.operations import operation_rates
-from dsv4kv.report.page.charts.rates import rates_chart
-from dsv4kv.report.page.colours import LIGHT
-from dsv4kv.report.page.figure import Chart, draw_png
-from dsv4kv.report.page.svg import inline_svg, standalone_svg
+from dsv4kv.view.page.charts.figure import LIGHT, Chart, draw_png, inline_svg, standalone_svg
+from dsv4kv.view.page.charts.latency import Samples, distribution_chart, order_chart
+from dsv4kv.view.page.charts.rates import operation_rates, rates_chart
 from tests.report.records import make_case
 
 

@@ -2,13 +2,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.report.page.telemetry import (
+from dsv4kv.record.telemetry import GpuChecks, GpuSamples, GpuState
+from dsv4kv.view.page.telemetry import (
     machine_facts,
     telemetry_tracks,
     tells_limits,
     throttled_spans,
 )
-from dsv4kv.report.telemetry_record import GpuChecks, GpuSamples, GpuState
 from tests.report.page.pages import POLL_NS, make_telemetry
 
 REASONS = st.lists(st.sampled_from([None, 0, 0x1, 0x4, 0x20, 0x24]), min_size=1, max_size=40)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.report.page.write import write_charts, write_page
+from dsv4kv.view.page.write import write_charts, write_page
 from tests.report.page.pages import make_gpu_record
 from tests.report.records import make_case, make_record
 

@@ -4,9 +4,9 @@ from functools import cache
 
 from hypothesis import strategies as st
 
+from dsv4kv.engines.contract import Deployment
 from dsv4kv.model import choose_formats, load_model
 from dsv4kv.model.config import DSV4Config
-from dsv4kv.sizing.deployment import Deployment
 
 MILLION = 2**20
 GIB = 2**30

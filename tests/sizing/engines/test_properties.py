@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.sizing.deployment import Deployment
-from dsv4kv.sizing.engines.registry import ENGINES, find_engine
-from dsv4kv.sizing.engines.vllm import VllmEngine
+from dsv4kv.engines.contract import Deployment
+from dsv4kv.engines.registry import ENGINES, find_engine
+from dsv4kv.engines.vllm.sizing import VllmEngine
 from tests.sizing.engines.deployments import GIB, deployments
 
 OTHERS = [name for name in ENGINES if name != "dsv4kv"]

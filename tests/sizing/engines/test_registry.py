@@ -2,8 +2,8 @@
 
 import pytest
 
+from dsv4kv.engines.registry import ENGINES, engine_family, find_engine
 from dsv4kv.errors import ConfigError
-from dsv4kv.sizing.engines.registry import ENGINES, engine_family, find_engine
 
 
 @pytest.mark.parametrize("name", ENGINES)

@@ -5,11 +5,11 @@ Sources: SGLang 0.5.12 to 0.5.23; start-up logs of 0.5.12, 0.5.15 and of Septemb
 
 import pytest
 
+from dsv4kv.engines.contract import Deployment
+from dsv4kv.engines.registry import find_engine
+from dsv4kv.engines.sglang.pools import Sizes
+from dsv4kv.engines.sglang.sizing import SglangEngine
 from dsv4kv.errors import ConfigError
-from dsv4kv.sizing.deployment import Deployment
-from dsv4kv.sizing.engines.registry import find_engine
-from dsv4kv.sizing.engines.sglang import SglangEngine
-from dsv4kv.sizing.engines.sglang_pools import Sizes
 from tests.sizing.engines.deployments import GIB, MILLION, deploy
 
 

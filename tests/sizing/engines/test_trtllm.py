@@ -5,10 +5,10 @@ from fractions import Fraction
 
 import pytest
 
+from dsv4kv.engines.contract import Deployment
+from dsv4kv.engines.trtllm import TrtllmEngine
 from dsv4kv.errors import ConfigError
 from dsv4kv.model import choose_formats
-from dsv4kv.sizing.deployment import Deployment
-from dsv4kv.sizing.engines.trtllm import TrtllmEngine
 from tests.sizing.engines.deployments import GIB, deploy
 
 ENGINE = TrtllmEngine()

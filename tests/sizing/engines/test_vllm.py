@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from dsv4kv.engines.contract import Deployment
+from dsv4kv.engines.registry import find_engine
+from dsv4kv.engines.vllm.sizing import RELEASES, Release, VllmEngine, closest_divisor
 from dsv4kv.errors import ConfigError
 from dsv4kv.model import choose_formats
-from dsv4kv.sizing.deployment import Deployment
-from dsv4kv.sizing.engines.registry import find_engine
-from dsv4kv.sizing.engines.vllm import RELEASES, Release, VllmEngine
-from dsv4kv.sizing.engines.vllm_groups import closest_divisor
 from tests.sizing.engines.deployments import GIB, MILLION, deploy, variant
 
 

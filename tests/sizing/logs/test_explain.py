@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from dsv4kv.engines.logs.explain import Explanation, explain_log, explain_startup
+from dsv4kv.engines.registry import find_engine
 from dsv4kv.errors import ConfigError
-from dsv4kv.sizing.engines.registry import find_engine
-from dsv4kv.sizing.logs.explain import explain_log, explain_startup
-from dsv4kv.sizing.logs.explanation import Explanation
 from tests.sizing.engines.deployments import deploy
 from tests.sizing.logs.startup import REFUSAL, SGLANG, VLLM_0_26, VLLM_0_33, parsed
 

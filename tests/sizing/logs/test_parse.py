@@ -9,10 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsv4kv.engines.logs.read import find_arguments, rank_of, read_lines, read_log, whole_number
 from dsv4kv.errors import ConfigError
-from dsv4kv.sizing.logs.arguments import find_arguments, whole_number
-from dsv4kv.sizing.logs.lines import rank_of, read_lines
-from dsv4kv.sizing.logs.parse import read_log
 from tests.sizing.logs.startup import (
     REFUSAL,
     SGLANG,

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from dsv4kv.engines.contract import Deployment
+from dsv4kv.engines.logs.recovery import Recovery, recover
+from dsv4kv.engines.logs.setups import named_model
+from dsv4kv.engines.registry import engine_family, find_engine
+from dsv4kv.engines.vllm.sizing import VllmEngine
 from dsv4kv.errors import ConfigError
-from dsv4kv.sizing.deployment import Deployment
-from dsv4kv.sizing.engines.registry import engine_family, find_engine
-from dsv4kv.sizing.engines.vllm import VllmEngine
-from dsv4kv.sizing.logs.recovery import Recovery, recover
-from dsv4kv.sizing.logs.setups import named_model
 from tests.sizing.engines.deployments import GIB, deploy, deployments
 from tests.sizing.logs.startup import REFUSAL, SGLANG, VLLM_0_26, VLLM_0_33, parsed
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from dsv4kv.sizing.deployment import Deployment
-from dsv4kv.sizing.engines.registry import engine_family, find_engine
-from dsv4kv.sizing.logs.explain import explain_startup
-from dsv4kv.sizing.logs.waterfall import Waterfall, compare_logs, make_waterfall
+from dsv4kv.engines.contract import Deployment
+from dsv4kv.engines.logs.explain import explain_startup
+from dsv4kv.engines.logs.waterfall import Waterfall, compare_logs, make_waterfall
+from dsv4kv.engines.registry import engine_family, find_engine
 from tests.sizing.engines.deployments import GIB, deployments
 from tests.sizing.logs.startup import REFUSAL, SGLANG, VLLM_0_26, VLLM_0_33, parsed
 from tests.sizing.logs.test_recovery import told

@@ -1,0 +1,205 @@
+"""Builds a configuration's pools alone and asks everybody how much memory that took."""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import torch
+
+from dsv4kv.bench.build import build_manager, check_device_memory, plan_from
+from dsv4kv.bench.device import CudaDevice, find_device
+from dsv4kv.cache.allocators.contract import Allocator
+from dsv4kv.cache.manager import KVCacheManager
+from dsv4kv.config.bench import BenchConfig
+from dsv4kv.errors import ConfigError
+from dsv4kv.measure.recorder import Recorder
+from dsv4kv.model.plan import CachePlan, checkpoint_bytes
+from dsv4kv.record.profile import MemoryAudit, MemoryMark
+from dsv4kv.record.telemetry import HeldPool, HeldUnits, MemorySeries
+from dsv4kv.serve.reuse import PrefixReuse
+
+SNAPSHOT = "memory.pickle"
+_STATUS = Path("/proc/self/statm")
+_PAGE_BYTES = 4096
+
+
+def audit_memory(config: BenchConfig, folder: Path) -> MemoryAudit:
+    """Memory before and after the pools are built, which are given back afterwards.
+
+    On a GPU torch's allocator writes its history into ``folder``.
+
+    Raises:
+        ConfigError: The pools do not fit, or the workload has none.
+        CudaUnavailable: A GPU is asked for and there is none.
+    """
+    if config.workload.data == "none":
+        raise ConfigError("workload.data is none, and so there are no pools to count: set real.")
+    plan, device = plan_from(config), find_device(config.device)
+    if device is not None:
+        check_device_memory(config, plan, device)
+    _record_history("all" if device else None)
+    before = _mark("before", device)
+    manager = build_manager(config, plan, device)
+    after = _mark("after", device)
+    return MemoryAudit(
+        planned_bytes=plan.total_bytes,
+        pool_bytes=sum(manager.memory_by_pool().values()),
+        marks=[before, after],
+        snapshot=_save_snapshot(folder / SNAPSHOT) if device else None,
+    )
+
+
+def _mark(moment: str, device: CudaDevice | None) -> MemoryMark:
+    on_gpu = device is not None and device.device.type == "cuda"
+    if on_gpu:
+        torch.cuda.synchronize()
+    return MemoryMark(
+        moment=moment,
+        allocated_bytes=torch.cuda.memory_allocated() if on_gpu else None,
+        reserved_bytes=torch.cuda.memory_reserved() if on_gpu else None,
+        device_bytes=_used_on_gpu() if on_gpu else None,
+        resident_bytes=_resident_bytes(),
+    )
+
+
+def _used_on_gpu() -> int | None:
+    """By the UUID: NVML does not follow CUDA_VISIBLE_DEVICES."""
+    uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
+    try:
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        used = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return None
+    return used
+
+
+def _resident_bytes() -> int | None:
+    with suppress(OSError, ValueError, IndexError):
+        return int(_STATUS.read_text().split()[1]) * _PAGE_BYTES
+    return None
+
+
+def _record_history(kind: str | None) -> None:
+    """Let torch's allocator remember what it does, where it works on a GPU."""
+    if torch.cuda.is_available():
+        memory: Any = torch.cuda.memory
+        memory._record_memory_history(enabled=kind)
+
+
+def _save_snapshot(path: Path) -> str | None:
+    if not torch.cuda.is_available():
+        return None
+    memory: Any = torch.cuda.memory
+    memory._dump_snapshot(str(path))
+    _record_history(None)
+    return str(path)
+
+
+MOST_POINTS = 256
+"""More cannot be told apart in a chart, and a record of a hundred cases stays small."""
+_ORDER = ("main", "indexer", "window", "state", "checkpoints")
+
+
+class MemoryWatch:
+    """Keeps, of every stretch of steps, the moment at which most blocks were held.
+
+    Stretches begin as single steps. Whenever the points are too many, neighbours become one, so
+    that any run has between half of ``MOST_POINTS`` and all of them.
+    """
+
+    def __init__(
+        self, manager: KVCacheManager, recorder: Recorder, reuse: PrefixReuse | None
+    ) -> None:
+        """Prepare to watch; the time begins with the first look."""
+        self._manager, self._recorder = manager, recorder
+        self._units = list(_list_units(manager, reuse))
+        self._start_ns: int | None = None
+        self._steps, self._stride = 0, 1
+        self._points: list[tuple[int, int, list[int]]] = []  # blocks, time, units held
+        self._most = -1  # blocks of the last point
+
+    def look(self) -> None:
+        """Another step is done. Most only count their blocks; reading more stops the clock."""
+        blocks = self._manager.num_held_blocks
+        begins = self._steps % self._stride == 0
+        self._steps += 1
+        if begins or blocks > self._most:
+            now_ns = self._recorder.now_ns()  # before the clock stands still, or it would go back
+            with self._recorder.excluded():
+                self._keep(blocks, now_ns, begins=begins)
+
+    def series(self) -> MemorySeries:
+        """Everything seen so far."""
+        return MemorySeries(
+            stride_steps=self._stride,
+            at_ns=[at_ns for _, at_ns, _ in self._points],
+            units=[
+                HeldUnits(name=name, units=units, held=[held[n] for *_, held in self._points])
+                for n, (name, units, _) in enumerate(self._units)
+            ],
+            pools=list(_list_pools(self._manager.plan, {name for name, *_ in self._units})),
+        )
+
+    def _keep(self, blocks: int, now_ns: int, *, begins: bool) -> None:
+        if self._start_ns is None:
+            self._start_ns = now_ns
+        if not begins:
+            self._points.pop()
+        elif len(self._points) == MOST_POINTS:
+            pairs = zip(self._points[::2], self._points[1::2], strict=True)
+            self._points = [max(pair, key=lambda point: point[0]) for pair in pairs]
+            self._stride *= 2
+        self._points.append(
+            (blocks, now_ns - self._start_ns, [count() for *_, count in self._units])
+        )
+        self._most = blocks
+
+
+def _list_units(
+    manager: KVCacheManager, reuse: PrefixReuse | None
+) -> Iterator[tuple[str, int, Callable[[], int]]]:
+    """What is counted: its name, how many there are, and how many are held now."""
+    for table in manager.tables:
+        yield _blocks_name(table.group.name), table.allocator.num_blocks, _held(table.allocator)
+    slots = manager.plan.num_slots
+    yield "slots", slots, lambda: slots - manager.num_free_slots
+    if reuse is not None:
+        blocks = manager.tables[0].allocator.num_blocks
+        yield "cached blocks", blocks, lambda: reuse.num_cached_blocks
+        yield "checkpoints", reuse.num_checkpoints, lambda: reuse.num_saved_checkpoints
+
+
+def _held(allocator: Allocator) -> Callable[[], int]:
+    return lambda: allocator.num_held
+
+
+def _blocks_name(group: str) -> str:
+    return "blocks" if group == "model" else f"{group} blocks"
+
+
+def _list_pools(plan: CachePlan, units: set[str]) -> Iterator[HeldPool]:
+    """Every pool with the bytes of one of its units, layers of a type together."""
+    sizes: dict[tuple[str, str, str], int] = {}
+
+    def add(pool: str, layer_type: str, unit: str, size: int) -> None:
+        if size:
+            sizes[pool, layer_type, unit] = sizes.get((pool, layer_type, unit), 0) + size
+
+    for schema in plan.schemas:
+        layer_type = schema.layer.attn.value
+        if (group := plan.group_of(schema.layer.layer_idx)) is not None:
+            blocks = _blocks_name(group.name)
+            for pool, page in (("main", schema.main), ("indexer", schema.indexer)):
+                add(pool, layer_type, blocks, page.page_bytes if page else 0)
+        add("window", layer_type, "slots", schema.window_bytes)
+        add("state", layer_type, "slots", schema.state_bytes)
+        if "checkpoints" in units:
+            add("checkpoints", "all", "checkpoints", checkpoint_bytes(schema))
+    for (pool, layer_type, unit), size in sorted(
+        sizes.items(), key=lambda s: _ORDER.index(s[0][0])
+    ):
+        yield HeldPool(name=pool, layer_type=layer_type, unit=unit, unit_bytes=size)

@@ -1,0 +1,223 @@
+"""A profile from the plan to the record: the run, and what the profiler found."""
+
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from dsv4kv.bench.device import describe_gpu, find_device
+from dsv4kv.bench.memory import audit_memory
+from dsv4kv.bench.profiled import run_profiled
+from dsv4kv.config.load import LoadedConfig
+from dsv4kv.errors import ConfigError, ProfileError
+from dsv4kv.files import replacing
+from dsv4kv.measure.environment import capture_environment
+from dsv4kv.measure.profilers.attached import Attached, CudaProfiler, Kineto, has_nvtx
+from dsv4kv.measure.profilers.classify import shipped_rules
+from dsv4kv.measure.profilers.files import read_profile
+from dsv4kv.measure.profilers.sessions import (
+    Command,
+    Profiled,
+    find_tool,
+    name_files,
+    ncu_profile,
+    nsys_profile,
+    require_tool,
+    run_ncu,
+    run_nsys,
+    version_of,
+)
+from dsv4kv.record.kernel_table import build_table
+from dsv4kv.record.schema import Case, Environment, RunRecord
+from dsv4kv.record.store import dumps, load_record, new_run_id
+from dsv4kv.traces import resolve_trace, trace_sha256
+
+Tool = Literal["nsys", "ncu", "torch"]
+_PACKAGES = {"nsys": "Nsight Systems", "ncu": "Nsight Compute"}
+_STEPS = {"nsys": 10, "torch": 10, "ncu": 1}
+RUN, OUTPUT = "run.json", "step"
+"""In a profile's folder: what the profiled program tells, and the profiler's file less suffix."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be profiled, and how.
+
+    Attributes:
+        loaded: The configuration, overrides applied.
+        overrides: ``a.b=c`` options, in effect.
+        argv: The command line.
+        tool: Who profiles.
+        why: Why this one.
+        steps: Decode steps to look at; None takes the tool's own number.
+        folder: Where the profiler's files go.
+        kernels: Kernels that ncu is to look at, by a regular expression; None is all.
+        timeout_s: When a profiler is ended.
+    """
+
+    loaded: LoadedConfig
+    overrides: Sequence[str]
+    argv: Sequence[str]
+    tool: Tool
+    why: str
+    steps: int | None
+    folder: Path
+    kernels: str | None
+    timeout_s: float
+
+    @property
+    def num_steps(self) -> int:
+        """Decode steps to look at."""
+        return self.steps or _STEPS[self.tool]
+
+
+def choose_tool(wanted: Tool | None, device: str) -> tuple[Tool, str]:
+    """The profiler to use, and why; ``device`` is ``auto``, ``cpu`` or ``cuda``."""
+    if wanted is not None:
+        return wanted, f"asked for with --{wanted}"
+    nsys = find_tool("nsys")
+    if find_device(device) is None:
+        return "torch", "torch.profiler, since there is no GPU"
+    if nsys is None:
+        return "torch", "torch.profiler, since nsys is not on PATH"
+    return "nsys", f"nsys, since it is on PATH ({nsys})"
+
+
+def name_folder(loaded: LoadedConfig, out: Path) -> Path:
+    """A new folder for the files of one profile; it is named as the run."""
+    return out / new_run_id(f"profile-{loaded.config.name}", datetime.now(UTC))
+
+
+def make_command(plan: Plan) -> Command:
+    """The profiler's command line.
+
+    Raises:
+        ProfileError: It is not installed.
+        ConfigError: It has none, as it runs inside the process.
+    """
+    program = [sys.executable, "-m", "dsv4kv", "profile", plan.loaded.source]
+    program += [word for each in plan.overrides for word in ("--set", each)]
+    program += ["--steps", str(plan.num_steps), "--child", str(plan.folder / RUN)]
+    output = plan.folder / OUTPUT
+    if plan.tool == "torch":
+        raise ConfigError(
+            "torch.profiler runs inside the process and has no command line: add --nsys or --ncu."
+        )
+    path = require_tool(plan.tool, _PACKAGES[plan.tool])
+    if plan.tool == "nsys":
+        return nsys_profile(path, output, program)
+    return ncu_profile(path, output, program, plan.kernels, own_domain=has_nvtx())
+
+
+def reproduce(plan: Plan) -> str:
+    """The command line that profiles so again."""
+    words = ["dsv4kv", "profile", plan.loaded.source, f"--{plan.tool}"]
+    words += [word for each in plan.overrides for word in ("--set", each)]
+    return shlex.join([*words, "--steps", str(plan.num_steps)])
+
+
+_KINETO_TRACE = "step.trace.json.gz"
+
+
+def be_profiled(plan: Plan, target: Path) -> None:
+    """Be the profiled program: run the workload and write what it did to ``target``."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _run_in_process(plan, CudaProfiler(), lambda record: _write(target, dumps(record)))
+
+
+def run_profile(plan: Plan, *, memory: bool) -> RunRecord:
+    """Profile a workload, and read what the profiler found.
+
+    Raises:
+        ProfileError: The profiler is missing, fails, hangs, or its file cannot be read.
+        Dsv4kvError: The workload cannot run.
+    """
+    command = Command([], []) if plan.tool == "torch" else make_command(plan)
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    audit = audit_memory(plan.loaded.config, plan.folder) if memory else None
+    record, profiled = _run_kineto(plan) if plan.tool == "torch" else _run_tool(plan, command)
+    (case,) = record.cases
+    assert case.profile is not None
+    table = build_table(read_profile(profiled.file), shipped_rules(), case.profile.useful_bytes)
+    more = {"notes": [*profiled.notes, *table.notes], "tool_version": _version(command, record)}
+    profile = case.profile.model_copy(
+        update={
+            "why": plan.why,
+            "command": command.words,
+            "files": [str(path) for path in profiled.files],
+            "table": table.model_copy(update=more),
+            "memory": audit,
+        }
+    )
+    done = case.model_copy(update={"profile": profile})
+    return record.model_copy(
+        update={"cases": [done], "argv": list(plan.argv), "reproduce": reproduce(plan)}
+    )
+
+
+def _run_kineto(plan: Plan) -> tuple[RunRecord, Profiled]:
+    kineto, kept = Kineto(), list[RunRecord]()
+    _run_in_process(plan, kineto, kept.append)
+    path = plan.folder / _KINETO_TRACE
+    kineto.save(path)
+    return kept[0], Profiled(path, [path], [])
+
+
+def _run_tool(plan: Plan, command: Command) -> tuple[RunRecord, Profiled]:
+    output, told = plan.folder / OUTPUT, plan.folder / RUN
+    if plan.tool == "nsys":
+        report = output.with_suffix(".nsys-rep")
+        profiled = run_nsys(command.words[0], command, report, plan.timeout_s)
+    else:
+        profiled = run_ncu(command, output.with_suffix(".ncu-rep"), plan.timeout_s)
+    if not told.is_file():
+        raise ProfileError(
+            f"the profiled program ended before it told what it did. {name_files(plan.folder)}"
+        )
+    return load_record(told), profiled
+
+
+def _version(command: Command, record: RunRecord) -> str | None:
+    """Version of the profiler: torch's own comes with torch."""
+    if command.words:
+        return version_of(command.words[0])
+    torch = record.environment.versions.get("torch")
+    return f"torch {torch}" if torch else None
+
+
+def _run_in_process(plan: Plan, profiler: Attached, keep: Callable[[RunRecord], None]) -> None:
+    started, config = datetime.now(UTC), plan.loaded.config
+    environment = Environment(**capture_environment(), gpu=describe_gpu(config.device))
+
+    def keep_case(case: Case) -> None:
+        keep(_record(plan, environment, started, case))
+
+    run_profiled(config, profiler, plan.num_steps, keep_case, environment.memory_bytes)
+
+
+def _record(plan: Plan, environment: Environment, started: datetime, case: Case) -> RunRecord:
+    config = plan.loaded.config
+    trace = config.workload.trace
+    return RunRecord(
+        run_id=plan.folder.resolve().name,
+        started_utc=started.isoformat(timespec="seconds"),
+        ended_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+        status="complete",
+        argv=list(plan.argv),
+        reproduce=reproduce(plan),
+        config_source=plan.loaded.source,
+        config_sha256=plan.loaded.sha256,
+        trace_source=trace,
+        trace_sha256=trace_sha256(resolve_trace(trace)) if trace else None,
+        seed=config.measure.seed,
+        environment=environment,
+        cases=[case],
+    )
+
+
+def _write(path: Path, text: str) -> None:
+    with replacing(path) as file:
+        file.write(text.encode())

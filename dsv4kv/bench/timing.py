@@ -1,0 +1,142 @@
+"""Times equal calls on a GPU: captured in a graph, as often as it takes, and replayed."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dsv4kv.bench.device import CudaDevice
+from dsv4kv.measure.protocol import Budget, ReplayTimer, Throttled, Timing
+from dsv4kv.measure.telemetry.telemetry import Window
+from dsv4kv.ops.cuda.launch import prepare
+from dsv4kv.ops.kernels.bandwidth import (
+    THREADS,
+    plan_copy_peak,
+    plan_nothing,
+    plan_read_peak,
+    plan_write_peak,
+)
+from dsv4kv.ops.kernels.launch import MOST_BLOCKS
+from dsv4kv.record.schema import Peak, PeakName
+from dsv4kv.serve.graphs import Graph
+
+EMPTY_GRAPH, EMPTY_KERNEL = "empty graph", "empty kernel"
+
+_CHAIN = 64  # empty kernels, one after the other
+
+
+class CallTimer:
+    """Times calls on one GPU, which stays warm from one to the next.
+
+    Attributes:
+        device: The GPU.
+    """
+
+    def __init__(
+        self,
+        device: CudaDevice,
+        windows: list[Window] | None = None,
+        throttled: Throttled | None = None,
+        budget: Budget | None = None,
+    ) -> None:
+        """Time on ``device``.
+
+        Args:
+            device: The GPU.
+            windows: When what was timed is added to them.
+            throttled: Whether the GPU was, between two moments; None where nobody knows.
+            budget: The time that there is; None is as much as it takes.
+        """
+        self.device = device
+        self._windows = [] if windows is None else windows
+        sleep: Any = torch.cuda._sleep if device.device.type == "cuda" else None
+        self._replays = ReplayTimer(device.make_event, sleep, throttled=throttled)
+        self._budget = budget or Budget(None)
+
+    def share_ns(self, measurements: int) -> int | None:
+        """Time for the first of so many measurements to come; None where too little is left."""
+        return self._budget.share_ns(measurements, self._replays.rules.least_total_ns)
+
+    def time(
+        self,
+        calls: Sequence[Callable[[], None]],
+        name: str,
+        layer_type: str | None = None,
+        temperature: str | None = None,
+    ) -> list[int]:
+        """Nanoseconds of one of the calls, all of one kind, which run one after the other."""
+        return self.measure(calls, name, layer_type, temperature).samples_ns
+
+    def measure(
+        self,
+        calls: Sequence[Callable[[], None]],
+        name: str,
+        layer_type: str | None = None,
+        temperature: str | None = None,
+        most_ns: int | None = None,
+    ) -> Timing:
+        """``time``, and how it went; it ends after ``most_ns`` in any case."""
+        graph = self._capture(calls)
+        rounds = self._replays.rounds_for(graph.replay) if calls else 1
+        if rounds > 1:
+            graph = self._capture([*calls] * rounds)
+        timing = self._replays.time(graph.replay, rounds * max(1, len(calls)), most_ns)
+        span = timing.started_ns, timing.ended_ns
+        self._windows.append(Window(name, layer_type, temperature, *span, timing))
+        return timing
+
+    def time_floors(self) -> list[int]:
+        """Time what any kernel of a graph takes: nanoseconds of one that does nothing.
+
+        And a graph without work, as a window alone: torch launches two small kernels for any.
+        """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that it is empty
+            self.measure([], EMPTY_GRAPH)
+        nothing = plan_nothing(torch.empty(1, device=self.device.device))
+        return self.time([prepare(nothing)] * _CHAIN, EMPTY_KERNEL)
+
+    def _capture(self, calls: Sequence[Callable[[], None]]) -> Graph:
+        def run() -> None:
+            for call in calls:
+                call()
+
+        return self.device.make_capturer().capture(run)
+
+
+_CALLS = 4  # in one graph
+_MOST_NS = 5_000_000_000  # of each: they are steady, and every row waits for them
+
+
+def measure_peaks(
+    device: CudaDevice, size_bytes: int, timer: CallTimer | None = None
+) -> list[Peak]:
+    """Copy, read and write ``size_bytes``; a copy reads and writes every byte.
+
+    Torch's copy stands beside the one with our own accesses, and the faster is what others are
+    held against. Buffers are filled with random bytes: zeros may be stored or moved in fewer.
+    """
+    timer = timer or CallTimer(device)
+    source = torch.empty(size_bytes, dtype=torch.uint8, device=device.device).random_(0, 256)
+    target = torch.empty_like(source)
+    sums = torch.empty(MOST_BLOCKS * THREADS, dtype=torch.int32, device=device.device)
+    calls: dict[PeakName, tuple[int, Callable[[], None]]] = {
+        "copy": (2 * size_bytes, prepare(plan_copy_peak(source, target))),
+        "torch_copy": (2 * size_bytes, partial(_copy, target, source)),
+        "read": (size_bytes, prepare(plan_read_peak(source, sums))),
+        "write": (size_bytes, prepare(plan_write_peak(target))),
+    }
+    peaks = []
+    for name, (moved, call) in calls.items():
+        timing = timer.measure([call] * _CALLS, name, most_ns=_MOST_NS)
+        if timing.samples_ns:
+            samples_ns, throttled = timing.samples_ns, timing.throttled
+            peaks.append(Peak(name=name, bytes=moved, samples_ns=samples_ns, throttled=throttled))
+    return peaks
+
+
+def _copy(target: Tensor, source: Tensor) -> None:
+    target.copy_(source)

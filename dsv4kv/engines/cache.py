@@ -1,0 +1,191 @@
+"""What an engine's prefix cache answers while requests run side by side."""
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from dsv4kv.engines.contract import Deployment
+from dsv4kv.engines.prefix import prefix_rule
+from dsv4kv.engines.speculation import SPECULATIONS, Speculation
+from dsv4kv.engines.vllm.groups import TailGroup, cut_groups
+from dsv4kv.errors import ConfigError
+from dsv4kv.model.config import DSV4Config
+from dsv4kv.model.schema import choose_formats
+from dsv4kv.prefix.paths import PathTable
+
+
+class Hit(NamedTuple):
+    """What a request found, in blocks of context.
+
+    Attributes:
+        resumed: Where it goes on.
+        found: What is cached of its context alone.
+        marked: The last of these whose window and state were ever there.
+    """
+
+    resumed: int
+    found: int
+    marked: int
+
+
+class EngineCache(Protocol):
+    """Blocks of one pool, what is cached in them, and who uses it.
+
+    Requests are known by their places in the trace. Blocks of decoded tokens belong to nobody:
+    the trace has no ids for them.
+
+    Attributes:
+        total: All blocks.
+        per_shared: Blocks of what prompts share: 1.
+        freed: Grows whenever more may have become available.
+    """
+
+    total: int
+    per_shared: int
+    freed: int
+
+    @property
+    def evicted(self) -> int:
+        """Cached blocks evicted so far."""
+
+    @property
+    def free(self) -> int:
+        """Blocks that hold nothing."""
+
+    @property
+    def private(self) -> int:
+        """Blocks that one request holds for itself."""
+
+    @property
+    def cached(self) -> int:
+        """Cached blocks that nobody uses."""
+
+    @property
+    def shared(self) -> int:
+        """Cached blocks that requests use."""
+
+    @property
+    def available(self) -> int:
+        """Blocks that can be had: free, or to be evicted, less those promised."""
+
+    @property
+    def windows(self) -> int:
+        """Pages of a pool of their own that windows take; 0 where there is none."""
+
+    def refuses(self, tokens: int) -> str:
+        """Why a request of so many tokens can never run; empty if it can."""
+
+    def peek(self, request: int, tokens: int) -> int:
+        """Blocks of context that a prompt of so many tokens would find; nothing changes."""
+
+    def fits(self, request: int, tokens: int, promised: int) -> bool:
+        """Whether a prompt can begin and end where ``promised`` blocks are others'."""
+
+    def begin(self, request: int, tokens: int) -> Hit:
+        """Use what is cached of a prompt; everything it needs can be had from now on."""
+
+    def compute(self, request: int, position: int) -> int:
+        """Cache what is computed up to ``position``; returns the blocks that others can find."""
+
+    def decode(self, request: int) -> None:
+        """The prompt is computed and more tokens follow: keep only what these need."""
+
+    def end(self, request: int, decoded_blocks: int) -> int:
+        """Give everything back, with so many blocks that decoding took.
+
+        Returns:
+            Blocks of its prompt that it cached: an engine may cache the last of them now.
+        """
+
+    def take(self, blocks: int) -> None:
+        """Take blocks for decoded tokens; raises ``OutOfBlocks``."""
+
+
+DEFAULT_CHUNK_TOKENS = 8192
+"""vLLM's ``max_num_batched_tokens`` on large GPUs."""
+ENGINE_BLOCK_TOKENS = 256
+"""Tokens of a block or page that engines take for DeepSeek-V4."""
+WINDOW_RATIO = 10
+"""SGLang's ``swa_full_tokens_ratio`` is 0.1."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The cache that a rule is given.
+
+    Attributes:
+        table: The trace.
+        tokens: Size in tokens of context: so many whole blocks.
+        block_tokens: Tokens of a block or page.
+        model: Whose windows and states are to be kept.
+        chunk_tokens: Tokens of a prompt computed at once, where it matters.
+        speculation: How drafts are made.
+    """
+
+    table: PathTable
+    tokens: int
+    block_tokens: int
+    model: DSV4Config
+    chunk_tokens: int = DEFAULT_CHUNK_TOKENS
+    speculation: Speculation = SPECULATIONS["none"]
+
+    @property
+    def blocks(self) -> int:
+        """Whole blocks of the pool."""
+        return self.tokens // self.block_tokens
+
+    @property
+    def window_pages(self) -> int:
+        """Pages of SGLang's pool of windows."""
+        return self.blocks // WINDOW_RATIO
+
+
+def tail_groups(pool: Pool) -> tuple[TailGroup, ...]:
+    """Windows and states of vLLM 0.33, as its sizing rules know them.
+
+    Draft layers add none: their windows share the groups that are there. They share their sizes,
+    too, so all groups of windows give up what one of them must.
+
+    Raises:
+        ConfigError: Blocks in which a window and what a draft needs behind it have no room.
+    """
+    deployment = Deployment(
+        pool.model,
+        choose_formats(pool.model, indexer="fp8"),
+        max_context_tokens=pool.model.max_context_tokens,
+        in_flight_tokens=pool.chunk_tokens,
+        block_tokens=pool.block_tokens,
+    )
+    needs = [
+        (need.storage, TailGroup(need.block_tokens, need.blocks))
+        for need in prefix_rule("vllm:0.33", deployment).needs
+        if need.blocks is not None
+        for _ in range(need.groups)
+    ]
+    drafting = frozenset(n for n, (storage, _) in enumerate(needs) if storage == "window")
+    groups = cut_groups(tuple(group for _, group in needs), pool.speculation, drafting)
+    longest = max(group.tail_tokens + max(0, group.parts[-1].end_tokens) for group in groups)
+    if pool.speculation.drops and longest > pool.block_tokens:
+        raise ConfigError(
+            f"what drafts make of hits is not known for blocks of {pool.block_tokens} tokens: a "
+            f"window and the block behind it are {longest}. vLLM takes {ENGINE_BLOCK_TOKENS}."
+        )
+    return groups
+
+
+def draft_needs(pool: Pool, *, windows: bool) -> tuple[int, int]:
+    """Tokens behind a hit that must be known for drafts, and tokens that a hit gives up."""
+    drafts = pool.speculation
+    if not drafts.drops:
+        return drafts.key_tokens, 0
+    if not windows:
+        return 0, pool.block_tokens
+    return max(part.end_tokens for group in tail_groups(pool) for part in group.parts), 0
+
+
+def check_pages(pool: Pool) -> None:
+    """Refuse pages that are smaller than a window; raises ``ConfigError``."""
+    if pool.block_tokens < pool.model.window_tokens:
+        raise ConfigError(
+            f"pages of {pool.block_tokens} tokens do not hold a window of "
+            f"{pool.model.window_tokens}: SGLang's are {ENGINE_BLOCK_TOKENS}."
+        )

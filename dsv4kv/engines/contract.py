@@ -1,0 +1,164 @@
+"""What every engine's sizing rules answer, in exact integers and fractions of bytes."""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import Protocol
+
+from dsv4kv.errors import ConfigError
+from dsv4kv.model.config import DSV4Config
+from dsv4kv.model.schedule import AttentionType, build_schedule
+from dsv4kv.model.schema import CacheFormats
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """One replica of a model on one rank (GPU): what an engine sizes.
+
+    Attributes:
+        model: The model.
+        layers: Indices of the layers this rank holds, draft layers left out; None for all.
+        draft_layers: Draft (MTP, DSpark) layers this rank holds: sliding window only.
+        formats: Entry formats by place.
+        max_context_tokens: Longest request (``max_model_len``).
+        in_flight_tokens: Tokens one request may have in flight: the chunk budget of a step
+            (``max_num_batched_tokens``, ``chunked_prefill_size``) times the batches that run at
+            once (vLLM up to 0.25 does not count batches: there it is the chunk budget alone).
+        concurrency: Requests to be served at once (``max_num_seqs``, ``max_running_requests``);
+            None where it is what is asked for.
+        block_tokens: Tokens of context one block covers; None takes the engine's own.
+        state_bytes: Bytes of one element of the compressor state: 4 (float32) or 2 (bfloat16).
+        online_state: HCA keeps its state as a running softmax.
+        draft_tokens: Speculative tokens that may be rolled back.
+        window_ratio: SGLang's ``swa_full_tokens_ratio``; None where it is not given.
+    """
+
+    model: DSV4Config
+    formats: CacheFormats
+    max_context_tokens: int
+    in_flight_tokens: int
+    layers: tuple[int, ...] | None = None
+    draft_layers: int = 0
+    concurrency: int | None = None
+    block_tokens: int | None = None
+    state_bytes: int = 4
+    online_state: bool = False
+    draft_tokens: int = 0
+    window_ratio: float | None = None
+
+
+@dataclass(frozen=True)
+class PoolCost:
+    """What one kind of storage costs on one rank, over all layers of one type.
+
+    Attributes:
+        pool: ``main``, ``indexer``, ``window``, ``state`` or ``tables``.
+        layer_type: ``swa``, ``csa``, ``hca``, ``dsa``, ``draft`` or ``all``.
+        layers: Layers that have it.
+        fixed_bytes: Of every request, whatever its length, in steady decode.
+        in_flight_bytes: Reserved for every request on top, for the tokens in flight.
+        marginal_bytes: Of every token of context, useful bytes only.
+        padding_bytes: Of every token of context on top, lost to alignment of full pages.
+        shared_bytes: Held once, however many requests run.
+    """
+
+    pool: str
+    layer_type: str
+    layers: int
+    fixed_bytes: int = 0
+    in_flight_bytes: int = 0
+    marginal_bytes: Fraction = Fraction(0)
+    padding_bytes: Fraction = Fraction(0)
+    shared_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What an engine makes of the memory it is given.
+
+    Attributes:
+        cache_bytes: Bytes of the memory that become cache.
+        units: Blocks (or, for SGLang, full tokens) that fit.
+        unit_bytes: Bytes of one of them, over all layers.
+        units_per_request: Of one request of ``max_context_tokens``, reserve included.
+        printed_tokens: The number of tokens that the engine prints; None where it prints none.
+        concurrency: Requests of ``max_context_tokens`` that fit at once, as the engine counts.
+        log_lines: The lines the engine logs, word for word, without prefixes.
+    """
+
+    cache_bytes: int
+    units: int
+    unit_bytes: Fraction
+    units_per_request: Fraction
+    printed_tokens: int | None
+    concurrency: Fraction
+    log_lines: tuple[str, ...]
+
+
+class Engine(Protocol):
+    """The sizing rules of one version of one engine: pure functions of a deployment."""
+
+    @property
+    def name(self) -> str:
+        """As users write it: ``vllm:0.33``."""
+
+    @property
+    def seen_in_logs(self) -> bool:
+        """Whether the rules were checked against published start-up logs.
+
+        Otherwise they are derived from the engine's source alone, and every answer says so.
+        """
+
+    def costs(self, deployment: Deployment) -> tuple[PoolCost, ...]:
+        """Every pool's fixed, in-flight and marginal bytes; raises ``ConfigError``."""
+
+    def request_bytes(self, deployment: Deployment, tokens: int, *, in_flight: int) -> int:
+        """Bytes that a request of so many tokens takes out of the cache.
+
+        Whole blocks and pages, with the reserve for ``in_flight`` tokens; monotone in both.
+        """
+
+    def shared_bytes(self, deployment: Deployment) -> int:
+        """Bytes held once, before any request."""
+
+    def capacity(self, deployment: Deployment, available_bytes: int) -> Capacity:
+        """What fits into ``available_bytes`` of one rank; raises ``ConfigError``."""
+
+
+DRAFT = "draft"
+_V4_RATIOS = {0, 4, 128}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer of the model: its index, its type (``swa``, ``csa``, ``hca``, ``draft``)."""
+
+    index: int
+    kind: str
+    held: bool
+
+
+@lru_cache(maxsize=256)
+def layers_of(deployment: Deployment, engine: str) -> tuple[Layer, ...]:
+    """Every layer of the model and the drafts of this rank, in model order.
+
+    Raises:
+        ConfigError: A model whose layout the engine's V4 rules do not describe, or an unknown
+            layer.
+    """
+    model = deployment.model
+    others = sorted(set(model.compress_ratios) - _V4_RATIOS)
+    if model.architecture != "v4" or others or model.kv_owners is not None:
+        raise ConfigError(
+            f"the rules of {engine} are those of DeepSeek-V4 (layers of ratio 0, 4 and 128, each "
+            f"with its own cache), which {model.name} is not: choose a V4 model, or the engine "
+            "dsv4kv."
+        )
+    wanted = None if deployment.layers is None else set(deployment.layers)
+    held = {spec.layer_idx for spec in build_schedule(model, layers=wanted)}
+    own = [
+        Layer(spec.layer_idx, AttentionType(spec.attn).value, spec.layer_idx in held)
+        for spec in build_schedule(model)
+    ]
+    drafts = range(model.num_layers, model.num_layers + deployment.draft_layers)
+    return (*own, *(Layer(index, DRAFT, held=True) for index in drafts))

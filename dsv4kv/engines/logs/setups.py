@@ -1,0 +1,105 @@
+"""Configurations that a log may have come from, before its numbers are looked at."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dsv4kv.engines.logs.read import StartupLog
+from dsv4kv.errors import ConfigError
+from dsv4kv.model.config import DSV4Config
+from dsv4kv.model.presets import load_model, preset_names
+from dsv4kv.model.schema import CacheFormats, choose_formats
+
+_DRAFT_LAYERS = {"mtp": 1, "eagle": 1, "nextn": 1, "dspark": 3}
+_OTHER_FAMILIES = re.compile(
+    r"v4\.\d|v3|v2|\br1\b|qwen|llama|mi[sx]tral|gemma|glm|kimi|gpt|phi-|minimax|ernie|hunyuan"
+)
+_FORMAT = {"bf16": "bf16", "bfloat16": "bf16", "fp8_inc": "fp8"}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A model and what is served of it, with how well the log's words agree.
+
+    Attributes:
+        model: A V4 preset.
+        formats: Entry formats.
+        draft_layers: Draft layers beside the model's own.
+        told: Statements of the log that agree: model name, drafts, indexer format.
+    """
+
+    model: DSV4Config
+    formats: CacheFormats
+    draft_layers: int
+    told: int
+
+
+def possible_setups(log: StartupLog) -> Iterator[Setup]:
+    """Every model, number of draft layers and indexer format that the log does not rule out.
+
+    Raises:
+        ConfigError: The log names a model whose cache is not DeepSeek-V4's.
+    """
+    named = named_model(log)
+    main = _FORMAT.get(log.text("cache_dtype") or "", "fp8_ds_mla")
+    for name in [named] if named else v4_presets():
+        model = load_model(name)
+        for drafts, drafts_told in _drafts(log):
+            for indexer, indexer_told in _indexers(log):
+                formats = choose_formats(model, main, main, indexer)
+                told = (named is not None) + drafts_told + indexer_told
+                yield Setup(model, formats, drafts, told)
+
+
+def block_tokens(log: StartupLog) -> int | None:
+    """The block or page size of the arguments; other tables' sizes are no multiples of 128."""
+    block = log.whole("block")
+    return block if block and block % 128 == 0 else None
+
+
+def v4_presets() -> list[str]:
+    """Presets that the engines' V4 rules describe."""
+    return [name for name in preset_names() if re.fullmatch(r"v4-\w+", name)]
+
+
+def named_model(log: StartupLog) -> str | None:
+    """The preset that the log's model name means; None where it names none.
+
+    Raises:
+        ConfigError: A model with another cache.
+    """
+    told = (log.text("model") or "").lower()
+    name = re.sub(r"[^a-z0-9.]+", "-", told)
+    for preset in v4_presets():
+        if re.search(rf"(^|[-a-z]){re.escape(preset)}(-|$)", name):
+            return preset
+    if _OTHER_FAMILIES.search(name):
+        raise ConfigError(
+            f"{log.source}: the log is of {told!r}, whose cache the rules do not describe: "
+            f"they are those of {', '.join(v4_presets())}."
+        )
+    return None
+
+
+def draft_method(log: StartupLog) -> str | None:
+    """The speculative method the log names."""
+    method = log.text("method")
+    return method.lower() if method else None
+
+
+def _drafts(log: StartupLog) -> list[tuple[int, bool]]:
+    """Draft layers that are possible, with whether the log tells them."""
+    method = draft_method(log)
+    if method is None:
+        return [(0, False), (1, False), (3, False)]
+    for part, layers in _DRAFT_LAYERS.items():
+        if part in method:
+            return [(layers, True)]
+    return [(0, False), (1, False), (3, False)]
+
+
+def _indexers(log: StartupLog) -> list[tuple[str, bool]]:
+    fp4 = log.text("fp4_indexer")
+    if fp4 is None:
+        return [("fp8", False), ("mxfp4", False)]
+    return [("mxfp4" if fp4.lower() == "true" else "fp8", True)]

@@ -1,0 +1,340 @@
+"""SGLang's prefix trees for requests that run side by side.
+
+A prompt is inserted when it is computed to its end, as the rules do that serve one request at a
+time; the engine inserts every chunk.
+"""
+
+import heapq
+from dataclasses import dataclass
+from itertools import count
+
+import numpy as np
+
+from dsv4kv.engines.cache import Hit, Pool
+from dsv4kv.errors import OutOfBlocks
+from dsv4kv.prefix.paths import Ints, PathTable, Shape
+
+
+class Node:
+    """Pages ``begin`` to ``end`` of one request's path.
+
+    Attributes:
+        used: Clock of its last use; a node that is gone has -1.
+        locks: Running requests that need it.
+        window: Clock of the last use of its windows; -1 where it has none.
+        window_locks: Running requests that need these.
+        marked: Whether it ever had any.
+    """
+
+    __slots__ = (
+        "begin",
+        "children",
+        "end",
+        "locks",
+        "marked",
+        "parent",
+        "request",
+        "used",
+        "window",
+        "window_locks",
+    )
+
+    def __init__(self, request: int, begin: int, end: int, parent: "Node | None") -> None:
+        self.request, self.begin, self.end = request, begin, end
+        self.parent = parent
+        self.children: dict[int, Node] = {}
+        self.used = self.locks = 0
+        self.window, self.window_locks, self.marked = -1, 0, False
+
+
+class PageTree:
+    """The tree, and its leaves by age.
+
+    Attributes:
+        root: Of no pages.
+        free: Pages that hold nothing.
+        stored: Pages of all nodes.
+        locked: Of which running requests need.
+        evicted: Pages evicted so far.
+    """
+
+    def __init__(self, shape: Shape, pages: int) -> None:
+        """An empty cache of so many pages."""
+        self._shape = shape
+        self.root = Node(-1, 0, 0, None)
+        self.free = pages
+        self.stored = self.locked = self.evicted = 0
+        self._clock = 0
+        self._leaves: list[tuple[int, int, Node]] = []
+        self._tickets = count()
+
+    def peek(self, request: int, limit: int) -> list[tuple[Node, int]]:
+        """The nodes that ``walk`` would pass, with the pages matched to the end of each."""
+        shape, node, way = self._shape, self.root, list[tuple[Node, int]]()
+        path = shape.path(request)
+        while node.end < limit:
+            child = node.children.get(shape.name(request, path, node.end))
+            if child is None:
+                break
+            other = shape.path(child.request)
+            common = shape.common_blocks(request, child.request, (path, other))
+            way.append((child, min(common, child.end, limit)))
+            if way[-1][1] < child.end:
+                break
+            node = child
+        return way
+
+    def walk(self, request: int, limit: int) -> Node:
+        """Follow a prompt for at most ``limit`` pages; returns the node its match ends at."""
+        shape, node = self._shape, self.root
+        path = shape.path(request)
+        self._clock += 1
+        while node.end < limit:
+            child = node.children.get(shape.name(request, path, node.end))
+            if child is None:
+                break
+            self._use(child)
+            other = shape.path(child.request)
+            common = shape.common_blocks(request, child.request, (path, other))
+            end = min(common, child.end, limit)
+            node = child if end == child.end else self.split(child, end)
+        return node
+
+    def split(self, node: Node, at: int) -> Node:
+        """Cut a node in two; returns the upper one."""
+        parent, name = node.parent, self._shape.name
+        assert parent is not None
+        path = self._shape.path(node.request)
+        upper = Node(node.request, node.begin, at, parent)
+        upper.used, upper.locks = self._clock, node.locks
+        parent.children[name(node.request, path, node.begin)] = upper
+        upper.children[name(node.request, path, at)] = node
+        node.parent, node.begin = upper, at
+        return upper
+
+    def add(self, request: int, below: Node, end: int) -> Node:
+        """Hang the rest of a prompt below a node."""
+        node = Node(request, below.end, end, below)
+        below.children[self._shape.name(request, self._shape.path(request), below.end)] = node
+        self.stored += end - below.end
+        self._use(node)
+        return node
+
+    def lock(self, node: Node) -> None:
+        """Keep a node and all above from being evicted."""
+        while node.parent is not None:
+            self.locked += 0 if node.locks else node.end - node.begin
+            node.locks += 1
+            node = node.parent
+
+    def unlock(self, node: Node) -> None:
+        """Undo ``lock``."""
+        while node.parent is not None:
+            node.locks -= 1
+            self.locked -= 0 if node.locks else node.end - node.begin
+            node = node.parent
+
+    def take(self, pages: int) -> None:
+        """Take pages for new content; least recently used leaves are dropped to have them."""
+        kept = []
+        while self.free < pages:
+            entry = heapq.heappop(self._leaves)
+            node = entry[2]
+            if node.used != entry[0] or node.children:
+                continue
+            if node.locks:
+                kept.append(entry)
+                continue
+            self.remove(node)
+        for entry in kept:
+            heapq.heappush(self._leaves, entry)
+        self.free -= pages
+
+    def store(self, request: int, full: int) -> tuple[Node, int]:
+        """Insert a prompt; returns its last node and the pages that the tree takes over."""
+        node = self.walk(request, full)
+        stored = full - node.end
+        return (self.add(request, node, full) if stored else node), stored
+
+    def remove(self, node: Node) -> None:
+        """Drop a leaf; its parent may be the next."""
+        parent = node.parent
+        assert parent is not None
+        pages = node.end - node.begin
+        self.free += pages
+        self.stored -= pages
+        self.evicted += pages
+        node.used = -1
+        del parent.children[
+            self._shape.name(node.request, self._shape.path(node.request), node.begin)
+        ]
+        if not parent.children and parent is not self.root:
+            heapq.heappush(self._leaves, (parent.used, next(self._tickets), parent))
+
+    def _use(self, node: Node) -> None:
+        node.used = self._clock
+        if not node.children:
+            heapq.heappush(self._leaves, (node.used, next(self._tickets), node))
+
+
+def replay_sglang(
+    table: PathTable, grain_tokens: int, capacity_pages: int, key_tokens: int = 0
+) -> Ints:
+    """Serve a trace; returns int64[requests]: pages that each request hit.
+
+    The longest prompt must fit ``capacity_pages``. ``key_tokens`` are as ``Shape`` says.
+    """
+    shape = Shape(table, grain_tokens, whole_blocks=True, key_tokens=key_tokens)
+    tree = PageTree(shape, capacity_pages)
+    hits = np.zeros(len(table), np.int64)
+    for request, tokens in enumerate(table.input_tokens.tolist()):
+        full = shape.blocks[request]
+        node = tree.walk(request, min((tokens - 1 - key_tokens) // grain_tokens, full))
+        needed = -(-tokens // grain_tokens) - node.end
+        hits[request] = node.end
+        tree.lock(node)
+        tree.take(needed)
+        _, stored = tree.store(request, full)
+        tree.unlock(node)
+        tree.free += needed - stored
+    return hits
+
+
+@dataclass(slots=True)
+class Running:
+    """A request in the tree.
+
+    Attributes:
+        node: The last node that it needs.
+        tokens: Tokens of its prompt.
+        pages: Pages that it holds for itself.
+    """
+
+    node: Node
+    tokens: int
+    pages: int
+
+
+class SglangCache:
+    """A tree of pages, and who runs in it; see ``EngineCache``."""
+
+    per_shared = 1
+
+    def __init__(self, tree: PageTree, shape: Shape, page_tokens: int) -> None:
+        """``shape`` are the prompts in whole pages; the tree is empty."""
+        self.total = tree.free
+        self.freed = 0
+        self._tree, self._shape, self._size = tree, shape, page_tokens
+        self._running: dict[int, Running] = {}
+
+    @property
+    def evicted(self) -> int:
+        """Pages evicted so far."""
+        return self._tree.evicted
+
+    @property
+    def free(self) -> int:
+        """Pages that hold nothing."""
+        return self._tree.free
+
+    @property
+    def cached(self) -> int:
+        """Pages of the tree that nobody uses."""
+        return self._tree.stored - self._tree.locked
+
+    @property
+    def shared(self) -> int:
+        """Pages of the tree that requests use."""
+        return self._tree.locked
+
+    @property
+    def private(self) -> int:
+        """Pages that one request holds for itself."""
+        return self.total - self.free - self.cached - self.shared
+
+    @property
+    def available(self) -> int:
+        """Pages that can be had: free, or to be evicted."""
+        return self.free + self.cached
+
+    @property
+    def windows(self) -> int:
+        """Window pages that the tree holds."""
+        return 0
+
+    def refuses(self, tokens: int) -> str:
+        """Why a request of so many tokens can never run; empty if it can."""
+        return "longer than all blocks together" if self._pages(tokens) > self.total else ""
+
+    def peek(self, request: int, tokens: int) -> int:
+        """Pages that a prompt of so many tokens would find."""
+        way = self._tree.peek(request, self._limit(request, tokens))
+        return way[-1][1] if way else 0
+
+    def fits(self, request: int, tokens: int, promised: int) -> bool:
+        """Whether a prompt can begin and end where ``promised`` pages are others'."""
+        way = self._tree.peek(request, self._limit(request, tokens))
+        resumed = way[-1][1] if way else 0
+        unlocked = sum(end - node.begin for node, end in way if not node.locks)
+        needed = self._pages(tokens) - resumed
+        return needed + promised <= self.available - unlocked
+
+    def begin(self, request: int, tokens: int) -> Hit:
+        """Use what is cached of a prompt; everything it needs can be had from now on."""
+        node = self._tree.walk(request, self._limit(request, tokens))
+        pages = self._pages(tokens) - node.end
+        self._tree.lock(node)
+        self._tree.take(pages)
+        self._running[request] = Running(node, tokens, pages)
+        return Hit(node.end, node.end, node.end)
+
+    def compute(self, request: int, position: int) -> int:
+        """Cache what is computed up to ``position``; returns the pages that others can find."""
+        running = self._running[request]
+        if position < running.tokens:
+            return running.node.end
+        node, stored = self._tree.store(request, self._shape.blocks[request])
+        rest = self._pages(running.tokens) - node.end
+        self._tree.free += running.pages - stored - rest
+        running.pages = rest
+        self._tree.lock(node)
+        self._tree.unlock(running.node)
+        running.node = node
+        self.freed += 1
+        return node.end
+
+    def decode(self, request: int) -> None:
+        """The prompt is computed and more tokens follow: their windows are not counted."""
+
+    def end(self, request: int, decoded_blocks: int) -> int:
+        """Give everything back, with so many pages that decoding took; returns those cached."""
+        running = self._running.pop(request)
+        self._tree.unlock(running.node)
+        self._tree.free += running.pages + decoded_blocks
+        self.freed += 1
+        return running.node.end
+
+    def take(self, blocks: int) -> None:
+        """Take pages for decoded tokens; raises ``OutOfBlocks``."""
+        if blocks > self.available:
+            raise OutOfBlocks(f"{blocks} pages are needed and {self.available} can be had.")
+        self._tree.take(blocks)
+
+    def _pages(self, tokens: int) -> int:
+        return -(-tokens // self._size)
+
+    def _limit(self, request: int, tokens: int) -> int:
+        known = tokens - 1 - self._shape.key_tokens
+        return min(known // self._size, self._shape.blocks[request])
+
+
+def page_shape(pool: Pool) -> Shape:
+    """The prompts in whole pages; with MTP, a page's key covers the token behind it."""
+    key_tokens = pool.speculation.key_tokens
+    return Shape(pool.table, pool.block_tokens, whole_blocks=True, key_tokens=key_tokens)
+
+
+def open_sglang(pool: Pool) -> SglangCache:
+    """An empty tree with one pool."""
+    shape = page_shape(pool)
+    return SglangCache(PageTree(shape, pool.blocks), shape, pool.block_tokens)

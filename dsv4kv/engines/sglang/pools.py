@@ -1,0 +1,258 @@
+"""SGLang's pools: bytes of a full token, fixed bytes, slots of every pool.
+
+The pool of full tokens is the unit. Compressed entries belong to it; windows and CSA states are
+pools of their own, either a share of the full tokens or a fixed size for the requests that may
+run; HCA states are rows of every request.
+Source: SGLang 0.5.12 to 0.5.23, ``pool_configurator.py``. Floats are used where SGLang uses them.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from dsv4kv.engines.contract import DRAFT, Deployment, layers_of
+from dsv4kv.errors import ConfigError
+from dsv4kv.model.formats import EntryFormat, PageLayout
+
+DEFAULT_PAGE_TOKENS = 256
+DEFAULT_WINDOW_RATIO = 0.1
+_CHARGED_INDEXER_BYTES = 132  # FP8; FP4 keys of 68 B are charged as FP8 on NVIDIA
+_EVICTION_TOKENS = 128  # SGLANG_SWA_EVICTION_INTERVAL
+_LEAST_GUESSED_REQUESTS, _MOST_GUESSED_REQUESTS = 2048, 4096
+
+
+@dataclass(frozen=True)
+class Build:
+    """Rules of a range of versions.
+
+    Attributes:
+        newest: The version they are called after.
+        oldest: The first version that has them.
+        padded: Entries are priced with their page's padding (585 B, 864 B instead of 584 B).
+        stage_layers: Windows are priced for the layers of this rank; before, for every entry of
+            ``compress_ratios``, drafts included.
+        state_per: CSA states: a ring for every 128-token ``window`` or for every ``page``.
+        hca_state_fixed: HCA states are rows of every request; before, a ring beside every window.
+        request_windows: With a request limit and no ratio given, windows get a fixed size.
+        fields: Fixed sizes that the line shows, in order, between memory and tokens.
+        flags: Switches that the line shows first.
+    """
+
+    newest: str
+    oldest: str
+    padded: bool = False
+    stage_layers: bool = True
+    state_per: Literal["window", "page"] = "window"
+    hca_state_fixed: bool = True
+    request_windows: bool = False
+    fields: tuple[str, ...] = ("c128_state_fixed",)
+    flags: tuple[str, ...] = ()
+    seen_in_logs: bool = False
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Slots of every pool."""
+
+    full: int
+    swa: int
+    c4: int
+    c128: int
+    c4_state: int
+    c128_state: int
+
+
+@dataclass(frozen=True)
+class Pools:
+    """What one rank's layers cost.
+
+    Attributes:
+        build: The rules.
+        deployment: What is sized.
+        csa: CSA layers held.
+        hca: HCA layers held.
+        windows: Layers whose windows are priced.
+        inflation: Factor for the draft worker: (layers + 1) / layers.
+        page_tokens: Tokens of a page.
+        csa_ring: Rows of CSA state that belong to a window or page.
+        hca_ring: Rows of HCA state that belong to a request (or window).
+    """
+
+    build: Build
+    deployment: Deployment
+    csa: int
+    hca: int
+    windows: int
+    inflation: float
+    page_tokens: int
+    csa_ring: int
+    hca_ring: int
+
+    @property
+    def window_ratio(self) -> float:
+        """Window slots for one full token; meaningless where windows have a fixed size."""
+        given = self.deployment.window_ratio
+        return DEFAULT_WINDOW_RATIO if given is None else given
+
+    @property
+    def request_windows(self) -> bool:
+        """Whether windows have a fixed size."""
+        ratio, requests = self.deployment.window_ratio, self.deployment.concurrency
+        return self.build.request_windows and ratio is None and requests is not None
+
+    def entry_bytes(self, ratio: int) -> float:
+        """Priced bytes of one window (ratio 1) or compressed entry, page padding included."""
+        entry = self.deployment.formats.main
+        if not self.build.padded:
+            return entry.entry_bytes
+        page = PageLayout(entry, self.page_tokens // ratio)
+        return page.page_bytes / page.entries
+
+    @property
+    def context_bytes_per_token(self) -> float:
+        """Of compressed entries and indexer keys, for one full token."""
+        csa = 1 / 4 * self.entry_bytes(4) + 1 / 4 * _CHARGED_INDEXER_BYTES
+        return csa * self.csa + 1 / 128 * self.entry_bytes(128) * self.hca
+
+    @property
+    def window_bytes_per_token(self) -> float:
+        """Of a window slot in every layer, with the CSA state that goes with it."""
+        model, size = self.deployment.model, self.deployment.state_bytes
+        span = self.page_tokens if self.build.state_per == "page" else model.window_tokens
+        state = 4 * (model.head_dim + model.index_dim) * size
+        hca = 0.0
+        if not self.build.hca_state_fixed:
+            hca = self.hca_ring / model.window_tokens * self.hca_row_bytes * self.hca
+        csa = self.csa_ring / span * state * self.csa
+        return self.entry_bytes(1) * self.windows + csa + hca
+
+    @property
+    def hca_row_bytes(self) -> int:
+        """Bytes of one row of HCA state in one layer."""
+        vectors = 3 if self.deployment.online_state else 2
+        return vectors * self.deployment.model.head_dim * self.deployment.state_bytes
+
+    @property
+    def bytes_per_full_token(self) -> float:
+        """The coefficient that SGLang divides by and logs."""
+        ratio = 0.0 if self.request_windows else self.window_ratio
+        return (ratio * self.window_bytes_per_token + self.context_bytes_per_token) * (
+            self.inflation
+        )
+
+    def hca_state_bytes(self, requests: int) -> int:
+        """Fixed bytes of HCA states for so many requests: one more, a spare ring, whole 128s."""
+        if not self.build.hca_state_fixed or not self.hca:
+            return 0
+        rows = (requests + 1) * self.hca_ring + self.hca_ring + 1
+        if self.deployment.online_state:
+            rows = requests + 1 + self.hca_ring + 1
+        else:
+            rows = -(-rows // 128) * 128
+        return rows * self.hca_row_bytes * self.hca
+
+    @property
+    def window_tokens_per_request(self) -> int:
+        """Window slots that one request may hold at worst, in steady decode."""
+        window, page = self.deployment.model.window_tokens, self.page_tokens
+        drafts = self.deployment.draft_tokens
+        trailing = window + _EVICTION_TOKENS * max(1, drafts) + page
+        return trailing + (2 * drafts if drafts else page)
+
+    @property
+    def fixed_window_tokens(self) -> int:
+        """Window slots where they have a fixed size; cached prefixes keep four tails a request."""
+        if not self.request_windows:
+            return 0
+        requests, page = self.deployment.concurrency or 0, self.page_tokens
+        live = self.window_tokens_per_request * requests + self.deployment.in_flight_tokens + page
+        tails = 4 * requests * (self.deployment.model.window_tokens + page)
+        return -(-(live + tails) // page) * page
+
+    def fixed_bytes(self, requests: int) -> dict[str, float]:
+        """Sizes that do not grow with the tokens, by the name the line gives them."""
+        windows = self.fixed_window_tokens * self.window_bytes_per_token * self.inflation
+        return {
+            "c128_state_fixed": self.hca_state_bytes(requests),
+            "swa_fixed": windows,
+            "c2_state_fixed": 0,
+            "swa_ring_fixed": 0,
+            "c4_state_fixed": 0,
+        }
+
+    def requests(self, available_bytes: int) -> int:
+        """The request limit, or SGLang's guess where none is given."""
+        if self.deployment.concurrency is not None:
+            return self.deployment.concurrency
+        full = int(available_bytes / self.bytes_per_full_token)
+        guess = int(full / self.deployment.max_context_tokens * 512)
+        guess = max(min(guess, _MOST_GUESSED_REQUESTS), _LEAST_GUESSED_REQUESTS)
+        return min(guess, full // 2)
+
+    def full_tokens(self, available_bytes: int) -> int:
+        """Full tokens that fit beside what is fixed, in whole pages."""
+        fixed = sum(self.fixed_bytes(self.requests(available_bytes)).values())
+        tokens = int(max(available_bytes - fixed, 0) / self.bytes_per_full_token)
+        return tokens // self.page_tokens * self.page_tokens
+
+    def sizes(self, full_tokens: int, requests: int) -> Sizes:
+        """Slots of every pool for so many full tokens."""
+        page, window = self.page_tokens, self.deployment.model.window_tokens
+        swa = self.fixed_window_tokens or int(full_tokens * self.window_ratio) // page * page
+        span = page if self.build.state_per == "page" else window
+        rows = 1 if self.deployment.online_state else self.hca_ring
+        beside = swa // window * rows
+        return Sizes(
+            full=full_tokens,
+            swa=swa,
+            c4=full_tokens // 4,
+            c128=-(-full_tokens // 128),
+            c4_state=swa // span * self.csa_ring,
+            c128_state=(requests + 1) * rows if self.build.hca_state_fixed else beside,
+        )
+
+
+@lru_cache(maxsize=256)
+def build_pools(build: Build, deployment: Deployment) -> Pools:
+    """Price one rank; raises ``ConfigError`` for what SGLang does not serve."""
+    _check(deployment)
+    layers = layers_of(deployment, f"sglang:{build.newest}")
+    kinds = [layer.kind for layer in layers if layer.held and layer.kind != DRAFT]
+    drafts = deployment.draft_layers
+    windows = len(kinds)
+    if not build.stage_layers:
+        windows = len(deployment.model.compress_ratios)
+    speculative = drafts > 0
+    return Pools(
+        build=build,
+        deployment=deployment,
+        csa=kinds.count("csa"),
+        hca=kinds.count("hca"),
+        windows=windows,
+        inflation=(windows + 1) / windows if speculative else 1.0,
+        page_tokens=deployment.block_tokens or DEFAULT_PAGE_TOKENS,
+        csa_ring=16 if speculative else 8,
+        hca_ring=1 if deployment.online_state else 256 if speculative else 128,
+    )
+
+
+def _check(deployment: Deployment) -> None:
+    formats, page = deployment.formats, deployment.block_tokens
+    served: tuple[EntryFormat, EntryFormat] = (formats.main, formats.window)
+    if any(entry.name != "fp8_ds_mla" for entry in served):
+        raise ConfigError(
+            f"SGLang's rules are known for pages of fp8_ds_mla, not {formats.main.name} and "
+            f"{formats.window.name}: choose it for main and window."
+        )
+    if formats.indexer.name == "bf16":
+        raise ConfigError("SGLang keeps indexer keys in fp8 or mxfp4, not bf16: choose one.")
+    if deployment.state_bytes not in (2, 4):
+        raise ConfigError("SGLang keeps the compressor state in fp32 or bf16: choose one of them.")
+    if page is not None and (page <= 0 or page % 128):
+        raise ConfigError(f"block_tokens is {page}: SGLang's pages are multiples of 128 tokens.")
+    if deployment.online_state and deployment.draft_layers:
+        raise ConfigError("SGLang's online HCA state cannot be rolled back: leave drafts out.")
+    if deployment.window_ratio is not None and not 0 < deployment.window_ratio <= 1:
+        raise ConfigError(
+            f"the window ratio is {deployment.window_ratio}: SGLang takes more than 0, up to 1."
+        )

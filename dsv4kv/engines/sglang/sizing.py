@@ -1,0 +1,188 @@
+"""SGLang's sizing rules by version.
+
+SGLang logs the full tokens of its pool. They are shared by all requests, whose windows and states
+must find their place beside them.
+Source: SGLang 0.5.12 to 0.5.23, and start-up logs of 0.5.15 and of the build of September 2026.
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from dsv4kv.engines.contract import Capacity, Deployment, PoolCost
+from dsv4kv.engines.sglang.pools import Build, Pools, build_pools
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class SglangEngine:
+    """One range of SGLang's versions."""
+
+    build: Build
+
+    @property
+    def name(self) -> str:
+        """As users write it."""
+        return f"sglang:{self.build.newest}"
+
+    @property
+    def seen_in_logs(self) -> bool:
+        """Whether published logs agree with the rules."""
+        return self.build.seen_in_logs
+
+    def pools(self, deployment: Deployment) -> Pools:
+        """Prices of one rank; raises ``ConfigError`` for what SGLang does not serve."""
+        return build_pools(self.build, deployment)
+
+    def costs(self, deployment: Deployment) -> tuple[PoolCost, ...]:
+        """Every pool's share of a full token, and of a request where the size is fixed."""
+        pools = self.pools(deployment)
+        drafts = Fraction(pools.inflation) - 1
+        costs = [*_context_costs(pools), *_window_costs(pools)]
+        if drafts:
+            growth = sum(cost.marginal_bytes + cost.padding_bytes for cost in costs)
+            costs.append(
+                PoolCost(
+                    "window", "draft", deployment.draft_layers, marginal_bytes=growth * drafts
+                )
+            )
+        if pools.hca and pools.build.hca_state_fixed:
+            spare = pools.hca_state_bytes(0)
+            row = 1 if deployment.online_state else pools.hca_ring
+            one = row * pools.hca_row_bytes * pools.hca
+            costs.append(PoolCost("state", "hca", pools.hca, fixed_bytes=one, shared_bytes=spare))
+        return tuple(costs)
+
+    def request_bytes(self, deployment: Deployment, tokens: int, *, in_flight: int) -> int:
+        """Full tokens in whole pages, and what is fixed for the request.
+
+        Where windows are a share of the full tokens, a short request takes the full tokens that
+        bring its window slots with them.
+        """
+        pools = self.pools(deployment)
+        units = _full_tokens(pools, tokens, in_flight)
+        return int(units * pools.bytes_per_full_token) + sum(
+            cost.fixed_bytes for cost in self.costs(deployment)
+        )
+
+    def shared_bytes(self, deployment: Deployment) -> int:
+        """The spare slot's states, and windows of a fixed size."""
+        pools = self.pools(deployment)
+        windows = pools.fixed_bytes(0)["swa_fixed"]
+        return pools.hca_state_bytes(0) + int(windows)
+
+    def capacity(self, deployment: Deployment, available_bytes: int) -> Capacity:
+        """What SGLang makes of the memory, down to the line it logs."""
+        pools = self.pools(deployment)
+        full = pools.full_tokens(available_bytes)
+        fixed = pools.fixed_bytes(pools.requests(available_bytes))
+        needed = _full_tokens(pools, deployment.max_context_tokens, deployment.in_flight_tokens)
+        return Capacity(
+            cache_bytes=min(
+                available_bytes, int(full * pools.bytes_per_full_token + sum(fixed.values()))
+            ),
+            units=full,
+            unit_bytes=Fraction(pools.bytes_per_full_token),
+            units_per_request=Fraction(needed),
+            printed_tokens=full or None,
+            concurrency=Fraction(full, needed),
+            log_lines=(_line(pools, available_bytes, fixed, full),),
+        )
+
+
+def _full_tokens(pools: Pools, tokens: int, in_flight: int) -> int:
+    """Full tokens that a request takes out of the pool, in whole pages."""
+    own = -(-max(tokens, 1) // pools.page_tokens) * pools.page_tokens
+    if pools.request_windows:
+        return own
+    live = min(pools.window_tokens_per_request + in_flight, own)
+    return max(own, -(-int(live / pools.window_ratio) // pools.page_tokens) * pools.page_tokens)
+
+
+def _context_costs(pools: Pools) -> list[PoolCost]:
+    main, indexer = pools.deployment.formats.main, pools.deployment.formats.indexer
+    charged = Fraction(132)
+    rows = (
+        ("main", "csa", pools.csa, 4, main.entry_bytes, Fraction(pools.entry_bytes(4))),
+        ("indexer", "csa", pools.csa, 4, indexer.entry_bytes, charged),
+        ("main", "hca", pools.hca, 128, main.entry_bytes, Fraction(pools.entry_bytes(128))),
+    )
+    return [
+        PoolCost(
+            pool,
+            layer_type,
+            layers,
+            marginal_bytes=Fraction(used * layers, ratio),
+            padding_bytes=(priced - used) * layers / ratio,
+        )
+        for pool, layer_type, layers, ratio, used, priced in rows
+        if layers
+    ]
+
+
+def _window_costs(pools: Pools) -> list[PoolCost]:
+    """Windows and CSA states: of every full token, or of every request."""
+    entry = Fraction(pools.entry_bytes(1))
+    used = pools.deployment.formats.window.entry_bytes
+    state = Fraction(pools.window_bytes_per_token) - entry * pools.windows
+    if pools.request_windows:
+        return [
+            PoolCost(
+                "window",
+                "all",
+                pools.windows,
+                shared_bytes=int(pools.fixed_bytes(0)["swa_fixed"]),
+            )
+        ]
+    ratio = Fraction(pools.window_ratio)
+    window = PoolCost(
+        "window",
+        "all",
+        pools.windows,
+        marginal_bytes=ratio * used * pools.windows,
+        padding_bytes=ratio * (entry - used) * pools.windows,
+    )
+    states = PoolCost("state", "csa", pools.csa, marginal_bytes=ratio * state)
+    return [window, states] if state else [window]
+
+
+def _line(pools: Pools, available_bytes: int, fixed: dict[str, float], full: int) -> str:
+    build = pools.build
+    shown = [f"{flag}=False" for flag in build.flags]
+    shown.append(f"bytes_per_full_token={pools.bytes_per_full_token:.2f}")
+    shown.append(f"available_bytes={available_bytes / GIB:.2f} GB")
+    shown += [f"{field}={fixed[field] / GIB:.2f} GB" for field in build.fields]
+    shown.append(f"full_token={full}")
+    return f"DSV4 memory calculation: {', '.join(shown)}"
+
+
+_RINGS = ("swa_ring_fixed", "c4_state_fixed")
+BUILDS = (
+    Build(
+        "0.5.12",
+        "0.5.12",
+        stage_layers=False,
+        hca_state_fixed=False,
+        fields=(),
+        seen_in_logs=True,
+    ),
+    Build("0.5.14", "0.5.13", hca_state_fixed=False, fields=()),
+    Build("0.5.19", "0.5.15", seen_in_logs=True),
+    Build(
+        "0.5.20",
+        "0.5.20",
+        fields=("c128_state_fixed", *_RINGS),
+        flags=("unified", "unified_fp8"),
+        seen_in_logs=True,
+    ),
+    Build(
+        "0.5.23",
+        "0.5.21",
+        padded=True,
+        state_per="page",
+        request_windows=True,
+        fields=("c128_state_fixed", "c2_state_fixed", "swa_fixed", *_RINGS),
+        flags=("unified", "unified_fp8", "dspark_draft_bf16"),
+    ),
+)
+V0_5_12, V0_5_14, V0_5_19, V0_5_20, V0_5_23 = (SglangEngine(build) for build in BUILDS)

@@ -1,0 +1,1 @@
+"""vLLM: how it sizes its cache, what it logs, how it reuses prefixes."""

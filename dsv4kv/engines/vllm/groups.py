@@ -1,0 +1,519 @@
+"""Blocks of vLLM's groups over one free queue: context, windows and states of every request.
+
+A request takes blocks chunk by chunk and gives those behind its windows back; several run at once.
+With no group beside the context it is vLLM's cache of a model that keeps nothing else.
+Source: vLLM 0.33, ``single_type_kv_cache_manager.py``, ``kv_cache_coordinator.py``.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsv4kv.engines.speculation import Speculation
+from dsv4kv.errors import OutOfBlocks
+from dsv4kv.prefix.paths import Ints, NumberedPaths, PathTable, find_reuse, number_paths
+
+_NONE = -1
+_WINDOW = 256
+
+
+class BlockQueue:
+    """Blocks of one size, cached under keys, evicted in the order they were given back.
+
+    Attributes:
+        uncached: Free blocks that hold nothing; they are taken first.
+        idle: Cached blocks that nobody uses.
+        busy: Cached blocks that requests use.
+        evicted: Cached blocks taken for new content so far.
+        first: int64[keys]: entry that is found for every key; -1 where there is none.
+    """
+
+    def __init__(self, blocks: int, keys: int) -> None:
+        """An empty cache."""
+        self.uncached = blocks
+        self.idle = self.busy = self.evicted = 0
+        self.first: Ints = np.full(keys, _NONE, np.int64)
+        self._last: Ints = np.zeros(keys, np.int64)
+        self._key, self._size, self._place, self._next, self._users = (
+            np.zeros(1024, np.int64) for _ in range(5)
+        )
+        self._entries = 0
+        self._queue: Ints = np.zeros(1024, np.int64)
+        self._front = self._back = 0
+
+    def cache(self, keys: Ints, size: int) -> Ints:
+        """Register blocks in use under their keys; returns their entries."""
+        count = len(keys)
+        new = np.arange(self._entries, self._entries + count)
+        self._entries += count
+        while self._entries > len(self._key):
+            self._key, self._size, self._place, self._next, self._users = (
+                np.concatenate([column, np.zeros_like(column)])
+                for column in (self._key, self._size, self._place, self._next, self._users)
+            )
+        self._key[new], self._size[new], self._users[new] = keys, size, 1
+        self._place[new] = self._next[new] = _NONE
+        self.busy += size * count
+        present = self.first[keys] != _NONE
+        self.first[keys[~present]] = self._last[keys[~present]] = new[~present]
+        for entry in new[present].tolist():
+            key = self._key[entry]
+            self._next[self._last[key]] = entry
+            self._last[key] = entry
+        return new
+
+    def blocks(self, entries: Ints) -> int:
+        """Blocks of these entries."""
+        return int(self._size[entries].sum())
+
+    def idle_blocks(self, entries: Ints) -> int:
+        """Blocks of these entries that nobody uses."""
+        return int(self._size[entries][self._users[entries] == 0].sum())
+
+    def use(self, entries: Ints) -> None:
+        """Take cached blocks out of the queue."""
+        taken = self.idle_blocks(entries)
+        self.idle -= taken
+        self.busy += taken
+        self._users[entries] += 1
+        self._place[entries] = _NONE
+
+    def give_back(self, entries: Ints) -> None:
+        """Append blocks to the end of the queue, in the order in which they shall be evicted."""
+        self._users[entries] -= 1
+        entries = entries[self._users[entries] == 0]
+        freed = int(self._size[entries].sum())
+        self.busy -= freed
+        self.idle += freed
+        back = self._back + len(entries)
+        while back > len(self._queue):
+            self._queue = np.concatenate([self._queue, np.zeros_like(self._queue)])
+        self._queue[self._back : back] = entries
+        self._place[entries] = np.arange(self._back, back)
+        self._back = back
+
+    def take(self, blocks: int) -> None:
+        """Take blocks for new content: those that hold nothing, then from the front.
+
+        Raises:
+            OutOfBlocks: There are not so many free ones.
+        """
+        free = min(blocks, self.uncached)
+        self.uncached -= free
+        blocks -= free
+        if blocks > self.idle:
+            missing = blocks - self.idle
+            self.uncached += free
+            raise OutOfBlocks(f"{missing:,} blocks more than there are were asked for.")
+        self.idle -= blocks
+        self.evicted += blocks
+        while blocks:
+            window = np.arange(self._front, min(self._front + _WINDOW, self._back))
+            entries = self._queue[window]
+            there = self._place[entries] == window
+            entries, places = entries[there], window[there]
+            reached = self._size[entries].cumsum()
+            whole = int(reached.searchsorted(blocks, side="right"))
+            self._forget(entries[:whole])
+            blocks -= int(reached[whole - 1]) if whole else 0
+            if whole < len(entries):
+                self._front = int(places[whole])
+                self._size[entries[whole]] -= blocks
+                if blocks:  # a part of an entry is of no use, and stays until it is taken too
+                    self._forget(entries[whole : whole + 1])
+                    self._place[entries[whole]] = self._front
+                return
+            self._front += len(window)
+
+    def _forget(self, entries: Ints) -> None:
+        """Let keys go; a later copy takes the place of the first."""
+        self._place[entries] = _NONE
+        keys = self._key[entries]
+        alone = (self.first[keys] == entries) & (self._next[entries] == _NONE)
+        self.first[keys[alone]] = _NONE
+        for entry in entries[~alone].tolist():
+            self._unchain(entry, int(self._key[entry]))
+
+    def _unchain(self, entry: int, key: int) -> None:
+        at = int(self.first[key])
+        if at == entry:
+            self.first[key] = self._next[entry]
+            return
+        while at != _NONE and self._next[at] != entry:
+            at = int(self._next[at])
+        if at != _NONE:  # else it was forgotten when a part of it was taken
+            self._next[at] = self._next[entry]
+            if self._next[at] == _NONE:
+                self._last[key] = at
+
+
+def last_true(flags: NDArray[np.bool_]) -> int:
+    """Index after the last True; 0 where there is none."""
+    places = np.flatnonzero(flags)
+    return int(places[-1]) + 1 if len(places) else 0
+
+
+class Way(NamedTuple):
+    """A prompt as numbers of its whole blocks.
+
+    Attributes:
+        context: int64: as the context's table knows them.
+        beside: int64: told apart by other tokens behind them, where a part of a table asks for it;
+            else the same.
+    """
+
+    context: Ints
+    beside: Ints
+
+
+@dataclass(frozen=True)
+class Part:
+    """Blocks in a row that are cached, found and evicted together, one after the other.
+
+    Attributes:
+        blocks: How many.
+        end_tokens: Where the last one ends, from the end of a block of context.
+        beside: By which numbers of ``Way`` it is known.
+        drafts: Whether a draft's layer may be among them.
+    """
+
+    blocks: int
+    end_tokens: int = 0
+    beside: bool = False
+    drafts: bool = False
+
+    def numbers(self, way: Way) -> Ints:
+        """Its numbers in a prompt."""
+        return way.beside if self.beside else way.context
+
+
+@dataclass(frozen=True)
+class TailGroup:
+    """A table of window or state blocks.
+
+    Attributes:
+        block_tokens: Tokens of one of its blocks.
+        needed: Blocks in a row that a hit needs at its end.
+        cut: These, in parts, and what a draft needs beyond; empty for one part.
+    """
+
+    block_tokens: int
+    needed: int
+    cut: tuple[Part, ...] = ()
+
+    @property
+    def tail_tokens(self) -> int:
+        """Tokens that the needed blocks cover."""
+        return self.needed * self.block_tokens
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What is cached together, in order."""
+        return self.cut or (Part(self.needed),)
+
+
+def cut_groups(
+    groups: tuple[TailGroup, ...], speculation: Speculation, drafting: frozenset[int]
+) -> tuple[TailGroup, ...]:
+    """Groups as an engine that drafts asks for them.
+
+    Where keys cover tokens behind a block, the last block of a tail is one that prompts which part
+    there do not share, and those before it are shared. A group with a draft's layer, of whose hit
+    the last block is given up, needs one block more, behind the hit.
+
+    Args:
+        groups: Without drafts.
+        speculation: How it drafts.
+        drafting: Places of the groups that may have a draft's layer.
+    """
+
+    def cut(number: int, group: TailGroup) -> tuple[Part, ...]:
+        if speculation.key_tokens and group.needed > 1:
+            before = Part(group.needed - 1, -group.block_tokens, beside=True)
+            return before, Part(1)
+        if speculation.drops and number in drafting:
+            ends = range((1 - group.needed) * group.block_tokens, 1, group.block_tokens)
+            tail = (Part(1, end, drafts=True) for end in ends)
+            return *tail, Part(1, group.block_tokens, beside=True, drafts=True)
+        return ()
+
+    return tuple(replace(group, cut=cut(number, group)) for number, group in enumerate(groups))
+
+
+def number_ways(
+    table: PathTable, size: int, groups: tuple[TailGroup, ...], key_tokens: int
+) -> tuple[list[Way], int]:
+    """All prompts of a trace as numbers of blocks, and how many numbers there are.
+
+    Args:
+        table: The trace.
+        size: Tokens of a block of context.
+        groups: Tables that ask for parts.
+        key_tokens: Tokens behind a block of context that its key covers.
+    """
+    context = _number(table, size, key_tokens)
+    ends = [max(0, part.end_tokens) for group in groups for part in group.parts if part.beside]
+    beside = _number(table, size, max(ends)) if ends else context
+    ways = [Way(*pair) for pair in zip(context.paths, beside.paths, strict=True)]
+    return ways, max(context.count, beside.count)
+
+
+def _number(table: PathTable, size: int, key_tokens: int) -> NumberedPaths:
+    return number_paths(find_reuse(table, size, whole_blocks=True, key_tokens=key_tokens))
+
+
+@dataclass(frozen=True)
+class GroupHits:
+    """What requests hit, in blocks of context.
+
+    Attributes:
+        resumed: int64[requests]: where all groups agreed.
+        found: int64[requests]: what the context group alone held.
+        marked: int64[requests]: the last boundary up to there whose windows were ever cached.
+        rejected: bool[requests]: whether the request can never run; then it hits nothing.
+    """
+
+    resumed: Ints
+    found: Ints
+    marked: Ints
+    rejected: NDArray[np.bool_]
+
+
+class Kept(NamedTuple):
+    """Where the windows and states of a prompt stay cached.
+
+    Attributes:
+        tails: bool[1 + whole blocks]: whether they do behind so many blocks.
+        drafts: The same in groups that have a draft's layer.
+    """
+
+    tails: NDArray[np.bool_]
+    drafts: NDArray[np.bool_]
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """A request in the pool.
+
+    Attributes:
+        way: Its prompt.
+        kept: Where its windows and states stay cached.
+        position: Tokens that have blocks.
+        context: Entries of its cached context blocks, in the order they came.
+        tails: int64 for every group: entries that it holds and that stay cached, in order.
+        ends: int64 for every group: tokens at which these end.
+        starts: Where the blocks of every group that it still holds begin, in tokens.
+    """
+
+    way: Way
+    kept: Kept
+    position: int
+    context: list[Ints]
+    tails: list[Ints]
+    ends: list[Ints]
+    starts: list[int]
+
+
+class GroupPool:
+    """All groups' blocks in one queue; keys are numbers of blocks, table by table.
+
+    Attributes:
+        queue: The blocks.
+        size: Tokens of a block of context.
+        context_used: Blocks of context that requests hold, shared ones once.
+    """
+
+    def __init__(
+        self,
+        blocks: int,
+        nodes: int,
+        context_tokens: int,
+        groups: tuple[TailGroup, ...],
+        *,
+        drops: bool = False,
+    ):
+        """An empty cache.
+
+        Args:
+            blocks: Of all groups.
+            nodes: How many numbers there are for blocks of the trace.
+            context_tokens: Tokens of a block of context.
+            groups: Tables beside the context.
+            drops: Whether a hit gives up its last block where there is nothing but context.
+        """
+        self._groups, self._nodes = groups, nodes
+        self._parts = [
+            (number, part) for number, group in enumerate(groups) for part in group.parts
+        ]
+        rows = 1 + len(self._parts)
+        self.queue = BlockQueue(blocks, (nodes + 1) * rows)
+        self.size = context_tokens
+        self.context_used = 0
+        self._dropped = int(drops and not groups)
+        self._first = self.queue.first.reshape(rows, nodes + 1)
+        self._marking = max((part for _, part in self._parts), key=_end, default=None)
+        self._marked = np.zeros(nodes + 1, bool)
+
+    def find(self, way: Way, limit: int) -> tuple[int, int, int]:
+        """Blocks that all groups hold, that the context holds, and the last ever marked."""
+        path = way.context[:limit]
+        missing = self._first[0, path] < 0
+        found = int(missing.argmax()) if missing.any() else len(path)
+        if self._marking is None:
+            found = max(0, found - self._dropped)
+            return found, found, found
+        ready = np.ones(found, bool)
+        for row, (_, part) in enumerate(self._parts, start=1):
+            numbers = part.numbers(way)[:found]
+            ready = ready[: len(numbers)] & (self._first[row, numbers] >= 0)[: len(ready)]
+        marked = self._marked[self._marking.numbers(way)[:found]]
+        resumed = last_true(ready)
+        return resumed, found, max(resumed, last_true(marked))
+
+    def idle_context(self, path: Ints) -> int:
+        """Cached blocks of context of a path that nobody uses."""
+        return self.queue.idle_blocks(self._first[0, path])
+
+    def begin(self, way: Way, resumed: int, kept: Kept) -> Running:
+        """Let a request use the ``resumed`` blocks it hit; the rest is as ``Running`` says."""
+        at = resumed * self.size
+        tails: list[list[int]] = [[] for _ in self._groups]
+        ends: list[list[int]] = [[] for _ in self._groups]
+        for row, (number, part) in enumerate(self._parts, start=1):
+            if resumed and part.end_tokens <= 0:
+                tails[number].append(int(self._first[row, part.numbers(way)[resumed - 1]]))
+                ends[number].append(at + part.end_tokens)
+        context = self._first[0, way.context[:resumed]]
+        self.context_used += self.queue.idle_blocks(context)
+        self.queue.use(np.concatenate([context, np.array([*chain(*tails)], np.int64)]))
+        return Running(
+            way=way,
+            kept=kept,
+            position=at,
+            context=[context],
+            tails=[np.array(entries, np.int64) for entries in tails],
+            ends=[np.array(places, np.int64) for places in ends],
+            starts=[at - (resumed > 0) * group.tail_tokens for group in self._groups],
+        )
+
+    def compute(self, running: Running, end: int) -> None:
+        """Take blocks for the tokens up to ``end`` and cache what becomes whole.
+
+        Raises:
+            OutOfBlocks: There are not so many free ones.
+        """
+        self.slide(running)
+        at, path, queue = running.position, running.way.context, self.queue
+        if len(path) < len(running.way.beside):
+            # a last whole block with nothing behind it is cached for a hit that nobody asks for
+            path = np.append(path, self._nodes)
+        queue.take(self.blocks_between(at, end))
+        done, full = (min(place // self.size, len(path)) for place in (at, end))
+        running.context.append(queue.cache(path[done:full], 1))
+        new: list[list[tuple[Ints, Ints]]] = [[] for _ in self._groups]
+        for row, (number, part) in enumerate(self._parts, start=1):
+            new[number].append(self._cache_part(running, row, part, end))
+        for number, parts in enumerate(new):
+            entries, ends = parts[0]
+            if len(parts) > 1:
+                entries, ends = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+                order = ends.argsort()
+                entries, ends = entries[order], ends[order]
+            running.tails[number] = np.concatenate([running.tails[number], entries])
+            running.ends[number] = np.concatenate([running.ends[number], ends])
+        running.position = end
+        self.context_used += -(-end // self.size) - -(-at // self.size)
+
+    def slide(self, running: Running) -> None:
+        """Give back what lies behind the window of the last whole block of context."""
+        at = running.position // self.size * self.size
+        for number, group in enumerate(self._groups):
+            self._release(running, number, max(running.starts[number], at - group.tail_tokens))
+
+    def end(self, running: Running) -> None:
+        """Give everything back, context first, last blocks first."""
+        context, before = np.concatenate(running.context), self.queue.idle
+        own = -(-running.position // self.size) - len(context)
+        self.queue.give_back(context[::-1])
+        self.queue.uncached += own
+        self.context_used -= self.queue.idle - before + own
+        for number, group in enumerate(self._groups):
+            end = -(-running.position // group.block_tokens) * group.block_tokens
+            self._release(running, number, end)
+
+    def tail_blocks(self, running: Running) -> int:
+        """Blocks of windows and states that a request holds, shared ones included."""
+        position, starts = running.position, running.starts
+        return sum(
+            -(-position // group.block_tokens) - begin // group.block_tokens
+            for group, begin in zip(self._groups, starts, strict=True)
+        )
+
+    def most_tails(self, tokens: int, chunk_tokens: int) -> int:
+        """Blocks of windows and states that a prompt holds at most.
+
+        Chunks of ``chunk_tokens`` may begin anywhere; what is behind the last whole block of
+        context and its windows has been given back.
+        """
+        chunk, blocks = min(tokens, chunk_tokens), 0
+        for group in self._groups:
+            rest = (self.size - 1) // group.block_tokens + 1 if chunk < tokens else 0
+            whole = -(-tokens // group.block_tokens)
+            blocks += min(whole, -(-chunk // group.block_tokens) + rest + group.needed)
+        return blocks
+
+    def most_blocks(self, tokens: int, chunk_tokens: int) -> int:
+        """Blocks that a prompt holds at most, with nothing cached before it."""
+        return -(-tokens // self.size) + self.most_tails(tokens, chunk_tokens)
+
+    def most_held(self, cuts: Sequence[int]) -> int:
+        """Blocks that a prompt holds at most which is computed from cut to cut."""
+        return max(
+            -(-end // self.size)
+            + sum(
+                -(-end // group.block_tokens) - max(0, begin // group.block_tokens - group.needed)
+                for group in self._groups
+            )
+            for begin, end in pairwise(cuts)
+        )
+
+    def blocks_between(self, begin: int, end: int) -> int:
+        """Blocks of all groups that tokens ``begin`` to ``end`` need."""
+        sizes = [self.size, *(group.block_tokens for group in self._groups)]
+        return sum(-(-end // size) - -(-begin // size) for size in sizes)
+
+    def _cache_part(self, running: Running, row: int, part: Part, end: int) -> tuple[Ints, Ints]:
+        """Cache a part at every boundary that became whole; its entries, and where they end."""
+        numbers, size = part.numbers(running.way), self.size
+        done, full = (
+            min((place - max(0, part.end_tokens)) // size, len(numbers))
+            for place in (running.position, end)
+        )
+        keep = running.kept.drafts if part.drafts else running.kept.tails
+        kept = np.flatnonzero(keep[done + 1 : full + 1]) + done + 1
+        if part.end_tokens > 0:  # it may also lie behind no block at all, where no hit ends
+            numbers = np.append(numbers, self._nodes)
+        if part is self._marking:
+            self._marked[numbers[kept[running.kept.tails[kept]] - 1]] = True
+        keys = numbers[kept - 1] + row * (self._nodes + 1)
+        return self.queue.cache(keys, part.blocks), kept * size + part.end_tokens
+
+    def _release(self, running: Running, number: int, end: int) -> None:
+        """Give back a group's blocks up to ``end``, the last first."""
+        given = running.tails[number][: running.ends[number].searchsorted(end, side="right")]
+        blocks = (end - running.starts[number]) // self._groups[number].block_tokens
+        self.queue.uncached += blocks
+        running.starts[number] = end
+        if len(given):
+            self.queue.uncached -= self.queue.blocks(given)
+            self.queue.give_back(given[::-1])
+            running.tails[number] = running.tails[number][len(given) :]
+            running.ends[number] = running.ends[number][len(given) :]
+
+
+def _end(part: Part) -> int:
+    return part.end_tokens

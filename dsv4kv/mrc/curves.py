@@ -1,0 +1,296 @@
+"""The hit rate of a trace by capacity, what V4's rules make of it, and what engines would."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsv4kv.engines.cache import DEFAULT_CHUNK_TOKENS, Pool
+from dsv4kv.engines.rules import find_drafts, find_rule, run_rule
+from dsv4kv.errors import ConfigError
+from dsv4kv.model.config import DSV4Config
+from dsv4kv.mrc.sample import SampledHits, Sampling, Simulation
+from dsv4kv.mrc.strategies import (
+    PrefixCosts,
+    Strategy,
+    apply_strategy,
+    parse_strategy,
+    prefix_costs,
+)
+from dsv4kv.prefix.outcome import Outcome
+from dsv4kv.prefix.paths import Ints, PathTable, Reuse, find_reuse
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Hits by capacity, exact at every capacity.
+
+    Between two corners the number of hit blocks grows in a straight line.
+
+    Attributes:
+        references: Blocks of all prompts.
+        corners: int64[corners]: capacities in blocks, rising from 0.
+        hit_blocks: int64[corners]: blocks found at each.
+    """
+
+    references: int
+    corners: Ints
+    hit_blocks: Ints
+
+    def hits_at(self, capacity_blocks: Ints) -> NDArray[np.float64]:
+        """Blocks found at any capacities, as whole numbers in floats."""
+        return np.interp(capacity_blocks, self.corners, self.hit_blocks)
+
+    def capacity_for(self, share: float) -> int | None:
+        """The smallest capacity in blocks that reaches a share of the most that can be hit."""
+        wanted = share * int(self.hit_blocks[-1])
+        if not wanted:
+            return None
+        at = int(np.searchsorted(self.hit_blocks, wanted))
+        rise = self.hit_blocks[at] - self.hit_blocks[at - 1]
+        run = self.corners[at] - self.corners[at - 1]
+        step = (wanted - self.hit_blocks[at - 1]) * run / rise
+        return int(self.corners[at - 1] + np.ceil(step))
+
+
+def trace_curve(reuse: Reuse) -> Curve:
+    """Sum up all stretches: one is found from ``above`` on, block by block, until its end."""
+    length = reuse.end - reuse.begin
+    places = np.concatenate([reuse.above, reuse.above + length])
+    slopes = np.concatenate([np.ones_like(length), -np.ones_like(length)])
+    corners, inverse = np.unique(np.concatenate([[0], places]), return_inverse=True)
+    slope = np.bincount(inverse[1:], slopes, len(corners)).cumsum().astype(np.int64)
+    hits = np.concatenate([[0], np.cumsum(slope[:-1] * np.diff(corners))])
+    return Curve(int(reuse.blocks.sum()), corners, hits)
+
+
+def pick_capacities(reuse: Reuse, points: int) -> Sequence[int]:
+    """Capacities worth showing, in blocks: from the longest prompt to just below all there is."""
+    low = max(1, int(reuse.blocks.max()))
+    high = int((reuse.above + reuse.end - reuse.begin).max(initial=low))
+    return [int(c) for c in np.unique(np.geomspace(low, max(low, high), points + 1).round())][:-1]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked about a trace.
+
+    Attributes:
+        model: Whose cache it is.
+        block_tokens: Tokens of a block; None takes the trace's own.
+        capacities_tokens: Capacities in tokens; empty for ``points`` of them.
+        points: How many capacities are picked.
+        strategies: Names of strategies for windows and states.
+        rules: Names of engines' rules.
+        speculations: Names of ways to draft, for every rule.
+        policies: Names of eviction policies.
+        chunk_tokens: Tokens of a prompt computed at once, where a rule asks.
+        snap: Keep checkpoints out of partial last blocks.
+        sample: Share of the prompt families that policies are simulated on, 1 for the whole
+            trace; None samples where the whole would take long.
+    """
+
+    model: DSV4Config
+    block_tokens: int | None = None
+    capacities_tokens: tuple[int, ...] = ()
+    points: int = 9
+    strategies: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()
+    speculations: tuple[str, ...] = ("none",)
+    policies: tuple[str, ...] = ()
+    chunk_tokens: int = DEFAULT_CHUNK_TOKENS
+    snap: bool = True
+    sample: float | None = None
+
+
+@dataclass(frozen=True)
+class Point:
+    """One capacity.
+
+    Attributes:
+        capacity_tokens: In tokens of context, as asked for; None for a cache without bound.
+        capacity_blocks: In whole blocks.
+        capacity_bytes: In bytes of the model's compressed cache.
+        rejected: Requests that are longer: they can never run, hit nothing and leave nothing.
+        block_hits: Share of block references found.
+        token_hits: Share of prompt tokens found.
+        strategies: What the strategies make of it.
+        rules: What the rules make of a pool of this size.
+        policies: What other policies make of it, simulated on the whole trace.
+        estimates: The same from a sample, where one was drawn.
+    """
+
+    capacity_tokens: int | None
+    capacity_blocks: int | None
+    capacity_bytes: int | None
+    rejected: int
+    block_hits: float
+    token_hits: float
+    strategies: tuple[Outcome, ...]
+    rules: tuple[Outcome, ...]
+    policies: tuple[Outcome, ...] = ()
+    estimates: tuple[SampledHits, ...] = ()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A trace measured.
+
+    Attributes:
+        requests: Its requests.
+        input_tokens: Tokens of all prompts.
+        references: Blocks of all prompts.
+        block_tokens: Tokens of a block.
+        trace_block_tokens: Tokens of an id of the trace.
+        costs: What its prefixes weigh.
+        points: By capacity, the unbounded cache last.
+        enough_tokens: The capacity at which 90 % of all that can be hit is.
+        sampling: What policies were simulated on.
+    """
+
+    requests: int
+    input_tokens: int
+    references: int
+    block_tokens: int
+    trace_block_tokens: int
+    costs: PrefixCosts
+    points: tuple[Point, ...]
+    enough_tokens: int | None
+    sampling: Sampling
+
+
+def measure_trace(table: PathTable, question: Question) -> Answer:
+    """Answer a question about a trace.
+
+    Raises:
+        ConfigError: Names that there are not, blocks that do not fit, a capacity in which no
+            request can run.
+    """
+    grain = question.block_tokens or table.block_tokens
+    reuse = find_reuse(table, grain)
+    costs = prefix_costs(question.model)
+    strategies = [
+        parse_strategy(name, window_tokens=costs.window_tokens, layers=costs.layers)
+        for name in question.strategies
+    ]
+    sizes: list[int | None] = [*question.capacities_tokens]
+    if not sizes:
+        sizes = [blocks * grain for blocks in pick_capacities(reuse, question.points)]
+    parts = _part_by_size(table, reuse, question, [*sizes, None])
+    enough = trace_curve(reuse).capacity_for(0.9)
+    return Answer(
+        requests=len(table),
+        input_tokens=table.total_input_tokens,
+        references=int(reuse.blocks.sum()),
+        block_tokens=grain,
+        trace_block_tokens=table.block_tokens,
+        costs=costs,
+        points=tuple(
+            _measure(part, tokens, question, strategies, costs) for tokens, part in parts
+        ),
+        enough_tokens=None if enough is None else enough * grain,
+        sampling=parts[-1][1].simulation.sampling,
+    )
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The requests of a trace that can run.
+
+    Attributes:
+        whole: All requests.
+        references: Blocks of all prompts.
+        requests: int64: those that can.
+        table: Only they.
+        reuse: What they share.
+        simulation: Policies among them.
+    """
+
+    whole: PathTable
+    references: int
+    requests: Ints
+    table: PathTable
+    reuse: Reuse
+    simulation: Simulation
+
+
+def _part_by_size(
+    table: PathTable, reuse: Reuse, question: Question, sizes: Sequence[int | None]
+) -> list[tuple[int | None, _Part]]:
+    """Every capacity in tokens, None for no bound, with the requests that can run in it."""
+    grain = reuse.grain_tokens
+    blocks = [None if size is None else size // grain for size in sizes]
+    counts = [len(table) if b is None else int((reuse.blocks <= b).sum()) for b in blocks]
+    parts = {}
+    for count in sorted(set(counts)):
+        alike = [b for b, c in zip(blocks, counts, strict=True) if b is not None and c == count]
+        if not count:
+            raise ConfigError(
+                f"a capacity of {min(filter(None, sizes)):,} tokens is smaller than every prompt, "
+                f"of {int(reuse.tokens.min()):,} tokens and more: no request could run."
+            )
+        parts[count] = _part(table, reuse, question, alike, count)
+    return [(size, parts[count]) for size, count in zip(sizes, counts, strict=True)]
+
+
+def _part(
+    table: PathTable, reuse: Reuse, question: Question, capacities: list[int], count: int
+) -> _Part:
+    """The ``count`` shortest requests; ``capacities`` are in blocks."""
+    whole, references = table, int(reuse.blocks.sum())
+    requests = np.sort(np.argsort(reuse.blocks, kind="stable")[:count])
+    if count < len(whole):
+        table = whole.select(requests)
+        reuse = find_reuse(table, reuse.grain_tokens)
+    simulation = Simulation(table, reuse, question.policies, question.sample, capacities)
+    return _Part(whole, references, requests, table, reuse, simulation)
+
+
+def _measure(
+    part: _Part,
+    tokens: int | None,
+    question: Question,
+    strategies: Sequence[Strategy],
+    costs: PrefixCosts,
+) -> Point:
+    """Hits as shares of all prompts; those that cannot run hit nothing."""
+    reuse, prompts = part.reuse, part.whole.input_tokens
+    blocks = None if tokens is None else tokens // reuse.grain_tokens
+    served_share = part.table.total_input_tokens / part.whole.total_input_tokens
+    return Point(
+        capacity_tokens=tokens,
+        capacity_blocks=blocks,
+        capacity_bytes=None if tokens is None else int(tokens * costs.token_bytes),
+        rejected=len(part.whole) - len(part.table),
+        block_hits=int(reuse.found_blocks(blocks).sum()) / part.references,
+        token_hits=int(reuse.found_tokens(blocks).sum()) / part.whole.total_input_tokens,
+        strategies=tuple(
+            apply_strategy(s, part.table, reuse, blocks, snap=question.snap).among(
+                prompts, part.requests
+            )
+            for s in strategies
+        ),
+        rules=_rules(part.whole, tokens, question),
+        policies=tuple(o.among(prompts, part.requests) for o in part.simulation.outcomes(blocks)),
+        estimates=tuple(e.scaled(served_share) for e in part.simulation.estimates(blocks)),
+    )
+
+
+def _rules(table: PathTable, tokens: int | None, question: Question) -> tuple[Outcome, ...]:
+    """Rules at one capacity, each with the blocks of its engine unless others are asked for."""
+    if tokens is None:
+        return ()
+    outcomes = []
+    for name in question.rules:
+        grain = question.block_tokens or default_block(name, table)
+        for drafts in question.speculations:
+            how = find_drafts(name, drafts)
+            pool = Pool(table, tokens, grain, question.model, question.chunk_tokens, how)
+            outcomes.append(replace(run_rule(name, pool), speculation=drafts))
+    return tuple(outcomes)
+
+
+def default_block(rule: str, table: PathTable) -> int:
+    """Blocks an engine takes for DeepSeek-V4: 256 tokens; for the ideal rule the trace's own."""
+    return find_rule(rule).block_tokens or table.block_tokens

@@ -1,0 +1,297 @@
+"""What is kept of windows and compressor states beside cached blocks, and where a hit resumes.
+
+A block of compressed entries is of no use for going on alone: the next token also needs the last
+window of entries and the pending compressor state. Source: arXiv:2606.19348 §3.5.2 (full,
+periodic, zero); the bounded replay of DeepSeek-V4.1; checkpoints at the ends of prompts and where
+prompts part are policies of this toolkit.
+"""
+
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import islice
+from math import lcm
+from typing import Literal
+
+import numpy as np
+
+from dsv4kv.errors import ConfigError
+from dsv4kv.model.config import DSV4Config
+from dsv4kv.model.plan import at_whole_block, bytes_per_request, bytes_per_token
+from dsv4kv.model.schedule import build_schedule
+from dsv4kv.model.schema import build_schema
+from dsv4kv.prefix.outcome import Losses, Outcome
+from dsv4kv.prefix.paths import Ints, PathTable, Reuse
+
+Kind = Literal["full", "periodic", "zero", "ends", "ends+junctions"]
+STRATEGIES = ("full", "periodic:TOKENS", "zero", "zero:bounded", "ends", "ends+junctions")
+"""As users write them."""
+_PLAIN: dict[str, Kind] = {
+    "full": "full",
+    "ends": "ends",
+    "ends+junctions": "ends+junctions",
+}
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """One way to keep windows and states.
+
+    Attributes:
+        name: As users write it.
+        kind: ``full`` keeps every window entry; ``periodic`` a checkpoint at every multiple of
+            ``period_tokens``; ``zero`` none; ``ends`` one at the end of every prompt;
+            ``ends+junctions`` also one where an earlier prompt ran out of checkpoints.
+        window_tokens: Window tokens of a checkpoint.
+        period_tokens: For ``periodic``.
+        replay_tokens: For ``zero``: tokens before the end of a hit that are computed again.
+    """
+
+    name: str
+    kind: Kind
+    window_tokens: int = 128
+    period_tokens: int = 0
+    replay_tokens: int = 0
+
+    @property
+    def keeps_marks(self) -> bool:
+        """Whether it depends on earlier requests where a hit can resume."""
+        return self.kind in ("ends", "ends+junctions")
+
+    def resume_tokens(self, found_tokens: int, held: Sequence[int]) -> int:
+        """Where computing can go on.
+
+        Args:
+            found_tokens: Whole cached blocks of the prompt, in tokens.
+            held: Positions of checkpoints that are there on the prompt's path, rising.
+
+        Returns:
+            Tokens that need not be computed; for ``zero`` net of those computed again.
+        """
+        match self.kind:
+            case "full":
+                return found_tokens
+            case "periodic":
+                return found_tokens // self.period_tokens * self.period_tokens
+            case "zero":
+                return max(0, found_tokens - self.replay_tokens)
+            case _:
+                return max((place for place in held if place <= found_tokens), default=0)
+
+    def places_to_keep(
+        self, resumed_tokens: int, found_tokens: int, prompt_tokens: int
+    ) -> tuple[int, ...]:
+        """Positions at which a prompt leaves checkpoints while it is computed.
+
+        Args:
+            resumed_tokens: Where computing began.
+            found_tokens: Whole cached blocks that it found.
+            prompt_tokens: Its length, already cut to where a later prompt can part from it.
+        """
+        match self.kind:
+            case "periodic":
+                period = self.period_tokens
+                first = (found_tokens // period + 1) * period
+                return tuple(range(first, prompt_tokens + 1, period))
+            case "ends" if prompt_tokens > resumed_tokens:
+                return (prompt_tokens,)
+            case "ends+junctions":
+                if resumed_tokens >= found_tokens or found_tokens == prompt_tokens:
+                    return (prompt_tokens,) if prompt_tokens > resumed_tokens else ()
+                wanted = sorted((found_tokens, prompt_tokens))
+                return tuple(place for place in wanted if place > resumed_tokens)
+            case _:
+                return ()
+
+
+def parse_strategy(text: str, *, window_tokens: int, layers: int) -> Strategy:
+    """Read a strategy as users write it.
+
+    ``zero`` computes the last ``window_tokens`` × ``layers`` tokens again, which is exact.
+    ``zero:bounded`` computes one window that ends with the first new token, the earlier tokens'
+    own windows cut off.
+
+    Raises:
+        ConfigError: There is no such strategy.
+    """
+    if match := re.fullmatch(r"periodic:([0-9]{1,9})", text):
+        if not int(match[1]):
+            raise ConfigError("periodic:0 has no period: write periodic:4096.")
+        return Strategy(text, "periodic", window_tokens, period_tokens=int(match[1]))
+    if text == "zero":
+        return Strategy(text, "zero", window_tokens, replay_tokens=window_tokens * layers)
+    if text == "zero:bounded":
+        return Strategy(text, "zero", window_tokens, replay_tokens=window_tokens - 1)
+    if text in _PLAIN:
+        return Strategy(text, _PLAIN[text], window_tokens)
+    raise ConfigError(f"{text!r} is no strategy: take {', '.join(STRATEGIES)}.")
+
+
+@dataclass(frozen=True)
+class PrefixCosts:
+    """Bytes of one model's prefixes, page padding left out.
+
+    Attributes:
+        token_bytes: Compressed entries and indexer keys of one token of context.
+        window_token_bytes: Window entries of one token, all layers together.
+        state_bytes: Compressor states at the end of a block, where HCA layers have none.
+        window_tokens: Tokens of a window.
+        layers: Layers of the model.
+    """
+
+    token_bytes: Fraction
+    window_token_bytes: int
+    state_bytes: int
+    window_tokens: int
+    layers: int
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """One window and one set of states."""
+        return self.window_tokens * self.window_token_bytes + self.state_bytes
+
+
+def prefix_costs(model: DSV4Config) -> PrefixCosts:
+    """Costs of a model with its own formats; raises ``ConfigError``."""
+    schemas = [build_schema(model, spec) for spec in build_schedule(model)]
+    window = sum(schema.window.format.entry_bytes for schema in schemas if schema.window)
+    return PrefixCosts(
+        token_bytes=bytes_per_token(schemas),
+        window_token_bytes=window,
+        state_bytes=bytes_per_request([at_whole_block(schema) for schema in schemas], 1).state,
+        window_tokens=model.window_tokens,
+        layers=len(schemas),
+    )
+
+
+_NOTHING: list[int] = []
+
+
+def apply_strategy(
+    strategy: Strategy,
+    table: PathTable,
+    reuse: Reuse,
+    capacity_blocks: int | None = None,
+    *,
+    snap: bool = True,
+) -> Outcome:
+    """Replay a trace, one request after the other.
+
+    Args:
+        strategy: What is kept.
+        table: The trace.
+        reuse: Its reuse, partial blocks included.
+        capacity_blocks: Blocks of the cache; None never evicts.
+        snap: Move a prompt's last checkpoint out of its partial last block, which never comes
+            again. Without, such checkpoints are written, counted, and never found.
+
+    Raises:
+        ConfigError: A period that does not fit the blocks.
+    """
+    grain, period = reuse.grain_tokens, strategy.period_tokens
+    if strategy.kind == "periodic" and period % grain and grain % period:
+        raise ConfigError(
+            f"a period of {period} tokens does not fit blocks of {grain}: take a multiple of "
+            f"{grain}, or a divisor."
+        )
+    once, found = reuse.found_tokens(None), reuse.found_tokens(capacity_blocks)
+    whole = found // grain * grain
+    ends = reuse.tokens // lcm(grain, table.block_tokens) * lcm(grain, table.block_tokens)
+    if strategy.keeps_marks:
+        resumed, forgotten, kept = _follow_marks(strategy, reuse, whole, ends)
+    else:
+        resumed, forgotten = _resume_all(strategy, whole), 0
+        kept = int((ends // period - whole // period).clip(0).sum()) if period else 0
+    inside = _count_inside(strategy, reuse.tokens, ends)
+    kept += 0 if snap else inside
+    short = int((whole - resumed).sum())
+    losses = Losses(
+        evicted_block=int((once - found).sum()),
+        alignment=int((found - whole).sum()),
+        evicted_checkpoint=forgotten,
+        replay=short if strategy.kind == "zero" else 0,
+        no_checkpoint=0 if strategy.kind == "zero" else short - forgotten,
+    )
+    return Outcome(
+        strategy.name,
+        resumed,
+        table.total_input_tokens,
+        losses,
+        found_tokens=int(whole.sum()),
+        checkpoints=kept,
+        checkpoint_tokens=(
+            table.total_input_tokens - int(whole.sum())
+            if strategy.kind == "full"
+            else kept * strategy.window_tokens
+        ),
+        checkpoint_reads=0 if strategy.kind == "zero" else int((resumed > 0).sum()),
+        unreachable_checkpoints=0 if snap else inside,
+    )
+
+
+def _count_inside(strategy: Strategy, tokens: Ints, ends: Ints) -> int:
+    """Checkpoints that would lie in the partial last blocks of prompts."""
+    if strategy.keeps_marks:
+        return int((tokens > ends).sum())
+    period = strategy.period_tokens
+    return int((tokens // period - ends // period).sum()) if period else 0
+
+
+def _resume_all(strategy: Strategy, whole: Ints) -> Ints:
+    """The vector form of ``Strategy.resume_tokens`` where no marks are needed."""
+    if strategy.kind == "periodic":
+        return whole // strategy.period_tokens * strategy.period_tokens
+    return np.maximum(0, whole - strategy.replay_tokens)
+
+
+def _follow_marks(
+    strategy: Strategy, reuse: Reuse, whole: Ints, ends: Ints
+) -> tuple[Ints, int, int]:
+    """Walk all requests with the checkpoints on their paths.
+
+    Every request lists those of its own path, in tokens and rising: what is there, and what was,
+    once. The owner of a stretch has touched it last, so its lists are up to date there.
+
+    Returns:
+        Tokens resumed, tokens short for want of a checkpoint that was there once, and checkpoints
+        written.
+    """
+    grain = reuse.grain_tokens
+    stretches = zip(
+        *(column.tolist() for column in (reuse.owner, reuse.begin * grain, reuse.end * grain)),
+        strict=True,
+    )
+    counts = np.bincount(reuse.request, minlength=len(whole)).tolist()
+    resumed: list[int] = []
+    there_of: list[list[int]] = []
+    gone_of: list[list[int]] = []
+    forgotten = written = 0
+    for request, (found, end) in enumerate(zip(whole.tolist(), ends.tolist(), strict=True)):
+        there: list[int] = []
+        gone: list[int] = []
+        for owner, begin, stop in islice(stretches, counts[request]):
+            there += _between(there_of[owner], begin, stop)
+            if gone_of[owner]:
+                gone += _between(gone_of[owner], begin, stop)
+        if there and there[-1] > found:
+            kept = bisect_right(there, found)
+            gone = sorted(gone + there[kept:])
+            del there[kept:]
+        start = there[-1] if there else 0
+        resumed.append(start)
+        new = strategy.places_to_keep(start, found, end)
+        if gone:
+            forgotten += max(0, *gone[: bisect_right(gone, found)], start) - start
+            gone = [mark for mark in gone if mark not in new]
+        written += len(new)
+        there += new  # behind the last, for that is where computing began
+        there_of.append(there)
+        gone_of.append(gone or _NOTHING)
+    return np.array(resumed, np.int64), forgotten, written
+
+
+def _between(marks: list[int], begin: int, stop: int) -> list[int]:
+    """Rising marks above ``begin`` and up to ``stop``."""
+    return marks[bisect_right(marks, begin) : bisect_right(marks, stop)]

@@ -1,0 +1,202 @@
+"""What a replay found, in the record's terms: reuse, memory, work, and the model behind the times.
+
+Times are virtual: what the stated model says, in nanoseconds since the first arrival.
+"""
+
+from typing import Literal, Self
+
+from pydantic import model_validator
+
+from dsv4kv.record.part import Part
+
+
+class Constant(Part):
+    """A number that the times depend on."""
+
+    name: str
+    """What it is."""
+    value: float
+    """How much."""
+    unit: str
+    """Of what."""
+    source: str
+    """Where it comes from."""
+
+
+class ReplayPool(Part):
+    """A part of the memory."""
+
+    name: str
+    """``slots``, ``checkpoints`` or ``blocks``."""
+    units: int | None
+    """How many there are; null for as many as are wanted."""
+    unit_bytes: int
+    """Bytes of one."""
+    peak_units: int
+    """Most that were in use at once; of blocks, those that requests held."""
+
+
+class Reuse(Part):
+    """Prompts against what was cached; requests count once, however often they start again."""
+
+    shared_tokens: int
+    """Tokens of the blocks that prompts share."""
+    rule: str = "ideal"
+    """By whose rule prompts were found, kept and evicted."""
+    setting: str = ""
+    """What a user of the engine writes to have the rule; empty where there is nothing to write."""
+    requests: int
+    """Requests admitted."""
+    resumed_requests: int
+    """Of which did not have to compute their whole prompt."""
+    prompt_blocks: int
+    """Whole shared blocks of their prompts."""
+    found_blocks: int
+    """Of which cached."""
+    prompt_tokens: int
+    """Tokens of their prompts."""
+    seen_tokens: int
+    """Of which an earlier prompt had: what a cache that forgets nothing could save."""
+    saved_tokens: int
+    """Tokens that were not computed."""
+    lost_tokens: dict[str, int]
+    """Seen and computed all the same, by reason; ``in_flight`` where another request was just
+    computing them."""
+    computed_tokens: int
+    """Prompt tokens computed, those of requests that started again included."""
+    again_tokens: int
+    """Of which a request had computed before it had to start again."""
+    deferred_requests: int
+    """Requests that waited for another one's prefix."""
+    restored_checkpoints: int
+    """How often window and state were brought back."""
+    written_checkpoints: int
+    """Checkpoints written."""
+    evicted_checkpoints: int
+    """Checkpoints that made room for others."""
+    orphaned_checkpoints: int
+    """Checkpoints that went with the block before them."""
+    kept_bytes: int
+    """Windows and states written to be resumed from."""
+    evicted_blocks: int
+    """Cached blocks evicted, in shared blocks."""
+
+    @model_validator(mode="after")
+    def _tokens_add_up(self) -> Self:
+        told = self.saved_tokens + sum(self.lost_tokens.values())
+        if told != self.seen_tokens:
+            raise ValueError(
+                f"saved and lost tokens are {told:,}, and {self.seen_tokens:,} were seen before"
+            )
+        return self
+
+
+class ReplayWork(Part):
+    """What all steps did."""
+
+    steps: int
+    """Steps."""
+    weight_bytes: int
+    """Weights read."""
+    update_bytes: int
+    """Moved to bring tokens into the cache."""
+    gather_bytes: int
+    """Moved to read the cache."""
+    copy_bytes: int
+    """Moved to keep windows and states and to bring them back."""
+    operations: int
+    """Multiplications and additions."""
+    idle_ns: int
+    """Time in which nobody was served."""
+
+
+class CacheStepTimes(Part):
+    """The cache's part of every step of one kind."""
+
+    kind: Literal["decode", "mixed"]
+    """``decode``: of decoding requests alone; ``mixed``: with prompt chunks."""
+    measured_ns: list[int]
+    """What it took on this machine: bookkeeping, operations, checkpoints."""
+    modelled_ns: list[int]
+    """What the model says of the same step: bytes over the bandwidth."""
+
+    @model_validator(mode="after")
+    def _steps_agree(self) -> Self:
+        if len(self.measured_ns) != len(self.modelled_ns):
+            raise ValueError(
+                f"{len(self.measured_ns)} {self.kind} steps are measured and "
+                f"{len(self.modelled_ns)} modelled"
+            )
+        return self
+
+
+class ReplayData(Part):
+    """The work of the steps, where it was done."""
+
+    steps: list[CacheStepTimes]
+    """Its times, by kind of step."""
+    compared: dict[str, int]
+    """Entries compared bit for bit with a run without reuse, by where they came from: ``fresh``
+    (the request computed them), ``shared`` (in blocks it found), ``copied`` (in its copy of one),
+    ``recomputed`` (after an eviction), ``resumed`` (from a checkpoint)."""
+    spare_blocks: int
+    """Blocks beyond those that the replay counts, in which requests compute again what they have
+    found, to have window and state."""
+
+
+class ReplaySeries(Part):
+    """What was held at moments of the replay."""
+
+    at_ns: list[int]
+    """When."""
+    own_blocks: list[int]
+    """Blocks that one request held for itself."""
+    shared_blocks: list[int]
+    """Cached blocks that requests were using."""
+    cached_blocks: list[int]
+    """Cached blocks that nobody was using."""
+    checkpoints: list[int]
+    """Checkpoints kept."""
+    running: list[int]
+    """Requests that ran."""
+    paused: list[int]
+    """Requests that held a slot and did not."""
+    waiting: list[int]
+    """Requests without a slot."""
+
+    @model_validator(mode="after")
+    def _columns_agree(self) -> Self:
+        lengths = {name: len(getattr(self, name)) for name in type(self).model_fields}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"the series differ in length: {lengths}")
+        return self
+
+
+class ReplayResult(Part):
+    """A replay of a trace in virtual time."""
+
+    constants: list[Constant]
+    """Everything the times depend on."""
+    pools: list[ReplayPool]
+    """How the memory is divided."""
+    remainder_bytes: int
+    """Memory that was too little for one more block."""
+    padding_bytes: int
+    """Bytes of a block that never hold anything."""
+    rounding_bytes: int
+    """Room in held blocks beyond the tokens there, when most blocks were held."""
+    reuse: Reuse
+    """Prompts against what was cached."""
+    work: ReplayWork
+    """What all steps did."""
+    pauses: int
+    """How often a request was paused."""
+    evictions: int
+    """How often a paused request had to start again."""
+    rejected: dict[str, int]
+    """Requests that could never be served, by reason."""
+    series: ReplaySeries
+    """What was held over time."""
+    data: ReplayData | None = None
+    """The work of the steps; null where blocks were only counted. With it, the cache's part of all
+    times is measured."""

@@ -1,0 +1,147 @@
+"""A request on its way through the replay."""
+
+from bisect import insort
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from operator import attrgetter
+
+from dsv4kv.config.replay import ArrivalSection
+from dsv4kv.prefix.index import Lease
+from dsv4kv.prefix.tree import Ids
+from dsv4kv.replay.sharing import KeysOf, check_order
+from dsv4kv.traces.request import Request
+
+_NUMBER = attrgetter("number")
+
+
+@dataclass(slots=True, eq=False)
+class Served:
+    """One request; lengths in tokens.
+
+    Attributes:
+        number: Place in the trace: lower is older.
+        arrival_s: When it comes.
+        input_tokens: Its prompt.
+        output_tokens: What it generates.
+        find_keys: Finds ``keys``.
+        ids: What the trace calls the blocks of its prompt; the last may be partial.
+        id_tokens: Tokens that an id stands for.
+        generated: Tokens generated so far, as of its last prompt end or pause.
+        position: Tokens in the cache, as of its last chunk.
+        prompt_tokens: Tokens to compute before it decodes: its prompt, and after an eviction
+            what it had generated.
+        blocks: Blocks it holds, shared ones included.
+        lease: What it holds of the prefix index.
+        found: Shared blocks that were cached when it was admitted.
+        committed: Shared blocks of it that the index holds.
+        stored: Shared blocks of it that are known to have been cached once.
+        marks: Shared blocks behind which it will leave a checkpoint, the next one last.
+        blocked_by: The request that computes what it needs next.
+        deferred: Whether it ever had to wait for another one's prefix.
+        reached: Most tokens it ever had in the cache.
+        admitted_s: When it was first admitted.
+        first_token_s: When its prompt ended.
+        finished_s: When it ended.
+        place: How many had been admitted before it was, the last time.
+        pauses: How often it was paused.
+        evictions: How often it had to start again.
+    """
+
+    number: int
+    arrival_s: float
+    input_tokens: int
+    output_tokens: int
+    find_keys: Callable[[], Ids]
+    ids: Sequence[int]
+    id_tokens: int
+    generated: int = 0
+    position: int = 0
+    prompt_tokens: int = 0
+    blocks: int = 0
+    lease: Lease | None = None
+    found: int = 0
+    committed: int = 0
+    stored: int = 0
+    marks: list[int] = field(default_factory=list)
+    blocked_by: "Served | None" = None
+    deferred: bool = False
+    reached: int = 0
+    admitted_s: float | None = None
+    first_token_s: float | None = None
+    finished_s: float | None = None
+    place: int = 0
+    pauses: int = 0
+    evictions: int = 0
+    _keys: Ids | None = None
+
+    @property
+    def keys(self) -> Ids:
+        """int64: the whole shared blocks of its prompt. Many wait: found when first asked for."""
+        if self._keys is None:
+            self._keys = self.find_keys()
+        return self._keys
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens in the cache at its end: the last token is only returned."""
+        return self.input_tokens + max(0, self.output_tokens - 1)
+
+
+def insert_by_age(queue: list[Served], served: Served) -> None:
+    """Put a request in its place where the oldest is first."""
+    insort(queue, served, key=_NUMBER)
+
+
+NEVER = float("inf")
+
+
+class Arrivals:
+    """Hands out requests when they have come; memory is that of the trace."""
+
+    def __init__(self, requests: Sequence[Request], section: ArrivalSection, keys: KeysOf) -> None:
+        """``keys`` names the blocks of a prompt; raises ``TraceError`` for a wrong order."""
+        self._closed = section.arrivals == "closed"
+        if not self._closed:
+            check_order(requests)
+        self._requests, self._section, self._keys = requests, section, keys
+        self._first_s = requests[0].arrival_s if requests else 0.0
+        self._next = 0
+
+    @property
+    def next_s(self) -> float:
+        """When the next request comes by itself; ``NEVER`` where none does."""
+        if self._closed or self._next == len(self._requests):
+            return NEVER
+        return self._when(self._requests[self._next])
+
+    def take(self, now_s: float, in_flight: int) -> Served | None:
+        """The next request if it has come, where so many are in flight."""
+        if self._next == len(self._requests):
+            return None
+        request = self._requests[self._next]
+        if self._closed:
+            if in_flight >= self._section.concurrency:
+                return None
+        elif self._when(request) > now_s:
+            return None
+        self._next += 1
+        return self._serve(request, now_s)
+
+    def _when(self, request: Request) -> float:
+        return (request.arrival_s - self._first_s) / self._section.speed
+
+    def _serve(self, request: Request, now_s: float) -> Served:
+        output = request.output_tokens
+        if self._section.max_output_tokens is not None:
+            output = min(output, self._section.max_output_tokens)
+        return Served(
+            number=self._next - 1,
+            arrival_s=now_s if self._closed else self._when(request),
+            input_tokens=request.input_tokens,
+            output_tokens=output,
+            find_keys=partial(self._keys, self._next - 1, request),
+            ids=request.prefix_hashes,
+            id_tokens=request.hash_block_tokens,
+            prompt_tokens=request.input_tokens,
+        )

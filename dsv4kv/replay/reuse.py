@@ -1,0 +1,129 @@
+"""What was found of prompts, and why the rest of what had been seen was not."""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dsv4kv.engines.cache import Hit
+from dsv4kv.prefix.outcome import Losses
+from dsv4kv.prefix.tree import Ids
+from dsv4kv.replay.requests import Served
+from dsv4kv.traces.runs import as_runs
+
+
+class SeenIds:
+    """Remembers chains of block ids.
+
+    An id stands for its history, so it is always the same one that comes before it: wherever ids
+    count up, every chain that has one of them has all before it in that run. A run is known by
+    its first id and by how much of it was ever seen.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[int, int] = {}
+
+    def add(self, ids: Sequence[int]) -> int:
+        """Remember a chain; returns how many of its leading ids an earlier one had."""
+        runs, seen = as_runs(ids), self._seen
+        starts, counts = runs.starts, runs.counts
+
+        def goes_beyond(place: int) -> bool:
+            return seen.get(int(starts[place]), 0) < int(counts[place])
+
+        first = bisect_left(range(len(starts)), True, key=goes_beyond)
+        known = int(counts[:first].sum())
+        if first < len(starts):
+            known += seen.get(int(starts[first]), 0)
+            seen.update(zip(starts[first:].tolist(), counts[first:].tolist(), strict=True))
+        return known
+
+
+@dataclass
+class ReuseTally:
+    """Counts over first admissions; a request that starts again is not counted twice.
+
+    Attributes:
+        shared_tokens: Tokens of a shared block.
+        draft_needs: Tokens behind a hit that must be known for drafts, and those it gives up.
+        requests: Requests admitted.
+        prompt_tokens: Tokens of their prompts.
+        prompt_blocks: Whole shared blocks of them.
+        found_blocks: Of which cached.
+        found_requests: Requests that resumed somewhere.
+        seen_tokens: Tokens of prompts that had been seen before, cached or not.
+        saved_tokens: Tokens that need not be computed.
+        in_flight_tokens: Lost because another request was just computing them.
+        lost: Tokens lost for other reasons, by the names of ``Losses``.
+    """
+
+    shared_tokens: int
+    draft_needs: tuple[int, int] = (0, 0)
+    requests: int = 0
+    prompt_tokens: int = 0
+    prompt_blocks: int = 0
+    found_blocks: int = 0
+    found_requests: int = 0
+    seen_tokens: int = 0
+    saved_tokens: int = 0
+    in_flight_tokens: int = 0
+    lost: Counter[str] = field(default_factory=Counter)
+    _seen: SeenIds = field(default_factory=SeenIds)
+    _pending: set[int] = field(default_factory=set)  # seen, and not stored yet
+
+    @property
+    def losses(self) -> Losses:
+        """Tokens lost by reason, those in flight left out."""
+        return Losses(**self.lost)
+
+    def store(self, served: Served, count: int) -> None:
+        """Remember that the first ``count`` blocks of a prompt were cached once."""
+        if count > served.stored:
+            self._pending.difference_update(served.keys[served.stored : count].tolist())
+            served.stored = count
+
+    def count(self, served: Served, hit: Hit) -> None:
+        """Count a first admission, in shared blocks.
+
+        ``served.position`` is where it goes on: less than what it resumes where a window is
+        computed again.
+        """
+        size, keys = self.shared_tokens, served.keys
+        saved, seen_tokens = served.position, self._see(served)
+        seen = seen_tokens // size
+        usable = min(seen, (served.input_tokens - 1) // size)
+        key_tokens, dropped_tokens = self.draft_needs
+        alike = (seen_tokens - key_tokens) // size - dropped_tokens // size
+        reach = max(hit.resumed, min(usable, alike))
+        known = min(seen, len(keys))
+        served.stored = self._count_stored(keys, known)
+        self._pending.update(keys[known:].tolist())
+        stored, found, marked = (min(b, reach) for b in (served.stored, hit.found, hit.marked))
+        lost = self.lost
+        lost["draft"] += (usable - reach) * size
+        lost["evicted_block"] += max(0, stored - found) * size
+        lost["evicted_checkpoint"] += (marked - hit.resumed) * size
+        lost["no_checkpoint"] += (found - marked) * size
+        lost["alignment"] += seen_tokens - seen * size
+        lost["last_token"] += (seen - usable) * size
+        lost["replay"] += hit.resumed * size - saved
+        self.in_flight_tokens += max(0, reach - max(stored, found)) * size
+        self.requests += 1
+        self.prompt_tokens += served.input_tokens
+        self.prompt_blocks += len(keys)
+        self.found_blocks += hit.found
+        self.found_requests += saved > 0
+        self.seen_tokens += seen_tokens
+        self.saved_tokens += saved
+
+    def _see(self, served: Served) -> int:
+        """Tokens of a prompt that an earlier one had, as far as ids tell; now it was seen, too."""
+        known = self._seen.add(served.ids)
+        return min(known * served.id_tokens, served.input_tokens)
+
+    def _count_stored(self, keys: Ids, seen: int) -> int:
+        """Of the leading keys seen, those that were stored: none without those before it."""
+        pending = self._pending
+        while seen and keys[seen - 1] in pending:
+            seen -= 1
+        return seen

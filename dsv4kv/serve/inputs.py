@@ -1,0 +1,167 @@
+"""What a model would hand its cache: deterministic data for every request and position.
+
+A token's data is a function of its request, its position and whether it is a rejected draft, so
+what an entry must be can be worked out from scratch at any time, without asking the cache.
+"""
+
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dsv4kv.cache.allocators.stack import Ids
+from dsv4kv.model.config import DSV4Config
+from dsv4kv.ops.compressor import Compressor
+from dsv4kv.traces.request import Request
+
+_DISTINCT_TOKENS = 4099  # a prime: requests that start at other offsets rarely meet in phase
+_STRIDE = 1009  # offset between consecutive requests, in tokens
+_REJECTED_OFFSET = 2053  # offset of a rejected draft from the token that takes its place
+
+
+@dataclass(frozen=True)
+class CompressorInputs:
+    """kv and score of tokens: float32[T, C] each."""
+
+    kv: Tensor
+    score: Tensor
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """What a model hands its cache in one step.
+
+    Attributes:
+        window: Window values of the step's tokens, bf16[T, D].
+        compressors: Their kv and score, by number of channels.
+        topk: Entries that CSA layers read, int32[B, K], −1 for none; empty in a prompt chunk.
+    """
+
+    window: Tensor
+    compressors: Mapping[int, CompressorInputs]
+    topk: Tensor
+
+    def of(self, compressor: Compressor) -> CompressorInputs:
+        """Kv and score for one compressor."""
+        return self.compressors[compressor.channels]
+
+
+class InputBank:
+    """Standard normal window values, kv and score rows, shared by all layers of one shape.
+
+    Attributes:
+        window: Values of every distinct token, and some of them again, bf16[distinct + chunk, D].
+        compressors: kv and score of as many tokens, by number of channels.
+    """
+
+    def __init__(
+        self, config: DSV4Config, compressors: list[Compressor], max_chunk: int, seed: int
+    ) -> None:
+        """Draw the data; a chunk of ``max_chunk`` tokens is always one contiguous slice."""
+        generator = torch.Generator().manual_seed(seed)
+        self._max_chunk = max_chunk
+        self.window = self._draw(config.head_dim, generator).bfloat16()
+        self.compressors: dict[int, CompressorInputs] = {}
+        for compressor in compressors:
+            if compressor.channels not in self.compressors:
+                self.compressors[compressor.channels] = CompressorInputs(
+                    self._draw(compressor.channels, generator),
+                    self._draw(compressor.channels, generator),
+                )
+
+    def _draw(self, channels: int, generator: torch.Generator) -> Tensor:
+        data = torch.randn(_DISTINCT_TOKENS, channels, generator=generator)
+        repeats = -(-self._max_chunk // _DISTINCT_TOKENS)
+        return torch.cat([data, data.repeat(repeats, 1)[: self._max_chunk]])
+
+    def to(self, device: torch.device) -> "InputBank":
+        """The same data on a device."""
+        moved = copy(self)
+        moved.window = self.window.to(device)
+        moved.compressors = {
+            channels: CompressorInputs(rows.kv.to(device), rows.score.to(device))
+            for channels, rows in self.compressors.items()
+        }
+        return moved
+
+    def take(self, rows: Tensor | slice, topk: Tensor) -> StepInputs:
+        """The inputs of a step: rows int64[T] as ``rows`` numbers them, or one after another."""
+        taken = {
+            channels: CompressorInputs(every.kv[rows], every.score[rows])
+            for channels, every in self.compressors.items()
+        }
+        return StepInputs(self.window[rows], taken, topk)
+
+    @staticmethod
+    def rows(
+        request: NDArray[np.int64] | int,
+        position: NDArray[np.int64],
+        rejected: NDArray[np.bool_] | bool = False,
+    ) -> NDArray[np.int64]:
+        """Rows of tokens, by the running number of their request and their position.
+
+        A draft that will be rejected is another token than the one that follows in its place.
+        """
+        start = request * _STRIDE + position + _REJECTED_OFFSET * np.asarray(rejected)
+        rows: NDArray[np.int64] = start % _DISTINCT_TOKENS
+        return rows
+
+
+Rows = NDArray[np.int64]
+
+
+class PromptContents:
+    """Input rows of the prompts in flight, by the running number of their request.
+
+    A prompt's tokens are those of its prefix hashes, so that two prompts with equal hashes hand
+    the cache equal data; all other tokens are the request's own.
+    """
+
+    def __init__(self) -> None:
+        self._hashes: dict[int, tuple[Rows, int, int]] = {}
+
+    def add(self, serial: int, request: Request) -> None:
+        """A request begins."""
+        if request.prefix_hashes:
+            hashes = np.array(request.prefix_hashes, dtype=np.int64)
+            reach = min(len(hashes) * request.hash_block_tokens, request.input_tokens)
+            self._hashes[serial] = hashes, request.hash_block_tokens, reach
+
+    def remove(self, serial: int) -> None:
+        """A request has ended."""
+        self._hashes.pop(serial, None)
+
+    def rows(self, serials: Rows, positions: Rows, rejected: NDArray[np.bool_]) -> Rows:
+        """Input rows of tokens, int64[T], as ``InputBank.rows`` numbers them."""
+        rows = InputBank.rows(serials, positions, rejected)
+        for serial in np.unique(serials).tolist():
+            if serial in self._hashes:
+                hashes, block_tokens, reach = self._hashes[serial]
+                mine = (serials == serial) & (positions < reach)
+                inside = positions[mine]
+                rows[mine] = InputBank.rows(hashes[inside // block_tokens], inside)
+        return rows
+
+
+class EntryChooser:
+    """Chooses scattered, distinct entries of every request, anew at every call.
+
+    What an indexer chooses depends on queries, which a cache does not see.
+    """
+
+    def __init__(self, topk: int, seed: int) -> None:
+        self._topk = topk
+        self._random = np.random.default_rng(seed)
+        self._scatter = self._random.permutation(topk)
+
+    def choose(self, lengths: Ids) -> Tensor:
+        """Logical entries int32[B, K] below lengths int64[B]; −1 where there are too few."""
+        topk, visible = self._topk, lengths[:, None]
+        jitter = self._random.random((len(lengths), 1))
+        spread = ((self._scatter + jitter) * visible / topk).astype(np.int32)
+        in_order = np.where(np.arange(topk) < visible, np.arange(topk), -1)
+        return torch.from_numpy(np.where(visible > topk, spread, in_order).astype(np.int32))

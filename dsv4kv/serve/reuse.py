@@ -1,0 +1,261 @@
+"""Prompts that begin as an earlier one: its blocks shared, its window and state brought back."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsv4kv.cache.checkpoints import CheckpointPool, resume_request, shared_table
+from dsv4kv.cache.manager import KVCacheManager
+from dsv4kv.errors import ConfigError
+from dsv4kv.model.plan import CHECKPOINT_TOKENS
+from dsv4kv.ops.contract import Backend
+from dsv4kv.prefix.index import Lease, PrefixIndex
+from dsv4kv.traces.request import Request
+
+Windows = Literal["ends", "ends+junctions", "periodic"]
+Ids = NDArray[np.int64]
+NEVER = np.iinfo(np.int64).max
+
+
+@dataclass
+class ReuseTotals:
+    """What reuse did, in tokens unless the name says otherwise.
+
+    Attributes:
+        lookups: Requests that were looked up.
+        matched: Tokens whose blocks were cached.
+        resumed: Tokens that were not computed again.
+        copied_blocks: Blocks copied because a request goes on inside one.
+        evicted_blocks: Blocks that the index gave up.
+        saved_checkpoints: Checkpoints saved.
+        evicted_checkpoints: Checkpoints given up for others.
+    """
+
+    lookups: int = 0
+    matched: int = 0
+    resumed: int = 0
+    copied_blocks: int = 0
+    evicted_blocks: int = 0
+    saved_checkpoints: int = 0
+    evicted_checkpoints: int = 0
+
+
+@dataclass
+class _Prompt:
+    """A prompt in flight: its keys, what it holds in the index, where checkpoints are due."""
+
+    keys: Ids
+    lease: Lease | None
+    stops: list[int]
+
+
+class PrefixReuse:
+    """Shares blocks between requests, and resumes them from checkpoints."""
+
+    def __init__(
+        self,
+        manager: KVCacheManager,
+        index: PrefixIndex,
+        checkpoints: CheckpointPool,
+        backend: Backend | None,
+        *,
+        key_tokens: int = CHECKPOINT_TOKENS,
+        windows: Windows = "ends+junctions",
+        period_tokens: int = 1024,
+    ) -> None:
+        """Reuse what ``index`` finds: its values are blocks.
+
+        ``key_tokens``: tokens that one of its keys stands for, a multiple of 128; the positions
+        where checkpoints are left and requests resume are multiples of it.
+        """
+        self.totals = ReuseTotals()
+        self._manager, self._index, self._backend = manager, index, backend
+        self._table, self._allocator = shared_table(manager)
+        self._checkpoints = checkpoints
+        self._key_tokens = key_tokens
+        self._windows: Windows = windows
+        self._period_tokens = period_tokens
+        self._saved: OrderedDict[int, int] = OrderedDict()  # key that ends there -> checkpoint
+        self._prompts: dict[int, _Prompt] = {}
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Blocks that the index keeps, whether requests use them now or not."""
+        return self._index.held
+
+    @property
+    def num_checkpoints(self) -> int:
+        """Checkpoints that there is room for."""
+        return self._checkpoints.count
+
+    @property
+    def num_saved_checkpoints(self) -> int:
+        """Checkpoints kept now."""
+        return len(self._saved)
+
+    def begin(self, slot: int, request: Request) -> int:
+        """Resume a request that was just admitted; returns the tokens it need not compute."""
+        size = self._key_tokens
+        keys = prompt_keys(request, size)
+        usable = keys[: (request.input_tokens - 1) // size]  # one token is computed
+        matched = self._index.match_length(usable)
+        resumed = self._resume(slot, usable[:matched])
+        lease = self._index.pin(usable[: resumed * size // self._block_tokens * self._block_keys])
+        stops = self._stops(len(keys) * size, matched * size, resumed * size)
+        self._prompts[slot] = _Prompt(keys, lease, stops)
+        self.totals.lookups += 1
+        self.totals.matched += matched * size
+        self.totals.resumed += resumed * size
+        return resumed * size
+
+    def next_stop(self, slot: int) -> int:
+        """Position at which the next prompt chunk must end, for a checkpoint is due there."""
+        stops = self._prompts[slot].stops
+        return stops[0] if stops else NEVER
+
+    def reach(self, slot: int, position: int) -> None:
+        """A request has computed its prompt up to ``position``: save what is due there."""
+        prompt = self._prompts[slot]
+        if prompt.stops and position == prompt.stops[0]:
+            prompt.stops.pop(0)
+            self._save(slot, int(prompt.keys[position // self._key_tokens - 1]))
+
+    def finish_prompt(self, slot: int) -> None:
+        """A request has computed its whole prompt: others may share its blocks from now on."""
+        prompt = self._prompts[slot]
+        count = -(-len(prompt.keys) * self._key_tokens // self._block_tokens)
+        blocks = self._table.blocks[0, slot, :count].astype(np.int64)
+        if len(prompt.keys):
+            taken = self._index.insert(prompt.keys, blocks).taken
+            self._allocator.retain_memory_blocks(taken)
+
+    def end(self, slot: int) -> None:
+        """A request ends; what it has computed stays until room is needed."""
+        self._let_go(self._prompts.pop(slot))
+
+    def forget(self) -> None:
+        """Give up all that is cached; no request may be running."""
+        evicted = self._index.evict(self._index.evictable)
+        self._allocator.release(evicted)
+        while self._saved:
+            self._checkpoints.release(self._saved.popitem()[1])
+
+    def make_room(self, slots: Ids, tokens: Ids) -> None:
+        """Before slots are prepared for tokens: evict cached blocks where too few are free."""
+        lacking = int((self._table.blocks_for(tokens) - self._table.held[slots]).sum())
+        if not self._free(lacking):
+            # Pinned besides: blocks of which a prompt shares a part, and has a copy. What is its
+            # own it still holds by reference.
+            for prompt in self._prompts.values():
+                self._let_go(prompt)
+            self._free(lacking)
+
+    @property
+    def _block_tokens(self) -> int:
+        return self._manager.plan.schemas[0].block_tokens
+
+    @property
+    def _block_keys(self) -> int:
+        return self._block_tokens // self._key_tokens
+
+    def _free(self, blocks: int) -> bool:
+        """Evict until so many blocks are free, if that many can be.
+
+        What a request still holds does not become free.
+        """
+        allocator = self._allocator
+        while (short := blocks - allocator.num_free) > 0:
+            count = min(short, self._index.evictable)
+            if not count:
+                return False
+            evicted = self._index.evict(count)
+            allocator.release(evicted)
+            self.totals.evicted_blocks += len(evicted)
+        return True
+
+    def _let_go(self, prompt: _Prompt) -> None:
+        """A prompt's blocks may be given up by the index."""
+        if prompt.lease is not None:
+            self._index.release(prompt.lease)
+            prompt.lease = None
+
+    def _resume(self, slot: int, keys: Ids) -> int:
+        """Resume behind the last of the cached keys that can be; returns how many that is."""
+        count = self._deepest_checkpoint(keys)
+        if count % self._block_keys and not self._free_one_beside(keys[:count]):
+            count = self._deepest_checkpoint(keys[: count // self._block_keys * self._block_keys])
+            while count % self._block_keys:
+                count = self._deepest_checkpoint(keys[: count - 1])
+        if count:
+            self._share(slot, keys[:count])
+        return count
+
+    def _free_one_beside(self, keys: Ids) -> bool:
+        """Free a block while the chain's own are kept; False if none can be."""
+        lease = self._index.pin(keys)
+        try:
+            return self._free(1)
+        finally:
+            self._index.release(lease)
+
+    def _share(self, slot: int, keys: Ids) -> None:
+        """Let a slot share the blocks of a cached chain, and copy one that it will write in."""
+        lease, tokens, key = self._index.pin(keys), len(keys) * self._key_tokens, int(keys[-1])
+        self._saved.move_to_end(key)
+        place = (self._manager, slot, tokens, lease.values, self._checkpoints, self._saved[key])
+        try:
+            resume_request(*place, self._backend)
+        finally:
+            self._index.release(lease)
+        self.totals.copied_blocks += len(keys) % self._block_keys > 0
+
+    def _deepest_checkpoint(self, keys: Ids) -> int:
+        """How many keys the last one that has a checkpoint ends; 0 without."""
+        for i in range(len(keys) - 1, -1, -1):
+            if int(keys[i]) in self._saved:
+                return i + 1
+        return 0
+
+    def _stops(self, last: int, matched: int, resumed: int) -> list[int]:
+        """Positions behind ``resumed``, up to ``last``, where checkpoints are due, in order."""
+        if self._windows == "periodic":
+            period = self._period_tokens
+            return list(range((resumed // period + 1) * period, last + 1, period))
+        junction = {matched} if self._windows == "ends+junctions" else set()
+        return sorted(stop for stop in {last} | junction if stop > resumed)
+
+    def _save(self, slot: int, key: int) -> None:
+        if key in self._saved:
+            self._saved.move_to_end(key)
+            return
+        if not self._checkpoints.num_free:
+            _, oldest = self._saved.popitem(last=False)
+            self._checkpoints.release(oldest)
+            self.totals.evicted_checkpoints += 1
+        self._saved[key] = self._checkpoints.save(slot)
+        self.totals.saved_checkpoints += 1
+
+
+def prompt_keys(request: Request, key_tokens: int) -> Ids:
+    """Keys of a prompt's whole ``key_tokens``, int64: equal keys, equal tokens and history.
+
+    Raises:
+        ConfigError: The trace's hashes stand for no whole number of keys.
+    """
+    hashes: Sequence[int] = request.prefix_hashes
+    if not len(hashes):
+        return np.empty(0, dtype=np.int64)
+    each, rest = divmod(request.hash_block_tokens, key_tokens)
+    if rest or not each:
+        raise ConfigError(
+            f"a prefix hash of this trace stands for {request.hash_block_tokens} tokens, and "
+            f"prefixes are shared in steps of {key_tokens}: use a trace with a multiple of it, or "
+            "smaller blocks (cache.block_tokens)."
+        )
+    keys = (np.asarray(hashes, dtype=np.int64)[:, None] * each + np.arange(each)).ravel()
+    whole: Ids = keys[: request.input_tokens // key_tokens]
+    return whole

@@ -1,0 +1,108 @@
+"""Checks what the cache returns against the reference, worked out from the inputs alone.
+
+A sampled output is right only if the token's data went through quantisation, ring, state,
+pooling, page and table of its own request: a recycled block, a stale row or a wrong table shows.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dsv4kv.cache.handle import Compressors, LayerCache
+from dsv4kv.model.formats import EntryFormat
+from dsv4kv.ops import reference, reference_codec
+from dsv4kv.ops.compressor import Compressor
+from dsv4kv.ops.tolerance import Rows, is_close
+from dsv4kv.serve.executor import StepTokens
+from dsv4kv.serve.inputs import InputBank
+
+
+@dataclass
+class Verifier:
+    """Samples one request of every gather it is shown.
+
+    Attributes:
+        inputs: The data the cache was fed, on the host.
+        compressors: Main and indexer compressor of every layer, on the host.
+        random: Chooses the samples.
+        checks: Comparisons made, by operation.
+        failures: A sentence for each output that differed.
+    """
+
+    inputs: InputBank
+    compressors: Compressors
+    random: np.random.Generator
+    checks: Counter[str] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+
+    def window_gathered(self, layer: LayerCache, step: StepTokens, out: Tensor) -> None:
+        """One window entry of one request must equal the quantised input, bit for bit."""
+        b = int(self.random.integers(step.batch.num_requests))
+        tokens = int(step.batch.tokens_after[b])
+        visible = min(tokens, out.shape[1])
+        i = int(self.random.integers(visible))
+        position = tokens - visible + i
+        row = int(step.rows(b, np.array([position]))[0])
+        entry = layer.window.layout.format
+        stored = _stored(entry, self.inputs.window[row])
+        expected = torch.tensor(reference_codec.decode(entry, *stored)).bfloat16()
+        found = out[b].cpu()
+        if not torch.equal(found[i], expected) or bool(found[visible:].count_nonzero()):
+            self._fail("gather_window", layer, step, b, f"position {position}")
+        self.checks["gather_window"] += 1
+
+    def entries_gathered(
+        self, layer: LayerCache, step: StepTokens, indices: Tensor, out: Tensor, indexer: bool
+    ) -> None:
+        """One entry of one request must equal its tokens' pooling, within rounding."""
+        name = "indexer keys" if indexer else "compressed KV"
+        part = layer.indexer if indexer else layer.main
+        assert part is not None
+        b = int(self.random.integers(step.batch.num_requests))
+        asked, found = indices[b] >= 0, out[b].cpu()
+        if bool(found[~asked].count_nonzero()):
+            self._fail(name, layer, step, b, "entries that were not asked for")
+        places = asked.nonzero().squeeze(1)
+        if len(places):
+            k = int(places[int(self.random.integers(len(places)))])
+            entry = int(indices[b, k])
+            compressor = self._compressor(layer, indexer)
+            expected = self._entry(part.store.layout.format, compressor, step, b, entry)
+            rotated = compressor.hadamard
+            if not is_close(part.store.layout.format, found[k], expected, rotated=rotated):
+                self._fail(name, layer, step, b, f"entry {entry}")
+        self.checks[name] += 1
+
+    def _compressor(self, layer: LayerCache, indexer: bool) -> Compressor:
+        main, of_indexer = self.compressors[layer.schema.layer.layer_idx]
+        return of_indexer if indexer and of_indexer else main
+
+    def _entry(
+        self, form: EntryFormat, compressor: Compressor, step: StepTokens, b: int, entry: int
+    ) -> Rows:
+        """Entry of a request from its tokens' inputs, worked out in float64."""
+        first = entry * compressor.ratio
+        positions = np.arange(first + compressor.ratio - compressor.rows, first + compressor.ratio)
+        rows = torch.from_numpy(step.rows(b, np.maximum(positions, 0)))
+        inputs = self.inputs.compressors[compressor.channels]
+        kv = inputs.kv[rows]
+        score = inputs.score[rows] + compressor.ape[torch.from_numpy(positions % compressor.ratio)]
+        before_start = torch.from_numpy(positions < 0)
+        score[before_start] = -torch.inf
+        kv, score = reference.group_of_tokens(compressor, kv, score)
+        value = reference.finish(compressor, reference.pool(kv, score), first)
+        return _stored(form, value)
+
+    def _fail(self, name: str, layer: LayerCache, step: StepTokens, b: int, what: str) -> None:
+        spec = layer.schema.layer
+        self.failures.append(
+            f"{name}: {what} of request {int(step.requests[b])} in layer {spec.layer_idx} "
+            f"({spec.attn}) differs from the reference."
+        )
+
+
+def _stored(entry: EntryFormat, values: Tensor) -> Rows:
+    return reference_codec.encode(entry, values.float().tolist())

@@ -1,0 +1,364 @@
+"""Serving traces: readers and writers of the published formats, and what a trace is like.
+
+Readers of lines stream: memory is a few lines, whatever the file's size. What must be sorted
+(delta sessions, agentic conversations) or is one JSON document is held as a whole, long ids as
+runs.
+"""
+
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import DEFAULT_BUFFER_SIZE
+from itertools import islice
+from math import inf
+from pathlib import Path
+
+from dsv4kv.errors import ConfigError, TraceError
+from dsv4kv.resources import shipped
+from dsv4kv.traces import bailian, mooncake
+from dsv4kv.traces.batch import BATCH_REQUESTS, Batch, LineShape, batches_of
+from dsv4kv.traces.files import (
+    CHUNKS_BUFFER_BYTES,
+    DEFAULTS,
+    Defect,
+    ReadOptions,
+    TraceLines,
+    open_trace,
+)
+from dsv4kv.traces.lengths import INPUT_NAMES, parse_row, read_azure, read_burstgpt, read_sharegpt
+from dsv4kv.traces.mooncake import read_mooncake_delta
+from dsv4kv.traces.native import read_native
+from dsv4kv.traces.records import is_array, json_array, parse_object
+from dsv4kv.traces.request import Request
+from dsv4kv.traces.summary import LengthSummary, TraceSummary, summarize, summarize_batches
+from dsv4kv.traces.timed import read_timed
+from dsv4kv.traces.weka import conversation_files, read_weka, read_weka_folder, write_weka
+from dsv4kv.traces.writer import write_oracle, write_trace
+
+_BUILTIN = "builtin:"
+_SUFFIX = ".jsonl.gz"
+_LISTED = 6
+
+
+def resolve_trace(source: str | Path) -> Path:
+    """Return the file behind a path or ``builtin:NAME``; a folder of conversations is a trace.
+
+    Raises:
+        TraceError: There is no such file; the sentence lists what there is.
+    """
+    if isinstance(source, str) and source.startswith(_BUILTIN):
+        return _resolve_builtin(source)
+    path = Path(source)
+    try:
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read ({error.strerror}).") from None
+    if is_folder and not conversation_files(path):
+        raise TraceError(
+            f"{path} is a folder without conversations (*.json, *.json.gz): name one trace "
+            f"file{_list_files(path)}."
+        )
+    if path.exists() and not is_folder and not is_file:
+        raise TraceError(
+            f"{path}: it is a pipe or a device, and a trace is read more than once: write it to a "
+            "file."
+        )
+    if not is_folder and not is_file:
+        raise TraceError(
+            f"{path}: there is no such trace file; shipped: "
+            f"{', '.join(_builtins())}{_list_files(path.parent)}."
+        )
+    return path
+
+
+def trace_sha256(path: Path) -> str:
+    """Return the hexadecimal digest of the file's bytes, as they are on disk.
+
+    That of a folder is of its conversations' digests and names, in order of their names.
+    """
+    if path.is_dir():
+        named = (f"{trace_sha256(file)}  {file.name}\n" for file in conversation_files(path))
+        return hashlib.sha256("".join(named).encode()).hexdigest()
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read ({error.strerror}).") from None
+
+
+def _resolve_builtin(source: str) -> Path:
+    if source not in _builtins():
+        raise TraceError(f"{source} is not shipped; there is: {', '.join(_builtins())}.")
+    return shipped("configs") / "traces" / (source.removeprefix(_BUILTIN) + _SUFFIX)
+
+
+def _builtins() -> list[str]:
+    files = (shipped("configs") / "traces").glob(f"*{_SUFFIX}")
+    return sorted(_BUILTIN + file.name.removesuffix(_SUFFIX) for file in files)
+
+
+def _list_files(folder: Path) -> str:
+    """Say which traces lie in a folder, as the end of a sentence; empty if none do."""
+    suffixes = (".jsonl", ".json", ".csv", ".gz")
+    names = sorted(file.name for file in folder.glob("*") if file.name.endswith(suffixes))
+    if not names:
+        return ""
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return f"; in {folder}: {', '.join(names[:_LISTED])}{more}"
+
+
+__all__ = [
+    "FORMATS",
+    "LengthSummary",
+    "ReadOptions",
+    "TraceFormat",
+    "TraceSummary",
+    "detect_format",
+    "read_batches",
+    "read_placed_trace",
+    "read_trace",
+    "resolve_trace",
+    "summarize",
+    "summarize_batches",
+    "trace_sha256",
+    "write_oracle",
+    "write_trace",
+    "write_weka",
+]
+
+
+Reader = Callable[[TraceLines, ReadOptions], Iterator[Request]]
+
+
+def _plain(read: Callable[[TraceLines], Iterator[Request]]) -> Reader:
+    """A reader that needs no options."""
+    return lambda lines, _: read(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFormat:
+    """How to read a format, and how to know it.
+
+    Attributes:
+        read: Yields the requests of an open trace.
+        marks: A first line with any of these fields is of this format; none if it must be named.
+        shape: What a line or header looks like, for error messages.
+        columns: Reads many lines at once, where they are plain.
+    """
+
+    read: Reader
+    marks: frozenset[str]
+    shape: str
+    columns: LineShape | None = None
+
+
+FORMATS: dict[str, TraceFormat] = {
+    "bailian": TraceFormat(
+        _plain(bailian.read_bailian),
+        frozenset({"parent_chat_id"}),
+        '{"chat_id": …, "parent_chat_id": …, "timestamp": s, "input_length": tokens, '
+        '"output_length": tokens, "hash_ids": [...]}',
+        bailian.SHAPE,
+    ),
+    "mooncake": TraceFormat(
+        _plain(mooncake.read_mooncake),
+        frozenset({"hash_ids"}),
+        '{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [...]}',
+        mooncake.SHAPE,
+    ),
+    "mooncake-delta": TraceFormat(
+        _plain(read_mooncake_delta),
+        frozenset(),
+        '{"session_id": …, "timestamp" or "delay": ms, "input_length": new tokens, '
+        '"output_length": tokens, "hash_ids": [new ids]}',
+    ),
+    "weka": TraceFormat(
+        _plain(read_weka),
+        frozenset({"hash_id_scope"}),
+        'one conversation, {"block_size": tokens, "hash_id_scope": "local" or "global", '
+        '"requests": [{"t": s, "type": …, "in": tokens, "out": tokens, "hash_ids": [...]}]}, or a '
+        "folder of them",
+    ),
+    "azure": TraceFormat(
+        _plain(read_azure),
+        frozenset({"ContextTokens", "GeneratedTokens"}),
+        "CSV with TIMESTAMP,ContextTokens,GeneratedTokens",
+    ),
+    "burstgpt": TraceFormat(
+        _plain(read_burstgpt),
+        frozenset({"Request tokens", "Response tokens"}),
+        "CSV with Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type",
+    ),
+    "sharegpt": TraceFormat(
+        _plain(read_sharegpt),
+        frozenset(INPUT_NAMES),
+        '{"prompt_len": tokens, "output_len": tokens}',
+    ),
+    "timed": TraceFormat(
+        read_timed,
+        frozenset(),
+        "JSON lines with a time, two lengths and perhaps block ids, by the names, unit and size "
+        "given as options",
+    ),
+    "dsv4kv": TraceFormat(
+        _plain(read_native),
+        frozenset({"input_tokens", "prefix_hashes", "prefix_runs"}),
+        '{"arrival_s": seconds, "input_tokens": tokens, "output_tokens": tokens}',
+    ),
+}
+"""All formats by name. Where a line has marks of two, the first here is taken."""
+
+
+def read_trace(
+    source: str | Path, trace_format: str = "auto", options: ReadOptions = DEFAULTS
+) -> Iterator[Request]:
+    """Return the requests of a trace file, folder or ``builtin:NAME``, one at a time.
+
+    They come in file order, or in order of arrival where the format is merged or sorted.
+
+    Raises:
+        TraceError: There is no such file (at once), or a line is defective, or arrives before
+            the one above it (when it is reached).
+        ConfigError: There is no such format.
+    """
+    return (request for _, request in read_placed_trace(source, trace_format, options))
+
+
+def read_batches(
+    source: str | Path, trace_format: str = "auto", options: ReadOptions = DEFAULTS
+) -> Iterator[Batch]:
+    """Return the requests of ``read_trace`` as columns; what it refuses is refused alike.
+
+    Raises:
+        TraceError, ConfigError: As ``read_trace`` does.
+    """
+    path = resolve_trace(source)
+    name = detect_format(path) if trace_format == "auto" else trace_format
+    shape = FORMATS[name].columns if name in FORMATS else None
+    if shape is None or path.is_dir():
+        return batches_of(read_trace(path, name, options))
+    return _read_batches(path, name, shape, options)
+
+
+def read_placed_trace(
+    source: str | Path, trace_format: str = "auto", options: ReadOptions = DEFAULTS
+) -> Iterator[tuple[str, Request]]:
+    """Return the requests with their places, ``file:line``, for sentences about them.
+
+    Raises:
+        TraceError, ConfigError: As ``read_trace`` does.
+    """
+    if trace_format not in ("auto", *FORMATS):
+        raise ConfigError(
+            f"{trace_format!r} is not a trace format: take auto, {', '.join(FORMATS)}."
+        )
+    path = resolve_trace(source)
+    if not path.is_dir():
+        return _in_order(_read_requests(path, trace_format, options), options.any_order)
+    if trace_format not in ("auto", "weka"):
+        raise TraceError(f"{path} is a folder: a {trace_format} trace is one file.")
+    return read_weka_folder(path, options)
+
+
+def detect_format(path: Path) -> str:
+    """Return the name of the format that the file's first line shows; a folder is ``weka``.
+
+    Raises:
+        TraceError: The line fits none, or cannot be read.
+    """
+    if path.is_dir():
+        return "weka"
+    with open_trace(path) as lines:
+        return _detect(lines)
+
+
+def _in_order(
+    placed: Iterable[tuple[str, Request]], any_order: bool, before_s: float = -inf
+) -> Iterator[tuple[str, Request]]:
+    """Refuse a clock that runs backwards, unless it may."""
+    for place, request in placed:
+        if request.arrival_s < before_s and not any_order:
+            raise TraceError(
+                f"{place}: the request arrives at {request.arrival_s:,.3f} s, the one before it "
+                f"at {before_s:,.3f} s: the clock runs backwards. Sort the trace: dsv4kv trace "
+                "convert SOURCE OUT --sort."
+            )
+        before_s = request.arrival_s
+        yield place, request
+
+
+def _read_requests(
+    path: Path, trace_format: str, options: ReadOptions
+) -> Iterator[tuple[str, Request]]:
+    name = detect_format(path) if trace_format == "auto" else trace_format
+    with _opened(path, name) as lines:
+        yield from _placed(lines, str(path), FORMATS[name].read(lines, options))
+
+
+def _read_batches(
+    path: Path, name: str, shape: LineShape, options: ReadOptions
+) -> Iterator[Batch]:
+    """Read plain lines at once and others one by one, which says what is wrong with them."""
+    before_s = -inf
+    with _opened(path, name, CHUNKS_BUFFER_BYTES) as lines:
+        size = BATCH_REQUESTS if is_array(lines.peek()) else 1
+        one_by_one = _placed(lines, str(path), FORMATS[name].read(lines, options))
+        while True:
+            chunk = lines.chunk()
+            batch = shape.read(chunk) if chunk else None
+            if batch and (options.any_order or batch.follows(before_s)):
+                lines.skip(chunk)
+            else:
+                placed = islice(one_by_one, len(chunk) or size)
+                requests = [row for _, row in _in_order(placed, options.any_order, before_s)]
+                if not requests:
+                    return
+                batch = Batch.of(requests)
+            before_s = float(batch.arrival_s[-1])
+            yield batch
+
+
+def _placed(
+    lines: TraceLines, file: str, requests: Iterator[Request]
+) -> Iterator[tuple[str, Request]]:
+    count = 0
+    for count, request in enumerate(requests, start=1):  # noqa: B007
+        yield f"{file}:{lines.number}", request
+    if not count:
+        raise Defect("the trace has no requests")
+
+
+@contextmanager
+def _opened(
+    path: Path, name: str, buffer_bytes: int = DEFAULT_BUFFER_SIZE
+) -> Iterator[TraceLines]:
+    """Open a trace that is not empty; a ``Defect`` inside the block tells what the format is."""
+    with open_trace(path, buffer_bytes) as lines:
+        try:
+            if not lines.peek():
+                raise Defect("the file is empty")
+            yield lines
+        except Defect as defect:
+            raise Defect(f"{defect}. A {name} trace is {FORMATS[name].shape}") from None
+
+
+def _detect(lines: TraceLines) -> str:
+    line = lines.peek()
+    if not line:
+        raise Defect("the file is empty")
+    if line.strip() == "{":
+        return "weka"  # the only one that is a single object, here over many lines
+    names = _field_names(lines, line)
+    for name, trace_format in FORMATS.items():
+        if trace_format.marks.intersection(names):
+            return name
+    shapes = "; ".join(f"{name}: {entry.shape}" for name, entry in FORMATS.items())
+    raise Defect(f"the first line is of no known format. Known are {shapes}")
+
+
+def _field_names(lines: TraceLines, line: str) -> Collection[str]:
+    """Names in the first record: of an object, of an array's first, or of a table's head."""
+    if is_array(line):
+        return next(json_array(lines), INPUT_NAMES)  # an empty one has no requests of any format
+    return parse_object(line) if line.lstrip().startswith("{") else parse_row(line)

@@ -1,0 +1,146 @@
+"""Synthetic requests: lengths, arrivals and shared prefixes drawn from stated distributions."""
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from dsv4kv.config.bench import Lengths, Synthetic
+from dsv4kv.traces.request import Request
+
+
+def synthesize(settings: Synthetic, seed: int) -> Iterator[Request]:
+    """Yield ``settings.requests`` requests; the same settings and seed give the same ones.
+
+    Inputs, outputs, arrivals and prefixes have a random stream each: changing one of them leaves
+    the others, and asking for more requests goes on where fewer ended.
+    """
+    inputs, outputs, arrivals, walks = np.random.default_rng(seed).spawn(4)
+    prefixes = _PrefixTree(settings)
+    arrival_s = 0.0
+    for _ in range(settings.requests):
+        if settings.arrival_rate is not None:
+            arrival_s += arrivals.exponential(1 / settings.arrival_rate)
+        input_tokens = draw_length(settings.input, inputs)
+        yield Request(
+            arrival_s=round(arrival_s, 6),
+            input_tokens=input_tokens,
+            output_tokens=draw_length(settings.output, outputs),
+            prefix_hashes=prefixes.hash_blocks(input_tokens, walks),
+            hash_block_tokens=settings.hash_block_tokens,
+        )
+
+
+def draw_length(lengths: Lengths, rng: np.random.Generator) -> int:
+    """Draw a token count; ``mean`` is that of the distribution before the cut to low..high."""
+    match lengths.kind:
+        case "fixed":
+            return lengths.mean
+        case "uniform":
+            return int(rng.integers(lengths.low, lengths.high, endpoint=True))
+        case "lognormal":
+            mu = math.log(lengths.mean) - lengths.sigma**2 / 2
+            drawn = rng.lognormal(mu, lengths.sigma)
+            return round(min(max(drawn, lengths.low), lengths.high))
+
+
+class _PrefixTree:
+    """Names the blocks of prompts that begin with a random walk down a tree of shared text.
+
+    The root is empty; each of ``prefix_depth`` levels adds ``prefix_tokens`` tokens from one of
+    ``prefix_branches`` children. What follows the walk is each prompt's own.
+    """
+
+    def __init__(self, settings: Synthetic) -> None:
+        self._settings = settings
+        self._shared: dict[tuple[tuple[int, ...], int], int] = {}
+        self._next_id = 0
+
+    def hash_blocks(self, input_tokens: int, rng: np.random.Generator) -> tuple[int, ...]:
+        """Walk anew and return one id per block of the prompt, the last perhaps partial.
+
+        A block inside the walk is known by the path that leads to its last token and by where it
+        ends: equal ids mean equal tokens and equal history. A prompt shorter than the walk is cut.
+        """
+        walk = self._walk(rng)
+        block_tokens, level_tokens = self._settings.hash_block_tokens, self._settings.prefix_tokens
+        ids = []
+        for start in range(0, input_tokens, block_tokens):
+            end = min(start + block_tokens, input_tokens)
+            levels = -(-end // level_tokens)
+            if levels > len(walk):
+                ids.append(self._fresh_id())
+                continue
+            key = (walk[:levels], end)
+            if key not in self._shared:
+                self._shared[key] = self._fresh_id()
+            ids.append(self._shared[key])
+        return tuple(ids)
+
+    def _walk(self, rng: np.random.Generator) -> tuple[int, ...]:
+        branches, depth = self._settings.prefix_branches, self._settings.prefix_depth
+        return tuple(rng.integers(branches, size=depth).tolist()) if branches else ()
+
+    def _fresh_id(self) -> int:
+        self._next_id += 1
+        return self._next_id - 1
+
+
+CONVERSATIONS = 12
+SEED = 0
+
+BLOCK_TOKENS = 64  # divides every cache block, so that a hit never depends on the trace's grid
+SYSTEM_TOKENS = 3 * BLOCK_TOKENS
+MAX_PROMPT_TOKENS = 6000
+
+# Most messages are short, some carry a pasted document; answers end at 300 tokens, to keep the
+# shipped trace quick to replay.
+_MESSAGE = Lengths(mean=260, sigma=1.2, low=8, high=4000)
+_ANSWER = Lengths(mean=85, sigma=0.7, low=10, high=300)
+_MEAN_TURNS = 3.5
+_START_GAP_S = 12.0
+_THINK_S = 20.0
+_SECONDS_PER_TOKEN = 0.02
+
+
+def chat_trace(conversations: int, seed: int) -> list[Request]:
+    """Return the turns of all conversations in order of arrival; the same seed gives the same.
+
+    A conversation's prompt is the system prompt, all earlier messages and answers, and a new
+    message. Full blocks keep their id from turn to turn; a partial last block never recurs.
+    """
+    rng = np.random.default_rng(seed)
+    ids = itertools.count()
+    system = list(itertools.islice(ids, SYSTEM_TOKENS // BLOCK_TOKENS))
+    requests: list[Request] = []
+    start_s = 0.0
+    for _ in range(conversations):
+        requests += _converse(rng, ids, list(system), start_s)
+        start_s += rng.exponential(_START_GAP_S)
+    return sorted(requests, key=lambda request: request.arrival_s)
+
+
+def _converse(
+    rng: np.random.Generator, ids: Iterator[int], blocks: list[int], arrival_s: float
+) -> Iterator[Request]:
+    """Yield the turns of one conversation; it ends before its prompt would grow too long."""
+    input_tokens = SYSTEM_TOKENS
+    for _ in range(rng.geometric(1 / _MEAN_TURNS)):
+        input_tokens += draw_length(_MESSAGE, rng)
+        if input_tokens > MAX_PROMPT_TOKENS:
+            return
+        output_tokens = draw_length(_ANSWER, rng)
+        full, partial = divmod(input_tokens, BLOCK_TOKENS)
+        blocks += itertools.islice(ids, full - len(blocks))
+        last = [next(ids)] if partial else []
+        yield Request(
+            # milliseconds: the last digits of an exponential differ between C libraries
+            arrival_s=round(arrival_s, 3),
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            prefix_hashes=(*blocks, *last),
+            hash_block_tokens=BLOCK_TOKENS,
+        )
+        input_tokens += output_tokens
+        arrival_s += output_tokens * _SECONDS_PER_TOKEN + rng.exponential(_THINK_S)

@@ -1,0 +1,126 @@
+"""Writes a trace as lines of a format: whole or not at all, the same bytes every time."""
+
+import gzip
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from io import BufferedWriter
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsv4kv.errors import TraceError
+from dsv4kv.files import replacing
+from dsv4kv.prefix.paths import PathTable
+from dsv4kv.traces.mooncake import format_mooncake, format_mooncake_delta
+from dsv4kv.traces.native import format_native
+from dsv4kv.traces.request import Request
+from dsv4kv.traces.timed import format_timed
+
+LINES: dict[str, Callable[[Iterable[Request]], Iterator[str]]] = {
+    "dsv4kv": format_native,
+    "mooncake": format_mooncake,
+    "mooncake-delta": format_mooncake_delta,
+    "timed": format_timed,
+}
+"""Formats of lines, one for every request."""
+
+
+def write_trace(requests: Iterable[Request], path: Path, trace_format: str = "dsv4kv") -> int:
+    """Write the requests, compressed if ``path`` ends in ``.gz``; return how many there were.
+
+    The file appears under its name when it is complete, so a trace may be written over the
+    file it is read from.
+
+    Raises:
+        TraceError: The file cannot be written, there are no requests, or the format (one of
+            ``LINES``) cannot tell one.
+    """
+    count = 0
+    with writing(path) as file:
+        for line in LINES[trace_format](requests):
+            file.write(line.encode())
+            count += 1
+        if not count:
+            raise TraceError(f"{path}: not written, there are no requests.")
+    return count
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[BufferedWriter | gzip.GzipFile]:
+    """Open a file that appears when the block succeeds, compressed where its name says so.
+
+    Raises:
+        TraceError: It cannot be written.
+    """
+    if path.is_dir():
+        raise TraceError(f"{path} is a folder: name the file to write.")
+    try:
+        with replacing(path) as raw, _compressing(raw, path) as file:
+            yield file
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be written ({error.strerror or error}).") from None
+
+
+@contextmanager
+def _compressing(file: BufferedWriter, path: Path) -> Iterator[BufferedWriter | gzip.GzipFile]:
+    """Compress what is written where the name asks for it."""
+    if path.suffix != ".gz":
+        yield file
+        return
+    # no time and no name in the header: equal traces are equal files
+    with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as compressed:
+        yield compressed
+
+
+RECORD = np.dtype([("time", "<u4"), ("id", "<u8"), ("size", "<u4"), ("next", "<i8")])
+
+
+def write_oracle(requests: Iterable[Request], path: Path) -> int:
+    """Write all block references; return how many there were.
+
+    They are held in memory, 24 bytes each. A file whose name ends in ``.gz`` is compressed.
+
+    Raises:
+        TraceError: The file cannot be written, or there are no block ids.
+    """
+    from dsv4kv.traces.collect import collect_paths
+
+    records = to_records(collect_paths(requests))
+    with writing(path) as file:
+        file.write(records.tobytes())
+    return len(records)
+
+
+def to_records(table: PathTable) -> NDArray[np.void]:
+    """RECORD[references] of a trace.
+
+    Raises:
+        TraceError: Times beyond 32 bits of seconds.
+    """
+    start_s = float(table.arrival_s.min())
+    if table.arrival_s.max() - start_s >= 2**32:
+        raise TraceError("the trace is longer than 2^32 s, which oracleGeneral cannot tell.")
+    request = np.repeat(np.arange(len(table)), table.counts)
+    counts = np.diff(table.ends, prepend=0)
+    heads = table.offsets[:-1][np.diff(table.offsets) > 0]
+    counts[heads] = table.ends[heads]
+    first = np.repeat(table.starts - (np.cumsum(counts) - counts), counts)
+    ids = first + np.arange(len(first))
+    last = np.cumsum(table.counts)[request] - 1
+    begin = last - table.counts[request] + 1
+    backwards = last - (np.arange(len(ids)) - begin)
+    records = np.zeros(len(ids), RECORD)
+    records["time"] = (table.arrival_s[request] - start_s).astype(np.uint32)
+    records["id"] = ids[backwards].view(np.uint64)
+    records["size"] = 1
+    records["next"] = _next_use(ids[backwards])
+    return records
+
+
+def _next_use(ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    order = np.argsort(ids, kind="stable")
+    follows = np.full(len(ids), -1, np.int64)
+    same = ids[order[1:]] == ids[order[:-1]]
+    follows[order[:-1][same]] = order[1:][same]
+    return follows

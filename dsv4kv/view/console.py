@@ -1,0 +1,70 @@
+"""Where everything is printed: as text, whatever files and names hold."""
+
+import os
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+_WIDTH = 110  # what the widest table needs; a file or pipe has no width of its own
+
+# Control characters but for tab and newline, and those that turn the direction of what follows.
+_UNPRINTED = dict.fromkeys(
+    [*range(9), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
+)
+_ESCAPED = {code: f"\\u{code:04x}" for code in _UNPRINTED if code > 32}
+
+
+def printable(text: str) -> str:
+    """The text without what a terminal would take as a command."""
+    return text.translate(_UNPRINTED)
+
+
+def say(text: str, *, err: bool = False, end: str = "\n") -> None:
+    """Print text on standard output, or on standard error."""
+    typer.echo(printable(text) + end, err=err, nl=False)
+
+
+def print_document(text: str) -> None:
+    """Print JSON for programs: in UTF-8 whatever the stream's encoding, and whole."""
+    typer.echo(text.rstrip("\n").translate(_ESCAPED).encode())
+
+
+def open_console(
+    *, stderr: bool = False, quiet: bool = False, soft_wrap: bool = False
+) -> "Console":
+    """Standard output (or error), as wide as the terminal, or as tables need where there is none.
+
+    Brackets and colons in names are text: nothing in them is markup.
+    """
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
+
+    class TextConsole(Console):
+        """Control characters are those that rich makes, never those of a text."""
+
+        def render(
+            self, renderable: RenderableType, options: ConsoleOptions | None = None
+        ) -> Iterable[Segment]:
+            for text, style, control in super().render(renderable, options):
+                harmless = control or text.isprintable()
+                yield Segment(text if harmless else printable(text), style, control)
+
+    console = TextConsole(
+        stderr=stderr, quiet=quiet, soft_wrap=soft_wrap, markup=False, emoji=False
+    )
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _WIDTH
+    return console
+
+
+def lose_glyphs_not_answers() -> None:
+    """On a stream that is not UTF-8, print ? for what it cannot show."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")

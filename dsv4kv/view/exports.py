@@ -1,0 +1,114 @@
+"""A record as rows for other programs: CSV, JSON lines, and a Markdown table for people.
+
+CSV and JSON lines have one row per quantity and launch, so that nothing is averaged away that
+another program may want to average itself; Markdown has one row per quantity.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from dsv4kv.measure.statistics import summarize
+from dsv4kv.record.quantities import (
+    Measured,
+    by_quantity,
+    list_measured,
+    measured_in,
+    over_launches,
+)
+from dsv4kv.record.schema import Case, RunRecord
+from dsv4kv.view.cells import ABSENT, format_estimate
+
+_AXIS = "axis."
+
+
+def to_rows(record: RunRecord) -> list[dict[str, Any]]:
+    """One row per quantity and launch; times in ns, sizes in bytes, rates in GB/s (10^9 B/s)."""
+    return [
+        _row(record, case, measured) for case in record.cases for measured in measured_in(case)
+    ]
+
+
+def to_csv(records: Sequence[RunRecord]) -> str:
+    """Rows with a header; every swept setting is a column, empty where a run did not sweep it."""
+    rows = [row for record in records for row in to_rows(record)]
+    columns = dict.fromkeys(name for row in rows for name in row)
+    file = io.StringIO()
+    writer = csv.DictWriter(file, list(columns), restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
+    return file.getvalue()
+
+
+def to_json_lines(records: Sequence[RunRecord]) -> str:
+    """One JSON object a line."""
+    rows = (row for record in records for row in to_rows(record))
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def to_markdown(records: Sequence[RunRecord]) -> str:
+    """A table per record: median of launch medians and its interval."""
+    return "\n".join(line for record in records for line in _markdown(record)) + "\n"
+
+
+def _row(record: RunRecord, case: Case, measured: Measured) -> dict[str, Any]:
+    summary = summarize(measured.samples_ns)
+    rate = measured.rate_gbps
+    return {
+        "run_id": record.run_id,
+        "config": record.config_source,
+        "status": case.status,
+        "device": case.device,
+        "backend": case.backend,
+        **{f"{_AXIS}{path}": value for path, value in case.axis.items()},
+        "launch": measured.launch,
+        "name": measured.quantity.name,
+        "layer_type": measured.quantity.layer_type,
+        "temperature": measured.quantity.temperature,
+        "samples": summary.n,
+        "median_ns": summary.median,
+        "median_low_ns": summary.ci_low,
+        "median_high_ns": summary.ci_high,
+        "iqr_ns": summary.iqr,
+        "min_ns": summary.minimum,
+        "max_ns": summary.maximum,
+        "p90_ns": summary.percentiles.get(90.0),
+        "p99_ns": summary.percentiles.get(99.0),
+        "bytes_per_call": measured.bytes_per_call or None,
+        "gbps": rate.value if rate else None,
+        "gbps_half_width": rate.half_width if rate else None,
+    }
+
+
+def _cell(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, list | dict | bool) else value
+
+
+def escape_pipes(cell: str) -> str:
+    """Text as it stands in a cell of a Markdown table."""
+    return cell.replace("|", "\\|")
+
+
+def _markdown(record: RunRecord) -> Iterator[str]:
+    launches = len(record.launches) or 1
+    told = f"{launches} launches" if launches > 1 else "one launch, interval within it"
+    status = "" if record.status == "complete" else f", **{record.status}**"
+    yield f"**{record.run_id}** ({record.config_source}, {told}{status})"
+    yield from ("", "| quantity | launches | median, µs | GB/s |", "|---|---:|---:|---:|")
+    for quantity, group in by_quantity(list_measured(record)).items():
+        name = f"{quantity.axis}: {quantity}" if quantity.axis else str(quantity)
+        median, rate = (cell.replace(ABSENT, "") for cell in _estimates(group))
+        yield f"| {escape_pipes(name)} | {len(group)} | {median} | {rate} |"
+    yield ""
+
+
+def _estimates(group: Sequence[Measured]) -> tuple[str, str]:
+    """Median and rate of the launches, or of the only one with its own intervals."""
+    if len(group) == 1:
+        median = summarize(group[0].samples_ns).estimate
+        return format_estimate(median, 1e-3), format_estimate(group[0].rate_gbps)
+    rates = [rate.value for each in group if (rate := each.rate_gbps)]
+    medians = over_launches([each.median_ns for each in group])
+    return format_estimate(medians, 1e-3), format_estimate(over_launches(rates))

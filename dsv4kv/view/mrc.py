@@ -1,0 +1,374 @@
+"""What ``dsv4kv trace mrc`` found, as tables."""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from dsv4kv.engines.rules import RULES
+from dsv4kv.engines.speculation import SPECULATIONS
+from dsv4kv.mrc.curves import Answer, Point
+from dsv4kv.mrc.sample import CLASSES, LONG_REFERENCES, SampledHits, Sampling
+from dsv4kv.prefix.outcome import Losses, Outcome
+from dsv4kv.units import format_bytes
+from dsv4kv.view.cells import ABSENT, new_table
+from dsv4kv.view.chart import Chart, Series, draw_svg
+
+_GIB = 2**30
+
+
+def written_bytes(outcome: Outcome, answer: Answer) -> int:
+    """Bytes of window entries and states that a strategy writes."""
+    window = outcome.checkpoint_tokens * answer.costs.window_token_bytes
+    return window + (outcome.checkpoints or 0) * answer.costs.state_bytes
+
+
+def _rows(answer: Answer) -> Iterator[dict[str, Any]]:
+    """A row for every capacity and everything measured at it."""
+    for point in answer.points:
+        at = {
+            "capacity_tokens": point.capacity_tokens,
+            "capacity_blocks": point.capacity_blocks,
+            "capacity_bytes": point.capacity_bytes,
+        }
+        yield at | {
+            "kind": "curve",
+            "name": "lru",
+            "block_hit_share": point.block_hits,
+            "hit_share": point.token_hits,
+            "hit_tokens": round(point.token_hits * answer.input_tokens),
+            "rejected_requests": point.rejected,
+        }
+        for estimate in point.estimates:
+            yield at | {
+                "kind": "policy",
+                "name": estimate.name,
+                "hit_share": estimate.hit_share,
+                "hit_tokens": round(estimate.hit_share * answer.input_tokens),
+                "hit_share_low": estimate.low,
+                "hit_share_high": estimate.high,
+                "rejected_requests": point.rejected,
+            }
+        kinds = ("strategy", point.strategies), ("rule", point.rules), ("policy", point.policies)
+        for kind, outcomes in kinds:
+            for outcome in outcomes:
+                drafts = {"speculation": outcome.speculation} if kind == "rule" else {}
+                yield at | {"kind": kind} | _outcome_row(outcome, answer) | drafts
+
+
+def _outcome_row(outcome: Outcome, answer: Answer) -> dict[str, Any]:
+    lost = {f"lost_{name}_tokens": value for name, value in asdict(outcome.losses).items()}
+    row: dict[str, Any] = {
+        "name": outcome.name,
+        "hit_share": outcome.hit_share,
+        "hit_tokens": outcome.hit_tokens,
+        "hit_requests": outcome.hit_requests,
+        "found_tokens": outcome.found_tokens,
+        "rejected_requests": outcome.rejected,
+    }
+    if outcome.found_blocks is not None:
+        row["block_hit_share"] = outcome.found_blocks / answer.references
+    if outcome.checkpoints is not None:
+        row |= {
+            "checkpoints": outcome.checkpoints,
+            "written_per_new_token": outcome.written_per_new_token,
+            "written_bytes": written_bytes(outcome, answer),
+            "read_bytes": outcome.checkpoint_reads * answer.costs.checkpoint_bytes,
+            "unreachable_checkpoints": outcome.unreachable_checkpoints,
+        }
+    return row | lost
+
+
+def to_csv(answer: Answer) -> str:
+    """The rows as CSV; what a row does not have is empty."""
+    rows = list(_rows(answer))
+    names = dict.fromkeys(name for row in rows for name in row)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(names), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def to_json(source: str, model: str, answer: Answer) -> str:
+    """The rows and what they are about as one JSON document."""
+    document = {
+        "source": source,
+        "model": model,
+        "requests": answer.requests,
+        "input_tokens": answer.input_tokens,
+        "block_references": answer.references,
+        "block_tokens": answer.block_tokens,
+        "trace_block_tokens": answer.trace_block_tokens,
+        "bytes_per_token": float(answer.costs.token_bytes),
+        "checkpoint_bytes": answer.costs.checkpoint_bytes,
+        "tokens_for_90_percent": answer.enough_tokens,
+        "sampled_share": answer.sampling.share,
+        "sampling_refused": answer.sampling.refused or None,
+        "rows": list(_rows(answer)),
+    }
+    return json.dumps(document, indent=2)
+
+
+def draw_answer(source: str, model: str, answer: Answer) -> str:
+    """Hits over capacity as SVG: the curve, every strategy, every rule."""
+    points = [point for point in answer.points if point.capacity_bytes is not None]
+    lines: dict[str, list[tuple[float | str, float]]] = {}
+    for point in points:
+        assert point.capacity_bytes is not None
+        place = point.capacity_bytes / _GIB
+        lines.setdefault("all that is cached", []).append((place, point.token_hits))
+        for outcome in (*point.strategies, *point.rules, *point.policies):
+            lines.setdefault(outcome.label, []).append((place, outcome.hit_share))
+        for estimate in point.estimates:
+            for name, share in _band(estimate):
+                lines.setdefault(name, []).append((place, share))
+    return draw_svg(
+        Chart(
+            title=f"Prompt tokens that need not be computed: {Path(source).name}",
+            note=f"dsv4kv trace mrc; {_certainty(answer)}; memory is binary: 1 GiB = 2^30 B",
+            x_label=f"compressed cache of {model}, GiB",
+            y_label="share of prompt tokens",
+            series=tuple(Series(name, tuple(line)) for name, line in lines.items()),
+            x_names={
+                point.capacity_bytes / _GIB: f"{point.capacity_bytes / _GIB:.3g}"
+                for point in points
+                if point.capacity_bytes is not None
+            },
+        )
+    )
+
+
+def _certainty(answer: Answer) -> str:
+    if not any(point.estimates for point in answer.points):
+        return "exact"
+    return f"exact, policies from a sample of {answer.sampling.share:.1%}"
+
+
+def _band(estimate: SampledHits) -> Iterator[tuple[str, float]]:
+    """An estimate, and the lines its interval lies between."""
+    yield estimate.name, estimate.hit_share
+    if estimate.high > estimate.low:
+        yield f"{estimate.name}, 95 % from", estimate.low
+        yield f"{estimate.name}, 95 % to", estimate.high
+
+
+_REASONS = {field.name: field.name.replace("_", " ") for field in fields(Losses)}
+
+
+def show_answer(source: str, model: str, answer: Answer) -> Iterator[RenderableType]:
+    """The curve, then what strategies, rules and policies make of the last capacity."""
+    yield Text(
+        f"{source}: {answer.requests:,} requests, {answer.input_tokens:,} prompt tokens, "
+        f"{answer.references:,} blocks of {answer.block_tokens:,} tokens"
+    )
+    yield _curve(model, answer)
+    if answer.enough_tokens is not None:
+        size = format_bytes(int(answer.enough_tokens * answer.costs.token_bytes))
+        yield Text(
+            f"90 % of the hits of a cache without bound need {answer.enough_tokens:,} tokens, "
+            f"{size} of {model}'s compressed cache."
+        )
+    if answer.points[-1].strategies:
+        yield _strategies(model, answer, answer.points[-1])
+    for point in answer.points:
+        if outcomes := [*point.rules, *point.policies]:
+            yield _rules(point, outcomes)
+            yield Text(_advice(point))
+    if any(point.estimates for point in answer.points):
+        yield _estimates(answer)
+        yield Text(_tell_sampling(answer.sampling))
+    if answer.sampling.refused:
+        yield Text(
+            "Policies that no sample tells were simulated on the whole trace, though that is "
+            "long: "
+            f"{answer.sampling.refused}",
+            "yellow",
+        )
+    yield from _warnings(answer)
+
+
+def _curve(model: str, answer: Answer) -> RenderableType:
+    table = new_table("Hits by capacity", "share of prompt tokens, strategies: not computed")
+    for header in ("tokens", f"GiB of {model}", "blocks", "tokens hit"):
+        table.add_column(header, justify="right", no_wrap=True)
+    rejects = any(point.rejected for point in answer.points)
+    if rejects:
+        table.add_column("requests\nrejected", justify="right", no_wrap=True)
+    for outcome in answer.points[0].strategies:
+        table.add_column(outcome.name, justify="right", no_wrap=True)
+    for point in answer.points:
+        table.add_row(
+            "no bound" if point.capacity_tokens is None else f"{point.capacity_tokens:,}",
+            ABSENT if point.capacity_bytes is None else f"{point.capacity_bytes / _GIB:,.2f}",
+            f"{point.block_hits:.5f}",
+            f"{point.token_hits:.5f}",
+            *([f"{point.rejected:,}"] if rejects else []),
+            *(f"{outcome.hit_share:.4f}" for outcome in point.strategies),
+        )
+    return table
+
+
+def _strategies(model: str, answer: Answer, point: Point) -> RenderableType:
+    table = new_table("Windows and states", f"{_capacity(point)}; checkpoints of {model}")
+    for header in ("strategy", "not computed", "of what\nis cached", "written per\nnew token",
+                   "written", "read", *_shown(point.strategies)):  # fmt: skip
+        table.add_column(header, justify="left" if header == "strategy" else "right")
+    for outcome in point.strategies:
+        share = outcome.hit_tokens / outcome.found_tokens if outcome.found_tokens else 0.0
+        table.add_row(
+            outcome.name,
+            f"{outcome.hit_share:.4f}",
+            f"{share:.1%}",
+            f"{outcome.written_per_new_token:.4f}",
+            format_bytes(written_bytes(outcome, answer)),
+            format_bytes(outcome.checkpoint_reads * answer.costs.checkpoint_bytes),
+            *_lost(outcome, point.strategies),
+        )
+    return table
+
+
+def _rules(point: Point, outcomes: list[Outcome]) -> RenderableType:
+    table = new_table("Rules", f"{_capacity(point)}; tokens lost, as shares of all prompt tokens")
+    table.add_column("rule", no_wrap=True)
+    rejects = ["requests\nrejected"] if any(o.rejected for o in outcomes) else []
+    for header in ("hit tokens", "hit", *rejects, *_shown(outcomes)):
+        table.add_column(header, justify="right", no_wrap=True)
+    table.add_column("setting", overflow="fold")
+    for outcome in outcomes:
+        rule = RULES.get(outcome.name)
+        table.add_row(
+            outcome.label,
+            f"{outcome.hit_tokens:,}",
+            f"{outcome.hit_share:.5f}",
+            *(f"{outcome.rejected:,}" for _ in rejects),
+            *_lost(outcome, outcomes),
+            rule.setting if rule else "",
+        )
+    return table
+
+
+def _estimates(answer: Answer) -> RenderableType:
+    table = new_table("Policies", "estimated from a sample, share of prompt tokens")
+    for header in ("tokens", "policy", "hit", "95 % interval", "lru, exact"):
+        table.add_column(header, justify="left" if header == "policy" else "right", no_wrap=True)
+    for point in answer.points:
+        for estimate in point.estimates:
+            table.add_row(
+                f"{point.capacity_tokens:,}",
+                estimate.name,
+                f"{estimate.hit_share:.4f}",
+                f"{estimate.low:.4f} to {estimate.high:.4f}",
+                f"{point.token_hits:.4f}",
+            )
+    return table
+
+
+def _tell_sampling(sampling: Sampling) -> str:
+    """What the policies were simulated on, as sentences."""
+    why = (
+        f" A whole simulation is more than {LONG_REFERENCES // 10**6} million block references "
+        "times policies times capacities; --sample 1 asks for it."
+        if sampling.automatic
+        else ""
+    )
+    return (
+        f"Simulated on {sampling.share:.1%} of {sampling.families:,} families of prompts, once "
+        f"more in {CLASSES} parts for the intervals; the distance to least recently used is what "
+        f"is estimated.{why}"
+    )
+
+
+def _shown(outcomes: tuple[Outcome, ...] | list[Outcome]) -> list[str]:
+    """Headers of the reasons that occur."""
+    return [f"lost to\n{_REASONS[name]}" for name in _occurring(outcomes)]
+
+
+def _occurring(outcomes: tuple[Outcome, ...] | list[Outcome]) -> list[str]:
+    return [name for name in _REASONS if any(getattr(o.losses, name) for o in outcomes)]
+
+
+def _lost(outcome: Outcome, outcomes: tuple[Outcome, ...] | list[Outcome]) -> Iterator[str]:
+    for name in _occurring(outcomes):
+        yield f"{getattr(outcome.losses, name) / outcome.input_tokens:.4f}"
+
+
+def _advice(point: Point) -> str:
+    """Which setting of an engine hits most, and what the pool would do without windows."""
+    settings: dict[tuple[str, str], list[Outcome]] = {}
+    drafts: dict[str, list[Outcome]] = {}
+    families: dict[str, list[Outcome]] = {}
+    for outcome in (o for o in point.rules if o.name in RULES):
+        family = outcome.name.partition(":")[0]
+        drafts.setdefault(outcome.name, []).append(outcome)
+        if RULES[outcome.name].windows:
+            settings.setdefault((family, outcome.speculation), []).append(outcome)
+            families.setdefault(family, []).append(outcome)
+    sentences = [
+        *(_wins(alike, lambda o: RULES[o.name].setting) for alike in settings.values()),
+        *(
+            _wins(alike, lambda o: SPECULATIONS[o.speculation].setting)
+            for alike in drafts.values()
+        ),
+        *(_priced(alike[0]) for alike in drafts.values() if len(alike) == 1),
+    ]
+    sentences += [
+        f"{good.label} still loses {point.token_hits - good.hit_share:.1%} to what a cache of "
+        "compressed entries alone would hit in as many blocks."
+        for good in map(_best, families.values())
+        if point.token_hits > good.hit_share
+    ]
+    return " ".join(filter(None, sentences))
+
+
+def _wins(alike: list[Outcome], setting: Callable[[Outcome], str]) -> str:
+    """What the best of these wins back over the worst; empty where that is nothing."""
+    good, bad = _best(alike), min(alike, key=lambda o: o.hit_tokens)
+    if good.hit_tokens == bad.hit_tokens:
+        return ""
+    return (
+        f"{setting(good)} wins back {good.hit_share - bad.hit_share:.1%} of all prompt tokens "
+        f"over {setting(bad)} ({good.label})."
+    )
+
+
+def _priced(outcome: Outcome) -> str:
+    """What drafts cost; empty where that is nothing."""
+    if not outcome.losses.draft:
+        return ""
+    return (
+        f"{outcome.label} loses {outcome.losses.draft / outcome.input_tokens:.1%} to its drafts: "
+        f"--speculation {','.join(RULES[outcome.name].speculations)} tells what wins them back."
+    )
+
+
+def _draft_setting(outcome: Outcome) -> str:
+    return SPECULATIONS[outcome.speculation].setting
+
+
+def _best(alike: list[Outcome]) -> Outcome:
+    return max(alike, key=lambda o: o.hit_tokens)
+
+
+def _warnings(answer: Answer) -> Iterator[RenderableType]:
+    lost = {o.name: o.unreachable_checkpoints for o in answer.points[-1].strategies}
+    for name, count in lost.items():
+        if count:
+            yield Text(
+                f"{name}: {count:,} checkpoints lie inside the partial last block of a prompt "
+                f"({answer.trace_block_tokens} tokens), which never comes again: they can never "
+                "be found. Leave --no-snap out.",
+                "yellow",
+            )
+
+
+def _capacity(point: Point) -> str:
+    if point.capacity_tokens is None:
+        return "a cache without bound"
+    return f"{point.capacity_tokens:,} tokens"

@@ -1,0 +1,279 @@
+"""The sections of a page: what a case has charts and tables for, and how to read them."""
+
+import json
+from collections.abc import Iterator, Sequence
+
+from dsv4kv.record.profile import KernelTable
+from dsv4kv.record.replay import ReplayResult
+from dsv4kv.record.schema import Case, GpuFacts, RunRecord
+from dsv4kv.record.telemetry import MemorySeries
+from dsv4kv.record.yardstick import Yardstick, datasheet_gbps, yardsticks
+from dsv4kv.units import format_bytes
+from dsv4kv.view.case import cache_table, decode_table, latencies_table, operations_table
+from dsv4kv.view.facts import cache_facts, totals_facts
+from dsv4kv.view.findings import Finding, judge_results, judge_status
+from dsv4kv.view.page.charts.latency import Samples, distribution_chart, order_chart
+from dsv4kv.view.page.charts.memory import held_chart, kernels_chart, pools_chart
+from dsv4kv.view.page.charts.rates import Roof, operation_rates, rates_chart, roofline_chart
+from dsv4kv.view.page.charts.time import held_sizes, telemetry_chart, tell_spans, time_chart
+from dsv4kv.view.page.html_table import Cell, Column, HtmlTable, convert_facts, convert_table
+from dsv4kv.view.page.inputs import Section
+from dsv4kv.view.page.telemetry import (
+    machine_facts,
+    telemetry_tracks,
+    tells_limits,
+    throttled_spans,
+)
+from dsv4kv.view.profile import kernels_table, profiled_operations_table
+from dsv4kv.view.replay import (
+    constants_table,
+    judge_replay,
+    memory_table,
+    replay_facts,
+    reuse_table,
+    times_table,
+)
+from dsv4kv.view.telemetry import (
+    held_table,
+    judge_telemetry,
+    pool_sizes,
+    stride_text,
+    telemetry_table,
+)
+
+_MOST_ROWS = 40
+
+
+def kernel_section(table: KernelTable, yardstick: Yardstick | None) -> Section:
+    """The longest kernels, operations of the toolkit, and what to know about the profile."""
+    tables = [convert_table(kernels_table(table, _MOST_ROWS, yardstick), "kernel-table")]
+    if table.operations:
+        operations = profiled_operations_table(table.operations, yardstick)
+        tables.append(convert_table(operations, "profiled-table"))
+    version = f" {table.tool_version}" if table.tool_version else ""
+    return Section(
+        "kernels",
+        "Which kernels ran",
+        f"As {table.tool}{version} saw them.",
+        charts=[kernels_chart(table)] if table.kernels else [],
+        tables=tables,
+        findings=[
+            *(Finding("warning", sentence) for sentence in table.warnings),
+            *(Finding("note", sentence) for sentence in table.notes),
+        ],
+    )
+
+
+_READ_POOLS = "Bars are allocated bytes of all layers, dark ticks what the plan said."
+_READ_HELD = (
+    "Bytes in blocks and slots that were held, and the share of each that was; what is left to "
+    "100 % was free. Times leave checks out."
+)
+_MOST_MOMENTS = 12
+_NS_TO_S = 1e-9
+
+
+def memory_sections(case: Case) -> Iterator[Section]:
+    """Nothing for a case without a cache, or one that ended before its first step."""
+    if case.cache:
+        yield _pools_section(case)
+    if case.memory and case.memory.at_ns:
+        yield _held_section(case.memory)
+
+
+def moments_table(seconds: Sequence[float], columns: dict[str, list[str]]) -> HtmlTable:
+    """A chart's numbers at some of its moments, equally far apart; the last is among them."""
+    count = len(seconds)
+    step = max(1, -(-(count - 1) // (_MOST_MOMENTS - 1)))
+    chosen = sorted({count - 1, *range(0, count, step)})
+    rows = [
+        [Cell(f"{seconds[n]:,.3f}"), *(Cell(cells[n]) for cells in columns.values())]
+        for n in chosen
+    ]
+    headers = [Column(name, True, False) for name in ("s", *columns)]
+    told = "" if len(chosen) == count else f"{len(chosen)} of {count:,} points"
+    return HtmlTable("moments-table", "Some moments", told, headers, rows, 1, frozenset())
+
+
+def _pools_section(case: Case) -> Section:
+    assert case.cache
+    facts = convert_facts(cache_facts(case.cache))
+    if case.totals:
+        facts |= convert_facts(totals_facts(case.totals, case.cache))
+    charts = [pools_chart(case.cache)] if case.cache.pools else []
+    tables = [convert_table(cache_table(case.cache), "cache-table", 2)] if case.cache.pools else []
+    note = _READ_POOLS if case.cache.pools else ""
+    return Section("memory", "Where the memory is", note, facts, charts, tables, beside=True)
+
+
+def _held_section(series: MemorySeries) -> Section:
+    seconds = [at * _NS_TO_S for at in series.at_ns]
+    columns = {each.name: [f"{count:,}" for count in each.held] for each in series.units}
+    for name, sizes in pool_sizes(series).items():
+        header = f"{name}, bytes" if name in columns else name
+        columns[header] = [format_bytes(size) for size in sizes]
+    return Section(
+        "held",
+        "What was held over time",
+        f"{_READ_HELD} There is {stride_text(series)}.",
+        charts=[held_chart(series)],
+        tables=[convert_table(held_table(series), "held-table"), moments_table(seconds, columns)],
+        beside=True,
+    )
+
+
+_READ_TIMES = (
+    "Times are those of the model of a step below, not of the machine that replayed. The line is "
+    "the median in its 95 % interval over requests. No request is left out."
+)
+_READ_REPLAY_HELD = (
+    "Which blocks were found, evicted and held is exact; when that was, the model of a step says."
+)
+
+
+def replay_sections(case: Case, result: ReplayResult) -> Iterator[Section]:
+    """Everything that one replay has to tell, in the order of the page."""
+    facts = convert_facts(cache_facts(case.cache)) if case.cache else {}
+    if case.totals:
+        facts |= convert_facts(replay_facts(result, case.totals))
+    reuse = convert_table(reuse_table(result.reuse), "reuse-table")
+    yield Section("reuse", "What was reused", "", facts, tables=[reuse])
+    rows = [Samples(each.name, each.samples_ns) for each in case.latencies if each.samples_ns]
+    if rows:
+        times = convert_table(times_table(case.latencies), "times-table")
+        chart = distribution_chart(rows)
+        yield Section(
+            "latency", "How long it took", _READ_TIMES, {}, [chart], [times], beside=True
+        )
+    if result.series.at_ns:
+        yield _replay_held_section(result)
+    constants = convert_table(constants_table(result), "constants-table")
+    yield Section("model", "What the times rest on", tables=[constants])
+
+
+def _replay_held_section(result: ReplayResult) -> Section:
+    series = result.series
+    columns = {
+        name: [f"{count:,}" for count in getattr(series, name)]
+        for name in ("running", "waiting", "paused")
+    }
+    for name, sizes in held_sizes(result).items():
+        columns[name] = [format_bytes(size) for size in sizes]
+    seconds = [at * _NS_TO_S for at in series.at_ns]
+    tables = [
+        convert_table(memory_table(result), "memory-table"),
+        moments_table(seconds, columns),
+    ]
+    chart = time_chart(result)
+    return Section(
+        "held", "What was held over time", _READ_REPLAY_HELD, {}, [chart], tables, beside=True
+    )
+
+
+_READ_LATENCY = (
+    "The line is the median in its 95 % interval within this run; dashes are the 90th and 99th "
+    "percentile where enough samples lie beyond them. No sample is left out."
+)
+_READ_RATES = (
+    "Useful bytes over time, with 95 % intervals. Dark lines are plain memory traffic measured in "
+    "the same process, and the datasheet's rate of a known GPU. Numbers in the roofline are those "
+    "of the rows."
+)
+_READ_HOT = " Filled marks are cold calls, hollow ones hot or L2-resident."
+_PACE = ("decode_graph_device", "step", "decode_step")
+
+
+def case_sections(case: Case, gpu: GpuFacts | None) -> Iterator[Section]:
+    """Everything that one case has to tell, in the order of the page; ``gpu`` is the one used."""
+    if case.replay:
+        yield from replay_sections(case, case.replay)
+        return
+    if any(latency.samples_ns for latency in case.latencies):
+        yield _latency_section(case)
+    if case.operations:
+        yield _operation_section(case, _roofs(case, gpu))
+    yield from memory_sections(case)
+    yield from _machine_sections(case)
+    if case.profile and case.profile.table:
+        yield kernel_section(case.profile.table, next(iter(yardsticks(case)), None))
+
+
+def judge_case(case: Case) -> list[Finding]:
+    """Everything that a case found out about itself."""
+    if case.replay:
+        return [*judge_status(case), *judge_replay(case)]
+    return [*judge_status(case), *judge_results(case), *judge_telemetry(case)]
+
+
+def check_section(cases: Sequence[tuple[str, Case]]) -> Section:
+    """What the run found out about itself; with several cases each under its name."""
+    found = [
+        Finding(finding.level, f"{name}: {finding.sentence}" if name else finding.sentence)
+        for name, case in cases
+        for finding in judge_case(case)
+        if finding.is_problem or not name
+    ]
+    checks = sum(case.verification.checks for _, case in cases)
+    if not found:
+        compared = f"; {checks:,} outputs compared" if checks else ""
+        found = [Finding("good", f"no problem in any case{compared}")]
+    return Section("checks", "Is it right", findings=found)
+
+
+def config_text(record: RunRecord) -> str:
+    """The resolved configuration of the first case, as JSON."""
+    return json.dumps(record.cases[0].config, indent=2) if record.cases else ""
+
+
+def _latency_section(case: Case) -> Section:
+    rows = [Samples(each.name, each.samples_ns) for each in case.latencies if each.samples_ns]
+    pace = next((row for name in _PACE for row in rows if row.name == name), rows[0])
+    decode = decode_table(case)
+    return Section(
+        "latency",
+        "How long it took",
+        _READ_LATENCY,
+        charts=[distribution_chart(rows), order_chart(pace)],
+        tables=[
+            *([convert_table(decode, "decode-table")] if decode else []),
+            convert_table(latencies_table(case.latencies), "latency-table"),
+        ],
+        beside=True,
+    )
+
+
+def _roofs(case: Case, gpu: GpuFacts | None) -> list[Roof]:
+    roofs = [Roof(each.name, rate.value) for each in yardsticks(case) if (rate := each.rate)]
+    promised = datasheet_gbps(gpu) if gpu and case.device == "cuda" else None
+    return [*roofs, Roof("datasheet", promised)] if promised else roofs
+
+
+def _operation_section(case: Case, roofs: Sequence[Roof]) -> Section:
+    rates = operation_rates(case)
+    has_hot = any(each.temperature for each in rates)
+    charts = [rates_chart(rates, roofs), roofline_chart(rates, roofs)] if rates else []
+    return Section(
+        "operations",
+        "How fast bytes moved",
+        _READ_RATES + (_READ_HOT if has_hot else ""),
+        charts=charts,
+        tables=[convert_table(operations_table(case), "operation-table", names=2)],
+    )
+
+
+def _machine_sections(case: Case) -> Iterator[Section]:
+    tracks = telemetry_tracks(case.telemetry) if case.telemetry else []
+    if not case.telemetry or not tracks:
+        return
+    samples = case.telemetry.gpu_samples
+    spans = throttled_spans(samples) if samples else []
+    note = tell_spans(spans) if samples and tells_limits(samples) else ""
+    table = telemetry_table(case)
+    yield Section(
+        "machine",
+        "What the machine did",
+        note,
+        machine_facts(case.telemetry),
+        charts=[telemetry_chart(tracks, spans, note)],
+        tables=[convert_table(table, "machine-table")] if table else [],
+    )

@@ -1,0 +1,587 @@
+"""A profile on a terminal: what spoils it, where a step's time went, and the tables."""
+
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from dsv4kv.errors import ProfileError
+from dsv4kv.measure.profilers.chrome_file import open_text
+from dsv4kv.measure.profilers.classify import CACHE_CATEGORIES, CATEGORIES, shipped_rules, shorten
+from dsv4kv.measure.profilers.files import read_profile
+from dsv4kv.measure.profilers.ranges import INPUTS
+from dsv4kv.measure.statistics import divide, summarize
+from dsv4kv.record.kernel_table import build_table
+from dsv4kv.record.profile import (
+    KernelRow,
+    KernelTable,
+    MemoryAudit,
+    OperationRow,
+    Profile,
+    StepTimes,
+)
+from dsv4kv.record.store import load_record
+from dsv4kv.record.yardstick import Yardstick, yardsticks
+from dsv4kv.units import counted, format_bytes, format_duration
+from dsv4kv.view.cells import ABSENT, add_estimates, format_estimate, format_number, new_table
+from dsv4kv.view.findings import Finding
+
+_NS_TO_US = 1e-3
+_MOST_AMPLIFICATION = 1.10
+"""Bytes moved over useful bytes that a gather or an insert may have."""
+
+
+def kernels_table(table: KernelTable, most: int | None, yardstick: Yardstick | None) -> Table:
+    """Kernels by their time, the longest ``most`` of them, all for None."""
+    shown = table.kernels[:most]
+    total = sum(row.total_ns for row in table.kernels) or 1
+    known = [row for row in shown if row.useful_bytes is not None]
+    gaps = any(row.gap_ns is not None for row in shown)
+    view = new_table("Kernels", _title_note(table))
+    view.add_column("kernel", overflow="fold")
+    view.add_column("does", no_wrap=True)
+    for header in ("calls", "total\nµs", "% of\nall", "median\nµs", "p95\nµs", "min\nµs"):
+        view.add_column(header, justify="right", no_wrap=True)
+    if gaps:
+        view.add_column("idle\nbefore", justify="right", no_wrap=True)
+    if known:
+        view.add_column("GB/s", justify="right", no_wrap=True)
+        view.add_column(f"% of\n{yardstick.name if yardstick else 'copy'}", justify="right")
+    for title, row in zip(titles(shown), shown, strict=True):
+        cells = [
+            title,
+            row.category,
+            f"{row.calls:,}",
+            _us(row.total_ns),
+            f"{row.total_ns / total * 100:.1f}",
+            _us(row.median_ns),
+            _us(row.p95_ns),
+            _us(row.min_ns),
+        ]
+        cells += [_us(row.gap_ns)] if gaps else []
+        cells += _rate(row.useful_bytes, row.total_ns, yardstick) if known else []
+        view.add_row(*cells)
+    return view
+
+
+def classes_table(table: KernelTable) -> Table:
+    """Time by what kernels do to the cache."""
+    spent: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
+    for row in table.kernels:
+        spent[row.category] += row.total_ns
+        calls[row.category] += row.calls
+    steps = table.num_steps
+    view = new_table("What they do")
+    view.add_column("does", no_wrap=True)
+    for header in ("calls", "total µs", "µs a step" if steps else "", "% of all"):
+        if header:
+            view.add_column(header, justify="right", no_wrap=True)
+    for category in CATEGORIES:
+        if calls[category]:
+            a_step = [_us(spent[category] / steps)] if steps else []
+            share = f"{spent[category] / (spent.total() or 1) * 100:.1f}"
+            view.add_row(category, f"{calls[category]:,}", _us(spent[category]), *a_step, share)
+    return view
+
+
+def profiled_operations_table(
+    operations: Sequence[OperationRow], yardstick: Yardstick | None
+) -> Table:
+    """The toolkit's operations: useful bytes, rate, and bytes in DRAM where they were counted."""
+    counted = any(row.dram_bytes is not None for row in operations)
+    view = new_table("Operations", "useful bytes are those of the byte model, all calls")
+    view.add_column("operation", no_wrap=True)
+    view.add_column("does", no_wrap=True)
+    for header in ("calls", "total µs", "useful", "GB/s"):
+        view.add_column(header, justify="right", no_wrap=True)
+    view.add_column(f"% of {yardstick.name if yardstick else 'copy'}", justify="right")
+    if counted:
+        view.add_column("in DRAM", justify="right", no_wrap=True)
+        view.add_column("moved /\nuseful", justify="right", no_wrap=True)
+    for row in operations:
+        useful = ABSENT if row.useful_bytes is None else format_bytes(row.useful_bytes)
+        cells: list[str | Text] = [row.name, row.category, f"{row.calls:,}", _us(row.total_ns)]
+        cells += [useful, *_rate(row.useful_bytes, row.total_ns, yardstick)]
+        if counted:
+            cells += [ABSENT if row.dram_bytes is None else format_bytes(row.dram_bytes)]
+            cells += [_amplification(row)]
+        view.add_row(*cells)
+    return view
+
+
+def launches_table(kernels: Sequence[KernelRow]) -> Table | None:
+    """How kernels were launched; None where the profile does not say."""
+    known = [row for row in kernels if row.grid or row.registers is not None]
+    if not known:
+        return None
+    view = new_table("Launches", "the most frequent of each kernel")
+    view.add_column("kernel", overflow="fold")
+    view.add_column("phase", no_wrap=True)
+    for header in ("place in\ngraph", "grid", "block", "registers", "shared", "different"):
+        view.add_column(header, justify="right", no_wrap=True)
+    for title, row in zip(titles(known), known, strict=True):
+        view.add_row(
+            title,
+            row.phase or ABSENT,
+            ABSENT if row.node is None else str(row.node),
+            _product(row.grid),
+            _product(row.block),
+            ABSENT if row.registers is None else str(row.registers),
+            ABSENT if row.shared_bytes is None else format_bytes(row.shared_bytes),
+            f"{row.shapes:,}",
+        )
+    return view
+
+
+def amplification(row: OperationRow) -> float | None:
+    """Bytes in DRAM over useful bytes; None where one of them is not known."""
+    if row.dram_bytes is None or not row.useful_bytes:
+        return None
+    return row.dram_bytes / row.useful_bytes
+
+
+def is_amplified(row: OperationRow) -> bool:
+    """Whether a gather or an insert moves clearly more than it must."""
+    ratio = amplification(row)
+    return row.category in ("gather", "insert") and (ratio or 0.0) > _MOST_AMPLIFICATION
+
+
+def titles(rows: Sequence[KernelRow]) -> list[str]:
+    """Short names; equal ones of one class are numbered."""
+    short = [(title_of(row), row.category) for row in rows]
+    count, seen = Counter(short), Counter[tuple[str, str]]()
+    found = []
+    for name in short:
+        seen[name] += 1
+        found.append(f"{name[0]} ·{seen[name]}" if count[name] > 1 else name[0])
+    return found
+
+
+def title_of(row: KernelRow) -> str:
+    """Short name of a kernel; operations and copies keep theirs."""
+    return shorten(row.name) if row.kind == "kernel" else row.name
+
+
+def engines(table: KernelTable) -> str:
+    """Whose kernels were known; empty where none was."""
+    return ", ".join(dict.fromkeys(row.engine for row in table.kernels if row.engine))
+
+
+def _title_note(table: KernelTable) -> str:
+    if any(row.kind == "op" for row in table.kernels):
+        return "time that nothing inside accounts for"
+    return ""
+
+
+def _us(nanoseconds: float | None) -> str:
+    return ABSENT if nanoseconds is None else format_number(nanoseconds * _NS_TO_US)
+
+
+def _rate(size: int | None, time_ns: int, yardstick: Yardstick | None) -> list[str]:
+    """GB/s, and what share of the yardstick's that is."""
+    if size is None or not time_ns:
+        return [ABSENT, ABSENT]
+    best = yardstick.rate if yardstick else None
+    share = f"{size / time_ns / best.value * 100:.1f}" if best else ABSENT
+    return [format_number(size / time_ns), share]
+
+
+def _amplification(row: OperationRow) -> Text:
+    ratio = amplification(row)
+    if ratio is None:
+        return Text(ABSENT)
+    return Text(f"{ratio:.2f}", "red" if is_amplified(row) else "green")
+
+
+def _product(sizes: Sequence[int] | None) -> str:
+    """``128×4``: trailing ones are left out."""
+    if sizes is None:
+        return ABSENT
+    kept = list(sizes)
+    while len(kept) > 1 and kept[-1] == 1:
+        kept.pop()
+    return "×".join(f"{size:,}" for size in kept)
+
+
+MOST_ROWS = 15
+_ON_GPU = {
+    "GPU, first begin to last end": "span_ns",
+    "GPU busy": "busy_ns",
+    "GPU idle in between": "gap_ns",
+    "host, in calls that launch": "launch_ns",
+    "host, whole step": "host_ns",
+}
+_ON_CPU = {
+    "torch operations": "busy_ns",
+    "Python around them": "launch_ns",
+    "outside any operation": "gap_ns",
+    "data in the model's place": "inputs_ns",
+    "whole step": "host_ns",
+}
+_OF_THE_SPAN = ("span_ns", "busy_ns", "gap_ns")
+"""Parts of the time between a step's first and last work; a CPU's span is all of its step."""
+
+
+def tell_profile(
+    profile: Profile, yardstick: Yardstick | None, *, full: bool = False
+) -> Iterator[RenderableType]:
+    """The parts of a profile; with ``full`` every kernel, and how each was launched."""
+    if profile.memory:
+        yield memory_table(profile.memory)
+        yield ""
+    table = profile.table
+    if table is None:
+        return
+    yield from (Finding("warning", warning) for warning in table.warnings)
+    yield Finding("note", _describe(profile, table))
+    yield from (Finding("note", note) for note in table.notes)
+    if table.outside_calls or (table.num_steps and not _on_cpu(table)):
+        yield Finding("note", _outside(table))
+    yield ""
+    if table.steps:
+        yield steps_table(table.steps, table.num_steps, on_cpu=_on_cpu(table))
+        if _on_cpu(table):
+            yield Finding("note", _added_up(table.steps))
+        yield ""
+    yield from _tell_kernels(table, yardstick, full=full)
+    yield from _judge(table)
+
+
+def _tell_kernels(
+    table: KernelTable, yardstick: Yardstick | None, *, full: bool
+) -> Iterator[RenderableType]:
+    if not table.kernels:
+        return
+    yield classes_table(table)
+    yield ""
+    if any((row.useful_bytes, row.dram_bytes) != (None, None) for row in table.operations):
+        yield profiled_operations_table(table.operations, yardstick)
+        yield ""
+    yield kernels_table(table, None if full else MOST_ROWS, yardstick)
+    left = 0 if full else len(table.kernels) - MOST_ROWS
+    if left > 0:
+        yield Finding("note", f"and {left:,} more: --full shows all, and how each was launched")
+    launches = launches_table(table.kernels) if full else None
+    if launches is not None:
+        yield ""
+        yield launches
+    if full:
+        yield from _tell_names(table)
+    yield ""
+
+
+def _tell_names(table: KernelTable) -> Iterator[RenderableType]:
+    """Full names of kernels, where they are longer than those in the tables."""
+    named = [
+        (title, row.name)
+        for title, row in zip(titles(table.kernels), table.kernels, strict=True)
+        if title != row.name
+    ]
+    if not named:
+        return
+    view = new_table("Names")
+    view.add_column("kernel", overflow="fold")
+    view.add_column("full name", overflow="fold")
+    for title, name in named:
+        view.add_row(title, name)
+    yield ""
+    yield view
+
+
+def steps_table(steps: StepTimes, count: int, *, on_cpu: bool) -> Table:
+    """Where the time of a step went: medians over steps, and over GPUs where there are more.
+
+    Medians do not add up; shares do, which are of all steps together.
+    """
+    labels = _ON_CPU if on_cpu else _ON_GPU
+    columns = [getattr(steps, name) for name in labels.values()]
+    gpus = f" on {len(set(steps.device)):,} GPUs" if len(steps.host_ns) > count else ""
+    view = new_table("A step", f"{count:,} of them{gpus}, µs")
+    view.add_column("", no_wrap=True)
+    medians = [summarize(column).estimate for column in columns]
+    cells = add_estimates(view, "median", list(medians), _NS_TO_US)
+    view.add_column("min", justify="right", no_wrap=True)
+    view.add_column("max", justify="right", no_wrap=True)
+    view.add_column("% of all", justify="right", no_wrap=True)
+    for (label, name), cell, column in zip(labels.items(), cells, columns, strict=True):
+        ends = [format_number(end * _NS_TO_US) for end in (min(column), max(column))]
+        whole = sum(steps.span_ns if name in _OF_THE_SPAN else steps.host_ns)
+        view.add_row(label, cell, *ends, f"{sum(column) / whole * 100:.1f}" if whole else ABSENT)
+    return view
+
+
+def _added_up(steps: StepTimes) -> str:
+    """``operations add up to 99.6 % of the steps``, those of the CPU."""
+    outside, whole = sum(steps.gap_ns), sum(steps.host_ns) or 1
+    told = f"operations add up to {_share(whole - outside, whole)} of the steps"
+    return f"{told}, and {_share(outside, whole)} is outside any of them"
+
+
+def memory_table(audit: MemoryAudit) -> Table:
+    """Memory around the building of the pools, as planned and as others count it."""
+    before, after = audit.marks
+    view = new_table("Memory of the pools", f"planned {format_bytes(audit.planned_bytes)}")
+    view.add_column("counted by", no_wrap=True)
+    for header in ("before", "after", "more", "more than\nplanned"):
+        view.add_column(header, justify="right", no_wrap=True)
+    rows: list[tuple[str, int | None, int | None]] = [
+        ("sizes of the tensors", 0, audit.pool_bytes),
+        ("torch, tensors", before.allocated_bytes, after.allocated_bytes),
+        ("torch, reserved", before.reserved_bytes, after.reserved_bytes),
+        ("NVML, whole GPU", before.device_bytes, after.device_bytes),
+        ("host, resident", before.resident_bytes, after.resident_bytes),
+    ]
+    for label, first, last in rows:
+        if first is None or last is None:
+            view.add_row(label, ABSENT, ABSENT, ABSENT, ABSENT)
+        else:
+            more, gap = last - first, last - first - audit.planned_bytes
+            sizes = [format_bytes(size) for size in (first, last, more)]
+            view.add_row(label, *sizes, format_bytes(gap))
+    return view
+
+
+def _describe(profile: Profile, table: KernelTable) -> str:
+    tool = f"{table.tool} ({table.tool_version})" if table.tool_version else table.tool
+    devices = Counter(table.devices).items()
+    gpus = "".join(f", {n} × {name}" if n > 1 else f", {name}" for name, n in devices)
+    return f"profiled with {tool}{gpus}: {profile.why}{_requests(profile.step_requests)}"
+
+
+def _requests(counts: list[int]) -> str:
+    """``; 10 steps of 8 requests``."""
+    if not counts:
+        return ""
+    few, many = min(counts), max(counts)
+    fewest = "" if few == many else f"{few:,} to "
+    return f"; {counted(len(counts), 'step')} of {fewest}{counted(many, 'request')}"
+
+
+def _outside(table: KernelTable) -> str:
+    """What share of the capture's work no step has."""
+    if not table.outside_calls:
+        return "all work of the capture lies in steps"
+    inside = sum(row.total_ns for row in table.kernels)
+    share = _share(table.outside_ns, inside + table.outside_ns or 1)
+    pieces = f"{counted(table.outside_calls, 'piece')} of work"
+    time = format_duration(table.outside_ns)
+    return f"left out: {pieces} outside every step, {time}, {share} of the capture's"
+
+
+def _on_cpu(table: KernelTable) -> bool:
+    return any(row.kind in ("op", "range") for row in table.kernels)
+
+
+def _judge(table: KernelTable) -> Iterator[Finding]:
+    """What share the cache has, and which operations move more than they must."""
+    rows = [row for row in table.kernels if row.phase != INPUTS]  # no server has those
+    if total := sum(row.total_ns for row in rows):
+        yield _share_of_cache(rows, total, engines(table))
+    audited = [row for row in table.operations if amplification(row) is not None]
+    for row in filter(is_amplified, audited):
+        yield Finding("bad", f"{row.name} moves {amplification(row):.2f} times what it must")
+    if audited and not any(map(is_amplified, audited)):
+        yield Finding("good", "no gather and no insert moves over 1.10 times what it must")
+
+
+def _share_of_cache(rows: Sequence[KernelRow], total_ns: int, known: str) -> Finding:
+    """``work on the KV cache: 0.4 % of the time (insert 0.4 %), known by vLLM``."""
+    if not known:
+        told = "no rule knows any of the kernels, so what the KV cache costs cannot be told"
+        return Finding("warning", f"{told}: rules are in configs/profile/, a pattern a line")
+    spent = Counter[str]()
+    for row in rows:
+        spent[row.category] += row.total_ns
+    cache = sum(spent[name] for name in CACHE_CATEGORIES)
+    parts = ", ".join(
+        f"{name} {_share(spent[name], total_ns)}" for name in CACHE_CATEGORIES if spent[name]
+    )
+    told = f"work on the KV cache: {_share(cache, total_ns)} of the time"
+    told += f" ({parts})" if parts else ""
+    told += f", attention {_share(spent['attention'], total_ns)}" if spent["attention"] else ""
+    return Finding("good" if cache else "note", f"{told}, known by {known}")
+
+
+def _share(part: float, total: float) -> str:
+    return f"{part / total * 100:.1f} %"
+
+
+_RECORD = '"schema_version"'
+_HEAD_CHARACTERS = 200
+
+
+@dataclass(frozen=True)
+class Source:
+    """A profile, and what its rates are held against; None where nothing was measured."""
+
+    profile: Profile
+    yardstick: Yardstick | None
+
+    @property
+    def table(self) -> KernelTable:
+        """Its kernel table."""
+        assert self.profile.table is not None
+        return self.profile.table
+
+
+def load_profile(path: Path, step: str) -> Source:
+    """Read what a profiler wrote, or the first profile in a run record.
+
+    Raises:
+        ProfileError: It cannot be read, or the record has no profile.
+        RecordError: It is a damaged record.
+    """
+    if path.suffix == ".json" and _is_record(path):
+        return _from_record(path)
+    table = build_table(read_profile(path, step), shipped_rules())
+    return Source(
+        Profile(
+            why=f"read from {path.name}",
+            command=[],
+            files=[str(path)],
+            step_requests=[],
+            useful_bytes={},
+            table=table,
+        ),
+        yardstick=None,
+    )
+
+
+def _is_record(path: Path) -> bool:
+    with open_text(path) as file:
+        try:
+            return _RECORD in file.read(_HEAD_CHARACTERS)
+        except (OSError, EOFError, zlib.error):  # damaged: its reader says how
+            return False
+
+
+def _from_record(path: Path) -> Source:
+    for case in load_record(path).cases:
+        if case.profile is not None and case.profile.table is not None:
+            return Source(case.profile, next(iter(yardsticks(case)), None))
+    raise ProfileError(f"{path} is a run record without a profile: make one with dsv4kv profile.")
+
+
+_Key = tuple[str, str]
+"""Short name and class: what is left of a name when templates and versions change."""
+_Found = tuple[float | None, float]
+"""Time in ns and calls, in a step."""
+_NOWHERE: _Found = (None, 0.0)
+
+
+@dataclass(frozen=True)
+class Change:
+    """One kernel in both profiles, or in one of them.
+
+    Attributes:
+        name: Short name.
+        category: What it does.
+        before_ns: Time in a step of the first profile; None where it is not in it.
+        after_ns: Time in a step of the second.
+        before_calls: Calls in a step of the first.
+        after_calls: Calls in a step of the second.
+    """
+
+    name: str
+    category: str
+    before_ns: float | None
+    after_ns: float | None
+    before_calls: float
+    after_calls: float
+
+    @property
+    def difference_ns(self) -> float:
+        """How much longer the second takes."""
+        return (self.after_ns or 0.0) - (self.before_ns or 0.0)
+
+
+def compare_tables(before: KernelTable, after: KernelTable) -> list[Change]:
+    """Changes by kernel, the largest first; per step, or in all where a profile has no steps."""
+    steps = before.num_steps and after.num_steps
+    old, new = (_by_key(t, t.num_steps if steps else 1) for t in (before, after))
+    changes = [
+        _change(key, old.get(key, _NOWHERE), new.get(key, _NOWHERE))
+        for key in dict.fromkeys([*old, *new])
+    ]
+    return sorted(changes, key=lambda change: -abs(change.difference_ns))
+
+
+def tell_diff(
+    before: KernelTable, after: KernelTable, names: tuple[str, str], *, most: int | None
+) -> Iterator[RenderableType]:
+    """The changes as a table, with what makes the two unlike."""
+    yield from _unlike(before, after)
+    yield from _tell_steps(before, after)
+    yield ""
+    changes = compare_tables(before, after)
+    yield _diff_table(changes[:most], names, per_step=bool(before.num_steps and after.num_steps))
+    left = len(changes) - len(changes[:most])
+    if left:
+        yield Finding("note", f"and {left:,} more: --full shows all")
+    yield Finding("note", "one profile each: what differs may differ between two runs of one, too")
+
+
+def _by_key(table: KernelTable, steps: int) -> dict[_Key, _Found]:
+    times, calls = Counter[_Key](), Counter[_Key]()
+    for row in table.kernels:
+        times[_key(row)] += row.total_ns
+        calls[_key(row)] += row.calls
+    return {key: (times[key] / steps, calls[key] / steps) for key in times}
+
+
+def _key(row: KernelRow) -> _Key:
+    return title_of(row), row.category
+
+
+def _change(key: _Key, old: _Found, new: _Found) -> Change:
+    return Change(*key, before_ns=old[0], after_ns=new[0], before_calls=old[1], after_calls=new[1])
+
+
+def _unlike(before: KernelTable, after: KernelTable) -> Iterator[Finding]:
+    facts = {
+        "profilers": (before.tool, after.tool),
+        "GPUs": (", ".join(before.devices), ", ".join(after.devices)),
+    }
+    for what, (old, new) in facts.items():
+        if old != new:
+            yield Finding("warning", f"different {what}: {old or 'unknown'}, {new or 'unknown'}")
+    if bool(before.num_steps) != bool(after.num_steps):
+        yield Finding("warning", "only one of them has steps: whole profiles are compared")
+
+
+def _tell_steps(before: KernelTable, after: KernelTable) -> Iterator[Finding]:
+    if before.steps is None or after.steps is None:
+        return
+    old, new = (summarize(steps.span_ns).estimate for steps in (before.steps, after.steps))
+    ratio = divide(new, old)
+    times = " → ".join(f"{format_estimate(one, _NS_TO_US)} µs" for one in (old, new))
+    yield Finding("note", f"a step: {times}, {format_estimate(ratio)} times as long")
+
+
+def _diff_table(changes: list[Change], names: tuple[str, str], *, per_step: bool) -> Table:
+    view = new_table("Kernels", f"A: {names[0]}, B: {names[1]}")
+    view.add_column("kernel", overflow="fold")
+    view.add_column("does", no_wrap=True)
+    unit = "µs a step" if per_step else "µs"
+    for header in (f"A\n{unit}", f"B\n{unit}", "B − A", "%", "calls\nA → B"):
+        view.add_column(header, justify="right", no_wrap=True)
+    for change in changes:
+        times = [_us(change.before_ns), _us(change.after_ns)]
+        more = f"{change.difference_ns * _NS_TO_US:+,.2f}"
+        calls = f"{change.before_calls:,.4g} → {change.after_calls:,.4g}"
+        view.add_row(change.name, change.category, *times, more, _percent(change), calls)
+    return view
+
+
+def _percent(change: Change) -> str:
+    if change.before_ns is None:
+        return "new"
+    if change.after_ns is None:
+        return "gone"
+    return f"{change.difference_ns / change.before_ns * 100:+.1f}" if change.before_ns else ABSENT

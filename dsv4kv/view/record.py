@@ -1,0 +1,161 @@
+"""A record on a terminal."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Literal
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from dsv4kv.record.quantities import axis_text, measured_in
+from dsv4kv.record.schema import Case, RunRecord
+from dsv4kv.record.yardstick import yardsticks
+from dsv4kv.view.case import (
+    cache_table,
+    decode_table,
+    latencies_table,
+    launches_table,
+    operations_table,
+    processes_table,
+)
+from dsv4kv.view.facts import cache_facts, header, totals_facts
+from dsv4kv.view.findings import Finding, judge_results, judge_status
+from dsv4kv.view.profile import tell_profile
+from dsv4kv.view.replay import list_replay_findings, tell_replay
+from dsv4kv.view.sweep import sweep_table
+from dsv4kv.view.telemetry import held_table, judge_telemetry, telemetry_table
+
+_STATUSES: tuple[Literal["complete", "skipped", "incomplete", "failed"], ...] = (
+    "complete",
+    "skipped",
+    "incomplete",
+    "failed",
+)
+_LEGEND = Text(
+    "± half of the 95 % interval within this run, ? below six samples; 1 GB/s = 10^9 B/s",
+    style="dim",
+)
+
+
+def render_record(record: RunRecord, console: Console, quiet: bool = False) -> None:
+    """Print a record: its facts, tables and findings, or with ``quiet`` only its problems."""
+    replayed = any(case.replay for case in record.cases)
+    if quiet:
+        findings = list_replay_findings(record) if replayed else _findings(record)
+        parts: Iterator[RenderableType] = (f for f in findings if f.is_problem)
+    elif replayed:
+        parts = tell_replay(record)
+    elif record.launches:
+        parts = _tell_launches(record)
+    elif len(record.cases) == 1:
+        parts = _tell_case(record, record.cases[0])
+    else:
+        parts = _tell_sweep(record)
+    for part in parts:
+        console.print(part, markup=False, highlight=False)
+
+
+def _tell_case(record: RunRecord, case: Case) -> Iterator[RenderableType]:
+    yield from judge_status(case)
+    yield header(record)
+    if case.cache:
+        yield cache_facts(case.cache)
+    if case.cache and case.cache.pools:
+        yield ""
+        yield cache_table(case.cache)
+    if case.operations:
+        yield ""
+        yield operations_table(case)
+    if decode := decode_table(case):
+        yield ""
+        yield decode
+    if case.latencies:
+        yield ""
+        yield latencies_table(case.latencies)
+        yield _LEGEND
+    if case.totals:
+        yield ""
+        yield totals_facts(case.totals, case.cache)
+    if case.memory and case.memory.at_ns:
+        yield ""
+        yield held_table(case.memory)
+    if case.profile:
+        yield ""
+        yield from tell_profile(case.profile, next(iter(yardsticks(case)), None))
+    if meanwhile := telemetry_table(case):
+        yield ""
+        yield meanwhile
+    yield ""
+    yield from judge_results(case)
+    yield from judge_telemetry(case)
+
+
+def _tell_launches(record: RunRecord) -> Iterator[RenderableType]:
+    """One table of launches for every point of the sweep; what all launches share once."""
+    yield from _judge_launches(record)
+    yield header(record)
+    for axis in dict.fromkeys(map(axis_text, record.cases)):
+        cases = [case for case in record.cases if axis_text(case) == axis]
+        cache = next((case.cache for case in cases if case.cache), None)
+        if cache:
+            yield ""
+            yield cache_facts(cache)
+        yield ""
+        yield launches_table([m for c in cases for m in measured_in(c)], axis or "Medians")
+    yield ""
+    yield processes_table(record.launches)
+    yield ""
+    yield from (finding for finding in _findings(record) if finding.is_problem)
+    yield from _sum_checks(record)
+
+
+def _tell_sweep(record: RunRecord) -> Iterator[RenderableType]:
+    yield from _judge_sweep(record)
+    yield header(record)
+    if record.cases:
+        yield ""
+        yield sweep_table(record.cases)
+        yield _LEGEND
+        yield ""
+        yield from (finding for finding in _findings(record) if finding.is_problem)
+        yield from _sum_checks(record)
+
+
+def _judge_sweep(record: RunRecord) -> list[Finding]:
+    """How many cases ran to their end; empty if all did."""
+    if record.status == "complete":
+        return []
+    count = Counter(case.status for case in record.cases)
+    level: Literal["warning", "bad"] = "bad" if count["failed"] else "warning"
+    told = ", ".join(f"{count[s]} {s}" for s in _STATUSES if count[s])
+    sentence = f"of {len(record.cases)} cases {told}" if told else "no case ran"
+    return [Finding(level, f"{record.status}: {sentence}")]
+
+
+def _judge_launches(record: RunRecord) -> list[Finding]:
+    """How many launches ran to their end; empty if all did."""
+    if record.status == "complete":
+        return []
+    count = Counter(launch.status for launch in record.launches)
+    level: Literal["warning", "bad"] = "bad" if record.status == "failed" else "warning"
+    told = ", ".join(f"{n} {status.replace('_', ' ')}" for status, n in count.items())
+    return [Finding(level, f"{record.status}: of {len(record.launches)} launches {told}")]
+
+
+def _sum_checks(record: RunRecord) -> list[Finding]:
+    checks = sum(case.verification.checks for case in record.cases)
+    if not checks or any(case.verification.failures for case in record.cases):
+        return []
+    return [Finding("good", f"{checks:,} outputs equal the reference in all cases together")]
+
+
+def _findings(record: RunRecord) -> Iterator[Finding]:
+    """Every case's findings; each begins with what tells its case from the others."""
+    for case in record.cases:
+        words = [f"launch {case.launch}"] if record.launches else []
+        words += [axis_text(case)] if case.axis else []
+        prefix = f"{', '.join(words)}: " if len(record.cases) > 1 else ""
+        findings = [*judge_status(case), *judge_results(case), *judge_telemetry(case)]
+        for finding in findings:
+            yield replace(finding, sentence=prefix + finding.sentence)

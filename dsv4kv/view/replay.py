@@ -1,0 +1,446 @@
+"""A replay on a terminal."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from rich.console import RenderableType
+from rich.table import Table
+
+from dsv4kv.measure.statistics import Summary, summarize
+from dsv4kv.record.quantities import axis_names, axis_text
+from dsv4kv.record.replay import ReplayData, ReplayResult, Reuse
+from dsv4kv.record.schema import Case, Latency, RunRecord, Totals
+from dsv4kv.units import format_bytes, format_duration
+from dsv4kv.view.case import operations_table
+from dsv4kv.view.cells import ABSENT, add_estimates, format_number, new_table
+from dsv4kv.view.facts import cache_facts, header
+from dsv4kv.view.findings import Finding, judge_status
+
+_REASONS = {
+    "evicted_block": ("block evicted", "more memory, or another prefix.policy"),
+    "evicted_checkpoint": ("checkpoint evicted", "a larger cache.checkpoint_share"),
+    "no_checkpoint": ("no checkpoint there", "prefix.strategy ends+junctions or periodic"),
+    "alignment": ("partial block", "smaller blocks"),
+    "last_token": ("last token of a prompt", "always computed"),
+    "replay": ("window computed again", "a prefix.strategy with checkpoints"),
+    "collision_guard": ("equal hash, other tokens", "a stronger hash"),
+    "in_flight": ("just being computed", "prefix.defer"),
+    "draft": ("unused for drafts", "prefix.speculation dspark or none"),
+}
+_VLLM = {
+    "evicted_block": "more memory: gpu_memory_utilization",
+    "alignment": "a smaller block_size",
+}
+_SGLANG = {
+    "evicted_block": "more memory: mem_fraction_static",
+    "alignment": "a smaller page_size",
+}
+_FEWER_WINDOWS = "prefix_cache_retention_interval=0 (vllm-v4:semantic); more memory"
+_SPARSE_WINDOWS = "prefix_cache_retention_interval=4096 or 0 (vllm-v4:4096, :semantic)"
+_MORE_WINDOWS = "swa_full_tokens_ratio above 0.1; more memory"
+ENGINE_REMEDIES: dict[str, dict[str, str]] = {
+    "vllm": _VLLM,
+    "sglang": _SGLANG,
+    "vllm-v4:dense": _VLLM
+    | {"evicted_block": _SPARSE_WINDOWS, "evicted_checkpoint": _SPARSE_WINDOWS},
+    "vllm-v4:4096": _VLLM
+    | {
+        "evicted_block": _FEWER_WINDOWS,
+        "evicted_checkpoint": _FEWER_WINDOWS,
+        "no_checkpoint": "a shorter prefix_cache_retention_interval, where memory is left",
+    },
+    "vllm-v4:semantic": _VLLM
+    | {
+        "evicted_checkpoint": "more memory: gpu_memory_utilization",
+        "no_checkpoint": "prefix_cache_retention_interval=4096 (vllm-v4:4096)",
+    },
+    "sglang-v4:dense": _SGLANG
+    | {
+        "evicted_block": "windows of the last pages alone (sglang-v4:tail); " + _MORE_WINDOWS,
+        "evicted_checkpoint": _MORE_WINDOWS,
+        "no_checkpoint": _MORE_WINDOWS,
+    },
+    "sglang-v4:tail": _SGLANG
+    | {
+        "evicted_checkpoint": _MORE_WINDOWS,
+        "no_checkpoint": "windows of whole prompts (sglang-v4:dense) with " + _MORE_WINDOWS,
+    },
+}
+"""What gets tokens back by an engine's rule, where it is not what it is by the toolkit's own."""
+
+
+def name_loss(reason: str) -> str:
+    """A reason in words."""
+    return _REASONS[reason][0]
+
+
+def name_remedy(rule: str, reason: str) -> str:
+    """What gets tokens back that were lost for a reason."""
+    return ENGINE_REMEDIES.get(rule, {}).get(reason, _REASONS[reason][1])
+
+
+def compare_rules(cases: Sequence[Case]) -> list[Finding]:
+    """Which setting of an engine saves most, where a sweep went over rules and nothing else."""
+    saved: dict[str, list[tuple[float, str, str]]] = {}
+    for case in cases:
+        if set(case.axis) != {"prefix.rule"} or case.replay is None:
+            continue
+        reuse = case.replay.reuse
+        if reuse.setting and reuse.prompt_tokens:
+            share = reuse.saved_tokens / reuse.prompt_tokens
+            family = reuse.rule.partition(":")[0]
+            saved.setdefault(family, []).append((share, reuse.setting, reuse.rule))
+    found = []
+    for settings in saved.values():
+        (worst, other, _), (best, setting, rule) = min(settings), max(settings)
+        if best > worst:
+            gain = f"{best - worst:.1%} of all prompt tokens"
+            found.append(Finding("note", f"{setting} ({rule}) wins back {gain} over {other}"))
+    return found
+
+
+_PERCENTILES = (50.0, 90.0, 99.0, 99.9)
+_TIMES = {
+    "queueing": "until a slot",
+    "ttft": "until the first token",
+    "tpot": "a further token",
+    "latency": "until the last token",
+}
+_NS_TO_MS = 1e-6
+
+
+def reuse_table(reuse: Reuse) -> Table:
+    """Every token of the prompts: computed for the first time, saved, or lost, and to what."""
+    rule = f"prefix.rule {reuse.rule}, " if reuse.rule != "ideal" else ""
+    note = f"{rule}prompts share blocks of {reuse.shared_tokens:,} tokens"
+    table = new_table("Prompt tokens", note)
+    table.add_column("what became of them", no_wrap=True)
+    table.add_column("tokens", justify="right")
+    table.add_column("of all", justify="right")
+    table.add_column("what gets them back")
+    new = reuse.prompt_tokens - reuse.seen_tokens
+    rows = [("seen for the first time", new, ""), ("saved", reuse.saved_tokens, "")]
+    lost = sorted(reuse.lost_tokens.items(), key=lambda item: -item[1])
+    rows += [
+        (f"lost: {name_loss(reason)}", count, name_remedy(reuse.rule, reason))
+        for reason, count in lost
+    ]
+    for what, count, remedy in rows:
+        share = f"{count / reuse.prompt_tokens:.2%}" if reuse.prompt_tokens else ABSENT
+        table.add_row(what, f"{count:,}", share, remedy)
+    return table
+
+
+def memory_table(result: ReplayResult) -> Table:
+    """The parts of the memory, and the most of each that was in use."""
+    table = new_table("Memory", "blocks in use are those of requests; the others are cached")
+    table.add_column("part", no_wrap=True)
+    for title in ("units", "bytes/unit", "bytes", "most in use"):
+        table.add_column(title, justify="right")
+    for pool in result.pools:
+        units = "as wanted" if pool.units is None else f"{pool.units:,}"
+        size = ABSENT if pool.units is None else format_bytes(pool.units * pool.unit_bytes)
+        table.add_row(pool.name, units, f"{pool.unit_bytes:,}", size, f"{pool.peak_units:,}")
+    return table
+
+
+def times_table(latencies: Sequence[Latency], *, measured: bool = False) -> Table:
+    """Percentiles of times; only those that enough requests carry.
+
+    ``measured``: the cache's part was measured, the rest is the model's.
+    """
+    note = f"{_whose(measured)}, in ms; a percentile needs ten requests beyond it"
+    table = new_table("Times", note)
+    table.add_column("time", no_wrap=True)
+    table.add_column("requests", justify="right")
+    for title in ("p50", "p90", "p99", "p99.9", "max"):
+        table.add_column(title, justify="right")
+    for latency in (each for each in latencies if each.samples_ns):
+        summary = summarize(latency.samples_ns)
+        name = f"{latency.name}  {_TIMES.get(latency.name, '')}".rstrip()
+        table.add_row(name, f"{summary.n:,}", *_percentiles(summary))
+    return table
+
+
+def constants_table(result: ReplayResult) -> Table:
+    """Everything the times depend on."""
+    table = new_table("Model of a step", "overhead + bytes / bandwidth + arithmetic / rate")
+    table.add_column("constant", no_wrap=True)
+    table.add_column("value", justify="right")
+    table.add_column("source")
+    for constant in result.constants:
+        value = f"{constant.value:,.6g} {constant.unit}".strip()
+        table.add_row(constant.name, value, constant.source)
+    return table
+
+
+def sweep_table(cases: Sequence[Case], names: dict[str, str]) -> Table:
+    """A row for every case: what was saved, and what requests waited.
+
+    ``names`` are the swept settings by dotted path, as they are to be shown.
+    """
+    measured = any(case.replay and case.replay.data for case in cases)
+    table = new_table("Replays", f"times {_whose(measured)}, in ms")
+    for name in names.values():
+        table.add_column(name.replace("_", "\n"), justify="right", style="bold")
+    for title in (
+        "saved\ntokens",
+        "found\nblocks",
+        "lost to\nblocks",
+        "lost to\ncheckpoints",
+        "kept",
+        "pauses",
+        "ttft\np50",
+        "ttft\np99",
+        "tpot\np50",
+    ):
+        table.add_column(title, justify="right")
+    for case in cases:
+        settings = [str(case.axis.get(path, ABSENT)) for path in names]
+        table.add_row(*settings, *_sweep_cells(case))
+    return table
+
+
+def _whose(measured: bool) -> str:
+    return "measured for the cache, of the model for the rest" if measured else "of the model"
+
+
+def _sweep_cells(case: Case) -> list[str]:
+    if case.replay is None:
+        return [case.status] + [ABSENT] * 8
+    reuse = case.replay.reuse
+    lost = reuse.lost_tokens
+    checkpoints = lost.get("evicted_checkpoint", 0) + lost.get("no_checkpoint", 0)
+    checkpoints += lost.get("replay", 0)
+    return [
+        _share(reuse.saved_tokens, reuse.prompt_tokens),
+        _share(reuse.found_blocks, reuse.prompt_blocks),
+        _share(lost.get("evicted_block", 0), reuse.prompt_tokens),
+        _share(checkpoints, reuse.prompt_tokens),
+        format_bytes(reuse.kept_bytes) if reuse.rule == "ideal" else ABSENT,
+        f"{case.replay.pauses:,}",
+        _time(case, "ttft", 50.0),
+        _time(case, "ttft", 99.0),
+        _time(case, "tpot", 50.0),
+    ]
+
+
+def _percentiles(summary: Summary) -> list[str]:
+    found = [summary.percentiles.get(percentile) for percentile in _PERCENTILES]
+    return [_milliseconds(value) for value in [*found, summary.maximum]]
+
+
+def _time(case: Case, name: str, percentile: float) -> str:
+    for latency in case.latencies:
+        if latency.name == name and latency.samples_ns:
+            return _milliseconds(summarize(latency.samples_ns).percentiles.get(percentile))
+    return ABSENT
+
+
+def _milliseconds(nanoseconds: float | None) -> str:
+    return ABSENT if nanoseconds is None else format_number(nanoseconds * _NS_TO_MS)
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.1%}" if whole else ABSENT
+
+
+_MOST_FAILURES = 5
+_STEPS = {"decode": "decode alone", "mixed": "with prompt chunks"}
+_KINDS = {
+    "fresh": "computed by the request",
+    "shared": "in shared blocks",
+    "copied": "in a copied block",
+    "recomputed": "computed again after an eviction",
+    "resumed": "from a checkpoint",
+}
+
+
+def data_tables(case: Case) -> Iterator[RenderableType]:
+    """Steps and operations as they were measured; nothing where no data was moved."""
+    if case.replay and case.replay.data:
+        yield ""
+        yield steps_table(case.replay.data)
+        yield ""
+        yield operations_table(case)
+
+
+def steps_table(data: ReplayData) -> Table:
+    """The cache's part of steps: measured on this machine, and by the model."""
+    note = "measured here, beside bytes over the model's bandwidth"
+    table = new_table("The cache's part of a step", note)
+    table.add_column("steps", no_wrap=True)
+    table.add_column("samples", justify="right")
+    summaries = [summarize(times.measured_ns) for times in data.steps]
+    medians = [summary.estimate for summary in summaries]
+    cells = add_estimates(table, "median ms\nmeasured", medians, _NS_TO_MS)
+    for title in ("median ms\nmodelled", "total s\nmeasured", "total s\nmodelled"):
+        table.add_column(title, justify="right")
+    for times, summary, cell in zip(data.steps, summaries, cells, strict=True):
+        modelled = summarize(times.modelled_ns)
+        table.add_row(
+            _STEPS[times.kind],
+            f"{summary.n:,}",
+            cell,
+            format_number(modelled.median * _NS_TO_MS),
+            format_number(summary.total / 1e9),
+            format_number(modelled.total / 1e9),
+        )
+    return table
+
+
+def judge_data(case: Case) -> list[Finding]:
+    """What was compared with a run without reuse, and what came of it."""
+    if not (case.replay and case.replay.data):
+        return []
+    if failures := case.verification.failures:
+        found = [Finding("bad", failure) for failure in failures[:_MOST_FAILURES]]
+        if len(failures) > _MOST_FAILURES:
+            more = len(failures) - _MOST_FAILURES
+            found.append(Finding("bad", f"and {more:,} more, in the record"))
+        return found
+    compared = case.replay.data.compared
+    if not compared:
+        return [Finding("note", "nothing was compared with a run without reuse")]
+    counts = ", ".join(f"{count:,} {_KINDS[kind]}" for kind, count in compared.items())
+    return [
+        Finding(
+            "good",
+            f"{case.verification.checks:,} gathered entries equal those of a run without reuse, "
+            f"bit for bit: {counts}",
+        )
+    ]
+
+
+_TIGHT = 0.25  # from here on what was lost to checkpoints is worth a sentence
+
+
+def tell_replay(record: RunRecord) -> Iterator[RenderableType]:
+    """The facts, tables and findings of a replay."""
+    if len(record.cases) == 1:
+        return _tell_case(record, record.cases[0])
+    return _tell_sweep(record)
+
+
+def _tell_case(record: RunRecord, case: Case) -> Iterator[RenderableType]:
+    yield from judge_status(case)
+    yield header(record)
+    if case.cache:
+        yield cache_facts(case.cache)
+    if case.replay and case.totals:
+        yield ""
+        yield reuse_table(case.replay.reuse)
+        yield ""
+        yield memory_table(case.replay)
+        yield ""
+        yield times_table(case.latencies, measured=case.replay.data is not None)
+        yield ""
+        yield constants_table(case.replay)
+        yield from data_tables(case)
+        yield ""
+        yield replay_facts(case.replay, case.totals)
+        yield ""
+    yield from judge_replay(case)
+
+
+def _tell_sweep(record: RunRecord) -> Iterator[RenderableType]:
+    yield header(record)
+    yield ""
+    yield sweep_table(record.cases, axis_names(record.cases))
+    yield ""
+    yield from compare_rules(record.cases)
+    yield from (finding for finding in list_replay_findings(record) if finding.level != "note")
+
+
+def list_replay_findings(record: RunRecord) -> Iterator[Finding]:
+    """Every case's findings; in a sweep each begins with what tells its case from the others."""
+    for case in record.cases:
+        prefix = f"{axis_text(case)}: " if case.axis else ""
+        for finding in [*judge_status(case), *judge_replay(case)]:
+            yield replace(finding, sentence=prefix + finding.sentence)
+
+
+def judge_replay(case: Case) -> list[Finding]:
+    """What a replay says about itself."""
+    if case.replay is None or case.totals is None:
+        return []
+    found = [
+        Finding("warning", f"rejected requests: {count:,}, {reason}")
+        for reason, count in case.replay.rejected.items()
+    ]
+    if left := case.totals.blocks_left:
+        found.append(Finding("bad", f"blocks still held at the end: {left:,}; the cache leaks"))
+    found += judge_data(case)
+    lost = case.replay.reuse.lost_tokens
+    evicted, seen = lost.get("evicted_checkpoint", 0), case.replay.reuse.seen_tokens
+    if seen and evicted > _TIGHT * seen:
+        found.append(
+            Finding(
+                "warning",
+                f"{evicted / seen:.0%} of what could be saved was lost because checkpoints were "
+                "evicted while their blocks stayed; what gets it back: "
+                + name_remedy(case.replay.reuse.rule, "evicted_checkpoint"),
+            )
+        )
+    return found
+
+
+def _tell_windows(reuse: Reuse) -> str:
+    if reuse.rule != "ideal":
+        return (
+            f"where prefix.rule {reuse.rule} keeps them; {reuse.restored_checkpoints:,} prefixes "
+            "resumed behind them"
+        )
+    return (
+        f"{reuse.written_checkpoints:,} checkpoints written, "
+        f"{reuse.evicted_checkpoints:,} evicted, {reuse.orphaned_checkpoints:,} gone with "
+        f"their block; {format_bytes(reuse.kept_bytes)} kept; "
+        f"{reuse.restored_checkpoints:,} prefixes brought back"
+    )
+
+
+def replay_facts(result: ReplayResult, totals: Totals) -> Table:
+    """What happened, in a line each."""
+    reuse, work = result.reuse, result.work
+    rows = {
+        "requests": (
+            f"{totals.requests:,} served, {totals.peak_requests:,} in slots at the peak, "
+            f"{reuse.resumed_requests:,} resumed behind a cached prefix"
+        ),
+        "blocks": (
+            f"{reuse.found_blocks:,} of {reuse.prompt_blocks:,} whole blocks of prompts found, "
+            f"{reuse.evicted_blocks:,} evicted"
+        ),
+        "windows": _tell_windows(reuse),
+        "computed": (
+            f"{reuse.computed_tokens:,} prompt tokens, {reuse.again_tokens:,} of them again "
+            f"after an eviction; {totals.output_tokens:,} tokens out"
+        ),
+        "scheduling": (
+            f"{result.pauses:,} pauses, {result.evictions:,} starts over, "
+            f"{reuse.deferred_requests:,} requests waited for another one's prefix"
+        ),
+        "moved": (
+            f"weights {format_bytes(work.weight_bytes)}, reading the cache "
+            f"{format_bytes(work.gather_bytes)}, writing it {format_bytes(work.update_bytes)}, "
+            f"checkpoints {format_bytes(work.copy_bytes)}"
+        ),
+        "lost room": (
+            f"{format_bytes(result.rounding_bytes)} by rounding up to blocks at the peak, "
+            f"{format_bytes(result.padding_bytes)} of padding in every block, "
+            f"{format_bytes(result.remainder_bytes)} left over"
+        ),
+        "time": (
+            f"{format_duration(totals.wall_ns)} in {totals.steps:,} steps, idle for "
+            f"{format_duration(work.idle_ns)}"
+        ),
+    }
+    if totals.drafted_tokens:
+        kept = totals.drafted_tokens - totals.rolled_back_tokens
+        rows["drafts"] = f"{totals.drafted_tokens:,} proposed, {kept:,} accepted"
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", min_width=8, no_wrap=True)
+    grid.add_column()
+    for label, text in rows.items():
+        grid.add_row(label, text)
+    return grid

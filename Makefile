@@ -33,7 +33,7 @@ kills: $(VENV)/installed-test
 	DSV4KV_KILLS=200 $(BIN)/pytest tests/test_kills.py
 
 engines: $(VENV)/installed-test $(ENGINES)/unpacked
-	DSV4KV_ENGINES=$(abspath $(ENGINES)) $(BIN)/pytest tests/prefix/engines
+	DSV4KV_ENGINES=$(abspath $(ENGINES)) $(BIN)/pytest tests/engines/oracles
 
 # vLLM's and SGLang's own cache managers run on a CPU, with stand-ins for what needs a GPU.
 $(ENGINES)/unpacked: | python

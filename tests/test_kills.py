@@ -16,7 +16,7 @@ import pytest
 from dsv4kv.record.store import dumps, load_record
 from tests.bench.settings import TINY
 from tests.process_tree import descendants, is_running
-from tests.report.records import make_case, make_record
+from tests.record.records import make_case, make_record
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 

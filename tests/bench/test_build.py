@@ -14,7 +14,7 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.measure.recorder import Recorder
 from dsv4kv.serve.loop import LoopSettings
 from tests.bench.settings import BOOKS, tiny_config
-from tests.workload.serving import drive_on_cpu
+from tests.serve.serving import drive_on_cpu
 
 
 def test_every_setting_of_the_cache_reaches_the_plan() -> None:

@@ -16,7 +16,7 @@ from dsv4kv.ops.kernels.launch import Launch
 from dsv4kv.record.schema import Case
 from tests.bench.settings import BOOKS, tiny_config
 from tests.gpu_twin import SAMPLES, TwinGpu, twin_gpu
-from tests.workload.gpu_serving import build
+from tests.serve.gpu_serving import build
 
 LAYERS = "model.layers=[0,2,3,4]"
 ALL_FIGURES = "measure.figures_seconds=1e6"  # however slow the machine is that plays a GPU

@@ -22,7 +22,7 @@ from dsv4kv.config.load import load_config
 from dsv4kv.errors import Dsv4kvError
 from dsv4kv.record.store import dumps
 from tests.bench.settings import BOOKS, TINY
-from tests.report.records import make_case, make_failed_case, make_record
+from tests.record.records import make_case, make_failed_case, make_record
 
 RECORD = Path("record.json")
 # A package that stands in for another revision: it does what its first argument says.

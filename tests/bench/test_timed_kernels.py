@@ -12,7 +12,7 @@ from dsv4kv.bench.figures import measure_operations
 from dsv4kv.bench.timing import CallTimer, measure_peaks
 from dsv4kv.measure.protocol import Timing
 from tests.gpu_twin import TwinGpu, twin_device, twin_gpu
-from tests.workload.gpu_serving import build
+from tests.serve.gpu_serving import build
 
 KERNELS: dict[tuple[str, str | None], int] = {("flush", "hca"): 2}
 """Kernels of an operation on layers of a type; of all others, one."""

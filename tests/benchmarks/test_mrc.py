@@ -15,7 +15,7 @@ from dsv4kv.prefix.paths import PathTable, find_reuse, number_blocks
 from dsv4kv.traces import read_trace
 from dsv4kv.traces.collect import collect_paths
 from tests.benchmarks.medians import PLAIN, Measure
-from tests.prefix.analysis.traces import CONVERSATION, conversation, needs_conversation
+from tests.prefix.traces import CONVERSATION, conversation, needs_conversation
 
 ROUNDS = 5
 POOL_TOKENS = 9_358_848

@@ -8,7 +8,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.view.explain import explain
-from tests.sizing.logs.startup import SGLANG, VLLM_0_26, VLLM_0_33
+from tests.engines.logs.startup import SGLANG, VLLM_0_26, VLLM_0_33
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from dsv4kv.record.schema import RunRecord
 from dsv4kv.record.store import load_record, save_record
 from tests.bench.settings import TINY
 from tests.compare.launched import make_launched_case, make_launched_record
-from tests.report.records import make_environment
+from tests.record.records import make_environment
 
 TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
 

@@ -13,8 +13,8 @@ from dsv4kv.errors import ConfigError, RecordError
 from dsv4kv.record.schema import RunRecord
 from dsv4kv.record.store import dumps, save_record, schema_text
 from dsv4kv.view.exports import to_csv, to_json_lines, to_markdown
-from tests.report.records import make_record
-from tests.report.terminal import told
+from tests.record.records import make_record
+from tests.view.terminal import told
 
 app = typer.Typer(add_completion=False)
 app.command("report")(report)

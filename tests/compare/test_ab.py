@@ -12,7 +12,7 @@ from dsv4kv.bench.launches import OWN_TREE, Outcome, Task
 from dsv4kv.compare.ab import Duel, Unit, draw_order, run_duel
 from dsv4kv.compare.side import count_launches
 from dsv4kv.errors import ConfigError
-from tests.report.records import make_case, make_record
+from tests.record.records import make_case, make_record
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 

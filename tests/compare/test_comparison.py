@@ -16,7 +16,7 @@ from tests.compare.launched import (
     make_launches,
     make_side,
 )
-from tests.report.records import make_failed_case, make_latency
+from tests.record.records import make_failed_case, make_latency
 
 FLOOR = Floor(0.01, "as configured")
 SAME, FASTER, SLOWER, UNCLEAR = Verdict

@@ -7,7 +7,7 @@ import pytest
 from dsv4kv.compare.likeness import list_differences
 from dsv4kv.record.schema import GpuFacts, RunRecord
 from tests.compare.launched import make_launched_case, make_launched_record, make_side
-from tests.report.records import make_environment
+from tests.record.records import make_environment
 
 GPU = GpuFacts(
     name="NVIDIA H200",

@@ -21,8 +21,8 @@ from tests.cuda.comparison import assert_equals_twin, to_device
 from tests.cuda.scenes import SCENES, Scene
 from tests.cuda.waiting import forbidding_waits
 from tests.gpu_twin import TwinGpu, twin_gpu
-from tests.workload.gpu_serving import TwinBench, cache_bytes
-from tests.workload.serving import make_config
+from tests.serve.gpu_serving import TwinBench, cache_bytes
+from tests.serve.serving import make_config
 
 pytestmark = [
     pytest.mark.gpu,

@@ -9,6 +9,7 @@ from random import Random
 
 from dsv4kv.record.store import DIGEST, digest, dumps
 from tests.compare.launched import make_launched_record
+from tests.engines.logs.startup import REFUSAL, SGLANG, VLLM_0_26, VLLM_0_33
 from tests.fuzz.mutate import (
     Mutation,
     bend,
@@ -21,10 +22,9 @@ from tests.fuzz.mutate import (
 )
 from tests.measure.profilers.exports import two_replays
 from tests.measure.profilers.traces import cpu_events, gpu_events, save
-from tests.report.kernel_profiles import from_kineto, make_profile
-from tests.report.records import make_case, make_record, make_sweep_cases
-from tests.sizing.logs.startup import REFUSAL, SGLANG, VLLM_0_26, VLLM_0_33
-from tests.workload.test_trace_formats import SAMPLES
+from tests.record.kernel_profiles import from_kineto, make_profile
+from tests.record.records import make_case, make_record, make_sweep_cases
+from tests.traces.test_formats import SAMPLES
 
 SHIPPED = Path(__file__).parents[2] / "configs"
 HUGGING_FACE = {

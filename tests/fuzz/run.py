@@ -27,7 +27,7 @@ from typer.testing import CliRunner
 from dsv4kv.cli import app
 from dsv4kv.record.store import dumps
 from tests.fuzz.readers import READERS
-from tests.report.records import make_record
+from tests.record.records import make_record
 
 LONGEST_S = 30
 MOST_BYTES = 1 << 30

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dsv4kv.prefix.policies import make_policy
-from tests.prefix.analysis.traces import CONVERSATION, needs_conversation
 from tests.prefix.replays import replay
+from tests.prefix.traces import CONVERSATION, needs_conversation
 
 lcs = pytest.importorskip("libcachesim", reason="libcachesim is not installed (extra: test)")
 # libCacheSim's name, and by how much hit rates may differ: where several blocks are equal, whose

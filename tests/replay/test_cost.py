@@ -13,8 +13,8 @@ from dsv4kv.replay.clock import CostModel, Work, build_weights, find_rates
 from dsv4kv.replay.costs import token_operations
 from dsv4kv.replay.decoders import Drafts
 from dsv4kv.replay.memory import plan_memory
+from tests.record.records import make_record
 from tests.replay.scenes import replay, request, small_config
-from tests.report.records import make_record
 
 MADE = replay([request([1, 2, 3], output=900)])
 COST: CostModel = MADE.scheduler._cost

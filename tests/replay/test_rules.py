@@ -19,7 +19,7 @@ from dsv4kv.replay.build import Replay, build_replay
 from dsv4kv.traces import read_trace
 from dsv4kv.traces.collect import collect_paths
 from dsv4kv.traces.request import Request
-from tests.prefix.analysis.traces import CONVERSATION, Text, needs_conversation, to_requests
+from tests.prefix.traces import CONVERSATION, Text, needs_conversation, to_requests
 from tests.replay.scenes import replay, request, small_config
 
 ENGINES = [name for name, rule in RULES.items() if rule.open]

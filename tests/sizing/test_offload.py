@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from dsv4kv.engines.registry import find_engine
 from dsv4kv.errors import ConfigError
 from dsv4kv.sizing.reuse import offloaded_token, persistent_bytes, window_ratio
-from tests.sizing.engines.deployments import MILLION, deploy
+from tests.engines.sizing.deployments import MILLION, deploy
 
 
 @pytest.mark.parametrize(("model", "expected"), [("v4-flash", 7.95), ("v4-pro", 7.88)])

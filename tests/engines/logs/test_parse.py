@@ -1,0 +1,216 @@
+"""Reading start-up logs."""
+
+import gzip
+import random
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsv4kv.engines.logs.read import find_arguments, rank_of, read_lines, read_log, whole_number
+from dsv4kv.errors import ConfigError
+from tests.engines.logs.startup import (
+    REFUSAL,
+    SGLANG,
+    VLLM_0_26,
+    VLLM_0_33,
+    of_ranks,
+    parsed,
+    prefixed,
+)
+
+NOISE = st.text(st.characters(codec="utf-8", exclude_characters="\n\r"), max_size=60).filter(
+    lambda text: "cache" not in text and "=" not in text and ":" not in text
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("(EngineCore_DP0 pid=123) INFO 08-07 21:32:22 x", "EngineCore_DP0"),
+        ("2026-08-07T10:00:07Z stderr F (Worker_TP3 pid=9) x", "Worker_TP3"),
+        ("[2026-09-01 12:00:00 TP0] DSV4", "TP0"),
+        ("[2026-05-13 02:15:18 DP0 TP3 EP3] DSV4", "DP0 TP3 EP3"),
+        ("INFO 08-07 plain", ""),
+    ],
+)
+def test_a_line_names_its_rank(line: str, expected: str) -> None:
+    assert rank_of(line) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("max_model_len=8192, x", ("context", "8192")),
+        ("{'max_model_len': 8192}", ("context", "8192")),
+        ('{"max_model_len": 8192}', ("context", "8192")),
+        ("vllm x --max-model-len 8192 --y", ("context", "8192")),
+        ("--max-model-len=1M", ("context", "1M")),
+        ("--tp 4", ("tensor_parallel", "4")),
+        ("dp_size=2)", ("data_parallel", "2")),
+        ("mem_fraction_static=0.85,", ("memory_fraction", "0.85")),
+        ("vllm serve deepseek-ai/DeepSeek-V4-Pro --x", ("model", "deepseek-ai/DeepSeek-V4-Pro")),
+        ("█▄█▀ █  █  model   /m/DeepSeek-V4-Flash", ("model", "/m/DeepSeek-V4-Flash")),
+        ("'speculative_algorithm': 'EAGLE'", ("method", "EAGLE")),
+        ("kv_cache_dtype='fp8',", ("cache_dtype", "fp8")),
+    ],
+)
+def test_arguments_are_found_in_every_spelling(line: str, expected: tuple[str, str]) -> None:
+    assert list(find_arguments(line)) == [expected]
+
+
+@pytest.mark.parametrize("line", ["max_model_len=None", "my_max_model_len=5", "--tpx 4", "dp"])
+def test_what_is_no_argument_is_left_alone(line: str) -> None:
+    assert list(find_arguments(line)) == []
+
+
+def test_numbers_are_read_as_vllm_takes_them() -> None:
+    given = ("8192", "8_192", "128k", "128K", "1M", "1.5k", "auto", None)
+    expected = [8192, 8192, 128_000, 131_072, 1_048_576, 1500, None, None]
+    assert [whole_number(text) for text in given] == expected
+
+
+def test_two_lines_and_one_line_are_told_apart() -> None:
+    (two,), (one,) = (parsed(lines).readings for lines in (VLLM_0_26, VLLM_0_33))
+    assert (two.whole("tokens"), two.whole("context"), two.one_line) == (1_009_661, 912_128, False)
+    assert (one.whole("tokens"), one.whole("context"), one.one_line) == (63_859, 33_792, True)
+
+
+@pytest.mark.parametrize("device", ["GPU", "CPU", "XPU", "GPU + host", "Device"])
+def test_any_device_is_recognised(device: str) -> None:
+    (reading,) = parsed([VLLM_0_33[-1].replace("GPU", device)]).readings
+    assert reading.whole("tokens") == 63_859
+
+
+def test_a_refusal_is_recognised() -> None:
+    (reading,) = parsed(REFUSAL).readings
+    assert reading.whole("refused_context") == 30_000
+    assert reading.number("needed_gib") == 6.66
+    assert reading.number("checked_gib") == 5.44
+    assert reading.whole("fitting") == 13_528
+
+
+def test_sglangs_line_is_recognised_by_its_fields() -> None:
+    log = parsed(["anything at all: full_token=512, bytes_per_full_token=10.5 GB"])
+    assert log.family == "sglang"
+    assert log.readings[0].whole("full_token") == 512
+
+
+@pytest.mark.parametrize(
+    ("line", "version"),
+    [
+        ("vLLM API server version 0.26.0", "0.26.0"),
+        ("Initializing a V1 LLM engine (v0.33.0) with config", "0.33.0"),
+        ("▄▄ ▄█ █     █  version 0.25.0", "0.25.0"),
+        ("image: docker.io/vllm/vllm-openai:v0.26.0-cu129", "0.26.0"),
+        ("sglang version: 0.5.23", "0.5.23"),
+    ],
+)
+def test_the_version_is_found_where_it_stands(line: str, version: str) -> None:
+    assert parsed([line, VLLM_0_33[-1]]).version == version
+
+
+def test_the_least_memory_of_a_replicas_workers_is_taken() -> None:
+    lines = [
+        ("Worker_DP0_TP0", "Available KV cache memory: 9.00 GiB"),
+        ("Worker_DP0_TP1", "Available KV cache memory: 8.00 GiB"),
+        ("Worker_DP1_TP0", "Available KV cache memory: 7.00 GiB"),
+        ("EngineCore_DP0", VLLM_0_33[-1]),
+    ]
+    (reading,) = of_ranks(lines).readings
+    assert reading.number("available_gib") == 8.0
+
+
+def test_ranks_that_differ_are_all_kept_the_smallest_first() -> None:
+    lines = [
+        ("EngineCore_DP0", VLLM_0_33[-1]),
+        ("EngineCore_DP1", VLLM_0_33[-1].replace("63,859", "50,000")),
+        ("EngineCore_DP1", VLLM_0_33[-1].replace("63,859", "50,000")),
+    ]
+    readings = of_ranks(lines).readings
+    assert [(r.rank, r.whole("tokens")) for r in readings] == [
+        ("EngineCore_DP1", 50_000),
+        ("EngineCore_DP0", 63_859),
+    ]
+
+
+def test_interleaved_ranks_keep_their_own_two_lines() -> None:
+    size, most = VLLM_0_26[-2:]
+    lines = [
+        ("A", size),
+        ("B", size.replace("1,009,661", "800,000")),
+        ("A", most),
+        ("B", most.replace("1.11", "0.88")),
+    ]
+    readings = of_ranks(lines).readings
+    assert [(r.rank, r.number("concurrency")) for r in readings] == [("B", 0.88), ("A", 1.11)]
+
+
+@given(
+    st.integers(0, 2**32), st.lists(NOISE, max_size=6), st.sampled_from(["EngineCore", "W_TP1"])
+)
+def test_prefixes_colours_and_noise_change_nothing(seed: int, noise: list[str], rank: str) -> None:
+    source = random.Random(seed)
+    for lines in (VLLM_0_26, VLLM_0_33, REFUSAL, SGLANG):
+        shown = prefixed(lines, seed, rank)
+        for text in noise:
+            shown.insert(source.randrange(len(shown) + 1), text)
+        plain, dressed = parsed(lines), parsed([plain_text(line) for line in shown])
+        assert [r.fields for r in dressed.readings] == [r.fields for r in plain.readings]
+        assert {reading.rank for reading in dressed.readings} == {rank}
+        assert dressed.arguments == plain.arguments
+        assert dressed.version == plain.version
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_any_line_end_and_compression_reads_the_same(end: str, tmp_path: Path) -> None:
+    text = end.join(prefixed(VLLM_0_26, 1, "EngineCore")).encode()
+    plain, packed = tmp_path / "a.log", tmp_path / "b.log.gz"
+    plain.write_bytes(text)
+    packed.write_bytes(gzip.compress(text))
+    assert read_log(plain).readings == read_log(packed).readings
+    assert read_log(plain).readings[0].rank == "EngineCore"
+
+
+def test_bytes_that_are_no_text_do_not_stop_the_reading(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    path.write_bytes(b"\xff\xfe\x00\x80 junk\n" + "\n".join(VLLM_0_26).encode() + b"\n\xc3")
+    assert read_log(path).readings[0].whole("tokens") == 1_009_661
+
+
+def test_escape_sequences_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    path.write_text("\x1b]0;title\x07\x1b[38;5;208mGPU\x1b[K KV\x1b[0m")
+    assert list(read_lines(path)) == ["GPU KV"]
+
+
+def test_a_line_without_end_is_read_in_pieces(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    path.write_bytes(b"x" * (3 << 20))
+    assert max(len(line) for line in read_lines(path)) == 1 << 20
+
+
+@pytest.mark.parametrize("content", [b"", b"INFO nothing to see\n" * 3, b"\x00" * 100])
+def test_a_log_of_something_else_is_told_what_was_looked_for(
+    content: bytes, tmp_path: Path
+) -> None:
+    path = tmp_path / "other.log"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"other.log: no cache size .* looked for vLLM's"):
+        read_log(path)
+
+
+def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"gone.log: cannot be read \(No such file"):
+        read_log(tmp_path / "gone.log")
+    broken = tmp_path / "broken.gz"
+    broken.write_bytes(gzip.compress(b"x" * 10_000)[:-20])
+    with pytest.raises(ConfigError, match=r"broken.gz: cannot be read"):
+        read_log(broken)
+
+
+def plain_text(line: str) -> str:
+    """Without colours, as ``read_lines`` gives it."""
+    return re.sub(r"\x1b\[[\d;]*m", "", line)

@@ -1,0 +1,217 @@
+"""From a log's numbers back to what they came from."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from dsv4kv.engines.contract import Deployment
+from dsv4kv.engines.logs.recovery import Recovery, recover
+from dsv4kv.engines.logs.setups import named_model
+from dsv4kv.engines.registry import engine_family, find_engine
+from dsv4kv.engines.vllm.sizing import VllmEngine
+from dsv4kv.errors import ConfigError
+from tests.engines.logs.startup import REFUSAL, SGLANG, VLLM_0_26, VLLM_0_33, parsed
+from tests.engines.sizing.deployments import GIB, deploy, deployments
+
+FEW = settings(max_examples=25)  # an example tries every version, model and format
+_METHOD = {0: "None", 1: "mtp", 3: "dspark"}
+
+
+def recovered(lines: list[str] | tuple[str, ...]) -> list[Recovery]:
+    log = parsed(lines)
+    return recover(log, log.readings[0])
+
+
+def told(name: str, deployment: Deployment, memory: int) -> list[str]:
+    """The log of an engine with the arguments that engines echo."""
+    echoed = (
+        f"{name.partition(':')[0]} version {name.partition(':')[2]}.0 "
+        f"model='/m/{deployment.model.name}', "
+        f"max_num_batched_tokens={deployment.in_flight_tokens}, async_scheduling=False, "
+        f"method='{_METHOD[deployment.draft_layers]}', "
+        f"use_fp4_indexer_cache={deployment.formats.indexer.name == 'mxfp4'}"
+    )
+    return [echoed, *find_engine(name).capacity(deployment, memory).log_lines]
+
+
+def test_the_log_of_0_26_gives_its_blocks_and_tokens_in_flight() -> None:
+    (found,) = recovered(VLLM_0_26)
+    assert found.engine.name == "vllm:0.26"
+    assert (found.units, found.deployment.in_flight_tokens) == (7_236, 8_192)
+    assert found.flight_range == (8_190, 8_193)
+    assert found.exact
+
+
+def test_the_log_of_0_33_gives_its_blocks_and_two_batches_in_flight() -> None:
+    found = recovered(VLLM_0_33)[0]
+    assert (found.units, found.deployment.in_flight_tokens) == (13_270, 2 * 8_448)
+    assert found.deployment.draft_layers == 3
+
+
+def test_a_refusal_gives_its_tokens_in_flight() -> None:
+    found = recovered([*REFUSAL, "vLLM API server version 0.22.0"])[0]
+    assert found.engine.name == "vllm:0.22"
+    assert found.deployment.in_flight_tokens == 16_384
+    assert found.exact
+
+
+def test_sglangs_log_gives_build_model_and_state() -> None:
+    found = recovered(SGLANG)[0]
+    assert found.engine.name == "sglang:0.5.20"
+    assert found.deployment.model.name == "v4-flash"
+    assert (found.deployment.state_bytes, found.deployment.concurrency) == (2, 64)
+
+
+def test_the_request_limit_is_told_by_the_states_that_are_reserved() -> None:
+    found = recovered([SGLANG[1]])[0]
+    assert found.deployment.concurrency == 64
+
+
+@pytest.mark.parametrize("name", engine_family("vllm"))
+@FEW
+@given(deployments(), st.integers(2 * GIB, 300 * GIB))
+def test_what_made_a_log_of_vllm_is_recovered_from_it(
+    name: str, deployment: Deployment, memory: int
+) -> None:
+    engine = find_engine(name)
+    assert isinstance(engine, VllmEngine)
+    capacity = engine.capacity(deployment, memory)
+    assume(capacity.printed_tokens)
+    found = recovered(told(name, deployment, memory))[0]
+    assert found.exact
+    assert found.engine.name == name
+    assert found.deployment.model == deployment.model
+    assert found.deployment.formats == deployment.formats
+    if deployment.draft_layers:  # without drafts engines name no method
+        assert found.deployment.draft_layers == deployment.draft_layers
+    assert printed(found) == capacity.printed_tokens
+    low, high = found.flight_range
+    if deployment.in_flight_tokens < deployment.max_context_tokens - 7:
+        assert found.deployment.in_flight_tokens == deployment.in_flight_tokens
+        assert low <= deployment.in_flight_tokens <= high
+        assert found.units == capacity.units
+    else:
+        assert high == deployment.max_context_tokens
+
+
+@pytest.mark.parametrize("name", engine_family("vllm"))
+@FEW
+@given(deployments(), st.integers(2 * GIB, 300 * GIB))
+def test_without_arguments_the_truth_is_among_the_candidates(
+    name: str, deployment: Deployment, memory: int
+) -> None:
+    capacity = find_engine(name).capacity(deployment, memory)
+    assume(capacity.printed_tokens)
+    found = [
+        other
+        for other in recovered(list(capacity.log_lines))
+        if other.engine.name == name
+        and other.deployment.model == deployment.model
+        and other.deployment.formats == deployment.formats
+        and other.deployment.draft_layers == deployment.draft_layers
+        and other.units == capacity.units
+    ]
+    assert found
+    assert any(
+        low <= min(deployment.in_flight_tokens, high)
+        for low, high in (other.flight_range for other in found)
+    )
+
+
+@pytest.mark.parametrize("name", engine_family("vllm"))
+@FEW
+@given(deployments(), st.floats(0.3, 0.999))
+def test_what_made_a_refusal_is_recovered_from_it(
+    name: str, deployment: Deployment, share: float
+) -> None:
+    engine = find_engine(name)
+    assert isinstance(engine, VllmEngine)
+    needed = engine.needed_bytes(deployment, deployment.max_context_tokens)
+    assume(needed > GIB)
+    memory = int(needed * share)
+    found = recovered(told(name, deployment, memory))[0]
+    assert found.exact
+    assert found.engine.name == name
+    low, high = found.flight_range
+    assert low <= min(deployment.in_flight_tokens, high)
+
+
+@pytest.mark.parametrize("name", engine_family("sglang"))
+@FEW
+@given(
+    st.sampled_from(["v4-flash", "v4-pro"]),
+    st.sampled_from([0, 1]),
+    st.integers(1, 400),
+    st.integers(40 * GIB, 180 * GIB),
+)
+def test_what_made_a_log_of_sglang_is_recovered_from_it(
+    name: str, model: str, drafts: int, requests: int, memory: int
+) -> None:
+    deployment = deploy(
+        model, drafts=drafts, concurrency=requests, window_ratio=0.1, flight=16_384
+    )
+    capacity = find_engine(name).capacity(deployment, memory)
+    assume(capacity.printed_tokens)
+    echoed = (
+        f"sglang version {name.partition(':')[2]} model_path='/m/{model}', "
+        f"max_running_requests={requests}, swa_full_tokens_ratio=0.1, "
+        f"speculative_algorithm='{'EAGLE' if drafts else None}'"
+    )
+    found = recovered([echoed, *capacity.log_lines])[0]
+    assert found.exact
+    assert found.engine.name == name
+    assert found.deployment.model == deployment.model
+    assert found.deployment.draft_layers == drafts
+    assert found.units == capacity.units == printed(found)
+
+
+def test_numbers_of_no_known_rules_give_the_nearest_and_say_so() -> None:
+    strange = [line.replace("1,009,661", "1,009,000") for line in VLLM_0_26]
+    assert [found.exact for found in recovered(strange)] == [False] * len(recovered(strange))
+    odd = [line.replace("7033.45", "7099.99") for line in SGLANG]
+    found = recovered(odd)[0]
+    assert (found.exact, found.deployment.model.name) == (False, "v4-flash")
+
+
+def test_a_size_without_length_leaves_nothing_to_recover() -> None:
+    assert recovered(["GPU KV cache size: 1,009,661 tokens"]) == []
+
+
+@pytest.mark.parametrize("model", ["DeepSeek-V4.1-Flash", "DeepSeek-V3.2", "Qwen3-32B"])
+def test_a_model_with_another_cache_is_told(model: str) -> None:
+    with pytest.raises(ConfigError, match="whose cache the rules do not describe"):
+        recovered([f"model='/m/{model}'", *VLLM_0_33[1:]])
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("deepseek-ai/DeepSeek-V4-Flash", "v4-flash"),
+        ("/m/DeepSeek-V4-Flash-0731", "v4-flash"),
+        ("deepseek_v4_pro", "v4-pro"),
+        ("hub/models--deepseek-ai--DeepSeek-V4-Pro/snapshots/78", "v4-pro"),
+        ("/model", None),
+    ],
+)
+def test_a_models_name_is_told_from_its_path(model: str, expected: str | None) -> None:
+    assert named_model(parsed([f"model='{model}'", *VLLM_0_33[1:]])) == expected
+
+
+def test_a_page_size_of_another_table_is_no_block_size() -> None:
+    assert recovered([*SGLANG, "page_size=64"])[0].exact
+    assert recovered([*VLLM_0_26, "'dspark': {'block_size': 5}"])[0].exact
+
+
+def test_the_blocks_an_operator_sets_are_taken() -> None:
+    engine, deployment = find_engine("vllm:0.26"), deploy(context=100_000)
+    capacity = engine.capacity(deployment, 5_000 * 1_039_680)
+    lines = ["Overriding num_gpu_blocks=7239 with num_gpu_blocks_override=5000"]
+    found = recovered([*lines, *capacity.log_lines[1:]])
+    assert {other.units for other in found} == {5_000}
+
+
+def printed(found: Recovery) -> int | None:
+    deployment = replace(found.deployment)
+    return found.engine.capacity(deployment, found.available_bytes).printed_tokens

@@ -1,0 +1,101 @@
+"""Ask the engines' own managers again: ``python -m tests.engines.oracles.record``.
+
+``DSV4KV_ENGINES`` is a folder with an environment for the managers (``bin/python``) and the
+unpacked wheels (``vllm``, ``sglang``); ``make engines`` makes it. None of their code is kept.
+"""
+
+import json
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tests.engines.oracles.recorded import HERE, PAGE, Trace, draw_traces, write_traces
+
+SPECULATIONS = {
+    "vllm": ("none", "dspark", "mtp", "mtp+connector"),
+    "sglang": ("none", "dspark", "mtp"),
+}
+RETENTION = {"vllm-v4:dense": None, "vllm-v4:4096": 4096, "vllm-v4:semantic": 0}
+RULES = {
+    "vllm": ("vllm", *RETENTION),
+    "sglang": ("sglang", "sglang-v4:dense", "sglang-v4:tail"),
+}
+ABOUT = {
+    "vllm": {
+        "engine": "vllm",
+        "version": "0.33.0",
+        "sources": ["v1/core/kv_cache_manager.py", "v1/core/kv_cache_coordinator.py",
+                    "v1/core/single_type_kv_cache_manager.py", "v1/core/block_pool.py",
+                    "config/vllm.py"],
+        "made": "KVCacheManager of the wheel on a CPU, one request after the other, no output; "
+                "with drafts the second window group is the draft layer's",
+    },
+    "sglang": {
+        "engine": "sglang",
+        "version": "0.5.23",
+        "sources": ["srt/mem_cache/unified_radix_cache.py", "srt/mem_cache/common.py",
+                    "srt/mem_cache/unified_cache/unified_tree_core.py",
+                    "srt/mem_cache/unified_cache/components/swa.py"],
+        "made": "UnifiedRadixCache (Python tree) of the wheel on a CPU, one request after the "
+                "other, no output; a checkpoint after every chunk, one more at the end",
+    },
+}  # fmt: skip
+
+
+def ask(engine: str, folder: Path, questions: list[dict[str, Any]]) -> list[list[int]]:
+    """What an engine's manager answers, in its own environment."""
+    told = subprocess.run(
+        [folder / "bin" / "python", HERE / f"{engine}_manager.py", folder / engine],
+        input="".join(json.dumps(question) + "\n" for question in questions),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [json.loads(line) for line in told.stdout.splitlines() if line.startswith("[")]
+
+
+def question(trace: Trace, speculation: str) -> dict[str, Any]:
+    """A trace as a manager reads it."""
+    about: dict[str, Any] = {"prompts": trace.prompts}
+    if trace.rule.startswith("vllm"):
+        return about | {
+            "blocks": trace.pages,
+            "groups": "v4" if trace.rule in RETENTION else "none",
+            "retention": RETENTION.get(trace.rule),
+            "chunk_tokens": trace.chunk_pages * PAGE,
+            "speculation": speculation,
+        }
+    windows = None if trace.rule == "sglang" else trace.pages // 10
+    return about | {
+        "pages": trace.pages,
+        "window_pages": windows,
+        "chunk_pages": trace.chunk_pages if windows else 1 << 20,
+        "free": not trace.rule.endswith("dense"),
+        "speculation": speculation,
+    }
+
+
+def answered(engine: str, folder: Path, rule: str) -> list[Trace]:
+    """The traces of a rule with the manager's answers."""
+    traces = list(draw_traces(rule))
+    for speculation in SPECULATIONS[engine]:
+        answers = ask(engine, folder, [question(trace, speculation) for trace in traces])
+        traces = [
+            replace(trace, hits=trace.hits | {speculation: hits})
+            for trace, hits in zip(traces, answers, strict=True)
+        ]
+    return traces
+
+
+def main() -> None:
+    """Write both files."""
+    folder = Path(os.environ["DSV4KV_ENGINES"])
+    for engine, rules in RULES.items():
+        traces = [trace for rule in rules for trace in answered(engine, folder, rule)]
+        write_traces(engine, ABOUT[engine], traces)
+
+
+if __name__ == "__main__":
+    main()

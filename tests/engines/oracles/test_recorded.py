@@ -1,0 +1,73 @@
+"""Every engine's rule hits what the engine's own manager hit, request by request."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dsv4kv.engines.cache import Pool
+from dsv4kv.engines.rules import RULES, run_rule
+from dsv4kv.engines.speculation import SPECULATIONS
+from dsv4kv.model import load_model
+from dsv4kv.traces.collect import collect_paths
+from dsv4kv.traces.request import Request
+from tests.engines.oracles import record
+from tests.engines.oracles.recorded import PAGE, TRACES, Trace, read_traces
+
+MODEL = load_model("v4-flash")
+ENGINES = [name for name, rule in RULES.items() if rule.open]
+
+
+def serve(trace: Trace, speculation: str = "none") -> list[int]:
+    chunk, drafts = trace.chunk_pages * PAGE, SPECULATIONS[speculation]
+    pool = Pool(trace.table, trace.pages * PAGE, PAGE, MODEL, chunk, drafts)
+    outcome = run_rule(trace.rule, pool)
+    assert not outcome.rejected
+    hits: list[int] = outcome.resumed_tokens.tolist()
+    return hits
+
+
+def recorded(rule: str) -> list[Trace]:
+    engine = next(engine for engine, rules in record.RULES.items() if rule in rules)
+    return [trace for trace in read_traces(engine) if trace.rule == rule]
+
+
+@pytest.mark.parametrize(
+    ("rule", "speculation"), [(rule, s) for rule in ENGINES for s in RULES[rule].speculations]
+)
+def test_a_rule_hits_what_its_engine_hit_on_a_hundred_random_traces(
+    rule: str, speculation: str
+) -> None:
+    traces = recorded(rule)
+    assert len(traces) == TRACES >= 100
+    hits = [trace.hits[speculation] for trace in traces]
+    assert [serve(trace, speculation) for trace in traces] == hits
+
+
+@pytest.mark.parametrize("rule", ENGINES)
+def test_the_recorded_traces_evict(rule: str) -> None:
+    traces = recorded(rule)[:20]
+    hits = [sum(trace.hits["none"]) for trace in traces]
+    roomy = [sum(serve(replace(trace, pages=50_000))) for trace in traces]
+    assert sum(few < many for few, many in zip(hits, roomy, strict=True)) >= 5
+    assert sum(hits) > 0
+
+
+def test_sglang_keeps_a_window_where_prompts_part() -> None:
+    prompts = [(1, 2, 3, base, base + 1, base + 2) for base in (4, 14, 24, 34)]
+    table = collect_paths([Request(float(n), 1536, 1, p, PAGE) for n, p in enumerate(prompts)])
+    outcome = run_rule("sglang-v4:tail", Pool(table, 10**6, PAGE, MODEL))
+    assert outcome.resumed_tokens.tolist() == [0, 0, 768, 768]
+
+
+@pytest.mark.skipif(
+    "DSV4KV_ENGINES" not in os.environ,
+    reason="the engines' packages are not unpacked here: make engines",
+)
+@pytest.mark.parametrize(
+    ("engine", "rule"), [(e, r) for e, rs in record.RULES.items() for r in rs]
+)
+def test_the_engines_managers_answer_as_recorded(engine: str, rule: str) -> None:
+    folder = Path(os.environ["DSV4KV_ENGINES"])
+    assert record.answered(engine, folder, rule) == recorded(rule)

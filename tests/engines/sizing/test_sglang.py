@@ -1,0 +1,152 @@
+"""SGLang's rules against its own numbers.
+
+Sources: SGLang 0.5.12 to 0.5.23; start-up logs of 0.5.12, 0.5.15 and of September 2026.
+"""
+
+import pytest
+
+from dsv4kv.engines.contract import Deployment
+from dsv4kv.engines.registry import find_engine
+from dsv4kv.engines.sglang.pools import Sizes
+from dsv4kv.engines.sglang.sizing import SglangEngine
+from dsv4kv.errors import ConfigError
+from tests.engines.sizing.deployments import GIB, MILLION, deploy
+
+
+def sglang(version: str) -> SglangEngine:
+    engine = find_engine(f"sglang:{version}")
+    assert isinstance(engine, SglangEngine)
+    return engine
+
+
+@pytest.mark.parametrize(
+    ("version", "deployment", "expected"),
+    [
+        ("0.5.23", deploy(), 7_086.75),
+        ("0.5.23", deploy(indexer="mxfp4"), 7_086.75),  # FP4 keys are charged as FP8
+        ("0.5.23", deploy("v4-pro"), 10_115.25),
+        ("0.5.20", deploy(state_bytes=2), 7_033.45),
+        ("0.5.15", deploy("v4-pro", window_ratio=0.15), 13_735.0375),
+        ("0.5.18", deploy(drafts=1), 9_259.902325581397),
+        ("0.5.12", deploy(), 15_955.85),
+    ],
+)
+def test_a_full_token_has_its_published_bytes(
+    version: str, deployment: Deployment, expected: float
+) -> None:
+    pools = sglang(version).pools(deployment)
+    assert pools.bytes_per_full_token == pytest.approx(expected, abs=1e-9)
+
+
+def test_a_full_token_is_compressed_entries_and_a_tenth_of_a_window_slot() -> None:
+    for model, context, window in (("v4-flash", 3_899.25, 31_875), ("v4-pro", 5_586.75, 45_285)):
+        pools = sglang("0.5.23").pools(deploy(model))
+        assert pools.context_bytes_per_token == context
+        assert pools.window_bytes_per_token == window
+
+
+def test_the_log_of_september_2026_is_met() -> None:
+    deployment = deploy(state_bytes=2, concurrency=64, window_ratio=0.1)
+    engine = sglang("0.5.20")
+    fixed = engine.pools(deployment).hca_state_bytes(64)
+    memory = int(6_859_008 * 7_033.45 + fixed) + 1
+    (line,) = engine.capacity(deployment, memory).log_lines
+    assert line == (
+        "DSV4 memory calculation: unified=False, unified_fp8=False, "
+        "bytes_per_full_token=7033.45, available_bytes=45.26 GB, c128_state_fixed=0.33 GB, "
+        "swa_ring_fixed=0.00 GB, c4_state_fixed=0.00 GB, full_token=6859008"
+    )
+
+
+def test_its_pools_have_their_published_slots() -> None:
+    pools = sglang("0.5.20").pools(deploy(state_bytes=2, window_ratio=0.1))
+    assert pools.sizes(6_859_008, 64) == Sizes(
+        full=6_859_008, swa=685_824, c4=1_714_752, c128=53_586, c4_state=42_864, c128_state=8_320
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "deployment", "available", "fixed", "full"),
+    [
+        ("0.5.15", deploy("v4-pro", concurrency=64, window_ratio=0.15), 118.93, 1.01, 9_217_792),
+        ("0.5.12", deploy(), 19.58, None, 1_317_632),
+    ],
+)
+def test_published_lines_of_earlier_versions_are_met(
+    version: str, deployment: Deployment, available: float, fixed: float | None, full: int
+) -> None:
+    """Memory is told to a hundredth of a GB: some memory that is told so gives the line."""
+    engine = sglang(version)
+    told = engine.pools(deployment).bytes_per_full_token
+    state = "" if fixed is None else f"c128_state_fixed={fixed:.2f} GB, "
+    lines = {
+        engine.capacity(deployment, int((available + by / 10_000) * GIB)).log_lines[0]
+        for by in range(-49, 50)
+    }
+    assert (
+        f"DSV4 memory calculation: bytes_per_full_token={told:.2f}, "
+        f"available_bytes={available:.2f} GB, {state}full_token={full}"
+    ) in lines
+
+
+def test_with_a_request_limit_0_5_23_gives_windows_a_fixed_size() -> None:
+    pools = sglang("0.5.23").pools(deploy(concurrency=64, flight=16_384))
+    live = 64 * (128 + 128 + 256 + 256) + 16_384 + 256
+    assert pools.bytes_per_full_token == 3_899.25
+    assert pools.fixed_window_tokens == live + 4 * 64 * (128 + 256)
+    assert pools.fixed_window_tokens % 256 == 0
+
+
+def test_a_ratio_that_is_given_keeps_windows_a_share_of_the_tokens() -> None:
+    pools = sglang("0.5.23").pools(deploy(concurrency=64, window_ratio=0.1))
+    assert (pools.fixed_window_tokens, pools.bytes_per_full_token) == (0, 7_086.75)
+
+
+def test_without_a_request_limit_states_are_reserved_for_2048() -> None:
+    engine, deployment = sglang("0.5.23"), deploy()
+    pools = engine.pools(deployment)
+    assert pools.requests(10 * GIB) == 2048
+    assert pools.requests(60 * GIB) == 4096
+    assert pools.hca_state_bytes(2048) == (2048 + 3) * 128 * 1024 * 4 * 20
+
+
+def test_one_request_more_costs_its_rows_of_hca_state() -> None:
+    for deployment in (deploy(), deploy(drafts=1), deploy(online_state=True)):
+        pools = sglang("0.5.23").pools(deployment)
+        (hca,) = [c for c in sglang("0.5.23").costs(deployment) if c.layer_type == "hca"
+                  and c.pool == "state"]  # fmt: skip
+        assert pools.hca_state_bytes(0) + 8 * hca.fixed_bytes == pools.hca_state_bytes(8)
+        assert hca.shared_bytes == pools.hca_state_bytes(0)
+
+
+def test_a_short_request_takes_the_full_tokens_that_bring_its_window() -> None:
+    engine, deployment = sglang("0.5.23"), deploy(window_ratio=0.1)
+    short = engine.request_bytes(deployment, 256, in_flight=1)
+    assert short - 10_485_760 == 2_560 * 7_086.75  # 256 window slots at a tenth of a token each
+    assert engine.request_bytes(deployment, MILLION, in_flight=1) - 10_485_760 == int(
+        MILLION * 7_086.75
+    )
+
+
+@pytest.mark.parametrize(
+    ("deployment", "sentence"),
+    [
+        (deploy("v4.1-flash"), "which v4.1-flash is not"),
+        (deploy(main="bf16"), "known for pages of fp8_ds_mla, not bf16"),
+        (deploy(indexer="bf16"), "in fp8 or mxfp4, not bf16"),
+        (deploy(state_bytes=1), "fp32 or bf16"),
+        (deploy(block_tokens=64), "multiples of 128"),
+        (deploy(online_state=True, drafts=1), "cannot be rolled back"),
+        (deploy(window_ratio=0.0), "more than 0, up to 1"),
+    ],
+)
+def test_what_sglang_does_not_serve_is_told_in_a_sentence(
+    deployment: Deployment, sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        sglang("0.5.23").costs(deployment)
+
+
+def test_memory_for_nothing_prints_no_tokens() -> None:
+    capacity = sglang("0.5.23").capacity(deploy(concurrency=64), GIB)
+    assert (capacity.units, capacity.printed_tokens) == (0, None)

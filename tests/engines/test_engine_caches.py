@@ -1,0 +1,126 @@
+"""The engines' caches asked directly: what fits beside others, what decoding keeps."""
+
+import pytest
+
+from dsv4kv.engines.cache import Hit, Pool
+from dsv4kv.engines.sglang.cache import PageTree, SglangCache
+from dsv4kv.engines.sglang.windows import SglangWindowCache, WindowTree
+from dsv4kv.engines.vllm.cache import VllmCache
+from dsv4kv.engines.vllm.groups import GroupPool, TailGroup, number_ways
+from dsv4kv.errors import OutOfBlocks
+from dsv4kv.model import load_model
+from dsv4kv.prefix.paths import Shape
+from tests.prefix.traces import Text, to_table
+
+PAGE = 4
+SMALL = load_model("v4-flash").model_copy(update={"window_tokens": PAGE})
+GROUPS = (TailGroup(2, 1), TailGroup(1, 2))
+
+
+def text(*parts: tuple[int, int]) -> Text:
+    """Tokens of pages: (a letter, how many pages of it)."""
+    return tuple(letter * 1000 + i for letter, pages in parts for i in range(pages * PAGE))
+
+
+def window_cache(prompts: list[Text], pages: int, windows: int) -> SglangWindowCache:
+    table = to_table(prompts)
+    shape = Shape(table, PAGE, whole_blocks=True)
+    pool = Pool(table, pages * PAGE, PAGE, SMALL, chunk_tokens=2 * PAGE)
+    return SglangWindowCache(WindowTree(shape, pages, windows), shape, pool, dense=True)
+
+
+def vllm_cache(prompts: list[Text], blocks: int, retention: int | None = None) -> VllmCache:
+    ways, nodes = number_ways(to_table(prompts), PAGE, GROUPS, 0)
+    pool = GroupPool(blocks, nodes, PAGE, GROUPS)
+    return VllmCache(pool, ways, retention_tokens=retention, chunk_tokens=8)
+
+
+def run(cache: SglangCache | VllmCache, request: int, tokens: int) -> Hit:
+    """Compute a prompt in chunks of two pages; it stays in the cache's hands."""
+    hit = cache.begin(request, tokens)
+    for position in range(hit.resumed * PAGE, tokens, 2 * PAGE):
+        cache.compute(request, min(position + 2 * PAGE, tokens))
+    return hit
+
+
+def test_windows_that_a_hit_needs_are_not_those_it_may_evict() -> None:
+    prompts = [text((1, 6)), text((2, 3)), text((1, 5), (3, 2)), text((1, 5), (4, 3))]
+    cache = window_cache(prompts, 100, 10)
+    run(cache, 0, 24)
+    cache.end(0, 0)
+    cache.begin(1, 12)  # holds three of the four pages left
+    # pages 0 to 5 must stay: one page is free, one more can go
+    assert cache.fits(2, 28, 0)
+    assert not cache.fits(3, 32, 0)
+
+
+def test_a_prompt_found_is_not_what_it_may_evict() -> None:
+    prompts = [text((1, 6)), text((1, 6), (2, 5))]
+    shape = Shape(to_table(prompts), PAGE, whole_blocks=True)
+    cache = SglangCache(PageTree(shape, 12), shape, PAGE)
+    run(cache, 0, 24)
+    cache.end(0, 0)
+    assert cache.fits(1, 44, 1)
+    assert not cache.fits(1, 44, 2)
+
+
+def test_a_peek_changes_nothing_and_tells_what_is_found() -> None:
+    prompts = [text((1, 6)), text((1, 4), (2, 3))]
+    cache = window_cache(prompts, 100, 20)
+    run(cache, 0, 24)
+    cache.end(0, 0)
+    tree = cache._tree
+    before = (tree._clock, tree.locked, tree.stored)
+    assert (cache.peek(1, 28), cache.fits(1, 28, 0)) == (4, True)
+    assert (tree._clock, tree.locked, tree.stored) == before
+    assert cache.begin(1, 28) == Hit(4, 4, 4)
+
+
+def test_a_decoding_request_keeps_the_last_windows_alone() -> None:
+    cache = vllm_cache([text((1, 5))], 100)
+    run(cache, 0, 20)
+    assert cache.total - cache.free - cache.cached == 5 + 3 + 6  # of a chunk and a window
+    cache.decode(0)
+    assert cache.total - cache.free - cache.cached == 5 + 1 + 2
+    assert cache.available == cache.free + cache.cached
+
+
+def test_where_a_hit_ran_out_of_windows_they_are_kept_the_next_time() -> None:
+    prompts = [text((1, 4), (2, 2)), text((1, 4), (3, 2)), text((1, 4), (4, 2))]
+    hits: dict[int | None, list[Hit]] = {}
+    for retention in (None, 0):
+        cache, hits[retention] = vllm_cache(prompts, 200, retention), []
+        for request in range(3):
+            hits[retention].append(run(cache, request, 24))
+            cache.end(request, 0)
+    assert hits[None][1:] == [Hit(4, 4, 4)] * 2
+    assert hits[0][1:] == [Hit(0, 4, 0), Hit(4, 4, 4)]
+
+
+def test_windows_others_use_too_are_promised_to_each() -> None:
+    # two requests resume behind the same windows; when one moves on, these do not come free
+    prompts = [text((1, 4)), text((1, 4), (2, 6)), text((1, 4), (3, 6))]
+    cache = vllm_cache(prompts, 1000)
+    run(cache, 0, 16)
+    cache.end(0, 0)
+    before = cache.available
+    for request in (1, 2):
+        assert cache.begin(request, 40).resumed == 4
+    shared = cache.available
+    most = cache._pool.most_blocks(40, 8)
+    assert before - shared == 2 * (most - 4) + 4
+    for request in (1, 2):
+        cache.compute(request, 24)
+    assert cache.available == shared
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_blocks_for_decoded_tokens_that_are_not_there_are_refused(kind: str) -> None:
+    prompts = [text((1, 2))]
+    cache = vllm_cache(prompts, 30) if kind == "vllm" else window_cache(prompts, 30, 30)
+    cache.begin(0, 8)
+    with pytest.raises(OutOfBlocks):
+        cache.take(31)
+    cache.take(3)
+    cache.end(0, 3)
+    assert cache.free == 30

@@ -1,0 +1,193 @@
+"""The engines' rules replayed in stretches equal their block-by-block restatement."""
+
+from dataclasses import astuple
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsv4kv.engines.cache import Pool
+from dsv4kv.engines.rules import RULES, run_rule
+from dsv4kv.engines.sglang.cache import replay_sglang
+from dsv4kv.engines.vllm.cache import replay_vllm, replay_vllm_groups
+from dsv4kv.engines.vllm.groups import TailGroup
+from dsv4kv.errors import ConfigError
+from dsv4kv.model import load_model
+from dsv4kv.prefix.outcome import Outcome
+from dsv4kv.prefix.paths import PathTable, find_reuse
+from dsv4kv.traces.collect import collect_paths
+from dsv4kv.traces.request import Request
+from tests.engines.plain import PlainSglang, PlainVllm, PlainVllmGroups
+from tests.prefix.traces import (
+    Text,
+    conversation,
+    needs_conversation,
+    texts,
+    to_table,
+)
+
+GRAINS = st.sampled_from([1, 2, 4, 8])
+MODEL = load_model("v4-flash")
+
+
+def to_requests_of(lengths: list[int]) -> PathTable:
+    """Prompts of so many tokens of one text, in ids of 256 tokens."""
+    return collect_paths(
+        [Request(float(n), t, 1, tuple(range(-(-t // 256))), 256) for n, t in enumerate(lengths)]
+    )
+
+
+def needed_blocks(prompts: list[Text], grain: int) -> int:
+    return max(-(-len(prompt) // grain) for prompt in prompts)
+
+
+@given(texts(), GRAINS, st.integers(0, 30))
+def test_vllms_hits_are_those_of_a_queue_of_single_blocks(
+    prompts: list[Text], grain: int, spare: int
+) -> None:
+    blocks = needed_blocks(prompts, grain) + spare
+    plain = PlainVllm(blocks, grain)
+    expected = [plain.serve(prompt) for prompt in prompts]
+    assert replay_vllm(to_table(prompts), grain, blocks).tolist() == expected
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=20), st.integers(0, 12))
+def test_blocks_that_vllm_keeps_twice_are_kept_twice(lengths: list[int], spare: int) -> None:
+    prompts = [tuple(range(4 * length)) for length in lengths]  # whole blocks of one text
+    blocks = 4 + spare
+    plain = PlainVllm(blocks, 4)
+    expected = [plain.serve(prompt) for prompt in prompts]
+    assert replay_vllm(to_table(prompts), 4, blocks).tolist() == expected
+
+
+@given(texts(), GRAINS, st.integers(0, 30))
+def test_sglangs_hits_are_those_of_a_tree_searched_for_its_oldest_leaf(
+    prompts: list[Text], grain: int, spare: int
+) -> None:
+    pages = needed_blocks(prompts, grain) + spare
+    plain = PlainSglang(pages, grain)
+    expected = [plain.serve(prompt) for prompt in prompts]
+    assert replay_sglang(to_table(prompts), grain, pages).tolist() == expected
+
+
+# one block each: of several, an engine may find some in an older copy and some in a newer
+GROUPS = (TailGroup(2, 1), TailGroup(1, 1))
+
+
+@given(
+    texts(),
+    st.sampled_from([None, 0, 8, 16]),
+    st.sampled_from([4, 8, 64]),
+    st.integers(0, 80),
+)
+def test_vllms_groups_hit_what_single_blocks_of_all_groups_hit(
+    prompts: list[Text], retention: int | None, chunk: int, spare: int
+) -> None:
+    longest = max(map(len, prompts))
+    blocks = sum(-(-longest // size) for size in (4, 2, 1)) + spare
+    plain = PlainVllmGroups(blocks, 4, GROUPS, retention, chunk)
+    expected = [plain.serve(prompt) for prompt in prompts]
+    table = to_table(prompts)
+    hits = replay_vllm_groups(
+        table,
+        4,
+        blocks,
+        GROUPS,
+        retention_tokens=retention,
+        chunk_tokens=chunk,
+    )
+    assert hits.resumed.tolist() == expected
+
+
+def test_there_is_no_other_rule() -> None:
+    with pytest.raises(ConfigError, match="'best' is no rule: take ideal, vllm, sglang, vllm-v4"):
+        run_rule("best", Pool(to_table([(1, 2)]), 100, 4, MODEL))
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_pool_smaller_than_every_prompt_is_refused(name: str) -> None:
+    pool = Pool(to_requests_of([600, 700]), 512, 256, MODEL)
+    with pytest.raises(
+        ConfigError, match="512 tokens is smaller than every prompt, of 600 tokens"
+    ):
+        run_rule(name, pool)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_prompt_longer_than_the_pool_is_rejected_and_the_rest_served_as_without_it(
+    name: str,
+) -> None:
+    table = to_requests_of([700, 90_000, 700])
+    outcome = run_rule(name, Pool(table, 80_000, 256, MODEL))
+    served = run_rule(name, Pool(table.select(np.array([0, 2])), 80_000, 256, MODEL))
+    assert outcome.rejected == 1
+    assert outcome.resumed_tokens.tolist() == [0, 0, served.hit_tokens]
+    assert outcome.losses == served.losses
+    assert outcome.input_tokens == 91_400
+
+
+# Mooncake's conversation trace, pool of 9,358,848 tokens: the engines' own code gives these
+PUBLISHED_TOKENS = {
+    ("ideal", 64): 41_646_761,
+    ("vllm", 64): 41_738_432,
+    ("sglang", 64): 41_257_920,
+    ("ideal", 256): 41_400_489,
+    ("vllm", 256): 41_811_968,
+    ("sglang", 256): 41_491_200,
+}
+
+
+@cache
+def serve(name: str, tokens: int, grain: int) -> Outcome:
+    return run_rule(name, Pool(conversation(), tokens, grain, MODEL))
+
+
+@needs_conversation
+@pytest.mark.parametrize(("name", "grain"), PUBLISHED_TOKENS)
+def test_the_conversation_trace_hits_the_engines_own_tokens(name: str, grain: int) -> None:
+    assert serve(name, 9_358_848, grain).hit_tokens == PUBLISHED_TOKENS[name, grain]
+
+
+@needs_conversation
+@pytest.mark.parametrize(("name", "share"), [("ideal", 0.37085), ("vllm", 0.37082),
+                                             ("sglang", 0.37081)])  # fmt: skip
+def test_a_pool_of_50_million_tokens_hits_its_published_share(name: str, share: float) -> None:
+    assert round(serve(name, 50_000_000, 64).hit_share, 5) == share
+
+
+@needs_conversation
+@pytest.mark.parametrize(("name", "share"), [("ideal", 0.37362), ("vllm", 0.37351),
+                                             ("sglang", 0.37351)])  # fmt: skip
+def test_without_bound_blocks_of_256_hit_their_published_share(name: str, share: float) -> None:
+    assert round(serve(name, 10**9, 256).hit_share, 5) == share
+
+
+# the engines' own managers with V4's groups on the same trace
+PUBLISHED_V4 = {
+    ("vllm-v4:dense", 9_358_848): (0.044, 0.01),
+    ("vllm-v4:4096", 9_358_848): (0.141, 0.01),
+    ("vllm-v4:semantic", 9_358_848): (0.159, 0.01),
+    ("vllm-v4:dense", 10**10): (0.370, 0.01),
+    ("vllm-v4:4096", 10**10): (0.356, 0.01),
+    ("vllm-v4:semantic", 10**10): (0.291, 0.01),
+    ("sglang-v4:dense", 9_358_848): (0.054, 0.01),
+    ("sglang-v4:tail", 9_358_848): (0.270, 0.01),
+}
+
+
+@needs_conversation
+@pytest.mark.parametrize(("name", "tokens"), PUBLISHED_V4)
+def test_v4s_groups_hit_what_the_engines_managers_hit(name: str, tokens: int) -> None:
+    share, error = PUBLISHED_V4[name, tokens]
+    assert serve(name, tokens, 256).hit_share == pytest.approx(share, abs=error)
+
+
+@needs_conversation
+@pytest.mark.parametrize("name", RULES)
+def test_hits_and_losses_add_up_to_what_a_cache_without_bound_hits(name: str) -> None:
+    outcome = serve(name, 9_358_848, 256)
+    once = find_reuse(conversation(), 512).found_tokens(None).sum()
+    assert outcome.hit_tokens + outcome.losses.total == once
+    assert min(astuple(outcome.losses)) >= 0

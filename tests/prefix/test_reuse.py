@@ -1,0 +1,143 @@
+"""Stack distances of stretches equal a list of blocks that is kept in order of use."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsv4kv.errors import ConfigError
+from dsv4kv.mrc.curves import pick_capacities, trace_curve
+from dsv4kv.prefix.paths import find_reuse, number_blocks
+from tests.prefix.traces import (
+    BLOCK,
+    Text,
+    conversation,
+    needs_conversation,
+    texts,
+    to_table,
+    visible_blocks,
+)
+
+GRAINS = st.sampled_from([1, 2, 4, 8, 12])
+
+
+def found_by_lru(prompts: list[Text], grain: int, capacity: int, *, whole: bool) -> list[int]:
+    """Leading blocks that are among the ``capacity`` blocks used last; then all are used."""
+    order: list[Text] = []  # the most recent first
+    found = []
+    for prompt in prompts:
+        path = visible_blocks(prompt, grain, BLOCK, whole=whole)
+        cached = set(order[:capacity])
+        hits = next((i for i, block in enumerate(path) if block not in cached), len(path))
+        found.append(hits)
+        order = path + [block for block in order if block not in set(path)]
+    return found
+
+
+@given(texts(), GRAINS, st.integers(0, 30), st.booleans())
+def test_what_a_cache_finds_is_what_a_list_in_order_of_use_finds(
+    prompts: list[Text], grain: int, capacity: int, whole: bool
+) -> None:
+    reuse = find_reuse(to_table(prompts), grain, whole_blocks=whole)
+    expected = found_by_lru(prompts, grain, capacity, whole=whole)
+    assert reuse.found_blocks(capacity).tolist() == expected
+
+
+@given(texts(), GRAINS, st.booleans())
+def test_stretches_follow_each_other_and_lie_ever_deeper(
+    prompts: list[Text], grain: int, whole: bool
+) -> None:
+    reuse = find_reuse(to_table(prompts), grain, whole_blocks=whole)
+    for request in range(len(prompts)):
+        mine = reuse.request == request
+        begin, end, above = reuse.begin[mine], reuse.end[mine], reuse.above[mine]
+        assert begin.tolist() == [0, *end[:-1].tolist()][: len(begin)]
+        assert (above[1:] >= (above + end - begin)[:-1]).all()
+        assert (reuse.owner[mine] < request).all()
+
+
+@given(texts(), GRAINS, st.lists(st.integers(0, 60), min_size=1))
+def test_the_curve_is_exact_at_every_capacity(
+    prompts: list[Text], grain: int, capacities: list[int]
+) -> None:
+    reuse = find_reuse(to_table(prompts), grain)
+    hits = trace_curve(reuse).hits_at(np.array(capacities))
+    assert hits.tolist() == [int(reuse.found_blocks(c).sum()) for c in capacities]
+
+
+@given(texts(), GRAINS, st.floats(0.01, 1))
+def test_the_capacity_for_a_share_is_the_smallest(
+    prompts: list[Text], grain: int, share: float
+) -> None:
+    reuse = find_reuse(to_table(prompts), grain)
+    capacity = trace_curve(reuse).capacity_for(share)
+    wanted = share * int(reuse.found_blocks(None).sum())
+    if capacity is None:
+        assert wanted == 0
+        return
+    assert reuse.found_blocks(capacity).sum() >= wanted - 1e-9
+    assert reuse.found_blocks(capacity - 1).sum() < wanted
+
+
+@given(texts(), GRAINS, st.booleans())
+def test_equal_blocks_have_equal_numbers(prompts: list[Text], grain: int, whole: bool) -> None:
+    reuse = find_reuse(to_table(prompts), grain, whole_blocks=whole)
+    offsets, numbers, count = number_blocks(reuse)
+    known: dict[Text, int] = {}
+    for request, prompt in enumerate(prompts):
+        path = visible_blocks(prompt, grain, BLOCK, whole=whole)
+        mine = numbers[offsets[request] : offsets[request + 1]].tolist()
+        assert mine == [known.setdefault(block, len(known)) for block in path]
+    assert count == len(known)
+
+
+@given(texts(), st.integers(1, 20))
+def test_picked_capacities_rise_from_the_longest_prompt_and_end_before_nothing_is_lost(
+    prompts: list[Text], points: int
+) -> None:
+    reuse = find_reuse(to_table(prompts), BLOCK)
+    picked = pick_capacities(reuse, points)
+    assert list(picked) == sorted(set(picked))
+    assert len(picked) <= points
+    assert all(capacity >= reuse.blocks.max() for capacity in picked)
+
+
+@pytest.mark.parametrize("grain", [0, -4, 3, 6, 10])
+def test_blocks_that_do_not_fit_the_ids_are_refused(grain: int) -> None:
+    with pytest.raises(ConfigError, match=f"blocks of {grain} tokens do not fit ids .* 4 tokens"):
+        find_reuse(to_table([(1, 2, 3, 4, 5)]), grain)
+
+
+# Mooncake's conversation trace, exact LRU over whole ids, counted independently
+PUBLISHED = {
+    1_000: (0.04453, 0.04541),
+    1_828: (0.05247, 0.05350),
+    3_656: (0.07927, 0.08081),
+    9_140: (0.19578, 0.19961),
+    18_279: (0.27891, 0.28439),
+    30_000: (0.32575, 0.33215),
+    50_000: (0.35456, 0.36153),
+    100_000: (0.36369, 0.37084),
+    None: (0.36641, 0.37362),
+}
+
+
+@needs_conversation
+def test_the_conversation_trace_has_its_published_curve() -> None:
+    table = conversation()
+    reuse = find_reuse(table, 512)
+    shares = {
+        capacity: (
+            round(int(reuse.found_blocks(capacity).sum()) / table.references, 5),
+            round(int(reuse.found_tokens(capacity).sum()) / table.total_input_tokens, 5),
+        )
+        for capacity in PUBLISHED
+    }
+    assert shares == PUBLISHED
+
+
+@needs_conversation
+@pytest.mark.parametrize(("grain", "tokens"), [(64, 41_646_761), (256, 41_400_489)])
+def test_smaller_blocks_hit_their_published_tokens(grain: int, tokens: int) -> None:
+    reuse = find_reuse(conversation(), grain)
+    assert reuse.found_tokens(9_358_848 // grain).sum() == tokens

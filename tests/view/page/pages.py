@@ -1,0 +1,219 @@
+"""Made-up runs of every kind that a page can show, and the pages of them, built once."""
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from rich.table import Table
+
+from dsv4kv.config.axes import expand_axes
+from dsv4kv.config.load import load_config
+from dsv4kv.config.replay import ReplayConfig
+from dsv4kv.measure.verdict import Judgement, Verdict
+from dsv4kv.record.profile import KernelRow, KernelTable, Profile
+from dsv4kv.record.schema import Case, Launch, RunRecord
+from dsv4kv.record.telemetry import (
+    GpuSamples,
+    HeldPool,
+    HeldUnits,
+    MeasuredWindow,
+    MemorySeries,
+    Telemetry,
+)
+from dsv4kv.replay.run import Invocation, run_replay
+from dsv4kv.view.findings import Finding
+from dsv4kv.view.page.build import Page, build_page
+from dsv4kv.view.page.inputs import Compared, ComparedRow
+from dsv4kv.view.page.write import render_page
+from tests.record.records import (
+    make_case,
+    make_environment,
+    make_failed_case,
+    make_latency,
+    make_record,
+    make_sweep_cases,
+)
+from tests.record.test_gpu_record import H200, make_gpu_case
+
+POLL_NS = 40_000_000
+ATTACK = '<script>alert("1")</script> & <img src=x onerror=alert(2)>'
+
+
+def make_telemetry(reasons: list[int | None]) -> Telemetry:
+    """A GPU polled 25 times a second, whose clock falls wherever a reason is told."""
+    at_ns = [POLL_NS * n for n in range(len(reasons))]
+    clocks: list[int | None] = [1_410 if reason else 1_980 for reason in reasons]
+    samples = GpuSamples(at_ns=at_ns, sm_clock_mhz=clocks, reasons=reasons)
+    window = MeasuredWindow(name="serve", started_ns=0, ended_ns=at_ns[-1])
+    return Telemetry(
+        interval_ns=POLL_NS,
+        windows=[window],
+        gpu_samples=samples,
+        memory_peak_bytes=1 << 30,
+        absent={},
+    )
+
+
+def make_kernel(name: str, total_ns: int) -> KernelRow:
+    """A kernel that ran 1,000 times."""
+    facts: dict[str, Any] = dict.fromkeys(KernelRow.model_fields)
+    facts |= {"name": name, "kind": "kernel", "category": "gather", "calls": 1000, "shapes": 1}
+    times = {"total_ns": total_ns, "median_ns": total_ns // 1000, "min_ns": total_ns // 2000}
+    return KernelRow(**facts | times)
+
+
+def make_profile(kernels: int = 3) -> Profile:
+    """A profile of nsys; each kernel takes longer than the next."""
+    times = [9_000_000 // (n + 1) for n in range(kernels)]
+    rows = [make_kernel(f"void kernel_{n}<float>(int)", time) for n, time in enumerate(times)]
+    table = KernelTable(
+        tool="nsys",
+        tool_version="2026.1",
+        devices=["NVIDIA H200"],
+        kernels=rows,
+        operations=[],
+        num_steps=0,
+        steps=None,
+        timeline=None,
+        outside_calls=0,
+        outside_ns=0,
+        warnings=["the buffer was full"],
+        notes=[],
+    )
+    return Profile(
+        why="it is there", command=[], files=[], step_requests=[], useful_bytes={}, table=table
+    )
+
+
+def make_launched(medians_ns: list[int]) -> RunRecord:
+    """A launch of the default configuration for each median of a step."""
+    cases = [
+        make_case(launch=n, latencies=[make_latency("step", median_ns=median)])
+        for n, median in enumerate(medians_ns)
+    ]
+    when = {"started_utc": "2026-11-21T04:19:03Z", "ended_utc": "2026-11-21T04:19:09Z"}
+    launches = [
+        Launch(launch=n, status="complete", error=None, **when) for n in range(len(medians_ns))
+    ]
+    return make_record(*cases, launches=launches)
+
+
+def make_judgement(verdict: Verdict, value: float) -> Judgement:
+    """A ratio known to 1 %."""
+    return Judgement(verdict, value, (value - 0.01, value + 0.01))
+
+
+def make_compared() -> Compared:
+    """One row slower, one faster, one the same."""
+    table = Table("quantity", "change", title="Comparison")
+    table.add_row("gather_topk csa", "+8.0 %")
+    return Compared(
+        before="main",
+        after="change",
+        floor=0.01,
+        rows=[
+            ComparedRow("gather_topk csa", make_judgement(Verdict.SLOWER, 1.08)),
+            ComparedRow("flush csa", make_judgement(Verdict.FASTER, 0.9)),
+            ComparedRow("prepare", make_judgement(Verdict.SAME, 1.001)),
+        ],
+        overall=make_judgement(Verdict.SAME, 1.0),
+        verdict=Finding("bad", "SLOWER: one row"),
+        cautions=[Finding("warning", "launch 3 was lost")],
+        table=table,
+        explanation="over launches",
+    )
+
+
+def make_gpu_record() -> RunRecord:
+    """A GPU with telemetry, throttled in the middle, and a profile."""
+    reasons: list[int | None] = [*[0] * 20, *[0x4] * 10, *[0] * 20]
+    case = make_gpu_case(telemetry=make_telemetry(reasons), profile=make_profile())
+    return make_record(case, environment=make_environment(gpu=H200))
+
+
+def make_hostile_record() -> RunRecord:
+    """Texts that a browser must not take for markup, wherever a record has texts."""
+    failed: Case = make_failed_case(ATTACK, axis={"trace": ATTACK})
+    environment = make_environment(cpu=ATTACK, variables={"OMP": ATTACK})
+    return make_record(
+        make_case(axis={"trace": "a"}),
+        failed,
+        environment=environment,
+        reproduce=ATTACK,
+        config_source=ATTACK,
+        run_id=ATTACK,
+    )
+
+
+def make_memory() -> MemorySeries:
+    """Blocks of two pools and slots of one that fill in a second, with a prefix cache."""
+    held = {"blocks": [0, 60, 80], "slots": [1, 2, 1], "cached blocks": [0, 30, 70]}
+    units = {"blocks": 100, "slots": 2, "cached blocks": 100}
+    pools = [("main", "csa", "blocks", 1 << 20), ("main", "hca", "blocks", 1 << 20)]
+    pools += [("state", "hca", "slots", 1 << 24)]
+    return MemorySeries(
+        stride_steps=1,
+        at_ns=[0, 500_000_000, 1_000_000_000],
+        units=[HeldUnits(name=name, units=units[name], held=held[name]) for name in held],
+        pools=[HeldPool(name=n, layer_type=t, unit=u, unit_bytes=b) for n, t, u, b in pools],
+    )
+
+
+def make_replay_record(*shares: float) -> RunRecord:
+    """A replay of a few requests; with ``shares`` a sweep over the room for checkpoints."""
+    axes = [f"cache.checkpoint_share={','.join(map(str, shares))}"] if shares else []
+    overrides = ["workload.trace=builtin:chat", "workload.limit=12"]
+    loaded = load_config(None, overrides, ReplayConfig)
+    points = expand_axes(loaded, overrides, axes, ReplayConfig)
+    invocation = Invocation(["dsv4kv", "replay"], loaded, points, overrides, axes)
+    return run_replay(invocation, lambda done, total: None)
+
+
+LONG = "/data/of/many/traces" * 12 + "/conversation.jsonl"
+
+
+def make_long_names() -> RunRecord:
+    """A sweep over lists and over paths that no line and no axis has room for."""
+    settings = [([0, 2], LONG), ([0, 2, 3], LONG), ([0], "builtin:chat")]
+    cases = [
+        make_case(axis={"model.layers": layers, "workload.trace": trace})
+        for layers, trace in settings
+    ]
+    return make_record(*cases, config_source=LONG, trace_source=LONG)
+
+
+def make_long_comparison() -> Compared:
+    """Sides and rows of long names, and a change that leaves no room."""
+    rows = [ComparedRow(f"{LONG}, step", make_judgement(Verdict.SLOWER, 7.0))]
+    return replace(make_compared(), before=LONG, after=LONG, rows=rows)
+
+
+RUNS: dict[str, tuple[list[RunRecord], Compared | None]] = {
+    "one case": ([make_record(make_case(memory=make_memory()))], None),
+    "bookkeeping": ([make_record(make_case(operations=[], memcpy=None))], None),
+    "a sweep": ([make_record(*make_sweep_cases())], None),
+    "launches": ([make_launched([1_000_000, 1_020_000, 1_010_000])], None),
+    "a GPU": ([make_gpu_record()], None),
+    "a failure": ([make_record(make_failed_case())], None),
+    "no case": ([make_record(status="incomplete").model_copy(update={"cases": []})], None),
+    "two runs": ([make_record(), make_gpu_record()], None),
+    "a comparison": ([make_record(), make_record()], make_compared()),
+    "long names": ([make_long_names()], None),
+    "a comparison of long names": ([make_record(), make_record()], make_long_comparison()),
+    "hostile texts": ([make_hostile_record()], None),
+    "a replay": ([make_replay_record()], None),
+    "replays": ([make_replay_record(0.05, 0.15)], None),
+}
+
+
+@cache
+def page_of(name: str) -> Page:
+    """The page of one of ``RUNS``."""
+    records, compared = RUNS[name]
+    return build_page(records, compared)
+
+
+@cache
+def html_of(name: str) -> str:
+    """Its HTML."""
+    return render_page(page_of(name))

@@ -1,0 +1,132 @@
+"""What holds for every page, whatever is on it."""
+
+import re
+from itertools import pairwise
+
+import pytest
+
+from tests.view.page.markup import Element, parse
+from tests.view.page.pages import ATTACK, RUNS, html_of, page_of
+
+LOADING = {"src", "srcset", "data", "poster", "background", "action", "xlink:href"}
+every_page = pytest.mark.parametrize("name", RUNS)
+
+
+def root_of(name: str) -> Element:
+    return parse(html_of(name))
+
+
+@every_page
+def test_nothing_is_loaded_and_nothing_runs(name: str) -> None:
+    root = root_of(name)
+    assert not root.find("script", "img", "iframe", "object", "embed", "video", "audio", "base")
+    for element in root:
+        assert not LOADING & element.attributes.keys()
+        assert not [a for a in element.attributes if a.startswith("on")]
+        assert element.attributes.get("href", "#").startswith(("#", "data:,"))
+    style = "".join(element.text for element in root.find("style"))
+    assert not re.search(r"@import|@font-face|url\(", style)
+
+
+@every_page
+def test_no_address_stands_anywhere_but_as_the_name_of_svg(name: str) -> None:
+    addresses = set(re.findall(r"https?://[^\s\"'<]+", html_of(name)))
+    assert addresses <= {"http://www.w3.org/2000/svg"}
+
+
+@every_page
+def test_ids_are_unique_and_whatever_is_referred_to_exists(name: str) -> None:
+    root = root_of(name)
+    ids = [element.attributes["id"] for element in root if "id" in element.attributes]
+    assert len(ids) == len(set(ids))
+    for element in root:
+        named = element.attributes.get("aria-labelledby", "").split()
+        links = re.findall(r"#([\w-]+)", element.attributes.get("href", ""))
+        clips = re.findall(r"url\(#([^)]+)\)", element.attributes.get("clip-path", ""))
+        assert {*named, *links, *clips} <= set(ids)
+
+
+@every_page
+def test_every_chart_has_a_title_a_description_and_a_caption(name: str) -> None:
+    root = root_of(name)
+    figures = root.find("figure")
+    assert len(figures) == len(list(page_of(name).charts())) == len(root.find("svg"))
+    for figure in figures:
+        caption, svg = (child for child in figure.children if isinstance(child, Element))
+        title, description = (c for c in svg.children[:2] if isinstance(c, Element))
+        assert (caption.tag, svg.tag, svg.attributes["role"]) == ("figcaption", "svg", "img")
+        assert (title.tag, description.tag) == ("title", "desc")
+        assert caption.text == title.text
+        assert len(description.text) > 10
+        told = svg.attributes["aria-labelledby"].split()
+        assert told == [title.attributes["id"], description.attributes["id"]]
+
+
+@every_page
+def test_every_table_has_a_caption_scoped_headers_and_full_rows(name: str) -> None:
+    for table in root_of(name).find("table"):
+        assert table.find("caption")[0].text.strip()
+        head, body = table.find("thead")[0], table.find("tbody")[0]
+        columns = head.find("th")
+        assert all(th.attributes["scope"] == "col" and th.text.strip() for th in columns)
+        width = sum(int(th.attributes.get("colspan", 1)) for th in columns)
+        for row in body.find("tr"):
+            cells = [cell for cell in row.children if isinstance(cell, Element)]
+            assert len(cells) == width
+            assert cells[0].tag == "th"
+            assert all(c.attributes["scope"] == "row" for c in cells if c.tag == "th")
+
+
+@every_page
+def test_tables_that_may_be_wide_scroll_in_a_named_region_for_keyboards_too(name: str) -> None:
+    root = root_of(name)
+    regions = [e for e in root if e.attributes.get("role") == "region"]
+    assert [region.find("table") for region in regions] == [[t] for t in root.find("table")]
+    for region in regions:
+        assert region.attributes["tabindex"] == "0"
+        caption = region.find("caption")[0]
+        assert region.attributes["aria-labelledby"] == caption.attributes["id"]
+
+
+@every_page
+def test_headings_begin_with_one_of_the_first_level_and_skip_none(name: str) -> None:
+    levels = [int(h.tag[1]) for h in root_of(name).find("h1", "h2", "h3", "h4")]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+
+
+@every_page
+def test_a_page_names_its_language_its_title_and_fits_a_phone(name: str) -> None:
+    root = root_of(name)
+    assert root.attributes["lang"] == "en"
+    assert root.find("title")[0].text == root.find("h1")[0].text
+    (viewport,) = [m for m in root.find("meta") if m.attributes.get("name") == "viewport"]
+    assert viewport.attributes["content"] == "width=device-width, initial-scale=1"
+
+
+@every_page
+def test_the_command_that_repeats_a_run_is_on_its_page_word_for_word(name: str) -> None:
+    commands = [pre.text for pre in root_of(name).find("pre") if "class" in pre.attributes]
+    assert commands == [record.reproduce for record in RUNS[name][0]]
+
+
+@every_page
+def test_links_lead_to_every_section(name: str) -> None:
+    root = root_of(name)
+    links = {a.attributes["href"].removeprefix("#") for a in root.find("a")}
+    sections = {s.attributes["aria-labelledby"] for s in root.find("section")}
+    assert sections - links <= {"comparison"}
+
+
+def test_texts_of_a_record_stay_texts() -> None:
+    root = root_of("hostile texts")
+    assert root.text.count(ATTACK) >= 6
+    assert "<script" not in html_of("hostile texts")
+    assert "<img" not in html_of("hostile texts")
+
+
+def test_two_sides_of_one_run_share_no_id() -> None:
+    keys = [chart.key for chart in page_of("a comparison").charts()]
+    assert {"run1-rates", "run2-rates", "comparison"} <= set(keys)
+    assert len(keys) == len(set(keys))

@@ -1,0 +1,129 @@
+"""Profiles with odd values: each is told or refused with a sentence, and never a traceback."""
+
+import gzip
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsv4kv.errors import ProfileError
+from dsv4kv.view.profile import load_profile, tell_profile
+from tests.measure.profilers.exports import two_replays
+from tests.measure.profilers.traces import cpu_events, event, gpu_events, save
+from tests.view.terminal import shown
+
+ODD: list[Any] = [None, -1, 0, 1.5, 2**40, "", "x"]
+ODD_JSON: list[Any] = [*ODD, 2**70, float("inf"), [1], {}]
+
+
+def tell(path: Path, chance: random.Random) -> str:
+    """What is told of a profile, empty where it is refused."""
+    try:
+        profile = load_profile(path, chance.choice(["step", "*", "none"])).profile
+    except ProfileError:
+        return ""
+    return "\n".join(map(shown, tell_profile(profile, None, full=True)))
+
+
+def spoil(values: dict[str, Any], odd: list[Any], often: float, chance: random.Random) -> None:
+    for name in values:
+        if chance.random() < often:
+            values[name] = chance.choice(odd)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_an_export_with_odd_values_is_told_or_refused(seed: int, tmp_path: Path) -> None:
+    chance, export = random.Random(seed), two_replays()
+    export.add("DIAGNOSTIC_EVENT", timestamp=0, severity=3, text="lost")
+    export.add("TARGET_INFO_GPU", id=0, name="A GPU", cuDevice=0)
+    export.add("TARGET_INFO_CUDA_DEVICE", gpuId=1, cudaId=0, pid=4321)
+    for table, rows in export.rows.items():
+        kept = [name for name in export.columns[table] if chance.random() > 0.08]
+        export.columns[table] = kept or export.columns[table]
+        for row in rows:
+            spoil(row, [*ODD, b"\x00\xff"], 0.02, chance)
+    tell(export.save(tmp_path / "step.sqlite"), chance)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_trace_with_odd_values_is_told_or_refused(seed: int, tmp_path: Path) -> None:
+    chance = random.Random(seed)
+    events = chance.choice([gpu_events, cpu_events])()
+    for one in events:
+        spoil(one["args"], ODD_JSON, 0.1, chance)
+        spoil(one, ODD_JSON, 0.005, chance)
+    tell(save(tmp_path / "t.json", events), chance)
+
+
+NUMBERS = ["1e400", "-1e400", "9" * 5_000, "1" + "0" * 300, "NaN", "1e300", '"1"', '"x"', "[1]"]
+OTHERS = ["null", "true", "{}", "[1, [2]]", "[" * 100_000 + "]" * 100_000, "[" * 100_000]
+NAMES = ["_ZN" + "9" * 5_000, "a<" * 100_000, "void kentry<" + "1, " * 50_000, "k" * (1 << 20)]
+PLACES = ["cat", "ph", "name", "pid", "tid", "ts", "dur", "args", "correlation", "grid", "stream"]
+
+
+@pytest.mark.parametrize("value", [*NUMBERS, *OTHERS], ids=lambda value: value[:12])
+def test_odd_values_anywhere_in_a_trace_are_left_out_or_refused(
+    value: str, tmp_path: Path
+) -> None:
+    """Written by hand: json.dumps writes no such thing."""
+    chance = random.Random(0)
+    for place in PLACES:
+        for first in (True, False):
+            odd = event("kernel", "odd", 10, 1, device=0, stream=7, correlation=50, grid=[1, 1, 1])
+            (odd["args"] if place in odd["args"] else odd)[place] = "ODD"
+            events = [odd, *gpu_events()] if first else [*gpu_events(), odd]
+            path = save(tmp_path / "t.json", events)
+            path.write_text(path.read_text().replace('"ODD"', value))
+            told = tell(path, chance)
+            assert len(value) > 1_000 or "gather_topk" in told, place
+
+
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: name[:12])
+def test_names_of_any_length_are_told(name: str, tmp_path: Path) -> None:
+    path = save(tmp_path / "t.json", [*gpu_events(), event("kernel", name, 10, 1, correlation=50)])
+    assert "gather_topk" in tell(path, random.Random(0))
+
+
+@pytest.mark.parametrize(
+    "listed", ["[" * 100_000, '[{"id": ' + "9" * 5_000 + "}]", '[{"id": [1]}]']
+)
+def test_odd_devices_are_done_without(listed: str, tmp_path: Path) -> None:
+    path = save(tmp_path / "t.json", gpu_events(), head={"deviceProperties": "ODD"})
+    path.write_text(path.read_text().replace('"ODD"', listed))
+    assert "gather_topk" in tell(path, random.Random(0))
+
+
+@pytest.mark.parametrize(
+    "name", ["t.json", "t.json.gz", "t.sqlite", "t.nsys-rep", "t.ncu-rep", "t"]
+)
+def test_a_pipe_is_refused_without_waiting_for_what_it_says(name: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ProfileError):
+        load_profile(tmp_path / name, "step")
+
+
+def test_a_trace_that_unpacks_without_end_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.json.gz"
+    path.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * (1 << 26)))
+    with pytest.raises(ProfileError, match="unpacks to over 100 times its size"):
+        load_profile(path, "step")
+
+
+def test_what_is_not_odd_is_told(tmp_path: Path) -> None:
+    """So that the tests above tell anything at all."""
+    for path in (
+        two_replays().save(tmp_path / "step.sqlite"),
+        save(tmp_path / "t.json", gpu_events()),
+    ):
+        assert "gather_topk" in tell(path, random.Random(0))
+
+
+@pytest.mark.parametrize("at", [2, 3, 40, 200, -6, -1])
+def test_a_trace_that_was_damaged_after_it_was_packed_is_refused(at: int, tmp_path: Path) -> None:
+    content = bytearray(gzip.compress(save(tmp_path / "good.json", gpu_events()).read_bytes()))
+    content[at] ^= 0xFF
+    (tmp_path / "odd.json").write_bytes(content)
+    with pytest.raises(ProfileError, match=r"odd\.json"):
+        load_profile(tmp_path / "odd.json", "step")

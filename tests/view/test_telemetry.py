@@ -1,0 +1,157 @@
+"""Telemetry as it is told: a row for each window, and findings for people in a hurry."""
+
+from typing import Any
+
+import pytest
+from syrupy.assertion import SnapshotAssertion
+
+from dsv4kv.record.store import dumps, load_record, save_record
+from dsv4kv.record.telemetry import GpuChecks, HostSamples, Telemetry
+from dsv4kv.record.telemetry_windows import WindowState
+from dsv4kv.view.telemetry import judge_telemetry, limits_text, row_name, telemetry_table
+from tests.record.records import make_case, make_record
+from tests.record.telemetries import make_gpu_samples, make_telemetry, make_window
+from tests.view.terminal import shown
+
+
+def findings(telemetry: Telemetry | None) -> list[tuple[str, str]]:
+    found = judge_telemetry(make_case(telemetry=telemetry))
+    return [(finding.level, finding.sentence) for finding in found]
+
+
+def table_text(telemetry: Telemetry) -> str:
+    table = telemetry_table(make_case(telemetry=telemetry))
+    assert table is not None
+    return shown(table)
+
+
+def throttled() -> Telemetry:
+    """Three rows, of which the second is capped and the clock falls."""
+    window = make_window(1)
+
+    def inside(yes: int, no: int) -> Any:
+        return lambda at: yes if window.started_ns <= at <= window.ended_ns else no
+
+    middle = window.started_ns + 250_000_000
+    samples = make_gpu_samples(
+        3,
+        reasons=inside(0x4, 0),
+        sm_clock_mhz=lambda at: 1_410 if middle <= at <= window.ended_ns else 1_980,
+    )
+    return make_telemetry(gpu_samples=samples)
+
+
+def test_a_row_whose_window_was_throttled_says_by_what(snapshot: SnapshotAssertion) -> None:
+    assert table_text(throttled()) == snapshot
+
+
+def test_what_nobody_told_has_no_column() -> None:
+    text = table_text(
+        make_telemetry(gpu=None, gpu_samples=None, gpu_checks=None, absent={"gpu": "no driver"})
+    )
+    assert "MHz" in text  # the CPU's
+    for absent in ("memory", "°C", "DRAM", "held down"):
+        assert absent not in text
+
+
+def test_without_telemetry_or_windows_there_is_no_table_and_nothing_to_say() -> None:
+    assert telemetry_table(make_case()) is None
+    assert telemetry_table(make_case(telemetry=make_telemetry(windows=[]))) is None
+    assert findings(None) == []
+    assert findings(make_telemetry()) == []
+
+
+def test_a_power_cap_is_a_note_and_heat_a_warning() -> None:
+    hot = make_telemetry(gpu_samples=make_gpu_samples(3, reasons=lambda _: 0x4 | 0x40))
+    rows = "gather_0 csa cold (100 % of the time)"
+    capped, heated = findings(hot)
+    assert capped[0] == "note"
+    assert capped[1].startswith(f"power cap held clocks down during {rows}, ")
+    assert heated[0] == "warning"
+    assert heated[1].startswith(f"thermal slowdown by hardware held clocks down during {rows}")
+
+
+def test_a_clock_that_moved_without_a_reason_is_a_warning() -> None:
+    middle = make_window(1).started_ns + 250_000_000
+    samples = make_gpu_samples(3, sm_clock_mhz=lambda at: 1_410 if at > middle else 1_980)
+    assert findings(make_telemetry(gpu_samples=samples)) == [
+        ("warning", "the GPU's clock changed during gather_1 csa cold")
+    ]
+
+
+def test_rows_that_did_not_converge_are_named() -> None:
+    windows = [make_window(0), make_window(1, converged=False), make_window(2, converged=None)]
+    assert findings(make_telemetry(windows=windows)) == [
+        ("warning", "not known to 0.5 % when time was up: gather_1 csa cold")
+    ]
+
+
+def test_of_many_rows_four_are_named_and_the_rest_counted() -> None:
+    windows = [make_window(index, converged=False) for index in range(7)]
+    ((_, sentence),) = findings(make_telemetry(windows=windows, gpu_samples=make_gpu_samples(7)))
+    assert sentence.endswith("gather_3 csa cold and 3 more")
+
+
+def test_company_on_the_gpu_and_the_cpus_is_told() -> None:
+    at_ns = list(range(0, 3_000_000_000, 200_000_000))
+    busy = HostSamples(at_ns=at_ns, machine_busy_ns=[3 * at for at in at_ns], own_cpu_ns=at_ns)
+    shared = GpuChecks(at_ns=at_ns, other_processes=[0, 0, 2, *[0] * (len(at_ns) - 3)])
+    rows = ", ".join(f"gather_{index} csa cold (2.0)" for index in range(3))
+    assert findings(make_telemetry(host_samples=busy, gpu_checks=shared)) == [
+        ("warning", "2 other processes computed on the GPU"),
+        ("note", f"others kept CPUs busy during {rows}"),
+    ]
+
+
+NOT_CORRECTED = "memory errors of the GPU that were not corrected"
+
+
+@pytest.mark.parametrize(
+    ("counters", "told"),
+    [
+        ({"ecc_uncorrected": [0, None, 1]}, [("bad", f"{NOT_CORRECTED} meanwhile: 1")]),
+        ({"ecc_uncorrected": [3, 3, 5]}, [("bad", f"{NOT_CORRECTED} meanwhile: 2")]),
+        (
+            {"ecc_uncorrected": [3, 3, 3]},
+            [("warning", f"{NOT_CORRECTED} before this run began: 3")],
+        ),
+        (
+            {"ecc_corrected": [3, 3, 4], "pcie_replays": [0, 7, 1_007]},
+            [
+                ("note", "memory errors of the GPU that were corrected meanwhile: 1"),
+                ("note", "packets that the PCIe link sent again meanwhile: 1,007"),
+            ],
+        ),
+        ({"ecc_corrected": [9, 9, 9], "pcie_replays": [2, 2, None]}, []),
+    ],
+    ids=str,
+)
+def test_counters_are_told_by_what_they_grew_while_it_was_measured(
+    counters: dict[str, Any], told: list[tuple[str, str]]
+) -> None:
+    checks = GpuChecks(at_ns=[0, 1, 2], **counters)
+    assert findings(make_telemetry(gpu_checks=checks)) == told
+
+
+def test_what_the_machine_does_not_tell_is_said_with_the_reason() -> None:
+    absent = {"cpu_mhz": "No such file", "own_cpu_ns": "No such file", "power_mw": "Not Supported"}
+    told = "cpu_mhz, own_cpu_ns (No such file); power_mw (Not Supported)"
+    assert findings(make_telemetry(absent=absent)) == [
+        ("note", f"not told by this machine: {told}")
+    ]
+
+
+def test_parts_of_a_run_go_by_their_name_alone() -> None:
+    assert row_name(make_window(0, name="serve", layer_type=None, temperature=None)) == "serve"
+
+
+def test_limits_are_told_with_the_clocks_they_led_to() -> None:
+    state = WindowState(limits={"power cap": 0.62}, sm_clock_mhz=(1_410, 1_980))
+    assert limits_text(state) == "power cap 62 %, 1,980 down to 1,410 MHz"
+    assert limits_text(WindowState(sm_clock_mhz=(1_980, 1_980))) == ""
+
+
+def test_a_record_keeps_every_poll(tmp_path: Any) -> None:
+    record = make_record(make_case(telemetry=throttled()))
+    assert load_record(save_record(record, tmp_path).path) == record
+    assert '"sm_clock_mhz": [1980, 1980' in dumps(record)

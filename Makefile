@@ -17,6 +17,7 @@ check: $(VENV)/installed-test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy --num-workers auto
+	$(BIN)/lint-imports
 	$(BIN)/pytest --numprocesses auto --dist worksteal
 
 # A million operations of every allocator, index and cache, with interruptions; about an hour.

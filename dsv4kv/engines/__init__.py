@@ -1,1 +1,1 @@
-"""The engines whose sizing rules are known, by name and version."""
+"""Everything known about one engine: how it sizes, what it logs, how it caches and evicts."""

@@ -1,1 +1,1 @@
-"""What a trace can reuse: exact hit curves, strategies for windows and states, engines' rules."""
+"""Hit rates of a trace by capacity, and what strategies and engines make of it."""

@@ -1,1 +1,1 @@
-"""What is replayed: requests, their traces, and the loop that serves them."""
+"""The loop that serves requests on real bytes, step by step."""

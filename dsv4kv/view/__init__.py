@@ -1,1 +1,1 @@
-"""How a run is told: its record and the tables made from it."""
+"""Everything that is shown: tables, charts, sentences and pages, made from records."""

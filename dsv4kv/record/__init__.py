@@ -1,0 +1,1 @@
+"""Run records: their schema, their files, and the quantities that they hold."""

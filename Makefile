@@ -8,7 +8,7 @@ CONFIG ?= default
 
 ENGINES ?= build/engines
 
-.PHONY: bench check claims clean endure engines fuzz kills python
+.PHONY: bench check claims clean endure engines fuzz house kills python
 
 bench: $(VENV)/installed
 	$(BIN)/dsv4kv bench $(CONFIG)
@@ -50,6 +50,10 @@ $(ENGINES)/unpacked: | python
 # The figures of docs/compare.md, simulated anew and written into it; ten minutes on one core.
 claims: $(VENV)/installed-test
 	$(BIN)/python -m tests.measure.claims
+
+# The source tree as a newcomer meets it: modules, lines, rooms that a decode step crosses.
+house: $(VENV)/installed-test
+	$(BIN)/python -m tests.house
 
 clean:
 	rm -rf $(VENV) build dist

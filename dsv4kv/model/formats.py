@@ -7,6 +7,7 @@ An entry is one cached vector. A format is a row of data, not a class: a new one
 
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from typing import Literal
 
 from dsv4kv.errors import ConfigError
@@ -45,38 +46,38 @@ class EntryFormat:
     page_align: int = 1
     inline_scales: bool = False
 
-    @property
+    @cached_property
     def dims(self) -> int:
         """Channels of one entry."""
         return self.value_dims + self.tail_dims
 
-    @property
+    @cached_property
     def groups(self) -> int:
         """Scales of one entry."""
         return self.value_dims // self.group if self.group else 0
 
-    @property
+    @cached_property
     def value_bytes(self) -> int:
         """Bytes of the leading channels."""
         return self.value_dims * _VALUE_BITS[self.value] // 8
 
-    @property
+    @cached_property
     def scale_bytes(self) -> int:
         """Bytes of one entry's scales, padding included."""
         return self.groups * _SCALE_BYTES[self.scale] + self.scale_padding
 
-    @property
+    @cached_property
     def data_row_bytes(self) -> int:
         """Bytes of one entry's row in the data part of a page."""
         inline = self.scale_bytes if self.inline_scales else 0
         return self.value_bytes + inline + 2 * self.tail_dims
 
-    @property
+    @cached_property
     def scale_row_bytes(self) -> int:
         """Bytes of one entry's row in the scale part of a page."""
         return 0 if self.inline_scales else self.scale_bytes
 
-    @property
+    @cached_property
     def entry_bytes(self) -> int:
         """Bytes of one entry, page padding left out."""
         return self.data_row_bytes + self.scale_row_bytes
@@ -89,18 +90,18 @@ class PageLayout:
     format: EntryFormat
     entries: int
 
-    @property
+    @cached_property
     def scale_start(self) -> int:
         """Offset of the first scale row, in bytes."""
         return self.entries * self.format.data_row_bytes
 
-    @property
+    @cached_property
     def page_bytes(self) -> int:
         """Bytes of the page, padding included."""
         align = self.format.page_align
         return -(-self.entries * self.format.entry_bytes // align) * align
 
-    @property
+    @cached_property
     def padding_bytes(self) -> int:
         """Bytes of the page that hold nothing."""
         return self.page_bytes - self.entries * self.format.entry_bytes

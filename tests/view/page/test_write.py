@@ -12,14 +12,14 @@ from tests.view.page.pages import make_gpu_record
 LIMIT_BYTES = 1_500_000
 IMPORT = """
 import sys
-import dsv4kv.report.page.write
+import dsv4kv.view.page.write
 heavy = [name for name in ("torch", "matplotlib", "jinja2") if name in sys.modules]
 print(*heavy)
 """
 WRITE = """
 import sys
 from pathlib import Path
-from dsv4kv.report.page.write import write_page
+from dsv4kv.view.page.write import write_page
 from tests.record.records import make_record
 write_page([make_record()], Path(sys.argv[1]))
 print(*(name for name in ("torch", "matplotlib.pyplot") if name in sys.modules))

@@ -9,6 +9,7 @@ from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cache.step import Completed, EntryGroup, StepView
 from dsv4kv.cache.table import BlockTable
 from dsv4kv.errors import ConfigError
+from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.schema import LayerCacheSchema
 from dsv4kv.ops.compressor import Compressor
 from dsv4kv.ops.contract import Backend, PartWrite
@@ -37,12 +38,36 @@ class CompressedCache:
 
 
 @dataclass(frozen=True)
+class ReadView:
+    """What a kernel is given that reads a layer's pages where they are.
+
+    Attributes:
+        store: The pages.
+        blocks: int32[slots, width], block table of the layer: entry e of a request is in row
+            e mod n of the page ``blocks[slot, e // n]``, n entries a page. None for the window,
+            whose ring is the slot's own page: position p is in row p mod n.
+        slots: int64[B], slot of every request.
+        lengths: int64[B], valid entries of every request; of the window, its tokens.
+        head_dim: Values of an entry, which every query head reads.
+        num_query_heads: Heads that read it.
+    """
+
+    store: PageStore
+    blocks: Tensor | None
+    slots: Tensor
+    lengths: Tensor
+    head_dim: int
+    num_query_heads: int
+
+
+@dataclass(frozen=True)
 class LayerCache:
     """Everything of one layer that stays the same from step to step.
 
     Nothing in it ever moves, so a captured graph may keep the addresses.
 
     Attributes:
+        model: Facts of the model.
         schema: Layout of the layer.
         backend: Operations.
         window: Ring of every slot.
@@ -53,6 +78,7 @@ class LayerCache:
         lane: The layer's lane in the table.
     """
 
+    model: DSV4Config
     schema: LayerCacheSchema
     backend: Backend
     window: PageStore
@@ -74,6 +100,10 @@ class LayerCache:
             return None
         return self.table, self.lane, self.schema.layer.ratio, self.schema.entries_per_block
 
+    def at(self, step: StepView) -> "LayerCacheHandle":
+        """The layer during a step."""
+        return LayerCacheHandle(self, step)
+
 
 Compressors = dict[int, tuple[Compressor, Compressor | None]]
 """Compressor and indexer's compressor of every layer that owns compressed KV."""
@@ -82,13 +112,13 @@ Compressors = dict[int, tuple[Compressor, Compressor | None]]
 def build_layers(
     manager: KVCacheManager, backend: Backend, compressors: Compressors
 ) -> dict[int, LayerCache]:
-    """Bind every layer held to its memory, by layer index.
+    """Bind every layer held to its memory, by layer index; ``manager.acquire`` knows them then.
 
     Raises:
         ConfigError: The manager holds no data, or layers whose data path is not known.
     """
     rows: dict[str, int] = {}
-    layers = {}
+    layers: dict[int, LayerCache] = {}
     for schema in manager.plan.schemas:
         spec = schema.layer
         states = manager.states.get(spec.attn)
@@ -102,6 +132,7 @@ def build_layers(
         main, indexer = compressors.get(spec.layer_idx, (None, None))
         table = next((t for t in manager.tables if spec.layer_idx in t.group.layers), None)
         layers[spec.layer_idx] = LayerCache(
+            model=manager.plan.config,
             schema=schema,
             backend=backend,
             window=states.windows[row],
@@ -111,6 +142,7 @@ def build_layers(
             blocks=manager.view(table, spec.layer_idx) if table else None,
             lane=table.group.lane_of(spec.layer_idx) if table else 0,
         )
+    manager.layers = layers
     return layers
 
 
@@ -216,6 +248,26 @@ class LayerCacheHandle:
         self.layer.backend.gather_window(
             self.layer.window, step.request_slots, step.tokens_after, out
         )
+
+    def window_view(self) -> ReadView:
+        """The window where it is, for kernels that read it in place."""
+        step, model = self._current(), self.layer.model
+        window, after = self.layer.window, step.tokens_after
+        return ReadView(window, None, step.request_slots, after, model.head_dim, model.num_heads)
+
+    def compressed_view(self) -> ReadView:
+        """The compressed KV where it is; raises ``ConfigError`` where there is none."""
+        model = self.layer.model
+        return self._view(self.part(indexer=False), model.head_dim, model.num_heads)
+
+    def indexer_view(self) -> ReadView:
+        """The indexer keys where they are; raises ``ConfigError`` where there are none."""
+        model = self.layer.model
+        return self._view(self.part(indexer=True), model.index_dim, model.index_heads)
+
+    def _view(self, part: CompressedCache, head_dim: int, num_query_heads: int) -> ReadView:
+        slots, blocks = self._current().request_slots, self._blocks()
+        return ReadView(part.store, blocks, slots, self.lengths(), head_dim, num_query_heads)
 
     @property
     def num_requests(self) -> int:

@@ -4,7 +4,8 @@ Host arrays hold the truth about positions and blocks; nothing here reads from a
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,6 +20,10 @@ from dsv4kv.model.plan import CachePlan
 from dsv4kv.model.schedule import AttentionType
 from dsv4kv.model.schema import LayerCacheSchema
 from dsv4kv.ops.storage import PageStore
+
+if TYPE_CHECKING:
+    from dsv4kv.cache.handle import LayerCache, LayerCacheHandle
+    from dsv4kv.cache.step import StepView
 
 
 class PagedKVPool:
@@ -100,6 +105,7 @@ class KVCacheManager:
         pools: Paged pool of every layer that owns compressed KV, by layer index.
         states: Window and state of every layer, by attention type.
         device_tables: The tables where the pools are; None where that is the host's memory.
+        layers: Layers as ``build_layers`` bound them to operations, by layer index.
     """
 
     def __init__(
@@ -137,6 +143,7 @@ class KVCacheManager:
         self.pools: dict[int, PagedKVPool] = {}
         self.states: dict[AttentionType, StateCachePool] = {}
         self.device_tables: DeviceTables | None = None
+        self.layers: Mapping[int, LayerCache] = {}
         if data:
             self._allocate()
             if prepare == "host":
@@ -230,6 +237,17 @@ class KVCacheManager:
     def check_running(self, slots: Ids) -> None:
         """Raise ``NotOwner`` unless a request runs in every slot and none is named twice."""
         self._slots.check_held(slots)
+
+    def acquire(self, layer_idx: int, step: "StepView") -> "LayerCacheHandle":
+        """One layer's cache during a step; allocates nothing.
+
+        Raises:
+            ConfigError: The layer is not held, or not bound to operations.
+        """
+        if layer_idx not in self.layers:
+            held = ", ".join(map(str, self.layers)) or "none: call build_layers first"
+            raise ConfigError(f"layer {layer_idx} is not held here; held are {held}.")
+        return self.layers[layer_idx].at(step)
 
     def view(self, table: BlockTable, layer_idx: int) -> torch.Tensor:
         """int32[slots, width]: a layer's block table where its pools are; never moves."""

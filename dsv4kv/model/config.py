@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Positive = Annotated[int, Field(gt=0)]
+NonNegative = Annotated[int, Field(ge=0)]
 
 
 class Yarn(BaseModel):
@@ -54,6 +55,9 @@ class DSV4Config(BaseModel):
     kv_owners: tuple[int, ...] | None = None
     """Layers that own compressed KV and indexer keys; others read the nearest owner before them
     (DeepSeek-V4.1). Null: every compressed layer owns its own."""
+    num_hash_layers: NonNegative = 0
+    """Layers, from the first on, that route tokens to experts by a table of token ids; the others
+    score the experts."""
     index_heads: Positive = 64
     index_dim: Positive = 128
     index_topk: Positive

@@ -19,6 +19,7 @@ _OPTIONAL = {
     "head_dim": "head_dim",
     "rope_dim": "qk_rope_head_dim",
     "window_tokens": "sliding_window",
+    "num_hash_layers": "num_hash_layers",
     "index_heads": "index_n_heads",
     "index_dim": "index_head_dim",
     "max_context_tokens": "max_position_embeddings",

@@ -21,6 +21,15 @@ class AttentionType(StrEnum):
     """DeepSeek-V3.2's sparse attention: one uncompressed entry per token."""
 
 
+class RouterMode(StrEnum):
+    """How a layer chooses the experts of a token."""
+
+    HASH = "hash"
+    """By a table of token ids: known without the hidden state."""
+    SCORE = "score"
+    """By scores of the hidden state."""
+
+
 HCA_RATIO = 128
 
 
@@ -34,6 +43,7 @@ class LayerSpec:
         ratio: Tokens per compressed entry; 0 without compressed KV.
         kv_owner: Layer whose compressed KV and indexer keys this one reads.
         is_draft: A draft (MTP) layer.
+        router: How tokens reach the layer's experts.
     """
 
     layer_idx: int
@@ -41,6 +51,7 @@ class LayerSpec:
     ratio: int
     kv_owner: int
     is_draft: bool = False
+    router: RouterMode = RouterMode.SCORE
 
     @property
     def owns_kv(self) -> bool:
@@ -101,9 +112,9 @@ def _with_owners(config: DSV4Config, chosen: list[int]) -> tuple[LayerSpec, ...]
     for index in chosen:
         ratio = config.compress_ratios[index]
         owner = keeper.setdefault(_owner(config, index), index) if ratio else index
-        specs.append(
-            LayerSpec(index, _attention(config, ratio), ratio, owner, index >= config.num_layers)
-        )
+        router = RouterMode.HASH if index < config.num_hash_layers else RouterMode.SCORE
+        is_draft = index >= config.num_layers
+        specs.append(LayerSpec(index, _attention(config, ratio), ratio, owner, is_draft, router))
     return tuple(specs)
 
 

@@ -152,6 +152,7 @@ class ServingLoop:
         self._position, self._prompt_left, self._output_left, self._first_output, self._serial = (
             np.zeros(slots, dtype=np.int64) for _ in range(5)
         )
+        self._generation: Slots = np.zeros(slots, dtype=np.int64)
         tables = len(manager.tables)
         self._reserved = np.zeros((tables, slots), dtype=np.int64)  # blocks at full length
         self._stop = np.full(slots, NEVER)  # where the next prompt chunk ends at the latest
@@ -227,6 +228,7 @@ class ServingLoop:
         slot = self._manager.admit_request()
         self._recorder.keep("admit", start_ns)
         self._active = np.append(self._active, slot)
+        self._generation[slot] = self._manager.generation(slot)
         self._serial[slot] = self._admitted
         resumed = self._begin_reuse(slot, request)
         self._position[slot] = resumed
@@ -353,7 +355,7 @@ class ServingLoop:
         if self._reuse is not None:
             self._reuse.end(slot)
         start_ns = self._recorder.now_ns()
-        self._manager.release_request(slot)
+        self._manager.release_request(slot, int(self._generation[slot]))
         self._recorder.keep("release", start_ns)
         self._active = self._active[self._active != slot]
         self._reserved[:, slot] = 0

@@ -6,13 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from dsv4kv.cache.handle import LayerCacheHandle, build_layers
+from dsv4kv.cache.handle import LayerCacheHandle, ReadView, build_layers
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cache.prepare import prepare_forward
 from dsv4kv.cache.step import StepBatch
 from dsv4kv.errors import ConfigError, NotOwner
 from dsv4kv.model import AttentionType, CachePlan, load_model
 from dsv4kv.model.schema import StateFormat
+from dsv4kv.ops import reference_codec
 from dsv4kv.ops.registry import load_backend
 from tests.cache.caches import admit, small_plan
 from tests.cache.feed import Feed, draw_compressors, parts_of
@@ -248,3 +249,63 @@ def test_layers_without_data_or_of_unknown_data_path_are_refused(model: str) -> 
     manager = KVCacheManager(plan, data=model == "v3.2")
     with pytest.raises(ConfigError, match=f"{model} has no data here"):
         build_layers(manager, load_backend("cpu"), {})
+
+
+# ---- as those ask who know the original ------------------------------------------------------
+
+
+def test_a_manager_hands_out_the_layers_it_was_bound_to_and_no_others() -> None:
+    manager, made = handles()
+    step = next(iter(made.values()))._step
+    for index, handle in made.items():
+        assert manager.acquire(index, step).layer is handle.layer
+    with pytest.raises(ConfigError, match=r"layer 5 is not held here; held are 1, 3, 4, 6"):
+        manager.acquire(5, step)
+    with pytest.raises(ConfigError, match="call build_layers first"):
+        KVCacheManager(small_plan()).acquire(1, step)
+
+
+def read_entries(view: ReadView, b: int, entries: Tensor) -> Tensor:
+    """Entries of a request, found in the pages as a kernel would: bf16[n, D]."""
+    slot, size = int(view.slots[b]), view.store.layout.entries
+    pages = torch.full_like(entries, slot)
+    if view.blocks is not None:
+        pages = view.blocks[slot].long()[entries // size]
+    form, physical = view.store.layout.format, pages * size + entries % size
+    data = view.store.data_rows()[view.store.data_index(physical)]
+    scales = view.store.scale_rows()[view.store.scale_index(physical)]
+    rows = zip(map(bytes, data.tolist()), map(bytes, scales.tolist()), strict=True)
+    return torch.tensor([reference_codec.decode(form, *row) for row in rows]).bfloat16()
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_what_is_read_in_place_through_a_view_is_what_a_gather_returns(backend: str) -> None:
+    manager, feed = partial(backend)
+    batch = serve(manager, feed, drafts=DRAFTS)
+    for index in PARTIAL:
+        handle = manager.acquire(index, batch)
+        window = torch.empty(batch.num_requests, 128, 512, dtype=torch.bfloat16)
+        handle.gather_swa_kv(window)
+        check_view(handle.window_view(), window, 512, 64, shown=128)
+        for indexer in parts_of(handle.layer):
+            view = handle.indexer_view() if indexer else handle.compressed_view()
+            sizes = (128, 64) if indexer else (512, 64)
+            most = int(view.lengths.max())
+            out = torch.empty(batch.num_requests, most, sizes[0], dtype=torch.bfloat16)
+            handle.gather_all_compressed_kv(out, indexer=indexer)
+            check_view(view, out, *sizes, shown=most)
+
+
+def check_view(view: ReadView, out: Tensor, head_dim: int, heads: int, *, shown: int) -> None:
+    assert (view.head_dim, view.num_query_heads) == (head_dim, heads)
+    for b, length in enumerate(view.lengths.tolist()):
+        entries = torch.arange(max(0, length - shown), length)
+        if len(entries):
+            assert torch.equal(read_entries(view, b, entries), out[b, : len(entries)])
+
+
+def test_a_view_of_what_a_layer_does_not_have_is_refused() -> None:
+    _, made = handles()
+    for index, view in ((SWA, "compressed_view"), (SWA, "indexer_view"), (HCA, "indexer_view")):
+        with pytest.raises(ConfigError, match=f"layer {index}"):
+            getattr(made[index], view)()

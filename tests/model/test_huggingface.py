@@ -99,7 +99,7 @@ def test_a_nested_text_config_is_the_language_model() -> None:
 def test_46_entries_for_43_layers_are_three_draft_layers() -> None:
     ratios = [0, 0, *[4, 128] * 20, 4, 0, 0, 0]
     config = config_from_huggingface(
-        document(num_hidden_layers=43, compress_ratios=ratios), "flash-0731"
+        document(num_hidden_layers=43, compress_ratios=ratios, num_hash_layers=3), "flash-0731"
     )
     assert config.num_draft_layers == 3
     assert build_schedule(config) == build_schedule(load_model("v4-flash"))

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.model import AttentionType, LayerSpec, build_schedule, load_model
+from dsv4kv.model.schedule import RouterMode
 
 MODELS = st.sampled_from(["v4-flash", "v4-pro", "v4.1-flash", "v3.2"])
 SWA, CSA, HCA, DSA = AttentionType
@@ -30,6 +31,17 @@ def test_a_model_has_its_published_layers_of_each_type(
     model: str, expected: dict[AttentionType, int]
 ) -> None:
     assert kinds(build_schedule(load_model(model))) == expected
+
+
+@pytest.mark.parametrize(("model", "hashed"), [("v4-flash", 3), ("v4-pro", 3), ("v3.2", 0)])
+@pytest.mark.parametrize("stages", [1, 4])
+def test_the_first_layers_of_the_model_route_by_token_ids_on_whatever_stage(
+    model: str, hashed: int, stages: int
+) -> None:
+    config = load_model(model)
+    every = [s for i in range(stages) for s in build_schedule(config, stage=i, stages=stages)]
+    routers = [spec.router for spec in every]
+    assert routers == [RouterMode.HASH] * hashed + [RouterMode.SCORE] * (len(every) - hashed)
 
 
 @pytest.mark.parametrize(

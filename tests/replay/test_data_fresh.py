@@ -71,6 +71,7 @@ def test_what_prompts_have_in_common_is_equal_and_the_rest_is_not(fresh: FreshCa
 def running(**chosen: object) -> Running:
     made: dict[str, object] = {
         "slot": 0,
+        "generation": 1,
         "resumed_tokens": 256,
         "found_tokens": 512,
         "exact": True,

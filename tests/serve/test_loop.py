@@ -363,3 +363,28 @@ def test_a_refusal_of_the_cache_ends_the_run_with_its_sentence() -> None:
         manager.allocate_block()
     with pytest.raises(CacheError, match=r"raise cache\.num_blocks"):
         loop.run()
+
+
+Held = tuple[int, int | None]
+
+
+def test_a_request_is_released_by_the_generation_it_was_admitted_with() -> None:
+    loop, _, manager = make_loop(
+        Collector(), replace(PLAIN, concurrency=2), (5, 1), (5, 1), (5, 1)
+    )
+    admitted, released = list[Held](), list[Held]()
+    admit, release = manager.admit_request, manager.release_request
+
+    def admit_request() -> int:
+        slot = admit()
+        admitted.append((slot, manager.generation(slot)))
+        return slot
+
+    def release_request(slot: int, generation: int | None = None) -> None:
+        released.append((slot, generation))
+        release(slot, generation)
+
+    manager.admit_request, manager.release_request = admit_request, release_request  # type: ignore[method-assign]
+    loop.run()
+    assert sorted(released) == sorted(admitted) == sorted(set(admitted))
+    assert len(admitted) == 3

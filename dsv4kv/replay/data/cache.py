@@ -170,7 +170,7 @@ class Parts:
         """A checkpoint of nothing, for requests that bring nothing back."""
         slot = self.manager.admit_request()
         blank = self.pool.save(slot)
-        self.manager.release_request(slot)
+        self.manager.release_request(slot, self.manager.generation(slot))
         return blank
 
 
@@ -283,6 +283,7 @@ class RealData:
                 resume_request(*place, parts.backend)
         self._running[served.number] = Running(
             slot=slot,
+            generation=parts.manager.generation(slot),
             resumed_tokens=tokens,
             found_tokens=served.found * self.rules.shared_tokens,
             exact=self.rules.restores or not tokens,
@@ -344,7 +345,8 @@ class RealData:
         """Give back the slot and its blocks."""
         self.parts.contents.remove(served.number)
         with self.times.timed():
-            self.parts.manager.release_request(self._running.pop(served.number).slot)
+            running = self._running.pop(served.number)
+            self.parts.manager.release_request(running.slot, running.generation)
 
     def forget(self, keys: Sequence[int]) -> None:
         """Give back the blocks and the checkpoints of evicted keys."""

@@ -41,7 +41,7 @@ class FreshCache:
         self._layers = {layer.schema.layer.layer_idx: layer for layer in layers}
         self._chunk_tokens = chunk_tokens
         self._outputs = Outputs(manager.device, config.index_topk, config.window_tokens)
-        self._slot = manager.admit_request()
+        self._admit()
         self._request, self._tokens = -1, 0
         self._step: StepTokens | None = None
 
@@ -51,13 +51,17 @@ class FreshCache:
         One that is here already goes on from where it is.
         """
         if request != self._request or tokens < self._tokens:
-            self._manager.release_request(self._slot)
-            self._slot = self._manager.admit_request()
+            self._manager.release_request(self._slot, self._generation)
+            self._admit()
             self._request, self._tokens = request, 0
         while self._tokens < tokens:
             end = min(tokens, self._tokens + self._chunk_tokens)
             self._run_chunk(self._tokens, end)
             self._tokens = end
+
+    def _admit(self) -> None:
+        self._slot = self._manager.admit_request()
+        self._generation = self._manager.generation(self._slot)
 
     def gather(self, layer_idx: int, operation: Step) -> Tensor:
         """What ``gather_all`` or ``gather_window`` returns for the request: bf16[n, D].
@@ -105,6 +109,7 @@ class Running:
 
     Attributes:
         slot: Its slot.
+        generation: The slot's, since the request holds it.
         resumed_tokens: Tokens behind which it went on; 0 where it computes everything.
         found_tokens: Tokens whose blocks it found.
         exact: Window and state there were what they had to be; else a stretch before the end of
@@ -116,6 +121,7 @@ class Running:
     """
 
     slot: int
+    generation: int
     resumed_tokens: int
     found_tokens: int
     exact: bool

@@ -11,17 +11,17 @@ from dsv4kv.names import find_name
 ENGINES: dict[str, str] = {
     # name: where its rules are; of a family, the oldest first
     "dsv4kv": "own:OwnEngine",
-    "vllm:0.22": "vllm:V0_22",
-    "vllm:0.25": "vllm:V0_25",
-    "vllm:0.26": "vllm:V0_26",
-    "vllm:0.27": "vllm:V0_27",
-    "vllm:0.28": "vllm:V0_28",
-    "vllm:0.33": "vllm:V0_33",
-    "sglang:0.5.12": "sglang:V0_5_12",
-    "sglang:0.5.14": "sglang:V0_5_14",
-    "sglang:0.5.19": "sglang:V0_5_19",
-    "sglang:0.5.20": "sglang:V0_5_20",
-    "sglang:0.5.23": "sglang:V0_5_23",
+    "vllm:0.22": "vllm.sizing:V0_22",
+    "vllm:0.25": "vllm.sizing:V0_25",
+    "vllm:0.26": "vllm.sizing:V0_26",
+    "vllm:0.27": "vllm.sizing:V0_27",
+    "vllm:0.28": "vllm.sizing:V0_28",
+    "vllm:0.33": "vllm.sizing:V0_33",
+    "sglang:0.5.12": "sglang.sizing:V0_5_12",
+    "sglang:0.5.14": "sglang.sizing:V0_5_14",
+    "sglang:0.5.19": "sglang.sizing:V0_5_19",
+    "sglang:0.5.20": "sglang.sizing:V0_5_20",
+    "sglang:0.5.23": "sglang.sizing:V0_5_23",
     "trtllm": "trtllm:TrtllmEngine",
 }
 _OLDEST = {"vllm": "0.20", "sglang": "0.5.12"}

@@ -19,6 +19,7 @@ from dsv4kv.cache.handle import LayerCache, LayerCacheHandle
 from dsv4kv.cache.step import Completed, EntryGroup
 from dsv4kv.cache.table import BlockTable
 from dsv4kv.ops.storage import PageStore
+from dsv4kv.ops.table import OPERATIONS
 from dsv4kv.record.part import Temperature
 from dsv4kv.record.schema import NotMeasured, Operation
 from dsv4kv.serve.executor import StepExecutor
@@ -159,9 +160,6 @@ there: caches do not replace strictly by age."""
 
 _ROTATED_BYTES = 256 << 20  # outputs take turns over so much at least, four times an H200's L2
 
-_OF_SLOTS = {"window_insert", "state_append", "flush", "step_write", "gather_window"}
-"""Operations on rings and states: other tables give them no other bytes."""
-
 _MOST_TELLING = (
     "gather_topk",
     "gather_all",
@@ -297,7 +295,7 @@ def _not_measured(figure: Figure, why: str) -> NotMeasured:
 
 def _places(figure: Figure) -> int:
     """How many calls work on other pages, rings and states than any before."""
-    if figure.operation[0] in _OF_SLOTS:
+    if OPERATIONS[figure.operation[0]].of_slots:
         return len({layer.schema.layer.layer_idx for layer, _ in figure.stages})
     return len(figure.stages)
 

@@ -10,9 +10,9 @@ from typing import Any, cast
 from dsv4kv.errors import ConfigError
 from dsv4kv.ops.contract import Backend, write_in_turn
 from dsv4kv.ops.peers import PEERS, load_peer
-from dsv4kv.ops.peers.foreign import OPERATIONS, Foreign, Operation, pages_position
+from dsv4kv.ops.peers.foreign import Foreign, Operation, pages_position
 from dsv4kv.ops.peers.locate import GROUP, list_entry_points, load_foreign
-from dsv4kv.ops.variants import Choice
+from dsv4kv.ops.table import OPERATIONS, Choice
 
 BACKENDS = {
     "reference": "dsv4kv.ops.reference",

@@ -41,7 +41,10 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @dataclass
 class CountingTimer(CallTimer):
-    """Runs every call once, and counts what it launches: (own kernels, torch's operators)."""
+    """Counts what every call launches: (own kernels, torch's operators).
+
+    A call runs twice, as a captured one does, and the second is counted.
+    """
 
     gpu: TwinGpu
     launched: dict[Named, set[tuple[int, tuple[str, ...]]]] = field(default_factory=dict)
@@ -58,6 +61,7 @@ class CountingTimer(CallTimer):
         most_ns: int | None = None,
     ) -> Timing:
         for call in calls:
+            call()
             before = len(self.gpu.launched)
             with Operators() as operators:
                 call()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.ops import cpu
+from dsv4kv.ops import cpu, table
 from dsv4kv.ops.contract import Backend
 from dsv4kv.ops.cuda import library
 from tests.cuda.scenes import SCENES, Scene
@@ -41,7 +41,7 @@ def changed(argument: object, change: Callable[[Tensor], Tensor]) -> object:
 
 
 def test_every_operation_of_the_contract_is_an_operator() -> None:
-    assert sorted(library.MUTATED) == sorted(OPERATIONS) == sorted(ONE_OF_EACH)
+    assert sorted(table.OPERATIONS) == sorted(OPERATIONS) == sorted(ONE_OF_EACH)
 
 
 @each_operation

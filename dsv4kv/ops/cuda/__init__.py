@@ -29,7 +29,7 @@ from dsv4kv.ops.kernels.state import (
     split_of,
 )
 from dsv4kv.ops.storage import PageStore
-from dsv4kv.ops.variants import best, portable
+from dsv4kv.ops.table import best, portable
 
 
 def window_insert(

@@ -20,24 +20,10 @@ from dsv4kv.ops.compressor import Compressor
 from dsv4kv.ops.contract import Backend, Parts, PartWrite
 from dsv4kv.ops.registry import load_backend
 from dsv4kv.ops.storage import PageStore
+from dsv4kv.ops.table import OPERATIONS
 
 FORMAT_NAMES = {f"{place}/{name}": (place, name) for place in FORMATS for name in FORMATS[place]}
 """What the format argument of an operator may be."""
-
-MUTATED = {
-    "window_insert": ("ring",),
-    "entry_insert": ("store",),
-    "indexer_insert": ("store",),
-    "state_append": ("state",),
-    "flush": ("store",),
-    "step_write": ("ring", "parts"),
-    "compress_chunk": ("state", "store"),
-    "gather_topk": ("out",),
-    "gather_all": ("out",),
-    "gather_window": ("out",),
-    "page_copy": ("store",),
-}
-"""Every operation, with the arguments that it writes."""
 
 _COMPRESSOR = (
     "Tensor ape, Tensor norm_weight, Tensor rope, int ratio, bool overlap, "
@@ -58,7 +44,7 @@ def schema(operation: str) -> str:
     letters = iter("abc")
     arguments = []
     for name, parameter in _parameters(operation):
-        mark = f"({next(letters)}!)" if name in MUTATED[operation] else ""
+        mark = f"({next(letters)}!)" if name in OPERATIONS[operation].writes else ""
         if parameter is PageStore:
             arguments.append(f"Tensor{mark} pages, str format, int page_entries")
         elif parameter is Compressor:
@@ -155,7 +141,7 @@ def _no_data(*_: Any) -> None:
 def _register() -> object:
     untyped: Any = torch.library.Library
     library = untyped("dsv4kv", "DEF")
-    for operation in MUTATED:
+    for operation in OPERATIONS:
         library.define(schema(operation))
         library.impl(operation, _implementation(operation, "cpu"), "CPU")
         library.impl(operation, _implementation(operation, "cuda"), "CUDA")

@@ -12,11 +12,9 @@ from torch import Tensor
 from dsv4kv.errors import PeerUnavailable
 from dsv4kv.ops.contract import Backend
 from dsv4kv.ops.storage import PageStore
+from dsv4kv.ops.table import OPERATIONS
 
 Operation = Callable[..., None]
-
-OPERATIONS = tuple(name for name in vars(Backend) if not name.startswith("_"))
-"""Names of all operations."""
 
 PARAMETERS = {
     name: tuple(inspect.signature(getattr(Backend, name)).parameters)[1:] for name in OPERATIONS

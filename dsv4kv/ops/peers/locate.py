@@ -13,13 +13,13 @@ from typing import Any
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.formats import FORMATS
 from dsv4kv.ops.peers.foreign import (
-    OPERATIONS,
     PARAMETERS,
     Foreign,
     Operation,
     is_missing,
     version_of,
 )
+from dsv4kv.ops.table import OPERATIONS
 
 GROUP = "dsv4kv.backends"
 """Entry points of installed packages that are backends."""

@@ -7,8 +7,8 @@ import torch
 
 from dsv4kv.model.plan import CachePlan
 from dsv4kv.ops.check import Disagreement, check_backend
-from dsv4kv.ops.peers.foreign import OPERATIONS
 from dsv4kv.ops.registry import resolve_backend
+from dsv4kv.ops.table import OPERATIONS
 from tests.ops.peers.caches import CACHES, cache
 
 Write = Callable[..., None]
@@ -26,7 +26,7 @@ def check(name: str) -> list[Disagreement]:
 @pytest.mark.parametrize("plan", CACHES.values(), ids=CACHES)
 def test_every_operation_of_the_cpu_backend_passes(plan: CachePlan) -> None:
     resolved = resolve_backend("dsv4kv.ops.cpu:", "reference")
-    assert resolved.foreign == OPERATIONS
+    assert resolved.foreign == tuple(OPERATIONS)
     assert check_backend(resolved, plan, CPU, seed=3) == []
 
 

@@ -1,11 +1,12 @@
-"""Ways to do the same operation: kernels that give the same bytes and may differ in speed.
+"""The table of operations: what each writes, and in how many ways it can be done.
 
-A run takes the first that its GPU has, or the one that ``ops.variant`` names; so one run compares
-two of them (``--axis ops.variant.flush=scratch,serial``). On the CPU there is one way each.
+Variants are kernels that give the same bytes and may differ in speed. A run takes the first that
+its GPU has, or the one that ``ops.variant`` names; so one run compares two of them
+(``--axis ops.variant.flush=scratch,serial``). On the CPU there is one way each.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dsv4kv.errors import ConfigError
 
@@ -50,23 +51,52 @@ _GATHERING = {
 _DEPENDENT = ("sm_90a", "sm_100a", "sm_103", "sm_110", "sm_120", "sm_121")
 STEP_LAUNCH = "step_launch"
 
-VARIANTS: dict[str, dict[str, Variant]] = {
-    "window_insert": _INSERTING,
-    "entry_insert": _INSERTING,
-    "flush": _POOLING,
-    "compress_chunk": _POOLING,
-    "gather_topk": _GATHERING,
-    "gather_all": _GATHERING,
-    "gather_window": _GATHERING,
-    "step_write": {
-        "fused": Variant("one kernel for a layer's window, states and entries"),
-        "separate": Variant("a kernel for each of them"),
-    },
-    STEP_LAUNCH: {
-        "dependent": Variant("a kernel is set up while the one before it still runs", _DEPENDENT),
-        "plain": Variant("a kernel begins when the one before it has ended"),
-    },
+
+@dataclass(frozen=True)
+class Row:
+    """What is to be known of an operation besides its contract.
+
+    Attributes:
+        writes: Arguments of the contract that it writes.
+        of_slots: It works on rings and states: other block tables give it no other bytes.
+        variants: Ways to do it on a GPU, the default first.
+    """
+
+    writes: tuple[str, ...]
+    of_slots: bool = False
+    variants: Mapping[str, Variant] = field(default_factory=dict)
+
+
+OPERATIONS: dict[str, Row] = {
+    "window_insert": Row(("ring",), of_slots=True, variants=_INSERTING),
+    "entry_insert": Row(("store",), variants=_INSERTING),
+    "indexer_insert": Row(("store",)),
+    "state_append": Row(("state",), of_slots=True),
+    "flush": Row(("store",), of_slots=True, variants=_POOLING),
+    "step_write": Row(
+        ("ring", "parts"),
+        of_slots=True,
+        variants={
+            "fused": Variant("one kernel for a layer's window, states and entries"),
+            "separate": Variant("a kernel for each of them"),
+        },
+    ),
+    "compress_chunk": Row(("state", "store"), variants=_POOLING),
+    "gather_topk": Row(("out",), variants=_GATHERING),
+    "gather_all": Row(("out",), variants=_GATHERING),
+    "gather_window": Row(("out",), of_slots=True, variants=_GATHERING),
+    "page_copy": Row(("store",)),
 }
+"""Every operation of ``ops.contract``."""
+
+_STEP_LAUNCH = {
+    "dependent": Variant("a kernel is set up while the one before it still runs", _DEPENDENT),
+    "plain": Variant("a kernel begins when the one before it has ended"),
+}
+
+VARIANTS: dict[str, Mapping[str, Variant]] = {
+    name: row.variants for name, row in OPERATIONS.items() if row.variants
+} | {STEP_LAUNCH: _STEP_LAUNCH}
 """Every operation that has several, and how a step's kernels follow one another; the first is the
 default."""
 

@@ -5,6 +5,7 @@ Memory and token counts are binary (1K = 1,024; 1 GiB = 2^30 B); rates are decim
 """
 
 import re
+from decimal import Decimal
 from fractions import Fraction
 
 from dsv4kv.errors import ConfigError
@@ -44,11 +45,12 @@ def _whole(text: str, number: str, factor: int) -> int:
 
 def format_bytes(count: float) -> str:
     """Binary size with three significant digits or more: ``584 B``, ``36.6 KiB``, ``3.44 GiB``."""
+    size = Decimal(count)  # an integer of a file may be beyond every float
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024:
-            return f"{count:,.0f} B" if unit == "B" else f"{_three_digits(count)} {unit}"
-        count /= 1024
-    return f"{_three_digits(count)} TiB"
+        if abs(size) < 1024:
+            return f"{size:,.0f} B" if unit == "B" else f"{_three_digits(size)} {unit}"
+        size /= 1024
+    return f"{_three_digits(size)} TiB"
 
 
 def counted(count: int, noun: str) -> str:
@@ -60,11 +62,11 @@ def format_duration(nanoseconds: float) -> str:
     """Duration in the unit that keeps one to three digits before the point."""
     for unit, size in (("ns", 1.0), ("µs", 1e3), ("ms", 1e6)):
         if abs(nanoseconds) < 999.5 * size:  # what rounds to 1,000 goes to the next unit
-            return f"{_three_digits(nanoseconds / size)} {unit}"
-    return f"{_three_digits(nanoseconds / 1e9)} s"
+            return f"{_three_digits(Decimal(nanoseconds / size))} {unit}"
+    return f"{_three_digits(Decimal(nanoseconds / 1e9))} s"
 
 
-def _three_digits(value: float) -> str:
+def _three_digits(value: Decimal) -> str:
     if value == 0:
         return "0"
     decimals = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0

@@ -151,3 +151,8 @@ def test_a_written_size_is_within_half_a_percent(count: float) -> None:
 )
 def test_one_is_told_without_an_s(count: int, text: str) -> None:
     assert counted(count, "step") == text
+
+
+def test_a_size_beyond_every_float_is_written() -> None:
+    assert format_bytes(10**400).endswith(" TiB")
+    assert len(format_bytes(10**400).replace(",", "")) == 400 - 12 + len(" TiB")

@@ -1,4 +1,8 @@
-"""Several launches: fresh processes, one or two at a time, and one record of them all."""
+"""Several launches: fresh processes, one or two at a time, and one record of them all.
+
+One launch: a fresh process that runs every case, and whatever becomes of it. Two launches can run
+together, their steps in turns.
+"""
 
 import os
 import secrets

@@ -1,4 +1,7 @@
-"""What a cache needs: blocks per table group, bytes per token and per request, bytes per pool."""
+"""A cache on paper: every layer's storage, who shares tables, and how many blocks and slots.
+
+The plan is what a cache is built from, so what it predicts is what must be allocated.
+"""
 
 from collections import Counter
 from collections.abc import Collection, Sequence

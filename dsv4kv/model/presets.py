@@ -1,4 +1,10 @@
-"""Models by name: the shipped presets and published Hugging Face ``config.json`` files."""
+"""Models by name: the shipped presets and published Hugging Face ``config.json`` files.
+
+Read a published Hugging Face ``config.json``. Two dialects tell the layer pattern:
+``compress_ratios`` (DeepSeek's own checkpoints, draft layers appended) and ``layer_types`` with
+``compress_rates`` (transformers). Multimodal wrappers nest the language model under
+``text_config``.
+"""
 
 from pathlib import Path
 from typing import Annotated, Any

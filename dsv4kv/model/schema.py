@@ -1,6 +1,10 @@
 """What one layer stores, and which layers share a block table.
 
 Pages per block; window and state per request slot.
+
+Who shares a block table. With 128-token blocks every CSA layer of a request holds the same number
+of blocks, and so does every HCA layer, so one table can serve a whole model. The other choices
+exist to be compared.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,14 @@
-"""Whether policies are simulated on the whole trace or on a sample of it."""
+"""Simulating a policy on a part of a trace: whole families, in a cache scaled down with them.
+
+After Waldspurger et al., "Efficient MRC construction with SHARDS" (FAST 2015), whose samples are
+single keys drawn by hash; here whole families are. What is estimated is how far a policy is from
+least recently used, whose hits are known exactly: most of what differs between samples cancels.
+
+Families of prompts: those that share blocks beyond what very many prompts begin with. A sample of
+a trace must hold whole families: a block without those before it could never be hit, and reuse
+between prompts would be cut. A beginning that very many prompts share (a system prompt) would make
+one family of them all; it is taken as common, and families start behind it.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -4,6 +4,10 @@ A block of compressed entries is of no use for going on alone: the next token al
 window of entries and the pending compressor state. Source: arXiv:2606.19348 §3.5.2 (full,
 periodic, zero); the bounded replay of DeepSeek-V4.1; checkpoints at the ends of prompts and where
 prompts part are policies of this toolkit.
+
+Strategies for windows and states on a whole trace, over a cache of blocks evicted by age. A
+checkpoint belongs to the block it ends at, and goes when the block does; a block that is computed
+again comes back without it.
 """
 
 import re

@@ -1,4 +1,10 @@
-"""The fixed part of a compressor: what turns a group of tokens into one entry."""
+"""The fixed part of a compressor: what turns a group of tokens into one entry.
+
+How the last channels of an entry are rotated: a table as engines have it, or frequencies. Engines
+form position × frequency in float32 and keep cosines and sines in a float32 table of all
+positions, 256 MiB at 2^20. An entry is rotated at its group's first position, so a row for each
+group is enough: 64 MiB for a ratio of 4, 2 MiB for 128; all layers of a ratio share one.
+"""
 
 from dataclasses import dataclass, replace
 

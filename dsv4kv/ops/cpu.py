@@ -1,4 +1,7 @@
-"""Inserting and gathering entries: exact, and fast while chunks stay in cache."""
+"""The fast backend in torch eager: the default where there is no GPU.
+
+The reference CPU backend: right, and as fast as eager operations go; not a performance claim.
+"""
 
 import torch
 from torch import Tensor

@@ -5,6 +5,14 @@ compute the rest, ``extend`` the lease by keys and values once they are computed
 and when decoding has filled more blocks), ``release``. An index never talks to an allocator:
 values it takes over (``Insertion.taken``) and values it gives up (``evict``) are told, and whoever
 holds both sides counts references.
+
+Chained hashes of token blocks: equal keys mean equal blocks with equal histories. ``xxh3`` is fast
+and made for accidents: two different prompts meet once in 2^128. Someone who may choose prompts
+*and* profits from another tenant's cache could look for collisions, so across a trust boundary
+take ``sha256`` or ``blake2b``, and a salt for each tenant. Every digest is cut to 128 bits. Each
+block also has a guard, a product with secret random numbers that every hasher draws, which nobody
+outside can steer: keys that are equal while guards differ are counted as collisions and not
+reused. So one hasher serves one index.
 """
 
 import hashlib

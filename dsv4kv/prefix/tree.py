@@ -1,5 +1,9 @@
-"""A run: keys of one tree edge that were cached together and have been used together ever since.
+"""Chains of keys as a tree of runs: where a chain leads, splitting, growing and trimming.
 
+Keys are bytes of a fixed width. A run is compared in one ``memcmp``; only where it differs from
+the chain, or the chain ends in it, is the first difference looked for.
+
+A run: keys of one tree edge that were cached together and have been used together ever since.
 Whatever uses only a part of a run splits it first. So all its blocks share one history, a policy
 judges the run as it would judge each of its blocks, and evicting from its end takes leaves first.
 """

@@ -2,6 +2,13 @@
 
 The last line of a file is a digest of the rest. It is of the values, not of the text, so that a
 record may be laid out anew; what a hand has changed is refused.
+
+The index of a folder of records: what each is, without reading them all again. The files are the
+truth and the index only remembers them. An entry counts while its file has the size and time it
+had; everything else is read again, and so is what could not be read: the reason may be gone, as
+with a newer dsv4kv, and the file as it was. So an index that is missing, old, cut short, or
+written by two programs at once costs time and nothing more, and if it cannot be written it is made
+again next time.
 """
 
 import hashlib

@@ -1,4 +1,8 @@
-"""What a step does to one layer's cache, operation by operation, as a decoder would."""
+"""What a step does to one layer's cache, operation by operation, as a decoder would.
+
+How much work a step's operations are: entries and useful bytes, counted on the host. Nothing is
+asked of the cache, which is being checked.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass

@@ -3,6 +3,11 @@
 The model of a step: one request fills its context with a chunk of ``in_flight_tokens``, all others
 decode. So the reserve for tokens in flight is taken once per replica, and the indexer's logits of
 that chunk are the transient peak.
+
+Memory that comes and goes within a step: the indexer's logits. A CSA layer scores every query
+token of a chunk against every indexer key it may see, in float32, before the top k are taken. No
+engine counts it as cache.
+Source: sglang#39095, vllm#45663.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,10 @@
-"""What a sizing question names: its model, GPU, formats and weights."""
+"""What a sizing question names: its model, GPU, formats and weights.
+
+The baseline that savings are told against: grouped-query attention with 8 KV heads. A model of 61
+layers that stores, per token and layer, keys and values of 8 heads of 128 channels in bf16: 8 x
+128 x 2 x 2 = 4,096 B, 249,856 B over all layers. Source: the baseline of the DeepSeek-V4 report,
+arXiv:2606.19348. The rest of it is DeepSeek-V3.2's, for comparison only.
+"""
 
 from functools import cache
 from pathlib import Path

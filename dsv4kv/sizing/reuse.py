@@ -1,4 +1,10 @@
-"""What a deployment's prefixes need: where hits end, and what they weigh outside the GPU."""
+"""What a deployment's prefixes need: where hits end, and what they weigh outside the GPU.
+
+Bytes that a prefix costs outside the GPU, and what the strategies for windows make of them.
+Compressed entries are stored whole. Window entries and compressor states are about eight times
+their volume, so they are stored in full, at checkpoints, or not at all.
+Source: arXiv:2606.19348 §3.5.2.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

@@ -1,4 +1,13 @@
-"""Formats that tell lengths alone: Azure, BurstGPT and ShareGPT."""
+"""Formats that tell lengths alone: Azure, BurstGPT and ShareGPT.
+
+Azure LLM inference traces of 2023 and 2024 (Azure/AzurePublicDataset): CSV without blocks. Times
+are wall clock with up to nine fractional digits; 2024 adds a UTC offset. A time without an offset
+is read as UTC.
+
+ShareGPT-like lists of prompt and output lengths: JSON lines, or one JSON array. Lengths go by
+several names; a list of token ids stands for its length. ``arrival_s`` is optional (0: all
+requests wait from the start). JSON lines stream; an array is held in memory as a whole.
+"""
 
 import csv
 import math

@@ -1,6 +1,11 @@
 """Mooncake traces (kvcache-ai/Mooncake): one JSON object per request, times in milliseconds.
 
 Each of the ``hash_ids`` stands for 512 tokens and their history; the last may be partial.
+
+Mooncake traces of sessions whose later turns carry only what is new. A line has the fields of a
+Mooncake line, and ``session_id``. ``input_length`` and ``hash_ids`` of a later turn of a session
+count from the end of its turn before; its time may be a ``delay`` in milliseconds after that
+turn's instead of a ``timestamp``.
 """
 
 import math

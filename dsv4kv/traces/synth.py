@@ -1,4 +1,10 @@
-"""Synthetic requests: lengths, arrivals and shared prefixes drawn from stated distributions."""
+"""Synthetic requests: lengths, arrivals and shared prefixes drawn from stated distributions.
+
+A chat service in miniature: conversations over one system prompt, each turn extending the last.
+The shipped ``builtin:chat`` is ``chat_trace(CONVERSATIONS, SEED)``, written by
+
+    dsv4kv trace synth configs/traces/chat.jsonl.gz --shape chat --conversations 12 --seed 0
+"""
 
 import itertools
 import math

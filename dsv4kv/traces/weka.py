@@ -3,6 +3,14 @@
 ``hash_ids`` stand for full blocks. Requests of type ``subagent`` nest requests of their own, whose
 times count from the sub-agent's start. A folder is merged on one clock: conversation k, by file
 name, starts k × stagger seconds after the first.
+
+Lists of block ids in a conversation's text, read before the rest of it. A turn repeats the ids of
+the turn before it: where the text of a list begins as that of the list before, its ids do, too,
+and only what follows is parsed.
+
+Writes a folder of Weka conversations: one file per session, all on the clock of the trace.
+Sessions are found by what prompts begin with. Ids are those of the whole folder (``global``): kept
+where the format can hold them, numbered anew in their order where it cannot.
 """
 
 import json

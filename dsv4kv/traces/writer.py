@@ -1,4 +1,10 @@
-"""Writes a trace as lines of a format: whole or not at all, the same bytes every time."""
+"""Writes a trace as lines of a format: whole or not at all, the same bytes every time.
+
+Export to libCacheSim's ``oracleGeneral``: 24 bytes for every block reference. Little-endian: u32
+time in seconds, u64 id, u32 size, i64 number of the next reference to the same id, -1 where there
+is none. A prompt's blocks are written last to first, as a prefix cache touches them; sizes are 1,
+so that a capacity counts blocks.
+"""
 
 import gzip
 from collections.abc import Callable, Iterable, Iterator

@@ -15,15 +15,8 @@ from dsv4kv.record.quantities import Measured, by_quantity, latency_median, over
 from dsv4kv.record.schema import CacheSummary, Case, Latency, Launch, NotMeasured, Operation
 from dsv4kv.record.yardstick import Yardstick, yardsticks
 from dsv4kv.units import format_bytes
-from dsv4kv.view.cells import (
-    ABSENT,
-    add_estimates,
-    format_estimate,
-    format_number,
-    new_table,
-    spark_bar,
-    spark_shape,
-)
+from dsv4kv.view.cells import ABSENT, add_estimates, format_estimate, format_number, new_table
+from dsv4kv.view.sparks import spark_bar, spark_shape
 
 _NOTES = {
     "cpu": "reference CPU backend, not a performance claim",

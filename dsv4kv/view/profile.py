@@ -1,4 +1,8 @@
-"""A profile on a terminal: what spoils it, where a step's time went, and the tables."""
+"""A profile on a terminal: what spoils it, where a step's time went, and the tables.
+
+The tables of a profile: where the time went, kernel by kernel and operation by operation. Rates
+are decimal: 1 GB/s is 10^9 B/s, or one byte per nanosecond.
+"""
 
 import zlib
 from collections import Counter

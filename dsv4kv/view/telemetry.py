@@ -11,8 +11,9 @@ from dsv4kv.record.schema import Case
 from dsv4kv.record.telemetry import HeldUnits, MeasuredWindow, MemorySeries, Telemetry
 from dsv4kv.record.telemetry_windows import WindowState, window_state
 from dsv4kv.units import format_bytes
-from dsv4kv.view.cells import ABSENT, format_number, new_table, spark_line
+from dsv4kv.view.cells import ABSENT, format_number, new_table
 from dsv4kv.view.findings import Finding
+from dsv4kv.view.sparks import spark_line
 
 Row = tuple[MeasuredWindow, WindowState]
 Cell = Callable[[WindowState], str | None]

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.view.cells import are_far_apart, make_bins
+from dsv4kv.view.sparks import are_far_apart, make_bins
 
 SAMPLES = st.lists(st.integers(0, 10**12), min_size=1, max_size=60)
 

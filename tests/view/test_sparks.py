@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.view.cells import is_picture, spark_bar, spark_line, spark_shape
+from dsv4kv.view.sparks import is_picture, spark_bar, spark_line, spark_shape
 
 SAMPLES = st.lists(st.integers(1, 10**9), min_size=1, max_size=200)
 

@@ -1,4 +1,8 @@
-"""A start-up log, read: what every rank said of its cache, and the arguments they were given."""
+"""A start-up log, read: what every rank said of its cache, and the arguments they were given.
+
+Arguments that an engine echoes at start, in any of their spellings. ``key=value``, ``'key':
+value``, ``--key value`` and ``--key=value``; dashes and underscores are the same.
+"""
 
 import gzip
 import re

@@ -6,6 +6,14 @@ finds context beyond its hit is inserted up to there first, with the window ther
 when it is done.
 Source: SGLang 0.5.23, ``unified_radix_cache.py`` (``checkpoint_into_tree``), ``common.py``
 (``free_swa_out_of_window_slots``).
+
+SGLang's prefix tree with a pool of its own for windows. Every node has its pages of context, and
+its window pages or none any more. A hit ends at the deepest node that has them; where the context
+goes on beyond, prompts part: the window there is kept by the request that finds it missing.
+Windows are evicted apart from context, the least recently used first and of equal age the upper
+node's: a leaf goes altogether then, any other node keeps its context, of no use until a prompt
+computes its window again.
+Source: SGLang 0.5.23, ``unified_cache/unified_tree_core.py``, ``unified_cache/components/swa.py``.
 """
 
 import heapq

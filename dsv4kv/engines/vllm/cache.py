@@ -1,4 +1,23 @@
-"""vLLM's prefix cache for requests that run side by side."""
+"""vLLM's prefix cache for requests that run side by side.
+
+vLLM's prefix cache with one group of blocks, one request at a time. Only full blocks are cached,
+and a hit leaves the last token to be computed. All blocks of a prompt are taken while it runs, the
+uncached tail too; afterwards the cached ones join the end of the free queue, last block first, and
+the tail its front. New blocks come from the front. A full block that is computed although it is
+cached (the last of a prompt of whole blocks) is kept twice; the older copy is found first.
+Source: vLLM 0.33, ``block_pool.py`` and ``single_type_kv_cache_manager.py``.
+
+Blocks that entered the queue together are one *piece*, so time goes with pieces, not with blocks.
+
+vLLM's prefix cache with DeepSeek-V4's groups, one request at a time, in chunks of prompt.
+Compressed entries are one group; windows and compressor states are others, with smaller blocks
+from the same pool. A hit ends at a whole block of context whose last window and state blocks are
+all cached. Blocks behind the window are given back after every chunk; which of them stay cached is
+the retention: every boundary, one in an interval, or only where a prompt ends and where a hit ran
+out of windows. The blocks of one table that a hit needs at its end are taken for one entry, though
+an engine may find some of them in an older copy and some in a newer.
+Source: vLLM 0.33, ``single_type_kv_cache_manager.py``, ``kv_cache_coordinator.py``.
+"""
 
 import numpy as np
 

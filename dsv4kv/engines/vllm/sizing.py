@@ -3,6 +3,16 @@
 The number that vLLM prints is no capacity: it is what a pool of blocks holds of requests of
 ``max_model_len``, each with its reserve for tokens in flight, times ``max_model_len``.
 Source: vLLM 0.20.2 to 0.33.0; a refusal of 0.22 (vllm#44376), logs of 0.26 and 0.33.
+
+Blocks of all groups, told as what each pool costs a request. A block costs the same whichever
+group it belongs to; what it is larger than its group's pages is shared among them.
+
+How vLLM splits buckets of layers into groups, and what a block of all groups costs. All groups
+draw their blocks from one pool, so a block costs the same in each.
+Source: vLLM 0.20 to 0.33, ``kv_cache_utils.py`` and ``kv_cache_planning.py``.
+
+vLLM's start-up lines on the size of the cache, word for word, without their prefixes.
+Source: vLLM 0.26.0 and 0.33.0, ``gpu_worker.py``, ``kv_cache_utils.py``, ``kv_cache_planning.py``.
 """
 
 from collections import Counter

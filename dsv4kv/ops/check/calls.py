@@ -1,4 +1,8 @@
-"""What the arguments of a checked call are made of: seeded numbers, and guarded memory."""
+"""Calls that a checked operation must answer as the reference does: small, random, unkind.
+
+Slots in no order, −1 and duplicates among indices, lengths of 0, rows that wrap around. Outputs
+are NaN before, and around everything that is written lies memory that must stay as it is.
+"""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence

@@ -1,4 +1,15 @@
-"""From a kernel module to machine code with NVRTC: no nvcc, no driver and no GPU needed."""
+"""From a kernel module to machine code with NVRTC: no nvcc, no driver and no GPU needed.
+
+Compiled kernels on disk: compiled once a machine, read in milliseconds afterwards. A file's name
+holds a digest of everything that decides its content: all sources, the macros, the options, the
+architecture and NVRTC's version. So nothing is ever out of date, and processes that compile the
+same at the same time write the same. What is loaded runs: of a folder or file that somebody else
+could have written nothing is taken.
+
+Environment: ``DSV4KV_CACHE_DIR`` names the folder (default ``~/.cache/dsv4kv``, or under
+``XDG_CACHE_HOME``); ``DSV4KV_JIT_FORCE=1`` compiles anew; ``DSV4KV_JIT_DUMP=DIR`` also writes what
+is loaded to DIR, as cubin, SASS and resource use.
+"""
 
 import functools
 import hashlib

@@ -1,4 +1,9 @@
-"""The catalogue's kernels, compiled for several architectures and looked at."""
+"""The catalogue's kernels, compiled for several architectures and looked at.
+
+The machine code as it was: registers, instructions and accesses of every kernel, in a file.
+Compared only with the compiler that made it: another version makes other code of the same source,
+so each version that is looked after has a file of its own, ``nvrtc-13.5.json``.
+"""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,4 +1,11 @@
-"""What somebody else's code offers: some operations of the contract, for some formats."""
+"""What somebody else's code offers: some operations of the contract, for some formats.
+
+Bridges to a gather that takes requests as rows of a block table. vLLM's
+``dequantize_and_gather_k_cache`` and FlagGems' function of that name read the last ``gather_lens``
+of ``seq_lens`` entries of every request and write nothing else. So what a call does besides: table
+rows of the slots (one small copy), lengths as int32, and zeros everywhere in the output first,
+because lengths are known on the device only.
+"""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence

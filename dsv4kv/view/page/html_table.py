@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from dsv4kv.view.cells import is_picture
+from dsv4kv.view.sparks import is_picture
 
 _PLUS_MINUS: Final = " ± "
 _CLASSES: Final = {"green": "good", "yellow": "warning", "red": "bad", "dim": "muted"}

@@ -1,4 +1,9 @@
-"""Figures in the page's look, drawn by matplotlib, which is imported when the first is made."""
+"""Figures in the page's look, drawn by matplotlib, which is imported when the first is made.
+
+The page's colours: one accent in shades, one colour per verdict, light and dark. Charts are drawn
+in the light colours, each of which stands for its role and no other, so that a page can put the
+role in its place and follow the reader's choice of light or dark.
+"""
 
 import re
 import warnings

@@ -8,7 +8,6 @@ import numpy as np
 
 from dsv4kv.measure.statistics import Summary, summarize
 from dsv4kv.units import format_duration
-from dsv4kv.view.cells import Bins, are_far_apart, make_bins
 from dsv4kv.view.page.charts.figure import (
     LIGHT,
     Chart,
@@ -18,6 +17,7 @@ from dsv4kv.view.page.charts.figure import (
     show_linear_durations,
     write,
 )
+from dsv4kv.view.sparks import Bins, are_far_apart, make_bins
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,4 +1,9 @@
-"""How fast operations moved bytes, held against plain memory traffic on the same machine."""
+"""How fast operations moved bytes, held against plain memory traffic on the same machine.
+
+Roofline of operations that only move bytes: the size of a call against its rate. There is no
+arithmetic to speak of, so the roofs are rates of plain memory traffic, and what keeps small calls
+below them is the time that a call takes at least: lines of equal time are drawn.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from dsv4kv.measure.statistics import Estimate
 from dsv4kv.measure.verdict import Verdict
-from dsv4kv.view.cells import are_far_apart
 from dsv4kv.view.page.charts.figure import (
     LIGHT,
     SHADES,
@@ -21,6 +20,7 @@ from dsv4kv.view.page.charts.figure import (
     write,
 )
 from dsv4kv.view.page.inputs import Compared, ComparedRow
+from dsv4kv.view.sparks import are_far_apart
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,6 +10,8 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from fractions import Fraction
+from math import inf
 from pathlib import Path
 from typing import IO, cast
 
@@ -179,7 +181,7 @@ def whole_number(text: str | None) -> int | None:
     match = re.fullmatch(r"(\d[\d_]*(?:\.\d+)?)([kmgKMG]?)", text or "")
     if match is None:
         return None
-    return int(float(match[1].replace("_", "")) * _SCALE.get(match[2], 1))
+    return int(Fraction(match[1].replace("_", "")) * _SCALE.get(match[2], 1))
 
 
 _VLLM_SIZE = {"tokens", "refused_context", "no_memory"}
@@ -211,8 +213,8 @@ class Reading:
 
     def whole(self, name: str) -> int | None:
         """A field as a whole number; None where it is missing."""
-        number = self.number(name)
-        return None if number is None else int(number)
+        text = self.fields.get(name)
+        return None if text is None else int(Fraction(text.replace(",", "")))
 
 
 @dataclass(frozen=True)
@@ -237,6 +239,14 @@ class StartupLog:
         """An argument's last value; of the model, the first (drafts come later)."""
         values = self.arguments.get(name)
         return None if values is None else values[0 if name == "model" else -1]
+
+    def number(self, name: str) -> float | None:
+        """An argument's last value as a positive number; None where it is none."""
+        try:
+            number = float(self.text(name) or 0)
+        except ValueError:
+            return None
+        return number if 0 < number < inf else None
 
     def whole(self, name: str) -> int | None:
         """An argument's last value as a whole number."""

@@ -67,9 +67,18 @@ def test_what_is_no_argument_is_left_alone(line: str) -> None:
 
 
 def test_numbers_are_read_as_vllm_takes_them() -> None:
+    assert whole_number("9" * 400) == 10**400 - 1
     given = ("8192", "8_192", "128k", "128K", "1M", "1.5k", "auto", None)
     expected = [8192, 8192, 128_000, 131_072, 1_048_576, 1500, None, None]
     assert [whole_number(text) for text in given] == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "number"), [("0.1", 0.1), ("0.1atio=0.1", None), ("0", None), ("inf", None)]
+)
+def test_an_argument_that_is_no_positive_number_is_none(value: str, number: float | None) -> None:
+    log = parsed([*SGLANG, f"swa_full_tokens_ratio={value}"])
+    assert log.number("window_ratio") == number
 
 
 def test_two_lines_and_one_line_are_told_apart() -> None:

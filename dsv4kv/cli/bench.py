@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dsv4kv.choices import BACKENDS, PEERS, listed
 from dsv4kv.cli.records import end_run, keep_record
+from dsv4kv.resources import shipped_names
 from dsv4kv.view.console import open_console
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ def bench(
     config: Annotated[
         str | None,
         typer.Argument(
-            help="A YAML file or a shipped name: default (the default), smoke, bookkeeping.",
+            help=f"A YAML file or a shipped name: {listed(shipped_names('bench'))}.",
             show_default=False,
         ),
     ] = None,
@@ -47,7 +49,7 @@ def bench(
     backend: Annotated[
         str | None,
         typer.Option(
-            help="Operations to run: cpu, cuda, vllm, sglang, flashmla, flaggems, or your own "
+            help=f"Operations to run: {listed(BACKENDS | PEERS)}, or your own "
             "my_package.my_module:my_gather.",
         ),
     ] = None,

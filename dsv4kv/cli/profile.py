@@ -1,10 +1,12 @@
 """``dsv4kv profile``: which kernels take the time, by whichever profiler is there."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dsv4kv.choices import PROFILERS, listed
+from dsv4kv.resources import shipped_names
 from dsv4kv.view.console import open_console, say
 
 if TYPE_CHECKING:
@@ -32,21 +34,21 @@ dsv4kv profile --diff before.json after.json     which kernels changed
 """
 
 
+def _profiler(name: str) -> Any:
+    return typer.Option(f"--{name}", help=f"Profile with {PROFILERS[name].explains}.")
+
+
 def profile(
     config: Annotated[
         str | None,
         typer.Argument(
-            help="A YAML file or a shipped name: default (the default), smoke, gpu.",
+            help=f"A YAML file or a shipped name: {listed(shipped_names('bench'))}.",
             show_default=False,
         ),
     ] = None,
-    nsys: Annotated[bool, typer.Option("--nsys", help="Profile with Nsight Systems.")] = False,
-    ncu: Annotated[
-        bool, typer.Option("--ncu", help="Profile with Nsight Compute: counts bytes in DRAM.")
-    ] = False,
-    torch: Annotated[
-        bool, typer.Option("--torch", help="Profile with torch.profiler (Kineto).")
-    ] = False,
+    nsys: Annotated[bool, _profiler("nsys")] = False,
+    ncu: Annotated[bool, _profiler("ncu")] = False,
+    torch: Annotated[bool, _profiler("torch")] = False,
     auto: Annotated[
         bool,
         typer.Option("--auto", help="nsys if it and a GPU are there, else torch.profiler."),

@@ -2,10 +2,23 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
+from dsv4kv.choices import (
+    OFFLINE_POLICIES,
+    POLICIES,
+    RULES,
+    STRATEGIES,
+    TRACE_FILES,
+    TRACE_FORMATS,
+    TRACE_LINES,
+    explained,
+    listed,
+)
+from dsv4kv.engines.speculation import SPECULATIONS
+from dsv4kv.units import UNITS_PER_SECOND
 from dsv4kv.view.console import open_console, print_document, say
 
 if TYPE_CHECKING:
@@ -16,20 +29,17 @@ if TYPE_CHECKING:
     from dsv4kv.traces.request import Request
 
 
+if TYPE_CHECKING:  # the registries make the choices: no checker can know them
+    FormatName: TypeAlias = str
+    UnitName: TypeAlias = str
+    WrittenName: TypeAlias = str
+else:
+    FormatName = Literal["auto", *TRACE_FORMATS]
+    UnitName = Literal[*UNITS_PER_SECOND]
+    WrittenName = Literal[*TRACE_LINES, *TRACE_FILES]
+
 Format = Annotated[
-    Literal[
-        "auto",
-        "bailian",
-        "mooncake",
-        "mooncake-delta",
-        "weka",
-        "azure",
-        "burstgpt",
-        "sharegpt",
-        "timed",
-        "dsv4kv",
-    ],
-    typer.Option("--format", help="Format of SOURCE; auto looks at its first line."),
+    FormatName, typer.Option("--format", help="Format of SOURCE; auto looks at its first line.")
 ]
 
 
@@ -43,8 +53,8 @@ _FIELDS = (
 )
 Fields = Annotated[str | None, _reading("T,IN,OUT[,IDS]", _FIELDS)]
 TimeUnit = Annotated[
-    Literal["s", "ms", "us", "ns"],
-    _reading("UNIT", "Unit of a timed trace's times: s, ms, us, ns."),
+    UnitName,
+    _reading("UNIT", f"Unit of a timed trace's times: {listed(UNITS_PER_SECOND)}."),
 ]
 IdTokens = Annotated[
     int | None, _reading("TOKENS", "Tokens that one id of a timed trace stands for.")
@@ -74,7 +84,7 @@ def read_options(
         raise typer.BadParameter(f"--id-tokens {id_tokens}: an id stands for 1 token or more")
     return ReadOptions(
         TimedFields(*names),
-        time_unit,  # type: ignore[arg-type]
+        time_unit,
         id_tokens,
         stagger,
         any_order,
@@ -96,22 +106,17 @@ def _output(text: str) -> Any:
     return typer.Option(help=text, metavar="FILE", rich_help_panel="Output")
 
 
-_STRATEGY = (
-    "What is kept of windows and states: full, periodic:TOKENS, zero, zero:bounded, ends, "
-    "ends+junctions, or none; commas between."
-)
+_STRATEGY = f"What is kept of windows and states: {listed(STRATEGIES)}, or none; commas between."
 _RULE = (
-    "Engines' rules, replayed at every capacity: ideal, vllm, sglang, vllm-v4:dense, "
-    "vllm-v4:4096, vllm-v4:semantic, sglang-v4:dense, sglang-v4:tail, or all. Exact for vLLM 0.33 "
+    f"Engines' rules, replayed at every capacity: {listed(RULES)}, or all. Exact for vLLM 0.33 "
     "and SGLang 0.5.23, whose defaults are vllm-v4:semantic and sglang-v4:tail."
 )
 _SPECULATION = (
-    "How the engines draft, for every rule: none, dspark, mtp, mtp+connector (MTP where a KV "
-    "connector is set), commas between. It changes what hits."
+    f"How the engines draft, for every rule: {listed(SPECULATIONS)} (MTP where a KV connector is "
+    "set), commas between. It changes what hits."
 )
 _POLICY = (
-    "Other eviction policies, simulated at every capacity: lru, fifo, lfu, lfu-aged, gdsf, sieve, "
-    "s3fifo, arc, belady."
+    f"Other eviction policies, simulated at every capacity: {listed(POLICIES | OFFLINE_POLICIES)}."
 )
 _SAMPLE = (
     "Simulate policies on this share of the prompt families (0.2), with an interval for every "
@@ -177,7 +182,7 @@ def mrc(
     A hit ends at the first block that is not cached. What is cached is useful only if window and
     compressor state are there too: strategies say what is kept of them, rules what engines do.
     """
-    from dsv4kv.engines.rules import RULES
+    from dsv4kv.engines import rules
     from dsv4kv.files import write_named
     from dsv4kv.mrc.curves import Question, measure_trace
     from dsv4kv.mrc.strategies import prefix_costs
@@ -187,7 +192,7 @@ def mrc(
     from dsv4kv.view import mrc as files
 
     drafts = _names(speculation)
-    every = (name for name, known in RULES.items() if set(drafts) <= set(known.speculations))
+    every = (name for name, known in rules.RULES.items() if set(drafts) <= set(known.speculations))
     options = read_options(fields, time_unit, id_tokens, stagger)
     config = find_model(model)
     question = Question(
@@ -251,13 +256,7 @@ Source = Annotated[
 ]
 _LINES = "File to write, as JSON lines; compressed if it ends in .gz."
 Out = Annotated[Path, typer.Argument(metavar="OUT", help=_LINES)]
-_TO = (
-    "dsv4kv: the toolkit's own format. mooncake: ids of 512 tokens. mooncake-delta: turns of a "
-    "session tell what is new; sessions are found by what prompts begin with. timed: times in s; "
-    "read it with --format timed --id-tokens N. weka: a folder of conversations, found likewise. "
-    "oracle: libCacheSim's oracleGeneral, a record for every block reference, a prompt's blocks "
-    "last to first."
-)
+_TO = f"{explained(TRACE_LINES | TRACE_FILES)}."
 _CUT_TOKENS = 131_072  # where synthetic lengths are cut unless told otherwise
 _SHAPES = {
     "tree": "requests input_mean input_max output_mean arrival_rate "
@@ -320,7 +319,7 @@ def convert(
         bool, typer.Option("--sort", help="Sort by arrival first; equal times keep their order.")
     ] = False,
     to: Annotated[
-        Literal["dsv4kv", "mooncake", "mooncake-delta", "timed", "weka", "oracle"],
+        WrittenName,
         typer.Option("--to", help=_TO),
     ] = "dsv4kv",
     fields: Fields = None,

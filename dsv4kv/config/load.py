@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar, overload
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from dsv4kv import reading
+from dsv4kv import reading, resources
 from dsv4kv.config.bench import BenchConfig, Section
 from dsv4kv.config.document import (
     Document,
@@ -145,7 +145,7 @@ LoadedConfig = Loaded[BenchConfig]
 
 def shipped_names(root: Root = BenchConfig) -> list[str]:
     """Names of the shipped configurations of a kind, sorted."""
-    return sorted(path.stem for path in _shipped_folder(root).glob("*.yaml"))
+    return resources.shipped_names(_FOLDERS[root])
 
 
 @overload

@@ -17,6 +17,13 @@ class BlockHashIndex(PrefixStore):
     block and its history). One index takes one kind.
     """
 
+    whole_blocks = True
+
+    @classmethod
+    def over(cls, block_keys: int, policy: Policy) -> "BlockHashIndex":
+        """An index of ids, one for each block, whatever the blocks."""
+        return cls(policy)
+
     def __init__(self, policy: Policy | None = None, *, digests: bool = False) -> None:
         """``policy`` None is LRU; ``digests`` says that keys are ``Digests``, not ids."""
         key_bytes = Digests.KEY_BYTES if digests else 8

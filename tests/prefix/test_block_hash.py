@@ -6,8 +6,8 @@ import pytest
 from dsv4kv.errors import ConfigError
 from dsv4kv.prefix.block_hash import BlockHashIndex
 from dsv4kv.prefix.index import BlockHasher, Digests
-from dsv4kv.prefix.indexes import INDEXES, make_index
 from dsv4kv.prefix.policies import make_policy
+from tests.prefix.indexes import INDEXES, make_index
 from tests.prefix.trees import check_tree
 
 HASHER = BlockHasher(4)
@@ -75,11 +75,6 @@ def test_every_index_of_the_registry_can_be_made(name: str) -> None:
     keys = np.arange(8) if name == "radix" else HASHER.digest(np.arange(8))
     index.insert(keys, np.array([0, 1]))
     assert index.match(keys).values.tolist() == [0, 1]
-
-
-def test_an_index_that_does_not_exist_is_refused_with_those_that_do() -> None:
-    with pytest.raises(ConfigError, match="'trie' is no prefix index: choose one of radix"):
-        make_index("trie", 4, make_policy("lru"))
 
 
 def test_every_lookup_is_counted() -> None:

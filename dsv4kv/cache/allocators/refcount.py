@@ -10,7 +10,8 @@ from typing import Literal
 
 import numpy as np
 
-from dsv4kv.cache.allocators.contract import not_owner, out_of
+from dsv4kv.cache.allocators.contract import Allocator, not_owner, out_of
+from dsv4kv.cache.allocators.lanes import in_lanes
 from dsv4kv.cache.allocators.routing import RoutingStore
 from dsv4kv.cache.allocators.stack import INT64, Ids, as_ids
 from dsv4kv.cache.allocators.states import NO_HASH, BlockStates, ReleasePolicy, Truth
@@ -447,3 +448,8 @@ def _row(ids: Ids) -> Ids:
     if ids.ndim != 1:
         raise not_owner("blocks", ids, f"shape {ids.shape} is not one row")
     return ids if ids.dtype is INT64 else as_ids(ids)
+
+
+def make_blocks(num_blocks: int, lanes: int) -> Allocator:
+    """An allocator of blocks; the dummy comes on top: all ``num_blocks`` are handed out."""
+    return in_lanes(lanes, lambda: RefCountAllocator(num_blocks + 1))

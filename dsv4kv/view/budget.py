@@ -30,7 +30,7 @@ _PARTS = {
     "tokens": ("░", "green", "tokens"),
     "lost": ("╳", "red", "lost to rounding"),
     "free": ("·", "dim", "free"),
-    "spare": ("-", "dim", "kept spare"),
+    "spare": ("-", "dim", "headroom"),
 }
 
 

@@ -104,14 +104,22 @@ _LIKELY_FIELDS = (  # what one of the patterns needs, looked for first: most lin
 )
 
 
+_LONGEST = 40  # characters of a number
+
+
 def find_fields(line: str) -> dict[str, str]:
-    """Fields of one line, by name, as written; empty for a line that says nothing of the cache."""
+    """Fields of one line, by name, as written; empty for a line that says nothing of the cache.
+
+    What is longer than any number of a log is left out: it is none.
+    """
     lowered = line.lower()
     if not any(part in lowered for part in _LIKELY_FIELDS):
         return {}
     if _SGLANG.search(line):
-        return dict(_PAIR.findall(line))
-    return {name: text for pattern in _PATTERNS for name, text in _named(pattern.search(line))}
+        found = _PAIR.findall(line)
+    else:
+        found = [pair for pattern in _PATTERNS for pair in _named(pattern.search(line))]
+    return {name: text for name, text in found if len(text) <= _LONGEST}
 
 
 def find_version(line: str) -> str | None:
@@ -179,7 +187,7 @@ def find_arguments(line: str) -> Iterator[tuple[str, str]]:
 def whole_number(text: str | None) -> int | None:
     """``8192``, ``8_192``, ``128k`` (thousands) or ``128K`` (binary), as vLLM takes them."""
     match = re.fullmatch(r"(\d[\d_]*(?:\.\d+)?)([kmgKMG]?)", text or "")
-    if match is None:
+    if match is None or len(match[0]) > _LONGEST:
         return None
     return int(Fraction(match[1].replace("_", "")) * _SCALE.get(match[2], 1))
 

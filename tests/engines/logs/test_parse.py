@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.engines.logs.read import find_arguments, rank_of, read_lines, read_log, whole_number
+from dsv4kv.engines.logs.read import (
+    find_arguments,
+    find_fields,
+    rank_of,
+    read_lines,
+    read_log,
+    whole_number,
+)
 from dsv4kv.errors import ConfigError
 from tests.engines.logs.startup import (
     REFUSAL,
@@ -67,10 +74,15 @@ def test_what_is_no_argument_is_left_alone(line: str) -> None:
 
 
 def test_numbers_are_read_as_vllm_takes_them() -> None:
-    assert whole_number("9" * 400) == 10**400 - 1
-    given = ("8192", "8_192", "128k", "128K", "1M", "1.5k", "auto", None)
-    expected = [8192, 8192, 128_000, 131_072, 1_048_576, 1500, None, None]
+    given = ("8192", "8_192", "128k", "128K", "1M", "1.5k", "auto", None, "9" * 5000)
+    expected = [8192, 8192, 128_000, 131_072, 1_048_576, 1500, None, None, None]
     assert [whole_number(text) for text in given] == expected
+
+
+def test_what_is_longer_than_any_number_is_none() -> None:
+    line = "GPU KV cache size: 1,000 tokens"
+    assert find_fields(line)
+    assert not find_fields(line.replace("1,000", "9" * 5000))
 
 
 @pytest.mark.parametrize(

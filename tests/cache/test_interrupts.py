@@ -145,6 +145,7 @@ def test_counted_blocks_change_whole_or_not_at_all(
         lambda allocator: allocator.evict_lru_blocks(1),
         lambda allocator: allocator.evict_lru_blocks(3),
         lambda allocator: allocator.reset(),
+        lambda allocator: allocator.reset(preserve_prefix_cache=True),
     ]
     for operate in operations:
         assert at_every_line(lambda: counted(policy), operate, facts_of, error) > 3

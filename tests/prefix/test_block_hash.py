@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.prefix.block_hash import BlockHashIndex
+from dsv4kv.prefix.block_hash import BlockHashIndex, resumable_blocks
 from dsv4kv.prefix.index import BlockHasher, Digests
 from dsv4kv.prefix.policies import make_policy
 from tests.prefix.indexes import INDEXES, make_index
@@ -85,3 +85,12 @@ def test_every_lookup_is_counted() -> None:
     stats = index.stats()
     assert (stats.lookups, stats.asked, stats.hit) == (1, 3, 2)
     assert (stats.inserted, stats.evicted, stats.cached, stats.held) == (5, 2, 3, 3)
+
+
+@pytest.mark.parametrize("block_tokens", [1, 2, 16])
+def test_a_prompt_resumes_behind_as_many_blocks_as_leave_two_tokens(block_tokens: int) -> None:
+    for tokens in range(1, 70):
+        for matched in range(tokens // block_tokens + 1):
+            found = resumable_blocks(matched, tokens, block_tokens)
+            fits = [n for n in range(matched + 1) if tokens - n * block_tokens >= 2]
+            assert found == max(fits, default=0)

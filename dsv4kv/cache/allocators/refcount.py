@@ -116,6 +116,21 @@ class BlockEvent:
 Observer = Callable[[BlockEvent], None]
 
 
+class BlockTotals:
+    """An observer that counts blocks since it was made or cleared, by what happened to them."""
+
+    def __init__(self) -> None:
+        self.blocks: Counter[str] = Counter()
+
+    def __call__(self, event: BlockEvent) -> None:
+        """Count an event's blocks."""
+        self.blocks[event.kind] += event.ids.size
+
+    def clear(self) -> None:
+        """Count from 0 again."""
+        self.blocks.clear()
+
+
 class Observers:
     """Who is told. One that raises harms nobody: the error is kept and the next is told.
 
@@ -420,8 +435,29 @@ class RefCountAllocator(CountedBlocks):
             self._states.undo(evicted)
             raise
 
-    def reset(self) -> None:
-        """Free everything; whoever held blocks holds them no more."""
+    def reset(self, *, preserve_prefix_cache: bool = False) -> None:
+        """Free everything; whoever held blocks holds them no more.
+
+        With ``preserve_prefix_cache`` registered blocks are cached, as if their holders were done
+        (under ``ref_zero`` there is no such cache).
+        """
+        if preserve_prefix_cache and self._states.policy == "lru":
+            self._drop_references()
+        else:
+            self._forget()
+
+    def _drop_references(self) -> None:
+        states = self._states
+        held = np.flatnonzero(states.refs[:-1])
+        before = held, states.refs[held], None, None
+        try:
+            states.undo((held, 0, None, None))
+            self.observers.tell("released", np.repeat(held, before[1]))
+        except BaseException:
+            states.undo(before)
+            raise
+
+    def _forget(self) -> None:
         states, routing = self._states, self.routing
         out = np.union1d(np.flatnonzero(states.refs[:-1]), states.cached.blocks())
         before = states.parts

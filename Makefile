@@ -8,7 +8,7 @@ CONFIG ?= default
 
 ENGINES ?= build/engines
 
-.PHONY: bench check claims clean endure engines fuzz house kills python site
+.PHONY: bench check check-fast claims clean compilers endure engines fuzz house kills python site
 
 bench: $(VENV)/installed
 	$(BIN)/dsv4kv bench $(CONFIG)
@@ -19,6 +19,19 @@ check: $(VENV)/installed-test
 	$(BIN)/mypy --num-workers auto
 	$(BIN)/lint-imports
 	$(BIN)/pytest --numprocesses auto --dist worksteal
+
+# Within a minute, while working: none of the tests that tests/conftest.py calls slow, and
+# ten examples of every property.
+check-fast: $(VENV)/installed-test
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	DSV4KV_HYPOTHESIS=fast $(BIN)/pytest --numprocesses auto --dist worksteal -m "not slow" -q
+
+# Machine code of every kernel by every NVRTC that has a baseline; `check` asks the newest.
+compilers: $(VENV)/installed-test
+	DSV4KV_COMPILERS=1 $(BIN)/pytest tests/kernels/test_compile.py
 
 # A million operations of every allocator, index and cache, with interruptions; about an hour.
 endure: $(VENV)/installed-test

@@ -8,7 +8,7 @@ CONFIG ?= default
 
 ENGINES ?= build/engines
 
-.PHONY: bench check claims clean endure engines fuzz house kills python
+.PHONY: bench check check-fast claims clean compilers endure engines fuzz house kills python site
 
 bench: $(VENV)/installed
 	$(BIN)/dsv4kv bench $(CONFIG)
@@ -19,6 +19,19 @@ check: $(VENV)/installed-test
 	$(BIN)/mypy --num-workers auto
 	$(BIN)/lint-imports
 	$(BIN)/pytest --numprocesses auto --dist worksteal
+
+# Within a minute, while working: none of the tests that tests/conftest.py calls slow, and
+# ten examples of every property.
+check-fast: $(VENV)/installed-test
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	DSV4KV_HYPOTHESIS=fast $(BIN)/pytest --numprocesses auto --dist worksteal -m "not slow" -q
+
+# Machine code of every kernel by every NVRTC that has a baseline; `check` asks the newest.
+compilers: $(VENV)/installed-test
+	DSV4KV_COMPILERS=1 $(BIN)/pytest tests/kernels/test_compile.py
 
 # A million operations of every allocator, index and cache, with interruptions; about an hour.
 endure: $(VENV)/installed-test
@@ -54,6 +67,23 @@ claims: $(VENV)/installed-test
 # The source tree as a newcomer meets it: modules, lines, rooms that a decode step crosses.
 house: $(VENV)/installed-test
 	$(BIN)/python -m tests.house
+
+# The documentation as a site with a gallery of pages, in build/site.
+site: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	rm -rf build/gallery && mkdir -p build/gallery
+	cd build/gallery && export PATH="$(abspath $(BIN)):$$PATH" && \
+	  dsv4kv bench smoke --quiet --json bench.json && dsv4kv report bench.json --html bench.html && \
+	  dsv4kv bench smoke --quiet --data none --axis cache.block_tokens=128,256 \
+	    --axis workload.concurrency=2,8 --json sweep.json && \
+	  dsv4kv report sweep.json --html sweep.html && \
+	  dsv4kv replay builtin:chat --quiet --json replay.json && \
+	  dsv4kv report replay.json --html replay.html && \
+	  dsv4kv bench smoke --quiet --launches 7 --json before.json && \
+	  dsv4kv bench smoke --quiet --launches 7 --json after.json && \
+	  { dsv4kv compare before.json after.json --html compare.html > /dev/null || true; }
+	cp build/gallery/*.html docs/gallery/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 clean:
 	rm -rf $(VENV) build dist

@@ -12,3 +12,8 @@ def shipped(folder: str) -> Path:
     """Return the shipped folder of that name, wherever the package runs from."""
     installed = _PACKAGE / folder
     return installed if installed.is_dir() else _PACKAGE.parent / folder
+
+
+def shipped_names(kind: str) -> list[str]:
+    """Names of the YAML files in a folder of ``configs/``, such as ``models``, sorted."""
+    return sorted(path.stem for path in (shipped("configs") / kind).glob("*.yaml"))

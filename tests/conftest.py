@@ -1,14 +1,66 @@
-"""Settings of the whole suite."""
+"""Settings of the whole suite, and which of it is slow.
+
+``pytest -m "not slow"`` leaves out what takes a compiler, a GPU's twin, a browser, many processes
+or seconds; ``DSV4KV_HYPOTHESIS=fast`` draws ten examples of every property. ``make check-fast``
+does both.
+"""
 
 import os
+import sys
+from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
-# Several workers share the cores: a thread of a kernel's CPU twin that waits must not spin.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when the first thread starts
+# Several workers share the cores: a kernel's CPU twin runs its blocks on a worker's part of them,
+# and a thread of it that waits must not spin. Read when the first thread starts.
+_WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // _WORKERS)))
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # Machines that run the tests may be busy: an example that takes long is no defect.
 settings.register_profile(
     "dsv4kv", parent=settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.load_profile("dsv4kv")
+settings.register_profile("fast", parent=settings.get_profile("dsv4kv"), max_examples=10)
+settings.load_profile(os.environ.get("DSV4KV_HYPOTHESIS", "dsv4kv"))
+
+# Hundreds of processes import this package: each would compile it anew. Workers start from here.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+SLOW = {
+    ".": "benchmarks cuda fuzz kernels visit test_commands_told test_docs_budget test_docs_replay"
+    " test_endings test_kills test_processes",
+    "bench": "test_gpu_case test_launches test_profiled test_telemetry test_timed_kernels",
+    "cache": "test_endurance test_machine allocators/test_refcount_machine",
+    "cli": "test_bench test_compare test_doctor test_launches test_profile test_profile_docs"
+    " test_shell test_trace_docs",
+    "compare": "test_ab test_worktrees",
+    "engines": "logs/test_recovery oracles test_own test_rules",
+    "measure": "profilers test_claims test_imports test_repetition",
+    "mrc": "test_policy test_sample test_strategies",
+    "ops": "peers test_one_code_apart test_variants",
+    "prefix": "test_policies_libcachesim test_policies_trace test_reuse",
+    "replay": "test_data test_data_fresh test_data_run test_machine test_real_trace test_rules"
+    " test_rules_machine test_stretches",
+    "serve": "test_decode_graphs test_prefix_reuse",
+    "sizing": "test_advice test_fit",
+    "view": "page",
+}
+"""Files and folders that are slow, by room; a single test is marked where it stands."""
+
+_TESTS = Path(__file__).parent
+_SLOW = {_TESTS / room / name for room, names in SLOW.items() for name in names.split()}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if not _SLOW.isdisjoint((item.path.with_suffix(""), *item.path.parents)):
+            item.add_marker(pytest.mark.slow)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """What is slow is not even imported where nobody wants it."""
+    unwanted = config.option.markexpr == "not slow" and collection_path.with_suffix("") in _SLOW
+    return True if unwanted else None

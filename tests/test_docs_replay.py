@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from dsv4kv.choices import STRATEGIES
 from dsv4kv.cli import app
 from dsv4kv.engines.rules import RULES
-from dsv4kv.mrc.strategies import STRATEGIES
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "replay.md"
 TEXT = PAGE.read_text("utf-8")

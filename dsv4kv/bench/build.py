@@ -9,6 +9,7 @@ from dsv4kv.bench.device import CudaDevice
 from dsv4kv.cache.checkpoints import CheckpointPool
 from dsv4kv.cache.handle import Compressors, build_layers
 from dsv4kv.cache.manager import KVCacheManager
+from dsv4kv.choices import INDEXES, choose
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.errors import ConfigError
 from dsv4kv.measure.recorder import DeviceClock, Recorder
@@ -21,9 +22,7 @@ from dsv4kv.ops.contract import Backend
 from dsv4kv.ops.cuda.foresight import foresee
 from dsv4kv.ops.cuda.launch import compile_ahead
 from dsv4kv.ops.table import STEP_LAUNCH, Choice
-from dsv4kv.prefix.block_hash import BlockHashIndex
 from dsv4kv.prefix.policies import make_policy
-from dsv4kv.prefix.radix import RadixIndex
 from dsv4kv.serve.executor import Gpu, StepExecutor
 from dsv4kv.serve.graphs import DecodeGraphs
 from dsv4kv.serve.inputs import EntryChooser, InputBank
@@ -232,14 +231,14 @@ def build_reuse(
     prefix, block_tokens = config.cache.prefix, config.cache.block_tokens
     if prefix.index == "none":
         return None
-    key_tokens = CHECKPOINT_TOKENS if prefix.index == "radix" else block_tokens
+    kind = choose(INDEXES, prefix.index, "a prefix index").load()
+    key_tokens = block_tokens if kind.whole_blocks else CHECKPOINT_TOKENS
     block_keys = block_tokens // key_tokens
     blocks = sum(manager.plan.num_blocks.values())
     policy = make_policy(prefix.policy, capacity=blocks * block_keys)
-    index = RadixIndex(block_keys, policy) if prefix.index == "radix" else BlockHashIndex(policy)
     return PrefixReuse(
         manager,
-        index,
+        kind.over(block_keys, policy),
         CheckpointPool(manager, prefix.checkpoints),
         backend if config.workload.data == "real" else None,
         key_tokens=key_tokens,

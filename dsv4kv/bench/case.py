@@ -24,6 +24,7 @@ from dsv4kv.bench.memory import MemoryWatch
 from dsv4kv.bench.telemetry import describe_telemetry, gpu_uuid
 from dsv4kv.bench.timing import CallTimer, measure_peaks
 from dsv4kv.cache.manager import KVCacheManager
+from dsv4kv.choices import PEERS
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.errors import CacheError, PeerUnavailable, VerificationError
 from dsv4kv.measure.memcpy import measure_memcpy
@@ -33,7 +34,6 @@ from dsv4kv.measure.telemetry.telemetry import Telemetry
 from dsv4kv.measure.turns import Turns, one_cpu
 from dsv4kv.model.plan import CachePlan, bytes_per_token
 from dsv4kv.ops.check import check_backend
-from dsv4kv.ops.peers import PEERS
 from dsv4kv.ops.registry import ResolvedBackend, resolve_backend
 from dsv4kv.ops.table import Choice, choose, refuse_choice
 from dsv4kv.record.schema import (

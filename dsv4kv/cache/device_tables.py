@@ -6,7 +6,7 @@ the same steps without hearing of the host's.
 """
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -33,10 +33,6 @@ def stage(numbers: Tensor, device: torch.device) -> Tensor:
     if device.type == "cpu":
         return numbers.clone()
     return numbers.pin_memory().to(device, non_blocking=True)
-
-
-Prepare = Literal["host", "device"]
-"""Who works out the blocks of a step for the device: the host, which copies, or kernels."""
 
 
 class DeviceTables(Protocol):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dsv4kv.cache.allocators.stack import BlockAllocator, Ids
-from dsv4kv.cache.device_tables import CopiedTables, DeviceTables, KernelTables, Prepare
+from dsv4kv.cache.device_tables import CopiedTables, DeviceTables, KernelTables
 from dsv4kv.cache.table import BlockTable
 from dsv4kv.errors import ConfigError, OutOfSlots
 from dsv4kv.model.plan import CachePlan
@@ -114,7 +114,7 @@ class KVCacheManager:
         device: torch.device | str = "cpu",
         *,
         data: bool = True,
-        prepare: Prepare | None = None,
+        prepare: str | None = None,
         allocator: str = "stack",
     ) -> None:
         """Allocate the cache.
@@ -123,8 +123,9 @@ class KVCacheManager:
             plan: What to allocate.
             device: Where the pools are.
             data: Without, only the bookkeeping, which is the same.
-            prepare: Who keeps the tables on the device; None: nobody, its memory is the host's.
-            allocator: Free-block strategy, one of ``allocators.ALLOCATORS``.
+            prepare: Who keeps the tables on the device, one of ``choices.PREPARE``; None: nobody,
+                its memory is the host's.
+            allocator: Free-block strategy, one of ``choices.ALLOCATORS``.
         """
         self.plan = plan
         self.device = torch.device(device)

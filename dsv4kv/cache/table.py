@@ -67,7 +67,7 @@ class BlockTable:
     ) -> None:
         """Build an empty table whose rows can hold ``max_context_tokens`` tokens.
 
-        ``allocator`` is one of ``ALLOCATORS``.
+        ``allocator`` is one of ``choices.ALLOCATORS``.
         """
         self.group = group
         self.allocator = make_allocator(allocator, num_blocks, group.lanes)

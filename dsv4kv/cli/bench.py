@@ -5,7 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dsv4kv.choices import BACKENDS, PEERS, listed
+from dsv4kv.cli import systems
 from dsv4kv.cli.records import end_run, keep_record
+from dsv4kv.resources import shipped_names
 from dsv4kv.view.console import open_console
 
 if TYPE_CHECKING:
@@ -21,7 +24,8 @@ def bench(
     config: Annotated[
         str | None,
         typer.Argument(
-            help="A YAML file or a shipped name: default (the default), smoke, bookkeeping.",
+            help=f"A YAML file or a shipped name: {listed(shipped_names('bench'))}; or systems: "
+            "three ways to keep a cache, side by side.",
             show_default=False,
         ),
     ] = None,
@@ -47,7 +51,7 @@ def bench(
     backend: Annotated[
         str | None,
         typer.Option(
-            help="Operations to run: cpu, cuda, vllm, sglang, flashmla, flaggems, or your own "
+            help=f"Operations to run: {listed(BACKENDS | PEERS)}, or your own "
             "my_package.my_module:my_gather.",
         ),
     ] = None,
@@ -70,6 +74,13 @@ def bench(
 
     Without arguments this replays a short chat trace over three layers of DeepSeek-V4-Flash.
     """
+    if config == systems.NAME:
+        given = {"--trace": trace, "--data": data, "--axis": axis, "--backend": backend}
+        unused = [name for name, value in given.items() if value]
+        unused += ["--launches"] * (launches > 1) + ["--device"] * (device not in (None, "cpu"))
+        seeded = [] if seed is None else [f"seed={seed}"]
+        systems.bench_systems([*(set_ or []), *seeded], unused, json_, quiet=quiet)
+        return
     overrides = [*(set_ or []), *_shorthands(trace, data, seed, device, backend)]
     silent = quiet or json_ == "-"
     stderr = open_console(stderr=True, quiet=silent)

@@ -5,7 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dsv4kv.view.console import print_document, say
+from dsv4kv.choices import ENGINES, SIZED_STATES, explained, families, listed
+from dsv4kv.model.formats import FORMATS
+from dsv4kv.resources import shipped_names
+from dsv4kv.view.console import open_console, print_document, say
 
 if TYPE_CHECKING:
     from dsv4kv.sizing.answer import Answer
@@ -38,22 +41,22 @@ def _flag(text: str, *names: str) -> Any:
 
 
 _MODEL = (
-    "v4-flash (the default), v4-pro, v4.1-flash, v3.2, gqa8 (a baseline with 8 KV heads), or a "
-    "Hugging Face config.json."
+    f"{listed(shipped_names('models'))} (left out: v4-flash), gqa8 (a baseline with 8 KV heads), "
+    "or a Hugging Face config.json."
 )
 _CONTEXT = (
     "Tokens of every request: 128K, 1M. Left out: the model's limit, or the most that fit the "
     "concurrency."
 )
 _ENGINE = (
-    "Whose rules size the cache: dsv4kv (the default), vllm, sglang, trtllm, or a version: "
+    f"Whose rules size the cache: {listed(families(ENGINES))} (left out: dsv4kv), or a version: "
     "vllm:0.33."
 )
 _IN_FLIGHT = (
     "Tokens of one step (max_num_batched_tokens, chunked_prefill_size), times the steps that "
     "overlap: 8192 unless given."
 )
-_STATE = "Compressor state: fp32 (the default), bf16, online (HCA as a running softmax)."
+_STATE = f"Compressor state: {explained(SIZED_STATES)}; left out: fp32."
 _FRACTION = "Share of a GPU's memory that may be used: 0.9 unless given."
 _RESERVE = "Kept on every GPU for activations, graphs, communication: 4GiB unless given."
 _EP = "Ranks of a stage that share the routed experts. Left out: all of them, with replicas."
@@ -69,7 +72,7 @@ Context = Annotated[Text, _ask("TOKENS", _CONTEXT)]
 Concurrency = Annotated[Text, _ask("N", "Requests at once. Left out: as many as fit.")]
 EngineName = Annotated[Text, _ask("NAME", _ENGINE)]
 
-Gpu = Annotated[Text, _gpu("NAME", "A name of the catalogue: h200 (the default), b200, mi300x, …")]
+Gpu = Annotated[Text, _gpu("NAME", f"{listed(shipped_names('gpus'))}; left out: h200.")]
 Hbm = Annotated[Text, _gpu("SIZE", "Memory of a GPU instead: 141GiB.")]
 Gpus = Annotated[Text, _gpu("N", "GPUs. Left out: the fewest that are enough.")]
 Tp = Annotated[Text, _gpu("N", "Tensor parallel ranks; each holds the whole KV of its replica.")]
@@ -82,11 +85,9 @@ Weights = Annotated[Text, _gpu("SIZE", "Size of the checkpoint. Left out: derive
 WeightBytes = Annotated[Text, _gpu("BYTES", "Bytes of every parameter, instead of derived types.")]
 
 BlockTokens = Annotated[Text, _cache("TOKENS", "Tokens of a block. Left out: the engine's own.")]
-MainFormat = Annotated[Text, _cache("NAME", "Compressed entries: fp8_ds_mla, bf16, fp8, fp4.")]
-WindowFormat = Annotated[
-    Text, _cache("NAME", "Window entries: fp8_ds_mla, bf16, fp8, fp8_group32.")
-]
-IndexerFormat = Annotated[Text, _cache("NAME", "Indexer keys: mxfp4, fp8, bf16.")]
+MainFormat = Annotated[Text, _cache("NAME", f"Compressed entries: {listed(FORMATS['main'])}.")]
+WindowFormat = Annotated[Text, _cache("NAME", f"Window entries: {listed(FORMATS['window'])}.")]
+IndexerFormat = Annotated[Text, _cache("NAME", f"Indexer keys: {listed(FORMATS['indexer'])}.")]
 State = Annotated[Text, _cache("NAME", _STATE)]
 DraftLayers = Annotated[
     Text, _cache("N", "Draft (MTP) layers that hold a window: 0 unless given.")
@@ -200,9 +201,10 @@ def _tell_answer(texts: dict[str, str], *, as_json: bool, verbose: bool) -> None
         _print_json(to_document(found, *details))
     else:
         from dsv4kv.view.budget import view_answer
-        from dsv4kv.view.terminal import show
 
-        show(view_answer(found, *details, given=texts, verbose=verbose))
+        console = open_console()
+        for part in view_answer(found, *details, given=texts, verbose=verbose):
+            console.print(part, markup=False, highlight=False)
     _end(fits=found.fits)
 
 
@@ -229,22 +231,21 @@ def _tell_sweep(
     chart: Path | None,
 ) -> None:
     from dsv4kv.files import write_named
-    from dsv4kv.sizing.sweep import parse_axis, run_sweep, to_values
-    from dsv4kv.view.markup import to_csv
-    from dsv4kv.view.table import tabulate
+    from dsv4kv.sizing.sweep import parse_axis, run_sweep, to_values, write_csv
 
     rows = run_sweep(texts, [parse_axis(text) for text in axes])
     if csv:
-        write_named(csv, to_csv(tabulate([to_values(row) for row in rows])), "--csv")
+        write_named(csv, write_csv(rows), "--csv")
     if chart:
         write_named(chart, _draw(chart, rows), "--chart")
     if as_json:
         _print_json([to_values(row) for row in rows])
     else:
         from dsv4kv.view.budget import view_sweep
-        from dsv4kv.view.terminal import show
 
-        show(view_sweep(rows))
+        console = open_console()
+        for part in view_sweep(rows):
+            console.print(part, markup=False, highlight=False)
     for path in filter(None, (csv, chart)):
         say(f"written: {path}", err=as_json)
     _end(fits=all(row.fits for row in rows))

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from dsv4kv.view.console import print_document, say
+from dsv4kv.view.console import open_console, print_document, say
 
 app = typer.Typer(no_args_is_help=True, help="Show, check and explain bench configurations.")
 
@@ -64,7 +64,6 @@ def schema(
 
         print_document(json.dumps(BenchConfig.model_json_schema(), indent=2))
     else:
-        from dsv4kv.view.config import schema_table
-        from dsv4kv.view.terminal import show
+        from dsv4kv.config.render import schema_table
 
-        show([schema_table()])
+        open_console().print(schema_table())

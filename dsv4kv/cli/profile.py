@@ -1,11 +1,13 @@
 """``dsv4kv profile``: which kernels take the time, by whichever profiler is there."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dsv4kv.view.console import say
+from dsv4kv.choices import PROFILERS, listed
+from dsv4kv.resources import shipped_names
+from dsv4kv.view.console import open_console, say
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,21 +34,21 @@ dsv4kv profile --diff before.json after.json     which kernels changed
 """
 
 
+def _profiler(name: str) -> Any:
+    return typer.Option(f"--{name}", help=f"Profile with {PROFILERS[name].explains}.")
+
+
 def profile(
     config: Annotated[
         str | None,
         typer.Argument(
-            help="A YAML file or a shipped name: default (the default), smoke, gpu.",
+            help=f"A YAML file or a shipped name: {listed(shipped_names('bench'))}.",
             show_default=False,
         ),
     ] = None,
-    nsys: Annotated[bool, typer.Option("--nsys", help="Profile with Nsight Systems.")] = False,
-    ncu: Annotated[
-        bool, typer.Option("--ncu", help="Profile with Nsight Compute: counts bytes in DRAM.")
-    ] = False,
-    torch: Annotated[
-        bool, typer.Option("--torch", help="Profile with torch.profiler (Kineto).")
-    ] = False,
+    nsys: Annotated[bool, _profiler("nsys")] = False,
+    ncu: Annotated[bool, _profiler("ncu")] = False,
+    torch: Annotated[bool, _profiler("torch")] = False,
     auto: Annotated[
         bool,
         typer.Option("--auto", help="nsys if it and a GPU are there, else torch.profiler."),
@@ -238,11 +240,11 @@ def _run(plan: "Plan", out: Path, timelines: list[Path], *, memory: bool, full: 
 def _show_file(path: Path, step: str, timelines: list[Path], *, full: bool) -> None:
     from dsv4kv.errors import ConfigError
     from dsv4kv.view.profile import load_profile, tell_profile
-    from dsv4kv.view.terminal import show
     from dsv4kv.view.timeline import write_timeline
 
-    source = load_profile(path, step)
-    show(tell_profile(source.profile, source.yardstick, full=full))
+    source, console = load_profile(path, step), open_console()
+    for part in tell_profile(source.profile, source.yardstick, full=full):
+        console.print(part, markup=False, highlight=False)
     for target in timelines:
         if source.table.timeline is None:
             raise ConfigError(f"{path} has no timeline: ncu runs every kernel alone.")
@@ -251,8 +253,9 @@ def _show_file(path: Path, step: str, timelines: list[Path], *, full: bool) -> N
 
 def _show_diff(paths: tuple[Path, Path], step: str, *, full: bool) -> None:
     from dsv4kv.view.profile import MOST_ROWS, load_profile, tell_diff
-    from dsv4kv.view.terminal import show
 
     before, after = (load_profile(path, step).table for path in paths)
     names = paths[0].name, paths[1].name
-    show(tell_diff(before, after, names, most=None if full else MOST_ROWS))
+    console = open_console()
+    for part in tell_diff(before, after, names, most=None if full else MOST_ROWS):
+        console.print(part, markup=False, highlight=False)

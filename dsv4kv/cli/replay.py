@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dsv4kv.choices import POLICIES, RULES, STRATEGIES, listed
 from dsv4kv.cli.records import end_run, keep_record
+from dsv4kv.resources import shipped_names
 from dsv4kv.view.console import open_console, say
 
 if TYPE_CHECKING:
@@ -36,8 +38,8 @@ def replay(
         str | None,
         typer.Option(
             metavar="FILE",
-            help="A YAML file or a shipped name: default (the default), real (--data real on a "
-            "small model).",
+            help=f"A YAML file or a shipped name: {listed(shipped_names('replay'))} (default is "
+            "the default, real moves the bytes of a small model).",
             show_default=False,
         ),
     ] = None,
@@ -48,21 +50,15 @@ def replay(
         str | None, typer.Option(metavar="BYTES", help="Memory of the cache: 100GiB.")
     ] = None,
     policy: Annotated[
-        str | None, typer.Option(help="What is evicted first: lru, lfu, s3fifo, sieve, arc, …")
+        str | None, typer.Option(help=f"What is evicted first: {listed(POLICIES)}.")
     ] = None,
     rule: Annotated[
         str | None,
-        typer.Option(
-            help="By whose rule prompts are reused: ideal, vllm, sglang, vllm-v4:dense, "
-            "vllm-v4:4096, vllm-v4:semantic, sglang-v4:dense, sglang-v4:tail."
-        ),
+        typer.Option(help=f"By whose rule prompts are reused: {listed(RULES)}."),
     ] = None,
     strategy: Annotated[
         str | None,
-        typer.Option(
-            help="What is kept of windows and states: full, periodic:4096, zero, zero:bounded, "
-            "ends, ends+junctions."
-        ),
+        typer.Option(help=f"What is kept of windows and states: {listed(STRATEGIES)}."),
     ] = None,
     gpu: Annotated[str | None, _model("A GPU of the catalogue, for its bandwidth.")] = None,
     gpus: Annotated[int | None, _model("GPUs that bear a step together.")] = None,
@@ -140,11 +136,10 @@ def _settings(given: dict[str, str | int | float | None]) -> list[str]:
 
 
 def _print_schema() -> None:
+    from dsv4kv.config.render import schema_table
     from dsv4kv.config.replay import ReplayConfig
-    from dsv4kv.view.config import schema_table
-    from dsv4kv.view.terminal import show
 
-    show([schema_table(ReplayConfig)])
+    open_console().print(schema_table(ReplayConfig))
 
 
 def _run(

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from dsv4kv.view.console import print_document, say
+from dsv4kv.view.console import open_console, print_document, say
 
 
 def report(
@@ -67,15 +67,14 @@ def _refuse_two(*given: object) -> None:
 
 def _show(runs: list[Path], *, as_json: bool) -> None:
     from dsv4kv.record.store import dumps, load_record
-    from dsv4kv.view.record import tell_record
-    from dsv4kv.view.terminal import show
+    from dsv4kv.view.record import render_record
 
     for run in runs:
         record = load_record(run)
         if as_json:
             print_document(dumps(record))
         else:
-            show(tell_record(record))
+            render_record(record, open_console())
 
 
 def _draw(runs: list[Path], html: Path | None, charts: Path | None) -> None:

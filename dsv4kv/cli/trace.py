@@ -2,32 +2,44 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
-from dsv4kv.view.console import print_document, say
+from dsv4kv.choices import (
+    OFFLINE_POLICIES,
+    POLICIES,
+    RULES,
+    STRATEGIES,
+    TRACE_FILES,
+    TRACE_FORMATS,
+    TRACE_LINES,
+    explained,
+    listed,
+)
+from dsv4kv.engines.speculation import SPECULATIONS
+from dsv4kv.units import UNITS_PER_SECOND
+from dsv4kv.view.console import open_console, print_document, say
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from dsv4kv.mrc.strategies import PrefixCosts
     from dsv4kv.traces import ReadOptions, TraceSummary
     from dsv4kv.traces.request import Request
 
 
+if TYPE_CHECKING:  # the registries make the choices: no checker can know them
+    FormatName: TypeAlias = str
+    UnitName: TypeAlias = str
+    WrittenName: TypeAlias = str
+else:
+    FormatName = Literal["auto", *TRACE_FORMATS]
+    UnitName = Literal[*UNITS_PER_SECOND]
+    WrittenName = Literal[*TRACE_LINES, *TRACE_FILES]
+
 Format = Annotated[
-    Literal[
-        "auto",
-        "bailian",
-        "mooncake",
-        "mooncake-delta",
-        "weka",
-        "azure",
-        "burstgpt",
-        "sharegpt",
-        "timed",
-        "dsv4kv",
-    ],
-    typer.Option("--format", help="Format of SOURCE; auto looks at its first line."),
+    FormatName, typer.Option("--format", help="Format of SOURCE; auto looks at its first line.")
 ]
 
 
@@ -41,8 +53,8 @@ _FIELDS = (
 )
 Fields = Annotated[str | None, _reading("T,IN,OUT[,IDS]", _FIELDS)]
 TimeUnit = Annotated[
-    Literal["s", "ms", "us", "ns"],
-    _reading("UNIT", "Unit of a timed trace's times: s, ms, us, ns."),
+    UnitName,
+    _reading("UNIT", f"Unit of a timed trace's times: {listed(UNITS_PER_SECOND)}."),
 ]
 IdTokens = Annotated[
     int | None, _reading("TOKENS", "Tokens that one id of a timed trace stands for.")
@@ -72,7 +84,7 @@ def read_options(
         raise typer.BadParameter(f"--id-tokens {id_tokens}: an id stands for 1 token or more")
     return ReadOptions(
         TimedFields(*names),
-        time_unit,  # type: ignore[arg-type]
+        time_unit,
         id_tokens,
         stagger,
         any_order,
@@ -94,22 +106,17 @@ def _output(text: str) -> Any:
     return typer.Option(help=text, metavar="FILE", rich_help_panel="Output")
 
 
-_STRATEGY = (
-    "What is kept of windows and states: full, periodic:TOKENS, zero, zero:bounded, ends, "
-    "ends+junctions, or none; commas between."
-)
+_STRATEGY = f"What is kept of windows and states: {listed(STRATEGIES)}, or none; commas between."
 _RULE = (
-    "Engines' rules, replayed at every capacity: ideal, vllm, sglang, vllm-v4:dense, "
-    "vllm-v4:4096, vllm-v4:semantic, sglang-v4:dense, sglang-v4:tail, or all. Exact for vLLM 0.33 "
+    f"Engines' rules, replayed at every capacity: {listed(RULES)}, or all. Exact for vLLM 0.33 "
     "and SGLang 0.5.23, whose defaults are vllm-v4:semantic and sglang-v4:tail."
 )
 _SPECULATION = (
-    "How the engines draft, for every rule: none, dspark, mtp, mtp+connector (MTP where a KV "
-    "connector is set), commas between. It changes what hits."
+    f"How the engines draft, for every rule: {listed(SPECULATIONS)} (MTP where a KV connector is "
+    "set), commas between. It changes what hits."
 )
 _POLICY = (
-    "Other eviction policies, simulated at every capacity: lru, fifo, lfu, lfu-aged, gdsf, sieve, "
-    "s3fifo, arc, belady."
+    f"Other eviction policies, simulated at every capacity: {listed(POLICIES | OFFLINE_POLICIES)}."
 )
 _SAMPLE = (
     "Simulate policies on this share of the prompt families (0.2), with an interval for every "
@@ -175,7 +182,7 @@ def mrc(
     A hit ends at the first block that is not cached. What is cached is useful only if window and
     compressor state are there too: strategies say what is kept of them, rules what engines do.
     """
-    from dsv4kv.engines.rules import RULES
+    from dsv4kv.engines import rules
     from dsv4kv.files import write_named
     from dsv4kv.mrc.curves import Question, measure_trace
     from dsv4kv.mrc.strategies import prefix_costs
@@ -185,7 +192,7 @@ def mrc(
     from dsv4kv.view import mrc as files
 
     drafts = _names(speculation)
-    every = (name for name, known in RULES.items() if set(drafts) <= set(known.speculations))
+    every = (name for name, known in rules.RULES.items() if set(drafts) <= set(known.speculations))
     options = read_options(fields, time_unit, id_tokens, stagger)
     config = find_model(model)
     question = Question(
@@ -208,9 +215,11 @@ def mrc(
     if as_json:
         print_document(files.to_json(source, config.name, answer))
         return
-    from dsv4kv.view.terminal import show
+    from dsv4kv.view.mrc import show_answer
 
-    show(files.show_answer(source, config.name, answer))
+    console = open_console()
+    for part in show_answer(source, config.name, answer):
+        console.print(part)
 
 
 def _names(text: str | None) -> tuple[str, ...]:
@@ -247,13 +256,7 @@ Source = Annotated[
 ]
 _LINES = "File to write, as JSON lines; compressed if it ends in .gz."
 Out = Annotated[Path, typer.Argument(metavar="OUT", help=_LINES)]
-_TO = (
-    "dsv4kv: the toolkit's own format. mooncake: ids of 512 tokens. mooncake-delta: turns of a "
-    "session tell what is new; sessions are found by what prompts begin with. timed: times in s; "
-    "read it with --format timed --id-tokens N. weka: a folder of conversations, found likewise. "
-    "oracle: libCacheSim's oracleGeneral, a record for every block reference, a prompt's blocks "
-    "last to first."
-)
+_TO = f"{explained(TRACE_LINES | TRACE_FILES)}."
 _CUT_TOKENS = 131_072  # where synthetic lengths are cut unless told otherwise
 _SHAPES = {
     "tree": "requests input_mean input_max output_mean arrival_rate "
@@ -279,10 +282,10 @@ def info(
     ] = False,
 ) -> None:
     """Say what a trace asks for: requests, lengths, and how much of its prompts repeats."""
+    from rich.console import Console
+
     from dsv4kv.traces import detect_format, read_batches, resolve_trace, summarize_batches
     from dsv4kv.traces.collect import place_of
-    from dsv4kv.view.terminal import show
-    from dsv4kv.view.trace import describe_trace
 
     path = resolve_trace(source)
     name = detect_format(path) if trace_format == "auto" else trace_format
@@ -293,7 +296,11 @@ def info(
     if as_json:
         print_document(_as_json(source, name, path, summary))
         return
-    show([f"{source} ({name})", *describe_trace(summary)])
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"{source} ({name})", markup=False)
+    for line in _describe(summary):
+        console.print(line)
+    console.print(_length_table(summary))
 
 
 @app.command(
@@ -312,7 +319,7 @@ def convert(
         bool, typer.Option("--sort", help="Sort by arrival first; equal times keep their order.")
     ] = False,
     to: Annotated[
-        Literal["dsv4kv", "mooncake", "mooncake-delta", "timed", "weka", "oracle"],
+        WrittenName,
         typer.Option("--to", help=_TO),
     ] = "dsv4kv",
     fields: Fields = None,
@@ -433,3 +440,32 @@ def _as_json(source: str, name: str, path: Path, summary: "TraceSummary") -> str
 
     document: dict[str, Any] = {"source": source, "format": name, "sha256": trace_sha256(path)}
     return json.dumps(document | asdict(summary) | {"hit_share": summary.hit_share}, indent=2)
+
+
+def _describe(summary: "TraceSummary") -> Iterator[str]:
+    yield f"{summary.requests:,} requests over {summary.duration_s:,.1f} s"
+    if summary.hit_share is None:
+        yield "no prefix hashes: what its prompts share is not known"
+        return
+    yield (
+        f"{summary.block_references:,} block references (prefix hashes) "
+        f"to {summary.distinct_blocks:,} distinct blocks of {summary.hash_block_tokens:,} tokens"
+    )
+    yield f"{summary.hit_share:.2%} of references are prefix hits in a cache without bound"
+
+
+def _length_table(summary: "TraceSummary") -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    table = Table("tokens", box=box.SIMPLE_HEAD)
+    rows = {"prompt": summary.input_tokens, "output": summary.output_tokens}
+    for column in rows:
+        table.add_column(column, justify="right")
+    for label in ("total", "mean", "p50", "p90", "p99", "max"):
+        values = (
+            lengths.total / summary.requests if label == "mean" else getattr(lengths, label)
+            for lengths in rows.values()
+        )
+        table.add_row(label, *(f"{value:,.0f} tokens" for value in values))
+    return table

@@ -3,14 +3,41 @@
 The descriptions of the fields are the documentation: ``dsv4kv config schema`` prints them.
 """
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+from pydantic_core import CoreSchema, core_schema
 
+from dsv4kv.choices import (
+    ALLOCATORS,
+    BACKENDS,
+    INDEXES,
+    PEERS,
+    POLICIES,
+    PREPARE,
+    TRACE_FORMATS,
+    explained,
+    listed,
+)
+from dsv4kv.model.config import Precision
+from dsv4kv.model.formats import FORMATS
+from dsv4kv.model.schema import Sharing, StateFormat
 from dsv4kv.ops.table import VARIANTS, explain
 
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
+
+
+class OneOf:
+    """Validates text as a name of a registry: the type of a key, to pydantic a ``Literal``."""
+
+    def __init__(self, registry: Mapping[str, object], *others: str) -> None:
+        """``others`` are allowed before the registry's names."""
+        self.names = [*others, *registry]
+
+    def __get_pydantic_core_schema__(self, source: object, handler: object) -> CoreSchema:
+        return core_schema.literal_schema(self.names)
 
 
 class Section(BaseModel):
@@ -24,11 +51,11 @@ class Section(BaseModel):
 class Formats(Section):
     """Entry formats by the place they are stored in; null takes the model's own."""
 
-    main: Literal["fp8_ds_mla", "bf16", "fp8", "fp4"] | None = None
+    main: Annotated[str, OneOf(FORMATS["main"])] | None = None
     """Compressed KV entries of CSA and HCA layers."""
-    window: Literal["fp8_ds_mla", "bf16", "fp8", "fp8_group32"] | None = None
+    window: Annotated[str, OneOf(FORMATS["window"])] | None = None
     """Sliding-window entries of every layer."""
-    indexer: Literal["mxfp4", "fp8", "bf16"] | None = None
+    indexer: Annotated[str, OneOf(FORMATS["indexer"])] | None = None
     """Indexer keys of CSA layers."""
 
 
@@ -62,14 +89,19 @@ class ModelSection(Section):
     """Entry formats."""
 
 
+Policy = Annotated[str, OneOf(POLICIES)]
+POLICY = f"What is evicted first, children before their parents: {explained(POLICIES)}."
+Windows = Literal["ends", "ends+junctions", "periodic"]
+
+
 class PrefixSection(Section):
     """Prompts that begin as an earlier one: what is kept of it, and found again."""
 
-    index: Literal["none", "radix", "block_hash"] = "none"
-    """How prefixes are found: not at all, to 128 tokens, or in whole blocks."""
-    policy: Literal["lru", "fifo", "lfu", "lfu-aged", "gdsf", "sieve", "s3fifo", "arc"] = "lru"
-    """What goes first when blocks are needed; leaves before what they follow."""
-    windows: Literal["ends", "ends+junctions", "periodic"] = "ends+junctions"
+    index: Annotated[str, OneOf(INDEXES, "none")] = Field(
+        "none", description=f"How prefixes are found: none (not at all), {explained(INDEXES)}."
+    )
+    policy: Policy = Field("lru", description=POLICY)
+    windows: Windows = "ends+junctions"
     """Where windows and compressor states are kept, which a request needs to go on: at the ends
     of prompts, also where an earlier resume fell short, or every ``period_tokens``."""
     period_tokens: Annotated[int, Field(gt=0, multiple_of=128)] = 1024
@@ -83,11 +115,11 @@ class CacheSection(Section):
 
     block_tokens: Annotated[int, Field(gt=0, multiple_of=128)] = 128
     """Tokens of context one block covers in every compressed layer; a multiple of 128."""
-    sharing: Literal["model", "type", "layer"] = "model"
+    sharing: Sharing = "model"
     """Who shares a block table: the whole model, the layers of one type, or nobody."""
-    allocator: Literal["stack", "bitmask", "refcount"] = "stack"
-    """Free-block strategy: a stack, a bitmask with versions, or counted references (which sharing
-    prefixes needs)."""
+    allocator: Annotated[str, OneOf(ALLOCATORS)] = Field(
+        "stack", description=f"Free-block strategy: {explained(ALLOCATORS)}."
+    )
     prefix: PrefixSection = PrefixSection()
     """Reuse of prompts that begin as an earlier one."""
     max_context_tokens: Positive = 32768
@@ -96,13 +128,14 @@ class CacheSection(Section):
     """Blocks per pool; null sizes the pool for every slot at full context."""
     num_slots: Positive | None = None
     """Requests that can run at once; null takes ``workload.concurrency``."""
-    state: Literal["ring", "online"] = "ring"
+    state: StateFormat = "ring"
     """HCA compressor state: a ring of 128 rows, or the running softmax (85 times smaller)."""
-    prepare: Literal["host", "device"] = "host"
-    """Who works out a step's blocks for a GPU: the host, which copies them, or kernels there."""
+    prepare: Annotated[str, OneOf(PREPARE)] = Field(
+        "host", description=f"Who works out a step's blocks for a GPU: {explained(PREPARE)}."
+    )
     hadamard: bool = True
     """Rotate indexer keys by Hadamard(128) before quantising."""
-    rope: Literal["float32", "float64"] = "float32"
+    rope: Precision = "float32"
     """What position × frequency is formed in: float32 as engines do, which keep cosines and sines
     in a table, or float64."""
 
@@ -163,18 +196,7 @@ class RequestsSection(Section):
 
     trace: str | None = "builtin:chat"
     """A trace file, ``builtin:chat`` (shipped), or null for the synthetic workload."""
-    trace_format: Literal[
-        "auto",
-        "bailian",
-        "mooncake",
-        "mooncake-delta",
-        "weka",
-        "azure",
-        "burstgpt",
-        "sharegpt",
-        "timed",
-        "dsv4kv",
-    ] = "auto"
+    trace_format: Annotated[str, OneOf(TRACE_FORMATS, "auto")] = "auto"
     """Format of the trace; ``auto`` looks at its first line."""
     synthetic: Synthetic = Synthetic()
     """Used when ``trace`` is null."""
@@ -254,10 +276,11 @@ class BenchConfig(Section):
     """Name of the run; part of the record's file name."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the cache lives; ``auto`` takes a GPU where torch sees one, else the CPU."""
-    backend: str | None = None
-    """Operations that run: ``cpu``, ``cuda``, ``reference``, a peer (``vllm``, ``sglang``,
-    ``flashmla``, ``flaggems``), an installed entry point, or your own ``module:function``; null
-    takes the device's own."""
+    backend: str | None = Field(
+        None,
+        description=f"Operations that run: {listed(BACKENDS)}, a peer ({listed(PEERS)}), an "
+        "installed entry point, or your own ``module:function``; null takes the device's own.",
+    )
     ops: OpsSection = OpsSection()
     """How the toolkit's own operations are done on a GPU."""
     model: ModelSection = ModelSection()

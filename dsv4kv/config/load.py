@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar, overload
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from dsv4kv import reading
+from dsv4kv import reading, resources
 from dsv4kv.config.bench import BenchConfig, Section
 from dsv4kv.config.document import (
     Document,
@@ -25,6 +25,7 @@ from dsv4kv.config.document import (
 )
 from dsv4kv.config.keys import Key, Root, keys
 from dsv4kv.config.replay import ReplayConfig
+from dsv4kv.config.systems import SystemsConfig
 from dsv4kv.errors import ConfigError
 from dsv4kv.resources import shipped
 from dsv4kv.units import parse_bytes, parse_count
@@ -120,7 +121,11 @@ def _locate(
 
 DEFAULT = "default"
 _MOST_BYTES = 1 << 20  # YAML is read slowly, and a configuration has two pages
-_FOLDERS: dict[Root, str] = {BenchConfig: "bench", ReplayConfig: "replay"}
+_FOLDERS: dict[Root, str] = {
+    BenchConfig: "bench",
+    ReplayConfig: "replay",
+    SystemsConfig: "systems",
+}
 
 
 @dataclass(frozen=True)
@@ -145,7 +150,7 @@ LoadedConfig = Loaded[BenchConfig]
 
 def shipped_names(root: Root = BenchConfig) -> list[str]:
     """Names of the shipped configurations of a kind, sorted."""
-    return sorted(path.stem for path in _shipped_folder(root).glob("*.yaml"))
+    return resources.shipped_names(_FOLDERS[root])
 
 
 @overload

@@ -7,14 +7,20 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from dsv4kv.choices import RULES, STRATEGIES, explained
 from dsv4kv.config.bench import (
+    POLICY,
     ModelSection,
     NonNegative,
+    OneOf,
+    Policy,
     Positive,
     RequestsSection,
     Section,
     Speculative,
 )
+from dsv4kv.engines.speculation import SPECULATIONS
+from dsv4kv.model.schema import StateFormat
 
 Share = Annotated[float, Field(ge=0, le=1)]
 AboveZero = Annotated[float, Field(gt=0)]
@@ -30,7 +36,7 @@ class PoolSection(Section):
     block_tokens: Annotated[int, Field(gt=0, multiple_of=128)] | None = None
     """Tokens of context one block covers in every compressed layer; a multiple of 128. null takes
     128, and by an engine's prefix.rule 256, as the engines do."""
-    state: Literal["ring", "online"] = "ring"
+    state: StateFormat = "ring"
     """HCA compressor state: a ring of 128 rows, or the running softmax (85 times smaller)."""
     max_context_tokens: Positive | None = None
     """Longest request, in tokens; null takes the model's."""
@@ -54,25 +60,23 @@ class PrefixSection(Section):
 
     reuse: bool = True
     """Whether prompts are cached at all."""
-    rule: str = "ideal"
-    """By whose rule prompts are found, kept and evicted: ``ideal`` (policy and strategy below), or
-    an engine's, as ``trace mrc --rule`` has them: ``vllm``, ``sglang`` (one group of blocks or
-    pages, nothing kept of windows), ``vllm-v4:dense``, ``vllm-v4:4096``, ``vllm-v4:semantic``
-    (windows and states in the same pool), ``sglang-v4:dense``, ``sglang-v4:tail`` (a tenth as many
-    pages of windows). They are those of vLLM 0.33 and SGLang 0.5.23, whose defaults are
-    ``vllm-v4:semantic`` and ``sglang-v4:tail``. An engine's rule evicts the least recently used;
-    policy and strategy are those of ``ideal``."""
-    speculation: str = "none"
-    """How the engine of an engine's rule drafts, as ``trace mrc --speculation`` has it: ``none``,
-    ``dspark``, ``mtp``, ``mtp+connector`` (MTP where a KV connector is set). It changes what hits,
-    and nothing else: scheduler.speculative says how many drafts there are."""
-    policy: Literal["lru", "fifo", "lfu", "lfu-aged", "gdsf", "sieve", "s3fifo", "arc"] = "lru"
-    """Which cached blocks go first; leaves before what they follow, always."""
-    strategy: str = "ends+junctions"
-    """Where window and state are kept: ``full`` (with every block), ``periodic:4096`` (every so
-    many tokens), ``zero`` (nowhere: 128 tokens per layer are computed again), ``zero:bounded``
-    (nowhere: 127 tokens altogether), ``ends`` (of prompts), ``ends+junctions`` (and where an
-    earlier resume fell short)."""
+    rule: Annotated[str, OneOf(RULES)] = Field(
+        "ideal",
+        description="By whose rule prompts are found, kept and evicted, as ``trace mrc --rule`` "
+        f"has them: {explained(RULES)}. They are those of vLLM 0.33 and SGLang 0.5.23, whose "
+        "defaults are ``vllm-v4:semantic`` and ``sglang-v4:tail``. An engine's rule evicts the "
+        "least recently used; policy and strategy are those of ``ideal``.",
+    )
+    speculation: Annotated[str, OneOf(SPECULATIONS)] = Field(
+        "none",
+        description="How the engine of an engine's rule drafts, as ``trace mrc --speculation`` "
+        f"has it: {explained(SPECULATIONS)}. It changes what hits, and nothing else: "
+        "scheduler.speculative says how many drafts there are.",
+    )
+    policy: Policy = Field("lru", description=POLICY)
+    strategy: str = Field(
+        "ends+junctions", description=f"Where window and state are kept: {explained(STRATEGIES)}."
+    )
     defer: bool = True
     """Let a request wait while another one computes the prefix it needs next."""
 

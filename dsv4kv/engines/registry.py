@@ -1,29 +1,13 @@
 """Engines by name."""
 
 import re
-from importlib import import_module
 from typing import cast
 
+from dsv4kv.choices import ENGINES
 from dsv4kv.engines.contract import Engine
 from dsv4kv.errors import ConfigError
 from dsv4kv.names import find_name
 
-ENGINES: dict[str, str] = {
-    # name: where its rules are; of a family, the oldest first
-    "dsv4kv": "own:OwnEngine",
-    "vllm:0.22": "vllm.sizing:V0_22",
-    "vllm:0.25": "vllm.sizing:V0_25",
-    "vllm:0.26": "vllm.sizing:V0_26",
-    "vllm:0.27": "vllm.sizing:V0_27",
-    "vllm:0.28": "vllm.sizing:V0_28",
-    "vllm:0.33": "vllm.sizing:V0_33",
-    "sglang:0.5.12": "sglang.sizing:V0_5_12",
-    "sglang:0.5.14": "sglang.sizing:V0_5_14",
-    "sglang:0.5.19": "sglang.sizing:V0_5_19",
-    "sglang:0.5.20": "sglang.sizing:V0_5_20",
-    "sglang:0.5.23": "sglang.sizing:V0_5_23",
-    "trtllm": "trtllm:TrtllmEngine",
-}
 _OLDEST = {"vllm": "0.20", "sglang": "0.5.12"}
 
 
@@ -69,6 +53,5 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _load(name: str) -> Engine:
-    module, _, attribute = ENGINES[name].partition(":")
-    found = getattr(import_module(f"dsv4kv.engines.{module}"), attribute)
+    found = ENGINES[name].load()
     return cast(Engine, found() if isinstance(found, type) else found)

@@ -7,7 +7,7 @@ block cover that token, or give up what a hit matched last.
 
 from dataclasses import dataclass
 
-from dsv4kv.errors import ConfigError
+from dsv4kv.choices import choose
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,4 @@ pairs of tokens), each with one MTP module."""
 
 def find_speculation(name: str) -> Speculation:
     """A way to draft by name; raises ``ConfigError`` with the names there are."""
-    if name not in SPECULATIONS:
-        raise ConfigError(f"{name!r} is no speculation: take {', '.join(SPECULATIONS)}.")
-    return SPECULATIONS[name]
+    return choose(SPECULATIONS, name, "a speculation")

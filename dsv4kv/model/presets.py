@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DefaultFormats, DSV4Config, Positive, Yarn
 from dsv4kv.reading import Unparsable, read_json
-from dsv4kv.resources import shipped
+from dsv4kv.resources import shipped, shipped_names
 
 _SLIDING = "sliding_attention"
 _FLAT_MODEL_TYPES = ("deepseek_v32",)
@@ -122,7 +122,7 @@ def _yarn(scaling: dict[str, Any]) -> Yarn:
 
 def preset_names() -> list[str]:
     """Names of the shipped presets, sorted."""
-    return sorted(path.stem for path in (shipped("configs") / "models").glob("*.yaml"))
+    return shipped_names("models")
 
 
 def load_model(name: str) -> DSV4Config:

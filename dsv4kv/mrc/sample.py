@@ -18,11 +18,12 @@ from math import sqrt
 import numpy as np
 from numpy.typing import NDArray
 
+from dsv4kv.choices import OFFLINE
 from dsv4kv.errors import ConfigError
 from dsv4kv.prefix.block_hash import BlockHashIndex
 from dsv4kv.prefix.outcome import Losses, Outcome
 from dsv4kv.prefix.paths import Ints, PathTable, Reuse, find_reuse, number_blocks
-from dsv4kv.prefix.policies import OFFLINE, make_policy
+from dsv4kv.prefix.policies import make_policy
 
 _COMMON = 0.05
 """Share of all prompts that a beginning must have to be common: used as often as that it is cached

@@ -21,6 +21,7 @@ from typing import Literal
 
 import numpy as np
 
+from dsv4kv.choices import STRATEGIES, unknown
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.plan import at_whole_block, bytes_per_request, bytes_per_token
@@ -30,8 +31,6 @@ from dsv4kv.prefix.outcome import Losses, Outcome
 from dsv4kv.prefix.paths import Ints, PathTable, Reuse
 
 Kind = Literal["full", "periodic", "zero", "ends", "ends+junctions"]
-STRATEGIES = ("full", "periodic:TOKENS", "zero", "zero:bounded", "ends", "ends+junctions")
-"""As users write them."""
 _PLAIN: dict[str, Kind] = {
     "full": "full",
     "ends": "ends",
@@ -130,7 +129,7 @@ def parse_strategy(text: str, *, window_tokens: int, layers: int) -> Strategy:
         return Strategy(text, "zero", window_tokens, replay_tokens=window_tokens - 1)
     if text in _PLAIN:
         return Strategy(text, _PLAIN[text], window_tokens)
-    raise ConfigError(f"{text!r} is no strategy: take {', '.join(STRATEGIES)}.")
+    raise unknown(STRATEGIES, text, "a strategy")
 
 
 @dataclass(frozen=True)

@@ -3,22 +3,16 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial, wraps
-from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, cast
 
+from dsv4kv.choices import BACKENDS, PEERS, choose, listed
 from dsv4kv.errors import ConfigError
 from dsv4kv.ops.contract import Backend, write_in_turn
-from dsv4kv.ops.peers import PEERS, load_peer
+from dsv4kv.ops.peers import load_peer
 from dsv4kv.ops.peers.foreign import Foreign, Operation, pages_position
 from dsv4kv.ops.peers.locate import GROUP, list_entry_points, load_foreign
 from dsv4kv.ops.table import OPERATIONS, Choice
-
-BACKENDS = {
-    "reference": "dsv4kv.ops.reference",
-    "cpu": "dsv4kv.ops.cpu",
-    "cuda": "dsv4kv.ops.cuda",
-}
 
 _PIECES = ("window_insert", "state_append", "flush")
 """What ``step_write`` does in one go."""
@@ -56,9 +50,7 @@ class ResolvedBackend:
 
 def load_backend(name: str) -> Backend:
     """Import one of our own backends; raises ``ConfigError`` naming the choices."""
-    if name not in BACKENDS:
-        raise ConfigError(f"no backend {name!r}: choose {', '.join(BACKENDS)}.")
-    return cast(Backend, import_module(BACKENDS[name]))
+    return cast(Backend, choose(BACKENDS, name, "a backend of ours").load())
 
 
 def resolve_backend(name: str, base: str, variants: Choice | None = None) -> ResolvedBackend:
@@ -143,7 +135,7 @@ def _by_format(
 def _choices(name: str) -> str:
     installed = list_entry_points()
     return (
-        f"no backend {name!r}: choose {', '.join([*BACKENDS, *PEERS])}, "
+        f"no backend {name!r}: choose {listed(BACKENDS | PEERS)}, "
         f"an installed entry point of {GROUP} ({', '.join(installed) or 'there is none'}), "
         "or a function, as my_package.my_module:my_gather."
     )

@@ -9,6 +9,15 @@ from dsv4kv.prefix.policies.contract import Policy
 from dsv4kv.prefix.store import PrefixStore, as_chain
 from dsv4kv.prefix.tree import Blocks, Ids
 
+LEAST_COMPUTED = 2
+"""Tokens of a prompt that are computed however much of it is cached: one that was computed alone
+would be taken for a decode step."""
+
+
+def resumable_blocks(matched: int, prompt_tokens: int, block_tokens: int) -> int:
+    """Cached blocks a prompt may resume behind: as many as leave ``LEAST_COMPUTED`` tokens."""
+    return max(0, min(matched, (prompt_tokens - LEAST_COMPUTED) // block_tokens))
+
 
 class BlockHashIndex(PrefixStore):
     """Chains of blocks; one value (a cache block) for every key.
@@ -16,6 +25,13 @@ class BlockHashIndex(PrefixStore):
     Keys are ``Digests`` of tokens, or the chained ids of a trace (int64; an id stands for a
     block and its history). One index takes one kind.
     """
+
+    whole_blocks = True
+
+    @classmethod
+    def over(cls, block_keys: int, policy: Policy) -> "BlockHashIndex":
+        """An index of ids, one for each block, whatever the blocks."""
+        return cls(policy)
 
     def __init__(self, policy: Policy | None = None, *, digests: bool = False) -> None:
         """``policy`` None is LRU; ``digests`` says that keys are ``Digests``, not ids."""

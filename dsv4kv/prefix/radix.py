@@ -23,6 +23,13 @@ class RadixIndex(PrefixStore):
     valid, and whoever writes behind them copies it first.
     """
 
+    whole_blocks = False
+
+    @classmethod
+    def over(cls, block_keys: int, policy: Policy) -> "RadixIndex":
+        """An index of keys, so many of which make a block."""
+        return cls(block_keys, policy)
+
     def __init__(self, block_tokens: int, policy: Policy | None = None) -> None:
         """``policy`` None is LRU."""
         if block_tokens <= 0:

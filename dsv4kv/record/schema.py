@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
+from dsv4kv.model.schema import Sharing
 from dsv4kv.record.part import Moment, Part, Temperature
 from dsv4kv.record.profile import Profile
 from dsv4kv.record.replay import ReplayResult
@@ -106,7 +107,7 @@ class CacheSummary(Part):
     """Layers of the whole model, without drafts."""
     block_tokens: int
     """Tokens of context one block covers."""
-    sharing: Literal["model", "type", "layer"]
+    sharing: Sharing
     """``model``, ``type`` or ``layer``."""
     formats: dict[str, str]
     """Entry format per place: ``main``, ``window``, ``indexer``."""

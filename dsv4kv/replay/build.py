@@ -12,6 +12,7 @@ from dsv4kv.prefix.block_hash import BlockHashIndex
 from dsv4kv.prefix.policies import make_policy
 from dsv4kv.replay.clock import (
     CostModel,
+    MeasuredClock,
     Rates,
     VirtualClock,
     WeightModel,
@@ -20,7 +21,6 @@ from dsv4kv.replay.clock import (
 )
 from dsv4kv.replay.contract import NO_DATA, DataPath, Ledger, Prompts
 from dsv4kv.replay.costs import StepBytes, token_operations
-from dsv4kv.replay.data.build import MeasuredClock
 from dsv4kv.replay.decoders import Decoders, Drafts
 from dsv4kv.replay.engine import build_engine
 from dsv4kv.replay.memory import MemoryPlan, check_fit, plan_memory

@@ -5,7 +5,7 @@ at the same instant whether it was taken at once or step by step.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -172,6 +172,36 @@ class VirtualClock:
         return (
             work.steps * rates.overhead_s
             + work.moved_bytes / rates.bytes_per_s
+            + work.operations / rates.operations_per_s
+        )
+
+
+Charge = Callable[[Work], float]
+"""Returns the seconds that the cache's part of some work took, now that it is done."""
+
+
+class MeasuredClock(VirtualClock):
+    """Takes the cache's part of all work as it was measured.
+
+    Overhead, weights and arithmetic stay as the model says: a cache computes no attention.
+    """
+
+    def __init__(self, rates: Rates, charge: Charge) -> None:
+        super().__init__(rates)
+        self._charge = charge
+        self._measured_s = 0.0
+
+    def work(self, work: Work) -> None:
+        """Count work that has been done."""
+        self._measured_s += self._charge(work)
+        super().work(work)
+
+    def _duration(self, work: Work) -> float:
+        rates = self._rates
+        return (
+            self._measured_s
+            + work.steps * rates.overhead_s
+            + work.weight_bytes / rates.bytes_per_s
             + work.operations / rates.operations_per_s
         )
 

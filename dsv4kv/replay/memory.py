@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from math import ceil
 
 from dsv4kv.config.replay import CostSection, PrefixSection, ReplayConfig
 from dsv4kv.engines.cache import WINDOW_RATIO
 from dsv4kv.engines.contract import Deployment
-from dsv4kv.engines.rules import RULES, Rule, find_drafts, find_rule
+from dsv4kv.engines.rule import Rule
+from dsv4kv.engines.rules import find_drafts, find_rule
 from dsv4kv.engines.vllm.sizing import V0_33
 from dsv4kv.errors import ConfigError, DoesNotFit
 from dsv4kv.model.config import DSV4Config
@@ -22,7 +22,7 @@ from dsv4kv.model.schema import (
     choose_formats,
     table_groups,
 )
-from dsv4kv.mrc.strategies import STRATEGIES, Strategy, parse_strategy
+from dsv4kv.mrc.strategies import Strategy, parse_strategy
 from dsv4kv.replay.clock import WeightModel
 from dsv4kv.sizing.gpus import load_gpu
 from dsv4kv.sizing.inputs import Inputs
@@ -223,28 +223,17 @@ def plan_memory(config: ReplayConfig) -> MemoryPlan:
 
 def _read_rule(prefix: PrefixSection) -> Rule:
     try:
-        rule = find_rule(prefix.rule)
-    except ConfigError as error:
-        guess = _guess(prefix.rule, tuple(RULES))
-        raise ConfigError(f"prefix.rule: {error}{guess}") from None
-    try:
         find_drafts(prefix.rule, prefix.speculation)
     except ConfigError as error:
         raise ConfigError(f"prefix.speculation: {error}") from None
-    return rule
-
-
-def _guess(text: str, known: Sequence[str]) -> str:
-    """A question that ends a sentence about a name nobody knows; empty if none is close."""
-    close = get_close_matches(text, known, 1)
-    return f" Did you mean {close[0]}?" if close else ""
+    return find_rule(prefix.rule)
 
 
 def _read_strategy(text: str, model: DSV4Config, layers: int) -> Strategy:
     try:
         return parse_strategy(text, window_tokens=model.window_tokens, layers=layers)
     except ConfigError as error:
-        raise ConfigError(f"prefix.strategy: {error}{_guess(text, STRATEGIES)}") from None
+        raise ConfigError(f"prefix.strategy: {error}") from None
 
 
 def _schemas(

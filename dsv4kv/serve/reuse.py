@@ -3,20 +3,19 @@
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsv4kv.cache.checkpoints import CheckpointPool, resume_request, shared_table
 from dsv4kv.cache.manager import KVCacheManager
+from dsv4kv.config.bench import Windows
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.plan import CHECKPOINT_TOKENS
 from dsv4kv.ops.contract import Backend
 from dsv4kv.prefix.index import Lease, PrefixIndex
 from dsv4kv.traces.request import Request
 
-Windows = Literal["ends", "ends+junctions", "periodic"]
 Ids = NDArray[np.int64]
 NEVER = np.iinfo(np.int64).max
 

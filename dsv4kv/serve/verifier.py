@@ -5,6 +5,7 @@ pooling, page and table of its own request: a recycled block, a stale row or a w
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,7 +23,7 @@ from dsv4kv.serve.inputs import InputBank
 
 @dataclass
 class Verifier:
-    """Samples one request of every gather it is shown.
+    """Samples one output of one request of every gather it is shown.
 
     Attributes:
         inputs: The data the cache was fed, on the host.
@@ -38,49 +39,61 @@ class Verifier:
     checks: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
 
+    def chosen(self, count: int) -> Sequence[int]:
+        """Which of ``count`` outputs are compared."""
+        return [int(self.random.integers(count))]
+
     def window_gathered(self, layer: LayerCache, step: StepTokens, out: Tensor) -> None:
-        """One window entry of one request must equal the quantised input, bit for bit."""
-        b = int(self.random.integers(step.batch.num_requests))
-        tokens = int(step.batch.tokens_after[b])
-        visible = min(tokens, out.shape[1])
-        i = int(self.random.integers(visible))
-        position = tokens - visible + i
-        row = int(step.rows(b, np.array([position]))[0])
+        """Window entries must equal the quantised inputs, bit for bit."""
         entry = layer.window.layout.format
-        stored = _stored(entry, self.inputs.window[row])
-        expected = torch.tensor(reference_codec.decode(entry, *stored)).bfloat16()
-        found = out[b].cpu()
-        if not torch.equal(found[i], expected) or bool(found[visible:].count_nonzero()):
-            self._fail("gather_window", layer, step, b, f"position {position}")
-        self.checks["gather_window"] += 1
+        for b in self.chosen(step.batch.num_requests):
+            tokens, found = int(step.batch.tokens_after[b]), out[b].cpu()
+            visible = min(tokens, out.shape[1])
+            for i in self.chosen(visible):
+                position = tokens - visible + i
+                expected = self.window(entry, int(step.rows(b, np.array([position]))[0]))
+                if not torch.equal(found[i], expected) or bool(found[visible:].count_nonzero()):
+                    self._fail("gather_window", layer, step, b, f"position {position}")
+                self.checks["gather_window"] += 1
 
     def entries_gathered(
         self, layer: LayerCache, step: StepTokens, indices: Tensor, out: Tensor, indexer: bool
     ) -> None:
-        """One entry of one request must equal its tokens' pooling, within rounding."""
+        """Entries must equal their tokens' pooling, within rounding; what is none, zeros."""
         name = "indexer keys" if indexer else "compressed KV"
         part = layer.indexer if indexer else layer.main
         assert part is not None
-        b = int(self.random.integers(step.batch.num_requests))
-        asked, found = indices[b] >= 0, out[b].cpu()
-        if bool(found[~asked].count_nonzero()):
-            self._fail(name, layer, step, b, "entries that were not asked for")
-        places = asked.nonzero().squeeze(1)
-        if len(places):
-            k = int(places[int(self.random.integers(len(places)))])
-            entry = int(indices[b, k])
-            compressor = self._compressor(layer, indexer)
-            expected = self._entry(part.store.layout.format, compressor, step, b, entry)
-            rotated = compressor.hadamard
-            if not is_close(part.store.layout.format, found[k], expected, rotated=rotated):
-                self._fail(name, layer, step, b, f"entry {entry}")
-        self.checks[name] += 1
+        form, compressor = part.store.layout.format, self._compressor(layer, indexer)
+        for b in self.chosen(step.batch.num_requests):
+            asked, found = indices[b] >= 0, out[b].cpu()
+            if bool(found[~asked].count_nonzero()):
+                self._fail(name, layer, step, b, "entries that were not asked for")
+            places = asked.nonzero().squeeze(1)
+            compared = self.chosen(len(places)) if len(places) else ()
+            for place in compared:
+                k = int(places[place])
+                entry = int(indices[b, k])
+                expected = self.entry(form, compressor, step, b, entry)
+                if not self.is_right(form, compressor, found[k], expected):
+                    self._fail(name, layer, step, b, f"entry {entry}")
+            self.checks[name] += max(1, len(compared))
 
     def _compressor(self, layer: LayerCache, indexer: bool) -> Compressor:
         main, of_indexer = self.compressors[layer.schema.layer.layer_idx]
         return of_indexer if indexer and of_indexer else main
 
-    def _entry(
+    def is_right(
+        self, form: EntryFormat, compressor: Compressor, found: Tensor, expected: Rows
+    ) -> bool:
+        """Whether an entry bf16[D] is the expected one but for rounding."""
+        return is_close(form, found, expected, rotated=compressor.hadamard)
+
+    def window(self, form: EntryFormat, row: int) -> Tensor:
+        """A window entry as it must come back, from its token's input row: bf16[D]."""
+        stored = _stored(form, self.inputs.window[row])
+        return torch.tensor(reference_codec.decode(form, *stored)).bfloat16()
+
+    def entry(
         self, form: EntryFormat, compressor: Compressor, step: StepTokens, b: int, entry: int
     ) -> Rows:
         """Entry of a request from its tokens' inputs, worked out in float64."""

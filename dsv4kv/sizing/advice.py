@@ -85,7 +85,7 @@ def _changes(scenario: Scenario) -> Iterator[tuple[dict[str, Any], str, str]]:
         yield (
             {"memory_fraction": _MORE_MEMORY},
             f"--memory-fraction {share:g}",
-            "less kept spare",
+            "less headroom",
         )
 
 

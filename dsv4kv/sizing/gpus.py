@@ -6,7 +6,7 @@ from functools import cache
 import yaml
 
 from dsv4kv.names import find_name
-from dsv4kv.resources import shipped
+from dsv4kv.resources import shipped, shipped_names
 from dsv4kv.units import format_bytes
 
 
@@ -57,7 +57,7 @@ class Gpu:
 
 def gpu_names() -> list[str]:
     """Names of the catalogue, sorted."""
-    return sorted(path.stem for path in (shipped("configs") / "gpus").glob("*.yaml"))
+    return shipped_names("gpus")
 
 
 def load_gpu(name: str) -> Gpu:

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from dsv4kv.choices import SIZED_STATES, choose
 from dsv4kv.errors import ConfigError
 from dsv4kv.units import parse_bytes, parse_count
 
-STATES = ("fp32", "bf16", "online")
 DEFAULT_GPU = "h200"
 
 
@@ -121,8 +121,7 @@ def _number(text: str) -> Fraction:
 
 
 def _state(text: str) -> str:
-    if text not in STATES:
-        raise ConfigError(f"{text!r} is not a state format: choose {', '.join(STATES)}.")
+    choose(SIZED_STATES, text, "a state format")
     return text
 
 

@@ -6,17 +6,16 @@ runs.
 """
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from io import DEFAULT_BUFFER_SIZE
 from itertools import islice
 from math import inf
 from pathlib import Path
 
+from dsv4kv.choices import TRACE_FORMATS, listed
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.resources import shipped
-from dsv4kv.traces import bailian, mooncake
 from dsv4kv.traces.batch import BATCH_REQUESTS, Batch, LineShape, batches_of
 from dsv4kv.traces.files import (
     CHUNKS_BUFFER_BYTES,
@@ -26,14 +25,12 @@ from dsv4kv.traces.files import (
     TraceLines,
     open_trace,
 )
-from dsv4kv.traces.lengths import INPUT_NAMES, parse_row, read_azure, read_burstgpt, read_sharegpt
-from dsv4kv.traces.mooncake import read_mooncake_delta
-from dsv4kv.traces.native import read_native
+from dsv4kv.traces.format import TraceFormat
+from dsv4kv.traces.lengths import INPUT_NAMES, parse_row
 from dsv4kv.traces.records import is_array, json_array, parse_object
 from dsv4kv.traces.request import Request
 from dsv4kv.traces.summary import LengthSummary, TraceSummary, summarize, summarize_batches
-from dsv4kv.traces.timed import read_timed
-from dsv4kv.traces.weka import conversation_files, read_weka, read_weka_folder, write_weka
+from dsv4kv.traces.weka import conversation_files, read_weka_folder, write_weka
 from dsv4kv.traces.writer import write_oracle, write_trace
 
 _BUILTIN = "builtin:"
@@ -128,85 +125,7 @@ __all__ = [
 ]
 
 
-Reader = Callable[[TraceLines, ReadOptions], Iterator[Request]]
-
-
-def _plain(read: Callable[[TraceLines], Iterator[Request]]) -> Reader:
-    """A reader that needs no options."""
-    return lambda lines, _: read(lines)
-
-
-@dataclass(frozen=True, slots=True)
-class TraceFormat:
-    """How to read a format, and how to know it.
-
-    Attributes:
-        read: Yields the requests of an open trace.
-        marks: A first line with any of these fields is of this format; none if it must be named.
-        shape: What a line or header looks like, for error messages.
-        columns: Reads many lines at once, where they are plain.
-    """
-
-    read: Reader
-    marks: frozenset[str]
-    shape: str
-    columns: LineShape | None = None
-
-
-FORMATS: dict[str, TraceFormat] = {
-    "bailian": TraceFormat(
-        _plain(bailian.read_bailian),
-        frozenset({"parent_chat_id"}),
-        '{"chat_id": …, "parent_chat_id": …, "timestamp": s, "input_length": tokens, '
-        '"output_length": tokens, "hash_ids": [...]}',
-        bailian.SHAPE,
-    ),
-    "mooncake": TraceFormat(
-        _plain(mooncake.read_mooncake),
-        frozenset({"hash_ids"}),
-        '{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [...]}',
-        mooncake.SHAPE,
-    ),
-    "mooncake-delta": TraceFormat(
-        _plain(read_mooncake_delta),
-        frozenset(),
-        '{"session_id": …, "timestamp" or "delay": ms, "input_length": new tokens, '
-        '"output_length": tokens, "hash_ids": [new ids]}',
-    ),
-    "weka": TraceFormat(
-        _plain(read_weka),
-        frozenset({"hash_id_scope"}),
-        'one conversation, {"block_size": tokens, "hash_id_scope": "local" or "global", '
-        '"requests": [{"t": s, "type": …, "in": tokens, "out": tokens, "hash_ids": [...]}]}, or a '
-        "folder of them",
-    ),
-    "azure": TraceFormat(
-        _plain(read_azure),
-        frozenset({"ContextTokens", "GeneratedTokens"}),
-        "CSV with TIMESTAMP,ContextTokens,GeneratedTokens",
-    ),
-    "burstgpt": TraceFormat(
-        _plain(read_burstgpt),
-        frozenset({"Request tokens", "Response tokens"}),
-        "CSV with Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type",
-    ),
-    "sharegpt": TraceFormat(
-        _plain(read_sharegpt),
-        frozenset(INPUT_NAMES),
-        '{"prompt_len": tokens, "output_len": tokens}',
-    ),
-    "timed": TraceFormat(
-        read_timed,
-        frozenset(),
-        "JSON lines with a time, two lengths and perhaps block ids, by the names, unit and size "
-        "given as options",
-    ),
-    "dsv4kv": TraceFormat(
-        _plain(read_native),
-        frozenset({"input_tokens", "prefix_hashes", "prefix_runs"}),
-        '{"arrival_s": seconds, "input_tokens": tokens, "output_tokens": tokens}',
-    ),
-}
+FORMATS: dict[str, TraceFormat] = {name: row.load() for name, row in TRACE_FORMATS.items()}
 """All formats by name. Where a line has marks of two, the first here is taken."""
 
 
@@ -250,9 +169,7 @@ def read_placed_trace(
         TraceError, ConfigError: As ``read_trace`` does.
     """
     if trace_format not in ("auto", *FORMATS):
-        raise ConfigError(
-            f"{trace_format!r} is not a trace format: take auto, {', '.join(FORMATS)}."
-        )
+        raise ConfigError(f"{trace_format!r} is not a trace format: take auto, {listed(FORMATS)}.")
     path = resolve_trace(source)
     if not path.is_dir():
         return _in_order(_read_requests(path, trace_format, options), options.any_order)

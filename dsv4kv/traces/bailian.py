@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from dsv4kv.traces.batch import LineShape
 from dsv4kv.traces.files import TraceLines
+from dsv4kv.traces.format import TraceFormat, plain
 from dsv4kv.traces.records import json_records, read_counted_ids, read_time, read_tokens
 from dsv4kv.traces.request import Request
 
@@ -27,3 +28,12 @@ def read_bailian(lines: TraceLines) -> Iterator[Request]:
             prefix_hashes=read_counted_ids(record, "hash_ids", input_tokens, BLOCK_TOKENS),
             hash_block_tokens=BLOCK_TOKENS,
         )
+
+
+BAILIAN = TraceFormat(
+    plain(read_bailian),
+    frozenset({"parent_chat_id"}),
+    '{"chat_id": …, "parent_chat_id": …, "timestamp": s, "input_length": tokens, '
+    '"output_length": tokens, "hash_ids": [...]}',
+    SHAPE,
+)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from io import DEFAULT_BUFFER_SIZE, BufferedReader, BytesIO
 from pathlib import Path
-from typing import Literal, Self
+from typing import Self
 
 from dsv4kv.errors import TraceError
 from dsv4kv.reading import DOCUMENT_BYTES, open_regular
@@ -148,10 +148,6 @@ def open_trace(path: Path, buffer_bytes: int = DEFAULT_BUFFER_SIZE) -> Iterator[
             raise TraceError(f"{path}:{lines.number}: {defect}.") from None
 
 
-TimeUnit = Literal["s", "ms", "us", "ns"]
-UNITS_PER_SECOND: dict[TimeUnit, int] = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
-
-
 @dataclass(frozen=True, slots=True)
 class TimedFields:
     """Names of the fields of a ``timed`` trace; ``ids`` may be missing from its lines.
@@ -183,7 +179,7 @@ class ReadOptions:
     """
 
     fields: TimedFields = TimedFields()
-    time_unit: TimeUnit = "s"
+    time_unit: str = "s"
     id_tokens: int | None = None
     stagger_s: float = 0.0
     any_order: bool = False

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from dsv4kv.traces.files import Defect, TraceLines
+from dsv4kv.traces.format import TraceFormat, plain
 from dsv4kv.traces.records import checked_tokens, json_records, read_time
 from dsv4kv.traces.request import Request
 
@@ -152,3 +153,20 @@ def _read_length(record: dict[str, Any], names: Sequence[str], low: int) -> int:
     if type(value) is list and set(map(type, value)) <= {int}:
         value = len(value)
     return checked_tokens(value, name, low)
+
+
+AZURE = TraceFormat(
+    plain(read_azure),
+    frozenset({"ContextTokens", "GeneratedTokens"}),
+    "CSV with TIMESTAMP,ContextTokens,GeneratedTokens",
+)
+BURSTGPT = TraceFormat(
+    plain(read_burstgpt),
+    frozenset({"Request tokens", "Response tokens"}),
+    "CSV with Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type",
+)
+SHAREGPT = TraceFormat(
+    plain(read_sharegpt),
+    frozenset(INPUT_NAMES),
+    '{"prompt_len": tokens, "output_len": tokens}',
+)

@@ -16,6 +16,7 @@ from typing import Any
 from dsv4kv.errors import TraceError
 from dsv4kv.traces.batch import LineShape
 from dsv4kv.traces.files import Defect, TraceLines
+from dsv4kv.traces.format import TraceFormat, plain
 from dsv4kv.traces.records import (
     MAX_TOKENS,
     json_line,
@@ -163,3 +164,17 @@ def format_mooncake_delta(requests: Iterable[Request]) -> Iterator[str]:
         told, first = (before.input_tokens, full_blocks(before)) if before else (0, 0)
         new = request.input_tokens - told
         yield format_line(request, first, session_id=session, input_length=new)
+
+
+MOONCAKE = TraceFormat(
+    plain(read_mooncake),
+    frozenset({"hash_ids"}),
+    '{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [...]}',
+    SHAPE,
+)
+MOONCAKE_DELTA = TraceFormat(
+    plain(read_mooncake_delta),
+    frozenset(),
+    '{"session_id": …, "timestamp" or "delay": ms, "input_length": new tokens, '
+    '"output_length": tokens, "hash_ids": [new ids]}',
+)

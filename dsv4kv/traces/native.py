@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from dsv4kv.traces.files import Defect, TraceLines
+from dsv4kv.traces.format import TraceFormat, plain
 from dsv4kv.traces.records import (
     ODD_ID,
     checked_ids,
@@ -104,3 +105,10 @@ def _read_runs(record: dict[str, Any], input_tokens: int, block_tokens: int) -> 
     ends = (start + count - 1 for start, count in zip(starts, counts, strict=True))
     checked_ids((*starts, *ends, *odd), "prefix_runs")
     return IdRuns(np.array(signed(starts)), np.array(counts, np.int64))
+
+
+NATIVE = TraceFormat(
+    plain(read_native),
+    frozenset({"input_tokens", "prefix_hashes", "prefix_runs"}),
+    '{"arrival_s": seconds, "input_tokens": tokens, "output_tokens": tokens}',
+)

@@ -3,9 +3,11 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from dsv4kv.traces.files import DEFAULTS, UNITS_PER_SECOND, Defect, ReadOptions, TraceLines
+from dsv4kv.traces.files import DEFAULTS, Defect, ReadOptions, TraceLines
+from dsv4kv.traces.format import TraceFormat
 from dsv4kv.traces.records import json_line, json_records, read_counted_ids, read_time, read_tokens
 from dsv4kv.traces.request import Request
+from dsv4kv.units import UNITS_PER_SECOND
 
 
 def read_timed(lines: TraceLines, options: ReadOptions) -> Iterator[Request]:
@@ -44,3 +46,11 @@ def format_timed(requests: Iterable[Request]) -> Iterator[str]:
         if request.hash_block_tokens:
             record[names.ids] = list(request.prefix_hashes)
         yield json_line(record)
+
+
+TIMED = TraceFormat(
+    read_timed,
+    frozenset(),
+    "JSON lines with a time, two lengths and perhaps block ids, by the names, unit and size "
+    "given as options",
+)

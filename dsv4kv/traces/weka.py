@@ -25,6 +25,7 @@ from dsv4kv.errors import TraceError
 from dsv4kv.files import replacing_folder
 from dsv4kv.prefix.paths import Ints
 from dsv4kv.traces.files import Defect, ReadOptions, TraceLines, open_trace
+from dsv4kv.traces.format import TraceFormat, plain
 from dsv4kv.traces.records import parse_object, read_time, read_tokens, required
 from dsv4kv.traces.request import Request
 from dsv4kv.traces.runs import GrowingRuns, IdRuns, Sessions, as_runs, full_blocks
@@ -320,3 +321,12 @@ def _number_anew(starts: Ints, counts: Ints) -> tuple[Ints, Ints]:
     covered = depth.cumsum() > 0  # whether ids lie between an edge and the next one
     sizes = np.where(covered[:-1], np.diff(edges), 0)
     return edges, np.concatenate([[0], sizes.cumsum()])
+
+
+WEKA = TraceFormat(
+    plain(read_weka),
+    frozenset({"hash_id_scope"}),
+    'one conversation, {"block_size": tokens, "hash_id_scope": "local" or "global", '
+    '"requests": [{"t": s, "type": …, "in": tokens, "out": tokens, "hash_ids": [...]}]}, or a '
+    "folder of them",
+)

@@ -7,7 +7,7 @@ so that a capacity counts blocks.
 """
 
 import gzip
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from io import BufferedWriter
 from pathlib import Path
@@ -15,21 +15,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from dsv4kv.choices import TRACE_LINES, choose
 from dsv4kv.errors import TraceError
 from dsv4kv.files import replacing
 from dsv4kv.prefix.paths import PathTable
-from dsv4kv.traces.mooncake import format_mooncake, format_mooncake_delta
-from dsv4kv.traces.native import format_native
 from dsv4kv.traces.request import Request
-from dsv4kv.traces.timed import format_timed
-
-LINES: dict[str, Callable[[Iterable[Request]], Iterator[str]]] = {
-    "dsv4kv": format_native,
-    "mooncake": format_mooncake,
-    "mooncake-delta": format_mooncake_delta,
-    "timed": format_timed,
-}
-"""Formats of lines, one for every request."""
 
 
 def write_trace(requests: Iterable[Request], path: Path, trace_format: str = "dsv4kv") -> int:
@@ -40,11 +30,12 @@ def write_trace(requests: Iterable[Request], path: Path, trace_format: str = "ds
 
     Raises:
         TraceError: The file cannot be written, there are no requests, or the format (one of
-            ``LINES``) cannot tell one.
+            ``TRACE_LINES``) cannot tell one.
     """
     count = 0
+    write_lines = choose(TRACE_LINES, trace_format, "a format that traces are written in").load()
     with writing(path) as file:
-        for line in LINES[trace_format](requests):
+        for line in write_lines(requests):
             file.write(line.encode())
             count += 1
         if not count:

@@ -2,9 +2,11 @@
 
 from typing import Any
 
+from rich.table import Table
+
 from dsv4kv.record.schema import CacheSummary, Case, Environment, GpuFacts, RunRecord, Totals
 from dsv4kv.units import format_bytes, format_duration
-from dsv4kv.view.table import ABSENT, Facts
+from dsv4kv.view.cells import ABSENT
 
 _SHARING = {
     "model": "one block table for the whole model",
@@ -13,7 +15,7 @@ _SHARING = {
 }
 
 
-def header(record: RunRecord) -> Facts:
+def header(record: RunRecord) -> Table:
     """Facts that hold for every case of the run."""
     caches = [case.cache for case in record.cases if case.cache]
     rows = {
@@ -26,10 +28,10 @@ def header(record: RunRecord) -> Facts:
         "software": _software(record.environment),
         "repeat": record.reproduce,
     }
-    return Facts({label: text for label, text in rows.items() if text})
+    return _grid({label: text for label, text in rows.items() if text})
 
 
-def cache_facts(cache: CacheSummary) -> Facts:
+def cache_facts(cache: CacheSummary) -> Table:
     """Geometry of one case's cache."""
     formats = ", ".join(f"{place} {name}" for place, name in cache.formats.items())
     rows = {
@@ -44,10 +46,10 @@ def cache_facts(cache: CacheSummary) -> Facts:
             f"{format_bytes(cache.bytes_per_request)} per request slot"
         ),
     }
-    return Facts(rows)
+    return _grid(rows)
 
 
-def totals_facts(totals: Totals, cache: CacheSummary | None) -> Facts:
+def totals_facts(totals: Totals, cache: CacheSummary | None) -> Table:
     """What went through the cache. One run gives one observation of a total: no interval."""
     rows = {
         "requests": f"{totals.requests:,} served, {totals.peak_requests:,} at once at the peak",
@@ -64,7 +66,7 @@ def totals_facts(totals: Totals, cache: CacheSummary | None) -> Facts:
         )
     if totals.drafted_tokens:
         rows["drafts"] = _drafts(totals)
-    return Facts(rows)
+    return _grid(rows)
 
 
 def tokens_per_second(totals: Totals) -> float | None:
@@ -79,6 +81,15 @@ def setting(case: Case, path: str) -> Any:
     for name in path.split("."):
         value = value.get(name) if isinstance(value, dict) else None
     return value
+
+
+def _grid(rows: dict[str, str]) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", min_width=8, no_wrap=True)
+    grid.add_column()
+    for label, text in rows.items():
+        grid.add_row(label, text)
+    return grid
 
 
 def _model(cache: CacheSummary) -> str:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from dsv4kv.cache.allocators.stack import BlockAllocator
+from dsv4kv.systems.plain.pools import PlainAllocator
 from tests.benchmarks.medians import PLAIN, Measure
-from tests.benchmarks.restatement import PlainAllocator
 
 COUNT = 64
 ROUNDS = 2000

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dsv4kv.measure.memcpy import measure_memcpy
-from dsv4kv.model import PageLayout, entry_format
+from dsv4kv.model.formats import PageLayout, entry_format
 from dsv4kv.ops import reference, traffic
 from dsv4kv.ops.registry import load_backend
 from dsv4kv.ops.storage import PageStore

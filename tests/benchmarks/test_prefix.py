@@ -14,8 +14,9 @@ from dsv4kv.prefix.block_hash import BlockHashIndex
 from dsv4kv.prefix.index import HASHES, BlockHasher
 from dsv4kv.prefix.radix import PrefixCacheManager, RadixIndex
 from dsv4kv.prefix.tree import Ids
+from dsv4kv.systems.plain.blocks import plain_hashes
+from dsv4kv.systems.plain.slots import PlainRadix
 from tests.benchmarks.medians import PLAIN, Measure, Remark
-from tests.benchmarks.restatement_prefix import PlainRadix, plain_hashes
 
 PROMPTS, LENGTH = 16, 32_768
 TOKENS = PROMPTS * LENGTH

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from dsv4kv.cache.allocators.refcount import RefCountAllocator
+from dsv4kv.systems.plain.blocks import PlainRefCounts
 from tests.benchmarks.medians import PLAIN, Measure
-from tests.benchmarks.restatement_prefix import PlainRefCounts
 
 COUNT = 64
 ROUNDS = 1000

@@ -7,7 +7,9 @@ import numpy as np
 
 from dsv4kv.cache.allocators.contract import Allocator
 from dsv4kv.cache.manager import KVCacheManager
-from dsv4kv.model import CachePlan, DSV4Config, load_model, plan_cache
+from dsv4kv.model.config import DSV4Config
+from dsv4kv.model.plan import CachePlan, plan_cache
+from dsv4kv.model.presets import load_model
 
 FLASH = load_model("v4-flash")
 LAYERS = (1, 2, 3, 4, 5)  # of V4-Flash: SWA, CSA, HCA, CSA, HCA

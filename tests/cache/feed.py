@@ -7,7 +7,8 @@ from dsv4kv.cache.handle import CompressedCache, Compressors, LayerCache, LayerC
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cache.prepare import prepare_forward
 from dsv4kv.cache.step import StepBatch
-from dsv4kv.model import CachePlan, EntryFormat
+from dsv4kv.model.formats import EntryFormat
+from dsv4kv.model.plan import CachePlan
 from dsv4kv.ops import reference, reference_codec
 from dsv4kv.ops.compressor import make_rope, random_compressor
 

@@ -18,12 +18,12 @@ from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cache.prepare import prepare_forward
 from dsv4kv.errors import NotOwner, OutOfBlocks
 from dsv4kv.prefix.index import Digests, Keys, Lease
-from dsv4kv.prefix.indexes import make_index
 from dsv4kv.prefix.policies import make_policy
 from dsv4kv.prefix.radix import PrefixCacheManager
 from dsv4kv.prefix.store import PrefixStore
 from tests.cache.caches import small_plan
 from tests.interrupts import interrupted
+from tests.prefix.indexes import make_index
 from tests.prefix.trees import check_tree
 
 CHECK_EVERY = 256

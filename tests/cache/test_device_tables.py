@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsv4kv.cache import device_tables as staging
-from dsv4kv.cache.device_tables import CopiedTables, KernelTables, Prepare
+from dsv4kv.cache.device_tables import CopiedTables, KernelTables
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cache.prepare import prepare_forward
 from dsv4kv.errors import CacheError
@@ -23,7 +23,7 @@ CONTEXT, SLOTS = 1024, 3
 each_keeper = pytest.mark.parametrize("prepare", ["host", "device"])
 
 
-def build(prepare: Prepare, sharing: Any = "model", **options: Any) -> KVCacheManager:
+def build(prepare: str, sharing: Any = "model", **options: Any) -> KVCacheManager:
     sizes = {"max_context_tokens": CONTEXT, "num_slots": SLOTS}
     plan = small_plan(layers=(2, 3), sharing=sharing, **sizes | options)
     return KVCacheManager(plan, prepare=prepare)
@@ -47,7 +47,7 @@ moves = st.lists(st.tuples(kinds, numbers, st.integers(0, CONTEXT)), max_size=12
 @settings(max_examples=25)
 @given(moves, st.sampled_from(("model", "type", "layer")))
 def test_the_device_holds_the_hosts_blocks_after_any_moves(
-    prepare: Prepare, schedule: list[Move], sharing: str
+    prepare: str, schedule: list[Move], sharing: str
 ) -> None:
     with twin_gpu():
         manager, running = build(prepare, sharing), set[int]()

@@ -11,7 +11,9 @@ from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cache.prepare import prepare_forward
 from dsv4kv.cache.step import StepBatch
 from dsv4kv.errors import ConfigError, NotOwner
-from dsv4kv.model import AttentionType, CachePlan, load_model
+from dsv4kv.model.plan import CachePlan
+from dsv4kv.model.presets import load_model
+from dsv4kv.model.schedule import AttentionType
 from dsv4kv.model.schema import StateFormat
 from dsv4kv.ops import reference_codec
 from dsv4kv.ops.registry import load_backend

@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dsv4kv.cache.allocators import ALLOCATORS, InLanes, make_allocator
+from dsv4kv.cache.allocators import make_allocator
 from dsv4kv.cache.allocators.bitmask import SlotAllocator
 from dsv4kv.cache.allocators.contract import Allocator
+from dsv4kv.cache.allocators.lanes import InLanes
 from dsv4kv.cache.allocators.refcount import RefCountAllocator
 from dsv4kv.cache.allocators.routing import RoutingStore
 from dsv4kv.cache.allocators.stack import BlockAllocator
@@ -16,6 +17,7 @@ from dsv4kv.cache.allocators.states import ReleasePolicy
 from dsv4kv.cache.checkpoints import CheckpointPool, resume_request
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cache.prepare import prepare_forward
+from dsv4kv.choices import ALLOCATORS
 from tests.cache.allocators.blocks import cached, chain, ids, state
 from tests.cache.caches import admit, bookkeeping, small_plan
 from tests.interrupts import at_every_line
@@ -143,6 +145,7 @@ def test_counted_blocks_change_whole_or_not_at_all(
         lambda allocator: allocator.evict_lru_blocks(1),
         lambda allocator: allocator.evict_lru_blocks(3),
         lambda allocator: allocator.reset(),
+        lambda allocator: allocator.reset(preserve_prefix_cache=True),
     ]
     for operate in operations:
         assert at_every_line(lambda: counted(policy), operate, facts_of, error) > 3

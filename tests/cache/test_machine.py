@@ -16,12 +16,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from dsv4kv.cache.allocators import ALLOCATORS
 from dsv4kv.cache.allocators.stack import Ids
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cache.prepare import prepare_forward
 from dsv4kv.cache.step import StepBatch
 from dsv4kv.cache.table import NO_BLOCK, BlockTable
+from dsv4kv.choices import ALLOCATORS
 from dsv4kv.errors import CacheError, ContextOverflow, NotOwner, OutOfBlocks, OutOfSlots
 from tests.cache.caches import bookkeeping, snapshot
 

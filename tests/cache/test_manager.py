@@ -9,7 +9,8 @@ from dsv4kv.cache.allocators.refcount import RefCountAllocator
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cache.prepare import prepare_forward
 from dsv4kv.errors import ConfigError, NotOwner, OutOfBlocks, OutOfSlots
-from dsv4kv.model import Sharing, load_model
+from dsv4kv.model.presets import load_model
+from dsv4kv.model.schema import Sharing
 from tests.cache.caches import admit, allocators, bookkeeping, small_plan, snapshot
 
 BY_SHARING = pytest.mark.parametrize("sharing", ["model", "type", "layer"])

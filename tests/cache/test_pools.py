@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dsv4kv.cache.manager import KVCacheManager, PagedKVPool
-from dsv4kv.model import AttentionType
+from dsv4kv.model.schedule import AttentionType
 from dsv4kv.model.schema import StateFormat
 from tests.cache.caches import admit, small_plan
 

@@ -15,7 +15,7 @@ from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cache.prepare import prepare_forward
 from dsv4kv.cache.table import NO_BLOCK
 from dsv4kv.errors import CacheError, ContextOverflow, NotOwner, OutOfBlocks
-from dsv4kv.model import Sharing
+from dsv4kv.model.schema import Sharing
 from tests.cache.caches import admit, allocators, bookkeeping, small_plan, snapshot
 
 SHARINGS: list[Sharing] = ["model", "type", "layer"]

@@ -17,7 +17,8 @@ from typer.testing import CliRunner, Result
 from dsv4kv.cli import app
 from dsv4kv.cli import trace as command
 from dsv4kv.cli.trace import Format
-from dsv4kv.config.bench import Synthetic, WorkloadSection
+from dsv4kv.config.bench import BenchConfig, Synthetic
+from dsv4kv.config.keys import keys
 from dsv4kv.errors import TraceError
 from dsv4kv.traces import FORMATS, read_trace, resolve_trace, trace_sha256
 from dsv4kv.traces import synth as chat
@@ -187,7 +188,7 @@ def test_every_command_refuses_what_one_refuses(
 def test_info_of_a_mooncake_array_tells_its_times_and_ids() -> None:
     lines = [json.loads(line) for line in BACKWARDS.splitlines()][::-1]
     Path("array.json").write_text(json.dumps(lines))
-    assert "total    1,024" in run("info", "array.json").output
+    assert "1,024 tokens" in run("info", "array.json").output
     assert "50.00% of references are prefix hits" in run("info", "array.json").output
 
 
@@ -278,7 +279,7 @@ def test_the_defaults_shown_are_those_of_the_configuration() -> None:
 def test_the_formats_offered_are_those_there_are() -> None:
     offered = get_args(get_args(Format)[0])
     assert offered == ("auto", *FORMATS)
-    assert offered == get_args(WorkloadSection.model_fields["trace_format"].annotation)
+    assert offered == keys(BenchConfig)["workload.trace_format"].choices
 
 
 def test_importing_the_command_imports_nothing_heavy() -> None:

@@ -200,9 +200,9 @@ REFUSED = {
         "100 tokens is smaller than every prompt, of .* no request",
     ),
     "blocks": (["--block-tokens", "48"], "blocks of 48 tokens do not fit ids .* 64 tokens"),
-    "strategy": (["--strategy", "best"], "'best' is no strategy: take full"),
-    "rule": (["--capacity", "64K", "--rule", "tgi"], "'tgi' is no rule: take ideal"),
-    "policy": (["--capacity", "64K", "--policy", "mru"], "'mru' is no eviction policy"),
+    "strategy": (["--strategy", "best"], "'best' is not a strategy"),
+    "rule": (["--capacity", "64K", "--rule", "tgi"], "'tgi' is not a rule"),
+    "policy": (["--capacity", "64K", "--policy", "mru"], "'mru' is not an eviction policy"),
     "sample": (
         ["--capacity", "64K", "--policy", "lfu", "--sample", "0.2"],
         "a sample of 0.2 holds . of .* families of prompts",
@@ -245,7 +245,7 @@ def test_drafts_that_a_rule_does_not_know_are_refused_with_those_it_does() -> No
     asked = ("builtin:chat", "--capacity", "48K", "--rule", "sglang", "--speculation")
     for name, said in (
         ("mtp+connector", "is not known for the rule sglang: take none, dspark, mtp."),
-        ("eagle", "'eagle' is no speculation: take none, dspark, mtp, mtp+connector."),
+        ("eagle", "'eagle' is not a speculation: choose one of none, dspark, mtp, mtp+connector."),
     ):
         with pytest.raises(ConfigError, match=re.escape(said)):
             run(*asked, name)

@@ -1,8 +1,8 @@
 import pytest
 
 from dsv4kv.config import load_config, shipped_names
-from dsv4kv.model import build_schedule, load_model
-from dsv4kv.model.schedule import AttentionType
+from dsv4kv.model.presets import load_model
+from dsv4kv.model.schedule import AttentionType, build_schedule
 
 
 @pytest.mark.parametrize("name", shipped_names())

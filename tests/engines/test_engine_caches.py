@@ -8,7 +8,7 @@ from dsv4kv.engines.sglang.windows import SglangWindowCache, WindowTree
 from dsv4kv.engines.vllm.cache import VllmCache
 from dsv4kv.engines.vllm.groups import GroupPool, TailGroup, number_ways
 from dsv4kv.errors import OutOfBlocks
-from dsv4kv.model import load_model
+from dsv4kv.model.presets import load_model
 from dsv4kv.prefix.paths import Shape
 from tests.prefix.traces import Text, to_table
 

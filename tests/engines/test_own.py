@@ -13,7 +13,8 @@ from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.own import OwnEngine
 from dsv4kv.errors import ConfigError
-from dsv4kv.model import Sharing, choose_formats, load_model
+from dsv4kv.model.presets import load_model
+from dsv4kv.model.schema import Sharing, choose_formats
 
 FLASH = load_model("v4-flash")
 SHARINGS = st.sampled_from(["model", "type", "layer"])

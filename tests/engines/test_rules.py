@@ -14,7 +14,7 @@ from dsv4kv.engines.sglang.cache import replay_sglang
 from dsv4kv.engines.vllm.cache import replay_vllm, replay_vllm_groups
 from dsv4kv.engines.vllm.groups import TailGroup
 from dsv4kv.errors import ConfigError
-from dsv4kv.model import load_model
+from dsv4kv.model.presets import load_model
 from dsv4kv.prefix.outcome import Outcome
 from dsv4kv.prefix.paths import PathTable, find_reuse
 from dsv4kv.traces.collect import collect_paths
@@ -102,7 +102,9 @@ def test_vllms_groups_hit_what_single_blocks_of_all_groups_hit(
 
 
 def test_there_is_no_other_rule() -> None:
-    with pytest.raises(ConfigError, match="'best' is no rule: take ideal, vllm, sglang, vllm-v4"):
+    with pytest.raises(
+        ConfigError, match="'best' is not a rule: choose one of ideal, vllm, sglang, vllm-v4"
+    ):
         run_rule("best", Pool(to_table([(1, 2)]), 100, 4, MODEL))
 
 

@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -78,7 +79,8 @@ def _bend_once(value: Any, random: Random) -> Any:
     elif kind == 2 and isinstance(holder, list):
         holder[key:key] = [old] * random.choice((1, 40))
     elif kind == 3 and isinstance(old, int | float):
-        holder[key] = random.choice((-old, old + 1, old * 1000, old * 10**30, float(old)))
+        as_float = float(old) if abs(old) < sys.float_info.max else -old
+        holder[key] = random.choice((-old, old + 1, old * 1000, old * 10**30, as_float))
     elif kind == 4:
         holder[key] = _nested(random.choice((50, 2_000)))
     else:

@@ -1,5 +1,9 @@
-"""What the kernels compile to, for every architecture: no GPU is needed to know."""
+"""What the kernels compile to, for every architecture: no GPU is needed to know.
 
+By the newest NVRTC; ``DSV4KV_COMPILERS=1`` (``make compilers``) asks the others, too.
+"""
+
+import os
 from fnmatch import fnmatchcase
 
 import pytest
@@ -28,10 +32,12 @@ _HOPPER_REGISTERS = 65_536  # of a multiprocessor; so on sm_80, sm_100 and sm_12
 ARCHITECTURES_OF = {VERSIONS[0]: ("sm_90a", "sm_100a"), VERSIONS[1]: ARCHITECTURES}
 """The older NVRTC compiles for the machines that it is likely to be met on."""
 
+ASKED = VERSIONS if os.environ.get("DSV4KV_COMPILERS") else VERSIONS[-1:]
+
 pytestmark = needs_disassembler
 
 
-@pytest.fixture(scope="module", params=ARCHITECTURES_OF, ids="nvrtc-{}".format)
+@pytest.fixture(scope="module", params=ASKED, ids="nvrtc-{}".format)
 def version(request: pytest.FixtureRequest) -> str:
     """Of NVRTC."""
     return str(request.param)

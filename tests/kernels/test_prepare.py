@@ -15,8 +15,7 @@ from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cache.prepare import prepare_forward
 from dsv4kv.cache.step import StepBatch
 from dsv4kv.errors import CacheError, ConfigError, ContextOverflow, NotOwner, OutOfBlocks
-from dsv4kv.model import Sharing
-from dsv4kv.model.schema import TableGroup
+from dsv4kv.model.schema import Sharing, TableGroup
 from dsv4kv.ops.kernels.prepare import (
     NO_BLOCK,
     DeviceTable,

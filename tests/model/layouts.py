@@ -2,13 +2,9 @@
 
 from collections.abc import Collection
 
-from dsv4kv.model import (
-    LayerCacheSchema,
-    build_schedule,
-    build_schema,
-    choose_formats,
-    load_model,
-)
+from dsv4kv.model.presets import load_model
+from dsv4kv.model.schedule import build_schedule
+from dsv4kv.model.schema import LayerCacheSchema, build_schema, choose_formats
 
 
 def schemas_of(

@@ -3,7 +3,8 @@
 import pytest
 from pydantic import ValidationError
 
-from dsv4kv.model import DSV4Config, load_model, preset_names
+from dsv4kv.model.config import DSV4Config
+from dsv4kv.model.presets import load_model, preset_names
 
 FLASH = load_model("v4-flash")
 

@@ -9,11 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.model import EntryFormat, PageLayout, entry_format
 from dsv4kv.model.formats import (
     FLAT_FORMATS,
     FORMATS,
+    EntryFormat,
+    PageLayout,
     Place,
+    entry_format,
     flat_entry_format,
     marginal_bytes,
 )

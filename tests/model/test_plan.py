@@ -8,15 +8,10 @@ from hypothesis import strategies as st
 
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.errors import ConfigError
-from dsv4kv.model import (
-    CachePlan,
-    Sharing,
-    build_schedule,
-    choose_formats,
-    compute_block_budget,
-    load_model,
-    plan_cache,
-)
+from dsv4kv.model.plan import CachePlan, compute_block_budget, plan_cache
+from dsv4kv.model.presets import load_model
+from dsv4kv.model.schedule import build_schedule
+from dsv4kv.model.schema import Sharing, choose_formats
 
 FLASH = load_model("v4-flash")
 SHARINGS = st.sampled_from(["model", "type", "layer"])

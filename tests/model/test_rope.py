@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from dsv4kv.model import load_model
 from dsv4kv.model.config import inverse_frequencies
+from dsv4kv.model.presets import load_model
 
 FLASH = load_model("v4-flash")
 PAIRS = range(32)

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.model import AttentionType, LayerSpec, build_schedule, load_model
-from dsv4kv.model.schedule import RouterMode
+from dsv4kv.model.presets import load_model
+from dsv4kv.model.schedule import AttentionType, LayerSpec, RouterMode, build_schedule
 
 MODELS = st.sampled_from(["v4-flash", "v4-pro", "v4.1-flash", "v3.2"])
 SWA, CSA, HCA, DSA = AttentionType

@@ -5,15 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.model import (
-    AttentionType,
-    LayerCacheSchema,
-    LayerSpec,
-    build_schema,
-    choose_formats,
-    load_model,
-)
-from dsv4kv.model.schema import StateFormat
+from dsv4kv.model.presets import load_model
+from dsv4kv.model.schedule import AttentionType, LayerSpec
+from dsv4kv.model.schema import LayerCacheSchema, StateFormat, build_schema, choose_formats
 
 FLASH = load_model("v4-flash")
 SWA = LayerSpec(0, AttentionType.SWA, 0, 0)

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.model import LayerCacheSchema, Sharing, build_schedule, build_schema, load_model
-from dsv4kv.model.schema import TableGroup, table_groups
+from dsv4kv.model.presets import load_model
+from dsv4kv.model.schedule import build_schedule
+from dsv4kv.model.schema import LayerCacheSchema, Sharing, TableGroup, build_schema, table_groups
 
 TOKENS = st.integers(0, 2_000_000)
 SHARINGS: list[Sharing] = ["model", "type", "layer"]

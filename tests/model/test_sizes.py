@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.model import bytes_per_request, bytes_per_token
+from dsv4kv.model.plan import bytes_per_request, bytes_per_token
 from tests.model.layouts import schemas_of
 
 MILLION = 1_048_576

@@ -4,9 +4,10 @@ import inspect
 
 import pytest
 
+from dsv4kv.choices import BACKENDS
 from dsv4kv.errors import ConfigError
 from dsv4kv.ops.contract import Backend
-from dsv4kv.ops.registry import BACKENDS, load_backend
+from dsv4kv.ops.registry import load_backend
 
 OPERATIONS = [name for name in vars(Backend) if not name.startswith("_")]
 
@@ -14,7 +15,9 @@ OPERATIONS = [name for name in vars(Backend) if not name.startswith("_")]
 def test_unknown_backend_is_refused_with_the_choices() -> None:
     with pytest.raises(ConfigError) as refusal:
         load_backend("abacus")
-    assert str(refusal.value) == f"no backend 'abacus': choose {', '.join(BACKENDS)}."
+    assert str(refusal.value) == (
+        f"'abacus' is not a backend of ours: choose one of {', '.join(BACKENDS)}."
+    )
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

@@ -12,9 +12,9 @@ import numpy as np
 
 from dsv4kv.cache.allocators.refcount import RefCountAllocator
 from dsv4kv.prefix.index import BlockHasher, Digests, Keys, Lease
-from dsv4kv.prefix.indexes import make_index
 from dsv4kv.prefix.policies import make_policy
 from dsv4kv.prefix.tree import Ids
+from tests.prefix.indexes import make_index
 from tests.prefix.plain_index import PlainIndex
 
 BLOCK_TOKENS = 4

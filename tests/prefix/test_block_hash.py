@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.prefix.block_hash import BlockHashIndex
+from dsv4kv.prefix.block_hash import BlockHashIndex, resumable_blocks
 from dsv4kv.prefix.index import BlockHasher, Digests
-from dsv4kv.prefix.indexes import INDEXES, make_index
 from dsv4kv.prefix.policies import make_policy
+from tests.prefix.indexes import INDEXES, make_index
 from tests.prefix.trees import check_tree
 
 HASHER = BlockHasher(4)
@@ -77,11 +77,6 @@ def test_every_index_of_the_registry_can_be_made(name: str) -> None:
     assert index.match(keys).values.tolist() == [0, 1]
 
 
-def test_an_index_that_does_not_exist_is_refused_with_those_that_do() -> None:
-    with pytest.raises(ConfigError, match="'trie' is no prefix index: choose one of radix"):
-        make_index("trie", 4, make_policy("lru"))
-
-
 def test_every_lookup_is_counted() -> None:
     index = BlockHashIndex()
     index.insert(np.arange(1, 6), np.arange(5))
@@ -90,3 +85,12 @@ def test_every_lookup_is_counted() -> None:
     stats = index.stats()
     assert (stats.lookups, stats.asked, stats.hit) == (1, 3, 2)
     assert (stats.inserted, stats.evicted, stats.cached, stats.held) == (5, 2, 3, 3)
+
+
+@pytest.mark.parametrize("block_tokens", [1, 2, 16])
+def test_a_prompt_resumes_behind_as_many_blocks_as_leave_two_tokens(block_tokens: int) -> None:
+    for tokens in range(1, 70):
+        for matched in range(tokens // block_tokens + 1):
+            found = resumable_blocks(matched, tokens, block_tokens)
+            fits = [n for n in range(matched + 1) if tokens - n * block_tokens >= 2]
+            assert found == max(fits, default=0)

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsv4kv.choices import POLICIES
 from dsv4kv.prefix.block_hash import BlockHashIndex
 from dsv4kv.prefix.index import Lease
-from dsv4kv.prefix.policies import POLICIES, make_policy
+from dsv4kv.prefix.policies import make_policy
 from dsv4kv.prefix.tree import Ids
 
-BLOCKWISE = sorted(name for name, policy in POLICIES.items() if policy.blockwise)
+BLOCKWISE = sorted(name for name, row in POLICIES.items() if row.load().blockwise)
 CAPACITY = 40
 
 
@@ -69,7 +70,7 @@ def test_the_same_goes_at_the_same_time(policy: str, seed: int) -> None:
 def test_a_policy_that_weighs_runs_does_mind() -> None:
     seeds = range(40)
     for policy in ("gdsf", "arc"):
-        assert not POLICIES[policy].blockwise
+        assert not POLICIES[policy].load().blockwise
         assert any(
             evicted(policy, seed, by_key=True) != evicted(policy, seed, by_key=False)
             for seed in seeds

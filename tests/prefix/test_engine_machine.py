@@ -10,12 +10,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from dsv4kv.choices import POLICIES
 from dsv4kv.errors import ConfigError, Dsv4kvError, NotOwner, OutOfBlocks
 from dsv4kv.prefix.index import Lease
-from dsv4kv.prefix.indexes import INDEXES
-from dsv4kv.prefix.policies import POLICIES
 from dsv4kv.prefix.store import PrefixStore
 from tests.prefix.engine import BLOCK_TOKENS, Engine, Running, Tokens
+from tests.prefix.indexes import INDEXES
 from tests.prefix.trees import check_tree
 
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=18)

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from dsv4kv.prefix.index import Digests, Keys, Lease
-from dsv4kv.prefix.indexes import INDEXES, make_index
 from dsv4kv.prefix.policies import make_policy
 from dsv4kv.prefix.radix import PrefixCacheManager
 from dsv4kv.prefix.store import PrefixStore
 from dsv4kv.prefix.tree import Run
 from tests.interrupts import at_every_line
+from tests.prefix.indexes import INDEXES, make_index
 from tests.prefix.trees import check_tree
 
 BLOCK = 4

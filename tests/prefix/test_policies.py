@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dsv4kv.choices import OFFLINE, POLICIES
 from dsv4kv.errors import ConfigError
-from dsv4kv.prefix.policies import OFFLINE, POLICIES, make_policy
+from dsv4kv.prefix.policies import make_policy
 from dsv4kv.prefix.tree import Ids
 from tests.prefix.plain_policies import PLAIN, plain_run_hits
 from tests.prefix.replays import Block, plain_hits, replay
@@ -75,7 +76,9 @@ def test_no_policy_beats_belady_on_single_blocks(name: str, ids: list[int]) -> N
 
 
 def test_a_policy_that_does_not_exist_is_refused_with_those_that_do() -> None:
-    with pytest.raises(ConfigError, match=r"'mru' is no eviction policy: choose one of lru, .*"):
+    with pytest.raises(
+        ConfigError, match=r"'mru' is not an eviction policy.*: choose one of lru, .*"
+    ):
         make_policy("mru")
 
 

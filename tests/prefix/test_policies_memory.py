@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from dsv4kv.choices import POLICIES
 from dsv4kv.prefix.block_hash import BlockHashIndex
-from dsv4kv.prefix.policies import POLICIES, make_policy
+from dsv4kv.prefix.policies import make_policy
 from dsv4kv.prefix.policies.contract import Ghosts, Policy
 from dsv4kv.prefix.radix import PrefixCacheManager, RadixIndex
 from dsv4kv.prefix.store import PrefixStore

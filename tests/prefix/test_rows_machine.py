@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsv4kv.cache.allocators.bitmask import NO_SLOT, SlotAllocator
+from dsv4kv.choices import POLICIES
 from dsv4kv.prefix.index import Lease
-from dsv4kv.prefix.policies import POLICIES, make_policy
+from dsv4kv.prefix.policies import make_policy
 from dsv4kv.prefix.radix import NOTHING, Found, PrefixCacheManager
 from tests.prefix.plain_index import PlainIndex
 from tests.prefix.trees import check_tree

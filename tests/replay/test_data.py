@@ -17,8 +17,7 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.measure import recorder
 from dsv4kv.ops.registry import load_backend
 from dsv4kv.replay.build import Replay, build_replay
-from dsv4kv.replay.clock import VirtualClock, Work
-from dsv4kv.replay.data.build import MeasuredClock
+from dsv4kv.replay.clock import MeasuredClock, VirtualClock, Work
 from dsv4kv.replay.data.cache import KeptWindows, RealData, SharedBlocks
 from dsv4kv.replay.data.check import KINDS, ReuseCheck
 from dsv4kv.serve import inputs

@@ -8,7 +8,7 @@ from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.rules import RULES
 from dsv4kv.engines.vllm.sizing import V0_33
 from dsv4kv.errors import ConfigError
-from dsv4kv.model import load_model
+from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import choose_formats
 from dsv4kv.replay.memory import plan_memory
 from tests.replay.scenes import replay, request, small_config

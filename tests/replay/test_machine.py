@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from dsv4kv.prefix.policies import POLICIES
+from dsv4kv.choices import POLICIES
 from dsv4kv.replay.build import Replay, build_replay
 from dsv4kv.replay.outcome import Outcome
 from dsv4kv.replay.prompts import BlockLedger

@@ -13,7 +13,7 @@ from dsv4kv.engines.cache import Pool
 from dsv4kv.engines.rules import RULES, run_rule
 from dsv4kv.engines.speculation import SPECULATIONS
 from dsv4kv.errors import ConfigError
-from dsv4kv.model import load_model
+from dsv4kv.model.presets import load_model
 from dsv4kv.prefix.outcome import Outcome
 from dsv4kv.replay.build import Replay, build_replay
 from dsv4kv.traces import read_trace

@@ -78,11 +78,11 @@ def test_a_case_that_cannot_be_built_does_not_end_a_sweep() -> None:
     record = run(axes=("prefix.strategy=ends,nothing",))
     assert [case.status for case in record.cases] == ["complete", "failed"]
     assert record.status == "failed"
-    assert "is no strategy" in (record.cases[1].error or "")
+    assert "is not a strategy" in (record.cases[1].error or "")
 
 
 def test_the_only_case_that_cannot_be_built_is_refused() -> None:
-    with pytest.raises(Dsv4kvError, match="is no strategy"):
+    with pytest.raises(Dsv4kvError, match="is not a strategy"):
         run("prefix.strategy=nothing")
 
 

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
+from dsv4kv.choices import POLICIES
 from dsv4kv.errors import OutOfBlocks
 from dsv4kv.prefix.block_hash import BlockHashIndex
-from dsv4kv.prefix.policies import POLICIES, make_policy
+from dsv4kv.prefix.policies import make_policy
 from dsv4kv.prefix.policies.contract import Ghosts, Policy
 from dsv4kv.replay.prompts import BlockLedger, CheckpointStore
 from tests.replay.scenes import replay, request

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from dsv4kv.engines.registry import ENGINES as KNOWN
+from dsv4kv.choices import ENGINES as KNOWN
 from dsv4kv.sizing.fit import (
     costs_of,
     fewest_gpus,

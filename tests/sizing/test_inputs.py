@@ -59,7 +59,10 @@ def test_a_value_is_read(name: str, text: str, value: object) -> None:
         (
             "state",
             "fp16",
-            "--state: 'fp16' is not a state format: choose fp32, bf16, online.",
+            (
+                "--state: 'fp16' is not a state format (did you mean bf16?): choose one of fp32, "
+                "bf16, online."
+            ),
         ),
         ("model", " ", "--model: the value is missing."),
     ],

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.model import load_model
+from dsv4kv.model.presets import load_model
 from dsv4kv.sizing.layout import Layout, LayoutWish, candidate_layouts
 
 FLASH = load_model("v4-flash")

@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.model import load_model
+from dsv4kv.model.presets import load_model
 from dsv4kv.resources import shipped
 from dsv4kv.sizing.layout import Layout
 from dsv4kv.sizing.weights import (

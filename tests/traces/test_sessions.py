@@ -100,7 +100,7 @@ NAMES = TimedFields("at", "prompt", "answer", "blocks")
 def test_a_timed_trace_has_the_names_unit_and_size_it_is_told(
     unit: str, seconds: float, tmp_path: Path
 ) -> None:
-    options = ReadOptions(NAMES, unit, id_tokens=50)  # type: ignore[arg-type]
+    options = ReadOptions(NAMES, unit, id_tokens=50)
     assert list(read_trace(write(tmp_path, TIMED), "timed", options)) == [
         Request(seconds, 100, 3, (7, 8), 50)
     ]

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from rich.console import RenderableType
 from syrupy.assertion import SnapshotAssertion
 
 from dsv4kv.record.profile import KernelTable, MemoryAudit, MemoryMark, OperationRow, Profile
@@ -16,7 +17,8 @@ from tests.view.terminal import shown
 
 
 def told(profile: Profile, yardstick: Yardstick | None = YARDSTICK, *, full: bool = False) -> str:
-    return shown(*tell_profile(profile, yardstick, full=full))
+    parts: list[RenderableType] = list(tell_profile(profile, yardstick, full=full))
+    return "\n".join(shown(part) for part in parts)
 
 
 def audited(table: KernelTable, **dram_bytes: int) -> KernelTable:

@@ -1,107 +1,7 @@
 """Strategies for handing out blocks; all do what ``Allocator`` says, and each something more."""
 
-from collections.abc import Callable
-
-import numpy as np
-
-from dsv4kv.cache.allocators.bitmask import SlotAllocator
-from dsv4kv.cache.allocators.contract import Allocator, not_owner
-from dsv4kv.cache.allocators.refcount import RefCountAllocator
-from dsv4kv.cache.allocators.stack import BlockAllocator, Ids
-from dsv4kv.errors import ConfigError
-
-
-class InLanes:
-    """Several allocators of one kind as one; ids are int64[lanes, n].
-
-    The lanes always have as many free, so that what one refuses for lack of ids all refuse.
-    """
-
-    def __init__(self, lanes: int, make: Callable[[], Allocator]) -> None:
-        """Make an allocator for every lane."""
-        self._each = [make() for _ in range(lanes)]
-        self.lanes = lanes
-        self.num_blocks = self._each[0].num_blocks
-
-    @property
-    def num_free(self) -> int:
-        """Ids of each lane that ``acquire`` can hand out."""
-        return self._each[0].num_free
-
-    @property
-    def num_held(self) -> int:
-        """Ids of each lane that are out."""
-        return self._each[0].num_held
-
-    def acquire(self, count: int) -> Ids:
-        """Take ``count`` ids of every lane: int64[lanes, count]."""
-        taken: list[Ids] = []
-        try:
-            taken.extend(lane.acquire(count) for lane in self._each)
-            return np.stack(taken)
-        except BaseException:
-            for lane, ids in zip(self._each, taken, strict=False):
-                lane.release(ids)
-            raise
-
-    def release(self, ids: Ids, generations: Ids | None = None) -> int:
-        """Give ids back, shaped as ``acquire`` returned them; all lanes or none."""
-        self.check_held(ids)
-        if generations is not None and not np.array_equal(self.generation(ids), generations):
-            raise not_owner("blocks", ids, "not all are still held by who took them")
-        freed: list[int] = []
-        try:
-            each = zip(self._each, ids, strict=True)
-            freed.extend(lane.release(part) for lane, part in each)
-            return freed[0]
-        except BaseException:
-            for lane, part, _ in zip(self._each, ids, freed, strict=False):
-                lane.take_back(part)
-            raise
-
-    def take_back(self, ids: Ids) -> None:
-        """Undo the last release, which was that of ``ids``."""
-        for lane, part in zip(self._each, ids, strict=True):
-            lane.take_back(part)
-
-    def check_held(self, ids: Ids) -> None:
-        """Raise ``NotOwner`` unless every id is held and none is named twice."""
-        for lane, part in zip(self._each, self._shaped(ids), strict=True):
-            lane.check_held(part)
-
-    def generation(self, ids: Ids) -> Ids:
-        """Generations, shaped as ``ids``."""
-        parts = zip(self._each, self._shaped(ids), strict=True)
-        return np.stack([lane.generation(part) for lane, part in parts])
-
-    def _shaped(self, ids: Ids) -> Ids:
-        if ids.ndim != 2 or len(ids) != self.lanes:
-            raise not_owner("blocks", ids, f"shape {ids.shape} is not that of {self.lanes} lanes")
-        return ids
-
-
-def _stack(num_blocks: int, lanes: int) -> Allocator:
-    return BlockAllocator(num_blocks, lanes)
-
-
-def _bitmask(num_blocks: int, lanes: int) -> Allocator:
-    return _in_lanes(lanes, lambda: SlotAllocator(num_blocks, unit="blocks"))
-
-
-def _refcount(num_blocks: int, lanes: int) -> Allocator:
-    # The dummy comes on top: whatever the strategy, num_blocks can be handed out.
-    return _in_lanes(lanes, lambda: RefCountAllocator(num_blocks + 1))
-
-
-def _in_lanes(lanes: int, make: Callable[[], Allocator]) -> Allocator:
-    return make() if lanes == 1 else InLanes(lanes, make)
-
-
-ALLOCATORS: dict[str, Callable[[int, int], Allocator]] = {
-    "stack": _stack,
-    "bitmask": _bitmask,
-    "refcount": _refcount,
-}
+from dsv4kv.cache.allocators.contract import Allocator
+from dsv4kv.choices import ALLOCATORS, choose
 
 
 def make_allocator(name: str, num_blocks: int, lanes: int = 1) -> Allocator:
@@ -110,6 +10,5 @@ def make_allocator(name: str, num_blocks: int, lanes: int = 1) -> Allocator:
     Raises:
         ConfigError: There is no such strategy.
     """
-    if name not in ALLOCATORS:
-        raise ConfigError(f"{name!r} is no allocator: choose one of {', '.join(ALLOCATORS)}.")
-    return ALLOCATORS[name](num_blocks, lanes)
+    made: Allocator = choose(ALLOCATORS, name, "an allocator").load()(num_blocks, lanes)
+    return made

@@ -7,7 +7,8 @@ such a slot again without ending that.
 
 import numpy as np
 
-from dsv4kv.cache.allocators.contract import not_owner, out_of
+from dsv4kv.cache.allocators.contract import Allocator, not_owner, out_of
+from dsv4kv.cache.allocators.lanes import in_lanes
 from dsv4kv.cache.allocators.stack import Ids, as_ids
 from dsv4kv.errors import ConfigError
 
@@ -167,3 +168,8 @@ class SlotAllocator:
         if ids.size and not (ids.min() >= 0 and ids.max() < self.num_blocks):
             raise not_owner(self.unit, ids, f"not all are in 0..{self.num_blocks - 1}")
         return ids
+
+
+def make_blocks(num_blocks: int, lanes: int) -> Allocator:
+    """An allocator of blocks, as ``ALLOCATORS`` has it."""
+    return in_lanes(lanes, lambda: SlotAllocator(num_blocks, unit="blocks"))

@@ -37,6 +37,34 @@ class BlockCounts:
     paused_available: int
 
 
+@dataclass(frozen=True, slots=True)
+class BlockBudget:
+    """Blocks there is memory for.
+
+    Attributes:
+        device: In the memory of the device.
+        paused: What paused requests may keep.
+    """
+
+    device: int
+    paused: int
+
+    def pool_blocks(self, *, unified: bool) -> int:
+        """Blocks of the pool.
+
+        ``unified``: paused requests keep theirs in memory besides the device's, which both can
+        address, so that the pool is the sum; else they are part of the device's.
+        """
+        return self.device + self.paused if unified else self.device
+
+
+def common_budget(ranks: Sequence[BlockBudget]) -> BlockBudget:
+    """What every rank of a pipeline has: all hold blocks of the same ids, so the least counts."""
+    if not ranks:
+        raise ConfigError("a pipeline of no ranks has no memory: name at least one.")
+    return BlockBudget(min(r.device for r in ranks), min(r.paused for r in ranks))
+
+
 class PausedRequests:
     """Paused requests, oldest first: those resume first, and the newest are evicted first."""
 
@@ -84,10 +112,25 @@ class PausedRequests:
         """
         evicted = []
         while self._paused and self._staying_blocks() > self._budget:
-            request, (ids, _) = self._paused.popitem()
-            self._allocator.release_memory_blocks(ids)
-            evicted.append(request)
+            evicted.append(self.evict_newest())
         return evicted
+
+    def evict_newest(self) -> Hashable:
+        """Take the blocks of the request that was paused last.
+
+        For the budget, and where nobody runs any more who could give blocks back.
+        """
+        if not self._paused:
+            raise CacheError("no request is paused. Nothing was changed.")
+        request, (ids, _) = self._paused.popitem()
+        self._allocator.release_memory_blocks(ids)
+        return request
+
+    def forget(self) -> list[Hashable]:
+        """Forget all of them, oldest first: a reset takes their blocks."""
+        requests = list(self._paused)
+        self._paused.clear()
+        return requests
 
     def _staying_blocks(self) -> int:
         """Blocks of those alone who could not resume now."""

@@ -10,6 +10,8 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from fractions import Fraction
+from math import inf
 from pathlib import Path
 from typing import IO, cast
 
@@ -102,14 +104,22 @@ _LIKELY_FIELDS = (  # what one of the patterns needs, looked for first: most lin
 )
 
 
+_LONGEST = 40  # characters of a number
+
+
 def find_fields(line: str) -> dict[str, str]:
-    """Fields of one line, by name, as written; empty for a line that says nothing of the cache."""
+    """Fields of one line, by name, as written; empty for a line that says nothing of the cache.
+
+    What is longer than any number of a log is left out: it is none.
+    """
     lowered = line.lower()
     if not any(part in lowered for part in _LIKELY_FIELDS):
         return {}
     if _SGLANG.search(line):
-        return dict(_PAIR.findall(line))
-    return {name: text for pattern in _PATTERNS for name, text in _named(pattern.search(line))}
+        found = _PAIR.findall(line)
+    else:
+        found = [pair for pattern in _PATTERNS for pair in _named(pattern.search(line))]
+    return {name: text for name, text in found if len(text) <= _LONGEST}
 
 
 def find_version(line: str) -> str | None:
@@ -177,9 +187,9 @@ def find_arguments(line: str) -> Iterator[tuple[str, str]]:
 def whole_number(text: str | None) -> int | None:
     """``8192``, ``8_192``, ``128k`` (thousands) or ``128K`` (binary), as vLLM takes them."""
     match = re.fullmatch(r"(\d[\d_]*(?:\.\d+)?)([kmgKMG]?)", text or "")
-    if match is None:
+    if match is None or len(match[0]) > _LONGEST:
         return None
-    return int(float(match[1].replace("_", "")) * _SCALE.get(match[2], 1))
+    return int(Fraction(match[1].replace("_", "")) * _SCALE.get(match[2], 1))
 
 
 _VLLM_SIZE = {"tokens", "refused_context", "no_memory"}
@@ -211,8 +221,8 @@ class Reading:
 
     def whole(self, name: str) -> int | None:
         """A field as a whole number; None where it is missing."""
-        number = self.number(name)
-        return None if number is None else int(number)
+        text = self.fields.get(name)
+        return None if text is None else int(Fraction(text.replace(",", "")))
 
 
 @dataclass(frozen=True)
@@ -237,6 +247,14 @@ class StartupLog:
         """An argument's last value; of the model, the first (drafts come later)."""
         values = self.arguments.get(name)
         return None if values is None else values[0 if name == "model" else -1]
+
+    def number(self, name: str) -> float | None:
+        """An argument's last value as a positive number; None where it is none."""
+        try:
+            number = float(self.text(name) or 0)
+        except ValueError:
+            return None
+        return number if 0 < number < inf else None
 
     def whole(self, name: str) -> int | None:
         """An argument's last value as a whole number."""

@@ -67,8 +67,8 @@ def _engines(log: StartupLog, reading: Reading) -> list[SglangEngine]:
 
 def _deployments(log: StartupLog, reading: Reading, setup: Setup) -> Iterator[Deployment]:
     """State formats and window ratios that are possible; what the log tells comes first."""
-    told = log.text("window_ratio")
-    ratios = [float(told)] if told else [None, 0.1]
+    told = log.number("window_ratio")
+    ratios = [told] if told else [None, 0.1]
     replicas = log.whole("data_parallel") or 1
     limit = log.whole("requests")
     requests = max(1, limit // replicas) if limit else None

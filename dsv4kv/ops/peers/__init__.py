@@ -5,16 +5,8 @@ package's own functions and bridges what their parameters and the contract have 
 Nothing of a package is imported before it is asked for.
 """
 
-from importlib import import_module
-
+from dsv4kv.choices import PEERS
 from dsv4kv.ops.peers.foreign import Foreign
-
-PEERS = {
-    "vllm": "dsv4kv.ops.peers.vllm",
-    "sglang": "dsv4kv.ops.peers.sglang",
-    "flashmla": "dsv4kv.ops.peers.flashmla",
-    "flaggems": "dsv4kv.ops.peers.flaggems",
-}
 
 
 def load_peer(name: str) -> Foreign:
@@ -23,5 +15,5 @@ def load_peer(name: str) -> Foreign:
     Raises:
         PeerUnavailable: It is not installed, cannot be imported, or has no such operation.
     """
-    foreign: Foreign = import_module(PEERS[name]).load()
+    foreign: Foreign = PEERS[name].load().load()
     return foreign

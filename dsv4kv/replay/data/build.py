@@ -1,6 +1,6 @@
 """From a replay's configuration to a real cache, if this machine can hold it."""
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 
 import torch
 
@@ -17,7 +17,7 @@ from dsv4kv.model.plan import CachePlan
 from dsv4kv.ops.registry import load_backend
 from dsv4kv.record.replay import CacheStepTimes, ReplayData
 from dsv4kv.record.schema import Pool, Verification
-from dsv4kv.replay.clock import Rates, VirtualClock, Work
+from dsv4kv.replay.clock import Rates
 from dsv4kv.replay.data.cache import KeptWindows, Parts, RealData, Rules, SharedBlocks, StepClock
 from dsv4kv.replay.data.check import KINDS, FreshCache, ReuseCheck
 from dsv4kv.replay.memory import MemoryPlan
@@ -181,36 +181,6 @@ def _build_fresh(
     manager = KVCacheManager(plan)
     layers = build_layers(manager, executor.layers[0].backend, compressors)
     return FreshCache(manager, list(layers.values()), executor.inputs, contents, chunk_tokens)
-
-
-Charge = Callable[[Work], float]
-"""Returns the seconds that the cache's part of some work took, now that it is done."""
-
-
-class MeasuredClock(VirtualClock):
-    """Takes the cache's part of all work as it was measured.
-
-    Overhead, weights and arithmetic stay as the model says: a cache computes no attention.
-    """
-
-    def __init__(self, rates: Rates, charge: Charge) -> None:
-        super().__init__(rates)
-        self._charge = charge
-        self._measured_s = 0.0
-
-    def work(self, work: Work) -> None:
-        """Count work that has been done."""
-        self._measured_s += self._charge(work)
-        super().work(work)
-
-    def _duration(self, work: Work) -> float:
-        rates = self._rates
-        return (
-            self._measured_s
-            + work.steps * rates.overhead_s
-            + work.weight_bytes / rates.bytes_per_s
-            + work.operations / rates.operations_per_s
-        )
 
 
 def describe_data(data: RealData) -> ReplayData:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from dsv4kv.bench.figures import COLD_L2S
-from dsv4kv.model import load_model
 from dsv4kv.model.formats import PageLayout, entry_format
+from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import build_schedule
 from dsv4kv.ops import traffic
 from dsv4kv.ops.compressor import Compressor, make_rope, random_compressor

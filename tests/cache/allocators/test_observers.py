@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dsv4kv.cache.allocators.refcount import BlockEvent, RefCountAllocator
+from dsv4kv.cache.allocators.refcount import BlockEvent, BlockTotals, RefCountAllocator
 from tests.cache.allocators.blocks import cached, chain, state
 
 
@@ -64,3 +64,14 @@ def test_an_observer_can_leave_while_it_is_told() -> None:
     allocator.observers.add(once)
     cached(allocator, 10)
     assert told == ["acquired"]
+
+
+def test_totals_count_blocks_by_what_happened_to_them() -> None:
+    allocator, totals = RefCountAllocator(7), BlockTotals()
+    allocator.observers.add(totals)
+    cached(allocator, 10, 11)
+    allocator.acquire(6)
+    expected = {"acquired": 8, "registered": 2, "released": 2, "evicted": 2}
+    assert totals.blocks == expected
+    totals.clear()
+    assert not totals.blocks

@@ -5,7 +5,12 @@ from random import Random
 import numpy as np
 import pytest
 
-from dsv4kv.cache.allocators.paused import BlockCounts, PausedRequests
+from dsv4kv.cache.allocators.paused import (
+    BlockBudget,
+    BlockCounts,
+    PausedRequests,
+    common_budget,
+)
 from dsv4kv.cache.allocators.refcount import RefCountAllocator
 from dsv4kv.errors import CacheError, ConfigError, NotOwner
 from tests.cache.allocators.blocks import ids
@@ -149,3 +154,33 @@ def test_pausing_twice_or_without_the_blocks_is_refused() -> None:
 def test_a_budget_that_cannot_be_kept_is_refused(budget: int) -> None:
     with pytest.raises(ConfigError, match=r"give 0\.\.4"):
         PausedRequests(RefCountAllocator(5), budget)
+
+
+def test_the_newest_can_be_evicted_where_nobody_else_gives_blocks_back() -> None:
+    allocator = RefCountAllocator(5)
+    paused = PausedRequests(allocator, budget_blocks=4)
+    for name in ("old", "new"):
+        paused.pause(name, allocator.acquire(2))
+    assert paused.evict_over_budget() == []
+    assert (paused.evict_newest(), allocator.num_free) == ("new", 2)
+    assert [name for name, _ in paused.resume()] == ["old"]
+    with pytest.raises(CacheError, match="no request is paused"):
+        paused.evict_newest()
+
+
+def test_forgetting_gives_no_blocks_back() -> None:
+    allocator = RefCountAllocator(5)
+    paused = PausedRequests(allocator, budget_blocks=4)
+    paused.pause("old", allocator.acquire(1))
+    paused.pause("new", allocator.acquire(1))
+    assert paused.forget() == ["old", "new"]
+    assert (len(paused), allocator.num_held) == (0, 2)
+
+
+def test_a_pipeline_has_what_its_least_rank_has_and_unified_memory_is_the_sum() -> None:
+    ranks = [BlockBudget(100, 20), BlockBudget(90, 30), BlockBudget(110, 25)]
+    common = common_budget(ranks)
+    assert common == BlockBudget(90, 20)
+    assert (common.pool_blocks(unified=False), common.pool_blocks(unified=True)) == (90, 110)
+    with pytest.raises(ConfigError, match="name at least one"):
+        common_budget([])

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from dsv4kv.cache.allocators import ALLOCATORS, make_allocator
+from dsv4kv.cache.allocators import make_allocator
 from dsv4kv.cache.allocators.contract import Allocator
+from dsv4kv.choices import ALLOCATORS
 from dsv4kv.errors import ConfigError, NotOwner, OutOfBlocks
 
 EVERY = pytest.mark.parametrize(
@@ -141,7 +142,7 @@ def test_the_last_release_can_be_taken_back(allocator: Allocator) -> None:
 
 
 def test_an_allocator_that_does_not_exist_is_refused_with_those_that_do() -> None:
-    with pytest.raises(ConfigError, match="'buddy' is no allocator: choose one of stack, "):
+    with pytest.raises(ConfigError, match="'buddy' is not an allocator: choose one of stack, "):
         make_allocator("buddy", 8)
 
 

@@ -175,6 +175,16 @@ class RefCountMachine(RuleBasedStateMachine):
         self.allocator.update_timestamps(np.array(some, dtype=np.int64))
         self.use(some)
 
+    @rule(preserve=st.booleans())
+    def reset(self, preserve: bool) -> None:
+        held = sorted(set(self.refs) & set(self.hashes))
+        self.allocator.reset(preserve_prefix_cache=preserve)
+        self.owners.clear()
+        if preserve and self.policy == "lru":
+            self.use(held)
+        else:
+            self.forget(set(self.hashes))
+
     @invariant()
     def reference_counts_equal_owners(self) -> None:
         refs = self.allocator.refs(np.arange(self.blocks)).tolist()

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.engines.logs.read import find_arguments, rank_of, read_lines, read_log, whole_number
+from dsv4kv.engines.logs.read import (
+    find_arguments,
+    find_fields,
+    rank_of,
+    read_lines,
+    read_log,
+    whole_number,
+)
 from dsv4kv.errors import ConfigError
 from tests.engines.logs.startup import (
     REFUSAL,
@@ -67,9 +74,23 @@ def test_what_is_no_argument_is_left_alone(line: str) -> None:
 
 
 def test_numbers_are_read_as_vllm_takes_them() -> None:
-    given = ("8192", "8_192", "128k", "128K", "1M", "1.5k", "auto", None)
-    expected = [8192, 8192, 128_000, 131_072, 1_048_576, 1500, None, None]
+    given = ("8192", "8_192", "128k", "128K", "1M", "1.5k", "auto", None, "9" * 5000)
+    expected = [8192, 8192, 128_000, 131_072, 1_048_576, 1500, None, None, None]
     assert [whole_number(text) for text in given] == expected
+
+
+def test_what_is_longer_than_any_number_is_none() -> None:
+    line = "GPU KV cache size: 1,000 tokens"
+    assert find_fields(line)
+    assert not find_fields(line.replace("1,000", "9" * 5000))
+
+
+@pytest.mark.parametrize(
+    ("value", "number"), [("0.1", 0.1), ("0.1atio=0.1", None), ("0", None), ("inf", None)]
+)
+def test_an_argument_that_is_no_positive_number_is_none(value: str, number: float | None) -> None:
+    log = parsed([*SGLANG, f"swa_full_tokens_ratio={value}"])
+    assert log.number("window_ratio") == number
 
 
 def test_two_lines_and_one_line_are_told_apart() -> None:

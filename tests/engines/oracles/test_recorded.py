@@ -9,7 +9,7 @@ import pytest
 from dsv4kv.engines.cache import Pool
 from dsv4kv.engines.rules import RULES, run_rule
 from dsv4kv.engines.speculation import SPECULATIONS
-from dsv4kv.model import load_model
+from dsv4kv.model.presets import load_model
 from dsv4kv.traces.collect import collect_paths
 from dsv4kv.traces.request import Request
 from tests.engines.oracles import record

@@ -8,7 +8,7 @@ import pytest
 from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.trtllm import TrtllmEngine
 from dsv4kv.errors import ConfigError
-from dsv4kv.model import choose_formats
+from dsv4kv.model.schema import choose_formats
 from tests.engines.sizing.deployments import GIB, deploy
 
 ENGINE = TrtllmEngine()

@@ -11,7 +11,7 @@ from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.registry import find_engine
 from dsv4kv.engines.vllm.sizing import RELEASES, Release, VllmEngine, closest_divisor
 from dsv4kv.errors import ConfigError
-from dsv4kv.model import choose_formats
+from dsv4kv.model.schema import choose_formats
 from tests.engines.sizing.deployments import GIB, MILLION, deploy, variant
 
 

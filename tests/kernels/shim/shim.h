@@ -47,6 +47,9 @@ static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) {
     return {x, y, z, w};
 }
 
+static inline int min(int a, int b) { return a < b ? a : b; }
+static inline int max(int a, int b) { return a > b ? a : b; }
+
 static thread_local dsv_dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace dsv {
@@ -82,7 +85,8 @@ dsv_switch:
     popq %r12
     popq %rbx
     popq %rbp
-    ret
+    popq %rcx
+    jmp *%rcx
 .size dsv_switch, .-dsv_switch
 .section .note.GNU-stack,"",@progbits
 .text
@@ -119,7 +123,9 @@ struct Fiber {
     Context context;
     char* stack;
     At at;
-    unsigned exchange[2];
+    unsigned index, rank;  // of the thread in its block, of the block in its cluster
+    unsigned exchanges;    // so far, with the other lanes of its warp;
+    unsigned exchange[2];  // what it gave in the last two of them
     void* fake_stack;
     unsigned arrivals, waits;  // at the barrier of its cluster
     const void* bytes;         // barrier that it waits for,
@@ -202,9 +208,8 @@ static void enter() {
 static inline void resume(int thread) {
     Fiber& fiber = block->fibers[thread];
     block->current = thread;
-    threadIdx = {unsigned(thread % block->threads), 0, 0};
-    blockIdx = block->first;
-    blockIdx.y += unsigned(thread / block->threads);
+    threadIdx.x = fiber.index;
+    blockIdx.y = block->first.y + fiber.rank;
     fiber.at = At::kRunning;
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_start_switch_fiber(&block->scheduler_fake_stack, fiber.stack, kStackBytes);
@@ -311,11 +316,12 @@ static inline void run_together(int blocks, Turns& turns) {
     block->byte_barriers.clear();
     block->lives.assign(blocks, Life::kBefore);
     for (auto& shared : block->shared) memset(shared.get(), kPoison, block->shared_bytes);
+    blockIdx = block->first;
     for (Fiber& fiber : block->fibers) {
         fiber.context.start(fiber.stack, enter);
         fiber.at = At::kRunning;
         fiber.fake_stack = nullptr;
-        fiber.arrivals = fiber.waits = 0;
+        fiber.exchanges = fiber.arrivals = fiber.waits = 0;
     }
     for (bool moved = true; moved;) {
         moved = false;
@@ -388,17 +394,28 @@ static inline void wait_bytes(const void* barrier, unsigned phase) {
 static inline void __syncthreads() { dsv::yield_at(dsv::At::kBlockBarrier); }
 static inline void __syncwarp(unsigned = 0xffffffffu) { dsv::yield_at(dsv::At::kWarpBarrier); }
 
+// What every lane of a warp gives at once. Two places take turns: before one is written again, all
+// have met for the other, so one barrier is enough.
+struct Exchange {
+    dsv::Fiber* lanes = &dsv::block->fibers[dsv::block->current & ~31];
+    int count = min(32, int(dsv::block->fibers.size()) - (dsv::block->current & ~31));
+    unsigned number;
+    explicit Exchange(unsigned bits) {
+        dsv::Fiber& own = lanes[dsv::block->current & 31];
+        number = own.exchanges++;
+        own.exchange[number & 1] = bits;
+        __syncwarp();
+    }
+    bool has(int lane) const { return lane < count && lanes[lane].exchanges > number; }
+    unsigned operator[](int lane) const { return lanes[lane].exchange[number & 1]; }
+};
+
 template <typename T>
 static inline T __shfl_sync(unsigned, T value, int source_lane, int = 32) {
     static_assert(sizeof(T) == 4, "shuffles move 32 bits");
-    int thread = dsv::block->current;
     unsigned bits;
     memcpy(&bits, &value, 4);
-    dsv::block->fibers[thread].exchange[0] = bits;
-    __syncwarp();
-    int source = (thread & ~31) | (source_lane & 31);
-    bits = dsv::block->fibers[source].exchange[0];
-    __syncwarp();  // nobody overwrites before everybody has read
+    bits = Exchange(bits)[source_lane & 31];
     memcpy(&value, &bits, 4);
     return value;
 }
@@ -412,9 +429,10 @@ static inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width
     T moved = __shfl_sync(mask, value, lane >= int(delta) ? lane - int(delta) : lane, width);
     return lane >= int(delta) ? moved : value;
 }
-static inline unsigned __ballot_sync(unsigned mask, int predicate) {
-    unsigned votes = predicate ? 1u << (dsv::block->current & 31) : 0u;
-    for (int step = 16; step > 0; step >>= 1) votes |= __shfl_xor_sync(mask, votes, step);
+static inline unsigned __ballot_sync(unsigned, int predicate) {
+    Exchange given(predicate != 0);
+    unsigned votes = 0;
+    for (int lane = 0; lane < 32; ++lane) votes |= given.has(lane) ? given[lane] << lane : 0;
     return votes;
 }
 
@@ -461,8 +479,6 @@ static inline unsigned atomicInc(unsigned* where, unsigned most) {
     return before;
 }
 static inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-static inline int min(int a, int b) { return a < b ? a : b; }
-static inline int max(int a, int b) { return a > b ? a : b; }
 
 // Runs a kernel: every block of the grid, arguments as 64-bit words; `cluster` blocks along y run
 // together.
@@ -485,7 +501,10 @@ extern "C" __attribute__((visibility("default"))) void dsv_shim_run(
         while (int(dsv::stacks.size()) < together) {
             dsv::stacks.emplace_back(new char[dsv::kStackBytes]);
         }
-        for (int t = 0; t < together; ++t) mine.fibers[t].stack = dsv::stacks[t].get();
+        for (int t = 0; t < together; ++t) {
+            mine.fibers[t].stack = dsv::stacks[t].get();
+            mine.fibers[t].index = unsigned(t % threads), mine.fibers[t].rank = unsigned(t / threads);
+        }
         mine.kernel = reinterpret_cast<dsv::Kernel>(kernel);
         mine.arguments = words;
         mine.scheduler_fake_stack = nullptr;

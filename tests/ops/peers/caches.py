@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from dsv4kv.model import load_model, plan_cache
-from dsv4kv.model.plan import CachePlan
+from dsv4kv.model.plan import CachePlan, plan_cache
+from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import choose_formats
 
 

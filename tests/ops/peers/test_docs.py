@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from dsv4kv.choices import BACKENDS, PEERS
 from dsv4kv.ops.check import check_backend
-from dsv4kv.ops.peers import PEERS
 from dsv4kv.ops.peers.locate import GROUP
-from dsv4kv.ops.registry import BACKENDS, resolve_backend
+from dsv4kv.ops.registry import resolve_backend
 from tests.ops.peers.caches import CACHES
 from tests.ops.peers.test_packages import OPERATIONS
 

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from dsv4kv.choices import BACKENDS
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.formats import FORMATS, PageLayout
 from dsv4kv.ops import cpu, reference
 from dsv4kv.ops.check.calls import gather_all, make_call
-from dsv4kv.ops.registry import BACKENDS, resolve_backend
+from dsv4kv.ops.registry import resolve_backend
 from dsv4kv.ops.table import OPERATIONS
 
 Write = Callable[..., None]
@@ -31,7 +32,7 @@ def refusal(name: str, base: str = "cpu") -> str:
 def test_our_own_backends_bring_nothing_foreign(name: str) -> None:
     resolved = resolve_backend(name, "reference")
     assert (resolved.name, resolved.foreign, resolved.version) == (name, (), None)
-    assert resolved.backend is sys.modules[BACKENDS[name]]
+    assert resolved.backend is BACKENDS[name].load()
 
 
 def test_an_unknown_name_is_refused_with_the_choices(
@@ -47,7 +48,9 @@ def test_an_unknown_name_is_refused_with_the_choices(
 
 
 def test_a_base_is_one_of_our_own() -> None:
-    assert refusal("cpu", "vllm") == "no backend 'vllm': choose reference, cpu, cuda."
+    assert refusal("cpu", "vllm") == (
+        "'vllm' is not a backend of ours: choose one of reference, cpu, cuda."
+    )
 
 
 def test_what_a_name_does_not_bring_is_the_bases(write_module: Write) -> None:

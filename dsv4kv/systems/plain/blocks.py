@@ -1,47 +1,13 @@
-"""Prefix caches to beat, told in the plainest way: a dict per token, a scan per eviction."""
-
-from __future__ import annotations
+"""Blocks with several holders, told in the plainest way: an eviction scans all of them."""
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from tests.benchmarks.restatement import PlainAllocator
-
-
-class PlainNode:
-    """One token of a cached prompt."""
-
-    def __init__(self) -> None:
-        self.children: dict[int, PlainNode] = {}
-        self.slot = self.version = self.used = 0
-
-
-class PlainRadix:
-    """A tree with a node for every token."""
-
-    def __init__(self) -> None:
-        self.root = PlainNode()
-        self.now = 0
-
-    def insert(self, tokens: Sequence[int], slot: int, version: int) -> None:
-        node, self.now = self.root, self.now + 1
-        for token in tokens:
-            if token not in node.children:
-                node.children[token] = PlainNode()
-            node = node.children[token]
-            node.slot, node.version, node.used = slot, version, self.now
-
-    def find(self, tokens: Sequence[int]) -> tuple[int, int, int]:
-        node, length, self.now = self.root, 0, self.now + 1
-        for token in tokens:
-            after = node.children.get(token)
-            if after is None:
-                break
-            node, length = after, length + 1
-            node.used = self.now
-        return length, node.slot, node.version
+from dsv4kv.systems.plain.pools import PlainAllocator
 
 
 class PlainRefCounts:
@@ -106,3 +72,25 @@ def plain_hashes(tokens: Tensor, block_tokens: int) -> list[int]:
         before = (before * 1_000_003 ^ block) % (2**61 - 1) + 1
         hashes.append(before)
     return hashes
+
+
+class PlainRouting:
+    """Experts of the tokens of every block, stored token by token."""
+
+    def __init__(self, block_tokens: int) -> None:
+        self.block_tokens = block_tokens
+        self.blocks: dict[int, dict[int, NDArray[np.int16]]] = {}
+
+    def store(self, ids: Sequence[int], flat: NDArray[np.int16]) -> None:
+        for number in range(len(flat)):
+            block, place = ids[number // self.block_tokens], number % self.block_tokens
+            self.blocks.setdefault(block, {})[place] = flat[number]
+
+    def reconstruct(self, ids: Sequence[int], total: int) -> NDArray[np.int16] | None:
+        rows = []
+        for number in range(total):
+            row = self.blocks.get(ids[number // self.block_tokens], {})
+            if number % self.block_tokens not in row:
+                return None
+            rows.append(row[number % self.block_tokens])
+        return np.stack(rows)

@@ -1,0 +1,256 @@
+"""Every choice by name: what it does in one line, and where it is done.
+
+One registry for each question, a dict literal. The types of configurations, help, errors and
+shell completion are made of these, so a new policy, format or engine is a file and a row here.
+Nothing is imported before it is chosen: ``--help`` reads this page alone.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any, Protocol, TypeVar
+
+from dsv4kv.errors import ConfigError
+
+
+class Explained(Protocol):
+    """Whatever says in one line what it does."""
+
+    @property
+    def explains(self) -> str:
+        """What it does."""
+
+
+RowT = TypeVar("RowT")
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One way to do something.
+
+    Attributes:
+        explains: What it does, in one line.
+        where: ``module:attribute`` below ``dsv4kv`` that does it, or a module.
+    """
+
+    explains: str
+    where: str = ""
+
+    def load(self) -> Any:
+        """Import what does it."""
+        module, _, attribute = self.where.partition(":")
+        found = import_module(f"dsv4kv.{module}")
+        return getattr(found, attribute) if attribute else found
+
+
+POLICIES = {
+    "lru": Implementation("the least recently used", "prefix.policies.scored:LRU"),
+    "fifo": Implementation("the one stored first", "prefix.policies.scored:FIFO"),
+    "lfu": Implementation("the one used least often", "prefix.policies.scored:LFU"),
+    "lfu-aged": Implementation(
+        "the one used least often, old uses fading", "prefix.policies.scored:AgedLFU"
+    ),
+    "gdsf": Implementation(
+        "the least uses for its size, aged by what was evicted", "prefix.policies.scored:GDSF"
+    ),
+    "sieve": Implementation(
+        "the next one not used since a hand passed it", "prefix.policies.sieve:SIEVE"
+    ),
+    "s3fifo": Implementation(
+        "what a small queue saw used less than twice, then the main queue's oldest",
+        "prefix.policies.s3fifo:S3FIFO",
+    ),
+    "arc": Implementation(
+        "by recency or frequency, whichever lost less lately", "prefix.policies.arc:ARC"
+    ),
+}
+"""What is evicted first; children always before their parents."""
+
+OFFLINE = "belady"
+OFFLINE_POLICIES = {
+    OFFLINE: Implementation(
+        "the one needed last, a bound that knows the trace", "prefix.policies.belady:Belady"
+    ),
+}
+
+INDEXES = {
+    "radix": Implementation("to 128 tokens", "prefix.radix:RadixIndex"),
+    "block_hash": Implementation("in whole blocks", "prefix.block_hash:BlockHashIndex"),
+}
+"""How prefixes are found."""
+
+ALLOCATORS = {
+    "stack": Implementation("the last one freed first", "cache.allocators.stack:BlockAllocator"),
+    "bitmask": Implementation(
+        "the lowest free one first, with versions", "cache.allocators.bitmask:make_blocks"
+    ),
+    "refcount": Implementation(
+        "counted references, which sharing prefixes needs", "cache.allocators.refcount:make_blocks"
+    ),
+}
+"""Free-block strategies."""
+
+PREPARE = {
+    "host": Implementation("which copies them"),
+    "device": Implementation("by kernels"),
+}
+"""Who works out a step's blocks for a GPU."""
+
+STRATEGIES = {
+    "full": Implementation("with every block"),
+    "periodic:TOKENS": Implementation("every so many tokens"),
+    "zero": Implementation("nowhere: 128 tokens per layer are computed again"),
+    "zero:bounded": Implementation("nowhere: 127 tokens altogether"),
+    "ends": Implementation("of prompts"),
+    "ends+junctions": Implementation("and where an earlier resume fell short"),
+}
+"""Where window and compressor state are kept, as ``mrc.strategies`` reads it."""
+
+TRACE_FORMATS = {
+    "bailian": Implementation("Bailian's JSON lines, ids of 16 tokens", "traces.bailian:BAILIAN"),
+    "mooncake": Implementation("Mooncake's JSON lines, ids of 512", "traces.mooncake:MOONCAKE"),
+    "mooncake-delta": Implementation(
+        "turns that say what is new in a session", "traces.mooncake:MOONCAKE_DELTA"
+    ),
+    "weka": Implementation("a conversation, or a folder of them", "traces.weka:WEKA"),
+    "azure": Implementation("Azure's CSV, lengths alone", "traces.lengths:AZURE"),
+    "burstgpt": Implementation("BurstGPT's CSV, lengths alone", "traces.lengths:BURSTGPT"),
+    "sharegpt": Implementation("lengths of ShareGPT samples", "traces.lengths:SHAREGPT"),
+    "timed": Implementation("JSON lines whose names are given", "traces.timed:TIMED"),
+    "dsv4kv": Implementation("the toolkit's own", "traces.native:NATIVE"),
+}
+"""Formats that traces are read from. Where a line has marks of two, the first is taken."""
+
+TRACE_LINES = {
+    "dsv4kv": Implementation("the toolkit's own format", "traces.native:format_native"),
+    "mooncake": Implementation("ids of 512 tokens", "traces.mooncake:format_mooncake"),
+    "mooncake-delta": Implementation(
+        "turns of a session say what is new; sessions are found by what prompts begin with",
+        "traces.mooncake:format_mooncake_delta",
+    ),
+    "timed": Implementation(
+        "times in s; read it with --format timed --id-tokens N", "traces.timed:format_timed"
+    ),
+}
+"""Formats that traces are written in, a line for every request."""
+
+TRACE_FILES = {
+    "weka": Implementation(
+        "a folder of conversations, found by what prompts begin with", "traces.weka:write_weka"
+    ),
+    "oracle": Implementation(
+        "libCacheSim's oracleGeneral, a record for every block reference, a prompt's blocks last "
+        "to first",
+        "traces.writer:write_oracle",
+    ),
+}
+"""Formats that traces are written in as a whole."""
+
+ENGINES = {
+    "dsv4kv": Implementation("this toolkit's pools", "engines.own:OwnEngine"),
+    "vllm:0.22": Implementation("vLLM 0.20 to 0.22", "engines.vllm.sizing:V0_22"),
+    "vllm:0.25": Implementation("vLLM 0.23 to 0.25", "engines.vllm.sizing:V0_25"),
+    "vllm:0.26": Implementation("vLLM 0.26", "engines.vllm.sizing:V0_26"),
+    "vllm:0.27": Implementation("vLLM 0.27", "engines.vllm.sizing:V0_27"),
+    "vllm:0.28": Implementation("vLLM 0.28", "engines.vllm.sizing:V0_28"),
+    "vllm:0.33": Implementation("vLLM 0.29 to 0.33", "engines.vllm.sizing:V0_33"),
+    "sglang:0.5.12": Implementation("SGLang 0.5.12", "engines.sglang.sizing:V0_5_12"),
+    "sglang:0.5.14": Implementation("SGLang 0.5.13 to 0.5.14", "engines.sglang.sizing:V0_5_14"),
+    "sglang:0.5.19": Implementation("SGLang 0.5.15 to 0.5.19", "engines.sglang.sizing:V0_5_19"),
+    "sglang:0.5.20": Implementation("SGLang 0.5.20", "engines.sglang.sizing:V0_5_20"),
+    "sglang:0.5.23": Implementation("SGLang 0.5.21 to 0.5.23", "engines.sglang.sizing:V0_5_23"),
+    "trtllm": Implementation("TensorRT-LLM", "engines.trtllm:TrtllmEngine"),
+}
+"""Whose rules size the cache; of a family, the oldest first."""
+
+RULES = {
+    "ideal": Implementation(
+        "whole blocks, least recently used, nothing else to keep", "engines.rule:IDEAL"
+    ),
+    "vllm": Implementation("full blocks, one group", "engines.vllm.rules:ONE_GROUP"),
+    "sglang": Implementation("radix tree of pages, one pool", "engines.sglang.rules:ONE_POOL"),
+    "vllm-v4:dense": Implementation(
+        "windows and states cached at every block", "engines.vllm.rules:DENSE"
+    ),
+    "vllm-v4:4096": Implementation(
+        "… at every 4,096 tokens, ends and junctions", "engines.vllm.rules:EVERY_4096"
+    ),
+    "vllm-v4:semantic": Implementation(
+        "… only at ends of prompts and junctions", "engines.vllm.rules:SEMANTIC"
+    ),
+    "sglang-v4:dense": Implementation(
+        "windows of whole prompts, in a pool a tenth as large", "engines.sglang.rules:DENSE"
+    ),
+    "sglang-v4:tail": Implementation(
+        "… only at ends of chunks and where prompts part (SGLang's default)",
+        "engines.sglang.rules:TAIL",
+    ),
+}
+"""By whose rule prompts are found, kept and evicted."""
+
+BACKENDS = {
+    "reference": Implementation("plain PyTorch, what others are compared with", "ops.reference"),
+    "cpu": Implementation("the toolkit's own on the CPU", "ops.cpu"),
+    "cuda": Implementation("the toolkit's own kernels", "ops.cuda"),
+}
+"""The toolkit's own operations."""
+
+PEERS = {
+    "vllm": Implementation("vLLM's kernels, where it is installed", "ops.peers.vllm"),
+    "sglang": Implementation("SGLang's kernels, where it is installed", "ops.peers.sglang"),
+    "flashmla": Implementation("FlashMLA's kernels, where it is installed", "ops.peers.flashmla"),
+    "flaggems": Implementation("FlagGems' kernels, where it is installed", "ops.peers.flaggems"),
+}
+"""Packages whose operations take the place of ours."""
+
+PROFILERS = {
+    "nsys": Implementation("Nsight Systems"),
+    "ncu": Implementation("Nsight Compute: counts bytes in DRAM"),
+    "torch": Implementation("torch.profiler (Kineto)"),
+}
+
+SIZED_STATES = {
+    "fp32": Implementation("float32"),
+    "bf16": Implementation("bfloat16"),
+    "online": Implementation("HCA as a running softmax in float32"),
+}
+"""Compressor states that ``budget`` sizes."""
+
+
+def families(registry: Iterable[str]) -> list[str]:
+    """The names without versions: ``vllm`` for ``vllm:0.33``."""
+    return list(dict.fromkeys(name.partition(":")[0] for name in registry))
+
+
+def listed(names: Iterable[str]) -> str:
+    """The names with commas between."""
+    return ", ".join(names)
+
+
+def explained(registry: Mapping[str, Explained]) -> str:
+    """The names, each with what it does: ``lru (the least recently used), …``."""
+    return listed(f"{name} ({row.explains})" for name, row in registry.items())
+
+
+def choose(registry: Mapping[str, RowT], name: str, what: str) -> RowT:
+    """The row of a name.
+
+    Args:
+        registry: What there is.
+        name: As given.
+        what: Kind of thing with its article, for the sentence: ``an eviction policy``.
+
+    Raises:
+        ConfigError: There is no such name; the sentence lists those there are.
+    """
+    if name in registry:
+        return registry[name]
+    raise unknown(registry, name, what)
+
+
+def unknown(registry: Mapping[str, object], name: str, what: str) -> ConfigError:
+    """The sentence about a name that is not in a registry, with the nearest and all there are."""
+    close = get_close_matches(name, registry, 1)
+    guess = f" (did you mean {close[0]}?)" if close else ""
+    return ConfigError(f"{name!r} is not {what}{guess}: choose one of {listed(registry)}.")

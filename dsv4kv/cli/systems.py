@@ -1,0 +1,42 @@
+"""``dsv4kv bench systems``: three ways to keep a KV cache, side by side."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from dsv4kv.view.console import open_console, print_document
+
+NAME = "systems"
+"""What ``dsv4kv bench`` calls them."""
+
+
+def bench_systems(
+    overrides: Sequence[str], unused: Sequence[str], json_: str | None, *, quiet: bool
+) -> None:
+    """Run them, print or write what they gave, and fail if an output is wrong.
+
+    ``unused`` are options that were given and mean nothing here.
+    """
+    from dsv4kv.config.load import load_config
+    from dsv4kv.config.systems import SystemsConfig
+    from dsv4kv.errors import ConfigError, VerificationError
+    from dsv4kv.files import write_named
+    from dsv4kv.systems.run import dumps, problems, run_systems
+    from dsv4kv.view.systems import render_systems
+
+    if unused:
+        raise ConfigError(
+            f"{', '.join(unused)} means nothing to bench {NAME}: leave it out; what it runs is "
+            "set by --set (keys: docs/systems.md)."
+        )
+    config = load_config(None, overrides, SystemsConfig).config
+    silent = quiet or json_ == "-"
+    console = open_console(stderr=True, quiet=silent)
+    outcomes = run_systems(config, lambda name: console.print(f"running {name} …"))
+    if not silent:
+        render_systems(outcomes, open_console())
+    if json_ == "-":
+        print_document(dumps(config, outcomes))
+    elif json_:
+        write_named(Path(json_), dumps(config, outcomes), "--json")
+    if wrong := problems(outcomes):
+        raise VerificationError("\n".join(wrong))

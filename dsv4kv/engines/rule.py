@@ -1,0 +1,95 @@
+"""What a rule by which an engine reuses prefixes is made of, and the rule of no engine."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from dsv4kv.engines.cache import ENGINE_BLOCK_TOKENS, EngineCache, Pool, draft_needs
+from dsv4kv.engines.vllm.groups import GroupHits
+from dsv4kv.prefix.outcome import Losses, Outcome
+from dsv4kv.prefix.paths import Ints, find_reuse
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How an engine reuses prefixes.
+
+    Attributes:
+        replay: Serves the trace.
+        setting: What a user of the engine writes to have it.
+        windows: Whether it asks for windows and states too, as DeepSeek-V4 needs.
+        open: Makes the engine's cache, for requests that run side by side.
+        speculations: By what drafts its hits are known.
+    """
+
+    replay: Callable[[Pool], Outcome]
+    setting: str = ""
+    windows: bool = False
+    open: Callable[[Pool], EngineCache] | None = None
+    speculations: tuple[str, ...] = ("none",)
+
+    @property
+    def block_tokens(self) -> int | None:
+        """Tokens of a block where none are asked for; None takes what is there."""
+        return ENGINE_BLOCK_TOKENS if self.open else None
+
+
+def one_group(
+    replay: Callable[[Pool], Ints],
+    open_cache: Callable[[Pool], EngineCache],
+    speculations: tuple[str, ...],
+) -> Rule:
+    """A rule that keeps blocks of context alone."""
+
+    def serve(pool: Pool) -> Outcome:
+        hits = replay(pool)
+        found = GroupHits(hits, hits, hits, np.zeros(len(hits), bool))
+        return tell_hits(pool, found, windows=False)
+
+    return Rule(serve, open=open_cache, speculations=speculations)
+
+
+def tell_hits(pool: Pool, hits: GroupHits, *, windows: bool) -> Outcome:
+    """Hits in tokens, and what an unbounded cache of single tokens would have hit beyond them."""
+    key_tokens, dropped_tokens = draft_needs(pool, windows=windows)
+    size, served = pool.block_tokens, ~hits.rejected
+    table = pool.table.select(np.flatnonzero(served)) if hits.rejected.any() else pool.table
+    once = find_reuse(table, table.block_tokens).found_tokens(None)
+    whole = once // size * size
+    allowed = np.minimum(whole, (table.input_tokens - 1) // size * size)
+    drafted = allowed
+    if key_tokens:
+        alike = find_reuse(table, size, whole_blocks=True, key_tokens=key_tokens)
+        drafted = np.minimum(allowed, alike.found_tokens(None))
+    drafted = np.maximum(0, drafted - dropped_tokens)
+    resumed, found, marked = (
+        np.minimum(blocks[served] * size, drafted)
+        for blocks in (hits.resumed, hits.found, hits.marked)
+    )
+    losses = Losses(
+        alignment=int((once - whole).sum()),
+        last_token=int((whole - allowed).sum()),
+        draft=int((allowed - drafted).sum()),
+        evicted_block=int((drafted - found).sum()),
+        no_checkpoint=int((found - marked).sum()),
+        evicted_checkpoint=int((marked - resumed).sum()),
+    )
+    return Outcome(
+        "",  # whoever chose the rule names it
+        hits.resumed * size,
+        pool.table.total_input_tokens,
+        losses,
+        int(found.sum()),
+        rejected=int(hits.rejected.sum()),
+    )
+
+
+def _replay_ideal(pool: Pool) -> Outcome:
+    reuse = find_reuse(pool.table, pool.block_tokens)
+    found, once = reuse.found_tokens(pool.blocks), reuse.found_tokens(None)
+    losses = Losses(evicted_block=int((once - found).sum()))
+    return Outcome("", found, pool.table.total_input_tokens, losses, int(found.sum()))
+
+
+IDEAL = Rule(_replay_ideal)

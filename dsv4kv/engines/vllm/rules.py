@@ -1,0 +1,49 @@
+"""The rules by which vLLM 0.33 reuses prefixes, by its setting of what it keeps of windows."""
+
+from dsv4kv.engines.cache import EngineCache, Pool, tail_groups
+from dsv4kv.engines.rule import Rule, one_group, tell_hits
+from dsv4kv.engines.vllm.cache import open_vllm, replay_vllm, replay_vllm_groups
+from dsv4kv.prefix.outcome import Outcome
+from dsv4kv.prefix.paths import Ints
+
+_DRAFTS = ("none", "dspark", "mtp", "mtp+connector")
+
+
+def _serve(pool: Pool) -> Ints:
+    """Hits that give a block up make copies wherever they end: these are replayed singly."""
+    size, speculation = pool.block_tokens, pool.speculation
+    if not speculation.drops:
+        return replay_vllm(pool.table, size, pool.blocks, speculation.key_tokens)
+    return replay_vllm_groups(
+        pool.table,
+        size,
+        pool.blocks,
+        (),
+        retention_tokens=None,
+        chunk_tokens=size * pool.blocks,
+        speculation=speculation,
+    ).resumed
+
+
+def _groups(retention: int | None) -> Rule:
+    def serve(pool: Pool) -> Outcome:
+        hits = replay_vllm_groups(
+            pool.table,
+            pool.block_tokens,
+            pool.blocks,
+            tail_groups(pool),
+            retention_tokens=retention,
+            chunk_tokens=pool.chunk_tokens,
+            speculation=pool.speculation,
+        )
+        return tell_hits(pool, hits, windows=True)
+
+    def open_cache(pool: Pool) -> EngineCache:
+        return open_vllm(pool, tail_groups(pool), retention)
+
+    setting = f"prefix_cache_retention_interval={retention}"
+    return Rule(serve, setting, True, open_cache, _DRAFTS)
+
+
+ONE_GROUP = one_group(_serve, lambda pool: open_vllm(pool, (), None), _DRAFTS)
+DENSE, EVERY_4096, SEMANTIC = _groups(None), _groups(4096), _groups(0)

@@ -1,0 +1,34 @@
+"""Systems that run in a second or two."""
+
+from typing import Any
+
+from dsv4kv.config.systems import SystemsConfig
+from dsv4kv.model.presets import load_model
+from dsv4kv.model.schedule import build_schedule
+from dsv4kv.systems.contents import Model
+
+MODEL = Model(build_schedule(load_model("v4-flash"), layers=(1, 2, 3, 4)))
+CHAT = {"users": 5, "begin": 3, "turns": 3, "system_tokens": 40, "question_tokens": 20}
+SETTINGS = [
+    *(f"chat.{key}={value}" for key, value in (CHAT | {"answer_tokens": 12}).items()),
+    "pools.requests=1",
+    "pools.decode_steps=1",
+    "slots.slots=3",
+    "blocks.rank_blocks=[14, 11]",
+    "blocks.paused_blocks=4",
+    "calls.seconds=0.001",
+    "calls.batches=[1, 4]",
+    "calls.rounds=6",
+    "calls.model=v4-flash",
+    "calls.prompt_tokens=256",
+    "calls.cached_blocks=128",
+]
+
+
+def small(**sections: Any) -> SystemsConfig:
+    """A small configuration; ``sections`` are laid over it."""
+    values: dict[str, Any] = {"chat": CHAT | {"answer_tokens": 12}, "slots": {"slots": 3}}
+    values["blocks"] = {"rank_blocks": (14, 11), "paused_blocks": 4}
+    for name, section in sections.items():
+        values[name] = values.get(name, {}) | section if isinstance(section, dict) else section
+    return SystemsConfig(**values)

@@ -1,0 +1,71 @@
+"""A batch over shared blocks gives everybody's own answers, whatever memory makes it do."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dsv4kv.cache.allocators.states import ReleasePolicy
+from dsv4kv.errors import ConfigError
+from dsv4kv.systems.batch import Batch
+from dsv4kv.systems.blocks import serve_by
+from dsv4kv.systems.outcome import Checks
+from tests.systems.small import MODEL, small
+
+
+def served(policy: ReleasePolicy = "lru", **blocks: Any) -> tuple[Batch, Checks]:
+    config, checks = small(blocks=blocks), Checks()
+    return serve_by(config, MODEL, policy, checks), checks
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    policy=st.sampled_from(["lru", "ref_zero"]),
+    least=st.integers(10, 20),
+    paused=st.integers(0, 10),
+    requests=st.integers(1, 6),
+    block_tokens=st.sampled_from([14, 16, 20]),
+    unified=st.booleans(),
+    reset=st.sampled_from(["none", "all", "prefix_cache", "counters", "both"]),
+)
+def test_answers_kv_and_routing_are_those_of_a_run_without_a_cache(
+    policy: ReleasePolicy, least: int, **blocks: Any
+) -> None:
+    blocks["paused_blocks"] = blocks.pop("paused")
+    batch, checks = served(policy, rank_blocks=(least + 3, least), **blocks)
+    assert checks.failures == []
+    assert {"KV", "tokens", "routing"} <= set(checks.passed)
+    assert batch.allocator.num_unused == batch.allocator.num_blocks
+
+
+def test_the_small_run_shares_defers_pauses_and_starts_again() -> None:
+    counts = served(reset="none")[0].counts
+    happened = counts.reused, counts.deferred, counts.paused, counts.restarted, counts.kept_blocks
+    assert all(happened), counts
+
+
+def test_an_lru_cache_reuses_more_than_one_that_frees_at_once() -> None:
+    lru, ref_zero = (served(policy, reset="none")[0].counts for policy in ("lru", "ref_zero"))
+    assert lru.reused > ref_zero.reused > 0
+
+
+def test_a_preserved_prefix_cache_is_found_after_a_reset_and_preserved_counters_go_on() -> None:
+    kept, fresh = (served(reset=each)[0].counts for each in ("both", "counters"))
+    assert kept.reused > fresh.reused
+    assert served(reset="all")[0].counts.prompt_tokens < fresh.prompt_tokens
+
+
+@pytest.mark.parametrize(("unified", "blocks"), [(False, 11), (True, 15)])
+def test_unified_memory_adds_what_paused_requests_keep_to_the_least_of_the_ranks(
+    unified: bool, blocks: int
+) -> None:
+    config = small(blocks={"unified": unified})
+    batch = Batch(config.blocks, config.chat, MODEL, "lru")
+    assert batch.allocator.num_blocks == blocks
+    assert batch.allocator.dummy_block == blocks
+
+
+def test_a_conversation_that_never_fits_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"takes 9 blocks and there are 3: raise blocks\."):
+        served(rank_blocks=(3,), paused_blocks=1)

@@ -1,0 +1,171 @@
+"""``dsv4kv bench systems``: one table, every output verified, and a defect is found."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from dsv4kv.cache.allocators.bitmask import SlotAllocator
+from dsv4kv.cache.allocators.refcount import RefCountAllocator
+from dsv4kv.cache.allocators.routing import RoutingStore
+from dsv4kv.cache.handle import LayerCacheHandle
+from dsv4kv.cache.manager import KVCacheManager
+from dsv4kv.cache.table import BlockTable
+from dsv4kv.cli import app
+from dsv4kv.prefix.slots import SlotScheduler
+from dsv4kv.systems.slots import Rows
+from tests.systems.small import SETTINGS
+
+TERMINAL = {"COLUMNS": "110", "NO_COLOR": "1", "TERM": "dumb"}
+
+
+def systems(*arguments: str) -> Result:
+    options = [word for setting in SETTINGS for word in ("--set", setting)]
+    return CliRunner(env=TERMINAL).invoke(app, ["bench", "systems", *options, *arguments])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], dict[str, Any]]:
+    """Lines and document of a run of all three."""
+    file = tmp_path_factory.mktemp("systems") / "systems.json"
+    result = systems("--json", str(file))
+    assert result.exit_code == 0, result.output
+    return result.stdout.splitlines(), json.loads(file.read_text())
+
+
+def test_one_table_has_memory_latency_and_reuse_of_the_three_next_to_the_plain_ones(
+    whole: tuple[list[str], dict[str, Any]],
+) -> None:
+    lines, _ = whole
+    for system, quantity in (
+        ("pools", "release_request"),
+        ("pools", "block tables"),
+        ("slots", "of them reused"),
+        ("slots", "memory of a cached token"),
+        ("slots", "copy_kv"),
+        ("blocks", "lru: prompt tokens reused"),
+        ("blocks", "evict 1 of 128"),
+        ("blocks", "reconstruct routing"),
+    ):
+        assert any(line.startswith(system) and quantity in line for line in lines), quantity
+    assert lines[-1].startswith("All ")
+    assert lines[-1].endswith("comparisons with the reference are equal (pools, slots, blocks).")
+
+
+def test_json_has_every_row_with_its_unit_interval_and_share(
+    whole: tuple[list[str], dict[str, Any]],
+) -> None:
+    _, document = whole
+    assert [system["name"] for system in document["systems"]] == ["pools", "slots", "blocks"]
+    for system in document["systems"]:
+        assert system["failures"] == []
+        assert sum(system["checks"].values()) > 100
+        for row in system["rows"]:
+            assert row["dsv4kv"]["value"] >= 0
+            assert row["unit"] in ("ns", "B", "tokens", "blocks", "requests", "outputs")
+            if row["share"]:
+                share = row["dsv4kv"]["value"] / row["plain"]["value"]
+                assert row["share"]["value"] == pytest.approx(share)
+            if row["unit"] == "ns":
+                assert row["dsv4kv"]["half_width"] is not None
+                assert row["dsv4kv"]["value"] > 0
+
+
+def test_systems_can_be_run_one_by_one() -> None:
+    result = systems("--set", "run=[slots]", "--set", "calls.seconds=0", "--json", "-")
+    assert (result.exit_code, result.stderr) == (0, "")
+    document = json.loads(result.stdout)
+    assert [system["name"] for system in document["systems"]] == ["slots"]
+
+
+@pytest.mark.parametrize("option", [("--trace", "builtin:chat"), ("--launches", "2")])
+def test_options_of_other_runs_are_refused(option: tuple[str, str]) -> None:
+    result = systems(*option)
+    assert result.exit_code == 2
+    assert f"{option[0]} means nothing to bench systems" in result.stderr
+
+
+# ---- planted defects ----------------------------------------------------------------------------
+
+
+def short_copy(rows: Rows, source: int, target: int, tokens: int) -> None:
+    rows.kv[target, : tokens - 1] = rows.kv[source, : tokens - 1]
+
+
+def no_new_version(slots: SlotAllocator, count: int) -> Any:
+    ids = ORIGINAL[SlotAllocator](slots, count)
+    slots._version[ids] -= 1
+    return ids
+
+
+def a_token_too_late(scheduler: SlotScheduler, tokens: Any, found: Any) -> Any:
+    seat = ORIGINAL[SlotScheduler](scheduler, tokens, found)
+    return replace(seat, start=seat.start + 1) if seat and seat.start else seat
+
+
+def a_block_too_far(allocator: RefCountAllocator, hashes: Any) -> Any:
+    found = ORIGINAL[RefCountAllocator](allocator, hashes)
+    return found[::-1].copy()
+
+
+def forgets_a_place(store: RoutingStore, block: int, positions: Any, routing: Any) -> None:
+    ORIGINAL[RoutingStore](store, block, positions, routing[::-1] + 1)
+
+
+def any_generation(manager: KVCacheManager, slot: int, generation: int | None = None) -> None:
+    ORIGINAL[KVCacheManager](manager, slot, manager.generation(slot))
+
+
+def one_row_off(handle: LayerCacheHandle, out: Any) -> None:
+    ORIGINAL[LayerCacheHandle](handle, out)
+    out[:] = out.roll(1, dims=1)
+
+
+def leaks(table: BlockTable, slot: int) -> Any:
+    ids = ORIGINAL[BlockTable](table, slot)
+    table.allocator.acquire(1)
+    return ids
+
+
+ORIGINAL: dict[type, Callable[..., Any]] = {
+    SlotAllocator: SlotAllocator.acquire,
+    SlotScheduler: SlotScheduler.begin,
+    RefCountAllocator: RefCountAllocator.find_kv_blocks,
+    RoutingStore: RoutingStore.store_block,
+    KVCacheManager: KVCacheManager.release_request,
+    LayerCacheHandle: LayerCacheHandle.gather_swa_kv,
+    BlockTable: BlockTable.clear,
+}
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "defect", "system"),
+    [
+        (Rows, "copy", short_copy, "slots"),
+        (SlotAllocator, "acquire", no_new_version, "slots"),
+        (SlotScheduler, "begin", a_token_too_late, "slots"),
+        (RefCountAllocator, "find_kv_blocks", a_block_too_far, "blocks"),
+        (RoutingStore, "store_block", forgets_a_place, "blocks"),
+        (KVCacheManager, "release_request", any_generation, "pools"),
+        (LayerCacheHandle, "gather_swa_kv", one_row_off, "pools"),
+        (BlockTable, "clear", leaks, "pools"),
+    ],
+)
+def test_a_planted_defect_is_found_and_fails_the_run(
+    owner: type,
+    method: str,
+    defect: Callable[..., Any],
+    system: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(owner, method, defect)
+    users = ["--set", "chat.users=16", "--set", "chat.begin=6", "--set", "slots.slots=10"]
+    result = systems("--set", f"run=[{system}]", "--set", "calls.seconds=0", *users)
+    assert result.exit_code in (5, 6), result.output
+    assert "error: " in result.stderr
+    if result.exit_code == 6:
+        assert f"error: {system}: " in result.stderr
+        assert "comparisons with the reference failed" in result.stdout

@@ -1,0 +1,120 @@
+"""A row in a registry is all that a new choice needs: everything that names choices knows it."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from dsv4kv import choices
+from dsv4kv.choices import Implementation, choose, explained
+from dsv4kv.errors import ConfigError
+
+REGISTRIES = {
+    name: registry
+    for name, registry in vars(choices).items()
+    if isinstance(registry, dict) and name.isupper()
+}
+ROWS = [(name, row) for name, registry in REGISTRIES.items() for row in registry]
+
+COMMANDS = {
+    "mrc help": "trace mrc --help",
+    "replay help": "replay --help",
+    "budget help": "budget --help",
+    "info help": "trace info --help",
+    "schema": "config schema --json",
+    "set": "config show --set cache.prefix.policy=mru",
+    "misspelt": "config show --set cache.prefix.policy=lri",
+    "replay": "replay builtin:chat --policy mru --quiet",
+    "info": "trace info builtin:chat --format mine --json",
+    "budget": "budget --engine lmdeploy --gpus 8",
+}
+NEW = """
+import json, sys
+from dsv4kv.choices import ENGINES, POLICIES, TRACE_FORMATS, Implementation
+POLICIES["mru"] = Implementation("the most recently used", "prefix.policies.scored:FIFO")
+TRACE_FORMATS["mine"] = Implementation("my own", "traces.native:NATIVE")
+ENGINES["lmdeploy"] = Implementation("LMDeploy", "engines.own:OwnEngine")
+from typer.testing import CliRunner
+from dsv4kv.cli import app
+done = {
+    name: CliRunner().invoke(app, command.split())
+    for name, command in json.loads(sys.argv[1]).items()
+}
+print(json.dumps({name: [each.exit_code, each.output] for name, each in done.items()}))
+"""
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
+    """Exit code and output of every command where three registries have a row more."""
+    done = subprocess.run(
+        [sys.executable, "-c", NEW, json.dumps(COMMANDS)],
+        capture_output=True,
+        cwd=tmp_path_factory.mktemp("new"),
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
+        check=True,
+    )
+    return {name: (code, output) for name, (code, output) in json.loads(done.stdout).items()}
+
+
+@pytest.mark.parametrize(("registry", "name"), ROWS)
+def test_every_row_says_what_it_does_in_one_line_and_where_it_is_done(
+    registry: str, name: str
+) -> None:
+    row = REGISTRIES[registry][name]
+    assert row.explains == row.explains.strip(". \n")
+    assert 0 < len(row.explains) < 100
+    if row.where and row.where != "ops.cuda":  # needs a GPU
+        assert row.load() is not None
+
+
+def test_a_name_that_is_not_there_gets_a_sentence_with_the_nearest_and_all() -> None:
+    rows: Mapping[str, Implementation] = {"lru": Implementation("a"), "arc": Implementation("b")}
+    with pytest.raises(ConfigError) as refusal:
+        choose(rows, "lri", "a policy")
+    assert str(refusal.value) == (
+        "'lri' is not a policy (did you mean lru?): choose one of lru, arc."
+    )
+    assert explained(rows) == "lru (a), arc (b)"
+
+
+Told = dict[str, tuple[int, str]]
+
+
+@pytest.mark.parametrize("command", ["mrc", "replay"])
+def test_a_new_policy_is_named_in_help(command: str, told: Told) -> None:
+    assert "mru" in told[f"{command} help"][1]
+
+
+def test_a_new_policy_is_explained_by_the_schema(told: Told) -> None:
+    schema = json.loads(told["schema"][1])["$defs"]["PrefixSection"]["properties"]["policy"]
+    assert schema["enum"][-1] == "mru"
+    assert "mru (the most recently used)" in schema["description"]
+
+
+def test_a_new_policy_is_accepted_by_configurations(told: Told) -> None:
+    assert "    policy: mru" in told["set"][1].splitlines()
+
+
+def test_a_new_policy_is_among_those_an_error_offers(told: Told) -> None:
+    code, sentence = told["misspelt"]
+    assert code == ConfigError.exit_code
+    assert "give one of lru, fifo, lfu, lfu-aged, gdsf, sieve, s3fifo, arc, mru" in sentence
+
+
+def test_a_new_policy_evicts_in_a_replay(told: Told) -> None:
+    assert told["replay"] == (0, "")
+
+
+def test_a_new_format_is_offered_and_read(told: Told) -> None:
+    assert "mine" in told["info help"][1]
+    assert json.loads(told["info"][1])["format"] == "mine"
+
+
+def test_a_new_engine_is_offered_and_sizes(told: Told) -> None:
+    assert "lmdeploy" in told["budget help"][1]
+    assert told["budget"][0] == 0

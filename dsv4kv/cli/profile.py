@@ -1,5 +1,6 @@
 """``dsv4kv profile``: which kernels take the time, by whichever profiler is there."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -7,12 +8,15 @@ import typer
 
 from dsv4kv.choices import PROFILERS, listed
 from dsv4kv.resources import shipped_names
-from dsv4kv.view.console import open_console, say
+from dsv4kv.view.console import open_console, print_document, say
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dsv4kv.bench.profile import Plan, Tool
+    from dsv4kv.record.schema import RunRecord
+    from dsv4kv.record.store import Saved
+    from dsv4kv.view.profile import Source
 
 _STEP = "step"
 _TIMELINES = ("timeline.svg", "timeline.json")
@@ -32,6 +36,37 @@ dsv4kv profile --from server.nsys-rep            what the KV cache costs your se
 
 dsv4kv profile --diff before.json after.json     which kernels changed
 """
+
+
+@dataclass(frozen=True)
+class Forms:
+    """What becomes of a record besides its file: ``--json`` and ``--html``."""
+
+    json: str | None
+    html: Path | None
+
+    @property
+    def alone(self) -> bool:
+        """Whether standard output is for the record alone."""
+        return self.json == "-"
+
+    def write(self, record: "RunRecord", saved: "Saved | None" = None) -> None:
+        """Write the record in every form, and say where it was saved."""
+        from dsv4kv.files import write_named
+        from dsv4kv.record.store import dumps
+        from dsv4kv.view.page.write import write_page
+
+        if saved and not self.alone:
+            say(f"record: {saved.path}")
+        if saved and saved.problem:
+            say(f"warning: {saved.problem}", err=True)
+        if self.alone:
+            print_document(dumps(record))
+        elif self.json:
+            write_named(Path(self.json), dumps(record), "--json")
+        if self.html:
+            write_page([record], self.html)
+            say(f"page: {self.html}", err=True)
 
 
 def _profiler(name: str) -> Any:
@@ -101,6 +136,16 @@ def profile(
         float, typer.Option(min=1, help="Seconds that nsys or ncu may take.")
     ] = _TIMEOUT_S,
     out: Annotated[Path, typer.Option(help="Folder for the run record.")] = Path("results"),
+    json_: Annotated[
+        str | None,
+        typer.Option(
+            "--json", metavar="FILE", help="Also write the record here; - prints it alone."
+        ),
+    ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="PAGE.html", help="Also write a page to show."),
+    ] = None,
     child: Annotated[Path | None, typer.Option(metavar="FILE", hidden=True)] = None,
 ) -> None:
     """Profile steady decode steps of a workload, or show a profile of this or another program.
@@ -116,7 +161,7 @@ def profile(
     if diff is not None:
         _show_diff(diff, step, full=full)
     elif from_ is not None:
-        _show_file(from_, step, timeline or [], full=full)
+        _keep_file(from_, step, timeline or [], out, Forms(json_, html), full=full)
     elif child is not None:
         _be_child(config, set_ or [], steps, child)
     else:
@@ -124,7 +169,7 @@ def profile(
         if print_command:
             _print_command(plan)
         else:
-            _run(plan, out, timeline or [], memory=memory, full=full)
+            _run(plan, out, timeline or [], Forms(json_, html), memory=memory, full=full)
 
 
 def _chosen(
@@ -212,11 +257,14 @@ def _print_command(plan: "Plan") -> None:
         say(f"left out, as this {plan.tool} does not know it: {dropped}", err=True)
 
 
-def _run(plan: "Plan", out: Path, timelines: list[Path], *, memory: bool, full: bool) -> None:
+def _run(
+    plan: "Plan", out: Path, timelines: list[Path], forms: Forms, *, memory: bool, full: bool
+) -> None:
     """Profile, keep the record, and show it."""
     from dsv4kv.bench.profile import run_profile
     from dsv4kv.measure.profilers.sessions import name_files
     from dsv4kv.record.store import save_record
+    from dsv4kv.view.profile import load_profile
     from dsv4kv.view.timeline import write_timeline
 
     try:
@@ -230,19 +278,37 @@ def _run(plan: "Plan", out: Path, timelines: list[Path], *, memory: bool, full: 
         for name in _TIMELINES:
             write_timeline(profile.table.timeline, plan.folder / name)
     saved = save_record(record, out)
-    _show_file(saved.path, _STEP, timelines, full=full)
-    say(f"files: {plan.folder}")
-    say(f"record: {saved.path}")
-    if saved.problem:
-        say(f"warning: {saved.problem}", err=True)
+    _show(load_profile(saved.path, _STEP), saved.path, timelines, quiet=forms.alone, full=full)
+    if not forms.alone:
+        say(f"files: {plan.folder}")
+    forms.write(record, saved)
 
 
-def _show_file(path: Path, step: str, timelines: list[Path], *, full: bool) -> None:
+def _keep_file(
+    path: Path, step: str, timelines: list[Path], out: Path, forms: Forms, *, full: bool
+) -> None:
+    """Show a profile that exists; one of a profiler becomes a record, which is all to keep."""
+    import sys
+
+    from dsv4kv.record.imported import record_of_profile
+    from dsv4kv.record.store import save_record
+    from dsv4kv.view.profile import load_profile
+
+    source = load_profile(path, step)
+    _show(source, path, timelines, quiet=forms.alone, full=full)
+    if source.record is not None:
+        forms.write(source.record)
+        return
+    record = record_of_profile(source.profile, path, step, ["dsv4kv", *sys.argv[1:]])
+    forms.write(record, save_record(record, out))
+
+
+def _show(source: "Source", path: Path, timelines: list[Path], *, quiet: bool, full: bool) -> None:
     from dsv4kv.errors import ConfigError
-    from dsv4kv.view.profile import load_profile, tell_profile
+    from dsv4kv.view.profile import tell_profile
     from dsv4kv.view.timeline import write_timeline
 
-    source, console = load_profile(path, step), open_console()
+    console = open_console(quiet=quiet)
     for part in tell_profile(source.profile, source.yardstick, full=full):
         console.print(part, markup=False, highlight=False)
     for target in timelines:

@@ -25,9 +25,17 @@ _AXIS = "axis."
 
 
 def to_rows(record: RunRecord) -> list[dict[str, Any]]:
-    """One row per quantity and launch; times in ns, sizes in bytes, rates in GB/s (10^9 B/s)."""
+    """One row per quantity and launch; times in ns, sizes in bytes, rates in GB/s (10^9 B/s).
+
+    Of a profile, one row per kernel.
+    """
     return [
-        _row(record, case, measured) for case in record.cases for measured in measured_in(case)
+        row
+        for case in record.cases
+        for row in (
+            *(_row(record, case, measured) for measured in measured_in(case)),
+            *_kernel_rows(record, case),
+        )
     ]
 
 
@@ -53,9 +61,7 @@ def to_markdown(records: Sequence[RunRecord]) -> str:
     return "\n".join(line for record in records for line in _markdown(record)) + "\n"
 
 
-def _row(record: RunRecord, case: Case, measured: Measured) -> dict[str, Any]:
-    summary = summarize(measured.samples_ns)
-    rate = measured.rate_gbps
+def _of_case(record: RunRecord, case: Case, launch: int) -> dict[str, Any]:
     return {
         "run_id": record.run_id,
         "config": record.config_source,
@@ -63,7 +69,30 @@ def _row(record: RunRecord, case: Case, measured: Measured) -> dict[str, Any]:
         "device": case.device,
         "backend": case.backend,
         **{f"{_AXIS}{path}": value for path, value in case.axis.items()},
-        "launch": measured.launch,
+        "launch": launch,
+    }
+
+
+def _kernel_rows(record: RunRecord, case: Case) -> Iterator[dict[str, Any]]:
+    table = case.profile.table if case.profile else None
+    for kernel in table.kernels if table else []:
+        yield _of_case(record, case, case.launch) | {
+            "name": kernel.name,
+            "category": kernel.category,
+            "samples": kernel.calls,
+            "total_ns": kernel.total_ns,
+            "median_ns": kernel.median_ns,
+            "min_ns": kernel.min_ns,
+            "p95_ns": kernel.p95_ns,
+            "useful_bytes": kernel.useful_bytes,
+            "counted_bytes": kernel.counted_bytes,
+        }
+
+
+def _row(record: RunRecord, case: Case, measured: Measured) -> dict[str, Any]:
+    summary = summarize(measured.samples_ns)
+    rate = measured.rate_gbps
+    return _of_case(record, case, measured.launch) | {
         "name": measured.quantity.name,
         "layer_type": measured.quantity.layer_type,
         "temperature": measured.quantity.temperature,

@@ -29,6 +29,7 @@ from dsv4kv.record.profile import (
     Profile,
     StepTimes,
 )
+from dsv4kv.record.schema import RunRecord
 from dsv4kv.record.store import load_record
 from dsv4kv.record.yardstick import Yardstick, yardsticks
 from dsv4kv.units import counted, format_bytes, format_duration
@@ -422,10 +423,17 @@ _HEAD_CHARACTERS = 200
 
 @dataclass(frozen=True)
 class Source:
-    """A profile, and what its rates are held against; None where nothing was measured."""
+    """A profile, and where it is from.
+
+    Attributes:
+        profile: With its kernel table.
+        yardstick: What its rates are held against; None where nothing was measured.
+        record: That it was read from; None of a profiler's own file.
+    """
 
     profile: Profile
     yardstick: Yardstick | None
+    record: RunRecord | None = None
 
     @property
     def table(self) -> KernelTable:
@@ -466,9 +474,10 @@ def _is_record(path: Path) -> bool:
 
 
 def _from_record(path: Path) -> Source:
-    for case in load_record(path).cases:
+    record = load_record(path)
+    for case in record.cases:
         if case.profile is not None and case.profile.table is not None:
-            return Source(case.profile, next(iter(yardsticks(case)), None))
+            return Source(case.profile, next(iter(yardsticks(case)), None), record)
     raise ProfileError(f"{path} is a run record without a profile: make one with dsv4kv profile.")
 
 

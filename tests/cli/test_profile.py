@@ -320,7 +320,7 @@ def test_an_export_of_a_server_is_told_without_a_gpu(snapshot: SnapshotAssertion
     export.save(Path("server.sqlite"))
     result = invoke("--from", "server.sqlite")
     assert result.exit_code == 0
-    assert text(result.stdout) == snapshot
+    assert text(result.stdout.partition("record: ")[0]) == snapshot
 
 
 def test_a_chrome_trace_is_told() -> None:
@@ -337,7 +337,7 @@ def test_a_report_of_nsys_is_exported_or_its_export_taken(nsys: Tool) -> None:
     two_replays().save(Path("server.sqlite"))
     assert "window_insert" in invoke("--from", "server.nsys-rep").stdout
     assert len(nsys.calls()) == 1
-    assert sorted(path.name for path in Path().iterdir()) == ["server.nsys-rep", "server.sqlite"]
+    assert {path.name for path in Path().glob("server*")} == {"server.nsys-rep", "server.sqlite"}
 
 
 def test_a_report_newer_than_its_export_is_exported_anew(nsys: Tool) -> None:
@@ -360,6 +360,28 @@ def test_a_run_record_is_told_as_when_it_was_made() -> None:
     printed = profile("--torch").stdout.splitlines()
     (path,) = Path("results").glob("*.json")
     assert invoke("--from", str(path)).stdout.splitlines() == printed[:-2]
+
+
+def test_a_profile_of_another_program_is_kept_as_a_record() -> None:
+    two_replays().save(Path("server.sqlite"))
+    shown = invoke("--from", "server.sqlite", "--html", "server.html").stdout.splitlines()
+    (kept,) = Path("results").iterdir()
+    assert shown[-1] == f"record: {kept}"
+    Path("server.sqlite").unlink()
+    assert invoke("--from", str(kept)).stdout.splitlines() == shown[:-1]
+    assert "gather_topk" in Path("server.html").read_text("utf-8")
+    rows = CliRunner().invoke(app, ["report", str(kept), "--export", "csv"]).stdout.splitlines()
+    profile = load_record(kept).cases[0].profile
+    assert profile
+    assert profile.table
+    assert len(rows) == 1 + len(profile.table.kernels)
+
+
+def test_a_record_alone_is_printed_for_programs() -> None:
+    two_replays().save(Path("server.sqlite"))
+    document = json.loads(invoke("--from", "server.sqlite", "--json", "-").stdout)
+    assert document["cases"][0]["profile"]["table"]["tool"] == "nsys"
+    assert document["environment"]["cpu"] is None
 
 
 def test_a_timeline_is_written_where_it_is_wanted() -> None:

@@ -91,6 +91,13 @@ ALLOCATORS = {
 }
 """Free-block strategies."""
 
+SYSTEMS = {
+    "pools": Implementation("pools of blocks for every layer", "systems.pools:run_pools"),
+    "slots": Implementation("a row of KV for every request", "systems.slots:run_slots"),
+    "blocks": Implementation("blocks with several holders", "systems.blocks:run_blocks"),
+}
+"""Ways to keep a cache that ``bench systems`` runs side by side."""
+
 PREPARE = {
     "host": Implementation("which copies them"),
     "device": Implementation("by kernels"),

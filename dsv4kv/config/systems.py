@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dsv4kv.config.bench import NonNegative, Positive, Section
+from dsv4kv.choices import SYSTEMS, explained
+from dsv4kv.config.bench import NonNegative, OneOf, Positive, Section
 
 Share = Annotated[float, Field(gt=0, le=1)]
 
@@ -71,12 +72,9 @@ class BlocksSection(Section):
     """Paused requests keep their blocks in memory besides the device's, which then adds to it."""
     requests: Positive = 8
     """Requests that run at once."""
-    policies: Annotated[tuple[Literal["lru", "ref_zero"], ...], Field(min_length=1)] = (
-        "lru",
-        "ref_zero",
-    )
-    """What becomes of a registered block without holders, one run for each: cached until its
-    place is needed (lru), or free at once (ref_zero)."""
+    policy: Literal["both", "lru", "ref_zero"] = "both"
+    """What becomes of a registered block without holders: cached until its place is needed (lru),
+    or free at once (ref_zero); both runs one after the other."""
     reset: Literal["none", "all", "prefix_cache", "counters", "both"] = "both"
     """A reset half-way, as a server's after an update of its settings, and what it preserves;
     ``all`` resets everything."""
@@ -104,12 +102,9 @@ class SystemsConfig(Section):
 
     name: str = "systems"
     """Name of the run."""
-    run: Annotated[tuple[Literal["pools", "slots", "blocks"], ...], Field(min_length=1)] = (
-        "pools",
-        "slots",
-        "blocks",
+    run: Annotated[str, OneOf(SYSTEMS, "all")] = Field(
+        "all", description=f"Systems to run: all, {explained(SYSTEMS)}."
     )
-    """Systems to run."""
     model: str = "v4-flash"
     """Model whose layers are cached: a shipped preset or a Hugging Face config.json."""
     seed: NonNegative = 0

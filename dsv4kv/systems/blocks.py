@@ -1,7 +1,7 @@
 """Blocks with several holders: served as a batch, and every call of the allocator timed."""
 
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -27,7 +27,9 @@ _COUNT = 64  # blocks of a call: 8,192 tokens at 128 a block
 def run_blocks(config: SystemsConfig, model: Model) -> Outcome:
     """Serve the conversations by each policy, and time the calls."""
     timer, checks = CallTimer(SYSTEM, config.calls), Checks()
-    for policy in config.blocks.policies:
+    chosen = config.blocks.policy
+    policies = get_args(ReleasePolicy) if chosen == "both" else (chosen,)
+    for policy in policies:
         batch = serve_by(config, model, policy, checks)
         _count(timer, batch, policy)
     if config.calls.seconds:

@@ -7,21 +7,13 @@ from typing import Any
 import torch
 
 from dsv4kv import __version__
+from dsv4kv.choices import SYSTEMS
 from dsv4kv.config.systems import SystemsConfig
 from dsv4kv.measure.statistics import Estimate
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import build_schedule
-from dsv4kv.systems.blocks import run_blocks
 from dsv4kv.systems.contents import Model
 from dsv4kv.systems.outcome import Outcome, Row
-from dsv4kv.systems.pools import run_pools
-from dsv4kv.systems.slots import run_slots
-
-SYSTEMS: dict[str, Callable[[SystemsConfig, Model], Outcome]] = {
-    "pools": run_pools,
-    "slots": run_slots,
-    "blocks": run_blocks,
-}
 
 
 def run_systems(config: SystemsConfig, on_system: Callable[[str], None]) -> list[Outcome]:
@@ -33,9 +25,9 @@ def run_systems(config: SystemsConfig, on_system: Callable[[str], None]) -> list
     torch.set_num_threads(1)
     model = Model(build_schedule(load_model(config.model)))
     outcomes = []
-    for name in dict.fromkeys(config.run):
+    for name in SYSTEMS if config.run == "all" else [config.run]:
         on_system(name)
-        outcomes.append(SYSTEMS[name](config, model))
+        outcomes.append(SYSTEMS[name].load()(config, model))
     return outcomes
 
 

@@ -75,7 +75,7 @@ def test_json_has_every_row_with_its_unit_interval_and_share(
 
 
 def test_systems_can_be_run_one_by_one() -> None:
-    result = systems("--set", "run=[slots]", "--set", "calls.seconds=0", "--json", "-")
+    result = systems("--set", "run=slots", "--set", "calls.seconds=0", "--json", "-")
     assert (result.exit_code, result.stderr) == (0, "")
     document = json.loads(result.stdout)
     assert [system["name"] for system in document["systems"]] == ["slots"]
@@ -163,7 +163,7 @@ def test_a_planted_defect_is_found_and_fails_the_run(
 ) -> None:
     monkeypatch.setattr(owner, method, defect)
     users = ["--set", "chat.users=16", "--set", "chat.begin=6", "--set", "slots.slots=10"]
-    result = systems("--set", f"run=[{system}]", "--set", "calls.seconds=0", *users)
+    result = systems("--set", f"run={system}", "--set", "calls.seconds=0", *users)
     assert result.exit_code in (5, 6), result.output
     assert "error: " in result.stderr
     if result.exit_code == 6:

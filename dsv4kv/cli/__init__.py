@@ -18,6 +18,7 @@ from dsv4kv.cli import (
     bench,
     budget,
     compare,
+    completion,
     config,
     doctor,
     kernels,
@@ -76,7 +77,7 @@ app = typer.Typer(
     no_args_is_help=True,
     epilog=_EPILOG,
     rich_markup_mode="rich",
-    add_completion=False,  # its options import pydantic before any command runs
+    add_completion=False,  # its options import pydantic before any command: see completion
     pretty_exceptions_enable=False,
 )
 
@@ -106,6 +107,9 @@ app.command("kernels", rich_help_panel="Measure")(kernels.kernels)
 app.command("doctor", rich_help_panel="Prepare", epilog=doctor.EPILOG)(doctor.doctor)
 app.command("budget", rich_help_panel="Prepare", epilog=budget.EPILOG)(budget.budget)
 app.add_typer(trace.app, cls=_Group, name="trace", rich_help_panel="Prepare")
+app.command("completion", rich_help_panel="Prepare", epilog=completion.EPILOG)(
+    completion.completion
+)
 app.add_typer(config.app, cls=_Group, name="config", rich_help_panel="Prepare")
 
 
@@ -114,6 +118,10 @@ def main() -> None:
     end_as_by_ctrl_c()
     lose_glyphs_not_answers()
     debug = _take_debug(sys.argv)
+    if "_DSV4KV_COMPLETE" in os.environ:
+        from typer._completion_classes import completion_init
+
+        completion_init()
     try:
         app(prog_name="dsv4kv")
     except SystemExit as end:

@@ -7,6 +7,7 @@ import typer
 
 from dsv4kv.choices import BACKENDS, PEERS, listed
 from dsv4kv.cli import systems
+from dsv4kv.cli.complete import offer, offer_settings
 from dsv4kv.cli.records import end_run, keep_record
 from dsv4kv.resources import shipped_names
 from dsv4kv.view.console import open_console
@@ -26,33 +27,51 @@ def bench(
         typer.Argument(
             help=f"A YAML file or a shipped name: {listed(shipped_names('bench'))}; or systems: "
             "three ways to keep a cache, side by side.",
+            autocompletion=offer(shipped_names("bench"), "systems"),
             show_default=False,
         ),
     ] = None,
     trace: Annotated[
-        str | None, typer.Option(help="Trace to replay: a file or builtin:chat.")
+        str | None,
+        typer.Option(
+            help="Trace to replay: a file or builtin:chat.", autocompletion=offer(["builtin:chat"])
+        ),
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(help="real moves bytes through every operation, none only keeps the books."),
+        typer.Option(
+            help="real moves bytes through every operation, none only keeps the books.",
+            autocompletion=offer(["real", "none"]),
+        ),
     ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="KEY=VALUE", help="Change a setting: cache.block_tokens=256."
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change a setting: cache.block_tokens=256.",
+            autocompletion=offer_settings("bench"),
         ),
     ] = None,
     axis: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=A,B,…", help="Sweep a setting: workload.concurrency=1,8,64."),
+        typer.Option(
+            metavar="KEY=A,B,…",
+            help="Sweep a setting: workload.concurrency=1,8,64.",
+            autocompletion=offer_settings("bench", several=True),
+        ),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of inputs and samples.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="auto, cpu or cuda.", autocompletion=offer(["auto", "cpu", "cuda"])),
+    ] = None,
     backend: Annotated[
         str | None,
         typer.Option(
             help=f"Operations to run: {listed(BACKENDS | PEERS)}, or your own "
             "my_package.my_module:my_gather.",
+            autocompletion=offer(BACKENDS | PEERS),
         ),
     ] = None,
     launches: Annotated[

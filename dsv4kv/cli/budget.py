@@ -1,11 +1,13 @@
 """``dsv4kv budget``: which contexts and loads fit on which GPUs, and what they cost."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dsv4kv.choices import ENGINES, SIZED_STATES, explained, families, listed
+from dsv4kv.cli.complete import Offer, offer, offer_inputs
 from dsv4kv.model.formats import FORMATS
 from dsv4kv.resources import shipped_names
 from dsv4kv.view.console import open_console, print_document, say
@@ -16,24 +18,27 @@ if TYPE_CHECKING:
     from dsv4kv.sizing.sweep import Row
 
 
-def _option(panel: str, metavar: str, text: str) -> Any:
-    return typer.Option(help=text, metavar=metavar, rich_help_panel=panel)
+Complete = Callable[[str], Offer]
 
 
-def _ask(metavar: str, text: str) -> Any:
-    return _option("Question", metavar, text)
+def _option(panel: str, metavar: str, text: str, complete: Complete | None) -> Any:
+    return typer.Option(help=text, metavar=metavar, rich_help_panel=panel, autocompletion=complete)
 
 
-def _gpu(metavar: str, text: str) -> Any:
-    return _option("GPUs and layout", metavar, text)
+def _ask(metavar: str, text: str, complete: Complete | None = None) -> Any:
+    return _option("Question", metavar, text, complete)
 
 
-def _cache(metavar: str, text: str) -> Any:
-    return _option("Cache", metavar, text)
+def _gpu(metavar: str, text: str, complete: Complete | None = None) -> Any:
+    return _option("GPUs and layout", metavar, text, complete)
 
 
-def _output(metavar: str, text: str) -> Any:
-    return _option("Output", metavar, text)
+def _cache(metavar: str, text: str, complete: Complete | None = None) -> Any:
+    return _option("Cache", metavar, text, complete)
+
+
+def _output(metavar: str, text: str, complete: Complete | None = None) -> Any:
+    return _option("Output", metavar, text, complete)
 
 
 def _flag(text: str, *names: str) -> Any:
@@ -67,12 +72,17 @@ Logs = Annotated[
     list[Path] | None,
     typer.Argument(metavar="[LOG]", help="With --explain: a second log to compare with."),
 ]
-Model = Annotated[Text, _ask("NAME|FILE", _MODEL)]
+Model = Annotated[Text, _ask("NAME|FILE", _MODEL, offer(shipped_names("models"), "gqa8"))]
 Context = Annotated[Text, _ask("TOKENS", _CONTEXT)]
 Concurrency = Annotated[Text, _ask("N", "Requests at once. Left out: as many as fit.")]
-EngineName = Annotated[Text, _ask("NAME", _ENGINE)]
+EngineName = Annotated[Text, _ask("NAME", _ENGINE, offer(ENGINES, *families(ENGINES)))]
 
-Gpu = Annotated[Text, _gpu("NAME", f"{listed(shipped_names('gpus'))}; left out: h200.")]
+Gpu = Annotated[
+    Text,
+    _gpu(
+        "NAME", f"{listed(shipped_names('gpus'))}; left out: h200.", offer(shipped_names("gpus"))
+    ),
+]
 Hbm = Annotated[Text, _gpu("SIZE", "Memory of a GPU instead: 141GiB.")]
 Gpus = Annotated[Text, _gpu("N", "GPUs. Left out: the fewest that are enough.")]
 Tp = Annotated[Text, _gpu("N", "Tensor parallel ranks; each holds the whole KV of its replica.")]
@@ -85,10 +95,16 @@ Weights = Annotated[Text, _gpu("SIZE", "Size of the checkpoint. Left out: derive
 WeightBytes = Annotated[Text, _gpu("BYTES", "Bytes of every parameter, instead of derived types.")]
 
 BlockTokens = Annotated[Text, _cache("TOKENS", "Tokens of a block. Left out: the engine's own.")]
-MainFormat = Annotated[Text, _cache("NAME", f"Compressed entries: {listed(FORMATS['main'])}.")]
-WindowFormat = Annotated[Text, _cache("NAME", f"Window entries: {listed(FORMATS['window'])}.")]
-IndexerFormat = Annotated[Text, _cache("NAME", f"Indexer keys: {listed(FORMATS['indexer'])}.")]
-State = Annotated[Text, _cache("NAME", _STATE)]
+MainFormat = Annotated[
+    Text, _cache("NAME", f"Compressed entries: {listed(FORMATS['main'])}.", offer(FORMATS["main"]))
+]
+WindowFormat = Annotated[
+    Text, _cache("NAME", f"Window entries: {listed(FORMATS['window'])}.", offer(FORMATS["window"]))
+]
+IndexerFormat = Annotated[
+    Text, _cache("NAME", f"Indexer keys: {listed(FORMATS['indexer'])}.", offer(FORMATS["indexer"]))
+]
+State = Annotated[Text, _cache("NAME", _STATE, offer(SIZED_STATES))]
 DraftLayers = Annotated[
     Text, _cache("N", "Draft (MTP) layers that hold a window: 0 unless given.")
 ]
@@ -99,7 +115,7 @@ InFlightTokens = Annotated[Text, _cache("TOKENS", _IN_FLIGHT)]
 
 Axes = Annotated[
     list[str] | None,
-    _output("NAME=A,B,…", "Sweep an option: context=4K,32K,128K; repeatable."),
+    _output("NAME=A,B,…", "Sweep an option: context=4K,32K,128K; repeatable.", offer_inputs),
 ]
 Verbose = Annotated[bool, _flag("Tell every pool, layout and option.", "--verbose", "-v")]
 AsJson = Annotated[bool, _flag("Print one JSON document instead.", "--json")]

@@ -1,11 +1,13 @@
 """``dsv4kv compare``: two sides held against each other, with a verdict and its exit code."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dsv4kv.cli.complete import offer, offer_settings
 from dsv4kv.errors import INTERRUPTED
+from dsv4kv.resources import shipped_names
 from dsv4kv.view.console import open_console, print_document, say
 
 if TYPE_CHECKING:
@@ -23,25 +25,39 @@ _AB_HELP = (
 )
 
 
-def _ab(metavar: str, text: str) -> Any:
-    return typer.Option(metavar=metavar, help=text, rich_help_panel=_AB)
-
-
 Sides = Annotated[
     list[str] | None,
     typer.Argument(metavar="[BEFORE] AFTER", help=_SIDES, show_default=False),
 ]
 Ab = Annotated[tuple[str, str] | None, typer.Option(metavar="A B", help=_AB_HELP)]
 Config = Annotated[
-    str | None, typer.Option(help="What both run.", show_default="default", rich_help_panel=_AB)
+    str | None,
+    typer.Option(
+        help="What both run.",
+        show_default="default",
+        rich_help_panel=_AB,
+        autocompletion=offer(shipped_names("bench")),
+    ),
 ]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="Change a setting of both.", rich_help_panel=_AB
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a setting of both.",
+        rich_help_panel=_AB,
+        autocompletion=offer_settings("bench"),
     ),
 ]
-Axes = Annotated[list[str] | None, _ab("KEY=A,B,…", "Sweep a setting of both.")]
+Axes = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KEY=A,B,…",
+        help="Sweep a setting of both.",
+        rich_help_panel=_AB,
+        autocompletion=offer_settings("bench", several=True),
+    ),
+]
 Launches = Annotated[
     int | None,
     typer.Option(

@@ -4,6 +4,8 @@ from typing import Annotated
 
 import typer
 
+from dsv4kv.cli.complete import offer, offer_settings
+from dsv4kv.resources import shipped_names
 from dsv4kv.view.console import open_console, print_document, say
 
 app = typer.Typer(no_args_is_help=True, help="Show, check and explain bench configurations.")
@@ -14,12 +16,20 @@ def show(
     source: Annotated[
         str | None,
         typer.Argument(
-            metavar="CONFIG", help="A YAML file or a shipped name.", show_default="default"
+            metavar="CONFIG",
+            help="A YAML file or a shipped name.",
+            show_default="default",
+            autocompletion=offer(shipped_names("bench")),
         ),
     ] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change one setting; repeatable."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change one setting; repeatable.",
+            autocompletion=offer_settings("bench"),
+        ),
     ] = None,
 ) -> None:
     """Print the resolved configuration: every key with its value, as documented YAML."""
@@ -32,7 +42,12 @@ def show(
 @app.command()
 def validate(
     sources: Annotated[
-        list[str], typer.Argument(metavar="CONFIG", help="YAML files or shipped names.")
+        list[str],
+        typer.Argument(
+            metavar="CONFIG",
+            help="YAML files or shipped names.",
+            autocompletion=offer(shipped_names("bench")),
+        ),
     ],
 ) -> None:
     """Check configurations: a line for each that is right, one for each thing that is wrong."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dsv4kv.choices import PROFILERS, listed
+from dsv4kv.cli.complete import offer, offer_settings
 from dsv4kv.resources import shipped_names
 from dsv4kv.view.console import open_console, print_document, say
 
@@ -78,6 +79,7 @@ def profile(
         str | None,
         typer.Argument(
             help=f"A YAML file or a shipped name: {listed(shipped_names('bench'))}.",
+            autocompletion=offer(shipped_names("bench")),
             show_default=False,
         ),
     ] = None,
@@ -103,7 +105,12 @@ def profile(
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: device=cpu."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change a setting: device=cpu.",
+            autocompletion=offer_settings("bench"),
+        ),
     ] = None,
     steps: Annotated[
         int | None, typer.Option(min=1, help="Decode steps to profile: 10, with ncu 1.")

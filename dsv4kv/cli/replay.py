@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dsv4kv.choices import POLICIES, RULES, STRATEGIES, listed
+from dsv4kv.cli.complete import offer, offer_settings
 from dsv4kv.cli.records import end_run, keep_record
 from dsv4kv.resources import shipped_names
 from dsv4kv.view.console import open_console, say
@@ -31,6 +32,7 @@ def replay(
         typer.Argument(
             help="A trace file, a folder of weka conversations or [bold]builtin:chat[/bold]. "
             "Left out: what the configuration names.",
+            autocompletion=offer(["builtin:chat"]),
             show_default=False,
         ),
     ] = None,
@@ -40,27 +42,49 @@ def replay(
             metavar="FILE",
             help=f"A YAML file or a shipped name: {listed(shipped_names('replay'))} (default is "
             "the default, real moves the bytes of a small model).",
+            autocompletion=offer(shipped_names("replay")),
             show_default=False,
         ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="NAME|FILE", help="A preset or a config.json.")
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="A preset or a config.json.",
+            autocompletion=offer(shipped_names("models")),
+        ),
     ] = None,
     memory: Annotated[
         str | None, typer.Option(metavar="BYTES", help="Memory of the cache: 100GiB.")
     ] = None,
     policy: Annotated[
-        str | None, typer.Option(help=f"What is evicted first: {listed(POLICIES)}.")
+        str | None,
+        typer.Option(
+            help=f"What is evicted first: {listed(POLICIES)}.", autocompletion=offer(POLICIES)
+        ),
     ] = None,
     rule: Annotated[
         str | None,
-        typer.Option(help=f"By whose rule prompts are reused: {listed(RULES)}."),
+        typer.Option(
+            help=f"By whose rule prompts are reused: {listed(RULES)}.",
+            autocompletion=offer(RULES),
+        ),
     ] = None,
     strategy: Annotated[
         str | None,
-        typer.Option(help=f"What is kept of windows and states: {listed(STRATEGIES)}."),
+        typer.Option(
+            help=f"What is kept of windows and states: {listed(STRATEGIES)}.",
+            autocompletion=offer(STRATEGIES),
+        ),
     ] = None,
-    gpu: Annotated[str | None, _model("A GPU of the catalogue, for its bandwidth.")] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            help="A GPU of the catalogue, for its bandwidth.",
+            rich_help_panel="Model of a step",
+            autocompletion=offer(shipped_names("gpus")),
+        ),
+    ] = None,
     gpus: Annotated[int | None, _model("GPUs that bear a step together.")] = None,
     bandwidth: Annotated[
         float | None, _model("Memory bandwidth of one GPU instead.", "GB/s")
@@ -75,15 +99,25 @@ def replay(
             metavar="none|real",
             help="real moves every byte on the CPU, takes the time that needs and compares it "
             "with a run without reuse.",
+            autocompletion=offer(["none", "real"]),
         ),
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: prefix.defer=false."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change a setting: prefix.defer=false.",
+            autocompletion=offer_settings("replay"),
+        ),
     ] = None,
     axis: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=A,B,…", help="Sweep a setting: prefix.policy=lru,arc."),
+        typer.Option(
+            metavar="KEY=A,B,…",
+            help="Sweep a setting: prefix.policy=lru,arc.",
+            autocompletion=offer_settings("replay", several=True),
+        ),
     ] = None,
     chart: Annotated[
         Path | None,

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dsv4kv.cli.complete import offer_runs
 from dsv4kv.view.console import open_console, print_document, say
 
 if TYPE_CHECKING:
@@ -52,7 +53,12 @@ def list_(
 @app.command()
 def show(
     run: Annotated[
-        str, typer.Argument(metavar="RUN", help="Beginning or end of a run's name, or last.")
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help="Beginning or end of a run's name, or last.",
+            autocompletion=offer_runs,
+        ),
     ],
     folder: Folder = _RESULTS,
 ) -> None:

@@ -1,6 +1,6 @@
 """``dsv4kv trace``: look at serving traces, convert them, make new ones."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
@@ -14,10 +14,13 @@ from dsv4kv.choices import (
     TRACE_FILES,
     TRACE_FORMATS,
     TRACE_LINES,
+    Explained,
     explained,
     listed,
 )
+from dsv4kv.cli.complete import offer
 from dsv4kv.engines.speculation import SPECULATIONS
+from dsv4kv.resources import shipped_names
 from dsv4kv.units import UNITS_PER_SECOND
 from dsv4kv.view.console import open_console, print_document, say
 
@@ -98,8 +101,11 @@ EPILOG = (
 _STRATEGIES = "periodic:4096,zero,zero:bounded,ends+junctions"
 
 
-def _ask(metavar: str, text: str) -> Any:
-    return typer.Option(help=text, metavar=metavar)
+def _ask(
+    metavar: str, text: str, names: Mapping[str, Explained] | Iterable[str] = (), *others: str
+) -> Any:
+    complete = offer(names, *others, several=True)
+    return typer.Option(help=text, metavar=metavar, autocompletion=complete)
 
 
 def _output(text: str) -> Any:
@@ -135,10 +141,16 @@ def mrc(
             metavar="SOURCE",
             help="A trace with block ids: a file, plain or gzip, a folder of weka conversations, "
             "or [bold]builtin:chat[/bold].",
+            autocompletion=offer(["builtin:chat"]),
         ),
     ],
     model: Annotated[
-        str, _ask("NAME|FILE", "Whose cache: v4-flash, v4-pro, or a Hugging Face config.json.")
+        str,
+        _ask(
+            "NAME|FILE",
+            f"Whose cache: {listed(shipped_names('models'))}, or a Hugging Face config.json.",
+            shipped_names("models"),
+        ),
     ] = "v4-flash",
     block_tokens: Annotated[
         str | None,
@@ -152,10 +164,10 @@ def mrc(
             "cache (100GiB), commas between. Left out: ten that tell the curve.",
         ),
     ] = None,
-    strategy: Annotated[str, _ask("NAMES", _STRATEGY)] = _STRATEGIES,
-    rule: Annotated[str | None, _ask("NAMES", _RULE)] = None,
-    speculation: Annotated[str, _ask("NAMES", _SPECULATION)] = "none",
-    policy: Annotated[str | None, _ask("NAMES", _POLICY)] = None,
+    strategy: Annotated[str, _ask("NAMES", _STRATEGY, STRATEGIES, "none")] = _STRATEGIES,
+    rule: Annotated[str | None, _ask("NAMES", _RULE, RULES, "all")] = None,
+    speculation: Annotated[str, _ask("NAMES", _SPECULATION, SPECULATIONS)] = "none",
+    policy: Annotated[str | None, _ask("NAMES", _POLICY, POLICIES | OFFLINE_POLICIES)] = None,
     sample: Annotated[float | None, _ask("SHARE", _SAMPLE)] = None,
     chunk_tokens: Annotated[
         str, _ask("TOKENS", "Tokens of a prompt computed at once (max_num_batched_tokens).")
@@ -252,6 +264,7 @@ Source = Annotated[
         metavar="SOURCE",
         help="A trace file, plain or gzip, a folder of weka conversations, or "
         "[bold]builtin:chat[/bold].",
+        autocompletion=offer(["builtin:chat"]),
     ),
 ]
 _LINES = "File to write, as JSON lines; compressed if it ends in .gz."

@@ -8,7 +8,7 @@ CONFIG ?= default
 
 ENGINES ?= build/engines
 
-.PHONY: bench check check-fast claims clean compilers endure engines fuzz house kills python site
+.PHONY: bench check check-fast claims clean compilers endure engines fuzz house kills python site traces
 
 bench: $(VENV)/installed
 	$(BIN)/dsv4kv bench $(CONFIG)
@@ -32,6 +32,10 @@ check-fast: $(VENV)/installed-test
 # Machine code of every kernel by every NVRTC that has a baseline; `check` asks the newest.
 compilers: $(VENV)/installed-test
 	DSV4KV_COMPILERS=1 $(BIN)/pytest tests/kernels/test_compile.py
+
+# The policies against libCacheSim on all of the conversation trace; `check` replays its beginning.
+traces: $(VENV)/installed-test
+	DSV4KV_WHOLE_TRACES=1 $(BIN)/pytest tests/prefix/test_policies_libcachesim.py
 
 # A million operations of every allocator, index and cache, with interruptions; about an hour.
 endure: $(VENV)/installed-test

@@ -2,7 +2,7 @@
 
 ``pytest -m "not slow"`` leaves out what takes a compiler, a GPU's twin, a browser, many processes
 or seconds; ``DSV4KV_HYPOTHESIS=fast`` draws ten examples of every property. ``make check-fast``
-does both.
+does both. What asks for a number of examples of its own keeps it, so machines are slow, too.
 """
 
 import os
@@ -30,22 +30,28 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 SLOW = {
-    ".": "benchmarks cuda fuzz kernels visit test_commands_told test_docs_budget test_docs_replay"
-    " test_endings test_kills test_processes",
-    "bench": "test_gpu_case test_launches test_profiled test_telemetry test_timed_kernels",
-    "cache": "test_endurance test_machine allocators/test_refcount_machine",
+    ".": "benchmarks cuda fuzz kernels systems visit test_commands_told test_docs_budget"
+    " test_docs_replay test_endings test_kills test_processes",
+    "bench": "test_case test_gpu_case test_launches test_profiled test_telemetry"
+    " test_timed_kernels",
+    "cache": "test_allocator_machine test_endurance test_machine test_sharing_machine"
+    " allocators/test_bitmask allocators/test_refcount_machine",
     "cli": "test_bench test_compare test_doctor test_launches test_profile test_profile_docs"
     " test_shell test_trace_docs",
     "compare": "test_ab test_worktrees",
     "engines": "logs/test_recovery oracles test_own test_rules",
     "measure": "profilers test_claims test_imports test_repetition",
     "mrc": "test_policy test_sample test_strategies",
-    "ops": "peers test_one_code_apart test_variants",
-    "prefix": "test_policies_libcachesim test_policies_trace test_reuse",
+    "ops": "peers test_codec test_compress_chunk test_entry_content test_gather test_gather_window"
+    " test_insert test_number_grids test_one_code_apart test_online_state test_page_copy"
+    " test_streaming test_variants",
+    "prefix": "test_engine_machine test_policies_libcachesim test_policies_trace test_reuse"
+    " test_rows_machine",
     "replay": "test_data test_data_fresh test_data_run test_machine test_real_trace test_rules"
     " test_rules_machine test_stretches",
     "serve": "test_decode_graphs test_prefix_reuse",
     "sizing": "test_advice test_fit",
+    "traces": "test_histories",
     "view": "page",
 }
 """Files and folders that are slow, by room; a single test is marked where it stands."""

@@ -176,28 +176,29 @@ def test_a_block_is_copied_where_a_request_goes_on_inside_it(name: str) -> None:
 
 
 def test_evictions_are_counted() -> None:
-    _, blocks, _ = serve(draw_requests(14), *VARIANTS["blocks evicted"])
-    _, checkpoints, _ = serve(draw_requests(14), *VARIANTS["checkpoints evicted"])
-    assert blocks is not None
+    _, blocks = decide(draw_requests(14), *VARIANTS["blocks evicted"])
+    _, checkpoints = decide(draw_requests(14), *VARIANTS["checkpoints evicted"])
     assert blocks.totals.evicted_blocks > 0
-    assert checkpoints is not None
     assert checkpoints.totals.evicted_checkpoints > 0
     assert checkpoints.totals.saved_checkpoints > 2
 
 
 def test_junctions_win_back_what_ends_alone_lose() -> None:
-    assert resumed_tokens("ends+junctions") > resumed_tokens("ends")
+    (ends, _), (junctions, _) = (
+        decide(draw_requests(30, seed=1), RADIX, f"cache.prefix.windows={windows}")
+        for windows in ("ends", "ends+junctions")
+    )
+    assert junctions.resumed_tokens > ends.resumed_tokens
 
 
-def resumed_tokens(windows: str) -> int:
-    """Of a run without data."""
-    books = (RADIX, f"cache.prefix.windows={windows}", "workload.data=none")
-    config = make_config(*COMMON, *books)
+def decide(requests: Sequence[Request], *options: str) -> tuple[LoopTotals, PrefixReuse]:
+    """Totals of a run without data, and what was reused."""
+    config = make_config(*COMMON, *options, "workload.data=none")
     manager = build_manager(config, plan_from(config), None)
     reuse = build_reuse(config, manager, load_backend("cpu"))
-    requests = draw_requests(30, seed=1)
+    assert reuse is not None
     loop = ServingLoop(manager, requests, loop_settings(config), Recorder(), None, None, reuse)
-    return loop.run().resumed_tokens
+    return loop.run(), reuse
 
 
 # ---- that the checks can fail -------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from dsv4kv.cli import app
 
@@ -22,7 +23,24 @@ def commands(page: Path) -> list[str]:
     return COMMAND.findall(re.sub(r"\\\n\s*", "", text))
 
 
+def all_helps(command: Any, name: str = "dsv4kv") -> dict[str, str]:
+    """What stands below the help of every command, by its name."""
+    parts = getattr(command, "commands", {}).items()
+    below = [all_helps(part, f"{name} {part_name}") for part_name, part in parts]
+    return {name: command.epilog or ""} | {
+        key: text for each in below for key, text in each.items()
+    }
+
+
+def examples(epilog: str) -> list[str]:
+    """Commands below a help, without what is said of them."""
+    section = epilog.partition("[bold]Examples[/bold]")[2].partition("[bold]")[0]
+    return [re.split(r" {2,}", line)[0] for line in section.splitlines() if line]
+
+
+HELPS = all_helps(typer.main.get_command(app))
 TOLD = [(page.name, command) for page in PAGES for command in dict.fromkeys(commands(page))]
+TOLD += [(f"{name} --help", command) for name, text in HELPS.items() for command in examples(text)]
 
 
 @pytest.mark.parametrize(("page", "command"), TOLD)
@@ -31,7 +49,7 @@ def test_a_command_is_understood(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = shlex.split(re.sub(r"\$\{\{.*?\}\}", "main", command), comments=True)
-    ends = [words.index(sign) for sign in ("|", ">", "&&") if sign in words]
+    ends = [words.index(sign) for sign in ("|", ">", ">>", "&&") if sign in words]
     arguments = words[1 : min(ends, default=None)]
     found: Any = typer.main.get_command(app)
     while hasattr(found, "commands"):
@@ -43,3 +61,18 @@ def test_a_command_is_understood(
 def test_the_readme_tells_every_command() -> None:
     known = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     assert {command.split()[1] for page, command in TOLD if page == "README.md"} == set(known)
+
+
+@pytest.mark.parametrize("name", HELPS)
+def test_every_help_has_examples_of_its_command(name: str) -> None:
+    told = examples(HELPS[name])
+    assert told
+    assert all(f"{command} ".startswith(f"{name} ") for command in told)
+
+
+@pytest.mark.parametrize("name", HELPS)
+def test_h_is_help_of_every_command(name: str) -> None:
+    words = name.split()[1:]
+    short, long = (CliRunner().invoke(app, [*words, option]) for option in ("-h", "--help"))
+    assert short.exit_code == 0
+    assert short.output == long.output

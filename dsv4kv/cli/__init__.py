@@ -76,6 +76,7 @@ app = typer.Typer(
     cls=_Group,
     no_args_is_help=True,
     epilog=_EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"]},  # of every command below, too
     rich_markup_mode="rich",
     add_completion=False,  # its options import pydantic before any command: see completion
     pretty_exceptions_enable=False,
@@ -97,13 +98,13 @@ def _options(
     """Benchmark and profile the DeepSeek-V4 KV cache."""
 
 
-app.command("bench", rich_help_panel="Measure")(bench.bench)
+app.command("bench", rich_help_panel="Measure", epilog=bench.EPILOG)(bench.bench)
 app.command("compare", rich_help_panel="Measure", epilog=compare.EPILOG)(compare.compare)
 app.command("profile", rich_help_panel="Measure", epilog=profile.EPILOG)(profile.profile)
 app.command("replay", rich_help_panel="Measure", epilog=replay.EPILOG)(replay.replay)
-app.command("report", rich_help_panel="Measure")(report.report)
+app.command("report", rich_help_panel="Measure", epilog=report.EPILOG)(report.report)
 app.add_typer(results.app, cls=_Group, name="results", rich_help_panel="Measure")
-app.command("kernels", rich_help_panel="Measure")(kernels.kernels)
+app.command("kernels", rich_help_panel="Measure", epilog=kernels.EPILOG)(kernels.kernels)
 app.command("doctor", rich_help_panel="Prepare", epilog=doctor.EPILOG)(doctor.doctor)
 app.command("budget", rich_help_panel="Prepare", epilog=budget.EPILOG)(budget.budget)
 app.add_typer(trace.app, cls=_Group, name="trace", rich_help_panel="Prepare")

@@ -20,6 +20,20 @@ if TYPE_CHECKING:
     from dsv4kv.bench.launches import Outcome
     from dsv4kv.record.schema import RunRecord
 
+EPILOG = """\
+[bold]Examples[/bold]
+
+dsv4kv bench                                      the shipped default
+
+dsv4kv bench smoke --set cache.block_tokens=256   one setting changed
+
+dsv4kv bench --axis workload.concurrency=1,8      a sweep
+
+dsv4kv bench --launches 7                         medians over launches
+
+dsv4kv bench systems                              three ways to keep a cache
+"""
+
 
 def bench(
     config: Annotated[

@@ -8,10 +8,16 @@ from dsv4kv.cli.complete import offer, offer_settings
 from dsv4kv.resources import shipped_names
 from dsv4kv.view.console import open_console, print_document, say
 
-app = typer.Typer(no_args_is_help=True, help="Show, check and explain bench configurations.")
+_EXAMPLES = "[bold]Examples[/bold]\n\n"
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Show, check and explain bench configurations.",
+    epilog=f"{_EXAMPLES}dsv4kv config show smoke > mine.yaml",
+    rich_markup_mode="rich",
+)
 
 
-@app.command()
+@app.command(epilog=f"{_EXAMPLES}dsv4kv config show smoke > mine.yaml")
 def show(
     source: Annotated[
         str | None,
@@ -39,7 +45,7 @@ def show(
     say(render_yaml(load_config(source, overrides or ()).config), end="")
 
 
-@app.command()
+@app.command(epilog=f"{_EXAMPLES}dsv4kv config validate mine.yaml")
 def validate(
     sources: Annotated[
         list[str],
@@ -67,7 +73,7 @@ def validate(
         raise typer.Exit(ConfigError.exit_code)
 
 
-@app.command()
+@app.command(epilog=f"{_EXAMPLES}dsv4kv config schema --json")
 def schema(
     as_json: Annotated[bool, typer.Option("--json", help="Print the JSON schema.")] = False,
 ) -> None:

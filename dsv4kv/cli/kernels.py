@@ -13,6 +13,16 @@ if TYPE_CHECKING:
 
     from dsv4kv.ops.cuda.survey import Baseline, Finding
 
+EPILOG = """\
+[bold]Examples[/bold]
+
+dsv4kv kernels                 registers, instructions
+
+dsv4kv kernels --arch sm_90a   and widths of accesses
+
+dsv4kv kernels --check         fail on any change
+"""
+
 
 def kernels(
     arch: Annotated[

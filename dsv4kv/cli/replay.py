@@ -16,10 +16,17 @@ if TYPE_CHECKING:
 
     from dsv4kv.record.schema import RunRecord
 
-EPILOG = (
-    "Example: [cyan]dsv4kv replay conversation_trace.jsonl --memory 100GiB "
-    "--axis prefix.strategy=full,zero,ends+junctions --chart replay.svg[/cyan]"
-)
+EPILOG = """\
+[bold]Examples[/bold]
+
+dsv4kv replay builtin:chat --memory 100GiB                what is reused
+
+dsv4kv replay builtin:chat --axis prefix.policy=lru,arc   two policies
+
+dsv4kv replay builtin:chat --rule vllm-v4:semantic        by vLLM's rule
+
+dsv4kv replay builtin:chat --chart replay.svg             memory over time
+"""
 
 
 def _model(text: str, metavar: str | None = None) -> Any:

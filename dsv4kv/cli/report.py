@@ -7,6 +7,16 @@ import typer
 
 from dsv4kv.view.console import open_console, print_document, say
 
+EPILOG = """\
+[bold]Examples[/bold]
+
+dsv4kv report results/A.json                    its tables again
+
+dsv4kv report results/A.json --html page.html   a page for a browser
+
+dsv4kv report results/A.json --export csv       rows for a spreadsheet
+"""
+
 
 def report(
     runs: Annotated[

@@ -13,14 +13,20 @@ if TYPE_CHECKING:
 
     from dsv4kv.record.store import Entry
 
-app = typer.Typer(no_args_is_help=True, help="List, show and prune saved runs.")
+_EXAMPLES = "[bold]Examples[/bold]\n\n"
+app = typer.Typer(
+    no_args_is_help=True,
+    help="List, show and prune saved runs.",
+    epilog=f"{_EXAMPLES}dsv4kv results list",
+    rich_markup_mode="rich",
+)
 
 Folder = Annotated[Path, typer.Option("--folder", help="Folder of records.")]
 
 _RESULTS = Path("results")
 
 
-@app.command("list")
+@app.command("list", epilog=f"{_EXAMPLES}dsv4kv results list --limit 10")
 def list_(
     folder: Folder = _RESULTS,
     as_json: Annotated[
@@ -50,7 +56,7 @@ def list_(
             say(f"warning: {entry.problem}", err=True)
 
 
-@app.command()
+@app.command(epilog=f"{_EXAMPLES}dsv4kv results show last")
 def show(
     run: Annotated[
         str,
@@ -70,7 +76,7 @@ def show(
     render_record(load_record(folder / entry.file), open_console())
 
 
-@app.command()
+@app.command(epilog=f"{_EXAMPLES}dsv4kv results prune --older-than 30 --yes")
 def prune(
     folder: Folder = _RESULTS,
     keep: Annotated[

@@ -94,10 +94,13 @@ def read_options(
     )
 
 
-EPILOG = (
-    "Example: [cyan]dsv4kv trace mrc conversation_trace.jsonl --capacity 9358848 "
-    "--rule vllm-v4:dense,vllm-v4:semantic[/cyan]"
-)
+EPILOG = """\
+[bold]Examples[/bold]
+
+dsv4kv trace mrc builtin:chat                            hits by capacity
+
+dsv4kv trace mrc builtin:chat --capacity 1M --rule all   by engines' rules
+"""
 _STRATEGIES = "periodic:4096,zero,zero:bounded,ends+junctions"
 
 
@@ -253,6 +256,7 @@ def _capacities(text: str | None, costs: "PrefixCosts") -> tuple[int, ...]:
 
 
 app = typer.Typer(
+    epilog="[bold]Examples[/bold]\n\ndsv4kv trace info builtin:chat",
     help="Look at serving traces, convert them to the toolkit's format, make synthetic ones.",
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -282,7 +286,7 @@ def _option(shape: str, text: str, low: int = 1, high: int | None = None) -> Any
     return typer.Option(min=low, max=high, help=text, rich_help_panel=f"Shape {shape}")
 
 
-@app.command(epilog="Example: [cyan]dsv4kv trace info builtin:chat[/cyan]")
+@app.command(epilog="[bold]Examples[/bold]\n\ndsv4kv trace info builtin:chat")
 def info(
     source: Source,
     trace_format: Format = "auto",
@@ -317,8 +321,8 @@ def info(
 
 
 @app.command(
-    epilog="Example: [cyan]dsv4kv trace convert conversation_trace.jsonl first.jsonl.gz "
-    "--limit 1000[/cyan]"
+    epilog="[bold]Examples[/bold]\n\ndsv4kv trace convert trace.jsonl first.jsonl.gz --limit 1000"
+    "\n\ndsv4kv trace convert trace.jsonl delta.jsonl --to mooncake-delta"
 )
 def convert(
     source: Source,
@@ -372,8 +376,8 @@ app.command("mrc", epilog=EPILOG)(mrc)
 
 
 @app.command(
-    epilog="Example: [cyan]dsv4kv trace synth docs.jsonl.gz --requests 1000 --arrival-rate 4 "
-    "--prefix-branches 8[/cyan]"
+    epilog="[bold]Examples[/bold]\n\ndsv4kv trace synth docs.jsonl.gz --requests 1000 "
+    "--prefix-branches 8\n\ndsv4kv trace synth chat.jsonl --shape chat"
 )
 def synth(
     context: typer.Context,

@@ -4,6 +4,7 @@ import json
 import sqlite3
 import sys
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -67,7 +68,7 @@ def _bend_once(value: Any, random: Random) -> Any:
         held = parts[-1]
         parts.append(random.choice(list(held.values()) if isinstance(held, dict) else held))
     if len(parts) == 1:
-        return random.choice(ODD_VALUES)
+        return deepcopy(random.choice(ODD_VALUES))  # it may be bent in its turn
     holder, old = parts[-2], parts[-1]
     keys = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
     key = next(key for key in keys if holder[key] is old)
@@ -84,7 +85,7 @@ def _bend_once(value: Any, random: Random) -> Any:
     elif kind == 4:
         holder[key] = _nested(random.choice((50, 2_000)))
     else:
-        holder[key] = random.choice(ODD_VALUES)
+        holder[key] = deepcopy(random.choice(ODD_VALUES))
     return value
 
 

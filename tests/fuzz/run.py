@@ -121,6 +121,9 @@ def main() -> None:
         began = time.monotonic()
         what, problem = run_case(number, folder, options.seed)
         spent_s[what] += time.monotonic() - began
+        if (number + 1) % 1_000 == 0:
+            sys.stdout.write(f"up to case {number + 1:,}: {sum(wrong.values())} wrong\n")
+            sys.stdout.flush()
         if options.only is None:
             shutil.rmtree(folder)
         else:

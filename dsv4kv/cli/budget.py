@@ -10,7 +10,7 @@ from dsv4kv.choices import ENGINES, SIZED_STATES, explained, families, listed
 from dsv4kv.cli.complete import Offer, offer, offer_inputs
 from dsv4kv.model.formats import FORMATS
 from dsv4kv.resources import shipped_names
-from dsv4kv.view.console import open_console, print_document, say
+from dsv4kv.view.console import print_document, say
 
 if TYPE_CHECKING:
     from dsv4kv.sizing.answer import Answer
@@ -217,10 +217,9 @@ def _tell_answer(texts: dict[str, str], *, as_json: bool, verbose: bool) -> None
         _print_json(to_document(found, *details))
     else:
         from dsv4kv.view.budget import view_answer
+        from dsv4kv.view.terminal import show
 
-        console = open_console()
-        for part in view_answer(found, *details, given=texts, verbose=verbose):
-            console.print(part, markup=False, highlight=False)
+        show(view_answer(found, *details, given=texts, verbose=verbose))
     _end(fits=found.fits)
 
 
@@ -247,21 +246,22 @@ def _tell_sweep(
     chart: Path | None,
 ) -> None:
     from dsv4kv.files import write_named
-    from dsv4kv.sizing.sweep import parse_axis, run_sweep, to_values, write_csv
+    from dsv4kv.sizing.sweep import parse_axis, run_sweep, to_values
+    from dsv4kv.view.markup import to_csv
+    from dsv4kv.view.table import tabulate
 
     rows = run_sweep(texts, [parse_axis(text) for text in axes])
     if csv:
-        write_named(csv, write_csv(rows), "--csv")
+        write_named(csv, to_csv(tabulate([to_values(row) for row in rows])), "--csv")
     if chart:
         write_named(chart, _draw(chart, rows), "--chart")
     if as_json:
         _print_json([to_values(row) for row in rows])
     else:
         from dsv4kv.view.budget import view_sweep
+        from dsv4kv.view.terminal import show
 
-        console = open_console()
-        for part in view_sweep(rows):
-            console.print(part, markup=False, highlight=False)
+        show(view_sweep(rows))
     for path in filter(None, (csv, chart)):
         say(f"written: {path}", err=as_json)
     _end(fits=all(row.fits for row in rows))

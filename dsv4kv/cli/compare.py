@@ -286,10 +286,9 @@ def _tell(found: "Comparison", verdict: "Verdict", *, as_json: bool, as_markdown
         say(to_markdown(found, verdict), end="")
     else:
         from dsv4kv.view.comparison import view_comparison
+        from dsv4kv.view.terminal import show
 
-        console = open_console()
-        for part in view_comparison(found, verdict):
-            console.print(part, markup=False, highlight=False)
+        show(view_comparison(found, verdict))
 
 
 def _draw(found: "Comparison", verdict: "Verdict", html: Path) -> None:

@@ -6,7 +6,7 @@ import typer
 
 from dsv4kv.cli.complete import offer, offer_settings
 from dsv4kv.resources import shipped_names
-from dsv4kv.view.console import open_console, print_document, say
+from dsv4kv.view.console import print_document, say
 
 _EXAMPLES = "[bold]Examples[/bold]\n\n"
 app = typer.Typer(
@@ -85,6 +85,7 @@ def schema(
 
         print_document(json.dumps(BenchConfig.model_json_schema(), indent=2))
     else:
-        from dsv4kv.config.render import schema_table
+        from dsv4kv.view.config import schema_table
+        from dsv4kv.view.terminal import show
 
-        open_console().print(schema_table())
+        show([schema_table()])

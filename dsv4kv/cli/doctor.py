@@ -9,8 +9,6 @@ import typer
 from dsv4kv.view.console import open_console, print_document, say
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from dsv4kv.bench.calibrate import Calibration
     from dsv4kv.doctor.machine import Check
 
@@ -21,13 +19,6 @@ dsv4kv doctor                 look at this machine
 
 dsv4kv doctor --calibrate     measure what it does to equals, for dsv4kv compare
 """
-
-_MARKS = {
-    "good": ("✓", "green"),
-    "note": ("·", "dim"),
-    "missing": ("–", "yellow"),
-    "broken": ("✗", "red"),
-}
 
 
 def doctor(
@@ -45,6 +36,8 @@ def doctor(
     from dsv4kv.compare.floor import calibration_path
     from dsv4kv.doctor.examine import examine
     from dsv4kv.errors import DeviceError
+    from dsv4kv.view.doctor import tell_checks
+    from dsv4kv.view.terminal import show
 
     path = calibration_path()
     calibration = _calibrate(path, quiet=as_json) if calibrate else None
@@ -52,7 +45,7 @@ def doctor(
     if as_json:
         print_document(_as_json(checks, calibration))
     else:
-        _show(checks)
+        show(tell_checks(checks))
         if calibration is not None:
             say(_sum_up(calibration, path))
     if any(check.status == "broken" for check in checks):
@@ -75,53 +68,6 @@ def _calibrate(path: Path, *, quiet: bool) -> "Calibration":
     calibration = calibrate(alone, in_turns, measure_memcpy_gbps())
     save_calibration(calibration, path)
     return calibration
-
-
-def _show(checks: "Sequence[Check]") -> None:
-
-    console = open_console()
-    for part in _tell(checks):
-        console.print(part, markup=False, highlight=False)
-
-
-def _tell(checks: "Sequence[Check]") -> "list[RenderableType]":
-    """A table for each topic, then what to do."""
-    parts: list[RenderableType] = []
-    for topic in dict.fromkeys(check.topic for check in checks):
-        parts += [_table(topic, [check for check in checks if check.topic == topic]), ""]
-    return [*parts, *_advise(checks)]
-
-
-def _table(topic: str, checks: "Sequence[Check]") -> "RenderableType":
-    from rich.text import Text
-
-    from dsv4kv.view.cells import new_table
-
-    table = new_table(topic)
-    table.show_header = False
-    table.add_column("", no_wrap=True)
-    table.add_column("name", no_wrap=True)
-    table.add_column("found", ratio=1, overflow="fold")
-    table.add_column("enables", style="dim", ratio=1)
-    table.expand = True
-    for check in checks:
-        table.add_row(Text(*_MARKS[check.status]), check.name, check.found, check.enables)
-    return table
-
-
-def _advise(checks: "Sequence[Check]") -> "list[RenderableType]":
-    from rich.text import Text
-
-    advised = [check for check in checks if check.advice]
-    if not advised:
-        return [Text("nothing to do.", "green")]
-    return [
-        Text("What to do", "bold"),
-        *(
-            Text(f"{check.name}: {check.advice}", style=_MARKS[check.status][1])
-            for check in advised
-        ),
-    ]
 
 
 def _sum_up(calibration: "Calibration", path: Path) -> str:

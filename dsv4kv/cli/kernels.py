@@ -9,8 +9,6 @@ import typer
 from dsv4kv.view.console import open_console, print_document, say
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from dsv4kv.ops.cuda.survey import Baseline, Finding
 
 EPILOG = """\
@@ -64,8 +62,11 @@ def kernels(
     if as_json:
         print_document(_as_json(findings))
     elif not check:
-        table = _details(findings) if arch and len(arch) == 1 else _matrix(findings)
-        open_console().print(table)
+        from dsv4kv.view.kernels import machine_code_table, registers_table
+        from dsv4kv.view.terminal import show
+
+        one = arch and len(arch) == 1
+        show([machine_code_table(findings) if one else registers_table(findings)])
     if write_baseline:
         _write(findings, path)
     if before is not None:
@@ -105,67 +106,6 @@ def _load(path: Path) -> "Baseline":
             "--baseline, or leave that out for what is shipped."
         )
     return found
-
-
-def _matrix(findings: Sequence["Finding"]) -> "Table":
-    """A row for each kernel, a column for each architecture."""
-    from rich.table import Table
-
-    table = Table(title="Registers a thread / instructions; ! uses local memory")
-    table.add_column("kernel", no_wrap=True)
-    table.add_column("works on")
-    rows: dict[tuple[str, str], dict[str, str]] = {}
-    for finding in findings:
-        report, row = (
-            finding.report,
-            rows.setdefault((finding.kernel, finding.example.subject), {}),
-        )
-        mark = "!" if report.local_bytes else ""
-        row[finding.architecture] = f"{report.registers} / {report.instructions}{mark}"
-    architectures = list(dict.fromkeys(finding.architecture for finding in findings))
-    for architecture in architectures:
-        table.add_column(architecture, justify="right", no_wrap=True)
-    for names, row in rows.items():
-        table.add_row(*names, *(row.get(architecture, "–") for architecture in architectures))
-    return table
-
-
-def _details(findings: Sequence["Finding"]) -> "Table":
-    """A row for each kernel of one architecture."""
-    from rich.table import Table
-
-    table = Table(
-        title=f"{findings[0].architecture}; loads and stores: how many × bits of a thread; "
-        "under way: wide loads before the first wait"
-    )
-    table.add_column("kernel", no_wrap=True)
-    table.add_column("works on")
-    for name in ("regs", "instr.", "shared", "local"):
-        table.add_column(name, justify="right")
-    table.add_column("loads")
-    table.add_column("under way", justify="right")
-    table.add_column("stores")
-    for finding in findings:
-        report = finding.report
-        table.add_row(
-            finding.kernel,
-            finding.example.subject,
-            str(report.registers),
-            str(report.instructions),
-            f"{report.shared_bytes} B",
-            f"{report.local_bytes} B",
-            _widths("LDG", report.accesses),
-            str(report.under_way),
-            _widths("STG", report.accesses),
-        )
-    return table
-
-
-def _widths(kind: str, accesses: dict[str, int]) -> str:
-    """``4×32 10×64`` of the accesses to global memory."""
-    pairs = ((name.partition("."), count) for name, count in accesses.items())
-    found = [(int(bits), count) for (prefix, _, bits), count in pairs if prefix == kind]
-    return " ".join(f"{count}×{bits}" for bits, count in sorted(found))
 
 
 def _as_json(findings: Sequence["Finding"]) -> str:

@@ -313,11 +313,11 @@ def _keep_file(
 def _show(source: "Source", path: Path, timelines: list[Path], *, quiet: bool, full: bool) -> None:
     from dsv4kv.errors import ConfigError
     from dsv4kv.view.profile import tell_profile
+    from dsv4kv.view.terminal import show
     from dsv4kv.view.timeline import write_timeline
 
-    console = open_console(quiet=quiet)
-    for part in tell_profile(source.profile, source.yardstick, full=full):
-        console.print(part, markup=False, highlight=False)
+    parts = tell_profile(source.profile, source.yardstick, full=full)
+    show(parts, open_console(quiet=quiet))
     for target in timelines:
         if source.table.timeline is None:
             raise ConfigError(f"{path} has no timeline: ncu runs every kernel alone.")
@@ -326,9 +326,8 @@ def _show(source: "Source", path: Path, timelines: list[Path], *, quiet: bool, f
 
 def _show_diff(paths: tuple[Path, Path], step: str, *, full: bool) -> None:
     from dsv4kv.view.profile import MOST_ROWS, load_profile, tell_diff
+    from dsv4kv.view.terminal import show
 
     before, after = (load_profile(path, step).table for path in paths)
     names = paths[0].name, paths[1].name
-    console = open_console()
-    for part in tell_diff(before, after, names, most=None if full else MOST_ROWS):
-        console.print(part, markup=False, highlight=False)
+    show(tell_diff(before, after, names, most=None if full else MOST_ROWS))

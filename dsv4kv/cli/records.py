@@ -20,12 +20,13 @@ def keep_record(record: "RunRecord", folder: Path, json_: str | None, *, silent:
     from dsv4kv.endings import endings_put_off
     from dsv4kv.files import write_named
     from dsv4kv.record.store import dumps, save_record
-    from dsv4kv.view.record import render_record
+    from dsv4kv.view.record import tell_record
+    from dsv4kv.view.terminal import show
 
     with endings_put_off():
         saved = save_record(record, folder)
     console = open_console(stderr=True, soft_wrap=True) if silent else open_console()
-    render_record(record, console, quiet=silent)
+    show(tell_record(record, quiet=silent), console)
     if not silent:
         say(f"record: {saved.path}")
     if saved.problem:

@@ -177,10 +177,11 @@ def _settings(given: dict[str, str | int | float | None]) -> list[str]:
 
 
 def _print_schema() -> None:
-    from dsv4kv.config.render import schema_table
     from dsv4kv.config.replay import ReplayConfig
+    from dsv4kv.view.config import schema_table
+    from dsv4kv.view.terminal import show
 
-    open_console().print(schema_table(ReplayConfig))
+    show([schema_table(ReplayConfig)])
 
 
 def _run(

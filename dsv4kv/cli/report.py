@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from dsv4kv.view.console import open_console, print_document, say
+from dsv4kv.view.console import print_document, say
 
 EPILOG = """\
 [bold]Examples[/bold]
@@ -77,14 +77,15 @@ def _refuse_two(*given: object) -> None:
 
 def _show(runs: list[Path], *, as_json: bool) -> None:
     from dsv4kv.record.store import dumps, load_record
-    from dsv4kv.view.record import render_record
+    from dsv4kv.view.record import tell_record
+    from dsv4kv.view.terminal import show
 
     for run in runs:
         record = load_record(run)
         if as_json:
             print_document(dumps(record))
         else:
-            render_record(record, open_console())
+            show(tell_record(record))
 
 
 def _draw(runs: list[Path], html: Path | None, charts: Path | None) -> None:

@@ -6,11 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dsv4kv.cli.complete import offer_runs
-from dsv4kv.view.console import open_console, print_document, say
+from dsv4kv.view.console import print_document, say
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from dsv4kv.record.store import Entry
 
 _EXAMPLES = "[bold]Examples[/bold]\n\n"
@@ -38,6 +36,8 @@ def list_(
 ) -> None:
     """List saved runs, oldest first."""
     from dsv4kv.record.store import list_entries
+    from dsv4kv.view.results import runs_table
+    from dsv4kv.view.terminal import show as show_parts
 
     entries = list_entries(folder)
     if as_json:
@@ -48,7 +48,7 @@ def list_(
         return
 
     shown = entries[-limit:]
-    open_console().print(_table(shown), highlight=False)
+    show_parts([runs_table(shown)])
     if len(shown) < len(entries):
         say(f"{len(entries) - len(shown):,} older runs: --limit 0 shows all.", err=True)
     for entry in shown:
@@ -70,10 +70,11 @@ def show(
 ) -> None:
     """Show a run of the folder again, as `dsv4kv report` does."""
     from dsv4kv.record.store import list_entries, load_record
-    from dsv4kv.view.record import render_record
+    from dsv4kv.view.record import tell_record
+    from dsv4kv.view.terminal import show as show_parts
 
     entry = _find(list_entries(folder), run, folder)
-    render_record(load_record(folder / entry.file), open_console())
+    show_parts(tell_record(load_record(folder / entry.file)))
 
 
 @app.command(epilog=f"{_EXAMPLES}dsv4kv results prune --older-than 30 --yes")
@@ -105,35 +106,6 @@ def prune(
     if chosen and not yes:
         told = "1 run: --yes removes it." if len(chosen) == 1 else ""
         say(told or f"{len(chosen)} runs: --yes removes them.", err=True)
-
-
-def _table(entries: "list[Entry]") -> "Table":
-    from dsv4kv.units import format_bytes
-    from dsv4kv.view.cells import ABSENT, new_table
-
-    table = new_table("Runs")
-    for header in ("run", "status", "config", "backend"):
-        table.add_column(header, overflow="fold")
-    for header in ("cases", "launches", "size"):
-        table.add_column(header, justify="right")
-    table.add_column("git")
-    for entry in entries:
-        size = format_bytes(entry.size_bytes)
-        if entry.summary is None:
-            table.add_row(entry.file, "unreadable", *[ABSENT] * 4, size, "")
-            continue
-        told = entry.summary
-        table.add_row(
-            told.run_id,
-            told.status,
-            told.config,
-            ", ".join(told.backends),
-            f"{told.cases:,}",
-            f"{told.launches:,}",
-            size,
-            (told.git_sha or "")[:12],
-        )
-    return table
 
 
 def _find(entries: "list[Entry]", run: str, folder: Path) -> "Entry":

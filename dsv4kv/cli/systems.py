@@ -21,7 +21,8 @@ def bench_systems(
     from dsv4kv.errors import ConfigError, VerificationError
     from dsv4kv.files import write_named
     from dsv4kv.systems.run import dumps, problems, run_systems
-    from dsv4kv.view.systems import render_systems
+    from dsv4kv.view.systems import tell_systems
+    from dsv4kv.view.terminal import show
 
     if unused:
         raise ConfigError(
@@ -33,7 +34,7 @@ def bench_systems(
     console = open_console(stderr=True, quiet=silent)
     outcomes = run_systems(config, lambda name: console.print(f"running {name} …"))
     if not silent:
-        render_systems(outcomes, open_console())
+        show(tell_systems(outcomes))
     if json_ == "-":
         print_document(dumps(config, outcomes))
     elif json_:

@@ -22,11 +22,9 @@ from dsv4kv.cli.complete import offer
 from dsv4kv.engines.speculation import SPECULATIONS
 from dsv4kv.resources import shipped_names
 from dsv4kv.units import UNITS_PER_SECOND
-from dsv4kv.view.console import open_console, print_document, say
+from dsv4kv.view.console import print_document, say
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from dsv4kv.mrc.strategies import PrefixCosts
     from dsv4kv.traces import ReadOptions, TraceSummary
     from dsv4kv.traces.request import Request
@@ -230,11 +228,9 @@ def mrc(
     if as_json:
         print_document(files.to_json(source, config.name, answer))
         return
-    from dsv4kv.view.mrc import show_answer
+    from dsv4kv.view.terminal import show
 
-    console = open_console()
-    for part in show_answer(source, config.name, answer):
-        console.print(part)
+    show(files.show_answer(source, config.name, answer))
 
 
 def _names(text: str | None) -> tuple[str, ...]:
@@ -299,10 +295,10 @@ def info(
     ] = False,
 ) -> None:
     """Say what a trace asks for: requests, lengths, and how much of its prompts repeats."""
-    from rich.console import Console
-
     from dsv4kv.traces import detect_format, read_batches, resolve_trace, summarize_batches
     from dsv4kv.traces.collect import place_of
+    from dsv4kv.view.terminal import show
+    from dsv4kv.view.trace import describe_trace
 
     path = resolve_trace(source)
     name = detect_format(path) if trace_format == "auto" else trace_format
@@ -313,11 +309,7 @@ def info(
     if as_json:
         print_document(_as_json(source, name, path, summary))
         return
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(f"{source} ({name})", markup=False)
-    for line in _describe(summary):
-        console.print(line)
-    console.print(_length_table(summary))
+    show([f"{source} ({name})", *describe_trace(summary)])
 
 
 @app.command(
@@ -457,32 +449,3 @@ def _as_json(source: str, name: str, path: Path, summary: "TraceSummary") -> str
 
     document: dict[str, Any] = {"source": source, "format": name, "sha256": trace_sha256(path)}
     return json.dumps(document | asdict(summary) | {"hit_share": summary.hit_share}, indent=2)
-
-
-def _describe(summary: "TraceSummary") -> Iterator[str]:
-    yield f"{summary.requests:,} requests over {summary.duration_s:,.1f} s"
-    if summary.hit_share is None:
-        yield "no prefix hashes: what its prompts share is not known"
-        return
-    yield (
-        f"{summary.block_references:,} block references (prefix hashes) "
-        f"to {summary.distinct_blocks:,} distinct blocks of {summary.hash_block_tokens:,} tokens"
-    )
-    yield f"{summary.hit_share:.2%} of references are prefix hits in a cache without bound"
-
-
-def _length_table(summary: "TraceSummary") -> "Table":
-    from rich import box
-    from rich.table import Table
-
-    table = Table("tokens", box=box.SIMPLE_HEAD)
-    rows = {"prompt": summary.input_tokens, "output": summary.output_tokens}
-    for column in rows:
-        table.add_column(column, justify="right")
-    for label in ("total", "mean", "p50", "p90", "p99", "max"):
-        values = (
-            lengths.total / summary.requests if label == "mean" else getattr(lengths, label)
-            for lengths in rows.values()
-        )
-        table.add_row(label, *(f"{value:,.0f} tokens" for value in values))
-    return table

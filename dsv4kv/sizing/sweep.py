@@ -1,7 +1,5 @@
 """Sweeps: one answer for every combination of the values of some inputs."""
 
-import csv
-import io
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -125,16 +123,6 @@ def _run(texts: Mapping[str, str], point: dict[str, str]) -> Row:
 def to_values(row: Row) -> dict[str, Any]:
     """One row as plain values: its axes, the columns, and the problem if there is one."""
     return dict(row.point) | dict.fromkeys(COLUMNS) | _values(row) | {"problem": row.problem}
-
-
-def write_csv(rows: Sequence[Row]) -> str:
-    """The sweep as CSV with a header line; bytes and tokens are whole numbers."""
-    text = io.StringIO()
-    table = [to_values(row) for row in rows]
-    writer = csv.DictWriter(text, list(table[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(table)
-    return text.getvalue()
 
 
 def _values(row: Row) -> dict[str, Any]:

@@ -1,12 +1,6 @@
-"""An answer of ``dsv4kv budget`` on a terminal: one panel, and with --verbose every part."""
+"""An answer of ``dsv4kv budget``: what fits and what changes it, with --verbose every part."""
 
 from collections.abc import Iterator, Mapping, Sequence
-
-from rich.console import Group, RenderableType
-from rich.padding import Padding
-from rich.panel import Panel
-from rich.table import Table
-from rich.text import Text
 
 from dsv4kv.engines.contract import Capacity
 from dsv4kv.sizing.advice import Option
@@ -17,46 +11,42 @@ from dsv4kv.sizing.reuse import PERIOD_TOKENS, Reuse
 from dsv4kv.sizing.scenario import Scenario
 from dsv4kv.sizing.sweep import Row
 from dsv4kv.units import format_bytes
-from dsv4kv.view.cells import ABSENT, new_table
+from dsv4kv.view.table import (
+    ABSENT,
+    Facts,
+    Finding,
+    Part,
+    Stack,
+    StackPart,
+    Table,
+    Text,
+    names,
+    numbers,
+    prose,
+)
 
-_BAR = 60
-_LEGEND_COLUMNS = 3
-# part of RankUse: character, style, words
+# part of RankUse: character, words
 _PARTS = {
-    "weights": ("█", "blue", "weights"),
-    "reserve": ("▓", "magenta", "reserve"),
-    "transient": ("▞", "yellow", "indexer logits"),
-    "fixed": ("▒", "cyan", "fixed"),
-    "tokens": ("░", "green", "tokens"),
-    "lost": ("╳", "red", "lost to rounding"),
-    "free": ("·", "dim", "free"),
-    "spare": ("-", "dim", "headroom"),
+    "weights": ("█", "weights"),
+    "reserve": ("▓", "reserve"),
+    "transient": ("▞", "indexer logits"),
+    "fixed": ("▒", "fixed"),
+    "tokens": ("░", "tokens"),
+    "lost": ("╳", "lost to rounding"),
+    "free": ("·", "free"),
+    "spare": ("-", "headroom"),
 }
 
 
-def memory_bar(use: RankUse) -> Iterator[RenderableType]:
-    """One GPU's memory as a bar of characters, and what they mean."""
+def memory_bar(use: RankUse) -> Stack:
+    """One GPU's memory and its parts."""
     sizes = _sizes(use)
     whole = max(use.memory, sum(sizes.values()))
-    bar, end, filled = Text(), 0, 0
-    for name, size in sizes.items():
-        filled += size
-        character, style, _ = _PARTS[name]
-        cells = round(_BAR * filled / whole) - end
-        bar.append(character * cells, style)
-        end += cells
     over = f"{format_bytes(whole)} of " if whole > use.memory else ""
-    yield Text("one GPU  ").append(bar).append(f"  {over}{format_bytes(use.memory)}")
-    legend = Table.grid(padding=(0, 3, 0, 0))
-    shown = [_key(name, size) for name, size in sizes.items() if size]
-    for start in range(0, len(shown), _LEGEND_COLUMNS):
-        legend.add_row(*shown[start : start + _LEGEND_COLUMNS])
-    yield Padding(legend, (0, 0, 0, 9))
-
-
-def _key(name: str, size: int) -> Text:
-    character, style, words = _PARTS[name]
-    return Text(f"{character} ", style).append(f"{words} {format_bytes(size)}", "default")
+    parts = [
+        StackPart(*_PARTS[name], format_bytes(size), size / whole) for name, size in sizes.items()
+    ]
+    return Stack("one GPU", parts, over + format_bytes(use.memory))
 
 
 def _sizes(use: RankUse) -> dict[str, int]:
@@ -84,38 +74,39 @@ def view_answer(
     *,
     given: Mapping[str, str],
     verbose: bool,
-) -> Iterator[RenderableType]:
+) -> Iterator[Part]:
     """The answer from its headline down; tables and every option with ``verbose``."""
     scenario = found.scenario
-    title = f"{scenario.config.name} on {_gpus(scenario)}, cache sized as {scenario.engine.name}"
-    parts: list[RenderableType] = [
-        _headline(found),
-        *_chosen(found),
-        *_beside(found, layouts),
-        Text(),
-    ]
-    parts += [*memory_bar(found.use), Text()]
-    parts += [_facts(found, curve, options[:_BRIEF_OPTIONS])]
-    yield Panel(Group(*parts), title=Text(title, "bold"), title_align="left", padding=(1, 2))
+    yield Text(
+        f"{scenario.config.name} on {_gpus(scenario)}, cache sized as {scenario.engine.name}",
+        "strong",
+    )
+    yield ""
+    yield _headline(found)
+    yield from _chosen(found)
+    yield from _beside(found, layouts)
+    yield ""
+    yield memory_bar(found.use)
+    yield ""
+    yield _facts(found, curve)
     if verbose or "engine" in given:
+        yield ""
         yield from _engine_lines(found)
     if verbose:
-        yield from _tables(found, options, layouts, reuse)
-    yield from (Text(), _assumed(scenario, given))
-
-
-def _tables(
-    found: Answer, options: Sequence[Option], layouts: Sequence[LayoutLine], reuse: "Reuse | None"
-) -> Iterator[RenderableType]:
-    # GONE  # these need numpy
-
-    yield from (Text(), pools_table(found), Text(), memory_table(found))
-    if len(layouts) > 1:
-        yield from (Text(), layouts_table(layouts, found.context))
-    if reuse:
-        yield from (Text(), prefix_table(reuse, found.context))
+        yield from _tables(found, layouts, reuse)
     if options:
-        yield from (Text(), options_table(options, found))
+        yield ""
+        yield options_table(options[: None if verbose else _BRIEF_OPTIONS], found)
+    yield ""
+    yield from _assumed(scenario, given)
+
+
+def _tables(found: Answer, layouts: Sequence[LayoutLine], reuse: "Reuse | None") -> Iterator[Part]:
+    yield from ("", pools_table(found), "", memory_table(found))
+    if len(layouts) > 1:
+        yield from ("", layouts_table(layouts, found.context))
+    if reuse:
+        yield from ("", prefix_table(reuse, found.context))
 
 
 def _gpus(scenario: Scenario) -> str:
@@ -123,7 +114,7 @@ def _gpus(scenario: Scenario) -> str:
     return f"{layout.gpus:,} × {scenario.gpu.name} ({layout.label})"
 
 
-def _headline(found: Answer) -> Text:
+def _headline(found: Answer) -> Finding:
     """The answer in one sentence."""
     asked = found.scenario.inputs
     requests = count_requests(found.concurrency)
@@ -131,75 +122,53 @@ def _headline(found: Answer) -> Text:
     if not found.fits:
         missing = format_bytes(-found.use.free)
         verb = "do" if found.concurrency > 1 else "does"
-        return Text(f"{load} {verb} not fit: every GPU lacks {missing}.", "bold red")
+        return Finding("bad", f"{load} {verb} not fit: every GPU lacks {missing}.")
     if asked.concurrency and (asked.context or asked.gpus is None):
         room = format_bytes(found.use.free)
-        return Text(
-            f"{load} fit, {room} of every GPU left; at most {found.max_concurrency:,} fit.",
-            "bold green",
-        )
-    tokens = f"{found.max_tokens:,} tokens of context altogether"
-    if asked.concurrency:
-        return Text(f"{requests} of up to {found.max_context:,} tokens fit at once.", "bold green")
-    return Text(f"{load} fit at once: {tokens}.", "bold green")
+        told = f"{load} fit, {room} of every GPU left; at most {found.max_concurrency:,} fit."
+    elif asked.concurrency:
+        told = f"{requests} of up to {found.max_context:,} tokens fit at once."
+    else:
+        told = f"{load} fit at once: {found.max_tokens:,} tokens of context altogether."
+    return Finding("good", told)
 
 
-def _chosen(found: Answer) -> Iterator[Text]:
+def _chosen(found: Answer) -> Iterator[str]:
     """That the number of GPUs is the tool's choice."""
     layout, asked = found.scenario.layout, found.scenario.inputs
     if found.fits and asked.gpus is None and not (asked.tp and asked.dp):
         load = f"{count_requests(asked.concurrency or 1)} of {found.context:,} tokens"
-        yield Text(f"{layout.gpus:,} of these GPUs are the fewest that hold {load}.")
+        yield f"{layout.gpus:,} of these GPUs are the fewest that hold {load}."
 
 
-def _beside(found: Answer, layouts: Sequence[LayoutLine]) -> Iterator[Text]:
+def _beside(found: Answer, layouts: Sequence[LayoutLine]) -> Iterator[str]:
     """What tensor parallelism costs: the copies of the single KV head."""
     best = max(layouts, key=lambda line: line.concurrency)
     heads = "one KV head" if kv_heads(found.scenario.config) == 1 else "no more KV heads"
     better = f"; as {best.layout.label} the same GPUs hold {best.concurrency:,}"
     if found.kv_copies > 1:
-        yield Text(
+        yield (
             f"TP{found.scenario.layout.tp} keeps {found.kv_copies} copies of every request's KV "
             f"({heads}){better if best.concurrency > found.max_concurrency else ''}."
         )
 
 
-def _facts(found: Answer, curve: Sequence[tuple[int, int]], options: Sequence[Option]) -> Table:
-    """What one request costs, how many fit at other contexts, and what changes that most."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column()
+def _facts(found: Answer, curve: Sequence[tuple[int, int]]) -> Facts:
+    """What one request costs, and how many fit at other contexts."""
     fixed = sum(cost.fixed_bytes for cost in found.costs)
     marginal = float(sum(cost.marginal_bytes for cost in found.costs))
     padding = float(sum(cost.padding_bytes for cost in found.costs))
     stage = f" (stage {found.use.stage})" if found.scenario.layout.pp > 1 else ""
-    table.add_row(
-        f"one request{stage}",
-        f"{format_bytes(fixed)} fixed + {marginal:,.2f} B per token "
-        f"(+ {padding:,.2f} B lost to padding)",
-    )
-    if found.use.in_flight:
-        table.add_row(
-            "tokens in flight", f"{format_bytes(found.use.in_flight)} reserved for one chunk"
+    rows = {
+        f"one request{stage}": (
+            f"{format_bytes(fixed)} fixed + {marginal:,.2f} B per token "
+            f"(+ {padding:,.2f} B lost to padding)"
         )
-    told = "   ".join(f"{_short(tokens)}: {count:,}" for tokens, count in curve)
-    table.add_row("requests at once", told)
-    for number, option in enumerate(options):
-        title = "more room" if found.fits else "to make it fit"
-        table.add_row("" if number else title, _tell_option(option, found))
-    return table
-
-
-def _tell_option(option: Option, found: Answer) -> Text:
-    """A change and its gain; in green if it makes fit what did not."""
-    text = Text(option.change, "green" if option.fits and not found.fits else "bold")
-    enough = "" if option.fits else ", still too little"
-    text.append(f"  {option.reason}  ", "dim")
-    text.append(
-        f"frees {format_bytes(option.freed_bytes)} → {option.concurrency:,} requests{enough}",
-        "default",
-    )
-    return text
+    }
+    if found.use.in_flight:
+        rows["tokens in flight"] = f"{format_bytes(found.use.in_flight)} reserved for one chunk"
+    rows["requests at once"] = "; ".join(f"{_short(n)}: {count:,}" for n, count in curve)
+    return Facts(rows)
 
 
 def _short(tokens: int) -> str:
@@ -209,44 +178,44 @@ def _short(tokens: int) -> str:
     return f"{tokens:,}"
 
 
-def _engine_lines(found: Answer) -> Iterator[Text]:
+def _engine_lines(found: Answer) -> Iterator[Part]:
     """What the engine will log for the memory left to it, and what its count means."""
     engine, capacity = found.scenario.engine, found.capacity
     if capacity is None:
         return
     seen = "" if engine.seen_in_logs else " (derived from its source, not seen in a log)"
     if not capacity.log_lines:
-        yield Text(f"{engine.name} prints no such line{seen}.", "bold")
+        yield Text(f"{engine.name} prints no such line{seen}.", "strong")
     else:
-        yield Text(f"{engine.name} prints{seen}:", "bold")
-        yield from (Text(f"  {line}") for line in capacity.log_lines)
+        yield Text(f"{engine.name} prints{seen}:", "strong")
+        yield from (f"  {line}" for line in capacity.log_lines)
     yield from _differences(found, capacity)
 
 
-def _differences(found: Answer, capacity: Capacity) -> Iterator[Text]:
+def _differences(found: Answer, capacity: Capacity) -> Iterator[str]:
     """Why the lines say otherwise than the answer above, or than each other."""
     counted = float(capacity.concurrency) * found.scenario.layout.dp
     requests = f"{counted:,.2f} of {found.context:,} tokens on all replicas"
     if capacity.log_lines and capacity.printed_tokens is None:
         if capacity.concurrency >= 1:
-            yield Text(
+            yield (
                 "This check at its start counts blocks of other bytes than those of its pool: by "
                 f"these, as it counts once it has started, the memory holds {requests}."
             )
         return
     if found.use.in_flight and counted < found.max_concurrency:
-        yield Text(
+        yield (
             f"It counts {format_bytes(found.use.in_flight)} for tokens in flight with every "
             f"request, so {requests}; above, one chunk is in flight at a time."
         )
     if not found.fits and counted >= found.concurrency and found.use.transient:
-        yield Text(
+        yield (
             "It sets nothing aside for the indexer's logits "
             f"({format_bytes(found.use.transient)}): it starts, and lacks them in a step."
         )
 
 
-def _assumed(scenario: Scenario, given: Mapping[str, str]) -> Text:
+def _assumed(scenario: Scenario, given: Mapping[str, str]) -> Iterator[Text]:
     """What was not given and which value it has; units, said once."""
     inputs = scenario.inputs
     values = {
@@ -260,8 +229,9 @@ def _assumed(scenario: Scenario, given: Mapping[str, str]) -> Text:
     assumed = ", ".join(
         f"--{name} {value}" for name, value in values.items() if value and name not in given
     )
-    return Text(
-        f"assumed: {assumed}\nweights: {scenario.weights.source}\n"
+    yield Text(f"assumed: {assumed}", "dim")
+    yield Text(f"weights: {scenario.weights.source}", "dim")
+    yield Text(
         f"memory: {format_bytes(scenario.gpu.memory_bytes)} of {scenario.gpu.title}, "
         f"{scenario.gpu.memory_source}; binary, 1 GiB = 2^30 B, 1M = 1,048,576",
         "dim",
@@ -282,131 +252,140 @@ _MEMORY = {
 
 def pools_table(found: Answer) -> Table:
     """What one request costs on one GPU, pool by pool."""
-    table = new_table("Pools", "one request on one GPU")
-    for header in ("pool", "layers"):
-        table.add_column(header, no_wrap=True)
-    for header in ("fixed", "in flight", "B per token", "B lost per token"):
-        table.add_column(header, justify="right")
-    for cost in found.costs:
-        table.add_row(
-            cost.pool,
-            f"{cost.layer_type} × {cost.layers}" if cost.pool != "tables" else cost.layer_type,
-            format_bytes(cost.fixed_bytes) if cost.fixed_bytes else ABSENT,
-            format_bytes(cost.in_flight_bytes) if cost.in_flight_bytes else ABSENT,
-            _per_token(float(cost.marginal_bytes)),
-            _per_token(float(cost.padding_bytes)),
-        )
-    return table
+    return Table(
+        "Pools",
+        [
+            *names("pool", "layers"),
+            *numbers("fixed", "in flight", "B per token", "B lost per token"),
+        ],
+        [
+            (
+                cost.pool,
+                f"{cost.layer_type} × {cost.layers}" if cost.pool != "tables" else cost.layer_type,
+                format_bytes(cost.fixed_bytes) if cost.fixed_bytes else ABSENT,
+                format_bytes(cost.in_flight_bytes) if cost.in_flight_bytes else ABSENT,
+                _per_token(float(cost.marginal_bytes)),
+                _per_token(float(cost.padding_bytes)),
+            )
+            for cost in found.costs
+        ],
+        note="one request on one GPU",
+        keys=2,
+    )
 
 
 def memory_table(found: Answer) -> Table:
     """The memory of the tightest GPU, to the byte."""
-    use = found.use
-    load = f"{found.concurrency:,} × {found.context:,} tokens over {found.scenario.layout.label}"
-    table = new_table("One GPU", load)
-    table.add_column("part")
-    for header in ("size", "bytes"):
-        table.add_column(header, justify="right")
-    for name, words in _MEMORY.items():
-        size = getattr(use, name)
-        if size:
-            table.add_row(words, format_bytes(size), f"{size:,}")
-    table.add_row("free" if use.free >= 0 else "missing", format_bytes(use.free), f"{use.free:,}")
-    table.add_row("may be used", format_bytes(use.budget), f"{use.budget:,}")
-    return table
+    use, layout = found.use, found.scenario.layout
+    parts = {words: size for name, words in _MEMORY.items() if (size := getattr(use, name))}
+    parts |= {"free" if use.free >= 0 else "missing": use.free, "may be used": use.budget}
+    return Table(
+        "One GPU",
+        [*prose("part"), *numbers("size", "bytes")],
+        [(words, format_bytes(size), f"{size:,}") for words, size in parts.items()],
+        note=f"{found.concurrency:,} × {found.context:,} tokens over {layout.label}",
+    )
 
 
 def layouts_table(layouts: Sequence[LayoutLine], context_tokens: int) -> Table:
     """The same GPUs laid out otherwise."""
-    table = new_table("Layouts", f"requests of {context_tokens:,} tokens at once")
-    table.add_column("layout")
-    for header in ("copies of KV", "weights per GPU", "requests"):
-        table.add_column(header, justify="right")
-    for line in layouts:
-        table.add_row(
-            line.layout.label,
-            f"{line.kv_copies}",
-            format_bytes(line.weight_bytes),
-            f"{line.concurrency:,}",
-        )
-    return table
+    return Table(
+        "Layouts",
+        [*names("layout"), *numbers("copies of KV", "weights per GPU", "requests")],
+        [
+            (
+                line.layout.label,
+                f"{line.kv_copies}",
+                format_bytes(line.weight_bytes),
+                f"{line.concurrency:,}",
+            )
+            for line in layouts
+        ],
+        note=f"requests of {context_tokens:,} tokens at once",
+    )
 
 
 def options_table(options: Sequence[Option], found: Answer) -> Table:
-    """What to change, and what it gains."""
-    note = (
-        "what makes it fit first, the cheapest leading" if not found.fits else "largest gain first"
+    """What to change, and what it gains; green if it makes fit what did not."""
+    first = "largest gain first" if found.fits else "what makes it fit first, the cheapest leading"
+    verdicts = [] if found.fits else ["then"]
+    return Table(
+        "More room" if found.fits else "To make it fit",
+        [
+            *names("option"),
+            *prose("why"),
+            *numbers("frees per GPU", "requests"),
+            *names(*verdicts),
+        ],
+        [
+            (
+                Text(option.change, "good" if option.fits and not found.fits else "strong"),
+                option.reason,
+                format_bytes(option.freed_bytes),
+                f"{found.max_concurrency:,} → {option.concurrency:,}",
+                *(["fits" if option.fits else "still too much"] if verdicts else []),
+            )
+            for option in options
+        ],
+        note=first,
     )
-    table = new_table("Change", note)
-    table.add_column("option", no_wrap=True)
-    table.add_column("why")
-    table.add_column("frees per GPU", justify="right")
-    table.add_column("requests", justify="right")
-    if not found.fits:
-        table.add_column("then")
-    for option in options:
-        change = f"{found.max_concurrency:,} → {option.concurrency:,}"
-        cells = [option.change, option.reason, format_bytes(option.freed_bytes), change]
-        if not found.fits:
-            cells.append("fits" if option.fits else "still too much")
-        table.add_row(*cells)
-    return table
 
 
 def prefix_table(reuse: Reuse, context_tokens: int) -> Table:
     """Where prefix hits end, and what a prefix weighs outside the GPU."""
     rule, moved = reuse.rule, reuse.offloaded
-    note = (
-        f"hits are multiples of {rule.block_tokens:,} tokens, the shortest prompt with one has "
-        f"{rule.shortest_prompt_tokens:,}; a token moved out takes "
-        f"{float(moved.padded_bytes):,.2f} B, {float(moved.useful_bytes):,.2f} B of them useful"
+    period = f" ({PERIOD_TOKENS:,} tokens)"
+    return Table(
+        f"A prefix of {context_tokens:,} tokens, stored",
+        [
+            *names("checkpoints"),
+            *numbers("entries and keys", "windows", "states", "tokens to recompute"),
+        ],
+        [
+            (
+                f"{kept.strategy}{period if kept.strategy == 'periodic' else ''}",
+                format_bytes(kept.context_bytes),
+                format_bytes(kept.window_bytes),
+                format_bytes(kept.state_bytes),
+                f"{kept.recompute_tokens:,}",
+            )
+            for kept in reuse.persistent
+        ],
+        caption=(
+            f"hits are multiples of {rule.block_tokens:,} tokens, the shortest prompt with one "
+            f"has {rule.shortest_prompt_tokens:,}; a token moved out takes "
+            f"{float(moved.padded_bytes):,.2f} B, {float(moved.useful_bytes):,.2f} B of them "
+            "useful"
+        ),
     )
-    table = new_table(f"A prefix of {context_tokens:,} tokens, stored")
-    table.caption, table.caption_justify = note, "left"
-    table.add_column("windows")
-    for header in ("entries and keys", "windows", "states", "tokens to recompute"):
-        table.add_column(header, justify="right")
-    for kept in reuse.persistent:
-        period = f" ({PERIOD_TOKENS:,} tokens)" if kept.strategy == "periodic" else ""
-        table.add_row(
-            f"{kept.strategy}{period}",
-            format_bytes(kept.context_bytes),
-            format_bytes(kept.window_bytes),
-            format_bytes(kept.state_bytes),
-            f"{kept.recompute_tokens:,}",
-        )
-    return table
 
 
 def _per_token(size: float) -> str:
     return f"{size:,.2f}" if size else ABSENT
 
 
-_HEADERS = (
-    "GPUs",
-    "requests\nat once",
-    "longest\ncontext",
-    "cache of a\nrequest",
-    "B per\ntoken",
-    "fixed per\nrequest",
-    "weights\nper GPU",
-    "free\nper GPU",
-)
+_REQUEST = ("cache of a request", "B per token")
+_LAYOUT = ("fixed per request", "weights per GPU", "free per GPU")
 
 
-def view_sweep(rows: Sequence[Row]) -> Iterator[RenderableType]:
+def view_sweep(rows: Sequence[Row]) -> Iterator[Part]:
     """The table, and a sentence for every combination without an answer."""
-    table = new_table("Sweep", "sizes are binary; of a request: stored once, without padding")
-    for name in rows[0].point:
-        table.add_column(name, no_wrap=True)
-    for header in _HEADERS:
-        table.add_column(header, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(*row.point.values(), *_cells(row))
-    yield table
+    axes = list(rows[0].point)
+    yield Table(
+        "Sweep",
+        [
+            *names(*axes),
+            *numbers("GPUs", "requests at once", "longest context"),
+            *numbers(*_REQUEST),
+            *numbers(*_LAYOUT, minor=True),
+        ],
+        [(*row.point.values(), *_cells(row)) for row in rows],
+        note="sizes are binary; of a request: stored once, without padding",
+        keys=len(axes),
+    )
     problems = {row.problem: _point(row) for row in reversed(rows) if row.problem}
     for problem, point in problems.items():
-        yield Text(f"{point}: {problem}", "yellow")
+        yield Finding("warning", f"{point}: {problem}")
 
 
 def _point(row: Row) -> str:

@@ -3,31 +3,39 @@
 Rates are decimal: 1 GB/s is 10^9 B/s, or one byte per nanosecond.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime
-from itertools import zip_longest
-
-from rich.table import Table
-from rich.text import Text
 
 from dsv4kv.measure.statistics import Estimate, divide, estimate_rate, summarize
 from dsv4kv.record.quantities import Measured, by_quantity, latency_median, over_launches
 from dsv4kv.record.schema import CacheSummary, Case, Latency, Launch, NotMeasured, Operation
 from dsv4kv.record.yardstick import Yardstick, yardsticks
 from dsv4kv.units import format_bytes
-from dsv4kv.view.cells import ABSENT, add_estimates, format_estimate, format_number, new_table
-from dsv4kv.view.sparks import spark_bar, spark_shape
+from dsv4kv.view.cells import format_estimate, format_number, measured
+from dsv4kv.view.table import (
+    ABSENT,
+    Bar,
+    Histogram,
+    Level,
+    Mark,
+    Number,
+    Row,
+    Table,
+    names,
+    numbers,
+    prose,
+)
 
 _NOTES = {
     "cpu": "reference CPU backend, not a performance claim",
     "cuda": "cold: every call on memory of its own, beyond L2; hot: one call again and again",
 }
 
+_GOOD, _DIFFERS = Mark("good"), Mark("bad", "differs")
 _INDEXER = "indexer_"
 _NS_TO_US = 1e-3
 _RATIO_TO_PERCENT = 100.0
 _SHORT_NS = 10_000  # below, launching the kernels is much of an operation's time
-_SHAPE_WIDTH, _BAR_WIDTH = 10, 12  # what 80 columns leave
 _TOLD_PERCENTILES = (90.0, 99.0)
 
 
@@ -47,27 +55,29 @@ def _backend_words(case: Case) -> str:
 
 def cache_table(cache: CacheSummary) -> Table:
     """Pools: planned and allocated bytes of all layers together."""
-    table = new_table("Cache")
-    for header in ("pool", "layers"):
-        table.add_column(header, no_wrap=True)
-    for header in ("units", "bytes/unit", "predicted", "allocated"):
-        table.add_column(header, justify="right")
-    table.add_column("of all", no_wrap=True)
-    table.add_column("")
     whole = sum(pool.allocated_bytes for pool in cache.pools) or 1
-    for pool in cache.pools:
-        equal = pool.predicted_bytes == pool.allocated_bytes
-        table.add_row(
-            pool.name,
-            f"{pool.layer_type} × {pool.layers}" if pool.layer_type != "all" else "all",
-            f"{pool.units:,}",
-            f"{pool.unit_bytes:,}",
-            format_bytes(pool.predicted_bytes),
-            format_bytes(pool.allocated_bytes),
-            spark_bar(pool.allocated_bytes / whole, _BAR_WIDTH),
-            Text("✓", "green") if equal else Text("✗ differs", "red"),
-        )
-    return table
+    return Table(
+        "Cache",
+        [
+            *names("pool", "layers"),
+            *numbers("units", "bytes/unit", "predicted", "allocated"),
+            *names("of all", "as predicted"),
+        ],
+        [
+            (
+                pool.name,
+                f"{pool.layer_type} × {pool.layers}" if pool.layer_type != "all" else "all",
+                f"{pool.units:,}",
+                f"{pool.unit_bytes:,}",
+                format_bytes(pool.predicted_bytes),
+                format_bytes(pool.allocated_bytes),
+                Bar(pool.allocated_bytes / whole),
+                _GOOD if pool.predicted_bytes == pool.allocated_bytes else _DIFFERS,
+            )
+            for pool in cache.pools
+        ],
+        keys=2,
+    )
 
 
 def operations_table(case: Case) -> Table:
@@ -76,69 +86,85 @@ def operations_table(case: Case) -> Table:
     The rate is that of ``estimate_rate``: all useful bytes over all time, the yardstick's
     likewise, so that the percentage compares like with like.
     """
-    operations, known = case.operations, yardsticks(case)
-    held_against = known[0].rate if known else None
-    missing: list[None] = [None] * len(case.not_measured)
-    times = [*(_median(each.samples_ns) for each in operations), *missing]
-    rates = [*(estimate_rate(each.bytes, each.samples_ns) for each in operations), *missing]
-    shares = [divide(rate, held_against) if rate and held_against else None for rate in rates]
-    rows = [_describe(each) for each in operations]
-    rows += [_describe_missing(each) for each in case.not_measured]
-    for yardstick in known:
-        rows.append(_describe_yardstick(yardstick))
-        times.append(_median(yardstick.samples_ns))
-        rates.append(yardstick.rate)
-        shares.append(None)
-    table = new_table("Operations", backend_note(case))
-    for header in ("operation", "layers"):
-        table.add_column(header, no_wrap=True)
-    for header in ("calls", "entries", "useful\nbytes"):
-        table.add_column(header, justify="right")
-    for header, cells in _optional_columns(case, times):
-        table.add_column(header, justify="right")
-        for row, cell in zip_longest(rows, cells):  # what has no figure, and yardsticks
-            row.append(ABSENT if cell is None else cell)
-    name = known[0].name if known else "memcpy"
-    columns = (
-        add_estimates(table, "median\nµs/call", times, _NS_TO_US),
-        add_estimates(table, "\nGB/s", rates),
-        add_estimates(table, f"% of\n{name}", shares, _RATIO_TO_PERCENT),
+    known = yardsticks(case)
+    reused = any(each.temperature for each in case.operations)
+    floor = _floor(case)
+    rows: list[Row] = []
+    for each in case.operations:
+        time, rate = _median(each.samples_ns), estimate_rate(each.bytes, each.samples_ns)
+        distinct = ABSENT if each.distinct_bytes is None else format_bytes(each.distinct_bytes)
+        short = time is not None and time.value < _SHORT_NS
+        share = divide(rate, known[0].rate) if rate and known and known[0].rate else None
+        rows.append(
+            [
+                *_describe(each),
+                *([distinct] if reused else []),
+                *([floor if short else ABSENT] if floor else []),
+                *_speed(time, rate, share),
+            ]
+        )
+    optional = [
+        *(["bytes till reused"] if reused else []),
+        *(["empty kernel µs"] if floor else []),
+    ]
+    missing: list[Row] = [
+        [_short_name(each), _layers(each), *[ABSENT] * (6 + len(optional))]
+        for each in case.not_measured
+    ]
+    yardstick = known[0].name if known else "memcpy"
+    return Table(
+        "Operations",
+        [
+            *names("operation", "layers"),
+            *numbers("calls", "entries", minor=True),
+            *numbers("useful bytes"),
+            *numbers(*optional, minor=True),
+            *numbers("median µs/call", "GB/s", f"% of {yardstick}"),
+        ],
+        [*rows, *missing],
+        note=backend_note(case),
+        footer=[_describe_yardstick(each, len(optional)) for each in known],
+        caption="\n".join(
+            f"not measured: {_short_name(each)} {_layers(each)}, {each.why}"
+            for each in case.not_measured
+        ),
+        keys=2,
     )
-    last = len(operations) + len(missing)
-    for index, (row, *cells) in enumerate(zip(rows, *columns, strict=True), start=1):
-        table.add_row(*row, *cells, end_section=index == last)
-    return table
 
 
-def _optional_columns(
-    case: Case, times: Sequence[Estimate | None]
-) -> Iterator[tuple[str, list[str]]]:
-    """Headers and cells of what only some runs know of their operations."""
-    operations = case.operations
-    if any(each.temperature for each in operations):
-        sizes = [each.distinct_bytes for each in operations]
-        yield "bytes till\nreused", [ABSENT if s is None else format_bytes(s) for s in sizes]
-    short = [time is not None and time.value < _SHORT_NS for time in times[: len(operations)]]
-    if case.empty_kernel_ns and any(short):
-        floor = format_number(summarize(case.empty_kernel_ns).estimate.value * _NS_TO_US)
-        yield "empty\nkernel µs", [floor if each else ABSENT for each in short]
+def _floor(case: Case) -> str:
+    """Time of an empty kernel in µs, where some operation is nearly as short; else empty."""
+    times = (_median(each.samples_ns) for each in case.operations)
+    if not case.empty_kernel_ns or not any(t is not None and t.value < _SHORT_NS for t in times):
+        return ""
+    return format_number(summarize(case.empty_kernel_ns).estimate.value * _NS_TO_US)
+
+
+def _speed(time: Estimate | None, rate: Estimate | None, share: Estimate | None) -> list[Number]:
+    return [measured(time, _NS_TO_US), measured(rate), measured(share, _RATIO_TO_PERCENT)]
 
 
 def latencies_table(latencies: Sequence[Latency]) -> Table:
     """Bookkeeping and steps: medians and the tail, in µs."""
-    table = new_table("Latencies")
-    table.add_column("action", no_wrap=True)
-    table.add_column("samples", justify="right")
-    medians = [_median(latency.samples_ns) for latency in latencies]
-    cells = add_estimates(table, "median µs", medians, _NS_TO_US)
-    for header in ("p90 µs", "p99 µs", "max µs", "outliers"):
-        table.add_column(header, justify="right")
-    table.add_column("shape", no_wrap=True)
-    for latency, median in zip(latencies, cells, strict=True):
-        shape = spark_shape(latency.samples_ns, _SHAPE_WIDTH)
-        count = f"{len(latency.samples_ns):,}"
-        table.add_row(latency.name, count, median, *_tail(latency), shape)
-    return table
+    return Table(
+        "Latencies",
+        [
+            *names("action"),
+            *numbers("samples", "median µs", "p90 µs", "p99 µs", "max µs"),
+            *numbers("outliers", minor=True),
+            *names("shape", minor=True),
+        ],
+        [
+            (
+                latency.name,
+                f"{len(latency.samples_ns):,}",
+                measured(_median(latency.samples_ns), _NS_TO_US),
+                *_tail(latency),
+                Histogram(latency.samples_ns),
+            )
+            for latency in latencies
+        ],
+    )
 
 
 def _median(samples_ns: Sequence[int]) -> Estimate | None:
@@ -146,32 +172,36 @@ def _median(samples_ns: Sequence[int]) -> Estimate | None:
 
 
 def _describe(operation: Operation) -> list[str]:
-    name = operation.name.removeprefix(_INDEXER)
-    indexer = name != operation.name
     return [
-        f"{name} {operation.temperature}" if operation.temperature else name,
-        f"{operation.layer_type} idx" if indexer else operation.layer_type,
+        _short_name(operation),
+        _layers(operation),
         _count(len(operation.samples_ns), operation.throttled),
         f"{sum(operation.entries):,}",
         format_bytes(sum(operation.bytes)),
     ]
 
 
+def _short_name(operation: Operation | NotMeasured) -> str:
+    name = operation.name.removeprefix(_INDEXER)
+    return f"{name} {operation.temperature}" if operation.temperature else name
+
+
+def _layers(operation: Operation | NotMeasured) -> str:
+    indexer = operation.name.startswith(_INDEXER)
+    return f"{operation.layer_type} idx" if indexer else operation.layer_type
+
+
 def _count(kept: int, throttled: int) -> str:
     return f"{kept:,} of {kept + throttled:,}" if throttled else f"{kept:,}"
 
 
-def _describe_missing(each: NotMeasured) -> list[str]:
-    name, layers, *_ = _describe(
-        Operation(**each.model_dump(exclude={"why"}), samples_ns=[], entries=[], bytes=[])
-    )
-    return [f"{name}\n  not measured: {each.why}", layers, ABSENT, ABSENT, ABSENT]
-
-
-def _describe_yardstick(yardstick: Yardstick) -> list[str]:
+def _describe_yardstick(yardstick: Yardstick, optional: int) -> Row:
     calls = len(yardstick.samples_ns)
-    count = _count(calls, yardstick.throttled)
-    return [yardstick.name, "", count, ABSENT, format_bytes(calls * yardstick.bytes)]
+    return [
+        *(yardstick.name, "", _count(calls, yardstick.throttled), ABSENT),
+        *(format_bytes(calls * yardstick.bytes), *[ABSENT] * optional),
+        *_speed(_median(yardstick.samples_ns), yardstick.rate, None),
+    ]
 
 
 def _tail(latency: Latency) -> list[str]:
@@ -194,17 +224,20 @@ def decode_table(case: Case) -> Table | None:
     if not ways:
         return None
     device = [summarize(found[f"{way}_device"]).estimate for way in ways]
-    host = [latency_median(case, f"{way}_host") for way in ways]
-    table = new_table("Decode steps", _compare(ways, device))
-    table.add_column("step", no_wrap=True)
-    table.add_column("samples", justify="right")
-    columns = (
-        add_estimates(table, "GPU,\nmedian µs", list(device), _NS_TO_US),
-        add_estimates(table, "host until launched,\nmedian µs", host, _NS_TO_US),
+    return Table(
+        "Decode steps",
+        [*names("step"), *numbers("samples", "GPU, median µs", "host until launched, median µs")],
+        [
+            (
+                _WAYS[way],
+                f"{len(found[f'{way}_device']):,}",
+                measured(time, _NS_TO_US),
+                measured(latency_median(case, f"{way}_host"), _NS_TO_US),
+            )
+            for way, time in zip(ways, device, strict=True)
+        ],
+        note=_compare(ways, device),
     )
-    for way, *cells in zip(ways, *columns, strict=True):
-        table.add_row(_WAYS[way], f"{len(found[f'{way}_device']):,}", *cells)
-    return table
 
 
 def graph_device_time(case: Case) -> Estimate | None:
@@ -224,58 +257,60 @@ def _compare(ways: list[str], times: list[Estimate]) -> str:
     return f"a graph takes 1 / {format_estimate(ratio) if ratio else ABSENT} of the time"
 
 
-_MARKS = {"complete": ("✓", "green"), "incomplete": ("!", "yellow")}
-_BAD = ("✗", "red")
+_MARKS: dict[str, Level] = {"complete": "good", "incomplete": "warning"}
 
 
-def launches_table(measured: Sequence[Measured], title: str) -> Table:
+def launches_table(found: Sequence[Measured], title: str) -> Table:
     """A row per quantity: median of launch medians, rate, and range of the launches.
 
     The interval is over launches: with six or more of them, the 95 % interval of the median
     launch, whatever the samples of a launch say about each other.
     """
-    groups = by_quantity(measured)
-    medians = [[each.median_ns for each in group] for group in groups.values()]
-    rates = [[rate.value for e in group if (rate := e.rate_gbps)] for group in groups.values()]
-    table = new_table(title, "median of launch medians ± half of its 95 % interval over launches")
-    for header in ("quantity", "layers"):
-        table.add_column(header, no_wrap=True)
-    for header in ("launches", "samples\neach"):
-        table.add_column(header, justify="right")
-    columns = (
-        add_estimates(table, "median\nµs", [over_launches(values) for values in medians], 1e-3),
-        add_estimates(table, "\nGB/s", [over_launches(values) for values in rates]),
-    )
-    table.add_column("slowest /\nfastest", justify="right")
-    for (quantity, group), values, *cells in zip(groups.items(), medians, *columns, strict=True):
-        table.add_row(
-            f"{quantity.name} {quantity.temperature}".strip(),
-            quantity.layer_type,
-            f"{len(group)}",
-            f"{summarize([len(each.samples_ns) for each in group]).median:,.0f}",
-            *cells,
-            f"{max(values) / min(values):.3f}" if min(values) else ABSENT,
+    rows = []
+    for quantity, group in by_quantity(found).items():
+        medians = [each.median_ns for each in group]
+        rates = [rate.value for each in group if (rate := each.rate_gbps)]
+        samples = summarize([len(each.samples_ns) for each in group]).median
+        rows.append(
+            (
+                f"{quantity.name} {quantity.temperature}".strip(),
+                quantity.layer_type,
+                f"{len(group)}",
+                f"{samples:,.0f}",
+                measured(over_launches(medians), _NS_TO_US),
+                measured(over_launches(rates)),
+                f"{max(medians) / min(medians):.3f}" if min(medians) else ABSENT,
+            )
         )
-    return table
+    return Table(
+        title,
+        [
+            *names("quantity", "layers"),
+            *numbers("launches", "samples each", minor=True),
+            *numbers("median µs", "GB/s", "slowest / fastest"),
+        ],
+        rows,
+        note="median of launch medians ± half of its 95 % interval over launches",
+        keys=2,
+    )
 
 
 def processes_table(launches: Sequence[Launch]) -> Table:
     """A row per launch: when, how long, and what became of it."""
-    table = new_table("Launches")
-    table.add_column("launch", justify="right")
-    table.add_column("started", no_wrap=True)
-    table.add_column("s", justify="right")
-    table.add_column("")
-    table.add_column("")
-    for launch in launches:
-        table.add_row(
-            f"{launch.launch}",
-            launch.started_utc[:19] + "Z",
-            f"{_duration_s(launch):.1f}",
-            Text(*_MARKS.get(launch.status, _BAD)),
-            launch.error or ("" if launch.status == "complete" else launch.status),
-        )
-    return table
+    return Table(
+        "Launches",
+        [*numbers("launch"), *names("started"), *numbers("s"), *names("state"), *prose("why")],
+        [
+            (
+                f"{launch.launch}",
+                launch.started_utc[:19] + "Z",
+                f"{_duration_s(launch):.1f}",
+                Mark(_MARKS.get(launch.status, "bad")),
+                launch.error or ("" if launch.status == "complete" else launch.status),
+            )
+            for launch in launches
+        ],
+    )
 
 
 def _duration_s(launch: Launch) -> float:

@@ -1,4 +1,4 @@
-"""A comparison on a terminal."""
+"""A comparison: for a terminal, a pull request, a page and a program."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -6,11 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.console import RenderableType
-from rich.table import Table
-from rich.text import Text
-
-from dsv4kv.compare.comparison import OTHER_WORK, Comparison, Row
+from dsv4kv.compare.comparison import OTHER_WORK, Comparison
+from dsv4kv.compare.comparison import Row as ComparisonRow
 from dsv4kv.compare.side import Side, count_launches
 from dsv4kv.measure.statistics import summarize
 from dsv4kv.measure.verdict import CONFIDENCE, Judgement, Launches, Verdict
@@ -18,11 +15,11 @@ from dsv4kv.record.quantities import axis_text
 from dsv4kv.record.replay import ReplayResult
 from dsv4kv.record.schema import Case, Environment
 from dsv4kv.units import format_bytes
-from dsv4kv.view.cells import format_arms, format_number, new_table
-from dsv4kv.view.exports import escape_pipes
-from dsv4kv.view.findings import Finding
+from dsv4kv.view.cells import format_number, measured_arms
+from dsv4kv.view.markup import to_markdown as render_markdown
 from dsv4kv.view.page.inputs import Compared, ComparedRow
 from dsv4kv.view.page.write import write_page
+from dsv4kv.view.table import Finding, Number, Part, Row, Table, Text, Tone, names, numbers, prose
 
 INTERVAL = f"{CONFIDENCE * 100:.0f} % interval"
 
@@ -131,11 +128,11 @@ def _count(result: ReplayResult) -> Iterator[tuple[str, str]]:
     yield "starts over", f"{result.evictions:,}"
 
 
-_STYLES = {
-    Verdict.SAME: "green",
-    Verdict.FASTER: "bold green",
-    Verdict.SLOWER: "bold red",
-    Verdict.UNCLEAR: "yellow",
+_TONES: dict[Verdict, Tone] = {
+    Verdict.SAME: "good",
+    Verdict.FASTER: "good",
+    Verdict.SLOWER: "bad",
+    Verdict.UNCLEAR: "warning",
 }
 LEVELS: dict[Verdict, Literal["good", "warning", "bad"]] = {
     Verdict.SAME: "good",
@@ -146,7 +143,7 @@ LEVELS: dict[Verdict, Literal["good", "warning", "bad"]] = {
 _MOST_LOSSES = 20
 
 
-def view_comparison(comparison: Comparison, verdict: Verdict) -> Iterator[RenderableType]:
+def view_comparison(comparison: Comparison, verdict: Verdict) -> Iterator[Part]:
     """Sides, what must be known before reading on, the table, and the conclusion."""
     for side in (comparison.before, comparison.after):
         yield describe_side(side)
@@ -154,7 +151,7 @@ def view_comparison(comparison: Comparison, verdict: Verdict) -> Iterator[Render
     if comparison.rows:
         yield ""
         yield comparison_table(comparison)
-        yield Text(explain(comparison), style="dim")
+        yield Text(explain(comparison), "dim")
     if rows := list_reuse(comparison.before, comparison.after):
         yield ""
         yield reuse_table(rows)
@@ -176,66 +173,57 @@ def list_warnings(comparison: Comparison) -> Iterator[Finding]:
 
 def comparison_table(comparison: Comparison) -> Table:
     """A row per quantity, and the geometric mean."""
-    rows, overall = comparison.rows, comparison.overall
-    table = new_table("Comparison", f"{comparison.before.name} against {comparison.after.name}")
-    swept = any(row.quantity.axis for row in rows)
-    for header in (*(("at",) if swept else ()), "quantity"):
-        table.add_column(header)
-    columns = [
-        _add_medians(table, f"{name},\nmedian µs", sides, virtual=comparison.virtual)
-        for name, sides in (
-            ("before", [row.before for row in rows]),
-            ("after", [row.after for row in rows]),
-        )
-    ]
-    for header in ("change", f"{INTERVAL},\n%"):
-        table.add_column(header, justify="right", no_wrap=True)
-    table.add_column("verdict")
-    for index, (row, *cells) in enumerate(zip(rows, *columns, strict=True), start=1):
-        names = [*((row.quantity.axis,) if swept else ()), str(row.quantity)]
-        end = index == len(rows)
-        table.add_row(*names, *cells, *_judged(row.judgement), end_section=end)
-    if overall:
-        names = [*(("",) if swept else ()), "geometric mean"]
-        table.add_row(*names, "", "", *_judged(overall))
-    return table
+    swept = any(row.quantity.axis for row in comparison.rows)
+    mean = comparison.overall
+    return Table(
+        "Comparison",
+        [
+            *names(*(["at"] if swept else []), "quantity"),
+            *numbers("before, median µs", "after, median µs", "change", f"{INTERVAL}, %"),
+            *names("verdict"),
+            *prose("why"),
+        ],
+        [
+            (
+                *([row.quantity.axis] if swept else []),
+                str(row.quantity),
+                _median(row.before, virtual=comparison.virtual),
+                _median(row.after, virtual=comparison.virtual),
+                *_judged(row.judgement),
+            )
+            for row in comparison.rows
+        ],
+        note=f"{comparison.before.name} against {comparison.after.name}",
+        footer=[(*([""] if swept else []), "geometric mean", "", "", *_judged(mean))]
+        if mean
+        else [],
+        keys=2 if swept else 1,
+    )
 
 
 def reuse_table(rows: Sequence[ReuseRow]) -> Table:
     """What replays of both sides saved and lost."""
-    table = new_table("Reuse")
-    swept = any(row.axis for row in rows)
-    for header in (*(("at",) if swept else ()), "of all requests"):
-        table.add_column(header)
-    for header in ("before", "after"):
-        table.add_column(header, justify="right")
-    for row in rows:
-        table.add_row(*((row.axis,) if swept else ()), row.name, row.before, row.after)
-    return table
+    return Table(
+        "Reuse",
+        [*names("at", "of all requests"), *numbers("before", "after")],
+        [(row.axis, row.name, row.before, row.after) for row in rows],
+        keys=2,
+    )
 
 
-def _judged(judgement: Judgement) -> tuple[str, str, Text]:
-    verdict = Text(judgement.verdict, _STYLES[judgement.verdict])
-    if judgement.reason:
-        verdict.append(f" {judgement.reason}", "dim")
-    return describe_change(judgement), describe_interval(judgement), verdict
+def _judged(judgement: Judgement) -> tuple[str, str, Text, Text]:
+    return (
+        describe_change(judgement),
+        describe_interval(judgement),
+        Text(judgement.verdict, _TONES[judgement.verdict]),
+        Text(judgement.reason, "dim"),
+    )
 
 
-def _add_medians(
-    table: Table, header: str, sides: Sequence[Launches], *, virtual: bool
-) -> list[str]:
-    """A column of medians, with their intervals where times were measured."""
-    table.add_column(header, justify="right")
-    found = [summarize(launches.values) for launches in sides]
-    if virtual:
-        return [format_number(each.median / 1e3) for each in found]
-    return [format_arms(each, 1e-3) for each in found]
-
-
-_HEADER = (
-    f"| quantity | before, µs | after, µs | change | {INTERVAL}, % | verdict |",
-    "|---|---:|---:|---:|---:|---|",
-)
+def _median(launches: Launches, *, virtual: bool) -> Number:
+    """A median, with its interval where times were measured."""
+    found = summarize(launches.values)
+    return Number(format_number(found.median / 1e3)) if virtual else measured_arms(found, 1e-3)
 
 
 def to_document(comparison: Comparison, verdict: Verdict) -> dict[str, Any]:
@@ -265,7 +253,7 @@ def _side(side: Side) -> dict[str, Any]:
     return {"name": side.name, "runs": runs, "launches": count_launches(side)}
 
 
-def _row(row: Row) -> dict[str, Any]:
+def _row(row: ComparisonRow) -> dict[str, Any]:
     return {
         **asdict(row.quantity),
         "before_ns": list(row.before.values),
@@ -296,35 +284,42 @@ def _markdown(comparison: Comparison, verdict: Verdict) -> Iterator[str]:
     changed = [row for row in comparison.rows if row.judgement.verdict in changes]
     others = [row for row in comparison.rows if row.judgement.verdict not in changes]
     if changed:
-        yield from ("", *_HEADER, *map(_line, changed))
+        yield from ("", render_markdown(_changes(changed)))
     if others:
         summary = f"{len(others)} rows without a change that is one"
         yield from ("", f"<details><summary>{summary}</summary>", "")
-        yield from (*_HEADER, *map(_line, others), "", "</details>")
+        yield from (render_markdown(_changes(others)), "", "</details>")
     if rows := list_reuse(comparison.before, comparison.after):
-        yield from ("", "| reuse | before | after |", "|---|---:|---:|")
-        for each in rows:
-            name = f"{each.axis}: {each.name}" if each.axis else each.name
-            yield f"| {name} | {each.before} | {each.after} |"
+        told = [(_at(each.axis, each.name), each.before, each.after) for each in rows]
+        yield from (
+            "",
+            render_markdown(Table("", [*names("reuse"), *numbers("before", "after")], told)),
+        )
     yield from ("", f"<sub>{explain(comparison)}</sub>")
 
 
-def _line(row: Row) -> str:
-    name = f"{row.quantity.axis}: {row.quantity}" if row.quantity.axis else str(row.quantity)
-    verdict = f"{row.judgement.verdict} {row.judgement.reason}".strip()
-    cells: Sequence[str] = (
-        name,
-        _micros(row.before),
-        _micros(row.after),
+def _changes(rows: Sequence[ComparisonRow]) -> Table:
+    """Without intervals of medians, which no page of a pull request has room for."""
+    columns = [
+        *names("quantity"),
+        *numbers("before, µs", "after, µs", "change", f"{INTERVAL}, %"),
+        *names("verdict"),
+    ]
+    return Table("", columns, [_changed(row) for row in rows])
+
+
+def _changed(row: ComparisonRow) -> Row:
+    return [
+        _at(row.quantity.axis, str(row.quantity)),
+        *(format_number(summarize(side.values).median / 1e3) for side in (row.before, row.after)),
         describe_change(row.judgement),
         describe_interval(row.judgement),
-        verdict,
-    )
-    return "| " + " | ".join(map(escape_pipes, cells)) + " |"
+        f"{row.judgement.verdict} {row.judgement.reason}".strip(),
+    ]
 
 
-def _micros(launches: Launches) -> str:
-    return format_number(summarize(launches.values).median / 1e3)
+def _at(axis: str, name: str) -> str:
+    return f"{axis}: {name}" if axis else name
 
 
 def write_comparison(comparison: Comparison, verdict: Verdict, target: Path) -> None:
@@ -360,5 +355,5 @@ def _tell_omissions(comparison: Comparison) -> Iterator[Finding]:
             yield Finding("note", told)
 
 
-def _name(row: Row) -> str:
+def _name(row: ComparisonRow) -> str:
     return ", ".join(filter(None, (row.quantity.axis, str(row.quantity))))

@@ -5,12 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsv4kv.view.console import open_console, print_document
+from dsv4kv.view.console import print_document
+from dsv4kv.view.table import ABSENT, Part, Table, names, numbers, prose
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.table import Table
-
     from dsv4kv.engines.logs.explain import Explanation
     from dsv4kv.engines.logs.waterfall import Waterfall
 
@@ -44,7 +42,9 @@ def explain(paths: Sequence[Path], json: bool = False) -> bool:
     if json:
         print_document(json_module.dumps(document, ensure_ascii=False, indent=2))
     else:
-        open_console().print(*parts, sep="\n")
+        from dsv4kv.view.terminal import show
+
+        show(parts)
     return all(each.printed_tokens is not None for each in told)
 
 
@@ -58,9 +58,9 @@ def _document(record: Any) -> dict[str, Any]:
     return document
 
 
-def _tell(explanation: "Explanation") -> list["RenderableType"]:
+def _tell(explanation: "Explanation") -> list[Part]:
     """From the number to what it means, what fits, and what would change it."""
-    parts: list[RenderableType] = [_head(explanation), *explanation.meaning, ""]
+    parts: list[Part] = [_head(explanation), *explanation.meaning, ""]
     if len(explanation.ranks) > 1:
         parts.append(_ranks(explanation))
     parts += [_statements(explanation), _costs(explanation), _fits(explanation)]
@@ -78,31 +78,32 @@ def _head(explanation: "Explanation") -> str:
     return f"{explanation.source}: {number}\n{explanation.title}{proof}\n"
 
 
-def _ranks(explanation: "Explanation") -> "Table":
-    table = _table("Ranks, the smallest first: it is the one explained", "rank")
-    table.add_column("tokens", justify="right")
-    table.add_column("memory", justify="right")
-    for rank in explanation.ranks:
-        tokens = "refused" if rank.tokens is None else f"{rank.tokens:,}"
-        memory = "" if rank.available_gib is None else f"{rank.available_gib:.2f} GiB"
-        table.add_row(rank.rank or "–", tokens, memory)
-    return table
+def _ranks(explanation: "Explanation") -> Table:
+    return Table(
+        "Ranks, the smallest first: it is the one explained",
+        [*names("rank"), *numbers("tokens", "memory")],
+        [
+            (
+                rank.rank or ABSENT,
+                "refused" if rank.tokens is None else f"{rank.tokens:,}",
+                "" if rank.available_gib is None else f"{rank.available_gib:.2f} GiB",
+            )
+            for rank in explanation.ranks
+        ],
+    )
 
 
-def _statements(explanation: "Explanation") -> "Table":
-    table = _table("Configuration", "what")
-    table.add_column("value")
-    table.add_column("how it is known")
-    for statement in explanation.statements:
-        table.add_row(statement.what, statement.value, statement.how)
-    return table
+def _statements(explanation: "Explanation") -> Table:
+    return Table(
+        "Configuration",
+        [*names("what"), *prose("value", "how it is known")],
+        [(each.what, each.value, each.how) for each in explanation.statements],
+    )
 
 
-def _costs(explanation: "Explanation") -> "Table":
+def _costs(explanation: "Explanation") -> Table:
     from dsv4kv.units import format_bytes
 
-    table = _table("One request", "cost")
-    table.add_column("bytes", justify="right")
     rows = (
         ("fixed: windows and states in steady decode", format_bytes(explanation.fixed_bytes)),
         (
@@ -114,27 +115,29 @@ def _costs(explanation: "Explanation") -> "Table":
         (f"one {explanation.unit}", f"{explanation.unit_bytes:,.2f} B"),
         (f"all {explanation.units:,} {explanation.unit}s", format_bytes(explanation.cache_bytes)),
     )
-    for row in rows:
-        table.add_row(*row)
-    return table
+    return Table("One request", [*prose("cost"), *numbers("bytes")], rows)
 
 
-def _fits(explanation: "Explanation") -> "Table":
-    table = _table("What really fits in steady decode, as far as memory goes", "context")
-    table.add_column("requests", justify="right")
-    table.add_column("tokens", justify="right")
-    for fit in explanation.fits:
-        table.add_row(f"{fit.context_tokens:,}", f"{fit.requests:,}", f"{fit.tokens:,}")
-    return table
+def _fits(explanation: "Explanation") -> Table:
+    return Table(
+        "What really fits in steady decode, as far as memory goes",
+        numbers("context", "requests", "tokens"),
+        [
+            (f"{fit.context_tokens:,}", f"{fit.requests:,}", f"{fit.tokens:,}")
+            for fit in explanation.fits
+        ],
+    )
 
 
-def _changes(explanation: "Explanation") -> "Table":
-    table = _table("What would change the number most", "change")
-    table.add_column("prints", justify="right")
-    table.add_column("gain", justify="right")
-    for change in explanation.changes[:_MOST_CHANGES]:
-        table.add_row(change.what, f"{change.printed_tokens:,}", f"{change.gain_tokens:+,}")
-    return table
+def _changes(explanation: "Explanation") -> Table:
+    return Table(
+        "What would change the number most",
+        [*prose("change"), *numbers("prints", "gain")],
+        [
+            (change.what, f"{change.printed_tokens:,}", f"{change.gain_tokens:+,}")
+            for change in explanation.changes[:_MOST_CHANGES]
+        ],
+    )
 
 
 def _candidates(explanation: "Explanation") -> str:
@@ -144,13 +147,10 @@ def _candidates(explanation: "Explanation") -> str:
     return "\n".join([*lines, *([f"  and {more} more"] if more else [])])
 
 
-def _tell_waterfall(waterfall: "Waterfall") -> list["RenderableType"]:
-    table = _table("From one number to the other", "step")
-    for name in ("gain", "tokens", "bytes of a unit", "units", "units per request"):
-        table.add_column(name, justify="right")
-    table.add_row(waterfall.before.source, "", f"{waterfall.start_tokens:,}")
-    for step in waterfall.steps:
-        table.add_row(
+def _tell_waterfall(waterfall: "Waterfall") -> list[Part]:
+    rows = [(waterfall.before.source, "", f"{waterfall.start_tokens:,}", "", "", "")]
+    rows += [
+        (
             step.what,
             f"{step.gain_tokens:+,}",
             f"{step.tokens:,}",
@@ -158,15 +158,18 @@ def _tell_waterfall(waterfall: "Waterfall") -> list["RenderableType"]:
             f"{step.units:,}",
             f"{step.units_per_request:,.0f}",
         )
+        for step in waterfall.steps
+    ]
     difference = waterfall.end_tokens - waterfall.start_tokens
-    table.add_row(waterfall.after.source, f"{difference:+,}", f"{waterfall.end_tokens:,}")
+    ends = (f"{difference:+,}", f"{waterfall.end_tokens:,}", "", "", "")
+    table = Table(
+        "From one number to the other",
+        [
+            *prose("step"),
+            *numbers("gain", "tokens"),
+            *numbers("bytes of a unit", "units", "units per request", minor=True),
+        ],
+        [*rows, (waterfall.after.source, *ends)],
+    )
     titles = [f"{told.source}: {told.title}" for told in (waterfall.before, waterfall.after)]
     return [*titles, "", table]
-
-
-def _table(title: str, first: str) -> "Table":
-    from dsv4kv.view.cells import new_table
-
-    table = new_table(title)
-    table.add_column(first)
-    return table

@@ -4,8 +4,6 @@ CSV and JSON lines have one row per quantity and launch, so that nothing is aver
 another program may want to average itself; Markdown has one row per quantity.
 """
 
-import csv
-import io
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,13 +11,16 @@ from typing import Any
 from dsv4kv.measure.statistics import summarize
 from dsv4kv.record.quantities import (
     Measured,
+    Quantity,
     by_quantity,
     list_measured,
     measured_in,
     over_launches,
 )
 from dsv4kv.record.schema import Case, RunRecord
-from dsv4kv.view.cells import ABSENT, format_estimate
+from dsv4kv.view import markup
+from dsv4kv.view.cells import measured
+from dsv4kv.view.table import Number, Table, names, numbers, tabulate
 
 _AXIS = "axis."
 
@@ -42,12 +43,7 @@ def to_rows(record: RunRecord) -> list[dict[str, Any]]:
 def to_csv(records: Sequence[RunRecord]) -> str:
     """Rows with a header; every swept setting is a column, empty where a run did not sweep it."""
     rows = [row for record in records for row in to_rows(record)]
-    columns = dict.fromkeys(name for row in rows for name in row)
-    file = io.StringIO()
-    writer = csv.DictWriter(file, list(columns), restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
-    return file.getvalue()
+    return markup.to_csv(tabulate([{k: _cell(v) for k, v in row.items()} for row in rows]))
 
 
 def to_json_lines(records: Sequence[RunRecord]) -> str:
@@ -115,29 +111,29 @@ def _cell(value: Any) -> Any:
     return json.dumps(value) if isinstance(value, list | dict | bool) else value
 
 
-def escape_pipes(cell: str) -> str:
-    """Text as it stands in a cell of a Markdown table."""
-    return cell.replace("|", "\\|")
-
-
 def _markdown(record: RunRecord) -> Iterator[str]:
     launches = len(record.launches) or 1
     told = f"{launches} launches" if launches > 1 else "one launch, interval within it"
     status = "" if record.status == "complete" else f", **{record.status}**"
     yield f"**{record.run_id}** ({record.config_source}, {told}{status})"
-    yield from ("", "| quantity | launches | median, µs | GB/s |", "|---|---:|---:|---:|")
-    for quantity, group in by_quantity(list_measured(record)).items():
-        name = f"{quantity.axis}: {quantity}" if quantity.axis else str(quantity)
-        median, rate = (cell.replace(ABSENT, "") for cell in _estimates(group))
-        yield f"| {escape_pipes(name)} | {len(group)} | {median} | {rate} |"
+    groups = by_quantity(list_measured(record)).items()
+    rows = [(_name(quantity), f"{len(group)}", *_estimates(group)) for quantity, group in groups]
+    yield ""
+    yield markup.to_markdown(
+        Table("", [*names("quantity"), *numbers("launches", "median, µs", "GB/s")], rows)
+    )
     yield ""
 
 
-def _estimates(group: Sequence[Measured]) -> tuple[str, str]:
+def _name(quantity: Quantity) -> str:
+    return f"{quantity.axis}: {quantity}" if quantity.axis else str(quantity)
+
+
+def _estimates(group: Sequence[Measured]) -> tuple[Number, Number]:
     """Median and rate of the launches, or of the only one with its own intervals."""
     if len(group) == 1:
         median = summarize(group[0].samples_ns).estimate
-        return format_estimate(median, 1e-3), format_estimate(group[0].rate_gbps)
+        return measured(median, 1e-3), measured(group[0].rate_gbps)
     rates = [rate.value for each in group if (rate := each.rate_gbps)]
     medians = over_launches([each.median_ns for each in group])
-    return format_estimate(medians, 1e-3), format_estimate(over_launches(rates))
+    return measured(medians, 1e-3), measured(over_launches(rates))

@@ -2,11 +2,9 @@
 
 from typing import Any
 
-from rich.table import Table
-
 from dsv4kv.record.schema import CacheSummary, Case, Environment, GpuFacts, RunRecord, Totals
 from dsv4kv.units import format_bytes, format_duration
-from dsv4kv.view.cells import ABSENT
+from dsv4kv.view.table import ABSENT, Facts
 
 _SHARING = {
     "model": "one block table for the whole model",
@@ -15,7 +13,7 @@ _SHARING = {
 }
 
 
-def header(record: RunRecord) -> Table:
+def header(record: RunRecord) -> Facts:
     """Facts that hold for every case of the run."""
     caches = [case.cache for case in record.cases if case.cache]
     rows = {
@@ -28,10 +26,10 @@ def header(record: RunRecord) -> Table:
         "software": _software(record.environment),
         "repeat": record.reproduce,
     }
-    return _grid({label: text for label, text in rows.items() if text})
+    return Facts({label: text for label, text in rows.items() if text})
 
 
-def cache_facts(cache: CacheSummary) -> Table:
+def cache_facts(cache: CacheSummary) -> Facts:
     """Geometry of one case's cache."""
     formats = ", ".join(f"{place} {name}" for place, name in cache.formats.items())
     rows = {
@@ -46,10 +44,10 @@ def cache_facts(cache: CacheSummary) -> Table:
             f"{format_bytes(cache.bytes_per_request)} per request slot"
         ),
     }
-    return _grid(rows)
+    return Facts(rows)
 
 
-def totals_facts(totals: Totals, cache: CacheSummary | None) -> Table:
+def totals_facts(totals: Totals, cache: CacheSummary | None) -> Facts:
     """What went through the cache. One run gives one observation of a total: no interval."""
     rows = {
         "requests": f"{totals.requests:,} served, {totals.peak_requests:,} at once at the peak",
@@ -66,7 +64,7 @@ def totals_facts(totals: Totals, cache: CacheSummary | None) -> Table:
         )
     if totals.drafted_tokens:
         rows["drafts"] = _drafts(totals)
-    return _grid(rows)
+    return Facts(rows)
 
 
 def tokens_per_second(totals: Totals) -> float | None:
@@ -81,15 +79,6 @@ def setting(case: Case, path: str) -> Any:
     for name in path.split("."):
         value = value.get(name) if isinstance(value, dict) else None
     return value
-
-
-def _grid(rows: dict[str, str]) -> Table:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", min_width=8, no_wrap=True)
-    grid.add_column()
-    for label, text in rows.items():
-        grid.add_row(label, text)
-    return grid
 
 
 def _model(cache: CacheSummary) -> str:

@@ -1,37 +1,10 @@
 """What a run found out about itself, as sentences: stopped, failed, unequal, leaking, or fine."""
 
-from dataclasses import dataclass
-from typing import Literal
-
-from rich.text import Text
-
 from dsv4kv.record.schema import Case, Pool
 from dsv4kv.units import format_bytes
+from dsv4kv.view.table import Finding
 
-_MARKS = {
-    "good": ("✓", "green"),
-    "note": ("·", "dim"),
-    "warning": ("!", "yellow"),
-    "bad": ("✗", "red"),
-}
 _MOST_FAILURES = 20
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A sentence and how good the news is."""
-
-    level: Literal["good", "note", "warning", "bad"]
-    sentence: str
-
-    @property
-    def is_problem(self) -> bool:
-        """Whether it must be told even when little is told."""
-        return self.level in ("warning", "bad")
-
-    def __rich__(self) -> Text:
-        mark, style = _MARKS[self.level]
-        return Text(f"{mark} {self.sentence}", style=style)
 
 
 def judge_status(case: Case) -> list[Finding]:

@@ -1,15 +1,10 @@
 """What ``dsv4kv trace mrc`` found, as tables."""
 
-import csv
-import io
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
-
-from rich.console import RenderableType
-from rich.text import Text
 
 from dsv4kv.engines.rules import RULES
 from dsv4kv.engines.speculation import SPECULATIONS
@@ -17,8 +12,9 @@ from dsv4kv.mrc.curves import Answer, Point
 from dsv4kv.mrc.sample import CLASSES, LONG_REFERENCES, SampledHits, Sampling
 from dsv4kv.prefix.outcome import Losses, Outcome
 from dsv4kv.units import format_bytes
-from dsv4kv.view.cells import ABSENT, new_table
+from dsv4kv.view import markup
 from dsv4kv.view.chart import Chart, Series, draw_svg
+from dsv4kv.view.table import ABSENT, Finding, Part, Table, names, numbers, prose, tabulate
 
 _GIB = 2**30
 
@@ -87,13 +83,7 @@ def _outcome_row(outcome: Outcome, answer: Answer) -> dict[str, Any]:
 
 def to_csv(answer: Answer) -> str:
     """The rows as CSV; what a row does not have is empty."""
-    rows = list(_rows(answer))
-    names = dict.fromkeys(name for row in rows for name in row)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(names), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return markup.to_csv(tabulate(list(_rows(answer))))
 
 
 def to_json(source: str, model: str, answer: Answer) -> str:
@@ -162,112 +152,128 @@ def _band(estimate: SampledHits) -> Iterator[tuple[str, float]]:
 _REASONS = {field.name: field.name.replace("_", " ") for field in fields(Losses)}
 
 
-def show_answer(source: str, model: str, answer: Answer) -> Iterator[RenderableType]:
+def show_answer(source: str, model: str, answer: Answer) -> Iterator[Part]:
     """The curve, then what strategies, rules and policies make of the last capacity."""
-    yield Text(
+    yield (
         f"{source}: {answer.requests:,} requests, {answer.input_tokens:,} prompt tokens, "
         f"{answer.references:,} blocks of {answer.block_tokens:,} tokens"
     )
-    yield _curve(model, answer)
+    yield from ("", _curve(model, answer))
     if answer.enough_tokens is not None:
         size = format_bytes(int(answer.enough_tokens * answer.costs.token_bytes))
-        yield Text(
+        yield (
             f"90 % of the hits of a cache without bound need {answer.enough_tokens:,} tokens, "
             f"{size} of {model}'s compressed cache."
         )
     if answer.points[-1].strategies:
-        yield _strategies(model, answer, answer.points[-1])
+        yield from ("", _strategies(model, answer, answer.points[-1]))
     for point in answer.points:
         if outcomes := [*point.rules, *point.policies]:
-            yield _rules(point, outcomes)
-            yield Text(_advice(point))
+            yield from ("", _rules(point, outcomes))
+            yield _advice(point)
     if any(point.estimates for point in answer.points):
-        yield _estimates(answer)
-        yield Text(_tell_sampling(answer.sampling))
+        yield from ("", _estimates(answer))
+        yield _tell_sampling(answer.sampling)
     if answer.sampling.refused:
-        yield Text(
+        yield Finding(
+            "warning",
             "Policies that no sample tells were simulated on the whole trace, though that is "
-            "long: "
-            f"{answer.sampling.refused}",
-            "yellow",
+            f"long: {answer.sampling.refused}",
         )
     yield from _warnings(answer)
 
 
-def _curve(model: str, answer: Answer) -> RenderableType:
-    table = new_table("Hits by capacity", "share of prompt tokens, strategies: not computed")
-    for header in ("tokens", f"GiB of {model}", "blocks", "tokens hit"):
-        table.add_column(header, justify="right", no_wrap=True)
+def _curve(model: str, answer: Answer) -> Table:
     rejects = any(point.rejected for point in answer.points)
-    if rejects:
-        table.add_column("requests\nrejected", justify="right", no_wrap=True)
-    for outcome in answer.points[0].strategies:
-        table.add_column(outcome.name, justify="right", no_wrap=True)
-    for point in answer.points:
-        table.add_row(
-            "no bound" if point.capacity_tokens is None else f"{point.capacity_tokens:,}",
-            ABSENT if point.capacity_bytes is None else f"{point.capacity_bytes / _GIB:,.2f}",
-            f"{point.block_hits:.5f}",
-            f"{point.token_hits:.5f}",
-            *([f"{point.rejected:,}"] if rejects else []),
-            *(f"{outcome.hit_share:.4f}" for outcome in point.strategies),
-        )
-    return table
+    return Table(
+        "Hits by capacity",
+        [
+            *numbers("tokens", f"GiB of {model}", "blocks", "tokens hit"),
+            *numbers(*(["requests rejected"] if rejects else [])),
+            *numbers(*(outcome.name for outcome in answer.points[0].strategies)),
+        ],
+        [
+            (
+                "no bound" if point.capacity_tokens is None else f"{point.capacity_tokens:,}",
+                ABSENT if point.capacity_bytes is None else f"{point.capacity_bytes / _GIB:,.2f}",
+                f"{point.block_hits:.5f}",
+                f"{point.token_hits:.5f}",
+                *([f"{point.rejected:,}"] if rejects else []),
+                *(f"{outcome.hit_share:.4f}" for outcome in point.strategies),
+            )
+            for point in answer.points
+        ],
+        note="share of prompt tokens, strategies: not computed",
+    )
 
 
-def _strategies(model: str, answer: Answer, point: Point) -> RenderableType:
-    table = new_table("Windows and states", f"{_capacity(point)}; checkpoints of {model}")
-    for header in ("strategy", "not computed", "of what\nis cached", "written per\nnew token",
-                   "written", "read", *_shown(point.strategies)):  # fmt: skip
-        table.add_column(header, justify="left" if header == "strategy" else "right")
-    for outcome in point.strategies:
-        share = outcome.hit_tokens / outcome.found_tokens if outcome.found_tokens else 0.0
-        table.add_row(
-            outcome.name,
-            f"{outcome.hit_share:.4f}",
-            f"{share:.1%}",
-            f"{outcome.written_per_new_token:.4f}",
-            format_bytes(written_bytes(outcome, answer)),
-            format_bytes(outcome.checkpoint_reads * answer.costs.checkpoint_bytes),
-            *_lost(outcome, point.strategies),
-        )
-    return table
+def _strategies(model: str, answer: Answer, point: Point) -> Table:
+    return Table(
+        "Windows and states",
+        [
+            *names("strategy"),
+            *numbers("not computed", "of what is cached", "written per new token"),
+            *numbers("written", "read", *_shown(point.strategies)),
+        ],
+        [
+            (
+                outcome.name,
+                f"{outcome.hit_share:.4f}",
+                f"{outcome.hit_tokens / (outcome.found_tokens or 1):.1%}",
+                f"{outcome.written_per_new_token:.4f}",
+                format_bytes(written_bytes(outcome, answer)),
+                format_bytes(outcome.checkpoint_reads * answer.costs.checkpoint_bytes),
+                *_lost(outcome, point.strategies),
+            )
+            for outcome in point.strategies
+        ],
+        note=f"{_capacity(point)}; checkpoints of {model}",
+    )
 
 
-def _rules(point: Point, outcomes: list[Outcome]) -> RenderableType:
-    table = new_table("Rules", f"{_capacity(point)}; tokens lost, as shares of all prompt tokens")
-    table.add_column("rule", no_wrap=True)
-    rejects = ["requests\nrejected"] if any(o.rejected for o in outcomes) else []
-    for header in ("hit tokens", "hit", *rejects, *_shown(outcomes)):
-        table.add_column(header, justify="right", no_wrap=True)
-    table.add_column("setting", overflow="fold")
-    for outcome in outcomes:
-        rule = RULES.get(outcome.name)
-        table.add_row(
-            outcome.label,
-            f"{outcome.hit_tokens:,}",
-            f"{outcome.hit_share:.5f}",
-            *(f"{outcome.rejected:,}" for _ in rejects),
-            *_lost(outcome, outcomes),
-            rule.setting if rule else "",
-        )
-    return table
+def _rules(point: Point, outcomes: list[Outcome]) -> Table:
+    rejects = any(outcome.rejected for outcome in outcomes)
+    return Table(
+        "Rules",
+        [
+            *names("rule"),
+            *numbers("hit tokens", "hit", *(["requests rejected"] if rejects else [])),
+            *numbers(*_shown(outcomes)),
+            *prose("setting", minor=True),
+        ],
+        [
+            (
+                outcome.label,
+                f"{outcome.hit_tokens:,}",
+                f"{outcome.hit_share:.5f}",
+                *([f"{outcome.rejected:,}"] if rejects else []),
+                *_lost(outcome, outcomes),
+                rule.setting if (rule := RULES.get(outcome.name)) else "",
+            )
+            for outcome in outcomes
+        ],
+        note=f"{_capacity(point)}; tokens lost, as shares of all prompt tokens",
+    )
 
 
-def _estimates(answer: Answer) -> RenderableType:
-    table = new_table("Policies", "estimated from a sample, share of prompt tokens")
-    for header in ("tokens", "policy", "hit", "95 % interval", "lru, exact"):
-        table.add_column(header, justify="left" if header == "policy" else "right", no_wrap=True)
-    for point in answer.points:
-        for estimate in point.estimates:
-            table.add_row(
+def _estimates(answer: Answer) -> Table:
+    return Table(
+        "Policies",
+        [*numbers("tokens"), *names("policy"), *numbers("hit", "95 % interval", "lru, exact")],
+        [
+            (
                 f"{point.capacity_tokens:,}",
                 estimate.name,
                 f"{estimate.hit_share:.4f}",
                 f"{estimate.low:.4f} to {estimate.high:.4f}",
                 f"{point.token_hits:.4f}",
             )
-    return table
+            for point in answer.points
+            for estimate in point.estimates
+        ],
+        note="estimated from a sample, share of prompt tokens",
+        keys=2,
+    )
 
 
 def _tell_sampling(sampling: Sampling) -> str:
@@ -287,7 +293,7 @@ def _tell_sampling(sampling: Sampling) -> str:
 
 def _shown(outcomes: tuple[Outcome, ...] | list[Outcome]) -> list[str]:
     """Headers of the reasons that occur."""
-    return [f"lost to\n{_REASONS[name]}" for name in _occurring(outcomes)]
+    return [f"lost to {_REASONS[name]}" for name in _occurring(outcomes)]
 
 
 def _occurring(outcomes: tuple[Outcome, ...] | list[Outcome]) -> list[str]:
@@ -356,15 +362,15 @@ def _best(alike: list[Outcome]) -> Outcome:
     return max(alike, key=lambda o: o.hit_tokens)
 
 
-def _warnings(answer: Answer) -> Iterator[RenderableType]:
+def _warnings(answer: Answer) -> Iterator[Part]:
     lost = {o.name: o.unreachable_checkpoints for o in answer.points[-1].strategies}
     for name, count in lost.items():
         if count:
-            yield Text(
+            yield Finding(
+                "warning",
                 f"{name}: {count:,} checkpoints lie inside the partial last block of a prompt "
                 f"({answer.trace_block_tokens} tokens), which never comes again: they can never "
                 "be found. Leave --no-snap out.",
-                "yellow",
             )
 
 

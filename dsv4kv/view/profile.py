@@ -10,10 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import RenderableType
-from rich.table import Table
-from rich.text import Text
-
 from dsv4kv.errors import ProfileError
 from dsv4kv.measure.profilers.chrome_file import open_text
 from dsv4kv.measure.profilers.classify import CACHE_CATEGORIES, CATEGORIES, shipped_rules, shorten
@@ -33,8 +29,18 @@ from dsv4kv.record.schema import RunRecord
 from dsv4kv.record.store import load_record
 from dsv4kv.record.yardstick import Yardstick, yardsticks
 from dsv4kv.units import counted, format_bytes, format_duration
-from dsv4kv.view.cells import ABSENT, add_estimates, format_estimate, format_number, new_table
-from dsv4kv.view.findings import Finding
+from dsv4kv.view.cells import format_estimate, format_number, measured
+from dsv4kv.view.table import (
+    ABSENT,
+    Finding,
+    Part,
+    Row,
+    Table,
+    Text,
+    names,
+    numbers,
+    prose,
+)
 
 _NS_TO_US = 1e-3
 _MOST_AMPLIFICATION = 1.10
@@ -45,33 +51,32 @@ def kernels_table(table: KernelTable, most: int | None, yardstick: Yardstick | N
     """Kernels by their time, the longest ``most`` of them, all for None."""
     shown = table.kernels[:most]
     total = sum(row.total_ns for row in table.kernels) or 1
-    known = [row for row in shown if row.useful_bytes is not None]
+    known = any(row.useful_bytes is not None for row in shown)
     gaps = any(row.gap_ns is not None for row in shown)
-    view = new_table("Kernels", _title_note(table))
-    view.add_column("kernel", overflow="fold")
-    view.add_column("does", no_wrap=True)
-    for header in ("calls", "total\nµs", "% of\nall", "median\nµs", "p95\nµs", "min\nµs"):
-        view.add_column(header, justify="right", no_wrap=True)
-    if gaps:
-        view.add_column("idle\nbefore", justify="right", no_wrap=True)
-    if known:
-        view.add_column("GB/s", justify="right", no_wrap=True)
-        view.add_column(f"% of\n{yardstick.name if yardstick else 'copy'}", justify="right")
-    for title, row in zip(titles(shown), shown, strict=True):
-        cells = [
-            title,
-            row.category,
-            f"{row.calls:,}",
-            _us(row.total_ns),
-            f"{row.total_ns / total * 100:.1f}",
-            _us(row.median_ns),
-            _us(row.p95_ns),
-            _us(row.min_ns),
-        ]
-        cells += [_us(row.gap_ns)] if gaps else []
-        cells += _rate(row.useful_bytes, row.total_ns, yardstick) if known else []
-        view.add_row(*cells)
-    return view
+    rates = ["GB/s", f"% of {yardstick.name if yardstick else 'copy'}"]
+    return Table(
+        "Kernels",
+        [
+            *names("kernel", "does"),
+            *numbers("calls", "total µs", "% of all", "median µs"),
+            *numbers("p95 µs", "min µs", *(["idle before"] if gaps else []), minor=True),
+            *numbers(*(rates if known else [])),
+        ],
+        [
+            (
+                title,
+                row.category,
+                f"{row.calls:,}",
+                _us(row.total_ns),
+                f"{row.total_ns / total * 100:.1f}",
+                *(_us(row.median_ns), _us(row.p95_ns), _us(row.min_ns)),
+                *([_us(row.gap_ns)] if gaps else []),
+                *(_rate(row.useful_bytes, row.total_ns, yardstick) if known else []),
+            )
+            for title, row in zip(titles(shown), shown, strict=True)
+        ],
+        note=_title_note(table),
+    )
 
 
 def classes_table(table: KernelTable) -> Table:
@@ -81,18 +86,25 @@ def classes_table(table: KernelTable) -> Table:
     for row in table.kernels:
         spent[row.category] += row.total_ns
         calls[row.category] += row.calls
-    steps = table.num_steps
-    view = new_table("What they do")
-    view.add_column("does", no_wrap=True)
-    for header in ("calls", "total µs", "µs a step" if steps else "", "% of all"):
-        if header:
-            view.add_column(header, justify="right", no_wrap=True)
-    for category in CATEGORIES:
-        if calls[category]:
-            a_step = [_us(spent[category] / steps)] if steps else []
-            share = f"{spent[category] / (spent.total() or 1) * 100:.1f}"
-            view.add_row(category, f"{calls[category]:,}", _us(spent[category]), *a_step, share)
-    return view
+    steps, whole = table.num_steps, spent.total() or 1
+    return Table(
+        "What they do",
+        [
+            *names("does"),
+            *numbers("calls", "total µs", *(["µs a step"] if steps else []), "% of all"),
+        ],
+        [
+            (
+                category,
+                f"{calls[category]:,}",
+                _us(spent[category]),
+                *([_us(spent[category] / steps)] if steps else []),
+                f"{spent[category] / whole * 100:.1f}",
+            )
+            for category in CATEGORIES
+            if calls[category]
+        ],
+    )
 
 
 def profiled_operations_table(
@@ -100,24 +112,25 @@ def profiled_operations_table(
 ) -> Table:
     """The toolkit's operations: useful bytes, rate, and bytes in DRAM where they were counted."""
     counted = any(row.dram_bytes is not None for row in operations)
-    view = new_table("Operations", "useful bytes are those of the byte model, all calls")
-    view.add_column("operation", no_wrap=True)
-    view.add_column("does", no_wrap=True)
-    for header in ("calls", "total µs", "useful", "GB/s"):
-        view.add_column(header, justify="right", no_wrap=True)
-    view.add_column(f"% of {yardstick.name if yardstick else 'copy'}", justify="right")
-    if counted:
-        view.add_column("in DRAM", justify="right", no_wrap=True)
-        view.add_column("moved /\nuseful", justify="right", no_wrap=True)
-    for row in operations:
-        useful = ABSENT if row.useful_bytes is None else format_bytes(row.useful_bytes)
-        cells: list[str | Text] = [row.name, row.category, f"{row.calls:,}", _us(row.total_ns)]
-        cells += [useful, *_rate(row.useful_bytes, row.total_ns, yardstick)]
-        if counted:
-            cells += [ABSENT if row.dram_bytes is None else format_bytes(row.dram_bytes)]
-            cells += [_amplification(row)]
-        view.add_row(*cells)
-    return view
+    return Table(
+        "Operations",
+        [
+            *names("operation", "does"),
+            *numbers("calls", "total µs", "useful", "GB/s"),
+            *numbers(f"% of {yardstick.name if yardstick else 'copy'}"),
+            *numbers(*(["in DRAM", "moved / useful"] if counted else [])),
+        ],
+        [
+            (
+                *(row.name, row.category, f"{row.calls:,}", _us(row.total_ns)),
+                _size(row.useful_bytes),
+                *_rate(row.useful_bytes, row.total_ns, yardstick),
+                *((_size(row.dram_bytes), _amplification(row)) if counted else ()),
+            )
+            for row in operations
+        ],
+        note="useful bytes are those of the byte model, all calls",
+    )
 
 
 def launches_table(kernels: Sequence[KernelRow]) -> Table | None:
@@ -125,23 +138,27 @@ def launches_table(kernels: Sequence[KernelRow]) -> Table | None:
     known = [row for row in kernels if row.grid or row.registers is not None]
     if not known:
         return None
-    view = new_table("Launches", "the most frequent of each kernel")
-    view.add_column("kernel", overflow="fold")
-    view.add_column("phase", no_wrap=True)
-    for header in ("place in\ngraph", "grid", "block", "registers", "shared", "different"):
-        view.add_column(header, justify="right", no_wrap=True)
-    for title, row in zip(titles(known), known, strict=True):
-        view.add_row(
-            title,
-            row.phase or ABSENT,
-            ABSENT if row.node is None else str(row.node),
-            _product(row.grid),
-            _product(row.block),
-            ABSENT if row.registers is None else str(row.registers),
-            ABSENT if row.shared_bytes is None else format_bytes(row.shared_bytes),
-            f"{row.shapes:,}",
-        )
-    return view
+    return Table(
+        "Launches",
+        [
+            *names("kernel", "phase"),
+            *numbers("place in graph", "grid", "block", "registers", "shared", "different"),
+        ],
+        [
+            (
+                title,
+                row.phase or ABSENT,
+                ABSENT if row.node is None else str(row.node),
+                _product(row.grid),
+                _product(row.block),
+                ABSENT if row.registers is None else str(row.registers),
+                _size(row.shared_bytes),
+                f"{row.shapes:,}",
+            )
+            for title, row in zip(titles(known), known, strict=True)
+        ],
+        note="the most frequent of each kernel",
+    )
 
 
 def amplification(row: OperationRow) -> float | None:
@@ -184,6 +201,10 @@ def _title_note(table: KernelTable) -> str:
     return ""
 
 
+def _size(size: int | None) -> str:
+    return ABSENT if size is None else format_bytes(size)
+
+
 def _us(nanoseconds: float | None) -> str:
     return ABSENT if nanoseconds is None else format_number(nanoseconds * _NS_TO_US)
 
@@ -201,7 +222,7 @@ def _amplification(row: OperationRow) -> Text:
     ratio = amplification(row)
     if ratio is None:
         return Text(ABSENT)
-    return Text(f"{ratio:.2f}", "red" if is_amplified(row) else "green")
+    return Text(f"{ratio:.2f}", "bad" if is_amplified(row) else "good")
 
 
 def _product(sizes: Sequence[int] | None) -> str:
@@ -235,7 +256,7 @@ _OF_THE_SPAN = ("span_ns", "busy_ns", "gap_ns")
 
 def tell_profile(
     profile: Profile, yardstick: Yardstick | None, *, full: bool = False
-) -> Iterator[RenderableType]:
+) -> Iterator[Part]:
     """The parts of a profile; with ``full`` every kernel, and how each was launched."""
     if profile.memory:
         yield memory_table(profile.memory)
@@ -260,7 +281,7 @@ def tell_profile(
 
 def _tell_kernels(
     table: KernelTable, yardstick: Yardstick | None, *, full: bool
-) -> Iterator[RenderableType]:
+) -> Iterator[Part]:
     if not table.kernels:
         return
     yield classes_table(table)
@@ -281,7 +302,7 @@ def _tell_kernels(
     yield ""
 
 
-def _tell_names(table: KernelTable) -> Iterator[RenderableType]:
+def _tell_names(table: KernelTable) -> Iterator[Part]:
     """Full names of kernels, where they are longer than those in the tables."""
     named = [
         (title, row.name)
@@ -290,13 +311,8 @@ def _tell_names(table: KernelTable) -> Iterator[RenderableType]:
     ]
     if not named:
         return
-    view = new_table("Names")
-    view.add_column("kernel", overflow="fold")
-    view.add_column("full name", overflow="fold")
-    for title, name in named:
-        view.add_row(title, name)
     yield ""
-    yield view
+    yield Table("Names", [*names("kernel"), *prose("full name")], named)
 
 
 def steps_table(steps: StepTimes, count: int, *, on_cpu: bool) -> Table:
@@ -304,21 +320,25 @@ def steps_table(steps: StepTimes, count: int, *, on_cpu: bool) -> Table:
 
     Medians do not add up; shares do, which are of all steps together.
     """
-    labels = _ON_CPU if on_cpu else _ON_GPU
-    columns = [getattr(steps, name) for name in labels.values()]
     gpus = f" on {len(set(steps.device)):,} GPUs" if len(steps.host_ns) > count else ""
-    view = new_table("A step", f"{count:,} of them{gpus}, µs")
-    view.add_column("", no_wrap=True)
-    medians = [summarize(column).estimate for column in columns]
-    cells = add_estimates(view, "median", list(medians), _NS_TO_US)
-    view.add_column("min", justify="right", no_wrap=True)
-    view.add_column("max", justify="right", no_wrap=True)
-    view.add_column("% of all", justify="right", no_wrap=True)
-    for (label, name), cell, column in zip(labels.items(), cells, columns, strict=True):
-        ends = [format_number(end * _NS_TO_US) for end in (min(column), max(column))]
-        whole = sum(steps.span_ns if name in _OF_THE_SPAN else steps.host_ns)
-        view.add_row(label, cell, *ends, f"{sum(column) / whole * 100:.1f}" if whole else ABSENT)
-    return view
+    labels = _ON_CPU if on_cpu else _ON_GPU
+    return Table(
+        "A step",
+        [*names("part"), *numbers("median", "min", "max", "% of all")],
+        [_step_row(steps, label, name) for label, name in labels.items()],
+        note=f"{count:,} of them{gpus}, µs",
+    )
+
+
+def _step_row(steps: StepTimes, label: str, name: str) -> Row:
+    times = getattr(steps, name)
+    whole = sum(steps.span_ns if name in _OF_THE_SPAN else steps.host_ns)
+    return [
+        label,
+        measured(summarize(times).estimate, _NS_TO_US),
+        *(format_number(end * _NS_TO_US) for end in (min(times), max(times))),
+        f"{sum(times) / whole * 100:.1f}" if whole else ABSENT,
+    ]
 
 
 def _added_up(steps: StepTimes) -> str:
@@ -331,25 +351,26 @@ def _added_up(steps: StepTimes) -> str:
 def memory_table(audit: MemoryAudit) -> Table:
     """Memory around the building of the pools, as planned and as others count it."""
     before, after = audit.marks
-    view = new_table("Memory of the pools", f"planned {format_bytes(audit.planned_bytes)}")
-    view.add_column("counted by", no_wrap=True)
-    for header in ("before", "after", "more", "more than\nplanned"):
-        view.add_column(header, justify="right", no_wrap=True)
-    rows: list[tuple[str, int | None, int | None]] = [
-        ("sizes of the tensors", 0, audit.pool_bytes),
-        ("torch, tensors", before.allocated_bytes, after.allocated_bytes),
-        ("torch, reserved", before.reserved_bytes, after.reserved_bytes),
-        ("NVML, whole GPU", before.device_bytes, after.device_bytes),
-        ("host, resident", before.resident_bytes, after.resident_bytes),
-    ]
-    for label, first, last in rows:
-        if first is None or last is None:
-            view.add_row(label, ABSENT, ABSENT, ABSENT, ABSENT)
-        else:
-            more, gap = last - first, last - first - audit.planned_bytes
-            sizes = [format_bytes(size) for size in (first, last, more)]
-            view.add_row(label, *sizes, format_bytes(gap))
-    return view
+    known: dict[str, tuple[int | None, int | None]] = {
+        "sizes of the tensors": (0, audit.pool_bytes),
+        "torch, tensors": (before.allocated_bytes, after.allocated_bytes),
+        "torch, reserved": (before.reserved_bytes, after.reserved_bytes),
+        "NVML, whole GPU": (before.device_bytes, after.device_bytes),
+        "host, resident": (before.resident_bytes, after.resident_bytes),
+    }
+    rows = []
+    for label, (first, last) in known.items():
+        told = [ABSENT] * 4
+        if first is not None and last is not None:
+            more = last - first
+            told = [format_bytes(n) for n in (first, last, more, more - audit.planned_bytes)]
+        rows.append((label, *told))
+    return Table(
+        "Memory of the pools",
+        [*names("counted by"), *numbers("before", "after", "more", "more than planned")],
+        rows,
+        note=f"planned {format_bytes(audit.planned_bytes)}",
+    )
 
 
 def _describe(profile: Profile, table: KernelTable) -> str:
@@ -526,14 +547,14 @@ def compare_tables(before: KernelTable, after: KernelTable) -> list[Change]:
 
 
 def tell_diff(
-    before: KernelTable, after: KernelTable, names: tuple[str, str], *, most: int | None
-) -> Iterator[RenderableType]:
+    before: KernelTable, after: KernelTable, sides: tuple[str, str], *, most: int | None
+) -> Iterator[Part]:
     """The changes as a table, with what makes the two unlike."""
     yield from _unlike(before, after)
     yield from _tell_steps(before, after)
     yield ""
     changes = compare_tables(before, after)
-    yield _diff_table(changes[:most], names, per_step=bool(before.num_steps and after.num_steps))
+    yield _diff_table(changes[:most], sides, per_step=bool(before.num_steps and after.num_steps))
     left = len(changes) - len(changes[:most])
     if left:
         yield Finding("note", f"and {left:,} more: --full shows all")
@@ -577,19 +598,28 @@ def _tell_steps(before: KernelTable, after: KernelTable) -> Iterator[Finding]:
     yield Finding("note", f"a step: {times}, {format_estimate(ratio)} times as long")
 
 
-def _diff_table(changes: list[Change], names: tuple[str, str], *, per_step: bool) -> Table:
-    view = new_table("Kernels", f"A: {names[0]}, B: {names[1]}")
-    view.add_column("kernel", overflow="fold")
-    view.add_column("does", no_wrap=True)
+def _diff_table(changes: list[Change], sides: tuple[str, str], *, per_step: bool) -> Table:
     unit = "µs a step" if per_step else "µs"
-    for header in (f"A\n{unit}", f"B\n{unit}", "B − A", "%", "calls\nA → B"):
-        view.add_column(header, justify="right", no_wrap=True)
-    for change in changes:
-        times = [_us(change.before_ns), _us(change.after_ns)]
-        more = f"{change.difference_ns * _NS_TO_US:+,.2f}"
-        calls = f"{change.before_calls:,.4g} → {change.after_calls:,.4g}"
-        view.add_row(change.name, change.category, *times, more, _percent(change), calls)
-    return view
+    return Table(
+        "Kernels",
+        [
+            *names("kernel", "does"),
+            *numbers(f"A {unit}", f"B {unit}", "B − A", "%", "calls A → B"),
+        ],
+        [
+            (
+                change.name,
+                change.category,
+                _us(change.before_ns),
+                _us(change.after_ns),
+                f"{change.difference_ns * _NS_TO_US:+,.2f}",
+                _percent(change),
+                f"{change.before_calls:,.4g} → {change.after_calls:,.4g}",
+            )
+            for change in changes
+        ],
+        note=f"A: {sides[0]}, B: {sides[1]}",
+    )
 
 
 def _percent(change: Change) -> str:

@@ -5,9 +5,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
 
-from rich.console import Console, RenderableType
-from rich.text import Text
-
 from dsv4kv.record.quantities import axis_text, measured_in
 from dsv4kv.record.schema import Case, RunRecord
 from dsv4kv.record.yardstick import yardsticks
@@ -20,10 +17,11 @@ from dsv4kv.view.case import (
     processes_table,
 )
 from dsv4kv.view.facts import cache_facts, header, totals_facts
-from dsv4kv.view.findings import Finding, judge_results, judge_status
+from dsv4kv.view.findings import judge_results, judge_status
 from dsv4kv.view.profile import tell_profile
 from dsv4kv.view.replay import list_replay_findings, tell_replay
 from dsv4kv.view.sweep import sweep_table
+from dsv4kv.view.table import Finding, Part, Text
 from dsv4kv.view.telemetry import held_table, judge_telemetry, telemetry_table
 
 _STATUSES: tuple[Literal["complete", "skipped", "incomplete", "failed"], ...] = (
@@ -33,30 +31,26 @@ _STATUSES: tuple[Literal["complete", "skipped", "incomplete", "failed"], ...] = 
     "failed",
 )
 _LEGEND = Text(
-    "± half of the 95 % interval within this run, ? below six samples; 1 GB/s = 10^9 B/s",
-    style="dim",
+    "± half of the 95 % interval within this run, ? below six samples; 1 GB/s = 10^9 B/s", "dim"
 )
 
 
-def render_record(record: RunRecord, console: Console, quiet: bool = False) -> None:
-    """Print a record: its facts, tables and findings, or with ``quiet`` only its problems."""
+def tell_record(record: RunRecord, *, quiet: bool = False) -> Iterator[Part]:
+    """Facts, tables and findings of a record, or with ``quiet`` only its problems."""
     replayed = any(case.replay for case in record.cases)
     if quiet:
         findings = list_replay_findings(record) if replayed else _findings(record)
-        parts: Iterator[RenderableType] = (f for f in findings if f.is_problem)
-    elif replayed:
-        parts = tell_replay(record)
-    elif record.launches:
-        parts = _tell_launches(record)
-    elif len(record.cases) == 1:
-        parts = _tell_case(record, record.cases[0])
-    else:
-        parts = _tell_sweep(record)
-    for part in parts:
-        console.print(part, markup=False, highlight=False)
+        return (finding for finding in findings if finding.is_problem)
+    if replayed:
+        return tell_replay(record)
+    if record.launches:
+        return _tell_launches(record)
+    if len(record.cases) == 1:
+        return _tell_case(record, record.cases[0])
+    return _tell_sweep(record)
 
 
-def _tell_case(record: RunRecord, case: Case) -> Iterator[RenderableType]:
+def _tell_case(record: RunRecord, case: Case) -> Iterator[Part]:
     yield from judge_status(case)
     yield header(record)
     if case.cache:
@@ -91,7 +85,7 @@ def _tell_case(record: RunRecord, case: Case) -> Iterator[RenderableType]:
     yield from judge_telemetry(case)
 
 
-def _tell_launches(record: RunRecord) -> Iterator[RenderableType]:
+def _tell_launches(record: RunRecord) -> Iterator[Part]:
     """One table of launches for every point of the sweep; what all launches share once."""
     yield from _judge_launches(record)
     yield header(record)
@@ -110,7 +104,7 @@ def _tell_launches(record: RunRecord) -> Iterator[RenderableType]:
     yield from _sum_checks(record)
 
 
-def _tell_sweep(record: RunRecord) -> Iterator[RenderableType]:
+def _tell_sweep(record: RunRecord) -> Iterator[Part]:
     yield from _judge_sweep(record)
     yield header(record)
     if record.cases:

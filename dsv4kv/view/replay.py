@@ -3,18 +3,16 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from rich.console import RenderableType
-from rich.table import Table
-
 from dsv4kv.measure.statistics import Summary, summarize
 from dsv4kv.record.quantities import axis_names, axis_text
 from dsv4kv.record.replay import ReplayData, ReplayResult, Reuse
 from dsv4kv.record.schema import Case, Latency, RunRecord, Totals
 from dsv4kv.units import format_bytes, format_duration
 from dsv4kv.view.case import operations_table
-from dsv4kv.view.cells import ABSENT, add_estimates, format_number, new_table
+from dsv4kv.view.cells import format_number, measured
 from dsv4kv.view.facts import cache_facts, header
-from dsv4kv.view.findings import Finding, judge_status
+from dsv4kv.view.findings import judge_status
+from dsv4kv.view.table import ABSENT, Facts, Finding, Part, Table, names, numbers, prose
 
 _REASONS = {
     "evicted_block": ("block evicted", "more memory, or another prefix.policy"),
@@ -112,12 +110,6 @@ _NS_TO_MS = 1e-6
 def reuse_table(reuse: Reuse) -> Table:
     """Every token of the prompts: computed for the first time, saved, or lost, and to what."""
     rule = f"prefix.rule {reuse.rule}, " if reuse.rule != "ideal" else ""
-    note = f"{rule}prompts share blocks of {reuse.shared_tokens:,} tokens"
-    table = new_table("Prompt tokens", note)
-    table.add_column("what became of them", no_wrap=True)
-    table.add_column("tokens", justify="right")
-    table.add_column("of all", justify="right")
-    table.add_column("what gets them back")
     new = reuse.prompt_tokens - reuse.seen_tokens
     rows = [("seen for the first time", new, ""), ("saved", reuse.saved_tokens, "")]
     lost = sorted(reuse.lost_tokens.items(), key=lambda item: -item[1])
@@ -125,84 +117,101 @@ def reuse_table(reuse: Reuse) -> Table:
         (f"lost: {name_loss(reason)}", count, name_remedy(reuse.rule, reason))
         for reason, count in lost
     ]
-    for what, count, remedy in rows:
-        share = f"{count / reuse.prompt_tokens:.2%}" if reuse.prompt_tokens else ABSENT
-        table.add_row(what, f"{count:,}", share, remedy)
-    return table
+    whole = reuse.prompt_tokens
+    return Table(
+        "Prompt tokens",
+        [
+            *names("what became of them"),
+            *numbers("tokens", "of all"),
+            *prose("what gets them back"),
+        ],
+        [
+            (what, f"{count:,}", f"{count / whole:.2%}" if whole else ABSENT, remedy)
+            for what, count, remedy in rows
+        ],
+        note=f"{rule}prompts share blocks of {reuse.shared_tokens:,} tokens",
+    )
 
 
 def memory_table(result: ReplayResult) -> Table:
     """The parts of the memory, and the most of each that was in use."""
-    table = new_table("Memory", "blocks in use are those of requests; the others are cached")
-    table.add_column("part", no_wrap=True)
-    for title in ("units", "bytes/unit", "bytes", "most in use"):
-        table.add_column(title, justify="right")
-    for pool in result.pools:
-        units = "as wanted" if pool.units is None else f"{pool.units:,}"
-        size = ABSENT if pool.units is None else format_bytes(pool.units * pool.unit_bytes)
-        table.add_row(pool.name, units, f"{pool.unit_bytes:,}", size, f"{pool.peak_units:,}")
-    return table
+    return Table(
+        "Memory",
+        [*names("part"), *numbers("units", "bytes/unit", "bytes", "most in use")],
+        [
+            (
+                pool.name,
+                "as wanted" if pool.units is None else f"{pool.units:,}",
+                f"{pool.unit_bytes:,}",
+                ABSENT if pool.units is None else format_bytes(pool.units * pool.unit_bytes),
+                f"{pool.peak_units:,}",
+            )
+            for pool in result.pools
+        ],
+        note="blocks in use are those of requests; the others are cached",
+    )
 
 
-def times_table(latencies: Sequence[Latency], *, measured: bool = False) -> Table:
+def times_table(latencies: Sequence[Latency], *, is_measured: bool = False) -> Table:
     """Percentiles of times; only those that enough requests carry.
 
-    ``measured``: the cache's part was measured, the rest is the model's.
+    ``is_measured``: the cache's part was measured, the rest is the model's.
     """
-    note = f"{_whose(measured)}, in ms; a percentile needs ten requests beyond it"
-    table = new_table("Times", note)
-    table.add_column("time", no_wrap=True)
-    table.add_column("requests", justify="right")
-    for title in ("p50", "p90", "p99", "p99.9", "max"):
-        table.add_column(title, justify="right")
-    for latency in (each for each in latencies if each.samples_ns):
-        summary = summarize(latency.samples_ns)
-        name = f"{latency.name}  {_TIMES.get(latency.name, '')}".rstrip()
-        table.add_row(name, f"{summary.n:,}", *_percentiles(summary))
-    return table
+    known = [(each.name, summarize(each.samples_ns)) for each in latencies if each.samples_ns]
+    return Table(
+        "Times",
+        [
+            *names("time"),
+            *prose("meaning", minor=True),
+            *numbers("requests", "p50", "p90", "p99", "p99.9", "max"),
+        ],
+        [
+            (name, _TIMES.get(name, ""), f"{summary.n:,}", *_percentiles(summary))
+            for name, summary in known
+        ],
+        note=f"{_whose(is_measured)}, in ms; a percentile needs ten requests beyond it",
+    )
 
 
 def constants_table(result: ReplayResult) -> Table:
     """Everything the times depend on."""
-    table = new_table("Model of a step", "overhead + bytes / bandwidth + arithmetic / rate")
-    table.add_column("constant", no_wrap=True)
-    table.add_column("value", justify="right")
-    table.add_column("source")
-    for constant in result.constants:
-        value = f"{constant.value:,.6g} {constant.unit}".strip()
-        table.add_row(constant.name, value, constant.source)
-    return table
+    return Table(
+        "Model of a step",
+        [*prose("constant"), *numbers("value"), *prose("source")],
+        [
+            (each.name, f"{each.value:,.6g} {each.unit}".strip(), each.source)
+            for each in result.constants
+        ],
+        note="overhead + bytes / bandwidth + arithmetic / rate",
+    )
 
 
-def sweep_table(cases: Sequence[Case], names: dict[str, str]) -> Table:
+def sweep_table(cases: Sequence[Case], axes: dict[str, str]) -> Table:
     """A row for every case: what was saved, and what requests waited.
 
-    ``names`` are the swept settings by dotted path, as they are to be shown.
+    ``axes`` are the swept settings by dotted path, as they are to be shown.
     """
-    measured = any(case.replay and case.replay.data for case in cases)
-    table = new_table("Replays", f"times {_whose(measured)}, in ms")
-    for name in names.values():
-        table.add_column(name.replace("_", "\n"), justify="right", style="bold")
-    for title in (
-        "saved\ntokens",
-        "found\nblocks",
-        "lost to\nblocks",
-        "lost to\ncheckpoints",
-        "kept",
-        "pauses",
-        "ttft\np50",
-        "ttft\np99",
-        "tpot\np50",
-    ):
-        table.add_column(title, justify="right")
-    for case in cases:
-        settings = [str(case.axis.get(path, ABSENT)) for path in names]
-        table.add_row(*settings, *_sweep_cells(case))
-    return table
+    is_measured = any(case.replay and case.replay.data for case in cases)
+    return Table(
+        "Replays",
+        [
+            *numbers(*(name.replace("_", " ") for name in axes.values())),
+            *numbers("saved tokens"),
+            *numbers("found blocks", "lost to blocks", "lost to checkpoints", minor=True),
+            *numbers("kept", "pauses", minor=True),
+            *numbers("ttft p50", "ttft p99", "tpot p50"),
+        ],
+        [
+            (*(str(case.axis.get(path, ABSENT)) for path in axes), *_sweep_cells(case))
+            for case in cases
+        ],
+        note=f"times {_whose(is_measured)}, in ms",
+        keys=len(axes),
+    )
 
 
-def _whose(measured: bool) -> str:
-    return "measured for the cache, of the model for the rest" if measured else "of the model"
+def _whose(is_measured: bool) -> str:
+    return "measured for the cache, of the model for the rest" if is_measured else "of the model"
 
 
 def _sweep_cells(case: Case) -> list[str]:
@@ -256,7 +265,7 @@ _KINDS = {
 }
 
 
-def data_tables(case: Case) -> Iterator[RenderableType]:
+def data_tables(case: Case) -> Iterator[Part]:
     """Steps and operations as they were measured; nothing where no data was moved."""
     if case.replay and case.replay.data:
         yield ""
@@ -267,26 +276,29 @@ def data_tables(case: Case) -> Iterator[RenderableType]:
 
 def steps_table(data: ReplayData) -> Table:
     """The cache's part of steps: measured on this machine, and by the model."""
-    note = "measured here, beside bytes over the model's bandwidth"
-    table = new_table("The cache's part of a step", note)
-    table.add_column("steps", no_wrap=True)
-    table.add_column("samples", justify="right")
-    summaries = [summarize(times.measured_ns) for times in data.steps]
-    medians = [summary.estimate for summary in summaries]
-    cells = add_estimates(table, "median ms\nmeasured", medians, _NS_TO_MS)
-    for title in ("median ms\nmodelled", "total s\nmeasured", "total s\nmodelled"):
-        table.add_column(title, justify="right")
-    for times, summary, cell in zip(data.steps, summaries, cells, strict=True):
-        modelled = summarize(times.modelled_ns)
-        table.add_row(
-            _STEPS[times.kind],
-            f"{summary.n:,}",
-            cell,
-            format_number(modelled.median * _NS_TO_MS),
-            format_number(summary.total / 1e9),
-            format_number(modelled.total / 1e9),
+    rows = []
+    for times in data.steps:
+        summary, modelled = summarize(times.measured_ns), summarize(times.modelled_ns)
+        rows.append(
+            (
+                _STEPS[times.kind],
+                f"{summary.n:,}",
+                measured(summary.estimate, _NS_TO_MS),
+                format_number(modelled.median * _NS_TO_MS),
+                format_number(summary.total / 1e9),
+                format_number(modelled.total / 1e9),
+            )
         )
-    return table
+    return Table(
+        "The cache's part of a step",
+        [
+            *names("steps"),
+            *numbers("samples", "median ms measured", "median ms modelled"),
+            *numbers("total s measured", "total s modelled"),
+        ],
+        rows,
+        note="measured here, beside bytes over the model's bandwidth",
+    )
 
 
 def judge_data(case: Case) -> list[Finding]:
@@ -315,14 +327,14 @@ def judge_data(case: Case) -> list[Finding]:
 _TIGHT = 0.25  # from here on what was lost to checkpoints is worth a sentence
 
 
-def tell_replay(record: RunRecord) -> Iterator[RenderableType]:
+def tell_replay(record: RunRecord) -> Iterator[Part]:
     """The facts, tables and findings of a replay."""
     if len(record.cases) == 1:
         return _tell_case(record, record.cases[0])
     return _tell_sweep(record)
 
 
-def _tell_case(record: RunRecord, case: Case) -> Iterator[RenderableType]:
+def _tell_case(record: RunRecord, case: Case) -> Iterator[Part]:
     yield from judge_status(case)
     yield header(record)
     if case.cache:
@@ -333,7 +345,7 @@ def _tell_case(record: RunRecord, case: Case) -> Iterator[RenderableType]:
         yield ""
         yield memory_table(case.replay)
         yield ""
-        yield times_table(case.latencies, measured=case.replay.data is not None)
+        yield times_table(case.latencies, is_measured=case.replay.data is not None)
         yield ""
         yield constants_table(case.replay)
         yield from data_tables(case)
@@ -343,7 +355,7 @@ def _tell_case(record: RunRecord, case: Case) -> Iterator[RenderableType]:
     yield from judge_replay(case)
 
 
-def _tell_sweep(record: RunRecord) -> Iterator[RenderableType]:
+def _tell_sweep(record: RunRecord) -> Iterator[Part]:
     yield header(record)
     yield ""
     yield sweep_table(record.cases, axis_names(record.cases))
@@ -399,7 +411,7 @@ def _tell_windows(reuse: Reuse) -> str:
     )
 
 
-def replay_facts(result: ReplayResult, totals: Totals) -> Table:
+def replay_facts(result: ReplayResult, totals: Totals) -> Facts:
     """What happened, in a line each."""
     reuse, work = result.reuse, result.work
     rows = {
@@ -438,9 +450,4 @@ def replay_facts(result: ReplayResult, totals: Totals) -> Table:
     if totals.drafted_tokens:
         kept = totals.drafted_tokens - totals.rolled_back_tokens
         rows["drafts"] = f"{totals.drafted_tokens:,} proposed, {kept:,} accepted"
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", min_width=8, no_wrap=True)
-    grid.add_column()
-    for label, text in rows.items():
-        grid.add_row(label, text)
-    return grid
+    return Facts(rows)

@@ -67,11 +67,6 @@ def spark_line(values: Sequence[float], width: int) -> str:
     return "".join(_HEIGHTS[step - 1] if step else " " for step in steps)
 
 
-def is_picture(text: str) -> bool:
-    """Whether a text is made of nothing but what pictures are made of."""
-    return set(text) <= set(_HEIGHTS + _EIGHTHS)
-
-
 def spark_bar(share: float, width: int) -> str:
     """A bar of at most ``width`` characters, to an eighth of one; above 1 it is as 1."""
     eighths = round(max(0.0, min(1.0, share)) * width * 8)

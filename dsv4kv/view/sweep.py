@@ -2,9 +2,6 @@
 
 from collections.abc import Sequence
 
-from rich.table import Table
-from rich.text import Text
-
 from dsv4kv.record.quantities import (
     allocated_bytes,
     axis_names,
@@ -15,45 +12,49 @@ from dsv4kv.record.quantities import (
 from dsv4kv.record.schema import Case
 from dsv4kv.units import format_bytes
 from dsv4kv.view.case import backend_note, graph_device_time
-from dsv4kv.view.cells import ABSENT, add_estimates, new_table
+from dsv4kv.view.cells import measured
 from dsv4kv.view.facts import tokens_per_second
+from dsv4kv.view.table import ABSENT, Level, Mark, Table, names, numbers
 
-_STATUS_MARKS = {
-    "complete": ("✓", "green"),
-    "incomplete": ("!", "yellow"),
-    "skipped": ("–", "dim"),
-    "failed": ("✗", "red"),
+_MARKS: dict[str, Level] = {
+    "complete": "good",
+    "incomplete": "warning",
+    "skipped": "missing",
+    "failed": "bad",
 }
 
 
 def sweep_table(cases: Sequence[Case]) -> Table:
     """One row per case. The gather rate is that of all gather operations together, cold ones."""
     backends = dict.fromkeys(backend_note(case) for case in cases if case.totals)
-    table = new_table("Sweep", "; ".join([*backends, "tokens in and out"]))
-    names = axis_names(cases)
-    for name in names.values():
-        table.add_column(name.replace("_", "\n"), justify="right", style="bold")
-    steps, prepares = ([latency_median(c, name) for c in cases] for name in ("step", "prepare"))
-    decodes = [graph_device_time(case) for case in cases]
-    columns = [
-        add_estimates(table, "step,\nmedian µs", steps, 1e-3),
-        *([add_estimates(table, "decode,\nGPU µs", decodes, 1e-3)] if any(decodes) else []),
-        _add_texts(table, "tokens/s", [_tokens_per_second(case) for case in cases]),
-        add_estimates(table, "prepare,\nmedian µs", prepares, 1e-3),
-        add_estimates(table, "gather\nGB/s", [gather_rate(case) for case in cases]),
-        _add_texts(table, "allocated", [_allocated(case) for case in cases]),
-        _add_texts(table, "peak\nblocks", [_peak_blocks(case) for case in cases]),
-    ]
-    table.add_column("")
-    for case, *cells in zip(cases, *columns, strict=True):
-        settings = [setting_text(case.axis.get(path, ABSENT)) for path in names]
-        table.add_row(*settings, *cells, Text(*_STATUS_MARKS[case.status]))
-    return table
-
-
-def _add_texts(table: Table, header: str, cells: list[str]) -> list[str]:
-    table.add_column(header, justify="right")
-    return cells
+    axes = axis_names(cases)
+    on_gpu = any(graph_device_time(case) for case in cases)
+    return Table(
+        "Sweep",
+        [
+            *numbers(*(name.replace("_", " ") for name in axes.values())),
+            *numbers("step, median µs", *(["decode, GPU µs"] if on_gpu else []), "tokens/s"),
+            *numbers("prepare, median µs", "gather GB/s", "allocated"),
+            *numbers("peak blocks", minor=True),
+            *names("state"),
+        ],
+        [
+            (
+                *(setting_text(case.axis.get(path, ABSENT)) for path in axes),
+                measured(latency_median(case, "step"), 1e-3),
+                *([measured(graph_device_time(case), 1e-3)] if on_gpu else []),
+                _tokens_per_second(case),
+                measured(latency_median(case, "prepare"), 1e-3),
+                measured(gather_rate(case)),
+                _allocated(case),
+                _peak_blocks(case),
+                Mark(_MARKS[case.status]),
+            )
+            for case in cases
+        ],
+        note="; ".join([*backends, "tokens in and out"]),
+        keys=len(axes),
+    )
 
 
 def _tokens_per_second(case: Case) -> str:

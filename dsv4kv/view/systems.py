@@ -1,37 +1,40 @@
 """The three systems side by side: every quantity next to the plain re-statement's."""
 
-from collections.abc import Sequence
-
-from rich.console import Console
-from rich.table import Table
+from collections.abc import Iterator, Sequence
 
 from dsv4kv.measure.statistics import Estimate
-from dsv4kv.systems.outcome import Outcome, Row
+from dsv4kv.systems.outcome import Outcome
 from dsv4kv.units import format_bytes
-from dsv4kv.view.cells import ABSENT, format_estimate, new_table
-
-_TITLE = "Three systems"
-_NOTE = "calls: median ± 95 % interval of this run, in turns with a plain re-statement"
+from dsv4kv.view.cells import measured
+from dsv4kv.view.table import ABSENT, Number, Part, Table, names, numbers
 
 
-def render_systems(outcomes: Sequence[Outcome], console: Console) -> None:
-    """Print the table, and below it what was compared."""
-    console.print(systems_table(outcomes))
-    console.print(summary(outcomes))
+def tell_systems(outcomes: Sequence[Outcome]) -> Iterator[Part]:
+    """The table, and below it what was compared."""
+    yield systems_table(outcomes)
+    yield ""
+    yield summary(outcomes)
 
 
 def systems_table(outcomes: Sequence[Outcome]) -> Table:
     """One row per quantity."""
-    table = new_table(_TITLE, _NOTE)
-    table.add_column("system")
-    table.add_column("quantity")
-    for header in ("dsv4kv", "plain", "% of plain"):
-        table.add_column(header, justify="right")
-    for outcome in outcomes:
-        for row in outcome.rows:
-            table.add_row(outcome.system, row.quantity, *_cells(row))
-        table.add_section()
-    return table
+    return Table(
+        "Three systems",
+        [*names("system", "quantity"), *numbers("dsv4kv", "plain", "% of plain")],
+        [
+            (
+                outcome.system,
+                row.quantity,
+                _amount(row.ours, row.unit),
+                _amount(row.plain, row.unit) if row.plain else ABSENT,
+                measured(row.share, 100),
+            )
+            for outcome in outcomes
+            for row in outcome.rows
+        ],
+        note="calls: median ± 95 % interval of this run, in turns with a plain re-statement",
+        keys=2,
+    )
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
@@ -44,17 +47,14 @@ def summary(outcomes: Sequence[Outcome]) -> str:
     return f"All {compared:,} comparisons with the reference are equal ({names})."
 
 
-def _cells(row: Row) -> tuple[str, str, str]:
-    ours = _amount(row.ours, row.unit)
-    plain = _amount(row.plain, row.unit) if row.plain else ABSENT
-    return ours, plain, format_estimate(row.share, 100) if row.share else ABSENT
-
-
-def _amount(estimate: Estimate, unit: str) -> str:
-    if unit == "ns":
-        return f"{format_estimate(estimate, 1e-3)} µs"
+def _amount(estimate: Estimate, unit: str) -> Number:
+    """A value in its unit, which stands behind the interval where there is one."""
     if unit == "B" and estimate.value >= 1024:
-        return format_bytes(int(estimate.value))
-    if estimate.value.is_integer():
-        return f"{estimate.value:,.0f} {unit}"
-    return f"{format_estimate(estimate)} {unit}"
+        return Number(format_bytes(int(estimate.value)))
+    if unit != "ns" and estimate.value.is_integer():
+        return Number(f"{estimate.value:,.0f} {unit}")
+    scale, unit = (1e-3, "µs") if unit == "ns" else (1.0, unit)
+    cell = measured(estimate, scale)
+    if not cell.spread:
+        return Number(f"{cell.value} {unit}")
+    return Number(cell.value, f"{cell.spread} {unit}")

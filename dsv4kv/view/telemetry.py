@@ -4,16 +4,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
-from rich.table import Table
-from rich.text import Text
-
 from dsv4kv.record.schema import Case
 from dsv4kv.record.telemetry import HeldUnits, MeasuredWindow, MemorySeries, Telemetry
 from dsv4kv.record.telemetry_windows import WindowState, window_state
 from dsv4kv.units import format_bytes
-from dsv4kv.view.cells import ABSENT, format_number, new_table
-from dsv4kv.view.findings import Finding
-from dsv4kv.view.sparks import spark_line
+from dsv4kv.view.cells import format_number
+from dsv4kv.view.table import ABSENT, Finding, Spark, Table, Text, names, numbers, prose
+from dsv4kv.view.table import Row as TableRow
 
 Row = tuple[MeasuredWindow, WindowState]
 Cell = Callable[[WindowState], str | None]
@@ -50,14 +47,14 @@ def _span(name: str) -> Cell:
 
 
 _COLUMNS: dict[str, Cell] = {
-    "SM\nMHz": _span("sm_clock_mhz"),
-    "memory\nMHz": _span("memory_clock_mhz"),
+    "SM MHz": _span("sm_clock_mhz"),
+    "memory MHz": _span("memory_clock_mhz"),
     "W": _number("power_w"),
     "J": _number("energy_j"),
     "°C": _number("temperature_c", "{:.0f}".format),
-    "DRAM\n%": _number("dram_percent"),
-    "CPU\nMHz": _span("cpu_mhz"),
-    "CPUs of\nothers": _number("other_cpus"),
+    "DRAM %": _number("dram_percent"),
+    "CPU MHz": _span("cpu_mhz"),
+    "CPUs of others": _number("other_cpus"),
 }
 
 
@@ -66,24 +63,27 @@ def telemetry_table(case: Case) -> Table | None:
     rows = _rows(case.telemetry)
     if case.telemetry is None or not rows:
         return None
-    pace = f"{1e9 / case.telemetry.interval_ns:.0f} polls a second"
-    table = new_table("Meanwhile", pace)
-    table.min_width = len("Meanwhile") + len(pace) + 2  # or the title breaks
-    table.add_column("measured", no_wrap=True)
-    table.add_column("s", justify="right")
     columns = _told(rows)
-    for header in columns:
-        table.add_column(header, justify="right", no_wrap=True)
     samples = case.telemetry.gpu_samples
     tells_limits = samples is not None and samples.reasons is not None
-    if tells_limits:
-        table.add_column("clocks held down by")
-    for index, (window, state) in enumerate(rows):
-        seconds = format_number((window.ended_ns - window.started_ns) * _NS_TO_S)
-        cells = [column[index] or ABSENT for column in columns.values()]
-        limits = [_limits_cell(state)] if tells_limits else []
-        table.add_row(row_name(window), seconds, *cells, *limits)
-    return table
+    return Table(
+        "Meanwhile",
+        [
+            *names("measured"),
+            *numbers("s", *columns),
+            *(prose("clocks held down by") if tells_limits else []),
+        ],
+        [
+            (
+                row_name(window),
+                format_number((window.ended_ns - window.started_ns) * _NS_TO_S),
+                *(column[index] or ABSENT for column in columns.values()),
+                *([_limits_cell(state)] if tells_limits else []),
+            )
+            for index, (window, state) in enumerate(rows)
+        ],
+        note=f"{1e9 / case.telemetry.interval_ns:.0f} polls a second",
+    )
 
 
 def row_name(window: MeasuredWindow) -> str:
@@ -125,7 +125,7 @@ def _told(rows: Sequence[Row]) -> dict[str, list[str | None]]:
 
 
 def _limits_cell(state: WindowState) -> Text:
-    return Text(limits_text(state), "yellow") if state.is_limited else Text("nothing", "dim")
+    return Text(limits_text(state), "warning") if state.is_limited else Text("nothing", "dim")
 
 
 def _judge_limits(rows: Sequence[Row]) -> list[Finding]:
@@ -196,9 +196,6 @@ def _few(names: Sequence[str]) -> str:
     return f"{told} and {more} more" if more > 0 else told
 
 
-_WIDTH = 18  # what 80 columns leave
-
-
 def pool_sizes(series: MemorySeries) -> dict[str, list[int]]:
     """Bytes held in the pools of each name at every moment, layer types together."""
     held = {each.name: each.held for each in series.units}
@@ -225,14 +222,16 @@ def stride_text(series: MemorySeries) -> str:
 
 def held_table(series: MemorySeries) -> Table:
     """A row for each kind of unit: how many were held, and what that is in bytes."""
-    table = new_table("Memory over time", stride_text(series))
-    table.add_column("held", no_wrap=True)
-    for header in ("of", "at first", "at most", "at last", "at most,\nbytes"):
-        table.add_column(header, justify="right")
-    table.add_column("over time", no_wrap=True)
-    for each in series.units:
-        table.add_row(*_row(each, series))
-    return table
+    return Table(
+        "Memory over time",
+        [
+            *names("held"),
+            *numbers("of", "at first", "at most", "at last", "at most, bytes"),
+            *names("over time", minor=True),
+        ],
+        [_row(each, series) for each in series.units],
+        note=stride_text(series),
+    )
 
 
 def share_percent(each: HeldUnits, count: int) -> float:
@@ -240,7 +239,7 @@ def share_percent(each: HeldUnits, count: int) -> float:
     return count / each.units * 100 if each.units else 0.0
 
 
-def _row(each: HeldUnits, series: MemorySeries) -> list[str]:
+def _row(each: HeldUnits, series: MemorySeries) -> TableRow:
     most = max(each.held, default=0)
     unit_bytes = sum(pool.unit_bytes for pool in series.pools if pool.unit == each.name)
     first, last = (f"{each.held[end]:,}" if each.held else ABSENT for end in (0, -1))
@@ -251,5 +250,5 @@ def _row(each: HeldUnits, series: MemorySeries) -> list[str]:
         f"{most:,} ({share_percent(each, most):.1f} %)",
         last,
         format_bytes(most * unit_bytes) if unit_bytes else ABSENT,
-        spark_line(each.held, _WIDTH),
+        Spark(each.held),
     ]

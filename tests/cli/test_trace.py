@@ -187,7 +187,7 @@ def test_every_command_refuses_what_one_refuses(
 def test_info_of_a_mooncake_array_tells_its_times_and_ids() -> None:
     lines = [json.loads(line) for line in BACKWARDS.splitlines()][::-1]
     Path("array.json").write_text(json.dumps(lines))
-    assert "1,024 tokens" in run("info", "array.json").output
+    assert "total    1,024" in run("info", "array.json").output
     assert "50.00% of references are prefix hits" in run("info", "array.json").output
 
 

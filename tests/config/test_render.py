@@ -1,13 +1,13 @@
-import io
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rich.console import Console
 
 from dsv4kv.config import BenchConfig
 from dsv4kv.config.keys import keys
-from dsv4kv.config.render import render_yaml, schema_table
+from dsv4kv.config.render import render_yaml
+from dsv4kv.view.config import schema_table
+from tests.view.terminal import shown
 
 from .conftest import Load
 
@@ -47,9 +47,7 @@ def test_every_key_is_rendered_below_its_description() -> None:
 
 
 def test_the_table_has_a_row_for_every_key_with_what_it_takes_and_its_default() -> None:
-    console = Console(width=600, file=io.StringIO(), record=True)
-    console.print(schema_table())
-    rows = console.export_text().splitlines()[1:]
+    rows = shown(schema_table(), width=600).splitlines()[2:]
     assert len(rows) == len(keys())
     for row, key in zip(rows, keys().values(), strict=True):
         assert row.strip().startswith(key.path.rpartition(".")[2])

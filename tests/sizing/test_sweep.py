@@ -9,8 +9,10 @@ import pytest
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.sizing.answer import answer
-from dsv4kv.sizing.sweep import COLUMNS, Axis, parse_axis, run_sweep, to_values, write_csv
+from dsv4kv.sizing.sweep import COLUMNS, Axis, parse_axis, run_sweep, to_values
 from dsv4kv.view.chart import draw_page, draw_sweep
+from dsv4kv.view.markup import to_csv
+from dsv4kv.view.table import tabulate
 from tests.sizing.questions import ask
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -86,7 +88,8 @@ def test_a_value_that_cannot_be_read_is_refused() -> None:
 
 def test_csv_has_a_line_for_every_row_and_the_numbers_of_the_answers() -> None:
     rows = run_sweep(EIGHT, [CONTEXTS, Axis("model", ("v4-flash", "v4.1-flash"))])
-    lines = list(csv.DictReader(io.StringIO(write_csv(rows))))
+    text = to_csv(tabulate([to_values(row) for row in rows]))
+    lines = list(csv.DictReader(io.StringIO(text)))
     assert list(lines[0]) == ["context", "model", *COLUMNS, "problem"]
     for line, row in zip(lines, rows, strict=True):
         wanted = {k: "" if v is None else str(v) for k, v in to_values(row).items()}
@@ -95,7 +98,7 @@ def test_csv_has_a_line_for_every_row_and_the_numbers_of_the_answers() -> None:
 
 def test_an_axis_that_is_also_a_column_is_one_column() -> None:
     rows = run_sweep({}, [Axis("gpus", ("4", "8"))])
-    lines = write_csv(rows).splitlines()
+    lines = to_csv(tabulate([to_values(row) for row in rows])).splitlines()
     assert lines[0].split(",").count("gpus") == 1
     assert [line.split(",")[0] for line in lines[1:]] == ["4", "8"]
 

@@ -2,38 +2,22 @@
 
 from io import StringIO
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 
 from dsv4kv.record.schema import RunRecord
-from dsv4kv.view.record import render_record
+from dsv4kv.view.record import tell_record
+from dsv4kv.view.table import Part
+from dsv4kv.view.terminal import show
 
 
-def shown(part: RenderableType, width: int = 100) -> str:
-    """Text of a renderable, without the blanks at the ends of lines."""
-    console = _console(width)
-    console.print(part, markup=False, highlight=False)
-    return _text(console)
+def shown(*parts: Part, width: int = 100) -> str:
+    """Text of parts below each other, without the blanks at the ends of lines."""
+    file = StringIO()
+    # as dsv4kv.view.console.open_console makes one
+    show(parts, Console(file=file, width=width, color_system=None, markup=False, emoji=False))
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 
 def told(record: RunRecord, *, width: int = 100, quiet: bool = False) -> str:
     """Text of a whole record."""
-    console = _console(width)
-    render_record(record, console, quiet=quiet)
-    return _text(console)
-
-
-def _console(width: int) -> Console:
-    """As ``cli.console.open_console`` makes one."""
-    return Console(
-        file=StringIO(),
-        width=width,
-        color_system=None,
-        force_terminal=False,
-        markup=False,
-        emoji=False,
-    )
-
-
-def _text(console: Console) -> str:
-    assert isinstance(console.file, StringIO)
-    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
+    return shown(*tell_record(record, quiet=quiet), width=width)

@@ -3,12 +3,13 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.table import Table
 
 from dsv4kv.measure.statistics import Estimate, summarize
-from dsv4kv.view.cells import add_estimates, format_arms, format_estimate, format_number
+from dsv4kv.view.cells import format_estimate, format_number, measured, measured_arms
+from dsv4kv.view.table import Table, names, numbers, text_of
+from tests.view.terminal import shown
 
-numbers = st.floats(min_value=1e-6, max_value=1e9)
+SIZES = st.floats(min_value=1e-6, max_value=1e9)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +43,7 @@ def test_an_estimate_has_the_digits_of_its_uncertainty(
     ],
 )
 def test_a_lopsided_interval_is_told_by_both_its_arms(samples: list[float], told: str) -> None:
-    assert format_arms(summarize(samples)) == told
+    assert text_of(measured_arms(summarize(samples))) == told
 
 
 def test_nothing_measured_is_a_dash() -> None:
@@ -53,7 +54,7 @@ def test_the_scale_changes_value_and_uncertainty() -> None:
     assert format_estimate(Estimate(12_407.1, 53.1), 1e-3) == "12.41 ± 0.06"
 
 
-@given(numbers, numbers)
+@given(SIZES, SIZES)
 def test_the_told_interval_contains_the_measured_one(value: float, half_width: float) -> None:
     told_value, told_width = format_estimate(Estimate(value, half_width)).split(" ± ")
     decimals = len(told_value.partition(".")[2])
@@ -64,14 +65,14 @@ def test_the_told_interval_contains_the_measured_one(value: float, half_width: f
     assert float(told_width.replace(",", "")) > 0
 
 
-@given(st.lists(st.none() | st.builds(Estimate, numbers, st.none() | numbers), max_size=8))
+@given(st.lists(st.none() | st.builds(Estimate, SIZES, st.none() | SIZES), max_size=8))
 def test_the_cells_of_a_column_line_up_at_their_uncertainty(
     estimates: list[Estimate | None],
 ) -> None:
-    cells = add_estimates(Table(), "median\nµs", estimates)
-    assert [cell.strip() for cell in cells] == [format_estimate(e) for e in estimates]
-    assert len({len(cell) for cell in cells}) <= 1
-    assert len({cell.index("±") for cell in cells if "±" in cell}) <= 1
+    rows = [("x", measured(estimate)) for estimate in estimates]
+    lines = shown(Table("", [*names("row"), *numbers("median µs")], rows)).splitlines()[2:]
+    assert [line[1:].strip() for line in lines] == [format_estimate(e) for e in estimates]
+    assert len({line.index("±") for line in lines if "±" in line}) <= 1
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 
 from dsv4kv.record.schema import Verification
-from dsv4kv.view.findings import Finding, judge_results, judge_status
+from dsv4kv.view.findings import judge_results, judge_status
+from dsv4kv.view.table import Finding
 from tests.record.records import make_cache, make_case, make_failed_case, make_pool, make_totals
+from tests.view.terminal import shown
 
 
 def problems(**changes: Any) -> list[Finding]:
@@ -85,4 +87,4 @@ def test_every_difference_is_a_line_up_to_twenty(failures: int, lines: int) -> N
     ("level", "mark"), [("good", "✓"), ("note", "·"), ("warning", "!"), ("bad", "✗")]
 )
 def test_every_level_has_a_mark_that_needs_no_colour(level: Any, mark: str) -> None:
-    assert Finding(level, "it is so").__rich__().plain == f"{mark} it is so"
+    assert shown(Finding(level, "it is so")) == f"{mark} it is so"

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-from rich.console import RenderableType
 from syrupy.assertion import SnapshotAssertion
 
 from dsv4kv.record.profile import KernelTable, MemoryAudit, MemoryMark, OperationRow, Profile
@@ -17,8 +16,7 @@ from tests.view.terminal import shown
 
 
 def told(profile: Profile, yardstick: Yardstick | None = YARDSTICK, *, full: bool = False) -> str:
-    parts: list[RenderableType] = list(tell_profile(profile, yardstick, full=full))
-    return "\n".join(shown(part) for part in parts)
+    return shown(*tell_profile(profile, yardstick, full=full))
 
 
 def audited(table: KernelTable, **dram_bytes: int) -> KernelTable:

@@ -2,13 +2,12 @@
 
 import pytest
 from pydantic import ValidationError
-from rich.console import Console
 
 from dsv4kv.record.telemetry import HeldPool, HeldUnits, MemorySeries
 from dsv4kv.view.telemetry import held_table, pool_sizes
 from tests.record.records import make_case, make_record
 from tests.view.page.pages import make_memory
-from tests.view.terminal import told
+from tests.view.terminal import shown, told
 
 
 def test_pools_of_a_name_are_added_up_over_their_layer_types_and_units() -> None:
@@ -22,10 +21,7 @@ def test_pools_of_a_name_are_added_up_over_their_layer_types_and_units() -> None
 
 
 def test_a_row_tells_first_most_last_and_the_bytes_at_most() -> None:
-    console = Console(width=100, color_system=None)
-    with console.capture() as capture:
-        console.print(held_table(make_memory()))
-    rows = [line.split() for line in capture.get().splitlines()]
+    rows = [line.split() for line in shown(held_table(make_memory())).splitlines()]
     assert ["blocks", "100", "0", "80", "(80.0", "%)", "80", "160", "MiB", "▆█"] in rows
     assert ["slots", "2", "1", "2", "(100.0", "%)", "1", "32.0", "MiB", "▄█▄"] in rows
     assert ["cached", "blocks", "100", "0", "70", "(70.0", "%)", "70", "–", "▄█"] in rows
@@ -37,10 +33,10 @@ def test_a_terminal_shows_the_memory_of_a_case_that_was_watched() -> None:
 
 
 def test_what_a_point_stands_for_is_told() -> None:
-    each = held_table(make_memory()).title
-    many = held_table(make_memory().model_copy(update={"stride_steps": 2048})).title
-    assert str(each).endswith("a point per step")
-    assert str(many).endswith("a point per 2,048 steps, the fullest of them")
+    each = held_table(make_memory()).note
+    many = held_table(make_memory().model_copy(update={"stride_steps": 2048})).note
+    assert each == "a point per step"
+    assert many == "a point per 2,048 steps, the fullest of them"
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,12 @@
 """What a replay with data says of its comparisons."""
 
-import io
 from types import SimpleNamespace
 from typing import cast
-
-from rich.console import Console
 
 from dsv4kv.record.replay import CacheStepTimes, ReplayData
 from dsv4kv.record.schema import Case, Verification
 from dsv4kv.view.replay import judge_data, steps_table
+from tests.view.terminal import shown
 
 
 def case(compared: dict[str, int], failures: list[str]) -> Case:
@@ -50,9 +48,7 @@ def test_a_replay_without_data_says_nothing_of_it() -> None:
 
 def test_measured_steps_stand_beside_modelled_ones() -> None:
     times = CacheStepTimes(kind="mixed", measured_ns=[3 * 10**6] * 8, modelled_ns=[10**6] * 8)
-    console = Console(file=io.StringIO(), width=100)
-    console.print(steps_table(ReplayData(steps=[times], compared={}, spare_blocks=0)))
-    assert isinstance(console.file, io.StringIO)
-    row = console.file.getvalue().splitlines()[-1]
+    text = shown(steps_table(ReplayData(steps=[times], compared={}, spare_blocks=0)))
+    row = text.splitlines()[-1]
     assert row.startswith("with prompt chunks")
     assert row.split()[3:] == ["8", "3.00", "±", "0.00", "1.00", "0.0240", "0.00800"]

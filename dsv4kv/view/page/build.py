@@ -10,7 +10,6 @@ from dsv4kv.record.quantities import axis_text
 from dsv4kv.record.schema import Case, RunRecord
 from dsv4kv.view.case import backend_note
 from dsv4kv.view.facts import header
-from dsv4kv.view.findings import Finding
 from dsv4kv.view.page.charts.figure import Chart
 from dsv4kv.view.page.charts.sweep import ratios_chart, to_percent
 from dsv4kv.view.page.headline import (
@@ -20,21 +19,20 @@ from dsv4kv.view.page.headline import (
     key_numbers,
     name_run,
 )
-from dsv4kv.view.page.html_table import convert_facts, convert_table
 from dsv4kv.view.page.inputs import Compared, Section
 from dsv4kv.view.page.sections import case_sections, check_section, config_text
 from dsv4kv.view.page.sweep import group_launches, launch_section, middle_launches, sweep_sections
+from dsv4kv.view.table import Finding
 
 
 def comparison_section(compared: Compared) -> Section:
     """Changes with their intervals, and the medians they are of."""
-    names = 2 if any(column.header == "at" for column in compared.table.columns) else 1
     return Section(
         "comparison",
         "What changed",
         compared.explanation,
         charts=[ratios_chart(compared)] if compared.rows else [],
-        tables=[convert_table(compared.table, "comparison-table", names)],
+        tables={"comparison-table": compared.table},
     )
 
 
@@ -121,7 +119,7 @@ def build_page(records: Sequence[RunRecord], compared: Compared | None = None) -
 
 def _article(record: RunRecord, prefix: str, side: str) -> Article:
     groups = group_launches(record.cases)
-    facts = convert_facts(header(record))
+    facts = header(record).rows
     return Article(
         prefix=prefix,
         name=f"{side}: {name_run(record)}" if side else name_run(record),
@@ -170,5 +168,5 @@ def _prefixed(section: Section, prefix: str) -> Section:
         section,
         key=prefix + section.key,
         charts=[replace(chart, key=prefix + chart.key) for chart in section.charts],
-        tables=[replace(table, key=prefix + table.key) for table in section.tables],
+        tables={prefix + key: table for key, table in section.tables.items()},
     )

@@ -16,11 +16,11 @@ from dsv4kv.record.schema import Case, Launch, RunRecord
 from dsv4kv.record.yardstick import yardsticks
 from dsv4kv.units import format_bytes
 from dsv4kv.view.case import graph_device_time
-from dsv4kv.view.cells import format_estimate, format_number
+from dsv4kv.view.cells import format_estimate, format_number, measured
 from dsv4kv.view.facts import tokens_per_second
-from dsv4kv.view.findings import Finding
 from dsv4kv.view.page.sections import judge_case
 from dsv4kv.view.page.sweep import Reader, across_launches
+from dsv4kv.view.table import Finding
 
 _UNITS = (("s", 1e9), ("ms", 1e6), ("µs", 1e3), ("ns", 1.0))
 
@@ -40,8 +40,8 @@ def measured_number(
     label: str, estimate: Estimate, unit: str, note: str, scale: float = 1.0
 ) -> KeyNumber:
     """A number with its interval."""
-    value, sign, spread = format_estimate(estimate, scale).partition(" ± ")
-    return KeyNumber(label, value, f"± {spread}" if sign else "", unit, note)
+    cell = measured(estimate, scale)
+    return KeyNumber(label, cell.value, cell.spread, unit, note)
 
 
 def measured_duration(label: str, time: Estimate, note: str) -> KeyNumber:

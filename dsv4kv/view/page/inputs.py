@@ -1,14 +1,11 @@
 """What a page can show beside the run records, as its makers hand it over."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rich.table import Table
-
 from dsv4kv.measure.verdict import Judgement
-from dsv4kv.view.findings import Finding
 from dsv4kv.view.page.charts.figure import Chart
-from dsv4kv.view.page.html_table import HtmlTable
+from dsv4kv.view.table import Finding, Table
 
 
 @dataclass(frozen=True)
@@ -75,7 +72,7 @@ class Section:
         note: How to read it.
         facts: Facts by label.
         charts: Drawings.
-        tables: The numbers.
+        tables: The numbers, by id on the page.
         findings: Sentences.
         beside: Whether the tables are narrow enough to stand beside the charts.
     """
@@ -83,8 +80,8 @@ class Section:
     key: str
     heading: str
     note: str = ""
-    facts: dict[str, str] = field(default_factory=dict)
+    facts: Mapping[str, str] = field(default_factory=dict)
     charts: list[Chart] = field(default_factory=list)
-    tables: list[HtmlTable] = field(default_factory=list)
+    tables: dict[str, Table] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     beside: bool = False

@@ -11,12 +11,11 @@ from dsv4kv.record.yardstick import Yardstick, datasheet_gbps, yardsticks
 from dsv4kv.units import format_bytes
 from dsv4kv.view.case import cache_table, decode_table, latencies_table, operations_table
 from dsv4kv.view.facts import cache_facts, totals_facts
-from dsv4kv.view.findings import Finding, judge_results, judge_status
+from dsv4kv.view.findings import judge_results, judge_status
 from dsv4kv.view.page.charts.latency import Samples, distribution_chart, order_chart
 from dsv4kv.view.page.charts.memory import held_chart, kernels_chart, pools_chart
 from dsv4kv.view.page.charts.rates import Roof, operation_rates, rates_chart, roofline_chart
 from dsv4kv.view.page.charts.time import held_sizes, telemetry_chart, tell_spans, time_chart
-from dsv4kv.view.page.html_table import Cell, Column, HtmlTable, convert_facts, convert_table
 from dsv4kv.view.page.inputs import Section
 from dsv4kv.view.page.telemetry import (
     machine_facts,
@@ -33,6 +32,7 @@ from dsv4kv.view.replay import (
     reuse_table,
     times_table,
 )
+from dsv4kv.view.table import Finding, Table, numbers
 from dsv4kv.view.telemetry import (
     held_table,
     judge_telemetry,
@@ -46,10 +46,9 @@ _MOST_ROWS = 40
 
 def kernel_section(table: KernelTable, yardstick: Yardstick | None) -> Section:
     """The longest kernels, operations of the toolkit, and what to know about the profile."""
-    tables = [convert_table(kernels_table(table, _MOST_ROWS, yardstick), "kernel-table")]
+    tables = {"kernel-table": kernels_table(table, _MOST_ROWS, yardstick)}
     if table.operations:
-        operations = profiled_operations_table(table.operations, yardstick)
-        tables.append(convert_table(operations, "profiled-table"))
+        tables["profiled-table"] = profiled_operations_table(table.operations, yardstick)
     version = f" {table.tool_version}" if table.tool_version else ""
     return Section(
         "kernels",
@@ -81,27 +80,26 @@ def memory_sections(case: Case) -> Iterator[Section]:
         yield _held_section(case.memory)
 
 
-def moments_table(seconds: Sequence[float], columns: dict[str, list[str]]) -> HtmlTable:
+def moments_table(seconds: Sequence[float], columns: dict[str, list[str]]) -> Table:
     """A chart's numbers at some of its moments, equally far apart; the last is among them."""
     count = len(seconds)
     step = max(1, -(-(count - 1) // (_MOST_MOMENTS - 1)))
     chosen = sorted({count - 1, *range(0, count, step)})
-    rows = [
-        [Cell(f"{seconds[n]:,.3f}"), *(Cell(cells[n]) for cells in columns.values())]
-        for n in chosen
-    ]
-    headers = [Column(name, True, False) for name in ("s", *columns)]
-    told = "" if len(chosen) == count else f"{len(chosen)} of {count:,} points"
-    return HtmlTable("moments-table", "Some moments", told, headers, rows, 1, frozenset())
+    return Table(
+        "Some moments",
+        numbers("s", *columns),
+        [(f"{seconds[n]:,.3f}", *(cells[n] for cells in columns.values())) for n in chosen],
+        note="" if len(chosen) == count else f"{len(chosen)} of {count:,} points",
+    )
 
 
 def _pools_section(case: Case) -> Section:
     assert case.cache
-    facts = convert_facts(cache_facts(case.cache))
+    facts = dict(cache_facts(case.cache).rows)
     if case.totals:
-        facts |= convert_facts(totals_facts(case.totals, case.cache))
+        facts |= totals_facts(case.totals, case.cache).rows
     charts = [pools_chart(case.cache)] if case.cache.pools else []
-    tables = [convert_table(cache_table(case.cache), "cache-table", 2)] if case.cache.pools else []
+    tables = {"cache-table": cache_table(case.cache)} if case.cache.pools else {}
     note = _READ_POOLS if case.cache.pools else ""
     return Section("memory", "Where the memory is", note, facts, charts, tables, beside=True)
 
@@ -117,7 +115,10 @@ def _held_section(series: MemorySeries) -> Section:
         "What was held over time",
         f"{_READ_HELD} There is {stride_text(series)}.",
         charts=[held_chart(series)],
-        tables=[convert_table(held_table(series), "held-table"), moments_table(seconds, columns)],
+        tables={
+            "held-table": held_table(series),
+            "moments-table": moments_table(seconds, columns),
+        },
         beside=True,
     )
 
@@ -133,22 +134,25 @@ _READ_REPLAY_HELD = (
 
 def replay_sections(case: Case, result: ReplayResult) -> Iterator[Section]:
     """Everything that one replay has to tell, in the order of the page."""
-    facts = convert_facts(cache_facts(case.cache)) if case.cache else {}
+    facts = dict(cache_facts(case.cache).rows) if case.cache else {}
     if case.totals:
-        facts |= convert_facts(replay_facts(result, case.totals))
-    reuse = convert_table(reuse_table(result.reuse), "reuse-table")
-    yield Section("reuse", "What was reused", "", facts, tables=[reuse])
+        facts |= replay_facts(result, case.totals).rows
+    tables = {"reuse-table": reuse_table(result.reuse)}
+    yield Section("reuse", "What was reused", "", facts, tables=tables)
     rows = [Samples(each.name, each.samples_ns) for each in case.latencies if each.samples_ns]
     if rows:
-        times = convert_table(times_table(case.latencies), "times-table")
-        chart = distribution_chart(rows)
         yield Section(
-            "latency", "How long it took", _READ_TIMES, {}, [chart], [times], beside=True
+            "latency",
+            "How long it took",
+            _READ_TIMES,
+            charts=[distribution_chart(rows)],
+            tables={"times-table": times_table(case.latencies)},
+            beside=True,
         )
     if result.series.at_ns:
         yield _replay_held_section(result)
-    constants = convert_table(constants_table(result), "constants-table")
-    yield Section("model", "What the times rest on", tables=[constants])
+    tables = {"constants-table": constants_table(result)}
+    yield Section("model", "What the times rest on", tables=tables)
 
 
 def _replay_held_section(result: ReplayResult) -> Section:
@@ -160,10 +164,10 @@ def _replay_held_section(result: ReplayResult) -> Section:
     for name, sizes in held_sizes(result).items():
         columns[name] = [format_bytes(size) for size in sizes]
     seconds = [at * _NS_TO_S for at in series.at_ns]
-    tables = [
-        convert_table(memory_table(result), "memory-table"),
-        moments_table(seconds, columns),
-    ]
+    tables = {
+        "memory-table": memory_table(result),
+        "moments-table": moments_table(seconds, columns),
+    }
     chart = time_chart(result)
     return Section(
         "held", "What was held over time", _READ_REPLAY_HELD, {}, [chart], tables, beside=True
@@ -234,10 +238,8 @@ def _latency_section(case: Case) -> Section:
         "How long it took",
         _READ_LATENCY,
         charts=[distribution_chart(rows), order_chart(pace)],
-        tables=[
-            *([convert_table(decode, "decode-table")] if decode else []),
-            convert_table(latencies_table(case.latencies), "latency-table"),
-        ],
+        tables=({"decode-table": decode} if decode else {})
+        | {"latency-table": latencies_table(case.latencies)},
         beside=True,
     )
 
@@ -257,7 +259,7 @@ def _operation_section(case: Case, roofs: Sequence[Roof]) -> Section:
         "How fast bytes moved",
         _READ_RATES + (_READ_HOT if has_hot else ""),
         charts=charts,
-        tables=[convert_table(operations_table(case), "operation-table", names=2)],
+        tables={"operation-table": operations_table(case)},
     )
 
 
@@ -275,5 +277,5 @@ def _machine_sections(case: Case) -> Iterator[Section]:
         note,
         machine_facts(case.telemetry),
         charts=[telemetry_chart(tracks, spans, note)],
-        tables=[convert_table(table, "machine-table")] if table else [],
+        tables={"machine-table": table} if table else {},
     )

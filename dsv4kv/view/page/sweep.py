@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rich.table import Table
-
 from dsv4kv.measure.statistics import Estimate, estimate_rate, summarize
 from dsv4kv.record.quantities import (
     allocated_bytes,
@@ -20,7 +18,7 @@ from dsv4kv.record.quantities import (
 )
 from dsv4kv.record.schema import Case, RunRecord
 from dsv4kv.view.case import graph_device_time, launches_table, processes_table
-from dsv4kv.view.cells import ABSENT, format_estimate
+from dsv4kv.view.cells import measured
 from dsv4kv.view.facts import tokens_per_second
 from dsv4kv.view.page.charts.figure import (
     Chart,
@@ -31,10 +29,10 @@ from dsv4kv.view.page.charts.figure import (
 )
 from dsv4kv.view.page.charts.latency import Samples, distribution_chart
 from dsv4kv.view.page.charts.sweep import Metric, Point, sweep_chart
-from dsv4kv.view.page.html_table import Cell, Column, HtmlTable, convert_table
 from dsv4kv.view.page.inputs import Section
 from dsv4kv.view.replay import sweep_table as replay_table
 from dsv4kv.view.sweep import sweep_table
+from dsv4kv.view.table import ABSENT, Row, Table, names, numbers
 
 _READ_LAUNCHES = (
     "Every launch is a fresh process: what differs here is what a comparison must exceed."
@@ -85,10 +83,10 @@ def launch_section(record: RunRecord) -> Iterator[Section]:
         "How far launches differ",
         _READ_LAUNCHES,
         charts=[replace(chart, key="launches", title="Step in each launch") for chart in charts],
-        tables=[
-            convert_table(processes_table(record.launches), "process-table"),
-            convert_table(launches_table(list_measured(record), "Medians"), "launch-table", 2),
-        ],
+        tables={
+            "process-table": processes_table(record.launches),
+            "launch-table": launches_table(list_measured(record), "Medians"),
+        },
     )
 
 
@@ -114,7 +112,7 @@ def sweep_sections(groups: Sequence[Sequence[Case]]) -> Iterator[Section]:
         "What the settings change",
         _READ,
         charts=[*_sweep_charts(groups), *_step_chart(cases)],
-        tables=[convert_table(_table(cases), "sweep-table", len(axis_names(cases)))],
+        tables={"sweep-table": _table(cases)},
     )
     if any(case.operations for case in cases):
         yield Section(
@@ -122,7 +120,7 @@ def sweep_sections(groups: Sequence[Sequence[Case]]) -> Iterator[Section]:
             "How fast bytes moved",
             "Useful bytes over time with half of the 95 % interval; cold calls where both were "
             "measured.",
-            tables=[_rates_table(cases)],
+            tables={"rate-table": _rates_table(cases)},
         )
 
 
@@ -134,19 +132,19 @@ def _table(cases: Sequence[Case]) -> Table:
 
 def _sweep_charts(groups: Sequence[Sequence[Case]]) -> Iterator[Chart]:
     cases = [group[0] for group in groups]
-    names = axis_names(cases)
-    if not names:
+    axes = axis_names(cases)
+    if not axes:
         return
-    across = _across(cases, list(names))
+    across = _across(cases, list(axes))
     for key, (title, read, show) in _METRICS.items():
         points = [
-            Point(_place(case.axis[across]), _line(case, names, across), estimate)
+            Point(_place(case.axis[across]), _line(case, axes, across), estimate)
             for case, group in zip(cases, groups, strict=True)
             if across in case.axis and (estimate := across_launches(group, read)) is not None
         ]
         if points:
             ticks = byte_ticks if show is short_bytes else None
-            yield sweep_chart(Metric(key, title, points, show, ticks), names[across])
+            yield sweep_chart(Metric(key, title, points, show, ticks), axes[across])
 
 
 def _across(cases: Sequence[Case], paths: Sequence[str]) -> str:
@@ -165,9 +163,9 @@ def _place(value: Any) -> Any:
     return value if is_number else setting_text(value)
 
 
-def _line(case: Case, names: dict[str, str], across: str) -> str:
+def _line(case: Case, axes: dict[str, str], across: str) -> str:
     others = {path: value for path, value in case.axis.items() if path != across}
-    return ", ".join(f"{names[path]} {setting_text(value)}" for path, value in others.items())
+    return ", ".join(f"{axes[path]} {setting_text(value)}" for path, value in others.items())
 
 
 def _step_chart(cases: Sequence[Case]) -> list[Chart]:
@@ -183,30 +181,21 @@ def _step_chart(cases: Sequence[Case]) -> list[Chart]:
     return [replace(chart, key="cases", title="Step in each case")]
 
 
-def _rates_table(cases: Sequence[Case]) -> HtmlTable:
+def _rates_table(cases: Sequence[Case]) -> Table:
     """A row per case, a column per operation: wide, but all numbers of a sweep in one place."""
     operations = dict.fromkeys(
         (each.name, each.layer_type) for case in cases for each in case.operations
     )
-    rows = []
+    rows: list[Row] = []
     for case in cases:
         rates = {
             (each.name, each.layer_type): estimate_rate(each.bytes, each.samples_ns)
             for each in case.operations
             if each.temperature in (None, "cold")
         }
-        rows.append([Cell(axis_text(case) or ABSENT), *(_cell(rates.get(o)) for o in operations)])
-    headers = [Column("case", False, False)]
-    headers += [
-        Column(f"{name} {layers}", True, any(row[n].spread for row in rows))
-        for n, (name, layers) in enumerate(operations, 1)
-    ]
-    return HtmlTable("rate-table", "Rates, GB/s", "", headers, rows, 1, frozenset())
-
-
-def _cell(rate: Estimate | None) -> Cell:
-    value, sign, spread = format_estimate(rate).partition(" ± ")
-    return Cell(value, f"± {spread}" if sign else "")
+        rows.append((axis_text(case) or ABSENT, *(measured(rates.get(o)) for o in operations)))
+    headers = (f"{name} {layers}" for name, layers in operations)
+    return Table("Rates, GB/s", [*names("case"), *numbers(*headers)], rows)
 
 
 def _exactly(read: Callable[[Case], float | None]) -> Reader:

@@ -8,6 +8,7 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.files import replacing
 from dsv4kv.record.quantities import axis_text
 from dsv4kv.record.schema import Case, RunRecord
+from dsv4kv.view.markup import to_html
 from dsv4kv.view.page.build import Page, build_page
 from dsv4kv.view.page.charts.figure import (
     DARK,
@@ -21,6 +22,7 @@ from dsv4kv.view.page.charts.figure import (
 from dsv4kv.view.page.charts.latency import Samples, distribution_chart
 from dsv4kv.view.page.charts.time import time_chart
 from dsv4kv.view.page.inputs import Compared
+from dsv4kv.view.table import MARKS
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -76,6 +78,8 @@ def render_page(page: Page) -> str:
     return environment.get_template("page.html").render(
         page=page,
         svg=inline_svg,
+        parts=to_html,
+        marks={level: sign for level, (sign, _) in MARKS.items()},
         style=style,
         light=css_variables(LIGHT),
         dark=css_variables(DARK),

@@ -4,8 +4,6 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from rich.table import Table
-
 from dsv4kv.config.axes import expand_axes
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
@@ -21,10 +19,10 @@ from dsv4kv.record.telemetry import (
     Telemetry,
 )
 from dsv4kv.replay.run import Invocation, run_replay
-from dsv4kv.view.findings import Finding
 from dsv4kv.view.page.build import Page, build_page
 from dsv4kv.view.page.inputs import Compared, ComparedRow
 from dsv4kv.view.page.write import render_page
+from dsv4kv.view.table import Finding, Table, names, numbers
 from tests.record.records import (
     make_case,
     make_environment,
@@ -105,8 +103,8 @@ def make_judgement(verdict: Verdict, value: float) -> Judgement:
 
 def make_compared() -> Compared:
     """One row slower, one faster, one the same."""
-    table = Table("quantity", "change", title="Comparison")
-    table.add_row("gather_topk csa", "+8.0 %")
+    columns = [*names("quantity"), *numbers("change")]
+    table = Table("Comparison", columns, [("gather_topk csa", "+8.0 %")])
     return Compared(
         before="main",
         after="change",

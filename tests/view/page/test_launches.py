@@ -43,5 +43,5 @@ def test_a_number_over_launches_is_the_median_of_their_medians() -> None:
 def test_launches_have_a_section_of_their_own_and_a_single_run_has_none() -> None:
     (section,) = launch_section(make_launched([1_000_000, 1_100_000]))
     assert len(section.charts[0].figure.axes) == 2
-    assert [table.caption for table in section.tables] == ["Launches", "Medians"]
+    assert [table.title for table in section.tables.values()] == ["Launches", "Medians"]
     assert list(launch_section(make_record(make_case()))) == []

@@ -16,11 +16,11 @@ def test_moments_are_few_equally_far_apart_and_hold_the_first_and_the_last(count
     table = moments_table(
         [float(n) for n in range(count)], {"blocks": [str(n) for n in range(count)]}
     )
-    shown = [int(row[1].text) for row in table.rows]
+    shown = [int(row[1].value) for row in table.cells]
     assert (shown[0], shown[-1]) == (0, count - 1)
     assert len(shown) == min(count, len(shown)) <= 12
     assert len({after - before for before, after in pairwise(shown[:-1])}) <= 1
-    assert all(row[0].text == f"{int(row[1].text):,.3f}" for row in table.rows)
+    assert all(row[0].value == f"{int(row[1].value):,.3f}" for row in table.cells)
 
 
 @pytest.mark.parametrize(("count", "note"), [(5, ""), (12, ""), (24, "9 of 24 points")])
@@ -42,5 +42,5 @@ def test_a_pool_named_as_what_it_is_counted_in_keeps_its_own_column() -> None:
     memory = make_memory()
     pool = memory.pools[-1].model_copy(update={"name": "slots"})
     *_, section = memory_sections(make_case(memory=memory.model_copy(update={"pools": [pool]})))
-    headers = [column.header for column in section.tables[1].columns]
+    headers = [column.header for column in section.tables["moments-table"].columns]
     assert headers == ["s", "blocks", "slots", "cached blocks", "slots, bytes"]

@@ -1,5 +1,5 @@
+from dsv4kv.view.markup import to_html
 from dsv4kv.view.page.build import Page
-from dsv4kv.view.page.html_table import HtmlTable
 from dsv4kv.view.page.inputs import Section
 from dsv4kv.view.page.sections import case_sections
 from tests.record.records import make_sweep_cases
@@ -46,7 +46,9 @@ def test_a_sweep_has_a_chart_for_each_number_and_one_of_the_steps() -> None:
 
 def test_a_sweep_of_replays_is_drawn_by_what_was_saved_and_how_long_it_took() -> None:
     assert charts("replays") == ["sweep-tokens", "sweep-saved", "sweep-ttft"]
-    headers = [column.header for column in sections("replays")["sweep"].tables[0].columns]
+    headers = [
+        column.header for column in sections("replays")["sweep"].tables["sweep-table"].columns
+    ]
     assert headers[:2] == ["checkpoint share", "saved tokens"]
 
 
@@ -67,7 +69,7 @@ def test_a_replay_says_that_its_times_are_those_of_a_model() -> None:
 
 
 def test_the_numbers_of_memory_over_time_are_in_a_table_too() -> None:
-    table: HtmlTable = sections("one case")["held"].tables[1]
+    table = sections("one case")["held"].tables["moments-table"]
     assert [column.header for column in table.columns] == [
         "s",
         "blocks",
@@ -76,8 +78,7 @@ def test_the_numbers_of_memory_over_time_are_in_a_table_too() -> None:
         "main",
         "state",
     ]
-    last = [cell.text for cell in table.rows[-1]]
-    assert last == ["1.000", "80", "1", "70", "160 MiB", "16.0 MiB"]
+    assert table.rows[-1] == ("1.000", "80", "1", "70", "160 MiB", "16.0 MiB")
 
 
 def test_the_setting_with_more_values_is_across_and_the_other_in_lines() -> None:
@@ -91,9 +92,9 @@ def test_the_setting_with_more_values_is_across_and_the_other_in_lines() -> None
 
 
 def test_a_sweep_has_a_row_of_rates_for_each_case_also_for_one_that_failed() -> None:
-    table: HtmlTable = sections("a sweep")["operations"].tables[0]
-    assert [row[0].text for row in table.rows][-1] == "block_tokens=256, concurrency=64"
-    assert [cell.text for cell in table.rows[-1][1:]] == ["–"] * 7
+    table = to_html(sections("a sweep")["operations"].tables["rate-table"])
+    assert [row[0].value for row in table.rows][-1] == "block_tokens=256, concurrency=64"
+    assert [cell.value for cell in table.rows[-1][1:]] == ["–"] * 7
     assert table.columns[1].has_spread
     assert table.rows[0][1].spread.startswith("± ")
     assert len(table.rows) == len(make_sweep_cases())

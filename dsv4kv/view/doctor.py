@@ -1,0 +1,36 @@
+"""What a machine has, and what to do about the rest."""
+
+from collections.abc import Iterator, Sequence
+
+from dsv4kv.doctor.machine import Check
+from dsv4kv.view.table import MARKS, Level, Mark, Part, Table, Text, names, prose
+
+_LEVELS: dict[str, Level] = {
+    "good": "good",
+    "note": "note",
+    "missing": "missing",
+    "broken": "bad",
+}
+
+
+def tell_checks(checks: Sequence[Check]) -> Iterator[Part]:
+    """A table for each topic, then what to do."""
+    for topic in dict.fromkeys(check.topic for check in checks):
+        yield _table(topic, [check for check in checks if check.topic == topic])
+        yield ""
+    advised = [check for check in checks if check.advice]
+    yield Text("What to do", "strong") if advised else Text("nothing to do.", "good")
+    for check in advised:
+        yield Text(f"{check.name}: {check.advice}", MARKS[_LEVELS[check.status]][1])
+
+
+def _table(topic: str, checks: Sequence[Check]) -> Table:
+    return Table(
+        topic,
+        [*names("", "name"), *prose("found", "enables")],
+        [
+            (Mark(_LEVELS[check.status]), check.name, check.found, Text(check.enables, "dim"))
+            for check in checks
+        ],
+        keys=2,
+    )

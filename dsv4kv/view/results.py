@@ -1,0 +1,37 @@
+"""Saved runs, as ``dsv4kv results list`` shows them."""
+
+from collections.abc import Sequence
+
+from dsv4kv.record.store import Entry
+from dsv4kv.units import format_bytes
+from dsv4kv.view.table import ABSENT, Row, Table, names, numbers
+
+
+def runs_table(entries: Sequence[Entry]) -> Table:
+    """A row per record, in the order given."""
+    return Table(
+        "Runs",
+        [
+            *names("run", "status"),
+            *names("config", "backend", minor=True),
+            *numbers("cases", "launches", "size", minor=True),
+            *names("git", minor=True),
+        ],
+        [_row(entry) for entry in entries],
+    )
+
+
+def _row(entry: Entry) -> Row:
+    size, told = format_bytes(entry.size_bytes), entry.summary
+    if told is None:
+        return [entry.file, "unreadable", *[ABSENT] * 4, size, ""]
+    return [
+        told.run_id,
+        told.status,
+        told.config,
+        ", ".join(told.backends),
+        f"{told.cases:,}",
+        f"{told.launches:,}",
+        size,
+        (told.git_sha or "")[:12],
+    ]

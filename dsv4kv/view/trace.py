@@ -1,0 +1,35 @@
+"""What a trace asks for."""
+
+from collections.abc import Iterator
+
+from dsv4kv.traces import TraceSummary
+from dsv4kv.view.table import Part, Table, names, numbers
+
+
+def describe_trace(summary: TraceSummary) -> Iterator[Part]:
+    """Requests, what their prompts share, and lengths."""
+    yield f"{summary.requests:,} requests over {summary.duration_s:,.1f} s"
+    if summary.hit_share is None:
+        yield "no prefix hashes: what its prompts share is not known"
+    else:
+        yield (
+            f"{summary.block_references:,} block references (prefix hashes) to "
+            f"{summary.distinct_blocks:,} distinct blocks of {summary.hash_block_tokens:,} tokens"
+        )
+        yield f"{summary.hit_share:.2%} of references are prefix hits in a cache without bound"
+    yield ""
+    yield _lengths_table(summary)
+
+
+def _lengths_table(summary: TraceSummary) -> Table:
+    lengths = summary.input_tokens, summary.output_tokens
+    rows: dict[str, list[float]] = {"total": [each.total for each in lengths]}
+    rows["mean"] = [each.total / summary.requests for each in lengths]
+    rows |= {
+        label: [getattr(each, label) for each in lengths] for label in ("p50", "p90", "p99", "max")
+    }
+    return Table(
+        "Lengths",
+        [*names("tokens"), *numbers("prompt", "output")],
+        [(label, *(f"{value:,.0f}" for value in values)) for label, values in rows.items()],
+    )

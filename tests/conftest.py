@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from dsv4kv.cli import progress
+
 # Several workers share the cores: a kernel's CPU twin runs its blocks on a worker's part of them,
 # and a thread of it that waits must not spin. Read when the first thread starts.
 _WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
@@ -24,6 +26,9 @@ settings.register_profile(
 )
 settings.register_profile("fast", parent=settings.get_profile("dsv4kv"), max_examples=10)
 settings.load_profile(os.environ.get("DSV4KV_HYPOTHESIS", "dsv4kv"))
+
+# Nor does a run that takes long here print that it goes on.
+progress.EVERY_S = float("inf")
 
 # Hundreds of processes import this package: each would compile it anew. Workers start from here.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -135,14 +135,14 @@ def _run_once(
     import sys
 
     from dsv4kv.bench.run import Invocation, run_bench
-    from dsv4kv.cli.progress import ProgressWatcher
+    from dsv4kv.cli.progress import Watcher
     from dsv4kv.config.axes import expand_axes
     from dsv4kv.config.load import load_config
 
     loaded = load_config(config, overrides)
     cases = expand_axes(loaded, overrides, axes)
     invocation = Invocation(["dsv4kv", *sys.argv[1:]], loaded, cases, overrides, axes)
-    with ProgressWatcher(stderr) as watcher:
+    with Watcher(stderr, "bench", "tokens") as watcher:
         return run_bench(invocation, watcher)
 
 
@@ -160,7 +160,7 @@ def _run_launches(
     from datetime import UTC, datetime
 
     from dsv4kv.bench.launches import Request, Task, bench_arguments, merge, run_launches
-    from dsv4kv.cli.progress import LaunchWatcher
+    from dsv4kv.cli.progress import Watcher
     from dsv4kv.config.axes import expand_axes
     from dsv4kv.config.load import load_config
     from dsv4kv.record.store import new_run_id, save_record
@@ -177,7 +177,7 @@ def _run_launches(
         if outcomes:
             save_record(merge(outcomes, request), out)
 
-    with LaunchWatcher(stderr, launches) as watcher:
+    with Watcher(stderr, "bench", "launches", launches) as watcher:
         outcomes = run_launches([Task(arguments)] * launches, tell)
     if not outcomes:
         raise KeyboardInterrupt

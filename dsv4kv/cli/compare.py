@@ -241,11 +241,12 @@ def _plan(
 
 def _measure(duel: "Duel", out: Path) -> "tuple[Side, Side, bool]":
     """Run both sides, keep their records, and say whether Ctrl-C ended it."""
-    from dsv4kv.cli.progress import LaunchWatcher
+    from dsv4kv.cli.progress import Watcher
     from dsv4kv.compare.ab import run_duel
     from dsv4kv.record.store import save_record
 
-    with LaunchWatcher(open_console(stderr=True), 2 * duel.launches) as watcher:
+    stderr = open_console(stderr=True)
+    with Watcher(stderr, "bench", "launches", 2 * duel.launches) as watcher:
         sides, interrupted = run_duel(duel, watcher.tell)
     for side in sides:
         saved = save_record(side.records[0], out)

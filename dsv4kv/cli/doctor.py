@@ -61,9 +61,10 @@ def _calibrate(path: Path, *, quiet: bool) -> "Calibration":
         run_calibration,
         save_calibration,
     )
-    from dsv4kv.cli.progress import LaunchWatcher
+    from dsv4kv.cli.progress import Watcher
 
-    with LaunchWatcher(open_console(stderr=True, quiet=quiet), 2 * LAUNCHES) as watcher:
+    stderr = open_console(stderr=True, quiet=quiet)
+    with Watcher(stderr, "bench", "launches", 2 * LAUNCHES) as watcher:
         alone, in_turns = run_calibration(watcher.tell)
     calibration = calibrate(alone, in_turns, measure_memcpy_gbps())
     save_calibration(calibration, path)

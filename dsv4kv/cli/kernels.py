@@ -75,17 +75,13 @@ def kernels(
 
 def _survey(architectures: list[str]) -> list["Finding"]:
     """Compile and inspect the catalogue, and show how far it is."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
+    from dsv4kv.cli.progress import Watcher
     from dsv4kv.ops.cuda.survey import survey
     from dsv4kv.ops.kernels.catalogue import catalogue
 
-    console = open_console(stderr=True)
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    hidden = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
-        task = progress.add_task("architectures", total=len(architectures))
-        return survey(catalogue(), architectures, lambda _: progress.advance(task))
+    stderr = open_console(stderr=True)
+    with Watcher(stderr, "compiling", "architectures", len(architectures)) as watcher:
+        return survey(catalogue(), architectures, lambda _: watcher.advance())
 
 
 def _load(path: Path) -> "Baseline":

@@ -1,44 +1,55 @@
-"""A progress bar on the terminal, for a run that counts tokens."""
+"""How far something is and how long it will still take: a bar, or lines without a terminal.
 
-from collections.abc import Sequence
+A log gets a line every ten seconds, so that nobody takes a long run for one that hangs.
+"""
+
+from collections.abc import Callable, Sequence
+from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dsv4kv.config.axes import AxisCase
 
 if TYPE_CHECKING:
     from dsv4kv.bench.launches import Outcome, Task
 
+EVERY_S = 10.0
+"""Seconds between lines."""
+_REDRAWN_S = 0.1
 
-class ProgressWatcher:
-    """Shows how far a run is and how long it will still take; gone when it ends."""
 
-    def __init__(self, console: Console) -> None:
-        """Draw on ``console``; nothing is drawn where that is no terminal."""
-        self._progress = Progress(
+class Watcher:
+    """Counts what is done of a total; the bar is gone when it ends."""
+
+    def __init__(
+        self,
+        console: Console,
+        name: str,
+        unit: str,
+        total: int = 0,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        """Draw on ``console``, or print there; nothing where it is quiet."""
+        self._console, self._unit, self._clock = console, unit, clock
+        self._name, self._done, self._total = name, 0, total
+        self._begun = self._told = clock()
+        self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            TextColumn("{task.completed:,.0f} / {task.total:,.0f} tokens"),
+            TextColumn(f"{{task.completed:,.0f}} / {{task.total:,.0f}} {unit}"),
+            TextColumn("left"),
             TimeRemainingColumn(),
             console=console,
             transient=True,
             disable=not console.is_terminal,
         )
-        self._task: TaskID | None = None
+        self._task = self._bar.add_task(name, total=total)
 
     def __enter__(self) -> Self:
-        self._progress.start()
+        self._bar.start()
         return self
 
     def __exit__(
@@ -47,55 +58,49 @@ class ProgressWatcher:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._progress.stop()
+        self._bar.stop()
 
-    def start(self, total_tokens: int) -> None:
-        """Begin to count."""
-        self._task = self._progress.add_task("bench", total=total_tokens)
+    def start(self, total: int) -> None:
+        """Begin to count to ``total``."""
+        self._total = total
+        self._begun = self._told = self._clock()
+        self._bar.reset(self._task, total=total)
+
+    def name(self, name: str) -> None:
+        """Say what is being done now."""
+        self._name = name
+        self._bar.update(self._task, description=name)
 
     def case(self, case: AxisCase) -> None:
         """Name the case that runs now."""
-        point = ", ".join(f"{key}={value}" for key, value in case.axis.items())
-        if self._task is not None and point:
-            self._progress.update(self._task, description=point)
+        if case.axis:
+            self.name(", ".join(f"{key}={value}" for key, value in case.axis.items()))
 
-    def advance(self, tokens: int) -> None:
-        """Count tokens."""
-        if self._task is not None:
-            self._progress.advance(self._task, tokens)
+    def advance(self, count: int = 1) -> None:
+        """So many more are done."""
+        self.reach(self._done + count, self._total)
 
-
-class LaunchWatcher:
-    """Shows which launch runs and how many have gone wrong; gone when the last has ended."""
-
-    def __init__(self, console: Console, launches: int) -> None:
-        """Draw on ``console``; nothing is drawn where that is no terminal."""
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("launches"),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self._task = self._progress.add_task("bench", total=launches)
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._progress.stop()
+    def reach(self, done: int, total: int) -> None:
+        """So many of a total are done."""
+        self._done, self._total = done, total
+        now = self._clock()
+        if now - self._told < (_REDRAWN_S if self._console.is_terminal else EVERY_S):
+            return  # whoever counts a million requests is not to wait for us
+        self._told = now
+        if self._console.is_terminal:
+            self._bar.update(self._task, completed=done, total=total)
+        else:
+            self._console.print(self._line(now - self._begun), highlight=False)
 
     def tell(self, outcomes: "Sequence[Outcome]", task: "Task") -> None:
-        """Count what has ended and name what begins."""
+        """Count launches that have ended and name what begins."""
         lost = sum(outcome.record is None for outcome in outcomes)
         words = [f"bench {task.side}".strip(), *([f"{lost} lost"] if lost else [])]
-        self._progress.update(self._task, completed=len(outcomes), description=", ".join(words))
+        self.name(", ".join(words))
+        self.reach(len(outcomes), self._total)
+
+    def _line(self, taken_s: float) -> str:
+        line = f"{self._name}: {self._done:,} of {self._total:,} {self._unit}, {taken_s:.0f} s"
+        if not 0 < self._done < self._total:
+            return line
+        return f"{line}, about {taken_s * (self._total / self._done - 1):.0f} s left"

@@ -12,8 +12,6 @@ from dsv4kv.resources import shipped_names
 from dsv4kv.view.console import open_console, say
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from dsv4kv.record.schema import RunRecord
 
 EPILOG = """\
@@ -189,6 +187,7 @@ def _run(
 ) -> "RunRecord":
     import sys
 
+    from dsv4kv.cli.progress import Watcher
     from dsv4kv.config.axes import expand_axes
     from dsv4kv.config.load import load_config
     from dsv4kv.config.replay import ReplayConfig
@@ -197,22 +196,8 @@ def _run(
     loaded = load_config(config, overrides, ReplayConfig)
     points = expand_axes(loaded, overrides, axes, ReplayConfig)
     invocation = Invocation(["dsv4kv", *sys.argv[1:]], loaded, points, overrides, axes)
-    with open_console(stderr=True, quiet=silent).status("replay") as status:
-        return run_replay(invocation, _progress(status.update))
-
-
-def _progress(show: "Callable[[str], None]") -> "Callable[[int, int], None]":
-    """Tell every percent how far it is."""
-    told = -1
-
-    def tell(done: int, total: int) -> None:
-        nonlocal told
-        percent = 100 * done // total
-        if percent > told:
-            told = percent
-            show(f"replay: {done:,} of {total:,} requests")
-
-    return tell
+    with Watcher(open_console(stderr=True, quiet=silent), "replay", "requests") as watcher:
+        return run_replay(invocation, watcher.reach)
 
 
 def _check_chart(chart: Path) -> None:

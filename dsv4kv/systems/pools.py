@@ -268,7 +268,7 @@ def time_calls(model: DSV4Config, timer: CallTimer) -> None:
         ours, plain = Books(model, batch), PlainBooks(model, batch)
         position = np.random.default_rng(0).integers(_PROMPT, _PROMPT + 1024, batch)
         timer.time(
-            f"prepare {batch} decodes, {layers} layers",
+            f"prepare a decode step of {batch}, {layers} layers",
             Timed(*ours.decoding(position)),
             Timed(*plain.decoding(position)),
         )

@@ -27,7 +27,7 @@ def systems_table(outcomes: Sequence[Outcome]) -> Table:
                 row.quantity,
                 _amount(row.ours, row.unit),
                 _amount(row.plain, row.unit) if row.plain else ABSENT,
-                measured(row.share, 100),
+                _number(row.share, 100) if row.share else ABSENT,
             )
             for outcome in outcomes
             for row in outcome.rows
@@ -49,12 +49,25 @@ def summary(outcomes: Sequence[Outcome]) -> str:
 
 def _amount(estimate: Estimate, unit: str) -> Number:
     """A value in its unit, which stands behind the interval where there is one."""
-    if unit == "B" and estimate.value >= 1024:
-        return Number(format_bytes(int(estimate.value)))
-    if unit != "ns" and estimate.value.is_integer():
-        return Number(f"{estimate.value:,.0f} {unit}")
-    scale, unit = (1e-3, "µs") if unit == "ns" else (1.0, unit)
-    cell = measured(estimate, scale)
+    value = estimate.value
+    if unit == "B" and value >= 1024:
+        return Number(format_bytes(int(value)))
+    if unit != "ns" and value.is_integer():
+        return Number(f"{value:,.0f} {unit.removesuffix('s') if value == 1 else unit}")
+    scale, unit = (
+        next(each for each in _TIMES if value < 1e3 * each[0]) if unit == "ns" else (1.0, unit)
+    )
+    cell = _number(estimate, 1 / scale)
     if not cell.spread:
         return Number(f"{cell.value} {unit}")
     return Number(cell.value, f"{cell.spread} {unit}")
+
+
+_TIMES = ((1.0, "ns"), (1e3, "µs"), (1e6, "ms"), (1e9, "s"))
+"""Units of time in nanoseconds; none lasts a thousand seconds."""
+
+
+def _number(estimate: Estimate, scale: float) -> Number:
+    """What was counted has no interval."""
+    cell = measured(estimate, scale)
+    return Number(cell.value) if estimate.half_width == 0 else cell

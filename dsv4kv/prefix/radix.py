@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.prefix.index import Insertion, Keys, Lease, Match
+from dsv4kv.prefix.index import Insertion, Keys, Lease
 from dsv4kv.prefix.policies import make_policy
 from dsv4kv.prefix.policies.contract import Policy
 from dsv4kv.prefix.store import New, PrefixStore, as_chain, whole
@@ -161,11 +161,6 @@ class PrefixCacheManager(PrefixStore):
 
     def _is_valid(self, slot: int, version: int) -> bool:
         return self._version is None or self._version(slot) == version
-
-
-def as_row(match: Match | Lease) -> Found:
-    """Length, slot and version of a match over rows."""
-    return Found(match.length, *match.values.tolist()) if match.length else NOTHING
 
 
 def encode_tokens(tokens: Keys) -> bytes:

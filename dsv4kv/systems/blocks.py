@@ -12,6 +12,7 @@ from dsv4kv.cache.allocators.routing import RoutingStore
 from dsv4kv.cache.allocators.stack import Ids
 from dsv4kv.cache.allocators.states import ReleasePolicy
 from dsv4kv.config.systems import SystemsConfig
+from dsv4kv.prefix.block_hash import BlockHashIndex
 from dsv4kv.prefix.index import HASHES, BlockHasher
 from dsv4kv.systems.batch import Batch, serve
 from dsv4kv.systems.chat import Chat
@@ -84,6 +85,7 @@ def time_calls(config: SystemsConfig, model: Model, timer: CallTimer) -> None:
     _time_eviction(timer, config.calls.cached_blocks)
     _time_pausing(timer)
     _time_hashing(timer, config)
+    _time_index(timer, config)
     _time_routing(timer, len(model.layers))
 
 
@@ -263,6 +265,28 @@ def _time_hashing(timer: CallTimer, config: SystemsConfig) -> None:
             Timed(partial(hasher.digest, prompt)),
             Timed(partial(plain_hashes, words, 128)),
         )
+
+
+def _time_index(timer: CallTimer, config: SystemsConfig) -> None:
+    """An index of blocks by digests, each with a guard against another prompt of the same key."""
+    length = config.calls.prompt_tokens
+    prompt = np.random.default_rng(config.seed).integers(0, 129_280, length).astype(np.int32)
+    keys, index = BlockHasher(128).digest(prompt), BlockHashIndex(digests=True)
+    names = keys.block_ids().tolist()
+    blocks = {name: block for block, name in enumerate(names)}
+    leases = [index.pin(keys)]
+    missing = keys.after(leases[0].length)
+    index.extend(leases[0], missing, np.arange(len(missing)))
+
+    def release() -> None:
+        while leases:
+            index.release(leases.pop())
+
+    timer.time(
+        f"pin {length:,} tokens by digests",
+        Timed(lambda: leases.append(index.pin(keys)), release),
+        Timed(lambda: [blocks.get(name) for name in names]),
+    )
 
 
 def _time_routing(timer: CallTimer, num_layers: int) -> None:

@@ -252,7 +252,14 @@ def run_pools(config: SystemsConfig, _: Model) -> Outcome:
     server = PoolServer(config)
     server.serve()
     timer = CallTimer(SYSTEM, config.calls)
-    timer.count(Row(SYSTEM, "cache of the layers", "B", exact(server.manager.memory_bytes())))
+    manager = server.manager
+    for quantity, pools in (
+        ("pages of the layers", manager.pools.values()),
+        ("windows and states of the layers", manager.states.values()),
+    ):
+        size = sum(pool.memory_bytes() for pool in pools)
+        timer.count(Row(SYSTEM, quantity, "B", exact(size)))
+    timer.count(Row(SYSTEM, "cache of the layers", "B", exact(manager.memory_bytes())))
     timer.count(Row(SYSTEM, "blocks handed out", "blocks", exact(server.handed_out)))
     timer.count(Row(SYSTEM, "of them by drafts, given back", "blocks", exact(server.given_back)))
     if config.calls.seconds:

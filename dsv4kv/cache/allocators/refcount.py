@@ -148,10 +148,6 @@ class Observers:
         """Tell an observer from now on."""
         self._all.append(observer)
 
-    def remove(self, observer: Observer) -> None:
-        """Tell it no longer."""
-        self._all.remove(observer)
-
     def tell(self, kind: str, ids: Ids) -> None:
         """Tell everyone."""
         if not self._all:

@@ -54,18 +54,6 @@ def test_an_observer_that_raises_harms_nothing() -> None:
     assert str(noisy.observers.last_error) == "no"
 
 
-def test_an_observer_can_leave_while_it_is_told() -> None:
-    allocator, told = RefCountAllocator(5), list[str]()
-
-    def once(event: BlockEvent) -> None:
-        told.append(event.kind)
-        allocator.observers.remove(once)
-
-    allocator.observers.add(once)
-    cached(allocator, 10)
-    assert told == ["acquired"]
-
-
 def test_totals_count_blocks_by_what_happened_to_them() -> None:
     allocator, totals = RefCountAllocator(7), BlockTotals()
     allocator.observers.add(totals)

@@ -69,7 +69,7 @@ def test_verbose_tells_every_pool_layout_prefix_and_option(snapshot: SnapshotAss
     assert output == snapshot
 
 
-def test_every_size_of_the_panel_and_tables_has_a_unit() -> None:
+def test_every_size_of_the_answer_and_tables_has_a_unit() -> None:
     output = run("--gpus", "8", "-v").output
     assert "1 GiB = 2^30 B" in output
     assert "GB " not in output.replace("141GB", "")

@@ -1,4 +1,4 @@
-"""Files shipped with the package: ``configs/``, ``kernels/`` and ``results/sass/``.
+"""Files shipped with the package: ``configs/``, ``kernels/`` and ``results/sass/``, and its cache.
 
 They lie beside the package in a source tree and inside it in an installed wheel.
 """
@@ -17,3 +17,14 @@ def shipped(folder: str) -> Path:
 def shipped_names(kind: str) -> list[str]:
     """Names of the YAML files in a folder of ``configs/``, such as ``models``, sorted."""
     return sorted(path.stem for path in (shipped("configs") / kind).glob("*.yaml"))
+
+
+def user_cache() -> Path | None:
+    """The user's folder for what can be made again; None in a container's user without a home."""
+    from platformdirs import user_cache_path
+
+    try:
+        folder = user_cache_path("dsv4kv", appauthor=False)
+    except RuntimeError:
+        return None
+    return folder if folder.is_absolute() else None  # older versions leave the "~" of no home

@@ -7,8 +7,10 @@ from pathlib import Path
 
 from dsv4kv.compare.side import Side, took_turns
 from dsv4kv.errors import ConfigError
+from dsv4kv.files import temporary_place
 from dsv4kv.measure.environment import capture_environment
 from dsv4kv.reading import read_json
+from dsv4kv.resources import user_cache
 
 
 @dataclass(frozen=True)
@@ -80,8 +82,7 @@ def find_floor(configured: float, sides: tuple[Side, Side]) -> Floor:
 
 def calibration_path() -> Path:
     """Where ``dsv4kv doctor --calibrate`` leaves what it found."""
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return caches / "dsv4kv" / "calibration.json"
+    return (user_cache() or temporary_place() / f"dsv4kv-{os.getuid()}") / "calibration.json"
 
 
 def read_noise_floors(path: Path) -> NoiseFloors | None:

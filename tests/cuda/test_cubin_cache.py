@@ -284,12 +284,13 @@ def test_the_folder_follows_the_platforms_cache(
 def test_a_user_without_a_home_uses_the_temporary_folder(
     compiler: Compiler, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def no_home() -> Path:
-        raise RuntimeError
+    def nobody(_: int) -> None:
+        raise KeyError
 
     monkeypatch.delenv("DSV4KV_CACHE_DIR")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", nobody)
     load_cubin(PAGE_COPY, SM)
     load_cubin(PAGE_COPY, SM)
     assert compiler.runs == 1

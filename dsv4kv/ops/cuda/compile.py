@@ -25,7 +25,7 @@ from dsv4kv.errors import CudaUnavailable, DeviceError
 from dsv4kv.files import NotPrivate, check_private, read_private, replacing, temporary_place
 from dsv4kv.ops.cuda.inspection import dump
 from dsv4kv.ops.kernels.launch import KernelModule
-from dsv4kv.resources import shipped
+from dsv4kv.resources import shipped, user_cache
 
 OPTIONS = (
     "-std=c++17",
@@ -174,11 +174,8 @@ def cache_folder() -> Path:
     """Where machine code is kept: made on the first write."""
     if chosen := os.environ.get("DSV4KV_CACHE_DIR"):
         return Path(chosen) / "cubin"
-    try:
-        caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    except RuntimeError:  # a container's user without a home
-        return _spare_folder()
-    return caches / "dsv4kv" / "cubin"
+    caches = user_cache()
+    return caches / "cubin" if caches else _spare_folder()
 
 
 def _compile_all(

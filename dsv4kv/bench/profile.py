@@ -175,7 +175,7 @@ def _run_tool(plan: Plan, command: Command) -> tuple[RunRecord, Profiled]:
         profiled = run_ncu(command, output.with_suffix(".ncu-rep"), plan.timeout_s)
     if not told.is_file():
         raise ProfileError(
-            f"the profiled program ended before it told what it did. {name_files(plan.folder)}"
+            f"the profiled program ended before it wrote its record. {name_files(plan.folder)}"
         )
     return load_record(told), profiled
 

@@ -260,8 +260,8 @@ def _judge(
     before: "Side", after: "Side", floor: float, *, force: bool, intended: bool
 ) -> "Comparison":
     from dsv4kv.compare.comparison import compare as judge_sides
+    from dsv4kv.compare.differences import list_differences
     from dsv4kv.compare.floor import find_floor
-    from dsv4kv.compare.likeness import list_differences
     from dsv4kv.errors import ConfigError
 
     differences = list_differences(before, after)

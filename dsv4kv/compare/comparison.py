@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from dsv4kv.compare.differences import Difference
 from dsv4kv.compare.floor import Floor
-from dsv4kv.compare.likeness import Difference
 from dsv4kv.compare.side import Launched, Side, list_launched, tell_losses
 from dsv4kv.measure.verdict import Judgement, Launches, Verdict, judge, judge_exact, judge_pairs
 from dsv4kv.record.quantities import Quantity, axis_text, ratio_of_calls
@@ -121,7 +121,7 @@ def compare(
     *,
     intended: bool = False,
 ) -> Comparison:
-    """Judge every quantity that both sides have; the likeness of the sides is checked before."""
+    """Judge every quantity that both sides have; list_differences comes before."""
     first, second = list_launched(before), list_launched(after)
     both = [quantity for quantity in first if quantity in second]
     shared = [q for q in both if _positive(first[q] + second[q])]

@@ -102,7 +102,7 @@ class PrefixSection(Section):
     )
     policy: Policy = Field("lru", description=POLICY)
     windows: Windows = "ends+junctions"
-    """Where windows and compressor states are kept, which a request needs to go on: at the ends
+    """Where windows and compressor states are kept, which a request needs to resume: at the ends
     of prompts, also where an earlier resume fell short, or every ``period_tokens``."""
     period_tokens: Annotated[int, Field(gt=0, multiple_of=128)] = 1024
     """Distance of periodic checkpoints, in tokens; a multiple of 128."""
@@ -116,7 +116,7 @@ class CacheSection(Section):
     block_tokens: Annotated[int, Field(gt=0, multiple_of=128)] = 128
     """Tokens of context one block covers in every compressed layer; a multiple of 128."""
     sharing: Sharing = "model"
-    """Who shares a block table: the whole model, the layers of one type, or nobody."""
+    """Who shares a block table: the whole model, the layers of one type, or none."""
     allocator: Annotated[str, OneOf(ALLOCATORS)] = Field(
         "stack", description=f"Free-block strategy: {explained(ALLOCATORS)}."
     )
@@ -179,7 +179,7 @@ class Synthetic(Section):
     prefix_tokens: Positive = 512
     """Tokens that one level of the shared-prefix tree adds."""
     hash_block_tokens: Positive = 512
-    """Tokens one prefix hash stands for."""
+    """Tokens that one prefix hash covers."""
 
 
 class Speculative(Section):
@@ -218,8 +218,8 @@ class WorkloadSection(RequestsSection):
     speculative: Speculative = Speculative()
     """Speculative decoding."""
     decode: Literal["both", "graph", "eager"] = "both"
-    """Decode steps on a GPU: as captured graphs, launched operation by operation, or in turns,
-    so that one run compares them."""
+    """Decode steps on a GPU: as captured graphs, launched operation by operation, or both
+    interleaved, so that one run compares them."""
     data: Literal["real", "none"] = "real"
     """``real`` moves bytes through every operation; ``none`` runs the bookkeeping alone."""
 
@@ -264,7 +264,7 @@ class MeasureSection(Section):
     """Size of the copy that gives this machine's memcpy bandwidth, in bytes."""
     figures_seconds: Annotated[float, Field(gt=0)] = 60.0
     """Most seconds for figures of single operations on a GPU; what they do not suffice for is
-    told as not measured."""
+    reported as not measured."""
     threads: Positive = 1
     """Torch threads."""
 

@@ -47,12 +47,12 @@ class Problem:
 
 
 def refuse(problems: Iterable[Problem]) -> ConfigError:
-    """One error that tells all problems, a line each, in the order of the file."""
+    """One error that names all problems, a line each, in the order of the file."""
     return ConfigError("\n".join(str(problem) for problem in sorted(set(problems))))
 
 
 def gather(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """Apply a function to every item; where some are refused, raise one error that tells all."""
+    """Apply a function to every item; where some are refused, raise one error that names all."""
     results, refusals = [], dict[str, None]()
     for item in items:
         try:
@@ -264,7 +264,9 @@ class _Builder:
             self._values[id(node)] = _UNFINISHED
             self._values[id(node)] = self._value(node)
         elif self._values[id(node)] is _UNFINISHED:
-            self._report(node, "an alias refers to the value it stands in: write the value out.")
+            self._report(
+                node, "an alias refers to the value that contains it: write the value out."
+            )
             return None
         return self._values[id(node)]
 
@@ -281,7 +283,7 @@ class _Builder:
         lines: dict[str, int] = {}
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                self._report(key, f"a {key.id} stands where a key is wanted: write `key: value`.")
+                self._report(key, f"a {key.id} is in the place of a key: write `key: value`.")
             elif key.value in lines and key.tag != f"{_TAG}merge":
                 first = lines[key.value]
                 self._report(key, f"{key.value} is given twice, first on line {first}: keep one.")

@@ -41,7 +41,7 @@ class PoolSection(Section):
     max_context_tokens: Positive | None = None
     """Longest request, in tokens; null takes the model's."""
     checkpoint_share: Share = 0.15
-    """Part of the memory behind the slots that checkpoints of window and state get, where the
+    """Part of the memory left after the slots that checkpoints of window and state get, where the
     strategy has any."""
     num_checkpoints: NonNegative | None = None
     """Checkpoints, instead of checkpoint_share; with num_blocks null is as many as are wanted."""
@@ -112,8 +112,8 @@ class SchedulerSection(Section):
     max_requests: Positive = 256
     """Requests that hold a slot at once, paused ones included."""
     paused_share: Share = 0.2
-    """Part of the blocks that paused requests may keep; of those beyond it the youngest start
-    again. An engine's prefix.rule pauses nobody: it preempts."""
+    """Part of the blocks that paused requests may keep; beyond it the youngest are
+    preempted and recomputed. An engine's prefix.rule pauses no request: it preempts."""
     speculative: Speculative = Speculative()
     """Speculative decoding."""
 
@@ -145,7 +145,7 @@ class CostSection(Section):
 
 
 class ReplayMeasure(Section):
-    """How the replay is told."""
+    """How the replay is reported."""
 
     seed: NonNegative = 0
     """Seed of the accepted drafts and of the synthetic workload."""
@@ -174,7 +174,7 @@ class ReplayConfig(Section):
     cost: CostSection = CostSection()
     """The stated model of a step: overhead + bytes / bandwidth + arithmetic / rate."""
     measure: ReplayMeasure = ReplayMeasure()
-    """How the replay is told."""
+    """How the replay is reported."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

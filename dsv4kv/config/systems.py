@@ -69,7 +69,7 @@ class BlocksSection(Section):
     paused_blocks: NonNegative = 16
     """Blocks that paused requests may keep together; beyond it the newest are evicted."""
     unified: bool = False
-    """Paused requests keep their blocks in memory besides the device's, which then adds to it."""
+    """Paused requests keep their blocks in memory next to the device's, which then adds to it."""
     requests: Positive = 8
     """Requests that run at once."""
     policy: Literal["both", "lru", "ref_zero"] = "both"
@@ -84,7 +84,7 @@ class CallsSection(Section):
     """How single calls are timed, next to the plain re-statement."""
 
     seconds: Annotated[float, Field(ge=0)] = 0.25
-    """Time for each row; both are called in turns. 0 times nothing."""
+    """Time for each row; their calls are interleaved. 0 times nothing."""
     rounds: Annotated[int, Field(ge=6)] = 200
     """Most calls of each."""
     model: str = "v4-pro"

@@ -30,7 +30,7 @@ def _check_calibration(path: Path, hostname_sha256: str) -> Check:
     from dsv4kv.compare.floor import read_noise_floors
     from dsv4kv.errors import ConfigError
 
-    name, enables = "calibration", "compare: what this machine does to equals is no change"
+    name, enables = "calibration", "compare: this machine's A/A noise floor"
     advice = "dsv4kv doctor --calibrate, while nothing else runs (minutes)"
     try:
         floors = read_noise_floors(path)
@@ -51,7 +51,7 @@ def _check_calibration(path: Path, hostname_sha256: str) -> Check:
 def _check_device_clock() -> Iterator[Check]:
     try:
         from dsv4kv.bench.device import find_device
-    except Exception:  # torch cannot be imported; told where packages are
+    except Exception:  # torch cannot be imported, which check_software reports
         return
     device = find_device("auto")
     if device is not None:
@@ -61,4 +61,6 @@ def _check_device_clock() -> Iterator[Check]:
             yield check_device_clock(device)
         except RuntimeError as error:  # out of memory, or a driver in trouble
             first_line = str(error).partition("\n")[0]
-            yield Check("timers", "GPU events", "missing", first_line, "every time that is told")
+            yield Check(
+                "timers", "GPU events", "missing", first_line, "every time that is reported"
+            )

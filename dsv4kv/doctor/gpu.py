@@ -46,7 +46,7 @@ def check_profilers(*, has_gpu: bool) -> Iterator[Check]:
             lacking = Check("profilers", name, "missing", "not on PATH", enables, advice)
             yield lacking if has_gpu else replace(lacking, advice=None)
         else:
-            version = version_of(path) or "version not told"
+            version = version_of(path) or "version unknown"
             yield Check("profilers", name, "good", f"{version}, {path}", enables)
 
 
@@ -100,7 +100,7 @@ def _check_counters() -> Check:
     except OSError:
         for_admins = None
     if for_admins is None:
-        return Check(_TOPIC, name, "note", "the driver does not tell who may read them", enables)
+        return Check(_TOPIC, name, "note", "the driver does not report who may read them", enables)
     if for_admins[1] == "0":
         return Check(_TOPIC, name, "good", "for everybody", enables)
     if _is_admin():
@@ -137,14 +137,14 @@ def check_host_clocks(
     started, wall_started = clock_ns(), wall_ns()
     sleep(_SPAN_S)
     elapsed, wall_elapsed = clock_ns() - started, wall_ns() - wall_started
-    advice = "the machine's clock was set meanwhile, or is not to be trusted: run this again."
+    advice = "the machine's clock was set during the check, or is not reliable: run this again."
     yield _compare("perf_counter", elapsed, "wall clock", wall_elapsed, _HOST_WITHIN, advice)
     looks = [clock_ns() for _ in range(_LOOKS)]
     steps = [after - before for before, after in pairwise(looks)]
     step_ns = min((step for step in steps if step), default=0)
     cost_ns = (looks[-1] - looks[0]) / len(steps)
     coarse = not step_ns or step_ns > 1_000
-    told = f"steps of {format_duration(step_ns)}, {format_duration(cost_ns)} a look"
+    told = f"steps of {format_duration(step_ns)}, {format_duration(cost_ns)} a call"
     status: Status = "note" if coarse else "good"
     yield Check("timers", "resolution", status, told, "operations of microseconds")
 
@@ -165,7 +165,7 @@ def _compare(
     )
     agree = apart <= within
     return Check(
-        "timers", name, "good" if agree else "note", told, "every time that is told",
+        "timers", name, "good" if agree else "note", told, "every time that is reported",
         None if agree else advice,
     )  # fmt: skip
 

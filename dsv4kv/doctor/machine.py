@@ -46,7 +46,7 @@ _FAST_GOVERNORS = ("performance", "schedutil")  # the latter follows the load wi
 def check_machine(environment: dict[str, Any], results: Path = Path("results")) -> Iterator[Check]:
     """Check the host, as ``capture_environment`` told it, and where records will go."""
     count = environment["cpu_count"]
-    told = f"{environment['cpu'] or 'model not told'}, {count or '?'} to use"
+    told = f"{environment['cpu'] or 'model unknown'}, {count or '?'} to use"
     yield Check(_TOPIC, "CPU", "good", told, "the CPU backend")
     yield _check_load(environment["load_1min"], count)
     yield _check_governor(environment["governor"])
@@ -69,11 +69,11 @@ def check_folder(topic: str, name: str, folder: Path, enables: str, advice: str)
 
 
 def _check_load(load: float | None, count: int | None) -> Check:
-    enables = "timings that nobody disturbs"
+    enables = "timings without interference"
     if load is None:
-        return Check(_TOPIC, "load", "note", "not told", enables)
+        return Check(_TOPIC, "load", "note", "not available", enables)
     busy = count is not None and load > _QUIET_LOAD * count
-    advice = "others are at work: stop them, or measure later; more launches help a little."
+    advice = "other processes run: stop them, or measure later; more launches help a little."
     status: Status = "note" if busy else "good"
     return Check(_TOPIC, "load", status, f"{load:.1f}", enables, advice if busy else None)
 
@@ -81,7 +81,9 @@ def _check_load(load: float | None, count: int | None) -> Check:
 def _check_governor(governor: str | None) -> Check:
     enables = "a CPU clock that does not fall between steps"
     if governor is None:
-        return Check(_TOPIC, "governor", "note", "not told (as in most virtual machines)", enables)
+        return Check(
+            _TOPIC, "governor", "note", "not available (as in most virtual machines)", enables
+        )
     if governor in _FAST_GOVERNORS:
         return Check(_TOPIC, "governor", "good", governor, enables)
     advice = "sudo cpupower frequency-set --governor performance"
@@ -95,7 +97,7 @@ def _check_memory(total_bytes: int | None) -> Check:
         for size, word in ((total_bytes, "in all"), (available, "available"))
         if size is not None
     ]
-    told, enables = ", ".join(sizes) or "not told", "caches with real data"
+    told, enables = ", ".join(sizes) or "not available", "caches with real data"
     if available is not None and available < _NEEDED_BYTES:
         advice = f"the default needs about {format_bytes(_NEEDED_BYTES)}: end other programs."
         return Check(_TOPIC, "memory", "broken", told, enables, advice)

@@ -41,7 +41,7 @@ def check_peers(*, has_gpu: bool) -> Iterator[Check]:
             advice = f"to compare with it: pip install {package}" if has_gpu and backend else None
             yield Check("peers", package, "missing", "not installed", enables, advice)
         else:
-            version = version_of(package) or "installed, version not told"
+            version = version_of(package) or "installed, version unknown"
             yield Check("peers", package, "good", version, enables)
 
 

@@ -167,7 +167,7 @@ def tail_groups(pool: Pool) -> tuple[TailGroup, ...]:
     if pool.speculation.drops and longest > pool.block_tokens:
         raise ConfigError(
             f"what drafts make of hits is not known for blocks of {pool.block_tokens} tokens: a "
-            f"window and the block behind it are {longest}. vLLM takes {ENGINE_BLOCK_TOKENS}."
+            f"window and the block after it are {longest}. vLLM takes {ENGINE_BLOCK_TOKENS}."
         )
     return groups
 

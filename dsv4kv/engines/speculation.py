@@ -31,7 +31,9 @@ SPECULATIONS: dict[str, Speculation] = {
     "none": Speculation("no drafts", "serving without drafts"),
     "dspark": Speculation("DSpark's drafts leave hits as they are", "drafting by DSpark"),
     "mtp": Speculation(
-        "a block counts with the token behind it", "MTP without a KV connector", key_tokens=1
+        "a block is identified together with the token after it",
+        "MTP without a KV connector",
+        key_tokens=1,
     ),
     "mtp+connector": Speculation(
         "a hit gives up the draft's last block", "MTP with a KV connector", drops=True

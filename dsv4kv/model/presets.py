@@ -101,7 +101,7 @@ def _compress_ratios(keys: _PatternKeys) -> tuple[int, ...]:
     if keys.layer_types is None or keys.compress_rates is None:
         raise ConfigError(
             "neither compress_ratios nor layer_types with compress_rates: "
-            "the layer pattern of the cache cannot be told."
+            "the layer pattern of the cache cannot be derived."
         )
     rates = {_SLIDING: 0} | keys.compress_rates
     unknown = sorted(set(keys.layer_types) - set(rates))

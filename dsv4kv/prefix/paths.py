@@ -132,7 +132,7 @@ def check_grain(table: PathTable, grain_tokens: int) -> None:
     trace = table.block_tokens
     if grain_tokens <= 0 or (trace % grain_tokens and grain_tokens % trace):
         raise ConfigError(
-            f"blocks of {grain_tokens} tokens do not fit ids that stand for {trace} tokens: take "
+            f"blocks of {grain_tokens} tokens do not fit ids of {trace} tokens: take "
             f"a divisor of {trace} or a multiple of it."
         )
 

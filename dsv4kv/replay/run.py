@@ -84,7 +84,7 @@ def list_constants(replay: Replay) -> list[Constant]:
             "experts a token passes",
             weights.experts_per_token,
             f"of {weights.experts}",
-            "num_experts_per_tok; chosen alike and independently",
+            "num_experts_per_tok; chosen uniformly and independently",
         ),
         (
             "active parameters",

@@ -342,7 +342,7 @@ class Scheduler:
         if self.paused:
             self._preemption.make_room()
             return True
-        assert not self.waiting, "a request waits although nobody is served"
+        assert not self.waiting, "a request waits although none is running"
         if self._arrivals.next_s == NEVER:
             return False
         self.clock.wait_until(self._arrivals.next_s)

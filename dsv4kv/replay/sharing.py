@@ -25,7 +25,7 @@ def shared_tokens(trace_block_tokens: int, cache_block_tokens: int) -> int:
     small, large = sorted((trace_block_tokens, cache_block_tokens))
     if large % small:
         raise ConfigError(
-            f"cache.block_tokens is {cache_block_tokens} and an id of the trace stands for "
+            f"cache.block_tokens is {cache_block_tokens} and an id of the trace covers "
             f"{trace_block_tokens} tokens: neither divides the other, so no whole block could "
             f"ever be found again; take a multiple of 128 that divides {trace_block_tokens} or "
             "is a multiple of it."

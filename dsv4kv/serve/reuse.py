@@ -251,7 +251,7 @@ def prompt_keys(request: Request, key_tokens: int) -> Ids:
     each, rest = divmod(request.hash_block_tokens, key_tokens)
     if rest or not each:
         raise ConfigError(
-            f"a prefix hash of this trace stands for {request.hash_block_tokens} tokens, and "
+            f"a prefix hash of this trace covers {request.hash_block_tokens} tokens, and "
             f"prefixes are shared in steps of {key_tokens}: use a trace with a multiple of it, or "
             "smaller blocks (cache.block_tokens)."
         )

@@ -1,6 +1,6 @@
 """Which block id follows which in a trace of any length, exactly, in the memory of a batch.
 
-An id stands for a block and everything before it, so it has one parent: the id before it, or none
+An id identifies a block and everything before it, so it has one parent: the id before it, or none
 where prompts begin with it. Ids are told as runs of consecutive ids, in which every id but the
 first has its parent beside it. So two runs of a trace either begin with the same id, behind the
 same parent, or have no id in common: of each first id the longest run says all, and ids are
@@ -207,7 +207,7 @@ def contradiction(conflict: Conflict, name: Callable[[int], str]) -> TraceError:
     there, here = sorted(conflict[:2])
     return TraceError(
         f"{name(here)}: block id {conflict.id} has another history than at {name(there)}: an id "
-        "stands for a block and everything before it, so it always follows the same id."
+        "identifies a block and everything before it, so it always follows the same id."
     )
 
 

@@ -138,7 +138,7 @@ def json_array(lines: TraceLines) -> Iterator[dict[str, Any]]:
         yield _checked_object(value)
         separator, position = _next_separator(text, end)
         if not separator:
-            raise Defect("after this element the JSON array neither goes on nor ends")
+            raise Defect("after this element the JSON array neither continues nor ends")
     if position != len(text):
         raise Defect("text follows the end of the JSON array")
 
@@ -152,7 +152,7 @@ def _next_separator(text: str, position: int) -> tuple[str, int]:
 
 def _checked_object(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise Defect(f"a JSON {type(value).__name__} stands where an object belongs")
+        raise Defect(f"a JSON {type(value).__name__} where an object is expected")
     return value
 
 

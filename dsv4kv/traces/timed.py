@@ -20,9 +20,7 @@ def _read_request(record: dict[str, Any], options: ReadOptions) -> Request:
     names, size = options.fields, options.id_tokens
     input_tokens = read_tokens(record, names.input, low=1)
     if names.ids in record and size is None:
-        raise Defect(
-            f"{names.ids} is there, but not how many tokens an id stands for (--id-tokens)"
-        )
+        raise Defect(f"{names.ids} is given, but not the tokens per id (--id-tokens)")
     ids = read_counted_ids(record, names.ids, input_tokens, size) if size else ()
     unit = options.time_unit
     return Request(

@@ -97,7 +97,7 @@ def to_records(table: PathTable) -> NDArray[np.void]:
     """
     start_s = float(table.arrival_s.min())
     if table.arrival_s.max() - start_s >= 2**32:
-        raise TraceError("the trace is longer than 2^32 s, which oracleGeneral cannot tell.")
+        raise TraceError("the trace is longer than 2^32 s, which oracleGeneral cannot represent.")
     request = np.repeat(np.arange(len(table)), table.counts)
     counts = np.diff(table.ends, prepend=0)
     heads = table.offsets[:-1][np.diff(table.offsets) > 0]

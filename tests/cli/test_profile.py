@@ -274,7 +274,7 @@ def test_ctrl_c_names_what_is_left(nsys: Tool, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("dsv4kv.measure.profilers.sessions.run_child", interrupted)
     result = profile("--nsys")
     assert result.exit_code == 130
-    assert re.search(r"stopped\. Left behind: results/\S+/step\.nsys-rep\.", result.stderr)
+    assert re.search(r"stopped\. Files left: results/\S+/step\.nsys-rep\.", result.stderr)
     assert not list(Path("results").glob("*.json"))
 
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from dsv4kv.compare.comparison import Comparison, compare
+from dsv4kv.compare.differences import Difference
 from dsv4kv.compare.floor import Floor
-from dsv4kv.compare.likeness import Difference
 from dsv4kv.measure.verdict import Verdict
 from dsv4kv.record.schema import Case, Launch, RunRecord
 from dsv4kv.view.comparison import explain

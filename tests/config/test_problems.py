@@ -162,8 +162,8 @@ def test_a_value_that_cannot_be_used_is_told_with_what_can(
                 "mapping or list of mappings for merging, but found scalar."
             ),
         ),
-        ("\n[a]: 3\n", "2: a sequence stands where a key is wanted: write `key: value`."),
-        ("cache: {{ slots }}\n", "1: a mapping stands where a key is wanted: write `key: value`."),
+        ("\n[a]: 3\n", "2: a sequence is in the place of a key: write `key: value`."),
+        ("cache: {{ slots }}\n", "1: a mapping is in the place of a key: write `key: value`."),
         ("\nname: !env HOME\n", "2: the tag !env is not allowed: write a plain value."),
         (
             "name: !!python/name:os.system x\n",
@@ -174,7 +174,7 @@ def test_a_value_that_cannot_be_used_is_told_with_what_can(
         ),
         (
             "\nmodel: &m\n  pipeline: *m\n",
-            "2: an alias refers to the value it stands in: write the value out.",
+            "2: an alias refers to the value that contains it: write the value out.",
         ),
         ("model: " + "[" * 3000, "1: the values are nested too deeply."),
         (

@@ -49,7 +49,7 @@ def test_loads_that_are_not_under_way_together_are_a_problem() -> None:
     (problem,) = broken_promises([pooling])
     assert problem == (
         "flush csa-4 ring, fp8_ds_mla × 32, scratch on sm_90a waits after 9 wide loads, not after "
-        "16: the compiler moved the others behind the wait."
+        "16: the compiler moved the others after the wait."
     )
 
 

@@ -62,9 +62,9 @@ def test_a_governor_that_saves_power_is_told_with_the_command_that_changes_it(
 
 def test_what_a_machine_does_not_tell_is_said(tmp_path: Path) -> None:
     checks = look(tmp_path, cpu=None, cpu_count=None, load_1min=None, governor=None)
-    assert checks["CPU"].found == "model not told, ? to use"
-    assert checks["load"].found == "not told"
-    assert checks["governor"].found.startswith("not told")
+    assert checks["CPU"].found == "model unknown, ? to use"
+    assert checks["load"].found == "not available"
+    assert checks["governor"].found.startswith("not available")
 
 
 def test_too_little_memory_for_the_default_is_broken(

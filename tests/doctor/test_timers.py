@@ -36,7 +36,7 @@ def test_clocks_that_agree_are_good() -> None:
     assert checks["perf_counter"].status == "good"
     assert "0.050 % apart" in checks["perf_counter"].found
     assert checks["resolution"].status == "good"
-    assert checks["resolution"].found == "steps of 30.0 ns, 30.0 ns a look"
+    assert checks["resolution"].found == "steps of 30.0 ns, 30.0 ns a call"
 
 
 @pytest.mark.parametrize("rate", [0.99, 1.01, 0.0])
@@ -57,7 +57,7 @@ def test_a_gpus_events_are_held_against_the_host(host_ns: int, status: str) -> N
 
 
 def test_both_time_the_same_copies() -> None:
-    """Events of the twin are a microsecond apart, so is a look at this clock."""
+    """Events of the twin are a microsecond apart, so is a reading of this clock."""
     looks = iter(range(0, 10**9, 1_000))
     check = check_device_clock(twin_device(TwinGpu()), 64, lambda: next(looks))
     assert check.status == "good"

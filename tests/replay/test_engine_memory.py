@@ -81,7 +81,7 @@ def test_what_an_engine_does_not_have_is_a_sentence(
 @pytest.mark.parametrize(
     ("rule", "block", "sentence"),
     [
-        ("vllm", 384, "blocks of 384 tokens do not fit ids that stand for 512"),
+        ("vllm", 384, "blocks of 384 tokens do not fit ids of 512"),
         ("vllm-v4:4096", 1536, "retention of 4096 tokens must be whole blocks of 1536"),
     ],
 )

@@ -34,7 +34,7 @@ class CountedBlocks:
         """Start with all blocks free."""
         if total_blocks < 2:
             raise ConfigError(
-                f"a pool of {total_blocks} blocks has none beside its dummy: give at least 2."
+                f"a pool of {total_blocks} blocks has none besides its dummy: give at least 2."
             )
         self.total_blocks = total_blocks
         self.dummy_block = self.num_blocks = total_blocks - 1

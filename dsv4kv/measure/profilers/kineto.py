@@ -281,7 +281,7 @@ def read_kineto(path: Path, step: str = STEP) -> Trace:
     trace = read(file, events, ranges, step)
     left_out = {
         "are no JSON, as with quotes in their names": file.broken,
-        "do not tell when they began or how long they took": events.timeless,
+        "have no start time or no duration": events.timeless,
     }
     told = [f"left out: {count:,} events that {why}" for why, count in left_out.items() if count]
     return replace(trace, warnings=[*trace.warnings, *told])

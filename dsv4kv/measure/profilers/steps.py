@@ -15,7 +15,7 @@ from dsv4kv.measure.profilers.trace import NONE, Column, constant, pick
 USUAL: Final = ("execute_*", "step[*", "[Executor] _forward_step *", "ProfilerStep#*")
 """What engines call a step: vLLM's execute_model and execute_context_…, SGLang's step[DECODE bs=8]
 and TensorRT-LLM's; and torch's own schedule. The first that work was launched in is taken."""
-NO_STEPS: Final = "there are no steps, and the whole capture is told"
+NO_STEPS: Final = "there are no steps, and the whole capture is reported"
 _SUGGESTED = 4
 _NUMBER = re.compile(r"\d+")
 _LONG = 3.0  # a pause between steps over the longest inside of one, at least

@@ -104,7 +104,7 @@ class HostReader:
                 found[name] = read()
             except (OSError, ValueError, IndexError) as error:
                 reason = error.strerror if isinstance(error, OSError) else None
-                self.absent[name] = reason or "not told in the expected form"
+                self.absent[name] = reason or "not in the expected format"
         return found
 
     def _clock_mhz(self) -> int:

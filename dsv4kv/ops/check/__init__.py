@@ -42,7 +42,7 @@ def find_difference(
 
 def _outside(found: Call, before: Call) -> Iterator[str]:
     for buffer, old in zip(found.guarded, before.guarded, strict=True):
-        for row, where in ((0, "in front of"), (-1, "behind")):
+        for row, where in ((0, "before"), (-1, "after")):
             if not torch.equal(buffer[row], old[row]):
                 yield f"it wrote memory {where} what it was given."
 
@@ -116,7 +116,7 @@ def _entry(
     if found == expected:
         return None
     if expected == before:
-        return "was written, and nobody asked for it."
+        return "was written, and should not be."
     if found == before:
         return "was not written."
     values, right = (

@@ -159,7 +159,7 @@ def broken_promises(findings: Iterable[Finding]) -> Iterator[str]:
                 if report.under_way < promise.under_way:
                     yield (
                         f"{where} waits after {report.under_way} wide loads, not after "
-                        f"{promise.under_way}: the compiler moved the others behind the wait."
+                        f"{promise.under_way}: the compiler moved the others after the wait."
                     )
                 if promise.copies and not any(kind.startswith(_COPY) for kind in report.accesses):
                     yield f"{where} has no bulk copy into shared memory."

@@ -177,7 +177,7 @@ def _guess(name: str, function: Operation) -> str:
         if parameters == PARAMETERS[operation]:
             return operation
     raise ConfigError(
-        f"backend {name!r}: which operation it is, neither its name nor its parameters tell: "
+        f"backend {name!r}: neither its name nor its parameters are those of an operation: "
         f"write operation={name} with one of {', '.join(OPERATIONS)}."
     )
 

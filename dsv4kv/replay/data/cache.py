@@ -134,7 +134,7 @@ class KeptWindows:
     def number(self, key: int) -> int:
         """Number of a key's checkpoint in the pool; raises ``CacheError`` without one."""
         if key not in self._numbers:
-            raise CacheError(f"no checkpoint is kept behind the shared block {key}.")
+            raise CacheError(f"no checkpoint is kept after the shared block {key}.")
         return self._numbers[key]
 
 

@@ -141,7 +141,7 @@ def test_events_that_do_not_tell_their_time_are_left_out_and_counted(
         del events[4][name]
     trace = read_kineto(save(tmp_path / "t.json", events))
     assert len(trace.work) == 5
-    told = "left out: 2 events that do not tell when they began or how long they took"
+    told = "left out: 2 events that have no start time or no duration"
     assert trace.warnings == [told]
 
 

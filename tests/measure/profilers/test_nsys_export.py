@@ -218,7 +218,7 @@ def test_without_ranges_and_graphs_there_are_no_steps(tmp_path: Path) -> None:
     trace = read(export, tmp_path)
     assert len(trace.steps_ns) == 0
     assert set(trace.work.step.tolist()) == {NONE}
-    told = "no range is named 'step': there are no steps, and the whole capture is told"
+    told = "no range is named 'step': there are no steps, and the whole capture is reported"
     assert trace.notes == [told]
 
 

@@ -98,14 +98,14 @@ def test_any_other_exit_code_is_told_with_the_last_words_and_the_files(
     nsys.does("profile", writes=folder.parent / "ready", code=1, says="no such device")
     sentence = refused(nsys, folder)
     assert "nsys ended with exit code 1: it says: no such device." in sentence
-    assert f"Left behind: {folder}/log.txt, {folder}/step.nsys-rep." in sentence
+    assert f"Files left: {folder}/log.txt, {folder}/step.nsys-rep." in sentence
 
 
 def test_a_report_that_is_missing_is_told(nsys: Tool, folder: Path) -> None:
     nsys.does("profile", says="nothing was captured")
     sentence = refused(nsys, folder)
     assert "nsys wrote no report step.nsys-rep: it says: nothing was captured." in sentence
-    assert f"Left behind: {folder}/log.txt." in sentence
+    assert f"Files left: {folder}/log.txt." in sentence
 
 
 @pytest.mark.parametrize("code", [0, 1])
@@ -115,7 +115,7 @@ def test_an_export_that_fails_is_told_and_the_report_named(
     nsys.does("export", code=code, says="a newer report")
     sentence = refused(nsys, folder)
     assert f"nsys cannot export {folder}/step.nsys-rep (exit code {code})" in sentence
-    assert "step.nsys-rep." in sentence.partition("Left behind")[2]
+    assert "step.nsys-rep." in sentence.partition("Files left")[2]
 
 
 def test_options_that_were_left_out_are_noted(

@@ -130,7 +130,7 @@ def test_where_nothing_repeats_the_whole_capture_is_told(
     for number, pause in enumerate(pauses):
         capture.launch(at := at + pause, (f"kernel_{number}", 7), graph=number % 2 > 0)
     table = table_of(capture, writer, tmp_path)
-    told = "no range is named 'step': there are no steps, and the whole capture is told"
+    told = "no range is named 'step': there are no steps, and the whole capture is reported"
     assert table.notes == [told]
     assert (table.num_steps, inside_ns(table)) == (0, capture.total_ns)
 

@@ -49,7 +49,7 @@ def test_what_a_machine_does_not_tell_is_absent_with_the_reason(root: Path) -> N
     assert set(host.read()) == {"load_1min", "own_cpu_ns"}
     assert host.absent == {
         "cpu_mhz": "No such file or directory",
-        "machine_busy_ns": "not told in the expected form",
+        "machine_busy_ns": "not in the expected format",
     }
 
 

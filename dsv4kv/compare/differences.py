@@ -21,7 +21,7 @@ class Difference:
 
     Attributes:
         kind: ``machine`` (hardware and software), ``config``, or ``unknown`` for a field that only
-            one of two versions of dsv4kv has; the last does not stand in the way.
+            one of two versions of dsv4kv has; the last does not prevent a comparison.
         field: Dotted path.
         before: Values of the one side, as text.
         after: Values of the other.

@@ -48,18 +48,19 @@ def summary(outcomes: Sequence[Outcome]) -> str:
 
 
 def _amount(estimate: Estimate, unit: str) -> Number:
-    """A value in its unit, which stands behind the interval where there is one."""
+    """A value, and its unit with the interval, if there is one: columns stay narrow so."""
     value = estimate.value
     if unit == "B" and value >= 1024:
-        return Number(format_bytes(int(value)))
+        size, unit = format_bytes(int(value)).split()
+        return Number(size, unit)
     if unit != "ns" and value.is_integer():
-        return Number(f"{value:,.0f} {unit.removesuffix('s') if value == 1 else unit}")
+        return Number(f"{value:,.0f}", unit.removesuffix("s") if value == 1 else unit)
     scale, unit = (
         next(each for each in _TIMES if value < 1e3 * each[0]) if unit == "ns" else (1.0, unit)
     )
     cell = _number(estimate, 1 / scale)
     if not cell.spread:
-        return Number(f"{cell.value} {unit}")
+        return Number(cell.value, unit)
     return Number(cell.value, f"{cell.spread} {unit}")
 
 

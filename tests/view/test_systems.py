@@ -39,6 +39,7 @@ def test_numbers_stay_in_one_piece_with_their_units(width: int) -> None:
     for part in ("128 KiB", "7.62 MiB", "1 request", "4.04 B", "1.64"):
         assert part in text
     assert max(map(len, text.splitlines())) <= width
+    assert text.count("system  quantity") == 1 + (width < 100), "one table where it has room"
 
 
 def test_the_answer_is_the_last_line() -> None:

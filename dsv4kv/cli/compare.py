@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _AB = "With --ab"
 _SIDES = "Records of bench: a file, several with commas between them, or a folder."
 _AB_HELP = (
-    "Measure both now, in turns: git revisions (. is the source tree as it is), YAML files, or "
+    "Measure both now, interleaved: git revisions (. is the source tree as it is), YAML files, or "
     "backend:NAME."
 )
 
@@ -118,7 +118,7 @@ EPILOG = """\
 
 dsv4kv compare results/A.json results/B.json             two runs of bench --launches 7
 
-dsv4kv compare --ab main HEAD --config smoke             two revisions, steps in turns
+dsv4kv compare --ab main HEAD --config smoke             two revisions, steps interleaved
 
 dsv4kv compare --ab backend:cpu backend:mine.ops:gather  two backends
 

@@ -17,7 +17,7 @@ EPILOG = """\
 
 dsv4kv doctor                 look at this machine
 
-dsv4kv doctor --calibrate     measure what it does to equals, for dsv4kv compare
+dsv4kv doctor --calibrate     measure its A/A noise floor, for dsv4kv compare
 """
 
 
@@ -27,7 +27,7 @@ def doctor(
         typer.Option(
             "--calibrate",
             help="Also run equal launches, store their noise floor and the memory's peaks "
-            "(minutes; leave the machine alone meanwhile).",
+            "(minutes; keep the machine idle).",
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
@@ -74,7 +74,7 @@ def _calibrate(path: Path, *, quiet: bool) -> "Calibration":
 def _sum_up(calibration: "Calibration", path: Path) -> str:
     peaks = ", ".join(f"{name} {rate:,.1f} GB/s" for name, rate in calibration.peaks_gbps.items())
     in_turns = calibration.noise_floor_in_turns
-    told = f", {in_turns * 100:.2f} % in turns" if in_turns is not None else ""
+    told = f", {in_turns * 100:.2f} % interleaved" if in_turns is not None else ""
     return (
         f"calibrated: noise floor {calibration.noise_floor * 100:.2f} %{told}, over "
         f"{len(calibration.medians_ns)} quantities of {calibration.launches} launches; {peaks}; "

@@ -88,7 +88,7 @@ class StepTimes(Part):
     launch_ns: list[int]
     """Host calls that launched the work; on a CPU time in operations outside torch."""
     inputs_ns: list[int]
-    """CPU: time for what stands in the model's place, in none of the others; 0 on a GPU."""
+    """CPU: time for synthetic inputs, which is in none of the others; 0 on a GPU."""
     launches: list[int]
     """How many such calls; on a CPU marked operations."""
     pieces: list[int]

@@ -37,7 +37,7 @@ class ReplayPool(Part):
 
 
 class Reuse(Part):
-    """Prompts against what was cached; requests count once, however often they start again."""
+    """Prompts against what was cached; requests count once, however often they are recomputed."""
 
     shared_tokens: int
     """Tokens of the blocks that prompts share."""
@@ -65,7 +65,7 @@ class Reuse(Part):
     computed_tokens: int
     """Prompt tokens computed, those of requests that started again included."""
     again_tokens: int
-    """Of which a request had computed before it had to start again."""
+    """Of which a request had computed before it was preempted."""
     deferred_requests: int
     """Requests that waited for another one's prefix."""
     restored_checkpoints: int
@@ -192,7 +192,7 @@ class ReplayResult(Part):
     pauses: int
     """How often a request was paused."""
     evictions: int
-    """How often a paused request had to start again."""
+    """How often a paused request was preempted and recomputed."""
     rejected: dict[str, int]
     """Requests that could never be served, by reason."""
     series: ReplaySeries

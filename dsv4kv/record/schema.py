@@ -1,7 +1,7 @@
 """The run record: everything a run knew, measured and decided, as one JSON document.
 
 Tables, pages and verdicts are made from a record and can be made again; nothing is aggregated
-away. Times are integer nanoseconds, sizes bytes, rates computed only when told.
+away. Times are integer nanoseconds, sizes bytes, rates computed only when reported.
 """
 
 from typing import Any, Final, Literal, Self
@@ -40,7 +40,7 @@ class Operation(Part):
     """Useful bytes between two uses of the same page, state or output; null where that is not
     known."""
     throttled: int = 0
-    """Samples left out, as the GPU was throttled meanwhile."""
+    """Samples left out, as the GPU was throttled during them."""
 
     @model_validator(mode="after")
     def _samples_agree(self) -> Self:
@@ -149,7 +149,7 @@ class Totals(Part):
     steps: int
     """Steps run."""
     steps_in_turns: int = 0
-    """Steps that took turns with those of another process, as ``compare --ab`` runs two."""
+    """Steps that were interleaved with those of another process, as ``compare --ab`` runs two."""
     wall_ns: int
     """Time from first to last step, checks left out."""
     peak_blocks: int
@@ -192,7 +192,7 @@ class Peak(Part):
     samples_ns: list[int]
     """Duration of every call."""
     throttled: int = 0
-    """Samples left out, as the GPU was throttled meanwhile."""
+    """Samples left out, as the GPU was throttled during them."""
 
 
 class Case(Part):
@@ -239,7 +239,7 @@ class Case(Part):
     launch: int = 0
     """Index of the fresh process that measured it, as in ``launches``."""
     telemetry: Telemetry | None = None
-    """What the machine did meanwhile; null where that was not polled."""
+    """Telemetry of the machine during the run; null where that was not polled."""
     memory: MemorySeries | None = None
     """What was held over time; null where that was not watched."""
     profile: Profile | None = None
@@ -267,7 +267,7 @@ class Environment(Part):
     """Machine and software; absent facts are null."""
 
     hostname_sha256: str
-    """Digest of the host name: tells machines apart without naming them."""
+    """Digest of the host name: distinguishes machines without naming them."""
     platform: str
     """Operating system and kernel."""
     python: str
@@ -308,7 +308,8 @@ class Launch(Part):
     error: str | None
     """Why it is not complete."""
     pair: str = ""
-    """Name that it shares with the launch whose steps took turns with its own; empty alone."""
+    """Name that it shares with the launch whose steps were interleaved with its own; empty
+    alone."""
 
 
 class RunRecord(Part):

@@ -61,7 +61,7 @@ def explain(comparison: Comparison) -> str:
     if comparison.virtual:
         return f"times of a model, which every run gives again: exact; floor {comparison.floor}"
     what = (
-        f"change between equal calls of launches whose steps took turns, {INTERVAL} over pairs of "
+        f"change between equal calls of launches with interleaved steps, {INTERVAL} over pairs of "
         "launches"
         if comparison.in_turns
         else f"change: middle of all ratios between launches, {INTERVAL} over launches"

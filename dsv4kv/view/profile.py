@@ -247,7 +247,7 @@ _ON_CPU = {
     "torch operations": "busy_ns",
     "Python around them": "launch_ns",
     "outside any operation": "gap_ns",
-    "data in the model's place": "inputs_ns",
+    "synthetic inputs": "inputs_ns",
     "whole step": "host_ns",
 }
 _OF_THE_SPAN = ("span_ns", "busy_ns", "gap_ns")

@@ -77,9 +77,9 @@ def _tell_case(record: RunRecord, case: Case) -> Iterator[Part]:
     if case.profile:
         yield ""
         yield from tell_profile(case.profile, next(iter(yardsticks(case)), None))
-    if meanwhile := telemetry_table(case):
+    if telemetry := telemetry_table(case):
         yield ""
-        yield meanwhile
+        yield telemetry
     yield ""
     yield from judge_results(case)
     yield from judge_telemetry(case)

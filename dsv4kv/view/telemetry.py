@@ -54,7 +54,7 @@ _COLUMNS: dict[str, Cell] = {
     "°C": _number("temperature_c", "{:.0f}".format),
     "DRAM %": _number("dram_percent"),
     "CPU MHz": _span("cpu_mhz"),
-    "CPUs of others": _number("other_cpus"),
+    "CPUs used by other processes": _number("other_cpus"),
 }
 
 
@@ -67,7 +67,7 @@ def telemetry_table(case: Case) -> Table | None:
     samples = case.telemetry.gpu_samples
     tells_limits = samples is not None and samples.reasons is not None
     return Table(
-        "Meanwhile",
+        "Telemetry",
         [
             *names("measured"),
             *numbers("s", *columns),
@@ -82,7 +82,7 @@ def telemetry_table(case: Case) -> Table | None:
             )
             for index, (window, state) in enumerate(rows)
         ],
-        note=f"{1e9 / case.telemetry.interval_ns:.0f} polls a second",
+        note=f"{1e9 / case.telemetry.interval_ns:.0f} Hz",
     )
 
 
@@ -169,12 +169,12 @@ def _judge_company(rows: Sequence[Row]) -> list[Finding]:
 
 
 def _judge_counters(telemetry: Telemetry | None) -> Iterator[Finding]:
-    """What was counted meanwhile, and errors from before that were never corrected."""
+    """What was counted during the run, and errors from before that were never corrected."""
     checks = telemetry.gpu_checks if telemetry else None
     for column, level, sentence in _COUNTED if checks else ():
         told = [count for count in getattr(checks, column) or [] if count is not None]
         if told and told[-1] > told[0]:
-            yield Finding(level, f"{sentence} meanwhile: {told[-1] - told[0]:,}")
+            yield Finding(level, f"{sentence} during the run: {told[-1] - told[0]:,}")
         elif told and told[0] and level == "bad":
             yield Finding("warning", f"{sentence} before this run began: {told[0]:,}")
 
@@ -186,7 +186,7 @@ def _judge_absence(telemetry: Telemetry | None) -> list[Finding]:
     if not by_reason:
         return []
     told = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in by_reason.items())
-    return [Finding("note", f"not told by this machine: {told}")]
+    return [Finding("note", f"not available on this machine: {told}")]
 
 
 def _few(names: Sequence[str]) -> str:

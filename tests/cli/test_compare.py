@@ -303,7 +303,7 @@ def test_two_configurations_are_measured_in_turns_kept_and_compared() -> None:
     assert "config: cache.block_tokens: 128 against 256" in result.stdout
     assert "--force" not in result.stdout
     assert "one pair of launches" in re.sub(r"\s+", " ", result.stdout)
-    assert "launches whose steps took turns" in re.sub(r"\s+", " ", result.stdout)
+    assert "launches with interleaved steps" in re.sub(r"\s+", " ", result.stdout)
     paths = re.findall(r"^record of [AB] \S+: (.*)$", result.stderr, re.M)
     records = [load_record(Path(path)) for path in paths]
     assert [len(record.launches) for record in records] == [1, 1]

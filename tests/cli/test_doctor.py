@@ -106,7 +106,7 @@ def test_a_calibration_is_stored_and_summed_up(tmp_path: Path) -> None:
     last = told(result).splitlines()[-1]
     assert in_turns
     assert last.startswith(
-        f"calibrated: noise floor {floor * 100:.2f} %, {in_turns * 100:.2f} % in turns, over 2 "
+        f"calibrated: noise floor {floor * 100:.2f} %, {in_turns * 100:.2f} % interleaved, over 2 "
         "quantities of 28"
     )
     assert last.endswith(f"stored in {path}")

@@ -72,7 +72,7 @@ def test_what_the_machine_did_to_both_launches_of_a_pair_cancels() -> None:
     assert verdicts(found) == {"gather_topk": SAME, "flush": SLOWER, "window_insert": SAME}
     ratios = {row.quantity.name: row.judgement.ratio for row in found.rows}
     assert ratios["flush"] == pytest.approx(1.05, abs=0.01)
-    assert "steps took turns" in explain(found)
+    assert "interleaved steps" in explain(found)
 
 
 def test_the_same_launches_told_as_having_run_alone_say_nothing() -> None:

@@ -109,8 +109,8 @@ NOT_CORRECTED = "memory errors of the GPU that were not corrected"
 @pytest.mark.parametrize(
     ("counters", "told"),
     [
-        ({"ecc_uncorrected": [0, None, 1]}, [("bad", f"{NOT_CORRECTED} meanwhile: 1")]),
-        ({"ecc_uncorrected": [3, 3, 5]}, [("bad", f"{NOT_CORRECTED} meanwhile: 2")]),
+        ({"ecc_uncorrected": [0, None, 1]}, [("bad", f"{NOT_CORRECTED} during the run: 1")]),
+        ({"ecc_uncorrected": [3, 3, 5]}, [("bad", f"{NOT_CORRECTED} during the run: 2")]),
         (
             {"ecc_uncorrected": [3, 3, 3]},
             [("warning", f"{NOT_CORRECTED} before this run began: 3")],
@@ -118,8 +118,8 @@ NOT_CORRECTED = "memory errors of the GPU that were not corrected"
         (
             {"ecc_corrected": [3, 3, 4], "pcie_replays": [0, 7, 1_007]},
             [
-                ("note", "memory errors of the GPU that were corrected meanwhile: 1"),
-                ("note", "packets that the PCIe link sent again meanwhile: 1,007"),
+                ("note", "memory errors of the GPU that were corrected during the run: 1"),
+                ("note", "packets that the PCIe link sent again during the run: 1,007"),
             ],
         ),
         ({"ecc_corrected": [9, 9, 9], "pcie_replays": [2, 2, None]}, []),
@@ -137,7 +137,7 @@ def test_what_the_machine_does_not_tell_is_said_with_the_reason() -> None:
     absent = {"cpu_mhz": "No such file", "own_cpu_ns": "No such file", "power_mw": "Not Supported"}
     told = "cpu_mhz, own_cpu_ns (No such file); power_mw (Not Supported)"
     assert findings(make_telemetry(absent=absent)) == [
-        ("note", f"not told by this machine: {told}")
+        ("note", f"not available on this machine: {told}")
     ]
 
 

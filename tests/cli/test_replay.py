@@ -112,7 +112,7 @@ def test_quiet_prints_nothing_when_all_is_well() -> None:
     ("arguments", "code", "sentence"),
     [
         (["--policy", "lruu"], 2, "did you mean lru?"),
-        (["--strategy", "end"], 2, "Did you mean ends?"),
+        (["--strategy", "end"], 2, "did you mean ends?"),
         (["--gpu", "h300"], 2, "no GPU 'h300'"),
         (["--chart", "held.pdf"], 2, "ends in .svg or .html"),
         (["--set", "prefix.strategi=zero"], 2, "did you mean prefix.strategy?"),

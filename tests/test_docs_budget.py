@@ -5,7 +5,9 @@
 
 import re
 import shlex
+from contextlib import chdir
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from typer.testing import CliRunner
@@ -61,7 +63,6 @@ def test_every_engine_has_its_example() -> None:
 
 def refresh() -> None:
     """Write the outputs of all sessions into the page; a cut output is cut at the same line."""
-    write_files(Path.cwd())
 
     def renew(match: re.Match[str]) -> str:
         kind, _, session = match.groups()
@@ -72,7 +73,9 @@ def refresh() -> None:
             lines = [*lines[: len(session.splitlines()) - 2], CUT]
         return f"```console\n{session.splitlines()[0]}\n{''.join(lines)}```"
 
-    PAGE.write_text(BLOCK.sub(renew, PAGE.read_text("utf-8")), "utf-8")
+    with TemporaryDirectory() as folder, chdir(folder):
+        write_files(Path(folder))
+        PAGE.write_text(BLOCK.sub(renew, PAGE.read_text("utf-8")), "utf-8")
 
 
 if __name__ == "__main__":

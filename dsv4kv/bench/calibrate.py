@@ -1,8 +1,8 @@
-"""How much a machine does to equals: the same launches again and again, held against themselves.
+"""A machine's A/A noise floor: the same launches again and again, compared with each other.
 
 What ``compare`` will do is done to runs that do not differ: seven launches on a side, and the
 ratio that it would estimate. The launches are dealt to two sides in many ways, and 97.5 % of all
-ratios lie within the noise floor. Launches whose steps take turns have a floor of their own: in
+ratios are within the noise floor. Launches with interleaved steps have a floor of their own: in
 each of seven pairs, either launch can be the one before.
 """
 
@@ -35,18 +35,18 @@ _FEWEST_SAMPLES = 30  # of a quantity in a launch; medians of fewer tell of them
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a machine does to equals, and what its memory gives.
+    """A machine's A/A noise floor, and the bandwidth of its memory.
 
     Attributes:
         noise_floor: 97.5 % of same-against-same ratios are nearer to 1 than this, as a fraction.
-        noise_floor_in_turns: Likewise of launches whose steps took turns; None where none did, as
+        noise_floor_in_turns: Likewise of launches with interleaved steps; None where none were, as
             on a GPU.
         calibrated_utc: When, ISO 8601.
         launches: Fresh processes that were run.
         medians_ns: Median of every quantity in every launch.
         pair_ratios: Of every quantity, how many times as long the second launch of a pair took.
         peaks_gbps: Rates of plain ``memcpy``, and on a GPU of ``copy``, ``read`` and ``write``.
-        machine: What tells this machine from others, as in a run record.
+        machine: What identifies this machine, as in a run record.
     """
 
     noise_floor: float
@@ -70,7 +70,7 @@ def calibration_tasks() -> list[Task]:
 
 
 def run_calibration(tell: Tell) -> tuple[list[Outcome], list[Outcome]]:
-    """Launches one by one, and two by two with steps in turns, unless a GPU would hold both."""
+    """Launches one by one, and two by two with steps interleaved, unless a GPU would hold both."""
     alone = run_launches(calibration_tasks(), tell)
     cases = [case for outcome in alone if outcome.record for case in outcome.record.cases]
     if any(case.device == "cuda" for case in cases):

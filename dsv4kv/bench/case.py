@@ -1,4 +1,4 @@
-"""Run one configuration from the first request to the last and tell what happened."""
+"""Run one configuration from the first request to the last and report what happened."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -53,7 +53,7 @@ from dsv4kv.serve.verifier import Verifier
 
 
 def describe_cache(config: BenchConfig, plan: CachePlan, manager: KVCacheManager) -> CacheSummary:
-    """The cache that was built, planned beside allocated."""
+    """The cache that was built, planned and allocated."""
     layers: dict[str, int] = {}
     for schema in plan.schemas:
         layers[schema.layer.attn.value] = layers.get(schema.layer.attn.value, 0) + 1

@@ -1,7 +1,7 @@
 """Several launches: fresh processes, one or two at a time, and one record of them all.
 
 One launch: a fresh process that runs every case, and whatever becomes of it. Two launches can run
-together, their steps in turns.
+together, their steps interleaved.
 """
 
 import os
@@ -64,7 +64,7 @@ class Outcome:
         record: What it measured; None if it left nothing.
         interrupted: Whether Ctrl-C ended it.
         exit_code: Of the process; negative for a signal.
-        pair: Name that it shares with the launch it took turns with; empty for one alone.
+        pair: Name that it shares with the launch it was interleaved with; empty alone.
     """
 
     task: Task
@@ -89,7 +89,7 @@ class Outcome:
 
 
 def run_fresh(tasks: Sequence[Task], timeout_s: float) -> list[Outcome]:
-    """Run one task, or two whose steps take turns, with this interpreter.
+    """Run one task, or two with interleaved steps, with this interpreter.
 
     Ctrl-C is passed on, and what was measured comes back.
     """
@@ -258,7 +258,7 @@ def run_launches(tasks: Sequence[Task], tell: Tell, together: int = 1) -> list[O
     Args:
         tasks: What to launch.
         tell: Is called before each launch (or each two) with the outcomes so far.
-        together: 2 runs tasks two by two, their steps in turns.
+        together: 2 runs tasks two by two, their steps interleaved.
 
     Raises:
         Dsv4kvError: The first launch of a side was refused, as all others would be.

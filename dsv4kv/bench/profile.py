@@ -39,7 +39,7 @@ Tool = Literal["nsys", "ncu", "torch"]
 _PACKAGES = {"nsys": "Nsight Systems", "ncu": "Nsight Compute"}
 _STEPS = {"nsys": 10, "torch": 10, "ncu": 1}
 RUN, OUTPUT = "run.json", "step"
-"""In a profile's folder: what the profiled program tells, and the profiler's file less suffix."""
+"""In a profile's folder: the profiled program's record, and the profiler's file less suffix."""
 
 
 @dataclass(frozen=True)

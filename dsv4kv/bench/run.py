@@ -39,7 +39,7 @@ class Invocation:
 
 
 class Watcher(Protocol):
-    """Is told how a run gets on."""
+    """Receives the progress of a run."""
 
     def start(self, total_tokens: int) -> None:
         """The run begins and will process about so many tokens."""

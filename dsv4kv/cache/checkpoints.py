@@ -1,6 +1,6 @@
 """Copies of a request's window and compressor state: what its blocks alone do not bring back.
 
-Compressed entries of a prefix stay valid in their blocks. To go on behind it a request also needs
+Compressed entries of a prefix stay valid in their blocks. To resume after it a request also needs
 the last window entries and the groups that are not complete yet, in every layer, as they were at
 that position (arXiv:2606.19348, 3.5.2). Checkpoints are at multiples of 128 tokens, where HCA
 layers have no such group: their state, the larger part of a slot, is not copied.
@@ -135,7 +135,7 @@ def resume_request(
         blocks: int64[n], the prefix's blocks in order: at least those that hold entries of these
             tokens.
         checkpoints: Holds the checkpoint.
-        checkpoint: Window and state behind exactly these tokens.
+        checkpoint: Window and state after exactly these tokens.
         backend: Copies pages; None where the cache has no data.
 
     Raises:

@@ -234,7 +234,7 @@ class LayerCacheHandle:
     def gather_all_compressed_kv(self, out: Tensor, *, indexer: bool = False) -> None:
         """Dequantise all visible entries: out bf16[B, M, D], M ≥ the largest length.
 
-        Rows behind the largest length are zeros or what they were.
+        Rows after the largest length are zeros or what they were.
         HCA layers read their compressed KV so, CSA indexers their keys.
         """
         part, step = self.part(indexer), self._current()

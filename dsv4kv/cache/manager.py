@@ -208,7 +208,7 @@ class KVCacheManager:
 
         Args:
             slot: As ``admit_request`` returned it.
-            generation: As ``generation`` told it; None trusts the caller.
+            generation: As ``generation`` returned it; None trusts the caller.
 
         Raises:
             NotOwner: No request runs in the slot, or another one by now.

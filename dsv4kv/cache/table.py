@@ -112,7 +112,7 @@ class BlockTable:
         return lacking
 
     def change(self, slots: Ids, lacking: Ids) -> Change | None:
-        """Give back, then take what ``missing`` told; ``undo`` takes what this returns.
+        """Give back, then take what ``missing`` returned; ``undo`` takes what this returns.
 
         Raises:
             OutOfBlocks: A block that was given back is another request's, too, and so not free.

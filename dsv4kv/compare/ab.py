@@ -1,4 +1,4 @@
-"""A against B on this machine, now: steps or launches in turns, so that both see the same."""
+"""A against B on this machine, now: steps or launches interleaved, so that both see the same."""
 
 import json
 import os
@@ -100,7 +100,7 @@ _YAML = (".yaml", ".yml")
 
 @dataclass(frozen=True)
 class Duel:
-    """Two things to run in turns.
+    """Two things to run interleaved.
 
     Attributes:
         references: What was named for A and for B.
@@ -145,7 +145,7 @@ class _Plan:
 
 
 def run_duel(duel: Duel, tell: Tell) -> tuple[tuple[Side, Side], bool]:
-    """Run both sides in turns; Ctrl-C leaves what was measured.
+    """Run both sides interleaved; Ctrl-C leaves what was measured.
 
     Returns:
         Side A and side B, and whether Ctrl-C ended it.
@@ -168,7 +168,7 @@ def run_duel(duel: Duel, tell: Tell) -> tuple[tuple[Side, Side], bool]:
 def draw_order(launches: int, unit: Unit, seed: int) -> list[int]:
     """Which side runs when, 0 or 1: by chance, so that no rhythm of the machine is a side's own.
 
-    Of steps in turns a launch of either side runs at the same time, and either is the first as
+    With interleaved steps a launch of each side runs at the same time, and either is first as
     often. Launches one by one are shuffled within blocks that hold as many of the one side as of
     the other: whatever rises or falls in the meantime, both sides get about as much of it.
     """

@@ -17,7 +17,7 @@ Ratios = dict[str, float]  # of every pair, by its name
 
 
 def pair_up(before: Sequence[Launched], after: Sequence[Launched]) -> Ratios:
-    """How many times as long the side after takes in each pair; empty where none took turns."""
+    """How many times as long the side after takes in each pair; empty without pairs."""
     firsts = {each.pair: each.measured for each in before if each.pair}
     return {
         each.pair: ratio_of_calls(firsts[each.pair], each.measured)
@@ -71,7 +71,7 @@ class Comparison:
         rows: Every quantity of both sides.
         overall: The verdict on the geometric mean of all rows but those of other work; None
             without such a row.
-        in_turns: Whether launches of both sides took turns step by step, and are judged in pairs.
+        in_turns: Whether steps of both sides were interleaved; then launches are judged in pairs.
         virtual: Whether all times are those of a model, and changes exact.
         missing: Quantities that only one side has, and which one.
         losses: Launches and cases that could not be used, a sentence each.

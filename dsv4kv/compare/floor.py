@@ -1,4 +1,4 @@
-"""The smallest change that counts: as configured, or what this machine does to equals."""
+"""The smallest change that counts: as configured, or this machine's A/A noise floor."""
 
 import math
 import os
@@ -26,12 +26,12 @@ class Floor:
 
 @dataclass(frozen=True)
 class NoiseFloors:
-    """What a machine does to equals: 97.5 % of ratios are nearer to 1, as a fraction.
+    """A machine's A/A noise floor: 97.5 % of ratios are nearer to 1, as a fraction.
 
     Attributes:
         alone: Of launches one by one.
-        in_turns: Of launches whose steps took turns; None where none did.
-        hostname_sha256: The machine's; None where it is not told.
+        in_turns: Of launches with interleaved steps; None where none were.
+        hostname_sha256: The machine's; None where it is not known.
     """
 
     alone: float

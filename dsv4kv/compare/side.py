@@ -32,9 +32,9 @@ class Launched:
 
     Attributes:
         measured: Its samples.
-        process: Which record of the side and which launch of it: tells launches apart.
+        process: Which record of the side and which launch of it: identifies a launch.
         began_s: When that launch began, in seconds.
-        pair: Shared with the launch of the other side whose steps took turns with its own; empty
+        pair: Shared with the launch of the other side that it was interleaved with; empty
             where none did.
     """
 
@@ -81,7 +81,7 @@ def count_launches(side: Side) -> int:
 
 
 def took_turns(before: Side, after: Side) -> bool:
-    """Whether launches of both sides took turns with each other."""
+    """Whether launches of both sides were interleaved with each other."""
     first, second = (
         {_pair(record, case) for record in side.records for case in record.cases}
         for side in (before, after)
@@ -116,7 +116,7 @@ def _expand(path: Path) -> Sequence[Path]:
 
 
 def _pair(record: RunRecord, case: Case) -> str:
-    """Launches of a pair that did not take turns, as one of them knew of none, are no pair."""
+    """Launches that were not interleaved, as one of them does not support it, are no pair."""
     alternated = case.totals is not None and case.totals.steps_in_turns > 0
     return record.launches[case.launch].pair if record.launches and alternated else ""
 

@@ -1,4 +1,4 @@
-"""Every key of a configuration, as its schema tells it: type, range, default, meaning.
+"""Every key of a configuration, as its schema describes it: type, range, default, meaning.
 
 There are several kinds of configuration; ``root`` is the class of the one that is meant.
 """

@@ -1,4 +1,4 @@
-"""Every check, in the order in which they are told."""
+"""Every check, in the order in which they are reported."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime

@@ -133,7 +133,7 @@ def check_host_clocks(
     wall_ns: Clock = time.time_ns,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Check]:
-    """Hold the clock that times everything against the wall's, and tell how fine it is."""
+    """Hold the clock that times everything against the wall's, and report its resolution."""
     started, wall_started = clock_ns(), wall_ns()
     sleep(_SPAN_S)
     elapsed, wall_elapsed = clock_ns() - started, wall_ns() - wall_started

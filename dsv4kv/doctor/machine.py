@@ -44,7 +44,7 @@ _FAST_GOVERNORS = ("performance", "schedutil")  # the latter follows the load wi
 
 
 def check_machine(environment: dict[str, Any], results: Path = Path("results")) -> Iterator[Check]:
-    """Check the host, as ``capture_environment`` told it, and where records will go."""
+    """Check the host, as ``capture_environment`` found it, and where records will go."""
     count = environment["cpu_count"]
     told = f"{environment['cpu'] or 'model unknown'}, {count or '?'} to use"
     yield Check(_TOPIC, "CPU", "good", told, "the CPU backend")

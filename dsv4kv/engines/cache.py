@@ -17,7 +17,7 @@ class Hit(NamedTuple):
     """What a request found, in blocks of context.
 
     Attributes:
-        resumed: Where it goes on.
+        resumed: Where it resumes.
         found: What is cached of its context alone.
         marked: The last of these whose window and state were ever there.
     """
@@ -173,7 +173,7 @@ def tail_groups(pool: Pool) -> tuple[TailGroup, ...]:
 
 
 def draft_needs(pool: Pool, *, windows: bool) -> tuple[int, int]:
-    """Tokens behind a hit that must be known for drafts, and tokens that a hit gives up."""
+    """Tokens after a hit that must be known for drafts, and tokens that a hit gives up."""
     drafts = pool.speculation
     if not drafts.drops:
         return drafts.key_tokens, 0

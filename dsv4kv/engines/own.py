@@ -130,7 +130,7 @@ def _lay_out(engine: OwnEngine, deployment: Deployment) -> _Layers:
 
 
 def _cache_line(one: CachePlan, requests: int, blocks: int) -> str:
-    """The line in which ``bench`` tells its cache."""
+    """The line in which ``bench`` describes its cache."""
     return (
         f"cache     {requests * blocks:,} blocks of {one.schemas[0].block_tokens} tokens, "
         f"{requests:,} slots, requests up to {one.max_context_tokens:,} tokens"

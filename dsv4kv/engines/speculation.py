@@ -1,7 +1,7 @@
 """What drafts do to prefix hits, by how they are made.
 
 A draft layer's entry at a block's last position is computed from the token after it, so prompts
-that part right behind a block cannot share that block as it is. Engines either let the key of a
+that diverge right after a block cannot share that block as it is. Engines either let the key of a
 block cover that token, or give up what a hit matched last.
 """
 
@@ -17,7 +17,7 @@ class Speculation:
     Attributes:
         explains: What it costs, in one line.
         setting: What a user of the engine writes to have it.
-        key_tokens: Tokens behind a block that its key covers.
+        key_tokens: Tokens after a block that its key covers.
         drops: Whether a hit gives up the last block that the draft's group matched.
     """
 

@@ -88,7 +88,7 @@ class Timing:
         ended_ns: When it ended.
         warmup_ns: How long was warmed up before.
         converged: Whether the median is as well known as the rules want it.
-        throttled: Samples left out, as the device was throttled meanwhile.
+        throttled: Samples left out, as the device was throttled during them.
     """
 
     samples_ns: list[int]
@@ -244,8 +244,8 @@ _HEAD_START_CYCLES = 4_000_000
 class ReplayTimer:
     """Times replays on one device, which is warmed up whenever it was idle.
 
-    Every replay has its own pair of events and the host waits once a batch. Behind a sleep of the
-    device it is ahead all the time, so launching is no part of a sample.
+    Every replay has its own pair of events and the host waits once a batch. After a sleep of the
+    device the host stays ahead, so launch overhead is not part of a sample.
     """
 
     def __init__(

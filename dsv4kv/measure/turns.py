@@ -1,4 +1,4 @@
-"""Steps in turns with another process: both see the same moments of the machine.
+"""Steps interleaved with another process: both see the same moments of the machine.
 
 A machine that is twice as fast for some seconds as for others makes launches incomparable. Steps
 that alternate between two processes share its moods, and on one CPU also those of that CPU. The

@@ -27,7 +27,7 @@ DEFAULT_FLOOR = 0.01  # changes below 1 % are nobody's regression
 _TAIL = (1 - CONFIDENCE) / 2
 _SAME_WITHIN_FLOORS = 3
 # Standard errors from which a trend counts. Of sides that ran one after the other it may explain
-# all of a change, so a hint is enough; of sides that took turns only what chance left of it.
+# all of a change, so a hint is enough; of interleaved sides only what chance left of it.
 _DRIFT_T_APART = 1.0
 _DRIFT_T_IN_TURNS = 2.0
 
@@ -102,7 +102,7 @@ def judge(
 def judge_pairs(
     ratios: Sequence[float], floor: float = DEFAULT_FLOOR, verdicts: int = 1
 ) -> Judgement:
-    """Compare two sides whose launches took turns step by step, as ``judge`` does others.
+    """Compare two sides whose launches were interleaved step by step, as ``judge`` does others.
 
     Whatever the machine did, it did to both launches of a pair: no drift has to be looked for.
 
@@ -159,9 +159,9 @@ def _too_few(launches: Sequence[int], verdicts: int, alone: str) -> str:
 def _without_drift(before: Launches, after: Launches) -> tuple[Sequence[float], Sequence[float]]:
     """Both sides less the trend they share over time, if there is one.
 
-    Launches in turns lose little by it: their sides are centred on about the same moment. Runs one
-    after the other do: what looks like a change may be the machine's way from the one to the
-    other.
+    Interleaved launches lose little by it: their sides are centred on about the same moment.
+    Runs one after the other do: what looks like a change may be the machine's way from the one
+    to the other.
     """
     if before.order is None or after.order is None:
         return before.values, after.values

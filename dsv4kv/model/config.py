@@ -1,4 +1,4 @@
-"""What the model is, as far as its cache can tell: sizes, formats, rotary frequencies."""
+"""What the model is, as far as its cache needs it: sizes, formats, rotary frequencies."""
 
 import math
 import struct

@@ -1,6 +1,6 @@
 """Models by name: the shipped presets and published Hugging Face ``config.json`` files.
 
-Read a published Hugging Face ``config.json``. Two dialects tell the layer pattern:
+Read a published Hugging Face ``config.json``. Two dialects describe the layer pattern:
 ``compress_ratios`` (DeepSeek's own checkpoints, draft layers appended) and ``layer_types`` with
 ``compress_rates`` (transformers). Multimodal wrappers nest the language model under
 ``text_config``.
@@ -54,7 +54,7 @@ def config_from_huggingface(document: dict[str, Any], name: str) -> DSV4Config:
     """Turn a parsed config.json into a ``DSV4Config``.
 
     Raises:
-        ConfigError: A needed key is missing, or the layer pattern cannot be told.
+        ConfigError: A needed key is missing, or the layer pattern cannot be derived.
         pydantic.ValidationError: A value of the wrong type or out of range.
     """
     text = document.get("text_config", document)

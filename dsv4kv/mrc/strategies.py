@@ -1,4 +1,4 @@
-"""What is kept of windows and compressor states beside cached blocks, and where a hit resumes.
+"""What is kept of windows and compressor states next to cached blocks, and where a hit resumes.
 
 A block of compressed entries is of no use for going on alone: the next token also needs the last
 window of entries and the pending compressor state. Source: arXiv:2606.19348 §3.5.2 (full,

@@ -181,8 +181,8 @@ class Backend(Protocol):
     ) -> None:
         """Dequantise entries 0 … length − 1 of each request: out bf16[B, M, D].
 
-        M must be at least the largest length. A request's rows behind its length are zeros up to
-        the largest one; rows behind that are zeros or what they were, so that a captured launch
+        M must be at least the largest length. A request's rows after its length are zeros up to
+        the largest one; rows after that are zeros or what they were, so that a captured launch
         may have room for more than a step needs.
         """
 

@@ -221,7 +221,7 @@ class Shape:
     Attributes:
         blocks: Blocks of every path.
         tokens: int64[requests]: tokens of every path.
-        key_tokens: Tokens behind a block that it is told apart by, too.
+        key_tokens: Tokens after a block that distinguish it, too.
     """
 
     def __init__(
@@ -233,7 +233,7 @@ class Shape:
             table: The trace.
             grain_tokens: Tokens of a block.
             whole_blocks: Leave a partial last block out.
-            key_tokens: Tokens behind a block that it is told apart by, too; a whole block
+            key_tokens: Tokens after a block that distinguish it, too; a whole block
                 without them is left out. Prompts part where their ids do.
         """
         self._table = table
@@ -355,7 +355,7 @@ def find_reuse(
         table: The trace.
         grain_tokens: Tokens of a block.
         whole_blocks: Leave a prompt's partial last block out of the cache.
-        key_tokens: Tokens behind a block that it is told apart by, as ``Shape`` says.
+        key_tokens: Tokens after a block that distinguish it, as ``Shape`` says.
 
     Raises:
         ConfigError: A block size that does not fit the trace's.

@@ -106,7 +106,7 @@ def over_launches(values: Sequence[float]) -> Estimate | None:
 
 
 def ratio_of_calls(before: Measured, after: Measured) -> float:
-    """How many times as long ``after`` takes, of two launches whose steps took turns.
+    """How many times as long ``after`` takes, of two launches with interleaved steps.
 
     The median over equal calls, one shortly after the other; the ratio of the medians where the
     calls are not equal. Both medians must be above 0.

@@ -192,7 +192,7 @@ INDEX = ".index.json"
 
 
 class Summary(Part):
-    """What a list tells of a record."""
+    """What a list shows of a record."""
 
     run_id: str
     """Name of the run."""

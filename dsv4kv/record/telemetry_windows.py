@@ -36,7 +36,7 @@ Column = Sequence[Value | None] | None
 
 @dataclass(frozen=True)
 class WindowState:
-    """The machine during a window; None where nobody told.
+    """The machine during a window; None where it was not recorded.
 
     Attributes:
         sm_clock_mhz: Lowest and highest clock of the multiprocessors.

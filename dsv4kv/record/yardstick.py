@@ -20,7 +20,7 @@ class Yardstick:
         name: ``memcpy``, or on a GPU ``copy``, ``torch_copy``, ``read`` or ``write``.
         bytes: Bytes read plus bytes written by one call.
         samples_ns: Duration of every call.
-        throttled: Calls left out, as the GPU was throttled meanwhile.
+        throttled: Calls left out, as the GPU was throttled during them.
     """
 
     name: str

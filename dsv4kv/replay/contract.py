@@ -71,11 +71,11 @@ class Kept(Protocol):
 
 
 class Prompts(Protocol):
-    """What a request finds of its prompt, where it goes on, what it leaves behind.
+    """What a request finds of its prompt, where it resumes, what it leaves cached.
 
     Attributes:
         tally: What was found, and why not more.
-        restored: How often a request went on behind a window and a state that were kept.
+        restored: How often a request resumed after a window and a state that were kept.
         kept_bytes: Windows and states written so far.
     """
 
@@ -108,7 +108,7 @@ class Prompts(Protocol):
         """Whether a prompt of ``needed`` blocks can begin where ``promised`` are others'."""
 
     def begin(self, served: Served) -> int:
-        """Let a request go on behind what is cached; returns the bytes moved for it."""
+        """Resume a request after what is cached; returns the bytes moved for it."""
 
     def commit(self, served: Served) -> int:
         """Store what a request has computed; returns the bytes moved for it."""
@@ -124,7 +124,7 @@ class DataPath(Protocol):
     """
 
     def begin(self, served: Served) -> None:
-        """A request has a slot and goes on behind what was found of its prompt."""
+        """A request has a slot and resumes after what was found of its prompt."""
 
     def compute(self, served: Served, chunk: Span) -> None:
         """A step computes a chunk of a request's prompt."""
@@ -139,7 +139,7 @@ class DataPath(Protocol):
         """A request gives up its slot and all it holds."""
 
     def forget(self, keys: Sequence[int]) -> None:
-        """Shared blocks were evicted, and the checkpoints behind them."""
+        """Shared blocks were evicted, and the checkpoints after them."""
 
 
 class NoData:

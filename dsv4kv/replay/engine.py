@@ -36,7 +36,7 @@ class EnginePrompts:
     Attributes:
         tally: What was found, and why not more.
         checkpoints: Pages of windows, where they have a pool.
-        restored: How often a request went on behind a window and a state.
+        restored: How often a request resumed after a window and a state.
         kept_bytes: Nothing.
     """
 
@@ -81,7 +81,7 @@ class EnginePrompts:
         return self._cache.fits(served.number, served.prompt_tokens, promised)
 
     def begin(self, served: Served) -> int:
-        """Let a request go on behind its hit."""
+        """Resume a request after its hit."""
         hit = self._cache.begin(served.number, served.prompt_tokens)
         served.found, served.committed = hit.found, hit.resumed
         served.position = hit.resumed * self._tokens

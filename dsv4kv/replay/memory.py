@@ -34,7 +34,7 @@ class EngineUnits:
     """Bytes of an engine's units.
 
     Attributes:
-        slot_bytes: What a running request takes beside blocks.
+        slot_bytes: What a running request takes in addition to blocks.
         block_bytes: A block, or a page of context.
         window_bytes: A page of a pool of windows; 0 where there is none.
     """
@@ -123,7 +123,7 @@ class MemoryPlan:
         group: Decides how many blocks a length needs.
         block_tokens: Tokens of a block.
         block_bytes: Bytes of a block, with what is kept beside it.
-        beside_bytes: Of which window and state, that ``full`` keeps beside every block.
+        beside_bytes: Of which window and state, that ``full`` keeps with every block.
         slot_bytes: Window and state of a running request.
         checkpoint_bytes: Window and state of a prefix that ends at a whole block; by an engine's
             rule a page of its pool of windows.
@@ -262,7 +262,7 @@ def _schemas(
 
 
 def _full_bytes(schemas: Sequence[LayerCacheSchema], block_tokens: int) -> int:
-    """Beside one block: every window entry of its tokens, and the state at its end."""
+    """Kept with one block: every window entry of its tokens, and the state at its end."""
     entries = sum(
         schema.window.format.entry_bytes * block_tokens for schema in schemas if schema.window
     )
@@ -292,7 +292,7 @@ def _divide(
     return checkpoints, blocks
 
 
-_SPARE = Inputs()  # what dsv4kv budget keeps of every GPU unless told otherwise
+_SPARE = Inputs()  # what dsv4kv budget keeps of every GPU unless configured otherwise
 
 
 def check_fit(cost: CostSection, memory: MemoryPlan, weights: WeightModel) -> None:

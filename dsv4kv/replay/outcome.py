@@ -71,7 +71,7 @@ _NS = 1e9
 
 
 class Outcome:
-    """Collects what a scheduler tells.
+    """Collects what a scheduler reports.
 
     Attributes:
         rejected: Requests by why they were never served.
@@ -79,7 +79,7 @@ class Outcome:
         input_tokens: Of their prompts.
         output_tokens: That they generated.
         pauses: How often one was paused.
-        evictions: How often one had to start again.
+        evictions: How often one was preempted and recomputed.
         samples_ns: Times by name: ``queueing`` (until a slot), ``ttft`` (until the first token),
             ``tpot`` (mean time of a further token), ``latency`` (until the last).
         series: What was held over time.

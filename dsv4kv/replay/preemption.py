@@ -22,7 +22,7 @@ class Batch:
         decoders: Who needs more of them.
         prefilling: Requests with prompt tokens to compute; their blocks are theirs.
         waiting: Requests without a slot, the next one first.
-        let_go: Takes everything from a request, which will have to start again.
+        let_go: Takes everything from a request, which will be recomputed.
     """
 
     ledger: Ledger
@@ -61,13 +61,13 @@ class Pauses:
         self._ledger, self._decoders = batch.ledger, batch.decoders
 
     def settle(self) -> None:
-        """Before a step: pause whom blocks do not suffice for, let others go on."""
+        """Before a step: pause requests that blocks do not suffice for, resume others."""
         self._pause()
         self._evict()
         self._resume()
 
     def make_room(self) -> None:
-        """Nobody runs: the oldest paused request must be able to go on next."""
+        """Nobody runs: the oldest paused request must be able to resume next."""
         if self._decoders.lacks(self.paused[0]) > self._ledger.available:
             assert len(self.paused) > 1, "a request does not fit although it is alone"
             self._start_again()
@@ -95,7 +95,7 @@ class Pauses:
             insert_by_age(self.paused, served)
 
     def _evict(self) -> None:
-        """Let the youngest start again, no more than it takes.
+        """Preempt the youngest, to be recomputed later; no more of them than necessary.
 
         What they give back lets the oldest go on; those that still cannot keep to what they may.
         """
@@ -148,7 +148,7 @@ class Preemption(Protocol):
         """Before a step: see to it that all that decode have the blocks for it."""
 
     def make_room(self) -> None:
-        """Nobody runs: the oldest paused request must be able to go on next."""
+        """Nobody runs: the oldest paused request must be able to resume next."""
 
 
 class EngineRule(NamedTuple):

@@ -1,4 +1,4 @@
-"""Prompts in the prefix index: what a request finds, where it goes on, what it leaves behind."""
+"""Prompts in the prefix index: what a request finds, where it resumes, what it leaves cached."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ from dsv4kv.replay.reuse import ReuseTally
 
 
 class CheckpointStore:
-    """Checkpoints by the key of the block they stand behind.
+    """Checkpoints by the key of the block they follow.
 
     Attributes:
         written: Checkpoints written so far.
@@ -66,7 +66,7 @@ class CheckpointStore:
         return True
 
     def drop(self, keys: Iterable[int]) -> None:
-        """Forget those behind blocks that are gone: nothing can go on there any more."""
+        """Forget those after blocks that were evicted: nothing can resume there any more."""
         kept = self._kept
         for key in kept.keys() & keys:
             del kept[key]
@@ -175,7 +175,7 @@ class PromptCache:
     Attributes:
         tally: What was found, and why not more.
         checkpoints: Windows and states that are kept.
-        restored: How often a request went on behind a window and a state that were kept.
+        restored: How often a request resumed after a window and a state that were kept.
         kept_bytes: Windows and states written so far.
     """
 
@@ -223,7 +223,7 @@ class PromptCache:
         return needed - kept + promised <= self._ledger.available - kept
 
     def begin(self, served: Served) -> int:
-        """Pin what is cached of a request's prompt and let it go on behind that.
+        """Pin what is cached of a request's prompt and resume it after that.
 
         Returns the bytes moved to bring window and state back.
         """
@@ -279,7 +279,7 @@ class PromptCache:
         return min(len(served.keys), (served.prompt_tokens - 1) // self._tokens)
 
     def _resume(self, served: Served, cached: Sequence[int]) -> int:
-        """The last block cached behind which a request can go on; plans its checkpoints."""
+        """The last cached block after which a request can resume; plans its checkpoints."""
         if self._strategy.kind in ("full", "zero"):
             return served.found
         store, resumed = self.checkpoints, served.found

@@ -36,7 +36,7 @@ class Served:
         found: Shared blocks that were cached when it was admitted.
         committed: Shared blocks of it that the index holds.
         stored: Shared blocks of it that are known to have been cached once.
-        marks: Shared blocks behind which it will leave a checkpoint, the next one last.
+        marks: Shared blocks after which it will leave a checkpoint, the next one last.
         blocked_by: The request that computes what it needs next.
         deferred: Whether it ever had to wait for another one's prefix.
         reached: Most tokens it ever had in the cache.
@@ -45,7 +45,7 @@ class Served:
         finished_s: When it ended.
         place: How many had been admitted before it was, the last time.
         pauses: How often it was paused.
-        evictions: How often it had to start again.
+        evictions: How often it was preempted and recomputed.
     """
 
     number: int

@@ -41,11 +41,11 @@ class SeenIds:
 
 @dataclass
 class ReuseTally:
-    """Counts over first admissions; a request that starts again is not counted twice.
+    """Counts over first admissions; a recomputed request is not counted twice.
 
     Attributes:
         shared_tokens: Tokens of a shared block.
-        draft_needs: Tokens behind a hit that must be known for drafts, and those it gives up.
+        draft_needs: Tokens after a hit that must be known for drafts, and those it gives up.
         requests: Requests admitted.
         prompt_tokens: Tokens of their prompts.
         prompt_blocks: Whole shared blocks of them.
@@ -117,7 +117,7 @@ class ReuseTally:
         self.saved_tokens += saved
 
     def _see(self, served: Served) -> int:
-        """Tokens of a prompt that an earlier one had, as far as ids tell; now it was seen, too."""
+        """Tokens of a prompt that an earlier one had, as far as ids show; now it was seen, too."""
         known = self._seen.add(served.ids)
         return min(known * served.id_tokens, served.input_tokens)
 

@@ -34,7 +34,7 @@ class Admission:
         self._stuck_at = -1  # ledger.freed when a request last had to wait for blocks
 
     def add(self, served: Served) -> None:
-        """Queue a request behind all others."""
+        """Queue a request after all others."""
         self.waiting.append(served)
 
     def take(self, prefilling: Sequence[Served], decoders: Decoders) -> Served | None:
@@ -110,7 +110,7 @@ class Limits:
 
 
 class Observer(Protocol):
-    """Is told what happens."""
+    """Is notified of what happens."""
 
     def reject(self, served: Served, reason: str) -> None:
         """A request can never be served."""
@@ -132,7 +132,7 @@ class Scheduler:
         ledger: The blocks.
         prompts: What is reused.
         computed_tokens: Prompt tokens computed, those computed again included.
-        again_tokens: Of which had been computed before by a request that had to start again.
+        again_tokens: Of which had been computed before by a request that was preempted.
     """
 
     def __init__(

@@ -126,8 +126,8 @@ class ServingLoop:
             settings: How.
             recorder: Takes the samples.
             executor: Moves the data; None keeps the books alone.
-            on_progress: Is told the tokens done in each step.
-            reuse: Resumes prompts behind what earlier ones have in common with them.
+            on_progress: Receives the tokens done in each step.
+            reuse: Resumes prompts after what earlier ones have in common with them.
             contents: Tells what that is, to the data too; ``reuse`` needs it.
             turns: Steps alternate with those of another process; None where there is none.
             on_step: Is called after each step, before requests that ended give their blocks back.

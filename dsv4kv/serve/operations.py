@@ -43,7 +43,7 @@ class Call:
 
 
 class Outputs:
-    """Where gathers write: buffers that the layers of a step take turns to fill.
+    """Where gathers write: buffers that the layers of a step fill in rotation.
 
     They grow to the largest size asked for and never shrink or, once large enough, move.
     """

@@ -28,7 +28,7 @@ class ReuseTotals:
         lookups: Requests that were looked up.
         matched: Tokens whose blocks were cached.
         resumed: Tokens that were not computed again.
-        copied_blocks: Blocks copied because a request goes on inside one.
+        copied_blocks: Blocks copied because a request resumes inside one.
         evicted_blocks: Blocks that the index gave up.
         saved_checkpoints: Checkpoints saved.
         evicted_checkpoints: Checkpoints given up for others.
@@ -183,7 +183,7 @@ class PrefixReuse:
             prompt.lease = None
 
     def _resume(self, slot: int, keys: Ids) -> int:
-        """Resume behind the last of the cached keys that can be; returns how many that is."""
+        """Resume after the last of the cached keys that can be; returns how many that is."""
         count = self._deepest_checkpoint(keys)
         if count % self._block_keys and not self._free_one_beside(keys[:count]):
             count = self._deepest_checkpoint(keys[: count // self._block_keys * self._block_keys])

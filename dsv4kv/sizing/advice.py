@@ -41,7 +41,7 @@ def advise(scenario: Scenario, context_tokens: int, concurrency: int) -> list[Op
     """Changes that gain something, those first with which most requests fit.
 
     Where it does not fit, those that make it fit come first, the cheapest leading: settings,
-    formats, less spare memory, more GPUs, then serving less.
+    formats, less headroom, more GPUs, then serving less.
     """
     asked = (context_tokens, concurrency)
     options = [

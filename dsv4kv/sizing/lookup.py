@@ -1,7 +1,7 @@
 """What a sizing question names: its model, GPU, formats and weights.
 
-The baseline that savings are told against: grouped-query attention with 8 KV heads. A model of 61
-layers that stores, per token and layer, keys and values of 8 heads of 128 channels in bf16: 8 x
+The baseline that savings are computed against: grouped-query attention with 8 KV heads. A model of
+61 layers that stores, per token and layer, keys and values of 8 heads of 128 channels in bf16: 8 x
 128 x 2 x 2 = 4,096 B, 249,856 B over all layers. Source: the baseline of the DeepSeek-V4 report,
 arXiv:2606.19348. The rest of it is DeepSeek-V3.2's, for comparison only.
 """
@@ -126,7 +126,7 @@ def find_weights(inputs: Inputs, config: DSV4Config) -> Weights:
 
 
 def _derive(model: str, config: DSV4Config) -> Weights | None:
-    """Weights of a preset or a config.json; None where their sizes are not told."""
+    """Weights of a preset or a config.json; None where their sizes are not known."""
     if _model_file(model) is None:
         return _known_weights(config.name)
     facts = find_weight_facts(model, config)
@@ -134,7 +134,7 @@ def _derive(model: str, config: DSV4Config) -> Weights | None:
 
 
 def find_weight_facts(model: str, config: DSV4Config) -> WeightFacts | None:
-    """What the weights of a preset or of a config.json are made of; None where that is not told.
+    """What the weights of a preset or of a config.json are made of; None where that is not known.
 
     Raises:
         ConfigError: A config.json that cannot be read.

@@ -150,7 +150,7 @@ def _schemas(deployment: Deployment) -> Sequence[LayerCacheSchema]:
 
 
 PERIOD_TOKENS = 8192
-"""Distance of the checkpoints that the periodic strategy is told with."""
+"""Distance of the checkpoints that the periodic strategy is reported with."""
 
 
 @dataclass(frozen=True)

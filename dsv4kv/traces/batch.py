@@ -66,7 +66,7 @@ def batches_of(requests: Iterable[Request]) -> Iterator[Batch]:
 
 
 class LineShape(NamedTuple):
-    """How lines of a format tell requests with ids.
+    """How lines of a format describe requests with ids.
 
     Attributes:
         time: Name of the arrival.

@@ -71,7 +71,7 @@ def check_histories(table: PathTable, name: Callable[[int], str]) -> None:
     """Refuse ids that contradict each other; ``name`` says where a request is.
 
     Raises:
-        TraceError: An id stands behind two different blocks.
+        TraceError: An id follows two different blocks.
     """
     if (wrong := find_contradiction(table)) is None:
         return

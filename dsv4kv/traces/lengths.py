@@ -1,4 +1,4 @@
-"""Formats that tell lengths alone: Azure, BurstGPT and ShareGPT.
+"""Formats that have only lengths: Azure, BurstGPT and ShareGPT.
 
 Azure LLM inference traces of 2023 and 2024 (Azure/AzurePublicDataset): CSV without blocks. Times
 are wall clock with up to nine fractional digits; 2024 adds a UTC offset. A time without an offset

@@ -1,4 +1,4 @@
-"""A request, as every trace format tells it and every scheduler sees it."""
+"""A request, as every trace format describes it and every scheduler sees it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

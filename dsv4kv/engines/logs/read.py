@@ -207,7 +207,7 @@ class Reading:
     Attributes:
         rank: As the line's prefix names it; empty without.
         fields: By name.
-        one_line: vLLM told tokens and concurrency in one line.
+        one_line: vLLM printed tokens and concurrency in one line.
     """
 
     rank: str
@@ -333,7 +333,7 @@ class _Collected:
                 return
 
     def vllm_readings(self) -> list[Reading]:
-        """Sizes, each with the least memory that the ranks of its replica told."""
+        """Sizes, each with the least memory that the ranks of its replica printed."""
         readings: list[Reading] = []
         for size in self.sizes:
             fields = dict(size.fields)
@@ -347,7 +347,7 @@ class _Collected:
 
 
 def _append_new(readings: list[Reading], reading: Reading) -> None:
-    """Several ranks and lines may say the same: what is told again is told once."""
+    """Several ranks and lines may say the same: repeats are dropped."""
     if reading not in readings:
         readings.append(reading)
 

@@ -24,7 +24,7 @@ class Setup:
     Attributes:
         model: A V4 preset.
         formats: Entry formats.
-        draft_layers: Draft layers beside the model's own.
+        draft_layers: Draft layers in addition to the model's own.
         told: Statements of the log that agree: model name, drafts, indexer format.
     """
 
@@ -88,7 +88,7 @@ def draft_method(log: StartupLog) -> str | None:
 
 
 def _drafts(log: StartupLog) -> list[tuple[int, bool]]:
-    """Draft layers that are possible, with whether the log tells them."""
+    """Draft layers that are possible, with whether the log names them."""
     method = draft_method(log)
     if method is None:
         return [(0, False), (1, False), (3, False)]

@@ -1,4 +1,4 @@
-"""Two logs, and what lies between their numbers.
+"""Two logs, and what makes the difference between their numbers.
 
 One thing after the other is taken from the first log's configuration to the second's; each step
 is what the number changes by. The order is fixed: a step's size depends on those before it.
@@ -43,7 +43,7 @@ class Waterfall:
     Attributes:
         before: The first log.
         after: The second log.
-        steps: What lies between; their gains add up to the difference exactly.
+        steps: The changes from one to the other; their gains add up to the difference exactly.
     """
 
     before: Explanation

@@ -66,7 +66,7 @@ def _engines(log: StartupLog, reading: Reading) -> list[SglangEngine]:
 
 
 def _deployments(log: StartupLog, reading: Reading, setup: Setup) -> Iterator[Deployment]:
-    """State formats and window ratios that are possible; what the log tells comes first."""
+    """State formats and window ratios that are possible; what the log prints comes first."""
     told = log.number("window_ratio")
     ratios = [told] if told else [None, 0.1]
     replicas = log.whole("data_parallel") or 1
@@ -89,7 +89,7 @@ def _deployments(log: StartupLog, reading: Reading, setup: Setup) -> Iterator[De
 
 
 def _requests(reading: Reading, deployment: Deployment) -> int | None:
-    """The request limit that the bytes of HCA states tell; of several, the roundest."""
+    """The request limit that follows from the bytes of HCA states; of several, the roundest."""
     told = reading.number("c128_state_fixed")
     hca = deployment.model.compress_ratios.count(128)
     if not told or not hca:
@@ -126,6 +126,6 @@ def _recovery(
 
 
 def _plainness(log: StartupLog, deployment: Deployment) -> tuple[int, int]:
-    """Between configurations of one price: drafts only where told, float32 before bfloat16."""
+    """Between configurations of one price: drafts only where logged, float32 first."""
     drafts = 1 if draft_method(log) or not deployment.draft_layers else 0
     return (drafts, int(deployment.state_bytes == 4))

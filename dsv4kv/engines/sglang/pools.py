@@ -32,7 +32,7 @@ class Build:
         stage_layers: Windows are priced for the layers of this rank; before, for every entry of
             ``compress_ratios``, drafts included.
         state_per: CSA states: a ring for every 128-token ``window`` or for every ``page``.
-        hca_state_fixed: HCA states are rows of every request; before, a ring beside every window.
+        hca_state_fixed: HCA states are rows of every request; before, a ring for every window.
         request_windows: With a request limit and no ratio given, windows get a fixed size.
         fields: Fixed sizes that the line shows, in order, between memory and tokens.
         flags: Switches that the line shows first.

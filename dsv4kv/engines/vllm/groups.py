@@ -258,7 +258,7 @@ def number_ways(
         table: The trace.
         size: Tokens of a block of context.
         groups: Tables that ask for parts.
-        key_tokens: Tokens behind a block of context that its key covers.
+        key_tokens: Tokens after a block of context that its key covers.
     """
     context = _number(table, size, key_tokens)
     ends = [max(0, part.end_tokens) for group in groups for part in group.parts if part.beside]

@@ -4,7 +4,7 @@ The number that vLLM prints is no capacity: it is what a pool of blocks holds of
 ``max_model_len``, each with its reserve for tokens in flight, times ``max_model_len``.
 Source: vLLM 0.20.2 to 0.33.0; a refusal of 0.22 (vllm#44376), logs of 0.26 and 0.33.
 
-Blocks of all groups, told as what each pool costs a request. A block costs the same whichever
+Blocks of all groups, reported as what each pool costs a request. A block costs the same whichever
 group it belongs to; what it is larger than its group's pages is shared among them.
 
 How vLLM splits buckets of layers into groups, and what a block of all groups costs. All groups

@@ -259,8 +259,8 @@ _CPU = "no GPU kernels: operations of the CPU, by the time they take themselves"
 def read_kineto(path: Path, step: str = STEP) -> Trace:
     """Read a Chrome trace; ranges (``record_function``) that fit ``step`` are the steps.
 
-    Where a GPU worked its work is told, by those steps or else by what repeats. Where none did,
-    the operations of the CPU are told by the time they take themselves.
+    A GPU's work is reported if there is any, by those steps or else by what repeats; otherwise the
+    operations of the CPU, by their self time.
 
     Raises:
         ProfileError: It cannot be read.

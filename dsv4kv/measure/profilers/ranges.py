@@ -14,7 +14,7 @@ STEP = "step"
 DOMAIN = "dsv4kv"
 """NVTX domain of the toolkit's ranges."""
 INPUTS = "inputs"
-"""The range around what stands for the model: making a step's data, and counting its bytes."""
+"""The range around synthetic inputs: making a step's data, and counting its bytes."""
 THREAD_BITS = 24
 """Of a thread's number; its process is above them, as in the global ids of nsys."""
 _OPEN = np.iinfo(np.int64).max

@@ -112,7 +112,7 @@ def find_steps(
 
     They are the marked ranges that ``choose_ranges`` found. Without any a step is what a process
     launches between long pauses; or a launch of a graph, where nothing else is launched. If that
-    gives none there are none, and all work is told together.
+    gives none there are none, and all work is reported together.
     """
     if np.any(is_step):
         return _marked(step, fit, ranges, is_step, launches)

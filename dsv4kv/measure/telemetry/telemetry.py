@@ -56,7 +56,7 @@ class Telemetry:
     Attributes:
         started_ns: When it began, of ``perf_counter_ns``.
         interval_ns: Between two polls.
-        windows: What was measured meanwhile.
+        windows: What was measured during the polls.
         readings: What was polled, once it has ended.
     """
 

@@ -71,7 +71,7 @@ def _arguments(
 
 
 def _output(found: Tensor, expected: Tensor, longest: int | None) -> Iterator[str]:
-    """Rows behind the longest request may be left as they were, which is NaN."""
+    """Rows after the longest request may be left as they were, which is NaN."""
     if found.numel() and bool(found.isnan().all()):
         yield "it left its output as it was: an operation writes into 'out' and returns nothing."
     if longest is not None:

@@ -66,7 +66,7 @@ class Maker:
         return (self.normal(count, entry.dims) * 2.0**powers).bfloat16()
 
     def guard(self, content: Tensor) -> Tensor:
-        """The content on the device, with a row before and behind it that belongs to nobody."""
+        """The content on the device, with a guard row before and after it."""
         size = content[0].nbytes
         rows = torch.full((len(content) + 2, size), _GUARD, dtype=torch.uint8)
         rows[1:-1] = content.contiguous().view(torch.uint8).view(len(content), size)

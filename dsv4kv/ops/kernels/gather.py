@@ -58,7 +58,7 @@ def plan_gather_all(
 ) -> Launch:
     """See ``contract.Backend.gather_all``; entries from M on are left out.
 
-    Rows behind the largest length are left as they are.
+    Rows after the largest length are left as they are.
     """
     sizes = (*out.shape[:2], *table.shape, len(store.pages))
     return _plan(

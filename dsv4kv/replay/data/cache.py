@@ -116,7 +116,7 @@ class KeptWindows:
         return len(self._numbers)
 
     def stage(self, slot: int, key: int) -> None:
-        """Copy what a slot needs to go on behind a key; nothing if that is there."""
+        """Copy what a slot needs to resume after a key; nothing if that is there."""
         if key not in self._numbers:
             self._staged.append((key, self._pool.save(slot)))
 
@@ -182,7 +182,7 @@ class Rules:
         shared_tokens: Tokens of a shared block.
         block_tokens: Tokens of a block.
         restores: Requests resume from checkpoints; else they compute a stretch again.
-        every_block: A checkpoint is kept behind every shared block.
+        every_block: A checkpoint is kept after every shared block.
         verify_every: Compare every so many steps; 0 never.
         spare_blocks: Blocks that the scheduler does not count.
     """
@@ -268,7 +268,7 @@ class RealData:
         self._running: dict[int, Running] = {}
         self._blank = parts.save_blank()
 
-    # ---- what the scheduler tells ---------------------------------------------------------------
+    # ---- what the scheduler reports -------------------------------------------------------------
 
     def begin(self, served: Served) -> None:
         """Take a slot; share blocks and bring window and state back, if the request resumes."""

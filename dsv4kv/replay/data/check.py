@@ -110,7 +110,7 @@ class Running:
     Attributes:
         slot: Its slot.
         generation: The slot's, since the request holds it.
-        resumed_tokens: Tokens behind which it went on; 0 where it computes everything.
+        resumed_tokens: Tokens after which it resumed; 0 where it computes everything.
         found_tokens: Tokens whose blocks it found.
         exact: Window and state there were what they had to be; else a stretch before the end of
             what was found is computed again to have them.

@@ -95,3 +95,8 @@ def explain(error: ValueError | RecursionError) -> Unparsable:
     if isinstance(error, json.JSONDecodeError):
         return Unparsable(f"broken JSON ({error.msg} at column {error.colno})", error.lineno)
     return Unparsable("unreadable JSON (nested too deeply, or a number of thousands of digits)")
+
+
+def whole_text(text: str) -> str:
+    """The text with ``?`` for halves of characters: JSON can name them, no file can hold them."""
+    return text.encode("utf-8", "replace").decode("utf-8")

@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 
 _WIDTH = 110  # what the widest table needs; a file or pipe has no width of its own
 
-# Control characters but for tab and newline, and those that turn the direction of what follows.
-_UNPRINTED = dict.fromkeys(
+# Control characters but for tab and newline, those that turn the direction of what follows, and
+# halves of characters, which no stream can encode.
+_UNPRINTED: dict[int, str | None] = dict.fromkeys(
     [*range(9), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
-)
+) | dict.fromkeys(range(0xD800, 0xE000), "\N{REPLACEMENT CHARACTER}")
 _ESCAPED = {code: f"\\u{code:04x}" for code in _UNPRINTED if code > 32}
 
 

@@ -377,6 +377,16 @@ def test_a_profile_of_another_program_is_kept_as_a_record() -> None:
     assert len(rows) == 1 + len(profile.table.kernels)
 
 
+def test_halves_of_characters_in_names_are_shown_and_kept_as_question_marks() -> None:
+    events = gpu_events()
+    for event in events:
+        event["name"] = event["name"].replace("flush", "flush\ud800")
+    save(Path("server.json"), events)
+    assert "flush?" in invoke("--from", "server.json").stdout
+    (kept,) = Path("results").iterdir()
+    assert "flush?" in invoke("--from", str(kept)).stdout
+
+
 def test_a_record_alone_is_printed_for_programs() -> None:
     two_replays().save(Path("server.sqlite"))
     document = json.loads(invoke("--from", "server.sqlite", "--json", "-").stdout)

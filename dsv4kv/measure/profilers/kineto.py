@@ -42,6 +42,7 @@ from dsv4kv.measure.profilers.trace import (
     find,
     pick,
 )
+from dsv4kv.reading import whole_text
 
 _LIMIT = 1 << 63
 _AT_ONCE = 1 << 14
@@ -382,6 +383,6 @@ def _read_devices(around: str) -> dict[int, str]:
         return {}
     try:
         listed, _ = json.JSONDecoder(strict=False).raw_decode(around, found.end() - 1)
-        return {whole_number(one.get("id")): str(one.get("name")) for one in listed}
+        return {whole_number(one.get("id")): whole_text(str(one.get("name"))) for one in listed}
     except (AttributeError, ValueError, RecursionError):  # the kernels can be told without
         return {}

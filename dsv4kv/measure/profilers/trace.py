@@ -11,6 +11,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from dsv4kv.reading import whole_text
+
 Column = NDArray[np.int64]
 
 KINDS: Final = ("kernel", "memcpy", "memset", "graph", "op", "range")
@@ -139,7 +141,10 @@ class Names:
 
     def number(self, name: str) -> int:
         """The name's number; a new one for a new name."""
-        return self.known.setdefault(name[:_LONGEST], len(self.known))
+        number = self.known.get(name[:_LONGEST])
+        if number is not None:
+            return number
+        return self.known.setdefault(whole_text(name[:_LONGEST]), len(self.known))
 
     def listed(self) -> list[str]:
         """All names by number."""

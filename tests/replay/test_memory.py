@@ -59,7 +59,7 @@ def test_a_block_of_full_carries_its_windows_and_a_state() -> None:
     ("settings", "sentence"),
     [
         ({"cache__num_blocks": None, "cache__memory_bytes": 2**20}, "leave no room for a block"),
-        ({"prefix__strategy": "ends+junktions"}, r"Did you mean ends\+junctions\?"),
+        ({"prefix__strategy": "ends+junktions"}, r"did you mean ends\+junctions\?"),
         ({"prefix__policy": "lfuu"}, r"did you mean lfu\?"),
         ({"prefix__policy": "belady"}, "give one of lru, fifo, lfu"),
         ({"cache__memory_bytes": 2**30}, "give one and null for the other"),

@@ -112,14 +112,14 @@ def test_of_several_functions_the_told_one_is_taken(write_module: Write) -> None
 def test_built_in_functions_need_not_tell_their_parameters(write_module: Write) -> None:
     write_module("mine", "fast = min\n")
     assert resolve_backend("page_copy=mine:fast", "cpu").foreign == ("page_copy",)
-    assert refusal("mine:fast").startswith("backend 'mine:fast': which operation it is, neither")
+    assert refusal("mine:fast").startswith("backend 'mine:fast': neither its name nor")
 
 
 REFUSALS = {
     "mine:nothing": "mine has no 'nothing'.",
     "mine:seven.x": "int has no 'x'.",
     "mine:other": (
-        "which operation it is, neither its name nor its parameters tell: write "
+        "neither its name nor its parameters are those of an operation: write "
         f"operation=mine:other with one of {CHOICES}."
     ),
     "gather=mine:other": "'gather' is no operation: choose window_insert, ",

@@ -262,7 +262,7 @@ def test_a_workload_that_cannot_run_fails_with_its_own_words(nsys: Tool) -> None
 def test_a_program_that_says_nothing_is_told(nsys: Tool, tmp_path: Path) -> None:
     nsys.does("profile", writes=tmp_path / "ready", code=143)
     sentence = refused(profile("--nsys"), 9)
-    assert "ended before it told what it did" in sentence
+    assert "ended before it wrote its record" in sentence
     assert "step.nsys-rep" in sentence
 
 

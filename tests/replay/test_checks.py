@@ -37,7 +37,7 @@ def test_an_id_with_two_histories_is_refused_with_both_lines(tmp_path: Path) -> 
     path = write(tmp_path / "t.jsonl", [1, 2], [5, 6], [3, 2])
     with pytest.raises(
         TraceError,
-        match=r"t\.jsonl:3: block id 2 has another history than at .*t\.jsonl:1: an id stands",
+        match=r"t\.jsonl:3: block id 2 has another history than at .*t\.jsonl:1: an id identifies",
     ):
         read_requests(config(path))
 

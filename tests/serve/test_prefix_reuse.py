@@ -360,7 +360,7 @@ def test_keys_stand_for_whole_parts_of_a_prompt() -> None:
 
 
 def test_hashes_of_other_lengths_than_keys_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"stands for 16 tokens, and prefixes .* of 128"):
+    with pytest.raises(ConfigError, match=r"covers 16 tokens, and prefixes .* of 128"):
         prompt_keys(Request(0.0, 64, 5, (1, 2, 3, 4), 16), 128)
 
 

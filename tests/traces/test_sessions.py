@@ -113,7 +113,7 @@ def test_a_timed_trace_may_have_no_ids(tmp_path: Path) -> None:
 
 
 def test_ids_of_a_timed_trace_need_their_size(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=r":1: blocks is there, but not how many tokens"):
+    with pytest.raises(TraceError, match=r":1: blocks is given, but not the tokens per id"):
         list(read_trace(write(tmp_path, TIMED), "timed", ReadOptions(NAMES)))
 
 

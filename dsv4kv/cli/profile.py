@@ -8,8 +8,9 @@ import typer
 
 from dsv4kv.choices import PROFILERS, listed
 from dsv4kv.cli.complete import offer, offer_settings
+from dsv4kv.cli.records import say_saved, write_json
 from dsv4kv.resources import shipped_names
-from dsv4kv.view.console import open_console, print_document, say
+from dsv4kv.view.console import open_console, say
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,18 +54,13 @@ class Forms:
 
     def write(self, record: "RunRecord", saved: "Saved | None" = None) -> None:
         """Write the record in every form, and say where it was saved."""
-        from dsv4kv.files import write_named
         from dsv4kv.record.store import dumps
         from dsv4kv.view.page.write import write_page
 
-        if saved and not self.alone:
-            say(f"record: {saved.path}")
-        if saved and saved.problem:
-            say(f"warning: {saved.problem}", err=True)
-        if self.alone:
-            print_document(dumps(record))
-        elif self.json:
-            write_named(Path(self.json), dumps(record), "--json")
+        if saved:
+            say_saved(saved, silent=self.alone)
+        if self.json:
+            write_json(dumps(record), self.json)
         if self.html:
             write_page([record], self.html)
             say(f"page: {self.html}", err=True)
@@ -280,12 +276,12 @@ def _run(
         if plan.folder.is_dir():
             say(f"stopped. {name_files(plan.folder)}", err=True)
         raise
-    (profile,) = (case.profile for case in record.cases)
-    if profile and profile.table and profile.table.timeline:
-        for name in _TIMELINES:
-            write_timeline(profile.table.timeline, plan.folder / name)
     saved = save_record(record, out)
-    _show(load_profile(saved.path, _STEP), saved.path, timelines, quiet=forms.alone, full=full)
+    source = load_profile(saved.path, _STEP)
+    if source.table.timeline:
+        for name in _TIMELINES:
+            write_timeline(source.table.timeline, plan.folder / name)
+    _show(source, saved.path, timelines, quiet=forms.alone, full=full)
     if not forms.alone:
         say(f"files: {plan.folder}")
     forms.write(record, saved)

@@ -10,6 +10,7 @@ from dsv4kv.view.console import open_console, print_document, say
 
 if TYPE_CHECKING:
     from dsv4kv.record.schema import RunRecord
+    from dsv4kv.record.store import Saved
 
 
 def keep_record(record: "RunRecord", folder: Path, json_: str | None, *, silent: bool) -> None:
@@ -18,7 +19,6 @@ def keep_record(record: "RunRecord", folder: Path, json_: str | None, *, silent:
     ``json_`` names a file that gets it, too; ``-`` is standard output.
     """
     from dsv4kv.endings import endings_put_off
-    from dsv4kv.files import write_named
     from dsv4kv.record.store import dumps, save_record
     from dsv4kv.view.record import tell_record
     from dsv4kv.view.terminal import show
@@ -27,14 +27,27 @@ def keep_record(record: "RunRecord", folder: Path, json_: str | None, *, silent:
         saved = save_record(record, folder)
     console = open_console(stderr=True, soft_wrap=True) if silent else open_console()
     show(tell_record(record, quiet=silent), console)
+    say_saved(saved, silent=silent)
+    if json_:
+        write_json(dumps(record), json_)
+
+
+def say_saved(saved: "Saved", *, silent: bool) -> None:
+    """Say where a record is; with ``silent`` only that it is not where it should be."""
     if not silent:
         say(f"record: {saved.path}")
     if saved.problem:
         say(f"warning: {saved.problem}", err=True)
-    if json_ == "-":
-        print_document(dumps(record))
-    elif json_:
-        write_named(Path(json_), dumps(record), "--json")
+
+
+def write_json(text: str, target: str) -> None:
+    """Write a document to the file that ``--json`` named; ``-`` is standard output."""
+    from dsv4kv.files import write_named
+
+    if target == "-":
+        print_document(text)
+    else:
+        write_named(Path(target), text, "--json")
 
 
 def end_run(record: "RunRecord") -> None:

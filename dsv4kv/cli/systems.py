@@ -1,9 +1,9 @@
 """``dsv4kv bench systems``: three ways to keep a KV cache, side by side."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from dsv4kv.view.console import open_console, print_document
+from dsv4kv.cli.records import write_json
+from dsv4kv.view.console import open_console
 
 NAME = "systems"
 """What ``dsv4kv bench`` calls them."""
@@ -19,7 +19,6 @@ def bench_systems(
     from dsv4kv.config.load import load_config
     from dsv4kv.config.systems import SystemsConfig
     from dsv4kv.errors import ConfigError, VerificationError
-    from dsv4kv.files import write_named
     from dsv4kv.systems.run import dumps, problems, run_systems
     from dsv4kv.view.systems import tell_systems
     from dsv4kv.view.terminal import show
@@ -35,9 +34,7 @@ def bench_systems(
     outcomes = run_systems(config, lambda name: console.print(f"running {name} …"))
     if not silent:
         show(tell_systems(outcomes))
-    if json_ == "-":
-        print_document(dumps(config, outcomes))
-    elif json_:
-        write_named(Path(json_), dumps(config, outcomes), "--json")
+    if json_:
+        write_json(dumps(config, outcomes), json_)
     if wrong := problems(outcomes):
         raise VerificationError("\n".join(wrong))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dsv4kv import __version__
 from dsv4kv.record.profile import Profile
-from dsv4kv.record.schema import Case, Environment, RunRecord, Verification
+from dsv4kv.record.schema import NOTHING_CHECKED, Case, Environment, RunRecord
 from dsv4kv.record.store import new_run_id
 
 ELSEWHERE = "not in the profile"
@@ -41,7 +41,7 @@ def record_of_profile(profile: Profile, path: Path, step: str, argv: Sequence[st
         operations=[],
         latencies=[],
         memcpy=None,
-        verification=Verification(checks=0, by_operation={}, failures=[]),
+        verification=NOTHING_CHECKED,
         profile=profile,
     )
     return RunRecord(

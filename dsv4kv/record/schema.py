@@ -173,6 +173,9 @@ class Verification(Part):
     """A sentence for each output that differed."""
 
 
+NOTHING_CHECKED = Verification(checks=0, by_operation={}, failures=[])
+
+
 class Memcpy(Part):
     """Bandwidth of a plain copy on this machine, in this run, on the same threads."""
 

@@ -24,6 +24,7 @@ from dsv4kv.record.replay import (
     Reuse,
 )
 from dsv4kv.record.schema import (
+    NOTHING_CHECKED,
     CacheSummary,
     Case,
     Environment,
@@ -229,8 +230,6 @@ def _series(replay: Replay) -> ReplaySeries:
 Tell = Callable[[int, int], None]
 """Is told how many requests are done, of how many, over all cases."""
 
-_NOTHING_CHECKED = Verification(checks=0, by_operation={}, failures=[])
-
 
 @dataclass(frozen=True)
 class Invocation:
@@ -346,7 +345,7 @@ def _serve(point: Point[ReplayConfig], replay: Replay, tell: Callable[[int], Non
 def _describe_work(replay: Replay) -> tuple[list[Operation], Verification]:
     """Operations that were timed and checks that were made, where data was moved."""
     if replay.data is None:
-        return [], _NOTHING_CHECKED
+        return [], NOTHING_CHECKED
     from dsv4kv.bench.case import list_operations  # needs torch
     from dsv4kv.replay.data.build import describe_checks
 
@@ -379,7 +378,7 @@ def _unbuilt(point: Point[ReplayConfig], problem: str) -> Case:
         operations=[],
         latencies=[],
         memcpy=None,
-        verification=_NOTHING_CHECKED,
+        verification=NOTHING_CHECKED,
     )
 
 

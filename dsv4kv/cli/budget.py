@@ -8,7 +8,7 @@ import typer
 
 from dsv4kv.choices import ENGINES, SIZED_STATES, explained, families, listed
 from dsv4kv.cli.complete import Offer, offer, offer_inputs
-from dsv4kv.model.formats import FORMATS
+from dsv4kv.model.formats import Place, known_formats
 from dsv4kv.resources import shipped_names
 from dsv4kv.view.console import print_document, say
 
@@ -35,6 +35,11 @@ def _gpu(metavar: str, text: str, complete: Complete | None = None) -> Any:
 
 def _cache(metavar: str, text: str, complete: Complete | None = None) -> Any:
     return _option("Cache", metavar, text, complete)
+
+
+def _entry(place: Place, what: str) -> Any:
+    formats = known_formats(place)
+    return _cache("NAME", f"{what}: {listed(formats)}.", offer(formats))
 
 
 def _output(metavar: str, text: str, complete: Complete | None = None) -> Any:
@@ -95,15 +100,9 @@ Weights = Annotated[Text, _gpu("SIZE", "Size of the checkpoint. Left out: derive
 WeightBytes = Annotated[Text, _gpu("BYTES", "Bytes of every parameter, instead of derived types.")]
 
 BlockTokens = Annotated[Text, _cache("TOKENS", "Tokens of a block. Left out: the engine's own.")]
-MainFormat = Annotated[
-    Text, _cache("NAME", f"Compressed entries: {listed(FORMATS['main'])}.", offer(FORMATS["main"]))
-]
-WindowFormat = Annotated[
-    Text, _cache("NAME", f"Window entries: {listed(FORMATS['window'])}.", offer(FORMATS["window"]))
-]
-IndexerFormat = Annotated[
-    Text, _cache("NAME", f"Indexer keys: {listed(FORMATS['indexer'])}.", offer(FORMATS["indexer"]))
-]
+MainFormat = Annotated[Text, _entry("main", "Compressed entries")]
+WindowFormat = Annotated[Text, _entry("window", "Window entries")]
+IndexerFormat = Annotated[Text, _entry("indexer", "Indexer keys")]
 State = Annotated[Text, _cache("NAME", _STATE, offer(SIZED_STATES))]
 DraftLayers = Annotated[
     Text, _cache("N", "Draft (MTP) layers that hold a window: 0 unless given.")

@@ -58,7 +58,7 @@ def offer_settings(kind: str, *, several: bool = False) -> Callable[[str], Offer
 def offer_inputs(incomplete: str) -> Offer:
     """Complete ``NAME=A,B`` of ``budget``, the values where they are names."""
     from dsv4kv.choices import ENGINES, SIZED_STATES
-    from dsv4kv.model.formats import FORMATS
+    from dsv4kv.model.formats import FORMATS, known_formats
     from dsv4kv.resources import shipped_names
     from dsv4kv.sizing.inputs import READERS
 
@@ -67,7 +67,7 @@ def offer_inputs(incomplete: str) -> Offer:
         "gpu": shipped_names("gpus"),
         "engine": ENGINES,
         "state": SIZED_STATES,
-        **{f"{place}-format": formats for place, formats in FORMATS.items()},
+        **{f"{place}-format": known_formats(place) for place in FORMATS},
     }
     name, given, value = incomplete.partition("=")
     if not given:

@@ -1,11 +1,13 @@
 """Entry formats and page layouts: how many bytes, and where each of them lies.
 
 An entry is one cached vector. A format is a row of data, not a class: a new one is a new row in
-``FORMATS``. A page holds P entries: P data rows, then P scale rows, then padding. For
-``fp8_ds_mla`` these pages are identical, byte for byte, in FlashMLA, vLLM, SGLang and FlashInfer.
+``FORMATS``, or in ``SIZED_FORMATS`` as long as no operation reads and writes it. A page of P
+entries is arranged in one of two ways: *block-split*, P data rows, then P scale rows, or
+*interleaved*, each entry's scales in its own row; then padding. For ``fp8_ds_mla`` these pages are
+identical, byte for byte, in FlashMLA, vLLM, SGLang and FlashInfer.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Literal
@@ -13,11 +15,12 @@ from typing import Literal
 from dsv4kv.errors import ConfigError
 
 Value = Literal["bf16", "e4m3", "e2m1"]
-Scale = Literal["none", "ue8m0", "e4m3", "fp32"]
+Scale = Literal["none", "ue8m0", "ue8m0x4", "e4m3", "fp32"]
+ScalePlace = Literal["page_end", "after_values", "row_end"]
 Place = Literal["main", "window", "indexer"]
 
 _VALUE_BITS: dict[Value, int] = {"bf16": 16, "e4m3": 8, "e2m1": 4}
-_SCALE_BYTES: dict[Scale, int] = {"none": 0, "ue8m0": 1, "e4m3": 1, "fp32": 4}
+_SCALE_BYTES: dict[Scale, int] = {"none": 0, "ue8m0": 1, "ue8m0x4": 4, "e4m3": 1, "fp32": 4}
 
 
 @dataclass(frozen=True)
@@ -28,12 +31,17 @@ class EntryFormat:
         name: Name used in configurations.
         value: Type of the leading channels: ``bf16`` as they are, ``e4m3`` or ``e2m1`` quantised.
         value_dims: Number of leading channels stored as ``value``.
-        tail_dims: Number of trailing channels stored as bf16 (the RoPE part).
+        tail_dims: Number of trailing channels stored without scale (the RoPE part).
         group: Channels that share one scale; 0 without scales.
-        scale: Type of a scale: power of two (``ue8m0``, ``fp32``) or ``e4m3``.
+        scale: Type of a scale: power of two (``ue8m0``, the same byte four times ``ue8m0x4``,
+            ``fp32``) or ``e4m3``.
         scale_padding: Zero bytes after an entry's scales.
         page_align: A page is rounded up to a multiple of this, in bytes.
-        inline_scales: Scales follow the values inside the data row instead of the page's end.
+        scales_at: Where an entry's scales lie: in the page's second part (block-split), or in its
+            own row (interleaved) between values and tail or behind both.
+        tail: Type of the trailing channels.
+        scale_columns: Scales of one row are stored as a transposed matrix of so many columns:
+            scale s is number ``groups / columns · (s mod columns) + s // columns``; 1 in order.
     """
 
     name: str
@@ -44,7 +52,9 @@ class EntryFormat:
     scale: Scale = "none"
     scale_padding: int = 0
     page_align: int = 1
-    inline_scales: bool = False
+    scales_at: ScalePlace = "page_end"
+    tail: Value = "bf16"
+    scale_columns: int = 1
 
     @cached_property
     def dims(self) -> int:
@@ -67,10 +77,25 @@ class EntryFormat:
         return self.groups * _SCALE_BYTES[self.scale] + self.scale_padding
 
     @cached_property
+    def tail_bytes(self) -> int:
+        """Bytes of the trailing channels."""
+        return self.tail_dims * _VALUE_BITS[self.tail] // 8
+
+    @property
+    def inline_scales(self) -> bool:
+        """Whether scales lie in the entry's own row: pages are interleaved."""
+        return self.scales_at != "page_end"
+
+    @cached_property
+    def tail_start(self) -> int:
+        """Offset of the trailing channels in the data row, in bytes."""
+        return self.value_bytes + (self.scale_bytes if self.scales_at == "after_values" else 0)
+
+    @cached_property
     def data_row_bytes(self) -> int:
         """Bytes of one entry's row in the data part of a page."""
         inline = self.scale_bytes if self.inline_scales else 0
-        return self.value_bytes + inline + 2 * self.tail_dims
+        return self.value_bytes + inline + self.tail_bytes
 
     @cached_property
     def scale_row_bytes(self) -> int:
@@ -85,15 +110,24 @@ class EntryFormat:
 
 @dataclass(frozen=True)
 class PageLayout:
-    """A page of ``entries`` entries: data rows first, then scale rows, then padding."""
+    """A page of ``entries`` entries: data rows, scale rows unless interleaved, then padding."""
 
     format: EntryFormat
     entries: int
 
     @cached_property
     def scale_start(self) -> int:
-        """Offset of the first scale row, in bytes."""
-        return self.entries * self.format.data_row_bytes
+        """Offset of the first entry's scales, in bytes."""
+        entry = self.format
+        if not entry.inline_scales:
+            return self.entries * entry.data_row_bytes
+        return entry.value_bytes + (entry.tail_bytes if entry.scales_at == "row_end" else 0)
+
+    @cached_property
+    def scale_stride(self) -> int:
+        """Bytes from one entry's scales to the next one's."""
+        entry = self.format
+        return entry.data_row_bytes if entry.inline_scales else entry.scale_row_bytes
 
     @cached_property
     def page_bytes(self) -> int:
@@ -111,8 +145,8 @@ class PageLayout:
         return entry * self.format.data_row_bytes
 
     def scale_offset(self, entry: int) -> int:
-        """Offset of an entry's scale row, in bytes."""
-        return self.scale_start + entry * self.format.scale_row_bytes
+        """Offset of an entry's scales, in bytes."""
+        return self.scale_start + entry * self.scale_stride
 
 
 _BF16_KV = EntryFormat("bf16", "bf16", 512)
@@ -127,24 +161,25 @@ _FP8_DS_MLA = EntryFormat(
     scale_padding=1,
     page_align=576,
 )
+# DeepSeek-V4.1: all 512 channels in 8 bits, one power-of-two scale per 32, or in 4 bits, one e4m3
+# scale per 16. SGLang 0.5.23 stores both block-split (kernels/ops/attention/dsv4/kv_layout.py).
+_FP8_GROUP32 = EntryFormat("fp8_group32", "e4m3", 512, group=32, scale="ue8m0", page_align=512)
+_FP4 = EntryFormat("fp4", "e2m1", 512, group=16, scale="e4m3", page_align=256)
+
+
+def _interleaved(entry: EntryFormat) -> EntryFormat:
+    """The same record, each one's scales behind it: pages are whole records, nothing else."""
+    name, page_align = f"{entry.name}_interleaved", entry.entry_bytes
+    return replace(entry, name=name, scales_at="row_end", page_align=page_align)
+
 
 FORMATS: dict[Place, dict[str, EntryFormat]] = {
-    "main": {
-        "fp8_ds_mla": _FP8_DS_MLA,
-        "bf16": _BF16_KV,
-        "fp8": _FP8_KV,
-        # DeepSeek-V4.1: all 512 channels in 4 bits, one e4m3 scale per 16. Its page rule is not
-        # published: data rows, then scale rows, rounded to a whole data row, is ours.
-        "fp4": EntryFormat("fp4", "e2m1", 512, group=16, scale="e4m3", page_align=256),
-    },
+    "main": {"fp8_ds_mla": _FP8_DS_MLA, "bf16": _BF16_KV, "fp8": _FP8_KV, "fp4": _FP4},
     "window": {
         "fp8_ds_mla": _FP8_DS_MLA,
         "bf16": _BF16_KV,
         "fp8": _FP8_KV,
-        # DeepSeek-V4.1: all 512 channels in 8 bits, one power-of-two scale per 32; page as above.
-        "fp8_group32": EntryFormat(
-            "fp8_group32", "e4m3", 512, group=32, scale="ue8m0", page_align=512
-        ),
+        "fp8_group32": _FP8_GROUP32,
     },
     "indexer": {
         "mxfp4": EntryFormat("mxfp4", "e2m1", 128, group=32, scale="ue8m0"),
@@ -152,19 +187,65 @@ FORMATS: dict[Place, dict[str, EntryFormat]] = {
         "bf16": EntryFormat("bf16", "bf16", 128),
     },
 }
+"""What operations read and write."""
+
+# FlashInfer (pull request 4955) and, with SGLANG_SM120_KV_CACHE_FORMAT=nvfp4, SGLang (38646) on
+# SM120: 448 channels in 4 bits, one e4m3 scale per 16, RoPE in bf16; block-split, no padding.
+_NVFP4 = EntryFormat("nvfp4", "e2m1", 448, tail_dims=64, group=16, scale="e4m3", scale_padding=4)
+
+SIZED_FORMATS: dict[Place, dict[str, EntryFormat]] = {
+    "main": {
+        "fp8_group32": _FP8_GROUP32,
+        # vLLM 0.33.0 (deepseek_v41/common/ops/cache_utils.py); SGLang 0.5.23 as V41_NEW.
+        "fp8_group32_interleaved": _interleaved(_FP8_GROUP32),
+        "fp4_interleaved": _interleaved(_FP4),
+        "nvfp4": _NVFP4,
+    },
+    "window": {"fp8_group32_interleaved": _interleaved(_FP8_GROUP32), "nvfp4": _NVFP4},
+    "indexer": {
+        # vLLM 0.33.0 on SM100 (utils/deep_gemm.py, mqa_logits_use_mx_scales): the one power of
+        # two as four equal bytes.
+        "fp8_ue8m0x4": EntryFormat("fp8_ue8m0x4", "e4m3", 128, group=128, scale="ue8m0x4"),
+    },
+}
+"""What engines store beside that, and no operation here reads or writes: ``budget`` sizes it."""
 
 FLAT_FORMATS: dict[str, EntryFormat] = {
     # DeepSeek-V3.2 (vLLM's fp8_ds_mla for it): 512 e4m3, four fp32 scales, 64 bf16, in one row.
     "fp8_ds_mla": EntryFormat(
-        "fp8_ds_mla", "e4m3", 512, tail_dims=64, group=128, scale="fp32", inline_scales=True
+        "fp8_ds_mla",
+        "e4m3",
+        512,
+        tail_dims=64,
+        group=128,
+        scale="fp32",
+        scales_at="after_values",
     ),
     "bf16": EntryFormat("bf16", "bf16", 576),
+    # vLLM 0.33.0's nvfp4_ds_mla for it (flashmla_sparse.py): 512 e2m1, 64 e4m3 without scale, 32
+    # e4m3 scales in the order that FlashMLA's threads read them.
+    "nvfp4": EntryFormat(
+        "nvfp4",
+        "e2m1",
+        512,
+        tail_dims=64,
+        group=16,
+        scale="e4m3",
+        scales_at="row_end",
+        tail="e4m3",
+        scale_columns=4,
+    ),
 }
+
+
+def known_formats(place: Place) -> dict[str, EntryFormat]:
+    """Every format of a place: what operations read and write, then what is only sized."""
+    return FORMATS[place] | SIZED_FORMATS[place]
 
 
 def entry_format(place: Place, name: str) -> EntryFormat:
     """Look up a V4 format by place and name; raises ``ConfigError`` naming the choices."""
-    return _find(FORMATS[place], name, f"a {place} format")
+    return _find(known_formats(place), name, f"a {place} format")
 
 
 def flat_entry_format(name: str) -> EntryFormat:

@@ -1,7 +1,9 @@
 """Entries and pages have the bytes and places that kernels of others expect.
 
 Sources: FlashMLA, vLLM, SGLang and FlashInfer for ``fp8_ds_mla`` pages (576-byte data rows, then
-8-byte scale rows, rounded up to 576); DeepSeek-V4.1's release for its 288 and 528 bytes.
+8-byte scale rows, rounded up to 576); SGLang 0.5.23 (kernels/ops/attention/dsv4/kv_layout.py) for
+both arrangements of DeepSeek-V4.1's 288 and 528 bytes; vLLM 0.33.0 (flashmla_sparse.py) for those
+of V3.2.
 """
 
 import pytest
@@ -17,6 +19,7 @@ from dsv4kv.model.formats import (
     Place,
     entry_format,
     flat_entry_format,
+    known_formats,
     marginal_bytes,
 )
 
@@ -25,15 +28,23 @@ ENTRY_BYTES = {
     ("main", "bf16"): 1024,
     ("main", "fp8"): 512,
     ("main", "fp4"): 288,
+    ("main", "fp8_group32"): 528,
+    ("main", "fp8_group32_interleaved"): 528,
+    ("main", "fp4_interleaved"): 288,
+    ("main", "nvfp4"): 384,
     ("window", "fp8_ds_mla"): 584,
     ("window", "bf16"): 1024,
     ("window", "fp8"): 512,
     ("window", "fp8_group32"): 528,
+    ("window", "fp8_group32_interleaved"): 528,
+    ("window", "nvfp4"): 384,
     ("indexer", "mxfp4"): 68,
     ("indexer", "fp8"): 132,
+    ("indexer", "fp8_ue8m0x4"): 132,
     ("indexer", "bf16"): 256,
 }
-FORMAT_IDS = [(place, name) for place, formats in FORMATS.items() for name in formats]
+FORMAT_IDS = [(place, name) for place in FORMATS for name in known_formats(place)]
+MOVED_IDS = [(place, name) for place, formats in FORMATS.items() for name in formats]
 
 
 def pages_of(place: Place) -> st.SearchStrategy[int]:
@@ -58,7 +69,9 @@ def test_an_entry_holds_every_channel_of_its_place(place: Place, name: str) -> N
     assert entry_format(place, name).dims == (128 if place == "indexer" else 512)
 
 
-@pytest.mark.parametrize(("name", "entry_bytes"), [("fp8_ds_mla", 656), ("bf16", 1152)])
+@pytest.mark.parametrize(
+    ("name", "entry_bytes"), [("fp8_ds_mla", 656), ("bf16", 1152), ("nvfp4", 352)]
+)
 def test_a_v32_entry_is_one_row_of_its_published_bytes(name: str, entry_bytes: int) -> None:
     entry = flat_entry_format(name)
     assert entry.entry_bytes == entry.data_row_bytes == entry_bytes
@@ -71,6 +84,39 @@ def test_a_v32_entry_is_one_row_of_its_published_bytes(name: str, entry_bytes: i
 )
 def test_a_page_of_584_byte_entries_has_its_published_bytes(entries: int, page_bytes: int) -> None:
     assert PageLayout(entry_format("main", "fp8_ds_mla"), entries).page_bytes == page_bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "pages"),
+    [
+        ("fp8_group32", (16_896, 33_792, 67_584)),
+        ("fp8_group32_interleaved", (16_896, 33_792, 67_584)),
+        ("fp4", (9_216, 18_432, 36_864)),
+        ("fp4_interleaved", (9_216, 18_432, 36_864)),
+    ],
+)
+def test_v41_pages_have_their_published_bytes(name: str, pages: tuple[int, ...]) -> None:
+    layouts = [PageLayout(entry_format("main", name), entries) for entries in (32, 64, 128)]
+    assert tuple(layout.page_bytes for layout in layouts) == pages
+
+
+@given(st.integers(1, 512), st.data())
+def test_an_interleaved_page_keeps_each_entrys_scales_behind_it(
+    entries: int, data: st.DataObject
+) -> None:
+    entry = data.draw(st.integers(0, entries - 1))
+    for name, values, scales in (("fp8_group32", 512, 16), ("fp4", 256, 32)):
+        layout = PageLayout(entry_format("main", f"{name}_interleaved"), entries)
+        assert layout.data_offset(entry) == entry * (values + scales)
+        assert layout.scale_offset(entry) == entry * (values + scales) + values
+        assert layout.padding_bytes == 0
+
+
+def test_v32_rows_keep_their_parts_in_the_order_of_flashmla() -> None:
+    fp8, nvfp4 = flat_entry_format("fp8_ds_mla"), flat_entry_format("nvfp4")
+    assert (PageLayout(fp8, 64).scale_offset(1), fp8.tail_start) == (656 + 512, 528)
+    assert (PageLayout(nvfp4, 64).scale_offset(1), nvfp4.tail_start) == (352 + 320, 256)
+    assert (nvfp4.tail_bytes, nvfp4.groups, nvfp4.scale_columns) == (64, 32, 4)
 
 
 @given(st.integers(1, 512), st.data())
@@ -96,7 +142,7 @@ def test_an_indexer_page_keeps_all_values_then_all_scales_and_no_padding(
     assert layout.padding_bytes == 0
 
 
-@pytest.mark.parametrize(("place", "name"), FORMAT_IDS)
+@pytest.mark.parametrize(("place", "name"), MOVED_IDS)
 @given(data=st.data())
 def test_rows_of_a_page_are_rows_of_the_whole_store(
     place: Place, name: str, data: st.DataObject
@@ -126,7 +172,7 @@ def test_a_page_holds_its_entries_and_less_than_one_alignment_of_padding(
     layout = PageLayout(entry, entries)
     assert layout.page_bytes % entry.page_align == 0
     assert 0 <= layout.padding_bytes < entry.page_align
-    assert layout.scale_offset(entries - 1) + entry.scale_row_bytes <= layout.page_bytes
+    assert layout.scale_offset(entries - 1) + entry.scale_bytes <= layout.page_bytes
     assert layout.page_bytes == entries * entry.entry_bytes + layout.padding_bytes
 
 
@@ -142,7 +188,7 @@ def test_a_layer_without_compression_adds_nothing_per_token() -> None:
 
 
 def test_scales_cover_every_quantised_channel_once() -> None:
-    scaled = [entry for formats in FORMATS.values() for entry in formats.values() if entry.group]
+    scaled = [entry for key in FORMAT_IDS if (entry := entry_format(*key)).group]
     assert scaled
     assert all(entry.groups * entry.group == entry.value_dims for entry in scaled)
     assert EntryFormat("plain", "bf16", 512).groups == 0
@@ -152,9 +198,9 @@ def test_scales_cover_every_quantised_channel_once() -> None:
 def test_an_unknown_format_is_refused_with_the_choices(place: Place) -> None:
     with pytest.raises(ConfigError, match="'int4' is not") as refusal:
         entry_format(place, "int4")
-    assert all(name in str(refusal.value) for name in FORMATS[place])
+    assert all(name in str(refusal.value) for name in known_formats(place))
 
 
 def test_an_unknown_v32_format_is_refused_with_the_choices() -> None:
-    with pytest.raises(ConfigError, match="choose fp8_ds_mla, bf16"):
+    with pytest.raises(ConfigError, match="choose fp8_ds_mla, bf16, nvfp4"):
         flat_entry_format("fp4")

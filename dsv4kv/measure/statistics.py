@@ -17,15 +17,28 @@ PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 _TAIL = (1 - CONFIDENCE) / 2
 _NORMAL_QUANTILE = 1.959964  # of 1 - _TAIL
 _TUKEY = 1.5
+_LOPSIDED = 2.0
 _FEWEST_SAMPLES = 6  # for an interval: the range of five covers the median in 93.75 % only
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number and the half-width of its 95 % interval; None where that is unknown."""
+    """A number and its 95 % interval.
+
+    Attributes:
+        value: The number.
+        half_width: Half of the interval, or its longer arm; None where it is unknown.
+        arms: How far it reaches below and above the value; None where that is the same.
+    """
 
     value: float
     half_width: float | None
+    arms: tuple[float, float] | None = None
+
+    @property
+    def is_lopsided(self) -> bool:
+        """Whether one arm is over twice the other, so that no ± tells the interval."""
+        return self.arms is not None and max(self.arms) > _LOPSIDED * min(self.arms)
 
 
 @dataclass(frozen=True)
@@ -58,10 +71,11 @@ class Summary:
 
     @property
     def estimate(self) -> Estimate:
-        """The median with the longer arm of its interval, which need not be symmetric."""
+        """The median with its interval, which need not be symmetric."""
         if self.ci_low is None or self.ci_high is None:
             return Estimate(self.median, None)
-        return Estimate(self.median, max(self.ci_high - self.median, self.median - self.ci_low))
+        arms = self.median - self.ci_low, self.ci_high - self.median
+        return Estimate(self.median, max(arms), arms)
 
 
 def summarize(samples_ns: Sequence[float]) -> Summary:
@@ -121,11 +135,33 @@ def estimate_rate(amounts: Sequence[float], durations: Sequence[float]) -> Estim
 
 
 def divide(estimate: Estimate, by: Estimate) -> Estimate:
-    """Quotient of two independent estimates; relative errors add as squares."""
+    """Quotient of two independent estimates; errors of their logarithms add as squares.
+
+    It is low where the dividend is low and the divisor high. Unknown if the divisor may be 0.
+    """
     value = estimate.value / by.value
     if estimate.half_width is None or by.half_width is None:
         return Estimate(value, None)
-    return Estimate(value, math.hypot(estimate.half_width, value * by.half_width) / by.value)
+    (down, up), (by_down, by_up) = _factors(estimate), _factors(by)
+    if math.isinf(up) or math.isinf(by_down):
+        return Estimate(value, None)
+    below = -value * math.expm1(-math.hypot(down, by_up))
+    above = value * math.expm1(math.hypot(up, by_down))
+    return Estimate(value, max(below, above), (below, above))
+
+
+def _factors(estimate: Estimate) -> tuple[float, float]:
+    """Logarithms of value over lower end and upper end over value; infinite where one is 0."""
+    assert estimate.half_width is not None
+    below, above = estimate.arms or (estimate.half_width, estimate.half_width)
+    value = estimate.value
+    return _logarithm(value, value - below), _logarithm(value + above, value)
+
+
+def _logarithm(high: float, low: float) -> float:
+    if high == low:
+        return 0.0
+    return math.log(high / low) if low > 0 else math.inf
 
 
 def _median_interval(ordered: NDArray[np.float64]) -> tuple[float, float] | None:

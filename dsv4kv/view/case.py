@@ -290,7 +290,7 @@ def launches_table(found: Sequence[Measured], title: str) -> Table:
             *numbers("median µs", "GB/s", "slowest / fastest"),
         ],
         rows,
-        note="median of launch medians ± half of its 95 % interval over launches",
+        note="median of launch medians with its 95 % interval over launches",
         keys=2,
     )
 

@@ -19,7 +19,10 @@ def measured(estimate: "Estimate | None", scale: float = 1.0) -> Number:
 
 
 def format_estimate(estimate: "Estimate | None", scale: float = 1.0) -> str:
-    """``12.41 ± 0.05``: one or two digits of the uncertainty, rounded up; ``± ?`` if unknown."""
+    """``12.41 ± 0.05``: one or two digits of the uncertainty, rounded up; ``± ?`` if unknown.
+
+    Where one arm is over twice the other it is ``12.41 -0.01/+0.05``.
+    """
     return " ".join(filter(None, _split(estimate, scale)))
 
 
@@ -33,8 +36,7 @@ def measured_arms(summary: "Summary", scale: float = 1.0) -> Number:
         return Number(format_number(value), UNKNOWN_INTERVAL)
     arms = value - summary.ci_low * scale, summary.ci_high * scale - value
     decimals = _decimals(value, max(arms))
-    below, above = (f"{_round_up(arm, decimals):,.{decimals}f}" for arm in arms)
-    return Number(f"{value:,.{decimals}f}", f"-{below}/+{above}")
+    return Number(f"{value:,.{decimals}f}", _both(arms, decimals))
 
 
 def format_number(value: float) -> str:
@@ -50,13 +52,21 @@ def _split(estimate: "Estimate | None", scale: float) -> tuple[str, str]:
         return format_number(value), f"± {UNKNOWN_INTERVAL}"
     spread = estimate.half_width * scale
     decimals = _decimals(value, spread)
-    return f"{value:,.{decimals}f}", f"± {_round_up(spread, decimals):,.{decimals}f}"
+    told = f"± {_round_up(spread, decimals)}"
+    if estimate.arms and estimate.is_lopsided:
+        told = _both((estimate.arms[0] * scale, estimate.arms[1] * scale), decimals)
+    return f"{value:,.{decimals}f}", told
 
 
-def _round_up(spread: float, decimals: int) -> float:
+def _both(arms: tuple[float, float], decimals: int) -> str:
+    below, above = (_round_up(arm, decimals) for arm in arms)
+    return f"-{below}/+{above}"
+
+
+def _round_up(spread: float, decimals: int) -> str:
     """So that a measured uncertainty never reads as none."""
     unit = 10.0**decimals
-    return math.ceil(spread * unit - 1e-9) / unit
+    return f"{math.ceil(spread * unit - 1e-9) / unit:,.{decimals}f}"
 
 
 def _decimals(value: float, spread: float) -> int:

@@ -31,7 +31,7 @@ _STATUSES: tuple[Literal["complete", "skipped", "incomplete", "failed"], ...] = 
     "failed",
 )
 _LEGEND = Text(
-    "± half of the 95 % interval within this run, ? below six samples; 1 GB/s = 10^9 B/s", "dim"
+    "± or -/+ is the 95 % interval within this run, ? below six samples; 1 GB/s = 10^9 B/s", "dim"
 )
 
 

@@ -32,7 +32,7 @@ def systems_table(outcomes: Sequence[Outcome]) -> Table:
             for outcome in outcomes
             for row in outcome.rows
         ],
-        note="calls: median ± 95 % interval of this run, interleaved with a plain re-statement",
+        note="calls: median and 95 % interval of this run, interleaved with a plain re-statement",
         keys=2,
     )
 

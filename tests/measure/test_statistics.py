@@ -123,13 +123,30 @@ def test_samples_on_the_fence_are_no_outliers() -> None:
 def test_the_half_width_is_the_longer_arm_of_the_interval() -> None:
     summary = summarize([1, 2, 3, 4, 5, 100])
     assert (summary.ci_low, summary.ci_high) == (1, 100)
-    assert summary.estimate == Estimate(3.5, 96.5)
+    assert summary.estimate == Estimate(3.5, 96.5, (2.5, 96.5))
 
 
 @pytest.mark.parametrize(("low", "high"), [(4.0, 11.0), (9.0, 16.0)])
 def test_either_arm_may_be_the_longer(low: float, high: float) -> None:
     summary = replace(summarize(range(20)), median=10.0, ci_low=low, ci_high=high)
-    assert summary.estimate == Estimate(10.0, 6.0)
+    assert summary.estimate == Estimate(10.0, 6.0, (10.0 - low, high - 10.0))
+
+
+@pytest.mark.parametrize(
+    ("arms", "lopsided"),
+    [
+        ((1.0, 2.0), False),
+        ((1.0, 2.1), True),
+        ((2.1, 1.0), True),
+        ((0.0, 0.1), True),
+        (None, False),
+        ((0.0, 0.0), False),
+    ],
+)
+def test_an_interval_is_lopsided_where_one_arm_is_over_twice_the_other(
+    arms: tuple[float, float] | None, lopsided: bool
+) -> None:
+    assert Estimate(1.0, 2.1, arms).is_lopsided == lopsided
 
 
 @pytest.mark.parametrize("calls", [6, 7, 10, 30, 200])
@@ -191,9 +208,25 @@ def test_the_interval_of_a_rate_covers_the_true_rate_in_95_percent_of_many_calls
 
 
 def test_relative_errors_of_a_quotient_add_as_squares() -> None:
-    quotient = divide(Estimate(10.0, 0.3), by=Estimate(20.0, 0.8))
+    quotient = divide(Estimate(10.0, 0.003), by=Estimate(20.0, 0.008))
     assert quotient.value == 0.5
-    assert quotient.half_width == pytest.approx(0.5 * math.hypot(0.03, 0.04))
+    assert quotient.half_width == pytest.approx(0.5 * math.hypot(0.0003, 0.0004), rel=1e-3)
+
+
+def test_a_quotient_is_low_where_its_dividend_is_low_and_its_divisor_high() -> None:
+    quotient = divide(Estimate(10.0, 20.0, (5.0, 20.0)), by=Estimate(20.0, 10.0, (10.0, 0.0)))
+    assert quotient.arms == pytest.approx(
+        (0.25, 0.5 * math.exp(math.hypot(*np.log([3, 2]))) - 0.5)
+    )
+    assert quotient.arms is not None
+    assert quotient.half_width == quotient.arms[1]
+
+
+def test_a_quotient_is_never_below_zero_and_unknown_where_its_divisor_may_be_zero() -> None:
+    maybe, sure = Estimate(1.0, 2.0), Estimate(1.0, 0.0)
+    assert divide(maybe, sure).arms == pytest.approx((1.0, 2.0))
+    assert divide(sure, maybe) == Estimate(1.0, None)
+    assert divide(Estimate(0.0, 0.0), sure) == Estimate(0.0, 0.0, (0.0, 0.0))
 
 
 @pytest.mark.parametrize("pair", [(None, 0.1), (0.1, None), (None, None)])

@@ -46,6 +46,16 @@ def test_a_lopsided_interval_is_told_by_both_its_arms(samples: list[float], told
     assert text_of(measured_arms(summarize(samples))) == told
 
 
+@pytest.mark.parametrize(
+    ("arms", "told"),
+    [((0.01, 0.05), "12.41 -0.01/+0.05"), ((0.03, 0.05), "12.41 ± 0.05"), (None, "12.41 ± 0.05")],
+)
+def test_no_lopsided_interval_is_told_as_plus_and_minus(
+    arms: tuple[float, float] | None, told: str
+) -> None:
+    assert format_estimate(Estimate(12.41, 0.05, arms)) == told
+
+
 def test_nothing_measured_is_a_dash() -> None:
     assert format_estimate(None) == "–"
 

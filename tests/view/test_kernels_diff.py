@@ -62,6 +62,17 @@ def test_a_profile_and_itself_do_not_differ(before: KernelTable) -> None:
     assert "1.00 ± ? times as long" in told(before, before)
 
 
+def test_a_lopsided_interval_of_a_step_or_their_quotient_is_no_plus_and_minus(
+    before: KernelTable,
+) -> None:
+    assert before.steps is not None
+    spans = [100_000] * 4 + [101_000] * 4 + [900_000] * 2
+    steps = before.steps.model_copy(update={"span_ns": spans})
+    slow = before.model_copy(update={"steps": steps})
+    (step,) = [line for line in told(slow, slow).splitlines() if "a step:" in line]
+    assert step == ("· a step: 101 -1/+799 µs → 101 -1/+799 µs, 1 -1/+8 times as long")
+
+
 def test_what_makes_them_unlike_is_told_first(before: KernelTable, tmp_path: Path) -> None:
     first, *_ = told(before, from_kineto(tmp_path)).splitlines()
     assert first == "! different profilers: nsys, kineto"

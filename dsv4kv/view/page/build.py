@@ -149,12 +149,12 @@ def _cautions(record: RunRecord, groups: Sequence[Sequence[Case]]) -> list[str]:
     if any(case.replay for case in record.cases):
         return ["times are those of a model, not of this machine"]
     if len(record.cases) > len(groups):
-        notes.append("± is half of the 95 % interval over launches, ? below six")
+        notes.append("± or -/+ is the 95 % interval over launches, ? below six")
         notes.append(
-            "details are those of the launch whose step is in the middle, and their ± is within it"
+            "details are those of the launch whose step is in the middle, intervals are within it"
         )
     else:
-        notes.append("± is half of the 95 % interval within the run")
+        notes.append("± or -/+ is the 95 % interval within the run")
     return [*notes, "1 GB/s = 10⁹ B/s"]
 
 

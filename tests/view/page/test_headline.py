@@ -123,5 +123,5 @@ def test_what_a_replay_saved_is_exact_in_a_sweep_too() -> None:
 
 def test_the_plus_and_minus_of_launches_is_told_apart_from_that_of_details() -> None:
     cautions = page_of("launches").articles[0].cautions
-    assert "± is half of the 95 % interval over launches, ? below six" in cautions
-    assert cautions[-2].endswith("in the middle, and their ± is within it")
+    assert "± or -/+ is the 95 % interval over launches, ? below six" in cautions
+    assert cautions[-2].endswith("in the middle, intervals are within it")

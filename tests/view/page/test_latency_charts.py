@@ -57,6 +57,14 @@ def test_a_row_says_its_median_in_words_and_the_chart_all_of_them() -> None:
     assert chart.description == "Medians: prepare 20.0 µs, step 3.00 ms."
 
 
+def test_a_lopsided_interval_is_no_plus_and_minus() -> None:
+    chart = distribution_chart([Samples("step", [100, 100, 100, 100, 100, 150])])
+    assert [text.get_text() for text in axes_of(chart)[0].texts] == [
+        "step",
+        "100 ns -0/+50 %, 6 samples",
+    ]
+
+
 def test_ticks_of_samples_that_are_close_together_can_be_told_apart() -> None:
     samples = [1_000_000 + 10 * n for n in range(100)]
     chart = distribution_chart([Samples("step", samples)])

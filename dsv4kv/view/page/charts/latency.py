@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dsv4kv.measure.statistics import Summary, summarize
+from dsv4kv.measure.statistics import Estimate, Summary, summarize
 from dsv4kv.units import format_duration
 from dsv4kv.view.page.charts.figure import (
     LIGHT,
@@ -109,13 +109,18 @@ def _mark_median(axes: "Axes", summary: Summary) -> None:
     axes.axvline(summary.median, color=LIGHT["accent"], linewidth=1.4)
 
 
+def _interval(median: Estimate) -> str:
+    """`` ± 2 %``, or `` -1/+9 %`` where it is lopsided; empty where it is unknown."""
+    if median.half_width is None or not median.value:
+        return ""
+    arms = median.arms if median.arms and median.is_lopsided else (median.half_width,)
+    told = [f"{arm / median.value * 100:.2g}" for arm in arms]
+    return f" -{told[0]}/+{told[1]} %" if len(told) > 1 else f" ± {told[0]} %"
+
+
 def _title(axes: "Axes", row: Samples, summary: Summary) -> None:
     place: dict[str, Any] = {"transform": axes.transAxes, "va": "bottom"}
-    spread = summary.estimate.half_width
-    shown = ""
-    if spread is not None and summary.median:
-        shown = f" ± {spread / summary.median * 100:.2g} %"
-    text = f"{format_duration(summary.median)}{shown}, {summary.n:,} samples"
+    text = f"{format_duration(summary.median)}{_interval(summary.estimate)}, {summary.n:,} samples"
     if len(row.name) + len(text) > _LETTERS:
         text = text.partition(",")[0]
     room = _LETTERS - len(text)

@@ -8,10 +8,9 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from dsv4kv import __version__
 from dsv4kv.cli import (
@@ -28,8 +27,9 @@ from dsv4kv.cli import (
     results,
     trace,
 )
+from dsv4kv.cli.command import Group, take
 from dsv4kv.endings import end_as_by_ctrl_c
-from dsv4kv.errors import DEFECT, Dsv4kvError
+from dsv4kv.errors import DEFECT
 from dsv4kv.view.console import lose_glyphs_not_answers, say
 
 _PIPE_CLOSED = 141  # 128 + SIGPIPE, as shells tell it
@@ -47,24 +47,6 @@ dsv4kv budget --gpu h200 --gpus 8                 what fits on eight GPUs
 """
 
 
-class _Group(TyperGroup):
-    """Tells an error of ours as sentences on stderr, with its exit code."""
-
-    def get_help_option(self, ctx: Any) -> Any:
-        option = super().get_help_option(ctx)
-        if option is not None:
-            option.default = False  # for a flag of None, typer imports pydantic
-        return option
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except Dsv4kvError as error:
-            for sentence in str(error).splitlines():
-                say(f"error: {sentence}", err=True)
-            raise typer.Exit(error.exit_code) from None
-
-
 def _print_version(wanted: bool) -> None:
     if wanted:
         say(f"dsv4kv {__version__}")
@@ -73,7 +55,7 @@ def _print_version(wanted: bool) -> None:
 
 app = typer.Typer(
     name="dsv4kv",
-    cls=_Group,
+    cls=Group,
     no_args_is_help=True,
     epilog=_EPILOG,
     context_settings={"help_option_names": ["-h", "--help"]},  # of every command below, too
@@ -103,15 +85,16 @@ app.command("compare", rich_help_panel="Measure", epilog=compare.EPILOG)(compare
 app.command("profile", rich_help_panel="Measure", epilog=profile.EPILOG)(profile.profile)
 app.command("replay", rich_help_panel="Measure", epilog=replay.EPILOG)(replay.replay)
 app.command("report", rich_help_panel="Measure", epilog=report.EPILOG)(report.report)
-app.add_typer(results.app, cls=_Group, name="results", rich_help_panel="Measure")
+app.add_typer(results.app, cls=Group, name="results", rich_help_panel="Measure")
 app.command("kernels", rich_help_panel="Measure", epilog=kernels.EPILOG)(kernels.kernels)
 app.command("doctor", rich_help_panel="Prepare", epilog=doctor.EPILOG)(doctor.doctor)
 app.command("budget", rich_help_panel="Prepare", epilog=budget.EPILOG)(budget.budget)
-app.add_typer(trace.app, cls=_Group, name="trace", rich_help_panel="Prepare")
+app.add_typer(trace.app, cls=Group, name="trace", rich_help_panel="Prepare")
 app.command("completion", rich_help_panel="Prepare", epilog=completion.EPILOG)(
     completion.completion
 )
-app.add_typer(config.app, cls=_Group, name="config", rich_help_panel="Prepare")
+app.add_typer(config.app, cls=Group, name="config", rich_help_panel="Prepare")
+take(app)
 
 
 def main() -> None:

@@ -1,12 +1,18 @@
 """What the shell offers at the tab key: names, each with what it does."""
 
+import json
+import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
+import dsv4kv
 from dsv4kv.choices import Explained
+from dsv4kv.resources import user_cache
 
 Offer = list[tuple[str, str]]
 Names = Mapping[str, Explained] | Iterable[str]
+_PACKAGE = dsv4kv.__file__
 
 
 def offer(names: Names, *others: str, several: bool = False) -> Callable[[str], Offer]:
@@ -30,26 +36,15 @@ def offer_settings(kind: str, *, several: bool = False) -> Callable[[str], Offer
     """Complete ``KEY=VALUE`` of ``bench`` or ``replay``, the value where it is a choice."""
 
     def complete(incomplete: str) -> Offer:
-        from dsv4kv.config.bench import BenchConfig
-        from dsv4kv.config.keys import keys
-        from dsv4kv.config.replay import ReplayConfig
-
-        known = keys(ReplayConfig if kind == "replay" else BenchConfig)
+        known = _settings(kind)
         path, given, value = incomplete.partition("=")
         if not given:
-            rows = known.values()
             return [
-                (f"{key.path}=", key.description)
-                for key in rows
-                if not key.is_section and key.path.startswith(incomplete)
+                (f"{each}=", told) for each, (told, _) in known.items() if each.startswith(path)
             ]
-        if path not in known:
-            return []
-        key = known[path]
-        values = dict.fromkeys(key.choices or _BOOLEANS.get(key.type, ()), "")
-        values |= {"null": "nothing"} if key.nullable else {}
+        names = dict(known[path][1]) if path in known else {}
         return [
-            (f"{path}={name}", told) for name, told in _matching(values, value, several=several)
+            (f"{path}={name}", told) for name, told in _matching(names, value, several=several)
         ]
 
     return complete
@@ -82,7 +77,73 @@ def offer_runs(incomplete: str) -> Offer:
     return _matching(dict.fromkeys(["last", *names], ""), incomplete)
 
 
+_Settings = dict[str, tuple[str, list[tuple[str, str]]]]
+"""What every key means, and the words it can be, each with what it means."""
 _BOOLEANS = {"true or false": ("true", "false")}
+
+
+def _settings(kind: str) -> _Settings:
+    """Keys of a configuration that take a value.
+
+    They take a schema, which takes longer to import than anyone waits for a shell: so what was
+    found is kept in the user's cache, with the files of ours that it was made from.
+    """
+    folder = user_cache()
+    path = folder / f"settings-{kind}.json" if folder else None
+    found = path and _read_settings(path)
+    if not found:
+        found = _schema_settings(kind)
+        if path:
+            _keep_settings(path, found)
+    return found
+
+
+def _read_settings(path: Path) -> _Settings | None:
+    """What was kept; None if there is nothing, or it was made from other files than there are."""
+    from dsv4kv.files import read_private
+
+    try:
+        kept = json.loads(read_private(path))
+        if kept["package"] == _PACKAGE and kept["made_from"] == _stamp(kept["made_from"]):
+            settings: _Settings = kept["settings"]
+            return settings
+    except (OSError, ValueError, LookupError, TypeError):
+        pass  # it is made anew
+    return None
+
+
+def _schema_settings(kind: str) -> _Settings:
+    from dsv4kv.config.bench import BenchConfig
+    from dsv4kv.config.keys import keys
+    from dsv4kv.config.replay import ReplayConfig
+
+    known = keys(ReplayConfig if kind == "replay" else BenchConfig).values()
+    return {
+        key.path: (
+            key.description,
+            [(word, "") for word in key.choices or _BOOLEANS.get(key.type, ())]
+            + [("null", "nothing")] * key.nullable,
+        )
+        for key in known
+        if not key.is_section
+    }
+
+
+def _keep_settings(path: Path, settings: _Settings) -> None:
+    from dsv4kv.files import replacing
+
+    ours = [module.__file__ for name, module in sys.modules.items() if name.startswith("dsv4kv")]
+    kept = {"package": _PACKAGE, "made_from": _stamp(filter(None, ours)), "settings": settings}
+    with suppress(OSError):  # another time, then
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with replacing(path, mode=0o600) as file:
+            file.write(json.dumps(kept).encode())
+
+
+def _stamp(files: Iterable[str]) -> dict[str, list[int]]:
+    """When files were written and how long they are."""
+    found = {file: Path(file).stat() for file in files}
+    return {file: [status.st_mtime_ns, status.st_size] for file, status in found.items()}
 
 
 def _explained(names: Names) -> dict[str, str]:

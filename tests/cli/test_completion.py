@@ -1,5 +1,6 @@
 """What shells are offered, asked as they ask."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,13 @@ from dsv4kv.resources import shipped_names
 @pytest.fixture(scope="module", autouse=True)
 def shells() -> None:
     completion_init()
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where keys of settings are kept."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "dsv4kv"
 
 
 def complete(line: str, shell: str = "bash") -> list[str]:
@@ -129,20 +137,64 @@ def test_bash_completes_words_that_it_parts_itself() -> None:
     assert done.stdout.splitlines() == ["sieve", "0.33"]
 
 
-def test_completion_needs_neither_torch_nor_numpy() -> None:
-    line = "dsv4kv bench --set cache.prefix.policy=si"
+def imported_by(line: str) -> tuple[list[str], list[str]]:
+    """What a new process offers at the end of a line, and the heavy packages it imports."""
     program = (
         "import os, sys; from dsv4kv.cli import main\n"
         "os.environ.update(_DSV4KV_COMPLETE='complete_bash', COMP_CWORD='3')\n"
         f"os.environ['COMP_WORDS'] = {line!r}\n"
         "try: main()\n"
         "except SystemExit as end: assert not end.code\n"
-        "assert not {'torch', 'numpy'} & set(sys.modules)"
+        "heavy = {'torch', 'numpy', 'pydantic', 'yaml', 'importlib.metadata'}\n"
+        "print(*sorted(heavy & set(sys.modules)), file=sys.stderr)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert done.stdout == "cache.prefix.policy=sieve\n"
+    return done.stdout.splitlines(), done.stderr.split()
+
+
+def test_a_schema_is_imported_for_the_first_completion_only() -> None:
+    line = "dsv4kv bench --set cache.prefix.policy=si"
+    first, second = imported_by(line), imported_by(line)
+    assert first[0] == second[0] == ["cache.prefix.policy=sieve"]
+    assert "pydantic" in first[1]
+    assert not {"torch", "numpy"} & set(first[1])
+    assert second[1] == []
+
+
+def test_names_are_completed_without_a_schema() -> None:
+    assert imported_by("dsv4kv replay --policy si") == (["sieve"], [])
+
+
+def test_keys_that_were_kept_are_not_offered_once_a_file_of_the_schema_has_changed(
+    cache: Path, tmp_path: Path
+) -> None:
+    line = "dsv4kv bench --set cache.sharing="
+    offered = complete(line)
+    kept = cache / "settings-bench.json"
+    old = json.loads(kept.read_text())
+    old["settings"] = {"cache.sharing": ["", [["of-old", ""]]]}
+    kept.write_text(json.dumps(old))
+    assert complete(line) == ["cache.sharing=of-old"]
+    source = tmp_path / "axes.py"
+    source.touch()
+    old["made_from"][str(source)] = [0, 0]
+    kept.write_text(json.dumps(old))
+    assert complete(line) == offered
+
+
+@pytest.mark.parametrize("kept", ["", "{}", "[]", '{"package": 1}', '{"made_from": 3}'])
+def test_what_was_kept_and_is_damaged_is_made_anew(kept: str, cache: Path) -> None:
+    line = "dsv4kv replay --set prefix.defer="
+    complete(line)
+    (cache / "settings-replay.json").write_text(kept)
+    assert complete(line) == ["prefix.defer=true", "prefix.defer=false"]
+
+
+def test_keys_are_offered_where_nothing_can_be_kept(cache: Path) -> None:
+    cache.parent.touch()
+    assert complete("dsv4kv bench --set cache.sharing=m") == ["cache.sharing=model"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

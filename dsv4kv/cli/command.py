@@ -1,0 +1,64 @@
+"""What a command does around its function: errors as sentences, and answers to a shell."""
+
+from typing import TYPE_CHECKING, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from dsv4kv.errors import Dsv4kvError
+from dsv4kv.view.console import say
+
+if TYPE_CHECKING:
+    from typer._click import Context
+
+
+class Group(TyperGroup):
+    """Prints an error of ours as sentences on stderr, with its exit code."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """The option ``--help``."""
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.default = False  # for a flag of None, typer imports pydantic
+        return option
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command of the group."""
+        try:
+            return super().invoke(ctx)
+        except Dsv4kvError as error:
+            for sentence in str(error).splitlines():
+                say(f"error: {sentence}", err=True)
+            raise typer.Exit(error.exit_code) from None
+
+
+class Command(TyperCommand):
+    """A command that a shell asks about without waiting."""
+
+    def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
+        """Read the words of a line, which a shell may ask about before it ends."""
+        if ctx.resilient_parsing:
+            return _look_at(self, ctx, args)
+        return super().parse_args(ctx, args)
+
+
+def take(app: typer.Typer) -> None:
+    """Make every command of a program, and of its groups, a ``Command``."""
+    for command in app.registered_commands:
+        command.cls = Command
+    for group in app.registered_groups:
+        if group.typer_instance:
+            take(group.typer_instance)
+
+
+def _look_at(command: TyperCommand, ctx: "Context", args: list[str]) -> list[str]:
+    """Take words as they are: to convert them, typer imports pydantic."""
+    from typer._click.core import ParameterSource
+
+    values, rest, _ = command.make_parser(ctx).parse_args(list(args))
+    for param in command.params:
+        given = ctx.params[param.name] = values.get(param.name)
+        source = ParameterSource.DEFAULT if given is None else ParameterSource.COMMANDLINE
+        ctx.set_parameter_source(param.name, source)
+    ctx.args = rest
+    return rest

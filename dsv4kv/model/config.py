@@ -32,6 +32,16 @@ class DefaultFormats(BaseModel):
     indexer: str = "mxfp4"
 
 
+class Candidates(BaseModel):
+    """Blocks of entries that one layer's indexer selects first, for the index layers after it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    source: NonNegative
+    blocks: Positive
+    block_entries: Positive
+
+
 class DSV4Config(BaseModel):
     """Facts of a model that decide its cache.
 
@@ -55,6 +65,11 @@ class DSV4Config(BaseModel):
     kv_owners: tuple[int, ...] | None = None
     """Layers that own compressed KV and indexer keys; others read the nearest owner before them
     (DeepSeek-V4.1). Null: every compressed layer owns its own."""
+    index_sources: tuple[int, ...] | None = None
+    """Layers whose indexer selects the top k; the layers after them take what it selected. Null:
+    every layer with indexer keys selects its own."""
+    candidates: Candidates | None = None
+    """What narrows the choice of the later index layers; null: every visible entry is scored."""
     num_hash_layers: NonNegative = 0
     """Layers, from the first on, that route tokens to experts by a table of token ids; the others
     score the experts."""
@@ -84,6 +99,9 @@ class DSV4Config(BaseModel):
         for owner in self.kv_owners or ():
             if not 0 <= owner < self.num_layers or self.compress_ratios[owner] == 0:
                 raise ValueError(f"kv_owners names layer {owner}, which has no compressed KV")
+        for index in self.index_sources or ():
+            if not 0 <= index < self.num_layers or self.compress_ratios[index] == 0:
+                raise ValueError(f"index_sources names layer {index}, which has no compressed KV")
         return self
 
 

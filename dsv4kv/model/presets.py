@@ -3,9 +3,12 @@
 Read a published Hugging Face ``config.json``. Two dialects describe the layer pattern:
 ``compress_ratios`` (DeepSeek's own checkpoints, draft layers appended) and ``layer_types`` with
 ``compress_rates`` (transformers). Multimodal wrappers nest the language model under
-``text_config``.
+``text_config``. A key that nobody here reads and that looks like the structure of a cache is an
+error: a file of another kind would be sized, but wrongly.
 """
 
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,12 +16,13 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.model.config import DefaultFormats, DSV4Config, Positive, Yarn
+from dsv4kv.model.config import Candidates, DefaultFormats, DSV4Config, Positive, Yarn
 from dsv4kv.reading import Unparsable, read_json
 from dsv4kv.resources import shipped, shipped_names
 
 _SLIDING = "sliding_attention"
 _FLAT_MODEL_TYPES = ("deepseek_v32",)
+_V41_MODEL_TYPES = ("deepseek_v41", "deepseek_v41_text")
 
 # our field: name in config.json
 _OPTIONAL = {
@@ -28,10 +32,22 @@ _OPTIONAL = {
     "num_hash_layers": "num_hash_layers",
     "index_heads": "index_n_heads",
     "index_dim": "index_head_dim",
+    "kv_owners": "kv_source_layer_ids",
+    "index_sources": "index_source_layer_ids",
     "max_context_tokens": "max_position_embeddings",
     "norm_eps": "rms_norm_eps",
     "rope_theta": "rope_theta",
     "compress_rope_theta": "compress_rope_theta",
+}
+
+
+# A key like these decides what a cache holds, unless it is read or known not to.
+_OF_A_CACHE = re.compile(
+    r"_layer_ids?$|layer_types$|^compress|^index|^kv_|^candidate|sliding|window|head_dim$|cache"
+)
+_OF_NO_CACHE = {
+    *("dspark_target_layer_ids", "engram_head_dim", "engram_layer_ids", "indexer_rope_interleave"),
+    *("kv_lora_rank", "mlp_layer_types", "qk_nope_head_dim", "use_cache", "v_head_dim"),
 }
 
 
@@ -48,33 +64,62 @@ class _PatternKeys(BaseModel):
     kv_lora_rank: Positive | None = None
     qk_rope_head_dim: Positive | None = None
     rope_scaling: dict[str, Any] | None = None
+    candidate_source_layer_id: int | None = None
+    candidate_topk_blocks: int | None = None
+    candidate_block_size: int | None = None
+    use_index_cache: bool | None = None
+    index_topk_freq: Positive | None = None
+    index_topk_pattern: str | None = None
+    index_skip_topk_offset: Positive | None = None
+
+
+_NEEDED = {
+    "num_layers": "num_hidden_layers",
+    "hidden_size": "hidden_size",
+    "num_heads": "num_attention_heads",
+    "index_topk": "index_topk",
+}
+_READ = {*_OPTIONAL.values(), *_NEEDED.values(), *_PatternKeys.model_fields}
 
 
 def config_from_huggingface(document: dict[str, Any], name: str) -> DSV4Config:
     """Turn a parsed config.json into a ``DSV4Config``.
 
     Raises:
-        ConfigError: A needed key is missing, or the layer pattern cannot be derived.
+        ConfigError: A needed key is missing, the layer pattern cannot be derived, or a key that
+            looks like the structure of a cache is not known.
         pydantic.ValidationError: A value of the wrong type or out of range.
     """
     text = document.get("text_config", document)
     if not isinstance(text, dict):
         raise ConfigError("text_config is not an object.")
-    fields: dict[str, Any] = {ours: text[key] for ours, key in _OPTIONAL.items() if key in text}
-    fields |= {
-        "name": name,
-        "num_layers": _required(text, "num_hidden_layers"),
-        "hidden_size": _required(text, "hidden_size"),
-        "num_heads": _required(text, "num_attention_heads"),
-        "index_topk": _required(text, "index_topk"),
-        "source": "Hugging Face config.json",
+    fields: dict[str, Any] = {
+        ours: text[key] for ours, key in _OPTIONAL.items() if text.get(key) not in (None, [])
     }
+    fields |= {ours: _required(text, key) for ours, key in _NEEDED.items()}
+    fields |= {"name": name, "source": "Hugging Face config.json"}
     keys = _PatternKeys.model_validate(text)
     if text.get("model_type") in _FLAT_MODEL_TYPES:
         fields |= _flat_fields(keys)
     else:
-        fields |= {"compress_ratios": _compress_ratios(keys)}
+        fields |= {"compress_ratios": _compress_ratios(keys), "candidates": _candidates(keys)}
+    if text.get("model_type") in _V41_MODEL_TYPES:
+        fields["formats"] = V41_FORMATS
+    _refuse_unknown(key for key, value in text.items() if value is not None)
     return DSV4Config(**fields, yarn=_yarn(keys.rope_scaling or {}))
+
+
+V41_FORMATS = DefaultFormats(main="fp4", window="fp8_group32", indexer="mxfp4")
+"""What DeepSeek-V4.1 is served with on the GPUs it was made for."""
+
+
+def _refuse_unknown(keys: Iterable[str]) -> None:
+    unread = [key for key in keys if _OF_A_CACHE.search(key) and key not in _READ | _OF_NO_CACHE]
+    if unread:
+        raise ConfigError(
+            f"{', '.join(unread)}: not known here, and by the name it may change what the cache "
+            "holds. Take it out of the file if it does not."
+        )
 
 
 def _required(text: dict[str, Any], key: str) -> Any:
@@ -92,7 +137,34 @@ def _flat_fields(keys: _PatternKeys) -> dict[str, Any]:
         "compress_ratios": (1,) * layers,
         "head_dim": keys.kv_lora_rank + keys.qk_rope_head_dim,
         "formats": DefaultFormats(indexer="fp8"),
+        "index_sources": _selecting_layers(keys),
     }
+
+
+def _selecting_layers(keys: _PatternKeys) -> tuple[int, ...] | None:
+    """IndexCache in V3.2: the layers that select, all others take what the last one selected.
+
+    Source: vLLM 0.33.0 (models/deepseek_v32/attention.py), SGLang 0.5.23 (model_config.py).
+    """
+    pattern, every = keys.index_topk_pattern, keys.index_topk_freq or 1
+    if pattern is None and every == 1:
+        return None
+    layers = range(keys.num_hidden_layers)
+    if pattern is not None:
+        return tuple(n for n in layers if pattern[n : n + 1] != "S")
+    first = (keys.index_skip_topk_offset or 2) - 1
+    return tuple(n for n in layers if max(n - first, 0) % every == 0)
+
+
+def _candidates(keys: _PatternKeys) -> Candidates | None:
+    source = keys.candidate_source_layer_id
+    if source is None or source < 0:
+        return None
+    return Candidates(
+        source=source,
+        blocks=keys.candidate_topk_blocks or 0,
+        block_entries=keys.candidate_block_size or 0,
+    )
 
 
 def _compress_ratios(keys: _PatternKeys) -> tuple[int, ...]:

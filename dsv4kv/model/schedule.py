@@ -42,6 +42,7 @@ class LayerSpec:
         attn: Attention type.
         ratio: Tokens per compressed entry; 0 without compressed KV.
         kv_owner: Layer whose compressed KV and indexer keys this one reads.
+        selects: Whether its indexer selects the top k; else it takes what a layer before selected.
         is_draft: A draft (MTP) layer.
         router: How tokens reach the layer's experts.
     """
@@ -52,6 +53,7 @@ class LayerSpec:
     kv_owner: int
     is_draft: bool = False
     router: RouterMode = RouterMode.SCORE
+    selects: bool = True
 
     @property
     def owns_kv(self) -> bool:
@@ -114,7 +116,9 @@ def _with_owners(config: DSV4Config, chosen: list[int]) -> tuple[LayerSpec, ...]
         owner = keeper.setdefault(_owner(config, index), index) if ratio else index
         router = RouterMode.HASH if index < config.num_hash_layers else RouterMode.SCORE
         is_draft = index >= config.num_layers
-        specs.append(LayerSpec(index, _attention(config, ratio), ratio, owner, is_draft, router))
+        selects = is_draft or config.index_sources is None or index in config.index_sources
+        attention = _attention(config, ratio)
+        specs.append(LayerSpec(index, attention, ratio, owner, is_draft, router, selects))
     return tuple(specs)
 
 

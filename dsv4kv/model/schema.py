@@ -147,7 +147,10 @@ def build_schema(
         raise ConfigError("online state cannot roll back drafts: use the ring state.")
     formats = formats or choose_formats(config)
     entries = block_tokens // spec.ratio if spec.owns_kv else 0
-    indexed = entries > 0 and spec.attn in (AttentionType.CSA, AttentionType.DSA)
+    # V3.2's IndexCache: a layer that selects nothing has no keys; V4.1's owners hold all of them.
+    indexed = entries > 0 and (
+        spec.attn is AttentionType.CSA or (spec.attn is AttentionType.DSA and spec.selects)
+    )
     windowed = spec.attn is not AttentionType.DSA
     return LayerCacheSchema(
         layer=spec,

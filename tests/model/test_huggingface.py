@@ -1,6 +1,7 @@
 """Published config.json files give the presets' layers; unusable ones give a sentence."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.model.config import Yarn
+from dsv4kv.model.config import Candidates, Yarn
 from dsv4kv.model.presets import config_from_huggingface, load_model
 from dsv4kv.model.schedule import build_schedule
+from dsv4kv.model.schema import build_schema
 
 PUBLISHED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "hf_config"
 TYPES = {0: "sliding_attention", 4: "compressed_sparse_attention"} | {
@@ -62,6 +64,7 @@ def write(folder: Path, content: object) -> str:
         ("v4-pro", "v4-pro"),
         ("v4-flash-nvfp4", "v4-flash"),
         ("v3.2", "v3.2"),
+        ("v4.1-flash", "v4.1-flash"),
     ],
 )
 def test_a_published_config_equals_the_preset(file: str, preset: str) -> None:
@@ -71,6 +74,101 @@ def test_a_published_config_equals_the_preset(file: str, preset: str) -> None:
         assert schedules[0] == schedules[1]
     unnamed = {"name": "", "source": ""}
     assert found.model_copy(update=unnamed) == expected.model_copy(update=unnamed)
+
+
+V41 = {
+    "model_type": "deepseek_v41_text",
+    "num_hidden_layers": 6,
+    "compress_ratios": [0, 2, 2, 1, 1, 1, 0],
+    "kv_source_layer_ids": [1, 3],
+    "index_source_layer_ids": [1, 3, 5],
+    "candidate_source_layer_id": 3,
+    "candidate_topk_blocks": 2048,
+    "candidate_block_size": 8,
+}
+"""What V4.1's own keys look like, in a smaller model."""
+
+
+def test_only_kv_sources_of_v41_hold_compressed_kv_and_only_index_sources_select() -> None:
+    config = config_from_huggingface(document(**V41), "model")
+    specs = build_schedule(config)
+    assert [spec.layer_idx for spec in specs if spec.owns_kv] == [1, 3]
+    assert [spec.kv_owner for spec in specs[1:]] == [1, 1, 3, 3, 3]
+    assert [spec.layer_idx for spec in specs if spec.selects] == [1, 3, 5]
+    assert config.candidates == Candidates(source=3, blocks=2048, block_entries=8)
+    assert config.formats.main == "fp4"
+
+
+def test_a_model_without_sources_and_candidates_may_say_so() -> None:
+    empty = {"kv_source_layer_ids": [], "index_source_layer_ids": [], "sliding_window": None}
+    none = document(**empty) | {"sliding_window": None, "candidate_source_layer_id": -1}
+    assert config_from_huggingface(none, "model") == config_from_huggingface(document(), "model")
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "kv_share_layer_ids",
+        "compress_stride",
+        "compressor_types",
+        "index_kpool",
+        "indexer_types",
+        "window_size",
+        "sliding_window_pattern",
+        "kv_head_dim",
+        "global_head_dim",
+        "kv_cache_groups",
+        "candidate_levels",
+        "attention_layer_types",
+    ],
+)
+def test_an_unknown_key_that_looks_like_a_cache_is_an_error_that_names_it(
+    key: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path, document(**{key: 4}))
+    with pytest.raises(ConfigError, match=f"{key}: not known here") as refusal:
+        load_model(path)
+    assert str(refusal.value).startswith(path)
+
+
+def test_keys_of_other_parts_of_the_model_are_passed_over() -> None:
+    others = {
+        "engram_layer_ids": [1, 14],
+        "engram_head_dim": 256,
+        "dspark_target_layer_ids": [36, 37, 38],
+        "use_cache": True,
+        "v_head_dim": 128,
+        "hc_mult": 4,
+        "swiglu_limit": 10.0,
+        "vision_n_layers": 0,
+        "kv_unknown": None,
+    }
+    found = config_from_huggingface(document() | others, "model")
+    assert found == config_from_huggingface(document(), "model")
+
+
+FLAT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "model_type": "deepseek_v32"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "selecting"),
+    [
+        ({}, range(9)),
+        ({"use_index_cache": True}, range(9)),
+        ({"index_topk_freq": 4}, (0, 1, 5)),
+        ({"index_topk_freq": 4, "index_skip_topk_offset": 3}, (0, 1, 2, 6)),
+        ({"index_topk_pattern": "FSSFSSFSS"}, (0, 3, 6)),
+        ({"index_topk_pattern": "FSS", "index_topk_freq": 4}, (0, 3, 4, 5, 6, 7, 8)),
+    ],
+)
+def test_index_cache_of_v32_leaves_keys_to_the_layers_that_select(
+    keys: dict[str, Any], selecting: Sequence[int]
+) -> None:
+    config = config_from_huggingface(document(num_hidden_layers=9, **FLAT, **keys), "model")
+    layers = build_schedule(config, draft_layers=True)
+    schemas = [build_schema(config, layer) for layer in layers]
+    indexed = [schema.layer.layer_idx for schema in schemas if schema.indexer]
+    assert indexed == list(selecting)
 
 
 @given(st.lists(st.sampled_from([0, 4, 128]), min_size=1, max_size=50), st.integers(0, 3))
@@ -167,6 +265,11 @@ def test_a_v32_config_without_its_dimensions_is_refused(key: str, tmp_path: Path
         ("num_nextn_predict_layers", [1]),
         ("layer_types", 5),
         ("compress_rates", [4, 128]),
+        ("kv_source_layer_ids", 2),
+        ("kv_source_layer_ids", [0]),
+        ("index_source_layer_ids", [99]),
+        ("candidate_source_layer_id", 1),
+        ("index_topk_freq", 0),
     ],
 )
 def test_a_value_of_the_wrong_type_is_a_sentence_with_the_file(

@@ -100,7 +100,7 @@ def test_only_kv_sources_of_v41_hold_compressed_kv_and_only_index_sources_select
 
 
 def test_a_model_without_sources_and_candidates_may_say_so() -> None:
-    empty = {"kv_source_layer_ids": [], "index_source_layer_ids": [], "sliding_window": None}
+    empty = {"kv_source_layer_ids": list[int](), "index_source_layer_ids": list[int]()}
     none = document(**empty) | {"sliding_window": None, "candidate_source_layer_id": -1}
     assert config_from_huggingface(none, "model") == config_from_huggingface(document(), "model")
 

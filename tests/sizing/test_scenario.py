@@ -36,7 +36,7 @@ from tests.sizing.questions import GIB, ask, scenario
             "how large the weights of v4.1-flash are is not known: give --w",
         ),
         ({"model": GQA8}, "how large the weights of gqa8 are is not known"),
-        ({"main_format": "fp7"}, "'fp7' is not a main format: choose fp8_ds_mla, bf16, fp8, fp4."),
+        ({"main_format": "fp7"}, "'fp7' is not a main format: choose fp8_ds_mla, bf16, fp8, fp4,"),
     ],
 )
 def test_what_cannot_be_looked_up_is_a_sentence(texts: dict[str, str], sentence: str) -> None:

@@ -180,6 +180,12 @@ def resume_request(
         raise
 
 
+def undo_resume(manager: KVCacheManager, slot: int) -> None:
+    """Let a request that resumed, and has done nothing since, be as it was admitted."""
+    _give_up(manager, slot)
+    shared_table(manager)[0].clear(slot)
+
+
 def _give_up(manager: KVCacheManager, slot: int) -> None:
     """Let a slot be as if it had just been admitted."""
     manager.tokens[slot] = 0

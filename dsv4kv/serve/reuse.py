@@ -1,13 +1,14 @@
 """Prompts that begin as an earlier one: its blocks shared, its window and state brought back."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsv4kv.cache.checkpoints import CheckpointPool, resume_request, shared_table
+from dsv4kv.cache.checkpoints import CheckpointPool, resume_request, shared_table, undo_resume
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.config.bench import Windows
 from dsv4kv.errors import ConfigError
@@ -17,6 +18,7 @@ from dsv4kv.prefix.index import Lease, PrefixIndex
 from dsv4kv.traces.request import Request
 
 Ids = NDArray[np.int64]
+Result = TypeVar("Result")
 NEVER = np.iinfo(np.int64).max
 
 
@@ -48,12 +50,16 @@ class _Prompt:
     """A prompt in flight: its keys, what it holds in the index, where checkpoints are due."""
 
     keys: Ids
-    lease: Lease | None
+    lease: Lease
     stops: list[int]
 
 
 class PrefixReuse:
-    """Shares blocks between requests, and resumes them from checkpoints."""
+    """Shares blocks between requests, and resumes them from checkpoints.
+
+    Whatever exception comes in between, every block and checkpoint has its owners, no chain stays
+    pinned, and the operation can be done again. What was evicted for it stays evicted.
+    """
 
     def __init__(
         self,
@@ -101,15 +107,28 @@ class PrefixReuse:
         size = self._key_tokens
         keys = prompt_keys(request, size)
         usable = keys[: (request.input_tokens - 1) // size]  # one token is computed
-        matched = self._index.match_length(usable)
-        resumed = self._resume(slot, usable[:matched])
-        lease = self._index.pin(usable[: resumed * size // self._block_tokens * self._block_keys])
-        stops = self._stops(len(keys) * size, matched * size, resumed * size)
-        self._prompts[slot] = _Prompt(keys, lease, stops)
-        self.totals.lookups += 1
-        self.totals.matched += matched * size
-        self.totals.resumed += resumed * size
-        return resumed * size
+        matched, lease, totals = self._index.match_length(usable), None, self.totals
+        try:
+            resumed = self._resume(slot, usable[:matched])
+            whole = resumed * size // self._block_tokens * self._block_keys
+            lease = self._index.pin(usable[:whole])
+            stops = self._stops(len(keys) * size, matched * size, resumed * size)
+            self._prompts[slot] = _Prompt(keys, lease, stops)
+            self.totals = replace(
+                totals,
+                lookups=totals.lookups + 1,
+                matched=totals.matched + matched * size,
+                resumed=totals.resumed + resumed * size,
+            )
+            return resumed * size
+        except BaseException:
+            self.totals = totals
+            self._prompts.pop(slot, None)
+            if lease is not None:
+                self._index.release(lease)
+            if self._manager.tokens[slot]:
+                undo_resume(self._manager, slot)
+            raise
 
     def next_stop(self, slot: int) -> int:
         """Position at which the next prompt chunk must end, for a checkpoint is due there."""
@@ -120,28 +139,35 @@ class PrefixReuse:
         """A request has computed its prompt up to ``position``: save what is due there."""
         prompt = self._prompts[slot]
         if prompt.stops and position == prompt.stops[0]:
-            prompt.stops.pop(0)
             self._save(slot, int(prompt.keys[position // self._key_tokens - 1]))
+            prompt.stops.pop(0)
 
     def finish_prompt(self, slot: int) -> None:
         """A request has computed its whole prompt: others may share its blocks from now on."""
         prompt = self._prompts[slot]
         count = -(-len(prompt.keys) * self._key_tokens // self._block_tokens)
         blocks = self._table.blocks[0, slot, :count].astype(np.int64)
-        if len(prompt.keys):
+        if not len(prompt.keys):
+            return
+        taken: Ids | None = None
+        try:
             taken = self._index.insert(prompt.keys, blocks).taken
             self._allocator.retain_memory_blocks(taken)
+        except BaseException:
+            if taken is not None:  # the index has them
+                self._allocator.retain_memory_blocks(taken)
+            raise
 
     def end(self, slot: int) -> None:
         """A request ends; what it has computed stays until room is needed."""
-        self._let_go(self._prompts.pop(slot))
+        self._let_go(self._prompts[slot])
+        del self._prompts[slot]
 
     def forget(self) -> None:
         """Give up all that is cached; no request may be running."""
-        evicted = self._index.evict(self._index.evictable)
-        self._allocator.release(evicted)
+        self._evict(self._index.evictable)
         while self._saved:
-            self._checkpoints.release(self._saved.popitem()[1])
+            self._drop_oldest()
 
     def make_room(self, slots: Ids, tokens: Ids) -> None:
         """Before slots are prepared for tokens: evict cached blocks where too few are free."""
@@ -171,16 +197,25 @@ class PrefixReuse:
             count = min(short, self._index.evictable)
             if not count:
                 return False
-            evicted = self._index.evict(count)
-            allocator.release(evicted)
-            self.totals.evicted_blocks += len(evicted)
+            self.totals.evicted_blocks += self._evict(count)
         return True
+
+    def _evict(self, count: int) -> int:
+        """Take ``count`` blocks from the index; returns how many it gave up."""
+        evicted: Ids | None = None
+        try:
+            evicted = self._index.evict(count)
+            self._allocator.release(evicted)
+        except BaseException:
+            if evicted is not None:  # the index has them no more
+                self._allocator.release(evicted)
+            raise
+        return len(evicted)
 
     def _let_go(self, prompt: _Prompt) -> None:
         """A prompt's blocks may be given up by the index."""
-        if prompt.lease is not None:
+        if prompt.lease.run is not None:
             self._index.release(prompt.lease)
-            prompt.lease = None
 
     def _resume(self, slot: int, keys: Ids) -> int:
         """Resume after the last of the cached keys that can be; returns how many that is."""
@@ -195,22 +230,32 @@ class PrefixReuse:
 
     def _free_one_beside(self, keys: Ids) -> bool:
         """Free a block while the chain's own are kept; False if none can be."""
-        lease = self._index.pin(keys)
-        try:
-            return self._free(1)
-        finally:
-            self._index.release(lease)
+        return self._while_pinned(keys, lambda _: self._free(1))
 
     def _share(self, slot: int, keys: Ids) -> None:
         """Let a slot share the blocks of a cached chain, and copy one that it will write in."""
-        lease, tokens, key = self._index.pin(keys), len(keys) * self._key_tokens, int(keys[-1])
+        tokens, key = len(keys) * self._key_tokens, int(keys[-1])
+        saved = self._checkpoints, self._saved[key]
+
+        def resume(lease: Lease) -> None:
+            resume_request(self._manager, slot, tokens, lease.values, *saved, self._backend)
+
+        self._while_pinned(keys, resume)
         self._saved.move_to_end(key)
-        place = (self._manager, slot, tokens, lease.values, self._checkpoints, self._saved[key])
-        try:
-            resume_request(*place, self._backend)
-        finally:
-            self._index.release(lease)
         self.totals.copied_blocks += len(keys) % self._block_keys > 0
+
+    def _while_pinned(self, keys: Ids, act: Callable[[Lease], Result]) -> Result:
+        """Do something while a chain is kept."""
+        lease: Lease | None = None
+        try:
+            lease = self._index.pin(keys)
+            result = act(lease)
+            self._index.release(lease)
+        except BaseException:
+            if lease is not None and lease.run is not None:
+                self._index.release(lease)
+            raise
+        return result
 
     def _deepest_checkpoint(self, keys: Ids) -> int:
         """How many keys the last one that has a checkpoint ends; 0 without."""
@@ -232,11 +277,21 @@ class PrefixReuse:
             self._saved.move_to_end(key)
             return
         if not self._checkpoints.num_free:
-            _, oldest = self._saved.popitem(last=False)
-            self._checkpoints.release(oldest)
+            self._drop_oldest()
             self.totals.evicted_checkpoints += 1
         self._saved[key] = self._checkpoints.save(slot)
         self.totals.saved_checkpoints += 1
+
+    def _drop_oldest(self) -> None:
+        """Give up the checkpoint that was used longest ago."""
+        oldest: int | None = None
+        try:
+            _, oldest = self._saved.popitem(last=False)
+            self._checkpoints.release(oldest)
+        except BaseException:
+            if oldest is not None:
+                self._checkpoints.release(oldest)
+            raise
 
 
 def prompt_keys(request: Request, key_tokens: int) -> Ids:

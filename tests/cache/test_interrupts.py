@@ -10,6 +10,7 @@ from dsv4kv.cache.allocators import make_allocator
 from dsv4kv.cache.allocators.bitmask import SlotAllocator
 from dsv4kv.cache.allocators.contract import Allocator
 from dsv4kv.cache.allocators.lanes import InLanes
+from dsv4kv.cache.allocators.paused import PausedRequests
 from dsv4kv.cache.allocators.refcount import RefCountAllocator
 from dsv4kv.cache.allocators.routing import RoutingStore
 from dsv4kv.cache.allocators.stack import BlockAllocator
@@ -149,6 +150,35 @@ def test_counted_blocks_change_whole_or_not_at_all(
     ]
     for operate in operations:
         assert at_every_line(lambda: counted(policy), operate, facts_of, error) > 3
+
+
+@ERRORS
+@pytest.mark.parametrize("policy", ["lru", "ref_zero"])
+def test_requests_pause_resume_and_are_evicted_whole_or_not_at_all(
+    policy: ReleasePolicy, error: type[BaseException]
+) -> None:
+    def make() -> PausedRequests:
+        allocator = RefCountAllocator(13, policy)
+        held = [chain(allocator, 10, 11), chain(allocator, 20), allocator.acquire(3)]
+        allocator.retain_memory_blocks(held[0][:1])
+        held.append(np.concatenate([held[0][:1], allocator.acquire(1)]))
+        paused = PausedRequests(allocator, budget_blocks=2)
+        for name, (blocks, missing) in enumerate(zip(held, (2, 2, 5, 1), strict=True)):
+            paused.pause(name, blocks, missing)
+        return paused
+
+    def facts(paused: PausedRequests) -> Any:
+        held = [(name, ids.tolist(), more) for name, (ids, more) in paused._paused.items()]
+        return held, facts_of(paused._allocator)
+
+    operations: list[Operation] = [
+        lambda paused: paused.resume(),
+        lambda paused: paused.evict_newest(),
+        lambda paused: paused.evict_over_budget(),
+        lambda paused: paused.forget(),
+    ]
+    for operate in operations:
+        assert at_every_line(make, operate, facts, error) > 2
 
 
 # ---- the cache ----------------------------------------------------------------------------------

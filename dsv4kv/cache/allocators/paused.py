@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, takewhile
+from itertools import accumulate, islice, takewhile
 
 import numpy as np
 
@@ -65,8 +65,15 @@ def common_budget(ranks: Sequence[BlockBudget]) -> BlockBudget:
     return BlockBudget(min(r.device for r in ranks), min(r.paused for r in ranks))
 
 
+Held = tuple[Ids, int]
+"""Blocks of a paused request, and how many more it needs to go on."""
+
+
 class PausedRequests:
-    """Paused requests, oldest first: those resume first, and the newest are evicted first."""
+    """Paused requests, oldest first: those resume first, and the newest are evicted first.
+
+    Every operation happens whole or, whatever exception comes in between, not at all.
+    """
 
     def __init__(self, allocator: RefCountAllocator, budget_blocks: int) -> None:
         """``budget_blocks``: what paused requests may keep together."""
@@ -77,7 +84,7 @@ class PausedRequests:
             )
         self._allocator = allocator
         self._budget = budget_blocks
-        self._paused: dict[Hashable, tuple[Ids, int]] = {}
+        self._paused: dict[Hashable, Held] = {}
 
     def __len__(self) -> int:
         """Paused requests."""
@@ -95,14 +102,19 @@ class PausedRequests:
 
         Returns each request with the blocks it was missing, already taken for it.
         """
-        resumed = []
-        for request, (_, missing) in list(self._paused.items()):
-            ids = self._allocator.allocate_memory_blocks(missing)
-            if ids is None:
-                break
-            del self._paused[request]
-            resumed.append((request, ids))
-        return resumed
+        paused, able, ids = self._paused, self._num_able(), None
+        ends = list(accumulate(missing for _, missing in islice(paused.values(), able)))
+        if not able:
+            return []
+        try:
+            ids = self._allocator.acquire(ends[-1])
+            self._paused = dict(islice(paused.items(), able, None))
+            return list(zip(paused, np.split(ids, ends[:-1]), strict=False))
+        except BaseException:
+            self._paused = paused
+            if ids is not None:
+                self._allocator.release(ids)
+            raise
 
     def evict_over_budget(self) -> list[Hashable]:
         """Take the blocks of the newest paused requests, no more of them than it takes.
@@ -110,10 +122,15 @@ class PausedRequests:
         What they give back (a block that others hold is not) lets the oldest resume, which is
         left to ``resume``; those that still cannot keep to the budget.
         """
-        evicted = []
-        while self._paused and self._staying_blocks() > self._budget:
-            evicted.append(self.evict_newest())
-        return evicted
+        evicted: list[tuple[Hashable, Held]] = []
+        try:
+            while self._paused and self._staying_blocks() > self._budget:
+                evicted.append(self._evict_newest())
+            return [request for request, _ in evicted]
+        except BaseException:
+            for request, held in reversed(evicted):
+                self._put_back(request, held)
+            raise
 
     def evict_newest(self) -> Hashable:
         """Take the blocks of the request that was paused last.
@@ -122,22 +139,46 @@ class PausedRequests:
         """
         if not self._paused:
             raise CacheError("no request is paused. Nothing was changed.")
-        request, (ids, _) = self._paused.popitem()
-        self._allocator.release_memory_blocks(ids)
-        return request
+        return self._evict_newest()[0]
 
     def forget(self) -> list[Hashable]:
         """Forget all of them, oldest first: a reset takes their blocks."""
-        requests = list(self._paused)
-        self._paused.clear()
-        return requests
+        paused = self._paused
+        try:
+            self._paused = {}
+            return list(paused)
+        except BaseException:
+            self._paused = paused
+            raise
+
+    def _evict_newest(self) -> tuple[Hashable, Held]:
+        """Take the blocks of the newest; returns it with what it held."""
+        request, held = next(reversed(self._paused.items()))
+        given: int | None = None
+        try:
+            given = self._allocator.release(held[0])
+            del self._paused[request]
+            return request, held
+        except BaseException:
+            if given is not None:
+                self._put_back(request, held)
+            raise
+
+    def _put_back(self, request: Hashable, held: Held) -> None:
+        """Undo the last eviction."""
+        self._allocator.take_back(held[0])
+        self._paused[request] = held
+
+    def _num_able(self) -> int:
+        """How many of the oldest could resume now."""
+        free = self._allocator.num_free
+        needed = accumulate(missing for _, missing in self._paused.values())
+        return sum(1 for _ in takewhile(lambda blocks: blocks <= free, needed))
 
     def _staying_blocks(self) -> int:
         """Blocks of those alone who could not resume now."""
-        free = self._allocator.num_free
-        needed = accumulate(missing for _, missing in self._paused.values())
-        able = sum(1 for _ in takewhile(lambda blocks: blocks <= free, needed))
-        return self._held_alone([ids for ids, _ in list(self._paused.values())[able:]])
+        staying = islice(self._paused.values(), self._num_able(), None)
+        return self._held_alone([ids for ids, _ in staying])
 
     def _held_alone(self, held: Sequence[Ids]) -> int:
         """Blocks to which nobody else refers."""

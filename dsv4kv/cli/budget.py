@@ -268,7 +268,7 @@ def _tell_sweep(
 
 def _draw(path: Path, rows: "list[Row]") -> str:
     from dsv4kv.errors import ConfigError
-    from dsv4kv.view.chart import draw_page, draw_sweep
+    from dsv4kv.view.budget_chart import draw_page, draw_sweep
 
     draw = {".svg": draw_sweep, ".html": draw_page}.get(path.suffix.lower())
     if draw is None:

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dsv4kv.bench.profile import Plan, Tool
+    from dsv4kv.record.imported import Source
     from dsv4kv.record.schema import RunRecord
     from dsv4kv.record.store import Saved
-    from dsv4kv.view.profile import Source
 
 _STEP = "step"
 _TIMELINES = ("timeline.svg", "timeline.json")
@@ -266,8 +266,8 @@ def _run(
     """Profile, keep the record, and show it."""
     from dsv4kv.bench.profile import run_profile
     from dsv4kv.measure.profilers.sessions import name_files
+    from dsv4kv.record.imported import load_profile
     from dsv4kv.record.store import save_record
-    from dsv4kv.view.profile import load_profile
     from dsv4kv.view.timeline import write_timeline
 
     try:
@@ -293,9 +293,8 @@ def _keep_file(
     """Show a profile that exists; one of a profiler becomes a record, which is all to keep."""
     import sys
 
-    from dsv4kv.record.imported import record_of_profile
+    from dsv4kv.record.imported import load_profile, record_of_profile
     from dsv4kv.record.store import save_record
-    from dsv4kv.view.profile import load_profile
 
     source = load_profile(path, step)
     _show(source, path, timelines, quiet=forms.alone, full=full)
@@ -321,7 +320,9 @@ def _show(source: "Source", path: Path, timelines: list[Path], *, quiet: bool, f
 
 
 def _show_diff(paths: tuple[Path, Path], step: str, *, full: bool) -> None:
-    from dsv4kv.view.profile import MOST_ROWS, load_profile, tell_diff
+    from dsv4kv.record.imported import load_profile
+    from dsv4kv.view.profile import MOST_ROWS
+    from dsv4kv.view.profile_diff import tell_diff
     from dsv4kv.view.terminal import show
 
     before, after = (load_profile(path, step).table for path in paths)

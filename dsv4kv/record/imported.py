@@ -1,15 +1,87 @@
-"""A record of a profile of another program: kept in place of the profiler's own file."""
+"""Profiles read from files; a profiler's own file becomes a record, which is all to keep of it."""
 
 import hashlib
 import shlex
+import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from dsv4kv import __version__
-from dsv4kv.record.profile import Profile
+from dsv4kv.errors import ProfileError
+from dsv4kv.measure.profilers.chrome_file import open_text
+from dsv4kv.measure.profilers.classify import shipped_rules
+from dsv4kv.measure.profilers.files import read_profile
+from dsv4kv.record.kernel_table import build_table
+from dsv4kv.record.profile import KernelTable, Profile
 from dsv4kv.record.schema import NOTHING_CHECKED, Case, Environment, RunRecord
-from dsv4kv.record.store import new_run_id
+from dsv4kv.record.store import load_record, new_run_id
+from dsv4kv.record.yardstick import Yardstick, yardsticks
+
+_RECORD = '"schema_version"'
+_HEAD_CHARACTERS = 200
+
+
+@dataclass(frozen=True)
+class Source:
+    """A profile, and where it is from.
+
+    Attributes:
+        profile: With its kernel table.
+        yardstick: What its rates are held against; None where nothing was measured.
+        record: That it was read from; None of a profiler's own file.
+    """
+
+    profile: Profile
+    yardstick: Yardstick | None
+    record: RunRecord | None = None
+
+    @property
+    def table(self) -> KernelTable:
+        """Its kernel table."""
+        assert self.profile.table is not None
+        return self.profile.table
+
+
+def load_profile(path: Path, step: str) -> Source:
+    """Read what a profiler wrote, or the first profile in a run record.
+
+    Raises:
+        ProfileError: It cannot be read, or the record has no profile.
+        RecordError: It is a damaged record.
+    """
+    if path.suffix == ".json" and _is_record(path):
+        return _from_record(path)
+    table = build_table(read_profile(path, step), shipped_rules())
+    return Source(
+        Profile(
+            why=f"read from {path.name}",
+            command=[],
+            files=[str(path)],
+            step_requests=[],
+            useful_bytes={},
+            table=table,
+        ),
+        yardstick=None,
+    )
+
+
+def _is_record(path: Path) -> bool:
+    with open_text(path) as file:
+        try:
+            return _RECORD in file.read(_HEAD_CHARACTERS)
+        except (OSError, EOFError, zlib.error):  # damaged: its reader says how
+            return False
+
+
+def _from_record(path: Path) -> Source:
+    record = load_record(path)
+    for case in record.cases:
+        if case.profile is not None and case.profile.table is not None:
+            return Source(case.profile, next(iter(yardsticks(case)), None), record)
+    raise ProfileError(f"{path} is a run record without a profile: make one with dsv4kv profile.")
+
 
 ELSEWHERE = "not in the profile"
 """Platform and Python of a run that a profile says nothing of."""

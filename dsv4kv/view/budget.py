@@ -370,8 +370,16 @@ _LAYOUT = ("fixed per request", "weights per GPU", "free per GPU")
 
 def view_sweep(rows: Sequence[Row]) -> Iterator[Part]:
     """The table, and a sentence for every combination without an answer."""
+    yield sweep_table(rows)
+    problems = {row.problem: _point(row) for row in reversed(rows) if row.problem}
+    for problem, point in problems.items():
+        yield Finding("warning", f"{point}: {problem}")
+
+
+def sweep_table(rows: Sequence[Row]) -> Table:
+    """A row for every combination."""
     axes = list(rows[0].point)
-    yield Table(
+    return Table(
         "Sweep",
         [
             *names(*axes),
@@ -383,9 +391,6 @@ def view_sweep(rows: Sequence[Row]) -> Iterator[Part]:
         note="sizes are binary; of a request: stored once, without padding",
         keys=len(axes),
     )
-    problems = {row.problem: _point(row) for row in reversed(rows) if row.problem}
-    for problem, point in problems.items():
-        yield Finding("warning", f"{point}: {problem}")
 
 
 def _point(row: Row) -> str:

@@ -16,8 +16,8 @@ from dsv4kv.record.replay import ReplayResult
 from dsv4kv.record.schema import Case, Environment
 from dsv4kv.units import format_bytes
 from dsv4kv.view.cells import format_number, measured_arms
+from dsv4kv.view.charts.bars import Compared, ComparedRow
 from dsv4kv.view.markup import to_markdown as render_markdown
-from dsv4kv.view.page.inputs import Compared, ComparedRow
 from dsv4kv.view.page.write import write_page
 from dsv4kv.view.table import Finding, Number, Part, Row, Table, Text, Tone, names, numbers, prose
 

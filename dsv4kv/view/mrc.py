@@ -9,11 +9,10 @@ from typing import Any
 from dsv4kv.engines.rules import RULES
 from dsv4kv.engines.speculation import SPECULATIONS
 from dsv4kv.mrc.curves import Answer, Point
-from dsv4kv.mrc.sample import CLASSES, LONG_REFERENCES, SampledHits, Sampling
+from dsv4kv.mrc.sample import CLASSES, LONG_REFERENCES, Sampling
 from dsv4kv.prefix.outcome import Losses, Outcome
 from dsv4kv.units import format_bytes
 from dsv4kv.view import markup
-from dsv4kv.view.chart import Chart, Series, draw_svg
 from dsv4kv.view.table import ABSENT, Finding, Part, Table, names, numbers, prose, tabulate
 
 _GIB = 2**30
@@ -108,45 +107,38 @@ def to_json(source: str, model: str, answer: Answer) -> str:
 
 def draw_answer(source: str, model: str, answer: Answer) -> str:
     """Hits over capacity as SVG: the curve, every strategy, every rule."""
-    points = [point for point in answer.points if point.capacity_bytes is not None]
-    lines: dict[str, list[tuple[float | str, float]]] = {}
-    for point in points:
-        assert point.capacity_bytes is not None
-        place = point.capacity_bytes / _GIB
-        lines.setdefault("all that is cached", []).append((place, point.token_hits))
-        for outcome in (*point.strategies, *point.rules, *point.policies):
-            lines.setdefault(outcome.label, []).append((place, outcome.hit_share))
-        for estimate in point.estimates:
-            for name, share in _band(estimate):
-                lines.setdefault(name, []).append((place, share))
-    return draw_svg(
-        Chart(
-            title=f"Prompt tokens that need not be computed: {Path(source).name}",
-            note=f"dsv4kv trace mrc; {_certainty(answer)}; memory is binary: 1 GiB = 2^30 B",
-            x_label=f"compressed cache of {model}, GiB",
-            y_label="share of prompt tokens",
-            series=tuple(Series(name, tuple(line)) for name, line in lines.items()),
-            x_names={
-                point.capacity_bytes / _GIB: f"{point.capacity_bytes / _GIB:.3g}"
-                for point in points
-                if point.capacity_bytes is not None
-            },
-        )
+    from dsv4kv.view.charts.figure import standalone_svg  # only where a chart is asked for
+    from dsv4kv.view.charts.sweep import Metric, Point, sweep_chart
+
+    points = []
+    for at in answer.points:
+        if at.capacity_bytes is None:
+            continue
+        place = at.capacity_bytes / _GIB
+        points.append(Point(place, "all that is cached", at.token_hits))
+        points += [
+            Point(place, outcome.label, outcome.hit_share)
+            for outcome in (*at.strategies, *at.rules, *at.policies)
+        ]
+        points += [
+            Point(place, each.name, each.hit_share, (each.low, each.high)) for each in at.estimates
+        ]
+    metric = Metric(
+        "mrc",
+        f"Share of prompt tokens that need not be computed: {Path(source).name}",
+        points,
+        show=lambda value: f"{value:.4g}",
+        names={point.x: f"{point.x:.3g}" for point in points},
+        may_be_log=False,
+        note=f"dsv4kv trace mrc; {_certainty(answer)}; memory is binary: 1 GiB = 2^30 B",
     )
+    return standalone_svg(sweep_chart(metric, f"compressed cache of {model}, GiB"))
 
 
 def _certainty(answer: Answer) -> str:
     if not any(point.estimates for point in answer.points):
         return "exact"
-    return f"exact, policies from a sample of {answer.sampling.share:.1%}"
-
-
-def _band(estimate: SampledHits) -> Iterator[tuple[str, float]]:
-    """An estimate, and the lines its interval lies between."""
-    yield estimate.name, estimate.hit_share
-    if estimate.high > estimate.low:
-        yield f"{estimate.name}, 95 % from", estimate.low
-        yield f"{estimate.name}, 95 % to", estimate.high
+    return f"exact, policies from a sample of {answer.sampling.share:.1%}, 95 % intervals"
 
 
 _REASONS = {field.name: field.name.replace("_", " ") for field in fields(Losses)}

@@ -4,19 +4,12 @@ The tables of a profile: where the time went, kernel by kernel and operation by 
 are decimal: 1 GB/s is 10^9 B/s, or one byte per nanosecond.
 """
 
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
-from dsv4kv.errors import ProfileError
-from dsv4kv.measure.profilers.chrome_file import open_text
-from dsv4kv.measure.profilers.classify import CACHE_CATEGORIES, CATEGORIES, shipped_rules, shorten
-from dsv4kv.measure.profilers.files import read_profile
+from dsv4kv.measure.profilers.classify import CACHE_CATEGORIES, CATEGORIES, shorten
 from dsv4kv.measure.profilers.ranges import INPUTS
-from dsv4kv.measure.statistics import divide, summarize
-from dsv4kv.record.kernel_table import build_table
+from dsv4kv.measure.statistics import summarize
 from dsv4kv.record.profile import (
     KernelRow,
     KernelTable,
@@ -25,11 +18,9 @@ from dsv4kv.record.profile import (
     Profile,
     StepTimes,
 )
-from dsv4kv.record.schema import RunRecord
-from dsv4kv.record.store import load_record
-from dsv4kv.record.yardstick import Yardstick, yardsticks
+from dsv4kv.record.yardstick import Yardstick
 from dsv4kv.units import counted, format_bytes, format_duration
-from dsv4kv.view.cells import format_estimate, format_number, measured
+from dsv4kv.view.cells import format_number, measured
 from dsv4kv.view.table import (
     ABSENT,
     Finding,
@@ -42,7 +33,7 @@ from dsv4kv.view.table import (
     prose,
 )
 
-_NS_TO_US = 1e-3
+NS_TO_US = 1e-3
 _MOST_AMPLIFICATION = 1.10
 """Bytes moved over useful bytes that a gather or an insert may have."""
 
@@ -67,10 +58,10 @@ def kernels_table(table: KernelTable, most: int | None, yardstick: Yardstick | N
                 title,
                 row.category,
                 f"{row.calls:,}",
-                _us(row.total_ns),
+                format_us(row.total_ns),
                 f"{row.total_ns / total * 100:.1f}",
-                *(_us(row.median_ns), _us(row.p95_ns), _us(row.min_ns)),
-                *([_us(row.gap_ns)] if gaps else []),
+                *(format_us(row.median_ns), format_us(row.p95_ns), format_us(row.min_ns)),
+                *([format_us(row.gap_ns)] if gaps else []),
                 *(_rate(row.useful_bytes, row.total_ns, yardstick) if known else []),
             )
             for title, row in zip(titles(shown), shown, strict=True)
@@ -97,8 +88,8 @@ def classes_table(table: KernelTable) -> Table:
             (
                 category,
                 f"{calls[category]:,}",
-                _us(spent[category]),
-                *([_us(spent[category] / steps)] if steps else []),
+                format_us(spent[category]),
+                *([format_us(spent[category] / steps)] if steps else []),
                 f"{spent[category] / whole * 100:.1f}",
             )
             for category in CATEGORIES
@@ -122,7 +113,7 @@ def profiled_operations_table(
         ],
         [
             (
-                *(row.name, row.category, f"{row.calls:,}", _us(row.total_ns)),
+                *(row.name, row.category, f"{row.calls:,}", format_us(row.total_ns)),
                 _size(row.useful_bytes),
                 *_rate(row.useful_bytes, row.total_ns, yardstick),
                 *((_size(row.dram_bytes), _amplification(row)) if counted else ()),
@@ -205,8 +196,9 @@ def _size(size: int | None) -> str:
     return ABSENT if size is None else format_bytes(size)
 
 
-def _us(nanoseconds: float | None) -> str:
-    return ABSENT if nanoseconds is None else format_number(nanoseconds * _NS_TO_US)
+def format_us(nanoseconds: float | None) -> str:
+    """A time in µs, without its unit."""
+    return ABSENT if nanoseconds is None else format_number(nanoseconds * NS_TO_US)
 
 
 def _rate(size: int | None, time_ns: int, yardstick: Yardstick | None) -> list[str]:
@@ -335,8 +327,8 @@ def _step_row(steps: StepTimes, label: str, name: str) -> Row:
     whole = sum(steps.span_ns if name in _OF_THE_SPAN else steps.host_ns)
     return [
         label,
-        measured(summarize(times).estimate, _NS_TO_US),
-        *(format_number(end * _NS_TO_US) for end in (min(times), max(times))),
+        measured(summarize(times).estimate, NS_TO_US),
+        *(format_number(end * NS_TO_US) for end in (min(times), max(times))),
         f"{sum(times) / whole * 100:.1f}" if whole else ABSENT,
     ]
 
@@ -436,195 +428,3 @@ def _share_of_cache(rows: Sequence[KernelRow], total_ns: int, known: str) -> Fin
 
 def _share(part: float, total: float) -> str:
     return f"{part / total * 100:.1f} %"
-
-
-_RECORD = '"schema_version"'
-_HEAD_CHARACTERS = 200
-
-
-@dataclass(frozen=True)
-class Source:
-    """A profile, and where it is from.
-
-    Attributes:
-        profile: With its kernel table.
-        yardstick: What its rates are held against; None where nothing was measured.
-        record: That it was read from; None of a profiler's own file.
-    """
-
-    profile: Profile
-    yardstick: Yardstick | None
-    record: RunRecord | None = None
-
-    @property
-    def table(self) -> KernelTable:
-        """Its kernel table."""
-        assert self.profile.table is not None
-        return self.profile.table
-
-
-def load_profile(path: Path, step: str) -> Source:
-    """Read what a profiler wrote, or the first profile in a run record.
-
-    Raises:
-        ProfileError: It cannot be read, or the record has no profile.
-        RecordError: It is a damaged record.
-    """
-    if path.suffix == ".json" and _is_record(path):
-        return _from_record(path)
-    table = build_table(read_profile(path, step), shipped_rules())
-    return Source(
-        Profile(
-            why=f"read from {path.name}",
-            command=[],
-            files=[str(path)],
-            step_requests=[],
-            useful_bytes={},
-            table=table,
-        ),
-        yardstick=None,
-    )
-
-
-def _is_record(path: Path) -> bool:
-    with open_text(path) as file:
-        try:
-            return _RECORD in file.read(_HEAD_CHARACTERS)
-        except (OSError, EOFError, zlib.error):  # damaged: its reader says how
-            return False
-
-
-def _from_record(path: Path) -> Source:
-    record = load_record(path)
-    for case in record.cases:
-        if case.profile is not None and case.profile.table is not None:
-            return Source(case.profile, next(iter(yardsticks(case)), None), record)
-    raise ProfileError(f"{path} is a run record without a profile: make one with dsv4kv profile.")
-
-
-_Key = tuple[str, str]
-"""Short name and class: what is left of a name when templates and versions change."""
-_Found = tuple[float | None, float]
-"""Time in ns and calls, in a step."""
-_NOWHERE: _Found = (None, 0.0)
-
-
-@dataclass(frozen=True)
-class Change:
-    """One kernel in both profiles, or in one of them.
-
-    Attributes:
-        name: Short name.
-        category: What it does.
-        before_ns: Time in a step of the first profile; None where it is not in it.
-        after_ns: Time in a step of the second.
-        before_calls: Calls in a step of the first.
-        after_calls: Calls in a step of the second.
-    """
-
-    name: str
-    category: str
-    before_ns: float | None
-    after_ns: float | None
-    before_calls: float
-    after_calls: float
-
-    @property
-    def difference_ns(self) -> float:
-        """How much longer the second takes."""
-        return (self.after_ns or 0.0) - (self.before_ns or 0.0)
-
-
-def compare_tables(before: KernelTable, after: KernelTable) -> list[Change]:
-    """Changes by kernel, the largest first; per step, or in all where a profile has no steps."""
-    steps = before.num_steps and after.num_steps
-    old, new = (_by_key(t, t.num_steps if steps else 1) for t in (before, after))
-    changes = [
-        _change(key, old.get(key, _NOWHERE), new.get(key, _NOWHERE))
-        for key in dict.fromkeys([*old, *new])
-    ]
-    return sorted(changes, key=lambda change: -abs(change.difference_ns))
-
-
-def tell_diff(
-    before: KernelTable, after: KernelTable, sides: tuple[str, str], *, most: int | None
-) -> Iterator[Part]:
-    """The changes as a table, with what makes the two unlike."""
-    yield from _unlike(before, after)
-    yield from _tell_steps(before, after)
-    yield ""
-    changes = compare_tables(before, after)
-    yield _diff_table(changes[:most], sides, per_step=bool(before.num_steps and after.num_steps))
-    left = len(changes) - len(changes[:most])
-    if left:
-        yield Finding("note", f"and {left:,} more: --full shows all")
-    yield Finding("note", "one profile each: what differs may differ between two runs of one, too")
-
-
-def _by_key(table: KernelTable, steps: int) -> dict[_Key, _Found]:
-    times, calls = Counter[_Key](), Counter[_Key]()
-    for row in table.kernels:
-        times[_key(row)] += row.total_ns
-        calls[_key(row)] += row.calls
-    return {key: (times[key] / steps, calls[key] / steps) for key in times}
-
-
-def _key(row: KernelRow) -> _Key:
-    return title_of(row), row.category
-
-
-def _change(key: _Key, old: _Found, new: _Found) -> Change:
-    return Change(*key, before_ns=old[0], after_ns=new[0], before_calls=old[1], after_calls=new[1])
-
-
-def _unlike(before: KernelTable, after: KernelTable) -> Iterator[Finding]:
-    facts = {
-        "profilers": (before.tool, after.tool),
-        "GPUs": (", ".join(before.devices), ", ".join(after.devices)),
-    }
-    for what, (old, new) in facts.items():
-        if old != new:
-            yield Finding("warning", f"different {what}: {old or 'unknown'}, {new or 'unknown'}")
-    if bool(before.num_steps) != bool(after.num_steps):
-        yield Finding("warning", "only one of them has steps: whole profiles are compared")
-
-
-def _tell_steps(before: KernelTable, after: KernelTable) -> Iterator[Finding]:
-    if before.steps is None or after.steps is None:
-        return
-    old, new = (summarize(steps.span_ns).estimate for steps in (before.steps, after.steps))
-    ratio = divide(new, old)
-    times = " → ".join(f"{format_estimate(one, _NS_TO_US)} µs" for one in (old, new))
-    yield Finding("note", f"a step: {times}, {format_estimate(ratio)} times as long")
-
-
-def _diff_table(changes: list[Change], sides: tuple[str, str], *, per_step: bool) -> Table:
-    unit = "µs a step" if per_step else "µs"
-    return Table(
-        "Kernels",
-        [
-            *names("kernel", "does"),
-            *numbers(f"A {unit}", f"B {unit}", "B − A", "%", "calls A → B"),
-        ],
-        [
-            (
-                change.name,
-                change.category,
-                _us(change.before_ns),
-                _us(change.after_ns),
-                f"{change.difference_ns * _NS_TO_US:+,.2f}",
-                _percent(change),
-                f"{change.before_calls:,.4g} → {change.after_calls:,.4g}",
-            )
-            for change in changes
-        ],
-        note=f"A: {sides[0]}, B: {sides[1]}",
-    )
-
-
-def _percent(change: Change) -> str:
-    if change.before_ns is None:
-        return "new"
-    if change.after_ns is None:
-        return "gone"
-    return f"{change.difference_ns / change.before_ns * 100:+.1f}" if change.before_ns else ABSENT

@@ -19,7 +19,7 @@ for module in pkgutil.walk_packages(room.__path__, room.__name__ + ".", onerror=
     ("room", "deepest"),
     [
         ("dsv4kv.measure", "dsv4kv.measure.profilers.attached"),
-        ("dsv4kv.view", "dsv4kv.view.page.charts.memory"),
+        ("dsv4kv.view", "dsv4kv.view.charts.bars"),
         ("dsv4kv.compare", "dsv4kv.compare.comparison"),
     ],
 )

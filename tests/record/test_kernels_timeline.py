@@ -1,7 +1,6 @@
 """One step as a picture and as a Chrome trace."""
 
 import json
-import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -11,7 +10,9 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.measure.profilers.chrome_file import ChromeFile
 from dsv4kv.record import kernel_table as picking
 from dsv4kv.record.profile import Timeline
-from dsv4kv.view.timeline import chrome_trace, draw_svg, write_timeline
+from dsv4kv.view.charts.figure import standalone_svg
+from dsv4kv.view.charts.time import timeline_chart
+from dsv4kv.view.timeline import chrome_trace, draw_timeline, write_timeline
 from tests.measure.profilers.exports import two_replays
 from tests.record.kernel_profiles import from_kineto, from_nsys
 
@@ -114,9 +115,10 @@ def test_the_chrome_trace_can_be_read_again(timeline: Timeline, tmp_path: Path) 
 def test_the_picture_has_a_box_for_every_piece_and_a_name_for_every_lane(
     timeline: Timeline,
 ) -> None:
-    root = ElementTree.fromstring(draw_svg(timeline, "A <step> & more"))
-    boxes = [box for box in root.iter(f"{SVG}rect") if box.find(f"{SVG}title") is not None]
-    assert len(boxes) == 7
+    root = ElementTree.fromstring(standalone_svg(timeline_chart(timeline, "A <step> & more")))
+    _, *tips = (title.text for title in root.iter(f"{SVG}title"))
+    assert len(tips) == 7
+    assert "gather_topk: 10.0 µs" in tips
     texts = {text.text for text in root.iter(f"{SVG}text")}
     assert {"A <step> & more", "host", "GPU 0 stream 7", "gather", "insert"} <= texts
 
@@ -124,25 +126,23 @@ def test_the_picture_has_a_box_for_every_piece_and_a_name_for_every_lane(
 def test_boxes_lie_inside_the_picture_and_do_not_overlap(tmp_path: Path) -> None:
     found = from_kineto(tmp_path).timeline  # operations inside operations
     assert found is not None
-    root = ElementTree.fromstring(draw_svg(found, "x"))
-    width, height = (float(root.get(name, "0")) for name in ("width", "height"))
-    places = []
-    for box in root.iter(f"{SVG}rect"):
-        if box.find(f"{SVG}title") is not None:
-            x, y, w, h = (float(box.get(name, "0")) for name in ("x", "y", "width", "height"))
-            assert x >= 0
-            assert x + w <= width
-            assert y + h <= height
-            places.append((x, y, w))
-    for i, (x, y, w) in enumerate(places):
-        others = [other for other in places[i + 1 :] if other[1] == y]
-        assert not [1 for ox, _, ow in others if ox < x + w - 0.01 and x < ox + ow - 0.01]
+    (axes,) = timeline_chart(found, "x").figure.axes
+    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+    paths = [path for drawn in axes.collections for path in drawn.get_paths()]
+    boxes = [path.get_extents() for path in paths]
+    assert len(boxes) == len(found.name) == 3
+    for box in boxes:
+        assert left <= box.x0 < box.x1 <= right * 1.001
+        assert top <= box.y0 < box.y1 <= bottom
+    for number, box in enumerate(boxes):
+        others = [other for other in boxes[number + 1 :] if other.y0 == box.y0]
+        assert not [other for other in others if other.x0 < box.x1 - 1 and box.x0 < other.x1 - 1]
 
 
 def test_a_picture_of_no_time_is_drawn(timeline: Timeline) -> None:
     columns = ("name", "lane", "start_ns", "duration_ns")
     empty = timeline.model_copy(update={key: [] for key in columns})
-    assert re.search("<svg", draw_svg(empty, "nothing"))
+    assert "<svg" in draw_timeline(empty)
     assert json.loads(chrome_trace(empty))["traceEvents"]
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from dsv4kv.errors import ProfileError
-from dsv4kv.view.profile import load_profile, tell_profile
+from dsv4kv.record.imported import load_profile
+from dsv4kv.view.profile import tell_profile
 from tests.measure.profilers.exports import two_replays
 from tests.measure.profilers.traces import cpu_events, event, gpu_events, save
 from tests.view.terminal import shown

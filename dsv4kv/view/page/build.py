@@ -9,9 +9,9 @@ from dsv4kv.measure.verdict import Verdict
 from dsv4kv.record.quantities import axis_text
 from dsv4kv.record.schema import Case, RunRecord
 from dsv4kv.view.case import backend_note
+from dsv4kv.view.charts.bars import Compared, ratios_chart, to_percent
+from dsv4kv.view.charts.figure import Chart
 from dsv4kv.view.facts import header
-from dsv4kv.view.page.charts.figure import Chart
-from dsv4kv.view.page.charts.sweep import ratios_chart, to_percent
 from dsv4kv.view.page.headline import (
     KeyNumber,
     judge_launches,
@@ -19,8 +19,7 @@ from dsv4kv.view.page.headline import (
     key_numbers,
     name_run,
 )
-from dsv4kv.view.page.inputs import Compared, Section
-from dsv4kv.view.page.sections import case_sections, check_section, config_text
+from dsv4kv.view.page.sections import Section, case_sections, check_section, config_text
 from dsv4kv.view.page.sweep import group_launches, launch_section, middle_launches, sweep_sections
 from dsv4kv.view.table import Finding
 
@@ -76,20 +75,21 @@ class Article:
 class Page:
     """Everything that the template shows.
 
-    Verdict, cautions, numbers and section of a comparison are there only if there is one.
+    Verdict, cautions, numbers and opening are those of a page that says something of its own:
+    of a comparison, or of a sweep without records.
     """
 
     title: str
     verdict: Finding | None
     cautions: list[Finding]
     numbers: list[KeyNumber]
-    comparison: Section | None
+    opening: Section | None
     articles: list[Article]
 
     def charts(self) -> Iterator[Chart]:
         """Every chart, in the order of the page."""
-        if self.comparison:
-            yield from self.comparison.charts
+        if self.opening:
+            yield from self.opening.charts
         for article in self.articles:
             for section in article.sections:
                 yield from section.charts
@@ -112,7 +112,7 @@ def build_page(records: Sequence[RunRecord], compared: Compared | None = None) -
         verdict=compared.verdict if compared else None,
         cautions=list(compared.cautions) if compared else [],
         numbers=compared_numbers(compared) if compared else [],
-        comparison=comparison_section(compared) if compared else None,
+        opening=comparison_section(compared) if compared else None,
         articles=articles,
     )
 

@@ -1,7 +1,8 @@
 """The sections of a page: what a case has charts and tables for, and how to read them."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from dsv4kv.record.profile import KernelTable
 from dsv4kv.record.replay import ReplayResult
@@ -10,13 +11,19 @@ from dsv4kv.record.telemetry import MemorySeries
 from dsv4kv.record.yardstick import Yardstick, datasheet_gbps, yardsticks
 from dsv4kv.units import format_bytes
 from dsv4kv.view.case import cache_table, decode_table, latencies_table, operations_table
+from dsv4kv.view.charts.bars import kernels_chart, pools_chart
+from dsv4kv.view.charts.figure import Chart
+from dsv4kv.view.charts.latency import Samples, distribution_chart, order_chart
+from dsv4kv.view.charts.rates import Roof, operation_rates, rates_chart, roofline_chart
+from dsv4kv.view.charts.time import (
+    held_chart,
+    held_sizes,
+    telemetry_chart,
+    tell_spans,
+    time_chart,
+)
 from dsv4kv.view.facts import cache_facts, totals_facts
 from dsv4kv.view.findings import judge_results, judge_status
-from dsv4kv.view.page.charts.latency import Samples, distribution_chart, order_chart
-from dsv4kv.view.page.charts.memory import held_chart, kernels_chart, pools_chart
-from dsv4kv.view.page.charts.rates import Roof, operation_rates, rates_chart, roofline_chart
-from dsv4kv.view.page.charts.time import held_sizes, telemetry_chart, tell_spans, time_chart
-from dsv4kv.view.page.inputs import Section
 from dsv4kv.view.page.telemetry import (
     machine_facts,
     telemetry_tracks,
@@ -40,6 +47,32 @@ from dsv4kv.view.telemetry import (
     stride_text,
     telemetry_table,
 )
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page; what is empty is not shown.
+
+    Attributes:
+        key: Its id on the page.
+        heading: What it answers.
+        note: How to read it.
+        facts: Facts by label.
+        charts: Drawings.
+        tables: The numbers, by id on the page.
+        findings: Sentences.
+        beside: Whether the tables are narrow enough to stand beside the charts.
+    """
+
+    key: str
+    heading: str
+    note: str = ""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    charts: list[Chart] = field(default_factory=list)
+    tables: dict[str, Table] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    beside: bool = False
+
 
 _MOST_ROWS = 40
 

@@ -19,17 +19,17 @@ from dsv4kv.record.quantities import (
 from dsv4kv.record.schema import Case, RunRecord
 from dsv4kv.view.case import graph_device_time, launches_table, processes_table
 from dsv4kv.view.cells import measured
-from dsv4kv.view.facts import tokens_per_second
-from dsv4kv.view.page.charts.figure import (
+from dsv4kv.view.charts.figure import (
     Chart,
     byte_ticks,
     plain_number,
     short_bytes,
     short_duration,
 )
-from dsv4kv.view.page.charts.latency import Samples, distribution_chart
-from dsv4kv.view.page.charts.sweep import Metric, Point, sweep_chart
-from dsv4kv.view.page.inputs import Section
+from dsv4kv.view.charts.latency import Samples, distribution_chart
+from dsv4kv.view.charts.sweep import Metric, Point, sweep_chart
+from dsv4kv.view.facts import tokens_per_second
+from dsv4kv.view.page.sections import Section
 from dsv4kv.view.replay import sweep_table as replay_table
 from dsv4kv.view.sweep import sweep_table
 from dsv4kv.view.table import ABSENT, Row, Table, names, numbers
@@ -138,7 +138,7 @@ def _sweep_charts(groups: Sequence[Sequence[Case]]) -> Iterator[Chart]:
     across = _across(cases, list(axes))
     for key, (title, read, show) in _METRICS.items():
         points = [
-            Point(_place(case.axis[across]), _line(case, axes, across), estimate)
+            Point.measured(_place(case.axis[across]), _line(case, axes, across), estimate)
             for case, group in zip(cases, groups, strict=True)
             if across in case.axis and (estimate := across_launches(group, read)) is not None
         ]

@@ -7,7 +7,7 @@ from typing import Final
 from dsv4kv.record.telemetry import GpuChecks, GpuSamples, GpuState, Samples, Telemetry
 from dsv4kv.record.telemetry_windows import REASONS, VIOLATIONS
 from dsv4kv.units import format_bytes
-from dsv4kv.view.page.inputs import Span, Track
+from dsv4kv.view.charts.time import Span, Track
 
 _NS: Final = 1e-9
 # column: name, unit, factor

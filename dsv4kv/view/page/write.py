@@ -8,9 +8,8 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.files import replacing
 from dsv4kv.record.quantities import axis_text
 from dsv4kv.record.schema import Case, RunRecord
-from dsv4kv.view.markup import to_html
-from dsv4kv.view.page.build import Page, build_page
-from dsv4kv.view.page.charts.figure import (
+from dsv4kv.view.charts.bars import Compared
+from dsv4kv.view.charts.figure import (
     DARK,
     LIGHT,
     Chart,
@@ -19,9 +18,10 @@ from dsv4kv.view.page.charts.figure import (
     inline_svg,
     standalone_svg,
 )
-from dsv4kv.view.page.charts.latency import Samples, distribution_chart
-from dsv4kv.view.page.charts.time import time_chart
-from dsv4kv.view.page.inputs import Compared
+from dsv4kv.view.charts.latency import Samples, distribution_chart
+from dsv4kv.view.charts.time import time_chart
+from dsv4kv.view.markup import to_html
+from dsv4kv.view.page.build import Page, build_page
 from dsv4kv.view.table import MARKS
 
 _TEMPLATES = Path(__file__).parent / "templates"

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dsv4kv.view.page.charts.figure import Chart
+from dsv4kv.view.charts.figure import Chart
 
 
 def axes_of(chart: Chart) -> list[Any]:

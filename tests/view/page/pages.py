@@ -19,8 +19,8 @@ from dsv4kv.record.telemetry import (
     Telemetry,
 )
 from dsv4kv.replay.run import Invocation, run_replay
+from dsv4kv.view.charts.bars import Compared, ComparedRow
 from dsv4kv.view.page.build import Page, build_page
-from dsv4kv.view.page.inputs import Compared, ComparedRow
 from dsv4kv.view.page.write import render_page
 from dsv4kv.view.table import Finding, Table, names, numbers
 from tests.record.records import (

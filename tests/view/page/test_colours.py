@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import dsv4kv.view.page
-from dsv4kv.view.page.charts.figure import DARK, LIGHT, SHADES, css_variables
+from dsv4kv.view.charts.figure import DARK, LIGHT, SHADES, css_variables
 from tests.view.page.pages import RUNS, html_of
 
 TEXTS = ("ink", "muted", "accent", "good", "warning", "bad")

@@ -4,7 +4,7 @@ import pytest
 from matplotlib.patches import StepPatch
 
 from dsv4kv.measure.statistics import summarize
-from dsv4kv.view.page.charts.latency import Samples, distribution_chart, order_chart
+from dsv4kv.view.charts.latency import Samples, distribution_chart, order_chart
 from tests.record.records import make_latency
 from tests.view.page.drawn import axes_of, only_axes, place_of
 

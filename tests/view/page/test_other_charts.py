@@ -5,18 +5,17 @@ from matplotlib.colors import to_hex
 
 from dsv4kv.measure.statistics import Estimate
 from dsv4kv.measure.verdict import Judgement, Verdict
-from dsv4kv.view.page.charts.figure import LIGHT, fit, plain_number
-from dsv4kv.view.page.charts.memory import held_chart, kernels_chart, pools_chart
-from dsv4kv.view.page.charts.sweep import Metric, Point, ratios_chart, sweep_chart
-from dsv4kv.view.page.charts.time import telemetry_chart, tell_spans
-from dsv4kv.view.page.inputs import ComparedRow, Span, Track
+from dsv4kv.view.charts.bars import ComparedRow, kernels_chart, pools_chart, ratios_chart
+from dsv4kv.view.charts.figure import LIGHT, fit, plain_number
+from dsv4kv.view.charts.sweep import Metric, Point, sweep_chart
+from dsv4kv.view.charts.time import Span, Track, held_chart, telemetry_chart, tell_spans
 from tests.record.records import make_cache, make_pool
 from tests.view.page.drawn import axes_of, only_axes
 from tests.view.page.pages import make_compared, make_judgement, make_memory, make_profile
 
 
 def points(values: dict[tuple[float, str], float]) -> list[Point]:
-    return [Point(x, line, Estimate(y, 1.0)) for (x, line), y in values.items()]
+    return [Point.measured(x, line, Estimate(y, 1.0)) for (x, line), y in values.items()]
 
 
 def sweep(values: dict[tuple[float, str], float]) -> Metric:
@@ -43,21 +42,22 @@ def test_an_interval_never_leaves_the_axes() -> None:
     assert axes.get_ylim()[0] == 0
 
 
-def test_settings_far_apart_stand_at_equal_distances_and_are_named() -> None:
+def test_settings_far_apart_stand_by_their_logarithms_and_are_named() -> None:
     axes = only_axes(sweep_chart(sweep({(64, ""): 1, (1, ""): 2, (8, ""): 3}), "batch"))
     assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "8", "64"]
-    assert list(axes.get_xticks()) == [0, 1, 2]
+    first, second, third = axes.get_xticks()
+    assert second - first == pytest.approx(third - second)
     near = only_axes(sweep_chart(sweep({(2, ""): 1, (3, ""): 2}), "batch"))
     assert list(near.get_xticks()) == [2, 3]
 
 
 def test_an_axis_of_many_settings_names_as_many_as_there_is_room_for() -> None:
-    axes = only_axes(sweep_chart(sweep({(n, ""): n for n in range(1, 101)}), "batch"))
+    axes = only_axes(sweep_chart(sweep({(n, ""): n for n in range(100, 201)}), "batch"))
     named = [label.get_text() for label in axes.get_xticklabels()]
-    assert named[:3] == ["1", "14", "27"]
-    assert len(named) == 8
+    assert named[:3] == ["100", "112", "124"]
+    assert len(named) == 9
     (line,) = (container.lines[0] for container in axes.containers)
-    assert len(line.get_xdata()) == 100
+    assert len(line.get_xdata()) == 101
 
 
 def test_pools_are_bars_from_the_largest_with_a_tick_where_the_plan_said() -> None:

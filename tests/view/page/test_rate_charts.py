@@ -3,7 +3,7 @@ import pytest
 
 from dsv4kv.measure.statistics import Estimate
 from dsv4kv.record.schema import Operation
-from dsv4kv.view.page.charts.rates import (
+from dsv4kv.view.charts.rates import (
     OpRate,
     Roof,
     operation_rates,
@@ -100,6 +100,7 @@ def test_a_label_steps_aside_for_a_mark_that_stands_where_it_would() -> None:
 
 def test_a_mark_tells_its_numbers_when_it_is_pointed_at() -> None:
     chart = rates_chart(rates(), [])
-    assert chart.tips["tip1"] == (
+    (tip,) = chart.tips["tip1"]
+    assert tip == (
         "gather_topk csa cold: 4,000 ± 0.00 GB/s, 95.4 MiB in 25.0 µs"
     )  # fmt: skip

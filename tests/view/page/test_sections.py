@@ -1,7 +1,6 @@
 from dsv4kv.view.markup import to_html
 from dsv4kv.view.page.build import Page
-from dsv4kv.view.page.inputs import Section
-from dsv4kv.view.page.sections import case_sections
+from dsv4kv.view.page.sections import Section, case_sections
 from tests.record.records import make_sweep_cases
 from tests.view.page.markup import parse
 from tests.view.page.pages import html_of, make_gpu_record, make_telemetry, page_of

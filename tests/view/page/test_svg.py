@@ -4,9 +4,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from dsv4kv.view.page.charts.figure import LIGHT, Chart, draw_png, inline_svg, standalone_svg
-from dsv4kv.view.page.charts.latency import Samples, distribution_chart, order_chart
-from dsv4kv.view.page.charts.rates import operation_rates, rates_chart
+from dsv4kv.view.charts.figure import LIGHT, Chart, draw_png, inline_svg, standalone_svg
+from dsv4kv.view.charts.latency import Samples, distribution_chart, order_chart
+from dsv4kv.view.charts.rates import operation_rates, rates_chart
 from tests.record.records import make_case
 
 
@@ -37,7 +37,8 @@ def test_a_file_has_its_own_colours_font_size_and_title() -> None:
     assert "var(" not in text
     assert LIGHT["accent"] in text
     assert "sans-serif" in root.attrib["font-family"]
-    assert root.attrib["width"] == "400"
+    assert root.attrib["width"] == "600"
+    assert root.attrib["viewBox"].split()[2] == "400"
     heading = root.find("{http://www.w3.org/2000/svg}text")
     assert heading is not None
     assert heading.text == "Pace of a < b & c, duration of each sample"
@@ -60,7 +61,7 @@ def test_a_mark_has_the_text_that_is_shown_over_it() -> None:
     chart = rates_chart(operation_rates(make_case()), [])
     root = ET.fromstring(inline_svg(chart))
     titles = [e.text for e in root.iter("{http://www.w3.org/2000/svg}title")]
-    assert titles[1:] == list(chart.tips.values())
+    assert titles[1:] == [tip for (tip,) in chart.tips.values()]
     assert len(titles) == 8
 
 

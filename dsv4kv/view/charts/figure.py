@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
 from math import ceil, floor, log2, log10
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Final
 from xml.etree import ElementTree as ET
 
@@ -119,31 +120,38 @@ class Chart:
         title: What is shown, with its unit.
         description: What can be read from it, in a sentence or two.
         figure: The drawing.
-        tips: Text shown over a mark, by the mark's gid.
+        note: What to know before reading it, for a chart that is a file of its own.
+        tips: Texts shown over an artist, or over its parts in their order, by the artist's gid.
     """
 
     key: str
     title: str
     description: str
     figure: "Figure"
-    tips: dict[str, str] = field(default_factory=dict)
+    note: str = ""
+    tips: dict[str, Sequence[str]] = field(default_factory=dict)
 
-    def tip(self, artist: "Artist", text: str) -> None:
-        """Show a text while the pointer rests on this artist."""
+    def tip(self, artist: "Artist", *texts: str) -> None:
+        """Show a text while the pointer rests on this artist, or several on one part each."""
         name = f"tip{len(self.tips)}"
         artist.set_gid(name)
-        self.tips[name] = text
+        self.tips[name] = texts
 
 
 def new_figure(
-    height: float, rows: int = 1, *, share_x: bool = False, heights: Sequence[float] | None = None
+    height: float,
+    rows: int = 1,
+    *,
+    share_x: bool = False,
+    heights: Sequence[float] | None = None,
+    width: float = WIDTH,
 ) -> tuple["Figure", list["Axes"]]:
-    """An empty figure of ``WIDTH`` by ``height`` units and its axes from top to bottom."""
+    """An empty figure of ``width`` by ``height`` units and its axes from top to bottom."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     with rc_context(_STYLE):
-        figure = Figure(figsize=(WIDTH / 72, height / 72), dpi=72, layout="constrained")
+        figure = Figure(figsize=(width / 72, height / 72), dpi=72, layout="constrained")
         grid = figure.subplots(
             rows, 1, sharex=share_x, squeeze=False, gridspec_kw={"height_ratios": heights}
         )
@@ -287,6 +295,9 @@ _NUMBER = re.compile(r"-?\d+\.\d{2,}")
 _REFERENCE = re.compile(r"#([\w-]+)")
 _FAMILY = re.compile(r"; font-family: [^;]*")
 _NO_TURN = re.compile(r"rotate\(-0 [^)]*\)")
+_ENLARGED: Final = 1.5  # pixels of a file's unit: it is opened alone, on a large screen
+_HEADING_LOOK: Final = {"font-size": "12.5", "font-weight": "600", "fill": LIGHT["ink"]}
+_NOTE_LOOK: Final = {"font-size": "10.3", "fill": LIGHT["muted"]}
 
 
 def inline_svg(chart: Chart) -> str:
@@ -299,19 +310,29 @@ def inline_svg(chart: Chart) -> str:
 
 
 def standalone_svg(chart: Chart) -> str:
-    """The chart as a file: on white, with its title above it."""
+    """The chart as a file: on white, with its title and its note above it, in lines."""
     root = _tidy(chart)
     _, top, width, height = map(float, root.attrib["viewBox"].split())
-    head = 28
+    lines = [
+        (line, height, look)
+        for text, height, letter, look in (
+            (chart.title, 18, 7.1, _HEADING_LOOK),
+            (chart.note, 15, 5.7, _NOTE_LOOK),
+        )
+        for line in wrap(text, int((width - 16) / letter))
+    ]
+    head = 10 + sum(height for _, height, _ in lines)
     root.set("viewBox", f"0 {top - head:g} {width:g} {height + head:g}")
-    root.set("width", f"{width:g}")
-    root.set("height", f"{height + head:g}")
+    root.set("width", f"{width * _ENLARGED:g}")
+    root.set("height", f"{(height + head) * _ENLARGED:g}")
     root.set("font-family", _FONT)
     paper = {"y": f"{-head}", "width": "100%", "height": "100%", "fill": LIGHT["paper"]}
-    heading = {"x": "8", "y": "-10", "font-size": "12.5", "font-weight": "600"}
     root.insert(2, ET.Element(f"{{{_SVG}}}rect", paper))
-    root.insert(3, ET.Element(f"{{{_SVG}}}text", heading | {"fill": LIGHT["ink"]}))
-    root[3].text = chart.title
+    y = float(-head)
+    for number, (text, height_of_line, look) in enumerate(lines, 3):
+        y += height_of_line
+        root.insert(number, ET.Element(f"{{{_SVG}}}text", {"x": "8", "y": f"{y:g}"} | look))
+        root[number].text = text
     return _serialise(root) + "\n"
 
 
@@ -349,10 +370,12 @@ def _name(root: ET.Element, chart: Chart) -> None:
     root.set("aria-labelledby", "#title #desc")
 
 
-def _tell(element: ET.Element, text: str) -> None:
-    title = ET.Element(f"{{{_SVG}}}title")
-    title.text = text
-    element.insert(0, title)
+def _tell(element: ET.Element, texts: Sequence[str]) -> None:
+    parts = [element] if len(texts) == 1 else list(element.iter(f"{{{_SVG}}}path"))
+    for part, text in zip(parts, texts, strict=True):
+        title = ET.Element(f"{{{_SVG}}}title")
+        title.text = text
+        part.insert(0, title)
 
 
 def _shorten_element(element: ET.Element, prefix: str, references: set[str]) -> None:

@@ -13,7 +13,7 @@ from dsv4kv.measure.statistics import Estimate, estimate_rate
 from dsv4kv.record.schema import Case
 from dsv4kv.units import format_bytes, format_duration
 from dsv4kv.view.cells import format_number
-from dsv4kv.view.page.charts.figure import (
+from dsv4kv.view.charts.figure import (
     LIGHT,
     Chart,
     byte_ticks,

@@ -8,7 +8,7 @@ import numpy as np
 
 from dsv4kv.measure.statistics import Estimate, Summary, summarize
 from dsv4kv.units import format_duration
-from dsv4kv.view.page.charts.figure import (
+from dsv4kv.view.charts.figure import (
     LIGHT,
     Chart,
     new_figure,

@@ -1,0 +1,249 @@
+"""A row for each name: how large it is, or by how much it changed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import log
+from typing import TYPE_CHECKING
+
+from dsv4kv.measure.verdict import Judgement, Verdict
+from dsv4kv.record.profile import KernelTable
+from dsv4kv.record.schema import CacheSummary
+from dsv4kv.units import format_bytes, format_duration
+from dsv4kv.view.charts.figure import LIGHT, Chart, fit, new_figure, write
+from dsv4kv.view.profile import titles
+from dsv4kv.view.table import Finding, Table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+_ROW, _HEAD = 21, 16
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bar.
+
+    Attributes:
+        name: At its left.
+        size: How long it is.
+        text: At its right.
+        planned: Where it should end: a dark tick.
+        ends: Of its interval: a thin line.
+        colour: The accent if left out.
+    """
+
+    name: str
+    size: float
+    text: str
+    planned: float | None = None
+    ends: tuple[float, float] | None = None
+    colour: str = LIGHT["accent"]
+
+    @property
+    def reach(self) -> float:
+        """How far anything of it goes."""
+        return max(self.size, self.planned or 0, self.ends[1] if self.ends else 0)
+
+
+def draw_bars(bars: Sequence[Bar], room: float) -> "Figure":
+    """At least one bar; ``room`` is what the texts need beside the longest, as a share of it."""
+    figure, (axes,) = new_figure(_HEAD + _ROW * len(bars))
+    rows = range(len(bars))
+    longest = max(bar.reach for bar in bars) or 1
+    axes.barh(rows, [bar.size for bar in bars], height=0.62, color=[bar.colour for bar in bars])
+    for row, bar in enumerate(bars):
+        if bar.planned is not None:
+            axes.vlines(bar.planned, row - 0.42, row + 0.42, LIGHT["ink"], linewidth=1.6)
+        if bar.ends is not None:
+            axes.hlines(row, *bar.ends, LIGHT["ink"], linewidth=1.2)
+        write(axes, bar.reach + longest * 0.02, row, bar.text)
+    axes.set_yticks(rows, [bar.name for bar in bars])
+    axes.tick_params(axis="y", colors=LIGHT["ink"])
+    axes.set_ylim(len(bars) - 0.4, -0.6)
+    axes.set_xlim(0, longest * (1 + room))
+    axes.set_xticks([])
+    axes.spines["bottom"].set_visible(False)
+    return figure
+
+
+def pools_chart(cache: CacheSummary) -> Chart:
+    """A bar per pool and layer type, the largest first; a dark tick where the plan said."""
+    pools = sorted(cache.pools, key=lambda pool: -pool.allocated_bytes)
+    bars = [
+        Bar(
+            name=pool.name if pool.layer_type == "all" else f"{pool.name} {pool.layer_type}",
+            size=float(pool.allocated_bytes),
+            text=format_bytes(pool.allocated_bytes),
+            planned=float(pool.predicted_bytes),
+        )
+        for pool in pools
+    ]
+    total = format_bytes(sum(bar.size for bar in bars))
+    told = f"{total} allocated: {', '.join(f'{bar.name} {bar.text}' for bar in bars)}."
+    return Chart("pools", "Memory by pool, all layers", told, draw_bars(bars, room=0.24))
+
+
+_MOST = 14
+_LONGEST_NAME = 28
+
+
+def kernels_chart(table: KernelTable) -> Chart:
+    """A bar for each of the longest kernels, and one for all others together."""
+    rows = sorted(table.kernels, key=lambda row: -row.total_ns)
+    whole = sum(row.total_ns for row in rows) or 1
+    times = [(name, row.total_ns) for name, row in zip(titles(rows), rows, strict=True)][:_MOST]
+    if rest := rows[_MOST:]:
+        times.append((f"{len(rest):,} others", sum(row.total_ns for row in rest)))
+    shares = [f"{time / whole * 100:.0f} %" for _, time in times]
+    bars = [
+        Bar(_cut(name), time, f"{format_duration(time)}, {share}")
+        for (name, time), share in zip(times, shares, strict=True)
+    ]
+    told = ", ".join(f"{name} {share}" for (name, _), share in zip(times, shares, strict=True))
+    figure = draw_bars(bars, room=0.5)
+    return Chart("kernels", "Time of each kernel, all calls", f"{told}.", figure)
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+
+
+@dataclass(frozen=True)
+class ComparedRow:
+    """What was compared (an operation, a latency, a case of a sweep) and what came of it."""
+
+    name: str
+    judgement: Judgement
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Two sides, row by row, as a page shows them.
+
+    Attributes:
+        before: Name of the side that is held against.
+        after: Name of the side that is judged.
+        floor: Changes below it are none: 0.01 is 1 %.
+        rows: In the order to be told.
+        overall: Geometric mean over the rows; None without a row.
+        verdict: The conclusion, as a sentence.
+        cautions: What to know before believing it: sides that differ, launches that were lost.
+        table: The numbers, as on a terminal.
+        explanation: How to read them.
+    """
+
+    before: str
+    after: str
+    floor: float
+    rows: Sequence[ComparedRow]
+    overall: Judgement | None
+    verdict: Finding
+    cautions: Sequence[Finding]
+    table: Table
+    explanation: str
+
+
+_CHANGES_HEAD = 58
+_MOST_ROWS = 100  # more make a chart that nobody reads, and a page too large to send
+_LETTERS = 30  # of a name: half of what is across
+_LEAST = 103.0  # per cent to the left: no time falls by more than all of it
+_FAR = 5.0  # rows beyond so many times the middle one's change would hide all others
+_CHANGES = (Verdict.SLOWER, Verdict.FASTER)
+_ROLES = {
+    Verdict.SAME: "muted",
+    Verdict.FASTER: "good",
+    Verdict.SLOWER: "bad",
+    Verdict.UNCLEAR: "warning",
+}
+
+
+def ratios_chart(compared: Compared) -> Chart:
+    """Change of time in per cent with its interval; the band is what counts as no change.
+
+    A hollow mark has no interval: there were too few launches to know one. Of very many rows
+    those are drawn that are slower or faster, and of the others those that changed most.
+    """
+    rows = _choose(compared.rows)
+    if compared.overall:
+        rows.append(ComparedRow("geometric mean", compared.overall))
+    figure, (axes,) = new_figure(_CHANGES_HEAD + _ROW * len(rows))
+    floor = compared.floor * 100
+    axes.axvspan(-floor, floor, color=LIGHT["rule"], lw=0, zorder=0)
+    axes.axvline(0, color=LIGHT["ink"], linewidth=1.0)
+    for number, row in enumerate(rows):
+        _draw_row(axes, number, row)
+    axes.axhline(len(rows) - 1.5, color=LIGHT["rule"], linewidth=0.8)
+    axes.set_yticks(range(len(rows)), [fit(row.name, _LETTERS) for row in rows])
+    axes.tick_params(axis="y", colors=LIGHT["ink"])
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    reach = _reach(rows, floor)
+    for number, row in enumerate(rows):
+        _point_outside(axes, number, row, reach)
+    axes.set_xlim(-min(reach, _LEAST), reach)
+    axes.locator_params(axis="x", nbins=3)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:+g} %" if value else "0")
+    axes.grid(axis="x")
+    axes.set_xlabel("← faster · change of time · slower →")
+    told = ", ".join(f"{row.name} {_tell(row)}" for row in rows)
+    title = f"Change of time from {compared.before} to {compared.after}"
+    if len(compared.rows) > _MOST_ROWS:
+        title += f": {_MOST_ROWS} of {len(compared.rows):,} rows, those that changed most"
+    return Chart("comparison", title, f"{told}.", figure)
+
+
+def _choose(rows: Sequence[ComparedRow]) -> list[ComparedRow]:
+    """The rows to draw, in the order of the table."""
+
+    def weight(row: ComparedRow) -> tuple[bool, float]:
+        return row.judgement.verdict in _CHANGES, abs(log(row.judgement.ratio))
+
+    chosen = sorted(range(len(rows)), key=lambda n: weight(rows[n]), reverse=True)[:_MOST_ROWS]
+    return [rows[n] for n in sorted(chosen)]
+
+
+def _draw_row(axes: "Axes", number: int, row: ComparedRow) -> None:
+    role = _ROLES[row.judgement.verdict]
+    known = row.judgement.interval is not None
+    face = LIGHT[role] if known else LIGHT["paper"]
+    axes.hlines(number, *_ends(row), LIGHT[role], linewidth=1.8)
+    value = to_percent(row.judgement.ratio)
+    axes.plot(value, number, "o", color=LIGHT[role], markerfacecolor=face, markersize=5.5)
+    write(axes, 1.02, number, _tell(row), role, transform=axes.get_yaxis_transform())
+
+
+def _reach(rows: Sequence[ComparedRow], floor: float) -> float:
+    """How far the axis goes to either side, in per cent.
+
+    Whatever is slower or faster is on it; what is unclear and far out may leave it.
+    """
+    ends = sorted(max(map(abs, _ends(row))) for row in rows)
+    usual = ends[(len(ends) - 1) // 2] * _FAR
+    judged = [max(map(abs, _ends(row))) for row in rows if row.judgement.verdict in _CHANGES]
+    return max(floor * 1.5, min(ends[-1], usual), *judged) * 1.08
+
+
+def _point_outside(axes: "Axes", number: int, row: ComparedRow, reach: float) -> None:
+    """An arrow at the edge where a change or its interval goes on beyond the axis."""
+    for end in _ends(row):
+        if abs(end) > reach:
+            marker, place = (">", reach) if end > 0 else ("<", -reach)
+            axes.plot(place * 0.985, number, marker, color=LIGHT[_ROLES[row.judgement.verdict]],
+                      markersize=5)  # fmt: skip
+
+
+def _ends(row: ComparedRow) -> tuple[float, float]:
+    """Change at the ends of the interval in per cent; both the change itself without one."""
+    low, high = row.judgement.interval or (row.judgement.ratio, row.judgement.ratio)
+    return to_percent(low), to_percent(high)
+
+
+def _tell(row: ComparedRow) -> str:
+    change = to_percent(row.judgement.ratio)
+    return f"{change:+.1f} %  {row.judgement.verdict.lower()}"
+
+
+def to_percent(ratio: float) -> float:
+    """Change of time in per cent, to a tenth and without a minus before a zero."""
+    return round((ratio - 1) * 100, 1) + 0.0

@@ -295,7 +295,7 @@ _NUMBER = re.compile(r"-?\d+\.\d{2,}")
 _REFERENCE = re.compile(r"#([\w-]+)")
 _FAMILY = re.compile(r"; font-family: [^;]*")
 _NO_TURN = re.compile(r"rotate\(-0 [^)]*\)")
-_ENLARGED: Final = 1.5  # pixels of a file's unit: it is opened alone, on a large screen
+_LEAST_WIDTH: Final = 600  # pixels of a file: it is opened alone, on a large screen
 _HEADING_LOOK: Final = {"font-size": "12.5", "font-weight": "600", "fill": LIGHT["ink"]}
 _NOTE_LOOK: Final = {"font-size": "10.3", "fill": LIGHT["muted"]}
 
@@ -323,8 +323,9 @@ def standalone_svg(chart: Chart) -> str:
     ]
     head = 10 + sum(height for _, height, _ in lines)
     root.set("viewBox", f"0 {top - head:g} {width:g} {height + head:g}")
-    root.set("width", f"{width * _ENLARGED:g}")
-    root.set("height", f"{(height + head) * _ENLARGED:g}")
+    scale = max(1.0, _LEAST_WIDTH / width)
+    root.set("width", f"{width * scale:g}")
+    root.set("height", f"{(height + head) * scale:g}")
     root.set("font-family", _FONT)
     paper = {"y": f"{-head}", "width": "100%", "height": "100%", "fill": LIGHT["paper"]}
     root.insert(2, ET.Element(f"{{{_SVG}}}rect", paper))

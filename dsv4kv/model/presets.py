@@ -103,10 +103,15 @@ def config_from_huggingface(document: dict[str, Any], name: str) -> DSV4Config:
         fields |= _flat_fields(keys)
     else:
         fields |= {"compress_ratios": _compress_ratios(keys), "candidates": _candidates(keys)}
-    if text.get("model_type") in _V41_MODEL_TYPES:
+    if is_v41(text):
         fields["formats"] = V41_FORMATS
     _refuse_unknown(key for key, value in text.items() if value is not None)
     return DSV4Config(**fields, yarn=_yarn(keys.rope_scaling or {}))
+
+
+def is_v41(text: dict[str, Any]) -> bool:
+    """Whether a config.json is one of DeepSeek-V4.1."""
+    return text.get("model_type") in _V41_MODEL_TYPES
 
 
 V41_FORMATS = DefaultFormats(main="fp4", window="fp8_group32", indexer="mxfp4")

@@ -208,6 +208,7 @@ def to_document(
         },
         "weights": {
             "copy_bytes": scenario.weights.total_bytes,
+            "host_bytes": scenario.weights.host_bytes,
             "parameters": scenario.weights.parameters,
             "source": scenario.weights.source,
         },

@@ -19,6 +19,7 @@ class Gpu:
         title: Vendor and product.
         marketed_gb: Memory on the datasheet, in GB.
         driver_mib: Memory as the driver reports it, in MiB; None where it is not known.
+        arch: What its kernels are compiled for: ``sm_90``, ``gfx950``; None where not known.
         bandwidth_gbps: Memory bandwidth on the datasheet, in 10^9 B/s; None where not known.
         source: Where the numbers come from.
         given_bytes: Memory as the user gave it, instead of the above.
@@ -29,6 +30,7 @@ class Gpu:
     source: str
     marketed_gb: int | None = None
     driver_mib: int | None = None
+    arch: str | None = None
     bandwidth_gbps: int | None = None
     given_bytes: int | None = None
 

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.formats import EntryFormat
-from dsv4kv.model.presets import config_file, load_model, preset_names, read_config
+from dsv4kv.model.presets import config_file, is_v41, load_model, preset_names, read_config
 from dsv4kv.model.schema import CacheFormats, choose_formats
 from dsv4kv.names import find_name
 from dsv4kv.resources import shipped
@@ -143,8 +143,11 @@ def find_weight_facts(model: str, config: DSV4Config) -> WeightFacts | None:
     if own is None:
         return _known_facts(config.name)
     document = read_config(own)
+    text = document | document.get("text_config", {})
+    if is_v41(text):
+        text.setdefault("quantization_config", {"quant_method": "fp8", "expert_dtype": "fp4"})
     try:
-        return WeightFacts.model_validate(document.get("text_config", document))
+        return WeightFacts.model_validate(text)
     except ValidationError:
         return None
 

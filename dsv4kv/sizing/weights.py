@@ -2,6 +2,8 @@
 
 Counted are the matrices: attention, compressors, indexer, experts, router, embedding and output
 head. Left out are norms, scales of 128 x 128 blocks and hyper-connections, together below 0.1 %.
+V4.1's engram tables are looked up row by row and lie in host memory by default (vLLM 0.33,
+``EngramConfig.cpu_offload``): they are counted there, not on a GPU.
 """
 
 from dataclasses import dataclass, replace
@@ -14,6 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from dsv4kv.model.config import DSV4Config, Positive
 from dsv4kv.model.schedule import AttentionType, LayerSpec, build_schedule
 from dsv4kv.sizing.layout import Layout
+from dsv4kv.units import format_bytes
 
 
 class WeightFacts(BaseModel):
@@ -38,6 +41,9 @@ class WeightFacts(BaseModel):
     qk_nope_head_dim: Positive | None = None
     qk_rope_head_dim: Positive | None = None
     v_head_dim: Positive | None = None
+    dspark_n_routed_experts: Positive | None = None
+    engram_num_embeddings: tuple[Positive, ...] = ()
+    engram_head_dim: Positive | None = None
     expert_dtype: Literal["fp4", "fp8", "bf16"] | None = None
     quantization_config: dict[str, Any] = {}
     published_parameters: float | None = None
@@ -53,7 +59,14 @@ class WeightFacts(BaseModel):
         """Type of the routed experts."""
         if self.quantization_config.get("moe_quant_algo") == "NVFP4":
             return "nvfp4"
-        return self.expert_dtype or self.dense_dtype
+        kind: str | None = self.expert_dtype or self.quantization_config.get("expert_dtype")
+        return kind or self.dense_dtype
+
+    @property
+    def engram_bytes(self) -> int:
+        """Engram tables: every row in fp8, with one scale byte for 32 channels."""
+        channels = self.engram_head_dim or 0
+        return sum(self.engram_num_embeddings) * (channels + channels // 32)
 
 
 def count_layer(config: DSV4Config, facts: WeightFacts, spec: LayerSpec) -> tuple[int, int]:
@@ -91,10 +104,16 @@ def _count_mla(config: DSV4Config, facts: WeightFacts) -> int:
 
 
 def _count_compressors(config: DSV4Config, facts: WeightFacts, spec: LayerSpec) -> int:
-    """Compressor (KV and score projections) and indexer; CSA projects two halves."""
+    """Compressor (KV and score projections) and indexer; V4's CSA projects two halves of each.
+
+    V4.1's keys come from the latent, and more layers select than store them.
+    """
     indexer = config.index_heads * (facts.q_lora_rank * config.index_dim + config.hidden_size)
     if spec.attn is AttentionType.DSA:
         return indexer + config.hidden_size * config.index_dim
+    if spec.ratio in (1, 2):
+        projected = spec.ratio * config.hidden_size + config.index_dim
+        return indexer * spec.selects + projected * config.head_dim * spec.owns_kv
     if not spec.owns_kv:
         return 0
     if spec.attn is AttentionType.HCA:
@@ -137,6 +156,7 @@ class Weights:
         experts: Routed experts of a layer; None where they are not known to be whole.
         parameters: How many there are, draft layers left out; None where that is not known.
         source: How the bytes are known, in words.
+        host_bytes: Tables that lie in host memory, once for every node.
     """
 
     layers: tuple[Part, ...]
@@ -145,6 +165,7 @@ class Weights:
     experts: int | None
     parameters: int | None
     source: str
+    host_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -178,10 +199,13 @@ def derive_weights(config: DSV4Config, facts: WeightFacts) -> Weights:
     schedule = build_schedule(config)
     counts = [count_layer(config, facts, spec) for spec in schedule]
     draft = LayerSpec(len(schedule), schedule[0].attn, 0, len(schedule), is_draft=True)
-    drafted, experts = count_layer(config, facts, draft)
+    fewer = {"n_routed_experts": facts.dspark_n_routed_experts or facts.n_routed_experts}
+    drafted, experts = count_layer(config, facts.model_copy(update=fewer), draft)
     # a draft layer also mixes the embedding with the hidden state: two square matrices
     drafted += 2 * config.hidden_size**2
     embedding = facts.vocab_size * config.hidden_size
+    host = facts.engram_bytes
+    beside = f"; {format_bytes(host)} of engram tables in host memory, on no GPU" if host else ""
     return Weights(
         layers=tuple(_weigh(facts, *count) for count in counts),
         draft=_weigh(facts, drafted, experts),
@@ -189,7 +213,8 @@ def derive_weights(config: DSV4Config, facts: WeightFacts) -> Weights:
         experts=facts.n_routed_experts,
         parameters=sum(map(sum, counts)) + 2 * embedding,
         source=f"derived from {facts.source}: {facts.expert_kind} experts, "
-        f"{facts.dense_dtype} elsewhere, bf16 embedding and head",
+        f"{facts.dense_dtype} elsewhere, bf16 embedding and head{beside}",
+        host_bytes=host,
     )
 
 

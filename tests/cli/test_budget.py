@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 from dsv4kv.cli import app
 from dsv4kv.sizing.gpus import gpu_names
+from tests.model.test_huggingface import published
 
 GIB = 2**30
 TERMINAL = {"COLUMNS": "110", "NO_COLOR": "1", "TERM": "dumb"}
@@ -113,8 +114,21 @@ def test_a_request_of_a_million_tokens_takes_its_published_gibibytes(
 
 
 def test_a_token_of_v41_flash_takes_890_bytes() -> None:
-    found = document("--model", "v4.1-flash", "--weights", "150GiB", "--context", "1M")
+    found = document("--model", "v4.1-flash", "--gpus", "8", "--context", "1M")
     assert found["request"]["token_bytes"] == 890
+    assert found["weights"]["host_bytes"] == 202_758_032_400
+    assert "189 GiB of engram tables in host memory" in found["weights"]["source"]
+
+
+@pytest.mark.parametrize("model", ["v4-flash", "v4-pro", "v4.1-flash", "v3.2"])
+def test_a_published_config_gives_the_presets_answer(model: str) -> None:
+    """All of it but where it comes from; the file of V4.1 kept here names no engram tables."""
+    question = ("--gpus", "8", "--context", "64K", "--model")
+    preset, file = document(*question, model), document(*question, str(published(model)))
+    for found in (preset, file):
+        found["inputs"]["model"] = found["model"] = ""
+        found["weights"] |= {"source": "", "host_bytes": 0}
+    assert file == preset
 
 
 def test_the_baseline_takes_its_stated_bytes() -> None:

@@ -1,5 +1,7 @@
 """The catalogue knows every GPU it promises, says who says so, and guesses nothing."""
 
+import re
+
 import pytest
 
 from dsv4kv.errors import ConfigError
@@ -13,7 +15,12 @@ PROMISED = {
     "b300",
     "gb200",
     "gb300",
+    "gb300-station",
     "gb10",
+    "gh200",
+    "h20-3e",
+    "l20",
+    "rtx-4090-48gb",
     "rtx-pro-6000",
     "rtx-pro-5000",
     "rtx-5090",
@@ -41,6 +48,21 @@ def test_every_gpu_has_its_memory_a_title_and_a_source(name: str) -> None:
     assert gpu.source
 
 
+@pytest.mark.parametrize(
+    ("name", "mib"), [("gb300", 284_208), ("gb300-station", 256_703), ("rtx-4090-48gb", 49_140)]
+)
+def test_the_driver_reports_other_than_what_the_name_says(name: str, mib: int) -> None:
+    """GB300 of an NVL72: 277.5 GiB of 288 GB; of a DGX Station: 250.7 GiB of 252 GB."""
+    assert load_gpu(name).driver_mib == mib
+
+
+@pytest.mark.parametrize("name", gpu_names())
+def test_every_nvidia_and_amd_gpu_says_what_kernels_are_compiled_for(name: str) -> None:
+    gpu = load_gpu(name)
+    known = gpu.arch is not None and re.fullmatch(r"sm_\d+|gfx\d+", gpu.arch)
+    assert known or gpu.title.startswith("Huawei")
+
+
 @pytest.mark.parametrize("name", gpu_names())
 def test_what_the_driver_reports_lies_within_a_tenth_of_what_is_marketed(name: str) -> None:
     """GB is read as 10^9 or 2^30 bytes by the vendors, which differ by 7.4 %; ECC takes some."""
@@ -56,10 +78,10 @@ def test_memory_is_what_the_driver_reports() -> None:
 
 
 def test_where_the_driver_is_unknown_the_smaller_reading_is_taken_and_told() -> None:
-    gpu = load_gpu("gb300")
+    gpu = load_gpu("rtx-pro-5000")
     assert gpu.driver_mib is None
-    assert gpu.memory_bytes == 288 * 10**9
-    assert gpu.memory_source == "the datasheet's 288 GB read as 10^9 B"
+    assert gpu.memory_bytes == 48 * 10**9
+    assert gpu.memory_source == "the datasheet's 48 GB read as 10^9 B"
 
 
 def test_an_unknown_bandwidth_is_null_not_a_guess() -> None:

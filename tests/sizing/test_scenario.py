@@ -21,7 +21,7 @@ from tests.sizing.questions import GIB, ask, scenario
             {"model": "v4-flahs"},
             "no model 'v4-flahs' (did you mean v4-flash or v4.1-flash?): give",
         ),
-        ({"gpu": "h2000"}, "no GPU 'h2000' (did you mean h200 or h20?): give one of a100-40gb"),
+        ({"gpu": "h2000"}, "no GPU 'h2000' (did you mean h200 or gh200?): give one of a100-40gb"),
         ({"engine": "vlm:0.33"}, "no engine 'vlm:0.33' (did you mean vllm:0.33"),
         (
             {"gpu": "h200", "hbm": "80GiB"},
@@ -30,10 +30,6 @@ from tests.sizing.questions import GIB, ask, scenario
         (
             {"weights": "1GiB", "weight_bytes_per_param": "1"},
             "--weights and --weight-bytes-per-param both give the size",
-        ),
-        (
-            {"model": "v4.1-flash"},
-            "how large the weights of v4.1-flash are is not known: give --w",
         ),
         ({"model": GQA8}, "how large the weights of gqa8 are is not known"),
         ({"main_format": "fp7"}, "'fp7' is not a main format: choose fp8_ds_mla, bf16, fp8, fp4,"),

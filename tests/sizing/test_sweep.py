@@ -55,18 +55,18 @@ def test_every_combination_has_the_answer_that_it_has_alone() -> None:
 
 
 def test_a_combination_without_an_answer_keeps_its_sentence_and_its_cache() -> None:
-    """The weights of V4.1-Flash are not known; its cache is: 890 B per token."""
-    first, second = run_sweep(EIGHT, [Axis("model", ("v4-flash", "v4.1-flash"))])
+    """The weights of the baseline are not known; its cache is: 249,856 B per token."""
+    first, second = run_sweep(EIGHT, [Axis("model", ("v4-flash", "gqa8"))])
     assert first.problem is None
     assert second.found is None
     assert second.problem is not None
-    assert "weights of v4.1-flash" in second.problem
-    assert second.token_bytes == 890
+    assert "weights of gqa8" in second.problem
+    assert second.token_bytes == 249_856
 
 
 def test_a_sweep_without_any_answer_is_refused_with_the_first_sentence() -> None:
-    with pytest.raises(ConfigError, match=r"weights of v4.1-flash"):
-        run_sweep({"model": "v4.1-flash"}, [CONTEXTS])
+    with pytest.raises(ConfigError, match="weights of gqa8"):
+        run_sweep({"model": "gqa8"}, [CONTEXTS])
 
 
 def test_a_value_that_cannot_be_read_is_refused() -> None:
@@ -75,7 +75,7 @@ def test_a_value_that_cannot_be_read_is_refused() -> None:
 
 
 def test_csv_has_a_line_for_every_row_and_the_numbers_of_the_answers() -> None:
-    rows = run_sweep(EIGHT, [CONTEXTS, Axis("model", ("v4-flash", "v4.1-flash"))])
+    rows = run_sweep(EIGHT, [CONTEXTS, Axis("model", ("v4-flash", "gqa8"))])
     text = to_csv(tabulate([to_values(row) for row in rows]))
     lines = list(csv.DictReader(io.StringIO(text)))
     assert list(lines[0]) == ["context", "model", *COLUMNS, "problem"]

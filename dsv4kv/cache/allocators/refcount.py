@@ -412,8 +412,7 @@ class RefCountAllocator(CountedBlocks):
         cached = self._states.cached
         blocks = np.array([block for block in ids.tolist() if block in cached], dtype=np.int64)
         try:
-            cached.remove(blocks)
-            cached.add(blocks)
+            cached.renew(blocks)
         except BaseException:
             self._states.recount()
             raise
@@ -448,6 +447,7 @@ class RefCountAllocator(CountedBlocks):
         before = held, states.refs[held], None, None
         try:
             states.undo((held, 0, None, None))
+            states.cached.renew(held[states.hashes.of_block[held] != NO_HASH])
             self.observers.tell("released", np.repeat(held, before[1]))
         except BaseException:
             states.undo(before)

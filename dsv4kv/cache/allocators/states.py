@@ -274,6 +274,11 @@ class LeafQueue:
         self._position[blocks] = _NOWHERE
         self._count -= blocks.size
 
+    def renew(self, blocks: Ids) -> None:
+        """Make distinct blocks of the queue its newest, the last to go first."""
+        self.remove(blocks)
+        self.add(blocks)
+
     def take(self, count: int) -> Ids:
         """Take out the oldest blocks that leave no follower behind.
 

@@ -35,6 +35,15 @@ def test_using_a_chain_makes_it_the_newest() -> None:
     assert order_of_going(allocator, {"a": [10, 11], "b": [20]}) == ["b0", "a1", "a0"]
 
 
+def test_a_reset_that_keeps_the_prefix_cache_makes_what_was_held_the_newest() -> None:
+    allocator = RefCountAllocator(9)
+    old = cached(allocator, 10, 11)
+    cached(allocator, 20)
+    allocator.retain_memory_blocks(old)
+    allocator.reset(preserve_prefix_cache=True)
+    assert order_of_going(allocator, {"a": [10, 11], "b": [20]}) == ["b0", "a1", "a0"]
+
+
 def test_touching_a_cached_chain_makes_it_the_newest() -> None:
     allocator = RefCountAllocator(9)
     old = cached(allocator, 10, 11)

@@ -33,9 +33,10 @@ check-fast: $(VENV)/installed-test
 compilers: $(VENV)/installed-test
 	DSV4KV_COMPILERS=1 $(BIN)/pytest tests/kernels/test_compile.py
 
-# The policies against libCacheSim on all of the conversation trace; `check` replays its beginning.
+# All of the conversation trace: the policies against libCacheSim, of which `check` replays the
+# beginning, and every rule of V4's groups, of which `check` replays two.
 traces: $(VENV)/installed-test
-	DSV4KV_WHOLE_TRACES=1 $(BIN)/pytest tests/prefix/test_policies_libcachesim.py
+	DSV4KV_WHOLE_TRACES=1 $(BIN)/pytest tests/prefix/test_policies_libcachesim.py tests/engines/test_rules.py
 
 # A million operations of every allocator, index and cache, with interruptions; about an hour.
 endure: $(VENV)/installed-test

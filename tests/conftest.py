@@ -39,25 +39,26 @@ SLOW = {
     " test_docs_replay test_endings test_kills test_processes",
     "bench": "test_case test_gpu_case test_launches test_profiled test_telemetry"
     " test_timed_kernels",
-    "cache": "test_allocator_machine test_endurance test_machine test_sharing_machine"
+    "cache": "test_allocator_machine test_endurance test_handle test_interrupts test_machine"
+    " test_sharing_machine"
     " allocators/test_bitmask allocators/test_refcount_machine",
     "cli": "test_bench test_compare test_doctor test_launches test_profile test_profile_docs"
     " test_shell test_trace_docs",
     "compare": "test_ab test_worktrees",
-    "engines": "logs/test_recovery oracles test_own test_rules",
-    "measure": "profilers test_claims test_imports test_repetition",
+    "engines": "logs/test_recovery logs/test_waterfall oracles test_own test_rules",
+    "measure": "profilers test_claims test_imports test_repetition test_statistics test_verdict",
     "mrc": "test_policy test_sample test_strategies",
     "ops": "peers test_codec test_compress_chunk test_entry_content test_gather test_gather_window"
     " test_insert test_number_grids test_one_code_apart test_online_state test_page_copy"
     " test_streaming test_variants",
-    "prefix": "test_engine_machine test_policies_libcachesim test_policies_trace test_reuse"
-    " test_rows_machine",
+    "prefix": "test_engine_machine test_interrupts test_policies test_policies_libcachesim"
+    " test_policies_trace test_reuse test_rows_machine",
     "replay": "test_data test_data_fresh test_data_run test_machine test_real_trace test_rules"
     " test_rules_machine test_stretches",
-    "serve": "test_decode_graphs test_prefix_reuse",
+    "serve": "test_decode_graphs test_executor test_loop test_prefix_reuse test_verifier",
     "sizing": "test_advice test_fit",
     "traces": "test_histories",
-    "view": "page",
+    "view": "page test_odd_profiles",
 }
 """Files and folders that are slow, by room; a single test is marked where it stands."""
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
@@ -67,23 +68,29 @@ def test_buckets_are_the_largest_batch_and_the_powers_of_two_below_it(most: int)
     assert all(larger <= 2 * smaller for larger, smaller in pairwise(buckets))
 
 
+@cache
+def serve_graphs(settings: tuple[str, ...]) -> TwinBench:
+    """Every decode step a graph, every gather compared with the reference; served once."""
+    return serve_on_twin(
+        LENGTHS, "workload.concurrency=3", LAYERS, "workload.decode=graph", *settings
+    )
+
+
 @each_variant
 def test_graphs_leave_the_bytes_that_single_launches_leave(settings: tuple[str, ...]) -> None:
-    common = ("workload.concurrency=3", LAYERS, "measure.verify_every=0", *settings)
-    runs = [
-        serve_on_twin(LENGTHS, *common, f"workload.decode={way}") for way in ("graph", "eager")
-    ]
-    graph, eager = (cache_bytes(run.manager) for run in runs)
-    assert runs[0].gpu.replays >= 5
-    assert runs[1].gpu.replays == 0
-    for name, memory in graph.items():
-        assert torch.equal(memory, eager[name]), name
+    way = ("workload.decode=eager", "measure.verify_every=0")
+    graph = serve_graphs(settings)
+    eager = serve_on_twin(LENGTHS, "workload.concurrency=3", LAYERS, *way, *settings)
+    assert graph.gpu.replays >= 5
+    assert eager.gpu.replays == 0
+    found, expected = cache_bytes(graph.manager), cache_bytes(eager.manager)
+    for name, memory in found.items():
+        assert torch.equal(memory, expected[name]), name
 
 
 @each_variant
 def test_what_graphs_gather_equals_the_reference(settings: tuple[str, ...]) -> None:
-    way = "workload.decode=graph"
-    bench = serve_on_twin(LENGTHS, "workload.concurrency=3", LAYERS, way, *settings)
+    bench = serve_graphs(settings)
     verifier = bench.drive.verifier
     assert verifier.failures == []
     # the graph's last gather, and then every layer's own

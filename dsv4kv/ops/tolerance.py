@@ -111,16 +111,24 @@ class Grid:
         """Between which numbers all round to a value; NaN where it is not on its scale's grid."""
         grid, bounds = _VALUES[self.value], _BOUNDS[self.value]
         factor, most = scales[:, None], self._most(scales)[:, None]
-        code = torch.searchsorted(grid, values / factor).clamp_max(len(grid) - 1)
-        on_grid = torch.where(grid[code] * factor == values, 0.0, torch.nan)
+        code = torch.searchsorted(bounds[1:-1], values / factor)
+        on_grid = torch.where(self._read(grid[code] * factor) == values, 0.0, torch.nan)
         low, high = (bounds[i] * factor + on_grid for i in (code, code + 1))
         return low.clamp(-most, most), high.clamp(-most, most)
+
+    def _read(self, products: Tensor) -> Tensor:
+        """What is read of codes times scales: bf16, which most products are already."""
+        return products.bfloat16().double() if self.scale == "amax_fp32" else products
 
     def _most(self, scales: Tensor) -> Tensor:
         """The largest number for which a scale is chosen, float64[G]."""
         largest = _VALUES[self.value][-1]
         if self.scale == "none":
             return torch.full_like(scales, torch.inf)
+        if (
+            self.scale == "amax_fp32"
+        ):  # the largest number, bf16, over the largest code, in float32
+            return self._read(largest * scales)
         if self.scale == "e4m3":  # is rounded to the nearest
             boundary = (scales + self._neighbours(scales)[1]) / 2
             return largest * boundary.nan_to_num(nan=torch.inf)
@@ -130,6 +138,10 @@ class Grid:
         """Scales one step down and one up, 0 or NaN where there is none: float64[G] each."""
         if self.scale == "none":
             return ()
+        if self.scale == "amax_fp32":
+            i = torch.searchsorted(_BF16_SIZES, self._most(scales))
+            beside = (_BF16_SIZES[(i + step).clamp_(0, len(_BF16_SIZES) - 1)] for step in (-1, 1))
+            return tuple((most / _VALUES[self.value][-1]).float().double() for most in beside)
         if self.scale == "e4m3":
             i = torch.searchsorted(_E4M3_SCALES, scales)
             last = len(_E4M3_SCALES) - 1
@@ -143,6 +155,7 @@ def _signed(sizes: list[float]) -> Tensor:
 
 _INFINITE = 2.0**128  # stands for infinity: the next after the largest bf16
 _BF16 = torch.arange(0x7F80, dtype=torch.int16).view(torch.bfloat16).double().tolist()
+_BF16_SIZES = torch.tensor([*_BF16, math.nan], dtype=torch.float64)
 _VALUES = {
     "bf16": _signed([*_BF16, _INFINITE]),
     "e4m3": _signed(list(reference_codec.E4M3)),

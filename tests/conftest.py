@@ -30,6 +30,9 @@ settings.load_profile(os.environ.get("DSV4KV_HYPOTHESIS", "dsv4kv"))
 # Nor does a run that takes long here print that it goes on.
 progress.EVERY_S = float("inf")
 
+# Settings of whatever project the tests run in are not theirs.
+os.environ["DSV4KV_NO_SETTINGS"] = "1"
+
 # Hundreds of processes import this package: each would compile it anew. Workers start from here.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

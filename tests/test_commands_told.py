@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from dsv4kv.cli import app
+from dsv4kv.cli import _take, app
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -51,6 +51,8 @@ def test_a_command_is_understood(
     words = shlex.split(re.sub(r"\$\{\{.*?\}\}", "main", command), comments=True)
     ends = [words.index(sign) for sign in ("|", ">", ">>", "&&") if sign in words]
     arguments = words[1 : min(ends, default=None)]
+    assert not _take("--debug", arguments)  # which is for reports
+    _take("--no-settings", arguments)  # which may be anywhere
     found: Any = typer.main.get_command(app)
     while hasattr(found, "commands"):
         name, *arguments = arguments

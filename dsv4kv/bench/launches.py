@@ -154,7 +154,8 @@ def _environment(tree: Path, place: tuple[int, ...]) -> dict[str, str]:
     others = os.environ.get("PYTHONPATH")
     path = os.pathsep.join([str(tree), *([others] if others else [])])
     turns = {VARIABLE: ",".join(map(str, place))} if place else {}
-    return os.environ | {"PYTHONPATH": path} | turns
+    # what a project sets is among the task's arguments already
+    return os.environ | {"PYTHONPATH": path, "DSV4KV_NO_SETTINGS": "1"} | turns
 
 
 def _wait(running: Sequence[_Running], timeout_s: float) -> list[tuple[int, End]]:

@@ -27,12 +27,13 @@ from dsv4kv.cli import (
     results,
     trace,
 )
-from dsv4kv.cli.command import Group, take
+from dsv4kv.cli.command import IGNORED, Group, take
 from dsv4kv.endings import end_as_by_ctrl_c
 from dsv4kv.errors import DEFECT
 from dsv4kv.view.console import lose_glyphs_not_answers, say
 
 _PIPE_CLOSED = 141  # 128 + SIGPIPE, as shells tell it
+_NO_SETTINGS = "--no-settings"
 
 _EPILOG = """\
 [bold]Examples[/bold]
@@ -67,6 +68,7 @@ app = typer.Typer(
 
 @app.callback()
 def _options(
+    context: typer.Context,
     _version: Annotated[
         bool,
         typer.Option(
@@ -76,8 +78,14 @@ def _options(
     _debug: Annotated[
         bool, typer.Option("--debug", help="Show where an unexpected error came from.")
     ] = False,
+    no_settings: Annotated[
+        bool,
+        typer.Option(_NO_SETTINGS, help="Ignore dsv4kv.yaml and [tool.dsv4kv] of projects."),
+    ] = False,
 ) -> None:
     """Benchmark and profile the DeepSeek-V4 KV cache."""
+    if no_settings:
+        context.meta[IGNORED] = True
 
 
 app.command("bench", rich_help_panel="Measure", epilog=bench.EPILOG)(bench.bench)
@@ -101,7 +109,9 @@ def main() -> None:
     """Run the program; ends the process with its exit code."""
     end_as_by_ctrl_c()
     lose_glyphs_not_answers()
-    debug = _take_debug(sys.argv)
+    debug = _take("--debug", sys.argv)
+    if _take(_NO_SETTINGS, sys.argv):
+        sys.argv.insert(1, _NO_SETTINGS)
     if "_DSV4KV_COMPLETE" in os.environ:
         from typer._completion_classes import completion_init
 
@@ -119,11 +129,11 @@ def main() -> None:
         sys.exit(DEFECT)
 
 
-def _take_debug(words: list[str]) -> bool:
-    """Whether ``--debug`` is among the words of a command; takes it out, wherever it is."""
+def _take(option: str, words: list[str]) -> bool:
+    """Whether an option is among the words of a command; takes it out, wherever it is."""
     end = words.index("--") if "--" in words else len(words)
-    wanted = "--debug" in words[:end]
-    words[:end] = [word for word in words[:end] if word != "--debug"]
+    wanted = option in words[:end]
+    words[:end] = [word for word in words[:end] if word != option]
     return wanted
 
 

@@ -8,7 +8,7 @@ import typer
 from dsv4kv.choices import BACKENDS, PEERS, listed
 from dsv4kv.cli import systems
 from dsv4kv.cli.complete import offer, offer_settings
-from dsv4kv.cli.records import end_run, keep_record
+from dsv4kv.cli.records import as_settings, end_run, keep_record
 from dsv4kv.resources import shipped_names
 from dsv4kv.view.console import open_console
 
@@ -33,6 +33,15 @@ dsv4kv bench --launches 7                         medians over launches
 
 dsv4kv bench systems                              three ways to keep a cache
 """
+
+SHORTHANDS = {
+    "trace": "workload.trace",
+    "data": "workload.data",
+    "seed": "measure.seed",
+    "device": "device",
+    "backend": "backend",
+}
+"""Options that stand for settings."""
 
 
 def bench(
@@ -114,7 +123,10 @@ def bench(
         seeded = [] if seed is None else [f"seed={seed}"]
         systems.bench_systems([*(set_ or []), *seeded], unused, json_, quiet=quiet)
         return
-    overrides = [*(set_ or []), *_shorthands(trace, data, seed, device, backend)]
+    short = as_settings(
+        SHORTHANDS, trace=trace, data=data, seed=seed, device=device, backend=backend
+    )
+    overrides = [*(set_ or []), *short]
     silent = quiet or json_ == "-"
     stderr = open_console(stderr=True, quiet=silent)
     if launches == 1:
@@ -182,19 +194,3 @@ def _run_launches(
     if not outcomes:
         raise KeyboardInterrupt
     return merge(outcomes, request)
-
-
-def _shorthands(
-    trace: str | None, data: str | None, seed: int | None, device: str | None, backend: str | None
-) -> list[str]:
-    """Options that stand for settings; values are quoted so that YAML takes them as they are."""
-    import json
-
-    given = {
-        "workload.trace": trace,
-        "workload.data": data,
-        "measure.seed": seed,
-        "device": device,
-        "backend": backend,
-    }
-    return [f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None]

@@ -1,15 +1,26 @@
 """What a command does around its function: errors as sentences, and answers to a shell."""
 
+import os
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from dsv4kv.cli.project import Project, find_project
 from dsv4kv.errors import Dsv4kvError
 from dsv4kv.view.console import say
 
 if TYPE_CHECKING:
     from typer._click import Context
+
+
+VARIABLE = "DSV4KV_NO_SETTINGS"
+"""Of the environment: where it has a value, no project's settings are looked for."""
+IGNORED = "dsv4kv.no_settings"
+"""In the context of a command line that says so."""
+_HELP = {"-h", "--help"}
 
 
 class Group(TyperGroup):
@@ -33,13 +44,33 @@ class Group(TyperGroup):
 
 
 class Command(TyperCommand):
-    """A command that a shell asks about without waiting."""
+    """A command whose options a project sets, and a shell asks about without waiting."""
 
     def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
         """Read the words of a line, which a shell may ask about before it ends."""
         if ctx.resilient_parsing:
             return _look_at(self, ctx, args)
-        return super().parse_args(ctx, args)
+        project = None if _HELP & set(args) else project_of(ctx)
+        if project is None:
+            return super().parse_args(ctx, args)
+        from dsv4kv.cli.settings import fill
+
+        return fill(project, self, ctx, partial(super().parse_args, ctx, args))
+
+
+def project_of(ctx: "Context") -> Project | None:
+    """Settings of the project that a command runs in; None if there are none, or none wanted.
+
+    Raises:
+        ConfigError: They cannot be read.
+    """
+    if IGNORED in ctx.meta or os.environ.get(VARIABLE):
+        return None
+    try:
+        folder = Path.cwd()
+    except OSError:  # it has been removed
+        return None
+    return find_project(folder)
 
 
 def take(app: typer.Typer) -> None:

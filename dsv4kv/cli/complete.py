@@ -6,8 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+import typer
+
 import dsv4kv
 from dsv4kv.choices import Explained
+from dsv4kv.errors import ConfigError
 from dsv4kv.resources import user_cache
 
 Offer = list[tuple[str, str]]
@@ -71,9 +74,9 @@ def offer_inputs(incomplete: str) -> Offer:
     return [(f"{name}={each}", told) for each, told in found]
 
 
-def offer_runs(incomplete: str) -> Offer:
-    """Complete to a saved run of ``results/``, the newest first."""
-    names = sorted((path.stem for path in Path("results").glob("*.json")), reverse=True)
+def offer_runs(context: typer.Context, incomplete: str) -> Offer:
+    """Complete to a saved run of the folder that the command would take, the newest first."""
+    names = sorted((path.stem for path in _results(context).glob("[!.]*.json")), reverse=True)
     return _matching(dict.fromkeys(["last", *names], ""), incomplete)
 
 
@@ -144,6 +147,17 @@ def _stamp(files: Iterable[str]) -> dict[str, list[int]]:
     """When files were written and how long they are."""
     found = {file: Path(file).stat() for file in files}
     return {file: [status.st_mtime_ns, status.st_size] for file, status in found.items()}
+
+
+def _results(context: typer.Context) -> Path:
+    from dsv4kv.cli.command import project_of
+
+    folder = context.params.get("folder")
+    with suppress(ConfigError):  # which the command will print
+        project = None if folder else project_of(context)
+        if project and "results" in project.leaves:
+            folder = project.beside(str(project.leaves["results"].value))
+    return Path(folder or "results")
 
 
 def _explained(names: Names) -> dict[str, str]:

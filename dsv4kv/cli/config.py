@@ -1,4 +1,4 @@
-"""``dsv4kv config``: show, check and explain bench configurations."""
+"""``dsv4kv config``: show, check and explain configurations, and a project's settings."""
 
 from typing import Annotated
 
@@ -11,7 +11,7 @@ from dsv4kv.view.console import print_document, say
 _EXAMPLES = "[bold]Examples[/bold]\n\n"
 app = typer.Typer(
     no_args_is_help=True,
-    help="Show, check and explain bench configurations.",
+    help="Show, check and explain bench configurations, and a project's settings.",
     epilog=f"{_EXAMPLES}dsv4kv config show smoke > mine.yaml",
     rich_markup_mode="rich",
 )
@@ -89,3 +89,26 @@ def schema(
         from dsv4kv.view.terminal import show
 
         show([schema_table()])
+
+
+@app.command(epilog=f"{_EXAMPLES}dsv4kv config settings")
+def settings(context: typer.Context) -> None:
+    """Check the settings of this project, and show where each is written.
+
+    They are in dsv4kv.yaml, or the table tool.dsv4kv of a pyproject.toml, of this folder or the
+    nearest above it.
+    """
+    from dsv4kv.cli.command import project_of
+    from dsv4kv.cli.project import TOML, YAML, shown
+    from dsv4kv.cli.settings import check, explain
+    from dsv4kv.view.config import settings_table
+    from dsv4kv.view.terminal import show
+
+    project = project_of(context)
+    if project is None:
+        say(f"no settings: neither {YAML} nor [tool.dsv4kv] of a {TOML} in this project.")
+        return
+    check(project)
+    say(f"settings: {shown(project.path)}")
+    rows = {name: (leaf.value, leaf.place, explain(name)) for name, leaf in project.leaves.items()}
+    show([settings_table(rows)])

@@ -1,5 +1,6 @@
-"""What becomes of a run on the command line: a record that is kept and told, and an exit code."""
+"""A run on the command line: options as settings, a record that is kept, and an exit code."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,15 @@ def write_json(text: str, target: str) -> None:
         print_document(text)
     else:
         write_named(Path(target), text, "--json")
+
+
+def as_settings(keys: Mapping[str, str], **given: str | float | None) -> list[str]:
+    """Options as ``KEY=VALUE``, by their keys; quoted so that YAML takes values as they are."""
+    import json
+
+    return [
+        f"{keys[name]}={json.dumps(value)}" for name, value in given.items() if value is not None
+    ]
 
 
 def end_run(record: "RunRecord") -> None:

@@ -7,7 +7,7 @@ import typer
 
 from dsv4kv.choices import POLICIES, RULES, STRATEGIES, listed
 from dsv4kv.cli.complete import offer, offer_settings
-from dsv4kv.cli.records import end_run, keep_record
+from dsv4kv.cli.records import as_settings, end_run, keep_record
 from dsv4kv.resources import shipped_names
 from dsv4kv.view.console import open_console, say
 
@@ -25,6 +25,22 @@ dsv4kv replay builtin:chat --rule vllm-v4:semantic        by vLLM's rule
 
 dsv4kv replay builtin:chat --chart replay.svg             memory over time
 """
+
+SHORTHANDS = {
+    "trace": "workload.trace",
+    "data": "workload.data",
+    "model": "model.preset",
+    "memory": "cache.memory_bytes",
+    "policy": "prefix.policy",
+    "rule": "prefix.rule",
+    "strategy": "prefix.strategy",
+    "gpu": "cost.gpu",
+    "gpus": "cost.gpus",
+    "bandwidth": "cost.bandwidth_gbps",
+    "peaks": "cost.peaks",
+    "tflops": "cost.tflops",
+}
+"""Options that stand for settings."""
 
 
 def _model(text: str, metavar: str | None = None) -> Any:
@@ -143,35 +159,29 @@ def replay(
     if schema:
         _print_schema()
         return
-    given = {
-        "workload.trace": trace,
-        "workload.data": data,
-        "model.preset": model,
-        "cache.memory_bytes": memory,
-        "prefix.policy": policy,
-        "prefix.rule": rule,
-        "prefix.strategy": strategy,
-        "cost.gpu": gpu,
-        "cost.gpus": gpus,
-        "cost.bandwidth_gbps": bandwidth,
-        "cost.peaks": peaks,
-        "cost.tflops": tflops,
-    }
+    short = as_settings(
+        SHORTHANDS,
+        trace=trace,
+        data=data,
+        model=model,
+        memory=memory,
+        policy=policy,
+        rule=rule,
+        strategy=strategy,
+        gpu=gpu,
+        gpus=gpus,
+        bandwidth=bandwidth,
+        peaks=peaks,
+        tflops=tflops,
+    )
     silent = quiet or json_ == "-"
     if chart is not None:
         _check_chart(chart)
-    record = _run(config, [*(set_ or []), *_settings(given)], axis or [], silent=silent)
+    record = _run(config, [*(set_ or []), *short], axis or [], silent=silent)
     keep_record(record, out, json_, silent=silent)
     if chart is not None:
         _draw(record, chart, silent=silent)
     end_run(record)
-
-
-def _settings(given: dict[str, str | int | float | None]) -> list[str]:
-    """Options as settings; values are quoted so that YAML takes them as they are."""
-    import json
-
-    return [f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None]
 
 
 def _print_schema() -> None:

@@ -187,6 +187,17 @@ def read_document(text: str, source: str, root: Root = BenchConfig) -> Document:
     Raises:
         ConfigError: Broken YAML, more than one document, or anything but a mapping.
     """
+    return read_mapping(
+        text, source, lambda: f"a configuration is a mapping of {', '.join(keys_of('', root))}"
+    )
+
+
+def read_mapping(text: str, source: str, wanted: Callable[[], str]) -> Document:
+    """Parse a file; ``wanted`` ends the sentence about one that holds no mapping.
+
+    Raises:
+        ConfigError: As ``read_document``.
+    """
     try:
         top = _compose(text)
         values, faults = _build(top)
@@ -194,8 +205,7 @@ def read_document(text: str, source: str, root: Root = BenchConfig) -> Document:
         raise refuse([Problem(error.line, source, error.sentence)]) from None
     if not isinstance(top, yaml.MappingNode):
         kind = {type(None): "empty", list: "a list"}.get(type(values), "a single value")
-        names = ", ".join(keys_of("", root))
-        sentence = f"the file is {kind}: a configuration is a mapping of {names}."
+        sentence = f"the file is {kind}: {wanted()}."
         raise refuse([Problem(1, source, sentence)])
     problems = tuple(Problem(line, source, sentence) for line, sentence in faults)
     return Document(source, top, values, problems)
@@ -345,6 +355,18 @@ class Setting:
     option: str
 
 
+class Placed(str):
+    """``KEY=VALUE`` as ``--set`` takes it, from a file: messages say where it is written."""
+
+    place: str
+
+    def __new__(cls, text: str, place: str) -> "Placed":
+        """``place`` begins a sentence: ``dsv4kv.yaml:4``."""
+        made = super().__new__(cls, text)
+        made.place = place
+        return made
+
+
 def parse_overrides(texts: Sequence[str], root: Root = BenchConfig) -> list[Setting]:
     """Parse ``--set`` options; the value is YAML, and of two for one key the last one counts.
 
@@ -356,7 +378,7 @@ def parse_overrides(texts: Sequence[str], root: Root = BenchConfig) -> list[Sett
 
 
 def _parse_override(root: Root, text: str) -> Setting:
-    option = f"--set {text}"
+    option = text.place if isinstance(text, Placed) else f"--set {text}"
     path, value = split_option(option, text, root)
     return Setting(path, read_value(value, option), option)
 

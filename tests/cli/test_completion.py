@@ -109,7 +109,7 @@ def test_saved_runs_are_offered_newest_first(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("results").mkdir()
-    for name in ("20260101-a", "20260102-b"):
+    for name in ("20260101-a", "20260102-b", ".index"):
         Path("results", f"{name}.json").touch()
     assert complete("dsv4kv results show ") == ["last", "20260102-b", "20260101-a"]
 

@@ -89,6 +89,13 @@ class DSV4Config(BaseModel):
         """Draft (MTP) layers after the model's own."""
         return len(self.compress_ratios) - self.num_layers
 
+    @property
+    def kind(self) -> Literal["v4", "v41", "flat"]:
+        """Generation by its cache: V4.1 compresses by 1 and 2, V3.2 (flat) not at all."""
+        if self.architecture == "flat":
+            return "flat"
+        return "v41" if {1, 2} & set(self.compress_ratios) else "v4"
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.num_draft_layers < 0:

@@ -222,6 +222,8 @@ FLAT_FORMATS: dict[str, EntryFormat] = {
         scales_at="after_values",
     ),
     "bf16": EntryFormat("bf16", "bf16", 576),
+    # SGLang 0.5.23 for its backend trtllm (kv_cache_configurator.py): no scales.
+    "fp8": EntryFormat("fp8", "e4m3", 576),
     # vLLM 0.33.0's nvfp4_ds_mla for it (flashmla_sparse.py): 512 e2m1, 64 e4m3 without scale, 32
     # e4m3 scales in the order that FlashMLA's threads read them.
     "nvfp4": EntryFormat(

@@ -70,7 +70,7 @@ def test_an_entry_holds_every_channel_of_its_place(place: Place, name: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("name", "entry_bytes"), [("fp8_ds_mla", 656), ("bf16", 1152), ("nvfp4", 352)]
+    ("name", "entry_bytes"), [("fp8_ds_mla", 656), ("bf16", 1152), ("fp8", 576), ("nvfp4", 352)]
 )
 def test_a_v32_entry_is_one_row_of_its_published_bytes(name: str, entry_bytes: int) -> None:
     entry = flat_entry_format(name)
@@ -202,5 +202,5 @@ def test_an_unknown_format_is_refused_with_the_choices(place: Place) -> None:
 
 
 def test_an_unknown_v32_format_is_refused_with_the_choices() -> None:
-    with pytest.raises(ConfigError, match="choose fp8_ds_mla, bf16, nvfp4"):
+    with pytest.raises(ConfigError, match="choose fp8_ds_mla, bf16, fp8, nvfp4"):
         flat_entry_format("fp4")

@@ -1,0 +1,176 @@
+"""What an engine stores: by its version, the GPU's architecture, its backend and its layout.
+
+One table, first match wins. Where the architecture is not known the model's own formats are taken.
+Source: vLLM 0.33.0 (``models/deepseek_v41/nvidia/model.py`` and ``attention.py``,
+``v1/attention/backends/mla/indexer.py``, ``utils/deep_gemm.py``); SGLang 0.5.23 (``arg_groups``:
+``deepseek_v4_hook.py`` and ``overrides.py``; ``mem_cache/deepseek_v4_memory_pool.py``).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from dsv4kv.errors import ConfigError
+from dsv4kv.model.config import DSV4Config
+from dsv4kv.model.formats import Place
+
+PLACES: tuple[Place, ...] = ("main", "window", "indexer")
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a cache is kept, as far as its formats go by it.
+
+    Attributes:
+        engine: Rules and version: ``vllm:0.33``.
+        model: The model.
+        arch: What the GPU's kernels are compiled for: ``sm_90``, ``gfx950``; None if not known.
+        tp: Ranks that share a layer's attention.
+        split: Whether prefill and decode run apart.
+        backend: The attention backend, as the engine names it; None takes its own.
+        dtype: ``--kv-cache-dtype``; ``auto`` takes the engine's own.
+    """
+
+    engine: str
+    model: DSV4Config
+    arch: str | None
+    tp: int = 1
+    split: bool = False
+    backend: str | None = None
+    dtype: str = "auto"
+
+    @property
+    def sm100(self) -> bool:
+        """A datacenter Blackwell: B200, B300 and their Grace kin."""
+        return self.arch in ("sm_100", "sm_103")
+
+    @property
+    def plain(self) -> bool:
+        """FlashInfer in vLLM, which on a datacenter Blackwell stores plain rows."""
+        return self.sm100 and "FLASHINFER" in (self.backend or "").upper()
+
+    @property
+    def mega(self) -> bool:
+        """Mega attention of vLLM for V4.1: a rank has 8 heads for each of its output groups."""
+        fits = self.tp in (1, 2, 4, 8) and self.backend in (None, "FLASHMLA_MEGA_ATTN_DSV41")
+        return self.sm100 and fits and self.dtype in ("auto", "fp8", "nvfp4_ds_mla")
+
+    @property
+    def sglang_mega(self) -> bool:
+        """SGLang's ``flashmla_mega`` for V4.1, which tensor-parallel attention turns off."""
+        chosen = self.backend == "flashmla_mega" or (self.backend is None and self._unshared)
+        return self.sm100 and chosen and self.dtype in ("auto", "fp8_e4m3")
+
+    @property
+    def _unshared(self) -> bool:
+        return self.split or self.tp == 1
+
+
+class Stored(NamedTuple):
+    """Formats by place, and why; an empty name is the model's own."""
+
+    main: str
+    window: str
+    indexer: str
+    reason: str
+
+
+_ENTRY, _PLAIN = "fp8_ds_mla", "plain rows, which FlashInfer's backend stores on SM100"
+_OWN = Stored("", "", "", "the model's own")
+_WHOLE, _HALF = "fp8_group32_interleaved", "fp4_interleaved"
+
+_Rule = tuple[str, str, Callable[[Site], bool], Stored]
+_TABLE: tuple[_Rule, ...] = (
+    ("vllm", "v4", lambda s: s.plain and s.dtype.startswith("fp8"),
+     Stored("fp8", "fp8", "fp8", _PLAIN)),
+    ("vllm", "v4", lambda s: s.plain, Stored("bf16", "bf16", "fp8", _PLAIN)),
+    ("vllm", "v4", lambda _: True, Stored(_ENTRY, _ENTRY, "fp8", "vLLM's for V4 on every GPU")),
+    ("vllm", "v41", lambda s: s.plain and s.dtype.startswith("fp8"),
+     Stored("fp8", "fp8", "fp8", _PLAIN)),
+    ("vllm", "v41", lambda s: s.plain, Stored("bf16", "bf16", "fp8", _PLAIN)),
+    ("vllm", "v41", lambda s: s.mega,
+     Stored(_HALF, _WHOLE, "fp8", "nvfp4_ds_mla of mega attention, vLLM's on SM100 up to TP8")),
+    ("vllm", "v41", lambda s: s.sm100,
+     Stored(_WHOLE, _WHOLE, "fp8", "vLLM's V4.1 records on SM100 without mega attention")),
+    ("vllm", "v41", lambda _: True,
+     Stored(_ENTRY, _ENTRY, "fp8", "V4's record: those of V4.1 are read on SM100 only")),
+    ("vllm", "flat", lambda s: s.dtype == "nvfp4_ds_mla",
+     Stored("nvfp4", "", "fp8", "nvfp4_ds_mla, on SM100")),
+    ("vllm", "flat", lambda s: s.dtype.startswith("fp8"), Stored(_ENTRY, "", "fp8", "as given")),
+    ("vllm", "flat", lambda _: True,
+     Stored("bf16", "", "fp8", "vLLM's auto for V3.2; --kv-cache-dtype fp8 stores 656 B")),
+    ("sglang", "v4", lambda s: s.backend == "trtllm",
+     Stored("fp8", "fp8", "fp8", "uniform FP8 for the backend trtllm")),
+    ("sglang", "v4", lambda _: True,
+     Stored(_ENTRY, _ENTRY, "fp8", "SGLang's SGLANG_DSV4_KV_LAYOUT=v4, on every GPU")),
+    ("sglang", "v41", lambda s: s.sglang_mega,
+     Stored("fp4", "fp8_group32", "mxfp4", "flashmla_mega: SM100, attention not tensor parallel")),
+    ("sglang", "v41", lambda s: s.sm100,
+     Stored(_ENTRY, _ENTRY, "mxfp4", "V4's record: tensor parallel attention")),
+    ("sglang", "v41", lambda _: True,
+     Stored(_ENTRY, _ENTRY, "mxfp4", "V4's record: those of V4.1 are read on SM100 and gfx950")),
+    ("sglang", "flat", lambda s: s.sm100 and s.dtype != "bfloat16",
+     Stored("fp8", "", "fp8", "SGLang's backend trtllm on SM100 keeps 576 e4m3")),
+    ("sglang", "flat", lambda s: s.dtype.startswith("fp8"), Stored(_ENTRY, "", "fp8", "as given")),
+    ("sglang", "flat", lambda _: True,
+     Stored("bf16", "", "fp8", "SGLang's for V3.2 below SM100")),
+)  # fmt: skip
+
+_SM100 = ("sm_100", "sm_103")
+_KEPT: dict[tuple[str, str], tuple[str, ...]] = {
+    ("vllm:0.33", "mxfp4"): (*_SM100, "gfx950"),
+    ("vllm:0.33", "fp8_ue8m0x4"): _SM100,
+    ("vllm:0.33", _WHOLE): _SM100,
+    ("vllm:0.33", _HALF): _SM100,
+    ("vllm:0.33", "fp8_group32"): (),
+    ("vllm:0.33", "fp4"): (),
+    ("sglang:0.5.23", "mxfp4"): (*_SM100, "sm_120", "sm_121", "gfx950"),
+    ("sglang:0.5.23", "fp8_ue8m0x4"): (),
+    ("sglang:0.5.23", _WHOLE): _SM100,
+    ("sglang:0.5.23", _HALF): _SM100,
+    ("sglang:0.5.23", "fp8_group32"): (*_SM100, "gfx950"),
+    ("sglang:0.5.23", "fp4"): (*_SM100, "gfx950"),
+}
+"""Where an engine keeps a format; those that are left out it keeps wherever it keeps the place."""
+
+
+def stored_formats(site: Site, asked: Mapping[Place, str | None]) -> dict[Place, tuple[str, str]]:
+    """Name and reason of the format of every place; an empty reason where it was asked for.
+
+    Raises:
+        ConfigError: A format that the engine does not keep on such a GPU.
+    """
+    own = site.model.formats
+    found = _row(site)
+    chosen: dict[Place, tuple[str, str]] = {}
+    for place in PLACES:
+        name = asked.get(place)
+        if name is None:
+            chosen[place] = (getattr(found, place) or getattr(own, place), found.reason)
+        else:
+            _check(site, place, name)
+            chosen[place] = (name, "")
+    return chosen
+
+
+def _row(site: Site) -> Stored:
+    family = site.engine.partition(":")[0]
+    if site.arch is None:
+        return _OWN
+    for engine, kind, applies, stored in _TABLE:
+        if (engine, kind) == (family, site.model.kind) and applies(site):
+            scaled = site.engine == "vllm:0.33" and site.sm100
+            return stored._replace(indexer="fp8_ue8m0x4") if scaled else stored
+    return _OWN
+
+
+def _check(site: Site, place: Place, name: str) -> None:
+    where = _KEPT.get((site.engine, name))
+    forced = site.engine.startswith("sglang") and site.model.kind == "v41" and place == "indexer"
+    if where is None or site.arch is None or site.arch in where or forced:
+        return
+    on = f"only on {', '.join(where)}, and this GPU is {site.arch}" if where else "on no GPU"
+    raise ConfigError(
+        f"{site.engine} keeps {name} {on}: leave --{place}-format out for its own, or choose "
+        "another."
+    )

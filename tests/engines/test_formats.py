@@ -1,0 +1,143 @@
+"""What engines store follows their version, the GPU, the backend and the layout.
+
+Sources: vLLM 0.33.0, SGLang 0.5.23; bytes of a token as shared by users of V4.1-Flash.
+"""
+
+from fractions import Fraction
+
+import pytest
+
+from dsv4kv.engines.formats import Site, stored_formats
+from dsv4kv.errors import ConfigError
+from dsv4kv.model.formats import Place
+from dsv4kv.model.plan import bytes_per_token
+from dsv4kv.model.presets import load_model
+from dsv4kv.model.schedule import build_schedule
+from dsv4kv.model.schema import build_schema, choose_formats
+
+VLLM, SGLANG = "vllm:0.33", "sglang:0.5.23"
+
+
+def names(engine: str, model: str, arch: str | None, **where: object) -> tuple[str, ...]:
+    site = Site(engine, load_model(model), arch, **where)  # type: ignore[arg-type]
+    return tuple(name for name, _ in stored_formats(site, {}).values())
+
+
+@pytest.mark.parametrize(
+    ("engine", "arch", "tp", "token_bytes"),
+    [
+        (VLLM, "sm_90", 8, 1790),  # (584 + 132) · 5/2
+        (VLLM, "sm_100", 1, 1050),  # (288 + 132) · 5/2
+        (VLLM, "sm_103", 8, 1050),
+        (VLLM, "sm_100", 16, 1650),  # (528 + 132) · 5/2
+        (SGLANG, "sm_90", 8, 1630),  # (584 + 68) · 5/2: the low-ratio indexer is FP4 anywhere
+        (SGLANG, "sm_100", 4, 1630),
+        (SGLANG, "sm_100", 1, 890),
+    ],
+)
+def test_a_token_of_v41_takes_what_the_engine_stores_there(
+    engine: str, arch: str, tp: int, token_bytes: int
+) -> None:
+    model = load_model("v4.1-flash")
+    formats = choose_formats(model, *names(engine, "v4.1-flash", arch, tp=tp))
+    schemas = [build_schema(model, spec, formats=formats) for spec in build_schedule(model)]
+    assert bytes_per_token(schemas) == Fraction(token_bytes)
+
+
+@pytest.mark.parametrize(
+    ("engine", "model", "arch", "where", "expected"),
+    [
+        (VLLM, "v4-pro", "sm_90", {}, ("fp8_ds_mla", "fp8_ds_mla", "fp8")),
+        (VLLM, "v4-pro", "sm_100", {}, ("fp8_ds_mla", "fp8_ds_mla", "fp8_ue8m0x4")),
+        (VLLM, "v4-pro", "sm_120", {}, ("fp8_ds_mla", "fp8_ds_mla", "fp8")),
+        (
+            VLLM,
+            "v4-pro",
+            "sm_100",
+            {"backend": "FLASHINFER_MLA_SPARSE_DSV4"},
+            ("bf16", "bf16", "fp8_ue8m0x4"),
+        ),
+        (
+            VLLM,
+            "v4-pro",
+            "sm_100",
+            {"backend": "FLASHINFER_MLA_SPARSE_DSV4", "dtype": "fp8"},
+            ("fp8", "fp8", "fp8_ue8m0x4"),
+        ),
+        ("vllm:0.26", "v4-pro", "sm_100", {}, ("fp8_ds_mla", "fp8_ds_mla", "fp8")),
+        (
+            VLLM,
+            "v4.1-flash",
+            "sm_100",
+            {"dtype": "fp8_ds_mla"},
+            ("fp8_group32_interleaved", "fp8_group32_interleaved", "fp8_ue8m0x4"),
+        ),
+        (
+            SGLANG,
+            "v4.1-flash",
+            "sm_100",
+            {"tp": 4, "split": True},
+            ("fp4", "fp8_group32", "mxfp4"),
+        ),
+        (SGLANG, "v4.1-flash", "gfx950", {}, ("fp8_ds_mla", "fp8_ds_mla", "mxfp4")),
+        (VLLM, "v3.2", "sm_90", {}, ("bf16", "fp8_ds_mla", "fp8")),
+        (VLLM, "v3.2", "sm_90", {"dtype": "fp8"}, ("fp8_ds_mla", "fp8_ds_mla", "fp8")),
+        (
+            VLLM,
+            "v3.2",
+            "sm_100",
+            {"dtype": "nvfp4_ds_mla"},
+            ("nvfp4", "fp8_ds_mla", "fp8_ue8m0x4"),
+        ),
+        (SGLANG, "v3.2", "sm_90", {}, ("bf16", "fp8_ds_mla", "fp8")),
+        (SGLANG, "v3.2", "sm_100", {}, ("fp8", "fp8_ds_mla", "fp8")),
+        ("dsv4kv", "v4.1-flash", "sm_90", {}, ("fp4", "fp8_group32", "mxfp4")),
+        (VLLM, "v4.1-flash", None, {}, ("fp4", "fp8_group32", "mxfp4")),
+    ],
+)
+def test_formats_follow_engine_gpu_backend_and_layout(
+    engine: str, model: str, arch: str | None, where: dict[str, object], expected: tuple[str, ...]
+) -> None:
+    assert names(engine, model, arch, **where) == expected
+
+
+def test_every_format_that_was_not_asked_for_has_a_reason() -> None:
+    site = Site(VLLM, load_model("v4.1-flash"), "sm_90")
+    found = stored_formats(site, {"indexer": "fp8"})
+    assert found["indexer"] == ("fp8", "")
+    assert "read on SM100 only" in found["main"][1]
+    assert found["main"] == found["window"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "arch", "place", "name", "sentence"),
+    [
+        (
+            VLLM,
+            "sm_90",
+            "indexer",
+            "mxfp4",
+            "only on sm_100, sm_103, gfx950, and this GPU is sm_90",
+        ),
+        (VLLM, "sm_120", "indexer", "mxfp4", "this GPU is sm_120"),
+        (VLLM, "sm_90", "main", "fp4_interleaved", "this GPU is sm_90"),
+        (VLLM, "sm_100", "main", "fp4", "keeps fp4 on no GPU"),
+        (
+            SGLANG,
+            "sm_90",
+            "window",
+            "fp8_group32",
+            "sm_100, sm_103, gfx950, and this GPU is sm_90",
+        ),
+    ],
+)
+def test_a_format_that_the_engine_does_not_keep_there_is_a_sentence(
+    engine: str, arch: str, place: Place, name: str, sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        stored_formats(Site(engine, load_model("v4.1-flash"), arch), {place: name})
+
+
+def test_what_is_kept_there_may_be_asked_for() -> None:
+    site = Site(VLLM, load_model("v4-flash"), "sm_100")
+    assert stored_formats(site, {"indexer": "mxfp4"})["indexer"] == ("mxfp4", "")

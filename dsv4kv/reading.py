@@ -83,7 +83,7 @@ def parse_json(text: str) -> Any:
     try:
         return from_json(text)
     except ValueError:
-        pass  # lone surrogates, say, which json reads; or a defect, which json tells better
+        pass  # lone surrogates, say, which json reads; or a defect, which json reports better
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:

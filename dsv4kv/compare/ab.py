@@ -73,8 +73,10 @@ def _git(*arguments: str, doing: str) -> str:
     except OSError as error:
         raise ConfigError(f"git cannot be run ({error.strerror}): install it.") from None
     if done.returncode:
-        told = done.stderr.strip().splitlines()
-        raise ConfigError(f"git could not {doing}: {told[-1] if told else 'it does not say why'}.")
+        errors = done.stderr.strip().splitlines()
+        raise ConfigError(
+            f"git could not {doing}: {errors[-1] if errors else 'it does not say why'}."
+        )
     return done.stdout.strip()
 
 

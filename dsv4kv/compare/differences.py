@@ -50,8 +50,8 @@ def _compare(
         first, second = before.get(field, []), after.get(field, [])
         known = bool(first and second) or field.startswith(_VARIABLES)
         if len(first) > 1 or first != second:
-            told = [" or ".join(values) or "not there" for values in (first, second)]
-            yield Difference(kind if known else "unknown", field, *told)
+            shown = [" or ".join(values) or "not there" for values in (first, second)]
+            yield Difference(kind if known else "unknown", field, *shown)
 
 
 def _gather(read: Any, side: Side) -> dict[str, list[str]]:

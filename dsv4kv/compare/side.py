@@ -95,8 +95,8 @@ def tell_losses(side: Side) -> Iterator[str]:
         told_by_cases = {case.launch for case in record.cases}
         for launch in record.launches:
             if launch.status != "complete" and launch.launch not in told_by_cases:
-                told = launch.status.replace("_", " ")
-                yield f"{side.name}: launch {launch.launch} {told}: {launch.error or 'Ctrl-C'}"
+                status = launch.status.replace("_", " ")
+                yield f"{side.name}: launch {launch.launch} {status}: {launch.error or 'Ctrl-C'}"
         for case in record.cases:
             if case.status != "complete":
                 where = f"{axis_text(case)}, " if case.axis else ""

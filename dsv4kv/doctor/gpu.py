@@ -63,7 +63,7 @@ def _check_torch(driver: str | None, cuda: str | None) -> Check:
     name, enables = "GPU", "bench --device cuda"
     try:
         import torch
-    except Exception:  # told where packages are
+    except Exception:  # reported where packages are
         return Check(_TOPIC, name, "missing", "torch cannot be imported", enables)
     built = torch.version.cuda
     if torch.cuda.is_available():
@@ -72,24 +72,24 @@ def _check_torch(driver: str | None, cuda: str | None) -> Check:
         return Check(_TOPIC, name, "missing", "none", enables)
     if built is None:
         advice = f"install a torch built for CUDA: pip install torch --index-url {_CUDA_WHEELS}…"
-        told = f"torch {torch.__version__} is built without CUDA"
-        return Check(_TOPIC, name, "missing", told, enables, advice)
-    told = f"torch is built for CUDA {built}, the driver is for {cuda}, and torch sees no GPU"
+        detail = f"torch {torch.__version__} is built without CUDA"
+        return Check(_TOPIC, name, "missing", detail, enables, advice)
+    detail = f"torch is built for CUDA {built}, the driver is for {cuda}, and torch sees no GPU"
     advice = "update the driver, look at CUDA_VISIBLE_DEVICES, and at /dev/nvidia* in containers."
-    return Check(_TOPIC, name, "missing", told, enables, advice)
+    return Check(_TOPIC, name, "missing", detail, enables, advice)
 
 
 def _describe(facts: Any, built: str | None) -> Check:
     from dsv4kv.ops.cuda.compile import OLDEST
 
-    told = (
+    detail = (
         f"{facts.name}, capability {facts.major}.{facts.minor}, "
         f"{format_bytes(facts.total_memory)}, torch for CUDA {built}"
     )
     if 10 * facts.major + facts.minor < OLDEST:
         advice = f"kernels need capability {OLDEST // 10}.{OLDEST % 10}: run with --device cpu."
-        return Check(_TOPIC, "GPU", "broken", told, "bench --device cuda", advice)
-    return Check(_TOPIC, "GPU", "good", told, "bench --device cuda")
+        return Check(_TOPIC, "GPU", "broken", detail, "bench --device cuda", advice)
+    return Check(_TOPIC, "GPU", "good", detail, "bench --device cuda")
 
 
 def _check_counters() -> Check:
@@ -144,9 +144,9 @@ def check_host_clocks(
     step_ns = min((step for step in steps if step), default=0)
     cost_ns = (looks[-1] - looks[0]) / len(steps)
     coarse = not step_ns or step_ns > 1_000
-    told = f"steps of {format_duration(step_ns)}, {format_duration(cost_ns)} a call"
+    detail = f"steps of {format_duration(step_ns)}, {format_duration(cost_ns)} a call"
     status: Status = "note" if coarse else "good"
-    yield Check("timers", "resolution", status, told, "operations of microseconds")
+    yield Check("timers", "resolution", status, detail, "operations of microseconds")
 
 
 def compare_device_clock(device_ns: int, host_ns: int) -> Check:
@@ -159,13 +159,13 @@ def _compare(
     name: str, elapsed_ns: int, other: str, other_ns: int, within: float, advice: str
 ) -> Check:
     apart = abs(elapsed_ns / other_ns - 1) if other_ns else 1.0
-    told = (
+    detail = (
         f"{format_duration(elapsed_ns)} against {format_duration(other_ns)} of {other}: "
         f"{apart * 100:.3f} % apart"
     )
     agree = apart <= within
     return Check(
-        "timers", name, "good" if agree else "note", told, "every time that is reported",
+        "timers", name, "good" if agree else "note", detail, "every time that is reported",
         None if agree else advice,
     )  # fmt: skip
 

@@ -46,8 +46,8 @@ _FAST_GOVERNORS = ("performance", "schedutil")  # the latter follows the load wi
 def check_machine(environment: dict[str, Any], results: Path = Path("results")) -> Iterator[Check]:
     """Check the host, as ``capture_environment`` found it, and where records will go."""
     count = environment["cpu_count"]
-    told = f"{environment['cpu'] or 'model unknown'}, {count or '?'} to use"
-    yield Check(_TOPIC, "CPU", "good", told, "the CPU backend")
+    detail = f"{environment['cpu'] or 'model unknown'}, {count or '?'} to use"
+    yield Check(_TOPIC, "CPU", "good", detail, "the CPU backend")
     yield _check_load(environment["load_1min"], count)
     yield _check_governor(environment["governor"])
     yield _check_memory(environment["memory_bytes"])
@@ -62,10 +62,10 @@ def check_folder(topic: str, name: str, folder: Path, enables: str, advice: str)
     if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
         return Check(topic, name, "missing", f"{folder} cannot be written", enables, advice)
     free = shutil.disk_usage(there).free
-    told = f"{folder}, {format_bytes(free)} free"
+    detail = f"{folder}, {format_bytes(free)} free"
     if free < _LEAST_DISK_BYTES:
-        return Check(topic, name, "missing", told, enables, "free some space.")
-    return Check(topic, name, "good", told, enables)
+        return Check(topic, name, "missing", detail, enables, "free some space.")
+    return Check(topic, name, "good", detail, enables)
 
 
 def _check_load(load: float | None, count: int | None) -> Check:
@@ -97,11 +97,11 @@ def _check_memory(total_bytes: int | None) -> Check:
         for size, word in ((total_bytes, "in all"), (available, "available"))
         if size is not None
     ]
-    told, enables = ", ".join(sizes) or "not available", "caches with real data"
+    detail, enables = ", ".join(sizes) or "not available", "caches with real data"
     if available is not None and available < _NEEDED_BYTES:
         advice = f"the default needs about {format_bytes(_NEEDED_BYTES)}: end other programs."
-        return Check(_TOPIC, "memory", "broken", told, enables, advice)
-    return Check(_TOPIC, "memory", "good" if sizes else "note", told, enables)
+        return Check(_TOPIC, "memory", "broken", detail, enables, advice)
+    return Check(_TOPIC, "memory", "good" if sizes else "note", detail, enables)
 
 
 def _available_bytes() -> int | None:
@@ -120,7 +120,7 @@ def _check_results(folder: Path) -> Check:
     if found.status == "missing":
         other = check_folder(_TOPIC, "results", spare, "run records", "")
         if other.status == "missing":
-            told = f"neither {folder} nor {spare} takes files"
+            detail = f"neither {folder} nor {spare} takes files"
             advice = "free some space, or name a folder with --out."
-            return Check(_TOPIC, "results", "broken", told, "run records", advice)
+            return Check(_TOPIC, "results", "broken", detail, "run records", advice)
     return found

@@ -50,8 +50,8 @@ def _check_needed(name: str, enables: str) -> Check:
         module = import_module(name)
     except Exception as error:
         advice = f"install it anew: pip install --force-reinstall {name}"
-        told = f"cannot be imported ({type(error).__name__}: {error})"
-        return Check("software", name, "broken", told, enables, advice)
+        detail = f"cannot be imported ({type(error).__name__}: {error})"
+        return Check("software", name, "broken", detail, enables, advice)
     return Check("software", name, "good", str(module.__version__), enables)
 
 

@@ -1,6 +1,6 @@
 """What samples say: medians, rates, and how well this run knows them.
 
-The intervals treat the samples of one run as independent. They tell how well *this launch* is
+The intervals treat the samples of one run as independent. They say how well *this launch* is
 known; another launch may differ by more, so two runs are compared over launches, not over these.
 """
 
@@ -37,7 +37,7 @@ class Estimate:
 
     @property
     def is_lopsided(self) -> bool:
-        """Whether one arm is over twice the other, so that no ± tells the interval."""
+        """Whether one arm is over twice the other, so that no ± describes the interval."""
         return self.arms is not None and max(self.arms) > _LOPSIDED * min(self.arms)
 
 

@@ -156,7 +156,7 @@ def _serve(index: BlockHashIndex, paths: list[Ints], capacity_blocks: int) -> It
 
 
 CLASSES = 5
-"""Parts of a sample whose spread tells its error."""
+"""Parts of a sample, whose spread gives its error."""
 _STUDENT_T = 2.776  # 97.5 %, CLASSES - 1 degrees of freedom
 _MOST_COMMON = 0.1  # of the cache: common beginnings are taken to be cached at all times
 _FEWEST = 25  # families in a sample: fewer have no spread to speak of
@@ -225,7 +225,7 @@ class Sample:
     def estimate(self, policy: str, reuse: Reuse, total_tokens: int, capacity: int) -> SampledHits:
         """SampledHits what a policy hits in a cache of ``capacity`` blocks on the whole trace.
 
-        The classes' spread tells how much chance is in the sample; how far they are from it, what
+        The classes' spread shows how much chance is in the sample; how far they are from it, what
         a smaller cache does to a policy apart from chance: both make the interval.
 
         Raises:
@@ -242,7 +242,7 @@ class Sample:
         return SampledHits(policy, *(min(max(0.0, end), most) for end in ends))
 
     def lack(self, capacity: int) -> str:
-        """Why nothing can be told of a cache of ``capacity`` blocks; empty where it can."""
+        """Why nothing can be said of a cache of ``capacity`` blocks; empty where it can."""
         if self.common_blocks > _MOST_COMMON * capacity:
             return (
                 f"{self.common_blocks:,} blocks are common beginnings of prompts, and "
@@ -265,7 +265,7 @@ class Sample:
 
 
 def draw_sample(table: PathTable, reuse: Reuse, share: float) -> Sample:
-    """Draw families by hash, and make sure that they can tell something.
+    """Draw families by hash, and make sure that they are enough to estimate from.
 
     Args:
         table: The trace.
@@ -317,7 +317,7 @@ def _hash(numbers: Ints) -> NDArray[np.float64]:
 LONG_REFERENCES = 300_000_000
 """Block references × policies × capacities from which on a sample is drawn unasked: half a minute
 for long agentic prompts, minutes for short ones."""
-_SMALLEST, _LARGEST = 0.05, 0.4  # a smaller sample tells little, a larger one saves little
+_SMALLEST, _LARGEST = 0.05, 0.4  # a smaller sample says little, a larger one saves little
 _RUNS = 2  # a sample is simulated as a whole, and once more in its classes
 
 
@@ -396,13 +396,13 @@ class Simulation:
         return 1.0 if fitting > _LARGEST else max(_SMALLEST, fitting)
 
     def outcomes(self, blocks: int | None) -> tuple[Outcome, ...]:
-        """What policies do on the whole trace; nothing where a sample tells it."""
+        """What policies do on the whole trace; nothing where a sample estimates it."""
         if blocks is None or self._tells(blocks):
             return ()
         return tuple(replay_policy(n, self._table, self._reuse, blocks) for n in self._names)
 
     def estimates(self, blocks: int | None) -> tuple[SampledHits, ...]:
-        """What the sample tells of them."""
+        """What the sample estimates of them."""
         if blocks is None or not self._tells(blocks):
             return ()
         assert self._sample is not None

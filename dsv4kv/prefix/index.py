@@ -3,7 +3,7 @@
 A request's life: ``pin`` the longest cached prefix of its keys, ``evict`` what is missing to
 compute the rest, ``extend`` the lease by keys and values once they are computed (chunk by chunk,
 and when decoding has filled more blocks), ``release``. An index never talks to an allocator:
-values it takes over (``Insertion.taken``) and values it gives up (``evict``) are told, and whoever
+values it takes over (``Insertion.taken``) and values it gives up (``evict``) are returned, and whoever
 holds both sides counts references.
 
 Chained hashes of token blocks: equal keys mean equal blocks with equal histories. ``xxh3`` is fast
@@ -142,7 +142,7 @@ class Lease:
         values: int64: what the index held for the prefix when it was pinned.
         request: Number of the ``pin`` it came from, from 0.
         run: The deepest run it holds; None once it is released.
-        moment: When it was extended last, as its index's policy tells time.
+        moment: When it was extended last, as its index's policy counts time.
     """
 
     __slots__ = ("length", "moment", "request", "run", "values")

@@ -61,7 +61,7 @@ NOTHING = Found(0, -1, -1)
 class PrefixCacheManager(PrefixStore):
     """Chains of tokens over rows: one contiguous KV row (slot) per prompt.
 
-    What is found is as valid as the slot's version: told how to ask for it, the cache finds only
+    What is found is as valid as the slot's version: given how to ask for it, the cache finds only
     rows that still hold what they held; otherwise compare it with ``SlotAllocator.version``.
     """
 
@@ -78,7 +78,7 @@ class PrefixCacheManager(PrefixStore):
             max_capacity: Tokens it may remember.
             policy: What is forgotten first; None is LRU.
             copy_kv: Called as (from_slot, to_slot, tokens) by ``copy_kv``.
-            version: The version a slot has now, as ``SlotAllocator.version`` tells it; None:
+            version: The version a slot has now, as ``SlotAllocator.version`` gives it; None:
                 slots are never handed out again.
         """
         if max_capacity <= 0:
@@ -153,7 +153,7 @@ class PrefixCacheManager(PrefixStore):
         return NOTHING
 
     def _others(self, run: Run, slot: int) -> list[Ids]:
-        """Rows of a run in other slots, as long as they are valid and that can be told."""
+        """Rows of a run in other slots, as long as they are valid and that is known."""
         if self._version is None:
             return []
         rows = run.values.reshape(-1, 2)

@@ -18,7 +18,7 @@ from dsv4kv.prefix.tree import NO_IDS, Ids, Layout, Run, RunTree, Undo, identity
 
 
 class Keeper:
-    """Keeps the policy told, and counts.
+    """Keeps the policy informed, and counts.
 
     Attributes:
         tree: The runs.
@@ -61,7 +61,7 @@ class Keeper:
         return self.tree.split(run, inside)
 
     def use(self, run: Run, request: int) -> list[Run]:
-        """Tell the policy that a request uses a chain; return the chain's runs."""
+        """Notify the policy that a request uses a chain; return the chain's runs."""
         self._policy.serve(request)
         path = path_to(run)
         for node in path:
@@ -69,12 +69,12 @@ class Keeper:
         return path
 
     def go_on(self, request: int) -> int:
-        """Tell the policy that a request goes on in what it uses; return the moment."""
+        """Notify the policy that a request goes on in what it uses; return the moment."""
         self._policy.serve(request)
         return self._policy.now
 
     def miss(self, data: bytes, at: int) -> None:
-        """Tell the policy that key ``at`` of a chain is wanted and not cached."""
+        """Notify the policy that key ``at`` of a chain is wanted and not cached."""
         if self._policy.remembers:
             begin, end = at * self.tree.key_bytes, (at + 1) * self.tree.key_bytes
             key = data[begin:end]
@@ -99,7 +99,7 @@ class Keeper:
             self.offer(path[-1])
 
     def offer(self, run: Run) -> None:
-        """Tell the policy that a run may go, if it may."""
+        """Notify the policy that a run may go, if it may."""
         if run.evictable:
             self._policy.offer(run)
 
@@ -177,7 +177,7 @@ class New(NamedTuple):
 
 
 Counts = tuple[int, int, int, int, int]
-"""Requests that the policy was told of; lookups, asked, hit, collisions as in ``IndexStats``."""
+"""Requests that the policy was notified of; lookups, asked, hit, collisions as in ``IndexStats``."""
 
 P = ParamSpec("P")
 R = TypeVar("R")

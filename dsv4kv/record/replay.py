@@ -83,10 +83,10 @@ class Reuse(Part):
 
     @model_validator(mode="after")
     def _tokens_add_up(self) -> Self:
-        told = self.saved_tokens + sum(self.lost_tokens.values())
-        if told != self.seen_tokens:
+        total = self.saved_tokens + sum(self.lost_tokens.values())
+        if total != self.seen_tokens:
             raise ValueError(
-                f"saved and lost tokens are {told:,}, and {self.seen_tokens:,} were seen before"
+                f"saved and lost tokens are {total:,}, and {self.seen_tokens:,} were seen before"
             )
         return self
 

@@ -266,7 +266,7 @@ def _list_files(folder: Path) -> "list[os.DirEntry[str]]":
 def _entry(file: "os.DirEntry[str]", known: Entry | None) -> Entry | None:
     try:
         facts = file.stat()
-    except FileNotFoundError:  # another program has removed it meanwhile
+    except FileNotFoundError:  # another program has removed it since
         return None
     if (
         known

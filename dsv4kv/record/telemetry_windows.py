@@ -98,12 +98,12 @@ def window_state(telemetry: Telemetry, window: MeasuredWindow) -> WindowState:
 
 
 def _limits(gpu: GpuSamples | None, window: MeasuredWindow) -> dict[str, float]:
-    """By name the share of the time: of polls that told it, or of a counter if that is more."""
+    """By name the share of the time: of polls that reported it, or of a counter if that is more."""
     found: dict[str, float] = {}
     reasons = [int(bits) for bits in _values(gpu, "reasons", window)]
     for bit, name in REASONS.items():
-        if told := sum(bool(bits & bit) for bits in reasons):
-            found[name] = told / len(reasons)
+        if count := sum(bool(bits & bit) for bits in reasons):
+            found[name] = count / len(reasons)
     for column, name in VIOLATIONS.items():
         growth = _growth(gpu, column, window)
         if growth and growth[0] > 0:
@@ -123,20 +123,20 @@ def _other_cpus(host: HostSamples | None, window: MeasuredWindow) -> float | Non
 def _values(
     samples: Samples | None, column: str, window: MeasuredWindow, *, since_last: bool = False
 ) -> list[Value]:
-    """What was told inside a window; where no poll fell inside, the polls around it.
+    """What was reported inside a window; where no poll fell inside, the polls around it.
 
     With ``since_last`` a value is about the time since the poll before, and that must be inside.
     """
-    told: Column = getattr(samples, column, None)
-    if samples is None or told is None:
+    series: Column = getattr(samples, column, None)
+    if samples is None or series is None:
         return []
     first = bisect_left(samples.at_ns, window.started_ns) + since_last
     last = bisect_right(samples.at_ns, window.ended_ns)
     if first < last or since_last:
-        return [value for value in told[first:last] if value is not None]
-    near = range(max(0, first - 1), min(last + 1, len(told)))
+        return [value for value in series[first:last] if value is not None]
+    near = range(max(0, first - 1), min(last + 1, len(series)))
     earliest, latest = window.started_ns - _NEAR_NS, window.ended_ns + _NEAR_NS
-    around = [told[i] for i in near if earliest <= samples.at_ns[i] <= latest]
+    around = [series[i] for i in near if earliest <= samples.at_ns[i] <= latest]
     return [value for value in around if value is not None]
 
 
@@ -148,14 +148,14 @@ def _growth(
     Returns:
         The growth, and the nanoseconds between the two polls; None without both.
     """
-    told: Column = getattr(samples, column, None)
-    if samples is None or told is None:
+    series: Column = getattr(samples, column, None)
+    if samples is None or series is None:
         return None
     before = bisect_right(samples.at_ns, window.started_ns) - 1
     after = bisect_left(samples.at_ns, window.ended_ns)
-    if before < 0 or after >= len(told) or before == after:
+    if before < 0 or after >= len(series) or before == after:
         return None
-    start, end = told[before], told[after]
+    start, end = series[before], series[after]
     if start is None or end is None:
         return None
     return end - start, samples.at_ns[after] - samples.at_ns[before]

@@ -66,8 +66,8 @@ def datasheet_gbps(gpu: GpuFacts) -> int | None:
 
 
 def _is_same(known: Gpu, gpu: GpuFacts) -> bool:
-    told = set(_WORD.findall(gpu.name.lower()))
+    words = set(_WORD.findall(gpu.name.lower()))
     needed = {word for word in _WORD.findall(known.name) if not _SIZE.fullmatch(word)}
-    if not needed <= told or _SLOWER_MEMORY in told:
+    if not needed <= words or _SLOWER_MEMORY in words:
         return False
     return abs(gpu.memory_bytes / known.memory_bytes - 1) < _MEMORY_WITHIN

@@ -120,7 +120,7 @@ class Prompts(Protocol):
 class DataPath(Protocol):
     """Does what the scheduler has decided; decides nothing itself.
 
-    Whoever is told can rely on the blocks that a call needs being free by then.
+    Whoever is notified can rely on the blocks that a call needs being free by then.
     """
 
     def begin(self, served: Served) -> None:

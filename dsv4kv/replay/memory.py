@@ -298,7 +298,7 @@ _SPARE = Inputs()  # what dsv4kv budget keeps of every GPU unless configured oth
 def check_fit(cost: CostSection, memory: MemoryPlan, weights: WeightModel) -> None:
     """Refuse GPUs that cannot hold their equal shares of weights and cache.
 
-    Only a GPU whose datasheet tells the times has a known memory: not one that is given, or
+    Only a GPU whose datasheet gives the times has a known memory: not one that is given, or
     measured, as a bandwidth.
 
     Raises:

@@ -256,7 +256,7 @@ class PromptCache:
             new = served.keys[served.committed : whole]
             self._index.extend(served.lease, new, new)
             self.tally.store(served, whole)
-            # blocks that another request has stored meanwhile are shared, ours go back
+            # blocks that another request has stored since are shared, ours go back
             self._ledger.give(len(new) * self._ledger.per_shared)
             served.committed = whole
             if self._strategy.kind == "full":

@@ -250,7 +250,7 @@ def _placed(
 def _opened(
     path: Path, name: str, buffer_bytes: int = DEFAULT_BUFFER_SIZE
 ) -> Iterator[TraceLines]:
-    """Open a trace that is not empty; a ``Defect`` inside the block tells what the format is."""
+    """Open a trace that is not empty; a ``Defect`` inside the block says what the format is."""
     with open_trace(path, buffer_bytes) as lines:
         try:
             if not lines.peek():

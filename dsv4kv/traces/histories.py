@@ -1,7 +1,7 @@
 """Which block id follows which in a trace of any length, exactly, in the memory of a batch.
 
 An id identifies a block and everything before it, so it has one parent: the id before it, or none
-where prompts begin with it. Ids are told as runs of consecutive ids, in which every id but the
+where prompts begin with it. Ids are given as runs of consecutive ids, in which every id but the
 first has its parent beside it. So two runs of a trace either begin with the same id, behind the
 same parent, or have no id in common: of each first id the longest run says all, and ids are
 counted without a set of them.

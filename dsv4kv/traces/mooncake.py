@@ -78,7 +78,7 @@ def format_mooncake(requests: Iterable[Request]) -> Iterator[str]:
 
 
 def check_mooncake(number: int, request: Request) -> None:
-    """Refuse a request, by its number in the trace, that the format cannot tell."""
+    """Refuse a request, by its number in the trace, that the format cannot express."""
     blocks = -(-request.input_tokens // BLOCK_TOKENS)
     if request.hash_block_tokens != BLOCK_TOKENS or len(request.prefix_hashes) != blocks:
         size, count = request.hash_block_tokens, len(request.prefix_hashes)
@@ -91,7 +91,7 @@ def check_mooncake(number: int, request: Request) -> None:
 
 
 def format_line(request: Request, first: int = 0, **others: Any) -> str:
-    """One line that tells the ids from ``first`` on, and other fields as they are given."""
+    """One line with the ids from ``first`` on, and other fields as they are given."""
     record = {
         "timestamp": in_units(request.arrival_s, 1000),
         "input_length": request.input_tokens,
@@ -107,7 +107,7 @@ _START = Request(0.0, 0, 0, (), BLOCK_TOKENS)
 def read_mooncake_delta(lines: TraceLines) -> Iterator[Request]:
     """Yield the turns with their whole prompts, in order of arrival; equal times in file order.
 
-    All lines are read before the first is told: a delay may put a turn behind later lines.
+    All lines are read before the first is yielded: a delay may put a turn behind later lines.
     """
     sessions: dict[str, Request] = {}
     turns = []
@@ -138,7 +138,7 @@ def _extend(before: Request | None, record: dict[str, Any]) -> Request:
 
 
 def _extend_ids(before: Request, new: tuple[int, ...], input_tokens: int) -> tuple[int, ...]:
-    """A partial last block of the turn before is told anew, or keeps its id."""
+    """A partial last block of the turn before is written anew, or keeps its id."""
     blocks = -(-input_tokens // BLOCK_TOKENS)
     earlier = tuple(before.prefix_hashes)
     full = before.input_tokens // BLOCK_TOKENS
@@ -161,8 +161,8 @@ def format_mooncake_delta(requests: Iterable[Request]) -> Iterator[str]:
     for number, request in enumerate(requests):
         check_mooncake(number, request)
         session, before = sessions.place(request)
-        told, first = (before.input_tokens, full_blocks(before)) if before else (0, 0)
-        new = request.input_tokens - told
+        known, first = (before.input_tokens, full_blocks(before)) if before else (0, 0)
+        new = request.input_tokens - known
         yield format_line(request, first, session_id=session, input_length=new)
 
 

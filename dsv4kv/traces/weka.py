@@ -124,10 +124,10 @@ def read_weka_folder(folder: Path, options: ReadOptions) -> Iterator[Placed]:
     sizes: dict[int, Path] = {}
     for number, path in enumerate(conversation_files(folder)):
         with open_trace(path) as lines:
-            told = read_placed(lines, number, number * options.stagger_s)
-        placed += [(f"{path}: {place}", request) for place, request in told]
-        if told:
-            sizes.setdefault(told[0][1].hash_block_tokens, path)
+            found = read_placed(lines, number, number * options.stagger_s)
+        placed += [(f"{path}: {place}", request) for place, request in found]
+        if found:
+            sizes.setdefault(found[0][1].hash_block_tokens, path)
     if len(sizes) > 1:
         (one, first), (two, second), *_ = sizes.items()
         raise TraceError(
@@ -156,9 +156,9 @@ def read_placed(lines: TraceLines, number: int, start_s: float) -> list[Placed]:
         raise Defect(f"hash_id_scope is {scope!r}, expected local or global")
     # local ids are moved to where they meet nobody else's
     offset = (number + 1) * ID_BOUND if scope == "local" else 0
-    told: list[Placed] = []
-    _read_level(conversation, "", start_s, _Blocks(size, offset, lists), told)
-    return told
+    found: list[Placed] = []
+    _read_level(conversation, "", start_s, _Blocks(size, offset, lists), found)
+    return found
 
 
 class _Blocks(NamedTuple):
@@ -174,11 +174,11 @@ def _parse(text: str) -> tuple[dict[str, Any], list[IdRuns]]:
     try:
         return parse_object(rest), lists
     except Defect:
-        return parse_object(text), []  # whose defect tells the right column
+        return parse_object(text), []  # whose defect names the right column
 
 
 def _read_level(
-    level: dict[str, Any], place: str, start_s: float, blocks: _Blocks, told: list[Placed]
+    level: dict[str, Any], place: str, start_s: float, blocks: _Blocks, found: list[Placed]
 ) -> None:
     requests = required(level, "requests")
     if not isinstance(requests, list) or place.count(".") > _MAX_NESTING:
@@ -190,11 +190,11 @@ def _read_level(
                 raise Defect("an object is expected")
             time_s = start_s + read_time(record, "t", "seconds")
             if record.get("type") != "subagent":
-                told.append((here, _read_request(record, time_s, blocks)))
+                found.append((here, _read_request(record, time_s, blocks)))
         except Defect as defect:
             raise Defect(f"{here}: {defect}") from None
         if record.get("type") == "subagent":
-            _read_level(record, f"{here}.", time_s, blocks, told)
+            _read_level(record, f"{here}.", time_s, blocks, found)
 
 
 def _read_request(record: dict[str, Any], time_s: float, blocks: _Blocks) -> Request:
@@ -258,7 +258,7 @@ def _write(
         with replacing_folder(folder) as unfinished:
             for session, turns in conversations.items():
                 name = f"conversation-{session:0{digits}}"
-                told = {
+                document = {
                     "id": name,
                     "block_size": size,
                     "hash_id_scope": "global",
@@ -266,7 +266,7 @@ def _write(
                     "system_tokens": 0,
                     "requests": [_record(request, runs) for request, runs in turns],
                 }
-                text = json.dumps(told, separators=(",", ":"), allow_nan=False)
+                text = json.dumps(document, separators=(",", ":"), allow_nan=False)
                 (unfinished / f"{name}.json").write_text(text)
     except OSError as error:
         raise TraceError(

@@ -30,7 +30,7 @@ def write_trace(requests: Iterable[Request], path: Path, trace_format: str = "ds
 
     Raises:
         TraceError: The file cannot be written, there are no requests, or the format (one of
-            ``TRACE_LINES``) cannot tell one.
+            ``TRACE_LINES``) cannot express one.
     """
     count = 0
     write_lines = choose(TRACE_LINES, trace_format, "a format that traces are written in").load()

@@ -39,7 +39,7 @@ def has_nvtx() -> bool:
 
 
 class CudaProfiler:
-    """nsys or ncu around this process: told by cudaProfilerStart and Stop, ranges by NVTX.
+    """nsys or ncu around this process: delimited by cudaProfilerStart and Stop, ranges by NVTX.
 
     Without a GPU it marks ranges, where it can, and does nothing else.
     """

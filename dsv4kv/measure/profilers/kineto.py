@@ -21,8 +21,8 @@ from dsv4kv.measure.profilers.steps import (
     Launches,
     choose_ranges,
     find_steps,
-    tell_instead,
-    tell_usual,
+    note_instead,
+    note_usual,
 )
 from dsv4kv.measure.profilers.trace import (
     CORRELATION_BITS,
@@ -172,11 +172,11 @@ class Events:
     def _shape(self, get: Callable[[str], Any]) -> int:
         """Number of a launch shape: many launches have few."""
         grid, block = get("grid"), get("block")
-        told = get("registers per thread"), get("shared memory")
+        resources = get("registers per thread"), get("shared memory")
         try:  # as they lie there: nearly always known
-            return self._numbers[(*grid, *block, *told)]
+            return self._numbers[(*grid, *block, *resources)]
         except (KeyError, TypeError):
-            registers, shared = map(whole_number, told)
+            registers, shared = map(whole_number, resources)
             shape = LaunchShape(
                 grid=_triple(grid),
                 block=_triple(block),
@@ -185,7 +185,7 @@ class Events:
             )
             number = self.shapes.setdefault(shape, len(self.shapes))
         if shape.grid and shape.block:
-            self._numbers[(*grid, *block, *told)] = number
+            self._numbers[(*grid, *block, *resources)] = number
         return number
 
     def _key(self, event: Event, correlation: object) -> object:
@@ -284,8 +284,10 @@ def read_kineto(path: Path, step: str = STEP) -> Trace:
         "are no JSON, as with quotes in their names": file.broken,
         "have no start time or no duration": events.timeless,
     }
-    told = [f"left out: {count:,} events that {why}" for why, count in left_out.items() if count]
-    return replace(trace, warnings=[*trace.warnings, *told])
+    dropped = [
+        f"left out: {count:,} events that {why}" for why, count in left_out.items() if count
+    ]
+    return replace(trace, warnings=[*trace.warnings, *dropped])
 
 
 @contextmanager
@@ -339,16 +341,16 @@ def _read_gpu(file: ChromeFile, events: Events, ranges: Ranges, step: str) -> Tr
 def _read_cpu(_file: ChromeFile, events: Events, ranges: Ranges, step: str) -> Trace:
     names, host = events.names.listed(), events.host.done()
     is_step, fit = choose_ranges(step, ranges, events.names.known, host[4], host[2])
-    told = tell_usual(step, fit)
+    notes = note_usual(step, fit)
     if not np.any(is_step):
-        told = [tell_instead(step, NO_STEPS, ranges, names)]
+        notes = [note_instead(step, NO_STEPS, ranges, names)]
     return Trace(
         tool="kineto",
         names=names,
         work=_cpu_work(host, ranges, is_step),
         shapes=[],
         steps_ns=np.stack([ranges.start_ns, ranges.closed_ns], axis=1)[is_step],
-        notes=[_CPU, *told],
+        notes=[_CPU, *notes],
     )
 
 
@@ -384,5 +386,5 @@ def _read_devices(around: str) -> dict[int, str]:
     try:
         listed, _ = json.JSONDecoder(strict=False).raw_decode(around, found.end() - 1)
         return {whole_number(one.get("id")): whole_text(str(one.get("name"))) for one in listed}
-    except (AttributeError, ValueError, RecursionError):  # the kernels can be told without
+    except (AttributeError, ValueError, RecursionError):  # the kernels can be listed without
         return {}

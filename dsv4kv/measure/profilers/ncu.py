@@ -135,8 +135,10 @@ def _judge(table: Column) -> list[str]:
     untimed = int(np.count_nonzero(table[:, 1] == NONE))
     if not len(table):
         return ["the report has no kernels: ncu chose none, or it is no report."]
-    told = f"{untimed:,} of {len(table):,} kernels have no {_DURATION} and count as 0: collect it"
-    return [told] if untimed else []
+    warning = (
+        f"{untimed:,} of {len(table):,} kernels have no {_DURATION} and count as 0: collect it"
+    )
+    return [warning] if untimed else []
 
 
 def _actions(path: Path) -> Iterator[Any]:

@@ -42,7 +42,7 @@ def read_ranges(database: Database, names: Names, step: str) -> Ranges:
     """Ranges of all domains; where the toolkit's own has steps, those of others are none.
 
     A range's name is plain ``text``, or a registered string (``textId``). An event that does not
-    tell what it is is one if it has an end.
+    say what it is is one if it has an end.
     """
     start, end, kind, domain, thread, text_id, text = database.read_named(
         _TABLE,
@@ -225,7 +225,7 @@ _CUDA_BITS = 32
 def read_devices(database: Database, launched: Launched) -> tuple[Column, dict[int, str]]:
     """Number of the GPU of every piece of work, and the names of GPUs by number.
 
-    Where the export tells which GPU a process calls by which CUDA number, the numbers are those
+    Where the export says which GPU a process calls by which CUDA number, the numbers are those
     of the machine; else they are CUDA's.
     """
     process, cuda, gpu = database.read(_OF_PROCESSES, ("pid", "cudaId", "gpuId"))
@@ -317,12 +317,12 @@ def _settle_cut_off(
     count = int(np.count_nonzero(cut_off))
     if not count:
         return ranges, is_step, []
-    told = f"{counted(count, 'step')} without an end"
+    dropped = f"{counted(count, 'step')} without an end"
     if np.any(is_step & ~cut_off):
-        return ranges.where(~cut_off), is_step[~cut_off], [f"left out: {told}"]
+        return ranges.where(~cut_off), is_step[~cut_off], [f"left out: {dropped}"]
     last = max(int(times.max(initial=NONE)) for times in ends)
     closed = replace(ranges, end_ns=np.where(cut_off, last, ranges.end_ns))
-    return closed, is_step, [f"{told}: taken to last until the end of the profile"]
+    return closed, is_step, [f"{dropped}: taken to last until the end of the profile"]
 
 
 def _read_calls(database: Database, launched: Launched) -> tuple[Ranges, Column]:
@@ -357,12 +357,12 @@ def _work(launched: Launched, device: Column, step: Column, phase: Column) -> Wo
 def _read_diagnostics(database: Database) -> list[str]:
     """What nsys itself complained about, worst first."""
     rows = database.rows("DIAGNOSTIC_EVENT", ("severity", "text"))
-    told = [
+    notes = [
         (severity, " ".join(str(text).split()))
         for severity, text in rows
         if isinstance(severity, int) and severity >= _WORTH_TELLING
     ]
-    texts = list(dict.fromkeys(text for _, text in sorted(told, key=lambda one: -one[0])))
+    texts = list(dict.fromkeys(text for _, text in sorted(notes, key=lambda one: -one[0])))
     left = len(texts) - _MOST_TOLD
     more = [f"nsys: and {left} more in DIAGNOSTIC_EVENT"] if left > 0 else []
     return [*(f"nsys: {text}" for text in texts[:_MOST_TOLD]), *more]
@@ -371,8 +371,8 @@ def _read_diagnostics(database: Database) -> list[str]:
 def _judge(launched: Launched) -> list[str]:
     graphs = np.count_nonzero(launched.kind == GRAPH)
     if graphs:
-        told = f"{graphs} launches of graphs were traced as a whole, their kernels are not in the"
-        return [f"{told} file: profile with --cuda-graph-trace=node."]
+        note = f"{graphs} launches of graphs were traced as a whole, their kernels are not in the"
+        return [f"{note} file: profile with --cuda-graph-trace=node."]
     if not np.any(launched.kind == KERNEL):
         return ["the file has no GPU kernels: was the profiler on while the steps ran?"]
     return []

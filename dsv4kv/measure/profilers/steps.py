@@ -116,21 +116,21 @@ def find_steps(
     """
     if np.any(is_step):
         return _marked(step, fit, ranges, is_step, launches)
-    cuts, told = _repeating(launches)
+    cuts, reason = _repeating(launches)
     no_phase = constant(len(launches.called), NONE)
     return Steps(
-        *_times(launches.called, cuts), no_phase, [tell_instead(step, told, ranges, names)]
+        *_times(launches.called, cuts), no_phase, [note_instead(step, reason, ranges, names)]
     )
 
 
-def tell_instead(step: str, instead: str, ranges: Ranges, names: Sequence[str]) -> str:
+def note_instead(step: str, instead: str, ranges: Ranges, names: Sequence[str]) -> str:
     """What stands for the steps that nobody marked, and which ranges might be them."""
     found = _suggest(ranges, names)
     more = f"; ranges that repeat, for --step: {', '.join(found)}" if found else ""
     return f"no range is named {step!r}: {instead}{more}"
 
 
-def tell_usual(step: str, fit: str) -> list[str]:
+def note_usual(step: str, fit: str) -> list[str]:
     """That other ranges are the steps than those asked for."""
     return [] if fit == step else [f"no range is named {step!r}: the steps are those of {fit!r}"]
 
@@ -142,15 +142,15 @@ def _marked(
     in_step, phase, adopted = _lie_in(ranges, is_step, called.thread, called.start_ns)
     times_ns = np.stack([ranges.start_ns, ranges.closed_ns], axis=1)[is_step]
     inside = pick(in_step, call) != NONE
-    notes, warnings = tell_usual(step, fit), list[str]()
+    notes, warnings = note_usual(step, fit), list[str]()
     others = inside & (pick(adopted.astype(np.int64), call) == 1)
     if np.any(others):
         share = spent[others].sum() / max(1, spent[inside].sum())
-        told = f"{share * 100:.1f} % of the time of work in steps was launched by other threads"
-        notes.append(f"{told}, of the same process and inside of the steps' times")
+        note = f"{share * 100:.1f} % of the time of work in steps was launched by other threads"
+        notes.append(f"{note}, of the same process and inside of the steps' times")
     if len(call) and not np.any(inside):
-        told = f"no work was launched inside of ranges named {fit!r}, by their processes"
-        warnings.append(f"{told}: name others with --step.")
+        note = f"no work was launched inside of ranges named {fit!r}, by their processes"
+        warnings.append(f"{note}: name others with --step.")
     return Steps(times_ns, in_step, phase, notes, warnings)
 
 

@@ -230,7 +230,7 @@ class NvmlGpu:
     def _count_others(self, nvml: Any, gpu: Any) -> int | None:
         """Processes that compute there beside this run; None where it does not see itself.
 
-        In a container the driver tells process ids of the machine, which are not ours.
+        In a container the driver reports process ids of the machine, which are not ours.
         """
         running = {process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(gpu)}
         if self._own_pid in running:

@@ -1,4 +1,4 @@
-"""ARC: recency and frequency share the cache, and the evicted tell which of them needs more."""
+"""ARC: recency and frequency share the cache, and the evicted show which of them needs more."""
 
 from collections.abc import Hashable, Sequence
 

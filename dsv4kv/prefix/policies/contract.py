@@ -64,7 +64,7 @@ class Policy:
 
     Attributes:
         remembers: Whether it knows evicted keys again; ``admit``, ``missed`` and ``dropped``
-            then tell the identity of a key together with its history.
+            then give the identity of a key together with its history.
         blockwise: Whether it judges every key as if it were a run of its own, so that nothing
             depends on how many calls store or evict what one could.
         now: Grows with every request and every insertion.
@@ -80,7 +80,7 @@ class Policy:
         self.order = Order()
 
     def capacity(self) -> int:
-        """Keys the cache holds; ``ConfigError`` if it was not told."""
+        """Keys the cache holds; ``ConfigError`` if it was not given."""
         if self._capacity is None:
             name = type(self).__name__.lower()
             raise ConfigError(f"the policy {name} needs the capacity of the cache: set one.")
@@ -91,7 +91,7 @@ class Policy:
         self.now += 1
 
     def missed(self, key: Hashable) -> None:
-        """The request needs a key that is not cached; told before room is made for it."""
+        """The request needs a key that is not cached; called before room is made for it."""
 
     def admit(self, run: Run, key: Hashable) -> None:
         """A run has been stored; ``key`` is its first."""
@@ -132,7 +132,7 @@ class Ghosts:
     """First keys of evicted pieces, oldest first, with how many keys each piece had.
 
     A chain that returns goes on where the cached part of it ends, and that is where the last
-    piece of it was cut off: so its first key tells that the piece is known.
+    piece of it was cut off: so its first key shows that the piece is known.
     """
 
     def __init__(self) -> None:

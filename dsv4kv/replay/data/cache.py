@@ -313,7 +313,7 @@ class RealData:
             before = end
 
     def commit(self, served: Served) -> None:
-        """Let the index hold what it took; share what it had from somebody else meanwhile."""
+        """Let the index hold what it took; share what it had from another request since."""
         running, shared = self._running[served.number], self.parts.shared
         with self.times.timed():
             committed = served.keys[: served.committed]

@@ -1,1 +1,1 @@
-"""The three systems told again in the plainest way, to be measured next to."""
+"""The three systems restated in the plainest way, to be measured next to."""

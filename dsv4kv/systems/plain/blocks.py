@@ -1,4 +1,4 @@
-"""Blocks with several holders, told in the plainest way: an eviction scans all of them."""
+"""Blocks with several holders, restated in the plainest way: an eviction scans all of them."""
 
 from collections.abc import Sequence
 

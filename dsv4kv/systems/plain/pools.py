@@ -1,4 +1,4 @@
-"""The algorithms to beat, told again in the plainest way, for measurements side by side.
+"""The algorithms to beat, restated in the plainest way, for measurements side by side.
 
 A cache with tables of its own in every layer, free lists and tables in torch tensors, and Python
 loops over layers and requests that read one scalar at a time: what engines start out with. Only

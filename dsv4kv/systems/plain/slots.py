@@ -1,4 +1,4 @@
-"""Slots and a prefix tree told in the plainest way: a node and a dict for every token."""
+"""Slots and a prefix tree restated in the plainest way: a node and a dict for every token."""
 
 from __future__ import annotations
 

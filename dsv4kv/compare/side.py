@@ -92,9 +92,9 @@ def took_turns(before: Side, after: Side) -> bool:
 def tell_losses(side: Side) -> Iterator[str]:
     """A sentence for each launch and case of a side that cannot be compared."""
     for record in side.records:
-        told_by_cases = {case.launch for case in record.cases}
+        with_cases = {case.launch for case in record.cases}
         for launch in record.launches:
-            if launch.status != "complete" and launch.launch not in told_by_cases:
+            if launch.status != "complete" and launch.launch not in with_cases:
                 status = launch.status.replace("_", " ")
                 yield f"{side.name}: launch {launch.launch} {status}: {launch.error or 'Ctrl-C'}"
         for case in record.cases:

@@ -3,8 +3,8 @@
 A request's life: ``pin`` the longest cached prefix of its keys, ``evict`` what is missing to
 compute the rest, ``extend`` the lease by keys and values once they are computed (chunk by chunk,
 and when decoding has filled more blocks), ``release``. An index never talks to an allocator:
-values it takes over (``Insertion.taken``) and values it gives up (``evict``) are returned, and whoever
-holds both sides counts references.
+values it takes over (``Insertion.taken``) and values it gives up (``evict``) are returned, and
+whoever holds both sides counts references.
 
 Chained hashes of token blocks: equal keys mean equal blocks with equal histories. ``xxh3`` is fast
 and made for accidents: two different prompts meet once in 2^128. Someone who may choose prompts

@@ -177,7 +177,7 @@ class New(NamedTuple):
 
 
 Counts = tuple[int, int, int, int, int]
-"""Requests that the policy was notified of; lookups, asked, hit, collisions as in ``IndexStats``."""
+"""Requests that the policy knows; lookups, asked, hit, collisions as in ``IndexStats``."""
 
 P = ParamSpec("P")
 R = TypeVar("R")

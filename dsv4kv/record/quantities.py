@@ -83,7 +83,7 @@ class Measured:
 
     @property
     def bytes_per_call(self) -> float:
-        """Mean size of a call: what distinguishes other work from the same work; 0 for bookkeeping."""
+        """Mean size of a call, which calls of the same work share; 0 for bookkeeping."""
         return sum(self.bytes) / len(self.bytes) if self.bytes else 0.0
 
 

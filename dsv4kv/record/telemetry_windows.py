@@ -98,7 +98,7 @@ def window_state(telemetry: Telemetry, window: MeasuredWindow) -> WindowState:
 
 
 def _limits(gpu: GpuSamples | None, window: MeasuredWindow) -> dict[str, float]:
-    """By name the share of the time: of polls that reported it, or of a counter if that is more."""
+    """Share of the time by name: of polls that reported it, or of a counter if that is more."""
     found: dict[str, float] = {}
     reasons = [int(bits) for bits in _values(gpu, "reasons", window)]
     for bit, name in REASONS.items():

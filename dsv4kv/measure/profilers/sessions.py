@@ -261,7 +261,7 @@ def export_nsys(
             f"nsys cannot export {report} (exit code {code}): {_last_lines(log)} If the report is "
             "of a newer nsys, export it with that one."
         )
-    return Profiled(database, [report, database], _told([*dropped, *export.dropped], "nsys"))
+    return Profiled(database, [report, database], _warnings([*dropped, *export.dropped], "nsys"))
 
 
 def run_ncu(command: Command, report: Path, timeout_s: float) -> Profiled:
@@ -284,7 +284,7 @@ def run_ncu(command: Command, report: Path, timeout_s: float) -> Profiled:
             raise ProfileError(
                 f"ncu wrote no report {report.name}, so no kernel was chosen: {_last_lines(log)}"
             )
-    return Profiled(report, [report], _told(command.dropped, "ncu"))
+    return Profiled(report, [report], _warnings(command.dropped, "ncu"))
 
 
 @contextmanager
@@ -302,7 +302,7 @@ def name_files(folder: Path) -> str:
     return f"Files left: {', '.join(left)}." if left else "No file is left."
 
 
-def _told(dropped: Sequence[str], tool: str) -> list[str]:
+def _warnings(dropped: Sequence[str], tool: str) -> list[str]:
     if not dropped:
         return []
     return [f"this {tool} does not know {', '.join(dict.fromkeys(dropped))}: left out"]

@@ -117,7 +117,7 @@ def digest(document: dict[str, Any]) -> str:
 def _check_digest(document: dict[str, Any], name: str) -> None:
     """Take the digest out of the document and compare; the first records have none.
 
-    Those are given by what came to records after the digest: ``launches``.
+    They are recognised by lacking what records got after the digest: ``launches``.
     """
     found = document.pop(DIGEST, None)
     if found is None and "launches" in document:

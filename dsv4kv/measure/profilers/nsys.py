@@ -51,8 +51,8 @@ def read_ranges(database: Database, names: Names, step: str) -> Ranges:
         names,
     )
     name = np.where(text == NONE, number_texts(database, text_id, names, ""), text)
-    unnamed = (kind == NONE) & (end != NONE)
-    is_range = (kind == _PUSH_POP) | (kind == _START_END) | unnamed
+    typeless = (kind == NONE) & (end != NONE)
+    is_range = (kind == _PUSH_POP) | (kind == _START_END) | typeless
     made = (kind == _DOMAIN_MADE) & (name == names.known.get(DOMAIN, NONE))
     is_step = is_range & np.isin(name, fitting(names.known, step))
     own = is_step & np.isin(domain, domain[made])

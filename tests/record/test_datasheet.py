@@ -24,6 +24,7 @@ def make_gpu(name: str, memory_mib: int) -> GpuFacts:
         ("NVIDIA A100-SXM4-40GB", 40_443, 1555),
         ("NVIDIA A100-SXM4-80GB", 81_154, 2039),
         ("NVIDIA GeForce RTX 4090", 24_210, 1008),
+        ("NVIDIA GH200 480GB", 97_280, 4000),  # of its CPU, with 96 GB of its own
     ],
 )
 def test_a_gpu_of_the_catalogue_is_known_by_its_name_and_memory(
@@ -37,7 +38,7 @@ def test_a_gpu_of_the_catalogue_is_known_by_its_name_and_memory(
     [
         ("NVIDIA H100 PCIe", 81_079),  # slower memory of the same size
         ("NVIDIA H100 NVL", 95_830),
-        ("NVIDIA GH200 480GB", 97_871),
+        ("NVIDIA GH200 144G HBM3e", 146_831),
         ("NVIDIA H2000", 143_156),
         ("Some GPU", 81_079),
     ],

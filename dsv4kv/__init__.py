@@ -1,3 +1,25 @@
 """dsv4kv: benchmark and profile the DeepSeek-V4 KV cache."""
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dsv4kv.view.frames import Records
+
 __version__ = "0.1.0"
+
+
+def load_records(*sources: "str | Path") -> "Records":
+    """Run records as pandas frames: ``load_records("results/*.json").operations``.
+
+    Args:
+        sources: Files, folders of records, or patterns.
+
+    Raises:
+        RecordError: A source without records, or a file that is none.
+        ImportError: pandas is not installed (``pip install 'dsv4kv[pandas]'``).
+    """
+    from dsv4kv.view.frames import load_records as load
+
+    return load(*sources)

@@ -39,7 +39,7 @@ sys.dont_write_bytecode = False
 
 SLOW = {
     ".": "benchmarks cuda fuzz kernels systems visit test_commands_told test_docs_budget"
-    " test_docs_replay test_endings test_kills test_processes",
+    " test_docs_records test_docs_replay test_endings test_kills test_processes",
     "bench": "test_case test_gpu_case test_launches test_profiled test_telemetry"
     " test_timed_kernels",
     "cache": "test_allocator_machine test_endurance test_handle test_interrupts test_machine"

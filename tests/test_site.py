@@ -10,5 +10,6 @@ ROOT = Path(__file__).resolve().parents[1]
 def test_the_site_leads_to_every_guide() -> None:
     entries = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))["nav"]
     named = sorted(page for entry in entries for page in entry.values())
-    guides = sorted(str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md"))
-    assert named == guides
+    docs = ROOT / "docs"
+    guides = [page for ending in ("md", "ipynb") for page in docs.rglob(f"*.{ending}")]
+    assert named == sorted(str(page.relative_to(docs)) for page in guides)

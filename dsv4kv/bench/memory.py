@@ -1,10 +1,10 @@
 """Builds a configuration's pools alone and asks everybody how much memory that took."""
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pynvml
 import torch
 
@@ -21,8 +21,6 @@ from dsv4kv.record.telemetry import HeldPool, HeldUnits, MemorySeries
 from dsv4kv.serve.reuse import PrefixReuse
 
 SNAPSHOT = "memory.pickle"
-_STATUS = Path("/proc/self/statm")
-_PAGE_BYTES = 4096
 
 
 def audit_memory(config: BenchConfig, folder: Path) -> MemoryAudit:
@@ -60,7 +58,7 @@ def _mark(moment: str, device: CudaDevice | None) -> MemoryMark:
         allocated_bytes=torch.cuda.memory_allocated() if on_gpu else None,
         reserved_bytes=torch.cuda.memory_reserved() if on_gpu else None,
         device_bytes=_used_on_gpu() if on_gpu else None,
-        resident_bytes=_resident_bytes(),
+        resident_bytes=psutil.Process().memory_info().rss,
     )
 
 
@@ -75,12 +73,6 @@ def _used_on_gpu() -> int | None:
     except pynvml.NVMLError:
         return None
     return used
-
-
-def _resident_bytes() -> int | None:
-    with suppress(OSError, ValueError, IndexError):
-        return int(_STATUS.read_text().split()[1]) * _PAGE_BYTES
-    return None
 
 
 def _record_history(kind: str | None) -> None:

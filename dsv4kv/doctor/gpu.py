@@ -17,7 +17,7 @@ from dsv4kv.units import format_bytes, format_duration
 
 _TOPIC = "GPU"
 _DRIVER_PARAMETERS = Path("/proc/driver/nvidia/params")
-_OWN_STATUS = Path("/proc/self/status")
+_OWN_STATUS = Path("/proc/self/status")  # capabilities, which psutil does not have
 _MAY_PROFILE = (21, 38)  # CAP_SYS_ADMIN, CAP_PERFMON
 _CUDA_WHEELS = "https://download.pytorch.org/whl/"
 _PROFILERS = {

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import psutil
+
 from dsv4kv.files import temporary_place
 from dsv4kv.units import format_bytes
 
@@ -36,7 +38,6 @@ class Check:
 
 
 _TOPIC = "machine"
-_MEMINFO = Path("/proc/meminfo")
 _NEEDED_BYTES = 1 << 30  # torch, two buffers of 256 MiB for memcpy, and the default cache
 _LEAST_DISK_BYTES = 100 << 20
 _QUIET_LOAD = 0.25  # per CPU
@@ -106,9 +107,8 @@ def _check_memory(total_bytes: int | None) -> Check:
 
 def _available_bytes() -> int | None:
     try:
-        lines = _MEMINFO.read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if "MemAvailable" in line)
-    except (OSError, StopIteration, ValueError, IndexError):
+        return int(psutil.virtual_memory().available)
+    except (OSError, RuntimeError, ValueError):  # a container without /proc/meminfo
         return None
 
 

@@ -34,7 +34,7 @@ SPEED_VARIABLES = (
 )
 
 _SOURCE_TREE = Path(__file__).resolve().parents[2]
-_CPUINFO = Path("/proc/cpuinfo")
+_CPUINFO = Path("/proc/cpuinfo")  # names of CPUs, which psutil does not have
 _GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 _COMMAND_TIMEOUT_S = 5.0
 

@@ -33,11 +33,43 @@ def to_rows(record: RunRecord) -> list[dict[str, Any]]:
     return [
         row
         for case in record.cases
-        for row in (
-            *(_row(record, case, measured) for measured in measured_in(case)),
-            *_kernel_rows(record, case),
-        )
+        for row in (*operation_rows(record, case), *kernel_rows(record, case))
     ]
+
+
+def operation_rows(record: RunRecord, case: Case) -> Iterator[dict[str, Any]]:
+    """One row per quantity of a case."""
+    return (_row(record, case, each) for each in measured_in(case))
+
+
+def kernel_rows(record: RunRecord, case: Case) -> Iterator[dict[str, Any]]:
+    """One row per kernel of a case that was profiled."""
+    table = case.profile.table if case.profile else None
+    for kernel in table.kernels if table else []:
+        yield of_case(record, case) | {
+            "name": kernel.name,
+            "category": kernel.category,
+            "samples": kernel.calls,
+            "total_ns": kernel.total_ns,
+            "median_ns": kernel.median_ns,
+            "min_ns": kernel.min_ns,
+            "p95_ns": kernel.p95_ns,
+            "useful_bytes": kernel.useful_bytes,
+            "counted_bytes": kernel.counted_bytes,
+        }
+
+
+def of_case(record: RunRecord, case: Case) -> dict[str, Any]:
+    """What every row begins with: the run, and which case of it."""
+    return {
+        "run_id": record.run_id,
+        "config": record.config_source,
+        "status": case.status,
+        "device": case.device,
+        "backend": case.backend,
+        **{f"{_AXIS}{path}": value for path, value in case.axis.items()},
+        "launch": case.launch,
+    }
 
 
 def to_csv(records: Sequence[RunRecord]) -> str:
@@ -57,38 +89,10 @@ def to_markdown(records: Sequence[RunRecord]) -> str:
     return "\n".join(line for record in records for line in _markdown(record)) + "\n"
 
 
-def _of_case(record: RunRecord, case: Case, launch: int) -> dict[str, Any]:
-    return {
-        "run_id": record.run_id,
-        "config": record.config_source,
-        "status": case.status,
-        "device": case.device,
-        "backend": case.backend,
-        **{f"{_AXIS}{path}": value for path, value in case.axis.items()},
-        "launch": launch,
-    }
-
-
-def _kernel_rows(record: RunRecord, case: Case) -> Iterator[dict[str, Any]]:
-    table = case.profile.table if case.profile else None
-    for kernel in table.kernels if table else []:
-        yield _of_case(record, case, case.launch) | {
-            "name": kernel.name,
-            "category": kernel.category,
-            "samples": kernel.calls,
-            "total_ns": kernel.total_ns,
-            "median_ns": kernel.median_ns,
-            "min_ns": kernel.min_ns,
-            "p95_ns": kernel.p95_ns,
-            "useful_bytes": kernel.useful_bytes,
-            "counted_bytes": kernel.counted_bytes,
-        }
-
-
 def _row(record: RunRecord, case: Case, measured: Measured) -> dict[str, Any]:
     summary = summarize(measured.samples_ns)
     rate = measured.rate_gbps
-    return _of_case(record, case, measured.launch) | {
+    return of_case(record, case) | {
         "name": measured.quantity.name,
         "layer_type": measured.quantity.layer_type,
         "temperature": measured.quantity.temperature,

@@ -2,11 +2,12 @@
 
 from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
-from dsv4kv.doctor import machine
 from dsv4kv.doctor.machine import Check, check_folder, check_machine
 
 Usage = namedtuple("Usage", "total used free")
@@ -21,14 +22,14 @@ HERE: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def quiet_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    have(24 << 20, tmp_path, monkeypatch)
+    have(24 << 20, monkeypatch)
     monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(1 << 40, 0, 1 << 39))
 
 
-def have(kib: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def have(kib: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """So much memory is available."""
-    (tmp_path / "meminfo").write_text(f"MemTotal: 1 kB\nMemAvailable:   {kib} kB\n")
-    monkeypatch.setattr(machine, "_MEMINFO", tmp_path / "meminfo")
+    memory = SimpleNamespace(available=kib << 10)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
 
 
 def look(tmp_path: Path, **changes: Any) -> dict[str, Check]:
@@ -70,7 +71,7 @@ def test_what_a_machine_does_not_tell_is_said(tmp_path: Path) -> None:
 def test_too_little_memory_for_the_default_is_broken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    have(512 << 10, tmp_path, monkeypatch)
+    have(512 << 10, monkeypatch)
     check = look(tmp_path)["memory"]
     assert check.status == "broken"
     assert check.advice == "the default needs about 1.00 GiB: end other programs."
@@ -79,7 +80,10 @@ def test_too_little_memory_for_the_default_is_broken(
 def test_memory_that_is_not_told_is_not_broken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "_MEMINFO", tmp_path / "absent")
+    def fail() -> None:
+        raise OSError
+
+    monkeypatch.setattr(psutil, "virtual_memory", fail)
     assert look(tmp_path, memory_bytes=None)["memory"].status == "note"
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 Column = list[Any]
 
 
@@ -71,8 +73,7 @@ def parse_lines(lines: Iterable[bytes]) -> Readings:
     return found
 
 
-_BUSY_FIELDS = (0, 1, 2, 5, 6, 7)  # of /proc/stat: user, nice, system, irq, softirq, steal
-_PROCESSOR_FIELD = 36  # of /proc/PID/stat, counted after the program's name
+_BUSY = ("user", "nice", "system", "irq", "softirq", "steal")  # where a system has them
 
 
 class HostReader:
@@ -82,46 +83,43 @@ class HostReader:
         absent: What could not be read, and why.
     """
 
-    def __init__(self, pid: int, root: Path = Path("/")) -> None:
-        """Read below ``root``."""
+    def __init__(self, pid: int, cpus: Path = Path("/sys/devices/system/cpu")) -> None:
+        """Read the clocks of CPUs below ``cpus``."""
         self.absent: dict[str, str] = {}
-        self._own_stat = root / "proc" / str(pid) / "stat"
-        self._stat = root / "proc" / "stat"
-        self._cpus = root / "sys" / "devices" / "system" / "cpu"
-        self._tick_ns = 10**9 // os.sysconf("SC_CLK_TCK")
+        self._pid, self._cpus = pid, cpus
 
     def read(self) -> dict[str, int | float]:
         """Load average, clock of the CPU that the process is on, and processor times so far."""
         readers: dict[str, Callable[[], int | float]] = {
             "load_1min": lambda: os.getloadavg()[0],
             "cpu_mhz": self._clock_mhz,
-            "machine_busy_ns": self._machine_busy_ns,
+            "machine_busy_ns": _machine_busy_ns,
             "own_cpu_ns": self._own_cpu_ns,
         }
         found: dict[str, int | float] = {}
         for name, read in readers.items():
             try:
                 found[name] = read()
-            except (OSError, ValueError, IndexError) as error:
-                reason = error.strerror if isinstance(error, OSError) else None
-                self.absent[name] = reason or "not in the expected format"
+            except OSError as error:
+                self.absent[name] = error.strerror or str(error)
+            except (psutil.Error, RuntimeError, ValueError, TypeError, AttributeError) as error:
+                self.absent[name] = getattr(error, "msg", "") or "not in the expected format"
         return found
 
     def _clock_mhz(self) -> int:
-        cpu = self._own_fields()[_PROCESSOR_FIELD]
+        # psutil reads the clock of every CPU, hundreds of files on a server at every poll
+        cpu = psutil.Process(self._pid).cpu_num()
         return int((self._cpus / f"cpu{cpu}/cpufreq/scaling_cur_freq").read_text()) // 1000
 
-    def _machine_busy_ns(self) -> int:
-        fields = self._stat.read_text().split("\n", 1)[0].split()[1:]
-        return self._tick_ns * sum(int(fields[i]) for i in _BUSY_FIELDS)
-
     def _own_cpu_ns(self) -> int:
-        user, system = self._own_fields()[11:13]
-        return self._tick_ns * (int(user) + int(system))
+        times = psutil.Process(self._pid).cpu_times()
+        return round((times.user + times.system) * 1e9)
 
-    def _own_fields(self) -> list[str]:
-        """Fields after the program's name, which may hold blanks and brackets."""
-        return self._own_stat.read_text().rpartition(")")[2].split()
+
+def _machine_busy_ns() -> int:
+    times = psutil.cpu_times()
+    busy_s = sum(float(getattr(times, name, 0.0)) for name in _BUSY)
+    return round(busy_s * 1e9)
 
 
 def memory_peak_bytes() -> int:

@@ -1,0 +1,126 @@
+"""Run records as pandas frames: rows as in the record, one frame for each question."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import dsv4kv
+from dsv4kv.errors import RecordError
+from dsv4kv.record.schema import Case
+from dsv4kv.record.store import save_record
+from dsv4kv.record.telemetry import HeldUnits, MemorySeries
+from dsv4kv.view.exports import to_rows
+from dsv4kv.view.frames import Records
+from tests.record.records import make_case, make_failed_case, make_record, make_sweep_cases
+from tests.record.telemetries import make_telemetry
+
+pandas = pytest.importorskip("pandas")
+FIRST = ["run_id", "config", "status", "device", "backend"]
+
+
+def records(*cases: Case) -> Records:
+    return Records((make_record(*cases),))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with two records, and other files that `results` keeps there."""
+    for run_id in ("a", "b"):
+        save_record(make_record(run_id=run_id), tmp_path)
+    (tmp_path / ".index.json").write_text("{}")
+    (tmp_path / "notes.txt").write_text("no record")
+    return tmp_path
+
+
+@pytest.mark.parametrize("source", ["{}", "{}/*.json", "{}/?.json", "{}/**/[ab].json"])
+def test_records_are_files_folders_and_patterns(source: str, folder: Path) -> None:
+    runs = dsv4kv.load_records(source.format(folder))
+    assert [record.run_id for record in runs.records] == ["a", "b"]
+
+
+def test_a_record_that_is_named_twice_is_read_once(folder: Path) -> None:
+    runs = dsv4kv.load_records(folder / "b.json", folder)
+    assert [record.run_id for record in runs.records] == ["b", "a"]
+
+
+@pytest.mark.parametrize("source", ["none.json", "*.json", "."])
+def test_a_source_without_records_is_a_sentence(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecordError, match="names no record: give a file that"):
+        dsv4kv.load_records(source)
+
+
+def test_a_file_that_is_no_record_is_a_sentence(folder: Path) -> None:
+    with pytest.raises(RecordError, match=r"notes\.txt"):
+        dsv4kv.load_records(folder / "notes.txt")
+
+
+def test_without_pandas_there_is_a_sentence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match=r"pip install 'dsv4kv\[pandas\]'"):
+        dsv4kv.load_records(folder)
+
+
+def test_operations_are_the_rows_of_the_export() -> None:
+    runs = records(*make_sweep_cases())
+    rows = [row for record in runs.records for row in to_rows(record)]
+    expected = pandas.DataFrame(rows)
+    pandas.testing.assert_frame_equal(runs.operations, expected)
+
+
+def test_a_sample_is_a_row_with_its_time_and_bytes() -> None:
+    (operation, *_), frame = (case := make_case()).operations, records(case).samples
+    rows = frame[(frame.name == operation.name) & (frame.layer_type == operation.layer_type)]
+    assert list(rows.time_ns) == operation.samples_ns
+    assert list(rows.bytes) == operation.bytes
+    assert list(rows.call) == list(range(len(operation.samples_ns)))
+    (steps,) = (each.samples_ns for each in case.latencies if each.name == "step")
+    assert list(frame[frame.name == "step"].time_ns) == steps
+    assert frame[frame.name == "step"].bytes.isna().all()
+
+
+def test_a_case_is_a_row_whether_it_ran_or_not() -> None:
+    case = make_case()
+    frame = records(case, make_failed_case("no block is free")).cases
+    assert list(frame.columns[:5]) == FIRST
+    assert list(frame.status) == ["complete", "failed"]
+    assert frame.error[0] is None or pandas.isna(frame.error[0])
+    assert frame.error[1] == "no block is free"
+    assert case.totals
+    assert case.cache
+    assert frame["totals.steps"][0] == case.totals.steps
+    assert frame["cache.formats.main"][0] == case.cache.formats["main"]
+
+
+def test_swept_settings_are_columns_of_every_frame() -> None:
+    runs = records(*make_sweep_cases())
+    for frame in (runs.cases, runs.operations, runs.samples):
+        assert {"axis.cache.block_tokens"} <= set(frame.columns)
+
+
+def test_telemetry_has_a_row_for_every_poll_of_every_table() -> None:
+    telemetry = make_telemetry()
+    frame = records(make_case(telemetry=telemetry)).telemetry
+    assert telemetry.gpu_samples
+    polls = frame[frame.table == "gpu_samples"]
+    assert list(polls.at_ns) == telemetry.gpu_samples.at_ns
+    assert list(polls.power_mw) == telemetry.gpu_samples.power_mw
+
+
+def test_memory_has_a_column_for_every_kind_of_unit() -> None:
+    held = [
+        HeldUnits(name="blocks", units=9, held=[1, 3]),
+        HeldUnits(name="slots", units=2, held=[0, 2]),
+    ]
+    memory = MemorySeries(stride_steps=1, at_ns=[0, 5], units=held, pools=[])
+    frame = records(make_case(memory=memory)).memory
+    rows = frame[["at_ns", "blocks", "slots"]].to_numpy().tolist()
+    assert rows == [[0, 1, 0], [5, 3, 2]]
+
+
+def test_records_without_an_answer_give_an_empty_frame() -> None:
+    runs = records(make_case())
+    assert [len(frame) for frame in (runs.replays, runs.kernels, runs.memory)] == [0, 0, 0]

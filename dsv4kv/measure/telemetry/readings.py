@@ -113,7 +113,8 @@ class HostReader:
 
     def _own_cpu_ns(self) -> int:
         times = psutil.Process(self._pid).cpu_times()
-        return round((times.user + times.system) * 1e9)
+        busy_s: float = times.user + times.system
+        return round(busy_s * 1e9)
 
 
 def _machine_busy_ns() -> int:

@@ -109,4 +109,4 @@ class EngineMachine(ReplayMachine):
 
 
 TestEngineMachine = EngineMachine.TestCase
-TestEngineMachine.settings = settings(max_examples=45, stateful_step_count=10)
+TestEngineMachine.settings = settings(max_examples=25, stateful_step_count=10)

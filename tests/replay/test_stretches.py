@@ -26,7 +26,7 @@ def outcome(config: Any, requests: Any, longest: int | None) -> tuple[Any, int]:
     return (result, totals, made.outcome.samples_ns, made.scheduler.clock.now_s), turns
 
 
-@settings(max_examples=80)
+@settings(max_examples=30)
 @given(
     st.integers(0, 10**6),
     st.integers(1, 20),
@@ -95,7 +95,7 @@ def test_a_request_that_ends_ends_the_stretch_of_a_prompt_beside_it() -> None:
     assert outcome(config, requests, None)[0] == outcome(config, requests, 1)[0]
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(st.integers(1, 127), st.integers(1, 5), st.sampled_from(["periodic:128", "periodic:256"]))
 def test_blocks_run_out_for_a_decoding_request_beside_a_long_prompt(
     prompt: int, checkpoints: int, strategy: str

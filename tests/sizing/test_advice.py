@@ -31,7 +31,7 @@ def typed(found: Scenario, change: str) -> Scenario:
     return resolve(ask(**{k.replace("-", "_"): v for k, v in (kept | texts).items()}))[0]
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(scenarios(), st.sampled_from([4096, 2**17, 2**20]), st.integers(1, 2000))
 def test_every_option_gains_what_it_says(found: Scenario, tokens: int, load: int) -> None:
     before = tightest_free_bytes(found, tokens, load)
@@ -44,7 +44,7 @@ def test_every_option_gains_what_it_says(found: Scenario, tokens: int, load: int
         assert max_concurrency(after, tokens) == option.concurrency
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(scenarios(), st.sampled_from([4096, 2**17, 2**20]), st.integers(1, 5000))
 def test_what_does_not_fit_has_its_helpful_options_first(
     found: Scenario, tokens: int, load: int

@@ -21,7 +21,7 @@ from tests.sizing.questions import ENGINES, GIB, ask, scenario, scenarios
 
 CONTEXTS = st.integers(1, 2**20)
 LOADS = st.integers(1, 3000)
-FEW = settings(max_examples=60)
+FEW = settings(max_examples=25)
 
 
 @FEW

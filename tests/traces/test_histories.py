@@ -45,7 +45,7 @@ def trees(draw: st.DrawFn) -> list[list[int]]:
     return prompts
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(trees(), BATCHES, st.booleans())
 def test_different_ids_are_counted_in_batches_of_any_size(
     prompts: list[list[int]], batch: int, runs: bool
@@ -55,7 +55,7 @@ def test_different_ids_are_counted_in_batches_of_any_size(
         assert histories.references == sum(map(len, prompts))
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(SMALL, BATCHES)
 def test_the_same_traces_are_refused_as_where_all_is_held(
     prompts: list[list[int]], batch: int

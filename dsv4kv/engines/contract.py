@@ -31,6 +31,7 @@ class Deployment:
         online_state: HCA keeps its state as a running softmax.
         draft_tokens: Speculative tokens that may be rolled back.
         window_ratio: SGLang's ``swa_full_tokens_ratio``; None where it is not given.
+        arch: What the GPU's kernels are compiled for: ``sm_90``; None where it is not known.
     """
 
     model: DSV4Config
@@ -45,6 +46,7 @@ class Deployment:
     online_state: bool = False
     draft_tokens: int = 0
     window_ratio: float | None = None
+    arch: str | None = None
 
 
 @dataclass(frozen=True)
@@ -126,39 +128,69 @@ class Engine(Protocol):
 
 
 DRAFT = "draft"
-_V4_RATIOS = {0, 4, 128}
+V4_ONLY = ("v4",)
+_RATIOS = {"v4": {0, 4, 128}, "v41": {0, 1, 2}, "flat": {1}}
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer of the model: its index, its type (``swa``, ``csa``, ``hca``, ``draft``)."""
+    """One layer of the model.
+
+    Attributes:
+        index: Which.
+        kind: ``swa``, ``csa``, ``hca``, ``dsa`` or ``draft``.
+        held: Whether this rank holds it.
+        ratio: Tokens per compressed entry; 0 without compressed KV.
+        owner: Layer whose compressed KV it reads.
+        selects: Whether its indexer selects the top k.
+    """
 
     index: int
     kind: str
     held: bool
+    ratio: int = 0
+    owner: int = -1
+    selects: bool = True
+
+    @property
+    def owns(self) -> bool:
+        """Whether it stores compressed KV of its own."""
+        return self.ratio > 0 and self.owner == self.index
 
 
 @lru_cache(maxsize=256)
-def layers_of(deployment: Deployment, engine: str) -> tuple[Layer, ...]:
+def layers_of(
+    deployment: Deployment, engine: str, kinds: tuple[str, ...] = V4_ONLY
+) -> tuple[Layer, ...]:
     """Every layer of the model and the drafts of this rank, in model order.
 
     Raises:
-        ConfigError: A model whose layout the engine's V4 rules do not describe, or an unknown
-            layer.
+        ConfigError: A model whose layout the engine's rules do not describe, or an unknown layer.
     """
     model = deployment.model
-    others = sorted(set(model.compress_ratios) - _V4_RATIOS)
-    if model.architecture != "v4" or others or model.kv_owners is not None:
+    unlike = set(model.compress_ratios) - _RATIOS[model.kind]
+    shared = (model.kv_owners is not None) != (model.kind == "v41")
+    if model.kind not in kinds or unlike or shared:
         raise ConfigError(
             f"the rules of {engine} are those of DeepSeek-V4 (layers of ratio 0, 4 and 128, each "
-            f"with its own cache), which {model.name} is not: choose a V4 model, or the engine "
-            "dsv4kv."
+            f"with its own cache){_OTHERS if len(kinds) > 1 else ''}, which {model.name} is not: "
+            "choose such a model, or the engine dsv4kv."
         )
     wanted = None if deployment.layers is None else set(deployment.layers)
     held = {spec.layer_idx for spec in build_schedule(model, layers=wanted)}
     own = [
-        Layer(spec.layer_idx, AttentionType(spec.attn).value, spec.layer_idx in held)
+        Layer(
+            spec.layer_idx,
+            AttentionType(spec.attn).value,
+            spec.layer_idx in held,
+            spec.ratio,
+            spec.kv_owner,
+            spec.selects,
+        )
         for spec in build_schedule(model)
     ]
     drafts = range(model.num_layers, model.num_layers + deployment.draft_layers)
     return (*own, *(Layer(index, DRAFT, held=True) for index in drafts))
+
+
+_OTHERS = ", of V4.1 (ratio 0, 1 and 2, with owners) and of V3.2"

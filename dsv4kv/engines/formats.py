@@ -1,6 +1,6 @@
 """What an engine stores: by its version, the GPU's architecture, its backend and its layout.
 
-One table, first match wins. Where the architecture is not known the model's own formats are taken.
+One table, first match wins. What is in no row keeps the model's own formats.
 Source: vLLM 0.33.0 (``models/deepseek_v41/nvidia/model.py`` and ``attention.py``,
 ``v1/attention/backends/mla/indexer.py``, ``utils/deep_gemm.py``); SGLang 0.5.23 (``arg_groups``:
 ``deepseek_v4_hook.py`` and ``overrides.py``; ``mem_cache/deepseek_v4_memory_pool.py``).
@@ -77,6 +77,7 @@ class Stored(NamedTuple):
 
 _ENTRY, _PLAIN = "fp8_ds_mla", "plain rows, which FlashInfer's backend stores on SM100"
 _OWN = Stored("", "", "", "the model's own")
+_AS_SM100 = "as on SM100: which GPU it is is not known"
 _WHOLE, _HALF = "fp8_group32_interleaved", "fp4_interleaved"
 
 _Rule = tuple[str, str, Callable[[Site], bool], Stored]
@@ -85,6 +86,7 @@ _TABLE: tuple[_Rule, ...] = (
      Stored("fp8", "fp8", "fp8", _PLAIN)),
     ("vllm", "v4", lambda s: s.plain, Stored("bf16", "bf16", "fp8", _PLAIN)),
     ("vllm", "v4", lambda _: True, Stored(_ENTRY, _ENTRY, "fp8", "vLLM's for V4 on every GPU")),
+    ("vllm", "v41", lambda s: s.arch is None, Stored(_HALF, _WHOLE, "fp8", _AS_SM100)),
     ("vllm", "v41", lambda s: s.plain and s.dtype.startswith("fp8"),
      Stored("fp8", "fp8", "fp8", _PLAIN)),
     ("vllm", "v41", lambda s: s.plain, Stored("bf16", "bf16", "fp8", _PLAIN)),
@@ -103,6 +105,7 @@ _TABLE: tuple[_Rule, ...] = (
      Stored("fp8", "fp8", "fp8", "uniform FP8 for the backend trtllm")),
     ("sglang", "v4", lambda _: True,
      Stored(_ENTRY, _ENTRY, "fp8", "SGLang's SGLANG_DSV4_KV_LAYOUT=v4, on every GPU")),
+    ("sglang", "v41", lambda s: s.arch is None, Stored("fp4", "fp8_group32", "mxfp4", _AS_SM100)),
     ("sglang", "v41", lambda s: s.sglang_mega,
      Stored("fp4", "fp8_group32", "mxfp4", "flashmla_mega: SM100, attention not tensor parallel")),
     ("sglang", "v41", lambda s: s.sm100,
@@ -155,8 +158,6 @@ def stored_formats(site: Site, asked: Mapping[Place, str | None]) -> dict[Place,
 
 def _row(site: Site) -> Stored:
     family = site.engine.partition(":")[0]
-    if site.arch is None:
-        return _OWN
     for engine, kind, applies, stored in _TABLE:
         if (engine, kind) == (family, site.model.kind) and applies(site):
             scaled = site.engine == "vllm:0.33" and site.sm100

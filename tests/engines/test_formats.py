@@ -92,7 +92,9 @@ def test_a_token_of_v41_takes_what_the_engine_stores_there(
         (SGLANG, "v3.2", "sm_90", {}, ("bf16", "fp8_ds_mla", "fp8")),
         (SGLANG, "v3.2", "sm_100", {}, ("fp8", "fp8_ds_mla", "fp8")),
         ("dsv4kv", "v4.1-flash", "sm_90", {}, ("fp4", "fp8_group32", "mxfp4")),
-        (VLLM, "v4.1-flash", None, {}, ("fp4", "fp8_group32", "mxfp4")),
+        (VLLM, "v4.1-flash", None, {}, ("fp4_interleaved", "fp8_group32_interleaved", "fp8")),
+        (VLLM, "v4-flash", None, {}, ("fp8_ds_mla", "fp8_ds_mla", "fp8")),
+        ("trtllm", "v4-flash", "sm_90", {}, ("fp8_ds_mla", "fp8_ds_mla", "mxfp4")),
     ],
 )
 def test_formats_follow_engine_gpu_backend_and_layout(

@@ -1,15 +1,18 @@
 """What vLLM stores for every layer: pages by block, for buckets of layers that grow in step.
 
 Compressed KV and indexer keys need blocks for the whole context. Window entries and compressor
-states are kept by blocks too, of which only those under the sliding window stay.
-Source: vLLM 0.26.0 and 0.33.0, ``vllm/models/deepseek_v4`` and ``DeepseekV4SWACache``.
+states are kept by blocks too, of which only those under the sliding window stay. V4.1 keeps a ring
+of state in one block of every request, V3.2 nothing but entries and keys.
+Source: vLLM 0.26.0 and 0.33.0, ``vllm/models/deepseek_v4`` and ``DeepseekV4SWACache``; of 0.33.0
+``vllm/models/deepseek_v41`` and ``deepseek_v2.py``.
 """
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import lcm
 
-from dsv4kv.engines.contract import Deployment, Layer
+from dsv4kv.engines.contract import DRAFT, Deployment, Layer
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.formats import EntryFormat
 
@@ -18,7 +21,17 @@ WINDOW_BLOCK_TOKENS = 64
 _STATE_BLOCK_TOKENS = {"csa": 4, "hca": 8}
 _RATIO = {"csa": 4, "hca": 128}
 _STATE_BYTES = 4  # vLLM asserts float32
-_PACKED_ALIGN, _PLAIN_ALIGN = 576, 512  # fp8_ds_mla pages; contiguous bf16 and fp8 pages
+_PACKED_ALIGN, _PLAIN_ALIGN = 576, 512  # fp8_ds_mla pages; V4.1's records and plain rows
+_V41_WINDOW_BLOCK, _V41_RING_ROWS = 32, 8
+_WHOLE = "fp8_group32_interleaved"
+_PAIRS = {
+    ("fp8_ds_mla", "fp8_ds_mla"),
+    ("bf16", "bf16"),
+    ("fp8", "fp8"),
+    (_WHOLE, _WHOLE),
+    ("fp4_interleaved", _WHOLE),
+}
+"""Formats of compressed KV and window that V4.1 is kept in."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +59,18 @@ class Group:
         rows: Every layer's pages, in model order.
         block_tokens: Tokens one block covers.
         window_tokens: Tokens behind the current one that stay readable; None keeps all.
+        ring: One block of a request is written round and round.
     """
 
     rows: tuple[tuple[Page, ...], ...]
     block_tokens: int
     window_tokens: int | None = None
+    ring: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether it keeps the whole context."""
+        return self.window_tokens is None and not self.ring
 
     @property
     def pages(self) -> tuple[Page, ...]:
@@ -78,25 +98,38 @@ class Group:
         Outside the window a block is given back once its tokens are settled, so those in flight
         keep theirs; the window may start inside a block, which costs one more.
         """
-        if self.window_tokens is None:
+        if self.ring:
+            return 1
+        if self.whole:
             return -(-tokens // self.block_tokens)
-        live = min(self.window_tokens - 1 + in_flight_tokens, tokens)
+        live = min((self.window_tokens or 0) - 1 + in_flight_tokens, tokens)
         return -(-live // self.block_tokens) + 1
 
     def on_this_rank(self) -> "Group":
         """The same group with the pages of held layers only."""
         rows = tuple(row for row in self.rows if row[0].layer.held)
-        return Group(rows, self.block_tokens, self.window_tokens)
+        return replace(self, rows=rows)
 
 
-def build_buckets(deployment: Deployment, layers: Iterable[Layer]) -> list[Group]:
-    """The full-context bucket first, then windows, CSA states and HCA states, where there are any.
+def build_buckets(deployment: Deployment, layers: Sequence[Layer]) -> list[Group]:
+    """The full-context bucket first, then windows and states, where there are any.
 
     Raises:
         ConfigError: A format, state or block size that vLLM does not have, or no compressed layer.
     """
+    return _BUCKETS[deployment.model.kind](deployment, layers)
+
+
+def stride_bytes(deployment: Deployment) -> int:
+    """What the bytes of a block are a multiple of: V4.1's records are rows of the whole cache."""
+    formats = deployment.formats
+    if formats.window.name != _WHOLE:
+        return 1
+    return lcm(formats.window.entry_bytes, formats.main.entry_bytes)
+
+
+def _v4_buckets(deployment: Deployment, layers: Sequence[Layer]) -> list[Group]:
     _check(deployment)
-    layers = list(layers)
     block = deployment.block_tokens or DEFAULT_BLOCK_TOKENS
     compressed = [layer for layer in layers if layer.kind in _RATIO]
     if not compressed:
@@ -117,6 +150,95 @@ def build_buckets(deployment: Deployment, layers: Iterable[Layer]) -> list[Group
     return buckets
 
 
+def _v41_buckets(deployment: Deployment, layers: Sequence[Layer]) -> list[Group]:
+    """Owners' entries and keys; windows of every layer; rings of the owners of ratio 2."""
+    block = deployment.block_tokens or _v41_block(deployment)
+    _check_v41(deployment, layers, block)
+    owners = [layer for layer in layers if layer.owns]
+    window, rows = deployment.model.window_tokens, _ring_rows(deployment.draft_tokens)
+    buckets = [
+        Group(tuple(_owned_pages(deployment, block, layer) for layer in owners), block),
+        Group(
+            tuple((_window_page(deployment, layer, _V41_WINDOW_BLOCK),) for layer in layers),
+            _V41_WINDOW_BLOCK,
+            window,
+        ),
+    ]
+    state = rows * 2 * deployment.model.head_dim * _STATE_BYTES
+    rings = tuple((Page("state", layer, state, state),) for layer in owners if layer.ratio == 2)
+    return [*buckets, Group(rings, rows, ring=True)] if rings else buckets
+
+
+def _v41_block(deployment: Deployment) -> int:
+    """Blocks that attention and indexer read: 64 tokens on Hopper, else 128."""
+    hopper = deployment.arch == "sm_90"
+    if deployment.arch is None:
+        hopper = deployment.formats.window.name == "fp8_ds_mla"
+    return 64 if hopper else 128
+
+
+def _ring_rows(draft_tokens: int) -> int:
+    """Rows of a step, drafts included, and the one before: a power of two, 8 at least."""
+    return max(_V41_RING_ROWS, 1 << (draft_tokens + 1).bit_length())
+
+
+def _check_v41(deployment: Deployment, layers: Sequence[Layer], block: int) -> None:
+    formats, smallest = deployment.formats, _v41_block(deployment)
+    if (formats.main.name, formats.window.name) not in _PAIRS:
+        pairs = "; ".join(f"{main} and {window}" for main, window in sorted(_PAIRS))
+        raise ConfigError(
+            f"vLLM keeps V4.1 not in {formats.main.name} with windows in {formats.window.name}: "
+            f"choose {pairs}."
+        )
+    _check_keys_and_state(deployment)
+    if block <= 0 or block % smallest:
+        raise ConfigError(
+            f"block_tokens is {block}: vLLM needs a multiple of {smallest} for V4.1."
+        )
+    held = {layer.index for layer in layers if layer.held}
+    for layer in layers:
+        if layer.held and layer.ratio and layer.owner not in held:
+            raise ConfigError(
+                f"layer {layer.index} reads the KV of layer {layer.owner}, which is in another "
+                "pipeline stage: vLLM does not serve that; choose stages that begin at layer "
+                f"{', '.join(str(owner) for owner in deployment.model.kv_owners or ())}."
+            )
+
+
+def _owned_pages(deployment: Deployment, block_tokens: int, layer: Layer) -> tuple[Page, ...]:
+    entries, formats = block_tokens // layer.ratio, deployment.formats
+    return (
+        _page("main", layer, deployment, formats.main, entries),
+        _page("indexer", layer, deployment, formats.indexer, entries),
+    )
+
+
+def _flat_buckets(deployment: Deployment, layers: Sequence[Layer]) -> list[Group]:
+    """Every layer's entries, and keys where it has an indexer: a draft layer has one."""
+    formats, block = deployment.formats, deployment.block_tokens or _FLAT_BLOCK_TOKENS
+    _check_keys_and_state(deployment)
+    if block <= 0 or block % _FLAT_BLOCK_TOKENS:
+        raise ConfigError(
+            f"block_tokens is {block}: vLLM needs a multiple of {_FLAT_BLOCK_TOKENS} for V3.2."
+        )
+
+    def pages(layer: Layer) -> tuple[Page, ...]:
+        sizes = {"main": formats.main.entry_bytes * block}
+        if layer.selects or layer.kind == DRAFT:
+            sizes["indexer"] = formats.indexer.entry_bytes * block
+        return tuple(Page(pool, layer, size, size) for pool, size in sizes.items())
+
+    return [Group(tuple(pages(layer) for layer in layers), block)]
+
+
+_FLAT_BLOCK_TOKENS = 64
+_BUCKETS: dict[str, Callable[[Deployment, Sequence[Layer]], list[Group]]] = {
+    "v4": _v4_buckets,
+    "v41": _v41_buckets,
+    "flat": _flat_buckets,
+}
+
+
 def _check(deployment: Deployment) -> None:
     formats, block = deployment.formats, deployment.block_tokens
     if formats.main != formats.window:
@@ -124,15 +246,19 @@ def _check(deployment: Deployment) -> None:
             f"vLLM keeps window and compressed KV in one format, not {formats.window.name} and "
             f"{formats.main.name}: choose fp8_ds_mla, bf16 or fp8 for both."
         )
-    if formats.indexer.name == "bf16":
+    _check_keys_and_state(deployment)
+    if block is not None and (block <= 0 or block % 128):
+        raise ConfigError(f"block_tokens is {block}: vLLM needs a multiple of 128.")
+
+
+def _check_keys_and_state(deployment: Deployment) -> None:
+    if deployment.formats.indexer.name == "bf16":
         raise ConfigError("vLLM keeps indexer keys in fp8 or mxfp4, not bf16: choose one of them.")
     if deployment.state_bytes != _STATE_BYTES or deployment.online_state:
         raise ConfigError(
             "vLLM keeps the compressor state of every token of a window in float32: "
             "choose the state fp32."
         )
-    if block is not None and (block <= 0 or block % 128):
-        raise ConfigError(f"block_tokens is {block}: vLLM needs a multiple of 128.")
 
 
 def _context_pages(deployment: Deployment, block_tokens: int, layer: Layer) -> tuple[Page, ...]:
@@ -143,8 +269,8 @@ def _context_pages(deployment: Deployment, block_tokens: int, layer: Layer) -> t
     return tuple(pages)
 
 
-def _window_page(deployment: Deployment, layer: Layer) -> Page:
-    return _page("window", layer, deployment, deployment.formats.window, WINDOW_BLOCK_TOKENS)
+def _window_page(deployment: Deployment, layer: Layer, entries: int = WINDOW_BLOCK_TOKENS) -> Page:
+    return _page("window", layer, deployment, deployment.formats.window, entries)
 
 
 def _page(
@@ -165,5 +291,5 @@ def _state_pages(deployment: Deployment, layer: Layer) -> tuple[Page, ...]:
 
 
 def _aligned(pool: str, layer: Layer, deployment: Deployment, used_bytes: int) -> Page:
-    align = _PACKED_ALIGN if deployment.formats.main.name == "fp8_ds_mla" else _PLAIN_ALIGN
+    align = _PACKED_ALIGN if deployment.formats.window.name == "fp8_ds_mla" else _PLAIN_ALIGN
     return Page(pool, layer, -(-used_bytes // align) * align, used_bytes)

@@ -22,8 +22,15 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Literal
 
-from dsv4kv.engines.contract import DRAFT, Capacity, Deployment, PoolCost, layers_of
-from dsv4kv.engines.vllm.pages import Group, Page, build_buckets
+from dsv4kv.engines.contract import (
+    DRAFT,
+    V4_ONLY,
+    Capacity,
+    Deployment,
+    PoolCost,
+    layers_of,
+)
+from dsv4kv.engines.vllm.pages import Group, Page, build_buckets, stride_bytes
 from dsv4kv.errors import ConfigError
 
 _Kind = tuple[str, str]  # pool and layer type
@@ -190,13 +197,10 @@ def _part_counts(buckets: Sequence[Group]) -> list[int]:
 def _state_parts(buckets: Sequence[Group]) -> list[int]:
     """Without a pattern, windows and states fill what a block must hold anyway."""
     anchor = max(
-        bucket.page_bytes if bucket.window_tokens is None else bucket.pages[0].page_bytes
-        for bucket in buckets
+        bucket.page_bytes if bucket.whole else bucket.pages[0].page_bytes for bucket in buckets
     )
     return [
-        1
-        if bucket.window_tokens is None
-        else -(-len(bucket.pages) // (anchor // bucket.pages[0].page_bytes))
+        1 if bucket.whole else -(-len(bucket.pages) // (anchor // bucket.pages[0].page_bytes))
         for bucket in buckets
     ]
 
@@ -278,6 +282,7 @@ class Release:
         one_line: Tokens and concurrency are logged in one line.
         null_block: The check at start keeps one block back.
         seen_in_logs: Compared with published start-up logs.
+        kinds: Generations of models it serves.
     """
 
     newest: str
@@ -289,6 +294,7 @@ class Release:
     one_line: bool = False
     null_block: bool = False
     seen_in_logs: bool = False
+    kinds: tuple[str, ...] = V4_ONLY
 
 
 @dataclass(frozen=True)
@@ -335,9 +341,7 @@ class VllmEngine:
     def layout(self, deployment: Deployment) -> Layout:
         """Groups and bytes of a block; raises ``ConfigError`` for what vLLM does not serve."""
         # neither context nor load decides the layout: searches ask for thousands of both
-        key = replace(
-            deployment, max_context_tokens=1, in_flight_tokens=1, concurrency=None, draft_tokens=0
-        )
+        key = replace(deployment, max_context_tokens=1, in_flight_tokens=1, concurrency=None)
         return _lay_out(self.release, key)
 
     def costs(self, deployment: Deployment) -> tuple[PoolCost, ...]:
@@ -418,14 +422,15 @@ class VllmEngine:
 
 @lru_cache(maxsize=256)
 def _lay_out(release: Release, deployment: Deployment) -> Layout:
-    layers = layers_of(deployment, f"vllm:{release.newest}")
+    layers = layers_of(deployment, f"vllm:{release.newest}", release.kinds)
     buckets = build_buckets(deployment, layers)
     groups = split_buckets(buckets, release.grouping, pad=release.weighted)
     held = [group.on_this_rank() for group in groups]
     unit = block_bytes(held, release.packing, groups[0])
     if not unit:
         raise ConfigError("this rank holds no layer with a cache: give it at least one layer.")
-    return Layout(tuple(groups), tuple(held), unit)
+    stride = stride_bytes(deployment)
+    return Layout(tuple(groups), tuple(held), -(-unit // stride) * stride)
 
 
 RELEASES: Sequence[Release] = (
@@ -443,6 +448,7 @@ RELEASES: Sequence[Release] = (
         one_line=True,
         null_block=True,
         seen_in_logs=True,
+        kinds=("v4", "v41", "flat"),
     ),
 )
 V0_22, V0_25, V0_26, V0_27, V0_28, V0_33 = (VllmEngine(release) for release in RELEASES)

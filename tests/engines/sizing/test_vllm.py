@@ -11,6 +11,7 @@ from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.registry import find_engine
 from dsv4kv.engines.vllm.sizing import RELEASES, Release, VllmEngine, closest_divisor
 from dsv4kv.errors import ConfigError
+from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import choose_formats
 from tests.engines.sizing.deployments import GIB, MILLION, deploy, variant
 
@@ -236,11 +237,24 @@ def test_a_model_without_csa_layers_is_served_where_pages_need_no_common_place()
         vllm("0.26").layout(deployment)
 
 
+def formatted(model: str, main: str = "fp8_ds_mla", window: str = "fp8_ds_mla") -> Deployment:
+    """A deployment in given formats; 584 B unless told otherwise."""
+    return replace(deploy(), model=load_model(model), formats=choose_formats(
+        load_model(model), main, window, "fp8"))  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("deployment", "sentence"),
     [
-        (deploy("v4.1-flash"), "which v4.1-flash is not"),
-        (deploy("v3.2", main="fp8_ds_mla"), "which v3.2 is not"),
+        (replace(deploy(), model=variant((0, 4, 2))), "which variant is not"),
+        (replace(deploy(), model=variant((0, 2, 1))), "which variant is not"),
+        (formatted("v4.1-flash", "fp4", "fp8_group32"), "not in fp4 with windows in fp8_group32"),
+        (replace(formatted("v4.1-flash"), block_tokens=96), "a multiple of 64 for V4.1"),
+        (replace(formatted("v3.2"), block_tokens=96), "a multiple of 64 for V3.2"),
+        (
+            replace(formatted("v4.1-flash"), layers=tuple(range(10, 20))),
+            "layer 10 reads the KV of layer 8, .* begin at layer 2, 8, 14, 20",
+        ),
         (deploy(state_bytes=2), "choose the state fp32"),
         (deploy(online_state=True), "choose the state fp32"),
         (deploy(indexer="bf16"), "in fp8 or mxfp4, not bf16"),
@@ -258,6 +272,33 @@ def test_what_vllm_does_not_serve_is_told_in_a_sentence(
 ) -> None:
     with pytest.raises(ConfigError, match=sentence):
         vllm("0.33").costs(deployment)
+
+
+@pytest.mark.parametrize("model", ["v4.1-flash", "v3.2"])
+@pytest.mark.parametrize("version", ["0.22", "0.26", "0.28"])
+def test_versions_before_v41_serve_v4_alone(version: str, model: str) -> None:
+    with pytest.raises(ConfigError, match=f"which {model} is not"):
+        vllm(version).costs(formatted(model))
+
+
+def test_a_pipeline_stage_of_v41_holds_its_own_layers_and_the_ring_of_its_owners() -> None:
+    """Layers 0 to 19 own three caches of ratio 2, layers 20 to 39 one of ratio 1."""
+    whole = formatted("v4.1-flash")
+    first, second = (
+        vllm("0.33").layout(replace(whole, layers=tuple(range(at, at + 20)))) for at in (0, 20)
+    )
+    assert [len(stage.held[0].rows) for stage in (first, second)] == [3, 1]
+    assert [len(stage.held[-1].rows) for stage in (first, second)] == [3, 0]
+    assert len(first.groups) == len(second.groups) == 9
+
+
+def test_more_drafts_than_six_widen_the_ring_of_v41() -> None:
+    ring = [
+        vllm("0.33").layout(replace(formatted("v4.1-flash"), draft_tokens=drafts)).groups[-1]
+        for drafts in (0, 6, 7)
+    ]
+    assert [group.block_tokens for group in ring] == [8, 8, 16]
+    assert [group.pages[0].page_bytes for group in ring] == [32_768, 32_768, 65_536]
 
 
 def test_blocks_too_small_for_a_window_page_are_refused_where_they_share_its_place() -> None:

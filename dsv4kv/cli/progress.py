@@ -31,11 +31,17 @@ class Watcher:
         unit: str,
         total: int = 0,
         clock: Callable[[], float] = monotonic,
+        *,
+        after_s: float = 0.0,
     ) -> None:
-        """Draw on ``console``, or print there; nothing where it is quiet."""
+        """Draw on ``console``, or print there; nothing where it is quiet.
+
+        ``after_s``: no bar for what takes less, which would only flicker.
+        """
         self._console, self._unit, self._clock = console, unit, clock
         self._name, self._done, self._total = name, 0, total
         self._begun = self._told = clock()
+        self._after_s = after_s
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -49,7 +55,8 @@ class Watcher:
         self._task = self._bar.add_task(name, total=total)
 
     def __enter__(self) -> Self:
-        self._bar.start()
+        if not self._after_s:
+            self._bar.start()
         return self
 
     def __exit__(
@@ -88,6 +95,8 @@ class Watcher:
             return  # whoever counts a million requests is not to wait for us
         self._told = now
         if self._console.is_terminal:
+            if now - self._begun >= self._after_s:
+                self._bar.start()
             self._bar.update(self._task, completed=done, total=total)
         else:
             self._console.print(self._line(now - self._begun), highlight=False)

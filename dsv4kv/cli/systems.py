@@ -16,6 +16,7 @@ def bench_systems(
 
     ``unused`` are options that were given and mean nothing here.
     """
+    from dsv4kv.cli.progress import Watcher
     from dsv4kv.config.load import load_config
     from dsv4kv.config.systems import SystemsConfig
     from dsv4kv.errors import ConfigError, VerificationError
@@ -30,8 +31,13 @@ def bench_systems(
         )
     config = load_config(None, overrides, SystemsConfig).config
     silent = quiet or json_ == "-"
-    console = open_console(stderr=True, quiet=silent)
-    outcomes = run_systems(config, lambda name: console.print(f"running {name} …"))
+    with Watcher(open_console(stderr=True, quiet=silent), "bench", "systems") as watcher:
+
+        def tell(name: str, done: int, total: int) -> None:
+            watcher.name(f"bench {name}")
+            watcher.reach(done, total)
+
+        outcomes = run_systems(config, tell)
     if not silent:
         show(tell_systems(outcomes))
     if json_:

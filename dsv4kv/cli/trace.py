@@ -1,6 +1,8 @@
 """``dsv4kv trace``: look at serving traces, convert them, make new ones."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
@@ -22,11 +24,13 @@ from dsv4kv.cli.complete import offer
 from dsv4kv.engines.speculation import SPECULATIONS
 from dsv4kv.resources import shipped_names
 from dsv4kv.units import UNITS_PER_SECOND
-from dsv4kv.view.console import print_document, say
+from dsv4kv.view.console import open_console, print_document, say
 
 if TYPE_CHECKING:
+    from dsv4kv.cli.progress import Watcher
     from dsv4kv.mrc.strategies import PrefixCosts
     from dsv4kv.traces import ReadOptions, TraceSummary
+    from dsv4kv.traces.files import Watch
     from dsv4kv.traces.request import Request
 
 
@@ -47,6 +51,8 @@ Format = Annotated[
 def _reading(metavar: str, text: str) -> Any:
     return typer.Option(help=text, metavar=metavar, rich_help_panel="Reading SOURCE")
 
+
+_SHORT_S = 1.0  # nobody wonders what takes less
 
 _FIELDS = (
     "Names of a timed trace's fields: time, prompt length, output length and, if it has them, "
@@ -72,6 +78,7 @@ def read_options(
     stagger: float,
     *,
     any_order: bool = False,
+    watch: "Watch | None" = None,
 ) -> "ReadOptions":
     """What was given, checked."""
     from dsv4kv.traces.files import ReadOptions, TimedFields
@@ -89,7 +96,22 @@ def read_options(
         id_tokens,
         stagger,
         any_order,
+        watch,
     )
+
+
+def _watch(name: str, unit: str) -> "Watcher":
+    """Show how far something is that may take a second or minutes."""
+    from dsv4kv.cli.progress import Watcher
+
+    return Watcher(open_console(stderr=True), name, unit, after_s=_SHORT_S)
+
+
+@contextmanager
+def _watched_reading(name: str) -> "Iterator[Watch]":
+    """Show how much of a trace has been read, in MiB."""
+    with _watch(name, "MiB") as watcher:
+        yield lambda done, total: watcher.reach(done >> 20, total >> 20)
 
 
 EPILOG = """\
@@ -206,7 +228,6 @@ def mrc(
 
     drafts = _names(speculation)
     every = (name for name, known in rules.RULES.items() if set(drafts) <= set(known.speculations))
-    options = read_options(fields, time_unit, id_tokens, stagger)
     config = find_model(model)
     question = Question(
         model=config,
@@ -220,7 +241,11 @@ def mrc(
         snap=not no_snap,
         sample=sample,
     )
-    answer = measure_trace(load_paths(source, trace_format, options), question)
+    with _watched_reading(f"reading {source}") as watch:
+        options = read_options(fields, time_unit, id_tokens, stagger, watch=watch)
+        table = load_paths(source, trace_format, options)
+    with _watch("measuring", "steps") as watcher:
+        answer = measure_trace(table, question, watcher.reach)
     if csv:
         write_named(csv, files.to_csv(answer), "--csv")
     if chart:
@@ -303,9 +328,9 @@ def info(
     path = resolve_trace(source)
     name = detect_format(path) if trace_format == "auto" else trace_format
     options = read_options(fields, time_unit, id_tokens, stagger)
-    summary = summarize_batches(
-        read_batches(path, name, options), lambda number: place_of(number, path, name, options)
-    )
+    with _watched_reading(f"reading {source}") as watch:
+        batches = read_batches(path, name, replace(options, watch=watch))
+        summary = summarize_batches(batches, lambda number: place_of(number, path, name, options))
     if as_json:
         print_document(_as_json(source, name, path, summary))
         return
@@ -351,17 +376,19 @@ def convert(
             requests, lambda number: place_of(first + number, source, trace_format, options)
         )
 
-    requests = read_trace(source, trace_format, options)
-    if sort:
-        ordered = sorted(check(requests, 0), key=lambda request: request.arrival_s)
-        chosen: Iterator[Request] = islice(ordered, skip, stop)
-    else:
-        chosen = check(islice(requests, skip, stop), skip)
-    if to == "oracle":
-        say(f"{out}: {write_oracle(chosen, out):,} block references written")
-        return
-    count = write_weka(chosen, out) if to == "weka" else write_trace(chosen, out, to)
-    say(f"{out}: {count:,} requests written")
+    with _watched_reading(f"converting {source}") as watch:
+        requests = read_trace(source, trace_format, replace(options, watch=watch))
+        if sort:
+            ordered = sorted(check(requests, 0), key=lambda request: request.arrival_s)
+            chosen: Iterator[Request] = islice(ordered, skip, stop)
+        else:
+            chosen = check(islice(requests, skip, stop), skip)
+        if to == "oracle":
+            told = f"{write_oracle(chosen, out):,} block references"
+        else:
+            count = write_weka(chosen, out) if to == "weka" else write_trace(chosen, out, to)
+            told = f"{count:,} requests"
+    say(f"{out}: {told} written")
 
 
 app.command("mrc", epilog=EPILOG)(mrc)

@@ -1,6 +1,6 @@
 """The hit rate of a trace by capacity, what V4's rules make of it, and what engines would."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -160,8 +160,10 @@ class Answer:
     sampling: Sampling
 
 
-def measure_trace(table: PathTable, question: Question) -> Answer:
-    """Answer a question about a trace.
+def measure_trace(
+    table: PathTable, question: Question, watch: Callable[[int, int], object] | None = None
+) -> Answer:
+    """Answer a question about a trace; ``watch`` hears how many of how many steps are done.
 
     Raises:
         ConfigError: Names that there are not, blocks that do not fit, a capacity in which no
@@ -179,6 +181,14 @@ def measure_trace(table: PathTable, question: Question) -> Answer:
         sizes = [blocks * grain for blocks in pick_capacities(reuse, question.points)]
     parts = _part_by_size(table, reuse, question, [*sizes, None])
     enough = trace_curve(reuse).capacity_for(0.9)
+    steps = len(parts) + len(sizes) * len(question.rules) * len(question.speculations)
+    numbers = iter(range(1, steps + 1))
+
+    def tell() -> None:
+        done = next(numbers)
+        if watch:
+            watch(done, steps)
+
     return Answer(
         requests=len(table),
         input_tokens=table.total_input_tokens,
@@ -187,7 +197,7 @@ def measure_trace(table: PathTable, question: Question) -> Answer:
         trace_block_tokens=table.block_tokens,
         costs=costs,
         points=tuple(
-            _measure(part, tokens, question, strategies, costs) for tokens, part in parts
+            _measure(part, tokens, question, strategies, costs, tell) for tokens, part in parts
         ),
         enough_tokens=None if enough is None else enough * grain,
         sampling=parts[-1][1].simulation.sampling,
@@ -253,12 +263,13 @@ def _measure(
     question: Question,
     strategies: Sequence[Strategy],
     costs: PrefixCosts,
+    tell: Callable[[], None],
 ) -> Point:
     """Hits as shares of all prompts; those that cannot run hit nothing."""
     reuse, prompts = part.reuse, part.whole.input_tokens
     blocks = None if tokens is None else tokens // reuse.grain_tokens
     served_share = part.table.total_input_tokens / part.whole.total_input_tokens
-    return Point(
+    point = Point(
         capacity_tokens=tokens,
         capacity_blocks=blocks,
         capacity_bytes=None if tokens is None else int(tokens * costs.token_bytes),
@@ -271,13 +282,17 @@ def _measure(
             )
             for s in strategies
         ),
-        rules=_rules(part.whole, tokens, question),
+        rules=_rules(part.whole, tokens, question, tell),
         policies=tuple(o.among(prompts, part.requests) for o in part.simulation.outcomes(blocks)),
         estimates=tuple(e.scaled(served_share) for e in part.simulation.estimates(blocks)),
     )
+    tell()
+    return point
 
 
-def _rules(table: PathTable, tokens: int | None, question: Question) -> tuple[Outcome, ...]:
+def _rules(
+    table: PathTable, tokens: int | None, question: Question, tell: Callable[[], None]
+) -> tuple[Outcome, ...]:
     """Rules at one capacity, each with the blocks of its engine unless others are asked for."""
     if tokens is None:
         return ()
@@ -288,6 +303,7 @@ def _rules(table: PathTable, tokens: int | None, question: Question) -> tuple[Ou
             how = find_drafts(name, drafts)
             pool = Pool(table, tokens, grain, question.model, question.chunk_tokens, how)
             outcomes.append(replace(run_rule(name, pool), speculation=drafts))
+            tell()
     return tuple(outcomes)
 
 

@@ -16,17 +16,20 @@ from dsv4kv.systems.contents import Model
 from dsv4kv.systems.outcome import Outcome, Row
 
 
-def run_systems(config: SystemsConfig, on_system: Callable[[str], None]) -> list[Outcome]:
-    """Run them one after the other; ``on_system`` hears which is next.
+def run_systems(
+    config: SystemsConfig, on_system: Callable[[str, int, int], None]
+) -> list[Outcome]:
+    """Run them one after the other; ``on_system`` hears which is next, after how many of all.
 
     Raises:
         ConfigError: A system cannot be built as it is configured.
     """
     torch.set_num_threads(1)
     model = Model(build_schedule(load_model(config.model)))
-    outcomes = []
-    for name in SYSTEMS if config.run == "all" else [config.run]:
-        on_system(name)
+    outcomes: list[Outcome] = []
+    names = list(SYSTEMS) if config.run == "all" else [config.run]
+    for name in names:
+        on_system(name, len(outcomes), len(names))
         outcomes.append(SYSTEMS[name].load()(config, model))
     return outcomes
 

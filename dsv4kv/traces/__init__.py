@@ -209,7 +209,7 @@ def _read_requests(
     path: Path, trace_format: str, options: ReadOptions
 ) -> Iterator[tuple[str, Request]]:
     name = detect_format(path) if trace_format == "auto" else trace_format
-    with _opened(path, name) as lines:
+    with _opened(path, name, options) as lines:
         yield from _placed(lines, str(path), FORMATS[name].read(lines, options))
 
 
@@ -218,7 +218,7 @@ def _read_batches(
 ) -> Iterator[Batch]:
     """Read plain lines at once and others one by one, which says what is wrong with them."""
     before_s = -inf
-    with _opened(path, name, CHUNKS_BUFFER_BYTES) as lines:
+    with _opened(path, name, options, CHUNKS_BUFFER_BYTES) as lines:
         size = BATCH_REQUESTS if is_array(lines.peek()) else 1
         one_by_one = _placed(lines, str(path), FORMATS[name].read(lines, options))
         while True:
@@ -248,10 +248,10 @@ def _placed(
 
 @contextmanager
 def _opened(
-    path: Path, name: str, buffer_bytes: int = DEFAULT_BUFFER_SIZE
+    path: Path, name: str, options: ReadOptions, buffer_bytes: int = DEFAULT_BUFFER_SIZE
 ) -> Iterator[TraceLines]:
     """Open a trace that is not empty; a ``Defect`` inside the block says what the format is."""
-    with open_trace(path, buffer_bytes) as lines:
+    with open_trace(path, buffer_bytes, options.watch) as lines:
         try:
             if not lines.peek():
                 raise Defect("the file is empty")

@@ -1,9 +1,10 @@
 """Lines of a trace file, plain or gzip, with their numbers; memory is one line."""
 
 import gzip
+import os
 import zlib
 from codecs import BOM_UTF8
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import DEFAULT_BUFFER_SIZE, BufferedReader, BytesIO
@@ -22,6 +23,11 @@ CHUNKS_BUFFER_BYTES = 2**18
 _CHUNK_BYTES = 2**15  # hundreds of plain lines, whose objects still fit the processor's caches
 
 
+Watch = Callable[[int, int], object]
+"""Hears how many of how many have been done, of bytes or of anything else."""
+_WATCHED_LINES = 256  # between two words to who watches
+
+
 class Defect(ValueError):
     """What is wrong with the line just read: a sentence without place and full stop."""
 
@@ -36,8 +42,10 @@ class TraceLines:
         Defect: Not UTF-8 text, damaged or truncated gzip, an absurdly long line.
     """
 
-    def __init__(self, file: BufferedReader) -> None:
+    def __init__(self, file: BufferedReader, watch: Watch | None = None) -> None:
+        """``watch`` hears how many of the file's bytes have been read, as they are on disk."""
         compressed = file.peek(2)[:2] == _GZIP_MAGIC
+        self._raw, self._size, self._watch = file, os.fstat(file.fileno()).st_size, watch
         self._file = gzip.GzipFile(fileobj=file) if compressed else file
         self._ahead: str | None = None
         self.number = 0
@@ -79,6 +87,7 @@ class TraceLines:
         """Consume what ``chunk`` returned."""
         self._file.read(sum(map(len, chunk)))
         self.number += len(chunk)
+        self._tell()
 
     def rest(self) -> str:
         """Return all that is left, of one document."""
@@ -98,6 +107,8 @@ class TraceLines:
         blank = 0
         while True:
             self.number += 1
+            if not self.number % _WATCHED_LINES:
+                self._tell()
             with _reading:
                 line = self._file.readline(_MAX_LINE_BYTES + 1)
             if not line:
@@ -109,6 +120,10 @@ class TraceLines:
                 line = line.removeprefix(BOM_UTF8)
             if line and not line.isspace():
                 return _decode(line)
+
+    def _tell(self) -> None:
+        if self._watch:
+            self._watch(self._raw.tell(), self._size)
 
 
 def _decode(content: bytes) -> str:
@@ -134,14 +149,16 @@ _reading = _Reading()
 
 
 @contextmanager
-def open_trace(path: Path, buffer_bytes: int = DEFAULT_BUFFER_SIZE) -> Iterator[TraceLines]:
+def open_trace(
+    path: Path, buffer_bytes: int = DEFAULT_BUFFER_SIZE, watch: Watch | None = None
+) -> Iterator[TraceLines]:
     """Open a trace; a ``Defect`` inside the block leaves it as a ``TraceError`` with its line."""
     try:
         file = open_regular(path, buffer_bytes)
     except OSError as error:
         raise TraceError(f"{path}: cannot be opened ({error.strerror}).") from None
     with file:
-        lines = TraceLines(file)
+        lines = TraceLines(file, watch)
         try:
             yield lines
         except Defect as defect:
@@ -176,6 +193,7 @@ class ReadOptions:
         stagger_s: Seconds from the start of one conversation of a ``weka`` folder to the next.
         any_order: Take requests that arrive before the one above them: their times do not count,
             or they are yet to be sorted.
+        watch: Hears how many bytes of how many have been read.
     """
 
     fields: TimedFields = TimedFields()
@@ -183,6 +201,7 @@ class ReadOptions:
     id_tokens: int | None = None
     stagger_s: float = 0.0
     any_order: bool = False
+    watch: Watch | None = None
 
 
 DEFAULTS = ReadOptions()

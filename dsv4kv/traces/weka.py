@@ -122,12 +122,17 @@ def read_weka_folder(folder: Path, options: ReadOptions) -> Iterator[Placed]:
     """
     placed: list[Placed] = []
     sizes: dict[int, Path] = {}
-    for number, path in enumerate(conversation_files(folder)):
+    files = conversation_files(folder)
+    read, total = 0, sum(path.stat().st_size for path in files)
+    for number, path in enumerate(files):
         with open_trace(path) as lines:
             found = read_placed(lines, number, number * options.stagger_s)
         placed += [(f"{path}: {place}", request) for place, request in found]
         if found:
             sizes.setdefault(found[0][1].hash_block_tokens, path)
+        read += path.stat().st_size
+        if options.watch:
+            options.watch(read, total)
     if len(sizes) > 1:
         (one, first), (two, second), *_ = sizes.items()
         raise TraceError(

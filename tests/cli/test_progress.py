@@ -1,10 +1,16 @@
+import gzip
+import json
+from collections.abc import Callable, Iterable
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
-from dsv4kv.cli import progress
+from dsv4kv.cli import app, progress
 from dsv4kv.cli.progress import Watcher
+from dsv4kv.traces import ReadOptions, read_batches, read_trace, write_weka
 
 
 @pytest.fixture(autouse=True)
@@ -49,3 +55,84 @@ def test_a_terminal_has_a_bar_and_no_lines() -> None:
 @pytest.mark.parametrize("terminal", [True, False])
 def test_nothing_is_printed_where_quiet_is_asked_for(terminal: bool) -> None:
     assert watch(terminal=terminal, quiet=True) == ""
+
+
+def test_what_takes_a_moment_draws_no_bar() -> None:
+    seconds, stream = 0.0, StringIO()
+    console = Console(file=stream, force_terminal=True, width=80)
+    with Watcher(console, "reading", "MiB", clock=lambda: seconds, after_s=1.0) as watcher:
+        seconds = 0.9
+        watcher.reach(1, 2)
+        assert stream.getvalue() == ""
+        seconds = 1.5
+        watcher.reach(1, 2)
+    assert "1 / 2 MiB" in stream.getvalue()
+
+
+TRACE = "".join(
+    json.dumps({"timestamp": n, "input_length": 600, "output_length": 1, "hash_ids": [1, n + 2]})
+    + "\n"
+    for n in range(2000)
+)
+COMMANDS = [
+    ("info TRACE", ["reading TRACE"]),
+    ("mrc TRACE --rule vllm", ["reading TRACE", "measuring"]),
+    ("convert TRACE out.jsonl", ["converting TRACE"]),
+    ("convert TRACE out --to weka --sort", ["converting TRACE"]),
+]
+
+
+@pytest.mark.parametrize(("command", "named"), COMMANDS)
+@pytest.mark.parametrize("compressed", [False, True])
+def test_reading_a_trace_says_how_far_it_is(
+    command: str,
+    named: list[str],
+    compressed: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(progress, "EVERY_S", 0.0)
+    content = TRACE.encode()
+    Path("TRACE").write_bytes(gzip.compress(content, mtime=0) if compressed else content)
+    done = CliRunner().invoke(app, ["trace", *command.split()])
+    assert done.exit_code == 0, done.output
+    lines = [line for line in done.stderr.splitlines() if " of " in line]
+    assert list(dict.fromkeys(line.partition(":")[0] for line in lines)) == named
+
+
+def test_a_folder_of_conversations_says_how_far_it_is(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text(TRACE)
+    write_weka(read_trace(tmp_path / "t.jsonl"), tmp_path / "weka")
+    heard: list[tuple[int, int]] = []
+    options = ReadOptions(watch=lambda done, total: heard.append((done, total)))
+    list(read_trace(tmp_path / "weka", options=options))
+    size = sum(path.stat().st_size for path in (tmp_path / "weka").iterdir())
+    assert heard[-1] == (size, size)
+    assert heard == sorted(heard)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("read", [read_trace, read_batches])
+def test_bytes_read_rise_to_those_of_the_file(
+    read: Callable[..., Iterable[object]], compressed: bool, tmp_path: Path
+) -> None:
+    content = TRACE.encode() * 20
+    path = tmp_path / "trace"
+    path.write_bytes(gzip.compress(content, mtime=0) if compressed else content)
+    heard: list[tuple[int, int]] = []
+    watch = lambda done, total: heard.append((done, total))  # noqa: E731
+    list(read(path, options=ReadOptions(watch=watch, any_order=True)))
+    assert heard == sorted(heard)
+    assert len(heard) > 2
+    size = path.stat().st_size
+    assert {total for _, total in heard} == {size}
+    assert size * 0.8 <= heard[-1][0] <= size
+
+
+def test_systems_are_named_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "EVERY_S", 0.0)
+    quick = ["--set", "calls.seconds=0", "--set", "run=pools"]
+    done = CliRunner().invoke(app, ["bench", "systems", *quick])
+    assert done.exit_code == 0, done.output
+    assert done.stderr.startswith("bench pools: 0 of 1 systems, ")

@@ -307,12 +307,15 @@ def _keep_file(
 
 def _show(source: "Source", path: Path, timelines: list[Path], *, quiet: bool, full: bool) -> None:
     from dsv4kv.errors import ConfigError
+    from dsv4kv.view.facts import layers_text
+    from dsv4kv.view.headline import tell_profile_answer
     from dsv4kv.view.profile import tell_profile
     from dsv4kv.view.terminal import show
     from dsv4kv.view.timeline import write_timeline
 
-    parts = tell_profile(source.profile, source.yardstick, full=full)
-    show(parts, open_console(quiet=quiet))
+    layers = layers_text(source.record.cases) if source.record else ""
+    parts = tell_profile(source.profile, source.yardstick, full=full, layers=layers)
+    show([*parts, *tell_profile_answer(source.table, layers)], open_console(quiet=quiet))
     for target in timelines:
         if source.table.timeline is None:
             raise ConfigError(f"{path} has no timeline: ncu runs every kernel alone.")

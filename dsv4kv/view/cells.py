@@ -1,8 +1,10 @@
 """Numbers with the digits their uncertainty allows."""
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from dsv4kv.record.quantities import setting_text
+from dsv4kv.units import format_bytes
 from dsv4kv.view.table import ABSENT, Number
 
 if TYPE_CHECKING:
@@ -37,6 +39,12 @@ def measured_arms(summary: "Summary", scale: float = 1.0) -> Number:
     arms = value - summary.ci_low * scale, summary.ci_high * scale - value
     decimals = _decimals(value, max(arms))
     return Number(f"{value:,.{decimals}f}", _both(arms, decimals))
+
+
+def show_setting(path: str, value: Any) -> str:
+    """A swept setting as people write it: sizes with their unit, all others as in YAML."""
+    is_size = path.endswith("_bytes") and isinstance(value, int)
+    return format_bytes(value) if is_size else setting_text(value)
 
 
 def format_number(value: float) -> str:

@@ -17,6 +17,7 @@ from dsv4kv.record.schema import Case, Environment
 from dsv4kv.units import format_bytes
 from dsv4kv.view.cells import format_number, measured_arms
 from dsv4kv.view.charts.bars import Compared, ComparedRow
+from dsv4kv.view.facts import layers_text
 from dsv4kv.view.markup import to_markdown as render_markdown
 from dsv4kv.view.page.write import write_page
 from dsv4kv.view.table import Finding, Number, Part, Row, Table, Text, Tone, names, numbers, prose
@@ -28,8 +29,14 @@ def describe_side(side: Side) -> str:
     """Name, launches, revision: ``A (main): 7 launches, git 0123456789ab``."""
     count = count_launches(side)
     shas = dict.fromkeys(_revision(record.environment) for record in side.records)
-    words = [f"{side.name}: {count} launch{'es' if count != 1 else ''}", *filter(None, shas)]
+    launches = f"{side.name}: {count} launch{'es' if count != 1 else ''}"
+    words = filter(None, [launches, _layers(side), *shas])
     return ", ".join(words)
+
+
+def _layers(*sides: Side) -> str:
+    """Of which part of a model their numbers are; empty where it is whole."""
+    return layers_text(case for side in sides for record in side.records for case in record.cases)
 
 
 def describe_change(judgement: Judgement) -> str:
@@ -53,7 +60,9 @@ def conclude(comparison: Comparison, verdict: Verdict) -> str:
     if mean is None:
         return f"{verdict}: nothing that both sides measured to its end can be compared"
     change = f"{describe_change(mean)} ({describe_interval(mean)}) on geometric mean"
-    return f"{verdict}: {change}; of {len(comparison.rows)} rows {told}"
+    layers = _layers(comparison.before, comparison.after)
+    of_layers = f", {layers}" if layers else ""
+    return f"{verdict}: {change}{of_layers}; of {len(comparison.rows)} rows {told}"
 
 
 def explain(comparison: Comparison) -> str:
@@ -198,7 +207,7 @@ def comparison_table(comparison: Comparison) -> Table:
         if mean
         else [],
         keys=2 if swept else 1,
-    )
+    ).noted(_layers(comparison.before, comparison.after))
 
 
 def reuse_table(rows: Sequence[ReuseRow]) -> Table:

@@ -20,6 +20,7 @@ from dsv4kv.record.quantities import (
 from dsv4kv.record.schema import Case, RunRecord
 from dsv4kv.view import markup
 from dsv4kv.view.cells import measured
+from dsv4kv.view.facts import layers_text
 from dsv4kv.view.table import Number, Table, names, numbers, tabulate
 
 _AXIS = "axis."
@@ -119,7 +120,9 @@ def _markdown(record: RunRecord) -> Iterator[str]:
     launches = len(record.launches) or 1
     told = f"{launches} launches" if launches > 1 else "one launch, interval within it"
     status = "" if record.status == "complete" else f", **{record.status}**"
-    yield f"**{record.run_id}** ({record.config_source}, {told}{status})"
+    layers = layers_text(record.cases)
+    facts = ", ".join(filter(None, (record.config_source, told, layers)))
+    yield f"**{record.run_id}** ({facts}{status})"
     groups = by_quantity(list_measured(record)).items()
     rows = [(_name(quantity), f"{len(group)}", *_estimates(group)) for quantity, group in groups]
     yield ""

@@ -1,5 +1,6 @@
 """What stands above and below the tables: the run, the machine, the cache, and the totals."""
 
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from dsv4kv.record.schema import CacheSummary, Case, Environment, GpuFacts, RunRecord, Totals
@@ -41,7 +42,7 @@ def cache_facts(cache: CacheSummary) -> Facts:
         "formats": formats,
         "sizes": (
             f"{cache.bytes_per_token:,.1f} B per token of context, "
-            f"{format_bytes(cache.bytes_per_request)} per request slot"
+            f"{format_bytes(cache.bytes_per_request)} per request slot{_layers(cache)}"
         ),
     }
     return Facts(rows)
@@ -52,7 +53,7 @@ def totals_facts(totals: Totals, cache: CacheSummary | None) -> Facts:
     rows = {
         "requests": f"{totals.requests:,} served, {totals.peak_requests:,} at once at the peak",
         "tokens": f"{totals.input_tokens:,} in, {totals.output_tokens:,} out",
-        "rate": _rate(totals),
+        "rate": _rate(totals) + _layers(cache),
         "steps": f"{totals.steps:,} in {format_duration(totals.wall_ns)}",
         "peak": _peak(totals, cache),
     }
@@ -65,6 +66,29 @@ def totals_facts(totals: Totals, cache: CacheSummary | None) -> Facts:
     if totals.drafted_tokens:
         rows["drafts"] = _drafts(totals)
     return Facts(rows)
+
+
+def layers_text(cases: Iterable[Case]) -> str:
+    """``of 3 of 43 layers``: what stands beside numbers of a part of a model; else empty."""
+    return _of_caches([case.cache for case in cases if case.cache])
+
+
+def _layers(cache: CacheSummary | None) -> str:
+    told = _of_caches([cache]) if cache else ""
+    return f", {told}" if told else ""
+
+
+def _of_caches(caches: Iterable[CacheSummary]) -> str:
+    held = {(sum(cache.layers.values()), cache.total_layers) for cache in caches}
+    if all(count == whole for count, whole in held):
+        return ""
+    counts, wholes = ({each[n] for each in held} for n in (0, 1))
+    return f"of {_span(counts)} of {_span(wholes)} layers"
+
+
+def _span(counts: Collection[int]) -> str:
+    low, high = min(counts), max(counts)
+    return f"{low}" if low == high else f"{low} to {high}"
 
 
 def tokens_per_second(totals: Totals) -> float | None:

@@ -247,28 +247,41 @@ _OF_THE_SPAN = ("span_ns", "busy_ns", "gap_ns")
 
 
 def tell_profile(
-    profile: Profile, yardstick: Yardstick | None, *, full: bool = False
+    profile: Profile, yardstick: Yardstick | None, *, full: bool = False, layers: str = ""
 ) -> Iterator[Part]:
-    """The parts of a profile; with ``full`` every kernel, and how each was launched."""
+    """The parts of a profile; with ``full`` every kernel, and how each was launched.
+
+    ``layers`` says of which part of a model its times are.
+    """
+    for part in _tell_profile(profile, yardstick, full=full):
+        yield part.noted(layers) if isinstance(part, Table) else part
+
+
+def _tell_profile(profile: Profile, yardstick: Yardstick | None, *, full: bool) -> Iterator[Part]:
     if profile.memory:
         yield memory_table(profile.memory)
         yield ""
     table = profile.table
     if table is None:
         return
-    yield from (Finding("warning", warning) for warning in table.warnings)
-    yield Finding("note", _describe(profile, table))
-    yield from (Finding("note", note) for note in table.notes)
-    if table.outside_calls or (table.num_steps and not _on_cpu(table)):
-        yield Finding("note", _outside(table))
+    yield from describe_profile(profile, table)
     yield ""
     if table.steps:
-        yield steps_table(table.steps, table.num_steps, on_cpu=_on_cpu(table))
-        if _on_cpu(table):
+        yield steps_table(table, table.steps)
+        if is_on_cpu(table):
             yield Finding("note", _added_up(table.steps))
         yield ""
     yield from _tell_kernels(table, yardstick, full=full)
-    yield from _judge(table)
+    yield from judge_profile(table)
+
+
+def describe_profile(profile: Profile, table: KernelTable) -> Iterator[Finding]:
+    """What was profiled with what, and what spoils it."""
+    yield from (Finding("warning", warning) for warning in table.warnings)
+    yield Finding("note", _describe(profile, table))
+    yield from (Finding("note", note) for note in table.notes)
+    if table.outside_calls or (table.num_steps and not is_on_cpu(table)):
+        yield Finding("note", _outside(table))
 
 
 def _tell_kernels(
@@ -307,13 +320,14 @@ def _tell_names(table: KernelTable) -> Iterator[Part]:
     yield Table("Names", [*names("kernel"), *prose("full name")], named)
 
 
-def steps_table(steps: StepTimes, count: int, *, on_cpu: bool) -> Table:
+def steps_table(table: KernelTable, steps: StepTimes) -> Table:
     """Where the time of a step went: medians over steps, and over GPUs where there are more.
 
     Medians do not add up; shares do, which are of all steps together.
     """
+    count = table.num_steps
     gpus = f" on {len(set(steps.device)):,} GPUs" if len(steps.host_ns) > count else ""
-    labels = _ON_CPU if on_cpu else _ON_GPU
+    labels = _ON_CPU if is_on_cpu(table) else _ON_GPU
     return Table(
         "A step",
         [*names("part"), *numbers("median", "min", "max", "% of all")],
@@ -392,15 +406,15 @@ def _outside(table: KernelTable) -> str:
     return f"left out: {pieces} outside every step, {time}, {share} of the capture's"
 
 
-def _on_cpu(table: KernelTable) -> bool:
+def is_on_cpu(table: KernelTable) -> bool:
+    """Whether it is one of torch's operations and ranges, without a GPU's work."""
     return any(row.kind in ("op", "range") for row in table.kernels)
 
 
-def _judge(table: KernelTable) -> Iterator[Finding]:
+def judge_profile(table: KernelTable) -> Iterator[Finding]:
     """What share the cache has, and which operations move more than they must."""
-    rows = [row for row in table.kernels if row.phase != INPUTS]  # no server has those
-    if total := sum(row.total_ns for row in rows):
-        yield _share_of_cache(rows, total, engines(table))
+    if any(row.total_ns for row in _own_rows(table)):
+        yield _share_of_cache(table)
     audited = [row for row in table.operations if amplification(row) is not None]
     for row in filter(is_amplified, audited):
         yield Finding("bad", f"{row.name} moves {amplification(row):.2f} times what it must")
@@ -408,21 +422,37 @@ def _judge(table: KernelTable) -> Iterator[Finding]:
         yield Finding("good", "no gather and no insert moves over 1.10 times what it must")
 
 
-def _share_of_cache(rows: Sequence[KernelRow], total_ns: int, known: str) -> Finding:
+def _own_rows(table: KernelTable) -> list[KernelRow]:
+    """Kernels without those that make synthetic inputs, which no server has."""
+    return [row for row in table.kernels if row.phase != INPUTS]
+
+
+def shares(table: KernelTable) -> dict[str, float]:
+    """Per cent of the time by what kernels do; empty where no rule knows any of them."""
+    spent = Counter[str]()
+    for row in _own_rows(table):
+        spent[row.category] += row.total_ns
+    total = spent.total() if engines(table) else 0
+    return {name: spent[name] / total * 100 for name in CATEGORIES if spent[name]} if total else {}
+
+
+def cache_share(table: KernelTable) -> tuple[float, str]:
+    """Per cent of the time that is work on the KV cache, and its parts in words."""
+    found = shares(table)
+    parts = {name: found[name] for name in CACHE_CATEGORIES if found.get(name)}
+    return sum(parts.values()), ", ".join(f"{name} {part:.1f} %" for name, part in parts.items())
+
+
+def _share_of_cache(table: KernelTable) -> Finding:
     """``work on the KV cache: 0.4 % of the time (insert 0.4 %), known by vLLM``."""
-    if not known:
+    if not (known := engines(table)):
         told = "no rule knows any of the kernels, so what the KV cache costs cannot be told"
         return Finding("warning", f"{told}: rules are in configs/profile/, a pattern a line")
-    spent = Counter[str]()
-    for row in rows:
-        spent[row.category] += row.total_ns
-    cache = sum(spent[name] for name in CACHE_CATEGORIES)
-    parts = ", ".join(
-        f"{name} {_share(spent[name], total_ns)}" for name in CACHE_CATEGORIES if spent[name]
-    )
-    told = f"work on the KV cache: {_share(cache, total_ns)} of the time"
+    cache, parts = cache_share(table)
+    told = f"work on the KV cache: {cache:.1f} % of the time"
     told += f" ({parts})" if parts else ""
-    told += f", attention {_share(spent['attention'], total_ns)}" if spent["attention"] else ""
+    if attention := shares(table).get("attention"):
+        told += f", attention {attention:.1f} %"
     return Finding("good" if cache else "note", f"{told}, known by {known}")
 
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from typing import Literal
 
 from dsv4kv.record.quantities import axis_text, measured_in
@@ -16,8 +17,9 @@ from dsv4kv.view.case import (
     operations_table,
     processes_table,
 )
-from dsv4kv.view.facts import cache_facts, header, totals_facts
+from dsv4kv.view.facts import cache_facts, header, layers_text, totals_facts
 from dsv4kv.view.findings import judge_results, judge_status
+from dsv4kv.view.headline import tell_answer
 from dsv4kv.view.profile import tell_profile
 from dsv4kv.view.replay import list_replay_findings, tell_replay
 from dsv4kv.view.sweep import sweep_table
@@ -36,12 +38,16 @@ _LEGEND = Text(
 
 
 def tell_record(record: RunRecord, *, quiet: bool = False) -> Iterator[Part]:
-    """Facts, tables and findings of a record, or with ``quiet`` only its problems."""
-    replayed = any(case.replay for case in record.cases)
+    """Facts, tables, findings and answer of a record, or with ``quiet`` only its problems."""
     if quiet:
+        replayed = any(case.replay for case in record.cases)
         findings = list_replay_findings(record) if replayed else _findings(record)
         return (finding for finding in findings if finding.is_problem)
-    if replayed:
+    return chain(_tell(record), tell_answer(record))
+
+
+def _tell(record: RunRecord) -> Iterator[Part]:
+    if any(case.replay for case in record.cases):
         return tell_replay(record)
     if record.launches:
         return _tell_launches(record)
@@ -51,32 +57,33 @@ def tell_record(record: RunRecord, *, quiet: bool = False) -> Iterator[Part]:
 
 
 def _tell_case(record: RunRecord, case: Case) -> Iterator[Part]:
+    layers = layers_text([case])
     yield from judge_status(case)
     yield header(record)
     if case.cache:
         yield cache_facts(case.cache)
     if case.cache and case.cache.pools:
         yield ""
-        yield cache_table(case.cache)
+        yield cache_table(case.cache).noted(layers)
     if case.operations:
         yield ""
-        yield operations_table(case)
+        yield operations_table(case).noted(layers)
     if decode := decode_table(case):
         yield ""
-        yield decode
+        yield decode.noted(layers)
     if case.latencies:
         yield ""
-        yield latencies_table(case.latencies)
+        yield latencies_table(case.latencies).noted(layers)
         yield _LEGEND
     if case.totals:
         yield ""
         yield totals_facts(case.totals, case.cache)
     if case.memory and case.memory.at_ns:
         yield ""
-        yield held_table(case.memory)
+        yield held_table(case.memory).noted(layers)
     if case.profile:
         yield ""
-        yield from tell_profile(case.profile, next(iter(yardsticks(case)), None))
+        yield from tell_profile(case.profile, next(iter(yardsticks(case)), None), layers=layers)
     if telemetry := telemetry_table(case):
         yield ""
         yield telemetry
@@ -96,7 +103,8 @@ def _tell_launches(record: RunRecord) -> Iterator[Part]:
             yield ""
             yield cache_facts(cache)
         yield ""
-        yield launches_table([m for c in cases for m in measured_in(c)], axis or "Medians")
+        table = launches_table([m for c in cases for m in measured_in(c)], axis or "Medians")
+        yield table.noted(layers_text(cases))
     yield ""
     yield processes_table(record.launches)
     yield ""
@@ -109,7 +117,7 @@ def _tell_sweep(record: RunRecord) -> Iterator[Part]:
     yield header(record)
     if record.cases:
         yield ""
-        yield sweep_table(record.cases)
+        yield sweep_table(record.cases).noted(layers_text(record.cases))
         yield _LEGEND
         yield ""
         yield from (finding for finding in _findings(record) if finding.is_problem)

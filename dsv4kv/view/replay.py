@@ -9,8 +9,8 @@ from dsv4kv.record.replay import ReplayData, ReplayResult, Reuse
 from dsv4kv.record.schema import Case, Latency, RunRecord, Totals
 from dsv4kv.units import format_bytes, format_duration
 from dsv4kv.view.case import operations_table
-from dsv4kv.view.cells import format_number, measured
-from dsv4kv.view.facts import cache_facts, header
+from dsv4kv.view.cells import format_number, measured, show_setting
+from dsv4kv.view.facts import cache_facts, header, layers_text
 from dsv4kv.view.findings import judge_status
 from dsv4kv.view.table import ABSENT, Facts, Finding, Part, Table, names, numbers, prose
 
@@ -201,13 +201,14 @@ def sweep_table(cases: Sequence[Case], axes: dict[str, str]) -> Table:
             *numbers("kept", "pauses", minor=True),
             *numbers("ttft p50", "ttft p99", "tpot p50"),
         ],
-        [
-            (*(str(case.axis.get(path, ABSENT)) for path in axes), *_sweep_cells(case))
-            for case in cases
-        ],
+        [(*(_setting(case, path) for path in axes), *_sweep_cells(case)) for case in cases],
         note=f"times {_whose(is_measured)}, in ms",
         keys=len(axes),
     )
+
+
+def _setting(case: Case, path: str) -> str:
+    return show_setting(path, case.axis[path]) if path in case.axis else ABSENT
 
 
 def _whose(is_measured: bool) -> str:
@@ -335,6 +336,7 @@ def tell_replay(record: RunRecord) -> Iterator[Part]:
 
 
 def _tell_case(record: RunRecord, case: Case) -> Iterator[Part]:
+    layers = layers_text([case])
     yield from judge_status(case)
     yield header(record)
     if case.cache:
@@ -343,9 +345,10 @@ def _tell_case(record: RunRecord, case: Case) -> Iterator[Part]:
         yield ""
         yield reuse_table(case.replay.reuse)
         yield ""
-        yield memory_table(case.replay)
+        yield memory_table(case.replay).noted(layers)
         yield ""
-        yield times_table(case.latencies, is_measured=case.replay.data is not None)
+        times = times_table(case.latencies, is_measured=case.replay.data is not None)
+        yield times.noted(layers)
         yield ""
         yield constants_table(case.replay)
         yield from data_tables(case)
@@ -358,10 +361,12 @@ def _tell_case(record: RunRecord, case: Case) -> Iterator[Part]:
 def _tell_sweep(record: RunRecord) -> Iterator[Part]:
     yield header(record)
     yield ""
-    yield sweep_table(record.cases, axis_names(record.cases))
-    yield ""
-    yield from compare_rules(record.cases)
-    yield from (finding for finding in list_replay_findings(record) if finding.level != "note")
+    table = sweep_table(record.cases, axis_names(record.cases))
+    yield table.noted(layers_text(record.cases))
+    found = [each for each in list_replay_findings(record) if each.level != "note"]
+    if told := [*compare_rules(record.cases), *found]:
+        yield ""
+        yield from told
 
 
 def list_replay_findings(record: RunRecord) -> Iterator[Finding]:

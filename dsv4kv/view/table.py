@@ -165,6 +165,10 @@ class Table:
             for row in (*self.rows, *self.footer)
         ]
 
+    def noted(self, what: str) -> "Table":
+        """The table with this in front of its note; itself if it is empty."""
+        return replace(self, note="; ".join(filter(None, (what, self.note)))) if what else self
+
     def telling(self, *, pictures: bool) -> "Table":
         """The table without columns that say nothing; one without rows keeps all.
 

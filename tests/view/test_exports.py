@@ -74,7 +74,7 @@ def test_a_record_without_samples_exports_nothing_and_does_not_fail() -> None:
 
 def test_markdown_has_a_row_per_quantity_with_launches_together() -> None:
     lines = to_markdown([make_launched_record(7)]).splitlines()
-    assert lines[0] == "**run-0** (configs/bench/default.yaml, 7 launches)"
+    assert lines[0] == "**run-0** (configs/bench/default.yaml, 7 launches, of 6 of 43 layers)"
     assert lines[2:4] == ["| quantity | launches | median, µs | GB/s |", "|---|---:|---:|---:|"]
     rows = [line.strip("| ").split(" | ") for line in lines[4:] if line]
     assert [(row[0], row[1]) for row in rows] == [
@@ -86,7 +86,7 @@ def test_markdown_has_a_row_per_quantity_with_launches_together() -> None:
 
 def test_markdown_tells_a_run_that_did_not_end_well() -> None:
     (head, *_) = to_markdown([make_record(*make_sweep_cases())]).splitlines()
-    assert head.endswith("within it, **failed**)")
+    assert head.endswith("within it, of 6 of 43 layers, **failed**)")
 
 
 def test_markdown_keeps_names_whole_whatever_they_are_made_of() -> None:

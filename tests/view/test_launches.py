@@ -39,7 +39,9 @@ def test_a_sweep_has_a_table_of_launches_per_point() -> None:
         for batch in (1, 8)
     ]
     text = told(make_launched_record(cases=cases))
-    assert [text.count(f"batch={batch}  median of launch medians") for batch in (1, 8)] == [1, 1]
+    assert [
+        text.count(f"batch={batch}  of 6 of 43 layers; median of launch") for batch in (1, 8)
+    ] == [1, 1]
     assert text.count("gather_topk") == 2
 
 

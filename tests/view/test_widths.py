@@ -66,7 +66,7 @@ def launches() -> Iterable[Part]:
 
 
 def replay() -> Iterable[Part]:
-    cases = make_replay_record(0.05, 0.15).cases
+    cases = make_replay_record("cache.checkpoint_share=0.05,0.15").cases
     policies = ("s3fifo", "belady")
     rule = {"prefix.rule": "vllm-v4:semantic"}
     named = [

@@ -1,6 +1,6 @@
 """A row for each name: how large it is, or by how much it changed."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import log
 from typing import TYPE_CHECKING
@@ -83,6 +83,13 @@ def pools_chart(cache: CacheSummary) -> Chart:
     total = format_bytes(sum(bar.size for bar in bars))
     told = f"{total} allocated: {', '.join(f'{bar.name} {bar.text}' for bar in bars)}."
     return Chart("pools", "Memory by pool, all layers", told, draw_bars(bars, room=0.24))
+
+
+def shares_chart(shares: Mapping[str, float]) -> Chart:
+    """A bar for each kind of work, in per cent of the time."""
+    bars = [Bar(name, share, f"{share:.1f} %") for name, share in shares.items()]
+    told = ", ".join(f"{bar.name} {bar.text}" for bar in bars)
+    return Chart("shares", "Time by what it is spent on, %", f"{told}.", draw_bars(bars, room=0.2))
 
 
 _MOST = 14

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from math import ceil, log10
 from typing import TYPE_CHECKING, Any
 
-from dsv4kv.measure.statistics import Estimate
 from dsv4kv.view.charts.bars import Bar, draw_bars
 from dsv4kv.view.charts.figure import (
     LIGHT,
@@ -52,12 +51,6 @@ class Point:
     value: float
     ends: tuple[float, float] | None = None
 
-    @classmethod
-    def measured(cls, x: Any, line: str, estimate: Estimate) -> "Point":
-        """A point with the interval of an estimate."""
-        value, half = estimate.value, estimate.half_width
-        return cls(x, line, value, None if half is None else (value - half, value + half))
-
     @property
     def reach(self) -> tuple[float, float]:
         """The interval; the value twice where there is none."""
@@ -97,13 +90,6 @@ class Metric:
     def is_of_choices(self) -> bool:
         """Whether the setting's values have no order that means anything."""
         return not all(_is_number(point.x) for point in self.points)
-
-    @property
-    def differs(self) -> bool:
-        """Whether any two points do: in what is shown of them, and beyond their intervals."""
-        shown = {self.show(point.value) for point in self.points}
-        lows, highs = zip(*(point.reach for point in self.points), strict=True)
-        return len(shown) > 1 and max(lows) > min(highs)
 
     def name(self, x: Any) -> str:
         """A value of the setting in words."""

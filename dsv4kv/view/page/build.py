@@ -11,16 +11,18 @@ from dsv4kv.record.schema import Case, RunRecord
 from dsv4kv.view.case import backend_note
 from dsv4kv.view.charts.bars import Compared, ratios_chart, to_percent
 from dsv4kv.view.charts.figure import Chart
-from dsv4kv.view.facts import header
-from dsv4kv.view.page.headline import (
+from dsv4kv.view.facts import header, layers_text
+from dsv4kv.view.headline import (
     KeyNumber,
+    answer,
     judge_launches,
     judge_record,
     key_numbers,
     name_run,
 )
+from dsv4kv.view.outcomes import group_launches, middle_launches
 from dsv4kv.view.page.sections import Section, case_sections, check_section, config_text
-from dsv4kv.view.page.sweep import group_launches, launch_section, middle_launches, sweep_sections
+from dsv4kv.view.page.sweep import launch_section, sweep_sections
 from dsv4kv.view.table import Finding
 
 
@@ -53,16 +55,21 @@ def compared_numbers(compared: Compared) -> list[KeyNumber]:
 
 
 _BESIDE = ("run", "repeat")  # facts that the page tells elsewhere
+_OF_MACHINE = ("machine", "checks")  # sections without a number of the model
 
 
 @dataclass(frozen=True)
 class Article:
-    """One record on a page; ``prefix`` keeps its ids apart from those of the others."""
+    """One record on a page; ``prefix`` keeps its ids apart from those of the others.
+
+    ``answer`` is what a sweep found; a single case says it in its numbers.
+    """
 
     prefix: str
     name: str
     record: RunRecord
     verdict: Finding
+    answer: list[str]
     cautions: list[str]
     numbers: list[KeyNumber]
     facts: dict[str, str]
@@ -125,10 +132,14 @@ def _article(record: RunRecord, prefix: str, side: str) -> Article:
         name=f"{side}: {name_run(record)}" if side else name_run(record),
         record=record,
         verdict=judge_record(record),
+        answer=answer(record)[:1] if len(groups) > 1 else [],
         cautions=_cautions(record, groups),
         numbers=key_numbers(groups),
         facts={name: fact for name, fact in facts.items() if name not in _BESIDE},
-        sections=[_prefixed(each, prefix) for each in _sections(record, groups)],
+        sections=[
+            _prefixed(_of_layers(each, layers_text(record.cases)), prefix)
+            for each in _sections(record, groups)
+        ],
         started=f"{datetime.fromisoformat(record.started_utc).astimezone(UTC):%Y-%m-%d %H:%M} UTC",
         config=config_text(record),
     )
@@ -161,6 +172,17 @@ def _cautions(record: RunRecord, groups: Sequence[Sequence[Case]]) -> list[str]:
 def _case_name(record: RunRecord, case: Case) -> str:
     launch = f"launch {case.launch}" if record.launches else ""
     return ", ".join(filter(None, (axis_text(case), launch))) if len(record.cases) > 1 else ""
+
+
+def _of_layers(section: Section, layers: str) -> Section:
+    """The section with the layers beside its numbers, where they are of a part of a model."""
+    if not layers or section.key in _OF_MACHINE:
+        return section
+    return replace(
+        section,
+        charts=[replace(each, title=f"{each.title}, {layers}") for each in section.charts],
+        tables={key: table.noted(layers) for key, table in section.tables.items()},
+    )
 
 
 def _prefixed(section: Section, prefix: str) -> Section:

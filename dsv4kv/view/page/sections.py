@@ -4,14 +4,14 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dsv4kv.record.profile import KernelTable
+from dsv4kv.record.profile import Profile
 from dsv4kv.record.replay import ReplayResult
 from dsv4kv.record.schema import Case, GpuFacts, RunRecord
 from dsv4kv.record.telemetry import MemorySeries
 from dsv4kv.record.yardstick import Yardstick, datasheet_gbps, yardsticks
 from dsv4kv.units import format_bytes
 from dsv4kv.view.case import cache_table, decode_table, latencies_table, operations_table
-from dsv4kv.view.charts.bars import kernels_chart, pools_chart
+from dsv4kv.view.charts.bars import kernels_chart, pools_chart, shares_chart
 from dsv4kv.view.charts.figure import Chart
 from dsv4kv.view.charts.latency import Samples, distribution_chart, order_chart
 from dsv4kv.view.charts.rates import Roof, operation_rates, rates_chart, roofline_chart
@@ -23,17 +23,24 @@ from dsv4kv.view.charts.time import (
     time_chart,
 )
 from dsv4kv.view.facts import cache_facts, totals_facts
-from dsv4kv.view.findings import judge_results, judge_status
+from dsv4kv.view.headline import judge_case
 from dsv4kv.view.page.telemetry import (
     machine_facts,
     telemetry_tracks,
     tells_limits,
     throttled_spans,
 )
-from dsv4kv.view.profile import kernels_table, profiled_operations_table
+from dsv4kv.view.profile import (
+    classes_table,
+    describe_profile,
+    judge_profile,
+    kernels_table,
+    profiled_operations_table,
+    shares,
+    steps_table,
+)
 from dsv4kv.view.replay import (
     constants_table,
-    judge_replay,
     memory_table,
     replay_facts,
     reuse_table,
@@ -42,7 +49,6 @@ from dsv4kv.view.replay import (
 from dsv4kv.view.table import Finding, Table, numbers
 from dsv4kv.view.telemetry import (
     held_table,
-    judge_telemetry,
     pool_sizes,
     stride_text,
     telemetry_table,
@@ -77,23 +83,28 @@ class Section:
 _MOST_ROWS = 40
 
 
-def kernel_section(table: KernelTable, yardstick: Yardstick | None) -> Section:
-    """The longest kernels, operations of the toolkit, and what to know about the profile."""
-    tables = {"kernel-table": kernels_table(table, _MOST_ROWS, yardstick)}
-    if table.operations:
-        tables["profiled-table"] = profiled_operations_table(table.operations, yardstick)
-    version = f" {table.tool_version}" if table.tool_version else ""
-    return Section(
-        "kernels",
-        "Which kernels ran",
-        f"As {table.tool}{version} saw them.",
-        charts=[kernels_chart(table)] if table.kernels else [],
-        tables=tables,
-        findings=[
-            *(Finding("warning", sentence) for sentence in table.warnings),
-            *(Finding("note", sentence) for sentence in table.notes),
-        ],
+def profile_sections(profile: Profile, yardstick: Yardstick | None) -> Iterator[Section]:
+    """Where the time of a step went, then the longest kernels and the toolkit's operations."""
+    table = profile.table
+    if table is None:
+        return
+    found = [*describe_profile(profile, table), *judge_profile(table)]
+    where = {"step-table": steps_table(table, table.steps)} if table.steps else {}
+    if table.kernels:
+        where["class-table"] = classes_table(table)
+    yield Section(
+        "profile",
+        "Where the time of a step went" if table.steps else "Where the time went",
+        charts=[shares_chart(spent)] if (spent := shares(table)) else [],
+        tables=where,
+        findings=found,
+        beside=True,
     )
+    if table.kernels:
+        tables = {"kernel-table": kernels_table(table, _MOST_ROWS, yardstick)}
+        if table.operations:
+            tables["profiled-table"] = profiled_operations_table(table.operations, yardstick)
+        yield Section("kernels", "Which kernels ran", charts=[kernels_chart(table)], tables=tables)
 
 
 _READ_POOLS = "Bars are allocated bytes of all layers, dark ticks what the plan said."
@@ -225,21 +236,14 @@ def case_sections(case: Case, gpu: GpuFacts | None) -> Iterator[Section]:
     if case.replay:
         yield from replay_sections(case, case.replay)
         return
+    if case.profile:
+        yield from profile_sections(case.profile, next(iter(yardsticks(case)), None))
     if any(latency.samples_ns for latency in case.latencies):
         yield _latency_section(case)
     if case.operations:
         yield _operation_section(case, _roofs(case, gpu))
     yield from memory_sections(case)
     yield from _machine_sections(case)
-    if case.profile and case.profile.table:
-        yield kernel_section(case.profile.table, next(iter(yardsticks(case)), None))
-
-
-def judge_case(case: Case) -> list[Finding]:
-    """Everything that a case found out about itself."""
-    if case.replay:
-        return [*judge_status(case), *judge_replay(case)]
-    return [*judge_status(case), *judge_results(case), *judge_telemetry(case)]
 
 
 def check_section(cases: Sequence[tuple[str, Case]]) -> Section:

@@ -1,24 +1,14 @@
 """The sections of a sweep: what the swept settings changed, case by case."""
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Final
 
-from dsv4kv.measure.statistics import Estimate, estimate_rate, summarize
-from dsv4kv.record.quantities import (
-    allocated_bytes,
-    axis_names,
-    axis_text,
-    gather_rate,
-    latency_median,
-    list_measured,
-    saved_percent,
-    setting_text,
-)
+from dsv4kv.measure.statistics import Estimate, estimate_rate
+from dsv4kv.record.quantities import axis_names, axis_text, list_measured, setting_text
 from dsv4kv.record.schema import Case, RunRecord
-from dsv4kv.view.case import graph_device_time, launches_table, processes_table
-from dsv4kv.view.cells import measured
+from dsv4kv.view.case import launches_table, processes_table
+from dsv4kv.view.cells import measured, show_setting
 from dsv4kv.view.charts.figure import (
     Chart,
     byte_ticks,
@@ -28,7 +18,8 @@ from dsv4kv.view.charts.figure import (
 )
 from dsv4kv.view.charts.latency import Samples, distribution_chart
 from dsv4kv.view.charts.sweep import Metric, Point, sweep_chart
-from dsv4kv.view.facts import tokens_per_second
+from dsv4kv.view.headline import unchanged
+from dsv4kv.view.outcomes import OUTCOMES, STEP, Group, Outcome, differ, ends_of, middle_launches
 from dsv4kv.view.page.sections import Section
 from dsv4kv.view.replay import sweep_table as replay_table
 from dsv4kv.view.sweep import sweep_table
@@ -37,34 +28,6 @@ from dsv4kv.view.table import ABSENT, Row, Table, names, numbers
 _READ_LAUNCHES = (
     "Every launch is a fresh process: what differs here is what a comparison must exceed."
 )
-
-Reader = Callable[[Case], Estimate | None]
-"""Reads a number of a case; None where it has none."""
-
-
-def group_launches(cases: Sequence[Case]) -> list[list[Case]]:
-    """Cases of equal swept settings together, in the order of the record."""
-    found: dict[str, list[Case]] = {}
-    for case in cases:
-        found.setdefault(json.dumps(case.axis, sort_keys=True), []).append(case)
-    return list(found.values())
-
-
-def middle_launches(groups: Sequence[Sequence[Case]]) -> list[Case]:
-    """Of each group the launch whose step has the middle median.
-
-    Where the number of launches is even it is the faster of the two in the middle; where none
-    has steps it is the first.
-    """
-    return [_middle(group) for group in groups]
-
-
-def across_launches(launches: Sequence[Case], read: Reader) -> Estimate | None:
-    """Median over launches, with the interval over launches; of a single one its own."""
-    found = [estimate for case in launches if (estimate := read(case)) is not None]
-    if len(found) < 2:
-        return found[0] if found else None
-    return summarize([estimate.value for estimate in found]).estimate
 
 
 def launch_section(record: RunRecord) -> Iterator[Section]:
@@ -90,28 +53,25 @@ def launch_section(record: RunRecord) -> Iterator[Section]:
     )
 
 
-def _middle(launches: Sequence[Case]) -> Case:
-    steps = [latency_median(case, "step") for case in launches]
-    timed = sorted((step.value, n) for n, step in enumerate(steps) if step)
-    return launches[timed[(len(timed) - 1) // 2][1]] if timed else launches[0]
-
-
 _MOST_ROWS = 16  # histograms under each other
 _READ = (
-    "Points are medians or rates with their 95 % intervals, over launches where there are "
-    "several; one launch's throughput and memory have none. What failed or was skipped has no "
-    "point."
+    "Medians and rates with their 95 % intervals, over launches where there are several; one "
+    "launch's throughput has none, and what is counted needs none. What failed or was skipped is "
+    "left out."
 )
 
 
 def sweep_sections(groups: Sequence[Sequence[Case]]) -> Iterator[Section]:
     """Charts against the swept settings, then the tables; a group is one setting's launches."""
     cases = middle_launches(groups)
+    charts = list(_draw_outcomes(groups)) if cases[0].axis else []
+    if any(chart.key == STEP.key for chart in charts):
+        charts += _step_chart(cases)
     yield Section(
         "sweep",
         "What the settings change",
-        _READ,
-        charts=[*_sweep_charts(groups), *_step_chart(cases)],
+        f"{_READ} {unchanged(groups)}".strip() if charts else "",
+        charts=charts,
         tables={"sweep-table": _table(cases)},
     )
     if any(case.operations for case in cases):
@@ -130,42 +90,66 @@ def _table(cases: Sequence[Case]) -> Table:
     return sweep_table(cases)
 
 
-def _sweep_charts(groups: Sequence[Sequence[Case]]) -> Iterator[Chart]:
+def _draw_outcomes(groups: Sequence[Group]) -> Iterator[Chart]:
+    """A chart of every outcome that the settings change."""
     cases = [group[0] for group in groups]
     axes = axis_names(cases)
-    if not axes:
-        return
     across = _across(cases, list(axes))
-    for key, (title, read, show) in _METRICS.items():
-        points = [
-            Point.measured(_place(case.axis[across]), _line(case, axes, across), estimate)
+    for outcome in OUTCOMES:
+        found = [
+            (case, estimate)
             for case, group in zip(cases, groups, strict=True)
-            if across in case.axis and (estimate := across_launches(group, read)) is not None
+            if across in case.axis and (estimate := outcome.across(group)) is not None
         ]
-        if points:
-            ticks = byte_ticks if show is short_bytes else None
-            yield sweep_chart(Metric(key, title, points, show, ticks), axes[across])
+        if found and differ([estimate for _, estimate in found]):
+            yield _chart(outcome, found, axes, across)
+
+
+def _chart(
+    outcome: Outcome, found: Sequence[tuple[Case, Estimate]], axes: dict[str, str], across: str
+) -> Chart:
+    cases = [case for case, _ in found]
+    is_ordered = _is_ordered(cases, across)
+    metric = Metric(
+        outcome.key,
+        outcome.title,
+        [
+            Point(
+                case.axis[across] if is_ordered else setting_text(case.axis[across]),
+                _line(case, axes, across),
+                estimate.value,
+                ends_of(estimate) if estimate.half_width else None,
+            )
+            for case, estimate in found
+        ],
+        _SHOW[outcome.unit],
+        byte_ticks if outcome.unit == "B" else None,
+        {case.axis[across]: show_setting(across, case.axis[across]) for case in cases}
+        if across.endswith("_bytes")
+        else {},
+        may_be_log=outcome.unit != "%",
+    )
+    return sweep_chart(metric, axes[across])
 
 
 def _across(cases: Sequence[Case], paths: Sequence[str]) -> str:
     """The setting for the x axis: a numeric one, with most values, the last of equals."""
 
     def weight(path: str) -> tuple[bool, int]:
-        values = [case.axis.get(path) for case in cases]
-        return all(isinstance(value, int | float) for value in values), len(set(map(str, values)))
+        return _is_ordered(cases, path), len({str(case.axis.get(path)) for case in cases})
 
     return max(reversed(paths), key=weight)
 
 
-def _place(value: Any) -> Any:
-    """A number as it is, everything else (such as a list) as text."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if is_number else setting_text(value)
+def _is_ordered(cases: Sequence[Case], path: str) -> bool:
+    """Whether all values of a setting are numbers."""
+    values = [case.axis[path] for case in cases if path in case.axis]
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
 
 
 def _line(case: Case, axes: dict[str, str], across: str) -> str:
     others = {path: value for path, value in case.axis.items() if path != across}
-    return ", ".join(f"{axes[path]} {setting_text(value)}" for path, value in others.items())
+    return ", ".join(f"{axes[path]} {show_setting(path, value)}" for path, value in others.items())
 
 
 def _step_chart(cases: Sequence[Case]) -> list[Chart]:
@@ -198,33 +182,10 @@ def _rates_table(cases: Sequence[Case]) -> Table:
     return Table("Rates, GB/s", [*names("case"), *numbers(*headers)], rows)
 
 
-def _exactly(read: Callable[[Case], float | None]) -> Reader:
-    def reader(case: Case) -> Estimate | None:
-        value = read(case)
-        return None if value is None else Estimate(value, None)
-
-    return reader
-
-
-def _throughput(case: Case) -> float | None:
-    return tokens_per_second(case.totals) if case.totals else None
-
-
-_METRICS: dict[str, tuple[str, Reader, Callable[[float], str]]] = {
-    "sweep-decode": ("Decode step on the GPU, median", graph_device_time, short_duration),
-    "sweep-step": ("Step, median", lambda case: latency_median(case, "step"), short_duration),
-    "sweep-gather": ("Gather, GB/s", gather_rate, plain_number),
-    "sweep-prepare": (
-        "Prepare, median",
-        lambda case: latency_median(case, "prepare"),
-        short_duration,
-    ),
-    "sweep-tokens": ("Throughput, tokens/s in and out", _exactly(_throughput), plain_number),
-    "sweep-saved": ("Prompt tokens saved, %", _exactly(saved_percent), plain_number),
-    "sweep-ttft": (
-        "First token of the model, median",
-        lambda case: latency_median(case, "ttft"),
-        short_duration,
-    ),
-    "sweep-memory": ("Memory allocated", _exactly(allocated_bytes), short_bytes),
+_SHOW: Final[dict[str, Callable[[float], str]]] = {
+    "ns": short_duration,
+    "B": short_bytes,
+    "%": lambda value: f"{plain_number(round(value, 1))} %",
+    "GB/s": lambda value: plain_number(float(f"{value:.4g}")),
+    "tokens/s": lambda value: plain_number(float(f"{value:.4g}")),
 }

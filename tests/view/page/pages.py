@@ -157,9 +157,8 @@ def make_memory() -> MemorySeries:
     )
 
 
-def make_replay_record(*shares: float) -> RunRecord:
-    """A replay of a few requests; with ``shares`` a sweep over the room for checkpoints."""
-    axes = [f"cache.checkpoint_share={','.join(map(str, shares))}"] if shares else []
+def make_replay_record(*axes: str) -> RunRecord:
+    """A replay of a few requests, or a sweep."""
     overrides = ["workload.trace=builtin:chat", "workload.limit=12"]
     loaded = load_config(None, overrides, ReplayConfig)
     points = expand_axes(loaded, overrides, axes, ReplayConfig)
@@ -200,7 +199,8 @@ RUNS: dict[str, tuple[list[RunRecord], Compared | None]] = {
     "a comparison of long names": ([make_record(), make_record()], make_long_comparison()),
     "hostile texts": ([make_hostile_record()], None),
     "a replay": ([make_replay_record()], None),
-    "replays": ([make_replay_record(0.05, 0.15)], None),
+    "replays alike": ([make_replay_record("cache.checkpoint_share=0.05,0.15")], None),
+    "choices": ([make_replay_record("prefix.strategy=full,zero,ends+junctions")], None),
 }
 
 

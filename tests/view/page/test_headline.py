@@ -1,17 +1,26 @@
+import re
+
 import pytest
 
 from dsv4kv.record.schema import Launch, RunRecord, Verification
-from dsv4kv.view.page.headline import judge_launches, judge_record, key_numbers, name_run
-from dsv4kv.view.page.sweep import group_launches
+from dsv4kv.view.exports import to_markdown
+from dsv4kv.view.facts import layers_text
+from dsv4kv.view.headline import answer, judge_launches, judge_record, key_numbers, name_run
+from dsv4kv.view.outcomes import group_launches
+from dsv4kv.view.record import tell_record
+from dsv4kv.view.table import Table, Text
 from tests.record.records import (
+    make_cache,
     make_case,
     make_failed_case,
     make_record,
     make_sweep_cases,
     make_totals,
 )
+from tests.view.page.markup import parse
 from tests.view.page.pages import (
     RUNS,
+    html_of,
     make_gpu_record,
     make_launched,
     make_telemetry,
@@ -90,17 +99,18 @@ def test_bookkeeping_alone_is_told_by_what_it_has() -> None:
 
 def test_a_sweep_is_told_by_its_best_cases() -> None:
     numbers = key_numbers(group_launches(make_sweep_cases()))
-    assert [(n.label, n.note) for n in numbers] == [
-        ("Shortest step", "median, at block_tokens=128, concurrency=1"),
-        ("Fastest gather", "at block_tokens=256, concurrency=1"),
-        ("Highest throughput", "in and out, at block_tokens=128, concurrency=1"),
+    assert [f"{n.label}: {n.note}" for n in numbers] == [
+        "Shortest step, median: at block_tokens=128, concurrency=1 (and 1 other alike), "
+        "8.00 ± 0.17 times as fast as at block_tokens=256, concurrency=8, of 6 of 43 layers",
+        "Fastest gather: at block_tokens=256, concurrency=1 (and 1 other alike), "
+        "1.041 ± 0.013 times as much as at block_tokens=128, concurrency=8, of 6 of 43 layers",
     ]
 
 
 def test_several_launches_are_told_by_their_median_and_the_interval_over_launches() -> None:
     record = make_launched([1_000_000 + 10_000 * n for n in range(7)])
     number = key_numbers(group_launches(record.cases))[0]
-    assert number.note == "median, over 7 launches, with the host in it"
+    assert number.note == "median, over 7 launches, with the host in it, of 6 of 43 layers"
     assert float(number.spread.removeprefix("± ")) >= 0.02
 
 
@@ -110,15 +120,72 @@ def test_a_case_that_never_ran_has_no_numbers() -> None:
 
 def test_the_share_of_the_yardstick_is_as_uncertain_as_both() -> None:
     gather = key_numbers([[make_case()]])[1]
-    assert gather.note == "32.3 ± 0.4 % of this run's memcpy, 10.13 ± 0.04 GB/s"
+    assert gather.note.startswith("32.3 ± 0.4 % of this run's memcpy, 10.13 ± 0.04 GB/s, of ")
     launches = [make_case(launch=n) for n in range(3)]
     assert "± ? % of this run's memcpy" in key_numbers([launches])[1].note
 
 
 def test_what_a_replay_saved_is_exact_in_a_sweep_too() -> None:
-    (record,), _ = RUNS["replays"]
+    (record,), _ = RUNS["choices"]
     (saved, *_) = key_numbers(group_launches(record.cases))
-    assert (saved.label, saved.unit, saved.spread) == ("Most saved", "% of prompt tokens", "")
+    assert (saved.label, saved.unit, saved.spread) == ("Most saved", "%", "")
+
+
+def test_a_sweep_says_first_which_setting_is_best_at_what_and_by_how_much() -> None:
+    (article,) = page_of("choices").articles
+    (sentence,) = article.answer
+    assert re.fullmatch(
+        r"Most saved: [\d.]+ % of prompt tokens at strategy=full( \(and 1 other alike\))?, "
+        r"[\d.]+ points more than at strategy=zero\.",
+        sentence,
+    )
+    header = parse(html_of("choices")).find("header")[0].text
+    assert header.index(sentence) < header.index(article.verdict.sentence)
+
+
+def test_a_sweep_that_changes_nothing_says_so_in_a_sentence() -> None:
+    (article,) = page_of("replays alike").articles
+    (sentence,) = article.answer
+    assert re.match(
+        r"The same at every setting, to 1 % or its interval: prompt tokens saved \([\d.]+ %\); ",
+        sentence,
+    )
+    assert article.numbers == []
+
+
+@pytest.mark.parametrize("name", ["one case", "a sweep", "launches", "choices", "a GPU"])
+def test_a_terminal_ends_with_the_key_numbers_of_the_page(name: str) -> None:
+    (record,), _ = RUNS[name]
+    (article,) = page_of(name).articles
+    *_, last = (part for part in tell_record(record) if part != "")
+    assert isinstance(last, Text)
+    shown = article.numbers[1:2] if name in ("a sweep",) else article.numbers
+    assert all(f"{number.label}: {number.figure}" in last.value for number in shown)
+
+
+@pytest.mark.parametrize("name", ["one case", "a sweep", "launches", "a GPU"])
+def test_numbers_of_a_part_of_a_model_say_so_wherever_they_stand(name: str) -> None:
+    (record,), _ = RUNS[name]
+    part = "of 6 of 43 layers"
+    (article,) = page_of(name).articles
+    assert all(part in number.note for number in article.numbers)
+    for section in article.sections:
+        if section.key not in ("machine", "checks"):
+            assert all(part in chart.title for chart in section.charts)
+            assert all(part in table.note for table in section.tables.values())
+    told = [each for each in tell_record(record) if isinstance(each, Table)]
+    of_machine = ("Telemetry", "Launches")
+    assert all(part in table.note for table in told if table.title not in of_machine)
+    assert all(part in line for line in answer(record))
+    assert part in to_markdown([record])
+
+
+def test_numbers_of_a_whole_model_say_nothing_of_layers() -> None:
+    whole = make_cache(total_layers=6)
+    record = make_record(make_case(cache=whole))
+    assert layers_text(record.cases) == ""
+    assert "layers." not in answer(record)[0]
+    assert layers_text([make_case(), make_case(cache=whole)]) == "of 6 of 6 to 43 layers"
 
 
 def test_the_plus_and_minus_of_launches_is_told_apart_from_that_of_details() -> None:

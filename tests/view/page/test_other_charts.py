@@ -3,7 +3,6 @@ from dataclasses import replace
 import pytest
 from matplotlib.colors import to_hex
 
-from dsv4kv.measure.statistics import Estimate
 from dsv4kv.measure.verdict import Judgement, Verdict
 from dsv4kv.view.charts.bars import ComparedRow, kernels_chart, pools_chart, ratios_chart
 from dsv4kv.view.charts.figure import LIGHT, fit, plain_number
@@ -15,7 +14,7 @@ from tests.view.page.pages import make_compared, make_judgement, make_memory, ma
 
 
 def points(values: dict[tuple[float, str], float]) -> list[Point]:
-    return [Point.measured(x, line, Estimate(y, 1.0)) for (x, line), y in values.items()]
+    return [Point(x, line, y, (y - 1, y + 1)) for (x, line), y in values.items()]
 
 
 def sweep(values: dict[tuple[float, str], float]) -> Metric:

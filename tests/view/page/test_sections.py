@@ -1,9 +1,12 @@
+from pathlib import Path
+
 from dsv4kv.view.markup import to_html
 from dsv4kv.view.page.build import Page
-from dsv4kv.view.page.sections import Section, case_sections
+from dsv4kv.view.page.sections import Section, case_sections, profile_sections
+from tests.record.kernel_profiles import from_kineto
 from tests.record.records import make_sweep_cases
 from tests.view.page.markup import parse
-from tests.view.page.pages import html_of, make_gpu_record, make_telemetry, page_of
+from tests.view.page.pages import html_of, make_gpu_record, make_profile, make_telemetry, page_of
 
 
 def sections(name: str) -> dict[str, Section]:
@@ -18,13 +21,13 @@ def charts(name: str) -> list[str]:
 def test_a_page_has_the_charts_that_the_run_has_data_for() -> None:
     assert charts("one case") == ["latencies", "order", "rates", "roofline", "pools", "held"]
     assert charts("a GPU") == [
+        "kernels",
         "latencies",
         "order",
         "rates",
         "roofline",
         "pools",
         "telemetry",
-        "kernels",
     ]
     assert charts("launches")[0] == "launches"
     assert charts("a replay") == ["latencies", "replay"]
@@ -32,23 +35,35 @@ def test_a_page_has_the_charts_that_the_run_has_data_for() -> None:
     assert charts("a failure") == charts("no case") == []
 
 
-def test_a_sweep_has_a_chart_for_each_number_and_one_of_the_steps() -> None:
-    assert charts("a sweep") == [
-        "sweep-step",
-        "sweep-gather",
-        "sweep-prepare",
-        "sweep-tokens",
-        "sweep-memory",
-        "cases",
-    ]
+def test_a_sweep_has_a_chart_for_each_number_that_it_changes_and_one_of_the_steps() -> None:
+    assert charts("a sweep") == ["sweep-step", "sweep-gather", "sweep-prepare", "cases"]
 
 
-def test_a_sweep_of_replays_is_drawn_by_what_was_saved_and_how_long_it_took() -> None:
-    assert charts("replays") == ["sweep-tokens", "sweep-saved", "sweep-ttft"]
+def test_what_a_sweep_does_not_change_is_a_sentence_and_no_chart() -> None:
+    assert sections("a sweep")["sweep"].note.endswith(
+        " The same at every setting, to 1 % or its interval: throughput (20,408 tokens/s); "
+        "memory allocated (23.6 MiB)."
+    )
+    assert charts("replays alike") == []
     headers = [
-        column.header for column in sections("replays")["sweep"].tables["sweep-table"].columns
+        column.header
+        for column in sections("replays alike")["sweep"].tables["sweep-table"].columns
     ]
     assert headers[:2] == ["checkpoint share", "saved tokens"]
+
+
+def test_choices_are_labelled_bars_and_numbers_are_lines() -> None:
+    of_choices = next(page_of("choices").charts())
+    (axes,) = of_choices.figure.axes
+    assert of_choices.key == "sweep-saved"
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    assert names == ["full", "zero", "ends+junctions"]
+    assert [text.get_text()[-1] for text in axes.texts] == ["%"] * 3
+    assert len(axes.patches) == 3
+    of_numbers = next(page_of("a sweep").charts())
+    (axes,) = of_numbers.figure.axes
+    assert not axes.patches
+    assert len(axes.containers) == 2
 
 
 def test_a_replay_says_that_its_times_are_those_of_a_model() -> None:
@@ -137,7 +152,20 @@ def test_a_known_gpus_datasheet_is_a_roof_and_an_unknown_ones_is_not() -> None:
 
 
 def test_what_a_profiler_warned_of_is_told() -> None:
-    assert [f.sentence for f in sections("a GPU")["kernels"].findings] == ["the buffer was full"]
+    (first, *_) = sections("a GPU")["profile"].findings
+    assert (first.level, first.sentence) == ("warning", "the buffer was full")
+
+
+def test_a_profile_shows_its_steps_its_shares_and_what_they_mean(tmp_path: Path) -> None:
+    table = from_kineto(tmp_path)
+    profile = make_profile().model_copy(update={"table": table})
+    where, which = profile_sections(profile, None)
+    assert (where.key, where.heading) == ("profile", "Where the time of a step went")
+    assert [each.title for each in where.tables.values()] == ["A step", "What they do"]
+    (chart,) = where.charts
+    assert chart.description == "gather 100.0 %."
+    assert where.findings[-1].sentence.startswith("work on the KV cache: 100.0 % of the time")
+    assert which.key == "kernels"
 
 
 def test_a_comparison_stands_before_the_runs_with_its_verdict_and_counts() -> None:

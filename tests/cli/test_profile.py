@@ -191,7 +191,7 @@ def test_nsys_is_chosen_where_it_and_a_gpu_are(
 
 def test_memory_of_the_pools_is_told_beside_the_plan() -> None:
     result = profile("--torch", "--memory")
-    assert re.search(r"Memory of the pools +planned [\d.]+ MiB", result.stdout)
+    assert re.search(r"Memory of the pools  of 3 of 43 layers; planned [\d.]+ MiB", result.stdout)
     memory = the_profile().memory
     assert memory is not None
     assert memory.pool_bytes == memory.planned_bytes

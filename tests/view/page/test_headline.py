@@ -100,10 +100,14 @@ def test_bookkeeping_alone_is_told_by_what_it_has() -> None:
 def test_a_sweep_is_told_by_its_best_cases() -> None:
     numbers = key_numbers(group_launches(make_sweep_cases()))
     assert [f"{n.label}: {n.note}" for n in numbers] == [
-        "Shortest step, median: at block_tokens=128, concurrency=1 (and 1 other alike), "
-        "8.00 ± 0.17 times as fast as at block_tokens=256, concurrency=8, of 6 of 43 layers",
-        "Fastest gather: at block_tokens=256, concurrency=1 (and 1 other alike), "
-        "1.041 ± 0.013 times as much as at block_tokens=128, concurrency=8, of 6 of 43 layers",
+        (
+            "Shortest step, median: at block_tokens=128, concurrency=1 (and 1 other alike), "
+            "8.00 ± 0.17 times as fast as at block_tokens=256, concurrency=8, of 6 of 43 layers"
+        ),
+        (
+            "Fastest gather: at block_tokens=256, concurrency=1 (and 1 other alike), "
+            "1.041 ± 0.013 times as much as at block_tokens=128, concurrency=8, of 6 of 43 layers"
+        ),
     ]
 
 

@@ -146,6 +146,7 @@ class Blocks(Machine):
 BLOCK = 4
 PROMPTS = 12
 BLOCKS = 14
+NOBODYS: Ids = np.zeros(0, dtype=np.int64)
 
 
 class Serving(Machine):
@@ -285,6 +286,7 @@ class Cache(Machine):
         self.manager = KVCacheManager(plan, data=False, allocator=strategy)
         self.pool = CheckpointPool(self.manager, 2)
         self.tokens: dict[int, int] = {}
+        self.aside = NOBODYS
         self.resumes = strategy == "refcount" and len(self.manager.tables) == 1
 
     def happen(self) -> None:
@@ -299,11 +301,28 @@ class Cache(Machine):
             slot = draw.choice(list(self.tokens))
             self.do(lambda: manager.release_request(slot))
             del self.tokens[slot]
+        elif what < 0.45 and self.resumes and len(self.tokens) > 1:
+            self.exchange()
         elif self.tokens:
             slots = draw.sample(list(self.tokens), draw.randint(1, len(self.tokens)))
             before = [self.tokens[slot] for slot in slots]
             after = [self.some_tokens(at) for at in before]
             self.prepare(slots, before, after)
+
+    def exchange(self) -> None:
+        """One gives all back; another takes as much and all that is free, as if none was shared.
+
+        What is too much for a row somebody else holds meanwhile.
+        """
+        slots = self.draw.sample(list(self.tokens), 2)
+        table = self.manager.tables[0]
+        before = [self.tokens[slot] for slot in slots]
+        blocks = min(int(table.held[slots].sum()) + table.allocator.num_free, 1000 // 128)
+        spare = int(table.held[slots].sum()) + table.allocator.num_free - blocks
+        self.aside = table.allocator.acquire(min(spare, table.allocator.num_free))
+        self.prepare(slots, before, [0, 128 * blocks])
+        table.allocator.release(self.aside)
+        self.aside = NOBODYS
 
     def prepare(self, slots: list[int], before: list[int], after: list[int]) -> None:
         def call() -> None:
@@ -320,7 +339,7 @@ class Cache(Machine):
         """Whether a table lacks blocks, with those that nobody else holds given back."""
         for table in self.manager.tables:
             rows = table.blocks[0]
-            held = Counter(rows[rows >= 0].tolist())
+            held = Counter([*rows[rows >= 0].tolist(), *self.aside.tolist()])
             wanted = table.blocks_for(np.array(after)).tolist()
             for slot, size in zip(slots, wanted, strict=True):
                 held.subtract(rows[slot, size : table.held[slot]].tolist())
@@ -360,7 +379,7 @@ class Cache(Machine):
         for table in manager.tables:
             rows = [table.blocks[:, slot, : table.held[slot]] for slot in range(4)]
             held = np.concatenate(rows, 1)
-            refs = np.bincount(held[0], minlength=BLOCKS)
+            refs = np.bincount(np.append(held[0], self.aside), minlength=BLOCKS)
             assert (table.blocks >= 0).sum() == held.size
             assert table.held.tolist() == [
                 int(table.blocks_for(manager.tokens[slot])) for slot in range(4)

@@ -132,6 +132,7 @@ def test_counted_blocks_change_whole_or_not_at_all(
 
     operations: list[Operation] = [
         lambda allocator: allocator.acquire(2),
+        lambda allocator: allocator.acquire(allocator.num_unused + policy.count("lru")),
         lambda allocator: allocator.allocate_memory_blocks(1, find(10, 11)(allocator)),
         lambda allocator: allocator.retain_memory_blocks(find(20, 21)(allocator)),
         lambda allocator: allocator.retain_memory_blocks(find(10, 11)(allocator)),

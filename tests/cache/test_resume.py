@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dsv4kv.cache.allocators.refcount import RefCountAllocator
+from dsv4kv.cache.allocators.refcount import BlockEvent, RefCountAllocator
 from dsv4kv.cache.allocators.stack import Ids
 from dsv4kv.cache.checkpoints import CheckpointPool, resume_request, shared_table
 from dsv4kv.cache.manager import KVCacheManager
@@ -66,8 +66,12 @@ def test_as_many_blocks_are_held_as_a_step_would_prepare(tokens: int) -> None:
 def test_a_released_checkpoint_is_refused_before_anything_is_shared() -> None:
     behind = Behind()
     behind.pool.release(behind.checkpoint)
+    assert isinstance(behind.allocator, RefCountAllocator)
+    told: list[BlockEvent] = []
+    behind.allocator.observers.add(told.append)
     behind.refuses(NotOwner, 300)
     behind.refuses(NotOwner, 256)
+    assert not told
 
 
 def test_a_free_block_is_no_prefix() -> None:

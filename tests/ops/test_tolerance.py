@@ -51,6 +51,27 @@ def test_a_group_of_another_scale_is_wrong(entry: EntryFormat) -> None:
     assert not is_close(entry, found, make_entry(entry))
 
 
+@pytest.mark.parametrize(
+    "entry",
+    [each for each in FORMATS["main"].values() if each.groups > 1],
+    ids=lambda each: each.name,
+)
+def test_one_group_of_an_entry_may_be_on_the_grid_of_the_next_scale_and_no_more(
+    entry: EntryFormat,
+) -> None:
+    """Its largest value is the last that a scale serves, or the first of the next scale."""
+    last, small = {"ue8m0": (448.0, 3 * 2.0**-9), "e4m3": (6.375, 1.5)}[entry.scale]
+    pooled = torch.zeros(entry.dims)
+    pooled[: entry.value_dims : entry.group] = last
+    pooled[1 : entry.value_dims : entry.group] = small
+    for moved in (1, 2):
+        flipped = pooled.clone()
+        flipped[: moved * entry.group : entry.group] *= 1 + 2.0**-7
+        rows = reference_codec.encode(entry, flipped.tolist())
+        found = _stored(entry, pooled.bfloat16())
+        assert tolerance.is_close(entry, found, rows) == (moved == 1)
+
+
 @pytest.mark.parametrize("entry", EVERY_FORMAT)
 def test_one_lost_value_of_common_size_is_wrong(entry: EntryFormat) -> None:
     for channel in (0, entry.value_dims - 1, entry.dims - 1):

@@ -3,8 +3,9 @@
 A hit ends at a whole block of context, and never covers the last token of a prompt, whose logits
 are still wanted. At that end every window and state must be there too: without one of its blocks
 the hit is lost, however much of the context is cached.
-Source: vLLM 0.33 (``kv_cache_manager.py``, ``single_type_kv_cache_manager.py``), SGLang 0.5.23
-(radix tree), TensorRT-LLM's block reuse; report arXiv:2606.19348 §3.5.2 for the dsv4kv cache.
+Source: vLLM 0.33 (``kv_cache_manager.py``, ``single_type_kv_cache_manager.py``; ``scheduler.py``
+for V4.1's bounded replay), SGLang 0.5.23 (radix tree), TensorRT-LLM's block reuse; report
+arXiv:2606.19348 §3.5.2 for the dsv4kv cache.
 """
 
 from dataclasses import dataclass
@@ -49,6 +50,8 @@ class PrefixRule:
         recomputed_tokens: Tokens at the end of a prompt that no hit covers.
         dropped_blocks: Blocks a found hit gives back, for a draft model to compute.
         needs: What must be cached.
+        replayed_tokens: Tokens at a hit's end that are computed again to have their window; a hit
+            of so many or fewer is none.
     """
 
     engine: str
@@ -56,11 +59,13 @@ class PrefixRule:
     recomputed_tokens: int
     dropped_blocks: int
     needs: tuple[Need, ...]
+    replayed_tokens: int = 0
 
     @property
     def shortest_prompt_tokens(self) -> int:
         """The shortest prompt that can hit at all."""
-        return self.block_tokens * (1 + self.dropped_blocks) + self.recomputed_tokens
+        blocks = self.replayed_tokens // self.block_tokens + 1
+        return self.block_tokens * (blocks + self.dropped_blocks) + self.recomputed_tokens
 
     def hit_tokens(self, cached_tokens: int, prompt_tokens: int) -> int:
         """The longest hit of a prompt that shares its first ``cached_tokens`` with the cache.
@@ -71,8 +76,8 @@ class PrefixRule:
         if cached_tokens < 0 or prompt_tokens < 0:
             raise ConfigError("tokens of a prompt and of a cached prefix cannot be negative.")
         usable = min(cached_tokens, prompt_tokens - self.recomputed_tokens)
-        blocks = max(0, usable // self.block_tokens - self.dropped_blocks)
-        return blocks * self.block_tokens
+        found = max(0, usable // self.block_tokens - self.dropped_blocks) * self.block_tokens
+        return found if found > self.replayed_tokens else 0
 
 
 def prefix_rule(engine_name: str, deployment: Deployment) -> PrefixRule:
@@ -81,9 +86,12 @@ def prefix_rule(engine_name: str, deployment: Deployment) -> PrefixRule:
     if isinstance(engine, VllmEngine):
         return _vllm_rule(engine, deployment)
     family = engine.name.partition(":")[0]
-    block = deployment.block_tokens or _DEFAULT_BLOCK_TOKENS[family]
+    kind, window = deployment.model.kind, deployment.model.window_tokens
+    own = 64 if (family, kind) == ("sglang", "flat") else _DEFAULT_BLOCK_TOKENS[family]
+    block = deployment.block_tokens or own
     engine.costs(deployment)  # says what the engine does not serve
-    window = deployment.model.window_tokens
+    if kind == "flat":
+        return PrefixRule(engine.name, block, 1, 0, (Need("context", 1, block),))
     needs = [Need("context", 1, block), Need("window", 1, block, window, -(-window // block))]
     if family != "sglang":  # SGLang keeps CSA states beside the window slots
         needs.append(Need("csa state", 1, block, _CSA_STATE_TOKENS, 1))
@@ -91,11 +99,17 @@ def prefix_rule(engine_name: str, deployment: Deployment) -> PrefixRule:
 
 
 def _vllm_rule(engine: VllmEngine, deployment: Deployment) -> PrefixRule:
-    """Groups of one kind stand together; a hit gives one block back for a draft to compute."""
+    """Groups of one kind stand together; a hit gives one block back for a draft to compute.
+
+    V4.1's windows and rings are not cached (``--swa-bounded-replay``, on unless turned off).
+    """
     drafts = deployment.draft_layers > 0
     groups = engine.layout(deployment).groups
     full, others = groups[0], groups[1:]
     needs = [Need("context", 1, full.block_tokens)]
+    if deployment.model.kind == "v41":
+        replayed = deployment.model.window_tokens
+        return PrefixRule(engine.name, full.block_tokens, 1, 0, tuple(needs), replayed)
     for storage in ("window", "csa state", "hca state"):
         same = [group for group in others if _storage(group) == storage]
         if same:

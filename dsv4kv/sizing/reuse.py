@@ -195,6 +195,7 @@ def reuse_document(reuse: Reuse | None) -> dict[str, Any] | None:
     return {
         "hit_multiple_tokens": reuse.rule.block_tokens,
         "shortest_prompt_tokens": reuse.rule.shortest_prompt_tokens,
+        "replayed_tokens": reuse.rule.replayed_tokens,
         "needs": [asdict(need) for need in reuse.rule.needs],
         "offloaded_useful_bytes_per_token": float(reuse.offloaded.useful_bytes),
         "offloaded_padded_bytes_per_token": float(reuse.offloaded.padded_bytes),

@@ -71,4 +71,24 @@ def test_what_cannot_be_is_told_in_a_sentence() -> None:
     with pytest.raises(ConfigError, match="cannot be negative"):
         prefix_rule("vllm", deploy()).hit_tokens(-1, 5)
     with pytest.raises(ConfigError, match=r"which v4.1-flash is not"):
-        prefix_rule("sglang", deploy("v4.1-flash"))
+        prefix_rule("trtllm", deploy("v4.1-flash"))
+
+
+def test_vllm_keeps_no_window_of_v41_and_computes_128_tokens_of_a_hit_again() -> None:
+    """``--swa-bounded-replay``: a hit of a window or less saves nothing and is not adopted."""
+    rule = prefix_rule("vllm:0.33", deploy("v4.1-flash"))
+    assert rule.needs == (Need("context", 1, 64),)
+    assert (rule.replayed_tokens, rule.shortest_prompt_tokens) == (128, 193)
+    hits = [rule.hit_tokens(cached, 10_000) for cached in (64, 128, 191, 192, 256)]
+    assert hits == [0, 0, 0, 192, 256]
+
+
+def test_sglang_keeps_windows_of_v41_unless_told_to_replay() -> None:
+    rule = prefix_rule("sglang:0.5.23", deploy("v4.1-flash", indexer="mxfp4"))
+    assert rule.needs == (Need("context", 1, 256), Need("window", 1, 256, 128, 1))
+    assert rule.replayed_tokens == 0
+
+
+@pytest.mark.parametrize(("engine", "block"), [("vllm", 64), ("sglang", 64), ("dsv4kv", 128)])
+def test_a_hit_of_v32_needs_its_context_alone(engine: str, block: int) -> None:
+    assert prefix_rule(engine, deploy("v3.2")).needs == (Need("context", 1, block),)

@@ -2,7 +2,7 @@
 
 The pool of full tokens is the unit. Compressed entries belong to it; windows and CSA states are
 pools of their own, either a share of the full tokens or a fixed size for the requests that may
-run; HCA states are rows of every request.
+run; HCA states, and V4.1's pending pairs, are rows of every request.
 Source: SGLang 0.5.12 to 0.5.23, ``pool_configurator.py``. Floats are used where SGLang uses them.
 """
 
@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from dsv4kv.engines.contract import DRAFT, Deployment, layers_of
+from dsv4kv.engines.contract import DRAFT, V4_ONLY, Deployment, layers_of
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.formats import EntryFormat, PageLayout
 
 DEFAULT_PAGE_TOKENS = 256
 DEFAULT_WINDOW_RATIO = 0.1
 _CHARGED_INDEXER_BYTES = 132  # FP8; FP4 keys of 68 B are charged as FP8 on NVIDIA
+_KEY_PAGE, _WIDE_KEY_PAGE = 64, 128  # keys of a page of V4.1's indexer; on SM100
 _EVICTION_TOKENS = 128  # SGLANG_SWA_EVICTION_INTERVAL
 _LEAST_GUESSED_REQUESTS, _MOST_GUESSED_REQUESTS = 2048, 4096
 
@@ -36,6 +37,7 @@ class Build:
         request_windows: With a request limit and no ratio given, windows get a fixed size.
         fields: Fixed sizes that the line shows, in order, between memory and tokens.
         flags: Switches that the line shows first.
+        kinds: Generations of models it serves.
     """
 
     newest: str
@@ -48,6 +50,7 @@ class Build:
     fields: tuple[str, ...] = ("c128_state_fixed",)
     flags: tuple[str, ...] = ()
     seen_in_logs: bool = False
+    kinds: tuple[str, ...] = V4_ONLY
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ class Pools:
         deployment: What is sized.
         csa: CSA layers held.
         hca: HCA layers held.
+        low: Ratio (1 or 2) of every held owner of V4.1.
         windows: Layers whose windows are priced.
         inflation: Factor for the draft worker: (layers + 1) / layers.
         page_tokens: Tokens of a page.
@@ -82,6 +86,7 @@ class Pools:
     deployment: Deployment
     csa: int
     hca: int
+    low: tuple[int, ...]
     windows: int
     inflation: float
     page_tokens: int
@@ -101,8 +106,15 @@ class Pools:
         return self.build.request_windows and ratio is None and requests is not None
 
     def entry_bytes(self, ratio: int) -> float:
-        """Priced bytes of one window (ratio 1) or compressed entry, page padding included."""
-        entry = self.deployment.formats.main
+        """Priced bytes of one compressed entry, page padding included."""
+        return self._priced(self.deployment.formats.main, ratio)
+
+    @property
+    def window_entry_bytes(self) -> float:
+        """Priced bytes of one window entry, page padding included."""
+        return self._priced(self.deployment.formats.window, 1)
+
+    def _priced(self, entry: EntryFormat, ratio: int) -> float:
         if not self.build.padded:
             return entry.entry_bytes
         page = PageLayout(entry, self.page_tokens // ratio)
@@ -112,7 +124,35 @@ class Pools:
     def context_bytes_per_token(self) -> float:
         """Of compressed entries and indexer keys, for one full token."""
         csa = 1 / 4 * self.entry_bytes(4) + 1 / 4 * _CHARGED_INDEXER_BYTES
-        return csa * self.csa + 1 / 128 * self.entry_bytes(128) * self.hca
+        low = sum((self.entry_bytes(ratio) + self.low_key_bytes) / ratio for ratio in self.low)
+        return csa * self.csa + 1 / 128 * self.entry_bytes(128) * self.hca + low
+
+    @property
+    def low_key_bytes(self) -> int:
+        """Bytes of an indexer key of V4.1, which SGLang keeps in 4 bits on every GPU."""
+        return self.deployment.formats.indexer.entry_bytes
+
+    def reserved_bytes(self, full_tokens: int) -> float:
+        """Pages of V4.1's entries and keys beyond those of so many full tokens."""
+        page, keys = self.page_tokens, _WIDE_KEY_PAGE if self._records_of_v41 else _KEY_PAGE
+        total = 0.0
+        for ratio in self.low:
+            slots = -(-((full_tokens + page) // ratio + keys) // keys) * keys
+            total += page * self.entry_bytes(ratio)
+            total += (slots - full_tokens // ratio) * self.low_key_bytes
+        return total
+
+    @property
+    def _records_of_v41(self) -> bool:
+        return self.deployment.formats.window.name != "fp8_ds_mla"
+
+    def pair_state_bytes(self, requests: int) -> int:
+        """Fixed bytes of V4.1's pending pairs for so many requests: one more and a spare ring."""
+        drafts = self.deployment.draft_tokens
+        ring = 1 << (drafts + 1).bit_length() if drafts else 2
+        rows = (requests + 1) * ring + ring + 1
+        rows = -(-rows // 2) * 2
+        return rows * 2 * self.deployment.model.head_dim * 4 * self.low.count(2)
 
     @property
     def window_bytes_per_token(self) -> float:
@@ -124,7 +164,7 @@ class Pools:
         if not self.build.hca_state_fixed:
             hca = self.hca_ring / model.window_tokens * self.hca_row_bytes * self.hca
         csa = self.csa_ring / span * state * self.csa
-        return self.entry_bytes(1) * self.windows + csa + hca
+        return self.window_entry_bytes * self.windows + csa + hca
 
     @property
     def hca_row_bytes(self) -> int:
@@ -175,7 +215,7 @@ class Pools:
         return {
             "c128_state_fixed": self.hca_state_bytes(requests),
             "swa_fixed": windows,
-            "c2_state_fixed": 0,
+            "c2_state_fixed": self.pair_state_bytes(requests),
             "swa_ring_fixed": 0,
             "c4_state_fixed": 0,
         }
@@ -192,8 +232,13 @@ class Pools:
     def full_tokens(self, available_bytes: int) -> int:
         """Full tokens that fit beside what is fixed, in whole pages."""
         fixed = sum(self.fixed_bytes(self.requests(available_bytes)).values())
-        tokens = int(max(available_bytes - fixed, 0) / self.bytes_per_full_token)
-        return tokens // self.page_tokens * self.page_tokens
+        room, page = max(available_bytes - fixed, 0), self.page_tokens
+        tokens = int(room / self.bytes_per_full_token) // page * page
+        while (
+            tokens > 0 and tokens * self.bytes_per_full_token + self.reserved_bytes(tokens) > room
+        ):
+            tokens -= page
+        return tokens
 
     def sizes(self, full_tokens: int, requests: int) -> Sizes:
         """Slots of every pool for so many full tokens."""
@@ -216,8 +261,10 @@ class Pools:
 def build_pools(build: Build, deployment: Deployment) -> Pools:
     """Price one rank; raises ``ConfigError`` for what SGLang does not serve."""
     _check(deployment)
-    layers = layers_of(deployment, f"sglang:{build.newest}")
-    kinds = [layer.kind for layer in layers if layer.held and layer.kind != DRAFT]
+    layers = layers_of(deployment, f"sglang:{build.newest}", build.kinds)
+    own = [layer for layer in layers if layer.held and layer.kind != DRAFT]
+    low = tuple(sorted(layer.ratio for layer in own if layer.owns and layer.ratio in (1, 2)))
+    kinds = [layer.kind for layer in own]
     drafts = deployment.draft_layers
     windows = len(kinds)
     if not build.stage_layers:
@@ -226,7 +273,8 @@ def build_pools(build: Build, deployment: Deployment) -> Pools:
     return Pools(
         build=build,
         deployment=deployment,
-        csa=kinds.count("csa"),
+        csa=0 if low else kinds.count("csa"),
+        low=low,
         hca=kinds.count("hca"),
         windows=windows,
         inflation=(windows + 1) / windows if speculative else 1.0,
@@ -236,13 +284,27 @@ def build_pools(build: Build, deployment: Deployment) -> Pools:
     )
 
 
+_V4_PAIR = ("fp8_ds_mla", "fp8_ds_mla")
+_V41_PAIRS = (
+    ("fp4", "fp8_group32"),
+    ("fp8_group32", "fp8_group32"),
+    ("fp4_interleaved", "fp8_group32_interleaved"),
+    ("fp8_group32_interleaved", "fp8_group32_interleaved"),
+)
+
+
 def _check(deployment: Deployment) -> None:
-    formats, page = deployment.formats, deployment.block_tokens
-    served: tuple[EntryFormat, EntryFormat] = (formats.main, formats.window)
-    if any(entry.name != "fp8_ds_mla" for entry in served):
+    formats, page, kind = deployment.formats, deployment.block_tokens, deployment.model.kind
+    pair = formats.main.name, formats.window.name
+    if pair != _V4_PAIR and not (kind == "v41" and pair in _V41_PAIRS):
+        known = (_V4_PAIR, *_V41_PAIRS) if kind == "v41" else (_V4_PAIR,)
         raise ConfigError(
-            f"SGLang's rules are known for pages of fp8_ds_mla, not {formats.main.name} and "
-            f"{formats.window.name}: choose it for main and window."
+            f"SGLang's rules are known for {'; '.join(' and '.join(each) for each in known)}, not "
+            f"{' and '.join(pair)}: choose these for main and window."
+        )
+    if kind == "v41" and formats.indexer.name != "mxfp4":
+        raise ConfigError(
+            f"SGLang keeps V4.1's indexer keys in mxfp4, not {formats.indexer.name}: choose it."
         )
     if formats.indexer.name == "bf16":
         raise ConfigError("SGLang keeps indexer keys in fp8 or mxfp4, not bf16: choose one.")

@@ -8,7 +8,8 @@ Source: SGLang 0.5.12 to 0.5.23, and start-up logs of 0.5.15 and of the build of
 from dataclasses import dataclass
 from fractions import Fraction
 
-from dsv4kv.engines.contract import Capacity, Deployment, PoolCost
+from dsv4kv.engines.contract import Capacity, Deployment, Layer, PoolCost, layers_of
+from dsv4kv.engines.sglang import flat
 from dsv4kv.engines.sglang.pools import Build, Pools, build_pools
 
 GIB = 2**30
@@ -36,6 +37,8 @@ class SglangEngine:
 
     def costs(self, deployment: Deployment) -> tuple[PoolCost, ...]:
         """Every pool's share of a full token, and of a request where the size is fixed."""
+        if deployment.model.kind == "flat":
+            return flat.costs_of(deployment, self._layers(deployment))
         pools = self.pools(deployment)
         drafts = Fraction(pools.inflation) - 1
         costs = [*_context_costs(pools), *_window_costs(pools)]
@@ -51,6 +54,17 @@ class SglangEngine:
             row = 1 if deployment.online_state else pools.hca_ring
             one = row * pools.hca_row_bytes * pools.hca
             costs.append(PoolCost("state", "hca", pools.hca, fixed_bytes=one, shared_bytes=spare))
+        if 2 in pools.low:
+            spare, two = pools.pair_state_bytes(0), pools.pair_state_bytes(2)
+            costs.append(
+                PoolCost(
+                    "state",
+                    "csa",
+                    pools.low.count(2),
+                    fixed_bytes=(two - spare) // 2,
+                    shared_bytes=spare,
+                )
+            )
         return tuple(costs)
 
     def request_bytes(self, deployment: Deployment, tokens: int, *, in_flight: int) -> int:
@@ -59,6 +73,8 @@ class SglangEngine:
         Where windows are a share of the full tokens, a short request takes the full tokens that
         bring its window slots with them.
         """
+        if deployment.model.kind == "flat":
+            return flat.request_bytes(deployment, self._layers(deployment), tokens)
         pools = self.pools(deployment)
         units = _full_tokens(pools, tokens, in_flight)
         return int(units * pools.bytes_per_full_token) + sum(
@@ -67,12 +83,19 @@ class SglangEngine:
 
     def shared_bytes(self, deployment: Deployment) -> int:
         """The spare slot's states, and windows of a fixed size."""
+        if deployment.model.kind == "flat":
+            return 0
         pools = self.pools(deployment)
         windows = pools.fixed_bytes(0)["swa_fixed"]
-        return pools.hca_state_bytes(0) + int(windows)
+        return pools.hca_state_bytes(0) + pools.pair_state_bytes(0) + int(windows)
+
+    def _layers(self, deployment: Deployment) -> tuple[Layer, ...]:
+        return layers_of(deployment, self.name, self.build.kinds)
 
     def capacity(self, deployment: Deployment, available_bytes: int) -> Capacity:
         """What SGLang makes of the memory, down to the line it logs."""
+        if deployment.model.kind == "flat":
+            return flat.capacity(deployment, self._layers(deployment), available_bytes)
         pools = self.pools(deployment)
         full = pools.full_tokens(available_bytes)
         fixed = pools.fixed_bytes(pools.requests(available_bytes))
@@ -102,7 +125,18 @@ def _full_tokens(pools: Pools, tokens: int, in_flight: int) -> int:
 def _context_costs(pools: Pools) -> list[PoolCost]:
     main, indexer = pools.deployment.formats.main, pools.deployment.formats.indexer
     charged = Fraction(132)
+    low = [
+        row
+        for ratio in sorted(set(pools.low))
+        for row in (
+            ("main", "csa", pools.low.count(ratio), ratio, main.entry_bytes,
+             Fraction(pools.entry_bytes(ratio))),
+            ("indexer", "csa", pools.low.count(ratio), ratio, indexer.entry_bytes,
+             Fraction(pools.low_key_bytes)),
+        )
+    ]  # fmt: skip
     rows = (
+        *low,
         ("main", "csa", pools.csa, 4, main.entry_bytes, Fraction(pools.entry_bytes(4))),
         ("indexer", "csa", pools.csa, 4, indexer.entry_bytes, charged),
         ("main", "hca", pools.hca, 128, main.entry_bytes, Fraction(pools.entry_bytes(128))),
@@ -122,7 +156,7 @@ def _context_costs(pools: Pools) -> list[PoolCost]:
 
 def _window_costs(pools: Pools) -> list[PoolCost]:
     """Windows and CSA states: of every full token, or of every request."""
-    entry = Fraction(pools.entry_bytes(1))
+    entry = Fraction(pools.window_entry_bytes)
     used = pools.deployment.formats.window.entry_bytes
     state = Fraction(pools.window_bytes_per_token) - entry * pools.windows
     if pools.request_windows:
@@ -183,6 +217,7 @@ BUILDS = (
         request_windows=True,
         fields=("c128_state_fixed", "c2_state_fixed", "swa_fixed", *_RINGS),
         flags=("unified", "unified_fp8", "dspark_draft_bf16"),
+        kinds=("v4", "v41", "flat"),
     ),
 )
 V0_5_12, V0_5_14, V0_5_19, V0_5_20, V0_5_23 = (SglangEngine(build) for build in BUILDS)

@@ -1,8 +1,8 @@
-"""Random settings with what vLLM's own planner makes of them; ``python -m`` this asks it again.
+"""Random settings with what the engines' own planners make of them; ``python -m`` this asks again.
 
 A file holds one JSON object a line: the first says which version and source files answered, every
-other one is a setting (as ``vllm_planner.py`` reads it), ``names`` of the formats, the ``model``,
-and ``answer``. ``DSV4KV_ENGINES`` is the folder that ``make engines`` makes.
+other one is a setting (as ``vllm_planner.py`` or ``sglang_pools.py`` reads it), ``names`` of the
+formats, the ``model``, and ``answer``. ``DSV4KV_ENGINES``: the folder that ``make engines`` makes.
 """
 
 import gzip
@@ -10,7 +10,6 @@ import json
 import os
 import random
 import subprocess
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,18 +21,32 @@ from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import choose_formats
 
 HERE = Path(__file__).parent
-FILE = HERE / "vllm_planner_0.33.0.jsonl.gz"
+FILES = {
+    "vllm": HERE / "vllm_planner_0.33.0.jsonl.gz",
+    "sglang": HERE / "sglang_pools_0.5.23.jsonl.gz",
+}
+SCRIPTS = {"vllm": HERE / "vllm_planner.py", "sglang": HERE / "sglang_pools.py"}
+ENGINES = {"vllm": "vllm:0.33", "sglang": "sglang:0.5.23"}
 SETTINGS = 500
-ENGINE = "vllm:0.33"
 GIB = 2**30
 ABOUT = {
-    "engine": "vllm",
-    "version": "0.33.0",
-    "sources": ["v1/core/kv_cache_planning.py", "v1/kv_cache_interface.py",
-                "v1/attention/backends/mla/sparse_swa.py", "models/deepseek_v41/attention.py",
-                "models/deepseek_v41/compressor.py", "models/deepseek_v4/attention.py",
-                "model_executor/models/deepseek_v2.py"],
-    "made": "get_kv_cache_groups and what it is counted with, on specs of the layers' own methods",
+    "vllm": {
+        "engine": "vllm",
+        "version": "0.33.0",
+        "sources": ["v1/core/kv_cache_planning.py", "v1/kv_cache_interface.py",
+                    "v1/attention/backends/mla/sparse_swa.py", "models/deepseek_v41/attention.py",
+                    "models/deepseek_v41/compressor.py", "models/deepseek_v4/attention.py",
+                    "model_executor/models/deepseek_v2.py"],
+        "made": "get_kv_cache_groups and what it counts with, on specs of the layers' own methods",
+    },
+    "sglang": {
+        "engine": "sglang",
+        "version": "0.5.23",
+        "sources": ["srt/model_executor/pool_configurator.py",
+                    "srt/mem_cache/deepseek_v4_memory_pool.py",
+                    "kernels/ops/attention/dsv4/kv_layout.py"],
+        "made": "DSV4PoolConfigurator, and DefaultPoolConfigurator with V3.2's cell",
+    },
 }  # fmt: skip
 _BLOCKS = {"v4": (256, 512), "v41": (128, 256), "flat": (64, 128)}
 
@@ -44,13 +57,13 @@ def model_of(name: str) -> DSV4Config:
     return load_model(name)
 
 
-def draw_settings() -> Iterator[dict[str, Any]]:
+def draw_settings(engine: str) -> list[dict[str, Any]]:
     """All settings, without answers."""
-    for seed in range(SETTINGS):
-        yield _draw(random.Random(f"planner {seed}"))
+    drawn = {"vllm": _draw_vllm, "sglang": _draw_sglang}[engine]
+    return [drawn(random.Random(f"{engine} planner {seed}")) for seed in range(SETTINGS)]
 
 
-def _draw(draw: random.Random) -> dict[str, Any]:
+def _draw_vllm(draw: random.Random) -> dict[str, Any]:
     name = draw.choice(["v4-flash", "v4-pro", "v4.1-flash", "v4.1-flash", "v3.2"])
     model, arch = model_of(name), draw.choice(["sm_90", "sm_100", "sm_103", "sm_120"])
     blackwell = arch in ("sm_100", "sm_103")
@@ -61,7 +74,7 @@ def _draw(draw: random.Random) -> dict[str, Any]:
     backend = "FLASHINFER_MLA_SPARSE_DSV41" if plain else None
     mxfp4 = blackwell and model.kind != "flat" and draw.random() < 0.5
     tp = draw.choice([1, 4, 8, 16])
-    site = Site(ENGINE, model, arch, tp, backend=backend, dtype=dtype)
+    site = Site(ENGINES["vllm"], model, arch, tp, backend=backend, dtype=dtype)
     found = stored_formats(site, {"indexer": "mxfp4" if mxfp4 else None})
     smallest = 64 if model.kind == "v41" and arch == "sm_90" else _BLOCKS[model.kind][0]
     drafts = draw.choice([0, 0, 1, 3])
@@ -89,6 +102,47 @@ def _draw(draw: random.Random) -> dict[str, Any]:
     }
 
 
+def _draw_sglang(draw: random.Random) -> dict[str, Any]:
+    name = draw.choice(["v4-flash", "v4-pro", "v4.1-flash", "v4.1-flash", "v3.2"])
+    model, arch = model_of(name), draw.choice(["sm_90", "sm_100"])
+    mega = model.kind == "v41" and arch == "sm_100" and draw.random() < 0.6
+    dtype = draw.choice(["bfloat16", "fp8"]) if model.kind == "flat" else "auto"
+    site = Site(ENGINES["sglang"], model, arch, 1 if mega else 8, dtype=dtype)
+    found = stored_formats(site, {})
+    layers = model.num_layers
+    split = draw.choice([None, None, 20 if model.kind == "v41" else layers // 2])
+    held = [0, layers]
+    if split and model.kind != "flat":
+        held = draw.choice([[0, split], [split, layers]])
+    drafts = draw.choice([0, 0, 2, 4]) if model.kind != "flat" else 0
+    requests = draw.choice([None, 16, 64, 256, 256])
+    plain = model.kind == "flat" and found["main"][0] == "fp8"
+    return {
+        "model": name,
+        "arch": arch,
+        "names": [given for given, _ in found.values()],
+        "kind": model.kind,
+        "ratios": list(model.compress_ratios),
+        "owners": list(model.kv_owners or ()),
+        "layers": layers,
+        "held": held,
+        "mega": mega,
+        "requests": requests,
+        "ratio": draw.choice([None, None, 0.05, 0.15]),
+        "page": 64 if model.kind == "flat" else draw.choice([256, 256, 128]),
+        "chunk": draw.choice([4096, 8192, 16_384]),
+        "context": draw.choice([131_072, model.max_context_tokens]),
+        "drafts": 1 if drafts else 0,
+        "draft_tokens": drafts,
+        "overlap": True,
+        "prefix_cache": True,
+        "state": draw.choice(["fp32", "fp32", "bf16"]),
+        "memory": int(draw.uniform(2, 120) * GIB),
+        "dim": 656 if found["main"][0] == "fp8_ds_mla" else 576,
+        "item": 2 if found["main"][0] == "bf16" and not plain else 1,
+    }
+
+
 def deployment_of(asked: dict[str, Any]) -> Deployment:
     """A setting as a deployment."""
     model = model_of(asked["model"])
@@ -96,27 +150,31 @@ def deployment_of(asked: dict[str, Any]) -> Deployment:
         model=model,
         formats=choose_formats(model, *asked["names"]),
         max_context_tokens=asked["context"],
-        in_flight_tokens=asked["flight"],
+        in_flight_tokens=asked.get("flight") or 2 * asked["chunk"],
+        layers=tuple(range(*asked["held"])) if "held" in asked else None,
         draft_layers=asked["drafts"],
+        concurrency=asked.get("requests"),
         draft_tokens=asked["draft_tokens"],
-        block_tokens=asked["block"],
+        block_tokens=asked.get("block") or asked["page"],
+        state_bytes=2 if asked.get("state") == "bf16" else 4,
+        window_ratio=asked.get("ratio"),
         arch=asked["arch"],
     )
 
 
 @cache
-def read_settings() -> tuple[dict[str, Any], ...]:
-    """All settings with their answers."""
-    with gzip.open(FILE, "rt") as lines:
+def read_settings(engine: str) -> tuple[dict[str, Any], ...]:
+    """All settings of an engine with their answers."""
+    with gzip.open(FILES[engine], "rt") as lines:
         next(lines)
         return tuple(json.loads(line) for line in lines)
 
 
-def answered(folder: Path) -> list[dict[str, Any]]:
+def answered(engine: str, folder: Path) -> list[dict[str, Any]]:
     """The settings with the planner's answers, in its own environment."""
-    settings = list(draw_settings())
+    settings = draw_settings(engine)
     told = subprocess.run(
-        [folder / "bin" / "python", HERE / "vllm_planner.py", folder / "vllm"],
+        [folder / "bin" / "python", SCRIPTS[engine], folder / engine],
         input="".join(json.dumps(setting) + "\n" for setting in settings),
         capture_output=True,
         text=True,
@@ -129,10 +187,11 @@ def answered(folder: Path) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Write the file; the same answers give the same bytes."""
-    lines = [ABOUT, *answered(Path(os.environ["DSV4KV_ENGINES"]))]
-    text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
-    FILE.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
+    """Write both files; the same answers give the same bytes."""
+    for engine, file in FILES.items():
+        lines = [ABOUT[engine], *answered(engine, Path(os.environ["DSV4KV_ENGINES"]))]
+        text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+        file.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
 
 
 if __name__ == "__main__":

@@ -1,16 +1,18 @@
-"""Sizes are those of vLLM's own planner, to the byte, on 500 random settings of V4, V4.1, V3.2."""
+"""Sizes are those of the engines' own planners on 500 random settings of V4, V4.1 and V3.2."""
 
 import os
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dsv4kv.engines.registry import find_engine
+from dsv4kv.engines.sglang.sizing import SglangEngine
 from dsv4kv.engines.vllm.sizing import VllmEngine
 from tests.engines.oracles.planned import (
-    ENGINE,
+    ENGINES,
     SETTINGS,
     answered,
     deployment_of,
@@ -18,8 +20,8 @@ from tests.engines.oracles.planned import (
 )
 
 
-def found(asked: dict[str, Any]) -> dict[str, Any]:
-    engine = find_engine(ENGINE)
+def by_vllm(asked: dict[str, Any]) -> dict[str, Any]:
+    engine = find_engine(ENGINES["vllm"])
     assert isinstance(engine, VllmEngine)
     deployment = deployment_of(asked)
     layout, context = engine.layout(deployment), asked["context"]
@@ -34,11 +36,31 @@ def found(asked: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_500_random_settings_are_sized_as_the_planner_sizes_them() -> None:
-    settings = read_settings()
+def by_sglang(asked: dict[str, Any]) -> dict[str, Any]:
+    engine = find_engine(ENGINES["sglang"])
+    assert isinstance(engine, SglangEngine)
+    deployment = deployment_of(asked)
+    capacity = engine.capacity(deployment, asked["memory"])
+    found = {"token_bytes": float(capacity.unit_bytes), "full": capacity.units, "window": 0}
+    if asked["kind"] != "flat":
+        pools = engine.pools(deployment)
+        found["window"] = pools.sizes(capacity.units, pools.requests(asked["memory"])).swa
+    return found
+
+
+@pytest.mark.parametrize(("engine", "size"), [("vllm", by_vllm), ("sglang", by_sglang)])
+def test_500_random_settings_are_sized_as_the_engines_planner_sizes_them(
+    engine: str, size: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
+    """To the byte. Where SGLang's start refuses there are no pools to compare."""
+    settings = read_settings(engine)
     assert len(settings) == SETTINGS >= 500
     assert Counter(asked["kind"] for asked in settings)["v41"] > 150
-    unlike = [asked for asked in settings if found(asked) != asked["answer"]]
+    unlike = []
+    for asked in settings:
+        answer, found = asked["answer"], size(asked)
+        if any(found[name] != told for name, told in answer.items() if told is not None):
+            unlike.append((asked, found))
     assert unlike == []
 
 
@@ -46,7 +68,7 @@ def test_v41_has_the_groups_that_vllm_prints() -> None:
     """vllm#56871: blocks of 64 tokens, seven groups of windows of 32, a ring of 8."""
     groups = {
         tuple(asked["answer"]["group_tokens"])
-        for asked in read_settings()
+        for asked in read_settings("vllm")
         if (asked["model"], asked["arch"], asked["block"]) == ("v4.1-flash", "sm_90", 64)
         and not asked["drafts"]
     }
@@ -57,5 +79,7 @@ def test_v41_has_the_groups_that_vllm_prints() -> None:
     "DSV4KV_ENGINES" not in os.environ,
     reason="the engines' packages are not unpacked here: make engines",
 )
-def test_the_planner_answers_as_recorded() -> None:
-    assert answered(Path(os.environ["DSV4KV_ENGINES"])) == list(read_settings())
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_the_planner_answers_as_recorded(engine: str) -> None:
+    folder = Path(os.environ["DSV4KV_ENGINES"])
+    assert answered(engine, folder) == list(read_settings(engine))

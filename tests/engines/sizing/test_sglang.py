@@ -131,8 +131,10 @@ def test_a_short_request_takes_the_full_tokens_that_bring_its_window() -> None:
 @pytest.mark.parametrize(
     ("deployment", "sentence"),
     [
-        (deploy("v4.1-flash"), "which v4.1-flash is not"),
-        (deploy(main="bf16"), "known for pages of fp8_ds_mla, not bf16"),
+        (deploy("v4.1-flash"), "V4.1's indexer keys in mxfp4, not fp8"),
+        (deploy("v4.1-flash", main="bf16", indexer="mxfp4"), "fp4 and fp8_group32; .*, not bf16"),
+        (deploy("v3.2", indexer="mxfp4"), "V3.2's indexer keys in fp8, not mxfp4"),
+        (deploy(main="bf16"), "known for fp8_ds_mla and fp8_ds_mla, not bf16 and bf16"),
         (deploy(indexer="bf16"), "in fp8 or mxfp4, not bf16"),
         (deploy(state_bytes=1), "fp32 or bf16"),
         (deploy(block_tokens=64), "multiples of 128"),
@@ -145,6 +147,25 @@ def test_what_sglang_does_not_serve_is_told_in_a_sentence(
 ) -> None:
     with pytest.raises(ConfigError, match=sentence):
         sglang("0.5.23").costs(deployment)
+
+
+def test_a_request_of_v41_holds_a_ring_of_pending_pairs_in_three_layers() -> None:
+    """Two rows of 1,024 floats; with three drafts eight."""
+    engine = sglang("0.5.23")
+    for drafts, held in ((0, 24_576), (3, 98_304)):
+        (state,) = [
+            cost
+            for cost in engine.costs(deploy("v4.1-flash", indexer="mxfp4", draft_tokens=drafts))
+            if cost.pool == "state"
+        ]
+        assert (state.layers, state.fixed_bytes) == (3, held)
+
+
+@pytest.mark.parametrize("model", ["v4.1-flash", "v3.2"])
+@pytest.mark.parametrize("version", ["0.5.12", "0.5.20"])
+def test_versions_before_v41_serve_v4_alone(version: str, model: str) -> None:
+    with pytest.raises(ConfigError, match=f"which {model} is not"):
+        sglang(version).costs(deploy(model, indexer="mxfp4"))
 
 
 def test_memory_for_nothing_prints_no_tokens() -> None:

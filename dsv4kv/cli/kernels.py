@@ -62,11 +62,12 @@ def kernels(
     if as_json:
         print_document(_as_json(findings))
     elif not check:
-        from dsv4kv.view.kernels import machine_code_table, registers_table
+        from dsv4kv.view.kernels import machine_code_table, registers_table, sum_up
         from dsv4kv.view.terminal import show
 
         one = arch and len(arch) == 1
-        show([machine_code_table(findings) if one else registers_table(findings)])
+        table = machine_code_table(findings) if one else registers_table(findings)
+        show([table, "", sum_up(findings)])
     if write_baseline:
         _write(findings, path)
     if before is not None:

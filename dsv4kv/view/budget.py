@@ -1,6 +1,6 @@
 """An answer of ``dsv4kv budget``: what fits and what changes it, with --verbose every part."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from dsv4kv.engines.contract import Capacity
 from dsv4kv.sizing.advice import Option
@@ -99,6 +99,8 @@ def view_answer(
         yield options_table(options[: None if verbose else _BRIEF_OPTIONS], found)
     yield ""
     yield from _assumed(scenario, given)
+    yield ""
+    yield _answer(found, options)
 
 
 def _tables(found: Answer, layouts: Sequence[LayoutLine], reuse: "Reuse | None") -> Iterator[Part]:
@@ -131,6 +133,16 @@ def _headline(found: Answer) -> Finding:
     else:
         told = f"{load} fit at once: {found.max_tokens:,} tokens of context altogether."
     return Finding("good", told)
+
+
+def _answer(found: Answer, options: Sequence[Option]) -> Finding:
+    """The headline again where a terminal ends, and the option that changes it most."""
+    headline = _headline(found)
+    best = options[0] if options else None
+    if best is None or (not found.fits and not best.fits):
+        return headline
+    gain = count_requests(best.concurrency) if found.fits else "it fits"
+    return Finding(headline.level, f"{headline.sentence} With {best.change}: {gain}.")
 
 
 def _chosen(found: Answer) -> Iterator[str]:
@@ -371,11 +383,43 @@ _LAYOUT = ("fixed per request", "weights per GPU", "free per GPU")
 
 
 def view_sweep(rows: Sequence[Row]) -> Iterator[Part]:
-    """The table, and a sentence for every combination without an answer."""
+    """The table, a sentence for every combination without an answer, and the answer."""
     yield sweep_table(rows)
     problems = {row.problem: _point(row) for row in reversed(rows) if row.problem}
     for problem, point in problems.items():
         yield Finding("warning", f"{point}: {problem}")
+    yield from ("", Text(f"{sweep_answer(rows)}.", "strong"))
+
+
+CACHE, GPUS = "cache of one request, GiB", "GPUs needed"
+
+
+def choose_values(rows: Sequence[Row]) -> tuple[str, Callable[[Row], float]]:
+    """Requests that fit, or for given ones the GPUs, the longest context or the cache."""
+    if any(row.found is None for row in rows):
+        return CACHE, lambda row: row.cached_bytes / 2**30
+    first = rows[0].inputs
+    if first.concurrency is not None and first.gpus is None:
+        return GPUS, lambda row: row.found.scenario.layout.gpus if row.found else 0
+    if first.concurrency is not None and first.context is not None:
+        return "cache on one GPU, GiB", lambda row: row.found.use.cache / 2**30 if row.found else 0
+    if first.concurrency is not None:
+        return "longest context, tokens", lambda row: row.found.max_context if row.found else 0
+    return "requests at once", lambda row: row.found.max_concurrency if row.found else 0
+
+
+def sweep_answer(rows: Sequence[Row]) -> str:
+    """``Requests at once: 4,910 at context=4K, gpu=b200; 26 at context=1M, gpu=h200``."""
+    label, value_of = choose_values(rows)
+    most, least = max(rows, key=value_of), min(rows, key=value_of)
+    told = [f"{_figure(value_of(row))} at {_point(row)}" for row in (most, least)]
+    if value_of(most) == value_of(least):
+        told = [f"{_figure(value_of(most))} at every combination"]
+    return f"{label[0].upper()}{label[1:]}: {'; '.join(told)}"
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.3g}"
 
 
 def sweep_table(rows: Sequence[Row]) -> Table:

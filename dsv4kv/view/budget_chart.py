@@ -1,16 +1,16 @@
 """A sweep of ``dsv4kv budget`` as a chart, alone or on a page with its numbers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.sizing.sweep import COLUMNS, Row, to_values
-from dsv4kv.view.budget import sweep_table
+from dsv4kv.view.budget import CACHE, GPUS, choose_values, sweep_answer, sweep_table
 from dsv4kv.view.charts.figure import Chart, plain_number, standalone_svg
 from dsv4kv.view.charts.sweep import MOST_LINES, Metric, Point, sweep_chart
 from dsv4kv.view.page.build import Page
 from dsv4kv.view.page.sections import Section
 from dsv4kv.view.page.write import render_page
-from dsv4kv.view.table import ABSENT, Table, names, numbers
+from dsv4kv.view.table import ABSENT, Finding, Table, names, numbers
 
 _NUMBERS = {
     "context": "context of a request, tokens (1K = 1,024)",
@@ -31,7 +31,6 @@ _NUMBERS = {
 }
 _SIZES = ("hbm", "weights", "reserve")
 _GIB = 2**30
-_CACHE, _GPUS = "cache of one request, GiB", "GPUs needed"
 _NOTE = "dsv4kv budget; memory is binary: 1 GiB = 2^30 B"
 
 
@@ -47,7 +46,9 @@ def draw_page(rows: Sequence[Row]) -> str:
     section = Section(
         "sweep", f"By {_join(list(rows[0].point))}", f"{_NOTE}.", charts=[chart], tables=tables
     )
-    return render_page(Page("dsv4kv budget", None, [], [], section, []))
+    return render_page(
+        Page("dsv4kv budget", Finding("note", sweep_answer(rows)), [], [], section, [])
+    )
 
 
 def budget_chart(rows: Sequence[Row]) -> Chart:
@@ -56,7 +57,7 @@ def budget_chart(rows: Sequence[Row]) -> Chart:
     Raises:
         ConfigError: There would be more lines than can be told apart.
     """
-    label, value_of = _choose_values(rows)
+    label, value_of = choose_values(rows)
     axes = list(rows[0].point)
     across = next((name for name in sorted(axes, key=_rank) if name in _NUMBERS), axes[0])
     others = [name for name in axes if name != across]
@@ -101,24 +102,10 @@ def _on_gpus(rows: Sequence[Row], name: str, axes: Sequence[str], label: str) ->
     """How many GPUs the points of a line have: they may have been chosen one by one."""
     found = [row.found for row in rows if row.found and _name(row, axes) == name]
     gpus = [each.scenario.layout.gpus for each in found]
-    if not gpus or label in (_CACHE, _GPUS):
+    if not gpus or label in (CACHE, GPUS):
         return ""
     low, high = min(gpus), max(gpus)
     return f" ({low} GPUs)" if low == high else f" ({low} to {high} GPUs)"
-
-
-def _choose_values(rows: Sequence[Row]) -> tuple[str, Callable[[Row], float]]:
-    """Requests that fit, or for given ones the GPUs, the longest context or the cache."""
-    if any(row.found is None for row in rows):
-        return _CACHE, lambda row: row.cached_bytes / _GIB
-    first = rows[0].inputs
-    if first.concurrency is not None and first.gpus is None:
-        return _GPUS, lambda row: row.found.scenario.layout.gpus if row.found else 0
-    if first.concurrency is not None and first.context is not None:
-        return "cache on one GPU, GiB", lambda row: row.found.use.cache / _GIB if row.found else 0
-    if first.concurrency is not None:
-        return "longest context, tokens", lambda row: row.found.max_context if row.found else 0
-    return "requests at once", lambda row: row.found.max_concurrency if row.found else 0
 
 
 def _rank(axis: str) -> int:

@@ -1,9 +1,11 @@
 """What a machine has, and what to do about the rest."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from dsv4kv.doctor.machine import Check
-from dsv4kv.view.table import MARKS, Level, Mark, Part, Table, Text, names, prose
+from dsv4kv.doctor.machine import Check, Status
+from dsv4kv.units import counted
+from dsv4kv.view.table import MARKS, Finding, Level, Mark, Part, Table, Text, names, prose
 
 _LEVELS: dict[str, Level] = {
     "good": "good",
@@ -22,6 +24,18 @@ def tell_checks(checks: Sequence[Check]) -> Iterator[Part]:
     yield Text("What to do", "strong") if advised else Text("nothing to do.", "good")
     for check in advised:
         yield Text(f"{check.name}: {check.advice}", MARKS[_LEVELS[check.status]][1])
+    yield from ("", _sum_up(checks))
+
+
+def _sum_up(checks: Sequence[Check]) -> Finding:
+    """Whether a bench can run, and what is not as it could be."""
+    count = Counter(check.status for check in checks)
+    notes = [counted(count["note"], "note")] if count["note"] else []
+    others: list[Status] = ["good", "missing", "broken"]
+    told = ", ".join([*notes, *(f"{count[each]} {each}" for each in others if count[each])])
+    if count["broken"]:
+        return Finding("bad", f"dsv4kv bench cannot run here: of {len(checks)} checks {told}")
+    return Finding("good", f"dsv4kv bench can run here: of {len(checks)} checks {told}")
 
 
 def _table(topic: str, checks: Sequence[Check]) -> Table:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dsv4kv.view.table import ABSENT, Table, names, numbers, prose
+from dsv4kv.view.table import ABSENT, Table, Text, names, numbers, prose
 
 if TYPE_CHECKING:
     from dsv4kv.ops.cuda.survey import Finding  # which needs torch
@@ -54,6 +54,24 @@ def machine_code_table(findings: Sequence["Finding"]) -> Table:
             "first wait"
         ),
         keys=2,
+    )
+
+
+def sum_up(findings: Sequence["Finding"]) -> Text:
+    """How many kernels there are, the most registers, and how many use local memory."""
+    kernels = {(finding.kernel, finding.example.subject) for finding in findings}
+    spilled = {
+        (finding.kernel, finding.example.subject)
+        for finding in findings
+        if finding.report.local_bytes
+    }
+    most = max((finding.report.registers for finding in findings), default=0)
+    architectures = ", ".join(dict.fromkeys(finding.architecture for finding in findings))
+    local = f"{len(spilled)} of them with" if spilled else "none with"
+    return Text(
+        f"{len(kernels)} kernels on {architectures}: at most {most} registers a thread, {local} "
+        "local memory.",
+        "strong",
     )
 
 

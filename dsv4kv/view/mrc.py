@@ -13,7 +13,7 @@ from dsv4kv.mrc.sample import CLASSES, LONG_REFERENCES, Sampling
 from dsv4kv.prefix.outcome import Losses, Outcome
 from dsv4kv.units import format_bytes
 from dsv4kv.view import markup
-from dsv4kv.view.table import ABSENT, Finding, Part, Table, names, numbers, prose, tabulate
+from dsv4kv.view.table import ABSENT, Finding, Part, Table, Text, names, numbers, prose, tabulate
 
 _GIB = 2**30
 
@@ -151,12 +151,6 @@ def show_answer(source: str, model: str, answer: Answer) -> Iterator[Part]:
         f"{answer.references:,} blocks of {answer.block_tokens:,} tokens"
     )
     yield from ("", _curve(model, answer))
-    if answer.enough_tokens is not None:
-        size = format_bytes(int(answer.enough_tokens * answer.costs.token_bytes))
-        yield (
-            f"90 % of the hits of a cache without bound need {answer.enough_tokens:,} tokens, "
-            f"{size} of {model}'s compressed cache."
-        )
     if answer.points[-1].strategies:
         yield from ("", _strategies(model, answer, answer.points[-1]))
     for point in answer.points:
@@ -173,6 +167,27 @@ def show_answer(source: str, model: str, answer: Answer) -> Iterator[Part]:
             f"long: {answer.sampling.refused}",
         )
     yield from _warnings(answer)
+    yield ""
+    yield from (Text(line, "strong") for line in _sum_up(model, answer))
+
+
+def _sum_up(model: str, answer: Answer) -> Iterator[str]:
+    """How much cache is enough, and what is best at the largest capacity."""
+    if answer.enough_tokens is not None:
+        size = format_bytes(int(answer.enough_tokens * answer.costs.token_bytes))
+        yield (
+            f"90 % of the hits of a cache without bound need {answer.enough_tokens:,} tokens, "
+            f"{size} of {model}'s compressed cache."
+        )
+    point = answer.points[-1]
+    if outcomes := [*point.strategies, *point.rules, *point.policies]:
+        good = _best(outcomes)
+        yield (
+            f"In {_capacity(point)} {good.label} saves {'most, ' if outcomes[1:] else ''}"
+            f"{good.hit_share:.1%} of prompt tokens, of {point.token_hits:.1%} that are cached."
+        )
+    else:
+        yield f"{point.token_hits:.1%} of prompt tokens hit in {_capacity(point)}."
 
 
 def _curve(model: str, answer: Answer) -> Table:

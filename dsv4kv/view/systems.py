@@ -1,19 +1,37 @@
 """The three systems side by side: every quantity next to the plain re-statement's."""
 
 from collections.abc import Iterator, Sequence
+from statistics import median
 
 from dsv4kv.measure.statistics import Estimate
 from dsv4kv.systems.outcome import Outcome
 from dsv4kv.units import format_bytes
 from dsv4kv.view.cells import measured
-from dsv4kv.view.table import ABSENT, Number, Part, Table, names, numbers
+from dsv4kv.view.table import ABSENT, Number, Part, Table, Text, names, numbers
 
 
 def tell_systems(outcomes: Sequence[Outcome]) -> Iterator[Part]:
     """The table, and below it what was compared."""
     yield systems_table(outcomes)
     yield ""
-    yield summary(outcomes)
+    yield Text(_tell_shares(outcomes), "strong")
+    yield Text(summary(outcomes), "strong")
+
+
+def _tell_shares(outcomes: Sequence[Outcome]) -> str:
+    """How long calls take beside those of the plain re-statements."""
+    shares = sorted(
+        row.share.value * 100
+        for outcome in outcomes
+        for row in outcome.rows
+        if row.unit == "ns" and row.share
+    )
+    if not shares:
+        return "No call has a plain re-statement beside it."
+    return (
+        f"{len(shares)} calls take {shares[0]:.3g} to {shares[-1]:.3g} % of the plain "
+        f"re-statement's time, {median(shares):.3g} % at the median."
+    )
 
 
 def systems_table(outcomes: Sequence[Outcome]) -> Table:

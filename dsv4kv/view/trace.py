@@ -3,22 +3,27 @@
 from collections.abc import Iterator
 
 from dsv4kv.traces import TraceSummary
-from dsv4kv.view.table import Part, Table, names, numbers
+from dsv4kv.view.table import Part, Table, Text, names, numbers
 
 
 def describe_trace(summary: TraceSummary) -> Iterator[Part]:
     """Requests, what their prompts share, and lengths."""
     yield f"{summary.requests:,} requests over {summary.duration_s:,.1f} s"
-    if summary.hit_share is None:
-        yield "no prefix hashes: what its prompts share is not known"
-    else:
+    if summary.hit_share is not None:
         yield (
             f"{summary.block_references:,} block references (prefix hashes) to "
             f"{summary.distinct_blocks:,} distinct blocks of {summary.hash_block_tokens:,} tokens"
         )
-        yield f"{summary.hit_share:.2%} of references are prefix hits in a cache without bound"
     yield ""
     yield _lengths_table(summary)
+    yield from ("", Text(_answer(summary), "strong"))
+
+
+def _answer(summary: TraceSummary) -> str:
+    """What there is to reuse."""
+    if summary.hit_share is None:
+        return "no prefix hashes: what its prompts share is not known"
+    return f"{summary.hit_share:.2%} of references are prefix hits in a cache without bound"
 
 
 def _lengths_table(summary: TraceSummary) -> Table:

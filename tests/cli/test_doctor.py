@@ -80,7 +80,7 @@ def test_something_broken_that_the_default_needs_fails(machine: list[Check]) -> 
 
 def test_where_nothing_is_to_be_done_that_is_said(machine: list[Check]) -> None:
     del machine[1:]
-    assert told(run()).endswith("nothing to do.")
+    assert "nothing to do." in told(run())
 
 
 @pytest.mark.parametrize("broken", [True, False])

@@ -1,0 +1,70 @@
+"""Every command ends with the answer in a line or two."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from dsv4kv.cli import app
+from dsv4kv.doctor.machine import Check, Status
+from dsv4kv.measure.statistics import Estimate
+from dsv4kv.systems.outcome import Checks, Outcome, Row
+from dsv4kv.view.doctor import tell_checks
+from dsv4kv.view.systems import tell_systems
+from dsv4kv.view.table import Finding, Text
+from dsv4kv.view.terminal import draw
+
+
+def last_words(parts: Sequence[Any]) -> str:
+    return "".join(text for text, _ in list(draw(parts[-1], 200))[-1])
+
+
+ANSWERS = {
+    "budget --gpus 4 --context 32K": """\
+        ✓ 682 requests of 32,768 tokens fit at once: 22,347,776 tokens of context altogether. With
+        --tp 1 --dp 4: 2,540 requests.""",
+    "budget --gpus 8 --axis context=4K,1M": """\
+        Requests at once: 3,681 at context=4K; 26 at context=1M.""",
+    "trace info builtin:chat": """\
+        71.44% of references are prefix hits in a cache without bound""",
+    "trace mrc builtin:chat --strategy ends,zero:bounded": """\
+        90 % of the hits of a cache without bound need 6,016 tokens, 20.2 MiB of v4-flash's
+        compressed cache. In a cache without bound ends saves most, 73.0% of prompt tokens, of
+        73.4% that are cached.""",
+}
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+@pytest.mark.parametrize("command", ANSWERS)
+def test_the_last_lines_are_the_answer(command: str, width: int) -> None:
+    terminal = {"COLUMNS": str(width), "NO_COLOR": "1", "TERM": "dumb"}
+    shown = CliRunner(env=terminal).invoke(app, command.split()).output
+    assert shown.rstrip().rpartition("\n\n")[2].split() == ANSWERS[command].split()
+    assert all(len(line) <= width for line in shown.splitlines())
+
+
+def test_a_machine_is_summed_up_by_whether_a_bench_can_run() -> None:
+    def check(status: Status) -> Check:
+        return Check("machine", "CPU", status, "there", "everything", None)
+
+    good = [check("good"), check("good"), check("missing")]
+    assert last_words(list(tell_checks(good))) == (
+        "✓ dsv4kv bench can run here: of 3 checks 2 good, 1 missing"
+    )
+    *_, last = tell_checks([*good, check("broken")])
+    assert last == Finding(
+        "bad", "dsv4kv bench cannot run here: of 4 checks 2 good, 1 missing, 1 broken"
+    )
+
+
+def test_systems_are_summed_up_by_the_share_of_the_plain_time() -> None:
+    rows = [
+        Row("pools", f"call {n}", "ns", Estimate(ours, 1.0), Estimate(100.0, 1.0))
+        for n, ours in enumerate((50.0, 90.0, 250.0))
+    ]
+    parts = list(tell_systems([Outcome("pools", rows, Checks({"outputs": 3}))]))
+    assert [part.value for part in parts[-2:] if isinstance(part, Text)] == [
+        "3 calls take 50 to 250 % of the plain re-statement's time, 90 % at the median.",
+        "All 3 comparisons with the reference are equal (pools).",
+    ]

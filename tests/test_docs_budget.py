@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dsv4kv.cli import app
+from dsv4kv.sizing.words import WORDS
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "budget.md"
 BLOCK = re.compile(r"^```(\S*) ?(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -53,6 +54,13 @@ def test_a_command_prints_what_the_page_says(
         assert found.startswith(expected.removesuffix(CUT))
     else:
         assert found == expected
+
+
+def test_every_word_of_an_engine_is_on_the_page_with_what_it_decides() -> None:
+    page = PAGE.read_text("utf-8")
+    for word in (word for words in WORDS.values() for word in words):
+        assert f"`{word.name}`" in page
+        assert not word.means or f"| `{word.name}` | {word.tells} |" in page
 
 
 def test_every_engine_has_its_example() -> None:

@@ -96,7 +96,9 @@ app.command("report", rich_help_panel="Measure", epilog=report.EPILOG)(report.re
 app.add_typer(results.app, cls=Group, name="results", rich_help_panel="Measure")
 app.command("kernels", rich_help_panel="Measure", epilog=kernels.EPILOG)(kernels.kernels)
 app.command("doctor", rich_help_panel="Prepare", epilog=doctor.EPILOG)(doctor.doctor)
-app.command("budget", rich_help_panel="Prepare", epilog=budget.EPILOG)(budget.budget)
+app.command("budget", cls=budget.BudgetCommand, rich_help_panel="Prepare", epilog=budget.EPILOG)(
+    budget.budget
+)
 app.add_typer(trace.app, cls=Group, name="trace", rich_help_panel="Prepare")
 app.command("completion", rich_help_panel="Prepare", epilog=completion.EPILOG)(
     completion.completion

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dsv4kv.choices import ENGINES, SIZED_STATES, explained, families, listed
+from dsv4kv.cli.command import Command
 from dsv4kv.cli.complete import Offer, offer, offer_inputs
 from dsv4kv.model.formats import Place, known_formats
 from dsv4kv.resources import shipped_names
@@ -14,6 +15,7 @@ from dsv4kv.view.console import print_document, say
 
 if TYPE_CHECKING:
     from dsv4kv.sizing.answer import Answer
+    from dsv4kv.sizing.launch import Reading
     from dsv4kv.sizing.reuse import Reuse
     from dsv4kv.sizing.sweep import Row
 
@@ -62,14 +64,23 @@ _ENGINE = (
     f"Whose rules size the cache: {listed(families(ENGINES))} (left out: dsv4kv), or a version: "
     "vllm:0.33."
 )
-_IN_FLIGHT = (
-    "Tokens of one step (max_num_batched_tokens, chunked_prefill_size), times the steps that "
-    "overlap: 8192 unless given."
-)
+_STEP = "Tokens of one step, the prompt chunk. Left out: the engine's own, else 8192."
+_IN_FLIGHT = "Tokens of the steps that overlap, all of them, instead of those two."
+_LIMIT = "Requests that run at once at most. Left out: the engine's own."
+_LOGITS = "Indexer logits are cut to it. Left out: the engine's own, else 512MiB."
+_KV = "Memory of a GPU for KV, instead of what weights and reserve leave: 7.01GiB."
+_BLOCKS = "Blocks (SGLang: full tokens, at most) of a GPU, likewise."
 _STATE = f"Compressor state: {explained(SIZED_STATES)}; left out: fp32."
-_FRACTION = "Share of a GPU's memory that may be used: 0.9 unless given."
-_RESERVE = "Kept on every GPU for activations, graphs, communication: 4GiB unless given."
+_FRACTION = "Share of a GPU's memory that may be used. Left out: the engine's own, else 0.9."
+_RESERVE = (
+    "Kept on every GPU for activations, graphs, communication: left out, 4GiB, SGLang's 2.3GiB."
+)
 _EP = "Ranks of a stage that share the routed experts. Left out: all of them, with replicas."
+_COMMAND = (
+    "A launch command of vLLM, SGLang or TensorRT-LLM, or a file with one (script, YAML, "
+    "compose): what its flags cost. Other options come on top."
+)
+_WHICH = "Which command of a file with several: its number, or a part of it."
 _EXPLAIN = "Explain the sizes in a start-up log of vLLM or SGLang; two logs are compared."
 
 Text = str | None
@@ -81,6 +92,9 @@ Model = Annotated[Text, _ask("NAME|FILE", _MODEL, offer(shipped_names("models"),
 Context = Annotated[Text, _ask("TOKENS", _CONTEXT)]
 Concurrency = Annotated[Text, _ask("N", "Requests at once. Left out: as many as fit.")]
 EngineName = Annotated[Text, _ask("NAME", _ENGINE, offer(ENGINES, *families(ENGINES)))]
+
+LaunchCommand = Annotated[Text, _ask("TEXT|FILE", _COMMAND)]
+Which = Annotated[Text, _ask("N|PART", _WHICH)]
 
 Gpu = Annotated[
     Text,
@@ -110,7 +124,13 @@ DraftLayers = Annotated[
 DraftTokens = Annotated[
     Text, _cache("N", "Speculative tokens that may be rolled back: 0 unless given.")
 ]
+StepTokens = Annotated[Text, _cache("TOKENS", _STEP)]
+Overlap = Annotated[Text, _cache("N", "Steps that overlap. Left out: the engine's own, else 1.")]
 InFlightTokens = Annotated[Text, _cache("TOKENS", _IN_FLIGHT)]
+RequestLimit = Annotated[Text, _cache("N", _LIMIT)]
+LogitsLimit = Annotated[Text, _cache("SIZE", _LOGITS)]
+KvMemory = Annotated[Text, _cache("SIZE", _KV)]
+KvBlocks = Annotated[Text, _cache("N", _BLOCKS)]
 
 Axes = Annotated[
     list[str] | None,
@@ -125,7 +145,24 @@ ChartFile = Annotated[
 Explain = Annotated[list[Path] | None, _output("LOG", _EXPLAIN)]
 
 
+_WORDS = "words"
+
+
+class BudgetCommand(Command):
+    """Understands the engines' words beside our options."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Keep the engines' words apart, for ``budget`` to read."""
+        from dsv4kv.sizing.words import take_words
+
+        ours = {spelling for option in self.params for spelling in option.opts}
+        ctx.meta[_WORDS], rest = take_words(args, ours)
+        return super().parse_args(ctx, rest)
+
+
 EPILOG = """\
+With --engine the engine's own flags are options, too: --max-num-batched-tokens, --page-size, …
+
 [bold]Examples[/bold]
 
 dsv4kv budget --gpu h200 --gpus 8                           what fits on eight H200
@@ -145,6 +182,8 @@ def budget(
     context: Context = None,
     concurrency: Concurrency = None,
     engine: EngineName = None,
+    command: LaunchCommand = None,
+    which: Which = None,
     gpu: Gpu = None,
     hbm: Hbm = None,
     gpus: Gpus = None,
@@ -163,7 +202,13 @@ def budget(
     state: State = None,
     draft_layers: DraftLayers = None,
     draft_tokens: DraftTokens = None,
+    step_tokens: StepTokens = None,
+    overlap: Overlap = None,
     in_flight_tokens: InFlightTokens = None,
+    request_limit: RequestLimit = None,
+    logits_limit: LogitsLimit = None,
+    kv_memory: KvMemory = None,
+    kv_blocks: KvBlocks = None,
     axis: Axes = None,
     verbose: Verbose = False,
     json_: AsJson = False,
@@ -188,17 +233,59 @@ def budget(
         return
     if logs:
         raise ConfigError(f"{logs[0]}: give a log to explain as --explain {logs[0]}.")
-    given = {name: arguments.params[name.replace("-", "_")] for name in READERS}
+    given = {name: arguments.params.get(name.replace("-", "_")) for name in READERS}
     texts = {name: text for name, text in given.items() if text is not None}
+    reading = _read_command(texts, command, which)
+    texts |= _read_words(texts, arguments.meta.get(_WORDS, []))
     if axis:
         _tell_sweep(texts, axis, as_json=json_, csv=csv, chart=chart)
     elif csv or chart:
         raise ConfigError("--csv and --chart tell a sweep: add --axis context=4K,32K,128K,1M.")
     else:
-        _tell_answer(texts, as_json=json_, verbose=verbose)
+        _tell_answer(texts, reading, as_json=json_, verbose=verbose)
 
 
-def _tell_answer(texts: dict[str, str], *, as_json: bool, verbose: bool) -> None:
+def _read_command(
+    texts: dict[str, str], command: str | None, which: str | None
+) -> "tuple[Reading, dict[str, str]] | None":
+    """A command, read, with what was given beside it; ``texts`` become both, the latter first."""
+    from dsv4kv.errors import ConfigError
+    from dsv4kv.sizing.launch import read_command
+
+    if command is None:
+        if which is not None:
+            raise ConfigError("--which chooses a command of a file: add --command FILE.")
+        return None
+    given = dict(texts)
+    reading = read_command(command, which, texts.get("model"))
+    texts |= {name: text for name, text in reading.texts.items() if name not in given}
+    return reading, given
+
+
+def _read_words(texts: dict[str, str], words: list[tuple[str, str]]) -> dict[str, str]:
+    """What the engine's words mean; raises ``ConfigError`` for another engine's."""
+    from dsv4kv.errors import ConfigError
+    from dsv4kv.sizing.words import find_word, merge, read_word, wrong_engine
+
+    family = texts.get("engine", "dsv4kv").partition(":")[0].lower()
+    for spelling, _ in words:
+        if find_word(family, spelling) is None:
+            raise wrong_engine(family, spelling)
+    told = [read_word(family, spelling, value) for spelling, value in words]
+    found = merge(family, told)
+    if twice := sorted(set(found) & set(texts)):
+        spelling = next(each.spelling for each in told if twice[0] in each.texts)
+        raise ConfigError(f"--{twice[0]} and {spelling} say the same: keep one.")
+    return found
+
+
+def _tell_answer(
+    texts: dict[str, str],
+    command: "tuple[Reading, dict[str, str]] | None",
+    *,
+    as_json: bool,
+    verbose: bool,
+) -> None:
     from dsv4kv.sizing.answer import answer, options_of
     from dsv4kv.sizing.fit import compare_layouts, curve
     from dsv4kv.sizing.inputs import read_inputs
@@ -213,12 +300,19 @@ def _tell_answer(texts: dict[str, str], *, as_json: bool, verbose: bool) -> None
     if as_json:
         from dsv4kv.sizing.answer import to_document
 
-        _print_json(to_document(found, *details))
+        document = to_document(found, *details)
+        if command:
+            from dsv4kv.sizing.launch import command_document, word_costs
+
+            document["command"] = command_document(command[0], word_costs(*command, found))
+        _print_json(document)
     else:
-        from dsv4kv.view.budget import view_answer
+        from dsv4kv.sizing.launch import word_costs
+        from dsv4kv.view.budget import view_answer, view_command
         from dsv4kv.view.terminal import show
 
-        show(view_answer(found, *details, given=texts, verbose=verbose))
+        words = view_command(command[0], word_costs(*command, found)) if command else ()
+        show(view_answer(found, *details, given=texts, verbose=verbose, command=words))
     _end(fits=found.fits)
 
 

@@ -76,7 +76,8 @@ def project_of(ctx: "Context") -> Project | None:
 def take(app: typer.Typer) -> None:
     """Make every command of a program, and of its groups, a ``Command``."""
     for command in app.registered_commands:
-        command.cls = Command
+        if command.cls is None or not issubclass(command.cls, Command):
+            command.cls = Command
     for group in app.registered_groups:
         if group.typer_instance:
             take(group.typer_instance)

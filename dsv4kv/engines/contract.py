@@ -5,6 +5,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Protocol
 
+from dsv4kv.engines.defaults import Defaults, Given, LogitsRoom, Machine
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.schedule import AttentionType, build_schedule
@@ -32,6 +33,10 @@ class Deployment:
         draft_tokens: Speculative tokens that may be rolled back.
         window_ratio: SGLang's ``swa_full_tokens_ratio``; None where it is not given.
         arch: What the GPU's kernels are compiled for: ``sm_90``; None where it is not known.
+        frees_windows: SGLang gives back the window slots that a running request has left behind;
+            None where it is the version's own.
+        prefix_cache: Whether prefixes are kept for reuse.
+        overlap: Whether a step is scheduled while another runs.
     """
 
     model: DSV4Config
@@ -47,6 +52,9 @@ class Deployment:
     draft_tokens: int = 0
     window_ratio: float | None = None
     arch: str | None = None
+    frees_windows: bool | None = None
+    prefix_cache: bool = True
+    overlap: bool = True
 
 
 @dataclass(frozen=True)
@@ -110,6 +118,13 @@ class Engine(Protocol):
 
         Otherwise they are derived from the engine's source alone, and every answer says so.
         """
+
+    @property
+    def logits_room(self) -> LogitsRoom:
+        """Where the indexer's logits of a step find their memory."""
+
+    def defaults(self, machine: Machine, given: Given) -> Defaults:
+        """What the engine takes where nothing is given, on these GPUs."""
 
     def costs(self, deployment: Deployment) -> tuple[PoolCost, ...]:
         """Every pool's fixed, in-flight and marginal bytes; raises ``ConfigError``."""

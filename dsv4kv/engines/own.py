@@ -10,6 +10,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from dsv4kv.engines.contract import Capacity, Deployment, PoolCost
+from dsv4kv.engines.defaults import Defaults, Given, LogitsRoom, Machine, own_defaults
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.formats import PageLayout
@@ -26,6 +27,12 @@ class OwnEngine:
     name: str = "dsv4kv"
     seen_in_logs: bool = True
     sharing: Sharing = "model"
+    logits_room: LogitsRoom = "share"
+
+    def defaults(self, machine: Machine, given: Given) -> Defaults:
+        """This toolkit's."""
+        del machine, given
+        return own_defaults()
 
     def costs(self, deployment: Deployment) -> tuple[PoolCost, ...]:
         """Every pool's fixed and marginal bytes; the table row is fixed by the longest request."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from dsv4kv.engines.contract import DRAFT, Capacity, Deployment, Layer, PoolCost, layers_of
+from dsv4kv.engines.defaults import Defaults, Given, LogitsRoom, Machine, own_defaults
 from dsv4kv.errors import ConfigError
 
 DEFAULT_BLOCK_TOKENS = 128
@@ -25,6 +26,12 @@ class TrtllmEngine:
 
     name: str = "trtllm"
     seen_in_logs: bool = False
+    logits_room: LogitsRoom = "share"
+
+    def defaults(self, machine: Machine, given: Given) -> Defaults:
+        """This toolkit's: what TensorRT-LLM takes is not known."""
+        del machine, given
+        return own_defaults()
 
     def costs(self, deployment: Deployment) -> tuple[PoolCost, ...]:
         """Marginal bytes of compressed KV and indexer keys; fixed blocks of windows and states."""

@@ -7,6 +7,7 @@ from math import ceil
 from dsv4kv.config.replay import CostSection, PrefixSection, ReplayConfig
 from dsv4kv.engines.cache import WINDOW_RATIO
 from dsv4kv.engines.contract import Deployment
+from dsv4kv.engines.defaults import RESERVE, SHARE
 from dsv4kv.engines.rule import Rule
 from dsv4kv.engines.rules import find_drafts, find_rule
 from dsv4kv.engines.vllm.sizing import V0_33
@@ -25,7 +26,6 @@ from dsv4kv.model.schema import (
 from dsv4kv.mrc.strategies import Strategy, parse_strategy
 from dsv4kv.replay.clock import WeightModel
 from dsv4kv.sizing.gpus import load_gpu
-from dsv4kv.sizing.inputs import Inputs
 from dsv4kv.units import counted, format_bytes
 
 
@@ -292,9 +292,6 @@ def _divide(
     return checkpoints, blocks
 
 
-_SPARE = Inputs()  # what dsv4kv budget keeps of every GPU unless configured otherwise
-
-
 def check_fit(cost: CostSection, memory: MemoryPlan, weights: WeightModel) -> None:
     """Refuse GPUs that cannot hold their equal shares of weights and cache.
 
@@ -307,7 +304,7 @@ def check_fit(cost: CostSection, memory: MemoryPlan, weights: WeightModel) -> No
     if cost.gpu is None or cost.bandwidth_gbps is not None or cost.peaks is not None:
         return
     gpu = load_gpu(cost.gpu)
-    usable = int(gpu.memory_bytes * _SPARE.memory_fraction) - _SPARE.reserve
+    usable = int(gpu.memory_bytes * SHARE) - RESERVE
     held = weights.held_bytes + memory.held_bytes
     if held <= usable * cost.gpus:
         return
@@ -315,8 +312,8 @@ def check_fit(cost: CostSection, memory: MemoryPlan, weights: WeightModel) -> No
         f"{format_bytes(weights.held_bytes)} of weights and {format_bytes(memory.held_bytes)} of "
         f"cache do not fit on {counted(cost.gpus, 'GPU')} of {gpu.name}: every GPU lacks "
         f"{format_bytes(-(-held // cost.gpus) - usable)} ({format_bytes(usable)} of its "
-        f"{format_bytes(gpu.memory_bytes)} can be used: {float(_SPARE.memory_fraction):.0%} less "
-        f"{format_bytes(_SPARE.reserve)}, as dsv4kv budget has it). {ceil(held / usable)} are the "
+        f"{format_bytes(gpu.memory_bytes)} can be used: {float(SHARE):.0%} less "
+        f"{format_bytes(RESERVE)}, as dsv4kv budget has it). {ceil(held / usable)} are the "
         "fewest that do: give cost.gpus (--gpus), or less cache.memory_bytes. A bandwidth "
         "(--bandwidth) in place of a GPU is not asked for its memory."
     )

@@ -8,6 +8,7 @@ from typing import Any
 from dsv4kv.errors import ConfigError
 from dsv4kv.sizing.fit import fewest_gpus, fits, max_concurrency, max_context, tightest_free_bytes
 from dsv4kv.sizing.scenario import Scenario, fix_layout, resolve
+from dsv4kv.sizing.words import word_for
 
 _LESS_IN_FLIGHT = 2048
 _MORE_MEMORY = Fraction(95, 100)
@@ -60,13 +61,25 @@ def advise(scenario: Scenario, context_tokens: int, concurrency: int) -> list[Op
 
 def _changes(scenario: Scenario) -> Iterator[tuple[dict[str, Any], str, str]]:
     """Settings that may help, the cheapest first: what to replace, how to say it, why."""
-    inputs = scenario.inputs
-    if inputs.in_flight_tokens > _LESS_IN_FLIGHT:
+    inputs, settings = scenario.inputs, scenario.settings
+    family = scenario.engine.name.partition(":")[0]
+    if settings.in_flight_tokens > _LESS_IN_FLIGHT:
+        name = "in_flight_tokens" if inputs.in_flight_tokens else "step_tokens"
         yield (
-            {"in_flight_tokens": _LESS_IN_FLIGHT},
-            f"--in-flight-tokens {_LESS_IN_FLIGHT}",
+            {name: _LESS_IN_FLIGHT},
+            f"{_word(family, name)} {_LESS_IN_FLIGHT}",
             "smaller chunks of prompts",
         )
+    if settings.frees_windows is False:
+        yield (
+            {"window_slots": "freed"},
+            "SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS=1",
+            "windows that are passed are given back",
+        )
+    if settings.request_limit:
+        more = 2 * limit_of(scenario)
+        reason = "twice as many at once"
+        yield {"request_limit": more}, f"{_word(family, 'request_limit')} {more}", reason
     tp, dp = scenario.layout.tp, scenario.layout.dp
     if tp > 1:
         replicas = {"tp": 1, "dp": tp * dp, "ep": None}
@@ -80,13 +93,23 @@ def _changes(scenario: Scenario) -> Iterator[tuple[dict[str, Any], str, str]]:
         yield drafts, "without drafts", "no speculation"
     for field, name, reason in _FORMATS:
         yield {field: name}, f"--{field.replace('_', '-')} {name}", reason
-    if inputs.memory_fraction < _MORE_MEMORY:
+    if settings.memory_fraction < _MORE_MEMORY:
         share = float(_MORE_MEMORY)
         yield (
             {"memory_fraction": _MORE_MEMORY},
-            f"--memory-fraction {share:g}",
+            f"{_word(family, 'memory_fraction')} {share:g}",
             "less headroom",
         )
+
+
+def limit_of(scenario: Scenario) -> int:
+    """The engine's limit of requests as it is told: SGLang's is of all replicas."""
+    given = scenario.inputs.request_limit
+    return given or scenario.settings.assumed["request_limit"].value
+
+
+def _word(family: str, name: str) -> str:
+    return word_for(family, name.replace("_", "-"))
 
 
 def _try(
@@ -106,7 +129,9 @@ def _try(
         most = max_concurrency(other, context_tokens)
     except ConfigError:
         return None
-    return Option(change, reason, after - before, most, after >= 0) if after > before else None
+    if after <= before and most <= max_concurrency(scenario, context_tokens):
+        return None
+    return Option(change, reason, after - before, most, fits(other, context_tokens, concurrency))
 
 
 def _more_gpus(scenario: Scenario, context_tokens: int, concurrency: int) -> list[Option]:

@@ -18,16 +18,19 @@ from dsv4kv.sizing.fit import (
     costs_of,
     count_copies,
     fewest_gpus,
+    fits,
     max_concurrency,
     max_context,
     tightest_free_bytes,
     transient_bytes,
     use_of,
+    within_limit,
 )
 from dsv4kv.sizing.inputs import Inputs
 from dsv4kv.sizing.lookup import find_formats
 from dsv4kv.sizing.reuse import Reuse, reuse_document
 from dsv4kv.sizing.scenario import Scenario, resolve
+from dsv4kv.sizing.words import word_for
 from dsv4kv.units import counted, format_bytes
 
 
@@ -66,6 +69,11 @@ class Answer:
     capacity: Capacity | None
 
     @property
+    def refused(self) -> bool:
+        """Whether the engine refuses to start, wherever its requests would find their memory."""
+        return _refused(self.capacity)
+
+    @property
     def max_tokens(self) -> int:
         """Tokens of context that fit altogether, in requests of the context."""
         return self.max_concurrency * self.context
@@ -86,12 +94,13 @@ def answer(inputs: Inputs) -> Answer:
     most = max_concurrency(scenario, context)
     concurrency = inputs.concurrency or max(most, 1)
     use = use_of(scenario, context, concurrency)
+    capacity = _capacity(scenario, use.stage, context, concurrency)
     cached, per_token = _request_bytes(scenario, context)
     return Answer(
         scenario=scenario,
         context=context,
         concurrency=concurrency,
-        fits=use.free >= 0,
+        fits=fits(scenario, context, concurrency) and not _refused(capacity),
         max_concurrency=most,
         max_context=max_context(scenario, inputs.concurrency or 1),
         use=use,
@@ -99,7 +108,7 @@ def answer(inputs: Inputs) -> Answer:
         cached_bytes=cached,
         token_bytes=per_token,
         kv_copies=count_copies(scenario),
-        capacity=_capacity(scenario, use.stage, context, concurrency),
+        capacity=capacity,
     )
 
 
@@ -133,6 +142,10 @@ def _choose(inputs: Inputs) -> Scenario:
 
 def _too_much(last: Scenario, context_tokens: int, concurrency: int) -> DoesNotFit:
     """That no number of GPUs is enough, by how much, and the cheapest change that helps."""
+    if not within_limit(last, concurrency):
+        return DoesNotFit(
+            f"{count_requests(concurrency)} do not run at once: {limit_sentence(last)}."
+        )
     missing = format_bytes(-tightest_free_bytes(last, context_tokens, concurrency))
     helpful = [option for option in advise(last, context_tokens, concurrency) if option.fits]
     remedy = (
@@ -147,6 +160,15 @@ def _too_much(last: Scenario, context_tokens: int, concurrency: int) -> DoesNotF
     )
 
 
+def limit_sentence(scenario: Scenario) -> str:
+    """How many requests the engine runs at once, and by which of its words."""
+    settings, engine = scenario.settings, scenario.engine.name
+    word = word_for(engine.partition(":")[0], "request-limit")
+    told = "is its own" if "request_limit" in settings.assumed else "is given"
+    replica = " a replica" if scenario.layout.dp > 1 else ""
+    return f"{engine} runs {settings.request_limit:,}{replica} ({word} {told})"
+
+
 def count_requests(count: int) -> str:
     """``1 request``, ``64 requests``."""
     return counted(count, "request")
@@ -155,18 +177,66 @@ def count_requests(count: int) -> str:
 def _capacity(
     scenario: Scenario, stage: int, context_tokens: int, concurrency: int
 ) -> Capacity | None:
-    """The engine's own count: it sets nothing aside for the indexer's logits."""
-    logits = transient_bytes(scenario, context_tokens)
-    memory = available_bytes(scenario, stage, context_tokens) + logits
+    """The engine's own count; none but one that profiles them sets its logits aside."""
+    memory = available_bytes(scenario, stage, context_tokens)
+    inputs = scenario.inputs
+    if scenario.engine.logits_room != "profiled" and not (inputs.kv_memory or inputs.kv_blocks):
+        memory += transient_bytes(scenario, context_tokens)
     if memory <= 0:
         return None
     replica = -(-concurrency // scenario.layout.dp)
     return scenario.engine.capacity(scenario.deployment(stage, context_tokens, replica), memory)
 
 
+def _refused(capacity: Capacity | None) -> bool:
+    return bool(capacity and capacity.log_lines and capacity.printed_tokens is None)
+
+
 def _request_bytes(scenario: Scenario, context_tokens: int) -> tuple[int, Fraction]:
     whole = find_formats(scenario.inputs, scenario.config)
     return published_bytes(scenario.config, whole, context_tokens)
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """One setting that nobody gave.
+
+    Attributes:
+        input: Its name.
+        option: The same as the engine calls it.
+        value: Its value.
+        shown: The value with its unit.
+        reason: Why it is this.
+    """
+
+    input: str
+    option: str
+    value: Any
+    shown: str
+    reason: str
+
+
+def assumptions(scenario: Scenario) -> list[Assumption]:
+    """What the engine takes where nothing is given."""
+    family = scenario.engine.name.partition(":")[0]
+    return [
+        Assumption(
+            name,
+            word_for(family, name.replace("_", "-")),
+            default.value,
+            _shown(name, default.value),
+            default.reason,
+        )
+        for name, default in scenario.settings.assumed.items()
+    ]
+
+
+def _shown(name: str, value: Any) -> str:
+    if isinstance(value, Fraction):
+        return f"{float(value):g}"
+    if name in ("reserve", "logits_limit") and value is not None:
+        return format_bytes(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value or 'none'}"
 
 
 SCHEMA = "dsv4kv.budget/1"
@@ -175,6 +245,8 @@ _UNITS = {
     "context": "context_tokens",
     "weights": "weights_bytes",
     "reserve": "reserve_bytes",
+    "kv_memory": "kv_memory_bytes",
+    "logits_limit": "logits_limit_bytes",
 }
 
 
@@ -203,6 +275,11 @@ def to_document(
         "inputs": {
             _UNITS.get(name, name): _plain(value) for name, value in asdict(inputs).items()
         },
+        "settings": _settings_document(scenario),
+        "assumed": [
+            {name: _plain(value) for name, value in asdict(line).items()}
+            for line in assumptions(scenario)
+        ],
         "formats": {
             place: getattr(scenario.formats, place).name for place in ("main", "window", "indexer")
         },
@@ -237,6 +314,13 @@ def to_document(
         "options": [asdict(option) for option in options],
         "prefix": reuse_document(reuse),
     }
+
+
+def _settings_document(scenario: Scenario) -> dict[str, Any]:
+    units = {"reserve": "reserve_bytes", "logits_limit": "logits_limit_bytes"}
+    values = asdict(scenario.settings)
+    del values["assumed"]
+    return {units.get(name, name): _plain(value) for name, value in values.items()}
 
 
 def use_document(use: RankUse) -> dict[str, int]:

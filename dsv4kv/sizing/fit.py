@@ -5,9 +5,10 @@ decode. So the reserve for tokens in flight is taken once per replica, and the i
 that chunk are the transient peak.
 
 Memory that comes and goes within a step: the indexer's logits. A CSA layer scores every query
-token of a chunk against every indexer key it may see, in float32, before the top k are taken. No
-engine counts it as cache.
-Source: sglang#39095, vllm#45663.
+token of a chunk against every indexer key it may see, in float32, before the top k are taken.
+Engines cut the chunk where they would be too large, and find room for them in different places
+(``LogitsRoom``). No engine counts them as cache.
+Source: sglang#39095, vllm#45663; vLLM 0.20 to 0.33, SGLang 0.5.12 to 0.5.23.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,10 +45,11 @@ class RankUse:
     Attributes:
         stage: Its pipeline stage.
         memory: The whole memory.
-        budget: The share of it that may be used.
+        budget: The share of it that may be used, or what the parts are given.
         weights: Weights.
         reserve: Kept for activations, graphs and communication.
-        transient: Indexer logits of one chunk at full context.
+        transient: Indexer logits, as far as they take of the budget.
+        headroom: Indexer logits beyond the budget, where an engine leaves them room there.
         shared: Cache held without any request.
         fixed: Cache that every request holds whatever its length.
         in_flight: Cache reserved for the tokens of a chunk.
@@ -61,6 +63,7 @@ class RankUse:
     weights: int
     reserve: int
     transient: int
+    headroom: int
     shared: int
     fixed: int
     in_flight: int
@@ -91,23 +94,48 @@ def tightest_free_bytes(scenario: Scenario, context_tokens: int, concurrency: in
 
 
 def available_bytes(scenario: Scenario, stage: int, context_tokens: int) -> int:
-    """Bytes of a rank that are left for its cache."""
-    taken = scenario.weight_bytes[stage] + scenario.inputs.reserve
+    """Bytes of a rank that are left for its cache, or given to it."""
+    inputs = scenario.inputs
+    if inputs.kv_memory is not None:
+        return inputs.kv_memory
+    if inputs.kv_blocks is not None:
+        deployment = scenario.deployment(stage, context_tokens)
+        return ceil(inputs.kv_blocks * scenario.engine.capacity(deployment, 0).unit_bytes)
+    taken = scenario.weight_bytes[stage] + scenario.settings.reserve
     return scenario.budget_bytes - taken - transient_bytes(scenario, context_tokens)
 
 
-def transient_bytes(scenario: Scenario, context_tokens: int) -> int:
-    """Indexer logits of one chunk at full context, one layer's call; 0 without indexer."""
-    ratio = scenario.indexed_ratio
+def logits_bytes(scenario: Scenario, context_tokens: int) -> int:
+    """Indexer logits of one layer's call at most; 0 without indexer."""
+    ratio, limit = scenario.indexed_ratio, scenario.settings.logits_limit
     if ratio is None:
         return 0
+    if scenario.engine.logits_room == "profiled" and limit is not None:
+        return limit
     reach = context_tokens * _CSA_RATIO // ratio
-    return indexer_logits_bytes(scenario.inputs.in_flight_tokens, reach)
+    logits = indexer_logits_bytes(scenario.settings.step_tokens, reach)
+    return logits if limit is None else min(logits, limit)
+
+
+def transient_bytes(scenario: Scenario, context_tokens: int) -> int:
+    """Indexer logits, as far as they take of the budget."""
+    logits = logits_bytes(scenario, context_tokens)
+    if scenario.engine.logits_room == "headroom":
+        return max(0, logits - scenario.spare_bytes)
+    return logits
 
 
 def fits(scenario: Scenario, context_tokens: int, concurrency: int) -> bool:
-    """Whether every rank holds its part."""
-    return tightest_free_bytes(scenario, context_tokens, concurrency) >= 0
+    """Whether every rank holds its part, and the engine runs so many at once."""
+    return within_limit(scenario, concurrency) and (
+        tightest_free_bytes(scenario, context_tokens, concurrency) >= 0
+    )
+
+
+def within_limit(scenario: Scenario, concurrency: int) -> bool:
+    """Whether the engine runs so many requests at once, wherever they find their memory."""
+    limit = scenario.settings.request_limit
+    return limit is None or ceil(concurrency / scenario.layout.dp) <= limit
 
 
 def max_concurrency(scenario: Scenario, context_tokens: int) -> int:
@@ -157,13 +185,17 @@ def _use_of_stage(
     costs = costs_of(scenario, stage, context_tokens, concurrency)
     tokens = int(count * context_tokens * sum(cost.marginal_bytes for cost in costs))
     fixed = count * sum(cost.fixed_bytes for cost in costs)
+    weights, reserve = scenario.weight_bytes[stage], scenario.settings.reserve
+    transient = transient_bytes(scenario, context_tokens)
+    available = available_bytes(scenario, stage, context_tokens)
     return RankUse(
         stage=stage,
         memory=scenario.gpu.memory_bytes,
-        budget=scenario.budget_bytes,
-        weights=scenario.weight_bytes[stage],
-        reserve=scenario.inputs.reserve,
-        transient=transient_bytes(scenario, context_tokens),
+        budget=available + weights + reserve + transient,
+        weights=weights,
+        reserve=reserve,
+        transient=transient,
+        headroom=logits_bytes(scenario, context_tokens) - transient,
         shared=shared,
         fixed=fixed,
         in_flight=in_flight,

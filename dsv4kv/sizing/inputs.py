@@ -29,8 +29,11 @@ class Inputs:
         concurrency: Requests at once over all replicas; None asks how many fit.
         weights: Bytes of one copy of the weights; None derives them.
         weight_bytes_per_param: Bytes of a parameter; None takes the checkpoint's types.
-        memory_fraction: Share of a GPU's memory that may be used.
+        memory_fraction: Share of a GPU's memory that may be used; here and below, None takes the
+            engine's own.
         reserve: Bytes of a GPU kept for activations, graphs and communication.
+        kv_memory: Bytes of a GPU for KV, instead of what weights and reserve leave.
+        kv_blocks: Blocks (or full tokens) of a GPU, likewise.
         block_tokens: Tokens of a cache block; None takes the engine's own.
         main_format: Format of compressed entries; None takes the model's own.
         window_format: Format of window entries; None takes the model's own.
@@ -38,7 +41,15 @@ class Inputs:
         state: Compressor state: fp32, bf16, or HCA's online softmax in fp32.
         draft_layers: Draft (MTP) layers that hold a window.
         draft_tokens: Speculative tokens per step that may be rolled back.
-        in_flight_tokens: Tokens of one step: the prompt chunk.
+        step_tokens: Tokens of one step, the prompt chunk: of one replica, SGLang's of all.
+        overlap: Steps that overlap.
+        in_flight_tokens: Tokens in flight; None multiplies the two.
+        request_limit: Requests that run at once at most: of one replica, SGLang's of all.
+        logits_limit: Bytes that the indexer's logits are cut to.
+        window_ratio: SGLang's window slots for a full token.
+        window_slots: Whether SGLang's running requests have those out of the window ``freed`` or
+            ``kept``.
+        prefix_cache: Whether prefixes are kept for reuse: ``on`` or ``off``.
         engine: Whose rules size the cache.
     """
 
@@ -54,8 +65,10 @@ class Inputs:
     concurrency: int | None = None
     weights: int | None = None
     weight_bytes_per_param: Fraction | None = None
-    memory_fraction: Fraction = Fraction(9, 10)
-    reserve: int = 4 * 2**30
+    memory_fraction: Fraction | None = None
+    reserve: int | None = None
+    kv_memory: int | None = None
+    kv_blocks: int | None = None
     block_tokens: int | None = None
     main_format: str | None = None
     window_format: str | None = None
@@ -63,7 +76,14 @@ class Inputs:
     state: str = "fp32"
     draft_layers: int = 0
     draft_tokens: int = 0
-    in_flight_tokens: int = 8192
+    step_tokens: int | None = None
+    overlap: int | None = None
+    in_flight_tokens: int | None = None
+    request_limit: int | None = None
+    logits_limit: int | None = None
+    window_ratio: Fraction | None = None
+    window_slots: str | None = None
+    prefix_cache: str = "on"
     engine: str = "dsv4kv"
 
 
@@ -125,6 +145,15 @@ def _state(text: str) -> str:
     return text
 
 
+def _one_of(*names: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in names:
+            raise ConfigError(f"{text!r} is none of {' and '.join(names)}: choose one.")
+        return text
+
+    return read
+
+
 READERS: dict[str, Callable[[str], Any]] = {
     "model": _text,
     "gpu": _text,
@@ -140,6 +169,8 @@ READERS: dict[str, Callable[[str], Any]] = {
     "weight-bytes-per-param": _number,
     "memory-fraction": _fraction,
     "reserve": parse_bytes,
+    "kv-memory": _size,
+    "kv-blocks": _positive,
     "block-tokens": _positive,
     "main-format": _text,
     "window-format": _text,
@@ -147,7 +178,14 @@ READERS: dict[str, Callable[[str], Any]] = {
     "state": _state,
     "draft-layers": parse_count,
     "draft-tokens": parse_count,
+    "step-tokens": _positive,
+    "overlap": _positive,
     "in-flight-tokens": _positive,
+    "request-limit": _positive,
+    "logits-limit": _size,
+    "window-ratio": _fraction,
+    "window-slots": _one_of("freed", "kept"),
+    "prefix-cache": _one_of("on", "off"),
     "engine": _text,
 }
 """How to read every input, by option name."""

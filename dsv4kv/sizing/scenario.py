@@ -4,6 +4,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from dsv4kv.engines.contract import Deployment, Engine
+from dsv4kv.engines.defaults import Default, Defaults, Machine
+from dsv4kv.engines.formats import PLACES, Site, stored_formats
 from dsv4kv.engines.registry import find_engine
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.schedule import AttentionType, build_schedule
@@ -11,7 +13,8 @@ from dsv4kv.model.schema import CacheFormats
 from dsv4kv.sizing.gpus import Gpu
 from dsv4kv.sizing.inputs import Inputs
 from dsv4kv.sizing.layout import Layout, LayoutWish, candidate_layouts
-from dsv4kv.sizing.lookup import find_formats, find_gpu, find_model, find_weights
+from dsv4kv.sizing.lookup import GQA8, find_formats, find_gpu, find_model, find_weights
+from dsv4kv.sizing.settings import Settings, settle
 from dsv4kv.sizing.weights import Weights
 
 MOST_GPUS = 1024
@@ -30,6 +33,7 @@ class Scenario:
         weights: Of one copy of the model.
         formats: Of entries on one rank.
         engine: Whose rules size the cache.
+        settings: As given, or the engine's own.
     """
 
     inputs: Inputs
@@ -39,11 +43,17 @@ class Scenario:
     weights: Weights
     formats: CacheFormats
     engine: Engine
+    settings: Settings
 
     @property
     def budget_bytes(self) -> int:
         """Bytes of one GPU that may be used."""
-        return int(self.gpu.memory_bytes * self.inputs.memory_fraction)
+        return int(self.gpu.memory_bytes * self.settings.memory_fraction)
+
+    @property
+    def spare_bytes(self) -> int:
+        """Bytes of one GPU beyond these."""
+        return self.gpu.memory_bytes - self.budget_bytes
 
     @cached_property
     def stages(self) -> tuple[range, ...]:
@@ -57,20 +67,28 @@ class Scenario:
     def deployment(
         self, stage: int, context_tokens: int, concurrency: int | None = None
     ) -> Deployment:
-        """What one rank of a stage serves: ``concurrency`` requests of one replica."""
-        inputs = self.inputs
+        """What one rank of a stage serves: ``concurrency`` requests of one replica.
+
+        An engine with a limit of requests sizes its cache for so many, whatever is asked.
+        """
+        inputs, settings = self.inputs, self.settings
         return Deployment(
             model=self.config,
             formats=self.formats,
             max_context_tokens=context_tokens,
-            in_flight_tokens=inputs.in_flight_tokens,
+            in_flight_tokens=settings.in_flight_tokens,
             layers=tuple(self.stages[stage]) if self.layout.pp > 1 else None,
             draft_layers=self.drafts_of(stage),
-            concurrency=concurrency,
+            concurrency=settings.request_limit or concurrency,
             block_tokens=inputs.block_tokens,
             state_bytes=2 if inputs.state == "bf16" else 4,
             online_state=inputs.state == "online",
             draft_tokens=inputs.draft_tokens,
+            arch=self.gpu.arch,
+            window_ratio=None if inputs.window_ratio is None else float(inputs.window_ratio),
+            frees_windows=settings.frees_windows,
+            prefix_cache=inputs.prefix_cache == "on",
+            overlap=settings.overlap > 1,
         )
 
     @cached_property
@@ -107,12 +125,32 @@ def resolve(inputs: Inputs) -> list[Scenario]:
     engine = find_engine(inputs.engine)
     wish = LayoutWish(inputs.gpus, inputs.tp, inputs.dp, inputs.pp, inputs.ep)
     weights = find_weights(inputs, config)
-    return [
-        Scenario(
-            inputs, config, gpu, layout, weights, find_formats(inputs, config, layout.tp), engine
-        )
-        for layout in candidate_layouts(config, wish, MOST_GPUS)
-    ]
+    scenarios = []
+    for layout in candidate_layouts(config, wish, MOST_GPUS):
+        machine = Machine(gpu.name, gpu.memory_bytes, layout.tp, layout.dp, layout.pp)
+        settings = settle(inputs, engine, machine)
+        formats, reasons = _formats(inputs, config, engine, gpu, layout.tp)
+        settings = replace(settings, assumed=settings.assumed | reasons)
+        scenarios.append(Scenario(inputs, config, gpu, layout, weights, formats, engine, settings))
+    return scenarios
+
+
+def _formats(
+    inputs: Inputs, config: DSV4Config, engine: Engine, gpu: Gpu, tp: int
+) -> tuple[CacheFormats, Defaults]:
+    """What the engine stores on such GPUs, and why where it was not asked for."""
+    if config.name == GQA8:
+        return find_formats(inputs, config, tp), {}
+    asked = {place: getattr(inputs, f"{place}_format") for place in PLACES}
+    stored = stored_formats(Site(engine.name, config, gpu.arch, tp), asked)
+    reasons = {
+        f"{place}_format": Default(name, reason)
+        for place, (name, reason) in stored.items()
+        if reason and engine.name != "dsv4kv"
+    }
+    main, window, indexer = (stored[place][0] for place in PLACES)
+    told = replace(inputs, main_format=main, window_format=window, indexer_format=indexer)
+    return find_formats(told, config, tp), reasons
 
 
 def fix_layout(scenario: Scenario) -> Inputs:

@@ -1,11 +1,13 @@
 """An answer of ``dsv4kv budget``: what fits and what changes it, with --verbose every part."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from textwrap import shorten
 
 from dsv4kv.engines.contract import Capacity
 from dsv4kv.sizing.advice import Option
-from dsv4kv.sizing.answer import Answer, count_requests
-from dsv4kv.sizing.fit import LayoutLine, RankUse
+from dsv4kv.sizing.answer import Answer, assumptions, count_requests, limit_sentence
+from dsv4kv.sizing.fit import LayoutLine, RankUse, within_limit
+from dsv4kv.sizing.launch import Reading, WordCost
 from dsv4kv.sizing.lookup import kv_heads
 from dsv4kv.sizing.reuse import PERIOD_TOKENS, Reuse
 from dsv4kv.sizing.scenario import Scenario
@@ -34,6 +36,7 @@ _PARTS = {
     "tokens": ("░", "tokens"),
     "lost": ("╳", "lost to rounding"),
     "free": ("·", "free"),
+    "headroom": ("▚", "logits in it"),
     "spare": ("-", "headroom"),
 }
 
@@ -58,7 +61,8 @@ def _sizes(use: RankUse) -> dict[str, int]:
         "tokens": use.tokens,
         "lost": use.lost,
         "free": max(0, use.free),
-        "spare": use.memory - use.budget,
+        "headroom": use.headroom,
+        "spare": max(0, use.memory - use.budget - use.headroom),
     }
 
 
@@ -74,6 +78,7 @@ def view_answer(
     *,
     given: Mapping[str, str],
     verbose: bool,
+    command: Iterable[Part] = (),
 ) -> Iterator[Part]:
     """The answer from its headline down; tables and every option with ``verbose``."""
     scenario = found.scenario
@@ -97,6 +102,7 @@ def view_answer(
     if options:
         yield ""
         yield options_table(options[: None if verbose else _BRIEF_OPTIONS], found)
+    yield from command
     yield ""
     yield from _assumed(scenario, given)
     yield ""
@@ -105,6 +111,7 @@ def view_answer(
 
 def _tables(found: Answer, layouts: Sequence[LayoutLine], reuse: "Reuse | None") -> Iterator[Part]:
     yield from ("", pools_table(found), "", memory_table(found))
+    yield from ("", assumed_table(found.scenario))
     if len(layouts) > 1:
         yield from ("", layouts_table(layouts, found.context))
     if reuse:
@@ -121,6 +128,11 @@ def _headline(found: Answer) -> Finding:
     asked = found.scenario.inputs
     requests = count_requests(found.concurrency)
     load = f"{requests} of {found.context:,} tokens"
+    if not within_limit(found.scenario, found.concurrency):
+        return Finding("bad", f"{load} do not run at once: {limit_sentence(found.scenario)}.")
+    if found.refused and found.use.free >= 0:
+        name = found.scenario.engine.name
+        return Finding("bad", f"{load}: {name} refuses to start, though memory would hold them.")
     if not found.fits:
         missing = format_bytes(-found.use.free)
         verb = "do" if found.concurrency > 1 else "does"
@@ -146,7 +158,9 @@ def _answer(found: Answer, options: Sequence[Option]) -> Finding:
 
 
 def _chosen(found: Answer) -> Iterator[str]:
-    """That the number of GPUs is the tool's choice."""
+    """That the number of GPUs is the tool's choice, or that of requests the engine's."""
+    if found.fits and not within_limit(found.scenario, found.max_concurrency + 1):
+        yield f"No more run at once, wherever memory is left: {limit_sentence(found.scenario)}."
     layout, asked = found.scenario.layout, found.scenario.inputs
     if found.fits and asked.gpus is None and not (asked.tp and asked.dp):
         load = f"{count_requests(asked.concurrency or 1)} of {found.context:,} tokens"
@@ -220,7 +234,8 @@ def _differences(found: Answer, capacity: Capacity) -> Iterator[str]:
             f"It counts {format_bytes(found.use.in_flight)} for tokens in flight with every "
             f"request, so {requests}; above, one chunk is in flight at a time."
         )
-    if not found.fits and counted >= found.concurrency and found.use.transient:
+    profiled = found.scenario.engine.logits_room == "profiled"
+    if not found.fits and counted >= found.concurrency and found.use.transient and not profiled:
         yield (
             "It sets nothing aside for the indexer's logits "
             f"({format_bytes(found.use.transient)}): it starts, and lacks them in a step."
@@ -230,24 +245,68 @@ def _differences(found: Answer, capacity: Capacity) -> Iterator[str]:
 def _assumed(scenario: Scenario, given: Mapping[str, str]) -> Iterator[Text]:
     """What was not given and which value it has; units, said once."""
     inputs = scenario.inputs
-    values = {
+    ours = {
         "model": inputs.model,
         "gpu": "" if inputs.hbm else scenario.gpu.name,
-        "memory-fraction": f"{float(inputs.memory_fraction):g}",
-        "reserve": format_bytes(inputs.reserve),
-        "in-flight-tokens": f"{inputs.in_flight_tokens:,}",
         "state": inputs.state,
     }
-    assumed = ", ".join(
-        f"--{name} {value}" for name, value in values.items() if value and name not in given
-    )
-    yield Text(f"assumed: {assumed}", "dim")
+    told = [f"--{name} {value}" for name, value in ours.items() if value and name not in given]
+    told += [
+        f"{line.option} {line.shown}" for line in assumptions(scenario) if line.value is not None
+    ]
+    yield Text(f"assumed: {', '.join(told)}", "dim")
     yield Text(f"weights: {scenario.weights.source}", "dim")
     yield Text(
         f"memory: {format_bytes(scenario.gpu.memory_bytes)} of {scenario.gpu.title}, "
         f"{scenario.gpu.memory_source}; binary, 1 GiB = 2^30 B, 1M = 1,048,576",
         "dim",
     )
+
+
+def assumed_table(scenario: Scenario) -> Table:
+    """What the engine takes where nothing is given, and why."""
+    return Table(
+        "Assumed",
+        [*names("option"), *numbers("value"), *prose("because")],
+        [(line.option, line.shown, line.reason) for line in assumptions(scenario)],
+        note=f"not given: {scenario.engine.name} takes",
+    )
+
+
+_LONGEST_VALUE = 28
+
+
+def view_command(reading: Reading, costs: Iterable[WordCost]) -> Iterator[Part]:
+    """What every flag and variable of a launch command does to sizes."""
+    by_word = {cost.told.spelling: cost for cost in costs}
+    yield ""
+    yield Table(
+        "Command",
+        [*names("word", "value"), *numbers("takes", "requests"), *prose("decides")],
+        [
+            (
+                told.spelling,
+                shorten(told.value or "on", _LONGEST_VALUE, placeholder=" …"),
+                *_cost_cells(by_word.get(told.spelling)),
+                told.tells,
+            )
+            for told in reading.counted
+        ],
+        note=f"{reading.launch.title}; on one GPU, against the command without the word",
+        keys=2,
+    )
+    for told in reading.uncounted:
+        value = f" {told.value}" if told.value else ""
+        yield Finding("warning", f"not counted: {told.spelling}{value}: {told.tells}")
+    if reading.unknown:
+        listed = ", ".join(told.spelling for told in reading.unknown)
+        yield Text(f"not known to change sizes, so not counted: {listed}", "dim")
+
+
+def _cost_cells(cost: WordCost | None) -> list[str]:
+    if cost is None or not (cost.taken_bytes or cost.requests):
+        return [ABSENT, ABSENT]
+    return [format_bytes(cost.taken_bytes), f"{cost.requests:+,}"]
 
 
 _MEMORY = {

@@ -189,6 +189,14 @@ def test_every_gpu_of_the_catalogue_can_be_asked_for() -> None:
         ("--csv a.csv", "error: --csv and --chart tell a sweep: add --axis"),
         ("--axis context=4K --chart a.png", "error: --chart a.png: name a file that ends in .svg"),
         ("--axis context=4K --csv no/a.csv", "error: --csv no/a.csv: cannot be written"),
+        ("--which 2", "error: --which chooses a command of a file: add --command FILE."),
+        ("--command a.sh", "error: --command a.sh: there is no such file."),
+        ("--gpus 8 --max-num-seqs 8", "error: --max-num-seqs is a word of vllm: add --engine"),
+        ("--engine vllm --max-num-seqs", "error: --max-num-seqs: the value is missing."),
+        (
+            "--engine vllm --context 4K --max-model-len 4K",
+            "error: --context and --max-model-len say the same: keep one.",
+        ),
         ("startup.log", "error: startup.log: give a log to explain as --explain startup.log."),
     ],
 )
@@ -239,21 +247,71 @@ def test_a_combination_of_a_sweep_that_cannot_be_asked_is_no_verdict() -> None:
 
 
 @pytest.mark.parametrize(
-    ("memory", "engine", "sentence"),
+    ("arguments", "sentence"),
     [
         (
-            "178176MiB",
-            "vllm:0.25",
+            "--hbm 178176MiB --engine vllm:0.25 --memory-fraction 0.9 --in-flight-tokens 8192",
             "counts blocks of other bytes than those of its pool: by these",
         ),
-        ("179072MiB", "vllm:0.25", "sets nothing aside for the indexer's logits (8.00 GiB)"),
+        (
+            "--hbm 178176MiB --engine vllm:0.25 --memory-fraction 0.9 --in-flight-tokens 8192",
+            "vllm:0.25 refuses to start, though memory would hold them",
+        ),
+        (
+            "--hbm 168GiB --engine sglang:0.5.20 --memory-fraction 0.98",
+            "sets nothing aside for the indexer's logits (12.6 GiB)",
+        ),
+        (
+            "--gpu h200 --engine sglang:0.5.23 --request-limit 64 --concurrency 100",
+            "do not run at once: sglang:0.5.23 runs 64 (--max-running-requests is given)",
+        ),
     ],
 )
 def test_lines_of_an_engine_that_say_otherwise_are_explained(
-    memory: str, engine: str, sentence: str
+    arguments: str, sentence: str
 ) -> None:
-    asked = ["--hbm", memory, "--gpus", "1", "--context", "1M", "--engine", engine]
-    assert sentence in " ".join(run(*asked, exit_code=1).output.split())
+    asked = [*arguments.split(), "--context", "1M"]
+    gpus = ["--gpus", "8" if "h200" in arguments else "1"]
+    assert sentence in " ".join(run(*asked, *gpus, exit_code=1).output.split())
+
+
+COMMAND = (
+    "vllm serve deepseek-ai/DeepSeek-V4-Pro --tensor-parallel-size 8 --max-model-len 128K "
+    "--max-num-batched-tokens 16384 --kv-offloading-size 100 --trust-remote-code"
+)
+
+
+def test_a_launch_command_is_answered_with_what_each_word_costs(
+    snapshot: SnapshotAssertion,
+) -> None:
+    assert run("--gpu", "h200", "--command", COMMAND).output == snapshot
+    found = document("--gpu", "h200", "--command", COMMAND)
+    words = {row["word"]: row for row in found["command"]["counted"]}
+    assert words["--max-num-batched-tokens"]["takes_bytes_per_gpu"] > 0
+    assert found["command"]["not_known_to_change_sizes"] == ["--trust-remote-code"]
+    assert (found["context_tokens"], found["layout"]["label"]) == (131_072, "TP8")
+
+
+def test_options_beside_a_command_come_on_top_of_it() -> None:
+    found = document("--context", "64K", "--dp", "2", "--command", COMMAND)
+    assert (found["context_tokens"], found["layout"]["label"]) == (65_536, "TP8 DP2 EP16")
+
+
+def test_an_engines_words_are_options_of_its() -> None:
+    words = ["--tensor-parallel-size", "8", "--max-num-batched-tokens", "2048", "--enforce-eager"]
+    found = document("--engine", "vllm", *words)
+    assert (found["layout"]["tp"], found["settings"]["step_tokens"]) == (8, 2048)
+
+
+def test_what_an_engine_takes_by_itself_is_said_with_its_reason() -> None:
+    output = " ".join(run("--gpus", "8", "--engine", "vllm").output.split())
+    assert "--gpu-memory-utilization 0.92" in output
+    assert "--max-num-batched-tokens 8,192, --overlap 2, --max-num-seqs 1,024" in output
+    assumed = {
+        line["input"]: line for line in document("--gpus", "8", "--engine", "vllm")["assumed"]
+    }
+    assert assumed["step_tokens"]["option"] == "--max-num-batched-tokens"
+    assert assumed["step_tokens"]["reason"].endswith("on GPUs of 70 GiB or more")
 
 
 @pytest.mark.parametrize(

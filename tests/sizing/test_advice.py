@@ -7,6 +7,7 @@ from dsv4kv.sizing.advice import Option, advise
 from dsv4kv.sizing.fit import fits, max_concurrency, max_context, tightest_free_bytes
 from dsv4kv.sizing.inputs import READERS
 from dsv4kv.sizing.scenario import Scenario, fix_layout, resolve
+from dsv4kv.sizing.words import find_word
 from tests.sizing.questions import GIB, ask, scenario, scenarios
 
 
@@ -16,8 +17,13 @@ def changes(options: list[Option]) -> list[str]:
 
 def typed(found: Scenario, change: str) -> Scenario:
     """The deployment after options are typed as an option of the advice says."""
-    words = change.split()
-    texts = dict(zip((w.removeprefix("--") for w in words[::2]), words[1::2], strict=True))
+    words = change.replace("=", " ").split()
+    family = found.engine.name.partition(":")[0]
+    texts: dict[str, str] = {}
+    for spelling, value in zip(words[::2], words[1::2], strict=True):
+        word = find_word(family, spelling)
+        means = word.means if word else None
+        texts |= means.of(value) if means else {spelling.removeprefix("--"): value}
     kept = {
         name: str(value)
         for name in READERS
@@ -39,7 +45,8 @@ def test_every_option_gains_what_it_says(found: Scenario, tokens: int, load: int
         if option.change.startswith(("without", "--concurrency", "--context")):
             continue
         after = typed(found, option.change)
-        assert tightest_free_bytes(after, tokens, load) - before == option.freed_bytes > 0
+        assert tightest_free_bytes(after, tokens, load) - before == option.freed_bytes
+        assert option.freed_bytes > 0 or option.concurrency > max_concurrency(found, tokens)
         assert fits(after, tokens, load) == option.fits
         assert max_concurrency(after, tokens) == option.concurrency
 
@@ -70,7 +77,7 @@ def test_the_cheapest_change_that_makes_it_fit_leads() -> None:
 def test_serving_less_comes_last_of_what_helps() -> None:
     options = advise(scenario(gpus="8"), 2**17, 3000)
     helpful = changes([option for option in options if option.fits])
-    assert helpful == ["--gpus 16 --tp 1 --dp 16", "--concurrency 224", "--context 5891"]
+    assert helpful == ["--gpus 16 --tp 1 --dp 16", "--concurrency 225", "--context 5891"]
 
 
 def test_weights_that_do_not_fit_need_more_gpus() -> None:
@@ -89,8 +96,8 @@ def test_what_fits_is_told_its_largest_gain_first() -> None:
 
 
 def test_replicas_instead_of_copies_are_offered() -> None:
-    best = advise(scenario(gpus="8"), 2**20, 26)[0]
-    assert (best.change, best.concurrency) == ("--tp 1 --dp 8", 192)
+    best = advise(scenario(gpus="8"), 2**20, 28)[0]
+    assert (best.change, best.concurrency) == ("--tp 1 --dp 8", 216)
 
 
 def test_everything_that_could_be_smaller_is_offered() -> None:
@@ -105,7 +112,7 @@ def test_everything_that_could_be_smaller_is_offered() -> None:
         draft_tokens="2",
     )
     assert set(changes(advise(wasteful, 100_100, 80))) == {
-        "--in-flight-tokens 2048",
+        "--step-tokens 2048",
         "--tp 1 --dp 8",
         "without --block-tokens",
         "without drafts",
@@ -114,6 +121,18 @@ def test_everything_that_could_be_smaller_is_offered() -> None:
         "--window-format fp8_ds_mla",
         "--memory-fraction 0.95",
     }
+
+
+def test_an_engine_is_advised_in_its_own_words() -> None:
+    told = changes(advise(scenario(gpus="8", engine="vllm:0.33"), 2**20, 26))
+    assert {"--max-num-batched-tokens 2048", "--gpu-memory-utilization 0.95"} < set(told)
+
+
+def test_a_limit_of_requests_that_binds_is_advised_to_be_raised() -> None:
+    found = scenario(gpus="8", tp="1", engine="sglang:0.5.23")
+    raised = advise(found, 131_072, 256)[0]
+    assert (raised.change, max_concurrency(found, 131_072)) == ("--max-running-requests 512", 256)
+    assert raised.concurrency == 512
 
 
 def test_what_an_engine_does_not_have_is_not_offered() -> None:

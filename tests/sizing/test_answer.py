@@ -74,7 +74,7 @@ def test_where_no_number_of_gpus_is_enough_the_cheapest_help_is_told() -> None:
     told = str(refusal.value)
     assert told.startswith("1,048,576 requests of 1,048,576 tokens cannot fit on 1,024 GPUs")
     assert "every GPU lacks" in told
-    assert "with --concurrency 256 it fits on these" in told
+    assert "with --concurrency 512 it fits on these" in told
 
 
 def test_where_nothing_helps_that_is_told_too() -> None:

@@ -69,15 +69,23 @@ def named_model(log: StartupLog) -> str | None:
         ConfigError: A model with another cache.
     """
     told = (log.text("model") or "").lower()
-    name = re.sub(r"[^a-z0-9.]+", "-", told)
-    for preset in v4_presets():
-        if re.search(rf"(^|[-a-z]){re.escape(preset)}(-|$)", name):
-            return preset
-    if _OTHER_FAMILIES.search(name):
+    preset = preset_named(told)
+    if preset in v4_presets():
+        return preset
+    if preset or _OTHER_FAMILIES.search(told):
         raise ConfigError(
             f"{log.source}: the log is of {told!r}, whose cache the rules do not describe: "
             f"they are those of {', '.join(v4_presets())}."
         )
+    return None
+
+
+def preset_named(text: str) -> str | None:
+    """The preset that a model's name or path means; None where it means none."""
+    name = re.sub(r"[^a-z0-9.]+", "-", text.lower())
+    for preset in preset_names():
+        if re.search(rf"(^|[-a-z]){re.escape(preset)}(-|$)", name):
+            return preset
     return None
 
 

@@ -35,6 +35,11 @@ class Build:
         state_per: CSA states: a ring for every 128-token ``window`` or for every ``page``.
         hca_state_fixed: HCA states are rows of every request; before, a ring for every window.
         request_windows: With a request limit and no ratio given, windows get a fixed size.
+        frees_windows: Unless told otherwise, a running request gives back the window slots that
+            its window has left behind; before, it holds them for its whole prompt.
+        bounds_logits: The indexer's logits are cut to a share of what the cache leaves.
+        caps_graphs: Decode graphs are captured up to the request limit, where one is given.
+        draft_reserve_mib: Kept for drafts, when the share of the cache is guessed.
         fields: Fixed sizes that the line shows, in order, between memory and tokens.
         flags: Switches that the line shows first.
         kinds: Generations of models it serves.
@@ -47,6 +52,10 @@ class Build:
     state_per: Literal["window", "page"] = "window"
     hca_state_fixed: bool = True
     request_windows: bool = False
+    frees_windows: bool = True
+    bounds_logits: bool = False
+    caps_graphs: bool = False
+    draft_reserve_mib: int = 0
     fields: tuple[str, ...] = ("c128_state_fixed",)
     flags: tuple[str, ...] = ()
     seen_in_logs: bool = False
@@ -98,6 +107,12 @@ class Pools:
         """Window slots for one full token; meaningless where windows have a fixed size."""
         given = self.deployment.window_ratio
         return DEFAULT_WINDOW_RATIO if given is None else given
+
+    @property
+    def frees_windows(self) -> bool:
+        """Whether a running request gives back window slots that are out of its window."""
+        given = self.deployment.frees_windows
+        return self.build.frees_windows if given is None else given
 
     @property
     def request_windows(self) -> bool:
@@ -197,16 +212,19 @@ class Pools:
         window, page = self.deployment.model.window_tokens, self.page_tokens
         drafts = self.deployment.draft_tokens
         trailing = window + _EVICTION_TOKENS * max(1, drafts) + page
-        return trailing + (2 * drafts if drafts else page)
+        if not drafts:
+            return trailing + page
+        return trailing + (2 * drafts if self.deployment.overlap else -(-drafts // page) * page)
 
     @property
     def fixed_window_tokens(self) -> int:
-        """Window slots where they have a fixed size; cached prefixes keep four tails a request."""
+        """Window slots of a fixed size; where prefixes are cached, with four tails a request."""
         if not self.request_windows:
             return 0
         requests, page = self.deployment.concurrency or 0, self.page_tokens
         live = self.window_tokens_per_request * requests + self.deployment.in_flight_tokens + page
         tails = 4 * requests * (self.deployment.model.window_tokens + page)
+        tails *= self.deployment.prefix_cache
         return -(-(live + tails) // page) * page
 
     def fixed_bytes(self, requests: int) -> dict[str, float]:

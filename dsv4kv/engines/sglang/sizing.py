@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from dsv4kv.engines.contract import Capacity, Deployment, Layer, PoolCost, layers_of
+from dsv4kv.engines.defaults import Defaults, Given, LogitsRoom, Machine
 from dsv4kv.engines.sglang import flat
+from dsv4kv.engines.sglang.defaults import sglang_defaults
 from dsv4kv.engines.sglang.pools import Build, Pools, build_pools
 
 GIB = 2**30
@@ -30,6 +32,12 @@ class SglangEngine:
     def seen_in_logs(self) -> bool:
         """Whether published logs agree with the rules."""
         return self.build.seen_in_logs
+
+    logits_room: LogitsRoom = "headroom"
+
+    def defaults(self, machine: Machine, given: Given) -> Defaults:
+        """What SGLang takes where nothing is given."""
+        return sglang_defaults(self.build, machine, given)
 
     def pools(self, deployment: Deployment) -> Pools:
         """Prices of one rank; raises ``ConfigError`` for what SGLang does not serve."""
@@ -118,7 +126,9 @@ def _full_tokens(pools: Pools, tokens: int, in_flight: int) -> int:
     own = -(-max(tokens, 1) // pools.page_tokens) * pools.page_tokens
     if pools.request_windows:
         return own
-    live = min(pools.window_tokens_per_request + in_flight, own)
+    live = own
+    if pools.frees_windows:
+        live = min(pools.window_tokens_per_request + in_flight, own)
     return max(own, -(-int(live / pools.window_ratio) // pools.page_tokens) * pools.page_tokens)
 
 
@@ -197,11 +207,14 @@ BUILDS = (
         "0.5.12",
         stage_layers=False,
         hca_state_fixed=False,
+        frees_windows=False,
+        draft_reserve_mib=4096,
         fields=(),
         seen_in_logs=True,
     ),
-    Build("0.5.14", "0.5.13", hca_state_fixed=False, fields=()),
-    Build("0.5.19", "0.5.15", seen_in_logs=True),
+    Build("0.5.14", "0.5.13", hca_state_fixed=False, frees_windows=False, fields=()),
+    Build("0.5.17", "0.5.15", frees_windows=False, seen_in_logs=True),
+    Build("0.5.19", "0.5.18"),
     Build(
         "0.5.20",
         "0.5.20",
@@ -215,9 +228,11 @@ BUILDS = (
         padded=True,
         state_per="page",
         request_windows=True,
+        bounds_logits=True,
+        caps_graphs=True,
         fields=("c128_state_fixed", "c2_state_fixed", "swa_fixed", *_RINGS),
         flags=("unified", "unified_fp8", "dspark_draft_bf16"),
         kinds=("v4", "v41", "flat"),
     ),
 )
-V0_5_12, V0_5_14, V0_5_19, V0_5_20, V0_5_23 = (SglangEngine(build) for build in BUILDS)
+V0_5_12, V0_5_14, V0_5_17, V0_5_19, V0_5_20, V0_5_23 = (SglangEngine(build) for build in BUILDS)

@@ -17,7 +17,7 @@ Source: vLLM 0.26.0 and 0.33.0, ``gpu_worker.py``, ``kv_cache_utils.py``, ``kv_c
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
 from typing import Literal
@@ -30,6 +30,8 @@ from dsv4kv.engines.contract import (
     PoolCost,
     layers_of,
 )
+from dsv4kv.engines.defaults import Defaults, Given, LogitsRoom, Machine
+from dsv4kv.engines.vllm.defaults import Batches, vllm_defaults
 from dsv4kv.engines.vllm.pages import Group, Page, build_buckets, stride_bytes
 from dsv4kv.errors import ConfigError
 
@@ -283,6 +285,7 @@ class Release:
         null_block: The check at start keeps one block back.
         seen_in_logs: Compared with published start-up logs.
         kinds: Generations of models it serves.
+        batches: What is batched by default.
     """
 
     newest: str
@@ -295,6 +298,7 @@ class Release:
     null_block: bool = False
     seen_in_logs: bool = False
     kinds: tuple[str, ...] = V4_ONLY
+    batches: Batches = field(default_factory=Batches)
 
 
 @dataclass(frozen=True)
@@ -337,6 +341,13 @@ class VllmEngine:
     def seen_in_logs(self) -> bool:
         """Whether published logs agree with the rules."""
         return self.release.seen_in_logs
+
+    logits_room: LogitsRoom = "profiled"
+
+    def defaults(self, machine: Machine, given: Given) -> Defaults:
+        """What vLLM takes where nothing is given."""
+        counted = self.release.batches_counted
+        return vllm_defaults(self.release.batches, machine, given, counted=counted)
 
     def layout(self, deployment: Deployment) -> Layout:
         """Groups and bytes of a block; raises ``ConfigError`` for what vLLM does not serve."""
@@ -438,7 +449,14 @@ RELEASES: Sequence[Release] = (
     Release("0.25", "0.23", batches_counted=False),
     Release("0.26", "0.26", seen_in_logs=True),
     Release("0.27", "0.27", packing="widest", weighted=False),
-    Release("0.28", "0.28", packing="widest", weighted=False, one_line=True),
+    Release(
+        "0.28",
+        "0.28",
+        packing="widest",
+        weighted=False,
+        one_line=True,
+        batches=Batches(largest_tokens=16_384, overlap_stages=True),
+    ),
     Release(
         "0.33",
         "0.29",
@@ -449,6 +467,7 @@ RELEASES: Sequence[Release] = (
         null_block=True,
         seen_in_logs=True,
         kinds=("v4", "v41", "flat"),
+        batches=Batches(largest_tokens=16_384, small_gb10=True, overlap_stages=True),
     ),
 )
 V0_22, V0_25, V0_26, V0_27, V0_28, V0_33 = (VllmEngine(release) for release in RELEASES)

@@ -1,0 +1,81 @@
+"""What SGLang takes where nothing is given.
+
+Source: SGLang 0.5.12 to 0.5.23: ``handle_gpu_memory_settings``, ``_handle_data_parallelism``,
+``deepseek_v4_hook.py``, ``mqa_logits_utils.py`` (0.5.21), ``environ.py``. The prefill graph of
+DeepSeek-V4 is off by default in all of them. Memory before weights: InferenceX#2128.
+"""
+
+from fractions import Fraction
+
+from dsv4kv.engines.defaults import GIB, MIB, Default, Defaults, Given, Machine
+from dsv4kv.engines.sglang.pools import Build
+
+_CLASSES = (  # up to MiB of memory: tokens of a chunk, largest decode graph below TP4, and from
+    (20 * 1024, 2048, 8, 8),
+    (35 * 1024, 4096, 48, 160),
+    (60 * 1024, 4096, 32, 160),
+    (160 * 1024, 8192, 256, 512),
+)
+_LARGEST = (16_384, 512)
+_REQUESTS = 256
+_BEFORE_WEIGHTS = 23 * GIB // 10
+
+
+def sglang_defaults(build: Build, machine: Machine, given: Given) -> Defaults:
+    """Every setting that nobody gave."""
+    tokens, graph = _class_of(machine)
+    if build.caps_graphs:
+        graph = min(graph, given.get("request_limit") or graph)
+    drafts = build.draft_reserve_mib if given.get("draft_layers") else 0
+    share = _static_share(machine, given.get("step_tokens") or tokens, graph, drafts)
+    used = given.get("memory_fraction") or share
+    return {
+        "memory_fraction": Default(
+            share, "SGLang's mem_fraction_static for such a chunk and so many GPUs"
+        ),
+        "reserve": Default(
+            _BEFORE_WEIGHTS,
+            "taken before weights are loaded, as logged on H200: a guess elsewhere",
+        ),
+        "step_tokens": Default(tokens, "SGLang's chunked_prefill_size for this memory"),
+        "overlap": Default(2, "SGLang schedules a step while one runs (overlap schedule)"),
+        "request_limit": Default(_REQUESTS, "SGLang's max_running_requests for DeepSeek-V4"),
+        "logits_limit": Default(
+            _logits_bound(machine.memory_bytes, used) if build.bounds_logits else None,
+            "SGLang's bound: a fifth of what mem_fraction_static leaves"
+            if build.bounds_logits
+            else "none: this SGLang scores a chunk at once",
+        ),
+        "window_slots": Default(
+            "freed" if build.frees_windows else "kept",
+            "SGLang's SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS in this version",
+        ),
+    }
+
+
+def _class_of(machine: Machine) -> tuple[int, int]:
+    """Tokens of a chunk, and the largest batch of a decode graph, before any limit."""
+    mib = machine.memory_bytes / MIB
+    ranks = machine.tp * machine.dp  # SGLang's tp_size, of attention in data parallel, too
+    for below, tokens, few, many in _CLASSES:
+        if mib < below:
+            return tokens, few if ranks < 4 else many
+    return _LARGEST
+
+
+def _static_share(machine: Machine, chunk: int, graph: int, drafts_mib: int) -> Fraction:
+    """The share for weights and cache: the rest is a guess of activations and graphs, in MiB."""
+    mib = machine.memory_bytes / MIB
+    kept = 512 + max(chunk, 2048) * 1.5
+    kept += machine.tp * machine.dp * machine.pp / 8 * 1024 + 2 * graph
+    if machine.dp > 1:
+        kept += graph * machine.dp * (4.5 if graph > 300 else 3)
+    if mib > 60 * 1024:
+        kept = max(kept, 10 * 1024)
+    kept += drafts_mib
+    return Fraction(str(round((mib - kept) / mib, 3)))
+
+
+def _logits_bound(memory_bytes: int, used: Fraction) -> int:
+    left = int(memory_bytes * max(0.0, 1.0 - float(used)))
+    return min(int(left * 0.2), int(memory_bytes * 0.3))

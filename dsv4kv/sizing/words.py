@@ -1,0 +1,434 @@
+"""The words of engines: flags and variables that change sizes, and what of ours they mean.
+
+One registry: the options of ``budget``, ``--command``, the advice and the docs read it. A word
+whose input is empty changes sizes in a way that no answer counts; its text says which.
+Sources: vLLM 0.33 (``arg_utils.py``, ``envs.py``), SGLang 0.5.23 (``arg_groups/fields``,
+``environ.py``), TensorRT-LLM (``trtllm-serve``).
+"""
+
+import json
+import re
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+
+from dsv4kv.errors import ConfigError
+
+Texts = dict[str, str]
+"""Values as written, by the option names of our inputs."""
+_SCALE = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_SCALE |= {letter.upper(): 2 ** (10 * power) for power, letter in enumerate("kmgt", 1)}
+_NUMBER = re.compile(r"(-?\d[\d_,]{0,30}(?:\.\d{1,12})?)\s*([kmgtKMGT]?)(?:i?B)?")
+_OFF = ("false", "0", "no", "off", "")
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What of ours a value means.
+
+    Attributes:
+        of: Reads a value; raises ``ConfigError``.
+        input: The one input that takes a plain value; empty where there is none or several.
+    """
+
+    of: Callable[[str], Texts]
+    input: str = ""
+
+
+def _as_is(name: str) -> Meaning:
+    return Meaning(lambda text: {name: text}, name)
+
+
+def _counted(name: str) -> Meaning:
+    """A number with the engines' suffixes: 8k is 8,000, 8K is 8,192; -1 and auto are no number."""
+
+    def read(text: str) -> Texts:
+        if text.lower() in ("auto", "none", "-1"):
+            return {}
+        match = _NUMBER.fullmatch(text)
+        if match is None:
+            raise ConfigError(f"{text!r} is not a number: write 8192, 8k (8,000) or 8K (8,192).")
+        number = Fraction(match[1].replace(",", "").replace("_", "")) * _SCALE.get(match[2], 1)
+        return {name: str(int(number))}
+
+    return Meaning(read, name)
+
+
+def _switched(name: str, on: str, off: str | None = None) -> Meaning:
+    """What a switch means when it is on, or is set to something that is off."""
+
+    def read(text: str) -> Texts:
+        value = off if text.lower() in _OFF else on
+        return {} if value is None else {name: value}
+
+    return Meaning(read)
+
+
+def _cache_dtype(text: str) -> Texts:
+    known = {"bfloat16": "bf16", "bf16": "bf16", "nvfp4_ds_mla": "nvfp4_ds_mla"}
+    if text.startswith("fp8") or text == "auto":
+        return {}
+    if text not in known:
+        raise ConfigError(f"{text!r} is no cache dtype of DeepSeek-V4: fp8, auto or bfloat16.")
+    return {"main-format": known[text], "window-format": known[text]}
+
+
+def _object(text: str) -> dict[str, object]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{text[:60]!r} is not a JSON object.")
+    return found
+
+
+def _attention(text: str) -> Texts:
+    found = _object(text)
+    if str(found.get("use_fp4_indexer_cache", "")).lower() == "true":
+        return {"indexer-format": "mxfp4"}
+    dtype = found.get("indexer_kv_dtype", "auto")
+    return {} if dtype == "auto" else {"indexer-format": str(dtype)}
+
+
+DRAFT_LAYERS = {"dspark": 3, "mtp": 1, "eagle": 1, "nextn": 1, "deepseek": 1}
+"""Layers with a window that a way to draft adds, by a part of its name."""
+
+
+def _speculation(text: str) -> Texts:
+    found = _object(text)
+    texts = _drafts(str(found.get("method", "")))
+    tokens = found.get("num_speculative_tokens")
+    return texts | ({"draft-tokens": str(tokens)} if isinstance(tokens, int) else {})
+
+
+def _drafts(method: str) -> Texts:
+    if method.lower() in ("", "none"):
+        return {}
+    for part, layers in DRAFT_LAYERS.items():
+        if part in method.lower():
+            return {"draft-layers": str(layers)}
+    raise ConfigError(f"drafts by {method!r} are not counted: mtp and dspark are.")
+
+
+def _state_dtype(text: str) -> Texts:
+    known = {"float32": "fp32", "bfloat16": "bf16"}
+    return {"state": known.get(text.lower(), text.lower())}
+
+
+def _logits(text: str) -> Texts:
+    return {name: f"{count}MiB" for name, count in _counted("logits-limit").of(text).items()}
+
+
+@dataclass(frozen=True)
+class Word:
+    """A flag or variable of an engine.
+
+    Attributes:
+        spellings: Its names, the usual one first; a variable is in capitals.
+        tells: What it does to sizes.
+        means: What of ours a value means; None where it is not counted.
+        switch: Whether it stands without a value.
+    """
+
+    spellings: tuple[str, ...]
+    tells: str
+    means: Meaning | None = None
+    switch: bool = False
+
+    @property
+    def name(self) -> str:
+        """The usual spelling."""
+        return self.spellings[0]
+
+    @property
+    def is_variable(self) -> bool:
+        """Whether it is a variable of the environment."""
+        return self.name[0] != "-"
+
+
+def _word(spellings: str, tells: str, means: Meaning | None = None) -> Word:
+    return Word(tuple(spellings.split()), tells, means)
+
+
+def _switch(spellings: str, tells: str, means: Meaning | None = None) -> Word:
+    return Word(tuple(spellings.split()), tells, means, switch=True)
+
+
+_NOTHING = Meaning(lambda _: {})
+_HOST = "host memory, beside the GPU"
+_PART = "each request's context is split over ranks, which no rule here describes"
+_SPLIT = "prefill and decode are servers of their own: ask for each"
+_WEIGHTS = "changes the weights: give their size with --weights"
+_GRAPHS = "memory of CUDA graphs, which --reserve stands for"
+
+WORDS: dict[str, tuple[Word, ...]] = {
+    "vllm": (
+        _word("--model", "the model", _as_is("model")),
+        _word("--tensor-parallel-size -tp", "ranks of a replica", _counted("tp")),
+        _word("--pipeline-parallel-size -pp", "stages", _counted("pp")),
+        _word("--data-parallel-size -dp", "replicas, each with its cache", _counted("dp")),
+        _switch(
+            "--enable-expert-parallel -ep", "nothing: all ranks share the experts anyway", _NOTHING
+        ),
+        _word("--max-model-len", "the longest request", _counted("context")),
+        _word("--max-num-seqs", "requests of a replica at once", _counted("request-limit")),
+        _word(
+            "--max-num-batched-tokens",
+            "the reserve in flight of every request, twice with async scheduling",
+            _counted("step-tokens"),
+        ),
+        _word(
+            "--gpu-memory-utilization", "share of a GPU that is used", _as_is("memory-fraction")
+        ),
+        _word(
+            "--kv-cache-memory-bytes",
+            "memory for KV, whatever weights and utilization leave",
+            _counted("kv-memory"),
+        ),
+        _word("--num-gpu-blocks-override", "blocks, whatever fits", _counted("kv-blocks")),
+        _word("--block-size", "tokens of a block", _counted("block-tokens")),
+        _word("--kv-cache-dtype", "bytes of an entry", Meaning(_cache_dtype)),
+        _word("--speculative-config -sc", "windows of draft layers", Meaning(_speculation)),
+        _word("--attention-config -ac", "bytes of an indexer key", Meaning(_attention)),
+        _switch("--async-scheduling", "two steps in flight", _switched("overlap", "2")),
+        _switch("--no-async-scheduling", "one step in flight", _switched("overlap", "1")),
+        _switch(
+            "--enable-prefix-caching", "nothing of vLLM's size", _switched("prefix-cache", "on")
+        ),
+        _switch(
+            "--no-enable-prefix-caching",
+            "nothing of vLLM's size",
+            _switched("prefix-cache", "off"),
+        ),
+        _word(
+            "VLLM_SPARSE_INDEXER_MAX_LOGITS_MB", "the indexer's logits are cut to it",
+            Meaning(_logits, "logits-limit"),
+        ),
+        _word(
+            "--attention-backend",
+            "plain rows of 512 or 1,024 B with FLASHINFER_MLA_SPARSE_DSV4 on SM100",
+        ),
+        _word("--kv-offloading-size", f"{_HOST}, summed over ranks"),
+        _word("--kv-offloading-backend", _HOST),
+        _word("--kv-transfer-config", f"{_SPLIT}; or {_HOST}"),
+        _word("--prefix-cache-retention-interval", "which windows stay cached"),
+        _word("--prefix-match-unit", "where hits end"),
+        _switch("--swa-bounded-replay", "windows leave the prefix cache"),
+        _word("--engram-config", "V4.1's tables, in host memory by default"),
+        _word("--decode-context-parallel-size -dcp", _PART),
+        _word("--prefill-context-parallel-size -pcp", _PART),
+        _word("--cpu-offload-gb", _WEIGHTS),
+        _word("--quantization -q", _WEIGHTS),
+        _word("--num-redundant-experts", _WEIGHTS),
+        _switch("--enable-eplb", _WEIGHTS),
+        _switch("--enable-lora", _WEIGHTS),
+        _word("--hf-overrides", "may change the model itself"),
+        _word("--performance-mode", "throughput doubles batched tokens and requests"),
+        _word("--all2all-backend", "256 batched tokens with DeepEP's low latency; its buffers"),
+        _word("--compilation-config -cc", _GRAPHS),
+        _word("--max-cudagraph-capture-size", _GRAPHS),
+        _switch("--enforce-eager", _GRAPHS),
+        _switch("--enable-dbo", "half batches, each with buffers of its own"),
+        _word("VLLM_USE_V2_MODEL_RUNNER", "steps in flight with pipeline stages"),
+    ),
+    "sglang": (
+        _word("--model-path --model", "the model", _as_is("model")),
+        _word("--tp-size --tensor-parallel-size --tp", "ranks, replicas included",
+              _counted("tp")),
+        _word("--pp-size --pipeline-parallel-size --pp", "stages", _counted("pp")),
+        _word("--dp-size --data-parallel-size --dp", "replicas", _counted("dp")),
+        _switch("--enable-dp-attention", "replicas are ranks of one server",
+                _switched("dp-attention", "on")),
+        _word("--ep-size --expert-parallel-size --ep", "spreads the experts", _counted("ep")),
+        _word("--context-length", "the longest request", _counted("context")),
+        _word("--max-running-requests", "requests at once, of all replicas: the pool of windows",
+              _counted("request-limit")),
+        _word("--chunked-prefill-size", "tokens in flight; the share of a GPU, if not given",
+              _counted("step-tokens")),
+        _word("--mem-fraction-static", "share of a GPU for weights and cache",
+              _as_is("memory-fraction")),
+        _word("--max-total-tokens", "full tokens at most", _counted("kv-blocks")),
+        _word("--page-size", "tokens of a page", _counted("block-tokens")),
+        _word("--swa-full-tokens-ratio", "window slots for a full token",
+              _as_is("window-ratio")),
+        _word("--kv-cache-dtype", "bytes of an entry", Meaning(_cache_dtype)),
+        _word("--speculative-algorithm --speculative-algo", "windows of draft layers",
+              Meaning(_drafts)),
+        _word("--speculative-num-draft-tokens", "window slots of a running request",
+              _counted("draft-tokens")),
+        _word("--speculative-dspark-block-size", "window slots of a running request",
+              _counted("draft-tokens")),
+        _switch("--disable-radix-cache", "no windows of cached prefixes",
+                _switched("prefix-cache", "off")),
+        _switch("--disable-overlap-schedule", "one chunk in flight", _switched("overlap", "1")),
+        _switch("--enable-deepseek-v4-fp4-indexer", "indexer keys of 68 B, charged as 132 B",
+                _switched("indexer-format", "mxfp4")),
+        _word("SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS",
+              "window slots of a running request", _switched("window-slots", "freed", "kept")),
+        _word("SGLANG_DSV4_COMPRESS_STATE_DTYPE", "bytes of compressor states",
+              Meaning(_state_dtype)),
+        _word("SGLANG_OPT_USE_ONLINE_COMPRESS", "HCA states as a running softmax",
+              _switched("state", "online")),
+        _word("--disaggregation-mode", _SPLIT),
+        _switch("--enable-hierarchical-cache", _HOST),
+        _word("--hicache-ratio", f"{_HOST}: so many times the GPU's pools"),
+        _word("--hicache-size", f"{_HOST}, in GB of every rank"),
+        _switch("--enable-hisparse", "part of the context in host memory"),
+        _switch("--enable-unified-memory", "pools that borrow from each other"),
+        _word("--dcp-size --decode-context-parallel-size", _PART),
+        _word("--attn-cp-size --attention-context-parallel-size", _PART),
+        _switch("--enable-prefill-cp", _PART),
+        _word("--swa-prefix-tails", "windows of cached prefixes: four a request are assumed"),
+        _word("--dsv4-attn-backend", "uniform FP8 rows with trtllm, V4.1's with flashmla_mega"),
+        _switch("--enable-encoder-swa-bounded-replay", "windows leave the prefix cache"),
+        _switch("--enable-decoder-swa-bounded-replay", "windows leave the prefix cache"),
+        _word("--moe-a2a-backend", "2 GiB more are kept for DeepEP"),
+        _word("--cuda-graph-max-bs --cuda-graph-max-bs-decode", _GRAPHS),
+        _switch("--disable-cuda-graph", _GRAPHS),
+        _word("--cpu-offload-gb", _WEIGHTS),
+        _word("--quantization", _WEIGHTS),
+        _switch("--enable-lora", _WEIGHTS),
+        _word("--speculative-num-steps", "nothing beside the draft tokens", _NOTHING),
+        _word("--speculative-eagle-topk", "with 1, nothing", _NOTHING),
+        _word("SGLANG_DSV4_KV_LAYOUT", "bytes of an entry: v4 is assumed"),
+        _word("SGLANG_DSV4_UNIFIED_KV_FP8", "one pool of rings for windows"),
+        _word("SGLANG_SWA_EVICTION_INTERVAL", "window slots of a request: 128 is assumed"),
+        _word("SGLANG_DSA_MQA_LOGITS_FREE_MEM_FRACTION", "bound of the indexer's logits"),
+        _word("SGLANG_ENABLE_POST_CAPTURE_KV_SIZING", "what is kept beside the cache"),
+    ),
+    "trtllm": (
+        _word("--model", "the model", _as_is("model")),
+        _word("--tp_size --tp --tensor_parallel_size", "ranks", _counted("tp")),
+        _word("--pp_size --pp --pipeline_parallel_size", "stages", _counted("pp")),
+        _word("--ep_size --ep --moe_expert_parallel_size", "spreads the experts", _counted("ep")),
+        _word("--max_seq_len", "the longest request", _counted("context")),
+        _word("--max_batch_size", "requests at once", _counted("request-limit")),
+        _word("--max_num_tokens", "tokens of a step", _counted("step-tokens")),
+        _word(
+            "--kv_cache_free_gpu_memory_fraction --free_gpu_memory_fraction",
+            "share of a GPU, here of all its memory, there of what is free after the weights",
+            _as_is("memory-fraction"),
+        ),
+        _word("--kv_cache_dtype", "bytes of an entry", Meaning(_cache_dtype)),
+        _word("--extra_llm_api_options --config", "a file of settings, which is not read"),
+    ),
+}  # fmt: skip
+"""What every engine's words mean."""
+
+
+def find_word(family: str, spelling: str) -> Word | None:
+    """The word of a spelling, dashes or underscores; None where the engine has no such word."""
+    wanted = _plain(spelling)
+    return next(
+        (word for word in WORDS.get(family, ()) if wanted in map(_plain, word.spellings)), None
+    )
+
+
+def word_for(family: str, name: str) -> str:
+    """How an engine calls an input of ours: ``--max-num-seqs`` for ``request-limit``."""
+    words = (word for word in WORDS.get(family, ()) if word.means and word.means.input == name)
+    return next((word.name for word in words), f"--{name}")
+
+
+Pairs = list[tuple[str, str]]
+"""Words with their values, empty for a switch."""
+
+
+def take_words(arguments: Iterable[str], ours: Container[str]) -> tuple[Pairs, list[str]]:
+    """Part the words of engines from options of ours, and from everything else.
+
+    Raises:
+        ConfigError: A word whose value is missing.
+    """
+    taken: Pairs = []
+    rest: list[str] = []
+    following = iter(arguments)
+    for argument in following:
+        spelling, equals, value = argument.partition("=")
+        found = (find_word(family, spelling) for family in WORDS)
+        word = None if spelling in ours else next(filter(None, found), None)
+        if word is None or not spelling.startswith("--"):
+            rest.append(argument)
+            continue
+        if not equals and not word.switch:
+            value = next(following, "")
+            if not value:
+                raise ConfigError(f"{spelling}: the value is missing.")
+        taken.append((spelling, value))
+    return taken, rest
+
+
+@dataclass(frozen=True)
+class Told:
+    """One word that was given.
+
+    Attributes:
+        spelling: As given.
+        value: As given; empty for a switch.
+        word: What is known of it; None where nothing is.
+        texts: What of ours it means; empty where it changes nothing, or is not counted.
+    """
+
+    spelling: str
+    value: str
+    word: Word | None
+    texts: Texts
+
+    @property
+    def tells(self) -> str:
+        """What it does to sizes; empty where that is not known."""
+        return self.word.tells if self.word else ""
+
+    @property
+    def uncounted(self) -> bool:
+        """Whether it changes sizes in a way that is not counted."""
+        return self.word is not None and self.word.means is None
+
+
+def read_word(family: str, spelling: str, value: str) -> Told:
+    """Read one word; raises ``ConfigError`` for a value that is not of its kind."""
+    word = find_word(family, spelling)
+    if word is None or word.means is None:
+        return Told(spelling, value, word, {})
+    try:
+        return Told(spelling, value, word, word.means.of("on" if word.switch else value))
+    except ConfigError as error:
+        raise ConfigError(f"{spelling}: {error}") from None
+
+
+def merge(family: str, told: Iterable[Told]) -> Texts:
+    """Our inputs from what was told, the last of equal words counting.
+
+    SGLang's ranks are those of all replicas where these are ranks of its attention.
+    """
+    texts: Texts = {}
+    for each in told:
+        texts |= each.texts
+    inside = texts.pop("dp-attention", None)
+    if family == "sglang" and inside and "dp" in texts:
+        ranks, replicas = int(texts.get("tp", 1)), int(texts["dp"])
+        if replicas < 1 or ranks % replicas:
+            raise ConfigError(
+                f"--dp-size {replicas} does not divide --tp-size {ranks}: with "
+                "--enable-dp-attention replicas are ranks of one server."
+            )
+        texts["tp"] = str(ranks // replicas)
+    return texts
+
+
+def wrong_engine(family: str, spelling: str) -> ConfigError:
+    """The sentence about a word of another engine: whose it is, and what says the same."""
+    owner = next(name for name in WORDS if find_word(name, spelling))
+    word = find_word(owner, spelling)
+    name = word.means.input if word and word.means else ""
+    if family in WORDS:
+        same = word_for(family, name) if name else ""
+        instead = f"{family} calls it {same}" if same else f"{family} has no such word"
+    else:
+        instead = f"add --engine {owner}" + (f", or give --{name}" if name else "")
+    return ConfigError(f"{spelling} is a word of {owner}: {instead}.")
+
+
+def _plain(spelling: str) -> str:
+    return spelling.replace("_", "-") if spelling.startswith("--") else spelling

@@ -1,0 +1,119 @@
+"""What an engine takes by default is what its own functions answer.
+
+``recorded.jsonl`` holds the answers of ``ask.py``: vLLM 0.20.0, 0.22.1, 0.25.0 to 0.28.0, 0.30.0
+and 0.33.0 (``EngineArgs.get_batch_defaults``, ``VllmConfig.max_concurrent_batches``), SGLang
+0.5.12, 0.5.14, 0.5.15 and 0.5.19 to 0.5.23 (``handle_gpu_memory_settings``), eight GPUs each, six
+layouts as (TP, DP, PP). SGLang's TP is ours times DP.
+"""
+
+import json
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsv4kv.choices import ENGINES
+from dsv4kv.engines.defaults import Defaults, Machine
+from dsv4kv.engines.registry import find_engine
+from dsv4kv.errors import ConfigError
+from dsv4kv.sizing.gpus import load_gpu
+from tests.sizing.questions import scenario
+
+RECORDED = Path(__file__).parent / "recorded.jsonl"
+
+
+def recorded() -> Iterator[tuple[str, dict[str, Any]]]:
+    for line in RECORDED.read_text("utf-8").splitlines():
+        row = json.loads(line)
+        for version in row["versions"]:
+            yield f"{row['engine']}:{version}", row
+
+
+def defaults(engine: str, gpu: str, layout: list[int], **given: Any) -> Defaults:
+    known = load_gpu(gpu)
+    tp, dp, pp = layout
+    machine = Machine(gpu, known.memory_bytes, tp, dp, pp)
+    return find_engine(engine).defaults(machine, given)
+
+
+def test_every_recorded_default_is_met() -> None:
+    checked = 0
+    for engine, row in recorded():
+        found = defaults(engine, row["gpu"], row["layout"])
+        for name in ("step_tokens", "request_limit", "memory_fraction", "overlap"):
+            told = row.get(name)
+            if told is None or (name == "overlap" and found[name].value == 1):
+                continue  # up to 0.25 vLLM counts one step, however many overlap
+            value = Fraction(str(told)) if name == "memory_fraction" else told
+            assert found[name].value == value, (engine, row)
+            checked += 1
+    assert checked > 1500
+
+
+def test_every_version_with_rules_has_recorded_defaults() -> None:
+    versions = {find_engine(engine).name for engine, _ in recorded()}
+    assert versions >= {name for name in ENGINES if ":" in name}
+
+
+def test_every_default_has_its_reason() -> None:
+    for name in ENGINES:
+        for default in defaults(name, "h200", [8, 1, 1]).values():
+            assert len(default.reason) > 10 or default.reason == "this toolkit's"
+
+
+@pytest.mark.parametrize(
+    ("engine", "gpu", "flight"),
+    [
+        ("vllm:0.33", "h200", 16_384),  # 2 x 8,192: a step runs, another is scheduled
+        ("vllm:0.33", "b200", 32_768),
+        ("vllm:0.33", "l40s", 4_096),
+        ("vllm:0.27", "b200", 16_384),  # 16,384 tokens on large GPUs came with 0.28
+        ("vllm:0.22", "h200", 8_192),
+        ("sglang:0.5.23", "h200", 16_384),
+        ("dsv4kv", "h200", 8_192),
+    ],
+)
+def test_tokens_in_flight_are_those_of_the_steps_that_overlap(
+    engine: str, gpu: str, flight: int
+) -> None:
+    found = scenario(engine=engine, gpu=gpu, gpus="8")
+    assert found.deployment(0, 2**20).in_flight_tokens == flight
+
+
+def test_sglang_spreads_a_chunk_and_its_limit_over_its_replicas() -> None:
+    found = scenario(engine="sglang:0.5.23", gpus="8", tp="1")
+    assert (found.settings.step_tokens, found.settings.request_limit) == (1_024, 32)
+    assert found.deployment(0, 2**20).concurrency == 32
+
+
+def test_a_limit_below_what_is_asked_for_is_raised_and_said() -> None:
+    found = scenario(engine="sglang:0.5.23", gpus="8", concurrency="1000")
+    assert found.settings.request_limit == 1000
+    assert found.settings.assumed["request_limit"].reason.startswith("as many as are asked for")
+    given = scenario(engine="sglang:0.5.23", gpus="8", concurrency="1000", request_limit="64")
+    assert given.settings.request_limit == 64
+
+
+@pytest.mark.parametrize(
+    ("engine", "gpu", "sentence"),
+    [
+        ("vllm:0.33", "h200", "keeps mxfp4 only on sm_100, sm_103, gfx950, and this GPU is sm_90"),
+        ("vllm:0.33", "rtx-pro-6000", "and this GPU is sm_120"),
+        ("sglang:0.5.23", "h100", "sm_121, gfx950, and this GPU is sm_90"),
+    ],
+)
+def test_fp4_keys_are_refused_where_the_engine_refuses_them(
+    engine: str, gpu: str, sentence: str
+) -> None:
+    """vLLM: ``dsa_indexer_uses_fp4``; SGLang: ``serving_hook.py``."""
+    with pytest.raises(ConfigError, match=sentence):
+        scenario(engine=engine, gpu=gpu, gpus="8", indexer_format="mxfp4")
+    assert scenario(engine=engine, gpu=gpu, gpus="8").formats.indexer.name == "fp8"
+
+
+def test_fp4_keys_are_served_on_blackwell_and_on_memory_of_no_known_gpu() -> None:
+    for texts in ({"gpu": "b300"}, {"hbm": "180GiB"}):
+        found = scenario(engine="vllm:0.33", gpus="8", indexer_format="mxfp4", **texts)
+        assert found.formats.indexer.name == "mxfp4"

@@ -1,0 +1,144 @@
+"""The engines' words: each means what it does there, and another engine's gets a sentence."""
+
+import pytest
+
+from dsv4kv.errors import ConfigError
+from dsv4kv.sizing.inputs import READERS, read_inputs
+from dsv4kv.sizing.words import (
+    WORDS,
+    Texts,
+    find_word,
+    merge,
+    read_word,
+    take_words,
+    word_for,
+    wrong_engine,
+)
+
+
+@pytest.mark.parametrize("family", WORDS)
+def test_every_word_of_an_engine_is_spelled_once_and_says_what_it_does(family: str) -> None:
+    spellings = [spelling for word in WORDS[family] for spelling in word.spellings]
+    assert len(spellings) == len(set(spellings))
+    for word in WORDS[family]:
+        assert word.tells
+        assert word.is_variable == word.name.isupper()
+
+
+@pytest.mark.parametrize("family", WORDS)
+def test_what_a_word_means_is_an_input_of_ours(family: str) -> None:
+    named = {word.means.input for word in WORDS[family] if word.means and word.means.input}
+    assert named <= set(READERS)
+
+
+@pytest.mark.parametrize(
+    ("family", "spelling", "value", "texts"),
+    [
+        ("vllm", "--max-model-len", "128k", {"context": "128000"}),
+        ("vllm", "--max-model-len", "128K", {"context": "131072"}),
+        ("vllm", "--max_model_len", "auto", {}),
+        ("vllm", "-tp", "8", {"tp": "8"}),
+        ("vllm", "--max-num-batched-tokens", "8_192", {"step-tokens": "8192"}),
+        ("vllm", "--kv-cache-memory-bytes", "5.6g", {"kv-memory": "5600000000"}),
+        ("vllm", "--kv-cache-dtype", "fp8", {}),
+        ("vllm", "--kv-cache-dtype", "bfloat16", {"main-format": "bf16", "window-format": "bf16"}),
+        (
+            "vllm",
+            "--speculative-config",
+            '{"method":"mtp","num_speculative_tokens":3}',
+            {"draft-layers": "1", "draft-tokens": "3"},
+        ),
+        ("vllm", "--speculative-config", '{"method": "dspark"}', {"draft-layers": "3"}),
+        (
+            "vllm",
+            "--attention-config",
+            '{"use_fp4_indexer_cache": true}',
+            {"indexer-format": "mxfp4"},
+        ),
+        (
+            "vllm",
+            "--attention-config",
+            '{"indexer_kv_dtype": "mxfp4"}',
+            {"indexer-format": "mxfp4"},
+        ),
+        ("vllm", "--no-async-scheduling", "", {"overlap": "1"}),
+        ("vllm", "VLLM_SPARSE_INDEXER_MAX_LOGITS_MB", "256", {"logits-limit": "256MiB"}),
+        ("vllm", "--kv-offloading-size", "100", {}),
+        ("sglang", "--tp", "8", {"tp": "8"}),
+        ("sglang", "--chunked-prefill-size", "-1", {}),
+        ("sglang", "--speculative-algo", "EAGLE", {"draft-layers": "1"}),
+        ("sglang", "--disable-radix-cache", "", {"prefix-cache": "off"}),
+        (
+            "sglang",
+            "SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS",
+            "0",
+            {"window-slots": "kept"},
+        ),
+        ("sglang", "SGLANG_DSV4_COMPRESS_STATE_DTYPE", "bfloat16", {"state": "bf16"}),
+        ("trtllm", "--max_num_tokens", "8192", {"step-tokens": "8192"}),
+    ],
+)
+def test_a_word_means_what_it_does_there(
+    family: str, spelling: str, value: str, texts: Texts
+) -> None:
+    assert read_word(family, spelling, value).texts == texts
+    assert read_inputs(texts)
+
+
+@pytest.mark.parametrize(
+    ("family", "spelling", "value", "sentence"),
+    [
+        ("vllm", "--max-model-len", "long", "--max-model-len: 'long' is not a number: write 8192"),
+        ("vllm", "--kv-cache-dtype", "int4", "--kv-cache-dtype: 'int4' is no cache dtype"),
+        ("vllm", "--speculative-config", "{mtp", "--speculative-config: '{mtp' is not a JSON"),
+        ("vllm", "--speculative-config", "[" * 2000, "is not a JSON object"),
+        ("vllm", "--speculative-config", '{"method":"ngram"}', "drafts by 'ngram' are not"),
+    ],
+)
+def test_a_value_that_is_none_is_a_sentence_with_its_word(
+    family: str, spelling: str, value: str, sentence: str
+) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        read_word(family, spelling, value)
+    assert sentence in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("family", "spelling", "sentence"),
+    [
+        ("sglang", "--max-model-len", "is a word of vllm: sglang calls it --context-length."),
+        ("vllm", "--chunked-prefill-size", "of sglang: vllm calls it --max-num-batched-tokens."),
+        ("vllm", "--enable-hisparse", "is a word of sglang: vllm has no such word."),
+        ("dsv4kv", "--max-num-seqs", "vllm: add --engine vllm, or give --request-limit."),
+    ],
+)
+def test_a_word_of_another_engine_names_the_right_one(
+    family: str, spelling: str, sentence: str
+) -> None:
+    assert find_word(family, spelling) is None
+    assert str(wrong_engine(family, spelling)).endswith(sentence)
+
+
+def test_words_are_parted_from_our_options_and_from_everything_else() -> None:
+    arguments = ["--gpu", "h200", "--max-num-seqs=8", "--enforce-eager", "--tp", "8", "a.log"]
+    taken, rest = take_words(arguments, {"--gpu", "--tp"})
+    assert taken == [("--max-num-seqs", "8"), ("--enforce-eager", "")]
+    assert rest == ["--gpu", "h200", "--tp", "8", "a.log"]
+    with pytest.raises(ConfigError, match="--max-num-seqs: the value is missing"):
+        take_words(["--max-num-seqs"], ())
+
+
+def test_sglangs_ranks_are_those_of_all_replicas_of_its_attention() -> None:
+    def texts(*words: tuple[str, str]) -> Texts:
+        return merge("sglang", [read_word("sglang", *word) for word in words])
+
+    eight = (("--tp", "8"), ("--dp", "8"))
+    assert texts(*eight, ("--enable-dp-attention", "")) == {"tp": "1", "dp": "8"}
+    assert texts(*eight) == {"tp": "8", "dp": "8"}
+    with pytest.raises(ConfigError, match="--dp-size 3 does not divide --tp-size 8"):
+        texts(("--tp", "8"), ("--dp", "3"), ("--enable-dp-attention", ""))
+
+
+def test_an_input_has_the_name_that_its_engine_has_for_it() -> None:
+    names = [word_for(family, "memory-fraction") for family in ("vllm", "sglang", "dsv4kv")]
+    assert names == ["--gpu-memory-utilization", "--mem-fraction-static", "--memory-fraction"]

@@ -194,6 +194,7 @@ def roofline_chart(operations: Sequence[OpRate], roofs: Sequence[Roof]) -> Chart
     axes.set_xlabel("useful bytes of a call, mean")
     axes.set_ylabel("GB/s")
     figure.draw_without_rendering()  # places are known only then
+    figure.set_layout_engine("none")  # and stay
     _number(axes, operations)
     if roofs:
         highest = max(roof.gbps for roof in roofs)

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import replacing
@@ -23,6 +25,10 @@ from dsv4kv.view.charts.time import time_chart
 from dsv4kv.view.markup import to_html
 from dsv4kv.view.page.build import Page, build_page
 from dsv4kv.view.table import MARKS
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -65,6 +71,20 @@ def write_charts(records: Sequence[RunRecord], folder: Path) -> list[Path]:
 
 def render_page(page: Page) -> str:
     """The page's HTML."""
+    style = (_TEMPLATES / "page.css").read_text(encoding="utf-8")
+    return _template().render(
+        page=page,
+        svg=inline_svg,
+        parts=to_html,
+        marks={level: sign for level, (sign, _) in MARKS.items()},
+        style=style,
+        light=css_variables(LIGHT),
+        dark=css_variables(DARK),
+    )
+
+
+@cache
+def _template() -> "Template":
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -74,16 +94,7 @@ def render_page(page: Page) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    style = (_TEMPLATES / "page.css").read_text(encoding="utf-8")
-    return environment.get_template("page.html").render(
-        page=page,
-        svg=inline_svg,
-        parts=to_html,
-        marks={level: sign for level, (sign, _) in MARKS.items()},
-        style=style,
-        light=css_variables(LIGHT),
-        dark=css_variables(DARK),
-    )
+    return environment.get_template("page.html")
 
 
 def _replace(path: Path, data: bytes) -> None:

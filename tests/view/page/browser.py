@@ -61,14 +61,18 @@ class Tab:
 
     def show(self, page: Path, width: int, height: int, *, dark: bool = False) -> None:
         """Open a file in a window of that size, and wait until it is loaded."""
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        size = {"width": width, "height": height, "deviceScaleFactor": 1}
-        self.call("Emulation.setDeviceMetricsOverride", mobile=width < 600, **size)
-        self.call("Emulation.setEmulatedMedia", features=[scheme])
+        self.resize(width, height, dark=dark)
         self.events.clear()
         self.call("Page.navigate", url=page.resolve().as_uri())
         while not any(event["method"] == "Page.loadEventFired" for event in self.events):
             self.events.append(self._read())
+
+    def resize(self, width: int, height: int, *, dark: bool = False) -> None:
+        """Give the window a size and a scheme of colours."""
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        size = {"width": width, "height": height, "deviceScaleFactor": 1}
+        self.call("Emulation.setDeviceMetricsOverride", mobile=width < 600, **size)
+        self.call("Emulation.setEmulatedMedia", features=[scheme])
 
     def evaluate(self, expression: str) -> Any:
         """Value of a JavaScript expression in the page."""

@@ -166,6 +166,11 @@ def make_replay_record(*axes: str) -> RunRecord:
     return run_replay(invocation, lambda done, total: None)
 
 
+def make_plain() -> RunRecord:
+    """A run without operations and times: its page is drawn soon."""
+    return make_record(make_case(operations=[], memcpy=None, latencies=[]))
+
+
 LONG = "/data/of/many/traces" * 12 + "/conversation.jsonl"
 
 
@@ -173,7 +178,7 @@ def make_long_names() -> RunRecord:
     """A sweep over lists and over paths that no line and no axis has room for."""
     settings = [([0, 2], LONG), ([0, 2, 3], LONG), ([0], "builtin:chat")]
     cases = [
-        make_case(axis={"model.layers": layers, "workload.trace": trace})
+        make_case(axis={"model.layers": layers, "workload.trace": trace}, operations=[])
         for layers, trace in settings
     ]
     return make_record(*cases, config_source=LONG, trace_source=LONG)
@@ -193,10 +198,10 @@ RUNS: dict[str, tuple[list[RunRecord], Compared | None]] = {
     "a GPU": ([make_gpu_record()], None),
     "a failure": ([make_record(make_failed_case())], None),
     "no case": ([make_record(status="incomplete").model_copy(update={"cases": []})], None),
-    "two runs": ([make_record(), make_gpu_record()], None),
+    "two runs": ([make_plain(), make_gpu_record()], None),
     "a comparison": ([make_record(), make_record()], make_compared()),
     "long names": ([make_long_names()], None),
-    "a comparison of long names": ([make_record(), make_record()], make_long_comparison()),
+    "a comparison of long names": ([make_plain(), make_plain()], make_long_comparison()),
     "hostile texts": ([make_hostile_record()], None),
     "a replay": ([make_replay_record()], None),
     "replays alike": ([make_replay_record("cache.checkpoint_share=0.05,0.15")], None),

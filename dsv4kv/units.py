@@ -30,17 +30,26 @@ def parse_count(text: str) -> int:
 
 
 def parse_bytes(text: str) -> int:
-    """Parse ``512MiB``, ``141GiB`` (binary), ``80GB`` (decimal) or a plain number of bytes."""
+    """Parse ``512MiB``, ``141GiB`` (binary), ``80GB`` (decimal) or a plain number of bytes.
+
+    What is printed to a few digits, ``148.66GiB``, is rounded down to whole bytes.
+    """
     match = _QUANTITY.match(text)
     if match is None:
         raise ConfigError(f"{text!r} is not a size: write 512MiB, 141GiB, 80GB or bytes.")
     prefix = match[2].upper()
     decimal = match[3] is not None and match[3].upper() == "B" and prefix
-    return _whole(text, match[1], _DECIMAL[prefix] if decimal else _BINARY[prefix])
+    if not prefix:
+        return _whole(text, match[1], 1)
+    return int(_product(match[1], _DECIMAL[prefix] if decimal else _BINARY[prefix]))
+
+
+def _product(number: str, factor: int) -> Fraction:
+    return Fraction(number.replace(",", "").replace("_", "")) * factor
 
 
 def _whole(text: str, number: str, factor: int) -> int:
-    value = Fraction(number.replace(",", "").replace("_", "")) * factor  # exact: 80.1GB is whole
+    value = _product(number, factor)
     if value.denominator != 1:
         raise ConfigError(f"{text!r} is not a whole number of units.")
     return int(value)

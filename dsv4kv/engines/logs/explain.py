@@ -375,6 +375,11 @@ def explain_startup(log: StartupLog) -> tuple[Explanation, Recovery]:
             "that the rules do not serve: give the whole log of the start, with max_model_len."
         )
     best = found[0]
+    if not best.exact and named_model(log) is None:
+        raise ConfigError(
+            f"{log.source}: not understood: its numbers follow from no known rules, and it does "
+            "not say which model it is of: give the log from its first line, with the arguments."
+        )
     others = tuple(other.title for other in likeliest(found)[1:]) if best.exact else ()
     return _explanation(log, reading, best, others), best
 

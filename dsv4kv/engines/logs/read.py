@@ -162,9 +162,10 @@ _ARGUMENT = re.compile(
 )
 _LIKELY_ARGUMENTS = (  # every name has one of these; most lines of a log have none
     "--", "model", "size", "max", "context", "fraction", "utilization", "dtype", "async", "fp4",
-    "tokens_ratio", "method", "specul", "override", "serve ",
+    "tokens_ratio", "method", "specul", "override", "serve ", "rchitecture",
 )  # fmt: skip
 _SERVE = re.compile(r"\bvllm serve\s+(?!-)(\S+)")
+_ARCHITECTURE = re.compile(r"rchitectures?\W{1,4}(\w+For\w+)")
 _BANNER_MODEL = re.compile(r"\bmodel\s{2,}(\S+)\s*$")
 _NOTHING = {"none", "null", "-1"}
 _SCALE = {"k": 1000, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
@@ -179,6 +180,8 @@ def find_arguments(line: str) -> Iterator[tuple[str, str]]:
         value = (match["value"] or match["argument"]).rstrip(".")  # the end of a sentence
         if value.lower() not in _NOTHING:
             yield _MEANING[name], value
+    if made := _ARCHITECTURE.search(line):
+        yield "architecture", made[1]
     for pattern in (_SERVE, _BANNER_MODEL):
         if model := pattern.search(line):
             yield "model", model[1]

@@ -14,7 +14,10 @@ _DRAFT_LAYERS = {"mtp": 1, "eagle": 1, "nextn": 1, "dspark": 3}
 _OTHER_FAMILIES = re.compile(
     r"v4\.\d|v3|v2|\br1\b|qwen|llama|mi[sx]tral|gemma|glm|kimi|gpt|phi-|minimax|ernie|hunyuan"
 )
+_ENTRY = "fp8_ds_mla"
 _FORMAT = {"bf16": "bf16", "bfloat16": "bf16", "fp8_inc": "fp8"}
+_FORMAT |= dict.fromkeys(("auto", "fp8", "fp8_e4m3", _ENTRY), _ENTRY)
+_V4 = "DeepseekV4"
 
 
 @dataclass(frozen=True)
@@ -38,10 +41,10 @@ def possible_setups(log: StartupLog) -> Iterator[Setup]:
     """Every model, number of draft layers and indexer format that the log does not rule out.
 
     Raises:
-        ConfigError: The log names a model whose cache is not DeepSeek-V4's.
+        ConfigError: The log names a model whose cache is not DeepSeek-V4's, or a cache dtype
+            that no published log of it has had.
     """
-    named = named_model(log)
-    main = _FORMAT.get(log.text("cache_dtype") or "", "fp8_ds_mla")
+    named, main = named_model(log), _main_format(log)
     for name in [named] if named else v4_presets():
         model = load_model(name)
         for drafts, drafts_told in _drafts(log):
@@ -49,6 +52,18 @@ def possible_setups(log: StartupLog) -> Iterator[Setup]:
                 formats = choose_formats(model, main, main, indexer)
                 told = (named is not None) + drafts_told + indexer_told
                 yield Setup(model, formats, drafts, told)
+
+
+def _main_format(log: StartupLog) -> str:
+    """The format of entries; the arguments' spelling is the engines'."""
+    dtype = (log.text("cache_dtype") or "auto").lower().removeprefix("torch.")
+    if dtype not in _FORMAT:
+        raise ConfigError(
+            f"{log.source}: not understood: the cache dtype {dtype!r}. Logs are explained of "
+            f"{', '.join(sorted(_FORMAT))}; another needs rules that were held against a "
+            "published log of it. dsv4kv budget --engine sizes it without its log."
+        )
+    return _FORMAT[dtype]
 
 
 def block_tokens(log: StartupLog) -> int | None:
@@ -72,10 +87,13 @@ def named_model(log: StartupLog) -> str | None:
     preset = preset_named(told)
     if preset in v4_presets():
         return preset
-    if preset or _OTHER_FAMILIES.search(told):
+    made = log.text("architecture") or _V4
+    another = made if not re.match(rf"{_V4}(?!\d)", made) else told
+    if another != told or preset or _OTHER_FAMILIES.search(told):
         raise ConfigError(
-            f"{log.source}: the log is of {told!r}, whose cache the rules do not describe: "
-            f"they are those of {', '.join(v4_presets())}."
+            f"{log.source}: not understood: the log is of {another!r}, whose cache the rules do "
+            f"not describe: they are those of {', '.join(v4_presets())}. dsv4kv budget --model "
+            "sizes other models without their logs."
         )
     return None
 

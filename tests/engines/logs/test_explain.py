@@ -111,6 +111,13 @@ def test_numbers_of_no_known_rules_are_explained_by_the_nearest_with_a_warning()
     assert told.printed_tokens == 1_009_000
 
 
+def test_numbers_of_no_known_rules_without_a_model_are_not_explained() -> None:
+    """They may be of any model."""
+    strange = [line.replace("1.11x", "7.11x") for line in VLLM_0_26[3:]]
+    with pytest.raises(ConfigError, match="not understood: its numbers follow from no known"):
+        explained(strange)
+
+
 def test_the_smallest_rank_is_explained_and_the_others_are_shown(tmp_path: Path) -> None:
     line = VLLM_0_33[-1]
     path = tmp_path / "a.log"

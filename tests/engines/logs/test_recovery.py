@@ -181,8 +181,29 @@ def test_a_size_without_length_leaves_nothing_to_recover() -> None:
 
 @pytest.mark.parametrize("model", ["DeepSeek-V4.1-Flash", "DeepSeek-V3.2", "Qwen3-32B"])
 def test_a_model_with_another_cache_is_told(model: str) -> None:
-    with pytest.raises(ConfigError, match="whose cache the rules do not describe"):
+    with pytest.raises(ConfigError, match=r"not understood: .* whose cache the rules do not"):
         recovered([f"model='/m/{model}'", *VLLM_0_33[1:]])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Resolved architecture: DeepseekV41ForCausalLM",
+        "hf_config=Config(architectures=['DeepseekV32ForCausalLM'])",
+    ],
+)
+def test_a_log_that_names_another_architecture_is_not_understood(line: str) -> None:
+    with pytest.raises(ConfigError, match="not understood: the log is of 'DeepseekV"):
+        recovered([line, *VLLM_0_33[1:]])
+    assert recovered([line.replace("V41", "V4").replace("V32", "V4"), *VLLM_0_33[1:]])
+
+
+@pytest.mark.parametrize("dtype", ["nvfp4_ds_mla", "fp4_e2m1", "int8"])
+def test_a_cache_dtype_of_no_published_log_is_not_understood(dtype: str) -> None:
+    with pytest.raises(ConfigError, match=f"not understood: the cache dtype '{dtype}'"):
+        recovered([f"kv_cache_dtype={dtype}", *VLLM_0_33])
+    for known in ("auto", "fp8", "fp8_ds_mla"):
+        assert recovered([f"kv_cache_dtype={known}", *VLLM_0_33])[0].exact
 
 
 @pytest.mark.parametrize(

@@ -203,19 +203,19 @@ class KVCacheManager:
                 self._slots.release(taken)
             raise
 
-    def release_request(self, slot: int, generation: int | None = None) -> None:
+    def release_request(self, slot: int, generation: int) -> None:
         """Give back a request's slot and blocks.
 
         Args:
             slot: As ``admit_request`` returned it.
-            generation: As ``generation`` returned it; None trusts the caller.
+            generation: As ``generation`` returned it when the request was admitted.
 
         Raises:
             NotOwner: No request runs in the slot, or another one by now.
         """
         ids, rows, left = np.array([slot], dtype=np.int64), list[Ids](), None
         try:
-            left = self._slots.release(ids, None if generation is None else np.array([generation]))
+            left = self._slots.release(ids, np.array([generation]))
             rows.extend(table.clear(slot) for table in self.tables)
             if self.device_tables is not None:
                 self.device_tables.release(slot)

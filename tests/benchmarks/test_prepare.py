@@ -127,7 +127,7 @@ def test_release(measure: Measure, name: str, sharing: Sharing) -> None:
     measure(
         "release a request of 64 blocks x 61 layers",
         name,
-        lambda: ours.manager.release_request(0),
+        lambda: ours.manager.release_request(0, ours.manager.generation(0)),
         setup=admit_again,
         rounds=500,
     )

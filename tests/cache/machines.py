@@ -299,7 +299,7 @@ class Cache(Machine):
                 self.resume(slot)
         elif what < 0.35 and self.tokens:
             slot = draw.choice(list(self.tokens))
-            self.do(lambda: manager.release_request(slot))
+            self.do(lambda: manager.release_request(slot, manager.generation(slot)))
             del self.tokens[slot]
         elif what < 0.45 and self.resumes and len(self.tokens) > 1:
             self.exchange()

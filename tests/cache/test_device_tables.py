@@ -58,7 +58,8 @@ def test_the_device_holds_the_hosts_blocks_after_any_moves(
                 slot = sorted(running)[number % len(running)]
                 follow(manager, [slot], [tokens])
             elif running:
-                manager.release_request(running.pop())
+                slot = running.pop()
+                manager.release_request(slot, manager.generation(slot))
         assert manager.device_tables is not None
         manager.device_tables.check()
         for table in manager.tables:
@@ -106,7 +107,7 @@ def test_only_cells_that_changed_are_brought_over() -> None:
         follow(manager, slots, [300, 128])  # three blocks and one
         follow(manager, slots, [301, 129])  # none
         follow(manager, slots, [384, 132])  # a second one for the second request
-        manager.release_request(slots[0])
+        manager.release_request(slots[0], manager.generation(slots[0]))
         follow(manager, slots[1:], [132])
     assert sizes == [2 * 4, 2 * 1, 2 * 3]  # where and what
 
@@ -115,7 +116,7 @@ def test_a_block_that_moves_twice_between_transfers_arrives_where_it_is() -> Non
     manager = build("host", num_blocks=2)
     first = manager.admit_request()
     prepare_forward(manager, [first], [0], [200])
-    manager.release_request(first)
+    manager.release_request(first, manager.generation(first))
     second = manager.admit_request()
     follow(manager, [second], [100])
     assert manager.device_tables is not None

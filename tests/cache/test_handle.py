@@ -62,7 +62,7 @@ def serve(manager: KVCacheManager, feed: Feed, *, drafts: int) -> StepBatch:
         ends = {slot: end + drafts for slot, end in kept.items()}
         feed.step(manager, ends, drafts)
         prepare_forward(manager, slots, list(ends.values()), list(kept.values()))
-    manager.release_request(1)
+    manager.release_request(1, manager.generation(1))
     feed.request_of[manager.admit_request()] = 3
     feed.step(manager, {1: 3})  # a short prompt: what the first owner left must not show
     for _ in range(7):
@@ -179,7 +179,7 @@ def test_a_stale_handle_is_refused_and_touches_nothing(call: Call, event: str) -
     if event == "rolled back":
         prepare_forward(manager, [1], [8], [3])
     else:
-        manager.release_request(1)
+        manager.release_request(1, manager.generation(1))
     if event == "reused":
         prepare_forward(manager, admit(manager, 1), [0], [8])
     pages = manager.pools[CSA].main.pages.clone()

@@ -206,7 +206,7 @@ def test_a_cache_changes_whole_or_not_at_all(name: str, sharing: str) -> None:
 
     operations: list[Operation] = [
         lambda manager: manager.admit_request(),
-        lambda manager: manager.release_request(1),
+        lambda manager: manager.release_request(1, manager.generation(1)),
         lambda manager: prepare_forward(manager, [0, 1], [400, 500], [900, 130]),
         lambda manager: prepare_forward(manager, [1, 0], [500, 400], [501, 401]),
         lambda manager: manager.allocate_block(),

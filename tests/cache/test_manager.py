@@ -44,14 +44,14 @@ def test_a_released_request_leaves_nothing_behind(sharing: Sharing) -> None:
     slots = admit(manager, 2)
     prepare_forward(manager, slots, [0, 0], [1000, 300])
     kept = [table.blocks[:, slots[1]].tolist() for table in manager.tables]
-    manager.release_request(slots[0])
+    manager.release_request(slots[0], manager.generation(slots[0]))
     assert manager.tokens[slots[0]] == 0
     for table, row in zip(manager.tables, kept, strict=True):
         assert table.held[slots[0]] == 0
         assert (table.blocks[:, slots[0]] == -1).all()
         assert table.blocks[:, slots[1]].tolist() == row
         assert table.allocator.num_held == table.held.sum()
-    manager.release_request(slots[1])
+    manager.release_request(slots[1], manager.generation(slots[1]))
     assert manager.num_held_blocks == 0
     assert all(a.num_free == a.num_blocks for a in allocators(manager))
 
@@ -59,7 +59,7 @@ def test_a_released_request_leaves_nothing_behind(sharing: Sharing) -> None:
 def test_a_new_request_in_an_old_slot_starts_at_nothing() -> None:
     manager = bookkeeping(num_slots=1)
     prepare_forward(manager, admit(manager, 1), [0], [999])
-    manager.release_request(0)
+    manager.release_request(0, manager.generation(0))
     assert manager.admit_request() == 0
     assert manager.tokens[0] == 0
     assert manager.num_held_blocks == 0
@@ -69,13 +69,17 @@ def test_a_request_released_twice_is_refused() -> None:
     manager = bookkeeping()
     slots = admit(manager, 2)
     prepare_forward(manager, slots, [0, 0], [300, 300])
-    manager.release_request(slots[0])
-    refuses(manager, lambda: manager.release_request(slots[0]), "slots 0: not all are held")
+    manager.release_request(slots[0], manager.generation(slots[0]))
+    refuses(
+        manager,
+        lambda: manager.release_request(slots[0], manager.generation(slots[0])),
+        "slots 0: not all are held",
+    )
 
 
-@pytest.mark.parametrize("generation", [None, 0, 1])
+@pytest.mark.parametrize("generation", [0, 1])
 @pytest.mark.parametrize("slot", [-1, -2, -4, -6, 3, 99])
-def test_a_slot_out_of_range_is_refused(slot: int, generation: int | None) -> None:
+def test_a_slot_out_of_range_is_refused(slot: int, generation: int) -> None:
     manager = bookkeeping()
     admit(manager, 3)
     refuses(manager, lambda: manager.release_request(slot, generation), f"slots {slot}: ")
@@ -143,7 +147,7 @@ def test_memory_never_moves() -> None:
     slots = admit(manager, 3)
     prepare_forward(manager, slots, [0, 0, 0], [1000, 256, 3])
     prepare_forward(manager, slots, [1000, 256, 3], [10, 900, 3])
-    manager.release_request(slots[1])
+    manager.release_request(slots[1], manager.generation(slots[1]))
     admit(manager, 1)
     assert addresses() == before
 
@@ -177,7 +181,7 @@ def test_a_slot_holds_blocks_it_shares_and_then_its_own() -> None:
     assert table.blocks[0, second, :2].tolist() == shared.tolist()
     assert table.blocks[0, second, 2] not in table.blocks[0, first]
     assert table.held[second] == 3
-    manager.release_request(first)
+    manager.release_request(first, manager.generation(first))
     assert table.allocator.refs(shared).tolist() == [1, 1]
-    manager.release_request(second)
+    manager.release_request(second, manager.generation(second))
     assert table.allocator.num_held == 0

@@ -161,7 +161,7 @@ def test_a_retry_after_freeing_takes_exactly_what_is_needed(sharing: Sharing) ->
     prepare_forward(manager, [first], [0], [640])
     for _ in range(3):
         refuses(manager, OutOfBlocks, "Nothing was changed", [second], [0], [1000])
-    manager.release_request(first)
+    manager.release_request(first, manager.generation(first))
     prepare_forward(manager, [second], [0], [1000])
     check_holds(manager, second, 1000)
     for table in manager.tables:
@@ -226,8 +226,8 @@ def test_a_slot_named_twice_is_refused() -> None:
 def test_a_slot_in_which_no_request_runs_is_refused(slot: int) -> None:
     manager = bookkeeping()
     first, second, third = admit(manager, 3)
-    manager.release_request(second)
-    manager.release_request(third)
+    manager.release_request(second, manager.generation(second))
+    manager.release_request(third, manager.generation(third))
     refuses(manager, NotOwner, "not all are held", [first, slot], [0, 0], [128, 128])
 
 
@@ -267,7 +267,7 @@ def test_every_lane_is_a_table_of_its_own() -> None:
     assert first[slot, :2].tolist() != second[slot, :2].tolist()
     assert sorted(first[slot, :2].tolist()) == sorted(second[slot, :2].tolist())
     assert first.data_ptr() != second.data_ptr()
-    manager.release_request(slot)
+    manager.release_request(slot, manager.generation(slot))
     assert manager.num_held_blocks == 0
 
 
@@ -289,7 +289,7 @@ def test_no_step_touches_a_tensor() -> None:
     with NoTorch():
         prepare_forward(manager, slots, [0, 0], [700, 128])
         prepare_forward(manager, slots, [700, 128], [500, 129])
-        manager.release_request(slots[0])
+        manager.release_request(slots[0], manager.generation(slots[0]))
     with pytest.raises(AssertionError, match="was called"), NoTorch():
         torch.zeros(1).item()
 

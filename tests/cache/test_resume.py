@@ -29,7 +29,7 @@ class Behind:
     def cache(self) -> None:
         """The first request ends; its blocks are cached, and nobody holds them."""
         self.allocator.register_kv_block_hashes(self.blocks, [1, 2, 3], [0, 1, 2])
-        self.manager.release_request(self.first)
+        self.manager.release_request(self.first, self.manager.generation(self.first))
 
     def resume(self, tokens: int, blocks: Ids | None = None) -> None:
         prefix = self.blocks if blocks is None else blocks
@@ -89,7 +89,7 @@ def test_too_few_blocks_are_refused() -> None:
 
 def test_a_slot_without_a_request_is_refused() -> None:
     behind = Behind()
-    behind.manager.release_request(behind.slot)
+    behind.manager.release_request(behind.slot, behind.manager.generation(behind.slot))
     behind.refuses(NotOwner, 300)
 
 

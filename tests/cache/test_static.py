@@ -136,6 +136,6 @@ def test_a_staged_step_is_refused_once_a_request_has_left(manager: KVCacheManage
     batch = make_batch(manager, 5)
     staged = StagedStep(batch, CPU)
     staged.check_current()
-    manager.release_request(0)
+    manager.release_request(0, manager.generation(0))
     with pytest.raises(NotOwner):
         staged.check_current()

@@ -114,7 +114,7 @@ def test_a_step_is_current_while_others_come_and_go() -> None:
     slots = admit(manager, 2)
     batch = step(manager, slots[:1], [0], [200])
     step(manager, slots[1:], [0], [300])
-    manager.release_request(slots[1])
+    manager.release_request(slots[1], manager.generation(slots[1]))
     admit(manager, 1)
     batch.check_current()
 
@@ -122,7 +122,7 @@ def test_a_step_is_current_while_others_come_and_go() -> None:
 def test_a_step_is_over_when_its_request_is_released() -> None:
     manager = bookkeeping()
     batch = step(manager, admit(manager, 2), [0, 0], [200, 300])
-    manager.release_request(1)
+    manager.release_request(1, manager.generation(1))
     with pytest.raises(NotOwner, match="has left its slot or moved on since: make a new step"):
         batch.check_current()
 
@@ -130,7 +130,7 @@ def test_a_step_is_over_when_its_request_is_released() -> None:
 def test_a_step_is_over_when_its_slot_has_a_new_owner_of_the_same_length() -> None:
     manager = bookkeeping()
     batch = step(manager, admit(manager, 1), [0], [200])
-    manager.release_request(0)
+    manager.release_request(0, manager.generation(0))
     step(manager, admit(manager, 1), [0], [200])
     with pytest.raises(NotOwner, match="make a new step"):
         batch.check_current()

@@ -131,6 +131,14 @@ def test_a_prompt_longer_than_the_pool_is_rejected_and_the_rest_served_as_withou
     assert outcome.input_tokens == 91_400
 
 
+@pytest.mark.parametrize("name", [name for name, rule in RULES.items() if rule.windows])
+def test_a_prompt_whose_windows_find_no_room_beside_its_blocks_is_rejected(name: str) -> None:
+    table = to_requests_of([700, 80_000, 700])
+    outcome = run_rule(name, Pool(table, 80_128, 256, MODEL))
+    assert outcome.rejected == 1
+    assert outcome.resumed_tokens.tolist() == [0, 0, 512]
+
+
 # Mooncake's conversation trace, pool of 9,358,848 tokens: the engines' own code gives these
 PUBLISHED_TOKENS = {
     ("ideal", 64): 41_646_761,

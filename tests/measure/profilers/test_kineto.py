@@ -254,6 +254,15 @@ def test_what_is_no_trace_is_refused_with_a_sentence(
         read_kineto(path)
 
 
+@pytest.mark.parametrize("odd", ["[" * 5_000, "9" * 5_000 + ", "])
+def test_an_event_that_no_parser_reads_is_a_sentence(odd: str, tmp_path: Path) -> None:
+    """Nested without end, or a number of thousands of digits."""
+    path = tmp_path / "trace.json"
+    path.write_text(f'{{"traceEvents": [{{"ph": "X", "a": {odd}')
+    with pytest.raises(ProfileError, match=rf"^{path} "):
+        read_kineto(path)
+
+
 def test_a_packed_trace_that_is_cut_short_is_refused(tmp_path: Path) -> None:
     path = save(tmp_path / "t.json.gz", gpu_events())
     path.write_bytes(path.read_bytes()[:-20])

@@ -257,12 +257,11 @@ class CacheMachine(RuleBasedStateMachine):
             self.restore(growing)  # an engine would recompute or load what is new
 
     def release(self, draw: Random) -> None:
-        slot = self.a_request(draw)
-        generation = self.running[slot].generation
-        self.leave(slot, draw.choice([None, generation]))
+        self.leave(self.a_request(draw))
 
-    def leave(self, slot: int, generation: int | None = None) -> None:
-        self.gone.append((slot, self.running.pop(slot).generation))
+    def leave(self, slot: int) -> None:
+        generation = self.running.pop(slot).generation
+        self.gone.append((slot, generation))
         self.manager.release_request(slot, generation)
 
     def resume(self, draw: Random) -> None:

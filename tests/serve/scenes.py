@@ -167,7 +167,7 @@ def _watched(log: Log) -> Iterator[None]:
         log.admitted.append(owner[slot])
         return slot
 
-    def release_request(slot: int, generation: int | None = None) -> None:
+    def release_request(slot: int, generation: int) -> None:
         release(slot, generation)
         log.released.append(owner.pop(slot))
 

@@ -365,7 +365,7 @@ def test_a_refusal_of_the_cache_ends_the_run_with_its_sentence() -> None:
         loop.run()
 
 
-Held = tuple[int, int | None]
+Held = tuple[int, int]
 
 
 def test_a_request_is_released_by_the_generation_it_was_admitted_with() -> None:
@@ -380,7 +380,7 @@ def test_a_request_is_released_by_the_generation_it_was_admitted_with() -> None:
         admitted.append((slot, manager.generation(slot)))
         return slot
 
-    def release_request(slot: int, generation: int | None = None) -> None:
+    def release_request(slot: int, generation: int) -> None:
         released.append((slot, generation))
         release(slot, generation)
 

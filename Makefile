@@ -8,7 +8,7 @@ CONFIG ?= default
 
 ENGINES ?= build/engines
 
-.PHONY: bench check check-fast claims clean compilers endure engines fuzz house kills python site traces
+.PHONY: bench check check-fast claims clean compilers endure engines fuzz house kills python site tour traces
 
 bench: $(VENV)/installed
 	$(BIN)/dsv4kv bench $(CONFIG)
@@ -68,6 +68,11 @@ $(ENGINES)/unpacked: | python
 # The figures of docs/compare.md, simulated anew and written into it; ten minutes on one core.
 claims: $(VENV)/installed-test
 	$(BIN)/python -m tests.measure.claims
+
+# Every command of the README, the guides and the helps, as a new user types it: from a wheel, on
+# a terminal of 80 columns, in a pipe, without colours and without UTF-8; an hour.
+tour: $(VENV)/installed-test
+	$(BIN)/python -m tests.tour
 
 # The source tree as a newcomer meets it: modules, lines, rooms that a decode step crosses.
 house: $(VENV)/installed-test

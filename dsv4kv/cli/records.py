@@ -69,6 +69,6 @@ def end_run(record: "RunRecord") -> None:
         if launch.status in ("crashed", "timeout", "out_of_memory")
     ]
     if problems:
-        raise VerificationError("\n".join(problems))
+        raise VerificationError("\n".join(dict.fromkeys(problems)))
     if record.status == "incomplete":
         raise typer.Exit(INTERRUPTED)

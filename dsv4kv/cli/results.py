@@ -98,12 +98,16 @@ def prune(
 
     if keep is None and older_than is None and status is None:
         raise ConfigError("nothing says what to remove: give --keep, --older-than or --status.")
-    chosen = choose(list_entries(folder), keep=keep, older_than_days=older_than, status=status)
+    entries = list_entries(folder)
+    chosen = choose(entries, keep=keep, older_than_days=older_than, status=status)
     for entry in chosen:
         if yes:
             remove(folder, [entry])
         say(f"{'removed' if yes else 'would remove'} {folder / entry.file}")
-    if chosen and not yes:
+    if not chosen:
+        count = sum(entry.summary is not None for entry in entries)
+        say(f"nothing to remove: none of {count:,} runs fits.", err=True)
+    elif not yes:
         told = "1 run: --yes removes it." if len(chosen) == 1 else ""
         say(told or f"{len(chosen)} runs: --yes removes them.", err=True)
 

@@ -27,8 +27,19 @@ def printable(text: str) -> str:
 
 
 def say(text: str, *, err: bool = False, end: str = "\n") -> None:
-    """Print text on standard output, or on standard error."""
-    typer.echo(printable(text) + end, err=err, nl=False)
+    """Print text on standard output, or sentences on standard error."""
+    whole = printable(text)
+    typer.echo((_wrap(whole) if err and sys.stderr.isatty() else whole) + end, err=err, nl=False)
+
+
+def _wrap(text: str) -> str:
+    """Break lines between words, where a terminal would within them."""
+    import shutil
+    from textwrap import TextWrapper
+
+    width = shutil.get_terminal_size().columns
+    wrapper = TextWrapper(width, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(wrapper.fill(line) for line in text.splitlines())
 
 
 def print_document(text: str) -> None:

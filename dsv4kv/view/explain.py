@@ -60,15 +60,12 @@ def _document(record: Any) -> dict[str, Any]:
 
 def _tell(explanation: "Explanation") -> list[Part]:
     """From the number to what it means, what fits, and what would change it."""
-    parts: list[Part] = [_head(explanation), *explanation.meaning, ""]
-    if len(explanation.ranks) > 1:
-        parts.append(_ranks(explanation))
-    parts += [_statements(explanation), _costs(explanation), _fits(explanation)]
-    if explanation.changes:
-        parts.append(_changes(explanation))
-    if explanation.candidates:
-        parts.append(_candidates(explanation))
-    return parts
+    tables: list[Part] = [_ranks(explanation)] if len(explanation.ranks) > 1 else []
+    tables += [_statements(explanation), _costs(explanation), _fits(explanation)]
+    tables += [_changes(explanation)] if explanation.changes else []
+    tables += [_candidates(explanation)] if explanation.candidates else []
+    apart = [part for table in tables for part in ("", table)]
+    return [_head(explanation), *explanation.meaning, *apart]
 
 
 def _head(explanation: "Explanation") -> str:

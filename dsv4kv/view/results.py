@@ -1,6 +1,7 @@
 """Saved runs, as ``dsv4kv results list`` shows them."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from dsv4kv.record.store import Entry
 from dsv4kv.units import format_bytes
@@ -26,7 +27,7 @@ def _row(entry: Entry) -> Row:
     if told is None:
         return [entry.file, "unreadable", *[ABSENT] * 4, size, ""]
     return [
-        told.run_id,
+        Path(entry.file).stem,  # the name that `results show` knows it by
         told.status,
         told.config,
         ", ".join(told.backends),

@@ -127,6 +127,20 @@ def test_prune_of_one_run_speaks_of_one() -> None:
     assert run("prune", "--status", "failed").stderr == "1 run: --yes removes it.\n"
 
 
+def test_prune_says_that_there_is_nothing_to_remove() -> None:
+    result = run("prune", "--keep", "9", "--yes")
+    assert (result.stdout, result.stderr) == (
+        "",
+        "nothing to remove: none of 3 runs fits.\n",
+    )
+
+
+def test_runs_are_listed_by_the_names_that_show_knows(results: Path) -> None:
+    (results / "20261103T000000Z-default-cccccc.json").rename(results / "zz-renamed.json")
+    assert "zz-renamed" in run("list").stdout
+    assert run("show", "zz-renamed").exit_code == 0
+
+
 def test_a_run_that_cannot_be_removed_is_not_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_path: Path, *, missing_ok: bool) -> None:
         raise PermissionError(13, "Permission denied")

@@ -1,0 +1,261 @@
+"""The tour of a new user: every command of the README, the guides and the helps, as it is told.
+
+``make tour`` builds a wheel, installs it with constraints.txt into an environment of its own and
+runs every command in an empty folder, in four places: a terminal of 80 columns, one with NO_COLOR,
+a pipe, and a pipe that is not UTF-8. Nothing may end in a traceback or with another exit code than
+told below, be wider than the terminal, colour a pipe or print what nobody can read. What was
+printed is kept next to the folder, to be looked at. Commands for a GPU end with their sentence.
+"""
+
+import argparse
+import gzip
+import os
+import pty
+import re
+import select
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.cells import cell_len
+
+from dsv4kv.record.store import dumps
+from tests.compare.launched import make_launched_record
+from tests.measure.profilers.exports import two_replays
+from tests.measure.profilers.traces import cpu_events, save
+from tests.test_commands_told import HELPS, PAGES, ROOT, TOLD
+
+COLUMNS = 80
+TIMEOUT_S = 600
+PATIENCE_S = 25
+"""A command that takes longer runs in the terminal alone, unless --all is given."""
+
+EXITS = {
+    # verdicts, of records made up or measured now
+    r"compare (--ab \S+ \S+\.yaml|--ab backend:cpu|results/)": {0, 1, 3},
+    r"compare results/LRU.json": {0, 1, 2, 3},
+    r"budget .*--concurrency 3000": {1},
+    r"budget --explain startup.log": {0, 1},
+    # in a clone of the source tree only
+    r"compare --ab (main|HEAD|origin/main) ": {2},
+    # of five models one does not fit; a folder that is there the second time
+    r"budget .*--axis model=": {1},
+    r"trace convert .*--to weka": {0, 4},
+    # a GPU, its tools, packages for it and files that they write
+    r"bench gpu": {6, 8},
+    r"profile gpu": {0, 8, 9},
+    r"bench --(backend vllm|axis ops.variant)": {0, 6, 8},
+    r"profile (smoke --ncu|--from server.(nsys|ncu)-rep)": {9},
+    r"profile --from server.sqlite --step": {0, 9},
+}
+"""Exit codes other than 0, by command."""
+
+DOCUMENTS = r"--json|--export|--print-command|config show|completion |--markdown"
+"""What prints lines for programs, as wide as they are."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Somewhere that output goes."""
+
+    name: str
+    terminal: bool
+    env: Mapping[str, str]
+
+
+PLACES = [
+    Place("terminal", True, {"TERM": "xterm-256color"}),
+    Place("pipe", False, {}),
+    Place("no-color", True, {"TERM": "xterm-256color", "NO_COLOR": "1"}),
+    Place("ascii", False, {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}),
+]
+_ESCAPE = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|\].*?(\x07|\x1b\\)|[()][A-Z0-9])")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*\b([349][0-7]|10[0-7])\b[0-9;]*m")
+
+
+def commands() -> list[str]:
+    """Every command once, as a shell takes it: comments are for readers, pipes lead elsewhere."""
+    told = (re.sub(r"\$\{\{.*?\}\}", "main", command) for _, command in TOLD)
+    plain = (re.sub(r"\s+#.*|\s+\|.*", "", command) for command in told)
+    return list(dict.fromkeys([*(f"{name} --help" for name in HELPS), *plain]))
+
+
+def install(folder: Path) -> Path:
+    """An environment with the wheel of this tree; returns the folder of its programs."""
+    environment, wheels = folder / "environment", folder / "wheels"
+    subprocess.run([sys.executable, "-m", "venv", environment], check=True)
+    pip = [str(environment / "bin" / "pip"), "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", wheels, ROOT], check=True)
+    (wheel,) = wheels.glob("*.whl")
+    asked = f"{wheel}[cuda,pandas]"
+    subprocess.run([*pip, "install", "-c", ROOT / "constraints.txt", asked], check=True)
+    return environment / "bin"
+
+
+def prepare(folder: Path, run: "Runner") -> None:
+    """What commands speak of and a user would have: files of guides, traces, records, profiles."""
+    for page in PAGES:
+        text = page.read_text("utf-8")
+        for name, block in re.findall(r"^```\w+ (\S+\.\w+)\n(.*?)^```$", text, re.M | re.S):
+            (folder / name).write_text(block, "utf-8")
+        for block in re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S):
+            if "def gather_topk" in block:
+                make_packages(folder, block)
+    for name in ("BEFORE", "AFTER", "RUN", "NEW", "A", "B"):
+        record = make_launched_record(seed=ord(name[0]))
+        (folder / "results").mkdir(exist_ok=True)
+        (folder / "results" / f"{name}.json").write_text(dumps(record), "utf-8")
+    two_replays().save(folder / "server.sqlite")
+    save(folder / "server.json", cpu_events())
+    content = (folder / "server.json").read_bytes()
+    (folder / "server.json.gz").write_bytes(gzip.compress(content))
+    for name in ("before", "after"):
+        shutil.copy(folder / "server.json", folder / f"{name}.json")
+    run.quietly("trace synth conversation_trace.jsonl --shape chat --conversations 40")
+    shutil.copy(folder / "conversation_trace.jsonl", folder / "trace.jsonl")
+    for name in ("a", "b"):
+        run.quietly(f"config show smoke > {name}.yaml")
+    for name in ("LRU", "ARC"):
+        run.quietly(f"replay builtin:chat -q --policy {name.lower()} --json results/{name}.json")
+    (folder / "home" / ".config" / "fish" / "completions").mkdir(parents=True)
+
+
+def make_packages(folder: Path, source: str) -> None:
+    """A backend under the names that guides give it."""
+    (folder / "my_gather.py").write_text(source, "utf-8")
+    for name, text in (
+        ("mine/ops.py", f"{source}\n\ngather = gather_topk\n"),
+        ("my_package/my_module.py", f"{source}\n\nmy_gather = gather_topk\n"),
+    ):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text, "utf-8")
+
+
+@dataclass
+class Runner:
+    """Runs commands in a folder, with the programs of an environment."""
+
+    folder: Path
+    programs: Path
+
+    def quietly(self, command: str) -> None:
+        code, printed, _ = self.run(f"dsv4kv {command}", PLACES[1])
+        if code:
+            sys.exit(f"dsv4kv {command}: exit code {code}\n{printed.decode(errors='replace')}")
+
+    def run(self, command: str, place: Place) -> tuple[int, bytes, float]:
+        """Exit code, everything that was printed, seconds."""
+        path = f"{self.programs}{os.pathsep}{os.environ['PATH']}"
+        home = str(self.folder / "home")
+        base = {"PATH": path, "HOME": home, "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"}
+        kept = {k: v for k, v in os.environ.items() if k in ("TMPDIR", "LD_LIBRARY_PATH")}
+        ours, theirs = pty.openpty() if place.terminal else os.pipe()
+        if place.terminal:
+            set_size(theirs)
+        begun = time.monotonic()
+        process = subprocess.Popen(
+            ["bash", "-c", command],
+            cwd=self.folder,
+            env={**kept, **base, **place.env},
+            stdin=theirs if place.terminal else subprocess.DEVNULL,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+        )
+        os.close(theirs)
+        printed = b"".join(read_all(ours, process, begun + TIMEOUT_S))
+        os.close(ours)
+        return process.wait(), printed, time.monotonic() - begun
+
+
+def set_size(terminal: int) -> None:
+    import fcntl
+    import struct
+    import termios
+
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, COLUMNS, 0, 0))
+
+
+def read_all(source: int, process: "subprocess.Popen[bytes]", deadline: float) -> Iterator[bytes]:
+    while True:
+        if time.monotonic() > deadline:
+            process.kill()
+            yield b"\nTIMEOUT\n"
+            return
+        if select.select([source], [], [], 1.0)[0]:
+            try:
+                chunk = os.read(source, 1 << 16)
+            except OSError:  # a terminal whose program has ended
+                return
+            if not chunk:
+                return
+            yield chunk
+
+
+def faults(command: str, place: Place, code: int, printed: bytes) -> Iterator[str]:
+    """What is wrong with an output, a sentence each."""
+    allowed = next(
+        (codes for pattern, codes in EXITS.items() if re.match(f"dsv4kv {pattern}", command)), {0}
+    )
+    if code not in allowed:
+        yield f"exit code {code}, not {' or '.join(map(str, sorted(allowed)))}"
+    is_document = re.search(DOCUMENTS, command) and "--help" not in command
+    try:
+        text = printed.decode("ascii" if place.name == "ascii" and not is_document else "utf-8")
+    except UnicodeDecodeError as error:
+        yield f"not to be read: {error}"
+        text = printed.decode("utf-8", "replace")
+    for sign in ("Traceback", "this should not have happened", "\ufffd", "TIMEOUT", "Warning:"):
+        if sign in text:
+            yield f"{sign!r} is printed"
+    if not place.terminal and "\x1b" in text:
+        yield "escape codes in a pipe"
+    if place.name == "no-color" and _COLOUR.search(text):
+        yield "colours, and NO_COLOR is set"
+    if place.terminal and not is_document:
+        lines = (_ESCAPE.sub("", line) for line in re.split(r"[\r\n]+", text))
+        widest = max(lines, key=cell_len)
+        if cell_len(widest) > COLUMNS:
+            yield f"{cell_len(widest)} columns: {widest[:60]}…"
+
+
+def main() -> int:
+    """Run the tour; the number of outputs that are wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "tour")
+    parser.add_argument("--programs", type=Path, help="bin/ of an environment that has dsv4kv")
+    parser.add_argument("--only", default="", help="commands that this expression is found in")
+    parser.add_argument("--all", action="store_true", help="slow ones in every place, too")
+    given = parser.parse_args()
+    shutil.rmtree(given.folder, ignore_errors=True)
+    work, kept = given.folder / "work", given.folder / "printed"
+    for folder in (work / "home", kept):
+        folder.mkdir(parents=True)
+    runner = Runner(work.resolve(), (given.programs or install(given.folder)).resolve())
+    prepare(work, runner)
+    wrong = 0
+    for number, command in enumerate(commands()):
+        if not re.search(given.only, command):
+            continue
+        for place in PLACES:
+            code, printed, taken_s = runner.run(command, place)
+            (kept / f"{number:03}-{place.name}.txt").write_bytes(
+                f"$ {command}\n".encode()
+                + printed
+                + f"\n[exit {code}, {taken_s:.1f} s]\n".encode()
+            )
+            for fault in faults(command, place, code, printed):
+                wrong += 1
+                print(f"{number:03} {place.name}: {command}: {fault}", flush=True)
+            if taken_s > PATIENCE_S and not given.all:
+                break
+    print(f"{wrong} faults; what was printed is in {kept}")
+    return min(wrong, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

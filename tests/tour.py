@@ -74,7 +74,7 @@ PLACES = [
     Place("ascii", False, {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}),
 ]
 _ESCAPE = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|\].*?(\x07|\x1b\\)|[()][A-Z0-9])")
-_COLOUR = re.compile(r"\x1b\[[0-9;]*\b([349][0-7]|10[0-7])\b[0-9;]*m")
+_COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:[349][0-8]|10[0-7])(?:;[\d;]*)?m")
 
 
 def commands() -> list[str]:

@@ -23,6 +23,7 @@ class Machine:
         tp: Tensor parallel ranks of a replica.
         dp: Replicas.
         pp: Pipeline stages.
+        kind: Generation of the model: ``v4``, ``v41``, ``flat``.
     """
 
     gpu: str
@@ -30,6 +31,7 @@ class Machine:
     tp: int = 1
     dp: int = 1
     pp: int = 1
+    kind: str = "v4"
 
 
 @dataclass(frozen=True)

@@ -98,11 +98,15 @@ def available_bytes(scenario: Scenario, stage: int, context_tokens: int) -> int:
     inputs = scenario.inputs
     if inputs.kv_memory is not None:
         return inputs.kv_memory
-    if inputs.kv_blocks is not None:
-        deployment = scenario.deployment(stage, context_tokens)
-        return ceil(inputs.kv_blocks * scenario.engine.capacity(deployment, 0).unit_bytes)
     taken = scenario.weight_bytes[stage] + scenario.settings.reserve
-    return scenario.budget_bytes - taken - transient_bytes(scenario, context_tokens)
+    left = scenario.budget_bytes - taken - transient_bytes(scenario, context_tokens)
+    if inputs.kv_blocks is None:
+        return left
+    engine, deployment = scenario.engine, scenario.deployment(stage, context_tokens)
+    units = ceil(inputs.kv_blocks * engine.capacity(deployment, 0).unit_bytes)
+    if engine.logits_room != "headroom":
+        return units
+    return min(left, units + engine.shared_bytes(deployment))  # SGLang's max_total_tokens
 
 
 def logits_bytes(scenario: Scenario, context_tokens: int) -> int:

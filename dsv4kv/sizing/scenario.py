@@ -127,7 +127,7 @@ def resolve(inputs: Inputs) -> list[Scenario]:
     weights = find_weights(inputs, config)
     scenarios = []
     for layout in candidate_layouts(config, wish, MOST_GPUS):
-        machine = Machine(gpu.name, gpu.memory_bytes, layout.tp, layout.dp, layout.pp)
+        machine = Machine(gpu.name, gpu.memory_bytes, layout.tp, layout.dp, layout.pp, config.kind)
         settings = settle(inputs, engine, machine)
         formats, reasons = _formats(inputs, config, engine, gpu, layout.tp)
         settings = replace(settings, assumed=settings.assumed | reasons)

@@ -210,6 +210,12 @@ def _engine_lines(found: Answer) -> Iterator[Part]:
     if capacity is None:
         return
     seen = "" if engine.seen_in_logs else " (derived from its source, not seen in a log)"
+    if engine.name != "dsv4kv":
+        unit = "full tokens" if engine.name.startswith("sglang") else "blocks"
+        yield (
+            f"{capacity.units:,} {unit} of {float(capacity.unit_bytes):,.10g} B; a request of "
+            f"{found.context:,} tokens is counted with {float(capacity.units_per_request):,.0f}."
+        )
     if not capacity.log_lines:
         yield Text(f"{engine.name} prints no such line{seen}.", "strong")
     else:

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from dsv4kv.choices import ENGINES as KNOWN
 from dsv4kv.sizing.fit import (
+    available_bytes,
     costs_of,
     fewest_gpus,
     fits,
@@ -173,6 +174,30 @@ def test_vllm_sets_its_bound_aside_whatever_a_step_needs() -> None:
     assert logits_bytes(found, 4096) == logits_bytes(found, 2**20) == 2**29
     given = scenario(gpus="8", engine="vllm:0.33", logits_limit="256MiB")
     assert logits_bytes(given, 2**20) == 2**28
+
+
+def test_the_scores_of_v41_are_bounded_at_2_gib_in_sglang() -> None:
+    found = scenario(gpu="b200", gpus="8", model="v4.1-flash", engine="sglang:0.5.23")
+    assert found.settings.logits_limit == 2 * GIB
+
+
+def test_memory_or_blocks_for_kv_replace_what_is_left() -> None:
+    """7,236 blocks of 1,039,680 B are the 7.01 GiB of a published log of vLLM 0.26."""
+    texts = {"gpus": "2", "engine": "vllm:0.26", "draft_layers": "1"}
+    for told in ({"kv_blocks": "7236"}, {"kv_memory": "7.01GiB"}):
+        found = scenario(**texts, **told)
+        available = available_bytes(found, 0, 912_128)
+        assert available // 1_039_680 in (7_236, 7_239)
+        most = found.engine.capacity(found.deployment(0, 912_128), available)
+        assert most.units == available // 1_039_680
+    assert found.settings.assumed.get("memory_fraction") is None
+
+
+def test_sglang_takes_full_tokens_at_most() -> None:
+    texts = {"gpus": "8", "engine": "sglang:0.5.23"}
+    left = available_bytes(scenario(**texts), 0, 2**20)
+    few, many = (scenario(**texts, kv_blocks=count) for count in ("1M", "1000M"))
+    assert available_bytes(few, 0, 2**20) < available_bytes(many, 0, 2**20) == left
 
 
 def test_logits_without_bound_that_find_no_room_beside_the_share_are_charged() -> None:

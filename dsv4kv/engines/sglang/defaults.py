@@ -40,12 +40,7 @@ def sglang_defaults(build: Build, machine: Machine, given: Given) -> Defaults:
         "step_tokens": Default(tokens, "SGLang's chunked_prefill_size for this memory"),
         "overlap": Default(2, "SGLang schedules a step while one runs (overlap schedule)"),
         "request_limit": Default(_REQUESTS, "SGLang's max_running_requests for DeepSeek-V4"),
-        "logits_limit": Default(
-            _logits_bound(machine.memory_bytes, used) if build.bounds_logits else None,
-            "SGLang's bound: a fifth of what mem_fraction_static leaves"
-            if build.bounds_logits
-            else "none: this SGLang scores a chunk at once",
-        ),
+        "logits_limit": _logits_limit(build, machine, used),
         "window_slots": Default(
             "freed" if build.frees_windows else "kept",
             "SGLang's SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS in this version",
@@ -76,6 +71,11 @@ def _static_share(machine: Machine, chunk: int, graph: int, drafts_mib: int) -> 
     return Fraction(str(round((mib - kept) / mib, 3)))
 
 
-def _logits_bound(memory_bytes: int, used: Fraction) -> int:
-    left = int(memory_bytes * max(0.0, 1.0 - float(used)))
-    return min(int(left * 0.2), int(memory_bytes * 0.3))
+def _logits_limit(build: Build, machine: Machine, used: Fraction) -> Default:
+    if not build.bounds_logits:
+        return Default(None, "none: this SGLang scores a chunk at once")
+    if machine.kind == "v41":  # v41_indexer/scoring.py, since sglang#40217
+        return Default(2 * GIB, "SGLang's bound of V4.1's scores")
+    left = int(machine.memory_bytes * max(0.0, 1.0 - float(used)))
+    bound = min(int(left * 0.2), int(machine.memory_bytes * 0.3))
+    return Default(bound, "SGLang's bound: a fifth of what mem_fraction_static leaves")

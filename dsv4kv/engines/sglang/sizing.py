@@ -78,8 +78,9 @@ class SglangEngine:
     def request_bytes(self, deployment: Deployment, tokens: int, *, in_flight: int) -> int:
         """Full tokens in whole pages, and what is fixed for the request.
 
-        Where windows are a share of the full tokens, a short request takes the full tokens that
-        bring its window slots with them.
+        Where windows are a share of the full tokens, a request takes the full tokens that bring
+        its window slots with them: those of its window, or of its whole prompt where a running
+        request does not give them back.
         """
         if deployment.model.kind == "flat":
             return flat.request_bytes(deployment, self._layers(deployment), tokens)
@@ -107,7 +108,8 @@ class SglangEngine:
         pools = self.pools(deployment)
         full = pools.full_tokens(available_bytes)
         fixed = pools.fixed_bytes(pools.requests(available_bytes))
-        needed = _full_tokens(pools, deployment.max_context_tokens, deployment.in_flight_tokens)
+        flight = deployment.in_flight_tokens if pools.frees_windows else 1
+        needed = _full_tokens(pools, deployment.max_context_tokens, flight)
         return Capacity(
             cache_bytes=min(
                 available_bytes, int(full * pools.bytes_per_full_token + sum(fixed.values()))
@@ -126,7 +128,7 @@ def _full_tokens(pools: Pools, tokens: int, in_flight: int) -> int:
     own = -(-max(tokens, 1) // pools.page_tokens) * pools.page_tokens
     if pools.request_windows:
         return own
-    live = own
+    live = own + in_flight // pools.page_tokens * pools.page_tokens
     if pools.frees_windows:
         live = min(pools.window_tokens_per_request + in_flight, own)
     return max(own, -(-int(live / pools.window_ratio) // pools.page_tokens) * pools.page_tokens)

@@ -3,6 +3,8 @@
 Sources: SGLang 0.5.12 to 0.5.23; start-up logs of 0.5.12, 0.5.15 and of September 2026.
 """
 
+from dataclasses import replace
+
 import pytest
 
 from dsv4kv.engines.contract import Deployment
@@ -95,6 +97,49 @@ def test_with_a_request_limit_0_5_23_gives_windows_a_fixed_size() -> None:
     assert pools.bytes_per_full_token == 3_899.25
     assert pools.fixed_window_tokens == live + 4 * 64 * (128 + 256)
     assert pools.fixed_window_tokens % 256 == 0
+
+
+@pytest.mark.parametrize(
+    ("requests", "flight", "drafts", "overlap", "prefix_cache", "expected"),
+    [
+        (256, 16_384, 0, True, True, 606_464),
+        (256, 16_384, 0, True, False, 213_248),
+        (256, 8_192, 0, False, True, 598_272),
+        (256, 8_192, 4, True, True, 633_088),
+        (256, 4_096, 4, False, True, 692_480),
+        (256 // 8, 2_048, 0, True, True, 76_032),
+        (100 // 8, 4_096, 0, True, True, 32_000),
+        (1, 512, 4, False, False, 2_048),  # three requests on eight replicas
+    ],
+)
+def test_the_pool_of_windows_has_the_slots_that_sglangs_own_function_answers(
+    requests: int, flight: int, drafts: int, overlap: bool, prefix_cache: bool, expected: int
+) -> None:
+    """SGLang 0.5.23: ``_resolve_swa_cap_tokens`` and ``compute_swa_request_cap``, run."""
+    deployment = deploy(
+        concurrency=requests, flight=flight, drafts=bool(drafts), draft_tokens=drafts
+    )
+    asked = replace(deployment, overlap=overlap, prefix_cache=prefix_cache)
+    assert sglang("0.5.23").pools(asked).fixed_window_tokens == expected
+
+
+@pytest.mark.parametrize(("version", "kept"), [("0.5.17", True), ("0.5.19", False)])
+def test_a_request_holds_windows_of_its_whole_prompt_unless_it_gives_them_back(
+    version: str, kept: bool
+) -> None:
+    """4,608 window slots bring ten times the full tokens, those of a window alone fewer.
+
+    SGLang: SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS, on from 0.5.18. Pro on 8 x H200 of
+    0.5.15 runs 35 requests of the cookbook's lengths, a tenth of the pool less a chunk.
+    """
+    engine, own = sglang(version), deploy("v4-pro", concurrency=64)
+    unit = engine.pools(own).bytes_per_full_token
+    fixed = sum(cost.fixed_bytes for cost in engine.costs(own))
+    for frees in (None, True, False):
+        asked = replace(own, frees_windows=frees)
+        held = engine.request_bytes(asked, 4_608, in_flight=1) - fixed
+        whole = frees is False or (frees is None and kept)
+        assert held == int((46_080 if whole else 7_936) * unit)
 
 
 def test_a_ratio_that_is_given_keeps_windows_a_share_of_the_tokens() -> None:

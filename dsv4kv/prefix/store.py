@@ -196,17 +196,19 @@ def whole(
     @wraps(operation)
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
         journal: list[Undo] | None = None
+        lock, keeper = self._lock, self._keeper
         try:
-            self._lock.acquire()
-            journal = self._begin()
+            lock.acquire()
+            counts, evicted = self._counts, keeper.evicted
+            journal = keeper.tree.journal = []
             result = operation(self, *args, **kwargs)
-            self._lock.release()
+            lock.release()
             return result
         except BaseException as error:
             if journal is not None and not isinstance(error, Dsv4kvError):
-                self._undo(journal)
+                self._undo(journal, counts, evicted)
             with suppress(RuntimeError):  # it has been given back, or was never taken
-                self._lock.release()
+                lock.release()
             raise
 
     return call
@@ -369,29 +371,21 @@ class PrefixStore:
         lease.run = None
         self._keeper.let_go(path_to(run), lease.moment)
 
-    def _begin(self) -> list[Undo]:
-        """Keep what an operation may change but for runs and leases."""
-        journal: list[Undo] = [(self._reset, self._counts, self._keeper.evicted)]
-        self._keeper.tree.journal = journal
-        return journal
-
     def _note(self, lease: Lease) -> None:
         """Before a lease is changed: how to undo that."""
         undo = (self._reset_lease, lease, lease.run, lease.length, lease.moment)
         self._keeper.tree.journal.append(undo)
 
-    def _undo(self, journal: list[Undo]) -> None:
-        """Undo the last operation, which began with that journal."""
+    def _undo(self, journal: list[Undo], counts: Counts, evicted: int) -> None:
+        """Undo the last operation, which began with an empty journal and these counts."""
         with self._lock:
             if self._keeper.tree.journal is not journal:
                 return
             for undo, *args in reversed(journal):
                 undo(*args)
+            self._counts, self._keeper.evicted = counts, evicted
             self._keeper.recount(lease.run for lease in self._leases if lease.run)
             journal.clear()
-
-    def _reset(self, counts: Counts, evicted: int) -> None:
-        self._counts, self._keeper.evicted = counts, evicted
 
     def _reset_lease(self, lease: Lease, run: Run, length: int, moment: int) -> None:
         lease.run, lease.length, lease.moment = run, length, moment

@@ -501,17 +501,19 @@ class BlockStates:
                 chains.parent[ids] = chains.root
                 self.stack.release(ids)
                 return before
-            blocks, known, parents = list[int](), list[int](), list[int]()
-            for _ in range(count):
-                block = self.cached.take_one()
-                blocks.append(block)
-                known.append(hashes.of_block_at[block])
-                parents.append(chains.parent_at[block])
-            before = np.array(blocks, dtype=np.int64), None, known, parents
+            take, stack, parent_at, root = (
+                self.cached.take_one,
+                self.stack,
+                chains.parent_at,
+                chains.root,
+            )
+            blocks = [take() for _ in range(count)]
+            ids = np.array(blocks, dtype=np.int64)
+            before = ids, None, hashes.of_block[ids], chains.parent[ids]
             for block in blocks:
                 hashes.drop_one(block)
-                chains.parent_at[block] = chains.root
-                self.stack.release_one(block)
+                parent_at[block] = root
+                stack.release_one(block)
             return before
         except BaseException:
             self.undo(before)

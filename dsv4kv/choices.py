@@ -187,6 +187,10 @@ RULES = {
     "vllm-v4:semantic": Implementation(
         "… only at ends of prompts and junctions", "engines.vllm.rules:SEMANTIC"
     ),
+    "vllm-v41": Implementation(
+        "V4.1: windows are never kept, 128 tokens of a hit are computed again (vLLM's default)",
+        "engines.vllm.rules:REPLAYED",
+    ),
     "sglang-v4:dense": Implementation(
         "windows of whole prompts, in a pool a tenth as large", "engines.sglang.rules:DENSE"
     ),

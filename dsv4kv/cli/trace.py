@@ -227,8 +227,12 @@ def mrc(
     from dsv4kv.view import mrc as files
 
     drafts = _names(speculation)
-    every = (name for name, known in rules.RULES.items() if set(drafts) <= set(known.speculations))
     config = find_model(model)
+    every = (
+        name
+        for name, known in rules.RULES.items()
+        if set(drafts) <= set(known.speculations) and config.kind in known.kinds
+    )
     question = Question(
         model=config,
         block_tokens=parse_count(block_tokens) if block_tokens else None,

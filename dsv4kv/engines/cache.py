@@ -5,8 +5,10 @@ from typing import NamedTuple, Protocol
 
 from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.prefix import prefix_rule
+from dsv4kv.engines.registry import find_engine
 from dsv4kv.engines.speculation import SPECULATIONS, Speculation
 from dsv4kv.engines.vllm.groups import TailGroup, cut_groups
+from dsv4kv.engines.vllm.sizing import Layout, VllmEngine
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.schema import choose_formats
@@ -170,6 +172,38 @@ def tail_groups(pool: Pool) -> tuple[TailGroup, ...]:
             f"window and the block after it are {longest}. vLLM takes {ENGINE_BLOCK_TOKENS}."
         )
     return groups
+
+
+def v41_layout(model: DSV4Config, chunk_tokens: int, block_tokens: int) -> Layout:
+    """Blocks of V4.1 in vLLM 0.33, as its sizing rules know them, in the formats of a B200."""
+    deployment = Deployment(
+        model,
+        choose_formats(model, "fp4_interleaved", "fp8_group32_interleaved", "fp8"),
+        max_context_tokens=model.max_context_tokens,
+        in_flight_tokens=chunk_tokens,
+        block_tokens=block_tokens,
+    )
+    engine = find_engine("vllm:0.33")
+    assert isinstance(engine, VllmEngine)
+    return engine.layout(deployment)
+
+
+def uncached_groups(pool: Pool) -> tuple[TailGroup, ...]:
+    """Windows and rings of V4.1 in vLLM 0.33, which no hit finds.
+
+    A ring is one block of a request, as if of more tokens than there are.
+    """
+    window = pool.model.window_tokens
+    layout = v41_layout(pool.model, pool.chunk_tokens, pool.block_tokens)
+    return tuple(
+        TailGroup(_UNBOUNDED_TOKENS, 1, cached=False)
+        if group.ring
+        else TailGroup(group.block_tokens, -(-window // group.block_tokens), cached=False)
+        for group in layout.groups[1:]
+    )
+
+
+_UNBOUNDED_TOKENS = 1 << 40
 
 
 def draft_needs(pool: Pool, *, windows: bool) -> tuple[int, int]:

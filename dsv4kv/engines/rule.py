@@ -21,6 +21,9 @@ class Rule:
         windows: Whether it asks for windows and states too, as DeepSeek-V4 needs.
         open: Makes the engine's cache, for requests that run side by side.
         speculations: By what drafts its hits are known.
+        kinds: Generations of models that it is a rule for.
+        own_block_tokens: Tokens of a block that the engine takes.
+        replays: Whether the last window of a hit is computed again.
     """
 
     replay: Callable[[Pool], Outcome]
@@ -28,11 +31,14 @@ class Rule:
     windows: bool = False
     open: Callable[[Pool], EngineCache] | None = None
     speculations: tuple[str, ...] = ("none",)
+    kinds: tuple[str, ...] = ("v4", "v41", "flat")
+    own_block_tokens: int = ENGINE_BLOCK_TOKENS
+    replays: bool = False
 
     @property
     def block_tokens(self) -> int | None:
         """Tokens of a block where none are asked for; None takes what is there."""
-        return ENGINE_BLOCK_TOKENS if self.open else None
+        return self.own_block_tokens if self.open else None
 
 
 def one_group(
@@ -50,8 +56,11 @@ def one_group(
     return Rule(serve, open=open_cache, speculations=speculations)
 
 
-def tell_hits(pool: Pool, hits: GroupHits, *, windows: bool) -> Outcome:
-    """Hits in tokens, and what an unbounded cache of single tokens would have hit beyond them."""
+def tell_hits(pool: Pool, hits: GroupHits, *, windows: bool, replayed_tokens: int = 0) -> Outcome:
+    """Hits in tokens, and what an unbounded cache of single tokens would have hit beyond them.
+
+    Of a hit the last ``replayed_tokens`` are computed again.
+    """
     key_tokens, dropped_tokens = draft_needs(pool, windows=windows)
     size, served = pool.block_tokens, ~hits.rejected
     table = pool.table.select(np.flatnonzero(served)) if hits.rejected.any() else pool.table
@@ -67,6 +76,7 @@ def tell_hits(pool: Pool, hits: GroupHits, *, windows: bool) -> Outcome:
         np.minimum(blocks[served] * size, drafted)
         for blocks in (hits.resumed, hits.found, hits.marked)
     )
+    begun = np.maximum(hits.resumed * size - replayed_tokens, 0)
     losses = Losses(
         alignment=int((once - whole).sum()),
         last_token=int((whole - allowed).sum()),
@@ -74,10 +84,11 @@ def tell_hits(pool: Pool, hits: GroupHits, *, windows: bool) -> Outcome:
         evicted_block=int((drafted - found).sum()),
         no_checkpoint=int((found - marked).sum()),
         evicted_checkpoint=int((marked - resumed).sum()),
+        replay=int((hits.resumed * size - begun).sum()),
     )
     return Outcome(
         "",  # whoever chose the rule names it
-        hits.resumed * size,
+        begun,
         pool.table.total_input_tokens,
         losses,
         int(found.sum()),

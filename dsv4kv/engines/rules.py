@@ -14,6 +14,7 @@ from dsv4kv.engines.cache import Pool
 from dsv4kv.engines.rule import Rule
 from dsv4kv.engines.speculation import Speculation, find_speculation
 from dsv4kv.errors import ConfigError
+from dsv4kv.model.config import DSV4Config
 from dsv4kv.prefix.outcome import Outcome
 
 RULES: dict[str, Rule] = {name: row.load() for name, row in choices.RULES.items()}
@@ -36,6 +37,13 @@ def find_drafts(rule: str, speculation: str) -> Speculation:
     return found
 
 
+def check_model(rule: str, model: DSV4Config) -> None:
+    """Refuse a rule that is another generation's; raises ``ConfigError``."""
+    if model.kind not in find_rule(rule).kinds:
+        fitting = listed(name for name, known in RULES.items() if model.kind in known.kinds)
+        raise ConfigError(f"the rule {rule} is not one of {model.name}: take {fitting}.")
+
+
 def run_rule(name: str, pool: Pool) -> Outcome:
     """Serve a trace by a rule; requests that can never run are rejected.
 
@@ -44,6 +52,7 @@ def run_rule(name: str, pool: Pool) -> Outcome:
             request can run.
     """
     rule, tokens = find_rule(name), pool.table.input_tokens
+    check_model(name, pool.model)
     fitting = np.flatnonzero(-(-tokens // pool.block_tokens) <= pool.blocks)
     if not len(fitting):
         raise ConfigError(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.engines.cache import EngineCache, Pool, draft_needs
-from dsv4kv.engines.rules import find_drafts, find_rule
+from dsv4kv.engines.rules import check_model, find_drafts, find_rule
 from dsv4kv.prefix.paths import find_reuse, number_paths
 from dsv4kv.prefix.tree import Ids
 from dsv4kv.replay.memory import MemoryPlan
@@ -47,12 +47,17 @@ class EnginePrompts:
         *,
         windows: bool,
         draft_needs: tuple[int, int] = (0, 0),
+        replayed_tokens: int = 0,
     ) -> None:
-        """``windows``: whether a hit needs them; ``draft_needs`` as the tally says."""
+        """``windows``: whether a hit needs them; ``draft_needs`` as the tally says.
+
+        The last ``replayed_tokens`` of a hit are computed again.
+        """
         self.tally = ReuseTally(block_tokens, draft_needs)
         self.checkpoints = WindowPages(cache)
         self.restored = self.kept_bytes = 0
         self._cache, self._tokens, self._windows = cache, block_tokens, windows
+        self._replayed = replayed_tokens
 
     @property
     def at_once(self) -> bool:
@@ -84,7 +89,7 @@ class EnginePrompts:
         """Resume a request after its hit."""
         hit = self._cache.begin(served.number, served.prompt_tokens)
         served.found, served.committed = hit.found, hit.resumed
-        served.position = hit.resumed * self._tokens
+        served.position = max(0, hit.resumed * self._tokens - self._replayed)
         served.blocks = self._blocks(served.prompt_tokens)
         if served.admitted_s is None:
             self.tally.count(served, hit)
@@ -142,6 +147,7 @@ def build_engine(
         return None
     if not any(request.hash_block_tokens for request in requests):
         return None
+    check_model(config.prefix.rule, memory.model)
     size = memory.block_tokens
     table = collect_paths(requests)
     drafts = find_drafts(config.prefix.rule, config.prefix.speculation)
@@ -149,5 +155,8 @@ def build_engine(
     chunk = config.scheduler.step_tokens
     pool = Pool(table, memory.num_blocks * size, size, memory.model, chunk, drafts)
     cache, needs = rule.open(pool), draft_needs(pool, windows=rule.windows)
-    prompts = EnginePrompts(cache, size, windows=rule.windows, draft_needs=needs)
+    again = memory.model.window_tokens if rule.replays else 0
+    prompts = EnginePrompts(
+        cache, size, windows=rule.windows, draft_needs=needs, replayed_tokens=again
+    )
     return Engine(cache, prompts, number_paths(reuse).paths)

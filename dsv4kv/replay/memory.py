@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from dsv4kv.config.replay import CostSection, PrefixSection, ReplayConfig
-from dsv4kv.engines.cache import WINDOW_RATIO
+from dsv4kv.engines.cache import WINDOW_RATIO, v41_layout
 from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.defaults import RESERVE, SHARE
 from dsv4kv.engines.rule import Rule
@@ -61,6 +61,9 @@ def engine_units(
     match config.prefix.rule.partition(":")[0]:
         case "vllm-v4":
             return EngineUnits(0, V0_33.layout(_deployment(config, model, schemas)).unit_bytes)
+        case "vllm-v41":
+            step, block = config.scheduler.step_tokens, schemas[0].block_tokens
+            return EngineUnits(0, v41_layout(model, step, block).unit_bytes)
         case "sglang-v4":
             rings = sum(schema.state_bytes for schema in schemas if not schema.indexer)
             return EngineUnits(rings, blocks, _window_page_bytes(schemas))

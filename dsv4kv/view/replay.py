@@ -52,6 +52,8 @@ ENGINE_REMEDIES: dict[str, dict[str, str]] = {
         "evicted_checkpoint": "more memory: gpu_memory_utilization",
         "no_checkpoint": "prefix_cache_retention_interval=4096 (vllm-v4:4096)",
     },
+    "vllm-v41": _VLLM
+    | {"replay": "--no-swa-bounded-replay keeps windows instead; longer shared prefixes"},
     "sglang-v4:dense": _SGLANG
     | {
         "evicted_block": "windows of the last pages alone (sglang-v4:tail); " + _MORE_WINDOWS,

@@ -15,6 +15,7 @@ from dsv4kv.engines.sglang.cache import replay_sglang
 from dsv4kv.engines.vllm.cache import replay_vllm, replay_vllm_groups
 from dsv4kv.engines.vllm.groups import TailGroup
 from dsv4kv.errors import ConfigError
+from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.presets import load_model
 from dsv4kv.prefix.outcome import Outcome
 from dsv4kv.prefix.paths import PathTable, find_reuse
@@ -102,6 +103,33 @@ def test_vllms_groups_hit_what_single_blocks_of_all_groups_hit(
     assert hits.resumed.tolist() == expected
 
 
+def model_of(rule: str) -> DSV4Config:
+    """A model of the rule's generation."""
+    return MODEL if "v4" in RULES[rule].kinds else load_model("v4.1-flash")
+
+
+@pytest.mark.parametrize(
+    ("rule", "model"), [("vllm-v4:dense", "v4.1-flash"), ("vllm-v41", "v4-flash"),
+                        ("sglang-v4:tail", "v3.2")]
+)  # fmt: skip
+def test_a_rule_of_another_generation_is_refused_with_those_that_fit(
+    rule: str, model: str
+) -> None:
+    pool = Pool(to_requests_of([600, 700]), 10_000, 256, load_model(model))
+    with pytest.raises(ConfigError, match=f"{rule} is not one of {model}: take ideal, vllm, sg"):
+        run_rule(rule, pool)
+
+
+def test_v41_computes_the_last_window_of_a_hit_again_and_adopts_none_that_is_no_longer() -> None:
+    """A second prompt shares 600 of 700 tokens, a third 128."""
+    shared = [tuple(range(n)) for n in (600, 128)]
+    prompts = [tuple(range(700)), *((*part, *range(-700, 0)) for part in shared)]
+    pool = Pool(to_table(prompts), 100_000, 128, load_model("v4.1-flash"))
+    outcome = run_rule("vllm-v41", pool)
+    assert outcome.resumed_tokens.tolist() == [0, 512 - 128, 0]
+    assert (outcome.losses.replay, outcome.losses.no_checkpoint) == (128, 128)
+
+
 def test_there_is_no_other_rule() -> None:
     with pytest.raises(
         ConfigError, match="'best' is not a rule: choose one of ideal, vllm, sglang, vllm-v4"
@@ -111,7 +139,7 @@ def test_there_is_no_other_rule() -> None:
 
 @pytest.mark.parametrize("name", RULES)
 def test_a_pool_smaller_than_every_prompt_is_refused(name: str) -> None:
-    pool = Pool(to_requests_of([600, 700]), 512, 256, MODEL)
+    pool = Pool(to_requests_of([600, 700]), 512, 256, model_of(name))
     with pytest.raises(
         ConfigError, match="512 tokens is smaller than every prompt, of 600 tokens"
     ):
@@ -123,8 +151,9 @@ def test_a_prompt_longer_than_the_pool_is_rejected_and_the_rest_served_as_withou
     name: str,
 ) -> None:
     table = to_requests_of([700, 90_000, 700])
-    outcome = run_rule(name, Pool(table, 80_000, 256, MODEL))
-    served = run_rule(name, Pool(table.select(np.array([0, 2])), 80_000, 256, MODEL))
+    model = model_of(name)
+    outcome = run_rule(name, Pool(table, 80_000, 256, model))
+    served = run_rule(name, Pool(table.select(np.array([0, 2])), 80_000, 256, model))
     assert outcome.rejected == 1
     assert outcome.resumed_tokens.tolist() == [0, 0, served.hit_tokens]
     assert outcome.losses == served.losses

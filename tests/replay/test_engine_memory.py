@@ -14,7 +14,7 @@ from dsv4kv.replay.memory import plan_memory
 from tests.replay.scenes import replay, request, small_config
 
 GIB = 2**30
-ENGINES = [name for name, rule in RULES.items() if rule.open]
+ENGINES = [name for name, rule in RULES.items() if rule.open and "v4" in rule.kinds]
 FLASH = {"model__layers": None, "cache__num_blocks": None, "cache__memory_bytes": 40 * GIB}
 
 

@@ -1,5 +1,6 @@
 """One request at a time and none of its output, a replay hits what ``trace mrc --rule`` hits."""
 
+import random
 import re
 from dataclasses import asdict
 from itertools import islice
@@ -22,7 +23,7 @@ from dsv4kv.traces.request import Request
 from tests.prefix.traces import CONVERSATION, Text, needs_conversation, to_requests
 from tests.replay.scenes import replay, request, small_config
 
-ENGINES = [name for name, rule in RULES.items() if rule.open]
+ENGINES = [name for name, rule in RULES.items() if rule.open and "v4" in rule.kinds]
 MODEL = load_model("v4-flash")
 BLOCK = 128
 LETTER = BLOCK // 2  # tokens
@@ -68,6 +69,25 @@ def assert_same(made: Replay, expected: Outcome) -> None:
     assert tally.in_flight_tokens == 0
     ledger = made.scheduler.ledger
     assert (ledger.private, ledger.shared) == (0, 0)
+
+
+def test_v41_computes_windows_again_in_a_replay_as_in_an_analysis() -> None:
+    draw = random.Random(1)
+    prompts: list[tuple[int, ...]] = []
+    for number in range(80):
+        base = draw.choice(prompts) if prompts else ()
+        kept = base[: draw.randint(0, min(4, len(base)))]
+        prompts.append((*kept, *range(100 * number, 100 * number + draw.randint(1, 6))))
+    requests = [
+        Request(float(number), len(ids) * BLOCK, 1, ids, BLOCK)
+        for number, ids in enumerate(prompts)
+    ]
+    chunk, chosen = 4 * BLOCK, {"model__preset": "v4.1-flash", "scheduler__step_tokens": 4 * BLOCK}
+    made = replay_alone(requests, "vllm-v41", 150, **chosen)
+    pool = Pool(collect_paths(requests), 150 * BLOCK, BLOCK, load_model("v4.1-flash"), chunk)
+    expected = run_rule("vllm-v41", pool)
+    assert_same(made, expected)
+    assert expected.losses.replay > 0 < expected.losses.evicted_block
 
 
 def lengthen(requests: list[Request]) -> list[Request]:

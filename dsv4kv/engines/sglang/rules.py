@@ -8,6 +8,7 @@ from dsv4kv.prefix.outcome import Outcome
 from dsv4kv.prefix.paths import Ints
 
 _DRAFTS = ("none", "dspark", "mtp")
+_KINDS = ("v4", "v41")
 
 
 def _serve(pool: Pool) -> Ints:
@@ -22,7 +23,7 @@ def _windows(*, dense: bool) -> Rule:
         return open_sglang_windows(pool, dense=dense)
 
     setting = f"SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS={int(not dense)}"
-    return Rule(serve, setting, True, open_cache, _DRAFTS)
+    return Rule(serve, setting, True, open_cache, _DRAFTS, _KINDS)
 
 
 ONE_POOL = one_group(_serve, open_sglang, _DRAFTS)

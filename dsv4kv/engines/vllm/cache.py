@@ -45,6 +45,7 @@ def replay_vllm_groups(
     retention_tokens: int | None,
     chunk_tokens: int,
     speculation: Speculation = SPECULATIONS["none"],
+    replayed_tokens: int = 0,
 ) -> GroupHits:
     """Serve a trace.
 
@@ -57,6 +58,7 @@ def replay_vllm_groups(
             where a hit ran out of them; 0 for these two only; None at every block.
         chunk_tokens: Tokens of a prompt computed at once.
         speculation: How drafts are made.
+        replayed_tokens: Tokens at a hit's end that are computed again, before others.
 
     Raises:
         ConfigError: Chunks or intervals that are no whole blocks.
@@ -67,13 +69,21 @@ def replay_vllm_groups(
             f"chunks of {chunk_tokens} tokens of a prompt must be whole blocks of {size} tokens."
         )
     ways, nodes = number_ways(table, size, groups, speculation.key_tokens)
-    pool = GroupPool(capacity_blocks, nodes, size, groups, drops=speculation.drops)
+    pool = GroupPool(
+        capacity_blocks,
+        nodes,
+        size,
+        groups,
+        drops=speculation.drops,
+        replayed_tokens=replayed_tokens,
+    )
     hits = np.zeros((3, len(table)), np.int64)
     rejected = np.zeros(len(table), bool)
     for request, tokens in enumerate(table.input_tokens.tolist()):
         way = ways[request]
         resumed, found, marked = pool.find(way, (tokens - 1) // size)
-        ends = [*range(resumed * size + chunk_tokens, tokens, chunk_tokens), tokens]
+        begin = resumed * size - (replayed_tokens if resumed else 0)
+        ends = [*range(begin + chunk_tokens, tokens, chunk_tokens), tokens]
         if pool.most_held([resumed * size, *ends]) > capacity_blocks:
             rejected[request] = True
             continue
@@ -234,7 +244,8 @@ class VllmCache:
         """Cache what is computed up to ``position``; returns the blocks that others can find."""
         running, pool = self._running[request], self._pool
         before = pool.context_used
-        pool.compute(running, position)
+        if position > running.position:  # else it is computed again
+            pool.compute(running, position)
         self._context[request] -= pool.context_used - before
         self._promised -= pool.context_used - before
         return self._cached(running, position)
@@ -265,7 +276,8 @@ class VllmCache:
 
     def _cached(self, running: Running, position: int) -> int:
         """Blocks that others can find of a prompt computed up to ``position``."""
-        return min(position // self._pool.size, len(running.way.context))
+        reached = max(position, running.position)
+        return min(reached // self._pool.size, len(running.way.context))
 
     def _keep_tails(self, request: int, blocks: int) -> None:
         """A request will hold no more windows and states; the rest is free to others."""
@@ -276,13 +288,23 @@ class VllmCache:
 
 
 def open_vllm(
-    pool: Pool, groups: tuple[TailGroup, ...], retention_tokens: int | None
+    pool: Pool,
+    groups: tuple[TailGroup, ...],
+    retention_tokens: int | None,
+    replayed_tokens: int = 0,
 ) -> VllmCache:
     """An empty cache with groups of windows and states beside the context, or none."""
     speculation, size = pool.speculation, pool.block_tokens
     ways, nodes = number_ways(pool.table, size, groups, speculation.key_tokens)
     return VllmCache(
-        GroupPool(pool.blocks, nodes, size, groups, drops=speculation.drops),
+        GroupPool(
+            pool.blocks,
+            nodes,
+            size,
+            groups,
+            drops=speculation.drops,
+            replayed_tokens=replayed_tokens,
+        ),
         ways,
         retention_tokens=retention_tokens,
         chunk_tokens=pool.chunk_tokens,

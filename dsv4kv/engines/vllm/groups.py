@@ -204,11 +204,14 @@ class TailGroup:
         block_tokens: Tokens of one of its blocks.
         needed: Blocks in a row that a hit needs at its end.
         cut: These, in parts, and what a draft needs beyond; empty for one part.
+        cached: Whether others can find them; else a request that hits computes the needed ones
+            again, in blocks of its own.
     """
 
     block_tokens: int
     needed: int
     cut: tuple[Part, ...] = ()
+    cached: bool = True
 
     @property
     def tail_tokens(self) -> int:
@@ -218,7 +221,7 @@ class TailGroup:
     @property
     def parts(self) -> tuple[Part, ...]:
         """What is cached together, in order."""
-        return self.cut or (Part(self.needed),)
+        return (self.cut or (Part(self.needed),)) if self.cached else ()
 
 
 def cut_groups(
@@ -340,6 +343,7 @@ class GroupPool:
         groups: tuple[TailGroup, ...],
         *,
         drops: bool = False,
+        replayed_tokens: int = 0,
     ):
         """An empty cache.
 
@@ -349,6 +353,8 @@ class GroupPool:
             context_tokens: Tokens of a block of context.
             groups: Tables beside the context.
             drops: Whether a hit gives up its last block where there is nothing but context.
+            replayed_tokens: Tokens at a hit's end that are computed again; a hit of so many or
+                fewer is none.
         """
         self._groups, self._nodes = groups, nodes
         self._parts = [
@@ -359,6 +365,7 @@ class GroupPool:
         self.size = context_tokens
         self.context_used = 0
         self._dropped = int(drops and not groups)
+        self._longer = replayed_tokens // context_tokens if replayed_tokens else 0
         self._first = self.queue.first.reshape(rows, nodes + 1)
         self._marking = max((part for _, part in self._parts), key=_end, default=None)
         self._marked = np.zeros(nodes + 1, bool)
@@ -370,7 +377,8 @@ class GroupPool:
         found = int(missing.argmax()) if missing.any() else len(path)
         if self._marking is None:
             found = max(0, found - self._dropped)
-            return found, found, found
+            adopted = found if found > self._longer else 0
+            return adopted, found, adopted
         ready = np.ones(found, bool)
         for row, (_, part) in enumerate(self._parts, start=1):
             numbers = part.numbers(way)[:found]
@@ -395,6 +403,8 @@ class GroupPool:
         context = self._first[0, way.context[:resumed]]
         self.context_used += self.queue.idle_blocks(context)
         self.queue.use(np.concatenate([context, np.array([*chain(*tails)], np.int64)]))
+        if resumed:
+            self.queue.take(sum(group.needed for group in self._groups if not group.cached))
         return Running(
             way=way,
             kept=kept,
@@ -402,7 +412,7 @@ class GroupPool:
             context=[context],
             tails=[np.array(entries, np.int64) for entries in tails],
             ends=[np.array(places, np.int64) for places in ends],
-            starts=[at - (resumed > 0) * group.tail_tokens for group in self._groups],
+            starts=[max(0, at - (resumed > 0) * group.tail_tokens) for group in self._groups],
         )
 
     def compute(self, running: Running, end: int) -> None:
@@ -423,6 +433,8 @@ class GroupPool:
         for row, (number, part) in enumerate(self._parts, start=1):
             new[number].append(self._cache_part(running, row, part, end))
         for number, parts in enumerate(new):
+            if not parts:
+                continue
             entries, ends = parts[0]
             if len(parts) > 1:
                 entries, ends = (np.concatenate(columns) for columns in zip(*parts, strict=True))

@@ -1,12 +1,13 @@
 """The rules by which vLLM 0.33 reuses prefixes, by its setting of what it keeps of windows."""
 
-from dsv4kv.engines.cache import EngineCache, Pool, tail_groups
+from dsv4kv.engines.cache import EngineCache, Pool, tail_groups, uncached_groups
 from dsv4kv.engines.rule import Rule, one_group, tell_hits
 from dsv4kv.engines.vllm.cache import open_vllm, replay_vllm, replay_vllm_groups
 from dsv4kv.prefix.outcome import Outcome
 from dsv4kv.prefix.paths import Ints
 
 _DRAFTS = ("none", "dspark", "mtp", "mtp+connector")
+_KINDS = ("v4",)
 
 
 def _serve(pool: Pool) -> Ints:
@@ -42,8 +43,32 @@ def _groups(retention: int | None) -> Rule:
         return open_vllm(pool, tail_groups(pool), retention)
 
     setting = f"prefix_cache_retention_interval={retention}"
-    return Rule(serve, setting, True, open_cache, _DRAFTS)
+    return Rule(serve, setting, True, open_cache, _DRAFTS, _KINDS)
 
 
+def _serve_replayed(pool: Pool) -> Outcome:
+    again = pool.model.window_tokens
+    hits = replay_vllm_groups(
+        pool.table,
+        pool.block_tokens,
+        pool.blocks,
+        uncached_groups(pool),
+        retention_tokens=None,
+        chunk_tokens=pool.chunk_tokens,
+        speculation=pool.speculation,
+        replayed_tokens=again,
+    )
+    return tell_hits(pool, hits, windows=False, replayed_tokens=again)
+
+
+REPLAYED = Rule(
+    _serve_replayed,
+    "--swa-bounded-replay",
+    open=lambda pool: open_vllm(pool, uncached_groups(pool), None, pool.model.window_tokens),
+    speculations=("none", "dspark"),
+    kinds=("v41",),
+    own_block_tokens=128,
+    replays=True,
+)
 ONE_GROUP = one_group(_serve, lambda pool: open_vllm(pool, (), None), _DRAFTS)
 DENSE, EVERY_4096, SEMANTIC = _groups(None), _groups(4096), _groups(0)

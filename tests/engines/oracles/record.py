@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dsv4kv.engines.rules import RULES as KNOWN
 from tests.engines.oracles.recorded import HERE, PAGE, Trace, draw_traces, write_traces
 
 SPECULATIONS = {
@@ -18,8 +19,9 @@ SPECULATIONS = {
     "sglang": ("none", "dspark", "mtp"),
 }
 RETENTION = {"vllm-v4:dense": None, "vllm-v4:4096": 4096, "vllm-v4:semantic": 0}
+GROUPS = {"vllm": "none", "vllm-v41": "v41"}
 RULES = {
-    "vllm": ("vllm", *RETENTION),
+    "vllm": ("vllm", *RETENTION, "vllm-v41"),
     "sglang": ("sglang", "sglang-v4:dense", "sglang-v4:tail"),
 }
 ABOUT = {
@@ -28,7 +30,7 @@ ABOUT = {
         "version": "0.33.0",
         "sources": ["v1/core/kv_cache_manager.py", "v1/core/kv_cache_coordinator.py",
                     "v1/core/single_type_kv_cache_manager.py", "v1/core/block_pool.py",
-                    "config/vllm.py"],
+                    "v1/core/sched/scheduler.py", "config/vllm.py"],
         "made": "KVCacheManager of the wheel on a CPU, one request after the other, no output; "
                 "with drafts the second window group is the draft layer's",
     },
@@ -62,7 +64,7 @@ def question(trace: Trace, speculation: str) -> dict[str, Any]:
     if trace.rule.startswith("vllm"):
         return about | {
             "blocks": trace.pages,
-            "groups": "v4" if trace.rule in RETENTION else "none",
+            "groups": GROUPS.get(trace.rule, "v4"),
             "retention": RETENTION.get(trace.rule),
             "chunk_tokens": trace.chunk_pages * PAGE,
             "speculation": speculation,
@@ -80,7 +82,9 @@ def question(trace: Trace, speculation: str) -> dict[str, Any]:
 def answered(engine: str, folder: Path, rule: str) -> list[Trace]:
     """The traces of a rule with the manager's answers."""
     traces = list(draw_traces(rule))
-    for speculation in SPECULATIONS[engine]:
+    for speculation in [
+        known for known in SPECULATIONS[engine] if known in KNOWN[rule].speculations
+    ]:
         answers = ask(engine, folder, [question(trace, speculation) for trace in traces])
         traces = [
             replace(trace, hits=trace.hits | {speculation: hits})

@@ -96,6 +96,9 @@ def _pool(draw: random.Random, rule: str, prompts: list[Prompt], chunk: int) -> 
     match rule.partition(":")[0]:
         case "sglang-v4":
             return 10 * (longest + draw.choice([0, 1, 3, 10]))
+        case "vllm-v41":  # blocks of 128 tokens, five tables of windows of 32, a ring
+            held = min(2 * chunk, 2 * longest) * 5 * 4 + 5 * 5 + 1
+            return 2 * longest + held + draw.choice([1, 4, 10, 25, 60, 400])
         case "vllm-v4":
             held = min(chunk, longest) * (4 + 4 + 32 + 64) + 2 + 2 + 16 + 2
             return longest + held + draw.choice([4, 20, 60, 200, 600, 5000])

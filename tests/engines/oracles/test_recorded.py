@@ -15,13 +15,14 @@ from dsv4kv.traces.request import Request
 from tests.engines.oracles import record
 from tests.engines.oracles.recorded import PAGE, TRACES, Trace, read_traces
 
-MODEL = load_model("v4-flash")
+MODEL, V41 = load_model("v4-flash"), load_model("v4.1-flash")
 ENGINES = [name for name, rule in RULES.items() if rule.open]
 
 
 def serve(trace: Trace, speculation: str = "none") -> list[int]:
     chunk, drafts = trace.chunk_pages * PAGE, SPECULATIONS[speculation]
-    pool = Pool(trace.table, trace.pages * PAGE, PAGE, MODEL, chunk, drafts)
+    size, model = RULES[trace.rule].own_block_tokens, V41 if trace.rule == "vllm-v41" else MODEL
+    pool = Pool(trace.table, trace.pages * size, size, model, chunk, drafts)
     outcome = run_rule(trace.rule, pool)
     assert not outcome.rejected
     hits: list[int] = outcome.resumed_tokens.tolist()

@@ -170,9 +170,11 @@ def read_settings(engine: str) -> tuple[dict[str, Any], ...]:
         return tuple(json.loads(line) for line in lines)
 
 
-def answered(engine: str, folder: Path) -> list[dict[str, Any]]:
-    """The settings with the planner's answers, in its own environment."""
-    settings = draw_settings(engine)
+def answered(
+    engine: str, folder: Path, settings: list[dict[str, Any]] | None = None
+) -> list[dict[str, Any]]:
+    """Settings, all of them unless given, with the planner's answers, in its own environment."""
+    settings = settings or draw_settings(engine)
     told = subprocess.run(
         [folder / "bin" / "python", SCRIPTS[engine], folder / engine],
         input="".join(json.dumps(setting) + "\n" for setting in settings),

@@ -1,0 +1,107 @@
+"""Deployments with the engines' own defaults, and what their planners make of them.
+
+``python -m tests.engines.defaults.planned`` asks vLLM 0.33.0 and SGLang 0.5.23 again, as
+``tests.engines.oracles.planned`` does. Tokens of a step, their overlap and the limit of requests
+are those that ``recorded.jsonl`` has of their own functions; the memory is that of ``budget``.
+"""
+
+import json
+import os
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from dsv4kv.engines.formats import Site, stored_formats
+from dsv4kv.sizing.answer import Answer, answer
+from dsv4kv.sizing.fit import available_bytes
+from tests.engines.oracles.planned import ENGINES, answered
+from tests.sizing.questions import ask
+
+FILE = Path(__file__).parent / "planned.jsonl"
+RECORDED = Path(__file__).parent / "recorded.jsonl"
+VERSIONS = {"vllm": "0.33.0", "sglang": "0.5.23"}
+CASES = list(
+    product(("v4-flash", "v4-pro", "v4.1-flash"), ("h200", "b200", "b300"), ((8, 1), (1, 8)))
+)
+
+
+def default_answer(engine: str, model: str, gpu: str, layout: tuple[int, int]) -> Answer:
+    """What ``budget`` answers where nothing but these is given."""
+    tp, dp = layout
+    return answer(ask(engine=ENGINES[engine], model=model, gpu=gpu, tp=str(tp), dp=str(dp)))
+
+
+def recorded(engine: str, gpu: str, layout: tuple[int, int]) -> dict[str, Any]:
+    """What the engine's own functions take by default."""
+    rows = map(json.loads, RECORDED.read_text("utf-8").splitlines())
+    (found,) = [
+        row
+        for row in rows
+        if row["engine"] == engine
+        and VERSIONS[engine] in row["versions"]
+        and (row["gpu"], row["layout"]) == (gpu, [*layout, 1])
+    ]
+    assert isinstance(found, dict)
+    return found
+
+
+def setting_of(engine: str, model: str, gpu: str, layout: tuple[int, int]) -> dict[str, Any]:
+    """A deployment as the planner's script reads it."""
+    found = default_answer(engine, model, gpu, layout)
+    scenario, told = found.scenario, recorded(engine, gpu, layout)
+    config, arch = scenario.config, scenario.gpu.arch
+    site = Site(ENGINES[engine], config, arch, layout[0])
+    names = [name for name, _ in stored_formats(site, {}).values()]
+    low = config.kind == "v41"
+    both = {
+        "model": model,
+        "arch": arch,
+        "names": names,
+        "kind": config.kind,
+        "ratios": list(config.compress_ratios),
+        "owners": list(config.kv_owners or ()),
+        "layers": config.num_layers,
+        "drafts": 0,
+        "draft_tokens": 0,
+        "context": config.max_context_tokens,
+        "memory": available_bytes(scenario, 0, found.context),
+    }
+    if engine == "vllm":
+        return both | {
+            "selecting": list(range(config.num_layers)),
+            "capability": int((arch or "").removeprefix("sm_")),
+            "dtype": "auto",
+            "plain": False,
+            "mega": site.mega,
+            "mxfp4": False,
+            "block": 64 if low and arch == "sm_90" else 128 if low else 256,
+            "flight": told["overlap"] * told["step_tokens"],
+        }
+    return both | {
+        "held": [0, config.num_layers],
+        "mega": low and site.sglang_mega,
+        "requests": 256 // layout[1],
+        "ratio": None,
+        "page": 256,
+        "chunk": told["step_tokens"] // layout[1],
+        "overlap": True,
+        "prefix_cache": True,
+        "state": "fp32",
+        "dim": 656,
+        "item": 1,
+    }
+
+
+def main() -> None:
+    """Write the file; the same answers give the same bytes."""
+    folder, lines = Path(os.environ["DSV4KV_ENGINES"]), []
+    for engine in ENGINES:
+        settings = [setting_of(engine, *case) for case in CASES]
+        for case, told in zip(CASES, answered(engine, folder, settings), strict=True):
+            lines.append({"engine": engine, "case": case, "memory": told["memory"],
+                          "answer": told["answer"]})  # fmt: skip
+    FILE.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

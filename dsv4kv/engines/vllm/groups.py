@@ -379,12 +379,14 @@ class GroupPool:
             found = max(0, found - self._dropped)
             adopted = found if found > self._longer else 0
             return adopted, found, adopted
-        ready = np.ones(found, bool)
+        ready = np.arange(found)  # where all so far hold theirs: few, from the first group on
         for row, (_, part) in enumerate(self._parts, start=1):
-            numbers = part.numbers(way)[:found]
-            ready = ready[: len(numbers)] & (self._first[row, numbers] >= 0)[: len(ready)]
-        marked = self._marked[self._marking.numbers(way)[:found]]
-        resumed = last_true(ready)
+            numbers = part.numbers(way)
+            if len(numbers) < found:
+                ready = ready[ready < len(numbers)]
+            ready = ready[self._first[row].take(numbers[ready]) >= 0]
+        marked = self._marked.take(self._marking.numbers(way)[:found])
+        resumed = int(ready[-1]) + 1 if ready.size else 0
         return resumed, found, max(resumed, last_true(marked))
 
     def idle_context(self, path: Ints) -> int:

@@ -26,7 +26,7 @@ from dsv4kv.view.outcomes import (
     find_best,
     group_launches,
 )
-from dsv4kv.view.profile import cache_share, is_on_cpu
+from dsv4kv.view.profile import cache_share, is_on_cpu, time_of
 from dsv4kv.view.replay import judge_replay
 from dsv4kv.view.table import Finding, Part, Text
 from dsv4kv.view.telemetry import judge_telemetry
@@ -191,7 +191,8 @@ def profile_numbers(table: KernelTable) -> Iterator[KeyNumber]:
     """The share of the cache, and how long a step took."""
     share, parts = cache_share(table)
     if parts:
-        yield KeyNumber("Work on the KV cache", f"{share:.1f}", "", "% of the time", parts)
+        unit = f"% of the {time_of(table)}"
+        yield KeyNumber("Work on the KV cache", f"{share:.1f}", "", unit, parts)
     if table.steps:
         steps, on_cpu = table.steps, is_on_cpu(table)
         time = summarize(steps.host_ns if on_cpu else steps.span_ns).estimate

@@ -436,6 +436,12 @@ def shares(table: KernelTable) -> dict[str, float]:
     return {name: spent[name] / total * 100 for name in CATEGORIES if spent[name]} if total else {}
 
 
+def time_of(table: KernelTable) -> str:
+    """What shares are of: ``time``, ``time without synthetic inputs``."""
+    left_out = len(_own_rows(table)) < len(table.kernels)
+    return "time without synthetic inputs" if left_out else "time"
+
+
 def cache_share(table: KernelTable) -> tuple[float, str]:
     """Per cent of the time that is work on the KV cache, and its parts in words."""
     found = shares(table)
@@ -449,7 +455,7 @@ def _share_of_cache(table: KernelTable) -> Finding:
         told = "no rule knows any of the kernels, so what the KV cache costs cannot be told"
         return Finding("warning", f"{told}: rules are in configs/profile/, a pattern a line")
     cache, parts = cache_share(table)
-    told = f"work on the KV cache: {cache:.1f} % of the time"
+    told = f"work on the KV cache: {cache:.1f} % of the {time_of(table)}"
     told += f" ({parts})" if parts else ""
     if attention := shares(table).get("attention"):
         told += f", attention {attention:.1f} %"

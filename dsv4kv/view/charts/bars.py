@@ -85,11 +85,12 @@ def pools_chart(cache: CacheSummary) -> Chart:
     return Chart("pools", "Memory by pool, all layers", told, draw_bars(bars, room=0.24))
 
 
-def shares_chart(shares: Mapping[str, float]) -> Chart:
-    """A bar for each kind of work, in per cent of the time."""
+def shares_chart(shares: Mapping[str, float], whole: str) -> Chart:
+    """A bar for each kind of work, in per cent of a whole."""
     bars = [Bar(name, share, f"{share:.1f} %") for name, share in shares.items()]
     told = ", ".join(f"{bar.name} {bar.text}" for bar in bars)
-    return Chart("shares", "Time by what it is spent on, %", f"{told}.", draw_bars(bars, room=0.2))
+    title = f"What kernels do, % of the {whole}"
+    return Chart("shares", title, f"{told}.", draw_bars(bars, room=0.2))
 
 
 _MOST = 14

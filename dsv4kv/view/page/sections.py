@@ -38,6 +38,7 @@ from dsv4kv.view.profile import (
     profiled_operations_table,
     shares,
     steps_table,
+    time_of,
 )
 from dsv4kv.view.replay import (
     constants_table,
@@ -95,7 +96,7 @@ def profile_sections(profile: Profile, yardstick: Yardstick | None) -> Iterator[
     yield Section(
         "profile",
         "Where the time of a step went" if table.steps else "Where the time went",
-        charts=[shares_chart(spent)] if (spent := shares(table)) else [],
+        charts=[shares_chart(spent, time_of(table))] if (spent := shares(table)) else [],
         tables=where,
         findings=found,
         beside=True,

@@ -86,7 +86,7 @@ def make_profile(kernels: int = 3) -> Profile:
 def make_launched(medians_ns: list[int]) -> RunRecord:
     """A launch of the default configuration for each median of a step."""
     cases = [
-        make_case(launch=n, latencies=[make_latency("step", median_ns=median)])
+        make_case(launch=n, operations=[], latencies=[make_latency("step", median_ns=median)])
         for n, median in enumerate(medians_ns)
     ]
     when = {"started_utc": "2026-11-21T04:19:03Z", "ended_utc": "2026-11-21T04:19:09Z"}
@@ -199,7 +199,7 @@ RUNS: dict[str, tuple[list[RunRecord], Compared | None]] = {
     "a failure": ([make_record(make_failed_case())], None),
     "no case": ([make_record(status="incomplete").model_copy(update={"cases": []})], None),
     "two runs": ([make_plain(), make_gpu_record()], None),
-    "a comparison": ([make_record(), make_record()], make_compared()),
+    "a comparison": ([make_plain(), make_plain()], make_compared()),
     "long names": ([make_long_names()], None),
     "a comparison of long names": ([make_plain(), make_plain()], make_long_comparison()),
     "hostile texts": ([make_hostile_record()], None),

@@ -128,5 +128,5 @@ def test_texts_of_a_record_stay_texts() -> None:
 
 def test_two_sides_of_one_run_share_no_id() -> None:
     keys = [chart.key for chart in page_of("a comparison").charts()]
-    assert {"run1-rates", "run2-rates", "comparison"} <= set(keys)
+    assert {"run1-pools", "run2-pools", "comparison"} <= set(keys)
     assert len(keys) == len(set(keys))

@@ -1,10 +1,8 @@
 // Pool groups of tokens into entries and write them into pages.
 //
-// Compile-time: rows.cuh's and format.cuh's parameters; DSV_ROPE_PAIRS pairs rotated at the end of
-// an entry; DSV_ROPE_TABLE 1 where their cosines and sines are read, 0 where they are worked out;
-// DSV_HADAMARD 1 for indexer keys; DSV_SPLIT blocks that share the channels of an entry; DSV_AHEAD
-// 1 where the loads of a batch of rows are to be under way together; DSV_CLUSTER_BYTES 0, or what
-// pool_cluster.cuh needs, where a cluster of blocks pools an entry.
+// Compile-time: rows.cuh's and finish.cuh's parameters; DSV_SPLIT blocks that share the channels of
+// an entry; DSV_AHEAD 1 where the loads of a batch of rows are to be under way together;
+// DSV_CLUSTER_BYTES 0, or what pool_cluster.cuh needs, where a cluster of blocks pools an entry.
 //
 // Few entries complete in a step, and one of 128 rows is 512 KiB to read: DSV_SPLIT blocks pool
 // it, each its part of the channels and all rows, so that no softmax is ever in two parts. RMSNorm
@@ -14,90 +12,15 @@
 // launch, and a captured graph replays it as it is. A cluster needs neither scratch nor a second
 // kernel.
 #include "fold.cuh"
-#include "format.cuh"
-#if DSV_HADAMARD
-#include "hadamard.cuh"
-#endif
+#include "finish.cuh"
 
 constexpr int kSplit = DSV_SPLIT;
 constexpr int kPieces = kDim / kWarpChannels / kSplit;   // of channels in a block, a warp's each
 constexpr int kPoolWarps = kPieces < 16 ? kPieces : 16;  // leaves a thread 128 registers
 constexpr int kPoolThreads = DSV_CLUSTER_BYTES ? kDim / 4 : kPoolWarps * kWarpSize;
 constexpr int kBatchesAtOnce = 2;
-constexpr int kFirstRotated = kDim / 8 - DSV_ROPE_PAIRS / 4;  // chunk
 
 static_assert(kSplit * kPieces * kWarpChannels == kDim, "channels in equal parts");
-static_assert(DSV_ROPE_PAIRS % 4 == 0, "whole chunks are rotated");
-
-// A table has a row for each group, [groups, 2 DSV_ROPE_PAIRS]: cosines of the angles of its first
-// position, then their sines. Without one: [DSV_ROPE_PAIRS], radians per position.
-#if DSV_ROPE_TABLE
-using Rope = float;
-#else
-using Rope = double;
-#endif
-
-// What turns pooled channels into an entry.
-struct Finish {
-    const float* norm_weight;  // [kDim]
-    const Rope* rope;
-    float norm_eps;
-};
-
-// Which entry a block or warp works on: its tokens begin at `first`; none where `entry` < 0.
-struct Job {
-    i64 slot, first, entry;
-};
-
-// Cosines and sines of pairs 4 part .. 4 part + 3 of the group that begins at a position.
-#if DSV_ROPE_TABLE
-__device__ __forceinline__ void load_turns(const Rope* rope, i64 position, int part, Four& cos,
-                                           Four& sin) {
-    const float* row = rope + position / kRatio * (2 * DSV_ROPE_PAIRS) + part * 4;
-    cos = cached_four(row);
-    sin = cached_four(row + DSV_ROPE_PAIRS);
-}
-#else
-// The angle reaches 10^6 radians: turns are counted in double, where only whole turns fall away,
-// and the rest goes to functions that need no range reduction (sinf of a large argument would use
-// local memory).
-__device__ __forceinline__ void load_turns(const Rope* rope, i64 position, int part, Four& cos,
-                                           Four& sin) {
-    constexpr double kHalfTurnsPerRadian = 0.31830988618379067154;  // 1 / pi
-#pragma unroll
-    for (int p = 0; p < 4; ++p) {
-        double half_turns = (double)position * rope[part * 4 + p] * kHalfTurnsPerRadian;
-        sincospif((float)(half_turns - 2.0 * rint(0.5 * half_turns)), &sin.at[p], &cos.at[p]);
-    }
-}
-#endif
-
-__device__ __forceinline__ void rope_chunk(float* v, i64 position, int part, const Rope* rope) {
-    Four cos, sin;
-    load_turns(rope, position, part, cos, sin);
-#pragma unroll
-    for (int p = 0; p < 4; ++p) {
-        float real = v[2 * p], imaginary = v[2 * p + 1];
-        v[2 * p] = fmaf(real, cos.at[p], -(imaginary * sin.at[p]));
-        v[2 * p + 1] = fmaf(real, sin.at[p], imaginary * cos.at[p]);
-    }
-}
-
-// This lane's chunk of the entry as 8 bf16.
-__device__ __forceinline__ uint4 finish_chunk(float* v, int chunk, float scale, i64 position,
-                                              const Finish& how) {
-#pragma unroll
-    for (int c = 0; c < 8; c += 4) {
-        Four weight = cached_four(how.norm_weight + chunk * 8 + c);
-#pragma unroll
-        for (int k = 0; k < 4; ++k) v[c + k] = v[c + k] * scale * weight.at[k];
-    }
-    if (chunk >= kFirstRotated) {
-        rope_chunk(v, position, chunk - kFirstRotated, how.rope);
-    }
-    return make_uint4(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]),
-                      pack_bf16(v[6], v[7]));
-}
 
 // Where finish_entry finds pooled channels: as they are, or in an online state.
 struct Pooled {
@@ -111,41 +34,6 @@ __device__ __forceinline__ Four load_pooled(const Pooled& pooled, int channel) {
 }
 __device__ __forceinline__ Four load_pooled(const PooledState& pooled, int channel) {
     return pooled_of(load_fold(pooled.state, channel));
-}
-
-// RMSNorm, RoPE, rounding to bf16, Hadamard and quantisation of one entry, by a whole warp.
-template <typename Source>
-__device__ __forceinline__ void finish_entry(const Source& pooled, const Job& job,
-                                             const Finish& how, u8* pages) {
-    float v[kChunksPerLane][8], squares = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kChunksPerLane; ++i) {
-        int chunk = lane_id() + i * kWarpSize;
-#pragma unroll
-        for (int c = 0; c < 8; c += 4) {
-            Four part = chunk < kChunks ? load_pooled(pooled, chunk * 8 + c) : four(0.0f);
-#pragma unroll
-            for (int k = 0; k < 4; ++k) {
-                v[i][c + k] = part.at[k];
-                squares = fmaf(part.at[k], part.at[k], squares);
-            }
-        }
-    }
-#pragma unroll
-    for (int lanes = 1; lanes < kWarpSize; lanes *= 2) {
-        squares += __shfl_xor_sync(kFullWarp, squares, lanes);
-    }
-    float scale = rsqrtf(fmaf(squares, 1.0f / kDim, how.norm_eps));
-    uint4 chunks[kChunksPerLane] = {};
-#pragma unroll
-    for (int i = 0; i < kChunksPerLane; ++i) {
-        int chunk = lane_id() + i * kWarpSize;
-        if (chunk < kChunks) chunks[i] = finish_chunk(v[i], chunk, scale, job.first, how);
-#if DSV_HADAMARD
-        chunks[i] = rotate(chunks[i]);
-#endif
-    }
-    encode_entry(data_row(pages, job.entry), scale_row(pages, job.entry), chunks);
 }
 
 #if DSV_CLUSTER_BYTES

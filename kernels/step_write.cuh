@@ -9,7 +9,7 @@
 // the first pool an entry, if the token completes one; DSV_HELPERS others append the token to the
 // state meanwhile; and a last warp writes its window entry. No two of them touch the same memory,
 // see pooled_write.cuh.
-#include "common.cuh"
+#include "four.cuh"
 
 namespace window {
 #define DSV_PART WINDOW

@@ -15,12 +15,13 @@ from typing import Literal
 from dsv4kv.errors import ConfigError
 
 Value = Literal["bf16", "e4m3", "e2m1"]
-Scale = Literal["none", "ue8m0", "ue8m0x4", "e4m3", "fp32"]
+Scale = Literal["none", "ue8m0", "ue8m0x4", "e4m3", "fp32", "amax_fp32"]
 ScalePlace = Literal["page_end", "after_values", "row_end"]
 Place = Literal["main", "window", "indexer"]
 
 _VALUE_BITS: dict[Value, int] = {"bf16": 16, "e4m3": 8, "e2m1": 4}
-_SCALE_BYTES: dict[Scale, int] = {"none": 0, "ue8m0": 1, "ue8m0x4": 4, "e4m3": 1, "fp32": 4}
+_SCALE_BYTES: dict[Scale, int] = {"none": 0, "ue8m0": 1, "ue8m0x4": 4, "e4m3": 1}
+_SCALE_BYTES |= {"fp32": 4, "amax_fp32": 4}
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class EntryFormat:
         tail_dims: Number of trailing channels stored without scale (the RoPE part).
         group: Channels that share one scale; 0 without scales.
         scale: Type of a scale: power of two (``ue8m0``, the same byte four times ``ue8m0x4``,
-            ``fp32``) or ``e4m3``.
+            ``fp32``), ``e4m3``, or the largest value's share of 448 as it is (``amax_fp32``).
         scale_padding: Zero bytes after an entry's scales.
         page_align: A page is rounded up to a multiple of this, in bytes.
         scales_at: Where an entry's scales lie: in the page's second part (block-split), or in its
@@ -174,12 +175,22 @@ def _interleaved(entry: EntryFormat) -> EntryFormat:
 
 
 FORMATS: dict[Place, dict[str, EntryFormat]] = {
-    "main": {"fp8_ds_mla": _FP8_DS_MLA, "bf16": _BF16_KV, "fp8": _FP8_KV, "fp4": _FP4},
+    "main": {
+        "fp8_ds_mla": _FP8_DS_MLA,
+        "bf16": _BF16_KV,
+        "fp8": _FP8_KV,
+        "fp4": _FP4,
+        # vLLM 0.33.0 (deepseek_v41/common/ops/cache_utils.py); SGLang 0.5.23 as V41_NEW.
+        "fp4_interleaved": _interleaved(_FP4),
+        "fp8_group32": _FP8_GROUP32,
+        "fp8_group32_interleaved": _interleaved(_FP8_GROUP32),
+    },
     "window": {
         "fp8_ds_mla": _FP8_DS_MLA,
         "bf16": _BF16_KV,
         "fp8": _FP8_KV,
         "fp8_group32": _FP8_GROUP32,
+        "fp8_group32_interleaved": _interleaved(_FP8_GROUP32),
     },
     "indexer": {
         "mxfp4": EntryFormat("mxfp4", "e2m1", 128, group=32, scale="ue8m0"),
@@ -194,14 +205,8 @@ FORMATS: dict[Place, dict[str, EntryFormat]] = {
 _NVFP4 = EntryFormat("nvfp4", "e2m1", 448, tail_dims=64, group=16, scale="e4m3", scale_padding=4)
 
 SIZED_FORMATS: dict[Place, dict[str, EntryFormat]] = {
-    "main": {
-        "fp8_group32": _FP8_GROUP32,
-        # vLLM 0.33.0 (deepseek_v41/common/ops/cache_utils.py); SGLang 0.5.23 as V41_NEW.
-        "fp8_group32_interleaved": _interleaved(_FP8_GROUP32),
-        "fp4_interleaved": _interleaved(_FP4),
-        "nvfp4": _NVFP4,
-    },
-    "window": {"fp8_group32_interleaved": _interleaved(_FP8_GROUP32), "nvfp4": _NVFP4},
+    "main": {"nvfp4": _NVFP4},
+    "window": {"nvfp4": _NVFP4},
     "indexer": {
         # vLLM 0.33.0 on SM100 (utils/deep_gemm.py, mqa_logits_use_mx_scales): the one power of
         # two as four equal bytes.
@@ -212,18 +217,24 @@ SIZED_FORMATS: dict[Place, dict[str, EntryFormat]] = {
 
 FLAT_FORMATS: dict[str, EntryFormat] = {
     # DeepSeek-V3.2 (vLLM's fp8_ds_mla for it): 512 e4m3, four fp32 scales, 64 bf16, in one row.
+    # The scales are no powers of two (vLLM's concat_and_cache_ds_mla, SGLang 0.5.23's
+    # dsa_quant_k_cache.py).
     "fp8_ds_mla": EntryFormat(
         "fp8_ds_mla",
         "e4m3",
         512,
         tail_dims=64,
         group=128,
-        scale="fp32",
+        scale="amax_fp32",
         scales_at="after_values",
     ),
     "bf16": EntryFormat("bf16", "bf16", 576),
     # SGLang 0.5.23 for its backend trtllm (kv_cache_configurator.py): no scales.
     "fp8": EntryFormat("fp8", "e4m3", 576),
+}
+"""What operations read and write of DeepSeek-V3.2."""
+
+SIZED_FLAT_FORMATS: dict[str, EntryFormat] = {
     # vLLM 0.33.0's nvfp4_ds_mla for it (flashmla_sparse.py): 512 e2m1, 64 e4m3 without scale, 32
     # e4m3 scales in the order that FlashMLA's threads read them.
     "nvfp4": EntryFormat(
@@ -252,7 +263,7 @@ def entry_format(place: Place, name: str) -> EntryFormat:
 
 def flat_entry_format(name: str) -> EntryFormat:
     """Look up a format of V3.2's uncompressed 576-channel entries."""
-    return _find(FLAT_FORMATS, name, "a V3.2 main format")
+    return _find(FLAT_FORMATS | SIZED_FLAT_FORMATS, name, "a V3.2 main format")
 
 
 def _find(table: dict[str, EntryFormat], name: str, what: str) -> EntryFormat:

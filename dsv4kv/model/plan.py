@@ -142,11 +142,11 @@ CHECKPOINT_TOKENS = 128
 def at_whole_block(schema: LayerCacheSchema) -> LayerCacheSchema:
     """A layer as a checkpoint holds it: its window, and the state that the next group pools.
 
-    Only where groups overlap does the next one pool tokens before the block's end, which are
-    those layers that have an indexer (CSA). Of an HCA layer, whose groups are 128 tokens that
-    stand alone, nothing is pending there (arXiv:2606.19348, 3.5.2).
+    Only where groups overlap (CSA of V4) does the next one pool tokens before the block's end. Of
+    an HCA layer, whose groups are 128 tokens that stand alone, and of V4.1's, of two, nothing is
+    pending there (arXiv:2606.19348, 3.5.2).
     """
-    if schema.indexer:
+    if schema.layer.overlaps:
         return schema
     return replace(schema, state_shape=(), indexer_state_shape=())
 

@@ -56,6 +56,18 @@ class LayerSpec:
     selects: bool = True
 
     @property
+    def is_latent(self) -> bool:
+        """Whether an entry is a latent, as in DeepSeek-V4.1: groups of one token or two, which
+        stand alone, without a position bias, and indexer keys that are projected from it.
+        """
+        return self.attn is AttentionType.CSA and self.ratio in (1, 2)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether an entry also pools the group before its own (CSA of DeepSeek-V4)."""
+        return self.attn is AttentionType.CSA and not self.is_latent
+
+    @property
     def owns_kv(self) -> bool:
         """Whether the layer stores compressed KV of its own."""
         return self.ratio > 0 and self.kv_owner == self.layer_idx

@@ -162,7 +162,7 @@ def build_schema(
         else None,
         state_shape=_state_shape(spec, config.head_dim, state, draft_tokens),
         indexer_state_shape=_state_shape(spec, config.index_dim, state, draft_tokens)
-        if indexed
+        if indexed and not spec.is_latent
         else (),
     )
 
@@ -170,12 +170,13 @@ def build_schema(
 def _state_shape(
     spec: LayerSpec, dim: int, state: StateFormat, draft_tokens: int
 ) -> tuple[int, ...]:
-    """CSA overlaps: two groups of ``ratio`` rows, each with a previous and a current half."""
-    if not spec.owns_kv or spec.attn is AttentionType.DSA:
+    """V4's CSA overlaps: two groups of ``ratio`` rows, each with a previous and a current half."""
+    if not spec.owns_kv or spec.ratio == 1:  # one token an entry: nothing is pooled
         return ()
-    if spec.attn is AttentionType.CSA:
+    if spec.overlaps:
         return (2, 2 * spec.ratio + draft_tokens, 2 * dim)
-    return (3, dim) if state == "online" else (2, spec.ratio + draft_tokens, dim)
+    online = state == "online" and spec.attn is AttentionType.HCA
+    return (3, dim) if online else (2, spec.ratio + draft_tokens, dim)
 
 
 Sharing = Literal["model", "type", "layer"]

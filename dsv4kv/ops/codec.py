@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dsv4kv.model.formats import EntryFormat
-from dsv4kv.ops.reference_codec import AMAX_FLOOR, E2M1, fl32
+from dsv4kv.ops.reference_codec import AMAX_FLOOR, E2M1, SMALLEST_NORMAL, fl32
 
 _INVERSE_LARGEST = {"e4m3": fl32(1.0 / 448.0), "e2m1": fl32(1.0 / 6.0)}
 _E2M1_EDGES = ((0.25, False), (0.75, True), (1.25, False), (1.75, True), (2.5, False), (3.5, True))
@@ -23,24 +23,25 @@ _LAST_EDGE = 5.0
 
 
 def encode(entry: EntryFormat, values: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Encode bf16[n, D] to (data rows uint8[n, ·], scale rows uint8[n, ·] or None)."""
+    """Encode bf16 or float32[n, D] to uint8[n, ·]: values and tail, and scales if there are."""
     if entry.value == "bf16":
-        return values.contiguous().view(torch.uint8), None
+        return values.bfloat16().contiguous().view(torch.uint8), None
     n, step = values.shape[0], entry.group or entry.value_dims
-    groups = values[:, : entry.value_dims].float().view(n, entry.value_dims // step, step)
+    groups = values[:, : entry.value_dims].to(torch.float32, copy=True)
+    groups = groups.view(n, entry.value_dims // step, step)
     inverse, scales = _scales(entry, groups)
     if inverse is not None:
-        groups = groups.mul_(inverse) if entry.scale != "e4m3" else groups.div_(inverse)
+        groups = groups.div_(inverse) if entry.scale in _DIVIDE_BY else groups.mul_(inverse)
     codes = _e4m3_codes(groups) if entry.value == "e4m3" else _e2m1_codes(groups)
     data = codes.reshape(n, entry.value_bytes)
     if entry.tail_dims:
-        tail = values[:, entry.value_dims :].contiguous().view(torch.uint8)
+        tail = values[:, entry.value_dims :].bfloat16().contiguous().view(torch.uint8)
         data = torch.cat([data, tail], dim=1)
     return data, scales
 
 
 def decode(entry: EntryFormat, data: Tensor, scales: Tensor | None, out: Tensor) -> None:
-    """Decode uint8 rows [n, ·] into out bf16[n, D], which may be a strided view."""
+    """Decode what ``encode`` gives into out bf16[n, D], which may be a strided view."""
     if entry.value == "bf16":
         out.copy_(data.view(torch.bfloat16))
         return
@@ -72,9 +73,12 @@ def hadamard(values: Tensor) -> Tensor:
 
 
 def _scales(entry: EntryFormat, groups: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """What to multiply (divide, for e4m3 scales) the groups by, and the stored scale rows."""
+    """What to multiply (``_DIVIDE_BY``: divide) the groups by, and the stored scale rows."""
     if entry.scale == "none":
         return None, None
+    if entry.scale == "amax_fp32":
+        scale = groups.abs().amax(dim=-1).div_(448.0).clamp_min_(SMALLEST_NORMAL)
+        return scale.unsqueeze(-1), scale.view(torch.uint8)
     amax = groups.abs().amax(dim=-1).clamp_min_(AMAX_FLOOR[entry.value])
     scaled = amax.mul_(_INVERSE_LARGEST[entry.value])
     if entry.scale == "e4m3":
@@ -87,6 +91,9 @@ def _scales(entry: EntryFormat, groups: Tensor) -> tuple[Tensor | None, Tensor |
         return inverse, (exponent << 23).view(torch.uint8)
     stored = exponent.to(torch.uint8)
     return inverse, torch.nn.functional.pad(stored, (0, entry.scale_padding))
+
+
+_DIVIDE_BY = ("e4m3", "amax_fp32")
 
 
 def _e4m3_codes(groups: Tensor) -> Tensor:
@@ -115,6 +122,9 @@ def _decode_e4m3(entry: EntryFormat, data: Tensor, scales: Tensor | None, out: T
     elif entry.scale == "ue8m0" and int(scales[:, : entry.groups].amax()) <= _FUSED_LIMIT:
         exponent = scales[:, : entry.groups].to(torch.int16).add_(120).bitwise_left_shift_(7)
         torch.mul(tiny, exponent.view(torch.bfloat16).unsqueeze(-1), out=target)
+    elif entry.scale == "amax_fp32":
+        factor = scales.contiguous().view(torch.float32).unsqueeze(-1)
+        target.copy_(tiny.mul_(2.0**120).float().mul_(factor))
     else:
         torch.mul(tiny.mul_(2.0**120), _scale_values(entry, scales), out=target)
 

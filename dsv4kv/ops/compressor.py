@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dsv4kv.model.config import DSV4Config, Precision, inverse_frequencies
-from dsv4kv.model.schedule import AttentionType, LayerSpec
+from dsv4kv.model.schedule import LayerSpec
 
 _ANY_NUMBER = 2**63 - 1
 
@@ -25,13 +25,16 @@ class Compressor:
         ratio: Tokens per entry, m.
         dim: Channels of an entry, d.
         overlap: Pool the previous group's first half with the current group's second (CSA).
-        ape: Position bias of a score, float32[m, d · (2 if overlap else 1)].
+        ape: Position bias of a score, float32[m, d · (2 if overlap else 1)]; zeros where a model
+            has none (DeepSeek-V4.1).
         norm_weight: RMSNorm weight, float32[d].
         norm_eps: RMSNorm epsilon.
         rope: Rotation of the last channels: float32[groups, rope_dim], for each entry the
             cosines of its pairs, then their sines; or float64[rope_dim / 2], the angle per
             position of each pair, in radians.
         hadamard: Rotate the entry by Hadamard(d) / sqrt(d) after RoPE (indexer keys).
+        round_norm: What RMSNorm gives is rounded to bf16 before RoPE (DeepSeek-V4.1's latent).
+        round_rope: What RoPE gives is rounded to bf16 before it is quantised.
     """
 
     ratio: int
@@ -42,6 +45,13 @@ class Compressor:
     norm_eps: float
     rope: Tensor
     hadamard: bool = False
+    round_norm: bool = False
+    round_rope: bool = True
+
+    @property
+    def turns_rounded(self) -> bool:
+        """Whether channels are mixed after they were rounded: one that flips moves others."""
+        return self.hadamard or self.round_norm
 
     @property
     def channels(self) -> int:
@@ -86,19 +96,26 @@ def random_compressor(
     """A compressor with the model's geometry and random weights: a cache bench has no others.
 
     rope: as ``make_rope`` gives it for the layer's ratio.
+    hadamard: not for DeepSeek-V4.1, whose keys no engine rotates.
+
+    Where V4.1 is rounded is vLLM 0.33.0's way: of compressed KV the latent alone
+    (fused_compress_quant_cache.py), of keys what RoPE gives as well (indexer_k_store.py). SGLang
+    0.5.23 rounds both twice.
     """
-    overlap = spec.attn is AttentionType.CSA
     dim = config.index_dim if indexer else config.head_dim
-    channels = dim * (2 if overlap else 1)
+    channels = dim * (2 if spec.overlaps else 1)
+    ape = torch.randn(spec.ratio, channels, generator=generator)
     return Compressor(
         ratio=spec.ratio,
         dim=dim,
-        overlap=overlap,
-        ape=torch.randn(spec.ratio, channels, generator=generator),
+        overlap=spec.overlaps,
+        ape=torch.zeros_like(ape) if spec.is_latent else ape,
         norm_weight=1 + 0.1 * torch.randn(dim, generator=generator),
         norm_eps=config.norm_eps,
         rope=rope,
-        hadamard=hadamard,
+        hadamard=hadamard and not spec.is_latent,
+        round_norm=spec.is_latent,
+        round_rope=indexer or not spec.is_latent,
     )
 
 

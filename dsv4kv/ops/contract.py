@@ -91,6 +91,28 @@ class Backend(Protocol):
         rounded to bf16 (reference inference code, SGLang, TensorRT-LLM; vLLM does not rotate).
         """
 
+    def norm_rope_insert(
+        self,
+        compressor: Compressor,
+        values: Tensor,
+        positions: Tensor,
+        store: PageStore,
+        entries: Tensor,
+    ) -> None:
+        """Make entries of one projected value each, without pooling; −1 skips the token.
+
+        RMSNorm, RoPE on the last dims at the position of the group's first token, rounding as the
+        compressor says, quantise; write to distinct physical ``entries`` int64[T].
+        values: bf16[T, d], of which those without entry are not read; positions: int64[T], of the
+        token that completes the entry.
+
+        DeepSeek-V4.1's entries where the ratio is 1 (the projected KV) and its indexer keys (the
+        latent, projected): engines project in a matrix product of its own, whose output is what
+        comes in here, as in vLLM 0.33.0's ``indexer_k_norm_rope_store`` and SGLang 0.5.23's
+        ``c1_decode_norm_rope_store``. The latent that a compressor hands to that projection is no
+        part of the cache, and not written.
+        """
+
     def state_append(
         self,
         compressor: Compressor,
@@ -122,8 +144,9 @@ class Backend(Protocol):
 
         Per channel softmax over the group's scores, weighted sum of kv, RMSNorm, RoPE on the last
         dims at the position of the group's first token (row ``position // ratio`` of the
-        compressor's table), all in float32; one rounding to bf16; Hadamard if the compressor has
-        it; quantise; write to physical ``entries``. Positions are those of the table.
+        compressor's table), all in float32; rounding to bf16 after RoPE, or before it, or both, as
+        the compressor says; Hadamard if it has it; quantise; write to physical ``entries``.
+        Positions are those of the table.
         ``(position + 1) mod ratio == 0`` for every position; slots, positions, entries: int64[E].
         """
 

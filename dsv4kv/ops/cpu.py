@@ -34,15 +34,21 @@ def entry_insert(store: PageStore, values: Tensor, entries: Tensor) -> None:
         values, entries = values[valid], entries[valid]
     for i in range(0, len(entries), _CHUNK):
         part = entries[i : i + _CHUNK]
-        data, scales = codec.encode(store.layout.format, values[i : i + _CHUNK])
-        store.data_rows().index_copy_(0, store.data_index(part), data)
-        if scales is not None:
-            store.scale_rows().index_copy_(0, store.scale_index(part), scales)
+        store.write(part, *codec.encode(store.layout.format, values[i : i + _CHUNK]))
 
 
 def indexer_insert(store: PageStore, keys: Tensor, entries: Tensor, hadamard: bool) -> None:
     """See ``contract.Backend.indexer_insert``."""
     entry_insert(store, codec.hadamard(keys) if hadamard else keys, entries)
+
+
+def norm_rope_insert(
+    compressor: Compressor, values: Tensor, positions: Tensor, store: PageStore, entries: Tensor
+) -> None:
+    """See ``contract.Backend.norm_rope_insert``."""
+    done = (entries >= 0).nonzero().squeeze(1)
+    firsts = positions[done] + 1 - compressor.ratio
+    _write(compressor, values[done].float(), firsts, store, entries[done])
 
 
 def gather_topk(
@@ -93,19 +99,8 @@ def _gather(store: PageStore, entries: Tensor, valid: Tensor, out: Tensor) -> No
 
 def _decode_entries(store: PageStore, entries: Tensor, out: Tensor) -> None:
     for i in range(0, len(entries), _CHUNK):
-        part = entries[i : i + _CHUNK]
-        data = store.data_rows().index_select(0, store.data_index(part))
-        scales = _scale_rows(store, part) if store.layout.format.scale_row_bytes else None
-        codec.decode(store.layout.format, data, scales, out[i : i + _CHUNK])
-
-
-def _scale_rows(store: PageStore, entries: Tensor) -> Tensor:
-    """Scale rows uint8[n, ·]; 8 or 4 bytes go as one integer, far faster than as bytes."""
-    index, rows = store.scale_index(entries), store.scale_rows()
-    word = {8: torch.int64, 4: torch.int32}.get(rows.shape[1])
-    if word is None:
-        return rows.index_select(0, index)
-    return rows.view(word).index_select(0, index).view(torch.uint8)
+        stored = store.read(entries[i : i + _CHUNK])
+        codec.decode(store.layout.format, *stored, out[i : i + _CHUNK])
 
 
 _POOL_CHUNK_FLOATS = 1 << 22  # scores pooled at once
@@ -270,12 +265,15 @@ def _write(
     """RMSNorm, RoPE at the group's first position, Hadamard where asked, quantise, store."""
     scale = torch.rsqrt(pooled.square().mean(dim=-1, keepdim=True) + compressor.norm_eps)
     normed = pooled * scale * compressor.norm_weight
+    if compressor.round_norm:
+        normed = normed.bfloat16().float()
     cos, sin = _turns(compressor, positions)
     tail = normed[:, compressor.dim - 2 * compressor.rotated_pairs :]
     real, imaginary = tail[:, 0::2].clone(), tail[:, 1::2].clone()
     tail[:, 0::2] = real * cos - imaginary * sin
     tail[:, 1::2] = real * sin + imaginary * cos
-    indexer_insert(store, normed.bfloat16(), entries, compressor.hadamard)
+    made = normed.bfloat16() if compressor.round_rope else normed
+    indexer_insert(store, made, entries, compressor.hadamard)
 
 
 def _turns(compressor: Compressor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -308,6 +306,7 @@ __all__ = [
     "gather_topk",
     "gather_window",
     "indexer_insert",
+    "norm_rope_insert",
     "page_copy",
     "state_append",
     "step_write",

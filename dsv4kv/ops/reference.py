@@ -35,6 +35,17 @@ def indexer_insert(store: PageStore, keys: Tensor, entries: Tensor, hadamard: bo
     entry_insert(store, _hadamard(keys.double()).bfloat16() if hadamard else keys, entries)
 
 
+def norm_rope_insert(
+    compressor: Compressor, values: Tensor, positions: Tensor, store: PageStore, entries: Tensor
+) -> None:
+    """See ``contract.Backend.norm_rope_insert``."""
+    for value, position, entry in zip(values, positions.tolist(), entries.tolist(), strict=True):
+        if entry >= 0:
+            first = position + 1 - compressor.ratio
+            made = finish(compressor, value.double(), first)
+            entry_insert(store, made[None], torch.tensor([entry]))
+
+
 def state_append(
     compressor: Compressor,
     state: Tensor,
@@ -155,15 +166,22 @@ def pool(kv: Tensor, score: Tensor) -> Tensor:
 
 
 def finish(compressor: Compressor, pooled: Tensor, position: int) -> Tensor:
-    """RMSNorm, RoPE at ``position``, Hadamard where asked; float64[d] to bf16[d]."""
+    """RMSNorm, RoPE at ``position``, Hadamard where asked: float64[d] to bf16[d].
+
+    To float64[d] where the compressor says that what RoPE gives is not rounded.
+    """
     scale = 1.0 / math.sqrt(float(pooled.square().mean()) + compressor.norm_eps)
     normed = pooled * scale * compressor.norm_weight.double()
+    if compressor.round_norm:
+        normed = normed.bfloat16().double()
     turns = _turns(compressor, position)
     tail = compressor.dim - 2 * len(turns)
     for i, (cos, sin) in enumerate(turns):
         real, imaginary = float(normed[tail + 2 * i]), float(normed[tail + 2 * i + 1])
         normed[tail + 2 * i] = real * cos - imaginary * sin
         normed[tail + 2 * i + 1] = real * sin + imaginary * cos
+    if not compressor.round_rope:
+        return normed
     rounded = normed.bfloat16()
     return _hadamard(rounded.double()).bfloat16() if compressor.hadamard else rounded
 
@@ -216,25 +234,29 @@ def _hadamard(values: Tensor) -> Tensor:
 
 
 def _write(store: PageStore, entry: int, values: Tensor) -> None:
-    page, row = divmod(entry, store.layout.entries)
-    data, scales = reference_codec.encode(store.layout.format, values.float().tolist())
-    _put(store.pages[page], store.layout.data_offset(row), data)
-    _put(store.pages[page], store.layout.scale_offset(row), scales)
+    contents = reference_codec.encode(store.layout.format, values.float().tolist())
+    page, parts = _parts_of(store, entry)
+    for offsets, content in zip(parts, contents, strict=True):
+        page[offsets] = torch.tensor(list(content), dtype=torch.uint8)
 
 
-def _put(page: Tensor, offset: int, content: bytes) -> None:
-    if content:
-        page[offset : offset + len(content)] = torch.tensor(list(content), dtype=torch.uint8)
+def read_bytes(store: PageStore, entry: int) -> tuple[bytes, bytes]:
+    """The bytes of a physical entry: values and tail, and scales."""
+    page, (data, scales) = _parts_of(store, entry)
+    return bytes(page[data].tolist()), bytes(page[scales].tolist())
+
+
+def _parts_of(store: PageStore, entry: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """The page of a physical entry, and where its values and tail and its scales lie in it."""
+    number, row = divmod(entry, store.layout.entries)
+    layout, form = store.layout, store.layout.format
+    start = layout.data_offset(row)
+    values = start + torch.arange(form.value_bytes)
+    tail = start + form.tail_start + torch.arange(form.tail_bytes)
+    scales = layout.scale_offset(row) + torch.arange(form.scale_bytes)
+    return store.pages[number], (torch.cat([values, tail]), scales)
 
 
 def _read(store: PageStore, entry: int) -> Tensor:
-    page, row = divmod(entry, store.layout.entries)
-    layout = store.layout
-    data, scales = layout.data_offset(row), layout.scale_offset(row)
-    content = store.pages[page]
-    values = reference_codec.decode(
-        layout.format,
-        bytes(content[data : data + layout.format.data_row_bytes].tolist()),
-        bytes(content[scales : scales + layout.format.scale_row_bytes].tolist()),
-    )
+    values = reference_codec.decode(store.layout.format, *read_bytes(store, entry))
     return torch.tensor(values, dtype=torch.float64).bfloat16()

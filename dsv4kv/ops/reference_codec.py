@@ -32,6 +32,10 @@ _GRID = {"e4m3": E4M3, "e2m1": E2M1}
 AMAX_FLOOR = {"e4m3": 1e-4, "e2m1": 6.0 * 2.0**-126}
 
 
+SMALLEST_NORMAL = 2.0**-126
+"""Of float32: the smallest scale that is stored as it is (vLLM)."""
+
+
 def fl32(value: float) -> float:
     """Round to float32, nearest even."""
     return float(struct.unpack("<f", struct.pack("<f", value))[0])
@@ -58,7 +62,7 @@ def power_of_two_exponent(amax: float, largest: float) -> int:
 
 
 def encode(entry: EntryFormat, values: Sequence[float]) -> tuple[bytes, bytes]:
-    """Encode bf16-representable values of one entry to (data row, scale row)."""
+    """Encode values of one entry to (values and tail, scales), in float32 if they are not bf16."""
     if entry.value == "bf16":
         return _bf16_bytes(values), b""
     step = entry.group or entry.value_dims
@@ -66,7 +70,7 @@ def encode(entry: EntryFormat, values: Sequence[float]) -> tuple[bytes, bytes]:
     for start in range(0, entry.value_dims, step):
         group = values[start : start + step]
         scale, stored = _scale(entry, group)
-        codes += bytes(_code(value / scale, entry.value) for value in group)
+        codes += bytes(_code(fl32(value / scale), entry.value) for value in group)
         scales += stored
     scales += bytes(entry.scale_padding)
     data = _nibbles(codes) if entry.value == "e2m1" else bytes(codes)
@@ -74,7 +78,7 @@ def encode(entry: EntryFormat, values: Sequence[float]) -> tuple[bytes, bytes]:
 
 
 def decode(entry: EntryFormat, data: bytes, scales: bytes) -> list[float]:
-    """Decode one entry's rows to exact values (each representable in bf16)."""
+    """Decode what ``encode`` gives to the values that are read: exact, or rounded to bf16."""
     if entry.value == "bf16":
         return _bf16_values(data)
     values = []
@@ -86,6 +90,8 @@ def decode(entry: EntryFormat, data: bytes, scales: bytes) -> list[float]:
             sign, size = data[i] >> 7, E4M3[data[i] & 127]
         scale = _stored_scale(entry, scales, i // entry.group) if entry.group else 1.0
         values.append((-size if sign else size) * scale)
+    if entry.scale == "amax_fp32":
+        values = _bf16_values(_bf16_bytes(values))
     return values + _bf16_values(data[entry.value_bytes :])
 
 
@@ -98,6 +104,9 @@ def decode_scales(entry: EntryFormat, scales: bytes) -> list[float]:
 def _scale(entry: EntryFormat, group: Sequence[float]) -> tuple[float, bytes]:
     if entry.scale == "none":
         return 1.0, b""
+    if entry.scale == "amax_fp32":
+        scale = max(fl32(max(map(abs, group)) / 448.0), SMALLEST_NORMAL)
+        return scale, struct.pack("<f", scale)
     amax = max(AMAX_FLOOR[entry.value], *(abs(value) for value in group))
     largest = _GRID[entry.value][-1]
     if entry.scale == "e4m3":
@@ -109,7 +118,7 @@ def _scale(entry: EntryFormat, group: Sequence[float]) -> tuple[float, bytes]:
 
 
 def _stored_scale(entry: EntryFormat, scales: bytes, group: int) -> float:
-    if entry.scale == "fp32":
+    if entry.scale in ("fp32", "amax_fp32"):
         return float(struct.unpack_from("<f", scales, 4 * group)[0])
     code = scales[group]
     return E4M3[code] if entry.scale == "e4m3" else 2.0 ** (code - 127)
@@ -126,8 +135,9 @@ def _nibbles(codes: Sequence[int]) -> bytes:
 
 
 def _bf16_bytes(values: Sequence[float]) -> bytes:
-    """bf16 is the upper half of a float32; the values are representable, so cutting is exact."""
-    return b"".join(struct.pack("<f", value)[2:] for value in values)
+    """bf16 is the upper half of a float32, rounded to nearest even."""
+    words = (struct.unpack("<I", struct.pack("<f", value))[0] for value in values)
+    return b"".join(struct.pack("<I", word + 0x7FFF + (word >> 16 & 1))[2:] for word in words)
 
 
 def _bf16_values(data: bytes) -> list[float]:

@@ -1,4 +1,4 @@
-"""Pages of entries as a tensor, and where an entry's two rows lie in it."""
+"""Pages of entries as a tensor, and where the bytes of an entry lie in it."""
 
 from dataclasses import dataclass
 
@@ -43,12 +43,38 @@ class PageStore:
         """Entries all pages together can hold."""
         return self.pages.shape[0] * self.layout.entries
 
+    def write(self, entries: Tensor, data: Tensor, scales: Tensor | None) -> None:
+        """Put bytes as ``codec.encode`` gives them into physical entries int64[n]."""
+        form, cut = self.layout.format, self.layout.scale_start
+        if scales is not None and form.inline_scales:
+            data, scales = torch.cat([data[:, :cut], scales, data[:, cut:]], dim=1), None
+        self.data_rows().index_copy_(0, self.data_index(entries), data)
+        if scales is not None:
+            self.scale_rows().index_copy_(0, self.scale_index(entries), scales)
+
+    def read(self, entries: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Bytes of physical entries int64[n] as ``codec.decode`` takes them."""
+        form, cut = self.layout.format, self.layout.scale_start
+        data = self.data_rows().index_select(0, self.data_index(entries))
+        if form.inline_scales:
+            rest = cut + form.scale_bytes
+            return torch.cat([data[:, :cut], data[:, rest:]], dim=1), data[:, cut:rest]
+        return data, self._read_scales(entries) if form.scale_row_bytes else None
+
+    def _read_scales(self, entries: Tensor) -> Tensor:
+        """Scale rows uint8[n, ·]; 8 or 4 bytes go as one integer, far faster than as bytes."""
+        index, rows = self.scale_index(entries), self.scale_rows()
+        word = {8: torch.int64, 4: torch.int32}.get(rows.shape[1])
+        if word is None:
+            return rows.index_select(0, index)
+        return rows.view(word).index_select(0, index).view(torch.uint8)
+
     def data_rows(self) -> Tensor:
         """The pages as uint8[n, data_row_bytes]; every data row is one of these rows."""
         return self.pages.view(-1, self.layout.format.data_row_bytes)
 
     def scale_rows(self) -> Tensor:
-        """The pages as uint8[n, scale_row_bytes]; every scale row is one of these rows."""
+        """The pages as uint8[n, scale_row_bytes]; every scale row is one, of block-split pages."""
         return self.pages.view(-1, self.layout.format.scale_row_bytes)
 
     def data_index(self, entries: Tensor) -> Tensor:

@@ -71,6 +71,7 @@ OPERATIONS: dict[str, Row] = {
     "window_insert": Row(("ring",), of_slots=True, variants=_INSERTING),
     "entry_insert": Row(("store",), variants=_INSERTING),
     "indexer_insert": Row(("store",)),
+    "norm_rope_insert": Row(("store",)),
     "state_append": Row(("state",), of_slots=True),
     "flush": Row(("store",), of_slots=True, variants=_POOLING),
     "step_write": Row(

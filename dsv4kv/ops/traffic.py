@@ -22,7 +22,7 @@ _FLOAT_BYTES = 4
 
 
 def insert_bytes(entry: EntryFormat, count: int) -> int:
-    """Insert of ``count`` entries: bf16 value and index in, entry out."""
+    """Insert of ``count`` entries: bf16 value and index in, entry out, normalised or not."""
     return count * (2 * entry.dims + _INDEX_BYTES + entry.entry_bytes)
 
 

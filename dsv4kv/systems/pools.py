@@ -23,7 +23,7 @@ from dsv4kv.model.formats import EntryFormat
 from dsv4kv.model.plan import CHECKPOINT_TOKENS, compute_block_budget, plan_cache
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import build_schedule
-from dsv4kv.ops import reference_codec
+from dsv4kv.ops import reference, reference_codec
 from dsv4kv.ops.compressor import Compressor
 from dsv4kv.ops.registry import load_backend
 from dsv4kv.ops.tolerance import Rows
@@ -240,10 +240,8 @@ def read_entries(view: ReadView, b: int, entries: Tensor) -> Tensor:
     if view.blocks is not None:
         pages = view.blocks[slot].long()[entries // size]
     physical = pages * size + entries % size
-    data = store.data_rows()[store.data_index(physical)].tolist()
-    scales = store.scale_rows()[store.scale_index(physical)].tolist()
     decode = partial(reference_codec.decode, store.layout.format)
-    rows = [decode(*map(bytes, each)) for each in zip(data, scales, strict=True)]
+    rows = [decode(*reference.read_bytes(store, entry)) for entry in physical.tolist()]
     return torch.tensor(rows).reshape(len(rows), view.head_dim).bfloat16()
 
 

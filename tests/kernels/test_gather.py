@@ -170,7 +170,7 @@ def test_a_hundred_thousand_random_entries_are_those_of_the_cpu_backend() -> Non
     store.pages.random_(0, 256, generator=random)
     everything = torch.arange(store.num_entries)
     scales = torch.randint(105, 248, (store.num_entries, 8), generator=random, dtype=torch.uint8)
-    store.scale_rows()[store.scale_index(everything)] = scales
+    store.write(everything, store.read(everything)[0], scales)
     width = pages // 2
     table = torch.randperm(pages, generator=random).int().view(2, width)
     slots, lengths = torch.tensor([1]), torch.tensor([width * per_page - 1000])

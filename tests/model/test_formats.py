@@ -14,6 +14,7 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.model.formats import (
     FLAT_FORMATS,
     FORMATS,
+    SIZED_FLAT_FORMATS,
     EntryFormat,
     PageLayout,
     Place,
@@ -156,7 +157,7 @@ def test_rows_of_a_page_are_rows_of_the_whole_store(
         assert layout.scale_start % entry.scale_row_bytes == 0
 
 
-@pytest.mark.parametrize("name", list(FLAT_FORMATS))
+@pytest.mark.parametrize("name", [*FLAT_FORMATS, *SIZED_FLAT_FORMATS])
 @given(blocks=st.integers(1, 64))
 def test_pages_of_v32_are_whole_rows(name: str, blocks: int) -> None:
     layout = PageLayout(flat_entry_format(name), 128 * blocks)

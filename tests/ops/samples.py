@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dsv4kv.model.config import Precision, inverse_frequencies
-from dsv4kv.model.formats import FORMATS, EntryFormat, PageLayout
+from dsv4kv.model.formats import FLAT_FORMATS, FORMATS, EntryFormat, PageLayout
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import AttentionType, LayerSpec
 from dsv4kv.ops import cpu, reference, reference_codec
@@ -18,7 +18,9 @@ POISON = 0xA5
 NOT_A_NUMBER = 0xFF  # NaN as bf16, as e4m3 and as a scale; −6 · 2^128 as e2m1
 
 ENTRIES: dict[str, EntryFormat] = {
-    f"{entry.name}-{entry.dims}": entry for table in FORMATS.values() for entry in table.values()
+    f"{entry.name}-{entry.dims}": entry
+    for table in (*FORMATS.values(), FLAT_FORMATS)
+    for entry in table.values()
 }
 """Every different format there is."""
 
@@ -56,18 +58,8 @@ def twin(store: PageStore) -> PageStore:
 
 def read_entries(store: PageStore, entries: list[int]) -> Tensor:
     """Decode physical entries with the reference codec: bf16[n, D]."""
-    decoded = []
-    for entry in entries:
-        page, row = divmod(entry, store.layout.entries)
-        content, layout = bytes(store.pages[page].tolist()), store.layout
-        data, scale = layout.data_offset(row), layout.scale_offset(row)
-        decoded.append(
-            reference_codec.decode(
-                layout.format,
-                content[data : data + layout.format.data_row_bytes],
-                content[scale : scale + layout.format.scale_row_bytes],
-            )
-        )
+    decode = functools.partial(reference_codec.decode, store.layout.format)
+    decoded = [decode(*reference.read_bytes(store, entry)) for entry in entries]
     return torch.tensor(decoded, dtype=torch.float64).bfloat16()
 
 

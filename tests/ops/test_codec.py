@@ -111,9 +111,9 @@ def _check_decoding(entry: EntryFormat, data: Tensor, scales: Tensor | None) -> 
 def _entries(entry: EntryFormat, groups: list[Pattern], seed: int) -> Tensor:
     """bf16[3, D]: the patterns one after the other, over and over, one in each group."""
     random, step = generator(seed), entry.group or 64
-    count = 3 * entry.dims // step
+    count = -(-3 * entry.dims // step)
     rows = [_group(kind, power, step, random) for kind, power in islice(cycle(groups), count)]
-    return torch.stack(rows).view(3, entry.dims).bfloat16()
+    return torch.cat(rows)[: 3 * entry.dims].view(3, entry.dims).bfloat16()
 
 
 def _group(kind: str, power: int, size: int, random: torch.Generator) -> Tensor:
@@ -140,7 +140,8 @@ def _any_data(entry: EntryFormat, count: int, seed: int) -> Tensor:
     E4M3 has NaN at codes 127 and 255; bf16 where the exponent is all ones.
     """
     random = generator(seed)
-    rows = torch.randint(256, (count, entry.data_row_bytes), generator=random, dtype=torch.uint8)
+    size = entry.value_bytes + entry.tail_bytes
+    rows = torch.randint(256, (count, size), generator=random, dtype=torch.uint8)
     if entry.value == "e4m3":
         codes = rows[:, : entry.value_bytes]
         codes[codes & 127 == 127] -= 1
@@ -150,13 +151,14 @@ def _any_data(entry: EntryFormat, count: int, seed: int) -> Tensor:
 
 
 def _scale_rows(entry: EntryFormat, count: int, choice: list[int]) -> Tensor | None:
-    """Scales drawn from the choice in turn; fp32 ones are powers of two, as encoders write."""
+    """Scales drawn from the choice in turn, as encoders write them."""
     if entry.scale == "none":
         return None
     picked = torch.tensor(list(islice(cycle(choice), count * entry.groups)))
-    if entry.scale == "fp32":
-        exponents = picked.clamp(1, 254).int()
-        return (exponents << 23).view(count, 1).view(torch.uint8)
+    if entry.scale.endswith("fp32"):
+        mantissa, largest = (0x2B5A17, 245) if entry.scale == "amax_fp32" else (0, 254)
+        exponents = picked.clamp(1, largest).int()
+        return (exponents << 23 | mantissa).view(count, entry.groups).view(torch.uint8)
     if entry.scale == "e4m3":
         picked = picked.remainder(127)  # positive and not NaN
     rows = picked.to(torch.uint8).view(count, entry.groups)

@@ -101,7 +101,9 @@ def _pages(found: PageStore, expected: PageStore, old: PageStore, leeway: Leeway
     for page in wrong.any(dim=1).nonzero().flatten().tolist():
         for row in range(layout.entries):
             entry = page * layout.entries + row
-            mine, right, was = (_bytes_of(store, entry) for store in (found, expected, old))
+            mine, right, was = (
+                reference.read_bytes(each, entry) for each in (found, expected, old)
+            )
             if difference := _entry(layout.format, mine, right, was, leeway):
                 yield f"entry {entry} (page {page}, row {row}) {difference}"
         used = layout.entries * layout.format.entry_bytes
@@ -139,16 +141,6 @@ def _first_byte(found: Rows, expected: Rows) -> str:
             if a != b:
                 return f"{name} byte {i} is {a:#04x} instead of {b:#04x}"
     raise AssertionError("the rows are equal")
-
-
-def _bytes_of(store: PageStore, entry: int) -> Rows:
-    page, row = divmod(entry, store.layout.entries)
-    layout, content = store.layout, store.pages[page]
-    data, scale = layout.data_offset(row), layout.scale_offset(row)
-    return (
-        bytes(content[data : data + layout.format.data_row_bytes].tolist()),
-        bytes(content[scale : scale + layout.format.scale_row_bytes].tolist()),
-    )
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:

@@ -24,6 +24,7 @@ from dsv4kv.ops.kernels.insert import (
 from dsv4kv.ops.kernels.state import (
     plan_compress_chunk,
     plan_flush,
+    plan_norm_rope_insert,
     plan_state_append,
     plan_step_write,
     split_of,
@@ -56,6 +57,13 @@ def entry_insert(
 def indexer_insert(store: PageStore, keys: Tensor, entries: Tensor, hadamard: bool) -> None:
     """See ``contract.Backend.indexer_insert``."""
     run(plan_indexer_insert(store, keys, entries, hadamard))
+
+
+def norm_rope_insert(
+    compressor: Compressor, values: Tensor, positions: Tensor, store: PageStore, entries: Tensor
+) -> None:
+    """See ``contract.Backend.norm_rope_insert``."""
+    run(plan_norm_rope_insert(compressor, values, positions, store, entries))
 
 
 def state_append(

@@ -15,25 +15,30 @@ from typing import Any
 import torch
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.model.formats import FORMATS, EntryFormat, PageLayout
+from dsv4kv.model.formats import FLAT_FORMATS, FORMATS, EntryFormat, PageLayout
 from dsv4kv.ops.compressor import Compressor
 from dsv4kv.ops.contract import Backend, Parts, PartWrite
 from dsv4kv.ops.registry import load_backend
 from dsv4kv.ops.storage import PageStore
 from dsv4kv.ops.table import OPERATIONS
 
-FORMAT_NAMES = {f"{place}/{name}": (place, name) for place in FORMATS for name in FORMATS[place]}
+FORMAT_NAMES: dict[str, EntryFormat] = {
+    f"{place}/{name}": entry
+    for place, formats in (*FORMATS.items(), ("flat", FLAT_FORMATS))
+    for name, entry in formats.items()
+}
 """What the format argument of an operator may be."""
 
 _COMPRESSOR = (
     "Tensor ape, Tensor norm_weight, Tensor rope, int ratio, bool overlap, "
-    "float norm_eps, bool hadamard"
+    "float norm_eps, bool hadamard, bool round_norm, bool round_rope"
 )
 
 
 _PARTS = (
     "Tensor[] apes, Tensor[] norm_weights, Tensor[] ropes, int[] ratios, "
-    "bool[] overlaps, float[] norm_epses, bool[] hadamards, Tensor(b!)[] states, Tensor[] kvs, "
+    "bool[] overlaps, float[] norm_epses, bool[] hadamards, bool[] round_norms, "
+    "bool[] round_ropes, Tensor(b!)[] states, Tensor[] kvs, "
     "Tensor[] scores, Tensor(c!)[] entry_pages, str[] formats, int[] pages_entries, "
     "Tensor[] entries"
 )
@@ -68,6 +73,7 @@ def flatten(arguments: Iterable[Any]) -> tuple[Any, ...]:
         elif isinstance(argument, Compressor):
             flat += [argument.ape, argument.norm_weight, argument.rope]
             flat += [argument.ratio, argument.overlap, argument.norm_eps, argument.hadamard]
+            flat += [argument.round_norm, argument.round_rope]
         else:
             flat.append(argument)
     return tuple(flat)
@@ -88,7 +94,7 @@ def _take(parameter: Any, rest: Iterator[Any]) -> Any:
     if parameter is PageStore:
         return _store(next(rest), next(rest), next(rest))
     if parameter is Compressor:
-        return _compressor(*(next(rest) for _ in range(7)))
+        return _compressor(*(next(rest) for _ in range(9)))
     if parameter == Parts:
         words = zip(*(next(rest) for _ in range(_PARTS.count("[]"))), strict=True)
         types = [each.type for each in fields(PartWrite)]
@@ -103,17 +109,14 @@ def _store(pages: torch.Tensor, format_name: str, entries: int) -> PageStore:
 
 
 def _format_name(entry: EntryFormat) -> str:
-    return next(
-        name for name, (place, own) in FORMAT_NAMES.items() if FORMATS[place][own] == entry
-    )
+    return next(name for name, known in FORMAT_NAMES.items() if known == entry)
 
 
 @functools.cache
 def _layout(format_name: str, entries: int) -> PageLayout:
     if format_name not in FORMAT_NAMES:
         raise ConfigError(f"no format {format_name!r}: choose {', '.join(FORMAT_NAMES)}.")
-    place, name = FORMAT_NAMES[format_name]
-    return PageLayout(FORMATS[place][name], entries)
+    return PageLayout(FORMAT_NAMES[format_name], entries)
 
 
 def _compressor(
@@ -123,10 +126,10 @@ def _compressor(
     ratio: int,
     overlap: bool,
     norm_eps: float,
-    hadamard: bool,
+    *flags: bool,
 ) -> Compressor:
     dim = norm_weight.shape[0]
-    return Compressor(ratio, dim, overlap, ape, norm_weight, norm_eps, rope, hadamard)
+    return Compressor(ratio, dim, overlap, ape, norm_weight, norm_eps, rope, *flags)
 
 
 def _parameters(operation: str) -> list[tuple[str, Any]]:

@@ -19,7 +19,8 @@ from dsv4kv.ops.storage import PageStore
 from dsv4kv.ops.table import portable
 
 UNROLL = {"ahead": 4, "stepwise": 2}
-"""Steps a warp has in flight, 1, 2 or 4, by variant."""
+"""Steps a warp has in flight, 1, 2 or 4, by variant; half of them where a lane has more than two
+chunks of an entry, or registers do not do."""
 
 RESIDENT_BLOCKS = 4
 """Blocks that a multiprocessor holds, what its registers allow: the grid of ``ahead``."""
@@ -110,11 +111,11 @@ def _plan(
 ) -> Launch:
     dims = store.layout.format.dims
     lanes = min(WARP, dims // _CHANNELS_PER_LANE)
-    ahead = variant == "ahead"
+    ahead, long = variant == "ahead", dims > 2 * WARP * _CHANNELS_PER_LANE
     macros = (
         *format_macros(store.layout),
         ("DSV_AHEAD", int(ahead)),
-        ("DSV_UNROLL", unroll or UNROLL[variant]),
+        ("DSV_UNROLL", unroll or UNROLL[variant] // (2 if long else 1)),
     )
     most = RESIDENT_BLOCKS * multiprocessors(store.pages) if ahead else MOST_BLOCKS * _ROUNDS
     blocks = blocks_for(out.numel() // dims, _THREADS // lanes, most)

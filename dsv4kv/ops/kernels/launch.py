@@ -68,7 +68,7 @@ def blocks_for(items: int, per_block: int, most: int) -> int:
 
 # Numbers that kernels/format.cuh gives a meaning.
 _VALUES = {"bf16": 0, "e4m3": 1, "e2m1": 2}
-_SCALES = {"none": 0, "ue8m0": 1, "e4m3": 2, "fp32": 3}
+_SCALES = {"none": 0, "ue8m0": 1, "e4m3": 2, "fp32": 3, "amax_fp32": 4}
 
 
 def format_macros(layout: PageLayout) -> tuple[tuple[str, int], ...]:
@@ -84,6 +84,9 @@ def format_macros(layout: PageLayout) -> tuple[tuple[str, int], ...]:
         "DSV_ENTRIES": layout.entries,
         "DSV_PAGE_BYTES": layout.page_bytes,
         "DSV_DATA_ROW": entry.data_row_bytes,
-        "DSV_SCALE_ROW": entry.scale_row_bytes,
+        "DSV_SCALE_BYTES": entry.scale_bytes,
+        "DSV_SCALE_START": layout.scale_start,
+        "DSV_SCALE_STRIDE": layout.scale_stride,
+        "DSV_TAIL_START": entry.tail_start,
     }
     return tuple(sorted(macros.items()))

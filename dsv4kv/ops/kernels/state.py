@@ -265,15 +265,40 @@ def flush_macros(
 ) -> dict[str, int]:
     """Everything ``flush.cuh`` needs to know, by name."""
     macros = dict(format_macros(store.layout)) | _state_macros(compressor, state)
-    macros |= {
+    macros |= finish_macros(compressor) | {
         "DSV_AHEAD": int(variant != "serial"),
         "DSV_CLUSTER_BYTES": cluster_bytes(compressor, variant),
-        "DSV_HADAMARD": int(compressor.hadamard),
-        "DSV_ROPE_PAIRS": compressor.rotated_pairs,
-        "DSV_ROPE_TABLE": int(compressor.has_table),
         "DSV_SPLIT": split,
     }
     return macros
+
+
+def finish_macros(compressor: Compressor) -> dict[str, int]:
+    """What ``finish.cuh`` needs to know besides the format, by name."""
+    return {
+        "DSV_HADAMARD": int(compressor.hadamard),
+        "DSV_RATIO": compressor.ratio,
+        "DSV_ROPE_PAIRS": compressor.rotated_pairs,
+        "DSV_ROPE_TABLE": int(compressor.has_table),
+        "DSV_ROUND_NORM": int(compressor.round_norm),
+        "DSV_ROUND_ROPE": int(compressor.round_rope),
+    }
+
+
+def plan_norm_rope_insert(
+    compressor: Compressor, values: Tensor, positions: Tensor, store: PageStore, entries: Tensor
+) -> Launch:
+    """See ``contract.Backend.norm_rope_insert``."""
+    macros = dict(format_macros(store.layout)) | finish_macros(compressor)
+    count = len(entries)
+    numbers = count, store.num_entries, compressor.groups
+    return Launch(
+        KernelModule("norm_rope.cuh", tuple(sorted(macros.items()))),
+        "norm_rope_insert",
+        (blocks_for(count, _FINISH_THREADS // WARP, MOST_BLOCKS), 1),
+        _FINISH_THREADS,
+        (store.pages, values, positions, entries, *finish_parameters(compressor), *numbers),
+    )
 
 
 _PREFIXES = ("MAIN", "KEYS")

@@ -57,8 +57,10 @@ class LayerSpec:
 
     @property
     def is_latent(self) -> bool:
-        """Whether an entry is a latent, as in DeepSeek-V4.1: groups of one token or two, which
-        stand alone, without a position bias, and indexer keys that are projected from it.
+        """Whether an entry is a latent, as in DeepSeek-V4.1.
+
+        Groups of one token or two stand alone and have no position bias, and the indexer keys are
+        projected from the latent.
         """
         return self.attn is AttentionType.CSA and self.ratio in (1, 2)
 

@@ -86,7 +86,7 @@ class Verifier:
         self, form: EntryFormat, compressor: Compressor, found: Tensor, expected: Rows
     ) -> bool:
         """Whether an entry bf16[D] is the expected one but for rounding."""
-        return is_close(form, found, expected, rotated=compressor.hadamard)
+        return is_close(form, found, expected, rotated=compressor.turns_rounded)
 
     def window(self, form: EntryFormat, row: int) -> Tensor:
         """A window entry as it must come back, from its token's input row: bf16[D]."""

@@ -56,7 +56,7 @@ def _arguments(
             yield from _pages(mine, right, old, Leeway.NONE if name == "ring" else leeway)
         elif isinstance(mine, tuple):
             for one, other, was in zip(mine, right, old, strict=True):
-                rotated = one.compressor.hadamard
+                rotated = one.compressor.turns_rounded
                 yield from _state(one.state, other.state, operation)
                 yield from _pages(
                     one.store, other.store, was.store, Leeway.ROTATED_SUM if rotated else leeway

@@ -202,6 +202,21 @@ def page_copy(layout: PageLayout) -> Make:
     return make
 
 
+def norm_rope_insert(compressor: Compressor, layout: PageLayout) -> Make:
+    """Tokens that complete an entry, the last that the table has among them, and some that do not."""
+
+    def make(maker: Maker) -> list[Any]:
+        last = min(compressor.groups, _LONGEST_TOKENS // compressor.ratio)
+        groups = torch.tensor([last - 1, 1, 5, last // 8, 2])
+        entries = _targets(maker, layout, len(groups))
+        entries[2] = -1
+        values = maker.values(layout.format, len(groups))
+        store, positions = maker.store(layout, 4, filled=False), groups * compressor.ratio - 1
+        return [compressor, values, positions, store, entries]
+
+    return make
+
+
 def state_append(compressor: Compressor, shape: tuple[int, ...]) -> Make:
     """Single tokens, and several of one request where the state can take them."""
 
@@ -360,7 +375,7 @@ def _state_scenes(
         ("main", schema.main, schema.state_shape),
         ("indexer", schema.indexer, schema.indexer_state_shape),
     ):
-        if not pages or not shape:
+        if not pages or schema.layer.attn is AttentionType.DSA:
             continue
         indexer = place == "indexer"
         compressor = random_compressor(
@@ -372,7 +387,11 @@ def _state_scenes(
             hadamard=indexer and plan.hadamard,
         )
         states = f"{place} states of {schema.layer.attn} layers"
-        leeway = Leeway.ROTATED_SUM if compressor.hadamard else Leeway.SUM
+        leeway = Leeway.ROTATED_SUM if compressor.turns_rounded else Leeway.SUM
+        if not shape:
+            make = norm_rope_insert(compressor, pages)
+            yield Scene("norm_rope_insert", f"{place} latents", pages.format.name, make, leeway)
+            continue
         append = state_append(compressor, shape)
         yield Scene("state_append", states, None, append)
         for operation, make in (

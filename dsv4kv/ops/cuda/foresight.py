@@ -11,11 +11,16 @@ from torch import Tensor
 
 from dsv4kv.model.formats import PageLayout
 from dsv4kv.model.plan import CachePlan
+from dsv4kv.model.schedule import AttentionType
 from dsv4kv.model.schema import LayerCacheSchema, TableGroup
 from dsv4kv.ops.compressor import Compressor, make_rope, random_compressor
 from dsv4kv.ops.kernels.catalogue import example_step_write
 from dsv4kv.ops.kernels.gather import plan_gather_all, plan_gather_topk, plan_gather_window
-from dsv4kv.ops.kernels.insert import plan_entry_insert, plan_window_insert
+from dsv4kv.ops.kernels.insert import (
+    plan_entry_insert,
+    plan_indexer_insert,
+    plan_window_insert,
+)
 from dsv4kv.ops.kernels.launch import KernelModule, Launch
 from dsv4kv.ops.kernels.prepare import (
     MOST_REQUESTS,
@@ -27,6 +32,7 @@ from dsv4kv.ops.kernels.prepare import (
 from dsv4kv.ops.kernels.state import (
     plan_compress_chunk,
     plan_flush,
+    plan_norm_rope_insert,
     plan_state_append,
     split_of,
 )
@@ -78,9 +84,17 @@ def _entry_launches(
         (schema.main, schema.state_shape, False),
         (schema.indexer, schema.indexer_state_shape, True),
     ):
-        if not layout or not shape:
+        if not layout:
             continue
         store, one, out = PageStore.allocate(layout, 1, _META), _numbers(1), _rows(layout)
+        yield plan_entry_insert(store, out, one, variant=variants["entry_insert"])
+        yield from _gather_launches(
+            store, out[None], variants, chosen=bool(schema.indexer) and not indexer
+        )
+        if schema.layer.attn is AttentionType.DSA:
+            if indexer:
+                yield plan_indexer_insert(store, out, one, plan.hadamard)
+            continue
         compressor = random_compressor(
             plan.config,
             schema.layer,
@@ -89,11 +103,10 @@ def _entry_launches(
             indexer=indexer,
             hadamard=indexer and plan.hadamard,
         )
-        yield plan_entry_insert(store, out, one, variant=variants["entry_insert"])
-        yield from _gather_launches(
-            store, out[None], variants, chosen=bool(schema.indexer) and not indexer
-        )
-        yield from _state_launches(compressor, _floats(1, *shape), store, variants)
+        if shape:
+            yield from _state_launches(compressor, _floats(1, *shape), store, variants)
+        else:
+            yield plan_norm_rope_insert(compressor, out, one, store, one)
 
 
 def _gather_launches(

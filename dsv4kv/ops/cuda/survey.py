@@ -120,6 +120,7 @@ PROMISES = {
     "window_insert *": Promise(loads=128),
     "window_insert fp8_ds_mla*": Promise(stores=64),
     "indexer_insert *": Promise(loads=128),
+    "norm_rope_insert *": Promise(loads=128),  # of weights; values go 64 bits
     "state_*": Promise(loads=128, stores=128),
     "flush*": Promise(loads=128),
     "step_write *": Promise(loads=128),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dsv4kv.model.config import DSV4Config, Precision
-from dsv4kv.model.formats import PageLayout
+from dsv4kv.model.formats import FLAT_FORMATS, PageLayout, entry_format
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import AttentionType, LayerSpec, build_schedule
 from dsv4kv.model.schema import LayerCacheSchema, StateFormat, build_schema, table_groups
@@ -39,7 +39,7 @@ def example_step_write(
     if not schema.window or not schema.main or not schema.state_shape:
         return None
     parts = [_part(config, schema, schema.main, schema.state_shape, rope)]
-    if schema.indexer:
+    if schema.indexer and schema.indexer_state_shape:
         keys = schema.indexer, schema.indexer_state_shape
         parts.append(_part(config, schema, *keys, rope, indexer=True, hadamard=hadamard))
     ring, number = PageStore.allocate(schema.window, 1, _META), _number()
@@ -85,7 +85,9 @@ def _floats(*shape: int) -> Tensor:
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_120")
 """A100; H100 and H200; B200; RTX 50."""
 
-_MODELS = ("v4-flash", "v4-pro", "v4.1-flash")
+_MODELS = ("v4-flash", "v4-pro", "v4.1-flash", "v3.2")
+_OTHER_PAGES = {"v4.1-flash": ("fp4_interleaved", "fp8_group32_interleaved")}
+"""Of the main entries and of the window, beside a model's own."""
 _BOTH_ROPES = "v4-flash"  # the one shown with angles in float64, too
 _BLOCK_TOKENS, _LARGE_BLOCK_TOKENS = 128, 256
 
@@ -136,6 +138,8 @@ def _all_examples() -> Iterator[Example]:
             schema = build_schema(config, layer, block_tokens=_BLOCK_TOKENS)
             if layer.attn not in shown:
                 yield from _layer_examples(schema)
+                if schema.main and schema.window and name in _OTHER_PAGES:
+                    yield from _other_pages(schema.main, schema.window, *_OTHER_PAGES[name])
             yield from _state_examples(config, schema)
             shown |= {layer.attn} if layer.owns_kv else set()
     flash = load_model("v4-flash")
@@ -166,8 +170,17 @@ def _layer_examples(schema: LayerCacheSchema) -> Iterator[Example]:
         yield from _page_examples(schema.indexer)
 
 
+def _other_pages(
+    main: PageLayout, window: PageLayout, main_format: str, window_format: str
+) -> Iterator[Example]:
+    yield from _main_examples(PageLayout(entry_format("main", main_format), main.entries))
+    yield from _window_examples(PageLayout(entry_format("window", window_format), window.entries))
+
+
 def _state_examples(config: DSV4Config, schema: LayerCacheSchema) -> Iterator[Example]:
     yield from _step_examples(config, schema.layer)
+    if schema.layer.attn is AttentionType.DSA:  # is given its entries as they are
+        return
     if schema.main:
         yield from _compressor_examples(config, schema, schema.main, indexer=False)
     if schema.indexer:
@@ -229,6 +242,12 @@ def _compressor_examples(
         )
         for precision in get_args(Precision)
     )
+    if not (schema.indexer_state_shape if indexer else schema.state_shape):
+        numbers, store = _numbers(_REQUESTS), _store(layout)
+        kind, values = f"{layer.attn.value}-{layer.ratio}{owner}", _values(store, _REQUESTS)
+        insertion = state.plan_norm_rope_insert(table, values, numbers, store, numbers)
+        yield Example(f"{kind}, {_name(layout)}", insertion)
+        return
     online: tuple[StateFormat, ...] = ("online",) if layer.attn is AttentionType.HCA else ()
     for form in ("ring", *online):
         shaped = build_schema(config, layer, block_tokens=_BLOCK_TOKENS, state=form)
@@ -306,7 +325,8 @@ def _bandwidth_examples() -> Iterator[Example]:
 
 
 def _name(layout: PageLayout) -> str:
-    return f"{layout.format.name} × {layout.entries}"
+    flat = "flat " if layout.format in FLAT_FORMATS.values() else ""  # V3.2's have V4's names
+    return f"{flat}{layout.format.name} × {layout.entries}"
 
 
 def _store(layout: PageLayout) -> PageStore:

@@ -13,6 +13,7 @@ from dsv4kv.choices import INDEXES, choose
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.errors import ConfigError
 from dsv4kv.measure.recorder import DeviceClock, Recorder
+from dsv4kv.model.formats import MOVED_FORMATS
 from dsv4kv.model.plan import CHECKPOINT_TOKENS, CachePlan, checkpoint_bytes, plan_cache
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import AttentionType
@@ -63,17 +64,13 @@ def plan_from(config: BenchConfig) -> CachePlan:
 def check_data_path(plan: CachePlan) -> None:
     """Raise ``ConfigError`` where only the bookkeeping of a model is known, not its data."""
     for schema in plan.schemas:
-        spec = schema.layer
-        if (
-            spec.attn is AttentionType.DSA
-            or spec.ratio in (1, 2)
-            or spec.kv_owner != spec.layer_idx
-        ):
-            raise ConfigError(
-                f"{plan.config.name} can be planned and its bookkeeping run, but there are no "
-                f"operations for its layer {spec.layer_idx} ({spec.attn}, {spec.ratio} tokens an "
-                "entry): set workload.data to none."
-            )
+        for page in (schema.main, schema.indexer, schema.window):
+            if page is not None and page.format not in MOVED_FORMATS:
+                raise ConfigError(
+                    f"{plan.config.name} with {page.format.name} entries can be planned and its "
+                    "bookkeeping run, but no operation reads and writes them: set workload.data "
+                    "to none, or take another format."
+                )
 
 
 def check_memory(
@@ -170,8 +167,17 @@ def build_drive(
         compile_ahead(modules, device.device)
     compressors = _draw_compressors(plan, seed)
     every = [part for pair in compressors.values() for part in pair if part]
+    given = [
+        page.format.dims
+        for schema in plan.schemas
+        for page, state in (
+            (schema.main, schema.state_shape),
+            (schema.indexer, schema.indexer_state_shape),
+        )
+        if page and not state
+    ]
     longest_chunk = min(config.workload.step_tokens, plan.max_context_tokens)
-    inputs = InputBank(plan.config, every, longest_chunk, seed)
+    inputs = InputBank(plan.config, every, longest_chunk, seed, given)
     verifier = Verifier(inputs, compressors, np.random.default_rng(seed))
     topk, window = plan.config.index_topk, plan.config.window_tokens
     executor = StepExecutor(
@@ -263,7 +269,7 @@ def _draw_compressors(plan: CachePlan, seed: int) -> Compressors:
     compressors: Compressors = {}
     for schema in plan.schemas:
         spec = schema.layer
-        if spec.owns_kv:
+        if spec.owns_kv and spec.attn is not AttentionType.DSA:
             rope = ropes[spec.ratio]
             main = random_compressor(plan.config, spec, generator, rope=rope)
             indexer = (
@@ -292,7 +298,9 @@ def _moved(compressors: Compressors, device: torch.device) -> Compressors:
 
 
 def _ratios(plan: CachePlan) -> set[int]:
-    return {schema.layer.ratio for schema in plan.schemas if schema.layer.owns_kv}
+    """Of layers that rotate entries; those of DSA are given them as they are."""
+    layers = (schema.layer for schema in plan.schemas)
+    return {each.ratio for each in layers if each.owns_kv and each.attn is not AttentionType.DSA}
 
 
 def _rope_bytes(plan: CachePlan) -> int:

@@ -76,7 +76,7 @@ def describe_cache(config: BenchConfig, plan: CachePlan, manager: KVCacheManager
             units=pool.units,
             unit_bytes=pool.unit_bytes,
             predicted_bytes=pool.total_bytes,
-            allocated_bytes=allocated.get((pool.name, pool.layer_type), 0),
+            allocated_bytes=allocated.get((pool.name, pool.layer_type, pool.unit_bytes), 0),
         )
         for pool in plan.pools
         if config.workload.data == "real" or pool.name == "tables"

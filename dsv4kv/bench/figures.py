@@ -108,7 +108,7 @@ def draw_stages(layer: LayerCache, requests: int, generator: torch.Generator) ->
     layer has none.
     """
     if layer.table is None or layer.blocks is None or layer.main is None:
-        device = layer.window.pages.device
+        device = layer.window.pages.device if layer.window else torch.device("cpu")
         nothing = torch.zeros(requests, 0, dtype=torch.int32, device=device)
         return [(layer, UniformStep(requests, _BLOCK_TOKENS, nothing))]
     slots, width = layer.blocks.shape
@@ -130,10 +130,12 @@ def draw_stages(layer: LayerCache, requests: int, generator: torch.Generator) ->
 def fill_layers(layers: Sequence[LayerCache], generator: torch.Generator) -> None:
     """Fill every page, ring and state with normal data: zeros would be moved too fast."""
     for layer in layers:
-        _fill_pages(layer, layer.window, generator)
-        for part in filter(None, (layer.main, layer.indexer)):
+        if layer.window is not None:
+            _fill_pages(layer, layer.window, generator)
+        for part in map(layer.part, layer.parts):
             _fill_pages(layer, part.store, generator)
-            fill_state(part.state, generator)
+            if part.state is not None:
+                fill_state(part.state, generator)
 
 
 def fill_state(state: Tensor, generator: torch.Generator) -> None:
@@ -235,11 +237,33 @@ def _list_figures(
     by_type: dict[str, list[LayerCache]] = {}
     for layer in layers:
         by_type.setdefault(layer.schema.layer.attn.value, []).append(layer)
-    for layer_type, alike in by_type.items():
-        stages = _stages(alike, requests, generator)
-        for operation in all_decode_operations(alike[0]):
-            yield Figure(operation, layer_type, stages, hot=False)
-            yield Figure(operation, layer_type, stages[:1], hot=True)
+    for layer_type, same in by_type.items():
+        for alike, operations in _alike(same):
+            stages = _stages(alike, requests, generator)
+            for operation in operations:
+                yield Figure(operation, layer_type, stages, hot=False)
+                yield Figure(operation, layer_type, stages[:1], hot=True)
+
+
+def _alike(layers: Sequence[LayerCache]) -> Iterator[tuple[list[LayerCache], list[Step]]]:
+    """Operations, and layers of one ratio on which they do the same; each operation once.
+
+    Where a type's layers differ (DeepSeek-V4.1), the first that has an operation decides.
+    """
+    timed: set[Step] = set()
+    for first in layers:
+        left = [each for each in all_decode_operations(first) if each not in timed]
+        ratio, timed = first.schema.layer.ratio, timed | set(left)
+        if left:
+            yield (
+                [
+                    layer
+                    for layer in layers
+                    if layer.schema.layer.ratio == ratio
+                    and set(left) <= set(all_decode_operations(layer))
+                ],
+                left,
+            )
 
 
 def _stages(
@@ -334,6 +358,6 @@ def _draw_inputs(executor: StepExecutor, stage: Stage, number: int) -> StepInput
     """Data of a step's tokens in memory of its own, and what CSA layers choose to read."""
     layer, step = stage
     rows = InputBank.rows(number, np.arange(step.num_requests))
-    chosen = executor.chooser.choose(step.after // max(1, layer.schema.layer.ratio))
-    device = executor.device
-    return executor.inputs.take(torch.from_numpy(rows).to(device), chosen.to(device))
+    ratio, device = layer.schema.layer.ratio, executor.device
+    chosen = executor.chooser.choose(step.after // max(1, ratio)).to(device)
+    return executor.inputs.take(torch.from_numpy(rows).to(device), {ratio: chosen})

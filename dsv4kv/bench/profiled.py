@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, fields
 
-from torch import Tensor
-
 from dsv4kv.bench.build import build_reuse, loop_settings
 from dsv4kv.bench.case import Setup, describe_cache, describe_verification, set_up
 from dsv4kv.bench.timing import measure_peaks
@@ -21,7 +19,7 @@ from dsv4kv.measure.profilers.ranges import INPUTS, STEP
 from dsv4kv.measure.recorder import Recorder
 from dsv4kv.record.profile import Profile
 from dsv4kv.record.schema import Case, Memcpy, Peak
-from dsv4kv.serve.executor import StepExecutor, StepTokens
+from dsv4kv.serve.executor import Chosen, StepExecutor, StepTokens
 from dsv4kv.serve.graphs import DecodeGraphs
 from dsv4kv.serve.inputs import PromptContents, StepInputs
 from dsv4kv.serve.loop import ServingLoop, open_requests
@@ -127,12 +125,12 @@ class ProfiledExecutor(StepExecutor):
             if self.watch.active and self.gpu is not None:
                 self._count_bytes(step)
 
-    def _run(self, step: StepTokens, inputs: StepInputs, chosen: Tensor, *, chunk: bool) -> None:
+    def _run(self, step: StepTokens, inputs: StepInputs, chosen: Chosen, *, chunk: bool) -> None:
         with self.watch.mark(_LAUNCH):
             super()._run(step, inputs, chosen, chunk=chunk)
 
     def _replay(
-        self, graphs: DecodeGraphs, step: StepTokens, inputs: StepInputs, chosen: Tensor
+        self, graphs: DecodeGraphs, step: StepTokens, inputs: StepInputs, chosen: Chosen
     ) -> None:
         with self.watch.mark(_REPLAY):
             super()._replay(graphs, step, inputs, chosen)

@@ -1,11 +1,11 @@
 """One layer's cache during one step: what a model's attention layer would call."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from dsv4kv.cache.manager import KVCacheManager
+from dsv4kv.cache.manager import KVCacheManager, StateCachePool
 from dsv4kv.cache.step import Completed, EntryGroup, StepView
 from dsv4kv.cache.table import BlockTable
 from dsv4kv.errors import ConfigError
@@ -18,23 +18,47 @@ from dsv4kv.ops.storage import PageStore
 
 @dataclass(frozen=True)
 class CompressedCache:
-    """Compressed entries of one kind in one layer, and how they come to be.
+    """Entries of one kind in one layer, and how they come to be.
 
     Attributes:
         store: Pages of the entries.
-        state: Compressor state of every slot.
-        compressor: Parameters.
+        ratio: Tokens of an entry.
+        compressor: Parameters; None where entries are stored as they are given (DeepSeek-V3.2).
+        state: Compressor state of every slot; None where an entry is of one value, which nothing
+            is pooled with (DeepSeek-V4.1's keys, and its entries where the ratio is 1).
     """
 
     store: PageStore
-    state: Tensor
-    compressor: Compressor
+    ratio: int
+    compressor: Compressor | None
+    state: Tensor | None
+
+    @property
+    def dims(self) -> int:
+        """Channels of an entry."""
+        return self.store.layout.format.dims
+
+    @property
+    def rows(self) -> int:
+        """Tokens that an entry comes from."""
+        return self.compressor.rows if self.compressor else self.ratio
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether entries are pooled from a state."""
+        return self.state is not None
+
+    def pooling(self) -> tuple[Compressor, Tensor]:
+        """Compressor and state; raises ``ConfigError`` where entries are not pooled."""
+        if self.compressor is None or self.state is None:
+            raise ConfigError("entries of one value each have no state: insert them.")
+        return self.compressor, self.state
 
     @property
     def max_append_tokens(self) -> int:
         """Most tokens of a request between flushes: more would overwrite what a flush reads."""
-        online = self.state.dim() == 3
-        return 1 if online else self.state.shape[2] - self.compressor.rows + 1
+        compressor, state = self.pooling()
+        return 1 if state.dim() == 3 else state.shape[2] - compressor.rows + 1
 
 
 @dataclass(frozen=True)
@@ -70,35 +94,56 @@ class LayerCache:
         model: Facts of the model.
         schema: Layout of the layer.
         backend: Operations.
-        window: Ring of every slot.
-        main: Compressed KV; None where the layer owns none.
-        indexer: Indexer keys (CSA); None elsewhere.
-        table: Block table; None without compressed KV.
+        window: Ring of every slot; None without window (DeepSeek-V3.2).
+        main: Compressed KV that the layer reads, its own or its owner's; None without any.
+        indexer: Indexer keys that it reads likewise; None where it selects no entries by them.
+        table: Block table of these; None without compressed KV.
         blocks: int32[slots, width], the layer's view of the table.
         lane: The layer's lane in the table.
+        hadamard: Indexer keys that are stored as they are given are rotated.
     """
 
     model: DSV4Config
     schema: LayerCacheSchema
     backend: Backend
-    window: PageStore
+    window: PageStore | None
     main: CompressedCache | None
     indexer: CompressedCache | None
     table: BlockTable | None
     blocks: Tensor | None
     lane: int
+    hadamard: bool = False
 
     @property
     def parts(self) -> list[bool]:
-        """Compressed KV (False) and indexer keys (True), as far as the layer has them."""
+        """Compressed KV (False) and indexer keys (True), as far as the layer writes them."""
+        if not self.schema.layer.owns_kv:
+            return []
         return [i for i, part in ((False, self.main), (True, self.indexer)) if part is not None]
+
+    def part(self, indexer: bool) -> CompressedCache:
+        """Compressed KV, or the indexer keys; raises ``ConfigError`` where there are none."""
+        part = self.indexer if indexer else self.main
+        if part is None:
+            raise self.missing("indexer" if indexer else "compressed KV")
+        return part
+
+    def missing(self, what: str) -> ConfigError:
+        """What is asked for and not here."""
+        spec = self.schema.layer
+        return ConfigError(f"layer {spec.layer_idx} ({spec.attn}) has no {what}.")
+
+    @property
+    def pooled_parts(self) -> list[bool]:
+        """Those of ``parts`` that are pooled from a state."""
+        return [indexer for indexer in self.parts if self.part(indexer).is_pooled]
 
     @property
     def entry_group(self) -> EntryGroup | None:
-        """What decides which entries a step writes here; None without compressed KV."""
-        if self.table is None:
+        """What decides which entries of a step are its own here; None without compressed KV."""
+        if self.table is None or self.main is None:
             return None
-        return self.table, self.lane, self.schema.layer.ratio, self.schema.entries_per_block
+        return self.table, self.lane, self.main.ratio, self.main.store.layout.entries
 
     def at(self, step: StepView) -> "LayerCacheHandle":
         """The layer during a step."""
@@ -106,7 +151,7 @@ class LayerCache:
 
 
 Compressors = dict[int, tuple[Compressor, Compressor | None]]
-"""Compressor and indexer's compressor of every layer that owns compressed KV."""
+"""Compressor and indexer's compressor of every layer that owns compressed KV and has one."""
 
 
 def build_layers(
@@ -117,41 +162,79 @@ def build_layers(
     Raises:
         ConfigError: The manager holds no data, or layers whose data path is not known.
     """
-    rows: dict[str, int] = {}
+    plan = manager.plan
+    if plan.schemas and not manager.states:
+        raise ConfigError(f"{plan.config.name} has no data here: workload.data is none.")
     layers: dict[int, LayerCache] = {}
-    for schema in manager.plan.schemas:
+    left = {attn: _SlotMemory.of(states) for attn, states in manager.states.items()}
+    for schema in plan.schemas:
         spec = schema.layer
-        states = manager.states.get(spec.attn)
-        if states is None or not states.windows:
-            raise ConfigError(
-                f"{manager.plan.config.name} has no data here: workload.data is none."
-            )
-        row = rows.get(spec.attn, 0)
-        rows[spec.attn] = row + 1
-        pool = manager.pools.get(spec.layer_idx)
-        main, indexer = compressors.get(spec.layer_idx, (None, None))
-        table = next((t for t in manager.tables if spec.layer_idx in t.group.layers), None)
-        layers[spec.layer_idx] = LayerCache(
-            model=manager.plan.config,
+        slots = left[spec.attn]
+        layer = LayerCache(
+            model=plan.config,
             schema=schema,
             backend=backend,
-            window=states.windows[row],
-            main=_bind(pool.main if pool else None, states.state, row, main),
-            indexer=_bind(pool.indexer if pool else None, states.indexer_state, row, indexer),
-            table=table,
-            blocks=manager.view(table, spec.layer_idx) if table else None,
-            lane=table.group.lane_of(spec.layer_idx) if table else 0,
+            window=next(slots.windows) if schema.window else None,
+            main=None,
+            indexer=None,
+            table=None,
+            blocks=None,
+            lane=0,
+            hadamard=plan.hadamard,
         )
+        if spec.owns_kv:
+            layer = _bind(layer, manager, slots, compressors.get(spec.layer_idx, (None, None)))
+        elif spec.ratio:
+            layer = _bind_to(layer, layers[spec.kv_owner])
+        layers[spec.layer_idx] = layer
     manager.layers = layers
     return layers
 
 
+@dataclass(frozen=True)
+class _SlotMemory:
+    """Rings and states of one type's layers that are not bound yet, in model order."""
+
+    windows: Iterator[PageStore]
+    states: Iterator[Tensor]
+    indexer_states: Iterator[Tensor]
+
+    @classmethod
+    def of(cls, pool: StateCachePool) -> "_SlotMemory":
+        states = (() if each is None else each for each in (pool.state, pool.indexer_state))
+        return cls(iter(pool.windows), *map(iter, states))
+
+
 def _bind(
-    store: PageStore | None, states: Tensor | None, row: int, compressor: Compressor | None
-) -> CompressedCache | None:
-    if store is None or states is None or compressor is None:
-        return None
-    return CompressedCache(store, states[row], compressor)
+    layer: LayerCache,
+    manager: KVCacheManager,
+    slots: _SlotMemory,
+    compressors: tuple[Compressor | None, Compressor | None],
+) -> LayerCache:
+    """A layer with the entries it owns."""
+    schema, (main, indexer) = layer.schema, compressors
+    spec = schema.layer
+    pool = manager.pools[spec.layer_idx]
+    table = next(each for each in manager.tables if spec.layer_idx in each.group.layers)
+    state = next(slots.states) if schema.state_shape else None
+    keys_state = next(slots.indexer_states) if schema.indexer_state_shape else None
+    return replace(
+        layer,
+        main=CompressedCache(pool.main, spec.ratio, main, state),
+        indexer=CompressedCache(pool.indexer, spec.ratio, indexer, keys_state)
+        if pool.indexer
+        else None,
+        table=table,
+        blocks=manager.view(table, spec.layer_idx),
+        lane=table.group.lane_of(spec.layer_idx),
+    )
+
+
+def _bind_to(layer: LayerCache, owner: LayerCache) -> LayerCache:
+    """A layer with the entries of another, whose keys it reads where it selects by them."""
+    keys = owner.indexer if layer.schema.layer.selects else None
+    table, blocks, lane = owner.table, owner.blocks, owner.lane
+    return replace(layer, main=owner.main, indexer=keys, table=table, blocks=blocks, lane=lane)
 
 
 class LayerCacheHandle:
@@ -171,10 +254,8 @@ class LayerCacheHandle:
 
     def write_swa(self, values: Tensor) -> None:
         """Store window entries of the step's tokens: bf16[T, D], RoPE applied."""
-        step = self._current()
-        self.layer.backend.window_insert(
-            self.layer.window, values, step.token_slots, step.positions
-        )
+        step, ring = self._current(), self._window()
+        self.layer.backend.window_insert(ring, values, step.token_slots, step.positions)
 
     def append_state(self, kv: Tensor, score: Tensor, *, indexer: bool = False) -> None:
         """Add the step's tokens to the compressor state: float32[T, C] each.
@@ -185,23 +266,38 @@ class LayerCacheHandle:
         part, step = self.part(indexer), self._current()
         _check_append(part, step)
         self.layer.backend.state_append(
-            part.compressor, part.state, kv, score, step.token_slots, step.positions
+            *part.pooling(), kv, score, step.token_slots, step.positions
         )
+
+    def insert_entries(self, values: Tensor, *, indexer: bool = False) -> None:
+        """Store entries of one value each, of the step's tokens that complete one: bf16[T, d].
+
+        Where the layer has a compressor they are normalised and rotated on the way.
+        """
+        part, step = self.part(indexer), self._current()
+        backend, entries = self.layer.backend, step.token_entries(*self._entry_group())
+        if part.compressor is not None:
+            numbers = step.positions, part.store, entries
+            backend.norm_rope_insert(part.compressor, values, *numbers)
+        elif indexer:
+            backend.indexer_insert(part.store, values, entries, self.layer.hadamard)
+        else:
+            backend.entry_insert(part.store, values, entries)
 
     def write_step(self, values: Tensor, tokens: Sequence[tuple[Tensor, Tensor]]) -> None:
         """All that the step's tokens write here, in one operation.
 
         values: as for ``write_swa``; tokens: kv and score as for ``append_state``, of each of the
-        layer's ``parts``. Raises as ``append_state``.
+        layer's ``pooled_parts``. Raises as ``append_state``.
         """
         step, entries = self._current(), self._step.token_entries(*self._entry_group())
         writes = []
-        for indexer, (kv, score) in zip(self.layer.parts, tokens, strict=True):
+        for indexer, (kv, score) in zip(self.layer.pooled_parts, tokens, strict=True):
             part = self.part(indexer)
             _check_append(part, step)
-            writes.append(PartWrite(part.compressor, part.state, kv, score, part.store, entries))
+            writes.append(PartWrite(*part.pooling(), kv, score, part.store, entries))
         self.layer.backend.step_write(
-            self.layer.window, values, step.token_slots, step.positions, tuple(writes)
+            self._window(), values, step.token_slots, step.positions, tuple(writes)
         )
 
     def flush(self, *, indexer: bool = False) -> None:
@@ -210,7 +306,7 @@ class LayerCacheHandle:
         self._current()
         if len(done):
             self.layer.backend.flush(
-                part.compressor, part.state, done.slots, done.positions, part.store, done.entries
+                *part.pooling(), done.slots, done.positions, part.store, done.entries
             )
 
     def compress_chunk(self, kv: Tensor, score: Tensor, *, indexer: bool = False) -> None:
@@ -221,7 +317,7 @@ class LayerCacheHandle:
         slot, start = step.chunk_start()
         entries = self.completed().entries
         self.layer.backend.compress_chunk(
-            part.compressor, part.state, kv, score, slot, start, part.store, entries
+            *part.pooling(), kv, score, slot, start, part.store, entries
         )
 
     def gather_compressed_kv(self, topk: Tensor, out: Tensor) -> None:
@@ -244,15 +340,13 @@ class LayerCacheHandle:
 
     def gather_swa_kv(self, out: Tensor) -> None:
         """Dequantise the window, oldest first: out bf16[B, W, D], zeros beyond."""
-        step = self._current()
-        self.layer.backend.gather_window(
-            self.layer.window, step.request_slots, step.tokens_after, out
-        )
+        step, ring = self._current(), self._window()
+        self.layer.backend.gather_window(ring, step.request_slots, step.tokens_after, out)
 
     def window_view(self) -> ReadView:
         """The window where it is, for kernels that read it in place."""
         step, model = self._current(), self.layer.model
-        window, after = self.layer.window, step.tokens_after
+        window, after = self._window(), step.tokens_after
         return ReadView(window, None, step.request_slots, after, model.head_dim, model.num_heads)
 
     def compressed_view(self) -> ReadView:
@@ -285,8 +379,13 @@ class LayerCacheHandle:
     def _entry_group(self) -> EntryGroup:
         group = self.layer.entry_group
         if group is None:
-            raise self._missing("compressed KV")
+            raise self.layer.missing("compressed KV")
         return group
+
+    def _window(self) -> PageStore:
+        if self.layer.window is None:
+            raise self.layer.missing("window")
+        return self.layer.window
 
     def _current(self) -> StepView:
         self._step.check_current()
@@ -294,19 +393,12 @@ class LayerCacheHandle:
 
     def part(self, indexer: bool) -> CompressedCache:
         """Compressed KV, or the indexer keys; raises ``ConfigError`` where there are none."""
-        part = self.layer.indexer if indexer else self.layer.main
-        if part is None:
-            raise self._missing("indexer" if indexer else "compressed KV")
-        return part
+        return self.layer.part(indexer)
 
     def _blocks(self) -> Tensor:
         if self.layer.blocks is None:
-            raise self._missing("block table")
+            raise self.layer.missing("block table")
         return self.layer.blocks
-
-    def _missing(self, what: str) -> ConfigError:
-        spec = self.layer.schema.layer
-        return ConfigError(f"layer {spec.layer_idx} ({spec.attn}) has no {what}.")
 
 
 def _check_append(part: CompressedCache, step: StepView) -> None:

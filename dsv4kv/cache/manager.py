@@ -4,6 +4,7 @@ Host arrays hold the truth about positions and blocks; nothing here reads from a
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -50,23 +51,23 @@ class StateCachePool:
 
     Attributes:
         windows: Ring of every layer, one page per slot; empty without window.
-        state: float32[layers, slots, …] compressor states, or None.
+        state: float32[layers, slots, …] compressor states of the layers that have one, or None.
         indexer_state: The same of the indexers' compressors, or None.
     """
 
     def __init__(
         self, schemas: Sequence[LayerCacheSchema], max_requests: int, device: torch.device
     ) -> None:
-        """Allocate for layers of one shape; all slots start fresh."""
-        first = schemas[0]
+        """Allocate for layers of one type; all slots start fresh."""
         self.windows = [
             PageStore.allocate(schema.window, max_requests, device)
             for schema in schemas
             if schema.window
         ]
-        lead = (len(schemas), max_requests)
-        self.state = _allocate(lead, first.state_shape, device)
-        self.indexer_state = _allocate(lead, first.indexer_state_shape, device)
+        shapes = [schema.state_shape for schema in schemas]
+        self.state = _allocate(shapes, max_requests, device)
+        shapes = [schema.indexer_state_shape for schema in schemas]
+        self.indexer_state = _allocate(shapes, max_requests, device)
         for slot in range(max_requests):
             self.reset_slot(slot)
 
@@ -90,9 +91,11 @@ class StateCachePool:
 
 
 def _allocate(
-    lead: tuple[int, int], shape: tuple[int, ...], device: torch.device
+    shapes: Sequence[tuple[int, ...]], slots: int, device: torch.device
 ) -> Tensor | None:
-    return torch.empty(*lead, *shape, device=device) if shape else None
+    """States of the layers that have one; theirs is one shape."""
+    held = [shape for shape in shapes if shape]
+    return torch.empty(len(held), slots, *held[0], device=device) if held else None
 
 
 class KVCacheManager:
@@ -162,12 +165,6 @@ class KVCacheManager:
                 blocks = self.plan.num_blocks[group.name]
                 self.pools[schema.layer.layer_idx] = PagedKVPool(schema, blocks, self.device)
         for attn, schemas in by_type.items():
-            shapes = {(s.state_shape, s.indexer_state_shape, s.window) for s in schemas}
-            if len(shapes) > 1:
-                raise ConfigError(
-                    f"{self.plan.config.name} has {attn} layers of several shapes: their "
-                    "bookkeeping can run (workload.data: none), their data cannot."
-                )
             self.states[attn] = StateCachePool(schemas, self.plan.num_slots, self.device)
 
     @property
@@ -268,20 +265,23 @@ class KVCacheManager:
         """Bytes allocated: pools, rings, states, tables."""
         return sum(self.memory_by_pool().values())
 
-    def memory_by_pool(self) -> dict[tuple[str, str], int]:
-        """Bytes allocated by (pool name, layer type), named as in the plan."""
-        found: dict[tuple[str, str], int] = {}
-
-        def add(name: str, attn: str, size: int) -> None:
-            if size:
-                found[name, attn] = found.get((name, attn), 0) + size
-
+    def memory_by_pool(self) -> dict[tuple[str, str, int], int]:
+        """Bytes allocated by (pool name, layer type, bytes of a block or slot) as in the plan."""
+        found: Counter[tuple[str, str, int]] = Counter()
         kinds = {s.layer.layer_idx: s.layer.attn.value for s in self.plan.schemas}
-        for layer_idx, pool in self.pools.items():
-            add("main", kinds[layer_idx], pool.main.pages.nbytes)
-            add("indexer", kinds[layer_idx], pool.indexer.pages.nbytes if pool.indexer else 0)
+        pages = [("main", kinds[i], pool.main.pages) for i, pool in self.pools.items()]
+        pages += [
+            ("indexer", kinds[i], pool.indexer.pages)
+            for i, pool in self.pools.items()
+            if pool.indexer
+        ]
         for attn, states in self.states.items():
-            add("window", attn.value, sum(ring.pages.nbytes for ring in states.windows))
-            add("state", attn.value, sum(state.nbytes for state in states.states()))
-        add("tables", "all", sum(table.blocks.nbytes for table in self.tables))
-        return found
+            pages += [("window", attn.value, ring.pages) for ring in states.windows]
+            if held := states.states():
+                slot_bytes = sum(state[0, 0].nbytes for state in held)
+                found["state", attn.value, slot_bytes] += sum(state.nbytes for state in held)
+        for name, kind, tensor in pages:
+            found[name, kind, tensor.shape[1]] += tensor.nbytes
+        if tables := sum(table.blocks.nbytes for table in self.tables):
+            found["tables", "all", tables // self.plan.num_slots] += tables
+        return dict(found)

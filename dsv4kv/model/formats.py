@@ -251,6 +251,13 @@ SIZED_FLAT_FORMATS: dict[str, EntryFormat] = {
 }
 
 
+MOVED_FORMATS = (
+    *(entry for formats in FORMATS.values() for entry in formats.values()),
+    *FLAT_FORMATS.values(),
+)
+"""All that operations read and write."""
+
+
 def known_formats(place: Place) -> dict[str, EntryFormat]:
     """Every format of a place: what operations read and write, then what is only sized."""
     return FORMATS[place] | SIZED_FORMATS[place]

@@ -32,7 +32,7 @@ def entry_insert(store: PageStore, values: Tensor, entries: Tensor) -> None:
 
 def indexer_insert(store: PageStore, keys: Tensor, entries: Tensor, hadamard: bool) -> None:
     """See ``contract.Backend.indexer_insert``."""
-    entry_insert(store, _hadamard(keys.double()).bfloat16() if hadamard else keys, entries)
+    entry_insert(store, rotate(keys.double()) if hadamard else keys, entries)
 
 
 def norm_rope_insert(
@@ -183,7 +183,7 @@ def finish(compressor: Compressor, pooled: Tensor, position: int) -> Tensor:
     if not compressor.round_rope:
         return normed
     rounded = normed.bfloat16()
-    return _hadamard(rounded.double()).bfloat16() if compressor.hadamard else rounded
+    return rotate(rounded.double()) if compressor.hadamard else rounded
 
 
 def _turns(compressor: Compressor, position: int) -> list[tuple[float, float]]:
@@ -225,12 +225,12 @@ def _fold(state: Tensor, kv: Tensor, score: Tensor, *, fresh: bool) -> None:
     state[0] = top
 
 
-def _hadamard(values: Tensor) -> Tensor:
-    """Rotate rows [n, d] by the Sylvester-Hadamard matrix over sqrt(d), d a power of two."""
+def rotate(values: Tensor) -> Tensor:
+    """Rotate [n, d] or [d] by the Sylvester-Hadamard matrix over sqrt(d), rounded to bf16."""
     matrix = torch.ones(1, 1, dtype=values.dtype)
     while matrix.shape[0] < values.shape[-1]:
         matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
-    return values @ matrix / math.sqrt(values.shape[-1])
+    return (values @ matrix / math.sqrt(values.shape[-1])).bfloat16()
 
 
 def _write(store: PageStore, entry: int, values: Tensor) -> None:

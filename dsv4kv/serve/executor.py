@@ -1,7 +1,7 @@
 """Runs a step's operations on real bytes, layer by layer, as a decoder would."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -26,6 +26,7 @@ from dsv4kv.serve.operations import (
     decode_operations,
     prefill_operations,
     read_operations,
+    selecting_ratios,
 )
 
 
@@ -58,6 +59,10 @@ class StepTokens:
         if self.contents is None:
             return InputBank.rows(serials, positions, rejected)
         return self.contents.rows(np.broadcast_to(serials, positions.shape), positions, rejected)
+
+
+Chosen = Mapping[int, Tensor]
+"""Entries that layers read which select some, int32[B, K] by ratio, on the host."""
 
 
 class StepObserver(Protocol):
@@ -131,7 +136,8 @@ class StepExecutor:
             rows = step.rows(step.batch.request_ids.numpy(), step.batch.positions.numpy())
             chosen = self._choose(step)
             numbers = stage(torch.from_numpy(rows), self.device)
-            inputs = self.inputs.take(numbers, stage(chosen, self.device))
+            topk = {ratio: stage(each, self.device) for ratio, each in chosen.items()}
+            inputs = self.inputs.take(numbers, topk)
         if graphs is None:
             dependent = self.gpu is not None and self.gpu.dependent
             with self._span("decode_eager", step), dependent_launches(dependent):
@@ -142,9 +148,8 @@ class StepExecutor:
     def prefill(self, step: StepTokens) -> None:
         """One prompt chunk of one request: insert and compress, then read what is visible."""
         with self.recorder.excluded():
-            none = torch.empty(1, 0, dtype=torch.int32)
-            inputs = self.inputs.take(self._chunk_rows(step), none)
-        self._run(step, inputs, none, chunk=True)
+            inputs = self.inputs.take(self._chunk_rows(step), {})
+        self._run(step, inputs, {}, chunk=True)
 
     def _chunk_rows(self, step: StepTokens) -> slice | Tensor:
         """Input rows of a prompt chunk: one after another, unless prompts share contents."""
@@ -172,7 +177,7 @@ class StepExecutor:
         eager = self.gpu.in_turns and self._turns[step.observed] % 2 == 0
         return None if eager else self.gpu.graphs
 
-    def _run(self, step: StepTokens, inputs: StepInputs, chosen: Tensor, *, chunk: bool) -> None:
+    def _run(self, step: StepTokens, inputs: StepInputs, chosen: Chosen, *, chunk: bool) -> None:
         """Launch the operations of every layer, one after the other."""
         view: StepView = step.batch
         if self.gpu is not None:
@@ -205,7 +210,7 @@ class StepExecutor:
             call.run()
 
     def _replay(
-        self, graphs: DecodeGraphs, step: StepTokens, inputs: StepInputs, chosen: Tensor
+        self, graphs: DecodeGraphs, step: StepTokens, inputs: StepInputs, chosen: Chosen
     ) -> None:
         assert self.gpu is not None
         graph = graphs.graph_for(step.batch.num_requests)
@@ -221,7 +226,7 @@ class StepExecutor:
                     self._show(layer, call, step, chosen)
                 self._show_every_layer(step, inputs, chosen)
 
-    def _show_every_layer(self, step: StepTokens, inputs: StepInputs, chosen: Tensor) -> None:
+    def _show_every_layer(self, step: StepTokens, inputs: StepInputs, chosen: Chosen) -> None:
         """The layers of a graph share outputs: read each again, to see what the graph wrote."""
         view = StagedStep(step.batch, self.device)
         for layer in self.layers:
@@ -232,19 +237,20 @@ class StepExecutor:
                 self._show(layer, call, step, chosen)
 
     def _show_if_observed(
-        self, layer: LayerCache, call: Call, step: StepTokens, chosen: Tensor
+        self, layer: LayerCache, call: Call, step: StepTokens, chosen: Chosen
     ) -> None:
         if step.observed and call.out is not None:
             with self.recorder.excluded():
                 self._show(layer, call, step, chosen)
 
-    def _show(self, layer: LayerCache, call: Call, step: StepTokens, chosen: Tensor) -> None:
+    def _show(self, layer: LayerCache, call: Call, step: StepTokens, chosen: Chosen) -> None:
         assert call.out is not None
         out = call.out[: step.batch.num_requests]
         if call.operation == "gather_window":
             self.observer.window_gathered(layer, step, out)
         elif call.operation == "gather_topk":
-            self.observer.entries_gathered(layer, step, chosen, out, False)
+            indices = chosen[layer.schema.layer.ratio]
+            self.observer.entries_gathered(layer, step, indices, out, False)
         else:
             lengths = step.batch.tokens_after // layer.schema.layer.ratio
             entries = torch.arange(int(lengths.max())).expand(len(lengths), -1)
@@ -252,11 +258,11 @@ class StepExecutor:
             visible = out[:, : indices.shape[1]]
             self.observer.entries_gathered(layer, step, indices, visible, call.indexer)
 
-    def _choose(self, step: StepTokens) -> Tensor:
-        """What CSA layers read, int32[B, K] on the host: the same entries in each of them."""
-        ratios = {layer.schema.layer.ratio for layer in self.layers if layer.indexer is not None}
-        ratio = min(ratios, default=1)
-        return self.chooser.choose(step.batch.tokens_after.numpy() // ratio)
+    def _choose(self, step: StepTokens) -> Chosen:
+        """What layers read that select some, on the host: the same entries in all of a ratio."""
+        after = step.batch.tokens_after.numpy()
+        ratios = selecting_ratios(self.layers)
+        return {ratio: self.chooser.choose(after // ratio) for ratio in ratios}
 
     @contextmanager
     def _span(self, name: str, step: StepTokens) -> Iterator[None]:

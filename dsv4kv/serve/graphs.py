@@ -1,7 +1,7 @@
 """Decode steps captured as graphs, one for each batch size, and replayed with other numbers."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -14,8 +14,14 @@ from dsv4kv.errors import CacheError
 from dsv4kv.ops.cuda.launch import dependent_launches
 from dsv4kv.ops.cuda.launch import run as launch
 from dsv4kv.ops.kernels.prepare import plan_completed
-from dsv4kv.serve.inputs import CompressorInputs, InputBank, StepInputs
-from dsv4kv.serve.operations import Call, CallMaker, Outputs, decode_operations
+from dsv4kv.serve.inputs import InputBank, StepInputs
+from dsv4kv.serve.operations import (
+    Call,
+    CallMaker,
+    Outputs,
+    decode_operations,
+    selecting_ratios,
+)
 
 
 class Graph(Protocol):
@@ -90,8 +96,10 @@ class DecodeGraphs:
         groups = [layer.entry_group for layer in layers if layer.entry_group is not None]
         self._step = StaticStep(groups, most_requests, tokens_each, device)
         rows = slice(0, most_requests * tokens_each)
-        topk = torch.full((most_requests, index_topk), -1, dtype=torch.int32, device=device)
-        self._inputs = _own(inputs.take(rows, topk))
+        nothing = torch.full((most_requests, index_topk), -1, dtype=torch.int32, device=device)
+        topk = {ratio: nothing.clone() for ratio in selecting_ratios(layers)}
+        # A copy, for those of a bank may be views of it.
+        self._inputs = inputs.take(rows, topk).of_tokens(Tensor.clone)
         self._graphs = [
             self._capture(capturer, requests) for requests in batch_buckets(most_requests)
         ]
@@ -114,7 +122,10 @@ class DecodeGraphs:
     def load(self, inputs: StepInputs) -> None:
         """Put the step's data where the graphs read it."""
         _fill(self._inputs.window, inputs.window)
-        _fill(self._inputs.topk, inputs.topk)
+        for ratio, topk in self._inputs.topk.items():
+            _fill(topk, inputs.topk[ratio])
+        for dims, values in self._inputs.projected.items():
+            _fill(values, inputs.projected[dims])
         for channels, rows in self._inputs.compressors.items():
             _fill(rows.kv, inputs.compressors[channels].kv)
             _fill(rows.score, inputs.compressors[channels].score)
@@ -148,22 +159,10 @@ class DecodeGraphs:
         return DecodeGraph(requests, graph, tuple(gathers.values()))
 
 
-def _own(inputs: StepInputs) -> StepInputs:
-    """A copy of the inputs: those of a bank may be views of it."""
-    compressors = {
-        channels: CompressorInputs(rows.kv.clone(), rows.score.clone())
-        for channels, rows in inputs.compressors.items()
-    }
-    return StepInputs(inputs.window.clone(), compressors, inputs.topk)
-
-
 def _first(inputs: StepInputs, requests: int, tokens: int) -> StepInputs:
     """The inputs of the first requests; shares their memory."""
-    compressors = {
-        channels: CompressorInputs(rows.kv[:tokens], rows.score[:tokens])
-        for channels, rows in inputs.compressors.items()
-    }
-    return StepInputs(inputs.window[:tokens], compressors, inputs.topk[:requests])
+    topk = {ratio: chosen[:requests] for ratio, chosen in inputs.topk.items()}
+    return replace(inputs.of_tokens(lambda rows: rows[:tokens]), topk=topk)
 
 
 def _fill(target: Tensor, source: Tensor) -> None:

@@ -4,9 +4,9 @@ A token's data is a function of its request, its position and whether it is a re
 what an entry must be can be worked out from scratch at any time, without asking the cache.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -38,12 +38,29 @@ class StepInputs:
     Attributes:
         window: Window values of the step's tokens, bf16[T, D].
         compressors: Their kv and score, by number of channels.
-        topk: Entries that CSA layers read, int32[B, K], −1 for none; empty in a prompt chunk.
+        projected: Values that become entries one by one, bf16[T, d] by d; of d = D it is the
+            window's.
+        topk: Entries that layers read which select some, by ratio: int32[B, K], −1 for none;
+            nothing in a prompt chunk.
     """
 
     window: Tensor
     compressors: Mapping[int, CompressorInputs]
-    topk: Tensor
+    projected: Mapping[int, Tensor]
+    topk: Mapping[int, Tensor]
+
+    def of_tokens(self, change: Callable[[Tensor], Tensor]) -> "StepInputs":
+        """The same with everything changed that is by token."""
+        compressors = {
+            channels: CompressorInputs(change(rows.kv), change(rows.score))
+            for channels, rows in self.compressors.items()
+        }
+        projected = {dims: change(values) for dims, values in self.projected.items()}
+        return StepInputs(change(self.window), compressors, projected, self.topk)
+
+    def values(self, dims: int) -> Tensor:
+        """Values that become entries of so many channels, bf16[T, dims]."""
+        return self.window if dims == self.window.shape[1] else self.projected[dims]
 
     def of(self, compressor: Compressor) -> CompressorInputs:
         """Kv and score for one compressor."""
@@ -54,24 +71,46 @@ class InputBank:
     """Standard normal window values, kv and score rows, shared by all layers of one shape.
 
     Attributes:
-        window: Values of every distinct token, and some of them again, bf16[distinct + chunk, D].
-        compressors: kv and score of as many tokens, by number of channels.
+        every: What all distinct tokens hand over, and some of them again: distinct + chunk rows.
     """
 
     def __init__(
-        self, config: DSV4Config, compressors: list[Compressor], max_chunk: int, seed: int
+        self,
+        config: DSV4Config,
+        compressors: list[Compressor],
+        max_chunk: int,
+        seed: int,
+        projected_dims: Collection[int] = (),
     ) -> None:
-        """Draw the data; a chunk of ``max_chunk`` tokens is always one contiguous slice."""
+        """Draw the data; a chunk of ``max_chunk`` tokens is always one contiguous slice.
+
+        projected_dims: Channels of entries that are of one value each.
+        """
         generator = torch.Generator().manual_seed(seed)
         self._max_chunk = max_chunk
-        self.window = self._draw(config.head_dim, generator).bfloat16()
-        self.compressors: dict[int, CompressorInputs] = {}
-        for compressor in compressors:
-            if compressor.channels not in self.compressors:
-                self.compressors[compressor.channels] = CompressorInputs(
-                    self._draw(compressor.channels, generator),
-                    self._draw(compressor.channels, generator),
-                )
+        window = self._draw(config.head_dim, generator).bfloat16()
+        kinds = dict.fromkeys(compressor.channels for compressor in compressors)
+        rows = {
+            channels: CompressorInputs(
+                self._draw(channels, generator), self._draw(channels, generator)
+            )
+            for channels in kinds
+        }
+        projected = {
+            dims: self._draw(dims, generator).bfloat16()
+            for dims in sorted(set(projected_dims) - {config.head_dim})
+        }
+        self.every = StepInputs(window, rows, projected, {})
+
+    @property
+    def window(self) -> Tensor:
+        """Window values of the tokens."""
+        return self.every.window
+
+    @property
+    def compressors(self) -> Mapping[int, CompressorInputs]:
+        """Their kv and score, by number of channels."""
+        return self.every.compressors
 
     def _draw(self, channels: int, generator: torch.Generator) -> Tensor:
         data = torch.randn(_DISTINCT_TOKENS, channels, generator=generator)
@@ -81,20 +120,12 @@ class InputBank:
     def to(self, device: torch.device) -> "InputBank":
         """The same data on a device."""
         moved = copy(self)
-        moved.window = self.window.to(device)
-        moved.compressors = {
-            channels: CompressorInputs(rows.kv.to(device), rows.score.to(device))
-            for channels, rows in self.compressors.items()
-        }
+        moved.every = self.every.of_tokens(lambda rows: rows.to(device))
         return moved
 
-    def take(self, rows: Tensor | slice, topk: Tensor) -> StepInputs:
+    def take(self, rows: Tensor | slice, topk: Mapping[int, Tensor]) -> StepInputs:
         """The inputs of a step: rows int64[T] as ``rows`` numbers them, or one after another."""
-        taken = {
-            channels: CompressorInputs(every.kv[rows], every.score[rows])
-            for channels, every in self.compressors.items()
-        }
-        return StepInputs(self.window[rows], taken, topk)
+        return replace(self.every.of_tokens(lambda every: every[rows]), topk=topk)
 
     @staticmethod
     def rows(

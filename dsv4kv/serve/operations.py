@@ -80,7 +80,8 @@ Step = tuple[str, bool]
 
 def name_of(operation: str, indexer: bool) -> str:
     """Name in a record: indexer keys are told apart from compressed KV."""
-    return f"indexer_{operation}" if indexer else operation
+    named = indexer and not operation.startswith("indexer_")
+    return f"indexer_{operation}" if named else operation
 
 
 def decode_operations(layer: LayerCache, *, fused: bool) -> list[Step]:
@@ -88,10 +89,24 @@ def decode_operations(layer: LayerCache, *, fused: bool) -> list[Step]:
 
     fused: insert and flush as one operation, where a layer has compressed KV.
     """
-    if fused and layer.parts:
-        return [("step_write", False), *read_operations(layer)]
-    writes = [(name, part) for part in layer.parts for name in ("state_append", "flush")]
-    return [("window_insert", False), *writes, *read_operations(layer)]
+    reads = read_operations(layer)
+    inserts = [_insertion(layer, part) for part in layer.parts if not layer.part(part).is_pooled]
+    if fused and layer.pooled_parts:
+        return [("step_write", False), *inserts, *reads]
+    pooled = layer.pooled_parts
+    writes = [(name, part) for part in pooled for name in ("state_append", "flush")]
+    return [*_window(layer, "window_insert"), *writes, *inserts, *reads]
+
+
+def _insertion(layer: LayerCache, indexer: bool) -> Step:
+    """How entries of one value each are stored."""
+    if layer.part(indexer).compressor is not None:
+        return "norm_rope_insert", indexer
+    return "indexer_insert" if indexer else "entry_insert", indexer
+
+
+def _window(layer: LayerCache, operation: str) -> list[Step]:
+    return [] if layer.window is None else [(operation, False)]
 
 
 def all_decode_operations(layer: LayerCache) -> list[Step]:
@@ -106,13 +121,33 @@ def read_operations(layer: LayerCache) -> list[Step]:
     if layer.main is not None:
         every = layer.schema.layer.attn is AttentionType.HCA
         reads.append(("gather_all" if every else "gather_topk", False))
-    return [*reads, ("gather_window", False)]
+    return [*reads, *_window(layer, "gather_window")]
 
 
 def prefill_operations(layer: LayerCache) -> list[Step]:
     """A prompt chunk of one request: insert and compress, then read what is visible."""
-    parts = [(name, part) for part in layer.parts for name in ("compress_chunk", "gather_all")]
-    return [("window_insert", False), *parts]
+    kinds = ((False, layer.main), (True, layer.indexer))
+    reads = [("gather_all", indexer) for indexer, part in kinds if part is not None]
+    return [*chunk_writes(layer), *reads]
+
+
+def chunk_writes(layer: LayerCache) -> list[Step]:
+    """What a prompt chunk writes."""
+    return _window(layer, "window_insert") + [
+        ("compress_chunk", part) if layer.part(part).is_pooled else _insertion(layer, part)
+        for part in layer.parts
+    ]
+
+
+def selecting_ratios(layers: Iterable[LayerCache]) -> list[int]:
+    """Ratios of the layers that read selected entries, each once."""
+    return sorted(
+        {
+            layer.schema.layer.ratio
+            for layer in layers
+            if ("gather_topk", False) in read_operations(layer)
+        }
+    )
 
 
 @dataclass(frozen=True)
@@ -149,36 +184,41 @@ class CallMaker:
                 run = flush if operation == "flush" else self._step_write()
                 return Call(operation, indexer, run)
             case "gather_window":
-                dims = handle.layer.window.layout.format.dims
-                out = self.outputs.window(handle.num_requests, dims)
+                out = self.outputs.window(handle.num_requests, handle.layer.model.head_dim)
                 return Call(operation, False, partial(handle.gather_swa_kv, out), out)
             case "gather_topk":
-                dims = handle.part(False).compressor.dim
-                out = self.outputs.chosen(handle.num_requests, dims)
-                gather = partial(handle.gather_compressed_kv, self.inputs.topk, out)
+                out = self.outputs.chosen(handle.num_requests, handle.part(False).dims)
+                topk = self.inputs.topk[handle.part(False).ratio]
+                gather = partial(handle.gather_compressed_kv, topk, out)
                 return Call(operation, False, gather, out)
             case "gather_all":
                 return self._gather_all(indexer)
-        return self._compress(operation, indexer)
+        return self._bring(operation, indexer)
 
     def _step_write(self) -> Callable[[], None]:
-        parts = (self.handle.part(indexer).compressor for indexer in self.handle.layer.parts)
-        rows = [(taken.kv, taken.score) for taken in map(self.inputs.of, parts)]
+        parts = map(self.handle.part, self.handle.layer.pooled_parts)
+        compressors = (part.pooling()[0] for part in parts)
+        rows = [(taken.kv, taken.score) for taken in map(self.inputs.of, compressors)]
         return partial(self.handle.write_step, self.inputs.window, rows)
 
-    def _compress(self, operation: str, indexer: bool) -> Call:
-        handle = self.handle
-        rows = self.inputs.of(handle.part(indexer).compressor)
+    def _bring(self, operation: str, indexer: bool) -> Call:
+        """Tokens, to be pooled or to become entries as they are."""
+        handle, part = self.handle, self.handle.part(indexer)
+        if not part.is_pooled:
+            values = self.inputs.values(part.dims)
+            insert = partial(handle.insert_entries, values, indexer=indexer)
+            return Call(operation, indexer, insert)
+        rows = self.inputs.of(part.pooling()[0])
         write = handle.append_state if operation == "state_append" else handle.compress_chunk
         return Call(operation, indexer, partial(write, rows.kv, rows.score, indexer=indexer))
 
     def _gather_all(self, indexer: bool) -> Call | None:
         handle = self.handle
-        compressor = handle.part(indexer).compressor
-        most = self.longest_tokens // compressor.ratio
+        part = handle.part(indexer)
+        most = self.longest_tokens // part.ratio
         if not most:
             return None
-        out = self.outputs.all(handle.num_requests, most, compressor.dim, indexer=indexer)
+        out = self.outputs.all(handle.num_requests, most, part.dims, indexer=indexer)
         gather = partial(handle.gather_all_compressed_kv, out, indexer=indexer)
         return Call("gather_all", indexer, gather, out)
 
@@ -216,58 +256,66 @@ class StepWork:
         return _COUNTS[call.operation](self, part)
 
     def _window_insert(self, layer: LayerCache) -> Work:
+        assert layer.window is not None
         ring = layer.window.layout
         stored = min(len(self.positions), len(self.after) * ring.entries)
         return stored, traffic.insert_bytes(ring.format, stored)
 
     def _step_write(self, layer: LayerCache) -> Work:
         tokens, moved = self._window_insert(layer)
-        for part in (layer.main, layer.indexer):
-            if part is not None:
-                done, entry = self._completed(part), part.store.layout.format
-                online, each = part.state.dim() == 3, len(self.positions)
-                moved += traffic.step_write_bytes(
-                    part.compressor, entry, each, done, online=online
-                )
+        for part in map(layer.part, layer.pooled_parts):
+            (compressor, state), entry = part.pooling(), part.store.layout.format
+            done, online, each = self._completed(part), state.dim() == 3, len(self.positions)
+            moved += traffic.step_write_bytes(compressor, entry, each, done, online=online)
         return tokens, moved
 
     def _gather_window(self, layer: LayerCache) -> Work:
+        assert layer.window is not None
         found = int(np.minimum(self.after, self.window_tokens).sum())
         entry = layer.window.layout.format
         return found, traffic.gather_window_bytes(entry, found, len(self.after))
 
     def _state_append(self, part: CompressedCache) -> Work:
-        tokens = len(self.positions)
-        online = part.state.dim() == 3
-        return tokens, traffic.state_append_bytes(part.compressor, tokens, online=online)
+        tokens, (compressor, state) = len(self.positions), part.pooling()
+        online = state.dim() == 3
+        return tokens, traffic.state_append_bytes(compressor, tokens, online=online)
 
     def _flush(self, part: CompressedCache) -> Work:
         flushed, entry = self._completed(part), part.store.layout.format
-        online = part.state.dim() == 3
-        return flushed, traffic.flush_bytes(part.compressor, entry, flushed, online=online)
+        compressor, state = part.pooling()
+        online = state.dim() == 3
+        return flushed, traffic.flush_bytes(compressor, entry, flushed, online=online)
+
+    def _insert(self, part: CompressedCache) -> Work:
+        stored = self._completed(part)
+        return stored, traffic.insert_bytes(part.store.layout.format, stored)
 
     def _compress_chunk(self, part: CompressedCache) -> Work:
         tokens, entry = len(self.positions), part.store.layout.format
-        kept = part.state.shape[2] if part.state.dim() == 4 else 3
+        compressor, state = part.pooling()
+        kept = state.shape[2] if state.dim() == 4 else 3
         flushed = self._completed(part)
-        return tokens, traffic.compress_chunk_bytes(part.compressor, entry, tokens, flushed, kept)
+        return tokens, traffic.compress_chunk_bytes(compressor, entry, tokens, flushed, kept)
 
     def _gather_topk(self, part: CompressedCache) -> Work:
-        lengths = self.after // part.compressor.ratio
+        lengths = self.after // part.ratio
         found = int(np.minimum(lengths, self.index_topk).sum())
         asked = len(lengths) * self.index_topk
         return found, traffic.gather_topk_bytes(part.store.layout.format, found, asked)
 
     def _gather_all(self, part: CompressedCache) -> Work:
-        lengths, layout = self.after // part.compressor.ratio, part.store.layout
+        lengths, layout = self.after // part.ratio, part.store.layout
         found, blocks = int(lengths.sum()), int((-(-lengths // layout.entries)).sum())
         return found, traffic.gather_all_bytes(layout.format, found, blocks)
 
     def _completed(self, part: CompressedCache) -> int:
-        return int(np.count_nonzero((self.positions + 1) % part.compressor.ratio == 0))
+        return int(np.count_nonzero((self.positions + 1) % part.ratio == 0))
 
 
 _COUNTS: dict[str, Callable[[StepWork, CompressedCache], Work]] = {
+    "norm_rope_insert": StepWork._insert,
+    "entry_insert": StepWork._insert,
+    "indexer_insert": StepWork._insert,
     "state_append": StepWork._state_append,
     "flush": StepWork._flush,
     "compress_chunk": StepWork._compress_chunk,

@@ -45,6 +45,7 @@ class Verifier:
 
     def window_gathered(self, layer: LayerCache, step: StepTokens, out: Tensor) -> None:
         """Window entries must equal the quantised inputs, bit for bit."""
+        assert layer.window is not None
         entry = layer.window.layout.format
         for b in self.chosen(step.batch.num_requests):
             tokens, found = int(step.batch.tokens_after[b]), out[b].cpu()
@@ -61,9 +62,6 @@ class Verifier:
     ) -> None:
         """Entries must equal their tokens' pooling, within rounding; what is none, zeros."""
         name = "indexer keys" if indexer else "compressed KV"
-        part = layer.indexer if indexer else layer.main
-        assert part is not None
-        form, compressor = part.store.layout.format, self._compressor(layer, indexer)
         for b in self.chosen(step.batch.num_requests):
             asked, found = indices[b] >= 0, out[b].cpu()
             if bool(found[~asked].count_nonzero()):
@@ -73,30 +71,44 @@ class Verifier:
             for place in compared:
                 k = int(places[place])
                 entry = int(indices[b, k])
-                expected = self.entry(form, compressor, step, b, entry)
-                if not self.is_right(form, compressor, found[k], expected):
+                expected = self.entry(layer, indexer, step, b, entry)
+                if not self.is_right(layer, indexer, found[k], expected):
                     self._fail(name, layer, step, b, f"entry {entry}")
             self.checks[name] += max(1, len(compared))
 
-    def _compressor(self, layer: LayerCache, indexer: bool) -> Compressor:
-        main, of_indexer = self.compressors[layer.schema.layer.layer_idx]
-        return of_indexer if indexer and of_indexer else main
+    def compressor_of(self, layer: LayerCache, indexer: bool) -> Compressor | None:
+        """The host's copy of what makes the entries that a layer reads; None if nothing does."""
+        return self.compressors.get(layer.schema.layer.kv_owner, (None, None))[indexer]
 
-    def is_right(
-        self, form: EntryFormat, compressor: Compressor, found: Tensor, expected: Rows
-    ) -> bool:
-        """Whether an entry bf16[D] is the expected one but for rounding."""
-        return is_close(form, found, expected, rotated=compressor.turns_rounded)
+    def is_right(self, layer: LayerCache, indexer: bool, found: Tensor, expected: Rows) -> bool:
+        """Whether an entry bf16[D] is the expected one; if it was computed, but for rounding."""
+        form = layer.part(indexer).store.layout.format
+        compressor = self.compressor_of(layer, indexer)
+        if compressor is None and not (indexer and layer.hadamard):
+            return torch.equal(found, _read(form, expected))
+        rotated = compressor is not None and compressor.turns_rounded
+        return is_close(form, found, expected, rotated=rotated)
 
     def window(self, form: EntryFormat, row: int) -> Tensor:
         """A window entry as it must come back, from its token's input row: bf16[D]."""
-        stored = _stored(form, self.inputs.window[row])
-        return torch.tensor(reference_codec.decode(form, *stored)).bfloat16()
+        return _read(form, _stored(form, self.inputs.window[row]))
 
     def entry(
-        self, form: EntryFormat, compressor: Compressor, step: StepTokens, b: int, entry: int
+        self, layer: LayerCache, indexer: bool, step: StepTokens, b: int, entry: int
     ) -> Rows:
         """Entry of a request from its tokens' inputs, worked out in float64."""
+        part, compressor = layer.part(indexer), self.compressor_of(layer, indexer)
+        form = part.store.layout.format
+        if compressor is not None and part.is_pooled:
+            return _stored(form, self._pooled(compressor, step, b, entry))
+        first, last = entry * part.ratio, (entry + 1) * part.ratio - 1
+        given = self.inputs.every.values(part.dims)[int(step.rows(b, np.array([last]))[0])]
+        if compressor is not None:
+            return _stored(form, reference.finish(compressor, given.double(), first))
+        rotated = indexer and layer.hadamard
+        return _stored(form, reference.rotate(given.double()) if rotated else given)
+
+    def _pooled(self, compressor: Compressor, step: StepTokens, b: int, entry: int) -> Tensor:
         first = entry * compressor.ratio
         positions = np.arange(first + compressor.ratio - compressor.rows, first + compressor.ratio)
         rows = torch.from_numpy(step.rows(b, np.maximum(positions, 0)))
@@ -106,8 +118,7 @@ class Verifier:
         before_start = torch.from_numpy(positions < 0)
         score[before_start] = -torch.inf
         kv, score = reference.group_of_tokens(compressor, kv, score)
-        value = reference.finish(compressor, reference.pool(kv, score), first)
-        return _stored(form, value)
+        return reference.finish(compressor, reference.pool(kv, score), first)
 
     def _fail(self, name: str, layer: LayerCache, step: StepTokens, b: int, what: str) -> None:
         spec = layer.schema.layer
@@ -115,6 +126,10 @@ class Verifier:
             f"{name}: {what} of request {int(step.requests[b])} in layer {spec.layer_idx} "
             f"({spec.attn}) differs from the reference."
         )
+
+
+def _read(entry: EntryFormat, rows: Rows) -> Tensor:
+    return torch.tensor(reference_codec.decode(entry, *rows), dtype=torch.float64).bfloat16()
 
 
 def _stored(entry: EntryFormat, values: Tensor) -> Rows:

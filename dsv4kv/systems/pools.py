@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dsv4kv.bench.build import build_drive, build_manager, check_data_path, plan_from
 from dsv4kv.cache.allocators.stack import BlockAllocator, Ids
-from dsv4kv.cache.handle import ReadView
+from dsv4kv.cache.handle import LayerCache, ReadView
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cache.prepare import prepare_forward
 from dsv4kv.cache.step import StepBatch
@@ -24,7 +24,6 @@ from dsv4kv.model.plan import CHECKPOINT_TOKENS, compute_block_budget, plan_cach
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import build_schedule
 from dsv4kv.ops import reference, reference_codec
-from dsv4kv.ops.compressor import Compressor
 from dsv4kv.ops.registry import load_backend
 from dsv4kv.ops.tolerance import Rows
 from dsv4kv.serve.executor import StepExecutor, StepTokens
@@ -44,8 +43,8 @@ class EveryOutput(Verifier):
     """Compares every output; what is equal, from step to step, is worked out once."""
 
     _windows: dict[tuple[str, int], Tensor] = field(default_factory=dict)
-    _entries: dict[tuple[int, bytes, int], Rows] = field(default_factory=dict)
-    _right: dict[tuple[int, bytes, Rows], bool] = field(default_factory=dict)
+    _entries: dict[tuple[int, bool, bytes, int], Rows] = field(default_factory=dict)
+    _right: dict[tuple[int, bool, bytes, Rows], bool] = field(default_factory=dict)
 
     def chosen(self, count: int) -> Sequence[int]:
         """All of them."""
@@ -59,23 +58,24 @@ class EveryOutput(Verifier):
         return self._windows[key]
 
     def entry(
-        self, form: EntryFormat, compressor: Compressor, step: StepTokens, b: int, entry: int
+        self, layer: LayerCache, indexer: bool, step: StepTokens, b: int, entry: int
     ) -> Rows:
         """See ``Verifier``."""
-        end = (entry + 1) * compressor.ratio
-        rows = step.rows(b, np.arange(max(0, end - compressor.rows), end))
-        key = id(compressor), rows.tobytes(), entry
+        compressor, spec = self.compressor_of(layer, indexer), layer.schema.layer
+        end = (entry + 1) * spec.ratio
+        pooled = compressor.rows if compressor else 1
+        rows = step.rows(b, np.arange(max(0, end - pooled), end))
+        key = spec.kv_owner, indexer, rows.tobytes(), entry
         if key not in self._entries:
-            self._entries[key] = super().entry(form, compressor, step, b, entry)
+            self._entries[key] = super().entry(layer, indexer, step, b, entry)
         return self._entries[key]
 
-    def is_right(
-        self, form: EntryFormat, compressor: Compressor, found: Tensor, expected: Rows
-    ) -> bool:
+    def is_right(self, layer: LayerCache, indexer: bool, found: Tensor, expected: Rows) -> bool:
         """See ``Verifier``."""
-        key = id(compressor), found.view(torch.int16).numpy().tobytes(), expected
+        bits = found.view(torch.int16).numpy().tobytes()
+        key = layer.schema.layer.kv_owner, indexer, bits, expected
         if key not in self._right:
-            self._right[key] = super().is_right(form, compressor, found, expected)
+            self._right[key] = super().is_right(layer, indexer, found, expected)
         return self._right[key]
 
 

@@ -12,6 +12,9 @@ from dsv4kv.bench.build import (
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.errors import ConfigError
 from dsv4kv.measure.recorder import Recorder
+from dsv4kv.model.plan import plan_cache
+from dsv4kv.model.presets import load_model
+from dsv4kv.model.schema import choose_formats
 from dsv4kv.serve.loop import LoopSettings
 from tests.bench.settings import BOOKS, tiny_config
 from tests.serve.serving import drive_on_cpu
@@ -85,14 +88,15 @@ def test_every_setting_of_the_workload_reaches_the_loop() -> None:
     )
 
 
-@pytest.mark.parametrize("preset", ["v4.1-flash", "v3.2"])
-def test_a_model_whose_compression_is_not_published_has_no_data(preset: str) -> None:
-    plan = plan_from(tiny_config(f"model.preset={preset}", "model.layers=null"))
-    with pytest.raises(ConfigError, match=f"^{preset} .* set workload.data to none"):
+def test_entries_that_no_operation_moves_have_no_data() -> None:
+    config = load_model("v4-flash")
+    formats = choose_formats(config, main="nvfp4")
+    plan = plan_cache(config, max_context_tokens=256, num_slots=1, formats=formats)
+    with pytest.raises(ConfigError, match=r"^v4-flash with nvfp4 .* set workload.data to none"):
         check_data_path(plan)
 
 
-@pytest.mark.parametrize("preset", ["v4-flash", "v4-pro"])
+@pytest.mark.parametrize("preset", ["v4-flash", "v4-pro", "v4.1-flash", "v3.2"])
 def test_published_models_have_data(preset: str) -> None:
     check_data_path(plan_from(tiny_config(f"model.preset={preset}", "model.layers=null")))
 
@@ -120,7 +124,8 @@ def test_layers_of_one_ratio_share_a_table_of_angles() -> None:
     config = tiny_config("model.layers=[2, 3, 4, 5]")
     drive = drive_on_cpu(config, KVCacheManager(plan_from(config)), Recorder())
     parts = [part for layer in drive.executor.layers for part in (layer.main, layer.indexer)]
-    rows = {part.compressor.rope.data_ptr(): len(part.compressor.rope) for part in parts if part}
+    ropes = [part.pooling()[0].rope for part in parts if part]
+    rows = {rope.data_ptr(): len(rope) for rope in ropes}
     tokens = config.cache.max_context_tokens
     assert sorted(rows.values()) == [tokens // 128, tokens // 4]
 
@@ -132,7 +137,7 @@ def test_the_seed_decides_inputs_weights_and_samples() -> None:
         drive = drive_on_cpu(config, manager, Recorder())
         main, verifier = drive.executor.layers[0].main, drive.verifier
         assert main
-        return verifier.inputs.window, main.compressor.ape, int(verifier.random.integers(2**60))
+        return verifier.inputs.window, main.pooling()[0].ape, int(verifier.random.integers(2**60))
 
     first, again, other = draw(1), draw(1), draw(2)
     assert torch.equal(first[0], again[0])
@@ -151,9 +156,9 @@ def test_the_indexer_rotates_its_keys_if_told_and_nothing_else_does() -> None:
         assert csa.main
         assert csa.indexer
         assert hca.main
-        assert csa.indexer.compressor.hadamard == (hadamard == "true")
-        assert not csa.main.compressor.hadamard
-        assert not hca.main.compressor.hadamard
+        assert csa.indexer.pooling()[0].hadamard == (hadamard == "true")
+        assert not csa.main.pooling()[0].hadamard
+        assert not hca.main.pooling()[0].hadamard
 
 
 def test_inputs_are_no_longer_than_the_longest_chunk() -> None:

@@ -150,6 +150,74 @@ def test_the_books_of_every_shipped_model_can_be_run(preset: str) -> None:
     assert sum(case.cache.layers.values()) == case.cache.total_layers
 
 
+# ---- models whose layers are of other kinds -----------------------------------------------------
+
+V41 = ("model.preset=v4.1-flash", "model.layers=[0, 2, 3, 20, 21, 24]")
+"""A window; an owner of ratio 2 and a reader; one of ratio 1, readers without and with keys."""
+INTERLEAVED = (
+    "model.formats.main=fp4_interleaved",
+    "model.formats.window=fp8_group32_interleaved",
+)
+DRAFTS = ("workload.speculative.draft_tokens=2", "workload.speculative.acceptance=0.5")
+SAMPLED_OFTEN = "measure.verify_every=1"
+
+
+@pytest.mark.parametrize(
+    "more", [(), INTERLEAVED, DRAFTS], ids=["block-split", "interleaved", "drafts"]
+)
+def test_v41_moves_real_bytes_and_they_are_right(more: tuple[str, ...]) -> None:
+    case = run(tiny_config(*V41, SAMPLED_OFTEN, *more))
+    assert (case.status, case.verification.failures) == ("complete", [])
+    assert set(case.verification.by_operation) == {
+        "compressed KV",
+        "indexer keys",
+        "gather_window",
+    }
+    times = {(each.name, each.layer_type) for each in case.operations}
+    assert times >= {
+        ("norm_rope_insert", "csa"),
+        ("indexer_norm_rope_insert", "csa"),
+        ("flush", "csa"),
+    }
+
+
+def test_readers_count_their_reads_and_write_nothing() -> None:
+    """Of six layers two own entries and three select by keys; all five that attend read them."""
+    case = run(tiny_config(*V41))
+    entries = {each.name: each.entries for each in case.operations if each.layer_type == "csa"}
+    steps = len(entries["gather_window"]) // 5
+    assert len(entries["gather_topk"]) == 5 * steps
+    assert len(entries["norm_rope_insert"]) < len(entries["indexer_norm_rope_insert"])
+    assert len(entries["state_append"]) == steps
+
+
+@pytest.mark.parametrize("main", ["fp8_ds_mla", "bf16", "fp8"])
+def test_v32_moves_real_bytes_and_they_are_right(main: str) -> None:
+    layers = "model.layers=[0, 60]"
+    case = run(
+        tiny_config("model.preset=v3.2", layers, SAMPLED_OFTEN, f"model.formats.main={main}")
+    )
+    assert (case.status, case.verification.failures) == ("complete", [])
+    assert set(case.verification.by_operation) == {"compressed KV", "indexer keys"}
+    assert {each.name for each in case.operations} == {
+        "entry_insert",
+        "indexer_insert",
+        "gather_topk",
+        "gather_all",
+        "indexer_gather_all",
+    }
+
+
+@pytest.mark.parametrize(
+    ("operation", "model"), [("norm_rope_insert", V41), ("entry_insert", ("model.preset=v3.2",))]
+)
+def test_an_insert_that_does_nothing_is_found(
+    operation: str, model: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu, operation, lambda *_: None)
+    assert run(tiny_config(*model, SAMPLED_OFTEN)).verification.failures
+
+
 # ---- cases that go wrong ------------------------------------------------------------------------
 
 
@@ -216,8 +284,6 @@ def test_a_cache_too_small_for_every_request_fails_the_case() -> None:
 
 
 def test_what_cannot_be_built_is_refused() -> None:
-    with pytest.raises(ConfigError, match="there are no operations for its layer"):
-        run(tiny_config("model.preset=v3.2", "model.layers=null"))
     with pytest.raises(ConfigError, match=r"the machine has 1\.00 MiB"):
         run_case({}, tiny_config(), lambda _tokens: None, memory_bytes=2**20)
 

@@ -47,7 +47,7 @@ class Feed:
 
         self.windows = {index: draw(512).bfloat16() for index in layers}
         self.inputs = {
-            (index, indexer): (draw(part.compressor.channels), draw(part.compressor.channels))
+            (index, indexer): (draw(channels_of(part)), draw(channels_of(part)))
             for index, layer in layers.items()
             for indexer, part in parts_of(layer).items()
         }
@@ -79,12 +79,14 @@ class Feed:
     def window(self, index: int, slot: int, position: int) -> Tensor:
         """A window entry as it must come back: bf16[D]."""
         values = self.windows[index][self.request_of[slot], position]
-        return round_trip(self.layers[index].window.layout.format, values)
+        ring = self.layers[index].window
+        assert ring is not None
+        return round_trip(ring.layout.format, values)
 
     def entry(self, index: int, slot: int, number: int, *, indexer: bool) -> Tensor:
         """A compressed entry as it must come back, pooled in float64: bf16[D]."""
         part = parts_of(self.layers[index])[indexer]
-        compressor, request = part.compressor, self.request_of[slot]
+        (compressor, _), request = part.pooling(), self.request_of[slot]
         first = number * compressor.ratio
         positions = torch.arange(
             first + compressor.ratio - compressor.rows, first + compressor.ratio
@@ -95,6 +97,10 @@ class Feed:
         kv, score = reference.group_of_tokens(compressor, kv, score)
         value = reference.finish(compressor, reference.pool(kv, score), first)
         return round_trip(part.store.layout.format, value)
+
+
+def channels_of(part: CompressedCache) -> int:
+    return part.pooling()[0].channels
 
 
 def parts_of(layer: LayerCache) -> dict[bool, CompressedCache]:

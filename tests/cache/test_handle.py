@@ -84,7 +84,7 @@ def check_compressed(feed: Feed, batch: StepBatch, index: int, *, exact: bool) -
     handle = LayerCacheHandle(layer, batch)
     for indexer, part in parts_of(layer).items():
         longest = int(handle.lengths().max())
-        out = torch.full((3, longest, part.compressor.dim), 9.0, dtype=torch.bfloat16)
+        out = torch.full((3, longest, part.dims), 9.0, dtype=torch.bfloat16)
         handle.gather_all_compressed_kv(out, indexer=indexer)
         step = 2.0**-1 if part.store.layout.format.value == "e2m1" else 2.0**-3
         for b, (slot, length) in enumerate(
@@ -143,7 +143,7 @@ def test_layers_of_a_pipeline_stage_use_their_own_rows() -> None:
     for row, index in enumerate((22, 24)):
         part = feed.layers[index].main
         assert part is not None
-        assert part.state.data_ptr() == states.state[row].data_ptr()
+        assert part.pooling()[1].data_ptr() == states.state[row].data_ptr()
         assert part.store is manager.pools[index].main
         assert feed.layers[index].window is states.windows[row]
         assert feed.layers[index].lane == row
@@ -246,9 +246,9 @@ def test_a_flush_that_completes_nothing_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("model", ["v4-flash", "v3.2"])
-def test_layers_without_data_or_of_unknown_data_path_are_refused(model: str) -> None:
+def test_layers_without_data_are_refused(model: str) -> None:
     plan = small_plan(load_model(model), layers=[2])
-    manager = KVCacheManager(plan, data=model == "v3.2")
+    manager = KVCacheManager(plan, data=False)
     with pytest.raises(ConfigError, match=f"{model} has no data here"):
         build_layers(manager, load_backend("cpu"), {})
 

@@ -8,8 +8,9 @@ import pytest
 from dsv4kv.cache.allocators.refcount import RefCountAllocator
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cache.prepare import prepare_forward
-from dsv4kv.errors import ConfigError, NotOwner, OutOfBlocks, OutOfSlots
+from dsv4kv.errors import NotOwner, OutOfBlocks, OutOfSlots
 from dsv4kv.model.presets import load_model
+from dsv4kv.model.schedule import AttentionType
 from dsv4kv.model.schema import Sharing
 from tests.cache.caches import admit, allocators, bookkeeping, small_plan, snapshot
 
@@ -160,13 +161,16 @@ def test_a_table_view_shows_what_is_prepared_later() -> None:
     assert view[0, :3].min() >= 0
 
 
-def test_layers_of_one_type_and_several_shapes_run_their_bookkeeping_only() -> None:
+def test_of_a_type_s_layers_those_that_pool_have_a_state_and_all_have_a_window() -> None:
     plan = small_plan(load_model("v4.1-flash"))
-    with pytest.raises(ConfigError, match=r"csa layers of several shapes.*workload\.data: none"):
-        KVCacheManager(plan)
-    manager = KVCacheManager(plan, data=False)
-    prepare_forward(manager, admit(manager, 1), [0], [1000])
-    assert manager.num_held_blocks == 8
+    manager = KVCacheManager(plan)
+    states = manager.states[AttentionType.CSA]
+    assert len(states.windows) == 38
+    assert states.indexer_state is None
+    assert states.state is not None
+    assert states.state.shape == (3, plan.num_slots, 2, 2, 512)  # layers 2, 8 and 14
+    assert sorted(manager.pools) == [2, 8, 14, 20]
+    assert manager.memory_bytes() == plan.total_bytes
 
 
 def test_a_slot_holds_blocks_it_shares_and_then_its_own() -> None:

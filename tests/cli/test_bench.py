@@ -150,16 +150,6 @@ def test_a_case_that_fails_leaves_the_others_and_a_bad_exit_code() -> None:
     assert "of 3 cases 2 complete, 1 failed" in result.stdout
 
 
-@pytest.mark.parametrize("preset", ["v4.1-flash", "v3.2"])
-def test_a_model_of_unpublished_compression_runs_without_data_alone(preset: str) -> None:
-    model = ("--set", f"model.preset={preset}", "--set", "model.layers=null")
-    assert books(*model).exit_code == 0
-    refused = bench(*model)
-    assert refused.exit_code == 2
-    assert "set workload.data to none" in refused.stderr
-    assert len(records()) == 1
-
-
 def test_a_trace_is_replayed() -> None:
     Path("trace.jsonl").write_text(LINE * 5)
     assert books("--trace", "trace.jsonl").exit_code == 0

@@ -49,7 +49,9 @@ def geometries(draw: st.DrawFn) -> CachePlan:
 @settings(max_examples=60)
 @given(geometries())
 def test_every_pool_takes_the_bytes_that_were_planned(small: CachePlan) -> None:
-    predicted = {(pool.name, pool.layer_type): pool.total_bytes for pool in small.pools}
+    predicted = {
+        (pool.name, pool.layer_type, pool.unit_bytes): pool.total_bytes for pool in small.pools
+    }
     manager = KVCacheManager(small)
     assert manager.memory_by_pool() == predicted
     assert manager.memory_bytes() == small.total_bytes
@@ -64,7 +66,7 @@ def test_a_pipeline_stage_with_drafts_takes_the_bytes_that_were_planned() -> Non
 def test_bookkeeping_alone_takes_the_bytes_planned_for_tables() -> None:
     manager = KVCacheManager(plan(), data=False)
     (tables,) = (pool for pool in plan().pools if pool.name == "tables")
-    assert manager.memory_by_pool() == {("tables", "all"): tables.total_bytes}
+    assert manager.memory_by_pool() == {("tables", "all", tables.unit_bytes): tables.total_bytes}
 
 
 @pytest.mark.parametrize("sharing", ["model", "type", "layer"])

@@ -203,7 +203,7 @@ def page_copy(layout: PageLayout) -> Make:
 
 
 def norm_rope_insert(compressor: Compressor, layout: PageLayout) -> Make:
-    """Tokens that complete an entry, the last that the table has among them, and some that do not."""
+    """Tokens that complete an entry, the last that the table has among them, and one of none."""
 
     def make(maker: Maker) -> list[Any]:
         last = min(compressor.groups, _LONGEST_TOKENS // compressor.ratio)

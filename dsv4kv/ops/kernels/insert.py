@@ -19,6 +19,7 @@ from dsv4kv.ops.storage import PageStore
 from dsv4kv.ops.table import portable
 
 _THREADS = 256
+_MOST_PAIRED_DIMS = 512
 RESIDENT_BLOCKS = 4
 """Blocks that a multiprocessor holds in the ``resident`` variant: what its registers allow."""
 
@@ -60,7 +61,8 @@ def _plan(
     arguments: tuple[Tensor | int, ...],
     variant: str,
 ) -> Launch:
-    resident = variant == "resident"
+    # Three chunks a lane of two entries are more than registers hold: V3.2's go one by one.
+    resident = variant == "resident" and store.layout.format.dims <= _MOST_PAIRED_DIMS
     macros = (*format_macros(store.layout), ("DSV_PAIRED", int(resident)))
     most = RESIDENT_BLOCKS * multiprocessors(store.pages) if resident else MOST_BLOCKS
     return Launch(

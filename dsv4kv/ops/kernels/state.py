@@ -295,7 +295,7 @@ def plan_norm_rope_insert(
     return Launch(
         KernelModule("norm_rope.cuh", tuple(sorted(macros.items()))),
         "norm_rope_insert",
-        (blocks_for(count, _FINISH_THREADS // WARP, MOST_BLOCKS), 1),
+        (max(1, -(-count * WARP // _FINISH_THREADS)), 1),
         _FINISH_THREADS,
         (store.pages, values, positions, entries, *finish_parameters(compressor), *numbers),
     )

@@ -176,7 +176,7 @@ def _build_fresh(
             layer.indexer.compressor if layer.indexer else None,
         )
         for layer in executor.layers
-        if layer.main is not None
+        if layer.parts and layer.main and layer.main.compressor
     }
     manager = KVCacheManager(plan)
     layers = build_layers(manager, executor.layers[0].backend, compressors)

@@ -17,7 +17,7 @@ from dsv4kv.cache.prepare import prepare_forward
 from dsv4kv.cache.step import StepBatch
 from dsv4kv.serve.executor import StepTokens
 from dsv4kv.serve.inputs import InputBank, PromptContents
-from dsv4kv.serve.operations import CallMaker, Outputs, Step
+from dsv4kv.serve.operations import CallMaker, Outputs, Step, chunk_writes
 
 
 class FreshCache:
@@ -80,15 +80,14 @@ class FreshCache:
         requests = np.array([self._request], dtype=np.int64)
         self._step = StepTokens(batch, requests, end, contents=self._contents)
         for layer in self._layers.values():
-            writes = [("window_insert", False), *(("compress_chunk", i) for i in layer.parts)]
-            for call in self._maker(layer).make_all(writes):
+            for call in self._maker(layer).make_all(chunk_writes(layer)):
                 call.run()
 
     def _maker(self, layer: LayerCache) -> CallMaker:
         step = self._step
         assert step is not None
         rows = torch.from_numpy(step.rows(0, step.batch.positions.numpy()))
-        inputs = self._inputs.take(rows, torch.empty(1, 0, dtype=torch.int32))
+        inputs = self._inputs.take(rows, {})
         handle = LayerCacheHandle(layer, step.batch)
         return CallMaker(handle, inputs, self._outputs, step.longest_tokens)
 
@@ -242,9 +241,8 @@ class ReuseCheck:
         if not len(entries):
             return
         expected = self.fresh.gather(layer.schema.layer.layer_idx, ("gather_all", indexer))
-        pooling = part.compressor
         kinds = choice.running.kinds_of_entries(
-            entries.numpy(), pooling.ratio, pooling.rows, choice.before
+            entries.numpy(), part.ratio, part.rows, choice.before
         )
         name = "indexer keys" if indexer else "compressed KV"
         pair = out[choice.place][asked], expected[entries]

@@ -104,6 +104,15 @@ def _state(compressor: Compressor, *, online: bool) -> Tensor:
     return state
 
 
+def norm_rope_insert(kind: str, format_name: str, _: bool) -> Arguments:
+    """Tokens that complete an entry; one's is nowhere, and one completes none."""
+    compressor = full_size_compressor(kind)
+    positions = (torch.tensor([0, 9, 3, 1000, 7]) + 1) * compressor.ratio - 1
+    values = random_values(entry_of(format_name), 5, 4)
+    entries = torch.tensor([40, 0, _NO_SLOT, 127, 31])
+    return compressor, values, positions, store_of(format_name), entries
+
+
 def state_append(kind: str, _: str, online: bool) -> Arguments:
     compressor = full_size_compressor(kind)
     slots = torch.tensor([1, 3, _NO_SLOT, 0])
@@ -195,6 +204,15 @@ SCENES = [
             ("hca", "main/fp8_ds_mla", True),
         )
     ),
+    *(
+        _state_scene(norm_rope_insert, kind, format_name)
+        for kind, format_name in (
+            ("latent-1", "main/fp4"),
+            ("latent-1", "main/fp8_group32_interleaved"),
+            ("keys-2", "indexer/mxfp4"),
+        )
+    ),
+    *(_state_scene(operation, "latent-2", "main/fp4") for operation in (flush, compress_chunk)),
     *(
         _state_scene(step_write, kind, "window/fp8_ds_mla", online=online)
         for kind, online in (("csa", False), ("hca", False), ("hca", True))

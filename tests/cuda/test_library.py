@@ -100,6 +100,8 @@ def test_an_unknown_format_is_refused_with_the_choices() -> None:
         torch.ops.dsv4kv.entry_insert(*arguments)
     assert str(refusal.value) == (
         "no format 'main/fp3': choose main/fp8_ds_mla, main/bf16, main/fp8, main/fp4, "
-        "window/fp8_ds_mla, window/bf16, window/fp8, window/fp8_group32, indexer/mxfp4, "
-        "indexer/fp8, indexer/bf16."
+        "main/fp4_interleaved, main/fp8_group32, main/fp8_group32_interleaved, "
+        "window/fp8_ds_mla, window/bf16, window/fp8, window/fp8_group32, "
+        "window/fp8_group32_interleaved, indexer/mxfp4, indexer/fp8, indexer/bf16, "
+        "flat/fp8_ds_mla, flat/bf16, flat/fp8."
     )

@@ -77,12 +77,18 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 @functools.cache
 def full_size_compressor(kind: str, precision: Precision = "float32") -> Compressor:
-    """DeepSeek-V4-Flash's compressor of a ``csa`` or ``hca`` layer, or of an ``indexer``."""
-    config = load_model("v4-flash")
+    """DeepSeek-V4-Flash's compressor of a ``csa`` or ``hca`` layer, or of an ``indexer``.
+
+    Or V4.1-Flash's: ``latent-2`` and ``latent-1`` by ratio, ``keys-2`` and ``keys-1``.
+    """
+    name, _, ratio = kind.partition("-")
+    config = load_model("v4.1-flash" if ratio else "v4-flash")
     attention = AttentionType.HCA if kind == "hca" else AttentionType.CSA
-    spec = LayerSpec(2, attention, 128 if kind == "hca" else 4, 2)
-    indexer = kind == "indexer"
-    rope = make_rope(config, spec.ratio, config.max_context_tokens, precision)
+    spec = LayerSpec(2, attention, int(ratio or (128 if kind == "hca" else 4)), 2)
+    indexer = name in ("indexer", "keys")
+    # A row of the table for each entry: with one for every token, 256 MiB of them are too many.
+    tokens = 1 << 17 if ratio else config.max_context_tokens
+    rope = make_rope(config, spec.ratio, tokens, precision)
     return random_compressor(
         config, spec, generator(7), rope=rope, indexer=indexer, hadamard=indexer
     )

@@ -136,8 +136,8 @@ REFUSALS = {
         "'size'): a class is made without arguments."
     ),
     "mine:typo": (
-        "its formats are ('fp8_ds_mlb',): a tuple of names out of bf16, fp4, fp8, fp8_ds_mla, "
-        "fp8_group32, mxfp4 is needed."
+        "its formats are ('fp8_ds_mlb',): a tuple of names out of bf16, fp4, fp4_interleaved, "
+        "fp8, fp8_ds_mla, fp8_group32, fp8_group32_interleaved, mxfp4 is needed."
     ),
     "mine.deeper:x": "there is no module 'mine.deeper', neither in ",
     "absent:x": "there is no module 'absent', neither in ",

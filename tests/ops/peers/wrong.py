@@ -132,6 +132,12 @@ def never_rotates(store: PageStore, keys: Tensor, entries: Tensor, hadamard: boo
     cpu.indexer_insert(store, keys, entries, False)
 
 
+def turns_as_the_group_before(
+    compressor: Compressor, values: Tensor, positions: Tensor, store: PageStore, entries: Tensor
+) -> None:
+    cpu.norm_rope_insert(compressor, values, positions - compressor.ratio, store, entries)
+
+
 def appends_without_bias(
     compressor: Compressor,
     state: Tensor,

@@ -203,7 +203,7 @@ def _window_examples(layout: PageLayout) -> Iterator[Example]:
 def _main_examples(layout: PageLayout) -> Iterator[Example]:
     store = _store(layout)
     values, numbers = _values(store, _REQUESTS), _numbers(_REQUESTS)
-    for variant in reversed(VARIANTS["entry_insert"]):  # where both are one, it is single
+    for variant in reversed(tuple(VARIANTS["entry_insert"])):  # where both are one, it is single
         insertion = insert.plan_entry_insert(store, values, numbers, variant=variant)
         yield Example(f"{_name(layout)}, {variant}", insertion)
     yield from _page_examples(layout)

@@ -1,7 +1,6 @@
 """An answer of ``dsv4kv budget``: what fits and what changes it, with --verbose every part."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from textwrap import shorten
 
 from dsv4kv.engines.contract import Capacity
 from dsv4kv.sizing.advice import Option
@@ -292,7 +291,7 @@ def view_command(reading: Reading, costs: Iterable[WordCost]) -> Iterator[Part]:
         [
             (
                 told.spelling,
-                shorten(told.value or "on", _LONGEST_VALUE, placeholder=" …"),
+                _shortened(told.value or "on"),
                 *_cost_cells(by_word.get(told.spelling)),
                 told.tells,
             )
@@ -307,6 +306,11 @@ def view_command(reading: Reading, costs: Iterable[WordCost]) -> Iterator[Part]:
     if reading.unknown:
         listed = ", ".join(told.spelling for told in reading.unknown)
         yield Text(f"not known to change sizes, so not counted: {listed}", "dim")
+
+
+def _shortened(value: str) -> str:
+    flat = " ".join(value.split())
+    return flat if len(flat) <= _LONGEST_VALUE else f"{flat[: _LONGEST_VALUE - 1]}…"
 
 
 def _cost_cells(cost: WordCost | None) -> list[str]:

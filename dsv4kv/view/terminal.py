@@ -58,7 +58,9 @@ _LEAST_LABEL: Final = 8
 _BAR, _SPARK, _HISTOGRAM, _STACK = 12, 18, 10, 60  # characters of pictures
 _AT_BLANKS: Final = re.compile(" ")
 # but not before a unit, and not within an interval
-_BETWEEN_WORDS: Final = re.compile(r"(?<![±…→]) (?![±…→]|(?:%|[KMGT]?i?B|GB/s|ns|µs|ms|s)\b)")
+_BETWEEN_WORDS: Final = re.compile(
+    r"(?<![±…→]) (?![±…→%]|-[\d.,]+/\+|(?:[KMGT]?i?B|GB/s|tokens/s|ns|µs|ms|s)\b)"
+)
 
 Piece = tuple[str, str]
 """Characters and their style."""

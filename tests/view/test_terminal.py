@@ -27,7 +27,7 @@ from dsv4kv.view.table import (
     prose,
     text_of,
 )
-from dsv4kv.view.terminal import draw
+from dsv4kv.view.terminal import draw, wrap
 from tests.view.terminal import shown
 
 WORDS = st.text(st.sampled_from("abz09_-/.:<>,漢é"), min_size=1, max_size=30)
@@ -97,6 +97,15 @@ def test_a_value_and_its_interval_stand_on_one_line_in_whatever_is_said(
     parts: list[Part] = [Finding("note", sentence), sentence, Facts({"fact": sentence})]
     for part in (*parts, table):
         assert not [line for line in lines_of(part, width) if line.rstrip().endswith("±")]
+
+
+@pytest.mark.parametrize(
+    "figure", ["12 -2/+6 ms", "69.8 %", "20,408 tokens/s", "3.27 ± 0.03 GB/s", "9.21 MiB"]
+)
+def test_a_figure_is_never_broken_before_its_interval_or_its_unit(figure: str) -> None:
+    sentence = f"Shortest of all: {figure}, at the first setting; then {figure}."
+    for width in range(len(figure) + 1, len(sentence)):
+        assert sum(line.count(figure) for line in wrap(sentence, width)) == 2, width
 
 
 SPEEDS = Table(

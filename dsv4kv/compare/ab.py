@@ -31,6 +31,7 @@ from dsv4kv.processes import temporary_folder
 from dsv4kv.record.store import new_run_id
 
 HERE = "."
+_CLONE = "run --ab with revisions in a clone of dsv4kv, or name two configurations or backends."
 
 
 @contextmanager
@@ -42,7 +43,7 @@ def checked_out(revision: str) -> Iterator[Path]:
     Raises:
         ConfigError: Not a revision, not in a source tree of dsv4kv, or git refuses.
     """
-    top = _git("rev-parse", "--show-toplevel", doing="find the source tree")
+    top = _git("rev-parse", "--show-toplevel", doing=f"find the source tree that {revision} is of")
     if revision == HERE:
         yield _with_package(Path(top), revision)
         return
@@ -60,10 +61,7 @@ def checked_out(revision: str) -> Iterator[Path]:
 
 def _with_package(tree: Path, revision: str) -> Path:
     if not (tree / "dsv4kv" / "__main__.py").is_file():
-        raise ConfigError(
-            f"{revision} holds no dsv4kv: run --ab with revisions in a clone of dsv4kv, or name "
-            "two configurations or backends."
-        )
+        raise ConfigError(f"{revision} holds no dsv4kv: {_CLONE}")
     return tree
 
 
@@ -74,6 +72,8 @@ def _git(*arguments: str, doing: str) -> str:
         raise ConfigError(f"git cannot be run ({error.strerror}): install it.") from None
     if done.returncode:
         errors = done.stderr.strip().splitlines()
+        if errors and "not a git repository" in errors[-1]:
+            raise ConfigError(f"git could not {doing}: {_CLONE}")
         raise ConfigError(
             f"git could not {doing}: {errors[-1] if errors else 'it does not say why'}."
         )

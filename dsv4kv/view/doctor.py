@@ -1,5 +1,6 @@
 """What a machine has, and what to do about the rest."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -13,6 +14,7 @@ _LEVELS: dict[str, Level] = {
     "missing": "missing",
     "broken": "bad",
 }
+_LONGEST_PATH = 36
 
 
 def tell_checks(checks: Sequence[Check]) -> Iterator[Part]:
@@ -43,8 +45,23 @@ def _table(topic: str, checks: Sequence[Check]) -> Table:
         topic,
         [*names("", "name"), *prose("found", "enables")],
         [
-            (Mark(_LEVELS[check.status]), check.name, check.found, Text(check.enables, "dim"))
+            (
+                Mark(_LEVELS[check.status]),
+                check.name,
+                _short(check.found),
+                Text(check.enables, "dim"),
+            )
             for check in checks
         ],
         keys=2,
+    )
+
+
+def _short(found: str) -> str:
+    """Long paths by how they end: a column is as wide as its longest word."""
+    return " ".join(
+        re.sub(rf"^/.*?(?=/.{{1,{_LONGEST_PATH}}}$)", "…", word)
+        if len(word) > _LONGEST_PATH
+        else word
+        for word in found.split(" ")
     )

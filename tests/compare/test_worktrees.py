@@ -100,7 +100,10 @@ def test_outside_a_clone_the_sentence_says_so(
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    with pytest.raises(ConfigError, match="find the source tree"), checked_out("main"):
+    with (
+        pytest.raises(ConfigError, match="find the source tree that main is of: run --ab"),
+        checked_out("main"),
+    ):
         pass
 
 

@@ -15,6 +15,7 @@ from dsv4kv.view.doctor import tell_checks
 from dsv4kv.view.systems import tell_systems
 from dsv4kv.view.table import Finding, Text
 from dsv4kv.view.terminal import draw
+from tests.view.terminal import shown
 
 
 def last_words(parts: Sequence[Any]) -> str:
@@ -47,6 +48,14 @@ def test_the_last_lines_are_the_answer(command: str, width: int) -> None:
     answer = " ".join(shown.rstrip().rpartition("\n\n")[2].split())
     assert re.fullmatch(ANSWERS[command], answer), answer
     assert all(len(line) <= width for line in shown.splitlines())
+
+
+def test_a_long_path_leaves_a_machine_one_table_at_80_columns() -> None:
+    path = "/home/somebody/project/.venv/lib/python3.11/site-packages/nvidia/cu13/bin/cuobjdump"
+    found = Check("software", "cuobjdump", "good", path, "what kernels compile to", None)
+    lines = shown(*tell_checks([found]), width=80).splitlines()
+    (line,) = (line for line in lines if "what kernels" in line)
+    assert line.split("  ")[1:3] == ["cuobjdump", "…/nvidia/cu13/bin/cuobjdump"]
 
 
 def test_a_machine_is_summed_up_by_whether_a_bench_can_run() -> None:

@@ -256,10 +256,15 @@ def _assumed(scenario: Scenario, given: Mapping[str, str]) -> Iterator[Text]:
         "state": inputs.state,
     }
     told = [f"--{name} {value}" for name, value in ours.items() if value and name not in given]
-    told += [
-        f"{line.option} {line.shown}" for line in assumptions(scenario) if line.value is not None
-    ]
+    lines = assumptions(scenario)
+    told += [f"{line.option} {line.shown}" for line in lines if line.value is not None]
     yield Text(f"assumed: {', '.join(told)}", "dim")
+    config = scenario.config
+    if config.kind != "v4":  # its engines store one thing here and another there
+        yield from (Text(f"formats: {x.reason}", "dim") for x in lines if x.input == "main_format")
+    if config.kind == "flat" and config.index_sources is not None:
+        keyed = f"{len(config.index_sources)} of {config.num_layers} layers"
+        yield Text(f"IndexCache: {keyed} keep indexer keys, the others take their choice", "dim")
     yield Text(f"weights: {scenario.weights.source}", "dim")
     yield Text(
         f"memory: {format_bytes(scenario.gpu.memory_bytes)} of {scenario.gpu.title}, "

@@ -120,6 +120,34 @@ def test_a_token_of_v41_flash_takes_890_bytes() -> None:
     assert "189 GiB of engram tables in host memory" in found["weights"]["source"]
 
 
+@pytest.mark.parametrize(
+    ("gpu", "token_bytes", "reason"),
+    [
+        ("h200", 1790, "V4's record: those of V4.1 are read on SM100 only"),
+        ("b200", 1050, "nvfp4_ds_mla of mega attention, vLLM's on SM100 up to TP8"),
+    ],
+)
+def test_an_answer_says_which_formats_of_v41_it_takes_and_why(
+    gpu: str, token_bytes: int, reason: str
+) -> None:
+    question = ("--model", "v4.1-flash", "--gpus", "8", "--gpu", gpu, "--engine", "vllm")
+    assert document(*question)["request"]["marginal_bytes_per_gpu"] == token_bytes
+    assert f"formats: {reason}" in run(*question).output.replace("\n", " ")
+
+
+def test_an_answer_says_how_many_layers_keep_keys_where_the_model_has_an_index_cache(
+    tmp_path: Path,
+) -> None:
+    keys = json.loads(published("v3.2").read_text(encoding="utf-8")) | {"index_topk_freq": 4}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(keys), encoding="utf-8")
+    question = ("--model", str(path), "--gpus", "16", "--context", "4K")
+    assert "IndexCache: 16 of 61 layers keep indexer keys" in run(*question).output
+    whole = document("--model", "v3.2", "--gpus", "16", "--context", "4K")
+    saved = whole["request"]["token_bytes"] - document(*question)["request"]["token_bytes"]
+    assert saved == 45 * 132
+
+
 @pytest.mark.parametrize("model", ["v4-flash", "v4-pro", "v4.1-flash", "v3.2"])
 def test_a_published_config_gives_the_presets_answer(model: str) -> None:
     """All of it but where it comes from; the file of V4.1 kept here names no engram tables."""

@@ -187,11 +187,12 @@ class WordCost:
 def word_costs(reading: Reading, given: Texts, found: Answer) -> Iterator[WordCost]:
     """Every word that could be left out, with what it costs; ``given`` comes on top of it."""
     scenario, asked = found.scenario, (found.context, found.concurrency)
+    whole = _merged(reading.launch, reading.told)
+    kept = {name: text for name, text in reading.texts.items() if name not in whole}
     for told in reading.counted:
         if not told.texts or set(told.texts) & (_LAYOUT | set(given)):
             continue
         others = _merged(reading.launch, [each for each in reading.told if each is not told])
-        kept = {k: v for k, v in reading.texts.items() if k not in told.texts or k in others}
         texts = kept | others | given
         try:
             (other,) = resolve(read_inputs(_laid_out(texts, scenario)))

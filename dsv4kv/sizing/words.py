@@ -111,6 +111,24 @@ def _drafts(method: str) -> Texts:
     raise ConfigError(f"drafts by {method!r} are not counted: mtp and dspark are.")
 
 
+_OWN_DRAFTS = "own-draft-tokens"
+_SGLANG_DRAFTS = {"DSPARK": 8}
+"""Draft tokens that SGLang takes where none are given, the verified one among them: 7 + 1 of
+DSpark, unless the checkpoint says otherwise, and four of EAGLE (``speculative_hook.py``)."""
+
+
+def _sglang_drafts(text: str) -> Texts:
+    tokens = _SGLANG_DRAFTS.get(text.upper(), 4)
+    found = _drafts(text)
+    return found | {_OWN_DRAFTS: str(tokens)} if found else {}
+
+
+def _dspark_block(text: str) -> Texts:
+    """A block of drafts is verified with the token before it."""
+    counted = _counted("draft-tokens").of(text)
+    return {name: str(int(count) + 1) for name, count in counted.items()}
+
+
 def _state_dtype(text: str) -> Texts:
     known = {"float32": "fp32", "bfloat16": "bf16"}
     return {"state": known.get(text.lower(), text.lower())}
@@ -254,11 +272,11 @@ WORDS: dict[str, tuple[Word, ...]] = {
               _as_is("window-ratio")),
         _word("--kv-cache-dtype", "bytes of an entry", Meaning(_cache_dtype)),
         _word("--speculative-algorithm --speculative-algo", "windows of draft layers",
-              Meaning(_drafts)),
+              Meaning(_sglang_drafts)),
         _word("--speculative-num-draft-tokens", "window slots of a running request",
               _counted("draft-tokens")),
         _word("--speculative-dspark-block-size", "window slots of a running request",
-              _counted("draft-tokens")),
+              Meaning(_dspark_block)),
         _switch("--disable-radix-cache", "no windows of cached prefixes",
                 _switched("prefix-cache", "off")),
         _switch("--disable-overlap-schedule", "one chunk in flight", _switched("overlap", "1")),
@@ -405,6 +423,8 @@ def merge(family: str, told: Iterable[Told]) -> Texts:
     texts: Texts = {}
     for each in told:
         texts |= each.texts
+    if own := texts.pop(_OWN_DRAFTS, None):
+        texts.setdefault("draft-tokens", own)
     inside = texts.pop("dp-attention", None)
     if family == "sglang" and inside and "dp" in texts:
         ranks, replicas = int(texts.get("tp", 1)), int(texts["dp"])

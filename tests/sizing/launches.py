@@ -231,7 +231,7 @@ vllm serve deepseek-ai/DeepSeek-V4-Flash \\
   --swa-full-tokens-ratio 0.1 --mem-fraction-static 0.85 --enable-cache-report \\
   --host 0.0.0.0 --port 30000 --max-running-requests 4""",
         "b200",
-        {"draft-layers": "3", "draft-tokens": "4", "request-limit": "4", "window-ratio": "0.1"},
+        {"draft-layers": "3", "draft-tokens": "5", "request-limit": "4", "window-ratio": "0.1"},
     ),
     Published(
         "SGLang cookbook: B200, Pro, low latency",

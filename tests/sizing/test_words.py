@@ -66,7 +66,9 @@ def test_what_a_word_means_is_an_input_of_ours(family: str) -> None:
         ("vllm", "--kv-offloading-size", "100", {}),
         ("sglang", "--tp", "8", {"tp": "8"}),
         ("sglang", "--chunked-prefill-size", "-1", {}),
-        ("sglang", "--speculative-algo", "EAGLE", {"draft-layers": "1"}),
+        ("sglang", "--speculative-algo", "EAGLE", {"draft-layers": "1", "draft-tokens": "4"}),
+        ("sglang", "--speculative-algo", "DSPARK", {"draft-layers": "3", "draft-tokens": "8"}),
+        ("sglang", "--speculative-dspark-block-size", "5", {"draft-tokens": "6"}),
         ("sglang", "--disable-radix-cache", "", {"prefix-cache": "off"}),
         (
             "sglang",
@@ -81,8 +83,16 @@ def test_what_a_word_means_is_an_input_of_ours(family: str) -> None:
 def test_a_word_means_what_it_does_there(
     family: str, spelling: str, value: str, texts: Texts
 ) -> None:
-    assert read_word(family, spelling, value).texts == texts
+    assert merge(family, [read_word(family, spelling, value)]) == texts
     assert read_inputs(texts)
+
+
+def test_draft_tokens_that_are_given_are_not_the_engines_own() -> None:
+    """Whatever their order; SGLang 0.5.23: ``_auto_choose_speculative_params``."""
+    words = [("--speculative-num-draft-tokens", "2"), ("--speculative-algorithm", "EAGLE")]
+    for order in (words, words[::-1]):
+        told = [read_word("sglang", *word) for word in order]
+        assert merge("sglang", told)["draft-tokens"] == "2"
 
 
 @pytest.mark.parametrize(

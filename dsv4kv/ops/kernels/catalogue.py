@@ -325,7 +325,7 @@ def _bandwidth_examples() -> Iterator[Example]:
 
 
 def _name(layout: PageLayout) -> str:
-    flat = "flat " if layout.format in FLAT_FORMATS.values() else ""  # V3.2's have V4's names
+    flat = "flat-" if layout.format in FLAT_FORMATS.values() else ""  # V3.2's have V4's names
     return f"{flat}{layout.format.name} × {layout.entries}"
 
 

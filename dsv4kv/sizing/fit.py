@@ -157,11 +157,11 @@ def max_context(scenario: Scenario, concurrency: int) -> int:
 def fewest_gpus(
     scenarios: Sequence[Scenario], context_tokens: int, concurrency: int
 ) -> Scenario | None:
-    """The first of scenarios with more and more GPUs that fits; None where none does."""
-    failing = _largest(
-        lambda n: not fits(scenarios[n - 1], context_tokens, concurrency), len(scenarios)
-    )
-    return scenarios[failing] if failing < len(scenarios) else None
+    """The first of scenarios with more and more GPUs that fits; None where none does.
+
+    Each is asked: an engine that guesses its share of memory may take less of more GPUs.
+    """
+    return next((each for each in scenarios if fits(each, context_tokens, concurrency)), None)
 
 
 def use_of(scenario: Scenario, context_tokens: int, concurrency: int) -> RankUse:

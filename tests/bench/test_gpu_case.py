@@ -70,6 +70,31 @@ def test_operations_are_timed_cold_and_hot_by_layer_type(case: Case) -> None:
         assert len(each.samples_ns) == SAMPLES
 
 
+@pytest.mark.parametrize(
+    ("model", "written"),
+    [
+        (
+            ("model.preset=v4.1-flash", "model.layers=[2, 3, 20]"),
+            {"step_write", "norm_rope_insert", "indexer_norm_rope_insert"},
+        ),
+        (
+            ("model.preset=v3.2", "model.layers=[0]"),
+            {"entry_insert", "indexer_insert"},
+        ),
+    ],
+    ids=["v4.1-flash", "v3.2"],
+)
+def test_v41_and_v32_are_served_and_right_from_graphs_too(
+    model: tuple[str, ...], written: set[str]
+) -> None:
+    one = "workload.synthetic.requests=1"
+    with twin_gpu():
+        found = run(tiny_config("device=cuda", *model, "cache.num_blocks=10", one))
+    assert (found.status, found.verification.failures) == ("complete", [])
+    assert found.verification.by_operation["compressed KV"] > 0
+    assert written <= {each.name for each in found.operations}
+
+
 def test_requests_are_as_long_as_pool_and_table_allow(case: Case) -> None:
     # 1,024 tokens a row: 8 blocks, and 40 blocks hold two tables of two such requests
     work = {(o.name, o.layer_type): o.entries[0] for o in case.operations}

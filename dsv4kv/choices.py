@@ -198,6 +198,14 @@ RULES = {
         "… only at ends of chunks and where prompts part (SGLang's default)",
         "engines.sglang.rules:TAIL",
     ),
+    "sglang-v41": Implementation(
+        "V4.1: … and a prompt's last 128 tokens are never found (SGLang's default)",
+        "engines.sglang.rules:DECODER",
+    ),
+    "sglang-v41:encoder": Implementation(
+        "… with windows that are never kept: 128 tokens of a hit are computed again",
+        "engines.sglang.rules:ENCODER",
+    ),
 }
 """By whose rule prompts are found, kept and evicted."""
 

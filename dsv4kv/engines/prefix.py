@@ -4,8 +4,8 @@ A hit ends at a whole block of context, and never covers the last token of a pro
 are still wanted. At that end every window and state must be there too: without one of its blocks
 the hit is lost, however much of the context is cached.
 Source: vLLM 0.33 (``kv_cache_manager.py``, ``single_type_kv_cache_manager.py``; ``scheduler.py``
-for V4.1's bounded replay), SGLang 0.5.23 (radix tree), TensorRT-LLM's block reuse; report
-arXiv:2606.19348 §3.5.2 for the dsv4kv cache.
+for V4.1's bounded replay), SGLang 0.5.23 (radix tree; ``swa_reprefill_tail_tokens`` for V4.1's),
+TensorRT-LLM's block reuse; report arXiv:2606.19348 §3.5.2 for the dsv4kv cache.
 """
 
 from dataclasses import dataclass
@@ -95,7 +95,8 @@ def prefix_rule(engine_name: str, deployment: Deployment) -> PrefixRule:
     needs = [Need("context", 1, block), Need("window", 1, block, window, -(-window // block))]
     if family != "sglang":  # SGLang keeps CSA states beside the window slots
         needs.append(Need("csa state", 1, block, _CSA_STATE_TOKENS, 1))
-    return PrefixRule(engine.name, block, 1, 0, tuple(needs))
+    replayed = (family, kind) == ("sglang", "v41")  # late layers have the last window's rows alone
+    return PrefixRule(engine.name, block, window if replayed else 1, 0, tuple(needs))
 
 
 def _vllm_rule(engine: VllmEngine, deployment: Deployment) -> PrefixRule:

@@ -7,6 +7,7 @@ import numpy as np
 
 from dsv4kv.engines.cache import ENGINE_BLOCK_TOKENS, EngineCache, Pool, draft_needs
 from dsv4kv.engines.vllm.groups import GroupHits
+from dsv4kv.model.config import DSV4Config
 from dsv4kv.prefix.outcome import Losses, Outcome
 from dsv4kv.prefix.paths import Ints, find_reuse
 
@@ -24,6 +25,7 @@ class Rule:
         kinds: Generations of models that it is a rule for.
         own_block_tokens: Tokens of a block that the engine takes.
         replays: Whether the last window of a hit is computed again.
+        leaves_window: Whether no hit covers a prompt's last window; else not its last token.
     """
 
     replay: Callable[[Pool], Outcome]
@@ -34,11 +36,16 @@ class Rule:
     kinds: tuple[str, ...] = ("v4", "v41", "flat")
     own_block_tokens: int = ENGINE_BLOCK_TOKENS
     replays: bool = False
+    leaves_window: bool = False
 
     @property
     def block_tokens(self) -> int | None:
         """Tokens of a block where none are asked for; None takes what is there."""
         return self.own_block_tokens if self.open else None
+
+    def uncovered_tokens(self, model: DSV4Config) -> int:
+        """Tokens at a prompt's end that no hit covers."""
+        return model.window_tokens if self.leaves_window else 1
 
 
 def one_group(
@@ -49,24 +56,36 @@ def one_group(
     """A rule that keeps blocks of context alone."""
 
     def serve(pool: Pool) -> Outcome:
-        hits = replay(pool)
-        found = GroupHits(hits, hits, hits, np.zeros(len(hits), bool))
-        return tell_hits(pool, found, windows=False)
+        return tell_hits(pool, alike(replay(pool)), windows=False)
 
     return Rule(serve, open=open_cache, speculations=speculations)
 
 
-def tell_hits(pool: Pool, hits: GroupHits, *, windows: bool, replayed_tokens: int = 0) -> Outcome:
+def alike(hits: Ints) -> GroupHits:
+    """Hits of blocks of context alone: what is found is where a request resumes."""
+    return GroupHits(hits, hits, hits, np.zeros(len(hits), bool))
+
+
+def tell_hits(
+    pool: Pool,
+    hits: GroupHits,
+    *,
+    windows: bool,
+    replayed_tokens: int = 0,
+    uncovered_tokens: int = 1,
+) -> Outcome:
     """Hits in tokens, and what an unbounded cache of single tokens would have hit beyond them.
 
-    Of a hit the last ``replayed_tokens`` are computed again.
+    Of a hit the last ``replayed_tokens`` are computed again; none covers the last
+    ``uncovered_tokens`` of a prompt.
     """
     key_tokens, dropped_tokens = draft_needs(pool, windows=windows)
     size, served = pool.block_tokens, ~hits.rejected
     table = pool.table.select(np.flatnonzero(served)) if hits.rejected.any() else pool.table
     once = find_reuse(table, table.block_tokens).found_tokens(None)
     whole = once // size * size
-    allowed = np.minimum(whole, (table.input_tokens - 1) // size * size)
+    covered = np.maximum(table.input_tokens - uncovered_tokens, 0)
+    allowed = np.minimum(whole, covered // size * size)
     drafted = allowed
     if key_tokens:
         alike = find_reuse(table, size, whole_blocks=True, key_tokens=key_tokens)

@@ -48,12 +48,13 @@ class EnginePrompts:
         windows: bool,
         draft_needs: tuple[int, int] = (0, 0),
         replayed_tokens: int = 0,
+        uncovered_tokens: int = 1,
     ) -> None:
-        """``windows``: whether a hit needs them; ``draft_needs`` as the tally says.
+        """``windows``: whether a hit needs them; needs and uncovered tokens as the tally says.
 
         The last ``replayed_tokens`` of a hit are computed again.
         """
-        self.tally = ReuseTally(block_tokens, draft_needs)
+        self.tally = ReuseTally(block_tokens, draft_needs, uncovered_tokens)
         self.checkpoints = WindowPages(cache)
         self.restored = self.kept_bytes = 0
         self._cache, self._tokens, self._windows = cache, block_tokens, windows
@@ -79,7 +80,8 @@ class EnginePrompts:
 
     def misses(self, served: Served, found: int) -> bool:
         """Whether there are blocks beyond those found that could have been."""
-        return found < min(len(served.keys), (served.prompt_tokens - 1) // self._tokens)
+        covered = max(0, served.prompt_tokens - self.tally.uncovered_tokens)
+        return found < min(len(served.keys), covered // self._tokens)
 
     def fits(self, served: Served, found: int, needed: int, promised: int) -> bool:
         """Whether a prompt can begin, with the windows and states it needs."""
@@ -157,6 +159,11 @@ def build_engine(
     cache, needs = rule.open(pool), draft_needs(pool, windows=rule.windows)
     again = memory.model.window_tokens if rule.replays else 0
     prompts = EnginePrompts(
-        cache, size, windows=rule.windows, draft_needs=needs, replayed_tokens=again
+        cache,
+        size,
+        windows=rule.windows,
+        draft_needs=needs,
+        replayed_tokens=again,
+        uncovered_tokens=rule.uncovered_tokens(memory.model),
     )
     return Engine(cache, prompts, number_paths(reuse).paths)

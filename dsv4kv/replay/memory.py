@@ -58,14 +58,14 @@ def engine_units(
         ConfigError: A format or a state that vLLM does not have.
     """
     blocks = sum(schema.block_bytes for schema in schemas)
-    match config.prefix.rule.partition(":")[0]:
-        case "vllm-v4":
+    match config.prefix.rule.split(":"):
+        case ["vllm-v4", _]:
             return EngineUnits(0, V0_33.layout(_deployment(config, model, schemas)).unit_bytes)
-        case "vllm-v41":
+        case ["vllm-v41"]:
             step, block = config.scheduler.step_tokens, schemas[0].block_tokens
             return EngineUnits(0, v41_layout(model, step, block).unit_bytes)
-        case "sglang-v4":
-            rings = sum(schema.state_bytes for schema in schemas if not schema.indexer)
+        case ["sglang-v4", _] | ["sglang-v41"]:
+            rings = sum(s.state_bytes for s in schemas if s.layer.ratio != _CSA_RATIO)
             return EngineUnits(rings, blocks, _window_page_bytes(schemas))
         case _:
             return EngineUnits(sum(schema.slot_bytes for schema in schemas), blocks)
@@ -108,9 +108,10 @@ def _window_page_bytes(schemas: Sequence[LayerCacheSchema]) -> int:
     """The window entries of a page's tokens, and the CSA states at its end."""
     tokens = schemas[0].block_tokens
     windows = sum(s.window.format.entry_bytes * tokens for s in schemas if s.window)
-    return windows + sum(schema.state_bytes for schema in schemas if schema.indexer)
+    return windows + sum(s.state_bytes for s in schemas if s.layer.ratio == _CSA_RATIO)
 
 
+_CSA_RATIO = 4  # V4.1's pending pairs are rows of a request
 _WITHOUT_CHECKPOINTS = ("full", "zero")
 DEFAULT_BLOCK_TOKENS = 128
 """Tokens of a block where neither the configuration nor a rule says."""

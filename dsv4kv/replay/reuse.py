@@ -46,6 +46,7 @@ class ReuseTally:
     Attributes:
         shared_tokens: Tokens of a shared block.
         draft_needs: Tokens after a hit that must be known for drafts, and those it gives up.
+        uncovered_tokens: Tokens at a prompt's end that no hit covers.
         requests: Requests admitted.
         prompt_tokens: Tokens of their prompts.
         prompt_blocks: Whole shared blocks of them.
@@ -59,6 +60,7 @@ class ReuseTally:
 
     shared_tokens: int
     draft_needs: tuple[int, int] = (0, 0)
+    uncovered_tokens: int = 1
     requests: int = 0
     prompt_tokens: int = 0
     prompt_blocks: int = 0
@@ -91,7 +93,7 @@ class ReuseTally:
         size, keys = self.shared_tokens, served.keys
         saved, seen_tokens = served.position, self._see(served)
         seen = seen_tokens // size
-        usable = min(seen, (served.input_tokens - 1) // size)
+        usable = min(seen, max(0, served.input_tokens - self.uncovered_tokens) // size)
         key_tokens, dropped_tokens = self.draft_needs
         alike = (seen_tokens - key_tokens) // size - dropped_tokens // size
         reach = max(hit.resumed, min(usable, alike))

@@ -421,7 +421,11 @@ def prefix_table(reuse: Reuse, context_tokens: int) -> Table:
     """Where prefix hits end, and what a prefix weighs outside the GPU."""
     rule, moved = reuse.rule, reuse.offloaded
     period = f" ({PERIOD_TOKENS:,} tokens)"
-    again = f"the last {rule.replayed_tokens:,} tokens of a hit are computed again; "
+    again = ""
+    if rule.replayed_tokens:
+        again = f"the last {rule.replayed_tokens:,} tokens of a hit are computed again; "
+    elif rule.recomputed_tokens > 1:
+        again = f"no hit covers the last {rule.recomputed_tokens:,} tokens of a prompt; "
     return Table(
         f"A prefix of {context_tokens:,} tokens, stored",
         [
@@ -440,7 +444,7 @@ def prefix_table(reuse: Reuse, context_tokens: int) -> Table:
         ],
         caption=(
             f"hits are multiples of {rule.block_tokens:,} tokens, the shortest prompt with one "
-            f"has {rule.shortest_prompt_tokens:,}; {again if rule.replayed_tokens else ''}"
+            f"has {rule.shortest_prompt_tokens:,}; {again}"
             "a token moved out takes "
             f"{float(moved.padded_bytes):,.2f} B, {float(moved.useful_bytes):,.2f} B of them "
             "useful"

@@ -65,6 +65,14 @@ ENGINE_REMEDIES: dict[str, dict[str, str]] = {
         "evicted_checkpoint": _MORE_WINDOWS,
         "no_checkpoint": "windows of whole prompts (sglang-v4:dense) with " + _MORE_WINDOWS,
     },
+    "sglang-v41": _SGLANG
+    | {
+        "evicted_checkpoint": _MORE_WINDOWS,
+        "last_token": "--no-enable-decoder-swa-bounded-replay (sglang-v4:tail)",
+        "no_checkpoint": "--enable-encoder-swa-bounded-replay (sglang-v41:encoder)",
+    },
+    "sglang-v41:encoder": _SGLANG
+    | {"replay": "windows that are kept (sglang-v41); longer shared prefixes"},
 }
 """What gets tokens back by an engine's rule, where it is not what it is by the toolkit's own."""
 

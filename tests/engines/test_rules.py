@@ -1,7 +1,7 @@
 """The engines' rules replayed in stretches equal their block-by-block restatement."""
 
 import os
-from dataclasses import astuple
+from dataclasses import asdict, astuple
 from functools import cache
 
 import numpy as np
@@ -130,6 +130,25 @@ def test_v41_computes_the_last_window_of_a_hit_again_and_adopts_none_that_is_no_
     assert (outcome.losses.replay, outcome.losses.no_checkpoint) == (128, 128)
 
 
+@pytest.mark.parametrize(
+    ("rule", "hits", "lost"),
+    [
+        ("sglang-v4:tail", [0, 512, 512], {"last_token": 0}),
+        ("sglang-v41", [0, 512, 256], {"last_token": 256}),
+        ("sglang-v41:encoder", [0, 512 - 128, 512 - 128], {"replay": 256}),
+    ],
+)
+def test_sglang_covers_no_last_window_of_v41_or_computes_that_of_a_hit_again(
+    rule: str, hits: list[int], lost: dict[str, int]
+) -> None:
+    """A prompt of 768 tokens, one of 700 and one of 600 that begin with the same 512."""
+    prompts = [tuple(range(768)), *((*range(512), *range(-n, 0)) for n in (188, 88))]
+    pool = Pool(to_table(prompts), 100_000, 256, load_model("v4.1-flash"), chunk_tokens=256)
+    outcome = run_rule(rule, pool)
+    assert outcome.resumed_tokens.tolist() == hits
+    assert lost.items() <= asdict(outcome.losses).items()
+
+
 def test_there_is_no_other_rule() -> None:
     with pytest.raises(
         ConfigError, match="'best' is not a rule: choose one of ideal, vllm, sglang, vllm-v4"
@@ -163,7 +182,7 @@ def test_a_prompt_longer_than_the_pool_is_rejected_and_the_rest_served_as_withou
 @pytest.mark.parametrize("name", [name for name, rule in RULES.items() if rule.windows])
 def test_a_prompt_whose_windows_find_no_room_beside_its_blocks_is_rejected(name: str) -> None:
     table = to_requests_of([700, 80_000, 700])
-    outcome = run_rule(name, Pool(table, 80_128, 256, MODEL))
+    outcome = run_rule(name, Pool(table, 80_128, 256, model_of(name)))
     assert outcome.rejected == 1
     assert outcome.resumed_tokens.tolist() == [0, 0, 512]
 

@@ -71,23 +71,35 @@ def assert_same(made: Replay, expected: Outcome) -> None:
     assert (ledger.private, ledger.shared) == (0, 0)
 
 
-def test_v41_computes_windows_again_in_a_replay_as_in_an_analysis() -> None:
+@pytest.mark.parametrize(
+    ("rule", "blocks", "lost"),
+    [
+        ("vllm-v41", 150, "replay"),
+        ("sglang-v41", 120, "last_token"),
+        ("sglang-v41:encoder", 30, "replay"),
+    ],
+)
+def test_v41_computes_windows_again_in_a_replay_as_in_an_analysis(
+    rule: str, blocks: int, lost: str
+) -> None:
     draw = random.Random(1)
     prompts: list[tuple[int, ...]] = []
     for number in range(80):
         base = draw.choice(prompts) if prompts else ()
-        kept = base[: draw.randint(0, min(4, len(base)))]
-        prompts.append((*kept, *range(100 * number, 100 * number + draw.randint(1, 6))))
+        kept = base[: draw.randint(0, min(8, len(base)))]
+        prompts.append((*kept, *range(100 * number, 100 * number + draw.randint(1, 12))))
     requests = [
-        Request(float(number), len(ids) * BLOCK, 1, ids, BLOCK)
+        Request(float(number), len(ids) * LETTER, 1, ids, LETTER)
         for number, ids in enumerate(prompts)
     ]
     chunk, chosen = 4 * BLOCK, {"model__preset": "v4.1-flash", "scheduler__step_tokens": 4 * BLOCK}
-    made = replay_alone(requests, "vllm-v41", 150, **chosen)
-    pool = Pool(collect_paths(requests), 150 * BLOCK, BLOCK, load_model("v4.1-flash"), chunk)
-    expected = run_rule("vllm-v41", pool)
+    made = replay_alone(requests, rule, blocks, **chosen)
+    size = RULES[rule].own_block_tokens
+    pool = Pool(collect_paths(requests), blocks * size, size, load_model("v4.1-flash"), chunk)
+    expected = run_rule(rule, pool)
     assert_same(made, expected)
-    assert expected.losses.replay > 0 < expected.losses.evicted_block
+    evicted = expected.losses.evicted_block + expected.losses.evicted_checkpoint
+    assert getattr(expected.losses, lost) > 0 < evicted
 
 
 def lengthen(requests: list[Request]) -> list[Request]:

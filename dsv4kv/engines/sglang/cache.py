@@ -226,11 +226,17 @@ class SglangCache:
 
     per_shared = 1
 
-    def __init__(self, tree: PageTree, shape: Shape, page_tokens: int) -> None:
-        """``shape`` are the prompts in whole pages; the tree is empty."""
+    def __init__(
+        self, tree: PageTree, shape: Shape, page_tokens: int, uncovered_tokens: int = 1
+    ) -> None:
+        """``shape`` are the prompts in whole pages; the tree is empty.
+
+        No hit covers the last ``uncovered_tokens`` of a prompt.
+        """
         self.total = tree.free
         self.freed = 0
         self._tree, self._shape, self._size = tree, shape, page_tokens
+        self._uncovered = uncovered_tokens
         self._running: dict[int, Running] = {}
 
     @property
@@ -330,7 +336,7 @@ class SglangCache:
         return -(-tokens // self._size)
 
     def _limit(self, request: int, tokens: int) -> int:
-        known = tokens - 1 - self._shape.key_tokens
+        known = max(0, tokens - self._uncovered - self._shape.key_tokens)
         return min(known // self._size, self._shape.blocks[request])
 
 

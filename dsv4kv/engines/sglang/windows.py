@@ -247,7 +247,15 @@ class WindowRunning:
 class SglangWindowCache(SglangCache):
     """``SglangCache`` with a pool of windows."""
 
-    def __init__(self, tree: WindowTree, shape: Shape, pool: Pool, *, dense: bool) -> None:
+    def __init__(
+        self,
+        tree: WindowTree,
+        shape: Shape,
+        pool: Pool,
+        *,
+        dense: bool,
+        uncovered_tokens: int = 1,
+    ) -> None:
         """An empty cache.
 
         Args:
@@ -255,8 +263,9 @@ class SglangWindowCache(SglangCache):
             shape: The prompts in whole pages.
             pool: Its pages, windows and chunks.
             dense: Whether a running request keeps the windows of its whole prompt.
+            uncovered_tokens: Tokens at a prompt's end that no hit covers.
         """
-        super().__init__(tree, shape, pool.block_tokens)
+        super().__init__(tree, shape, pool.block_tokens, uncovered_tokens)
         self._windows, self._total_windows = tree, tree.free_windows
         self._window, self._chunk, self._dense = pool.model.window_tokens, pool.chunk_tokens, dense
         self._inside: dict[int, WindowRunning] = {}
@@ -368,25 +377,29 @@ class SglangWindowCache(SglangCache):
         self._windows.free_windows += running.freed - freed
 
 
-def open_sglang_windows(pool: Pool, *, dense: bool) -> SglangWindowCache:
+def open_sglang_windows(
+    pool: Pool, *, dense: bool, uncovered_tokens: int = 1
+) -> SglangWindowCache:
     """An empty tree with a pool of windows; raises ``ConfigError`` for pages below a window."""
     check_pages(pool)
     shape = page_shape(pool)
     tree = WindowTree(shape, pool.blocks, pool.window_pages)
-    return SglangWindowCache(tree, shape, pool, dense=dense)
+    return SglangWindowCache(tree, shape, pool, dense=dense, uncovered_tokens=uncovered_tokens)
 
 
-def replay_sglang_windows(pool: Pool, *, dense: bool) -> GroupHits:
+def replay_sglang_windows(pool: Pool, *, dense: bool, uncovered_tokens: int = 1) -> GroupHits:
     """Serve a trace, one request after the other, in chunks of whole pages.
 
     Args:
         pool: The cache that SGLang is given, and the trace.
         dense: As ``SglangWindowCache`` says.
+        uncovered_tokens: As it says, too.
 
     Raises:
         ConfigError: Pages that are smaller than a window.
     """
-    cache, size = open_sglang_windows(pool, dense=dense), pool.block_tokens
+    cache = open_sglang_windows(pool, dense=dense, uncovered_tokens=uncovered_tokens)
+    size = pool.block_tokens
     chunk = max(1, pool.chunk_tokens // size) * size
     hits = np.zeros((3, len(pool.table)), np.int64)
     rejected = np.zeros(len(pool.table), bool)

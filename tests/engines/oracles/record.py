@@ -19,10 +19,12 @@ SPECULATIONS = {
     "sglang": ("none", "dspark", "mtp"),
 }
 RETENTION = {"vllm-v4:dense": None, "vllm-v4:4096": 4096, "vllm-v4:semantic": 0}
+ONE_POOL = ("sglang", "sglang-v41:encoder")
+REPLAYS = {"sglang-v41": "decoder", "sglang-v41:encoder": "encoder"}
 GROUPS = {"vllm": "none", "vllm-v41": "v41"}
 RULES = {
     "vllm": ("vllm", *RETENTION, "vllm-v41"),
-    "sglang": ("sglang", "sglang-v4:dense", "sglang-v4:tail"),
+    "sglang": ("sglang", "sglang-v4:dense", "sglang-v4:tail", "sglang-v41", "sglang-v41:encoder"),
 }
 ABOUT = {
     "vllm": {
@@ -39,7 +41,9 @@ ABOUT = {
         "version": "0.5.23",
         "sources": ["srt/mem_cache/unified_radix_cache.py", "srt/mem_cache/common.py",
                     "srt/mem_cache/unified_cache/unified_tree_core.py",
-                    "srt/mem_cache/unified_cache/components/swa.py"],
+                    "srt/mem_cache/unified_cache/components/swa.py",
+                    "srt/mem_cache/kv_cache_builder.py",
+                    "srt/model_executor/encoder_swa_replay.py"],
         "made": "UnifiedRadixCache (Python tree) of the wheel on a CPU, one request after the "
                 "other, no output; a checkpoint after every chunk, one more at the end",
     },
@@ -69,13 +73,14 @@ def question(trace: Trace, speculation: str) -> dict[str, Any]:
             "chunk_tokens": trace.chunk_pages * PAGE,
             "speculation": speculation,
         }
-    windows = None if trace.rule == "sglang" else trace.pages // 10
+    windows = None if trace.rule in ONE_POOL else trace.pages // 10
     return about | {
         "pages": trace.pages,
         "window_pages": windows,
         "chunk_pages": trace.chunk_pages if windows else 1 << 20,
         "free": not trace.rule.endswith("dense"),
         "speculation": speculation,
+        "replay": REPLAYS.get(trace.rule),
     }
 
 

@@ -93,13 +93,13 @@ def draw_prompts(draw: random.Random, *, count: int, longest: int) -> list[Promp
 def _pool(draw: random.Random, rule: str, prompts: list[Prompt], chunk: int) -> int:
     """Pages that hold the longest prompt, some so few that most of it is evicted soon."""
     longest = max(len(pages) for _, pages in prompts)
-    match rule.partition(":")[0]:
-        case "sglang-v4":
+    match rule.split(":"):
+        case ["sglang-v4", _] | ["sglang-v41"]:
             return 10 * (longest + draw.choice([0, 1, 3, 10]))
-        case "vllm-v41":  # blocks of 128 tokens, five tables of windows of 32, a ring
+        case ["vllm-v41"]:  # blocks of 128 tokens, five tables of windows of 32, a ring
             held = min(2 * chunk, 2 * longest) * 5 * 4 + 5 * 5 + 1
             return 2 * longest + held + draw.choice([1, 4, 10, 25, 60, 400])
-        case "vllm-v4":
+        case ["vllm-v4", _]:
             held = min(chunk, longest) * (4 + 4 + 32 + 64) + 2 + 2 + 16 + 2
             return longest + held + draw.choice([4, 20, 60, 200, 600, 5000])
         case _:

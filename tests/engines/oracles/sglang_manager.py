@@ -6,8 +6,9 @@
 ``python sglang_manager.py FOLDER < traces > answers`` in an environment of its own; FOLDER holds
 the unpacked wheel. A line is one trace: ``prompts`` as (tokens, page ids), ``pages`` and
 ``window_pages`` of the pools (the latter null for one pool), ``chunk_pages``, ``free``:
-``SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS``, and ``speculation``. The answer is what
-every request hit.
+``SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS``, ``speculation``, and ``replay``: V4.1's
+``decoder``, ``encoder`` or null. The answer is what every request hit, less what encoder replay
+computes again of it. Encoder replay has one pool (``needs_paged_swa_allocator``).
 Source: ``unified_radix_cache.py``, ``unified_cache/components/swa.py``, ``common.py``.
 """
 
@@ -28,6 +29,7 @@ MEMORY = "sglang.srt.mem_cache"
 PAGE, WINDOW = 256, 128
 REAL = [
     "sglang.srt.environ",
+    "sglang.srt.model_executor.encoder_swa_replay",
     *(
         f"{MEMORY}.{name}"
         for name in (
@@ -53,7 +55,8 @@ REAL = [
 def load(folder: Path) -> SimpleNamespace:
     """The engine's classes."""
     sys.path.insert(0, str(folder))
-    for name in ("sglang", "sglang.srt", MEMORY, f"{MEMORY}.allocator"):
+    packages = ("sglang", "sglang.srt", MEMORY, f"{MEMORY}.allocator", "sglang.srt.model_executor")
+    for name in packages:
         bare_package(name, str(folder.joinpath(*name.split("."))))
     stand_in("sglang", "triton", "zmq", "torch_npu", real=REAL)
     _fill_in()
@@ -66,6 +69,7 @@ def load(folder: Path) -> SimpleNamespace:
     from sglang.srt.mem_cache.radix_cache import RadixKey
     from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
     from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+    from sglang.srt.model_executor.encoder_swa_replay import replay_len
 
     held = _class_of(
         folder / "sglang/srt/managers/schedule_batch.py",
@@ -132,6 +136,9 @@ class NoSession:
         return None
 
     def try_cache_finished_req(self, request: Any) -> bool:
+        return False
+
+    def will_lend_record(self, _: Any) -> bool:
         return False
 
     def try_checkpoint(self, *_: Any, **__: Any) -> bool:
@@ -225,6 +232,7 @@ def open_cache(engine: SimpleNamespace, trace: dict[str, Any]) -> Any:
             tree_components=(types.FULL, types.SWA) if both else (types.FULL,),
             tree_core_backend="python",
             is_eagle=trace["speculation"].startswith("mtp"),
+            decoder_swa_bounded_replay=trace["replay"] == "decoder",
         )
     )
 
@@ -268,7 +276,9 @@ def answer(engine: SimpleNamespace, trace: dict[str, Any]) -> list[int]:
         hits = []
         for count, pages in trace["prompts"]:
             spelled = array("q", (page * PAGE + i for page in pages for i in range(PAGE)))
-            hits.append(serve(engine, cache, spelled[:count], trace["chunk_pages"] * PAGE))
+            hit = serve(engine, cache, spelled[:count], trace["chunk_pages"] * PAGE)
+            again = engine.replay_len(hit) if trace["replay"] == "encoder" else 0
+            hits.append(hit - again)
         return hits
 
 

@@ -21,7 +21,8 @@ ENGINES = [name for name, rule in RULES.items() if rule.open]
 
 def serve(trace: Trace, speculation: str = "none") -> list[int]:
     chunk, drafts = trace.chunk_pages * PAGE, SPECULATIONS[speculation]
-    size, model = RULES[trace.rule].own_block_tokens, V41 if trace.rule == "vllm-v41" else MODEL
+    rule = RULES[trace.rule]
+    size, model = rule.own_block_tokens, MODEL if "v4" in rule.kinds else V41
     pool = Pool(trace.table, trace.pages * size, size, model, chunk, drafts)
     outcome = run_rule(trace.rule, pool)
     assert not outcome.rejected

@@ -35,6 +35,7 @@ class Deployment:
         arch: What the GPU's kernels are compiled for: ``sm_90``; None where it is not known.
         frees_windows: SGLang gives back the window slots that a running request has left behind;
             None where it is the version's own.
+        replays_windows: SGLang's encoder replay: every request of V4.1 has windows of its own.
         prefix_cache: Whether prefixes are kept for reuse.
         overlap: Whether a step is scheduled while another runs.
     """
@@ -53,6 +54,7 @@ class Deployment:
     window_ratio: float | None = None
     arch: str | None = None
     frees_windows: bool | None = None
+    replays_windows: bool = False
     prefix_cache: bool = True
     overlap: bool = True
 

@@ -7,7 +7,7 @@ Source: vLLM 0.33.0 (``models/deepseek_v41/nvidia/model.py`` and ``attention.py`
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from dsv4kv.errors import ConfigError
@@ -119,6 +119,20 @@ _TABLE: tuple[_Rule, ...] = (
      Stored("bf16", "", "fp8", "SGLang's for V3.2 below SM100")),
 )  # fmt: skip
 
+_FP8 = ("fp8", "fp8_e4m3")
+_DTYPES: tuple[tuple[str, tuple[str, ...], Callable[[Site], bool], tuple[str, ...]], ...] = (
+    ("vllm", ("v4", "v41"), lambda s: s.plain, ("bfloat16", *_FP8)),
+    ("vllm", ("v4",), lambda _: True, (*_FP8, "fp8_ds_mla")),
+    ("vllm", ("v41",), lambda s: s.mega, ("fp8", "fp8_ds_mla", "nvfp4_ds_mla")),
+    ("vllm", ("v41",), lambda _: True, ("fp8", "fp8_ds_mla")),
+    ("vllm", ("flat",), lambda s: s.sm100, ("bfloat16", *_FP8, "fp8_ds_mla", "nvfp4_ds_mla")),
+    ("vllm", ("flat",), lambda _: True, ("bfloat16", *_FP8, "fp8_ds_mla")),
+    ("sglang", ("v4", "v41"), lambda _: True, ("fp8_e4m3",)),
+    ("sglang", ("flat",), lambda _: True, ("bfloat16", "fp8_e4m3")),
+)
+"""Values of ``--kv-cache-dtype`` beside ``auto``, first match wins. Source: vLLM 0.33.0
+(``_resolve_dsv4_kv_cache_dtype`` of either model), SGLang 0.5.23 (``overrides.py``)."""
+
 _SM100 = ("sm_100", "sm_103")
 _KEPT: dict[tuple[str, str], tuple[str, ...]] = {
     ("vllm:0.33", "mxfp4"): (*_SM100, "gfx950"),
@@ -141,8 +155,9 @@ def stored_formats(site: Site, asked: Mapping[Place, str | None]) -> dict[Place,
     """Name and reason of the format of every place; an empty reason where it was asked for.
 
     Raises:
-        ConfigError: A format that the engine does not keep on such a GPU.
+        ConfigError: A format or dtype that the engine does not keep on such a GPU.
     """
+    _check_dtype(site)
     own = site.model.formats
     found = _row(site)
     chosen: dict[Place, tuple[str, str]] = {}
@@ -163,6 +178,25 @@ def _row(site: Site) -> Stored:
             scaled = site.engine == "vllm:0.33" and site.sm100
             return stored._replace(indexer="fp8_ue8m0x4") if scaled else stored
     return _OWN
+
+
+def _check_dtype(site: Site) -> None:
+    family, there = site.engine.partition(":")[0], replace(site, dtype="auto")
+    known = next(
+        (
+            dtypes
+            for engine, kinds, applies, dtypes in _DTYPES
+            if engine == family and site.model.kind in kinds and applies(there)
+        ),
+        None,
+    )
+    if known is None or site.dtype in ("auto", *known):
+        return
+    backend = f" and {site.backend}" if site.backend else ""
+    raise ConfigError(
+        f"--kv-cache-dtype {site.dtype}: {site.engine} keeps {site.model.name} on "
+        f"{site.arch or 'such a GPU'}{backend} in auto, {', '.join(known)}: choose one of these."
+    )
 
 
 def _check(site: Site, place: Place, name: str) -> None:

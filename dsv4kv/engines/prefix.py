@@ -95,8 +95,10 @@ def prefix_rule(engine_name: str, deployment: Deployment) -> PrefixRule:
     needs = [Need("context", 1, block), Need("window", 1, block, window, -(-window // block))]
     if family != "sglang":  # SGLang keeps CSA states beside the window slots
         needs.append(Need("csa state", 1, block, _CSA_STATE_TOKENS, 1))
-    replayed = (family, kind) == ("sglang", "v41")  # late layers have the last window's rows alone
-    return PrefixRule(engine.name, block, window if replayed else 1, 0, tuple(needs))
+    if deployment.replays_windows:
+        return PrefixRule(engine.name, block, 1, 0, tuple(needs[:1]), window)
+    late = (family, kind) == ("sglang", "v41")  # of late layers the last window's rows alone
+    return PrefixRule(engine.name, block, window if late else 1, 0, tuple(needs))
 
 
 def _vllm_rule(engine: VllmEngine, deployment: Deployment) -> PrefixRule:

@@ -48,7 +48,10 @@ class Inputs:
         logits_limit: Bytes that the indexer's logits are cut to.
         window_ratio: SGLang's window slots for a full token.
         window_slots: Whether SGLang's running requests have those out of the window ``freed`` or
-            ``kept``.
+            ``kept``, or windows of their ``own`` (V4.1's encoder replay).
+        attention_backend: As the engine names it; None takes its own.
+        cache_dtype: What an engine calls its entries; ``auto`` takes its own.
+        role: ``prefill`` or ``decode`` where they run apart.
         prefix_cache: Whether prefixes are kept for reuse: ``on`` or ``off``.
         engine: Whose rules size the cache.
     """
@@ -83,6 +86,9 @@ class Inputs:
     logits_limit: int | None = None
     window_ratio: Fraction | None = None
     window_slots: str | None = None
+    attention_backend: str | None = None
+    cache_dtype: str = "auto"
+    role: str | None = None
     prefix_cache: str = "on"
     engine: str = "dsv4kv"
 
@@ -148,7 +154,7 @@ def _state(text: str) -> str:
 def _one_of(*names: str) -> Callable[[str], str]:
     def read(text: str) -> str:
         if text not in names:
-            raise ConfigError(f"{text!r} is none of {' and '.join(names)}: choose one.")
+            raise ConfigError(f"{text!r} is none of {', '.join(names)}: choose one.")
         return text
 
     return read
@@ -184,7 +190,10 @@ READERS: dict[str, Callable[[str], Any]] = {
     "request-limit": _positive,
     "logits-limit": _size,
     "window-ratio": _fraction,
-    "window-slots": _one_of("freed", "kept"),
+    "window-slots": _one_of("freed", "kept", "own"),
+    "attention-backend": _text,
+    "cache-dtype": _text,
+    "role": _one_of("prefill", "decode"),
     "prefix-cache": _one_of("on", "off"),
     "engine": _text,
 }

@@ -87,6 +87,7 @@ class Scenario:
             arch=self.gpu.arch,
             window_ratio=None if inputs.window_ratio is None else float(inputs.window_ratio),
             frees_windows=settings.frees_windows,
+            replays_windows=settings.replays_windows,
             prefix_cache=inputs.prefix_cache == "on",
             overlap=settings.overlap > 1,
         )
@@ -142,7 +143,16 @@ def _formats(
     if config.name == GQA8:
         return find_formats(inputs, config, tp), {}
     asked = {place: getattr(inputs, f"{place}_format") for place in PLACES}
-    stored = stored_formats(Site(engine.name, config, gpu.arch, tp), asked)
+    site = Site(
+        engine.name,
+        config,
+        gpu.arch,
+        tp,
+        split=inputs.role is not None,
+        backend=inputs.attention_backend,
+        dtype=inputs.cache_dtype,
+    )
+    stored = stored_formats(site, asked)
     reasons = {
         f"{place}_format": Default(name, reason)
         for place, (name, reason) in stored.items()

@@ -25,6 +25,7 @@ class Settings:
         logits_limit: Bytes that the indexer's logits are cut to; None where they are not.
         frees_windows: Whether window slots that are out of the window are given back; None where
             an engine has no choice.
+        replays_windows: Whether every request has windows of its own (SGLang's encoder replay).
         assumed: What was not given, by the name of the input.
     """
 
@@ -36,6 +37,7 @@ class Settings:
     request_limit: int | None
     logits_limit: int | None
     frees_windows: bool | None
+    replays_windows: bool
     assumed: Defaults
 
 
@@ -79,7 +81,8 @@ def settle(inputs: Inputs, engine: Engine, machine: Machine) -> Settings:
         in_flight_tokens=max(flight, 1),
         request_limit=None if limit is None else max(limit // shares, 1),
         logits_limit=known.get("logits_limit"),
-        frees_windows=None if slots is None else slots == "freed",
+        frees_windows=None if slots is None else slots != "kept",
+        replays_windows=slots == "own",
         assumed=assumed,
     )
 

@@ -64,13 +64,22 @@ def _switched(name: str, on: str, off: str | None = None) -> Meaning:
     return Meaning(read)
 
 
+def _named(name: str) -> Meaning:
+    """A name as the engine has it, or its own choice."""
+    return Meaning(lambda text: {} if text.lower() in ("auto", "none", "null") else {name: text})
+
+
 def _cache_dtype(text: str) -> Texts:
-    known = {"bfloat16": "bf16", "bf16": "bf16", "nvfp4_ds_mla": "nvfp4_ds_mla"}
+    return {} if text == "auto" else {"cache-dtype": "bfloat16" if text == "bf16" else text}
+
+
+def _plain_dtype(text: str) -> Texts:
+    """TensorRT-LLM's, which has no formats by GPU and backend."""
     if text.startswith("fp8") or text == "auto":
         return {}
-    if text not in known:
+    if text not in ("bfloat16", "bf16"):
         raise ConfigError(f"{text!r} is no cache dtype of DeepSeek-V4: fp8, auto or bfloat16.")
-    return {"main-format": known[text], "window-format": known[text]}
+    return {"main-format": "bf16", "window-format": "bf16"}
 
 
 def _object(text: str) -> dict[str, object]:
@@ -85,10 +94,11 @@ def _object(text: str) -> dict[str, object]:
 
 def _attention(text: str) -> Texts:
     found = _object(text)
+    texts = _named("attention-backend").of(str(found.get("backend", "auto")))
     if str(found.get("use_fp4_indexer_cache", "")).lower() == "true":
-        return {"indexer-format": "mxfp4"}
+        return texts | {"indexer-format": "mxfp4"}
     dtype = found.get("indexer_kv_dtype", "auto")
-    return {} if dtype == "auto" else {"indexer-format": str(dtype)}
+    return texts if dtype == "auto" else texts | {"indexer-format": str(dtype)}
 
 
 DRAFT_LAYERS = {"dspark": 3, "mtp": 1, "eagle": 1, "nextn": 1, "deepseek": 1}
@@ -226,6 +236,7 @@ WORDS: dict[str, tuple[Word, ...]] = {
         _word(
             "--attention-backend",
             "plain rows of 512 or 1,024 B with FLASHINFER_MLA_SPARSE_DSV4 on SM100",
+            _named("attention-backend"),
         ),
         _word("--kv-offloading-size", f"{_HOST}, summed over ranks"),
         _word("--kv-offloading-backend", _HOST),
@@ -288,7 +299,7 @@ WORDS: dict[str, tuple[Word, ...]] = {
               Meaning(_state_dtype)),
         _word("SGLANG_OPT_USE_ONLINE_COMPRESS", "HCA states as a running softmax",
               _switched("state", "online")),
-        _word("--disaggregation-mode", _SPLIT),
+        _word("--disaggregation-mode", f"{_SPLIT}; V4.1's own records on SM100", _named("role")),
         _switch("--enable-hierarchical-cache", _HOST),
         _word("--hicache-ratio", f"{_HOST}: so many times the GPU's pools"),
         _word("--hicache-size", f"{_HOST}, in GB of every rank"),
@@ -298,9 +309,13 @@ WORDS: dict[str, tuple[Word, ...]] = {
         _word("--attn-cp-size --attention-context-parallel-size", _PART),
         _switch("--enable-prefill-cp", _PART),
         _word("--swa-prefix-tails", "windows of cached prefixes: four a request are assumed"),
-        _word("--dsv4-attn-backend", "uniform FP8 rows with trtllm, V4.1's with flashmla_mega"),
-        _switch("--enable-encoder-swa-bounded-replay", "windows leave the prefix cache"),
-        _switch("--enable-decoder-swa-bounded-replay", "windows leave the prefix cache"),
+        _word("--dsv4-attn-backend", "uniform FP8 rows with trtllm, V4.1's with flashmla_mega",
+              _named("attention-backend")),
+        _switch("--enable-encoder-swa-bounded-replay",
+                "windows leave the prefix cache: every request has its own",
+                _switched("window-slots", "own")),
+        _switch("--enable-decoder-swa-bounded-replay --no-enable-decoder-swa-bounded-replay",
+                "nothing: whether a hit may cover a prompt's last 128 tokens", _NOTHING),
         _word("--moe-a2a-backend", "2 GiB more are kept for DeepEP"),
         _word("--cuda-graph-max-bs --cuda-graph-max-bs-decode", _GRAPHS),
         _switch("--disable-cuda-graph", _GRAPHS),
@@ -328,7 +343,7 @@ WORDS: dict[str, tuple[Word, ...]] = {
             "share of a GPU, here of all its memory, there of what is free after the weights",
             _as_is("memory-fraction"),
         ),
-        _word("--kv_cache_dtype", "bytes of an entry", Meaning(_cache_dtype)),
+        _word("--kv_cache_dtype", "bytes of an entry", Meaning(_plain_dtype)),
         _word("--extra_llm_api_options --config", "a file of settings, which is not read"),
     ),
 }  # fmt: skip

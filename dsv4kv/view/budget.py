@@ -260,7 +260,7 @@ def _assumed(scenario: Scenario, given: Mapping[str, str]) -> Iterator[Text]:
     told += [f"{line.option} {line.shown}" for line in lines if line.value is not None]
     yield Text(f"assumed: {', '.join(told)}", "dim")
     config = scenario.config
-    if config.kind != "v4":  # its engines store one thing here and another there
+    if config.kind != "v4" or inputs.attention_backend:  # one thing here and another there
         yield from (Text(f"formats: {x.reason}", "dim") for x in lines if x.input == "main_format")
     if config.kind == "flat" and config.index_sources is not None:
         keyed = f"{len(config.index_sources)} of {config.num_layers} layers"

@@ -135,6 +135,59 @@ def test_an_answer_says_which_formats_of_v41_it_takes_and_why(
     assert f"formats: {reason}" in run(*question).output.replace("\n", " ")
 
 
+@pytest.mark.parametrize(
+    ("flags", "gpu", "format_name", "reason"),
+    [
+        ("--attention-backend FLASHINFER_MLA_SPARSE_DSV4", "b200", "bf16", "plain rows, which"),
+        (
+            "--attention-backend FLASHINFER_MLA_SPARSE_DSV4 --kv-cache-dtype fp8",
+            "b200",
+            "fp8",
+            "plain rows, which FlashInfer's backend stores on SM100",
+        ),
+        ("--attention-backend FLASHINFER_MLA_SPARSE_DSV4", "h200", "fp8_ds_mla", "on every GPU"),
+    ],
+)
+def test_a_commands_backend_and_cache_dtype_decide_the_formats(
+    flags: str, gpu: str, format_name: str, reason: str
+) -> None:
+    command = f"vllm serve deepseek-ai/DeepSeek-V4-Flash -tp 4 {flags}"
+    question = ("--command", command, "--gpu", gpu)
+    shown = run(*question).output.replace("\n", " ")
+    assert f"--main-format {format_name}" in shown
+    assert reason in shown[shown.index("formats: ") :]
+
+
+def test_sglangs_role_decides_the_formats_of_v41() -> None:
+    """sglang#39123: flashmla_mega for a role, though attention is tensor parallel."""
+    serve = "sglang serve --model-path deepseek-ai/DeepSeek-V4.1-Flash --tp 4"
+    sizes = [
+        document("--command", f"{serve}{role}", "--gpu", "b200")["request"]
+        for role in ("", " --disaggregation-mode decode")
+    ]
+    assert [size["marginal_bytes_per_gpu"] for size in sizes] == [1630, 890]
+
+
+def test_a_cache_dtype_that_the_engine_does_not_take_is_a_sentence() -> None:
+    command = "vllm serve deepseek-ai/DeepSeek-V4-Flash -tp 8 --kv-cache-dtype int4_per_token_head"
+    result = run("--command", command, "--gpu", "h200", exit_code=2)
+    assert "in auto, fp8, fp8_e4m3, fp8_ds_mla: choose" in result.output.replace("\n", " ")
+
+
+def test_sglangs_encoder_replay_takes_windows_out_of_the_pool_and_of_the_prefix_cache() -> None:
+    """Fixed bytes as its configurator has them; hits as its tree."""
+    serve = "sglang serve --model-path deepseek-ai/DeepSeek-V4.1-Flash --tp 4"
+    command = f"{serve} --max-running-requests 64 --enable-encoder-swa-bounded-replay"
+    found = document("--command", command, "--gpu", "b200")
+    assert found["prefix"]["needs"] == [
+        {"storage": "context", "groups": 1, "block_tokens": 256, "tail_tokens": None,
+         "blocks": None}
+    ]  # fmt: skip
+    kept = document("--command", command.rsplit(" ", 1)[0], "--gpu", "b200")
+    assert [each["prefix"]["replayed_tokens"] for each in (found, kept)] == [128, 0]
+    assert found["max_concurrency"] > kept["max_concurrency"]
+
+
 def test_an_answer_says_how_many_layers_keep_keys_where_the_model_has_an_index_cache(
     tmp_path: Path,
 ) -> None:

@@ -140,6 +140,31 @@ def test_a_format_that_the_engine_does_not_keep_there_is_a_sentence(
         stored_formats(Site(engine, load_model("v4.1-flash"), arch), {place: name})
 
 
+@pytest.mark.parametrize(
+    ("engine", "model", "arch", "where", "dtype", "kept"),
+    [
+        (VLLM, "v4-pro", "sm_90", {}, "bfloat16", "auto, fp8, fp8_e4m3, fp8_ds_mla"),
+        (VLLM, "v4.1-flash", "sm_90", {}, "nvfp4_ds_mla", "auto, fp8, fp8_ds_mla"),
+        (
+            VLLM,
+            "v4-pro",
+            "sm_100",
+            {"backend": "FLASHINFER_MLA_SPARSE_DSV4"},
+            "fp8_ds_mla",
+            "auto, bfloat16, fp8, fp8_e4m3",
+        ),
+        (VLLM, "v3.2", "sm_90", {}, "nvfp4_ds_mla", "auto, bfloat16, fp8, fp8_e4m3, fp8_ds_mla"),
+        (SGLANG, "v4-flash", None, {}, "bfloat16", "on such a GPU in auto, fp8_e4m3"),
+    ],
+)
+def test_a_cache_dtype_that_the_engine_does_not_keep_there_is_a_sentence(
+    engine: str, model: str, arch: str | None, where: dict[str, str], dtype: str, kept: str
+) -> None:
+    site = Site(engine, load_model(model), arch, dtype=dtype, **where)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=f"--kv-cache-dtype {dtype}: .*{kept}: choose"):
+        stored_formats(site, {})
+
+
 def test_what_is_kept_there_may_be_asked_for() -> None:
     site = Site(VLLM, load_model("v4-flash"), "sm_100")
     assert stored_formats(site, {"indexer": "mxfp4"})["indexer"] == ("mxfp4", "")

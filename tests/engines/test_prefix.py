@@ -1,5 +1,7 @@
 """What a prefix must have cached to be a hit."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -86,7 +88,15 @@ def test_vllm_keeps_no_window_of_v41_and_computes_128_tokens_of_a_hit_again() ->
 def test_sglang_keeps_windows_of_v41_unless_told_to_replay() -> None:
     rule = prefix_rule("sglang:0.5.23", deploy("v4.1-flash", indexer="mxfp4"))
     assert rule.needs == (Need("context", 1, 256), Need("window", 1, 256, 128, 1))
-    assert rule.replayed_tokens == 0
+    assert (rule.replayed_tokens, rule.recomputed_tokens) == (0, 128)
+    assert [rule.hit_tokens(10_000, prompt) for prompt in (383, 384)] == [0, 256]
+
+
+def test_sglangs_encoder_replay_needs_no_window_and_computes_that_of_a_hit_again() -> None:
+    deployment = deploy("v4.1-flash", indexer="mxfp4", concurrency=64)
+    rule = prefix_rule("sglang:0.5.23", replace(deployment, replays_windows=True))
+    assert rule.needs == (Need("context", 1, 256),)
+    assert (rule.replayed_tokens, rule.recomputed_tokens) == (128, 1)
 
 
 @pytest.mark.parametrize(("engine", "block"), [("vllm", 64), ("sglang", 64), ("dsv4kv", 128)])

@@ -143,7 +143,6 @@ vllm serve deepseek-ai/DeepSeek-V4-Flash-DSpark \\
     --attention-backend auto""",
         "h100",
         {"tp": "4", "context": "1048576", "memory-fraction": "0.9"},
-        ("--attention-backend",),
     ),
     Published(
         "jasl/vllm ds4-sm120, benchmark notes",
@@ -178,8 +177,12 @@ vllm serve deepseek-ai/DeepSeek-V4-Flash \\
         "`vllm serve deepseek-ai/DeepSeek-V4-Flash   -tp 4    -ep   --attention-backend "
         "FLASHINFER_MLA_SPARSE_DSV4   --kv-cache-dtype fp8 --port 8003`",
         "b200",
-        {"tp": "4", "model": "v4-flash"},
-        ("--attention-backend",),
+        {
+            "tp": "4",
+            "model": "v4-flash",
+            "cache-dtype": "fp8",
+            "attention-backend": "FLASHINFER_MLA_SPARSE_DSV4",
+        },
     ),
     Published(
         "vllm: structured output with V4, a space missing before the line's end",
@@ -305,8 +308,8 @@ python -m sglang.launch_server     \\
  --disaggregation-mode decode --disaggregation-ib-device "mlx5_1,mlx5_2" \\
  --speculative-algo DSPARK --load-balance-method round_robin""",
         "h20",
-        {"tp": "1", "dp": "8", "request-limit": "256", "draft-layers": "3"},
-        ("--cuda-graph-max-bs", "--disaggregation-mode"),
+        {"tp": "1", "dp": "8", "request-limit": "256", "draft-layers": "3", "role": "decode"},
+        ("--cuda-graph-max-bs",),
     ),
     Published(
         "two DGX Sparks with SGLang",

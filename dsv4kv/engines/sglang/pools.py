@@ -18,6 +18,7 @@ DEFAULT_PAGE_TOKENS = 256
 DEFAULT_WINDOW_RATIO = 0.1
 _CHARGED_INDEXER_BYTES = 132  # FP8; FP4 keys of 68 B are charged as FP8 on NVIDIA
 _KEY_PAGE, _WIDE_KEY_PAGE = 64, 128  # keys of a page of V4.1's indexer; on SM100
+_OWN_ROW_BYTES = 584  # of V4.1's windows of a request
 _EVICTION_TOKENS = 128  # SGLANG_SWA_EVICTION_INTERVAL
 _LEAST_GUESSED_REQUESTS, _MOST_GUESSED_REQUESTS = 2048, 4096
 
@@ -118,7 +119,8 @@ class Pools:
     def request_windows(self) -> bool:
         """Whether windows have a fixed size."""
         ratio, requests = self.deployment.window_ratio, self.deployment.concurrency
-        return self.build.request_windows and ratio is None and requests is not None
+        sized = self.build.request_windows and ratio is None and requests is not None
+        return sized or self.deployment.replays_windows
 
     def entry_bytes(self, ratio: int) -> float:
         """Priced bytes of one compressed entry, page padding included."""
@@ -219,7 +221,7 @@ class Pools:
     @property
     def fixed_window_tokens(self) -> int:
         """Window slots of a fixed size; where prefixes are cached, with four tails a request."""
-        if not self.request_windows:
+        if not self.request_windows or self.deployment.replays_windows:
             return 0
         requests, page = self.deployment.concurrency or 0, self.page_tokens
         live = self.window_tokens_per_request * requests + self.deployment.in_flight_tokens + page
@@ -227,12 +229,30 @@ class Pools:
         tails *= self.deployment.prefix_cache
         return -(-(live + tails) // page) * page
 
+    @property
+    def own_window_bytes(self) -> int:
+        """V4.1's windows of every request, with what a step writes beside them.
+
+        Drafts have rings of their own. Rows are priced as V4's, whatever is stored.
+        """
+        deployment, page = self.deployment, self.page_tokens
+        if not deployment.replays_windows:
+            return 0
+        window, drafts = deployment.model.window_tokens, deployment.draft_tokens
+        slots = (deployment.concurrency or 0) + 1
+        rows = slots * -(-(window + drafts) // page) * page + page
+        chunk = deployment.in_flight_tokens // (1 + deployment.overlap)
+        scratch = max(chunk, slots * max(window, drafts)) + slots * window + page
+        own = (rows * self.windows + 4 * scratch) * (_OWN_ROW_BYTES + 16)
+        states = slots * 3 * 16 * deployment.model.head_dim * 8
+        return own + states + rows * deployment.draft_layers * _OWN_ROW_BYTES
+
     def fixed_bytes(self, requests: int) -> dict[str, float]:
         """Sizes that do not grow with the tokens, by the name the line gives them."""
         windows = self.fixed_window_tokens * self.window_bytes_per_token * self.inflation
         return {
             "c128_state_fixed": self.hca_state_bytes(requests),
-            "swa_fixed": windows,
+            "swa_fixed": windows + self.own_window_bytes,
             "c2_state_fixed": self.pair_state_bytes(requests),
             "swa_ring_fixed": 0,
             "c4_state_fixed": 0,
@@ -261,7 +281,9 @@ class Pools:
     def sizes(self, full_tokens: int, requests: int) -> Sizes:
         """Slots of every pool for so many full tokens."""
         page, window = self.page_tokens, self.deployment.model.window_tokens
-        swa = self.fixed_window_tokens or int(full_tokens * self.window_ratio) // page * page
+        swa = self.fixed_window_tokens
+        if not self.request_windows:
+            swa = int(full_tokens * self.window_ratio) // page * page
         span = page if self.build.state_per == "page" else window
         rows = 1 if self.deployment.online_state else self.hca_ring
         beside = swa // window * rows
@@ -288,6 +310,7 @@ def build_pools(build: Build, deployment: Deployment) -> Pools:
     if not build.stage_layers:
         windows = len(deployment.model.compress_ratios)
     speculative = drafts > 0
+    shares = speculative and not deployment.replays_windows
     return Pools(
         build=build,
         deployment=deployment,
@@ -295,7 +318,7 @@ def build_pools(build: Build, deployment: Deployment) -> Pools:
         low=low,
         hca=kinds.count("hca"),
         windows=windows,
-        inflation=(windows + 1) / windows if speculative else 1.0,
+        inflation=(windows + 1) / windows if shares else 1.0,
         page_tokens=deployment.block_tokens or DEFAULT_PAGE_TOKENS,
         csa_ring=16 if speculative else 8,
         hca_ring=1 if deployment.online_state else 256 if speculative else 128,
@@ -332,6 +355,11 @@ def _check(deployment: Deployment) -> None:
         raise ConfigError(f"block_tokens is {page}: SGLang's pages are multiples of 128 tokens.")
     if deployment.online_state and deployment.draft_layers:
         raise ConfigError("SGLang's online HCA state cannot be rolled back: leave drafts out.")
+    if deployment.replays_windows and (kind != "v41" or deployment.concurrency is None):
+        raise ConfigError(
+            "SGLang's encoder replay (windows of every request's own) is for V4.1, with "
+            "--max-running-requests: leave it out, or give these."
+        )
     if deployment.window_ratio is not None and not 0 < deployment.window_ratio <= 1:
         raise ConfigError(
             f"the window ratio is {deployment.window_ratio}: SGLang takes more than 0, up to 1."

@@ -117,6 +117,12 @@ def _draw_sglang(draw: random.Random) -> dict[str, Any]:
     drafts = draw.choice([0, 0, 2, 4]) if model.kind != "flat" else 0
     requests = draw.choice([None, 16, 64, 256, 256])
     plain = model.kind == "flat" and found["main"][0] == "fp8"
+    ratio = draw.choice([None, None, 0.05, 0.15])
+    page = 64 if model.kind == "flat" else draw.choice([256, 256, 128])
+    chunk = draw.choice([4096, 8192, 16_384])
+    context = draw.choice([131_072, model.max_context_tokens])
+    state, memory = draw.choice(["fp32", "fp32", "bf16"]), int(draw.uniform(2, 120) * GIB)
+    encoder = model.kind == "v41" and requests is not None and draw.random() < 0.4
     return {
         "model": name,
         "arch": arch,
@@ -128,16 +134,17 @@ def _draw_sglang(draw: random.Random) -> dict[str, Any]:
         "held": held,
         "mega": mega,
         "requests": requests,
-        "ratio": draw.choice([None, None, 0.05, 0.15]),
-        "page": 64 if model.kind == "flat" else draw.choice([256, 256, 128]),
-        "chunk": draw.choice([4096, 8192, 16_384]),
-        "context": draw.choice([131_072, model.max_context_tokens]),
-        "drafts": 1 if drafts else 0,
+        "ratio": ratio,
+        "page": page,
+        "chunk": chunk,
+        "context": context,
+        "encoder": encoder,
+        "drafts": (3 if encoder else 1) if drafts else 0,
         "draft_tokens": drafts,
         "overlap": True,
         "prefix_cache": True,
-        "state": draw.choice(["fp32", "fp32", "bf16"]),
-        "memory": int(draw.uniform(2, 120) * GIB),
+        "state": state,
+        "memory": memory,
         "dim": 656 if found["main"][0] == "fp8_ds_mla" else 576,
         "item": 2 if found["main"][0] == "bf16" and not plain else 1,
     }
@@ -159,6 +166,7 @@ def deployment_of(asked: dict[str, Any]) -> Deployment:
         state_bytes=2 if asked.get("state") == "bf16" else 4,
         window_ratio=asked.get("ratio"),
         arch=asked["arch"],
+        replays_windows=asked.get("encoder", False),
     )
 
 

@@ -83,7 +83,7 @@ def configure(engine: SimpleNamespace, asked: dict[str, Any]) -> Any:
             dsv4_attn_backend="flashmla_mega" if asked["mega"] else "flashmla",
             enable_deepseek_v4_fp4_indexer=False,
         ),
-        features=SimpleNamespace(enable_encoder_swa_bounded_replay=False),
+        features=SimpleNamespace(enable_encoder_swa_bounded_replay=asked["encoder"]),
     )
     cached = SimpleNamespace(
         disable_radix_cache=not asked["prefix_cache"], enable_hisparse=False,
@@ -118,13 +118,15 @@ def configure(engine: SimpleNamespace, asked: dict[str, Any]) -> Any:
     )  # fmt: skip
     first, last = asked["held"]
     algorithm = SimpleNamespace(
-        is_dspark=lambda: False, is_eagle=lambda: bool(drafts), is_none=lambda: not drafts
+        is_dspark=lambda: bool(drafts) and asked["encoder"],
+        is_eagle=lambda: bool(drafts),
+        is_none=lambda: not drafts,
     )
     runner = SimpleNamespace(
         kv_cache_dtype_str="fp8_e4m3", model_config=model, page_size=asked["page"],
         layer_info=SimpleNamespace(start_layer=first, end_layer=last), pp_size=1,
         attn_dp_size=1, sliding_window_size=128, spec_algorithm=algorithm, is_draft_worker=False,
-        spec_aux_config=SimpleNamespace(),
+        spec_aux_config=SimpleNamespace(dspark_num_stages=asked["drafts"]),
     )  # fmt: skip
     if asked["kind"] != "flat":
         return pools.DSV4PoolConfigurator(runner)

@@ -8,7 +8,7 @@ CONFIG ?= default
 
 ENGINES ?= build/engines
 
-.PHONY: bench check check-fast claims clean compilers endure engines fuzz house kills python site tour traces
+.PHONY: bench check check-fast claims clean compilers endure engines full fuzz house kills python site tour traces
 
 bench: $(VENV)/installed
 	$(BIN)/dsv4kv bench $(CONFIG)
@@ -29,12 +29,17 @@ check-fast: $(VENV)/installed-test
 	$(BIN)/lint-imports
 	DSV4KV_HYPOTHESIS=fast $(BIN)/pytest --numprocesses auto --dist worksteal -m "not slow" -q
 
+# Every variant of every property; `check` tries some of the dearest. Half an hour.
+full: $(VENV)/installed-test
+	DSV4KV_FULL=1 DSV4KV_COMPILERS=1 DSV4KV_WHOLE_TRACES=1 \
+	  $(BIN)/pytest --numprocesses auto --dist worksteal
+
 # Machine code of every kernel by every NVRTC that has a baseline; `check` asks the newest.
 compilers: $(VENV)/installed-test
 	DSV4KV_COMPILERS=1 $(BIN)/pytest tests/kernels/test_compile.py
 
 # All of the conversation trace: the policies against libCacheSim, of which `check` replays the
-# beginning, and every rule of V4's groups, of which `check` replays two.
+# beginning, and every rule of V4's groups, of which `check` replays one.
 traces: $(VENV)/installed-test
 	DSV4KV_WHOLE_TRACES=1 $(BIN)/pytest tests/prefix/test_policies_libcachesim.py tests/engines/test_rules.py
 

@@ -246,7 +246,7 @@ PUBLISHED_V4 = {
 }
 
 
-AT_ONCE = [("vllm-v4:dense", 9_358_848), ("sglang-v4:tail", 9_358_848)]  # others: `make traces`
+AT_ONCE = [("sglang-v4:tail", 9_358_848)]  # others: `make traces`
 
 
 @needs_conversation

@@ -26,8 +26,8 @@ RULES = {
     "gdsf": ("GDSF", 0.001),
     "lfu-aged": ("GDSF", 0.001),  # with blocks of one size its priority is uses + age, too
 }
-REQUESTS, IDS = 20_000, 4_000
-BLOCKS = None if os.environ.get("DSV4KV_WHOLE_TRACES") else 72_000  # of 288,500
+REQUESTS, IDS = 10_000, 4_000
+BLOCKS = None if os.environ.get("DSV4KV_WHOLE_TRACES") else 36_000  # of 288,500
 
 
 @pytest.fixture(scope="module", params=[(0, 1.05), (1, 1.3)], ids=["flat", "steep"])

@@ -137,7 +137,8 @@ def test_a_bandwidth_that_cannot_be_had_is_a_sentence(section: CostSection, sent
 
 
 def test_a_model_without_known_weights_cannot_be_timed() -> None:
-    config = small_config(model__preset="v4.1-flash", model__layers=None)
+    config = small_config(model__layers=None)
     memory = plan_memory(config)
+    mine = memory.model.model_copy(update={"name": "mine"})
     with pytest.raises(ConfigError, match="how large the weights"):
-        build_weights(config, memory.model, memory.schemas)
+        build_weights(config, mine, memory.schemas)

@@ -114,6 +114,8 @@ KNOWN = {
 }
 OWN: dict[str, str] = {
     "window_insert": "insert",
+    "entry_insert": "insert",
+    "norm_rope_insert": "compress",
     "state_append": "compress",
     "flush": "compress",
     "compress_chunk": "compress",
@@ -166,7 +168,7 @@ def test_every_kernel_of_the_toolkit_is_known_as_its_own() -> None:
         assert rule.operation or example.subject == "16-byte chunks"
 
 
-@pytest.mark.parametrize("layer", ["csa", "hca", "swa"])
+@pytest.mark.parametrize("layer", ["csa", "hca", "swa", "dsa"])
 def test_every_marked_operation_is_known_as_its_own(layer: str) -> None:
     steps: list[Step] = [(name, indexer) for name in OWN for indexer in (False, True)]
     for name, indexer in steps:

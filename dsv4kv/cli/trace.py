@@ -195,6 +195,14 @@ def mrc(
     chunk_tokens: Annotated[
         str, _ask("TOKENS", "Tokens of a prompt computed at once (max_num_batched_tokens).")
     ] = "8192",
+    gpu: Annotated[
+        str | None,
+        _ask(
+            "NAME",
+            "GPU for which vLLM's blocks of V4.1 are sized. Left out: as on B200.",
+            shipped_names("gpus"),
+        ),
+    ] = None,
     no_snap: Annotated[bool, typer.Option("--no-snap", help=_SNAP)] = False,
     trace_format: Format = "auto",
     fields: Fields = None,
@@ -221,6 +229,7 @@ def mrc(
     from dsv4kv.files import write_named
     from dsv4kv.mrc.curves import Question, measure_trace
     from dsv4kv.mrc.strategies import prefix_costs
+    from dsv4kv.sizing.gpus import load_gpu
     from dsv4kv.sizing.lookup import find_model
     from dsv4kv.traces.collect import load_paths
     from dsv4kv.units import parse_count
@@ -243,6 +252,7 @@ def mrc(
         policies=_names(policy),
         chunk_tokens=parse_count(chunk_tokens),
         snap=not no_snap,
+        arch=load_gpu(gpu).arch if gpu else None,
         sample=sample,
     )
     with _watched_reading(f"reading {source}") as watch:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from dsv4kv.engines.contract import Deployment
+from dsv4kv.engines.formats import Site, stored_formats
 from dsv4kv.engines.prefix import prefix_rule
 from dsv4kv.engines.registry import find_engine
 from dsv4kv.engines.speculation import SPECULATIONS, Speculation
@@ -121,6 +122,8 @@ class Pool:
         model: Whose windows and states are to be kept.
         chunk_tokens: Tokens of a prompt computed at once, where it matters.
         speculation: How drafts are made.
+        arch: What the GPU's kernels are compiled for, by which V4.1's blocks go in vLLM:
+            ``sm_90``; None takes it as a datacenter Blackwell.
     """
 
     table: PathTable
@@ -129,6 +132,7 @@ class Pool:
     model: DSV4Config
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS
     speculation: Speculation = SPECULATIONS["none"]
+    arch: str | None = None
 
     @property
     def blocks(self) -> int:
@@ -174,11 +178,15 @@ def tail_groups(pool: Pool) -> tuple[TailGroup, ...]:
     return groups
 
 
-def v41_layout(model: DSV4Config, chunk_tokens: int, block_tokens: int) -> Layout:
-    """Blocks of V4.1 in vLLM 0.33, as its sizing rules know them, in the formats of a B200."""
+def v41_layout(
+    model: DSV4Config, chunk_tokens: int, block_tokens: int, arch: str | None = None
+) -> Layout:
+    """Blocks of V4.1 in vLLM 0.33, as its sizing rules know them, in its formats on such a GPU."""
+    stored = stored_formats(Site("vllm:0.33", model, arch), {})
     deployment = Deployment(
         model,
-        choose_formats(model, "fp4_interleaved", "fp8_group32_interleaved", "fp8"),
+        choose_formats(model, *(name for name, _ in stored.values())),
+        arch=arch,
         max_context_tokens=model.max_context_tokens,
         in_flight_tokens=chunk_tokens,
         block_tokens=block_tokens,
@@ -194,7 +202,7 @@ def uncached_groups(pool: Pool) -> tuple[TailGroup, ...]:
     A ring is one block of a request, as if of more tokens than there are.
     """
     window = pool.model.window_tokens
-    layout = v41_layout(pool.model, pool.chunk_tokens, pool.block_tokens)
+    layout = v41_layout(pool.model, pool.chunk_tokens, pool.block_tokens, pool.arch)
     return tuple(
         TailGroup(_UNBOUNDED_TOKENS, 1, cached=False)
         if group.ring

@@ -24,6 +24,7 @@ class Rule:
         speculations: By what drafts its hits are known.
         kinds: Generations of models that it is a rule for.
         own_block_tokens: Tokens of a block that the engine takes.
+        hopper_block_tokens: Likewise on Hopper, where it takes others there.
         replays: Whether the last window of a hit is computed again.
         leaves_window: Whether no hit covers a prompt's last window; else not its last token.
     """
@@ -35,12 +36,14 @@ class Rule:
     speculations: tuple[str, ...] = ("none",)
     kinds: tuple[str, ...] = ("v4", "v41", "flat")
     own_block_tokens: int = ENGINE_BLOCK_TOKENS
+    hopper_block_tokens: int | None = None
     replays: bool = False
     leaves_window: bool = False
 
-    @property
-    def block_tokens(self) -> int | None:
-        """Tokens of a block where none are asked for; None takes what is there."""
+    def block_tokens(self, arch: str | None = None) -> int | None:
+        """Tokens of a block where none are asked for, by GPU; None takes what is there."""
+        if arch == "sm_90" and self.hopper_block_tokens:
+            return self.hopper_block_tokens
         return self.own_block_tokens if self.open else None
 
     def uncovered_tokens(self, model: DSV4Config) -> int:

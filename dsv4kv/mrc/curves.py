@@ -87,6 +87,7 @@ class Question:
         policies: Names of eviction policies.
         chunk_tokens: Tokens of a prompt computed at once, where a rule asks.
         snap: Keep checkpoints out of partial last blocks.
+        arch: GPU for which V4.1's blocks are sized; None takes it as a datacenter Blackwell.
         sample: Share of the prompt families that policies are simulated on, 1 for the whole
             trace; None samples where the whole would take long.
     """
@@ -101,6 +102,7 @@ class Question:
     policies: tuple[str, ...] = ()
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS
     snap: bool = True
+    arch: str | None = None
     sample: float | None = None
 
 
@@ -147,6 +149,7 @@ class Answer:
         points: By capacity, the unbounded cache last.
         enough_tokens: The capacity at which 90 % of all that can be hit is.
         sampling: What policies were simulated on.
+        arch: GPU for which V4.1's blocks are sized; None where none was named.
     """
 
     requests: int
@@ -158,6 +161,7 @@ class Answer:
     points: tuple[Point, ...]
     enough_tokens: int | None
     sampling: Sampling
+    arch: str | None = None
 
 
 def measure_trace(
@@ -201,6 +205,7 @@ def measure_trace(
         ),
         enough_tokens=None if enough is None else enough * grain,
         sampling=parts[-1][1].simulation.sampling,
+        arch=question.arch,
     )
 
 
@@ -298,15 +303,16 @@ def _rules(
         return ()
     outcomes = []
     for name in question.rules:
-        grain = question.block_tokens or default_block(name, table)
+        grain = question.block_tokens or default_block(name, table, question.arch)
         for drafts in question.speculations:
             how = find_drafts(name, drafts)
-            pool = Pool(table, tokens, grain, question.model, question.chunk_tokens, how)
+            chunk, arch = question.chunk_tokens, question.arch
+            pool = Pool(table, tokens, grain, question.model, chunk, how, arch)
             outcomes.append(replace(run_rule(name, pool), speculation=drafts))
             tell()
     return tuple(outcomes)
 
 
-def default_block(rule: str, table: PathTable) -> int:
+def default_block(rule: str, table: PathTable, arch: str | None = None) -> int:
     """Blocks an engine takes for DeepSeek-V4: 256 tokens; for the ideal rule the trace's own."""
-    return find_rule(rule).block_tokens or table.block_tokens
+    return find_rule(rule).block_tokens(arch) or table.block_tokens

@@ -8,7 +8,7 @@ from dsv4kv.engines.cache import EngineCache, Pool, draft_needs
 from dsv4kv.engines.rules import check_model, find_drafts, find_rule
 from dsv4kv.prefix.paths import find_reuse, number_paths
 from dsv4kv.prefix.tree import Ids
-from dsv4kv.replay.memory import MemoryPlan
+from dsv4kv.replay.memory import MemoryPlan, arch_of
 from dsv4kv.replay.requests import Served
 from dsv4kv.replay.reuse import ReuseTally
 from dsv4kv.traces.collect import collect_paths
@@ -154,8 +154,8 @@ def build_engine(
     table = collect_paths(requests)
     drafts = find_drafts(config.prefix.rule, config.prefix.speculation)
     reuse = find_reuse(table, size, whole_blocks=True, key_tokens=drafts.key_tokens)
-    chunk = config.scheduler.step_tokens
-    pool = Pool(table, memory.num_blocks * size, size, memory.model, chunk, drafts)
+    chunk, arch = config.scheduler.step_tokens, arch_of(config.cost)
+    pool = Pool(table, memory.num_blocks * size, size, memory.model, chunk, drafts, arch)
     cache, needs = rule.open(pool), draft_needs(pool, windows=rule.windows)
     again = memory.model.window_tokens if rule.replays else 0
     prompts = EnginePrompts(

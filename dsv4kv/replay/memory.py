@@ -25,7 +25,7 @@ from dsv4kv.model.schema import (
 )
 from dsv4kv.mrc.strategies import Strategy, parse_strategy
 from dsv4kv.replay.clock import WeightModel
-from dsv4kv.sizing.gpus import load_gpu
+from dsv4kv.sizing.gpus import Gpu, load_gpu
 from dsv4kv.units import counted, format_bytes
 
 
@@ -63,12 +63,26 @@ def engine_units(
             return EngineUnits(0, V0_33.layout(_deployment(config, model, schemas)).unit_bytes)
         case ["vllm-v41"]:
             step, block = config.scheduler.step_tokens, schemas[0].block_tokens
-            return EngineUnits(0, v41_layout(model, step, block).unit_bytes)
+            layout = v41_layout(model, step, block, arch_of(config.cost))
+            return EngineUnits(0, layout.unit_bytes)
         case ["sglang-v4", _] | ["sglang-v41"]:
             rings = sum(s.state_bytes for s in schemas if s.layer.ratio != _CSA_RATIO)
             return EngineUnits(rings, blocks, _window_page_bytes(schemas))
         case _:
             return EngineUnits(sum(schema.slot_bytes for schema in schemas), blocks)
+
+
+def arch_of(cost: CostSection) -> str | None:
+    """What the named GPU's kernels are compiled for; None where only its rates are known."""
+    gpu = _named_gpu(cost)
+    return gpu.arch if gpu else None
+
+
+def _named_gpu(cost: CostSection) -> Gpu | None:
+    """The GPU whose datasheet gives the times: not one given, or measured, as a bandwidth."""
+    if cost.gpu is None or cost.bandwidth_gbps is not None or cost.peaks is not None:
+        return None
+    return load_gpu(cost.gpu)
 
 
 def divide_for_engine(config: ReplayConfig, units: EngineUnits) -> tuple[int, int]:
@@ -187,7 +201,7 @@ def plan_memory(config: ReplayConfig) -> MemoryPlan:
         ConfigError: The model has no blocks, or the memory does not hold the slots and a block.
     """
     model, rule = load_model(config.model.preset), _read_rule(config.prefix)
-    block_tokens = config.cache.block_tokens or rule.block_tokens or DEFAULT_BLOCK_TOKENS
+    block_tokens = config.cache.block_tokens or rule.block_tokens() or DEFAULT_BLOCK_TOKENS
     schemas = _schemas(config, model, block_tokens)
     groups = table_groups(schemas, "model")
     if not groups:
@@ -299,15 +313,14 @@ def _divide(
 def check_fit(cost: CostSection, memory: MemoryPlan, weights: WeightModel) -> None:
     """Refuse GPUs that cannot hold their equal shares of weights and cache.
 
-    Only a GPU whose datasheet gives the times has a known memory: not one that is given, or
-    measured, as a bandwidth.
+    Only a GPU whose datasheet gives the times has a known memory.
 
     Raises:
         DoesNotFit: With the fewest that would.
     """
-    if cost.gpu is None or cost.bandwidth_gbps is not None or cost.peaks is not None:
+    gpu = _named_gpu(cost)
+    if gpu is None:
         return
-    gpu = load_gpu(cost.gpu)
     usable = int(gpu.memory_bytes * SHARE) - RESERVE
     held = weights.held_bytes + memory.held_bytes
     if held <= usable * cost.gpus:

@@ -98,6 +98,7 @@ def to_json(source: str, model: str, answer: Answer) -> str:
         "bytes_per_token": float(answer.costs.token_bytes),
         "checkpoint_bytes": answer.costs.checkpoint_bytes,
         "tokens_for_90_percent": answer.enough_tokens,
+        "arch": answer.arch,
         "sampled_share": answer.sampling.share,
         "sampling_refused": answer.sampling.refused or None,
         "rows": list(_rows(answer)),
@@ -157,6 +158,9 @@ def show_answer(source: str, model: str, answer: Answer) -> Iterator[Part]:
         if outcomes := [*point.rules, *point.policies]:
             yield from ("", _rules(point, outcomes))
             yield _advice(point)
+    if any(o.name == "vllm-v41" for point in answer.points for o in point.rules):
+        on = answer.arch or "sm_100, as none is named (--gpu)"
+        yield Text(f"vllm-v41: blocks as vLLM 0.33 has them on {on}", "dim")
     if any(point.estimates for point in answer.points):
         yield from ("", _estimates(answer))
         yield _tell_sampling(answer.sampling)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.engines.cache import Pool
+from dsv4kv.engines.cache import Pool, uncached_groups
 from dsv4kv.engines.rules import RULES, run_rule
 from dsv4kv.engines.sglang.cache import replay_sglang
 from dsv4kv.engines.vllm.cache import replay_vllm, replay_vllm_groups
@@ -128,6 +128,23 @@ def test_v41_computes_the_last_window_of_a_hit_again_and_adopts_none_that_is_no_
     outcome = run_rule("vllm-v41", pool)
     assert outcome.resumed_tokens.tolist() == [0, 512 - 128, 0]
     assert (outcome.losses.replay, outcome.losses.no_checkpoint) == (128, 128)
+
+
+@pytest.mark.parametrize(
+    ("arch", "block_tokens", "windows", "hits"),
+    [(None, 128, 5, [0, 512 - 128]), ("sm_100", 128, 5, [0, 384]), ("sm_90", 64, 7, [0, 448])],
+)
+def test_vllms_blocks_of_v41_are_those_of_the_gpu(
+    arch: str | None, block_tokens: int, windows: int, hits: list[int]
+) -> None:
+    """vllm#56871: seven groups of windows on Hopper, whose blocks have 64 tokens."""
+    assert RULES["vllm-v41"].block_tokens(arch) == block_tokens
+    prompts = [tuple(range(700)), (*range(600), *range(-100, 0))]
+    model = load_model("v4.1-flash")
+    pool = Pool(to_table(prompts), 100_000, block_tokens, model, arch=arch)
+    groups = [(group.block_tokens, group.needed) for group in uncached_groups(pool)]
+    assert groups[:-1] == [(32, 4)] * windows
+    assert run_rule("vllm-v41", pool).resumed_tokens.tolist() == hits
 
 
 @pytest.mark.parametrize(

@@ -36,13 +36,12 @@ def replay_alone(requests: list[Request], rule: str, blocks: int, **chosen: Any)
     """Serve requests one after the other, without decoding, in as many blocks as asked."""
     return replay(
         requests,
-        cost__bandwidth_gbps=4320,
         prefix__rule=rule,
         cache__num_blocks=blocks,
         workload__arrivals="closed",
         workload__concurrency=1,
         workload__max_output_tokens=1,
-        **chosen,
+        **({"cost__bandwidth_gbps": 4320} | chosen),
     )
 
 
@@ -72,15 +71,16 @@ def assert_same(made: Replay, expected: Outcome) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "blocks", "lost"),
+    ("rule", "gpu", "blocks", "lost"),
     [
-        ("vllm-v41", 150, "replay"),
-        ("sglang-v41", 120, "last_token"),
-        ("sglang-v41:encoder", 30, "replay"),
+        ("vllm-v41", None, 150, "replay"),
+        ("vllm-v41", "h200", 150, "replay"),
+        ("sglang-v41", None, 120, "last_token"),
+        ("sglang-v41:encoder", None, 30, "replay"),
     ],
 )
 def test_v41_computes_windows_again_in_a_replay_as_in_an_analysis(
-    rule: str, blocks: int, lost: str
+    rule: str, gpu: str | None, blocks: int, lost: str
 ) -> None:
     draw = random.Random(1)
     prompts: list[tuple[int, ...]] = []
@@ -93,9 +93,18 @@ def test_v41_computes_windows_again_in_a_replay_as_in_an_analysis(
         for number, ids in enumerate(prompts)
     ]
     chunk, chosen = 4 * BLOCK, {"model__preset": "v4.1-flash", "scheduler__step_tokens": 4 * BLOCK}
-    made = replay_alone(requests, rule, blocks, **chosen)
+    named = {"cost__gpu": gpu, "cost__bandwidth_gbps": None} if gpu else {}
+    made = replay_alone(requests, rule, blocks, **chosen, **named)
+    arch = "sm_90" if gpu else None
     size = RULES[rule].own_block_tokens
-    pool = Pool(collect_paths(requests), blocks * size, size, load_model("v4.1-flash"), chunk)
+    pool = Pool(
+        collect_paths(requests),
+        blocks * size,
+        size,
+        load_model("v4.1-flash"),
+        chunk,
+        arch=arch,
+    )
     expected = run_rule(rule, pool)
     assert_same(made, expected)
     evicted = expected.losses.evicted_block + expected.losses.evicted_checkpoint

@@ -68,6 +68,7 @@ REPLAYED = Rule(
     speculations=("none", "dspark"),
     kinds=("v41",),
     own_block_tokens=128,
+    hopper_block_tokens=64,
     replays=True,
 )
 ONE_GROUP = one_group(_serve, lambda pool: open_vllm(pool, (), None), _DRAFTS)

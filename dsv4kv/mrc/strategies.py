@@ -116,9 +116,20 @@ def parse_strategy(text: str, *, window_tokens: int, layers: int) -> Strategy:
     ``zero:bounded`` computes one window that ends with the first new token, the earlier tokens'
     own windows cut off.
 
+    Args:
+        text: The strategy.
+        window_tokens: Of a window; 0 where a model has none (DeepSeek-V3.2): then nothing but the
+            blocks is needed to go on, and every strategy is ``full``.
+        layers: Layers of the model.
+
     Raises:
         ConfigError: There is no such strategy.
     """
+    found = _parse(text, window_tokens, layers)
+    return found if window_tokens else Strategy(text, "full", 0)
+
+
+def _parse(text: str, window_tokens: int, layers: int) -> Strategy:
     if match := re.fullmatch(r"periodic:([0-9]{1,9})", text):
         if not int(match[1]):
             raise ConfigError("periodic:0 has no period: write periodic:4096.")
@@ -140,7 +151,7 @@ class PrefixCosts:
         token_bytes: Compressed entries and indexer keys of one token of context.
         window_token_bytes: Window entries of one token, all layers together.
         state_bytes: Compressor states at the end of a block, where HCA layers have none.
-        window_tokens: Tokens of a window.
+        window_tokens: Tokens of a window; 0 without windows.
         layers: Layers of the model.
     """
 
@@ -164,7 +175,7 @@ def prefix_costs(model: DSV4Config) -> PrefixCosts:
         token_bytes=bytes_per_token(schemas),
         window_token_bytes=window,
         state_bytes=bytes_per_request([at_whole_block(schema) for schema in schemas], 1).state,
-        window_tokens=model.window_tokens,
+        window_tokens=model.window_tokens if window else 0,
         layers=len(schemas),
     )
 

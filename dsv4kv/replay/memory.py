@@ -206,7 +206,7 @@ def plan_memory(config: ReplayConfig) -> MemoryPlan:
     groups = table_groups(schemas, "model")
     if not groups:
         raise ConfigError("none of the layers held has compressed KV: there is nothing to reuse.")
-    strategy = _read_strategy(config.prefix.strategy, model, len(schemas))
+    strategy = _read_strategy(config.prefix.strategy, model, schemas)
     slot_bytes = sum(schema.slot_bytes for schema in schemas)
     kept_bytes = sum(map(checkpoint_bytes, schemas))
     full = config.prefix.reuse and strategy.kind == "full"
@@ -247,9 +247,10 @@ def _read_rule(prefix: PrefixSection) -> Rule:
     return find_rule(prefix.rule)
 
 
-def _read_strategy(text: str, model: DSV4Config, layers: int) -> Strategy:
+def _read_strategy(text: str, model: DSV4Config, schemas: Sequence[LayerCacheSchema]) -> Strategy:
+    window = model.window_tokens if any(schema.window for schema in schemas) else 0
     try:
-        return parse_strategy(text, window_tokens=model.window_tokens, layers=layers)
+        return parse_strategy(text, window_tokens=window, layers=len(schemas))
     except ConfigError as error:
         raise ConfigError(f"prefix.strategy: {error}") from None
 

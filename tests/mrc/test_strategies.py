@@ -122,6 +122,14 @@ def test_zero_computes_a_window_for_every_layer_again_and_bounded_one_in_all() -
     assert parse("zero", window=128, layers=43).resume_tokens(5_000, ()) == 0
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_where_a_model_has_no_windows_every_block_found_is_resumed(name: str) -> None:
+    table = to_table([tuple(range(14)), tuple(range(14))])
+    outcome = apply_strategy(parse(name, window=0), table, find_reuse(table, 4))
+    assert outcome.resumed_tokens.tolist() == [0, 12]
+    assert outcome.losses.no_checkpoint == outcome.losses.replay == 0
+
+
 def test_a_checkpoint_inside_a_partial_last_block_is_never_found_so_it_is_moved_out() -> None:
     prompt = tuple(range(7))  # blocks of ids are 4 tokens: the second is partial
     table = to_table([prompt, (*prompt, 8, 9)])

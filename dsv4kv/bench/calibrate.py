@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from dsv4kv.bench.launches import Outcome, Task, Tell, bench_arguments, run_launches
+from dsv4kv.bench.launches import OnProgress, Outcome, Task, bench_arguments, run_launches
 from dsv4kv.errors import Dsv4kvError
 from dsv4kv.files import replacing
 from dsv4kv.measure.memcpy import time_memcpy
@@ -30,7 +30,7 @@ _SETTINGS = ("workload.synthetic.requests=16", "measure.verify_every=0")
 _MEMCPY_BYTES = 1 << 28  # beyond caches
 _QUANTILE = 0.975
 _DEALS = 500
-_FEWEST_SAMPLES = 30  # of a quantity in a launch; medians of fewer tell of themselves
+_FEWEST_SAMPLES = 30  # of a quantity in a launch; medians of fewer scatter by themselves
 
 
 @dataclass(frozen=True)
@@ -69,17 +69,17 @@ def calibration_tasks() -> list[Task]:
     return [Task(bench_arguments(_CONFIG, _SETTINGS, ()))] * LAUNCHES
 
 
-def run_calibration(tell: Tell) -> tuple[list[Outcome], list[Outcome]]:
+def run_calibration(on_progress: OnProgress) -> tuple[list[Outcome], list[Outcome]]:
     """Launches one by one, and two by two with steps interleaved, unless a GPU would hold both."""
-    alone = run_launches(calibration_tasks(), tell)
+    alone = run_launches(calibration_tasks(), on_progress)
     cases = [case for outcome in alone if outcome.record for case in outcome.record.cases]
     if any(case.device == "cuda" for case in cases):
         return alone, []
 
-    def tell_all(done: Sequence[Outcome], task: Task) -> None:
-        tell([*alone, *done], task)
+    def count_all(done: Sequence[Outcome], task: Task) -> None:
+        on_progress([*alone, *done], task)
 
-    return alone, run_launches(calibration_tasks(), tell_all, together=2)
+    return alone, run_launches(calibration_tasks(), count_all, together=2)
 
 
 def calibrate(

@@ -290,8 +290,8 @@ def _resolve(config: BenchConfig, plan: CachePlan, device: CudaDevice | None) ->
         where = device.device if device else torch.device("cpu")
         wrong = check_backend(resolved, plan, where, config.measure.seed)
         if wrong:
-            told = "\n".join(map(str, wrong))
-            raise VerificationError(f"{told}\nNothing was timed.")
+            sentences = "\n".join(map(str, wrong))
+            raise VerificationError(f"{sentences}\nNothing was timed.")
     return resolved
 
 

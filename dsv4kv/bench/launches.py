@@ -125,8 +125,8 @@ class _Running:
         """What became of it, now that it has ended."""
         ended = datetime.now(UTC)
         record, problem = _read_record(self._out)
-        told = self._log.read_text(errors="replace")
-        status, error = _classify(code, told) if record is None else _from_record(record)
+        output = self._log.read_text(errors="replace")
+        status, error = _classify(code, output) if record is None else _from_record(record)
         if end == "timeout":
             status, error = "timeout", f"still ran after {timeout_s:,.0f} s and was ended"
         elif end == "interrupted" and record is None:  # however it died: Ctrl-C was the reason
@@ -201,9 +201,9 @@ def _from_record(record: RunRecord) -> tuple[Status, str | None]:
     return record.status, next((case.error for case in record.cases if case.error), None)
 
 
-def _classify(code: int, told: str) -> tuple[Status, str | None]:
+def _classify(code: int, output: str) -> tuple[Status, str | None]:
     """Status and reason of a process that left no record, by its exit code and last words."""
-    lines = [line.strip() for line in told.splitlines() if line.strip()]
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
     last = lines[-1] if lines else "no word of why"
     if code == INTERRUPTED:
         return "incomplete", _STOPPED
@@ -223,7 +223,7 @@ _FIRST_TIMEOUT_S = 6 * 3600.0  # nothing is known yet of how long a launch takes
 _SHORTEST_TIMEOUT_S = 60.0
 _PATIENCE = 10  # times the slowest launch so far
 
-Tell = Callable[[Sequence[Outcome], Task], None]
+OnProgress = Callable[[Sequence[Outcome], Task], None]
 
 
 @dataclass(frozen=True)
@@ -251,14 +251,16 @@ def bench_arguments(source: str, overrides: Sequence[str], axes: Sequence[str]) 
     return (source, *(word for option in options for word in option))
 
 
-def run_launches(tasks: Sequence[Task], tell: Tell, together: int = 1) -> list[Outcome]:
+def run_launches(
+    tasks: Sequence[Task], on_progress: OnProgress, together: int = 1
+) -> list[Outcome]:
     """Run tasks one after the other; a launch that goes wrong is an outcome like others.
 
     Ctrl-C ends the row; what there is comes back.
 
     Args:
         tasks: What to launch.
-        tell: Is called before each launch (or each two) with the outcomes so far.
+        on_progress: Is called before each launch (or each two) with the outcomes so far.
         together: 2 runs tasks two by two, their steps interleaved.
 
     Raises:
@@ -267,7 +269,7 @@ def run_launches(tasks: Sequence[Task], tell: Tell, together: int = 1) -> list[O
     outcomes: list[Outcome] = []
     try:
         for begin in range(0, len(tasks), together):
-            tell(outcomes, tasks[begin])
+            on_progress(outcomes, tasks[begin])
             before = {outcome.task for outcome in outcomes}
             ran = run_fresh(tasks[begin : begin + together], _timeout_s(outcomes))
             outcomes += ran

@@ -167,17 +167,17 @@ def _run_kineto(plan: Plan) -> tuple[RunRecord, Profiled]:
 
 
 def _run_tool(plan: Plan, command: Command) -> tuple[RunRecord, Profiled]:
-    output, told = plan.folder / OUTPUT, plan.folder / RUN
+    output, record_file = plan.folder / OUTPUT, plan.folder / RUN
     if plan.tool == "nsys":
         report = output.with_suffix(".nsys-rep")
         profiled = run_nsys(command.words[0], command, report, plan.timeout_s)
     else:
         profiled = run_ncu(command, output.with_suffix(".ncu-rep"), plan.timeout_s)
-    if not told.is_file():
+    if not record_file.is_file():
         raise ProfileError(
             f"the profiled program ended before it wrote its record. {name_files(plan.folder)}"
         )
-    return load_record(told), profiled
+    return load_record(record_file), profiled
 
 
 def _version(command: Command, record: RunRecord) -> str | None:

@@ -144,9 +144,9 @@ def _describe_defect(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if f"{os.sep}dsv4kv{os.sep}" in frame.filename] or frames
     place = f"{Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name}" if own else "?"
-    told = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}".rstrip(": ")
+    text = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}".rstrip(": ")
     return (
-        f"this should not have happened ({told}; {place}, dsv4kv {__version__}): please report it "
+        f"this should not have happened ({text}; {place}, dsv4kv {__version__}): please report it "
         "to whoever gave you dsv4kv, with the command and what it prints with --debug."
     )
 

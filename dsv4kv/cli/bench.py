@@ -184,13 +184,13 @@ def _run_launches(
     run_id = new_run_id(loaded.config.name, datetime.now(UTC))
     request = Request(["dsv4kv", *sys.argv[1:]], again, loaded, launches, run_id)
 
-    def tell(outcomes: "Sequence[Outcome]", task: Task) -> None:
-        watcher.tell(outcomes, task)
+    def on_progress(outcomes: "Sequence[Outcome]", task: Task) -> None:
+        watcher.show_launches(outcomes, task)
         if outcomes:
             save_record(merge(outcomes, request), out)
 
     with Watcher(stderr, "bench", "launches", launches) as watcher:
-        outcomes = run_launches([Task(arguments)] * launches, tell)
+        outcomes = run_launches([Task(arguments)] * launches, on_progress)
     if not outcomes:
         raise KeyboardInterrupt
     return merge(outcomes, request)

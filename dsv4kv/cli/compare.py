@@ -181,7 +181,7 @@ def compare(
     if before is not None:
         found = _judge(before, after, smallest, force=force, intended=bool(ab))
         verdict = found.conclude(fail_on_unclear=fail_on == "unclear")
-        _tell(found, verdict, as_json=as_json, as_markdown=as_markdown)
+        _print_comparison(found, verdict, as_json=as_json, as_markdown=as_markdown)
         if html:
             _draw(found, verdict, html)
     if save_baseline:
@@ -247,7 +247,7 @@ def _measure(duel: "Duel", out: Path) -> "tuple[Side, Side, bool]":
 
     stderr = open_console(stderr=True)
     with Watcher(stderr, "bench", "launches", 2 * duel.launches) as watcher:
-        sides, interrupted = run_duel(duel, watcher.tell)
+        sides, interrupted = run_duel(duel, watcher.show_launches)
     for side in sides:
         saved = save_record(side.records[0], out)
         say(f"record of {side.name}: {saved.path}", err=True)
@@ -274,7 +274,9 @@ def _judge(
     return judge_sides(before, after, smallest, differences, intended=intended)
 
 
-def _tell(found: "Comparison", verdict: "Verdict", *, as_json: bool, as_markdown: bool) -> None:
+def _print_comparison(
+    found: "Comparison", verdict: "Verdict", *, as_json: bool, as_markdown: bool
+) -> None:
     if as_json:
         import json
 

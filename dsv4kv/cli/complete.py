@@ -43,11 +43,11 @@ def offer_settings(kind: str, *, several: bool = False) -> Callable[[str], Offer
         path, given, value = incomplete.partition("=")
         if not given:
             return [
-                (f"{each}=", told) for each, (told, _) in known.items() if each.startswith(path)
+                (f"{each}=", hint) for each, (hint, _) in known.items() if each.startswith(path)
             ]
         names = dict(known[path][1]) if path in known else {}
         return [
-            (f"{path}={name}", told) for name, told in _matching(names, value, several=several)
+            (f"{path}={name}", hint) for name, hint in _matching(names, value, several=several)
         ]
 
     return complete
@@ -71,7 +71,7 @@ def offer_inputs(incomplete: str) -> Offer:
     if not given:
         return [(f"{each}=", "") for each in READERS if each.startswith(incomplete)]
     found = _matching(_explained(named.get(name, ())), value, several=True)
-    return [(f"{name}={each}", told) for each, told in found]
+    return [(f"{name}={each}", hint) for each, hint in found]
 
 
 def offer_runs(context: typer.Context, incomplete: str) -> Offer:
@@ -171,7 +171,7 @@ def _matching(names: Mapping[str, str], incomplete: str, *, several: bool = Fals
     before, comma, last = incomplete.rpartition(",") if several else ("", "", incomplete)
     given = before.split(",")
     return [
-        (f"{before}{comma}{name}", told)
-        for name, told in names.items()
+        (f"{before}{comma}{name}", hint)
+        for name, hint in names.items()
         if name.startswith(last) and name not in given
     ]

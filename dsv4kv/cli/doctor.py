@@ -36,7 +36,7 @@ def doctor(
     from dsv4kv.compare.floor import calibration_path
     from dsv4kv.doctor.examine import examine
     from dsv4kv.errors import DeviceError
-    from dsv4kv.view.doctor import tell_checks
+    from dsv4kv.view.doctor import report_checks
     from dsv4kv.view.terminal import show
 
     path = calibration_path()
@@ -45,7 +45,7 @@ def doctor(
     if as_json:
         print_document(_as_json(checks, calibration))
     else:
-        show(tell_checks(checks))
+        show(report_checks(checks))
         if calibration is not None:
             say(_sum_up(calibration, path))
     if any(check.status == "broken" for check in checks):
@@ -65,7 +65,7 @@ def _calibrate(path: Path, *, quiet: bool) -> "Calibration":
 
     stderr = open_console(stderr=True, quiet=quiet)
     with Watcher(stderr, "bench", "launches", 2 * LAUNCHES) as watcher:
-        alone, in_turns = run_calibration(watcher.tell)
+        alone, in_turns = run_calibration(watcher.show_launches)
     calibration = calibrate(alone, in_turns, measure_memcpy_gbps())
     save_calibration(calibration, path)
     return calibration
@@ -74,9 +74,9 @@ def _calibrate(path: Path, *, quiet: bool) -> "Calibration":
 def _sum_up(calibration: "Calibration", path: Path) -> str:
     peaks = ", ".join(f"{name} {rate:,.1f} GB/s" for name, rate in calibration.peaks_gbps.items())
     in_turns = calibration.noise_floor_in_turns
-    told = f", {in_turns * 100:.2f} % interleaved" if in_turns is not None else ""
+    interleaved = f", {in_turns * 100:.2f} % interleaved" if in_turns is not None else ""
     return (
-        f"calibrated: noise floor {calibration.noise_floor * 100:.2f} %{told}, over "
+        f"calibrated: noise floor {calibration.noise_floor * 100:.2f} %{interleaved}, over "
         f"{len(calibration.medians_ns)} quantities of {calibration.launches} launches; {peaks}; "
         f"stored in {path}"
     )

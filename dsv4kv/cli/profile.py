@@ -308,14 +308,14 @@ def _keep_file(
 def _show(source: "Source", path: Path, timelines: list[Path], *, quiet: bool, full: bool) -> None:
     from dsv4kv.errors import ConfigError
     from dsv4kv.view.facts import layers_text
-    from dsv4kv.view.headline import tell_profile_answer
-    from dsv4kv.view.profile import tell_profile
+    from dsv4kv.view.headline import report_profile_answer
+    from dsv4kv.view.profile import report_profile
     from dsv4kv.view.terminal import show
     from dsv4kv.view.timeline import write_timeline
 
     layers = layers_text(source.record.cases) if source.record else ""
-    parts = tell_profile(source.profile, source.yardstick, full=full, layers=layers)
-    show([*parts, *tell_profile_answer(source.table, layers)], open_console(quiet=quiet))
+    parts = report_profile(source.profile, source.yardstick, full=full, layers=layers)
+    show([*parts, *report_profile_answer(source.table, layers)], open_console(quiet=quiet))
     for target in timelines:
         if source.table.timeline is None:
             raise ConfigError(f"{path} has no timeline: ncu runs every kernel alone.")
@@ -325,9 +325,9 @@ def _show(source: "Source", path: Path, timelines: list[Path], *, quiet: bool, f
 def _show_diff(paths: tuple[Path, Path], step: str, *, full: bool) -> None:
     from dsv4kv.record.imported import load_profile
     from dsv4kv.view.profile import MOST_ROWS
-    from dsv4kv.view.profile_diff import tell_diff
+    from dsv4kv.view.profile_diff import report_diff
     from dsv4kv.view.terminal import show
 
     before, after = (load_profile(path, step).table for path in paths)
     names = paths[0].name, paths[1].name
-    show(tell_diff(before, after, names, most=None if full else MOST_ROWS))
+    show(report_diff(before, after, names, most=None if full else MOST_ROWS))

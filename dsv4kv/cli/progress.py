@@ -40,7 +40,7 @@ class Watcher:
         """
         self._console, self._unit, self._clock = console, unit, clock
         self._name, self._done, self._total = name, 0, total
-        self._begun = self._told = clock()
+        self._begun = self._shown = clock()
         self._after_s = after_s
         self._bar = Progress(
             TextColumn("{task.description}"),
@@ -70,7 +70,7 @@ class Watcher:
     def start(self, total: int) -> None:
         """Begin to count to ``total``."""
         self._total = total
-        self._begun = self._told = self._clock()
+        self._begun = self._shown = self._clock()
         self._bar.reset(self._task, total=total)
 
     def name(self, name: str) -> None:
@@ -91,9 +91,9 @@ class Watcher:
         """So many of a total are done."""
         self._done, self._total = done, total
         now = self._clock()
-        if now - self._told < (_REDRAWN_S if self._console.is_terminal else EVERY_S):
+        if now - self._shown < (_REDRAWN_S if self._console.is_terminal else EVERY_S):
             return  # whoever counts a million requests is not to wait for us
-        self._told = now
+        self._shown = now
         if self._console.is_terminal:
             if now - self._begun >= self._after_s:
                 self._bar.start()
@@ -101,7 +101,7 @@ class Watcher:
         else:
             self._console.print(self._line(now - self._begun), highlight=False)
 
-    def tell(self, outcomes: "Sequence[Outcome]", task: "Task") -> None:
+    def show_launches(self, outcomes: "Sequence[Outcome]", task: "Task") -> None:
         """Count launches that have ended and name what begins."""
         lost = sum(outcome.record is None for outcome in outcomes)
         words = [f"bench {task.side}".strip(), *([f"{lost} lost"] if lost else [])]

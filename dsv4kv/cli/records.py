@@ -21,13 +21,13 @@ def keep_record(record: "RunRecord", folder: Path, json_: str | None, *, silent:
     """
     from dsv4kv.endings import endings_put_off
     from dsv4kv.record.store import dumps, save_record
-    from dsv4kv.view.record import tell_record
+    from dsv4kv.view.record import report_record
     from dsv4kv.view.terminal import show
 
     with endings_put_off():
         saved = save_record(record, folder)
     console = open_console(stderr=True, soft_wrap=True) if silent else open_console()
-    show(tell_record(record, quiet=silent), console)
+    show(report_record(record, quiet=silent), console)
     say_saved(saved, silent=silent)
     if json_:
         write_json(dumps(record), json_)

@@ -77,7 +77,7 @@ def _refuse_two(*given: object) -> None:
 
 def _show(runs: list[Path], *, as_json: bool) -> None:
     from dsv4kv.record.store import dumps, load_record
-    from dsv4kv.view.record import tell_record
+    from dsv4kv.view.record import report_record
     from dsv4kv.view.terminal import show
 
     for run in runs:
@@ -85,7 +85,7 @@ def _show(runs: list[Path], *, as_json: bool) -> None:
         if as_json:
             print_document(dumps(record))
         else:
-            show(tell_record(record))
+            show(report_record(record))
 
 
 def _draw(runs: list[Path], html: Path | None, charts: Path | None) -> None:

@@ -70,11 +70,11 @@ def show(
 ) -> None:
     """Show a run of the folder again, as `dsv4kv report` does."""
     from dsv4kv.record.store import list_entries, load_record
-    from dsv4kv.view.record import tell_record
+    from dsv4kv.view.record import report_record
     from dsv4kv.view.terminal import show as show_parts
 
     entry = _find(list_entries(folder), run, folder)
-    show_parts(tell_record(load_record(folder / entry.file)))
+    show_parts(report_record(load_record(folder / entry.file)))
 
 
 @app.command(epilog=f"{_EXAMPLES}dsv4kv results prune --older-than 30 --yes")
@@ -108,8 +108,8 @@ def prune(
         count = sum(entry.summary is not None for entry in entries)
         say(f"nothing to remove: none of {count:,} runs fits.", err=True)
     elif not yes:
-        told = "1 run: --yes removes it." if len(chosen) == 1 else ""
-        say(told or f"{len(chosen)} runs: --yes removes them.", err=True)
+        sentence = "1 run: --yes removes it." if len(chosen) == 1 else ""
+        say(sentence or f"{len(chosen)} runs: --yes removes them.", err=True)
 
 
 def _find(entries: "list[Entry]", run: str, folder: Path) -> "Entry":
@@ -124,5 +124,5 @@ def _find(entries: "list[Entry]", run: str, folder: Path) -> "Entry":
     found = [run] if run in names else found
     if len(found) == 1:
         return names[found[0]]
-    told = f"fits {', '.join(found)}" if found else f"fits no run in {folder}"
-    raise RecordError(f"{run} {told}: `dsv4kv results list` names them.")
+    matches = f"fits {', '.join(found)}" if found else f"fits no run in {folder}"
+    raise RecordError(f"{run} {matches}: `dsv4kv results list` names them.")

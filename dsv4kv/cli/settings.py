@@ -139,8 +139,8 @@ def fill(
         ctx.params[param] = [*changes.values(), *given]
         used += changes
     if used and not ctx.params.get("quiet"):
-        told = listed(f"{setting} {_told(project.leaves[setting])}" for setting in used)
-        show([f"settings: {shown(project.path)} ({told})"], open_console(stderr=True))
+        sources = listed(f"{setting} {_value_text(project.leaves[setting])}" for setting in used)
+        show([f"settings: {shown(project.path)} ({sources})"], open_console(stderr=True))
     return rest
 
 
@@ -211,7 +211,9 @@ def _read(project: Project, setting: str) -> str:
     """A setting as the command line has it; raises ``ConfigError`` with its place."""
     leaf, name = project.leaves[setting], setting.rpartition(".")[2]
     if isinstance(leaf.value, bool) or not isinstance(leaf.value, str | int | float):
-        raise ConfigError(f"{leaf.place}: {setting} is {_told(leaf)}: write text or a number.")
+        raise ConfigError(
+            f"{leaf.place}: {setting} is {_value_text(leaf)}: write text or a number."
+        )
     text = str(_from_here(project, name, leaf.value))
     try:
         _READERS.get(name, str)(text)
@@ -228,7 +230,7 @@ def _from_here(project: Project, name: str, value: Any) -> Any:
     return str(path) if name == "results" or (name in _PATHS and path.exists()) else value
 
 
-def _told(leaf: Leaf) -> str:
+def _value_text(leaf: Leaf) -> str:
     return on_one_line(leaf.value)
 
 

@@ -21,7 +21,7 @@ def bench_systems(
     from dsv4kv.config.systems import SystemsConfig
     from dsv4kv.errors import ConfigError, VerificationError
     from dsv4kv.systems.run import dumps, problems, run_systems
-    from dsv4kv.view.systems import tell_systems
+    from dsv4kv.view.systems import report_systems
     from dsv4kv.view.terminal import show
 
     if unused:
@@ -33,13 +33,13 @@ def bench_systems(
     silent = quiet or json_ == "-"
     with Watcher(open_console(stderr=True, quiet=silent), "bench", "systems") as watcher:
 
-        def tell(name: str, done: int, total: int) -> None:
+        def on_system(name: str, done: int, total: int) -> None:
             watcher.name(f"bench {name}")
             watcher.reach(done, total)
 
-        outcomes = run_systems(config, tell)
+        outcomes = run_systems(config, on_system)
     if not silent:
-        show(tell_systems(outcomes))
+        show(report_systems(outcomes))
     if json_:
         write_json(dumps(config, outcomes), json_)
     if wrong := problems(outcomes):

@@ -398,11 +398,11 @@ def convert(
         else:
             chosen = check(islice(requests, skip, stop), skip)
         if to == "oracle":
-            told = f"{write_oracle(chosen, out):,} block references"
+            amount = f"{write_oracle(chosen, out):,} block references"
         else:
             count = write_weka(chosen, out) if to == "weka" else write_trace(chosen, out, to)
-            told = f"{count:,} requests"
-    say(f"{out}: {told} written")
+            amount = f"{count:,} requests"
+    say(f"{out}: {amount} written")
 
 
 app.command("mrc", epilog=EPILOG)(mrc)

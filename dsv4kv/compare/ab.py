@@ -14,10 +14,10 @@ from typing import Literal
 
 from dsv4kv.bench.launches import (
     OWN_TREE,
+    OnProgress,
     Outcome,
     Request,
     Task,
-    Tell,
     bench_arguments,
     merge,
     run_launches,
@@ -146,7 +146,7 @@ class _Plan:
     loaded: LoadedConfig
 
 
-def run_duel(duel: Duel, tell: Tell) -> tuple[tuple[Side, Side], bool]:
+def run_duel(duel: Duel, on_progress: OnProgress) -> tuple[tuple[Side, Side], bool]:
     """Run both sides interleaved; Ctrl-C leaves what was measured.
 
     Returns:
@@ -160,7 +160,7 @@ def run_duel(duel: Duel, tell: Tell) -> tuple[tuple[Side, Side], bool]:
         unit = duel.turns or _choose_unit(plans)
         order = draw_order(duel.launches, unit, duel.order_seed)
         tasks = [plans[side].task for side in order]
-        outcomes = run_launches(tasks, tell, together=2 if unit == "step" else 1)
+        outcomes = run_launches(tasks, on_progress, together=2 if unit == "step" else 1)
     asked = 2 * duel.launches
     interrupted = len(outcomes) < asked or any(outcome.interrupted for outcome in outcomes)
     sides = tuple(_side(duel, plan, outcomes) for plan in plans)

@@ -8,7 +8,7 @@ import numpy as np
 
 from dsv4kv.compare.differences import Difference
 from dsv4kv.compare.floor import Floor
-from dsv4kv.compare.side import Launched, Side, list_launched, tell_losses
+from dsv4kv.compare.side import Launched, Side, list_launched, list_losses
 from dsv4kv.measure.verdict import Judgement, Launches, Verdict, judge, judge_exact, judge_pairs
 from dsv4kv.record.quantities import Quantity, axis_text, ratio_of_calls
 from dsv4kv.units import format_bytes
@@ -144,7 +144,7 @@ def compare(
             if quantity not in other
         ),
         losses=(
-            *(loss for side in (before, after) for loss in tell_losses(side)),
+            *(loss for side in (before, after) for loss in list_losses(side)),
             *(f"{q} is too short for this clock: 0 ns" for q in both if q not in shared),
         ),
         differences=tuple(differences),

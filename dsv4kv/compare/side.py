@@ -89,7 +89,7 @@ def took_turns(before: Side, after: Side) -> bool:
     return any(first & second)
 
 
-def tell_losses(side: Side) -> Iterator[str]:
+def list_losses(side: Side) -> Iterator[str]:
     """A sentence for each launch and case of a side that cannot be compared."""
     for record in side.records:
         with_cases = {case.launch for case in record.cases}

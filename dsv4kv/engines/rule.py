@@ -59,7 +59,7 @@ def one_group(
     """A rule that keeps blocks of context alone."""
 
     def serve(pool: Pool) -> Outcome:
-        return tell_hits(pool, alike(replay(pool)), windows=False)
+        return count_hits(pool, alike(replay(pool)), windows=False)
 
     return Rule(serve, open=open_cache, speculations=speculations)
 
@@ -69,7 +69,7 @@ def alike(hits: Ints) -> GroupHits:
     return GroupHits(hits, hits, hits, np.zeros(len(hits), bool))
 
 
-def tell_hits(
+def count_hits(
     pool: Pool,
     hits: GroupHits,
     *,

@@ -188,7 +188,7 @@ def measure_trace(
     steps = len(parts) + len(sizes) * len(question.rules) * len(question.speculations)
     numbers = iter(range(1, steps + 1))
 
-    def tell() -> None:
+    def on_step() -> None:
         done = next(numbers)
         if watch:
             watch(done, steps)
@@ -201,7 +201,7 @@ def measure_trace(
         trace_block_tokens=table.block_tokens,
         costs=costs,
         points=tuple(
-            _measure(part, tokens, question, strategies, costs, tell) for tokens, part in parts
+            _measure(part, tokens, question, strategies, costs, on_step) for tokens, part in parts
         ),
         enough_tokens=None if enough is None else enough * grain,
         sampling=parts[-1][1].simulation.sampling,
@@ -268,7 +268,7 @@ def _measure(
     question: Question,
     strategies: Sequence[Strategy],
     costs: PrefixCosts,
-    tell: Callable[[], None],
+    on_step: Callable[[], None],
 ) -> Point:
     """Hits as shares of all prompts; those that cannot run hit nothing."""
     reuse, prompts = part.reuse, part.whole.input_tokens
@@ -287,16 +287,16 @@ def _measure(
             )
             for s in strategies
         ),
-        rules=_rules(part.whole, tokens, question, tell),
+        rules=_rules(part.whole, tokens, question, on_step),
         policies=tuple(o.among(prompts, part.requests) for o in part.simulation.outcomes(blocks)),
         estimates=tuple(e.scaled(served_share) for e in part.simulation.estimates(blocks)),
     )
-    tell()
+    on_step()
     return point
 
 
 def _rules(
-    table: PathTable, tokens: int | None, question: Question, tell: Callable[[], None]
+    table: PathTable, tokens: int | None, question: Question, on_step: Callable[[], None]
 ) -> tuple[Outcome, ...]:
     """Rules at one capacity, each with the blocks of its engine unless others are asked for."""
     if tokens is None:
@@ -309,7 +309,7 @@ def _rules(
             chunk, arch = question.chunk_tokens, question.arch
             pool = Pool(table, tokens, grain, question.model, chunk, how, arch)
             outcomes.append(replace(run_rule(name, pool), speculation=drafts))
-            tell()
+            on_step()
     return tuple(outcomes)
 
 

@@ -397,17 +397,17 @@ class Simulation:
 
     def outcomes(self, blocks: int | None) -> tuple[Outcome, ...]:
         """What policies do on the whole trace; nothing where a sample estimates it."""
-        if blocks is None or self._tells(blocks):
+        if blocks is None or self._is_sampled(blocks):
             return ()
         return tuple(replay_policy(n, self._table, self._reuse, blocks) for n in self._names)
 
     def estimates(self, blocks: int | None) -> tuple[SampledHits, ...]:
         """What the sample estimates of them."""
-        if blocks is None or not self._tells(blocks):
+        if blocks is None or not self._is_sampled(blocks):
             return ()
         assert self._sample is not None
         total = self._table.total_input_tokens
         return tuple(self._sample.estimate(n, self._reuse, total, blocks) for n in self._names)
 
-    def _tells(self, blocks: int) -> bool:
+    def _is_sampled(self, blocks: int) -> bool:
         return self._sample is not None and blocks not in self._whole

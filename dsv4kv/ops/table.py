@@ -117,8 +117,8 @@ def best(operation: str, architecture: str) -> str:
 
 def explain(operation: str) -> str:
     """The variants of an operation and their meanings, in a sentence."""
-    told = (f"{name} ({variant.meaning})" for name, variant in VARIANTS[operation].items())
-    return f"How {operation} is done on a GPU: {', '.join(told)}; null takes the first it has."
+    meanings = (f"{name} ({variant.meaning})" for name, variant in VARIANTS[operation].items())
+    return f"How {operation} is done on a GPU: {', '.join(meanings)}; null takes the first it has."
 
 
 def choose(asked: Mapping[str, str | None], architecture: str) -> Choice:

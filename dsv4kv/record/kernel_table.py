@@ -251,7 +251,7 @@ def build_table(
         outside_calls=len(outside),
         outside_ns=int(work.self_ns[outside].sum()),
         warnings=trace.warnings,
-        notes=[*trace.notes, *_tell_idle(len(trace.steps_ns) - steps)],
+        notes=[*trace.notes, *_note_idle(len(trace.steps_ns) - steps)],
     )
 
 
@@ -261,7 +261,7 @@ def _count_steps(trace: Trace) -> int:
     return len(trace.steps_ns) if on_cpu(trace.work) else len(np.unique(step[step >= 0]))
 
 
-def _tell_idle(steps: int) -> list[str]:
+def _note_idle(steps: int) -> list[str]:
     return [f"left out: {counted(steps, 'step')} without work"] if steps else []
 
 

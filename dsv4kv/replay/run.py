@@ -227,8 +227,8 @@ def _series(replay: Replay) -> ReplaySeries:
     return ReplaySeries(at_ns=[round(moment.time_s * _NS) for moment in moments], **columns)
 
 
-Tell = Callable[[int, int], None]
-"""Is told how many requests are done, of how many, over all cases."""
+OnProgress = Callable[[int, int], None]
+"""Is called with how many requests are done, of how many, over all cases."""
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,7 @@ class Invocation:
     axes: Sequence[str]
 
 
-def run_replay(invocation: Invocation, tell: Tell) -> RunRecord:
+def run_replay(invocation: Invocation, on_progress: OnProgress) -> RunRecord:
     """Replay every case; Ctrl-C ends the run, a case that fails does not end a sweep.
 
     Raises:
@@ -260,7 +260,7 @@ def run_replay(invocation: Invocation, tell: Tell) -> RunRecord:
     trace = config.workload.trace
     digest = trace_sha256(resolve_trace(trace)) if trace else None
     environment = Environment(**capture_environment())
-    cases = _run_points(invocation.points, environment.memory_bytes, tell)
+    cases = _run_points(invocation.points, environment.memory_bytes, on_progress)
     statuses = [case.status for case in cases]
     return RunRecord(
         run_id=new_run_id(config.name, started),
@@ -280,7 +280,7 @@ def run_replay(invocation: Invocation, tell: Tell) -> RunRecord:
 
 
 def _run_points(
-    points: Sequence[Point[ReplayConfig]], machine_bytes: int | None, tell: Tell
+    points: Sequence[Point[ReplayConfig]], machine_bytes: int | None, on_progress: OnProgress
 ) -> list[Case]:
     """One case after the other; a trace that they share is read once."""
     cases: list[Case] = []
@@ -292,7 +292,7 @@ def _run_points(
                 known = (key, read_requests(point.config))
             requests = known[1]
             replay = build_replay(point.config, requests, machine_bytes=machine_bytes)
-            so_far = partial(_tell_all, tell, number, len(points), len(requests))
+            so_far = partial(_count_all, on_progress, number, len(points), len(requests))
             cases.append(_serve(point, replay, so_far))
         except Dsv4kvError as error:
             if len(points) == 1:
@@ -303,16 +303,16 @@ def _run_points(
     return cases
 
 
-def _tell_all(tell: Tell, case: int, cases: int, requests: int, done: int) -> None:
-    tell(case * requests + done, cases * requests)
+def _count_all(on_progress: OnProgress, case: int, cases: int, requests: int, done: int) -> None:
+    on_progress(case * requests + done, cases * requests)
 
 
-def _serve(point: Point[ReplayConfig], replay: Replay, tell: Callable[[int], None]) -> Case:
+def _serve(point: Point[ReplayConfig], replay: Replay, on_progress: Callable[[int], None]) -> Case:
     """Serve the trace and describe what came of it."""
     interrupted, problem, ended = False, None, False
     try:
         while replay.scheduler.turn():
-            tell(replay.outcome.finished)
+            on_progress(replay.outcome.finished)
         ended = True
     except KeyboardInterrupt:
         interrupted = True

@@ -326,7 +326,7 @@ class ServingLoop:
         self._position[slots] += kept
         self._output_left[decoders] -= kept[:decoding]
         self._prompt_left[chunks] -= kept[decoding:]
-        self._tell_reuse(chunks)
+        self._advance_reuse(chunks)
         answered = chunks[self._prompt_left[chunks] == 0]  # a prompt's end gives one token
         self.totals.input_tokens += int(kept[decoding:].sum())
         self.totals.output_tokens += int(
@@ -339,7 +339,7 @@ class ServingLoop:
             with self._recorder.excluded():
                 self._on_progress(int(kept.sum()))
 
-    def _tell_reuse(self, chunks: Slots) -> None:
+    def _advance_reuse(self, chunks: Slots) -> None:
         """What prompts have been computed up to, and which are complete."""
         if self._reuse is None:
             return

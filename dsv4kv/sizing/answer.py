@@ -164,9 +164,9 @@ def limit_sentence(scenario: Scenario) -> str:
     """How many requests the engine runs at once, and by which of its words."""
     settings, engine = scenario.settings, scenario.engine.name
     word = word_for(engine.partition(":")[0], "request-limit")
-    told = "is its own" if "request_limit" in settings.assumed else "is given"
+    source = "is its own" if "request_limit" in settings.assumed else "is given"
     replica = " a replica" if scenario.layout.dp > 1 else ""
-    return f"{engine} runs {settings.request_limit:,}{replica} ({word} {told})"
+    return f"{engine} runs {settings.request_limit:,}{replica} ({word} {source})"
 
 
 def count_requests(count: int) -> str:

@@ -159,8 +159,8 @@ def _formats(
         if reason and engine.name != "dsv4kv"
     }
     main, window, indexer = (stored[place][0] for place in PLACES)
-    told = replace(inputs, main_format=main, window_format=window, indexer_format=indexer)
-    return find_formats(told, config, tp), reasons
+    given = replace(inputs, main_format=main, window_format=window, indexer_format=indexer)
+    return find_formats(given, config, tp), reasons
 
 
 def fix_layout(scenario: Scenario) -> Inputs:

@@ -87,7 +87,7 @@ class TraceLines:
         """Consume what ``chunk`` returned."""
         self._file.read(sum(map(len, chunk)))
         self.number += len(chunk)
-        self._tell()
+        self._report_position()
 
     def rest(self) -> str:
         """Return all that is left, of one document."""
@@ -108,7 +108,7 @@ class TraceLines:
         while True:
             self.number += 1
             if not self.number % _WATCHED_LINES:
-                self._tell()
+                self._report_position()
             with _reading:
                 line = self._file.readline(_MAX_LINE_BYTES + 1)
             if not line:
@@ -121,7 +121,7 @@ class TraceLines:
             if line and not line.isspace():
                 return _decode(line)
 
-    def _tell(self) -> None:
+    def _report_position(self) -> None:
         if self._watch:
             self._watch(self._raw.tell(), self._size)
 

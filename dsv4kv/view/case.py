@@ -36,7 +36,7 @@ _INDEXER = "indexer_"
 _NS_TO_US = 1e-3
 _RATIO_TO_PERCENT = 100.0
 _SHORT_NS = 10_000  # below, launching the kernels is much of an operation's time
-_TOLD_PERCENTILES = (90.0, 99.0)
+_SHOWN_PERCENTILES = (90.0, 99.0)
 
 
 def backend_note(case: Case) -> str:
@@ -208,8 +208,8 @@ def _tail(latency: Latency) -> list[str]:
     if not latency.samples_ns:
         return [ABSENT] * 4
     summary = summarize(latency.samples_ns)
-    told = [summary.percentiles.get(percentile) for percentile in _TOLD_PERCENTILES]
-    values = [*told, summary.maximum]
+    percentiles = [summary.percentiles.get(percentile) for percentile in _SHOWN_PERCENTILES]
+    values = [*percentiles, summary.maximum]
     micros = [ABSENT if v is None else format_number(v * _NS_TO_US) for v in values]
     return [*micros, f"{summary.outliers:,}"]
 

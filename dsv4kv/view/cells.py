@@ -60,10 +60,10 @@ def _split(estimate: "Estimate | None", scale: float) -> tuple[str, str]:
         return format_number(value), f"± {UNKNOWN_INTERVAL}"
     spread = estimate.half_width * scale
     decimals = _decimals(value, spread)
-    told = f"± {_round_up(spread, decimals)}"
+    interval = f"± {_round_up(spread, decimals)}"
     if estimate.arms and estimate.is_lopsided:
-        told = _both((estimate.arms[0] * scale, estimate.arms[1] * scale), decimals)
-    return f"{value:,.{decimals}f}", told
+        interval = _both((estimate.arms[0] * scale, estimate.arms[1] * scale), decimals)
+    return f"{value:,.{decimals}f}", interval
 
 
 def _both(arms: tuple[float, float], decimals: int) -> str:

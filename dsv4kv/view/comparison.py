@@ -55,14 +55,14 @@ def describe_interval(judgement: Judgement) -> str:
 def conclude(comparison: Comparison, verdict: Verdict) -> str:
     """The verdict and what it rests on, as one sentence."""
     count = Counter(row.judgement.verdict for row in comparison.rows)
-    told = ", ".join(f"{count[verdict]} {verdict}" for verdict in Verdict if count[verdict])
+    counts = ", ".join(f"{count[verdict]} {verdict}" for verdict in Verdict if count[verdict])
     mean = comparison.overall
     if mean is None:
         return f"{verdict}: nothing that both sides measured to its end can be compared"
     change = f"{describe_change(mean)} ({describe_interval(mean)}) on geometric mean"
     layers = _layers(comparison.before, comparison.after)
     of_layers = f", {layers}" if layers else ""
-    return f"{verdict}: {change}{of_layers}; of {len(comparison.rows)} rows {told}"
+    return f"{verdict}: {change}{of_layers}; of {len(comparison.rows)} rows {counts}"
 
 
 def explain(comparison: Comparison) -> str:
@@ -174,10 +174,10 @@ def list_warnings(comparison: Comparison) -> Iterator[Finding]:
         yield Finding("bad", "the sides are not alike and are compared all the same (--force):")
     for difference in comparison.differences:
         yield Finding("note", str(difference))
-    told = [*comparison.losses, *comparison.missing]
-    yield from (Finding("warning", sentence) for sentence in told[:_MOST_LOSSES])
-    if len(told) > _MOST_LOSSES:
-        yield Finding("warning", f"and {len(told) - _MOST_LOSSES} more")
+    sentences = [*comparison.losses, *comparison.missing]
+    yield from (Finding("warning", sentence) for sentence in sentences[:_MOST_LOSSES])
+    if len(sentences) > _MOST_LOSSES:
+        yield Finding("warning", f"and {len(sentences) - _MOST_LOSSES} more")
 
 
 def comparison_table(comparison: Comparison) -> Table:
@@ -288,7 +288,7 @@ def _markdown(comparison: Comparison, verdict: Verdict) -> Iterator[str]:
     if comparison.forced:
         yield "- **the sides are not alike and are compared all the same (`--force`)**"
     yield from (f"- {difference}" for difference in comparison.differences)
-    yield from (f"- {told}" for told in (*comparison.losses, *comparison.missing))
+    yield from (f"- {sentence}" for sentence in (*comparison.losses, *comparison.missing))
     changes = (Verdict.SLOWER, Verdict.FASTER)
     changed = [row for row in comparison.rows if row.judgement.verdict in changes]
     others = [row for row in comparison.rows if row.judgement.verdict not in changes]
@@ -299,10 +299,10 @@ def _markdown(comparison: Comparison, verdict: Verdict) -> Iterator[str]:
         yield from ("", f"<details><summary>{summary}</summary>", "")
         yield from (render_markdown(_changes(others)), "", "</details>")
     if rows := list_reuse(comparison.before, comparison.after):
-        told = [(_at(each.axis, each.name), each.before, each.after) for each in rows]
+        cells = [(_at(each.axis, each.name), each.before, each.after) for each in rows]
         yield from (
             "",
-            render_markdown(Table("", [*names("reuse"), *numbers("before", "after")], told)),
+            render_markdown(Table("", [*names("reuse"), *numbers("before", "after")], cells)),
         )
     yield from ("", f"<sub>{explain(comparison)}</sub>")
 
@@ -350,18 +350,18 @@ def for_page(comparison: Comparison, verdict: Verdict) -> Compared:
         rows=[ComparedRow(_name(row), row.judgement) for row in comparison.rows],
         overall=comparison.overall,
         verdict=Finding(LEVELS[verdict], conclude(comparison, verdict)),
-        cautions=[*list_warnings(comparison), *_tell_omissions(comparison)],
+        cautions=[*list_warnings(comparison), *_list_omissions(comparison)],
         table=comparison_table(comparison),
         explanation=explain(comparison),
     )
 
 
-def _tell_omissions(comparison: Comparison) -> Iterator[Finding]:
+def _list_omissions(comparison: Comparison) -> Iterator[Finding]:
     """Sides of several records: a page with all of them would say everything many times."""
     for side in (comparison.before, comparison.after):
         if (count := len(side.records)) > 1:
-            told = f"{side.name}: all {count} records are compared, the first is shown below"
-            yield Finding("note", told)
+            text = f"{side.name}: all {count} records are compared, the first is shown below"
+            yield Finding("note", text)
 
 
 def _name(row: ComparisonRow) -> str:

@@ -18,7 +18,8 @@ def schema_table(root: Root = BenchConfig) -> Table:
 def settings_table(settings: Mapping[str, tuple[Any, str, str]]) -> Table:
     """A project's settings by name: value, where it is written, and what it is."""
     rows = [
-        [name, on_one_line(value), place, told] for name, (value, place, told) in settings.items()
+        [name, on_one_line(value), place, meaning]
+        for name, (value, place, meaning) in settings.items()
     ]
     return Table("", [*names("setting", "value", "written in"), *prose("what it is")], rows)
 

@@ -17,7 +17,7 @@ _LEVELS: dict[str, Level] = {
 _LONGEST_PATH = 36
 
 
-def tell_checks(checks: Sequence[Check]) -> Iterator[Part]:
+def report_checks(checks: Sequence[Check]) -> Iterator[Part]:
     """A table for each topic, then what to do."""
     for topic in dict.fromkeys(check.topic for check in checks):
         yield _table(topic, [check for check in checks if check.topic == topic])
@@ -34,10 +34,10 @@ def _sum_up(checks: Sequence[Check]) -> Finding:
     count = Counter(check.status for check in checks)
     notes = [counted(count["note"], "note")] if count["note"] else []
     others: list[Status] = ["good", "missing", "broken"]
-    told = ", ".join([*notes, *(f"{count[each]} {each}" for each in others if count[each])])
+    counts = ", ".join([*notes, *(f"{count[each]} {each}" for each in others if count[each])])
     if count["broken"]:
-        return Finding("bad", f"dsv4kv bench cannot run here: of {len(checks)} checks {told}")
-    return Finding("good", f"dsv4kv bench can run here: of {len(checks)} checks {told}")
+        return Finding("bad", f"dsv4kv bench cannot run here: of {len(checks)} checks {counts}")
+    return Finding("good", f"dsv4kv bench can run here: of {len(checks)} checks {counts}")
 
 
 def _table(topic: str, checks: Sequence[Check]) -> Table:

@@ -31,21 +31,21 @@ def explain(paths: Sequence[Path], json: bool = False) -> bool:
         from dsv4kv.engines.logs.explain import explain_log
 
         explanation = explain_log(paths[0])
-        document, parts = _document(explanation), _tell(explanation)
-        told = [explanation]
+        document, parts = _document(explanation), _report_explanation(explanation)
+        explained = [explanation]
     else:
         from dsv4kv.engines.logs.waterfall import compare_logs
 
         waterfall = compare_logs(*paths)
-        document, parts = _document(waterfall), _tell_waterfall(waterfall)
-        told = [waterfall.before, waterfall.after]
+        document, parts = _document(waterfall), _report_waterfall(waterfall)
+        explained = [waterfall.before, waterfall.after]
     if json:
         print_document(json_module.dumps(document, ensure_ascii=False, indent=2))
     else:
         from dsv4kv.view.terminal import show
 
         show(parts)
-    return all(each.printed_tokens is not None for each in told)
+    return all(each.printed_tokens is not None for each in explained)
 
 
 def _document(record: Any) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def _document(record: Any) -> dict[str, Any]:
     return document
 
 
-def _tell(explanation: "Explanation") -> list[Part]:
+def _report_explanation(explanation: "Explanation") -> list[Part]:
     """From the number to what it means, what fits, and what would change it."""
     tables: list[Part] = [_ranks(explanation)] if len(explanation.ranks) > 1 else []
     tables += [_statements(explanation), _costs(explanation), _fits(explanation)]
@@ -69,8 +69,8 @@ def _tell(explanation: "Explanation") -> list[Part]:
 
 
 def _head(explanation: "Explanation") -> str:
-    told = explanation.printed_tokens
-    number = "refused to start" if told is None else f"{told:,} tokens"
+    printed = explanation.printed_tokens
+    number = "refused to start" if printed is None else f"{printed:,} tokens"
     proof = "" if explanation.seen_in_logs else " (rules derived from source, not seen in a log)"
     return f"{explanation.source}: {number}\n{explanation.title}{proof}\n"
 
@@ -144,7 +144,7 @@ def _candidates(explanation: "Explanation") -> str:
     return "\n".join([*lines, *([f"  and {more} more"] if more else [])])
 
 
-def _tell_waterfall(waterfall: "Waterfall") -> list[Part]:
+def _report_waterfall(waterfall: "Waterfall") -> list[Part]:
     rows = [(waterfall.before.source, "", f"{waterfall.start_tokens:,}", "", "", "")]
     rows += [
         (
@@ -168,5 +168,5 @@ def _tell_waterfall(waterfall: "Waterfall") -> list[Part]:
         ],
         [*rows, (waterfall.after.source, *ends)],
     )
-    titles = [f"{told.source}: {told.title}" for told in (waterfall.before, waterfall.after)]
+    titles = [f"{log.source}: {log.title}" for log in (waterfall.before, waterfall.after)]
     return [*titles, "", table]

@@ -118,10 +118,10 @@ def _cell(value: Any) -> Any:
 
 def _markdown(record: RunRecord) -> Iterator[str]:
     launches = len(record.launches) or 1
-    told = f"{launches} launches" if launches > 1 else "one launch, interval within it"
+    launched = f"{launches} launches" if launches > 1 else "one launch, interval within it"
     status = "" if record.status == "complete" else f", **{record.status}**"
     layers = layers_text(record.cases)
-    facts = ", ".join(filter(None, (record.config_source, told, layers)))
+    facts = ", ".join(filter(None, (record.config_source, launched, layers)))
     yield f"**{record.run_id}** ({facts}{status})"
     groups = by_quantity(list_measured(record)).items()
     rows = [(_name(quantity), f"{len(group)}", *_estimates(group)) for quantity, group in groups]

@@ -74,8 +74,8 @@ def layers_text(cases: Iterable[Case]) -> str:
 
 
 def _layers(cache: CacheSummary | None) -> str:
-    told = _of_caches([cache]) if cache else ""
-    return f", {told}" if told else ""
+    caches = _of_caches([cache]) if cache else ""
+    return f", {caches}" if caches else ""
 
 
 def _of_caches(caches: Iterable[CacheSummary]) -> str:

@@ -96,12 +96,12 @@ def judge_record(record: RunRecord) -> Finding:
         return Finding("good", f"{served:,} requests served in virtual time, no block leaked")
     checks = sum(case.verification.checks for case in record.cases)
     planned = any(case.cache and case.cache.pools for case in record.cases)
-    told = [
+    clauses = [
         f"{checks:,} outputs equal the reference" if checks else "no output was compared",
         *(["memory as predicted to the byte"] if planned else []),
         "no block leaked",
     ]
-    return Finding("good" if checks else "note", ", ".join(told))
+    return Finding("good" if checks else "note", ", ".join(clauses))
 
 
 def judge_case(case: Case) -> list[Finding]:
@@ -142,21 +142,21 @@ def answer(record: RunRecord) -> list[str]:
 
 
 def _in_a_line(numbers: Iterable[KeyNumber], layers: str) -> list[str]:
-    told = "; ".join(f"{number.label}: {number.figure}" for number in numbers)
-    return [f"{_join(told, layers)}."] if told else []
+    line = "; ".join(f"{number.label}: {number.figure}" for number in numbers)
+    return [f"{_join(line, layers)}."] if line else []
 
 
-def tell_answer(record: RunRecord) -> Iterator[Part]:
+def report_answer(record: RunRecord) -> Iterator[Part]:
     """What a terminal ends with: the answer."""
-    yield from _tell_lines(answer(record))
+    yield from _report_lines(answer(record))
 
 
-def tell_profile_answer(table: KernelTable, layers: str) -> Iterator[Part]:
-    """What a terminal ends with after a profile; ``layers`` as in ``tell_profile``."""
-    yield from _tell_lines(_in_a_line(profile_numbers(table), layers))
+def report_profile_answer(table: KernelTable, layers: str) -> Iterator[Part]:
+    """What a terminal ends with after a profile; ``layers`` as in ``report_profile``."""
+    yield from _report_lines(_in_a_line(profile_numbers(table), layers))
 
 
-def _tell_lines(lines: Sequence[str]) -> Iterator[Part]:
+def _report_lines(lines: Sequence[str]) -> Iterator[Part]:
     if lines:
         yield ""
         yield from (Text(line, "strong") for line in lines)
@@ -196,9 +196,9 @@ def profile_numbers(table: KernelTable) -> Iterator[KeyNumber]:
     if table.steps:
         steps, on_cpu = table.steps, is_on_cpu(table)
         time = summarize(steps.host_ns if on_cpu else steps.span_ns).estimate
-        told = "on the host" if on_cpu else "on the GPU, first begin to last end"
+        place = "on the host" if on_cpu else "on the GPU, first begin to last end"
         yield measured_duration(
-            "Profiled step", time, f"median of {counted(table.num_steps, 'step')}, {told}"
+            "Profiled step", time, f"median of {counted(table.num_steps, 'step')}, {place}"
         )
 
 
@@ -223,14 +223,14 @@ def _of_sweep(groups: Sequence[Group]) -> Iterator[KeyNumber]:
 
 def unchanged(groups: Sequence[Group]) -> str:
     """What the settings do not change, in a sentence; empty where they change everything."""
-    told = []
+    same = []
     for outcome in OUTCOMES:
         found = [known for group in groups if (known := outcome.across(group)) is not None]
         if len(found) > 1 and not differ(found):
             low, high = (f(found, key=lambda each: each.value) for f in (min, max))
             figures = dict.fromkeys(_number(outcome, "", each, "").figure for each in (low, high))
-            told.append(f"{outcome.title.partition(',')[0].lower()} ({' to '.join(figures)})")
-    return f"The same at every setting, to 1 % or its interval: {'; '.join(told)}." if told else ""
+            same.append(f"{outcome.title.partition(',')[0].lower()} ({' to '.join(figures)})")
+    return f"The same at every setting, to 1 % or its interval: {'; '.join(same)}." if same else ""
 
 
 def _number(outcome: Outcome, label: str, estimate: Estimate, note: str) -> KeyNumber:
@@ -252,8 +252,8 @@ def _gain(outcome: Outcome, best: Estimate, worst: Estimate) -> str:
         return f"{format_number(best.value - worst.value)} {outcome.unit} from that"
     ratio = divide(worst, best) if outcome.sign < 0 else divide(best, worst)
     known = best.half_width is not None and worst.half_width is not None
-    told = format_estimate(ratio) if known else format_number(ratio.value)
-    return f"{told} times as {'fast' if outcome.sign < 0 else 'much'} as"
+    factor = format_estimate(ratio) if known else format_number(ratio.value)
+    return f"{factor} times as {'fast' if outcome.sign < 0 else 'much'} as"
 
 
 def _share(launches: Group, rate: Estimate) -> str:

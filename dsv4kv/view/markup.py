@@ -45,20 +45,20 @@ class HtmlTable:
 
 def to_html(table: Table) -> HtmlTable:
     """The parts of a table that a page shows; pictures are left out, as a page has charts."""
-    told = table.telling(pictures=False)
+    shown = table.informative(pictures=False)
     return HtmlTable(
         [
             HtmlColumn(
                 column.header,
                 column.kind == "number",
-                any(row[number].spread for row in told.cells),
+                any(row[number].spread for row in shown.cells),
             )
-            for number, column in enumerate(told.columns)
+            for number, column in enumerate(shown.columns)
         ],
-        told.cells,
+        shown.cells,
         _CLASSES,
-        len(told.rows) - 1 if told.footer else -1,
-        told.keys,
+        len(shown.rows) - 1 if shown.footer else -1,
+        shown.keys,
     )
 
 

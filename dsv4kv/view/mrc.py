@@ -163,7 +163,7 @@ def show_answer(source: str, model: str, answer: Answer) -> Iterator[Part]:
         yield Text(f"vllm-v41: blocks as vLLM 0.33 has them on {on}", "dim")
     if any(point.estimates for point in answer.points):
         yield from ("", _estimates(answer))
-        yield _tell_sampling(answer.sampling)
+        yield _sampling_sentence(answer.sampling)
     if answer.sampling.refused:
         yield Finding(
             "warning",
@@ -287,7 +287,7 @@ def _estimates(answer: Answer) -> Table:
     )
 
 
-def _tell_sampling(sampling: Sampling) -> str:
+def _sampling_sentence(sampling: Sampling) -> str:
     """What the policies were simulated on, as sentences."""
     why = (
         f" A whole simulation is more than {LONG_REFERENCES // 10**6} million block references "

@@ -246,18 +246,20 @@ _OF_THE_SPAN = ("span_ns", "busy_ns", "gap_ns")
 """Parts of the time between a step's first and last work; a CPU's span is all of its step."""
 
 
-def tell_profile(
+def report_profile(
     profile: Profile, yardstick: Yardstick | None, *, full: bool = False, layers: str = ""
 ) -> Iterator[Part]:
     """The parts of a profile; with ``full`` every kernel, and how each was launched.
 
     ``layers`` says of which part of a model its times are.
     """
-    for part in _tell_profile(profile, yardstick, full=full):
+    for part in _report_profile(profile, yardstick, full=full):
         yield part.noted(layers) if isinstance(part, Table) else part
 
 
-def _tell_profile(profile: Profile, yardstick: Yardstick | None, *, full: bool) -> Iterator[Part]:
+def _report_profile(
+    profile: Profile, yardstick: Yardstick | None, *, full: bool
+) -> Iterator[Part]:
     if profile.memory:
         yield memory_table(profile.memory)
         yield ""
@@ -271,7 +273,7 @@ def _tell_profile(profile: Profile, yardstick: Yardstick | None, *, full: bool) 
         if is_on_cpu(table):
             yield Finding("note", _added_up(table.steps))
         yield ""
-    yield from _tell_kernels(table, yardstick, full=full)
+    yield from _report_kernels(table, yardstick, full=full)
     yield from judge_profile(table)
 
 
@@ -284,7 +286,7 @@ def describe_profile(profile: Profile, table: KernelTable) -> Iterator[Finding]:
         yield Finding("note", _outside(table))
 
 
-def _tell_kernels(
+def _report_kernels(
     table: KernelTable, yardstick: Yardstick | None, *, full: bool
 ) -> Iterator[Part]:
     if not table.kernels:
@@ -303,11 +305,11 @@ def _tell_kernels(
         yield ""
         yield launches
     if full:
-        yield from _tell_names(table)
+        yield from _report_names(table)
     yield ""
 
 
-def _tell_names(table: KernelTable) -> Iterator[Part]:
+def _report_names(table: KernelTable) -> Iterator[Part]:
     """Full names of kernels, where they are longer than those in the tables."""
     named = [
         (title, row.name)
@@ -350,8 +352,8 @@ def _step_row(steps: StepTimes, label: str, name: str) -> Row:
 def _added_up(steps: StepTimes) -> str:
     """``operations add up to 99.6 % of the steps``, those of the CPU."""
     outside, whole = sum(steps.gap_ns), sum(steps.host_ns) or 1
-    told = f"operations add up to {_share(whole - outside, whole)} of the steps"
-    return f"{told}, and {_share(outside, whole)} is outside any of them"
+    text = f"operations add up to {_share(whole - outside, whole)} of the steps"
+    return f"{text}, and {_share(outside, whole)} is outside any of them"
 
 
 def memory_table(audit: MemoryAudit) -> Table:
@@ -366,11 +368,11 @@ def memory_table(audit: MemoryAudit) -> Table:
     }
     rows = []
     for label, (first, last) in known.items():
-        told = [ABSENT] * 4
+        sizes = [ABSENT] * 4
         if first is not None and last is not None:
             more = last - first
-            told = [format_bytes(n) for n in (first, last, more, more - audit.planned_bytes)]
-        rows.append((label, *told))
+            sizes = [format_bytes(n) for n in (first, last, more, more - audit.planned_bytes)]
+        rows.append((label, *sizes))
     return Table(
         "Memory of the pools",
         [*names("counted by"), *numbers("before", "after", "more", "more than planned")],
@@ -452,14 +454,14 @@ def cache_share(table: KernelTable) -> tuple[float, str]:
 def _share_of_cache(table: KernelTable) -> Finding:
     """``work on the KV cache: 0.4 % of the time (insert 0.4 %), known by vLLM``."""
     if not (known := engines(table)):
-        told = "no rule knows any of the kernels, so what the KV cache costs cannot be told"
-        return Finding("warning", f"{told}: rules are in configs/profile/, a pattern a line")
+        text = "no rule knows any of the kernels, so what the KV cache costs cannot be told"
+        return Finding("warning", f"{text}: rules are in configs/profile/, a pattern a line")
     cache, parts = cache_share(table)
-    told = f"work on the KV cache: {cache:.1f} % of the {time_of(table)}"
-    told += f" ({parts})" if parts else ""
+    text = f"work on the KV cache: {cache:.1f} % of the {time_of(table)}"
+    text += f" ({parts})" if parts else ""
     if attention := shares(table).get("attention"):
-        told += f", attention {attention:.1f} %"
-    return Finding("good" if cache else "note", f"{told}, known by {known}")
+        text += f", attention {attention:.1f} %"
+    return Finding("good" if cache else "note", f"{text}, known by {known}")
 
 
 def _share(part: float, total: float) -> str:

@@ -54,12 +54,12 @@ def compare_tables(before: KernelTable, after: KernelTable) -> list[Change]:
     return sorted(changes, key=lambda change: -abs(change.difference_ns))
 
 
-def tell_diff(
+def report_diff(
     before: KernelTable, after: KernelTable, sides: tuple[str, str], *, most: int | None
 ) -> Iterator[Part]:
     """The changes as a table, with what makes the two unlike."""
     yield from _unlike(before, after)
-    yield from _tell_steps(before, after)
+    yield from _report_steps(before, after)
     yield ""
     changes = compare_tables(before, after)
     yield _diff_table(changes[:most], sides, per_step=bool(before.num_steps and after.num_steps))
@@ -97,7 +97,7 @@ def _unlike(before: KernelTable, after: KernelTable) -> Iterator[Finding]:
         yield Finding("warning", "only one of them has steps: whole profiles are compared")
 
 
-def _tell_steps(before: KernelTable, after: KernelTable) -> Iterator[Finding]:
+def _report_steps(before: KernelTable, after: KernelTable) -> Iterator[Finding]:
     if before.steps is None or after.steps is None:
         return
     old, new = (summarize(steps.span_ns).estimate for steps in (before.steps, after.steps))

@@ -19,9 +19,9 @@ from dsv4kv.view.case import (
 )
 from dsv4kv.view.facts import cache_facts, header, layers_text, totals_facts
 from dsv4kv.view.findings import judge_results, judge_status
-from dsv4kv.view.headline import tell_answer
-from dsv4kv.view.profile import tell_profile
-from dsv4kv.view.replay import list_replay_findings, tell_replay
+from dsv4kv.view.headline import report_answer
+from dsv4kv.view.profile import report_profile
+from dsv4kv.view.replay import list_replay_findings, report_replay
 from dsv4kv.view.sweep import sweep_table
 from dsv4kv.view.table import Finding, Part, Text
 from dsv4kv.view.telemetry import held_table, judge_telemetry, telemetry_table
@@ -37,26 +37,26 @@ _LEGEND = Text(
 )
 
 
-def tell_record(record: RunRecord, *, quiet: bool = False) -> Iterator[Part]:
+def report_record(record: RunRecord, *, quiet: bool = False) -> Iterator[Part]:
     """Facts, tables, findings and answer of a record, or with ``quiet`` only its problems."""
     if quiet:
         replayed = any(case.replay for case in record.cases)
         findings = list_replay_findings(record) if replayed else _findings(record)
         return (finding for finding in findings if finding.is_problem)
-    return chain(_tell(record), tell_answer(record))
+    return chain(_report_cases(record), report_answer(record))
 
 
-def _tell(record: RunRecord) -> Iterator[Part]:
+def _report_cases(record: RunRecord) -> Iterator[Part]:
     if any(case.replay for case in record.cases):
-        return tell_replay(record)
+        return report_replay(record)
     if record.launches:
-        return _tell_launches(record)
+        return _report_launches(record)
     if len(record.cases) == 1:
-        return _tell_case(record, record.cases[0])
-    return _tell_sweep(record)
+        return _report_case(record, record.cases[0])
+    return _report_sweep(record)
 
 
-def _tell_case(record: RunRecord, case: Case) -> Iterator[Part]:
+def _report_case(record: RunRecord, case: Case) -> Iterator[Part]:
     layers = layers_text([case])
     yield from judge_status(case)
     yield header(record)
@@ -83,7 +83,7 @@ def _tell_case(record: RunRecord, case: Case) -> Iterator[Part]:
         yield held_table(case.memory).noted(layers)
     if case.profile:
         yield ""
-        yield from tell_profile(case.profile, next(iter(yardsticks(case)), None), layers=layers)
+        yield from report_profile(case.profile, next(iter(yardsticks(case)), None), layers=layers)
     if telemetry := telemetry_table(case):
         yield ""
         yield telemetry
@@ -92,7 +92,7 @@ def _tell_case(record: RunRecord, case: Case) -> Iterator[Part]:
     yield from judge_telemetry(case)
 
 
-def _tell_launches(record: RunRecord) -> Iterator[Part]:
+def _report_launches(record: RunRecord) -> Iterator[Part]:
     """One table of launches for every point of the sweep; what all launches share once."""
     yield from _judge_launches(record)
     yield header(record)
@@ -112,7 +112,7 @@ def _tell_launches(record: RunRecord) -> Iterator[Part]:
     yield from _sum_checks(record)
 
 
-def _tell_sweep(record: RunRecord) -> Iterator[Part]:
+def _report_sweep(record: RunRecord) -> Iterator[Part]:
     yield from _judge_sweep(record)
     yield header(record)
     if record.cases:
@@ -130,8 +130,8 @@ def _judge_sweep(record: RunRecord) -> list[Finding]:
         return []
     count = Counter(case.status for case in record.cases)
     level: Literal["warning", "bad"] = "bad" if count["failed"] else "warning"
-    told = ", ".join(f"{count[s]} {s}" for s in _STATUSES if count[s])
-    sentence = f"of {len(record.cases)} cases {told}" if told else "no case ran"
+    counts = ", ".join(f"{count[s]} {s}" for s in _STATUSES if count[s])
+    sentence = f"of {len(record.cases)} cases {counts}" if counts else "no case ran"
     return [Finding(level, f"{record.status}: {sentence}")]
 
 
@@ -141,8 +141,8 @@ def _judge_launches(record: RunRecord) -> list[Finding]:
         return []
     count = Counter(launch.status for launch in record.launches)
     level: Literal["warning", "bad"] = "bad" if record.status == "failed" else "warning"
-    told = ", ".join(f"{n} {status.replace('_', ' ')}" for status, n in count.items())
-    return [Finding(level, f"{record.status}: of {len(record.launches)} launches {told}")]
+    counts = ", ".join(f"{n} {status.replace('_', ' ')}" for status, n in count.items())
+    return [Finding(level, f"{record.status}: of {len(record.launches)} launches {counts}")]
 
 
 def _sum_checks(record: RunRecord) -> list[Finding]:

@@ -338,14 +338,14 @@ def judge_data(case: Case) -> list[Finding]:
 _TIGHT = 0.25  # from here on what was lost to checkpoints is worth a sentence
 
 
-def tell_replay(record: RunRecord) -> Iterator[Part]:
+def report_replay(record: RunRecord) -> Iterator[Part]:
     """The facts, tables and findings of a replay."""
     if len(record.cases) == 1:
-        return _tell_case(record, record.cases[0])
-    return _tell_sweep(record)
+        return _report_case(record, record.cases[0])
+    return _report_sweep(record)
 
 
-def _tell_case(record: RunRecord, case: Case) -> Iterator[Part]:
+def _report_case(record: RunRecord, case: Case) -> Iterator[Part]:
     layers = layers_text([case])
     yield from judge_status(case)
     yield header(record)
@@ -368,15 +368,15 @@ def _tell_case(record: RunRecord, case: Case) -> Iterator[Part]:
     yield from judge_replay(case)
 
 
-def _tell_sweep(record: RunRecord) -> Iterator[Part]:
+def _report_sweep(record: RunRecord) -> Iterator[Part]:
     yield header(record)
     yield ""
     table = sweep_table(record.cases, axis_names(record.cases))
     yield table.noted(layers_text(record.cases))
     found = [each for each in list_replay_findings(record) if each.level != "note"]
-    if told := [*compare_rules(record.cases), *found]:
+    if findings := [*compare_rules(record.cases), *found]:
         yield ""
-        yield from told
+        yield from findings
 
 
 def list_replay_findings(record: RunRecord) -> Iterator[Finding]:
@@ -412,7 +412,7 @@ def judge_replay(case: Case) -> list[Finding]:
     return found
 
 
-def _tell_windows(reuse: Reuse) -> str:
+def _windows_text(reuse: Reuse) -> str:
     if reuse.rule != "ideal":
         return (
             f"where prefix.rule {reuse.rule} keeps them; {reuse.restored_checkpoints:,} prefixes "
@@ -438,7 +438,7 @@ def replay_facts(result: ReplayResult, totals: Totals) -> Facts:
             f"{reuse.found_blocks:,} of {reuse.prompt_blocks:,} whole blocks of prompts found, "
             f"{reuse.evicted_blocks:,} evicted"
         ),
-        "windows": _tell_windows(reuse),
+        "windows": _windows_text(reuse),
         "computed": (
             f"{reuse.computed_tokens:,} prompt tokens, {reuse.again_tokens:,} of them again "
             f"after an eviction; {totals.output_tokens:,} tokens out"

@@ -23,16 +23,16 @@ def runs_table(entries: Sequence[Entry]) -> Table:
 
 
 def _row(entry: Entry) -> Row:
-    size, told = format_bytes(entry.size_bytes), entry.summary
-    if told is None:
+    size, summary = format_bytes(entry.size_bytes), entry.summary
+    if summary is None:
         return [entry.file, "unreadable", *[ABSENT] * 4, size, ""]
     return [
         Path(entry.file).stem,  # the name that `results show` knows it by
-        told.status,
-        told.config,
-        ", ".join(told.backends),
-        f"{told.cases:,}",
-        f"{told.launches:,}",
+        summary.status,
+        summary.config,
+        ", ".join(summary.backends),
+        f"{summary.cases:,}",
+        f"{summary.launches:,}",
         size,
-        (told.git_sha or "")[:12],
+        (summary.git_sha or "")[:12],
     ]

@@ -10,15 +10,15 @@ from dsv4kv.view.cells import measured
 from dsv4kv.view.table import ABSENT, Number, Part, Table, Text, names, numbers
 
 
-def tell_systems(outcomes: Sequence[Outcome]) -> Iterator[Part]:
+def report_systems(outcomes: Sequence[Outcome]) -> Iterator[Part]:
     """The table, and below it what was compared."""
     yield systems_table(outcomes)
     yield ""
-    yield Text(_tell_shares(outcomes), "strong")
+    yield Text(_shares_sentence(outcomes), "strong")
     yield Text(summary(outcomes), "strong")
 
 
-def _tell_shares(outcomes: Sequence[Outcome]) -> str:
+def _shares_sentence(outcomes: Sequence[Outcome]) -> str:
     """How long calls take beside those of the plain re-statements."""
     shares = sorted(
         row.share.value * 100

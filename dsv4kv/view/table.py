@@ -169,7 +169,7 @@ class Table:
         """The table with this in front of its note; itself if it is empty."""
         return replace(self, note="; ".join(filter(None, (what, self.note)))) if what else self
 
-    def telling(self, *, pictures: bool) -> "Table":
+    def informative(self, *, pictures: bool) -> "Table":
         """The table without columns that say nothing; one without rows keeps all.
 
         ``pictures``: whether they can be seen.

@@ -63,22 +63,22 @@ def telemetry_table(case: Case) -> Table | None:
     rows = _rows(case.telemetry)
     if case.telemetry is None or not rows:
         return None
-    columns = _told(rows)
+    columns = _reported(rows)
     samples = case.telemetry.gpu_samples
-    tells_limits = samples is not None and samples.reasons is not None
+    reports_limits = samples is not None and samples.reasons is not None
     return Table(
         "Telemetry",
         [
             *names("measured"),
             *numbers("s", *columns),
-            *(prose("clocks held down by") if tells_limits else []),
+            *(prose("clocks held down by") if reports_limits else []),
         ],
         [
             (
                 row_name(window),
                 format_number((window.ended_ns - window.started_ns) * _NS_TO_S),
                 *(column[index] or ABSENT for column in columns.values()),
-                *([_limits_cell(state)] if tells_limits else []),
+                *([_limits_cell(state)] if reports_limits else []),
             )
             for index, (window, state) in enumerate(rows)
         ],
@@ -93,11 +93,11 @@ def row_name(window: MeasuredWindow) -> str:
 
 def limits_text(state: WindowState) -> str:
     """``power cap 62 %, 1,980 down to 1,410 MHz``; empty where clocks were free and steady."""
-    told = [f"{name} {share * 100:.0f} %" for name, share in state.limits.items()]
+    parts = [f"{name} {share * 100:.0f} %" for name, share in state.limits.items()]
     if state.clock_moved and state.sm_clock_mhz:
         low, high = state.sm_clock_mhz
-        told.append(f"{high:,.0f} down to {low:,.0f} MHz")
-    return ", ".join(told)
+        parts.append(f"{high:,.0f} down to {low:,.0f} MHz")
+    return ", ".join(parts)
 
 
 def judge_telemetry(case: Case) -> list[Finding]:
@@ -118,7 +118,7 @@ def _rows(telemetry: Telemetry | None) -> list[Row]:
     return [(window, window_state(telemetry, window)) for window in telemetry.windows]
 
 
-def _told(rows: Sequence[Row]) -> dict[str, list[str | None]]:
+def _reported(rows: Sequence[Row]) -> dict[str, list[str | None]]:
     """Cells by header, without columns that nobody told anything about."""
     cells = {name: [cell(state) for _, state in rows] for name, cell in _COLUMNS.items()}
     return {name: column for name, column in cells.items() if any(column)}
@@ -172,11 +172,11 @@ def _judge_counters(telemetry: Telemetry | None) -> Iterator[Finding]:
     """What was counted during the run, and errors from before that were never corrected."""
     checks = telemetry.gpu_checks if telemetry else None
     for column, level, sentence in _COUNTED if checks else ():
-        told = [count for count in getattr(checks, column) or [] if count is not None]
-        if told and told[-1] > told[0]:
-            yield Finding(level, f"{sentence} during the run: {told[-1] - told[0]:,}")
-        elif told and told[0] and level == "bad":
-            yield Finding("warning", f"{sentence} before this run began: {told[0]:,}")
+        counts = [count for count in getattr(checks, column) or [] if count is not None]
+        if counts and counts[-1] > counts[0]:
+            yield Finding(level, f"{sentence} during the run: {counts[-1] - counts[0]:,}")
+        elif counts and counts[0] and level == "bad":
+            yield Finding("warning", f"{sentence} before this run began: {counts[0]:,}")
 
 
 def _judge_absence(telemetry: Telemetry | None) -> list[Finding]:
@@ -185,15 +185,15 @@ def _judge_absence(telemetry: Telemetry | None) -> list[Finding]:
         by_reason[reason].append(name)
     if not by_reason:
         return []
-    told = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in by_reason.items())
-    return [Finding("note", f"not available on this machine: {told}")]
+    missing = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in by_reason.items())
+    return [Finding("note", f"not available on this machine: {missing}")]
 
 
 def _few(names: Sequence[str]) -> str:
     """The first of them, and how many more there are."""
     more = len(names) - _MOST_ROWS
-    told = ", ".join(names[:_MOST_ROWS])
-    return f"{told} and {more} more" if more > 0 else told
+    shown = ", ".join(names[:_MOST_ROWS])
+    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def pool_sizes(series: MemorySeries) -> dict[str, list[int]]:

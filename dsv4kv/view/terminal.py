@@ -92,7 +92,7 @@ def draw(part: Part, width: int) -> Iterator[Line]:
     """Lines of at most ``width`` columns; a word that is longer is broken."""
     match part:
         case Table():
-            yield from _draw_table(part.telling(pictures=True), width)
+            yield from _draw_table(part.informative(pictures=True), width)
         case Facts():
             yield from _draw_facts(part, width)
         case Finding(level, sentence):
@@ -160,9 +160,9 @@ def _draw_stack(stack: Stack, width: int) -> Iterator[Line]:
     a_line = max(1, (width - left + _GAP) // step)
     for start in range(0, len(shown), a_line):
         line: Line = [(" " * left, "")]
-        for part, told in list(zip(shown, words, strict=True))[start : start + a_line]:
+        for part, word in list(zip(shown, words, strict=True))[start : start + a_line]:
             line.append((part.sign, _STACK_STYLES.get(part.sign, STYLES["dim"])))
-            line += [(f" {told}", ""), (" " * (step - 2 - cell_len(told)), "")]
+            line += [(f" {word}", ""), (" " * (step - 2 - cell_len(word)), "")]
         yield line[:-1]
 
 
@@ -325,8 +325,8 @@ def _draw_row(
 def _draw_lists(columns: Sequence[_Column], keys: int, width: int) -> Iterator[Line]:
     """Rows as ``header: value`` lines; those that say nothing beside their names are left out."""
     rows = zip(*(each.cells for each in columns), strict=True)
-    told = (row for row in rows if any(text.strip() for text, _ in row[keys:]))
-    for number, row in enumerate(told):
+    filled = (row for row in rows if any(text.strip() for text, _ in row[keys:]))
+    for number, row in enumerate(filled):
         if number:
             yield []
         for each, (text, style) in zip(columns, row, strict=True):

@@ -123,7 +123,7 @@ def test_two_caches_at_once_are_not_asked_of_a_gpu(
 ) -> None:
     asked: list[int] = []
 
-    def run(tasks: list[Task], _tell: Any, together: int = 1) -> list[Outcome]:
+    def run(tasks: list[Task], _on_progress: Any, together: int = 1) -> list[Outcome]:
         asked.append(together)
         return [make_outcome(make_record(make_case(device=device)))] * len(tasks)
 

@@ -39,8 +39,8 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[Outcome]:
     """What comes of the launches of a calibration."""
     outcomes = make_launches(0.02)
 
-    def run(tasks: Sequence[Task], tell: Any, together: int = 1) -> list[Outcome]:
-        tell([], tasks[0])
+    def run(tasks: Sequence[Task], on_progress: Any, together: int = 1) -> list[Outcome]:
+        on_progress([], tasks[0])
         return outcomes
 
     monkeypatch.setattr("dsv4kv.bench.calibrate.run_launches", run)

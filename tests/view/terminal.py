@@ -5,7 +5,7 @@ from io import StringIO
 from rich.console import Console
 
 from dsv4kv.record.schema import RunRecord
-from dsv4kv.view.record import tell_record
+from dsv4kv.view.record import report_record
 from dsv4kv.view.table import Part
 from dsv4kv.view.terminal import show
 
@@ -20,4 +20,4 @@ def shown(*parts: Part, width: int = 100) -> str:
 
 def told(record: RunRecord, *, width: int = 100, quiet: bool = False) -> str:
     """Text of a whole record."""
-    return shown(*tell_record(record, quiet=quiet), width=width)
+    return shown(*report_record(record, quiet=quiet), width=width)

@@ -11,8 +11,8 @@ from dsv4kv.cli import app
 from dsv4kv.doctor.machine import Check, Status
 from dsv4kv.measure.statistics import Estimate
 from dsv4kv.systems.outcome import Checks, Outcome, Row
-from dsv4kv.view.doctor import tell_checks
-from dsv4kv.view.systems import tell_systems
+from dsv4kv.view.doctor import report_checks
+from dsv4kv.view.systems import report_systems
 from dsv4kv.view.table import Finding, Text
 from dsv4kv.view.terminal import draw
 from tests.view.terminal import shown
@@ -53,7 +53,7 @@ def test_the_last_lines_are_the_answer(command: str, width: int) -> None:
 def test_a_long_path_leaves_a_machine_one_table_at_80_columns() -> None:
     path = "/home/somebody/project/.venv/lib/python3.11/site-packages/nvidia/cu13/bin/cuobjdump"
     found = Check("software", "cuobjdump", "good", path, "what kernels compile to", None)
-    lines = shown(*tell_checks([found]), width=80).splitlines()
+    lines = shown(*report_checks([found]), width=80).splitlines()
     (line,) = (line for line in lines if "what kernels" in line)
     assert line.split("  ")[1:3] == ["cuobjdump", "…/nvidia/cu13/bin/cuobjdump"]
 
@@ -63,10 +63,10 @@ def test_a_machine_is_summed_up_by_whether_a_bench_can_run() -> None:
         return Check("machine", "CPU", status, "there", "everything", None)
 
     good = [check("good"), check("good"), check("missing")]
-    assert last_words(list(tell_checks(good))) == (
+    assert last_words(list(report_checks(good))) == (
         "✓ dsv4kv bench can run here: of 3 checks 2 good, 1 missing"
     )
-    *_, last = tell_checks([*good, check("broken")])
+    *_, last = report_checks([*good, check("broken")])
     assert last == Finding(
         "bad", "dsv4kv bench cannot run here: of 4 checks 2 good, 1 missing, 1 broken"
     )
@@ -77,7 +77,7 @@ def test_systems_are_summed_up_by_the_share_of_the_plain_time() -> None:
         Row("pools", f"call {n}", "ns", Estimate(ours, 1.0), Estimate(100.0, 1.0))
         for n, ours in enumerate((50.0, 90.0, 250.0))
     ]
-    parts = list(tell_systems([Outcome("pools", rows, Checks({"outputs": 3}))]))
+    parts = list(report_systems([Outcome("pools", rows, Checks({"outputs": 3}))]))
     assert [part.value for part in parts[-2:] if isinstance(part, Text)] == [
         "3 calls take 50 to 250 % of the plain re-statement's time, 90 % at the median.",
         "All 3 comparisons with the reference are equal (pools).",

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dsv4kv.record.profile import KernelTable
-from dsv4kv.view.profile_diff import Change, compare_tables, tell_diff
+from dsv4kv.view.profile_diff import Change, compare_tables, report_diff
 from tests.measure.profilers.exports import two_replays
 from tests.record.kernel_profiles import from_kineto, from_nsys
 from tests.view.terminal import shown
@@ -33,7 +33,7 @@ def after(tmp_path: Path) -> KernelTable:
 
 
 def told(before: KernelTable, after: KernelTable, most: int | None = None) -> str:
-    parts = tell_diff(before, after, ("a.json", "b.json"), most=most)
+    parts = report_diff(before, after, ("a.json", "b.json"), most=most)
     return "\n".join(shown(part) for part in parts)
 
 

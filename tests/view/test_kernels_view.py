@@ -8,7 +8,7 @@ from syrupy.assertion import SnapshotAssertion
 from dsv4kv.record.profile import KernelTable, MemoryAudit, MemoryMark, OperationRow, Profile
 from dsv4kv.record.store import digest, dumps, load_record, save_record
 from dsv4kv.record.yardstick import Yardstick
-from dsv4kv.view.profile import MOST_ROWS, amplification, is_amplified, tell_profile
+from dsv4kv.view.profile import MOST_ROWS, amplification, is_amplified, report_profile
 from tests.measure.profilers.exports import Export, two_replays
 from tests.record.kernel_profiles import YARDSTICK, from_kineto, from_nsys, make_profile
 from tests.record.records import make_case, make_record
@@ -16,7 +16,7 @@ from tests.view.terminal import shown
 
 
 def told(profile: Profile, yardstick: Yardstick | None = YARDSTICK, *, full: bool = False) -> str:
-    return shown(*tell_profile(profile, yardstick, full=full))
+    return shown(*report_profile(profile, yardstick, full=full))
 
 
 def audited(table: KernelTable, **dram_bytes: int) -> KernelTable:
@@ -97,7 +97,7 @@ def test_the_share_of_the_cache_is_a_sentence(tmp_path: Path) -> None:
     assert text.endswith("attention 10.0 %, known by dsv4kv, FlashMLA")
 
 
-def tell_only(kernel: str, folder: Path) -> str:
+def report_only(kernel: str, folder: Path) -> str:
     """The last line of a profile of one kernel."""
     export = Export()
     export.range("step", 0, 20_000)
@@ -107,13 +107,13 @@ def tell_only(kernel: str, folder: Path) -> str:
 
 
 def test_what_no_rule_knows_is_no_good_news(tmp_path: Path) -> None:
-    text = tell_only("nvjet_gemm", tmp_path)
+    text = report_only("nvjet_gemm", tmp_path)
     assert "! no rule knows any of the kernels, so what the KV cache costs cannot be told" in text
     assert "✓" not in text
 
 
 def test_attention_without_work_on_the_cache_is_told_and_no_good_news(tmp_path: Path) -> None:
-    text = tell_only("flash_fwd_splitkv_mla_kernel", tmp_path)
+    text = report_only("flash_fwd_splitkv_mla_kernel", tmp_path)
     assert "· work on the KV cache: 0.0 % of the time, attention 100.0 %, known by" in text
     assert "✓" not in text
 

@@ -12,7 +12,7 @@ import pytest
 
 from dsv4kv.errors import ProfileError
 from dsv4kv.record.imported import load_profile
-from dsv4kv.view.profile import tell_profile
+from dsv4kv.view.profile import report_profile
 from dsv4kv.view.terminal import draw
 from tests.measure.profilers.exports import two_replays
 from tests.measure.profilers.traces import cpu_events, event, gpu_events, save
@@ -27,7 +27,7 @@ def tell(path: Path, chance: random.Random) -> str:
         profile = load_profile(path, chance.choice(["step", "*", "none"])).profile
     except ProfileError:
         return ""
-    parts = tell_profile(profile, None, full=True)
+    parts = report_profile(profile, None, full=True)
     return "\n".join(text for part in parts for line in draw(part, 100) for text, _ in line)
 
 

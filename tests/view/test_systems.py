@@ -6,7 +6,7 @@ import pytest
 
 from dsv4kv.measure.statistics import Estimate
 from dsv4kv.systems.outcome import Checks, Outcome, Row, exact
-from dsv4kv.view.systems import tell_systems
+from dsv4kv.view.systems import report_systems
 from tests.view.terminal import shown
 
 NUMBER = r"[\d,.]+ ± [\d,.]+"
@@ -14,7 +14,7 @@ NUMBER = r"[\d,.]+ ± [\d,.]+"
 
 def systems(width: int, *rows: Row, failures: tuple[str, ...] = ()) -> str:
     checks = Checks({"KV": 1234}, list(failures))
-    return shown(*tell_systems([Outcome("pools", list(rows), checks)]), width=width)
+    return shown(*report_systems([Outcome("pools", list(rows), checks)]), width=width)
 
 
 ROWS = [

@@ -25,7 +25,7 @@ from dsv4kv.traces.collect import load_paths
 from dsv4kv.view.budget import layouts_table, options_table
 from dsv4kv.view.case import launches_table, operations_table, processes_table
 from dsv4kv.view.comparison import comparison_table
-from dsv4kv.view.doctor import tell_checks
+from dsv4kv.view.doctor import report_checks
 from dsv4kv.view.kernels import machine_code_table, registers_table
 from dsv4kv.view.mrc import show_answer
 from dsv4kv.view.profile import kernels_table
@@ -169,7 +169,7 @@ def results() -> Iterable[Part]:
 
 def doctor() -> Iterable[Part]:
     found = "/opt/nvidia/nsight-systems/2025.6.1/target-linux-x64/nsys, 2025.6.1.190-256136"
-    return tell_checks(
+    return report_checks(
         [
             Check("profilers", "nsys", "good", found, "profile --nsys, on a GPU of this machine"),
             Check("profilers", "ncu", "missing", "not found", "profile --ncu", "install it."),

@@ -132,7 +132,7 @@ class BlockTotals:
 
 
 class Observers:
-    """Who is told. One that raises harms nobody: the error is kept and the next is told.
+    """Who is notified. One that raises harms nobody: the error is kept and the next is called.
 
     Attributes:
         errors: How often one raised.
@@ -145,11 +145,11 @@ class Observers:
         self.last_error: Exception | None = None
 
     def add(self, observer: Observer) -> None:
-        """Tell an observer from now on."""
+        """Notify an observer from now on."""
         self._all.append(observer)
 
-    def tell(self, kind: str, ids: Ids) -> None:
-        """Tell everyone."""
+    def notify(self, kind: str, ids: Ids) -> None:
+        """Call every observer."""
         if not self._all:
             return
         for observer in tuple(self._all):
@@ -211,7 +211,7 @@ class RefCountAllocator(CountedBlocks):
     """Hands out, shares, caches and evicts ``CountedBlocks``.
 
     Attributes:
-        observers: Told of every change once it is made.
+        observers: Notified of every change once it is made.
         routing: Experts chosen per block, if the model has any: forgotten when a block is handed
             out again.
     """
@@ -272,7 +272,7 @@ class RefCountAllocator(CountedBlocks):
         before = blocks, self._states.refs[blocks], None, None
         try:
             self._retain(ids)
-            self.observers.tell("retained", ids)
+            self.observers.notify("retained", ids)
         except BaseException:
             self._states.undo(before)
             raise
@@ -287,7 +287,7 @@ class RefCountAllocator(CountedBlocks):
         """Undo the last release, which was that of ``ids``; hashes it dropped stay dropped."""
         np.add.at(self._states.refs, ids, 1)
         self._states.recount()
-        self.observers.tell("retained", ids)
+        self.observers.notify("retained", ids)
 
     def release_memory_blocks(self, ids: Ids) -> int:
         """Drop a reference of each block, one for each time it is named.
@@ -316,9 +316,9 @@ class RefCountAllocator(CountedBlocks):
                 done = blocks[left == 0]
                 states.refs[blocks] = left
                 lost = states.put_down(done) if done.size else lost
-            self.observers.tell("released", ids)
+            self.observers.notify("released", ids)
             if lost.size:
-                self.observers.tell("evicted", lost)
+                self.observers.notify("evicted", lost)
             return done.size
         except NotOwner:  # before anything was changed
             raise
@@ -340,15 +340,15 @@ class RefCountAllocator(CountedBlocks):
         try:
             if matched.size:
                 self._retain(matched)
-                self.observers.tell("retained", matched)
+                self.observers.notify("retained", matched)
             if (short := count - states.stack.num_free) > 0:
                 evicted = states.evict(short)
-                self.observers.tell("evicted", evicted[0])
+                self.observers.notify("evicted", evicted[0])
             taken = states.stack.acquire(count)
             states.refs[taken] = 1
             if self.routing is not None:
                 self.routing.drop(taken)
-            self.observers.tell("acquired", taken)
+            self.observers.notify("acquired", taken)
             return taken
         except BaseException:
             states.stack.release(taken)
@@ -396,7 +396,7 @@ class RefCountAllocator(CountedBlocks):
         try:
             for block, hash_, parent in plan:
                 states.register(block, hash_, parent)
-            self.observers.tell("registered", ids)
+            self.observers.notify("registered", ids)
         except BaseException:
             new = np.array([block for block, _, _ in plan], dtype=np.int64)
             states.undo((new, None, NO_HASH, states.chains.root))
@@ -424,7 +424,7 @@ class RefCountAllocator(CountedBlocks):
         evicted: Truth | None = None
         try:
             evicted = self._states.evict(count)
-            self.observers.tell("evicted", evicted[0])
+            self.observers.notify("evicted", evicted[0])
             return evicted[0].size == count  # no constant: Python returns those outside of try
         except BaseException:
             self._states.undo(evicted)
@@ -448,7 +448,7 @@ class RefCountAllocator(CountedBlocks):
         try:
             states.undo((held, 0, None, None))
             states.cached.renew(held[states.hashes.of_block[held] != NO_HASH])
-            self.observers.tell("released", np.repeat(held, before[1]))
+            self.observers.notify("released", np.repeat(held, before[1]))
         except BaseException:
             states.undo(before)
             raise
@@ -459,7 +459,7 @@ class RefCountAllocator(CountedBlocks):
         before = states.parts
         try:
             states.forget()
-            self.observers.tell("reset", out)
+            self.observers.notify("reset", out)
             if routing is not None:
                 routing.clear()
         except BaseException:

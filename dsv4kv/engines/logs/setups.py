@@ -28,13 +28,13 @@ class Setup:
         model: A V4 preset.
         formats: Entry formats.
         draft_layers: Draft layers in addition to the model's own.
-        told: Statements of the log that agree: model name, drafts, indexer format.
+        agreeing: Statements of the log that agree: model name, drafts, indexer format.
     """
 
     model: DSV4Config
     formats: CacheFormats
     draft_layers: int
-    told: int
+    agreeing: int
 
 
 def possible_setups(log: StartupLog) -> Iterator[Setup]:
@@ -47,11 +47,11 @@ def possible_setups(log: StartupLog) -> Iterator[Setup]:
     named, main = named_model(log), _main_format(log)
     for name in [named] if named else v4_presets():
         model = load_model(name)
-        for drafts, drafts_told in _drafts(log):
-            for indexer, indexer_told in _indexers(log):
+        for drafts, drafts_agree in _drafts(log):
+            for indexer, indexer_agrees in _indexers(log):
                 formats = choose_formats(model, main, main, indexer)
-                told = (named is not None) + drafts_told + indexer_told
-                yield Setup(model, formats, drafts, told)
+                agreeing = (named is not None) + drafts_agree + indexer_agrees
+                yield Setup(model, formats, drafts, agreeing)
 
 
 def _main_format(log: StartupLog) -> str:
@@ -83,13 +83,13 @@ def named_model(log: StartupLog) -> str | None:
     Raises:
         ConfigError: A model with another cache.
     """
-    told = (log.text("model") or "").lower()
-    preset = preset_named(told)
+    reported = (log.text("model") or "").lower()
+    preset = preset_named(reported)
     if preset in v4_presets():
         return preset
     made = log.text("architecture") or _V4
-    another = made if not re.match(rf"{_V4}(?!\d)", made) else told
-    if another != told or preset or _OTHER_FAMILIES.search(told):
+    another = made if not re.match(rf"{_V4}(?!\d)", made) else reported
+    if another != reported or preset or _OTHER_FAMILIES.search(reported):
         raise ConfigError(
             f"{log.source}: not understood: the log is of {another!r}, whose cache the rules do "
             f"not describe: they are those of {', '.join(v4_presets())}. dsv4kv budget --model "

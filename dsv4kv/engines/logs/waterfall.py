@@ -86,12 +86,12 @@ def make_waterfall(
     for what, changed in [("", state), *_path(start, end)]:
         reached = _shown(changed)
         if what or reached != tokens:
-            told = what or f"not explained by the rules of {first.engine}"
-            steps.append(_step(told, changed, reached - tokens, reached))
+            label = what or f"not explained by the rules of {first.engine}"
+            steps.append(_step(label, changed, reached - tokens, reached))
         state, tokens = changed, reached
     if tokens != _number(second):
-        told = f"not explained by the rules of {second.engine}"
-        steps.append(_step(told, state, _number(second) - tokens, _number(second)))
+        label = f"not explained by the rules of {second.engine}"
+        steps.append(_step(label, state, _number(second) - tokens, _number(second)))
     return Waterfall(first, second, tuple(steps))
 
 
@@ -99,17 +99,17 @@ def _path(start: Recovery, end: Recovery) -> Iterator[tuple[str, _State]]:
     """Every difference with the configuration after it; what is the same gives no step."""
     now, goal = _state(start), _state(end)
     if now.engine.name != goal.engine.name:
-        told = f"rules {now.engine.name} → {goal.engine.name}"
+        label = f"rules {now.engine.name} → {goal.engine.name}"
         now = replace(now, engine=goal.engine)
         if _family(start) != _family(end):  # the settings of one mean nothing to the other
             now = replace(now, deployment=goal.deployment)
-            told += ", with its settings"
-        yield told, now
+            label += ", with its settings"
+        yield label, now
     for what, fields in _SETTINGS.items():
         changed = {name: getattr(goal.deployment, name) for name in fields}
         deployment = replace(now.deployment, **changed)
         if deployment != now.deployment:
-            old, new = (_tell(state.deployment, fields) for state in (now, goal))
+            old, new = (_setting_text(state.deployment, fields) for state in (now, goal))
             now = replace(now, deployment=deployment)
             yield f"{what} {old} → {new}", now
     if now.memory != goal.memory:
@@ -129,7 +129,7 @@ _SETTINGS: dict[str, tuple[str, ...]] = {
 }
 
 
-def _tell(deployment: Deployment, fields: tuple[str, ...]) -> str:
+def _setting_text(deployment: Deployment, fields: tuple[str, ...]) -> str:
     """The first field of a setting, as people call it."""
     value = getattr(deployment, fields[0])
     if fields[0] == "model":

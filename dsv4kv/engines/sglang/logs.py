@@ -21,8 +21,8 @@ _DEFAULT_CHUNK = 8192
 
 def recover_sglang(log: StartupLog, reading: Reading) -> Iterator[Recovery]:
     """Every configuration of SGLang that gives the numbers of a reading."""
-    told = reading.number("bytes_per_full_token")
-    if told is None:
+    reported = reading.number("bytes_per_full_token")
+    if reported is None:
         return
     for engine, setup in product(_engines(log, reading), possible_setups(log)):
         for deployment in _deployments(log, reading, setup):
@@ -30,24 +30,24 @@ def recover_sglang(log: StartupLog, reading: Reading) -> Iterator[Recovery]:
                 bytes_per_token = engine.pools(deployment).bytes_per_full_token
             except ConfigError:  # this version does not serve it
                 continue
-            if f"{bytes_per_token:.2f}" == f"{told:.2f}":
+            if f"{bytes_per_token:.2f}" == f"{reported:.2f}":
                 found = _found(engine, deployment, reading)
-                score = (int(found.exact), setup.told, *_plainness(log, deployment))
+                score = (int(found.exact), setup.agreeing, *_plainness(log, deployment))
                 yield replace(found, score=score)
 
 
 def nearest_sglang(log: StartupLog, reading: Reading) -> Iterator[Recovery]:
     """Configurations of SGLang, none of which gives the numbers; the closest scores best."""
-    told = reading.number("bytes_per_full_token") or 0
+    reported = reading.number("bytes_per_full_token") or 0
     for engine, setup in product(_engines(log, reading), possible_setups(log)):
         for deployment in _deployments(log, reading, setup):
             try:
                 pools = engine.pools(deployment)
             except ConfigError:
                 continue
-            off = abs(pools.bytes_per_full_token - told)
+            off = abs(pools.bytes_per_full_token - reported)
             found = _found(engine, deployment, reading)
-            yield replace(found, score=(setup.told, -round(100 * off)), exact=False)
+            yield replace(found, score=(setup.agreeing, -round(100 * off)), exact=False)
 
 
 def _engines(log: StartupLog, reading: Reading) -> list[SglangEngine]:
@@ -67,8 +67,8 @@ def _engines(log: StartupLog, reading: Reading) -> list[SglangEngine]:
 
 def _deployments(log: StartupLog, reading: Reading, setup: Setup) -> Iterator[Deployment]:
     """State formats and window ratios that are possible; what the log prints comes first."""
-    told = log.number("window_ratio")
-    ratios = [told] if told else [None, 0.1]
+    reported = log.number("window_ratio")
+    ratios = [reported] if reported else [None, 0.1]
     replicas = log.whole("data_parallel") or 1
     limit = log.whole("requests")
     requests = max(1, limit // replicas) if limit else None
@@ -90,13 +90,13 @@ def _deployments(log: StartupLog, reading: Reading, setup: Setup) -> Iterator[De
 
 def _requests(reading: Reading, deployment: Deployment) -> int | None:
     """The request limit that follows from the bytes of HCA states; of several, the roundest."""
-    told = reading.number("c128_state_fixed")
+    reported = reading.number("c128_state_fixed")
     hca = deployment.model.compress_ratios.count(128)
-    if not told or not hca:
+    if not reported or not hca:
         return None
     ring, spare = (256, 2.5) if deployment.draft_layers else (128, 3.0)  # rows; requests beside
     one = ring * 2 * deployment.model.head_dim * deployment.state_bytes * hca
-    low, high = (int((told + by) * GIB / one - spare) for by in (-_ROUNDING, _ROUNDING))
+    low, high = (int((reported + by) * GIB / one - spare) for by in (-_ROUNDING, _ROUNDING))
     if not 0 < high <= _MOST_GUESSED_REQUESTS:
         return None
     return next(high // step * step for step in _ROUND if high // step * step >= max(1, low))
@@ -106,14 +106,14 @@ def _found(engine: SglangEngine, deployment: Deployment, reading: Reading) -> Re
     """Memory that gives the log's full tokens, exact where it is also what the log shows."""
     full = reading.whole("full_token") or 0
     pools = engine.pools(deployment)
-    told = reading.number("available_bytes")
-    guess = int((told or 0) * GIB)
+    reported = reading.number("available_bytes")
+    guess = int((reported or 0) * GIB)
     fixed = sum(pools.fixed_bytes(pools.requests(guess)).values())
     least = full * pools.bytes_per_full_token + fixed
     most = least + pools.page_tokens * pools.bytes_per_full_token
-    if told is None:
+    if reported is None:
         return _recovery(engine, deployment, int(least) + 1, full)
-    low, high = ((told + by) * GIB for by in (-_ROUNDING, _ROUNDING))
+    low, high = ((reported + by) * GIB for by in (-_ROUNDING, _ROUNDING))
     memory = int(min(max(least + 1, low), high))
     return _recovery(engine, deployment, memory, full, exact=low < most and least < high)
 

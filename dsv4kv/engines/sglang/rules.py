@@ -8,7 +8,7 @@ changes no hit.
 """
 
 from dsv4kv.engines.cache import EngineCache, Pool
-from dsv4kv.engines.rule import Rule, alike, one_group, tell_hits
+from dsv4kv.engines.rule import Rule, alike, count_hits, one_group
 from dsv4kv.engines.sglang.cache import open_sglang, replay_sglang
 from dsv4kv.engines.sglang.windows import open_sglang_windows, replay_sglang_windows
 from dsv4kv.prefix.outcome import Outcome
@@ -25,7 +25,7 @@ def _serve(pool: Pool) -> Ints:
 
 def _windows(*, dense: bool) -> Rule:
     def serve(pool: Pool) -> Outcome:
-        return tell_hits(pool, replay_sglang_windows(pool, dense=dense), windows=True)
+        return count_hits(pool, replay_sglang_windows(pool, dense=dense), windows=True)
 
     def open_cache(pool: Pool) -> EngineCache:
         return open_sglang_windows(pool, dense=dense)
@@ -37,12 +37,12 @@ def _windows(*, dense: bool) -> Rule:
 def _serve_decoder(pool: Pool) -> Outcome:
     rest = pool.model.window_tokens
     hits = replay_sglang_windows(pool, dense=False, uncovered_tokens=rest)
-    return tell_hits(pool, hits, windows=True, uncovered_tokens=rest)
+    return count_hits(pool, hits, windows=True, uncovered_tokens=rest)
 
 
 def _serve_encoder(pool: Pool) -> Outcome:
     again = pool.model.window_tokens
-    return tell_hits(pool, alike(_serve(pool)), windows=False, replayed_tokens=again)
+    return count_hits(pool, alike(_serve(pool)), windows=False, replayed_tokens=again)
 
 
 DECODER = Rule(

@@ -33,14 +33,14 @@ def vllm_defaults(batches: Batches, machine: Machine, given: Given, *, counted: 
     tokens, requests, of = _size_batches(batches, machine)
     step = given.get("step_tokens") or tokens
     limit = min(requests, step)
-    overlap, told = 1, "this vLLM counts the tokens of one step"
+    overlap, why = 1, "this vLLM counts the tokens of one step"
     if counted:
-        overlap, told = _overlap(batches, machine)
+        overlap, why = _overlap(batches, machine)
     return {
         "memory_fraction": Default(Fraction(92, 100), "vLLM's gpu_memory_utilization"),
         "reserve": UNMEASURED,
         "step_tokens": Default(tokens, f"vLLM's max_num_batched_tokens on {of}"),
-        "overlap": Default(overlap, told),
+        "overlap": Default(overlap, why),
         "request_limit": Default(limit, f"vLLM's max_num_seqs on {of}, of every replica"),
         "logits_limit": Default(512 * MIB, "vLLM's VLLM_SPARSE_INDEXER_MAX_LOGITS_MB"),
     }

@@ -32,8 +32,8 @@ class _Search:
 
     @property
     def context(self) -> int | None:
-        told = self.reading.whole("context") or self.reading.whole("refused_context")
-        return told or self.log.whole("context")
+        reported = self.reading.whole("context") or self.reading.whole("refused_context")
+        return reported or self.log.whole("context")
 
     def batches(self, engine: VllmEngine) -> list[int]:
         """Batches that may run at once; the likeliest first."""
@@ -84,7 +84,7 @@ def nearest_vllm(log: StartupLog, reading: Reading) -> Iterator[Recovery]:
             off = abs(span.start * context // needed - tokens)
             memory = span.start * engine.layout(deployment).unit_bytes
             found = Recovery(engine, deployment, memory, span.start, (flight, flight))
-            yield replace(found, score=(setup.told, -off), exact=False)
+            yield replace(found, score=(setup.agreeing, -off), exact=False)
 
 
 def _engines(log: StartupLog, reading: Reading) -> list[VllmEngine]:
@@ -155,9 +155,9 @@ def _pairs(
 
 def _block_range(search: _Search, engine: VllmEngine, deployment: Deployment) -> range | None:
     """Numbers of blocks that the memory allows, known to a hundredth of a GiB."""
-    told = search.log.whole("blocks")
-    if told:
-        return range(told, told + 1)
+    reported = search.log.whole("blocks")
+    if reported:
+        return range(reported, reported + 1)
     available = search.reading.number("available_gib")
     if available is None:
         return None
@@ -170,9 +170,9 @@ def _prints(reading: Reading, blocks: int, needed: int, context: int) -> bool:
     if blocks < 1 or needed < 1:
         return False
     ratio = blocks / needed
-    told = reading.number("concurrency")
+    reported = reading.number("concurrency")
     return int(ratio * context) == reading.whole("tokens") and (
-        told is None or f"{ratio:.2f}" == f"{told:.2f}"
+        reported is None or f"{ratio:.2f}" == f"{reported:.2f}"
     )
 
 
@@ -243,4 +243,4 @@ def _score(search: _Search, engine: VllmEngine, setup: Setup, found: Recovery) -
     likely = search.flights(engine)
     agrees = int(flight in likely) if likely else 0
     roundness = next(rank for rank, step in enumerate(_ROUND) if flight % step == 0)
-    return (agrees, setup.told, -roundness)
+    return (agrees, setup.agreeing, -roundness)

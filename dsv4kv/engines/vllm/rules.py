@@ -1,7 +1,7 @@
 """The rules by which vLLM 0.33 reuses prefixes, by its setting of what it keeps of windows."""
 
 from dsv4kv.engines.cache import EngineCache, Pool, tail_groups, uncached_groups
-from dsv4kv.engines.rule import Rule, one_group, tell_hits
+from dsv4kv.engines.rule import Rule, count_hits, one_group
 from dsv4kv.engines.vllm.cache import open_vllm, replay_vllm, replay_vllm_groups
 from dsv4kv.prefix.outcome import Outcome
 from dsv4kv.prefix.paths import Ints
@@ -37,7 +37,7 @@ def _groups(retention: int | None) -> Rule:
             chunk_tokens=pool.chunk_tokens,
             speculation=pool.speculation,
         )
-        return tell_hits(pool, hits, windows=True)
+        return count_hits(pool, hits, windows=True)
 
     def open_cache(pool: Pool) -> EngineCache:
         return open_vllm(pool, tail_groups(pool), retention)
@@ -58,7 +58,7 @@ def _serve_replayed(pool: Pool) -> Outcome:
         speculation=pool.speculation,
         replayed_tokens=again,
     )
-    return tell_hits(pool, hits, windows=False, replayed_tokens=again)
+    return count_hits(pool, hits, windows=False, replayed_tokens=again)
 
 
 REPLAYED = Rule(

@@ -245,7 +245,7 @@ def _names(database: Database, number: str) -> dict[int, str]:
 
 
 _WORTH_TELLING = 2  # severity of a diagnostic: 1 is information
-_MOST_TOLD = 8
+_MOST_SHOWN = 8
 
 
 def read_nsys(path: Path, step: str = STEP) -> Trace:
@@ -363,9 +363,9 @@ def _read_diagnostics(database: Database) -> list[str]:
         if isinstance(severity, int) and severity >= _WORTH_TELLING
     ]
     texts = list(dict.fromkeys(text for _, text in sorted(notes, key=lambda one: -one[0])))
-    left = len(texts) - _MOST_TOLD
+    left = len(texts) - _MOST_SHOWN
     more = [f"nsys: and {left} more in DIAGNOSTIC_EVENT"] if left > 0 else []
-    return [*(f"nsys: {text}" for text in texts[:_MOST_TOLD]), *more]
+    return [*(f"nsys: {text}" for text in texts[:_MOST_SHOWN]), *more]
 
 
 def _judge(launched: Launched) -> list[str]:

@@ -207,7 +207,7 @@ def _known(options: Sequence[str], help_text: str) -> tuple[list[str], list[str]
 
 LOG = "log.txt"
 _ENDED_BY_NSYS = 143  # 128 + SIGTERM: nsys ends the program with its capture
-_TOLD_LINES = 5
+_SHOWN_LINES = 5
 _NO_COUNTERS = "ERR_NVGPUCTRPERM"
 _ALLOW_COUNTERS = (
     "echo 'options nvidia NVreg_RestrictProfilingToAdminUsers=0' | "
@@ -311,5 +311,5 @@ def _warnings(dropped: Sequence[str], tool: str) -> list[str]:
 def _last_lines(log: Path) -> str:
     """The end of a log, on one line."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
-    last = " | ".join(line for line in lines[-_TOLD_LINES:] if line)
+    last = " | ".join(line for line in lines[-_SHOWN_LINES:] if line)
     return f"it says: {last}." if last else "it says nothing."

@@ -184,8 +184,8 @@ class CudaDriver:
         if size:
             limit = self._cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             with torch.cuda.device(device):
-                told = self._cuda.cuFuncSetAttribute(function.handle, limit, size)
-            self._checked(f"giving {launch.kernel} {size} B of shared memory", told)
+                result = self._cuda.cuFuncSetAttribute(function.handle, limit, size)
+            self._checked(f"giving {launch.kernel} {size} B of shared memory", result)
 
     def _stream_call(self, launch: Launch) -> _StreamCall:
         attributes = list(self._attributes(launch))

@@ -152,8 +152,8 @@ def broken_promises(findings: Iterable[Finding]) -> Iterator[str]:
                 "or arrays indexed at run time)."
             )
         if _is_hopper_or_newer(finding.architecture) and report.early != 0:
-            told = "never waits" if report.early is None else "touches memory before it waits"
-            yield f"{where} {told} for the kernel in front of it: begin with begin_kernel()."
+            behaviour = "never waits" if report.early is None else "touches memory before it waits"
+            yield f"{where} {behaviour} for the kernel in front of it: begin with begin_kernel()."
         for pattern, promise in PROMISES.items():
             if fnmatchcase(finding.name, pattern):
                 yield from _broken_widths(where, promise, report.accesses)
@@ -173,9 +173,9 @@ def _is_hopper_or_newer(architecture: str) -> bool:
 def _broken_widths(where: str, promise: Promise, accesses: dict[str, int]) -> Iterator[str]:
     loads, stores = _widths("LDG", accesses), _widths("STG", accesses)
     if promise.loads and max(loads, default=0) < promise.loads:
-        yield f"{where} has no load of {promise.loads} bits, only {_told(loads)}."
+        yield f"{where} has no load of {promise.loads} bits, only {_list_bits(loads)}."
     if promise.stores and min(stores, default=0) < promise.stores:
-        yield f"{where} stores {_told(stores)} bits at once, not {promise.stores} throughout."
+        yield f"{where} stores {_list_bits(stores)} bits at once, not {promise.stores} throughout."
 
 
 def _widths(kind: str, accesses: dict[str, int]) -> list[int]:
@@ -183,7 +183,7 @@ def _widths(kind: str, accesses: dict[str, int]) -> list[int]:
     return sorted(int(bits) for name, _, bits in pairs if name == kind)
 
 
-def _told(widths: list[int]) -> str:
+def _list_bits(widths: list[int]) -> str:
     return " and ".join(map(str, widths)) or "none"
 
 

@@ -81,16 +81,16 @@ def pools_chart(cache: CacheSummary) -> Chart:
         for pool in pools
     ]
     total = format_bytes(sum(bar.size for bar in bars))
-    told = f"{total} allocated: {', '.join(f'{bar.name} {bar.text}' for bar in bars)}."
-    return Chart("pools", "Memory by pool, all layers", told, draw_bars(bars, room=0.24))
+    summary = f"{total} allocated: {', '.join(f'{bar.name} {bar.text}' for bar in bars)}."
+    return Chart("pools", "Memory by pool, all layers", summary, draw_bars(bars, room=0.24))
 
 
 def shares_chart(shares: Mapping[str, float], whole: str) -> Chart:
     """A bar for each kind of work, in per cent of a whole."""
     bars = [Bar(name, share, f"{share:.1f} %") for name, share in shares.items()]
-    told = ", ".join(f"{bar.name} {bar.text}" for bar in bars)
+    summary = ", ".join(f"{bar.name} {bar.text}" for bar in bars)
     title = f"What kernels do, % of the {whole}"
-    return Chart("shares", title, f"{told}.", draw_bars(bars, room=0.2))
+    return Chart("shares", title, f"{summary}.", draw_bars(bars, room=0.2))
 
 
 _MOST = 14
@@ -109,9 +109,9 @@ def kernels_chart(table: KernelTable) -> Chart:
         Bar(_cut(name), time, f"{format_duration(time)}, {share}")
         for (name, time), share in zip(times, shares, strict=True)
     ]
-    told = ", ".join(f"{name} {share}" for (name, _), share in zip(times, shares, strict=True))
+    summary = ", ".join(f"{name} {share}" for (name, _), share in zip(times, shares, strict=True))
     figure = draw_bars(bars, room=0.5)
-    return Chart("kernels", "Time of each kernel, all calls", f"{told}.", figure)
+    return Chart("kernels", "Time of each kernel, all calls", f"{summary}.", figure)
 
 
 def _cut(name: str) -> str:
@@ -194,11 +194,11 @@ def ratios_chart(compared: Compared) -> Chart:
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:+g} %" if value else "0")
     axes.grid(axis="x")
     axes.set_xlabel("← faster · change of time · slower →")
-    told = ", ".join(f"{row.name} {_tell(row)}" for row in rows)
+    summary = ", ".join(f"{row.name} {_change_text(row)}" for row in rows)
     title = f"Change of time from {compared.before} to {compared.after}"
     if len(compared.rows) > _MOST_ROWS:
         title += f": {_MOST_ROWS} of {len(compared.rows):,} rows, those that changed most"
-    return Chart("comparison", title, f"{told}.", figure)
+    return Chart("comparison", title, f"{summary}.", figure)
 
 
 def _choose(rows: Sequence[ComparedRow]) -> list[ComparedRow]:
@@ -218,7 +218,7 @@ def _draw_row(axes: "Axes", number: int, row: ComparedRow) -> None:
     axes.hlines(number, *_ends(row), LIGHT[role], linewidth=1.8)
     value = to_percent(row.judgement.ratio)
     axes.plot(value, number, "o", color=LIGHT[role], markerfacecolor=face, markersize=5.5)
-    write(axes, 1.02, number, _tell(row), role, transform=axes.get_yaxis_transform())
+    write(axes, 1.02, number, _change_text(row), role, transform=axes.get_yaxis_transform())
 
 
 def _reach(rows: Sequence[ComparedRow], floor: float) -> float:
@@ -247,7 +247,7 @@ def _ends(row: ComparedRow) -> tuple[float, float]:
     return to_percent(low), to_percent(high)
 
 
-def _tell(row: ComparedRow) -> str:
+def _change_text(row: ComparedRow) -> str:
     change = to_percent(row.judgement.ratio)
     return f"{change:+.1f} %  {row.judgement.verdict.lower()}"
 

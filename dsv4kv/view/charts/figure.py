@@ -345,7 +345,7 @@ def _tidy(chart: Chart) -> ET.Element:
     references = set(_REFERENCE.findall(ET.tostring(root, encoding="unicode")))
     for element in list(root.iter()):
         if element.get("id") in chart.tips:
-            _tell(element, chart.tips[element.attrib["id"]])
+            _add_tips(element, chart.tips[element.attrib["id"]])
         _shorten_element(element, f"{chart.key}-", references)
     return root
 
@@ -371,7 +371,7 @@ def _name(root: ET.Element, chart: Chart) -> None:
     root.set("aria-labelledby", "#title #desc")
 
 
-def _tell(element: ET.Element, texts: Sequence[str]) -> None:
+def _add_tips(element: ET.Element, texts: Sequence[str]) -> None:
     parts = [element] if len(texts) == 1 else list(element.iter(f"{{{_SVG}}}path"))
     for part, text in zip(parts, texts, strict=True):
         title = ET.Element(f"{{{_SVG}}}title")

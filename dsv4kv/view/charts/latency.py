@@ -46,11 +46,11 @@ def distribution_chart(rows: Sequence[Samples], *, shared: bool = False) -> Char
     for axes, row, summary in zip(every, rows, summaries, strict=True):
         bins = common if shared else make_bins(row.samples_ns, _BINS)
         _draw_row(axes, row, summary, bins)
-    told = ", ".join(
+    medians = ", ".join(
         f"{row.name} {format_duration(summary.median)}"
         for row, summary in zip(rows, summaries, strict=True)
     )
-    return Chart("latencies", "How long actions took", f"Medians: {told}.", figure)
+    return Chart("latencies", "How long actions took", f"Medians: {medians}.", figure)
 
 
 def order_chart(row: Samples) -> Chart:
@@ -114,8 +114,8 @@ def _interval(median: Estimate) -> str:
     if median.half_width is None or not median.value:
         return ""
     arms = median.arms if median.arms and median.is_lopsided else (median.half_width,)
-    told = [f"{arm / median.value * 100:.2g}" for arm in arms]
-    return f" -{told[0]}/+{told[1]} %" if len(told) > 1 else f" ± {told[0]} %"
+    shares = [f"{arm / median.value * 100:.2g}" for arm in arms]
+    return f" -{shares[0]}/+{shares[1]} %" if len(shares) > 1 else f" ± {shares[0]} %"
 
 
 def _title(axes: "Axes", row: Samples, summary: Summary) -> None:

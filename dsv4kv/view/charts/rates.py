@@ -225,7 +225,7 @@ def _number(axes: "Axes", operations: Sequence[OpRate]) -> None:
     taken = [(x - _MARK, y - _MARK, x + _MARK, y + _MARK) for x, y in marks.values()]
     for each in {each.number: each for each in operations}.values():
         x, y = marks[each]
-        near = [told for at_x, at_y, told in labels if abs(at_x - x) + abs(at_y - y) < _NEAR]
+        near = [label for at_x, at_y, label in labels if abs(at_x - x) + abs(at_y - y) < _NEAR]
         if near:
             near[0].append(each.number)
         else:

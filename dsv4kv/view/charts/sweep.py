@@ -125,15 +125,15 @@ def _draw_choices(metric: Metric) -> "Figure":
 
 def _draw_lines(metric: Metric, x_label: str) -> "Figure":
     names = metric.lines
-    told = [fit(name, _LEGEND_LETTERS - _KEY_LETTERS) for name in names]
-    columns = max(1, _LEGEND_LETTERS // (_KEY_LETTERS + max(map(len, told))))
+    labels = [fit(name, _LEGEND_LETTERS - _KEY_LETTERS) for name in names]
+    columns = max(1, _LEGEND_LETTERS // (_KEY_LETTERS + max(map(len, labels))))
     legend = ceil(len(names) / columns) if len(names) > 1 else 0
     figure, (axes,) = new_figure(_HEIGHT + legend * _LEGEND_LINE)
     places = _places([point.x for point in metric.points])
     floor = _scale(axes, metric, places)
     for number, (name, shade) in enumerate(zip(names, spread_shades(len(names)), strict=True)):
         line = sorted((p for p in metric.points if p.line == name), key=lambda p: places[p.x])
-        _draw_line(axes, line, places, floor, number, shade, told[number])
+        _draw_line(axes, line, places, floor, number, shade, labels[number])
     axes.set_xlabel(x_label)
     if legend:
         figure.legend(

@@ -104,11 +104,11 @@ def time_chart(result: ReplayResult) -> Chart:
     figure.legend(
         loc="outside upper left", ncols=3, frameon=False, labelcolor=LIGHT["ink"], fontsize=SMALL
     )
-    told = (
+    summary = (
         f"{len(series.at_ns)} moments; at most {max(series.running, default=0):,} requests ran, "
         f"{max(series.waiting, default=0):,} waited and {max(series.paused, default=0):,} paused."
     )
-    return Chart("replay", "Memory held and requests over time", told, figure)
+    return Chart("replay", "Memory held and requests over time", summary, figure)
 
 
 def _draw_requests(axes: "Axes", result: ReplayResult) -> None:
@@ -149,8 +149,8 @@ class Span:
     reason: str
 
 
-def telemetry_chart(tracks: Sequence[Track], spans: Sequence[Span], told: str = "") -> Chart:
-    """A panel per quantity over one time axis; spans are shaded in all, ``told`` says which."""
+def telemetry_chart(tracks: Sequence[Track], spans: Sequence[Span], note: str = "") -> Chart:
+    """A panel per quantity over one time axis; spans are shaded in all, ``note`` says which."""
     figure, panels = new_figure(_TRACK * len(tracks) + _AXIS, len(tracks), share_x=True)
     for axes, track in zip(panels, tracks, strict=True):
         _draw_track(axes, track)
@@ -161,19 +161,19 @@ def telemetry_chart(tracks: Sequence[Track], spans: Sequence[Span], told: str = 
     )
     panels[-1].set_xlabel("seconds since the start")
     names = ", ".join(track.name for track in tracks)
-    text = f"{names} over time. {told}".strip()
+    text = f"{names} over time. {note}".strip()
     return Chart("telemetry", "The machine while it was measured", text, figure)
 
 
-def tell_spans(spans: Sequence[Span]) -> str:
+def spans_sentence(spans: Sequence[Span]) -> str:
     """How long the device was held back, by reason, as a sentence."""
     totals: dict[str, float] = {}
     for span in spans:
         totals[span.reason] = totals.get(span.reason, 0) + span.end_s - span.start_s
     if not totals:
         return "Nothing slowed it down."
-    told = ", ".join(f"{reason} for {length:.2f} s" for reason, length in totals.items())
-    return f"Shaded: {told}."
+    shaded = ", ".join(f"{reason} for {length:.2f} s" for reason, length in totals.items())
+    return f"Shaded: {shaded}."
 
 
 def _draw_track(axes: "Axes", track: Track) -> None:

@@ -40,17 +40,19 @@ def comparison_section(compared: Compared) -> Section:
 def compared_numbers(compared: Compared) -> list[KeyNumber]:
     """How much time changed on the mean, and how many rows were judged how."""
     count = Counter(row.judgement.verdict for row in compared.rows)
-    told = f"of {len(compared.rows):,} rows"
+    rows = f"of {len(compared.rows):,} rows"
     note = f"beyond the floor of {compared.floor * 100:.3g} %"
     counts = [
-        KeyNumber("Slower", f"{count[Verdict.SLOWER]:,}", "", told, note),
-        KeyNumber("Faster", f"{count[Verdict.FASTER]:,}", "", told, note),
+        KeyNumber("Slower", f"{count[Verdict.SLOWER]:,}", "", rows, note),
+        KeyNumber("Faster", f"{count[Verdict.FASTER]:,}", "", rows, note),
     ]
     if compared.overall is None:
         return counts
     change, ends = to_percent(compared.overall.ratio), compared.overall.interval
-    told = " to ".join(f"{to_percent(end):+.1f}" for end in ends) + " %" if ends else "not known"
-    mean = f"geometric mean; interval {told}"
+    interval = (
+        " to ".join(f"{to_percent(end):+.1f}" for end in ends) + " %" if ends else "not known"
+    )
+    mean = f"geometric mean; interval {interval}"
     return [KeyNumber("Change of time", f"{change:+.1f}", "", "%", mean), *counts]
 
 

@@ -18,16 +18,16 @@ from dsv4kv.view.charts.rates import Roof, operation_rates, rates_chart, rooflin
 from dsv4kv.view.charts.time import (
     held_chart,
     held_sizes,
+    spans_sentence,
     telemetry_chart,
-    tell_spans,
     time_chart,
 )
 from dsv4kv.view.facts import cache_facts, totals_facts
 from dsv4kv.view.headline import judge_case
 from dsv4kv.view.page.telemetry import (
     machine_facts,
+    reports_limits,
     telemetry_tracks,
-    tells_limits,
     throttled_spans,
 )
 from dsv4kv.view.profile import (
@@ -307,7 +307,7 @@ def _machine_sections(case: Case) -> Iterator[Section]:
         return
     samples = case.telemetry.gpu_samples
     spans = throttled_spans(samples) if samples else []
-    note = tell_spans(spans) if samples and tells_limits(samples) else ""
+    note = spans_sentence(spans) if samples and reports_limits(samples) else ""
     table = telemetry_table(case)
     yield Section(
         "machine",

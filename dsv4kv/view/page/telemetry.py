@@ -30,23 +30,23 @@ def telemetry_tracks(telemetry: Telemetry) -> list[Track]:
     return [track for track in found if sum(value is not None for value in track.values) > 1]
 
 
-def tells_limits(samples: GpuSamples) -> bool:
+def reports_limits(samples: GpuSamples) -> bool:
     """Whether there was an answer at all to what held clocks down."""
     return any(getattr(samples, column) is not None for column in ("reasons", *VIOLATIONS))
 
 
 def throttled_spans(samples: GpuSamples) -> list[Span]:
-    """Stretches in which a limit was told, each to the poll that no longer told it.
+    """Stretches in which a limit was reported, each to the poll that no longer reported it.
 
-    Where a poll told none and a counter grew until the next, that stretch is the counter's.
+    Where a poll reported none and a counter grew until the next, that stretch is the counter's.
     """
     reasons = samples.reasons or [None] * len(samples.at_ns)
-    told = [
+    reported = [
         span
         for bit, name in REASONS.items()
         for span in _stretches(samples.at_ns, reasons, bit, name)
     ]
-    return [*told, *_counted(samples, reasons)]
+    return [*reported, *_counted(samples, reasons)]
 
 
 def machine_facts(telemetry: Telemetry) -> dict[str, str]:
@@ -93,9 +93,9 @@ def _counted(samples: GpuSamples, reasons: Sequence[int | None]) -> Iterator[Spa
     for column, name in VIOLATIONS.items():
         counter: Sequence[int | None] = getattr(samples, column) or []
         polls = zip(samples.at_ns, counter, reasons, strict=False)
-        for (at, before, told), (then, after, _) in pairwise(polls):
+        for (at, before, limits), (then, after, _) in pairwise(polls):
             grew = before is not None and after is not None and after > before
-            if grew and not (told or 0) & sum(REASONS):
+            if grew and not (limits or 0) & sum(REASONS):
                 yield Span(at * _NS, then * _NS, name)
 
 

@@ -7,7 +7,7 @@ from dsv4kv.view.exports import to_markdown
 from dsv4kv.view.facts import layers_text
 from dsv4kv.view.headline import answer, judge_launches, judge_record, key_numbers, name_run
 from dsv4kv.view.outcomes import group_launches
-from dsv4kv.view.record import tell_record
+from dsv4kv.view.record import report_record
 from dsv4kv.view.table import Table, Text
 from tests.record.records import (
     make_cache,
@@ -161,7 +161,7 @@ def test_a_sweep_that_changes_nothing_says_so_in_a_sentence() -> None:
 def test_a_terminal_ends_with_the_key_numbers_of_the_page(name: str) -> None:
     (record,), _ = RUNS[name]
     (article,) = page_of(name).articles
-    *_, last = (part for part in tell_record(record) if part != "")
+    *_, last = (part for part in report_record(record) if part != "")
     assert isinstance(last, Text)
     shown = article.numbers[1:2] if name in ("a sweep",) else article.numbers
     assert all(f"{number.label}: {number.figure}" in last.value for number in shown)
@@ -177,7 +177,7 @@ def test_numbers_of_a_part_of_a_model_say_so_wherever_they_stand(name: str) -> N
         if section.key not in ("machine", "checks"):
             assert all(part in chart.title for chart in section.charts)
             assert all(part in table.note for table in section.tables.values())
-    told = [each for each in tell_record(record) if isinstance(each, Table)]
+    told = [each for each in report_record(record) if isinstance(each, Table)]
     of_machine = ("Telemetry", "Launches")
     assert all(part in table.note for table in told if table.title not in of_machine)
     assert all(part in line for line in answer(record))

@@ -7,7 +7,7 @@ from dsv4kv.measure.verdict import Judgement, Verdict
 from dsv4kv.view.charts.bars import ComparedRow, kernels_chart, pools_chart, ratios_chart
 from dsv4kv.view.charts.figure import LIGHT, fit, plain_number
 from dsv4kv.view.charts.sweep import Metric, Point, sweep_chart
-from dsv4kv.view.charts.time import Span, Track, held_chart, telemetry_chart, tell_spans
+from dsv4kv.view.charts.time import Span, Track, held_chart, spans_sentence, telemetry_chart
 from tests.record.records import make_cache, make_pool
 from tests.view.page.drawn import axes_of, only_axes
 from tests.view.page.pages import make_compared, make_judgement, make_memory, make_profile
@@ -117,8 +117,8 @@ def test_throttled_stretches_are_shaded_through_every_panel() -> None:
 
 def test_reasons_are_told_with_the_time_they_took_together() -> None:
     spans = [Span(0, 1, "power cap"), Span(2, 2.5, "power cap"), Span(3, 4, "power brake")]
-    assert tell_spans(spans) == "Shaded: power cap for 1.50 s, power brake for 1.00 s."
-    assert tell_spans([]) == "Nothing slowed it down."
+    assert spans_sentence(spans) == "Shaded: power cap for 1.50 s, power brake for 1.00 s."
+    assert spans_sentence([]) == "Nothing slowed it down."
 
 
 def test_a_comparison_draws_each_change_with_its_interval_beside_the_floor() -> None:

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from dsv4kv.record.telemetry import GpuChecks, GpuSamples, GpuState
 from dsv4kv.view.page.telemetry import (
     machine_facts,
+    reports_limits,
     telemetry_tracks,
-    tells_limits,
     throttled_spans,
 )
 from tests.view.page.pages import POLL_NS, make_telemetry
@@ -71,7 +71,7 @@ def test_what_no_poll_told_is_shaded_from_the_poll_before_its_counter_grew() -> 
 def test_counters_alone_tell_limits_and_no_answer_at_all_tells_none() -> None:
     silent = samples_of([0, 0]).model_copy(update={"reasons": None})
     counted = silent.model_copy(update={"power_violation_ns": [0, 1]})
-    assert [tells_limits(each) for each in (silent, counted)] == [False, True]
+    assert [reports_limits(each) for each in (silent, counted)] == [False, True]
     assert [span.reason for span in throttled_spans(counted)] == ["power cap"]
 
 

@@ -1,6 +1,6 @@
 """Files shipped with the package: ``configs/``, ``kernels/`` and ``results/sass/``, and its cache.
 
-They lie beside the package in a source tree and inside it in an installed wheel.
+They are next to the package in a source tree and inside it in an installed wheel.
 """
 
 from pathlib import Path

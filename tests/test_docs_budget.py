@@ -60,7 +60,7 @@ def test_every_word_of_an_engine_is_on_the_page_with_what_it_decides() -> None:
     page = PAGE.read_text("utf-8")
     for word in (word for words in WORDS.values() for word in words):
         assert f"`{word.name}`" in page
-        assert not word.means or f"| `{word.name}` | {word.tells} |" in page
+        assert not word.means or f"| `{word.name}` | {word.effect} |" in page
 
 
 def test_every_engine_has_its_example() -> None:

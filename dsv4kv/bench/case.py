@@ -189,8 +189,8 @@ def run_case(
     """Build the cache, serve the workload, check and record it.
 
     Ctrl-C ends the run early: what was measured so far comes back, marked incomplete.
-    ``on_progress`` is told the tokens of every step; ``memory_bytes`` is the machine's memory;
-    ``turns`` are taken with another process.
+    ``on_progress`` is called with the tokens of every step; ``memory_bytes`` is the machine's
+    memory; ``turns`` are taken with another process.
 
     Raises:
         ConfigError: The configuration cannot be built, or not on this machine.

@@ -162,7 +162,7 @@ there: caches do not replace strictly by age."""
 
 _ROTATED_BYTES = 256 << 20  # outputs take turns over so much at least, four times an H200's L2
 
-_MOST_TELLING = (
+_MOST_INFORMATIVE = (
     "gather_topk",
     "gather_all",
     "step_write",
@@ -172,7 +172,7 @@ _MOST_TELLING = (
 )
 """Timed first, in this order, after operations that are listed nowhere: those are new."""
 
-_LESS_TELLING = ("gather_window", "state_append", "indexer_flush", "indexer_state_append")
+_LESS_INFORMATIVE = ("gather_window", "state_append", "indexer_flush", "indexer_state_append")
 
 
 @dataclass(frozen=True)
@@ -198,8 +198,8 @@ class Figure:
 
     @property
     def rank(self) -> tuple[bool, int]:
-        """The lower, the more it tells."""
-        order = (*_MOST_TELLING, *_LESS_TELLING)
+        """The lower, the more it says."""
+        order = (*_MOST_INFORMATIVE, *_LESS_INFORMATIVE)
         return self.hot, order.index(self.name) if self.name in order else -1
 
 
@@ -208,7 +208,7 @@ def measure_operations(
 ) -> tuple[list[Operation], list[NotMeasured]]:
     """Time every operation of a decode step of ``requests`` requests, by layer type.
 
-    The most telling come first: what there is no time for is listed with the reason. The
+    The most informative come first: what there is no time for is listed with the reason. The
     requests are as long as the pools hold. Overwrites what the cache holds.
     """
     generator = torch.Generator().manual_seed(seed)

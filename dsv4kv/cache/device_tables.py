@@ -77,7 +77,7 @@ class CopiedTables:
                 table.changes = []
 
     def prepare(self, slots: Tensor, tokens: Tensor) -> None:
-        """See ``DeviceTables``: the host has done it, and ``publish`` tells."""
+        """See ``DeviceTables``: the host has done it, and ``publish`` copies it."""
 
     def release(self, slot: int) -> None:
         """See ``DeviceTables``: noted like any other change."""

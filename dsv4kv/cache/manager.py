@@ -47,7 +47,7 @@ class PagedKVPool:
 class StateCachePool:
     """Window rings and compressor states of all layers of one type.
 
-    The layers lie in one tensor, so that a slot is reset in all of them at once.
+    The layers are in one tensor, so that a slot is reset in all of them at once.
 
     Attributes:
         windows: Ring of every layer, one page per slot; empty without window.

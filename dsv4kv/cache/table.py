@@ -44,7 +44,7 @@ class Change:
 
 
 class BlockTable:
-    """Blocks held by every slot, and the free blocks behind them.
+    """Blocks held by every slot, and the free blocks after them.
 
     Attributes:
         group: The layers the table serves.
@@ -153,7 +153,7 @@ class BlockTable:
             self.blocks[:, *change.emptied] = change.given
 
     def adopt(self, slot: int, blocks: Ids) -> None:
-        """Let a slot hold blocks int64[n], whose references count it, behind those it holds."""
+        """Let a slot hold blocks int64[n], whose references count it, after those it holds."""
         held = int(self.held[slot])
         end = held + len(blocks)
         try:

@@ -32,7 +32,7 @@ from dsv4kv.endings import end_as_by_ctrl_c
 from dsv4kv.errors import DEFECT
 from dsv4kv.view.console import lose_glyphs_not_answers, say
 
-_PIPE_CLOSED = 141  # 128 + SIGPIPE, as shells tell it
+_PIPE_CLOSED = 141  # 128 + SIGPIPE, as shells report it
 _NO_SETTINGS = "--no-settings"
 
 _EPILOG = """\
@@ -140,7 +140,7 @@ def _take(option: str, words: list[str]) -> bool:
 
 
 def _describe_defect(error: Exception) -> str:
-    """What happened, where, and whom to tell."""
+    """What happened, where, and whom to report it to."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if f"{os.sep}dsv4kv{os.sep}" in frame.filename] or frames
     place = f"{Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name}" if own else "?"

@@ -238,11 +238,11 @@ def budget(
     reading = _read_command(texts, command, which)
     texts |= _read_words(texts, arguments.meta.get(_WORDS, []))
     if axis:
-        _tell_sweep(texts, axis, as_json=json_, csv=csv, chart=chart)
+        _print_sweep(texts, axis, as_json=json_, csv=csv, chart=chart)
     elif csv or chart:
         raise ConfigError("--csv and --chart tell a sweep: add --axis context=4K,32K,128K,1M.")
     else:
-        _tell_answer(texts, reading, as_json=json_, verbose=verbose)
+        _print_answer(texts, reading, as_json=json_, verbose=verbose)
 
 
 def _read_command(
@@ -271,15 +271,15 @@ def _read_words(texts: dict[str, str], words: list[tuple[str, str]]) -> dict[str
     for spelling, _ in words:
         if find_word(family, spelling) is None:
             raise wrong_engine(family, spelling)
-    told = [read_word(family, spelling, value) for spelling, value in words]
-    found = merge(family, told)
+    read = [read_word(family, spelling, value) for spelling, value in words]
+    found = merge(family, read)
     if twice := sorted(set(found) & set(texts)):
-        spelling = next(each.spelling for each in told if twice[0] in each.texts)
+        spelling = next(each.spelling for each in read if twice[0] in each.texts)
         raise ConfigError(f"--{twice[0]} and {spelling} say the same: keep one.")
     return found
 
 
-def _tell_answer(
+def _print_answer(
     texts: dict[str, str],
     command: "tuple[Reading, dict[str, str]] | None",
     *,
@@ -330,7 +330,7 @@ def _reuse(found: "Answer") -> "Reuse | None":
     return reuse_of(found.scenario, found.context)
 
 
-def _tell_sweep(
+def _print_sweep(
     texts: dict[str, str],
     axes: list[str],
     *,

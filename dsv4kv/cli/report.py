@@ -1,4 +1,4 @@
-"""``dsv4kv report``: saved runs, told again."""
+"""``dsv4kv report``: saved runs, shown again."""
 
 from pathlib import Path
 from typing import Annotated

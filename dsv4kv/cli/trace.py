@@ -309,7 +309,7 @@ Source = Annotated[
 _LINES = "File to write, as JSON lines; compressed if it ends in .gz."
 Out = Annotated[Path, typer.Argument(metavar="OUT", help=_LINES)]
 _TO = f"{explained(TRACE_LINES | TRACE_FILES)}."
-_CUT_TOKENS = 131_072  # where synthetic lengths are cut unless told otherwise
+_CUT_TOKENS = 131_072  # where synthetic lengths are cut by default
 _SHAPES = {
     "tree": "requests input_mean input_max output_mean arrival_rate "
     "prefix_branches prefix_depth prefix_tokens hash_block_tokens",

@@ -71,7 +71,7 @@ def dotted(location: Location) -> str:
 
 
 def key_path(location: Location) -> str:
-    """The dotted path of the key a location lies in: list indices left out."""
+    """The dotted path of the key a location is in: list indices left out."""
     return ".".join(part for part in location if isinstance(part, str))
 
 

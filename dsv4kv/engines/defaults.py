@@ -46,7 +46,7 @@ Given = Mapping[str, Any]
 """What is given, by the name of the input; an engine may go by it."""
 Defaults = dict[str, Default]
 """By the name of the input: ``memory_fraction``, ``reserve`` (bytes), ``step_tokens`` (as
-the engine is told: SGLang spreads them over its replicas), ``overlap`` (steps), ``request_limit``
+the engine takes it: SGLang spreads it over its replicas), ``overlap`` (steps), ``request_limit``
 (likewise), ``logits_limit`` (bytes), ``window_slots``. Formats are in a table of their own:
 ``engines/formats.py``."""
 

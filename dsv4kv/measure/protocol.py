@@ -263,7 +263,7 @@ class ReplayTimer:
             sleep: Lets the device wait for so many cycles; None where it cannot.
             rules: When to begin and to end.
             clock_ns: The host's clock.
-            throttled: Tells of that clock's moments; None where nobody knows.
+            throttled: Says it of that clock's moments; None where nobody knows.
         """
         self._make_event = make_event
         self._sleep = sleep

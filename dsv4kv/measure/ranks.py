@@ -41,7 +41,7 @@ class Ratio:
     high: float
 
     def inside(self, bound: float) -> bool:
-        """Whether the whole interval lies within 1 / bound and bound."""
+        """Whether the whole interval is within 1 / bound and bound."""
         return 1 / bound < self.low and self.high < bound
 
 

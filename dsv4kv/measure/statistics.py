@@ -180,7 +180,7 @@ def _median_interval(ordered: NDArray[np.float64]) -> tuple[float, float] | None
 
 
 def _carries(n: int, percentile: float) -> bool:
-    """Whether ten samples lie beyond the percentile; in integers, as 100 - 99.9 is inexact."""
+    """Whether ten samples are beyond the percentile; in integers, as 100 - 99.9 is inexact."""
     return n * (1000 - round(10 * percentile)) >= 10 * 1000
 
 

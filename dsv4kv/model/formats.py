@@ -1,4 +1,4 @@
-"""Entry formats and page layouts: how many bytes, and where each of them lies.
+"""Entry formats and page layouts: how many bytes, and where each of them is.
 
 An entry is one cached vector. A format is a row of data, not a class: a new one is a new row in
 ``FORMATS``, or in ``SIZED_FORMATS`` as long as no operation reads and writes it. A page of P
@@ -38,8 +38,8 @@ class EntryFormat:
             ``fp32``), ``e4m3``, or the largest value's share of 448 as it is (``amax_fp32``).
         scale_padding: Zero bytes after an entry's scales.
         page_align: A page is rounded up to a multiple of this, in bytes.
-        scales_at: Where an entry's scales lie: in the page's second part (block-split), or in its
-            own row (interleaved) between values and tail or behind both.
+        scales_at: Where an entry's scales are: in the page's second part (block-split), or in its
+            own row (interleaved) between values and tail or after both.
         tail: Type of the trailing channels.
         scale_columns: Scales of one row are stored as a transposed matrix of so many columns:
             scale s is number ``groups / columns · (s mod columns) + s // columns``; 1 in order.
@@ -84,7 +84,7 @@ class EntryFormat:
 
     @property
     def inline_scales(self) -> bool:
-        """Whether scales lie in the entry's own row: pages are interleaved."""
+        """Whether scales are in the entry's own row: pages are interleaved."""
         return self.scales_at != "page_end"
 
     @cached_property
@@ -169,7 +169,7 @@ _FP4 = EntryFormat("fp4", "e2m1", 512, group=16, scale="e4m3", page_align=256)
 
 
 def _interleaved(entry: EntryFormat) -> EntryFormat:
-    """The same record, each one's scales behind it: pages are whole records, nothing else."""
+    """The same record, each one's scales after it: pages are whole records, nothing else."""
     name, page_align = f"{entry.name}_interleaved", entry.entry_bytes
     return replace(entry, name=name, scales_at="row_end", page_align=page_align)
 
@@ -213,7 +213,7 @@ SIZED_FORMATS: dict[Place, dict[str, EntryFormat]] = {
         "fp8_ue8m0x4": EntryFormat("fp8_ue8m0x4", "e4m3", 128, group=128, scale="ue8m0x4"),
     },
 }
-"""What engines store beside that, and no operation here reads or writes: ``budget`` sizes it."""
+"""What engines store next to that, and no operation here reads or writes: ``budget`` sizes it."""
 
 FLAT_FORMATS: dict[str, EntryFormat] = {
     # DeepSeek-V3.2 (vLLM's fp8_ds_mla for it): 512 e4m3, four fp32 scales, 64 bf16, in one row.

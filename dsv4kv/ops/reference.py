@@ -247,7 +247,7 @@ def read_bytes(store: PageStore, entry: int) -> tuple[bytes, bytes]:
 
 
 def _parts_of(store: PageStore, entry: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """The page of a physical entry, and where its values and tail and its scales lie in it."""
+    """The page of a physical entry, and where its values and tail and its scales are in it."""
     number, row = divmod(entry, store.layout.entries)
     layout, form = store.layout, store.layout.format
     start = layout.data_offset(row)

@@ -1,4 +1,4 @@
-"""Pages of entries as a tensor, and where the bytes of an entry lie in it."""
+"""Pages of entries as a tensor, and where the bytes of an entry are in it."""
 
 from dataclasses import dataclass
 

@@ -66,7 +66,7 @@ Chosen = Mapping[int, Tensor]
 
 
 class StepObserver(Protocol):
-    """Looks at what a layer's gathers returned, wherever that lies."""
+    """Looks at what a layer's gathers returned, wherever that is."""
 
     def window_gathered(self, layer: LayerCache, step: StepTokens, out: Tensor) -> None:
         """``out`` bf16[B, W, D] holds the windows of the batch."""

@@ -128,7 +128,7 @@ class ServingLoop:
             executor: Moves the data; None keeps the books alone.
             on_progress: Receives the tokens done in each step.
             reuse: Resumes prompts after what earlier ones have in common with them.
-            contents: Tells what that is, to the data too; ``reuse`` needs it.
+            contents: Says what that is, to the data too; ``reuse`` needs it.
             turns: Steps alternate with those of another process; None where there is none.
             on_step: Is called after each step, before requests that ended give their blocks back.
         """

@@ -265,7 +265,7 @@ class PrefixReuse:
         return 0
 
     def _stops(self, last: int, matched: int, resumed: int) -> list[int]:
-        """Positions behind ``resumed``, up to ``last``, where checkpoints are due, in order."""
+        """Positions after ``resumed``, up to ``last``, where checkpoints are due, in order."""
         if self._windows == "periodic":
             period = self._period_tokens
             return list(range((resumed // period + 1) * period, last + 1, period))

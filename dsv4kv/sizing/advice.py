@@ -103,7 +103,7 @@ def _changes(scenario: Scenario) -> Iterator[tuple[dict[str, Any], str, str]]:
 
 
 def limit_of(scenario: Scenario) -> int:
-    """The engine's limit of requests as it is told: SGLang's is of all replicas."""
+    """The engine's limit of requests as it is given: SGLang's is of all replicas."""
     given = scenario.inputs.request_limit
     return given or scenario.settings.assumed["request_limit"].value
 

@@ -15,7 +15,7 @@ from dsv4kv.sizing.fit import max_concurrency, tightest_free_bytes
 from dsv4kv.sizing.inputs import read_inputs
 from dsv4kv.sizing.scenario import Scenario, fix_layout, resolve
 from dsv4kv.sizing.servers import Launch, find_launches
-from dsv4kv.sizing.words import Texts, Told, find_word, merge, read_word
+from dsv4kv.sizing.words import GivenWord, Texts, find_word, merge, read_word
 
 _MOST_CHARACTERS = 2**18
 _UNSET = re.compile(r"\$\{?\w+\}?|\{\{?\s*\w+\s*\}?\}")
@@ -28,28 +28,28 @@ class Reading:
 
     Attributes:
         launch: The command.
-        told: Its flags and variables, in order; of variables those that an engine knows.
+        words: Its flags and variables, in order; of variables those that an engine knows.
         texts: Our inputs.
     """
 
     launch: Launch
-    told: tuple[Told, ...]
+    words: tuple[GivenWord, ...]
     texts: Texts
 
     @property
-    def counted(self) -> list[Told]:
+    def counted(self) -> list[GivenWord]:
         """What is used."""
-        return [each for each in self.told if each.word and each.word.means]
+        return [each for each in self.words if each.word and each.word.means]
 
     @property
-    def uncounted(self) -> list[Told]:
+    def uncounted(self) -> list[GivenWord]:
         """What changes sizes and is not counted."""
-        return [each for each in self.told if each.uncounted]
+        return [each for each in self.words if each.uncounted]
 
     @property
-    def unknown(self) -> list[Told]:
+    def unknown(self) -> list[GivenWord]:
         """What is not known to change sizes."""
-        return [each for each in self.told if each.word is None]
+        return [each for each in self.words if each.word is None]
 
 
 def read_command(given: str, which: str | None = None, model: str | None = None) -> Reading:
@@ -58,7 +58,7 @@ def read_command(given: str, which: str | None = None, model: str | None = None)
     Args:
         given: The command, or the path of a file that has it.
         which: Of several commands, its number from 1 or a part of it.
-        model: The model, where the command's name for it does not tell.
+        model: The model, where the command's name for it does not say.
 
     Raises:
         ConfigError: No command, several of which none is chosen, or a value that cannot be read.
@@ -124,29 +124,29 @@ def _identity(launch: Launch) -> tuple[Any, ...]:
 def interpret(launch: Launch, model: str | None = None) -> Reading:
     """What a command's flags and variables mean; raises ``ConfigError``."""
     family = launch.family
-    told: list[Told] = []
+    words: list[GivenWord] = []
     for name, value in launch.variables.items():
         word = find_word(family, name)
         if word and word.is_variable:
-            told.append(read_word(family, name, _set(name, value)))
+            words.append(read_word(family, name, _set(name, value)))
     for spelling, value in launch.words:
         word = find_word(family, spelling)
         if word and word.means and not word.switch and not value:
             raise ConfigError(f"{spelling}: the value is missing.")
-        told.append(read_word(family, spelling, _set(spelling, value) if word else value))
-    texts = {"tp": "1", "dp": "1", "pp": "1"} | _merged(launch, told)
+        words.append(read_word(family, spelling, _set(spelling, value) if word else value))
+    texts = {"tp": "1", "dp": "1", "pp": "1"} | _merged(launch, words)
     named = model or texts.get("model", "")
     if "model" in texts and not (model or preset_named(named) or config_file(named)):
         raise ConfigError(
             f"--model {named[:100]}: which model that is cannot be told: add --model "
             "v4-flash, another preset, or the path of its config.json."
         )
-    return Reading(launch, tuple(told), texts | {"engine": _engine(launch)})
+    return Reading(launch, tuple(words), texts | {"engine": _engine(launch)})
 
 
-def _merged(launch: Launch, told: Iterable[Told]) -> Texts:
+def _merged(launch: Launch, words: Iterable[GivenWord]) -> Texts:
     """Our inputs, the model's name as ours where it is known."""
-    texts = merge(launch.family, told)
+    texts = merge(launch.family, words)
     if "model" in texts:
         texts["model"] = preset_named(texts["model"]) or texts["model"]
     return texts
@@ -174,12 +174,12 @@ class WordCost:
     """What one word of a command costs, against the engine's own value.
 
     Attributes:
-        told: The word.
+        word: The word.
         taken_bytes: Bytes of the tightest GPU that it takes; negative where it gives some.
         requests: Requests of the same context at once that it makes possible, or costs.
     """
 
-    told: Told
+    word: GivenWord
     taken_bytes: int
     requests: int
 
@@ -187,12 +187,12 @@ class WordCost:
 def word_costs(reading: Reading, given: Texts, found: Answer) -> Iterator[WordCost]:
     """Every word that could be left out, with what it costs; ``given`` comes on top of it."""
     scenario, asked = found.scenario, (found.context, found.concurrency)
-    whole = _merged(reading.launch, reading.told)
+    whole = _merged(reading.launch, reading.words)
     kept = {name: text for name, text in reading.texts.items() if name not in whole}
-    for told in reading.counted:
-        if not told.texts or set(told.texts) & (_LAYOUT | set(given)):
+    for word in reading.counted:
+        if not word.texts or set(word.texts) & (_LAYOUT | set(given)):
             continue
-        others = _merged(reading.launch, [each for each in reading.told if each is not told])
+        others = _merged(reading.launch, [each for each in reading.words if each is not word])
         texts = kept | others | given
         try:
             (other,) = resolve(read_inputs(_laid_out(texts, scenario)))
@@ -200,7 +200,7 @@ def word_costs(reading: Reading, given: Texts, found: Answer) -> Iterator[WordCo
             more = found.max_concurrency - max_concurrency(other, found.context)
         except ConfigError:
             continue
-        yield WordCost(told, taken, more)
+        yield WordCost(word, taken, more)
 
 
 def _laid_out(texts: Mapping[str, str], scenario: Scenario) -> Texts:
@@ -212,28 +212,28 @@ def _laid_out(texts: Mapping[str, str], scenario: Scenario) -> Texts:
 
 def command_document(reading: Reading, costs: Iterable[WordCost]) -> dict[str, Any]:
     """The command as plain values."""
-    by_word = {cost.told.spelling: cost for cost in costs}
+    by_word = {cost.word.spelling: cost for cost in costs}
     return {
         "engine": reading.launch.family,
         "version": reading.launch.version,
         "line": reading.launch.line,
         "counted": [
             {
-                "word": told.spelling,
-                "value": told.value,
-                "means": told.texts,
-                "takes_bytes_per_gpu": getattr(by_word.get(told.spelling), "taken_bytes", None),
-                "requests": getattr(by_word.get(told.spelling), "requests", None),
+                "word": word.spelling,
+                "value": word.value,
+                "means": word.texts,
+                "takes_bytes_per_gpu": getattr(by_word.get(word.spelling), "taken_bytes", None),
+                "requests": getattr(by_word.get(word.spelling), "requests", None),
             }
-            for told in reading.counted
+            for word in reading.counted
         ],
         "not_counted": [
             {
-                "word": told.spelling,
-                "value": told.value,
-                "why": told.tells,
+                "word": word.spelling,
+                "value": word.value,
+                "why": word.effect,
             }
-            for told in reading.uncounted
+            for word in reading.uncounted
         ],
-        "not_known_to_change_sizes": [told.spelling for told in reading.unknown],
+        "not_known_to_change_sizes": [word.spelling for word in reading.unknown],
     }

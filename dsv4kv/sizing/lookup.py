@@ -100,7 +100,7 @@ def find_weights(inputs: Inputs, config: DSV4Config) -> Weights:
     """The weights given, or derived from the model.
 
     Raises:
-        ConfigError: Given twice, or not given where nothing tells how large they are.
+        ConfigError: Given twice, or not given where nothing says how large they are.
     """
     if inputs.weights is not None and inputs.weight_bytes_per_param is not None:
         raise ConfigError(

@@ -44,7 +44,7 @@ class Settings:
 def settle(inputs: Inputs, engine: Engine, machine: Machine) -> Settings:
     """Complete the inputs by the engine's own defaults.
 
-    SGLang is told the tokens of a step and the limit of requests for all its replicas, which are
+    SGLang is given the tokens of a step and the limit of requests for all its replicas, which are
     ranks of data-parallel attention; every vLLM replica has its own.
 
     Raises:

@@ -132,7 +132,7 @@ _BF16_BYTES = 2
 
 @dataclass(frozen=True)
 class Part:
-    """Weights that lie together: what all ranks of a replica share, and the routed experts."""
+    """Weights that are together: what all ranks of a replica share, and the routed experts."""
 
     dense_bytes: Fraction
     expert_bytes: Fraction
@@ -156,7 +156,7 @@ class Weights:
         experts: Routed experts of a layer; None where they are not known to be whole.
         parameters: How many there are, draft layers left out; None where that is not known.
         source: How the bytes are known, in words.
-        host_bytes: Tables that lie in host memory, once for every node.
+        host_bytes: Tables in host memory, once for every node.
     """
 
     layers: tuple[Part, ...]

@@ -154,13 +154,13 @@ class Word:
 
     Attributes:
         spellings: Its names, the usual one first; a variable is in capitals.
-        tells: What it does to sizes.
+        effect: What it does to sizes.
         means: What of ours a value means; None where it is not counted.
-        switch: Whether it stands without a value.
+        switch: Whether it takes no value.
     """
 
     spellings: tuple[str, ...]
-    tells: str
+    effect: str
     means: Meaning | None = None
     switch: bool = False
 
@@ -175,12 +175,12 @@ class Word:
         return self.name[0] != "-"
 
 
-def _word(spellings: str, tells: str, means: Meaning | None = None) -> Word:
-    return Word(tuple(spellings.split()), tells, means)
+def _word(spellings: str, effect: str, means: Meaning | None = None) -> Word:
+    return Word(tuple(spellings.split()), effect, means)
 
 
-def _switch(spellings: str, tells: str, means: Meaning | None = None) -> Word:
-    return Word(tuple(spellings.split()), tells, means, switch=True)
+def _switch(spellings: str, effect: str, means: Meaning | None = None) -> Word:
+    return Word(tuple(spellings.split()), effect, means, switch=True)
 
 
 _NOTHING = Meaning(lambda _: {})
@@ -393,7 +393,7 @@ def take_words(arguments: Iterable[str], ours: Container[str]) -> tuple[Pairs, l
 
 
 @dataclass(frozen=True)
-class Told:
+class GivenWord:
     """One word that was given.
 
     Attributes:
@@ -409,9 +409,9 @@ class Told:
     texts: Texts
 
     @property
-    def tells(self) -> str:
+    def effect(self) -> str:
         """What it does to sizes; empty where that is not known."""
-        return self.word.tells if self.word else ""
+        return self.word.effect if self.word else ""
 
     @property
     def uncounted(self) -> bool:
@@ -419,24 +419,24 @@ class Told:
         return self.word is not None and self.word.means is None
 
 
-def read_word(family: str, spelling: str, value: str) -> Told:
+def read_word(family: str, spelling: str, value: str) -> GivenWord:
     """Read one word; raises ``ConfigError`` for a value that is not of its kind."""
     word = find_word(family, spelling)
     if word is None or word.means is None:
-        return Told(spelling, value, word, {})
+        return GivenWord(spelling, value, word, {})
     try:
-        return Told(spelling, value, word, word.means.of("on" if word.switch else value))
+        return GivenWord(spelling, value, word, word.means.of("on" if word.switch else value))
     except ConfigError as error:
         raise ConfigError(f"{spelling}: {error}") from None
 
 
-def merge(family: str, told: Iterable[Told]) -> Texts:
-    """Our inputs from what was told, the last of equal words counting.
+def merge(family: str, given: Iterable[GivenWord]) -> Texts:
+    """Our inputs from what was given, the last of equal words counting.
 
     SGLang's ranks are those of all replicas where these are ranks of its attention.
     """
     texts: Texts = {}
-    for each in told:
+    for each in given:
         texts |= each.texts
     if own := texts.pop(_OWN_DRAFTS, None):
         texts.setdefault("draft-tokens", own)

@@ -19,7 +19,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 # Nor is so much of nothing: blank lines one after the other count as one.
 _MAX_LINE_BYTES = 2**26
 CHUNKS_BUFFER_BYTES = 2**18
-"""For who reads chunks: lines that lie across two buffers are few."""
+"""For who reads chunks: lines across two buffers are few."""
 _CHUNK_BYTES = 2**15  # hundreds of plain lines, whose objects still fit the processor's caches
 
 

@@ -175,7 +175,7 @@ class _Sorted:
     """
 
     def __init__(self, file: FileIO, rows: Runs) -> None:
-        """Write the rows behind what the file has."""
+        """Write the rows after what the file has."""
         self.samples: Ints = rows["start"][::_SAMPLE].copy()
         self._file = file
         self._place, self._left = file.tell(), len(rows)

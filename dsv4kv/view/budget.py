@@ -138,12 +138,12 @@ def _headline(found: Answer) -> Finding:
         return Finding("bad", f"{load} {verb} not fit: every GPU lacks {missing}.")
     if asked.concurrency and (asked.context or asked.gpus is None):
         room = format_bytes(found.use.free)
-        told = f"{load} fit, {room} of every GPU left; at most {found.max_concurrency:,} fit."
+        sentence = f"{load} fit, {room} of every GPU left; at most {found.max_concurrency:,} fit."
     elif asked.concurrency:
-        told = f"{requests} of up to {found.max_context:,} tokens fit at once."
+        sentence = f"{requests} of up to {found.max_context:,} tokens fit at once."
     else:
-        told = f"{load} fit at once: {found.max_tokens:,} tokens of context altogether."
-    return Finding("good", told)
+        sentence = f"{load} fit at once: {found.max_tokens:,} tokens of context altogether."
+    return Finding("good", sentence)
 
 
 def _answer(found: Answer, options: Sequence[Option]) -> Finding:
@@ -255,10 +255,10 @@ def _assumed(scenario: Scenario, given: Mapping[str, str]) -> Iterator[Text]:
         "gpu": "" if inputs.hbm else scenario.gpu.name,
         "state": inputs.state,
     }
-    told = [f"--{name} {value}" for name, value in ours.items() if value and name not in given]
+    assumed = [f"--{name} {value}" for name, value in ours.items() if value and name not in given]
     lines = assumptions(scenario)
-    told += [f"{line.option} {line.shown}" for line in lines if line.value is not None]
-    yield Text(f"assumed: {', '.join(told)}", "dim")
+    assumed += [f"{line.option} {line.shown}" for line in lines if line.value is not None]
+    yield Text(f"assumed: {', '.join(assumed)}", "dim")
     config = scenario.config
     if config.kind != "v4" or inputs.attention_backend:  # one thing here and another there
         yield from (Text(f"formats: {x.reason}", "dim") for x in lines if x.input == "main_format")
@@ -288,28 +288,28 @@ _LONGEST_VALUE = 28
 
 def view_command(reading: Reading, costs: Iterable[WordCost]) -> Iterator[Part]:
     """What every flag and variable of a launch command does to sizes."""
-    by_word = {cost.told.spelling: cost for cost in costs}
+    by_word = {cost.word.spelling: cost for cost in costs}
     yield ""
     yield Table(
         "Command",
         [*names("word", "value"), *numbers("takes", "requests"), *prose("decides")],
         [
             (
-                told.spelling,
-                _shortened(told.value or "on"),
-                *_cost_cells(by_word.get(told.spelling)),
-                told.tells,
+                word.spelling,
+                _shortened(word.value or "on"),
+                *_cost_cells(by_word.get(word.spelling)),
+                word.effect,
             )
-            for told in reading.counted
+            for word in reading.counted
         ],
         note=f"{reading.launch.title}; on one GPU, against the command without the word",
         keys=2,
     )
-    for told in reading.uncounted:
-        value = f" {told.value}" if told.value else ""
-        yield Finding("warning", f"not counted: {told.spelling}{value}: {told.tells}")
+    for word in reading.uncounted:
+        value = f" {word.value}" if word.value else ""
+        yield Finding("warning", f"not counted: {word.spelling}{value}: {word.effect}")
     if reading.unknown:
-        listed = ", ".join(told.spelling for told in reading.unknown)
+        listed = ", ".join(word.spelling for word in reading.unknown)
         yield Text(f"not known to change sizes, so not counted: {listed}", "dim")
 
 
@@ -490,10 +490,10 @@ def sweep_answer(rows: Sequence[Row]) -> str:
     """``Requests at once: 4,910 at context=4K, gpu=b200; 26 at context=1M, gpu=h200``."""
     label, value_of = choose_values(rows)
     most, least = max(rows, key=value_of), min(rows, key=value_of)
-    told = [f"{_figure(value_of(row))} at {_point(row)}" for row in (most, least)]
+    figures = [f"{_figure(value_of(row))} at {_point(row)}" for row in (most, least)]
     if value_of(most) == value_of(least):
-        told = [f"{_figure(value_of(most))} at every combination"]
-    return f"{label[0].upper()}{label[1:]}: {'; '.join(told)}"
+        figures = [f"{_figure(value_of(most))} at every combination"]
+    return f"{label[0].upper()}{label[1:]}: {'; '.join(figures)}"
 
 
 def _figure(value: float) -> str:

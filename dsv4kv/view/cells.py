@@ -16,7 +16,7 @@ _MOST_DIGITS = 5
 
 
 def measured(estimate: "Estimate | None", scale: float = 1.0) -> Number:
-    """A cell of ``format_estimate``: the value, and its interval beside it."""
+    """A cell of ``format_estimate``: the value, and its interval next to it."""
     return Number(*_split(estimate, scale))
 
 

@@ -1,4 +1,4 @@
-"""``dsv4kv budget --explain``: a start-up log, or what lies between two."""
+"""``dsv4kv budget --explain``: a start-up log, or what is between two."""
 
 import json as json_module
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What stands above and below the tables: the run, the machine, the cache, and the totals."""
+"""What is above and below the tables: the run, the machine, the cache, and the totals."""
 
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -69,7 +69,7 @@ def totals_facts(totals: Totals, cache: CacheSummary | None) -> Facts:
 
 
 def layers_text(cases: Iterable[Case]) -> str:
-    """``of 3 of 43 layers``: what stands beside numbers of a part of a model; else empty."""
+    """``of 3 of 43 layers``: what is next to numbers of a part of a model; else empty."""
     return _of_caches([case.cache for case in cases if case.cache])
 
 

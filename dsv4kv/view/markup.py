@@ -77,7 +77,7 @@ def _markdown(cell: Cell) -> str:
 
 
 def to_csv(table: Table) -> str:
-    """The table with a header line; an interval stands in its cell."""
+    """The table with a header line; an interval is in its cell."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow([column.header for column in table.columns])

@@ -20,7 +20,7 @@ class Bins:
     is_log: bool
 
     def count(self, samples: Sequence[float]) -> NDArray[np.int64]:
-        """How many samples lie in each bin."""
+        """How many samples are in each bin."""
         return np.histogram(samples, self.edges)[0]
 
 

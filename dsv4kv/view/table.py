@@ -214,7 +214,7 @@ class Finding:
 
     @property
     def is_problem(self) -> bool:
-        """Whether it must be told even when little is told."""
+        """Whether it is shown even when little else is."""
         return self.level in ("warning", "bad")
 
 

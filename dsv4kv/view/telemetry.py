@@ -59,7 +59,7 @@ _COLUMNS: dict[str, Cell] = {
 
 
 def telemetry_table(case: Case) -> Table | None:
-    """A row for each window, a column for whatever the machine told; None without windows."""
+    """A row for each window, a column for whatever the machine reported; None without windows."""
     rows = _rows(case.telemetry)
     if case.telemetry is None or not rows:
         return None
@@ -119,7 +119,7 @@ def _rows(telemetry: Telemetry | None) -> list[Row]:
 
 
 def _reported(rows: Sequence[Row]) -> dict[str, list[str | None]]:
-    """Cells by header, without columns that nobody told anything about."""
+    """Cells by header, without columns that nothing was reported for."""
     cells = {name: [cell(state) for _, state in rows] for name, cell in _COLUMNS.items()}
     return {name: column for name, column in cells.items() if any(column)}
 

@@ -68,7 +68,7 @@ Line = list[Piece]
 
 
 def show(parts: Iterable[Part], console: "Console | None" = None) -> None:
-    """Print parts below each other, on standard output unless told otherwise."""
+    """Print parts below each other, on standard output unless another is given."""
     console = console or open_console()
     for part in parts:
         console.print(Drawing(part))
@@ -132,7 +132,7 @@ def _longest(text: str, at: re.Pattern[str] = _BETWEEN_WORDS) -> int:
 
 
 def _hang(head: Piece, text: Piece, width: int, indent: int) -> Iterator[Line]:
-    """A text beside its head, or below it where that would break a word or leave little room."""
+    """A text next to its head, or below it where that would break a word or leave little room."""
     if max(_longest(text[0]), _LEAST_PROSE) + indent > width:
         yield [head]
         head, indent = ("", ""), 0

@@ -97,7 +97,7 @@ def costs(command: str, **given: str) -> dict[str, tuple[int, int]]:
     reading = read_command(command)
     found = answer(read_inputs({**reading.texts, **given}))
     return {
-        cost.told.spelling: (cost.taken_bytes, cost.requests)
+        cost.word.spelling: (cost.taken_bytes, cost.requests)
         for cost in word_costs(reading, given, found)
     }
 

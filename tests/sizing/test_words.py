@@ -21,7 +21,7 @@ def test_every_word_of_an_engine_is_spelled_once_and_says_what_it_does(family: s
     spellings = [spelling for word in WORDS[family] for spelling in word.spellings]
     assert len(spellings) == len(set(spellings))
     for word in WORDS[family]:
-        assert word.tells
+        assert word.effect
         assert word.is_variable == word.name.isupper()
 
 

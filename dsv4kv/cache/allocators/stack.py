@@ -98,7 +98,7 @@ class BlockAllocator:
 
         Raises:
             NotOwner: A block is out of range, free, named twice, or, with ``generations`` (as
-                told when it was acquired), held by a newer holder.
+                returned when it was acquired), held by a newer holder.
         """
         if generations is not None and not np.array_equal(self.generation(ids), generations):
             raise self._refusal(ids, "not all are still held by who took them")

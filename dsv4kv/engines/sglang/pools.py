@@ -36,7 +36,7 @@ class Build:
         state_per: CSA states: a ring for every 128-token ``window`` or for every ``page``.
         hca_state_fixed: HCA states are rows of every request; before, a ring for every window.
         request_windows: With a request limit and no ratio given, windows get a fixed size.
-        frees_windows: Unless told otherwise, a running request gives back the window slots that
+        frees_windows: By default, a running request gives back the window slots that
             its window has left behind; before, it holds them for its whole prompt.
         bounds_logits: The indexer's logits are cut to a share of what the cache leaves.
         caps_graphs: Decode graphs are captured up to the request limit, where one is given.

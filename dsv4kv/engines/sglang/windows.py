@@ -1,7 +1,7 @@
 """SGLang's prefix tree with a pool of windows, for requests that run side by side.
 
 A prompt is inserted chunk by chunk. Windows behind a chunk's last one are given back before it is
-inserted, if the engine is told so, so that each chunk leaves its last window alone. A prompt that
+inserted, if the engine is set to, so that each chunk leaves its last window alone. A prompt that
 finds context beyond its hit is inserted up to there first, with the window there, and to its end
 when it is done.
 Source: SGLang 0.5.23, ``unified_radix_cache.py`` (``checkpoint_into_tree``), ``common.py``

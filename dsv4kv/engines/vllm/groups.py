@@ -6,7 +6,7 @@ Source: vLLM 0.33, ``single_type_kv_cache_manager.py``, ``kv_cache_coordinator.p
 
 A free queue of cached blocks in flat arrays, for rules whose blocks do not stay in stretches. An
 entry is a cached block, or a few blocks of one table that are of use only together. What is cached
-is told by keys; a key may be kept several times, and then its oldest copy is found first. Several
+is known by keys; a key may be kept several times, and then its oldest copy is found first. Several
 requests may use one entry; it joins the queue when the last of them gives it back.
 """
 

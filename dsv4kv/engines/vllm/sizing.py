@@ -108,7 +108,7 @@ def _share(total_bytes: int, group: Group) -> dict[_Kind, int]:
 
 
 def _by_kind(pages: Sequence[Page]) -> dict[_Kind, list[Page]]:
-    """Window pages of all layers but drafts are one kind; the others tell their layer type."""
+    """Window pages of all layers but drafts are one kind; the others are kept by layer type."""
     kinds: dict[_Kind, list[Page]] = {}
     for page in pages:
         kind = page.layer.kind

@@ -26,7 +26,7 @@ def read_profile(path: Path, step: str = STEP) -> Trace:
     """Read ``.nsys-rep``, ``.sqlite``, ``.json``, ``.json.gz`` or ``.ncu-rep``.
 
     Ranges that fit ``step`` are the steps. A report of nsys is exported by nsys, unless an export
-    lies beside it. A database and a trace may have any name.
+    is next to it. A database and a trace may have any name.
 
     Raises:
         ProfileError: It cannot be read, or what reads it is not installed.

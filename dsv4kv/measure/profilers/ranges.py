@@ -1,4 +1,4 @@
-"""Which marked range a moment on a thread lies in."""
+"""Which marked range a moment on a thread is in."""
 
 import re
 from collections.abc import Mapping
@@ -72,7 +72,7 @@ def fitting(names: Mapping[str, int], pattern: str) -> Column:
 def enclosing(
     ranges: Ranges, is_step: NDArray[np.bool_], thread: Column, time_ns: Column
 ) -> tuple[Column, Column]:
-    """The step and the phase that moments on threads lie in.
+    """The step and the phase that moments on threads are in.
 
     Returns:
         Step as a number among the ranges that are steps, in their order, and phase as the name's

@@ -297,7 +297,7 @@ def _naming_what_is_left(folder: Path) -> Iterator[None]:
 
 
 def name_files(folder: Path) -> str:
-    """A sentence that names what lies in a folder."""
+    """A sentence that names what is in a folder."""
     left = [str(path) for path in sorted(folder.iterdir()) if path.is_file()]
     return f"Files left: {', '.join(left)}." if left else "No file is left."
 

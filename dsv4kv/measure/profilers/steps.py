@@ -58,7 +58,7 @@ class Launches:
 
 @dataclass(frozen=True)
 class Steps:
-    """Steps, and what lies in them.
+    """Steps, and what is in them.
 
     Attributes:
         times_ns: int64[S, 2], begin and end of every step on the host.
@@ -159,7 +159,7 @@ def _lie_in(
 ) -> tuple[Column, Column, NDArray[np.bool_]]:
     """The step and the phase of moments on threads, and whether another thread marked the step.
 
-    A moment on a thread without a step lies in the one that its process is in, as the backward
+    A moment on a thread without a step is in the one that its process is in, as the backward
     pass does, which torch launches from a thread of its own; where two are open it is in none.
     """
     step, phase = enclosing(ranges, is_step, thread, time_ns)
@@ -179,7 +179,7 @@ def _lie_in(
 
 
 def _outermost(ranges: Ranges, chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Those of the ranges that lie in no other of them on their thread."""
+    """Those of the ranges that are in no other of them on their thread."""
     kept = np.zeros(len(ranges), dtype=np.bool_)
     rows, closed = np.flatnonzero(chosen), ranges.closed_ns
     until: dict[int, int] = {}

@@ -144,7 +144,7 @@ def _first_byte(found: Rows, expected: Rows) -> str:
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:
-    """Equal bytes: tells −0 from 0, and takes NaN as equal to itself."""
+    """Equal bytes: −0 differs from 0, and takes NaN as equal to itself."""
     return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 

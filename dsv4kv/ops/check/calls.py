@@ -110,7 +110,7 @@ def _moved(argument: Any, device: torch.device) -> Any:
     return argument.to(device) if isinstance(argument, Tensor | Compressor) else argument
 
 
-_SPARE = 21  # entries behind the first page
+_SPARE = 21  # entries after the first page
 _MOST = 512  # entries of a large page that are read: the reference takes 0.3 ms for each
 _LARGEST_INDEX = 2**31 - 1
 _LONGEST_TOKENS = 2**20  # where angles are largest
@@ -170,7 +170,7 @@ def gather_topk(layout: PageLayout) -> Make:
 
 
 def gather_all(layout: PageLayout) -> Make:
-    """Requests of several lengths; two rows behind the longest may be left as they are."""
+    """Requests of several lengths; two rows after the longest may be left as they are."""
 
     def make(maker: Maker) -> list[Any]:
         requests = _requests(maker, layout)

@@ -102,7 +102,7 @@ def compile_options(module: KernelModule, architecture: str) -> list[str]:
 
 
 def source_path(module: KernelModule) -> Path:
-    """Where the module's source lies."""
+    """Where the module's source is."""
     return shipped("kernels") / module.source
 
 

@@ -49,8 +49,8 @@ def survey(
 ) -> list[Finding]:
     """Compile and inspect: for each example those of the architectures that it is for, in order.
 
-    Looks for its tools first, as compiling takes longest; ``on_done`` is told each architecture
-    that is finished.
+    Looks for its tools first, as compiling takes longest; ``on_done`` is called with each
+    architecture that is finished.
 
     Raises:
         CudaUnavailable: A package or tool is missing; says which.

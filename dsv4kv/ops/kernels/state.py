@@ -110,7 +110,7 @@ def plan_compress_chunk(
 ) -> tuple[Launch, ...]:
     """See ``contract.Backend.compress_chunk``; to be launched in this order.
 
-    The chunk's numbers lie on the device, so that a graph can be replayed for another chunk.
+    The chunk's numbers are on the device, so that a graph can be replayed for another chunk.
     chunk: int64[3], slot, start and tokens; numbers that cannot be do nothing.
     kv, score: float32[most tokens, C].
     entries: int64[most groups], of the groups that end in the chunk, at most ceil(tokens / ratio);

@@ -185,7 +185,7 @@ def _guess(name: str, function: Operation) -> str:
 def _parameters(function: Operation) -> tuple[str, ...] | None:
     try:
         return tuple(inspect.signature(function).parameters)
-    except (TypeError, ValueError):  # built-in functions need not tell
+    except (TypeError, ValueError):  # built-in functions need not say
         return None
 
 

@@ -134,7 +134,7 @@ class Compared:
         before: Name of the side that is held against.
         after: Name of the side that is judged.
         floor: Changes below it are none: 0.01 is 1 %.
-        rows: In the order to be told.
+        rows: In the order to be shown.
         overall: Geometric mean over the rows; None without a row.
         verdict: The conclusion, as a sentence.
         cautions: What to know before believing it: sides that differ, launches that were lost.

@@ -179,7 +179,7 @@ def draw_png(figure: "Figure") -> bytes:
 
 @contextmanager
 def _drawing(figure: "Figure") -> Iterator[None]:
-    """The style; names are told as they are, in a browser's font if not in matplotlib's."""
+    """The style; names are shown as they are, in a browser's font if not in matplotlib's."""
     from matplotlib import rc_context
     from matplotlib.text import Text
 
@@ -281,7 +281,7 @@ def plain_number(value: float) -> str:
 
 
 def fit(name: str, letters: int) -> str:
-    """A name in so many letters: its end, which tells more than its beginning."""
+    """A name in so many letters: its end, which says more than its beginning."""
     return name if len(name) <= letters else f"…{name[1 - letters :]}"
 
 

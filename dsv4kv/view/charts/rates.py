@@ -217,7 +217,7 @@ def _draw_times(axes: "Axes", roofs: Sequence[Roof]) -> None:
 
 
 def _number(axes: "Axes", operations: Sequence[OpRate]) -> None:
-    """Numbers beside the marks, once each; marks that touch share one label."""
+    """Numbers next to the marks, once each; marks that touch share one label."""
     labels: list[tuple[float, float, list[int]]] = []
     marks = {
         each: axes.transData.transform((each.call_bytes, each.rate.value)) for each in operations
@@ -239,7 +239,7 @@ def _number(axes: "Axes", operations: Sequence[OpRate]) -> None:
 
 
 def _find_room(x: float, y: float, width: float, taken: Sequence[Box]) -> Box:
-    """Where a label stands: right of its mark, else left, below or above it, where it is free."""
+    """Where a label is: right of its mark, else left, below or above it, where it is free."""
     half, gap = _LINE / 2, 2 * _MARK
     places = (
         (x + gap, y + 1 - half),

@@ -56,7 +56,7 @@ def compared_numbers(compared: Compared) -> list[KeyNumber]:
     return [KeyNumber("Change of time", f"{change:+.1f}", "", "%", mean), *counts]
 
 
-_BESIDE = ("run", "repeat")  # facts that the page tells elsewhere
+_BESIDE = ("run", "repeat")  # facts that the page shows elsewhere
 _OF_MACHINE = ("machine", "checks")  # sections without a number of the model
 
 
@@ -177,7 +177,7 @@ def _case_name(record: RunRecord, case: Case) -> str:
 
 
 def _of_layers(section: Section, layers: str) -> Section:
-    """The section with the layers beside its numbers, where they are of a part of a model."""
+    """The section with the layers next to its numbers, where they are of a part of a model."""
     if not layers or section.key in _OF_MACHINE:
         return section
     return replace(

@@ -178,7 +178,7 @@ _READ_REPLAY_HELD = (
 
 
 def replay_sections(case: Case, result: ReplayResult) -> Iterator[Section]:
-    """Everything that one replay has to tell, in the order of the page."""
+    """Everything that one replay has to show, in the order of the page."""
     facts = dict(cache_facts(case.cache).rows) if case.cache else {}
     if case.totals:
         facts |= replay_facts(result, case.totals).rows
@@ -233,7 +233,7 @@ _PACE = ("decode_graph_device", "step", "decode_step")
 
 
 def case_sections(case: Case, gpu: GpuFacts | None) -> Iterator[Section]:
-    """Everything that one case has to tell, in the order of the page; ``gpu`` is the one used."""
+    """Everything that one case has to show, in the order of the page; ``gpu`` is the one used."""
     if case.replay:
         yield from replay_sections(case, case.replay)
         return

@@ -39,9 +39,9 @@ def write_page(
     """Write one HTML file that needs nothing else: no script, no network, no other file.
 
     Args:
-        records: At least one, told in this order.
+        records: At least one, shown in this order.
         target: The file; what was there before is replaced.
-        compared: Verdicts of ``dsv4kv compare``, told first.
+        compared: Verdicts of ``dsv4kv compare``, shown first.
 
     Raises:
         ConfigError: The file cannot be written.

@@ -102,7 +102,7 @@ def bench(
         typer.Option(
             min=1,
             metavar="N",
-            help="Fresh processes to run it in; tables then tell medians over launches.",
+            help="Fresh processes to run it in; tables then show medians over launches.",
         ),
     ] = 1,
     out: Annotated[Path, typer.Option(help="Folder for the run record.")] = Path("results"),

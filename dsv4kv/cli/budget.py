@@ -136,7 +136,7 @@ Axes = Annotated[
     list[str] | None,
     _output("NAME=A,B,…", "Sweep an option: context=4K,32K,128K; repeatable.", offer_inputs),
 ]
-Verbose = Annotated[bool, _flag("Tell every pool, layout and option.", "--verbose", "-v")]
+Verbose = Annotated[bool, _flag("Print every pool, layout and option.", "--verbose", "-v")]
 AsJson = Annotated[bool, _flag("Print one JSON document instead.", "--json")]
 Csv = Annotated[Path | None, _output("FILE", "Write a sweep as CSV.")]
 ChartFile = Annotated[
@@ -240,7 +240,7 @@ def budget(
     if axis:
         _print_sweep(texts, axis, as_json=json_, csv=csv, chart=chart)
     elif csv or chart:
-        raise ConfigError("--csv and --chart tell a sweep: add --axis context=4K,32K,128K,1M.")
+        raise ConfigError("--csv and --chart show a sweep: add --axis context=4K,32K,128K,1M.")
     else:
         _print_answer(texts, reading, as_json=json_, verbose=verbose)
 

@@ -32,7 +32,7 @@ def doctor(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Tell what this machine has and lacks; fails if the default bench could not run."""
+    """Report what this machine has and lacks; fails if the default bench could not run."""
     from dsv4kv.compare.floor import calibration_path
     from dsv4kv.doctor.examine import examine
     from dsv4kv.errors import DeviceError

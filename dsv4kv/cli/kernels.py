@@ -136,7 +136,7 @@ def _write(findings: Sequence["Finding"], path: Path) -> None:
 def _check(
     findings: Sequence["Finding"], baseline: "Baseline", path: Path, *, quiet: bool
 ) -> None:
-    """Tell every problem; exit code 1 if there is one."""
+    """Print every problem; exit code 1 if there is one."""
     from dsv4kv.ops.cuda.survey import broken_promises, drift
 
     problems = [*broken_promises(findings), *drift(findings, baseline)]

@@ -200,7 +200,7 @@ def _refuse_idle(
     if idle:
         raise ConfigError(
             f"{', '.join(idle)}: of no use here. --from and --diff show profiles that exist, with "
-            "--step; what is to be run is told with CONFIG, --set, --steps, --kernel and --memory."
+            "--step; what is to be run is given by CONFIG, --set, --steps, --kernel and --memory."
         )
     refuse_other_names(timelines)
 

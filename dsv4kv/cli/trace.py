@@ -184,7 +184,7 @@ def mrc(
         _ask(
             "SIZES",
             "Capacities of the cache, in tokens of context (9358848, 16M) or bytes of compressed "
-            "cache (100GiB), commas between. Left out: ten that tell the curve.",
+            "cache (100GiB), commas between. Left out: ten that show the curve.",
         ),
     ] = None,
     strategy: Annotated[str, _ask("NAMES", _STRATEGY, STRATEGIES, "none")] = _STRATEGIES,
@@ -220,7 +220,7 @@ def mrc(
     csv: Annotated[Path | None, _output("Write a row for every capacity and rule as CSV.")] = None,
     chart: Annotated[Path | None, _output("Draw the curves as SVG.")] = None,
 ) -> None:
-    """Tell the prefix hit rate of a trace by cache capacity, exactly, and why hits are lost.
+    """Print the prefix hit rate of a trace by cache capacity, exactly, and why hits are lost.
 
     A hit ends at the first block that is not cached. What is cached is useful only if window and
     compressor state are there too: strategies say what is kept of them, rules what engines do.

@@ -138,7 +138,7 @@ def interpret(launch: Launch, model: str | None = None) -> Reading:
     named = model or texts.get("model", "")
     if "model" in texts and not (model or preset_named(named) or config_file(named)):
         raise ConfigError(
-            f"--model {named[:100]}: which model that is cannot be told: add --model "
+            f"--model {named[:100]}: which model that is is not clear: add --model "
             "v4-flash, another preset, or the path of its config.json."
         )
     return Reading(launch, tuple(words), texts | {"engine": _engine(launch)})

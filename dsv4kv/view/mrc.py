@@ -167,7 +167,7 @@ def show_answer(source: str, model: str, answer: Answer) -> Iterator[Part]:
     if answer.sampling.refused:
         yield Finding(
             "warning",
-            "Policies that no sample tells were simulated on the whole trace, though that is "
+            "Policies that no sample estimates were simulated on the whole trace, though that is "
             f"long: {answer.sampling.refused}",
         )
     yield from _warnings(answer)
@@ -361,7 +361,7 @@ def _priced(outcome: Outcome) -> str:
         return ""
     return (
         f"{outcome.label} loses {outcome.losses.draft / outcome.input_tokens:.1%} to its drafts: "
-        f"--speculation {','.join(RULES[outcome.name].speculations)} tells what wins them back."
+        f"--speculation {','.join(RULES[outcome.name].speculations)} shows what wins them back."
     )
 
 

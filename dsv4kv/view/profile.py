@@ -454,7 +454,7 @@ def cache_share(table: KernelTable) -> tuple[float, str]:
 def _share_of_cache(table: KernelTable) -> Finding:
     """``work on the KV cache: 0.4 % of the time (insert 0.4 %), known by vLLM``."""
     if not (known := engines(table)):
-        text = "no rule knows any of the kernels, so what the KV cache costs cannot be told"
+        text = "no rule knows any of the kernels, so what the KV cache costs is not known"
         return Finding("warning", f"{text}: rules are in configs/profile/, a pattern a line")
     cache, parts = cache_share(table)
     text = f"work on the KV cache: {cache:.1f} % of the {time_of(table)}"

@@ -153,7 +153,7 @@ def _sum_checks(record: RunRecord) -> list[Finding]:
 
 
 def _findings(record: RunRecord) -> Iterator[Finding]:
-    """Every case's findings; each begins with what tells its case from the others."""
+    """Every case's findings; each begins with what distinguishes its case."""
     for case in record.cases:
         words = [f"launch {case.launch}"] if record.launches else []
         words += [axis_text(case)] if case.axis else []

@@ -380,7 +380,7 @@ def _report_sweep(record: RunRecord) -> Iterator[Part]:
 
 
 def list_replay_findings(record: RunRecord) -> Iterator[Finding]:
-    """Every case's findings; in a sweep each begins with what tells its case from the others."""
+    """Every case's findings; in a sweep each begins with what distinguishes its case."""
     for case in record.cases:
         prefix = f"{axis_text(case)}: " if case.axis else ""
         for finding in [*judge_status(case), *judge_replay(case)]:

@@ -267,7 +267,7 @@ def test_every_gpu_of_the_catalogue_can_be_asked_for() -> None:
         ("--model v4-flas", "error: no model 'v4-flas' (did you mean v4-flash or v4.1-flash?)"),
         ("--gpus 8 --tp 4 --dp 4", "error: TP4 · DP4 is a layout of 16 GPUs and --gpus is 8"),
         ("--context 1X", "error: --context: '1X' is not a count"),
-        ("--csv a.csv", "error: --csv and --chart tell a sweep: add --axis"),
+        ("--csv a.csv", "error: --csv and --chart show a sweep: add --axis"),
         ("--axis context=4K --chart a.png", "error: --chart a.png: name a file that ends in .svg"),
         ("--axis context=4K --csv no/a.csv", "error: --csv no/a.csv: cannot be written"),
         ("--which 2", "error: --which chooses a command of a file: add --command FILE."),

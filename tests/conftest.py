@@ -1,8 +1,9 @@
 """Settings of the whole suite, and which of it is slow.
 
 ``pytest -m "not slow"`` leaves out what takes a compiler, a GPU's twin, a browser, many processes
-or seconds; ``DSV4KV_HYPOTHESIS=fast`` draws ten examples of every property. ``make check-fast``
-does both. What asks for a number of examples of its own keeps it, so machines are slow, too.
+or seconds; ``DSV4KV_HYPOTHESIS=fast`` draws ten examples of every property, where ``make check``
+draws 40 and ``make full`` 100. ``make check-fast`` does both. What asks for a number of examples
+of its own keeps it, so machines are slow, too.
 """
 
 import os
@@ -21,11 +22,11 @@ os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // _WO
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # Machines that run the tests may be busy: an example that takes long is no defect.
-settings.register_profile(
-    "dsv4kv", parent=settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.register_profile("fast", parent=settings.get_profile("dsv4kv"), max_examples=10)
-settings.load_profile(os.environ.get("DSV4KV_HYPOTHESIS", "dsv4kv"))
+_PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+for _name, _examples in {"fast": 10, "check": 40, "full": 100}.items():
+    settings.register_profile(_name, parent=_PATIENT, max_examples=_examples)
+FULL = bool(os.environ.get("DSV4KV_FULL"))
+settings.load_profile(os.environ.get("DSV4KV_HYPOTHESIS", "full" if FULL else "check"))
 
 # Nor does a run that takes long here print that it goes on.
 progress.EVERY_S = float("inf")
@@ -40,14 +41,15 @@ sys.dont_write_bytecode = False
 SLOW = {
     ".": "benchmarks cuda fuzz kernels systems visit test_commands_told test_docs_budget"
     " test_docs_records test_docs_replay test_endings test_kills test_processes",
-    "bench": "test_case test_gpu_case test_launches test_profiled test_telemetry"
-    " test_timed_kernels",
+    "bench": "test_build test_calibrate test_case test_gpu_case test_launches test_memory_series"
+    " test_profiled test_run test_telemetry test_timed_kernels",
     "cache": "test_allocator_machine test_endurance test_handle test_interrupts test_machine"
     " test_sharing_machine"
     " allocators/test_bitmask allocators/test_refcount_machine",
-    "cli": "test_bench test_compare test_doctor test_launches test_profile test_profile_docs"
+    "cli": "test_bench test_budget test_compare test_completion test_doctor test_kernels"
+    " test_launches test_profile test_profile_docs test_progress test_replay test_results"
     " test_shell test_trace_docs",
-    "compare": "test_ab test_worktrees",
+    "compare": "test_ab test_comparison test_worktrees",
     "engines": "logs/test_recovery logs/test_waterfall oracles test_own test_rules",
     "measure": "profilers test_claims test_imports test_repetition test_statistics test_verdict",
     "mrc": "test_policy test_sample test_strategies",
@@ -56,12 +58,14 @@ SLOW = {
     " test_streaming test_variants",
     "prefix": "test_engine_machine test_interrupts test_policies test_policies_libcachesim"
     " test_policies_trace test_reuse test_rows_machine",
-    "replay": "test_data test_data_fresh test_data_run test_machine test_real_trace test_rules"
-    " test_rules_machine test_stretches",
-    "serve": "test_decode_graphs test_executor test_loop test_prefix_reuse test_verifier",
-    "sizing": "test_advice test_fit",
-    "traces": "test_histories",
-    "view": "page test_odd_profiles",
+    "record": "test_names",
+    "replay": "test_data test_data_fresh test_data_run test_machine test_preemption"
+    " test_real_trace test_rules test_rules_machine test_stretches",
+    "serve": "test_decode_graphs test_executor test_loop test_prefix_reuse test_reuse_interrupts"
+    " test_verifier",
+    "sizing": "test_advice test_fit test_launch",
+    "traces": "test_histories test_real",
+    "view": "page test_odd_profiles test_terminal",
 }
 """Files and folders that are slow, by room; a single test is marked where it stands."""
 
@@ -70,24 +74,34 @@ _SLOW = {_TESTS / room / name for room, names in SLOW.items() for name in names.
 
 
 THINNED = {
+    "bench/test_gpu_case.py::test_v41_and_v32_are_served_and_right_from_graphs_too": 1,
     "cli/test_launches.py::test_ctrl_c_in_a_launch_saves_what_was_measured": 1,
+    "cli/test_profile_docs.py::test_a_command_of_the_page_runs": 8,
     "cli/test_shell.py::test_a_stream_that_is_not_utf_8_loses_glyphs_and_not_the_answer": 4,
+    "engines/oracles/test_recorded.py::"
+    "test_a_rule_hits_what_its_engine_hit_on_a_hundred_random_traces": 12,
+    "engines/test_rules.py::test_the_conversation_trace_hits_the_engines_own_tokens": 2,
     "kernels/test_gather.py::test_entries_in_flight_do_not_change_the_output": 8,
+    "kernels/test_shim.py::test_sanitizers_name_the_line_of_a_defect": 1,
     "mrc/test_sample.py::test_the_interval_covers_the_whole_simulation_nine_times_in_ten": 1,
+    "prefix/test_policies_libcachesim.py::"
+    "test_blocks_of_the_conversation_trace_hit_as_in_libcachesim": 1,
     "prefix/test_policies_libcachesim.py::test_single_blocks_hit_as_in_libcachesim": 16,
-    "prefix/test_policies_trace.py::test_other_policies_hit_as_measured_leaves_first": 5,
+    "prefix/test_policies_trace.py::test_other_policies_hit_as_measured_leaves_first": 2,
+    "replay/test_data.py::test_other_models_have_the_bytes_of_a_run_without_reuse": 1,
     "replay/test_real_trace.py::test_an_unbounded_replay_resumes_the_known_share": 1,
-    "serve/test_decode_graphs.py::test_graphs_leave_the_bytes_that_single_launches_leave": 4,
-    "serve/test_decode_graphs.py::test_what_graphs_gather_equals_the_reference": 4,
-    "serve/test_prefix_reuse.py::test_what_is_gathered_has_the_bits_of_a_run_without_reuse": 5,
-    "serve/test_verifier.py::test_a_right_cache_passes_every_check": 9,
+    "serve/test_decode_graphs.py::test_graphs_leave_the_bytes_that_single_launches_leave": 2,
+    "serve/test_decode_graphs.py::test_what_graphs_gather_equals_the_reference": 2,
+    "serve/test_prefix_reuse.py::test_what_is_gathered_has_the_bits_of_a_run_without_reuse": 3,
+    "serve/test_verifier.py::test_a_right_cache_passes_every_check": 5,
+    "visit/test_rehearsal.py::test_a_call_leaves_one_line_for_every_question": 1,
 }
 """How many variants of the dearest properties are tried, evenly among all: ``make full`` tries
 every one."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not os.environ.get("DSV4KV_FULL"):
+    if not FULL:
         _thin(config, items)
     for item in items:
         if not _SLOW.isdisjoint((item.path.with_suffix(""), *item.path.parents)):

@@ -97,7 +97,7 @@ def scenes(draw: st.DrawFn) -> tuple[int, dict[str, Any]]:
     }
 
 
-@settings(max_examples=15)
+@settings(max_examples=settings().max_examples * 3 // 20)
 @given(scenes())
 def test_real_bytes_are_those_of_a_run_without_reuse_under_the_same_decisions(
     scene: tuple[int, dict[str, Any]],

@@ -1,5 +1,6 @@
 """Where everything is printed: as text, whatever files and names hold."""
 
+import codecs
 import os
 import sys
 from collections.abc import Iterable
@@ -75,8 +76,22 @@ def open_console(
     return console
 
 
+_PLAIN = {"✓": "+", "✗": "x", "·": ".", "–": "-", "−": "-", "─": "-", "±": "+-", "×": "x"}
+_PLAIN |= {"µ": "u", "→": "->", "←": "<-", "…": "...", "≥": ">=", "≤": "<=", "θ": "theta"}
+_PLAIN |= {bar: str(height) for height, bar in enumerate("▁▂▃▄▅▆▇█", 1)}
+_PLAIN |= dict.fromkeys("▉▊▋▌▍▎▏▓▒░▞▚╳", "#")
+"""Characters of tables, numbers and bars where a stream has none of them."""
+
+
 def lose_glyphs_not_answers() -> None:
-    """On a stream that is not UTF-8, print ? for what it cannot show."""
+    """On a stream that is not UTF-8, print plain characters for what it cannot show, or ?."""
+    codecs.register_error("plain", _plain)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
+            stream.reconfigure(errors="plain")
+
+
+def _plain(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    lost = error.object[error.start : error.end]
+    return "".join(_PLAIN.get(each, "?") for each in lost), error.end

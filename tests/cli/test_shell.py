@@ -98,6 +98,9 @@ def test_debug_shows_where_an_unexpected_error_came_from(
         main()
 
 
+LOSING = "from dsv4kv.view.console import lose_glyphs_not_answers as f; f()"
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])
 @pytest.mark.parametrize(
     "command", [("budget",), ("config", "show"), ("bench", "--model", "—")], ids=" ".join
@@ -118,6 +121,18 @@ def test_a_stream_that_is_not_utf_8_loses_glyphs_and_not_the_answer(
     assert b"Traceback" not in done[0].stderr
     lossy, whole = (each.stdout + each.stderr for each in done)
     assert lossy.count(b"\n") == whole.count(b"\n") > 0
+
+
+def test_a_stream_of_ascii_says_what_is_right_wrong_and_how_sure() -> None:
+    words = "print('✓ ✗ · – 4.8 ± 0.4 µs 3 × 2 ▁▄█ 界')"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{LOSING}; {words}"],
+        capture_output=True,
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "+ x . - 4.8 +- 0.4 us 3 x 2 148 ?\n"
 
 
 def test_json_is_utf_8_whatever_the_stream() -> None:

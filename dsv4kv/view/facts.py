@@ -5,7 +5,7 @@ from typing import Any
 
 from dsv4kv.record.schema import CacheSummary, Case, Environment, GpuFacts, RunRecord, Totals
 from dsv4kv.units import format_bytes, format_duration
-from dsv4kv.view.table import ABSENT, Facts
+from dsv4kv.view.table import ABSENT, Command, Facts
 
 _SHARING = {
     "model": "one block table for the whole model",
@@ -25,7 +25,7 @@ def header(record: RunRecord) -> Facts:
         "machine": _machine(record.environment, _threads(record)),
         "gpu": _gpu(record.environment.gpu),
         "software": _software(record.environment),
-        "repeat": record.reproduce,
+        "repeat": Command(record.reproduce),
     }
     return Facts({label: text for label, text in rows.items() if text})
 

@@ -198,9 +198,13 @@ def tabulate(rows: Sequence[Mapping[str, Any]]) -> Table:
     return Table("", names(*headers), cells)
 
 
+class Command(str):
+    """What a user may paste into a shell."""
+
+
 @dataclass(frozen=True)
 class Facts:
-    """Facts by label."""
+    """Facts by label; a ``Command`` is broken where a shell takes it up again."""
 
     rows: Mapping[str, str]
 

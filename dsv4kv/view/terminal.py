@@ -20,6 +20,7 @@ from dsv4kv.view.table import (
     Bar,
     Cell,
     Column,
+    Command,
     Facts,
     Finding,
     Histogram,
@@ -61,6 +62,9 @@ _AT_BLANKS: Final = re.compile(" ")
 _BETWEEN_WORDS: Final = re.compile(
     r"(?<![±…→]) (?![±…→%]|-[\d.,]+/\+|(?:[KMGT]?i?B|GB/s|tokens/s|ns|µs|ms|s)\b)"
 )
+
+_BETWEEN_ARGUMENTS: Final = re.compile(r" (?=(?:[^']*'[^']*')*[^']*$)")
+_GOES_ON = " \\"
 
 Piece = tuple[str, str]
 """Characters and their style."""
@@ -143,7 +147,16 @@ def _hang(head: Piece, text: Piece, width: int, indent: int) -> Iterator[Line]:
 def _draw_facts(facts: Facts, width: int) -> Iterator[Line]:
     indent = max([_LEAST_LABEL, *map(cell_len, facts.rows)]) + _GAP
     for label, fact in facts.rows.items():
-        yield from _hang((label, STYLES["dim"]), (fact, ""), width, indent)
+        text = _broken(fact, width - indent) if isinstance(fact, Command) else fact
+        yield from _hang((label, STYLES["dim"]), (text, ""), width, indent)
+
+
+def _broken(command: Command, width: int) -> str:
+    """Lines that a shell joins, unless an argument is longer than a line."""
+    room = width - len(_GOES_ON)
+    if cell_len(command) <= width or _longest(command, _BETWEEN_ARGUMENTS) > room:
+        return command
+    return f"{_GOES_ON}\n".join(wrap(command, room, _BETWEEN_ARGUMENTS))
 
 
 def _draw_stack(stack: Stack, width: int) -> Iterator[Line]:

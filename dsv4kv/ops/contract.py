@@ -8,6 +8,10 @@ Common rules. Indices are int64 unless a table is meant. *Physical* entry indice
 through all pages; −1 (or any index outside the store) means "none": such a row is never read
 from or written to a page, and gives zeros where output is asked for. Outputs are the caller's.
 Values are bfloat16, compressor inputs and states float32.
+
+The reads of a decode step (``indexer_query`` to ``attend``) work on T query tokens, several of a
+request where it has drafts: its tokens stand together, in order, each with its own slot, lengths
+and row of the output. A token of slot −1 sees nothing.
 """
 
 from collections.abc import Callable
@@ -39,6 +43,28 @@ class PartWrite:
     score: Tensor
     store: PageStore
     entries: Tensor
+
+    def fields(self) -> tuple[Any, ...]:
+        """Its attributes in order."""
+        return tuple(getattr(self, each.name) for each in fields(self))
+
+
+@dataclass(frozen=True)
+class Entries:
+    """Compressed entries that query tokens attend to.
+
+    Attributes:
+        store: Pages of the compressed KV.
+        table: Blocks of every slot, int32[S, W].
+        lengths: Entries that each token sees, int64[T].
+        indices: Logical entries that each token attends to, int32[T, K]: −1, or an index beyond
+            what it sees, is none, and one that is there twice counts twice. None: all it sees.
+    """
+
+    store: PageStore
+    table: Tensor
+    lengths: Tensor
+    indices: Tensor | None
 
     def fields(self) -> tuple[Any, ...]:
         """Its attributes in order."""
@@ -218,3 +244,119 @@ class Backend(Protocol):
 
     def page_copy(self, store: PageStore, sources: Tensor, targets: Tensor) -> None:
         """Copy whole pages, int64[n] to distinct int64[n]; no page is both source and target."""
+
+    def indexer_query(
+        self,
+        queries: Tensor,
+        weights: Tensor,
+        turns: Tensor,
+        hadamard: bool,
+        out: Tensor,
+        out_weights: Tensor,
+    ) -> None:
+        """Make an indexer's queries: rotate, quantise to e4m3, fold the scale into the weights.
+
+        queries: bf16[T, H, D]; weights: float32[T, H], of the heads; turns: float32[T, R], the
+        cosines of each token's pairs, then their sines (``compressor.rope_rows`` at the tokens'
+        positions); out: e4m3 as uint8[T, H, D]; out_weights: float32[T, H].
+
+        RoPE in float32 on the last R channels (pairs of neighbours), rounded to bf16; with
+        ``hadamard`` rotated as keys are (``indexer_insert``); each head's vector quantised as an
+        indexer key of format ``fp8`` is, with one power of two. out_weights = weights · that
+        scale · (H · D)^-0.5, of which the last two factors are the heads' and softmax's scale.
+
+        So vLLM 0.33.0's ``fused_indexer_q_rope_quant`` (without Hadamard) and DeepSeek's inference
+        code. SGLang 0.5.23's ``fused_q_indexer_rope_hadamard_quant`` rounds nothing to bf16 and
+        takes amax / 448 as the scale. On SM100 both quantise queries of MXFP4 keys to MXFP4.
+        """
+
+    def index_scores(
+        self,
+        store: PageStore,
+        table: Tensor,
+        slots: Tensor,
+        lengths: Tensor,
+        queries: Tensor,
+        weights: Tensor,
+        blocks: Tensor | None,
+        out: Tensor,
+    ) -> None:
+        """Score indexer keys in their pages: out float32[T, M].
+
+        Score of key k: sum over the heads h of weights[h] · max(0, queries[h] · k), in float32.
+        store: indexer keys of D channels; table: int32[S, W]; slots, lengths: int64[T], the keys
+        that a token sees; queries: e4m3 as uint8[T, H, D] and weights: float32[T, H], as
+        ``indexer_query`` gives them.
+
+        blocks None: column j is key j; −inf from a token's length up to the longest, after that
+        −inf or what it was, so that a captured launch may have room for more. (DeepGEMM's
+        ``fp8_paged_mqa_logits``, with clean_logits.)
+        blocks int32[T, N]: only these are scored, each M / N keys, as ``select_blocks`` gives
+        them: column c is key c mod (M / N) of block ``blocks[t, c // (M / N)]``; −inf where there
+        is no such block or key. (DeepGEMM's ``fp8_fp4_paged_sparse_mqa_logits``, on SM100; on
+        other GPUs engines score every key and mask the rest.)
+        """
+
+    def select_blocks(
+        self, scores: Tensor, lengths: Tensor, block_entries: int, out: Tensor
+    ) -> None:
+        """Candidates for later index layers: the N best blocks of each token, int32[T, N].
+
+        A block is ``block_entries`` neighbouring entries, scored by the largest of those that the
+        token sees; the one with the newest entry is always chosen. Of equals the first; in
+        ascending order, then −1.
+        scores: float32[T, M] as ``index_scores`` gives them without blocks, no NaN; lengths:
+        int64[T].
+
+        DeepSeek-V4.1: 2,048 blocks of 8. vLLM 0.33.0 (``select_candidate_blocks``) and SGLang
+        0.5.23 (``amax_topk_blocks``) choose so, in no particular order.
+        """
+
+    def select_topk(
+        self,
+        scores: Tensor,
+        lengths: Tensor,
+        blocks: Tensor | None,
+        table: Tensor,
+        slots: Tensor,
+        page_entries: int,
+        out: Tensor,
+        entries: Tensor,
+    ) -> None:
+        """Choose the K best entries of each token: logical out and physical entries, int32[T, K].
+
+        Exact; of equal scores the lower index; −0 equals 0. In ascending order, then −1 where the
+        token sees fewer than K. Physical: ``table[slot, i // page_entries] · page_entries + i mod
+        page_entries`` of logical entry i.
+        scores: float32[T, M] and blocks: int32[T, N] or None, as in ``index_scores``, no NaN;
+        table: int32[S, W], slots, lengths: int64[T].
+
+        Engines write one of them or both (SGLang 0.5.23's ``topk_transform_paged_v2``), in no
+        particular order; ascending, two runs give the same bytes.
+        """
+
+    def attend(
+        self,
+        ring: PageStore,
+        slots: Tensor,
+        tokens: Tensor,
+        window: int,
+        entries: Entries | None,
+        queries: Tensor,
+        sinks: Tensor,
+        scale: float,
+        out: Tensor,
+        lse: Tensor,
+    ) -> None:
+        """Attention over window and compressed entries, read in their pages: out bf16[T, H, D].
+
+        An entry of D channels is key and value of every head. Of n = tokens[t] tokens so far,
+        this one counted, the last min(n, window) in the ring, as in ``gather_window``; with them
+        the compressed ``entries``, None for a layer without. Per head: softmax of scale ·
+        queries · entry over both, with exp(sink) added to the denominator; in float32.
+        slots, tokens: int64[T]; queries: bf16[T, H, D]; sinks: float32[H], −inf for none.
+
+        lse float32[T, H]: natural logarithm of the sum of exp(scale · queries · entry), without
+        the sink, so that parts can be merged. Where nothing is visible out is 0 and lse is +inf.
+        So FlashMLA's ``flash_mla_with_kvcache`` (attn_sink, softmax_lse; tests/ref.py).
+        """

@@ -9,6 +9,13 @@ from torch import Tensor
 from dsv4kv.ops import codec
 from dsv4kv.ops.compressor import Compressor
 from dsv4kv.ops.contract import Parts
+from dsv4kv.ops.cpu_reads import (
+    attend,
+    index_scores,
+    indexer_query,
+    select_blocks,
+    select_topk,
+)
 from dsv4kv.ops.storage import PageStore
 
 _CHUNK = 4096  # entries: 2.4 MB read and 4 MB written stay in L2 and L3
@@ -299,15 +306,20 @@ def step_write(
 
 
 __all__ = [
+    "attend",
     "compress_chunk",
     "entry_insert",
     "flush",
     "gather_all",
     "gather_topk",
     "gather_window",
+    "index_scores",
     "indexer_insert",
+    "indexer_query",
     "norm_rope_insert",
     "page_copy",
+    "select_blocks",
+    "select_topk",
     "state_append",
     "step_write",
     "window_insert",

@@ -8,9 +8,16 @@ import math
 import torch
 from torch import Tensor
 
-from dsv4kv.ops import reference_codec
 from dsv4kv.ops.compressor import Compressor
 from dsv4kv.ops.contract import Parts
+from dsv4kv.ops.reference_pages import read, read_bytes, rotate, write
+from dsv4kv.ops.reference_reads import (
+    attend,
+    index_scores,
+    indexer_query,
+    select_blocks,
+    select_topk,
+)
 from dsv4kv.ops.storage import PageStore
 
 
@@ -20,14 +27,14 @@ def window_insert(ring: PageStore, values: Tensor, slots: Tensor, positions: Ten
     for t in order:
         if slots[t] >= 0:
             row = int(positions[t]) % ring.layout.entries
-            _write(ring, int(slots[t]) * ring.layout.entries + row, values[t])
+            write(ring, int(slots[t]) * ring.layout.entries + row, values[t])
 
 
 def entry_insert(store: PageStore, values: Tensor, entries: Tensor) -> None:
     """See ``contract.Backend.entry_insert``."""
     for value, entry in zip(values, entries.tolist(), strict=True):
         if 0 <= entry < store.num_entries:
-            _write(store, entry, value)
+            write(store, entry, value)
 
 
 def indexer_insert(store: PageStore, keys: Tensor, entries: Tensor, hadamard: bool) -> None:
@@ -132,7 +139,7 @@ def gather_topk(
             if 0 <= index < lengths[b]:
                 block = int(table[slot, index // store.layout.entries])
                 entry = block * store.layout.entries + index % store.layout.entries
-                out[b, k] = _read(store, entry)
+                out[b, k] = read(store, entry)
 
 
 def gather_all(
@@ -150,7 +157,7 @@ def gather_window(ring: PageStore, slots: Tensor, tokens: Tensor, out: Tensor) -
     for b, (slot, count) in enumerate(zip(slots.tolist(), tokens.tolist(), strict=True)):
         first = max(0, count - out.shape[1])
         for position in range(first, count):
-            out[b, position - first] = _read(ring, slot * size + position % size)
+            out[b, position - first] = read(ring, slot * size + position % size)
 
 
 def page_copy(store: PageStore, sources: Tensor, targets: Tensor) -> None:
@@ -225,38 +232,27 @@ def _fold(state: Tensor, kv: Tensor, score: Tensor, *, fresh: bool) -> None:
     state[0] = top
 
 
-def rotate(values: Tensor) -> Tensor:
-    """Rotate [n, d] or [d] by the Sylvester-Hadamard matrix over sqrt(d), rounded to bf16."""
-    matrix = torch.ones(1, 1, dtype=values.dtype)
-    while matrix.shape[0] < values.shape[-1]:
-        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
-    return (values @ matrix / math.sqrt(values.shape[-1])).bfloat16()
-
-
-def _write(store: PageStore, entry: int, values: Tensor) -> None:
-    contents = reference_codec.encode(store.layout.format, values.float().tolist())
-    page, parts = _parts_of(store, entry)
-    for offsets, content in zip(parts, contents, strict=True):
-        page[offsets] = torch.tensor(list(content), dtype=torch.uint8)
-
-
-def read_bytes(store: PageStore, entry: int) -> tuple[bytes, bytes]:
-    """The bytes of a physical entry: values and tail, and scales."""
-    page, (data, scales) = _parts_of(store, entry)
-    return bytes(page[data].tolist()), bytes(page[scales].tolist())
-
-
-def _parts_of(store: PageStore, entry: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """The page of a physical entry, and where its values and tail and its scales are in it."""
-    number, row = divmod(entry, store.layout.entries)
-    layout, form = store.layout, store.layout.format
-    start = layout.data_offset(row)
-    values = start + torch.arange(form.value_bytes)
-    tail = start + form.tail_start + torch.arange(form.tail_bytes)
-    scales = layout.scale_offset(row) + torch.arange(form.scale_bytes)
-    return store.pages[number], (torch.cat([values, tail]), scales)
-
-
-def _read(store: PageStore, entry: int) -> Tensor:
-    values = reference_codec.decode(store.layout.format, *read_bytes(store, entry))
-    return torch.tensor(values, dtype=torch.float64).bfloat16()
+__all__ = [
+    "attend",
+    "compress_chunk",
+    "entry_insert",
+    "finish",
+    "flush",
+    "gather_all",
+    "gather_topk",
+    "gather_window",
+    "group_of_tokens",
+    "index_scores",
+    "indexer_insert",
+    "indexer_query",
+    "norm_rope_insert",
+    "page_copy",
+    "pool",
+    "read_bytes",
+    "rotate",
+    "select_blocks",
+    "select_topk",
+    "state_append",
+    "step_write",
+    "window_insert",
+]

@@ -87,6 +87,11 @@ OPERATIONS: dict[str, Row] = {
     "gather_all": Row(("out",), variants=_GATHERING),
     "gather_window": Row(("out",), of_slots=True, variants=_GATHERING),
     "page_copy": Row(("store",)),
+    "indexer_query": Row(("out", "out_weights")),
+    "index_scores": Row(("out",)),
+    "select_blocks": Row(("out",)),
+    "select_topk": Row(("out", "entries")),
+    "attend": Row(("out", "lse")),
 }
 """Every operation of ``ops.contract``."""
 

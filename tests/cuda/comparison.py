@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dsv4kv.ops import cpu
 from dsv4kv.ops.compressor import Compressor
-from dsv4kv.ops.contract import Parts, PartWrite
+from dsv4kv.ops.contract import Entries, Parts, PartWrite
 from dsv4kv.ops.storage import PageStore
 from tests.cuda.online_tolerance import assert_within, is_online, online_tolerance
 from tests.cuda.scenes import Arguments, Scene
@@ -73,6 +73,8 @@ def to_device(arguments: Arguments, device: torch.device | None) -> Arguments:
 def _moved(argument: Any, device: torch.device) -> Any:
     if isinstance(argument, tuple):
         return tuple(PartWrite(*(_moved(x, device) for x in part.fields())) for part in argument)
+    if isinstance(argument, Entries):
+        return Entries(*(_moved(each, device) for each in argument.fields()))
     if isinstance(argument, PageStore):
         return PageStore(argument.layout, argument.pages.to(device))
     return argument.to(device) if isinstance(argument, Tensor | Compressor) else argument

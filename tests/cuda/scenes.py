@@ -13,9 +13,11 @@ from torch import Tensor
 from dsv4kv.model.formats import FORMATS, EntryFormat, Place
 from dsv4kv.ops import cpu
 from dsv4kv.ops.compressor import Compressor
+from dsv4kv.ops.contract import Entries
 from dsv4kv.ops.storage import PageStore
 from tests.kernels.step_scenes import make_step
 from tests.ops.samples import (
+    POISON,
     fresh_online,
     fresh_ring,
     full_size_compressor,
@@ -93,6 +95,81 @@ def gather_window(format_name: str) -> Arguments:
     store = store_of(format_name, filled=True)
     slots, tokens = torch.tensor([1, 3, 0]), torch.tensor([7, 1000, 0])
     return store, slots, tokens, nan_output(3, 24, store.layout.format.dims)
+
+
+def _query_tokens() -> tuple[Tensor, Tensor, Tensor]:
+    """(table, slots, lengths) of five tokens: two of one request, one of none, one of nothing."""
+    table, _, _ = _requests()
+    return table, torch.tensor([2, 0, 0, -1, 1]), torch.tensor([20, 49, 50, 5, 0])
+
+
+def indexer_query(_: str) -> Arguments:
+    random = generator(14)
+    queries = torch.randn(3, 64, 128, generator=random).bfloat16()
+    weights, angles = (torch.randn(3, n, generator=random) for n in (64, 32))
+    turns = torch.cat([angles.cos(), angles.sin()], dim=1)
+    out = torch.full((3, 64, 128), POISON, dtype=torch.uint8)
+    return queries, weights, turns, True, out, torch.full((3, 64), torch.nan)
+
+
+def index_scores(format_name: str, blocks: Tensor | None = None) -> Arguments:
+    random = generator(15)
+    values = 8 * torch.randn(5, 64, 128, generator=random)
+    queries = values.to(torch.float8_e4m3fn).view(torch.uint8)
+    weights = torch.randn(5, 64, generator=random)
+    out = torch.full((5, 50 if blocks is None else 16), torch.nan)
+    store = store_of(format_name, filled=True)
+    return store, *_query_tokens(), queries, weights, blocks, out
+
+
+_BLOCKS = torch.tensor([[0, 2], [3, 6], [1, -1], [-1, -1], [-1, -1]], dtype=torch.int32)
+
+
+def index_scores_of_blocks(format_name: str) -> Arguments:
+    return index_scores(format_name, _BLOCKS)
+
+
+def _few_scores(columns: int) -> Tensor:
+    """Of which many are equal."""
+    return torch.randint(-9, 9, (5, columns), generator=generator(16)).float()
+
+
+def select_blocks(_: str) -> Arguments:
+    out = torch.full((5, 3), POISON, dtype=torch.int32)
+    return _few_scores(50), _query_tokens()[-1], 8, out
+
+
+def select_topk(_: str, blocks: Tensor | None = None) -> Arguments:
+    table, slots, lengths = _query_tokens()
+    scores = _few_scores(50 if blocks is None else 16)
+    out, entries = (torch.full((5, 12), POISON, dtype=torch.int32) for _ in range(2))
+    return scores, lengths, blocks, table, slots, _ENTRIES, out, entries
+
+
+def select_topk_of_blocks(_: str) -> Arguments:
+    return select_topk(_, _BLOCKS)
+
+
+def attend(format_name: str, kind: str = "csa") -> Arguments:
+    """Chosen entries (``csa``), all (``hca``), or the window alone (``swa``)."""
+    random, (table, slots, lengths) = generator(17), _query_tokens()
+    store, indices = store_of(format_name, filled=True), None
+    if kind == "csa":
+        indices = torch.randint(-1, 52, (5, 37), generator=random, dtype=torch.int32)
+    entries = None if kind == "swa" else Entries(store, table, lengths, indices)
+    queries = (torch.randn(5, 64, 512, generator=random) / 8).bfloat16()
+    sinks, out = torch.randn(64, generator=random), nan_output(5, 64, 512)
+    ring, tokens = store_of("window/fp8_ds_mla", filled=True), torch.tensor([7, 999, 1000, 3, 0])
+    lse = torch.full((5, 64), torch.nan)
+    return ring, slots, tokens, 24, entries, queries, sinks, 512**-0.5, out, lse
+
+
+def attend_all(format_name: str) -> Arguments:
+    return attend(format_name, "hca")
+
+
+def attend_window(format_name: str) -> Arguments:
+    return attend(format_name, "swa")
 
 
 def _state(compressor: Compressor, *, online: bool) -> Tensor:
@@ -175,6 +252,12 @@ def _page_scene(operation: Callable[[str], Arguments], format_name: str) -> Scen
     return Scene(operation.__name__, format_name, "", lambda: operation(format_name))
 
 
+def _read_scene(
+    operation: str, make: Callable[[str], Arguments], format_name: str = "", subject: str = ""
+) -> Scene:
+    return Scene(operation, format_name, subject, lambda: make(format_name))
+
+
 def _state_scene(
     operation: Callable[..., Arguments], kind: str, format_name: str, *, online: bool = False
 ) -> Scene:
@@ -192,6 +275,18 @@ SCENES = [
     *(_page_scene(gather_topk, f"indexer/{name}") for name in FORMATS["indexer"]),
     *(_page_scene(gather_all, f"main/{name}") for name in FORMATS["main"]),
     *(_page_scene(gather_window, f"window/{name}") for name in FORMATS["window"]),
+    _read_scene("indexer_query", indexer_query),
+    *(
+        _read_scene("index_scores", make, f"indexer/{name}", subject)
+        for make, subject in ((index_scores, "all"), (index_scores_of_blocks, "blocks"))
+        for name in FORMATS["indexer"]
+    ),
+    _read_scene("select_blocks", select_blocks),
+    _read_scene("select_topk", select_topk, subject="all"),
+    _read_scene("select_topk", select_topk_of_blocks, subject="blocks"),
+    *(_read_scene("attend", attend, f"main/{name}", "chosen") for name in FORMATS["main"]),
+    _read_scene("attend", attend_all, "main/fp8_ds_mla", "all"),
+    _read_scene("attend", attend_window, "window/fp8_ds_mla", "window"),
     *(_page_scene(page_copy, name) for name in ("main/fp8_ds_mla", "indexer/mxfp4")),
     *(
         _state_scene(operation, kind, format_name, online=online)

@@ -59,7 +59,7 @@ def test_an_operation_never_waits_for_the_gpu(scene: Scene, gpu: torch.device) -
 @each_scene
 def test_an_operator_launches_the_kernels(scene: Scene, gpu: torch.device) -> None:
     def run(*arguments: object) -> None:
-        flat = library.flatten(arguments)
+        flat = library.flatten(scene.operation, arguments)
         getattr(torch.ops.dsv4kv, scene.operation)(*flat)
 
     assert_equals_cpu_backend(scene, run, gpu)

@@ -25,7 +25,7 @@ def operator(operation: str) -> torch._ops.OpOverload:
 
 
 def flat(scene: Scene) -> tuple[object, ...]:
-    return library.flatten(scene.arguments())
+    return library.flatten(scene.operation, scene.arguments())
 
 
 def tensors(argument: object) -> list[Tensor]:
@@ -55,7 +55,7 @@ def test_an_operator_does_what_the_backend_does(operation: str) -> None:
     arguments, direct = flat(scene), scene.arguments()
     operator(operation)(*arguments)
     getattr(cpu, operation)(*direct)
-    expected = library.flatten(direct)
+    expected = library.flatten(operation, direct)
     assert len(arguments) == len(expected)
     for found, wanted in zip(arguments, expected, strict=True):
         if tensors(found):

@@ -12,12 +12,15 @@ from dsv4kv.errors import PeerUnavailable
 from dsv4kv.model.formats import EntryFormat
 from dsv4kv.model.plan import CachePlan
 from dsv4kv.ops import reference, reference_codec
-from dsv4kv.ops.check.calls import Call, Scene, make_call, scenes_of
+from dsv4kv.ops.check.calls import Scene, scenes_of
+from dsv4kv.ops.check.maker import Call, make_call
+from dsv4kv.ops.check.reads import COMPARE
 from dsv4kv.ops.compressor import Compressor
-from dsv4kv.ops.contract import PartWrite
+from dsv4kv.ops.contract import Entries, PartWrite
 from dsv4kv.ops.peers.foreign import PARAMETERS
 from dsv4kv.ops.registry import ResolvedBackend
 from dsv4kv.ops.storage import PageStore
+from dsv4kv.ops.table import OPERATIONS
 from dsv4kv.ops.tolerance import Leeway, Rows, is_close
 
 
@@ -50,24 +53,39 @@ def _outside(found: Call, before: Call) -> Iterator[str]:
 def _arguments(
     operation: str, found: Call, expected: Call, before: Call, leeway: Leeway
 ) -> Iterator[str]:
-    for i, name in enumerate(PARAMETERS[operation]):
-        mine, right, old = (call.arguments[i] for call in (found, expected, before))
-        if isinstance(mine, PageStore):
-            yield from _pages(mine, right, old, Leeway.NONE if name == "ring" else leeway)
-        elif isinstance(mine, tuple):
-            for one, other, was in zip(mine, right, old, strict=True):
-                rotated = one.compressor.turns_rounded
-                yield from _state(one.state, other.state, operation)
-                yield from _pages(
-                    one.store, other.store, was.store, Leeway.ROTATED_SUM if rotated else leeway
-                )
-        elif name == "out":
-            spare = max(found.arguments[-2].tolist()) if operation == "gather_all" else None
-            yield from _output(mine, right, spare)
-        elif name == "state":
-            yield from _state(mine, right, operation)
-        elif isinstance(mine, Tensor) and not _same_bits(mine, right):
-            yield f"it changed its argument {name!r}."
+    names, compare = PARAMETERS[operation], COMPARE.get(operation)
+    mine, right, old = (
+        dict(zip(names, call.arguments, strict=True)) for call in (found, expected, before)
+    )
+    for name in names:
+        if name == "out" and not compare:
+            spare = max(mine["lengths"].tolist()) if operation == "gather_all" else None
+            yield from _output(mine[name], right[name], spare)
+        elif not (compare and name in OPERATIONS[operation].writes):
+            yield from _argument(operation, name, (mine[name], right[name], old[name]), leeway)
+    if compare:
+        yield from compare(mine, right)
+
+
+def _argument(
+    operation: str, name: str, three: tuple[Any, Any, Any], leeway: Leeway
+) -> Iterator[str]:
+    mine, right, old = three
+    if isinstance(mine, Entries):
+        yield from _pages(mine.store, right.store, old.store, Leeway.NONE)
+    elif isinstance(mine, PageStore):
+        yield from _pages(mine, right, old, Leeway.NONE if name == "ring" else leeway)
+    elif isinstance(mine, tuple):
+        for one, other, was in zip(mine, right, old, strict=True):
+            rotated = one.compressor.turns_rounded
+            yield from _state(one.state, other.state, operation)
+            yield from _pages(
+                one.store, other.store, was.store, Leeway.ROTATED_SUM if rotated else leeway
+            )
+    elif name == "state":
+        yield from _state(mine, right, operation)
+    elif isinstance(mine, Tensor) and not _same_bits(mine, right):
+        yield f"it changed its argument {name!r}."
 
 
 def _output(found: Tensor, expected: Tensor, longest: int | None) -> Iterator[str]:
@@ -225,6 +243,8 @@ def _moved(argument: Any) -> Any:
         return tuple(PartWrite(*map(_moved, part.fields())) for part in argument)
     if isinstance(argument, PageStore):
         return PageStore(argument.layout, argument.pages.cpu())
+    if isinstance(argument, Entries):
+        return Entries(*map(_moved, argument.fields()))
     return argument.to(_CPU) if isinstance(argument, Tensor | Compressor) else argument
 
 

@@ -5,7 +5,7 @@ are NaN before, and around everything that is written lies memory that must stay
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,105 +13,16 @@ import torch
 from torch import Tensor
 
 from dsv4kv.model.config import DSV4Config, Precision
-from dsv4kv.model.formats import EntryFormat, PageLayout
+from dsv4kv.model.formats import PageLayout
 from dsv4kv.model.plan import CachePlan
 from dsv4kv.model.schedule import AttentionType
 from dsv4kv.model.schema import LayerCacheSchema
-from dsv4kv.ops import cpu
+from dsv4kv.ops.check import reads
+from dsv4kv.ops.check.maker import SPARE, Make, Maker
 from dsv4kv.ops.compressor import Compressor, make_rope, random_compressor
 from dsv4kv.ops.contract import PartWrite
-from dsv4kv.ops.storage import PageStore
 from dsv4kv.ops.tolerance import Leeway
 
-_GUARD = 0xA5
-
-
-@dataclass(frozen=True)
-class Call:
-    """Arguments of one call, and the memory around those that are written.
-
-    Attributes:
-        arguments: As in the contract.
-        guarded: Buffers whose first and last row are no argument's.
-    """
-
-    arguments: list[Any]
-    guarded: list[Tensor]
-
-
-class Maker:
-    """Makes the arguments of a call on a device; equal seeds make equal ones."""
-
-    def __init__(self, device: torch.device, seed: int) -> None:
-        """Numbers are drawn on the CPU, so that they do not depend on the device."""
-        self.device = device
-        self.random = torch.Generator().manual_seed(seed)
-        self.guarded: list[Tensor] = []
-
-    def whole(self, low: int, high: int, *shape: int) -> Tensor:
-        """int64 from ``low`` to below ``high``, on the CPU."""
-        return torch.randint(low, high, shape, generator=self.random)
-
-    def order(self, count: int) -> Tensor:
-        """0 … count − 1 in random order, int64, on the CPU."""
-        return torch.randperm(count, generator=self.random)
-
-    def normal(self, *shape: int) -> Tensor:
-        """Standard normal float32, on the CPU."""
-        return torch.randn(shape, generator=self.random)
-
-    def values(self, entry: EntryFormat, count: int) -> Tensor:
-        """bf16[count, D] of sizes that differ from group to group, on the CPU."""
-        powers = self.whole(-6, 6, count, entry.dims // 16).repeat_interleave(16, dim=1)
-        return (self.normal(count, entry.dims) * 2.0**powers).bfloat16()
-
-    def guard(self, content: Tensor) -> Tensor:
-        """The content on the device, with a guard row before and after it."""
-        size = content[0].nbytes
-        rows = torch.full((len(content) + 2, size), _GUARD, dtype=torch.uint8)
-        rows[1:-1] = content.contiguous().view(torch.uint8).view(len(content), size)
-        self.guarded.append(rows.to(self.device))
-        return self.guarded[-1][1:-1].view(content.dtype).view(content.shape)
-
-    def store(self, layout: PageLayout, pages: int, *, filled: bool) -> PageStore:
-        """Pages of random entries, or of bytes that are none."""
-        store = PageStore.allocate(layout, pages, torch.device("cpu"))
-        store.pages.fill_(_GUARD)
-        if filled:
-            count = store.num_entries
-            cpu.entry_insert(store, self.values(layout.format, count), torch.arange(count))
-        return PageStore(layout, self.guard(store.pages))
-
-    def output(self, *shape: int) -> Tensor:
-        """An output that nobody has written: NaN, bf16."""
-        return self.guard(torch.full(shape, torch.nan, dtype=torch.bfloat16))
-
-    def state(self, shape: tuple[int, ...]) -> Tensor:
-        """States of four requests in the middle of a group."""
-        state = self.normal(4, *shape)
-        if len(shape) == 2:  # online: the denominator counts the largest token as 1
-            state[:, 1].abs_().add_(1)
-        return self.guard(state)
-
-
-Make = Callable[[Maker], list[Any]]
-
-
-def make_call(make: Make, device: torch.device, seed: int) -> Call:
-    """Arguments of one call on a device."""
-    maker = Maker(device, seed)
-    arguments = [_moved(argument, device) for argument in make(maker)]
-    return Call(arguments, maker.guarded)
-
-
-def _moved(argument: Any, device: torch.device) -> Any:
-    if isinstance(argument, tuple):
-        return tuple(PartWrite(*(_moved(x, device) for x in part.fields())) for part in argument)
-    return argument.to(device) if isinstance(argument, Tensor | Compressor) else argument
-
-
-_SPARE = 21  # entries after the first page
-_MOST = 512  # entries of a large page that are read: the reference takes 0.3 ms for each
 _LARGEST_INDEX = 2**31 - 1
 _LONGEST_TOKENS = 2**20  # where angles are largest
 
@@ -134,9 +45,9 @@ def entry_insert(layout: PageLayout) -> Make:
     """Entries anywhere, some of them nowhere."""
 
     def make(maker: Maker) -> list[Any]:
-        pages = -(-_SPARE // layout.entries) + 1
+        pages = -(-SPARE // layout.entries) + 1
         room = layout.entries * pages
-        entries = maker.order(room)[:_SPARE]
+        entries = maker.order(room)[:SPARE]
         entries[[2, 5, 11]] = torch.tensor([-1, room, -1])
         values = maker.values(layout.format, len(entries))
         return [maker.store(layout, pages, filled=False), values, entries]
@@ -157,7 +68,7 @@ def gather_topk(layout: PageLayout) -> Make:
     """Indices of which some are −1, some beyond the length and some there twice."""
 
     def make(maker: Maker) -> list[Any]:
-        requests = _requests(maker, layout)
+        requests = maker.requests(layout)
         lengths = requests[-1]
         indices = maker.whole(0, _LARGEST_INDEX, len(lengths), 40) % (lengths[:, None] + 3)
         indices[:, ::7] = -1
@@ -173,7 +84,7 @@ def gather_all(layout: PageLayout) -> Make:
     """Requests of several lengths; two rows after the longest may be left as they are."""
 
     def make(maker: Maker) -> list[Any]:
-        requests = _requests(maker, layout)
+        requests = maker.requests(layout)
         longest = int(requests[-1].max())
         return [*requests, maker.output(len(requests[-1]), longest + 2, layout.format.dims)]
 
@@ -288,20 +199,6 @@ def compress_chunk(compressor: Compressor, shape: tuple[int, ...], layout: PageL
     return make
 
 
-def _requests(maker: Maker, layout: PageLayout) -> list[Any]:
-    """[pages, table, slots, lengths] of three requests; unused places of the table are −1."""
-    longest = min(layout.entries, _MOST) + _SPARE
-    lengths = torch.tensor([9, longest, 0])
-    slots = torch.tensor([2, 0, 3])
-    blocks = (lengths + layout.entries - 1) // layout.entries
-    numbers = iter(maker.order(int(blocks.sum())).tolist())
-    table = torch.full((4, int(blocks.max()) + 1), -1, dtype=torch.int32)
-    for slot, count in zip(slots.tolist(), blocks.tolist(), strict=True):
-        table[slot, :count] = torch.tensor([next(numbers) for _ in range(count)])
-    store = maker.store(layout, int(blocks.sum()), filled=True)
-    return [store, table, slots, lengths]
-
-
 def _targets(maker: Maker, layout: PageLayout, count: int, pages: int = 4) -> Tensor:
     return maker.order(pages * layout.entries)[:count]
 
@@ -348,10 +245,30 @@ def _page_scenes(plan: CachePlan, schema: LayerCacheSchema) -> Iterator[Scene]:
         insert = indexer_insert(keys, plan.hadamard)
         leeway = Leeway.SUM if plan.hadamard else Leeway.NONE  # a rotation is a sum
         yield _on("indexer_insert", "indexer", keys, insert, leeway)
+    yield from _read_scenes(plan, schema)
     for place, pages in (("main", schema.main), ("indexer", schema.indexer)):
         if pages:
             yield _on("gather_all", place, pages, gather_all(pages))
             yield _on("page_copy", place, pages, page_copy(pages))
+
+
+def _read_scenes(plan: CachePlan, schema: LayerCacheSchema) -> Iterator[Scene]:
+    config, main = plan.config, schema.main
+    if (keys := schema.indexer) and main:
+        query = reads.indexer_query(config, schema.layer.ratio, plan.hadamard)
+        yield Scene("indexer_query", f"{config.index_heads} heads", None, query)
+        yield _on("index_scores", "indexer", keys, reads.index_scores(config, keys))
+        yield Scene("select_topk", "scores of all entries", None, reads.select_topk(config, main))
+    if (blocks := config.candidates) and keys and main:
+        size = blocks.block_entries
+        scores = reads.index_scores(config, keys, size)
+        yield _on("index_scores", f"blocks of {size} of indexer", keys, scores)
+        yield Scene("select_blocks", f"blocks of {size}", None, reads.select_blocks(size))
+        topk = reads.select_topk(config, main, size)
+        yield Scene("select_topk", f"scores of blocks of {size}", None, topk)
+    if ring := schema.window:
+        make, seen = reads.attend(config, ring, main, schema.layer.attn), schema.layer.attn
+        yield _on("attend", f"{seen} layers' window", ring, make)
 
 
 @functools.lru_cache(maxsize=2)

@@ -12,6 +12,13 @@ from torch import Tensor
 
 from dsv4kv.ops.compressor import Compressor
 from dsv4kv.ops.contract import Parts, write_in_turn
+from dsv4kv.ops.cpu_reads import (
+    attend,
+    index_scores,
+    indexer_query,
+    select_blocks,
+    select_topk,
+)
 from dsv4kv.ops.cuda.compile import architecture_of
 from dsv4kv.ops.cuda.launch import run
 from dsv4kv.ops.kernels.gather import plan_gather_all, plan_gather_topk, plan_gather_window
@@ -212,3 +219,24 @@ def _scratch(compressor: Compressor, entries: Tensor) -> Tensor:
 def _arrivals(device: torch.device, tokens: int) -> Tensor:
     """Zeros, one set of them for each size: every launch leaves them as it found them."""
     return torch.zeros(tokens, dtype=torch.int32, device=device)
+
+
+__all__ = [
+    "attend",
+    "compress_chunk",
+    "entry_insert",
+    "flush",
+    "gather_all",
+    "gather_topk",
+    "gather_window",
+    "index_scores",
+    "indexer_insert",
+    "indexer_query",
+    "norm_rope_insert",
+    "page_copy",
+    "select_blocks",
+    "select_topk",
+    "state_append",
+    "step_write",
+    "window_insert",
+]

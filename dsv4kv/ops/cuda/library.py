@@ -3,7 +3,8 @@
 For ``torch.compile``, exported graphs and profilers that know operators. Importing this module
 registers each of them for CPU, for CUDA and for tensors without data. An operator's arguments are
 the contract's, except that a store goes as (pages, format such as ``main/fp8_ds_mla``, entries of
-a page) and a compressor as its fields without ``dim``; of several parts each of these is a list.
+a page), a compressor as its fields without ``dim``, and ``Entries`` as its fields, all None where
+there are none; of several parts each of these is a list.
 """
 
 import functools
@@ -17,7 +18,7 @@ import torch
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.formats import FLAT_FORMATS, FORMATS, EntryFormat, PageLayout
 from dsv4kv.ops.compressor import Compressor
-from dsv4kv.ops.contract import Backend, Parts, PartWrite
+from dsv4kv.ops.contract import Backend, Entries, Parts, PartWrite
 from dsv4kv.ops.registry import load_backend
 from dsv4kv.ops.storage import PageStore
 from dsv4kv.ops.table import OPERATIONS
@@ -43,6 +44,11 @@ _PARTS = (
     "Tensor[] entries"
 )
 
+_ENTRIES = (
+    "Tensor? entry_pages, str? entry_format, int? entries_of_a_page, "
+    "Tensor? table, Tensor? lengths, Tensor? indices"
+)
+
 
 def schema(operation: str) -> str:
     """The operator's arguments in torch's schema language, made from the contract."""
@@ -56,27 +62,41 @@ def schema(operation: str) -> str:
             arguments.append(_COMPRESSOR)
         elif parameter == Parts:
             arguments.append(_PARTS)
+        elif parameter == Entries | None:
+            arguments.append(_ENTRIES)
+        elif parameter == torch.Tensor | None:
+            arguments.append(f"Tensor? {name}")
         else:
             arguments.append(f"{parameter.__name__}{mark} {name}")
     return f"{operation}({', '.join(arguments)}) -> ()"
 
 
-def flatten(arguments: Iterable[Any]) -> tuple[Any, ...]:
+def flatten(operation: str, arguments: Iterable[Any]) -> tuple[Any, ...]:
     """The contract's arguments as the operator takes them."""
+    flat: list[Any] = []
+    for (_, parameter), argument in zip(_parameters(operation), arguments, strict=True):
+        if parameter == Entries | None:
+            flat += _flat(argument.fields()) if argument else [None] * _ENTRIES.count("?")
+        else:
+            flat += _flat([argument])
+    return tuple(flat)
+
+
+def _flat(arguments: Iterable[Any]) -> list[Any]:
     flat: list[Any] = []
     for argument in arguments:
         if isinstance(argument, PageStore):
             layout = argument.layout
             flat += [argument.pages, _format_name(layout.format), layout.entries]
         elif isinstance(argument, tuple):
-            flat += map(list, zip(*(flatten(part.fields()) for part in argument), strict=True))
+            flat += map(list, zip(*(_flat(part.fields()) for part in argument), strict=True))
         elif isinstance(argument, Compressor):
             flat += [argument.ape, argument.norm_weight, argument.rope]
             flat += [argument.ratio, argument.overlap, argument.norm_eps, argument.hadamard]
             flat += [argument.round_norm, argument.round_rope]
         else:
             flat.append(argument)
-    return tuple(flat)
+    return flat
 
 
 def _implementation(operation: str, backend: str) -> Callable[..., None]:
@@ -101,6 +121,9 @@ def _take(parameter: Any, rest: Iterator[Any]) -> Any:
         return tuple(
             PartWrite(*(_take(each, part) for each in types)) for part in map(iter, words)
         )
+    if parameter == Entries | None:
+        pages, name, size, *tensors = (next(rest) for _ in range(_ENTRIES.count("?")))
+        return None if pages is None else Entries(_store(pages, name, size), *tensors)
     return next(rest)
 
 

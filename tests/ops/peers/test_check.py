@@ -61,14 +61,26 @@ WRONG = {
     "flush=forms_angles_in_float64": ("main states of csa layers", " in channel "),
     "step_write=forgets_the_indexer": ("csa layers", "state [0, 0, "),
     "compress_chunk=forgets_the_state": ("main states of csa layers", "state [2, 0, "),
+    "indexer_query=folds_no_constant": ("64 heads", "token 0, head 0: its weight is "),
+    "indexer_query=turns_first_channels": ("64 heads", "token 0, head 0 has "),
+    "index_scores=keeps_what_is_negative": (KEYS, "token 0, column 0 is "),
+    "index_scores=scores_what_is_not_seen": (KEYS, ", and the reference has -inf."),
+    "select_blocks=forgets_the_newest_block": ("blocks of 8", "token 0 has "),
+    "select_topk=takes_the_last_of_equals": ("scores of all entries", " of 'out', and the "),
+    "select_topk=gives_logical_entries": ("scores of all entries", " of 'entries', and the "),
+    "attend=attends_without_sinks": ("swa layers' " + RING, "token 0, head 0, channel "),
+    "attend=counts_the_sink_in_lse": ("swa layers' " + RING, "token 0, head 0: lse is "),
+    "attend=attends_one_token_back": ("swa layers' " + RING, "token 0, head 0, channel "),
 }
+
+OF_V41 = ("norm_rope_insert", "select_blocks")
 
 
 @pytest.mark.parametrize("defect", WRONG)
 def test_a_wrong_operation_is_named_with_what_is_wrong(defect: str) -> None:
     operation, _, function = defect.partition("=")
     name = f"{operation}=tests.ops.peers.wrong:{function}"
-    found = check(name, CACHES["V4.1"] if operation == "norm_rope_insert" else SHIPPED)
+    found = check(name, CACHES["V4.1"] if operation in OF_V41 else SHIPPED)
     subject, problem = WRONG[defect]
     assert (found[0].backend, found[0].operation, found[0].subject) == (name, operation, subject)
     assert problem in found[0].problem

@@ -11,7 +11,8 @@ from dsv4kv.choices import BACKENDS
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.formats import FORMATS, PageLayout
 from dsv4kv.ops import cpu, reference
-from dsv4kv.ops.check.calls import gather_all, make_call
+from dsv4kv.ops.check.calls import gather_all
+from dsv4kv.ops.check.maker import make_call
 from dsv4kv.ops.registry import resolve_backend
 from dsv4kv.ops.table import OPERATIONS
 

@@ -11,7 +11,8 @@ import torch
 from dsv4kv.errors import PeerUnavailable
 from dsv4kv.model.formats import FORMATS, PageLayout
 from dsv4kv.ops.check import check_backend
-from dsv4kv.ops.check.calls import gather_all, make_call, window_insert
+from dsv4kv.ops.check.calls import gather_all, window_insert
+from dsv4kv.ops.check.maker import make_call
 from dsv4kv.ops.registry import resolve_backend
 from tests.ops.peers import standins
 from tests.ops.peers.caches import CACHES, cache

@@ -169,3 +169,55 @@ def forms_angles_in_float64(compressor: Compressor, *others: Any) -> None:
 
 def forgets_the_state(compressor: Compressor, state: Tensor, *others: Any) -> None:
     cpu.compress_chunk(compressor, state.clone(), *others)
+
+
+def folds_no_constant(*arguments: Any) -> None:
+    cpu.indexer_query(*arguments)
+    arguments[-1].mul_(arguments[0].shape[1] ** 0.5 * 128**0.5 * 3)
+
+
+def turns_first_channels(queries: Tensor, *others: Any) -> None:
+    cpu.indexer_query(queries.roll(64, dims=2), *others)
+
+
+def keeps_what_is_negative(*arguments: Any) -> None:
+    *pages, queries, weights, blocks, out = arguments
+    negative, score = torch.empty_like(out), cpu.index_scores
+    score(*(*pages, queries ^ 128, weights, blocks, negative))
+    score(*arguments)
+    out -= negative.where(negative.isfinite(), 0)
+
+
+def scores_what_is_not_seen(*arguments: Any) -> None:
+    store, table, slots, lengths, *others = arguments
+    cpu.index_scores(store, table, slots, lengths.where(lengths != 9, 10), *others)
+
+
+def forgets_the_newest_block(
+    scores: Tensor, lengths: Tensor, block_entries: int, out: Tensor
+) -> None:
+    cpu.select_blocks(scores, lengths - (lengths > block_entries).int() * 8, block_entries, out)
+
+
+def takes_the_last_of_equals(scores: Tensor, lengths: Tensor, *others: Any) -> None:
+    cpu.select_topk(scores + torch.arange(scores.shape[1]) * 1e-4, lengths, *others)
+
+
+def gives_logical_entries(*arguments: Any) -> None:
+    cpu.select_topk(*arguments)
+    arguments[-1].copy_(arguments[-2])
+
+
+def attends_without_sinks(*arguments: Any) -> None:
+    given = list(arguments)
+    given[6] = torch.full_like(arguments[6], -torch.inf)
+    cpu.attend(*given)
+
+
+def counts_the_sink_in_lse(*arguments: Any) -> None:
+    cpu.attend(*arguments)
+    torch.logaddexp(arguments[-1], arguments[6].expand_as(arguments[-1]), out=arguments[-1])
+
+
+def attends_one_token_back(ring: PageStore, slots: Tensor, tokens: Tensor, *others: Any) -> None:
+    cpu.attend(ring, slots, (tokens - 1).clamp(min=0), *others)

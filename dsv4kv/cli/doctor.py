@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dsv4kv.view.console import open_console, print_document, say
+from dsv4kv.view.console import open_console, print_document
 
 if TYPE_CHECKING:
     from dsv4kv.bench.calibrate import Calibration
@@ -47,7 +47,7 @@ def doctor(
     else:
         show(report_checks(checks))
         if calibration is not None:
-            say(_sum_up(calibration, path))
+            show([_sum_up(calibration, path)])
     if any(check.status == "broken" for check in checks):
         raise typer.Exit(DeviceError.exit_code)
 

@@ -138,6 +138,7 @@ def _check(
 ) -> None:
     """Print every problem; exit code 1 if there is one."""
     from dsv4kv.ops.cuda.survey import broken_promises, drift
+    from dsv4kv.view.terminal import show
 
     problems = [*broken_promises(findings), *drift(findings, baseline)]
     for problem in problems:
@@ -147,5 +148,6 @@ def _check(
     if not quiet:
         names = {finding.name for finding in findings}
         architectures = dict.fromkeys(finding.architecture for finding in findings)
-        say(f"{len(names)} kernels on {', '.join(architectures)}: no local memory, "
-            f"accesses as wide as promised; as in {path}.")  # fmt: skip
+        where = ", ".join(architectures)
+        found = "no local memory, accesses as wide as promised"
+        show([f"{len(names)} kernels on {where}: {found}; as in {path}."])

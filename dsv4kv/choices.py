@@ -237,6 +237,11 @@ SIZED_STATES = {
 }
 """Compressor states that ``budget`` sizes."""
 
+HOST_TIERS = {
+    "hicache": Implementation("SGLang's HiCache"),
+}
+"""What keeps prefixes in host memory, for ``budget``."""
+
 
 def families(registry: Iterable[str]) -> list[str]:
     """The names without versions: ``vllm`` for ``vllm:0.33``."""

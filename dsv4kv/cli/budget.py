@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dsv4kv.choices import ENGINES, SIZED_STATES, explained, families, listed
+from dsv4kv.choices import ENGINES, HOST_TIERS, SIZED_STATES, explained, families, listed
 from dsv4kv.cli.command import Command
 from dsv4kv.cli.complete import Offer, offer, offer_inputs
 from dsv4kv.model.formats import Place, known_formats
@@ -37,6 +37,10 @@ def _gpu(metavar: str, text: str, complete: Complete | None = None) -> Any:
 
 def _cache(metavar: str, text: str, complete: Complete | None = None) -> Any:
     return _option("Cache", metavar, text, complete)
+
+
+def _host(metavar: str, text: str, complete: Complete | None = None) -> Any:
+    return _option("Host memory", metavar, text, complete)
 
 
 def _entry(place: Place, what: str) -> Any:
@@ -75,6 +79,7 @@ _FRACTION = "Share of a GPU's memory that may be used. Left out: the engine's ow
 _RESERVE = (
     "Kept on every GPU for activations, graphs, communication: left out, 4GiB, SGLang's 2.3GiB."
 )
+_TIER = f"What keeps prefixes in host memory: {explained(HOST_TIERS)}. Left out: nothing."
 _EP = "Ranks of a stage that share the routed experts. Left out: all of them, with replicas."
 _COMMAND = (
     "A launch command of vLLM, SGLang or TensorRT-LLM, or a file with one (script, YAML, "
@@ -131,6 +136,13 @@ RequestLimit = Annotated[Text, _cache("N", _LIMIT)]
 LogitsLimit = Annotated[Text, _cache("SIZE", _LOGITS)]
 KvMemory = Annotated[Text, _cache("SIZE", _KV)]
 KvBlocks = Annotated[Text, _cache("N", _BLOCKS)]
+
+HostTier = Annotated[Text, _host("NAME", _TIER, offer(HOST_TIERS))]
+HostRatio = Annotated[Text, _host("X", "Pages of the host for one of the GPU (hicache).")]
+HostSize = Annotated[
+    Text, _host("SIZE", "Memory that the tier is given, as its engine counts it.")
+]
+HostMemory = Annotated[Text, _host("SIZE", "Free memory of a node: what an engine refuses by.")]
 
 Axes = Annotated[
     list[str] | None,
@@ -209,6 +221,10 @@ def budget(
     logits_limit: LogitsLimit = None,
     kv_memory: KvMemory = None,
     kv_blocks: KvBlocks = None,
+    host_tier: HostTier = None,
+    host_ratio: HostRatio = None,
+    host_size: HostSize = None,
+    host_memory: HostMemory = None,
     axis: Axes = None,
     verbose: Verbose = False,
     json_: AsJson = False,

@@ -5,6 +5,7 @@ from fractions import Fraction
 from typing import Any
 
 from dsv4kv.engines.contract import Capacity, PoolCost
+from dsv4kv.engines.host import HostTier
 from dsv4kv.errors import DoesNotFit
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.plan import bytes_per_request, bytes_per_token
@@ -26,6 +27,7 @@ from dsv4kv.sizing.fit import (
     use_of,
     within_limit,
 )
+from dsv4kv.sizing.host import host_document, host_of
 from dsv4kv.sizing.inputs import Inputs
 from dsv4kv.sizing.lookup import find_formats
 from dsv4kv.sizing.reuse import Reuse, reuse_document
@@ -53,6 +55,7 @@ class Answer:
         kv_copies: Copies of every request's KV among the GPUs.
         capacity: What the engine makes of the memory that weights and reserve leave; None if they
             leave nothing.
+        host: What one GPU's rank keeps in host memory; None for nothing.
     """
 
     scenario: Scenario
@@ -67,11 +70,12 @@ class Answer:
     token_bytes: Fraction
     kv_copies: int
     capacity: Capacity | None
+    host: HostTier | None
 
     @property
     def refused(self) -> bool:
         """Whether the engine refuses to start, wherever its requests would find their memory."""
-        return _refused(self.capacity)
+        return _refused(self.capacity) or _refused_host(self.host)
 
     @property
     def max_tokens(self) -> int:
@@ -95,12 +99,15 @@ def answer(inputs: Inputs) -> Answer:
     concurrency = inputs.concurrency or max(most, 1)
     use = use_of(scenario, context, concurrency)
     capacity = _capacity(scenario, use.stage, context, concurrency)
+    replica = scenario.deployment(use.stage, context, -(-concurrency // scenario.layout.dp))
+    host = host_of(inputs, scenario.engine, scenario.layout, replica, capacity)
     cached, per_token = _request_bytes(scenario, context)
     return Answer(
         scenario=scenario,
         context=context,
         concurrency=concurrency,
-        fits=fits(scenario, context, concurrency) and not _refused(capacity),
+        fits=fits(scenario, context, concurrency)
+        and not (_refused(capacity) or _refused_host(host)),
         max_concurrency=most,
         max_context=max_context(scenario, inputs.concurrency or 1),
         use=use,
@@ -109,6 +116,7 @@ def answer(inputs: Inputs) -> Answer:
         token_bytes=per_token,
         kv_copies=count_copies(scenario),
         capacity=capacity,
+        host=host,
     )
 
 
@@ -192,6 +200,10 @@ def _refused(capacity: Capacity | None) -> bool:
     return bool(capacity and capacity.log_lines and capacity.printed_tokens is None)
 
 
+def _refused_host(host: HostTier | None) -> bool:
+    return bool(host and host.refusal)
+
+
 def _request_bytes(scenario: Scenario, context_tokens: int) -> tuple[int, Fraction]:
     whole = find_formats(scenario.inputs, scenario.config)
     return published_bytes(scenario.config, whole, context_tokens)
@@ -247,6 +259,8 @@ _UNITS = {
     "reserve": "reserve_bytes",
     "kv_memory": "kv_memory_bytes",
     "logits_limit": "logits_limit_bytes",
+    "host_size": "host_size_bytes",
+    "host_memory": "host_memory_bytes",
 }
 
 
@@ -298,6 +312,7 @@ def to_document(
         "request": _request(found),
         "gpu_memory": use_document(found.use),
         "pools": [_pool(cost) for cost in found.costs],
+        "host": host_document(found.host),
         "concurrency_by_context": [
             {"context_tokens": tokens, "concurrency": count} for tokens, count in curve
         ],

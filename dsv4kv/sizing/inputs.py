@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from dsv4kv.choices import SIZED_STATES, choose
+from dsv4kv.choices import HOST_TIERS, SIZED_STATES, choose
 from dsv4kv.errors import ConfigError
 from dsv4kv.units import parse_bytes, parse_count
 
@@ -53,6 +53,12 @@ class Inputs:
         cache_dtype: What an engine calls its entries; ``auto`` takes its own.
         role: ``prefill`` or ``decode`` where they run apart.
         prefix_cache: Whether prefixes are kept for reuse: ``on`` or ``off``.
+        host_tier: What keeps prefixes in host memory: ``hicache``; None for nothing.
+        host_ratio: Pages of the host for one of the GPU (HiCache).
+        host_size: Memory that the tier is given, as its engine counts it.
+        host_memory: Memory that is free on a node.
+        host_layout: How pages lie in host memory, as the engine names it.
+        host_storage: What is behind host memory, as the engine names it.
         engine: Whose rules size the cache.
     """
 
@@ -90,6 +96,12 @@ class Inputs:
     cache_dtype: str = "auto"
     role: str | None = None
     prefix_cache: str = "on"
+    host_tier: str | None = None
+    host_ratio: Fraction | None = None
+    host_size: int | None = None
+    host_memory: int | None = None
+    host_layout: str = "page_first"
+    host_storage: str | None = None
     engine: str = "dsv4kv"
 
 
@@ -195,6 +207,12 @@ READERS: dict[str, Callable[[str], Any]] = {
     "cache-dtype": _text,
     "role": _one_of("prefill", "decode"),
     "prefix-cache": _one_of("on", "off"),
+    "host-tier": _one_of(*HOST_TIERS),
+    "host-ratio": _number,
+    "host-size": _size,
+    "host-memory": _size,
+    "host-layout": _text,
+    "host-storage": _text,
     "engine": _text,
 }
 """How to read every input, by option name."""

@@ -148,6 +148,16 @@ def _logits(text: str) -> Texts:
     return {name: f"{count}MiB" for name, count in _counted("logits-limit").of(text).items()}
 
 
+def _gigabytes(text: str) -> Texts:
+    """SGLang's decimal gigabytes; 0 is none."""
+    size = _counted("host-size").of(text)
+    return {name: f"{int(count)}GB" for name, count in size.items() if int(count)}
+
+
+def _io_backend(text: str) -> Texts:
+    return {"host-layout": "page_first_direct"} if text == "direct" else {}
+
+
 @dataclass(frozen=True)
 class Word:
     """A flag or variable of an engine.
@@ -300,9 +310,21 @@ WORDS: dict[str, tuple[Word, ...]] = {
         _word("SGLANG_OPT_USE_ONLINE_COMPRESS", "HCA states as a running softmax",
               _switched("state", "online")),
         _word("--disaggregation-mode", f"{_SPLIT}; V4.1's own records on SM100", _named("role")),
-        _switch("--enable-hierarchical-cache", _HOST),
-        _word("--hicache-ratio", f"{_HOST}: so many times the GPU's pools"),
-        _word("--hicache-size", f"{_HOST}, in GB of every rank"),
+        _switch("--enable-hierarchical-cache --enable-hicache", f"{_HOST}: a copy of its pools",
+                _switched("host-tier", "hicache")),
+        _word("--hicache-ratio", f"{_HOST}: so many times the GPU's pools",
+              _as_is("host-ratio")),
+        _word("--hicache-size", f"{_HOST}, in GB of every rank; V4 refuses it",
+              Meaning(_gigabytes)),
+        _word("--hicache-mem-layout", "staging on the GPU with page_first",
+              _named("host-layout")),
+        _word("--hicache-io-backend", "no staging on the GPU with direct", Meaning(_io_backend)),
+        _word("--hicache-write-policy", "nothing: when pages are copied to the host", _NOTHING),
+        _word("--hicache-storage-backend", "pages beyond the host's, which are not sized",
+              _named("host-storage")),
+        _word("--hicache-storage-prefetch-policy", "nothing: how long a request waits", _NOTHING),
+        _word("--hicache-host-memory-mode", "buffer_only: 1.2 of the GPU's pools, as a passage"),
+        _word("--hicache-host-memory-fraction", "0.8 is assumed where no ratio is given"),
         _switch("--enable-hisparse", "part of the context in host memory"),
         _switch("--enable-unified-memory", "pools that borrow from each other"),
         _word("--dcp-size --decode-context-parallel-size", _PART),

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from dsv4kv.engines.contract import Capacity
+from dsv4kv.engines.host import HostTier
 from dsv4kv.sizing.advice import Option
 from dsv4kv.sizing.answer import Answer, assumptions, count_requests, limit_sentence
 from dsv4kv.sizing.fit import LayoutLine, RankUse, within_limit
@@ -93,12 +94,15 @@ def view_answer(
     yield memory_bar(found.use)
     yield ""
     yield _facts(found, curve)
+    if found.host:
+        yield ""
+        yield from host_parts(found.host)
     if verbose or "engine" in given:
         yield ""
         yield from _engine_lines(found)
     if verbose:
         yield from _tables(found, layouts, reuse)
-    if options:
+    if options and not (found.host and found.host.refusal):
         yield ""
         yield options_table(options[: None if verbose else _BRIEF_OPTIONS], found)
     yield from command
@@ -129,6 +133,8 @@ def _headline(found: Answer) -> Finding:
     load = f"{requests} of {found.context:,} tokens"
     if not within_limit(found.scenario, found.concurrency):
         return Finding("bad", f"{load} do not run at once: {limit_sentence(found.scenario)}.")
+    if found.host and found.host.refusal:
+        return Finding("bad", found.host.refusal)
     if found.refused and found.use.free >= 0:
         name = found.scenario.engine.name
         return Finding("bad", f"{load}: {name} refuses to start, though memory would hold them.")
@@ -150,7 +156,8 @@ def _answer(found: Answer, options: Sequence[Option]) -> Finding:
     """The headline again where a terminal ends, and the option that changes it most."""
     headline = _headline(found)
     best = options[0] if options else None
-    if best is None or (not found.fits and not best.fits):
+    refused = found.host and found.host.refusal
+    if best is None or refused or (not found.fits and not best.fits):
         return headline
     gain = count_requests(best.concurrency) if found.fits else "it fits"
     return Finding(headline.level, f"{headline.sentence} With {best.change}: {gain}.")
@@ -371,6 +378,30 @@ def memory_table(found: Answer) -> Table:
         [(words, format_bytes(size), f"{size:,}") for words, size in parts.items()],
         note=f"{found.concurrency:,} × {found.context:,} tokens over {layout.label}",
     )
+
+
+def host_parts(host: HostTier) -> Iterator[Part]:
+    """Host memory, pool by pool, and what it keeps."""
+    rank = f"each of the node's {host.copies} ranks" if host.copies > 1 else "one rank"
+    yield Table(
+        f"Host memory: {host.name}",
+        [*names("pool"), *numbers("pages", "bytes of a page", "size")],
+        [
+            (pool.name, f"{pool.pages:,}", f"{pool.page_bytes:,}", format_bytes(pool.total_bytes))
+            for pool in host.pools
+        ],
+        note=f"{format_bytes(host.rank_bytes)} of {rank}",
+    )
+    kept = "; ".join(f"{count:,} {what}" for what, count in host.tokens.items())
+    yield f"It keeps {kept}."
+    if host.copies > 1:
+        yield f"Every rank has its own copy: {format_bytes(host.node_bytes)} of a node's memory."
+    if host.gpu_bytes:
+        yield (
+            f"On the GPU it takes {format_bytes(host.gpu_bytes)} for staging, beside the cache "
+            "and not counted above."
+        )
+    yield from host.notes
 
 
 def layouts_table(layouts: Sequence[LayoutLine], context_tokens: int) -> Table:

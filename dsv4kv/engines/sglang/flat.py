@@ -9,7 +9,7 @@ from fractions import Fraction
 from dsv4kv.engines.contract import DRAFT, Capacity, Deployment, Layer, PoolCost
 from dsv4kv.errors import ConfigError
 
-_PAGE_TOKENS = 64
+PAGE_TOKENS = 64
 _KEY_BYTES = 132  # FP8, on every NVIDIA GPU
 
 
@@ -27,13 +27,13 @@ def costs_of(deployment: Deployment, layers: Sequence[Layer]) -> tuple[PoolCost,
 
 def request_bytes(deployment: Deployment, layers: Sequence[Layer], tokens: int) -> int:
     """Bytes of a request in whole pages."""
-    page = deployment.block_tokens or _PAGE_TOKENS
+    page = deployment.block_tokens or PAGE_TOKENS
     return -(-tokens // page) * page * _token_bytes(deployment, layers)
 
 
 def capacity(deployment: Deployment, layers: Sequence[Layer], available_bytes: int) -> Capacity:
     """Tokens of the memory in whole pages."""
-    page, cell = deployment.block_tokens or _PAGE_TOKENS, _token_bytes(deployment, layers)
+    page, cell = deployment.block_tokens or PAGE_TOKENS, _token_bytes(deployment, layers)
     tokens = available_bytes // cell // page * page
     needed = -(-deployment.max_context_tokens // page) * page
     return Capacity(

@@ -46,7 +46,7 @@ class SglangEngine:
     def costs(self, deployment: Deployment) -> tuple[PoolCost, ...]:
         """Every pool's share of a full token, and of a request where the size is fixed."""
         if deployment.model.kind == "flat":
-            return flat.costs_of(deployment, self._layers(deployment))
+            return flat.costs_of(deployment, self.layers(deployment))
         pools = self.pools(deployment)
         drafts = Fraction(pools.inflation) - 1
         costs = [*_context_costs(pools), *_window_costs(pools)]
@@ -83,7 +83,7 @@ class SglangEngine:
         request does not give them back.
         """
         if deployment.model.kind == "flat":
-            return flat.request_bytes(deployment, self._layers(deployment), tokens)
+            return flat.request_bytes(deployment, self.layers(deployment), tokens)
         pools = self.pools(deployment)
         units = _full_tokens(pools, tokens, in_flight)
         return int(units * pools.bytes_per_full_token) + sum(
@@ -98,13 +98,14 @@ class SglangEngine:
         windows = pools.fixed_bytes(0)["swa_fixed"]
         return pools.hca_state_bytes(0) + pools.pair_state_bytes(0) + int(windows)
 
-    def _layers(self, deployment: Deployment) -> tuple[Layer, ...]:
+    def layers(self, deployment: Deployment) -> tuple[Layer, ...]:
+        """Every layer; raises ``ConfigError`` for a model that this version does not serve."""
         return layers_of(deployment, self.name, self.build.kinds)
 
     def capacity(self, deployment: Deployment, available_bytes: int) -> Capacity:
         """What SGLang makes of the memory, down to the line it logs."""
         if deployment.model.kind == "flat":
-            return flat.capacity(deployment, self._layers(deployment), available_bytes)
+            return flat.capacity(deployment, self.layers(deployment), available_bytes)
         pools = self.pools(deployment)
         full = pools.full_tokens(available_bytes)
         fixed = pools.fixed_bytes(pools.requests(available_bytes))

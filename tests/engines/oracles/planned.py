@@ -10,12 +10,15 @@ import json
 import os
 import random
 import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.formats import Site, stored_formats
+from dsv4kv.engines.registry import find_engine
+from dsv4kv.engines.sglang.sizing import SglangEngine
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import choose_formats
@@ -24,9 +27,15 @@ HERE = Path(__file__).parent
 FILES = {
     "vllm": HERE / "vllm_planner_0.33.0.jsonl.gz",
     "sglang": HERE / "sglang_pools_0.5.23.jsonl.gz",
+    "hicache": HERE / "sglang_host_0.5.23.jsonl.gz",
 }
-SCRIPTS = {"vllm": HERE / "vllm_planner.py", "sglang": HERE / "sglang_pools.py"}
-ENGINES = {"vllm": "vllm:0.33", "sglang": "sglang:0.5.23"}
+SCRIPTS = {
+    "vllm": HERE / "vllm_planner.py",
+    "sglang": HERE / "sglang_pools.py",
+    "hicache": HERE / "sglang_host.py",
+}
+WHEELS = {"vllm": "vllm", "sglang": "sglang", "hicache": "sglang"}
+ENGINES = {"vllm": "vllm:0.33", "sglang": "sglang:0.5.23", "hicache": "sglang:0.5.23"}
 SETTINGS = 500
 GIB = 2**30
 ABOUT = {
@@ -47,6 +56,15 @@ ABOUT = {
                     "kernels/ops/attention/dsv4/kv_layout.py"],
         "made": "DSV4PoolConfigurator, and DefaultPoolConfigurator with V3.2's cell",
     },
+    "hicache": {
+        "engine": "sglang",
+        "version": "0.5.23",
+        "sources": ["srt/mem_cache/hybrid_cache/hybrid_pool_assembler.py",
+                    "srt/mem_cache/memory_pool_host.py", "srt/mem_cache/hicache_auto_size.py",
+                    "srt/mem_cache/pool_host/base.py", "srt/mem_cache/pool_host/mla.py",
+                    "srt/mem_cache/pool_host/dsa.py"],
+        "made": "host pools by build_deepseek_v4_hicache_stack and build_host_pool_group",
+    },
 }  # fmt: skip
 _BLOCKS = {"v4": (256, 512), "v41": (128, 256), "flat": (64, 128)}
 
@@ -59,7 +77,7 @@ def model_of(name: str) -> DSV4Config:
 
 def draw_settings(engine: str) -> list[dict[str, Any]]:
     """All settings, without answers."""
-    drawn = {"vllm": _draw_vllm, "sglang": _draw_sglang}[engine]
+    drawn = {"vllm": _draw_vllm, "sglang": _draw_sglang, "hicache": _draw_hicache}[engine]
     return [drawn(random.Random(f"{engine} planner {seed}")) for seed in range(SETTINGS)]
 
 
@@ -106,7 +124,7 @@ def _draw_sglang(draw: random.Random) -> dict[str, Any]:
     name = draw.choice(["v4-flash", "v4-pro", "v4.1-flash", "v4.1-flash", "v3.2"])
     model, arch = model_of(name), draw.choice(["sm_90", "sm_100"])
     mega = model.kind == "v41" and arch == "sm_100" and draw.random() < 0.6
-    dtype = draw.choice(["bfloat16", "fp8"]) if model.kind == "flat" else "auto"
+    dtype = draw.choice(["bfloat16", "fp8_e4m3"]) if model.kind == "flat" else "auto"
     site = Site(ENGINES["sglang"], model, arch, 1 if mega else 8, dtype=dtype)
     found = stored_formats(site, {})
     layers = model.num_layers
@@ -150,6 +168,35 @@ def _draw_sglang(draw: random.Random) -> dict[str, Any]:
     }
 
 
+def _draw_hicache(draw: random.Random) -> dict[str, Any]:
+    """A setting of the GPU's pools and what the host is given for it; AMD's GPUs, too."""
+    asked = _draw_sglang(draw)
+    flat = asked["kind"] == "flat"
+    asked |= {"page": 64 if flat else 256, "ratio": asked["ratio"] if not flat else None}
+    asked["drafts"] = draw.choice([0, 1]) if flat else asked["drafts"]
+    if asked["kind"] != "v4":
+        asked["held"] = [0, asked["layers"]]
+    hip = asked["kind"] == "v4" and draw.random() < 0.2
+    fp4 = asked["kind"] == "v4" and draw.random() < 0.3
+    asked |= {"hip": hip, "fp4": fp4, "backend": "flashmla_mega" if asked["mega"] else "flashmla"}
+    asked["arch"] = "gfx950" if hip else asked["arch"]
+    asked["names"] = [*asked["names"][:2], "mxfp4" if fp4 else asked["names"][2]]
+    page, full = asked["page"], draw.randrange(4000, 4_000_000)
+    engine = find_engine(ENGINES["hicache"])
+    assert isinstance(engine, SglangEngine)
+    windows = 0 if flat else engine.pools(deployment_of(asked)).sizes(full // page * page, 0).swa
+    given = draw.choice(["ratio"] * 8 + ["size", "nothing"])
+    return asked | {
+        "full": full // page * page,
+        "window": windows,
+        "host_ratio": draw.choice([0.5, 1.0, 2.0, 2.7, 6.0]) if given == "ratio" else None,
+        "size": draw.choice([20, 150]) if given == "size" else 0,
+        "layout": draw.choice(["page_first", "page_first", "layer_first", "page_first_direct"]),
+        "memory": int(draw.choice([200, 500, 1000, 2000, 4000]) * GIB),
+        "ranks": draw.choice([1, 4, 8]),
+    }
+
+
 def deployment_of(asked: dict[str, Any]) -> Deployment:
     """A setting as a deployment."""
     model = model_of(asked["model"])
@@ -184,7 +231,7 @@ def answered(
     """Settings, all of them unless given, with the planner's answers, in its own environment."""
     settings = settings or draw_settings(engine)
     told = subprocess.run(
-        [folder / "bin" / "python", SCRIPTS[engine], folder / engine],
+        [folder / "bin" / "python", SCRIPTS[engine], folder / WHEELS[engine]],
         input="".join(json.dumps(setting) + "\n" for setting in settings),
         capture_output=True,
         text=True,
@@ -196,13 +243,14 @@ def answered(
     ]
 
 
-def main() -> None:
-    """Write both files; the same answers give the same bytes."""
-    for engine, file in FILES.items():
+def main(*engines: str) -> None:
+    """Write all files, or those of some engines; the same answers give the same bytes."""
+    for engine in engines or FILES:
+        file = FILES[engine]
         lines = [ABOUT[engine], *answered(engine, Path(os.environ["DSV4KV_ENGINES"]))]
         text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
         file.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -13,6 +13,7 @@ from dsv4kv.engines.sglang.sizing import SglangEngine
 from dsv4kv.engines.vllm.sizing import VllmEngine
 from tests.engines.oracles.planned import (
     ENGINES,
+    FILES,
     SETTINGS,
     answered,
     deployment_of,
@@ -79,7 +80,7 @@ def test_v41_has_the_groups_that_vllm_prints() -> None:
     "DSV4KV_ENGINES" not in os.environ,
     reason="the engines' packages are not unpacked here: make engines",
 )
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("engine", FILES)
 def test_the_planner_answers_as_recorded(engine: str) -> None:
     folder = Path(os.environ["DSV4KV_ENGINES"])
     assert answered(engine, folder) == list(read_settings(engine))

@@ -1,0 +1,192 @@
+"""SGLang's HiCache: a host pool for every pool of the GPU, so many times as large.
+
+Source: SGLang 0.5.23, ``hybrid_pool_assembler.py``, ``memory_pool_host.py``,
+``hicache_auto_size.py``, ``pool_host``, ``kv_cache_hook.py``.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+
+from dsv4kv.engines.contract import Capacity, Deployment
+from dsv4kv.engines.host import HostPool, HostTier, HostWish
+from dsv4kv.engines.sglang import flat
+from dsv4kv.engines.sglang.pools import Pools
+from dsv4kv.engines.sglang.sizing import SglangEngine
+from dsv4kv.errors import ConfigError
+from dsv4kv.model.formats import PageLayout
+
+_SINCE = "sglang:0.5.23"
+_PAGE = 256
+_KEPT_FREE = 10 * 2**30  # HICACHE_HOST_MEMORY_RESERVE_BYTES
+_STAGED_PAGES = 64  # _WRITE_BACK_STAGING_PAGE_CHUNK
+_SCALE_BYTES = 4  # of an FP4 key
+_LAYOUTS = ("page_first", "layer_first", "page_first_direct")
+_RATIO = Fraction(2)
+_SHARE, _SLACK = 0.8, 0.05  # hicache_host_memory_fraction; what auto-sizing leaves of it
+
+
+def size_hicache(
+    engine: SglangEngine, deployment: Deployment, capacity: Capacity, wish: HostWish
+) -> HostTier:
+    """The host pools of one rank; raises ``ConfigError`` for what SGLang refuses whatever fits."""
+    _check(engine, deployment, wish)
+    sized = _flat_tier if deployment.model.kind == "flat" else _v4_tier
+    return sized(engine, deployment, capacity.units, wish)
+
+
+def _check(engine: SglangEngine, deployment: Deployment, wish: HostWish) -> None:
+    if engine.name != _SINCE:
+        raise ConfigError(f"HiCache is sized as {_SINCE} sizes it, not {engine.name}: ask for it.")
+    if not deployment.prefix_cache:
+        raise ConfigError(
+            "--enable-hierarchical-cache: SGLang refuses it with --disable-radix-cache: "
+            "drop one of them."
+        )
+    if wish.layout not in _LAYOUTS:
+        raise ConfigError(
+            f"--hicache-mem-layout {wish.layout}: SGLang keeps these models in "
+            f"{', '.join(_LAYOUTS)}: choose one."
+        )
+
+
+def _v4_tier(
+    engine: SglangEngine, deployment: Deployment, full_tokens: int, wish: HostWish
+) -> HostTier:
+    """V4 and V4.1: pages of full tokens and of windows, each by the ratio."""
+    if wish.size_bytes:
+        raise ConfigError(
+            'SGLang refuses it: "DeepSeek V4 HiCache currently does not support --hicache-size; '
+            'use --hicache-ratio instead."'
+        )
+    if wish.ratio is None:
+        raise ConfigError(
+            "SGLang refuses --enable-hierarchical-cache without --hicache-ratio for these models "
+            '("HiCache auto-sizing does not support DeepSeekV4TokenToKVPool"): add it, such as 2.'
+        )
+    pools = engine.pools(deployment)
+    if pools.page_tokens != _PAGE:
+        raise ConfigError(
+            f"SGLang serves these models in pages of {_PAGE} tokens, not {pools.page_tokens}: "
+            "drop --page-size."
+        )
+    windows = pools.sizes(full_tokens, 0).swa
+    pages = int(-(-full_tokens // _PAGE) * float(wish.ratio))
+    tails = int(-(-windows // _PAGE) * float(wish.ratio))
+    made = _in_order(_window_pools(pools, tails), _context_pools(pools, pages))
+    kept = {"tokens of context": pages * _PAGE}
+    if not deployment.replays_windows:
+        kept["windows (a prefix resumes where it has one)"] = tails
+    staged = (min(pool.pages, _STAGED_PAGES) * pool.page_bytes for pool in made)
+    tier = HostTier(
+        "HiCache",
+        tuple(made),
+        wish.ranks,
+        kept,
+        notes=_notes(wish),
+        gpu_bytes=sum(staged) if wish.layout == "page_first" else 0,
+    )
+    return replace(tier, refusal=_refusal(tier, wish))
+
+
+def _window_pools(pools: Pools, pages: int) -> list[HostPool]:
+    """Windows of every layer, drafts included, and the states of CSA layers that go with them."""
+    deployment = pools.deployment
+    if deployment.replays_windows:
+        return []
+    layers = pools.windows + deployment.draft_layers
+    window = PageLayout(deployment.formats.window, _PAGE).page_bytes
+    found = [HostPool("swa", pages, layers * window)]
+    if pools.csa:
+        row = 4 * pools.csa_ring * deployment.state_bytes * pools.csa
+        model = deployment.model
+        found += [
+            HostPool("deepseek_v4_c4_state", pages, row * model.head_dim),
+            HostPool("deepseek_v4_c4_indexer_state", pages, row * model.index_dim),
+        ]
+    return found
+
+
+def _context_pools(pools: Pools, pages: int) -> list[HostPool]:
+    """Entries and keys of every ratio; the anchor of the pages holds nothing."""
+    formats = pools.deployment.formats
+    layers = {ratio: pools.low.count(ratio) for ratio in (1, 2)} | {4: pools.csa, 128: pools.hca}
+    found = [HostPool("kv", pages, 0)]
+    for ratio, count in layers.items():
+        if not count:
+            continue
+        entries, name = _PAGE // ratio, f"deepseek_v4_c{ratio}"
+        page = PageLayout(formats.main, entries).page_bytes
+        found.append(HostPool(name, pages, count * page))
+        if ratio == 128:
+            continue
+        key, rows = formats.indexer.entry_bytes, count * entries
+        apart = _splits_keys(pools.deployment)
+        found.append(HostPool(f"{name}_indexer", pages, rows * (key - _SCALE_BYTES * apart)))
+        if apart:
+            found.append(HostPool(f"{name}_indexer_scale", pages, rows * _SCALE_BYTES))
+    return found
+
+
+def _splits_keys(deployment: Deployment) -> bool:
+    """Whether values and scales of keys are pools of their own: FP4 on AMD's GPUs."""
+    amd = (deployment.arch or "").startswith("gfx")
+    return amd and deployment.formats.indexer.name == "mxfp4"
+
+
+def _in_order(windows: Sequence[HostPool], context: Sequence[HostPool]) -> list[HostPool]:
+    """As SGLang makes them, which decides which of them is one too many."""
+    order = ("kv", "swa", "c4", "c4_indexer", "c4_indexer_scale", "c4_state", "c4_indexer_state")
+    rank = {name: place for place, name in enumerate(order)}
+    made = [*context, *windows]
+    return sorted(made, key=lambda x: rank.get(x.name.removeprefix("deepseek_v4_"), len(order)))
+
+
+def _flat_tier(
+    engine: SglangEngine, deployment: Deployment, full_tokens: int, wish: HostWish
+) -> HostTier:
+    """V3.2: tokens by the ratio or the size, and a page more; keys have a page more again."""
+    costs = flat.costs_of(deployment, engine.layers(deployment))
+    cells = [int(cost.marginal_bytes) for cost in costs]
+    page = deployment.block_tokens or flat.PAGE_TOKENS
+    ratio = wish.ratio or _fitting_ratio(sum(cells), full_tokens, page, wish)
+    tokens = wish.size_bytes // cells[0] if wish.size_bytes else int(full_tokens * float(ratio))
+    pages = tokens // page + 1
+    made = (
+        HostPool("kv", pages, cells[0] * page),
+        HostPool("indexer", pages + 1, cells[1] * page),
+    )
+    tier = HostTier("HiCache", made, wish.ranks, {"tokens of context": pages * page}, _notes(wish))
+    return replace(tier, refusal=_refusal(tier, wish))
+
+
+def _fitting_ratio(cell: int, full_tokens: int, page: int, wish: HostWish) -> Fraction:
+    """What SGLang takes where neither ratio nor size is given: 2, or as much as fits."""
+    if wish.memory_bytes is None:
+        return _RATIO
+    budget = int((wish.memory_bytes - _KEPT_FREE) // wish.ranks * _SHARE)
+    held = cell * (full_tokens + page)
+    return min(_RATIO, Fraction(budget * (1 - _SLACK) / held))
+
+
+def _refusal(tier: HostTier, wish: HostWish) -> str:
+    """Every pool must fit into a rank's share of what is free, 10 GiB kept."""
+    free = wish.memory_bytes
+    if free is None:
+        return ""
+    for pool in tier.pools:
+        share = (free - _KEPT_FREE) // wish.ranks
+        if pool.total_bytes > share:
+            return (
+                f"SGLang refuses to start: its host pool {pool.name} takes "
+                f"{pool.total_bytes / 1e9:.2f} GB of every rank, of which "
+                f"{max(share, 0) / 1e9:.2f} GB are left: lower --hicache-ratio."
+            )
+        free -= pool.total_bytes * wish.ranks
+    return ""
+
+
+def _notes(wish: HostWish) -> tuple[str, ...]:
+    if wish.storage is None:
+        return ()
+    return (f"Beyond it, pages go to the storage backend {wish.storage}, which is not sized.",)

@@ -1,0 +1,54 @@
+"""What a deployment keeps in host memory beside its GPUs."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from dsv4kv.engines.contract import Capacity, Deployment
+from dsv4kv.engines.host import HostTier, HostWish
+from dsv4kv.engines.sglang.host import size_hicache
+from dsv4kv.errors import ConfigError
+from dsv4kv.sizing.inputs import Inputs
+from dsv4kv.sizing.layout import NODE_GPUS, Layout
+
+TIERS: dict[tuple[str, str], Callable[[Any, Deployment, Capacity, HostWish], HostTier]] = {
+    ("sglang", "hicache"): size_hicache,
+}
+"""Who sizes which tier of which engine."""
+
+
+def host_of(
+    inputs: Inputs, engine: Any, layout: Layout, deployment: Deployment, capacity: Capacity | None
+) -> HostTier | None:
+    """The host pools of one rank; None where none are asked for, or the GPU has no cache.
+
+    Raises:
+        ConfigError: A tier that the engine does not have, or refuses.
+    """
+    tier = inputs.host_tier
+    if tier is None or capacity is None or not capacity.units:
+        return None
+    family = engine.name.partition(":")[0]
+    size = TIERS.get((family, tier))
+    if size is None:
+        known = ", ".join(f"{name} of {whose}" for whose, name in TIERS)
+        raise ConfigError(f"--host-tier {tier}: {engine.name} has none; known are {known}.")
+    wish = HostWish(
+        tier,
+        ratio=inputs.host_ratio,
+        size_bytes=inputs.host_size,
+        memory_bytes=inputs.host_memory,
+        layout=inputs.host_layout,
+        storage=inputs.host_storage,
+        ranks=min(layout.gpus, NODE_GPUS),
+    )
+    return size(engine, deployment, capacity, wish)
+
+
+def host_document(tier: HostTier | None) -> dict[str, Any] | None:
+    """The host pools as plain values, with their sums."""
+    if tier is None:
+        return None
+    pools = [asdict(pool) | {"total_bytes": pool.total_bytes} for pool in tier.pools]
+    sums = {"rank_bytes": tier.rank_bytes, "node_bytes": tier.node_bytes}
+    return asdict(tier) | {"pools": pools} | sums

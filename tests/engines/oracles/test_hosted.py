@@ -1,0 +1,71 @@
+"""Host pools are those that the engines' own code makes on random settings."""
+
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from dsv4kv.engines.contract import Capacity
+from dsv4kv.engines.host import HostWish
+from dsv4kv.engines.registry import find_engine
+from dsv4kv.engines.sglang.host import size_hicache
+from dsv4kv.engines.sglang.sizing import SglangEngine
+from dsv4kv.errors import ConfigError
+from tests.engines.oracles.planned import ENGINES, SETTINGS, deployment_of, read_settings
+
+
+def hicache_of(asked: dict[str, Any]) -> dict[str, Any]:
+    engine = find_engine(ENGINES["hicache"])
+    assert isinstance(engine, SglangEngine)
+    ratio = asked["host_ratio"]
+    wish = HostWish(
+        "hicache",
+        ratio=None if ratio is None else Fraction(ratio),
+        size_bytes=asked["size"] * 10**9 or None,
+        memory_bytes=asked["memory"],
+        layout=asked["layout"],
+        ranks=asked["ranks"],
+    )
+    full = Capacity(0, asked["full"], Fraction(0), Fraction(0), None, Fraction(0), ())
+    try:
+        tier = size_hicache(engine, deployment_of(asked), full, wish)
+    except ConfigError as error:
+        return {"refused": str(error)}
+    if tier.refusal:
+        return {"refused": tier.refusal}
+    pools = [[pool.name, pool.pages, pool.page_bytes, pool.total_bytes] for pool in tier.pools]
+    return {"pools": pools, "gpu": tier.gpu_bytes}
+
+
+def told_of(asked: dict[str, Any]) -> dict[str, Any]:
+    """As the engine made them; its pool of keys for V3.2 has a page more than its tokens."""
+    pools = []
+    for name, count, page_bytes, total, _ in asked["answer"]["pools"]:
+        pages = count + (name == "indexer")
+        pools.append([name, pages, total // pages if name == "indexer" else page_bytes, total])
+    staged = sum(row[4] for row in asked["answer"]["pools"])
+    return {"pools": pools, "gpu": 0 if asked["kind"] == "flat" else staged}
+
+
+def test_500_random_host_pools_are_those_that_sglang_makes() -> None:
+    """To the byte, and refused where it refuses."""
+    settings = read_settings("hicache")
+    assert len(settings) == SETTINGS >= 500
+    unlike, refused = [], 0
+    for asked in settings:
+        found = hicache_of(asked)
+        if "refused" in asked["answer"]:
+            refused += 1
+            alike = "refused" in found
+        else:
+            alike = found == told_of(asked)
+        if not alike:
+            unlike.append((asked["kind"], asked["answer"], found))
+    assert unlike == []
+    assert refused > 50
+
+
+@pytest.mark.parametrize("sentence", ["--hicache-size", "auto-sizing", "Not enough host memory"])
+def test_what_sglang_refuses_is_among_the_settings(sentence: str) -> None:
+    answers = [asked["answer"].get("refused", "") for asked in read_settings("hicache")]
+    assert any(sentence in answer for answer in answers)

@@ -1,0 +1,136 @@
+"""Host memory beside the GPUs: pools, what they keep, and what an engine refuses."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from dsv4kv.cli import app
+from dsv4kv.errors import ConfigError
+from dsv4kv.sizing.answer import Answer, answer
+from dsv4kv.sizing.launch import read_command
+from tests.sizing.questions import GIB, ask
+
+FLASH = {"model": "v4-flash", "gpu": "h200", "gpus": "8", "context": "128K"}
+HICACHE = FLASH | {"engine": "sglang", "host_tier": "hicache", "host_ratio": "2"}
+
+
+def found(**texts: str) -> Answer:
+    return answer(ask(**texts))
+
+
+def test_hicache_has_a_page_for_every_page_of_the_gpu_so_many_times() -> None:
+    """Bytes of a page by family: Flash, fp8 keys, no drafts (SGLang 0.5.23)."""
+    deployment = found(**HICACHE)
+    assert deployment.host is not None
+    assert deployment.capacity is not None
+    pools = {pool.name.removeprefix("deepseek_v4_"): pool for pool in deployment.host.pools}
+    assert {name: pool.page_bytes for name, pool in pools.items()} == {
+        "kv": 0,
+        "swa": 6_439_680,
+        "c4": 786_240,
+        "c4_indexer": 177_408,
+        "c4_state": 1_376_256,
+        "c4_indexer_state": 344_064,
+        "c128": 34_560,
+    }
+    full = deployment.capacity.units // 256
+    assert pools["c4"].pages == pools["c128"].pages == pools["kv"].pages == 2 * full
+    assert pools["swa"].pages == pools["c4_state"].pages < pools["c4"].pages
+    assert deployment.host.tokens["tokens of context"] == 2 * deployment.capacity.units
+
+
+def test_every_rank_of_a_node_has_its_own_copy() -> None:
+    host = found(**HICACHE).host
+    assert host is not None
+    assert host.copies == 8
+    assert host.node_bytes == 8 * host.rank_bytes
+
+
+def test_the_command_of_a_server_asks_for_its_host_pools() -> None:
+    reading = read_command(
+        "sglang serve deepseek-ai/DeepSeek-V4-Flash --tp 8 --enable-hierarchical-cache "
+        "--hicache-ratio 2 --hicache-write-policy write_through --hicache-mem-layout layer_first "
+        "--hicache-storage-backend file"
+    )
+    assert not reading.uncounted
+    assert not reading.unknown
+    texts = {name.replace("-", "_"): text for name, text in reading.texts.items()}
+    host = found(**(texts | {"gpu": "h200", "context": "128K"})).host
+    own = found(**HICACHE).host
+    assert host is not None
+    assert own is not None
+    assert host.pools == own.pools
+    assert host.gpu_bytes == 0 < own.gpu_bytes  # layer_first needs no staging
+    assert "storage backend file" in " ".join(host.notes)
+
+
+@pytest.mark.parametrize(
+    ("texts", "sentence"),
+    [
+        ({"host_size": "100GB", "host_ratio": ""}, "does not support --hicache-size"),
+        ({"host_ratio": ""}, "auto-sizing does not support DeepSeekV4TokenToKVPool"),
+        ({"prefix_cache": "off"}, "--disable-radix-cache"),
+        ({"block_tokens": "128"}, "pages of 256 tokens"),
+        ({"host_layout": "page_head"}, "choose one"),
+        ({"engine": "sglang:0.5.20"}, "as sglang:0.5.23 sizes it"),
+        ({"engine": "vllm"}, "has none"),
+    ],
+)
+def test_what_the_engine_refuses_is_refused_in_its_words(
+    texts: dict[str, str], sentence: str
+) -> None:
+    asked = {name: text for name, text in (HICACHE | texts).items() if text}
+    with pytest.raises(ConfigError, match=sentence):
+        found(**asked)
+
+
+def test_host_pools_beyond_a_nodes_memory_are_refused_as_the_engine_refuses_them() -> None:
+    """A rank's share of what is free, 10 GiB kept; the first pool that is too much is named."""
+    whole = found(**HICACHE).host
+    assert whole is not None
+    enough = whole.node_bytes + 10 * GIB
+    assert found(**HICACHE, host_memory=f"{enough}").fits
+    short = found(**HICACHE, host_memory=f"{enough - 8}")
+    assert not short.fits
+    assert short.refused
+    assert short.host is not None
+    assert "its host pool deepseek_v4_c128 takes" in short.host.refusal
+
+
+def test_v32_without_a_ratio_has_twice_its_tokens_or_what_the_node_has_left() -> None:
+    flat = {"model": "v3.2", "gpu": "h200", "gpus": "16", "engine": "sglang", "context": "128K"}
+    twice = found(**flat, host_tier="hicache")
+    assert twice.host is not None
+    assert twice.capacity is not None
+    kept = twice.host.tokens["tokens of context"]
+    assert 2 * twice.capacity.units <= kept <= 2 * twice.capacity.units + 64
+    less = found(**flat, host_tier="hicache", host_memory="300GiB").host
+    assert less is not None
+    assert not less.refusal
+    assert less.node_bytes < 0.8 * 290 * GIB
+
+
+def test_encoder_replay_keeps_no_windows_on_the_host() -> None:
+    v41 = {"model": "v4.1-flash", "gpu": "b200", "gpus": "8", "engine": "sglang"}
+    asked = v41 | {"context": "64K", "host_tier": "hicache", "host_ratio": "1.5"}
+    kept, replayed = found(**asked).host, found(**asked, window_slots="own").host
+    assert kept is not None
+    assert replayed is not None
+    assert "swa" in {pool.name for pool in kept.pools}
+    assert "swa" not in {pool.name for pool in replayed.pools}
+    assert list(replayed.tokens) == ["tokens of context"]
+
+
+def test_the_answer_prints_host_memory_and_the_document_has_it() -> None:
+    words = ["--gpu", "h200", "--gpus", "8", "--engine", "sglang", "--context", "128K"]
+    words += ["--enable-hierarchical-cache", "--hicache-ratio", "2"]
+    printed = CliRunner(env={"COLUMNS": "120"}).invoke(app, ["budget", *words])
+    assert printed.exit_code == 0
+    assert "Host memory: HiCache" in printed.output
+    assert "of a node's memory" in printed.output
+    document = json.loads(CliRunner().invoke(app, ["budget", *words, "--json"]).output)
+    host = document["host"]
+    assert host["node_bytes"] == host["copies"] * host["rank_bytes"]
+    assert host["rank_bytes"] == sum(pool["total_bytes"] for pool in host["pools"])
+    assert document["inputs"]["host_tier"] == "hicache"

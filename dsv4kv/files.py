@@ -15,7 +15,7 @@ from dsv4kv.errors import ConfigError
 
 
 class NotPrivate(PermissionError):
-    """Others may have put there what lies there: ``filename`` says where, ``strerror`` how."""
+    """Others may have put there what is there: ``filename`` says where, ``strerror`` how."""
 
 
 @contextmanager
@@ -65,7 +65,7 @@ def check_private(folder: Path) -> None:
 
 
 def _open_private(path: Path, flags: int, within: int | None = None) -> int:
-    """A descriptor of what lies there, which is looked at once it is open: no one can swap it."""
+    """A descriptor of what is there, which is looked at once it is open: no one can swap it."""
     flags |= os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         found = os.open(path if within is None else path.name, flags, dir_fd=within)
@@ -89,7 +89,7 @@ def _open_private(path: Path, flags: int, within: int | None = None) -> int:
 
 @contextmanager
 def replacing_folder(path: Path) -> Iterator[Path]:
-    """Make a folder beside ``path`` that takes its place if the block succeeds.
+    """Make a folder next to ``path`` that takes its place if the block succeeds.
 
     Raises:
         OSError: It cannot be written, or ``path`` is a file or a folder that is not empty.
@@ -144,6 +144,6 @@ def _open_unnamed(folder: Path, mode: int) -> int | None:
 
 
 def _neighbour(path: Path) -> Path:
-    if not path.name:  # "." and "/", beside which no neighbour can be named
+    if not path.name:  # "." and "/", next to which no neighbour can be named
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")

@@ -161,7 +161,7 @@ _WORDS = "words"
 
 
 class BudgetCommand(Command):
-    """Understands the engines' words beside our options."""
+    """Understands the engines' words next to our options."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Keep the engines' words apart, for ``budget`` to read."""
@@ -264,7 +264,7 @@ def budget(
 def _read_command(
     texts: dict[str, str], command: str | None, which: str | None
 ) -> "tuple[Reading, dict[str, str]] | None":
-    """A command, read, with what was given beside it; ``texts`` become both, the latter first."""
+    """A command, read, with what was given next to it; ``texts`` become both, the latter first."""
     from dsv4kv.errors import ConfigError
     from dsv4kv.sizing.launch import read_command
 

@@ -81,7 +81,7 @@ _READERS: dict[str, Callable[[str], object]] = {
     "results": str,
 }
 _PATHS = ("model", "model.preset", "workload.trace", "cost.peaks")
-"""May be files, which are then looked for beside the settings first."""
+"""May be files, which are then looked for next to the settings first."""
 _KINDS: dict[str, Root] = {"bench": BenchConfig, "replay": ReplayConfig}
 
 

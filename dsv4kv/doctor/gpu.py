@@ -124,7 +124,7 @@ Clock = Callable[[], int]
 
 _SPAN_S = 0.2
 _HOST_WITHIN = 0.002  # time servers slew a wall clock by 0.05 % at most; the rest is scheduling
-_GPU_WITHIN = 0.01  # launching and waking up, beside 100 ms of work
+_GPU_WITHIN = 0.01  # launching and waking up, next to 100 ms of work
 _LOOKS = 2_000
 
 

@@ -81,7 +81,7 @@ def ratio_of_sides(before: Sequence[float], after: Sequence[float], tail: float)
     Args:
         before: One value per launch, such as the median of its samples.
         after: Likewise.
-        tail: Chance that the truth lies beyond either end.
+        tail: Chance that the truth is beyond either end.
     """
     compared = compare_sides(before, after)
     if cut := _cut_of_sides(len(before), len(after), tail):
@@ -139,7 +139,7 @@ def _count_cut(ways: NDArray[np.object_], tail: float) -> int:
 
 
 def _rank_sums(before: int, after: int) -> NDArray[np.object_]:
-    """In how many orders of two equal sides so many launches after lie below one before.
+    """In how many orders of two equal sides so many launches after are below one before.
 
     Coefficients of Gauss's binomial: the product of (1 - x^(before + k)) / (1 - x^k) up to after.
     """

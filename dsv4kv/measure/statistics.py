@@ -55,7 +55,7 @@ class Summary:
         maximum: Largest sample.
         total: Sum of the samples.
         outliers: Samples beyond the Tukey fences (1.5 IQR outside the quartiles); none is dropped.
-        percentiles: Those of 50, 90, 99 and 99.9 that at least ten samples lie beyond.
+        percentiles: Those of 50, 90, 99 and 99.9 that at least ten samples are beyond.
     """
 
     n: int
@@ -167,7 +167,7 @@ def _logarithm(high: float, low: float) -> float:
 def _median_interval(ordered: NDArray[np.float64]) -> tuple[float, float] | None:
     """Ends of the median's interval: two order statistics.
 
-    The k-th smallest lies above the median only if fewer than k samples lie below it, and that
+    The k-th smallest is above the median only if fewer than k samples are below it, and that
     count is binomial(n, 1/2) whatever the distribution. This is where a bootstrap of the median
     converges to, exact for every n and cheap for any. None below six samples.
     """

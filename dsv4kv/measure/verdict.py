@@ -1,6 +1,6 @@
 """Whether a change is one: verdicts over launches, not over the samples of one.
 
-Samples of one process agree better with each other than with the next process, whose memory lies
+Samples of one process agree better with each other than with the next process, whose memory is
 elsewhere and whose machine has moved on. So a launch gives one number, its median, and verdicts
 are made over launches.
 """
@@ -33,7 +33,7 @@ _DRIFT_T_IN_TURNS = 2.0
 
 
 class Verdict(StrEnum):
-    """What may be said about ``after`` beside ``before``."""
+    """What may be said about ``after`` next to ``before``."""
 
     SAME = "SAME"
     FASTER = "FASTER"
@@ -124,7 +124,7 @@ def judge_exact(before: float, after: float, floor: float = DEFAULT_FLOOR) -> Ju
     value = after / before
     ratio = Ratio(value, value, value)
     verdict = _read(ratio, floor)
-    # beyond the floor it is a change, and within it none: nothing lies between
+    # beyond the floor it is a change, and within it none: nothing is between
     return Judgement(
         Verdict.SAME if verdict is Verdict.UNCLEAR else verdict, value, (value, value)
     )

@@ -37,7 +37,7 @@ class Families:
     Attributes:
         of_request: int64[requests]: number of the request's family, from 0.
         count: Families.
-        common_ids: Ids that lie before families, all such beginnings together.
+        common_ids: Ids that are before families, all such beginnings together.
         heaviest_share: Share of all block references that the heaviest family makes.
     """
 
@@ -78,7 +78,7 @@ def find_families(table: PathTable, most_share: float) -> Families:
 
 
 class _Ids:
-    """Ids of many prompts at one depth: all runs lie end to end, one prompt after the other."""
+    """Ids of many prompts at one depth: all runs are end to end, one prompt after the other."""
 
     def __init__(self, table: PathTable) -> None:
         self._counts, self._starts = table.counts, table.starts

@@ -246,7 +246,7 @@ def apply_strategy(
 
 
 def _count_inside(strategy: Strategy, tokens: Ints, ends: Ints) -> int:
-    """Checkpoints that would lie in the partial last blocks of prompts."""
+    """Checkpoints that would be in the partial last blocks of prompts."""
     if strategy.keeps_marks:
         return int((tokens > ends).sum())
     period = strategy.period_tokens
@@ -300,7 +300,7 @@ def _follow_marks(
             forgotten += max(0, *gone[: bisect_right(gone, found)], start) - start
             gone = [mark for mark in gone if mark not in new]
         written += len(new)
-        there += new  # behind the last, for that is where computing began
+        there += new  # after the last, for that is where computing began
         there_of.append(there)
         gone_of.append(gone or _NOTHING)
     return np.array(resumed, np.int64), forgotten, written

@@ -15,7 +15,7 @@ would be taken for a decode step."""
 
 
 def resumable_blocks(matched: int, prompt_tokens: int, block_tokens: int) -> int:
-    """Cached blocks a prompt may resume behind: as many as leave ``LEAST_COMPUTED`` tokens."""
+    """Cached blocks a prompt may resume after: as many as leave ``LEAST_COMPUTED`` tokens."""
     return max(0, min(matched, (prompt_tokens - LEAST_COMPUTED) // block_tokens))
 
 

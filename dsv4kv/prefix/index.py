@@ -234,7 +234,7 @@ class PrefixIndex(Protocol):
         """
 
     def extend(self, lease: Lease, keys: Keys, values: Ids) -> Insertion:
-        """Store what a request has computed behind what it holds, and hold that, too.
+        """Store what a request has computed after what it holds, and hold that, too.
 
         Args:
             lease: What the request holds: its first ``lease.length`` keys.

@@ -15,7 +15,7 @@ class Losses:
         evicted_block: Their block had been evicted.
         evicted_checkpoint: Their block was there; a checkpoint of window and state was too, once.
         no_checkpoint: Their block was there, and no checkpoint that far was ever written.
-        draft: What a draft's layer needs behind them is not what the cache has.
+        draft: What a draft's layer needs after them is not what the cache has.
         alignment: They are no whole block, page or period of the rule.
         last_token: A hit must leave the last token of a prompt to be computed.
         replay: Computed again to have the window.

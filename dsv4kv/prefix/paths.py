@@ -8,7 +8,7 @@ prompt's blocks are touched last to first, so a parent is always more recent tha
 least-recently-used cache loses leaves first, and hits end at the first miss by themselves. What
 one request touched together stays together in the order: a prompt meets its past as a few
 *stretches*, each last touched by one earlier request (its owner), and one number per stretch says
-how deep in the order it lies. That is Mattson's stack algorithm on stretches instead of blocks:
+how deep in the order it is. That is Mattson's stack algorithm on stretches instead of blocks:
 its cost grows with requests and with how often prompts part, not with their length.
 """
 

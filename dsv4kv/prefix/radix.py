@@ -20,7 +20,7 @@ class RadixIndex(PrefixStore):
     """Chains of tokens over a paged cache; a value is a block of ``block_tokens`` tokens.
 
     A match may end inside a block: that block is the match's last value, its first tokens are
-    valid, and whoever writes behind them copies it first.
+    valid, and whoever writes after them copies it first.
     """
 
     whole_blocks = False

@@ -397,7 +397,7 @@ class PrefixStore:
         return run, run.start + inside
 
     def _enter(self, above: Run, keys: Keys, values: Ids) -> tuple[Run, New]:
-        """Follow a chain that goes on behind a run: where it leads, and what is new of it."""
+        """Follow a chain that goes on after a run: where it leads, and what is new of it."""
         data, guards = self.encode(keys)
         data, run, inside = self._walk(above, data, guards)
         present = run.start + inside
@@ -411,7 +411,7 @@ class PrefixStore:
         return self._keeper.part(run, inside), new
 
     def _walk(self, above: Run, data: bytes, guards: Ids | None) -> tuple[bytes, Run, int]:
-        """Follow a chain behind a run as far as keys and guards agree.
+        """Follow a chain after a run as far as keys and guards agree.
 
         Returns the chain (cut where an equal key has another guard), the last run and how many
         keys of that it shares.

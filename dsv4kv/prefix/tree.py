@@ -283,7 +283,7 @@ class RunTree:
         self.journal.append((self._put_back, run, *place))
 
     def walk(self, above: Run, data: bytes) -> tuple[Run, int]:
-        """Follow a chain that goes on behind a run.
+        """Follow a chain that goes on after a run.
 
         Returns the last run it enters, and how many keys of that run it shares.
         """

@@ -22,7 +22,7 @@ def on_cpu(work: Work) -> bool:
 def find_gaps(trace: Trace) -> Column:
     """Idle time on its GPU before each piece of work, within its step; ``NONE`` for the first.
 
-    Pieces that run beside others have no gap before them. All is one step where there are none.
+    Pieces that run while others do have no gap before them. All is one step where there are none.
     """
     work = trace.work
     gaps = constant(len(work), NONE)
@@ -190,7 +190,7 @@ def _timeline(pieces: Sequence[_Piece], left_out: int) -> Timeline:
     )
 
 
-_FEWEST_FOR_P95 = 200  # ten of them lie beyond it
+_FEWEST_FOR_P95 = 200  # ten of them are beyond it
 _ITSELF = "itself"
 
 

@@ -35,7 +35,7 @@ DIGEST = "content_sha256"
 
 @dataclass(frozen=True)
 class Saved:
-    """Where a record lies, and why it is not where it was asked to be (None if it is)."""
+    """Where a record is, and why it is not where it was asked to be (None if it is)."""
 
     path: Path
     problem: str | None

@@ -73,7 +73,7 @@ class GpuChecks(Samples):
     ecc_uncorrected: Integers = None
     """Memory errors that could not be."""
     other_processes: Integers = None
-    """Processes that compute on the GPU beside this run."""
+    """Processes that compute on the GPU, this run apart."""
     dram_percent: Numbers = None
     """DRAM bandwidth in use since the poll before, of the full rate, by the GPU's counters."""
 
@@ -135,7 +135,7 @@ class MeasuredWindow(Part):
 
 
 class Telemetry(Part):
-    """Polls of the machine beside the measurement."""
+    """Polls of the machine during the measurement."""
 
     interval_ns: int = Field(gt=0)
     """Between two polls."""

@@ -84,7 +84,7 @@ def bench_config(config: SystemsConfig) -> BenchConfig:
     section = config.pools
     tokens = section.prompt_tokens + section.decode_steps + section.draft_tokens
     tokens += section.requests  # prompts are of different lengths
-    tokens += CHECKPOINT_TOKENS  # and there is a block beside theirs
+    tokens += CHECKPOINT_TOKENS  # and there is a block next to theirs
     return BenchConfig.model_validate(
         {
             "device": "cpu",

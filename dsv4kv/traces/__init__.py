@@ -96,7 +96,7 @@ def _builtins() -> list[str]:
 
 
 def _list_files(folder: Path) -> str:
-    """Say which traces lie in a folder, as the end of a sentence; empty if none do."""
+    """Say which traces are in a folder, as the end of a sentence; empty if none do."""
     suffixes = (".jsonl", ".json", ".csv", ".gz")
     names = sorted(file.name for file in folder.glob("*") if file.name.endswith(suffixes))
     if not names:

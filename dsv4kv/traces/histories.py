@@ -2,7 +2,7 @@
 
 An id identifies a block and everything before it, so it has one parent: the id before it, or none
 where prompts begin with it. Ids are given as runs of consecutive ids, in which every id but the
-first has its parent beside it. So two runs of a trace either begin with the same id, behind the
+first has its parent next to it. So two runs of a trace either begin with the same id, after the
 same parent, or have no id in common: of each first id the longest run says all, and ids are
 counted without a set of them.
 
@@ -118,7 +118,7 @@ class Histories:
             ) from None
 
     def _once(self, rows: Runs) -> Runs:
-        """The longest run of every first id, sorted; remembers one behind two parents."""
+        """The longest run of every first id, sorted; remembers one after two parents."""
         rows = rows[rows["start"].argsort(kind="stable")]
         start = rows["start"]
         begins = _changes(start)

@@ -107,7 +107,7 @@ _START = Request(0.0, 0, 0, (), BLOCK_TOKENS)
 def read_mooncake_delta(lines: TraceLines) -> Iterator[Request]:
     """Yield the turns with their whole prompts, in order of arrival; equal times in file order.
 
-    All lines are read before the first is yielded: a delay may put a turn behind later lines.
+    All lines are read before the first is yielded: a delay may put a turn after later lines.
     """
     sessions: dict[str, Request] = {}
     turns = []

@@ -63,7 +63,7 @@ def checked_ids(ids: tuple[int, ...], name: str) -> tuple[int, ...]:
     if wrong is None and ODD_ID in ids:
         wrong = ODD_ID
     if wrong is None and low < 0 and high > ODD_ID:
-        wrong = low  # beside an unsigned number
+        wrong = low  # an unsigned number is next to it
     if wrong is not None:
         raise Defect(
             f"{name} has {reprlib.repr(wrong)}, expected numbers of 64 bits, all unsigned or all "

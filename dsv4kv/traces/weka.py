@@ -323,7 +323,7 @@ def _number_anew(starts: Ints, counts: Ints) -> tuple[Ints, Ints]:
     depth = np.zeros(len(edges), np.int64)
     np.add.at(depth, opened, 1)
     np.add.at(depth, closed, -1)
-    covered = depth.cumsum() > 0  # whether ids lie between an edge and the next one
+    covered = depth.cumsum() > 0  # whether ids are between an edge and the next one
     sizes = np.where(covered[:-1], np.diff(edges), 0)
     return edges, np.concatenate([[0], sizes.cumsum()])
 

@@ -179,6 +179,6 @@ _LEAST_CHANGE = 1.01  # what changes by less is no reason to choose a setting
 
 
 def differ(estimates: Sequence[Estimate]) -> bool:
-    """Whether some two of them lie apart, intervals and all, by 1 % at least."""
+    """Whether some two of them are apart, intervals and all, by 1 % at least."""
     lows, highs = zip(*map(ends_of, estimates), strict=True)
     return bool(max(lows) > min(highs) * _LEAST_CHANGE)

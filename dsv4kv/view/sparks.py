@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 _FAR_APART = 4.0  # from here on a linear axis crowds the small values
-_ROOM = 0.03  # beside the first and the last sample
+_ROOM = 0.03  # next to the first and the last sample
 
 
 @dataclass(frozen=True)
 class Bins:
-    """Edges of bins; on a logarithmic scale where the samples lie far apart."""
+    """Edges of bins; on a logarithmic scale where the samples are far apart."""
 
     edges: NDArray[np.float64]
     is_log: bool

@@ -19,7 +19,7 @@ def report_systems(outcomes: Sequence[Outcome]) -> Iterator[Part]:
 
 
 def _shares_sentence(outcomes: Sequence[Outcome]) -> str:
-    """How long calls take beside those of the plain re-statements."""
+    """How long calls take next to those of the plain re-statements."""
     shares = sorted(
         row.share.value * 100
         for outcome in outcomes

@@ -1,7 +1,7 @@
 """What is shown, on a terminal of any width: no number is cut and no interval broken.
 
 A table that is too wide first wraps its headers, then its sentences; then minor columns go to a
-second table below with the same names at the left. Columns for which there is no room even beside
+second table below with the same names at the left. Columns for which there is no room even next to
 the names alone are lists of ``header: value`` lines.
 """
 
@@ -336,7 +336,7 @@ def _draw_row(
 
 
 def _draw_lists(columns: Sequence[_Column], keys: int, width: int) -> Iterator[Line]:
-    """Rows as ``header: value`` lines; those that say nothing beside their names are left out."""
+    """Rows as ``header: value`` lines; those that say nothing next to their names are left out."""
     rows = zip(*(each.cells for each in columns), strict=True)
     filled = (row for row in rows if any(text.strip() for text, _ in row[keys:]))
     for number, row in enumerate(filled):

@@ -56,7 +56,7 @@ class ChromeFile:
     """A Chrome trace: iterating gives the events.
 
     Attributes:
-        around: The text before the events, and behind them once all are read.
+        around: The text before the events, and after them once all are read.
         broken: Events that are no JSON: torch writes quotes in names of ranges as they are.
 
     Raises:

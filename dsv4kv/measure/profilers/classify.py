@@ -16,7 +16,7 @@ _DECLARATION = re.compile(r"<|\w\(")
 _OPEN, _CLOSE = "<(", ">)"
 _WRAPPER = re.compile(r"(?:device_kernel|Kernel2?|enable_sm\w+|kentry)")
 _FIRST_ARGUMENT = (
-    r"\b{}<(?:[\s\d,]|[\w:]*\bgfx\w+,)*([A-Za-z_][\w:]*)"  # behind sizes, and AMD's GPU
+    r"\b{}<(?:[\s\d,]|[\w:]*\bgfx\w+,)*([A-Za-z_][\w:]*)"  # after sizes, and AMD's GPU
 )
 _MANGLED = re.compile(r"_Z(?:NK?)?(?=\d)")
 _MANGLED_ARGUMENT = re.compile(r"I(?:L[ij]\d+E)*N?(?:S\w?_|St)?(?=\d)")  # S1_: named before

@@ -153,7 +153,7 @@ def open_database(path: Path) -> Iterator[Database]:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """Open to read; where SQLite may write no lock (a read-only folder), the file as it lies."""
+    """Open to read; where SQLite may write no lock (a read-only folder), the file as it is."""
     uri = path.resolve().as_uri()
     connection = sqlite3.connect(f"{uri}?mode=ro", uri=True)
     try:

@@ -173,7 +173,7 @@ class Events:
         """Number of a launch shape: many launches have few."""
         grid, block = get("grid"), get("block")
         resources = get("registers per thread"), get("shared memory")
-        try:  # as they lie there: nearly always known
+        try:  # as they are there: nearly always known
             return self._numbers[(*grid, *block, *resources)]
         except (KeyError, TypeError):
             registers, shared = map(whole_number, resources)
@@ -379,7 +379,7 @@ def _cpu_work(host: list[Column], ranges: Ranges, is_step: NDArray[np.bool_]) ->
 
 
 def _read_devices(around: str) -> dict[int, str]:
-    """Names of the GPUs, which the file lists before its events, or behind if it was merged."""
+    """Names of the GPUs, which the file lists before its events, or after if it was merged."""
     found = _DEVICES.search(around)
     if found is None:
         return {}

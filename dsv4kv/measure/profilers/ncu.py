@@ -1,7 +1,7 @@
 """Reads ``.ncu-rep`` files through NVIDIA's ``ncu-report`` package (extra ``profile``), or ncu.
 
 Reads ``.ncu-rep`` files with ncu itself, as a table in CSV: where ``ncu-report`` is missing. Such
-a table begins behind lines of ncu's own: names of columns, their units, a row each kernel.
+a table begins after lines of ncu's own: names of columns, their units, a row each kernel.
 """
 
 import csv

@@ -100,7 +100,7 @@ def _sweep(
 
     The columns of ranges have an element more than the moments: the first is before all of them.
     """
-    mine = mine[ranges.closed_ns[mine] > ranges.start_ns[mine]]  # else nothing lies in it
+    mine = mine[ranges.closed_ns[mine] > ranges.start_ns[mine]]  # else nothing is in it
     times = np.concatenate([ranges.start_ns[mine], ranges.closed_ns[mine]])
     kinds = np.repeat([_BEGINS, _ENDS], len(mine))
     # outer ranges open before inner ones that begin with them, and close after those

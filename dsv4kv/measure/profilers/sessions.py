@@ -171,7 +171,7 @@ def version_of(tool: str) -> str | None:
 
 
 def nsys_profile(nsys: str, output: Path, program: Sequence[str]) -> Command:
-    """``nsys profile`` of a program, into ``output`` with ``.nsys-rep`` behind."""
+    """``nsys profile`` of a program, into ``output`` with ``.nsys-rep`` after."""
     kept, dropped = _known(_NSYS_PROFILE, ask([nsys, "profile", "--help"]))
     return Command([nsys, "profile", *kept, f"--output={output}", *program], dropped)
 
@@ -185,7 +185,7 @@ def nsys_export(nsys: str, report: Path, database: Path) -> Command:
 def ncu_profile(
     ncu: str, output: Path, program: Sequence[str], kernels: str | None, *, own_domain: bool
 ) -> Command:
-    """``ncu`` of the kernels of a program's steps, into ``output`` with ``.ncu-rep`` behind.
+    """``ncu`` of the kernels of a program's steps, into ``output`` with ``.ncu-rep`` after.
 
     ``kernels`` is a regular expression of names. Without a domain of their own (the ``nvtx``
     package is missing) steps are found by name alone.

@@ -228,7 +228,7 @@ class NvmlGpu:
         return {getattr(self._nvml, name) for name in names}
 
     def _count_others(self, nvml: Any, gpu: Any) -> int | None:
-        """Processes that compute there beside this run; None where it does not see itself.
+        """Processes that compute there, this run apart; None where it does not see itself.
 
         In a container the driver reports process ids of the machine, which are not ours.
         """

@@ -11,7 +11,7 @@ from dsv4kv.systems.plain.pools import PlainAllocator
 
 
 class PlainRefCounts:
-    """Reference counts, hashes and times of use in tensors; a free list beside them."""
+    """Reference counts, hashes and times of use in tensors; a free list next to them."""
 
     def __init__(self, num_blocks: int) -> None:
         self.stack = PlainAllocator(num_blocks)

@@ -89,7 +89,7 @@ class PlainSeat:
 class PlainScheduler:
     """The original's rules: a free slot is occupied wherever in its content the prefix ends.
 
-    What is recorded behind that end is written over, and found again all the same.
+    What is recorded after that end is written over, and found again all the same.
     """
 
     def __init__(self, max_slots: int, copy_kv: Callable[[int, int, int], None]) -> None:

@@ -48,7 +48,7 @@ class Bar:
 
 
 def draw_bars(bars: Sequence[Bar], room: float) -> "Figure":
-    """At least one bar; ``room`` is what the texts need beside the longest, as a share of it."""
+    """At least one bar; ``room`` is what the texts need next to the longest, as a share of it."""
     figure, (axes,) = new_figure(_HEAD + _ROW * len(bars))
     rows = range(len(bars))
     longest = max(bar.reach for bar in bars) or 1

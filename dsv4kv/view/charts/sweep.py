@@ -29,7 +29,7 @@ _MARKERS = "osD^vP"
 _STYLES = ("-", "--", ":")
 MOST_LINES = 2 * len(SHADES)
 """So many lines can be told apart: every shade, whole and dashed."""
-_LEGEND_LETTERS, _KEY_LETTERS = 54, 4  # across a chart, and beside each name
+_LEGEND_LETTERS, _KEY_LETTERS = 54, 4  # across a chart, and next to each name
 _AXIS_LETTERS = 60  # across an axis
 _NAME_LETTERS, _TEXT_SHARE = 26, 0.026  # of a bar's name; room for a letter of its text
 _LOG_SPAN = 20.0  # from here on an axis from zero hides the small values
@@ -216,7 +216,7 @@ def _scale(axes: "Axes", metric: Metric, places: dict[Any, float]) -> float:
 
 
 def _spread_names(names: Mapping[float, str], length: float) -> dict[float, str]:
-    """As many of the names from the first on as there is room for beside each other."""
+    """As many of the names from the first on as there is room for next to each other."""
     kept: dict[float, str] = {}
     end = float("-inf")
     for place, name in sorted(names.items()):

@@ -68,7 +68,7 @@ class Section:
         charts: Drawings.
         tables: The numbers, by id on the page.
         findings: Sentences.
-        beside: Whether the tables are narrow enough to stand beside the charts.
+        beside: Whether the tables are narrow enough to stand next to the charts.
     """
 
     key: str

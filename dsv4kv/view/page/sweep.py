@@ -31,7 +31,7 @@ _READ_LAUNCHES = (
 
 
 def launch_section(record: RunRecord) -> Iterator[Section]:
-    """How far the launches of one configuration lie apart; nothing where there was one."""
+    """How far the launches of one configuration are apart; nothing where there was one."""
     rows = [
         Samples(f"launch {case.launch}", latency.samples_ns)
         for case in record.cases

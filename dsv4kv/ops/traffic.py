@@ -78,3 +78,43 @@ def compress_chunk_bytes(
 def page_copy_bytes(store: "PageStore", pages: int) -> int:
     """Page copy: every page in and out, two indices each."""
     return pages * (2 * store.layout.page_bytes + 2 * _INDEX_BYTES)
+
+
+def indexer_query_bytes(tokens: int, heads: int, dims: int, rotated: int) -> int:
+    """Indexer queries: bf16 vectors and weights in, turns of a token in, codes and weights out."""
+    return tokens * (heads * (3 * dims + 2 * _FLOAT_BYTES) + rotated * _FLOAT_BYTES)
+
+
+def index_scores_bytes(
+    keys: EntryFormat, read: int, places: int, scores: int, queries: int
+) -> int:
+    """Scores: ``read`` keys and ``places`` of tables or block lists in, ``scores`` out.
+
+    ``queries``: heads of all tokens, of which each has its codes and a weight. Tokens of one
+    request share its keys, which are read once; the keys of candidate blocks are each token's own.
+    """
+    asked = queries * (keys.dims + _FLOAT_BYTES)
+    return read * keys.entry_bytes + places * _TABLE_BYTES + scores * _FLOAT_BYTES + asked
+
+
+def select_blocks_bytes(scores: int, chosen: int) -> int:
+    """Candidate blocks: ``scores`` in, ``chosen`` numbers out."""
+    return scores * _FLOAT_BYTES + chosen * _TABLE_BYTES
+
+
+def select_topk_bytes(scores: int, places: int, chosen: int) -> int:
+    """Top k: ``scores`` and ``places`` of block lists in, logical and physical numbers out."""
+    return scores * _FLOAT_BYTES + (places + 2 * chosen) * _TABLE_BYTES
+
+
+def attended_bytes(entry: EntryFormat, found: int, places: int) -> int:
+    """What attention reads of a cache: ``found`` entries, ``places`` of tables or index lists.
+
+    Every token counts what it reads, though neighbours share most of a window.
+    """
+    return found * entry.entry_bytes + places * _TABLE_BYTES
+
+
+def attend_query_bytes(tokens: int, heads: int, dims: int) -> int:
+    """Attention besides its cache: a length, bf16 queries in, bf16 outputs and lse out."""
+    return tokens * (_INDEX_BYTES + heads * (4 * dims + _FLOAT_BYTES))

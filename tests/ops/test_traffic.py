@@ -3,7 +3,7 @@
 import pytest
 
 from dsv4kv.model.formats import entry_format
-from dsv4kv.ops import traffic
+from dsv4kv.ops import flops, traffic
 from tests.ops.samples import full_size_compressor, poisoned_store
 
 FP8_DS_MLA = entry_format("main", "fp8_ds_mla")
@@ -91,3 +91,29 @@ def test_page_copy_moves_whole_pages_twice_and_two_indices() -> None:
 )
 def test_doing_nothing_moves_nothing(moved: int) -> None:
     assert moved == 0
+
+
+def test_an_indexer_query_is_read_in_bf16_and_written_in_e4m3() -> None:
+    assert traffic.indexer_query_bytes(3, 64, 128, 64) == 3 * (64 * (256 + 128 + 4 + 4) + 64 * 4)
+
+
+def test_scores_read_every_key_once_and_write_one_number_each() -> None:
+    keys, places, scores, heads = 1000, 32, 3000, 3 * 64
+    assert traffic.index_scores_bytes(MXFP4, keys, places, scores, heads) == (
+        1000 * 68 + 32 * 4 + 3000 * 4 + 3 * 64 * (128 + 4)
+    )
+
+
+def test_choices_read_scores_and_write_numbers() -> None:
+    assert traffic.select_blocks_bytes(4096, 2048) == 4096 * 4 + 2048 * 4
+    assert traffic.select_topk_bytes(16384, 2048, 512) == 16384 * 4 + 2048 * 4 + 512 * (4 + 4)
+
+
+def test_attention_reads_entries_and_queries_and_writes_outputs_and_lse() -> None:
+    assert traffic.attended_bytes(FP8_DS_MLA, 640, 512) == 640 * 584 + 512 * 4
+    assert traffic.attend_query_bytes(2, 128, 512) == 2 * (8 + 128 * (1024 + 1024 + 4))
+
+
+def test_a_key_takes_16_kflop_of_64_heads_and_an_entry_262_of_128() -> None:
+    assert flops.index_scores_flops(1, 64, 128) == 16_384
+    assert flops.attend_flops(1, 128, 512) == 262_144

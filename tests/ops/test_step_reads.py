@@ -1,0 +1,157 @@
+"""Bytes and operations of a decode step's reads, by context and model, against literal counts."""
+
+import pytest
+
+from dsv4kv.model.config import Candidates, DSV4Config
+from dsv4kv.model.presets import load_model
+from dsv4kv.model.schedule import build_schedule
+from dsv4kv.model.schema import LayerCacheSchema, build_schema, choose_formats
+from dsv4kv.ops.step_reads import Read, decode_reads
+
+K, M = 2**10, 2**20
+
+
+def schemas(config: DSV4Config, keys: str | None = None) -> list[LayerCacheSchema]:
+    formats = choose_formats(config, indexer=keys)
+    return [build_schema(config, spec, formats=formats) for spec in build_schedule(config)]
+
+
+def reads(name: str, tokens: int, keys: str | None = None) -> list[Read]:
+    config = load_model(name)
+    return decode_reads(config, schemas(config, keys), tokens)
+
+
+def total(reads: list[Read], *operations: str) -> tuple[int, int, int]:
+    """Cache bytes, query bytes and FLOPs of operations."""
+    mine = [read for read in reads if read.operation in operations]
+    return (
+        sum(read.cache_bytes for read in mine),
+        sum(read.query_bytes for read in mine),
+        sum(read.flops for read in mine),
+    )
+
+
+def test_a_step_of_v4_flash_at_128k_is_counted_by_hand() -> None:
+    found = reads("v4-flash", 128 * K, "mxfp4")
+    keys = 128 * K // 4  # of each of 21 layers; in blocks of 32
+    assert total(found, "index_scores") == (
+        21 * (keys * 68 + keys // 32 * 4 + keys * 4),
+        21 * 64 * (128 + 4),
+        21 * keys * 64 * 128 * 2,
+    )
+    assert total(found, "select_topk") == (21 * (keys * 4 + 512 * 8), 0, 0)
+    # bf16 vectors in, e4m3 out; a weight in and out; 64 turns.
+    assert total(found, "indexer_query") == (0, 21 * (64 * (256 + 128 + 4 + 4) + 64 * 4), 0)
+    csa, hca, swa = 512 * (584 + 4), 1024 * (584 + 4), 0  # indices; a table of one entry a block
+    window = 128 * 584
+    assert total(found, "attend") == (
+        21 * (csa + window) + 20 * (hca + window) + 2 * (swa + window),
+        43 * (8 + 64 * (2 * 1024 + 4)),
+        (21 * (512 + 128) + 20 * (1024 + 128) + 2 * 128) * 64 * 512 * 4,
+    )
+
+
+def test_a_short_request_has_few_entries_and_a_short_window() -> None:
+    found = reads("v4-flash", 100)
+    assert total(found, "index_scores")[2] == 21 * 25 * 64 * 128 * 2
+    attended = 43 * 100 + 21 * 25  # no HCA entry is complete
+    assert total(found, "attend")[2] == attended * 64 * 512 * 4
+
+
+def test_a_request_of_one_token_reads_its_window_of_one() -> None:
+    found = reads("v4-flash", 1)
+    assert total(found, "index_scores")[0] == 0
+    assert total(found, "attend")[2] == 43 * 64 * 512 * 4
+
+
+def test_drafts_share_keys_and_see_what_is_before_them() -> None:
+    config = load_model("v4-flash")
+    found = decode_reads(config, schemas(config, "fp8"), 4 * K + 3, drafts=4)
+    lengths = [(4 * K - 1 + i) // 4 for i in range(5)]
+    assert lengths == [K - 1, K, K, K, K]
+    scores = sum(lengths)
+    assert total(found, "index_scores") == (
+        21 * (K * 132 + 32 * 4 + scores * 4),
+        21 * 5 * 64 * 132,
+        21 * scores * 64 * 128 * 2,
+    )
+    assert total(found, "select_topk") == (21 * (scores * 4 + 5 * 512 * 8), 0, 0)
+
+
+def test_v41_chooses_in_eight_layers_of_which_four_score_candidates_alone() -> None:
+    found = reads("v4.1-flash", 128 * K)
+    choosing = [read.layer_idx for read in found if read.operation == "select_topk"]
+    assert choosing == [2, 8, 14, 20, 24, 28, 32, 36]
+    scored = {
+        read.layer_idx: read.flops // (32 * 128 * 2)
+        for read in found
+        if read.operation == "index_scores"
+    }
+    assert scored == {
+        **dict.fromkeys((2, 8, 14), 64 * K),
+        20: 128 * K,
+        **dict.fromkeys((24, 28, 32, 36), 2048 * 8),
+    }
+    (source,) = (read for read in found if read.operation == "select_blocks")
+    assert (source.layer_idx, source.cache_bytes) == (20, 128 * K * 4 + 2048 * 4)
+    (narrow,) = (
+        each for each in found if (each.layer_idx, each.operation) == (24, "index_scores")
+    )
+    assert narrow.cache_bytes == 2048 * 8 * (68 + 4) + 2048 * 4
+
+
+@pytest.mark.parametrize(("length", "scored"), [(1, 1), (17, 17), (33, 17), (40, 24), (41, 17)])
+def test_the_newest_block_is_scored_as_far_as_it_goes(length: int, scored: int) -> None:
+    config = load_model("v4.1-flash").model_copy(
+        update={"candidates": Candidates(source=20, blocks=3, block_entries=8)}
+    )
+    found = decode_reads(config, schemas(config), length)
+    (narrow,) = (
+        each for each in found if (each.layer_idx, each.operation) == (24, "index_scores")
+    )
+    assert narrow.flops == scored * 32 * 128 * 2
+
+
+def test_layers_for_which_another_one_chooses_only_attend() -> None:
+    """IndexCache on V4: a flag of the schedule."""
+    config = load_model("v4-flash")
+    sharing = config.model_copy(update={"index_sources": (2, 10, 18, 26, 34, 42)})
+    every, some = (decode_reads(each, schemas(each), 128 * K) for each in (config, sharing))
+    assert total(some, "index_scores")[0] * 21 == total(every, "index_scores")[0] * 6
+    assert total(some, "attend") == total(every, "attend")
+
+
+# Of the bytes that a step moves in its cache: (share of what chooses, share of attention), in %.
+SHARES = {
+    ("v4-flash", "mxfp4", 8 * K): (23, 72),
+    ("v4-flash", "mxfp4", 128 * K): (70, 29),
+    ("v4-flash", "mxfp4", M): (79, 20),
+    ("v4-pro", "mxfp4", 128 * K): (64, 35),
+    ("v4-flash", "fp8", 8 * K): (36, None),
+    ("v4-flash", "fp8", 128 * K): (81, 19),
+    ("v4-flash", "fp8", M): (87, None),
+    ("v4-pro", "fp8", 128 * K): (76, None),
+}
+
+
+@pytest.mark.parametrize(("name", "keys", "tokens"), SHARES)
+def test_the_shares_of_a_step_by_key_format(name: str, keys: str, tokens: int) -> None:
+    config = load_model(name)
+    layers = schemas(config, keys)
+    found = decode_reads(config, layers, tokens)
+    choosing = total(found, "index_scores", "select_topk")[0]
+    attention = total(found, "attend")[0]
+    step = choosing + attention + sum(map(written, layers))
+    for part, share in zip((choosing, attention), SHARES[name, keys, tokens], strict=True):
+        if share is not None:
+            assert 100 * part / step == pytest.approx(share, abs=1)
+
+
+def written(schema: LayerCacheSchema) -> int:
+    """What a token writes to a layer, pooled entries left out: its window and its states."""
+    state = [
+        shape[-1] * 2 * 4 * 2
+        for shape in (schema.state_shape, schema.indexer_state_shape)
+        if shape
+    ]
+    return 1024 + 8 + 584 + sum(state)

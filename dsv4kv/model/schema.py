@@ -10,7 +10,7 @@ exist to be compared.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import prod
+from math import lcm, prod
 from typing import Literal
 
 from dsv4kv.errors import ConfigError
@@ -26,6 +26,7 @@ from dsv4kv.model.schedule import AttentionType, LayerSpec
 
 REPORT_BLOCK_TOKENS = 128
 """lcm(4, 128): the smallest block that holds whole entries of every V4 layer."""
+_SMALLEST_PAGE_TOKENS = 64  # of any engine: vLLM's on Hopper for V4.1, SGLang's for V3.2
 
 StateFormat = Literal["ring", "online"]
 _FLOAT_BYTES = 4
@@ -133,16 +134,17 @@ def build_schema(
         config: The model.
         spec: The layer.
         formats: Entry formats; None takes the model's own.
-        block_tokens: Tokens per block, a multiple of 128.
+        block_tokens: Tokens per block, a multiple of 128 (64 where no layer pools so many).
         state: HCA compressor state.
         draft_tokens: Most speculative tokens that may be rolled back; window ring and state
             ring grow by as many rows so that rolling back loses nothing.
 
     Raises:
-        ConfigError: ``block_tokens`` is no multiple of 128, or drafts with online state.
+        ConfigError: ``block_tokens`` is no such multiple, or drafts with online state.
     """
-    if block_tokens <= 0 or block_tokens % REPORT_BLOCK_TOKENS:
-        raise ConfigError(f"block_tokens is {block_tokens}: it must be a multiple of 128.")
+    step = lcm(_SMALLEST_PAGE_TOKENS, *filter(None, config.compress_ratios))
+    if block_tokens <= 0 or block_tokens % step:
+        raise ConfigError(f"block_tokens is {block_tokens}: it must be a multiple of {step}.")
     if state == "online" and draft_tokens:
         raise ConfigError("online state cannot roll back drafts: use the ring state.")
     formats = formats or choose_formats(config)

@@ -201,7 +201,8 @@ def plan_memory(config: ReplayConfig) -> MemoryPlan:
         ConfigError: The model has no blocks, or the memory does not hold the slots and a block.
     """
     model, rule = load_model(config.model.preset), _read_rule(config.prefix)
-    block_tokens = config.cache.block_tokens or rule.block_tokens() or DEFAULT_BLOCK_TOKENS
+    own_tokens = rule.block_tokens(arch_of(config.cost)) or DEFAULT_BLOCK_TOKENS
+    block_tokens = config.cache.block_tokens or own_tokens
     schemas = _schemas(config, model, block_tokens)
     groups = table_groups(schemas, "model")
     if not groups:

@@ -74,7 +74,7 @@ def assert_same(made: Replay, expected: Outcome) -> None:
     ("rule", "gpu", "blocks", "lost"),
     [
         ("vllm-v41", None, 150, "replay"),
-        ("vllm-v41", "h200", 150, "replay"),
+        ("vllm-v41", "h200", 300, "replay"),
         ("sglang-v41", None, 120, "last_token"),
         ("sglang-v41:encoder", None, 30, "replay"),
     ],
@@ -96,7 +96,7 @@ def test_v41_computes_windows_again_in_a_replay_as_in_an_analysis(
     named = {"cost__gpu": gpu, "cost__bandwidth_gbps": None} if gpu else {}
     made = replay_alone(requests, rule, blocks, **chosen, **named)
     arch = "sm_90" if gpu else None
-    size = RULES[rule].own_block_tokens
+    size = RULES[rule].block_tokens(arch) or 0
     pool = Pool(
         collect_paths(requests),
         blocks * size,

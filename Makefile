@@ -68,6 +68,9 @@ $(ENGINES)/unpacked: | python
 	$(ENGINES)/bin/pip download --quiet --no-deps --dest $(ENGINES) vllm==0.33.0 sglang==0.5.23
 	cd $(ENGINES) && for engine in vllm sglang; do \
 	  bin/python -m zipfile --extract $$engine-*.whl $$engine; done
+	cd $(ENGINES) && for version in 0.5.21 0.5.22; do \
+	  bin/pip download --quiet --no-deps --dest . sglang==$$version && \
+	  bin/python -m zipfile --extract sglang-$$version-*.whl sglang-$$version; done
 	touch $@
 
 # The figures of docs/compare.md, simulated anew and written into it; ten minutes on one core.

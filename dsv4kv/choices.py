@@ -167,7 +167,8 @@ ENGINES = {
     "sglang:0.5.17": Implementation("SGLang 0.5.15 to 0.5.17", "engines.sglang.sizing:V0_5_17"),
     "sglang:0.5.19": Implementation("SGLang 0.5.18 to 0.5.19", "engines.sglang.sizing:V0_5_19"),
     "sglang:0.5.20": Implementation("SGLang 0.5.20", "engines.sglang.sizing:V0_5_20"),
-    "sglang:0.5.23": Implementation("SGLang 0.5.21 to 0.5.23", "engines.sglang.sizing:V0_5_23"),
+    "sglang:0.5.22": Implementation("SGLang 0.5.21 to 0.5.22", "engines.sglang.sizing:V0_5_22"),
+    "sglang:0.5.23": Implementation("SGLang 0.5.23", "engines.sglang.sizing:V0_5_23"),
     "trtllm": Implementation("TensorRT-LLM", "engines.trtllm:TrtllmEngine"),
 }
 """Whose rules size the cache; of a family, the oldest first."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from dsv4kv.engines.defaults import Defaults, Given, LogitsRoom, Machine
 from dsv4kv.errors import ConfigError
@@ -38,6 +38,7 @@ class Deployment:
         replays_windows: SGLang's encoder replay: every request of V4.1 has windows of its own.
         prefix_cache: Whether prefixes are kept for reuse.
         overlap: Whether a step is scheduled while another runs.
+        stage: Which pipeline stage this is.
     """
 
     model: DSV4Config
@@ -57,6 +58,7 @@ class Deployment:
     replays_windows: bool = False
     prefix_cache: bool = True
     overlap: bool = True
+    stage: int = 0
 
 
 @dataclass(frozen=True)
@@ -125,8 +127,19 @@ class Engine(Protocol):
     def logits_room(self) -> LogitsRoom:
         """Where the indexer's logits of a step find their memory."""
 
+    @property
+    def unit(self) -> str:
+        """What ``Capacity`` counts: ``block``, ``full token``."""
+
+    @property
+    def shares_limits(self) -> bool:
+        """Whether the tokens of a step and the limit of requests are those of all replicas."""
+
     def defaults(self, machine: Machine, given: Given) -> Defaults:
         """What the engine takes where nothing is given, on these GPUs."""
+
+    def stage_layers(self, layers: int, stages: int) -> tuple[int, ...]:
+        """How many layers every pipeline stage holds."""
 
     def costs(self, deployment: Deployment) -> tuple[PoolCost, ...]:
         """Every pool's fixed, in-flight and marginal bytes; raises ``ConfigError``."""
@@ -142,6 +155,29 @@ class Engine(Protocol):
 
     def capacity(self, deployment: Deployment, available_bytes: int) -> Capacity:
         """What fits into ``available_bytes`` of one rank; raises ``ConfigError``."""
+
+    def starved(self, loaded: "Loaded") -> tuple[str, ...]:
+        """What it says where nothing is left for a cache; nothing where that is not known."""
+
+
+class Loaded(NamedTuple):
+    """A GPU when its weights are loaded.
+
+    Attributes:
+        free_bytes: What was free before.
+        weight_bytes: What the weights took of it.
+        fraction: The share that may be used.
+    """
+
+    free_bytes: int
+    weight_bytes: int
+    fraction: Fraction
+
+
+def first_take_more(layers: int, stages: int) -> tuple[int, ...]:
+    """Layers of every stage where those that are left over go to the first stages."""
+    size, extra = divmod(layers, stages)
+    return tuple(size + (stage < extra) for stage in range(stages))
 
 
 DRAFT = "draft"

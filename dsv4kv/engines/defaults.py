@@ -21,9 +21,10 @@ class Machine:
         gpu: Name of each in the catalogue.
         memory_bytes: Memory of each.
         tp: Tensor parallel ranks of a replica.
-        dp: Replicas.
+        dp: Replicas in one server, as ranks of its attention.
         pp: Pipeline stages.
         kind: Generation of the model: ``v4``, ``v41``, ``flat``.
+        arch: What the GPU's kernels are compiled for: ``sm_90``; None where it is not known.
     """
 
     gpu: str
@@ -32,6 +33,7 @@ class Machine:
     dp: int = 1
     pp: int = 1
     kind: str = "v4"
+    arch: str | None = None
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 
-from dsv4kv.engines.contract import Capacity, Deployment, PoolCost
+from dsv4kv.engines.contract import Capacity, Deployment, Loaded, PoolCost, first_take_more
 from dsv4kv.engines.defaults import Defaults, Given, LogitsRoom, Machine, own_defaults
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
@@ -28,11 +28,22 @@ class OwnEngine:
     seen_in_logs: bool = True
     sharing: Sharing = "model"
     logits_room: LogitsRoom = "share"
+    unit: str = "block"
+    shares_limits: bool = False
 
     def defaults(self, machine: Machine, given: Given) -> Defaults:
         """This toolkit's."""
         del machine, given
         return own_defaults()
+
+    def stage_layers(self, layers: int, stages: int) -> tuple[int, ...]:
+        """How many layers every pipeline stage holds."""
+        return first_take_more(layers, stages)
+
+    def starved(self, loaded: Loaded) -> tuple[str, ...]:
+        """No line is known."""
+        del loaded
+        return ()
 
     def costs(self, deployment: Deployment) -> tuple[PoolCost, ...]:
         """Every pool's fixed and marginal bytes; the table row is fixed by the longest request."""

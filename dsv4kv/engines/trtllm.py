@@ -8,7 +8,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
-from dsv4kv.engines.contract import DRAFT, Capacity, Deployment, Layer, PoolCost, layers_of
+from dsv4kv.engines.contract import (
+    DRAFT,
+    Capacity,
+    Deployment,
+    Layer,
+    Loaded,
+    PoolCost,
+    first_take_more,
+    layers_of,
+)
 from dsv4kv.engines.defaults import Defaults, Given, LogitsRoom, Machine, own_defaults
 from dsv4kv.errors import ConfigError
 
@@ -27,11 +36,22 @@ class TrtllmEngine:
     name: str = "trtllm"
     seen_in_logs: bool = False
     logits_room: LogitsRoom = "share"
+    unit: str = "block"
+    shares_limits: bool = False
 
     def defaults(self, machine: Machine, given: Given) -> Defaults:
         """This toolkit's: what TensorRT-LLM takes is not known."""
         del machine, given
         return own_defaults()
+
+    def stage_layers(self, layers: int, stages: int) -> tuple[int, ...]:
+        """How many layers every pipeline stage holds."""
+        return first_take_more(layers, stages)
+
+    def starved(self, loaded: Loaded) -> tuple[str, ...]:
+        """No line is known."""
+        del loaded
+        return ()
 
     def costs(self, deployment: Deployment) -> tuple[PoolCost, ...]:
         """Marginal bytes of compressed KV and indexer keys; fixed blocks of windows and states."""

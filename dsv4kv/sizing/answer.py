@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any
 
-from dsv4kv.engines.contract import Capacity, PoolCost
+from dsv4kv.engines.contract import Capacity, Loaded, PoolCost
 from dsv4kv.engines.host import HostTier
 from dsv4kv.errors import DoesNotFit
 from dsv4kv.model.config import DSV4Config
@@ -53,8 +53,8 @@ class Answer:
             state, no copies. The figure that papers quote.
         token_bytes: Marginal bytes of one token of context, likewise.
         kv_copies: Copies of every request's KV among the GPUs.
-        capacity: What the engine makes of the memory that weights and reserve leave; None if they
-            leave nothing.
+        stages: What the engine makes of the memory that weights and reserve leave on a GPU of
+            every stage; None where they leave nothing.
         host: What one GPU's rank keeps in host memory; None for nothing.
     """
 
@@ -69,8 +69,32 @@ class Answer:
     cached_bytes: int
     token_bytes: Fraction
     kv_copies: int
-    capacity: Capacity | None
+    stages: tuple[Capacity | None, ...]
     host: HostTier | None
+
+    @property
+    def capacity(self) -> Capacity | None:
+        """The smallest stage's, which all take; None where one of them has nothing left."""
+        known = [each for each in self.stages if each]
+        if len(known) < len(self.stages):
+            return None
+        return min(known, key=lambda each: (each.printed_tokens is not None, each.concurrency))
+
+    @property
+    def log_lines(self) -> tuple[str, ...]:
+        """What the engine prints when it starts; with a pipeline, with the stage before it."""
+        lines = [self._lines_of(stage) for stage in range(len(self.stages))]
+        if len(lines) == 1:
+            return lines[0]
+        return tuple(f"PP{stage} {line}" for stage, own in enumerate(lines) for line in own)
+
+    def _lines_of(self, stage: int) -> tuple[str, ...]:
+        found, scenario = self.stages[stage], self.scenario
+        if found:
+            return found.log_lines
+        free = scenario.gpu.memory_bytes - scenario.settings.reserve
+        weights, fraction = scenario.weight_bytes[stage], scenario.settings.memory_fraction
+        return scenario.engine.starved(Loaded(free, weights, fraction))
 
     @property
     def refused(self) -> bool:
@@ -98,16 +122,18 @@ def answer(inputs: Inputs) -> Answer:
     most = max_concurrency(scenario, context)
     concurrency = inputs.concurrency or max(most, 1)
     use = use_of(scenario, context, concurrency)
-    capacity = _capacity(scenario, use.stage, context, concurrency)
+    stages = tuple(
+        _capacity(scenario, stage, context, concurrency) for stage in range(scenario.layout.pp)
+    )
     replica = scenario.deployment(use.stage, context, -(-concurrency // scenario.layout.dp))
-    host = host_of(inputs, scenario.engine, scenario.layout, replica, capacity)
+    host = host_of(inputs, scenario.engine, scenario.layout, replica, stages[use.stage])
     cached, per_token = _request_bytes(scenario, context)
     return Answer(
         scenario=scenario,
         context=context,
         concurrency=concurrency,
         fits=fits(scenario, context, concurrency)
-        and not (_refused(capacity) or _refused_host(host)),
+        and not (any(map(_refused, stages)) or _refused_host(host)),
         max_concurrency=most,
         max_context=max_context(scenario, inputs.concurrency or 1),
         use=use,
@@ -115,7 +141,7 @@ def answer(inputs: Inputs) -> Answer:
         cached_bytes=cached,
         token_bytes=per_token,
         kv_copies=count_copies(scenario),
-        capacity=capacity,
+        stages=stages,
         host=host,
     )
 
@@ -281,6 +307,7 @@ def to_document(
             "name": scenario.engine.name,
             "seen_in_logs": scenario.engine.seen_in_logs,
             "capacity": _capacity_document(found.capacity),
+            "log_lines": found.log_lines,
         },
         "gpu": {name: value for name, value in asdict(gpu).items() if name != "given_bytes"}
         | {"memory_bytes": gpu.memory_bytes, "memory_source": gpu.memory_source},

@@ -59,6 +59,7 @@ class Inputs:
         host_memory: Memory that is free on a node.
         host_layout: How pages lie in host memory, as the engine names it.
         host_storage: What is behind host memory, as the engine names it.
+        dp_attention: Whether SGLang's replicas are ranks of one server (``on``) or servers.
         engine: Whose rules size the cache.
     """
 
@@ -102,6 +103,7 @@ class Inputs:
     host_memory: int | None = None
     host_layout: str = "page_first"
     host_storage: str | None = None
+    dp_attention: str = "on"
     engine: str = "dsv4kv"
 
 
@@ -213,6 +215,7 @@ READERS: dict[str, Callable[[str], Any]] = {
     "host-memory": _size,
     "host-layout": _text,
     "host-storage": _text,
+    "dp-attention": _one_of("on", "off"),
     "engine": _text,
 }
 """How to read every input, by option name."""

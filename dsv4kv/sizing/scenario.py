@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate, pairwise
 
 from dsv4kv.engines.contract import Deployment, Engine
 from dsv4kv.engines.defaults import Default, Defaults, Machine
@@ -58,11 +59,9 @@ class Scenario:
     @cached_property
     def stages(self) -> tuple[range, ...]:
         """Layers of every pipeline stage, draft layers left out."""
-        held = [
-            build_schedule(self.config, stage=stage, stages=self.layout.pp)
-            for stage in range(self.layout.pp)
-        ]
-        return tuple(range(s[0].layer_idx, s[-1].layer_idx + 1) for s in held)
+        sizes = self.engine.stage_layers(self.config.num_layers, self.layout.pp)
+        ends = [0, *accumulate(sizes)]
+        return tuple(range(begin, end) for begin, end in pairwise(ends))
 
     def deployment(
         self, stage: int, context_tokens: int, concurrency: int | None = None
@@ -90,6 +89,7 @@ class Scenario:
             replays_windows=settings.replays_windows,
             prefix_cache=inputs.prefix_cache == "on",
             overlap=settings.overlap > 1,
+            stage=stage,
         )
 
     @cached_property
@@ -128,8 +128,11 @@ def resolve(inputs: Inputs) -> list[Scenario]:
     weights = find_weights(inputs, config)
     scenarios = []
     for layout in candidate_layouts(config, wish, MOST_GPUS):
-        machine = Machine(gpu.name, gpu.memory_bytes, layout.tp, layout.dp, layout.pp, config.kind)
-        settings = settle(inputs, engine, machine)
+        inside = layout.dp if inputs.dp_attention == "on" else 1
+        machine = Machine(
+            gpu.name, gpu.memory_bytes, layout.tp, inside, layout.pp, config.kind, gpu.arch
+        )
+        settings = settle(inputs, engine, machine, layout.dp)
         formats, reasons = _formats(inputs, config, engine, gpu, layout.tp)
         settings = replace(settings, assumed=settings.assumed | reasons)
         scenarios.append(Scenario(inputs, config, gpu, layout, weights, formats, engine, settings))

@@ -6,7 +6,6 @@ from fractions import Fraction
 
 from dsv4kv.engines.contract import Engine
 from dsv4kv.engines.defaults import Default, Defaults, Machine
-from dsv4kv.engines.sglang.sizing import SglangEngine
 from dsv4kv.errors import ConfigError
 from dsv4kv.sizing.inputs import Inputs
 
@@ -41,11 +40,11 @@ class Settings:
     assumed: Defaults
 
 
-def settle(inputs: Inputs, engine: Engine, machine: Machine) -> Settings:
+def settle(inputs: Inputs, engine: Engine, machine: Machine, replicas: int) -> Settings:
     """Complete the inputs by the engine's own defaults.
 
-    SGLang is given the tokens of a step and the limit of requests for all its replicas, which are
-    ranks of data-parallel attention; every vLLM replica has its own.
+    SGLang is given the tokens of a step and the limit of requests for all replicas of a server,
+    which are ranks of data-parallel attention; every vLLM replica has its own.
 
     Raises:
         ConfigError: Tokens in flight given twice.
@@ -61,8 +60,8 @@ def settle(inputs: Inputs, engine: Engine, machine: Machine) -> Settings:
         for name, default in engine.defaults(machine, given).items()
         if name not in given
     }
-    shares = machine.dp if isinstance(engine, SglangEngine) else 1
-    assumed |= dict(_as_asked(inputs, assumed, machine.dp // shares))
+    shares = machine.dp if engine.shares_limits else 1
+    assumed |= dict(_as_asked(inputs, assumed, replicas // shares))
     known = {name: default.value for name, default in assumed.items()} | given
     step, overlap = known["step_tokens"] // shares, known["overlap"]
     flight = step * overlap

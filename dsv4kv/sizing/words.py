@@ -463,6 +463,8 @@ def merge(family: str, given: Iterable[GivenWord]) -> Texts:
     if own := texts.pop(_OWN_DRAFTS, None):
         texts.setdefault("draft-tokens", own)
     inside = texts.pop("dp-attention", None)
+    if family == "sglang" and not inside and texts.get("dp", "1") != "1":
+        texts |= {"dp-attention": "off"} | {"ep": texts.get("ep", texts.get("tp", "1"))}
     if family == "sglang" and inside and "dp" in texts:
         ranks, replicas = int(texts.get("tp", 1)), int(texts["dp"])
         if replicas < 1 or ranks % replicas:

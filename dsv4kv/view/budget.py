@@ -213,21 +213,20 @@ def _short(tokens: int) -> str:
 def _engine_lines(found: Answer) -> Iterator[Part]:
     """What the engine will log for the memory left to it, and what its count means."""
     engine, capacity = found.scenario.engine, found.capacity
-    if capacity is None:
-        return
     seen = "" if engine.seen_in_logs else " (derived from its source, not seen in a log)"
-    if engine.name != "dsv4kv":
-        unit = "full tokens" if engine.name.startswith("sglang") else "blocks"
+    if capacity and engine.name != "dsv4kv":
+        smallest = ", of every stage as of the smallest" if found.scenario.layout.pp > 1 else ""
         yield (
-            f"{capacity.units:,} {unit} of {float(capacity.unit_bytes):,.10g} B; a request of "
+            f"{capacity.units:,} {engine.unit}s{smallest} of {float(capacity.unit_bytes):,.10g} B; a request of "
             f"{found.context:,} tokens is counted with {float(capacity.units_per_request):,.0f}."
         )
-    if not capacity.log_lines:
-        yield Text(f"{engine.name} prints no such line{seen}.", "strong")
-    else:
+    if found.log_lines:
         yield Text(f"{engine.name} prints{seen}:", "strong")
-        yield from (f"  {line}" for line in capacity.log_lines)
-    yield from _differences(found, capacity)
+        yield from (f"  {line}" for line in found.log_lines)
+    elif capacity:
+        yield Text(f"{engine.name} prints no such line{seen}.", "strong")
+    if capacity:
+        yield from _differences(found, capacity)
 
 
 def _differences(found: Answer, capacity: Capacity) -> Iterator[str]:

@@ -74,8 +74,17 @@ def _static_share(machine: Machine, chunk: int, graph: int, drafts_mib: int) -> 
 def _logits_limit(build: Build, machine: Machine, used: Fraction) -> Default:
     if not build.bounds_logits:
         return Default(None, "none: this SGLang scores a chunk at once")
-    if machine.kind == "v41":  # v41_indexer/scoring.py, since sglang#40217
-        return Default(2 * GIB, "SGLang's bound of V4.1's scores")
+    if machine.kind == "v41":
+        return _v41_limit(build, machine.arch or "sm_100")
     left = int(machine.memory_bytes * max(0.0, 1.0 - float(used)))
     bound = min(int(left * 0.2), int(machine.memory_bytes * 0.3))
     return Default(bound, "SGLang's bound: a fifth of what mem_fraction_static leaves")
+
+
+def _v41_limit(build: Build, arch: str) -> Default:
+    """DeepGEMM scores from SM100 on, torch below. Source: ``v41_indexer/scoring.py``."""
+    if not arch.startswith(("sm_10", "sm_12")):
+        return Default(3 * GIB, "SGLang scores V4.1 in torch below SM100: 1 GiB, three times live")
+    if build.half_scores and arch.startswith("sm_10"):
+        return Default(GIB, "SGLang's bound of V4.1's scores, 2 GiB, half filled in bf16")
+    return Default(2 * GIB, "SGLang's bound of V4.1's scores")

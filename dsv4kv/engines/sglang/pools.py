@@ -40,6 +40,10 @@ class Build:
             its window has left behind; before, it holds them for its whole prompt.
         bounds_logits: The indexer's logits are cut to a share of what the cache leaves.
         caps_graphs: Decode graphs are captured up to the request limit, where one is given.
+        checks_windows: A pool of windows that holds no request is refused at the start.
+        v41_pages: V4.1's entries are priced with their pages' padding, and pages that its pools
+            reserve are taken off; before, every entry as V4's.
+        half_scores: On SM100 V4.1's scores are bf16, in pieces that fill half their bound.
         draft_reserve_mib: Kept for drafts, when the share of the cache is guessed.
         fields: Fixed sizes that the line shows, in order, between memory and tokens.
         flags: Switches that the line shows first.
@@ -56,6 +60,9 @@ class Build:
     frees_windows: bool = True
     bounds_logits: bool = False
     caps_graphs: bool = False
+    checks_windows: bool = False
+    v41_pages: bool = False
+    half_scores: bool = False
     draft_reserve_mib: int = 0
     fields: tuple[str, ...] = ("c128_state_fixed",)
     flags: tuple[str, ...] = ()
@@ -124,7 +131,10 @@ class Pools:
 
     def entry_bytes(self, ratio: int) -> float:
         """Priced bytes of one compressed entry, page padding included."""
-        return self._priced(self.deployment.formats.main, ratio)
+        entry = self.deployment.formats.main
+        if ratio in (1, 2) and not self.build.v41_pages:
+            return entry.entry_bytes
+        return self._priced(entry, ratio)
 
     @property
     def window_entry_bytes(self) -> float:
@@ -151,6 +161,8 @@ class Pools:
 
     def reserved_bytes(self, full_tokens: int) -> float:
         """Pages of V4.1's entries and keys beyond those of so many full tokens."""
+        if not self.build.v41_pages:
+            return 0.0
         page, keys = self.page_tokens, _WIDE_KEY_PAGE if self._records_of_v41 else _KEY_PAGE
         total = 0.0
         for ratio in self.low:
@@ -300,10 +312,17 @@ class Pools:
 @lru_cache(maxsize=256)
 def build_pools(build: Build, deployment: Deployment) -> Pools:
     """Price one rank; raises ``ConfigError`` for what SGLang does not serve."""
-    _check(deployment)
+    _check(build, deployment)
     layers = layers_of(deployment, f"sglang:{build.newest}", build.kinds)
     own = [layer for layer in layers if layer.held and layer.kind != DRAFT]
-    low = tuple(sorted(layer.ratio for layer in own if layer.owns and layer.ratio in (1, 2)))
+    sources = deployment.model.kv_owners or ()
+    low = tuple(sorted(layer.ratio for layer in own if layer.index in sources))
+    if sources and not low:
+        raise ConfigError(
+            f"stage {deployment.stage} holds no layer of {deployment.model.name} that stores "
+            "compressed KV, and SGLang does not start with such a stage: choose fewer of them "
+            "(--pp)."
+        )
     kinds = [layer.kind for layer in own]
     drafts = deployment.draft_layers
     windows = len(kinds)
@@ -334,11 +353,11 @@ _V41_PAIRS = (
 )
 
 
-def _check(deployment: Deployment) -> None:
+def _check(build: Build, deployment: Deployment) -> None:
     formats, page, kind = deployment.formats, deployment.block_tokens, deployment.model.kind
     pair = formats.main.name, formats.window.name
-    if pair != _V4_PAIR and not (kind == "v41" and pair in _V41_PAIRS):
-        known = (_V4_PAIR, *_V41_PAIRS) if kind == "v41" else (_V4_PAIR,)
+    known = (_V4_PAIR, *_V41_PAIRS) if kind == "v41" and build.v41_pages else (_V4_PAIR,)
+    if pair not in known:
         raise ConfigError(
             f"SGLang's rules are known for {'; '.join(' and '.join(each) for each in known)}, not "
             f"{' and '.join(pair)}: choose these for main and window."
@@ -359,6 +378,10 @@ def _check(deployment: Deployment) -> None:
         raise ConfigError(
             "SGLang's encoder replay (windows of every request's own) is for V4.1, with "
             "--max-running-requests: leave it out, or give these."
+        )
+    if deployment.replays_windows and deployment.draft_layers and not build.v41_pages:
+        raise ConfigError(
+            "SGLang's encoder replay with drafts is known of 0.5.23: leave the drafts out."
         )
     if deployment.window_ratio is not None and not 0 < deployment.window_ratio <= 1:
         raise ConfigError(

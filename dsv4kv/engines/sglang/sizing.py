@@ -7,14 +7,15 @@ Source: SGLang 0.5.12 to 0.5.23, and start-up logs of 0.5.15 and of the build of
 
 from dataclasses import dataclass
 from fractions import Fraction
+from math import ceil
+from typing import Any
 
-from dsv4kv.engines.contract import Capacity, Deployment, Layer, PoolCost, layers_of
+from dsv4kv.engines.contract import Capacity, Deployment, Layer, Loaded, PoolCost, layers_of
 from dsv4kv.engines.defaults import Defaults, Given, LogitsRoom, Machine
 from dsv4kv.engines.sglang import flat
 from dsv4kv.engines.sglang.defaults import sglang_defaults
+from dsv4kv.engines.sglang.lines import calculation_line, refusal, slice_line
 from dsv4kv.engines.sglang.pools import Build, Pools, build_pools
-
-GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,26 @@ class SglangEngine:
         return self.build.seen_in_logs
 
     logits_room: LogitsRoom = "headroom"
+    unit: str = "full token"
+    shares_limits: bool = True
 
     def defaults(self, machine: Machine, given: Given) -> Defaults:
         """What SGLang takes where nothing is given."""
         return sglang_defaults(self.build, machine, given)
+
+    def stage_layers(self, layers: int, stages: int) -> tuple[int, ...]:
+        """Those left over go to the last stages (``get_pp_indices``)."""
+        size, extra = divmod(layers, stages)
+        return tuple(size + (stage >= stages - extra) for stage in range(stages))
+
+    def starved(self, loaded: Loaded) -> tuple[str, ...]:
+        """The refusal before any pool is sized (``_profile_available_bytes``)."""
+        least = loaded.weight_bytes / loaded.free_bytes
+        return (
+            "Loaded weights leave no GPU memory for the KV cache under "
+            f"--mem-fraction-static={float(loaded.fraction):g}. Raise --mem-fraction-static above "
+            f"{ceil(least * 1000) / 1000:.3f} (minimum viable = 1 - available/pre = {least:.4f}). …",
+        )
 
     def pools(self, deployment: Deployment) -> Pools:
         """Prices of one rank; raises ``ConfigError`` for what SGLang does not serve."""
@@ -111,6 +128,8 @@ class SglangEngine:
         fixed = pools.fixed_bytes(pools.requests(available_bytes))
         flight = deployment.in_flight_tokens if pools.frees_windows else 1
         needed = _full_tokens(pools, deployment.max_context_tokens, flight)
+        refused = refusal(pools, available_bytes, full)
+        line = calculation_line(pools, available_bytes, fixed, full)
         return Capacity(
             cache_bytes=min(
                 available_bytes, int(full * pools.bytes_per_full_token + sum(fixed.values()))
@@ -118,9 +137,9 @@ class SglangEngine:
             units=full,
             unit_bytes=Fraction(pools.bytes_per_full_token),
             units_per_request=Fraction(needed),
-            printed_tokens=full or None,
+            printed_tokens=None if refused else full,
             concurrency=Fraction(full, needed),
-            log_lines=(_line(pools, available_bytes, fixed, full),),
+            log_lines=(*slice_line(deployment), *(refused or (line,))),
         )
 
 
@@ -193,17 +212,18 @@ def _window_costs(pools: Pools) -> list[PoolCost]:
     return [window, states] if state else [window]
 
 
-def _line(pools: Pools, available_bytes: int, fixed: dict[str, float], full: int) -> str:
-    build = pools.build
-    shown = [f"{flag}=False" for flag in build.flags]
-    shown.append(f"bytes_per_full_token={pools.bytes_per_full_token:.2f}")
-    shown.append(f"available_bytes={available_bytes / GIB:.2f} GB")
-    shown += [f"{field}={fixed[field] / GIB:.2f} GB" for field in build.fields]
-    shown.append(f"full_token={full}")
-    return f"DSV4 memory calculation: {', '.join(shown)}"
-
-
 _RINGS = ("swa_ring_fixed", "c4_state_fixed")
+_CAPPED: dict[str, Any] = {
+    "padded": True,
+    "state_per": "page",
+    "request_windows": True,
+    "bounds_logits": True,
+    "caps_graphs": True,
+    "checks_windows": True,
+    "fields": ("c128_state_fixed", "c2_state_fixed", "swa_fixed", *_RINGS),
+    "flags": ("unified", "unified_fp8", "dspark_draft_bf16"),
+    "kinds": ("v4", "v41", "flat"),
+}
 BUILDS = (
     Build(
         "0.5.12",
@@ -223,19 +243,10 @@ BUILDS = (
         "0.5.20",
         fields=("c128_state_fixed", *_RINGS),
         flags=("unified", "unified_fp8"),
+        checks_windows=True,
         seen_in_logs=True,
     ),
-    Build(
-        "0.5.23",
-        "0.5.21",
-        padded=True,
-        state_per="page",
-        request_windows=True,
-        bounds_logits=True,
-        caps_graphs=True,
-        fields=("c128_state_fixed", "c2_state_fixed", "swa_fixed", *_RINGS),
-        flags=("unified", "unified_fp8", "dspark_draft_bf16"),
-        kinds=("v4", "v41", "flat"),
-    ),
+    Build("0.5.22", "0.5.21", **_CAPPED),
+    Build("0.5.23", "0.5.23", **_CAPPED, v41_pages=True, half_scores=True),
 )
-V0_5_12, V0_5_14, V0_5_17, V0_5_19, V0_5_20, V0_5_23 = (SglangEngine(build) for build in BUILDS)
+V0_5_12, V0_5_14, V0_5_17, V0_5_19, V0_5_20, V0_5_22, V0_5_23 = map(SglangEngine, BUILDS)

@@ -27,6 +27,7 @@ from dsv4kv.engines.contract import (
     V4_ONLY,
     Capacity,
     Deployment,
+    Loaded,
     PoolCost,
     layers_of,
 )
@@ -343,11 +344,26 @@ class VllmEngine:
         return self.release.seen_in_logs
 
     logits_room: LogitsRoom = "profiled"
+    unit: str = "block"
+    shares_limits: bool = False
 
     def defaults(self, machine: Machine, given: Given) -> Defaults:
         """What vLLM takes where nothing is given."""
         counted = self.release.batches_counted
         return vllm_defaults(self.release.batches, machine, given, counted=counted)
+
+    def stage_layers(self, layers: int, stages: int) -> tuple[int, ...]:
+        """Those left over go to the stages before the last (``get_pp_indices``)."""
+        size, extra = divmod(layers, stages)
+        return tuple(size + (stages - 1 - extra <= s < stages - 1) for s in range(stages))
+
+    def starved(self, loaded: Loaded) -> tuple[str, ...]:
+        """The refusal before any block is counted (``kv_cache_planning.py``)."""
+        del loaded
+        return (
+            "No available memory for the cache blocks. Try increasing `gpu_memory_utilization` "
+            "when initializing the engine …",
+        )
 
     def layout(self, deployment: Deployment) -> Layout:
         """Groups and bytes of a block; raises ``ConfigError`` for what vLLM does not serve."""

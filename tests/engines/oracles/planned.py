@@ -199,21 +199,25 @@ def _draw_hicache(draw: random.Random) -> dict[str, Any]:
 
 def deployment_of(asked: dict[str, Any]) -> Deployment:
     """A setting as a deployment."""
-    model = model_of(asked["model"])
+    model, total = model_of(asked["model"]), asked.get("requests")
+    overlap, dp = asked.get("overlap", True), asked.get("dp", 1)
     return Deployment(
         model=model,
         formats=choose_formats(model, *asked["names"]),
         max_context_tokens=asked["context"],
-        in_flight_tokens=asked.get("flight") or 2 * asked["chunk"],
-        layers=tuple(range(*asked["held"])) if "held" in asked else None,
+        in_flight_tokens=asked.get("flight") or (1 + overlap) * asked["chunk"],
+        layers=tuple(range(*asked["held"])) if asked.get("stages") != 1 and "held" in asked else None,
         draft_layers=asked["drafts"],
-        concurrency=asked.get("requests"),
+        concurrency=total and total // dp,
         draft_tokens=asked["draft_tokens"],
         block_tokens=asked.get("block") or asked["page"],
         state_bytes=2 if asked.get("state") == "bf16" else 4,
         window_ratio=asked.get("ratio"),
         arch=asked["arch"],
         replays_windows=asked.get("encoder", False),
+        prefix_cache=asked.get("prefix_cache", True),
+        overlap=overlap,
+        stage=asked.get("rank", 0),
     )
 
 
@@ -226,12 +230,15 @@ def read_settings(engine: str) -> tuple[dict[str, Any], ...]:
 
 
 def answered(
-    engine: str, folder: Path, settings: list[dict[str, Any]] | None = None
+    engine: str,
+    folder: Path,
+    settings: list[dict[str, Any]] | None = None,
+    package: str | None = None,
 ) -> list[dict[str, Any]]:
     """Settings, all of them unless given, with the planner's answers, in its own environment."""
     settings = settings or draw_settings(engine)
     told = subprocess.run(
-        [folder / "bin" / "python", SCRIPTS[engine], folder / WHEELS[engine]],
+        [folder / "bin" / "python", SCRIPTS[engine], folder / (package or WHEELS[engine])],
         input="".join(json.dumps(setting) + "\n" for setting in settings),
         capture_output=True,
         text=True,

@@ -1,7 +1,7 @@
 # mypy: ignore-errors
 # ruff: noqa: F401, PLR0402
 # It runs in the engine's environment, where nothing is typed.
-"""SGLang 0.5.23's own pool configurators: full tokens and pools from the memory.
+"""SGLang's own pool configurators, of 0.5.21 to 0.5.23: full tokens and pools from the memory.
 
 ``python sglang_pools.py FOLDER < settings > answers`` in an environment of its own; FOLDER holds
 the unpacked wheel. A line is one setting: ``kind``, ``ratios``, ``owners``, ``layers``, ``held``
@@ -9,10 +9,12 @@ the unpacked wheel. A line is one setting: ``kind``, ``ratios``, ``owners``, ``l
 for none), ``ratio`` (of windows, null for none), ``page``, ``chunk``, ``context``,
 ``draft_tokens``, ``overlap``, ``prefix_cache``, ``state`` (``fp32``, ``bf16``), ``memory``; for
 V3.2 ``dim`` (of an entry) and ``item`` (bytes of a channel). The answer: bytes of a full token,
-full tokens, slots of the window pool.
+full tokens, slots of the window pool. With ``rank`` and ``stages`` of a pipeline and ``dp`` ranks
+of attention it is what the start prints, too: its ``lines``, and the text of its ``refusal``.
 Source: ``srt/model_executor/pool_configurator.py``, ``srt/mem_cache/deepseek_v4_memory_pool.py``.
 """
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -26,6 +28,12 @@ REAL = (
     "sglang.srt.model_executor.pool_configurator",
     "sglang.srt.mem_cache.deepseek_v4_memory_pool",
     "sglang.kernels.ops.attention.dsv4.kv_layout",
+)
+
+
+GATES = (
+    "sglang.srt.layers.attention.dsv4.unified_kv_gate",
+    "sglang.kernels.ops.attention.dsv4.unified_kv_kernels.env_gate",  # up to 0.5.22
 )
 
 
@@ -107,9 +115,12 @@ def configure(engine: SimpleNamespace, asked: dict[str, Any]) -> Any:
     engine.torch.cuda.is_available = lambda: asked["mega"]
     engine.torch.version.cuda = "13.0"
     engine.torch.cuda.get_device_capability = lambda: (10, 0)
-    import sglang.srt.layers.attention.dsv4.unified_kv_gate as gate
-
-    gate.is_unified_kv_triton = gate.is_unified_kv_fp8 = lambda: False
+    for name in GATES:
+        try:
+            gate = importlib.import_module(name)
+        except ImportError:
+            continue
+        gate.is_unified_kv_triton = gate.is_unified_kv_fp8 = lambda: False
     engine.envs.SGLANG_DSV4_COMPRESS_STATE_DTYPE.set(asked["state"])
     model = SimpleNamespace(
         qk_nope_head_dim=448, qk_rope_head_dim=64, index_head_dim=128, window_size=128,
@@ -124,8 +135,9 @@ def configure(engine: SimpleNamespace, asked: dict[str, Any]) -> Any:
     )
     runner = SimpleNamespace(
         kv_cache_dtype_str="fp8_e4m3", model_config=model, page_size=asked["page"],
-        layer_info=SimpleNamespace(start_layer=first, end_layer=last), pp_size=1,
-        attn_dp_size=1, sliding_window_size=128, spec_algorithm=algorithm, is_draft_worker=False,
+        layer_info=SimpleNamespace(start_layer=first, end_layer=last),
+        pp_size=asked.get("stages", 1), attn_dp_size=asked.get("dp", 1),
+        pp_group=SimpleNamespace(rank_in_group=asked.get("rank", 0)), sliding_window_size=128, spec_algorithm=algorithm, is_draft_worker=False,
         spec_aux_config=SimpleNamespace(dspark_num_stages=asked["drafts"]),
     )  # fmt: skip
     if asked["kind"] != "flat":
@@ -173,7 +185,22 @@ def answer(engine: SimpleNamespace, asked: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def start(engine: SimpleNamespace, asked: dict[str, Any]) -> dict[str, Any]:
+    """What a start prints of its pools, up to its refusal."""
+    lines = []
+    engine.pools.logger = SimpleNamespace(info=lines.append, warning=lines.append)
+    answer = {"lines": lines, "refusal": None, "full": None, "window": None}
+    try:
+        sizes = configure(engine, asked).calculate_pool_sizes(asked["memory"], asked["page"])
+    except (RuntimeError, ValueError) as error:
+        return answer | {"refusal": str(error)}
+    window = sizes.swa_max_total_num_tokens
+    return answer | {"full": sizes.full_max_total_num_tokens, "window": window}
+
+
 if __name__ == "__main__":
     engine = load(Path(sys.argv[1]))
     for line in sys.stdin:
-        print(json.dumps(answer(engine, json.loads(line))), flush=True)
+        asked = json.loads(line)
+        told = start(engine, asked) if "stages" in asked else answer(engine, asked)
+        print(json.dumps(told), flush=True)

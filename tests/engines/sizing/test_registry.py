@@ -23,7 +23,7 @@ def test_every_engine_is_found_under_its_own_name(name: str) -> None:
         ("vllm:0.20.2", "vllm:0.22"),
         ("sglang", "sglang:0.5.23"),
         ("sglang:0.5.15.post1", "sglang:0.5.17"),
-        ("sglang:0.5.21", "sglang:0.5.23"),
+        ("sglang:0.5.21", "sglang:0.5.22"),
     ],
 )
 def test_a_version_takes_the_rules_that_cover_it(given: str, expected: str) -> None:

@@ -35,7 +35,8 @@ class PoolSection(Section):
     """Blocks of context, instead of memory_bytes: slots and checkpoints then come on top."""
     block_tokens: Annotated[int, Field(gt=0, multiple_of=128)] | None = None
     """Tokens of context one block covers in every compressed layer; a multiple of 128. null takes
-    128, and by an engine's prefix.rule the engine's own: 256; of V4.1 in vLLM 128, on Hopper 64."""
+    128, and by an engine's prefix.rule the engine's own: 256; of V4.1 in vLLM 128, or 64 on
+    Hopper."""
     state: StateFormat = "ring"
     """HCA compressor state: a ring of 128 rows, or the running softmax (85 times smaller)."""
     max_context_tokens: Positive | None = None

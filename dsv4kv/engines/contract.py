@@ -98,6 +98,7 @@ class Capacity:
         printed_tokens: The number of tokens that the engine prints; None where it prints none.
         concurrency: Requests of ``max_context_tokens`` that fit at once, as the engine counts.
         log_lines: The lines the engine logs, word for word, without prefixes.
+        note: Which pool binds, in a sentence; empty where there is one.
     """
 
     cache_bytes: int
@@ -107,6 +108,7 @@ class Capacity:
     printed_tokens: int | None
     concurrency: Fraction
     log_lines: tuple[str, ...]
+    note: str = ""
 
 
 class Engine(Protocol):
@@ -156,7 +158,7 @@ class Engine(Protocol):
     def capacity(self, deployment: Deployment, available_bytes: int) -> Capacity:
         """What fits into ``available_bytes`` of one rank; raises ``ConfigError``."""
 
-    def starved(self, loaded: "Loaded") -> tuple[str, ...]:
+    def starved(self, loaded: "Loaded") -> str:
         """What it says where nothing is left for a cache; nothing where that is not known."""
 
 

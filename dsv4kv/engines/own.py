@@ -40,10 +40,10 @@ class OwnEngine:
         """How many layers every pipeline stage holds."""
         return first_take_more(layers, stages)
 
-    def starved(self, loaded: Loaded) -> tuple[str, ...]:
+    def starved(self, loaded: Loaded) -> str:
         """No line is known."""
         del loaded
-        return ()
+        return ""
 
     def costs(self, deployment: Deployment) -> tuple[PoolCost, ...]:
         """Every pool's fixed and marginal bytes; the table row is fixed by the longest request."""

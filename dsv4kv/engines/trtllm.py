@@ -48,10 +48,10 @@ class TrtllmEngine:
         """How many layers every pipeline stage holds."""
         return first_take_more(layers, stages)
 
-    def starved(self, loaded: Loaded) -> tuple[str, ...]:
+    def starved(self, loaded: Loaded) -> str:
         """No line is known."""
         del loaded
-        return ()
+        return ""
 
     def costs(self, deployment: Deployment) -> tuple[PoolCost, ...]:
         """Marginal bytes of compressed KV and indexer keys; fixed blocks of windows and states."""

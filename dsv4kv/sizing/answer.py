@@ -94,7 +94,8 @@ class Answer:
             return found.log_lines
         free = scenario.gpu.memory_bytes - scenario.settings.reserve
         weights, fraction = scenario.weight_bytes[stage], scenario.settings.memory_fraction
-        return scenario.engine.starved(Loaded(free, weights, fraction))
+        said = scenario.engine.starved(Loaded(free, weights, fraction))
+        return (said,) if said else ()
 
     @property
     def refused(self) -> bool:

@@ -1,6 +1,7 @@
 """An answer of ``dsv4kv budget``: what fits and what changes it, with --verbose every part."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from dsv4kv.engines.contract import Capacity
 from dsv4kv.engines.host import HostTier
@@ -80,14 +81,12 @@ def view_answer(
     verbose: bool,
     command: Iterable[Part] = (),
 ) -> Iterator[Part]:
-    """The answer from its headline down; tables and every option with ``verbose``."""
+    """What the answer follows from, then the answer; tables and every option with ``verbose``."""
     scenario = found.scenario
     yield Text(
         f"{scenario.config.name} on {_gpus(scenario)}, cache sized as {scenario.engine.name}",
         "strong",
     )
-    yield ""
-    yield _headline(found)
     yield from _chosen(found)
     yield from _beside(found, layouts)
     yield ""
@@ -126,7 +125,7 @@ def _gpus(scenario: Scenario) -> str:
     return f"{layout.gpus:,} × {scenario.gpu.name} ({layout.label})"
 
 
-def _headline(found: Answer) -> Finding:
+def _sentence(found: Answer) -> Finding:
     """The answer in one sentence."""
     asked = found.scenario.inputs
     requests = count_requests(found.concurrency)
@@ -153,14 +152,14 @@ def _headline(found: Answer) -> Finding:
 
 
 def _answer(found: Answer, options: Sequence[Option]) -> Finding:
-    """The headline again where a terminal ends, and the option that changes it most."""
-    headline = _headline(found)
+    """The answer where a terminal ends, and the option that changes it most."""
+    found_so = _sentence(found)
     best = options[0] if options else None
     refused = found.host and found.host.refusal
     if best is None or refused or (not found.fits and not best.fits):
-        return headline
+        return found_so
     gain = count_requests(best.concurrency) if found.fits else "it fits"
-    return Finding(headline.level, f"{headline.sentence} With {best.change}: {gain}.")
+    return replace(found_so, sentence=f"{found_so.sentence} With {best.change}: {gain}.")
 
 
 def _chosen(found: Answer) -> Iterator[str]:
@@ -215,10 +214,11 @@ def _engine_lines(found: Answer) -> Iterator[Part]:
     engine, capacity = found.scenario.engine, found.capacity
     seen = "" if engine.seen_in_logs else " (derived from its source, not seen in a log)"
     if capacity and engine.name != "dsv4kv":
-        smallest = ", of every stage as of the smallest" if found.scenario.layout.pp > 1 else ""
+        smallest = " in every stage, as in the smallest," if found.scenario.layout.pp > 1 else ""
         yield (
-            f"{capacity.units:,} {engine.unit}s{smallest} of {float(capacity.unit_bytes):,.10g} B; a request of "
-            f"{found.context:,} tokens is counted with {float(capacity.units_per_request):,.0f}."
+            f"{capacity.units:,} {engine.unit}s{smallest} of {float(capacity.unit_bytes):,.10g} "
+            f"B; a request of {found.context:,} tokens is counted with "
+            f"{float(capacity.units_per_request):,.0f}."
         )
     if found.log_lines:
         yield Text(f"{engine.name} prints{seen}:", "strong")
@@ -226,6 +226,7 @@ def _engine_lines(found: Answer) -> Iterator[Part]:
     elif capacity:
         yield Text(f"{engine.name} prints no such line{seen}.", "strong")
     if capacity:
+        yield from filter(None, [capacity.note])
         yield from _differences(found, capacity)
 
 

@@ -1,5 +1,6 @@
 """One question, asked in any direction, and deployments beside it."""
 
+import re
 from fractions import Fraction
 
 import pytest
@@ -149,3 +150,49 @@ def test_prefixes_are_told_for_v4_and_not_for_flat_models() -> None:
     assert reuse.offloaded.useful_bytes == Fraction("3514.25")
     assert [kept.strategy for kept in reuse.persistent] == ["full", "periodic", "zero"]
     assert reuse_of(scenario(model="v3.2", gpus="8"), MILLION) is None
+
+
+def test_all_stages_take_what_the_smallest_holds_and_each_prints_its_line() -> None:
+    found = answer(ask(engine="sglang", model="v4-pro", gpus="16", pp="2"))
+    units = [stage.units for stage in found.stages if stage]
+    assert found.capacity
+    assert found.capacity.units == min(units) < max(units)
+    layers = [line.split("layers=")[1] for line in found.log_lines if "PP slice" in line]
+    assert layers == ["[0,30) local=30/62", "[30,61) local=31/62"]
+    assert [line[:4] for line in found.log_lines] == ["PP0 ", "PP0 ", "PP1 ", "PP1 "]
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        (
+            "sglang",
+            "Loaded weights leave no GPU memory .* Raise --mem-fraction-static above 2.865",
+        ),
+        ("vllm", "No available memory for the cache blocks. Try increasing `gpu_memory_utili"),
+        ("dsv4kv", None),
+    ],
+)
+def test_weights_that_leave_nothing_are_refused_in_the_engines_words(
+    engine: str, said: str | None
+) -> None:
+    """SGLang 0.5.23: ``_profile_available_bytes``; vLLM 0.33.0: ``kv_cache_planning.py``."""
+    found = answer(ask(engine=engine, model="v4-pro", gpus="2"))
+    assert not found.fits
+    assert found.capacity is None
+    assert re.match(said, found.log_lines[0]) if said else found.log_lines == ()
+
+
+def test_a_window_pool_that_binds_decides_how_many_requests_fit() -> None:
+    """Up to 0.5.19 unless slots out of the window are given back: a tenth of the full tokens."""
+    texts = {"model": "v4-pro", "gpus": "8", "context": "4608"}
+    kept, freed = (
+        answer(ask(engine="sglang:0.5.17", window_slots=how, **texts)) for how in ("kept", "freed")
+    )
+    newer = answer(ask(engine="sglang:0.5.19", **texts))
+    slots = 203_468 - 16_384  # less the two chunks in flight
+    assert kept.max_concurrency == slots // 4_608 == 40
+    assert freed.max_concurrency == newer.max_concurrency > 200
+    for found, here in ((kept, "0"), (freed, "1")):
+        assert found.capacity
+        assert re.search(f"window slots 40 that keep .* here {here}", found.capacity.note)

@@ -179,9 +179,31 @@ def test_vllm_sets_its_bound_aside_whatever_a_step_needs() -> None:
     assert logits_bytes(given, 2**20) == 2**28
 
 
-def test_the_scores_of_v41_are_bounded_at_2_gib_in_sglang() -> None:
-    found = scenario(gpu="b200", gpus="8", model="v4.1-flash", engine="sglang:0.5.23")
-    assert found.settings.logits_limit == 2 * GIB
+@pytest.mark.parametrize(
+    ("version", "gpu", "bound_gib"),
+    [
+        ("0.5.21", "b200", 2),
+        ("0.5.22", "b200", 2),
+        ("0.5.23", "b200", 1),
+        ("0.5.23", "rtx-pro-6000", 2),
+        ("0.5.22", "h200", 3),
+        ("0.5.23", "h200", 3),
+    ],
+)
+def test_the_scores_of_v41_are_bounded_by_version_and_gpu_in_sglang(
+    version: str, gpu: str, bound_gib: int
+) -> None:
+    """2 GiB with DeepGEMM, of which bf16 fills half; in torch three times 1 GiB is live."""
+    found = scenario(gpu=gpu, gpus="8", model="v4.1-flash", engine=f"sglang:{version}")
+    assert found.settings.logits_limit == bound_gib * GIB
+
+
+def test_replicas_that_are_servers_have_limits_of_their_own() -> None:
+    """SGLang divides its limits among the ranks of data-parallel attention alone."""
+    texts = {"engine": "sglang", "gpus": "8", "tp": "4", "dp": "2", "ep": "4"}
+    ranks, servers = (scenario(**texts, dp_attention=how) for how in ("on", "off"))
+    assert (ranks.settings.request_limit, ranks.settings.step_tokens) == (128, 4096)
+    assert (servers.settings.request_limit, servers.settings.step_tokens) == (256, 8192)
 
 
 def test_memory_or_blocks_for_kv_replace_what_is_left() -> None:

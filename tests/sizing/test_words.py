@@ -163,7 +163,8 @@ def test_sglangs_ranks_are_those_of_all_replicas_of_its_attention() -> None:
 
     eight = (("--tp", "8"), ("--dp", "8"))
     assert texts(*eight, ("--enable-dp-attention", "")) == {"tp": "1", "dp": "8"}
-    assert texts(*eight) == {"tp": "8", "dp": "8"}
+    assert texts(*eight) == {"tp": "8", "dp": "8", "dp-attention": "off", "ep": "8"}
+    assert texts(("--tp", "8"), ("--dp", "1")) == {"tp": "8", "dp": "1"}
     with pytest.raises(ConfigError, match="--dp-size 3 does not divide --tp-size 8"):
         texts(("--tp", "8"), ("--dp", "3"), ("--enable-dp-attention", ""))
 

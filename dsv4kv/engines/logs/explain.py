@@ -253,9 +253,11 @@ def _sglang_meaning(
         f"{full:,} full tokens of {unit:,.2f} B are shared by all requests: their contexts "
         "together cannot be longer."
     )
+    states = f", and {format_bytes(split.fixed * unit)} of states" if split.fixed else ""
+    held = format_bytes(found.engine.shared_bytes(found.deployment))
     yield (
         f"A request of {found.deployment.max_context_tokens:,} tokens takes {split.context:,.0f} "
-        f"full tokens, and {format_bytes(split.fixed * unit)} of states beside them."
+        f"full tokens{states}; {held} of states and windows are held from the start."
     )
 
 

@@ -12,14 +12,14 @@ GIB = 2**30
 STARVED = "Not enough memory. Please try to increase --mem-fraction-static."
 
 
-def slice_line(deployment: Deployment) -> tuple[str, ...]:
+def slice_line(deployment: Deployment) -> str:
     """Which layers a rank of a pipeline holds; nothing without one."""
     if deployment.layers is None:
-        return ()
+        return ""
     held, every = deployment.layers, len(deployment.model.compress_ratios)
     return (
         f"DSV4 pool PP slice: rank={deployment.stage} layers=[{held[0]},{held[-1] + 1}) "
-        f"local={len(held)}/{every}",
+        f"local={len(held)}/{every}"
     )
 
 
@@ -36,18 +36,18 @@ def calculation_line(
     return f"DSV4 memory calculation: {', '.join(shown)}"
 
 
-def refusal(pools: Pools, available_bytes: int, full: int) -> tuple[str, ...]:
+def refusal(pools: Pools, available_bytes: int, full: int) -> str:
     """Why it does not start; nothing where it does."""
     windows = pools.fixed_bytes(0)["swa_fixed"]
     if pools.request_windows:
         if full:
-            return ()
+            return ""
         return (
             f"The DSV4 SWA pool cap ({pools.fixed_window_tokens} tokens, {windows / GIB:.2f} GB) "
             "leaves no room for the full KV pool within the available "
             f"{available_bytes / GIB:.2f} GB. Reduce --max-running-requests, lower "
             "--swa-prefix-tails or SGLANG_SWA_EVICTION_INTERVAL, or increase "
-            "--mem-fraction-static.",
+            "--mem-fraction-static."
         )
     window, page = pools.deployment.model.window_tokens, pools.page_tokens
     slots = pools.sizes(full, 0).swa
@@ -55,6 +55,6 @@ def refusal(pools: Pools, available_bytes: int, full: int) -> tuple[str, ...]:
         return (
             f"SWA pool ({slots} tokens) cannot hold even one request: the prefill admission floor "
             f"is sliding_window_size ({window}) + page_size ({page}). Increase "
-            "--swa-full-tokens-ratio or the total KV budget.",
+            "--swa-full-tokens-ratio or the total KV budget."
         )
-    return () if full else (STARVED,)
+    return "" if full else STARVED

@@ -5,7 +5,7 @@ must find their place beside them.
 Source: SGLang 0.5.12 to 0.5.23, and start-up logs of 0.5.15 and of the build of September 2026.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil
 from typing import Any
@@ -47,13 +47,13 @@ class SglangEngine:
         size, extra = divmod(layers, stages)
         return tuple(size + (stage >= stages - extra) for stage in range(stages))
 
-    def starved(self, loaded: Loaded) -> tuple[str, ...]:
+    def starved(self, loaded: Loaded) -> str:
         """The refusal before any pool is sized (``_profile_available_bytes``)."""
         least = loaded.weight_bytes / loaded.free_bytes
         return (
             "Loaded weights leave no GPU memory for the KV cache under "
             f"--mem-fraction-static={float(loaded.fraction):g}. Raise --mem-fraction-static above "
-            f"{ceil(least * 1000) / 1000:.3f} (minimum viable = 1 - available/pre = {least:.4f}). …",
+            f"{ceil(least * 1000) / 1000:.3f} (minimum viable = 1 - available/pre = {least:.4f})."
         )
 
     def pools(self, deployment: Deployment) -> Pools:
@@ -74,23 +74,7 @@ class SglangEngine:
                     "window", "draft", deployment.draft_layers, marginal_bytes=growth * drafts
                 )
             )
-        if pools.hca and pools.build.hca_state_fixed:
-            spare = pools.hca_state_bytes(0)
-            row = 1 if deployment.online_state else pools.hca_ring
-            one = row * pools.hca_row_bytes * pools.hca
-            costs.append(PoolCost("state", "hca", pools.hca, fixed_bytes=one, shared_bytes=spare))
-        if 2 in pools.low:
-            spare, two = pools.pair_state_bytes(0), pools.pair_state_bytes(2)
-            costs.append(
-                PoolCost(
-                    "state",
-                    "csa",
-                    pools.low.count(2),
-                    fixed_bytes=(two - spare) // 2,
-                    shared_bytes=spare,
-                )
-            )
-        return tuple(costs)
+        return (*costs, *_state_costs(pools))
 
     def request_bytes(self, deployment: Deployment, tokens: int, *, in_flight: int) -> int:
         """Full tokens in whole pages, and what is fixed for the request.
@@ -108,12 +92,12 @@ class SglangEngine:
         )
 
     def shared_bytes(self, deployment: Deployment) -> int:
-        """The spare slot's states, and windows of a fixed size."""
+        """States of all requests that may run and of a spare one, and windows of a fixed size."""
         if deployment.model.kind == "flat":
             return 0
         pools = self.pools(deployment)
         windows = pools.fixed_bytes(0)["swa_fixed"]
-        return pools.hca_state_bytes(0) + pools.pair_state_bytes(0) + int(windows)
+        return int(windows) + sum(cost.shared_bytes for cost in _state_costs(pools))
 
     def layers(self, deployment: Deployment) -> tuple[Layer, ...]:
         """Every layer; raises ``ConfigError`` for a model that this version does not serve."""
@@ -139,7 +123,8 @@ class SglangEngine:
             units_per_request=Fraction(needed),
             printed_tokens=None if refused else full,
             concurrency=Fraction(full, needed),
-            log_lines=(*slice_line(deployment), *(refused or (line,))),
+            log_lines=tuple(filter(None, (slice_line(deployment), refused or line))),
+            note=_bound(pools, full),
         )
 
 
@@ -152,6 +137,46 @@ def _full_tokens(pools: Pools, tokens: int, in_flight: int) -> int:
     if pools.frees_windows:
         live = min(pools.window_tokens_per_request + in_flight, own)
     return max(own, -(-int(live / pools.window_ratio) // pools.page_tokens) * pools.page_tokens)
+
+
+def _bound(pools: Pools, full: int) -> str:
+    """Which pool holds fewer requests, where windows are a share of the full tokens."""
+    if pools.request_windows or not full:
+        return ""
+    tokens = pools.deployment.max_context_tokens
+    flight = pools.deployment.in_flight_tokens
+    kept, freed = (
+        (full - spare) // _full_tokens(build_pools(pools.build, other), tokens, live)
+        for other, live, spare in (
+            (replace(pools.deployment, frees_windows=False), 1, int(flight / pools.window_ratio)),
+            (replace(pools.deployment, frees_windows=True), 1, 0),
+        )
+    )
+    now = "1" if pools.frees_windows else "0"
+    return (
+        f"Its {full:,} full tokens hold {full // max(tokens, 1):,} requests of {tokens:,} tokens, "
+        f"its {pools.sizes(full, 0).swa:,} window slots {kept:,} that keep those of their whole "
+        f"prompt and {freed:,} that give them back "
+        f"(SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS, here {now}): the fewer bind."
+    )
+
+
+def _state_costs(pools: Pools) -> list[PoolCost]:
+    """Rows of HCA states and of V4.1's pending pairs: all are there from the start."""
+    requests = pools.deployment.concurrency
+    pairs = pools.low.count(2)
+    rows = (("hca", pools.hca, pools.hca_state_bytes), ("csa", pairs, pools.pair_state_bytes))
+    return [
+        PoolCost(
+            "state",
+            kind,
+            layers,
+            fixed_bytes=0 if requests else (size(128) - size(0)) // 128,
+            shared_bytes=size(requests or 0),
+        )
+        for kind, layers, size in rows
+        if layers and size(0)
+    ]
 
 
 def _context_costs(pools: Pools) -> list[PoolCost]:

@@ -357,12 +357,12 @@ class VllmEngine:
         size, extra = divmod(layers, stages)
         return tuple(size + (stages - 1 - extra <= s < stages - 1) for s in range(stages))
 
-    def starved(self, loaded: Loaded) -> tuple[str, ...]:
+    def starved(self, loaded: Loaded) -> str:
         """The refusal before any block is counted (``kv_cache_planning.py``)."""
         del loaded
         return (
             "No available memory for the cache blocks. Try increasing `gpu_memory_utilization` "
-            "when initializing the engine …",
+            "when initializing the engine"
         )
 
     def layout(self, deployment: Deployment) -> Layout:

@@ -206,7 +206,9 @@ def deployment_of(asked: dict[str, Any]) -> Deployment:
         formats=choose_formats(model, *asked["names"]),
         max_context_tokens=asked["context"],
         in_flight_tokens=asked.get("flight") or (1 + overlap) * asked["chunk"],
-        layers=tuple(range(*asked["held"])) if asked.get("stages") != 1 and "held" in asked else None,
+        layers=tuple(range(*asked["held"]))
+        if asked.get("stages") != 1 and "held" in asked
+        else None,
         draft_layers=asked["drafts"],
         concurrency=total and total // dp,
         draft_tokens=asked["draft_tokens"],

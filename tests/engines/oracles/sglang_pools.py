@@ -137,7 +137,8 @@ def configure(engine: SimpleNamespace, asked: dict[str, Any]) -> Any:
         kv_cache_dtype_str="fp8_e4m3", model_config=model, page_size=asked["page"],
         layer_info=SimpleNamespace(start_layer=first, end_layer=last),
         pp_size=asked.get("stages", 1), attn_dp_size=asked.get("dp", 1),
-        pp_group=SimpleNamespace(rank_in_group=asked.get("rank", 0)), sliding_window_size=128, spec_algorithm=algorithm, is_draft_worker=False,
+        pp_group=SimpleNamespace(rank_in_group=asked.get("rank", 0)),
+        sliding_window_size=128, spec_algorithm=algorithm, is_draft_worker=False,
         spec_aux_config=SimpleNamespace(dspark_num_stages=asked["drafts"]),
     )  # fmt: skip
     if asked["kind"] != "flat":

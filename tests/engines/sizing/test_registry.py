@@ -50,3 +50,22 @@ def test_an_unknown_engine_or_version_names_the_nearest(given: str, sentence: st
 def test_a_family_lists_its_rules_from_the_oldest() -> None:
     assert engine_family("vllm")[0] == "vllm:0.22"
     assert engine_family("vllm")[-1] == "vllm:0.33"
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "stages", "expected"),
+    [
+        ("vllm:0.33", 43, 2, (22, 21)),
+        ("vllm:0.33", 43, 4, (11, 11, 11, 10)),
+        ("vllm:0.33", 61, 4, (15, 15, 16, 15)),
+        ("sglang:0.5.23", 43, 2, (21, 22)),
+        ("sglang:0.5.23", 43, 4, (10, 11, 11, 11)),
+        ("sglang:0.5.15", 61, 4, (15, 15, 15, 16)),
+        ("dsv4kv", 61, 4, (16, 15, 15, 15)),
+    ],
+)
+def test_layers_are_spread_over_stages_as_the_engine_spreads_them(
+    name: str, layers: int, stages: int, expected: tuple[int, ...]
+) -> None:
+    """vLLM 0.33.0 and SGLang 0.5.15 to 0.5.23: ``get_pp_indices``, run."""
+    assert find_engine(name).stage_layers(layers, stages) == expected

@@ -240,6 +240,8 @@ SIZED_STATES = {
 
 HOST_TIERS = {
     "hicache": Implementation("SGLang's HiCache"),
+    "native": Implementation("vLLM's OffloadingConnector"),
+    "simple": Implementation("vLLM's SimpleCPUOffloadConnector"),
 }
 """What keeps prefixes in host memory, for ``budget``."""
 

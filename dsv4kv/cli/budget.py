@@ -80,6 +80,10 @@ _RESERVE = (
     "Kept on every GPU for activations, graphs, communication: left out, 4GiB, SGLang's 2.3GiB."
 )
 _TIER = f"What keeps prefixes in host memory: {explained(HOST_TIERS)}. Left out: nothing."
+_RETENTION = (
+    "Tokens between the windows that vLLM keeps of a prefix, beside the last: 0 (left out) the "
+    "last alone, or dense."
+)
 _EP = "Ranks of a stage that share the routed experts. Left out: all of them, with replicas."
 _COMMAND = (
     "A launch command of vLLM, SGLang or TensorRT-LLM, or a file with one (script, YAML, "
@@ -142,6 +146,7 @@ HostRatio = Annotated[Text, _host("X", "Pages of the host for one of the GPU (hi
 HostSize = Annotated[
     Text, _host("SIZE", "Memory that the tier is given, as its engine counts it.")
 ]
+Retention = Annotated[Text, _host("TOKENS", _RETENTION)]
 HostMemory = Annotated[Text, _host("SIZE", "Free memory of a node: what an engine refuses by.")]
 
 Axes = Annotated[
@@ -225,6 +230,7 @@ def budget(
     host_ratio: HostRatio = None,
     host_size: HostSize = None,
     host_memory: HostMemory = None,
+    retention: Retention = None,
     axis: Axes = None,
     verbose: Verbose = False,
     json_: AsJson = False,

@@ -16,6 +16,12 @@ class HostWish:
         layout: How SGLang lays pages out on the host.
         storage: Where SGLang keeps pages beyond the host.
         ranks: Ranks of one node.
+        tp: Tensor parallel ranks of a replica.
+        replica_ranks: All ranks of a replica.
+        node_replicas: Replicas of a node.
+        retention: Tokens between the boundaries whose windows vLLM keeps, beside the last; 0 keeps
+            the last alone, None those of every block.
+        chunk_tokens: Tokens of a chunk (LMCache).
     """
 
     tier: str
@@ -25,6 +31,11 @@ class HostWish:
     layout: str = "page_first"
     storage: str | None = None
     ranks: int = 1
+    tp: int = 1
+    replica_ranks: int = 1
+    node_replicas: int = 1
+    retention: int | None = 0
+    chunk_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -49,13 +60,14 @@ class HostPool:
 
 @dataclass(frozen=True)
 class HostTier:
-    """What one rank keeps in host memory.
+    """What one rank, or one replica, keeps in host memory.
 
     Attributes:
         name: As the engine calls it.
         pools: Its pools, in the order in which they are made.
-        copies: Ranks of a node that have such pools, each its own.
-        tokens: Tokens of prefixes that it keeps, by what is kept of them; one of each kind holds.
+        copies: Ranks or replicas of a node that have such pools, each its own.
+        keeps: What the pools hold, in words and counts.
+        holder: Whose the pools are: ``rank`` or ``replica``.
         notes: Sentences on what limits it.
         gpu_bytes: What it takes of a GPU beside the cache.
         refusal: Why the engine does not start with it; empty where it does.
@@ -64,17 +76,18 @@ class HostTier:
     name: str
     pools: tuple[HostPool, ...]
     copies: int
-    tokens: dict[str, int]
+    keeps: dict[str, int]
+    holder: str = "rank"
     notes: tuple[str, ...] = ()
     gpu_bytes: int = 0
     refusal: str = ""
 
     @property
-    def rank_bytes(self) -> int:
-        """Host memory of one rank."""
+    def holder_bytes(self) -> int:
+        """Host memory of one rank or replica."""
         return sum(pool.total_bytes for pool in self.pools)
 
     @property
     def node_bytes(self) -> int:
-        """Host memory of all ranks of a node."""
-        return self.copies * self.rank_bytes
+        """Host memory of a node."""
+        return self.copies * self.holder_bytes

@@ -7,12 +7,15 @@ from typing import Any
 from dsv4kv.engines.contract import Capacity, Deployment
 from dsv4kv.engines.host import HostTier, HostWish
 from dsv4kv.engines.sglang.host import size_hicache
+from dsv4kv.engines.vllm.host import size_offloading, size_simple
 from dsv4kv.errors import ConfigError
 from dsv4kv.sizing.inputs import Inputs
 from dsv4kv.sizing.layout import NODE_GPUS, Layout
 
 TIERS: dict[tuple[str, str], Callable[[Any, Deployment, Capacity, HostWish], HostTier]] = {
     ("sglang", "hicache"): size_hicache,
+    ("vllm", "native"): size_offloading,
+    ("vllm", "simple"): size_simple,
 }
 """Who sizes which tier of which engine."""
 
@@ -41,6 +44,10 @@ def host_of(
         layout=inputs.host_layout,
         storage=inputs.host_storage,
         ranks=min(layout.gpus, NODE_GPUS),
+        tp=layout.tp,
+        replica_ranks=layout.tp * layout.pp,
+        node_replicas=max(1, min(layout.gpus, NODE_GPUS) // (layout.tp * layout.pp)),
+        retention=inputs.retention,
     )
     return size(engine, deployment, capacity, wish)
 
@@ -50,5 +57,5 @@ def host_document(tier: HostTier | None) -> dict[str, Any] | None:
     if tier is None:
         return None
     pools = [asdict(pool) | {"total_bytes": pool.total_bytes} for pool in tier.pools]
-    sums = {"rank_bytes": tier.rank_bytes, "node_bytes": tier.node_bytes}
+    sums = {"holder_bytes": tier.holder_bytes, "node_bytes": tier.node_bytes}
     return asdict(tier) | {"pools": pools} | sums

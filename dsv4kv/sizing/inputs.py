@@ -60,6 +60,8 @@ class Inputs:
         host_layout: How pages lie in host memory, as the engine names it.
         host_storage: What is behind host memory, as the engine names it.
         dp_attention: Whether SGLang's replicas are ranks of one server (``on``) or servers.
+        retention: Tokens between the boundaries of a prefix whose windows vLLM keeps, beside the
+            last; 0 keeps the last alone, None (``dense``) those of every block.
         engine: Whose rules size the cache.
     """
 
@@ -104,6 +106,7 @@ class Inputs:
     host_layout: str = "page_first"
     host_storage: str | None = None
     dp_attention: str = "on"
+    retention: int | None = 0
     engine: str = "dsv4kv"
 
 
@@ -216,6 +219,7 @@ READERS: dict[str, Callable[[str], Any]] = {
     "host-layout": _text,
     "host-storage": _text,
     "dp-attention": _one_of("on", "off"),
+    "retention": lambda text: None if text == "dense" else parse_count(text),
     "engine": _text,
 }
 """How to read every input, by option name."""

@@ -8,7 +8,7 @@ Sources: vLLM 0.33 (``arg_utils.py``, ``envs.py``), SGLang 0.5.23 (``arg_groups/
 
 import json
 import re
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -154,6 +154,55 @@ def _gigabytes(text: str) -> Texts:
     return {name: f"{int(count)}GB" for name, count in size.items() if int(count)}
 
 
+_OWN_TIER, _SIMPLE = "own-host-tier", "simple-offload"
+_OFFLOADED = {"OffloadingConnector": "native", "SimpleCPUOffloadConnector": "simple"}
+"""vLLM's connectors that keep blocks in host memory."""
+_ROLES = {"kv_producer": "prefill", "kv_consumer": "decode"}
+
+
+_PLAIN_NUMBER = re.compile(r"\d{1,20}(?:\.\d{1,12})?")
+
+
+def _offloading_size(text: str) -> Texts:
+    """GiB, with a fraction; what keeps them is the engine's own unless it is given."""
+    return {_OWN_TIER: "native", "host-size": _in_bytes(text, 2**30, "GiB")}
+
+
+def _in_bytes(number: object, unit: int, name: str) -> str:
+    if not _PLAIN_NUMBER.fullmatch(str(number)):
+        raise ConfigError(f"{str(number)[:60]!r} is not a number of {name}: write 100 or 0.5.")
+    return str(int(Fraction(str(number)) * unit))
+
+
+def _offloading_tier(text: str) -> Texts:
+    return {_OWN_TIER: text}
+
+
+def _transfer(text: str) -> Texts:
+    """The connector of one side, or those that one stands for."""
+    found = _object(text)
+    extra = found.get("kv_connector_extra_config")
+    if found.get("kv_connector") == "MultiConnector" and isinstance(extra, dict):
+        parts = [each for each in extra.get("connectors") or () if isinstance(each, dict)]
+        return {name: value for each in parts for name, value in _connector(each).items()}
+    return _connector(found)
+
+
+def _connector(found: Mapping[str, object]) -> Texts:
+    tier = _OFFLOADED.get(str(found.get("kv_connector")))
+    if tier is None:
+        role = _ROLES.get(str(found.get("kv_role")))
+        return {"role": role} if role else {}
+    extra = found.get("kv_connector_extra_config")
+    size = extra.get("cpu_bytes_to_use") if isinstance(extra, dict) else None
+    return {"host-tier": tier} | ({"host-size": _in_bytes(size, 1, "bytes")} if size else {})
+
+
+def _retention(text: str) -> Texts:
+    dense = text.lower() in ("none", "null")
+    return {"retention": "dense"} if dense else _counted("retention").of(text)
+
+
 def _io_backend(text: str) -> Texts:
     return {"host-layout": "page_first_direct"} if text == "direct" else {}
 
@@ -248,10 +297,24 @@ WORDS: dict[str, tuple[Word, ...]] = {
             "plain rows of 512 or 1,024 B with FLASHINFER_MLA_SPARSE_DSV4 on SM100",
             _named("attention-backend"),
         ),
-        _word("--kv-offloading-size", f"{_HOST}, summed over ranks"),
-        _word("--kv-offloading-backend", _HOST),
-        _word("--kv-transfer-config", f"{_SPLIT}; or {_HOST}"),
-        _word("--prefix-cache-retention-interval", "which windows stay cached"),
+        _word(
+            "--kv-offloading-size",
+            f"{_HOST}: GiB of all ranks of a replica",
+            Meaning(_offloading_size),
+        ),
+        _word(
+            "--kv-offloading-backend", f"{_HOST}: native unless given", Meaning(_offloading_tier)
+        ),
+        _word(
+            "VLLM_USE_SIMPLE_KV_OFFLOAD", f"{_HOST}: blocks of every rank",
+            _switched(_SIMPLE, "on"),
+        ),
+        _word("--kv-transfer-config", f"{_SPLIT}; or {_HOST}", Meaning(_transfer)),
+        _word(
+            "--prefix-cache-retention-interval",
+            f"which windows stay cached, in {_HOST}",
+            Meaning(_retention),
+        ),
         _word("--prefix-match-unit", "where hits end"),
         _switch("--swa-bounded-replay", "windows leave the prefix cache"),
         _word("--engram-config", "V4.1's tables, in host memory by default"),
@@ -462,6 +525,9 @@ def merge(family: str, given: Iterable[GivenWord]) -> Texts:
         texts |= each.texts
     if own := texts.pop(_OWN_DRAFTS, None):
         texts.setdefault("draft-tokens", own)
+    simple, tier = texts.pop(_SIMPLE, None), texts.pop(_OWN_TIER, None)
+    if tier and "host-size" in texts:
+        texts.setdefault("host-tier", "simple" if simple and tier == "native" else tier)
     inside = texts.pop("dp-attention", None)
     if family == "sglang" and not inside and texts.get("dp", "1") != "1":
         texts |= {"dp-attention": "off"} | {"ep": texts.get("ep", texts.get("tp", "1"))}

@@ -382,7 +382,8 @@ def memory_table(found: Answer) -> Table:
 
 def host_parts(host: HostTier) -> Iterator[Part]:
     """Host memory, pool by pool, and what it keeps."""
-    rank = f"each of the node's {host.copies} ranks" if host.copies > 1 else "one rank"
+    holder = host.holder
+    whose = f"each of the node's {host.copies} {holder}s" if host.copies > 1 else f"one {holder}"
     yield Table(
         f"Host memory: {host.name}",
         [*names("pool"), *numbers("pages", "bytes of a page", "size")],
@@ -390,12 +391,12 @@ def host_parts(host: HostTier) -> Iterator[Part]:
             (pool.name, f"{pool.pages:,}", f"{pool.page_bytes:,}", format_bytes(pool.total_bytes))
             for pool in host.pools
         ],
-        note=f"{format_bytes(host.rank_bytes)} of {rank}",
+        note=f"{format_bytes(host.holder_bytes)} of {whose}",
     )
-    kept = "; ".join(f"{count:,} {what}" for what, count in host.tokens.items())
+    kept = "; ".join(f"{count:,} {what}" for what, count in host.keeps.items())
     yield f"It keeps {kept}."
     if host.copies > 1:
-        yield f"Every rank has its own copy: {format_bytes(host.node_bytes)} of a node's memory."
+        yield f"Every {holder} has its own: {format_bytes(host.node_bytes)} of a node's memory."
     if host.gpu_bytes:
         yield (
             f"On the GPU it takes {format_bytes(host.gpu_bytes)} for staging, beside the cache "

@@ -118,7 +118,7 @@ vllm/vllm-openai:deepseekv4-cu130 /models/DeepSeek-V4-Flash --trust-remote-code 
         "gb300",
         {"tp": "1", "pp": "1", "indexer-format": "mxfp4", "draft-layers": "1",
          "draft-tokens": "3"},
-        ("--max-cudagraph-capture-size", "--prefix-cache-retention-interval"),
+        ("--max-cudagraph-capture-size",),
     ),
     Published(
         "docs.vllm.ai: adaptive verification",

@@ -37,14 +37,14 @@ def test_hicache_has_a_page_for_every_page_of_the_gpu_so_many_times() -> None:
     full = deployment.capacity.units // 256
     assert pools["c4"].pages == pools["c128"].pages == pools["kv"].pages == 2 * full
     assert pools["swa"].pages == pools["c4_state"].pages < pools["c4"].pages
-    assert deployment.host.tokens["tokens of context"] == 2 * deployment.capacity.units
+    assert deployment.host.keeps["tokens of context"] == 2 * deployment.capacity.units
 
 
 def test_every_rank_of_a_node_has_its_own_copy() -> None:
     host = found(**HICACHE).host
     assert host is not None
     assert host.copies == 8
-    assert host.node_bytes == 8 * host.rank_bytes
+    assert host.node_bytes == 8 * host.holder_bytes
 
 
 def test_the_command_of_a_server_asks_for_its_host_pools() -> None:
@@ -75,6 +75,7 @@ def test_the_command_of_a_server_asks_for_its_host_pools() -> None:
         ({"host_layout": "page_head"}, "choose one"),
         ({"engine": "sglang:0.5.20"}, "as sglang:0.5.23 sizes it"),
         ({"engine": "vllm"}, "has none"),
+        ({"engine": "trtllm", "host_ratio": ""}, "has none"),
     ],
 )
 def test_what_the_engine_refuses_is_refused_in_its_words(
@@ -103,7 +104,7 @@ def test_v32_without_a_ratio_has_twice_its_tokens_or_what_the_node_has_left() ->
     twice = found(**flat, host_tier="hicache")
     assert twice.host is not None
     assert twice.capacity is not None
-    kept = twice.host.tokens["tokens of context"]
+    kept = twice.host.keeps["tokens of context"]
     assert 2 * twice.capacity.units <= kept <= 2 * twice.capacity.units + 64
     less = found(**flat, host_tier="hicache", host_memory="300GiB").host
     assert less is not None
@@ -119,7 +120,72 @@ def test_encoder_replay_keeps_no_windows_on_the_host() -> None:
     assert replayed is not None
     assert "swa" in {pool.name for pool in kept.pools}
     assert "swa" not in {pool.name for pool in replayed.pools}
-    assert list(replayed.tokens) == ["tokens of context"]
+    assert list(replayed.keeps) == ["tokens of context"]
+
+
+OFFLOADED = FLASH | {"engine": "vllm", "host_tier": "native", "host_size": "100GiB"}
+
+
+def test_tensor_parallel_ranks_of_one_node_share_one_copy_in_vllm() -> None:
+    """A chunk is a block of the pool, whole pages of 4,096 B, of all copies."""
+    shared, apart = found(**OFFLOADED).host, found(**OFFLOADED, pp="2", tp="4").host
+    assert shared is not None
+    assert apart is not None
+    (chunk,) = shared.pools
+    assert (chunk.page_bytes, chunk.pages) == (1_003_520, 106_997)
+    assert shared.copies == 1
+    assert "one copy serves all its ranks" in shared.notes[0]
+    assert "8 ranks have a copy each" in apart.notes[0]
+    assert apart.pools[0].pages < chunk.pages / 4
+
+
+def test_a_prompt_takes_fewer_chunks_where_windows_are_kept_at_its_end_alone() -> None:
+    """512 blocks of the context and 22 of windows and states; 23 a block where all are kept."""
+    host = found(**OFFLOADED).host
+    assert host is not None
+    assert host.keeps["prompts of 131,072 tokens at 534 chunks (windows at the end alone)"] == 200
+    assert host.keeps["prompts of 131,072 tokens at 11,776 chunks (windows at every block)"] == 9
+    every = found(**OFFLOADED, retention="4096").host
+    assert every is not None
+    assert any("1,238 chunks (windows every 4,096 tokens)" in words for words in every.keeps)
+
+
+def test_v41_stores_no_windows_and_a_copy_for_every_rank() -> None:
+    """Its windows are computed again, and its ring of states is not known to be alike."""
+    v41 = {"model": "v4.1-flash", "gpu": "b200"}
+    host = found(**(OFFLOADED | v41)).host
+    assert host is not None
+    assert "8 ranks have a copy each" in host.notes[0]
+    assert "prompts of 131,072 tokens at 1,024 chunks" in host.keeps
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "pages"),
+    [
+        ("--kv-offloading-size 100", "OffloadingConnector", 106_997),
+        ("--kv-offloading-size 12.5", "OffloadingConnector", 13_374),
+        (
+            """--kv-transfer-config '{"kv_connector": "SimpleCPUOffloadConnector"}'""",
+            "SimpleCPUOffloadConnector",
+            1_071,  # 8 GiB of eight ranks
+        ),
+    ],
+)
+def test_the_flags_of_vllm_ask_for_its_host_memory(words: str, name: str, pages: int) -> None:
+    command = f"vllm serve deepseek-ai/DeepSeek-V4-Flash -tp 8 --max-model-len 128K {words}"
+    texts = {key.replace("-", "_"): text for key, text in read_command(command).texts.items()}
+    host = found(**(texts | {"gpu": "h200"})).host
+    assert host is not None
+    assert (host.name, host.pools[0].pages) == (name, pages)
+
+
+def test_vllm_without_a_size_or_with_too_little_memory_is_told() -> None:
+    with pytest.raises(ConfigError, match="needs a size"):
+        found(**(FLASH | {"engine": "vllm", "host_tier": "native"}))
+    short = found(**OFFLOADED, host_memory="64GiB")
+    assert not short.fits
+    assert short.host is not None
+    assert "of a node's memory, of which" in short.host.refusal
 
 
 def test_the_answer_prints_host_memory_and_the_document_has_it() -> None:
@@ -131,6 +197,6 @@ def test_the_answer_prints_host_memory_and_the_document_has_it() -> None:
     assert "of a node's memory" in printed.output
     document = json.loads(CliRunner().invoke(app, ["budget", *words, "--json"]).output)
     host = document["host"]
-    assert host["node_bytes"] == host["copies"] * host["rank_bytes"]
-    assert host["rank_bytes"] == sum(pool["total_bytes"] for pool in host["pools"])
+    assert host["node_bytes"] == host["copies"] * host["holder_bytes"]
+    assert host["holder_bytes"] == sum(pool["total_bytes"] for pool in host["pools"])
     assert document["inputs"]["host_tier"] == "hicache"

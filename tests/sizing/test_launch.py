@@ -120,11 +120,11 @@ def test_what_a_word_costs_is_the_difference_to_the_command_without_it() -> None
 
 def test_a_document_names_what_is_counted_what_is_not_and_what_is_unknown() -> None:
     reading = read_command(
-        "vllm serve deepseek-ai/DeepSeek-V4-Flash --max-num-seqs 8 --kv-offloading-size 100 --hm 1"
+        "vllm serve deepseek-ai/DeepSeek-V4-Flash --max-num-seqs 8 --cpu-offload-gb 100 --hm 1"
     )
     found = command_document(reading, [])
     assert [row["word"] for row in found["counted"]] == ["--model", "--max-num-seqs"]
-    assert [row["word"] for row in found["not_counted"]] == ["--kv-offloading-size"]
+    assert [row["word"] for row in found["not_counted"]] == ["--cpu-offload-gb"]
     assert found["not_known_to_change_sizes"] == ["--hm"]
 
 

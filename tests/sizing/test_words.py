@@ -82,7 +82,32 @@ def test_what_a_word_means_is_an_input_of_ours(family: str) -> None:
         ),
         ("vllm", "--no-async-scheduling", "", {"overlap": "1"}),
         ("vllm", "VLLM_SPARSE_INDEXER_MAX_LOGITS_MB", "256", {"logits-limit": "256MiB"}),
-        ("vllm", "--kv-offloading-size", "100", {}),
+        (
+            "vllm",
+            "--kv-offloading-size",
+            "100",
+            {"host-tier": "native", "host-size": "107374182400"},
+        ),
+        ("vllm", "--kv-offloading-backend", "lmcache", {}),  # nothing without a size
+        (
+            "vllm",
+            "--kv-transfer-config",
+            """{"kv_connector": "SimpleCPUOffloadConnector", "kv_role": "kv_both",
+            "kv_connector_extra_config": {"cpu_bytes_to_use": 1e10}}""",
+            {"host-tier": "simple", "host-size": "10000000000"},
+        ),
+        (
+            "vllm",
+            "--kv-transfer-config",
+            """{"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": [
+            {"kv_connector": "NixlConnector", "kv_role": "kv_producer"}, {"kv_connector":
+            "OffloadingConnector", "kv_connector_extra_config": {"cpu_bytes_to_use": 4096}}]}}""",
+            {"role": "prefill", "host-tier": "native", "host-size": "4096"},
+        ),
+        ("vllm", "--prefix-cache-retention-interval", "None", {"retention": "dense"}),
+        ("sglang", "--hicache-size", "30", {"host-size": "30GB"}),
+        ("sglang", "--hicache-size", "0", {}),
+        ("sglang", "--hicache-io-backend", "direct", {"host-layout": "page_first_direct"}),
         ("sglang", "--tp", "8", {"tp": "8"}),
         ("sglang", "--chunked-prefill-size", "-1", {}),
         ("sglang", "--speculative-algo", "EAGLE", {"draft-layers": "1", "draft-tokens": "4"}),

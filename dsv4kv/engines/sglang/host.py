@@ -156,8 +156,8 @@ def _flat_tier(
         HostPool("kv", pages, cells[0] * page),
         HostPool("indexer", pages + 1, cells[1] * page),
     )
-    tier = HostTier("HiCache", made, wish.ranks, {"tokens of context": pages * page}, _notes(wish))
-    return replace(tier, refusal=_refusal(tier, wish))
+    tier = HostTier("HiCache", made, wish.ranks, {"tokens of context": pages * page})
+    return replace(tier, notes=_notes(wish), refusal=_refusal(tier, wish))
 
 
 def _fitting_ratio(cell: int, full_tokens: int, page: int, wish: HostWish) -> Fraction:

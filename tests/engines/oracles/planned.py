@@ -28,14 +28,21 @@ FILES = {
     "vllm": HERE / "vllm_planner_0.33.0.jsonl.gz",
     "sglang": HERE / "sglang_pools_0.5.23.jsonl.gz",
     "hicache": HERE / "sglang_host_0.5.23.jsonl.gz",
+    "offloading": HERE / "vllm_host_0.33.0.jsonl.gz",
 }
 SCRIPTS = {
     "vllm": HERE / "vllm_planner.py",
     "sglang": HERE / "sglang_pools.py",
     "hicache": HERE / "sglang_host.py",
+    "offloading": HERE / "vllm_host.py",
 }
-WHEELS = {"vllm": "vllm", "sglang": "sglang", "hicache": "sglang"}
-ENGINES = {"vllm": "vllm:0.33", "sglang": "sglang:0.5.23", "hicache": "sglang:0.5.23"}
+WHEELS = {"vllm": "vllm", "sglang": "sglang", "hicache": "sglang", "offloading": "vllm"}
+ENGINES = {
+    "vllm": "vllm:0.33",
+    "sglang": "sglang:0.5.23",
+    "hicache": "sglang:0.5.23",
+    "offloading": "vllm:0.33",
+}
 SETTINGS = 500
 GIB = 2**30
 ABOUT = {
@@ -65,6 +72,15 @@ ABOUT = {
                     "srt/mem_cache/pool_host/dsa.py"],
         "made": "host pools by build_deepseek_v4_hicache_stack and build_host_pool_group",
     },
+    "offloading": {
+        "engine": "vllm",
+        "version": "0.33.0",
+        "sources": ["v1/kv_offload/cpu/spec.py", "v1/kv_offload/cpu/common.py",
+                    "v1/simple_kv_offload/manager.py",
+                    "distributed/kv_transfer/kv_connector/v1/offloading/config.py",
+                    "v1/core/single_type_kv_cache_manager.py"],
+        "made": "CPUOffloadingSpec on build_offloading_config, _derive_cpu_config, and masks",
+    },
 }  # fmt: skip
 _BLOCKS = {"v4": (256, 512), "v41": (128, 256), "flat": (64, 128)}
 
@@ -77,7 +93,12 @@ def model_of(name: str) -> DSV4Config:
 
 def draw_settings(engine: str) -> list[dict[str, Any]]:
     """All settings, without answers."""
-    drawn = {"vllm": _draw_vllm, "sglang": _draw_sglang, "hicache": _draw_hicache}[engine]
+    drawn = {
+        "vllm": _draw_vllm,
+        "sglang": _draw_sglang,
+        "hicache": _draw_hicache,
+        "offloading": _draw_offloading,
+    }[engine]
     return [drawn(random.Random(f"{engine} planner {seed}")) for seed in range(SETTINGS)]
 
 
@@ -194,6 +215,17 @@ def _draw_hicache(draw: random.Random) -> dict[str, Any]:
         "layout": draw.choice(["page_first", "page_first", "layer_first", "page_first_direct"]),
         "memory": int(draw.choice([200, 500, 1000, 2000, 4000]) * GIB),
         "ranks": draw.choice([1, 4, 8]),
+    }
+
+
+def _draw_offloading(draw: random.Random) -> dict[str, Any]:
+    """A setting of the GPU's pool, what the host is given, and a prompt that is stored there."""
+    return _draw_vllm(draw) | {
+        "tp": draw.choice([1, 2, 4, 8, 8, 16]),
+        "pp": draw.choice([1, 1, 1, 2]),
+        "given": int(draw.choice([0.01, 1, 20, 100, 1500]) * GIB * draw.uniform(0.5, 1)),
+        "prompt": draw.choice([1, 255, 256, 4097, 131_072, draw.randrange(1, 400_000)]),
+        "retention": draw.choice([0, 0, None, None, 4096, 32_768]),
     }
 
 

@@ -10,6 +10,15 @@ from dsv4kv.engines.host import HostWish
 from dsv4kv.engines.registry import find_engine
 from dsv4kv.engines.sglang.host import size_hicache
 from dsv4kv.engines.sglang.sizing import SglangEngine
+from dsv4kv.engines.vllm.host import (
+    counted_tokens,
+    offloaded_groups,
+    shares_copy,
+    size_offloading,
+    size_simple,
+    stored_chunks,
+)
+from dsv4kv.engines.vllm.sizing import VllmEngine
 from dsv4kv.errors import ConfigError
 from tests.engines.oracles.planned import ENGINES, SETTINGS, deployment_of, read_settings
 
@@ -69,3 +78,39 @@ def test_500_random_host_pools_are_those_that_sglang_makes() -> None:
 def test_what_sglang_refuses_is_among_the_settings(sentence: str) -> None:
     answers = [asked["answer"].get("refused", "") for asked in read_settings("hicache")]
     assert any(sentence in answer for answer in answers)
+
+
+def offloading_of(asked: dict[str, Any]) -> dict[str, Any]:
+    engine, deployment = find_engine(ENGINES["offloading"]), deployment_of(asked)
+    assert isinstance(engine, VllmEngine)
+    capacity = engine.capacity(deployment, asked["memory"])
+    wish = HostWish(
+        "native",
+        size_bytes=asked["given"],
+        tp=asked["tp"],
+        replica_ranks=asked["tp"] * asked["pp"],
+        retention=asked["retention"],
+    )
+    (chunk,) = size_offloading(engine, deployment, capacity, wish).pools
+    (block,) = size_simple(engine, deployment, capacity, wish).pools
+    groups = offloaded_groups(engine, deployment)
+    align = groups[0].block_tokens
+    return {
+        "chunk_bytes": chunk.page_bytes,
+        "chunks": chunk.pages,
+        "tokens": counted_tokens(groups, chunk.pages, asked["context"]),
+        "shared": shares_copy(deployment, wish),
+        "simple_blocks": block.pages,
+        "stored": sorted(
+            stored_chunks(group, align, asked["prompt"], asked["retention"]) for group in groups
+        ),
+    }
+
+
+def test_500_random_offloads_are_those_that_vllm_makes() -> None:
+    """Chunks, vLLM's own count of tokens, and what is stored of a prompt, to the integer."""
+    settings = read_settings("offloading")
+    assert len(settings) == SETTINGS >= 500
+    found = [(asked, offloading_of(asked)) for asked in settings]
+    assert [(each, asked) for asked, each in found if each != asked["answer"]] == []
+    assert {asked["answer"]["shared"] for asked in settings} == {True, False}

@@ -290,7 +290,7 @@ def assumed_table(scenario: Scenario) -> Table:
     )
 
 
-_LONGEST_VALUE = 28
+_LONGEST_VALUE = 34  # deepseek-ai/DeepSeek-V4.1-Flash and a little
 
 
 def view_command(reading: Reading, costs: Iterable[WordCost]) -> Iterator[Part]:

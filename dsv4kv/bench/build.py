@@ -29,6 +29,7 @@ from dsv4kv.serve.graphs import DecodeGraphs
 from dsv4kv.serve.inputs import EntryChooser, InputBank
 from dsv4kv.serve.loop import LoopSettings
 from dsv4kv.serve.operations import Outputs
+from dsv4kv.serve.placing import PlacedContexts
 from dsv4kv.serve.reuse import PrefixReuse
 from dsv4kv.serve.verifier import Verifier
 from dsv4kv.units import format_bytes
@@ -44,7 +45,7 @@ def plan_from(config: BenchConfig) -> CachePlan:
     formats = model.formats
     return plan_cache(
         facts,
-        max_context_tokens=cache.max_context_tokens,
+        max_context_tokens=config.max_context_tokens,
         num_slots=cache.num_slots or config.workload.concurrency,
         num_blocks=cache.num_blocks,
         layers=model.layers,
@@ -71,6 +72,22 @@ def check_data_path(plan: CachePlan) -> None:
                     "bookkeeping run, but no operation reads and writes them: set workload.data "
                     "to none, or take another format."
                 )
+
+
+def check_contexts(config: BenchConfig, plan: CachePlan) -> None:
+    """Raise ``ConfigError`` where the pools do not hold all contexts that are to be placed."""
+    workload = config.workload
+    if not workload.context:
+        return
+    for group in plan.groups:
+        each, blocks = group.blocks_for(workload.placed_tokens), plan.num_blocks[group.name]
+        if each * workload.concurrency > blocks:
+            raise ConfigError(
+                f"{workload.concurrency} contexts of {workload.placed_tokens:,} tokens take "
+                f"{each * workload.concurrency:,} blocks and the pool has {blocks:,}, enough for "
+                f"{blocks // each if each else 0}: lower workload.concurrency or "
+                "workload.context, or raise cache.num_blocks."
+            )
 
 
 def check_memory(
@@ -176,12 +193,16 @@ def build_drive(
         )
         if page and not state
     ]
-    longest_chunk = min(config.workload.step_tokens, plan.max_context_tokens)
-    inputs = InputBank(plan.config, every, longest_chunk, seed, given)
-    verifier = Verifier(inputs, compressors, np.random.default_rng(seed))
     topk, window = plan.config.index_topk, plan.config.window_tokens
+    placed = 2 * window + plan.draft_tokens if config.workload.context else 0
+    longest_chunk = min(max(config.workload.step_tokens, placed), plan.max_context_tokens)
+    inputs = InputBank(plan.config, every, longest_chunk, seed, given)
+    bound = build_layers(manager, backend, _moved(compressors, manager.device))
+    layers = list(bound.values())
+    contexts = PlacedContexts(layers, seed) if config.workload.context else None
+    verifier = Verifier(inputs, compressors, np.random.default_rng(seed), contexts)
     executor = StepExecutor(
-        layers=list(build_layers(manager, backend, _moved(compressors, manager.device)).values()),
+        layers=layers,
         inputs=inputs.to(manager.device),
         recorder=recorder,
         observer=verifier,
@@ -190,6 +211,7 @@ def build_drive(
         index_topk=topk,
         window_tokens=window,
         device=manager.device,
+        contexts=contexts,
     )
     if device is not None:
         executor.gpu = _build_gpu(config, manager, executor, device, variants or {})
@@ -322,5 +344,6 @@ def loop_settings(config: BenchConfig) -> LoopSettings:
         max_output_tokens=workload.max_output_tokens,
         warmup_steps=measure.warmup_steps,
         verify_every=measure.verify_every,
+        placed=workload.context is not None,
         seed=measure.seed,
     )

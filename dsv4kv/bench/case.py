@@ -12,6 +12,7 @@ from dsv4kv.bench.build import (
     build_drive,
     build_manager,
     build_reuse,
+    check_contexts,
     check_data_path,
     check_device_memory,
     check_memory,
@@ -261,6 +262,7 @@ def set_up(config: BenchConfig, memory_bytes: int | None) -> Setup:
     """Build everything that a case runs on; raises as ``run_case`` does."""
     torch.set_num_threads(config.measure.threads)
     plan = plan_from(config)
+    check_contexts(config, plan)
     real = config.workload.data == "real"
     device = find_device(config.device) if real else None
     check_prepare(config.cache.prepare, device)

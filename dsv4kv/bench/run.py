@@ -59,7 +59,7 @@ def run_bench(invocation: Invocation, watcher: Watcher) -> RunRecord:
     """
     started, config = datetime.now(UTC), invocation.loaded.config
     environment = Environment(**capture_environment(), gpu=describe_gpu(config.device))
-    trace = config.workload.trace
+    trace = invocation.cases[0].config.workload.source
     trace_digest = trace_sha256(resolve_trace(trace)) if trace else None
     turns, memory_bytes = Turns.join(), environment.memory_bytes
     if turns and memory_bytes:
@@ -96,8 +96,9 @@ def _count_all(cases: Sequence[AxisCase]) -> int:
     total = 0
     for case in cases:
         workload, seed = case.config.workload, case.config.measure.seed
-        requests = (workload.trace, workload.trace_format, workload.skip, workload.limit)
-        key = (requests, workload.synthetic, seed)
+        requests = (workload.source, workload.trace_format, workload.skip, workload.limit)
+        placed = (workload.context, workload.concurrency) if workload.context else None
+        key = (requests, placed, workload.synthetic, seed)
         if key not in counts:
             counts[key] = count_tokens(workload, seed)
         total += counts[key]

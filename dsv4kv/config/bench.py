@@ -206,6 +206,10 @@ class RequestsSection(Section):
     """Requests to replay; null replays all."""
 
 
+PLACED_OUTPUT_TOKENS = 33
+"""Of a request whose context is placed: the prompt's last token gives one, 32 steps the others."""
+
+
 class WorkloadSection(RequestsSection):
     """The requests and how they are served."""
 
@@ -215,6 +219,11 @@ class WorkloadSection(RequestsSection):
     """Token budget of a step: decode tokens first, then prompt chunks."""
     max_output_tokens: Positive | None = None
     """Cut longer outputs to this many tokens; null keeps the trace's."""
+    context: Positive | None = None
+    """Place ``concurrency`` requests of so many tokens and decode them, instead of serving the
+    trace or the synthetic workload: a step over 1M tokens begins in seconds. Entries are random,
+    windows and states as served; each decodes 32 tokens, or ``max_output_tokens`` less the first.
+    Table rows are at least as long. Null serves prompts."""
     speculative: Speculative = Speculative()
     """Speculative decoding."""
     decode: Literal["both", "graph", "eager"] = "both"
@@ -222,6 +231,17 @@ class WorkloadSection(RequestsSection):
     interleaved, so that one run compares them."""
     data: Literal["real", "none"] = "real"
     """``real`` moves bytes through every operation; ``none`` runs the bookkeeping alone."""
+
+    @property
+    def source(self) -> str | None:
+        """Where the requests come from; None where no trace is read."""
+        return None if self.context else self.trace
+
+    @property
+    def placed_tokens(self) -> int:
+        """Tokens of a placed request at its end; 0 where none is placed."""
+        outputs = min(PLACED_OUTPUT_TOKENS, self.max_output_tokens or PLACED_OUTPUT_TOKENS)
+        return self.context + outputs - 1 if self.context else 0
 
 
 def _variant_keys() -> dict[str, Any]:
@@ -302,12 +322,31 @@ class BenchConfig(Section):
             )
         if self.cache.prefix.index != "none":
             self._check_prefix()
+        if self.workload.context:
+            self._check_context()
         if self.cache.state == "online" and self.workload.speculative.draft_tokens:
             raise ValueError(
                 "cache.state 'online' cannot roll back rejected drafts: use 'ring', "
                 "or set workload.speculative.draft_tokens to 0"
             )
         return self
+
+    @property
+    def max_context_tokens(self) -> int:
+        """Longest request that a table row holds: a placed one always is."""
+        return max(self.cache.max_context_tokens, self.workload.placed_tokens)
+
+    def _check_context(self) -> None:
+        if self.cache.prefix.index != "none":
+            raise ValueError(
+                f"workload.context ({self.workload.context}) places contexts, which share no "
+                "prefix: set cache.prefix.index to none, or workload.context to null"
+            )
+        if self.workload.max_output_tokens == 1:
+            raise ValueError(
+                "workload.max_output_tokens is 1, and the first token is of the prompt: nothing "
+                "would be decoded after workload.context; raise it to at least 2"
+            )
 
     def _check_prefix(self) -> None:
         cache = self.cache

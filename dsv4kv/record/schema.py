@@ -146,6 +146,8 @@ class Totals(Part):
     """Draft tokens rolled back."""
     resumed_tokens: int = 0
     """Prompt tokens that were not processed again, as an earlier prompt began with them."""
+    placed_tokens: int = 0
+    """Prompt tokens that were placed, not processed."""
     steps: int
     """Steps run."""
     steps_in_turns: int = 0

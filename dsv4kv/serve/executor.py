@@ -23,11 +23,13 @@ from dsv4kv.serve.operations import (
     CallMaker,
     Outputs,
     StepWork,
+    chunk_writes,
     decode_operations,
     prefill_operations,
     read_operations,
     selecting_ratios,
 )
+from dsv4kv.serve.placing import PlacedContexts
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,7 @@ class StepExecutor:
         window_tokens: Tokens of a window.
         device: Where the cache is.
         gpu: None on the CPU.
+        contexts: Places prompts; None where they are served.
     """
 
     layers: Sequence[LayerCache]
@@ -127,6 +130,7 @@ class StepExecutor:
     window_tokens: int
     device: torch.device
     gpu: Gpu | None = None
+    contexts: PlacedContexts | None = None
     _turns: Counter[bool] = field(default_factory=Counter, init=False)
 
     def decode(self, step: StepTokens) -> None:
@@ -150,6 +154,23 @@ class StepExecutor:
         with self.recorder.excluded():
             inputs = self.inputs.take(self._chunk_rows(step), {})
         self._run(step, inputs, {}, chunk=True)
+
+    def place(self, step: StepTokens) -> None:
+        """The end of one request's prompt, written as it is served; all its entries are placed."""
+        assert self.contexts is not None
+        slots, after = step.batch.request_slots.numpy(), step.batch.tokens_after.numpy()
+        self.prepare(slots, after)
+        view: StepView = step.batch
+        if self.gpu is not None:
+            view = StagedStep(step.batch, self.device)
+            self.gpu.tables.publish()
+        inputs = self.inputs.take(self._chunk_rows(step), {})
+        for layer in self.layers:
+            handle = LayerCacheHandle(layer, view)
+            maker = CallMaker(handle, inputs, self.outputs, step.longest_tokens)
+            for call in maker.make_all(chunk_writes(layer)):
+                call.run()
+        self.contexts.place(int(slots[0]), int(step.requests[0]), int(after[0]))
 
     def _chunk_rows(self, step: StepTokens) -> slice | Tensor:
         """Input rows of a prompt chunk: one after another, unless prompts share contents."""

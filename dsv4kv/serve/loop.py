@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cache.prepare import prepare_forward
 from dsv4kv.cache.step import StepBatch
-from dsv4kv.config.bench import WorkloadSection
+from dsv4kv.config.bench import PLACED_OUTPUT_TOKENS, WorkloadSection
 from dsv4kv.errors import TraceError
 from dsv4kv.measure.recorder import Recorder
 from dsv4kv.measure.turns import Turns
 from dsv4kv.serve.executor import StepExecutor, StepTokens
 from dsv4kv.serve.inputs import PromptContents
+from dsv4kv.serve.placing import first_written
 from dsv4kv.serve.reuse import NEVER, PrefixReuse
 from dsv4kv.traces import ReadOptions, read_trace
 from dsv4kv.traces.request import Request
@@ -70,6 +71,7 @@ class LoopSettings:
         max_output_tokens: Outputs are cut to this; None keeps them.
         warmup_steps: Steps whose samples are not kept.
         verify_every: Show every so many steps to the observer; 0 never.
+        placed: Prompts are placed when they are admitted, not served.
         seed: Seed of the acceptance draws.
     """
 
@@ -80,6 +82,7 @@ class LoopSettings:
     max_output_tokens: int | None = None
     warmup_steps: int = 0
     verify_every: int = 0
+    placed: bool = False
     seed: int = 0
 
 
@@ -94,6 +97,7 @@ class LoopTotals:
     drafted_tokens: int = 0
     rolled_back_tokens: int = 0
     resumed_tokens: int = 0
+    placed_tokens: int = 0
     steps: int = 0
     steps_in_turns: int = 0
     wall_ns: int = 0
@@ -231,6 +235,9 @@ class ServingLoop:
         self._generation[slot] = self._manager.generation(slot)
         self._serial[slot] = self._admitted
         resumed = self._begin_reuse(slot, request)
+        if self._settings.placed:
+            with self._recorder.excluded():
+                resumed = self._place(slot, request.input_tokens)
         self._position[slot] = resumed
         self._prompt_left[slot] = request.input_tokens - resumed
         self._output_left[slot] = self._fed_outputs(request)
@@ -238,6 +245,21 @@ class ServingLoop:
         self._reserved[:, slot] = blocks
         self._admitted += 1
         self.totals.peak_requests = max(self.totals.peak_requests, len(self._active))
+
+    def _place(self, slot: int, tokens: int) -> int:
+        """Let a request that was just admitted hold its prompt; returns the tokens of it."""
+        manager, plan = self._manager, self._manager.plan
+        slots, after = np.array([slot]), np.array([tokens])
+        prepare_forward(manager, slots, np.zeros_like(after), after)
+        if self._executor is not None:
+            ring = plan.config.window_tokens + plan.draft_tokens
+            written = np.array([first_written(tokens, ring)])
+            batch = StepBatch(manager, slots, written, after)
+            self._executor.place(StepTokens(batch, self._serial[slots], after))
+        self.totals.placed_tokens += tokens
+        if self._on_progress is not None:
+            self._on_progress(tokens)
+        return tokens
 
     def _begin_reuse(self, slot: int, request: Request) -> int:
         """Tokens that the request need not compute."""
@@ -371,6 +393,9 @@ class ServingLoop:
 
 def open_requests(workload: WorkloadSection, seed: int) -> Iterator[Request]:
     """The requests in order; every call starts anew. Raises ``TraceError``."""
+    if workload.context:
+        placed = Request(0.0, workload.context, PLACED_OUTPUT_TOKENS)
+        return iter([placed] * workload.concurrency)
     if workload.trace is None:
         requests = synthesize(workload.synthetic, seed)
     else:

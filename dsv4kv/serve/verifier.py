@@ -19,6 +19,7 @@ from dsv4kv.ops.compressor import Compressor
 from dsv4kv.ops.tolerance import Rows, is_close
 from dsv4kv.serve.executor import StepTokens
 from dsv4kv.serve.inputs import InputBank
+from dsv4kv.serve.placing import PlacedContexts
 
 
 @dataclass
@@ -29,6 +30,7 @@ class Verifier:
         inputs: The data the cache was fed, on the host.
         compressors: Main and indexer compressor of every layer, on the host.
         random: Chooses the samples.
+        contexts: What was placed; None where prompts are served.
         checks: Comparisons made, by operation.
         failures: A sentence for each output that differed.
     """
@@ -36,6 +38,7 @@ class Verifier:
     inputs: InputBank
     compressors: Compressors
     random: np.random.Generator
+    contexts: PlacedContexts | None = None
     checks: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
 
@@ -71,10 +74,29 @@ class Verifier:
             for place in compared:
                 k = int(places[place])
                 entry = int(indices[b, k])
-                expected = self.entry(layer, indexer, step, b, entry)
-                if not self.is_right(layer, indexer, found[k], expected):
+                if not self._entry_is_right(layer, indexer, step, b, entry, found[k]):
                     self._fail(name, layer, step, b, f"entry {entry}")
             self.checks[name] += max(1, len(compared))
+
+    def _entry_is_right(
+        self, layer: LayerCache, indexer: bool, step: StepTokens, b: int, entry: int, found: Tensor
+    ) -> bool:
+        """Whether an entry bf16[D] of a request is what was placed, or what its tokens make."""
+        placed = self.placed(layer, indexer, step, b, entry)
+        if placed is not None:
+            form = layer.part(indexer).store.layout.format
+            return torch.equal(found, _read(form, placed))
+        return self.is_right(layer, indexer, found, self.entry(layer, indexer, step, b, entry))
+
+    def placed(
+        self, layer: LayerCache, indexer: bool, step: StepTokens, b: int, entry: int
+    ) -> Rows | None:
+        """An entry of a context that was placed; None where its tokens went through the cache."""
+        if self.contexts is None:
+            return None
+        value = self.contexts.value(layer, indexer, int(step.requests[b]), entry)
+        form = layer.part(indexer).store.layout.format
+        return None if value is None else _stored(form, value)
 
     def compressor_of(self, layer: LayerCache, indexer: bool) -> Compressor | None:
         """The host's copy of what makes the entries that a layer reads; None if nothing does."""

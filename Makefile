@@ -65,8 +65,8 @@ $(ENGINES)/unpacked: | python
 	$(ENGINES)/bin/pip install --quiet --constraint constraints.txt torch msgspec orjson pyzmq psutil pydantic requests \
 	  openai transformers regex cachetools prometheus_client pybase64 openai_harmony tqdm \
 	  fastapi uvicorn aiohttp cloudpickle cbor2 dill huggingface_hub pillow numpy safetensors
-	$(ENGINES)/bin/pip download --quiet --no-deps --dest $(ENGINES) vllm==0.33.0 sglang==0.5.23
-	cd $(ENGINES) && for engine in vllm sglang; do \
+	$(ENGINES)/bin/pip download --quiet --no-deps --dest $(ENGINES) vllm==0.33.0 sglang==0.5.23 lmcache==0.5.6
+	cd $(ENGINES) && for engine in vllm sglang lmcache; do \
 	  bin/python -m zipfile --extract $$engine-*.whl $$engine; done
 	cd $(ENGINES) && for version in 0.5.21 0.5.22; do \
 	  bin/pip download --quiet --no-deps --dest . sglang==$$version && \

@@ -242,6 +242,8 @@ HOST_TIERS = {
     "hicache": Implementation("SGLang's HiCache"),
     "native": Implementation("vLLM's OffloadingConnector"),
     "simple": Implementation("vLLM's SimpleCPUOffloadConnector"),
+    "lmcache": Implementation("LMCache's server, with vLLM"),
+    "lmcache-local": Implementation("LMCache in vLLM's process"),
 }
 """What keeps prefixes in host memory, for ``budget``."""
 

@@ -146,6 +146,7 @@ HostRatio = Annotated[Text, _host("X", "Pages of the host for one of the GPU (hi
 HostSize = Annotated[
     Text, _host("SIZE", "Memory that the tier is given, as its engine counts it.")
 ]
+HostChunk = Annotated[Text, _host("TOKENS", "Tokens of a chunk (lmcache). Left out: 256.")]
 Retention = Annotated[Text, _host("TOKENS", _RETENTION)]
 HostMemory = Annotated[Text, _host("SIZE", "Free memory of a node: what an engine refuses by.")]
 
@@ -230,6 +231,7 @@ def budget(
     host_ratio: HostRatio = None,
     host_size: HostSize = None,
     host_memory: HostMemory = None,
+    host_chunk: HostChunk = None,
     retention: Retention = None,
     axis: Axes = None,
     verbose: Verbose = False,

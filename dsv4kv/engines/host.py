@@ -9,7 +9,7 @@ class HostWish:
     """What is asked of host memory; None where nothing is.
 
     Attributes:
-        tier: ``hicache``, ``native``, ``simple`` or ``lmcache``.
+        tier: By its name in ``HOST_TIERS``.
         ratio: Pages of the host for one of the GPU.
         size_bytes: Memory that the tier is given, as its engine counts it.
         memory_bytes: Memory that is free on a node before the engine starts.
@@ -67,7 +67,7 @@ class HostTier:
         pools: Its pools, in the order in which they are made.
         copies: Ranks or replicas of a node that have such pools, each its own.
         keeps: What the pools hold, in words and counts.
-        holder: Whose the pools are: ``rank`` or ``replica``.
+        holder: Whose the pools are: ``rank``, ``replica`` or ``server``.
         notes: Sentences on what limits it.
         gpu_bytes: What it takes of a GPU beside the cache.
         refusal: Why the engine does not start with it; empty where it does.

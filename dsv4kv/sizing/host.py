@@ -8,6 +8,7 @@ from dsv4kv.engines.contract import Capacity, Deployment
 from dsv4kv.engines.host import HostTier, HostWish
 from dsv4kv.engines.sglang.host import size_hicache
 from dsv4kv.engines.vllm.host import size_offloading, size_simple
+from dsv4kv.engines.vllm.lmcache import size_local, size_server
 from dsv4kv.errors import ConfigError
 from dsv4kv.sizing.inputs import Inputs
 from dsv4kv.sizing.layout import NODE_GPUS, Layout
@@ -16,6 +17,8 @@ TIERS: dict[tuple[str, str], Callable[[Any, Deployment, Capacity, HostWish], Hos
     ("sglang", "hicache"): size_hicache,
     ("vllm", "native"): size_offloading,
     ("vllm", "simple"): size_simple,
+    ("vllm", "lmcache"): size_server,
+    ("vllm", "lmcache-local"): size_local,
 }
 """Who sizes which tier of which engine."""
 
@@ -48,6 +51,7 @@ def host_of(
         replica_ranks=layout.tp * layout.pp,
         node_replicas=max(1, min(layout.gpus, NODE_GPUS) // (layout.tp * layout.pp)),
         retention=inputs.retention,
+        chunk_tokens=inputs.host_chunk,
     )
     return size(engine, deployment, capacity, wish)
 

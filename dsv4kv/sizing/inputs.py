@@ -60,6 +60,7 @@ class Inputs:
         host_layout: How pages lie in host memory, as the engine names it.
         host_storage: What is behind host memory, as the engine names it.
         dp_attention: Whether SGLang's replicas are ranks of one server (``on``) or servers.
+        host_chunk: Tokens of a chunk (LMCache); None takes its own.
         retention: Tokens between the boundaries of a prefix whose windows vLLM keeps, beside the
             last; 0 keeps the last alone, None (``dense``) those of every block.
         engine: Whose rules size the cache.
@@ -106,6 +107,7 @@ class Inputs:
     host_layout: str = "page_first"
     host_storage: str | None = None
     dp_attention: str = "on"
+    host_chunk: int | None = None
     retention: int | None = 0
     engine: str = "dsv4kv"
 
@@ -219,6 +221,7 @@ READERS: dict[str, Callable[[str], Any]] = {
     "host-layout": _text,
     "host-storage": _text,
     "dp-attention": _one_of("on", "off"),
+    "host-chunk": _positive,
     "retention": lambda text: None if text == "dense" else parse_count(text),
     "engine": _text,
 }

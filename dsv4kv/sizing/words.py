@@ -155,7 +155,12 @@ def _gigabytes(text: str) -> Texts:
 
 
 _OWN_TIER, _SIMPLE = "own-host-tier", "simple-offload"
-_OFFLOADED = {"OffloadingConnector": "native", "SimpleCPUOffloadConnector": "simple"}
+_OFFLOADED = {
+    "OffloadingConnector": "native",
+    "SimpleCPUOffloadConnector": "simple",
+    "LMCacheMPConnector": "lmcache",
+    "LMCacheConnectorV1": "lmcache-local",
+}
 """vLLM's connectors that keep blocks in host memory."""
 _ROLES = {"kv_producer": "prefill", "kv_consumer": "decode"}
 
@@ -310,6 +315,14 @@ WORDS: dict[str, tuple[Word, ...]] = {
             _switched(_SIMPLE, "on"),
         ),
         _word("--kv-transfer-config", f"{_SPLIT}; or {_HOST}", Meaning(_transfer)),
+        _word("LMCACHE_CHUNK_SIZE", "tokens of LMCache's chunks", _counted("host-chunk")),
+        _word(
+            "LMCACHE_MAX_LOCAL_CPU_SIZE", "memory of LMCache in vLLM's process, GiB",
+            Meaning(lambda text: {"host-size": _in_bytes(text, 2**30, "GiB")}),
+        ),
+        _word("LMCACHE_MAX_LOCAL_DISK_SIZE", "disk beyond LMCache's memory, GiB"),
+        _word("LMCACHE_LOCAL_DISK", "where LMCache's disk is"),
+        _word("LMCACHE_CONFIG_FILE", "a file of LMCache's settings, which is not read"),
         _word(
             "--prefix-cache-retention-interval",
             f"which windows stay cached, in {_HOST}",
@@ -386,6 +399,7 @@ WORDS: dict[str, tuple[Word, ...]] = {
         _word("--hicache-storage-backend", "pages beyond the host's, which are not sized",
               _named("host-storage")),
         _word("--hicache-storage-prefetch-policy", "nothing: how long a request waits", _NOTHING),
+        _switch("--enable-lmcache", "LMCache's server keeps pages, which are not sized"),
         _word("--hicache-host-memory-mode", "buffer_only: 1.2 of the GPU's pools, as a passage"),
         _word("--hicache-host-memory-fraction", "0.8 is assumed where no ratio is given"),
         _switch("--enable-hisparse", "part of the context in host memory"),
@@ -528,6 +542,8 @@ def merge(family: str, given: Iterable[GivenWord]) -> Texts:
     simple, tier = texts.pop(_SIMPLE, None), texts.pop(_OWN_TIER, None)
     if tier and "host-size" in texts:
         texts.setdefault("host-tier", "simple" if simple and tier == "native" else tier)
+        if tier == "lmcache":  # its server has a size of its own
+            del texts["host-size"]
     inside = texts.pop("dp-attention", None)
     if family == "sglang" and not inside and texts.get("dp", "1") != "1":
         texts |= {"dp-attention": "off"} | {"ep": texts.get("ep", texts.get("tp", "1"))}

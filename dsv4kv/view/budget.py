@@ -394,7 +394,8 @@ def host_parts(host: HostTier) -> Iterator[Part]:
         note=f"{format_bytes(host.holder_bytes)} of {whose}",
     )
     kept = "; ".join(f"{count:,} {what}" for what, count in host.keeps.items())
-    yield f"It keeps {kept}."
+    if kept:
+        yield f"It keeps {kept}."
     if host.copies > 1:
         yield f"Every {holder} has its own: {format_bytes(host.node_bytes)} of a node's memory."
     if host.gpu_bytes:

@@ -179,6 +179,63 @@ def test_the_flags_of_vllm_ask_for_its_host_memory(words: str, name: str, pages:
     assert (host.name, host.pools[0].pages) == (name, pages)
 
 
+LMCACHE = FLASH | {"engine": "vllm", "host_tier": "lmcache", "host_size": "100GiB"}
+
+
+@pytest.mark.parametrize(
+    ("chunk", "per_token"), [("256", 64_096), ("4096", 7_615), ("32K", 4_321)]
+)
+def test_lmcache_keeps_a_window_with_every_chunk(chunk: str, per_token: int) -> None:
+    """3,850.25 B a token and 15,420,416 B a chunk, in whole pages of 4,096 B."""
+    host = found(**LMCACHE, host_chunk=chunk).host
+    assert host is not None
+    (pool,) = host.pools
+    tokens = host.keeps["tokens of context"] // pool.pages
+    assert tokens == {"256": 256, "4096": 4096, "32K": 32_768}[chunk]
+    assert pool.page_bytes == -(-(tokens * 15_401 // 4 + 15_420_416) // 4096) * 4096
+    assert round(pool.page_bytes / tokens) == per_token
+
+
+def test_lmcaches_server_has_a_size_that_no_flag_of_vllm_gives() -> None:
+    reading = read_command(
+        "LMCACHE_CHUNK_SIZE=1024 vllm serve deepseek-ai/DeepSeek-V4-Flash -tp 8 "
+        "--kv-offloading-size 10 --kv-offloading-backend lmcache"
+    )
+    texts = {name.replace("-", "_"): text for name, text in reading.texts.items()}
+    host = found(**(texts | {"gpu": "h200", "context": "128K"})).host
+    assert host is not None
+    assert host.pools[0].name == "chunks of 1,024 tokens"
+    assert host.pools[0].pages == 0
+    assert "--l1-size-gb" in host.notes[-1]
+
+
+@pytest.mark.parametrize(
+    ("texts", "sentence"),
+    [
+        ({"host_chunk": "100"}, "a multiple of 256"),
+        ({"model": "v4.1-flash", "gpu": "b200"}, "not known"),
+        ({"host_tier": "lmcache-local"}, "does not start V4"),
+        ({"engine": "vllm:0.28"}, "as vllm:0.33 sizes it"),
+    ],
+)
+def test_what_lmcache_cannot_keep_is_told(texts: dict[str, str], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        found(**(LMCACHE | texts))
+
+
+def test_lmcache_in_the_process_keeps_v32_in_5_gib_unless_told() -> None:
+    command = (
+        "vllm serve deepseek-ai/DeepSeek-V3.2 -tp 8 --max-model-len 64K --kv-transfer-config "
+        """'{"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}'"""
+    )
+    own = {key.replace("-", "_"): text for key, text in read_command(command).texts.items()}
+    more = read_command(f"LMCACHE_MAX_LOCAL_CPU_SIZE=20 {command}").texts["host-size"]
+    host, larger = found(**own, gpu="h200").host, found(**own, gpu="h200", host_size=more).host
+    assert host is not None
+    assert larger is not None
+    assert host.node_bytes <= 5 * GIB < larger.node_bytes <= 20 * GIB
+
+
 def test_vllm_without_a_size_or_with_too_little_memory_is_told() -> None:
     with pytest.raises(ConfigError, match="needs a size"):
         found(**(FLASH | {"engine": "vllm", "host_tier": "native"}))

@@ -44,7 +44,7 @@ def size_offloading(
             f"A chunk is a block of any group; {whose if wish.replica_ranks > 1 else 'alone'}.",
         ),
     )
-    return _within(tier, wish)
+    return within_memory(tier, wish)
 
 
 def size_simple(
@@ -62,13 +62,20 @@ def size_simple(
         _kept(groups, blocks, deployment.max_context_tokens, wish.retention),
         notes=(f"{given:,} B are for all {wish.replica_ranks} ranks of a replica.",),
     )
-    return _within(tier, wish)
+    return within_memory(tier, wish)
+
+
+def check_version(engine: VllmEngine) -> None:
+    """Raise ``ConfigError`` for versions whose host memory is not known."""
+    if engine.name != _SINCE:
+        raise ConfigError(
+            f"host memory is sized as {_SINCE} sizes it, not {engine.name}: ask for it."
+        )
 
 
 def offloaded_groups(engine: VllmEngine, deployment: Deployment) -> list[Group]:
     """Groups whose blocks hits need: no rings, and no windows that are computed again (V4.1)."""
-    if engine.name != _SINCE:
-        raise ConfigError(f"Host memory is sized as {_SINCE} sizes it, not {engine.name}.")
+    check_version(engine)
     groups = engine.layout(deployment).groups
     replays = deployment.model.kind == "v41"
     return [group for group in groups if group.whole or not (group.ring or replays)]
@@ -146,7 +153,8 @@ def _way(retention: int | None) -> str:
     return f"windows every {retention:,} tokens" if retention else "windows at the end alone"
 
 
-def _within(tier: HostTier, wish: HostWish) -> HostTier:
+def within_memory(tier: HostTier, wish: HostWish) -> HostTier:
+    """The tier, refused where a node has less memory than it takes."""
     if wish.memory_bytes is None or tier.node_bytes <= wish.memory_bytes:
         return tier
     refusal = (

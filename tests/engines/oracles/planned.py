@@ -19,6 +19,7 @@ from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.formats import Site, stored_formats
 from dsv4kv.engines.registry import find_engine
 from dsv4kv.engines.sglang.sizing import SglangEngine
+from dsv4kv.engines.vllm.sizing import VllmEngine
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import choose_formats
@@ -29,19 +30,28 @@ FILES = {
     "sglang": HERE / "sglang_pools_0.5.23.jsonl.gz",
     "hicache": HERE / "sglang_host_0.5.23.jsonl.gz",
     "offloading": HERE / "vllm_host_0.33.0.jsonl.gz",
+    "lmcache": HERE / "lmcache_host_0.5.6.jsonl.gz",
 }
 SCRIPTS = {
     "vllm": HERE / "vllm_planner.py",
     "sglang": HERE / "sglang_pools.py",
     "hicache": HERE / "sglang_host.py",
     "offloading": HERE / "vllm_host.py",
+    "lmcache": HERE / "lmcache_host.py",
 }
-WHEELS = {"vllm": "vllm", "sglang": "sglang", "hicache": "sglang", "offloading": "vllm"}
+WHEELS = {
+    "vllm": "vllm",
+    "sglang": "sglang",
+    "hicache": "sglang",
+    "offloading": "vllm",
+    "lmcache": "lmcache",
+}
 ENGINES = {
     "vllm": "vllm:0.33",
     "sglang": "sglang:0.5.23",
     "hicache": "sglang:0.5.23",
     "offloading": "vllm:0.33",
+    "lmcache": "vllm:0.33",
 }
 SETTINGS = 500
 GIB = 2**30
@@ -81,6 +91,12 @@ ABOUT = {
                     "v1/core/single_type_kv_cache_manager.py"],
         "made": "CPUOffloadingSpec on build_offloading_config, _derive_cpu_config, and masks",
     },
+    "lmcache": {
+        "engine": "lmcache",
+        "version": "0.5.6",
+        "sources": ["v1/kv_layer_groups.py", "v1/multiprocess/object_group_transfer.py"],
+        "made": "downsample_and_stage_block_ids on groups of vLLM's blocks",
+    },
 }  # fmt: skip
 _BLOCKS = {"v4": (256, 512), "v41": (128, 256), "flat": (64, 128)}
 
@@ -98,6 +114,7 @@ def draw_settings(engine: str) -> list[dict[str, Any]]:
         "sglang": _draw_sglang,
         "hicache": _draw_hicache,
         "offloading": _draw_offloading,
+        "lmcache": _draw_lmcache,
     }[engine]
     return [drawn(random.Random(f"{engine} planner {seed}")) for seed in range(SETTINGS)]
 
@@ -227,6 +244,24 @@ def _draw_offloading(draw: random.Random) -> dict[str, Any]:
         "prompt": draw.choice([1, 255, 256, 4097, 131_072, draw.randrange(1, 400_000)]),
         "retention": draw.choice([0, 0, None, None, 4096, 32_768]),
     }
+
+
+def _draw_lmcache(draw: random.Random) -> dict[str, Any]:
+    """A chunk, and the groups of vLLM's blocks that it is cut from."""
+    asked = _draw_vllm(draw)
+    engine = find_engine(ENGINES["lmcache"])
+    assert isinstance(engine, VllmEngine)
+    groups = [
+        {
+            "tokens": group.block_tokens,
+            "window": group.window_tokens or -1,
+            "slots": 1,
+            "bytes": sum(page.used_bytes for page in group.pages),
+        }
+        for group in engine.layout(deployment_of(asked)).groups
+        if not group.ring
+    ]
+    return asked | {"chunk": draw.choice([64, 100, 256, 512, 768, 4096, 32_768]), "groups": groups}
 
 
 def deployment_of(asked: dict[str, Any]) -> Deployment:

@@ -18,6 +18,7 @@ from dsv4kv.engines.vllm.host import (
     size_simple,
     stored_chunks,
 )
+from dsv4kv.engines.vllm.lmcache import chunk_bytes
 from dsv4kv.engines.vllm.sizing import VllmEngine
 from dsv4kv.errors import ConfigError
 from tests.engines.oracles.planned import ENGINES, SETTINGS, deployment_of, read_settings
@@ -111,6 +112,36 @@ def test_500_random_offloads_are_those_that_vllm_makes() -> None:
     """Chunks, vLLM's own count of tokens, and what is stored of a prompt, to the integer."""
     settings = read_settings("offloading")
     assert len(settings) == SETTINGS >= 500
-    found = [(asked, offloading_of(asked)) for asked in settings]
-    assert [(each, asked) for asked, each in found if each != asked["answer"]] == []
+    for asked in settings:
+        found = offloading_of(asked)
+        assert found == {name: asked["answer"][name] for name in found}
     assert {asked["answer"]["shared"] for asked in settings} == {True, False}
+
+
+def test_vllm_plans_v4_and_v41_with_its_hybrid_manager_alone() -> None:
+    """A connector without it, such as LMCacheConnectorV1, does not start."""
+    for asked in read_settings("offloading"):
+        assert asked["answer"]["without_hybrid"] == (asked["kind"] == "flat")
+
+
+def lmcache_of(asked: dict[str, Any]) -> dict[str, Any]:
+    engine = find_engine(ENGINES["lmcache"])
+    assert isinstance(engine, VllmEngine)
+    groups = [group for group in engine.layout(deployment_of(asked)).groups if not group.ring]
+    try:
+        return {"chunk_bytes": chunk_bytes(groups, asked["chunk"])}
+    except ConfigError as error:
+        return {"refused": str(error)}
+
+
+def test_500_random_chunks_are_cut_as_lmcache_cuts_them() -> None:
+    """To the byte, and refused where a chunk is not one of whole blocks."""
+    settings = read_settings("lmcache")
+    assert len(settings) == SETTINGS >= 500
+    assert sum("refused" in asked["answer"] for asked in settings) < 250
+    for asked in settings:
+        found = lmcache_of(asked)
+        if "refused" in asked["answer"]:
+            assert "refused" in found
+        else:
+            assert found == asked["answer"]

@@ -7,7 +7,7 @@ unpacked wheel. A line is one setting as ``vllm_planner.py`` reads it, with ``tp
 ``given`` (bytes for all ranks), ``prompt`` (tokens) and ``retention`` (tokens, null for dense).
 The answer: bytes of a chunk (aligned, of all the ranks' copies), chunks, the tokens that vLLM
 counts for them, whether one copy serves all ranks, blocks of a rank by SimpleCPUOffload, and
-chunks stored of the prompt, group by group.
+chunks stored of the prompt, group by group; whether there is a plan without the hybrid manager.
 Source: ``v1/kv_offload/cpu/{spec,common}.py``, ``v1/simple_kv_offload/manager.py``,
 ``distributed/kv_transfer/kv_connector/v1/offloading/config.py``, ``v1/core``.
 """
@@ -78,7 +78,17 @@ def answer(engine: SimpleNamespace, asked: dict[str, Any]) -> dict[str, Any]:
         "shared": tier.replicated_layout,
         "simple_blocks": simple.num_blocks,
         "stored": stored(engine, asked, groups, offloading),
+        "without_hybrid": plans_without_hybrid(engine, config, specs),
     }
+
+
+def plans_without_hybrid(engine, config, specs) -> bool:
+    """Whether groups are made with the hybrid cache manager off."""
+    config.scheduler_config.disable_hybrid_kv_cache_manager = True
+    try:
+        return bool(engine.kv_cache_planning.get_kv_cache_groups(config, specs))
+    except TypeError:
+        return False
 
 
 def stored(engine, asked, groups, offloading) -> list[int]:

@@ -322,9 +322,12 @@ def _print_answer(
         _reuse(found) if as_json or verbose else None,
     )
     if as_json:
-        from dsv4kv.sizing.answer import to_document
+        from dataclasses import asdict
 
-        document = to_document(found, *details)
+        from dsv4kv.sizing.answer import to_document
+        from dsv4kv.sizing.peak import peak_of
+
+        document = to_document(found, *details) | {"peak": asdict(peak_of(found))}
         if command:
             from dsv4kv.sizing.launch import command_document, word_costs
 

@@ -5,6 +5,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
+from dsv4kv.engines.beside import Beside
 from dsv4kv.engines.defaults import Defaults, Given, LogitsRoom, Machine
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
@@ -111,6 +112,13 @@ class Capacity:
     note: str = ""
 
 
+class Plan(NamedTuple):
+    """A deployment's GPUs, and what is given of its settings."""
+
+    machine: Machine
+    given: Given
+
+
 class Engine(Protocol):
     """The sizing rules of one version of one engine: pure functions of a deployment."""
 
@@ -139,6 +147,9 @@ class Engine(Protocol):
 
     def defaults(self, machine: Machine, given: Given) -> Defaults:
         """What the engine takes where nothing is given, on these GPUs."""
+
+    def beside(self, deployment: Deployment, step_tokens: int, plan: Plan) -> Beside:
+        """What is held on a GPU beside weights and cache, as far as that is known."""
 
     def stage_layers(self, layers: int, stages: int) -> tuple[int, ...]:
         """How many layers every pipeline stage holds."""

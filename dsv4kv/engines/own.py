@@ -9,7 +9,15 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 
-from dsv4kv.engines.contract import Capacity, Deployment, Loaded, PoolCost, first_take_more
+from dsv4kv.engines.beside import UNKNOWN, Beside
+from dsv4kv.engines.contract import (
+    Capacity,
+    Deployment,
+    Loaded,
+    Plan,
+    PoolCost,
+    first_take_more,
+)
 from dsv4kv.engines.defaults import Defaults, Given, LogitsRoom, Machine, own_defaults
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
@@ -35,6 +43,11 @@ class OwnEngine:
         """This toolkit's."""
         del machine, given
         return own_defaults()
+
+    def beside(self, deployment: Deployment, step_tokens: int, plan: Plan) -> Beside:
+        """Nothing is known."""
+        del deployment, step_tokens, plan
+        return UNKNOWN
 
     def stage_layers(self, layers: int, stages: int) -> tuple[int, ...]:
         """How many layers every pipeline stage holds."""

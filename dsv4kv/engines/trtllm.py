@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
+from dsv4kv.engines.beside import UNKNOWN, Beside
 from dsv4kv.engines.contract import (
     DRAFT,
     Capacity,
     Deployment,
     Layer,
     Loaded,
+    Plan,
     PoolCost,
     first_take_more,
     layers_of,
@@ -43,6 +45,11 @@ class TrtllmEngine:
         """This toolkit's: what TensorRT-LLM takes is not known."""
         del machine, given
         return own_defaults()
+
+    def beside(self, deployment: Deployment, step_tokens: int, plan: Plan) -> Beside:
+        """Nothing is known."""
+        del deployment, step_tokens, plan
+        return UNKNOWN
 
     def stage_layers(self, layers: int, stages: int) -> tuple[int, ...]:
         """How many layers every pipeline stage holds."""

@@ -98,7 +98,7 @@ def available_bytes(scenario: Scenario, stage: int, context_tokens: int) -> int:
     inputs = scenario.inputs
     if inputs.kv_memory is not None:
         return inputs.kv_memory
-    taken = scenario.weight_bytes[stage] + scenario.settings.reserve
+    taken = scenario.weight_bytes[stage] + scenario.reserve_bytes(stage, context_tokens)
     left = scenario.budget_bytes - taken - transient_bytes(scenario, context_tokens)
     if inputs.kv_blocks is None:
         return left
@@ -189,7 +189,7 @@ def _use_of_stage(
     costs = costs_of(scenario, stage, context_tokens, concurrency)
     tokens = int(count * context_tokens * sum(cost.marginal_bytes for cost in costs))
     fixed = count * sum(cost.fixed_bytes for cost in costs)
-    weights, reserve = scenario.weight_bytes[stage], scenario.settings.reserve
+    weights, reserve = scenario.weight_bytes[stage], scenario.reserve_bytes(stage, context_tokens)
     transient = transient_bytes(scenario, context_tokens)
     available = available_bytes(scenario, stage, context_tokens)
     return RankUse(

@@ -4,7 +4,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 
-from dsv4kv.engines.contract import Deployment, Engine
+from dsv4kv.engines.beside import Beside
+from dsv4kv.engines.contract import Deployment, Engine, Plan
 from dsv4kv.engines.defaults import Default, Defaults, Machine
 from dsv4kv.engines.formats import PLACES, Site, stored_formats
 from dsv4kv.engines.registry import find_engine
@@ -35,6 +36,7 @@ class Scenario:
         formats: Of entries on one rank.
         engine: Whose rules size the cache.
         settings: As given, or the engine's own.
+        machine: The GPUs as the engine looks at them.
     """
 
     inputs: Inputs
@@ -45,6 +47,7 @@ class Scenario:
     formats: CacheFormats
     engine: Engine
     settings: Settings
+    machine: Machine
 
     @property
     def budget_bytes(self) -> int:
@@ -92,6 +95,24 @@ class Scenario:
             stage=stage,
         )
 
+    def beside(self, stage: int, context_tokens: int) -> Beside:
+        """What the engine is known to hold on a rank of a stage beside weights and cache."""
+        deployment = self.deployment(stage, context_tokens)
+        return self.engine.beside(deployment, self.settings.step_tokens, self._plan)
+
+    @cached_property
+    def _plan(self) -> Plan:
+        given = {name: value for name, value in vars(self.inputs).items() if value is not None}
+        return Plan(self.machine, given)
+
+    def reserve_bytes(self, stage: int, context_tokens: int) -> int:
+        """Bytes kept beside weights and cache: as given, or a guess, but no less than is known."""
+        guess = self.settings.reserve
+        if "reserve" not in self.settings.assumed:
+            return guess
+        known = self.beside(stage, context_tokens).reserve
+        return max(guess, sum(held.size_bytes for held in known))
+
     @cached_property
     def weight_bytes(self) -> tuple[int, ...]:
         """Weights on one rank of every stage."""
@@ -135,7 +156,9 @@ def resolve(inputs: Inputs) -> list[Scenario]:
         settings = settle(inputs, engine, machine, layout.dp)
         formats, reasons = _formats(inputs, config, engine, gpu, layout.tp)
         settings = replace(settings, assumed=settings.assumed | reasons)
-        scenarios.append(Scenario(inputs, config, gpu, layout, weights, formats, engine, settings))
+        scenarios.append(
+            Scenario(inputs, config, gpu, layout, weights, formats, engine, settings, machine)
+        )
     return scenarios
 
 

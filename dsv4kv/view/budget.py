@@ -10,6 +10,7 @@ from dsv4kv.sizing.answer import Answer, assumptions, count_requests, limit_sent
 from dsv4kv.sizing.fit import LayoutLine, RankUse, within_limit
 from dsv4kv.sizing.launch import Reading, WordCost
 from dsv4kv.sizing.lookup import kv_heads
+from dsv4kv.sizing.peak import peak_of
 from dsv4kv.sizing.reuse import PERIOD_TOKENS, Reuse
 from dsv4kv.sizing.scenario import Scenario
 from dsv4kv.sizing.sweep import Row
@@ -99,6 +100,8 @@ def view_answer(
     if verbose or "engine" in given:
         yield ""
         yield from _engine_lines(found)
+        yield ""
+        yield from peak_parts(found)
     if verbose:
         yield from _tables(found, layouts, reuse)
     if options and not (found.host and found.host.refusal):
@@ -378,6 +381,29 @@ def memory_table(found: Answer) -> Table:
         [(words, format_bytes(size), f"{size:,}") for words, size in parts.items()],
         note=f"{found.concurrency:,} × {found.context:,} tokens over {layout.label}",
     )
+
+
+def _first(source: str) -> str:
+    """The first clause: weights say the others below."""
+    return source.partition(";")[0]
+
+
+_SIGNS = {"whole": "", "taken": "− ", "part": "    of it ", "left": "= "}
+
+
+def peak_parts(found: Answer) -> Iterator[Part]:
+    """What is live at the peak of a step, from the GPU's memory to its KV."""
+    peak = peak_of(found)
+    yield Table(
+        "At its peak",
+        [*names("one GPU"), *numbers("size"), *prose("says")],
+        [
+            (f"{_SIGNS[line.kind]}{line.what}", format_bytes(line.size_bytes), _first(line.source))
+            for line in peak.lines
+        ],
+        note="from its memory to what is left for KV",
+    )
+    yield f"Not counted by themselves: {', '.join(peak.not_counted)}."
 
 
 def host_parts(host: HostTier) -> Iterator[Part]:

@@ -209,6 +209,8 @@ def test_a_published_config_gives_the_presets_answer(model: str) -> None:
     for found in (preset, file):
         found["inputs"]["model"] = found["model"] = ""
         found["weights"] |= {"source": "", "host_bytes": 0}
+        for line in found["peak"]["lines"]:
+            line["source"] = "" if line["what"] == "weights" else line["source"]
     assert file == preset
 
 

@@ -23,11 +23,10 @@ _BEFORE_WEIGHTS = 23 * GIB // 10
 
 def sglang_defaults(build: Build, machine: Machine, given: Given) -> Defaults:
     """Every setting that nobody gave."""
-    tokens, graph = _class_of(machine)
-    if build.caps_graphs:
-        graph = min(graph, given.get("request_limit") or graph)
-    drafts = build.draft_reserve_mib if given.get("draft_layers") else 0
-    share = _static_share(machine, given.get("step_tokens") or tokens, graph, drafts)
+    tokens, _ = _class_of(machine)
+    mib = machine.memory_bytes / MIB
+    kept = sum(kept_parts(build, machine, given).values())
+    share = Fraction(str(round((mib - kept) / mib, 3)))
     used = given.get("memory_fraction") or share
     return {
         "memory_fraction": Default(
@@ -58,17 +57,27 @@ def _class_of(machine: Machine) -> tuple[int, int]:
     return _LARGEST
 
 
-def _static_share(machine: Machine, chunk: int, graph: int, drafts_mib: int) -> Fraction:
-    """The share for weights and cache: the rest is a guess of activations and graphs, in MiB."""
-    mib = machine.memory_bytes / MIB
-    kept = 512 + max(chunk, 2048) * 1.5
-    kept += machine.tp * machine.dp * machine.pp / 8 * 1024 + 2 * graph
+ESTIMATED = "SGLang's own estimate, handle_gpu_memory_settings"
+
+
+def kept_parts(build: Build, machine: Machine, given: Given) -> dict[str, float]:
+    """What SGLang takes to be needed beside weights and cache, in MiB: its share leaves that."""
+    tokens, graph = _class_of(machine)
+    if build.caps_graphs:
+        graph = min(graph, given.get("request_limit") or graph)
+    parts = {
+        "metadata of attention": 512.0,
+        "activations of a chunk": max(given.get("step_tokens") or tokens, 2048) * 1.5,
+        "buffers between ranks": machine.tp * machine.dp * machine.pp / 8 * 1024,
+        "CUDA graphs": 2.0 * graph,
+    }
     if machine.dp > 1:
-        kept += graph * machine.dp * (4.5 if graph > 300 else 3)
-    if mib > 60 * 1024:
-        kept = max(kept, 10 * 1024)
-    kept += drafts_mib
-    return Fraction(str(round((mib - kept) / mib, 3)))
+        parts["CUDA graphs"] += graph * machine.dp * (4.5 if graph > 300 else 3)
+    if machine.memory_bytes > 60 * GIB:
+        parts["no less than 10 GiB"] = max(0.0, 10 * 1024 - sum(parts.values()))
+    if given.get("draft_layers"):
+        parts["drafts"] = float(build.draft_reserve_mib)
+    return parts
 
 
 def _logits_limit(build: Build, machine: Machine, used: Fraction) -> Default:

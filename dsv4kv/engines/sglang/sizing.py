@@ -10,10 +10,19 @@ from fractions import Fraction
 from math import ceil
 from typing import Any
 
-from dsv4kv.engines.contract import Capacity, Deployment, Layer, Loaded, PoolCost, layers_of
-from dsv4kv.engines.defaults import Defaults, Given, LogitsRoom, Machine
+from dsv4kv.engines.beside import Beside, Held
+from dsv4kv.engines.contract import (
+    Capacity,
+    Deployment,
+    Layer,
+    Loaded,
+    Plan,
+    PoolCost,
+    layers_of,
+)
+from dsv4kv.engines.defaults import MIB, Defaults, Given, LogitsRoom, Machine
 from dsv4kv.engines.sglang import flat
-from dsv4kv.engines.sglang.defaults import sglang_defaults
+from dsv4kv.engines.sglang.defaults import ESTIMATED, kept_parts, sglang_defaults
 from dsv4kv.engines.sglang.lines import calculation_line, refusal, slice_line
 from dsv4kv.engines.sglang.pools import Build, Pools, build_pools
 
@@ -41,6 +50,13 @@ class SglangEngine:
     def defaults(self, machine: Machine, given: Given) -> Defaults:
         """What SGLang takes where nothing is given."""
         return sglang_defaults(self.build, machine, given)
+
+    def beside(self, deployment: Deployment, step_tokens: int, plan: Plan) -> Beside:
+        """What SGLang itself takes to be needed in what its share leaves of a GPU."""
+        del deployment, step_tokens
+        parts = kept_parts(self.build, plan.machine, plan.given)
+        headroom = [Held(what, int(mib * MIB), ESTIMATED) for what, mib in parts.items() if mib]
+        return Beside((), tuple(headroom), _UNKNOWN)
 
     def stage_layers(self, layers: int, stages: int) -> tuple[int, ...]:
         """Those left over go to the last stages (``get_pp_indices``)."""
@@ -126,6 +142,9 @@ class SglangEngine:
             log_lines=tuple(filter(None, (slice_line(deployment), refused or line))),
             note=_bound(pools, full),
         )
+
+
+_UNKNOWN = ("what a step really uses of what is left free", "buffers of DeepEP")
 
 
 def _full_tokens(pools: Pools, tokens: int, in_flight: int) -> int:

@@ -22,16 +22,19 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Literal
 
+from dsv4kv.engines.beside import UNKNOWN, Beside
 from dsv4kv.engines.contract import (
     DRAFT,
     V4_ONLY,
     Capacity,
     Deployment,
     Loaded,
+    Plan,
     PoolCost,
     layers_of,
 )
 from dsv4kv.engines.defaults import Defaults, Given, LogitsRoom, Machine
+from dsv4kv.engines.vllm.beside import held_beside
 from dsv4kv.engines.vllm.defaults import Batches, vllm_defaults
 from dsv4kv.engines.vllm.pages import Group, Page, build_buckets, stride_bytes
 from dsv4kv.errors import ConfigError
@@ -351,6 +354,13 @@ class VllmEngine:
         """What vLLM takes where nothing is given."""
         counted = self.release.batches_counted
         return vllm_defaults(self.release.batches, machine, given, counted=counted)
+
+    def beside(self, deployment: Deployment, step_tokens: int, plan: Plan) -> Beside:
+        """Workspace and buffers of the version that was read, with FlashMLA."""
+        backend = str(plan.given.get("attention_backend") or "")
+        if self.release.newest != "0.33" or "FLASHINFER" in backend.upper():
+            return UNKNOWN
+        return held_beside(deployment, step_tokens)
 
     def stage_layers(self, layers: int, stages: int) -> tuple[int, ...]:
         """Those left over go to the stages before the last (``get_pp_indices``)."""

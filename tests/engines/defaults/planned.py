@@ -84,6 +84,7 @@ def setting_of(engine: str, model: str, gpu: str, layout: tuple[int, int]) -> di
         "ratio": None,
         "page": 256,
         "chunk": told["step_tokens"] // layout[1],
+        "encoder": False,
         "overlap": True,
         "prefix_cache": True,
         "state": "fp32",
@@ -95,7 +96,7 @@ def setting_of(engine: str, model: str, gpu: str, layout: tuple[int, int]) -> di
 def main() -> None:
     """Write the file; the same answers give the same bytes."""
     folder, lines = Path(os.environ["DSV4KV_ENGINES"]), []
-    for engine in ENGINES:
+    for engine in VERSIONS:
         settings = [setting_of(engine, *case) for case in CASES]
         for case, told in zip(CASES, answered(engine, folder, settings), strict=True):
             lines.append({"engine": engine, "case": case, "memory": told["memory"],

@@ -1,0 +1,64 @@
+"""Random settings with what vLLM 0.33.0's dummy runs ask for; ``python -m`` this asks again."""
+
+import json
+import os
+import random
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from tests.engines.oracles.planned import model_of
+
+HERE = Path(__file__).parent
+FILE = HERE / "vllm_workspaces_0.33.0.jsonl"
+SETTINGS = 60
+
+
+def draw_settings() -> list[dict[str, Any]]:
+    """Settings, without answers."""
+    return [_draw(random.Random(f"workspace {seed}")) for seed in range(SETTINGS)]
+
+
+def _draw(draw: random.Random) -> dict[str, Any]:
+    name = draw.choice(["v4-flash", "v4-pro", "v4.1-flash", "v3.2"])
+    model = model_of(name)
+    mxfp4 = model.kind != "flat" and draw.random() < 0.5
+    longest = model.max_context_tokens
+    return {
+        "model": name,
+        "kind": model.kind,
+        "ratio": min(filter(None, model.compress_ratios)),
+        "context": draw.choice([4096, 33_793, 131_072, 262_144, 262_145, longest]),
+        "step": draw.choice([2048, 8192, 8448, 16_384]),
+        "topk": model.index_topk,
+        "mxfp4": mxfp4,
+    }
+
+
+def ask_workspaces(folder: Path) -> list[dict[str, Any]]:
+    """Every setting with vLLM's own bytes."""
+    settings = draw_settings()
+    told = subprocess.run(
+        [folder / "bin" / "python", HERE / "vllm_workspaces.py", folder / "vllm"],
+        input="".join(json.dumps(setting) + "\n" for setting in settings),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    answers = map(json.loads, told.stdout.splitlines())
+    return [row | {"answer": answer} for row, answer in zip(settings, answers, strict=True)]
+
+
+def read_workspaces() -> list[dict[str, Any]]:
+    """All settings with their answers."""
+    return [json.loads(line) for line in FILE.read_text("utf-8").splitlines()]
+
+
+def main() -> None:
+    """Write the file; the same answers give the same bytes."""
+    rows = ask_workspaces(Path(os.environ["DSV4KV_ENGINES"]))
+    FILE.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

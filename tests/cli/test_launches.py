@@ -152,6 +152,6 @@ def _wait_until_measuring(process: "subprocess.Popen[str]") -> None:
     """Until the launch has used more processor time than its imports take."""
     while True:
         assert process.poll() is None, process.communicate()
-        if any(processor_seconds(each) > 8 for each in descendants(process.pid)):
+        if any(processor_seconds(each) > 5 for each in descendants(process.pid)):
             return
         time.sleep(0.1)

@@ -37,6 +37,8 @@ class Deployment:
         frees_windows: SGLang gives back the window slots that a running request has left behind;
             None where it is the version's own.
         replays_windows: SGLang's encoder replay: every request of V4.1 has windows of its own.
+        bounded_replay: Whether windows of V4.1 are computed again behind a hit (vLLM), or late
+            layers run a prompt's last window alone (SGLang); None where it is the version's own.
         prefix_cache: Whether prefixes are kept for reuse.
         overlap: Whether a step is scheduled while another runs.
         stage: Which pipeline stage this is.
@@ -57,6 +59,7 @@ class Deployment:
     arch: str | None = None
     frees_windows: bool | None = None
     replays_windows: bool = False
+    bounded_replay: bool | None = None
     prefix_cache: bool = True
     overlap: bool = True
     stage: int = 0

@@ -97,24 +97,30 @@ def prefix_rule(engine_name: str, deployment: Deployment) -> PrefixRule:
         needs.append(Need("csa state", 1, block, _CSA_STATE_TOKENS, 1))
     if deployment.replays_windows:
         return PrefixRule(engine.name, block, 1, 0, tuple(needs[:1]), window)
-    late = (family, kind) == ("sglang", "v41")  # of late layers the last window's rows alone
+    late = (family, kind) == ("sglang", "v41") and _replays(engine.name, deployment)
     return PrefixRule(engine.name, block, window if late else 1, 0, tuple(needs))
+
+
+def _replays(engine: str, deployment: Deployment) -> bool:
+    """Whether V4.1's bounded replay is on: by default, but in SGLang up to 0.5.22."""
+    given = deployment.bounded_replay
+    return engine != "sglang:0.5.22" if given is None else given
 
 
 def _vllm_rule(engine: VllmEngine, deployment: Deployment) -> PrefixRule:
     """Groups of one kind stand together; a hit gives one block back for a draft to compute.
 
-    V4.1's windows and rings are not cached (``--swa-bounded-replay``, on unless turned off).
+    V4.1's rings are never cached, its windows only with ``--no-swa-bounded-replay``.
     """
     drafts = deployment.draft_layers > 0
     groups = engine.layout(deployment).groups
     full, others = groups[0], groups[1:]
     needs = [Need("context", 1, full.block_tokens)]
-    if deployment.model.kind == "v41":
+    if deployment.model.kind == "v41" and _replays(engine.name, deployment):
         replayed = deployment.model.window_tokens
         return PrefixRule(engine.name, full.block_tokens, 1, 0, tuple(needs), replayed)
     for storage in ("window", "csa state", "hca state"):
-        same = [group for group in others if _storage(group) == storage]
+        same = [group for group in others if _storage(group) == storage and not group.ring]
         if same:
             tail = (same[0].window_tokens or 1) - 1
             further = drafts and storage == "window"  # the draft's own group looks one further

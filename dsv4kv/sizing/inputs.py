@@ -59,6 +59,8 @@ class Inputs:
         host_memory: Memory that is free on a node.
         host_layout: How pages lie in host memory, as the engine names it.
         host_storage: What is behind host memory, as the engine names it.
+        bounded_replay: Whether V4.1's windows are computed again behind a hit (vLLM), or late
+            layers run a prompt's last window alone (SGLang): ``on``, ``off``, or the engine's own.
         dp_attention: Whether SGLang's replicas are ranks of one server (``on``) or servers.
         host_chunk: Tokens of a chunk (LMCache); None takes its own.
         retention: Tokens between the boundaries of a prefix whose windows vLLM keeps, beside the
@@ -106,6 +108,7 @@ class Inputs:
     host_memory: int | None = None
     host_layout: str = "page_first"
     host_storage: str | None = None
+    bounded_replay: str | None = None
     dp_attention: str = "on"
     host_chunk: int | None = None
     retention: int | None = 0
@@ -220,6 +223,7 @@ READERS: dict[str, Callable[[str], Any]] = {
     "host-memory": _size,
     "host-layout": _text,
     "host-storage": _text,
+    "bounded-replay": _one_of("on", "off"),
     "dp-attention": _one_of("on", "off"),
     "host-chunk": _positive,
     "retention": lambda text: None if text == "dense" else parse_count(text),

@@ -90,6 +90,9 @@ class Scenario:
             window_ratio=None if inputs.window_ratio is None else float(inputs.window_ratio),
             frees_windows=settings.frees_windows,
             replays_windows=settings.replays_windows,
+            bounded_replay=None
+            if inputs.bounded_replay is None
+            else inputs.bounded_replay == "on",
             prefix_cache=inputs.prefix_cache == "on",
             overlap=settings.overlap > 1,
             stage=stage,

@@ -85,6 +85,23 @@ def test_vllm_keeps_no_window_of_v41_and_computes_128_tokens_of_a_hit_again() ->
     assert hits == [0, 0, 0, 192, 256]
 
 
+def test_without_its_replay_vllm_asks_for_all_windows_of_v41_and_for_no_ring() -> None:
+    """``--no-swa-bounded-replay``: seven groups of windows return to the prefix cache."""
+    deployment = replace(deploy("v4.1-flash"), bounded_replay=False)
+    rule = prefix_rule("vllm:0.33", deployment)
+    assert rule.needs == (Need("context", 1, 64), Need("window", 7, 32, 127, 4))
+    assert (rule.replayed_tokens, rule.recomputed_tokens) == (0, 1)
+    assert rule.hit_tokens(64, 10_000) == 64
+
+
+def test_without_its_decoder_replay_sglang_covers_a_prompt_but_for_its_last_token() -> None:
+    deployment = deploy("v4.1-flash", indexer="mxfp4")
+    rule = prefix_rule("sglang:0.5.23", replace(deployment, bounded_replay=False))
+    assert (rule.replayed_tokens, rule.recomputed_tokens) == (0, 1)
+    assert [rule.hit_tokens(10_000, prompt) for prompt in (256, 257)] == [0, 256]
+    assert prefix_rule("sglang:0.5.22", deployment).recomputed_tokens == 1  # off there
+
+
 def test_sglang_keeps_windows_of_v41_unless_told_to_replay() -> None:
     rule = prefix_rule("sglang:0.5.23", deploy("v4.1-flash", indexer="mxfp4"))
     assert rule.needs == (Need("context", 1, 256), Need("window", 1, 256, 128, 1))

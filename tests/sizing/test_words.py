@@ -60,7 +60,9 @@ def test_what_a_word_means_is_an_input_of_ours(family: str) -> None:
         ("sglang", "--disaggregation-mode", "null", {}),
         ("sglang", "--disaggregation-mode", "decode", {"role": "decode"}),
         ("sglang", "--enable-encoder-swa-bounded-replay", "", {"window-slots": "own"}),
-        ("sglang", "--no-enable-decoder-swa-bounded-replay", "", {}),
+        ("sglang", "--enable-decoder-swa-bounded-replay", "", {"bounded-replay": "on"}),
+        ("sglang", "--no-enable-decoder-swa-bounded-replay", "", {"bounded-replay": "off"}),
+        ("vllm", "--no-swa-bounded-replay", "", {"bounded-replay": "off"}),
         (
             "vllm",
             "--speculative-config",

@@ -62,6 +62,7 @@ def _report_explanation(explanation: "Explanation") -> list[Part]:
     """From the number to what it means, what fits, and what would change it."""
     tables: list[Part] = [_ranks(explanation)] if len(explanation.ranks) > 1 else []
     tables += [_statements(explanation), _costs(explanation), _fits(explanation)]
+    tables += [_measured(explanation)] if explanation.measured else []
     tables += [_changes(explanation)] if explanation.changes else []
     tables += [_candidates(explanation)] if explanation.candidates else []
     apart = [part for table in tables for part in ("", table)]
@@ -123,6 +124,18 @@ def _fits(explanation: "Explanation") -> Table:
             (f"{fit.context_tokens:,}", f"{fit.requests:,}", f"{fit.tokens:,}")
             for fit in explanation.fits
         ],
+    )
+
+
+def _measured(explanation: "Explanation") -> Table:
+    from dsv4kv.units import format_bytes
+
+    measured = explanation.measured | {"KV cache": explanation.cache_bytes / 2**30}
+    return Table(
+        "Memory that the log says was measured",
+        [*names("one GPU"), *numbers("size")],
+        [(what, format_bytes(int(gib * 2**30))) for what, gib in measured.items()],
+        note="in place of what budget assumes: --reserve takes what is neither weights nor KV",
     )
 
 

@@ -107,6 +107,7 @@ class Explanation:
         padding_bytes_per_token: Of it, what alignment loses.
         split: One request in units.
         fits: What really fits.
+        measured: GiB beside the cache that the log says, by what they are.
         changes: What would alter the number most, the largest first.
         meaning: The number in sentences.
     """
@@ -134,6 +135,7 @@ class Explanation:
     padding_bytes_per_token: float
     split: Split
     fits: tuple[Fit, ...]
+    measured: dict[str, float]
     changes: tuple[Change, ...]
     meaning: tuple[str, ...]
 
@@ -313,7 +315,7 @@ def _trials(recovery: Recovery) -> Iterator[_Trial]:
 def _common(deployment: Deployment) -> Iterator[tuple[str, Deployment]]:
     if deployment.draft_layers:
         yield "no draft layers", replace(deployment, draft_layers=0, draft_tokens=0)
-    if deployment.formats.indexer.name == "fp8":
+    if deployment.formats.indexer.name == "fp8" and deployment.arch != "sm_90":
         keys = entry_format("indexer", "mxfp4")
         formats = CacheFormats(deployment.formats.main, deployment.formats.window, keys)
         yield "indexer keys in mxfp4", replace(deployment, formats=formats)
@@ -419,6 +421,7 @@ def _explanation(
         padding_bytes_per_token=float(padding),
         split=split,
         fits=_fits(best, capacity.cache_bytes),
+        measured=log.memory,
         changes=find_changes(best, log),
         meaning=describe(reading, best, capacity, split),
     )

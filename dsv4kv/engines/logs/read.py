@@ -83,6 +83,17 @@ _PATTERNS = (
     re.compile(r"num_gpu_blocks=(?P<profiled_blocks>\d+)"),
     re.compile(r"(?i)using (?P<indexer>FP8|MXFP4|FP4) indexer cache"),
 )
+_MEMORY = (  # what it says of memory beside the cache, by what that is; SGLang's GB are GiB
+    ("weights", re.compile(rf"Model loading took (?P<gib>{_NUMBER}) GiB")),
+    ("weights", re.compile(rf"Load weight end\b.*?\bmem usage=(?P<gib>{_NUMBER}) GB")),
+    ("CUDA graphs", re.compile(rf"Graph capturing finished in .*? took (?P<gib>{_NUMBER}) GiB")),
+    ("CUDA graphs", re.compile(rf"Capture .*? end\b.*?\bmem usage=(?P<gib>{_NUMBER}) GB")),
+    (
+        "free before the weights",
+        re.compile(rf"Load weight begin\b.*?avail mem=(?P<gib>{_NUMBER}) GB"),
+    ),
+    ("free beside the cache", re.compile(rf"Memory pool end\b.*?avail mem=(?P<gib>{_NUMBER}) GB")),
+)
 _SGLANG = re.compile(r"\bbytes_per_full_token=")
 _PAIR = re.compile(rf"\b(\w+_fixed|full_token|available_bytes|bytes_per_full_token)=({_NUMBER})")
 _VERSIONS = (
@@ -122,6 +133,15 @@ def find_fields(line: str) -> dict[str, str]:
     return {name: text for name, text in found if len(text) <= _LONGEST}
 
 
+def find_memory(line: str) -> tuple[str, float] | None:
+    """What a line says of memory beside the cache, in GiB: what it is, and how much."""
+    if "mem" not in line and "took" not in line:
+        return None
+    found = ((what, pattern.search(line)) for what, pattern in _MEMORY)
+    told = ((what, match["gib"]) for what, match in found if match)
+    return next(((w, float(g.replace(",", ""))) for w, g in told if len(g) <= _LONGEST), None)
+
+
 def find_version(line: str) -> str | None:
     """The engine's version where the line names it."""
     if not any(part in line for part in ("ersion", "engine (", "vllm", "sglang")):
@@ -149,6 +169,8 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "async": ("async_scheduling",),
     "fp4_indexer": ("use_fp4_indexer_cache", "enable_deepseek_v4_fp4_indexer"),
     "window_ratio": ("swa_full_tokens_ratio",),
+    "radix_off": ("disable_radix_cache",),
+    "overlap_off": ("disable_overlap_schedule",),
     "method": ("method", "speculative_algorithm"),
     "draft_tokens": ("num_speculative_tokens", "speculative_num_draft_tokens"),
     "blocks": ("num_gpu_blocks_override",),
@@ -162,7 +184,7 @@ _ARGUMENT = re.compile(
 )
 _LIKELY_ARGUMENTS = (  # every name has one of these; most lines of a log have none
     "--", "model", "size", "max", "context", "fraction", "utilization", "dtype", "async", "fp4",
-    "tokens_ratio", "method", "specul", "override", "serve ", "rchitecture",
+    "tokens_ratio", "method", "specul", "override", "serve ", "rchitecture", "disable",
 )  # fmt: skip
 _SERVE = re.compile(r"\bvllm serve\s+(?!-)(\S+)")
 _ARCHITECTURE = re.compile(r"rchitectures?\W{1,4}(\w+For\w+)")
@@ -238,6 +260,8 @@ class StartupLog:
         version: As the log names it; None where it does not.
         readings: One for every size that was logged, the smallest first.
         arguments: Every value an argument was given, in order.
+        memory: GiB beside the cache by what they are: the most that any rank said, of free memory
+            the least.
     """
 
     source: str
@@ -245,6 +269,7 @@ class StartupLog:
     version: str | None
     readings: tuple[Reading, ...]
     arguments: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    memory: dict[str, float] = field(default_factory=dict)
 
     def text(self, name: str) -> str | None:
         """An argument's last value; of the model, the first (drafts come later)."""
@@ -292,6 +317,7 @@ def parse_log(lines: Iterable[str], source: str) -> StartupLog:
         version=collected.version,
         readings=tuple(smallest),
         arguments={name: tuple(values) for name, values in collected.arguments.items()},
+        memory=collected.memory,
     )
 
 
@@ -305,12 +331,17 @@ class _Collected:
     sglang: list[Reading] = field(default_factory=list)
     beside: list[Reading] = field(default_factory=list)
     arguments: dict[str, list[str]] = field(default_factory=dict)
+    memory: dict[str, float] = field(default_factory=dict)
 
     def add(self, line: str) -> None:
         self.lines += 1
         for name, value in find_arguments(line):
             self.arguments.setdefault(name, []).append(value)
         self.version = self.version or find_version(line)
+        if told := find_memory(line):
+            what, gib = told
+            tightest = min if what.startswith("free") else max
+            self.memory[what] = tightest(gib, self.memory.get(what, gib))
         if fields := find_fields(line):
             self._add_fields(rank_of(line), fields)
 

@@ -70,20 +70,23 @@ def _deployments(log: StartupLog, reading: Reading, setup: Setup) -> Iterator[De
     reported = log.number("window_ratio")
     ratios = [reported] if reported else [None, 0.1]
     replicas = log.whole("data_parallel") or 1
-    limit = log.whole("requests")
+    limit, overlaps = log.whole("requests"), (log.text("overlap_off") or "").lower() != "true"
     requests = max(1, limit // replicas) if limit else None
     for state, ratio in product((4, 2), ratios):
         deployment = Deployment(
             model=setup.model,
             formats=setup.formats,
             max_context_tokens=log.whole("context") or setup.model.max_context_tokens,
-            in_flight_tokens=2 * (log.whole("batched") or _DEFAULT_CHUNK),
+            in_flight_tokens=(1 + overlaps) * (log.whole("batched") or _DEFAULT_CHUNK),
             draft_layers=setup.draft_layers,
             concurrency=requests,
             state_bytes=state,
             draft_tokens=log.whole("draft_tokens") or 0 if setup.draft_layers else 0,
             block_tokens=block_tokens(log),
             window_ratio=ratio,
+            arch=setup.arch,
+            prefix_cache=(log.text("radix_off") or "").lower() != "true",
+            overlap=overlaps,
         )
         yield replace(deployment, concurrency=requests or _requests(reading, deployment))
 
@@ -109,7 +112,7 @@ def _found(engine: SglangEngine, deployment: Deployment, reading: Reading) -> Re
     reported = reading.number("available_bytes")
     guess = int((reported or 0) * GIB)
     fixed = sum(pools.fixed_bytes(pools.requests(guess)).values())
-    least = full * pools.bytes_per_full_token + fixed
+    least = full * pools.bytes_per_full_token + fixed + pools.reserved_bytes(full)
     most = least + pools.page_tokens * pools.bytes_per_full_token
     if reported is None:
         return _recovery(engine, deployment, int(least) + 1, full)

@@ -115,6 +115,7 @@ def _deployment(search: _Search, setup: Setup, context: int) -> Deployment:
         concurrency=search.log.whole("requests"),
         block_tokens=block_tokens(search.log),
         draft_tokens=search.log.whole("draft_tokens") or 0 if setup.draft_layers else 0,
+        arch=setup.arch,
     )
 
 

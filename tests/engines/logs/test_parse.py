@@ -235,3 +235,26 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
 def plain_text(line: str) -> str:
     """Without colours, as ``read_lines`` gives it."""
     return re.sub(r"\x1b\[[\d;]*m", "", line)
+
+
+def test_memory_beside_the_cache_is_read_as_both_engines_print_it() -> None:
+    """The tightest rank's. vLLM 0.33.0: ``gpu/model_runner.py``; SGLang 0.5.23."""
+    vllm = [
+        "(Worker_TP0 pid=1) INFO Model loading took 72.41 GiB memory and 61.200000 seconds",
+        "(Worker_TP1 pid=2) INFO Model loading took 72.43 GiB memory and 61.300000 seconds",
+        "INFO Graph capturing finished in 21 secs, took 2.91 GiB",
+    ]
+    assert parsed([*VLLM_0_33, *vllm]).memory == {"weights": 72.43, "CUDA graphs": 2.91}
+    sglang = [
+        "Load weight begin. avail mem=137.70 GB",
+        "Load weight end. elapsed=41.20 s, avail mem=100.10 GB, mem usage=37.60 GB.",
+        "Memory pool end. avail mem=21.41 GB",
+        "Capture target decode CUDA graph end. mem usage=1.52 GB, avail mem=19.89 GB.",
+    ]
+    assert parsed([*SGLANG, *sglang]).memory == {
+        "free before the weights": 137.70,
+        "weights": 37.60,
+        "free beside the cache": 21.41,
+        "CUDA graphs": 1.52,
+    }
+    assert parsed(SGLANG).memory == {}

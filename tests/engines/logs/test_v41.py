@@ -1,0 +1,125 @@
+"""Logs of V4.1 are explained by what the engines' own planners made of their settings.
+
+vLLM's lines hold the integers of vLLM 0.33.0's planner, SGLang's are those that its configurator
+printed (``tests/engines/oracles``).
+"""
+
+from typing import Any
+
+import pytest
+
+from dsv4kv.engines.logs.explain import explain_startup
+from dsv4kv.errors import ConfigError
+from tests.engines.logs.startup import parsed
+from tests.engines.oracles.planned import read_settings
+from tests.engines.oracles.starts import read_starts
+
+GIB = 2**30
+MODEL = "model='deepseek-ai/DeepSeek-V4.1-Flash'"
+_METHOD = {0: "None", 1: "mtp", 3: "dspark"}
+
+
+def vllm_log(asked: dict[str, Any]) -> list[str]:
+    told, context = asked["answer"], asked["context"]
+    ratio = told["blocks"] / told["request_blocks"]
+    return [
+        (
+            f"Initializing a V1 LLM engine (v0.33.0) with config: {MODEL}, max_seq_len={context}, "
+            f"tensor_parallel_size=1, max_num_batched_tokens={asked['flight']}, "
+            f"async_scheduling=False, block_size={asked['block']}, "
+            f"method='{_METHOD[asked['drafts']]}', "
+            f"num_speculative_tokens={asked['draft_tokens']}, "
+            f"use_fp4_indexer_cache={asked['mxfp4']}"
+        ),
+        f"Available KV cache memory: {asked['memory'] / GIB:.2f} GiB",
+        (
+            f"GPU KV cache size: {told['printed_tokens']:,} tokens, Maximum concurrency for "
+            f"{context:,} tokens per request: {ratio:.2f}x"
+        ),
+    ]
+
+
+VLLM = [
+    asked
+    for asked in read_settings("vllm")
+    if asked["kind"] == "v41"
+    and asked["arch"] in ("sm_90", "sm_100")
+    and not asked["plain"]
+    and asked["answer"]["blocks"] > asked["answer"]["request_blocks"]
+][:24]
+
+
+@pytest.mark.parametrize("asked", VLLM, ids=lambda asked: f"{asked['arch']}-{asked['context']}")
+def test_vllms_lines_of_v41_give_its_planners_blocks(asked: dict[str, Any]) -> None:
+    explained, found = explain_startup(parsed(vllm_log(asked)))
+    assert explained.exact
+    assert explained.engine == "vllm:0.33"
+    assert explained.printed_tokens == asked["answer"]["printed_tokens"]
+    assert explained.units == asked["answer"]["blocks"]
+    assert (found.deployment.model.name, found.deployment.in_flight_tokens) == (
+        "v4.1-flash",
+        asked["flight"],
+    )
+
+
+def sglang_log(asked: dict[str, Any]) -> list[str]:
+    return [
+        (
+            f"server_args=ServerArgs({MODEL}, max_running_requests={asked['requests']}, "
+            f"dp_size={asked['dp']}, chunked_prefill_size={asked['chunk']}, "
+            f"disable_radix_cache={not asked['prefix_cache']}, "
+            f"disable_overlap_schedule={not asked['overlap']}, "
+            f"swa_full_tokens_ratio={asked['ratio']})"
+        ),
+        f"sglang version {asked['version']}",
+        *asked["answer"]["lines"],
+    ]
+
+
+SGLANG = [
+    asked
+    for asked in read_starts()
+    if asked["kind"] == "v41"
+    and asked["stages"] == 1
+    and not asked["drafts"]
+    and not asked["answer"]["refusal"]
+]
+
+
+def test_sglangs_lines_of_v41_give_its_full_tokens() -> None:
+    assert len(SGLANG) > 15
+    for asked in SGLANG:
+        explained, found = explain_startup(parsed(sglang_log(asked)))
+        assert (explained.exact, explained.units) == (True, asked["answer"]["full"])
+        assert found.deployment.model.name == "v4.1-flash"
+        newest = "0.5.23" if asked["version"] == "0.5.23" else "0.5.22"
+        assert explained.engine == f"sglang:{newest}"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("kv_cache_dtype=nvfp4", "the cache dtype 'nvfp4'"),
+        ("kv_cache_dtype=bfloat16", "the cache dtype 'bfloat16'"),
+        ("Resolved architecture: DeepseekV4ForCausalLM", "of 'DeepseekV4ForCausalLM'"),
+        ("Resolved architecture: Qwen3ForCausalLM", "of 'Qwen3ForCausalLM'"),
+    ],
+)
+def test_a_log_of_v41_that_says_something_unknown_is_not_understood(line: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"not understood: .*{said}"):
+        explain_startup(parsed([*vllm_log(VLLM[0]), line]))
+
+
+def test_numbers_of_v41_with_a_v4_name_are_not_explained_as_v4() -> None:
+    lines = [line.replace("V4.1-Flash", "V4-Flash") for line in vllm_log(VLLM[0])]
+    assert not explain_startup(parsed(lines))[0].exact
+
+
+def test_the_dtype_of_mega_attention_is_explained_on_sm100_alone() -> None:
+    mega = next(a for a in VLLM if a["arch"] == "sm_100" and a["mega"])
+    hopper = next(a for a in VLLM if a["arch"] == "sm_90")
+    line = "kv_cache_dtype=nvfp4_ds_mla"
+    explained, found = explain_startup(parsed([*vllm_log(mega), line]))
+    assert (explained.exact, found.deployment.formats.main.name) == (True, "fp4_interleaved")
+    with pytest.raises(ConfigError, match="settings that the rules do not serve"):
+        explain_startup(parsed([*vllm_log(hopper), line]))

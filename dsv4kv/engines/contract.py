@@ -41,6 +41,8 @@ class Deployment:
             layers run a prompt's last window alone (SGLang); None where it is the version's own.
         prefix_cache: Whether prefixes are kept for reuse.
         overlap: Whether a step is scheduled while another runs.
+        role: ``prefill`` or ``decode`` where they run apart.
+        extra_slots: Requests that SGLang's decode side receives beside those that run.
         stage: Which pipeline stage this is.
     """
 
@@ -62,6 +64,8 @@ class Deployment:
     bounded_replay: bool | None = None
     prefix_cache: bool = True
     overlap: bool = True
+    role: str | None = None
+    extra_slots: int = 0
     stage: int = 0
 
 

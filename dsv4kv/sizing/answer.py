@@ -27,7 +27,7 @@ from dsv4kv.sizing.fit import (
     use_of,
     within_limit,
 )
-from dsv4kv.sizing.host import host_document, host_of
+from dsv4kv.sizing.host import host_document, host_of, sent_of
 from dsv4kv.sizing.inputs import Inputs
 from dsv4kv.sizing.lookup import find_formats
 from dsv4kv.sizing.reuse import Reuse, reuse_document
@@ -56,6 +56,8 @@ class Answer:
         stages: What the engine makes of the memory that weights and reserve leave on a GPU of
             every stage; None where they leave nothing.
         host: What one GPU's rank keeps in host memory; None for nothing.
+        sent_bytes: Bytes of a prompt that a rank of the prefill side sends to the decode side;
+            None where they are one server, or it is not known.
     """
 
     scenario: Scenario
@@ -71,6 +73,7 @@ class Answer:
     kv_copies: int
     stages: tuple[Capacity | None, ...]
     host: HostTier | None
+    sent_bytes: int | None
 
     @property
     def capacity(self) -> Capacity | None:
@@ -144,6 +147,7 @@ def answer(inputs: Inputs) -> Answer:
         kv_copies=count_copies(scenario),
         stages=stages,
         host=host,
+        sent_bytes=sent_of(inputs.role, scenario.engine, replica),
     )
 
 
@@ -341,6 +345,7 @@ def to_document(
         "gpu_memory": use_document(found.use),
         "pools": [_pool(cost) for cost in found.costs],
         "host": host_document(found.host),
+        "sent_bytes": found.sent_bytes,
         "concurrency_by_context": [
             {"context_tokens": tokens, "concurrency": count} for tokens, count in curve
         ],

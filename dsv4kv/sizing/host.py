@@ -6,21 +6,26 @@ from typing import Any
 
 from dsv4kv.engines.contract import Capacity, Deployment
 from dsv4kv.engines.host import HostTier, HostWish
-from dsv4kv.engines.sglang.host import size_hicache
-from dsv4kv.engines.vllm.host import size_offloading, size_simple
+from dsv4kv.engines.sglang import host as sglang
+from dsv4kv.engines.vllm import host as vllm
 from dsv4kv.engines.vllm.lmcache import size_local, size_server
 from dsv4kv.errors import ConfigError
 from dsv4kv.sizing.inputs import Inputs
 from dsv4kv.sizing.layout import NODE_GPUS, Layout
 
 TIERS: dict[tuple[str, str], Callable[[Any, Deployment, Capacity, HostWish], HostTier]] = {
-    ("sglang", "hicache"): size_hicache,
-    ("vllm", "native"): size_offloading,
-    ("vllm", "simple"): size_simple,
+    ("sglang", "hicache"): sglang.size_hicache,
+    ("vllm", "native"): vllm.size_offloading,
+    ("vllm", "simple"): vllm.size_simple,
     ("vllm", "lmcache"): size_server,
     ("vllm", "lmcache-local"): size_local,
 }
 """Who sizes which tier of which engine."""
+SENT: dict[str, Callable[[Any, Deployment, int], int | None]] = {
+    "sglang": sglang.sent_bytes,
+    "vllm": vllm.sent_bytes,
+}
+"""What a prompt's prefill side sends to its decode side."""
 
 
 def host_of(
@@ -54,6 +59,14 @@ def host_of(
         chunk_tokens=inputs.host_chunk,
     )
     return size(engine, deployment, capacity, wish)
+
+
+def sent_of(role: str | None, engine: Any, deployment: Deployment) -> int | None:
+    """Bytes of a prompt of full context that a rank sends from prefill to decode."""
+    send = SENT.get(engine.name.partition(":")[0])
+    if role is None or send is None:
+        return None
+    return send(engine, deployment, deployment.max_context_tokens)
 
 
 def host_document(tier: HostTier | None) -> dict[str, Any] | None:

@@ -52,6 +52,7 @@ class Inputs:
         attention_backend: As the engine names it; None takes its own.
         cache_dtype: What an engine calls its entries; ``auto`` takes its own.
         role: ``prefill`` or ``decode`` where they run apart.
+        extra_slots: Requests that SGLang's decode side receives beside those that run.
         prefix_cache: Whether prefixes are kept for reuse: ``on`` or ``off``.
         host_tier: What keeps prefixes in host memory: ``hicache``; None for nothing.
         host_ratio: Pages of the host for one of the GPU (HiCache).
@@ -101,6 +102,7 @@ class Inputs:
     attention_backend: str | None = None
     cache_dtype: str = "auto"
     role: str | None = None
+    extra_slots: int | None = None
     prefix_cache: str = "on"
     host_tier: str | None = None
     host_ratio: Fraction | None = None
@@ -216,6 +218,7 @@ READERS: dict[str, Callable[[str], Any]] = {
     "attention-backend": _text,
     "cache-dtype": _text,
     "role": _one_of("prefill", "decode"),
+    "extra-slots": parse_count,
     "prefix-cache": _one_of("on", "off"),
     "host-tier": _one_of(*HOST_TIERS),
     "host-ratio": _number,

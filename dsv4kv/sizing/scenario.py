@@ -95,6 +95,8 @@ class Scenario:
             else inputs.bounded_replay == "on",
             prefix_cache=inputs.prefix_cache == "on",
             overlap=settings.overlap > 1,
+            role=inputs.role,
+            extra_slots=settings.extra_slots,
             stage=stage,
         )
 

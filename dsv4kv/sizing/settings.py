@@ -25,6 +25,7 @@ class Settings:
         frees_windows: Whether window slots that are out of the window are given back; None where
             an engine has no choice.
         replays_windows: Whether every request has windows of its own (SGLang's encoder replay).
+        extra_slots: Requests that a decode side receives beside those that run.
         assumed: What was not given, by the name of the input.
     """
 
@@ -37,6 +38,7 @@ class Settings:
     logits_limit: int | None
     frees_windows: bool | None
     replays_windows: bool
+    extra_slots: int
     assumed: Defaults
 
 
@@ -82,6 +84,7 @@ def settle(inputs: Inputs, engine: Engine, machine: Machine, replicas: int) -> S
         logits_limit=known.get("logits_limit"),
         frees_windows=None if slots is None else slots != "kept",
         replays_windows=slots == "own",
+        extra_slots=known.get("extra_slots", 0),
         assumed=assumed,
     )
 

@@ -203,6 +203,10 @@ def _connector(found: Mapping[str, object]) -> Texts:
     return {"host-tier": tier} | ({"host-size": _in_bytes(size, 1, "bytes")} if size else {})
 
 
+def _role(text: str) -> Texts:
+    return {} if text.lower() == "null" else {"role": text}
+
+
 def _retention(text: str) -> Texts:
     dense = text.lower() in ("none", "null")
     return {"retention": "dense"} if dense else _counted("retention").of(text)
@@ -250,7 +254,6 @@ def _switch(spellings: str, effect: str, means: Meaning | None = None) -> Word:
 _NOTHING = Meaning(lambda _: {})
 _HOST = "host memory, beside the GPU"
 _PART = "each request's context is split over ranks, which no rule here describes"
-_SPLIT = "prefill and decode are servers of their own: ask for each"
 _WEIGHTS = "changes the weights: give their size with --weights"
 _GRAPHS = "memory of CUDA graphs, which --reserve stands for"
 
@@ -314,7 +317,10 @@ WORDS: dict[str, tuple[Word, ...]] = {
             "VLLM_USE_SIMPLE_KV_OFFLOAD", f"{_HOST}: blocks of every rank",
             _switched(_SIMPLE, "on"),
         ),
-        _word("--kv-transfer-config", f"{_SPLIT}; or {_HOST}", Meaning(_transfer)),
+        _word(
+            "--kv-transfer-config", f"{_HOST}; or what a prompt sends to the decode side",
+            Meaning(_transfer),
+        ),
         _word("LMCACHE_CHUNK_SIZE", "tokens of LMCache's chunks", _counted("host-chunk")),
         _word(
             "LMCACHE_MAX_LOCAL_CPU_SIZE", "memory of LMCache in vLLM's process, GiB",
@@ -388,7 +394,16 @@ WORDS: dict[str, tuple[Word, ...]] = {
               Meaning(_state_dtype)),
         _word("SGLANG_OPT_USE_ONLINE_COMPRESS", "HCA states as a running softmax",
               _switched("state", "online")),
-        _word("--disaggregation-mode", f"{_SPLIT}; V4.1's own records on SM100", _named("role")),
+        _word("--disaggregation-mode",
+              "decode: no chunks, no prefixes in the pool of windows; prefill: no decode graphs; "
+              "V4.1's own records on SM100", Meaning(_role)),
+        _word("--disaggregation-decode-extra-slots",
+              "requests that are received while others run", _counted("extra-slots")),
+        _switch("--disaggregation-decode-enable-radix-cache",
+                "prefixes on the decode side, which V4 has with unified KV alone"),
+        _switch("--disaggregation-decode-enable-offload-kvcache",
+                f"{_HOST}: of the decode side, with a storage backend"),
+        _word("--disaggregation-transfer-backend", "nothing: what carries the pages", _NOTHING),
         _switch("--enable-hierarchical-cache --enable-hicache", f"{_HOST}: a copy of its pools",
                 _switched("host-tier", "hicache")),
         _word("--hicache-ratio", f"{_HOST}: so many times the GPU's pools",

@@ -201,6 +201,10 @@ def _facts(found: Answer, curve: Sequence[tuple[int, int]]) -> Facts:
     }
     if found.use.in_flight:
         rows["tokens in flight"] = f"{format_bytes(found.use.in_flight)} reserved for one chunk"
+    if found.sent_bytes:
+        rows["sent to decode"] = (
+            f"{format_bytes(found.sent_bytes)} of a prompt of {found.context:,} tokens, by a rank"
+        )
     rows["requests at once"] = "; ".join(f"{_short(n)}: {count:,}" for n, count in curve)
     return Facts(rows)
 

@@ -257,3 +257,44 @@ def test_the_answer_prints_host_memory_and_the_document_has_it() -> None:
     assert host["node_bytes"] == host["copies"] * host["holder_bytes"]
     assert host["holder_bytes"] == sum(pool["total_bytes"] for pool in host["pools"])
     assert document["inputs"]["host_tier"] == "hicache"
+
+
+@pytest.mark.parametrize(
+    ("engine", "tokens", "sent"),
+    [
+        ("vllm", 8192, 50_677_056),
+        ("vllm", 131_072, 531_752_256),
+        ("sglang", 8192, 40_102_656),
+        ("sglang", 131_072, 519_242_496),
+        ("sglang", 131_073, 538_886_464),  # a page more, and a page of pending rows of HCA
+    ],
+)
+def test_a_prompt_sends_its_pages_and_its_last_window_to_the_decode_side(
+    engine: str, tokens: int, sent: int
+) -> None:
+    asked = FLASH | {"engine": engine, "context": f"{tokens}"}
+    assert found(**asked, role="prefill").sent_bytes == sent
+    assert found(**asked, role="decode").sent_bytes == sent
+    assert found(**asked).sent_bytes is None
+
+
+def test_sglangs_decode_side_keeps_windows_for_running_requests_alone() -> None:
+    """No chunk in flight and no tails of prefixes; of few requests, twice as many are received."""
+    both = FLASH | {"engine": "sglang", "request_limit": "32"}
+    whole, decode = found(**both), found(**both, role="decode")
+    assert decode.use.shared < whole.use.shared
+    assert decode.scenario.settings.extra_slots == 64
+    assert found(**both, role="decode", extra_slots="0").use.shared < decode.use.shared
+    many = found(**(both | {"request_limit": "64"}), role="decode")
+    assert many.scenario.settings.extra_slots == 0
+
+
+def test_sglangs_prefill_side_keeps_no_memory_for_decode_graphs() -> None:
+    asked = FLASH | {"engine": "sglang", "tp": "1", "dp": "8"}
+    prefill = found(**asked, role="prefill").scenario.settings.memory_fraction
+    assert prefill > found(**asked).scenario.settings.memory_fraction
+
+
+def test_hicache_is_refused_on_a_decode_side_without_prefixes() -> None:
+    with pytest.raises(ConfigError, match="--disable-radix-cache"):
+        found(**HICACHE, role="decode")

@@ -18,6 +18,7 @@ _CLASSES = (  # up to MiB of memory: tokens of a chunk, largest decode graph bel
 )
 _LARGEST = (16_384, 512)
 _REQUESTS = 256
+_FEW = 32  # requests of a worker
 _BEFORE_WEIGHTS = 23 * GIB // 10
 
 
@@ -28,7 +29,9 @@ def sglang_defaults(build: Build, machine: Machine, given: Given) -> Defaults:
     kept = sum(kept_parts(build, machine, given).values())
     share = Fraction(str(round((mib - kept) / mib, 3)))
     used = given.get("memory_fraction") or share
+    decodes = given.get("role") == "decode"
     return {
+        **({"extra_slots": _extra_slots(machine, given)} if decodes else {}),
         "memory_fraction": Default(
             share, "SGLang's mem_fraction_static for such a chunk and so many GPUs"
         ),
@@ -67,17 +70,35 @@ def kept_parts(build: Build, machine: Machine, given: Given) -> dict[str, float]
         graph = min(graph, given.get("request_limit") or graph)
     parts = {
         "metadata of attention": 512.0,
-        "activations of a chunk": max(given.get("step_tokens") or tokens, 2048) * 1.5,
+        **_activations(given, tokens, graph),
         "buffers between ranks": machine.tp * machine.dp * machine.pp / 8 * 1024,
         "CUDA graphs": 2.0 * graph,
     }
     if machine.dp > 1:
         parts["CUDA graphs"] += graph * machine.dp * (4.5 if graph > 300 else 3)
+    if given.get("role") == "prefill":  # decode graphs are off
+        parts["CUDA graphs"] = 0.0
     if machine.memory_bytes > 60 * GIB:
         parts["no less than 10 GiB"] = max(0.0, 10 * 1024 - sum(parts.values()))
     if given.get("draft_layers"):
         parts["drafts"] = float(build.draft_reserve_mib)
     return parts
+
+
+def _activations(given: Given, tokens: int, graph: int) -> dict[str, float]:
+    """Of a chunk; on the decode side of the requests that run, with their drafts."""
+    if given.get("role") == "decode":
+        running = (given.get("request_limit") or graph) * (given.get("draft_tokens") or 1)
+        return {"activations of a step": max(running, 2048) * 1.5}
+    return {"activations of a chunk": max(given.get("step_tokens") or tokens, 2048) * 1.5}
+
+
+def _extra_slots(machine: Machine, given: Given) -> Default:
+    """Requests that the decode side receives meanwhile: twice those that run, if these are few."""
+    limit = given.get("request_limit")
+    each = max(1, limit // machine.dp) if limit else _FEW + 1
+    reason = "SGLang's disaggregation_decode_extra_slots for so many requests"
+    return Default(2 * each if each <= _FEW else 0, reason)
 
 
 def _logits_limit(build: Build, machine: Machine, used: Fraction) -> Default:

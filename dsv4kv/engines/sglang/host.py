@@ -38,10 +38,10 @@ def size_hicache(
 def _check(engine: SglangEngine, deployment: Deployment, wish: HostWish) -> None:
     if engine.name != _SINCE:
         raise ConfigError(f"HiCache is sized as {_SINCE} sizes it, not {engine.name}: ask for it.")
-    if not deployment.prefix_cache:
+    if not deployment.prefix_cache or deployment.role == "decode":
         raise ConfigError(
-            "--enable-hierarchical-cache: SGLang refuses it with --disable-radix-cache: "
-            "drop one of them."
+            "--enable-hierarchical-cache: SGLang refuses it with --disable-radix-cache, which a "
+            "decode side sets: drop one of them."
         )
     if wish.layout not in _LAYOUTS:
         raise ConfigError(
@@ -126,6 +126,31 @@ def _context_pools(pools: Pools, pages: int) -> list[HostPool]:
         if apart:
             found.append(HostPool(f"{name}_indexer_scale", pages, rows * _SCALE_BYTES))
     return found
+
+
+def sent_bytes(engine: SglangEngine, deployment: Deployment, tokens: int) -> int:
+    """Bytes of a prompt that a rank sends to the decode side: pages, windows, what is pending.
+
+    Source: ``disaggregation/prefill.py``, ``get_contiguous_buf_infos`` and its like of
+    ``deepseek_v4_memory_pool.py``.
+    """
+    if deployment.model.kind == "flat":
+        return flat.request_bytes(deployment, engine.layers(deployment), tokens)
+    page, window, pending = sent_parts(engine.pools(deployment), tokens)
+    pages = -(-tokens // _PAGE)
+    tails = pages - max(0, tokens - deployment.model.window_tokens) // _PAGE
+    return pages * page + tails * window + pending
+
+
+def sent_parts(pools: Pools, tokens: int) -> tuple[int, int, int]:
+    """Bytes of a page, of a page of windows, and of entries that a prompt's end has begun."""
+    kept = replace(pools, deployment=replace(pools.deployment, replays_windows=False))
+    rows = 1 if pools.deployment.online_state else 128
+    pending = pools.hca * rows * pools.hca_row_bytes if tokens % 128 else 0
+    if tokens % 2:
+        pending += pools.low.count(2) * pools.pair_ring * pools.pair_row_bytes
+    context, windows = _context_pools(pools, 1), _window_pools(kept, 1)
+    return sum(x.page_bytes for x in context), sum(x.page_bytes for x in windows), pending
 
 
 def _splits_keys(deployment: Deployment) -> bool:

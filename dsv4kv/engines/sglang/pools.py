@@ -129,6 +129,16 @@ class Pools:
         sized = self.build.request_windows and ratio is None and requests is not None
         return sized or self.deployment.replays_windows
 
+    @property
+    def decodes(self) -> bool:
+        """Whether prompts are filled elsewhere: no chunks, and no prefixes kept for reuse."""
+        return self.build.request_windows and self.deployment.role == "decode"
+
+    @property
+    def extra_slots(self) -> int:
+        """Requests that are received while others run, with states of their own."""
+        return self.deployment.extra_slots if self.decodes else 0
+
     def entry_bytes(self, ratio: int) -> float:
         """Priced bytes of one compressed entry, page padding included."""
         entry = self.deployment.formats.main
@@ -177,11 +187,21 @@ class Pools:
 
     def pair_state_bytes(self, requests: int) -> int:
         """Fixed bytes of V4.1's pending pairs for so many requests: one more and a spare ring."""
-        drafts = self.deployment.draft_tokens
-        ring = 1 << (drafts + 1).bit_length() if drafts else 2
-        rows = (requests + 1) * ring + ring + 1
+        ring = self.pair_ring
+        rows = (requests + self.extra_slots + 1) * ring + ring + 1
         rows = -(-rows // 2) * 2
-        return rows * 2 * self.deployment.model.head_dim * 4 * self.low.count(2)
+        return rows * self.pair_row_bytes * self.low.count(2)
+
+    @property
+    def pair_ring(self) -> int:
+        """Rows of a request's pending pair, in one layer."""
+        drafts = self.deployment.draft_tokens
+        return 1 << (drafts + 1).bit_length() if drafts else 2
+
+    @property
+    def pair_row_bytes(self) -> int:
+        """Bytes of one of them."""
+        return 2 * self.deployment.model.head_dim * 4
 
     @property
     def window_bytes_per_token(self) -> float:
@@ -213,11 +233,10 @@ class Pools:
         """Fixed bytes of HCA states for so many requests: one more, a spare ring, whole 128s."""
         if not self.build.hca_state_fixed or not self.hca:
             return 0
-        rows = (requests + 1) * self.hca_ring + self.hca_ring + 1
+        slots = requests + self.extra_slots + 1
+        rows = -(-(slots * self.hca_ring + self.hca_ring + 1) // 128) * 128
         if self.deployment.online_state:
-            rows = requests + 1 + self.hca_ring + 1
-        else:
-            rows = -(-rows // 128) * 128
+            rows = slots + self.hca_ring + 1
         return rows * self.hca_row_bytes * self.hca
 
     @property
@@ -236,9 +255,13 @@ class Pools:
         if not self.request_windows or self.deployment.replays_windows:
             return 0
         requests, page = self.deployment.concurrency or 0, self.page_tokens
-        live = self.window_tokens_per_request * requests + self.deployment.in_flight_tokens + page
-        tails = 4 * requests * (self.deployment.model.window_tokens + page)
-        tails *= self.deployment.prefix_cache
+        tail = self.deployment.model.window_tokens + page
+        live = self.window_tokens_per_request * requests
+        if self.decodes:
+            live, tails = live + self.extra_slots * tail, 0
+        else:
+            live += self.deployment.in_flight_tokens + page
+            tails = 4 * requests * tail * self.deployment.prefix_cache
         return -(-(live + tails) // page) * page
 
     @property
@@ -305,7 +328,9 @@ class Pools:
             c4=full_tokens // 4,
             c128=-(-full_tokens // 128),
             c4_state=swa // span * self.csa_ring,
-            c128_state=(requests + 1) * rows if self.build.hca_state_fixed else beside,
+            c128_state=(requests + self.extra_slots + 1) * rows
+            if self.build.hca_state_fixed
+            else beside,
         )
 
 

@@ -91,6 +91,23 @@ def shares_copy(deployment: Deployment, wish: HostWish) -> bool:
     return alike and alone
 
 
+def sent_bytes(engine: VllmEngine, deployment: Deployment, tokens: int) -> int | None:
+    """Bytes of a prompt that a rank sends to the decode side by NIXL; None where not known.
+
+    Of a window the blocks that it covers, and one more; whole pages.
+    Source: ``kv_connector/v1/nixl/{base_scheduler,base_worker}.py``.
+    """
+    if engine.name != _SINCE or deployment.model.kind == "v41":
+        return None
+    total = 0
+    for group in engine.layout(deployment).held:
+        blocks = -(-tokens // group.block_tokens)
+        if group.window_tokens is not None:
+            blocks = min(blocks, -(-group.window_tokens // group.block_tokens) + 1)
+        total += blocks * group.page_bytes
+    return total
+
+
 def counted_tokens(groups: list[Group], chunks: int, context_tokens: int) -> int:
     """Tokens that vLLM counts for chunks, in requests of one length."""
     each = 0

@@ -28,6 +28,7 @@ HERE = Path(__file__).parent
 FILES = {
     "vllm": HERE / "vllm_planner_0.33.0.jsonl.gz",
     "sglang": HERE / "sglang_pools_0.5.23.jsonl.gz",
+    "roles": HERE / "sglang_roles_0.5.23.jsonl.gz",
     "hicache": HERE / "sglang_host_0.5.23.jsonl.gz",
     "offloading": HERE / "vllm_host_0.33.0.jsonl.gz",
     "lmcache": HERE / "lmcache_host_0.5.6.jsonl.gz",
@@ -35,6 +36,7 @@ FILES = {
 SCRIPTS = {
     "vllm": HERE / "vllm_planner.py",
     "sglang": HERE / "sglang_pools.py",
+    "roles": HERE / "sglang_pools.py",
     "hicache": HERE / "sglang_host.py",
     "offloading": HERE / "vllm_host.py",
     "lmcache": HERE / "lmcache_host.py",
@@ -42,6 +44,7 @@ SCRIPTS = {
 WHEELS = {
     "vllm": "vllm",
     "sglang": "sglang",
+    "roles": "sglang",
     "hicache": "sglang",
     "offloading": "vllm",
     "lmcache": "lmcache",
@@ -49,6 +52,7 @@ WHEELS = {
 ENGINES = {
     "vllm": "vllm:0.33",
     "sglang": "sglang:0.5.23",
+    "roles": "sglang:0.5.23",
     "hicache": "sglang:0.5.23",
     "offloading": "vllm:0.33",
     "lmcache": "vllm:0.33",
@@ -72,6 +76,12 @@ ABOUT = {
                     "srt/mem_cache/deepseek_v4_memory_pool.py",
                     "kernels/ops/attention/dsv4/kv_layout.py"],
         "made": "DSV4PoolConfigurator, and DefaultPoolConfigurator with V3.2's cell",
+    },
+    "roles": {
+        "engine": "sglang",
+        "version": "0.5.23",
+        "sources": ["srt/model_executor/pool_configurator.py"],
+        "made": "DSV4PoolConfigurator of a prefill and of a decode side",
     },
     "hicache": {
         "engine": "sglang",
@@ -112,6 +122,7 @@ def draw_settings(engine: str) -> list[dict[str, Any]]:
     drawn = {
         "vllm": _draw_vllm,
         "sglang": _draw_sglang,
+        "roles": _draw_roles,
         "hicache": _draw_hicache,
         "offloading": _draw_offloading,
         "lmcache": _draw_lmcache,
@@ -206,6 +217,16 @@ def _draw_sglang(draw: random.Random) -> dict[str, Any]:
     }
 
 
+def _draw_roles(draw: random.Random) -> dict[str, Any]:
+    """A prefill or a decode side, whose prefixes are not kept."""
+    asked, role = _draw_sglang(draw), draw.choice(["prefill", "decode", "decode", "decode"])
+    while asked["kind"] == "flat" or (asked["encoder"] and role == "decode"):
+        asked = _draw_sglang(draw)
+    extra = draw.choice([0, 16, 32, 64]) if role == "decode" else 0
+    kept = role == "prefill" and draw.random() < 0.7
+    return asked | {"role": role, "extra_slots": extra, "prefix_cache": kept}
+
+
 def _draw_hicache(draw: random.Random) -> dict[str, Any]:
     """A setting of the GPU's pools and what the host is given for it; AMD's GPUs, too."""
     asked = _draw_sglang(draw)
@@ -284,6 +305,8 @@ def deployment_of(asked: dict[str, Any]) -> Deployment:
         window_ratio=asked.get("ratio"),
         arch=asked["arch"],
         replays_windows=asked.get("encoder", False),
+        role=asked.get("role"),
+        extra_slots=asked.get("extra_slots", 0),
         prefix_cache=asked.get("prefix_cache", True),
         overlap=overlap,
         stage=asked.get("rank", 0),

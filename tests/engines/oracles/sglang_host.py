@@ -11,7 +11,8 @@ and the one after the last), ``mega`` (V4.1's records), ``backend``, ``fp4`` (in
 ``layout``, ``memory`` (bytes that are free on the node), ``ranks`` (of the node); for V3.2
 ``dim`` (channels of an entry) and ``item`` (bytes of one). The answer: of every pool its name,
 pages, bytes of a page, bytes, and bytes of its staging buffer on the GPU; or ``refused``, the
-engine's sentence.
+engine's sentence; of V4 and V4.1 ``sent``: bytes of a page, of a page of windows (without drafts)
+and of pending entries that a decode side is sent.
 Source: ``srt/mem_cache/{deepseek_v4_memory_pool,memory_pool,memory_pool_host,hicache_auto_size,
 hybrid_cache/hybrid_pool_assembler}.py``, ``srt/mem_cache/pool_host``.
 """
@@ -165,9 +166,6 @@ def v4_pool(engine: SimpleNamespace, asked: dict[str, Any]) -> Any:
     full, window = asked["full"], asked["window"]
     state = {"fp32": engine.torch.float32, "bf16": engine.torch.bfloat16}[asked["state"]]
     ring = 16 if asked["draft_tokens"] else 8
-    engine.pools.resolve_compress_state_ring_size = lambda ratio: {
-        4: ring, 128: 128, 2: 2
-    }[ratio]  # fmt: skip
     return engine.pools.DeepSeekV4TokenToKVPool(
         max_num_reqs=16, num_req_slots=17, swa_size=window, c4_size=full // 4,
         c128_size=-(-full // 128), c4_state_pool_size=window // 256 * ring,
@@ -245,10 +243,22 @@ def size(entry: Any) -> list[Any]:
 def answer(engine: SimpleNamespace, asked: dict[str, Any]) -> dict[str, Any]:
     """What the engine makes of a setting."""
     configure(engine, asked)
+    sent = {} if asked["kind"] == "flat" else {"sent": sent_of(v4_pool(engine, asked))}
     try:
-        return {"pools": [size(entry) for entry in build(engine, asked)]}
+        return {"pools": [size(entry) for entry in build(engine, asked)]} | sent
     except ValueError as error:
-        return {"refused": str(error)}
+        return {"refused": str(error)} | sent
+
+
+def sent_of(pool: Any) -> list[int]:
+    """Bytes that the decode side is sent: of a page, of a page of windows, of what is pending."""
+    pool.request_window = None  # its rows, which have no memory here, are paged like the others
+    kinds = (
+        pool.get_contiguous_buf_infos,
+        pool.get_state_buf_infos,
+        pool.get_request_state_buf_infos,
+    )
+    return [sum(kind()[2]) for kind in kinds]
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@
 the unpacked wheel. A line is one setting: ``kind``, ``ratios``, ``owners``, ``layers``, ``held``
 (first layer and the one after the last), ``mega`` (V4.1's records), ``requests`` (the limit, null
 for none), ``ratio`` (of windows, null for none), ``page``, ``chunk``, ``context``,
-``draft_tokens``, ``overlap``, ``prefix_cache``, ``state`` (``fp32``, ``bf16``), ``memory``; for
+``draft_tokens``, ``overlap``, ``prefix_cache``, ``role`` (``prefill``, ``decode``, null),
+``extra_slots`` (of the decode side), ``state`` (``fp32``, ``bf16``), ``memory``; for
 V3.2 ``dim`` (of an entry) and ``item`` (bytes of a channel). The answer: bytes of a full token,
 full tokens, slots of the window pool. With ``rank`` and ``stages`` of a pipeline and ``dp`` ranks
 of attention it is what the start prints, too: its ``lines``, and the text of its ``refusal``.
@@ -97,7 +98,10 @@ def configure(engine: SimpleNamespace, asked: dict[str, Any]) -> Any:
         disable_radix_cache=not asked["prefix_cache"], enable_hisparse=False,
         enable_unified_memory=False,
     )  # fmt: skip
-    split = SimpleNamespace(disaggregation_mode="null", disaggregation_decode_extra_slots=0)
+    split = SimpleNamespace(
+        disaggregation_mode=asked.get("role") or "null",
+        disaggregation_decode_extra_slots=asked.get("extra_slots", 0),
+    )
     for module in (pools, memory):
         module.get_spec = lambda: spec
         module.get_schedule = lambda: schedule

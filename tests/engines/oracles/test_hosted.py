@@ -8,7 +8,7 @@ import pytest
 from dsv4kv.engines.contract import Capacity
 from dsv4kv.engines.host import HostWish
 from dsv4kv.engines.registry import find_engine
-from dsv4kv.engines.sglang.host import size_hicache
+from dsv4kv.engines.sglang.host import sent_parts, size_hicache
 from dsv4kv.engines.sglang.sizing import SglangEngine
 from dsv4kv.engines.vllm.host import (
     counted_tokens,
@@ -21,6 +21,7 @@ from dsv4kv.engines.vllm.host import (
 from dsv4kv.engines.vllm.lmcache import chunk_bytes
 from dsv4kv.engines.vllm.sizing import VllmEngine
 from dsv4kv.errors import ConfigError
+from dsv4kv.model.formats import PageLayout
 from tests.engines.oracles.planned import ENGINES, SETTINGS, deployment_of, read_settings
 
 
@@ -73,6 +74,21 @@ def test_500_random_host_pools_are_those_that_sglang_makes() -> None:
             unlike.append((asked["kind"], asked["answer"], found))
     assert unlike == []
     assert refused > 50
+
+
+def test_what_a_decode_side_is_sent_are_the_buffers_that_sglang_registers() -> None:
+    """Of a prompt that ends inside every group of tokens; draft windows are another component."""
+    engine = find_engine(ENGINES["hicache"])
+    assert isinstance(engine, SglangEngine)
+    asked_for = [asked for asked in read_settings("hicache") if "sent" in asked["answer"]]
+    assert len(asked_for) > 350
+    for asked in asked_for:
+        deployment = deployment_of(asked)
+        page, window, pending = sent_parts(engine.pools(deployment), 1)
+        drafts = asked["drafts"] * PageLayout(deployment.formats.window, 256).page_bytes
+        told_page, told_window, told_pending = asked["answer"]["sent"]
+        assert (page, pending) == (told_page, told_pending)
+        assert asked["encoder"] or window - drafts == told_window
 
 
 @pytest.mark.parametrize("sentence", ["--hicache-size", "auto-sizing", "Not enough host memory"])

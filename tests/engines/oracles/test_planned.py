@@ -49,7 +49,9 @@ def by_sglang(asked: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(("engine", "size"), [("vllm", by_vllm), ("sglang", by_sglang)])
+@pytest.mark.parametrize(
+    ("engine", "size"), [("vllm", by_vllm), ("sglang", by_sglang), ("roles", by_sglang)]
+)
 def test_500_random_settings_are_sized_as_the_engines_planner_sizes_them(
     engine: str, size: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> None:

@@ -6,6 +6,7 @@ nothing of the size of the cache is made.
 
 import math
 from collections.abc import Iterator
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -13,9 +14,10 @@ from torch import Tensor
 from dsv4kv.model.formats import FORMATS
 from dsv4kv.ops import codec
 from dsv4kv.ops.contract import Entries
+from dsv4kv.ops.cpu_decode import Decoder
 from dsv4kv.ops.storage import PageStore
 
-_PIECE = 512  # entries: 1 MB in float32, and 0.25 MB of keys
+_PIECE = 1024  # entries: 2 MB in float32, or 0.5 MB of keys
 _QUERY = FORMATS["indexer"]["fp8"]
 
 
@@ -58,16 +60,23 @@ def index_scores(
     out: Tensor,
 ) -> None:
     """See ``contract.Backend.index_scores``."""
-    values = queries.view(torch.float8_e4m3fn).float()
-    seen = lengths.where(slots >= 0, 0)
+    decoder = Decoder(store, max(_PIECE, store.layout.entries), apart=True)
+    values = _ordered(queries.view(torch.float8_e4m3fn).float(), decoder)
+    seen = lengths.where(slots >= 0, 0).tolist()
     out.fill_(-math.inf)
     for run in _runs(slots, one_by_one=blocks is not None):
-        row, most = table[slots[run.start]], int(seen[run].max())
-        columns, keys = _columns(blocks, run.start, out, most)
-        for where, indices in zip(_pieces(columns), _pieces(keys), strict=True):
-            decoded = _decoded(store, _physical(row, indices, store.layout.entries))
-            scores = _score(values[run], weights[run], decoded)
-            out[run, where] = scores.masked_fill_(indices >= seen[run, None], -math.inf)
+        row, most = table[slots[run.start]].long(), max(seen[run])
+        if blocks is None:
+            place, pieces = torch.arange(most, device=out.device), _all_entries(decoder, row, most)
+        else:
+            place, chosen = _columns(blocks, run.start, out, most)
+            pieces = _chosen_entries(decoder, row, chosen)
+        for first, keys in pieces:
+            scores = _score(values[run], weights[run], keys, decoder.factors)
+            out[run, place[first : first + len(keys)]] = scores
+    if blocks is None:
+        for t, length in enumerate(seen):
+            out[t, length:] = -math.inf
 
 
 def _runs(slots: Tensor, *, one_by_one: bool) -> Iterator[slice]:
@@ -77,6 +86,28 @@ def _runs(slots: Tensor, *, one_by_one: bool) -> Iterator[slice]:
         if t == len(numbers) or one_by_one or numbers[t] != numbers[first]:
             yield slice(first, t)
             first = t
+
+
+def _ordered(queries: Tensor, decoder: Decoder) -> Tensor:
+    """Queries [..., D] with their channels in the order of what is decoded."""
+    return queries if decoder.order is None else queries[..., decoder.order]
+
+
+def _all_entries(decoder: Decoder, row: Tensor, length: int) -> Iterator[tuple[int, Tensor]]:
+    """Pieces of entries 0 … length − 1 of a slot's row int64[W]: (number of the first, them)."""
+    page_entries = decoder.page_entries
+    pages = max(1, _PIECE // page_entries)
+    for first in range(0, length, pages * page_entries):
+        number = first // page_entries
+        count = min(pages, -(-(length - first) // page_entries))
+        yield first, decoder.pages(row[number : number + count])[: length - first]
+
+
+def _chosen_entries(decoder: Decoder, row: Tensor, chosen: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Pieces of logical entries int64[n]: (place of the first, them)."""
+    for first in range(0, len(chosen), _PIECE):
+        some = chosen[first : first + _PIECE]
+        yield first, decoder.entries(_physical(row, some, decoder.page_entries))
 
 
 def _columns(blocks: Tensor | None, t: int, scores: Tensor, length: int) -> tuple[Tensor, Tensor]:
@@ -90,15 +121,12 @@ def _columns(blocks: Tensor | None, t: int, scores: Tensor, length: int) -> tupl
     return columns, keys[columns]
 
 
-def _pieces(numbers: Tensor) -> list[Tensor]:
-    return [numbers[i : i + _PIECE] for i in range(0, len(numbers), _PIECE)]
-
-
-def _score(queries: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
-    """Scores float32[t, n] of queries [t, H, D] and keys [n, D]; weights [t, H]."""
+def _score(queries: Tensor, weights: Tensor, keys: Tensor, factors: Tensor | None) -> Tensor:
+    """Scores float32[t, n] of queries [t, H, D] and keys [n, D] times factors [n]."""
     tokens, heads, dims = queries.shape
     products = (queries.reshape(-1, dims) @ keys.T).relu_().view(tokens, heads, -1)
-    return (weights[:, None] @ products).squeeze(1)
+    scores = (weights[:, None] @ products).squeeze(1)
+    return scores if factors is None else scores.mul_(factors[: len(keys)])
 
 
 def select_blocks(scores: Tensor, lengths: Tensor, block_entries: int, out: Tensor) -> None:
@@ -159,59 +187,76 @@ def attend(
     lse: Tensor,
 ) -> None:
     """See ``contract.Backend.attend``."""
+    near, size = Decoder(ring, window), ring.layout.entries
+    far = _Compressed(entries, slots) if entries else None
     out.zero_()
     lse.fill_(math.inf)
     for t, (slot, count) in enumerate(zip(slots.tolist(), tokens.tolist(), strict=True)):
         if slot < 0:
             continue
-        size = ring.layout.entries
         positions = torch.arange(max(0, count - window), count, device=slots.device)
-        pieces = [(ring, slot * size + positions % size)]
-        if entries is not None:
-            chosen = _physical(
-                entries.table[slot], _attended(entries, t), entries.store.layout.entries
-            )
-            pieces += [(entries.store, piece) for piece in _pieces(chosen)]
-        _attend_token(pieces, queries[t].float() * scale, sinks, out[t], lse[t])
+        pieces = [(near, near.entries(slot * size + positions % size))] if count else []
+        query = queries[t].float()
+        parts = [
+            _attend_piece(query, decoder, values, scale)
+            for decoder, values in chain(pieces, far.of(t) if far else ())
+        ]
+        if parts:
+            _merge(parts, sinks, out[t], lse[t])
 
 
-def _attended(entries: Entries, t: int) -> Tensor:
-    """Logical entries that a token attends to, int64[n]."""
-    length = int(entries.lengths[t])
-    if entries.indices is None:
-        return torch.arange(length, device=entries.lengths.device)
-    indices = entries.indices[t].long()
-    return indices[(indices >= 0) & (indices < length)]
+class _Compressed:
+    """The compressed entries of tokens, decoded a piece at a time."""
+
+    def __init__(self, entries: Entries, slots: Tensor) -> None:
+        """slots: int64[T]."""
+        size = entries.store.layout.entries
+        self._decoder, self._entries = Decoder(entries.store, max(_PIECE, size)), entries
+        self._rows = entries.table[slots].long()
+        if (indices := entries.indices) is not None:
+            self._valid = (indices >= 0) & (indices < entries.lengths[:, None])
+            logical = indices.long().masked_fill_(~self._valid, 0)
+            pages = self._rows.gather(1, logical // size)
+            self._physical = pages * size + logical % size
+
+    def of(self, t: int) -> Iterator[tuple[Decoder, Tensor]]:
+        """Decoder and pieces float32[n, D] of what a token attends to."""
+        decoder = self._decoder
+        if self._entries.indices is None:
+            length = int(self._entries.lengths[t])
+            for _, values in _all_entries(decoder, self._rows[t], length):
+                yield decoder, values
+            return
+        physical = self._physical[t][self._valid[t]]
+        for first in range(0, len(physical), _PIECE):
+            yield decoder, decoder.entries(physical[first : first + _PIECE])
 
 
-def _attend_token(
-    pieces: list[tuple[PageStore, Tensor]], query: Tensor, sinks: Tensor, out: Tensor, lse: Tensor
-) -> None:
-    """Softmax over pieces of physical entries, one after another: query float32[H, D], scaled."""
-    top = torch.full_like(sinks, -math.inf)
-    total, mixed = torch.zeros_like(sinks), torch.zeros_like(query)
-    for store, physical in pieces:
-        if len(physical):
-            values = _decoded(store, physical)
-            logits = query @ values.T
-            higher = torch.maximum(top, logits.amax(dim=1))
-            weights, kept = (logits - higher[:, None]).exp_(), (top - higher).exp_()
-            total = total * kept + weights.sum(dim=1)
-            mixed = torch.addmm(mixed.mul_(kept[:, None]), weights, values)
-            top = higher
-    if bool(total[0] > 0):
-        torch.add(top, total.log(), out=lse)
-        out.copy_(mixed / (total + (sinks - top).exp())[:, None])
+_Part = tuple[Tensor, Tensor]
+"""Outputs float32[H, D] and lse float32[H] of attention to some entries, without sinks."""
+
+
+def _attend_piece(query: Tensor, decoder: Decoder, values: Tensor, scale: float) -> _Part:
+    """Attention of a token's heads float32[H, D] to entries [n, D], in the decoder's order."""
+    attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    rows, keys = _ordered(query, decoder)[None, None], values[None, None]
+    mixed, lse = attention(rows, keys, keys, scale=scale)
+    if decoder.order is None:
+        return mixed[0, 0], lse[0, 0]
+    return torch.empty_like(query).index_copy_(1, decoder.order, mixed[0, 0]), lse[0, 0]
+
+
+def _merge(parts: list[_Part], sinks: Tensor, out: Tensor, lse: Tensor) -> None:
+    """Outputs of all parts together, with what sinks take; the sum of their exponentials."""
+    sums = torch.stack([sum_ for _, sum_ in parts])
+    torch.logsumexp(sums, dim=0, out=lse)
+    shares = (sums - lse).exp_().mul_((lse - sinks).sigmoid_())
+    total = parts[0][0] * shares[0, :, None]
+    for (mixed, _), share in zip(parts[1:], shares[1:], strict=True):
+        total.addcmul_(mixed, share[:, None])
+    out.copy_(total)
 
 
 def _physical(row: Tensor, indices: Tensor, page_entries: int) -> Tensor:
     """Physical entries of logical ones, int64[n], by a slot's row of the table."""
     return row[indices // page_entries].long() * page_entries + indices % page_entries
-
-
-def _decoded(store: PageStore, physical: Tensor) -> Tensor:
-    """Entries as float32[n, D]."""
-    shape = len(physical), store.layout.format.dims
-    decoded = torch.empty(shape, dtype=torch.bfloat16, device=physical.device)
-    codec.decode(store.layout.format, *store.read(physical), decoded)
-    return decoded.float()

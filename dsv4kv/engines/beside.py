@@ -31,5 +31,11 @@ class Beside(NamedTuple):
     unknown: tuple[str, ...]
 
 
-_MEASURED = ("activations of a step", "CUDA graphs", "buffers of NCCL and DeepEP", "CUDA context")
+_MEASURED = (
+    "activations of a step",
+    "workspaces of experts",
+    "CUDA graphs",
+    "buffers of NCCL and DeepEP",
+    "CUDA context",
+)
 UNKNOWN = Beside((), (), _MEASURED)

@@ -77,9 +77,7 @@ def _changes(scenario: Scenario) -> Iterator[tuple[dict[str, Any], str, str]]:
             "windows that are passed are given back",
         )
     if settings.request_limit:
-        more = 2 * limit_of(scenario)
-        reason = "twice as many at once"
-        yield {"request_limit": more}, f"{_word(family, 'request_limit')} {more}", reason
+        yield from _limits(limit_of(scenario), _word(family, "request_limit"))
     tp, dp = scenario.layout.tp, scenario.layout.dp
     if tp > 1:
         replicas = {"tp": 1, "dp": tp * dp, "ep": None}
@@ -100,6 +98,13 @@ def _changes(scenario: Scenario) -> Iterator[tuple[dict[str, Any], str, str]]:
             f"{_word(family, 'memory_fraction')} {share:g}",
             "less headroom",
         )
+
+
+def _limits(limit: int, word: str) -> Iterator[tuple[dict[str, Any], str, str]]:
+    """Twice as many requests at once, or half, where an engine holds memory for all of them."""
+    yield {"request_limit": 2 * limit}, f"{word} {2 * limit}", "twice as many at once"
+    if half := limit // 2:
+        yield {"request_limit": half}, f"{word} {half}", "half as many, less held from the start"
 
 
 def limit_of(scenario: Scenario) -> int:

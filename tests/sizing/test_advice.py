@@ -152,3 +152,10 @@ def test_the_same_gpus_are_not_told_as_more() -> None:
     options = advise(scenario(gpus="8"), 2**17, 1000)
     assert options[0].change == "--tp 1 --dp 8"
     assert not any(option.change.startswith("--gpus 8 ") for option in options)
+
+
+def test_fewer_requests_at_once_are_advised_where_their_windows_leave_no_room() -> None:
+    """SGLang 0.5.23 does not start: the windows of 256 requests of Pro take 25.6 GiB."""
+    found = scenario(engine="sglang:0.5.23", model="v4-pro", gpus="8")
+    fewer = next(o for o in advise(found, 4_608, 1) if "max-running-requests" in o.change)
+    assert (fewer.change, fewer.fits) == ("--max-running-requests 128", True)

@@ -54,3 +54,10 @@ def test_sglangs_own_estimate_is_in_what_its_share_leaves() -> None:
 def test_what_nothing_says_the_size_of_is_named() -> None:
     assert "CUDA graphs" in peak(engine="vllm").not_counted
     assert "buffers of DeepEP" in peak(engine="sglang").not_counted
+
+
+def test_flashinfer_has_a_workspace_of_its_own() -> None:
+    found = peak(engine="vllm:0.33", gpu="b200", attention_backend="FLASHINFER_MLA_SPARSE_DSV4")
+    sizes = {line.what: line.size_bytes for line in found.lines}
+    assert sizes["workspace of FlashInfer"] == 2**27
+    assert "workspace of prompts" not in sizes

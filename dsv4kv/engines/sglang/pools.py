@@ -240,6 +240,11 @@ class Pools:
         return rows * self.hca_row_bytes * self.hca
 
     @property
+    def chunk_tokens(self) -> int:
+        """Tokens of one step; two are in flight where steps overlap."""
+        return self.deployment.in_flight_tokens // (1 + self.deployment.overlap)
+
+    @property
     def window_tokens_per_request(self) -> int:
         """Window slots that one request may hold at worst, in steady decode."""
         window, page = self.deployment.model.window_tokens, self.page_tokens
@@ -276,8 +281,7 @@ class Pools:
         window, drafts = deployment.model.window_tokens, deployment.draft_tokens
         slots = (deployment.concurrency or 0) + 1
         rows = slots * -(-(window + drafts) // page) * page + page
-        chunk = deployment.in_flight_tokens // (1 + deployment.overlap)
-        scratch = max(chunk, slots * max(window, drafts)) + slots * window + page
+        scratch = max(self.chunk_tokens, slots * max(window, drafts)) + slots * window + page
         own = (rows * self.windows + 4 * scratch) * (_OWN_ROW_BYTES + 16)
         states = slots * 3 * 16 * deployment.model.head_dim * 8
         return own + states + rows * deployment.draft_layers * _OWN_ROW_BYTES

@@ -148,11 +148,16 @@ _UNKNOWN = ("what a step really uses of what is left free", "buffers of DeepEP")
 
 
 def _full_tokens(pools: Pools, tokens: int, in_flight: int) -> int:
-    """Full tokens that a request takes out of the pool, in whole pages."""
+    """Full tokens that a request takes out of the pool, in whole pages.
+
+    Where window slots are kept, those of one chunk are taken beside prompts: so many more requests
+    were seen to run (SGLang 0.5.15).
+    """
     own = -(-max(tokens, 1) // pools.page_tokens) * pools.page_tokens
     if pools.request_windows:
         return own
-    live = own + in_flight // pools.page_tokens * pools.page_tokens
+    chunk = in_flight // (1 + pools.deployment.overlap)
+    live = own + chunk // pools.page_tokens * pools.page_tokens
     if pools.frees_windows:
         live = min(pools.window_tokens_per_request + in_flight, own)
     return max(own, -(-int(live / pools.window_ratio) // pools.page_tokens) * pools.page_tokens)
@@ -162,13 +167,12 @@ def _bound(pools: Pools, full: int) -> str:
     """Which pool holds fewer requests, where windows are a share of the full tokens."""
     if pools.request_windows or not full:
         return ""
-    tokens = pools.deployment.max_context_tokens
-    flight = pools.deployment.in_flight_tokens
+    tokens, chunk = pools.deployment.max_context_tokens, pools.chunk_tokens
     kept, freed = (
-        (full - spare) // _full_tokens(build_pools(pools.build, other), tokens, live)
-        for other, live, spare in (
-            (replace(pools.deployment, frees_windows=False), 1, int(flight / pools.window_ratio)),
-            (replace(pools.deployment, frees_windows=True), 1, 0),
+        (full - spare) // _full_tokens(replace(pools, deployment=other), tokens, 1)
+        for other, spare in (
+            (replace(pools.deployment, frees_windows=False), int(chunk / pools.window_ratio)),
+            (replace(pools.deployment, frees_windows=True), 0),
         )
     )
     now = "1" if pools.frees_windows else "0"

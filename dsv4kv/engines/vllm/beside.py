@@ -16,14 +16,20 @@ from dsv4kv.engines.contract import Deployment
 _GATHERED_PROMPTS = 4  # PREFILL_CHUNK_SIZE
 _LONG_CONTEXT = 256 * 1024
 _RADIX_BYTES = 1024 * 1024
+_FLASHINFER_BYTES = 128 * 1024 * 1024  # _FLASHINFER_DSV4_WORKSPACE_BUFFER_SIZE
 _TOPK_ALIGN = 128
 
 _Tensor = tuple[int, ...]
 """Its shape, and the bytes of an element."""
 
 
-def held_beside(deployment: Deployment, step_tokens: int) -> Beside:
-    """Workspace and buffers of one rank for a step of so many tokens."""
+def held_beside(deployment: Deployment, step_tokens: int, *, flashinfer: bool = False) -> Beside:
+    """Workspace and buffers of one rank for a step of so many tokens, by backend."""
+    if flashinfer:
+        own = Held(
+            "workspace of FlashInfer", _FLASHINFER_BYTES, "vLLM 0.33.0: flashinfer_sparse.py"
+        )
+        return Beside((own,), (), UNKNOWN.unknown)
     reserve = [
         Held(
             "workspace of prompts",

@@ -356,11 +356,11 @@ class VllmEngine:
         return vllm_defaults(self.release.batches, machine, given, counted=counted)
 
     def beside(self, deployment: Deployment, step_tokens: int, plan: Plan) -> Beside:
-        """Workspace and buffers of the version that was read, with FlashMLA."""
-        backend = str(plan.given.get("attention_backend") or "")
-        if self.release.newest != "0.33" or "FLASHINFER" in backend.upper():
+        """Workspace and buffers of the version that was read."""
+        if self.release.newest != "0.33":
             return UNKNOWN
-        return held_beside(deployment, step_tokens)
+        backend = str(plan.given.get("attention_backend") or "")
+        return held_beside(deployment, step_tokens, flashinfer="FLASHINFER" in backend.upper())
 
     def stage_layers(self, layers: int, stages: int) -> tuple[int, ...]:
         """Those left over go to the stages before the last (``get_pp_indices``)."""

@@ -106,7 +106,7 @@ def settings(context: typer.Context) -> None:
 
     project = project_of(context)
     if project is None:
-        say(f"no settings: neither {YAML} nor [tool.dsv4kv] of a {TOML} in this project.")
+        show([f"no settings: neither {YAML} nor [tool.dsv4kv] of a {TOML} in this project."])
         return
     check(project)
     say(f"settings: {shown(project.path)}")

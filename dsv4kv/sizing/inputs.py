@@ -52,6 +52,11 @@ class Inputs:
         attention_backend: As the engine names it; None takes its own.
         cache_dtype: What an engine calls its entries; ``auto`` takes its own.
         role: ``prefill`` or ``decode`` where they run apart.
+        dcp: Ranks that a request's context is spread over in decode.
+        prefill_cp: Likewise in prefill.
+        hisparse: Whether part of the context is in host memory: ``on``.
+        unified_memory: Whether SGLang's pools borrow from each other: ``on``.
+        unified_kv: Whether SGLang keeps windows as rings of every request: ``on``.
         extra_slots: Requests that SGLang's decode side receives beside those that run.
         prefix_cache: Whether prefixes are kept for reuse: ``on`` or ``off``.
         host_tier: What keeps prefixes in host memory: ``hicache``; None for nothing.
@@ -102,6 +107,11 @@ class Inputs:
     attention_backend: str | None = None
     cache_dtype: str = "auto"
     role: str | None = None
+    dcp: int = 1
+    prefill_cp: int = 1
+    hisparse: str | None = None
+    unified_memory: str | None = None
+    unified_kv: str | None = None
     extra_slots: int | None = None
     prefix_cache: str = "on"
     host_tier: str | None = None
@@ -218,6 +228,11 @@ READERS: dict[str, Callable[[str], Any]] = {
     "attention-backend": _text,
     "cache-dtype": _text,
     "role": _one_of("prefill", "decode"),
+    "dcp": _positive,
+    "prefill-cp": _positive,
+    "hisparse": _one_of("on"),
+    "unified-memory": _one_of("on"),
+    "unified-kv": _one_of("on"),
     "extra-slots": parse_count,
     "prefix-cache": _one_of("on", "off"),
     "host-tier": _one_of(*HOST_TIERS),

@@ -8,7 +8,10 @@ from dsv4kv.engines.beside import Beside
 from dsv4kv.engines.contract import Deployment, Engine, Plan
 from dsv4kv.engines.defaults import Default, Defaults, Machine
 from dsv4kv.engines.formats import PLACES, Site, stored_formats
+from dsv4kv.engines.limits import refuse
 from dsv4kv.engines.registry import find_engine
+from dsv4kv.engines.sglang import limits as sglang
+from dsv4kv.engines.vllm import limits as vllm
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.schedule import AttentionType, build_schedule
 from dsv4kv.model.schema import CacheFormats
@@ -150,6 +153,7 @@ def resolve(inputs: Inputs) -> list[Scenario]:
     config = find_model(inputs.model)
     gpu = find_gpu(inputs)
     engine = find_engine(inputs.engine)
+    _refuse(inputs, config, engine, gpu)
     wish = LayoutWish(inputs.gpus, inputs.tp, inputs.dp, inputs.pp, inputs.ep)
     weights = find_weights(inputs, config)
     scenarios = []
@@ -165,6 +169,23 @@ def resolve(inputs: Inputs) -> list[Scenario]:
             Scenario(inputs, config, gpu, layout, weights, formats, engine, settings, machine)
         )
     return scenarios
+
+
+_LIMITS = {"vllm": vllm.LIMITS, "sglang": sglang.LIMITS}
+
+
+def _refuse(inputs: Inputs, config: DSV4Config, engine: Engine, gpu: Gpu) -> None:
+    """Raise ``ConfigError`` for what the engine refuses, or is not sized with."""
+    asked = {
+        "dcp": inputs.dcp > 1,
+        "prefill_cp": inputs.prefill_cp > 1,
+        "hisparse": inputs.hisparse,
+        "unified_memory": inputs.unified_memory,
+        "unified_kv": inputs.unified_kv and (gpu.arch or "").startswith("gfx"),
+    }
+    limits = _LIMITS.get(engine.name.partition(":")[0], ())
+    given = {name for name, value in asked.items() if value}
+    refuse(limits, engine.name, config.name, config.kind, given)
 
 
 def _formats(

@@ -195,6 +195,8 @@ def _transfer(text: str) -> Texts:
 
 def _connector(found: Mapping[str, object]) -> Texts:
     tier = _OFFLOADED.get(str(found.get("kv_connector")))
+    if found.get("kv_connector") == "HiSparseConnector":
+        return {"hisparse": "on"}
     if tier is None:
         role = _ROLES.get(str(found.get("kv_role")))
         return {"role": role} if role else {}
@@ -253,7 +255,7 @@ def _switch(spellings: str, effect: str, means: Meaning | None = None) -> Word:
 
 _NOTHING = Meaning(lambda _: {})
 _HOST = "host memory, beside the GPU"
-_PART = "each request's context is split over ranks, which no rule here describes"
+_PART = "ranks that a request's context is spread over: refused by name"
 _WEIGHTS = "changes the weights: give their size with --weights"
 _GRAPHS = "memory of CUDA graphs, which --reserve stands for"
 
@@ -340,8 +342,8 @@ WORDS: dict[str, tuple[Word, ...]] = {
         _switch("--no-swa-bounded-replay", "V4.1's windows are in the prefix cache",
                 _switched("bounded-replay", "off")),
         _word("--engram-config", "V4.1's tables, in host memory by default"),
-        _word("--decode-context-parallel-size -dcp", _PART),
-        _word("--prefill-context-parallel-size -pcp", _PART),
+        _word("--decode-context-parallel-size -dcp", _PART, _counted("dcp")),
+        _word("--prefill-context-parallel-size -pcp", _PART, _counted("prefill-cp")),
         _word("--cpu-offload-gb", _WEIGHTS),
         _word("--quantization -q", _WEIGHTS),
         _word("--num-redundant-experts", _WEIGHTS),
@@ -420,11 +422,13 @@ WORDS: dict[str, tuple[Word, ...]] = {
         _switch("--enable-lmcache", "LMCache's server keeps pages, which are not sized"),
         _word("--hicache-host-memory-mode", "buffer_only: 1.2 of the GPU's pools, as a passage"),
         _word("--hicache-host-memory-fraction", "0.8 is assumed where no ratio is given"),
-        _switch("--enable-hisparse", "part of the context in host memory"),
-        _switch("--enable-unified-memory", "pools that borrow from each other"),
-        _word("--dcp-size --decode-context-parallel-size", _PART),
-        _word("--attn-cp-size --attention-context-parallel-size", _PART),
-        _switch("--enable-prefill-cp", _PART),
+        _switch("--enable-hisparse", "part of the context in host memory: refused by name",
+                _switched("hisparse", "on")),
+        _switch("--enable-unified-memory", "pools that borrow from each other: refused by name",
+                _switched("unified-memory", "on")),
+        _word("--dcp-size --decode-context-parallel-size", _PART, _counted("dcp")),
+        _word("--attn-cp-size --attention-context-parallel-size", _PART, _counted("prefill-cp")),
+        _switch("--enable-prefill-cp", _PART, _switched("prefill-cp", "2")),
         _word("--swa-prefix-tails", "windows of cached prefixes: four a request are assumed"),
         _word("--dsv4-attn-backend", "uniform FP8 rows with trtllm, V4.1's with flashmla_mega",
               _named("attention-backend")),
@@ -444,7 +448,10 @@ WORDS: dict[str, tuple[Word, ...]] = {
         _word("--speculative-num-steps", "nothing beside the draft tokens", _NOTHING),
         _word("--speculative-eagle-topk", "with 1, nothing", _NOTHING),
         _word("SGLANG_DSV4_KV_LAYOUT", "bytes of an entry: v4 is assumed"),
-        _word("SGLANG_DSV4_UNIFIED_KV_FP8", "one pool of rings for windows"),
+        _word("SGLANG_HACK_FLASHMLA_BACKEND",
+              "unified KV with unified_kv_triton, on AMD's GPUs: refused by name",
+              Meaning(lambda x: {"unified-kv": "on"} if x == "unified_kv_triton" else {})),
+        _word("SGLANG_DSV4_UNIFIED_KV_FP8", "nothing without unified_kv_triton", _NOTHING),
         _word("SGLANG_SWA_EVICTION_INTERVAL", "window slots of a request: 128 is assumed"),
         _word("SGLANG_DSA_MQA_LOGITS_FREE_MEM_FRACTION", "bound of the indexer's logits"),
         _word("SGLANG_ENABLE_POST_CAPTURE_KV_SIZING", "what is kept beside the cache"),

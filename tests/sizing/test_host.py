@@ -298,3 +298,39 @@ def test_sglangs_prefill_side_keeps_no_memory_for_decode_graphs() -> None:
 def test_hicache_is_refused_on_a_decode_side_without_prefixes() -> None:
     with pytest.raises(ConfigError, match="--disable-radix-cache"):
         found(**HICACHE, role="decode")
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        ("vllm serve deepseek-ai/DeepSeek-V4-Flash -tp 8 -dcp 8", "DCP with hybrid KV cache"),
+        ("vllm serve deepseek-ai/DeepSeek-V4-Pro -tp 8 -pcp 2", "PCP only supports full"),
+        ("vllm serve deepseek-ai/DeepSeek-V3.2 -tp 8 -dcp 8", "v3.2 with it is not sized"),
+        (
+            """vllm serve deepseek-ai/DeepSeek-V4-Flash --kv-transfer-config \\
+            '{"kv_connector": "HiSparseConnector"}'""",
+            "HiSparse does not support DeepSeek V4",
+        ),
+        ("sglang serve deepseek-ai/DeepSeek-V4-Flash --tp 8 --dcp-size 4", "is not sized"),
+        ("sglang serve deepseek-ai/DeepSeek-V4-Flash --tp 8 --enable-prefill-cp", "not sized"),
+        ("sglang serve deepseek-ai/DeepSeek-V4.1-Flash --tp 8 --enable-hisparse", "HiSparse yet"),
+        ("sglang serve deepseek-ai/DeepSeek-V4-Flash --enable-hisparse", "is not sized"),
+        ("sglang serve deepseek-ai/DeepSeek-V4-Flash --enable-unified-memory", "unified memory"),
+    ],
+)
+def test_what_is_not_sized_is_refused_by_name_with_the_engines_reason(
+    command: str, sentence: str
+) -> None:
+    texts = {key.replace("-", "_"): text for key, text in read_command(command).texts.items()}
+    with pytest.raises(ConfigError, match=sentence):
+        found(**(texts | {"gpu": "b200", "context": "64K"}))
+
+
+def test_a_context_on_one_rank_and_unified_kv_on_nvidia_change_nothing() -> None:
+    command = "SGLANG_HACK_FLASHMLA_BACKEND=unified_kv_triton sglang serve "
+    command += "deepseek-ai/DeepSeek-V4-Flash --tp 8 --dcp-size 1 --attn-cp-size 1"
+    texts = {key.replace("-", "_"): text for key, text in read_command(command).texts.items()}
+    plain = FLASH | {"engine": "sglang"}
+    assert found(**(texts | {"gpu": "h200", "context": "128K"})).use == found(**plain).use
+    with pytest.raises(ConfigError, match="unified KV"):
+        found(**(texts | {"gpu": "mi300x", "context": "128K"}))

@@ -10,6 +10,7 @@ from dsv4kv.engines.host import HostWish
 from dsv4kv.engines.registry import find_engine
 from dsv4kv.engines.sglang.host import sent_parts, size_hicache
 from dsv4kv.engines.sglang.sizing import SglangEngine
+from dsv4kv.engines.vllm import limits as vllm
 from dsv4kv.engines.vllm.host import (
     counted_tokens,
     offloaded_groups,
@@ -138,6 +139,20 @@ def test_vllm_plans_v4_and_v41_with_its_hybrid_manager_alone() -> None:
     """A connector without it, such as LMCacheConnectorV1, does not start."""
     for asked in read_settings("offloading"):
         assert asked["answer"]["without_hybrid"] == (asked["kind"] == "flat")
+
+
+def test_what_vllm_is_said_to_refuse_it_refuses_in_these_words() -> None:
+    """And nothing else: what is only not sized here, it starts."""
+    seen = set()
+    for asked in read_settings("offloading"):
+        kind, told = asked["kind"], asked["answer"]["refused"]
+        limits = [limit for limit in vllm.LIMITS if kind in limit.kinds]
+        said = {limit.asked: limit.said for limit in limits if limit.said}
+        told = {name: text for name, text in told.items() if (kind, name) != ("v41", "prefill_cp")}
+        assert said.keys() == told.keys()
+        assert all(told[name].startswith(text) for name, text in said.items())
+        seen.add(kind)
+    assert seen == {"v4", "v41", "flat"}
 
 
 def lmcache_of(asked: dict[str, Any]) -> dict[str, Any]:

@@ -7,13 +7,15 @@ unpacked wheel. A line is one setting as ``vllm_planner.py`` reads it, with ``tp
 ``given`` (bytes for all ranks), ``prompt`` (tokens) and ``retention`` (tokens, null for dense).
 The answer: bytes of a chunk (aligned, of all the ranks' copies), chunks, the tokens that vLLM
 counts for them, whether one copy serves all ranks, blocks of a rank by SimpleCPUOffload, and
-chunks stored of the prompt, group by group; whether there is a plan without the hybrid manager.
+chunks stored of the prompt, group by group; whether there is a plan without the hybrid manager;
+and what ``refused`` says to a context over ranks and to HiSparse.
 Source: ``v1/kv_offload/cpu/{spec,common}.py``, ``v1/simple_kv_offload/manager.py``,
 ``distributed/kv_transfer/kv_connector/v1/offloading/config.py``, ``v1/core``.
 """
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,13 +26,16 @@ import vllm_planner
 def load(folder: Path) -> SimpleNamespace:
     """The engine's modules."""
     found = vllm_planner.load(folder)
+    from vllm.config.attention import HiSparseConfig
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading import config
+    from vllm.v1.core import kv_cache_coordinator
     from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
     from vllm.v1.kv_offload.cpu import spec
     from vllm.v1.simple_kv_offload import manager
 
     found.config, found.spec, found.manager = config, spec, manager
-    found.registry = KVCacheSpecRegistry
+    found.registry, found.coordinator = KVCacheSpecRegistry, kv_cache_coordinator
+    found.hisparse = HiSparseConfig
     return found
 
 
@@ -79,7 +84,35 @@ def answer(engine: SimpleNamespace, asked: dict[str, Any]) -> dict[str, Any]:
         "simple_blocks": simple.num_blocks,
         "stored": stored(engine, asked, groups, offloading),
         "without_hybrid": plans_without_hybrid(engine, config, specs),
+        "refused": refusals(engine, config, groups, specs),
     }
+
+
+def refusals(engine, config, groups, specs) -> dict[str, str]:
+    """What the engine says to a context that is spread over ranks, and to HiSparse."""
+    cache, said = engine.kv_cache_interface, {}
+    first = lambda spec: next(iter(cache.iter_layer_specs(spec)))  # noqa: E731
+    flat = [replace(group, kv_cache_spec=first(group.kv_cache_spec)) for group in groups]
+    made = cache.KVCacheConfig(num_blocks=1000, kv_cache_tensors=[], kv_cache_groups=flat)
+    block = min(group.kv_cache_spec.block_size for group in flat)
+    for name, dcp, pcp in (("dcp", 2, 1), ("prefill_cp", 1, 2)):
+        try:
+            engine.coordinator.get_kv_cache_coordinator(
+                kv_cache_config=made, max_model_len=4096, max_in_flight_tokens=8192,
+                use_eagle=False, enable_caching=True, enable_kv_cache_events=False,
+                dcp_world_size=dcp, pcp_world_size=pcp, scheduler_block_size=512 * dcp,
+                hash_block_size=block * (dcp if len(flat) == 1 else 1),
+            )  # fmt: skip
+        except AssertionError as error:
+            said[name] = str(error)
+    config.attention_config.hisparse_config = engine.hisparse()
+    config.scheduler_config.disable_hybrid_kv_cache_manager = False
+    config.scheduler_config.max_num_seqs, config.kv_transfer_config = 64, None
+    try:
+        engine.kv_cache_planning.get_kv_cache_groups(config, specs)
+    except ValueError as error:
+        said["hisparse"] = str(error)
+    return said
 
 
 def plans_without_hybrid(engine, config, specs) -> bool:

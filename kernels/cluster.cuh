@@ -4,12 +4,11 @@
 // A ByteBarrier (mbarrier) tells when copies have arrived: one thread starts it and says how many
 // bytes they bring, and whoever needs them waits. It is used once.
 #pragma once
-#include "common.cuh"
+#include "async.cuh"
 
 typedef unsigned long long ByteBarrier;  // in shared memory
 
 #if defined(DSV_SHIM)
-__device__ __forceinline__ void* dynamic_shared() { return dsv::dynamic_shared(); }
 __device__ __forceinline__ int cluster_rank() { return (int)dsv::current_rank(); }
 __device__ __forceinline__ void cluster_begin() { dsv::cluster_arrive(); }
 __device__ __forceinline__ void cluster_arrive() { dsv::cluster_arrive(); }
@@ -29,20 +28,6 @@ __device__ __forceinline__ void copy_bytes(void* shared, const void* source, u32
 }
 __device__ __forceinline__ void wait_bytes(ByteBarrier* barrier) { dsv::wait_bytes(barrier, 0); }
 #else
-__device__ __forceinline__ void* dynamic_shared() {
-    extern __shared__ uint4 dsv_shared[];
-    return dsv_shared;
-}
-
-// An address of this block's shared memory as assembler takes it.
-__device__ __forceinline__ u32 shared_address(const void* shared) {
-    u32 address;
-    asm("{ .reg .u64 wide; cvta.to.shared.u64 wide, %1; cvt.u32.u64 %0, wide; }"
-        : "=r"(address)
-        : "l"(shared));
-    return address;
-}
-
 // This block's number in its cluster.
 __device__ __forceinline__ int cluster_rank() {
     int rank;

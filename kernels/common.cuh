@@ -27,6 +27,33 @@ __device__ __forceinline__ void begin_kernel() {
 
 __device__ __forceinline__ int lane_id() { return threadIdx.x & (kWarpSize - 1); }
 
+// Sum of lanes 0 .. this one. Every lane takes part, here and below.
+__device__ __forceinline__ int scan_lanes(int sum) {
+#pragma unroll
+    for (int delta = 1; delta < kWarpSize; delta *= 2) {
+        int below = __shfl_up_sync(kFullWarp, sum, delta);
+        if (lane_id() >= delta) sum += below;
+    }
+    return sum;
+}
+
+// Sum, and largest number, of all lanes.
+template <typename T>
+__device__ __forceinline__ T sum_lanes(T sum) {
+#pragma unroll
+    for (int lanes = 1; lanes < kWarpSize; lanes *= 2) {
+        sum += __shfl_xor_sync(kFullWarp, sum, lanes);
+    }
+    return sum;
+}
+__device__ __forceinline__ int most_of_lanes(int most) {
+#pragma unroll
+    for (int lanes = 1; lanes < kWarpSize; lanes *= 2) {
+        most = max(most, __shfl_xor_sync(kFullWarp, most, lanes));
+    }
+    return most;
+}
+
 // Number of this warp in the grid and of all warps: kernels stride over their work by warps.
 __device__ __forceinline__ i64 warp_id() {
     return ((i64)blockIdx.x * blockDim.x + threadIdx.x) / kWarpSize;
@@ -122,6 +149,8 @@ __device__ __forceinline__ void dsv_write(void* address, uint4 v) {
 }
 #endif
 
+__device__ __forceinline__ float minus_infinity() { return __uint_as_float(0xff800000u); }
+
 // bf16 in pairs, the first in the low half.
 __device__ __forceinline__ float bf16_low(u32 pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float bf16_high(u32 pair) {
@@ -152,3 +181,25 @@ __device__ __forceinline__ u32 mul_bf16x2(u32 a, u32 b) {
     return product;
 }
 #endif
+
+// Two bf16 of four e4m3, exact: sign, exponent and mantissa bits in place give the value times
+// 2^-120, subnormals included.
+__device__ __forceinline__ u32 e4m3_pair_to_bf16(u32 word, int pair) {
+    u32 v = __byte_perm(word, 0, pair ? 0x3424 : 0x1404);  // one byte on top of each half
+    return mul_bf16x2((v & 0x80008000u) | (v >> 4 & 0x07f007f0u), 0x7b807b80u);
+}
+
+// Where something is loaded from: global memory that is read once, or this block's shared memory.
+// Streamed().load<uint4>(address)
+struct Streamed {
+    template <typename T>
+    __device__ __forceinline__ T load(const void* address) {
+        return dsv_load<T>(address);
+    }
+};
+struct Held {
+    template <typename T>
+    __device__ __forceinline__ T load(const void* address) {
+        return *(const T*)address;
+    }
+};

@@ -68,12 +68,7 @@ struct StoredEntry {
     u32 scale[kChunksPerLane];
 };
 
-// Two bf16, exact: sign, exponent and mantissa bits in place give the value times 2^-120, and of
-// e2m1 times 2^-126, subnormals included.
-__device__ __forceinline__ u32 e4m3_pair_to_bf16(u32 word, int pair) {
-    u32 v = __byte_perm(word, 0, pair ? 0x3424 : 0x1404);  // one byte on top of each half
-    return mul_bf16x2((v & 0x80008000u) | (v >> 4 & 0x07f007f0u), 0x7b807b80u);
-}
+// As e4m3_pair_to_bf16: the bits in place give the value times 2^-126.
 __device__ __forceinline__ u32 e2m1_pair_to_bf16(u32 word, int pair) {
     u32 v = (word >> (8 * pair) & 0xffu) * 0x1001u;  // one nibble at the bottom of each half
     return mul_bf16x2((v << 12 & 0x80008000u) | (v << 6 & 0x01c001c0u), 0x7e807e80u);
@@ -88,6 +83,7 @@ __device__ __forceinline__ u32 scale_to_bf16x2(u32 word, int chunk) {
 }
 
 // Loads the chunks of lane ``lane`` of an entry, of which nobody writes meanwhile.
+template <typename From = Streamed>
 __device__ __forceinline__ StoredEntry load_entry(const u8* data, const u8* scales, int lane) {
     StoredEntry entry = {};
 #pragma unroll
@@ -97,19 +93,19 @@ __device__ __forceinline__ StoredEntry load_entry(const u8* data, const u8* scal
         const u8* values = data + chunk * kQuantisedBytes;
         if (chunk >= kQuantised) {
             int plain = chunk - kQuantised;
-            entry.data[i] = dsv_load<uint4>(data + kPlainStart + plain * 16);
+            entry.data[i] = From().template load<uint4>(data + kPlainStart + plain * 16);
         } else if (kE4m3) {
-            uint2 v = dsv_load<uint2>(values);
+            uint2 v = From().template load<uint2>(values);
             entry.data[i].x = v.x, entry.data[i].y = v.y;
         } else {
-            entry.data[i].x = dsv_load<u32>(values);
+            entry.data[i].x = From().template load<u32>(values);
         }
         if (kHasScales && DSV_SCALE_BYTES != 8 && chunk < kQuantised) {
-            entry.scale[i] = dsv_load<u32>(scales + chunk / kGroupChunks * kScaleBytes / 4 * 4);
+            entry.scale[i] = From().template load<u32>(scales + chunk / kGroupChunks * kScaleBytes / 4 * 4);
         }
     }
     if (DSV_SCALE_BYTES == 8) {  // four groups of 64 in each 32 chunks: word i is that of chunk i
-        uint2 both = dsv_load<uint2>(scales);
+        uint2 both = From().template load<uint2>(scales);
         entry.scale[0] = both.x, entry.scale[kChunksPerLane - 1] = both.y;
     }
     return entry;

@@ -34,3 +34,4 @@
 #undef DSV_FORMAT_CUH
 #undef DSV_HADAMARD_CUH
 #undef DSV_ROWS_CUH
+#undef DSV_STAGED_CUH

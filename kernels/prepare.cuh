@@ -57,12 +57,7 @@ __device__ __forceinline__ i64 blocks_for(i64 tokens) {
 // Sum of `count` over threads 0 .. this one, and over all of them in batch.total; every thread
 // takes part.
 __device__ __forceinline__ int running_sum(Batch& batch, int count) {
-    int warp = threadIdx.x / kWarpSize, sum = count;
-#pragma unroll
-    for (int delta = 1; delta < kWarpSize; delta *= 2) {
-        int below = __shfl_up_sync(kFullWarp, sum, delta);
-        if (lane_id() >= delta) sum += below;
-    }
+    int warp = threadIdx.x / kWarpSize, sum = scan_lanes(count);
     if (lane_id() == kWarpSize - 1) batch.warp_ends[warp] = sum;
     __syncthreads();
     for (int w = 0; w < warp; ++w) sum += batch.warp_ends[w];

@@ -19,7 +19,6 @@ constexpr i64 kSlotFloats = (i64)kChannels * (kOnline ? 3 : 2 * kStateRows);  //
 static_assert(kOnline || kStateRows >= kRows, "a ring holds all rows of an entry");
 static_assert(!(kOnline && DSV_OVERLAP), "an online state has no rows to overlap with");
 
-__device__ __forceinline__ float minus_infinity() { return __uint_as_float(0xff800000u); }
 
 // A prompt chunk of one request: tokens start .. start + tokens - 1.
 struct Chunk {

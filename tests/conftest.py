@@ -81,6 +81,7 @@ THINNED = {
     "engines/oracles/test_recorded.py::"
     "test_a_rule_hits_what_its_engine_hit_on_a_hundred_random_traces": 12,
     "engines/test_rules.py::test_the_conversation_trace_hits_the_engines_own_tokens": 2,
+    "kernels/test_attend.py::test_outputs_are_the_references_within_what_bf16_drops": 3,
     "kernels/test_gather.py::test_entries_in_flight_do_not_change_the_output": 8,
     "kernels/test_shim.py::test_sanitizers_name_the_line_of_a_defect": 1,
     "mrc/test_sample.py::test_the_interval_covers_the_whole_simulation_nine_times_in_ten": 1,

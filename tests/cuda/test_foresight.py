@@ -1,10 +1,15 @@
 """Compiling ahead: what is foreseen of a cache is what a run launches on it."""
 
 import pytest
+import torch
 
 from dsv4kv.bench.build import plan_from
 from dsv4kv.bench.case import run_case
 from dsv4kv.config.bench import BenchConfig
+from dsv4kv.ops import cuda
+from dsv4kv.ops.check.calls import scenes_of
+from dsv4kv.ops.check.maker import make_call
+from dsv4kv.ops.check.reads import COMPARE
 from dsv4kv.ops.cuda.foresight import foresee
 from dsv4kv.ops.kernels.launch import KernelModule, Launch
 from tests.bench.settings import tiny_config
@@ -50,6 +55,28 @@ def test_a_run_launches_what_was_foreseen_and_nothing_else(
     foreseen = foresee(plan_from(config), device_prepare=False)
     assert run(config, monkeypatch) == set(foreseen)
     assert len(set(foreseen)) == len(foreseen)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("model.preset=v4-flash", "cache.hadamard=false"),
+        ("model.preset=v4-pro", "model.formats.indexer=fp8"),
+        ("model.preset=v4.1-flash",),
+    ],
+    ids=" ".join,
+)
+def test_reads_of_every_layer_are_foreseen(
+    settings: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the calls that a checked backend has to answer; no kernel is run."""
+    plan, launched = plan_from(configure(*settings)), set[KernelModule]()
+    monkeypatch.setattr(cuda, "run", lambda launch: launched.add(launch.module))
+    for scene in (each for each in scenes_of(plan, seed=1) if each.operation in COMPARE):
+        arguments = make_call(scene.make, torch.device("cpu"), 1).arguments
+        getattr(cuda, scene.operation)(*arguments)
+    before = set(foresee(plan, device_prepare=False))
+    assert set(foresee(plan, device_prepare=False, reads=True)) - before == launched
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from tests.cuda.toolchain import PAGE_COPY, needs_tools
 SM = "sm_90a"
 
 SOURCE = r"""
-#include "common.cuh"
+#include "tensor.cuh"
 DSV_KERNEL void spilling(float* p, const int* at) {
     float a[64];
     for (int i = 0; i < 64; i++) a[i] = p[i];
@@ -34,6 +34,11 @@ DSV_KERNEL void mixed(u8* bytes, u16* halves, const uint2* pairs, u32 n, i64 m, 
     halves[m] = 7;
     atomicAdd((u32*)end, 1u);
 }
+DSV_KERNEL void multiplying(const u32* words, float* sums) {
+    float d[4] = {};
+    mma_bf16(d, words, words + 4);
+    sums[threadIdx.x] = d[0] + d[1] + d[2] + d[3];
+}
 DSV_KERNEL void waiting(u32* p) {
     begin_kernel();
     p[threadIdx.x] += 1;
@@ -47,7 +52,8 @@ DSV_KERNEL void waiting_late(u32* p) {
 
 
 def compiled(source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
-    shutil.copy(shipped("kernels") / "common.cuh", folder)
+    for header in ("common", "async", "tensor"):
+        shutil.copy(shipped("kernels") / f"{header}.cuh", folder)
     (folder / "sample.cuh").write_text(source)
     monkeypatch.setattr(compiling, "shipped", lambda _: folder)
     return compile_module(KernelModule("sample.cuh", ()), SM)
@@ -83,6 +89,12 @@ def test_accesses_are_told_by_kind_and_width(samples: dict[str, KernelReport]) -
     assert {"LDG.32", "LDS.32", "STS.32", "STG.8", "STG.16"} <= set(report.accesses)
     assert any(re.fullmatch(r"(RED|REDG|ATOMG)\.32", kind) for kind in report.accesses)
     assert "LDC.32" not in report.accesses  # constants are no traffic
+
+
+@needs_tools
+def test_products_of_the_tensor_cores_are_counted(samples: dict[str, KernelReport]) -> None:
+    assert samples["multiplying"].products == {"HMMA.16816": 1}
+    assert samples["mixed"].products == {}
 
 
 WAITS = r"""

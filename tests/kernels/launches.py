@@ -18,6 +18,7 @@ TINY = EntryFormat("bf16", "bf16", 16)
 each_order = pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reversed"])
 
 _GUARD = 64  # values before and after an output
+_NEVER = 0xA5
 
 
 def on_blocks(launch: Launch, blocks: int) -> Launch:
@@ -27,20 +28,22 @@ def on_blocks(launch: Launch, blocks: int) -> Launch:
 
 @dataclass(frozen=True)
 class GuardedOutput:
-    """An output of NaN between two strips of NaN that nobody may touch."""
+    """An output of NaN, or of 0xA5, between two strips of it that nobody may touch."""
 
     memory: Tensor
     out: Tensor
 
     @classmethod
-    def of(cls, *shape: int) -> "GuardedOutput":
-        memory = nan_output(torch.Size(shape).numel() + 2 * _GUARD)
+    def of(cls, *shape: int, dtype: torch.dtype = torch.bfloat16) -> "GuardedOutput":
+        poison = torch.nan if dtype.is_floating_point else _NEVER
+        memory = torch.full((torch.Size(shape).numel() + 2 * _GUARD,), poison, dtype=dtype)
         return cls(memory, memory[_GUARD:-_GUARD].view(shape))
 
     def content(self) -> Tensor:
         """The output, after a look at the strips."""
         strips = torch.cat([self.memory[:_GUARD], self.memory[-_GUARD:]])
-        assert bool(strips.isnan().all()), "wrote outside the output"
+        untouched = strips.isnan() if strips.is_floating_point() else strips == _NEVER
+        assert bool(untouched.all()), "wrote outside the output"
         return self.out
 
 

@@ -11,16 +11,10 @@ import torch
 from torch import Tensor
 
 from dsv4kv.ops.compressor import Compressor
-from dsv4kv.ops.contract import Parts, write_in_turn
-from dsv4kv.ops.cpu_reads import (
-    attend,
-    index_scores,
-    indexer_query,
-    select_blocks,
-    select_topk,
-)
+from dsv4kv.ops.contract import Entries, Parts, write_in_turn
 from dsv4kv.ops.cuda.compile import architecture_of
 from dsv4kv.ops.cuda.launch import run
+from dsv4kv.ops.kernels.attend import parts_of, plan_attend, scratch_floats, shape_of
 from dsv4kv.ops.kernels.gather import plan_gather_all, plan_gather_topk, plan_gather_window
 from dsv4kv.ops.kernels.insert import (
     plan_entry_insert,
@@ -28,6 +22,7 @@ from dsv4kv.ops.kernels.insert import (
     plan_page_copy,
     plan_window_insert,
 )
+from dsv4kv.ops.kernels.scores import plan_index_scores, plan_indexer_query
 from dsv4kv.ops.kernels.state import (
     plan_compress_chunk,
     plan_flush,
@@ -36,6 +31,7 @@ from dsv4kv.ops.kernels.state import (
     plan_step_write,
     split_of,
 )
+from dsv4kv.ops.kernels.topk import plan_select_blocks, plan_select_topk, scratch_shape
 from dsv4kv.ops.storage import PageStore
 from dsv4kv.ops.table import best, portable
 
@@ -203,6 +199,81 @@ def page_copy(store: PageStore, sources: Tensor, targets: Tensor) -> None:
     run(plan_page_copy(store, sources, targets))
 
 
+def indexer_query(
+    queries: Tensor,
+    weights: Tensor,
+    turns: Tensor,
+    hadamard: bool,
+    out: Tensor,
+    out_weights: Tensor,
+) -> None:
+    """See ``contract.Backend.indexer_query``."""
+    run(plan_indexer_query(queries, weights, turns, hadamard, out, out_weights))
+
+
+def index_scores(
+    store: PageStore,
+    table: Tensor,
+    slots: Tensor,
+    lengths: Tensor,
+    queries: Tensor,
+    weights: Tensor,
+    blocks: Tensor | None,
+    out: Tensor,
+) -> None:
+    """See ``contract.Backend.index_scores``."""
+    run(plan_index_scores(store, table, slots, lengths, queries, weights, blocks, out))
+
+
+def select_blocks(scores: Tensor, lengths: Tensor, block_entries: int, out: Tensor) -> None:
+    """See ``contract.Backend.select_blocks``."""
+    room = scratch_shape(-(-scores.shape[1] // block_entries), out)
+    scratch = torch.empty(room, dtype=torch.int32, device=out.device)
+    for launch in plan_select_blocks(scores, lengths, block_entries, out, scratch=scratch):
+        run(launch)
+
+
+def select_topk(
+    scores: Tensor,
+    lengths: Tensor,
+    blocks: Tensor | None,
+    table: Tensor,
+    slots: Tensor,
+    page_entries: int,
+    out: Tensor,
+    entries: Tensor,
+) -> None:
+    """See ``contract.Backend.select_topk``."""
+    room = scratch_shape(scores.shape[1], out)
+    scratch = torch.empty(room, dtype=torch.int32, device=out.device)
+    choices = out, entries
+    for launch in plan_select_topk(
+        scores, lengths, blocks, table, slots, page_entries, *choices, scratch=scratch
+    ):
+        run(launch)
+
+
+def attend(
+    ring: PageStore,
+    slots: Tensor,
+    tokens: Tensor,
+    window: int,
+    entries: Entries | None,
+    queries: Tensor,
+    sinks: Tensor,
+    scale: float,
+    out: Tensor,
+    lse: Tensor,
+) -> None:
+    """See ``contract.Backend.attend``."""
+    shape = shape_of(queries)
+    parts = parts_of(queries, window, entries, shape)
+    scratch = torch.empty(scratch_floats(queries, parts), device=queries.device)
+    seen, how = (ring, slots, tokens, window, entries), (queries, sinks, scale)
+    for launch in plan_attend(*seen, *how, out, lse, shape=shape, parts=parts, scratch=scratch):
+        run(launch)
+
+
 def _best(operation: str, tensor: Tensor) -> str:
     """The variant to use where nobody says; off a GPU, what every GPU has."""
     if not tensor.is_cuda:
@@ -219,24 +290,3 @@ def _scratch(compressor: Compressor, entries: Tensor) -> Tensor:
 def _arrivals(device: torch.device, tokens: int) -> Tensor:
     """Zeros, one set of them for each size: every launch leaves them as it found them."""
     return torch.zeros(tokens, dtype=torch.int32, device=device)
-
-
-__all__ = [
-    "attend",
-    "compress_chunk",
-    "entry_insert",
-    "flush",
-    "gather_all",
-    "gather_topk",
-    "gather_window",
-    "index_scores",
-    "indexer_insert",
-    "indexer_query",
-    "norm_rope_insert",
-    "page_copy",
-    "select_blocks",
-    "select_topk",
-    "state_append",
-    "step_write",
-    "window_insert",
-]

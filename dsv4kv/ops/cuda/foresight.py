@@ -14,6 +14,8 @@ from dsv4kv.model.plan import CachePlan
 from dsv4kv.model.schedule import AttentionType
 from dsv4kv.model.schema import LayerCacheSchema, TableGroup
 from dsv4kv.ops.compressor import Compressor, make_rope, random_compressor
+from dsv4kv.ops.contract import Entries
+from dsv4kv.ops.kernels import attend, topk
 from dsv4kv.ops.kernels.catalogue import example_step_write
 from dsv4kv.ops.kernels.gather import plan_gather_all, plan_gather_topk, plan_gather_window
 from dsv4kv.ops.kernels.insert import (
@@ -29,6 +31,7 @@ from dsv4kv.ops.kernels.prepare import (
     plan_prepare,
     plan_release,
 )
+from dsv4kv.ops.kernels.scores import plan_index_scores, plan_indexer_query
 from dsv4kv.ops.kernels.state import (
     plan_compress_chunk,
     plan_flush,
@@ -43,12 +46,17 @@ _META = torch.device("meta")
 
 
 def foresee(
-    plan: CachePlan, *, device_prepare: bool, variants: Choice | None = None
+    plan: CachePlan,
+    *,
+    device_prepare: bool,
+    variants: Choice | None = None,
+    reads: bool = False,
 ) -> list[KernelModule]:
     """Modules of what prompt chunks and decode steps launch on a cache.
 
     device_prepare: kernels keep its block tables, too.
     variants: of the operations; None takes what every GPU has.
+    reads: Decode steps score, choose and attend in the pages, as engines do; on an H200.
     """
     variants = variants or {name: portable(name) for name in VARIANTS}
     launches: list[Launch] = []
@@ -57,6 +65,7 @@ def foresee(
         step = example_step_write(plan.config, schema, rope=plan.rope, hadamard=plan.hadamard)
         if step and variants["step_write"] == "fused":
             launches.append(step)
+        launches += _read_launches(plan, schema) if reads else ()
     launches += _table_launches(plan, device_prepare)
     return list(dict.fromkeys(launch.module for launch in launches))
 
@@ -134,6 +143,39 @@ def _state_launches(
     yield from plan_compress_chunk(
         compressor, state, *numbers, variant=chunk, split=split, scratch=scratch
     )
+
+
+def _read_launches(plan: CachePlan, schema: LayerCacheSchema) -> Iterator[Launch]:
+    """From an indexer's query to attention, of a layer with window; see ``ops.contract``."""
+    config, one = plan.config, _numbers(1)
+    table, choices = (torch.empty(1, 1, dtype=torch.int32, device=_META) for _ in range(2))
+    if schema.indexer and schema.main:
+        scores, vectors = _floats(1, topk.RUN), _rows(schema.indexer)
+        heads = vectors[:, None].expand(1, config.index_heads, -1)
+        codes, weights = heads.to(torch.uint8), _floats(1, config.index_heads)
+        turns = _floats(1, config.rope_dim)
+        yield plan_indexer_query(heads, weights, turns, plan.hadamard, codes, weights)
+        keys = PageStore.allocate(schema.indexer, 1, _META)
+        yield plan_index_scores(keys, table, one, one, codes, weights, None, scores)
+        chosen = table, one, schema.main.entries, choices, choices
+        yield from topk.plan_select_topk(scores, one, None, *chosen)
+        if config.candidates:
+            size = config.candidates.block_entries
+            blocks = torch.empty(1, topk.RUN // size, dtype=torch.int32, device=_META)
+            yield from topk.plan_select_blocks(scores, one, size, choices)
+            yield from topk.plan_select_topk(scores, one, blocks, *chosen)
+    if schema.window:
+        ring, entries = PageStore.allocate(schema.window, 1, _META), None
+        if schema.main:
+            store = PageStore.allocate(schema.main, 1, _META)
+            entries = Entries(store, table, one, choices if schema.indexer else None)
+        queries = _rows(schema.window)[:, None].expand(1, config.num_heads, -1)
+        sums = _floats(1, config.num_heads)
+        shared = attend.scratch_floats(queries, 2)
+        yield from attend.plan_attend(
+            ring, one, one, config.window_tokens, entries, queries, sums[0], 1.0, queries, sums,
+            shape=attend.shape_of(queries), parts=2, scratch=_floats(shared),
+        )  # fmt: skip
 
 
 def _table_launches(plan: CachePlan, device_prepare: bool) -> Iterator[Launch]:

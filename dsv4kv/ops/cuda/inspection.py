@@ -13,7 +13,7 @@ import struct
 import subprocess
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dsv4kv.errors import CudaUnavailable, DeviceError
@@ -52,6 +52,7 @@ _BITS = {"U8": 8, "S8": 8, "U16": 16, "S16": 16, "64": 64, "128": 128, "256": 25
 _REGISTER = re.compile(r"\bR([0-9]+)\b")
 _WIDE_BITS = 64  # values: a table's cells and int32 indices are narrower
 _WAIT = "ACQBULK"  # griddepcontrol.wait
+_PRODUCT = re.compile(r"[A-Z]+MMA\.[0-9]+")  # of matrices
 _JUMP = re.compile(r"BRA|BRX|JMP|JMX|CALL|EXIT|RET")
 _PARAMETER = re.compile(r"Ordinal : (0x\w+)\s+Offset\s+: 0x\w+\s+Size\s+: (0x\w+)")
 
@@ -73,6 +74,7 @@ class KernelReport:
             is waited for.
         early: Instructions that touch memory or leave the straight line before the one that waits
             for the kernel in front; None if none waits.
+        products: Instructions for the tensor cores by kind and shape, such as ``HMMA.16816``.
     """
 
     kernel: str
@@ -84,6 +86,7 @@ class KernelReport:
     accesses: dict[str, int]
     under_way: int
     early: int | None
+    products: dict[str, int] = field(default_factory=dict)
 
 
 Instruction = tuple[str, str]
@@ -160,6 +163,7 @@ def _report(path: Path, code: dict[str, list[Instruction]]) -> list[KernelReport
                 dict(sorted(accesses.items())),
                 _loads_under_way(code[name]),
                 _early([mnemonic for mnemonic, _ in code[name]]),
+                _products([mnemonic for mnemonic, _ in code[name]]),
             )
         )
     return reports
@@ -217,6 +221,11 @@ def _loads_under_way(code: Sequence[Instruction]) -> int:
             most = max(most, issued)
             awaited.update(range(named[0], named[0] + int(bits) // 32))
     return most
+
+
+def _products(mnemonics: Sequence[str]) -> dict[str, int]:
+    found = (_PRODUCT.match(mnemonic) for mnemonic in mnemonics)
+    return dict(sorted(Counter(match[0] for match in found if match).items()))
 
 
 def _early(mnemonics: Sequence[str]) -> int | None:

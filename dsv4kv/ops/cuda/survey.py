@@ -100,12 +100,14 @@ class Promise:
         stores: No store is narrower than this.
         under_way: So many wide loads are issued before the first of them is waited for.
         copies: There are bulk copies into shared memory.
+        products: Tensor cores multiply.
     """
 
     loads: int = 0
     stores: int = 0
     under_way: int = 0
     copies: bool = False
+    products: bool = False
 
 
 PROMISES = {
@@ -164,6 +166,8 @@ def broken_promises(findings: Iterable[Finding]) -> Iterator[str]:
                     )
                 if promise.copies and not any(kind.startswith(_COPY) for kind in report.accesses):
                     yield f"{where} has no bulk copy into shared memory."
+                if promise.products and not report.products:
+                    yield f"{where} has no instruction for the tensor cores."
 
 
 def _is_hopper_or_newer(architecture: str) -> bool:
@@ -265,6 +269,7 @@ def _numbers(finding: Finding) -> Numbers:
         "shared_bytes": report.shared_bytes,
         "under_way": report.under_way,
         **report.accesses,
+        **report.products,
     }
 
 

@@ -1,5 +1,7 @@
 """A kernel launch as data."""
 
+import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -90,3 +92,14 @@ def format_macros(layout: PageLayout) -> tuple[tuple[str, int], ...]:
         "DSV_TAIL_START": entry.tail_start,
     }
     return tuple(sorted(macros.items()))
+
+
+def prefixed(part: str, macros: Mapping[str, int]) -> dict[str, int]:
+    """Macros as those of one part of several, see ``parts.cuh``: ``DSV_MAIN_DIMS``."""
+    return {name.replace("DSV_", f"DSV_{part}_"): value for name, value in macros.items()}
+
+
+def float_bits(value: float) -> int:
+    """A float as kernels take it: the bits of its float32."""
+    (bits,) = struct.unpack("<I", struct.pack("<f", value))
+    return int(bits)

@@ -4,8 +4,7 @@ Entries have the same bits whatever ``split`` is, and whether their tokens came 
 chunk.
 """
 
-import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from torch import Tensor
 
@@ -18,7 +17,9 @@ from dsv4kv.ops.kernels.launch import (
     KernelModule,
     Launch,
     blocks_for,
+    float_bits,
     format_macros,
+    prefixed,
 )
 from dsv4kv.ops.storage import PageStore
 from dsv4kv.ops.table import portable
@@ -196,8 +197,7 @@ def _finish(
 
 def finish_parameters(compressor: Compressor) -> tuple[Tensor | int, ...]:
     """What turns pooled channels into an entry, as kernels take it."""
-    (eps_bits,) = struct.unpack("<I", struct.pack("<f", compressor.norm_eps))
-    return compressor.norm_weight, compressor.rope, eps_bits
+    return compressor.norm_weight, compressor.rope, float_bits(compressor.norm_eps)
 
 
 def cluster_bytes(compressor: Compressor, variant: str) -> int:
@@ -333,12 +333,12 @@ def plan_step_write(
         raise ConfigError(f"{split} blocks share an entry: give them scratch and arrivals.")
     helpers, threads = _helpers(main, split), _pooling_threads(main, split)
     macros = {"DSV_HELPERS": helpers, "DSV_INDEXER": int(indexer)}
-    macros |= _prefixed("WINDOW", dict(format_macros(ring.layout)) | {"DSV_PAIRED": 0})
+    macros |= prefixed("WINDOW", dict(format_macros(ring.layout)) | {"DSV_PAIRED": 0})
     for prefix, part in zip(_PREFIXES, parts, strict=False):
         own = flush_macros(
             part.compressor, part.state, part.store, portable("flush"), split_of_write(part)
         )
-        macros |= _prefixed(prefix, own)
+        macros |= prefixed(prefix, own)
     meeting = (0, 0) if scratch is None or arrivals is None else (scratch, arrivals)
     arguments = [ring.pages, values, slots, positions, len(slots), len(ring.pages), *meeting]
     return Launch(
@@ -367,7 +367,3 @@ def _arguments(part: PartWrite) -> Iterator[Tensor | int]:
     yield from (part.state, part.kv, part.score, compressor.ape, part.entries)
     yield from (*finish_parameters(compressor), part.store.pages)
     yield from (part.store.num_entries, compressor.groups)
-
-
-def _prefixed(prefix: str, macros: Mapping[str, int]) -> dict[str, int]:
-    return {name.replace("DSV_", f"DSV_{prefix}_"): value for name, value in macros.items()}

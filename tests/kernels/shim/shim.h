@@ -7,8 +7,13 @@
 //
 // The blocks of a cluster run together, one as far as it comes before the next has its turn. Each has
 // shared memory of its own, which no thread has written at first; so they use dynamic shared memory
-// only (dynamic_shared in cluster.cuh). Bulk copies arrive as late as they may: when somebody waits
-// for them; until then their target is poison.
+// only (dynamic_shared in async.cuh). Copies arrive as late as they may: when somebody waits for them;
+// until then their target is poison.
+//
+// Tensor cores: products are exact, and the sum of a fragment's row with the accumulator is taken in
+// double, in the order of k, and rounded once. A GPU sums in an order and with a width of its own (PTX
+// ISA, "mma": at least single precision for bf16; of 8-bit floats fewer bits, arXiv 2512.07004), so
+// tests of what sums give have a tolerance.
 #pragma once
 
 #include <math.h>
@@ -18,6 +23,8 @@
 #include <string.h>
 #include <ucontext.h>
 
+#include <algorithm>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <vector>
@@ -119,29 +126,30 @@ struct Context {
 // Stacks are made once for every thread that runs blocks: fresh pages are slow to touch.
 static thread_local std::vector<std::unique_ptr<char[]>> stacks;
 
+struct Copy {
+    void* target;
+    const void* source;  // null: zeros
+    unsigned bytes;
+};
+
 struct Fiber {
     Context context;
     char* stack;
     At at;
     unsigned index, rank;  // of the thread in its block, of the block in its cluster
     unsigned exchanges;    // so far, with the other lanes of its warp;
-    unsigned exchange[2];  // what it gave in the last two of them
+    unsigned exchange[2][6];  // what it gave in the last two of them
     void* fake_stack;
     unsigned arrivals, waits;  // at the barrier of its cluster
     const void* bytes;         // barrier that it waits for,
     unsigned phase;            // and which phase of it
+    std::vector<std::vector<Copy>> groups;  // of its own copies that are under way, the last open
 };
 
 using Kernel = void (*)(long, long, long, long, long, long, long, long, long, long, long, long,
                         long, long, long, long, long, long, long, long, long, long, long, long,
                         long, long, long, long, long, long, long, long);
 constexpr int kMaxArguments = 32;
-
-struct Copy {
-    void* target;
-    const void* source;
-    unsigned bytes;
-};
 
 // A barrier of bytes (mbarrier): a phase ends when one thread has arrived and all bytes have.
 struct ByteBarrier {
@@ -322,6 +330,7 @@ static inline void run_together(int blocks, Turns& turns) {
         fiber.at = At::kRunning;
         fiber.fake_stack = nullptr;
         fiber.exchanges = fiber.arrivals = fiber.waits = 0;
+        fiber.groups.assign(1, {});
     }
     for (bool moved = true; moved;) {
         moved = false;
@@ -332,6 +341,9 @@ static inline void run_together(int blocks, Turns& turns) {
     for (Fiber& fiber : block->fibers) {
         if (fiber.at == At::kBytes) fail("a wait for bytes that nobody copies");
         if (fiber.at != At::kDone) fail("a barrier that not every thread reaches");
+        for (auto& group : fiber.groups) {
+            if (!group.empty()) fail("a copy that nobody waits for");
+        }
     }
     for (auto& barrier : block->byte_barriers) {
         if (!barrier.second.copies.empty()) fail("a copy that nobody waits for");
@@ -389,6 +401,25 @@ static inline void wait_bytes(const void* barrier, unsigned phase) {
     yield_at(At::kBytes);
 }
 
+// ---- Copies of a thread's own --------------------------------------------------------------------
+
+static inline void copy_async(void* target, const void* source, unsigned bytes) {
+    if (((uintptr_t)target | (uintptr_t)source) % bytes) fail("misaligned copy");
+    memset(target, kPoison, bytes);
+    block->fibers[block->current].groups.back().push_back({target, source, bytes});
+}
+static inline void close_group() { block->fibers[block->current].groups.emplace_back(); }
+static inline void wait_groups(size_t under_way) {
+    auto& groups = block->fibers[block->current].groups;
+    while (groups.size() > under_way + 1) {  // the last is open
+        for (const Copy& copy : groups.front()) {
+            if (copy.source) memcpy(copy.target, copy.source, copy.bytes);
+            if (!copy.source) memset(copy.target, 0, copy.bytes);
+        }
+        groups.erase(groups.begin());
+    }
+}
+
 }  // namespace dsv
 
 static inline void __syncthreads() { dsv::yield_at(dsv::At::kBlockBarrier); }
@@ -400,14 +431,15 @@ struct Exchange {
     dsv::Fiber* lanes = &dsv::block->fibers[dsv::block->current & ~31];
     int count = min(32, int(dsv::block->fibers.size()) - (dsv::block->current & ~31));
     unsigned number;
-    explicit Exchange(unsigned bits) {
+    explicit Exchange(std::initializer_list<unsigned> words) {
         dsv::Fiber& own = lanes[dsv::block->current & 31];
         number = own.exchanges++;
-        own.exchange[number & 1] = bits;
+        std::copy(words.begin(), words.end(), own.exchange[number & 1]);
         __syncwarp();
     }
     bool has(int lane) const { return lane < count && lanes[lane].exchanges > number; }
-    unsigned operator[](int lane) const { return lanes[lane].exchange[number & 1]; }
+    const unsigned* given(int lane) const { return lanes[lane].exchange[number & 1]; }
+    unsigned operator[](int lane) const { return *given(lane); }
 };
 
 template <typename T>
@@ -415,7 +447,7 @@ static inline T __shfl_sync(unsigned, T value, int source_lane, int = 32) {
     static_assert(sizeof(T) == 4, "shuffles move 32 bits");
     unsigned bits;
     memcpy(&bits, &value, 4);
-    bits = Exchange(bits)[source_lane & 31];
+    bits = Exchange({bits})[source_lane & 31];
     memcpy(&value, &bits, 4);
     return value;
 }
@@ -430,7 +462,7 @@ static inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width
     return lane >= int(delta) ? moved : value;
 }
 static inline unsigned __ballot_sync(unsigned, int predicate) {
-    Exchange given(predicate != 0);
+    Exchange given({unsigned(predicate != 0)});
     unsigned votes = 0;
     for (int lane = 0; lane < 32; ++lane) votes |= given.has(lane) ? given[lane] << lane : 0;
     return votes;
@@ -454,6 +486,78 @@ static inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
     }
     return result;
 }
+
+// ---- Tensor cores --------------------------------------------------------------------------------
+
+namespace dsv {
+
+struct E4m3Values {
+    double of[256];
+    E4m3Values() {
+        for (int code = 0; code < 256; ++code) {
+            int exponent = code >> 3 & 15, mantissa = code & 7;
+            double size = exponent ? ldexp(8 + mantissa, exponent - 10) : ldexp(mantissa, -9);
+            of[code] = (code & 127) == 127 ? NAN : code & 128 ? -size : size;
+        }
+    }
+};
+static const E4m3Values e4m3_values;
+
+struct E4m3 {
+    static constexpr int kPerWord = 4;
+    static double value(unsigned word, int i) { return e4m3_values.of[word >> (8 * i) & 255]; }
+};
+struct Bf16 {
+    static constexpr int kPerWord = 2;
+    static double value(unsigned word, int i) {
+        return __uint_as_float(i ? word & 0xffff0000u : word << 16);
+    }
+};
+
+// D += A B of a warp, A of 16 rows, B of 8 columns, both 8 words deep. "Matrix fragments for
+// mma.m16n8k16 / m16n8k32" in the PTX ISA: lane 4 g + t holds rows g and g + 8 of A, column g of B,
+// of each words t and t + 4, and of D rows g and g + 8, columns 2 t and 2 t + 1.
+template <typename Type>
+static inline void multiply(float* d, const unsigned* a, const unsigned* b) {
+    Exchange all({a[0], a[1], a[2], a[3], b[0], b[1]});
+    int lane = block->current & 31;
+    for (int i = 0; i < 4; ++i) {
+        int row = lane / 4, column = lane % 4 * 2 + i % 2;
+        double sum = d[i];
+        for (int word = 0; word < 8; ++word) {
+            unsigned left = all.given(row * 4 + word % 4)[i / 2 + word / 4 * 2];
+            unsigned right = all.given(column * 4 + word % 4)[4 + word / 4];
+            for (int k = 0; k < Type::kPerWord; ++k) {
+                sum += Type::value(left, k) * Type::value(right, k);
+            }
+        }
+        d[i] = float(sum);
+    }
+}
+
+// Four matrices of 8 rows of 16 bytes, whose addresses lanes 8 m .. 8 m + 7 give ("ldmatrix"): lane
+// 4 g + t gets word t of row g, or transposed elements g of rows 2 t and 2 t + 1.
+template <bool kTransposed>
+static inline void load_matrices(unsigned* words, const void* row) {
+    if ((uintptr_t)row % 16) fail("misaligned matrix row");
+    Exchange all({unsigned((uintptr_t)row), unsigned((uintptr_t)row >> 32)});
+    int lane = block->current & 31, g = lane / 4, t = lane % 4;
+    auto row_of = [&](int matrix, int i) {
+        const unsigned* address = all.given(matrix * 8 + i);
+        return reinterpret_cast<const char*>(uintptr_t(address[1]) << 32 | address[0]);
+    };
+    for (int m = 0; m < 4; ++m) {
+        unsigned short pair[2];
+        for (int i = 0; i < 2; ++i) {
+            const char* from = kTransposed ? row_of(m, 2 * t + i) + 2 * g : row_of(m, g) + 4 * t + 2 * i;
+            memcpy(&pair[i], from, 2);
+        }
+        words[m] = pair[0] | unsigned(pair[1]) << 16;
+    }
+}
+
+}  // namespace dsv
+
 static inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 static inline int __clz(int bits) { return bits ? __builtin_clz(unsigned(bits)) : 32; }
 static inline float rsqrtf(float value) { return 1.0f / sqrtf(value); }

@@ -1,0 +1,171 @@
+"""Launch plans of attention: blocks that share a token's entries out, then what merges them.
+
+Slots, lengths, tables and indices are read on the device, so a captured launch follows them; room
+for entries is fixed in the plan.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dsv4kv.errors import ConfigError
+from dsv4kv.model.formats import PageLayout
+from dsv4kv.ops.contract import Entries
+from dsv4kv.ops.kernels.launch import (
+    WARP,
+    KernelModule,
+    Launch,
+    float_bits,
+    format_macros,
+    multiprocessors,
+    prefixed,
+)
+from dsv4kv.ops.storage import PageStore
+
+_DIMS = 512
+_HEAD_TILES = (16, 32, 64)
+_MERGE = KernelModule("merge.cuh", ())
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a block takes at once, see ``attend.cuh``.
+
+    Attributes:
+        heads: Most heads, 16, 32 or 64.
+        tile: Entries.
+        warps: That share them out.
+        resident: Blocks that a multiprocessor holds.
+    """
+
+    heads: int
+    tile: int
+    warps: int
+    resident: int
+
+
+WIDE, NARROW = Shape(64, 64, 8, 1), Shape(32, 32, 4, 2)
+"""For GPUs whose blocks have 227 KiB of shared memory, and for all others or few heads."""
+
+_WITH_227_KIB = (9, 10)  # major compute capability
+
+
+def shape_of(queries: Tensor) -> Shape:
+    """What suits a GPU and a number of heads; an H200 for a tensor that is on none."""
+    wide = queries.shape[1] > NARROW.heads
+    if wide and queries.is_cuda:
+        wide = torch.cuda.get_device_capability(queries.device)[0] in _WITH_227_KIB
+    return WIDE if wide else NARROW
+
+
+def plan_attend(
+    ring: PageStore,
+    slots: Tensor,
+    tokens: Tensor,
+    window: int,
+    entries: Entries | None,
+    queries: Tensor,
+    sinks: Tensor,
+    scale: float,
+    out: Tensor,
+    lse: Tensor,
+    *,
+    shape: Shape = NARROW,
+    parts: int = 1,
+    scratch: Tensor | None = None,
+) -> tuple[Launch, ...]:
+    """See ``contract.Backend.attend``; to be launched in this order. Entries have 512 channels.
+
+    shape, parts: of a block, and blocks that share a token's entries; ``shape_of`` and
+    ``parts_of`` suggest them. Which they are changes outputs by no more than rounding.
+    scratch: float32[``scratch_floats``], needed where parts is more than 1; what it holds does not
+    matter before or after.
+    """
+    heads, dims = queries.shape[1:]
+    if dims != _DIMS:
+        raise ConfigError(
+            f"entries of {dims} channels cannot be attended to on a GPU: take {_DIMS}, or backend "
+            "cpu."
+        )
+    if not len(slots):
+        return ()
+    tile_heads = next(size for size in _HEAD_TILES if size >= min(heads, shape.heads))
+    module = _module(ring, entries, shape, tile_heads)
+    sums, results = _scratch(scratch, len(slots) * parts * heads * _DIMS)
+    arguments = (
+        *(ring.pages, slots, tokens, *_others(entries)[0], queries, sinks, out, lse),
+        *(sums, results, len(ring.pages), window, *_others(entries)[1]),
+        *(heads, float_bits(scale)),
+    )
+    grid = len(slots) * -(-heads // tile_heads), parts
+    shared = dict(module.macros)["DSV_SHARED_BYTES"]
+    attend = Launch(module, "attend", grid, shape.warps * WARP, arguments, shared_bytes=shared)
+    if parts == 1:
+        return (attend,)
+    merging = (sums, results, sinks, out, lse, parts, heads)
+    return attend, Launch(_MERGE, "merge_parts", (len(slots) * heads, 1), _DIMS // 4, merging)
+
+
+def parts_of(queries: Tensor, window: int, entries: Entries | None, shape: Shape) -> int:
+    """Blocks that share a token's entries: as many as run at once, each with a tile or more."""
+    groups = len(queries) * -(-queries.shape[1] // shape.heads)
+    tiles = -(-window // shape.tile) + -(-_most_entries(entries) // shape.tile)
+    places = shape.resident * multiprocessors(queries)
+    return max(1, min(places // max(groups, 1), tiles))
+
+
+def scratch_floats(queries: Tensor, parts: int) -> int:
+    """Of what blocks that share a token find: sums of every head, their top and their weights."""
+    tokens, heads, dims = queries.shape
+    return tokens * parts * heads * (dims + 2) if parts > 1 else 0
+
+
+def _most_entries(entries: Entries | None) -> int:
+    if entries is None:
+        return 0
+    if entries.indices is not None:
+        return entries.indices.shape[1]
+    return entries.table.shape[1] * entries.store.layout.entries
+
+
+def _module(ring: PageStore, entries: Entries | None, shape: Shape, heads: int) -> KernelModule:
+    layouts = {"WINDOW": ring.layout} | ({"MAIN": entries.store.layout} if entries else {})
+    staged = max(_staged_bytes(layout) for layout in layouts.values())
+    macros = {
+        "DSV_HEADS": heads,
+        "DSV_TILE": shape.tile,
+        "DSV_WARPS": shape.warps,
+        "DSV_COMPRESSED": int(entries is not None),
+        "DSV_CHOSEN": int(entries is not None and entries.indices is not None),
+        "DSV_SHARED_BYTES": _shared_bytes(shape, heads, staged),
+    }
+    for part, layout in layouts.items():
+        macros |= prefixed(part, dict(format_macros(layout)))
+    return KernelModule("attend.cuh", tuple(sorted(macros.items())))
+
+
+def _staged_bytes(layout: PageLayout) -> int:
+    """An entry as it is stored, in whole 16 bytes."""
+    return -(-layout.format.entry_bytes // 16) * 16
+
+
+def _shared_bytes(shape: Shape, heads: int, staged: int) -> int:
+    """Queries, entries, weights, and the next entries as they are stored: see attend.cuh."""
+    decoded = (heads + shape.tile) * _DIMS * 2 + heads * shape.tile * 2
+    column_warps = shape.warps // (2 if heads == _HEAD_TILES[-1] else 1)
+    return decoded + shape.tile * staged + (column_warps + 1) * heads * 4 + 2 * shape.tile * 4
+
+
+def _others(entries: Entries | None) -> tuple[tuple[Tensor | int, ...], tuple[int, ...]]:
+    """Compressed entries as the kernel takes them: tensors, then sizes."""
+    if entries is None:
+        return (0, 0, 0, 0), (0, 0, 0, 0)
+    pages, indices = entries.store.pages, entries.indices
+    chosen, choices = (0, 0) if indices is None else (indices, indices.shape[1])
+    sizes = (*entries.table.shape, choices, len(pages))
+    return (pages, entries.table, entries.lengths, chosen), sizes
+
+
+def _scratch(scratch: Tensor | None, sums: int) -> tuple[Tensor | int, Tensor | int]:
+    return (0, 0) if scratch is None else (scratch[:sums], scratch[sums:])

@@ -1,0 +1,84 @@
+"""Launch plans of selections: a block for each run of a row, then one for each row's runs.
+
+Lengths are read on the device, so a captured launch follows them; room for scores and choices is
+fixed in the plan.
+"""
+
+from torch import Tensor
+
+from dsv4kv.ops.kernels.launch import KernelModule, Launch
+
+RUN = 32_768
+"""Most columns of a run: 128 KiB of scores, which a multiprocessor's L1 holds."""
+
+_THREADS = 512
+
+
+def runs_of(columns: int) -> int:
+    """Runs that a row of so many columns is chosen from in."""
+    return max(1, -(-columns // RUN))
+
+
+def scratch_shape(columns: int, out: Tensor) -> tuple[int, ...]:
+    """Of what choices of so many columns need besides their outputs: nothing for a single run."""
+    runs = runs_of(columns)
+    return (2, len(out), runs if runs > 1 else 0, out.shape[1])
+
+
+def plan_select_topk(
+    scores: Tensor,
+    lengths: Tensor,
+    blocks: Tensor | None,
+    table: Tensor,
+    slots: Tensor,
+    page_entries: int,
+    out: Tensor,
+    entries: Tensor,
+    *,
+    scratch: Tensor | None = None,
+) -> tuple[Launch, ...]:
+    """See ``contract.Backend.select_topk``; to be launched in this order.
+
+    scratch: int32[``scratch_shape``], needed where that is not nothing; what it holds does not
+    matter before or after.
+    """
+    columns, candidates = scores.shape[1], 0 if blocks is None else blocks
+    block_entries = 0 if blocks is None else columns // max(blocks.shape[1], 1)
+    macros = ("DSV_BLOCK_ENTRIES", block_entries), ("DSV_PAGE_ENTRIES", page_entries)
+    places = (lengths, candidates, table, slots, out, entries, *_scratch(scratch, len(out)))
+    sizes = (columns, out.shape[1], *table.shape)
+    module, runs = KernelModule("topk.cuh", macros), runs_of(columns)
+    select = Launch(module, "select_topk", (len(out), runs), _THREADS, (scores, *places, *sizes))
+    merge = Launch(module, "merge_topk", (len(out), 1), _THREADS, (*places, runs, *sizes))
+    return _launches(out, select, merge)
+
+
+def plan_select_blocks(
+    scores: Tensor,
+    lengths: Tensor,
+    block_entries: int,
+    out: Tensor,
+    *,
+    scratch: Tensor | None = None,
+) -> tuple[Launch, ...]:
+    """See ``contract.Backend.select_blocks``; to be launched in this order.
+
+    scratch: as for ``plan_select_topk``, of as many columns as there are blocks.
+    """
+    module = KernelModule("candidates.cuh", (("DSV_BLOCK_ENTRIES", block_entries),))
+    columns, most = scores.shape[1], out.shape[1]
+    runs, chosen = runs_of(-(-columns // block_entries)), _scratch(scratch, len(out))
+    arguments = (scores, lengths, out, *chosen, columns, most)
+    select = Launch(module, "select_blocks", (len(out), runs), _THREADS, arguments)
+    merge = Launch(module, "merge_blocks", (len(out), 1), _THREADS, (out, *chosen, runs, most))
+    return _launches(out, select, merge)
+
+
+def _scratch(scratch: Tensor | None, rows: int) -> tuple[Tensor | int, Tensor | int]:
+    return (0, 0) if scratch is None else (scratch[0, :rows], scratch[1, :rows])
+
+
+def _launches(out: Tensor, select: Launch, merge: Launch) -> tuple[Launch, ...]:
+    if not out.numel():
+        return ()
+    return (select, merge) if select.grid[1] > 1 else (select,)

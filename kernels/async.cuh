@@ -1,0 +1,57 @@
+// Shared memory whose size a launch says, and copies into it that go on while a thread does something
+// else: from sm_80 on.
+//
+// A thread closes a group of copies, and waits until no more than so many of its groups are under
+// way. What arrived is seen by the thread that waits; by others after a barrier.
+#pragma once
+#include "common.cuh"
+
+#if defined(DSV_SHIM)
+__device__ __forceinline__ void* dynamic_shared() { return dsv::dynamic_shared(); }
+template <int kBytes>
+__device__ __forceinline__ void copy_async(void* shared, const void* source, bool there) {
+    dsv::copy_async(shared, there ? source : nullptr, kBytes);
+}
+__device__ __forceinline__ void close_copies() { dsv::close_group(); }
+template <int kUnderWay>
+__device__ __forceinline__ void wait_copies() {
+    dsv::wait_groups(kUnderWay);
+}
+#else
+__device__ __forceinline__ void* dynamic_shared() {
+    extern __shared__ uint4 dsv_shared[];
+    return dsv_shared;
+}
+
+// An address of this block's shared memory as assembler takes it.
+__device__ __forceinline__ u32 shared_address(const void* shared) {
+    u32 address;
+    asm("{ .reg .u64 wide; cvta.to.shared.u64 wide, %1; cvt.u32.u64 %0, wide; }"
+        : "=r"(address)
+        : "l"(shared));
+    return address;
+}
+
+// Copies 4, 8 or 16 bytes, aligned to their number; zeros where there is nothing, which is not read.
+// 16 bytes go past L1.
+template <int kBytes>
+__device__ __forceinline__ void copy_async(void* shared, const void* source, bool there) {
+    int size = there ? kBytes : 0;
+    if constexpr (kBytes == 16) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
+                     "l"(source), "r"(size)
+                     : "memory");
+    } else {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(shared)),
+                     "l"(source), "n"(kBytes), "r"(size)
+                     : "memory");
+    }
+}
+__device__ __forceinline__ void close_copies() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int kUnderWay>
+__device__ __forceinline__ void wait_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kUnderWay) : "memory");
+}
+#endif

@@ -1,0 +1,439 @@
+// Attention of query tokens over the window and compressed entries, read in their pages: an entry is
+// key and value of every head.
+//
+// A block takes up to DSV_HEADS heads of a token, and its part of the token's tiles of DSV_TILE
+// entries: the window's, then the compressed ones. A tile's bytes arrive while the one before is
+// worked on; it is decoded once, to bf16 in shared memory, for all heads. Products are the tensor
+// cores', with sums in float32; so is the softmax, in base 2. Where blocks share a token, merge.cuh's
+// kernel merges what they found.
+//
+// Compile-time: DSV_HEADS, DSV_TILE, DSV_WARPS; format.cuh's parameters of the window (DSV_WINDOW_...)
+// and, where DSV_COMPRESSED is 1, of the compressed entries (DSV_MAIN_...); DSV_CHOSEN 1 where those
+// are named by indices.
+#include "async.cuh"
+#include "softmax.cuh"
+#include "tensor.cuh"
+
+namespace window {
+#define DSV_PART WINDOW
+#include "parts.cuh"
+#include "staged.cuh"
+constexpr int kEntries = DSV_ENTRIES;
+static_assert(DSV_DIMS == 512, "a warp has 2 chunks a lane");
+#undef DSV_PART
+}  // namespace window
+
+#if DSV_COMPRESSED
+namespace compressed {
+#define DSV_PART MAIN
+#include "parts.cuh"
+#include "staged.cuh"
+constexpr int kEntries = DSV_ENTRIES;
+static_assert(DSV_DIMS == 512, "a warp has 2 chunks a lane");
+#undef DSV_PART
+}  // namespace compressed
+constexpr int kStagedBytes = window::kStagedBytes > compressed::kStagedBytes
+                                 ? window::kStagedBytes
+                                 : compressed::kStagedBytes;
+#else
+constexpr int kStagedBytes = window::kStagedBytes;
+#endif
+
+constexpr int kDims = 512, kDimChunks = kDims / 8;
+constexpr int kHeads = DSV_HEADS, kTile = DSV_TILE, kWarps = DSV_WARPS;
+constexpr int kThreads = kWarps * kWarpSize;
+constexpr int kHeadTiles = kHeads / 16;
+// Products with keys: a warp has kOwnHeads tiles of 16 heads and kOwnEntries tiles of 8 entries.
+constexpr int kRowWarps = kHeadTiles == 4 ? 2 : 1, kColumnWarps = kWarps / kRowWarps;
+constexpr int kOwnHeads = kHeadTiles / kRowWarps, kOwnEntries = kTile / 8 / kColumnWarps;
+// Products with values: a warp has all heads and kOwnDims tiles of 8 channels.
+constexpr int kOwnDims = kDimChunks / kWarps;
+constexpr int kTileChunks = kTile / 8;
+
+static_assert(kHeadTiles == 1 || kHeadTiles == 2 || kHeadTiles == 4, "16, 32 or 64 heads");
+static_assert(kOwnEntries * kColumnWarps * 8 == kTile, "warps share a tile's entries out");
+static_assert(kOwnDims % 2 == 0 && kTile % 16 == 0, "matrices are loaded four at once");
+
+// Rows of 16-byte chunks, each in a place by which 8 rows of one chunk meet in no bank.
+struct Shared {
+    uint4 queries[kHeads][kDimChunks];
+    uint4 entries[kTile][kDimChunks];
+    uint4 weights[kHeads][kTileChunks];
+    u8 staged[kTile][kStagedBytes];
+    float tops[kColumnWarps][kHeads];
+    float rescale[kHeads];
+    int there[2][kTile];  // physical entries of a tile and the next one
+};
+static_assert(sizeof(Shared) <= DSV_SHARED_BYTES, "a launch gives it so much");
+
+__device__ __forceinline__ int place_of(int row, int chunk) { return chunk ^ (row & 7); }
+__device__ __forceinline__ int weight_place(int row, int chunk) {
+    return chunk ^ (row * kTileChunks / 8 & (kTileChunks - 1));
+}
+
+struct Window {
+    const u8* pages;
+    const i64* tokens;  // of each query token, this one counted
+    i64 num_slots;
+    int size;
+};
+struct Others {
+    const u8* pages;
+    const int* table;  // [num_slots, width]
+    const i64* lengths;
+    const int* indices;  // [tokens, choices], or null
+    int num_slots, width, choices;
+    i64 num_pages;
+};
+struct Queries {
+    const u8* values;    // bf16[tokens, heads, 512]
+    const float* sinks;  // [heads]
+    int heads;
+    float scale;  // of what 2 is raised to
+};
+
+// Tiles of a token: of the window, and all.
+struct Tiles {
+    int window, all;
+};
+__device__ __forceinline__ i64 length_of(const Others& others, i64 slot, int token) {
+#if DSV_COMPRESSED
+    i64 most = (i64)others.width * compressed::kEntries, length = slot < 0 ? 0 : others.lengths[token];
+    return length < 0 ? 0 : length < most ? length : most;
+#else
+    return 0 * (others.width + slot + token);
+#endif
+}
+__device__ __forceinline__ Tiles tiles_of(const Window& window, const Others& others, i64 slot,
+                                          int token) {
+    i64 seen = slot < 0 ? 0 : window.tokens[token];
+    int rows = seen < 0 ? 0 : seen < window.size ? int(seen) : window.size;
+    i64 length = length_of(others, slot, token);
+    int count = DSV_CHOSEN ? (length ? others.choices : 0) : int(length);
+    int own = (rows + kTile - 1) / kTile;
+    return {own, own + (count + kTile - 1) / kTile};
+}
+
+// Physical entry number i of the window, oldest first; -1 where there is none.
+__device__ __forceinline__ int find_in_window(const Window& window, i64 slot, int token, int i) {
+    if (slot < 0 || slot >= window.num_slots || i >= window.size) return -1;
+    i64 seen = window.tokens[token], first = seen > window.size ? seen - window.size : 0;
+    i64 position = first + i;
+    if (position >= seen) return -1;
+    return int(slot * window::kEntries + position % window::kEntries);
+}
+__device__ __forceinline__ int find_compressed(const Others& others, i64 slot, int token, int i) {
+#if DSV_COMPRESSED
+    i64 index = i;
+    if (DSV_CHOSEN) index = i < others.choices ? others.indices[(i64)token * others.choices + i] : -1;
+    if (index < 0 || index >= length_of(others, slot, token) || slot >= others.num_slots) return -1;
+    int page = others.table[slot * others.width + index / compressed::kEntries];
+    if (page < 0 || page >= others.num_pages) return -1;
+    return page * compressed::kEntries + int(index % compressed::kEntries);
+#else
+    return -1 + 0 * (others.width + int(slot) + token + i);
+#endif
+}
+
+// Starts copies of a token's heads; zeros for heads that fill up.
+__device__ __forceinline__ void copy_queries(const Queries& queries, int token, int first_head,
+                                             Shared& shared) {
+    for (int i = threadIdx.x; i < kHeads * kDimChunks; i += kThreads) {
+        int row = i / kDimChunks, chunk = i % kDimChunks, head = first_head + row;
+        bool there = head < queries.heads;
+        i64 at = (i64)token * queries.heads + (there ? head : 0);
+        copy_async<16>(&shared.queries[row][place_of(row, chunk)],
+                       queries.values + (at * kDimChunks + chunk) * 16, there);
+    }
+}
+
+// Products of this warp's heads and entries, scaled, -infinity where there is no entry.
+__device__ __forceinline__ void multiply_keys(const Shared& shared, const int* there, float scale,
+                                              float (*sums)[kOwnEntries][4]) {
+    int lane = lane_id(), warp = threadIdx.x / kWarpSize;
+    int first_row = warp / kColumnWarps * kOwnHeads * 16;
+    int first_entry = warp % kColumnWarps * kOwnEntries * 8;
+#pragma unroll
+    for (int m = 0; m < kOwnHeads; ++m) {
+#pragma unroll
+        for (int n = 0; n < kOwnEntries; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) sums[m][n][i] = 0.0f;
+        }
+    }
+#pragma unroll 4
+    for (int channels = 0; channels < kDimChunks; channels += 4) {  // 32 of them
+        u32 keys[kOwnEntries][4];
+#pragma unroll
+        for (int n = 0; n < kOwnEntries; ++n) {
+            int row = first_entry + n * 8 + lane % 8;
+            load_matrices<false>(keys[n], &shared.entries[row][place_of(row, channels + lane / 8)]);
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+#pragma unroll
+            for (int m = 0; m < kOwnHeads; ++m) {
+                u32 heads[4];
+                int row = first_row + m * 16 + lane % 16, chunk = channels + half * 2 + lane / 16;
+                load_matrices<false>(heads, &shared.queries[row][place_of(row, chunk)]);
+#pragma unroll
+                for (int n = 0; n < kOwnEntries; ++n) {
+                    mma_bf16(sums[m][n], heads, keys[n] + 2 * half);
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < kOwnEntries; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            bool seen = there[first_entry + n * 8 + lane % 4 * 2 + i % 2] >= 0;
+#pragma unroll
+            for (int m = 0; m < kOwnHeads; ++m) {
+                sums[m][n][i] = seen ? sums[m][n][i] * scale : minus_infinity();
+            }
+        }
+    }
+}
+
+// Largest logarithm so far, and sum of weights of this lane's own entries, of heads g and g + 8 of
+// each of this warp's tiles.
+struct Softmax {
+    float top[kOwnHeads][2], sum[kOwnHeads][2];
+};
+
+// Writes this warp's largest logarithms.
+__device__ __forceinline__ void share_tops(const float (*sums)[kOwnEntries][4], Shared& shared) {
+    int lane = lane_id(), warp = threadIdx.x / kWarpSize;
+#pragma unroll
+    for (int m = 0; m < kOwnHeads; ++m) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            float top = minus_infinity();
+#pragma unroll
+            for (int n = 0; n < kOwnEntries; ++n) {
+                top = fmaxf(top, fmaxf(sums[m][n][2 * half], sums[m][n][2 * half + 1]));
+            }
+            top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, 1));
+            top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, 2));
+            int row = (warp / kColumnWarps * kOwnHeads + m) * 16 + half * 8 + lane / 4;
+            if (lane % 4 == 0) shared.tops[warp % kColumnWarps][row] = top;
+        }
+    }
+}
+
+// Turns logarithms into weights, as bf16 for the tensor cores, and says by what to scale what has
+// been summed up so far.
+__device__ __forceinline__ void share_weights(const float (*sums)[kOwnEntries][4], Softmax& softmax,
+                                              Shared& shared) {
+    int lane = lane_id(), warp = threadIdx.x / kWarpSize, column = warp % kColumnWarps;
+#pragma unroll
+    for (int m = 0; m < kOwnHeads; ++m) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            int row = (warp / kColumnWarps * kOwnHeads + m) * 16 + half * 8 + lane / 4;
+            float before = softmax.top[m][half], top = before;
+#pragma unroll
+            for (int w = 0; w < kColumnWarps; ++w) top = fmaxf(top, shared.tops[w][row]);
+            float rescale = weight_of(before, top), sum = softmax.sum[m][half] * rescale;
+#pragma unroll
+            for (int n = 0; n < kOwnEntries; ++n) {
+                float first = weight_of(sums[m][n][2 * half], top);
+                float second = weight_of(sums[m][n][2 * half + 1], top);
+                sum += first + second;
+                int chunk = column * kOwnEntries + n;
+                u32* words = (u32*)&shared.weights[row][weight_place(row, chunk)];
+                words[lane % 4] = pack_bf16(first, second);
+            }
+            softmax.top[m][half] = top, softmax.sum[m][half] = sum;
+            if (column == 0 && lane % 4 == 0) shared.rescale[row] = rescale;
+        }
+    }
+}
+
+// Sums of values of all heads and this warp's channels.
+using Sums = float[kHeadTiles][kOwnDims][4];
+
+__device__ __forceinline__ void add_values(const Shared& shared, Sums& sums) {
+    int lane = lane_id(), warp = threadIdx.x / kWarpSize, first_chunk = warp * kOwnDims;
+#pragma unroll
+    for (int m = 0; m < kHeadTiles; ++m) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            float rescale = shared.rescale[m * 16 + half * 8 + lane / 4];
+#pragma unroll
+            for (int n = 0; n < kOwnDims; ++n) {
+                sums[m][n][2 * half] *= rescale, sums[m][n][2 * half + 1] *= rescale;
+            }
+        }
+    }
+#pragma unroll
+    for (int sixteen = 0; sixteen < kTile / 16; ++sixteen) {  // entries
+        u32 weights[kHeadTiles][4];
+#pragma unroll
+        for (int m = 0; m < kHeadTiles; ++m) {
+            int row = m * 16 + lane % 16, chunk = sixteen * 2 + lane / 16;
+            load_matrices<false>(weights[m], &shared.weights[row][weight_place(row, chunk)]);
+        }
+#pragma unroll
+        for (int n = 0; n < kOwnDims; n += 2) {
+            u32 values[4];
+            int row = sixteen * 16 + lane % 16, chunk = first_chunk + n + lane / 16;
+            load_matrices<true>(values, &shared.entries[row][place_of(row, chunk)]);
+#pragma unroll
+            for (int m = 0; m < kHeadTiles; ++m) {
+                mma_bf16(sums[m][n], weights[m], values);
+                mma_bf16(sums[m][n + 1], weights[m], values + 2);
+            }
+        }
+    }
+}
+
+// Outputs, and where blocks that share a token leave what they found: sums float32[tokens, blocks,
+// heads, 512] and results [tokens, blocks, heads].
+struct Outputs {
+    u8* out;     // bf16[tokens, heads, 512]
+    float* lse;  // [tokens, heads]
+    float* sums;
+    Result* results;
+};
+
+__device__ __forceinline__ void store_sums(const Queries& queries, const Outputs& outputs,
+                                           int token, int first_head, const Sums& sums,
+                                           const Shared& shared) {
+    int lane = lane_id(), warp = threadIdx.x / kWarpSize;
+    bool all = gridDim.y == 1;
+#pragma unroll
+    for (int m = 0; m < kHeadTiles; ++m) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            int row = m * 16 + half * 8 + lane / 4, head = first_head + row;
+            if (head >= queries.heads) continue;
+            Result result = {shared.rescale[row], 0.0f};
+#pragma unroll
+            for (int w = 0; w < kColumnWarps; ++w) result.sum += shared.tops[w][row];
+            i64 at = (i64)token * queries.heads + head;
+            i64 part = ((i64)token * gridDim.y + blockIdx.y) * queries.heads + head;
+            float share = share_of(result, queries.sinks[head]);
+            if (warp == 0 && lane % 4 == 0) {
+                if (all) outputs.lse[at] = lse_of(result);
+                if (!all) outputs.results[part] = result;
+            }
+#pragma unroll
+            for (int n = 0; n < kOwnDims; ++n) {
+                int channel = (warp * kOwnDims + n) * 8 + lane % 4 * 2;
+                float first = sums[m][n][2 * half], second = sums[m][n][2 * half + 1];
+                if (all) {
+                    u32 pair = pack_bf16(first * share, second * share);
+                    dsv_write(outputs.out + (at * kDims + channel) * 2, pair);
+                } else {
+                    uint2 pair = make_uint2(__float_as_uint(first), __float_as_uint(second));
+                    dsv_write(outputs.sums + part * kDims + channel, pair);
+                }
+            }
+        }
+    }
+}
+
+// Leaves each head's top and sums of weights where store_sums finds them.
+__device__ __forceinline__ void share_results(const Softmax& softmax, Shared& shared) {
+    int lane = lane_id(), warp = threadIdx.x / kWarpSize, column = warp % kColumnWarps;
+#pragma unroll
+    for (int m = 0; m < kOwnHeads; ++m) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            float sum = softmax.sum[m][half];
+            sum += __shfl_xor_sync(kFullWarp, sum, 1);
+            sum += __shfl_xor_sync(kFullWarp, sum, 2);
+            int row = (warp / kColumnWarps * kOwnHeads + m) * 16 + half * 8 + lane / 4;
+            if (lane % 4 == 0) shared.tops[column][row] = sum;
+            if (lane % 4 == 0 && column == 0) shared.rescale[row] = softmax.top[m][half];
+        }
+    }
+}
+
+// See contract.Backend.attend. Blocks: (tokens, groups of DSV_HEADS heads within each; blocks that
+// share a token).
+DSV_KERNEL void __launch_bounds__(kThreads, 1)
+    attend(const u8* ring, const i64* slots, const i64* seen, const u8* pages, const int* table,
+           const i64* lengths, const int* indices, const u8* values, const float* sinks, u8* out,
+           float* lse, float* scratch, Result* results, i64 num_rings, int size, int num_slots,
+           int width, int choices, i64 num_pages, int heads, u32 scale) {
+    begin_kernel();
+    Shared& shared = *(Shared*)dynamic_shared();
+    Window window = {ring, seen, num_rings, size};
+    Others others = {pages, table, lengths, indices, num_slots, width, choices, num_pages};
+    Queries queries = {values, sinks, heads, __uint_as_float(scale) * kLog2E};
+    int groups = (heads + kHeads - 1) / kHeads, warp = threadIdx.x / kWarpSize;
+    int token = blockIdx.x / groups, first_head = blockIdx.x % groups * kHeads;
+    i64 slot = slots[token];
+    Tiles tiles = tiles_of(window, others, slot, token);
+    int tile = int((i64)tiles.all * blockIdx.y / gridDim.y);
+    int last = int((i64)tiles.all * (blockIdx.y + 1) / gridDim.y);
+
+    // Lane l of a warp looks up its entry l of a tile: that is number l * kWarps + warp.
+    auto find = [&](int number) {
+        int i = lane_id() * kWarps + warp;
+        if (number >= last || i >= kTile) return -1;
+        return number < tiles.window
+                   ? find_in_window(window, slot, token, number * kTile + i)
+                   : find_compressed(others, slot, token, (number - tiles.window) * kTile + i);
+    };
+    auto start = [&](int number, int entry) {
+#pragma unroll 1
+        for (int i = 0; i < kTile / kWarps && number < last; ++i) {
+            int own = __shfl_sync(kFullWarp, entry, i), row = i * kWarps + warp;
+            if (lane_id() == 0) shared.there[number % 2][row] = own;
+            if (number < tiles.window) window::stage_entry(ring, own, shared.staged[row]);
+#if DSV_COMPRESSED
+            if (number >= tiles.window) compressed::stage_entry(pages, own, shared.staged[row]);
+#endif
+        }
+        close_copies();
+    };
+    auto decode = [&](int number) {
+#pragma unroll 1
+        for (int row = warp; row < kTile; row += kWarps) {
+            auto store = [&](int chunk, uint4 values) {
+                shared.entries[row][place_of(row, chunk)] = values;
+            };
+            if (number < tiles.window) window::decode_staged(shared.staged[row], store);
+#if DSV_COMPRESSED
+            if (number >= tiles.window) compressed::decode_staged(shared.staged[row], store);
+#endif
+        }
+    };
+
+    copy_queries(queries, token, first_head, shared);
+    int entry = find(tile);
+    start(tile, entry);
+    entry = find(tile + 1);
+    Softmax softmax;
+#pragma unroll
+    for (int m = 0; m < kOwnHeads; ++m) {
+        softmax.top[m][0] = softmax.top[m][1] = minus_infinity();
+        softmax.sum[m][0] = softmax.sum[m][1] = 0.0f;
+    }
+    Sums sums = {};
+#pragma unroll 1
+    for (; tile < last; ++tile) {
+        wait_copies<0>();
+        __syncthreads();  // the tile is there, and the one before is no longer read
+        decode(tile);
+        __syncthreads();
+        start(tile + 1, entry);
+        entry = find(tile + 2);
+        float logarithms[kOwnHeads][kOwnEntries][4];
+        multiply_keys(shared, shared.there[tile % 2], queries.scale, logarithms);
+        share_tops(logarithms, shared);
+        __syncthreads();
+        share_weights(logarithms, softmax, shared);
+        __syncthreads();
+        add_values(shared, sums);
+    }
+    wait_copies<0>();
+    __syncthreads();
+    share_results(softmax, shared);
+    __syncthreads();
+    store_sums(queries, {out, lse, scratch, results}, token, first_head, sums, shared);
+}

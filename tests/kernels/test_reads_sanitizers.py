@@ -1,0 +1,25 @@
+"""Address and undefined-behaviour sanitizers over every kernel of a decode step's reads."""
+
+import re
+
+import pytest
+
+from dsv4kv.ops.kernels import topk
+from dsv4kv.resources import shipped
+from tests.kernels.reads_hostile import launches
+from tests.kernels.shim.apart import run_apart
+
+SOURCES = ("query", "scores", "topk", "candidates", "attend", "merge")
+
+
+def test_no_kernel_leaves_its_memory_whatever_it_is_asked_for() -> None:
+    done = run_apart("tests.kernels.reads_hostile:run_all_sanitized()", sanitized=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_kernel_is_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topk, "RUN", 15)
+    text = "".join((shipped("kernels") / f"{name}.cuh").read_text() for name in SOURCES)
+    kernels = re.findall(r"DSV_KERNEL void __launch_bounds__\([\w*/, ]+\)\s+(\w+)\(", text)
+    assert {launch.kernel for launch in launches()} == set(kernels)
+    assert len(kernels) == text.count("DSV_KERNEL")

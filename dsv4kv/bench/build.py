@@ -1,5 +1,6 @@
 """From a configuration to a cache and what drives it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -7,7 +8,7 @@ import torch
 
 from dsv4kv.bench.device import CudaDevice
 from dsv4kv.cache.checkpoints import CheckpointPool
-from dsv4kv.cache.handle import Compressors, build_layers
+from dsv4kv.cache.handle import Compressors, LayerCache, build_layers
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.choices import INDEXES, choose
 from dsv4kv.config.bench import BenchConfig
@@ -18,6 +19,7 @@ from dsv4kv.model.plan import CHECKPOINT_TOKENS, CachePlan, checkpoint_bytes, pl
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import AttentionType
 from dsv4kv.model.schema import choose_formats
+from dsv4kv.ops import cpu_reads
 from dsv4kv.ops.compressor import Compressor, make_rope, random_compressor
 from dsv4kv.ops.contract import Backend
 from dsv4kv.ops.cuda.foresight import foresee
@@ -26,9 +28,9 @@ from dsv4kv.ops.table import STEP_LAUNCH, Choice
 from dsv4kv.prefix.policies import make_policy
 from dsv4kv.serve.executor import Gpu, StepExecutor
 from dsv4kv.serve.graphs import DecodeGraphs
-from dsv4kv.serve.inputs import EntryChooser, InputBank
+from dsv4kv.serve.inputs import EntryChooser, InputBank, QueryBank
 from dsv4kv.serve.loop import LoopSettings
-from dsv4kv.serve.operations import Outputs
+from dsv4kv.serve.operations import Outputs, attention_operations, querying_ratios
 from dsv4kv.serve.placing import PlacedContexts
 from dsv4kv.serve.reuse import PrefixReuse
 from dsv4kv.serve.verifier import Verifier
@@ -127,7 +129,10 @@ def check_device_memory(config: BenchConfig, plan: CachePlan, device: CudaDevice
 
 
 def _output_bytes(plan: CachePlan, requests: int) -> int:
-    """Bytes of what a decode step of requests at full context gathers, bf16."""
+    """Bytes of what a decode step of requests at full context gathers, bf16.
+
+    Scores are 4 bytes a key, where gathered keys are 256: reading in place takes less.
+    """
     model = plan.config
     most = dict.fromkeys(("chosen", "all", "indexer"), 0)
     for schema in plan.schemas:
@@ -200,6 +205,7 @@ def build_drive(
     bound = build_layers(manager, backend, _moved(compressors, manager.device))
     layers = list(bound.values())
     contexts = PlacedContexts(layers, seed) if config.workload.context else None
+    in_place = reads_in_place(config, layers, on_gpu=device is not None)
     verifier = Verifier(inputs, compressors, np.random.default_rng(seed), contexts)
     executor = StepExecutor(
         layers=layers,
@@ -212,10 +218,37 @@ def build_drive(
         window_tokens=window,
         device=manager.device,
         contexts=contexts,
+        queries=_draw_queries(config, manager, layers) if in_place else None,
     )
     if device is not None:
         executor.gpu = _build_gpu(config, manager, executor, device, variants or {})
     return Drive(executor, verifier)
+
+
+def reads_in_place(config: BenchConfig, layers: Sequence[LayerCache], *, on_gpu: bool) -> bool:
+    """Whether decode steps read as engines do; raises ``ConfigError`` where that is impossible."""
+    step, why = config.workload.step, why_gathered(layers, on_gpu=on_gpu)
+    if step == "engine" and why:
+        raise ConfigError(f"workload.step is engine, and {why}: set it to gather, or to null.")
+    return step != "gather" and not why
+
+
+def why_gathered(layers: Sequence[LayerCache], *, on_gpu: bool) -> str:
+    """What keeps decode steps from reading in place, as a clause; empty where nothing does."""
+    for layer in layers:
+        if layer.window is None:
+            return f"attend does not read the entries of {layer.model.name}"
+        for operation, _ in attention_operations(layer):
+            if on_gpu and getattr(layer.backend, operation).__module__ == cpu_reads.__name__:
+                return f"{operation} has no kernel for a GPU"
+    return ""
+
+
+def _draw_queries(
+    config: BenchConfig, manager: KVCacheManager, layers: Sequence[LayerCache]
+) -> QueryBank:
+    ratios = querying_ratios(layers)
+    return QueryBank(manager.plan.config, ratios, manager.device, config.measure.seed)
 
 
 def _build_gpu(
@@ -241,6 +274,7 @@ def _build_gpu(
             index_topk=executor.index_topk,
             window_tokens=executor.window_tokens,
             dependent=dependent,
+            queries=executor.queries,
         )
     return Gpu(
         tables,

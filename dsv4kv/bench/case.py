@@ -18,6 +18,7 @@ from dsv4kv.bench.build import (
     check_memory,
     loop_settings,
     plan_from,
+    why_gathered,
 )
 from dsv4kv.bench.device import CudaDevice, check_prepare, find_device
 from dsv4kv.bench.figures import measure_operations
@@ -122,7 +123,7 @@ def find_problem(cache: CacheSummary, totals: Totals, verifier: Verifier | None)
 
 def list_operations(recorder: Recorder) -> list[Operation]:
     """Operations that were timed one by one."""
-    # Ctrl-C may fall between the three appends of a sample; bytes is the last.
+    # Ctrl-C may fall between the appends of a sample; bytes is the last.
     return [
         Operation(
             name=name,
@@ -130,6 +131,7 @@ def list_operations(recorder: Recorder) -> list[Operation]:
             samples_ns=samples.ns[: len(samples.bytes)].tolist(),
             entries=samples.entries[: len(samples.bytes)].tolist(),
             bytes=samples.bytes.tolist(),
+            flops=samples.flops[: len(samples.bytes)].tolist() if any(samples.flops) else [],
         )
         for (name, layer_type), samples in sorted(recorder.operations.items())
     ]
@@ -232,8 +234,15 @@ def run_case(
         verification=describe_verification(verifier),
         telemetry=describe_telemetry(telemetry),
         memory=memory,
+        gathers_because=_why_gathered(setup),
         **figures,
     )
+
+
+def _why_gathered(setup: Setup) -> str | None:
+    if setup.drive is None or setup.config.workload.step is not None:
+        return None
+    return why_gathered(setup.drive.executor.layers, on_gpu=setup.device is not None) or None
 
 
 def unbuilt_case(

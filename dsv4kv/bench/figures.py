@@ -28,6 +28,7 @@ from dsv4kv.serve.operations import (
     Call,
     CallMaker,
     Outputs,
+    Reads,
     Step,
     StepWork,
     all_decode_operations,
@@ -80,6 +81,10 @@ class UniformStep:
     def lengths(self, ratio: int) -> Tensor:
         """See ``StepView``; of the layer's ratio."""
         return self._lengths[ratio]
+
+    def seen(self, ratio: int) -> Tensor:
+        """See ``StepView``: a token of each request, the last."""
+        return self.tokens_after if ratio == 1 else self._lengths[ratio]
 
     def completed(self, table: BlockTable, lane: int, ratio: int, per_block: int) -> Completed:
         """See ``StepView``: the last entry of every request, in the step's own table."""
@@ -163,6 +168,9 @@ there: caches do not replace strictly by age."""
 _ROTATED_BYTES = 256 << 20  # outputs take turns over so much at least, four times an H200's L2
 
 _MOST_INFORMATIVE = (
+    "index_scores",
+    "attend",
+    "select_topk",
     "gather_topk",
     "gather_all",
     "step_write",
@@ -172,7 +180,13 @@ _MOST_INFORMATIVE = (
 )
 """Timed first, in this order, after operations that are listed nowhere: those are new."""
 
-_LESS_INFORMATIVE = ("gather_window", "state_append", "indexer_flush", "indexer_state_append")
+_LESS_INFORMATIVE = (
+    "indexer_query",
+    "gather_window",
+    "state_append",
+    "indexer_flush",
+    "indexer_state_append",
+)
 
 
 @dataclass(frozen=True)
@@ -213,7 +227,8 @@ def measure_operations(
     """
     generator = torch.Generator().manual_seed(seed)
     fill_layers(executor.layers, generator)
-    figures = list(_list_figures(executor.layers, requests, generator))
+    engine = executor.queries is not None
+    figures = list(_list_figures(executor.layers, requests, generator, engine=engine))
     ranked = sorted(figures, key=lambda figure: figure.rank)
     measured = {
         id(figure): _measure(executor, timer, figure, len(figures) - n)
@@ -232,27 +247,30 @@ def cold_or_resident(distinct_bytes: int, l2_bytes: int) -> Literal["cold", "L2-
 
 
 def _list_figures(
-    layers: Sequence[LayerCache], requests: int, generator: torch.Generator
+    layers: Sequence[LayerCache], requests: int, generator: torch.Generator, *, engine: bool
 ) -> Iterator[Figure]:
     by_type: dict[str, list[LayerCache]] = {}
     for layer in layers:
         by_type.setdefault(layer.schema.layer.attn.value, []).append(layer)
     for layer_type, same in by_type.items():
-        for alike, operations in _alike(same):
+        for alike, operations in _alike(same, engine=engine):
             stages = _stages(alike, requests, generator)
             for operation in operations:
                 yield Figure(operation, layer_type, stages, hot=False)
                 yield Figure(operation, layer_type, stages[:1], hot=True)
 
 
-def _alike(layers: Sequence[LayerCache]) -> Iterator[tuple[list[LayerCache], list[Step]]]:
+def _alike(
+    layers: Sequence[LayerCache], *, engine: bool
+) -> Iterator[tuple[list[LayerCache], list[Step]]]:
     """Operations, and layers of one ratio on which they do the same; each operation once.
 
     Where a type's layers differ (DeepSeek-V4.1), the first that has an operation decides.
     """
     timed: set[Step] = set()
     for first in layers:
-        left = [each for each in all_decode_operations(first) if each not in timed]
+        every = all_decode_operations(first, engine=engine)
+        left = [each for each in every if each not in timed]
         ratio, timed = first.schema.layer.ratio, timed | set(left)
         if left:
             yield (
@@ -260,7 +278,7 @@ def _alike(layers: Sequence[LayerCache]) -> Iterator[tuple[list[LayerCache], lis
                     layer
                     for layer in layers
                     if layer.schema.layer.ratio == ratio
-                    and set(left) <= set(all_decode_operations(layer))
+                    and set(left) <= set(all_decode_operations(layer, engine=engine))
                 ],
                 left,
             )
@@ -283,8 +301,11 @@ def _measure(
         return _not_measured(figure, "budget")
     layer, step = figure.stages[0]
     calls, turns = _make_calls(executor, timer, figure)
-    work = StepWork(step.after, step.after - 1, executor.index_topk, executor.window_tokens)
-    entries, moved = work.of(calls[0], layer)
+    schemas = [layer.schema for layer in executor.layers]
+    positions = step.after - 1
+    sizes = executor.index_topk, executor.window_tokens
+    work = StepWork(step.after, positions, *sizes, schemas)
+    (entries, moved), flops = work.of(calls[0], layer), work.flops(calls[0], layer)
     distinct = moved * min(_places(figure), turns)
     resident = cold_or_resident(distinct, timer.device.l2_bytes)
     temperature: Temperature = "hot" if figure.hot else resident
@@ -300,10 +321,18 @@ def _measure(
         samples_ns=timing.samples_ns,
         entries=[entries] * len(timing.samples_ns),
         bytes=[moved] * len(timing.samples_ns),
+        flops=[flops] * len(timing.samples_ns) if flops else [],
         temperature=temperature,
         distinct_bytes=distinct,
         throttled=timing.throttled,
+        calls_per_step=_count_calls(executor, figure),
     )
+
+
+def _count_calls(executor: StepExecutor, figure: Figure) -> int:
+    """Layers of the figure's type on which a decode step has the operation."""
+    same = [e for e in executor.layers if e.schema.layer.attn.value == figure.layer_type]
+    return sum(figure.operation in executor.step_operations(layer) for layer in same)
 
 
 def _not_measured(figure: Figure, why: str) -> NotMeasured:
@@ -340,6 +369,8 @@ def _make_calls(
         )
         call = maker.make(*figure.operation)
         assert call is not None  # all requests have entries
+        if call.reads is not None:
+            _fill_reads(executor, call.reads, stages[number])
         return call
 
     def make_outputs() -> Outputs:
@@ -354,10 +385,26 @@ def _make_calls(
     return [make(number, outputs[number % turns]) for number in range(len(stages))], turns
 
 
+def _fill_reads(executor: StepExecutor, reads: Reads, stage: Stage) -> None:
+    """What the operations before would have written: any scores, and entries all over."""
+    layer, step = stage
+    lengths = step.after // max(1, layer.schema.layer.ratio)
+    reads.chosen.copy_(executor.chooser.choose(lengths))
+    reads.scores.normal_()
+    reads.weights.normal_()
+    codes = torch.randn(reads.codes.shape, device=reads.codes.device)
+    reads.codes.copy_(codes.to(torch.float8_e4m3fn).view(torch.uint8))
+    blocks = torch.arange(reads.blocks.shape[1], device=reads.blocks.device)
+    reads.blocks.copy_(blocks.expand_as(reads.blocks))
+
+
 def _draw_inputs(executor: StepExecutor, stage: Stage, number: int) -> StepInputs:
     """Data of a step's tokens in memory of its own, and what CSA layers choose to read."""
     layer, step = stage
     rows = InputBank.rows(number, np.arange(step.num_requests))
     ratio, device = layer.schema.layer.ratio, executor.device
     chosen = executor.chooser.choose(step.after // max(1, ratio)).to(device)
-    return executor.inputs.take(torch.from_numpy(rows).to(device), {ratio: chosen})
+    taken = executor.inputs.take(torch.from_numpy(rows).to(device), {ratio: chosen})
+    if executor.queries is None:
+        return taken
+    return replace(taken, queries=executor.queries.take(rows, step.positions.cpu()))

@@ -23,7 +23,7 @@ from dsv4kv.serve.executor import Chosen, StepExecutor, StepTokens
 from dsv4kv.serve.graphs import DecodeGraphs
 from dsv4kv.serve.inputs import PromptContents, StepInputs
 from dsv4kv.serve.loop import ServingLoop, open_requests
-from dsv4kv.serve.operations import Call, StepWork, decode_operations
+from dsv4kv.serve.operations import Call
 
 _REPLAY, _LAUNCH = "replay", "launch"
 
@@ -93,12 +93,14 @@ class MarkingRecorder(Recorder):
         self._watch = watch
 
     @contextmanager
-    def timed(self, name: str, layer_type: str, entries: int, moved_bytes: int) -> Iterator[None]:
+    def timed(
+        self, name: str, layer_type: str, entries: int, moved_bytes: int, flops: int = 0
+    ) -> Iterator[None]:
         """See ``Recorder``."""
         title = f"{name} {layer_type}"
         if self._watch.active:
             self._watch.useful_bytes[title] += moved_bytes if entries else 0
-        with self._watch.mark(title), super().timed(name, layer_type, entries, moved_bytes):
+        with self._watch.mark(title), super().timed(name, layer_type, entries, moved_bytes, flops):
             yield
 
     @contextmanager
@@ -137,11 +139,9 @@ class ProfiledExecutor(StepExecutor):
 
     def _count_bytes(self, step: StepTokens) -> None:
         """Bytes by kernel: those of indexer keys and of compressed KV have one name on a GPU."""
-        after, positions = step.batch.tokens_after.numpy(), step.batch.positions.numpy()
-        fused = self.gpu is not None and self.gpu.fused
-        work = StepWork(after, positions, self.index_topk, self.window_tokens)
+        work = self._work(step)
         for layer in self.layers:
-            for operation, indexer in decode_operations(layer, fused=fused):
+            for operation, indexer in self.step_operations(layer):
                 _, moved = work.of(Call(operation, indexer, _nothing), layer)
                 self.watch.useful_bytes[operation] += moved
 

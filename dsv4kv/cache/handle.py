@@ -12,7 +12,7 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.schema import LayerCacheSchema
 from dsv4kv.ops.compressor import Compressor
-from dsv4kv.ops.contract import Backend, PartWrite
+from dsv4kv.ops.contract import Backend, Entries, PartWrite
 from dsv4kv.ops.storage import PageStore
 
 
@@ -343,6 +343,56 @@ class LayerCacheHandle:
         step, ring = self._current(), self._window()
         self.layer.backend.gather_window(ring, step.request_slots, step.tokens_after, out)
 
+    def make_queries(
+        self, queries: Tensor, weights: Tensor, turns: Tensor, out: Tensor, out_weights: Tensor
+    ) -> None:
+        """An indexer's queries of the step's tokens, as ``contract.Backend.indexer_query``."""
+        self._current()
+        self.layer.backend.indexer_query(
+            queries, weights, turns, self.layer.hadamard, out, out_weights
+        )
+
+    def score_keys(
+        self, queries: Tensor, weights: Tensor, blocks: Tensor | None, out: Tensor
+    ) -> None:
+        """Score the indexer keys in their pages; see ``contract.Backend.index_scores``."""
+        part, step = self.part(indexer=True), self._current()
+        pages = part.store, self._blocks(), step.token_slots, step.seen(part.ratio)
+        self.layer.backend.index_scores(*pages, queries, weights, blocks, out)
+
+    def select_blocks(self, scores: Tensor, out: Tensor) -> None:
+        """Candidate blocks for later layers; see ``contract.Backend.select_blocks``."""
+        part, step, candidates = self.part(True), self._current(), self.layer.model.candidates
+        if candidates is None:
+            raise self.layer.missing("candidate blocks")
+        size = candidates.block_entries
+        self.layer.backend.select_blocks(scores, step.seen(part.ratio), size, out)
+
+    def select_topk(
+        self, scores: Tensor, blocks: Tensor | None, out: Tensor, entries: Tensor
+    ) -> None:
+        """Choose the best entries: logical and physical; see ``contract.Backend.select_topk``."""
+        part, step = self.part(indexer=False), self._current()
+        pages = self._blocks(), step.token_slots, part.store.layout.entries
+        seen = step.seen(part.ratio)
+        self.layer.backend.select_topk(scores, seen, blocks, *pages, out, entries)
+
+    def attend(
+        self, queries: Tensor, sinks: Tensor, indices: Tensor | None, out: Tensor, lse: Tensor
+    ) -> None:
+        """Attention over the window and, where the layer has them, compressed entries.
+
+        indices: logical entries, int32[T, K], as ``select_topk`` gives them; None: all there are.
+        The rest as for ``contract.Backend.attend``; logits are scaled by head_dim^-0.5.
+        """
+        step, model, entries = self._current(), self.layer.model, None
+        if self.layer.main is not None:
+            part = self.layer.main
+            entries = Entries(part.store, self._blocks(), step.seen(part.ratio), indices)
+        window = self._window(), step.token_slots, step.seen(1), model.window_tokens
+        scale = model.head_dim**-0.5
+        self.layer.backend.attend(*window, entries, queries, sinks, scale, out, lse)
+
     def window_view(self) -> ReadView:
         """The window where it is, for kernels that read it in place."""
         step, model = self._current(), self.layer.model
@@ -367,6 +417,11 @@ class LayerCacheHandle:
     def num_requests(self) -> int:
         """Requests of the step."""
         return self._step.num_requests
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the step."""
+        return len(self._step.token_slots)
 
     def lengths(self) -> Tensor:
         """Valid entries of every request after the step, int64[B]."""

@@ -71,6 +71,9 @@ class StepView(Protocol):
     def lengths(self, ratio: int) -> Tensor:
         """Valid entries of every request after the step, int64[B]."""
 
+    def seen(self, ratio: int) -> Tensor:
+        """Entries that each token sees, int64[T]; of ratio 1 the tokens so far, it included."""
+
     def completed(self, table: BlockTable, lane: int, ratio: int, per_block: int) -> Completed:
         """Entries of ``ratio`` that the step completes; an entry of −1 is none."""
 
@@ -125,6 +128,7 @@ class StepBatch:
         self._completed: dict[tuple[int, int, int, int], Completed] = {}
         self._token_entries: dict[tuple[int, int, int, int], Tensor] = {}
         self._lengths: dict[int, Tensor] = {}
+        self._seen: dict[int, Tensor] = {}
 
     @property
     def num_tokens(self) -> int:
@@ -163,6 +167,12 @@ class StepBatch:
         if ratio not in self._lengths:
             self._lengths[ratio] = torch.from_numpy(self._after // ratio)
         return self._lengths[ratio]
+
+    def seen(self, ratio: int) -> Tensor:
+        """Entries that each token sees, int64[T]: floor(tokens so far / ratio)."""
+        if ratio not in self._seen:
+            self._seen[ratio] = torch.from_numpy((self._positions + 1) // ratio)
+        return self._seen[ratio]
 
     def completed(self, table: BlockTable, lane: int, ratio: int, per_block: int) -> Completed:
         """Entries of ``ratio`` that the step completes, ``per_block`` entries to a block."""
@@ -238,6 +248,10 @@ class StagedStep:
         """See ``StepView``."""
         return self._stage(self._batch.lengths(ratio))
 
+    def seen(self, ratio: int) -> Tensor:
+        """See ``StepView``."""
+        return self._stage(self._batch.seen(ratio))
+
     def completed(self, table: BlockTable, lane: int, ratio: int, per_block: int) -> Completed:
         """See ``StepView``."""
         done = self._batch.completed(table, lane, ratio, per_block)
@@ -288,6 +302,7 @@ class StaticStep:
         sizes = {"request_slots": most_requests, "token_slots": tokens, "positions": tokens}
         sizes |= {"tokens_after": most_requests}
         sizes |= {_lengths(ratio): most_requests for ratio in self._ratios}
+        sizes |= {_seen(ratio): tokens for ratio in {1, *self._ratios}}
         ends = np.cumsum(list(sizes.values()))
         starts = ends - list(sizes.values())
         self._starts = dict(zip(sizes, starts.tolist(), strict=True))
@@ -314,6 +329,9 @@ class StaticStep:
         for ratio in self._ratios:
             start = starts[_lengths(ratio)]
             np.floor_divide(after, ratio, out=numbers[start : start + requests])
+        for ratio in {1, *self._ratios}:
+            start = starts[_seen(ratio)]
+            numbers[start : start + tokens] = batch.seen(ratio).numpy()
         self._copy(numbers)
 
     def view(self, requests: int) -> "StaticView":
@@ -356,6 +374,10 @@ class StaticView:
         """See ``StepView``."""
         return self._step.take(_lengths(ratio), self.num_requests)
 
+    def seen(self, ratio: int) -> Tensor:
+        """See ``StepView``."""
+        return self._step.take(_seen(ratio), len(self.token_slots))
+
     def completed(self, table: BlockTable, lane: int, ratio: int, per_block: int) -> Completed:
         """See ``StepView``: one for every token, −1 where it completes none."""
         entries = self.token_entries(table, lane, ratio, per_block)
@@ -368,3 +390,7 @@ class StaticView:
 
 def _lengths(ratio: int) -> str:
     return f"lengths of ratio {ratio}"
+
+
+def _seen(ratio: int) -> str:
+    return f"entries of ratio {ratio} that tokens see"

@@ -226,6 +226,10 @@ class WorkloadSection(RequestsSection):
     Table rows are at least as long. Null serves prompts."""
     speculative: Speculative = Speculative()
     """Speculative decoding."""
+    step: Literal["engine", "gather"] | None = None
+    """How decode steps read: ``engine`` scores keys, selects the top k and attends in the pages,
+    as engines do; ``gather`` copies what attention reads, dequantised, as prompt chunks do. Null
+    takes ``engine`` where model and device have it."""
     decode: Literal["both", "graph", "eager"] = "both"
     """Decode steps on a GPU: as captured graphs, launched operation by operation, or both
     interleaved, so that one run compares them."""

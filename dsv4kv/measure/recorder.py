@@ -20,6 +20,7 @@ class OperationSamples:
     ns: "array[int]" = field(default_factory=_samples)
     entries: "array[int]" = field(default_factory=_samples)
     bytes: "array[int]" = field(default_factory=_samples)
+    flops: "array[int]" = field(default_factory=_samples)
 
 
 class Recorder:
@@ -45,9 +46,12 @@ class Recorder:
             self.latencies[name].append(self.now_ns() - start_ns)
 
     @contextmanager
-    def timed(self, name: str, layer_type: str, entries: int, moved_bytes: int) -> Iterator[None]:
+    def timed(
+        self, name: str, layer_type: str, entries: int, moved_bytes: int, flops: int = 0
+    ) -> Iterator[None]:
         """Time one operation that works on ``entries`` entries and moves so many useful bytes.
 
+        flops: floating-point operations of its matrix products.
         An operation without work is not a sample.
         """
         start_ns = perf_counter_ns()
@@ -57,6 +61,7 @@ class Recorder:
             samples = self.operations[name, layer_type]
             samples.ns.append(elapsed_ns)
             samples.entries.append(entries)
+            samples.flops.append(flops)
             samples.bytes.append(moved_bytes)
 
     @contextmanager

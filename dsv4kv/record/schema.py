@@ -32,6 +32,8 @@ class Operation(Part):
     """Entries (rows, tokens) each timed call worked on."""
     bytes: list[int]
     """Useful bytes each timed call read and wrote, by the byte model."""
+    flops: list[int] = Field(default_factory=list)
+    """Floating-point operations of each timed call's matrix products; empty without any."""
     temperature: Temperature | None = None
     """``cold``: the calls of a sample each had memory of their own, together more than four times
     the L2 cache; ``L2-resident``: likewise, but together less; ``hot``: the same memory; null: as
@@ -41,6 +43,8 @@ class Operation(Part):
     known."""
     throttled: int = 0
     """Samples left out, as the GPU was throttled during them."""
+    calls_per_step: int | None = None
+    """Calls of it in one decode step, a layer each; null where steps were timed, not calls."""
 
     @model_validator(mode="after")
     def _samples_agree(self) -> Self:
@@ -241,6 +245,8 @@ class Case(Part):
     """Operations without a figure."""
     verification: Verification
     """Checks against the reference."""
+    gathers_because: str | None = None
+    """Why decode steps gather, as a clause, where nobody asked for it; null elsewhere."""
     launch: int = 0
     """Index of the fresh process that measured it, as in ``launches``."""
     telemetry: Telemetry | None = None

@@ -1,7 +1,7 @@
 """What a run holds its rates against: plain copies on the same machine, in the same run."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dsv4kv.measure.statistics import Estimate, estimate_rate
@@ -57,11 +57,18 @@ _SLOWER_MEMORY = "pcie"  # cards with the name and size of a module, and other m
 
 def datasheet_gbps(gpu: GpuFacts) -> int | None:
     """Memory bandwidth in GB/s; None rather than a guess."""
-    found = {
-        known.bandwidth_gbps
-        for known in map(load_gpu, gpu_names())
-        if known.bandwidth_gbps and _is_same(known, gpu)
-    }
+    return _on_datasheet(gpu, lambda known: known.bandwidth_gbps)
+
+
+def datasheet_tflops(gpu: GpuFacts, *, fp8: bool) -> int | None:
+    """Dense rate of the tensor cores in TFLOP/s, of FP8 or bf16; None rather than a guess."""
+    return _on_datasheet(gpu, lambda known: known.fp8_tflops if fp8 else known.bf16_tflops)
+
+
+def _on_datasheet(gpu: GpuFacts, read: Callable[[Gpu], int | None]) -> int | None:
+    """What all GPUs of the catalogue say that this may be."""
+    same = (known for known in map(load_gpu, gpu_names()) if _is_same(known, gpu))
+    found = {figure for known in same if (figure := read(known))}
     return found.pop() if len(found) == 1 else None
 
 

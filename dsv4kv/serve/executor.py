@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -17,12 +17,22 @@ from dsv4kv.cache.step import StagedStep, StepBatch, StepView
 from dsv4kv.measure.recorder import DeviceClock, Recorder
 from dsv4kv.ops.cuda.launch import dependent_launches
 from dsv4kv.serve.graphs import DecodeGraphs
-from dsv4kv.serve.inputs import EntryChooser, InputBank, PromptContents, StepInputs
+from dsv4kv.serve.inputs import (
+    EntryChooser,
+    InputBank,
+    PromptContents,
+    Queries,
+    QueryBank,
+    StepInputs,
+)
 from dsv4kv.serve.operations import (
     Call,
     CallMaker,
     Outputs,
+    Reads,
+    Step,
     StepWork,
+    attention_operations,
     chunk_writes,
     decode_operations,
     prefill_operations,
@@ -78,6 +88,11 @@ class StepObserver(Protocol):
     ) -> None:
         """``out`` bf16[B, K, ·] holds the entries ``indices`` int[B, K]; −1 was not asked for."""
 
+    def layer_attended(
+        self, layer: LayerCache, step: StepTokens, asked: Queries, found: Reads
+    ) -> None:
+        """``found`` holds what a layer scored, selected and attended to."""
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -118,6 +133,7 @@ class StepExecutor:
         device: Where the cache is.
         gpu: None on the CPU.
         contexts: Places prompts; None where they are served.
+        queries: What decode steps ask that read in place; None where they gather.
     """
 
     layers: Sequence[LayerCache]
@@ -131,6 +147,7 @@ class StepExecutor:
     device: torch.device
     gpu: Gpu | None = None
     contexts: PlacedContexts | None = None
+    queries: QueryBank | None = None
     _turns: Counter[bool] = field(default_factory=Counter, init=False)
 
     def decode(self, step: StepTokens) -> None:
@@ -142,6 +159,9 @@ class StepExecutor:
             numbers = stage(torch.from_numpy(rows), self.device)
             topk = {ratio: stage(each, self.device) for ratio, each in chosen.items()}
             inputs = self.inputs.take(numbers, topk)
+            if self.queries is not None:
+                asked = self.queries.take(rows, step.batch.positions)
+                inputs = replace(inputs, queries=asked)
         if graphs is None:
             dependent = self.gpu is not None and self.gpu.dependent
             with self._span("decode_eager", step), dependent_launches(dependent):
@@ -206,19 +226,32 @@ class StepExecutor:
             self.gpu.tables.publish()
             if not chunk:
                 self.gpu.tables.prepare(view.request_slots, view.tokens_after)
-        after, positions = step.batch.tokens_after.numpy(), step.batch.positions.numpy()
-        work = StepWork(after, positions, self.index_topk, self.window_tokens)
+        work = self._work(step)
         fused = self.gpu is not None  # on the CPU each operation is timed by itself
         for layer in self.layers:
             handle = LayerCacheHandle(layer, view)
             maker = CallMaker(handle, inputs, self.outputs, step.longest_tokens)
-            every = prefill_operations(layer) if chunk else decode_operations(layer, fused=fused)
-            for operation in every:
+            for operation in self._operations(layer, chunk=chunk, fused=fused):
                 with self.recorder.excluded():
                     call = maker.make(*operation)
                 if call is not None:
                     self._call(call, layer, work)
-                    self._show_if_observed(layer, call, step, chosen)
+                    self._show_if_observed(layer, call, step, inputs, chosen)
+
+    def _work(self, step: StepTokens) -> StepWork:
+        after, positions = step.batch.tokens_after.numpy(), step.batch.positions.numpy()
+        schemas = [layer.schema for layer in self.layers]
+        return StepWork(after, positions, self.index_topk, self.window_tokens, schemas)
+
+    def step_operations(self, layer: LayerCache) -> list[Step]:
+        """Operations of a decode step on a layer."""
+        fused = self.gpu is not None and self.gpu.fused
+        return decode_operations(layer, fused=fused, engine=self.queries is not None)
+
+    def _operations(self, layer: LayerCache, *, chunk: bool, fused: bool) -> list[Step]:
+        if chunk:
+            return prefill_operations(layer)
+        return decode_operations(layer, fused=fused, engine=self.queries is not None)
 
     def _call(self, call: Call, layer: LayerCache, work: StepWork) -> None:
         if self.gpu is not None:
@@ -226,8 +259,9 @@ class StepExecutor:
             return
         with self.recorder.excluded():
             entries, moved_bytes = work.of(call, layer)
+            flops = work.flops(call, layer)
         attn = layer.schema.layer.attn.value
-        with self.recorder.timed(call.name, attn, entries, moved_bytes):
+        with self.recorder.timed(call.name, attn, entries, moved_bytes, flops):
             call.run()
 
     def _replay(
@@ -244,7 +278,7 @@ class StepExecutor:
         if step.observed:
             with self.recorder.excluded():
                 for layer, call in graph.gathers:
-                    self._show(layer, call, step, chosen)
+                    self._show(layer, call, step, inputs, chosen)
                 self._show_every_layer(step, inputs, chosen)
 
     def _show_every_layer(self, step: StepTokens, inputs: StepInputs, chosen: Chosen) -> None:
@@ -253,18 +287,36 @@ class StepExecutor:
         for layer in self.layers:
             handle = LayerCacheHandle(layer, view)
             maker = CallMaker(handle, inputs, self.outputs, step.longest_tokens)
-            for call in maker.make_all(read_operations(layer)):
+            engine = self.queries is not None
+            reads = attention_operations(layer) if engine else read_operations(layer)
+            for call in maker.make_all(reads):
                 call.run()
-                self._show(layer, call, step, chosen)
+                self._show_if_observed(layer, call, step, inputs, chosen)
 
     def _show_if_observed(
-        self, layer: LayerCache, call: Call, step: StepTokens, chosen: Chosen
+        self,
+        layer: LayerCache,
+        call: Call,
+        step: StepTokens,
+        inputs: StepInputs,
+        chosen: Chosen,
     ) -> None:
-        if step.observed and call.out is not None:
+        if step.observed and call.is_shown:
             with self.recorder.excluded():
-                self._show(layer, call, step, chosen)
+                self._show(layer, call, step, inputs, chosen)
 
-    def _show(self, layer: LayerCache, call: Call, step: StepTokens, chosen: Chosen) -> None:
+    def _show(
+        self,
+        layer: LayerCache,
+        call: Call,
+        step: StepTokens,
+        inputs: StepInputs,
+        chosen: Chosen,
+    ) -> None:
+        if call.reads is not None:
+            assert inputs.queries is not None
+            self.observer.layer_attended(layer, step, inputs.queries, call.reads)
+            return
         assert call.out is not None
         out = call.out[: step.batch.num_requests]
         if call.operation == "gather_window":
@@ -282,7 +334,7 @@ class StepExecutor:
     def _choose(self, step: StepTokens) -> Chosen:
         """What layers read that select some, on the host: the same entries in all of a ratio."""
         after = step.batch.tokens_after.numpy()
-        ratios = selecting_ratios(self.layers)
+        ratios = [] if self.queries is not None else selecting_ratios(self.layers)
         return {ratio: self.chooser.choose(after // ratio) for ratio in ratios}
 
     @contextmanager

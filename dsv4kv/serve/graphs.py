@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +15,7 @@ from dsv4kv.errors import CacheError
 from dsv4kv.ops.cuda.launch import dependent_launches
 from dsv4kv.ops.cuda.launch import run as launch
 from dsv4kv.ops.kernels.prepare import plan_completed
-from dsv4kv.serve.inputs import InputBank, StepInputs
+from dsv4kv.serve.inputs import InputBank, QueryBank, StepInputs
 from dsv4kv.serve.operations import (
     Call,
     CallMaker,
@@ -74,6 +75,7 @@ class DecodeGraphs:
         index_topk: int,
         window_tokens: int,
         dependent: bool = False,
+        queries: QueryBank | None = None,
     ) -> None:
         """Capture all of them.
 
@@ -88,6 +90,7 @@ class DecodeGraphs:
             index_topk: Entries that CSA layers read.
             window_tokens: Tokens of a window.
             dependent: A kernel is set up while the one before it still runs.
+            queries: What steps ask that read in place; None where they gather.
         """
         self._layers, self._tables = layers, tables
         self._longest_tokens, self._dependent = longest_tokens, dependent
@@ -97,9 +100,14 @@ class DecodeGraphs:
         self._step = StaticStep(groups, most_requests, tokens_each, device)
         rows = slice(0, most_requests * tokens_each)
         nothing = torch.full((most_requests, index_topk), -1, dtype=torch.int32, device=device)
-        topk = {ratio: nothing.clone() for ratio in selecting_ratios(layers)}
+        gathered = [] if queries else selecting_ratios(layers)
+        topk = {ratio: nothing.clone() for ratio in gathered}
+        taken = inputs.take(rows, topk)
+        if queries is not None:
+            tokens = np.zeros(most_requests * tokens_each, dtype=np.int64)
+            taken = replace(taken, queries=queries.take(tokens, torch.from_numpy(tokens)))
         # A copy, for those of a bank may be views of it.
-        self._inputs = inputs.take(rows, topk).of_tokens(Tensor.clone)
+        self._inputs = taken.of_tokens(Tensor.clone)
         self._graphs = [
             self._capture(capturer, requests) for requests in batch_buckets(most_requests)
         ]
@@ -129,6 +137,8 @@ class DecodeGraphs:
         for channels, rows in self._inputs.compressors.items():
             _fill(rows.kv, inputs.compressors[channels].kv)
             _fill(rows.score, inputs.compressors[channels].score)
+        if self._inputs.queries is not None and inputs.queries is not None:
+            self._inputs.queries.fill(inputs.queries)
 
     def replay(self, graph: DecodeGraph, batch: StepBatch) -> None:
         """Run a step: its numbers in one transfer, then the graph."""
@@ -149,9 +159,10 @@ class DecodeGraphs:
             for layer in self._layers:
                 handle = LayerCacheHandle(layer, view)
                 maker = CallMaker(handle, inputs, self._outputs, self._longest_tokens)
-                for call in maker.make_all(decode_operations(layer, fused=True)):
+                engine = inputs.queries is not None
+                for call in maker.make_all(decode_operations(layer, fused=True, engine=engine)):
                     call.run()
-                    if call.out is not None:
+                    if call.is_shown:
                         gathers[call.name] = layer, call
 
         with dependent_launches(self._dependent):

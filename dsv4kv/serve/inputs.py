@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dsv4kv.cache.allocators.stack import Ids
 from dsv4kv.model.config import DSV4Config
-from dsv4kv.ops.compressor import Compressor
+from dsv4kv.ops.compressor import Compressor, rope_rows
 from dsv4kv.traces.request import Request
 
 _DISTINCT_TOKENS = 4099  # a prime: requests that start at other offsets rarely meet in phase
@@ -32,6 +32,41 @@ class CompressorInputs:
 
 
 @dataclass(frozen=True)
+class Queries:
+    """What the attention of a decode step asks, the same in all layers.
+
+    Attributes:
+        attention: bf16[T, H, D].
+        indexer: bf16[T, Hi, Di], before RoPE.
+        weights: Of the indexer's heads, float32[T, Hi].
+        turns: Cosines, then sines of each token's position by ratio, float32[T, R].
+        sinks: float32[H].
+    """
+
+    attention: Tensor
+    indexer: Tensor
+    weights: Tensor
+    turns: Mapping[int, Tensor]
+    sinks: Tensor
+
+    def of_tokens(self, change: Callable[[Tensor], Tensor]) -> "Queries":
+        """The same with everything changed that is by token."""
+        turns = {ratio: change(rows) for ratio, rows in self.turns.items()}
+        each = change(self.attention), change(self.indexer), change(self.weights)
+        return Queries(*each, turns, self.sinks)
+
+    def fill(self, source: "Queries") -> None:
+        """Take over a step's, of as many tokens or fewer."""
+        for mine, given in (
+            (self.attention, source.attention),
+            (self.indexer, source.indexer),
+            (self.weights, source.weights),
+            *((rows, source.turns[ratio]) for ratio, rows in self.turns.items()),
+        ):
+            mine[: len(given)].copy_(given)
+
+
+@dataclass(frozen=True)
 class StepInputs:
     """What a model hands its cache in one step.
 
@@ -42,12 +77,14 @@ class StepInputs:
             window's.
         topk: Entries that layers read which select some, by ratio: int32[B, K], −1 for none;
             nothing in a prompt chunk.
+        queries: What attention asks; None where entries are gathered.
     """
 
     window: Tensor
     compressors: Mapping[int, CompressorInputs]
     projected: Mapping[int, Tensor]
     topk: Mapping[int, Tensor]
+    queries: Queries | None = None
 
     def of_tokens(self, change: Callable[[Tensor], Tensor]) -> "StepInputs":
         """The same with everything changed that is by token."""
@@ -56,7 +93,8 @@ class StepInputs:
             for channels, rows in self.compressors.items()
         }
         projected = {dims: change(values) for dims, values in self.projected.items()}
-        return StepInputs(change(self.window), compressors, projected, self.topk)
+        queries = self.queries.of_tokens(change) if self.queries else None
+        return StepInputs(change(self.window), compressors, projected, self.topk, queries)
 
     def values(self, dims: int) -> Tensor:
         """Values that become entries of so many channels, bf16[T, dims]."""
@@ -140,6 +178,39 @@ class InputBank:
         start = request * _STRIDE + position + _REJECTED_OFFSET * np.asarray(rejected)
         rows: NDArray[np.int64] = start % _DISTINCT_TOKENS
         return rows
+
+
+_DISTINCT_QUERIES = 61  # of all heads: some MB
+
+
+class QueryBank:
+    """Standard normal queries, weights and sinks; a token's are those of its input row."""
+
+    def __init__(
+        self, config: DSV4Config, ratios: Collection[int], device: torch.device, seed: int
+    ) -> None:
+        """Draw the data; ``ratios`` of the layers whose indexers ask."""
+        self._config, self._ratios, self._device = config, ratios, device
+        generator = torch.Generator().manual_seed(seed)
+
+        def draw(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator)
+
+        count = _DISTINCT_QUERIES
+        self._attention = draw(count, config.num_heads, config.head_dim).bfloat16().to(device)
+        self._indexer = draw(count, config.index_heads, config.index_dim).bfloat16().to(device)
+        self._weights = draw(count, config.index_heads).to(device)
+        self._sinks = draw(config.num_heads).to(device)
+
+    def take(self, rows: NDArray[np.int64], positions: Tensor) -> Queries:
+        """The queries of tokens by their input rows, int64[T], at positions int64[T]."""
+        numbers = torch.from_numpy(rows % _DISTINCT_QUERIES).to(self._device)
+        turns = {
+            ratio: rope_rows(self._config, ratio, positions).to(self._device)
+            for ratio in self._ratios
+        }
+        asked = (self._attention[numbers], self._indexer[numbers], self._weights[numbers])
+        return Queries(*asked, turns, self._sinks)
 
 
 Rows = NDArray[np.int64]

@@ -4,8 +4,9 @@ How much work a step's operations are: entries and useful bytes, counted on the 
 asked of the cache, which is being checked.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 
@@ -16,8 +17,11 @@ from torch import Tensor
 from dsv4kv.cache.allocators.stack import Ids
 from dsv4kv.cache.handle import CompressedCache, LayerCache, LayerCacheHandle
 from dsv4kv.model.schedule import AttentionType
+from dsv4kv.model.schema import LayerCacheSchema
 from dsv4kv.ops import traffic
-from dsv4kv.serve.inputs import StepInputs
+from dsv4kv.ops.flops import attend_flops, index_scores_flops
+from dsv4kv.ops.step_reads import Read, decode_reads
+from dsv4kv.serve.inputs import Queries, StepInputs
 
 
 @dataclass(frozen=True)
@@ -28,18 +32,25 @@ class Call:
         operation: Its name in ``ops.contract``.
         indexer: It works on the indexer keys, not on the compressed KV.
         run: Does it.
-        out: What it gathers into; None where it writes the cache.
+        out: What it reads into; None where it writes the cache.
+        reads: What attention and the operations before it write; None where it is none of them.
     """
 
     operation: str
     indexer: bool
     run: Callable[[], None]
     out: Tensor | None = None
+    reads: "Reads | None" = None
 
     @property
     def name(self) -> str:
         """See ``name_of``."""
         return name_of(self.operation, self.indexer)
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether an observer looks at what it read: gathers, and the last read of a layer."""
+        return self.operation == "attend" or self.operation.startswith("gather_")
 
 
 class Outputs:
@@ -66,12 +77,50 @@ class Outputs:
         """For window gathers: bf16[B, W, dims]."""
         return self.take("window", requests, self._window_tokens, dims)
 
-    def take(self, name: str, *shape: int) -> Tensor:
-        """A bf16 tensor of this shape over the buffer ``name``."""
+    def reads(self, handle: LayerCacheHandle, longest_tokens: int) -> "Reads":
+        """For the reads of a decode step of a layer."""
+        layer, tokens = handle.layer, handle.num_tokens
+        model, ratio = layer.model, max(1, layer.schema.layer.ratio)
+        heads, candidates = model.index_heads, model.candidates
+        kept = (tokens, candidates.blocks) if candidates else (tokens, 0)
+        keys = longest_tokens // ratio
+        if scores_candidates(layer) and candidates:
+            keys = candidates.blocks * candidates.block_entries
+        return Reads(
+            codes=self.take("codes", tokens, heads, model.index_dim, dtype=torch.uint8),
+            weights=self.take("weights", tokens, heads, dtype=torch.float32),
+            scores=self.take("scores", tokens, keys, dtype=torch.float32),
+            blocks=self.take("blocks", *kept, dtype=torch.int32),
+            chosen=self.take(f"chosen {ratio}", tokens, self._index_topk, dtype=torch.int32),
+            entries=self.take("entries", tokens, self._index_topk, dtype=torch.int32),
+            attended=self.take("attended", tokens, model.num_heads, model.head_dim),
+            lse=self.take("lse", tokens, model.num_heads, dtype=torch.float32),
+        )
+
+    def take(self, name: str, *shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        """A tensor of this shape over the buffer ``name``, which is of one type."""
         size = torch.Size(shape).numel()
         if name not in self._buffers or self._buffers[name].numel() < size:
-            self._buffers[name] = torch.empty(size, dtype=torch.bfloat16, device=self._device)
+            self._buffers[name] = torch.empty(size, dtype=dtype, device=self._device)
         return self._buffers[name][:size].view(shape)
+
+
+@dataclass(frozen=True)
+class Reads:
+    """What the reads of a decode step write, layer by layer into the same memory.
+
+    Layers that take what another one selected find it in ``chosen`` and ``blocks``, which the
+    layers between leave as they are. The shapes are those of ``contract.Backend``.
+    """
+
+    codes: Tensor
+    weights: Tensor
+    scores: Tensor
+    blocks: Tensor
+    chosen: Tensor
+    entries: Tensor
+    attended: Tensor
+    lse: Tensor
 
 
 Step = tuple[str, bool]
@@ -84,12 +133,13 @@ def name_of(operation: str, indexer: bool) -> str:
     return f"indexer_{operation}" if named else operation
 
 
-def decode_operations(layer: LayerCache, *, fused: bool) -> list[Step]:
+def decode_operations(layer: LayerCache, *, fused: bool, engine: bool = False) -> list[Step]:
     """A decode step: insert, flush what is complete, read what attention reads.
 
     fused: insert and flush as one operation, where a layer has compressed KV.
+    engine: read in place, as engines do; else gather.
     """
-    reads = read_operations(layer)
+    reads = attention_operations(layer) if engine else read_operations(layer)
     inserts = [_insertion(layer, part) for part in layer.parts if not layer.part(part).is_pooled]
     if fused and layer.pooled_parts:
         return [("step_write", False), *inserts, *reads]
@@ -109,9 +159,9 @@ def _window(layer: LayerCache, operation: str) -> list[Step]:
     return [] if layer.window is None else [(operation, False)]
 
 
-def all_decode_operations(layer: LayerCache) -> list[Step]:
+def all_decode_operations(layer: LayerCache, *, engine: bool = False) -> list[Step]:
     """Of a decode step fused and not: each of them once."""
-    both = [decode_operations(layer, fused=fused) for fused in (False, True)]
+    both = [decode_operations(layer, fused=fused, engine=engine) for fused in (False, True)]
     return list(dict.fromkeys(chain(*both)))
 
 
@@ -122,6 +172,30 @@ def read_operations(layer: LayerCache) -> list[Step]:
         every = layer.schema.layer.attn is AttentionType.HCA
         reads.append(("gather_all" if every else "gather_topk", False))
     return [*reads, *_window(layer, "gather_window")]
+
+
+def attention_operations(layer: LayerCache) -> list[Step]:
+    """What a decode step of an engine reads of a layer: in place, and what it selected first.
+
+    A layer for which another one selects, as the schedule says, only attends.
+    """
+    reads = ["attend"]
+    if layer.indexer is not None and layer.schema.layer.selects:
+        candidates, index = layer.model.candidates, layer.schema.layer.layer_idx
+        narrowed = ["select_blocks"] if candidates and candidates.source == index else []
+        reads = ["indexer_query", "index_scores", *narrowed, "select_topk", *reads]
+    return [(operation, False) for operation in reads]
+
+
+def scores_candidates(layer: LayerCache) -> bool:
+    """Whether a layer scores nothing but the candidate blocks of the layer whose keys it reads."""
+    candidates, spec = layer.model.candidates, layer.schema.layer
+    return candidates is not None and spec.layer_idx > candidates.source == spec.kv_owner
+
+
+def querying_ratios(layers: Iterable[LayerCache]) -> list[int]:
+    """Ratios of the layers that make indexer queries, each once."""
+    return sorted({each.schema.layer.ratio for each in layers if each.indexer is not None})
 
 
 def prefill_operations(layer: LayerCache) -> list[Step]:
@@ -140,7 +214,7 @@ def chunk_writes(layer: LayerCache) -> list[Step]:
 
 
 def selecting_ratios(layers: Iterable[LayerCache]) -> list[int]:
-    """Ratios of the layers that read selected entries, each once."""
+    """Ratios of the layers that gather selected entries, each once."""
     return sorted(
         {
             layer.schema.layer.ratio
@@ -187,13 +261,47 @@ class CallMaker:
                 out = self.outputs.window(handle.num_requests, handle.layer.model.head_dim)
                 return Call(operation, False, partial(handle.gather_swa_kv, out), out)
             case "gather_topk":
-                out = self.outputs.chosen(handle.num_requests, handle.part(False).dims)
-                topk = self.inputs.topk[handle.part(False).ratio]
-                gather = partial(handle.gather_compressed_kv, topk, out)
-                return Call(operation, False, gather, out)
+                return self._gather_topk()
             case "gather_all":
                 return self._gather_all(indexer)
-        return self._bring(operation, indexer)
+        return self._read(operation) if operation in READS else self._bring(operation, indexer)
+
+    def _gather_topk(self) -> Call:
+        handle, part = self.handle, self.handle.part(False)
+        out = self.outputs.chosen(handle.num_requests, part.dims)
+        gather = partial(handle.gather_compressed_kv, self.inputs.topk[part.ratio], out)
+        return Call("gather_topk", False, gather, out)
+
+    def _read(self, operation: str) -> Call | None:
+        """A read in place; None where there is no key yet to choose from."""
+        handle, asked = self.handle, self.inputs.queries
+        assert asked is not None
+        into = self.outputs.reads(handle, self.longest_tokens)
+        run, out = self._reading(operation, asked, into)
+        no_keys = operation != "attend" and not into.scores.shape[1]
+        return None if no_keys else Call(operation, False, run, out, into)
+
+    def _reading(
+        self, operation: str, asked: Queries, into: Reads
+    ) -> tuple[Callable[[], None], Tensor]:
+        """What does a read, and its first output."""
+        handle, spec = self.handle, self.handle.layer.schema.layer
+        among = into.blocks if scores_candidates(handle.layer) else None
+        match operation:
+            case "indexer_query":
+                query = asked.indexer, asked.weights, asked.turns[spec.ratio]
+                return partial(handle.make_queries, *query, into.codes, into.weights), into.codes
+            case "index_scores":
+                given = into.codes, into.weights, among
+                return partial(handle.score_keys, *given, into.scores), into.scores
+            case "select_blocks":
+                return partial(handle.select_blocks, into.scores, into.blocks), into.blocks
+            case "select_topk":
+                best = into.scores, among, into.chosen, into.entries
+                return partial(handle.select_topk, *best), into.chosen
+        chosen = None if spec.attn is AttentionType.HCA else into.chosen
+        wanted = asked.attention, asked.sinks, chosen
+        return partial(handle.attend, *wanted, into.attended, into.lse), into.attended
 
     def _step_write(self) -> Callable[[], None]:
         parts = map(self.handle.part, self.handle.layer.pooled_parts)
@@ -236,15 +344,24 @@ class StepWork:
         positions: Positions of the step's tokens, int64[T].
         index_topk: Entries that CSA layers read.
         window_tokens: Tokens of a window.
+        schemas: All layers held, of which some read what others own; nothing where entries are
+            gathered.
     """
 
     after: Ids
     positions: Ids
     index_topk: int
     window_tokens: int
+    schemas: Sequence[LayerCacheSchema] = ()
+    _counted: dict[tuple[int, str], list[Read]] = field(default_factory=dict, init=False)
 
     def of(self, call: Call, layer: LayerCache) -> Work:
         """Entries and bytes of one operation on one layer."""
+        if call.operation in READS:
+            moved = sum(read.bytes for read in self._reads(call, layer))
+            heads = _PER_ENTRY.get(call.operation)
+            entries = self.flops(call, layer) // heads(layer) if heads else len(self.positions)
+            return entries, moved
         if call.operation == "window_insert":
             return self._window_insert(layer)
         if call.operation == "step_write":
@@ -254,6 +371,28 @@ class StepWork:
         part = layer.indexer if call.indexer else layer.main
         assert part is not None
         return _COUNTS[call.operation](self, part)
+
+    def flops(self, call: Call, layer: LayerCache) -> int:
+        """Floating-point operations of one operation on one layer: of its matrix products."""
+        if call.operation not in READS:
+            return 0
+        return sum(read.flops for read in self._reads(call, layer))
+
+    def _reads(self, call: Call, layer: LayerCache) -> list[Read]:
+        """One for each request."""
+        if not self._counted:
+            self._counted.update(self._count_reads(layer))
+        return self._counted[layer.schema.layer.layer_idx, call.operation]
+
+    def _count_reads(self, layer: LayerCache) -> dict[tuple[int, str], list[Read]]:
+        found: dict[tuple[int, str], list[Read]] = defaultdict(list)
+        first = 0
+        for tokens in self.after.tolist():
+            count = tokens - int(self.positions[first])
+            first += count
+            for read in decode_reads(layer.model, self.schemas, tokens, count - 1):
+                found[read.layer_idx, read.operation].append(read)
+        return found
 
     def _window_insert(self, layer: LayerCache) -> Work:
         assert layer.window is not None
@@ -311,6 +450,15 @@ class StepWork:
     def _completed(self, part: CompressedCache) -> int:
         return int(np.count_nonzero((self.positions + 1) % part.ratio == 0))
 
+
+READS = ("indexer_query", "index_scores", "select_blocks", "select_topk", "attend")
+"""What a decode step of an engine reads, in order."""
+
+_PER_ENTRY: dict[str, Callable[[LayerCache], int]] = {
+    "index_scores": lambda of: index_scores_flops(1, of.model.index_heads, of.model.index_dim),
+    "attend": lambda of: attend_flops(1, of.model.num_heads, of.model.head_dim),
+}
+"""Floating-point operations for each entry."""
 
 _COUNTS: dict[str, Callable[[StepWork, CompressedCache], Work]] = {
     "norm_rope_insert": StepWork._insert,

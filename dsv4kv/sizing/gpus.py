@@ -21,6 +21,9 @@ class Gpu:
         driver_mib: Memory as the driver reports it, in MiB; None where it is not known.
         arch: What its kernels are compiled for: ``sm_90``, ``gfx950``; None where not known.
         bandwidth_gbps: Memory bandwidth on the datasheet, in 10^9 B/s; None where not known.
+        fp8_tflops: Dense FP8 rate of its tensor cores on the datasheet, in 10^12 FLOP/s; None
+            where not known.
+        bf16_tflops: The same of bf16.
         source: Where the numbers come from.
         given_bytes: Memory as the user gave it, instead of the above.
     """
@@ -32,6 +35,8 @@ class Gpu:
     driver_mib: int | None = None
     arch: str | None = None
     bandwidth_gbps: int | None = None
+    fp8_tflops: int | None = None
+    bf16_tflops: int | None = None
     given_bytes: int | None = None
 
     @property

@@ -21,7 +21,7 @@ def header(record: RunRecord) -> Facts:
         "model": "; ".join(dict.fromkeys(map(_model, caches))) or ABSENT,
         "run": f"{record.run_id}, started {record.started_utc}",
         "config": f"{record.config_source}, seed {record.seed}",
-        "trace": record.trace_source or "synthetic",
+        "trace": record.trace_source or ("placed contexts" if _places(record) else "synthetic"),
         "machine": _machine(record.environment, _threads(record)),
         "gpu": _gpu(record.environment.gpu),
         "software": _software(record.environment),
@@ -168,3 +168,8 @@ def _drafts(totals: Totals) -> str:
         f"{totals.drafted_tokens:,} proposed, {totals.rolled_back_tokens:,} rolled back, "
         f"{kept / totals.drafted_tokens * 100:.1f} % accepted"
     )
+
+
+def _places(record: RunRecord) -> bool:
+    """Whether contexts were placed, not served."""
+    return any((case.config.get("workload") or {}).get("context") for case in record.cases)

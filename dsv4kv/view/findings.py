@@ -20,7 +20,9 @@ def judge_status(case: Case) -> list[Finding]:
 
 def judge_results(case: Case) -> list[Finding]:
     """Rejected requests, leaked blocks, memory against the plan, outputs against the reference."""
-    return [*_judge_totals(case), *_judge_memory(case), *_judge_outputs(case)]
+    gathers = case.gathers_because
+    asked_less = [Finding("note", f"decode steps gather: {gathers}")] if gathers else []
+    return [*_judge_totals(case), *_judge_memory(case), *_judge_outputs(case), *asked_less]
 
 
 def _judge_totals(case: Case) -> list[Finding]:

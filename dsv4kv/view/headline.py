@@ -28,6 +28,7 @@ from dsv4kv.view.outcomes import (
 )
 from dsv4kv.view.profile import cache_share, is_on_cpu, time_of
 from dsv4kv.view.replay import judge_replay
+from dsv4kv.view.step import report_step
 from dsv4kv.view.table import Finding, Part, Text
 from dsv4kv.view.telemetry import judge_telemetry
 
@@ -148,7 +149,12 @@ def _in_a_line(numbers: Iterable[KeyNumber], layers: str) -> list[str]:
 
 def report_answer(record: RunRecord) -> Iterator[Part]:
     """What a terminal ends with: the answer."""
-    yield from _report_lines(answer(record))
+    lines = answer(record)
+    yield from _report_lines(lines)
+    steps = list(report_step([group[0] for group in group_launches(record.cases)]))
+    if steps and not lines:
+        yield ""
+    yield from steps
 
 
 def report_profile_answer(table: KernelTable, layers: str) -> Iterator[Part]:

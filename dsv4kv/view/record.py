@@ -22,8 +22,9 @@ from dsv4kv.view.findings import judge_results, judge_status
 from dsv4kv.view.headline import report_answer
 from dsv4kv.view.profile import report_profile
 from dsv4kv.view.replay import list_replay_findings, report_replay
+from dsv4kv.view.step import roofs_table, step_table
 from dsv4kv.view.sweep import sweep_table
-from dsv4kv.view.table import Finding, Part, Text
+from dsv4kv.view.table import Finding, Part, Table, Text
 from dsv4kv.view.telemetry import held_table, judge_telemetry, telemetry_table
 
 _STATUSES: tuple[Literal["complete", "skipped", "incomplete", "failed"], ...] = (
@@ -65,12 +66,9 @@ def _report_case(record: RunRecord, case: Case) -> Iterator[Part]:
     if case.cache and case.cache.pools:
         yield ""
         yield cache_table(case.cache).noted(layers)
-    if case.operations:
+    for table in _step_tables(record, case):
         yield ""
-        yield operations_table(case).noted(layers)
-    if decode := decode_table(case):
-        yield ""
-        yield decode.noted(layers)
+        yield table.noted(layers)
     if case.latencies:
         yield ""
         yield latencies_table(case.latencies).noted(layers)
@@ -90,6 +88,14 @@ def _report_case(record: RunRecord, case: Case) -> Iterator[Part]:
     yield ""
     yield from judge_results(case)
     yield from judge_telemetry(case)
+
+
+def _step_tables(record: RunRecord, case: Case) -> Iterator[Table]:
+    """Operations, and the decode steps that they are part of."""
+    if case.operations:
+        yield operations_table(case)
+    gpu = record.environment.gpu
+    yield from filter(None, (decode_table(case), step_table([case]), roofs_table(case, gpu)))
 
 
 def _report_launches(record: RunRecord) -> Iterator[Part]:
@@ -119,6 +125,9 @@ def _report_sweep(record: RunRecord) -> Iterator[Part]:
         yield ""
         yield sweep_table(record.cases).noted(layers_text(record.cases))
         yield _LEGEND
+        if steps := step_table(record.cases):
+            yield ""
+            yield steps.noted(layers_text(record.cases))
         yield ""
         yield from (finding for finding in _findings(record) if finding.is_problem)
         yield from _sum_checks(record)

@@ -14,6 +14,7 @@ from dsv4kv.measure.recorder import OperationSamples
 from dsv4kv.ops import cpu
 from dsv4kv.record.schema import Case
 from dsv4kv.serve.loop import count_tokens, open_requests
+from dsv4kv.serve.operations import READS
 from tests.bench.settings import BOOKS, tiny_config
 
 
@@ -75,14 +76,15 @@ def test_blocks_of_all_tables_and_lanes_are_counted() -> None:
 
 def test_outputs_are_checked_and_equal(served: Case) -> None:
     verification = served.verification
-    assert set(verification.by_operation) == {"compressed KV", "gather_window", "indexer keys"}
+    prompts, steps = {"compressed KV", "indexer keys"}, {"index_scores", "select_topk", "attend"}
+    assert set(verification.by_operation) == prompts | steps
     assert verification.checks == sum(verification.by_operation.values()) > 10
     assert verification.failures == []
 
 
 def test_every_operation_and_action_has_samples(served: Case) -> None:
     names = {operation.name for operation in served.operations}
-    assert {"window_insert", "state_append", "gather_topk", "gather_all"} <= names
+    assert {"window_insert", "state_append", "gather_all", *READS} - {"select_blocks"} <= names
     assert {"prepare", "admit", "release", "step", "decode_step"} == {
         latency.name for latency in served.latencies
     }
@@ -171,7 +173,9 @@ def test_v41_moves_real_bytes_and_they_are_right(more: tuple[str, ...]) -> None:
     assert set(case.verification.by_operation) == {
         "compressed KV",
         "indexer keys",
-        "gather_window",
+        "index_scores",
+        "select_topk",
+        "attend",
     }
     times = {(each.name, each.layer_type) for each in case.operations}
     assert times >= {
@@ -183,7 +187,7 @@ def test_v41_moves_real_bytes_and_they_are_right(more: tuple[str, ...]) -> None:
 
 def test_readers_count_their_reads_and_write_nothing() -> None:
     """Of six layers two own entries and three select by keys; all five that attend read them."""
-    case = run(tiny_config(*V41))
+    case = run(tiny_config(*V41, "workload.step=gather"))
     entries = {each.name: each.entries for each in case.operations if each.layer_type == "csa"}
     steps = len(entries["gather_window"]) // 5
     assert len(entries["gather_topk"]) == 5 * steps
@@ -310,7 +314,7 @@ def test_ctrl_c_keeps_what_was_measured(data: str, steps: int) -> None:
     assert bool(case.operations) == (data == "real" and steps > 0)
 
 
-@pytest.mark.parametrize("operation", ["window_insert", "state_append", "gather_topk"])
+@pytest.mark.parametrize("operation", ["window_insert", "state_append", "attend"])
 def test_ctrl_c_in_the_middle_of_a_step_leaves_a_whole_record(
     operation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,9 @@ class Listener:
         self.open.pop()
 
 
+ENGINE = "workload.step=engine"
+
+
 def run(*settings: str, steps: int = 3) -> tuple[Listener, Case]:
     listener, kept = Listener(), list[Case]()
 
@@ -56,7 +59,8 @@ def run(*settings: str, steps: int = 3) -> tuple[Listener, Case]:
         listener.told.append("keep")
         kept.append(case)
 
-    run_profiled(tiny_config(*settings), listener, steps, keep)
+    gathers = [] if ENGINE in settings else ["workload.step=gather"]
+    run_profiled(tiny_config(*settings, *gathers), listener, steps, keep)
     return listener, kept[0]
 
 
@@ -139,6 +143,16 @@ def test_bytes_are_those_of_the_steps_by_the_byte_model() -> None:
     requests = sum(profile.step_requests)
     assert profile.useful_bytes["gather_window swa"] == requests * (8 + 128 * (584 + 1024))
     assert profile.useful_bytes["window_insert swa"] == requests * (1024 + 8 + 584)
+
+
+def test_bytes_of_a_step_that_reads_in_place_are_those_of_the_byte_model() -> None:
+    lengths = ("workload.synthetic.input.low=150", "workload.synthetic.input.high=150")
+    profile = profile_of(run(ENGINE, *lengths)[1])
+    attended = 128 * 584 + 8 + 64 * (2 * 1024 + 4)  # a window; queries, outputs and lse
+    assert profile.useful_bytes["attend swa"] == sum(profile.step_requests) * attended
+    assert {"indexer_query csa", "index_scores csa", "select_topk csa"} <= set(
+        profile.useful_bytes
+    )
 
 
 def test_checks_are_not_profiled_and_the_configuration_says_so() -> None:

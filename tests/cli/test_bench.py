@@ -174,7 +174,7 @@ def test_outputs_that_differ_are_told_and_end_badly(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("dsv4kv.ops.cpu.window_insert", lambda *_: None)
     result = bench("--quiet")
     assert (result.exit_code, result.stdout) == (6, "")
-    assert "gather_window: position" in result.stderr
+    assert re.search(r"attend: position \d+ of the window", result.stderr)
     assert re.search(r"^error: \d+ sampled outputs differ", result.stderr, re.M)
     assert records()[0].status == "failed"
 
@@ -300,7 +300,7 @@ def test_ctrl_c_in_a_step_leaves_an_incomplete_record(monkeypatch: pytest.Monkey
         if next(calls) == 20:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("dsv4kv.ops.cpu.gather_window", interrupted)
+    monkeypatch.setattr("dsv4kv.ops.cpu.attend", interrupted)
     result = bench("--set", "measure.verify_every=0")
     assert (result.exit_code, result.stderr) == (130, "")
     assert "incomplete: stopped before the end" in result.stdout

@@ -25,6 +25,7 @@ _TINY = (
     "workload.step_tokens=64",
     "measure.warmup_steps=0",
     "measure.verify_every=1",
+    "workload.step=gather",
 )
 
 

@@ -20,8 +20,8 @@ from dsv4kv.measure import recorder as clock
 from dsv4kv.measure.recorder import Recorder
 from dsv4kv.ops import cpu
 from dsv4kv.serve.executor import StepTokens
-from dsv4kv.serve.inputs import EntryChooser, InputBank
-from dsv4kv.serve.operations import Outputs
+from dsv4kv.serve.inputs import EntryChooser, InputBank, Queries
+from dsv4kv.serve.operations import Outputs, Reads
 from dsv4kv.serve.verifier import Verifier
 from tests.serve.serving import drive_on_cpu, make_config, serve
 
@@ -272,6 +272,11 @@ def test_the_model_decides_how_many_entries_are_chosen() -> None:
             self, layer: LayerCache, step: StepTokens, indices: Tensor, out: Tensor, indexer: bool
         ) -> None:
             shown.append(indices)
+
+        def layer_attended(
+            self, layer: LayerCache, step: StepTokens, asked: Queries, found: Reads
+        ) -> None:
+            raise AssertionError("nothing is read in place")
 
     bench = Bench("model.preset=v4-pro", "model.layers=[2]")
     bench.executor.observer = Observer()

@@ -122,6 +122,7 @@ def _as_bench(config: ReplayConfig, memory: MemoryPlan, longest_tokens: int) -> 
             concurrency=scheduler.max_requests,
             step_tokens=scheduler.step_tokens,
             speculative=scheduler.speculative,
+            step="gather",  # what is gathered is compared byte by byte
             data="real",
         ),
         measure=MeasureSection(seed=config.measure.seed),

@@ -16,8 +16,8 @@ from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cache.prepare import prepare_forward
 from dsv4kv.cache.step import StepBatch
 from dsv4kv.serve.executor import StepTokens
-from dsv4kv.serve.inputs import InputBank, PromptContents
-from dsv4kv.serve.operations import CallMaker, Outputs, Step, chunk_writes
+from dsv4kv.serve.inputs import InputBank, PromptContents, Queries
+from dsv4kv.serve.operations import CallMaker, Outputs, Reads, Step, chunk_writes
 
 
 class FreshCache:
@@ -228,6 +228,11 @@ class ReuseCheck:
         kinds = choice.running.kinds_of_window(positions)
         found = out[choice.place, :visible]
         self._compare("gather_window", layer, (found, expected[:visible]), positions, kinds)
+
+    def layer_attended(
+        self, layer: LayerCache, step: StepTokens, asked: Queries, found: Reads
+    ) -> None:
+        """Steps gather here: what they read is compared bit for bit."""
 
     def entries_gathered(
         self, layer: LayerCache, step: StepTokens, indices: Tensor, out: Tensor, indexer: bool

@@ -15,6 +15,7 @@ from dsv4kv.view.charts.bars import kernels_chart, pools_chart, shares_chart
 from dsv4kv.view.charts.figure import Chart
 from dsv4kv.view.charts.latency import Samples, distribution_chart, order_chart
 from dsv4kv.view.charts.rates import Roof, operation_rates, rates_chart, roofline_chart
+from dsv4kv.view.charts.steps import stacks_chart
 from dsv4kv.view.charts.time import (
     held_chart,
     held_sizes,
@@ -47,6 +48,7 @@ from dsv4kv.view.replay import (
     reuse_table,
     times_table,
 )
+from dsv4kv.view.step import roofs_table, step_stacks, step_table
 from dsv4kv.view.table import Finding, Table, numbers
 from dsv4kv.view.telemetry import (
     held_table,
@@ -243,8 +245,32 @@ def case_sections(case: Case, gpu: GpuFacts | None) -> Iterator[Section]:
         yield _latency_section(case)
     if case.operations:
         yield _operation_section(case, _roofs(case, gpu))
+        yield from step_sections([case], gpu)
     yield from memory_sections(case)
     yield from _machine_sections(case)
+
+
+_READ_STEP = (
+    "Bytes are useful ones by the byte model, of all requests and layers held; times are those of "
+    "the operations, and of the host's bookkeeping."
+)
+
+
+def step_sections(cases: Sequence[Case], gpu: GpuFacts | None) -> Iterator[Section]:
+    """Where the bytes and the time of a decode step go; nothing where no case knows."""
+    stacks, table = step_stacks(cases), step_table(cases)
+    if table is None:
+        return
+    tables = {"step-shares-table": table}
+    if len(cases) == 1 and (roofs := roofs_table(cases[0], gpu)):
+        tables["roofs-table"] = roofs
+    title = "Bytes and time of a decode step by kind of work"
+    heading = "Where a decode step goes"
+    charts = [stacks_chart(stacks, title)] if len(stacks) <= _MOST_STACKS else []
+    yield Section("step-shares", heading, _READ_STEP, charts=charts, tables=tables)
+
+
+_MOST_STACKS = 40
 
 
 def check_section(cases: Sequence[tuple[str, Case]]) -> Section:

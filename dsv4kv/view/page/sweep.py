@@ -20,7 +20,7 @@ from dsv4kv.view.charts.latency import Samples, distribution_chart
 from dsv4kv.view.charts.sweep import Metric, Point, sweep_chart
 from dsv4kv.view.headline import unchanged
 from dsv4kv.view.outcomes import OUTCOMES, STEP, Group, Outcome, differ, ends_of, middle_launches
-from dsv4kv.view.page.sections import Section
+from dsv4kv.view.page.sections import Section, step_sections
 from dsv4kv.view.replay import sweep_table as replay_table
 from dsv4kv.view.sweep import sweep_table
 from dsv4kv.view.table import ABSENT, Row, Table, names, numbers
@@ -74,6 +74,7 @@ def sweep_sections(groups: Sequence[Sequence[Case]]) -> Iterator[Section]:
         charts=charts,
         tables={"sweep-table": _table(cases)},
     )
+    yield from step_sections(cases, None)
     if any(case.operations for case in cases):
         yield Section(
             "operations",

@@ -1,0 +1,126 @@
+"""Where a decode step goes: kinds, shares and roofs of made-up cases."""
+
+from typing import Any
+
+import pytest
+
+from dsv4kv.record.schema import Case, GpuFacts, Latency, Memcpy, Operation, Peak
+from dsv4kv.record.step import StepShare, step_shares
+from dsv4kv.view.step import report_step, roofs_table, step_stacks, step_table
+from dsv4kv.view.table import text_of
+from tests.record.records import make_record
+
+H200 = GpuFacts(
+    name="NVIDIA H200",
+    capability="9.0",
+    multiprocessors=132,
+    memory_bytes=143771 * 2**20,
+    l2_bytes=50 * 2**20,
+)
+
+
+def operation(name: str, moved: int, time_ns: int, calls: int = 2, **more: Any) -> Operation:
+    samples = {"samples_ns": [time_ns] * calls, "bytes": [moved] * calls, "entries": [1] * calls}
+    return Operation(name=name, layer_type="csa", **samples, **more)
+
+
+def case(*operations: Operation, context: int | None = 1000, **more: Any) -> Case:
+    """Two decode steps; bookkeeping took 5 ns in each."""
+    steps = Latency(name="decode_step", samples_ns=[100, 100])
+    prepare = Latency(name="prepare", samples_ns=[4, 6])
+    workload = {
+        "config": {"workload": {"context": context}},
+        "axis": {"workload.context": context},
+    }
+    kept = {"operations": list(operations), "latencies": [steps, prepare]}
+    return make_record().cases[0].model_copy(update={**kept, **workload, **more})
+
+
+STEP = (
+    operation("indexer_query", 10, 5),
+    operation("index_scores", 60, 40, flops=[7440, 7440]),
+    operation("select_topk", 10, 5),
+    operation("attend", 10, 20, calls=4, flops=[4490] * 4),
+    operation("window_insert", 0, 5),
+)
+
+
+def test_a_step_is_the_sum_of_its_calls_by_kind_and_bookkeeping() -> None:
+    assert step_shares(case(*STEP)) == [
+        StepShare("scores", 70, 45),
+        StepShare("top-k", 10, 5),
+        StepShare("attention", 20, 40),
+        StepShare("write", 0, 5),
+        StepShare("bookkeeping", 0, 5),
+    ]
+
+
+def test_gathers_are_a_kind_of_their_own() -> None:
+    shares = step_shares(
+        case(operation("indexer_gather_all", 3, 4), operation("gather_topk", 1, 1))
+    )
+    assert shares[0] == StepShare("gathers", 4, 5)
+
+
+def test_steps_among_prompts_are_not_told_apart() -> None:
+    assert step_shares(case(*STEP, context=None)) == []
+    assert step_table([case(*STEP, context=None)]) is None
+
+
+def test_on_a_gpu_a_step_is_as_many_calls_as_it_has_layers() -> None:
+    calls: dict[str, Any] = {"temperature": "cold", "calls_per_step": 21}
+    hot: dict[str, Any] = {"temperature": "hot", "calls_per_step": 21}
+    shares = step_shares(
+        case(operation("attend", 10, 3, **calls), operation("attend", 10, 1, **hot))
+    )
+    assert shares[0] == StepShare("attention", 210, 63)
+
+
+def test_the_answer_names_the_largest_first_at_every_setting() -> None:
+    lines = [line.value for line in report_step([case(*STEP), case(context=2000)])]
+    (line,) = lines
+    assert line == (
+        "Decode step at 1000: scores 70 %, attention 20 %, top-k 10 % of its bytes; scores 45 %, "
+        "attention 40 %, top-k 5 %, write 5 %, bookkeeping 5 % of its time."
+    )
+
+
+def test_a_row_for_each_setting_and_kind() -> None:
+    table = step_table([case(*STEP), case(*STEP, context=2000)])
+    assert table
+    cells = [[text_of(cell) for cell in row] for row in table.cells]
+    assert [row[:2] for row in cells[4:6]] == [["1000", "bookkeeping"], ["2000", "scores"]]
+    assert cells[0][2:4] == ["70 B", "70.0"]
+    assert cells[4][2:4] == ["–", "–"]
+
+
+def test_bars_are_of_one_length() -> None:
+    rows = step_stacks([case(*STEP)])
+    assert [name for name, _ in rows] == ["1000 bytes", "1000 time"]
+    for _, parts in rows:
+        assert sum(parts.values()) == pytest.approx(100)
+
+
+def roofs(found: Case, gpu: GpuFacts | None) -> list[list[str]]:
+    table = roofs_table(found, gpu)
+    assert table
+    return [[text_of(cell) for cell in row] for row in table.cells]
+
+
+def test_the_roof_is_the_smaller_of_memory_and_tensor_cores() -> None:
+    """Of an H200: scores wait for memory at 124 FLOP/B, attention of 128 heads does not at 449."""
+    peak = Peak(name="copy", bytes=4800, samples_ns=[1])
+    cold: dict[str, Any] = {"temperature": "cold"}
+    scores = operation("index_scores", 60, 40, flops=[7440, 7440], **cold)
+    attend = operation("attend", 10, 20, calls=4, flops=[4490] * 4, **cold)
+    found = case(scores, attend, device="cuda", memcpy=None, peaks=[peak])
+    scored, attended = roofs(found, H200)
+    assert scored[2:7] == ["124", "186", "595,200", "1,979,000", "memory"]
+    assert attended[2:7] == ["449", "224", "2,155,200", "989,000", "tensor cores"]
+
+
+def test_without_a_datasheet_the_roof_is_the_memory() -> None:
+    found = case(*STEP, memcpy=Memcpy(bytes=20, samples_ns=[2] * 10))
+    rows = roofs(found, None)
+    assert [row[0] for row in rows] == ["index_scores", "attend"]
+    assert rows[0][3:] == ["186", "1,240", "–", "–", "15.0"]

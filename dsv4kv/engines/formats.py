@@ -144,6 +144,7 @@ _KEPT: dict[tuple[str, str], tuple[str, ...]] = {
     ("vllm:0.33", "fp8_group32"): (),
     ("vllm:0.33", "fp4"): (),
     ("sglang:0.5.22", "mxfp4"): (*_SM100, "sm_120", "sm_121", "gfx950"),
+    ("sglang:0.5.22", "fp8_ue8m0x4"): (),
     ("sglang:0.5.23", "mxfp4"): (*_SM100, "sm_120", "sm_121", "gfx950"),
     ("sglang:0.5.23", "fp8_ue8m0x4"): (),
     ("sglang:0.5.23", _WHOLE): _SM100,

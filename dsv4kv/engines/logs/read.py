@@ -171,6 +171,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "window_ratio": ("swa_full_tokens_ratio",),
     "radix_off": ("disable_radix_cache",),
     "overlap_off": ("disable_overlap_schedule",),
+    "own_windows": ("enable_encoder_swa_bounded_replay",),
     "method": ("method", "speculative_algorithm"),
     "draft_tokens": ("num_speculative_tokens", "speculative_num_draft_tokens"),
     "blocks": ("num_gpu_blocks_override",),
@@ -184,7 +185,7 @@ _ARGUMENT = re.compile(
 )
 _LIKELY_ARGUMENTS = (  # every name has one of these; most lines of a log have none
     "--", "model", "size", "max", "context", "fraction", "utilization", "dtype", "async", "fp4",
-    "tokens_ratio", "method", "specul", "override", "serve ", "rchitecture", "disable",
+    "tokens_ratio", "method", "specul", "override", "serve ", "rchitecture", "disable", "encoder",
 )  # fmt: skip
 _SERVE = re.compile(r"\bvllm serve\s+(?!-)(\S+)")
 _ARCHITECTURE = re.compile(r"rchitectures?\W{1,4}(\w+For\w+)")
@@ -275,6 +276,10 @@ class StartupLog:
         """An argument's last value; of the model, the first (drafts come later)."""
         values = self.arguments.get(name)
         return None if values is None else values[0 if name == "model" else -1]
+
+    def is_on(self, name: str) -> bool:
+        """Whether an argument's last value is true."""
+        return (self.text(name) or "").lower() == "true"
 
     def number(self, name: str) -> float | None:
         """An argument's last value as a positive number; None where it is none."""

@@ -40,7 +40,7 @@ def sglang_defaults(build: Build, machine: Machine, given: Given) -> Defaults:
             "taken before weights are loaded, as logged on H200: a guess elsewhere",
         ),
         "step_tokens": Default(tokens, "SGLang's chunked_prefill_size for this memory"),
-        "overlap": Default(2, "SGLang schedules a step while one runs (overlap schedule)"),
+        "overlap": _overlap(machine),
         "request_limit": Default(_REQUESTS, "SGLang's max_running_requests for DeepSeek-V4"),
         "logits_limit": _logits_limit(build, machine, used),
         "window_slots": Default(
@@ -58,6 +58,12 @@ def _class_of(machine: Machine) -> tuple[int, int]:
         if mib < below:
             return tokens, few if ranks < 4 else many
     return _LARGEST
+
+
+def _overlap(machine: Machine) -> Default:
+    if machine.pp > 1:  # overrides.py, _pipeline_parallel_overlap_disable
+        return Default(1, "SGLang's overlap schedule is off with pipeline stages")
+    return Default(2, "SGLang schedules a step while one runs (overlap schedule)")
 
 
 ESTIMATED = "SGLang's own estimate, handle_gpu_memory_settings"

@@ -70,7 +70,7 @@ def _deployments(log: StartupLog, reading: Reading, setup: Setup) -> Iterator[De
     reported = log.number("window_ratio")
     ratios = [reported] if reported else [None, 0.1]
     replicas = log.whole("data_parallel") or 1
-    limit, overlaps = log.whole("requests"), (log.text("overlap_off") or "").lower() != "true"
+    limit, overlaps = log.whole("requests"), not log.is_on("overlap_off")
     requests = max(1, limit // replicas) if limit else None
     for state, ratio in product((4, 2), ratios):
         deployment = Deployment(
@@ -85,8 +85,9 @@ def _deployments(log: StartupLog, reading: Reading, setup: Setup) -> Iterator[De
             block_tokens=block_tokens(log),
             window_ratio=ratio,
             arch=setup.arch,
-            prefix_cache=(log.text("radix_off") or "").lower() != "true",
+            prefix_cache=not log.is_on("radix_off"),
             overlap=overlaps,
+            replays_windows=log.is_on("own_windows"),
         )
         yield replace(deployment, concurrency=requests or _requests(reading, deployment))
 

@@ -357,7 +357,7 @@ def build_pools(build: Build, deployment: Deployment) -> Pools:
     windows = len(kinds)
     if not build.stage_layers:
         windows = len(deployment.model.compress_ratios)
-    speculative = drafts > 0
+    speculative = drafts > 0 or deployment.draft_tokens > 0  # on every stage of a pipeline
     shares = speculative and not deployment.replays_windows
     return Pools(
         build=build,

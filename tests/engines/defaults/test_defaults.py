@@ -82,6 +82,13 @@ def test_tokens_in_flight_are_those_of_the_steps_that_overlap(
     assert found.deployment(0, 2**20).in_flight_tokens == flight
 
 
+def test_sglang_overlaps_no_steps_of_a_pipeline() -> None:
+    """SGLang 0.5.15 to 0.5.23: ``_pipeline_parallel_overlap_disable``."""
+    found = scenario(engine="sglang:0.5.23", gpus="16", pp="2")
+    assert (found.settings.overlap, found.settings.in_flight_tokens) == (1, 8_192)
+    assert not found.deployment(0, 2**20).overlap
+
+
 def test_sglang_spreads_a_chunk_and_its_limit_over_its_replicas() -> None:
     found = scenario(engine="sglang:0.5.23", gpus="8", tp="1")
     assert (found.settings.step_tokens, found.settings.request_limit) == (1_024, 32)

@@ -123,3 +123,34 @@ def test_the_dtype_of_mega_attention_is_explained_on_sm100_alone() -> None:
     assert (explained.exact, found.deployment.formats.main.name) == (True, "fp4_interleaved")
     with pytest.raises(ConfigError, match="settings that the rules do not serve"):
         explain_startup(parsed([*vllm_log(hopper), line]))
+
+
+ENCODER = [
+    asked
+    for asked in read_settings("sglang")
+    if asked.get("encoder") and asked["held"] == [0, 40] and asked["answer"]["full"]
+]
+
+
+def test_logs_with_windows_of_every_requests_own_are_explained() -> None:
+    """SGLang's encoder replay, on Hopper and with flashmla_mega, with and without drafts."""
+    assert len(ENCODER) > 10
+    for asked in ENCODER:
+        told = asked["answer"]
+        log = [
+            (
+                f"server_args=ServerArgs({MODEL}, max_running_requests={asked['requests']}, "
+                f"chunked_prefill_size={asked['chunk']}, page_size={asked['page']}, "
+                f"speculative_algorithm={'DSPARK' if asked['drafts'] else None}, "
+                f"speculative_num_draft_tokens={asked['draft_tokens']}, "
+                "enable_encoder_swa_bounded_replay=True)"
+            ),
+            "sglang version 0.5.23",
+            (
+                f"DSV4 memory calculation: bytes_per_full_token={told['token_bytes']:.2f}, "
+                f"available_bytes={asked['memory'] / GIB:.2f} GB, full_token={told['full']}"
+            ),
+        ]
+        explained, found = explain_startup(parsed(log))
+        assert (explained.exact, explained.units) == (True, told["full"])
+        assert found.deployment.replays_windows

@@ -40,7 +40,7 @@ def _draw(version: str, draw: random.Random) -> dict[str, Any]:
         stages = 2
     rank, dp = draw.randrange(stages), draw.choice([1, 2, 8])
     total = draw.choice([None, 100, 250, 256])
-    drafts = draw.choice([0, 0, 4]) if stages == 1 else 0
+    drafts = draw.choice([0, 0, 4])
     sizes = find_engine(f"sglang:{version}").stage_layers(model.num_layers, stages)
     first, little = sum(sizes[:rank]), draw.random() < 0.5
     return {
@@ -63,7 +63,7 @@ def _draw(version: str, draw: random.Random) -> dict[str, Any]:
         "chunk": draw.choice([8192, 16_384]) // dp,
         "context": model.max_context_tokens,
         "encoder": False,
-        "drafts": 1 if drafts else 0,
+        "drafts": int(drafts > 0 and rank == stages - 1),
         "draft_tokens": drafts,
         "overlap": draw.random() < 0.5,
         "prefix_cache": draw.random() < 0.5,

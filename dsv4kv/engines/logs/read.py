@@ -82,6 +82,8 @@ _PATTERNS = (
     # Overriding num_gpu_blocks=7239 with num_gpu_blocks_override=7000
     re.compile(r"num_gpu_blocks=(?P<profiled_blocks>\d+)"),
     re.compile(r"(?i)using (?P<indexer>FP8|MXFP4|FP4) indexer cache"),
+    # DSV4 pool PP slice: rank=1 layers=[30,61) local=31/62
+    re.compile(r"PP slice: rank=(?P<stage>\d+) layers=\[(?P<first>\d+),(?P<end>\d+)\)"),
 )
 _MEMORY = (  # what it says of memory beside the cache, by what that is; SGLang's GB are GiB
     ("weights", re.compile(rf"Model loading took (?P<gib>{_NUMBER}) GiB")),
@@ -112,6 +114,7 @@ _LIKELY_FIELDS = (  # what one of the patterns needs, looked for first: most lin
     "num_gpu_blocks=",
     "indexer cache",
     "bytes_per_full_token",
+    "pp slice",
 )
 
 
@@ -337,6 +340,7 @@ class _Collected:
     beside: list[Reading] = field(default_factory=list)
     arguments: dict[str, list[str]] = field(default_factory=dict)
     memory: dict[str, float] = field(default_factory=dict)
+    slices: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def add(self, line: str) -> None:
         self.lines += 1
@@ -354,8 +358,10 @@ class _Collected:
         if "indexer" in fields:
             fp4 = str("4" in fields["indexer"])
             self.arguments.setdefault("fp4_indexer", []).append(fp4)
-        if "full_token" in fields:
-            _append_new(self.sglang, Reading(rank, fields))
+        if "stage" in fields:
+            self.slices[rank] = fields
+        elif "full_token" in fields:
+            _append_new(self.sglang, Reading(rank, fields | self.slices.get(rank, {})))
         elif _VLLM_SIZE & set(fields):
             _append_new(self.sizes, Reading(rank, fields, "concurrency" in fields))
         elif "concurrency" in fields:

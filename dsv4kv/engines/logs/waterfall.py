@@ -98,15 +98,17 @@ def make_waterfall(
 def _path(start: Recovery, end: Recovery) -> Iterator[tuple[str, _State]]:
     """Every difference with the configuration after it; what is the same gives no step."""
     now, goal = _state(start), _state(end)
+    other = now.deployment.model.kind != goal.deployment.model.kind
     if now.engine.name != goal.engine.name:
         label = f"rules {now.engine.name} → {goal.engine.name}"
         now = replace(now, engine=goal.engine)
-        if _family(start) != _family(end):  # the settings of one mean nothing to the other
+        if _family(start) != _family(end) or other:  # settings that mean nothing to the other
             now = replace(now, deployment=goal.deployment)
             label += ", with its settings"
         yield label, now
     for what, fields in _SETTINGS.items():
-        changed = {name: getattr(goal.deployment, name) for name in fields}
+        with_it = _SETTINGS["formats"] if other and what == "model" else ()  # they are its own
+        changed = {name: getattr(goal.deployment, name) for name in (*fields, *with_it)}
         deployment = replace(now.deployment, **changed)
         if deployment != now.deployment:
             old, new = (_setting_text(state.deployment, fields) for state in (now, goal))
@@ -118,14 +120,16 @@ def _path(start: Recovery, end: Recovery) -> Iterator[tuple[str, _State]]:
 
 
 _SETTINGS: dict[str, tuple[str, ...]] = {
-    "model": ("model", "layers"),
-    "formats": ("formats", "state_bytes", "online_state"),
+    "model": ("model", "layers", "stage"),
+    "formats": ("formats", "state_bytes", "online_state", "arch"),
     "draft layers": ("draft_layers", "draft_tokens"),
     "tokens of a block": ("block_tokens",),
     "window ratio": ("window_ratio",),
     "requests at once": ("concurrency",),
     "longest request": ("max_context_tokens",),
-    "tokens in flight": ("in_flight_tokens",),
+    "tokens in flight": ("in_flight_tokens", "overlap"),
+    "prefixes kept": ("prefix_cache",),
+    "windows of every request's own": ("replays_windows",),
 }
 
 
@@ -138,6 +142,8 @@ def _setting_text(deployment: Deployment, fields: tuple[str, ...]) -> str:
         entries = deployment.formats
         state = "bf16" if deployment.state_bytes == 2 else "fp32"
         return f"{entries.main.name}, {entries.indexer.name}, state {state}"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     return "default" if value is None else f"{value:,}"
 
 

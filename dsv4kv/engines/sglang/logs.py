@@ -72,6 +72,8 @@ def _deployments(log: StartupLog, reading: Reading, setup: Setup) -> Iterator[De
     replicas = log.whole("data_parallel") or 1
     limit, overlaps = log.whole("requests"), not log.is_on("overlap_off")
     requests = max(1, limit // replicas) if limit else None
+    stage, first, end = (reading.whole(name) for name in ("stage", "first", "end"))
+    overlaps = overlaps and stage is None
     for state, ratio in product((4, 2), ratios):
         deployment = Deployment(
             model=setup.model,
@@ -88,6 +90,8 @@ def _deployments(log: StartupLog, reading: Reading, setup: Setup) -> Iterator[De
             prefix_cache=not log.is_on("radix_off"),
             overlap=overlaps,
             replays_windows=log.is_on("own_windows"),
+            layers=None if first is None or end is None else tuple(range(first, end)),
+            stage=stage or 0,
         )
         yield replace(deployment, concurrency=requests or _requests(reading, deployment))
 

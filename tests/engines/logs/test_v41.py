@@ -4,13 +4,15 @@ vLLM's lines hold the integers of vLLM 0.33.0's planner, SGLang's are those that
 printed (``tests/engines/oracles``).
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from dsv4kv.engines.logs.explain import explain_startup
+from dsv4kv.engines.logs.waterfall import make_waterfall
 from dsv4kv.errors import ConfigError
-from tests.engines.logs.startup import parsed
+from tests.engines.logs.startup import VLLM_0_26, VLLM_0_33, parsed
 from tests.engines.oracles.planned import read_settings
 from tests.engines.oracles.starts import read_starts
 
@@ -125,6 +127,27 @@ def test_the_dtype_of_mega_attention_is_explained_on_sm100_alone() -> None:
         explain_startup(parsed([*vllm_log(hopper), line]))
 
 
+STAGES = [
+    asked
+    for asked in read_starts()
+    if asked["stages"] > 1
+    and not asked["draft_tokens"]
+    and not asked["overlap"]
+    and not asked["answer"]["refusal"]
+]
+
+
+def test_a_stages_line_is_explained_with_its_layers() -> None:
+    """What SGLang's ranks of a pipeline print, of V4 and V4.1."""
+    assert len(STAGES) > 15
+    for asked in STAGES:
+        name = {"v4-flash": "V4-Flash", "v4-pro": "V4-Pro", "v4.1-flash": "V4.1-Flash"}
+        log = [line.replace("V4.1-Flash", name[asked["model"]]) for line in sglang_log(asked)]
+        explained, found = explain_startup(parsed(log))
+        assert (explained.exact, explained.units) == (True, asked["answer"]["full"])
+        assert found.deployment.layers == tuple(range(*asked["held"]))
+
+
 ENCODER = [
     asked
     for asked in read_settings("sglang")
@@ -154,3 +177,11 @@ def test_logs_with_windows_of_every_requests_own_are_explained() -> None:
         explained, found = explain_startup(parsed(log))
         assert (explained.exact, explained.units) == (True, told["full"])
         assert found.deployment.replays_windows
+
+
+@pytest.mark.parametrize("v4", [VLLM_0_26, VLLM_0_33])
+def test_gains_between_a_log_of_v4_and_one_of_v41_add_up(v4: Sequence[str]) -> None:
+    for lines in ((v4, vllm_log(VLLM[0])), (vllm_log(VLLM[0]), v4)):
+        found = make_waterfall(*(explain_startup(parsed(each)) for each in lines))
+        gains = sum(step.gain_tokens for step in found.steps)
+        assert gains == found.end_tokens - found.start_tokens

@@ -44,7 +44,7 @@ EXITS = {
     r"compare --ab (main|HEAD|origin/main) ": {0, 1, 2, 3},
     # of five models one does not fit; a folder that is there the second time
     r"budget .*--axis model=": {1},
-    r"trace convert .*--to weka": {0, 4},
+    r"trace convert .*--to (weka|mooncake-delta)": {0, 4},
     # a GPU, its tools, packages for it and files that they write
     r"bench gpu": {6, 8},
     r"profile gpu": {0, 8, 9},

@@ -25,22 +25,25 @@ class Decoder:
 
     Attributes:
         page_entries: Entries of a page.
+        most: Entries of the largest piece.
         order: Channels in the order that they are decoded to, int64[D]; None if as they are.
         factors: What each entry of the last piece is still to be multiplied by, float32[n]; None
             for nothing.
     """
 
     def __init__(self, store: PageStore, entries: int, *, apart: bool = False) -> None:
-        """``entries``: the most of one piece; ``apart``: leave a scale of whole entries out."""
+        """``entries`` of a piece, or those of a page; ``apart``: leave a scale of entries out."""
         form, device = store.layout.format, store.pages.device
-        self.order = _order(form).to(device) if form.value == "e2m1" else None
         self.page_entries = store.layout.entries
-        self._store = store
-        self._values = torch.empty(entries, form.dims, device=device)
-        self._bits = torch.empty(entries, form.value_dims, dtype=torch.int16, device=device)
-        self._scales = _scales(form).to(device)
-        self._apart = apart and form.groups == 1 and not form.tail_dims
+        self.most = max(entries, self.page_entries)
+        self.order = _order(form).to(device) if form.value == "e2m1" else None
         self.factors: Tensor | None = None
+        self._apart = apart and form.groups == 1 and not form.tail_dims
+        self._store, self._form = store, form
+        self._values = torch.empty(self.most, form.dims, device=device)
+        self._bits = torch.empty(self.most, form.value_dims, dtype=torch.int16, device=device)
+        self._halves = self._bits.view(torch.float16)
+        self._scales = _scales(form).to(device)
 
     def entries(self, physical: Tensor) -> Tensor:
         """Physical entries int64[n] as float32[n, D]."""
@@ -51,28 +54,30 @@ class Decoder:
         return self._decode(*self._store.read_pages(pages))
 
     def _decode(self, data: Tensor, scales: Tensor | None) -> Tensor:
-        """Rows uint8[..., row bytes]; scales uint8[..., scale bytes]."""
-        form, rows = self._store.layout.format, data.shape[:-1]
-        values = self._values[: rows.numel()]
+        """Rows uint8[..., row bytes], and of scales uint8[..., scale bytes]."""
+        form, rows = self._form, data.shape[:-1]
+        count = rows.numel()
+        values = self._values[:count]
         if form.scale == "amax_fp32":  # its values are rounded to bf16
             assert scales is not None
             decoded = torch.empty_like(values, dtype=torch.bfloat16)
             codec.decode(form, _rows(data), _rows(scales), decoded)
             return values.copy_(decoded)
-        out = values.view(*rows, form.dims)
         if form.value == "bf16":
-            out.copy_(data.view(torch.bfloat16))
+            values.view(*rows, form.dims).copy_(data.view(torch.bfloat16))
             return values
-        bits = self._bits[: rows.numel()].view(*rows, form.value_dims)
-        _move_bits(form, data[..., : form.value_bytes].view(torch.int8), bits)
-        target = out[..., : form.value_dims]
-        target.copy_(bits.view(torch.float16))
-        self._scale(form, target, scales)
+        bits = self._bits[:count].view(*rows, form.value_dims)
+        _move_bits(form, data.view(torch.int8)[..., : form.value_bytes], bits)
+        target = values[:, : form.value_dims].copy_(self._halves[:count])
+        self._scale(target, scales)
         if form.tail_dims:
-            out[..., form.value_dims :] = data[..., form.value_bytes :].view(torch.bfloat16)
+            tail = data[..., form.value_bytes :].view(torch.bfloat16)
+            values.view(*rows, form.dims)[..., form.value_dims :] = tail
         return values
 
-    def _scale(self, form: EntryFormat, values: Tensor, scales: Tensor | None) -> None:
+    def _scale(self, values: Tensor, scales: Tensor | None) -> None:
+        """Multiply values float32[n, value dims] by their groups' scales uint8[..., bytes]."""
+        form = self._form
         if scales is None:
             values.mul_(_TOO_SMALL[form.value])
             return
@@ -80,15 +85,15 @@ class Decoder:
         if form.scale == "fp32":
             factors = used.contiguous().view(torch.float32) * _TOO_SMALL[form.value]
         else:
-            factors = self._scales.index_select(0, used.int().view(-1)).view(used.shape)
+            factors = self._scales.index_select(0, used.int().view(-1))
         if self._apart:
             self.factors = factors.view(-1)
         elif form.value == "e4m3":
-            values.view(*values.shape[:-1], form.groups, form.group).mul_(factors[..., None])
+            factors = factors.view(-1, form.groups, 1)
+            values.view(-1, form.groups, form.group).mul_(factors)
         else:
-            values.view(*values.shape[:-1], 2, form.groups, form.group // 2).mul_(
-                factors[..., None, :, None]
-            )
+            factors = factors.view(-1, 1, form.groups, 1)
+            values.view(-1, 2, form.groups, form.group // 2).mul_(factors)
 
 
 def _rows(data: Tensor) -> Tensor:
@@ -102,8 +107,9 @@ def _move_bits(form: EntryFormat, codes: Tensor, bits: Tensor) -> None:
         return
     low, high = bits.chunk(2, dim=-1)
     low.copy_(codes)
-    torch.bitwise_left_shift(low, 5, out=high).bitwise_and_(_E2M1_BITS)
-    low.bitwise_left_shift_(12).bitwise_right_shift_(3).bitwise_and_(_E2M1_BITS)
+    torch.bitwise_left_shift(low, 5, out=high)
+    low.bitwise_left_shift_(12).bitwise_right_shift_(3)
+    bits.bitwise_and_(_E2M1_BITS)
 
 
 def _order(form: EntryFormat) -> Tensor:

@@ -6,7 +6,6 @@ nothing of the size of the cache is made.
 
 import math
 from collections.abc import Iterator
-from itertools import chain
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from dsv4kv.ops.contract import Entries
 from dsv4kv.ops.cpu_decode import Decoder
 from dsv4kv.ops.storage import PageStore
 
-_PIECE = 1024  # entries: 2 MB in float32, or 0.5 MB of keys
+_KEYS, _PIECE = 4096, 2048  # 2 MB in float32 of keys, 4 MB of entries
 _QUERY = FORMATS["indexer"]["fp8"]
 
 
@@ -60,20 +59,19 @@ def index_scores(
     out: Tensor,
 ) -> None:
     """See ``contract.Backend.index_scores``."""
-    decoder = Decoder(store, max(_PIECE, store.layout.entries), apart=True)
-    values = _ordered(queries.view(torch.float8_e4m3fn).float(), decoder)
+    decoder = Decoder(store, _KEYS, apart=True)
+    values = _ordered(queries.view(torch.float8_e4m3fn).float(), decoder).contiguous()
     seen = lengths.where(slots >= 0, 0).tolist()
     out.fill_(-math.inf)
     for run in _runs(slots, one_by_one=blocks is not None):
         row, most = table[slots[run.start]].long(), max(seen[run])
         if blocks is None:
-            place, pieces = torch.arange(most, device=out.device), _all_entries(decoder, row, most)
+            pieces = _all_entries(decoder, row, most)
         else:
-            place, chosen = _columns(blocks, run.start, out, most)
-            pieces = _chosen_entries(decoder, row, chosen)
+            pieces = _chosen_entries(decoder, row, _keys(blocks, run.start, out, most))
         for first, keys in pieces:
             scores = _score(values[run], weights[run], keys, decoder.factors)
-            out[run, place[first : first + len(keys)]] = scores
+            out[run, first : first + len(keys)] = scores
     if blocks is None:
         for t, length in enumerate(seen):
             out[t, length:] = -math.inf
@@ -96,7 +94,7 @@ def _ordered(queries: Tensor, decoder: Decoder) -> Tensor:
 def _all_entries(decoder: Decoder, row: Tensor, length: int) -> Iterator[tuple[int, Tensor]]:
     """Pieces of entries 0 … length − 1 of a slot's row int64[W]: (number of the first, them)."""
     page_entries = decoder.page_entries
-    pages = max(1, _PIECE // page_entries)
+    pages = decoder.most // page_entries
     for first in range(0, length, pages * page_entries):
         number = first // page_entries
         count = min(pages, -(-(length - first) // page_entries))
@@ -105,27 +103,25 @@ def _all_entries(decoder: Decoder, row: Tensor, length: int) -> Iterator[tuple[i
 
 def _chosen_entries(decoder: Decoder, row: Tensor, chosen: Tensor) -> Iterator[tuple[int, Tensor]]:
     """Pieces of logical entries int64[n]: (place of the first, them)."""
-    for first in range(0, len(chosen), _PIECE):
-        some = chosen[first : first + _PIECE]
+    for first in range(0, len(chosen), decoder.most):
+        some = chosen[first : first + decoder.most]
         yield first, decoder.entries(_physical(row, some, decoder.page_entries))
 
 
-def _columns(blocks: Tensor | None, t: int, scores: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Columns of a token's scores that are keys it sees, and which keys: int64[n] each."""
+def _keys(blocks: Tensor | None, t: int, scores: Tensor, length: int) -> Tensor:
+    """Which keys a token's first scores are of, int64[n]; the others are of none that it sees."""
     if blocks is None:
-        every = torch.arange(length, device=scores.device)
-        return every, every
+        return torch.arange(length, device=scores.device)
     within = torch.arange(scores.shape[1] // max(blocks.shape[1], 1), device=scores.device)
     keys = (blocks[t].long()[:, None] * len(within) + within).flatten()
-    columns = ((keys >= 0) & (keys < length)).nonzero().squeeze(1)
-    return columns, keys[columns]
+    return keys[(keys >= 0) & (keys < length)]  # the first ones, as blocks ascend
 
 
 def _score(queries: Tensor, weights: Tensor, keys: Tensor, factors: Tensor | None) -> Tensor:
     """Scores float32[t, n] of queries [t, H, D] and keys [n, D] times factors [n]."""
     tokens, heads, dims = queries.shape
-    products = (queries.reshape(-1, dims) @ keys.T).relu_().view(tokens, heads, -1)
-    scores = (weights[:, None] @ products).squeeze(1)
+    products = torch.mm(queries.view(-1, dims), keys.T).relu_().view(tokens, heads, -1)
+    scores = torch.bmm(weights[:, None], products)[:, 0]
     return scores if factors is None else scores.mul_(factors[: len(keys)])
 
 
@@ -157,8 +153,8 @@ def select_topk(
     out.fill_(-1)
     entries.fill_(-1)
     for t, (slot, length) in enumerate(zip(slots.tolist(), lengths.tolist(), strict=True)):
-        columns, indices = _columns(blocks, t, scores, length if slot >= 0 else 0)
-        chosen = indices[_largest(scores[t, columns], out.shape[1])]
+        keys = _keys(blocks, t, scores, length if slot >= 0 else 0)
+        chosen = keys[_largest(scores[t, : len(keys)], out.shape[1])]
         out[t, : len(chosen)] = chosen
         entries[t, : len(chosen)] = _physical(table[slot], chosen, page_entries)
 
@@ -187,74 +183,113 @@ def attend(
     lse: Tensor,
 ) -> None:
     """See ``contract.Backend.attend``."""
-    near, size = Decoder(ring, window), ring.layout.entries
-    far = _Compressed(entries, slots) if entries else None
-    out.zero_()
-    lse.fill_(math.inf)
-    for t, (slot, count) in enumerate(zip(slots.tolist(), tokens.tolist(), strict=True)):
-        if slot < 0:
-            continue
-        positions = torch.arange(max(0, count - window), count, device=slots.device)
-        pieces = [(near, near.entries(slot * size + positions % size))] if count else []
-        query = queries[t].float()
-        parts = [
-            _attend_piece(query, decoder, values, scale)
-            for decoder, values in chain(pieces, far.of(t) if far else ())
-        ]
-        if parts:
-            _merge(parts, sinks, out[t], lse[t])
+    near = Decoder(ring, max(_PIECE, window))
+    far = Decoder(entries.store, _PIECE) if entries else None
+    for some in _token_groups(slots, window, entries):
+        query = queries[some].float().mul_(scale)
+        parts = [_attend_window(near, slots[some], tokens[some], window, query)]
+        if entries and far and entries.indices is None:
+            parts += _attend_all(far, entries, slots[some], some, query)
+        elif entries and far:
+            parts.append(_attend_chosen(far, entries, slots[some], some, query))
+        _merge(parts, sinks, out[some], lse[some])
 
 
-class _Compressed:
-    """The compressed entries of tokens, decoded a piece at a time."""
-
-    def __init__(self, entries: Entries, slots: Tensor) -> None:
-        """slots: int64[T]."""
-        size = entries.store.layout.entries
-        self._decoder, self._entries = Decoder(entries.store, max(_PIECE, size)), entries
-        self._rows = entries.table[slots].long()
-        if (indices := entries.indices) is not None:
-            self._valid = (indices >= 0) & (indices < entries.lengths[:, None])
-            logical = indices.long().masked_fill_(~self._valid, 0)
-            pages = self._rows.gather(1, logical // size)
-            self._physical = pages * size + logical % size
-
-    def of(self, t: int) -> Iterator[tuple[Decoder, Tensor]]:
-        """Decoder and pieces float32[n, D] of what a token attends to."""
-        decoder = self._decoder
-        if self._entries.indices is None:
-            length = int(self._entries.lengths[t])
-            for _, values in _all_entries(decoder, self._rows[t], length):
-                yield decoder, values
-            return
-        physical = self._physical[t][self._valid[t]]
-        for first in range(0, len(physical), _PIECE):
-            yield decoder, decoder.entries(physical[first : first + _PIECE])
+def _token_groups(slots: Tensor, window: int, entries: Entries | None) -> Iterator[slice]:
+    """Tokens that are worked on together: a request's, or as many as make a piece."""
+    if entries and entries.indices is None:
+        yield from _runs(slots, one_by_one=False)
+        return
+    each = max(window, entries.indices.shape[1] if entries and entries.indices is not None else 0)
+    count = max(1, _PIECE // max(each, 1))
+    for first in range(0, len(slots), count):
+        yield slice(first, first + count)
 
 
 _Part = tuple[Tensor, Tensor]
-"""Outputs float32[H, D] and lse float32[H] of attention to some entries, without sinks."""
+"""Outputs float32[T, H, D] and lse float32[T, H] of attention to some entries, without sinks."""
 
 
-def _attend_piece(query: Tensor, decoder: Decoder, values: Tensor, scale: float) -> _Part:
-    """Attention of a token's heads float32[H, D] to entries [n, D], in the decoder's order."""
-    attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    rows, keys = _ordered(query, decoder)[None, None], values[None, None]
-    mixed, lse = attention(rows, keys, keys, scale=scale)
+def _attend_window(
+    decoder: Decoder, slots: Tensor, tokens: Tensor, window: int, query: Tensor
+) -> _Part:
+    size = decoder.page_entries
+    positions = tokens[:, None] - window + torch.arange(window, device=slots.device)
+    valid = (positions >= 0) & (slots[:, None] >= 0)
+    return _attend_each(decoder, slots[:, None] * size + positions % size, valid, query)
+
+
+def _attend_chosen(
+    decoder: Decoder, entries: Entries, slots: Tensor, some: slice, query: Tensor
+) -> _Part:
+    assert entries.indices is not None
+    indices, size = entries.indices[some].long(), decoder.page_entries
+    seen = entries.lengths[some].where(slots >= 0, 0)
+    valid = (indices >= 0) & (indices < seen[:, None])
+    indices = indices.where(valid, 0)
+    pages = entries.table[slots].gather(1, indices // size)
+    return _attend_each(decoder, pages.long() * size + indices % size, valid, query)
+
+
+def _attend_each(decoder: Decoder, physical: Tensor, valid: Tensor, query: Tensor) -> _Part:
+    """Attention of each token, float32[T, H, D], to its own entries int64[T, n]."""
+    complete = bool(valid.all())
+    values = decoder.entries(physical.where(valid, 0).view(-1)).view(*valid.shape, -1)
+    if complete:
+        return _attend(query, decoder, values, None)
+    values.masked_fill_(~valid[:, :, None], 0.0)  # whatever is there, a NaN included
+    return _attend(query, decoder, values, valid[:, None])
+
+
+def _attend_all(
+    decoder: Decoder, entries: Entries, slots: Tensor, some: slice, query: Tensor
+) -> Iterator[_Part]:
+    """Attention of a request's tokens to all entries that each sees, a piece at a time."""
+    lengths = entries.lengths[some].where(slots >= 0, 0)
+    fewest, most = int(lengths.min()), int(lengths.max())
+    row, (tokens, heads, dims) = entries.table[slots[0]].long(), query.shape
+    for first, values in _all_entries(decoder, row, most):
+        valid = None
+        if first + len(values) > fewest:
+            numbers = torch.arange(first, first + len(values), device=slots.device)
+            valid = (numbers < lengths[:, None]).repeat_interleave(heads, dim=0)[None]
+        mixed, lse = _attend(query.view(1, -1, dims), decoder, values[None], valid)
+        yield mixed.view(query.shape), lse.view(tokens, heads)
+
+
+def _attend(query: Tensor, decoder: Decoder, values: Tensor, valid: Tensor | None) -> _Part:
+    """Attention of rows float32[B, R, D], scaled, to entries [B, n, D] where valid [B, ·, n].
+
+    Channels of the entries are in the decoder's order.
+    """
+    logits = torch.bmm(_ordered(query, decoder), values.transpose(1, 2))
+    if valid is not None:
+        logits.masked_fill_(~valid, -math.inf)
+    top = logits.amax(dim=2, keepdim=True).clamp_(min=_LOWEST)
+    weights = logits.sub_(top).exp_()
+    total = weights.sum(dim=2, keepdim=True)
+    lse = total.log().add_(top)[..., 0]
+    mixed = torch.bmm(weights, values).div_(total.clamp_(min=_TINY))
     if decoder.order is None:
-        return mixed[0, 0], lse[0, 0]
-    return torch.empty_like(query).index_copy_(1, decoder.order, mixed[0, 0]), lse[0, 0]
+        return mixed, lse
+    return torch.empty_like(mixed).index_copy_(2, decoder.order, mixed), lse
+
+
+_LOWEST = -3e38  # of rows that see nothing: −∞ less −∞ is none
+_TINY = 2.0**-126
 
 
 def _merge(parts: list[_Part], sinks: Tensor, out: Tensor, lse: Tensor) -> None:
     """Outputs of all parts together, with what sinks take; the sum of their exponentials."""
-    sums = torch.stack([sum_ for _, sum_ in parts])
+    sums = torch.stack([part_lse for _, part_lse in parts])
     torch.logsumexp(sums, dim=0, out=lse)
-    shares = (sums - lse).exp_().mul_((lse - sinks).sigmoid_())
-    total = parts[0][0] * shares[0, :, None]
+    shares = (sums - lse.clamp(min=_LOWEST)).exp_().mul_((lse - sinks).sigmoid_())
+    shares.nan_to_num_(nan=0.0)  # nothing visible, and a sink of −∞
+    total = parts[0][0].mul_(shares[0, ..., None])
     for (mixed, _), share in zip(parts[1:], shares[1:], strict=True):
-        total.addcmul_(mixed, share[:, None])
+        total.addcmul_(mixed, share[..., None])
     out.copy_(total)
+    lse.masked_fill_(lse == -math.inf, math.inf)
 
 
 def _physical(row: Tensor, indices: Tensor, page_entries: int) -> Tensor:

@@ -42,6 +42,8 @@ class Deployment:
         prefix_cache: Whether prefixes are kept for reuse.
         overlap: Whether a step is scheduled while another runs.
         role: ``prefill`` or ``decode`` where they run apart.
+        hisparse_ratio: Compressed entries of CSA layers for one that is on the GPU (SGLang's
+            HiSparse); 1 keeps all of them there.
         extra_slots: Requests that SGLang's decode side receives beside those that run.
         stage: Which pipeline stage this is.
     """
@@ -65,6 +67,7 @@ class Deployment:
     prefix_cache: bool = True
     overlap: bool = True
     role: str | None = None
+    hisparse_ratio: int = 1
     extra_slots: int = 0
     stage: int = 0
 

@@ -24,6 +24,7 @@ WORDS = {
     "dcp": "decode context parallelism",
     "prefill_cp": "prefill context parallelism",
     "hisparse": "HiSparse",
+    "hisparse_radix": "HiSparse",
     "unified_memory": "unified memory (pools that borrow from each other)",
     "unified_kv": "unified KV (a ring of windows for every request, on AMD's GPUs)",
 }

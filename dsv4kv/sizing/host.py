@@ -15,6 +15,7 @@ from dsv4kv.sizing.layout import NODE_GPUS, Layout
 
 TIERS: dict[tuple[str, str], Callable[[Any, Deployment, Capacity, HostWish], HostTier]] = {
     ("sglang", "hicache"): sglang.size_hicache,
+    ("sglang", "hisparse"): sglang.size_hisparse,
     ("vllm", "native"): vllm.size_offloading,
     ("vllm", "simple"): vllm.size_simple,
     ("vllm", "lmcache"): size_server,
@@ -36,7 +37,7 @@ def host_of(
     Raises:
         ConfigError: A tier that the engine does not have, or refuses.
     """
-    tier = inputs.host_tier
+    tier = "hisparse" if inputs.hisparse else inputs.host_tier
     if tier is None or capacity is None or not capacity.units:
         return None
     family = engine.name.partition(":")[0]

@@ -55,6 +55,7 @@ class Inputs:
         dcp: Ranks that a request's context is spread over in decode.
         prefill_cp: Likewise in prefill.
         hisparse: Whether part of the context is in host memory: ``on``.
+        hisparse_ratio: Entries of it for one that is on the GPU.
         unified_memory: Whether SGLang's pools borrow from each other: ``on``.
         unified_kv: Whether SGLang keeps windows as rings of every request: ``on``.
         extra_slots: Requests that SGLang's decode side receives beside those that run.
@@ -110,6 +111,7 @@ class Inputs:
     dcp: int = 1
     prefill_cp: int = 1
     hisparse: str | None = None
+    hisparse_ratio: int = 2
     unified_memory: str | None = None
     unified_kv: str | None = None
     extra_slots: int | None = None
@@ -231,6 +233,7 @@ READERS: dict[str, Callable[[str], Any]] = {
     "dcp": _positive,
     "prefill-cp": _positive,
     "hisparse": _one_of("on"),
+    "hisparse-ratio": _positive,
     "unified-memory": _one_of("on"),
     "unified-kv": _one_of("on"),
     "extra-slots": parse_count,

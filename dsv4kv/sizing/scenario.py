@@ -99,6 +99,7 @@ class Scenario:
             prefix_cache=inputs.prefix_cache == "on",
             overlap=settings.overlap > 1,
             role=inputs.role,
+            hisparse_ratio=inputs.hisparse_ratio if inputs.hisparse else 1,
             extra_slots=settings.extra_slots,
             stage=stage,
         )
@@ -180,6 +181,9 @@ def _refuse(inputs: Inputs, config: DSV4Config, engine: Engine, gpu: Gpu) -> Non
         "dcp": inputs.dcp > 1,
         "prefill_cp": inputs.prefill_cp > 1,
         "hisparse": inputs.hisparse,
+        "hisparse_radix": inputs.hisparse
+        and inputs.prefix_cache == "on"
+        and inputs.role != "decode",
         "unified_memory": inputs.unified_memory,
         "unified_kv": inputs.unified_kv and (gpu.arch or "").startswith("gfx"),
     }

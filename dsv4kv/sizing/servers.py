@@ -72,7 +72,12 @@ def find_launches(text: str) -> Iterator[Launch]:
 
 
 def _as_yaml(text: str) -> Any:
-    """A mapping or a list of mappings; None for anything else, such as a script."""
+    """A mapping or a list of mappings; None for anything else, such as a script.
+
+    A line with JSON among its words is one, too, to YAML.
+    """
+    if "\n" not in text.strip() and not text.lstrip().startswith(("{", "[")):
+        return None
     try:
         document = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError):

@@ -205,6 +205,11 @@ def _connector(found: Mapping[str, object]) -> Texts:
     return {"host-tier": tier} | ({"host-size": _in_bytes(size, 1, "bytes")} if size else {})
 
 
+def _hisparse(text: str) -> Texts:
+    ratio = _object(text).get("host_to_device_ratio")
+    return {} if ratio is None else {"hisparse-ratio": _in_bytes(ratio, 1, "entries")}
+
+
 def _role(text: str) -> Texts:
     return {} if text.lower() == "null" else {"role": text}
 
@@ -422,8 +427,10 @@ WORDS: dict[str, tuple[Word, ...]] = {
         _switch("--enable-lmcache", "LMCache's server keeps pages, which are not sized"),
         _word("--hicache-host-memory-mode", "buffer_only: 1.2 of the GPU's pools, as a passage"),
         _word("--hicache-host-memory-fraction", "0.8 is assumed where no ratio is given"),
-        _switch("--enable-hisparse", "part of the context in host memory: refused by name",
+        _switch("--enable-hisparse", "CSA's entries in host memory, a part of them on the GPU",
                 _switched("hisparse", "on")),
+        _word("--hisparse-config", "host_to_device_ratio: entries for one on the GPU, 2 unasked",
+              Meaning(_hisparse)),
         _switch("--enable-unified-memory", "pools that borrow from each other: refused by name",
                 _switched("unified-memory", "on")),
         _word("--dcp-size --decode-context-parallel-size", _PART, _counted("dcp")),

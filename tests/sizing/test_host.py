@@ -314,7 +314,8 @@ def test_hicache_is_refused_on_a_decode_side_without_prefixes() -> None:
         ("sglang serve deepseek-ai/DeepSeek-V4-Flash --tp 8 --dcp-size 4", "is not sized"),
         ("sglang serve deepseek-ai/DeepSeek-V4-Flash --tp 8 --enable-prefill-cp", "not sized"),
         ("sglang serve deepseek-ai/DeepSeek-V4.1-Flash --tp 8 --enable-hisparse", "HiSparse yet"),
-        ("sglang serve deepseek-ai/DeepSeek-V4-Flash --enable-hisparse", "is not sized"),
+        ("sglang serve deepseek-ai/DeepSeek-V4-Flash --enable-hisparse", "--disable-radix-cache"),
+        ("sglang serve deepseek-ai/DeepSeek-V3.2 --tp 8 --enable-hisparse", "is not sized"),
         ("sglang serve deepseek-ai/DeepSeek-V4-Flash --enable-unified-memory", "unified memory"),
     ],
 )
@@ -334,3 +335,22 @@ def test_a_context_on_one_rank_and_unified_kv_on_nvidia_change_nothing() -> None
     assert found(**(texts | {"gpu": "h200", "context": "128K"})).use == found(**plain).use
     with pytest.raises(ConfigError, match="unified KV"):
         found(**(texts | {"gpu": "mi300x", "context": "128K"}))
+
+
+def test_hisparse_keeps_all_of_csas_entries_on_the_host_and_a_part_on_the_gpu() -> None:
+    """A full token takes 37,440 / 256 · 21 B of them; a fourth of it stays with a ratio of 4."""
+    whole = found(**FLASH, engine="sglang", prefix_cache="off")
+    command = (
+        "sglang serve deepseek-ai/DeepSeek-V4-Flash --tp 8 --disable-radix-cache "
+        """--enable-hisparse --hisparse-config '{"host_to_device_ratio": 4}'"""
+    )
+    texts = {key.replace("-", "_"): text for key, text in read_command(command).texts.items()}
+    sparse = found(**(texts | {"gpu": "h200", "context": "128K"}))
+    assert sparse.host is not None
+    assert sparse.capacity is not None
+    assert whole.capacity is not None
+    saved = whole.capacity.unit_bytes - sparse.capacity.unit_bytes
+    assert saved == pytest.approx(37_440 / 256 * 21 * 3 / 4)
+    (pool,) = sparse.host.pools
+    assert (pool.name, pool.page_bytes) == ("dsv4_hisparse_c4", 786_240)
+    assert pool.pages == -(-sparse.capacity.units // 256)

@@ -159,3 +159,9 @@ def test_an_odd_command_is_answered_or_a_sentence_in_bounded_time(text: str) -> 
     assert not told or told.endswith((".", "…", ")"))
     assert len(told) < 1500
     assert time.process_time() - before < 5
+
+
+def test_a_number_in_a_flags_json_makes_no_yaml_of_a_line() -> None:
+    reading = read_command(f"""{SERVE} --speculative-config '{{"method": "mtp", "n": 1}}' -tp 4""")
+    assert reading.texts["tp"] == "4"
+    assert reading.texts["draft-layers"] == "1"

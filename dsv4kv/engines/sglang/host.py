@@ -35,6 +35,18 @@ def size_hicache(
     return sized(engine, deployment, capacity.units, wish)
 
 
+def size_hisparse(
+    engine: SglangEngine, deployment: Deployment, capacity: Capacity, wish: HostWish
+) -> HostTier:
+    """HiSparse: all entries of V4's CSA layers; source ``managers/hisparse_coordinator.py``."""
+    pools, entries = engine.pools(deployment), _PAGE // 4
+    page = pools.csa * PageLayout(deployment.formats.main, entries).page_bytes
+    pages = -(-(capacity.units // 4) // entries)
+    kept = {"tokens of context, of which the GPU holds a part": capacity.units}
+    tier = HostTier("HiSparse", (HostPool("dsv4_hisparse_c4", pages, page),), wish.ranks, kept)
+    return replace(tier, refusal=_refusal(tier, wish))
+
+
 def _check(engine: SglangEngine, deployment: Deployment, wish: HostWish) -> None:
     if engine.name != _SINCE:
         raise ConfigError(f"HiCache is sized as {_SINCE} sizes it, not {engine.name}: ask for it.")

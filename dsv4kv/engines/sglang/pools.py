@@ -160,7 +160,10 @@ class Pools:
     @property
     def context_bytes_per_token(self) -> float:
         """Of compressed entries and indexer keys, for one full token."""
-        csa = 1 / 4 * self.entry_bytes(4) + 1 / 4 * _CHARGED_INDEXER_BYTES
+        csa = (
+            1 / (4 * self.deployment.hisparse_ratio) * self.entry_bytes(4)
+            + 1 / 4 * _CHARGED_INDEXER_BYTES
+        )
         low = sum((self.entry_bytes(ratio) + self.low_key_bytes) / ratio for ratio in self.low)
         return csa * self.csa + 1 / 128 * self.entry_bytes(128) * self.hca + low
 
@@ -329,7 +332,7 @@ class Pools:
         return Sizes(
             full=full_tokens,
             swa=swa,
-            c4=full_tokens // 4,
+            c4=full_tokens // (4 * self.deployment.hisparse_ratio),
             c128=-(-full_tokens // 128),
             c4_state=swa // span * self.csa_ring,
             c128_state=(requests + self.extra_slots + 1) * rows

@@ -217,7 +217,14 @@ def _context_costs(pools: Pools) -> list[PoolCost]:
     ]  # fmt: skip
     rows = (
         *low,
-        ("main", "csa", pools.csa, 4, main.entry_bytes, Fraction(pools.entry_bytes(4))),
+        (
+            "main",
+            "csa",
+            pools.csa,
+            4 * pools.deployment.hisparse_ratio,
+            main.entry_bytes,
+            Fraction(pools.entry_bytes(4)),
+        ),
         ("indexer", "csa", pools.csa, 4, indexer.entry_bytes, charged),
         ("main", "hca", pools.hca, 128, main.entry_bytes, Fraction(pools.entry_bytes(128))),
     )

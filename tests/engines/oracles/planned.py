@@ -218,13 +218,16 @@ def _draw_sglang(draw: random.Random) -> dict[str, Any]:
 
 
 def _draw_roles(draw: random.Random) -> dict[str, Any]:
-    """A prefill or a decode side, whose prefixes are not kept."""
+    """A prefill or a decode side, whose prefixes are not kept; some with HiSparse."""
     asked, role = _draw_sglang(draw), draw.choice(["prefill", "decode", "decode", "decode"])
     while asked["kind"] == "flat" or (asked["encoder"] and role == "decode"):
         asked = _draw_sglang(draw)
     extra = draw.choice([0, 16, 32, 64]) if role == "decode" else 0
     kept = role == "prefill" and draw.random() < 0.7
-    return asked | {"role": role, "extra_slots": extra, "prefix_cache": kept}
+    sparse = draw.choice([1, 1, 2, 5]) if asked["kind"] == "v4" and not kept else 1
+    return asked | {
+        "role": role, "extra_slots": extra, "prefix_cache": kept, "hisparse": sparse
+    }  # fmt: skip
 
 
 def _draw_hicache(draw: random.Random) -> dict[str, Any]:
@@ -307,6 +310,7 @@ def deployment_of(asked: dict[str, Any]) -> Deployment:
         replays_windows=asked.get("encoder", False),
         role=asked.get("role"),
         extra_slots=asked.get("extra_slots", 0),
+        hisparse_ratio=asked.get("hisparse", 1),
         prefix_cache=asked.get("prefix_cache", True),
         overlap=overlap,
         stage=asked.get("rank", 0),

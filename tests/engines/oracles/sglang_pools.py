@@ -8,9 +8,9 @@ the unpacked wheel. A line is one setting: ``kind``, ``ratios``, ``owners``, ``l
 (first layer and the one after the last), ``mega`` (V4.1's records), ``requests`` (the limit, null
 for none), ``ratio`` (of windows, null for none), ``page``, ``chunk``, ``context``,
 ``draft_tokens``, ``overlap``, ``prefix_cache``, ``role`` (``prefill``, ``decode``, null),
-``extra_slots`` (of the decode side), ``state`` (``fp32``, ``bf16``), ``memory``; for
-V3.2 ``dim`` (of an entry) and ``item`` (bytes of a channel). The answer: bytes of a full token,
-full tokens, slots of the window pool. With ``rank`` and ``stages`` of a pipeline and ``dp`` ranks
+``extra_slots`` (of the decode side), ``hisparse`` (its ratio, 1 for none), ``state`` (``fp32``,
+``bf16``), ``memory``; for V3.2 ``dim`` (of an entry) and ``item`` (bytes of a channel). The
+answer: bytes of a full token, full tokens, slots of the window pool. With ``rank`` and ``stages`` of a pipeline and ``dp`` ranks
 of attention it is what the start prints, too: its ``lines``, and the text of its ``refusal``.
 Source: ``srt/model_executor/pool_configurator.py``, ``srt/mem_cache/deepseek_v4_memory_pool.py``.
 """
@@ -95,8 +95,8 @@ def configure(engine: SimpleNamespace, asked: dict[str, Any]) -> Any:
         features=SimpleNamespace(enable_encoder_swa_bounded_replay=asked["encoder"]),
     )
     cached = SimpleNamespace(
-        disable_radix_cache=not asked["prefix_cache"], enable_hisparse=False,
-        enable_unified_memory=False,
+        disable_radix_cache=not asked["prefix_cache"], enable_unified_memory=False,
+        enable_hisparse=asked.get("hisparse", 1) > 1,
     )  # fmt: skip
     split = SimpleNamespace(
         disaggregation_mode=asked.get("role") or "null",
@@ -125,6 +125,10 @@ def configure(engine: SimpleNamespace, asked: dict[str, Any]) -> Any:
         except ImportError:
             continue
         gate.is_unified_kv_triton = gate.is_unified_kv_fp8 = lambda: False
+    sparse = SimpleNamespace(host_to_device_ratio=asked.get("hisparse", 1))
+    sys.modules["sglang.srt.mem_cache.sparsity"] = SimpleNamespace(
+        parse_hisparse_config=lambda: sparse
+    )
     engine.envs.SGLANG_DSV4_COMPRESS_STATE_DTYPE.set(asked["state"])
     model = SimpleNamespace(
         qk_nope_head_dim=448, qk_rope_head_dim=64, index_head_dim=128, window_size=128,

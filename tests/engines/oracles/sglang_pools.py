@@ -10,8 +10,9 @@ for none), ``ratio`` (of windows, null for none), ``page``, ``chunk``, ``context
 ``draft_tokens``, ``overlap``, ``prefix_cache``, ``role`` (``prefill``, ``decode``, null),
 ``extra_slots`` (of the decode side), ``hisparse`` (its ratio, 1 for none), ``state`` (``fp32``,
 ``bf16``), ``memory``; for V3.2 ``dim`` (of an entry) and ``item`` (bytes of a channel). The
-answer: bytes of a full token, full tokens, slots of the window pool. With ``rank`` and ``stages`` of a pipeline and ``dp`` ranks
-of attention it is what the start prints, too: its ``lines``, and the text of its ``refusal``.
+answer: bytes of a full token, full tokens, slots of the window pool. With ``rank`` and ``stages``
+of a pipeline and ``dp`` ranks of attention it is what the start prints, too: its ``lines``, and
+the text of its ``refusal``.
 Source: ``srt/model_executor/pool_configurator.py``, ``srt/mem_cache/deepseek_v4_memory_pool.py``.
 """
 

@@ -161,7 +161,7 @@ __device__ __forceinline__ void multiply_keys(const Shared& shared, const int* t
             for (int i = 0; i < 4; ++i) sums[m][n][i] = 0.0f;
         }
     }
-#pragma unroll 4
+#pragma unroll 2
     for (int channels = 0; channels < kDimChunks; channels += 4) {  // 32 of them
         u32 keys[kOwnEntries][4];
 #pragma unroll
@@ -267,7 +267,7 @@ __device__ __forceinline__ void add_values(const Shared& shared, Sums& sums) {
             }
         }
     }
-#pragma unroll
+#pragma unroll 2
     for (int sixteen = 0; sixteen < kTile / 16; ++sixteen) {  // entries
         u32 weights[kHeadTiles][4];
 #pragma unroll

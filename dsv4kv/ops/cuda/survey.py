@@ -130,6 +130,10 @@ PROMISES = {
     "*flush csa-4 *, scratch": Promise(under_way=16),  # 8 rows of kv and of score
     "*flush hca-128 *, scratch": Promise(under_way=8),  # 4 rows at a time
     "*flush hca-128 *, cluster": Promise(copies=True),
+    "indexer_query *": Promise(loads=128, stores=32),
+    "index_scores *": Promise(products=True),
+    "attend *": Promise(products=True),
+    "merge_parts *": Promise(loads=128),
     "page_copy *": Promise(loads=128, stores=128),
     "copy_peak *": Promise(loads=128, stores=128, under_way=8),
     "read_peak *": Promise(loads=128),

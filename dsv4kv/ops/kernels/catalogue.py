@@ -16,8 +16,8 @@ from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import AttentionType, LayerSpec, build_schedule
 from dsv4kv.model.schema import LayerCacheSchema, StateFormat, build_schema, table_groups
 from dsv4kv.ops.compressor import Compressor, make_rope, random_compressor
-from dsv4kv.ops.contract import PartWrite
-from dsv4kv.ops.kernels import bandwidth, gather, insert, prepare, state
+from dsv4kv.ops.contract import Entries, PartWrite
+from dsv4kv.ops.kernels import attend, bandwidth, gather, insert, prepare, scores, state, topk
 from dsv4kv.ops.kernels.insert import plan_indexer_insert, plan_page_copy
 from dsv4kv.ops.kernels.launch import Launch
 from dsv4kv.ops.kernels.prepare import plan_completed
@@ -89,6 +89,7 @@ _MODELS = ("v4-flash", "v4-pro", "v4.1-flash", "v3.2")
 _OTHER_PAGES = {"v4.1-flash": ("fp4_interleaved", "fp8_group32_interleaved")}
 """Of the main entries and of the window, beside a model's own."""
 _BOTH_ROPES = "v4-flash"  # the one shown with angles in float64, too
+_ALL_FORMATS = "v4-flash"  # the one whose keys are shown in FP8, too
 _BLOCK_TOKENS, _LARGE_BLOCK_TOKENS = 128, 256
 
 # Sizes of the tensors, which are arguments and compiled into nothing but prepare's kernels.
@@ -141,6 +142,8 @@ def _all_examples() -> Iterator[Example]:
                 if schema.main and schema.window and name in _OTHER_PAGES:
                     yield from _other_pages(schema.main, schema.window, *_OTHER_PAGES[name])
             yield from _state_examples(config, schema)
+            if layer.attn not in shown:
+                yield from _read_examples(config, schema)
             shown |= {layer.attn} if layer.owns_kv else set()
     flash = load_model("v4-flash")
     for layer in _distinct_layers(flash):
@@ -185,6 +188,87 @@ def _state_examples(config: DSV4Config, schema: LayerCacheSchema) -> Iterator[Ex
         yield from _compressor_examples(config, schema, schema.main, indexer=False)
     if schema.indexer:
         yield from _compressor_examples(config, schema, schema.indexer, indexer=True)
+
+
+def _read_examples(config: DSV4Config, schema: LayerCacheSchema) -> Iterator[Example]:
+    """What a decode step reads of a layer; FP8 keys, too, which is what Hopper has of V4."""
+    if schema.indexer and schema.main:
+        yield from _score_examples(config, schema.indexer)
+        yield from _choice_examples(config, schema.main)
+    if config.name == _ALL_FORMATS and schema.indexer:
+        keys = PageLayout(entry_format("indexer", "fp8"), schema.indexer.entries)
+        yield from _score_examples(config, keys)
+    if schema.window and (schema.main or config.name == _ALL_FORMATS):
+        yield from _attention_examples(config, schema, schema.window)
+
+
+def _score_examples(config: DSV4Config, layout: PageLayout) -> Iterator[Example]:
+    heads, store = config.index_heads, _store(layout)
+    weights, queries = (
+        _empty(torch.float32, _REQUESTS, heads),
+        _empty(torch.uint8, _REQUESTS, heads, config.index_dim),
+    )
+    vectors = _empty(torch.bfloat16, *queries.shape)
+    turns = _empty(torch.float32, _REQUESTS, config.rope_dim)
+    query = scores.plan_indexer_query(vectors, weights, turns, True, queries, weights)
+    yield Example("with Hadamard", query)
+    table, numbers = _empty(torch.int32, _REQUESTS, _WIDTH), _numbers(_REQUESTS)
+    out = _empty(torch.float32, _REQUESTS, _WIDTH * layout.entries)
+    asked = queries, weights, None, out
+    scoring = scores.plan_index_scores(store, table, numbers, numbers, *asked)
+    yield Example(f"{_name(layout)}, {heads} heads", scoring)
+
+
+def _choice_examples(config: DSV4Config, main: PageLayout) -> Iterator[Example]:
+    """Rows of several runs; of V4.1 blocks of entries, and entries of some blocks, too."""
+    columns, numbers = 2 * topk.RUN, _numbers(_REQUESTS)
+    choices = _empty(torch.int32, _REQUESTS, _CHOICES)
+    given, scratch = _empty(torch.float32, _REQUESTS, columns), topk.scratch_shape
+    table, room = (
+        _empty(torch.int32, _REQUESTS, _WIDTH),
+        _empty(torch.int32, *scratch(columns, choices)),
+    )
+    size = config.candidates.block_entries if config.candidates else 0
+    for blocks in (0, size) if size else (0,):
+        candidates = _empty(torch.int32, _REQUESTS, columns // blocks) if blocks else None
+        of = f"of blocks of {blocks}, " if blocks else ""
+        pages = table, numbers, main.entries, choices, choices
+        for launch in topk.plan_select_topk(given, numbers, candidates, *pages, scratch=room):
+            yield Example(f"{of}pages of {main.entries}", launch)
+    if size:
+        given = _empty(torch.float32, _REQUESTS, columns * size)
+        for launch in topk.plan_select_blocks(given, numbers, size, choices, scratch=room):
+            yield Example(f"of {size}", launch)
+
+
+def _attention_examples(
+    config: DSV4Config, schema: LayerCacheSchema, window: PageLayout
+) -> Iterator[Example]:
+    ring, heads, numbers = _store(window), config.num_heads, _numbers(_REQUESTS)
+    entries, seen = None, "window"
+    if schema.main:
+        table, chosen = _empty(torch.int32, _REQUESTS, _WIDTH), None
+        seen = "all"
+        if schema.indexer:
+            chosen, seen = _empty(torch.int32, _REQUESTS, _CHOICES), "chosen"
+        entries = Entries(_store(schema.main), table, numbers, chosen)
+    queries = _empty(torch.bfloat16, _REQUESTS, heads, window.format.dims)
+    sums = _empty(torch.float32, _REQUESTS, heads)
+    scratch = _empty(torch.float32, attend.scratch_floats(queries, 2))
+    pages = f"{_name(schema.main)}, {seen}" if schema.main else f"{_name(window)}, {seen}"
+    for name, shape, architectures in _SHAPES if seen == "chosen" else _SHAPES[:1]:
+        reading, merging = attend.plan_attend(
+            ring, numbers, numbers, window.entries, entries, queries, sums[0], 1.0, queries, sums,
+            shape=shape, parts=2, scratch=scratch,
+        )  # fmt: skip
+        yield Example(f"{pages}, {name}", reading, architectures)
+        yield Example("512 channels", merging)
+
+
+_SHAPES = (
+    ("wide", attend.WIDE, ("sm_90a", "sm_100a")),  # with 227 KiB of shared memory a block
+    ("narrow", attend.NARROW, None),
+)
 
 
 def _window_examples(layout: PageLayout) -> Iterator[Example]:

@@ -1,5 +1,6 @@
 """Everything a sizing question can give, and how each of it is written."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -172,8 +173,13 @@ def _fraction(text: str) -> Fraction:
     return value
 
 
+_EXPONENT = re.compile(r"[eE][+-]?\d{3,}")  # beyond every memory, and beyond patience
+
+
 def _number(text: str) -> Fraction:
     try:
+        if _EXPONENT.search(text):
+            raise ValueError
         value = Fraction(text)
     except (ValueError, ZeroDivisionError):
         raise ConfigError(f"{text!r} is not a number: write 0.9 or 1/2.") from None

@@ -188,7 +188,9 @@ def _transfer(text: str) -> Texts:
     found = _object(text)
     extra = found.get("kv_connector_extra_config")
     if found.get("kv_connector") == "MultiConnector" and isinstance(extra, dict):
-        parts = [each for each in extra.get("connectors") or () if isinstance(each, dict)]
+        given = extra.get("connectors")
+        listed = given if isinstance(given, list) else []
+        parts = [each for each in listed if isinstance(each, dict)]
         return {name: value for each in parts for name, value in _connector(each).items()}
     return _connector(found)
 

@@ -94,6 +94,9 @@ def view_answer(
     yield memory_bar(found.use)
     yield ""
     yield _facts(found, curve)
+    inputs = scenario.inputs
+    if inputs.host_tier is None and (inputs.host_ratio or inputs.host_size):
+        yield Finding("warning", "memory of a host without what keeps it: add --host-tier")
     if found.host:
         yield ""
         yield from host_parts(found.host)

@@ -354,3 +354,23 @@ def test_hisparse_keeps_all_of_csas_entries_on_the_host_and_a_part_on_the_gpu() 
     (pool,) = sparse.host.pools
     assert (pool.name, pool.page_bytes) == ("dsv4_hisparse_c4", 786_240)
     assert pool.pages == -(-sparse.capacity.units // 256)
+
+
+@pytest.mark.parametrize(
+    ("texts", "sentence"),
+    [
+        (OFFLOADED | {"retention": "100"}, "a multiple of its block, 256"),
+        (HICACHE | {"host_ratio": "1e999999999"}, "not a number"),
+        (OFFLOADED | {"engine": "vllm:0.26"}, "as vllm:0.33 sizes it"),
+    ],
+)
+def test_odd_host_memory_is_told_in_a_sentence(texts: dict[str, str], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        found(**texts)
+
+
+def test_a_hosts_memory_that_nothing_keeps_is_warned_of() -> None:
+    words = ["--gpus", "8", "--engine", "sglang", "--context", "128K", "--hicache-ratio", "2"]
+    printed = CliRunner(env={"COLUMNS": "120"}).invoke(app, ["budget", *words])
+    assert printed.exit_code == 0
+    assert "without what keeps it: add --host-tier" in printed.output

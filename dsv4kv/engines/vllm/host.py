@@ -28,7 +28,7 @@ def size_offloading(
         raise ConfigError(
             "vLLM's OffloadingConnector needs a size: add --kv-offloading-size, GiB."
         )
-    groups = offloaded_groups(engine, deployment)
+    groups = offloaded_groups(engine, deployment, wish.retention)
     shared = shares_copy(deployment, wish)
     copies = 1 if shared else wish.replica_ranks
     chunk = -(-int(capacity.unit_bytes) * copies // _ALIGN) * _ALIGN
@@ -54,7 +54,7 @@ def size_simple(
     given = _SIMPLE_BYTES if wish.size_bytes is None else wish.size_bytes
     block = int(capacity.unit_bytes)
     blocks = max(1, given // wish.replica_ranks // block)
-    groups = offloaded_groups(engine, deployment)
+    groups = offloaded_groups(engine, deployment, wish.retention)
     tier = HostTier(
         "SimpleCPUOffloadConnector",
         (HostPool("blocks", blocks, block),),
@@ -73,10 +73,17 @@ def check_version(engine: VllmEngine) -> None:
         )
 
 
-def offloaded_groups(engine: VllmEngine, deployment: Deployment) -> list[Group]:
+def offloaded_groups(
+    engine: VllmEngine, deployment: Deployment, retention: int | None = 0
+) -> list[Group]:
     """Groups whose blocks hits need: no rings, and no windows that are computed again (V4.1)."""
     check_version(engine)
     groups = engine.layout(deployment).groups
+    align = groups[0].block_tokens
+    if retention and retention % align:
+        raise ConfigError(
+            f"windows every {retention:,} tokens: vLLM needs a multiple of its block, {align:,}."
+        )
     replays = deployment.model.kind == "v41"
     return [group for group in groups if group.whole or not (group.ring or replays)]
 

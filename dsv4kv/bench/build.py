@@ -1,6 +1,6 @@
 """From a configuration to a cache and what drives it."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -177,10 +177,12 @@ def build_drive(
     backend: Backend,
     device: CudaDevice | None = None,
     variants: Choice | None = None,
+    foreign: Collection[str] = (),
 ) -> Drive:
     """Bind the cache to data, operations and the checks against the reference.
 
     variants: what ``backend`` was made of, to compile it ahead.
+    foreign: operations of it that come from elsewhere, to be timed.
     """
     plan, seed = manager.plan, config.measure.seed
     if device is not None:
@@ -205,7 +207,8 @@ def build_drive(
     bound = build_layers(manager, backend, _moved(compressors, manager.device))
     layers = list(bound.values())
     contexts = PlacedContexts(layers, seed) if config.workload.context else None
-    in_place = reads_in_place(config, layers, on_gpu=device is not None)
+    why = why_gathered(layers, foreign, on_gpu=device is not None)
+    in_place = reads_in_place(config, why)
     verifier = Verifier(inputs, compressors, np.random.default_rng(seed), contexts)
     executor = StepExecutor(
         layers=layers,
@@ -225,16 +228,24 @@ def build_drive(
     return Drive(executor, verifier)
 
 
-def reads_in_place(config: BenchConfig, layers: Sequence[LayerCache], *, on_gpu: bool) -> bool:
+def reads_in_place(config: BenchConfig, why_gathered: str) -> bool:
     """Whether decode steps read as engines do; raises ``ConfigError`` where that is impossible."""
-    step, why = config.workload.step, why_gathered(layers, on_gpu=on_gpu)
-    if step == "engine" and why:
-        raise ConfigError(f"workload.step is engine, and {why}: set it to gather, or to null.")
-    return step != "gather" and not why
+    step = config.workload.step
+    if step == "engine" and why_gathered:
+        raise ConfigError(
+            f"workload.step is engine, and {why_gathered}: set it to gather, or to null."
+        )
+    return step != "gather" and not why_gathered
 
 
-def why_gathered(layers: Sequence[LayerCache], *, on_gpu: bool) -> str:
-    """What keeps decode steps from reading in place, as a clause; empty where nothing does."""
+def why_gathered(layers: Sequence[LayerCache], foreign: Collection[str], *, on_gpu: bool) -> str:
+    """What keeps decode steps from reading in place, as a clause; empty where nothing does.
+
+    foreign: operations that come from elsewhere: gathers among them are there to be timed.
+    """
+    for operation in foreign:
+        if operation.startswith("gather_"):
+            return f"{operation} of another backend is to be timed"
     for layer in layers:
         if layer.window is None:
             return f"attend does not read the entries of {layer.model.name}"

@@ -242,7 +242,8 @@ def run_case(
 def _why_gathered(setup: Setup) -> str | None:
     if setup.drive is None or setup.config.workload.step is not None:
         return None
-    return why_gathered(setup.drive.executor.layers, on_gpu=setup.device is not None) or None
+    layers, foreign = setup.drive.executor.layers, setup.resolved.foreign
+    return why_gathered(layers, foreign, on_gpu=setup.device is not None) or None
 
 
 def unbuilt_case(
@@ -287,7 +288,7 @@ def set_up(config: BenchConfig, memory_bytes: int | None) -> Setup:
     drive = None
     if real:
         parts = resolved.backend, device, resolved.variants
-        drive = build_drive(config, manager, recorder, *parts)
+        drive = build_drive(config, manager, recorder, *parts, resolved.foreign)
     return Setup(config, plan, device, resolved, manager, recorder, drive)
 
 

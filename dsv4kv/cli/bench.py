@@ -29,6 +29,8 @@ dsv4kv bench smoke --set cache.block_tokens=256   one setting changed
 
 dsv4kv bench --axis workload.concurrency=1,8      a sweep
 
+dsv4kv bench --axis workload.context=8K,128K,1M   where a decode step goes
+
 dsv4kv bench --launches 7                         medians over launches
 
 dsv4kv bench systems                              three ways to keep a cache

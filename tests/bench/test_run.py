@@ -11,6 +11,7 @@ from dsv4kv.config.load import load_config
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.measure.memcpy import measure_memcpy
 from dsv4kv.record.schema import RunRecord
+from dsv4kv.record.step import step_shares
 from dsv4kv.serve.loop import count_tokens
 from dsv4kv.traces import resolve_trace, trace_sha256
 from tests.bench.settings import BOOKS, TINY
@@ -218,3 +219,25 @@ def test_a_bug_is_not_hidden_as_a_failed_case(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(MEMCPY, bug)
     with pytest.raises(ZeroDivisionError):
         run(SHARING, settings=("model.layers=[0]",))
+
+
+def test_a_sweep_over_contexts_says_where_each_step_goes() -> None:
+    """No trace is read, and of a longer context scores take more."""
+    overrides = [*TINY, "workload.max_output_tokens=5"]
+    loaded = load_config("smoke", overrides)
+    axes = ["workload.context=256,2K"]
+    cases = expand_axes(loaded, overrides, axes)
+    record = run_bench(Invocation(["dsv4kv"], loaded, cases, overrides, axes), Watcher())
+    assert (record.status, record.trace_source) == ("complete", None)
+    shares = [{share.kind: share for share in step_shares(case)} for case in record.cases]
+    for kinds in shares:
+        assert list(kinds) == ["scores", "top-k", "attention", "write", "bookkeeping"]
+    short, long = (kinds["scores"].bytes / kinds["attention"].bytes for kinds in shares)
+    assert short < long
+    for case in record.cases:
+        assert case.totals
+        assert (case.totals.placed_tokens, case.totals.steps) == (2 * case.axis[CONTEXT], 4)
+        assert case.verification.checks
+
+
+CONTEXT = "workload.context"

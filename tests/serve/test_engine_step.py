@@ -6,10 +6,14 @@ from typing import Any
 import pytest
 import torch
 
+from dsv4kv.bench.build import build_drive, plan_from, why_gathered
+from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.errors import ConfigError
+from dsv4kv.measure.recorder import Recorder
 from dsv4kv.model.schedule import AttentionType
 from dsv4kv.ops import cpu, reference
 from dsv4kv.ops.check.reads import OUTPUT_ERROR, SCORE_ERROR
+from dsv4kv.ops.registry import load_backend
 from dsv4kv.ops.step_reads import decode_reads
 from dsv4kv.serve.operations import READS
 from tests.serve.defects import (
@@ -20,7 +24,7 @@ from tests.serve.defects import (
     swap_blocks,
     zero_pages,
 )
-from tests.serve.serving import serve
+from tests.serve.serving import drive_on_cpu, make_config, serve
 
 ENGINE = "workload.step=engine"
 DRAFTS = ("workload.speculative.draft_tokens=2", "workload.speculative.acceptance=0.5")
@@ -161,6 +165,30 @@ def test_entries_bytes_and_flops_of_calls_are_those_of_the_model() -> None:
             ]
             assert sum(read.bytes for read in reads) in {samples.bytes[0], samples.bytes[1]}
             assert sum(read.flops for read in reads) in {samples.flops[0], samples.flops[1]}
+
+
+@pytest.mark.parametrize(
+    ("foreign", "why"),
+    [
+        (["gather_topk"], "gather_topk of another backend is to be timed"),
+        (["window_insert"], ""),
+        ([], ""),
+    ],
+)
+def test_a_gather_from_elsewhere_is_timed_in_steps_that_gather(
+    foreign: list[str], why: str
+) -> None:
+    config = make_config("workload.step=null")
+    manager = KVCacheManager(plan_from(config))
+    drive = build_drive(config, manager, Recorder(), load_backend("cpu"), foreign=foreign)
+    assert why_gathered(drive.executor.layers, foreign, on_gpu=False) == why
+    assert (drive.executor.queries is None) == bool(why)
+
+
+def test_a_gpu_without_kernels_for_the_reads_gathers_and_says_why() -> None:
+    layers = drive_on_cpu(make_config(), KVCacheManager(plan_from(make_config())), Recorder())
+    why = why_gathered(layers.executor.layers, [], on_gpu=True)
+    assert why == "attend has no kernel for a GPU"
 
 
 def test_a_model_that_attend_does_not_read_is_gathered_or_refused() -> None:

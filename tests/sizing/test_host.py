@@ -362,6 +362,10 @@ def test_hisparse_keeps_all_of_csas_entries_on_the_host_and_a_part_on_the_gpu() 
         (OFFLOADED | {"retention": "100"}, "a multiple of its block, 256"),
         (HICACHE | {"host_ratio": "1e999999999"}, "not a number"),
         (OFFLOADED | {"engine": "vllm:0.26"}, "as vllm:0.33 sizes it"),
+        (
+            FLASH | {"engine": "sglang:0.5.19", "hisparse": "on", "prefix_cache": "off"},
+            "HiSparse is sized as sglang:0.5.23",
+        ),
     ],
 )
 def test_odd_host_memory_is_told_in_a_sentence(texts: dict[str, str], sentence: str) -> None:

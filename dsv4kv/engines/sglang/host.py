@@ -39,6 +39,7 @@ def size_hisparse(
     engine: SglangEngine, deployment: Deployment, capacity: Capacity, wish: HostWish
 ) -> HostTier:
     """HiSparse: all entries of V4's CSA layers; source ``managers/hisparse_coordinator.py``."""
+    _check_version("HiSparse", engine)
     pools, entries = engine.pools(deployment), _PAGE // 4
     page = pools.csa * PageLayout(deployment.formats.main, entries).page_bytes
     pages = -(-(capacity.units // 4) // entries)
@@ -47,9 +48,13 @@ def size_hisparse(
     return replace(tier, refusal=_refusal(tier, wish))
 
 
-def _check(engine: SglangEngine, deployment: Deployment, wish: HostWish) -> None:
+def _check_version(name: str, engine: SglangEngine) -> None:
     if engine.name != _SINCE:
-        raise ConfigError(f"HiCache is sized as {_SINCE} sizes it, not {engine.name}: ask for it.")
+        raise ConfigError(f"{name} is sized as {_SINCE} sizes it, not {engine.name}: ask for it.")
+
+
+def _check(engine: SglangEngine, deployment: Deployment, wish: HostWish) -> None:
+    _check_version("HiCache", engine)
     if not deployment.prefix_cache or deployment.role == "decode":
         raise ConfigError(
             "--enable-hierarchical-cache: SGLang refuses it with --disable-radix-cache, which a "

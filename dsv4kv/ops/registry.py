@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from dsv4kv.choices import BACKENDS, PEERS, choose, listed
 from dsv4kv.errors import ConfigError
-from dsv4kv.ops.contract import Backend, write_in_turn
+from dsv4kv.ops.contract import Backend, Entries, write_in_turn
 from dsv4kv.ops.peers import load_peer
 from dsv4kv.ops.peers.foreign import Foreign, Operation, pages_position
 from dsv4kv.ops.peers.locate import GROUP, list_entry_points, load_foreign
@@ -126,7 +126,8 @@ def _by_format(
 
     @wraps(operation)
     def choose(*arguments: Any) -> None:
-        taken = arguments[position].layout.format.name in formats
+        stores = [arguments[position], *(a.store for a in arguments if isinstance(a, Entries))]
+        taken = all(store.layout.format.name in formats for store in stores)
         (operation if taken else other)(*arguments)
 
     return choose

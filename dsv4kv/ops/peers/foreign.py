@@ -8,7 +8,7 @@ because lengths are known on the device only.
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module, metadata
 from importlib.util import find_spec
@@ -93,13 +93,22 @@ def paged_gathers(gather: PagedGather) -> dict[str, Operation]:
     return {"gather_all": gather_all, "gather_window": gather_window}
 
 
-def find_function(peer: str, package: str, places: Sequence[str]) -> Callable[..., Any]:
+def installed(packages: Iterable[str]) -> str:
+    """The first of several packages that is installed, or the first."""
+    names = list(packages)
+    return next((name for name in names if find_spec(name)), names[0])
+
+
+def find_function(
+    peer: str, package: str, places: Sequence[str], *, distribution: str | None = None
+) -> Callable[..., Any]:
     """Import the first of several places that a package has.
 
     Args:
         peer: Name of the backend, for errors.
-        package: Name of the package, as in ``import`` and as in ``pip install``.
+        package: Name of the package, as in ``import``.
         places: ``module:function``, newest first.
+        distribution: Name as in ``pip install``, where it is another.
 
     Raises:
         PeerUnavailable: The package is not installed, cannot be imported, or has none of them.
@@ -107,16 +116,17 @@ def find_function(peer: str, package: str, places: Sequence[str]) -> Callable[..
     if find_spec(package) is None:
         raise PeerUnavailable(
             f"backend {peer} needs the package {package}, which is not installed: "
-            f"pip install {package}."
+            f"pip install {distribution or package}."
         )
     for place in places:
         module, _, function = place.partition(":")
         found = getattr(_import_if_there(peer, package, module), function, None)
         if callable(found):
             return found  # type: ignore[no-any-return]
+    version = version_of(distribution or package) or "as installed"
     raise PeerUnavailable(
-        f"backend {peer}: {package} {version_of(package) or 'as installed'} has no "
-        f"{' and no '.join(places)}: install a version that has one."
+        f"backend {peer}: {package} {version} has no {' and no '.join(places)}: install a version "
+        "that has one."
     )
 
 

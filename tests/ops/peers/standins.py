@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dsv4kv.model.formats import FORMATS, PageLayout
-from dsv4kv.ops import cpu
+from dsv4kv.ops import codec, cpu
 from dsv4kv.ops.storage import PageStore
 
 caches_seen: list[Tensor] = []
@@ -130,3 +130,109 @@ def _store(cache: Tensor, block_size: int) -> PageStore:
     caches_seen.append(cache)
     shape, strides = (len(cache), layout.page_bytes), (layout.page_bytes, 1)
     return PageStore(layout, cache.as_strided(shape, strides))
+
+
+def flash_mla_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    block_table: None,
+    cache_seqlens: None,
+    head_dim_v: int,
+    tile_scheduler_metadata: str,
+    num_splits: None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    is_fp8_kvcache: bool = False,
+    indices: Tensor | None = None,
+    attn_sink: Tensor | None = None,
+    extra_k_cache: Tensor | None = None,
+    extra_indices_in_kvcache: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """FlashMLA's sparse decoding, as its tests/ref.py defines it: only −1 is no index."""
+    assert (block_table, cache_seqlens, num_splits, causal) == (None, None, None, False)
+    assert (tile_scheduler_metadata, is_fp8_kvcache, head_dim_v) == ("a plan", True, 512)
+    assert indices is not None
+    assert softmax_scale is not None
+    assert attn_sink is not None
+    scopes = [(k_cache, indices)]
+    if extra_k_cache is not None:
+        assert extra_indices_in_kvcache is not None
+        scopes.append((extra_k_cache, extra_indices_in_kvcache))
+    seen = [_entries(cache, chosen) for cache, chosen in scopes]
+    values = torch.cat([each for each, _ in seen], dim=1)
+    missing = torch.cat([each for _, each in seen], dim=1)
+    logits = softmax_scale * (q[:, 0].double() @ values.transpose(1, 2))
+    logits.masked_fill_(missing[:, None], -torch.inf)
+    lse = logits.logsumexp(dim=2)
+    out = (logits - lse[..., None]).exp() @ values
+    out *= (1 / (1 + (attn_sink - lse).exp()))[..., None]
+    nothing = lse == -torch.inf
+    out[nothing], lse[nothing] = 0, torch.inf
+    return out.bfloat16()[:, None], lse.float()[..., None]
+
+
+def _entries(cache: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+    """Entries float64[T, K, 512] of int32[T, 1, K], and which of them are missing."""
+    caches_seen.append(cache)
+    pages, size, heads, entry_bytes = cache.shape
+    assert (heads, entry_bytes, indices.dtype) == (1, 584, torch.int32)
+    assert indices.shape[1] == 1
+    assert indices.shape[2] % 64 == 0
+    assert int(indices.max()) < pages * size
+    assert int(indices.min()) >= -1
+    page_bytes = cache.stride(0)
+    layout = PageLayout(FORMATS["main"]["fp8_ds_mla"], size)
+    store = PageStore(layout, cache.as_strided((pages, page_bytes), (page_bytes, 1)))
+    values = torch.empty(indices.numel(), 512, dtype=torch.bfloat16)
+    read = store.read(indices.long().clamp(min=0).flatten())
+    codec.decode(layout.format, *read, values)
+    missing = indices[:, 0] < 0
+    values = values.view(*missing.shape, 512).double()
+    return values.masked_fill(missing[..., None], 0), missing
+
+
+def get_mla_metadata() -> tuple[str, None]:
+    """A plan for one call."""
+    return "a plan", None
+
+
+def fp8_fp4_paged_mqa_logits(
+    q: tuple[Tensor, None],
+    kv_cache: Tensor,
+    weights: Tensor,
+    context_lens: Tensor,
+    block_table: Tensor,
+    schedule_meta: str,
+    max_context_len: int,
+    indices: None = None,
+) -> Tensor:
+    """DeepGEMM's paged scores of FP8 keys on SM90: whatever is behind a row's keys stays."""
+    (queries, scale), (pages, size, heads, key_bytes) = q, kv_cache.shape
+    tokens, next_n, _, dims = queries.shape
+    assert (next_n, scale, heads, key_bytes, size, indices) == (1, None, 1, 132, 64, None)
+    assert schedule_meta == f"a plan of {tokens} rows for 132 multiprocessors"
+    assert (context_lens.shape, context_lens.dtype) == ((tokens, 1), torch.int32)
+    assert int(context_lens.min()) >= 1
+    assert block_table.is_contiguous()
+    caches_seen.append(kv_cache)
+    out = torch.full((tokens, max_context_len), torch.nan)
+    flat = kv_cache.view(pages, size * key_bytes)
+    for t, length in enumerate(context_lens[:, 0].tolist()):
+        rows = flat[block_table[t, : -(-length // size)].long()]
+        codes, scales = rows[:, : size * dims], rows[:, size * dims :]
+        keys = codes.reshape(-1, dims).view(torch.float8_e4m3fn).float()[:length]
+        products = (queries[t, 0].float() @ keys.T).relu()
+        scores = weights[t] @ products * scales.contiguous().view(torch.float32).flatten()[:length]
+        out[t, : min(length, max_context_len)] = scores[:max_context_len]
+    return out
+
+
+def get_paged_mqa_logits_metadata(context_lens: Tensor, block_kv: int, num_sms: int) -> str:
+    """A plan for one call."""
+    assert block_kv == 64
+    return f"a plan of {len(context_lens)} rows for {num_sms} multiprocessors"
+
+
+def get_num_sms() -> int:
+    """Of an H100."""
+    return 132

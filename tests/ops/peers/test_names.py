@@ -40,8 +40,8 @@ def test_an_unknown_name_is_refused_with_the_choices(
     write_module: Write, write_distribution: Write
 ) -> None:
     assert refusal("abacus") == (
-        "no backend 'abacus': choose reference, cpu, cuda, vllm, sglang, flashmla, flaggems, an "
-        "installed entry point of dsv4kv.backends (there is none), or a function, as "
+        "no backend 'abacus': choose reference, cpu, cuda, vllm, sglang, flashmla, deepgemm, "
+        "flaggems, an installed entry point of dsv4kv.backends (there is none), or a function, as "
         "my_package.my_module:my_gather."
     )
     write_distribution("mine", "1", swift="mine:fast")

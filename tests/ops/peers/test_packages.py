@@ -194,13 +194,6 @@ def test_the_version_of_a_package_is_told(write_module: Write, write_distributio
     assert resolve_backend("vllm", "cpu").version == "0.33.0"
 
 
-def test_flashmla_is_refused_with_the_reason() -> None:
-    with pytest.raises(
-        PeerUnavailable, match=r"^FlashMLA reads these pages only inside attention"
-    ):
-        resolve_backend("flashmla", "cpu")
-
-
 def test_no_package_is_imported_before_it_is_asked_for(
     tmp_path: Path, write_module: Write
 ) -> None:

@@ -101,18 +101,31 @@ def check_memory(
     """
     blocks = sum(plan.num_blocks[group.name] * group.lanes for group in plan.groups)
     needed = blocks * _HOST_BYTES_PER_BLOCK
-    advice = _ADVICE
+    advice = ""
     if config.workload.data == "real" and on_host:
         needed += plan.total_bytes + _checkpoint_bytes(config, plan)
         needed += 2 * config.measure.memcpy_bytes + _rope_bytes(plan)
-        advice += ", hold fewer layers (model.layers), or set workload.data to none"
+        advice = ", hold fewer layers (model.layers), or set workload.data to none"
     else:
         needed += sum(pool.total_bytes for pool in plan.pools if pool.name == "tables")
     if needed > memory_bytes:
         raise ConfigError(
             f"this run needs {format_bytes(needed)} and the machine has "
-            f"{format_bytes(memory_bytes)}: {advice}."
+            f"{format_bytes(memory_bytes)}{_advise(config, plan, needed, memory_bytes)}{advice}."
         )
+
+
+def _advise(config: BenchConfig, plan: CachePlan, needed: int, memory_bytes: int) -> str:
+    """What to lower; where contexts are placed also how many would fit."""
+    workload = config.workload
+    if not workload.context:
+        return f": {_ADVICE}"
+    each = plan.total_bytes // plan.num_slots
+    left = max(0, plan.num_slots - -(-(needed - memory_bytes) // each))
+    return (
+        f", enough for {left} contexts of {workload.placed_tokens:,} tokens: lower "
+        "workload.context or workload.concurrency"
+    )
 
 
 def check_device_memory(config: BenchConfig, plan: CachePlan, device: CudaDevice) -> None:
@@ -123,7 +136,8 @@ def check_device_memory(config: BenchConfig, plan: CachePlan, device: CudaDevice
     if needed > device.free_bytes:
         raise ConfigError(
             f"this run needs {format_bytes(needed)} of GPU memory and "
-            f"{format_bytes(device.free_bytes)} are free: {_ADVICE}, or hold fewer layers "
+            f"{format_bytes(device.free_bytes)} are free"
+            f"{_advise(config, plan, needed, device.free_bytes)}, or hold fewer layers "
             "(model.layers)."
         )
 

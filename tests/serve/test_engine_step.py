@@ -10,6 +10,7 @@ from dsv4kv.bench.build import build_drive, plan_from, why_gathered
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.errors import ConfigError
 from dsv4kv.measure.recorder import Recorder
+from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import AttentionType
 from dsv4kv.ops import cpu, reference
 from dsv4kv.ops.check.reads import OUTPUT_ERROR, SCORE_ERROR
@@ -149,6 +150,19 @@ def test_layers_that_share_a_selection_only_attend() -> None:
     steps = calls["attend"] // 6
     assert calls["select_topk"] == calls["index_scores"] == 3 * steps  # layers 2, 20 and 24
     assert calls["select_blocks"] == steps
+
+
+def test_a_layer_of_v4_takes_the_selection_that_the_schedule_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """IndexCache: layer 4 stores keys of its own and attends to what layer 2 selected."""
+    shared = load_model("v4-flash").model_copy(update={"index_sources": (2,)})
+    monkeypatch.setattr("dsv4kv.bench.build.load_model", lambda _name: shared)
+    served = serve([(90, 12)], ENGINE, "model.layers=[2, 4]")
+    assert served.verifier.failures == []
+    calls = {name: len(samples.ns) for (name, _), samples in served.recorder.operations.items()}
+    assert calls["attend"] == 2 * calls["select_topk"] == 2 * 11
+    assert calls["indexer_state_append"] == calls["attend"]
 
 
 def test_entries_bytes_and_flops_of_calls_are_those_of_the_model() -> None:

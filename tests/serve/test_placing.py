@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from dsv4kv.bench.build import check_contexts, plan_from
+from dsv4kv.bench.build import check_contexts, check_memory, plan_from
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cache.prepare import prepare_forward
 from dsv4kv.cache.step import StepBatch
@@ -129,6 +129,15 @@ def test_contexts_that_do_not_fit_the_pool_are_refused_and_how_many_would() -> N
         r"lower workload\.concurrency or workload\.context, or raise cache\.num_blocks\.$",
     ):
         check_contexts(config, plan_from(config))
+
+
+def test_contexts_that_do_not_fit_the_memory_are_refused_and_how_many_would() -> None:
+    config = tiny_config("workload.context=1000", "workload.concurrency=8")
+    plan = plan_from(config)
+    others = 2 * config.measure.memcpy_bytes + 2**20
+    memory = others + 3 * plan.total_bytes // 8
+    with pytest.raises(ConfigError, match=r", enough for 3 contexts of 1,032 tokens: lower"):
+        check_memory(config, plan, memory)
 
 
 @pytest.mark.parametrize(

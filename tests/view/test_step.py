@@ -6,6 +6,7 @@ import pytest
 
 from dsv4kv.record.schema import Case, GpuFacts, Latency, Memcpy, Operation, Peak
 from dsv4kv.record.step import StepShare, step_shares
+from dsv4kv.view.charts.steps import stacks_chart
 from dsv4kv.view.step import report_step, roofs_table, step_stacks, step_table
 from dsv4kv.view.table import text_of
 from tests.record.records import make_record
@@ -96,6 +97,7 @@ def test_a_row_for_each_setting_and_kind() -> None:
 
 def test_bars_are_of_one_length() -> None:
     rows = step_stacks([case(*STEP)])
+    assert stacks_chart(rows, "Shares").description.startswith("1000 bytes: scores 70.0 %, top-k")
     assert [name for name, _ in rows] == ["1000 bytes", "1000 time"]
     for _, parts in rows:
         assert sum(parts.values()) == pytest.approx(100)

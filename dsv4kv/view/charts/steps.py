@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from dsv4kv.view.charts.figure import LIGHT, SMALL, Chart, new_figure, spread_shades, write
 
-_ROW, _HEAD, _LEAST_SHOWN = 21, 44, 6.0
+_ROW, _HEAD, _LEAST_SHOWN = 21, 56, 7.0
 
 Stacked = Mapping[str, float]
 """Per cent of a whole by kind."""
@@ -30,7 +30,7 @@ def stacks_chart(rows: Sequence[tuple[str, Stacked]], title: str) -> Chart:
     axes.set_xticks([])
     axes.spines["bottom"].set_visible(False)
     figure.legend(
-        loc="outside upper left", ncols=6, frameon=False, labelcolor=LIGHT["ink"], fontsize=SMALL
+        loc="outside upper left", ncols=3, frameon=False, labelcolor=LIGHT["ink"], fontsize=SMALL
     )
     return Chart("step-shares", title, _describe(rows), figure)
 

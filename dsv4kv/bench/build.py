@@ -199,10 +199,6 @@ def build_drive(
     foreign: operations of it that come from elsewhere, to be timed.
     """
     plan, seed = manager.plan, config.measure.seed
-    if device is not None:
-        kept_by_kernels = config.cache.prepare == "device"
-        modules = foresee(plan, device_prepare=kept_by_kernels, variants=variants)
-        compile_ahead(modules, device.device)
     compressors = _draw_compressors(plan, seed)
     every = [part for pair in compressors.values() for part in pair if part]
     given = [
@@ -223,6 +219,10 @@ def build_drive(
     contexts = PlacedContexts(layers, seed) if config.workload.context else None
     why = why_gathered(layers, foreign, on_gpu=device is not None)
     in_place = reads_in_place(config, why)
+    if device is not None:
+        kept_by_kernels = config.cache.prepare == "device"
+        modules = foresee(plan, device_prepare=kept_by_kernels, variants=variants, reads=in_place)
+        compile_ahead(modules, device.device)
     verifier = Verifier(inputs, compressors, np.random.default_rng(seed), contexts)
     executor = StepExecutor(
         layers=layers,

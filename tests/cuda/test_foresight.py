@@ -18,6 +18,7 @@ from tests.kernels.shim import twin
 
 DRAFTS = ("workload.speculative.draft_tokens=1", "workload.speculative.acceptance=0.5")
 ON_DEVICE = "cache.prepare=device"
+GATHERED = "workload.step=gather"
 
 
 def run(config: BenchConfig, monkeypatch: pytest.MonkeyPatch) -> set[KernelModule]:
@@ -45,6 +46,7 @@ def configure(*settings: str) -> BenchConfig:
         ("cache.state=online", "cache.hadamard=false"),
         ("model.preset=v4-pro", "model.formats.main=bf16"),
         DRAFTS,
+        (GATHERED,),
     ],
     ids=" ".join,
 )
@@ -52,7 +54,8 @@ def test_a_run_launches_what_was_foreseen_and_nothing_else(
     settings: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = configure(*settings)
-    foreseen = foresee(plan_from(config), device_prepare=False)
+    reads = GATHERED not in settings
+    foreseen = foresee(plan_from(config), device_prepare=False, reads=reads)
     assert run(config, monkeypatch) == set(foreseen)
     assert len(set(foreseen)) == len(foreseen)
 
@@ -75,8 +78,8 @@ def test_reads_of_every_layer_are_foreseen(
     for scene in (each for each in scenes_of(plan, seed=1) if each.operation in COMPARE):
         arguments = make_call(scene.make, torch.device("cpu"), 1).arguments
         getattr(cuda, scene.operation)(*arguments)
-    before = set(foresee(plan, device_prepare=False))
-    assert set(foresee(plan, device_prepare=False, reads=True)) - before == launched
+    gathered = set(foresee(plan, device_prepare=False))
+    assert set(foresee(plan, device_prepare=False, reads=True)) - gathered == launched
 
 
 @pytest.mark.parametrize(

@@ -56,12 +56,14 @@ def foresee(
 
     device_prepare: kernels keep its block tables, too.
     variants: of the operations; None takes what every GPU has.
-    reads: Decode steps score, choose and attend in the pages, as engines do; on an H200.
+    reads: Decode steps score, choose and attend in the pages, as engines do, and gather no
+        windows; on an H200.
     """
     variants = variants or {name: portable(name) for name in VARIANTS}
     launches: list[Launch] = []
     for schema in _distinct(plan):
-        launches += [*_window_launches(schema, variants), *_entry_launches(plan, schema, variants)]
+        launches += _window_launches(schema, variants, gathered=not reads)
+        launches += _entry_launches(plan, schema, variants)
         step = example_step_write(plan.config, schema, rope=plan.rope, hadamard=plan.hadamard)
         if step and variants["step_write"] == "fused":
             launches.append(step)
@@ -76,13 +78,16 @@ def _distinct(plan: CachePlan) -> list[LayerCacheSchema]:
     return list(kinds.values())
 
 
-def _window_launches(schema: LayerCacheSchema, variants: Choice) -> Iterator[Launch]:
+def _window_launches(
+    schema: LayerCacheSchema, variants: Choice, *, gathered: bool
+) -> Iterator[Launch]:
     if schema.window:
         ring, one = PageStore.allocate(schema.window, 1, _META), _numbers(1)
         values = _rows(schema.window)
         yield plan_window_insert(ring, values, one, one, variant=variants["window_insert"])
-        window = variants["gather_window"]
-        yield plan_gather_window(ring, one, one, values[None], variant=window)
+        if gathered:
+            window = variants["gather_window"]
+            yield plan_gather_window(ring, one, one, values[None], variant=window)
 
 
 def _entry_launches(

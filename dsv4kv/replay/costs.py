@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.formats import EntryFormat, PageLayout
-from dsv4kv.model.schedule import AttentionType
+from dsv4kv.model.schedule import AttentionType, LayerSpec
 from dsv4kv.model.schema import LayerCacheSchema
 from dsv4kv.ops import traffic
 
@@ -153,7 +153,7 @@ class StepBytes:
             found = np.minimum(lengths, config.window_tokens)
             entry = schema.window.format
             self.gathers += _linear(lambda n: traffic.gather_window_bytes(entry, n, 1), found)
-        if owner.indexer:
+        if owner.indexer and schema.layer.selects:
             every = _read_all(owner.indexer, lengths // owner.layer.ratio)
             self.gathers += every
             self.visible += every
@@ -214,7 +214,8 @@ def token_operations(
     """int64[n]: operations of the token that makes a request ``n`` tokens long.
 
     Every head attends to the window and to the entries that its layer reads; an indexer scores
-    every visible entry (arXiv:2606.19348). Softmax, norms and quantisation are left out.
+    every visible entry (arXiv:2606.19348), or those of candidate blocks, in the layers that
+    select. Softmax, norms and quantisation are left out.
     """
     lengths = np.arange(longest_tokens + 1, dtype=np.int64)
     total = np.full_like(lengths, _PER_WEIGHT * active_parameters)
@@ -227,6 +228,15 @@ def token_operations(
         chosen = entries
         if spec.ratio and spec.attn is not AttentionType.HCA:
             chosen = np.minimum(entries, config.index_topk)
-            total += per_key * entries
+            total += per_key * _scored(config, spec, entries)
         total += per_entry * (chosen + (window if schema.window else 0))
     return total
+
+
+def _scored(config: DSV4Config, spec: LayerSpec, entries: Ints) -> Ints:
+    """Keys that a layer's indexer scores of so many; candidate blocks counted as whole ones."""
+    if not spec.selects:
+        return np.zeros_like(entries)
+    if config.candidates is None or spec.layer_idx <= config.candidates.source:
+        return entries
+    return np.minimum(entries, config.candidates.blocks * config.candidates.block_entries)

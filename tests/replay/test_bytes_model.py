@@ -1,5 +1,7 @@
 """The tables of the byte model against its terms, added up operation by operation."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -95,3 +97,13 @@ def test_every_model_has_tables_that_grow_with_length(model: str) -> None:
     assert tables.gathers[1024] > tables.gathers[1] > 0
     assert tables.updates[1:].min() > 0
     assert tables.chunks(0, 1024) > 0
+
+
+def test_keys_are_read_by_the_layers_that_select() -> None:
+    """V4.1: eight, of which four own none."""
+    config = load_model("v4.1-flash")
+    schemas = [build_schema(config, spec) for spec in build_schedule(config)]
+    alone = [replace(each, layer=replace(each.layer, selects=False)) for each in schemas]
+    every, none = (StepBytes(config, each, 1024).gathers[1024] for each in (schemas, alone))
+    keys = {1: 1024 * (68 + 256) + 8 * 4, 2: 512 * (68 + 256) + 8 * 4}  # a block of 128 tokens
+    assert every - none == 3 * keys[2] + 5 * keys[1]

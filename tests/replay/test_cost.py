@@ -8,6 +8,9 @@ from hypothesis import strategies as st
 from dsv4kv.config.replay import CostSection
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.presets import load_model
+from dsv4kv.model.schedule import build_schedule
+from dsv4kv.model.schema import build_schema
+from dsv4kv.ops.step_reads import decode_reads
 from dsv4kv.record.store import save_record
 from dsv4kv.replay.clock import CostModel, Work, build_weights, find_rates
 from dsv4kv.replay.costs import token_operations
@@ -85,6 +88,18 @@ def test_arithmetic_grows_by_what_attention_and_indexer_read() -> None:
     assert operations[128] == 2000 + csa_window + hca_window + heads * (32 + 1) + 2 * 64 * 128 * 32
     topk = heads * (1024 + 64) + 2 * 64 * 128 * 2048
     assert operations[8192] == 2000 + csa_window + hca_window + topk
+
+
+@pytest.mark.parametrize("model", ["v4-flash", "v4-pro", "v4.1-flash"])
+def test_arithmetic_is_that_of_the_reads_of_a_decode_step(model: str) -> None:
+    """V4.1: eight of its layers score keys, four of them those of candidate blocks."""
+    config = load_model(model)
+    schemas = [build_schema(config, spec) for spec in build_schedule(config)]
+    longest = 40_000
+    operations = token_operations(config, schemas, 1000, longest)
+    for tokens in (1, 127, 4096, 16_384, longest):
+        reads = decode_reads(config, schemas, tokens)
+        assert operations[tokens] == 2000 + sum(read.flops for read in reads)
 
 
 def test_drafts_are_drawn_alike_however_steps_are_grouped() -> None:

@@ -19,6 +19,7 @@ from tests.gpu_twin import SAMPLES, TwinGpu, twin_gpu
 from tests.serve.gpu_serving import build
 
 LAYERS = "model.layers=[0,2,3,4]"
+GATHER = "workload.step=gather"
 ALL_FIGURES = "measure.figures_seconds=1e6"  # however slow the machine is that plays a GPU
 
 
@@ -29,7 +30,9 @@ def run(config: BenchConfig) -> Case:
 @pytest.fixture(scope="module")
 def ran() -> tuple[Case, TwinGpu]:
     with twin_gpu() as gpu:
-        return run(tiny_config("device=cuda", LAYERS, "cache.num_blocks=40", ALL_FIGURES)), gpu
+        return run(
+            tiny_config("device=cuda", LAYERS, GATHER, "cache.num_blocks=40", ALL_FIGURES)
+        ), gpu
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +92,7 @@ def test_v41_and_v32_are_served_and_right_from_graphs_too(
 ) -> None:
     one = "workload.synthetic.requests=1"
     with twin_gpu():
-        found = run(tiny_config("device=cuda", *model, "cache.num_blocks=10", one))
+        found = run(tiny_config("device=cuda", *model, GATHER, "cache.num_blocks=10", one))
     assert (found.status, found.verification.failures) == ("complete", [])
     assert found.verification.by_operation["compressed KV"] > 0
     assert written <= {each.name for each in found.operations}
@@ -179,7 +182,7 @@ def test_rows_whose_bytes_fit_the_cache_say_so() -> None:
     l2_bytes = 64 << 10
     with twin_gpu(l2_bytes=l2_bytes):
         few = "model.layers=[0,2]"
-        case = run(tiny_config("device=cuda", few, "cache.num_blocks=40", ALL_FIGURES))
+        case = run(tiny_config("device=cuda", few, GATHER, "cache.num_blocks=40", ALL_FIGURES))
     for each in case.operations:
         assert each.distinct_bytes is not None
         if each.temperature != "hot":

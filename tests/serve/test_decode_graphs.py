@@ -103,6 +103,16 @@ def test_what_graphs_gather_equals_the_reference(settings: tuple[str, ...]) -> N
     assert bench.manager.num_held_blocks == 0
 
 
+def test_graphs_that_read_in_place_equal_the_reference() -> None:
+    """Scores, top k and attention in the captured step: of its last layer, then of every layer."""
+    settings = "workload.concurrency=2", "workload.decode=graph", "workload.step=engine"
+    bench = serve_on_twin(((126, 3), (20, 4)), LAYERS, *settings)
+    verifier = bench.drive.verifier
+    assert verifier.failures == []
+    assert verifier.checks["attend"] == (1 + 4) * bench.gpu.replays
+    assert verifier.checks["select_topk"] >= 2 * bench.gpu.replays
+
+
 def test_capturing_runs_nothing_on_the_cache() -> None:
     with twin_gpu() as gpu:
         bench = build(gpu, "workload.concurrency=4", "cache.prepare=device")

@@ -183,8 +183,9 @@ def attend(
     lse: Tensor,
 ) -> None:
     """See ``contract.Backend.attend``."""
-    near = Decoder(ring, max(_PIECE, window))
-    far = Decoder(entries.store, _PIECE) if entries else None
+    most = max(_PIECE, window, _width(entries))
+    near = Decoder(ring, most)
+    far = Decoder(entries.store, most) if entries else None
     for some in _token_groups(slots, window, entries):
         query = queries[some].float().mul_(scale)
         parts = [_attend_window(near, slots[some], tokens[some], window, query)]
@@ -195,15 +196,19 @@ def attend(
         _merge(parts, sinks, out[some], lse[some])
 
 
+def _width(entries: Entries | None) -> int:
+    """Entries that each token chooses; 0 where it chooses none."""
+    return entries.indices.shape[1] if entries and entries.indices is not None else 0
+
+
 def _token_groups(slots: Tensor, window: int, entries: Entries | None) -> Iterator[slice]:
-    """Tokens that are worked on together: a request's, or as many as make a piece."""
-    if entries and entries.indices is None:
-        yield from _runs(slots, one_by_one=False)
-        return
-    each = max(window, entries.indices.shape[1] if entries and entries.indices is not None else 0)
-    count = max(1, _PIECE // max(each, 1))
-    for first in range(0, len(slots), count):
-        yield slice(first, first + count)
+    """Tokens that are worked on together: a request's, or any, as many as make a piece."""
+    every = entries is not None and entries.indices is None
+    runs = _runs(slots, one_by_one=False) if every else [slice(0, len(slots))]
+    count = max(1, _PIECE // max(window, _width(entries), 1))
+    for run in runs:
+        for first in range(run.start, run.stop, count):
+            yield slice(first, min(first + count, run.stop))
 
 
 _Part = tuple[Tensor, Tensor]

@@ -181,3 +181,25 @@ def test_outputs_are_rounded_to_bf16(backend: ModuleType) -> None:
     _, exact, _ = run(backend, ring, cache, all_entries(cache), SINKS)
     _, rounded, _ = run(backend, ring, cache, all_entries(cache), SINKS, torch.bfloat16)
     assert torch.equal(rounded, exact.bfloat16())
+
+
+@pytest.mark.parametrize("topk", [None, 3000], ids=["all", "chosen"])
+def test_more_tokens_and_entries_than_a_piece_takes_are_attended_to(topk: int | None) -> None:
+    tokens, random = 30, generator(11)
+    cache, ring = make_cache(FORMATS["main"]["fp8"], seed=10), make_ring()
+    slots, counts = torch.zeros(tokens, dtype=torch.int64), torch.arange(tokens) + 500
+    lengths = torch.arange(tokens) + 20
+    indices = torch.randint(-1, 50, (tokens, topk), generator=random).int() if topk else None
+    entries = Entries(cache.store, cache.table, lengths, indices)
+    queries, sinks = random_queries(tokens), torch.zeros(HEADS)
+    results = []
+    for together in (True, False):
+        out, lse = torch.empty(tokens, HEADS, DIMS), torch.empty(tokens, HEADS)
+        for some in [slice(tokens)] if together else [slice(t, t + 1) for t in range(tokens)]:
+            chosen = None if indices is None else indices[some]
+            seen = replace(entries, lengths=lengths[some], indices=chosen)
+            given = (ring, slots[some], counts[some], 128, seen, queries[some], sinks, SCALE)
+            cpu.attend(*given, out[some], lse[some])
+        results.append((out, lse))
+    for mine, right in zip(*results, strict=True):
+        assert relative_error(mine, right) < 1e-5

@@ -55,6 +55,14 @@ class ContextOverflow(CacheError):
     """A request is longer than a row of the block table."""
 
 
+class StoreUnavailable(CacheError):
+    """A store beyond the GPU's memory that cannot answer: a disk, a server, another machine."""
+
+
+class StoreFull(StoreUnavailable):
+    """A store without room for what is to be kept."""
+
+
 class VerificationError(Dsv4kvError):
     """Bytes in the cache differ from the reference, or memory differs from the prediction."""
 

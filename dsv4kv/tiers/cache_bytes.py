@@ -1,0 +1,110 @@
+"""The bytes of a live cache as objects: gathered from its pools, and put back.
+
+On a CPU the pools are read and written where they are: states are looked at as bytes, and
+neighbouring blocks are one copy. Elsewhere every layer is gathered into one buffer by a kernel,
+and the buffer moves as a whole.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dsv4kv.cache.allocators.stack import Ids
+from dsv4kv.cache.manager import KVCacheManager
+from dsv4kv.tiers.families import Family, families_of
+
+Objects = NDArray[np.uint8]
+"""uint8[n, layers, piece_bytes]: n objects of a family."""
+
+
+class CacheBytes:
+    """Objects of a cache's families.
+
+    Attributes:
+        manager: The cache.
+        families: Its families by name, as ``families_of`` has them.
+    """
+
+    def __init__(self, manager: KVCacheManager) -> None:
+        """Look at the pools of a cache that has data."""
+        self.manager = manager
+        self.families = {family.name: family for family in families_of(manager.plan)}
+        self._pools = {name: _pools(manager, each) for name, each in self.families.items()}
+
+    def take(self, family: Family, ids: Ids, into: Objects) -> None:
+        """Gather objects from the cache.
+
+        Args:
+            family: One of ``families``.
+            ids: int64[n], blocks for pages and slots for everything else; int64[layers, n] where
+                every layer has blocks of its own.
+            into: Takes them.
+        """
+        rows = _by_layer(family, ids)
+        if self.manager.device.type != "cpu":
+            torch.from_numpy(into).copy_(self.gather(family, rows))
+            return
+        for layer, pool in enumerate(self._pools[family.name]):
+            pages = pool.numpy()
+            for start, end, first in _runs(rows[layer]):
+                into[start:end, layer] = pages[first : first + end - start]
+
+    def put(self, family: Family, ids: Ids, data: Objects) -> None:
+        """Put objects into the cache: the inverse of ``take``."""
+        rows = _by_layer(family, ids)
+        if self.manager.device.type != "cpu":
+            self.scatter(family, rows, torch.from_numpy(data).to(self.manager.device))
+            return
+        for layer, pool in enumerate(self._pools[family.name]):
+            pages = pool.numpy()
+            for start, end, first in _runs(rows[layer]):
+                pages[first : first + end - start] = data[start:end, layer]
+
+    def gather(self, family: Family, rows: Ids) -> Tensor:
+        """Objects in a buffer where the cache is: rows int64[layers, n]."""
+        device = self.manager.device
+        out = torch.empty(rows.shape[1], *family.object_shape, dtype=torch.uint8, device=device)
+        numbers = torch.from_numpy(rows).to(device)
+        for layer, pool in enumerate(self._pools[family.name]):
+            out[:, layer] = pool.index_select(0, numbers[layer])
+        return out
+
+    def scatter(self, family: Family, rows: Ids, data: Tensor) -> None:
+        """Put objects that are where the cache is: the inverse of ``gather``."""
+        numbers = torch.from_numpy(rows).to(self.manager.device)
+        for layer, pool in enumerate(self._pools[family.name]):
+            pool.index_copy_(0, numbers[layer], data[:, layer])
+
+
+def _by_layer(family: Family, ids: Ids) -> Ids:
+    """Blocks or slots of every layer: int64[layers, n]."""
+    return np.array(np.broadcast_to(ids, (len(family.layers), ids.shape[-1])))
+
+
+def _pools(manager: KVCacheManager, family: Family) -> list[Tensor]:
+    """Pool of every layer as uint8[blocks or slots, piece_bytes], sharing its memory."""
+    if family.part in ("main", "indexer"):
+        stores = [getattr(manager.pools[layer], family.part) for layer in family.layers]
+        return [store.pages for store in stores]
+    by_layer = dict[int, Tensor]()
+    for attn, states in manager.states.items():
+        schemas = [schema for schema in manager.plan.schemas if schema.layer.attn is attn]
+        if family.part == "window":
+            having = [schema for schema in schemas if schema.window]
+            pieces = [ring.pages for ring in states.windows]
+        else:
+            having = [schema for schema in schemas if getattr(schema, f"{family.part}_shape")]
+            state = getattr(states, family.part)
+            pieces = [] if state is None else [x.flatten(1).view(torch.uint8) for x in state]
+        by_layer |= {s.layer.layer_idx: x for s, x in zip(having, pieces, strict=True)}
+    return [by_layer[layer] for layer in family.layers]
+
+
+def _runs(ids: Ids) -> Iterator[tuple[int, int, int]]:
+    """Stretches of ids that count up: where they start and end, and their first id."""
+    starts = np.flatnonzero(np.diff(ids, prepend=ids[:1] - 2) != 1)
+    ends = np.append(starts, len(ids))[1:]
+    return zip(starts.tolist(), ends.tolist(), ids[starts].tolist(), strict=True)

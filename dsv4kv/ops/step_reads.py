@@ -1,137 +1,162 @@
 """What the reads of a decode step move and compute, layer by layer, as the schedule says.
 
-Of one request: a step of several is their sum. Needs no tensor and no GPU.
+Of many tokens at once: those of a step, or every length that a request will have. Needs no torch
+and no GPU.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
-from dsv4kv.model.config import Candidates, DSV4Config
+import numpy as np
+from numpy.typing import NDArray
+
+from dsv4kv.model.config import DSV4Config
+from dsv4kv.model.formats import PageLayout
 from dsv4kv.model.schedule import AttentionType
 from dsv4kv.model.schema import LayerCacheSchema
 from dsv4kv.ops import flops, traffic
 
+Ints = NDArray[np.int64]
+
 
 @dataclass(frozen=True)
 class Read:
-    """An operation on one layer.
+    """An operation of T tokens, on each of some layers that are alike.
 
     Attributes:
-        layer_idx: The layer.
+        layers: The layers.
         operation: Its name in ``ops.contract``.
-        cache_bytes: Keys, entries and scores, and where they are.
-        query_bytes: The other useful bytes: queries, outputs, weights, as many at any context.
-        flops: Floating-point operations of its matrix products.
+        own_bytes: Keys, entries and scores that a token reads or writes for itself, and where
+            they are, int64[T].
+        shared_bytes: Keys that all tokens of a request in one step read together, and where they
+            are, int64[T]: up to and with this token.
+        query_bytes: A token's other useful bytes: queries, outputs, weights, as many at any
+            context.
+        flops: Floating-point operations of its matrix products, int64[T].
     """
 
-    layer_idx: int
+    layers: tuple[int, ...]
     operation: str
-    cache_bytes: int
-    query_bytes: int = 0
-    flops: int = 0
+    own_bytes: Ints
+    shared_bytes: Ints
+    query_bytes: int
+    flops: Ints
 
-    @property
-    def bytes(self) -> int:
-        """Useful bytes, as ``ops.traffic`` counts them."""
-        return self.cache_bytes + self.query_bytes
+    def step_bytes(self, last: Ints | slice = slice(None)) -> int:
+        """Useful bytes on one layer, as ``ops.traffic`` counts them, of the tokens of one step.
+
+        last: which tokens are the last ones of their requests; all of them without drafts.
+        """
+        own = self.own_bytes.sum() + self.shared_bytes[last].sum()
+        return int(own) + len(self.own_bytes) * self.query_bytes
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """What the reads of a layer follow from.
+
+    Attributes:
+        ratio: Tokens per compressed entry; 0 without.
+        every: Whether it attends to all of them, not to chosen ones.
+        window: Ring of its window.
+        main: Page of the entries that it reads.
+        keys: Page of the keys that it scores; None where another layer chooses.
+        is_source: Whether it chooses the candidate blocks.
+        is_narrow: Whether it scores those alone.
+    """
+
+    ratio: int
+    every: bool
+    window: PageLayout | None
+    main: PageLayout | None
+    keys: PageLayout | None
+    is_source: bool
+    is_narrow: bool
 
 
 def decode_reads(
-    config: DSV4Config, schemas: Sequence[LayerCacheSchema], tokens: int, drafts: int = 0
-) -> list[Read]:
-    """Reads of the step after which a request has ``tokens`` tokens, the last ``drafts`` drafts.
-
-    schemas: layers in order; those that own no entries read their owner's. A layer for which
-    another one chooses (IndexCache, DeepSeek-V4.1) only attends. Where the source of candidate
-    blocks is held, later layers score those alone. DeepSeek-V3.2, whose values are a part of its
-    entries, is not among what ``attend`` reads.
-    """
-    layers = {schema.layer.layer_idx: schema for schema in schemas}
-    seen = [tokens - drafts + i for i in range(drafts + 1)]
-    each = (_layer_reads(config, layers, schema, seen) for schema in schemas)
-    return list(chain.from_iterable(each))
-
-
-def _layer_reads(
-    config: DSV4Config,
-    layers: dict[int, LayerCacheSchema],
-    schema: LayerCacheSchema,
-    seen: list[int],
+    config: DSV4Config, schemas: Sequence[LayerCacheSchema], tokens: Ints
 ) -> Iterator[Read]:
-    spec, owner = schema.layer, layers[schema.layer.kv_owner]
-    if owner.indexer and spec.selects:
-        source = config.candidates.source if config.candidates else -1
-        narrow = source in layers and spec.layer_idx > source
-        lengths = [n // spec.ratio for n in seen]
-        yield from _choice(config, schema, owner, lengths, config.candidates if narrow else None)
-        if config.candidates and spec.layer_idx == source:
-            chosen = len(seen) * config.candidates.blocks
-            moved = traffic.select_blocks_bytes(sum(lengths), chosen)
-            yield Read(source, "select_blocks", moved)
-    if schema.window:
-        yield _attention(config, schema, owner, seen)
+    """Reads of tokens that make their requests ``tokens`` int64[T] tokens long.
+
+    schemas: the layers held; those that own no entries read their owner's. A layer for which
+    another one chooses (IndexCache, DeepSeek-V4.1) only attends. Where the source of candidate
+    blocks is held, later layers score those alone. DeepSeek-V3.2 is counted as if its values were
+    whole entries; they are a part of them, which ``attend`` does not read.
+    """
+    held = {schema.layer.layer_idx: schema for schema in schemas}
+    alike: dict[_Layer, list[int]] = defaultdict(list)
+    for index, schema in held.items():
+        alike[_look_at(config, held, schema)].append(index)
+    for layer, indices in alike.items():
+        if layer.keys:
+            yield from _choice(config, tuple(indices), layer, layer.keys, tokens // layer.ratio)
+        yield _attention(config, tuple(indices), layer, tokens)
+
+
+def _look_at(
+    config: DSV4Config, held: dict[int, LayerCacheSchema], schema: LayerCacheSchema
+) -> _Layer:
+    spec, owner = schema.layer, held[schema.layer.kv_owner]
+    source = config.candidates.source if config.candidates else -1
+    return _Layer(
+        ratio=spec.ratio,
+        every=spec.attn is AttentionType.HCA,
+        window=schema.window,
+        main=owner.main,
+        keys=owner.indexer if spec.selects else None,
+        is_source=spec.layer_idx == source,
+        is_narrow=source in held and spec.layer_idx > source,
+    )
 
 
 def _choice(
-    config: DSV4Config,
-    schema: LayerCacheSchema,
-    owner: LayerCacheSchema,
-    lengths: list[int],
-    candidates: Candidates | None,
+    config: DSV4Config, layers: tuple[int, ...], layer: _Layer, keys: PageLayout, seen: Ints
 ) -> Iterator[Read]:
-    """Queries, scores and top k of a layer; ``lengths``: keys that each query token sees."""
-    assert owner.indexer
-    index, form = schema.layer.layer_idx, owner.indexer.format
-    tokens, heads, dims = len(lengths), config.index_heads, config.index_dim
-    query = traffic.indexer_query_bytes(tokens, heads, dims, config.rope_dim)
-    yield Read(index, "indexer_query", 0, query)
+    """Queries, scores and top k of layers; ``seen``: keys that each query token sees."""
+    heads, dims, none = config.index_heads, config.index_dim, np.zeros_like(seen)
+    query = traffic.indexer_query_bytes(1, heads, dims, config.rope_dim)
+    yield Read(layers, "indexer_query", none, none, query, none)
 
-    scores = sum(_among(candidates, n) for n in lengths)
-    blocks = sum(_kept(candidates, n) for n in lengths) if candidates else 0
-    keys = scores if candidates else max(lengths)
-    places = blocks or -(-keys // owner.indexer.entries)
-    yield Read(
-        index,
-        "index_scores",
-        traffic.index_scores_bytes(form, keys, places, scores, 0),
-        traffic.index_scores_bytes(form, 0, 0, 0, tokens * heads),
-        flops.index_scores_flops(scores, heads, dims),
-    )
-    moved = traffic.select_topk_bytes(scores, blocks, tokens * config.index_topk)
-    yield Read(index, "select_topk", moved)
+    candidates = config.candidates if layer.is_narrow else None
+    scores, blocks = seen, none
+    if candidates:
+        blocks = np.minimum(-(-seen // candidates.block_entries), candidates.blocks)
+        last = (seen - 1) % candidates.block_entries + 1  # the newest block, as far as it goes
+        scores = (blocks - 1) * candidates.block_entries + last
+        own = traffic.index_scores_bytes(keys.format, scores, blocks, scores, none)
+        shared = none
+    else:
+        own = traffic.index_scores_bytes(keys.format, none, none, scores, none)
+        pages = -(-seen // keys.entries)
+        shared = traffic.index_scores_bytes(keys.format, seen, pages, none, none)
+    query = traffic.index_scores_bytes(keys.format, 0, 0, 0, heads)
+    work = flops.index_scores_flops(scores, heads, dims)
+    yield Read(layers, "index_scores", own, shared, query, work)
 
-
-def _kept(candidates: Candidates, length: int) -> int:
-    """Blocks that are chosen among ``length`` entries."""
-    return min(-(-length // candidates.block_entries), candidates.blocks)
-
-
-def _among(candidates: Candidates | None, length: int) -> int:
-    """Keys that are scored among ``length``: those of whole blocks, and of the newest, or all."""
-    if candidates is None or not length:
-        return length
-    size = candidates.block_entries
-    return (_kept(candidates, length) - 1) * size + (length - 1) % size + 1
+    if layer.is_source and config.candidates:
+        moved = traffic.select_blocks_bytes(scores, none + config.candidates.blocks)
+        yield Read(layers, "select_blocks", moved, none, 0, none)
+    moved = traffic.select_topk_bytes(scores, blocks, none + config.index_topk)
+    yield Read(layers, "select_topk", moved, none, 0, none)
 
 
-def _attention(
-    config: DSV4Config, schema: LayerCacheSchema, owner: LayerCacheSchema, seen: list[int]
-) -> Read:
+def _attention(config: DSV4Config, layers: tuple[int, ...], layer: _Layer, tokens: Ints) -> Read:
     """Attention to the window and, where there are any, to chosen or all compressed entries."""
-    spec, window = schema.layer, schema.window
-    assert window
-    near = sum(min(n, config.window_tokens) for n in seen)
-    moved, far = traffic.attended_bytes(window.format, near, 0), 0
-    if owner.main and spec.ratio:
-        lengths = [n // spec.ratio for n in seen]
-        if spec.attn is AttentionType.HCA:
-            far = sum(lengths)
-            places = sum(-(-n // owner.main.entries) for n in lengths)
-        else:
-            far = sum(min(n, config.index_topk) for n in lengths)
-            places = len(seen) * config.index_topk
-        moved += traffic.attended_bytes(owner.main.format, far, places)
-    query = traffic.attend_query_bytes(len(seen), config.num_heads, config.head_dim)
-    work = flops.attend_flops(near + far, config.num_heads, config.head_dim)
-    return Read(spec.layer_idx, "attend", moved, query, work)
+    none = np.zeros_like(tokens)
+    moved, attended = none, none
+    if layer.window:
+        attended = np.minimum(tokens, config.window_tokens)
+        moved = traffic.attended_bytes(layer.window.format, attended, none)
+    if layer.main and layer.ratio:
+        entries = tokens // layer.ratio
+        places = -(-entries // layer.main.entries)
+        if not layer.every:
+            entries = np.minimum(entries, config.index_topk)
+            places = none + config.index_topk
+        moved = moved + traffic.attended_bytes(layer.main.format, entries, places)
+        attended = attended + entries
+    query = traffic.attend_query_bytes(1, config.num_heads, config.head_dim)
+    work = flops.attend_flops(attended, config.num_heads, config.head_dim)
+    return Read(layers, "attend", moved, none, query, work)

@@ -5,13 +5,19 @@ padding, tables shared by a whole batch, parameters, and whatever caches fetch b
 the terms: DeepSeek-V4 report, section 3.5, and the layouts in ``dsv4kv.model.formats``.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from dsv4kv.model.formats import EntryFormat
 
 if TYPE_CHECKING:  # they need torch, and counting bytes does not
+    import numpy as np
+    from numpy.typing import NDArray
+
     from dsv4kv.ops.compressor import Compressor
     from dsv4kv.ops.storage import PageStore
+
+Count = TypeVar("Count", int, "NDArray[np.int64]")
+"""A count, or many at once: one for each length or token."""
 
 VERSION = 1
 """Raised whenever a term changes: rates of different versions do not compare."""
@@ -31,7 +37,7 @@ def gather_topk_bytes(entry: EntryFormat, found: int, asked: int) -> int:
     return asked * 4 + found * (entry.entry_bytes + 2 * entry.dims)
 
 
-def gather_all_bytes(entry: EntryFormat, found: int, blocks: int) -> int:
+def gather_all_bytes(entry: EntryFormat, found: Count, blocks: Count) -> Count:
     """Dense gather: ``blocks`` table entries and ``found`` entries in, bf16 values out."""
     return blocks * _TABLE_BYTES + found * (entry.entry_bytes + 2 * entry.dims)
 
@@ -86,8 +92,8 @@ def indexer_query_bytes(tokens: int, heads: int, dims: int, rotated: int) -> int
 
 
 def index_scores_bytes(
-    keys: EntryFormat, read: int, places: int, scores: int, queries: int
-) -> int:
+    keys: EntryFormat, read: Count, places: Count, scores: Count, queries: Count
+) -> Count:
     """Scores: ``read`` keys and ``places`` of tables or block lists in, ``scores`` out.
 
     ``queries``: heads of all tokens, of which each has its codes and a weight. Tokens of one
@@ -97,17 +103,17 @@ def index_scores_bytes(
     return read * keys.entry_bytes + places * _TABLE_BYTES + scores * _FLOAT_BYTES + asked
 
 
-def select_blocks_bytes(scores: int, chosen: int) -> int:
+def select_blocks_bytes(scores: Count, chosen: Count) -> Count:
     """Candidate blocks: ``scores`` in, ``chosen`` numbers out."""
     return scores * _FLOAT_BYTES + chosen * _TABLE_BYTES
 
 
-def select_topk_bytes(scores: int, places: int, chosen: int) -> int:
+def select_topk_bytes(scores: Count, places: Count, chosen: Count) -> Count:
     """Top k: ``scores`` and ``places`` of block lists in, logical and physical numbers out."""
     return scores * _FLOAT_BYTES + (places + 2 * chosen) * _TABLE_BYTES
 
 
-def attended_bytes(entry: EntryFormat, found: int, places: int) -> int:
+def attended_bytes(entry: EntryFormat, found: Count, places: Count) -> Count:
     """What attention reads of a cache: ``found`` entries, ``places`` of tables or index lists.
 
     Every token counts what it reads, though neighbours share most of a window.

@@ -100,8 +100,14 @@ class ReplayWork(Part):
     """Weights read."""
     update_bytes: int
     """Moved to bring tokens into the cache."""
+    score_bytes: int = 0
+    """Moved by decode steps to score keys; in older records, 0, this is in ``gather_bytes``."""
+    select_bytes: int = 0
+    """Moved by decode steps to choose among the scores; likewise."""
+    attend_bytes: int = 0
+    """Moved by decode steps to attend; likewise."""
     gather_bytes: int
-    """Moved to read the cache."""
+    """Moved by prompt chunks to read the cache."""
     copy_bytes: int
     """Moved to keep windows and states and to bring them back."""
     operations: int

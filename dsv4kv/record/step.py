@@ -43,14 +43,15 @@ def step_shares(case: Case) -> list[StepShare]:
     for each in case.operations:
         calls, size, time_ns = _per_step(case, each)
         if calls:
-            kind = _kind_of(each.name)
+            kind = kind_of(each.name)
             share = found[kind]
             found[kind] = replace(share, bytes=share.bytes + size, ns=share.ns + time_ns)
     shares = [share for share in found.values() if share.ns]
     return [*shares, StepShare(BOOKKEEPING, 0, _bookkeeping_ns(case))] if shares else []
 
 
-def _kind_of(name: str) -> str:
+def kind_of(name: str) -> str:
+    """The kind of an operation, by its name."""
     return next((kind for kind, names in KINDS.items() if name in names), "write")
 
 

@@ -20,7 +20,7 @@ from dsv4kv.replay.clock import (
     find_rates,
 )
 from dsv4kv.replay.contract import NO_DATA, DataPath, Ledger, Prompts
-from dsv4kv.replay.costs import StepBytes, token_operations
+from dsv4kv.replay.costs import StepTables
 from dsv4kv.replay.decoders import Decoders, Drafts
 from dsv4kv.replay.engine import build_engine
 from dsv4kv.replay.memory import MemoryPlan, check_fit, plan_memory
@@ -139,7 +139,7 @@ def build_replay(
     keys = engine.keys if engine else keys_on(tokens)
     arrivals = Arrivals(requests, config.workload, keys)
     longest = min(memory.max_context_tokens, max(r.total_tokens for r in requests))
-    cost = _build_cost(memory, weights, longest)
+    cost = CostModel(StepTables(memory.model, memory.schemas, longest), weights)
     outcome = Outcome(config.measure.points, memory.block_tokens)
     checkpoints = CheckpointStore(memory.num_checkpoints)
     data = None
@@ -207,13 +207,6 @@ def _build_data(
         longest_tokens=min(fitting, max(r.total_tokens for r in requests)),
         machine_bytes=machine_bytes,
     )
-
-
-def _build_cost(memory: MemoryPlan, weights: WeightModel, longest_tokens: int) -> CostModel:
-    operations = token_operations(
-        memory.model, memory.schemas, weights.active_parameters, longest_tokens
-    )
-    return CostModel(StepBytes(memory.model, memory.schemas, longest_tokens), operations, weights)
 
 
 def _build_prompts(

@@ -6,7 +6,7 @@ at the same instant whether it was taken at once or step by step.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -19,7 +19,7 @@ from dsv4kv.model.schema import LayerCacheSchema
 from dsv4kv.names import find_name
 from dsv4kv.record.store import load_record
 from dsv4kv.record.yardstick import COPIES, yardsticks
-from dsv4kv.replay.costs import Ints, StepBytes
+from dsv4kv.replay.costs import READS, Ints, StepTables
 from dsv4kv.sizing.gpus import gpu_names, load_gpu
 from dsv4kv.sizing.lookup import find_weight_facts
 from dsv4kv.sizing.weights import Weights, count_layer, derive_weights, scale_weights
@@ -100,7 +100,10 @@ class Work:
         steps: Steps.
         weight_bytes: Weights read.
         update_bytes: Moved to bring tokens into the cache.
-        gather_bytes: Moved to read the cache.
+        score_bytes: Moved to score keys.
+        select_bytes: Moved to choose among the scores.
+        attend_bytes: Moved to attend.
+        gather_bytes: Moved by prompt chunks to read the cache.
         copy_bytes: Read and written by checkpoints.
         operations: Multiplications and additions.
     """
@@ -108,6 +111,9 @@ class Work:
     steps: int = 0
     weight_bytes: int = 0
     update_bytes: int = 0
+    score_bytes: int = 0
+    select_bytes: int = 0
+    attend_bytes: int = 0
     gather_bytes: int = 0
     copy_bytes: int = 0
     operations: int = 0
@@ -115,7 +121,8 @@ class Work:
     @property
     def cache_bytes(self) -> int:
         """Bytes that the cache moves."""
-        return self.update_bytes + self.gather_bytes + self.copy_bytes
+        reads = self.score_bytes + self.select_bytes + self.attend_bytes + self.gather_bytes
+        return self.update_bytes + reads + self.copy_bytes
 
     @property
     def moved_bytes(self) -> int:
@@ -127,6 +134,9 @@ class Work:
             self.steps + other.steps,
             self.weight_bytes + other.weight_bytes,
             self.update_bytes + other.update_bytes,
+            self.score_bytes + other.score_bytes,
+            self.select_bytes + other.select_bytes,
+            self.attend_bytes + other.attend_bytes,
             self.gather_bytes + other.gather_bytes,
             self.copy_bytes + other.copy_bytes,
             self.operations + other.operations,
@@ -283,14 +293,20 @@ Span = tuple[int, int]
 """Tokens of a request before and after a part of its prompt is computed."""
 
 
+_PER_WEIGHT = 2
+"""A multiplication and an addition."""
+
+
 class CostModel:
     """Turns tokens into work."""
 
-    def __init__(self, step_bytes: StepBytes, operations: Ints, weights: WeightModel) -> None:
-        """``operations`` int64[n] are those of the token that makes a request n tokens long."""
-        self._bytes = step_bytes
+    def __init__(self, tables: StepTables, weights: WeightModel) -> None:
+        """``tables`` reach as far as the longest request."""
+        self._tables = tables
         self._weights = weights
-        each = (step_bytes.updates, step_bytes.gathers, operations)
+        operations = tables.operations + _PER_WEIGHT * weights.active_parameters
+        reads = (tables.reads[kind] for kind in READS)
+        each = (tables.updates, *reads, operations, tables.shared)
         self._sums: Ints = np.stack(each, axis=1).cumsum(axis=0)
         self._weight_bytes: dict[int, int] = {}
 
@@ -298,9 +314,8 @@ class CostModel:
         """``steps`` steps in which requests of ``lengths`` int64[B] decode one token each."""
         sums = self._sums
         difference = sums.take(lengths + steps, axis=0) - sums.take(lengths, axis=0)
-        updates, gathers, operations = difference.sum(axis=0).tolist()
         weights = steps * self.weight_bytes(len(lengths))
-        return Work(steps, weights, updates, gathers, 0, operations)
+        return _decoding(steps, weights, *difference.sum(axis=0).tolist())
 
     def speculate(self, before: Ints, taken: Ints) -> list[Work]:
         """Steps in which requests verify windows of tokens.
@@ -310,12 +325,12 @@ class CostModel:
             taken: int64[steps, B]: tokens each step takes.
         """
         after = before + taken
-        updates, _, operations = np.moveaxis(self._sums[after] - self._sums[before], 2, 0)
-        columns = (taken, updates, self._bytes.gathers[after], operations)
-        rows = zip(*(column.sum(axis=1).tolist() for column in columns), strict=True)
+        difference = self._sums[after] - self._sums[before]
+        difference[..., -1] = self._tables.shared[after]  # once, not for every token
+        tokens, rows = taken.sum(axis=1).tolist(), difference.sum(axis=1).tolist()
         return [
-            Work(1, self.weight_bytes(tokens), update, gather, 0, operation)
-            for tokens, update, gather, operation in rows
+            _decoding(1, self.weight_bytes(count), *row)
+            for count, row in zip(tokens, rows, strict=True)
         ]
 
     def mixed(
@@ -333,15 +348,36 @@ class CostModel:
         operations, tokens = decoding.operations, decoded_tokens
         for before, after in spans:
             size = (after - before) // steps
-            updates += self._bytes.chunks(before, after, steps)
-            gathers += int(self._bytes.visible[before + size : after + 1 : size].sum())
-            operations += int(self._sums[after, 2] - self._sums[before, 2])
+            updates += self._tables.chunks(before, after, steps)
+            gathers += int(self._tables.visible[before + size : after + 1 : size].sum())
+            operations += int(self._sums[after, -2] - self._sums[before, -2])
             tokens += size
-        weights = steps * self.weight_bytes(tokens)
-        return Work(steps, weights, updates, gathers, 0, operations)
+        return replace(
+            decoding,
+            steps=steps,
+            weight_bytes=steps * self.weight_bytes(tokens),
+            update_bytes=updates,
+            gather_bytes=gathers,
+            operations=operations,
+        )
 
     def weight_bytes(self, tokens: int) -> int:
         """Weights that a step of so many tokens reads."""
         if tokens not in self._weight_bytes:
             self._weight_bytes[tokens] = self._weights.step_bytes(tokens)
         return self._weight_bytes[tokens]
+
+
+def _decoding(
+    steps: int,
+    weights: int,
+    updates: int,
+    scores: int,
+    choices: int,
+    attention: int,
+    operations: int,
+    shared: int,
+) -> Work:
+    return Work(
+        steps, weights, updates, scores + shared, choices, attention, operations=operations
+    )

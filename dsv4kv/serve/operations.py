@@ -4,10 +4,9 @@ How much work a step's operations are: entries and useful bytes, counted on the 
 asked of the cache, which is being checked.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 
 import numpy as np
@@ -353,12 +352,12 @@ class StepWork:
     index_topk: int
     window_tokens: int
     schemas: Sequence[LayerCacheSchema] = ()
-    _counted: dict[tuple[int, str], list[Read]] = field(default_factory=dict, init=False)
+    _reads: dict[tuple[int, str], Read] = field(default_factory=dict, init=False)
 
     def of(self, call: Call, layer: LayerCache) -> Work:
         """Entries and bytes of one operation on one layer."""
         if call.operation in READS:
-            moved = sum(read.bytes for read in self._reads(call, layer))
+            moved = self._read(call, layer).step_bytes(self._last)
             heads = _PER_ENTRY.get(call.operation)
             entries = self.flops(call, layer) // heads(layer) if heads else len(self.positions)
             return entries, moved
@@ -376,23 +375,22 @@ class StepWork:
         """Floating-point operations of one operation on one layer: of its matrix products."""
         if call.operation not in READS:
             return 0
-        return sum(read.flops for read in self._reads(call, layer))
+        return int(self._read(call, layer).flops.sum())
 
-    def _reads(self, call: Call, layer: LayerCache) -> list[Read]:
-        """One for each request."""
-        if not self._counted:
-            self._counted.update(self._count_reads(layer))
-        return self._counted[layer.schema.layer.layer_idx, call.operation]
+    def _read(self, call: Call, layer: LayerCache) -> Read:
+        if not self._reads:
+            for read in decode_reads(layer.model, self.schemas, self.positions + 1):
+                self._reads.update(dict.fromkeys(((i, read.operation) for i in read.layers), read))
+        return self._reads[layer.schema.layer.layer_idx, call.operation]
 
-    def _count_reads(self, layer: LayerCache) -> dict[tuple[int, str], list[Read]]:
-        found: dict[tuple[int, str], list[Read]] = defaultdict(list)
-        first = 0
+    @cached_property
+    def _last(self) -> Ids:
+        """The last token of every request, int64[B]; those of a request are neighbours."""
+        last, end = [], 0
         for tokens in self.after.tolist():
-            count = tokens - int(self.positions[first])
-            first += count
-            for read in decode_reads(layer.model, self.schemas, tokens, count - 1):
-                found[read.layer_idx, read.operation].append(read)
-        return found
+            end += tokens - int(self.positions[end])
+            last.append(end - 1)
+        return np.array(last)
 
     def _window_insert(self, layer: LayerCache) -> Work:
         assert layer.window is not None

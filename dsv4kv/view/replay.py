@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from dsv4kv.measure.statistics import Summary, summarize
 from dsv4kv.record.quantities import axis_names, axis_text
-from dsv4kv.record.replay import ReplayData, ReplayResult, Reuse
+from dsv4kv.record.replay import ReplayData, ReplayResult, ReplayWork, Reuse
 from dsv4kv.record.schema import Case, Latency, RunRecord, Totals
 from dsv4kv.units import format_bytes, format_duration
 from dsv4kv.view.case import operations_table
@@ -308,7 +308,7 @@ def steps_table(data: ReplayData) -> Table:
             *numbers("total s measured", "total s modelled"),
         ],
         rows,
-        note="measured here, beside bytes over the model's bandwidth",
+        note="measured: decode steps gather; modelled: bytes read in place, over the bandwidth",
     )
 
 
@@ -426,6 +426,19 @@ def _windows_text(reuse: Reuse) -> str:
     )
 
 
+def _moved_text(work: ReplayWork) -> str:
+    parts = {
+        "weights": work.weight_bytes,
+        "scores": work.score_bytes,
+        "top-k": work.select_bytes,
+        "attention": work.attend_bytes,
+        "gathers": work.gather_bytes,
+        "writes": work.update_bytes,
+        "checkpoints": work.copy_bytes,
+    }
+    return ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
+
+
 def replay_facts(result: ReplayResult, totals: Totals) -> Facts:
     """What happened, in a line each."""
     reuse, work = result.reuse, result.work
@@ -447,11 +460,7 @@ def replay_facts(result: ReplayResult, totals: Totals) -> Facts:
             f"{result.pauses:,} pauses, {result.evictions:,} starts over, "
             f"{reuse.deferred_requests:,} requests waited for another one's prefix"
         ),
-        "moved": (
-            f"weights {format_bytes(work.weight_bytes)}, reading the cache "
-            f"{format_bytes(work.gather_bytes)}, writing it {format_bytes(work.update_bytes)}, "
-            f"checkpoints {format_bytes(work.copy_bytes)}"
-        ),
+        "moved": _moved_text(work),
         "lost room": (
             f"{format_bytes(result.rounding_bytes)} by rounding up to blocks at the peak, "
             f"{format_bytes(result.padding_bytes)} of padding in every block, "

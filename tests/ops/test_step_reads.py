@@ -1,5 +1,6 @@
 """Bytes and operations of a decode step's reads, by context and model, against literal counts."""
 
+import numpy as np
 import pytest
 
 from dsv4kv.model.config import Candidates, DSV4Config
@@ -16,19 +17,27 @@ def schemas(config: DSV4Config, keys: str | None = None) -> list[LayerCacheSchem
     return [build_schema(config, spec, formats=formats) for spec in build_schedule(config)]
 
 
+def step(config: DSV4Config, layers: list[LayerCacheSchema], *tokens: int) -> list[Read]:
+    return list(decode_reads(config, layers, np.array(tokens)))
+
+
 def reads(name: str, tokens: int, keys: str | None = None) -> list[Read]:
     config = load_model(name)
-    return decode_reads(config, schemas(config, keys), tokens)
+    return step(config, schemas(config, keys), tokens)
 
 
 def total(reads: list[Read], *operations: str) -> tuple[int, int, int]:
-    """Cache bytes, query bytes and FLOPs of operations."""
+    """Cache bytes, query bytes and FLOPs of operations of a step of one request."""
     mine = [read for read in reads if read.operation in operations]
-    return (
-        sum(read.cache_bytes for read in mine),
-        sum(read.query_bytes for read in mine),
-        sum(read.flops for read in mine),
-    )
+    query = [len(read.layers) * len(read.flops) * read.query_bytes for read in mine]
+    moved = [len(read.layers) * read.step_bytes(np.array([-1])) for read in mine]
+    work = [len(read.layers) * int(read.flops.sum()) for read in mine]
+    return sum(moved) - sum(query), sum(query), sum(work)
+
+
+def by_layer(reads: list[Read], operation: str) -> dict[int, Read]:
+    mine = [read for read in reads if read.operation == operation]
+    return {layer: read for read in mine for layer in read.layers}
 
 
 def test_a_step_of_v4_flash_at_128k_is_counted_by_hand() -> None:
@@ -66,8 +75,9 @@ def test_a_request_of_one_token_reads_its_window_of_one() -> None:
 
 def test_drafts_share_keys_and_see_what_is_before_them() -> None:
     config = load_model("v4-flash")
-    found = decode_reads(config, schemas(config, "fp8"), 4 * K + 3, drafts=4)
-    lengths = [(4 * K - 1 + i) // 4 for i in range(5)]
+    tokens = [4 * K - 1 + i for i in range(5)]
+    found = step(config, schemas(config, "fp8"), *tokens)
+    lengths = [n // 4 for n in tokens]
     assert lengths == [K - 1, K, K, K, K]
     scores = sum(lengths)
     assert total(found, "index_scores") == (
@@ -80,24 +90,18 @@ def test_drafts_share_keys_and_see_what_is_before_them() -> None:
 
 def test_v41_chooses_in_eight_layers_of_which_four_score_candidates_alone() -> None:
     found = reads("v4.1-flash", 128 * K)
-    choosing = [read.layer_idx for read in found if read.operation == "select_topk"]
-    assert choosing == [2, 8, 14, 20, 24, 28, 32, 36]
-    scored = {
-        read.layer_idx: read.flops // (32 * 128 * 2)
-        for read in found
-        if read.operation == "index_scores"
-    }
+    assert sorted(by_layer(found, "select_topk")) == [2, 8, 14, 20, 24, 28, 32, 36]
+    scores = by_layer(found, "index_scores")
+    scored = {layer: int(read.flops[0]) // (32 * 128 * 2) for layer, read in scores.items()}
     assert scored == {
         **dict.fromkeys((2, 8, 14), 64 * K),
         20: 128 * K,
         **dict.fromkeys((24, 28, 32, 36), 2048 * 8),
     }
-    (source,) = (read for read in found if read.operation == "select_blocks")
-    assert (source.layer_idx, source.cache_bytes) == (20, 128 * K * 4 + 2048 * 4)
-    (narrow,) = (
-        each for each in found if (each.layer_idx, each.operation) == (24, "index_scores")
-    )
-    assert narrow.cache_bytes == 2048 * 8 * (68 + 4) + 2048 * 4
+    blocks = by_layer(found, "select_blocks")
+    assert list(blocks) == [20]
+    assert blocks[20].step_bytes() == 128 * K * 4 + 2048 * 4
+    assert scores[24].own_bytes[0] == 2048 * 8 * (68 + 4) + 2048 * 4
 
 
 @pytest.mark.parametrize(("length", "scored"), [(1, 1), (17, 17), (33, 17), (40, 24), (41, 17)])
@@ -105,18 +109,15 @@ def test_the_newest_block_is_scored_as_far_as_it_goes(length: int, scored: int) 
     config = load_model("v4.1-flash").model_copy(
         update={"candidates": Candidates(source=20, blocks=3, block_entries=8)}
     )
-    found = decode_reads(config, schemas(config), length)
-    (narrow,) = (
-        each for each in found if (each.layer_idx, each.operation) == (24, "index_scores")
-    )
-    assert narrow.flops == scored * 32 * 128 * 2
+    found = step(config, schemas(config), length)
+    assert by_layer(found, "index_scores")[24].flops[0] == scored * 32 * 128 * 2
 
 
 def test_layers_for_which_another_one_chooses_only_attend() -> None:
     """IndexCache on V4: a flag of the schedule."""
     config = load_model("v4-flash")
     sharing = config.model_copy(update={"index_sources": (2, 10, 18, 26, 34, 42)})
-    every, some = (decode_reads(each, schemas(each), 128 * K) for each in (config, sharing))
+    every, some = (step(each, schemas(each), 128 * K) for each in (config, sharing))
     assert total(some, "index_scores")[0] * 21 == total(every, "index_scores")[0] * 6
     assert total(some, "attend") == total(every, "attend")
 
@@ -138,13 +139,13 @@ SHARES = {
 def test_the_shares_of_a_step_by_key_format(name: str, keys: str, tokens: int) -> None:
     config = load_model(name)
     layers = schemas(config, keys)
-    found = decode_reads(config, layers, tokens)
+    found = step(config, layers, tokens)
     choosing = total(found, "index_scores", "select_topk")[0]
     attention = total(found, "attend")[0]
-    step = choosing + attention + sum(map(written, layers))
+    moved = choosing + attention + sum(map(written, layers))
     for part, share in zip((choosing, attention), SHARES[name, keys, tokens], strict=True):
         if share is not None:
-            assert 100 * part / step == pytest.approx(share, abs=1)
+            assert 100 * part / moved == pytest.approx(share, abs=1)
 
 
 def written(schema: LayerCacheSchema) -> int:

@@ -1,109 +1,168 @@
-"""The tables of the byte model against its terms, added up operation by operation."""
+"""The tables of the byte model against what ``bench`` counts, operation by operation."""
 
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dsv4kv.bench.build import _draw_compressors, plan_from
+from dsv4kv.cache.handle import LayerCache, build_layers
+from dsv4kv.cache.manager import KVCacheManager
+from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.presets import load_model
-from dsv4kv.model.schedule import AttentionType, build_schedule
-from dsv4kv.model.schema import LayerCacheSchema, build_schema
 from dsv4kv.ops import traffic
-from dsv4kv.replay.costs import Pooling, StepBytes, _pooling
+from dsv4kv.ops.registry import load_backend
+from dsv4kv.record.step import kind_of
+from dsv4kv.replay.clock import CostModel, WeightModel
+from dsv4kv.replay.costs import Pooling, StepTables, _pooling
+from dsv4kv.serve.operations import Call, StepWork, chunk_writes, decode_operations
+from tests.ops.test_step_reads import schemas
+from tests.serve.serving import make_config
 
 LONGEST = 3000
-FLASH = load_model("v4-flash")
-SCHEMAS = [build_schema(FLASH, spec) for spec in build_schedule(FLASH)]
-TABLES = StepBytes(FLASH, SCHEMAS, LONGEST)
+WEIGHTLESS = WeightModel(0, 0, 0, 1, 1, 0, "none")
+HELD = {
+    "v4-flash": ("model.layers=[0, 2, 3, 4]",),
+    "v4-pro, fp8 keys, online": (
+        "model.preset=v4-pro",
+        "model.layers=[0, 2]",
+        "model.formats.indexer=fp8",
+        "cache.state=online",
+    ),
+    "v4.1-flash": ("model.preset=v4.1-flash", "model.layers=[0, 2, 3, 20, 21, 24]"),
+    "v3.2": ("model.preset=v3.2", "model.layers=[0, 1]"),
+}
 
 
-def poolings(schema: LayerCacheSchema) -> list[Pooling]:
-    """The layer's compressors, main and indexer."""
-    made = []
-    if schema.main and schema.state_shape:
-        made.append(_pooling(schema, schema.main, schema.state_shape, FLASH.head_dim))
-    if schema.indexer and schema.indexer_state_shape:
-        made.append(_pooling(schema, schema.indexer, schema.indexer_state_shape, FLASH.index_dim))
-    return made
+@cache
+def held(settings: tuple[str, ...]) -> tuple[list[LayerCache], StepTables]:
+    """The layers that ``bench`` would hold, and the tables of a replay of these."""
+    manager = KVCacheManager(plan_from(make_config(*settings)))
+    compressors = _draw_compressors(manager.plan, seed=0)
+    layers = list(build_layers(manager, load_backend("cpu"), compressors).values())
+    owned = [layer.schema for layer in layers]
+    return layers, StepTables(layers[0].model, owned, LONGEST)
 
 
-def decode_bytes(length: int) -> tuple[int, int]:
-    """Bytes of the token that makes a request so long: what it writes, what it reads."""
-    written = read = 0
-    for schema in SCHEMAS:
-        assert schema.window
-        window = schema.window.format
-        written += traffic.insert_bytes(window, 1)
-        read += traffic.gather_window_bytes(window, min(length, 128), 1)
-        for pool in poolings(schema):
-            written += traffic.state_append_bytes(pool.compressor, 1, online=False)
-            flushed = int(length % schema.layer.ratio == 0)
-            written += traffic.flush_bytes(pool.compressor, pool.entry, flushed, online=False)
-        entries = length // schema.layer.ratio if schema.main else 0
-        if schema.indexer:
-            pages = -(-entries // schema.indexer.entries)
-            read += traffic.gather_all_bytes(schema.indexer.format, entries, pages)
-        if schema.main and schema.layer.attn is AttentionType.HCA:
-            pages = -(-entries // schema.main.entries)
-            read += traffic.gather_all_bytes(schema.main.format, entries, pages)
-        elif schema.main:
-            found = min(entries, FLASH.index_topk)
-            read += traffic.gather_topk_bytes(schema.main.format, found, FLASH.index_topk)
-    return written, read
+def bench_counts(layers: Sequence[LayerCache], before: int, taken: int) -> Counter[str]:
+    """Bytes by kind, and operations, of a decode step of one request."""
+    model, each = layers[0].model, [layer.schema for layer in layers]
+    positions = np.arange(before, before + taken)
+    after = np.array([before + taken])
+    work = StepWork(after, positions, model.index_topk, model.window_tokens, each)
+    found: Counter[str] = Counter()
+    for layer in layers:
+        for name, indexer in decode_operations(layer, fused=True, engine=True):
+            call = Call(name, indexer, run=lambda: None)
+            found[kind_of(name)] += work.of(call, layer)[1]
+            found["operations"] += work.flops(call, layer)
+    return found
 
 
-@pytest.mark.parametrize("length", [1, 3, 4, 127, 128, 129, 2047, 2048, 2052, LONGEST])
-def test_a_decode_token_moves_what_its_operations_move(length: int) -> None:
-    assert (TABLES.updates[length], TABLES.gathers[length]) == decode_bytes(length)
+@pytest.mark.parametrize("model", HELD)
+@settings(max_examples=40, deadline=None)
+@given(before=st.integers(0, LONGEST - 4), taken=st.integers(1, 4))
+def test_a_decode_step_moves_and_computes_what_bench_counts(
+    model: str, before: int, taken: int
+) -> None:
+    """With drafts or without: the same kinds, the same terms."""
+    layers, tables = held(HELD[model])
+    (work,) = CostModel(tables, WEIGHTLESS).speculate(np.array([[before]]), np.array([[taken]]))
+    counted = bench_counts(layers, before, taken)
+    assert {
+        "write": work.update_bytes,
+        "scores": work.score_bytes,
+        "top-k": work.select_bytes,
+        "attention": work.attend_bytes,
+        "operations": work.operations,
+    } == {kind: counted[kind] for kind in ("write", "scores", "top-k", "attention", "operations")}
+    assert work.gather_bytes == 0
 
 
-@settings(max_examples=30)
-@given(st.integers(0, LONGEST - 1), st.integers(1, LONGEST))
-def test_a_chunk_moves_what_its_operations_move(before: int, tokens: int) -> None:
+@pytest.mark.parametrize("model", HELD)
+@settings(max_examples=30, deadline=None)
+@given(before=st.integers(0, LONGEST - 1), tokens=st.integers(1, LONGEST))
+def test_a_chunk_writes_what_bench_counts(model: str, before: int, tokens: int) -> None:
+    layers, tables = held(HELD[model])
     after = min(before + tokens, LONGEST)
-    tokens = after - before
-    written = read = 0
-    for schema in SCHEMAS:
-        assert schema.window
-        written += traffic.insert_bytes(schema.window.format, min(tokens, 128))
-        for pool in poolings(schema):
-            entries = after // pool.ratio - before // pool.ratio
-            written += traffic.compress_chunk_bytes(
-                pool.compressor, pool.entry, tokens, entries, pool.state_rows
-            )
-        for page in (schema.main, schema.indexer):
-            if page:
-                entries = after // schema.layer.ratio
-                pages = -(-entries // page.entries)
-                read += traffic.gather_all_bytes(page.format, entries, pages)
-    assert (TABLES.chunks(before, after), TABLES.visible[after]) == (written, read)
+    work = StepWork(np.array([after]), np.arange(before, after), 0, 0)
+    written = sum(
+        work.of(Call(name, indexer, run=lambda: None), layer)[1]
+        for layer in layers
+        for name, indexer in chunk_writes(layer)
+    )
+    assert tables.chunks(before, after) == written
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 127, 128, 129, 2048, LONGEST])
+def test_a_chunk_gathers_what_is_visible(length: int) -> None:
+    layers, tables = held(HELD["v4-flash"])
+    read = 0
+    for schema in (layer.schema for layer in layers):
+        for page in filter(None, (schema.main, schema.indexer)):
+            entries = length // schema.layer.ratio
+            pages = -(-entries // page.entries)
+            read += traffic.gather_all_bytes(page.format, entries, pages)
+    assert tables.visible[length] == read
+
+
+def poolings(config: DSV4Config) -> set[Pooling]:
+    """The layers' compressors, main and indexer."""
+    return {
+        _pooling(schema, page, shape, dim)
+        for schema in schemas(config)
+        for page, shape, dim in (
+            (schema.main, schema.state_shape, config.head_dim),
+            (schema.indexer, schema.indexer_state_shape, config.index_dim),
+        )
+        if page and shape
+    }
 
 
 def test_the_states_of_v4_have_the_rows_that_the_report_says() -> None:
     rows = {
         (pool.ratio, pool.dim): (pool.rows, pool.channels, pool.state_rows)
-        for schema in SCHEMAS
-        for pool in poolings(schema)
+        for pool in poolings(load_model("v4-flash"))
     }
     assert rows == {(4, 512): (8, 1024, 8), (4, 128): (8, 256, 8), (128, 512): (128, 512, 128)}
+
+
+def test_a_group_of_v41_stands_alone() -> None:
+    (pool,) = poolings(load_model("v4.1-flash"))
+    assert (pool.ratio, pool.rows, pool.channels, pool.state_rows) == (2, 2, 512, 2)
 
 
 @pytest.mark.parametrize("model", ["v4-pro", "v4.1-flash", "v3.2"])
 def test_every_model_has_tables_that_grow_with_length(model: str) -> None:
     config = load_model(model)
-    schemas = [build_schema(config, spec) for spec in build_schedule(config)]
-    tables = StepBytes(config, schemas, 1024)
-    assert tables.gathers[1024] > tables.gathers[1] > 0
-    assert tables.updates[1:].min() > 0
+    tables = StepTables(config, schemas(config), 1024)
+    assert tables.reads["attention"][1024] > tables.reads["attention"][1] > 0
+    assert tables.shared[1024] > tables.shared[4] > 0
+    assert tables.updates[2::2].min() > 0
     assert tables.chunks(0, 1024) > 0
 
 
 def test_keys_are_read_by_the_layers_that_select() -> None:
-    """V4.1: eight, of which four own none."""
+    """V4.1: eight, of which four own none; of these four, three score candidate blocks alone."""
     config = load_model("v4.1-flash")
-    schemas = [build_schema(config, spec) for spec in build_schedule(config)]
-    alone = [replace(each, layer=replace(each.layer, selects=False)) for each in schemas]
-    every, none = (StepBytes(config, each, 1024).gathers[1024] for each in (schemas, alone))
-    keys = {1: 1024 * (68 + 256) + 8 * 4, 2: 512 * (68 + 256) + 8 * 4}  # a block of 128 tokens
-    assert every - none == 3 * keys[2] + 5 * keys[1]
+    tables = StepTables(config, schemas(config), 1024)
+    half, whole = 512 * 68 + 8 * 4, 1024 * 68 + 8 * 4  # a block holds 128 tokens
+    assert tables.shared[1024] == 3 * half + whole
+
+
+def test_layers_for_which_another_one_selects_read_no_keys() -> None:
+    """IndexCache on V4: a flag of the schedule."""
+    config = load_model("v4-flash")
+    sharing = config.model_copy(update={"index_sources": (2, 10, 18, 26, 34, 42)})
+    every, some = (StepTables(each, schemas(each), 1024) for each in (config, sharing))
+    assert some.shared[1024] * 21 == every.shared[1024] * 6
+    for kind in ("scores", "top-k"):
+        assert some.reads[kind][1024] * 21 == every.reads[kind][1024] * 6
+    assert (some.reads["attention"] == every.reads["attention"]).all()
+    assert (some.updates == every.updates).all()  # each layer keeps its keys
+    keys = 256 * (68 + 256) + 8 * 4
+    assert every.visible[1024] - some.visible[1024] == 15 * keys

@@ -12,6 +12,9 @@ WORKS = st.builds(
     steps=st.integers(0, 5),
     weight_bytes=st.integers(0, 10**15),
     update_bytes=st.integers(0, 10**12),
+    score_bytes=st.integers(0, 10**12),
+    select_bytes=st.integers(0, 10**12),
+    attend_bytes=st.integers(0, 10**12),
     gather_bytes=st.integers(0, 10**12),
     copy_bytes=st.integers(0, 10**12),
     operations=st.integers(0, 10**18),
@@ -51,5 +54,6 @@ def test_waiting_for_what_is_past_changes_nothing() -> None:
 
 def test_a_step_takes_overhead_and_bytes_and_arithmetic() -> None:
     clock = VirtualClock(RATES)
-    clock.work(Work(1, 10**12, 10**11, 10**11, 3 * 10**11, 7 * 10**14))
+    each = 10**11
+    clock.work(Work(1, 10**12, each, each, each, each, each, operations=7 * 10**14))
     assert clock.now_s == pytest.approx(1e-3 + 1.5e12 / 3e12 + 1.0)

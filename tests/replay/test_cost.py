@@ -8,14 +8,12 @@ from hypothesis import strategies as st
 from dsv4kv.config.replay import CostSection
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.presets import load_model
-from dsv4kv.model.schedule import build_schedule
-from dsv4kv.model.schema import build_schema
-from dsv4kv.ops.step_reads import decode_reads
 from dsv4kv.record.store import save_record
 from dsv4kv.replay.clock import CostModel, Work, build_weights, find_rates
-from dsv4kv.replay.costs import token_operations
+from dsv4kv.replay.costs import StepTables
 from dsv4kv.replay.decoders import Drafts
 from dsv4kv.replay.memory import plan_memory
+from tests.ops.test_step_reads import SHARES, schemas
 from tests.record.records import make_record
 from tests.replay.scenes import replay, request, small_config
 
@@ -43,7 +41,9 @@ def test_a_window_reads_the_cache_once_and_writes_every_token() -> None:
     single = COST.decode(lengths[0], 4)
     assert window.update_bytes == single.update_bytes
     assert window.operations == single.operations
-    assert window.gather_bytes == COST.decode(np.array([103]), 1).gather_bytes
+    keys = COST._tables.shared
+    assert window.score_bytes == single.score_bytes - keys[101:104].sum()  # 104 tokens' alone
+    assert window.attend_bytes == single.attend_bytes
 
 
 def test_a_mixed_step_reads_its_weights_once_for_all_tokens() -> None:
@@ -82,24 +82,30 @@ def test_given_weights_are_spread_as_derived() -> None:
 
 def test_arithmetic_grows_by_what_attention_and_indexer_read() -> None:
     memory = plan_memory(small_config(model__preset="v4-pro", model__layers="[2, 3]"))
-    operations = token_operations(load_model("v4-pro"), memory.schemas, 1000, 8192)
+    operations = StepTables(load_model("v4-pro"), memory.schemas, 8192).operations
     heads = 4 * 128 * 512
     csa_window, hca_window = 128 * heads, 128 * heads
-    assert operations[128] == 2000 + csa_window + hca_window + heads * (32 + 1) + 2 * 64 * 128 * 32
+    assert operations[128] == csa_window + hca_window + heads * (32 + 1) + 2 * 64 * 128 * 32
     topk = heads * (1024 + 64) + 2 * 64 * 128 * 2048
-    assert operations[8192] == 2000 + csa_window + hca_window + topk
+    assert operations[8192] == csa_window + hca_window + topk
 
 
-@pytest.mark.parametrize("model", ["v4-flash", "v4-pro", "v4.1-flash"])
-def test_arithmetic_is_that_of_the_reads_of_a_decode_step(model: str) -> None:
-    """V4.1: eight of its layers score keys, four of them those of candidate blocks."""
+def test_a_token_is_multiplied_with_every_active_parameter() -> None:
+    one = COST.decode(np.array([99]), 1).operations
+    assert one == COST._tables.operations[100] + 2 * MADE.weights.active_parameters
+
+
+@pytest.mark.parametrize(("model", "keys", "tokens"), SHARES)
+def test_the_shares_of_a_step_by_key_format(model: str, keys: str, tokens: int) -> None:
+    """Without what is as large at any context: queries, outputs and their weights."""
     config = load_model(model)
-    schemas = [build_schema(config, spec) for spec in build_schedule(config)]
-    longest = 40_000
-    operations = token_operations(config, schemas, 1000, longest)
-    for tokens in (1, 127, 4096, 16_384, longest):
-        reads = decode_reads(config, schemas, tokens)
-        assert operations[tokens] == 2000 + sum(read.flops for read in reads)
+    tables = StepTables(config, schemas(config, keys), tokens + 1)
+    scores, choice, attention = (read[tokens] - read[0] for read in tables.reads.values())
+    choosing = scores + choice + tables.shared[tokens]
+    moved = choosing + attention + tables.updates[tokens + 1]  # completes no entry
+    for part, share in zip((choosing, attention), SHARES[model, keys, tokens], strict=True):
+        if share is not None:
+            assert 100 * part / moved == pytest.approx(share, abs=1)
 
 
 def test_drafts_are_drawn_alike_however_steps_are_grouped() -> None:

@@ -30,8 +30,9 @@ def serve_plainly(replay: Replay, concurrency: int, budget: int) -> list[Plain]:
     Every table is read at one length at a time; time is the sum of all work so far.
     """
     cost, rates = replay.scheduler._cost, replay.rates
-    table, weights = cost._bytes, replay.weights
-    per_token = cost._sums[1:, 2] - cost._sums[:-1, 2]  # [n - 1]: the token that makes n
+    table, weights = cost._tables, replay.weights
+    per_token = table.operations + 2 * weights.active_parameters
+    reads = sum(table.reads.values()) + table.shared
     done = Work()
 
     def now() -> float:
@@ -54,8 +55,8 @@ def serve_plainly(replay: Replay, concurrency: int, budget: int) -> list[Plain]:
             one.generated += 1
             tokens += 1
             updates += int(table.updates[one.position])
-            gathers += int(table.gathers[one.position])
-            operations += int(per_token[one.position - 1])
+            gathers += int(reads[one.position])
+            operations += int(per_token[one.position])
         answered = []
         for one in running:
             take = min(one.prompt - one.position, budget - tokens) if one not in decoding else 0
@@ -63,11 +64,17 @@ def serve_plainly(replay: Replay, concurrency: int, budget: int) -> list[Plain]:
                 after = one.position + take
                 updates += table.chunks(one.position, after)
                 gathers += int(table.visible[after])
-                operations += sum(int(per_token[n]) for n in range(one.position, after))
+                operations += int(per_token[one.position + 1 : after + 1].sum())
                 one.position, tokens = after, tokens + take
                 if after == one.prompt:
                     answered.append(one)
-        step = Work(1, weights.step_bytes(tokens), updates, gathers, 0, operations)
+        step = Work(
+            1,
+            weights.step_bytes(tokens),
+            updates,
+            gather_bytes=gathers,
+            operations=operations,
+        )
         done = done + step
         for one in answered:
             one.first_s = now()

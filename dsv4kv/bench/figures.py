@@ -227,7 +227,7 @@ def measure_operations(
     """
     generator = torch.Generator().manual_seed(seed)
     fill_layers(executor.layers, generator)
-    engine = executor.queries is not None
+    engine = executor.in_place
     figures = list(_list_figures(executor.layers, requests, generator, engine=engine))
     ranked = sorted(figures, key=lambda figure: figure.rank)
     measured = {

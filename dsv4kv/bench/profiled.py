@@ -19,7 +19,7 @@ from dsv4kv.measure.profilers.ranges import INPUTS, STEP
 from dsv4kv.measure.recorder import Recorder
 from dsv4kv.record.profile import Profile
 from dsv4kv.record.schema import Case, Memcpy, Peak
-from dsv4kv.serve.executor import Chosen, StepExecutor, StepTokens
+from dsv4kv.serve.executor import Show, StepExecutor, StepTokens
 from dsv4kv.serve.graphs import DecodeGraphs
 from dsv4kv.serve.inputs import PromptContents, StepInputs
 from dsv4kv.serve.loop import ServingLoop, open_requests
@@ -127,15 +127,15 @@ class ProfiledExecutor(StepExecutor):
             if self.watch.active and self.gpu is not None:
                 self._count_bytes(step)
 
-    def _run(self, step: StepTokens, inputs: StepInputs, chosen: Chosen, *, chunk: bool) -> None:
+    def _run(self, step: StepTokens, inputs: StepInputs, show: Show, *, chunk: bool) -> None:
         with self.watch.mark(_LAUNCH):
-            super()._run(step, inputs, chosen, chunk=chunk)
+            super()._run(step, inputs, show, chunk=chunk)
 
     def _replay(
-        self, graphs: DecodeGraphs, step: StepTokens, inputs: StepInputs, chosen: Chosen
+        self, graphs: DecodeGraphs, step: StepTokens, inputs: StepInputs, show: Show
     ) -> None:
         with self.watch.mark(_REPLAY):
-            super()._replay(graphs, step, inputs, chosen)
+            super()._replay(graphs, step, inputs, show)
 
     def _count_bytes(self, step: StepTokens) -> None:
         """Bytes by kernel: those of indexer keys and of compressed KV have one name on a GPU."""

@@ -1,9 +1,10 @@
 """Runs a step's operations on real bytes, layer by layer, as a decoder would."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -32,7 +33,6 @@ from dsv4kv.serve.operations import (
     Reads,
     Step,
     StepWork,
-    attention_operations,
     chunk_writes,
     decode_operations,
     prefill_operations,
@@ -75,6 +75,9 @@ class StepTokens:
 
 Chosen = Mapping[int, Tensor]
 """Entries that layers read which select some, int32[B, K] by ratio, on the host."""
+
+Show = Callable[[LayerCache, Call], None]
+"""Shows the observer what a call of a step has read."""
 
 
 class StepObserver(Protocol):
@@ -150,6 +153,11 @@ class StepExecutor:
     queries: QueryBank | None = None
     _turns: Counter[bool] = field(default_factory=Counter, init=False)
 
+    @property
+    def in_place(self) -> bool:
+        """Whether decode steps read in place, as engines do."""
+        return self.queries is not None
+
     def decode(self, step: StepTokens) -> None:
         """One token of every request, or one and its drafts: insert, flush, gather."""
         graphs = self._take_graphs(step)
@@ -162,18 +170,19 @@ class StepExecutor:
             if self.queries is not None:
                 asked = self.queries.take(rows, step.batch.positions)
                 inputs = replace(inputs, queries=asked)
+        show = partial(self._show, step, inputs.queries, chosen)
         if graphs is None:
             dependent = self.gpu is not None and self.gpu.dependent
             with self._span("decode_eager", step), dependent_launches(dependent):
-                self._run(step, inputs, chosen, chunk=False)
+                self._run(step, inputs, show, chunk=False)
         else:
-            self._replay(graphs, step, inputs, chosen)
+            self._replay(graphs, step, inputs, show)
 
     def prefill(self, step: StepTokens) -> None:
         """One prompt chunk of one request: insert and compress, then read what is visible."""
         with self.recorder.excluded():
             inputs = self.inputs.take(self._chunk_rows(step), {})
-        self._run(step, inputs, {}, chunk=True)
+        self._run(step, inputs, partial(self._show, step, None, {}), chunk=True)
 
     def place(self, step: StepTokens) -> None:
         """The end of one request's prompt, written as it is served; all its entries are placed."""
@@ -218,7 +227,7 @@ class StepExecutor:
         eager = self.gpu.in_turns and self._turns[step.observed] % 2 == 0
         return None if eager else self.gpu.graphs
 
-    def _run(self, step: StepTokens, inputs: StepInputs, chosen: Chosen, *, chunk: bool) -> None:
+    def _run(self, step: StepTokens, inputs: StepInputs, show: Show, *, chunk: bool) -> None:
         """Launch the operations of every layer, one after the other."""
         view: StepView = step.batch
         if self.gpu is not None:
@@ -228,15 +237,19 @@ class StepExecutor:
                 self.gpu.tables.prepare(view.request_slots, view.tokens_after)
         work = self._work(step)
         fused = self.gpu is not None  # on the CPU each operation is timed by itself
+        decoding = partial(decode_operations, fused=fused, engine=self.in_place)
         for layer in self.layers:
             handle = LayerCacheHandle(layer, view)
             maker = CallMaker(handle, inputs, self.outputs, step.longest_tokens)
-            for operation in self._operations(layer, chunk=chunk, fused=fused):
+            for operation in prefill_operations(layer) if chunk else decoding(layer):
                 with self.recorder.excluded():
                     call = maker.make(*operation)
-                if call is not None:
-                    self._call(call, layer, work)
-                    self._show_if_observed(layer, call, step, inputs, chosen)
+                if call is None:
+                    continue
+                self._call(call, layer, work)
+                if step.observed and call.is_shown:
+                    with self.recorder.excluded():
+                        show(layer, call)
 
     def _work(self, step: StepTokens) -> StepWork:
         after, positions = step.batch.tokens_after.numpy(), step.batch.positions.numpy()
@@ -246,12 +259,7 @@ class StepExecutor:
     def step_operations(self, layer: LayerCache) -> list[Step]:
         """Operations of a decode step on a layer."""
         fused = self.gpu is not None and self.gpu.fused
-        return decode_operations(layer, fused=fused, engine=self.queries is not None)
-
-    def _operations(self, layer: LayerCache, *, chunk: bool, fused: bool) -> list[Step]:
-        if chunk:
-            return prefill_operations(layer)
-        return decode_operations(layer, fused=fused, engine=self.queries is not None)
+        return decode_operations(layer, fused=fused, engine=self.in_place)
 
     def _call(self, call: Call, layer: LayerCache, work: StepWork) -> None:
         if self.gpu is not None:
@@ -265,7 +273,7 @@ class StepExecutor:
             call.run()
 
     def _replay(
-        self, graphs: DecodeGraphs, step: StepTokens, inputs: StepInputs, chosen: Chosen
+        self, graphs: DecodeGraphs, step: StepTokens, inputs: StepInputs, show: Show
     ) -> None:
         assert self.gpu is not None
         graph = graphs.graph_for(step.batch.num_requests)
@@ -278,44 +286,31 @@ class StepExecutor:
         if step.observed:
             with self.recorder.excluded():
                 for layer, call in graph.gathers:
-                    self._show(layer, call, step, inputs, chosen)
-                self._show_every_layer(step, inputs, chosen)
+                    show(layer, call)
+                self._show_every_layer(step, inputs, show)
 
-    def _show_every_layer(self, step: StepTokens, inputs: StepInputs, chosen: Chosen) -> None:
+    def _show_every_layer(self, step: StepTokens, inputs: StepInputs, show: Show) -> None:
         """The layers of a graph share outputs: read each again, to see what the graph wrote."""
         view = StagedStep(step.batch, self.device)
         for layer in self.layers:
             handle = LayerCacheHandle(layer, view)
             maker = CallMaker(handle, inputs, self.outputs, step.longest_tokens)
-            engine = self.queries is not None
-            reads = attention_operations(layer) if engine else read_operations(layer)
-            for call in maker.make_all(reads):
+            for call in maker.make_all(read_operations(layer, engine=self.in_place)):
                 call.run()
-                self._show_if_observed(layer, call, step, inputs, chosen)
-
-    def _show_if_observed(
-        self,
-        layer: LayerCache,
-        call: Call,
-        step: StepTokens,
-        inputs: StepInputs,
-        chosen: Chosen,
-    ) -> None:
-        if step.observed and call.is_shown:
-            with self.recorder.excluded():
-                self._show(layer, call, step, inputs, chosen)
+                if call.is_shown:
+                    show(layer, call)
 
     def _show(
         self,
+        step: StepTokens,
+        asked: Queries | None,
+        chosen: Chosen,
         layer: LayerCache,
         call: Call,
-        step: StepTokens,
-        inputs: StepInputs,
-        chosen: Chosen,
     ) -> None:
         if call.reads is not None:
-            assert inputs.queries is not None
-            self.observer.layer_attended(layer, step, inputs.queries, call.reads)
+            assert asked is not None
+            self.observer.layer_attended(layer, step, asked, call.reads)
             return
         assert call.out is not None
         out = call.out[: step.batch.num_requests]
@@ -334,7 +329,7 @@ class StepExecutor:
     def _choose(self, step: StepTokens) -> Chosen:
         """What layers read that select some, on the host: the same entries in all of a ratio."""
         after = step.batch.tokens_after.numpy()
-        ratios = [] if self.queries is not None else selecting_ratios(self.layers)
+        ratios = [] if self.in_place else selecting_ratios(self.layers)
         return {ratio: self.chooser.choose(after // ratio) for ratio in ratios}
 
     @contextmanager

@@ -138,7 +138,7 @@ def decode_operations(layer: LayerCache, *, fused: bool, engine: bool = False) -
     fused: insert and flush as one operation, where a layer has compressed KV.
     engine: read in place, as engines do; else gather.
     """
-    reads = attention_operations(layer) if engine else read_operations(layer)
+    reads = read_operations(layer, engine=engine)
     inserts = [_insertion(layer, part) for part in layer.parts if not layer.part(part).is_pooled]
     if fused and layer.pooled_parts:
         return [("step_write", False), *inserts, *reads]
@@ -164,8 +164,12 @@ def all_decode_operations(layer: LayerCache, *, engine: bool = False) -> list[St
     return list(dict.fromkeys(chain(*both)))
 
 
-def read_operations(layer: LayerCache) -> list[Step]:
-    """What the attention of a decode step reads of a layer."""
+def read_operations(layer: LayerCache, *, engine: bool) -> list[Step]:
+    """What a decode step reads of a layer: in place, as engines do, or gathered."""
+    return attention_operations(layer) if engine else _gathers(layer)
+
+
+def _gathers(layer: LayerCache) -> list[Step]:
     reads = [("gather_all", True)] if layer.indexer is not None else []
     if layer.main is not None:
         every = layer.schema.layer.attn is AttentionType.HCA
@@ -215,11 +219,7 @@ def chunk_writes(layer: LayerCache) -> list[Step]:
 def selecting_ratios(layers: Iterable[LayerCache]) -> list[int]:
     """Ratios of the layers that gather selected entries, each once."""
     return sorted(
-        {
-            layer.schema.layer.ratio
-            for layer in layers
-            if ("gather_topk", False) in read_operations(layer)
-        }
+        {layer.schema.layer.ratio for layer in layers if ("gather_topk", False) in _gathers(layer)}
     )
 
 

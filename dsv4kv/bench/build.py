@@ -166,10 +166,12 @@ class Drive:
     Attributes:
         executor: Runs the steps.
         verifier: Compares samples with the reference.
+        gathers_because: Why decode steps gather that nobody asked to; None where they do not.
     """
 
     executor: StepExecutor
     verifier: Verifier
+    gathers_because: str | None
 
 
 def build_manager(
@@ -239,7 +241,8 @@ def build_drive(
     )
     if device is not None:
         executor.gpu = _build_gpu(config, manager, executor, device, variants or {})
-    return Drive(executor, verifier)
+    unasked = config.workload.step is None
+    return Drive(executor, verifier, why if unasked and why else None)
 
 
 def reads_in_place(config: BenchConfig, why_gathered: str) -> bool:

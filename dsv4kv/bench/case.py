@@ -18,7 +18,6 @@ from dsv4kv.bench.build import (
     check_memory,
     loop_settings,
     plan_from,
-    why_gathered,
 )
 from dsv4kv.bench.device import CudaDevice, check_prepare, find_device
 from dsv4kv.bench.figures import measure_operations
@@ -234,16 +233,9 @@ def run_case(
         verification=describe_verification(verifier),
         telemetry=describe_telemetry(telemetry),
         memory=memory,
-        gathers_because=_why_gathered(setup),
+        gathers_because=setup.drive.gathers_because if setup.drive else None,
         **figures,
     )
-
-
-def _why_gathered(setup: Setup) -> str | None:
-    if setup.drive is None or setup.config.workload.step is not None:
-        return None
-    layers, foreign = setup.drive.executor.layers, setup.resolved.foreign
-    return why_gathered(layers, foreign, on_gpu=setup.device is not None) or None
 
 
 def unbuilt_case(

@@ -185,18 +185,18 @@ def test_entries_bytes_and_flops_of_calls_are_those_of_the_model() -> None:
     ("foreign", "why"),
     [
         (["gather_topk"], "gather_topk of another backend is to be timed"),
-        (["window_insert"], ""),
-        ([], ""),
+        (["window_insert"], None),
+        ([], None),
     ],
 )
 def test_a_gather_from_elsewhere_is_timed_in_steps_that_gather(
-    foreign: list[str], why: str
+    foreign: list[str], why: str | None
 ) -> None:
     config = make_config("workload.step=null")
     manager = KVCacheManager(plan_from(config))
     drive = build_drive(config, manager, Recorder(), load_backend("cpu"), foreign=foreign)
-    assert why_gathered(drive.executor.layers, foreign, on_gpu=False) == why
-    assert (drive.executor.queries is None) == bool(why)
+    assert drive.gathers_because == why
+    assert drive.executor.in_place == (why is None)
 
 
 def test_a_gpu_without_kernels_for_the_reads_gathers_and_says_why() -> None:

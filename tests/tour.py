@@ -45,6 +45,8 @@ EXITS = {
     # of five models one does not fit; a folder that is there the second time
     r"budget .*--axis model=": {1},
     r"trace convert .*--to (weka|mooncake-delta)": {0, 4},
+    # what was recorded of no server
+    r"trace convert server": {4},
     # a GPU, its tools, packages for it and files that they write
     r"bench gpu": {6, 8},
     r"profile gpu": {0, 8, 9},
@@ -81,6 +83,7 @@ def commands() -> list[str]:
     """Every command once, as a shell takes it: comments are for readers, pipes lead elsewhere."""
     told = (re.sub(r"\$\{\{.*?\}\}", "main", command) for _, command in TOLD)
     plain = (re.sub(r"\s+#.*|\s+\|.*", "", command) for command in told)
+    plain = (re.sub("^dsv4kv record .*", r"\g<0> --seconds 1", command) for command in plain)
     return list(dict.fromkeys([*(f"{name} --help" for name in HELPS), *plain]))
 
 
@@ -91,7 +94,7 @@ def install(folder: Path) -> Path:
     pip = [str(environment / "bin" / "pip"), "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", wheels, ROOT], check=True)
     (wheel,) = wheels.glob("*.whl")
-    asked = f"{wheel}[cuda,pandas]"
+    asked = f"{wheel}[cuda,pandas,record]"
     subprocess.run([*pip, "install", "-c", ROOT / "constraints.txt", asked], check=True)
     return environment / "bin"
 

@@ -22,6 +22,7 @@ from dsv4kv.cli import (
     doctor,
     kernels,
     profile,
+    record,
     replay,
     report,
     results,
@@ -99,6 +100,7 @@ app.command("doctor", rich_help_panel="Prepare", epilog=doctor.EPILOG)(doctor.do
 app.command("budget", cls=budget.BudgetCommand, rich_help_panel="Prepare", epilog=budget.EPILOG)(
     budget.budget
 )
+app.command("record", rich_help_panel="Prepare", epilog=record.EPILOG)(record.record)
 app.add_typer(trace.app, cls=Group, name="trace", rich_help_panel="Prepare")
 app.command("completion", rich_help_panel="Prepare", epilog=completion.EPILOG)(
     completion.completion

@@ -79,6 +79,7 @@ def read_options(
     *,
     any_order: bool = False,
     watch: "Watch | None" = None,
+    stores: bool = False,
 ) -> "ReadOptions":
     """What was given, checked."""
     from dsv4kv.traces.files import ReadOptions, TimedFields
@@ -97,6 +98,7 @@ def read_options(
         stagger,
         any_order,
         watch,
+        stores,
     )
 
 
@@ -334,26 +336,34 @@ def info(
     ] = False,
 ) -> None:
     """Say what a trace asks for: requests, lengths, and how much of its prompts repeats."""
-    from dsv4kv.traces import detect_format, read_batches, resolve_trace, summarize_batches
+    from dsv4kv.traces import (
+        detect_format,
+        is_stores_only,
+        read_batches,
+        resolve_trace,
+        summarize_batches,
+    )
     from dsv4kv.traces.collect import place_of
     from dsv4kv.view.terminal import show
     from dsv4kv.view.trace import describe_trace
 
     path = resolve_trace(source)
     name = detect_format(path) if trace_format == "auto" else trace_format
-    options = read_options(fields, time_unit, id_tokens, stagger)
+    stores = is_stores_only(path)
+    options = read_options(fields, time_unit, id_tokens, stagger, stores=stores)
     with _watched_reading(f"reading {source}") as watch:
         batches = read_batches(path, name, replace(options, watch=watch))
         summary = summarize_batches(batches, lambda number: place_of(number, path, name, options))
     if as_json:
-        print_document(_as_json(source, name, path, summary))
+        print_document(_as_json(source, name, path, summary, stores=stores))
         return
-    show([f"{source} ({name})", *describe_trace(summary)])
+    show([f"{source} ({name})", *describe_trace(summary, stores=stores)])
 
 
 @app.command(
     epilog="[bold]Examples[/bold]\n\ndsv4kv trace convert trace.jsonl first.jsonl.gz --limit 1000"
     "\n\ndsv4kv trace convert trace.jsonl delta.jsonl --to mooncake-delta"
+    "\n\ndsv4kv trace convert recording trace.jsonl.gz"
 )
 def convert(
     source: Source,
@@ -375,15 +385,23 @@ def convert(
     id_tokens: IdTokens = None,
     stagger: Stagger = 0.0,
 ) -> None:
-    """Write a trace, or a part of it, in another format; arrival times are kept."""
+    """Write a trace, or a part of it, in another format; arrival times are kept.
+
+    A recording becomes a trace of its requests; without a source of them, of what was stored.
+    """
     from itertools import islice
 
-    from dsv4kv.traces import read_trace, write_oracle, write_trace, write_weka
+    from dsv4kv.recording.folder import is_recording
+    from dsv4kv.traces import is_stores_only, read_trace
     from dsv4kv.traces.collect import place_of
     from dsv4kv.traces.histories import check_histories_of
 
-    options = read_options(fields, time_unit, id_tokens, stagger, any_order=sort)
     stop = None if limit is None else skip + limit
+    if is_recording(Path(source)):
+        _convert_recording(Path(source), out, to, slice(skip, stop))
+        return
+    stores = is_stores_only(Path(source))
+    options = read_options(fields, time_unit, id_tokens, stagger, any_order=sort, stores=stores)
 
     def check(requests: "Iterator[Request]", first: int) -> "Iterator[Request]":
         return check_histories_of(
@@ -397,12 +415,39 @@ def convert(
             chosen: Iterator[Request] = islice(ordered, skip, stop)
         else:
             chosen = check(islice(requests, skip, stop), skip)
-        if to == "oracle":
-            amount = f"{write_oracle(chosen, out):,} block references"
-        else:
-            count = write_weka(chosen, out) if to == "weka" else write_trace(chosen, out, to)
-            amount = f"{count:,} requests"
+        _write(chosen, out, to, stores=stores)
+
+
+def _write(requests: "Iterable[Request]", out: Path, to: str, *, stores: bool) -> None:
+    """Write a trace and say how much of it there is."""
+    from dsv4kv.errors import TraceError
+    from dsv4kv.traces import write_oracle, write_trace, write_weka
+
+    if stores and to in TRACE_FILES:
+        raise TraceError(
+            f"a {to} trace cannot say that it is of what a server stored, and has no hit rate: "
+            f"take {listed(TRACE_LINES)}."
+        )
+    if to == "oracle":
+        amount = f"{write_oracle(requests, out):,} block references"
+    elif to == "weka":
+        amount = f"{write_weka(requests, out):,} requests"
+    else:
+        amount = f"{write_trace(requests, out, to, stores=stores):,} requests"
     say(f"{out}: {amount} written")
+
+
+def _convert_recording(folder: Path, out: Path, to: str, part: slice) -> None:
+    """Write what was recorded, and say what the server said of it."""
+    from dsv4kv.recording.convert import in_blocks, read_recording, told
+    from dsv4kv.traces.mooncake import BLOCK_TOKENS
+
+    recorded = read_recording(folder)
+    requests: Iterable[Request] = recorded.requests[part]
+    if to.startswith("mooncake"):
+        requests = in_blocks(requests, BLOCK_TOKENS)
+    _write(requests, out, to, stores=recorded.stores_only)
+    say(told(recorded))
 
 
 app.command("mrc", epilog=EPILOG)(mrc)
@@ -482,11 +527,12 @@ def _refuse_foreign_options(context: typer.Context, shape: str) -> None:
                 raise typer.BadParameter(f"--{option} belongs to --shape {other}, not {shape}")
 
 
-def _as_json(source: str, name: str, path: Path, summary: "TraceSummary") -> str:
+def _as_json(source: str, name: str, path: Path, summary: "TraceSummary", *, stores: bool) -> str:
     import json
     from dataclasses import asdict
 
     from dsv4kv.traces import trace_sha256
 
     document: dict[str, Any] = {"source": source, "format": name, "sha256": trace_sha256(path)}
-    return json.dumps(document | asdict(summary) | {"hit_share": summary.hit_share}, indent=2)
+    share = {"stores_only": True} if stores else {"hit_share": summary.hit_share}
+    return json.dumps(document | asdict(summary) | share, indent=2)

@@ -29,6 +29,7 @@ from dsv4kv.traces.format import TraceFormat
 from dsv4kv.traces.lengths import INPUT_NAMES, parse_row
 from dsv4kv.traces.records import is_array, json_array, parse_object
 from dsv4kv.traces.request import Request
+from dsv4kv.traces.stores import is_marked, is_stores_only, refuse_stores
 from dsv4kv.traces.summary import LengthSummary, TraceSummary, summarize, summarize_batches
 from dsv4kv.traces.weka import conversation_files, read_weka_folder, write_weka
 from dsv4kv.traces.writer import write_oracle, write_trace
@@ -112,6 +113,7 @@ __all__ = [
     "TraceFormat",
     "TraceSummary",
     "detect_format",
+    "is_stores_only",
     "read_batches",
     "read_placed_trace",
     "read_trace",
@@ -255,6 +257,8 @@ def _opened(
         try:
             if not lines.peek():
                 raise Defect("the file is empty")
+            if is_marked(lines.peek()) and not options.stores:
+                raise refuse_stores(path)
             yield lines
         except Defect as defect:
             raise Defect(f"{defect}. A {name} trace is {FORMATS[name].shape}") from None

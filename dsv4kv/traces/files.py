@@ -194,6 +194,7 @@ class ReadOptions:
         any_order: Take requests that arrive before the one above them: their times do not count,
             or they are yet to be sorted.
         watch: Hears how many bytes of how many have been read.
+        stores: Take a trace of what a server stored, which has no hit rate.
     """
 
     fields: TimedFields = TimedFields()
@@ -202,6 +203,7 @@ class ReadOptions:
     stagger_s: float = 0.0
     any_order: bool = False
     watch: Watch | None = None
+    stores: bool = False
 
 
 DEFAULTS = ReadOptions()

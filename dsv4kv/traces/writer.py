@@ -20,13 +20,16 @@ from dsv4kv.errors import TraceError
 from dsv4kv.files import replacing
 from dsv4kv.prefix.paths import PathTable
 from dsv4kv.traces.request import Request
+from dsv4kv.traces.stores import marked
 
 
-def write_trace(requests: Iterable[Request], path: Path, trace_format: str = "dsv4kv") -> int:
+def write_trace(
+    requests: Iterable[Request], path: Path, trace_format: str = "dsv4kv", *, stores: bool = False
+) -> int:
     """Write the requests, compressed if ``path`` ends in ``.gz``; return how many there were.
 
-    The file appears under its name when it is complete, so a trace may be written over the
-    file it is read from.
+    ``stores``: mark them as what a server stored. The file appears under its name when it is
+    complete, so a trace may be written over the file it is read from.
 
     Raises:
         TraceError: The file cannot be written, there are no requests, or the format (one of
@@ -34,8 +37,9 @@ def write_trace(requests: Iterable[Request], path: Path, trace_format: str = "ds
     """
     count = 0
     write_lines = choose(TRACE_LINES, trace_format, "a format that traces are written in").load()
+    lines = write_lines(requests)
     with writing(path) as file:
-        for line in write_lines(requests):
+        for line in marked(lines) if stores else lines:
             file.write(line.encode())
             count += 1
         if not count:

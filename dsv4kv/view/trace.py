@@ -5,9 +5,14 @@ from collections.abc import Iterator
 from dsv4kv.traces import TraceSummary
 from dsv4kv.view.table import Part, Table, Text, names, numbers
 
+_STORES = (
+    "stores-only: what a server stored, not what was asked of it; prompts cached as a whole are "
+    "missing, so there is no hit rate"
+)
 
-def describe_trace(summary: TraceSummary) -> Iterator[Part]:
-    """Requests, what their prompts share, and lengths."""
+
+def describe_trace(summary: TraceSummary, *, stores: bool = False) -> Iterator[Part]:
+    """Requests, what their prompts share, and lengths; of what a server stored no hit rate."""
     yield f"{summary.requests:,} requests over {summary.duration_s:,.1f} s"
     if summary.hit_share is not None:
         yield (
@@ -16,7 +21,7 @@ def describe_trace(summary: TraceSummary) -> Iterator[Part]:
         )
     yield ""
     yield _lengths_table(summary)
-    yield from ("", Text(_answer(summary), "strong"))
+    yield from ("", Text(_STORES if stores else _answer(summary), "strong"))
 
 
 def _answer(summary: TraceSummary) -> str:

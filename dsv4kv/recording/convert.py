@@ -1,0 +1,147 @@
+"""A recording as requests of a trace."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dsv4kv.errors import TraceError
+from dsv4kv.recording.chains import Chains, Store
+from dsv4kv.recording.folder import Record, read_stream
+from dsv4kv.traces.request import Request
+from dsv4kv.units import counted
+
+_MERGED = (
+    "arrival_s",
+    "input_tokens",
+    "output_tokens",
+    "cached_tokens",
+    "session",
+    "ids",
+    "grain",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What a recording says of requests.
+
+    Attributes:
+        requests: In order of arrival, which counts from the first.
+        stores_only: Whether nobody saw the requests, but only what was stored for them: what was
+            cached as a whole is missing, so no hit rate follows.
+        cached_tokens: By the server, of every request; None where it did not say.
+    """
+
+    requests: list[Request]
+    stores_only: bool
+    cached_tokens: list[int | None]
+
+
+def read_recording(folder: Path) -> Recorded:
+    """The requests of a recording: as a proxy or a log saw them, else as its events show them.
+
+    Raises:
+        TraceError: It cannot be read, or nothing was requested.
+    """
+    rows = list(_complete(read_stream(folder, "requests")))
+    stores_only = not rows
+    if stores_only:
+        rows = [_row_of(store) for store in Chains().read(read_stream(folder, "events"))]
+    if not rows:
+        raise TraceError(
+            f"{folder}: no request was recorded: give record a source of requests (--proxy or "
+            "--requests), or one of events (--events)."
+        )
+    rows.sort(key=lambda row: row["arrival_s"])
+    sizes = {row["grain"] for row in rows if row.get("ids")}
+    if len(sizes) > 1:
+        raise TraceError(
+            f"{folder}: ids of {' and '.join(map(str, sorted(sizes)))} tokens: a trace has one "
+            "size; record servers of different block sizes apart."
+        )
+    return Recorded(
+        [_request(row, rows[0]["arrival_s"]) for row in rows],
+        stores_only,
+        [row.get("cached_tokens") for row in rows],
+    )
+
+
+def told(recorded: Recorded) -> str:
+    """What the server said of the requests, in a sentence."""
+    if recorded.stores_only:
+        return (
+            "stores-only: these are prompts as the server stored them; those that were cached as "
+            "a whole are missing, so there is no hit rate"
+        )
+    known = [
+        (request.input_tokens, cached)
+        for request, cached in zip(recorded.requests, recorded.cached_tokens, strict=True)
+        if cached is not None
+    ]
+    if not known:
+        return "the server did not say how many tokens were cached"
+    asked, cached = (sum(column) for column in zip(*known, strict=True))
+    return (
+        f"by the server {cached:,} of {asked:,} prompt tokens were cached ({cached / asked:.2%}), "
+        f"of {len(known):,} of {counted(len(recorded.requests), 'request')}"
+    )
+
+
+def _complete(records: Iterable[Record]) -> Iterator[Record]:
+    """Requests whose length is known; what two sources say of one is put together."""
+    found: dict[Any, Record] = {}
+    for number, record in enumerate(records):
+        if "what" in record:
+            continue
+        row = {name: record[name] for name in _MERGED if record.get(name) is not None}
+        key = record.get("id", f"request {number}")
+        found[key] = row | found.get(key, {})
+    return (row for row in found.values() if row.get("input_tokens") and "arrival_s" in row)
+
+
+def _row_of(store: Store) -> Record:
+    return {
+        "arrival_s": store.at_s,
+        "input_tokens": store.tokens,
+        "output_tokens": store.output_tokens,
+        "ids": store.ids,
+        "grain": store.grain_tokens,
+    }
+
+
+def _request(row: Record, begun_s: float) -> Request:
+    """Ids are of full blocks; what is behind the last of a prompt has none."""
+    ids = tuple(row.get("ids", ()))
+    return Request(
+        arrival_s=row["arrival_s"] - begun_s,
+        input_tokens=row["input_tokens"],
+        output_tokens=row.get("output_tokens", 0),
+        prefix_hashes=ids,
+        hash_block_tokens=row["grain"] if ids else 0,
+    )
+
+
+def in_blocks(requests: Iterable[Request], size: int) -> Iterator[Request]:
+    """The same requests with ids of ``size`` tokens, as formats of one size want them.
+
+    An id stands for everything before it, so of those in a block the last is kept. The rest of a
+    prompt has the id of nothing else: whether it recurs is not known.
+
+    Raises:
+        TraceError: ``size`` is no multiple of what an id stands for.
+    """
+    for number, request in enumerate(requests):
+        if not request.hash_block_tokens:
+            yield request
+            continue
+        step, rest = divmod(size, request.hash_block_tokens)
+        if rest:
+            raise TraceError(
+                f"ids of {request.hash_block_tokens:,} tokens cannot be put together to blocks of "
+                f"{size:,}: take another format."
+            )
+        full = request.input_tokens // size
+        ids = tuple(request.prefix_hashes[step - 1 : full * step : step])
+        tail = (2**62 - 1 - number,) if request.input_tokens % size else ()
+        yield replace(request, prefix_hashes=ids + tail, hash_block_tokens=size)

@@ -1,0 +1,240 @@
+"""KV events of a server, from its sockets or from a file of its messages.
+
+What is written of a batch has the shape of the batch, and numbers in place of what identifies
+anything: the server's names of blocks, tokens, sessions, adapters.
+
+    {"at":…, "source":"events:0", "place":[12,ts], "ts":…, "rank":0, "events":[
+      {"stored":[…], "parent":…, "tokens":1024, "size":256, "ids":[…], "session":…},
+      {"removed":[…]}, {"cleared":true}]}
+
+``ids`` are numbers of the tokens of every block, ``grain`` tokens each, without what comes before.
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from threading import Event as Stop
+from time import monotonic
+from typing import Any
+from urllib.parse import urlsplit
+
+from dsv4kv.errors import ConfigError, TraceError
+from dsv4kv.reading import read_document
+from dsv4kv.recording.folder import Record, Recording
+from dsv4kv.recording.sequence import END, Gap, Item, Message, Restarted, Sequence
+from dsv4kv.recording.source import missing_package
+from dsv4kv.recording.veil import LEAST_TOKENS, Veil, grain_of
+from dsv4kv.recording.wire import Event, Removed, Stored
+
+_POLL_MS = 100
+_ANSWER_MS = 2_000  # without an answer so long, nothing more is sent again
+_QUIET_S = 5.0  # without a message so long, it is asked whether the last ones were lost
+_MOST_BYTES = 2**28  # of one message; a larger one is none
+
+
+def veiled(event: Event, veil: Veil) -> Record:
+    """What is written of an event."""
+    if isinstance(event, Stored):
+        return _stored(event, veil)
+    if isinstance(event, Removed):
+        record: Record = {"removed": [veil.name(one) for one in event.hashes]}
+        return record | _given(medium=event.medium, group=event.group)
+    return {"cleared": True}
+
+
+def _stored(event: Stored, veil: Veil) -> Record:
+    record: Record = {
+        "stored": [veil.name(one) for one in event.hashes],
+        "parent": None if event.parent is None else veil.name(event.parent),
+        "tokens": len(event.tokens),
+        "size": event.block_tokens,
+    }
+    if event.is_chain and event.block_tokens >= LEAST_TOKENS:
+        grain = grain_of(event.block_tokens)
+        record |= {"grain": grain, "ids": list(_contents(event, grain, veil))}
+    session = None if event.session is None else veil.name(event.session)
+    return record | _given(
+        medium=event.medium,
+        group=event.group,
+        kind=event.kind,
+        window=event.window,
+        session=session,
+    )
+
+
+def _contents(event: Stored, grain: int, veil: Veil) -> Iterator[int]:
+    if not event.extras:
+        yield from veil.content(event.tokens, grain)
+        return
+    size = event.block_tokens
+    for number, extra in enumerate(event.extras):
+        yield from veil.content(event.tokens[number * size : (number + 1) * size], grain, extra)
+
+
+def _given(**fields: Any) -> Record:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+class Publisher:
+    """What came from one publisher, written in order."""
+
+    def __init__(self, number: int, recording: Recording, veil: Veil, *, verbatim: bool) -> None:
+        """``verbatim``: keep the payloads as well, and with them the tokens."""
+        self.name = f"events:{number}"
+        self._recording, self._veil, self._verbatim = recording, veil, verbatim
+
+    @property
+    def came(self) -> tuple[int, float] | None:
+        """Number and time of its last message, also before this process."""
+        place = self._recording.place("events", self.name)
+        return None if place is None else (place[0], place[1])
+
+    def write(self, items: Iterable[Item]) -> None:
+        """Write messages, gaps and restarts."""
+        for item in items:
+            self._recording.write("events", {"source": self.name} | self._record(item))
+
+    def _record(self, item: Item) -> Record:
+        if isinstance(item, Gap):
+            return {"what": "gap", "first": item.first, "last": item.last}
+        if isinstance(item, Restarted):
+            return {"what": "restart", "place": [-1, 0.0]}
+        return self._batch(item)
+
+    def _batch(self, message: Message) -> Record:
+        batch = message.batch
+        record: Record = {
+            "place": [message.number, batch.at_s],
+            "ts": batch.at_s,
+            "rank": batch.rank,
+            "events": [veiled(event, self._veil) for event in batch.events],
+        }
+        if self._verbatim:
+            from base64 import b64encode
+
+            record["payload"] = b64encode(message.payload).decode()
+        return record
+
+
+class MessageFile:
+    """A file of messages as they came: a msgpack array of ``[topic, number, payload]``."""
+
+    def __init__(self, path: Path, publisher: Publisher) -> None:
+        """Read the file.
+
+        Raises:
+            TraceError: It cannot be read, or is none.
+        """
+        self._publisher = publisher
+        self._messages = _read_messages(path)
+
+    def run(self, stop: Stop) -> None:
+        """Write all of it."""
+        sequence = Sequence(after=self._publisher.came)
+        for frames in self._messages:
+            if stop.is_set():
+                return
+            self._publisher.write(sequence.take(frames))
+        self._publisher.write(sequence.give_up(at_once=True))
+
+
+def _read_messages(path: Path) -> list[list[bytes]]:
+    msgpack = _package("msgspec").msgpack
+    try:
+        messages = msgpack.decode(read_document(path), type=list[list[bytes]])
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read ({error.strerror}).") from None
+    except ValueError as error:
+        raise TraceError(
+            f"{path}: this is no file of messages ({error}): it is a msgpack array of [topic, "
+            "number, payload]."
+        ) from None
+    return list(messages)
+
+
+class Socket:
+    """A publisher's socket, and the one that sends again what was lost."""
+
+    def __init__(self, url: str, replay: str | None, publisher: Publisher) -> None:
+        """``replay``: the second socket's address, if there is one."""
+        self._zmq = _package("zmq")
+        _package("msgspec")
+        self._url, self._replay, self._publisher = url, replay, publisher
+
+    def run(self, stop: Stop) -> None:
+        """Listen until told to stop."""
+        with self._zmq.Context() as context, context.socket(self._zmq.SUB) as socket:
+            socket.setsockopt(self._zmq.LINGER, 0)
+            socket.setsockopt(self._zmq.MAXMSGSIZE, _MOST_BYTES)
+            socket.setsockopt(self._zmq.SUBSCRIBE, b"")
+            self._connect(socket, self._url)
+            sequence = Sequence(
+                lambda first: self._ask(context, first), after=self._publisher.came
+            )
+            self._publisher.write(sequence.catch_up())
+            self._listen(socket, sequence, stop)
+            self._publisher.write(sequence.give_up(at_once=True))
+
+    def _listen(self, socket: Any, sequence: Sequence, stop: Stop) -> None:
+        heard_s, asked = monotonic(), True
+        while not stop.is_set():
+            if socket.poll(_POLL_MS):
+                self._publisher.write(sequence.take(socket.recv_multipart()))
+                heard_s, asked = monotonic(), False
+                continue
+            self._publisher.write(sequence.give_up())
+            if not asked and monotonic() - heard_s > _QUIET_S:
+                asked = True
+                self._publisher.write(sequence.catch_up())
+
+    def _ask(self, context: Any, first: int) -> Iterator[list[bytes]]:
+        """Everything from a number on that the publisher still has."""
+        if self._replay is None:
+            return
+        with context.socket(self._zmq.DEALER) as socket:
+            socket.setsockopt(self._zmq.LINGER, 0)
+            socket.setsockopt(self._zmq.RCVHWM, 0)  # a publisher drops what is not taken
+            socket.setsockopt(self._zmq.MAXMSGSIZE, _MOST_BYTES)
+            self._connect(socket, self._replay)
+            socket.send_multipart([b"", first.to_bytes(8, "big")])
+            while socket.poll(_ANSWER_MS):
+                frames = socket.recv_multipart()
+                if len(frames) > 1 and frames[-2] == END:
+                    return
+                yield frames
+
+    def _connect(self, socket: Any, url: str) -> None:
+        try:
+            socket.connect(url)
+        except self._zmq.ZMQError as error:
+            raise ConfigError(f"{url}: cannot be listened to ({error}).") from None
+
+
+def ranks_of(url: str, ranks: int) -> list[str]:
+    """Addresses of a server's ranks: rank r publishes r ports above the first.
+
+    Raises:
+        ConfigError: It is no such address.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        parts, port = urlsplit(""), None
+    if parts.scheme == "ipc" and ranks == 1:
+        return [url]
+    if parts.scheme != "tcp" or not parts.hostname or not port or port + ranks > 2**16:
+        raise ConfigError(
+            f"{url!r} is not the address of a publisher: give tcp://HOST:PORT, as the server's "
+            "--kv-events-config has it (with its host in place of *)."
+        )
+    host = parts.netloc.rpartition(":")[0]
+    return [f"tcp://{host}:{port + rank}" for rank in range(ranks)]
+
+
+def _package(name: str) -> Any:
+    from importlib import import_module
+
+    try:
+        return import_module(name)
+    except ImportError:
+        raise missing_package("pyzmq" if name == "zmq" else name) from None

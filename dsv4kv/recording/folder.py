@@ -1,0 +1,309 @@
+"""The folder of a recording: streams of JSON lines that only grow, safe within a second.
+
+    notes.000000.jsonl       starts, stops, what the server is; times when nobody recorded
+    events.000000.jsonl      batches of KV events, and gaps in their sequence
+    requests.000000.jsonl    requests as a proxy or a log saw them
+    metrics.000000.jsonl     samples of the server's counters
+    salt                     the secret; without it, no guess at a prompt can be tested
+
+Lines are flushed and synced once a second. Who is killed loses no more: the torn last line is cut
+when the recording is opened again, and the time in between is noted as a gap. A file that has
+grown large is followed by the next; its first line says how far every source had come, so that
+only the last file is read to go on.
+"""
+
+import fcntl
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from io import BufferedWriter
+from pathlib import Path
+from threading import Lock
+from time import time
+from typing import Any, Self
+
+from pydantic_core import from_json
+
+from dsv4kv.errors import TraceError
+from dsv4kv.files import replacing
+
+STREAMS = ("notes", "events", "requests", "metrics")
+ROTATE_BYTES = 2**28
+_SALT = "salt"
+_SALT_BYTES = 32
+_WHERE = "where"
+_CUT_BYTES = 2**20  # read at once while the end of the last whole line is looked for
+
+Record = dict[str, Any]
+
+
+class Stream:
+    """One of the streams, open at its end.
+
+    Attributes:
+        places: How far each source of the stream has come, by its name.
+    """
+
+    def __init__(self, folder: Path, name: str, rotate_bytes: int) -> None:
+        """Cut what is torn and go on after it."""
+        self._folder, self._name, self._rotate_bytes = folder, name, rotate_bytes
+        self._lock, self._dirty = Lock(), False
+        files = segments(folder, name)
+        self.places: dict[str, Any] = {}
+        self.last_s = 0.0
+        if files:
+            _cut_torn_line(files[-1])
+            next(filter(self._recall, reversed(files)), None)  # the last may have no line yet
+        self._number = _number(files[-1]) if files else 0
+        self._file = self._open()
+
+    def write(self, record: Record) -> None:
+        """Append a record; its ``source`` has then come to its ``place``."""
+        line = json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        with self._lock:
+            if "place" in record:
+                self.places[record["source"]] = record["place"]
+            self._file.write(line)
+            self._dirty = True
+            if self._file.tell() >= self._rotate_bytes:
+                self._rotate()
+
+    def sync(self) -> None:
+        """Everything written so far survives."""
+        with self._lock:
+            if not self._dirty:
+                return
+            self._file.flush()
+            self._dirty = False
+            descriptor = os.dup(self._file.fileno())
+        try:
+            os.fsync(descriptor)  # without the lock: whoever writes need not wait for the disk
+        finally:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Nothing is written any more."""
+        try:
+            self.sync()
+        finally:
+            self._file.close()
+
+    def _rotate(self) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self._number += 1
+        self._file = self._open()
+        first = {"what": _WHERE, "places": self.places}
+        self._file.write(json.dumps(first, separators=(",", ":")).encode() + b"\n")
+
+    def _open(self) -> BufferedWriter:
+        path = self._folder / f"{self._name}.{self._number:06}.jsonl"
+        descriptor = os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        _sync_folder(self._folder)
+        return os.fdopen(descriptor, "ab")
+
+    def _recall(self, path: Path) -> bool:
+        """Learn how far the sources had come; whether the file says so."""
+        record = None
+        for record in _records(path, last=False):
+            self.last_s = record.get("at", self.last_s)
+            if record.get("what") == _WHERE:
+                self.places |= record["places"]
+            elif "place" in record:
+                self.places[record["source"]] = record["place"]
+        return record is not None
+
+
+class Recording:
+    """A recording that is being written, by this process alone.
+
+    Attributes:
+        salt: The recording's secret, 32 bytes.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        rotate_bytes: int = ROTATE_BYTES,
+        clock: Callable[[], float] = time,
+        hear: Callable[[str, Record], object] = lambda stream, record: None,
+    ) -> None:
+        """Begin a recording, or go on with one; ``hear`` is told of every record.
+
+        Raises:
+            TraceError: The folder holds something else, is being written, or cannot be.
+        """
+        self._folder, self._clock, self._hear = folder, clock, hear
+        try:
+            _check_own(folder)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with ExitStack() as opened:
+                opened.callback(os.close, _lock(folder))
+                self.salt = _salt(folder)
+                self._streams = dict[str, Stream]()
+                for name in STREAMS:
+                    self._streams[name] = Stream(folder, name, rotate_bytes)
+                    opened.callback(self._streams[name].close)
+                self._note_start()
+                self._opened = opened.pop_all()
+        except OSError as error:
+            raise _unwritable(folder, error) from None
+
+    def write(self, stream: str, record: Record) -> None:
+        """Append a record with the time of now, if it has none.
+
+        Raises:
+            TraceError: The disk is full, or gone.
+        """
+        try:
+            self._streams[stream].write({"at": self._clock()} | record)
+        except OSError as error:
+            raise _unwritable(self._folder, error) from None
+        self._hear(stream, record)
+
+    def place(self, stream: str, source: str) -> Any:
+        """How far a source has come, also before this process; None if it is new."""
+        return self._streams[stream].places.get(source)
+
+    def sync(self) -> None:
+        """Everything written so far survives."""
+        try:
+            for stream in self._streams.values():
+                stream.sync()
+        except OSError as error:
+            raise _unwritable(self._folder, error) from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(TraceError):  # said by whoever wrote before
+            self.write("notes", {"what": "stop"})
+        with suppress(OSError):
+            self._opened.close()
+
+    def _note_start(self) -> None:
+        """Say that it begins, or since when nobody has recorded."""
+        notes = segments(self._folder, "notes")
+        last = [record for record in _records(notes[-1], last=False) if "at" in record][-1:]
+        seen_s = max(stream.last_s for stream in self._streams.values())
+        if last:
+            why = "stopped" if last[0].get("what") == "stop" else "killed"
+            self.write("notes", {"what": "gap", "from_s": seen_s, "why": why})
+        self.write("notes", {"what": "start"})
+        self.sync()
+
+
+def segments(folder: Path, stream: str) -> list[Path]:
+    """The files of a stream, oldest first."""
+    return sorted(folder.glob(f"{stream}.[0-9]*.jsonl"), key=_number)
+
+
+def is_recording(folder: Path) -> bool:
+    """Whether a folder is a recording."""
+    return folder.is_dir() and bool(segments(folder, "notes"))
+
+
+def read_stream(folder: Path, stream: str) -> Iterator[Record]:
+    """The records of a stream, in order; a torn last line is left out.
+
+    Raises:
+        TraceError: A file cannot be read, or a line in the middle is broken.
+    """
+    files = segments(folder, stream)
+    for path in files:
+        try:
+            yield from (
+                record
+                for record in _records(path, last=path == files[-1])
+                if record.get("what") != _WHERE
+            )
+        except OSError as error:
+            raise TraceError(f"{path}: cannot be read ({error.strerror}).") from None
+
+
+def _records(path: Path, *, last: bool) -> Iterator[Record]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                record = from_json(line)
+            except ValueError:
+                record = None
+            if isinstance(record, dict) and line.endswith(b"\n"):
+                yield record
+            elif not last or line.endswith(b"\n"):
+                raise TraceError(
+                    f"{path}:{number}: this line is damaged: take it out, and what it recorded "
+                    "is missing."
+                )
+
+
+def _number(path: Path) -> int:
+    return int(path.name.split(".")[1])
+
+
+def _cut_torn_line(path: Path) -> None:
+    """Cut a file after its last whole line."""
+    with path.open("r+b") as file:
+        end = keep = file.seek(0, os.SEEK_END)
+        while keep:
+            begin = max(0, keep - _CUT_BYTES)
+            file.seek(begin)
+            found = file.read(keep - begin).rfind(b"\n")
+            keep = begin + found + 1
+            if found >= 0:
+                break
+        if keep < end:
+            file.truncate(keep)
+            os.fsync(file.fileno())
+
+
+def _check_own(folder: Path) -> None:
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / _SALT).exists():
+        raise TraceError(
+            f"{folder} is a folder with other files: name a new one, or one that record made."
+        )
+
+
+def _lock(folder: Path) -> int:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise TraceError(
+            f"{folder} is being recorded into by another process: name another folder."
+        ) from None
+    return descriptor
+
+
+def _salt(folder: Path) -> bytes:
+    path = folder / _SALT
+    if not path.exists():
+        with replacing(path, 0o600) as file:
+            file.write(secrets.token_bytes(_SALT_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+        _sync_folder(folder)
+    salt = path.read_bytes()
+    if len(salt) != _SALT_BYTES:
+        raise TraceError(f"{path} is damaged: begin a new recording in another folder.")
+    return salt
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _unwritable(folder: Path, error: OSError) -> TraceError:
+    return TraceError(
+        f"{folder}: cannot be recorded into ({error.strerror or error}): what was written before "
+        "is kept; name a folder with room."
+    )

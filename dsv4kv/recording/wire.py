@@ -1,0 +1,206 @@
+"""Batches of KV events as vLLM and SGLang publish them: msgpack, maps or arrays.
+
+A batch is ``[seconds, events, rank]``. Its events are maps with a ``type``, or, by versions before
+that, arrays that begin with it. Fields that are not known here are left alone, and so are kinds of
+events. Read in vLLM 0.33 and SGLang 0.5.23 (``distributed/kv_events.py``,
+``disaggregation/kv_events.py``) and in the arrays of versions before.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+BlockHash = int | bytes
+
+_ORDER = {
+    "BlockStored": (
+        "block_hashes",
+        "parent_block_hash",
+        "token_ids",
+        "block_size",
+        "lora_id",
+        "medium",
+        "lora_name",
+        "extra_keys",
+        "group_idx",
+        "kv_cache_spec_kind",
+        "kv_cache_spec_sliding_window",
+    ),
+    "BlockRemoved": ("block_hashes", "medium", "group_idx"),
+    "AllBlocksCleared": (),
+}
+"""Fields in the order of arrays."""
+
+
+class Unreadable(ValueError):
+    """A payload that is no batch: it was cut, or is of something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Blocks that follow each other and are cached now.
+
+    Attributes:
+        hashes: The server's names of the blocks.
+        parent: Of the block before the first; None where the prompt begins.
+        tokens: Of all blocks; of a window's groups, of more than these blocks.
+        block_tokens: Tokens of a block.
+        medium: Where; None is the GPU.
+        group: Number of the cache group; None where there is one.
+        kind: What the group keeps.
+        window: Tokens of its window; None if it keeps everything.
+        session: Who caused it, as the server was told.
+        extras: What tells apart equal tokens, one entry for every block; empty if nothing does.
+    """
+
+    hashes: tuple[BlockHash, ...]
+    parent: BlockHash | None
+    tokens: tuple[int, ...]
+    block_tokens: int
+    medium: str | None = None
+    group: int | None = None
+    kind: str | None = None
+    window: int | None = None
+    session: str | None = None
+    extras: tuple[object, ...] = ()
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether these are all blocks of a stretch of the prompt.
+
+        Of groups that keep a window or a state, servers name the last ones, or all, and may have
+        cached fewer: nothing follows from them.
+        """
+        windowed = self.window is not None or (self.kind or "").startswith("sliding")
+        return not windowed and len(self.hashes) * self.block_tokens == len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """Blocks that are cached no more."""
+
+    hashes: tuple[BlockHash, ...]
+    medium: str | None = None
+    group: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """No block is cached any more."""
+
+
+Event = Stored | Removed | Cleared
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one step of the server's scheduler changed.
+
+    Attributes:
+        at_s: By the server's clock, seconds since 1970.
+        events: In order.
+        rank: The server's data-parallel rank.
+    """
+
+    at_s: float
+    events: tuple[Event, ...]
+    rank: int = 0
+
+
+def unpack(payload: bytes) -> Batch:
+    """Read a payload.
+
+    Raises:
+        Unreadable: It is no batch.
+    """
+    import msgspec
+
+    try:
+        at_s, events, *rest = msgspec.msgpack.decode(payload)
+        rank = next(iter(rest), None)
+        return Batch(float(at_s), tuple(_events(events)), _whole(0 if rank is None else rank))
+    except (msgspec.MsgspecError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise Unreadable(str(error)) from None
+
+
+def _events(values: Iterable[Any]) -> Iterator[Event]:
+    for value in values:
+        kind, fields = _named(value)
+        if kind in _MADE:
+            yield _MADE[kind](fields)
+
+
+def _named(value: Any) -> tuple[str, Mapping[str, Any]]:
+    if isinstance(value, dict):
+        return value["type"], value
+    kind, *rest = value
+    return kind, dict(zip(_ORDER.get(kind, ()), rest, strict=False))
+
+
+def _stored(fields: Mapping[str, Any]) -> Stored:
+    parent = fields.get("parent_block_hash")
+    return Stored(
+        hashes=_hashes(fields["block_hashes"]),
+        parent=None if parent is None else _hashes([parent])[0],
+        tokens=tuple(map(_token, fields["token_ids"])),
+        block_tokens=_whole(fields["block_size"], 1),
+        medium=_text(fields.get("medium")),
+        group=_optional(fields.get("group_idx")),
+        kind=_text(fields.get("kv_cache_spec_kind")),
+        window=_optional(fields.get("kv_cache_spec_sliding_window")),
+        session=_text(fields.get("session_id")),
+        extras=_extras(fields),
+    )
+
+
+def _removed(fields: Mapping[str, Any]) -> Removed:
+    medium, group = fields.get("medium"), fields.get("group_idx")
+    return Removed(_hashes(fields["block_hashes"]), _text(medium), _optional(group))
+
+
+_MADE: dict[str, Callable[[Mapping[str, Any]], Event]] = {
+    "BlockStored": _stored,
+    "BlockRemoved": _removed,
+    "AllBlocksCleared": lambda _: Cleared(),
+}
+
+
+def _hashes(values: Iterable[Any]) -> tuple[BlockHash, ...]:
+    """Numbers of 64 bits, signed or not, or digests: as they identify a block."""
+    hashes = tuple(values)
+    if not set(map(type, hashes)) <= {int, bytes}:
+        raise TypeError("block hashes")
+    return tuple(one % 2**64 if isinstance(one, int) else one for one in hashes)
+
+
+def _token(value: Any) -> int:
+    """A token; of a tree that looks one ahead, the first of the pair."""
+    return _whole(value if isinstance(value, int) else value[0])
+
+
+def _extras(fields: Mapping[str, Any]) -> tuple[object, ...]:
+    """One entry a block: adapter, tenant's salt, images."""
+    blocks = len(fields["block_hashes"])
+    of_all = tuple(fields.get(name) for name in ("lora_id", "lora_name", "cache_salt"))
+    of_each = fields.get("extra_keys") or [None] * blocks
+    if of_all == (None,) * 3 and not any(of_each):
+        return ()
+    if len(of_each) != blocks:
+        raise ValueError("extra_keys")
+    return tuple((of_all, each) for each in of_each)
+
+
+def _whole(value: Any, low: int = 0) -> int:
+    if type(value) is not int or not low <= value < 2**63:
+        raise ValueError(f"{value!r}"[:40])
+    return value
+
+
+def _optional(value: Any) -> int | None:
+    return None if value is None else _whole(value)
+
+
+def _text(value: Any) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise TypeError("text")
+    return value

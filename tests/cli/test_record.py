@@ -1,0 +1,183 @@
+"""``dsv4kv record`` and what becomes of a recording."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from dsv4kv.cli import app
+from dsv4kv.recording.folder import Recording
+from tests.recording.frames import frames, stored
+
+TOKENS = list(range(1024))
+
+
+@pytest.fixture
+def stored_only(tmp_path: Path) -> Path:
+    """A recording of two prompts that share 256 tokens, by events alone."""
+    messages = [
+        frames(0, stored([1, 2], None, TOKENS[:512], 256)),
+        frames(1, stored([3, 4], 1, TOKENS[512:], 256), at_s=2.5),
+    ]
+    path = tmp_path / "messages"
+    path.write_bytes(msgspec.msgpack.encode(messages))
+    done = run("record", tmp_path / "recording", "--events", path)
+    assert done.exit_code == 0, done.output
+    assert "2 batches of events, 0 missing" in done.output
+    return tmp_path / "recording"
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Path:
+    """A recording of three requests with ids, of which the server told something."""
+    rows: list[dict[str, Any]] = [
+        {"arrival_s": 12.5, "input_tokens": 200, "output_tokens": 7, "ids": [1, 2, 4]},
+        {"arrival_s": 10.0, "input_tokens": 150, "output_tokens": 5, "ids": [1, 2]},
+        {"arrival_s": 13.0, "input_tokens": 600, "output_tokens": 0, "ids": list(range(11, 20))},
+    ]
+    rows[0]["cached_tokens"], rows[1]["cached_tokens"] = 128, 0
+    with Recording(tmp_path / "recording") as recording:
+        for row in rows:
+            recording.write("requests", {"source": "requests:0", "grain": 64} | row)
+    return tmp_path / "recording"
+
+
+def run(*words: object) -> Any:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def lines(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_recording_becomes_a_trace_in_order_of_arrival(asked: Path, tmp_path: Path) -> None:
+    done = run("trace", "convert", asked, tmp_path / "trace.jsonl")
+    assert done.exit_code == 0, done.output
+    assert "by the server 128 of 350 prompt tokens were cached (36.57%), of 2 of 3" in done.output
+    assert lines(tmp_path / "trace.jsonl")[:2] == [
+        {
+            "arrival_s": 0.0,
+            "input_tokens": 150,
+            "output_tokens": 5,
+            "prefix_hashes": [1, 2],
+            "hash_block_tokens": 64,
+        },
+        {
+            "arrival_s": 2.5,
+            "input_tokens": 200,
+            "output_tokens": 7,
+            "prefix_hashes": [1, 2, 4],
+            "hash_block_tokens": 64,
+        },
+    ]
+
+
+@pytest.mark.parametrize("to", ["dsv4kv", "mooncake", "mooncake-delta", "timed", "weka", "oracle"])
+def test_a_recording_becomes_a_trace_of_every_format(to: str, asked: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run("trace", "convert", asked, out, "--to", to).exit_code == 0
+    if to == "oracle":
+        assert out.stat().st_size == 24 * 14
+        return
+    options = ("--format", "timed", "--id-tokens", "64") if to == "timed" else ("--format", to)
+    done = run("trace", "info", out, *options)
+    assert done.exit_code == 0, done.output
+    assert "3 requests over 3.0 s" in done.output
+
+
+def test_ids_of_512_tokens_are_of_all_before_and_a_rest_is_shared_with_nothing(
+    asked: Path, tmp_path: Path
+) -> None:
+    run("trace", "convert", asked, tmp_path / "trace.jsonl", "--to", "mooncake")
+    ids = [line["hash_ids"] for line in lines(tmp_path / "trace.jsonl")]
+    assert [len(each) for each in ids] == [1, 1, 2]
+    assert ids[2][0] == 18
+    assert len({one for each in ids for one in each}) == 4
+
+
+def test_a_part_of_a_recording_is_written(asked: Path, tmp_path: Path) -> None:
+    run("trace", "convert", asked, tmp_path / "trace.jsonl", "--skip", "1", "--limit", "1")
+    (line,) = lines(tmp_path / "trace.jsonl")
+    assert line["input_tokens"] == 200
+
+
+@pytest.mark.parametrize("to", ["dsv4kv", "mooncake", "mooncake-delta", "timed"])
+def test_what_was_only_stored_is_marked_and_has_no_hit_rate(
+    to: str, stored_only: Path, tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace.jsonl"
+    done = run("trace", "convert", stored_only, trace, "--to", to)
+    assert "stores-only" in done.output
+    assert all(line["stores_only"] is True for line in lines(trace))
+    reading = ("--format", "timed", "--id-tokens", "64") if to == "timed" else ()
+    told = run("trace", "info", trace, *reading)
+    assert "stores-only" in told.output
+    assert "prefix hits" not in told.output
+    document = json.loads(run("trace", "info", trace, "--json", *reading).output)
+    assert document["stores_only"] is True
+    assert "hit_share" not in document
+    for command in (("trace", "mrc", trace, *reading), ("replay", trace, "--quiet")):
+        refused = run(*command)
+        assert refused.exit_code != 0
+        assert "%" not in refused.output
+    assert "it has no hit rate" in run("trace", "mrc", trace, *reading).output
+
+
+def test_the_mark_stays_when_the_trace_is_converted(stored_only: Path, tmp_path: Path) -> None:
+    run("trace", "convert", stored_only, tmp_path / "one.jsonl")
+    run("trace", "convert", tmp_path / "one.jsonl", tmp_path / "two.jsonl", "--to", "timed")
+    assert all(line["stores_only"] for line in lines(tmp_path / "two.jsonl"))
+
+
+@pytest.mark.parametrize("to", ["weka", "oracle"])
+def test_a_format_that_cannot_be_marked_is_refused(
+    to: str, stored_only: Path, tmp_path: Path
+) -> None:
+    done = run("trace", "convert", stored_only, tmp_path / "out", "--to", to)
+    assert done.exit_code == 4
+    assert "take dsv4kv, mooncake, mooncake-delta, timed" in done.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_empty_recording_says_what_to_give(tmp_path: Path) -> None:
+    with Recording(tmp_path / "recording"):
+        pass
+    done = run("trace", "convert", tmp_path / "recording", tmp_path / "out")
+    assert done.exit_code == 4
+    assert "no request was recorded" in done.output
+
+
+def test_without_a_source_there_is_nothing_to_record(tmp_path: Path) -> None:
+    done = run("record", tmp_path / "recording")
+    assert done.exit_code == 2
+    assert "nothing to record" in done.output
+    assert not (tmp_path / "recording").exists()
+
+
+@pytest.mark.parametrize("package", ["zmq", "msgspec"])
+def test_without_the_extra_a_sentence_says_how_to_install_it(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    done = run("record", tmp_path / "recording", "--events", "tcp://127.0.0.1:5557")
+    assert done.exit_code == 2
+    assert "pip install 'dsv4kv[record]'" in done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--events", "http://host"), "give tcp://HOST:PORT"),
+        (("--events", "absent.msgpack"), "cannot be read"),
+    ],
+)
+def test_a_source_that_cannot_be_listened_to_is_refused(
+    words: tuple[str, ...], sentence: str, tmp_path: Path
+) -> None:
+    done = run("record", tmp_path / "recording", *words)
+    assert done.exit_code in {2, 4}
+    assert sentence in done.output

@@ -114,6 +114,30 @@ STRATEGIES = {
 }
 """Where window and compressor state are kept, as ``mrc.strategies`` reads it."""
 
+TIER_WINDOWS = STRATEGIES | {
+    "sglang": Implementation("at the last whole page of prompts, as SGLang's HiCache"),
+    "vllm:dense": Implementation("with every block, as vLLM's offloading without retention"),
+    "vllm:TOKENS": Implementation(
+        "every so many tokens and at the last block before a prompt's last token; 0: there alone"
+    ),
+    "lmcache:TOKENS": Implementation("with every chunk of so many tokens, as LMCache"),
+}
+"""Where they are kept beyond the GPU's memory, as ``tiers.windows`` reads it."""
+
+WRITE_POLICIES = {
+    "write_through": Implementation("at once"),
+    "write_through_selective": Implementation("when used a second time"),
+    "write_back": Implementation("when the tier above gives it up"),
+}
+"""When a tier is given what the one above it has."""
+
+PREFETCH_POLICIES = {
+    "best_effort": Implementation("what has come so far"),
+    "wait_complete": Implementation("all, however long it takes"),
+    "timeout": Implementation("what has come after a second and 0.25 s for each 1,024 tokens"),
+}
+"""What a request waits for that is fetched from a lower tier."""
+
 TRACE_FORMATS = {
     "bailian": Implementation("Bailian's JSON lines, ids of 16 tokens", "traces.bailian:BAILIAN"),
     "mooncake": Implementation("Mooncake's JSON lines, ids of 512", "traces.mooncake:MOONCAKE"),

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dsv4kv.cache.allocators.stack import Ids
 from dsv4kv.cache.manager import KVCacheManager
-from dsv4kv.tiers.families import Family, families_of
+from dsv4kv.tiers.families import Family, Kept, families_of
 
 Objects = NDArray[np.uint8]
 """uint8[n, layers, piece_bytes]: n objects of a family."""
@@ -33,6 +33,17 @@ class CacheBytes:
         self.manager = manager
         self.families = {family.name: family for family in families_of(manager.plan)}
         self._pools = {name: _pools(manager, each) for name, each in self.families.items()}
+
+    def units(self, family: Family, slot: int, tokens: int) -> Ids:
+        """Where a request's objects are: int64[layers, n] blocks, or its slot n times."""
+        count = family.objects(tokens)
+        if family.kept is not Kept.PAGES:
+            return np.full((len(family.layers), count), slot)
+        rows = []
+        for layer in family.layers:
+            table = next(t for t in self.manager.tables if layer in t.group.layers)
+            rows.append(table.blocks[table.group.lane_of(layer), slot, :count])
+        return np.array(rows, dtype=np.int64)
 
     def take(self, family: Family, ids: Ids, into: Objects) -> None:
         """Gather objects from the cache.

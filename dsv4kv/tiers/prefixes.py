@@ -1,0 +1,170 @@
+"""How prefixes are named: whose cache, after which tokens, and which family.
+
+A name is ``<namespace>/<key>.<family>``. The namespace stands for model, weights, formats and
+layout; bytes of another have equal sizes and mean something else. The key is SGLang 0.5.23's page
+hash: SHA-256 over the key before, nothing for the first, and the page's tokens as little-endian
+32-bit numbers. Of a page that a prefix fills in part, it is taken over the tokens there are.
+
+Next to the objects a resume point has a manifest, written last: what is not in a manifest that is
+there does not count. It holds the digest of every object that the prefix needs.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+
+import numpy as np
+import xxhash
+from numpy.typing import ArrayLike, NDArray
+
+from dsv4kv.model.plan import CachePlan
+from dsv4kv.tiers.families import Family, Kept, families_of
+
+DIGEST_BYTES = 16
+_MAGIC = b"dsv4kv-1"
+
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Namespace:
+    """Caches whose bytes mean the same.
+
+    Attributes:
+        digest: Its name.
+        facts: What it is the digest of, as JSON.
+    """
+
+    digest: str
+    facts: str
+
+
+def namespace_of(plan: CachePlan, revision: str) -> Namespace:
+    """Of a cache of these layers, filled by these weights."""
+    facts = {
+        "model": plan.config.model_dump(mode="json"),
+        "revision": revision,
+        "families": [asdict(family) for family in families_of(plan)],
+        "hadamard": plan.hadamard,
+        "rope": plan.rope,
+    }
+    text = json.dumps(facts, sort_keys=True, indent=1)
+    return Namespace(sha256(text.encode()).hexdigest()[:32], text)
+
+
+class Prefix:
+    """A prompt as tiers know it.
+
+    Attributes:
+        keys: Keys of its whole blocks.
+    """
+
+    def __init__(self, namespace: Namespace, tokens: ArrayLike, block_tokens: int) -> None:
+        """Hash a prompt's tokens, whole numbers of 32 bits."""
+        self._tokens = np.ascontiguousarray(tokens, dtype="<u4")
+        self._namespace = namespace.digest
+        self._block_tokens = block_tokens
+        data, size, key = self._tokens.tobytes(), 4 * block_tokens, b""
+        self._digests = [b""]
+        for at in range(0, len(data) // size * size, size):
+            key = sha256(key + data[at : at + size]).digest()
+            self._digests.append(key)
+        self.keys = [digest.hex() for digest in self._digests[1:]]
+
+    def __len__(self) -> int:
+        """Tokens."""
+        return len(self._tokens)
+
+    def key(self, tokens: int) -> str:
+        """The key of its first tokens."""
+        blocks, rest = divmod(tokens, self._block_tokens)
+        if not rest:
+            return self.keys[blocks - 1] if blocks else ""
+        last = self._tokens[blocks * self._block_tokens : tokens].tobytes()
+        return sha256(self._digests[blocks] + last).hexdigest()
+
+    def name(self, key: str, family: str) -> str:
+        """The name of an object."""
+        return f"{self._namespace}/{key}.{family}"
+
+    def names(self, family: Family, tokens: int) -> list[str]:
+        """Names of the objects of a family that its first ``tokens`` tokens need."""
+        count = family.objects(tokens)
+        if family.kept is not Kept.PAGES:
+            return [self.name(self.key(tokens), family.name)] * count
+        keys = self.keys[: min(count, tokens // self._block_tokens)]
+        if len(keys) < count:
+            keys = [*keys, self.key(tokens)]
+        start, end = f"{self._namespace}/", f".{family.name}"
+        return [start + key + end for key in keys]
+
+    def manifest_name(self, tokens: int, *, whole: bool) -> str:
+        """The name of a manifest, with windows and states or of pages alone."""
+        return self.name(self.key(tokens), "manifest" if whole else "pages")
+
+
+def digest(data: Bytes) -> bytes:
+    """16 bytes that stand for an object's: made for accidents, at memory speed."""
+    return xxhash.xxh3_128_digest(data.data)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a prefix is made of.
+
+    Attributes:
+        tokens: Of the prefix.
+        digests: Of the objects of every family that it has, by the family's name.
+    """
+
+    tokens: int
+    digests: dict[str, list[bytes]]
+
+    def dump(self) -> Bytes:
+        """As it is stored."""
+        whole = b"".join(each for digests in self.digests.values() for each in digests)
+        data = _MAGIC + self.tokens.to_bytes(8, "little") + whole
+        return np.frombuffer(data + xxhash.xxh3_128_digest(data), dtype=np.uint8)
+
+    @staticmethod
+    def size(families: Iterable[Family], tokens: int) -> int:
+        """Bytes of a manifest of these families."""
+        objects = sum(family.objects(tokens) for family in families)
+        return len(_MAGIC) + 8 + DIGEST_BYTES * (objects + 1)
+
+    @classmethod
+    def load(cls, data: Bytes, families: Iterable[Family], tokens: int) -> "Manifest | None":
+        """Read what ``dump`` wrote; None if it is another's, or damaged."""
+        content, check = data[:-DIGEST_BYTES].tobytes(), data[-DIGEST_BYTES:].tobytes()
+        head = _MAGIC + tokens.to_bytes(8, "little")
+        if xxhash.xxh3_128_digest(content) != check or not content.startswith(head):
+            return None
+        each = iter(_cut(content[len(head) :]))
+        digests = {f.name: [next(each) for _ in range(f.objects(tokens))] for f in families}
+        return cls(tokens, digests)
+
+
+def _cut(data: bytes) -> Iterator[bytes]:
+    return (data[at : at + DIGEST_BYTES] for at in range(0, len(data), DIGEST_BYTES))
+
+
+def resume_points(
+    pages: Sequence[NDArray[np.bool_]], tails: Sequence[NDArray[np.bool_]], count: int
+) -> NDArray[np.int64]:
+    """Blocks after which a request can resume: SGLang's ``batch_exists_v2``.
+
+    A family that every page needs allows 1 … first missing; one that is needed at the resume point
+    alone allows wherever it is; what all allow is the answer.
+
+    Args:
+        pages: Which blocks' objects are there, bool[count] for each family of pages.
+        tails: Which blocks' objects are there, bool[count] for each other family.
+        count: Blocks of the prefix.
+    """
+    allowed = np.ones(count, dtype=np.bool_)
+    for found in pages:
+        allowed &= np.logical_and.accumulate(found)
+    for found in tails:
+        allowed &= found
+    return np.flatnonzero(allowed) + 1

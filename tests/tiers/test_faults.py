@@ -1,0 +1,233 @@
+"""What goes wrong in the field is found: no request goes on from bytes that are not its own.
+
+Each is a fault that an engine or a connector had; the names are those of the reports.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dsv4kv.cache.allocators.stack import Ids
+from dsv4kv.tiers.cache_bytes import CacheBytes, Objects
+from dsv4kv.tiers.families import Family, Kept
+from dsv4kv.tiers.library import Library, Restored
+from dsv4kv.tiers.stores.contract import Bytes, Found
+from dsv4kv.tiers.tier import Tier
+from tests.tiers.world import PlainStore, World, tokens_of
+
+TOKENS = 300
+
+
+class Stored:
+    """A prompt of 300 tokens in a store, its request gone, and a slot to restore it into."""
+
+    def __init__(self, *settings: str, store: PlainStore | None = None) -> None:
+        self.world = World(*settings)
+        self.store = store or PlainStore()
+        self.library = self.open()
+        self.prefix = self.library.prefix(tokens_of(1, TOKENS))
+        self.stayed, left = self.world.admit(), self.world.admit()
+        for slot in (self.stayed, left):
+            self.world.compute(slot, 1, 128, TOKENS)
+        self.library.store_prefix(self.prefix, left)
+        self.world.release(left)
+        other = self.world.admit()  # takes its blocks
+        self.world.compute(other, 2, TOKENS)
+        self.slot = self.world.admit()
+
+    def open(self) -> Library:
+        """The library of a process that begins: it knows nothing of what it finds."""
+        self.tier = Tier("plain", self.store)
+        return self.world.library(self.tier)
+
+    def names(self, family: str) -> list[str]:
+        return [name for name in self.store.objects if name.endswith(f".{family}")]
+
+    def restore(self) -> Restored:
+        return self.open().restore(self.prefix, self.slot)
+
+    def is_refused(self) -> None:
+        """Nothing is restored, the blocks are given back, and the object is not found again."""
+        held = self.world.manager.num_held_blocks
+        assert self.restore().tokens == 0
+        assert self.world.manager.num_held_blocks == held
+        assert self.world.manager.tokens[self.slot] == 0
+        assert self.library.lookup(self.prefix).points == ()
+
+
+def test_without_a_fault_it_is_restored() -> None:
+    stored = Stored()
+    assert stored.restore().tokens == TOKENS
+    assert stored.world.differences(stored.stayed, stored.slot) == []
+
+
+@pytest.mark.parametrize("family", ["csa", "csa_indexer", "hca"])
+def test_bytes_of_other_pages_are_found(family: str) -> None:
+    """tokenspeed#660: page ids of one group applied to another's."""
+    stored = Stored()
+    first, second = stored.names(family)[:2]
+    stored.store.objects[first] = stored.store.objects[second]
+    stored.is_refused()
+    assert stored.tier.totals.damaged_objects == 1
+
+
+@pytest.mark.parametrize("family", ["window", "csa_state", "csa_indexer_state", "hca_state"])
+@pytest.mark.parametrize("rest", [b"", b"\0"])
+def test_a_truncated_state_is_found(family: str, rest: bytes) -> None:
+    """vllm#57661: 19,008 of 32,768 B, the rest whatever was there."""
+    stored = Stored()
+    name = stored.names(family)[0]
+    whole = stored.store.objects[name]
+    cut = whole[: len(whole) * 19_008 // 32_768]
+    stored.store.objects[name] = cut + rest * (len(whole) - len(cut))
+    stored.is_refused()
+
+
+def test_a_missing_draft_window_is_found() -> None:
+    """sglang#30461: the windows of all layers but the draft's."""
+    stored = Stored("model.layers=[0,2,3,4,43]", "model.draft_layers=true")
+    name, family = stored.names("window")[0], stored.library.cache.families["window"]
+    assert family.layers[-1] == 43
+    whole = stored.store.objects[name]
+    stored.store.objects[name] = whole[: -family.piece_bytes]
+    stored.is_refused()
+
+
+def test_a_half_written_page_is_found() -> None:
+    stored = Stored()
+    name = stored.names("csa")[0]
+    whole = stored.store.objects[name]
+    stored.store.objects[name] = whole[: len(whole) // 2] + bytes(len(whole) - len(whole) // 2)
+    stored.is_refused()
+
+
+def test_a_page_of_another_model_is_found() -> None:
+    """Of the same size, under this model's name."""
+    stored, other = Stored(), Stored("measure.seed=5")
+    name = stored.names("csa")[0]
+    assert other.names("csa")[0] == name  # weights of another revision, and nobody said so
+    stored.store.objects[name] = other.store.objects[name]
+    stored.is_refused()
+
+
+def test_weights_of_another_revision_are_not_even_looked_at() -> None:
+    stored = Stored()
+    library = stored.world.library(Tier("plain", stored.store), revision="2")
+    prefix = library.prefix(tokens_of(1, TOKENS))
+    assert library.lookup(prefix).points == ()
+
+
+@pytest.mark.parametrize("family", ["csa", "window", "manifest"])
+def test_a_missing_object_is_no_resume_point(family: str) -> None:
+    stored = Stored()
+    del stored.store.objects[stored.names(family)[0]]
+    assert stored.library.lookup(stored.prefix).points == ()
+    stored.is_refused()
+
+
+def test_a_damaged_manifest_is_found() -> None:
+    stored = Stored()
+    name = stored.names("manifest")[0]
+    data = bytearray(stored.store.objects[name])
+    data[40] ^= 1
+    stored.store.objects[name] = bytes(data)
+    stored.is_refused()
+
+
+class Forgetful(PlainStore):
+    """Says that an object is there, and has lost it when it is asked for."""
+
+    def get(self, names: Sequence[str], into: Sequence[Bytes]) -> Found:
+        found = super().get(names, into)
+        found &= np.array([not name.endswith(".hca") for name in names])
+        return found
+
+
+def test_what_is_lost_between_looking_and_reading_gives_the_blocks_back() -> None:
+    stored = Stored(store=Forgetful())
+    held = stored.world.manager.num_held_blocks
+    assert stored.restore() == Restored(failed=1)
+    assert stored.world.manager.num_held_blocks == held
+
+
+Take = Callable[[CacheBytes, Family, Ids, Objects], None]
+
+
+def virtual_ids(cache: CacheBytes, family: Family, ids: Ids, into: Objects) -> None:
+    """sglang#31471: ids as they were before blocks were moved."""
+    blocks = cache.manager.plan.num_blocks["model"]
+    TAKE(cache, family, (ids + 1) % blocks if family.kept is Kept.PAGES else ids, into)
+
+
+def one_table_for_all(cache: CacheBytes, family: Family, ids: Ids, into: Objects) -> None:
+    """tokenspeed#1048: groups of slots indexed with the ids of pages."""
+    TAKE(cache, family, ids if family.kept is Kept.PAGES else (ids + 1) % 4, into)
+
+
+def truncated(cache: CacheBytes, family: Family, ids: Ids, into: Objects) -> None:
+    """vllm#57661, before anything is stored."""
+    TAKE(cache, family, ids, into)
+    if family.state_shape:
+        into[..., family.piece_bytes * 19_008 // 32_768 :] = 0
+
+
+def no_drafts(cache: CacheBytes, family: Family, ids: Ids, into: Objects) -> None:
+    """sglang#30461, with the draft's room sent as it was."""
+    TAKE(cache, family, ids, into)
+    if family.part == "window":
+        into[:, -1] = 0
+
+
+def stale_ring(cache: CacheBytes, family: Family, ids: Ids, into: Objects) -> None:
+    """ATOM#1417: the ring as another request left it."""
+    TAKE(cache, family, (ids + 2) % 4 if family.part == "window" else ids, into)
+
+
+TAKE: Take = CacheBytes.take
+
+
+@pytest.mark.parametrize(
+    "fault", [virtual_ids, one_table_for_all, truncated, no_drafts, stale_ring]
+)
+def test_what_is_stored_wrong_is_found_by_going_on(
+    fault: Take, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its digest is right: only a run that never left shows that the bytes are not."""
+    monkeypatch.setattr(CacheBytes, "take", fault)
+    stored = Stored("model.layers=[0,2,3,4,43]", "model.draft_layers=true")
+    restored = stored.restore()
+    monkeypatch.setattr(CacheBytes, "take", TAKE)
+    assert restored.tokens == TOKENS
+    assert stored.world.differences(stored.stayed, stored.slot)
+
+
+def test_pages_computed_from_the_middle_of_a_prompt_are_found() -> None:
+    """Where a window is computed again, what else is written then must not stay."""
+    world = World()
+    library = world.library(Tier("plain", PlainStore()), windows="zero")
+    prefix = library.prefix(tokens_of(1, 700))
+    stayed = world.admit()
+    world.compute(stayed, 1, 700)
+    library.store_prefix(prefix, stayed)
+    back = world.admit()
+    restored = library.restore(prefix, back)
+    assert (restored.tokens, restored.point) == (128, 700)
+    world.compute(back, 1, 700)
+    assert [each.partition(":")[0] for each in world.differences(stayed, back)] == [
+        "csa",
+        "csa_indexer",
+    ]
+    library.complete(back, restored)
+    assert world.differences(stayed, back) == []
+
+
+def test_bounded_replay_is_never_called_exact() -> None:
+    world = World()
+    library = world.library(Tier("plain", PlainStore()), windows="zero:bounded")
+    prefix, slot = library.prefix(tokens_of(1, 700)), world.admit()
+    world.compute(slot, 1, 700)
+    library.store_prefix(prefix, slot)
+    restored: Any = library.restore(prefix, world.admit())
+    assert (restored.tokens, restored.point, restored.exact) == (512, 700, False)

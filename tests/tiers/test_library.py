@@ -1,0 +1,84 @@
+"""Restored is never left, bit for bit; what is not all there is not restored."""
+
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dsv4kv.tiers.tier import Tier
+from tests.tiers.world import PlainStore, World, tokens_of
+
+LENGTHS = (1, 3, 4, 127, 128, 129, 255, 256, 257)
+EXACT = ["ends", "ends+junctions", "full", "periodic:128", "sglang", "vllm:dense", "vllm:128",
+         "lmcache:128", "zero"]  # fmt: skip
+
+
+@cache
+def world(model: str = "v4-flash", *options: str) -> World:
+    """Shared between tests: each leaves it as empty as it found it."""
+    return World(*options, model=model)
+
+
+def check_round_trip(here: World, windows: str, length: int, chunks: list[int], end: int) -> int:
+    """Store a prompt, restore it elsewhere, go on beside one that never left: tokens restored."""
+    library = here.library(Tier("memory", PlainStore()), windows=windows)
+    prefix = library.prefix(tokens_of(1, length))
+    stayed, left = here.admit(), here.admit()
+    stops = library.windows.places(length, 0, 0)
+    for slot in (stayed, left):
+        for stop in sorted({*chunks, *stops, length}):
+            here.compute(slot, 1, min(stop, length))
+            if slot == left:
+                library.store_prefix(prefix, slot)
+    here.release(left)
+    noise, back = here.admit(), here.admit()
+    here.compute(noise, 2, 300)
+    restored = library.restore(prefix, back)
+    here.go_on(library, back, 1, restored, end)
+    here.compute(stayed, 1, end)
+    here.decode(stayed, 1, 3)
+    assert here.differences(stayed, back) == []
+    assert restored.exact
+    for slot in (stayed, noise, back):
+        here.release(slot)
+    assert here.manager.num_held_blocks == 0
+    library.close()
+    return restored.tokens
+
+
+@pytest.mark.parametrize("model", ["v4-flash", "v4-pro", "v4.1-flash"])
+@pytest.mark.parametrize("length", LENGTHS)
+def test_a_prompt_that_comes_back_goes_on_as_if_it_had_never_left(model: str, length: int) -> None:
+    assert check_round_trip(world(model), "ends", length, [], length + 140) == length
+
+
+@settings(max_examples=12)
+@given(
+    windows=st.sampled_from(EXACT),
+    length=st.sampled_from(LENGTHS) | st.integers(1, 700),
+    chunks=st.lists(st.integers(1, 700), max_size=3),
+    more=st.integers(0, 200),
+    model=st.sampled_from(["v4-flash", "v4.1-flash"]),
+)
+def test_every_exact_strategy_restores_the_bits_of_a_run_that_never_left(
+    windows: str, length: int, chunks: list[int], more: int, model: str
+) -> None:
+    check_round_trip(world(model), windows, length, chunks, length + more)
+
+
+def test_larger_blocks_and_open_groups() -> None:
+    here = world("v4-flash", "cache.block_tokens=256")
+    for length in (100, 130, 259, 384):
+        assert check_round_trip(here, "ends", length, [], length + 150) == length
+    assert check_round_trip(here, "zero", 600, [], 700) == 0  # 4 layers of 128 take 512 of 600
+
+
+def test_nothing_stored_is_nothing_found() -> None:
+    here = world()
+    library = here.library(Tier("memory", PlainStore()))
+    slot = here.admit()
+    assert library.store_prefix(library.prefix([]), slot).tokens == 0
+    assert library.restore(library.prefix(tokens_of(1, 300)), slot).tokens == 0
+    assert here.manager.num_held_blocks == 0
+    here.release(slot)

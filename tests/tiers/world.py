@@ -1,0 +1,134 @@
+"""A small cache that a step executor fills, and a library behind it."""
+
+from collections.abc import Sequence
+from threading import RLock
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsv4kv.bench.build import plan_from
+from dsv4kv.cache.manager import KVCacheManager
+from dsv4kv.cache.prepare import prepare_forward
+from dsv4kv.cache.step import StepBatch
+from dsv4kv.measure.recorder import Recorder
+from dsv4kv.serve.executor import StepTokens
+from dsv4kv.tiers.cache_bytes import CacheBytes
+from dsv4kv.tiers.checks import differences
+from dsv4kv.tiers.library import Library, Restored
+from dsv4kv.tiers.stores.contract import Bytes, Found
+from dsv4kv.tiers.tier import Tier
+from dsv4kv.tiers.windows import Windows, parse_windows
+from tests.serve.serving import drive_on_cpu, make_config
+
+MODELS = {
+    "v4-flash": ("model.layers=[0,2,3,4]",),
+    "v4-pro": ("model.preset=v4-pro", "model.layers=[1,2,3]", "model.formats.indexer=fp8"),
+    "v4.1-flash": ("model.preset=v4.1-flash", "model.layers=[0,2,3,20]"),
+}
+"""A few layers of every attention."""
+
+
+class PlainStore:
+    """Objects in a dict: what a store must do, and no more."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.damaged = 0
+        self._lock = RLock()
+
+    def put(self, names: Sequence[str], data: Sequence[Bytes]) -> None:
+        with self._lock:
+            for name, each in zip(names, data, strict=True):
+                self.objects[name] = each.tobytes()
+
+    def get(self, names: Sequence[str], into: Sequence[Bytes]) -> Found:
+        found = np.zeros(len(names), dtype=np.bool_)
+        for i, (name, room) in enumerate(zip(names, into, strict=True)):
+            data = self.objects.get(name, b"")
+            found[i] = name in self.objects and len(data) == len(room)
+            if found[i]:
+                room[:] = np.frombuffer(data, dtype=np.uint8)
+        return found
+
+    def exists(self, names: Sequence[str]) -> Found:
+        return np.array([name in self.objects for name in names], dtype=np.bool_)
+
+    def delete(self, names: Sequence[str]) -> None:
+        for name in names:
+            self.objects.pop(name, None)
+
+    def close(self) -> None:
+        pass
+
+
+class World:
+    """A cache whose requests compute prompts: of one serial, the same tokens."""
+
+    def __init__(self, *settings: str, model: str = "v4-flash", slots: int = 4) -> None:
+        config = make_config(
+            *MODELS[model],
+            "workload.step_tokens=1024",
+            "cache.max_context_tokens=1024",
+            f"workload.concurrency={slots}",
+            f"cache.num_slots={slots}",
+            *settings,
+        )
+        self.manager = KVCacheManager(plan_from(config), allocator=config.cache.allocator)
+        self.executor = drive_on_cpu(config, self.manager, Recorder()).executor
+        self.cache = CacheBytes(self.manager)
+
+    def library(self, *tiers: Tier, windows: str = "ends", revision: str = "1") -> Library:
+        return Library(self.cache, tiers, self.windows(windows), revision=revision)
+
+    def windows(self, text: str) -> Windows:
+        plan = self.manager.plan
+        return parse_windows(
+            text,
+            block_tokens=plan.schemas[0].block_tokens,
+            window_tokens=plan.config.window_tokens,
+            layers=len(plan.schemas),
+        )
+
+    def admit(self) -> int:
+        return self.manager.admit_request()
+
+    def release(self, slot: int) -> None:
+        self.manager.release_request(slot, self.manager.generation(slot))
+
+    def compute(self, slot: int, serial: int, *ends: int) -> None:
+        """Prompt chunks of a request up to each of these tokens."""
+        for end in ends:
+            before = int(self.manager.tokens[slot])
+            if end > before:
+                step = self._step(slot, serial, before, end)
+                self.executor.prefill(step)
+
+    def decode(self, slot: int, serial: int, steps: int) -> None:
+        for _ in range(steps):
+            before = int(self.manager.tokens[slot])
+            self.executor.decode(self._step(slot, serial, before, before + 1))
+
+    def _step(self, slot: int, serial: int, before: int, after: int) -> StepTokens:
+        prepare_forward(self.manager, [slot], [before], [after])
+        batch = StepBatch(self.manager, [slot], [before], [after])
+        return StepTokens(batch, np.array([serial]), np.array([after]))
+
+    def go_on(
+        self, library: Library, slot: int, serial: int, restored: Restored, end: int
+    ) -> None:
+        """What a server does with a restored request: compute the rest, then decode."""
+        if restored.point > restored.tokens:
+            self.compute(slot, serial, restored.point)
+            library.complete(slot, restored)
+        self.compute(slot, serial, end)
+        self.decode(slot, serial, 3)
+
+    def differences(self, left: int, right: int) -> list[str]:
+        tokens = self.manager.tokens[[left, right]].tolist()
+        assert tokens[0] == tokens[1]
+        return differences(self.cache, left, self.cache, right, tokens[0])
+
+
+def tokens_of(serial: int, count: int) -> NDArray[np.uint32]:
+    """Token ids of a request's first tokens."""
+    return (np.arange(count) * 7 + serial * 100_003).astype(np.uint32)

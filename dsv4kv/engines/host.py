@@ -59,6 +59,20 @@ class HostPool:
 
 
 @dataclass(frozen=True)
+class Sent:
+    """What a rank of a prefill side sends of a prompt to its decode side.
+
+    Attributes:
+        bytes: Bytes.
+        descriptors: Pieces of memory that they are named as, before neighbours are merged: pages
+            of every layer's buffer.
+    """
+
+    bytes: int
+    descriptors: int
+
+
+@dataclass(frozen=True)
 class HostTier:
     """What one rank, or one replica, keeps in host memory.
 

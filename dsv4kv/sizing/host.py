@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from dsv4kv.engines.contract import Capacity, Deployment
-from dsv4kv.engines.host import HostTier, HostWish
+from dsv4kv.engines.host import HostTier, HostWish, Sent
 from dsv4kv.engines.sglang import host as sglang
 from dsv4kv.engines.vllm import host as vllm
 from dsv4kv.engines.vllm.lmcache import size_local, size_server
@@ -22,9 +22,9 @@ TIERS: dict[tuple[str, str], Callable[[Any, Deployment, Capacity, HostWish], Hos
     ("vllm", "lmcache-local"): size_local,
 }
 """Who sizes which tier of which engine."""
-SENT: dict[str, Callable[[Any, Deployment, int], int | None]] = {
-    "sglang": sglang.sent_bytes,
-    "vllm": vllm.sent_bytes,
+SENT: dict[str, Callable[[Any, Deployment, int], Sent | None]] = {
+    "sglang": sglang.sent_of,
+    "vllm": vllm.sent_of,
 }
 """What a prompt's prefill side sends to its decode side."""
 
@@ -67,7 +67,8 @@ def sent_of(role: str | None, engine: Any, deployment: Deployment) -> int | None
     send = SENT.get(engine.name.partition(":")[0])
     if role is None or send is None:
         return None
-    return send(engine, deployment, deployment.max_context_tokens)
+    sent = send(engine, deployment, deployment.max_context_tokens)
+    return sent and sent.bytes
 
 
 def host_document(tier: HostTier | None) -> dict[str, Any] | None:

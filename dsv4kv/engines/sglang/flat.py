@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from dsv4kv.engines.contract import DRAFT, Capacity, Deployment, Layer, PoolCost
+from dsv4kv.engines.host import Sent
 from dsv4kv.errors import ConfigError
 
 PAGE_TOKENS = 64
@@ -29,6 +30,13 @@ def request_bytes(deployment: Deployment, layers: Sequence[Layer], tokens: int) 
     """Bytes of a request in whole pages."""
     page = deployment.block_tokens or PAGE_TOKENS
     return -(-tokens // page) * page * _token_bytes(deployment, layers)
+
+
+def sent_of(deployment: Deployment, layers: Sequence[Layer], tokens: int) -> Sent:
+    """Every layer's entries and keys in whole pages, each a descriptor."""
+    pages = -(-tokens // (deployment.block_tokens or PAGE_TOKENS))
+    buffers = sum(cost.layers for cost in costs_of(deployment, layers))
+    return Sent(request_bytes(deployment, layers, tokens), pages * buffers)
 
 
 def capacity(deployment: Deployment, layers: Sequence[Layer], available_bytes: int) -> Capacity:

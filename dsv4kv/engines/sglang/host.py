@@ -9,7 +9,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from dsv4kv.engines.contract import Capacity, Deployment
-from dsv4kv.engines.host import HostPool, HostTier, HostWish
+from dsv4kv.engines.host import HostPool, HostTier, HostWish, Sent
 from dsv4kv.engines.sglang import flat
 from dsv4kv.engines.sglang.pools import Pools
 from dsv4kv.engines.sglang.sizing import SglangEngine
@@ -145,18 +145,25 @@ def _context_pools(pools: Pools, pages: int) -> list[HostPool]:
     return found
 
 
-def sent_bytes(engine: SglangEngine, deployment: Deployment, tokens: int) -> int:
-    """Bytes of a prompt that a rank sends to the decode side: pages, windows, what is pending.
+def sent_of(engine: SglangEngine, deployment: Deployment, tokens: int) -> Sent:
+    """What a rank sends of a prompt to the decode side: pages, windows, what is pending.
+
+    Every page of every layer's buffer is a descriptor.
 
     Source: ``disaggregation/prefill.py``, ``get_contiguous_buf_infos`` and its like of
     ``deepseek_v4_memory_pool.py``.
     """
     if deployment.model.kind == "flat":
-        return flat.request_bytes(deployment, engine.layers(deployment), tokens)
-    page, window, pending = sent_parts(engine.pools(deployment), tokens)
+        return flat.sent_of(deployment, engine.layers(deployment), tokens)
+    pools = engine.pools(deployment)
+    page, window, pending = sent_parts(pools, tokens)
     pages = -(-tokens // _PAGE)
     tails = pages - max(0, tokens - deployment.model.window_tokens) // _PAGE
-    return pages * page + tails * window + pending
+    keyed = pools.csa + len(pools.low)
+    buffers = (2 + _splits_keys(deployment)) * keyed + pools.hca
+    windows = pools.windows + deployment.draft_layers + 2 * pools.csa
+    begun = pools.hca * bool(tokens % 128) + pools.low.count(2) * (tokens % 2)
+    return Sent(pages * page + tails * window + pending, pages * buffers + tails * windows + begun)
 
 
 def sent_parts(pools: Pools, tokens: int) -> tuple[int, int, int]:

@@ -9,7 +9,7 @@ Source: vLLM 0.33.0, ``v1/kv_offload/cpu/{spec,common}.py``, ``v1/simple_kv_offl
 from dataclasses import replace
 
 from dsv4kv.engines.contract import Capacity, Deployment
-from dsv4kv.engines.host import HostPool, HostTier, HostWish
+from dsv4kv.engines.host import HostPool, HostTier, HostWish, Sent
 from dsv4kv.engines.vllm.pages import Group
 from dsv4kv.engines.vllm.sizing import VllmEngine
 from dsv4kv.errors import ConfigError
@@ -98,21 +98,22 @@ def shares_copy(deployment: Deployment, wish: HostWish) -> bool:
     return alike and alone
 
 
-def sent_bytes(engine: VllmEngine, deployment: Deployment, tokens: int) -> int | None:
-    """Bytes of a prompt that a rank sends to the decode side by NIXL; None where not known.
+def sent_of(engine: VllmEngine, deployment: Deployment, tokens: int) -> Sent | None:
+    """What a rank sends of a prompt to the decode side by NIXL; None where not known.
 
-    Of a window the blocks that it covers, and one more; whole pages.
+    Of a window the blocks that it covers, and one more; whole pages, each a descriptor.
     Source: ``kv_connector/v1/nixl/{base_scheduler,base_worker}.py``.
     """
     if engine.name != _SINCE or deployment.model.kind == "v41":
         return None
-    total = 0
+    total = descriptors = 0
     for group in engine.layout(deployment).held:
         blocks = -(-tokens // group.block_tokens)
         if group.window_tokens is not None:
             blocks = min(blocks, -(-group.window_tokens // group.block_tokens) + 1)
         total += blocks * group.page_bytes
-    return total
+        descriptors += blocks * len(group.pages)
+    return Sent(total, descriptors)
 
 
 def counted_tokens(groups: list[Group], chunks: int, context_tokens: int) -> int:

@@ -68,7 +68,7 @@ def sent_of(role: str | None, engine: Any, deployment: Deployment) -> int | None
     if role is None or send is None:
         return None
     sent = send(engine, deployment, deployment.max_context_tokens)
-    return sent and sent.bytes
+    return sent.bytes if sent else None
 
 
 def host_document(tier: HostTier | None) -> dict[str, Any] | None:

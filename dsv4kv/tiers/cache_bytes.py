@@ -26,13 +26,14 @@ class CacheBytes:
     Attributes:
         manager: The cache.
         families: Its families by name, as ``families_of`` has them.
+        pools: uint8[blocks or slots, piece_bytes] of every layer, by family; the cache's memory.
     """
 
     def __init__(self, manager: KVCacheManager) -> None:
         """Look at the pools of a cache that has data."""
         self.manager = manager
         self.families = {family.name: family for family in families_of(manager.plan)}
-        self._pools = {name: _pools(manager, each) for name, each in self.families.items()}
+        self.pools = {name: _pools(manager, each) for name, each in self.families.items()}
 
     def units(self, family: Family, slot: int, tokens: int) -> Ids:
         """Where a request's objects are: int64[layers, n] blocks, or its slot n times."""
@@ -58,7 +59,7 @@ class CacheBytes:
         if self.manager.device.type != "cpu":
             torch.from_numpy(into).copy_(self.gather(family, rows))
             return
-        for layer, pool in enumerate(self._pools[family.name]):
+        for layer, pool in enumerate(self.pools[family.name]):
             pages = pool.numpy()
             for start, end, first in _runs(rows[layer]):
                 into[start:end, layer] = pages[first : first + end - start]
@@ -69,7 +70,7 @@ class CacheBytes:
         if self.manager.device.type != "cpu":
             self.scatter(family, rows, torch.from_numpy(data).to(self.manager.device))
             return
-        for layer, pool in enumerate(self._pools[family.name]):
+        for layer, pool in enumerate(self.pools[family.name]):
             pages = pool.numpy()
             for start, end, first in _runs(rows[layer]):
                 pages[first : first + end - start] = data[start:end, layer]
@@ -79,14 +80,14 @@ class CacheBytes:
         device = self.manager.device
         out = torch.empty(rows.shape[1], *family.object_shape, dtype=torch.uint8, device=device)
         numbers = torch.from_numpy(rows).to(device)
-        for layer, pool in enumerate(self._pools[family.name]):
+        for layer, pool in enumerate(self.pools[family.name]):
             out[:, layer] = pool.index_select(0, numbers[layer])
         return out
 
     def scatter(self, family: Family, rows: Ids, data: Tensor) -> None:
         """Put objects that are where the cache is: the inverse of ``gather``."""
         numbers = torch.from_numpy(rows).to(self.manager.device)
-        for layer, pool in enumerate(self._pools[family.name]):
+        for layer, pool in enumerate(self.pools[family.name]):
             pool.index_copy_(0, numbers[layer], data[:, layer])
 
 

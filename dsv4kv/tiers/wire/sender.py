@@ -1,0 +1,196 @@
+"""A sender: a cache whose memory others read, a request at a time, as soon as rows are there."""
+
+import json
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic
+from types import TracebackType
+from typing import Any, Self
+
+from dsv4kv.errors import ConfigError, StoreUnavailable
+from dsv4kv.tiers.wire.frames import DATA, MESSAGE, READ, Wire, admit, check_token
+from dsv4kv.tiers.wire.manifest import Manifest
+from dsv4kv.tiers.wire.memory import Memory
+from dsv4kv.tiers.wire.transports import parse_places, stretches_of
+
+_MOST_CONNECTIONS = 32
+_MOST_RAW_BYTES = 2**30
+
+
+class Offer:
+    """A request that is being computed: how far every layer is, and in the end its manifest."""
+
+    def __init__(self) -> None:
+        """Nothing is there yet."""
+        self._changed = threading.Condition()
+        self._tokens: dict[int, int] = {}
+        self._manifest: Manifest | None = None
+        self.taken = threading.Event()
+        """The receiver has everything: the blocks may be given back."""
+
+    def reach(self, layer: int, tokens: int) -> None:
+        """A layer has the rows of so many tokens."""
+        with self._changed:
+            self._tokens[layer] = tokens
+            self._changed.notify_all()
+
+    def finish(self, manifest: Manifest) -> None:
+        """All rows are there."""
+        with self._changed:
+            self._manifest = manifest
+            self._changed.notify_all()
+
+    def wait_for(self, layer: int, tokens: int, timeout_s: float) -> None:
+        """Wait until a layer has the rows of so many tokens."""
+        self._wait(
+            lambda: self._manifest is not None or self._tokens.get(layer, -1) >= tokens, timeout_s
+        )
+
+    def manifest(self, timeout_s: float) -> Manifest:
+        """Wait for the end."""
+        self._wait(lambda: self._manifest is not None, timeout_s)
+        assert self._manifest is not None
+        return self._manifest
+
+    def _wait(self, ready: Callable[[], bool], timeout_s: float) -> None:
+        with self._changed:
+            if not self._changed.wait_for(ready, timeout_s):
+                raise StoreUnavailable(f"the prompt was not computed within {timeout_s:g} s.")
+
+
+class Sender:
+    """Serves a cache's memory to receivers that know the token.
+
+    Attributes:
+        address: Host and port where it listens.
+        problems: A sentence for every connection that ended badly.
+    """
+
+    def __init__(
+        self,
+        memory: Memory,
+        address: tuple[str, int] = ("127.0.0.1", 0),
+        *,
+        token: str = "",
+        timeout_s: float = 30.0,
+    ) -> None:
+        """Listen; raises ``ConfigError`` without a token where strangers can connect."""
+        check_token(address[0], token)
+        self._memory, self._token, self._timeout_s = memory, token, timeout_s
+        self._offers: list[Offer] = []
+        self._wires: set[Wire] = set()
+        self._slots = threading.BoundedSemaphore(_MOST_CONNECTIONS)
+        self.problems: list[str] = []
+        self._raw = b""
+        try:
+            self._socket = socket.create_server(address)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen at {address[0]}:{address[1]}: {error.strerror or error}."
+            ) from None
+        self.address: tuple[str, int] = self._socket.getsockname()[:2]
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def offer(self) -> Offer:
+        """A new request; receivers know it by how many were offered before."""
+        self._offers.append(Offer())
+        return self._offers[-1]
+
+    def close(self) -> None:
+        """Hang up on everybody."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        self._socket.close()
+        self._thread.join(self._timeout_s)
+        for wire in list(self._wires):
+            wire.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            if not self._slots.acquire(blocking=False):
+                connection.close()
+                continue
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            wire = Wire(connection)
+        except OSError:  # gone before it was looked at
+            self._slots.release()
+            return
+        self._wires.add(wire)
+        try:
+            admit(wire, self._token)
+            wire.trust(self._timeout_s)
+            while self._answer(wire):
+                pass
+        except StoreUnavailable as error:
+            self.problems.append(str(error))
+            with suppress(StoreUnavailable):
+                wire.tell({"error": str(error)})
+        finally:
+            self._wires.discard(wire)
+            wire.close()
+            self._slots.release()
+
+    def _answer(self, wire: Wire) -> bool:
+        """Answer one frame; False when the receiver says goodbye."""
+        kind, payload = wire.receive_any((MESSAGE, READ))
+        if kind == READ:
+            places = parse_places(payload)
+            wire.send(DATA, list(stretches_of(self._memory.regions, places)))
+            return True
+        message = _parse(payload)
+        match message:
+            case {"op": "bye"}:
+                return False
+            case {"op": "manifest", "request": int(request)}:
+                manifest = self._offer(request).manifest(self._timeout_s)
+                wire.send(MESSAGE, [memoryview(manifest.model_dump_json().encode())])
+            case {"op": "wait", "request": int(request), "layer": int(layer), "tokens": int(n)}:
+                self._offer(request).wait_for(layer, n, self._timeout_s)
+                wire.tell({})
+            case {"op": "taken", "request": int(request)}:
+                self._offer(request).taken.set()
+                wire.tell({})
+            case {"op": "raw", "bytes": int(size)} if 0 <= size <= _MOST_RAW_BYTES:
+                if len(self._raw) < size:
+                    self._raw = b"\1" * size
+                wire.send(DATA, [memoryview(self._raw)[:size]])
+            case _:
+                raise StoreUnavailable("a message that is none of a receiver's.")
+        return True
+
+    def _offer(self, request: int) -> Offer:
+        end = monotonic() + self._timeout_s
+        while len(self._offers) <= request and monotonic() < end:
+            threading.Event().wait(0.01)
+        if not 0 <= request < len(self._offers):
+            raise StoreUnavailable(f"there is no request {request}.")
+        return self._offers[request]
+
+
+def _parse(payload: bytes) -> dict[str, Any]:
+    try:
+        message = json.loads(payload)
+    except ValueError:
+        raise StoreUnavailable("a message that is no JSON.") from None
+    return message if isinstance(message, dict) else {}

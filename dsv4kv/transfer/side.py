@@ -1,0 +1,118 @@
+"""One side of a transfer: a cache of the model, and what fills it and decodes from it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dsv4kv.bench.build import build_drive, build_manager, check_data_path, plan_from
+from dsv4kv.cache.handle import LayerCache
+from dsv4kv.cache.prepare import prepare_forward
+from dsv4kv.cache.step import StepBatch
+from dsv4kv.config.bench import BenchConfig
+from dsv4kv.measure.recorder import Recorder
+from dsv4kv.ops.registry import load_backend
+from dsv4kv.serve.executor import StepExecutor, StepTokens
+from dsv4kv.serve.inputs import EntryChooser, Queries
+from dsv4kv.serve.operations import Reads
+from dsv4kv.tiers.wire.memory import Memory, share
+
+_CHUNK_TOKENS = 2048
+
+
+@dataclass
+class Seen:
+    """Hashes everything that decode steps read: equal bits, equal digest."""
+
+    _hash: Any = field(default_factory=lambda: blake2b(digest_size=16))
+
+    def digest(self) -> str:
+        """Of everything so far."""
+        return str(self._hash.hexdigest())
+
+    def window_gathered(self, layer: LayerCache, step: StepTokens, out: Tensor) -> None:
+        """See ``StepObserver``."""
+        self._add(out)
+
+    def entries_gathered(
+        self, layer: LayerCache, step: StepTokens, indices: Tensor, out: Tensor, indexer: bool
+    ) -> None:
+        """See ``StepObserver``."""
+        self._add(indices, out)
+
+    def layer_attended(
+        self, layer: LayerCache, step: StepTokens, asked: Queries, found: Reads
+    ) -> None:
+        """See ``StepObserver``."""
+        self._add(found.attended, found.lse)
+
+    def _add(self, *tensors: Tensor) -> None:
+        for tensor in tensors:
+            self._hash.update(tensor.contiguous().view(torch.uint8).numpy().data)
+
+
+class Side:
+    """A cache, filled with what is drawn from a seed: equal on both sides.
+
+    Attributes:
+        memory: Its memory.
+    """
+
+    def __init__(self, config: BenchConfig, segment: memoryview | None = None) -> None:
+        """Build it, in ``segment`` where there is one. Raises ``ConfigError``."""
+        torch.set_num_threads(1)
+        plan = plan_from(config)
+        check_data_path(plan)
+        self._seed = config.measure.seed
+        manager = build_manager(config, plan, None)
+        if segment is not None:
+            share(manager, segment)
+        self.memory, self._manager = Memory(manager), manager
+        backend = load_backend("cpu")
+        self._executor: StepExecutor = build_drive(config, manager, Recorder(), backend).executor
+
+    def prefill(
+        self, serial: int, tokens: int, on_layer: Callable[[int, int], None] = lambda *_: None
+    ) -> int:
+        """Compute a prompt in a slot of its own; ``on_layer`` hears of every layer's tokens."""
+        slot = self._manager.admit_request()
+        for start in range(0, tokens, _CHUNK_TOKENS):
+            end = min(start + _CHUNK_TOKENS, tokens)
+            step = self._step(slot, serial, start, end)
+            for layer in self._executor.layers:
+                replace(self._executor, layers=[layer]).prefill(step)
+                on_layer(layer.schema.layer.layer_idx, end)
+        return slot
+
+    def decode(self, slot: int, serial: int, steps: int) -> str:
+        """Go on for some steps: a digest of what they read, and of the rows they leave."""
+        before, seen = int(self._manager.tokens[slot]), Seen()
+        chooser = EntryChooser(self._executor.index_topk, self._seed)
+        executor = replace(self._executor, observer=seen, chooser=chooser)
+        for start in range(before, before + steps):
+            executor.decode(self._step(slot, serial, start, start + 1))
+        return f"{seen.digest()}:{self.rows(slot)}"
+
+    def rows(self, slot: int) -> str:
+        """A digest of every row that a request needs, whatever pages they are in."""
+        memory, tokens = self.memory, int(self._manager.tokens[slot])
+        found = blake2b(digest_size=16)
+        for family in memory.families.values():
+            rows = memory.rows(family, tokens)
+            ids = memory.ids(family, slot, tokens)
+            found.update("".join(memory.digests(family, ids, rows, tokens + 1)).encode())
+        return found.hexdigest()
+
+    def release(self, slot: int) -> None:
+        """Forget a request."""
+        self._manager.release_request(slot, self._manager.generation(slot))
+
+    def _step(self, slot: int, serial: int, start: int, end: int) -> StepTokens:
+        prepare_forward(self._manager, [slot], [start], [end])
+        batch = StepBatch(self._manager, [slot], [start], [end])
+        kept = np.array([end], dtype=np.int64)
+        return StepTokens(batch, np.array([serial]), kept, observed=True)

@@ -9,9 +9,10 @@ import typer
 from dsv4kv.view.console import open_console, say
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from dsv4kv.recording.folder import Recording
+    from dsv4kv.recording.run import Live
     from dsv4kv.recording.source import Source
 
 EPILOG = """\
@@ -20,11 +21,21 @@ EPILOG = """\
 dsv4kv record server --events tcp://127.0.0.1:5557                 until Ctrl-C
 
 dsv4kv record server --events tcp://127.0.0.1:5557 --seconds 600   ten minutes
+
+dsv4kv record server --requests sglang.log --metrics http://127.0.0.1:30000/metrics
 """
 
 
-def _events(text: str, metavar: str | None = None) -> Any:
-    return typer.Option(help=text, metavar=metavar, rich_help_panel="KV events")
+def _panel(name: str) -> "Callable[..., Any]":
+    """Options of one source."""
+
+    def option(text: str, metavar: str | None = None) -> Any:
+        return typer.Option(help=text, metavar=metavar, rich_help_panel=name)
+
+    return option
+
+
+_events, _requests, _metrics = map(_panel, ("KV events", "Requests", "Metrics"))
 
 
 def record(
@@ -58,6 +69,30 @@ def record(
         bool,
         _events("Keep messages as they came, too: with the tokens of every prompt."),
     ] = False,
+    requests: Annotated[
+        list[str] | None,
+        _requests(
+            "A log of requests, or a folder of them, followed while it grows: SGLang's "
+            "--log-requests (JSON, level 3) or --export-metrics-to-file, vLLM's debug log, "
+            "Dynamo's request trace, AIPerf's profile_export.jsonl, LMCache's lookup hashes.",
+            "FILE",
+        ),
+    ] = None,
+    once: Annotated[bool, _requests("Read what the logs hold now, then end.")] = False,
+    metrics: Annotated[
+        list[str] | None,
+        _metrics("Page of the server's counters: http://HOST:PORT/metrics.", "URL"),
+    ] = None,
+    every_s: Annotated[
+        float,
+        typer.Option(
+            "--every",
+            min=0.1,
+            metavar="SECONDS",
+            help="Seconds from one sample to the next.",
+            rich_help_panel="Metrics",
+        ),
+    ] = 5.0,
     limit_s: Annotated[
         float | None,
         typer.Option(
@@ -77,11 +112,15 @@ def record(
     from dsv4kv.recording.folder import Recording
     from dsv4kv.recording.run import Live, run
 
-    if events is None:
-        raise ConfigError("nothing to record: give --events.")
+    if not (events or requests or metrics):
+        raise ConfigError("nothing to record: give --events, --requests or --metrics.")
     live = Live()
     with Recording(out, hear=live.hear) as recording:
-        sources = list(_events_of(events, replay, ranks, recording, verbatim=verbatim))
+        sources = [
+            *_events_of(events, replay, ranks, recording, verbatim=verbatim),
+            *_logs_of(requests or [], recording, follow=not once),
+            *_metrics_of(metrics or [], every_s, recording),
+        ]
         show = _Line(live, quiet=quiet)
         with suppress(KeyboardInterrupt):  # the way to end it
             run(sources, recording, limit_s=limit_s, tick=show)
@@ -91,7 +130,7 @@ def record(
 class _Line:
     """Shows how far it is: one line that is drawn anew; in a log one in ten seconds."""
 
-    def __init__(self, live: Any, *, quiet: bool) -> None:
+    def __init__(self, live: "Live", *, quiet: bool) -> None:
         self._live, self._console = live, open_console(stderr=True, quiet=quiet)
         self._ticks = 0
 
@@ -100,17 +139,26 @@ class _Line:
 
         self._ticks += 1
         if self._console.is_terminal:
-            self._console.print(self._live.line(), end="\r", highlight=False, soft_wrap=True)
+            width = self._console.width - 1
+            line = self._live.line()[:width].ljust(width)
+            self._console.print(line, end="\r", highlight=False, soft_wrap=True)
         elif self._ticks % EVERY_S == 0:
             self._console.print(self._live.line(), highlight=False)
 
 
 def _events_of(
-    events: str, replay: str | None, ranks: int, recording: "Recording", *, verbatim: bool
+    events: str | None,
+    replay: str | None,
+    ranks: int,
+    recording: "Recording",
+    *,
+    verbatim: bool,
 ) -> "Iterator[Source]":
     from dsv4kv.recording.events import MessageFile, Publisher, Socket, ranks_of
     from dsv4kv.recording.veil import Veil
 
+    if events is None:
+        return
     veil = Veil(recording.salt)
     if "://" not in events:
         publisher = Publisher(0, recording, veil, verbatim=verbatim)
@@ -119,3 +167,19 @@ def _events_of(
     replays = ranks_of(replay, ranks) if replay else [None] * ranks
     for rank, (url, again) in enumerate(zip(ranks_of(events, ranks), replays, strict=True)):
         yield Socket(url, again, Publisher(rank, recording, veil, verbatim=verbatim))
+
+
+def _logs_of(logs: list[str], recording: "Recording", *, follow: bool) -> "Iterator[Source]":
+    from dsv4kv.recording.tail import RequestLog
+    from dsv4kv.recording.veil import Veil
+
+    veil = Veil(recording.salt)
+    for number, log in enumerate(logs):
+        yield RequestLog(number, Path(log), recording, veil, follow=follow)
+
+
+def _metrics_of(pages: list[str], every_s: float, recording: "Recording") -> "Iterator[Source]":
+    from dsv4kv.recording.metrics import Metrics
+
+    for number, page in enumerate(pages):
+        yield Metrics(number, page, every_s, recording)

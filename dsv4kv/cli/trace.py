@@ -447,7 +447,8 @@ def _convert_recording(folder: Path, out: Path, to: str, part: slice) -> None:
     if to.startswith("mooncake"):
         requests = in_blocks(requests, BLOCK_TOKENS)
     _write(requests, out, to, stores=recorded.stores_only)
-    say(told(recorded))
+    for sentence in told(recorded):
+        say(sentence)
 
 
 app.command("mrc", epilog=EPILOG)(mrc)

@@ -8,6 +8,7 @@ from typing import Any
 from dsv4kv.errors import TraceError
 from dsv4kv.recording.chains import Chains, Store
 from dsv4kv.recording.folder import Record, read_stream
+from dsv4kv.recording.metrics import count
 from dsv4kv.traces.request import Request
 from dsv4kv.units import counted
 
@@ -20,6 +21,10 @@ _MERGED = (
     "ids",
     "grain",
 )
+_STORES_ONLY = (
+    "stores-only: these are prompts as the server stored them; those that were cached as a whole "
+    "are missing, so there is no hit rate"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +36,13 @@ class Recorded:
         stores_only: Whether nobody saw the requests, but only what was stored for them: what was
             cached as a whole is missing, so no hit rate follows.
         cached_tokens: By the server, of every request; None where it did not say.
+        counters: Whose counters, tokens found, tokens asked for, of every server sampled.
     """
 
     requests: list[Request]
     stores_only: bool
     cached_tokens: list[int | None]
+    counters: list[tuple[str, int, int]]
 
 
 def read_recording(folder: Path) -> Recorded:
@@ -50,8 +57,8 @@ def read_recording(folder: Path) -> Recorded:
         rows = [_row_of(store) for store in Chains().read(read_stream(folder, "events"))]
     if not rows:
         raise TraceError(
-            f"{folder}: no request was recorded: give record a source of requests (--proxy or "
-            "--requests), or one of events (--events)."
+            f"{folder}: no request was recorded: give record a source of requests (--requests) or "
+            "of events (--events)."
         )
     rows.sort(key=lambda row: row["arrival_s"])
     sizes = {row["grain"] for row in rows if row.get("ids")}
@@ -64,16 +71,27 @@ def read_recording(folder: Path) -> Recorded:
         [_request(row, rows[0]["arrival_s"]) for row in rows],
         stores_only,
         [row.get("cached_tokens") for row in rows],
+        [
+            hits
+            for counted in count(read_stream(folder, "metrics")).values()
+            if (hits := counted.hits())
+        ],
     )
 
 
-def told(recorded: Recorded) -> str:
-    """What the server said of the requests, in a sentence."""
+def told(recorded: Recorded) -> list[str]:
+    """What the server said of the requests, in sentences."""
     if recorded.stores_only:
-        return (
-            "stores-only: these are prompts as the server stored them; those that were cached as "
-            "a whole are missing, so there is no hit rate"
-        )
+        return [_STORES_ONLY]
+    counters = [
+        f"by {engine}'s counters {found:,} of {asked:,} prompt tokens were cached "
+        f"({found / asked:.2%}), from the first sample to the last"
+        for engine, found, asked in recorded.counters
+    ]
+    return [_told_of_requests(recorded), *counters]
+
+
+def _told_of_requests(recorded: Recorded) -> str:
     known = [
         (request.input_tokens, cached)
         for request, cached in zip(recorded.requests, recorded.cached_tokens, strict=True)

@@ -4,11 +4,15 @@ from collections.abc import Callable, Sequence
 from threading import Event as Stop
 from threading import Thread
 from time import monotonic
+from typing import Any
 
 from dsv4kv.recording.folder import Record, Recording
+from dsv4kv.recording.metrics import Counted
 from dsv4kv.recording.source import Source
+from dsv4kv.units import counted
 
 SYNC_S = 1.0
+_KNOWN = 65_536
 _JOIN_S = 10.0
 
 
@@ -18,22 +22,33 @@ class Live:
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock, self._begun_s = clock, clock()
         self._lately: tuple[float, int] = (self._begun_s, 0)
+        self._known: dict[Any, None] = {}
+        self._counted = dict[str, Counted]()
         self.batches = self.gaps = self.samples = self.requests = 0
         self.input_tokens = self.cached_tokens = 0
 
     def hear(self, stream: str, record: Record) -> None:
         """Count a record."""
-        if record.get("what") == "gap" and stream == "events":
-            self.gaps += record["last"] - record["first"] + 1
-        elif stream == "events":
+        if stream == "events":
             self.batches += "events" in record
-        elif stream == "metrics":
-            self.samples += "values" in record
+            if record.get("what") == "gap":
+                self.gaps += record["last"] - record["first"] + 1
+        elif stream == "metrics" and "values" in record:
+            self.samples += 1
+            self._counted.setdefault(record["source"], Counted()).add(record["values"])
         elif stream == "requests" and "input_tokens" in record:
-            self.requests += 1
-            if "cached_tokens" in record:
-                self.input_tokens += record["input_tokens"]
-                self.cached_tokens += record["cached_tokens"]
+            self._request(record)
+
+    def _request(self, record: Record) -> None:
+        """Logs have several lines of a request; the last thousands are known again."""
+        name = record.get("id", self.requests)
+        self.requests += name not in self._known
+        self._known[name] = None
+        if len(self._known) > _KNOWN:
+            del self._known[next(iter(self._known))]
+        if "cached_tokens" in record:
+            self.input_tokens += record["input_tokens"]
+            self.cached_tokens += record["cached_tokens"]
 
     def line(self) -> str:
         """What has been recorded; requests per second are those since the last line."""
@@ -41,16 +56,22 @@ class Live:
         before_s, before = self._lately
         self._lately = now_s, self.requests
         rate = (self.requests - before) / max(now_s - before_s, 1e-9)
-        hits = self.cached_tokens / self.input_tokens if self.input_tokens else None
         parts = [
             f"{now_s - self._begun_s:,.0f} s",
-            f"{self.requests:,} requests ({rate:,.1f}/s)",
-            "hit rate by the server " + ("not known" if hits is None else f"{hits:.1%}"),
-            f"{self.batches:,} batches of events",
+            f"{counted(self.requests, 'request')} ({rate:,.1f}/s)",
+            f"hit rate by the server {self._hit_rate()}",
+            f"{counted(self.batches, 'message')} of events",
             f"{self.gaps:,} missing",
-            f"{self.samples:,} samples",
+            counted(self.samples, "sample"),
         ]
         return ", ".join(parts)
+
+    def _hit_rate(self) -> str:
+        """By its counters, where these are sampled, else by what it says of each request."""
+        told = [one for each in self._counted.values() if (one := each.hits())]
+        hits = sum(found for _, found, _ in told) if told else self.cached_tokens
+        asked = sum(total for _, _, total in told) if told else self.input_tokens
+        return f"{hits / asked:.1%}" if asked else "not known"
 
 
 def run(

@@ -27,7 +27,7 @@ def stored_only(tmp_path: Path) -> Path:
     path.write_bytes(msgspec.msgpack.encode(messages))
     done = run("record", tmp_path / "recording", "--events", path)
     assert done.exit_code == 0, done.output
-    assert "2 batches of events, 0 missing" in done.output
+    assert "2 messages of events, 0 missing" in done.output
     return tmp_path / "recording"
 
 
@@ -149,6 +149,48 @@ def test_an_empty_recording_says_what_to_give(tmp_path: Path) -> None:
     done = run("trace", "convert", tmp_path / "recording", tmp_path / "out")
     assert done.exit_code == 4
     assert "no request was recorded" in done.output
+
+
+LOGS = Path(__file__).parents[1] / "recording" / "logs"
+
+
+def test_a_log_of_requests_becomes_a_trace(tmp_path: Path) -> None:
+    done = run("record", tmp_path / "recording", "--requests", LOGS / "dynamo.jsonl", "--once")
+    assert done.exit_code == 0, done.output
+    assert "3 requests" in done.output
+    done = run("trace", "convert", tmp_path / "recording", tmp_path / "trace.jsonl")
+    assert "by the server 64 of 428 prompt tokens were cached (14.95%)" in done.output
+    first, second, third = lines(tmp_path / "trace.jsonl")
+    assert [line["arrival_s"] for line in (first, second, third)] == [0.0, 1.0, 3.0]
+    assert first["prefix_hashes"] == third["prefix_hashes"]
+    assert first["prefix_hashes"][:1] == second["prefix_hashes"][:1]
+    assert run("trace", "mrc", tmp_path / "trace.jsonl").exit_code == 0
+
+
+def test_lines_of_one_request_are_one_request(tmp_path: Path) -> None:
+    run("record", tmp_path / "recording", "--requests", LOGS / "vllm.log", "--once")
+    run("trace", "convert", tmp_path / "recording", tmp_path / "trace.jsonl")
+    found = [
+        (line["input_tokens"], line["output_tokens"]) for line in lines(tmp_path / "trace.jsonl")
+    ]
+    assert found == [(150, 3), (70, 2)]
+
+
+def test_what_the_servers_counters_grew_is_told_next_to_it(asked: Path, tmp_path: Path) -> None:
+    with Recording(asked) as recording:
+        for asked_for, found in ((100, 10), (450, 80)):
+            values = {"vllm:prefix_cache_queries_total": asked_for}
+            values |= {"vllm:prefix_cache_hits_total": found}
+            recording.write("metrics", {"source": "metrics:0", "values": values})
+    done = run("trace", "convert", asked, tmp_path / "trace.jsonl")
+    assert "by vLLM's counters 70 of 350 prompt tokens were cached (20.00%)" in done.output
+
+
+def test_ids_of_two_sizes_are_no_trace(asked: Path, tmp_path: Path) -> None:
+    run("record", asked, "--requests", LOGS / "lmcache.jsonl", "--once")
+    done = run("trace", "convert", asked, tmp_path / "trace.jsonl")
+    assert done.exit_code == 4
+    assert "ids of 64 and 256 tokens" in done.output
 
 
 def test_without_a_source_there_is_nothing_to_record(tmp_path: Path) -> None:

@@ -1,0 +1,248 @@
+"""Lines of logs that tell of requests: what each engine and tool writes, read alike.
+
+A row has what its line tells: ``id``, ``arrival_s`` and others since 1970, lengths in tokens,
+``cached_tokens`` as the server counted them, ``session``, and ``ids`` of ``grain`` tokens. Lines
+of one request are put together later by its ``id``. What identifies anything is a number by then.
+
+Read in SGLang 0.5.23 (``request_logger.py``, ``request_metrics_exporter.py``), vLLM 0.33
+(``request_logger.py``), LMCache 0.5.6 (``lookup_hash.py``), in AIPerf's record models and in the
+description of Dynamo's ``dynamo.request.trace.v1``.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic_core import from_json
+
+from dsv4kv.recording.folder import Record
+from dsv4kv.recording.veil import GRAIN_TOKENS, Veil
+
+
+class _Other(ValueError):
+    """The line is not what it looked like."""
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """A format of lines.
+
+    Attributes:
+        mark: What such a line has; others may have it, too.
+        read: Makes a row of it, or raises.
+    """
+
+    mark: str
+    read: Callable[[str, Veil], Record]
+
+
+def read_line(line: str, veil: Veil) -> Record | None:
+    """The row of a line of any format; None if it tells of no request."""
+    for log in LOGS.values():
+        if log.mark in line:
+            try:
+                row = log.read(line, veil)
+            except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
+                continue
+            return {name: value for name, value in row.items() if value is not None}
+    return None
+
+
+def _sglang(line: str, veil: Veil) -> Record:
+    """``--log-requests --log-requests-format json``; ids from level 3 on."""
+    record = _object(line)
+    asked = record["obj"]
+    row = {"id": veil.name(_text(record["rid"]))} | _session(asked.get("session_id"), veil)
+    if record["event"] == "request.received":
+        return row | {"arrival_s": _clock(record["timestamp"])} | _prompt(asked, veil)
+    if record["event"] != "request.finished":
+        raise _Other
+    told = record["out"]["meta_info"]
+    return row | _finished_at(told, _clock(record["timestamp"])) | _prompt(asked, veil)
+
+
+def _sglang_metrics(line: str, veil: Veil) -> Record:
+    """``--export-metrics-to-file-dir``: a line for every request that has ended."""
+    told = _object(line)
+    asked = from_json(told["request_parameters"])
+    row = {"id": veil.name(_text(told["id"]))} | _session(asked.get("session_id"), veil)
+    return row | _finished_at(told, None) | _prompt(asked, veil)
+
+
+def _finished_at(told: Mapping[str, Any], end_s: float | None) -> Record:
+    """What SGLang's ``meta_info`` tells of a request that ended when its line was written."""
+    latency_s = told.get("e2e_latency")
+    arrival_s = told.get("request_received_ts")
+    if arrival_s is None and end_s is not None and latency_s is not None:
+        arrival_s = end_s - latency_s
+    last_s = arrival_s + latency_s if arrival_s is not None and latency_s is not None else end_s
+    first_s = told.get("first_token_latency")
+    return {
+        "arrival_s": _optional(arrival_s, float),
+        "first_s": None if first_s is None or arrival_s is None else arrival_s + float(first_s),
+        "last_s": _optional(last_s, float),
+        "input_tokens": _tokens(told["prompt_tokens"]),
+        "output_tokens": _tokens(told["completion_tokens"]),
+        "cached_tokens": _optional(told.get("cached_tokens"), _tokens),
+        "cached_by": cached_by(told.get("cached_tokens_details")),
+    }
+
+
+def cached_by(details: Any) -> dict[str, int] | None:
+    """Cached tokens by where they were found, as SGLang tells them."""
+    if not isinstance(details, dict):
+        return None
+    known = ("device", "host", "storage")
+    return {name: _tokens(details[name]) for name in known if details.get(name) is not None}
+
+
+_VLLM_TIME = r"(\d\d-\d\d \d\d:\d\d:\d\d)"
+_VLLM_ASKED = re.compile(
+    _VLLM_TIME + r" \[[^]]*\] (?:Received request|Request) (\S+?)(?: details)?: prompt: .*"
+    r", prompt_token_ids: \[([\d, ]*)\]"
+)
+_VLLM_ANSWERED = re.compile(
+    _VLLM_TIME + r" \[[^]]*\] Generated response (\S+)(?: \(streaming complete\))? details: "
+    r"output_token_ids: [\[(]([\d, ]*)[\])]\s*"
+)
+
+
+def _vllm(line: str, veil: Veil) -> Record:
+    """``--enable-log-requests`` with ``VLLM_LOGGING_LEVEL=DEBUG``: tokens asked, then answered."""
+    if asked := _VLLM_ASKED.search(line):
+        row = {"id": veil.name(asked[2]), "arrival_s": _month_clock(asked[1])}
+        return row | _prompt({"input_ids": _numbers(asked[3])}, veil)
+    if answered := _VLLM_ANSWERED.search(line):
+        row = {"id": veil.name(answered[2]), "last_s": _month_clock(answered[1])}
+        return row | {"output_tokens": len(_numbers(answered[3]))}
+    raise _Other
+
+
+def _dynamo(line: str, veil: Veil) -> Record:
+    """``DYN_REQUEST_TRACE=1``: lengths and hashes of what is in each block and before it."""
+    record = _object(line)
+    if "schema" not in record:  # some sinks wrap it
+        record = next(each for each in record.values() if isinstance(each, dict))
+    if record["event_type"] != "request_end":
+        raise _Other
+    request = record["request"]
+    replay = request["replay"]
+    size, hashes = _tokens(replay["trace_block_size"]), replay["input_sequence_hashes"]
+    return {
+        "id": veil.name(_text(request["request_id"])),
+        "arrival_s": float(request["request_received_ms"]) / 1e3,
+        "last_s": float(record["event_time_unix_ms"]) / 1e3,
+        "output_tokens": _tokens(request["output_tokens"]),
+        "cached_tokens": _optional(request.get("cached_tokens"), _tokens),
+        **_hashed(_tokens(replay["input_length"]), size, hashes, veil),
+        **_session((record.get("agent_context") or {}).get("session_id"), veil),
+    }
+
+
+def _aiperf(line: str, veil: Veil) -> Record:
+    """``profile_export.jsonl``: what a benchmark's clients saw."""
+    record = _object(line)
+    when, told = record["metadata"], record["metrics"]
+    arrival_s = when["request_start_ns"] / 1e9
+    first = told.get("time_to_first_token")
+    return {
+        "id": veil.name(_text(when["x_request_id"])),
+        "arrival_s": arrival_s,
+        "first_s": None if first is None else arrival_s + first["value"] / 1e3,
+        "last_s": when["request_end_ns"] / 1e9,
+        "input_tokens": _tokens(told["input_sequence_length"]["value"]),
+        "output_tokens": _tokens(told["output_sequence_length"]["value"]),
+        **_session(when.get("x_correlation_id") or when.get("conversation_id"), veil),
+    }
+
+
+def _lmcache(line: str, veil: Veil) -> Record:
+    """Lookup hashes: chunks that were looked for, each named by itself and all before it."""
+    record = _object(line)
+    return {
+        "id": veil.name(_text(record["request_id"])),
+        "arrival_s": float(record["timestamp"]),
+        **_hashed(
+            _tokens(record["seq_len"]), _tokens(record["chunk_size"]), record["chunk_hashes"], veil
+        ),
+    }
+
+
+LOGS = {
+    "sglang": Log('"event": "request.', _sglang),
+    "sglang-metrics": Log('"request_parameters"', _sglang_metrics),
+    "vllm": Log("token_ids: ", _vllm),
+    "dynamo": Log("dynamo.request.trace.", _dynamo),
+    "aiperf": Log('"request_start_ns"', _aiperf),
+    "lmcache": Log('"chunk_hashes"', _lmcache),
+}
+"""Formats of lines. A line is read by the first that can."""
+
+
+def _object(line: str) -> dict[str, Any]:
+    """The object of a line, behind whatever a logger put before it."""
+    record = from_json(line[line.index("{") :])
+    if not isinstance(record, dict):
+        raise _Other
+    return record
+
+
+def _prompt(asked: Mapping[str, Any], veil: Veil) -> Record:
+    """Ids and length of a prompt whose tokens are there, and whole."""
+    tokens = asked.get("input_ids")
+    if not isinstance(tokens, list) or not tokens or set(map(type, tokens)) != {int}:
+        return {}
+    apart = [asked.get(name) for name in ("lora_path", "lora_id", "cache_salt", "extra_key")]
+    extra = apart if any(each is not None for each in apart) else None
+    ids = veil.prompt(tokens, extra)
+    return {"input_tokens": len(tokens), "ids": ids, "grain": GRAIN_TOKENS}
+
+
+def _hashed(tokens: int, size: int, hashes: Any, veil: Veil) -> Record:
+    """Ids of a prompt whose blocks are named already, the last perhaps in part."""
+    full = tokens // size
+    if not isinstance(hashes, list) or len(hashes) < full:
+        raise _Other
+    return {
+        "input_tokens": tokens,
+        "ids": [veil.name(one) for one in hashes[:full]],
+        "grain": size,
+    }
+
+
+def _session(name: Any, veil: Veil) -> Record:
+    return {} if name is None else {"session": veil.name(_text(name))}
+
+
+def _clock(text: str) -> float:
+    """Seconds since 1970 of a time that a server on this machine's clock wrote."""
+    return datetime.fromisoformat(text).timestamp()
+
+
+def _month_clock(text: str) -> float:
+    """… without a year: that of the last such day."""
+    now = datetime.now(UTC).astimezone()
+    found = datetime.strptime(f"{now.year}-{text}", "%Y-%m-%d %H:%M:%S").astimezone()
+    return (found if found <= now else found.replace(year=now.year - 1)).timestamp()
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(one) for one in text.split(",") if one.strip()]
+
+
+def _tokens(value: Any) -> int:
+    if type(value) not in {int, float} or value != int(value) or not 0 <= value < 2**31:
+        raise _Other
+    return int(value)
+
+
+def _optional(value: Any, kind: Callable[[Any], Any]) -> Any:
+    return None if value is None else kind(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise _Other
+    return value

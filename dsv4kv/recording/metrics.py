@@ -1,0 +1,183 @@
+"""A server's own counters, sampled: what it counted, never the mean of a gauge.
+
+Read from the Prometheus text of vLLM and SGLang. Only what speaks of the cache is kept, with
+labels that say where tokens were found and which rank counted; names of models are not.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from math import isfinite
+from threading import Event as Stop
+from typing import Any
+from urllib.error import URLError
+from urllib.parse import urlsplit
+from urllib.request import urlopen
+
+from dsv4kv.errors import ConfigError
+from dsv4kv.recording.folder import Recording
+
+Values = dict[str, float]
+
+_KEPT = re.compile(
+    r"vllm:(external_)?prefix_cache_(queries|hits)(_total)?"
+    r"|vllm:prompt_tokens(_cached)?(_by_source)?(_total)?"
+    r"|vllm:(generation_tokens|num_preemptions|request_success)(_total)?"
+    r"|vllm:(kv_cache_usage_perc|num_requests_(running|waiting))"
+    r"|vllm:(kv_offload|simple_kv_offload|nixl|mooncake|kv_block)_\w+"
+    r"|sglang:(cached|prompt|generation|backuped|prefetched|load_back|evicted)_tokens(_total)?"
+    r"|sglang:num_(retracted_requests|requests)_total"
+    r"|sglang:(num_running_reqs|num_queue_reqs|(full_|swa_)?token_usage|cache_hit_rate)"
+    r"|sglang:(hicache|kv_transfer)_\w+|sglang:(prefetch|backup)_bandwidth\w*"
+    r"|process_start_time_seconds"
+)
+_LABELS = {"cache_source", "dp_rank", "engine", "pp_rank", "source", "tp_rank"}
+_SETTINGS = {
+    "block_size",
+    "cache_dtype",
+    "enable_prefix_caching",
+    "gpu_memory_utilization",
+    "kv_cache_memory_bytes",
+    "num_cpu_blocks",
+    "num_gpu_blocks",
+    "num_gpu_blocks_override",
+    "page_size",
+    "prefix_caching_hash_algo",
+    "sliding_window",
+}
+"""Of the server's configuration, what is written down."""
+_SETTING = re.compile(r"[\w.+-]{1,32}")
+_LINE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?\s*")
+_LABEL = re.compile(r'([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"')
+_TIMEOUT_S = 5.0
+_MOST_BYTES = 2**26
+
+_HITS = {
+    "vLLM": ("vllm:prefix_cache_hits", "vllm:prefix_cache_queries"),
+    "SGLang": ("sglang:cached_tokens", "sglang:prompt_tokens"),
+}
+"""Whose counters make a hit rate: tokens found, of tokens asked for."""
+
+
+def parse(text: str) -> tuple[Values, dict[str, str]]:
+    """The samples of a page that are kept, and the server's settings.
+
+    Samples that differ only in labels that are not kept are added up.
+    """
+    values: Values = {}
+    settings: dict[str, str] = {}
+    for name, labels, value in _samples(text):
+        if name.endswith("cache_config_info"):
+            settings |= {
+                key: found
+                for key, found in labels.items()
+                if key in _SETTINGS and _SETTING.fullmatch(found)
+            }
+        elif _KEPT.fullmatch(name) and not name.endswith(("_bucket", "_created")):
+            key = _key(name, labels)
+            values[key] = values.get(key, 0.0) + value
+    return values, settings
+
+
+def _samples(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
+    for line in text.splitlines():
+        found = None if line.startswith("#") else _LINE.fullmatch(line)
+        if found is None:
+            continue
+        try:
+            value = float(found[3])
+        except ValueError:
+            continue
+        if isfinite(value):
+            yield found[1], dict(_LABEL.findall(found[2] or "")), value
+
+
+def _key(name: str, labels: Mapping[str, str]) -> str:
+    kept = ",".join(f"{key}={labels[key]}" for key in sorted(_LABELS & labels.keys()))
+    return f"{name}{{{kept}}}" if kept else name
+
+
+class Counted:
+    """How much counters have grown over samples; one that fell began anew with its server."""
+
+    def __init__(self) -> None:
+        self.grown: Values = {}
+        self.restarts = 0
+        self._last: Values = {}
+
+    def add(self, values: Mapping[str, float]) -> None:
+        """The next sample; of the first nothing is known to have grown."""
+        fell = False
+        for name, value in values.items():
+            before = self._last.get(name, value if not self._last else 0.0)
+            if value < before and _is_counter(name):
+                before, fell = 0.0, True
+            self.grown[name] = self.grown.get(name, 0.0) + value - before
+        self.restarts += fell
+        self._last = dict(values)
+
+    def hits(self) -> tuple[str, int, int] | None:
+        """Whose counters, tokens found, tokens asked for; None if nothing was asked for."""
+        for engine, names in _HITS.items():
+            found, asked = (self._sum(name) for name in names)
+            if asked:
+                return engine, round(found), round(asked)
+        return None
+
+    def _sum(self, name: str) -> float:
+        totals = (name, f"{name}_total")
+        return sum(value for key, value in self.grown.items() if key.partition("{")[0] in totals)
+
+
+def _is_counter(name: str) -> bool:
+    """Whether a fall means that it began anew: gauges may fall."""
+    base = name.partition("{")[0]
+    return base.endswith(("_total", "_count", "_sum")) or base in {
+        name for names in _HITS.values() for name in names
+    }
+
+
+def count(samples: Iterable[Mapping[str, Any]]) -> dict[str, Counted]:
+    """Growth by source, of the records of the stream ``metrics``."""
+    counted: dict[str, Counted] = {}
+    for sample in samples:
+        if "values" in sample:
+            counted.setdefault(sample["source"], Counted()).add(sample["values"])
+    return counted
+
+
+class Metrics:
+    """Samples a page every few seconds."""
+
+    def __init__(self, number: int, url: str, every_s: float, recording: Recording) -> None:
+        """``number``: of the page among those that are sampled.
+
+        Raises:
+            ConfigError: It is no address of a page.
+        """
+        if urlsplit(url).scheme not in {"http", "https"} or not urlsplit(url).hostname:
+            raise ConfigError(f"{url!r} is no page of metrics: give http://HOST:PORT/metrics.")
+        self._name, self._url, self._every_s = f"metrics:{number}", url, every_s
+        self._recording = recording
+        self._settings: dict[str, str] = {}
+
+    def run(self, stop: Stop) -> None:
+        """Sample at once, every few seconds and at the end."""
+        self._sample()
+        while not stop.wait(self._every_s):
+            self._sample()
+        self._sample()
+
+    def _sample(self) -> None:
+        try:
+            with urlopen(self._url, timeout=_TIMEOUT_S) as page:
+                text = page.read(_MOST_BYTES).decode("utf-8", "replace")
+        except (OSError, URLError, ValueError) as error:
+            missed = {"source": self._name, "what": "gap", "why": type(error).__name__}
+            self._recording.write("metrics", missed)
+            return
+        values, settings = parse(text)
+        self._recording.write("metrics", {"source": self._name, "values": values})
+        if settings != self._settings:
+            self._settings = settings
+            note = {"what": "server", "source": self._name, "settings": settings}
+            self._recording.write("notes", note)

@@ -406,6 +406,6 @@ def loop_settings(config: BenchConfig) -> LoopSettings:
         max_output_tokens=workload.max_output_tokens,
         warmup_steps=measure.warmup_steps,
         verify_every=measure.verify_every,
-        placed=workload.context is not None,
+        context=workload.context,
         seed=measure.seed,
     )

@@ -71,7 +71,7 @@ class LoopSettings:
         max_output_tokens: Outputs are cut to this; None keeps them.
         warmup_steps: Steps whose samples are not kept.
         verify_every: Show every so many steps to the observer; 0 never.
-        placed: Prompts are placed when they are admitted, not served.
+        context: Prompts of so many tokens are placed when they are admitted; None serves prompts.
         seed: Seed of the acceptance draws.
     """
 
@@ -82,7 +82,7 @@ class LoopSettings:
     max_output_tokens: int | None = None
     warmup_steps: int = 0
     verify_every: int = 0
-    placed: bool = False
+    context: int | None = None
     seed: int = 0
 
 
@@ -130,7 +130,8 @@ class ServingLoop:
             settings: How.
             recorder: Takes the samples.
             executor: Moves the data; None keeps the books alone.
-            on_progress: Receives the tokens done in each step.
+            on_progress: Receives the tokens done in each step; where contexts are placed, each of
+                these as often as it has tokens before it, as its time grows with them.
             reuse: Resumes prompts after what earlier ones have in common with them.
             contents: Says what that is, to the data too; ``reuse`` needs it.
             turns: Steps alternate with those of another process; None where there is none.
@@ -235,7 +236,7 @@ class ServingLoop:
         self._generation[slot] = self._manager.generation(slot)
         self._serial[slot] = self._admitted
         resumed = self._begin_reuse(slot, request)
-        if self._settings.placed:
+        if self._settings.context:
             with self._recorder.excluded():
                 resumed = self._place(slot, request.input_tokens)
         self._position[slot] = resumed
@@ -359,7 +360,7 @@ class ServingLoop:
             self._finish(slot)
         if self._on_progress is not None:
             with self._recorder.excluded():
-                self._on_progress(int(kept.sum()))
+                self._on_progress(int(kept.sum()) * (self._settings.context or 1))
 
     def _advance_reuse(self, chunks: Slots) -> None:
         """What prompts have been computed up to, and which are complete."""
@@ -406,11 +407,16 @@ def open_requests(workload: WorkloadSection, seed: int) -> Iterator[Request]:
 
 
 def count_tokens(workload: WorkloadSection, seed: int) -> int:
-    """Tokens of all requests; reads the workload to its end, so that a defect shows early.
+    """Tokens of all requests, as progress counts them.
+
+    Reads the workload to its end, so that a defect shows early.
 
     Raises:
         TraceError: The trace has a defect, or fewer requests than are skipped.
     """
+    if workload.context:
+        decoded = workload.placed_tokens - workload.context
+        return workload.concurrency * workload.context * (1 + decoded)
     tokens = requests = 0
     for request in open_requests(workload, seed):
         requests += 1

@@ -22,6 +22,7 @@ _MARKS: dict[str, Level] = {
     "skipped": "missing",
     "failed": "bad",
 }
+_LONG_STEP_NS = 1e8
 
 
 def sweep_table(cases: Sequence[Case]) -> Table:
@@ -29,23 +30,25 @@ def sweep_table(cases: Sequence[Case]) -> Table:
     backends = dict.fromkeys(backend_note(case) for case in cases if case.totals)
     axes = axis_names(cases)
     on_gpu = any(graph_device_time(case) for case in cases)
+    gathers = any(gather_rate(case) for case in cases)
+    unit, scale = _step_unit(cases)
     return Table(
         "Sweep",
         [
             *numbers(*(name.replace("_", " ") for name in axes.values())),
-            *numbers("step, median µs", *(["decode, GPU µs"] if on_gpu else []), "tokens/s"),
-            *numbers("prepare, median µs", "gather GB/s", "allocated"),
+            *numbers(f"step, median {unit}", *(["decode, GPU µs"] if on_gpu else []), "tokens/s"),
+            *numbers("prepare, median µs", *(["gather GB/s"] if gathers else []), "allocated"),
             *numbers("peak blocks", minor=True),
             *names("state"),
         ],
         [
             (
                 *(setting_text(case.axis.get(path, ABSENT)) for path in axes),
-                measured(latency_median(case, "step"), 1e-3),
+                measured(latency_median(case, "step"), scale),
                 *([measured(graph_device_time(case), 1e-3)] if on_gpu else []),
                 _tokens_per_second(case),
                 measured(latency_median(case, "prepare"), 1e-3),
-                measured(gather_rate(case)),
+                *([measured(gather_rate(case))] if gathers else []),
                 _allocated(case),
                 _peak_blocks(case),
                 Mark(_MARKS[case.status]),
@@ -55,6 +58,12 @@ def sweep_table(cases: Sequence[Case]) -> Table:
         note="; ".join([*backends, "tokens in and out"]),
         keys=len(axes),
     )
+
+
+def _step_unit(cases: Sequence[Case]) -> tuple[str, float]:
+    """The unit of the column of steps, and how many a nanosecond is."""
+    steps = [step.value for case in cases if (step := latency_median(case, "step"))]
+    return ("ms", 1e-6) if max(steps, default=0) >= _LONG_STEP_NS else ("µs", 1e-3)
 
 
 def _tokens_per_second(case: Case) -> str:

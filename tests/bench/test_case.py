@@ -144,6 +144,18 @@ def test_progress_is_told_every_token_that_enters_the_cache() -> None:
     assert sum(told) == sum(r.input_tokens + r.output_tokens - 1 for r in requests)
 
 
+def test_progress_over_placed_contexts_is_what_they_let_expect() -> None:
+    """A context of 512 takes longer to decode than one of 64: its tokens count for more."""
+    expected = []
+    for context in (64, 512):
+        config = tiny_config(BOOKS, f"workload.context={context}", "workload.max_output_tokens=9")
+        told: list[int] = []
+        run_case({}, config, told.append)
+        assert sum(told) == count_tokens(config.workload, 0)
+        expected.append(sum(told))
+    assert expected[1] == 8 * expected[0]
+
+
 @pytest.mark.parametrize("preset", ["v4-flash", "v4-pro", "v4.1-flash", "v3.2"])
 def test_the_books_of_every_shipped_model_can_be_run(preset: str) -> None:
     case = run(tiny_config(BOOKS, f"model.preset={preset}", "model.layers=null"))

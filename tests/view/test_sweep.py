@@ -6,7 +6,13 @@ from dsv4kv.measure.statistics import estimate_rate
 from dsv4kv.record.quantities import axis_names, axis_text
 from dsv4kv.view.cells import format_estimate
 from dsv4kv.view.sweep import sweep_table
-from tests.record.records import make_case, make_failed_case, make_operation, make_sweep_cases
+from tests.record.records import (
+    make_case,
+    make_failed_case,
+    make_latency,
+    make_operation,
+    make_sweep_cases,
+)
 from tests.view.terminal import shown
 
 
@@ -48,7 +54,18 @@ def test_a_case_that_was_stopped_is_marked() -> None:
 
 def test_a_bookkeeping_case_has_no_gather_rate() -> None:
     case = make_case(axis={"cache.state": "ring"}, operations=[], memcpy=None)
-    assert last_row(shown(sweep_table([case])))[4] == "–"
+    assert last_row(shown(sweep_table([make_case(axis=case.axis), case])))[4] == "–"
+    assert "gather" not in shown(sweep_table([case]))
+
+
+def test_steps_over_long_contexts_are_in_milliseconds() -> None:
+    cases = [
+        make_case(axis={"a.b": i}, latencies=[make_latency("step", median_ns=step_ns)])
+        for i, step_ns in enumerate((20_000_000, 2_000_000_000))
+    ]
+    assert "step, median ms" in shown(sweep_table(cases))
+    assert last_row(shown(sweep_table(cases)))[1].startswith("2,0")
+    assert "step, median µs" in shown(sweep_table(cases[:1]))
 
 
 def test_a_setting_is_named_by_its_last_part() -> None:

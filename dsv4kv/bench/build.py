@@ -263,9 +263,15 @@ def why_gathered(layers: Sequence[LayerCache], foreign: Collection[str], *, on_g
     for operation in foreign:
         if operation.startswith("gather_"):
             return f"{operation} of another backend is to be timed"
+    selected: set[int] = set()
     for layer in layers:
         if layer.window is None:
             return f"attend does not read the entries of {layer.model.name}"
+        spec = layer.schema.layer
+        if layer.indexer is not None and spec.selects:
+            selected.add(spec.ratio)
+        elif spec.attn is AttentionType.CSA and spec.ratio not in selected:
+            return f"no layer held selects what layer {spec.layer_idx} attends to"
         for operation, _ in attention_operations(layer):
             if on_gpu and getattr(layer.backend, operation).__module__ == cpu_reads.__name__:
                 return f"{operation} has no kernel for a GPU"

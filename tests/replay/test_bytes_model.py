@@ -166,3 +166,12 @@ def test_layers_for_which_another_one_selects_read_no_keys() -> None:
     assert (some.updates == every.updates).all()  # each layer keeps its keys
     keys = 256 * (68 + 256) + 8 * 4
     assert every.visible[1024] - some.visible[1024] == 15 * keys
+
+
+def test_layers_of_v32_for_which_another_one_selects_have_no_keys() -> None:
+    config = load_model("v3.2")
+    sharing = config.model_copy(update={"index_sources": tuple(range(0, 61, 4))})
+    every, some = (StepTables(each, schemas(each), 1024) for each in (config, sharing))
+    assert some.shared[1024] * 61 == every.shared[1024] * 16
+    assert every.updates[1024] - some.updates[1024] == 45 * (256 + 8 + 132)
+    assert (some.reads["attention"] == every.reads["attention"]).all()

@@ -166,6 +166,15 @@ def test_a_layer_of_v4_takes_the_selection_that_the_schedule_says(
     assert calls["indexer_state_append"] == calls["attend"]
 
 
+def test_a_slice_without_the_layer_that_selects_gathers_or_is_refused() -> None:
+    """V4.1: layers 21 to 23 attend to what layer 20 selected."""
+    sliced = "model.preset=v4.1-flash", "model.layers=[0, 21, 22]"
+    served = serve([(20, 3)], "workload.step=null", *sliced)
+    assert ("gather_topk", "csa") in served.recorder.operations
+    with pytest.raises(ConfigError, match="no layer held selects what layer 21 attends to: set"):
+        serve([(20, 3)], ENGINE, *sliced)
+
+
 def test_entries_bytes_and_flops_of_calls_are_those_of_the_model() -> None:
     served = serve([(300, 3), (9, 3)], ENGINE)
     plan = served.manager.plan

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from dsv4kv.choices import RULES, STRATEGIES, explained
+from dsv4kv.choices import PREFETCH_POLICIES, RULES, STRATEGIES, WRITE_POLICIES, explained
 from dsv4kv.config.bench import (
     POLICY,
     ModelSection,
@@ -145,6 +145,90 @@ class CostSection(Section):
     """Size of all weights in bytes; null derives it from the model's matrices."""
 
 
+class TierSection(Section):
+    """One level of memory below the GPUs'; there is none without a capacity or a ratio."""
+
+    capacity_bytes: Positive | None = None
+    """Its memory for what is kept of prompts, in bytes; null where ratio sizes it, or there is no
+    such tier."""
+    ratio: AboveZero | None = None
+    """Its blocks for one of the GPU's, those of context and those of windows apart, as SGLang's
+    hicache-ratio; instead of capacity_bytes."""
+    read_gbps: AboveZero = 50.0
+    """What is read from it in a second, in 10^9 B."""
+    write_gbps: AboveZero = 50.0
+    """What is written to it in a second, in 10^9 B."""
+    latency_us: Annotated[float, Field(ge=0)] = 10.0
+    """Time of one operation whatever its size, in µs: one moves an object of one family."""
+    parallel: Positive = 16
+    """Operations whose latencies overlap."""
+    write: Annotated[str, OneOf(WRITE_POLICIES)] = Field(
+        "write_through",
+        description=f"When something is written to it: {explained(WRITE_POLICIES)}.",
+    )
+    admission: Positive = 1
+    """Take what is offered for so many times (vLLM's store_threshold)."""
+    eviction: Policy = Field("lru", description=POLICY)
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is such a tier."""
+        return self.capacity_bytes is not None or self.ratio is not None
+
+    @property
+    def threshold(self) -> int:
+        """How often something is offered before it is kept."""
+        return max(self.admission, 2 if self.write == "write_through_selective" else 1)
+
+    @model_validator(mode="after")
+    def _one_size(self) -> Self:
+        if self.capacity_bytes is not None and self.ratio is not None:
+            raise ValueError("capacity_bytes and ratio both size the tier: give one")
+        return self
+
+
+class TiersSection(Section):
+    """Memory below the GPUs' in which prompts are kept; left out, there is none."""
+
+    host: TierSection = TierSection()
+    """Host memory, over PCIe 5."""
+    disk: TierSection = TierSection(read_gbps=12.0, write_gbps=6.0, latency_us=100.0)
+    """A local disk, an NVMe drive."""
+    remote: TierSection = TierSection(read_gbps=20.0, write_gbps=20.0, latency_us=50.0)
+    """Another machine's memory, over a network of 200 Gb/s."""
+    layout: Literal["engine", "lmcache"] = "engine"
+    """How prompts are kept: as prefix.rule's engine lays them out, or by a vLLM rule in LMCache's
+    chunks, each with the windows and states of its end."""
+    chunk_tokens: Positive = 256
+    """Tokens of LMCache's chunk."""
+    retention_tokens: NonNegative | None = None
+    """By a rule of vLLM, tokens between the boundaries whose windows are kept beside a prompt's
+    last; 0 keeps the last alone, null those that the rule keeps on the GPU."""
+    compare: bool = True
+    """Compute again what would take longer to bring back; the engines never compare."""
+    load_tokens: Positive = 10
+    """Bring back so many tokens or more (SGLang's load_back_threshold)."""
+    prefetch: Annotated[str, OneOf(PREFETCH_POLICIES)] = Field(
+        "timeout",
+        description="What comes from below the first tier is fetched into it once a request "
+        f"arrives: {explained(PREFETCH_POLICIES)}.",
+    )
+    prefetch_tokens: Positive = 256
+    """Fetch so many tokens or more."""
+    prefetch_share: Share = 0.5
+    """Part of the first tier that may be on its way into it at once."""
+    prefetch_timeout_s: Annotated[float, Field(ge=0)] = 1.0
+    """Longest wait for what is fetched, in s."""
+    prefetch_timeout_per_1024_s: Annotated[float, Field(ge=0)] = 0.25
+    """And so much longer for 1,024 tokens of it, in s."""
+
+    @property
+    def levels(self) -> dict[str, TierSection]:
+        """Those that there are, the one next to the GPUs first."""
+        named = {"host": self.host, "disk": self.disk, "remote": self.remote}
+        return {name: tier for name, tier in named.items() if tier.exists}
+
+
 class ReplayMeasure(Section):
     """How the replay is reported."""
 
@@ -174,6 +258,8 @@ class ReplayConfig(Section):
     """How requests share the steps."""
     cost: CostSection = CostSection()
     """The stated model of a step: overhead + bytes / bandwidth + arithmetic / rate."""
+    tiers: TiersSection = TiersSection()
+    """Memory below the GPUs' in which prompts are kept; left out, there is none."""
     measure: ReplayMeasure = ReplayMeasure()
     """How the replay is reported."""
 
@@ -202,6 +288,11 @@ class ReplayConfig(Section):
             raise ValueError(
                 f"prefix.rule {self.prefix.rule!r} counts blocks alone, so no bytes can be moved "
                 "by it: use ideal, or set workload.data to none"
+            )
+        if self.tiers.levels and self.workload.data == "real":
+            raise ValueError(
+                "tiers are counted, and workload.data 'real' moves bytes: leave them out, or set "
+                "workload.data to none (dsv4kv bench tiers moves bytes of tiers)"
             )
         if self.cache.state == "online" and drafts:
             raise ValueError(

@@ -105,3 +105,37 @@ class HostTier:
     def node_bytes(self) -> int:
         """Host memory of a node."""
         return self.copies * self.holder_bytes
+
+
+@dataclass(frozen=True)
+class Offloaded:
+    """What a tier keeps of a prompt: blocks, and windows with states where it can be resumed.
+
+    ``pages`` of a pool are here the objects of one block or place; an operation moves one.
+
+    Attributes:
+        context: A block, or as many as ``blocks`` says.
+        tail: Windows and states at a place; empty where blocks alone are enough to go on.
+        blocks: Blocks of context that are kept and found together.
+        ends_inside: Whether the windows and states at its end are in ``context``.
+    """
+
+    context: tuple[HostPool, ...]
+    tail: tuple[HostPool, ...] = ()
+    blocks: int = 1
+    ends_inside: bool = False
+
+    @property
+    def context_bytes(self) -> int:
+        """Bytes of ``blocks`` blocks."""
+        return sum(pool.total_bytes for pool in self.context)
+
+    @property
+    def tail_bytes(self) -> int:
+        """Bytes of one place to resume at."""
+        return sum(pool.total_bytes for pool in self.tail)
+
+    def operations(self, contexts: int, tails: int) -> int:
+        """Operations that move so many of both."""
+        of_context = sum(pool.pages for pool in self.context)
+        return contexts * of_context + tails * sum(pool.pages for pool in self.tail)

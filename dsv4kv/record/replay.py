@@ -164,7 +164,7 @@ class ReplaySeries(Part):
     checkpoints: list[int]
     """Checkpoints kept."""
     running: list[int]
-    """Requests that ran."""
+    """Requests that ran, or for which a tier brought something back."""
     paused: list[int]
     """Requests that held a slot and did not."""
     waiting: list[int]
@@ -175,6 +175,85 @@ class ReplaySeries(Part):
         lengths = {name: len(getattr(self, name)) for name in type(self).model_fields}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"the series differ in length: {lengths}")
+        return self
+
+
+class ReplayTier(Part):
+    """One level of memory below the GPUs."""
+
+    name: str
+    """``host``, ``disk`` or ``remote``."""
+    capacity_bytes: int
+    """Its memory: all of it, or what context has of it where tails have a pool of their own."""
+    tail_capacity_bytes: int | None
+    """What windows and states have of it; null where they share it with context."""
+    peak_bytes: int
+    """Most that it held."""
+    hit_tokens: int
+    """Tokens of prompts that it gave."""
+    read_bytes: int
+    """Read from it."""
+    written_bytes: int
+    """Written to it."""
+    useful_bytes: int
+    """Entries and keys of the context in both, without padding, windows and states."""
+    reads: int
+    """Transfers out of it."""
+    writes: int
+    """Transfers into it."""
+    read_operations: int
+    """Objects in the former."""
+    write_operations: int
+    """Objects in the latter."""
+    read_ns: int
+    """Time of reading."""
+    write_ns: int
+    """Time of writing."""
+    read_waited_ns: int
+    """Time for which reads waited for others, together."""
+    write_waited_ns: int
+    """Time for which writes waited for others, together."""
+    evicted_objects: int
+    """Objects that made room for others."""
+
+    @property
+    def amplification(self) -> float | None:
+        """Bytes moved for a useful one; None where nothing useful was."""
+        moved = self.read_bytes + self.written_bytes
+        return moved / self.useful_bytes if self.useful_bytes else None
+
+
+class ReplayTiers(Part):
+    """What was kept below the GPUs, and what of it came back."""
+
+    tiers: list[ReplayTier]
+    """The one next to the GPUs first."""
+    object_tokens: int
+    """Tokens of an object of context."""
+    context_bytes: int
+    """Bytes of one, as it is kept."""
+    tail_bytes: int
+    """Bytes of the windows and states kept at a place; 0 where there are none of their own."""
+    asked_tokens: int
+    """Cached once, of prompts, and not on the GPU with what it takes to go on."""
+    restored_tokens: int
+    """Of which were brought back."""
+    restored_requests: int
+    """Requests that something was brought back for."""
+    lost_tokens: dict[str, int]
+    """Of which were not, by reason."""
+
+    @model_validator(mode="after")
+    def _tokens_add_up(self) -> Self:
+        total = self.restored_tokens + sum(self.lost_tokens.values())
+        if total != self.asked_tokens:
+            raise ValueError(
+                f"restored and lost tokens are {total:,}, and {self.asked_tokens:,} were asked of "
+                "tiers"
+            )
+        hits = sum(tier.hit_tokens for tier in self.tiers)
+        if hits != self.restored_tokens:
+            raise ValueError(f"tiers gave {hits:,} tokens, and {self.restored_tokens:,} came back")
         return self
 
 
@@ -203,6 +282,8 @@ class ReplayResult(Part):
     """Requests that could never be served, by reason."""
     series: ReplaySeries
     """What was held over time."""
+    tiers: ReplayTiers | None = None
+    """What was kept below the GPUs; null where nothing was."""
     data: ReplayData | None = None
     """The work of the steps; null where blocks were only counted. With it, the cache's part of all
     times is measured."""

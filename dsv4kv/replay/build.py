@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -16,10 +17,18 @@ from dsv4kv.replay.clock import (
     Rates,
     VirtualClock,
     WeightModel,
+    Work,
     build_weights,
     find_rates,
 )
-from dsv4kv.replay.contract import NO_DATA, DataPath, Ledger, Prompts
+from dsv4kv.replay.contract import (
+    NO_DATA,
+    NOTHING_BELOW,
+    Below,
+    DataPath,
+    Ledger,
+    Prompts,
+)
 from dsv4kv.replay.costs import StepTables
 from dsv4kv.replay.decoders import Decoders, Drafts
 from dsv4kv.replay.engine import build_engine
@@ -29,6 +38,7 @@ from dsv4kv.replay.prompts import BlockLedger, CheckpointStore, PromptCache, Siz
 from dsv4kv.replay.requests import Arrivals
 from dsv4kv.replay.scheduler import Limits, Scheduler
 from dsv4kv.replay.sharing import keys_on, shared_tokens
+from dsv4kv.replay.tiers import Tiers, build_tiers
 from dsv4kv.traces import ReadOptions, read_trace
 from dsv4kv.traces.collect import check_histories, collect_paths, place_of
 from dsv4kv.traces.request import Request
@@ -78,6 +88,7 @@ class Replay:
         shared_tokens: Tokens of the blocks that prompts share.
         outcome: Collects what happens.
         scheduler: Runs it.
+        tiers: What is below the GPUs; None where nothing is.
         data: Does the work of its steps; None where blocks are only counted.
     """
 
@@ -89,6 +100,7 @@ class Replay:
     shared_tokens: int
     outcome: Outcome
     scheduler: Scheduler
+    tiers: Tiers | None = None
     data: "RealData | None" = None
 
 
@@ -147,15 +159,21 @@ def build_replay(
         longest_stretch = 1
         data = _build_data(config, memory, rates, requests, checkpoints, tokens, machine_bytes)
     check_fit(config.cost, memory, weights)  # after the data, which this machine must hold
+    scheduling = config.scheduler
+    clock = MeasuredClock(rates, data.times.charge) if data else VirtualClock(rates)
+    compute_s = partial(_compute_s, cost, clock, scheduling.step_tokens)
+    tiers = build_tiers(config, memory, tokens, clock, compute_s) if trace_tokens else None
     ledger: Ledger
     prompts: Prompts
     if engine:
         ledger, prompts = engine.ledger, engine.prompts
+        if tiers:
+            engine.prompts.stand_on(tiers, tiers.stored.places)
     else:
+        paths = data or NO_DATA, tiers or NOTHING_BELOW
         ledger, prompts = _build_prompts(
-            config, memory, tokens, checkpoints, data or NO_DATA, reuse=bool(trace_tokens)
+            config, memory, tokens, checkpoints, paths, reuse=bool(trace_tokens)
         )
-    scheduling = config.scheduler
     drafts = Drafts(
         scheduling.speculative.draft_tokens,
         scheduling.speculative.acceptance,
@@ -169,6 +187,7 @@ def build_replay(
         max_context_tokens=memory.max_context_tokens,
         defer=config.prefix.defer,
         longest_stretch=longest_stretch,
+        chunkwise=tiers is not None,
     )
     scheduler = Scheduler(
         arrivals,
@@ -178,11 +197,13 @@ def build_replay(
         prompts,
         cost,
         Decoders(cost, memory.group, drafts),
-        MeasuredClock(rates, data.times.charge) if data else VirtualClock(rates),
+        clock,
         outcome,
         data or NO_DATA,
     )
-    return Replay(config, memory, rates, weights, requests, tokens, outcome, scheduler, data)
+    return Replay(
+        config, memory, rates, weights, requests, tokens, outcome, scheduler, tiers, data
+    )
 
 
 def _build_data(
@@ -209,25 +230,37 @@ def _build_data(
     )
 
 
+def _compute_s(
+    cost: CostModel, clock: VirtualClock, step_tokens: int, before: int, after: int
+) -> float:
+    """How long the chunks of a prompt from one token to another would take, alone."""
+    work = Work()
+    for begin in range(before, after, step_tokens):
+        work += cost.mixed(Work(), 0, [(begin, min(begin + step_tokens, after))])
+    return clock.after(work) - clock.now_s
+
+
 def _build_prompts(
     config: ReplayConfig,
     memory: MemoryPlan,
     tokens: int,
     checkpoints: CheckpointStore,
-    data: DataPath,
+    paths: tuple[DataPath, Below],
     *,
     reuse: bool,
 ) -> tuple[BlockLedger, PromptCache]:
     """The prefix index, if there is anything to reuse, and the blocks behind it."""
+    data, below = paths
+    checkpoints.below = below
     per_shared = tokens // memory.block_tokens
     index = None
     if reuse and config.prefix.reuse:
         policy = make_policy(config.prefix.policy, max(1, memory.num_blocks // per_shared))
         index = BlockHashIndex(policy)
     _check_period(memory.strategy, tokens)
-    ledger = BlockLedger(memory.num_blocks, per_shared, index, checkpoints, data)
+    ledger = BlockLedger(memory.num_blocks, per_shared, index, checkpoints, data, below)
     sizes = Sizes(tokens, memory.checkpoint_bytes, per_shared * memory.beside_bytes)
-    return ledger, PromptCache(index, memory.strategy, ledger, checkpoints, sizes)
+    return ledger, PromptCache(index, memory.strategy, ledger, checkpoints, sizes, below)
 
 
 def _check_period(strategy: Strategy, tokens: int) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from dsv4kv.engines.cache import Hit
 from dsv4kv.replay.clock import Span
 from dsv4kv.replay.decoders import Decoders
 from dsv4kv.replay.requests import Served
@@ -101,6 +102,9 @@ class Prompts(Protocol):
     def look_up(self, served: Served) -> int:
         """Shared blocks of a request's prompt that are cached; nothing changes."""
 
+    def arrive(self, served: Served) -> None:
+        """A request waits from now on."""
+
     def misses(self, served: Served, found: int) -> bool:
         """Whether there are blocks beyond those found that could have been."""
 
@@ -115,6 +119,48 @@ class Prompts(Protocol):
 
     def end(self, served: Served) -> None:
         """Let go of everything a request holds."""
+
+
+class Below(Protocol):
+    """Tiers below the GPU, as a cache of prompts on it sees them; blocks are shared blocks."""
+
+    @property
+    def fetches(self) -> bool:
+        """Whether requests that wait want to be told of."""
+
+    def fetch(self, served: Served, found: int, usable: int) -> None:
+        """A request has come; the GPU holds ``found`` of ``usable`` blocks."""
+
+    def restore(self, served: Served, hit: Hit, usable: int) -> Hit:
+        """A request begins: what it has with what comes back, at ``served.ready_s``."""
+
+    def offer(self, served: Served, blocks: int, tails: Sequence[int]) -> None:
+        """Leading blocks of a prompt are cached, and windows and states behind some of them."""
+
+    def forget(self, blocks: Sequence[int], tails: Sequence[int]) -> None:
+        """Shared blocks were evicted, and windows and states behind some."""
+
+
+class NothingBelow:
+    """What is not on the GPU is nowhere."""
+
+    fetches = False
+
+    def fetch(self, served: Served, found: int, usable: int) -> None:
+        """Nothing."""
+
+    def restore(self, served: Served, hit: Hit, usable: int) -> Hit:
+        """What it has."""
+        return hit
+
+    def offer(self, served: Served, blocks: int, tails: Sequence[int]) -> None:
+        """Nothing."""
+
+    def forget(self, blocks: Sequence[int], tails: Sequence[int]) -> None:
+        """Nothing."""
+
+
+NOTHING_BELOW = NothingBelow()
 
 
 class DataPath(Protocol):

@@ -8,9 +8,11 @@ from dsv4kv.engines.cache import EngineCache, Pool, draft_needs
 from dsv4kv.engines.rules import check_model, find_drafts, find_rule
 from dsv4kv.prefix.paths import find_reuse, number_paths
 from dsv4kv.prefix.tree import Ids
+from dsv4kv.replay.contract import NOTHING_BELOW, Below
 from dsv4kv.replay.memory import MemoryPlan, arch_of
 from dsv4kv.replay.requests import Served
 from dsv4kv.replay.reuse import ReuseTally
+from dsv4kv.replay.stored import Places, leave_nothing
 from dsv4kv.traces.collect import collect_paths
 from dsv4kv.traces.request import Request
 
@@ -49,16 +51,25 @@ class EnginePrompts:
         draft_needs: tuple[int, int] = (0, 0),
         replayed_tokens: int = 0,
         uncovered_tokens: int = 1,
+        chunk_tokens: int = 0,
     ) -> None:
         """``windows``: whether a hit needs them; needs and uncovered tokens as the tally says.
 
-        The last ``replayed_tokens`` of a hit are computed again.
+        The last ``replayed_tokens`` of a hit are computed again. The cache takes ``chunk_tokens``
+        at most at once.
         """
         self.tally = ReuseTally(block_tokens, draft_needs, uncovered_tokens)
         self.checkpoints = WindowPages(cache)
         self.restored = self.kept_bytes = 0
         self._cache, self._tokens, self._windows = cache, block_tokens, windows
-        self._replayed = replayed_tokens
+        self._replayed, self._chunk = replayed_tokens, chunk_tokens
+        self._below: Below = NOTHING_BELOW
+        self._places: Places = leave_nothing
+        self._back: dict[int, tuple[int, int]] = {}  # blocks that a tier brings back
+
+    def stand_on(self, below: Below, places: Places) -> None:
+        """Have tiers below, that are offered tails at some places."""
+        self._below, self._places = below, places
 
     @property
     def at_once(self) -> bool:
@@ -78,10 +89,19 @@ class EnginePrompts:
         """Blocks of a request's prompt that are cached; nothing changes."""
         return self._cache.peek(served.number, served.prompt_tokens)
 
+    def arrive(self, served: Served) -> None:
+        """A request waits from now on."""
+        if self._below.fetches:
+            self._below.fetch(served, self.look_up(served), self._usable(served))
+
     def misses(self, served: Served, found: int) -> bool:
         """Whether there are blocks beyond those found that could have been."""
+        return found < self._usable(served)
+
+    def _usable(self, served: Served) -> int:
+        """Blocks of a prompt that a hit may cover."""
         covered = max(0, served.prompt_tokens - self.tally.uncovered_tokens)
-        return found < min(len(served.keys), covered // self._tokens)
+        return min(len(served.keys), covered // self._tokens)
 
     def fits(self, served: Served, found: int, needed: int, promised: int) -> bool:
         """Whether a prompt can begin, with the windows and states it needs."""
@@ -89,19 +109,25 @@ class EnginePrompts:
 
     def begin(self, served: Served) -> int:
         """Resume a request after its hit."""
-        hit = self._cache.begin(served.number, served.prompt_tokens)
-        served.found, served.committed = hit.found, hit.resumed
+        own = self._cache.begin(served.number, served.prompt_tokens)
+        hit = self._below.restore(served, own, self._usable(served))
+        served.found, served.committed = hit.found, own.resumed
+        if hit.resumed > own.resumed:
+            self._back[served.number] = own.resumed, hit.resumed
         served.position = max(0, hit.resumed * self._tokens - self._replayed)
         served.blocks = self._blocks(served.prompt_tokens)
         if served.admitted_s is None:
             self.tally.count(served, hit)
-        self.restored += self._windows and hit.resumed > 0
+        self.restored += self._windows and own.resumed > 0
         return 0
 
     def commit(self, served: Served) -> int:
         """Store what a request has computed."""
+        before = served.committed
+        if served.number in self._back:
+            before = self._take_back(served)
         served.committed = self._cache.compute(served.number, served.position)
-        self.tally.store(served, served.committed)
+        self._offer(served, before)
         first_token = served.generated + 1
         if served.position == served.prompt_tokens and first_token < served.output_tokens:
             self._cache.decode(served.number)
@@ -110,8 +136,23 @@ class EnginePrompts:
     def end(self, served: Served) -> None:
         """Let go of everything a request holds."""
         decoded = served.blocks - self._blocks(served.prompt_tokens)
-        self.tally.store(served, self._cache.end(served.number, decoded))
+        before, served.committed = served.committed, self._cache.end(served.number, decoded)
+        self._offer(served, before)
+        self._back.pop(served.number, None)
         served.blocks = served.committed = served.found = 0
+
+    def _take_back(self, served: Served) -> int:
+        """Cache what a tier brought back as if it had been computed; returns its blocks."""
+        begin, end = self._back.pop(served.number)
+        for position in range(begin * self._tokens + self._chunk, served.position, self._chunk):
+            self._cache.compute(served.number, position)
+        return end
+
+    def _offer(self, served: Served, before: int) -> None:
+        """Blocks are cached: remember it, and let tiers have them."""
+        count = served.committed
+        self.tally.store(served, count)
+        self._below.offer(served, count, self._places(served, before, count))
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self._tokens)
@@ -165,5 +206,6 @@ def build_engine(
         draft_needs=needs,
         replayed_tokens=again,
         uncovered_tokens=rule.uncovered_tokens(memory.model),
+        chunk_tokens=chunk,
     )
     return Engine(cache, prompts, number_paths(reuse).paths)

@@ -60,7 +60,9 @@ def engine_units(
     blocks = sum(schema.block_bytes for schema in schemas)
     match config.prefix.rule.split(":"):
         case ["vllm-v4", _]:
-            return EngineUnits(0, V0_33.layout(_deployment(config, model, schemas)).unit_bytes)
+            return EngineUnits(
+                0, V0_33.layout(describe_deployment(config, model, schemas)).unit_bytes
+            )
         case ["vllm-v41"]:
             step, block = config.scheduler.step_tokens, schemas[0].block_tokens
             layout = v41_layout(model, step, block, arch_of(config.cost))
@@ -102,9 +104,10 @@ def divide_for_engine(config: ReplayConfig, units: EngineUnits) -> tuple[int, in
     return blocks // WINDOW_RATIO if units.window_bytes else 0, blocks
 
 
-def _deployment(
+def describe_deployment(
     config: ReplayConfig, model: DSV4Config, schemas: Sequence[LayerCacheSchema]
 ) -> Deployment:
+    """What an engine is asked to size: its FP8 keys, where the configuration names none."""
     formats = config.model.formats
     return Deployment(
         model,

@@ -19,7 +19,7 @@ class Moment:
         shared_blocks: Cached blocks that requests are using.
         cached_blocks: Cached blocks that nobody is using.
         checkpoints: Checkpoints kept.
-        running: Requests that hold a slot and run.
+        running: Requests that hold a slot and run, or for which a tier brings something back.
         paused: Requests that hold a slot and do not.
         waiting: Requests without a slot.
     """
@@ -56,7 +56,7 @@ class Series:
                 ledger.shared,
                 ledger.cached,
                 len(scheduler.prompts.checkpoints),
-                len(scheduler.decoders) + len(scheduler.prefilling),
+                scheduler.in_slots - len(scheduler.paused),
                 len(scheduler.paused),
                 len(scheduler.waiting),
             )
@@ -146,5 +146,6 @@ def _rounding_tokens(scheduler: Scheduler, block_tokens: int) -> int:
     room = int(np.maximum(decoders.blocks * block_tokens - decoders.position, 0).sum())
     room += sum(max(0, each.blocks * block_tokens - each.position) for each in scheduler.paused)
     return room + sum(
-        max(0, each.blocks * block_tokens - each.prompt_tokens) for each in scheduler.prefilling
+        max(0, each.blocks * block_tokens - each.prompt_tokens)
+        for each in (*scheduler.prefilling, *scheduler.loading)
     )

@@ -8,7 +8,7 @@ from dsv4kv.engines.cache import Hit
 from dsv4kv.errors import OutOfBlocks
 from dsv4kv.mrc.strategies import Strategy
 from dsv4kv.prefix.index import PrefixIndex
-from dsv4kv.replay.contract import NO_DATA, DataPath
+from dsv4kv.replay.contract import NO_DATA, NOTHING_BELOW, Below, DataPath
 from dsv4kv.replay.requests import Served
 from dsv4kv.replay.reuse import ReuseTally
 
@@ -20,6 +20,7 @@ class CheckpointStore:
         written: Checkpoints written so far.
         evicted: Of which made room for others.
         orphaned: Of which went with the block before them.
+        below: Is told of what is evicted.
     """
 
     def __init__(self, capacity: int | None) -> None:
@@ -28,6 +29,7 @@ class CheckpointStore:
         self._kept: OrderedDict[int, None] = OrderedDict()
         self._ever: set[int] = set()
         self.written = self.evicted = self.orphaned = 0
+        self.below: Below = NOTHING_BELOW
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -58,19 +60,21 @@ class CheckpointStore:
         if self._capacity is not None and len(self._kept) >= self._capacity:
             if not self._capacity:
                 return False
-            self._kept.popitem(last=False)
+            gone, _ = self._kept.popitem(last=False)
             self.evicted += 1
+            self.below.forget((), (gone,))
         self._kept[key] = None
         self._ever.add(key)
         self.written += 1
         return True
 
-    def drop(self, keys: Iterable[int]) -> None:
+    def drop(self, keys: Iterable[int]) -> list[int]:
         """Forget those after blocks that were evicted: nothing can resume there any more."""
-        kept = self._kept
-        for key in kept.keys() & keys:
-            del kept[key]
-            self.orphaned += 1
+        gone = list(self._kept.keys() & keys)
+        for key in gone:
+            del self._kept[key]
+        self.orphaned += len(gone)
+        return gone
 
 
 _BATCHES = 1024
@@ -97,10 +101,11 @@ class BlockLedger:
         index: PrefixIndex | None,
         marks: CheckpointStore,
         data: DataPath = NO_DATA,
+        below: Below = NOTHING_BELOW,
     ) -> None:
         self.total, self.per_shared = total, per_shared
         self.private = self.evicted = self.freed = 0
-        self._index, self._marks, self._data = index, marks, data
+        self._index, self._marks, self._data, self._below = index, marks, data, below
         # evicting in batches of one size makes the order of evictions independent of how many
         # steps are taken at once
         self._batch = max(1, total // per_shared // _BATCHES)
@@ -150,7 +155,7 @@ class BlockLedger:
         gone = index.evict(min(batches * self._batch, index.evictable))
         self.evicted += len(gone)
         keys = gone.tolist()
-        self._marks.drop(keys)
+        self._below.forget(keys, self._marks.drop(keys))
         self._data.forget(keys)
 
 
@@ -186,12 +191,13 @@ class PromptCache:
         ledger: BlockLedger,
         checkpoints: CheckpointStore,
         sizes: Sizes,
+        below: Below = NOTHING_BELOW,
     ) -> None:
         self.tally = ReuseTally(sizes.shared_tokens)
         self.checkpoints = checkpoints
         self.restored = self.kept_bytes = 0
         self._index, self._strategy, self._ledger = index, strategy, ledger
-        self._sizes, self._tokens = sizes, sizes.shared_tokens
+        self._sizes, self._tokens, self._below = sizes, sizes.shared_tokens, below
 
     @property
     def at_once(self) -> bool:
@@ -208,6 +214,11 @@ class PromptCache:
         if self._index is None:
             return 0
         return self._index.match_length(served.keys[: self._usable(served)])
+
+    def arrive(self, served: Served) -> None:
+        """A request waits from now on."""
+        if self._below.fetches and self._index is not None:
+            self._below.fetch(served, self.look_up(served), self._usable(served))
 
     def misses(self, served: Served, found: int) -> bool:
         """Whether there are blocks beyond those found that could have been."""
@@ -228,21 +239,24 @@ class PromptCache:
         Returns the bytes moved to bring window and state back.
         """
         first = served.admitted_s is None
-        resumed, cached = 0, list[int]()
+        hit, resumed = Hit(0, 0, 0), 0
         if self._index is not None:
-            served.lease = self._index.pin(served.keys[: self._usable(served)])
+            usable = served.keys[: self._usable(served)]
+            served.lease = self._index.pin(usable)
             served.found = served.committed = served.lease.length
             cached = served.keys[: served.found].tolist()
-            resumed = self._resume(served, cached)
+            resumed = self._resume(cached)
+            marked = self.checkpoints.last_written(cached, resumed) if first else resumed
+            hit = self._below.restore(served, Hit(resumed, served.found, marked), len(usable))
+            self._plan_checkpoints(served, hit, restored=hit.resumed > resumed)
         restores = self._strategy.kind != "zero"
-        served.position = resumed * self._tokens
+        served.position = hit.resumed * self._tokens
         if not restores:
             served.position = self._strategy.resume_tokens(served.position, ())
         served.blocks = served.found * self._ledger.per_shared
         if first:
-            marked = self.checkpoints.last_written(cached, resumed)
-            self.tally.count(served, Hit(resumed, served.found, marked))
-        if not (restores and served.position):
+            self.tally.count(served, hit)
+        if not (restores and resumed) or hit.resumed > resumed:
             return 0
         self.restored += 1
         return 2 * self._sizes.checkpoint_bytes  # read and written
@@ -260,6 +274,7 @@ class PromptCache:
             self._ledger.give(len(new) * self._ledger.per_shared)
             served.committed = whole
             if self._strategy.kind == "full":
+                self._below.offer(served, whole, ())
                 self.kept_bytes += len(new) * self._sizes.beside_bytes
                 return len(new) * self._sizes.beside_bytes
         return self._leave_checkpoints(served, whole)
@@ -278,27 +293,40 @@ class PromptCache:
         """Shared blocks that may be found: the last token of a prompt is always computed."""
         return min(len(served.keys), (served.prompt_tokens - 1) // self._tokens)
 
-    def _resume(self, served: Served, cached: Sequence[int]) -> int:
-        """The last cached block after which a request can resume; plans its checkpoints."""
-        if self._strategy.kind in ("full", "zero"):
-            return served.found
-        store, resumed = self.checkpoints, served.found
-        while resumed and cached[resumed - 1] not in store:
+    def _resume(self, cached: Sequence[int]) -> int:
+        """The last cached block after which a request can resume."""
+        resumed = len(cached)
+        if not self._leaves_checkpoints:
+            return resumed
+        while resumed and cached[resumed - 1] not in self.checkpoints:
             resumed -= 1
         if resumed:
-            store.use(cached[resumed - 1])
+            self.checkpoints.use(cached[resumed - 1])
+        return resumed
+
+    @property
+    def _leaves_checkpoints(self) -> bool:
+        return self._strategy.kind not in ("full", "zero")
+
+    def _plan_checkpoints(self, served: Served, hit: Hit, *, restored: bool) -> None:
+        """Where a request will leave checkpoints; also what a tier brings back is kept."""
+        if not self._leaves_checkpoints:
+            return
         periodic = self._strategy.kind == "periodic"
         places = self._strategy.places_to_keep(
-            resumed * self._tokens,
-            (resumed if periodic else served.found) * self._tokens,
+            hit.resumed * self._tokens,
+            (hit.resumed if periodic else hit.found) * self._tokens,
             min(len(served.keys), served.prompt_tokens // self._tokens) * self._tokens,
         )
         served.marks = [place // self._tokens for place in reversed(places)]
-        return resumed
+        if restored:
+            served.marks.append(hit.resumed)
 
     def _leave_checkpoints(self, served: Served, whole: int) -> int:
-        copied = 0
+        copied, places = 0, list[int]()
         while served.marks and served.marks[-1] <= whole:
-            copied += self.checkpoints.write(int(served.keys[served.marks.pop() - 1]))
+            places.append(served.marks.pop())
+            copied += self.checkpoints.write(int(served.keys[places[-1] - 1]))
+        self._below.offer(served, whole, places)
         self.kept_bytes += copied * self._sizes.checkpoint_bytes
         return 2 * copied * self._sizes.checkpoint_bytes  # read and written

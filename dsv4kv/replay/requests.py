@@ -40,6 +40,8 @@ class Served:
         blocked_by: The request that computes what it needs next.
         deferred: Whether it ever had to wait for another one's prefix.
         reached: Most tokens it ever had in the cache.
+        offered: Objects of it that were offered to the tiers below the GPU.
+        ready_s: When all is there that a tier brings back for it.
         admitted_s: When it was first admitted.
         first_token_s: When its prompt ended.
         finished_s: When it ended.
@@ -67,6 +69,8 @@ class Served:
     blocked_by: "Served | None" = None
     deferred: bool = False
     reached: int = 0
+    offered: int = 0
+    ready_s: float = 0.0
     admitted_s: float | None = None
     first_token_s: float | None = None
     finished_s: float | None = None

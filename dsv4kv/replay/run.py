@@ -2,7 +2,7 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dsv4kv.config.axes import Point
 from dsv4kv.config.load import Loaded
-from dsv4kv.config.replay import ReplayConfig
+from dsv4kv.config.replay import ReplayConfig, TierSection
 from dsv4kv.engines.rules import find_rule
 from dsv4kv.errors import CacheError, Dsv4kvError
 from dsv4kv.measure.environment import capture_environment
@@ -20,6 +20,8 @@ from dsv4kv.record.replay import (
     ReplayPool,
     ReplayResult,
     ReplaySeries,
+    ReplayTier,
+    ReplayTiers,
     ReplayWork,
     Reuse,
 )
@@ -37,6 +39,7 @@ from dsv4kv.record.schema import (
 )
 from dsv4kv.record.store import new_run_id
 from dsv4kv.replay.build import Replay, build_replay, read_requests
+from dsv4kv.replay.tiers import Tier, Tiers
 from dsv4kv.traces import resolve_trace, trace_sha256
 from dsv4kv.traces.request import Request
 
@@ -66,6 +69,7 @@ def describe_replay(replay: Replay) -> ReplayResult:
         evictions=outcome.evictions,
         rejected=dict(sorted(outcome.rejected.items())),
         series=_series(replay),
+        tiers=_describe_tiers(replay.tiers) if replay.tiers else None,
         data=_describe_data(replay.data) if replay.data else None,
     )
 
@@ -100,11 +104,21 @@ def list_constants(replay: Replay) -> list[Constant]:
             "layer schemas; operations move what dsv4kv.ops.traffic counts",
         ),
     )
+    for tier in replay.tiers.tiers if replay.tiers else ():
+        rows = (*rows, *_tier_rows(tier.name, tier.section))
     if replay.data:
         source = "measured here on the CPU, one thread; the bandwidth counts for weights alone"
         measured_s = replay.data.times.total_ns / _NS
         rows = (*rows, ("all operations of the cache", measured_s, "s", source))
     return [Constant(name=n, value=float(v), unit=u, source=s) for n, v, u, s in rows]
+
+
+def _tier_rows(name: str, tier: TierSection) -> Iterator[tuple[str, float, str, str]]:
+    given = f"tiers.{name}, as configured"
+    yield f"reading from {name}", tier.read_gbps, "GB/s", given
+    yield f"writing to {name}", tier.write_gbps, "GB/s", given
+    overlapping = f"{given}; of {tier.parallel} at once"
+    yield f"an operation of {name}", tier.latency_us, "µs", overlapping
 
 
 def describe_cache(replay: Replay) -> CacheSummary:
@@ -205,6 +219,44 @@ def _reuse(replay: Replay) -> Reuse:
         orphaned_checkpoints=store.orphaned,
         kept_bytes=prompts.kept_bytes,
         evicted_blocks=scheduler.ledger.evicted,
+    )
+
+
+def _describe_tiers(tiers: Tiers) -> ReplayTiers:
+    objects, asked = tiers.stored.objects, tiers.asked
+    return ReplayTiers(
+        tiers=[_describe_tier(tier, tiers) for tier in tiers.tiers],
+        object_tokens=tiers.object_tokens,
+        context_bytes=objects.context_bytes,
+        tail_bytes=objects.tail_bytes,
+        asked_tokens=asked.tokens,
+        restored_tokens=asked.restored,
+        restored_requests=asked.requests,
+        lost_tokens=dict(asked.lost),
+    )
+
+
+def _describe_tier(tier: Tier, tiers: Tiers) -> ReplayTier:
+    read, write = tier.read, tier.write
+    useful = tier.moved_blocks * tiers.object_tokens * tiers.stored.useful_bytes
+    return ReplayTier(
+        name=tier.name,
+        capacity_bytes=tier.sizes.context_bytes,
+        tail_capacity_bytes=tier.sizes.tail_bytes,
+        peak_bytes=tier.peak_bytes,
+        hit_tokens=tier.hit_tokens,
+        read_bytes=read.moved_bytes,
+        written_bytes=write.moved_bytes,
+        useful_bytes=round(useful),
+        reads=read.transfers,
+        writes=write.transfers,
+        read_operations=read.operations,
+        write_operations=write.operations,
+        read_ns=round(read.busy_s * _NS),
+        write_ns=round(write.busy_s * _NS),
+        read_waited_ns=round(read.waited_s * _NS),
+        write_waited_ns=round(write.waited_s * _NS),
+        evicted_objects=tier.shelf.evicted,
     )
 
 

@@ -98,6 +98,8 @@ class Limits:
         max_context_tokens: Longest request.
         defer: Let a request wait while another computes its prefix.
         longest_stretch: Most steps of a turn; None as many as nothing happens in.
+        chunkwise: Whether a step computes one chunk of a prompt: what is computed is written to
+            a tier when its step ends.
     """
 
     step_tokens: int
@@ -107,6 +109,7 @@ class Limits:
     max_context_tokens: int
     defer: bool
     longest_stretch: int | None = None
+    chunkwise: bool = False
 
 
 class Observer(Protocol):
@@ -129,6 +132,7 @@ class Scheduler:
         clock: Virtual time.
         decoders: Requests past their prompts.
         prefilling: Requests with prompt tokens to compute, oldest first.
+        loading: Requests that a tier brings something back for, in no order.
         ledger: The blocks.
         prompts: What is reused.
         computed_tokens: Prompt tokens computed, those computed again included.
@@ -150,6 +154,7 @@ class Scheduler:
     ) -> None:
         self.clock, self.decoders, self.ledger, self.prompts = clock, decoders, ledger, prompts
         self.prefilling: list[Served] = []
+        self.loading: list[Served] = []
         self.computed_tokens = self.again_tokens = 0
         self._arrivals, self._limits, self._group = arrivals, limits, group
         self._cost, self._observer, self._data = cost, observer, data
@@ -176,7 +181,8 @@ class Scheduler:
     @property
     def in_slots(self) -> int:
         """Requests that hold a slot."""
-        return len(self.decoders) + len(self.prefilling) + len(self.paused)
+        computing = len(self.decoders) + len(self.prefilling)
+        return computing + len(self.loading) + len(self.paused)
 
     def run(self) -> None:
         """Serve every request to its end."""
@@ -186,6 +192,8 @@ class Scheduler:
     def turn(self) -> bool:
         """Do what comes next; False when nothing is left."""
         self._receive()
+        if self.loading:
+            self._go_on()
         self._preemption.settle()
         self._admit()
         chunks = self._choose_chunks()
@@ -213,7 +221,20 @@ class Scheduler:
                 self._observer.reject(served, reason)
             else:
                 self._admission.add(served)
+                self.prompts.arrive(served)
                 in_flight += 1
+
+    @property
+    def _next_s(self) -> float:
+        """When the next request comes or can go on."""
+        ready_s = min((served.ready_s for served in self.loading), default=NEVER)
+        return min(self._arrivals.next_s, ready_s)
+
+    def _go_on(self) -> None:
+        """Compute the prompts of requests for which all has come back."""
+        for served in [each for each in self.loading if each.ready_s <= self.clock.now_s]:
+            self.loading.remove(served)
+            insert_by_age(self.prefilling, served)
 
     def _impossible(self, served: Served) -> str:
         """Why a request can never be served; empty if it can."""
@@ -236,7 +257,7 @@ class Scheduler:
         budget = self._limits.step_tokens - self.decoders.tokens_per_step
         budget -= sum(served.prompt_tokens - served.position for served in self.prefilling)
         while budget > 0 and self.in_slots < self._limits.max_requests:
-            served = self._admission.take(self.prefilling, self.decoders)
+            served = self._admission.take([*self.prefilling, *self.loading], self.decoders)
             if served is None:
                 return
             self._start(served)
@@ -255,7 +276,10 @@ class Scheduler:
         served.place = self._admitted
         self._admitted += 1
         self.again_tokens += max(0, served.reached - served.position)
-        insert_by_age(self.prefilling, served)
+        if served.ready_s > self.clock.now_s:
+            self.loading.append(served)
+        else:
+            insert_by_age(self.prefilling, served)
 
     # ---- what they do ---------------------------------------------------------------------------
 
@@ -297,7 +321,7 @@ class Scheduler:
         nothing is evicted between two chunks; none come back, so nobody goes on. (Where requests
         do not wait for each other's prefixes, a chunk may give blocks back: that is one step.)
         """
-        if len(chunks) > 1 or not self._limits.defer:
+        if len(chunks) > 1 or not self._limits.defer or self._limits.chunkwise:
             return 1
         served, (before, after) = chunks[0]
         most = max(1, (served.prompt_tokens - before - 1) // (after - before))
@@ -330,7 +354,7 @@ class Scheduler:
         steps, work = self.decoders.plan(
             self.ledger.available,
             self.clock,
-            self._arrivals.next_s,
+            self._next_s,
             self._longest_stretch,
         )
         self.ledger.take(self.decoders.advance(steps))
@@ -338,14 +362,14 @@ class Scheduler:
         self.clock.work(work)
 
     def _wait(self) -> bool:
-        """Nobody runs: let a paused request go on next, or wait for the next arrival."""
-        if self.paused:
+        """Nobody runs: let a paused request go on next, or wait for the next that can."""
+        if self.paused and not self.loading:
             self._preemption.make_room()
             return True
-        assert not self.waiting, "a request waits although none is running"
-        if self._arrivals.next_s == NEVER:
+        assert self.loading or not self.waiting, "a request waits although none is running"
+        if self._next_s == NEVER:
             return False
-        self.clock.wait_until(self._arrivals.next_s)
+        self.clock.wait_until(self._next_s)
         return True
 
     def _finish(self, ended: list[Served]) -> None:

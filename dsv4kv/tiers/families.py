@@ -87,7 +87,12 @@ class Family:
 
 
 def families_of(plan: CachePlan) -> tuple[Family, ...]:
-    """Families of a cache: pages first, then the window, then states.
+    """Families of a cache, as ``families_in`` has them."""
+    return families_in(plan.schemas)
+
+
+def families_in(layers: Sequence[LayerCacheSchema]) -> tuple[Family, ...]:
+    """Families of layers: pages first, then the window, then states.
 
     Their names are the attention's, with the ratio where one attention has several (V4.1):
     ``csa-2``, ``csa-1``. Draft layers' windows are among the others: without them a draft after
@@ -96,7 +101,7 @@ def families_of(plan: CachePlan) -> tuple[Family, ...]:
     return tuple(
         _family(name, part, [s for s in schemas if _held(s, part)])
         for part in get_args(Part)
-        for name, schemas in _kinds(plan.schemas, part).items()
+        for name, schemas in _kinds(layers, part).items()
         if any(_held(s, part) for s in schemas)
     )
 

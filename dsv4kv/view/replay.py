@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from dsv4kv.measure.statistics import Summary, summarize
 from dsv4kv.record.quantities import axis_names, axis_text
-from dsv4kv.record.replay import ReplayData, ReplayResult, ReplayWork, Reuse
+from dsv4kv.record.replay import ReplayData, ReplayResult, ReplayTiers, ReplayWork, Reuse
 from dsv4kv.record.schema import Case, Latency, RunRecord, Totals
 from dsv4kv.units import format_bytes, format_duration
 from dsv4kv.view.case import operations_table
@@ -141,6 +141,79 @@ def reuse_table(reuse: Reuse) -> Table:
         ],
         note=f"{rule}prompts share blocks of {reuse.shared_tokens:,} tokens",
     )
+
+
+_BELOW = {
+    "no_window": ("no window and state there", "denser windows: prefix.strategy or retention"),
+    "window_evicted": ("window and state evicted", "a larger tier"),
+    "evicted": ("evicted", "a larger tier, or another eviction"),
+    "not_written": ("not written yet", "write_through, admission 1, a faster tier"),
+    "prefetch_timeout": ("fetched too late", "tiers.prefetch wait_complete, a faster tier"),
+    "prefetch_limit": ("too much on its way", "a larger first tier, or tiers.prefetch_share"),
+    "too_short": ("too little to move", "tiers.load_tokens, tiers.prefetch_tokens"),
+    "recomputed": ("faster computed again", "a faster tier; tiers.compare"),
+}
+"""Why tokens were not brought back from below the GPUs, and what gets them back."""
+
+
+def below_table(tiers: ReplayTiers, prompt_tokens: int) -> Table:
+    """What was asked of tiers: brought back, or not, and why."""
+    lost = sorted(tiers.lost_tokens.items(), key=lambda item: -item[1])
+    rows = [("brought back", tiers.restored_tokens, "")]
+    rows += [(f"lost: {_BELOW[reason][0]}", count, _BELOW[reason][1]) for reason, count in lost]
+    return Table(
+        "Below the GPUs",
+        [
+            *names("what became of them"),
+            *numbers("tokens", "of all"),
+            *prose("what gets them back"),
+        ],
+        [(what, f"{n:,}", _share(n, prompt_tokens), remedy) for what, n, remedy in rows],
+        note=f"{tiers.asked_tokens:,} prompt tokens cached once, and not on the GPUs with what it "
+        "takes to go on",
+    )
+
+
+def tiers_table(tiers: ReplayTiers) -> Table:
+    """What every tier held, gave and moved."""
+    tail = f", {tiers.tail_bytes:,} B a place to resume at" if tiers.tail_bytes else ""
+    return Table(
+        "Tiers",
+        [
+            *names("tier"),
+            *numbers("capacity", "most held", "hit tokens", "read", "written"),
+            *numbers("moved/useful"),
+            *numbers("a read waits", "a write waits", minor=True),
+        ],
+        [
+            (
+                tier.name,
+                format_bytes(tier.capacity_bytes + (tier.tail_capacity_bytes or 0)),
+                format_bytes(tier.peak_bytes),
+                f"{tier.hit_tokens:,}",
+                format_bytes(tier.read_bytes),
+                format_bytes(tier.written_bytes),
+                ABSENT if tier.amplification is None else f"{tier.amplification:.2f}",
+                _mean_wait(tier.read_waited_ns, tier.reads),
+                _mean_wait(tier.write_waited_ns, tier.writes),
+            )
+            for tier in tiers.tiers
+        ],
+        note=f"{tiers.context_bytes:,} B for {tiers.object_tokens:,} tokens of context{tail}",
+    )
+
+
+def tier_tables(result: ReplayResult) -> Iterator[Part]:
+    """What is below the GPUs; nothing where nothing is."""
+    if result.tiers:
+        yield ""
+        yield below_table(result.tiers, result.reuse.prompt_tokens)
+        yield ""
+        yield tiers_table(result.tiers)
+
+
+def _mean_wait(waited_ns: int, transfers: int) -> str:
+    return format_duration(waited_ns / transfers) if transfers else ABSENT
 
 
 def memory_table(result: ReplayResult) -> Table:
@@ -359,6 +432,7 @@ def _report_case(record: RunRecord, case: Case) -> Iterator[Part]:
         yield ""
         times = times_table(case.latencies, is_measured=case.replay.data is not None)
         yield times.noted(layers)
+        yield from tier_tables(case.replay)
         yield ""
         yield constants_table(case.replay)
         yield from data_tables(case)

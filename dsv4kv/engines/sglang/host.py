@@ -9,7 +9,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from dsv4kv.engines.contract import Capacity, Deployment
-from dsv4kv.engines.host import HostPool, HostTier, HostWish, Sent
+from dsv4kv.engines.host import HostPool, HostTier, HostWish, Offloaded, Sent
 from dsv4kv.engines.sglang import flat
 from dsv4kv.engines.sglang.pools import Pools
 from dsv4kv.engines.sglang.sizing import SglangEngine
@@ -175,6 +175,28 @@ def sent_parts(pools: Pools, tokens: int) -> tuple[int, int, int]:
         pending += pools.low.count(2) * pools.pair_ring * pools.pair_row_bytes
     context, windows = _context_pools(pools, 1), _window_pools(kept, 1)
     return sum(x.page_bytes for x in context), sum(x.page_bytes for x in windows), pending
+
+
+def paged_objects(engine: SglangEngine, deployment: Deployment) -> Offloaded:
+    """A page of every pool; the anchor of the pages holds nothing.
+
+    Raises:
+        ConfigError: Pages that HiCache does not have.
+    """
+    if deployment.model.kind == "flat":
+        tokens = deployment.block_tokens or flat.PAGE_TOKENS
+        costs = flat.costs_of(deployment, engine.layers(deployment))
+        pages = (int(cost.marginal_bytes) * tokens for cost in costs)
+        pools = zip(("kv", "indexer"), pages, strict=True)
+        return Offloaded(tuple(HostPool(name, 1, size) for name, size in pools))
+    if deployment.block_tokens not in (None, _PAGE):
+        raise ConfigError(
+            f"HiCache keeps these models in pages of {_PAGE} tokens, not "
+            f"{deployment.block_tokens}: leave cache.block_tokens out."
+        )
+    found = engine.pools(deployment)
+    context = tuple(pool for pool in _context_pools(found, 1) if pool.page_bytes)
+    return Offloaded(context, tuple(_window_pools(found, 1)))
 
 
 def _splits_keys(deployment: Deployment) -> bool:

@@ -9,7 +9,7 @@ Source: vLLM 0.33.0, ``v1/kv_offload/cpu/{spec,common}.py``, ``v1/simple_kv_offl
 from dataclasses import replace
 
 from dsv4kv.engines.contract import Capacity, Deployment
-from dsv4kv.engines.host import HostPool, HostTier, HostWish, Sent
+from dsv4kv.engines.host import HostPool, HostTier, HostWish, Offloaded, Sent
 from dsv4kv.engines.vllm.pages import Group
 from dsv4kv.engines.vllm.sizing import VllmEngine
 from dsv4kv.errors import ConfigError
@@ -31,7 +31,7 @@ def size_offloading(
     groups = offloaded_groups(engine, deployment, wish.retention)
     shared = shares_copy(deployment, wish)
     copies = 1 if shared else wish.replica_ranks
-    chunk = -(-int(capacity.unit_bytes) * copies // _ALIGN) * _ALIGN
+    chunk = _chunk_bytes(int(capacity.unit_bytes), copies)
     chunks = wish.size_bytes // chunk
     whose = "one copy serves all its ranks" if shared else f"{copies} ranks have a copy each"
     tier = HostTier(
@@ -116,6 +116,28 @@ def sent_of(engine: VllmEngine, deployment: Deployment, tokens: int) -> Sent | N
     return Sent(total, descriptors)
 
 
+def offloaded_objects(
+    engine: VllmEngine, deployment: Deployment, retention: int | None
+) -> Offloaded:
+    """Chunks of a block of context, and of a boundary's windows and states; for one copy."""
+    groups = offloaded_groups(engine, deployment, retention)
+    chunk = _chunk_bytes(engine.layout(deployment).unit_bytes, 1)
+    beside = sum(_tail_blocks(group) for group in groups)
+    tail = (HostPool("windows and states", beside, chunk),) if beside else ()
+    return Offloaded((HostPool("context", 1, chunk),), tail)
+
+
+def _chunk_bytes(block_bytes: int, copies: int) -> int:
+    return -(-block_bytes * copies // _ALIGN) * _ALIGN
+
+
+def _tail_blocks(group: Group) -> int:
+    """Blocks of a group that a hit needs at its end; none of the whole context."""
+    if group.window_tokens is None:
+        return 0
+    return -(-(group.window_tokens - 1) // group.block_tokens)
+
+
 def counted_tokens(groups: list[Group], chunks: int, context_tokens: int) -> int:
     """Tokens that vLLM counts for chunks, in requests of one length."""
     each = 0
@@ -140,7 +162,7 @@ def stored_chunks(group: Group, align: int, prompt_tokens: int, retention: int |
     chunks, size = prompt_tokens // group.block_tokens, group.block_tokens
     if group.window_tokens is None or align % size:
         return chunks
-    need = -(-(group.window_tokens - 1) // size)
+    need = _tail_blocks(group)
     segment = (align if retention is None else retention) // size
     if segment and need >= segment:
         return chunks

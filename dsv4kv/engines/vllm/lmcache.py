@@ -8,7 +8,7 @@ Source: LMCache 0.5.6, ``v1/kv_layer_groups.py``, ``v1/multiprocess/object_group
 from collections.abc import Sequence
 
 from dsv4kv.engines.contract import Capacity, Deployment
-from dsv4kv.engines.host import HostPool, HostTier, HostWish
+from dsv4kv.engines.host import HostPool, HostTier, HostWish, Offloaded
 from dsv4kv.engines.vllm.host import check_version, within_memory
 from dsv4kv.engines.vllm.pages import Group
 from dsv4kv.engines.vllm.sizing import VllmEngine
@@ -49,6 +49,18 @@ def size_local(
     return _tier("LMCacheConnectorV1", engine, deployment, wish, size, ())
 
 
+def chunk_objects(engine: VllmEngine, deployment: Deployment, chunk_tokens: int) -> Offloaded:
+    """Chunks, each an object with the windows and states of its end."""
+    groups = engine.layout(deployment).groups
+    size = _aligned(chunk_bytes(groups, chunk_tokens))
+    chunk = HostPool(f"chunks of {chunk_tokens:,} tokens", 1, size)
+    return Offloaded((chunk,), (), chunk_tokens // groups[0].block_tokens, ends_inside=True)
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // _ALIGN) * _ALIGN
+
+
 def chunk_bytes(groups: Sequence[Group], chunk_tokens: int) -> int:
     """Bytes of a chunk: whole of the context, of a window what it ends with; without padding.
 
@@ -78,8 +90,7 @@ def _tier(
 ) -> HostTier:
     check_version(engine)
     tokens = wish.chunk_tokens or CHUNK_TOKENS
-    each = chunk_bytes(engine.layout(deployment).groups, tokens)
-    aligned = -(-each // _ALIGN) * _ALIGN
+    aligned = _aligned(chunk_bytes(engine.layout(deployment).groups, tokens))
     chunks = size_bytes // aligned
     pool = HostPool(f"chunks of {tokens:,} tokens", chunks, aligned)
     one = f"A token takes {aligned / tokens:,.2f} B; one copy serves all tensor parallel ranks."

@@ -42,10 +42,12 @@ from dsv4kv.view.profile import (
     time_of,
 )
 from dsv4kv.view.replay import (
+    below_table,
     constants_table,
     memory_table,
     replay_facts,
     reuse_table,
+    tiers_table,
     times_table,
 )
 from dsv4kv.view.step import roofs_table, step_stacks, step_table
@@ -179,6 +181,12 @@ _READ_REPLAY_HELD = (
 )
 
 
+_READ_TIERS = (
+    "What was kept in host memory, on disk or on another machine, and what of it came back. "
+    "Useful are entries and keys of context, without padding, windows and states."
+)
+
+
 def replay_sections(case: Case, result: ReplayResult) -> Iterator[Section]:
     """Everything that one replay has to show, in the order of the page."""
     facts = dict(cache_facts(case.cache).rows) if case.cache else {}
@@ -196,6 +204,12 @@ def replay_sections(case: Case, result: ReplayResult) -> Iterator[Section]:
             tables={"times-table": times_table(case.latencies)},
             beside=True,
         )
+    if result.tiers:
+        tables = {
+            "below-table": below_table(result.tiers, result.reuse.prompt_tokens),
+            "tiers-table": tiers_table(result.tiers),
+        }
+        yield Section("tiers", "What came back from below", _READ_TIERS, tables=tables)
     if result.series.at_ns:
         yield _replay_held_section(result)
     tables = {"constants-table": constants_table(result)}

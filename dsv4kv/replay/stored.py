@@ -1,0 +1,198 @@
+"""What tiers keep of prompts by a rule: bytes, objects, and the places to resume at."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import partial
+from typing import Any, NamedTuple
+
+from dsv4kv.config.replay import ReplayConfig, TierSection
+from dsv4kv.engines.contract import Deployment
+from dsv4kv.engines.formats import PLACES, Site, stored_formats
+from dsv4kv.engines.host import HostPool, Offloaded
+from dsv4kv.engines.registry import find_engine
+from dsv4kv.engines.rules import find_rule
+from dsv4kv.engines.sglang.host import paged_objects
+from dsv4kv.engines.vllm.host import offloaded_objects
+from dsv4kv.engines.vllm.lmcache import chunk_objects
+from dsv4kv.errors import ConfigError
+from dsv4kv.model.plan import bytes_per_token
+from dsv4kv.model.schema import build_schema, choose_formats
+from dsv4kv.replay.memory import MemoryPlan, arch_of, describe_deployment
+from dsv4kv.replay.requests import Served
+from dsv4kv.tiers.families import Kept, families_in
+from dsv4kv.tiers.windows import Windows, parse_windows
+from dsv4kv.units import format_bytes
+
+_ENGINES = {"vllm": "vllm:0.33", "sglang": "sglang:0.5.23"}
+"""Whose tiers are known, by what the names of rules begin with."""
+
+Places = Callable[[Served, int, int], Sequence[int]]
+"""Blocks behind which a prompt leaves tails while it is computed from one block to another."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What tiers keep.
+
+    Attributes:
+        objects: Of a block of context, and of a place to resume at.
+        places: Where an engine leaves these; the toolkit's own cache says so itself.
+        useful_bytes: Of a token: entries and keys, without padding.
+    """
+
+    objects: Offloaded
+    places: Places
+    useful_bytes: Fraction
+
+
+def find_stored(config: ReplayConfig, memory: MemoryPlan, shared_tokens: int) -> Stored:
+    """What is kept by ``prefix.rule``, in shared blocks of so many tokens.
+
+    Raises:
+        ConfigError: A layout, formats or blocks that the rule's engine does not have.
+    """
+    rule = config.prefix.rule
+    family = _family(rule)
+    if config.tiers.layout == "lmcache" and family != "vllm":
+        raise ConfigError(f"tiers.layout lmcache goes with rules of vLLM, not with {rule}.")
+    if config.tiers.retention_tokens is not None and not rule.startswith("vllm-v4:"):
+        raise ConfigError(f"tiers.retention_tokens goes with vllm-v4 rules, not with {rule}.")
+    if family == "ideal":
+        objects = _own_objects(memory, shared_tokens)
+        return Stored(objects, leave_nothing, bytes_per_token(memory.schemas))
+    engine: Any = find_engine(_ENGINES[family])
+    deployment = _deployment(config, memory, engine.name)
+    objects = _objects(config, engine, deployment)
+    schemas = [
+        build_schema(memory.model, each.layer, formats=deployment.formats)
+        for each in memory.schemas
+    ]
+    return Stored(objects, _places(config, memory), bytes_per_token(schemas))
+
+
+def _family(rule: str) -> str:
+    return next((name for name in _ENGINES if rule.startswith(name)), rule)
+
+
+def _deployment(config: ReplayConfig, memory: MemoryPlan, engine: str) -> Deployment:
+    """What a rank holds, in the formats that the engine keeps on such a GPU."""
+    site = Site(engine, memory.model, arch_of(config.cost))
+    formats = config.model.formats
+    asked = {place: getattr(formats, place) for place in PLACES}
+    names = (name for name, _ in stored_formats(site, asked).values())
+    held = describe_deployment(config, memory.model, memory.schemas)
+    return replace(held, formats=choose_formats(memory.model, *names), arch=site.arch)
+
+
+def _objects(config: ReplayConfig, engine: Any, deployment: Deployment) -> Offloaded:
+    if config.tiers.layout == "lmcache":
+        return chunk_objects(engine, deployment, config.tiers.chunk_tokens)
+    if engine.name.startswith("vllm"):
+        objects = offloaded_objects(engine, deployment, config.tiers.retention_tokens)
+    else:
+        objects = paged_objects(engine, deployment)
+    return objects if find_rule(config.prefix.rule).windows else replace(objects, tail=())
+
+
+def _own_objects(memory: MemoryPlan, shared_tokens: int) -> Offloaded:
+    """Families of this toolkit's cache; what ``full`` keeps beside a block goes with it."""
+    blocks = shared_tokens // memory.block_tokens
+    families = families_in(memory.schemas)
+    pages = [
+        HostPool(each.name, blocks, each.object_bytes)
+        for each in families
+        if each.kept is Kept.PAGES
+    ]
+    ends = (
+        HostPool(each.name, 1, each.object_bytes) for each in families if each.kept is Kept.WINDOW
+    )
+    match memory.strategy.kind:
+        case "full" if memory.beside_bytes:
+            beside = HostPool("windows and states", blocks, memory.beside_bytes)
+            return Offloaded((*pages, beside))
+        case "full" | "zero":
+            return Offloaded(tuple(pages))
+        case _:
+            return Offloaded(tuple(pages), tuple(ends))
+
+
+def leave_nothing(served: Served, before: int, after: int) -> Sequence[int]:
+    """Nothing is left: blocks are enough, or the cache says where itself."""
+    return ()
+
+
+def _places(config: ReplayConfig, memory: MemoryPlan) -> Places:
+    """Where an engine leaves windows; none where a hit asks for none."""
+    if config.tiers.layout == "lmcache" or not find_rule(config.prefix.rule).windows:
+        return leave_nothing
+    family, _, setting = config.prefix.rule.partition(":")
+    if family != "vllm-v4" and setting != "dense":
+        return _behind_chunks
+    retention = config.tiers.retention_tokens
+    name = "0" if setting == "semantic" else setting
+    windows = parse_windows(
+        f"vllm:{name if retention is None else retention}",
+        block_tokens=memory.block_tokens,
+        window_tokens=memory.model.window_tokens,
+        layers=memory.model.num_layers,
+    )
+    return partial(_by_windows, windows, memory.block_tokens)
+
+
+def _by_windows(
+    windows: Windows, size: int, served: Served, before: int, after: int
+) -> Sequence[int]:
+    found = windows.places(served.prompt_tokens, before * size, 0)
+    return [place // size for place in found if place <= after * size]
+
+
+def _behind_chunks(served: Served, before: int, after: int) -> Sequence[int]:
+    """At the end of every chunk, and where the context that was found ends (SGLang)."""
+    return sorted(place for place in {served.found, after} if before < place <= after)
+
+
+class Sizes(NamedTuple):
+    """Bytes of a tier for context, and for tails where these have a pool of their own."""
+
+    context_bytes: int
+    tail_bytes: int | None
+
+
+def size_tier(name: str, config: ReplayConfig, memory: MemoryPlan, stored: Stored) -> Sizes:
+    """How a tier's memory is divided.
+
+    Raises:
+        ConfigError: A size that the rule's engine does not take, or too little for one block.
+    """
+    tier: TierSection = getattr(config.tiers, name)
+    objects, rule = stored.objects, config.prefix.rule
+    sizes = _sizes(tier, memory, objects, apart=_family(rule) != "vllm")
+    if name == "host" and _family(rule) == "sglang" and tier.ratio is None:
+        raise ConfigError(
+            "tiers.host.capacity_bytes: SGLang sizes host memory by --hicache-ratio alone for "
+            "these models: give tiers.host.ratio."
+        )
+    if tier.ratio is not None and objects.blocks > 1:
+        raise ConfigError(
+            f"tiers.{name}.ratio: LMCache's memory is given in bytes: give "
+            f"tiers.{name}.capacity_bytes."
+        )
+    if sizes.context_bytes < objects.context_bytes:
+        raise ConfigError(
+            f"tiers.{name} has {format_bytes(sizes.context_bytes)}, and one object of context "
+            f"takes {format_bytes(objects.context_bytes)}: give it more."
+        )
+    return sizes
+
+
+def _sizes(tier: TierSection, memory: MemoryPlan, objects: Offloaded, *, apart: bool) -> Sizes:
+    """VLLM's blocks hold either; others have as many of each as ``ratio`` times the GPUs'."""
+    if tier.ratio is None:
+        return Sizes(tier.capacity_bytes or 0, None)
+    per_shared = objects.context[0].pages
+    blocks = int(memory.num_blocks * tier.ratio) // per_shared
+    if not apart or not objects.tail:
+        return Sizes(blocks * objects.context_bytes, None)
+    windows = memory.num_blocks if memory.num_checkpoints is None else memory.num_checkpoints
+    return Sizes(blocks * objects.context_bytes, int(windows * tier.ratio) * objects.tail_bytes)

@@ -1,0 +1,535 @@
+"""Tiers below the GPU, counted: what they hold, what they bring back and when, and why not more.
+
+The first tier is the one that a request is brought back from. What is only in those below it is
+fetched into the first while the request waits. A transfer takes
+
+    latency · ⌈operations / parallel⌉ + bytes / bandwidth
+
+and transfers of one direction of a tier wait for each other. Something can be read once it is
+written. (The rules: SGLang 0.5.23, ``hicache``; vLLM 0.33, ``v1/kv_offload``.)
+"""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from typing import NamedTuple
+
+from dsv4kv.config.replay import ReplayConfig, TierSection, TiersSection
+from dsv4kv.engines.cache import Hit
+from dsv4kv.errors import ConfigError
+from dsv4kv.prefix.policies import make_policy
+from dsv4kv.replay.clock import VirtualClock
+from dsv4kv.replay.memory import MemoryPlan
+from dsv4kv.replay.requests import Served
+from dsv4kv.replay.shelf import NEVER, Room, Shelf, tail_of
+from dsv4kv.replay.stored import Sizes, Stored, find_stored, size_tier
+
+
+class Channel:
+    """One direction of a tier.
+
+    Attributes:
+        moved_bytes: Through it so far.
+        operations: That moved them.
+        transfers: In which they were.
+        busy_s: Time of these.
+        waited_s: Time in which they waited for others.
+        free_s: When the last one ends.
+    """
+
+    def __init__(self, gbps: float, tier: TierSection) -> None:
+        self._bytes_per_s = gbps * 1e9
+        self._latency_s, self._parallel = tier.latency_us / 1e6, tier.parallel
+        self.moved_bytes = self.operations = self.transfers = 0
+        self.busy_s = self.waited_s = self.free_s = 0.0
+
+    def end_s(self, now_s: float, operations: int, size_bytes: int) -> float:
+        """When a transfer that is asked for now would end."""
+        return max(now_s, self.free_s) + self._duration_s(operations, size_bytes)
+
+    def move(self, now_s: float, operations: int, size_bytes: int) -> float:
+        """Ask for a transfer; returns when it ends."""
+        self.waited_s += max(0.0, self.free_s - now_s)
+        self.free_s = self.end_s(now_s, operations, size_bytes)
+        self.busy_s += self._duration_s(operations, size_bytes)
+        self.moved_bytes += size_bytes
+        self.operations += operations
+        self.transfers += 1
+        return self.free_s
+
+    def _duration_s(self, operations: int, size_bytes: int) -> float:
+        return ceil(operations / self._parallel) * self._latency_s + size_bytes / self._bytes_per_s
+
+
+class Tier:
+    """One tier.
+
+    Attributes:
+        name: ``host``, ``disk`` or ``remote``.
+        section: How it is set.
+        sizes: How its memory is divided.
+        shelf: What it holds.
+        read: Transfers out of it.
+        write: Transfers into it.
+        hit_tokens: Tokens of prompts that it gave.
+        moved_blocks: Objects of context that it read or wrote.
+        peak_bytes: Most that it held.
+    """
+
+    def __init__(self, name: str, section: TierSection, sizes: Sizes, stored: Stored) -> None:
+        self.name, self.section, self.sizes, self.shelf = name, section, sizes, Shelf()
+        self.read, self.write = (
+            Channel(gbps, section) for gbps in (section.read_gbps, section.write_gbps)
+        )
+        self.hit_tokens = self.moved_blocks = self.peak_bytes = 0
+        self._objects = stored.objects
+        self.context = self._room(sizes.context_bytes, stored.objects.context_bytes)
+        self.tails = self.context
+        if sizes.tail_bytes is not None:
+            self.tails = self._room(sizes.tail_bytes, stored.objects.tail_bytes)
+
+    def _room(self, size_bytes: int, unit_bytes: int) -> Room:
+        policy = make_policy(self.section.eviction, max(1, size_bytes // max(1, unit_bytes)))
+        return Room(size_bytes, policy)
+
+    @property
+    def used_bytes(self) -> int:
+        """What it holds."""
+        apart = self.tails is not self.context
+        return self.context.used_bytes + (self.tails.used_bytes if apart else 0)
+
+    def serve(self) -> None:
+        """What follows is done for one request."""
+        for room in {id(room): room for room in (self.context, self.tails)}.values():
+            room.policy.serve(0)
+
+    def fits(self, key: Hashable) -> bool:
+        """Whether it has room for such an object at all."""
+        size, room = self._place(key)
+        return size <= room.capacity_bytes
+
+    def put(self, key: Hashable, parent: int | None, ready_s: float) -> list[Hashable]:
+        """Keep an object from a moment on; returns what was evicted for it."""
+        size, room = self._place(key)
+        gone = self.shelf.put(key, size, parent, room, ready_s)
+        self.peak_bytes = max(self.peak_bytes, self.used_bytes)
+        return gone or []
+
+    def volume(self, keys: Sequence[Hashable]) -> tuple[int, int]:
+        """Operations and bytes of some objects."""
+        contexts = sum(isinstance(key, int) for key in keys)
+        tails, objects = len(keys) - contexts, self._objects
+        size = contexts * objects.context_bytes + tails * objects.tail_bytes
+        return objects.operations(contexts, tails), size
+
+    def load(self, now_s: float, keys: Sequence[Hashable]) -> float:
+        """Read objects; returns when they are there."""
+        self._count(keys)
+        return self.read.move(now_s, *self.volume(keys))
+
+    def store(self, now_s: float, keys: Sequence[Hashable]) -> float:
+        """Write objects; returns when they can be read."""
+        self._count(keys)
+        return self.write.move(now_s, *self.volume(keys))
+
+    def _count(self, keys: Sequence[Hashable]) -> None:
+        self.moved_blocks += sum(isinstance(key, int) for key in keys)
+
+    def _place(self, key: Hashable) -> tuple[int, Room]:
+        if isinstance(key, int):
+            return self._objects.context_bytes, self.context
+        return self._objects.tail_bytes, self.tails
+
+
+@dataclass
+class Fetch:
+    """What a waiting request has asked for from below the first tier.
+
+    Attributes:
+        since_s: When.
+        own: What is on its way for it, with the tier that it comes from and when it is there.
+        awaited: Of others, what is on its way already.
+        tokens: Of ``own``.
+        refused: Why nothing was fetched although there was something; empty where it was.
+    """
+
+    since_s: float
+    own: dict[Hashable, tuple[Tier, float]] = field(default_factory=dict)
+    awaited: list[Hashable] = field(default_factory=list)
+    tokens: int = 0
+    refused: str = ""
+
+
+class Look(NamedTuple):
+    """What a request sees of the tiers.
+
+    Attributes:
+        keys: Objects of context of its prompt.
+        ask: What was fetched for it.
+        at_s: The moment that counts.
+        reach: Leading objects that are on the GPU or in the first tier then.
+    """
+
+    keys: list[int]
+    ask: Fetch | None
+    at_s: float
+    reach: int
+
+
+@dataclass
+class Asked:
+    """What requests, when they were first admitted, asked of tiers; in tokens.
+
+    Attributes:
+        tokens: Cached once, and not on the GPU with what it takes to go on.
+        restored: Of which were brought back.
+        requests: Requests that something was brought back for.
+        lost: Of which were not, by reason.
+    """
+
+    tokens: int = 0
+    restored: int = 0
+    requests: int = 0
+    lost: Counter[str] = field(default_factory=Counter)
+
+
+class Tiers:
+    """All tiers, the one next to the GPUs first; see ``Below``.
+
+    Attributes:
+        tiers: They.
+        asked: What was asked of them.
+        stored: What they keep.
+    """
+
+    def __init__(
+        self,
+        tiers: Sequence[Tier],
+        section: TiersSection,
+        stored: Stored,
+        block_tokens: int,
+        clock: VirtualClock,
+        compute_s: Callable[[int, int], float],
+    ) -> None:
+        """``compute_s`` says how long computing a prompt from one token to another takes."""
+        self.tiers, self.stored, self.asked = tiers, stored, Asked()
+        self._section, self._tokens, self._clock = section, block_tokens, clock
+        self._compute_s, self._blocks = compute_s, stored.objects.blocks
+        self._offers: Counter[Hashable] = Counter()
+        self._kept: set[Hashable] = set()  # ever, anywhere
+        self._parents: dict[int, int | None] = {}
+        self._fetches: dict[int, Fetch] = {}
+        self._on_the_way = 0
+        self._first, self._lower = tiers[0], tiers[1:]
+
+    @property
+    def object_tokens(self) -> int:
+        """Tokens of an object of context."""
+        return self._blocks * self._tokens
+
+    @property
+    def fetches(self) -> bool:
+        """Whether anything can be below the first tier."""
+        return bool(self._lower)
+
+    # ---- what is written ------------------------------------------------------------------------
+
+    def offer(self, served: Served, blocks: int, tails: Iterable[int]) -> None:
+        """A prompt's leading blocks are cached, and tails behind some; write what is to be."""
+        size, first = self._blocks, served.offered
+        keys = served.keys[(first + 1) * size - 1 : blocks : size].tolist()
+        behind = [tail_of(int(served.keys[place - 1])) for place in tails]
+        served.offered += len(keys)
+        if not keys and not behind:
+            return
+        before = int(served.keys[first * size - 1]) if first else None
+        self._parents.update(zip(keys, [before, *keys], strict=False))
+        self._offers.update(keys)
+        self._offers.update(behind)
+        when_s = self._clock.now_s
+        for tier in self.tiers:
+            tier.serve()
+            when_s = self._write_through(tier, [*keys, *behind], when_s)
+
+    def forget(self, blocks: Sequence[int], tails: Sequence[int]) -> None:
+        """The GPU evicted shared blocks, and tails behind some."""
+        if self._first.section.write == "write_back":
+            gone = [*(tail_of(block) for block in tails), *reversed(blocks)]
+            self._write_back(0, gone, self._clock.now_s)
+
+    def _write_through(self, tier: Tier, keys: Sequence[Hashable], now_s: float) -> float:
+        """Returns when they can be read."""
+        new = []
+        for key in keys:
+            if key in tier.shelf:
+                tier.shelf.use(key)
+            elif self._offers[key] >= tier.section.threshold and tier.fits(key):
+                new.append(key)
+        if not new or tier.section.write == "write_back":
+            return now_s
+        return self._store(self.tiers.index(tier), new, now_s)
+
+    def _write_back(self, place: int, keys: Sequence[Hashable], now_s: float) -> None:
+        tier = self.tiers[place]
+        new = [key for key in keys if key not in tier.shelf and tier.fits(key)]
+        new = [key for key in new if self._offers[key] >= tier.section.admission]
+        if new:
+            tier.serve()
+            self._store(place, new, now_s)
+
+    def _store(self, place: int, keys: Sequence[Hashable], now_s: float) -> float:
+        tier = self.tiers[place]
+        ready_s = tier.store(now_s, keys)
+        for key in keys:
+            self._put(place, key, ready_s)
+        return ready_s
+
+    def _put(self, place: int, key: Hashable, ready_s: float) -> None:
+        """Keep an object; what it drives out may go one tier further."""
+        parent = self._parents.get(key) if isinstance(key, int) else None
+        gone = self.tiers[place].put(key, parent, ready_s)
+        self._kept.add(key)
+        below = place + 1
+        if gone and below < len(self.tiers) and self.tiers[below].section.write == "write_back":
+            self._write_back(below, gone, self._clock.now_s)
+
+    # ---- what is fetched ------------------------------------------------------------------------
+
+    def fetch(self, served: Served, found: int, usable: int) -> None:
+        """A request has come; the GPU holds ``found`` blocks: fetch what is below the first."""
+        if not self._lower:
+            return
+        now_s = self._clock.now_s
+        ask = self._fetches[served.number] = Fetch(now_s)
+        keys = self._keys(served, usable)
+        first, reach = found // self._blocks, found // self._blocks
+        while reach < len(keys) and self._source(keys[reach], now_s):
+            reach += 1
+        best = self._last_end(keys, reach, lambda key: self._source(key, now_s) is not None)
+        shelf = self._first.shelf
+        useful = best > (0 if self._needs_ends else first)
+        wanted = self._needed(keys, first, best) if useful else []
+        missing = [key for key in wanted if key not in shelf]
+        present = [key for key in wanted if key in shelf]
+        ask.awaited = [key for key in present if shelf.ready_s(key) > now_s]
+        there = best * self._blocks  # a tail alone may save as much as all before it
+        ask.tokens = (there - found if there > found else there) * self._tokens
+        self._use(present)
+        if not missing:
+            return
+        size = self._first.volume(missing)[1]
+        most = self._section.prefetch_share * self._first.context.capacity_bytes
+        if ask.tokens < self._section.prefetch_tokens:
+            ask.refused = "too_short"
+        elif self._on_the_way + size > most:
+            ask.refused = "prefetch_limit"
+        else:
+            self._on_the_way += size
+            self._begin_fetch(ask, missing, now_s)
+
+    def _begin_fetch(self, ask: Fetch, missing: Sequence[Hashable], now_s: float) -> None:
+        """Every tier sends what it has, block after block."""
+        for tier in self._lower:
+            keys = [k for k in missing if k not in ask.own and tier.shelf.ready_s(k) <= now_s]
+            if not keys:
+                continue
+            begin_s = max(now_s, tier.read.free_s)
+            end_s = tier.load(now_s, keys)
+            for number, key in enumerate(keys, start=1):
+                tier.shelf.use(key)
+                there_s = begin_s + (end_s - begin_s) * number / len(keys)
+                ask.own[key] = tier, there_s
+                self._put(0, key, there_s)
+        self._first.store(now_s, list(ask.own))
+
+    def _settle(self, ask: Fetch | None, now_s: float) -> float:
+        """The moment at which what has come counts; what has not is given up."""
+        if ask is None:
+            return now_s
+        shelf, section = self._first.shelf, self._section
+        wanted = [*ask.own, *(key for key in ask.awaited if key in shelf)]
+        end_s = max((shelf.ready_s(key) for key in wanted if key in shelf), default=now_s)
+        limit_s = ask.since_s + section.prefetch_timeout_s
+        limit_s += section.prefetch_timeout_per_1024_s * ask.tokens / 1024
+        until_s = {"best_effort": now_s, "wait_complete": end_s, "timeout": min(end_s, limit_s)}
+        at_s = max(now_s, until_s[section.prefetch])
+        for key, (_, there_s) in ask.own.items():
+            if there_s > at_s and shelf.ready_s(key) == there_s:
+                shelf.drop(key)
+        if ask.own:
+            self._on_the_way -= self._first.volume(list(ask.own))[1]
+        return at_s
+
+    # ---- what is brought back -------------------------------------------------------------------
+
+    def restore(self, served: Served, hit: Hit, usable: int) -> Hit:
+        """A request begins: bring back what goes beyond its hit; says when it is there.
+
+        Of its prompt ``usable`` blocks may be found at all. Context in the first tier is found,
+        too, where there is nothing to go on behind it with.
+        """
+        now_s, shelf = self._clock.now_s, self._first.shelf
+        ask = self._fetches.pop(served.number, None)
+        served.ready_s = at_s = self._settle(ask, now_s)
+        keys, size = self._keys(served, usable), self._blocks
+        first = reach = hit.found // size
+        while reach < len(keys) and shelf.ready_s(keys[reach]) <= at_s:
+            reach += 1
+        best = self._last_end(keys, reach, lambda key: shelf.ready_s(key) <= at_s)
+        resumed, refused = max(hit.resumed, best * size), ""
+        if resumed > hit.resumed:
+            needed = self._needed(keys, first, best)
+            refused = self._refuses(hit.resumed, resumed, needed, at_s)
+            if not refused:
+                self._use(needed)
+                served.ready_s = self._first.load(at_s, needed)
+        found = hit.resumed if refused else resumed
+        if served.admitted_s is None:
+            self._explain(Look(keys, ask, at_s, reach), hit.resumed, found, resumed, refused)
+            self._credit(keys, ask, (hit.resumed, first, found))
+        if refused:
+            return hit
+        return Hit(found, max(hit.found, reach * size), max(hit.marked, found))
+
+    def _refuses(self, before: int, after: int, keys: Sequence[Hashable], at_s: float) -> str:
+        """Why blocks ``before`` to ``after`` are rather computed; empty if they are not."""
+        begin, end = before * self._tokens, after * self._tokens
+        if end - begin < self._section.load_tokens:
+            return "too_short"
+        if not self._section.compare:
+            return ""
+        there_s = self._first.read.end_s(at_s, *self._first.volume(keys))
+        faster = self._compute_s(begin, end) < there_s - self._clock.now_s
+        return "recomputed" if faster else ""
+
+    def _explain(self, look: Look, begun: int, found: int, could: int, refused: str) -> None:
+        """Count what could have been brought back beyond ``begun``, and why the rest was not.
+
+        In blocks: it was, up to ``found``; it could have been up to ``could``.
+        """
+        size, lost, keys = self._blocks, Counter[str](), look.keys
+        known = look.reach
+        while known < len(keys) and keys[known] in self._offers:
+            known += 1
+        at = found
+        if refused:
+            lost[refused] = could - found
+            at = could
+        there = max(at, look.reach * size)
+        if there > at:  # the context is there
+            place = self._last_end(keys, look.reach, lambda key: key in self._offers) * size
+            if place > at:
+                reason = self._missing(look, self._end_of(keys[place // size - 1]))
+                lost["window_evicted" if reason == "evicted" else reason] += place - at
+            lost["no_window"] += there - max(at, place)
+        reason = "no_window"
+        for number in range(look.reach, known):
+            reason = self._missing(look, keys[number]) or reason
+            end = max(there, (number + 1) * size)
+            lost[reason] += end - there
+            there = end
+        asked, tokens = self.asked, self._tokens
+        asked.tokens += (there - begun) * tokens
+        asked.restored += (found - begun) * tokens
+        asked.requests += found > begun
+        asked.lost.update({reason: count * tokens for reason, count in lost.items() if count})
+
+    def _missing(self, look: Look, key: Hashable) -> str:
+        """Why an object cannot be read; empty if it can."""
+        ask, ready_s = look.ask, self._first.shelf.ready_s(key)
+        if ready_s <= look.at_s:
+            return ""
+        if ask and key in ask.own:
+            return "prefetch_timeout"
+        if ready_s != NEVER:
+            return "not_written"
+        if ask and self._source(key, ask.since_s):
+            return ask.refused or "no_window"
+        in_time = key in self._kept and not any(key in tier.shelf for tier in self._lower)
+        return "evicted" if in_time else "not_written"
+
+    def _credit(
+        self, keys: Sequence[int], ask: Fetch | None, blocks: tuple[int, int, int]
+    ) -> None:
+        """Count restored tokens for the tiers that they came from.
+
+        ``blocks``: where the GPU's hit ends, where in objects its context does, and what was
+        brought back. Of context that the GPU has, only the tail came from a tier.
+        """
+        begun, first, found = blocks
+        own = ask.own if ask else {}
+        needed = self._needed(keys, first, found // self._blocks) if found > begun else []
+        for block in range(begun, found):
+            unit = block // self._blocks
+            key = keys[unit] if unit >= first else needed[-1]
+            tier = own[key][0] if key in own else self._first
+            tier.hit_tokens += self._tokens
+
+    # ---- helpers --------------------------------------------------------------------------------
+
+    def _keys(self, served: Served, blocks: int) -> list[int]:
+        """Keys of the whole objects of context among a prompt's leading blocks."""
+        found: list[int] = served.keys[self._blocks - 1 : blocks : self._blocks].tolist()
+        return found
+
+    def _last_end(self, keys: Sequence[int], reach: int, there: Callable[[Hashable], bool]) -> int:
+        """The last of ``reach`` objects that a request can go on behind."""
+        while self._needs_ends and reach and not there(self._end_of(keys[reach - 1])):
+            reach -= 1
+        return reach
+
+    @property
+    def _needs_ends(self) -> bool:
+        """Whether going on behind an object of context takes more than it."""
+        return bool(self.stored.objects.tail) or self.stored.objects.ends_inside
+
+    def _end_of(self, key: int) -> Hashable:
+        """What has the windows and states behind an object of context."""
+        return key if self.stored.objects.ends_inside else tail_of(key)
+
+    def _needed(self, keys: Sequence[int], first: int, best: int) -> list[Hashable]:
+        """What it takes to go on behind ``best`` objects where ``first`` are on the GPU."""
+        if not self._needs_ends:
+            return [*keys[first:best]]
+        return list(dict.fromkeys([*keys[first:best], self._end_of(keys[best - 1])]))
+
+    def _source(self, key: Hashable, now_s: float) -> Tier | None:
+        """The first tier that has an object; in the first it may still be on its way."""
+        if key in self._first.shelf:
+            return self._first
+        return next((tier for tier in self._lower if tier.shelf.ready_s(key) <= now_s), None)
+
+    def _use(self, keys: Sequence[Hashable]) -> None:
+        self._first.serve()
+        for key in keys:
+            self._first.shelf.use(key)
+
+
+def build_tiers(
+    config: ReplayConfig,
+    memory: MemoryPlan,
+    shared_tokens: int,
+    clock: VirtualClock,
+    compute_s: Callable[[int, int], float],
+) -> Tiers | None:
+    """The tiers of a configuration; None where there are none, or nothing is reused.
+
+    Raises:
+        ConfigError: A size, a policy or a layout that they do not have.
+    """
+    levels = config.tiers.levels
+    if not levels or not config.prefix.reuse:
+        return None
+    stored = find_stored(config, memory, shared_tokens)
+    first = next(iter(levels))
+    if levels[first].write == "write_back" and config.prefix.rule != "ideal":
+        raise ConfigError(
+            f"tiers.{first}.write is write_back: what {config.prefix.rule} evicts is not told one "
+            "by one: take write_through or write_through_selective, or the rule ideal."
+        )
+    tiers = [
+        Tier(name, section, size_tier(name, config, memory, stored), stored)
+        for name, section in levels.items()
+    ]
+    return Tiers(tiers, config.tiers, stored, shared_tokens, clock, compute_s)

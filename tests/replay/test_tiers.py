@@ -1,0 +1,330 @@
+"""Tiers below the GPU against a plain list of objects, and what follows from their rules."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dsv4kv.errors import ConfigError
+from dsv4kv.record.replay import ReplayTiers
+from dsv4kv.replay.build import Replay, build_replay
+from dsv4kv.replay.run import describe_replay
+from tests.engines.test_host_tables import CHUNKS, PROMPTS
+from tests.replay.plain_tiers import PlainTiers
+from tests.replay.scenes import (
+    LONG,
+    SHORT,
+    random_requests,
+    replay,
+    request,
+    small_config,
+)
+from tests.replay.test_stretches import outcome
+
+MIB = 2**20
+WRITES = ("write_through", "write_through_selective", "write_back")
+STRATEGIES = ("full", "zero", "ends", "ends+junctions", "periodic:256")
+
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "cache__num_blocks": (16, 24, 40),
+    "cache__num_checkpoints": (0, 2, 6),
+    "scheduler__step_tokens": (128, 512),
+    "prefix__strategy": STRATEGIES,
+    "prefix__defer": (True, False),
+    "tiers__host__write": WRITES,
+    "tiers__host__admission": (1, 1, 2),
+    "tiers__host__latency_us": (0, 1000),
+    "tiers__host__parallel": (1, 4),
+    "tiers__host__read_gbps": (0.05, 50),
+    "tiers__host__write_gbps": (0.01, 50),
+    "tiers__compare": (True, False),
+    "tiers__prefetch": ("best_effort", "wait_complete", "timeout"),
+    "tiers__prefetch_tokens": (1, 256),
+    "tiers__prefetch_share": (0.1, 0.5, 1.0),
+    "tiers__prefetch_timeout_s": (0.0, 0.01, 1.0),
+    "tiers__disk__write": WRITES,
+}
+HOSTS: tuple[dict[str, Any], ...] = (
+    {"tiers__host__ratio": 0.3},
+    {"tiers__host__ratio": 3},
+    {"tiers__host__capacity_bytes": MIB},
+    {"tiers__host__capacity_bytes": 100 * MIB},
+)
+DISKS: tuple[dict[str, Any], ...] = (
+    {},
+    {"tiers__disk__capacity_bytes": 2 * MIB, "tiers__disk__read_gbps": 0.01},
+    {"tiers__disk__capacity_bytes": 100 * MIB},
+)
+
+
+def watch(requests: Any, **chosen: Any) -> tuple[Replay, PlainTiers]:
+    """A replay to its end beside its plain tiers."""
+    made = build_replay(small_config(**chosen), requests)
+    plain = PlainTiers(made)
+    made.scheduler.run()
+    return made, plain
+
+
+@settings(max_examples=25)
+@given(
+    seed=st.integers(0, 10**6),
+    chosen=st.fixed_dictionaries({n: st.sampled_from(v) for n, v in CHOICES.items()}),
+    host=st.sampled_from(HOSTS),
+    disk=st.sampled_from(DISKS),
+)
+def test_tiers_hold_move_and_give_what_a_plain_list_does(
+    seed: int, chosen: dict[str, Any], host: dict[str, Any], disk: dict[str, Any]
+) -> None:
+    requests = random_requests(seed, 24, 8, LONG if seed % 2 else SHORT)
+    served, plain = watch(requests, **chosen, **host, **disk)
+    assert served.outcome.finished + served.outcome.rejected.total() == len(requests)
+    assert served.scheduler.ledger.private + served.scheduler.ledger.shared == 0
+    assert not served.scheduler.loading
+    plain.check()
+
+
+RULES: tuple[dict[str, Any], ...] = (
+    {"prefix__rule": "vllm"},
+    {"prefix__rule": "sglang"},
+    {"prefix__rule": "vllm-v4:dense"},
+    {"prefix__rule": "vllm-v4:semantic"},
+    {"prefix__rule": "vllm-v4:semantic", "tiers__retention_tokens": 512},
+    {"prefix__rule": "sglang-v4:tail"},
+    {"prefix__rule": "sglang-v4:dense"},
+    {"prefix__rule": "vllm-v4:semantic", "tiers__layout": "lmcache"},
+    {"prefix__rule": "vllm-v4:dense", "tiers__layout": "lmcache", "tiers__chunk_tokens": 512},
+)
+ENGINE_BLOCKS = {"vllm": 10, "sglang": 10, "vllm-v4": 200, "sglang-v4": 130}
+
+
+@settings(max_examples=20)
+@given(
+    seed=st.integers(0, 10**6),
+    rule=st.sampled_from(RULES),
+    write=st.sampled_from(WRITES[:2]),
+    more=st.sampled_from([0, 20, 100]),
+    ratio=st.sampled_from([0.3, 1, 4]),
+    disk=st.booleans(),
+    slow=st.booleans(),
+)
+def test_tiers_of_engines_hold_move_and_give_what_a_plain_list_does(
+    seed: int, rule: dict[str, Any], write: str, more: int, ratio: float, disk: bool, slow: bool
+) -> None:
+    requests = random_requests(seed, 60, 8, LONG if seed % 2 else SHORT, block=256)
+    family = str(rule["prefix__rule"]).partition(":")[0]
+    chosen = rule | {
+        "cache__num_blocks": ENGINE_BLOCKS[family] + more,
+        "scheduler__step_tokens": 256,
+        "tiers__host__write": write,
+    }
+    chosen |= {"tiers__host__read_gbps": 0.5} if slow else {}
+    if "tiers__layout" in rule:
+        chosen |= {"tiers__host__capacity_bytes": int(ratio * 100 * MIB)}
+    else:
+        chosen |= {"tiers__host__ratio": ratio}
+    if disk:
+        chosen |= {"tiers__disk__capacity_bytes": 200 * MIB}
+    served, plain = watch(requests, **chosen)
+    assert served.outcome.finished + served.outcome.rejected.total() == len(requests)
+    plain.check()
+
+
+AMPLE: dict[str, Any] = {
+    "tiers__host__capacity_bytes": 10**12,
+    "tiers__host__read_gbps": 10**6,
+    "tiers__host__write_gbps": 10**6,
+    "tiers__host__latency_us": 0,
+    "tiers__compare": False,
+}
+ALONE: dict[str, Any] = {"workload__arrivals": "closed", "workload__concurrency": 1}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("write", [w for w in WRITES if w != "write_through_selective"])
+def test_an_ample_tier_saves_what_an_ample_gpu_would(strategy: str, write: str) -> None:
+    requests = random_requests(7, 60, 8)
+    chosen = ALONE | {"prefix__strategy": strategy}
+    small = {"cache__num_blocks": 16, "cache__num_checkpoints": 2}
+    tier = replay(requests, **chosen, **small, **AMPLE, tiers__host__write=write)
+    alone = replay(requests, **chosen, **small)
+    ample = replay(requests, **chosen, cache__num_blocks=10_000, cache__num_checkpoints=None)
+    saved = [made.scheduler.prompts.tally.saved_tokens for made in (alone, tier, ample)]
+    assert saved[0] < saved[1] == saved[2]
+
+
+def test_what_comes_back_takes_latency_by_the_operation_and_bytes_by_the_bandwidth() -> None:
+    """Six blocks of three families and a tail of three: 21 operations, four at once."""
+    first, other = request(range(1, 8), output=1), request(range(101, 117), output=1, at=5)
+    again = request(range(1, 8), output=1, at=10)
+    made = build_replay(
+        small_config(
+            cache__num_blocks=16,
+            tiers__host__capacity_bytes=10**9,
+            tiers__host__read_gbps=0.5,
+            tiers__host__latency_us=100,
+            tiers__host__parallel=4,
+            tiers__compare=False,
+            prefix__strategy="periodic:256",
+        ),
+        [first, other, again],
+    )
+    made.scheduler.run()
+    assert made.tiers
+    (host,) = made.tiers.tiers
+    objects = made.tiers.stored.objects
+    size = 6 * objects.context_bytes + objects.tail_bytes
+    assert (host.read.moved_bytes, host.read.operations) == (size, 21)
+    assert host.read.busy_s == pytest.approx(6 * 100e-6 + size / 0.5e9)
+    assert made.outcome.samples_ns["ttft"][-1] > host.read.busy_s * 1e9
+    assert host.hit_tokens == 6 * 128
+
+
+def test_a_tier_too_slow_is_read_by_engines_and_not_by_those_who_compare() -> None:
+    other = request(range(101, 110), output=1, at=5)
+    again = request([*range(1, 8), 50], output=1, at=10)
+    requests = [request(range(1, 8), output=1), other, again]
+    slow: dict[str, Any] = {"cache__num_blocks": 9, "tiers__host__capacity_bytes": 10**9}
+    slow |= {"tiers__host__read_gbps": 0.0001}
+    reads = {
+        compare: describe(replay(requests, **slow, tiers__compare=compare))
+        for compare in (True, False)
+    }
+    assert reads[False].restored_tokens > reads[True].restored_tokens == 0
+    assert reads[True].lost_tokens == {"recomputed": reads[False].restored_tokens}
+
+
+def describe(made: Replay) -> ReplayTiers:
+    found = describe_replay(made).tiers
+    assert found
+    return found
+
+
+def engine_replay(rule: str, tokens: int, **chosen: Any) -> ReplayTiers:
+    """One prompt of a whole model, and what it leaves in a tier."""
+    asked = {
+        "model__layers": None,
+        "cache__num_blocks": 20_000,
+        "scheduler__step_tokens": 8192,
+        "prefix__rule": rule,
+    }
+    return describe(replay([request(range(1, tokens // 256 + 1), block=256)], **asked | chosen))
+
+
+@pytest.mark.parametrize(
+    ("rule", "retention"),
+    [
+        ("vllm-v4:dense", None),
+        ("vllm-v4:semantic", None),
+        ("vllm-v4:4096", None),
+        ("vllm-v4:semantic", 32_768),
+    ],
+)
+@pytest.mark.parametrize("tokens", PROMPTS[:3])
+def test_a_prompt_leaves_vllms_chunks(rule: str, retention: int | None, tokens: int) -> None:
+    every = {"vllm-v4:dense": None, "vllm-v4:4096": 4096}.get(rule, retention or 0)
+    found = engine_replay(
+        rule,
+        tokens,
+        tiers__retention_tokens=retention,
+        tiers__host__capacity_bytes=10**13,
+    )
+    (host,) = found.tiers
+    chunks = CHUNKS[every][PROMPTS.index(tokens)]
+    assert host.written_bytes == host.peak_bytes == chunks * 1_003_520
+    assert host.useful_bytes == tokens * 15_401 // 4
+    assert host.write_operations == chunks
+
+
+@pytest.mark.parametrize("chunk", [256, 1024])
+def test_a_prompt_leaves_lmcaches_chunks(chunk: int) -> None:
+    found = engine_replay(
+        "vllm-v4:semantic",
+        8192,
+        tiers__layout="lmcache",
+        tiers__chunk_tokens=chunk,
+        tiers__host__capacity_bytes=10**13,
+    )
+    each = -(-(chunk * 15_401 // 4 + 15_420_416) // 4096) * 4096
+    assert found.tiers[0].written_bytes == 8192 // chunk * each
+    assert (found.object_tokens, found.context_bytes, found.tail_bytes) == (chunk, each, 0)
+
+
+@pytest.mark.parametrize(
+    ("rule", "tails"), [("sglang-v4:tail", 2), ("sglang-v4:dense", 64), ("sglang", 0)]
+)
+def test_a_prompt_leaves_pages_and_windows_in_sglangs_host_pools(rule: str, tails: int) -> None:
+    """Two chunks of 8,192 tokens: the window at the end of each, or of every page."""
+    (host,) = engine_replay(rule, 16_384, tiers__host__ratio=6).tiers
+    assert host.written_bytes == 64 * 998_208 + tails * 8_160_000
+    assert host.capacity_bytes == 6 * 20_000 * 998_208
+    if tails:
+        assert host.tail_capacity_bytes == 6 * 2_000 * 8_160_000
+
+
+def test_single_steps_end_where_stretches_do() -> None:
+    config = small_config(
+        cache__num_blocks=16,
+        cache__num_checkpoints=2,
+        tiers__host__capacity_bytes=10 * MIB,
+        tiers__host__write_gbps=0.05,
+    )
+    requests = random_requests(3, 30, 8, SHORT)
+    at_once, few = outcome(config, requests, None)
+    one_by_one, many = outcome(config, requests, 1)
+    assert at_once == one_by_one
+    assert few < many
+
+
+@pytest.mark.parametrize(
+    ("chosen", "sentence"),
+    [
+        ({"tiers__host__capacity_bytes": 1000}, "one object of context takes"),
+        (
+            {"tiers__host__capacity_bytes": 10**9, "tiers__host__ratio": 2},
+            "capacity_bytes and ratio both size the tier: give one",
+        ),
+        (
+            {"tiers__host__ratio": 2, "tiers__layout": "lmcache"},
+            "tiers.layout lmcache goes with rules of vLLM, not with ideal",
+        ),
+        (
+            {"tiers__host__ratio": 2, "tiers__retention_tokens": 0},
+            "goes with vllm-v4 rules, not with ideal",
+        ),
+        (
+            {"tiers__host__capacity_bytes": 10**9, "prefix__rule": "sglang-v4:tail"},
+            "--hicache-ratio alone",
+        ),
+        (
+            {
+                "tiers__host__ratio": 2,
+                "prefix__rule": "vllm-v4:dense",
+                "tiers__layout": "lmcache",
+                "tiers__chunk_tokens": 512,
+            },
+            "give tiers.host.capacity_bytes",
+        ),
+        (
+            {
+                "tiers__host__ratio": 2,
+                "prefix__rule": "sglang-v4:tail",
+                "tiers__host__write": "write_back",
+            },
+            "take write_through or write_through_selective, or the rule ideal",
+        ),
+        (
+            {
+                "tiers__host__ratio": 2,
+                "prefix__rule": "vllm-v4:dense",
+                "tiers__retention_tokens": 100,
+            },
+            "a multiple of its block",
+        ),
+        ({"tiers__host__ratio": 2, "workload__data": "real"}, "tiers are counted"),
+    ],
+)
+def test_tiers_that_there_are_not_are_refused(chosen: dict[str, Any], sentence: str) -> None:
+    block = 256 if "prefix__rule" in chosen else 128
+    with pytest.raises(ConfigError, match=sentence):
+        replay([request([1, 2], block=block)], **chosen | {"cache__num_blocks": 600})

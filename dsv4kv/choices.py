@@ -138,6 +138,15 @@ PREFETCH_POLICIES = {
 }
 """What a request waits for that is fetched from a lower tier."""
 
+STORES = {
+    "memory": Implementation(
+        "this process's memory: memory:64GiB, or memory:pinned:64GiB for GPUs",
+        "tiers.stores.memory:open_memory",
+    ),
+    "file": Implementation("a folder: file:FOLDER", "tiers.stores.file:open_file"),
+}
+"""Where objects are kept beyond the GPU's memory, as ``tiers.stores.place`` reads it."""
+
 TRACE_FORMATS = {
     "bailian": Implementation("Bailian's JSON lines, ids of 16 tokens", "traces.bailian:BAILIAN"),
     "mooncake": Implementation("Mooncake's JSON lines, ids of 512", "traces.mooncake:MOONCAKE"),

@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dsv4kv.model.plan import CachePlan
 from dsv4kv.tiers.families import Family, Kept, families_of
+from dsv4kv.tiers.stores.namespace import Namespace
 
 DIGEST_BYTES = 16
 _MAGIC = b"dsv4kv-1"
@@ -27,30 +28,15 @@ _MAGIC = b"dsv4kv-1"
 Bytes = NDArray[np.uint8]
 
 
-@dataclass(frozen=True)
-class Namespace:
-    """Caches whose bytes mean the same.
-
-    Attributes:
-        digest: Its name.
-        facts: What it is the digest of, as JSON.
-    """
-
-    digest: str
-    facts: str
-
-
 def namespace_of(plan: CachePlan, revision: str) -> Namespace:
     """Of a cache of these layers, filled by these weights."""
-    facts = {
-        "model": plan.config.model_dump(mode="json"),
-        "revision": revision,
+    layout = {
+        "config": plan.config.model_dump(mode="json"),
         "families": [asdict(family) for family in families_of(plan)],
         "hadamard": plan.hadamard,
         "rope": plan.rope,
     }
-    text = json.dumps(facts, sort_keys=True, indent=1)
-    return Namespace(sha256(text.encode()).hexdigest()[:32], text)
+    return Namespace(plan.config.name, revision, layout)
 
 
 class Prefix:

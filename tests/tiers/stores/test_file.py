@@ -1,0 +1,267 @@
+"""Files hold objects whole or not at all, and what is wrong with one is found when it is read."""
+
+import errno
+import os
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dsv4kv.errors import StoreFull, StoreUnavailable
+from dsv4kv.tiers.stores.file import FileStore
+from dsv4kv.tiers.stores.lanes import aligned
+from dsv4kv.tiers.stores.namespace import Namespace
+from tests.interrupts import interrupted
+from tests.tiers.stores.kinds import FLASH, SIZES, content, poisoned
+
+PRO = Namespace("deepseek-ai/DeepSeek-V4-Pro", "0731", {"entries": "fp8_ds_mla"})
+MINE, OTHER = "aa/x.c4", "aa/y.c4"
+SIZE = 37_440
+
+
+def file_of(store: FileStore, name: str) -> Path:
+    return next(store.folder.glob(f"*/{name.replace('/', '~')}.kv"))
+
+
+def half_written(mine: Path, other: Path, theirs: Path) -> None:
+    mine.write_bytes(mine.read_bytes()[: SIZE // 2] + bytes(mine.stat().st_size - SIZE // 2))
+
+
+def truncated(mine: Path, other: Path, theirs: Path) -> None:
+    os.truncate(mine, 4096)
+
+
+def emptied(mine: Path, other: Path, theirs: Path) -> None:
+    os.truncate(mine, 0)
+
+
+def flipped(mine: Path, other: Path, theirs: Path) -> None:
+    bits = np.fromfile(mine, np.uint8)
+    bits[SIZE // 3] ^= 1
+    mine.write_bytes(bits.tobytes())
+
+
+def another_object(mine: Path, other: Path, theirs: Path) -> None:
+    mine.write_bytes(other.read_bytes())
+
+
+def another_model(mine: Path, other: Path, theirs: Path) -> None:
+    mine.write_bytes(theirs.read_bytes())
+
+
+FAULTS = (half_written, truncated, emptied, flipped, another_object, another_model)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found_counted_and_removed(
+    fault: Callable[[Path, Path, Path], None], tmp_path: Path
+) -> None:
+    """And only there: the other object is still found, and what is put again is right."""
+    store, pro = FileStore(tmp_path, FLASH), FileStore(tmp_path, PRO)
+    store.put([MINE, OTHER], [content(1, SIZE), content(2, SIZE)])
+    pro.put([MINE], [content(3, SIZE)])
+    fault(*(file_of(kept, name) for kept, name in ((store, MINE), (store, OTHER), (pro, MINE))))
+    rooms = [poisoned(SIZE), poisoned(SIZE)]
+    assert store.get([MINE, OTHER], rooms).tolist() == [False, True]
+    assert store.damaged == 1
+    assert store.exists([MINE, OTHER]).tolist() == [False, True]
+    store.put([MINE], [content(4, SIZE)])
+    assert store.get([MINE], rooms[:1]).all()
+    assert (rooms[0] == content(4, SIZE)).all()
+    assert store.damaged == 1
+
+
+def test_an_object_of_another_length_is_not_taken_for_a_damaged_one(tmp_path: Path) -> None:
+    store = FileStore(tmp_path, FLASH)
+    store.put([MINE], [content(1, SIZE)])
+    for size in SIZES:
+        assert not store.get([MINE], [poisoned(size)]).any()
+    assert store.damaged == 0
+    assert store.get([MINE], [poisoned(SIZE)]).all()
+
+
+def test_a_disk_that_cannot_read_a_file_has_damaged_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    store = FileStore(tmp_path, FLASH)
+    store.put([MINE], [content(1, SIZE)])
+    monkeypatch.setattr(os, "preadv", fail)
+    monkeypatch.setattr(np, "fromfile", fail)
+    assert not store.get([MINE], [poisoned(SIZE)]).any()
+    assert store.damaged == 1
+    assert not store.exists([MINE]).any()
+
+
+@pytest.mark.parametrize("refuses", ["open", "pwritev"])
+def test_where_o_direct_is_refused_files_are_buffered_and_dropped_from_the_page_cache(
+    refuses: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some file systems refuse it when a file is opened, some when it is written."""
+    if not hasattr(os, "O_DIRECT"):
+        pytest.skip("this system has no O_DIRECT")
+    real_open, real_write, direct = os.open, os.pwritev, set[int]()
+
+    def open_(path: str, flags: int, *rest: Any, **more: Any) -> int:
+        if flags & os.O_DIRECT and refuses == "open":
+            raise OSError(errno.EINVAL, "Invalid argument", path)
+        file = real_open(path, flags, *rest, **more)
+        (direct.add if flags & os.O_DIRECT else direct.discard)(file)
+        return file
+
+    def write(file: int, *rest: Any) -> int:
+        if file in direct:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real_write(file, *rest)
+
+    dropped = []
+    monkeypatch.setattr(os, "open", open_)
+    monkeypatch.setattr(os, "pwritev", write)
+    monkeypatch.setattr(os, "posix_fadvise", lambda *call: dropped.append(call[1:]))
+    store = FileStore(tmp_path, FLASH)
+    assert store.cold == "posix_fadvise(DONTNEED)"
+    for size in SIZES:
+        room = poisoned(size)
+        store.put([MINE], [content(size, size)])
+        assert store.get([MINE], [room]).all()
+        assert (room == content(size, size)).all()
+    assert dropped == [(0, 0, os.POSIX_FADV_DONTNEED)] * len(SIZES)
+
+
+def test_aligned_and_other_memory_give_the_same_files(tmp_path: Path) -> None:
+    store = FileStore(tmp_path, FLASH)
+    for size in SIZES:
+        at_page = aligned(size)
+        assert at_page.ctypes.data % 4096 == 0
+        at_page[:] = content(size, size)
+        store.put([MINE], [at_page])
+        file = file_of(store, MINE).read_bytes()
+        shifted = aligned(size + 1)[1:]
+        shifted[:] = at_page
+        store.put([MINE], [shifted])
+        assert file_of(store, MINE).read_bytes() == file
+        assert len(file) % 4096 == 0
+        rooms = [poisoned(size), aligned(size), aligned(size + 1)[1:]]
+        assert store.get([MINE] * 3, rooms).all()
+        assert all((room == content(size, size)).all() for room in rooms)
+
+
+@pytest.mark.parametrize(("code", "kind"), [
+    (errno.ENOSPC, StoreFull), (errno.EDQUOT, StoreFull), (None, StoreFull),
+    (errno.EROFS, StoreUnavailable), (errno.EACCES, StoreUnavailable),
+])  # fmt: skip
+def test_a_disk_that_takes_no_more_is_a_sentence_and_leaves_what_was_there(
+    code: int | None, kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None: a part of the object is written."""
+
+    def write(file: int, parts: list[memoryview], offset: int) -> int:
+        if code is None:
+            return os.pwrite(file, bytes(parts[0][:4096]), offset) if offset == 0 else 0
+        raise OSError(code, os.strerror(code))
+
+    store = FileStore(tmp_path, FLASH, threads=1)
+    store._lanes.direct = False
+    store.put([MINE], [content(1, SIZE)])
+    before = sorted(tmp_path.rglob("*"))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwritev", write)
+        with pytest.raises(kind, match=rf"{tmp_path}.*: .*\.$") as caught:
+            store.put([OTHER, MINE], [content(2, SIZE), content(2, SIZE)])
+        assert type(caught.value) is kind
+    assert sorted(tmp_path.rglob("*")) == before
+    room = poisoned(SIZE)
+    assert store.get([MINE, OTHER], [room, poisoned(SIZE)]).tolist() == [True, False]
+    assert (room == content(1, SIZE)).all()
+    store.put([OTHER], [content(2, SIZE)])  # the next call tries anew
+    assert store.exists([OTHER]).all()
+
+
+def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreUnavailable, match=r"cannot be used as a store .*: name a folder"):
+        FileStore(tmp_path / "file", FLASH)
+
+
+def test_the_folder_says_whose_objects_it_holds_and_is_refused_to_others(tmp_path: Path) -> None:
+    store = FileStore(tmp_path, FLASH)
+    assert store.folder.name.startswith("deepseek-ai_DeepSeek-V4-Flash_")
+    told = store.folder / "config.json"
+    assert '"revision": "0731"' in told.read_text()
+    FileStore(tmp_path, FLASH)
+    told.write_text(told.read_text().replace("0731", "0813"))
+    with pytest.raises(StoreUnavailable, match="not the objects of deepseek-ai/DeepSeek-V4-Flash"):
+        FileStore(tmp_path, FLASH)
+
+
+def test_what_dead_processes_left_is_removed_and_what_live_ones_write_is_not(
+    tmp_path: Path,
+) -> None:
+    live = FileStore(tmp_path, FLASH)
+    left = live.folder / ".unfinished-of-a-process-that-was-killed"
+    left.mkdir()
+    (left / "0").write_bytes(bytes(4096))
+    second = FileStore(tmp_path, FLASH)
+    assert not left.exists()
+    live.put([MINE], [content(1, SIZE)])  # its folder is still there
+    assert second.get([MINE], [poisoned(SIZE)]).all()
+    live.close()
+    second.close()
+    assert list(second.folder.glob(".unfinished*")) == []
+
+
+def test_interrupted_on_any_line_a_put_has_kept_the_old_object_or_the_new_one(
+    tmp_path: Path,
+) -> None:
+    old, new, room = content(1, SIZE), content(2, SIZE), poisoned(SIZE)
+    for at in count():
+        store = FileStore(tmp_path / str(at), FLASH, threads=1)
+        store.put([MINE], [old])
+        with interrupted(at) as where:
+            try:
+                store.put([MINE, OTHER], [new, new])
+            except KeyboardInterrupt:
+                assert list(Path(store._own).iterdir()) == []
+        found = store.get([MINE, OTHER], [room, poisoned(SIZE)])
+        assert found[0]
+        assert any((room == each).all() for each in (old, new))
+        assert store.damaged == 0
+        store.put([MINE, OTHER], [new, new])
+        assert store.get([MINE, OTHER], [room, room]).all()
+        store.close()
+        if not where:
+            break
+
+
+def test_after_an_interruption_no_thread_writes_into_the_callers_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller has its memory back when the exception arrives."""
+    store = FileStore(tmp_path, FLASH, threads=4)
+    names = [f"n/{number}" for number in range(40)]
+    store.put(names, [content(number, SIZE) for number in range(40)])
+    rooms = [poisoned(SIZE) for _ in names]
+
+    def stop(lanes: list[Any]) -> None:
+        if waits.pop():
+            raise KeyboardInterrupt
+
+    from dsv4kv.tiers.stores import lanes
+
+    waits, wait = [False, True], lanes.wait
+
+    def wait_or_stop(given: list[Any]) -> Any:
+        stop(given)
+        return wait(given)
+
+    monkeypatch.setattr(lanes, "wait", wait_or_stop)
+    with pytest.raises(KeyboardInterrupt):
+        store.get(names, rooms)
+    seen = [room.copy() for room in rooms]
+    store._lanes._pool.shutdown()  # whatever might still be at work ends
+    assert all((room == before).all() for room, before in zip(rooms, seen, strict=True))

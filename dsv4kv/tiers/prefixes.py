@@ -9,7 +9,6 @@ Next to the objects a resume point has a manifest, written last: what is not in 
 there does not count. It holds the digest of every object that the prefix needs.
 """
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256

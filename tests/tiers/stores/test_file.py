@@ -3,6 +3,7 @@
 import errno
 import os
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -247,19 +248,14 @@ def test_after_an_interruption_no_thread_writes_into_the_callers_memory(
     store.put(names, [content(number, SIZE) for number in range(40)])
     rooms = [poisoned(SIZE) for _ in names]
 
-    def stop(lanes: list[Any]) -> None:
-        if waits.pop():
-            raise KeyboardInterrupt
+    interruptions = [KeyboardInterrupt()]
 
-    from dsv4kv.tiers.stores import lanes
+    def wait_or_stop(lanes: list[Future[None]]) -> object:
+        if interruptions:
+            raise interruptions.pop()
+        return wait(lanes)
 
-    waits, wait = [False, True], lanes.wait
-
-    def wait_or_stop(given: list[Any]) -> Any:
-        stop(given)
-        return wait(given)
-
-    monkeypatch.setattr(lanes, "wait", wait_or_stop)
+    monkeypatch.setattr("dsv4kv.tiers.stores.lanes.wait", wait_or_stop)
     with pytest.raises(KeyboardInterrupt):
         store.get(names, rooms)
     seen = [room.copy() for room in rooms]

@@ -25,7 +25,7 @@ def test_a_kill_leaves_nothing_wrong_under_a_name_and_everything_acknowledged(
     turn: int, tmp_path: Path
 ) -> None:
     """The process puts 1,000 objects and says after every ten that it has."""
-    command = [sys.executable, "-m", "tests.tiers.stores.test_kills", tmp_path]
+    command = [sys.executable, "-m", "tests.tiers.stores.test_kills", str(tmp_path)]
     after = random.Random(turn).randrange(OBJECTS // BATCH)
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=PLACE) as process:
         assert process.stdout is not None
@@ -36,7 +36,7 @@ def test_a_kill_leaves_nothing_wrong_under_a_name_and_everything_acknowledged(
     names = [str(number) for number in range(OBJECTS)]
     there, room = store.exists(names), poisoned(SIZE)
     assert there[: acknowledged * BATCH].all()
-    for number in np.flatnonzero(there):
+    for number in np.flatnonzero(there).tolist():
         assert store.get([names[number]], [room]).all()
         assert (room == content(number, SIZE)).all()
     assert store.damaged == 0

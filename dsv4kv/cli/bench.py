@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dsv4kv.choices import BACKENDS, PEERS, listed
-from dsv4kv.cli import systems
+from dsv4kv.cli import systems, tiers
 from dsv4kv.cli.complete import offer, offer_settings
 from dsv4kv.cli.records import as_settings, end_run, keep_record
 from dsv4kv.resources import shipped_names
@@ -34,6 +34,8 @@ dsv4kv bench --axis workload.context=8K,128K,1M   where a decode step goes
 dsv4kv bench --launches 7                         medians over launches
 
 dsv4kv bench systems                              three ways to keep a cache
+
+dsv4kv bench tiers                                prefixes stored and restored
 """
 
 SHORTHANDS = {
@@ -50,9 +52,10 @@ def bench(
     config: Annotated[
         str | None,
         typer.Argument(
-            help=f"A YAML file or a shipped name: {listed(shipped_names('bench'))}; or systems: "
-            "three ways to keep a cache, side by side.",
-            autocompletion=offer(shipped_names("bench"), "systems"),
+            help=f"A YAML file or a shipped name: {listed(shipped_names('bench'))}; systems: "
+            "three ways to keep a cache, side by side; or tiers: prefixes in host memory and on "
+            "disk.",
+            autocompletion=offer(shipped_names("bench"), systems.NAME, tiers.NAME),
             show_default=False,
         ),
     ] = None,
@@ -118,12 +121,13 @@ def bench(
 
     Without arguments this replays a short chat trace over three layers of DeepSeek-V4-Flash.
     """
-    if config == systems.NAME:
+    if config in (systems.NAME, tiers.NAME):
         given = {"--trace": trace, "--data": data, "--axis": axis, "--backend": backend}
         unused = [name for name, value in given.items() if value]
         unused += ["--launches"] * (launches > 1) + ["--device"] * (device not in (None, "cpu"))
         seeded = [] if seed is None else [f"seed={seed}"]
-        systems.bench_systems([*(set_ or []), *seeded], unused, json_, quiet=quiet)
+        run = systems.bench_systems if config == systems.NAME else tiers.bench_tiers
+        run([*(set_ or []), *seeded], unused, json_, quiet=quiet)
         return
     short = as_settings(
         SHORTHANDS, trace=trace, data=data, seed=seed, device=device, backend=backend

@@ -28,7 +28,7 @@ Bytes = NDArray[np.uint8]
 
 
 def namespace_of(plan: CachePlan, revision: str) -> Namespace:
-    """Of a cache of these layers, filled by these weights."""
+    """Of a cache of these layers, filled by weights of this revision."""
     layout = {
         "config": plan.config.model_dump(mode="json"),
         "families": [asdict(family) for family in families_of(plan)],

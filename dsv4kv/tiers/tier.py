@@ -181,6 +181,13 @@ class Tier:
                 return count
         return 0
 
+    def clear(self) -> None:
+        """Forget everything in the books."""
+        with self._balanced():
+            for node, _ in list(self._books.nodes.values()):
+                self._forget(node.names)
+                self._leave(node.key)
+
     def lose(self, node: Node, *, damaged: bool) -> None:
         """An object of a node was not there, or had other bytes: it must not be found again."""
         self.totals.damaged_objects += damaged

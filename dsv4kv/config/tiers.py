@@ -1,0 +1,48 @@
+"""What ``dsv4kv bench tiers`` runs: which prefixes go where and come back.
+
+The descriptions of the fields are the documentation.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from dsv4kv.choices import TIER_WINDOWS, explained
+from dsv4kv.config.bench import ModelSection, NonNegative, Positive, Section
+from dsv4kv.config.replay import CostSection
+
+
+class TiersConfig(Section):
+    """Prefixes, the stores they go to, and what is compared with them."""
+
+    name: str = "tiers"
+    """Name of the run."""
+    model: ModelSection = ModelSection()
+    """The model whose cache is stored; fewer layers take less memory and time."""
+    block_tokens: Annotated[int, Field(gt=0, multiple_of=128)] = 256
+    """Tokens of a block, and of a page in a store; engines take 256."""
+    lengths: Annotated[tuple[Positive, ...], Field(min_length=1)] = (2048, 16384, 65536)
+    """Prefixes, in tokens. The cache holds two of the longest, the stores one."""
+    stores: Annotated[tuple[Literal["memory", "file"], ...], Field(min_length=1)] = (
+        "memory",
+        "file",
+    )
+    """Where they go: host memory, files."""
+    folder: str | None = None
+    """Where files are written, and removed at the end; null takes a folder of the user's cache."""
+    threads: Positive = 8
+    """Files that are written and read at once."""
+    windows: str = Field(
+        "ends",
+        description="Where windows and states are kept: "
+        f"{explained(TIER_WINDOWS)}. Prefixes are stored at their ends, so it must keep that of "
+        "every length.",
+    )
+    rounds: Annotated[int, Field(ge=6)] = 7
+    """Times that every prefix is stored, looked up and restored; fewer than 6 have no interval."""
+    cost: CostSection = CostSection(gpus=1)
+    """The GPUs on which computing a prompt again is modelled, as ``dsv4kv replay`` does."""
+    prefill_tokens: Positive = 8192
+    """Tokens of a step in which prompts are computed there."""
+    seed: NonNegative = 0
+    """Seed of all data."""

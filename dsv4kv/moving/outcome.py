@@ -1,0 +1,152 @@
+"""What a run of ``bench tiers`` found: prefixes, the families of the longest, and the answer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dsv4kv.measure.statistics import Estimate, divide
+from dsv4kv.units import format_duration
+
+
+@dataclass(frozen=True)
+class Way:
+    """One direction: bytes and how long they take.
+
+    Attributes:
+        time: Nanoseconds.
+        limit: Nanoseconds that memory, or the disk, takes for objects as many and as large.
+    """
+
+    time: Estimate
+    limit: Estimate
+
+    @property
+    def share(self) -> Estimate:
+        """Of the limit's rate."""
+        return divide(self.limit, self.time)
+
+
+@dataclass(frozen=True)
+class FamilyRow:
+    """A family of the longest prefix in one store.
+
+    Attributes:
+        store: Its name.
+        family: Its name.
+        objects: Of this prefix.
+        object_bytes: Of each.
+        store_way: From the cache's pools into the store.
+        restore_way: Back into them, every object compared with its digest.
+    """
+
+    store: str
+    family: str
+    objects: int
+    object_bytes: int
+    store_way: Way
+    restore_way: Way
+
+    @property
+    def bytes(self) -> int:
+        """Of all objects."""
+        return self.objects * self.object_bytes
+
+    def rate(self, way: Way) -> Estimate:
+        """Bytes per nanosecond: GB/s."""
+        return divide(Estimate(self.bytes, 0.0), way.time)
+
+
+@dataclass(frozen=True)
+class PrefixRow:
+    """A prefix in one store.
+
+    Attributes:
+        store: Its name.
+        tokens: Of the prefix.
+        pages: Blocks that are looked up.
+        useful_bytes: Compressed entries and indexer keys of these tokens, without padding.
+        read_bytes: Read to restore it, the manifest left out.
+        stored: Nanoseconds to store it.
+        looked_up: Nanoseconds to find out where it can be resumed.
+        restored: Nanoseconds to look it up, read, compare and put it into the cache.
+        computed_ns: Nanoseconds to compute it again, as modelled; None where that is not known.
+    """
+
+    store: str
+    tokens: int
+    pages: int
+    useful_bytes: int
+    read_bytes: int
+    stored: Estimate
+    looked_up: Estimate
+    restored: Estimate
+    computed_ns: float | None
+
+    @property
+    def amplification(self) -> float:
+        """Bytes read for each that is useful."""
+        return self.read_bytes / self.useful_bytes if self.useful_bytes else 0.0
+
+
+@dataclass
+class TiersOutcome:
+    """Everything that a run found.
+
+    Attributes:
+        model: Whose cache.
+        gpu: The GPUs of the model of computing, in words.
+        windows: Where windows are kept.
+        cold: How reads come from the disk, by store; nothing where there is none.
+        prefixes: By store and length.
+        families: Of the longest prefix, by store.
+        checks: Comparisons made.
+        failures: A sentence for each that failed.
+    """
+
+    model: str
+    gpu: str
+    windows: str
+    cold: dict[str, str] = field(default_factory=dict)
+    prefixes: list[PrefixRow] = field(default_factory=list)
+    families: list[FamilyRow] = field(default_factory=list)
+    checks: int = 0
+    failures: list[str] = field(default_factory=list)
+
+    def answers(self) -> list[str]:
+        """Is restoring worth it, which family costs most, what limits: a sentence for each store.
+
+        Nothing where no prefix was restored.
+        """
+        return [
+            " ".join([_worth(rows), *_dearest(self.families, store)])
+            for store in dict.fromkeys(row.store for row in self.prefixes)
+            if (rows := [row for row in self.prefixes if row.store == store])
+        ]
+
+
+def _worth(rows: Sequence[PrefixRow]) -> str:
+    longest = max(rows, key=lambda row: row.tokens)
+    taken = f"{longest.store}: {longest.tokens:,} tokens are back in "
+    taken += format_duration(longest.restored.value)
+    if longest.computed_ns is None:
+        return f"{taken}; how long computing them takes is not known for this model."
+    worth = [row.tokens for row in rows if row.restored.value < (row.computed_ns or 0)]
+    verdict = "at none of these lengths"
+    if worth:
+        verdict = "at every length" if len(worth) == len(rows) else f"from {min(worth):,} tokens"
+    computed = format_duration(longest.computed_ns)
+    return f"{taken}, computing them takes {computed} (modelled): restoring is worth it {verdict}."
+
+
+def _dearest(families: Sequence[FamilyRow], store: str) -> list[str]:
+    rows = [row for row in families if row.store == store]
+    if not rows:
+        return []
+    total = sum(row.restore_way.time.value for row in rows)
+    first = max(rows, key=lambda row: row.restore_way.time.value)
+    part, way = first.restore_way.time.value / total, first.restore_way
+    limit = "the disk" if store == "file" else "memory"
+    bound = f"{limit} limits" if way.share.value > 0.5 else f"not {limit}, but the work on them"
+    return [
+        f"{first.family} takes {part:.0%} of the time, at {way.share.value:.0%} of what {limit} "
+        f"gives such objects: {bound}."
+    ]

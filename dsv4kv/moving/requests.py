@@ -1,0 +1,57 @@
+"""Requests of a cache that compute or place their prompts: what a prefix is taken from."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dsv4kv.cache.manager import KVCacheManager
+from dsv4kv.cache.prepare import prepare_forward
+from dsv4kv.cache.step import StepBatch
+from dsv4kv.serve.executor import StepExecutor, StepTokens
+from dsv4kv.serve.placing import first_written
+
+
+@dataclass(frozen=True)
+class Requests:
+    """Requests one by one; those of one serial have the same tokens.
+
+    Attributes:
+        manager: Their cache.
+        executor: Moves its bytes.
+    """
+
+    manager: KVCacheManager
+    executor: StepExecutor
+
+    def admit(self) -> int:
+        """A slot for a request."""
+        return self.manager.admit_request()
+
+    def release(self, slot: int) -> None:
+        """A request ends."""
+        self.manager.release_request(slot, self.manager.generation(slot))
+
+    def place(self, slot: int, serial: int, tokens: int) -> None:
+        """Let a request that was just admitted hold a prompt, its end written as served."""
+        plan = self.manager.plan
+        prepare_forward(self.manager, [slot], [0], [tokens])
+        written = first_written(tokens, plan.config.window_tokens + plan.draft_tokens)
+        batch = StepBatch(self.manager, [slot], [written], [tokens])
+        self.executor.place(StepTokens(batch, np.array([serial]), np.array([tokens])))
+
+    def compute(self, slot: int, serial: int, *ends: int) -> None:
+        """Compute a prompt in chunks up to each of these tokens, as far as they are ahead."""
+        for end in ends:
+            if end > self.manager.tokens[slot]:
+                self.executor.prefill(self._step(slot, serial, end))
+
+    def decode(self, slot: int, serial: int, steps: int) -> None:
+        """Decode a token in each step."""
+        for _ in range(steps):
+            self.executor.decode(self._step(slot, serial, int(self.manager.tokens[slot]) + 1))
+
+    def _step(self, slot: int, serial: int, after: int) -> StepTokens:
+        before = int(self.manager.tokens[slot])
+        prepare_forward(self.manager, [slot], [before], [after])
+        batch = StepBatch(self.manager, [slot], [before], [after])
+        return StepTokens(batch, np.array([serial]), np.array([after]))

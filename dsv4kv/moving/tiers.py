@@ -1,0 +1,332 @@
+"""``bench tiers``: prefixes stored from a cache, looked up, and restored into it.
+
+Every prefix is stored under new names in each round, so nothing is found that was there before.
+A restored request goes on beside one that never left, and every bit of both is compared.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter_ns
+
+import numpy as np
+import torch
+
+from dsv4kv import __version__
+from dsv4kv.bench.build import build_drive, check_data_path, plan_from
+from dsv4kv.cache.manager import KVCacheManager
+from dsv4kv.config.bench import BenchConfig, CacheSection, MeasureSection, WorkloadSection
+from dsv4kv.config.replay import ReplayConfig
+from dsv4kv.config.tiers import TiersConfig
+from dsv4kv.errors import ConfigError, StoreUnavailable
+from dsv4kv.measure.environment import capture_environment
+from dsv4kv.measure.recorder import Recorder
+from dsv4kv.measure.statistics import Estimate, summarize
+from dsv4kv.model.plan import CachePlan
+from dsv4kv.moving.outcome import FamilyRow, PrefixRow, TiersOutcome, Way
+from dsv4kv.moving.requests import Requests
+from dsv4kv.moving.yardsticks import time_copies, time_files
+from dsv4kv.ops.registry import load_backend
+from dsv4kv.replay.clock import CostModel, VirtualClock, Work, build_weights, find_rates
+from dsv4kv.replay.costs import StepTables
+from dsv4kv.resources import user_cache
+from dsv4kv.sizing.lookup import find_weight_facts
+from dsv4kv.tiers.cache_bytes import CacheBytes
+from dsv4kv.tiers.checks import differences
+from dsv4kv.tiers.families import Family, Kept
+from dsv4kv.tiers.library import Library
+from dsv4kv.tiers.prefixes import digest, namespace_of
+from dsv4kv.tiers.stores.contract import Store
+from dsv4kv.tiers.stores.file import FileStore
+from dsv4kv.tiers.stores.memory import MemoryStore
+from dsv4kv.tiers.tier import Tier
+from dsv4kv.tiers.windows import Windows, parse_windows
+from dsv4kv.units import format_bytes
+
+_REVISION = "random"  # of the weights: there are none
+_MORE_TOKENS, _STEPS = 132, 2  # computed and decoded after a restore: every kind of group ends
+_SERIAL = 0
+OnStep = Callable[[str, int, int], None]
+"""Hears what is next, and after how many of all."""
+
+
+def run_tiers(config: TiersConfig, on_step: OnStep) -> TiersOutcome:
+    """Store, look up and restore every prefix in every store.
+
+    Raises:
+        ConfigError: The cache cannot be built, or does not fit the machine.
+        StoreUnavailable: A folder cannot be written.
+    """
+    torch.set_num_threads(1)
+    bench = _bench_config(config)
+    plan = plan_from(bench)
+    check_data_path(plan)
+    windows = _windows(config, plan)
+    model = plan.config.name
+    outcome = TiersOutcome(model, _gpu(config), config.windows)
+    steps = [(name, tokens) for name in config.stores for tokens in sorted(config.lengths)]
+    with _folder(config) as folder:
+        _check_room(config, plan, folder)
+        manager = KVCacheManager(plan)
+        drive = build_drive(bench, manager, Recorder(), load_backend("cpu"))
+        run = _Run(
+            config, CacheBytes(manager), Requests(manager, drive.executor), windows, outcome
+        )
+        for done, (name, tokens) in enumerate(steps):
+            on_step(f"{name}, {tokens:,} tokens", done, len(steps))
+            store = run.open(name, folder)
+            try:
+                run.measure(name, store, tokens, folder)
+            finally:
+                store.close()
+    return outcome
+
+
+class _Run:
+    """One run: a cache with two slots, one that stays and one that comes back."""
+
+    def __init__(
+        self,
+        config: TiersConfig,
+        cache: CacheBytes,
+        requests: Requests,
+        windows: Windows,
+        outcome: TiersOutcome,
+    ) -> None:
+        self.config, self.cache, self.requests = config, cache, requests
+        self.windows, self.outcome = windows, outcome
+        self._computing = _ComputingModel(config, cache.manager.plan)
+
+    def open(self, name: str, folder: Path) -> Store:
+        if name == "memory":
+            return MemoryStore(4 * _prefix_bytes(self.cache, max(self.config.lengths)))
+        namespace = namespace_of(self.cache.manager.plan, _REVISION)
+        store = FileStore(folder, namespace, threads=self.config.threads)
+        self.outcome.cold[name] = store.cold
+        return store
+
+    def measure(self, name: str, store: Store, tokens: int, folder: Path) -> None:
+        """One prefix in one store."""
+        requests, (stayed, back) = self.requests, (self.requests.admit(), self.requests.admit())
+        requests.place(stayed, _SERIAL, tokens)
+        tier = Tier(name, store)
+        library = Library(self.cache, [tier], self.windows, revision=_REVISION)
+        stored, looked_up, restored = list[int](), list[int](), list[int]()
+        read_bytes = 0
+        for number in range(self.config.rounds):
+            requests.release(back)
+            back = requests.admit()
+            prefix = library.prefix(np.arange(tokens) + number)
+            times = [perf_counter_ns()]
+            library.store_prefix(prefix, stayed)
+            times.append(perf_counter_ns())
+            library.lookup(prefix)
+            times.append(perf_counter_ns())
+            found = library.restore(prefix, back)
+            times.append(perf_counter_ns())
+            for samples, taken in zip((stored, looked_up, restored), np.diff(times), strict=True):
+                samples.append(int(taken))
+            if found.tokens != tokens:
+                raise StoreUnavailable(
+                    f"{name}: {tokens:,} tokens were stored and {found.tokens:,} came back "
+                    f"({tier.totals}): give the store more room."
+                )
+            read_bytes = found.read_bytes
+            tier.clear()
+        self.outcome.prefixes.append(
+            PrefixRow(
+                name,
+                tokens,
+                len(prefix.keys),
+                sum(f.useful_bytes(tokens) for f in self._families() if f.kept is Kept.PAGES),
+                read_bytes,
+                _estimate(stored),
+                _estimate(looked_up),
+                _estimate(restored),
+                self._computing.prefill_ns(tokens),
+            )
+        )
+        if tokens == max(self.config.lengths):
+            for family in self._families():
+                if family.objects(tokens):
+                    row = self._measure_family(name, store, family, (stayed, back), tokens, folder)
+                    self.outcome.families.append(row)
+        self._verify(name, stayed, back, tokens)
+        library.close()
+        for slot in (stayed, back):
+            requests.release(slot)
+
+    def _verify(self, name: str, stayed: int, back: int, tokens: int) -> None:
+        """Both go on, and every bit of both is compared."""
+        for slot in (stayed, back):
+            self.requests.compute(slot, _SERIAL, tokens + _MORE_TOKENS)
+            self.requests.decode(slot, _SERIAL, _STEPS)
+        after = tokens + _MORE_TOKENS + _STEPS
+        found = differences(self.cache, stayed, self.cache, back, after)
+        self.outcome.checks += len(self.cache.families)
+        self.outcome.failures += [f"{name}, {tokens:,} tokens: {each}" for each in found]
+
+    def _measure_family(
+        self,
+        name: str,
+        store: Store,
+        family: Family,
+        slots: tuple[int, int],
+        tokens: int,
+        folder: Path,
+    ) -> FamilyRow:
+        """A family alone: from the pools into the store, and back."""
+        count, rounds = family.objects(tokens), self.config.rounds
+        data = np.empty((count, *family.object_shape), dtype=np.uint8)
+        whole, names = list(data.reshape(count, -1)), [f"{family.name}/{n}" for n in range(count)]
+        here, there = (self.cache.units(family, slot, tokens) for slot in slots)
+        written, read = list[int](), list[int]()
+        for _ in range(rounds):
+            start_ns = perf_counter_ns()
+            self.cache.take(family, here, data)
+            store.put(names, whole)
+            written.append(perf_counter_ns() - start_ns)
+            digests = [digest(each) for each in whole]
+            start_ns = perf_counter_ns()
+            found = store.get(names, whole)
+            right = [digest(each) for each in whole] == digests
+            self.cache.put(family, there, data)
+            read.append(perf_counter_ns() - start_ns)
+            self.outcome.checks += count
+            if not (found.all() and right):
+                self.outcome.failures.append(f"{name}: {family.name} came back with other bytes.")
+            store.delete(names)
+        size = family.object_bytes
+        if name == "file":
+            limits = time_files(folder, count, size, self.config.threads, rounds)
+        else:
+            limits = (time_copies(count, size, rounds),) * 2
+        ways = [
+            Way(_estimate(taken), _estimate(limit))
+            for taken, limit in zip((written, read), limits, strict=True)
+        ]
+        return FamilyRow(name, family.name, count, size, *ways)
+
+    def _families(self) -> list[Family]:
+        return list(self.cache.families.values())
+
+
+class _ComputingModel:
+    """How long a prompt takes to compute, as ``replay`` models it."""
+
+    def __init__(self, config: TiersConfig, plan: CachePlan) -> None:
+        replay = ReplayConfig(model=config.model, cost=config.cost)
+        self._step = config.prefill_tokens
+        self._known = find_weight_facts(config.model.preset, plan.config) is not None
+        if self._known:
+            tables = StepTables(plan.config, plan.schemas, max(config.lengths))
+            self._cost = CostModel(tables, build_weights(replay, plan.config, plan.schemas))
+            self._rates = find_rates(config.cost)
+
+    def prefill_ns(self, tokens: int) -> float | None:
+        """Nanoseconds, chunk by chunk; None for a model whose weights are not known."""
+        if not self._known:
+            return None
+        work = Work()
+        for start in range(0, tokens, self._step):
+            work += self._cost.mixed(Work(), 0, [(start, min(start + self._step, tokens))])
+        return VirtualClock(self._rates).after(work) * 1e9
+
+
+def problems(outcome: TiersOutcome) -> list[str]:
+    """A sentence for each comparison that failed."""
+    return outcome.failures
+
+
+def dumps(config: TiersConfig, outcome: TiersOutcome) -> str:
+    """All of it as JSON: times in ns, intervals as half-widths."""
+    document = {
+        "dsv4kv": __version__,
+        "config": config.model_dump(mode="json"),
+        **asdict(outcome),
+        "answers": outcome.answers(),
+    }
+    return json.dumps(document, indent=2)
+
+
+def _estimate(samples_ns: list[int]) -> Estimate:
+    """The first warms up."""
+    return summarize(samples_ns[1:]).estimate
+
+
+def _bench_config(config: TiersConfig) -> BenchConfig:
+    longest = max(config.lengths)
+    return BenchConfig(
+        device="cpu",
+        model=config.model,
+        cache=CacheSection(
+            block_tokens=config.block_tokens,
+            max_context_tokens=longest + _MORE_TOKENS + _STEPS,
+            num_slots=2,
+        ),
+        workload=WorkloadSection(trace=None, context=longest, concurrency=2, step="gather"),
+        measure=MeasureSection(seed=config.seed),
+    )
+
+
+def _windows(config: TiersConfig, plan: CachePlan) -> Windows:
+    """The strategy; raises ``ConfigError`` where it keeps no window at the end of a length."""
+    windows = parse_windows(
+        config.windows,
+        block_tokens=config.block_tokens,
+        window_tokens=plan.config.window_tokens if any(s.window for s in plan.schemas) else 0,
+        layers=plan.config.num_layers,
+    )
+    for tokens in config.lengths:
+        if tokens not in windows.places(tokens, 0, tokens):
+            raise ConfigError(
+                f"windows is {config.windows}, which keeps none at the end of {tokens:,} tokens: "
+                "take ends, or lengths at whose end it keeps one."
+            )
+    return windows
+
+
+def _gpu(config: TiersConfig) -> str:
+    cost = config.cost
+    return f"{cost.gpus} × {cost.gpu}" if cost.gpu else f"{cost.gpus} GPU"
+
+
+def _prefix_bytes(cache: CacheBytes, tokens: int) -> int:
+    return sum(f.objects(tokens) * f.object_bytes for f in cache.families.values())
+
+
+def _check_room(config: TiersConfig, plan: CachePlan, folder: Path) -> None:
+    """Raise ``ConfigError`` where memory or disk do not hold what is moved."""
+    longest = plan.total_bytes // plan.num_slots
+    needed = plan.total_bytes + longest * (2 + 2 * ("memory" in config.stores))
+    memory = capture_environment()["memory_bytes"]
+    room = {"memory": (needed, memory or needed), "the disk": (0, needed)}
+    if "file" in config.stores:
+        room["the disk"] = 3 * longest, shutil.disk_usage(folder).free
+    for what, (wanted, there) in room.items():
+        if wanted > there:
+            raise ConfigError(
+                f"lengths up to {max(config.lengths):,} tokens need {format_bytes(wanted)} of "
+                f"{what} and there are {format_bytes(there)}: shorten lengths, or hold fewer "
+                "layers (model.layers)."
+            )
+
+
+@contextmanager
+def _folder(config: TiersConfig) -> Iterator[Path]:
+    """A folder for this run alone, removed at its end."""
+    parent = Path(config.folder) if config.folder else user_cache()
+    try:
+        if parent is not None:
+            parent.mkdir(parents=True, exist_ok=True)
+        made = TemporaryDirectory(prefix="dsv4kv-tiers-", dir=parent)
+    except OSError as error:
+        raise StoreUnavailable(
+            f"{parent}: files cannot be written there ({error.strerror}): name another folder."
+        ) from None
+    with made as name:
+        yield Path(name)

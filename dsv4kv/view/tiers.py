@@ -1,0 +1,99 @@
+"""``bench tiers`` in tables: what a prefix costs to store and restore, and each of its families."""
+
+from collections.abc import Iterator
+
+from dsv4kv.measure.statistics import Estimate, divide
+from dsv4kv.moving.outcome import FamilyRow, PrefixRow, TiersOutcome, Way
+from dsv4kv.units import format_bytes, format_duration
+from dsv4kv.view.cells import format_number, measured
+from dsv4kv.view.table import ABSENT, Number, Part, Table, Text, names, numbers
+
+
+def report_tiers(outcome: TiersOutcome) -> Iterator[Part]:
+    """Both tables, what was compared, and the answer."""
+    yield prefixes_table(outcome)
+    yield ""
+    yield families_table(outcome)
+    yield ""
+    yield Text(summary(outcome), "strong")
+    for answer in outcome.answers():
+        yield Text(answer, "strong")
+
+
+def prefixes_table(outcome: TiersOutcome) -> Table:
+    """One row for every store and length."""
+    return Table(
+        f"Prefixes of {outcome.model}, windows kept at {outcome.windows}",
+        [
+            *names("store"),
+            *numbers("tokens", "read", "/useful", "restore ms"),
+            *numbers("compute ms"),
+            *numbers("store ms", "lookup pages/s", minor=True),
+        ],
+        [_prefix_cells(row) for row in outcome.prefixes],
+        note=f"compute: modelled on {outcome.gpu}; {_cold(outcome)}",
+        keys=2,
+    )
+
+
+def _prefix_cells(row: PrefixRow) -> tuple[str | Number, ...]:
+    computed = ABSENT if row.computed_ns is None else format_number(row.computed_ns / 1e6)
+    return (
+        row.store,
+        Number(f"{row.tokens:,}"),
+        Number(format_bytes(row.read_bytes)),
+        Number(f"{row.amplification:.2f}"),
+        measured(row.restored, 1e-6),
+        Number(computed),
+        measured(row.stored, 1e-6),
+        measured(divide(Estimate(row.pages, 0.0), row.looked_up), 1e9),
+    )
+
+
+def families_table(outcome: TiersOutcome) -> Table:
+    """One row for every family of the longest prefix."""
+    longest = max((row.tokens for row in outcome.prefixes), default=0)
+    return Table(
+        f"Families of {longest:,} tokens",
+        [
+            *names("store", "family"),
+            *numbers("objects", "bytes", "restore", "GB/s", "% of limit"),
+            *numbers("store", "GB/s", "% of limit", minor=True),
+        ],
+        [
+            (
+                row.store,
+                row.family,
+                Number(f"{row.objects:,}"),
+                Number(format_bytes(row.bytes)),
+                *_way_cells(row, row.restore_way),
+                *_way_cells(row, row.store_way),
+            )
+            for row in outcome.families
+        ],
+        note="limit: as many copies in memory, or files by as many threads, of that size, here",
+        keys=2,
+    )
+
+
+def _way_cells(row: FamilyRow, way: Way) -> tuple[Number, ...]:
+    return (
+        Number(format_duration(way.time.value)),
+        measured(row.rate(way)),
+        Number(f"{way.share.value:.0%}".removesuffix("%")),
+    )
+
+
+def _cold(outcome: TiersOutcome) -> str:
+    how = [f"{store} is read cold, by {way}" for store, way in outcome.cold.items()]
+    return "; ".join(how) or "nothing is read from a disk"
+
+
+def summary(outcome: TiersOutcome) -> str:
+    """How much was compared, and whether it was right."""
+    if outcome.failures:
+        return f"{len(outcome.failures):,} of {outcome.checks:,} comparisons failed."
+    return (
+        f"All {outcome.checks:,} comparisons are equal: digests, and every bit after going on "
+        "beside requests that never left."
+    )

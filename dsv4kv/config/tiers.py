@@ -21,7 +21,7 @@ class TiersConfig(Section):
     """The model whose cache is stored; fewer layers take less memory and time."""
     block_tokens: Annotated[int, Field(gt=0, multiple_of=128)] = 256
     """Tokens of a block, and of a page in a store; engines take 256."""
-    lengths: Annotated[tuple[Positive, ...], Field(min_length=1)] = (2048, 16384, 65536)
+    lengths: Annotated[tuple[Positive, ...], Field(min_length=1)] = (2048, 8192, 32768)
     """Prefixes, in tokens. The cache holds two of the longest, the stores one."""
     stores: Annotated[tuple[Literal["memory", "file"], ...], Field(min_length=1)] = (
         "memory",

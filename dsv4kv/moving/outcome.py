@@ -146,7 +146,5 @@ def _dearest(families: Sequence[FamilyRow], store: str) -> list[str]:
     part, way = first.restore_way.time.value / total, first.restore_way
     limit = "the disk" if store == "file" else "memory"
     bound = f"{limit} limits" if way.share.value > 0.5 else f"not {limit}, but the work on them"
-    return [
-        f"{first.family} takes {part:.0%} of the time, at {way.share.value:.0%} of what {limit} "
-        f"gives such objects: {bound}."
-    ]
+    sentence = f"{first.family} takes {part:.0%} of the time, at {way.share.value:.0%} of what "
+    return [f"{sentence}{limit} gives such objects: {bound}."]

@@ -28,12 +28,12 @@ from dsv4kv.measure.recorder import Recorder
 from dsv4kv.measure.statistics import Estimate, summarize
 from dsv4kv.model.plan import CachePlan
 from dsv4kv.moving.outcome import FamilyRow, PrefixRow, TiersOutcome, Way
-from dsv4kv.moving.requests import Requests
 from dsv4kv.moving.yardsticks import time_copies, time_files
 from dsv4kv.ops.registry import load_backend
 from dsv4kv.replay.clock import CostModel, VirtualClock, Work, build_weights, find_rates
 from dsv4kv.replay.costs import StepTables
 from dsv4kv.resources import user_cache
+from dsv4kv.serve.requests import Requests
 from dsv4kv.sizing.lookup import find_weight_facts
 from dsv4kv.tiers.cache_bytes import CacheBytes
 from dsv4kv.tiers.checks import differences
@@ -48,7 +48,7 @@ from dsv4kv.tiers.windows import Windows, parse_windows
 from dsv4kv.units import format_bytes
 
 _REVISION = "random"  # of the weights: there are none
-_MORE_TOKENS, _STEPS = 132, 2  # computed and decoded after a restore: every kind of group ends
+_MORE_TOKENS, _STEPS = 132, 1  # computed and decoded after a restore: every kind of group ends
 _SERIAL = 0
 OnStep = Callable[[str, int, int], None]
 """Hears what is next, and after how many of all."""
@@ -81,6 +81,8 @@ def run_tiers(config: TiersConfig, on_step: OnStep) -> TiersOutcome:
             store = run.open(name, folder)
             try:
                 run.measure(name, store, tokens, folder)
+                if isinstance(store, FileStore):
+                    outcome.cold[name] = store.cold
             finally:
                 store.close()
     return outcome
@@ -105,9 +107,7 @@ class _Run:
         if name == "memory":
             return MemoryStore(4 * _prefix_bytes(self.cache, max(self.config.lengths)))
         namespace = namespace_of(self.cache.manager.plan, _REVISION)
-        store = FileStore(folder, namespace, threads=self.config.threads)
-        self.outcome.cold[name] = store.cold
-        return store
+        return FileStore(folder, namespace, threads=self.config.threads)
 
     def measure(self, name: str, store: Store, tokens: int, folder: Path) -> None:
         """One prefix in one store."""
@@ -235,11 +235,6 @@ class _ComputingModel:
         for start in range(0, tokens, self._step):
             work += self._cost.mixed(Work(), 0, [(start, min(start + self._step, tokens))])
         return VirtualClock(self._rates).after(work) * 1e9
-
-
-def problems(outcome: TiersOutcome) -> list[str]:
-    """A sentence for each comparison that failed."""
-    return outcome.failures
 
 
 def dumps(config: TiersConfig, outcome: TiersOutcome) -> str:

@@ -1,4 +1,4 @@
-"""What memory and disk can do with objects of a size, and nothing else: the limits in the tables."""
+"""What memory and disk can do with objects of a size, and nothing else: limits of the tables."""
 
 import mmap
 import os
@@ -82,7 +82,7 @@ def _open(path: str, flags: int) -> int:
 def _write(path: str, data: Bytes) -> None:
     file = _open(path, os.O_CREAT | os.O_WRONLY)
     try:
-        os.pwrite(file, data, 0)
+        os.pwrite(file, data.data, 0)
     finally:
         os.close(file)
 
@@ -92,6 +92,6 @@ def _read(path: str, into: Bytes) -> None:
     try:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.preadv(file, [into], 0)
+        os.preadv(file, [into.data], 0)
     finally:
         os.close(file)

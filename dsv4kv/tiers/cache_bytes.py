@@ -1,11 +1,8 @@
 """The bytes of a live cache as objects: gathered from its pools, and put back.
 
-On a CPU the pools are read and written where they are: states are looked at as bytes, and
-neighbouring blocks are one copy. Elsewhere every layer is gathered into one buffer by a kernel,
-and the buffer moves as a whole.
+On a CPU the pools are read and written where they are, states looked at as bytes. Elsewhere every
+layer is gathered into one buffer by a kernel, and the buffer moves as a whole.
 """
-
-from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -60,9 +57,7 @@ class CacheBytes:
             torch.from_numpy(into).copy_(self.gather(family, rows))
             return
         for layer, pool in enumerate(self.pools[family.name]):
-            pages = pool.numpy()
-            for start, end, first in _runs(rows[layer]):
-                into[start:end, layer] = pages[first : first + end - start]
+            into[:, layer] = pool.numpy()[rows[layer]]
 
     def put(self, family: Family, ids: Ids, data: Objects) -> None:
         """Put objects into the cache: the inverse of ``take``."""
@@ -71,9 +66,7 @@ class CacheBytes:
             self.scatter(family, rows, torch.from_numpy(data).to(self.manager.device))
             return
         for layer, pool in enumerate(self.pools[family.name]):
-            pages = pool.numpy()
-            for start, end, first in _runs(rows[layer]):
-                pages[first : first + end - start] = data[start:end, layer]
+            pool.numpy()[rows[layer]] = data[:, layer]
 
     def gather(self, family: Family, rows: Ids) -> Tensor:
         """Objects in a buffer where the cache is: rows int64[layers, n]."""
@@ -113,10 +106,3 @@ def _pools(manager: KVCacheManager, family: Family) -> list[Tensor]:
             pieces = [] if state is None else [x.flatten(1).view(torch.uint8) for x in state]
         by_layer |= {s.layer.layer_idx: x for s, x in zip(having, pieces, strict=True)}
     return [by_layer[layer] for layer in family.layers]
-
-
-def _runs(ids: Ids) -> Iterator[tuple[int, int, int]]:
-    """Stretches of ids that count up: where they start and end, and their first id."""
-    starts = np.flatnonzero(np.diff(ids, prepend=ids[:1] - 2) != 1)
-    ends = np.append(starts, len(ids))[1:]
-    return zip(starts.tolist(), ends.tolist(), ids[starts].tolist(), strict=True)

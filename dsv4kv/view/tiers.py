@@ -1,4 +1,4 @@
-"""``bench tiers`` in tables: what a prefix costs to store and restore, and each of its families."""
+"""``bench tiers`` in tables: what a prefix costs to store and restore, and its families."""
 
 from collections.abc import Iterator
 

@@ -8,10 +8,8 @@ from numpy.typing import NDArray
 
 from dsv4kv.bench.build import plan_from
 from dsv4kv.cache.manager import KVCacheManager
-from dsv4kv.cache.prepare import prepare_forward
-from dsv4kv.cache.step import StepBatch
 from dsv4kv.measure.recorder import Recorder
-from dsv4kv.serve.executor import StepTokens
+from dsv4kv.serve.requests import Requests
 from dsv4kv.tiers.cache_bytes import CacheBytes
 from dsv4kv.tiers.checks import differences
 from dsv4kv.tiers.library import Library, Restored
@@ -61,7 +59,7 @@ class PlainStore:
         pass
 
 
-class World:
+class World(Requests):
     """A cache whose requests compute prompts: of one serial, the same tokens."""
 
     def __init__(self, *settings: str, model: str = "v4-flash", slots: int = 4) -> None:
@@ -73,9 +71,9 @@ class World:
             f"cache.num_slots={slots}",
             *settings,
         )
-        self.manager = KVCacheManager(plan_from(config), allocator=config.cache.allocator)
-        self.executor = drive_on_cpu(config, self.manager, Recorder()).executor
-        self.cache = CacheBytes(self.manager)
+        manager = KVCacheManager(plan_from(config))
+        super().__init__(manager, drive_on_cpu(config, manager, Recorder()).executor)
+        self.cache = CacheBytes(manager)
 
     def library(self, *tiers: Tier, windows: str = "ends", revision: str = "1") -> Library:
         return Library(self.cache, tiers, self.windows(windows), revision=revision)
@@ -88,30 +86,6 @@ class World:
             window_tokens=plan.config.window_tokens,
             layers=len(plan.schemas),
         )
-
-    def admit(self) -> int:
-        return self.manager.admit_request()
-
-    def release(self, slot: int) -> None:
-        self.manager.release_request(slot, self.manager.generation(slot))
-
-    def compute(self, slot: int, serial: int, *ends: int) -> None:
-        """Prompt chunks of a request up to each of these tokens."""
-        for end in ends:
-            before = int(self.manager.tokens[slot])
-            if end > before:
-                step = self._step(slot, serial, before, end)
-                self.executor.prefill(step)
-
-    def decode(self, slot: int, serial: int, steps: int) -> None:
-        for _ in range(steps):
-            before = int(self.manager.tokens[slot])
-            self.executor.decode(self._step(slot, serial, before, before + 1))
-
-    def _step(self, slot: int, serial: int, before: int, after: int) -> StepTokens:
-        prepare_forward(self.manager, [slot], [before], [after])
-        batch = StepBatch(self.manager, [slot], [before], [after])
-        return StepTokens(batch, np.array([serial]), np.array([after]))
 
     def go_on(
         self, library: Library, slot: int, serial: int, restored: Restored, end: int

@@ -1,6 +1,4 @@
-"""Requests of a cache that compute or place their prompts: what a prefix is taken from."""
-
-from dataclasses import dataclass
+"""Requests driven one by one, where no loop schedules them: what a prefix is taken from."""
 
 import numpy as np
 
@@ -11,17 +9,17 @@ from dsv4kv.serve.executor import StepExecutor, StepTokens
 from dsv4kv.serve.placing import first_written
 
 
-@dataclass(frozen=True)
 class Requests:
-    """Requests one by one; those of one serial have the same tokens.
+    """Requests of one cache; those of one serial have the same tokens.
 
     Attributes:
         manager: Their cache.
         executor: Moves its bytes.
     """
 
-    manager: KVCacheManager
-    executor: StepExecutor
+    def __init__(self, manager: KVCacheManager, executor: StepExecutor) -> None:
+        """Drive requests of a cache."""
+        self.manager, self.executor = manager, executor
 
     def admit(self) -> int:
         """A slot for a request."""

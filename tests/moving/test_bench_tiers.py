@@ -1,0 +1,158 @@
+"""``dsv4kv bench tiers``: real prefixes there and back, in two tables and an answer."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from dsv4kv.cli import app
+from dsv4kv.measure.statistics import Estimate
+from dsv4kv.moving.outcome import FamilyRow, PrefixRow, TiersOutcome, Way
+from dsv4kv.moving.yardsticks import time_copies, time_files
+from dsv4kv.serve import inputs, placing
+from dsv4kv.tiers.cache_bytes import CacheBytes, Objects
+from dsv4kv.view.terminal import show
+from dsv4kv.view.tiers import report_tiers
+
+TERMINAL = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}
+SMALL = ("model.layers=[0,2,3]", "lengths=[256,700]", "rounds=7")
+
+
+@pytest.fixture(autouse=True)
+def few_data() -> Iterator[None]:
+    with (
+        patch.object(inputs, "_DISTINCT_TOKENS", 521),
+        patch.object(placing, "_DISTINCT_ENTRIES", 512),
+    ):
+        yield
+
+
+def tiers(*arguments: str, folder: Path) -> Result:
+    settings = [*SMALL, f"folder={folder}"]
+    options = [word for setting in settings for word in ("--set", setting)]
+    return CliRunner(env=TERMINAL).invoke(app, ["bench", "tiers", *options, *arguments])
+
+
+def test_prefixes_come_back_right_and_leave_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "tiers.json"
+    done = tiers("--json", str(file), folder=tmp_path / "cache")
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any(line.split()[:2] == ["memory", "700"] for line in lines)
+    words = " ".join(line.strip() for line in lines)
+    assert "comparisons are equal: digests, and every bit after going on beside" in words
+    assert "file: 700 tokens are back in " in words
+    assert "limits." in words or "but the work on them." in words
+    assert list((tmp_path / "cache").iterdir()) == []
+
+    document: dict[str, Any] = json.loads(file.read_text())
+    assert [(row["store"], row["tokens"]) for row in document["prefixes"]] == [
+        (store, tokens) for store in ("memory", "file") for tokens in (256, 700)
+    ]
+    assert document["checks"] > 20
+    assert document["failures"] == []
+    assert document["cold"]["file"] in ("O_DIRECT", "posix_fadvise(DONTNEED)")
+    for row in document["prefixes"]:
+        assert row["read_bytes"] > row["useful_bytes"] > 0
+        assert row["restored"]["half_width"] is not None
+    families = {row["family"]: row for row in document["families"] if row["store"] == "file"}
+    # 700 tokens: two blocks of 256 and a part of one; 5 HCA entries in its third page too.
+    objects = {name: row["objects"] for name, row in families.items()}
+    assert objects == {"csa": 3, "csa_indexer": 3, "hca": 3, "window": 1, "csa_state": 1,
+                       "csa_indexer_state": 1, "hca_state": 1}  # fmt: skip
+    assert families["hca_state"]["object_bytes"] == 524_288
+
+
+def test_bytes_that_come_back_wrong_fail_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = CacheBytes.take
+
+    def wrong(cache: CacheBytes, family: Any, ids: Any, into: Objects) -> None:
+        take(cache, family, ids, into)
+        if family.name == "csa_state":
+            into[..., 0::2] = 0
+
+    monkeypatch.setattr(CacheBytes, "take", wrong)
+    done = tiers("--set", "stores=[memory]", "--set", "lengths=[256]", folder=tmp_path)
+    assert done.exit_code == 6
+    assert "comparisons failed" in done.stdout
+    assert "error: memory, 256 tokens: csa: object 1" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--launches", "2"], "--launches means nothing to bench tiers"),
+        (["--set", "windows=zero"], "windows is zero, which keeps none at the end of 256 tokens"),
+        (["--set", "windows=periodic:512"], "keeps none at the end of 256 tokens"),
+        (["--set", "lengths=[1G]"], "shorten lengths, or hold fewer"),
+        (["--set", "stores=[tape]"], "stores[0] is 'tape': give list of choices memory, file"),
+    ],
+)
+def test_what_cannot_be_run_gets_a_sentence(
+    arguments: list[str], sentence: str, tmp_path: Path
+) -> None:
+    done = tiers(*arguments, folder=tmp_path)
+    assert done.exit_code == 2
+    assert sentence in " ".join(done.stderr.split())
+
+
+def test_a_folder_that_cannot_be_written_gets_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = tiers(folder=tmp_path / "file" / "below")
+    assert done.exit_code == 5
+    assert "files cannot be written there" in done.stderr
+
+
+def estimate(value: float) -> Estimate:
+    return Estimate(value, value / 10)
+
+
+def made_up(computed_ns: float | None) -> TiersOutcome:
+    """2,048 tokens are back in 10 ms, 65,536 in 100 ms; computing takes ``computed_ns`` each."""
+    outcome = TiersOutcome("v4-flash", "1 × h200", "ends", {"file": "O_DIRECT"}, checks=12)
+    for tokens, restored in ((2_048, 1e7), (65_536, 1e8)):
+        times = estimate(3e7), estimate(1e5), estimate(restored)
+        row = PrefixRow("file", tokens, tokens // 256, 7_885_312, 12_000_000, *times, computed_ns)
+        outcome.prefixes.append(row)
+    for family, taken, limit in (("csa", 8e7, 7.2e7), ("window", 2e7, 4e6)):
+        way = Way(estimate(taken), estimate(limit))
+        outcome.families.append(FamilyRow("file", family, 256, 786_240, way, way))
+    return outcome
+
+
+def test_the_answer_says_whether_it_is_worth_it_what_costs_most_and_what_limits() -> None:
+    (answer,) = made_up(5e7).answers()
+    assert answer == (
+        "file: 65,536 tokens are back in 100 ms, computing them takes 50.0 ms (modelled): "
+        "restoring is worth it from 2,048 tokens. csa takes 80% of the time, at 90% of what the "
+        "disk gives such objects: the disk limits."
+    )
+    assert "worth it at every length" in made_up(5e8).answers()[0]
+    assert "worth it at none of these lengths" in made_up(5e6).answers()[0]
+    assert "is not known for this model" in made_up(None).answers()[0]
+
+
+def test_tables_fit_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    show(report_tiers(made_up(5e7)))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any("1.52" in line and "65,536" in line for line in lines)  # 12 MB read for 7.9
+
+
+def test_yardsticks_move_objects_of_their_size(tmp_path: Path) -> None:
+    assert len(time_copies(3, 5_000, 4)) == 4
+    written, read = time_files(tmp_path, 3, 5_000, 2, 4)
+    assert len(written) == len(read) == 4
+    assert np.all(np.array([*written, *read]) > 0)
+    assert list(tmp_path.iterdir()) == []

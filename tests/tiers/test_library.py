@@ -1,11 +1,16 @@
 """Restored is never left, bit for bit; what is not all there is not restored."""
 
 from functools import cache
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dsv4kv.tiers.prefixes import namespace_of
+from dsv4kv.tiers.stores.contract import Store
+from dsv4kv.tiers.stores.file import FileStore
+from dsv4kv.tiers.stores.memory import MemoryStore
 from dsv4kv.tiers.tier import Tier
 from tests.tiers.world import PlainStore, World, tokens_of
 
@@ -20,9 +25,16 @@ def world(model: str = "v4-flash", *options: str) -> World:
     return World(*options, model=model)
 
 
-def check_round_trip(here: World, windows: str, length: int, chunks: list[int], end: int) -> int:
+def check_round_trip(
+    here: World,
+    windows: str,
+    length: int,
+    chunks: list[int],
+    end: int,
+    store: Store | None = None,
+) -> int:
     """Store a prompt, restore it elsewhere, go on beside one that never left: tokens restored."""
-    library = here.library(Tier("memory", PlainStore()), windows=windows)
+    library = here.library(Tier("any", store or PlainStore()), windows=windows)
     prefix = library.prefix(tokens_of(1, length))
     stayed, left = here.admit(), here.admit()
     stops = library.windows.places(length, 0, 0)
@@ -65,6 +77,18 @@ def test_every_exact_strategy_restores_the_bits_of_a_run_that_never_left(
     windows: str, length: int, chunks: list[int], more: int, model: str
 ) -> None:
     check_round_trip(world(model), windows, length, chunks, length + more)
+
+
+@pytest.mark.parametrize("length", [3, 257, 300])
+@pytest.mark.parametrize("model", ["v4-flash", "v4.1-flash"])
+def test_every_store_brings_back_the_same(length: int, model: str, tmp_path: Path) -> None:
+    here = world(model)
+    files = FileStore(tmp_path, namespace_of(here.manager.plan, "1"))
+    for store in (MemoryStore(1 << 30), files):
+        found = check_round_trip(here, "ends", length, [], length + 20, store)
+        assert found == length
+        store.close()
+    assert files.damaged == 0
 
 
 def test_larger_blocks_and_open_groups() -> None:

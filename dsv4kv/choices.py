@@ -144,6 +144,9 @@ STORES = {
         "tiers.stores.memory:open_memory",
     ),
     "file": Implementation("a folder: file:FOLDER", "tiers.stores.file:open_file"),
+    "redis": Implementation(
+        "a Redis or Valkey server: redis:HOST:PORT, or redis:URL", "tiers.stores.redis:open_redis"
+    ),
 }
 """Where objects are kept beyond the GPU's memory, as ``tiers.stores.place`` reads it."""
 

@@ -65,7 +65,8 @@ SLOW = {
     "serve": "test_decode_graphs test_executor test_loop test_prefix_reuse test_reuse_interrupts"
     " test_verifier",
     "sizing": "test_advice test_fit test_launch",
-    "tiers": "test_faults test_library test_tiers wire/test_rows",
+    "tiers": "test_faults test_library test_tiers stores/test_contract stores/test_kills"
+    " stores/test_redis wire/test_rows",
     "transfer": "test_side",
     "traces": "test_histories test_real",
     "view": "page test_odd_profiles test_terminal",

@@ -89,8 +89,8 @@ def test_a_server_that_is_gone_is_a_sentence_and_one_that_is_back_answers(
 def test_a_server_that_is_silent_is_waited_for_no_longer_than_its_timeout(
     call: str, url: str
 ) -> None:
-    with closing(RedisStore(url, FLASH, timeout_s=0.1)) as store:
-        store._client.client_pause(300)
+    with closing(RedisStore(url, FLASH, timeout_s=0.4)) as store:
+        store._client.client_pause(600)
         with pytest.raises(StoreUnavailable, match=r"no answer that can be used \(Timeout"):
             CALLS[call](store)
         time.sleep(0.3)

@@ -17,8 +17,9 @@ from dsv4kv.ops.kernels.launch import MAX_ARGUMENTS, KernelModule, Launch
 from dsv4kv.resources import shipped
 
 _FLAGS = ("-std=c++17", "-O2", "-fno-strict-aliasing", "-ffp-contract=off", "-fopenmp", "-fPIC")
+_FLAGS += ("-fvisibility=hidden",)  # each library has a runtime of its own
 _STRICT = ("-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-unused-function")
-_SHIM = Path(__file__).with_name("shim.h")
+_SHIM, _RUNTIME = (Path(__file__).with_name(name) for name in ("shim.h", "runtime.cc"))
 
 # Sanitizers hide from the compiler what it needs to tell a real warning.
 SANITIZED = ("-O1", "-g1", "-w", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
@@ -50,37 +51,47 @@ def build(module: KernelModule, *flags: str) -> Path:
 
     The module's source may also be an absolute path, of a kernel that only a test has.
     """
+    kernels = shipped("kernels")
+    source = kernels / module.source
+    defines = [f"-D{name}={value}" for name, value in module.macros]
+    options = [*flags, *defines, "-shared", "-I", str(kernels), "-include", str(_SHIM)]
+    inputs = ["-x", "c++", str(source), "-x", "none", str(_runtime(flags))]
+    read = [*sorted(kernels.glob("*.cuh")), _SHIM, _RUNTIME, source]
+    return _compiled(source.stem, ".so", [*options, *inputs], read)
+
+
+def _runtime(flags: tuple[str, ...]) -> Path:
+    """The object file that runs the blocks of every kernel with these flags."""
+    return _compiled("runtime", ".o", [*flags, "-c", str(_RUNTIME)], [_SHIM, _RUNTIME])
+
+
+def _compiled(stem: str, suffix: str, arguments: list[str], read: list[Path]) -> Path:
+    """What g++ makes of arguments, once per them and the content of the files that it reads."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("no g++: the CPU twin of the kernels cannot be built")
-    kernels = shipped("kernels")
-    source = kernels / module.source
-    digest = hashlib.sha256(repr((module, flags, _FLAGS, _STRICT)).encode())
-    for file in [*sorted(kernels.glob("*.cuh")), _SHIM, source]:
+    command = [compiler, *_FLAGS, *_STRICT, "-DDSV_SHIM", *arguments]
+    digest = hashlib.sha256(repr(command).encode())
+    for file in read:
         digest.update(file.read_bytes())
     folder = Path(tempfile.gettempdir()) / f"dsv4kv-shim-{os.getuid()}"
     folder.mkdir(exist_ok=True)
-    target = folder / f"{source.stem}-{digest.hexdigest()[:16]}.so"
+    target = folder / f"{stem}-{digest.hexdigest()[:16]}{suffix}"
     with target.with_suffix(".lock").open("w") as lock:  # once for all workers too
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.exists():
-            _compile(compiler, module, source, flags, target)
+            unfinished = target.with_suffix(f".{os.getpid()}.tmp")
+            quiet = {**os.environ, "LD_PRELOAD": ""}  # the compiler itself need not be sanitized
+            done = subprocess.run(
+                [*command, "-o", str(unfinished)],
+                env=quiet,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == 0, done.stderr
+            unfinished.replace(target)
     return target
-
-
-def _compile(
-    compiler: str, module: KernelModule, source: Path, flags: tuple[str, ...], target: Path
-) -> None:
-    kernels = shipped("kernels")
-    defines = [f"-D{name}={value}" for name, value in module.macros]
-    unfinished = target.with_suffix(f".{os.getpid()}.tmp")
-    command = [compiler, *_FLAGS, *_STRICT, *flags, "-DDSV_SHIM", *defines, "-shared"]
-    command += ["-I", str(kernels), "-include", str(_SHIM), "-x", "c++", str(source)]
-    command += ["-o", str(unfinished)]
-    quiet = {**os.environ, "LD_PRELOAD": ""}  # the compiler itself need not be sanitized
-    done = subprocess.run(command, env=quiet, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    unfinished.replace(target)
 
 
 def _word(argument: Tensor | int) -> int:

@@ -6,6 +6,7 @@ draws 40 and ``make full`` 100. ``make check-fast`` does both. What asks for a n
 of its own keeps it, so machines are slow, too.
 """
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -30,6 +31,10 @@ settings.load_profile(os.environ.get("DSV4KV_HYPOTHESIS", "full" if FULL else "c
 
 # Nor does a run that takes long here print that it goes on.
 progress.EVERY_S = float("inf")
+
+# Ten thousand tests are many objects: no collector walks through them while they are found, nor
+# time and again afterwards.
+gc.disable()
 
 # Settings of whatever project the tests run in are not theirs.
 os.environ["DSV4KV_NO_SETTINGS"] = "1"
@@ -111,6 +116,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if not _SLOW.isdisjoint((item.path.with_suffix(""), *item.path.parents)):
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def _thin(config: pytest.Config, items: list[pytest.Item]) -> None:

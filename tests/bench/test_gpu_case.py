@@ -256,7 +256,8 @@ def test_bookkeeping_alone_needs_no_gpu() -> None:
 def test_tables_that_differ_at_the_end_fail_the_case(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KernelTables, "release", lambda self, slot: None)
     with twin_gpu():
-        case = run(tiny_config("device=cuda", "cache.prepare=device", "measure.verify_every=0"))
+        unseen = (GATHER, "measure.verify_every=0")
+        case = run(tiny_config("device=cuda", "cache.prepare=device", *unseen))
     assert case.status == "failed"
     assert "cells of table model on the device are not the host's" in str(case.error)
     assert case.operations == []

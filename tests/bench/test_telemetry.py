@@ -24,7 +24,9 @@ BEGAN_NS = 10**12
 @pytest.fixture(scope="module")
 def gpu_case() -> Case:
     with twin_gpu():
-        config = tiny_config("device=cuda", "model.layers=[2]", "cache.num_blocks=40")
+        config = tiny_config(
+            "device=cuda", "model.layers=[0,2]", "workload.step=gather", "cache.num_blocks=40"
+        )
         return run_case({}, config, lambda _tokens: None)
 
 

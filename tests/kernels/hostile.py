@@ -26,17 +26,15 @@ from dsv4kv.ops.kernels.insert import (
 )
 from dsv4kv.ops.kernels.launch import Launch
 from dsv4kv.ops.table import VARIANTS
+from tests.conftest import FULL
 from tests.kernels.launches import filled_store, mixed, on_blocks
 from tests.kernels.shim.twin import SANITIZED, run
 from tests.ops.samples import nan_output, random_values
 
-# One format for each kind of values and scales.
-KINDS = (
-    FORMATS["main"]["fp8_ds_mla"],
-    FORMATS["main"]["fp4"],
-    FORMATS["indexer"]["mxfp4"],
-    FORMATS["indexer"]["fp8"],
-)
+# One format for each kind of values; in a full run for each kind of scales, too.
+KINDS = [FORMATS["main"]["fp8_ds_mla"], FORMATS["indexer"]["mxfp4"]]
+if FULL:
+    KINDS += [FORMATS["main"]["fp4"], FORMATS["indexer"]["fp8"]]
 BEYOND = [-1, 64, 65, 2**31 - 1, -(2**31)]
 FAR_BEYOND = [*BEYOND, 2**63 - 1, -(2**63)]
 

@@ -5,8 +5,8 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
-from dsv4kv.engines.beside import Beside
-from dsv4kv.engines.defaults import Defaults, Given, LogitsRoom, Machine
+from dsv4kv.engines.beside import UNKNOWN, Beside
+from dsv4kv.engines.defaults import Defaults, Given, LogitsRoom, Machine, own_defaults
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.schedule import AttentionType, build_schedule
@@ -201,6 +201,29 @@ def first_take_more(layers: int, stages: int) -> tuple[int, ...]:
     """Layers of every stage where those that are left over go to the first stages."""
     size, extra = divmod(layers, stages)
     return tuple(size + (stage < extra) for stage in range(stages))
+
+
+class NothingStated:
+    """What an engine answers that states no defaults, no reserve and no line of its own."""
+
+    def defaults(self, machine: Machine, given: Given) -> Defaults:
+        """This toolkit's."""
+        del machine, given
+        return own_defaults()
+
+    def beside(self, deployment: Deployment, step_tokens: int, plan: Plan) -> Beside:
+        """Nothing is known."""
+        del deployment, step_tokens, plan
+        return UNKNOWN
+
+    def stage_layers(self, layers: int, stages: int) -> tuple[int, ...]:
+        """How many layers every pipeline stage holds."""
+        return first_take_more(layers, stages)
+
+    def starved(self, loaded: Loaded) -> str:
+        """No line is known."""
+        del loaded
+        return ""
 
 
 DRAFT = "draft"

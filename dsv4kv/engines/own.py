@@ -9,16 +9,13 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 
-from dsv4kv.engines.beside import UNKNOWN, Beside
 from dsv4kv.engines.contract import (
     Capacity,
     Deployment,
-    Loaded,
-    Plan,
+    NothingStated,
     PoolCost,
-    first_take_more,
 )
-from dsv4kv.engines.defaults import Defaults, Given, LogitsRoom, Machine, own_defaults
+from dsv4kv.engines.defaults import LogitsRoom
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.formats import PageLayout
@@ -29,7 +26,7 @@ _DRAFT = "draft"
 
 
 @dataclass(frozen=True)
-class OwnEngine:
+class OwnEngine(NothingStated):
     """The dsv4kv cache, its block tables shared as ``sharing`` says."""
 
     name: str = "dsv4kv"
@@ -38,25 +35,6 @@ class OwnEngine:
     logits_room: LogitsRoom = "share"
     unit: str = "block"
     shares_limits: bool = False
-
-    def defaults(self, machine: Machine, given: Given) -> Defaults:
-        """This toolkit's."""
-        del machine, given
-        return own_defaults()
-
-    def beside(self, deployment: Deployment, step_tokens: int, plan: Plan) -> Beside:
-        """Nothing is known."""
-        del deployment, step_tokens, plan
-        return UNKNOWN
-
-    def stage_layers(self, layers: int, stages: int) -> tuple[int, ...]:
-        """How many layers every pipeline stage holds."""
-        return first_take_more(layers, stages)
-
-    def starved(self, loaded: Loaded) -> str:
-        """No line is known."""
-        del loaded
-        return ""
 
     def costs(self, deployment: Deployment) -> tuple[PoolCost, ...]:
         """Every pool's fixed and marginal bytes; the table row is fixed by the longest request."""

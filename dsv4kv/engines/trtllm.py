@@ -8,19 +8,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
-from dsv4kv.engines.beside import UNKNOWN, Beside
 from dsv4kv.engines.contract import (
     DRAFT,
     Capacity,
     Deployment,
     Layer,
-    Loaded,
-    Plan,
+    NothingStated,
     PoolCost,
-    first_take_more,
     layers_of,
 )
-from dsv4kv.engines.defaults import Defaults, Given, LogitsRoom, Machine, own_defaults
+from dsv4kv.engines.defaults import LogitsRoom
 from dsv4kv.errors import ConfigError
 
 DEFAULT_BLOCK_TOKENS = 128
@@ -32,7 +29,7 @@ _STATE_BYTES = 4
 
 
 @dataclass(frozen=True)
-class TrtllmEngine:
+class TrtllmEngine(NothingStated):
     """The one version whose rules are known."""
 
     name: str = "trtllm"
@@ -40,25 +37,6 @@ class TrtllmEngine:
     logits_room: LogitsRoom = "share"
     unit: str = "block"
     shares_limits: bool = False
-
-    def defaults(self, machine: Machine, given: Given) -> Defaults:
-        """This toolkit's: what TensorRT-LLM takes is not known."""
-        del machine, given
-        return own_defaults()
-
-    def beside(self, deployment: Deployment, step_tokens: int, plan: Plan) -> Beside:
-        """Nothing is known."""
-        del deployment, step_tokens, plan
-        return UNKNOWN
-
-    def stage_layers(self, layers: int, stages: int) -> tuple[int, ...]:
-        """How many layers every pipeline stage holds."""
-        return first_take_more(layers, stages)
-
-    def starved(self, loaded: Loaded) -> str:
-        """No line is known."""
-        del loaded
-        return ""
 
     def costs(self, deployment: Deployment) -> tuple[PoolCost, ...]:
         """Marginal bytes of compressed KV and indexer keys; fixed blocks of windows and states."""

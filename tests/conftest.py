@@ -87,12 +87,18 @@ THINNED = {
     "cli/test_launches.py::test_ctrl_c_in_a_launch_saves_what_was_measured": 1,
     "cli/test_profile_docs.py::test_a_command_of_the_page_runs": 8,
     "cli/test_shell.py::test_a_stream_that_is_not_utf_8_loses_glyphs_and_not_the_answer": 4,
+    "cuda/test_backend.py::test_all_variants_of_an_operation_give_the_same_bytes": 16,
     "engines/oracles/test_recorded.py::"
     "test_a_rule_hits_what_its_engine_hit_on_a_hundred_random_traces": 12,
     "engines/test_rules.py::test_the_conversation_trace_hits_the_engines_own_tokens": 2,
     "kernels/test_attend.py::test_outputs_are_the_references_within_what_bf16_drops": 3,
     "kernels/test_gather.py::test_entries_in_flight_do_not_change_the_output": 8,
     "kernels/test_shim.py::test_sanitizers_name_the_line_of_a_defect": 1,
+    "kernels/test_state_chunk.py::"
+    "test_tokens_chunks_and_one_prompt_give_equal_pages_and_states": 4,
+    "kernels/test_state_flush.py::test_stored_codes_are_at_most_one_apart_from_the_reference": 7,
+    "kernels/test_step_write.py::"
+    "test_fused_write_has_the_bits_of_the_separate_operations_in_any_order": 4,
     "mrc/test_sample.py::test_the_interval_covers_the_whole_simulation_nine_times_in_ten": 1,
     "prefix/test_policies_libcachesim.py::"
     "test_blocks_of_the_conversation_trace_hit_as_in_libcachesim": 1,
@@ -102,6 +108,7 @@ THINNED = {
     "replay/test_real_trace.py::test_an_unbounded_replay_resumes_the_known_share": 1,
     "serve/test_decode_graphs.py::test_graphs_leave_the_bytes_that_single_launches_leave": 2,
     "serve/test_decode_graphs.py::test_what_graphs_gather_equals_the_reference": 2,
+    "serve/test_engine_step.py::test_a_right_cache_passes_every_check": 4,
     "serve/test_prefix_reuse.py::test_what_is_gathered_has_the_bits_of_a_run_without_reuse": 3,
     "serve/test_verifier.py::test_a_right_cache_passes_every_check": 5,
     "visit/test_rehearsal.py::test_a_call_leaves_one_line_for_every_question": 1,

@@ -8,6 +8,11 @@ from tests.kernels.launches import each_order
 from tests.kernels.shim.apart import run_apart, run_each_apart
 from tests.kernels.shim.twin import run
 
+REFUSED = {
+    "load_misaligned": "shim: misaligned vector load (block 0, thread 0)",
+    "store_misaligned": "shim: misaligned vector store (block 0, thread 0)",
+    "split_at_a_barrier": "shim: a barrier that not every thread reaches",
+}
 CLUSTER_MISTAKES = {
     1: "shim: a wait for the cluster without an arrival",
     2: "shim: a barrier of bytes that nobody started",
@@ -40,20 +45,12 @@ def test_missing_barrier_shows_in_reversed_order() -> None:
     assert not moved_right(barrier=False, reverse=True)
 
 
-@pytest.mark.parametrize(
-    ("kernel", "message"),
-    [
-        ("load_misaligned", "shim: misaligned vector load (block 0, thread 0)"),
-        ("store_misaligned", "shim: misaligned vector store (block 0, thread 0)"),
-        ("split_at_a_barrier", "shim: a barrier that not every thread reaches"),
-    ],
-)
-def test_what_a_gpu_refuses_aborts_and_says_where(kernel: str, message: str) -> None:
-    done = run_apart(
-        f"tests.kernels.defects:run_defect('{kernel}', sanitized=False)", sanitized=False
-    )
-    assert done.returncode != 0
-    assert message in done.stderr
+def test_what_a_gpu_refuses_aborts_and_says_where() -> None:
+    calls = [f"run_defect({kernel!r}, sanitized=False)" for kernel in REFUSED]
+    found = run_each_apart("tests.kernels.defects", calls)
+    for (code, said), message in zip(found, REFUSED.values(), strict=True):
+        assert code != 0
+        assert message in said
 
 
 def test_blocks_of_a_cluster_see_each_others_memory_and_copies_arrive() -> None:

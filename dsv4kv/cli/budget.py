@@ -171,7 +171,7 @@ class BudgetCommand(Command):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Keep the engines' words apart, for ``budget`` to read."""
-        from dsv4kv.sizing.words import take_words
+        from dsv4kv.sizing.command_words import take_words
 
         ours = {spelling for option in self.params for spelling in option.opts}
         ctx.meta[_WORDS], rest = take_words(args, ours)
@@ -289,7 +289,8 @@ def _read_command(
 def _read_words(texts: dict[str, str], words: list[tuple[str, str]]) -> dict[str, str]:
     """What the engine's words mean; raises ``ConfigError`` for another engine's."""
     from dsv4kv.errors import ConfigError
-    from dsv4kv.sizing.words import find_word, merge, read_word, wrong_engine
+    from dsv4kv.sizing.command_words import merge, read_word, wrong_engine
+    from dsv4kv.sizing.words import find_word
 
     family = texts.get("engine", "dsv4kv").partition(":")[0].lower()
     for spelling, _ in words:
@@ -378,7 +379,7 @@ def _print_sweep(
     if as_json:
         _print_json([to_values(row) for row in rows])
     else:
-        from dsv4kv.view.budget import view_sweep
+        from dsv4kv.view.budget_sweep import view_sweep
         from dsv4kv.view.terminal import show
 
         show(view_sweep(rows))

@@ -11,11 +11,12 @@ from dsv4kv.engines.registry import find_engine
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.presets import config_file
 from dsv4kv.sizing.answer import Answer
+from dsv4kv.sizing.command_words import GivenWord, merge, read_word
 from dsv4kv.sizing.fit import max_concurrency, tightest_free_bytes
 from dsv4kv.sizing.inputs import read_inputs
 from dsv4kv.sizing.scenario import Scenario, fix_layout, resolve
 from dsv4kv.sizing.servers import Launch, find_launches
-from dsv4kv.sizing.words import GivenWord, Texts, find_word, merge, read_word
+from dsv4kv.sizing.words import Texts, find_word
 
 _MOST_CHARACTERS = 2**18
 _UNSET = re.compile(r"\$\{?\w+\}?|\{\{?\s*\w+\s*\}?\}")

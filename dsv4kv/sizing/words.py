@@ -8,7 +8,7 @@ Sources: vLLM 0.33 (``arg_utils.py``, ``envs.py``), SGLang 0.5.23 (``arg_groups/
 
 import json
 import re
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -121,7 +121,7 @@ def _drafts(method: str) -> Texts:
     raise ConfigError(f"drafts by {method!r} are not counted: mtp and dspark are.")
 
 
-_OWN_DRAFTS = "own-draft-tokens"
+OWN_DRAFTS = "own-draft-tokens"  # for merge
 _SGLANG_DRAFTS = {"DSPARK": 8}
 """Draft tokens that SGLang takes where none are given, the verified one among them: 7 + 1 of
 DSpark, unless the checkpoint says otherwise, and four of EAGLE (``speculative_hook.py``)."""
@@ -130,7 +130,7 @@ DSpark, unless the checkpoint says otherwise, and four of EAGLE (``speculative_h
 def _sglang_drafts(text: str) -> Texts:
     tokens = _SGLANG_DRAFTS.get(text.upper(), 4)
     found = _drafts(text)
-    return found | {_OWN_DRAFTS: str(tokens)} if found else {}
+    return found | {OWN_DRAFTS: str(tokens)} if found else {}
 
 
 def _dspark_block(text: str) -> Texts:
@@ -154,7 +154,7 @@ def _gigabytes(text: str) -> Texts:
     return {name: f"{int(count)}GB" for name, count in size.items() if int(count)}
 
 
-_OWN_TIER, _SIMPLE = "own-host-tier", "simple-offload"
+OWN_TIER, SIMPLE = "own-host-tier", "simple-offload"  # for merge
 _OFFLOADED = {
     "OffloadingConnector": "native",
     "SimpleCPUOffloadConnector": "simple",
@@ -170,7 +170,7 @@ _PLAIN_NUMBER = re.compile(r"\d{1,20}(?:\.\d{1,12})?")
 
 def _offloading_size(text: str) -> Texts:
     """GiB, with a fraction; what keeps them is the engine's own unless it is given."""
-    return {_OWN_TIER: "native", "host-size": _in_bytes(text, 2**30, "GiB")}
+    return {OWN_TIER: "native", "host-size": _in_bytes(text, 2**30, "GiB")}
 
 
 def _in_bytes(number: object, unit: int, name: str) -> str:
@@ -180,7 +180,7 @@ def _in_bytes(number: object, unit: int, name: str) -> str:
 
 
 def _offloading_tier(text: str) -> Texts:
-    return {_OWN_TIER: text}
+    return {OWN_TIER: text}
 
 
 def _transfer(text: str) -> Texts:
@@ -324,7 +324,7 @@ WORDS: dict[str, tuple[Word, ...]] = {
         ),
         _word(
             "VLLM_USE_SIMPLE_KV_OFFLOAD", f"{_HOST}: blocks of every rank",
-            _switched(_SIMPLE, "on"),
+            _switched(SIMPLE, "on"),
         ),
         _word(
             "--kv-transfer-config", f"{_HOST}; or what a prompt sends to the decode side",
@@ -497,114 +497,6 @@ def word_for(family: str, name: str) -> str:
     """How an engine calls an input of ours: ``--max-num-seqs`` for ``request-limit``."""
     words = (word for word in WORDS.get(family, ()) if word.means and word.means.input == name)
     return next((word.name for word in words), f"--{name}")
-
-
-Pairs = list[tuple[str, str]]
-"""Words with their values, empty for a switch."""
-
-
-def take_words(arguments: Iterable[str], ours: Container[str]) -> tuple[Pairs, list[str]]:
-    """Part the words of engines from options of ours, and from everything else.
-
-    Raises:
-        ConfigError: A word whose value is missing.
-    """
-    taken: Pairs = []
-    rest: list[str] = []
-    following = iter(arguments)
-    for argument in following:
-        spelling, equals, value = argument.partition("=")
-        found = (find_word(family, spelling) for family in WORDS)
-        word = None if spelling in ours else next(filter(None, found), None)
-        if word is None or not spelling.startswith("--"):
-            rest.append(argument)
-            continue
-        if not equals and not word.switch:
-            value = next(following, "")
-            if not value:
-                raise ConfigError(f"{spelling}: the value is missing.")
-        taken.append((spelling, value))
-    return taken, rest
-
-
-@dataclass(frozen=True)
-class GivenWord:
-    """One word that was given.
-
-    Attributes:
-        spelling: As given.
-        value: As given; empty for a switch.
-        word: What is known of it; None where nothing is.
-        texts: What of ours it means; empty where it changes nothing, or is not counted.
-    """
-
-    spelling: str
-    value: str
-    word: Word | None
-    texts: Texts
-
-    @property
-    def effect(self) -> str:
-        """What it does to sizes; empty where that is not known."""
-        return self.word.effect if self.word else ""
-
-    @property
-    def uncounted(self) -> bool:
-        """Whether it changes sizes in a way that is not counted."""
-        return self.word is not None and self.word.means is None
-
-
-def read_word(family: str, spelling: str, value: str) -> GivenWord:
-    """Read one word; raises ``ConfigError`` for a value that is not of its kind."""
-    word = find_word(family, spelling)
-    if word is None or word.means is None:
-        return GivenWord(spelling, value, word, {})
-    try:
-        return GivenWord(spelling, value, word, word.means.of("on" if word.switch else value))
-    except ConfigError as error:
-        raise ConfigError(f"{spelling}: {error}") from None
-
-
-def merge(family: str, given: Iterable[GivenWord]) -> Texts:
-    """Our inputs from what was given, the last of equal words counting.
-
-    SGLang's ranks are those of all replicas where these are ranks of its attention.
-    """
-    texts: Texts = {}
-    for each in given:
-        texts |= each.texts
-    if own := texts.pop(_OWN_DRAFTS, None):
-        texts.setdefault("draft-tokens", own)
-    simple, tier = texts.pop(_SIMPLE, None), texts.pop(_OWN_TIER, None)
-    if tier and "host-size" in texts:
-        texts.setdefault("host-tier", "simple" if simple and tier == "native" else tier)
-        if tier == "lmcache":  # its server has a size of its own
-            del texts["host-size"]
-    inside = texts.pop("dp-attention", None)
-    if family == "sglang" and not inside and texts.get("dp", "1") != "1":
-        texts |= {"dp-attention": "off"} | {"ep": texts.get("ep", texts.get("tp", "1"))}
-    if family == "sglang" and inside and "dp" in texts:
-        ranks, replicas = int(texts.get("tp", 1)), int(texts["dp"])
-        if replicas < 1 or ranks % replicas:
-            raise ConfigError(
-                f"--dp-size {replicas} does not divide --tp-size {ranks}: with "
-                "--enable-dp-attention replicas are ranks of one server."
-            )
-        texts["tp"] = str(ranks // replicas)
-    return texts
-
-
-def wrong_engine(family: str, spelling: str) -> ConfigError:
-    """The sentence about a word of another engine: whose it is, and what says the same."""
-    owner = next(name for name in WORDS if find_word(name, spelling))
-    word = find_word(owner, spelling)
-    name = word.means.input if word and word.means else ""
-    if family in WORDS:
-        same = word_for(family, name) if name else ""
-        instead = f"{family} calls it {same}" if same else f"{family} has no such word"
-    else:
-        instead = f"add --engine {owner}" + (f", or give --{name}" if name else "")
-    return ConfigError(f"{spelling} is a word of {owner}: {instead}.")
 
 
 def _plain(spelling: str) -> str:

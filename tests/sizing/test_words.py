@@ -3,17 +3,9 @@
 import pytest
 
 from dsv4kv.errors import ConfigError
+from dsv4kv.sizing.command_words import merge, read_word, take_words, wrong_engine
 from dsv4kv.sizing.inputs import READERS, read_inputs
-from dsv4kv.sizing.words import (
-    WORDS,
-    Texts,
-    find_word,
-    merge,
-    read_word,
-    take_words,
-    word_for,
-    wrong_engine,
-)
+from dsv4kv.sizing.words import WORDS, Texts, find_word, word_for
 
 
 @pytest.mark.parametrize("family", WORDS)

@@ -1,0 +1,123 @@
+"""The words of engines in a command: parted from options of ours, read, and merged to inputs."""
+
+from collections.abc import Container, Iterable
+from dataclasses import dataclass
+
+from dsv4kv.errors import ConfigError
+from dsv4kv.sizing.words import (
+    OWN_DRAFTS,
+    OWN_TIER,
+    SIMPLE,
+    WORDS,
+    Texts,
+    Word,
+    find_word,
+    word_for,
+)
+
+Pairs = list[tuple[str, str]]
+"""Words with their values, empty for a switch."""
+
+
+def take_words(arguments: Iterable[str], ours: Container[str]) -> tuple[Pairs, list[str]]:
+    """Part the words of engines from options of ours, and from everything else.
+
+    Raises:
+        ConfigError: A word whose value is missing.
+    """
+    taken: Pairs = []
+    rest: list[str] = []
+    following = iter(arguments)
+    for argument in following:
+        spelling, equals, value = argument.partition("=")
+        found = (find_word(family, spelling) for family in WORDS)
+        word = None if spelling in ours else next(filter(None, found), None)
+        if word is None or not spelling.startswith("--"):
+            rest.append(argument)
+            continue
+        if not equals and not word.switch:
+            value = next(following, "")
+            if not value:
+                raise ConfigError(f"{spelling}: the value is missing.")
+        taken.append((spelling, value))
+    return taken, rest
+
+
+@dataclass(frozen=True)
+class GivenWord:
+    """One word that was given.
+
+    Attributes:
+        spelling: As given.
+        value: As given; empty for a switch.
+        word: What is known of it; None where nothing is.
+        texts: What of ours it means; empty where it changes nothing, or is not counted.
+    """
+
+    spelling: str
+    value: str
+    word: Word | None
+    texts: Texts
+
+    @property
+    def effect(self) -> str:
+        """What it does to sizes; empty where that is not known."""
+        return self.word.effect if self.word else ""
+
+    @property
+    def uncounted(self) -> bool:
+        """Whether it changes sizes in a way that is not counted."""
+        return self.word is not None and self.word.means is None
+
+
+def read_word(family: str, spelling: str, value: str) -> GivenWord:
+    """Read one word; raises ``ConfigError`` for a value that is not of its kind."""
+    word = find_word(family, spelling)
+    if word is None or word.means is None:
+        return GivenWord(spelling, value, word, {})
+    try:
+        return GivenWord(spelling, value, word, word.means.of("on" if word.switch else value))
+    except ConfigError as error:
+        raise ConfigError(f"{spelling}: {error}") from None
+
+
+def merge(family: str, given: Iterable[GivenWord]) -> Texts:
+    """Our inputs from what was given, the last of equal words counting.
+
+    SGLang's ranks are those of all replicas where these are ranks of its attention.
+    """
+    texts: Texts = {}
+    for each in given:
+        texts |= each.texts
+    if own := texts.pop(OWN_DRAFTS, None):
+        texts.setdefault("draft-tokens", own)
+    simple, tier = texts.pop(SIMPLE, None), texts.pop(OWN_TIER, None)
+    if tier and "host-size" in texts:
+        texts.setdefault("host-tier", "simple" if simple and tier == "native" else tier)
+        if tier == "lmcache":  # its server has a size of its own
+            del texts["host-size"]
+    inside = texts.pop("dp-attention", None)
+    if family == "sglang" and not inside and texts.get("dp", "1") != "1":
+        texts |= {"dp-attention": "off"} | {"ep": texts.get("ep", texts.get("tp", "1"))}
+    if family == "sglang" and inside and "dp" in texts:
+        ranks, replicas = int(texts.get("tp", 1)), int(texts["dp"])
+        if replicas < 1 or ranks % replicas:
+            raise ConfigError(
+                f"--dp-size {replicas} does not divide --tp-size {ranks}: with "
+                "--enable-dp-attention replicas are ranks of one server."
+            )
+        texts["tp"] = str(ranks // replicas)
+    return texts
+
+
+def wrong_engine(family: str, spelling: str) -> ConfigError:
+    """The sentence about a word of another engine: whose it is, and what says the same."""
+    owner = next(name for name in WORDS if find_word(name, spelling))
+    word = find_word(owner, spelling)
+    name = word.means.input if word and word.means else ""
+    if family in WORDS:
+        same = word_for(family, name) if name else ""
+        instead = f"{family} calls it {same}" if same else f"{family} has no such word"
+    else:
+        instead = f"add --engine {owner}" + (f", or give --{name}" if name else "")
+    return ConfigError(f"{spelling} is a word of {owner}: {instead}.")

@@ -81,7 +81,7 @@ def _options(
     ] = False,
     no_settings: Annotated[
         bool,
-        typer.Option(_NO_SETTINGS, help="Ignore dsv4kv.yaml and [tool.dsv4kv] of projects."),
+        typer.Option(_NO_SETTINGS, help="Ignore dsv4kv.yaml and \\[tool.dsv4kv] of projects."),
     ] = False,
 ) -> None:
     """Benchmark and profile the DeepSeek-V4 KV cache."""

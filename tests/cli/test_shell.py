@@ -2,8 +2,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from rich.text import Text
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from dsv4kv import __version__, errors
@@ -26,6 +30,18 @@ def test_help_says_what_the_tool_is_lists_all_commands_and_gives_four_examples()
     assert [line.startswith("dsv4kv ") for line in lines[lines.index("Examples") + 1 :]] == (
         [True] * 4
     )
+
+
+def _options(command: Any) -> Iterator[str]:
+    yield from (getattr(each, "help", None) or "" for each in command.params)
+    for one in getattr(command, "commands", {}).values():
+        yield from _options(one)
+
+
+def test_no_brackets_of_an_options_help_are_taken_for_markup() -> None:
+    styles = {"bold", "dim", "italic"}
+    for text in _options(get_command(app)):
+        assert {span.style for span in Text.from_markup(text).spans} <= styles, text
 
 
 def test_without_arguments_the_help_is_shown() -> None:

@@ -111,6 +111,7 @@ THINNED = {
     "serve/test_engine_step.py::test_a_right_cache_passes_every_check": 4,
     "serve/test_prefix_reuse.py::test_what_is_gathered_has_the_bits_of_a_run_without_reuse": 3,
     "serve/test_verifier.py::test_a_right_cache_passes_every_check": 5,
+    "tiers/test_library.py::test_a_prompt_that_comes_back_goes_on_as_if_it_had_never_left": 13,
     "visit/test_rehearsal.py::test_a_call_leaves_one_line_for_every_question": 1,
 }
 """How many variants of the dearest properties are tried, evenly among all: ``make full`` tries

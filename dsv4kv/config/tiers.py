@@ -3,11 +3,11 @@
 The descriptions of the fields are the documentation.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
-from dsv4kv.choices import TIER_WINDOWS, explained
+from dsv4kv.choices import STORES, TIER_WINDOWS, explained
 from dsv4kv.config.bench import ModelSection, NonNegative, Positive, Section
 from dsv4kv.config.replay import CostSection
 
@@ -23,13 +23,13 @@ class TiersConfig(Section):
     """Tokens of a block, and of a page in a store; engines take 256."""
     lengths: Annotated[tuple[Positive, ...], Field(min_length=1)] = (2048, 8192, 32768)
     """Prefixes, in tokens. The cache holds two of the longest, the stores one."""
-    stores: Annotated[tuple[Literal["memory", "file"], ...], Field(min_length=1)] = (
-        "memory",
-        "file",
+    stores: Annotated[tuple[str, ...], Field(min_length=1)] = Field(
+        ("memory", "file"),
+        description="Where they go: memory and file, which take a place of their own, or a place, "
+        f"as redis:HOST: {explained(STORES)}.",
     )
-    """Where they go: host memory, files."""
     folder: str | None = None
-    """Where files are written, and removed at the end; null takes a folder of the user's cache."""
+    """Where ``file`` writes, removed at the end; null takes a folder of the user's cache."""
     threads: Positive = 8
     """Files that are written and read at once."""
     windows: str = Field(

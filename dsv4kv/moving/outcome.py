@@ -13,16 +13,17 @@ class Way:
 
     Attributes:
         time: Nanoseconds.
-        limit: Nanoseconds that memory, or the disk, takes for objects as many and as large.
+        limit: Nanoseconds that memory, or the disk, takes for objects as many and as large; None
+            where that was not measured.
     """
 
     time: Estimate
-    limit: Estimate
+    limit: Estimate | None = None
 
     @property
-    def share(self) -> Estimate:
+    def share(self) -> Estimate | None:
         """Of the limit's rate."""
-        return divide(self.limit, self.time)
+        return divide(self.limit, self.time) if self.limit else None
 
 
 @dataclass(frozen=True)
@@ -143,8 +144,10 @@ def _dearest(families: Sequence[FamilyRow], store: str) -> list[str]:
         return []
     total = sum(row.restore_way.time.value for row in rows)
     first = max(rows, key=lambda row: row.restore_way.time.value)
-    part, way = first.restore_way.time.value / total, first.restore_way
-    limit = "the disk" if store == "file" else "memory"
-    bound = f"{limit} limits" if way.share.value > 0.5 else f"not {limit}, but the work on them"
-    sentence = f"{first.family} takes {part:.0%} of the time, at {way.share.value:.0%} of what "
-    return [f"{sentence}{limit} gives such objects: {bound}."]
+    sentence = f"{first.family} takes {first.restore_way.time.value / total:.0%} of the time"
+    share = first.restore_way.share
+    if share is None:
+        return [f"{sentence}."]
+    limit = "memory" if store == "memory" else "the disk"
+    bound = f"{limit} limits" if share.value > 0.5 else f"not {limit}, but the work on them"
+    return [f"{sentence}, at {share.value:.0%} of what {limit} gives such objects: {bound}."]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from secrets import token_hex
 from tempfile import TemporaryDirectory
 from time import perf_counter_ns
 
@@ -43,11 +44,12 @@ from dsv4kv.tiers.prefixes import digest, namespace_of
 from dsv4kv.tiers.stores.contract import Store
 from dsv4kv.tiers.stores.file import FileStore
 from dsv4kv.tiers.stores.memory import MemoryStore
+from dsv4kv.tiers.stores.place import open_store
 from dsv4kv.tiers.tier import Tier
 from dsv4kv.tiers.windows import Windows, parse_windows
 from dsv4kv.units import format_bytes
 
-_REVISION = "random"  # of the weights: there are none
+_REVISION = f"none-{token_hex(4)}"  # of the weights: no other run finds what this one leaves
 _MORE_TOKENS, _STEPS = 132, 1  # computed and decoded after a restore: every kind of group ends
 _SERIAL = 0
 OnStep = Callable[[str, int, int], None]
@@ -80,7 +82,7 @@ def run_tiers(config: TiersConfig, on_step: OnStep) -> TiersOutcome:
             on_step(f"{name}, {tokens:,} tokens", done, len(steps))
             store = run.open(name, folder)
             try:
-                run.measure(name, store, tokens, folder)
+                run.measure(name, store, tokens)
                 if isinstance(store, FileStore):
                     outcome.cold[name] = store.cold
             finally:
@@ -103,13 +105,15 @@ class _Run:
         self.windows, self.outcome = windows, outcome
         self._computing = _ComputingModel(config, cache.manager.plan)
 
-    def open(self, name: str, folder: Path) -> Store:
-        if name == "memory":
-            return MemoryStore(4 * _prefix_bytes(self.cache, max(self.config.lengths)))
+    def open(self, place: str, folder: Path) -> Store:
         namespace = namespace_of(self.cache.manager.plan, _REVISION)
-        return FileStore(folder, namespace, threads=self.config.threads)
+        if place == "memory":
+            return MemoryStore(4 * _prefix_bytes(self.cache, max(self.config.lengths)))
+        if place == "file":
+            return FileStore(folder, namespace, threads=self.config.threads)
+        return open_store(place, namespace)
 
-    def measure(self, name: str, store: Store, tokens: int, folder: Path) -> None:
+    def measure(self, name: str, store: Store, tokens: int) -> None:
         """One prefix in one store."""
         requests, (stayed, back) = self.requests, (self.requests.admit(), self.requests.admit())
         requests.place(stayed, _SERIAL, tokens)
@@ -153,7 +157,7 @@ class _Run:
         if tokens == max(self.config.lengths):
             for family in self._families():
                 if family.objects(tokens):
-                    row = self._measure_family(name, store, family, (stayed, back), tokens, folder)
+                    row = self._measure_family(name, store, family, (stayed, back), tokens)
                     self.outcome.families.append(row)
         self._verify(name, stayed, back, tokens)
         library.close()
@@ -177,7 +181,6 @@ class _Run:
         family: Family,
         slots: tuple[int, int],
         tokens: int,
-        folder: Path,
     ) -> FamilyRow:
         """A family alone: from the pools into the store, and back."""
         count, rounds = family.objects(tokens), self.config.rounds
@@ -201,15 +204,20 @@ class _Run:
                 self.outcome.failures.append(f"{name}: {family.name} came back with other bytes.")
             store.delete(names)
         size = family.object_bytes
-        if name == "file":
-            limits = time_files(folder, count, size, self.config.threads, rounds)
-        else:
-            limits = (time_copies(count, size, rounds),) * 2
+        limits = self._limits(store, count, size)
         ways = [
-            Way(_estimate(taken), _estimate(limit))
+            Way(_estimate(taken), _estimate(limit) if limit else None)
             for taken, limit in zip((written, read), limits, strict=True)
         ]
         return FamilyRow(name, family.name, count, size, *ways)
+
+    def _limits(self, store: Store, count: int, size: int) -> tuple[list[int], list[int]]:
+        """Nanoseconds to write and to read as many objects, nothing else done; often not known."""
+        rounds = self.config.rounds
+        if isinstance(store, FileStore):
+            return time_files(store.folder, count, size, self.config.threads, rounds)
+        copies = time_copies(count, size, rounds) if isinstance(store, MemoryStore) else []
+        return copies, copies
 
     def _families(self) -> list[Family]:
         return list(self.cache.families.values())

@@ -271,7 +271,7 @@ class Library:
         if not whole and not self.windows.replay_tokens:
             return np.zeros(len(prefix.keys), dtype=np.bool_)
         kind = "manifest" if whole else "pages"
-        return self.stack.exists([prefix.name(key, kind) for key in prefix.keys], tiers)
+        return self.stack.exists(prefix.block_names(kind, len(prefix.keys)), tiers)
 
     def _tails_at(
         self, prefix: Prefix, family: Family, marked: NDArray[np.bool_], tiers: Sequence[Tier]

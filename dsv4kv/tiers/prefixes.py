@@ -56,6 +56,7 @@ class Prefix:
             key = sha256(key + data[at : at + size]).digest()
             self._digests.append(key)
         self.keys = [digest.hex() for digest in self._digests[1:]]
+        self._stems = [f"{self._namespace}/{key}." for key in self.keys]
 
     def __len__(self) -> int:
         """Tokens."""
@@ -73,16 +74,19 @@ class Prefix:
         """The name of an object."""
         return f"{self._namespace}/{key}.{family}"
 
+    def block_names(self, what: str, blocks: int) -> list[str]:
+        """Names of what belongs to the first blocks: objects of a family, or manifests."""
+        return [stem + what for stem in self._stems[:blocks]]
+
     def names(self, family: Family, tokens: int) -> list[str]:
         """Names of the objects of a family that its first ``tokens`` tokens need."""
         count = family.objects(tokens)
         if family.kept is not Kept.PAGES:
             return [self.name(self.key(tokens), family.name)] * count
-        keys = self.keys[: min(count, tokens // self._block_tokens)]
-        if len(keys) < count:
-            keys = [*keys, self.key(tokens)]
-        start, end = f"{self._namespace}/", f".{family.name}"
-        return [start + key + end for key in keys]
+        names = self.block_names(family.name, min(count, tokens // self._block_tokens))
+        if len(names) < count:
+            names.append(self.name(self.key(tokens), family.name))
+        return names
 
     def manifest_name(self, tokens: int, *, whole: bool) -> str:
         """The name of a manifest, with windows and states or of pages alone."""

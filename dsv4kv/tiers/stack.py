@@ -66,8 +66,10 @@ class Stack:
         """Which objects are in one of some tiers."""
         found = np.zeros(len(names), dtype=np.bool_)
         for tier in tiers:
-            left = np.flatnonzero(~found).tolist()
-            if left:
+            if not found.any():  # most often the first tier has all
+                found |= tier.exists(names)
+            elif not found.all():
+                left = np.flatnonzero(~found).tolist()
                 found[left] = tier.exists([names[i] for i in left])
         return found
 

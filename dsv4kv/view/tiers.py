@@ -80,7 +80,7 @@ def _way_cells(row: FamilyRow, way: Way) -> tuple[Number, ...]:
     return (
         Number(format_duration(way.time.value)),
         measured(row.rate(way)),
-        Number(f"{way.share.value:.0%}".removesuffix("%")),
+        Number(f"{way.share.value * 100:.0f}" if way.share else ABSENT),
     )
 
 

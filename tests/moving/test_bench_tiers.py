@@ -93,7 +93,8 @@ def test_bytes_that_come_back_wrong_fail_the_run(
         (["--set", "windows=zero"], "windows is zero, which keeps none at the end of 256 tokens"),
         (["--set", "windows=periodic:512"], "keeps none at the end of 256 tokens"),
         (["--set", "lengths=[1G]"], "shorten lengths, or hold fewer"),
-        (["--set", "stores=[tape]"], "stores[0] is 'tape': give list of choices memory, file"),
+        (["--set", "stores=[tape]"], "'tape' is not a kind of store"),
+        (["--set", "stores=[redis]"], "'redis' does not say where"),
     ],
 )
 def test_what_cannot_be_run_gets_a_sentence(
@@ -138,6 +139,10 @@ def test_the_answer_says_whether_it_is_worth_it_what_costs_most_and_what_limits(
     assert "worth it at every length" in made_up(5e8).answers()[0]
     assert "worth it at none of these lengths" in made_up(5e6).answers()[0]
     assert "is not known for this model" in made_up(None).answers()[0]
+    elsewhere = made_up(5e7)
+    way = Way(estimate(8e7))
+    elsewhere.families = [FamilyRow("file", "csa", 256, 786_240, way, way)]
+    assert elsewhere.answers()[0].endswith("from 2,048 tokens. csa takes 100% of the time.")
 
 
 def test_tables_fit_a_narrow_terminal(

@@ -15,6 +15,7 @@ from dsv4kv.tiers.tier import Tier
 from tests.tiers.world import PlainStore, World, tokens_of
 
 LENGTHS = (1, 3, 4, 127, 128, 129, 255, 256, 257)
+"""Of 0 tokens nothing is kept."""
 EXACT = ["ends", "ends+junctions", "full", "periodic:128", "sglang", "vllm:dense", "vllm:128",
          "lmcache:128", "zero"]  # fmt: skip
 
@@ -45,11 +46,11 @@ def check_round_trip(
                 library.store_prefix(prefix, slot)
     here.release(left)
     noise, back = here.admit(), here.admit()
-    here.compute(noise, 2, 300)
+    here.compute(noise, 2, 130)
     restored = library.restore(prefix, back)
     here.go_on(library, back, 1, restored, end)
     here.compute(stayed, 1, end)
-    here.decode(stayed, 1, 3)
+    here.decode(stayed, 1, 1)
     assert here.differences(stayed, back) == []
     assert restored.exact
     for slot in (stayed, noise, back):
@@ -62,10 +63,10 @@ def check_round_trip(
 @pytest.mark.parametrize("model", ["v4-flash", "v4-pro", "v4.1-flash"])
 @pytest.mark.parametrize("length", LENGTHS)
 def test_a_prompt_that_comes_back_goes_on_as_if_it_had_never_left(model: str, length: int) -> None:
-    assert check_round_trip(world(model), "ends", length, [], length + 140) == length
+    assert check_round_trip(world(model), "ends", length, [], length + 131) == length
 
 
-@settings(max_examples=12)
+@settings(max_examples=10)
 @given(
     windows=st.sampled_from(EXACT),
     length=st.sampled_from(LENGTHS) | st.integers(1, 700),
@@ -91,11 +92,45 @@ def test_every_store_brings_back_the_same(length: int, model: str, tmp_path: Pat
     assert files.damaged == 0
 
 
+@settings(max_examples=6)
+@given(
+    turns=st.lists(st.tuples(st.integers(1, 3), st.sampled_from((3, 128, 130, 259, 384))),
+                   min_size=4, max_size=7),
+    pages=st.integers(1, 5),
+    policy=st.sampled_from(["lru", "arc", "s3fifo", "gdsf"]),
+    below=st.sampled_from(["write_through", "write_back", "write_through_selective"]),
+)  # fmt: skip
+def test_prompts_that_share_tiers_and_are_evicted_from_them_come_back_right(
+    turns: list[tuple[int, int]], pages: int, policy: str, below: str
+) -> None:
+    """Each takes what there is of it, computes the rest, and leaves it for the next."""
+    here = world("v4-flash", "model.layers=[2,3]")
+    room = sum(family.object_bytes for family in here.cache.families.values())
+    upper = Tier("memory", PlainStore(), capacity_bytes=pages * room, policy=policy)
+    lower = Tier("file", PlainStore(), capacity_bytes=2 * pages * room, policy=policy, write=below)
+    library = here.library(upper, lower, windows="ends+junctions")
+    for serial, length in turns:
+        slot, fresh = here.admit(), here.admit()
+        prefix = library.prefix(tokens_of(serial, length))
+        here.compute(slot, serial, library.restore(prefix, slot).tokens, length)
+        library.store_prefix(prefix, slot)
+        here.compute(fresh, serial, length)
+        for each in (slot, fresh):
+            here.compute(each, serial, length + 133)
+        assert here.differences(slot, fresh) == []
+        for each in (slot, fresh):
+            here.release(each)
+        for tier in library.stack.tiers:
+            assert tier.used_bytes <= (tier.capacity_bytes or 0)
+    assert here.manager.num_held_blocks == 0
+    library.close()
+
+
 def test_larger_blocks_and_open_groups() -> None:
     here = world("v4-flash", "cache.block_tokens=256")
     for length in (100, 130, 259, 384):
         assert check_round_trip(here, "ends", length, [], length + 150) == length
-    assert check_round_trip(here, "zero", 600, [], 700) == 0  # 4 layers of 128 take 512 of 600
+    assert check_round_trip(here, "zero", 700, [], 800) == 0  # 3 layers take 512, in whole blocks
 
 
 def test_nothing_stored_is_nothing_found() -> None:

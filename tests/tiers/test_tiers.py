@@ -335,6 +335,33 @@ def test_an_interrupted_restore_leaves_the_slot_as_it_was_admitted() -> None:
     assert at > 300
 
 
+def test_an_interrupted_store_leaves_books_that_add_up_and_can_be_done_again() -> None:
+    slot = WORLD.admit()
+    WORLD.compute(slot, 1, 300)
+    ended = False
+    for at in range(0, 100_000, 1 if FULL else 11):
+        here = both(pages=1, lower="write_back")  # the prompt does not fit above: it is evicted
+        prefix = here.library.prefix(tokens_of(1, 300))
+        try:
+            with interrupted(at) as where:
+                here.library.store_prefix(prefix, slot)
+        except KeyboardInterrupt:
+            pass
+        ended = not where
+        for tier in (here.upper, here.lower):
+            nodes = [node for node, _ in tier._books.nodes.values()]
+            assert tier.used_bytes == sum(node.size for node in nodes), where
+        here.library.store_prefix(prefix, slot)
+        found = here.library.lookup(prefix).points
+        assert found in ((), (300,))
+        here.library.close()
+        if ended:
+            break
+    assert ended
+    assert at > 300
+    WORLD.release(slot)
+
+
 def objects(tier: Tier) -> dict[str, bytes]:
     """What is in a tier's store."""
     assert isinstance(tier.store, PlainStore)

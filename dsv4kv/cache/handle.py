@@ -10,6 +10,7 @@ from dsv4kv.cache.step import Completed, EntryGroup, StepView
 from dsv4kv.cache.table import BlockTable
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
+from dsv4kv.model.schedule import keyed_layers
 from dsv4kv.model.schema import LayerCacheSchema
 from dsv4kv.ops.compressor import Compressor
 from dsv4kv.ops.contract import Backend, Entries, PartWrite
@@ -167,6 +168,7 @@ def build_layers(
         raise ConfigError(f"{plan.config.name} has no data here: workload.data is none.")
     layers: dict[int, LayerCache] = {}
     left = {attn: _SlotMemory.of(states) for attn, states in manager.states.items()}
+    keyed = keyed_layers(schema.layer for schema in plan.schemas)
     for schema in plan.schemas:
         spec = schema.layer
         slots = left[spec.attn]
@@ -184,6 +186,8 @@ def build_layers(
         )
         if spec.owns_kv:
             layer = _bind(layer, manager, slots, compressors.get(spec.layer_idx, (None, None)))
+            if spec.layer_idx not in keyed:
+                layer = replace(layer, indexer=None)
         elif spec.ratio:
             layer = _bind_to(layer, layers[spec.kv_owner])
         layers[spec.layer_idx] = layer

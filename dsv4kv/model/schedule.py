@@ -1,6 +1,6 @@
 """The layer schedule: which attention each layer runs and whose KV it reads."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -109,6 +109,15 @@ def build_schedule(
     if not chosen:
         raise ConfigError("no layer is left to hold: name at least one layer.")
     return _with_owners(config, chosen)
+
+
+def keyed_layers(specs: Iterable[LayerSpec]) -> frozenset[int]:
+    """Layers whose indexer keys a layer held selects by; nothing writes or reads those of others.
+
+    V4's engines leave the indexer of a layer out that takes another one's selection (IndexCache),
+    and keep its pages. Source: vllm#49085, sglang#32771, neither of them released.
+    """
+    return frozenset(spec.kv_owner for spec in specs if spec.selects)
 
 
 def _stage_layers(config: DSV4Config, stage: int, stages: int) -> range:

@@ -7,7 +7,7 @@ stretch of steps costs no more to work out than one.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.formats import EntryFormat, PageLayout
+from dsv4kv.model.schedule import keyed_layers
 from dsv4kv.model.schema import LayerCacheSchema
 from dsv4kv.ops import traffic
 from dsv4kv.ops.step_reads import decode_reads
@@ -108,8 +109,9 @@ class StepTables:
         self._plain: Counter[tuple[EntryFormat, int]] = Counter()  # of one value; tokens of each
         self._seen: Counter[tuple[PageLayout, int]] = Counter()  # by prompt chunks
         owners = {schema.layer.layer_idx: schema for schema in schemas}
+        keyed = keyed_layers(schema.layer for schema in schemas)
         for schema in schemas:
-            self._count_writes(schema, config)
+            self._count_writes(schema, config, keyed)
             owner, ratio = owners[schema.layer.kv_owner], schema.layer.ratio
             pages = (owner.indexer if schema.layer.selects else None, owner.main)
             self._seen.update((page, ratio) for page in pages if page)
@@ -138,11 +140,14 @@ class StepTables:
             row, entry_bytes = layers * cost(1, 0, 0), layers * cost(0, 1, 0)
             yield ChunkTerm(row, row, pool.state_rows, pool.ratio, entry_bytes)
 
-    def _count_writes(self, schema: LayerCacheSchema, config: DSV4Config) -> None:
+    def _count_writes(
+        self, schema: LayerCacheSchema, config: DSV4Config, keyed: Collection[int]
+    ) -> None:
         if schema.window:
             self._windows[schema.window] += 1
+        keys = schema.indexer if schema.layer.layer_idx in keyed else None
         parts = ((schema.main, schema.state_shape, config.head_dim),
-                 (schema.indexer, schema.indexer_state_shape, config.index_dim))  # fmt: skip
+                 (keys, schema.indexer_state_shape, config.index_dim))  # fmt: skip
         for page, shape, dim in parts:
             if page and shape:
                 self._poolings[_pooling(schema, page, shape, dim)] += 1

@@ -83,6 +83,19 @@ def test_a_decode_step_moves_and_computes_what_bench_counts(
     assert work.gather_bytes == 0
 
 
+def test_a_step_of_v4_whose_layers_share_a_selection_is_what_bench_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = load_model("v4-flash").model_copy(update={"index_sources": (2,)})
+    monkeypatch.setattr("dsv4kv.bench.build.load_model", lambda _name: config)
+    layers, tables = held.__wrapped__(("model.layers=[2, 3, 4]",))
+    for before in (1022, 1023):
+        work = CostModel(tables, WEIGHTLESS).decode(np.array([before]), 1)
+        assert work.cache_bytes == sum(
+            size for kind, size in bench_counts(layers, before, 1).items() if kind != "operations"
+        )
+
+
 @pytest.mark.parametrize("model", HELD)
 @settings(max_examples=30, deadline=None)
 @given(before=st.integers(0, LONGEST - 1), tokens=st.integers(1, LONGEST))
@@ -163,7 +176,8 @@ def test_layers_for_which_another_one_selects_read_no_keys() -> None:
     for kind in ("scores", "top-k"):
         assert some.reads[kind][1024] * 21 == every.reads[kind][1024] * 6
     assert (some.reads["attention"] == every.reads["attention"]).all()
-    assert (some.updates == every.updates).all()  # each layer keeps its keys
+    append = 2 * 2 * 256 * 4  # kv and score of a key's token, read and written
+    assert every.updates[1023] - some.updates[1023] == 15 * append
     keys = 256 * (68 + 256) + 8 * 4
     assert every.visible[1024] - some.visible[1024] == 15 * keys
 

@@ -156,14 +156,14 @@ def test_layers_that_share_a_selection_only_attend() -> None:
 def test_a_layer_of_v4_takes_the_selection_that_the_schedule_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """IndexCache: layer 4 stores keys of its own and attends to what layer 2 selected."""
+    """IndexCache: layer 4 has no use for keys of its own and attends to what layer 2 selected."""
     shared = load_model("v4-flash").model_copy(update={"index_sources": (2,)})
     monkeypatch.setattr("dsv4kv.bench.build.load_model", lambda _name: shared)
     served = serve([(90, 12)], ENGINE, "model.layers=[2, 4]")
     assert served.verifier.failures == []
     calls = {name: len(samples.ns) for (name, _), samples in served.recorder.operations.items()}
     assert calls["attend"] == 2 * calls["select_topk"] == 2 * 11
-    assert calls["indexer_state_append"] == calls["attend"]
+    assert calls["state_append"] == 2 * calls["indexer_state_append"]
 
 
 def test_a_slice_without_the_layer_that_selects_gathers_or_is_refused() -> None:

@@ -22,6 +22,8 @@ dsv4kv record server --events tcp://127.0.0.1:5557                 until Ctrl-C
 
 dsv4kv record server --events tcp://127.0.0.1:5557 --seconds 600   ten minutes
 
+dsv4kv record server --proxy 8001=http://127.0.0.1:8000            requests through it
+
 dsv4kv record server --requests sglang.log --metrics http://127.0.0.1:30000/metrics
 """
 
@@ -69,6 +71,15 @@ def record(
         bool,
         _events("Keep messages as they came, too: with the tokens of every prompt."),
     ] = False,
+    proxy: Annotated[
+        list[str] | None,
+        _requests(
+            "Listen here and pass everything on to a server with an OpenAI-compatible API: "
+            "8001=http://127.0.0.1:8000. Only this machine reaches it, unless a host is named: "
+            "0.0.0.0:8001=….",
+            "[HOST:]PORT=URL",
+        ),
+    ] = None,
     requests: Annotated[
         list[str] | None,
         _requests(
@@ -112,12 +123,13 @@ def record(
     from dsv4kv.recording.folder import Recording
     from dsv4kv.recording.run import Live, run
 
-    if not (events or requests or metrics):
-        raise ConfigError("nothing to record: give --events, --requests or --metrics.")
+    if not (events or proxy or requests or metrics):
+        raise ConfigError("nothing to record: give --events, --proxy, --requests or --metrics.")
     live = Live()
     with Recording(out, hear=live.hear) as recording:
         sources = [
             *_events_of(events, replay, ranks, recording, verbatim=verbatim),
+            *_proxies_of(proxy or [], recording),
             *_logs_of(requests or [], recording, follow=not once),
             *_metrics_of(metrics or [], every_s, recording),
         ]
@@ -167,6 +179,23 @@ def _events_of(
     replays = ranks_of(replay, ranks) if replay else [None] * ranks
     for rank, (url, again) in enumerate(zip(ranks_of(events, ranks), replays, strict=True)):
         yield Socket(url, again, Publisher(rank, recording, veil, verbatim=verbatim))
+
+
+def _proxies_of(proxies: list[str], recording: "Recording") -> "Iterator[Source]":
+    from dsv4kv.recording.proxy import Proxy, parse_address
+    from dsv4kv.recording.veil import Veil
+
+    veil = Veil(recording.salt)
+    for number, text in enumerate(proxies):
+        address = parse_address(text)
+        if address.is_public:
+            say(
+                f"--proxy listens on {address.host}:{address.port}, not for this machine alone: "
+                "whoever reaches it uses the server behind it, and nothing that passes is "
+                "encrypted.",
+                err=True,
+            )
+        yield Proxy(number, address, recording, veil)
 
 
 def _logs_of(logs: list[str], recording: "Recording", *, follow: bool) -> "Iterator[Source]":

@@ -176,8 +176,7 @@ def _orphan() -> Block:
 
 def _is_chain(event: Record, server: _Server) -> bool:
     """Whether what was stored is of the group that keeps everything, and there is something."""
-    windowed = "window" in event or event.get("kind", "").startswith("sliding")
-    if windowed or not 0 < len(event["stored"]) * event["size"] == event["tokens"]:
+    if not event["chain"] or not event["stored"]:
         return False
     if not server.group:
         server.group.append(event.get("group"))

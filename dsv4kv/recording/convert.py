@@ -13,13 +13,8 @@ from dsv4kv.traces.request import Request
 from dsv4kv.units import counted
 
 _MERGED = (
-    "arrival_s",
-    "input_tokens",
-    "output_tokens",
-    "cached_tokens",
-    "session",
-    "ids",
-    "grain",
+    *("arrival_s", "input_tokens", "output_tokens", "cached_tokens", "session"),
+    *("ids", "grain", "ids_of"),
 )
 _STORES_ONLY = (
     "stores-only: these are prompts as the server stored them; those that were cached as a whole "
@@ -36,12 +31,14 @@ class Recorded:
         stores_only: Whether nobody saw the requests, but only what was stored for them: what was
             cached as a whole is missing, so no hit rate follows.
         cached_tokens: By the server, of every request; None where it did not say.
+        by_text: Requests whose ids are of their text: what they share is estimated.
         counters: Whose counters, tokens found, tokens asked for, of every server sampled.
     """
 
     requests: list[Request]
     stores_only: bool
     cached_tokens: list[int | None]
+    by_text: int
     counters: list[tuple[str, int, int]]
 
 
@@ -57,8 +54,8 @@ def read_recording(folder: Path) -> Recorded:
         rows = [_row_of(store) for store in Chains().read(read_stream(folder, "events"))]
     if not rows:
         raise TraceError(
-            f"{folder}: no request was recorded: give record a source of requests (--requests) or "
-            "of events (--events)."
+            f"{folder}: no request was recorded: give record a source of requests (--proxy or "
+            "--requests), or one of events (--events)."
         )
     rows.sort(key=lambda row: row["arrival_s"])
     sizes = {row["grain"] for row in rows if row.get("ids")}
@@ -71,6 +68,7 @@ def read_recording(folder: Path) -> Recorded:
         [_request(row, rows[0]["arrival_s"]) for row in rows],
         stores_only,
         [row.get("cached_tokens") for row in rows],
+        sum(row.get("ids_of") == "text" for row in rows),
         [
             hits
             for counted in count(read_stream(folder, "metrics")).values()
@@ -88,7 +86,9 @@ def told(recorded: Recorded) -> list[str]:
         f"({found / asked:.2%}), from the first sample to the last"
         for engine, found, asked in recorded.counters
     ]
-    return [_told_of_requests(recorded), *counters]
+    prompts = counted(recorded.by_text, "prompt")
+    text = [f"ids of {prompts} are of text: what they share is estimated"]
+    return [_told_of_requests(recorded), *(text if recorded.by_text else []), *counters]
 
 
 def _told_of_requests(recorded: Recorded) -> str:
@@ -114,8 +114,15 @@ def _complete(records: Iterable[Record]) -> Iterator[Record]:
             continue
         row = {name: record[name] for name in _MERGED if record.get(name) is not None}
         key = record.get("id", f"request {number}")
-        found[key] = row | found.get(key, {})
+        before = found.get(key, {})
+        found[key] = row | before | (_ids_of(row) or _ids_of(before))
     return (row for row in found.values() if row.get("input_tokens") and "arrival_s" in row)
+
+
+def _ids_of(row: Record) -> Record:
+    """Ids that are of tokens: none are better."""
+    known = "ids" in row and row.get("ids_of") != "text"
+    return {name: row[name] for name in ("ids", "grain")} | {"ids_of": None} if known else {}
 
 
 def _row_of(store: Store) -> Record:

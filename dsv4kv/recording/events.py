@@ -4,10 +4,11 @@ What is written of a batch has the shape of the batch, and numbers in place of w
 anything: the server's names of blocks, tokens, sessions, adapters.
 
     {"at":…, "source":"events:0", "place":[12,ts], "ts":…, "rank":0, "events":[
-      {"stored":[…], "parent":…, "tokens":1024, "size":256, "ids":[…], "session":…},
+      {"stored":[…], "parent":…, "size":256, "chain":true, "grain":64, "ids":[…], "session":…},
       {"removed":[…]}, {"cleared":true}]}
 
 ``ids`` are numbers of the tokens of every block, ``grain`` tokens each, without what comes before.
+Of blocks that are no ``chain``, those of windows, nothing but their names is written.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,6 +26,7 @@ from dsv4kv.recording.source import missing_package
 from dsv4kv.recording.veil import LEAST_TOKENS, Veil, grain_of
 from dsv4kv.recording.wire import Event, Removed, Stored
 
+_MEDIA = {None, "CPU", "CPU_PINNED", "DISK", "EXTERNAL", "GPU", "STORAGE"}
 _POLL_MS = 100
 _ANSWER_MS = 2_000  # without an answer so long, nothing more is sent again
 _QUIET_S = 5.0  # without a message so long, it is asked whether the last ones were lost
@@ -37,7 +39,7 @@ def veiled(event: Event, veil: Veil) -> Record:
         return _stored(event, veil)
     if isinstance(event, Removed):
         record: Record = {"removed": [veil.name(one) for one in event.hashes]}
-        return record | _given(medium=event.medium, group=event.group)
+        return record | _given(medium=_medium(event), group=event.group)
     return {"cleared": True}
 
 
@@ -45,20 +47,19 @@ def _stored(event: Stored, veil: Veil) -> Record:
     record: Record = {
         "stored": [veil.name(one) for one in event.hashes],
         "parent": None if event.parent is None else veil.name(event.parent),
-        "tokens": len(event.tokens),
         "size": event.block_tokens,
+        "chain": event.is_chain,
     }
     if event.is_chain and event.block_tokens >= LEAST_TOKENS:
         grain = grain_of(event.block_tokens)
         record |= {"grain": grain, "ids": list(_contents(event, grain, veil))}
     session = None if event.session is None else veil.name(event.session)
-    return record | _given(
-        medium=event.medium,
-        group=event.group,
-        kind=event.kind,
-        window=event.window,
-        session=session,
-    )
+    return record | _given(medium=_medium(event), group=event.group, session=session)
+
+
+def _medium(event: Stored | Removed) -> str | None:
+    """Where the blocks are, in words that are known."""
+    return event.medium if event.medium in _MEDIA else "OTHER"
 
 
 def _contents(event: Stored, grain: int, veil: Veil) -> Iterator[int]:

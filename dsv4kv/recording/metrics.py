@@ -45,7 +45,7 @@ _SETTINGS = {
     "sliding_window",
 }
 """Of the server's configuration, what is written down."""
-_SETTING = re.compile(r"[\w.+-]{1,32}")
+_WORD = re.compile(r"[a-z0-9_.]{1,32}|True|False|None")
 _LINE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?\s*")
 _LABEL = re.compile(r'([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"')
 _TIMEOUT_S = 5.0
@@ -70,7 +70,7 @@ def parse(text: str) -> tuple[Values, dict[str, str]]:
             settings |= {
                 key: found
                 for key, found in labels.items()
-                if key in _SETTINGS and _SETTING.fullmatch(found)
+                if key in _SETTINGS and _WORD.fullmatch(found)
             }
         elif _KEPT.fullmatch(name) and not name.endswith(("_bucket", "_created")):
             key = _key(name, labels)
@@ -92,7 +92,8 @@ def _samples(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
 
 
 def _key(name: str, labels: Mapping[str, str]) -> str:
-    kept = ",".join(f"{key}={labels[key]}" for key in sorted(_LABELS & labels.keys()))
+    known = sorted(key for key in _LABELS & labels.keys() if _WORD.fullmatch(labels[key]))
+    kept = ",".join(f"{key}={labels[key]}" for key in known)
     return f"{name}{{{kept}}}" if kept else name
 
 

@@ -24,7 +24,7 @@ class Live:
         self._lately: tuple[float, int] = (self._begun_s, 0)
         self._known: dict[Any, None] = {}
         self._counted = dict[str, Counted]()
-        self.batches = self.gaps = self.samples = self.requests = 0
+        self.batches = self.gaps = self.samples = self.requests = self.untold = 0
         self.input_tokens = self.cached_tokens = 0
 
     def hear(self, stream: str, record: Record) -> None:
@@ -38,6 +38,8 @@ class Live:
             self._counted.setdefault(record["source"], Counted()).add(record["values"])
         elif stream == "requests" and "input_tokens" in record:
             self._request(record)
+        elif stream == "requests":
+            self.untold += record.get("end") == "done"
 
     def _request(self, record: Record) -> None:
         """Logs have several lines of a request; the last thousands are known again."""
@@ -64,6 +66,8 @@ class Live:
             f"{self.gaps:,} missing",
             counted(self.samples, "sample"),
         ]
+        if self.untold:
+            parts.insert(2, f"{self.untold:,} without usage")
         return ", ".join(parts)
 
     def _hit_rate(self) -> str:

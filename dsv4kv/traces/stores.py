@@ -41,5 +41,5 @@ def refuse_stores(place: object) -> TraceError:
     return TraceError(
         f"{place}: this trace says what a server stored, not what was asked of it: prompts that "
         "were cached as a whole are missing, so it has no hit rate. Record requests, too: "
-        "dsv4kv record --requests."
+        "dsv4kv record --proxy or --requests."
     )

@@ -1,17 +1,22 @@
 """``dsv4kv record`` and what becomes of a recording."""
 
+import asyncio
 import json
+import signal
+import socket
 import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from aiohttp import ClientSession
 from typer.testing import CliRunner
 
 from dsv4kv.cli import app
-from dsv4kv.recording.folder import Recording
+from dsv4kv.recording.folder import Recording, read_stream
 from tests.recording.frames import frames, stored
+from tests.recording.serving import serving
 
 TOKENS = list(range(1024))
 
@@ -193,6 +198,78 @@ def test_ids_of_two_sizes_are_no_trace(asked: Path, tmp_path: Path) -> None:
     assert "ids of 64 and 256 tokens" in done.output
 
 
+def test_prompts_known_by_their_text_are_told_so_and_tokens_are_better(
+    asked: Path, tmp_path: Path
+) -> None:
+    row = {"source": "proxy:0", "arrival_s": 20.0, "input_tokens": 128, "grain": 64}
+    text = {"ids": [7, 8], "ids_of": "text"}
+    with Recording(asked) as recording:
+        for name in (1, 2):
+            recording.write("requests", row | text | {"id": name})
+        recording.write("requests", row | {"id": 2, "ids": [1, 2]})
+    done = run("trace", "convert", asked, tmp_path / "trace.jsonl")
+    assert "ids of 1 prompt are of text: what they share is estimated" in done.output
+    assert [line["prefix_hashes"] for line in lines(tmp_path / "trace.jsonl")[-2:]] == [
+        [7, 8],
+        [1, 2],
+    ]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_whatever_ends_it_no_finished_request_is_lost(number: int, tmp_path: Path) -> None:
+    folder, count = tmp_path / "recording", 20
+
+    async def ask(url: str) -> None:
+        async with ClientSession() as client:
+            for _ in range(count):
+                async with client.post(f"{url}/v1/chat/completions", json={}) as answer:
+                    await answer.read()
+
+    async def test() -> None:
+        async with serving() as (_, direct):
+            port = free_port()
+            command = [sys.executable, "-m", "dsv4kv", "record", str(folder), "--quiet"]
+            command += ["--proxy", f"{port}={direct}"]
+            process = await asyncio.create_subprocess_exec(*command)
+            while not accepts(port):
+                await asyncio.sleep(0.05)
+            await ask(f"http://127.0.0.1:{port}")
+            process.send_signal(number)
+            assert await process.wait() == 0
+
+    asyncio.run(test())
+    assert [row["input_tokens"] for row in read_stream(folder, "requests")] == [300] * count
+    assert [note["what"] for note in read_stream(folder, "notes")] == ["start", "stop"]
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def accepts(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_a_proxy_that_others_reach_says_what_that_means(tmp_path: Path) -> None:
+    words = ("record", tmp_path / "recording", "--seconds", "0", "--proxy")
+    done = run(*words, "0.0.0.0:0=http://127.0.0.1:8000")
+    assert "whoever reaches it uses the server behind it" in done.output
+    assert "whoever" not in run(*words, "0=http://127.0.0.1:8000").output
+
+
+def test_a_source_that_fails_ends_the_recording_with_its_sentence(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = run("record", tmp_path / "recording", "--proxy", f"{port}=http://127.0.0.1:1")
+    assert done.exit_code == 2
+    assert "take another port" in done.output
+
+
 def test_without_a_source_there_is_nothing_to_record(tmp_path: Path) -> None:
     done = run("record", tmp_path / "recording")
     assert done.exit_code == 2
@@ -200,12 +277,19 @@ def test_without_a_source_there_is_nothing_to_record(tmp_path: Path) -> None:
     assert not (tmp_path / "recording").exists()
 
 
-@pytest.mark.parametrize("package", ["zmq", "msgspec"])
+@pytest.mark.parametrize(
+    ("package", "option", "value"),
+    [
+        ("zmq", "--events", "tcp://127.0.0.1:5557"),
+        ("msgspec", "--events", "tcp://127.0.0.1:5557"),
+        ("aiohttp", "--proxy", "8001=http://127.0.0.1:8000"),
+    ],
+)
 def test_without_the_extra_a_sentence_says_how_to_install_it(
-    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    package: str, option: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    done = run("record", tmp_path / "recording", "--events", "tcp://127.0.0.1:5557")
+    done = run("record", tmp_path / "recording", option, value)
     assert done.exit_code == 2
     assert "pip install 'dsv4kv[record]'" in done.output
 

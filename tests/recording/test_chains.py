@@ -246,6 +246,6 @@ def test_blocks_of_single_tokens_are_chains_by_the_servers_names(tmp_path: Path)
 
 
 def test_two_servers_with_equal_names_are_kept_apart() -> None:
-    event = {"stored": [1], "parent": None, "tokens": 16, "size": 16, "ids": [3], "grain": 16}
+    event = {"stored": [1], "parent": None, "chain": True, "size": 16, "ids": [3], "grain": 16}
     records = [{"source": f"events:{server}", "ts": 0.0, "events": [event]} for server in range(2)]
     assert lengths(Chains().read(records)) == [(16, 0, 0), (16, 0, 0)]

@@ -66,7 +66,7 @@ class Server:
     async def _stream(self, request: web.Request, body: Record) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        name = f"chatcmpl-{self.seen}"
+        name = body.get("name", f"chatcmpl-{self.seen}")
         for number in range(PIECES):
             choice = {"index": 0, "delta": {"content": f'a "usage": {{}} é{number}'}}
             await response.write(_event({"id": name, "choices": [choice]}))

@@ -57,9 +57,8 @@ def lines(folder: Path, stream: str) -> int:
 
 
 def test_of_events(tmp_path: Path) -> None:
-    texts = ("medium", "lora_name", "session_id", "cache_salt", "locality", "ownership")
-    texts += ("kv_cache_spec_kind", "unknown")
-    marked: dict[str, Any] = {name: f"{WORD}-{name}" for name in texts}
+    texts = "medium lora_name session_id cache_salt locality ownership kv_cache_spec_kind unknown"
+    marked: dict[str, Any] = {name: f"{WORD}-{name}" for name in texts.split()}
     marked["extra_keys"] = [[WORD, WORD.encode()], None]
     marked["lookahead_token_ids"] = [list(TOKENS[:4])] * 2
     tokens = list(TOKENS[:32])
@@ -128,8 +127,7 @@ def test_of_metrics(tmp_path: Path) -> None:
 
 
 def test_of_a_proxy(tmp_path: Path) -> None:
-    headers = ("Authorization", "Cookie", "X-Api-Key", "X-Session-ID", "X-Forwarded-For")
-    headers += ("User-Agent", "Referer", "X-Request-Id")
+    headers = "Authorization Cookie X-Api-Key X-Session-ID X-Forwarded-For User-Agent Referer"
     body = {
         "model": WORD,
         "messages": [{"role": "user", "content": f"{WORD} " * 900}],
@@ -142,7 +140,9 @@ def test_of_a_proxy(tmp_path: Path) -> None:
     }
 
     async def ask(url: str) -> None:
-        async with ClientSession(headers=dict.fromkeys(headers, f"Bearer {WORD}")) as client:
+        async with ClientSession(
+            headers=dict.fromkeys(headers.split(), f"Bearer {WORD}")
+        ) as client:
             for mode in ("plain", "stream", "fail", "leave"):
                 for more in ({}, {"prompt": None}):
                     document = body | {"mode": mode} | more

@@ -17,6 +17,7 @@ import numpy as np
 import xxhash
 from numpy.typing import ArrayLike, NDArray
 
+from dsv4kv.engines.sglang.files import page_digests
 from dsv4kv.model.plan import CachePlan
 from dsv4kv.tiers.families import Family, Kept, families_of
 from dsv4kv.tiers.stores.namespace import Namespace
@@ -50,11 +51,7 @@ class Prefix:
         self._tokens = np.ascontiguousarray(tokens, dtype="<u4")
         self._namespace = namespace.digest
         self._block_tokens = block_tokens
-        data, size, key = self._tokens.tobytes(), 4 * block_tokens, b""
-        self._digests = [b""]
-        for at in range(0, len(data) // size * size, size):
-            key = sha256(key + data[at : at + size]).digest()
-            self._digests.append(key)
+        self._digests = [b"", *page_digests(self._tokens, block_tokens)]
         self.keys = [digest.hex() for digest in self._digests[1:]]
         self._stems = [f"{self._namespace}/{key}." for key in self.keys]
 

@@ -98,6 +98,12 @@ SYSTEMS = {
 }
 """Ways to keep a cache that ``bench systems`` runs side by side."""
 
+TRANSPORTS = {
+    "shm": Implementation("shared memory, on one machine"),
+    "tcp": Implementation("a socket, on one machine or between two"),
+}
+"""How ``bench transfer`` gets bytes from a prefill cache to a decode cache."""
+
 PREPARE = {
     "host": Implementation("which copies them"),
     "device": Implementation("by kernels"),

@@ -72,7 +72,7 @@ SLOW = {
     "sizing": "test_advice test_fit test_launch",
     "tiers": "test_faults test_library test_tiers stores/test_contract stores/test_kills"
     " stores/test_redis wire/test_rows",
-    "transfer": "test_side",
+    "transfer": "test_run test_side",
     "traces": "test_histories test_real",
     "view": "page test_odd_profiles test_terminal",
 }

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dsv4kv.choices import BACKENDS, PEERS, listed
-from dsv4kv.cli import systems, tiers
+from dsv4kv.cli import systems, tiers, transfer
 from dsv4kv.cli.complete import offer, offer_settings
 from dsv4kv.cli.records import as_settings, end_run, keep_record
+from dsv4kv.errors import ConfigError
 from dsv4kv.resources import shipped_names
 from dsv4kv.view.console import open_console
 
@@ -36,7 +37,12 @@ dsv4kv bench --launches 7                         medians over launches
 dsv4kv bench systems                              three ways to keep a cache
 
 dsv4kv bench tiers                                prefixes stored and restored
+
+dsv4kv bench transfer                             from a prefill to a decode process
 """
+
+OWN = (systems.NAME, tiers.NAME, transfer.NAME)
+"""Benchmarks with settings of their own."""
 
 SHORTHANDS = {
     "trace": "workload.trace",
@@ -53,9 +59,9 @@ def bench(
         str | None,
         typer.Argument(
             help=f"A YAML file or a shipped name: {listed(shipped_names('bench'))}; systems: "
-            "three ways to keep a cache, side by side; or tiers: prefixes in host memory and on "
-            "disk.",
-            autocompletion=offer(shipped_names("bench"), systems.NAME, tiers.NAME),
+            "three ways to keep a cache, side by side; tiers: prefixes in host memory and on disk; "
+            "or transfer: a cache moved to another process.",
+            autocompletion=offer(shipped_names("bench"), *OWN),
             show_default=False,
         ),
     ] = None,
@@ -110,6 +116,14 @@ def bench(
             help="Fresh processes to run it in; tables then show medians over launches.",
         ),
     ] = 1,
+    listen: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="transfer: be the prefill side, here."),
+    ] = None,
+    connect: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="transfer: the prefill side is there."),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the run record.")] = Path("results"),
     json_: Annotated[
         str | None,
@@ -121,14 +135,23 @@ def bench(
 
     Without arguments this replays a short chat trace over three layers of DeepSeek-V4-Flash.
     """
-    if config in (systems.NAME, tiers.NAME):
+    if config in OWN:
         given = {"--trace": trace, "--data": data, "--axis": axis, "--backend": backend}
         unused = [name for name, value in given.items() if value]
         unused += ["--launches"] * (launches > 1) + ["--device"] * (device not in (None, "cpu"))
         seeded = [] if seed is None else [f"seed={seed}"]
+        settings = [*(set_ or []), *seeded]
+        if config == transfer.NAME:
+            transfer.bench_transfer(
+                settings, unused, json_, listen=listen, connect=connect, quiet=quiet
+            )
+            return
+        unused += [f"--{end}" for end in _ends(listen, connect)]
         run = systems.bench_systems if config == systems.NAME else tiers.bench_tiers
-        run([*(set_ or []), *seeded], unused, json_, quiet=quiet)
+        run(settings, unused, json_, quiet=quiet)
         return
+    if ends := _ends(listen, connect):
+        raise ConfigError(f"--{ends[0]} is of bench transfer: leave it out, or run that.")
     short = as_settings(
         SHORTHANDS, trace=trace, data=data, seed=seed, device=device, backend=backend
     )
@@ -141,6 +164,11 @@ def bench(
         record = _run_launches(config, overrides, axis or [], launches, out, stderr)
     keep_record(record, out, json_, silent=silent)
     end_run(record)
+
+
+def _ends(listen: str | None, connect: str | None) -> list[str]:
+    """Which of the two was given."""
+    return [name for name, end in (("listen", listen), ("connect", connect)) if end]
 
 
 def _run_once(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsv4kv.choices import listed
-from dsv4kv.cli import bench, replay, systems
+from dsv4kv.cli import bench, replay
 from dsv4kv.cli.project import Leaf, Project, shown
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.document import Document, Placed, gather, read_document
@@ -101,7 +101,7 @@ class Sets:
 
 
 _SETS = {
-    "bench": Sets("bench", lambda given: given["config"] != systems.NAME, bench.SHORTHANDS),
+    "bench": Sets("bench", lambda given: given["config"] not in bench.OWN, bench.SHORTHANDS),
     "compare": Sets("bench", lambda given: bool(given["ab"])),
     "config show": Sets("bench", lambda _: True),
     "profile": Sets("bench", lambda given: not any(given[x] for x in ("from_", "diff", "child"))),

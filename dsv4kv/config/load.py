@@ -27,6 +27,7 @@ from dsv4kv.config.keys import Key, Root, keys
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.config.systems import SystemsConfig
 from dsv4kv.config.tiers import TiersConfig
+from dsv4kv.config.transfer import TransferConfig
 from dsv4kv.errors import ConfigError
 from dsv4kv.resources import shipped
 from dsv4kv.units import parse_bytes, parse_count
@@ -127,6 +128,7 @@ _FOLDERS: dict[Root, str] = {
     ReplayConfig: "replay",
     SystemsConfig: "systems",
     TiersConfig: "tiers",
+    TransferConfig: "transfer",
 }
 
 

@@ -1,6 +1,5 @@
 """One side of a transfer: a cache of the model, and what fills it and decodes from it."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
@@ -19,9 +18,9 @@ from dsv4kv.ops.registry import load_backend
 from dsv4kv.serve.executor import StepExecutor, StepTokens
 from dsv4kv.serve.inputs import EntryChooser, Queries
 from dsv4kv.serve.operations import Reads
+from dsv4kv.tiers.wire.manifest import make_manifest
 from dsv4kv.tiers.wire.memory import Memory, share
-
-_CHUNK_TOKENS = 2048
+from dsv4kv.tiers.wire.sender import Offer
 
 
 @dataclass
@@ -62,31 +61,70 @@ class Side:
         memory: Its memory.
     """
 
-    def __init__(self, config: BenchConfig, segment: memoryview | None = None) -> None:
-        """Build it, in ``segment`` where there is one. Raises ``ConfigError``."""
+    def __init__(
+        self, config: BenchConfig, *, shared: bool = False, crowded: bool = False
+    ) -> None:
+        """Build it.
+
+        Args:
+            config: What to build.
+            shared: Its pools are in shared memory.
+            crowded: Another prompt is computed in turns with each, so that blocks are scattered.
+
+        Raises:
+            ConfigError: A cache that cannot be built, or has no data here.
+            StoreFull: Too little shared memory.
+        """
         torch.set_num_threads(1)
         plan = plan_from(config)
         check_data_path(plan)
-        self._seed = config.measure.seed
+        self._seed, self._chunk_tokens = config.measure.seed, config.workload.step_tokens
         manager = build_manager(config, plan, None)
-        if segment is not None:
-            share(manager, segment)
-        self.memory, self._manager = Memory(manager), manager
+        self.memory = Memory(manager, share(manager) if shared else None)
+        self._manager, self._crowded = manager, crowded
         backend = load_backend("cpu")
         self._executor: StepExecutor = build_drive(config, manager, Recorder(), backend).executor
 
-    def prefill(
-        self, serial: int, tokens: int, on_layer: Callable[[int, int], None] = lambda *_: None
-    ) -> int:
-        """Compute a prompt in a slot of its own; ``on_layer`` hears of every layer's tokens."""
+    def prefill(self, serial: int, tokens: int, offer: Offer | None = None) -> int:
+        """Compute a prompt in a slot of its own; ``offer`` hears how far every layer is."""
+        torch.set_num_threads(1)  # of this thread, which need not be the first one
         slot = self._manager.admit_request()
-        for start in range(0, tokens, _CHUNK_TOKENS):
-            end = min(start + _CHUNK_TOKENS, tokens)
+        other = self._manager.admit_request() if self._crowded else None
+        for start in range(0, tokens, self._chunk_tokens):
+            end = min(start + self._chunk_tokens, tokens)
             step = self._step(slot, serial, start, end)
+            if other is not None:
+                prepare_forward(self._manager, [other], [start], [end])
+            if offer is not None:
+                chunk = make_manifest(self.memory, slot, end, prefix=start, complete=False)
+                offer.begin(chunk)
             for layer in self._executor.layers:
                 replace(self._executor, layers=[layer]).prefill(step)
-                on_layer(layer.schema.layer.layer_idx, end)
+                if offer is not None:
+                    offer.reach(layer.schema.layer.layer_idx, end)
+        if other is not None:
+            self.release(other)
+        if offer is not None:
+            offer.finish(make_manifest(self.memory, slot, tokens))
         return slot
+
+    def hold(self, tokens: int, offer: Offer) -> int:
+        """A request that nobody computes: its blocks, with whatever is in them, are offered."""
+        slot, other = self._manager.admit_request(), self._manager.admit_request()
+        for start in range(0, tokens, self._chunk_tokens):
+            end = min(start + self._chunk_tokens, tokens)
+            for each in (slot, other):
+                prepare_forward(self._manager, [each], [start], [end])
+        self.release(other)
+        offer.finish(make_manifest(self.memory, slot, tokens))
+        return slot
+
+    def draw(self) -> None:
+        """Fill all pages with drawn bytes: memory that nobody has written is no memory."""
+        random = np.random.default_rng(self._seed)
+        for region in self.memory.regions:
+            pool = np.frombuffer(region, dtype=np.uint8)
+            pool[:] = np.frombuffer(random.bytes(len(pool)), dtype=np.uint8)
 
     def decode(self, slot: int, serial: int, steps: int) -> str:
         """Go on for some steps: a digest of what they read, and of the rows they leave."""

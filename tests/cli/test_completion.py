@@ -89,7 +89,7 @@ def test_a_value_of_a_sweep_is_offered_once_and_behind_those_before_it(
         ("budget --model ", ["gqa8", *shipped_names("models")]),
         ("budget --engine sglang:", [n for n in choices.ENGINES if n.startswith("sglang:")]),
         ("budget --state ", list(choices.SIZED_STATES)),
-        ("bench ", ["systems", "tiers", *shipped_names("bench")]),
+        ("bench ", ["systems", "tiers", "transfer", *shipped_names("bench")]),
         ("bench --backend ", [*choices.BACKENDS, *choices.PEERS]),
         ("replay --config ", shipped_names("replay")),
         ("replay --rule v", [n for n in choices.RULES if n.startswith("v")]),

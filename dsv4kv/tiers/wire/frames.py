@@ -27,6 +27,7 @@ MESSAGE, READ, DATA = b"M", b"R", b"D"
 _HEADER = struct.Struct("!4scQ")
 _MARK = b"dkv1"
 _MOST_BUFFERS = 512  # of one call; IOV_MAX is 1,024 on Linux and macOS
+_MOST_BYTES = 2**18  # of one call: a socket takes less at once, and every buffer named costs time
 
 
 class Wire:
@@ -134,8 +135,11 @@ class Wire:
         """Let ``call`` go through all views, a few hundred at a time."""
         left = [view for view in views if len(view)]
         first = 0
+        # Once, not for every call: who stops is hung up on after twice the time at most.
+        with suppress(OSError):  # closed: the call itself will say so
+            self._socket.settimeout(max(deadline - monotonic(), 1e-3))
         while first < len(left):
-            moved = self._one(call, left[first : first + _MOST_BUFFERS], deadline)
+            moved = self._one(call, _batch(left, first), deadline)
             while first < len(left) and moved >= len(left[first]):
                 moved -= len(left[first])
                 first += 1
@@ -149,7 +153,6 @@ class Wire:
         deadline: float,
     ) -> int:
         try:
-            self._socket.settimeout(max(deadline - monotonic(), 1e-3))
             moved = call(views)
         except TimeoutError:
             raise StoreUnavailable(
@@ -163,6 +166,15 @@ class Wire:
         if monotonic() > deadline:
             raise StoreUnavailable(f"{self.peer} is too slow: hung up.")
         return moved
+
+
+def _batch(views: Sequence[memoryview], first: int) -> Sequence[memoryview]:
+    """As many views as one call can move."""
+    end, size = first, 0
+    while end < len(views) and end - first < _MOST_BUFFERS and size < _MOST_BYTES:
+        size += len(views[end])
+        end += 1
+    return views[first:end]
 
 
 def greet(wire: Wire, token: str) -> None:

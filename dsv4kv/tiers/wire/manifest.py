@@ -54,7 +54,9 @@ class Manifest(Sealed):
         tokens: Tokens it has.
         prefix: Tokens whose pages are not offered.
         families: By name.
-        regions: Where every region is in the shared segment; empty where there is none.
+        complete: Whether the prompt is computed: before, pages are named, and have no digests.
+        segment: Name of the shared memory that the sender's pools are in, if they are.
+        regions: Where every region is in it.
     """
 
     model: str
@@ -62,15 +64,18 @@ class Manifest(Sealed):
     tokens: NonNegative
     prefix: NonNegative
     families: dict[str, FamilyRows]
+    complete: bool
+    segment: Annotated[str, Field(max_length=255)] = ""
     regions: list[Annotated[int, Field(ge=0, le=2**48)]] = Field(default_factory=list)
 
 
 def make_manifest(
-    memory: Memory, slot: int, tokens: int, *, prefix: int = 0, regions: list[int] | None = None
+    memory: Memory, slot: int, tokens: int, *, prefix: int = 0, complete: bool = True
 ) -> Manifest:
     """Describe a request that has ``tokens`` tokens in a slot, and hash what it has.
 
     prefix: tokens of which the other side has the pages; they are left out.
+    complete: without, its pages are known, and not yet what they hold.
     """
     families = {}
     for name, family in memory.families.items():
@@ -86,7 +91,7 @@ def make_manifest(
             first=rows.start,
             end=rows.stop,
             ids=ids[:1].tolist() if alike else ids.tolist(),
-            digests=memory.digests(family, ids, rows, geometry.rows),
+            digests=memory.digests(family, ids, rows, geometry.rows) if complete else [],
         )
     plan = memory.manager.plan
     return Manifest(
@@ -95,7 +100,9 @@ def make_manifest(
         tokens=tokens,
         prefix=prefix,
         families=families,
-        regions=regions or [],
+        complete=complete,
+        segment=memory.segment.name if memory.segment else "",
+        regions=memory.offsets,
     )
 
 

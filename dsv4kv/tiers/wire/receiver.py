@@ -7,14 +7,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
 from dsv4kv.cache.allocators.stack import Ids
 from dsv4kv.cache.prepare import prepare_forward
 from dsv4kv.errors import CacheError, StoreUnavailable, VerificationError
-from dsv4kv.tiers.families import Family
+from dsv4kv.tiers.families import Family, Kept
 from dsv4kv.tiers.wire.frames import MESSAGE, Wire, check_token, greet
 from dsv4kv.tiers.wire.manifest import (
     FamilyRows,
@@ -74,9 +74,18 @@ class Peer:
             self.wire.tell({"op": "bye"})
         self.wire.close()
 
+    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Ask the sender for something of its own."""
+        return self.wire.ask(message)
+
     def manifest(self, request: int) -> Manifest:
         """A request, as soon as it is computed."""
         self.wire.tell({"op": "manifest", "request": request})
+        return read_manifest(self.wire.receive(MESSAGE))
+
+    def chunk(self, request: int, prefix: int) -> Manifest:
+        """The pages of the chunk after ``prefix`` tokens; at last the request, complete."""
+        self.wire.tell({"op": "chunk", "request": request, "prefix": prefix})
         return read_manifest(self.wire.receive(MESSAGE))
 
     def wait(self, request: int, layer: int, tokens: int) -> None:
@@ -111,6 +120,14 @@ class Moved:
     useful_bytes: int = 0
     read_ns: int = 0
 
+    def add(self, other: "Moved") -> None:
+        """Sum up."""
+        self.pieces += other.pieces
+        self.descriptors += other.descriptors
+        self.bytes += other.bytes
+        self.useful_bytes += other.useful_bytes
+        self.read_ns += other.read_ns
+
 
 @dataclass
 class Received:
@@ -131,11 +148,19 @@ class Received:
 
 @dataclass(frozen=True)
 class Read:
-    """What is read of one family: descriptors of every layer, as places there and views here."""
+    """What is read of one family: descriptors of every layer, as places there and views here.
+
+    Attributes:
+        places: Where they are there.
+        into: Where they go here.
+        pieces: How many they were before neighbours were merged.
+        useful_bytes: Bytes of rows, without padding.
+    """
 
     places: Places
     into: list[memoryview]
     pieces: int
+    useful_bytes: int
 
 
 def receive(
@@ -194,6 +219,73 @@ def receive(
     return received
 
 
+def receive_layers(
+    memory: Memory, peer: Peer, request: int, reader: Reader, *, merge: bool = True
+) -> Received:
+    """Take a request in while it is computed: pages of a layer as soon as it has them.
+
+    Windows and states come at the end, and so do the digests. Raises as ``receive``.
+    """
+    manager = memory.manager
+    slot = manager.admit_request()
+    received = Received(slot, manager.generation(slot), 0)
+    moved = {name: Moved() for name in memory.families}
+    try:
+        while not (manifest := peer.chunk(request, received.tokens)).complete:
+            check_manifest(manifest, memory)
+            prepare_forward(manager, [slot], [received.tokens], [manifest.tokens])
+            received.tokens = manifest.tokens
+            for layer in sorted({x for f in memory.families.values() for x in f.layers}):
+                peer.wait(request, layer, manifest.tokens)
+                for name, family in memory.families.items():
+                    if family.kept is Kept.PAGES and layer in family.layers:
+                        at = [family.layers.index(layer)]
+                        read = plan_request(
+                            memory, manifest, received, name, merge=merge, layers=at
+                        )
+                        moved[name].add(timed(reader, read))
+        check_manifest(manifest, memory)
+        if manifest.tokens != received.tokens:
+            raise StoreUnavailable("the sender's chunks are not its whole prompt.")
+        for name, family in memory.families.items():
+            if family.kept is not Kept.PAGES:
+                moved[name].add(
+                    timed(reader, plan_request(memory, manifest, received, name, merge=merge))
+                )
+        verify(memory, manifest, received)
+    except BaseException:
+        manager.release_request(slot, received.generation)
+        raise
+    received.moved = moved
+    return received
+
+
+def plan_request(
+    memory: Memory,
+    manifest: Manifest,
+    received: Received,
+    name: str,
+    *,
+    merge: bool,
+    layers: Sequence[int] | None = None,
+) -> Read:
+    """What is read of a family of a request."""
+    family, offered = memory.families[name], manifest.families[name]
+    ids = memory.ids(family, received.slot, manifest.tokens)
+    rows = range(offered.first, offered.end)
+    return plan_read(memory, family, offered, ids, rows, merge=merge, layers=layers)
+
+
+def timed(reader: Reader, read: Read) -> Moved:
+    """Read, and say what that was and how long it took."""
+    start = perf_counter_ns()
+    reader.read(read.places, read.into)
+    spent_ns = perf_counter_ns() - start
+    return Moved(
+        read.pieces, len(read.places), int(read.places[:, 2].sum()), read.useful_bytes, spent_ns
+    )
+
+
 def _read_families(
     memory: Memory,
     manifest: Manifest,
@@ -202,22 +294,10 @@ def _read_families(
     reader: Reader,
     merge: bool,
 ) -> dict[str, Moved]:
-    moved = {}
-    for name in names:
-        family, offered = memory.families[name], manifest.families[name]
-        ids = memory.ids(family, received.slot, manifest.tokens)
-        rows = range(offered.first, offered.end)
-        read = plan_read(memory, family, offered, ids, rows, merge=merge)
-        start = perf_counter_ns()
-        reader.read(read.places, read.into)
-        moved[name] = Moved(
-            read.pieces,
-            len(read.places),
-            int(read.places[:, 2].sum()),
-            len(rows) * sum(offered.geometry.row_bytes) * len(family.layers),
-            perf_counter_ns() - start,
-        )
-    return moved
+    return {
+        name: timed(reader, plan_request(memory, manifest, received, name, merge=merge))
+        for name in names
+    }
 
 
 def plan_read(
@@ -228,13 +308,17 @@ def plan_read(
     rows: range,
     *,
     merge: bool = True,
+    layers: Sequence[int] | None = None,
 ) -> Read:
-    """Which bytes there go where here: ids int64[layers, n] of the cache that takes them."""
+    """Which bytes there go where here: ids int64[layers, n] of the cache that takes them.
+
+    layers: which of the family's, by their place; None for all.
+    """
     ours, first = memory.geometries[family.name], memory.numbers[family.name]
     blocks, pieces = offered.blocks(), 0
     places, into = list[Places](), list[memoryview]()
     found: Descriptors | None = None
-    for i in range(len(family.layers)):
+    for i in range(len(family.layers)) if layers is None else layers:
         if found is None or len(offered.ids) > 1 or (ids[i] != ids[i - 1]).any():
             each = describe(offered.geometry, blocks[i], ours, ids[i], rows)
             found = coalesce(each) if merge else each
@@ -244,7 +328,8 @@ def plan_read(
         pool = memory.regions[first + i]
         starts, ends = found.target.tolist(), (found.target + found.lengths).tolist()
         into += [pool[start:end] for start, end in zip(starts, ends, strict=True)]
-    return Read(np.concatenate(places), into, pieces)
+    useful = len(rows) * sum(offered.geometry.row_bytes) * len(places)
+    return Read(np.concatenate(places), into, pieces, useful)
 
 
 def verify(memory: Memory, manifest: Manifest, received: Received) -> None:

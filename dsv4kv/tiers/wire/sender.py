@@ -5,11 +5,10 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
-from dsv4kv.errors import ConfigError, StoreUnavailable
+from dsv4kv.errors import ConfigError, Dsv4kvError, StoreUnavailable
 from dsv4kv.tiers.wire.frames import DATA, MESSAGE, READ, Wire, admit, check_token
 from dsv4kv.tiers.wire.manifest import Manifest
 from dsv4kv.tiers.wire.memory import Memory
@@ -26,9 +25,17 @@ class Offer:
         """Nothing is there yet."""
         self._changed = threading.Condition()
         self._tokens: dict[int, int] = {}
+        self._chunks: dict[int, Manifest] = {}
         self._manifest: Manifest | None = None
+        self._failure = ""
         self.taken = threading.Event()
         """The receiver has everything: the blocks may be given back."""
+
+    def begin(self, chunk: Manifest) -> None:
+        """A chunk of the prompt, after its ``prefix``, is being computed in these pages."""
+        with self._changed:
+            self._chunks[chunk.prefix] = chunk
+            self._changed.notify_all()
 
     def reach(self, layer: int, tokens: int) -> None:
         """A layer has the rows of so many tokens."""
@@ -48,16 +55,29 @@ class Offer:
             lambda: self._manifest is not None or self._tokens.get(layer, -1) >= tokens, timeout_s
         )
 
+    def chunk(self, prefix: int, timeout_s: float) -> Manifest:
+        """Wait for the chunk after ``prefix`` tokens; the whole, at last, after all chunks."""
+        self._wait(lambda: prefix in self._chunks or self._manifest is not None, timeout_s)
+        return self._chunks.get(prefix) or self.manifest(timeout_s)
+
     def manifest(self, timeout_s: float) -> Manifest:
         """Wait for the end."""
         self._wait(lambda: self._manifest is not None, timeout_s)
         assert self._manifest is not None
         return self._manifest
 
+    def fail(self, reason: str) -> None:
+        """It will not be computed."""
+        with self._changed:
+            self._failure = reason
+            self._changed.notify_all()
+
     def _wait(self, ready: Callable[[], bool], timeout_s: float) -> None:
         with self._changed:
-            if not self._changed.wait_for(ready, timeout_s):
+            if not self._changed.wait_for(lambda: self._failure or ready(), timeout_s):
                 raise StoreUnavailable(f"the prompt was not computed within {timeout_s:g} s.")
+            if self._failure:
+                raise StoreUnavailable(f"the prompt was not computed: {self._failure}")
 
 
 class Sender:
@@ -75,8 +95,12 @@ class Sender:
         *,
         token: str = "",
         timeout_s: float = 30.0,
+        on_ask: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
     ) -> None:
-        """Listen; raises ``ConfigError`` without a token where strangers can connect."""
+        """Listen; ``on_ask`` answers what else receivers ask.
+
+        Raises ``ConfigError`` without a token where strangers can connect.
+        """
         check_token(address[0], token)
         self._memory, self._token, self._timeout_s = memory, token, timeout_s
         self._offers: list[Offer] = []
@@ -84,6 +108,7 @@ class Sender:
         self._slots = threading.BoundedSemaphore(_MOST_CONNECTIONS)
         self.problems: list[str] = []
         self._raw = b""
+        self._on_ask = on_ask or refuse
         try:
             self._socket = socket.create_server(address)
         except OSError as error:
@@ -105,10 +130,14 @@ class Sender:
     ) -> None:
         self.close()
 
-    def offer(self) -> Offer:
-        """A new request; receivers know it by how many were offered before."""
+    def offer(self) -> tuple[Offer, int]:
+        """A new request, and its number: receivers ask for it by that."""
         self._offers.append(Offer())
-        return self._offers[-1]
+        return self._offers[-1], len(self._offers) - 1
+
+    def wait(self) -> None:
+        """Wait until it is closed."""
+        self._thread.join()
 
     def close(self) -> None:
         """Hang up on everybody."""
@@ -142,7 +171,7 @@ class Sender:
             wire.trust(self._timeout_s)
             while self._answer(wire):
                 pass
-        except StoreUnavailable as error:
+        except Dsv4kvError as error:
             self.problems.append(str(error))
             with suppress(StoreUnavailable):
                 wire.tell({"error": str(error)})
@@ -163,8 +192,9 @@ class Sender:
             case {"op": "bye"}:
                 return False
             case {"op": "manifest", "request": int(request)}:
-                manifest = self._offer(request).manifest(self._timeout_s)
-                wire.send(MESSAGE, [memoryview(manifest.model_dump_json().encode())])
+                _tell(wire, self._offer(request).manifest(self._timeout_s))
+            case {"op": "chunk", "request": int(request), "prefix": int(prefix)}:
+                _tell(wire, self._offer(request).chunk(prefix, self._timeout_s))
             case {"op": "wait", "request": int(request), "layer": int(layer), "tokens": int(n)}:
                 self._offer(request).wait_for(layer, n, self._timeout_s)
                 wire.tell({})
@@ -175,17 +205,25 @@ class Sender:
                 if len(self._raw) < size:
                     self._raw = b"\1" * size
                 wire.send(DATA, [memoryview(self._raw)[:size]])
+            case {"op": str()}:
+                wire.tell(self._on_ask(message))
             case _:
                 raise StoreUnavailable("a message that is none of a receiver's.")
         return True
 
     def _offer(self, request: int) -> Offer:
-        end = monotonic() + self._timeout_s
-        while len(self._offers) <= request and monotonic() < end:
-            threading.Event().wait(0.01)
         if not 0 <= request < len(self._offers):
             raise StoreUnavailable(f"there is no request {request}.")
         return self._offers[request]
+
+
+def _tell(wire: Wire, manifest: Manifest) -> None:
+    wire.send(MESSAGE, [memoryview(manifest.model_dump_json().encode())])
+
+
+def refuse(message: dict[str, Any]) -> dict[str, Any]:
+    """A sender that is asked for nothing but what it offers."""
+    raise StoreUnavailable(f"{str(message['op'])[:40]!r} is not asked here.")
 
 
 def _parse(payload: bytes) -> dict[str, Any]:

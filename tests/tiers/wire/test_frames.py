@@ -42,7 +42,7 @@ def peer(sender: Sender, token: str = TOKEN) -> Peer:
 
 
 def offered(sender: Sender) -> Manifest:
-    sender.offer().finish(make_manifest(Memory(SOURCE), SLOT, 300))
+    sender.offer()[0].finish(make_manifest(Memory(SOURCE), SLOT, 300))
     with peer(sender) as other:
         return other.manifest(0)
 

@@ -59,8 +59,8 @@ def bench(
         str | None,
         typer.Argument(
             help=f"A YAML file or a shipped name: {listed(shipped_names('bench'))}; systems: "
-            "three ways to keep a cache, side by side; tiers: prefixes in host memory and on disk; "
-            "or transfer: a cache moved to another process.",
+            "three ways to keep a cache, side by side; tiers: prefixes in host memory and on "
+            "disk; or transfer: a cache moved to another process.",
             autocompletion=offer(shipped_names("bench"), *OWN),
             show_default=False,
         ),

@@ -88,7 +88,7 @@ def engines_table(config: TransferConfig, outcome: Outcome) -> Table:
     rows: list[tuple[str | Number, ...]] = []
     if outcome.runs:
         total = outcome.runs[0].total
-        rows.append(_sent("dsv4kv", Sent(total.bytes, total.pieces), total))
+        rows.append(_sent("read here", Sent(total.bytes, total.pieces), total))
     for name, sent in outcome.engines.items():
         rows.append(_sent(name, sent, None) if sent else (name, *[Number(ABSENT)] * 3))
     return Table(

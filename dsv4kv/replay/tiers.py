@@ -84,6 +84,8 @@ class Tier:
         )
         self.hit_tokens = self.moved_blocks = self.peak_bytes = 0
         self._objects = stored.objects
+        self._context_bytes = stored.objects.context_bytes
+        self._tail_bytes = stored.objects.tail_bytes
         self.context = self._room(sizes.context_bytes, stored.objects.context_bytes)
         self.tails = self.context
         if sizes.tail_bytes is not None:
@@ -120,7 +122,7 @@ class Tier:
         """Operations and bytes of some objects."""
         contexts = sum(isinstance(key, int) for key in keys)
         tails, objects = len(keys) - contexts, self._objects
-        size = contexts * objects.context_bytes + tails * objects.tail_bytes
+        size = contexts * self._context_bytes + tails * self._tail_bytes
         return objects.operations(contexts, tails), size
 
     def load(self, now_s: float, keys: Sequence[Hashable]) -> float:
@@ -138,8 +140,8 @@ class Tier:
 
     def _place(self, key: Hashable) -> tuple[int, Room]:
         if isinstance(key, int):
-            return self._objects.context_bytes, self.context
-        return self._objects.tail_bytes, self.tails
+            return self._context_bytes, self.context
+        return self._tail_bytes, self.tails
 
 
 @dataclass

@@ -1,16 +1,23 @@
 """Tiers below the GPU against a plain list of objects, and what follows from their rules."""
 
+from fractions import Fraction
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dsv4kv.config.load import load_config
+from dsv4kv.config.replay import ReplayConfig
+from dsv4kv.engines.host import HostTier, HostWish
+from dsv4kv.engines.registry import find_engine
+from dsv4kv.engines.sglang.host import size_hicache
+from dsv4kv.engines.sglang.sizing import SglangEngine
 from dsv4kv.errors import ConfigError
 from dsv4kv.record.replay import ReplayTiers
-from dsv4kv.replay.build import Replay, build_replay
+from dsv4kv.replay.build import Replay, build_replay, read_requests
 from dsv4kv.replay.run import describe_replay
-from tests.engines.test_host_tables import CHUNKS, PROMPTS
+from tests.engines.test_host_tables import CHUNKS, PROMPTS, WINDOWED, capacity, deployment
 from tests.replay.plain_tiers import PlainTiers
 from tests.replay.scenes import (
     LONG,
@@ -328,3 +335,44 @@ def test_tiers_that_there_are_not_are_refused(chosen: dict[str, Any], sentence: 
     block = 256 if "prefix__rule" in chosen else 128
     with pytest.raises(ConfigError, match=sentence):
         replay([request([1, 2], block=block)], **chosen | {"cache__num_blocks": 600})
+
+
+@pytest.mark.parametrize(
+    ("name", "pages", "tails"),
+    [
+        ("agentx-h200", 6 * 11_907 * 1_430_208, 6 * 1_190 * 11_592_960),
+        ("agentx-gb300", 6 * 20_830 * 1_430_208, 6 * 2_083 * 11_592_960),
+        ("agentx-gb300-vllm", 600 * 10**9, None),
+    ],
+)
+def test_a_preset_of_a_public_recipe_serves_the_shipped_trace(
+    name: str, pages: int, tails: int | None
+) -> None:
+    config = load_config(name, ["workload.trace=builtin:chat"], ReplayConfig).config
+    made = build_replay(config, read_requests(config))
+    made.scheduler.run()
+    found = describe(made)
+    (tier,) = found.tiers
+    assert made.outcome.finished == len(made.requests)
+    assert (tier.capacity_bytes, tier.tail_capacity_bytes) == (pages, tails)
+    assert 0 < tier.peak_bytes == tier.written_bytes
+    assert tier.amplification
+    assert tier.amplification > 1
+
+
+def test_the_host_pools_of_a_preset_are_those_that_budget_sizes() -> None:
+    """Pages of context and of windows of one rank, HiCache's ratio 6 of the GPU's."""
+    tier = hicache_of_pro(11_907)
+    context = sum(pool.total_bytes for pool in tier.pools if pool.name not in WINDOWED)
+    config = load_config("agentx-h200", [], ReplayConfig).config
+    requests = [request(range(1, 5), block=256)]
+    (host,) = describe(build_replay(config, requests)).tiers
+    windows = sum(pool.total_bytes for pool in tier.pools) - context
+    assert (host.capacity_bytes, host.tail_capacity_bytes) == (context, windows)
+
+
+def hicache_of_pro(pages: int) -> HostTier:
+    engine = find_engine("sglang:0.5.23")
+    assert isinstance(engine, SglangEngine)
+    wish = HostWish("hicache", ratio=Fraction(6))
+    return size_hicache(engine, deployment("v4-pro"), capacity(pages * 256), wish)

@@ -189,6 +189,13 @@ def mrc(
             "cache (100GiB), commas between. Left out: ten that show the curve.",
         ),
     ] = None,
+    host: Annotated[
+        str | None,
+        _ask(
+            "SIZES",
+            "Host memory behind the capacities (1TB), commas between: what it would win.",
+        ),
+    ] = None,
     strategy: Annotated[str, _ask("NAMES", _STRATEGY, STRATEGIES, "none")] = _STRATEGIES,
     rule: Annotated[str | None, _ask("NAMES", _RULE, RULES, "all")] = None,
     speculation: Annotated[str, _ask("NAMES", _SPECULATION, SPECULATIONS)] = "none",
@@ -234,7 +241,7 @@ def mrc(
     from dsv4kv.sizing.gpus import load_gpu
     from dsv4kv.sizing.lookup import find_model
     from dsv4kv.traces.collect import load_paths
-    from dsv4kv.units import parse_count
+    from dsv4kv.units import parse_bytes, parse_count
     from dsv4kv.view import mrc as files
 
     drafts = _names(speculation)
@@ -256,6 +263,7 @@ def mrc(
         snap=not no_snap,
         arch=load_gpu(gpu).arch if gpu else None,
         sample=sample,
+        host_bytes=tuple(sorted(parse_bytes(one) for one in _names(host))),
     )
     with _watched_reading(f"reading {source}") as watch:
         options = read_options(fields, time_unit, id_tokens, stagger, watch=watch)

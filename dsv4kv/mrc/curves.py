@@ -90,6 +90,7 @@ class Question:
         arch: GPU for which V4.1's blocks are sized; None takes it as a datacenter Blackwell.
         sample: Share of the prompt families that policies are simulated on, 1 for the whole
             trace; None samples where the whole would take long.
+        host_bytes: Memory behind every capacity, to be read on.
     """
 
     model: DSV4Config
@@ -104,6 +105,30 @@ class Question:
     snap: bool = True
     arch: str | None = None
     sample: float | None = None
+    host_bytes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Behind:
+    """Host memory behind a capacity of the GPUs.
+
+    It keeps what they keep, too, so what can be found is what the larger of both holds.
+
+    Attributes:
+        gpu_tokens: The GPUs' capacity.
+        host_bytes: Its own.
+        host_tokens: Tokens of context that fit there, windows and states left out.
+        gpu_hits: Share of prompt tokens found on the GPUs alone.
+        token_hits: Share found in either.
+        strategies: What the strategies make of it.
+    """
+
+    gpu_tokens: int
+    host_bytes: int
+    host_tokens: int
+    gpu_hits: float
+    token_hits: float
+    strategies: tuple[Outcome, ...]
 
 
 @dataclass(frozen=True)
@@ -150,6 +175,7 @@ class Answer:
         enough_tokens: The capacity at which 90 % of all that can be hit is.
         sampling: What policies were simulated on.
         arch: GPU for which V4.1's blocks are sized; None where none was named.
+        behind: Host memory behind the capacities, by both.
     """
 
     requests: int
@@ -162,6 +188,7 @@ class Answer:
     enough_tokens: int | None
     sampling: Sampling
     arch: str | None = None
+    behind: tuple[Behind, ...] = ()
 
 
 def measure_trace(
@@ -181,6 +208,10 @@ def measure_trace(
         for name in question.strategies
     ]
     sizes: list[int | None] = [*question.capacities_tokens]
+    if question.host_bytes and not sizes:
+        raise ConfigError(
+            "--host stands behind the GPUs' cache: say how large that is, --capacity."
+        )
     if not sizes:
         sizes = [blocks * grain for blocks in pick_capacities(reuse, question.points)]
     parts = _part_by_size(table, reuse, question, [*sizes, None])
@@ -206,6 +237,12 @@ def measure_trace(
         enough_tokens=None if enough is None else enough * grain,
         sampling=parts[-1][1].simulation.sampling,
         arch=question.arch,
+        behind=tuple(
+            _measure_behind(part, tokens, size, strategies, costs, snap=question.snap)
+            for tokens, part in parts
+            if tokens is not None
+            for size in question.host_bytes
+        ),
     )
 
 
@@ -293,6 +330,34 @@ def _measure(
     )
     on_step()
     return point
+
+
+def _measure_behind(
+    part: _Part,
+    gpu_tokens: int,
+    host_bytes: int,
+    strategies: Sequence[Strategy],
+    costs: PrefixCosts,
+    *,
+    snap: bool,
+) -> Behind:
+    """Requests that the GPUs can run, on the same curve further right."""
+    reuse, prompts = part.reuse, part.whole.input_tokens
+    host_tokens = int(host_bytes / costs.token_bytes)
+    both = max(gpu_tokens, host_tokens) // reuse.grain_tokens
+    gpu_hits, token_hits = (
+        int(reuse.found_tokens(blocks).sum()) / part.whole.total_input_tokens
+        for blocks in (gpu_tokens // reuse.grain_tokens, both)
+    )
+    outcomes = (apply_strategy(s, part.table, reuse, both, snap=snap) for s in strategies)
+    return Behind(
+        gpu_tokens,
+        host_bytes,
+        host_tokens,
+        gpu_hits,
+        token_hits,
+        tuple(outcome.among(prompts, part.requests) for outcome in outcomes),
+    )
 
 
 def _rules(

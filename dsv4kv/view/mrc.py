@@ -57,6 +57,25 @@ def _rows(answer: Answer) -> Iterator[dict[str, Any]]:
                 yield at | {"kind": kind} | _outcome_row(outcome, answer) | drafts
 
 
+def _behind_rows(answer: Answer) -> Iterator[dict[str, Any]]:
+    """A row for every host memory behind every capacity, and every strategy there."""
+    for behind in answer.behind:
+        at = {
+            "capacity_tokens": behind.gpu_tokens,
+            "host_bytes": behind.host_bytes,
+            "host_tokens": behind.host_tokens,
+        }
+        yield at | {
+            "kind": "host",
+            "name": "lru",
+            "hit_share": behind.token_hits,
+            "hit_tokens": round(behind.token_hits * answer.input_tokens),
+            "won_tokens": round((behind.token_hits - behind.gpu_hits) * answer.input_tokens),
+        }
+        for outcome in behind.strategies:
+            yield at | {"kind": "host strategy"} | _outcome_row(outcome, answer)
+
+
 def _outcome_row(outcome: Outcome, answer: Answer) -> dict[str, Any]:
     lost = {f"lost_{name}_tokens": value for name, value in asdict(outcome.losses).items()}
     row: dict[str, Any] = {
@@ -82,7 +101,7 @@ def _outcome_row(outcome: Outcome, answer: Answer) -> dict[str, Any]:
 
 def to_csv(answer: Answer) -> str:
     """The rows as CSV; what a row does not have is empty."""
-    return markup.to_csv(tabulate(list(_rows(answer))))
+    return markup.to_csv(tabulate([*_rows(answer), *_behind_rows(answer)]))
 
 
 def to_json(source: str, model: str, answer: Answer) -> str:
@@ -101,7 +120,7 @@ def to_json(source: str, model: str, answer: Answer) -> str:
         "arch": answer.arch,
         "sampled_share": answer.sampling.share,
         "sampling_refused": answer.sampling.refused or None,
-        "rows": list(_rows(answer)),
+        "rows": [*_rows(answer), *_behind_rows(answer)],
     }
     return json.dumps(document, indent=2)
 
@@ -124,6 +143,8 @@ def draw_answer(source: str, model: str, answer: Answer) -> str:
         points += [
             Point(place, each.name, each.hit_share, (each.low, each.high)) for each in at.estimates
         ]
+    behind = {each.host_bytes / _GIB: each.token_hits for each in answer.behind}
+    points += [Point(place, "all that is cached", hits) for place, hits in behind.items()]
     metric = Metric(
         "mrc",
         f"Share of prompt tokens that need not be computed: {Path(source).name}",
@@ -152,6 +173,8 @@ def show_answer(source: str, model: str, answer: Answer) -> Iterator[Part]:
         f"{answer.references:,} blocks of {answer.block_tokens:,} tokens"
     )
     yield from ("", _curve(model, answer))
+    if answer.behind:
+        yield from ("", _host_table(answer))
     if answer.points[-1].strategies:
         yield from ("", _strategies(model, answer, answer.points[-1]))
     for point in answer.points:
@@ -192,6 +215,47 @@ def _sum_up(model: str, answer: Answer) -> Iterator[str]:
         )
     else:
         yield f"{point.token_hits:.1%} of prompt tokens hit in {_capacity(point)}."
+    yield from _won(model, answer)
+
+
+def _host_table(answer: Answer) -> Table:
+    """What host memory behind the capacities would find, and what of it is won."""
+    return Table(
+        "Host memory behind it",
+        [
+            *numbers("GPU tokens", "host", "host tokens", "tokens hit", "won"),
+            *numbers(*(outcome.name for outcome in answer.behind[0].strategies)),
+        ],
+        [
+            (
+                f"{each.gpu_tokens:,}",
+                format_bytes(each.host_bytes),
+                f"{each.host_tokens:,}",
+                f"{each.token_hits:.5f}",
+                f"{each.token_hits - each.gpu_hits:+.5f}",
+                *(f"{outcome.hit_share:.4f}" for outcome in each.strategies),
+            )
+            for each in answer.behind
+        ],
+        note="share of prompt tokens; the host keeps what the GPUs keep, too",
+        keys=2,
+    )
+
+
+def _won(model: str, answer: Answer) -> Iterator[str]:
+    """What the most host memory wins behind the largest capacity, and what that rests on."""
+    if not answer.behind:
+        return
+    each = max(answer.behind, key=lambda found: (found.gpu_tokens, found.host_bytes))
+    won = each.token_hits - each.gpu_hits
+    yield (
+        f"{format_bytes(each.host_bytes)} of host memory behind {each.gpu_tokens:,} tokens wins "
+        f"{won:.1%} of prompt tokens, {round(won * answer.input_tokens):,}: {each.token_hits:.1%} "
+        f"are found instead of {each.gpu_hits:.1%}. That is where everything is written through "
+        f"and comes back in time, at {float(answer.costs.token_bytes):,.2f} B a token of {model}; "
+        "what an engine keeps of windows and padding makes it hold less (dsv4kv budget "
+        "--host-tier), and dsv4kv replay with tiers.host adds the time."
+    )
 
 
 def _curve(model: str, answer: Answer) -> Table:

@@ -258,3 +258,16 @@ def test_an_answer_says_for_which_gpu_v41s_blocks_are_sized(gpu: tuple[str, ...]
     question = ("--model", "v4.1-flash", "--rule", "vllm-v41", "--capacity", "48K")
     shown = run("builtin:chat", "--strategy", "none", *question, *gpu).output
     assert f"vllm-v41: blocks as vLLM 0.33 has them on {on}" in shown
+
+
+def test_host_memory_behind_the_gpu_is_told_with_what_it_rests_on(
+    snapshot: SnapshotAssertion,
+) -> None:
+    asked = ("--capacity", "4K", "--host", "8MB,1TB", "--strategy", "ends")
+    assert lines(run("builtin:chat", *asked)) == snapshot
+    document = json.loads(run("builtin:chat", *asked, "--json").output)
+    rows = [row for row in document["rows"] if row["kind"] == "host"]
+    assert [row["host_bytes"] for row in rows] == [8_000_000, 10**12]
+    curve = {row["capacity_tokens"]: row for row in document["rows"] if row["kind"] == "curve"}
+    assert rows[-1]["hit_tokens"] == curve[None]["hit_tokens"]
+    assert rows[-1]["won_tokens"] == rows[-1]["hit_tokens"] - curve[4096]["hit_tokens"]

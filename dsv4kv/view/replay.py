@@ -143,7 +143,7 @@ def reuse_table(reuse: Reuse) -> Table:
     )
 
 
-_BELOW = {
+BELOW = {
     "no_window": ("no window and state there", "denser windows: prefix.strategy or retention"),
     "window_evicted": ("window and state evicted", "a larger tier"),
     "evicted": ("evicted", "a larger tier, or another eviction"),
@@ -160,7 +160,7 @@ def below_table(tiers: ReplayTiers, prompt_tokens: int) -> Table:
     """What was asked of tiers: brought back, or not, and why."""
     lost = sorted(tiers.lost_tokens.items(), key=lambda item: -item[1])
     rows = [("brought back", tiers.restored_tokens, "")]
-    rows += [(f"lost: {_BELOW[reason][0]}", count, _BELOW[reason][1]) for reason, count in lost]
+    rows += [(f"lost: {BELOW[reason][0]}", count, BELOW[reason][1]) for reason, count in lost]
     return Table(
         "Below the GPUs",
         [

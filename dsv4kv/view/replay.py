@@ -275,16 +275,21 @@ def sweep_table(cases: Sequence[Case], axes: dict[str, str]) -> Table:
     ``axes`` are the swept settings by dotted path, as they are to be shown.
     """
     is_measured = any(case.replay and case.replay.data for case in cases)
+    tiers = any(case.replay and case.replay.tiers for case in cases)
     return Table(
         "Replays",
         [
             *numbers(*(name.replace("_", " ") for name in axes.values())),
             *numbers("saved tokens"),
+            *(numbers("brought back", "moved/useful") if tiers else ()),
             *numbers("found blocks", "lost to blocks", "lost to checkpoints", minor=True),
             *numbers("kept", "pauses", minor=True),
             *numbers("ttft p50", "ttft p99", "tpot p50"),
         ],
-        [(*(_setting(case, path) for path in axes), *_sweep_cells(case)) for case in cases],
+        [
+            (*(_setting(case, path) for path in axes), *_sweep_cells(case, tiers=tiers))
+            for case in cases
+        ],
         note=f"times {_whose(is_measured)}, in ms",
         keys=len(axes),
     )
@@ -298,15 +303,29 @@ def _whose(is_measured: bool) -> str:
     return "measured for the cache, of the model for the rest" if is_measured else "of the model"
 
 
-def _sweep_cells(case: Case) -> list[str]:
+def _tier_cells(result: ReplayResult) -> list[str]:
+    """What came back from below, and what all tiers moved for a useful byte."""
+    if result.tiers is None:
+        return [ABSENT, ABSENT]
+    found = result.tiers.tiers
+    useful = sum(tier.useful_bytes for tier in found)
+    moved = sum(tier.read_bytes + tier.written_bytes for tier in found)
+    return [
+        _share(result.tiers.restored_tokens, result.reuse.prompt_tokens),
+        f"{moved / useful:.2f}" if useful else ABSENT,
+    ]
+
+
+def _sweep_cells(case: Case, *, tiers: bool) -> list[str]:
     if case.replay is None:
-        return [case.status] + [ABSENT] * 8
+        return [case.status] + [ABSENT] * (8 + 2 * tiers)
     reuse = case.replay.reuse
     lost = reuse.lost_tokens
     checkpoints = lost.get("evicted_checkpoint", 0) + lost.get("no_checkpoint", 0)
     checkpoints += lost.get("replay", 0)
     return [
         _share(reuse.saved_tokens, reuse.prompt_tokens),
+        *(_tier_cells(case.replay) if tiers else ()),
         _share(reuse.found_blocks, reuse.prompt_blocks),
         _share(lost.get("evicted_block", 0), reuse.prompt_tokens),
         _share(checkpoints, reuse.prompt_tokens),

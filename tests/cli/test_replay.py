@@ -2,12 +2,15 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from syrupy.assertion import SnapshotAssertion
 from typer.testing import CliRunner, Result
 
 from dsv4kv.cli import app
+from dsv4kv.record.replay import ReplayTiers
 from dsv4kv.record.store import load_record
 from tests.replay.scenes import SMALL
 
@@ -55,6 +58,49 @@ def test_a_sweep_is_a_row_per_case(snapshot: SnapshotAssertion) -> None:
     result = small("--axis", "prefix.strategy=full,zero,ends+junctions")
     assert (result.exit_code, result.stderr) == (0, "")
     assert text(result.stdout) == snapshot
+
+
+TIERED = (
+    "--set", "cache.num_blocks=24", "--set", "cache.num_checkpoints=2",
+    "--set", "tiers.host.capacity_bytes=2MB", "--set", "tiers.disk.capacity_bytes=1GB",
+)  # fmt: skip
+
+
+def test_what_came_back_from_below_is_told_on_every_medium(snapshot: SnapshotAssertion) -> None:
+    result = small(*TIERED, "--json", "a.json", "--chart", "a.html")
+    assert (result.exit_code, result.stderr) == (0, "")
+    told = text(result.stdout)
+    assert told[told.index("Below the GPUs") : told.index("Model of a step")] == snapshot
+    found = load_record(Path("a.json")).cases[0].replay
+    assert found
+    assert found.tiers
+    page = Path("a.html").read_text("utf-8")
+    assert "What came back from below" in page
+    for tier in found.tiers.tiers:
+        assert f"{tier.hit_tokens:,}" in page
+
+
+def test_a_sweep_with_tiers_says_what_came_back() -> None:
+    result = small(*TIERED, "--axis", "tiers.host.write=write_through,write_back")
+    assert "moved/useful" in result.stdout
+    assert "moved/useful" not in small("--axis", "prefix.policy=lru,fifo").stdout
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"asked_tokens": 1}, "were asked of tiers"),
+        ({"restored_tokens": 0, "asked_tokens": 0, "lost_tokens": {}}, "came back"),
+    ],
+)
+def test_tiers_that_do_not_add_up_are_no_record(changed: dict[str, Any], sentence: str) -> None:
+    small(*TIERED, "--json", "a.json")
+    found = load_record(Path("a.json")).cases[0].replay
+    assert found
+    assert found.tiers
+    assert found.tiers.restored_tokens
+    with pytest.raises(ValidationError, match=sentence):
+        ReplayTiers.model_validate(found.tiers.model_dump() | changed)
 
 
 def test_the_record_is_saved_and_told_again() -> None:

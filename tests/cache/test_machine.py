@@ -385,4 +385,6 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestCache = CacheMachine.TestCase
-TestCache.settings = settings(max_examples=60, stateful_step_count=20)
+TestCache.settings = settings(
+    max_examples=settings().max_examples * 3 // 4, stateful_step_count=20
+)

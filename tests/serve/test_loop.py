@@ -7,7 +7,7 @@ from typing import cast
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from numpy.typing import NDArray
 
 from dsv4kv.cache.manager import KVCacheManager
@@ -18,10 +18,7 @@ from dsv4kv.serve.loop import LoopSettings, ServingLoop
 from tests.serve.scenes import Scene, run, scenes
 from tests.serve.serving import make_requests
 
-some = settings(max_examples=100, deadline=None)
 
-
-@some
 @given(scenes())
 def test_every_request_is_served_once_in_order_or_rejected(scene: Scene) -> None:
     log = run(scene)
@@ -32,7 +29,6 @@ def test_every_request_is_served_once_in_order_or_rejected(scene: Scene) -> None
     assert log.totals.rejected == len(scene.lengths) - count
 
 
-@some
 @given(scenes())
 def test_each_request_feeds_all_its_tokens_without_gap_or_repeat(scene: Scene) -> None:
     moves = run(scene).tokens()
@@ -44,7 +40,6 @@ def test_each_request_feeds_all_its_tokens_without_gap_or_repeat(scene: Scene) -
         assert steps[-1][1] == scene.fed(length)
 
 
-@some
 @given(scenes())
 def test_token_totals_are_those_of_the_trace(scene: Scene) -> None:
     log = run(scene)
@@ -54,7 +49,6 @@ def test_token_totals_are_those_of_the_trace(scene: Scene) -> None:
     assert log.totals.steps == len(log.steps) == len(log.progress)
 
 
-@some
 @given(scenes())
 def test_nothing_is_held_after_the_run_and_never_more_than_there_is(scene: Scene) -> None:
     log = run(scene)
@@ -66,7 +60,6 @@ def test_nothing_is_held_after_the_run_and_never_more_than_there_is(scene: Scene
     assert peak <= sum(plan.num_blocks[group.name] * group.lanes for group in plan.groups)
 
 
-@some
 @given(scenes())
 def test_no_more_than_concurrency_requests_run_at_once(scene: Scene) -> None:
     log = run(scene)
@@ -74,7 +67,6 @@ def test_no_more_than_concurrency_requests_run_at_once(scene: Scene) -> None:
     assert log.totals.peak_requests == peak <= scene.settings.concurrency
 
 
-@some
 @given(scenes())
 def test_a_step_takes_decode_tokens_and_prompt_up_to_its_budget(scene: Scene) -> None:
     served = scene.served
@@ -86,7 +78,6 @@ def test_a_step_takes_decode_tokens_and_prompt_up_to_its_budget(scene: Scene) ->
         assert all(1 <= step.take(r) <= 1 + scene.settings.draft_tokens for r in decoders)
 
 
-@some
 @given(scenes())
 def test_prompts_end_in_the_order_of_admission(scene: Scene) -> None:
     log = run(scene)
@@ -101,7 +92,6 @@ def test_prompts_end_in_the_order_of_admission(scene: Scene) -> None:
     assert ends == sorted(ends)
 
 
-@some
 @given(scenes())
 def test_drafts_are_what_decoding_took_beyond_one_and_kept_or_rolled_back(scene: Scene) -> None:
     log, served = run(scene), scene.served
@@ -119,7 +109,6 @@ def test_drafts_are_what_decoding_took_beyond_one_and_kept_or_rolled_back(scene:
         assert rolled_back == drafted
 
 
-@some
 @given(scenes())
 def test_the_same_seed_gives_the_same_run(scene: Scene) -> None:
     first, second = run(scene), run(scene)
@@ -127,7 +116,6 @@ def test_the_same_seed_gives_the_same_run(scene: Scene) -> None:
     assert replace(first.totals, wall_ns=0) == replace(second.totals, wall_ns=0)
 
 
-@some
 @given(scenes(max_draft_tokens=0))
 def test_a_naive_simulation_takes_the_same_steps(scene: Scene) -> None:
     log = run(scene)

@@ -208,4 +208,6 @@ class RefCountMachine(RuleBasedStateMachine):
 
 
 TestRefCounts = RefCountMachine.TestCase
-TestRefCounts.settings = settings(max_examples=150, stateful_step_count=50)
+TestRefCounts.settings = settings(
+    max_examples=settings().max_examples * 3 // 2, stateful_step_count=50
+)

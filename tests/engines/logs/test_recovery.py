@@ -15,7 +15,8 @@ from dsv4kv.errors import ConfigError
 from tests.engines.logs.startup import REFUSAL, SGLANG, VLLM_0_26, VLLM_0_33, parsed
 from tests.engines.sizing.deployments import GIB, deploy, deployments
 
-FEW = settings(max_examples=25)  # an example tries every version, model and format
+# An example tries every version, model and format.
+FEW = settings(max_examples=settings().max_examples // 4)
 _METHOD = {0: "None", 1: "mtp", 3: "dspark"}
 
 

@@ -3,9 +3,9 @@
 The descriptions of the fields are the documentation.
 """
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from dsv4kv.choices import STORES, TIER_WINDOWS, explained
 from dsv4kv.config.bench import ModelSection, NonNegative, Positive, Section
@@ -46,3 +46,13 @@ class TiersConfig(Section):
     """Tokens of a step in which prompts are computed there."""
     seed: NonNegative = 0
     """Seed of all data."""
+
+    @model_validator(mode="after")
+    def _one_of_a_kind(self) -> Self:
+        kinds = [place.partition(":")[0] for place in self.stores]
+        if len(set(kinds)) < len(kinds):
+            raise ValueError(
+                f"stores ({', '.join(self.stores)}) names a kind twice, and tables could not tell "
+                "them apart: run them one after the other"
+            )
+        return self

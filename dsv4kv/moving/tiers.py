@@ -79,12 +79,13 @@ def run_tiers(config: TiersConfig, on_step: OnStep) -> TiersOutcome:
             config, CacheBytes(manager), Requests(manager, drive.executor), windows, outcome
         )
         for done, (name, tokens) in enumerate(steps):
-            on_step(f"{name}, {tokens:,} tokens", done, len(steps))
+            label = name.partition(":")[0]
+            on_step(f"{label}, {tokens:,} tokens", done, len(steps))
             store = run.open(name, folder)
             try:
-                run.measure(name, store, tokens)
+                run.measure(label, store, tokens)
                 if isinstance(store, FileStore):
-                    outcome.cold[name] = store.cold
+                    outcome.cold[label] = store.cold
             finally:
                 store.close()
     return outcome

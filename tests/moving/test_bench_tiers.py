@@ -94,6 +94,7 @@ def test_bytes_that_come_back_wrong_fail_the_run(
         (["--set", "windows=periodic:512"], "keeps none at the end of 256 tokens"),
         (["--set", "lengths=[1G]"], "shorten lengths, or hold fewer"),
         (["--set", "stores=[tape]"], "'tape' is not a kind of store"),
+        (["--set", "stores=[memory,memory]"], "names a kind twice"),
         (["--set", "stores=[redis]"], "'redis' does not say where"),
     ],
 )

@@ -126,6 +126,20 @@ def test_prompts_that_share_tiers_and_are_evicted_from_them_come_back_right(
     library.close()
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("model.formats.main=bf16", "model.formats.window=fp8", "model.formats.indexer=bf16"),
+        ("model.formats.main=fp8", "model.formats.window=bf16", "model.formats.indexer=fp8"),
+        ("cache.state=online",),
+        ("workload.speculative.draft_tokens=3",),
+        ("cache.sharing=layer",),
+    ],
+)
+def test_every_format_and_layout_comes_back(settings: tuple[str, ...]) -> None:
+    assert check_round_trip(World(*settings), "ends", 259, [], 390) == 259
+
+
 def test_larger_blocks_and_open_groups() -> None:
     here = world("v4-flash", "cache.block_tokens=256")
     for length in (100, 130, 259, 384):

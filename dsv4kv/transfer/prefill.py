@@ -7,6 +7,7 @@ from typing import Any
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.transfer import SideSection, TransferConfig
 from dsv4kv.errors import CacheError, Dsv4kvError, StoreUnavailable
+from dsv4kv.tiers.wire.frames import Wire
 from dsv4kv.tiers.wire.sender import Offer, Sender
 from dsv4kv.transfer.side import Side
 
@@ -54,20 +55,22 @@ class Prefill:
         self._side = Side(cache_of(config, config.prefill, 2), shared=shared, crowded=True)
         self._side.draw()
         self._slots: dict[int, int] = {}
+        self._owners: dict[int, Wire] = {}
         self.sender = Sender(
             self._side.memory,
             address,
             token=token,
             timeout_s=config.timeout_s,
             on_ask=self._answer,
+            on_gone=self._gone,
         )
 
-    def _answer(self, message: dict[str, Any]) -> dict[str, Any]:
+    def _answer(self, message: dict[str, Any], wire: Wire) -> dict[str, Any]:
         match message:
             case {"op": "compute"}:
-                return {"request": self._compute(self._prefill)}
+                return {"request": self._compute(self._prefill, wire)}
             case {"op": "hold"}:
-                return {"request": self._compute(self._hold)}
+                return {"request": self._compute(self._hold, wire)}
             case {"op": "mapped"}:
                 self.forget()
                 return {}
@@ -77,8 +80,9 @@ class Prefill:
                     return {"digest": self._side.decode(self._slot(request), 0, steps)}
             case {"op": "release", "request": int(request)}:
                 with self._lock:
-                    self._side.release(self._slot(request))
-                    del self._slots[request]
+                    self._slot(request)
+                    del self._owners[request]
+                    self._release_unowned(request)
                 return {}
         raise StoreUnavailable(f"{str(message['op'])[:40]!r} is not asked here.")
 
@@ -93,12 +97,24 @@ class Prefill:
     def _hold(self, offer: Offer) -> int:
         return self._side.hold(self._config.timed_tokens, offer)
 
-    def _compute(self, make: Callable[[Offer], int]) -> int:
+    def _gone(self, wire: Wire) -> None:
+        """Whoever asked for a request has hung up: nobody will read it."""
+        with self._lock:
+            for request in [each for each, owner in self._owners.items() if owner is wire]:
+                del self._owners[request]
+                self._release_unowned(request)
+
+    def _release_unowned(self, request: int) -> None:
+        """Give back the blocks of a request that is nobody's, once it is computed."""
+        if request not in self._owners and self._slots[request] >= 0:
+            self._side.release(self._slots.pop(request))
+
+    def _compute(self, make: Callable[[Offer], int], wire: Wire) -> int:
         with self._lock:
             if self._slots:
                 raise CacheError("a prompt is there already: release it first.")
             offer, request = self.sender.offer()
-            self._slots[request] = -1
+            self._slots[request], self._owners[request] = -1, wire
         Thread(target=self._run, args=(make, offer, request), daemon=True).start()
         return request
 
@@ -106,8 +122,10 @@ class Prefill:
         with self._lock:
             try:
                 self._slots[request] = make(offer)
+                self._release_unowned(request)
             except Dsv4kvError as error:
                 del self._slots[request]
+                self._owners.pop(request, None)
                 offer.fail(str(error))
 
     def _slot(self, request: int) -> int:

@@ -8,6 +8,8 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from time import monotonic, sleep
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from dsv4kv.errors import ConfigError, StoreUnavailable
 from dsv4kv.tiers.wire.manifest import Manifest, make_manifest
 from dsv4kv.tiers.wire.memory import Memory
 from dsv4kv.tiers.wire.receiver import Peer, receive_layers
+from dsv4kv.tiers.wire.transports import MappedReader
 from dsv4kv.transfer.outcome import Outcome
 from dsv4kv.transfer.prefill import Prefill, cache_of
 from dsv4kv.transfer.run import LISTENING, TOKEN, dumps, parse_address, run_transfer
@@ -54,6 +57,14 @@ def moved(prefill: Prefill, *overrides: str) -> Outcome:
     return run_transfer(asked, prefill.sender.address, "", lambda *_: None)
 
 
+@pytest.fixture(scope="module")
+def outcome() -> Iterator[Outcome]:
+    """A run with nothing changed."""
+    made = Prefill(config("transport=tcp"), ("127.0.0.1", 0), "")
+    with made.sender:
+        yield moved(made)
+
+
 @pytest.mark.parametrize(
     "prefill", [(), ("prefill.draft_tokens=3", "draft_layers=true")], indirect=True
 )
@@ -74,24 +85,25 @@ def test_a_prompt_is_moved_at_its_end_and_layer_by_layer_and_decoded_on(prefill:
     assert prefill._slots == {}
 
 
-def test_runs_of_pages_are_merged_and_nothing_else_changes(prefill: Prefill) -> None:
+def test_runs_of_pages_are_merged_and_nothing_else_changes(
+    prefill: Prefill, outcome: Outcome
+) -> None:
     """Two prompts computed in turns leave runs of a chunk, which is a page here."""
-    merged, single = (moved(prefill, f"merge={merge}").runs[0] for merge in ("true", "false"))
+    merged, single = outcome.runs[0], moved(prefill, "merge=false").runs[0]
     assert single.total.descriptors == single.total.pieces == merged.total.pieces
     assert merged.total.descriptors <= single.total.descriptors
     assert merged.total.bytes == single.total.bytes
 
 
-def test_engines_are_told_next_to_it_where_they_are_known(prefill: Prefill) -> None:
-    engines = moved(prefill).engines
-    assert {name: sent and sent.descriptors for name, sent in engines.items()} == {
+def test_engines_are_told_next_to_it_where_they_are_known(outcome: Outcome) -> None:
+    assert {name: sent and sent.descriptors for name, sent in outcome.engines.items()} == {
         "vllm:0.33": 4 * 3 + 3 * 3 + 2 * 3 + 17,
         "sglang:0.5.23": 4 * 3 + 3 + 2,
     }
 
 
-def test_json_has_every_rate_with_its_interval(prefill: Prefill) -> None:
-    document = json.loads(dumps(config(), moved(prefill)))
+def test_json_has_every_rate_with_its_interval(outcome: Outcome) -> None:
+    document = json.loads(dumps(config(), outcome))
     (run,) = document["runs"]
     assert run["transport"] == "tcp"
     assert run["families"]["csa"]["gbps"]["value"] > 0
@@ -150,6 +162,49 @@ def test_layers_come_while_later_ones_are_computed(prefill: Prefill) -> None:
     assert received.tokens == 259
     expected = [(layer, tokens) for tokens in (256, 259) for layer in (0, 2, 3)]
     assert [event[1:] for event in events] == expected
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_decode_side_that_goes_away_leaves_its_request_to_nobody(
+    prefill: Prefill, waits: bool
+) -> None:
+    """While the prompt is computed, or after: its blocks are free for whoever comes next."""
+    with Peer(prefill.sender.address) as peer:
+        request = peer.ask({"op": "compute"})["request"]
+        if waits:
+            peer.manifest(request)
+    end = monotonic() + 10
+    while prefill._slots and monotonic() < end:
+        sleep(0.01)
+    manager = prefill._side.memory.manager
+    assert (manager.num_free_slots, manager.num_held_blocks) == (2, 0)
+    assert moved(prefill).runs[0].failures == []
+
+
+def chunks(*manifests: Manifest) -> Any:
+    """A sender that says these, one after the other."""
+    left = iter(manifests)
+    return SimpleNamespace(chunk=lambda *_: next(left), wait=lambda *_: None)
+
+
+def test_chunks_that_do_not_follow_on_each_other_are_refused(prefill: Prefill) -> None:
+    """One that gains nothing would be asked for for ever; one that is left out would be missed."""
+    source = prefill._side
+    slot = source.prefill(0, 256)
+    first, half = (make_manifest(source.memory, slot, n, complete=False) for n in (256, 128))
+    whole, end = make_manifest(source.memory, slot, 256), {"prefix": 256}
+    target = Side(cache_of(config(), config().decode, 1)).memory
+    reader = MappedReader(source.memory.regions)
+    for said in (
+        (first, first),
+        (first.model_copy(update=end),),
+        (half, whole),
+        (first, whole.model_copy(update=end)),
+    ):
+        with pytest.raises(StoreUnavailable, match="do not follow on each other"):
+            receive_layers(target, chunks(*said), 0, reader)
+        assert (target.manager.num_free_slots, target.manager.num_held_blocks) == (1, 0)
+    assert receive_layers(target, chunks(first, whole), 0, reader).tokens == 256
 
 
 def test_what_is_not_asked_here_is_refused(prefill: Prefill) -> None:

@@ -74,7 +74,7 @@ def test_decode_steps_after_a_transfer_read_what_they_would_have_read(
     assert target.memory.manager.tokens[empty] == 0
 
 
-@pytest.mark.parametrize(("prefix", "tokens"), [(128, 257), (256, 256), (128, 129), (4, 131)])
+@pytest.mark.parametrize(("prefix", "tokens"), [(128, 257), (4, 131)])
 def test_a_request_whose_prefix_is_there_takes_the_rest_alone(prefix: int, tokens: int) -> None:
     source, target = side(), side(block_tokens=256)
     slot = source.prefill(1, tokens)

@@ -66,14 +66,19 @@ class Wire:
 
     def hear(self) -> dict[str, Any]:
         """Receive a message; raises ``StoreUnavailable`` for anything else, an error it tells."""
+        message = self.parse(self.receive(MESSAGE))
+        if "error" in message:
+            raise StoreUnavailable(f"{self.peer} says: {str(message['error'])[:500]}")
+        return message
+
+    def parse(self, payload: bytes) -> dict[str, Any]:
+        """A message as it was sent; raises ``StoreUnavailable`` for anything else."""
         try:
-            message = json.loads(self.receive(MESSAGE))
-        except ValueError:
+            message = json.loads(payload)
+        except (ValueError, RecursionError):
             raise StoreUnavailable(f"{self.peer} sent a message that is no JSON.") from None
         if not isinstance(message, dict):
             raise StoreUnavailable(f"{self.peer} sent a message that is no object.")
-        if "error" in message:
-            raise StoreUnavailable(f"{self.peer} says: {str(message['error'])[:500]}")
         return message
 
     def ask(self, message: dict[str, Any]) -> dict[str, Any]:

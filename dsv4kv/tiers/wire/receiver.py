@@ -232,6 +232,7 @@ def receive_layers(
     moved = {name: Moved() for name in memory.families}
     try:
         while not (manifest := peer.chunk(request, received.tokens)).complete:
+            _check_order(manifest, received.tokens, manifest.tokens > received.tokens)
             check_manifest(manifest, memory)
             prepare_forward(manager, [slot], [received.tokens], [manifest.tokens])
             received.tokens = manifest.tokens
@@ -244,9 +245,8 @@ def receive_layers(
                             memory, manifest, received, name, merge=merge, layers=at
                         )
                         moved[name].add(timed(reader, read))
+        _check_order(manifest, 0, manifest.tokens == received.tokens)
         check_manifest(manifest, memory)
-        if manifest.tokens != received.tokens:
-            raise StoreUnavailable("the sender's chunks are not its whole prompt.")
         for name, family in memory.families.items():
             if family.kept is not Kept.PAGES:
                 moved[name].add(
@@ -258,6 +258,15 @@ def receive_layers(
         raise
     received.moved = moved
     return received
+
+
+def _check_order(manifest: Manifest, prefix: int, goes_on: bool) -> None:
+    """Chunks follow on each other, and the whole is all of them."""
+    if manifest.prefix != prefix or not goes_on:
+        raise StoreUnavailable(
+            f"the sender has chunks that do not follow on each other: tokens {manifest.prefix:,} "
+            f"to {manifest.tokens:,}."
+        )
 
 
 def plan_request(

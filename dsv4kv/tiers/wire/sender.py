@@ -1,6 +1,5 @@
 """A sender: a cache whose memory others read, a request at a time, as soon as rows are there."""
 
-import json
 import socket
 import threading
 from collections.abc import Callable
@@ -95,9 +94,10 @@ class Sender:
         *,
         token: str = "",
         timeout_s: float = 30.0,
-        on_ask: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+        on_ask: Callable[[dict[str, Any], Wire], dict[str, Any]] | None = None,
+        on_gone: Callable[[Wire], None] = lambda _: None,
     ) -> None:
-        """Listen; ``on_ask`` answers what else receivers ask.
+        """Listen; ``on_ask`` answers what else receivers ask, ``on_gone`` hears who hung up.
 
         Raises ``ConfigError`` without a token where strangers can connect.
         """
@@ -108,7 +108,7 @@ class Sender:
         self._slots = threading.BoundedSemaphore(_MOST_CONNECTIONS)
         self.problems: list[str] = []
         self._raw = b""
-        self._on_ask = on_ask or refuse
+        self._on_ask, self._on_gone = on_ask or refuse, on_gone
         try:
             self._socket = socket.create_server(address)
         except OSError as error:
@@ -179,6 +179,7 @@ class Sender:
             self._wires.discard(wire)
             wire.close()
             self._slots.release()
+            self._on_gone(wire)
 
     def _answer(self, wire: Wire) -> bool:
         """Answer one frame; False when the receiver says goodbye."""
@@ -187,8 +188,7 @@ class Sender:
             places = parse_places(payload)
             wire.send(DATA, list(stretches_of(self._memory.regions, places)))
             return True
-        message = _parse(payload)
-        match message:
+        match message := wire.parse(payload):
             case {"op": "bye"}:
                 return False
             case {"op": "manifest", "request": int(request)}:
@@ -206,7 +206,7 @@ class Sender:
                     self._raw = b"\1" * size
                 wire.send(DATA, [memoryview(self._raw)[:size]])
             case {"op": str()}:
-                wire.tell(self._on_ask(message))
+                wire.tell(self._on_ask(message, wire))
             case _:
                 raise StoreUnavailable("a message that is none of a receiver's.")
         return True
@@ -221,14 +221,6 @@ def _tell(wire: Wire, manifest: Manifest) -> None:
     wire.send(MESSAGE, [memoryview(manifest.model_dump_json().encode())])
 
 
-def refuse(message: dict[str, Any]) -> dict[str, Any]:
+def refuse(message: dict[str, Any], wire: Wire) -> dict[str, Any]:
     """A sender that is asked for nothing but what it offers."""
     raise StoreUnavailable(f"{str(message['op'])[:40]!r} is not asked here.")
-
-
-def _parse(payload: bytes) -> dict[str, Any]:
-    try:
-        message = json.loads(payload)
-    except ValueError:
-        raise StoreUnavailable("a message that is no JSON.") from None
-    return message if isinstance(message, dict) else {}

@@ -94,6 +94,7 @@ STRANGERS: dict[str, tuple[bytes, str]] = {
     "a frame too long for a greeting": (struct.pack("!4scQ", b"dkv1", b"M", 4097), "are allowed"),
     "data before a greeting": (struct.pack("!4scQ", b"dkv1", b"D", 8), "does not speak"),
     "no JSON": (struct.pack("!4scQ", b"dkv1", b"M", 3) + b"{]}", "no JSON"),
+    "lists in lists": (struct.pack("!4scQ", b"dkv1", b"M", 4096) + b"[" * 4096, "no JSON"),
     "a list": (struct.pack("!4scQ", b"dkv1", b"M", 2) + b"[]", "no object"),
     "another greeting": (struct.pack("!4scQ", b"dkv1", b"M", 2) + b"{}", "does not greet"),
     "silence": (b"", "in time"),

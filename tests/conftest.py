@@ -52,7 +52,8 @@ SLOW = {
     " test_sharing_machine"
     " allocators/test_bitmask allocators/test_refcount_machine",
     "cli": "test_bench test_budget test_compare test_completion test_doctor test_kernels"
-    " test_launches test_profile test_profile_docs test_progress test_replay test_results"
+    " test_launches test_profile test_profile_docs test_progress test_record test_replay"
+    " test_results"
     " test_shell test_trace_docs",
     "compare": "test_ab test_comparison test_worktrees",
     "engines": "logs/test_recovery logs/test_waterfall oracles test_own test_rules",
@@ -65,6 +66,7 @@ SLOW = {
     "prefix": "test_engine_machine test_interrupts test_policies test_policies_libcachesim"
     " test_policies_trace test_reuse test_rows_machine",
     "record": "test_names",
+    "recording": "test_folder test_proxy",
     "replay": "test_data test_data_fresh test_data_run test_machine test_preemption"
     " test_real_trace test_rules test_rules_machine test_stretches",
     "serve": "test_decode_graphs test_executor test_loop test_prefix_reuse test_reuse_interrupts"

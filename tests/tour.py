@@ -45,7 +45,8 @@ EXITS = {
     # of five models one does not fit; a folder that is there the second time
     r"budget .*--axis model=": {1},
     r"trace convert .*--to (weka|mooncake-delta)": {0, 4},
-    # what was recorded of no server
+    # a log that is not there, and what was recorded of no server
+    r"record .*--requests": {2},
     r"trace convert server": {4},
     # a GPU, its tools, packages for it and files that they write
     r"bench gpu": {6, 8},

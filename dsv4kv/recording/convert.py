@@ -16,6 +16,8 @@ _MERGED = (
     *("arrival_s", "input_tokens", "output_tokens", "cached_tokens", "session"),
     *("ids", "grain", "ids_of"),
 )
+_OWN_IDS = 2**62
+"""The first of ids that are nobody else's; none of 63 bits is likely to be one of them."""
 _STORES_ONLY = (
     "stores-only: these are prompts as the server stored them; those that were cached as a whole "
     "are missing, so there is no hit rate"
@@ -32,6 +34,7 @@ class Recorded:
             cached as a whole is missing, so no hit rate follows.
         cached_tokens: By the server, of every request; None where it did not say.
         by_text: Requests whose ids are of their text: what they share is estimated.
+        own_blocks: Blocks of prompts without ids in a trace that has some: they share nothing.
         counters: Whose counters, tokens found, tokens asked for, of every server sampled.
     """
 
@@ -39,6 +42,7 @@ class Recorded:
     stores_only: bool
     cached_tokens: list[int | None]
     by_text: int
+    own_blocks: int
     counters: list[tuple[str, int, int]]
 
 
@@ -64,11 +68,13 @@ def read_recording(folder: Path) -> Recorded:
             f"{folder}: ids of {' and '.join(map(str, sorted(sizes)))} tokens: a trace has one "
             "size; record servers of different block sizes apart."
         )
+    own_blocks = sum(_name_blocks(rows, size) for size in sizes)
     return Recorded(
         [_request(row, rows[0]["arrival_s"]) for row in rows],
         stores_only,
         [row.get("cached_tokens") for row in rows],
         sum(row.get("ids_of") == "text" for row in rows),
+        own_blocks,
         [
             hits
             for counted in count(read_stream(folder, "metrics")).values()
@@ -86,9 +92,15 @@ def told(recorded: Recorded) -> list[str]:
         f"({found / asked:.2%}), from the first sample to the last"
         for engine, found, asked in recorded.counters
     ]
-    prompts = counted(recorded.by_text, "prompt")
+    prompts, blocks = counted(recorded.by_text, "prompt"), counted(recorded.own_blocks, "block")
     text = [f"ids of {prompts} are of text: what they share is estimated"]
-    return [_told_of_requests(recorded), *(text if recorded.by_text else []), *counters]
+    own = [f"{blocks} of prompts of which only the length is known are taken to share nothing"]
+    return [
+        _told_of_requests(recorded),
+        *(text if recorded.by_text else []),
+        *(own if recorded.own_blocks else []),
+        *counters,
+    ]
 
 
 def _told_of_requests(recorded: Recorded) -> str:
@@ -119,6 +131,16 @@ def _complete(records: Iterable[Record]) -> Iterator[Record]:
     return (row for row in found.values() if row.get("input_tokens") and "arrival_s" in row)
 
 
+def _name_blocks(rows: Iterable[Record], size: int) -> int:
+    """Give prompts without ids such as nobody else has; of how many blocks there were none."""
+    begin = end = _OWN_IDS
+    for row in rows:
+        if not row.get("ids"):
+            begin, end = end, end + row["input_tokens"] // size
+            row |= {"ids": list(range(begin, end)), "grain": size}
+    return end - _OWN_IDS
+
+
 def _ids_of(row: Record) -> Record:
     """Ids that are of tokens: none are better."""
     known = "ids" in row and row.get("ids_of") != "text"
@@ -137,13 +159,12 @@ def _row_of(store: Store) -> Record:
 
 def _request(row: Record, begun_s: float) -> Request:
     """Ids are of full blocks; what is behind the last of a prompt has none."""
-    ids = tuple(row.get("ids", ()))
     return Request(
         arrival_s=row["arrival_s"] - begun_s,
         input_tokens=row["input_tokens"],
         output_tokens=row.get("output_tokens", 0),
-        prefix_hashes=ids,
-        hash_block_tokens=row["grain"] if ids else 0,
+        prefix_hashes=tuple(row.get("ids", ())),
+        hash_block_tokens=row.get("grain", 0),
     )
 
 
@@ -168,5 +189,5 @@ def in_blocks(requests: Iterable[Request], size: int) -> Iterator[Request]:
             )
         full = request.input_tokens // size
         ids = tuple(request.prefix_hashes[step - 1 : full * step : step])
-        tail = (2**62 - 1 - number,) if request.input_tokens % size else ()
+        tail = (_OWN_IDS - 1 - number,) if request.input_tokens % size else ()
         yield replace(request, prefix_hashes=ids + tail, hash_block_tokens=size)

@@ -215,6 +215,44 @@ def test_prompts_known_by_their_text_are_told_so_and_tokens_are_better(
     ]
 
 
+def test_prompts_of_which_only_the_length_is_known_share_nothing(
+    asked: Path, tmp_path: Path
+) -> None:
+    with Recording(asked) as recording:
+        for name in (1, 2):
+            row = {"id": name, "arrival_s": 20.0, "input_tokens": 130}
+            recording.write("requests", {"source": "requests:1"} | row)
+    done = run("trace", "convert", asked, tmp_path / "trace.jsonl")
+    assert "4 blocks of prompts of which only the length is known" in done.output
+    ids = [line["prefix_hashes"] for line in lines(tmp_path / "trace.jsonl")[-2:]]
+    assert len({one for each in ids for one in each}) == 4
+
+
+@pytest.mark.parametrize("to", ["dsv4kv", "mooncake", "weka"])
+def test_prompts_of_less_than_a_block_are_written_as_well(
+    to: str, asked: Path, tmp_path: Path
+) -> None:
+    with Recording(asked) as recording:
+        row = {"arrival_s": 20.0, "input_tokens": 5, "ids": [], "grain": 64}
+        recording.write("requests", {"source": "requests:0"} | row)
+    assert run("trace", "convert", asked, tmp_path / "out", "--to", to).exit_code == 0
+    assert "4 requests" in run("trace", "info", tmp_path / "out", "--format", to).output
+
+
+def test_the_guide_leads_from_a_log_to_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "record.md").read_text("utf-8")
+    section = page.partition("## From a server to an answer")[2].partition("\n## ")[0]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sglang.log").write_text((LOGS / "sglang.log").read_text("utf-8"))
+    commands = [line for line in section.splitlines() if line.startswith("dsv4kv ")]
+    assert len(commands) == 5
+    for command in commands:
+        done = run(*command.partition("#")[0].split()[1:])
+        assert done.exit_code == 0, f"{command}: {done.output}"
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_whatever_ends_it_no_finished_request_is_lost(number: int, tmp_path: Path) -> None:
     folder, count = tmp_path / "recording", 20

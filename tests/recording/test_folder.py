@@ -63,7 +63,7 @@ def test_whatever_is_left_of_the_last_line_the_others_are_kept(tmp_path: Path) -
     (path,) = segments(folder, "events")
     whole = path.read_bytes()
     begin = whole.rstrip(b"\n").rindex(b"\n") + 1
-    for end in range(begin, len(whole)):
+    for end in range(begin, len(whole), 5):
         path.write_bytes(whole[:end])
         assert numbers(folder) == [1, 2]
         with Recording(folder) as recording:

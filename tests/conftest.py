@@ -68,7 +68,7 @@ SLOW = {
     "record": "test_names",
     "recording": "test_folder test_proxy",
     "replay": "test_data test_data_fresh test_data_run test_machine test_preemption"
-    " test_real_trace test_rules test_rules_machine test_stretches",
+    " test_real_trace test_rules test_rules_machine test_stretches test_tiers",
     "serve": "test_decode_graphs test_executor test_loop test_prefix_reuse test_reuse_interrupts"
     " test_verifier",
     "sizing": "test_advice test_fit test_launch",

@@ -39,7 +39,8 @@ from dsv4kv.record.schema import (
 )
 from dsv4kv.record.store import new_run_id
 from dsv4kv.replay.build import Replay, build_replay, read_requests
-from dsv4kv.replay.tiers import Tier, Tiers
+from dsv4kv.replay.tier import Tier
+from dsv4kv.replay.tiers import Tiers
 from dsv4kv.traces import resolve_trace, trace_sha256
 from dsv4kv.traces.request import Request
 

@@ -59,9 +59,6 @@ class Shelf:
     def __contains__(self, key: object) -> bool:
         return key in self._items
 
-    def __len__(self) -> int:
-        return len(self._items)
-
     def ready_s(self, key: Hashable) -> float:
         """When an object can be read: once it is written; ``NEVER`` where it is not there."""
         item = self._items.get(key)

@@ -16,8 +16,14 @@ MOONCAKE = (
 
 
 @pytest.mark.skipif(not MOONCAKE.exists(), reason="Mooncake's trace is not on this machine")
-def test_conversation_trace_on_pro(measure: Measure, remark: Remark) -> None:
-    config = load_config("default", [f"workload.trace={MOONCAKE}"], ReplayConfig).config
+@pytest.mark.parametrize(
+    ("name", "tiers"), [("ours", ()), ("with host memory", ("tiers.host.capacity_bytes=1TiB",))]
+)
+def test_conversation_trace_on_pro(
+    name: str, tiers: tuple[str, ...], measure: Measure, remark: Remark
+) -> None:
+    settings = [f"workload.trace={MOONCAKE}", *tiers]
+    config = load_config("default", settings, ReplayConfig).config
     last: list[Replay] = []
 
     def serve() -> None:
@@ -25,10 +31,10 @@ def test_conversation_trace_on_pro(measure: Measure, remark: Remark) -> None:
         made.scheduler.run()
         last[:] = [made]
 
-    measure("replay of 12,031 requests, v4-pro, 100 GiB", "ours", serve, rounds=3)
+    measure("replay of 12,031 requests, v4-pro, 100 GiB", name, serve, rounds=3)
     tally, done = last[0].scheduler.prompts.tally, last[0].scheduler.clock.done
     assert last[0].outcome.finished == 12_031
     remark(
-        f"replay: {done.steps:,} steps, {tally.saved_tokens / tally.prompt_tokens:.4f} of prompt "
-        "tokens saved"
+        f"replay, {name}: {done.steps:,} steps, "
+        f"{tally.saved_tokens / tally.prompt_tokens:.4f} of prompt tokens saved"
     )

@@ -15,7 +15,8 @@ from typing import Any
 from dsv4kv.engines.cache import Hit
 from dsv4kv.replay.build import Replay
 from dsv4kv.replay.requests import Served
-from dsv4kv.replay.tiers import Tier, Tiers
+from dsv4kv.replay.tier import Tier
+from dsv4kv.replay.tiers import Tiers
 
 Key = int | tuple[str, int]
 

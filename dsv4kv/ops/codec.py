@@ -49,7 +49,7 @@ def decode(entry: EntryFormat, data: Tensor, scales: Tensor | None, out: Tensor)
     if entry.value == "e4m3":
         _decode_e4m3(entry, data[:, : entry.value_bytes], scales, out)
     else:
-        pairs = _e2m1_pairs(str(data.device)).index_select(0, data.reshape(-1).int())
+        pairs = e2m1_pairs(str(data.device)).index_select(0, data.reshape(-1).int())
         groups = pairs.view(torch.bfloat16).view(n, entry.groups, entry.group)
         assert scales is not None  # every e2m1 format has scales
         factor = _scale_values(entry, scales)
@@ -144,7 +144,7 @@ def _scale_values(entry: EntryFormat, scales: Tensor) -> Tensor:
 
 
 @functools.cache
-def _e2m1_pairs(device: str) -> Tensor:
+def e2m1_pairs(device: str) -> Tensor:
     """int32[256]: both bf16 values of every byte, low nibble first."""
     values = torch.tensor([*E2M1, *(-value for value in E2M1)], dtype=torch.bfloat16)
     codes = torch.arange(256)

@@ -1,11 +1,13 @@
 """The reads of a decode step in torch eager: pieces of the cache that stay in cache, multiplied.
 
 Keys and entries are decoded a piece at a time and go into a matrix product of all heads at once;
-nothing of the size of the cache is made.
+nothing of the size of the cache is made. Queries, keys and entries are numbers of bf16, so their
+products go to a processor's bf16 units where it has them, which add up in float32.
 """
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -60,7 +62,7 @@ def index_scores(
 ) -> None:
     """See ``contract.Backend.index_scores``."""
     decoder = Decoder(store, _KEYS, apart=True)
-    values = _ordered(queries.view(torch.float8_e4m3fn).float(), decoder).contiguous()
+    values = queries.view(torch.float8_e4m3fn).float()
     seen = lengths.where(slots >= 0, 0).tolist()
     out.fill_(-math.inf)
     for run in _runs(slots, one_by_one=blocks is not None):
@@ -84,11 +86,6 @@ def _runs(slots: Tensor, *, one_by_one: bool) -> Iterator[slice]:
         if t == len(numbers) or one_by_one or numbers[t] != numbers[first]:
             yield slice(first, t)
             first = t
-
-
-def _ordered(queries: Tensor, decoder: Decoder) -> Tensor:
-    """Queries [..., D] with their channels in the order of what is decoded."""
-    return queries if decoder.order is None else queries[..., decoder.order]
 
 
 def _all_entries(decoder: Decoder, row: Tensor, length: int) -> Iterator[tuple[int, Tensor]]:
@@ -120,9 +117,22 @@ def _keys(blocks: Tensor | None, t: int, scores: Tensor, length: int) -> Tensor:
 def _score(queries: Tensor, weights: Tensor, keys: Tensor, factors: Tensor | None) -> Tensor:
     """Scores float32[t, n] of queries [t, H, D] and keys [n, D] times factors [n]."""
     tokens, heads, dims = queries.shape
-    products = torch.mm(queries.view(-1, dims), keys.T).relu_().view(tokens, heads, -1)
+    with _bf16_units():
+        products = torch.mm(queries.view(-1, dims), keys.T)
+    products = products.relu_().view(tokens, heads, -1)
     scores = torch.bmm(weights[:, None], products)[:, 0]
     return scores if factors is None else scores.mul_(factors[: len(keys)])
+
+
+@contextmanager
+def _bf16_units() -> Iterator[None]:
+    """Products of float32 may round their factors to bf16: for factors that already are."""
+    settings = torch.backends.mkldnn.matmul
+    before, settings.fp32_precision = settings.fp32_precision, "bf16"
+    try:
+        yield
+    finally:
+        settings.fp32_precision = before
 
 
 def select_blocks(scores: Tensor, lengths: Tensor, block_entries: int, out: Tensor) -> None:
@@ -187,7 +197,7 @@ def attend(
     near = Decoder(ring, most)
     far = Decoder(entries.store, most) if entries else None
     for some in _token_groups(slots, window, entries):
-        query = queries[some].float().mul_(scale)
+        query = queries[some].float(), scale
         parts = [_attend_window(near, slots[some], tokens[some], window, query)]
         if entries and far and entries.indices is None:
             parts += _attend_all(far, entries, slots[some], some, query)
@@ -211,12 +221,15 @@ def _token_groups(slots: Tensor, window: int, entries: Entries | None) -> Iterat
             yield slice(first, min(first + count, run.stop))
 
 
+_Query = tuple[Tensor, float]
+"""Rows float32[T, H, D] of bf16 numbers, and the scale that their products take."""
+
 _Part = tuple[Tensor, Tensor]
 """Outputs float32[T, H, D] and lse float32[T, H] of attention to some entries, without sinks."""
 
 
 def _attend_window(
-    decoder: Decoder, slots: Tensor, tokens: Tensor, window: int, query: Tensor
+    decoder: Decoder, slots: Tensor, tokens: Tensor, window: int, query: _Query
 ) -> _Part:
     size = decoder.page_entries
     positions = tokens[:, None] - window + torch.arange(window, device=slots.device)
@@ -225,7 +238,7 @@ def _attend_window(
 
 
 def _attend_chosen(
-    decoder: Decoder, entries: Entries, slots: Tensor, some: slice, query: Tensor
+    decoder: Decoder, entries: Entries, slots: Tensor, some: slice, query: _Query
 ) -> _Part:
     assert entries.indices is not None
     indices, size = entries.indices[some].long(), decoder.page_entries
@@ -236,48 +249,45 @@ def _attend_chosen(
     return _attend_each(decoder, pages.long() * size + indices % size, valid, query)
 
 
-def _attend_each(decoder: Decoder, physical: Tensor, valid: Tensor, query: Tensor) -> _Part:
+def _attend_each(decoder: Decoder, physical: Tensor, valid: Tensor, query: _Query) -> _Part:
     """Attention of each token, float32[T, H, D], to its own entries int64[T, n]."""
     complete = bool(valid.all())
     values = decoder.entries(physical.where(valid, 0).view(-1)).view(*valid.shape, -1)
     if complete:
-        return _attend(query, decoder, values, None)
+        return _attend(query, values, None)
     values.masked_fill_(~valid[:, :, None], 0.0)  # whatever is there, a NaN included
-    return _attend(query, decoder, values, valid[:, None])
+    return _attend(query, values, valid[:, None])
 
 
 def _attend_all(
-    decoder: Decoder, entries: Entries, slots: Tensor, some: slice, query: Tensor
+    decoder: Decoder, entries: Entries, slots: Tensor, some: slice, query: _Query
 ) -> Iterator[_Part]:
     """Attention of a request's tokens to all entries that each sees, a piece at a time."""
     lengths = entries.lengths[some].where(slots >= 0, 0)
     fewest, most = int(lengths.min()), int(lengths.max())
-    row, (tokens, heads, dims) = entries.table[slots[0]].long(), query.shape
+    row, (asked, scale) = entries.table[slots[0]].long(), query
+    tokens, heads, dims = asked.shape
     for first, values in _all_entries(decoder, row, most):
         valid = None
         if first + len(values) > fewest:
             numbers = torch.arange(first, first + len(values), device=slots.device)
             valid = (numbers < lengths[:, None]).repeat_interleave(heads, dim=0)[None]
-        mixed, lse = _attend(query.view(1, -1, dims), decoder, values[None], valid)
-        yield mixed.view(query.shape), lse.view(tokens, heads)
+        mixed, lse = _attend((asked.view(1, -1, dims), scale), values[None], valid)
+        yield mixed.view(asked.shape), lse.view(tokens, heads)
 
 
-def _attend(query: Tensor, decoder: Decoder, values: Tensor, valid: Tensor | None) -> _Part:
-    """Attention of rows float32[B, R, D], scaled, to entries [B, n, D] where valid [B, ·, n].
-
-    Channels of the entries are in the decoder's order.
-    """
-    logits = torch.bmm(_ordered(query, decoder), values.transpose(1, 2))
+def _attend(query: _Query, values: Tensor, valid: Tensor | None) -> _Part:
+    """Attention of rows float32[B, R, D] to entries [B, n, D] where valid bool[B, ·, n]."""
+    rows, scale = query
+    with _bf16_units():
+        logits = torch.bmm(rows, values.transpose(1, 2)).mul_(scale)
     if valid is not None:
         logits.masked_fill_(~valid, -math.inf)
     top = logits.amax(dim=2, keepdim=True).clamp_(min=_LOWEST)
     weights = logits.sub_(top).exp_()
     total = weights.sum(dim=2, keepdim=True)
     lse = total.log().add_(top)[..., 0]
-    mixed = torch.bmm(weights, values).div_(total.clamp_(min=_TINY))
-    if decoder.order is None:
-        return mixed, lse
-    return torch.empty_like(mixed).index_copy_(2, decoder.order, mixed), lse
+    return torch.bmm(weights, values).div_(total.clamp_(min=_TINY)), lse
 
 
 _LOWEST = -3e38  # of rows that see nothing: −∞ less −∞ is none

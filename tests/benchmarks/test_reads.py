@@ -81,9 +81,10 @@ def test_index_scores(measure: Measure, remark: Remark, format_name: str) -> Non
     torch.testing.assert_close(out[:1, :64], expected, rtol=1e-5, atol=1e-3)
 
 
+@pytest.mark.parametrize("heads", [64, 128])
 @pytest.mark.parametrize("topk", [1024, None], ids=["chosen", "all"])
-def test_attend(measure: Measure, remark: Remark, topk: int | None) -> None:
-    heads, random = 128, torch.Generator().manual_seed(3)
+def test_attend(measure: Measure, remark: Remark, topk: int | None, heads: int) -> None:
+    random = torch.Generator().manual_seed(3)
     store = fill(FORMATS["main"]["fp8_ds_mla"], PAGE, POOL_BYTES)
     ring = fill(FORMATS["window"]["fp8_ds_mla"], WINDOW, REQUESTS * 2**17)
     table, slots = scattered(store, ENTRIES), torch.arange(REQUESTS)

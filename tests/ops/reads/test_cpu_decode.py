@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import Tensor
 
 from dsv4kv.model.formats import EntryFormat
 from dsv4kv.ops import cpu
@@ -17,22 +16,13 @@ def filled(entry: EntryFormat) -> PageStore:
     return store
 
 
-def in_order(decoder: Decoder, values: Tensor) -> Tensor:
-    """Channels back in their places."""
-    if decoder.order is None:
-        return values
-    placed = torch.empty_like(values)
-    placed[:, decoder.order] = values
-    return placed
-
-
 @each_entry
 def test_entries_are_decoded_exactly(entry: EntryFormat) -> None:
     store = filled(entry)
     decoder = Decoder(store, 100)
     chosen = torch.randperm(128, generator=generator(2))
     for piece in (chosen[:100], chosen[100:], chosen[:1], chosen[:0]):
-        found = in_order(decoder, decoder.entries(piece))
+        found = decoder.entries(piece)
         assert torch.equal(found, read_entries(store, piece.tolist()).float().view(-1, entry.dims))
 
 
@@ -40,7 +30,7 @@ def test_entries_are_decoded_exactly(entry: EntryFormat) -> None:
 def test_pages_are_decoded_entry_by_entry(entry: EntryFormat) -> None:
     store = filled(entry)
     decoder = Decoder(store, 96)
-    found = in_order(decoder, decoder.pages(torch.tensor([2, 0, 3])))
+    found = decoder.pages(torch.tensor([2, 0, 3]))
     physical = [*range(64, 96), *range(32), *range(96, 128)]
     assert torch.equal(found, read_entries(store, physical).float())
 
@@ -56,7 +46,7 @@ def test_every_code_by_every_scale_is_decoded_exactly(value: str) -> None:
     store.write(torch.arange(256), data, scales)
     physical = torch.arange(0, 255)  # the last is infinite times some
     decoder = Decoder(store, 255)
-    found = in_order(decoder, decoder.entries(physical))
+    found = decoder.entries(physical)
     expected = read_entries(store, physical.tolist())
     usual = slice(20, 240)  # beyond, bf16 or float32 end
     assert torch.equal(found[usual], expected[usual].float())

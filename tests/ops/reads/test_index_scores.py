@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dsv4kv.model.formats import FORMATS
+from dsv4kv.ops import cpu
 from tests.ops.reads.scenes import Cache, make_cache, relative_error
 from tests.ops.samples import each_backend, generator
 
@@ -83,3 +84,15 @@ def test_no_token_gives_nothing(backend: ModuleType) -> None:
     none, out = torch.empty(0, dtype=torch.int64), torch.empty(0, 9)
     backend.index_scores(cache.store, cache.table, none, none, queries, weights, None, out)
     assert out.shape == (0, 9)
+
+
+def test_products_of_others_are_as_exact_as_before() -> None:
+    """bf16 units are for factors of bf16: no other product of the process may use them."""
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    cache = make_cache(FORMATS["indexer"]["fp8"], seed=5)
+    queries, weights = random_query(6, seed=6)
+    out = torch.empty(6, int(cache.lengths.max()))
+    cpu.index_scores(
+        cache.store, cache.table, cache.slots, cache.lengths, queries, weights, None, out
+    )
+    assert torch.backends.mkldnn.matmul.fp32_precision == before

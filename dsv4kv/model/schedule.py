@@ -75,6 +75,17 @@ class LayerSpec:
         return self.ratio > 0 and self.kv_owner == self.layer_idx
 
 
+def chooses_candidates(config: DSV4Config, spec: LayerSpec) -> bool:
+    """Whether a layer's indexer chooses the candidate blocks of the layers after it."""
+    return config.candidates is not None and spec.layer_idx == config.candidates.source
+
+
+def scores_candidates(config: DSV4Config, spec: LayerSpec) -> bool:
+    """Whether a layer's indexer scores nothing but candidate blocks: of the keys that it reads."""
+    source = config.candidates.source if config.candidates else None
+    return source is not None and spec.layer_idx > source == spec.kv_owner
+
+
 def build_schedule(
     config: DSV4Config,
     *,

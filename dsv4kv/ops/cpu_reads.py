@@ -127,7 +127,7 @@ def _score(queries: Tensor, weights: Tensor, keys: Tensor, factors: Tensor | Non
 @contextmanager
 def _bf16_units() -> Iterator[None]:
     """Products of float32 may round their factors to bf16: for factors that already are."""
-    settings = torch.backends.mkldnn.matmul
+    settings = torch.backends.mkldnn.matmul  # type: ignore[attr-defined] # made at run time
     before, settings.fp32_precision = settings.fp32_precision, "bf16"
     try:
         yield

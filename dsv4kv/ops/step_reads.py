@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.formats import PageLayout
-from dsv4kv.model.schedule import AttentionType
+from dsv4kv.model.schedule import AttentionType, chooses_candidates, scores_candidates
 from dsv4kv.model.schema import LayerCacheSchema
 from dsv4kv.ops import flops, traffic
 
@@ -81,9 +81,8 @@ def decode_reads(
     """Reads of tokens that make their requests ``tokens`` int64[T] tokens long.
 
     schemas: the layers held; those that own no entries read their owner's. A layer for which
-    another one chooses (IndexCache, DeepSeek-V4.1) only attends. Where the source of candidate
-    blocks is held, later layers score those alone. DeepSeek-V3.2 is counted as if its values were
-    whole entries; they are a part of them, which ``attend`` does not read.
+    another one chooses (IndexCache, DeepSeek-V4.1) only attends. DeepSeek-V3.2 is counted as if
+    its values were whole entries; they are a part of them, which ``attend`` does not read.
     """
     held = {schema.layer.layer_idx: schema for schema in schemas}
     alike: dict[_Layer, list[int]] = defaultdict(list)
@@ -99,15 +98,14 @@ def _look_at(
     config: DSV4Config, held: dict[int, LayerCacheSchema], schema: LayerCacheSchema
 ) -> _Layer:
     spec, owner = schema.layer, held[schema.layer.kv_owner]
-    source = config.candidates.source if config.candidates else -1
     return _Layer(
         ratio=spec.ratio,
         every=spec.attn is AttentionType.HCA,
         window=schema.window,
         main=owner.main,
         keys=owner.indexer if spec.selects else None,
-        is_source=spec.layer_idx == source,
-        is_narrow=source in held and spec.layer_idx > source,
+        is_source=chooses_candidates(config, spec),
+        is_narrow=scores_candidates(config, spec),
     )
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dsv4kv.cache.allocators.stack import Ids
 from dsv4kv.cache.handle import CompressedCache, LayerCache, LayerCacheHandle
-from dsv4kv.model.schedule import AttentionType
+from dsv4kv.model.schedule import AttentionType, chooses_candidates, scores_candidates
 from dsv4kv.model.schema import LayerCacheSchema
 from dsv4kv.ops import traffic
 from dsv4kv.ops.flops import attend_flops, index_scores_flops
@@ -83,7 +83,7 @@ class Outputs:
         heads, candidates = model.index_heads, model.candidates
         kept = (tokens, candidates.blocks) if candidates else (tokens, 0)
         keys = longest_tokens // ratio
-        if scores_candidates(layer) and candidates:
+        if candidates and scores_candidates(model, layer.schema.layer):
             keys = candidates.blocks * candidates.block_entries
         return Reads(
             codes=self.take("codes", tokens, heads, model.index_dim, dtype=torch.uint8),
@@ -184,16 +184,10 @@ def attention_operations(layer: LayerCache) -> list[Step]:
     """
     reads = ["attend"]
     if layer.indexer is not None and layer.schema.layer.selects:
-        candidates, index = layer.model.candidates, layer.schema.layer.layer_idx
-        narrowed = ["select_blocks"] if candidates and candidates.source == index else []
+        chooses = chooses_candidates(layer.model, layer.schema.layer)
+        narrowed = ["select_blocks"] if chooses else []
         reads = ["indexer_query", "index_scores", *narrowed, "select_topk", *reads]
     return [(operation, False) for operation in reads]
-
-
-def scores_candidates(layer: LayerCache) -> bool:
-    """Whether a layer scores nothing but the candidate blocks of the layer whose keys it reads."""
-    candidates, spec = layer.model.candidates, layer.schema.layer
-    return candidates is not None and spec.layer_idx > candidates.source == spec.kv_owner
 
 
 def querying_ratios(layers: Iterable[LayerCache]) -> list[int]:
@@ -285,7 +279,7 @@ class CallMaker:
     ) -> tuple[Callable[[], None], Tensor]:
         """What does a read, and its first output."""
         handle, spec = self.handle, self.handle.layer.schema.layer
-        among = into.blocks if scores_candidates(handle.layer) else None
+        among = into.blocks if scores_candidates(handle.layer.model, spec) else None
         match operation:
             case "indexer_query":
                 query = asked.indexer, asked.weights, asked.turns[spec.ratio]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dsv4kv.cache.handle import Compressors, LayerCache
 from dsv4kv.model.formats import EntryFormat
-from dsv4kv.model.schedule import AttentionType
+from dsv4kv.model.schedule import AttentionType, scores_candidates
 from dsv4kv.ops import codec, reference, reference_codec
 from dsv4kv.ops.check.reads import LSE_ERROR, OUTPUT_ERROR, SCORE_ERROR
 from dsv4kv.ops.compressor import Compressor
@@ -23,7 +23,7 @@ from dsv4kv.ops.storage import PageStore
 from dsv4kv.ops.tolerance import Rows, is_close
 from dsv4kv.serve.executor import StepTokens
 from dsv4kv.serve.inputs import InputBank, Queries
-from dsv4kv.serve.operations import Reads, scores_candidates
+from dsv4kv.serve.operations import Reads
 from dsv4kv.serve.placing import PlacedContexts
 
 Token = tuple[int, int, int]
@@ -113,7 +113,7 @@ class Verifier:
             return
         scores, blocks = found.scores[t].cpu(), None
         columns = np.arange(seen)
-        if scores_candidates(layer):
+        if scores_candidates(layer.model, layer.schema.layer):
             blocks = found.blocks[t : t + 1].cpu()
             columns, keys = _columns(blocks[0].numpy(), len(scores), seen)
         else:
@@ -297,8 +297,8 @@ def _stored(entry: EntryFormat, values: Tensor) -> Rows:
 def _decoded(store: PageStore, entries: Rows64) -> Tensor:
     """Physical entries as float64[n, D], on the host."""
     rows = torch.from_numpy(entries).to(store.pages.device)
-    out = torch.empty(len(rows), store.layout.format.dims, dtype=torch.bfloat16)
-    found = out.to(rows.device)
+    shape = len(rows), store.layout.format.dims
+    found = torch.empty(shape, dtype=torch.bfloat16, device=rows.device)
     codec.decode(store.layout.format, *store.read(rows), found)
     return found.cpu().double()
 

@@ -113,6 +113,15 @@ def test_the_newest_block_is_scored_as_far_as_it_goes(length: int, scored: int) 
     assert by_layer(found, "index_scores")[24].flops[0] == scored * 32 * 128 * 2
 
 
+def test_candidates_narrow_no_scores_of_other_keys() -> None:
+    """Layers after a source that read the keys of another layer score all of them."""
+    config = load_model("v4.1-flash").model_copy(
+        update={"candidates": Candidates(source=14, blocks=3, block_entries=8)}
+    )
+    scores = by_layer(step(config, schemas(config), 1024), "index_scores")
+    assert scores[24].flops[0] == 1024 * 32 * 128 * 2
+
+
 def test_layers_for_which_another_one_chooses_only_attend() -> None:
     """IndexCache on V4: a flag of the schedule."""
     config = load_model("v4-flash")

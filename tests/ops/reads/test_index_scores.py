@@ -88,11 +88,12 @@ def test_no_token_gives_nothing(backend: ModuleType) -> None:
 
 def test_products_of_others_are_as_exact_as_before() -> None:
     """bf16 units are for factors of bf16: no other product of the process may use them."""
-    before = torch.backends.mkldnn.matmul.fp32_precision
+    settings = torch.backends.mkldnn.matmul  # type: ignore[attr-defined] # made at run time
+    before = settings.fp32_precision
     cache = make_cache(FORMATS["indexer"]["fp8"], seed=5)
     queries, weights = random_query(6, seed=6)
     out = torch.empty(6, int(cache.lengths.max()))
     cpu.index_scores(
         cache.store, cache.table, cache.slots, cache.lengths, queries, weights, None, out
     )
-    assert torch.backends.mkldnn.matmul.fp32_precision == before
+    assert settings.fp32_precision == before

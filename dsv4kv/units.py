@@ -65,6 +65,14 @@ def format_bytes(count: float) -> str:
     return f"{_three_digits(size)} TiB"
 
 
+def format_count(count: int) -> str:
+    """A count as ``parse_count`` takes it: ``128K``, ``1M``; ``1,000`` where it is neither."""
+    for size, unit in ((2**20, "M"), (2**10, "K")):
+        if count >= size and count % size == 0:
+            return f"{count // size}{unit}"
+    return f"{count:,}"
+
+
 def counted(count: int, noun: str) -> str:
     """``1 step``, ``2,000 steps``."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

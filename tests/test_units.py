@@ -7,7 +7,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.units import counted, format_bytes, format_duration, parse_bytes, parse_count
+from dsv4kv.units import (
+    counted,
+    format_bytes,
+    format_count,
+    format_duration,
+    parse_bytes,
+    parse_count,
+)
 
 BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 DECIMAL = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -22,6 +29,14 @@ def test_a_plain_number_is_itself_however_large(
 ) -> None:
     text = f"{count:{style}}" if count < 10**18 else str(count)
     assert parse(text) == parse(f"  {text} ") == count
+
+
+@given(st.integers(0, 2**30) | st.integers(0, 2**20).map(lambda thousands: thousands * 2**10))
+@example(131_072)
+@example(2**20)
+@example(1000)
+def test_a_count_is_written_as_it_is_read(count: int) -> None:
+    assert parse_count(format_count(count)) == count
 
 
 @PARSERS

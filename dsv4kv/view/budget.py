@@ -13,7 +13,7 @@ from dsv4kv.sizing.lookup import kv_heads
 from dsv4kv.sizing.peak import peak_of
 from dsv4kv.sizing.reuse import PERIOD_TOKENS, Reuse
 from dsv4kv.sizing.scenario import Scenario
-from dsv4kv.units import format_bytes
+from dsv4kv.units import format_bytes, format_count
 from dsv4kv.view.table import (
     ABSENT,
     Facts,
@@ -207,15 +207,8 @@ def _facts(found: Answer, curve: Sequence[tuple[int, int]]) -> Facts:
         rows["sent to decode"] = (
             f"{format_bytes(found.sent_bytes)} of a prompt of {found.context:,} tokens, by a rank"
         )
-    rows["requests at once"] = "; ".join(f"{_short(n)}: {count:,}" for n, count in curve)
+    rows["requests at once"] = "; ".join(f"{format_count(n)}: {count:,}" for n, count in curve)
     return Facts(rows)
-
-
-def _short(tokens: int) -> str:
-    for size, unit in ((2**20, "M"), (2**10, "K")):
-        if tokens >= size and tokens % size == 0:
-            return f"{tokens // size}{unit}"
-    return f"{tokens:,}"
 
 
 def _engine_lines(found: Answer) -> Iterator[Part]:

@@ -7,7 +7,7 @@ from dsv4kv.record.quantities import axis_names, setting_text
 from dsv4kv.record.schema import Case, GpuFacts, Operation
 from dsv4kv.record.step import StepShare, step_shares
 from dsv4kv.record.yardstick import datasheet_tflops, yardsticks
-from dsv4kv.units import format_bytes, format_duration
+from dsv4kv.units import format_bytes, format_count, format_duration
 from dsv4kv.view.cells import format_number
 from dsv4kv.view.table import ABSENT, Bar, Row, Table, Text, names, numbers
 
@@ -36,7 +36,7 @@ def step_table(cases: Sequence[Case]) -> Table | None:
 
 
 def _case_rows(case: Case, axes: dict[str, str]) -> Iterator[Row]:
-    setting = [setting_text(case.axis.get(path, ABSENT)) for path in axes]
+    setting = [_setting(path, case.axis.get(path, ABSENT)) for path in axes]
     shares = step_shares(case)
     for share, moved, spent in zip(shares, *_percentages(shares), strict=True):
         yield [
@@ -48,6 +48,16 @@ def _case_rows(case: Case, axes: dict[str, str]) -> Iterator[Row]:
             f"{spent:.1f}",
             Bar(spent / _PERCENT),
         ]
+
+
+def _setting(path: str, value: object) -> str:
+    """A setting as one writes it: contexts as ``128K``."""
+    is_context = path == "workload.context" and isinstance(value, int)
+    return format_count(value) if is_context else setting_text(value)
+
+
+def _settings(case: Case) -> str:
+    return ", ".join(_setting(path, value) for path, value in case.axis.items())
 
 
 def _percentages(shares: Sequence[StepShare]) -> tuple[list[float], list[float]]:
@@ -65,7 +75,7 @@ def step_stacks(cases: Sequence[Case]) -> list[tuple[str, dict[str, float]]]:
     rows = []
     for case in cases:
         if shares := step_shares(case):
-            at = ", ".join(setting_text(value) for value in case.axis.values())
+            at = _settings(case)
             for what, sizes in zip(("bytes", "time"), _percentages(shares), strict=True):
                 parts = {s.kind: size for s, size in zip(shares, sizes, strict=True) if size}
                 rows.append((f"{at} {what}".strip(), parts))
@@ -77,7 +87,7 @@ def report_step(cases: Sequence[Case]) -> Iterator[Text]:
     for case in cases:
         if shares := step_shares(case):
             moved, spent = _percentages(shares)
-            at = ", ".join(f"{setting_text(value)}" for value in case.axis.values())
+            at = _settings(case)
             where = f"Decode step at {at}" if at else "Decode step"
             parts = f"{_list(shares, moved)} of its bytes; {_list(shares, spent)} of its time"
             yield Text(f"{where}: {parts}.", "strong")

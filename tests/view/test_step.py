@@ -81,7 +81,7 @@ def test_the_answer_names_the_largest_first_at_every_setting() -> None:
     lines = [line.value for line in report_step([case(*STEP), case(context=2000)])]
     (line,) = lines
     assert line == (
-        "Decode step at 1000: scores 70 %, attention 20 %, top-k 10 % of its bytes; scores 45 %, "
+        "Decode step at 1,000: scores 70 %, attention 20 %, top-k 10 % of its bytes; scores 45 %, "
         "attention 40 %, top-k 5 %, write 5 %, bookkeeping 5 % of its time."
     )
 
@@ -90,15 +90,26 @@ def test_a_row_for_each_setting_and_kind() -> None:
     table = step_table([case(*STEP), case(*STEP, context=2000)])
     assert table
     cells = [[text_of(cell) for cell in row] for row in table.cells]
-    assert [row[:2] for row in cells[4:6]] == [["1000", "bookkeeping"], ["2000", "scores"]]
+    assert [row[:2] for row in cells[4:6]] == [["1,000", "bookkeeping"], ["2,000", "scores"]]
     assert cells[0][2:4] == ["70 B", "70.0"]
     assert cells[4][2:4] == ["–", "–"]
 
 
+@pytest.mark.parametrize(("context", "said"), [(8192, "8K"), (131072, "128K"), (2**20, "1M")])
+def test_contexts_are_said_as_they_are_written(context: int, said: str) -> None:
+    found = case(*STEP, context=context)
+    assert [name for name, _ in step_stacks([found])] == [f"{said} bytes", f"{said} time"]
+    (line,) = [line.value for line in report_step([found])]
+    assert line.startswith(f"Decode step at {said}: ")
+    table = step_table([found])
+    assert table
+    assert text_of(table.cells[0][0]) == said
+
+
 def test_bars_are_of_one_length() -> None:
     rows = step_stacks([case(*STEP)])
-    assert stacks_chart(rows, "Shares").description.startswith("1000 bytes: scores 70.0 %, top-k")
-    assert [name for name, _ in rows] == ["1000 bytes", "1000 time"]
+    assert stacks_chart(rows, "Shares").description.startswith("1,000 bytes: scores 70.0 %, top-k")
+    assert [name for name, _ in rows] == ["1,000 bytes", "1,000 time"]
     for _, parts in rows:
         assert sum(parts.values()) == pytest.approx(100)
 

@@ -21,7 +21,7 @@ from dsv4kv.ops.kernels.attend import (
 )
 from tests.kernels.launches import GuardedOutput, filled_store
 from tests.kernels.shim.twin import run
-from tests.ops.reads.scenes import make_cache
+from tests.ops.reads.scenes import make_cache, share_pages
 from tests.ops.reads.test_attend import SCALE, TOKENS, make_ring
 from tests.ops.samples import generator
 
@@ -89,6 +89,13 @@ def test_outputs_are_the_references_within_what_bf16_drops(
             shape, parts, heads, None if seen == "window" else entries,
             cache.slots, TOKENS, *given(heads), seed=seed,
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("indices", [None, CHOSEN], ids=["all", "chosen"])
+def test_entries_of_shared_pages_count_at_every_place(indices: Tensor | None) -> None:
+    cache = share_pages(make_cache(FORMATS["main"]["fp8_ds_mla"], seed=4))
+    entries = Entries(cache.store, cache.table, cache.lengths, indices)
+    attend(NARROW, 2, 3, entries, cache.slots, TOKENS, *given(3))
 
 
 def test_the_order_of_threads_changes_no_bit() -> None:

@@ -15,7 +15,7 @@ from dsv4kv.ops.kernels.scores import plan_index_scores, plan_indexer_query
 from dsv4kv.ops.storage import PageStore
 from tests.kernels.launches import GuardedOutput, each_order
 from tests.kernels.shim.twin import run
-from tests.ops.reads.scenes import make_cache, relative_error
+from tests.ops.reads.scenes import make_cache, relative_error, share_pages
 from tests.ops.samples import generator, same_bits
 
 HEADS = 12
@@ -61,6 +61,18 @@ def test_scores_are_the_references_however_many_blocks_share_the_keys(
     assert relative_error(found[0], right[:, :longest]) < ERROR
     assert same_bits(found[0], found[1])
     assert same_bits(found[0], found[2])
+
+
+def test_keys_of_shared_pages_are_scored_at_every_place() -> None:
+    cache = share_pages(make_cache(FORMATS["indexer"]["mxfp4"], seed=1))
+    queries, weights = random_query(6, seed=2)
+    longest = int(cache.lengths.max())
+    where = cache.store, cache.table, cache.slots, cache.lengths, queries, weights, None
+    guarded = GuardedOutput.of(6, longest, dtype=torch.float32)
+    run(replace(plan_index_scores(*where, guarded.out), grid=(3, 1)))
+    right = torch.empty_like(guarded.out)
+    reference.index_scores(*where, right)
+    assert relative_error(guarded.content(), right) < ERROR
 
 
 def test_of_a_request_that_has_no_slot_or_no_pages_nothing_is_read() -> None:

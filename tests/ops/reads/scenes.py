@@ -63,3 +63,12 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
     a, b = (each.double().where(each.isfinite(), 0) for each in (found, expected))
     assert not found.isnan().any()
     return float((a - b).abs().max() / b.abs().max().clamp(min=1e-30)) if a.numel() else 0.0
+
+
+def share_pages(cache: Cache) -> Cache:
+    """The same, a page there twice in a request's table, and both in that of another request."""
+    table, lengths = cache.table.clone(), cache.lengths.clone()
+    table[0, 1] = table[0, 0]
+    table[3, :2] = table[0, :2]
+    lengths[0] = PAGE_ENTRIES + 9
+    return Cache(cache.store, table, cache.slots, lengths)

@@ -52,8 +52,9 @@ def _case_rows(case: Case, axes: dict[str, str]) -> Iterator[Row]:
 
 def _setting(path: str, value: object) -> str:
     """A setting as one writes it: contexts as ``128K``."""
-    is_context = path == "workload.context" and isinstance(value, int)
-    return format_count(value) if is_context else setting_text(value)
+    if path == "workload.context" and isinstance(value, int):
+        return format_count(value)
+    return setting_text(value)
 
 
 def _settings(case: Case) -> str:

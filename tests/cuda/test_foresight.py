@@ -47,6 +47,8 @@ def configure(*settings: str) -> BenchConfig:
         ("model.preset=v4-pro", "model.formats.main=bf16"),
         DRAFTS,
         (GATHERED,),
+        ("model.preset=v4.1-flash", "model.layers=[0,2]"),
+        ("model.preset=v4.1-flash", "model.layers=[1,20,21,24]"),
     ],
     ids=" ".join,
 )
@@ -65,7 +67,6 @@ def test_a_run_launches_what_was_foreseen_and_nothing_else(
     [
         ("model.preset=v4-flash", "cache.hadamard=false"),
         ("model.preset=v4-pro", "model.formats.indexer=fp8"),
-        ("model.preset=v4.1-flash",),
     ],
     ids=" ".join,
 )

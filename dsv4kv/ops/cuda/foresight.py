@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dsv4kv.model.formats import PageLayout
 from dsv4kv.model.plan import CachePlan
-from dsv4kv.model.schedule import AttentionType
+from dsv4kv.model.schedule import AttentionType, chooses_candidates, scores_candidates
 from dsv4kv.model.schema import LayerCacheSchema, TableGroup
 from dsv4kv.ops.compressor import Compressor, make_rope, random_compressor
 from dsv4kv.ops.contract import Entries
@@ -67,7 +67,9 @@ def foresee(
         step = example_step_write(plan.config, schema, rope=plan.rope, hadamard=plan.hadamard)
         if step and variants["step_write"] == "fused":
             launches.append(step)
-        launches += _read_launches(plan, schema) if reads else ()
+    if reads:
+        for schema, owner in _distinct_readers(plan):
+            launches += _read_launches(plan, schema, owner)
     launches += _table_launches(plan, device_prepare)
     return list(dict.fromkeys(launch.module for launch in launches))
 
@@ -75,6 +77,17 @@ def foresee(
 def _distinct(plan: CachePlan) -> list[LayerCacheSchema]:
     """One layer of each kind: those of a kind have one schema."""
     kinds = {(s.layer.attn, s.layer.ratio, s.layer.owns_kv): s for s in plan.schemas}
+    return list(kinds.values())
+
+
+def _distinct_readers(plan: CachePlan) -> list[tuple[LayerCacheSchema, LayerCacheSchema]]:
+    """One layer of each kind that reads alike, and whose entries it reads."""
+    config, held = plan.config, {s.layer.layer_idx: s for s in plan.schemas}
+    kinds = {}
+    for schema in plan.schemas:
+        spec, owner = schema.layer, held[schema.layer.kv_owner]
+        among = chooses_candidates(config, spec), scores_candidates(config, spec)
+        kinds[spec.attn, spec.selects, owner.main, *among] = schema, owner
     return list(kinds.values())
 
 
@@ -150,30 +163,33 @@ def _state_launches(
     )
 
 
-def _read_launches(plan: CachePlan, schema: LayerCacheSchema) -> Iterator[Launch]:
+def _read_launches(
+    plan: CachePlan, schema: LayerCacheSchema, owner: LayerCacheSchema
+) -> Iterator[Launch]:
     """From an indexer's query to attention, of a layer with window; see ``ops.contract``."""
-    config, one = plan.config, _numbers(1)
+    config, spec, one = plan.config, schema.layer, _numbers(1)
     table, choices = (torch.empty(1, 1, dtype=torch.int32, device=_META) for _ in range(2))
-    if schema.indexer and schema.main:
-        scores, vectors = _floats(1, topk.RUN), _rows(schema.indexer)
+    if owner.indexer and owner.main and spec.selects:
+        scores, vectors = _floats(1, topk.RUN), _rows(owner.indexer)
         heads = vectors[:, None].expand(1, config.index_heads, -1)
         codes, weights = heads.to(torch.uint8), _floats(1, config.index_heads)
         turns = _floats(1, config.rope_dim)
         yield plan_indexer_query(heads, weights, turns, plan.hadamard, codes, weights)
-        keys = PageStore.allocate(schema.indexer, 1, _META)
+        keys = PageStore.allocate(owner.indexer, 1, _META)
         yield plan_index_scores(keys, table, one, one, codes, weights, None, scores)
-        chosen = table, one, schema.main.entries, choices, choices
-        yield from topk.plan_select_topk(scores, one, None, *chosen)
-        if config.candidates:
-            size = config.candidates.block_entries
-            blocks = torch.empty(1, topk.RUN // size, dtype=torch.int32, device=_META)
+        size = config.candidates.block_entries if config.candidates else 1
+        if chooses_candidates(config, spec):
             yield from topk.plan_select_blocks(scores, one, size, choices)
-            yield from topk.plan_select_topk(scores, one, blocks, *chosen)
+        blocks = torch.empty(1, topk.RUN // size, dtype=torch.int32, device=_META)
+        among = blocks if scores_candidates(config, spec) else None
+        chosen = table, one, owner.main.entries, choices, choices
+        yield from topk.plan_select_topk(scores, one, among, *chosen)
     if schema.window:
         ring, entries = PageStore.allocate(schema.window, 1, _META), None
-        if schema.main:
-            store = PageStore.allocate(schema.main, 1, _META)
-            entries = Entries(store, table, one, choices if schema.indexer else None)
+        if owner.main:
+            store = PageStore.allocate(owner.main, 1, _META)
+            every = spec.attn is AttentionType.HCA
+            entries = Entries(store, table, one, None if every else choices)
         queries = _rows(schema.window)[:, None].expand(1, config.num_heads, -1)
         sums = _floats(1, config.num_heads)
         shared = attend.scratch_floats(queries, 2)

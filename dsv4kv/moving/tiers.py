@@ -39,7 +39,7 @@ from dsv4kv.sizing.lookup import find_weight_facts
 from dsv4kv.tiers.cache_bytes import CacheBytes
 from dsv4kv.tiers.checks import differences
 from dsv4kv.tiers.families import Family, Kept
-from dsv4kv.tiers.library import Library
+from dsv4kv.tiers.library import Library, Restored
 from dsv4kv.tiers.prefixes import digest, namespace_of
 from dsv4kv.tiers.stores.contract import Store
 from dsv4kv.tiers.stores.file import FileStore
@@ -70,7 +70,7 @@ def run_tiers(config: TiersConfig, on_step: OnStep) -> TiersOutcome:
     windows = _windows(config, plan)
     model = plan.config.name
     outcome = TiersOutcome(model, _gpu(config), config.windows)
-    steps = [(name, tokens) for name in config.stores for tokens in sorted(config.lengths)]
+    steps = [(name, tokens) for name in config.stores for tokens in sorted(set(config.lengths))]
     with _folder(config) as folder:
         _check_room(config, plan, folder)
         manager = KVCacheManager(plan)
@@ -116,54 +116,46 @@ class _Run:
 
     def measure(self, name: str, store: Store, tokens: int) -> None:
         """One prefix in one store."""
-        requests, (stayed, back) = self.requests, (self.requests.admit(), self.requests.admit())
+        requests, stayed = self.requests, self.requests.admit()
         requests.place(stayed, _SERIAL, tokens)
-        tier = Tier(name, store)
-        library = Library(self.cache, [tier], self.windows, revision=_REVISION)
-        stored, looked_up, restored = list[int](), list[int](), list[int]()
-        read_bytes = 0
-        for number in range(self.config.rounds):
-            requests.release(back)
-            back = requests.admit()
-            prefix = library.prefix(np.arange(tokens) + number)
-            times = [perf_counter_ns()]
-            library.store_prefix(prefix, stayed)
-            times.append(perf_counter_ns())
-            library.lookup(prefix)
-            times.append(perf_counter_ns())
-            found = library.restore(prefix, back)
-            times.append(perf_counter_ns())
-            for samples, taken in zip((stored, looked_up, restored), np.diff(times), strict=True):
-                samples.append(int(taken))
-            if found.tokens != tokens:
-                raise StoreUnavailable(
-                    f"{name}: {tokens:,} tokens were stored and {found.tokens:,} came back "
-                    f"({tier.totals}): give the store more room."
-                )
-            read_bytes = found.read_bytes
-            tier.clear()
-        self.outcome.prefixes.append(
-            PrefixRow(
-                name,
-                tokens,
-                len(prefix.keys),
-                sum(f.useful_bytes(tokens) for f in self._families() if f.kept is Kept.PAGES),
-                read_bytes,
-                _estimate(stored),
-                _estimate(looked_up),
-                _estimate(restored),
-                self._computing.prefill_ns(tokens),
-            )
-        )
+        back = self._measure_prefix(name, store, stayed, tokens)
         if tokens == max(self.config.lengths):
             for family in self._families():
                 if family.objects(tokens):
                     row = self._measure_family(name, store, family, (stayed, back), tokens)
                     self.outcome.families.append(row)
         self._verify(name, stayed, back, tokens)
-        library.close()
         for slot in (stayed, back):
             requests.release(slot)
+
+    def _measure_prefix(self, name: str, store: Store, stayed: int, tokens: int) -> int:
+        """Time every round of a prefix; the slot that the last one restored it into."""
+        tier, back = Tier(name, store), self.requests.admit()
+        library = Library(self.cache, [tier], self.windows, revision=_REVISION)
+        rounds = list[list[int]]()
+        for number in range(self.config.rounds):
+            self.requests.release(back)
+            back = self.requests.admit()
+            prefix = library.prefix(np.arange(tokens) + number)
+            moments = [perf_counter_ns()]
+            library.store_prefix(prefix, stayed)
+            moments.append(perf_counter_ns())
+            library.lookup(prefix)
+            moments.append(perf_counter_ns())
+            found = library.restore(prefix, back)
+            moments.append(perf_counter_ns())
+            rounds.append(np.diff(moments).tolist())
+            _check_restored(tier, tokens, found)
+            tier.clear()
+        library.close()
+        useful = sum(f.useful_bytes(tokens) for f in self._families() if f.kept is Kept.PAGES)
+        stored, looked_up, restored = (_estimate(list(each)) for each in zip(*rounds, strict=True))
+        computed = self._computing.prefill_ns(tokens)
+        counts = tokens, len(prefix.keys), useful, found.read_bytes
+        self.outcome.prefixes.append(
+            PrefixRow(name, *counts, stored, looked_up, restored, computed)
+        )
+        return back
 
     def _verify(self, name: str, stayed: int, back: int, tokens: int) -> None:
         """Both go on, and every bit of both is compared."""
@@ -244,6 +236,16 @@ class _ComputingModel:
         for start in range(0, tokens, self._step):
             work += self._cost.mixed(Work(), 0, [(start, min(start + self._step, tokens))])
         return VirtualClock(self._rates).after(work) * 1e9
+
+
+def _check_restored(tier: Tier, tokens: int, found: Restored) -> None:
+    if found.tokens != tokens:
+        totals = tier.totals
+        raise StoreUnavailable(
+            f"{tier.name}: {tokens:,} tokens were stored and {found.tokens:,} came back; "
+            f"{totals.failures} calls failed and {totals.damaged_objects} objects were damaged: "
+            "give the store more room, or take another place."
+        )
 
 
 def dumps(config: TiersConfig, outcome: TiersOutcome) -> str:

@@ -144,7 +144,6 @@ class Library:
         """
         tiers = self.stack.tiers if tiers is None else tiers
         inside = self._places_inside(prefix)
-        blocks = len(prefix.keys)
         with_tail, bare = (
             self._manifests(prefix, whole=each, tiers=tiers) for each in (True, False)
         )
@@ -164,7 +163,7 @@ class Library:
             for marks in ([with_tail[:reach], *tails], [bare[:reach]])
         )
         for n in inside:
-            if n // self.block_tokens <= min(reach, blocks):
+            if n // self.block_tokens <= reach:
                 points += [n] if self._is_there(prefix, n, whole=True, tiers=tiers) else []
                 replays += [n] if self._is_there(prefix, n, whole=False, tiers=tiers) else []
         return Found(tuple(sorted(points)), tuple(sorted(replays)))

@@ -102,12 +102,9 @@ class Stack:
             tier.lose(wanted.nodes[i], damaged=damaged)
         return left
 
-    def offer(
-        self, nodes: Sequence[Node], data: Sequence[Sequence[Bytes]], *, leaving: bool = False
-    ) -> None:
+    def offer(self, nodes: Sequence[Node], data: Sequence[Sequence[Bytes]]) -> None:
         """Let every tier write what it is due: a use of these nodes, whose bytes are at hand."""
-        wanted = self.wanted(nodes, leaving=leaving)
-        self.write(nodes, data, wanted)
+        self.write(nodes, data, self.wanted(nodes, leaving=False))
 
     def wanted(self, nodes: Sequence[Node], *, leaving: bool) -> list[list[bool]]:
         """Which nodes each tier is to be given."""

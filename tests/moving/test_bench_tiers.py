@@ -16,6 +16,7 @@ from dsv4kv.moving.outcome import FamilyRow, PrefixRow, TiersOutcome, Way
 from dsv4kv.moving.yardsticks import time_copies, time_files
 from dsv4kv.serve import inputs, placing
 from dsv4kv.tiers.cache_bytes import CacheBytes, Objects
+from dsv4kv.tiers.stores.memory import MemoryStore
 from dsv4kv.view.terminal import show
 from dsv4kv.view.tiers import report_tiers
 
@@ -84,6 +85,15 @@ def test_bytes_that_come_back_wrong_fail_the_run(
     assert done.exit_code == 6
     assert "comparisons failed" in done.stdout
     assert "error: memory, 256 tokens: csa: object 1" in done.stderr
+
+
+def test_a_store_that_loses_objects_fails_the_run_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MemoryStore, "put", lambda *_: None)
+    done = tiers("--set", "stores=[memory]", "--set", "lengths=[256]", folder=tmp_path)
+    assert done.exit_code == 5
+    assert "256 tokens were stored and 0 came back" in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize(

@@ -118,30 +118,30 @@ class FileStore:
         fan = xxhash.xxh3_64_intdigest(name.encode()) & 0xFF
         return f"{self._base}/{fan:02x}/{name.replace('/', '~')}.kv"
 
-    def _unfinished(self) -> Path:
-        return Path(f"{self._own}/{next(self._numbers)}")
+    def _unfinished(self) -> str:
+        return f"{self._own}/{next(self._numbers)}"
 
     def _put(self, name: str, data: Bytes) -> None:
         unfinished = self._unfinished()
         zeros = bytes(round_up(len(data) + SEAL_BYTES) - len(data) - SEAL_BYTES)
         try:
             seal = self._seals.seal(name, data)
-            self._lanes.write(str(unfinished), data, zeros + seal, durable=self._durable)
-            self._publish(unfinished, Path(self._path(name)))
+            self._lanes.write(unfinished, data, zeros + seal, durable=self._durable)
+            self._publish(unfinished, self._path(name))
         except BaseException:
-            unfinished.unlink(missing_ok=True)
+            Path(unfinished).unlink(missing_ok=True)
             raise
 
-    def _publish(self, unfinished: Path, path: Path) -> None:
+    def _publish(self, unfinished: str, path: str) -> None:
         try:
-            unfinished.replace(path)
+            os.replace(unfinished, path)  # noqa: PTH105 a path object takes longer than all else
         except FileNotFoundError:  # the first object of this folder
-            path.parent.mkdir(exist_ok=True)
+            Path(path).parent.mkdir(exist_ok=True)
             if self._durable:
                 _sync(self.folder)
-            unfinished.replace(path)
+            Path(unfinished).replace(path)
         if self._durable:
-            _sync(path.parent)
+            _sync(Path(path).parent)
 
     def _get(self, name: str, into: Bytes) -> bool:
         path, rest = self._path(name), round_up(len(into) + SEAL_BYTES) - len(into)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dsv4kv import __version__
 from dsv4kv.view.console import open_console, say
 
 if TYPE_CHECKING:
@@ -126,7 +127,17 @@ def record(
     if not (events or proxy or requests or metrics):
         raise ConfigError("nothing to record: give --events, --proxy, --requests or --metrics.")
     live = Live()
-    with Recording(out, hear=live.hear) as recording:
+    about = {
+        "dsv4kv": __version__,
+        "ranks": ranks if events else 0,
+        "replay": replay is not None,
+        "verbatim": verbatim,
+        "proxies": len(proxy or []),
+        "logs": len(requests or []),
+        "pages": len(metrics or []),
+        "every_s": every_s,
+    }
+    with Recording(out, hear=live.hear, about=about) as recording:
         sources = [
             *_events_of(events, replay, ranks, recording, verbatim=verbatim),
             *_proxies_of(proxy or [], recording),

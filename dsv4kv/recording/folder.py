@@ -130,8 +130,11 @@ class Recording:
         rotate_bytes: int = ROTATE_BYTES,
         clock: Callable[[], float] = time,
         hear: Callable[[str, Record], object] = lambda stream, record: None,
+        about: Record | None = None,
     ) -> None:
-        """Begin a recording, or go on with one; ``hear`` is told of every record.
+        """Begin a recording, or go on with one.
+
+        ``hear`` is told of every record; ``about`` is noted: by what it is made, and of what.
 
         Raises:
             TraceError: The folder holds something else, is being written, or cannot be.
@@ -147,7 +150,7 @@ class Recording:
                 for name in STREAMS:
                     self._streams[name] = Stream(folder, name, rotate_bytes)
                     opened.callback(self._streams[name].close)
-                self._note_start()
+                self._note_start(about or {})
                 self._opened = opened.pop_all()
         except OSError as error:
             raise _unwritable(folder, error) from None
@@ -185,7 +188,7 @@ class Recording:
         with suppress(OSError):
             self._opened.close()
 
-    def _note_start(self) -> None:
+    def _note_start(self, about: Record) -> None:
         """Say that it begins, or since when nobody has recorded."""
         notes = segments(self._folder, "notes")
         last = [record for record in _records(notes[-1], last=False) if "at" in record][-1:]
@@ -193,7 +196,7 @@ class Recording:
         if last:
             why = "stopped" if last[0].get("what") == "stop" else "killed"
             self.write("notes", {"what": "gap", "from_s": seen_s, "why": why})
-        self.write("notes", {"what": "start"})
+        self.write("notes", {"what": "start"} | about)
         self.sync()
 
 

@@ -142,7 +142,7 @@ def _stored(fields: Mapping[str, Any]) -> Stored:
     return Stored(
         hashes=_hashes(fields["block_hashes"]),
         parent=None if parent is None else _hashes([parent])[0],
-        tokens=tuple(map(_token, fields["token_ids"])),
+        tokens=_tokens(fields["token_ids"]),
         block_tokens=_whole(fields["block_size"], 1),
         medium=_text(fields.get("medium")),
         group=_optional(fields.get("group_idx")),
@@ -173,9 +173,13 @@ def _hashes(values: Iterable[Any]) -> tuple[BlockHash, ...]:
     return tuple(one % 2**64 if isinstance(one, int) else one for one in hashes)
 
 
-def _token(value: Any) -> int:
-    """A token; of a tree that looks one ahead, the first of the pair."""
-    return _whole(value if isinstance(value, int) else value[0])
+def _tokens(values: list[Any]) -> tuple[int, ...]:
+    """Tokens; of a tree that looks one ahead, the first of every pair."""
+    firsts = values if set(map(type, values)) <= {int} else [pair[0] for pair in values]
+    low, high = min(firsts, default=0), max(firsts, default=0)
+    if not set(map(type, firsts)) <= {int} or low < 0 or high >= 2**63:
+        raise TypeError("tokens")
+    return tuple(firsts)
 
 
 def _extras(fields: Mapping[str, Any]) -> tuple[object, ...]:

@@ -13,6 +13,7 @@ import pytest
 from aiohttp import ClientSession
 from typer.testing import CliRunner
 
+from dsv4kv import __version__
 from dsv4kv.cli import app
 from dsv4kv.recording.folder import Recording, read_stream
 from tests.recording.frames import frames, stored
@@ -170,6 +171,15 @@ def test_a_log_of_requests_becomes_a_trace(tmp_path: Path) -> None:
     assert first["prefix_hashes"] == third["prefix_hashes"]
     assert first["prefix_hashes"][:1] == second["prefix_hashes"][:1]
     assert run("trace", "mrc", tmp_path / "trace.jsonl").exit_code == 0
+
+
+def test_it_is_noted_by_what_a_recording_was_made_and_of_what(tmp_path: Path) -> None:
+    log = LOGS / "dynamo.jsonl"
+    run("record", tmp_path / "recording", "--requests", log, "--once", "--requests", log)
+    start, stop = read_stream(tmp_path / "recording", "notes")
+    told = [start[name] for name in ("what", "dsv4kv", "logs", "ranks", "verbatim")]
+    assert told == ["start", __version__, 2, 0, False]
+    assert stop["what"] == "stop"
 
 
 def test_lines_of_one_request_are_one_request(tmp_path: Path) -> None:

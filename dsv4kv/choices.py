@@ -101,6 +101,7 @@ SYSTEMS = {
 TRANSPORTS = {
     "shm": Implementation("shared memory, on one machine"),
     "tcp": Implementation("a socket, on one machine or between two"),
+    "nixl": Implementation("NIXL, where it is installed on both sides"),
 }
 """How ``bench transfer`` gets bytes from a prefill cache to a decode cache."""
 

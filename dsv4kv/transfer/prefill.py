@@ -8,6 +8,7 @@ from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.transfer import SideSection, TransferConfig
 from dsv4kv.errors import CacheError, Dsv4kvError, StoreUnavailable
 from dsv4kv.tiers.wire.frames import Wire
+from dsv4kv.tiers.wire.nixl import NixlMemory
 from dsv4kv.tiers.wire.sender import Offer, Sender
 from dsv4kv.transfer.side import Side
 
@@ -56,6 +57,7 @@ class Prefill:
         self._side.draw()
         self._slots: dict[int, int] = {}
         self._owners: dict[int, Wire] = {}
+        self._nixl: NixlMemory | None = None
         self.sender = Sender(
             self._side.memory,
             address,
@@ -71,6 +73,8 @@ class Prefill:
                 return {"request": self._compute(self._prefill, wire)}
             case {"op": "hold"}:
                 return {"request": self._compute(self._hold, wire)}
+            case {"op": "nixl"}:
+                return self._registered().tell()
             case {"op": "mapped"}:
                 self.forget()
                 return {}
@@ -85,6 +89,11 @@ class Prefill:
                     self._release_unowned(request)
                 return {}
         raise StoreUnavailable(f"{str(message['op'])[:40]!r} is not asked here.")
+
+    def _registered(self) -> NixlMemory:
+        with self._lock:
+            self._nixl = self._nixl or NixlMemory(self._side.memory)
+        return self._nixl
 
     def forget(self) -> None:
         """The shared memory needs its name no more."""

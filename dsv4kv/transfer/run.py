@@ -35,8 +35,10 @@ from dsv4kv.processes import Child
 from dsv4kv.tiers.wire.frames import is_loopback
 from dsv4kv.tiers.wire.manifest import Manifest
 from dsv4kv.tiers.wire.memory import Memory, Segment, attach
+from dsv4kv.tiers.wire.nixl import NixlReader, load
 from dsv4kv.tiers.wire.receiver import (
     Peer,
+    Read,
     Received,
     fan_out,
     plan_request,
@@ -85,15 +87,15 @@ def run_transfer(
         with Decode(config, side, address, token, name) as decode:
             try:
                 runs.append(decode.run())
-            except SegmentGone as error:
+            except NotHere as error:
                 if config.transport != "all":
                     raise
                 skipped.append(f"{name}: {error}")
     return Outcome(runs, engines_beside(config), skipped)
 
 
-class SegmentGone(StoreUnavailable):
-    """There is no shared memory to read."""
+class NotHere(StoreUnavailable):
+    """A transport that one of the sides does not have."""
 
 
 class Decode:
@@ -186,15 +188,25 @@ class Decode:
         """Of the sender's memory: sockets, or its segment, which the first request names."""
         if self._transport == "tcp":
             return [peer.reader for peer in self._peers]
+        if self._transport == "nixl":
+            self._mapped = self._mapped or self._meet_nixl()
         if self._mapped is None:
             assert manifest is not None
             try:
                 segment = attach(manifest.segment)
             except StoreUnavailable as error:
-                raise SegmentGone(str(error)) from None
+                raise NotHere(str(error)) from None
             self._peer.ask({"op": "mapped"})
             self._mapped = _segment_reader(segment, manifest)
         return [self._mapped]
+
+    def _meet_nixl(self) -> Reader:
+        try:
+            load()
+            told = self._peer.ask({"op": "nixl"})
+        except StoreUnavailable as error:
+            raise NotHere(str(error)) from None
+        return NixlReader(self._side.memory, told, self._config.timeout_s)
 
     def _rank(self) -> Memory:
         return Memory(KVCacheManager(plan_from(cache_of(self._config, self._config.decode, 1))))
@@ -222,6 +234,7 @@ class Decode:
         single = [
             plan_request(memory, manifest, received, name, merge=False) for name in memory.families
         ]
+        pages = max(single, key=lambda read: int(read.places[:, 2].sum()))
         size = sum(int(read.places[:, 2].sum()) for read in reads.values())
         left, right = np.ones(size, dtype=np.uint8), np.zeros(size, dtype=np.uint8)
         spent: dict[str, list[int]] = {
@@ -240,7 +253,7 @@ class Decode:
             if self._transport == "tcp":
                 raw = partial(self._peers[0].read_raw, right.data)
                 spent["raw"].append(_timed(raw))
-            fitted.append(_fit(reader, manifest, right.data))
+            fitted.append(_fit(reader, pages))
         sizes = {name: int(read.places[:, 2].sum()) for name, read in reads.items()}
         rates = {
             name: _rate(sizes.get(name, size), times) if times else None
@@ -261,29 +274,24 @@ def _timed(call: Callable[[], object]) -> int:
     return perf_counter_ns() - start
 
 
-def _fit(reader: Reader, manifest: Manifest, into: memoryview) -> tuple[float, float, float]:
+def _fit(reader: Reader, read: Read) -> tuple[float, float, float]:
     """Setup, ns of a descriptor and ns of a byte, from pages of two sizes.
 
-    Of one small page, many small ones and as many large ones, scattered over the request's pages.
+    Of one small piece of a page, many small ones and as many large ones.
     """
-    families = manifest.families.values()
-    paged = max(families, key=lambda f: len(f.ids[0]) * f.geometry.page_bytes)
-    layers, page = len(paged.layers), paged.geometry.page_bytes
-    large = min(_LARGE, page)
+    order = np.argsort(-read.places[:, 2], kind="stable")[:_DESCRIPTORS]
+    places, into = read.places[order], [read.into[i] for i in order.tolist()]
+    large, count = min(_LARGE, int(places[:, 2].min())), len(places)
     small = min(_SMALL, large // 2)
-    count = max(2, min(_DESCRIPTORS, len(into) // large))
 
-    def read(count: int, size: int) -> int:
-        number = np.arange(count)
-        blocks = np.array(paged.ids[0])[number // layers % len(paged.ids[0])]
-        columns = paged.regions + number % layers, blocks * page, np.full(count, size)
-        views = [into[start : start + size] for start in range(0, count * size, size)]
-        places = np.stack(columns, axis=1)
-        return _timed(lambda: reader.read(places, views))
+    def time_ns(count: int, size: int) -> int:
+        columns = places[:count, 0], places[:count, 1], np.full(count, size)
+        views = [view[:size] for view in into[:count]]
+        return _timed(partial(reader.read, np.stack(columns, axis=1), views))
 
-    one, many, larger = read(1, small), read(count, small), read(count, large)
+    one, many, larger = time_ns(1, small), time_ns(count, small), time_ns(count, large)
     byte_ns = (larger - many) / (count * (large - small))
-    descriptor_ns = (many - one) / (count - 1) - small * byte_ns
+    descriptor_ns = (many - one) / max(count - 1, 1) - small * byte_ns
     return one - descriptor_ns - small * byte_ns, descriptor_ns, byte_ns
 
 

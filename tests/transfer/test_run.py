@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic, sleep
 from types import SimpleNamespace
@@ -93,6 +94,26 @@ def test_runs_of_pages_are_merged_and_nothing_else_changes(
     assert single.total.descriptors == single.total.pieces == merged.total.pieces
     assert merged.total.descriptors <= single.total.descriptors
     assert merged.total.bytes == single.total.bytes
+
+
+@pytest.mark.skipif(find_spec("nixl") is None, reason="nixl is not installed")
+def test_nixl_moves_what_a_socket_moves(prefill: Prefill, outcome: Outcome) -> None:
+    asked = config("transport=nixl")
+    (run,) = run_transfer(asked, prefill.sender.address, "", lambda *_: None).runs
+    assert run.failures == []
+    assert run.total.bytes == outcome.runs[0].total.bytes
+
+
+def test_a_transport_that_is_not_here_is_left_out_or_refused(
+    prefill: Prefill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The prefill side has no shared memory here, and there is no NIXL: sockets are left."""
+    monkeypatch.setitem(sys.modules, "nixl._api", None)
+    everything = run_transfer(config(), prefill.sender.address, "", lambda *_: None)
+    assert [run.transport for run in everything.runs] == ["tcp"]
+    assert [skipped.split(":")[0] for skipped in everything.skipped] == ["shm", "nixl"]
+    with pytest.raises(StoreUnavailable, match="--no-deps nixl"):
+        run_transfer(config("transport=nixl"), prefill.sender.address, "", lambda *_: None)
 
 
 def test_engines_are_told_next_to_it_where_they_are_known(outcome: Outcome) -> None:
@@ -257,9 +278,9 @@ def test_two_processes_by_shared_memory_and_by_a_socket() -> None:
     result = transfer("--json", "-")
     assert (result.exit_code, result.stderr) == (0, "")
     document = json.loads(result.stdout)
-    assert [run["transport"] for run in document["runs"]] == ["shm", "tcp"]
+    assert [run["transport"] for run in document["runs"]][:2] == ["shm", "tcp"]
     assert all(run["failures"] == [] for run in document["runs"])
-    shm, tcp = (run["families"] for run in document["runs"])
+    shm, tcp = (run["families"] for run in document["runs"][:2])
     assert {n: f["bytes"] for n, f in shm.items()} == {n: f["bytes"] for n, f in tcp.items()}
     after = set(SHM.iterdir()) if SHM.exists() else set()
     assert not {path for path in after - before if path.name.startswith("psm_")}

@@ -20,13 +20,12 @@ import xxhash
 from dsv4kv.errors import StoreFull, StoreUnavailable
 from dsv4kv.files import replacing
 from dsv4kv.tiers.stores.contract import Bytes, Found
-from dsv4kv.tiers.stores.lanes import THREADS, Lanes, round_up
+from dsv4kv.tiers.stores.lanes import ALIGNED, THREADS, Lanes, round_up
 from dsv4kv.tiers.stores.namespace import Namespace
 from dsv4kv.tiers.stores.seals import SEAL_BYTES, Seals
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _UNFINISHED = ".unfinished-"
-_PROBE = "probe"
 
 
 def open_file(place: str, namespace: Namespace) -> "FileStore":
@@ -68,8 +67,11 @@ class FileStore:
             self._check(namespace)
             _remove_unfinished(self.folder)
             self._own, self._held = _own_folder(self.folder)
-            self._put(_PROBE, np.zeros(0, np.uint8))
-            Path(self._path(_PROBE)).unlink()
+            try:
+                self._probe()
+            except BaseException:
+                self.close()
+                raise
 
     @property
     def damaged(self) -> int:
@@ -117,6 +119,12 @@ class FileStore:
     def _path(self, name: str) -> str:
         fan = xxhash.xxh3_64_intdigest(name.encode()) & 0xFF
         return f"{self._base}/{fan:02x}/{name.replace('/', '~')}.kv"
+
+    def _probe(self) -> None:
+        """Write a file, to know whether the disk is one for ``O_DIRECT``."""
+        probe = self._unfinished()
+        self._lanes.write(probe, np.zeros(0, np.uint8), bytes(ALIGNED), durable=False)
+        Path(probe).unlink()
 
     def _unfinished(self) -> str:
         return f"{self._own}/{next(self._numbers)}"

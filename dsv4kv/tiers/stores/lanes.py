@@ -157,13 +157,14 @@ def _all(
     move: Callable[[int, Sequence[memoryview], int], int], file: int, parts: Sequence[Bytes]
 ) -> int:
     """Move memory from or to the beginning of a file; how many bytes went."""
-    done = 0
-    while parts := [part for part in parts if len(part)]:
-        moved = move(file, [part.data for part in parts], done)
+    done, size = 0, sum(map(len, parts))
+    while done < size:
+        moved = move(file, [part.data for part in parts if len(part)], done)
         done += moved
         if not moved or moved % ALIGNED:  # the end of the file, past which O_DIRECT refuses
             break
-        parts = list(_after(parts, moved))
+        if done < size:
+            parts = list(_after(parts, moved))
     return done
 
 

@@ -84,6 +84,23 @@ def test_an_object_of_another_length_is_not_taken_for_a_damaged_one(tmp_path: Pa
     assert store.get([MINE], [poisoned(SIZE)]).all()
 
 
+def test_an_object_that_is_put_anew_while_the_old_one_is_judged_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FileStore(tmp_path, FLASH)
+    store.put([MINE], [content(1, SIZE)])
+    judge, seen_damaged = store._is_whole, [True]
+    monkeypatch.setattr(
+        store,
+        "_is_whole",
+        lambda *asked: not seen_damaged.pop() if seen_damaged else judge(*asked),
+    )
+    store._judge(MINE, file_of(store, MINE))
+    assert store.get([MINE], [poisoned(SIZE)]).all()
+    assert store.damaged == 0
+    assert list(Path(store._own).iterdir()) == []
+
+
 def test_a_disk_that_cannot_read_a_file_has_damaged_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,6 +204,33 @@ def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreUnavailable, match=r"cannot be used as a store .*: name a folder"):
         FileStore(tmp_path / "file", FLASH)
+
+
+def test_whatever_their_names_objects_are_there_when_the_folder_is_opened_again(
+    tmp_path: Path,
+) -> None:
+    names = ["probe", "config.json", ".unfinished-1", "0", "aa/probe"]
+    store = FileStore(tmp_path, FLASH)
+    store.put(names, [content(number, SIZE) for number in range(len(names))])
+    store.close()
+    again, rooms = FileStore(tmp_path, FLASH), [poisoned(SIZE) for _ in names]
+    assert again.get(names, rooms).all()
+    assert all((room == content(number, SIZE)).all() for number, room in enumerate(rooms))
+    again.close()
+
+
+def test_a_disk_that_is_full_when_the_folder_is_opened_keeps_nothing_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    files = len(list(Path("/proc/self/fd").glob("*")))
+    monkeypatch.setattr(os, "pwritev", write)
+    with pytest.raises(StoreFull):
+        FileStore(tmp_path, FLASH)
+    assert list(tmp_path.glob("*/.unfinished*")) == []
+    assert len(list(Path("/proc/self/fd").glob("*"))) == files
 
 
 def test_the_folder_says_whose_objects_it_holds_and_is_refused_to_others(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
@@ -14,6 +15,7 @@ from dsv4kv.tiers.wire.memory import Memory
 from dsv4kv.tiers.wire.transports import parse_places, stretches_of
 
 _MOST_CONNECTIONS = 32
+_MOST_PROBLEMS = 100  # strangers may come for ever
 _MOST_RAW_BYTES = 2**30
 
 
@@ -84,7 +86,7 @@ class Sender:
 
     Attributes:
         address: Host and port where it listens.
-        problems: A sentence for every connection that ended badly.
+        problems: A sentence for each of the last connections that ended badly.
     """
 
     def __init__(
@@ -106,7 +108,7 @@ class Sender:
         self._offers: list[Offer] = []
         self._wires: set[Wire] = set()
         self._slots = threading.BoundedSemaphore(_MOST_CONNECTIONS)
-        self.problems: list[str] = []
+        self.problems: deque[str] = deque(maxlen=_MOST_PROBLEMS)
         self._raw = b""
         self._on_ask, self._on_gone = on_ask or refuse, on_gone
         try:

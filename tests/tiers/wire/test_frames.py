@@ -274,4 +274,4 @@ def waited(sender: Sender) -> list[str]:
     end = monotonic() + 5
     while not sender.problems and monotonic() < end:
         threading.Event().wait(0.01)
-    return sender.problems
+    return list(sender.problems)

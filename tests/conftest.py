@@ -58,7 +58,7 @@ SLOW = {
     "compare": "test_ab test_comparison test_worktrees",
     "engines": "logs/test_recovery logs/test_waterfall oracles test_own test_rules",
     "measure": "profilers test_claims test_imports test_repetition test_statistics test_verdict",
-    "moving": "test_bench_tiers",
+    "moving": "test_bench_tiers test_bench_transfer test_side",
     "mrc": "test_policy test_sample test_strategies",
     "ops": "peers test_codec test_compress_chunk test_entry_content test_gather test_gather_window"
     " test_insert test_number_grids test_one_code_apart test_online_state test_page_copy"
@@ -74,7 +74,6 @@ SLOW = {
     "sizing": "test_advice test_fit test_launch",
     "tiers": "test_faults test_library test_tiers stores/test_contract stores/test_kills"
     " stores/test_redis wire/test_rows",
-    "transfer": "test_run test_side",
     "traces": "test_histories test_real",
     "view": "page test_odd_profiles test_terminal",
 }

@@ -29,8 +29,8 @@ def bench_transfer(
     from dsv4kv.config.load import load_config
     from dsv4kv.config.transfer import TransferConfig
     from dsv4kv.errors import ConfigError, VerificationError
-    from dsv4kv.transfer.prefill import serve
-    from dsv4kv.transfer.run import (
+    from dsv4kv.moving.prefill import serve
+    from dsv4kv.moving.transfer import (
         LISTENING,
         TOKEN,
         dumps,

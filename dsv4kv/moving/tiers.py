@@ -28,7 +28,7 @@ from dsv4kv.measure.environment import capture_environment
 from dsv4kv.measure.recorder import Recorder
 from dsv4kv.measure.statistics import Estimate, summarize
 from dsv4kv.model.plan import CachePlan
-from dsv4kv.moving.outcome import FamilyRow, PrefixRow, TiersOutcome, Way
+from dsv4kv.moving.tiers_outcome import FamilyRow, PrefixRow, TiersOutcome, Way
 from dsv4kv.moving.yardsticks import time_copies, time_files
 from dsv4kv.ops.registry import load_backend
 from dsv4kv.replay.clock import CostModel, VirtualClock, Work, build_weights, find_rates

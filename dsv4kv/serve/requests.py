@@ -41,15 +41,17 @@ class Requests:
         """Compute a prompt in chunks up to each of these tokens, as far as they are ahead."""
         for end in ends:
             if end > self.manager.tokens[slot]:
-                self.executor.prefill(self._step(slot, serial, end))
+                self.executor.prefill(self.step(slot, serial, end))
 
-    def decode(self, slot: int, serial: int, steps: int) -> None:
+    def decode(self, slot: int, serial: int, steps: int, *, observed: bool = False) -> None:
         """Decode a token in each step."""
         for _ in range(steps):
-            self.executor.decode(self._step(slot, serial, int(self.manager.tokens[slot]) + 1))
+            after = int(self.manager.tokens[slot]) + 1
+            self.executor.decode(self.step(slot, serial, after, observed=observed))
 
-    def _step(self, slot: int, serial: int, after: int) -> StepTokens:
+    def step(self, slot: int, serial: int, after: int, *, observed: bool = False) -> StepTokens:
+        """Prepare a request for the tokens up to ``after``; whoever executes them is not this."""
         before = int(self.manager.tokens[slot])
         prepare_forward(self.manager, [slot], [before], [after])
         batch = StepBatch(self.manager, [slot], [before], [after])
-        return StepTokens(batch, np.array([serial]), np.array([after]))
+        return StepTokens(batch, np.array([serial]), np.array([after]), observed=observed)

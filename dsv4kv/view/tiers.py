@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from dsv4kv.measure.statistics import Estimate, divide
-from dsv4kv.moving.outcome import FamilyRow, PrefixRow, TiersOutcome, Way
+from dsv4kv.moving.tiers_outcome import FamilyRow, PrefixRow, TiersOutcome, Way
 from dsv4kv.units import format_bytes, format_duration
 from dsv4kv.view.cells import format_number, measured
 from dsv4kv.view.table import ABSENT, Number, Part, Table, Text, names, numbers

@@ -7,10 +7,10 @@ from typing import Any
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.transfer import SideSection, TransferConfig
 from dsv4kv.errors import CacheError, Dsv4kvError, StoreUnavailable
+from dsv4kv.moving.side import Side
 from dsv4kv.tiers.wire.frames import Wire
 from dsv4kv.tiers.wire.nixl import NixlMemory
 from dsv4kv.tiers.wire.sender import Offer, Sender
-from dsv4kv.transfer.side import Side
 
 
 def cache_of(config: TransferConfig, section: SideSection, requests: int) -> BenchConfig:

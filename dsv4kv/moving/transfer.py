@@ -31,6 +31,9 @@ from dsv4kv.errors import ConfigError, StoreUnavailable, VerificationError
 from dsv4kv.measure.statistics import Estimate, divide, summarize
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import choose_formats
+from dsv4kv.moving.prefill import cache_of
+from dsv4kv.moving.side import Side
+from dsv4kv.moving.transfer_outcome import Costs, Outcome, Run
 from dsv4kv.processes import Child
 from dsv4kv.tiers.wire.frames import is_loopback
 from dsv4kv.tiers.wire.manifest import Manifest
@@ -47,9 +50,6 @@ from dsv4kv.tiers.wire.receiver import (
     timed,
 )
 from dsv4kv.tiers.wire.transports import Reader, mapped
-from dsv4kv.transfer.outcome import Costs, Outcome, Run
-from dsv4kv.transfer.prefill import cache_of
-from dsv4kv.transfer.side import Side
 
 TOKEN = "DSV4KV_TRANSFER_TOKEN"
 """Environment variable with the secret that both sides know."""

@@ -11,13 +11,13 @@ from torch import Tensor
 from dsv4kv.bench.build import build_drive, build_manager, check_data_path, plan_from
 from dsv4kv.cache.handle import LayerCache
 from dsv4kv.cache.prepare import prepare_forward
-from dsv4kv.cache.step import StepBatch
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.measure.recorder import Recorder
 from dsv4kv.ops.registry import load_backend
-from dsv4kv.serve.executor import StepExecutor, StepTokens
+from dsv4kv.serve.executor import StepTokens
 from dsv4kv.serve.inputs import EntryChooser, Queries
 from dsv4kv.serve.operations import Reads
+from dsv4kv.serve.requests import Requests
 from dsv4kv.tiers.wire.manifest import make_manifest
 from dsv4kv.tiers.wire.memory import Memory, share
 from dsv4kv.tiers.wire.sender import Offer
@@ -82,17 +82,17 @@ class Side:
         manager = build_manager(config, plan, None)
         self.memory = Memory(manager, share(manager) if shared else None)
         self._manager, self._crowded = manager, crowded
-        backend = load_backend("cpu")
-        self._executor: StepExecutor = build_drive(config, manager, Recorder(), backend).executor
+        drive = build_drive(config, manager, Recorder(), load_backend("cpu"))
+        self._executor, self._requests = drive.executor, Requests(manager, drive.executor)
 
     def prefill(self, serial: int, tokens: int, offer: Offer | None = None) -> int:
         """Compute a prompt in a slot of its own; ``offer`` hears how far every layer is."""
         torch.set_num_threads(1)  # of this thread, which need not be the first one
-        slot = self._manager.admit_request()
-        other = self._manager.admit_request() if self._crowded else None
+        slot = self._requests.admit()
+        other = self._requests.admit() if self._crowded else None
         for start in range(0, tokens, self._chunk_tokens):
             end = min(start + self._chunk_tokens, tokens)
-            step = self._step(slot, serial, start, end)
+            step = self._requests.step(slot, serial, end)
             if other is not None:
                 prepare_forward(self._manager, [other], [start], [end])
             if offer is not None:
@@ -110,7 +110,7 @@ class Side:
 
     def hold(self, tokens: int, offer: Offer) -> int:
         """A request that nobody computes: its blocks, with whatever is in them, are offered."""
-        slot, other = self._manager.admit_request(), self._manager.admit_request()
+        slot, other = self._requests.admit(), self._requests.admit()
         for start in range(0, tokens, self._chunk_tokens):
             end = min(start + self._chunk_tokens, tokens)
             for each in (slot, other):
@@ -128,11 +128,10 @@ class Side:
 
     def decode(self, slot: int, serial: int, steps: int) -> str:
         """Go on for some steps: a digest of what they read, and of the rows they leave."""
-        before, seen = int(self._manager.tokens[slot]), Seen()
+        seen = Seen()
         chooser = EntryChooser(self._executor.index_topk, self._seed)
         executor = replace(self._executor, observer=seen, chooser=chooser)
-        for start in range(before, before + steps):
-            executor.decode(self._step(slot, serial, start, start + 1))
+        Requests(self._manager, executor).decode(slot, serial, steps, observed=True)
         return f"{seen.digest()}:{self.rows(slot)}"
 
     def rows(self, slot: int) -> str:
@@ -147,10 +146,4 @@ class Side:
 
     def release(self, slot: int) -> None:
         """Forget a request."""
-        self._manager.release_request(slot, self._manager.generation(slot))
-
-    def _step(self, slot: int, serial: int, start: int, end: int) -> StepTokens:
-        prepare_forward(self._manager, [slot], [start], [end])
-        batch = StepBatch(self._manager, [slot], [start], [end])
-        kept = np.array([end], dtype=np.int64)
-        return StepTokens(batch, np.array([serial]), kept, observed=True)
+        self._requests.release(slot)

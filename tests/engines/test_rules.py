@@ -174,6 +174,17 @@ def test_there_is_no_other_rule() -> None:
 
 
 @pytest.mark.parametrize("name", RULES)
+def test_prompts_of_which_only_the_length_is_known_share_nothing(name: str) -> None:
+    known = tuple(range(3))
+    table = collect_paths(
+        [Request(float(n), 700, 1, ids, 256) for n, ids in enumerate([known, (), known, ()])]
+    )
+    outcome = run_rule(name, Pool(table, 100_000, 256, model_of(name), chunk_tokens=256))
+    assert outcome.resumed_tokens[[0, 1, 3]].tolist() == [0, 0, 0]
+    assert outcome.resumed_tokens[2] > 0
+
+
+@pytest.mark.parametrize("name", RULES)
 def test_a_pool_smaller_than_every_prompt_is_refused(name: str) -> None:
     pool = Pool(to_requests_of([600, 700]), 512, 256, model_of(name))
     with pytest.raises(

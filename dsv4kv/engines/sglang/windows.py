@@ -356,7 +356,8 @@ class SglangWindowCache(SglangCache):
         length = running.branch * self._size if branches else known
         if slide:
             self._slide(running, length)
-        end, first = max(held, length // self._size), max(running.freed, held)
+        named = self._shape.blocks[request]  # no id, no page that others could find
+        end, first = min(max(held, length // self._size), named), max(running.freed, held)
         node, stored, windows = tree.insert(request, running.held.node, end, first)
         tree.free += end - held - stored
         tree.free_windows += max(0, end - first) - windows

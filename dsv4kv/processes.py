@@ -73,9 +73,12 @@ class Child:
 
 
 @contextmanager
-def temporary_folder(prefix: str) -> Iterator[Path]:
-    """A new folder for this user alone, gone with the block or with this process."""
-    folder = temporary_place() / f"{prefix}{secrets.token_hex(8)}"
+def temporary_folder(prefix: str, within: Path | None = None) -> Iterator[Path]:
+    """A new folder for this user alone, gone with the block or with this process.
+
+    ``within``: a folder; None for where temporary files are kept.
+    """
+    folder = (within or temporary_place()) / f"{prefix}{secrets.token_hex(8)}"
     keeper = subprocess.Popen(  # before the folder is there: no moment is without one
         [*_WARDEN, str(folder)],
         stdin=subprocess.PIPE,

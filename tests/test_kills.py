@@ -32,6 +32,7 @@ COMMANDS = {
     "replay": ("replay", "builtin:chat"),
     "report": ("report", "results/kept-0.json", "--html", "page.html"),
     "prune": ("results", "prune", "--keep", str(KEPT), "--yes"),
+    "tiers": ("bench", "tiers", "--set", "lengths=[2048]"),
     "calibrate": ("doctor", "--calibrate"),
     "kernels": ("kernels", "--arch", "sm_90a"),
 }
@@ -70,6 +71,7 @@ def test_a_kill_loses_no_record_and_leaves_no_process_and_no_litter(
         json.loads(path.read_text())
     assert list(temporary.iterdir()) == []
     assert list(tmp_path.rglob("*.tmp")) == []
+    assert list(tmp_path.rglob("dsv4kv-tiers-*")) == []
 
 
 def _run_and_kill(

@@ -7,11 +7,10 @@ A restored request goes on beside one that never left, and every bit of both is 
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from secrets import token_hex
-from tempfile import TemporaryDirectory
 from time import perf_counter_ns
 
 import numpy as np
@@ -31,6 +30,7 @@ from dsv4kv.model.plan import CachePlan
 from dsv4kv.moving.tiers_outcome import FamilyRow, PrefixRow, TiersOutcome, Way
 from dsv4kv.moving.yardsticks import time_copies, time_files
 from dsv4kv.ops.registry import load_backend
+from dsv4kv.processes import temporary_folder
 from dsv4kv.replay.clock import CostModel, VirtualClock, Work, build_weights, find_rates
 from dsv4kv.replay.costs import StepTables
 from dsv4kv.resources import user_cache
@@ -326,13 +326,13 @@ def _check_room(config: TiersConfig, plan: CachePlan, folder: Path) -> None:
 def _folder(config: TiersConfig) -> Iterator[Path]:
     """A folder for this run alone, removed at its end."""
     parent = Path(config.folder) if config.folder else user_cache()
-    try:
-        if parent is not None:
-            parent.mkdir(parents=True, exist_ok=True)
-        made = TemporaryDirectory(prefix="dsv4kv-tiers-", dir=parent)
-    except OSError as error:
-        raise StoreUnavailable(
-            f"{parent}: files cannot be written there ({error.strerror}): name another folder."
-        ) from None
-    with made as name:
-        yield Path(name)
+    with ExitStack() as held:
+        try:
+            if parent is not None:
+                parent.mkdir(parents=True, exist_ok=True)
+            folder = held.enter_context(temporary_folder("dsv4kv-tiers-", parent))
+        except OSError as error:
+            raise StoreUnavailable(
+                f"{parent}: files cannot be written there ({error.strerror}): name another folder."
+            ) from None
+        yield folder

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from functools import partial
 from itertools import pairwise
 from select import select
-from signal import SIGINT
+from signal import SIGTERM
 from subprocess import TimeoutExpired
 from time import perf_counter_ns
 from typing import Any
@@ -343,7 +343,7 @@ def prefill_process(arguments: Sequence[str]) -> Iterator[tuple[tuple[str, int],
         yield _listening(reading), token
     finally:
         os.close(reading)
-        child.signal(SIGINT)
+        child.signal(SIGTERM)  # SIGINT is ignored by what a shell began in the background
         try:
             child.wait(5)
         except TimeoutExpired:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from dsv4kv.engines.host import Sent
 from dsv4kv.measure.statistics import Estimate
-from dsv4kv.tiers.wire.receiver import Moved
+from dsv4kv.tiers.wire.rows import Moved
 
 
 @dataclass(frozen=True)

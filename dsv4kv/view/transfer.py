@@ -6,7 +6,7 @@ from dsv4kv.config.transfer import TransferConfig
 from dsv4kv.engines.host import Sent
 from dsv4kv.measure.statistics import Estimate, divide
 from dsv4kv.moving.transfer_outcome import Outcome, Run
-from dsv4kv.tiers.wire.receiver import Moved
+from dsv4kv.tiers.wire.rows import Moved
 from dsv4kv.units import counted, format_bytes, format_duration
 from dsv4kv.view.cells import format_number, measured
 from dsv4kv.view.table import ABSENT, Number, Part, Table, Text, names, numbers

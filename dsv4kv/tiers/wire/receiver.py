@@ -24,7 +24,7 @@ from dsv4kv.tiers.wire.manifest import (
     read_manifest,
 )
 from dsv4kv.tiers.wire.memory import Memory
-from dsv4kv.tiers.wire.rows import Descriptors, coalesce, describe
+from dsv4kv.tiers.wire.rows import Descriptors, Moved, coalesce, describe
 from dsv4kv.tiers.wire.transports import MappedReader, Places, Reader, WireReader
 
 
@@ -100,33 +100,6 @@ class Peer:
         """As many bytes as fit, of nothing: what the connection gives at best."""
         self.wire.tell({"op": "raw", "bytes": len(into)})
         self.wire.receive_into([into])
-
-
-@dataclass
-class Moved:
-    """What was read of one family.
-
-    Attributes:
-        pieces: Descriptors before neighbours were merged.
-        descriptors: Those that were read.
-        bytes: Bytes that were read.
-        useful_bytes: Rows alone, without padding.
-        read_ns: How long the reads took.
-    """
-
-    pieces: int = 0
-    descriptors: int = 0
-    bytes: int = 0
-    useful_bytes: int = 0
-    read_ns: int = 0
-
-    def add(self, other: "Moved") -> None:
-        """Sum up."""
-        self.pieces += other.pieces
-        self.descriptors += other.descriptors
-        self.bytes += other.bytes
-        self.useful_bytes += other.useful_bytes
-        self.read_ns += other.read_ns
 
 
 @dataclass

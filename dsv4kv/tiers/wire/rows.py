@@ -116,6 +116,33 @@ class Descriptors:
         return int(self.lengths.sum())
 
 
+@dataclass
+class Moved:
+    """What was read of one family.
+
+    Attributes:
+        pieces: Descriptors before neighbours were merged.
+        descriptors: Those that were read.
+        bytes: Bytes that were read.
+        useful_bytes: Rows alone, without padding.
+        read_ns: How long the reads took.
+    """
+
+    pieces: int = 0
+    descriptors: int = 0
+    bytes: int = 0
+    useful_bytes: int = 0
+    read_ns: int = 0
+
+    def add(self, other: "Moved") -> None:
+        """Sum up."""
+        self.pieces += other.pieces
+        self.descriptors += other.descriptors
+        self.bytes += other.bytes
+        self.useful_bytes += other.useful_bytes
+        self.read_ns += other.read_ns
+
+
 def describe(
     source: Geometry, source_ids: Ids, target: Geometry, target_ids: Ids, rows: range
 ) -> Descriptors:

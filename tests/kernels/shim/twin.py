@@ -63,7 +63,8 @@ def build(module: KernelModule, *flags: str) -> Path:
     defines = [f"-D{name}={value}" for name, value in module.macros]
     options = [*flags, *defines, "-shared", "-I", str(kernels), "-include", str(_SHIM)]
     inputs = ["-x", "c++", str(source), "-x", "none", str(_runtime(flags))]
-    read = [*sorted(kernels.glob("*.cuh")), _SHIM, _RUNTIME, source]
+    found = {folder: sorted(folder.glob("*.cuh")) for folder in (source.parent, kernels)}
+    read = [source, *(file for files in found.values() for file in files), _SHIM, _RUNTIME]
     return _compiled(source.stem, ".so", [*options, *inputs], read)
 
 

@@ -123,6 +123,7 @@ def record(
     from dsv4kv.errors import ConfigError
     from dsv4kv.recording.folder import Recording
     from dsv4kv.recording.run import Live, run
+    from dsv4kv.view.terminal import show
 
     if not (events or proxy or requests or metrics):
         raise ConfigError("nothing to record: give --events, --proxy, --requests or --metrics.")
@@ -144,10 +145,11 @@ def record(
             *_logs_of(requests or [], recording, follow=not once),
             *_metrics_of(metrics or [], every_s, recording),
         ]
-        show = _Line(live, quiet=quiet)
+        line = _Line(live, quiet=quiet)
         with suppress(KeyboardInterrupt):  # the way to end it
-            run(sources, recording, limit_s=limit_s, tick=show)
-    say(f"{out}: {live.line()}")
+            run(sources, recording, limit_s=limit_s, tick=line)
+        line.clear()
+    show([f"{out}: {live.line()}"])
 
 
 class _Line:
@@ -162,11 +164,19 @@ class _Line:
 
         self._ticks += 1
         if self._console.is_terminal:
-            width = self._console.width - 1
-            line = self._live.line()[:width].ljust(width)
-            self._console.print(line, end="\r", highlight=False, soft_wrap=True)
+            self._draw(self._live.line())
         elif self._ticks % EVERY_S == 0:
             self._console.print(self._live.line(), highlight=False)
+
+    def clear(self) -> None:
+        """Leave the line to what follows."""
+        if self._console.is_terminal:
+            self._draw("")
+
+    def _draw(self, line: str) -> None:
+        width = self._console.width - 1
+        text = line[:width].ljust(width)
+        self._console.print(text, end="\r", highlight=False, soft_wrap=True)
 
 
 def _events_of(

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from dsv4kv.cli.records import write_json
-from dsv4kv.view.console import open_console, say
+from dsv4kv.cli.unrecorded import finish, refuse_unused, watching
+from dsv4kv.errors import ConfigError
+from dsv4kv.view.console import say
 
 NAME = "transfer"
 """What ``dsv4kv bench`` calls it."""
@@ -25,10 +26,8 @@ def bench_transfer(
     """
     import os
 
-    from dsv4kv.cli.progress import Watcher
     from dsv4kv.config.load import load_config
     from dsv4kv.config.transfer import TransferConfig
-    from dsv4kv.errors import ConfigError, VerificationError
     from dsv4kv.moving.prefill import serve
     from dsv4kv.moving.transfer import (
         LISTENING,
@@ -38,14 +37,9 @@ def bench_transfer(
         prefill_process,
         run_transfer,
     )
-    from dsv4kv.view.terminal import show
     from dsv4kv.view.transfer import report_transfer
 
-    if unused:
-        raise ConfigError(
-            f"{', '.join(unused)} means nothing to bench {NAME}: leave it out; what it runs is "
-            "set by --set (keys: docs/transfer.md)."
-        )
+    refuse_unused(NAME, unused)
     if listen and connect:
         raise ConfigError("--listen and --connect: one machine listens, the other connects.")
     config = load_config(None, overrides, TransferConfig).config
@@ -60,23 +54,17 @@ def bench_transfer(
         return
     silent = quiet or json_ == "-"
     with ExitStack() as stack:
-        watcher = stack.enter_context(
-            Watcher(open_console(stderr=True, quiet=silent), "bench", "transports")
-        )
+        on_run = stack.enter_context(watching("transports", silent=silent))
         if connect:
             address = parse_address(connect)
         else:
             sets = [word for setting in overrides for word in ("--set", setting)]
             address, token = stack.enter_context(prefill_process(sets))
-
-        def on_run(name: str, done: int, total: int) -> None:
-            watcher.name(f"bench {name}")
-            watcher.reach(done, total)
-
         outcome = run_transfer(config, address, token, on_run)
-    if not silent:
-        show(report_transfer(config, outcome))
-    if json_:
-        write_json(dumps(config, outcome), json_)
-    if wrong := [failure for run in outcome.runs for failure in run.failures]:
-        raise VerificationError("\n".join(wrong))
+    finish(
+        lambda: report_transfer(config, outcome),
+        lambda: dumps(config, outcome),
+        [failure for run in outcome.runs for failure in run.failures],
+        json_,
+        silent=silent,
+    )

@@ -8,9 +8,8 @@ from pathlib import Path
 from time import perf_counter_ns
 
 import numpy as np
-from numpy.typing import NDArray
 
-Bytes = NDArray[np.uint8]
+from dsv4kv.tiers.stores.contract import Bytes
 
 _ALIGNED = 4096
 _FILL = 0x5A  # untouched zero pages share one physical page and copy too fast

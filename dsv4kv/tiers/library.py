@@ -22,8 +22,9 @@ from dsv4kv.errors import CacheError
 from dsv4kv.model.plan import CHECKPOINT_TOKENS
 from dsv4kv.tiers.cache_bytes import CacheBytes, Objects
 from dsv4kv.tiers.families import Family, Kept
-from dsv4kv.tiers.prefixes import Bytes, Manifest, Prefix, namespace_of, resume_points
+from dsv4kv.tiers.prefixes import Manifest, Prefix, namespace_of, resume_points
 from dsv4kv.tiers.stack import Stack, Wanted
+from dsv4kv.tiers.stores.contract import Bytes
 from dsv4kv.tiers.tier import Node, Tier
 from dsv4kv.tiers.windows import Windows
 

@@ -20,12 +20,11 @@ from numpy.typing import ArrayLike, NDArray
 from dsv4kv.engines.sglang.files import page_digests
 from dsv4kv.model.plan import CachePlan
 from dsv4kv.tiers.families import Family, Kept, families_of
+from dsv4kv.tiers.stores.contract import Bytes
 from dsv4kv.tiers.stores.namespace import Namespace
 
 DIGEST_BYTES = 16
 _MAGIC = b"dsv4kv-1"
-
-Bytes = NDArray[np.uint8]
 
 
 def namespace_of(plan: CachePlan, revision: str) -> Namespace:

@@ -1,6 +1,6 @@
 """From a configuration to a scheduler that is ready to run."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -31,14 +31,15 @@ from dsv4kv.replay.contract import (
 )
 from dsv4kv.replay.costs import StepTables
 from dsv4kv.replay.decoders import Decoders, Drafts
-from dsv4kv.replay.engine import build_engine
+from dsv4kv.replay.engine import EnginePaths, build_engine, find_paths
 from dsv4kv.replay.memory import MemoryPlan, check_fit, plan_memory
 from dsv4kv.replay.outcome import Outcome
 from dsv4kv.replay.prompts import BlockLedger, CheckpointStore, PromptCache, Sizes
-from dsv4kv.replay.requests import Arrivals
-from dsv4kv.replay.scheduler import Limits, Scheduler
-from dsv4kv.replay.sharing import keys_on, shared_tokens
-from dsv4kv.replay.tiers import Tiers, build_tiers
+from dsv4kv.replay.requests import Arrivals, Source
+from dsv4kv.replay.scheduler import Limits, Observer, Scheduler
+from dsv4kv.replay.sharing import KeysOf, keys_in, keys_on, shared_tokens
+from dsv4kv.replay.stored import leave_nothing
+from dsv4kv.replay.tiers import SharedTiers, Tiers, build_tiers
 from dsv4kv.traces import ReadOptions, read_trace
 from dsv4kv.traces.collect import check_histories, collect_paths, place_of
 from dsv4kv.traces.request import Request
@@ -76,6 +77,70 @@ def check_ids(requests: Sequence[Request], workload: ArrivalSection) -> None:
 
 
 @dataclass(frozen=True)
+class Parts:
+    """What all replays of a configuration and a trace have in common; nothing of it changes.
+
+    Attributes:
+        memory: How the memory is divided.
+        rates: How fast work is done.
+        weights: What weights cost.
+        shared_tokens: Tokens of the blocks that prompts share.
+        engine: What an engine's cache is told of the trace; None for the toolkit's own.
+        keys: The blocks of every prompt that can be shared.
+        cost: The work of a step.
+    """
+
+    memory: MemoryPlan
+    rates: Rates
+    weights: WeightModel
+    shared_tokens: int
+    engine: EnginePaths | None
+    keys: KeysOf
+    cost: CostModel
+
+
+def find_parts(config: ReplayConfig, requests: Sequence[Request]) -> Parts:
+    """Work out what does not change; raises as ``build_replay`` does."""
+    memory, rates = plan_memory(config), find_rates(config.cost)
+    weights = build_weights(config, memory.model, memory.schemas)
+    trace_tokens = next((r.hash_block_tokens for r in requests if r.hash_block_tokens), 0)
+    engine = find_paths(config, memory, requests)
+    tokens = memory.block_tokens if engine else shared_tokens(trace_tokens, memory.block_tokens)
+    longest = min(memory.max_context_tokens, max(r.total_tokens for r in requests))
+    return Parts(
+        memory,
+        rates,
+        weights,
+        tokens,
+        engine,
+        keys_in(engine.paths) if engine else keys_on(tokens),
+        CostModel(StepTables(memory.model, memory.schemas, longest), weights),
+    )
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """What makes a replay one of several; left out, it is alone.
+
+    Attributes:
+        parts: What all have in common.
+        source: Where its requests come from.
+        observe: Who watches, in front of the outcome.
+        cover: What is put in front of the tiers below its cache.
+        shared: Tiers that it has in common with others.
+    """
+
+    parts: Parts | None = None
+    source: Source | None = None
+    observe: Callable[[Outcome], Observer] | None = None
+    cover: Callable[[Below], Below] | None = None
+    shared: SharedTiers | None = None
+
+
+ALONE = Wiring()
+
+
+@dataclass(frozen=True)
 class Replay:
     """A replay that is ready to run, and what it was made of.
 
@@ -86,6 +151,7 @@ class Replay:
         weights: What weights cost.
         requests: The trace.
         shared_tokens: Tokens of the blocks that prompts share.
+        keys: The blocks of every prompt that can be shared.
         outcome: Collects what happens.
         scheduler: Runs it.
         tiers: What is below the GPUs; None where nothing is.
@@ -98,6 +164,7 @@ class Replay:
     weights: WeightModel
     requests: Sequence[Request]
     shared_tokens: int
+    keys: KeysOf
     outcome: Outcome
     scheduler: Scheduler
     tiers: Tiers | None = None
@@ -133,6 +200,7 @@ def build_replay(
     requests: Sequence[Request],
     longest_stretch: int | None = None,
     machine_bytes: int | None = None,
+    wiring: Wiring = ALONE,
 ) -> Replay:
     """Build everything a replay needs; ``longest_stretch`` 1 takes every step by itself.
 
@@ -143,37 +211,35 @@ def build_replay(
         TraceError: The clock of the trace runs backwards.
         RecordError: The record that the bandwidth is to be taken from cannot be read.
     """
-    memory, rates = plan_memory(config), find_rates(config.cost)
-    weights = build_weights(config, memory.model, memory.schemas)
-    trace_tokens = next((r.hash_block_tokens for r in requests if r.hash_block_tokens), 0)
-    engine = build_engine(config, memory, requests)
-    tokens = memory.block_tokens if engine else shared_tokens(trace_tokens, memory.block_tokens)
-    keys = engine.keys if engine else keys_on(tokens)
-    arrivals = Arrivals(requests, config.workload, keys)
-    longest = min(memory.max_context_tokens, max(r.total_tokens for r in requests))
-    cost = CostModel(StepTables(memory.model, memory.schemas, longest), weights)
+    parts = wiring.parts or find_parts(config, requests)
+    memory, rates, tokens, cost = parts.memory, parts.rates, parts.shared_tokens, parts.cost
+    engine = build_engine(config, memory, parts.engine) if parts.engine else None
+    reuse = any(request.hash_block_tokens for request in requests)
     outcome = Outcome(config.measure.points, memory.block_tokens)
     checkpoints = CheckpointStore(memory.num_checkpoints)
     data = None
     if config.workload.data == "real":
         longest_stretch = 1
         data = _build_data(config, memory, rates, requests, checkpoints, tokens, machine_bytes)
-    check_fit(config.cost, memory, weights)  # after the data, which this machine must hold
+    check_fit(config.cost, memory, parts.weights)  # after the data, which this machine must hold
     scheduling = config.scheduler
     clock = MeasuredClock(rates, data.times.charge) if data else VirtualClock(rates)
     compute_s = partial(_compute_s, cost, clock, scheduling.step_tokens)
-    tiers = build_tiers(config, memory, tokens, clock, compute_s) if trace_tokens else None
+    tiers = None
+    if reuse:
+        tiers = build_tiers(config, memory, tokens, clock, compute_s, wiring.shared)
+    below: Below = tiers or NOTHING_BELOW
+    if wiring.cover:
+        below = wiring.cover(below)
     ledger: Ledger
     prompts: Prompts
     if engine:
         ledger, prompts = engine.ledger, engine.prompts
-        if tiers:
-            engine.prompts.stand_on(tiers, tiers.stored.places)
+        if below is not NOTHING_BELOW:
+            engine.prompts.stand_on(below, tiers.stored.places if tiers else leave_nothing)
     else:
-        paths = data or NO_DATA, tiers or NOTHING_BELOW
-        ledger, prompts = _build_prompts(
-            config, memory, tokens, checkpoints, paths, reuse=bool(trace_tokens)
-        )
+        paths = data or NO_DATA, below
+        ledger, prompts = _build_prompts(config, memory, tokens, checkpoints, paths, reuse=reuse)
     drafts = Drafts(
         scheduling.speculative.draft_tokens,
         scheduling.speculative.acceptance,
@@ -190,7 +256,7 @@ def build_replay(
         chunkwise=tiers is not None,
     )
     scheduler = Scheduler(
-        arrivals,
+        wiring.source or Arrivals(requests, config.workload, parts.keys),
         limits,
         memory.group,
         ledger,
@@ -198,11 +264,21 @@ def build_replay(
         cost,
         Decoders(cost, memory.group, drafts),
         clock,
-        outcome,
+        wiring.observe(outcome) if wiring.observe else outcome,
         data or NO_DATA,
     )
     return Replay(
-        config, memory, rates, weights, requests, tokens, outcome, scheduler, tiers, data
+        config,
+        memory,
+        rates,
+        parts.weights,
+        requests,
+        tokens,
+        parts.keys,
+        outcome,
+        scheduler,
+        tiers,
+        data,
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.engines.cache import EngineCache, Pool, draft_needs
 from dsv4kv.engines.rules import check_model, find_drafts, find_rule
-from dsv4kv.prefix.paths import find_reuse, number_paths
+from dsv4kv.prefix.paths import PathTable, find_reuse, number_paths
 from dsv4kv.prefix.tree import Ids
 from dsv4kv.replay.contract import NOTHING_BELOW, Below
 from dsv4kv.replay.memory import MemoryPlan, arch_of
@@ -165,22 +165,29 @@ class Engine:
     Attributes:
         ledger: The engine's cache: the blocks, too.
         prompts: What requests find there.
-        paths: The blocks of every prompt of the trace that can be shared, as numbers.
     """
 
     ledger: EngineCache
     prompts: EnginePrompts
+
+
+@dataclass(frozen=True)
+class EnginePaths:
+    """The prompts of a trace, as an engine's cache is told of them.
+
+    Attributes:
+        table: As paths of ids.
+        paths: The blocks of each that can be shared, as numbers.
+    """
+
+    table: PathTable
     paths: Sequence[Ids]
 
-    def keys(self, number: int, _: Request) -> Ids:
-        """The whole blocks of a request's prompt."""
-        return self.paths[number]
 
-
-def build_engine(
+def find_paths(
     config: ReplayConfig, memory: MemoryPlan, requests: Sequence[Request]
-) -> Engine | None:
-    """The cache of ``prefix.rule``; None for the toolkit's own, or where nothing is reused.
+) -> EnginePaths | None:
+    """The prompts for ``prefix.rule``; None for the toolkit's own, or where nothing is reused.
 
     Raises:
         ConfigError: Blocks that do not fit the trace's or the rule.
@@ -191,10 +198,19 @@ def build_engine(
     if not any(request.hash_block_tokens for request in requests):
         return None
     check_model(config.prefix.rule, memory.model)
-    size = memory.block_tokens
-    table = collect_paths(requests)
     drafts = find_drafts(config.prefix.rule, config.prefix.speculation)
-    reuse = find_reuse(table, size, whole_blocks=True, key_tokens=drafts.key_tokens)
+    table = collect_paths(requests)
+    key_tokens = drafts.key_tokens
+    reuse = find_reuse(table, memory.block_tokens, whole_blocks=True, key_tokens=key_tokens)
+    return EnginePaths(table, number_paths(reuse).paths)
+
+
+def build_engine(config: ReplayConfig, memory: MemoryPlan, known: EnginePaths) -> Engine:
+    """An empty cache of ``prefix.rule`` for prompts that are known."""
+    rule = find_rule(config.prefix.rule)
+    assert rule.open is not None
+    drafts = find_drafts(config.prefix.rule, config.prefix.speculation)
+    size, table = memory.block_tokens, known.table
     chunk, arch = config.scheduler.step_tokens, arch_of(config.cost)
     pool = Pool(table, memory.num_blocks * size, size, memory.model, chunk, drafts, arch)
     cache, needs = rule.open(pool), draft_needs(pool, windows=rule.windows)
@@ -208,4 +224,4 @@ def build_engine(
         uncovered_tokens=rule.uncovered_tokens(memory.model),
         chunk_tokens=chunk,
     )
-    return Engine(cache, prompts, number_paths(reuse).paths)
+    return Engine(cache, prompts)

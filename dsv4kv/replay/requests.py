@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
+from typing import Protocol
 
 from dsv4kv.config.replay import ArrivalSection
 from dsv4kv.prefix.index import Lease
@@ -12,7 +13,7 @@ from dsv4kv.prefix.tree import Ids
 from dsv4kv.replay.sharing import KeysOf, check_order
 from dsv4kv.traces.request import Request
 
-_NUMBER = attrgetter("number")
+_AGE = attrgetter("arrival_s", "number")
 
 
 @dataclass(slots=True, eq=False)
@@ -20,7 +21,7 @@ class Served:
     """One request; lengths in tokens.
 
     Attributes:
-        number: Place in the trace: lower is older.
+        number: Place in the trace.
         arrival_s: When it comes.
         input_tokens: Its prompt.
         output_tokens: What it generates.
@@ -41,6 +42,7 @@ class Served:
         deferred: Whether it ever had to wait for another one's prefix.
         reached: Most tokens it ever had in the cache.
         offered: Objects of it that were offered to the tiers below the GPU.
+        sent_tokens: Tokens of its prompt that another server has computed and sends.
         ready_s: When all is there that a tier brings back for it.
         admitted_s: When it was first admitted.
         first_token_s: When its prompt ended.
@@ -70,6 +72,7 @@ class Served:
     deferred: bool = False
     reached: int = 0
     offered: int = 0
+    sent_tokens: int = 0
     ready_s: float = 0.0
     admitted_s: float | None = None
     first_token_s: float | None = None
@@ -94,10 +97,38 @@ class Served:
 
 def insert_by_age(queue: list[Served], served: Served) -> None:
     """Put a request in its place where the oldest is first."""
-    insort(queue, served, key=_NUMBER)
+    insort(queue, served, key=_AGE)
 
 
 NEVER = float("inf")
+
+
+class Source(Protocol):
+    """Where a scheduler gets its requests from."""
+
+    @property
+    def next_s(self) -> float:
+        """When the next request comes by itself; ``NEVER`` where none does."""
+
+    def take(self, now_s: float, in_flight: int) -> Served | None:
+        """The next request if it has come, where so many are in flight."""
+
+
+def begin_serving(
+    number: int, request: Request, arrival_s: float, keys: KeysOf, longest_output: int | None
+) -> Served:
+    """A request as it comes; outputs are cut to ``longest_output`` tokens."""
+    output = request.output_tokens
+    return Served(
+        number=number,
+        arrival_s=arrival_s,
+        input_tokens=request.input_tokens,
+        output_tokens=output if longest_output is None else min(output, longest_output),
+        find_keys=partial(keys, number, request),
+        ids=request.prefix_hashes,
+        id_tokens=request.hash_block_tokens,
+        prompt_tokens=request.input_tokens,
+    )
 
 
 class Arrivals:
@@ -136,16 +167,6 @@ class Arrivals:
         return (request.arrival_s - self._first_s) / self._section.speed
 
     def _serve(self, request: Request, now_s: float) -> Served:
-        output = request.output_tokens
-        if self._section.max_output_tokens is not None:
-            output = min(output, self._section.max_output_tokens)
-        return Served(
-            number=self._next - 1,
-            arrival_s=now_s if self._closed else self._when(request),
-            input_tokens=request.input_tokens,
-            output_tokens=output,
-            find_keys=partial(self._keys, self._next - 1, request),
-            ids=request.prefix_hashes,
-            id_tokens=request.hash_block_tokens,
-            prompt_tokens=request.input_tokens,
-        )
+        arrival_s = now_s if self._closed else self._when(request)
+        longest = self._section.max_output_tokens
+        return begin_serving(self._next - 1, request, arrival_s, self._keys, longest)

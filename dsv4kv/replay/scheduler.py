@@ -14,7 +14,7 @@ from dsv4kv.replay.clock import CostModel, Span, VirtualClock, Work
 from dsv4kv.replay.contract import NO_DATA, DataPath, Ledger, Prompts
 from dsv4kv.replay.decoders import Decoders
 from dsv4kv.replay.preemption import Batch, open_preemption
-from dsv4kv.replay.requests import NEVER, Arrivals, Served, insert_by_age
+from dsv4kv.replay.requests import NEVER, Served, Source, insert_by_age
 
 
 class Admission:
@@ -141,7 +141,7 @@ class Scheduler:
 
     def __init__(
         self,
-        arrivals: Arrivals,
+        arrivals: Source,
         limits: Limits,
         group: TableGroup,
         ledger: Ledger,
@@ -162,6 +162,7 @@ class Scheduler:
         batch = Batch(ledger, decoders, self.prefilling, self.waiting, self._start_again)
         self._preemption = open_preemption(limits.rule, batch, limits.paused_blocks)
         self._admitted = 0
+        self._plan: tuple[float, int, Work] | None = None  # decode steps that were put off
 
     @property
     def paused(self) -> list[Served]:
@@ -189,23 +190,32 @@ class Scheduler:
         while self.turn():
             pass
 
-    def turn(self) -> bool:
-        """Do what comes next; False when nothing is left."""
+    def turn(self, until_s: float = NEVER) -> bool:
+        """Do what comes next; False when nothing is left.
+
+        Also where it is to wait, or to decode and nothing else, beyond ``until_s``: then it is put
+        off, as somebody may come before. What happens is the same.
+        """
+        if self._plan is None:
+            self._prepare()
+        chunks = self._choose_chunks()
+        if chunks:
+            self._prefill(chunks)
+        elif not len(self.decoders):
+            return self._wait(until_s)
+        elif not self._decode(until_s):
+            return False
+        self._observer.stepped(self)
+        self._finish(self.decoders.remove_done())
+        return True
+
+    def _prepare(self) -> None:
+        """Find out who runs."""
         self._receive()
         if self.loading:
             self._go_on()
         self._preemption.settle()
         self._admit()
-        chunks = self._choose_chunks()
-        if chunks:
-            self._prefill(chunks)
-        elif len(self.decoders):
-            self._decode()
-        else:
-            return self._wait()
-        self._observer.stepped(self)
-        self._finish(self.decoders.remove_done())
-        return True
 
     @property
     def _longest_stretch(self) -> int | None:
@@ -267,6 +277,8 @@ class Scheduler:
         admitted_s = served.admitted_s
         now_s = self.clock.now_s
         moved_bytes = self.prompts.begin(served)
+        if admitted_s is None:
+            served.position = max(served.position, served.sent_tokens)
         wanted = max(self._group.blocks_for(served.prompt_tokens), served.blocks)
         self.ledger.take(wanted - served.blocks)
         served.blocks = wanted
@@ -349,25 +361,32 @@ class Scheduler:
             else:
                 self._finish([served])
 
-    def _decode(self) -> None:
-        """As many decode steps as nothing happens in."""
-        steps, work = self.decoders.plan(
-            self.ledger.available,
-            self.clock,
-            self._next_s,
-            self._longest_stretch,
-        )
+    def _decode(self, until_s: float) -> bool:
+        """As many decode steps as nothing happens in; False where they would end after that."""
+        next_s = self._next_s
+        if self._plan is None or self._plan[0] != next_s:
+            self._plan = (
+                next_s,
+                *self.decoders.plan(
+                    self.ledger.available, self.clock, next_s, self._longest_stretch
+                ),
+            )
+        _, steps, work = self._plan
+        if next_s > until_s < self.clock.after(work):
+            return False
+        self._plan = None
         self.ledger.take(self.decoders.advance(steps))
         self._data.decode(self.decoders)
         self.clock.work(work)
+        return True
 
-    def _wait(self) -> bool:
+    def _wait(self, until_s: float) -> bool:
         """Nobody runs: let a paused request go on next, or wait for the next that can."""
         if self.paused and not self.loading:
             self._preemption.make_room()
             return True
         assert self.loading or not self.waiting, "a request waits although none is running"
-        if self._next_s == NEVER:
+        if self._next_s == NEVER or self._next_s > until_s:
             return False
         self.clock.wait_until(self._next_s)
         return True

@@ -44,6 +44,11 @@ def shared_keys(request: Request, tokens: int) -> Ids:
     return array[step - 1 :: step][:whole].copy()
 
 
+def keys_in(paths: Sequence[Ids]) -> KeysOf:
+    """The keys of prompts that are known as numbers of blocks."""
+    return lambda number, _: paths[number]
+
+
 def keys_on(tokens: int) -> KeysOf:
     """The keys of prompts on a grid of shared blocks of so many tokens."""
     return lambda _, request: shared_keys(request, tokens)

@@ -6,8 +6,9 @@ rules: SGLang 0.5.23, ``hicache``; vLLM 0.33, ``v1/kv_offload``.)
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from dsv4kv.config.replay import ReplayConfig, TiersSection
@@ -73,6 +74,29 @@ class Asked:
     lost: Counter[str] = field(default_factory=Counter)
 
 
+@dataclass(frozen=True)
+class SharedTiers:
+    """Tiers that several servers have in common, filled by the first that is built.
+
+    Attributes:
+        names: Which of ``host``, ``disk`` and ``remote``.
+        tiers: They, by name.
+        parents: The block before every block that was offered, whoever did.
+    """
+
+    names: Collection[str]
+    tiers: dict[str, Tier] = field(default_factory=dict)
+    parents: dict[int, int | None] = field(default_factory=dict)
+
+    def find(self, name: str, make: Callable[[], Tier]) -> Tier:
+        """The tier of a name: the common one, or one of its own."""
+        if name not in self.names:
+            return make()
+        if name not in self.tiers:
+            self.tiers[name] = make()
+        return self.tiers[name]
+
+
 class Tiers:
     """All tiers, the one next to the GPUs first; see ``Below``.
 
@@ -90,14 +114,25 @@ class Tiers:
         block_tokens: int,
         clock: VirtualClock,
         compute_s: Callable[[int, int], float],
+        parents: dict[int, int | None],
     ) -> None:
-        """``compute_s`` says how long computing a prompt from one token to another takes."""
+        """Tiers of one server.
+
+        Args:
+            tiers: They, the one next to the GPUs first.
+            section: How things are fetched.
+            stored: What they keep.
+            block_tokens: Tokens of a shared block.
+            clock: The server's.
+            compute_s: Says how long computing a prompt from one token to another takes.
+            parents: The block before every block that was offered.
+        """
         self.tiers, self.stored, self.asked = tiers, stored, Asked()
         self._section, self._tokens, self._clock = section, block_tokens, clock
         self._compute_s, self._blocks = compute_s, stored.objects.blocks
         self._offers: Counter[Hashable] = Counter()
         self._kept: set[Hashable] = set()  # ever, anywhere
-        self._parents: dict[int, int | None] = {}
+        self._parents = parents
         self._fetches: dict[int, Fetch] = {}
         self._on_the_way = 0
         self._first, self._lower = tiers[0], tiers[1:]
@@ -391,8 +426,11 @@ def build_tiers(
     shared_tokens: int,
     clock: VirtualClock,
     compute_s: Callable[[int, int], float],
+    shared: SharedTiers | None = None,
 ) -> Tiers | None:
     """The tiers of a configuration; None where there are none, or nothing is reused.
+
+    ``shared`` has those that other servers use, too.
 
     Raises:
         ConfigError: A size, a policy or a layout that they do not have.
@@ -407,8 +445,11 @@ def build_tiers(
             f"tiers.{first}.write is write_back: what {config.prefix.rule} evicts is not told one "
             "by one: take write_through or write_through_selective, or the rule ideal."
         )
+    shared = shared or SharedTiers(())
     tiers = [
-        Tier(name, section, size_tier(name, config, memory, stored), stored)
+        shared.find(
+            name, partial(Tier, name, section, size_tier(name, config, memory, stored), stored)
+        )
         for name, section in levels.items()
     ]
-    return Tiers(tiers, config.tiers, stored, shared_tokens, clock, compute_s)
+    return Tiers(tiers, config.tiers, stored, shared_tokens, clock, compute_s, shared.parents)

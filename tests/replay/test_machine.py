@@ -13,7 +13,7 @@ from dsv4kv.choices import POLICIES
 from dsv4kv.replay.build import Replay, build_replay
 from dsv4kv.replay.outcome import Outcome
 from dsv4kv.replay.prompts import BlockLedger
-from dsv4kv.replay.requests import Served
+from dsv4kv.replay.requests import Arrivals, Served
 from tests.replay.plain_pauses import PlainPauses
 from tests.replay.plain_prompts import PlainPrompts
 from tests.replay.scenes import LONG, SHORT, everyone, random_requests, small_config
@@ -158,6 +158,7 @@ class ReplayMachine(RuleBasedStateMachine):
         inside = [each.number for each in [*scheduler.waiting, *everyone(scheduler)]]
         seen = Counter(told + inside)
         assert set(seen.values()) <= {1}
+        assert isinstance(scheduler._arrivals, Arrivals)
         assert len(seen) == scheduler._arrivals._next
 
     def teardown(self) -> None:

@@ -130,3 +130,22 @@ def test_stretches_of_any_length_agree(longest: int) -> None:
     requests = random_requests(5, 12)
     config = small_config(cache__num_blocks=30)
     assert outcome(config, requests, longest)[0] == outcome(config, requests, None)[0]
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 10**6), st.sampled_from(["ideal", "vllm"]), st.floats(1e-4, 1e-2))
+def test_decode_steps_that_are_put_off_are_the_same_later(
+    seed: int, rule: str, gap_s: float
+) -> None:
+    requests = random_requests(seed, 12, 8, LONG)
+    config = small_config(prefix__rule=rule, cache__num_blocks=40)
+    whole, pieces = build_replay(config, requests), build_replay(config, requests)
+    whole.scheduler.run()
+    until_s = 0.0
+    while until_s < whole.scheduler.clock.now_s:
+        until_s += gap_s
+        while pieces.scheduler.clock.now_s < until_s and pieces.scheduler.turn(until_s):
+            pass
+    pieces.scheduler.run()
+    assert describe_replay(pieces) == describe_replay(whole)
+    assert pieces.outcome.samples_ns == whole.outcome.samples_ns

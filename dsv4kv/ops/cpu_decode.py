@@ -18,6 +18,7 @@ from dsv4kv.ops import codec
 from dsv4kv.ops.storage import PageStore
 
 _TOO_SMALL = 2.0**8
+_SHIFT = 1 << 7  # a product takes a third less time than a shift
 _E4M3_BITS = -0x4080  # 0xBF80 of a half-precision number
 
 
@@ -44,46 +45,52 @@ class Decoder:
         self._scales = _scales(form).to(device)
         self._quads = _quads(str(device)) if form.value == "e2m1" else None
 
-    def entries(self, physical: Tensor) -> Tensor:
-        """Physical entries int64[n] as float32[n, D]."""
-        return self._decode(*self._store.read(physical))
+    def entries(self, physical: Tensor, out: Tensor | None = None) -> Tensor:
+        """Physical entries int64[...] as float32[..., D]; into ``out``, if it is given."""
+        data, scales = self._store.read(physical.reshape(-1))
+        values = self._buffer(physical.shape) if out is None else out
+        self._decode(data.view(*physical.shape, data.shape[-1]), scales, values)
+        return values
 
     def pages(self, pages: Tensor) -> Tensor:
         """All entries of pages int64[n], one page after another: float32[n · P, D]."""
-        return self._decode(*self._store.read_pages(pages))
+        data, scales = self._store.read_pages(pages)
+        values = self._buffer(data.shape[:-1])
+        self._decode(data, scales, values)
+        return values.flatten(0, 1)
 
-    def _decode(self, data: Tensor, scales: Tensor | None) -> Tensor:
-        """Rows uint8[..., row bytes], and of scales uint8[..., scale bytes]."""
+    def _buffer(self, rows: torch.Size) -> Tensor:
+        return self._values[: rows.numel()].view(*rows, self._form.dims)
+
+    def _decode(self, data: Tensor, scales: Tensor | None, values: Tensor) -> None:
+        """Rows uint8[..., row bytes], and of scales uint8[·, scale bytes], to float32[..., D]."""
         form, rows = self._form, data.shape[:-1]
-        count = rows.numel()
-        values = self._values[:count]
         if form.scale == "amax_fp32":  # its values are rounded to bf16
             assert scales is not None
-            decoded = torch.empty_like(values, dtype=torch.bfloat16)
+            decoded = torch.empty(rows.numel(), form.dims, dtype=torch.bfloat16)
             codec.decode(form, _rows(data), _rows(scales), decoded)
-            return values.copy_(decoded)
-        if form.value == "bf16":
-            values.view(*rows, form.dims).copy_(data.view(torch.bfloat16))
-            return values
-        numbers = self._numbers(data[..., : form.value_bytes], self._bits[:count])
-        self._scale(values[:, : form.value_dims].copy_(numbers), scales)
-        if form.tail_dims:
-            tail = data[..., form.value_bytes :].view(torch.bfloat16)
-            values.view(*rows, form.dims)[..., form.value_dims :] = tail
-        return values
+            values.copy_(decoded.view(values.shape))
+        elif form.value == "bf16":
+            values.copy_(data.view(torch.bfloat16))
+        else:
+            bits = self._bits[: rows.numel()].view(*rows, form.value_dims)
+            scaled = values[..., : form.value_dims]
+            self._scale(scaled.copy_(self._numbers(data[..., : form.value_bytes], bits)), scales)
+            if form.tail_dims:
+                tail = data[..., form.value_bytes :].view(torch.bfloat16)
+                values[..., form.value_dims :] = tail
 
     def _numbers(self, codes: Tensor, bits: Tensor) -> Tensor:
-        """Codes uint8[..., bytes] as numbers of 16 bits [n, values], made in int16[n, values]."""
+        """Codes uint8[..., bytes] as numbers of 16 bits, made in int16[..., values]."""
         if self._quads is not None:
             places = codes.view(torch.uint16).int().view(-1)
             torch.index_select(self._quads, 0, places, out=bits.view(torch.int64).view(-1))
             return bits.view(torch.bfloat16)
-        moved = bits.view(codes.shape).copy_(codes.view(torch.int8))
-        moved.bitwise_left_shift_(7).bitwise_and_(_E4M3_BITS)
+        bits.copy_(codes.view(torch.int8)).mul_(_SHIFT).bitwise_and_(_E4M3_BITS)
         return bits.view(torch.float16)
 
     def _scale(self, values: Tensor, scales: Tensor | None) -> None:
-        """Multiply values float32[n, value dims] by their groups' scales uint8[..., bytes]."""
+        """Multiply values float32[..., value dims] by their groups' scales uint8[..., bytes]."""
         form = self._form
         if scales is None:
             values.mul_(_TOO_SMALL)  # without scales there is only E4M3
@@ -96,7 +103,8 @@ class Decoder:
         if self._apart:
             self.factors = factors.view(-1)
         else:
-            values.view(-1, form.groups, form.group).mul_(factors.view(-1, form.groups, 1))
+            by_group = (*values.shape[:-1], form.groups)
+            values.view(*by_group, form.group).mul_(factors.view(*by_group, 1))
 
 
 def _rows(data: Tensor) -> Tensor:

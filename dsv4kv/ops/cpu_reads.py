@@ -18,7 +18,7 @@ from dsv4kv.ops.contract import Entries
 from dsv4kv.ops.cpu_decode import Decoder
 from dsv4kv.ops.storage import PageStore
 
-_KEYS, _PIECE = 4096, 2048  # 2 MB in float32 of keys, 4 MB of entries
+_KEYS, _PIECE = 4096, 2304  # 2 MB in float32 of keys; of entries what two tokens choose
 _QUERY = FORMATS["indexer"]["fp8"]
 
 
@@ -193,16 +193,18 @@ def attend(
     lse: Tensor,
 ) -> None:
     """See ``contract.Backend.attend``."""
-    most = max(_PIECE, window, _width(entries))
+    most = max(_PIECE, window + _width(entries))
     near = Decoder(ring, most)
     far = Decoder(entries.store, most) if entries else None
+    values = torch.empty(most, queries.shape[-1], device=queries.device)
     for some in _token_groups(slots, window, entries):
         query = queries[some].float(), scale
-        parts = [_attend_window(near, slots[some], tokens[some], window, query)]
+        rows = [_window_rows(near, slots[some], tokens[some], window)]
+        if entries and far and entries.indices is not None:
+            rows.append(_chosen_rows(far, entries, slots[some], some))
+        parts = [_attend_rows(rows, query, values)]
         if entries and far and entries.indices is None:
             parts += _attend_all(far, entries, slots[some], some, query)
-        elif entries and far:
-            parts.append(_attend_chosen(far, entries, slots[some], some, query))
         _merge(parts, sinks, out[some], lse[some])
 
 
@@ -215,7 +217,7 @@ def _token_groups(slots: Tensor, window: int, entries: Entries | None) -> Iterat
     """Tokens that are worked on together: a request's, or any, as many as make a piece."""
     every = entries is not None and entries.indices is None
     runs = _runs(slots, one_by_one=False) if every else [slice(0, len(slots))]
-    count = max(1, _PIECE // max(window, _width(entries), 1))
+    count = max(1, _PIECE // max(window + _width(entries), 1))
     for run in runs:
         for first in range(run.start, run.stop, count):
             yield slice(first, min(first + count, run.stop))
@@ -224,36 +226,39 @@ def _token_groups(slots: Tensor, window: int, entries: Entries | None) -> Iterat
 _Query = tuple[Tensor, float]
 """Rows float32[T, H, D] of bf16 numbers, and the scale that their products take."""
 
+_Rows = tuple[Decoder, Tensor, Tensor]
+"""Entries of each token: what decodes them, physical ones int64[T, n], which count bool[T, n]."""
+
 _Part = tuple[Tensor, Tensor]
 """Outputs float32[T, H, D] and lse float32[T, H] of attention to some entries, without sinks."""
 
 
-def _attend_window(
-    decoder: Decoder, slots: Tensor, tokens: Tensor, window: int, query: _Query
-) -> _Part:
+def _window_rows(decoder: Decoder, slots: Tensor, tokens: Tensor, window: int) -> _Rows:
     size = decoder.page_entries
     positions = tokens[:, None] - window + torch.arange(window, device=slots.device)
     valid = (positions >= 0) & (slots[:, None] >= 0)
-    return _attend_each(decoder, slots[:, None] * size + positions % size, valid, query)
+    return decoder, slots[:, None] * size + positions % size, valid
 
 
-def _attend_chosen(
-    decoder: Decoder, entries: Entries, slots: Tensor, some: slice, query: _Query
-) -> _Part:
+def _chosen_rows(decoder: Decoder, entries: Entries, slots: Tensor, some: slice) -> _Rows:
     assert entries.indices is not None
     indices, size = entries.indices[some].long(), decoder.page_entries
     seen = entries.lengths[some].where(slots >= 0, 0)
     valid = (indices >= 0) & (indices < seen[:, None])
     indices = indices.where(valid, 0)
     pages = entries.table[slots].gather(1, indices // size)
-    return _attend_each(decoder, pages.long() * size + indices % size, valid, query)
+    return decoder, pages.long() * size + indices % size, valid
 
 
-def _attend_each(decoder: Decoder, physical: Tensor, valid: Tensor, query: _Query) -> _Part:
-    """Attention of each token, float32[T, H, D], to its own entries int64[T, n]."""
-    complete = bool(valid.all())
-    values = decoder.entries(physical.where(valid, 0).view(-1)).view(*valid.shape, -1)
-    if complete:
+def _attend_rows(rows: list[_Rows], query: _Query, buffer: Tensor) -> _Part:
+    """Attention of each token to its own entries, those of all ``rows``, decoded into a buffer."""
+    valid = torch.cat([valid for *_, valid in rows], dim=1)
+    values, first = buffer[: valid.numel()].view(*valid.shape, -1), 0
+    for decoder, physical, known in rows:
+        size = physical.shape[1]
+        decoder.entries(physical.where(known, 0), values[:, first : first + size])
+        first += size
+    if valid.all():
         return _attend(query, values, None)
     values.masked_fill_(~valid[:, :, None], 0.0)  # whatever is there, a NaN included
     return _attend(query, values, valid[:, None])

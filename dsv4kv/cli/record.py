@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dsv4kv import __version__
+from dsv4kv.recording.veil import GRAIN_TOKENS, LEAST_TOKENS
 from dsv4kv.view.console import open_console, say
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from dsv4kv.recording.folder import Recording
     from dsv4kv.recording.run import Live
     from dsv4kv.recording.source import Source
+    from dsv4kv.recording.veil import Veil
 
 EPILOG = """\
 [bold]Examples[/bold]
@@ -105,6 +107,14 @@ def record(
             rich_help_panel="Metrics",
         ),
     ] = 5.0,
+    id_tokens: Annotated[
+        int,
+        typer.Option(
+            min=LEAST_TOKENS,
+            help="Tokens that an id of a prompt stands for: no more than a block of the server, "
+            "so that a replay can hit what it hit.",
+        ),
+    ] = GRAIN_TOKENS,
     limit_s: Annotated[
         float | None,
         typer.Option(
@@ -123,6 +133,7 @@ def record(
     from dsv4kv.errors import ConfigError
     from dsv4kv.recording.folder import Recording
     from dsv4kv.recording.run import Live, run
+    from dsv4kv.recording.veil import Veil
     from dsv4kv.view.terminal import show
 
     if not (events or proxy or requests or metrics):
@@ -137,12 +148,14 @@ def record(
         "logs": len(requests or []),
         "pages": len(metrics or []),
         "every_s": every_s,
+        "id_tokens": id_tokens,
     }
     with Recording(out, hear=live.hear, about=about) as recording:
+        veil = Veil(recording.salt, id_tokens)
         sources = [
-            *_events_of(events, replay, ranks, recording, verbatim=verbatim),
-            *_proxies_of(proxy or [], recording),
-            *_logs_of(requests or [], recording, follow=not once),
+            *_events_of(events, replay, ranks, recording, veil, verbatim=verbatim),
+            *_proxies_of(proxy or [], recording, veil),
+            *_logs_of(requests or [], recording, veil, follow=not once),
             *_metrics_of(metrics or [], every_s, recording),
         ]
         line = _Line(live, quiet=quiet)
@@ -184,15 +197,14 @@ def _events_of(
     replay: str | None,
     ranks: int,
     recording: "Recording",
+    veil: "Veil",
     *,
     verbatim: bool,
 ) -> "Iterator[Source]":
     from dsv4kv.recording.events import MessageFile, Publisher, Socket, ranks_of
-    from dsv4kv.recording.veil import Veil
 
     if events is None:
         return
-    veil = Veil(recording.salt)
     if "://" not in events:
         publisher = Publisher(0, recording, veil, verbatim=verbatim)
         yield MessageFile(Path(events), publisher)
@@ -202,11 +214,9 @@ def _events_of(
         yield Socket(url, again, Publisher(rank, recording, veil, verbatim=verbatim))
 
 
-def _proxies_of(proxies: list[str], recording: "Recording") -> "Iterator[Source]":
+def _proxies_of(proxies: list[str], recording: "Recording", veil: "Veil") -> "Iterator[Source]":
     from dsv4kv.recording.proxy import Proxy, parse_address
-    from dsv4kv.recording.veil import Veil
 
-    veil = Veil(recording.salt)
     for number, text in enumerate(proxies):
         address = parse_address(text)
         if address.is_public:
@@ -219,11 +229,11 @@ def _proxies_of(proxies: list[str], recording: "Recording") -> "Iterator[Source]
         yield Proxy(number, address, recording, veil)
 
 
-def _logs_of(logs: list[str], recording: "Recording", *, follow: bool) -> "Iterator[Source]":
+def _logs_of(
+    logs: list[str], recording: "Recording", veil: "Veil", *, follow: bool
+) -> "Iterator[Source]":
     from dsv4kv.recording.tail import RequestLog
-    from dsv4kv.recording.veil import Veil
 
-    veil = Veil(recording.salt)
     for number, log in enumerate(logs):
         yield RequestLog(number, Path(log), recording, veil, follow=follow)
 

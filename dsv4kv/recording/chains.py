@@ -7,7 +7,8 @@ it is announced though it was there (``kv_cache_report_mode=full``).
 
 What cannot be known: a prompt that is cached as a whole is not announced at all; prompts end at
 the last full block; a prompt and what is generated after it look alike. A single block right
-behind a request's last one is taken as generated.
+behind a request's last one is taken as generated; more of them are taken as another request, also
+where one was computed in several steps.
 """
 
 from collections.abc import Iterable, Iterator
@@ -81,12 +82,14 @@ class _Server:
         cached: Names of those that are in the GPU's memory.
         tips: Requests by the block that was stored last behind them.
         group: The first of its groups that keeps everything; empty until it is known.
+        size: Tokens of its blocks; stretches of smaller ones are parts of blocks.
     """
 
     blocks: dict[int, Block] = field(default_factory=dict)
     cached: set[int] = field(default_factory=set)
     tips: dict[int, Store] = field(default_factory=dict)
     group: list[int | None] = field(default_factory=list)
+    size: int = 0
 
     def forget(self) -> None:
         """Nothing is cached any more; chains are still known."""
@@ -180,7 +183,10 @@ def _is_chain(event: Record, server: _Server) -> bool:
         return False
     if not server.group:
         server.group.append(event.get("group"))
-    return event.get("group") in server.group
+    if event.get("group") not in server.group:
+        return False
+    server.size = max(server.size, int(event["size"]))
+    return int(event["size"]) == server.size
 
 
 def _leading(names: list[int], cached: set[int]) -> int:

@@ -23,7 +23,7 @@ from dsv4kv.reading import read_document
 from dsv4kv.recording.folder import Record, Recording
 from dsv4kv.recording.sequence import END, Gap, Item, Message, Restarted, Sequence
 from dsv4kv.recording.source import missing_package
-from dsv4kv.recording.veil import LEAST_TOKENS, Veil, grain_of
+from dsv4kv.recording.veil import LEAST_TOKENS, Veil
 from dsv4kv.recording.wire import Event, Removed, Stored
 
 _MEDIA = {None, "CPU", "CPU_PINNED", "DISK", "EXTERNAL", "GPU", "STORAGE"}
@@ -51,7 +51,7 @@ def _stored(event: Stored, veil: Veil) -> Record:
         "chain": event.is_chain,
     }
     if event.is_chain and event.block_tokens >= LEAST_TOKENS:
-        grain = grain_of(event.block_tokens)
+        grain = veil.grain_of(event.block_tokens)
         record |= {"grain": grain, "ids": list(_contents(event, grain, veil))}
     session = None if event.session is None else veil.name(event.session)
     return record | _given(medium=_medium(event), group=event.group, session=session)

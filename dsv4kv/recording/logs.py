@@ -18,7 +18,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from dsv4kv.recording.folder import Record
-from dsv4kv.recording.veil import GRAIN_TOKENS, Veil
+from dsv4kv.recording.veil import Veil
 
 
 class _Other(ValueError):
@@ -197,7 +197,7 @@ def _prompt(asked: Mapping[str, Any], veil: Veil) -> Record:
     apart = [asked.get(name) for name in ("lora_path", "lora_id", "cache_salt", "extra_key")]
     extra = apart if any(each is not None for each in apart) else None
     ids = veil.prompt(tokens, extra)
-    return {"input_tokens": len(tokens), "ids": ids, "grain": GRAIN_TOKENS}
+    return {"input_tokens": len(tokens), "ids": ids, "grain": veil.grain}
 
 
 def _hashed(tokens: int, size: int, hashes: Any, veil: Veil) -> Record:

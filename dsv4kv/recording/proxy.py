@@ -27,7 +27,7 @@ from dsv4kv.recording.usage import (
     session_of,
     text_ids,
 )
-from dsv4kv.recording.veil import GRAIN_TOKENS, Veil
+from dsv4kv.recording.veil import Veil
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession, web
@@ -239,16 +239,17 @@ class Proxy:
 
     def _ids(self, body: dict[str, Any], tokens: int) -> Record:
         """Ids of a prompt, by its tokens or by its text, if its length is known."""
+        grain = self._veil.grain
         if given := prompt_tokens(body):
-            return {"ids": self._veil.prompt(given), "grain": GRAIN_TOKENS} if tokens else {}
+            return {"ids": self._veil.prompt(given), "grain": grain} if tokens else {}
         text = prompt_text(body)
         block_bytes = self._recording.place("requests", self._name)
         if block_bytes is None and tokens >= LEAST_TOKENS and text:
-            block_bytes = len(text) / tokens * GRAIN_TOKENS
+            block_bytes = len(text) / tokens * grain
         if not block_bytes or not tokens or not text:
             return {}
         ids = text_ids(text, tokens, block_bytes, self._veil)
-        return {"ids": ids, "grain": GRAIN_TOKENS, "ids_of": "text", "place": block_bytes}
+        return {"ids": ids, "grain": grain, "ids_of": "text", "place": block_bytes}
 
 
 class _Exchange:

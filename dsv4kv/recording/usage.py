@@ -2,7 +2,7 @@
 
 Of an answer, streamed or not, only its beginning and its end are looked at: there are its id and
 its ``usage``. Of a prompt only its tokens, if it is given as such, or its text, which is cut to
-pieces of as many bytes as 64 tokens had in the first prompt whose length was told.
+pieces of as many bytes as an id's tokens had in the first prompt whose length was told.
 """
 
 import json
@@ -14,7 +14,7 @@ from pydantic_core import from_json
 
 from dsv4kv.recording.folder import Record
 from dsv4kv.recording.logs import cached_by
-from dsv4kv.recording.veil import GRAIN_TOKENS, Veil, chained
+from dsv4kv.recording.veil import Veil, chained
 
 KEPT_HEAD_BYTES = 4_096
 KEPT_TAIL_BYTES = 65_536
@@ -131,7 +131,7 @@ def text_ids(text: bytes, tokens: int, block_bytes: float, veil: Veil) -> list[i
     Two prompts share ids as far as their texts are the same. The last id stands for all the text
     that is left, so that prompts that differ anywhere are not the same.
     """
-    blocks = tokens // GRAIN_TOKENS
+    blocks = tokens // veil.grain
     edges = [round(number * block_bytes) for number in range(blocks)]
     pieces = [text[a:b] for a, b in zip(edges, [*edges[1:], None], strict=True)]
     return list(chained(map(veil.name, pieces)))

@@ -15,20 +15,20 @@ from struct import pack
 
 LEAST_TOKENS = 16
 GRAIN_TOKENS = 64
-"""What an id of a recording stands for, where the server's blocks can be cut so."""
+"""What an id of a recording stands for by default, where the server's blocks can be cut so."""
 ROOT = 0
 """The id before a chain's first."""
 
 
-def grain_of(block_tokens: int) -> int:
-    """Tokens that one number of a server's block stands for."""
-    return block_tokens if block_tokens % GRAIN_TOKENS else GRAIN_TOKENS
-
-
 class Veil:
-    """Makes the numbers of one recording."""
+    """Makes the numbers of one recording.
 
-    def __init__(self, salt: bytes) -> None:
+    Attributes:
+        grain: Tokens that an id of a prompt stands for.
+    """
+
+    def __init__(self, salt: bytes, grain: int = GRAIN_TOKENS) -> None:
+        self.grain = grain
         self._tokens = blake2b(digest_size=8, key=salt, person=b"tokens")
         self._names = blake2b(digest_size=8, key=salt, person=b"names")
 
@@ -58,9 +58,13 @@ class Veil:
             numbers.append(_number(found.digest()))
         return numbers
 
+    def grain_of(self, block_tokens: int) -> int:
+        """Tokens that one number of a server's block stands for."""
+        return block_tokens if block_tokens % self.grain else self.grain
+
     def prompt(self, tokens: Sequence[int], extra: object = None) -> list[int]:
-        """Ids of a prompt's full blocks of ``GRAIN_TOKENS`` tokens, and of those before each."""
-        return list(chained(self.content(tokens, GRAIN_TOKENS, extra)))
+        """Ids of a prompt's full blocks of ``grain`` tokens, and of those before each."""
+        return list(chained(self.content(tokens, self.grain, extra)))
 
 
 def chained(contents: Iterable[int], before: int = ROOT) -> Iterator[int]:

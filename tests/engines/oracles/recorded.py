@@ -73,7 +73,9 @@ def draw_traces(rule: str) -> Iterator[Trace]:
         yield Trace(rule, prompts, _pool(draw, rule, prompts, chunk), chunk, {})
 
 
-def draw_prompts(draw: random.Random, *, count: int, longest: int) -> list[Prompt]:
+def draw_prompts(
+    draw: random.Random, *, count: int, longest: int, page: int = PAGE
+) -> list[Prompt]:
     """Prompts that begin with a part of an earlier one, mostly, and go on in their own way."""
     prompts: list[Prompt] = []
     fresh = 1
@@ -83,10 +85,10 @@ def draw_prompts(draw: random.Random, *, count: int, longest: int) -> list[Promp
         own = draw.randint(0 if kept else 1, max(1, longest - len(kept)))
         pages = [*kept, *range(fresh, fresh + own)]
         fresh += own
-        spare = 0 if draw.random() < 0.4 else draw.randint(1, PAGE - 1)
+        spare = 0 if draw.random() < 0.4 else draw.randint(1, page - 1)
         if spare:  # a partial page is another one than the whole page it might become
             pages[-1], fresh = fresh, fresh + 1
-        prompts.append((len(pages) * PAGE - spare, pages))
+        prompts.append((len(pages) * page - spare, pages))
     return prompts
 
 

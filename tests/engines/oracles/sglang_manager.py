@@ -52,13 +52,13 @@ REAL = [
 ]
 
 
-def load(folder: Path) -> SimpleNamespace:
-    """The engine's classes."""
+def load(folder: Path, *more: str) -> SimpleNamespace:
+    """The engine's classes; ``more`` of its modules are no stand-ins."""
     sys.path.insert(0, str(folder))
-    packages = ("sglang", "sglang.srt", MEMORY, f"{MEMORY}.allocator", "sglang.srt.model_executor")
-    for name in packages:
+    packages = ["sglang", "sglang.srt", MEMORY, f"{MEMORY}.allocator", "sglang.srt.model_executor"]
+    for name in [*packages, *{name.rpartition(".")[0] for name in more}]:
         bare_package(name, str(folder.joinpath(*name.split("."))))
-    stand_in("sglang", "triton", "zmq", "torch_npu", real=REAL)
+    stand_in("sglang", "triton", *(() if more else ("zmq",)), "torch_npu", real=[*REAL, *more])
     _fill_in()
     from sglang.srt.environ import envs
     from sglang.srt.mem_cache import base_prefix_cache, common
@@ -107,7 +107,8 @@ def _fill_in() -> None:
     def as_it_is(*_: Any, **__: Any) -> Callable[[Any], Any]:
         return lambda function: function
 
-    kv_events.StorageMedium = MagicMock()
+    if not hasattr(kv_events, "__file__"):  # a stand-in
+        kv_events.StorageMedium = MagicMock()
     ring.is_unified_kv_triton = lambda: False
     common.ceil_align = _ceil_align
     for name in ("is_npu", "is_hip", "is_cuda", "is_xpu", "is_cpu"):
@@ -191,7 +192,7 @@ class Request:
         return tokens - 1
 
 
-def open_cache(engine: SimpleNamespace, trace: dict[str, Any]) -> Any:
+def open_cache(engine: SimpleNamespace, trace: dict[str, Any], **options: Any) -> Any:
     """An empty cache of the trace's pools."""
     import torch
 
@@ -233,6 +234,7 @@ def open_cache(engine: SimpleNamespace, trace: dict[str, Any]) -> Any:
             tree_core_backend="python",
             is_eagle=trace["speculation"].startswith("mtp"),
             decoder_swa_bounded_replay=trace["replay"] == "decoder",
+            **options,
         )
     )
 
@@ -250,8 +252,17 @@ def take_pages(cache: Any, begin: int, pages: int) -> None:
     cache.req_to_token_pool.req_to_token[0, begin : begin + tokens] = full
 
 
-def serve(engine: SimpleNamespace, cache: Any, tokens: Any, chunk_tokens: int) -> int:
-    """Compute a prompt, keep it, let it go; returns the tokens it hit."""
+def serve(
+    engine: SimpleNamespace,
+    cache: Any,
+    tokens: Any,
+    chunk_tokens: int,
+    step: Callable[[], None] = lambda: None,
+) -> int:
+    """Compute a prompt, keep it, let it go; returns the tokens it hit.
+
+    ``step`` is called after every step of the scheduler.
+    """
     request, common = Request(engine, tokens), engine.common
     common.match_kv_cache(request, cache, tokens, max_prefix_len=len(tokens) - 1)
     hit = int(request.prefix_len)
@@ -264,19 +275,25 @@ def serve(engine: SimpleNamespace, cache: Any, tokens: Any, chunk_tokens: int) -
         take_pages(cache, begin, -(-(request.extend_end - begin) // PAGE))
         request.kv.kv_allocated_len = request.extend_end
         common.checkpoint_kv_cache(request, cache)
+        step()
     request.done = True
     common.release_kv_cache(request, cache, checkpoint=True)
+    step()
     return hit
 
 
-def answer(engine: SimpleNamespace, trace: dict[str, Any]) -> list[int]:
+def answer(
+    engine: SimpleNamespace,
+    cache: Any,
+    trace: dict[str, Any],
+    step: Callable[[], None] = lambda: None,
+) -> list[int]:
     """Serve a trace; returns the tokens that every request hit."""
-    cache = open_cache(engine, trace)
     with engine.envs.SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS.override(trace["free"]):
         hits = []
         for count, pages in trace["prompts"]:
             spelled = array("q", (page * PAGE + i for page in pages for i in range(PAGE)))
-            hit = serve(engine, cache, spelled[:count], trace["chunk_pages"] * PAGE)
+            hit = serve(engine, cache, spelled[:count], trace["chunk_pages"] * PAGE, step)
             again = engine.replay_len(hit) if trace["replay"] == "encoder" else 0
             hits.append(hit - again)
         return hits
@@ -285,4 +302,5 @@ def answer(engine: SimpleNamespace, trace: dict[str, Any]) -> list[int]:
 if __name__ == "__main__":
     engine = load(Path(sys.argv[1]))
     for line in sys.stdin:
-        print(json.dumps(answer(engine, json.loads(line))), flush=True)
+        trace = json.loads(line)
+        print(json.dumps(answer(engine, open_cache(engine, trace), trace)), flush=True)

@@ -6,14 +6,16 @@
 ``python vllm_manager.py FOLDER < traces > answers`` in an environment of its own; FOLDER holds the
 unpacked wheel. A line is one trace: ``prompts`` as (tokens, page ids), ``blocks`` of the pool,
 ``groups`` as ``none`` (context alone), ``v4`` or ``v41``, ``retention`` (null, 0 or tokens),
-``chunk_tokens``, and ``speculation``. The answer is what every request hit; for V4.1 as the
-scheduler takes it: less the window that is computed again, nothing where it is no longer.
+``chunk_tokens``, ``speculation``, and perhaps ``page``: tokens of a page and of a block of context
+alone. The answer is what every request hit; for V4.1 as the scheduler takes it: less the window
+that is computed again, nothing where it is no longer.
 Source: ``v1/core/kv_cache_manager.py``, ``kv_cache_coordinator.py``, ``config/vllm.py``;
 ``v1/core/sched/scheduler.py`` (``prefix_replay_tokens``).
 """
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,13 +40,13 @@ def load(folder: Path) -> SimpleNamespace:
     return SimpleNamespace(**locals())
 
 
-def open_manager(engine: SimpleNamespace, trace: dict[str, Any]) -> Any:
+def open_manager(engine: SimpleNamespace, trace: dict[str, Any], **options: Any) -> Any:
     """An empty cache; with drafts the second window group holds their layer."""
     import torch
 
-    made = engine.kv_cache_interface
+    made, page = engine.kv_cache_interface, trace.get("page", PAGE)
     size = {"num_kv_heads": 1, "head_size": 584, "dtype": torch.uint8}
-    context = made.MLAAttentionSpec(block_size=PAGE, **size)
+    context = made.MLAAttentionSpec(block_size=page, **size)
     window = made.SlidingWindowMLASpec(block_size=64, sliding_window=128, **size)
     hca = made.SlidingWindowMLASpec(block_size=8, sliding_window=128, **size)
     csa = made.SlidingWindowMLASpec(block_size=4, sliding_window=8, **size)
@@ -67,7 +69,7 @@ def open_manager(engine: SimpleNamespace, trace: dict[str, Any]) -> Any:
         kv_cache_groups=groups,
         prefix_cache_retention_interval=trace["retention"],
     )
-    block = V41_BLOCK if trace["groups"] == "v41" else PAGE
+    block = V41_BLOCK if trace["groups"] == "v41" else page
     look_ahead = 1 if speculation == "mtp" else 0
     return engine.kv_cache_manager.KVCacheManager(
         config,
@@ -78,14 +80,25 @@ def open_manager(engine: SimpleNamespace, trace: dict[str, Any]) -> Any:
         use_eagle=speculation == "mtp+connector",
         num_hash_lookahead_tokens=look_ahead,
         num_prefill_lookahead=1 if speculation != "none" else 0,
+        **options,
     )
 
 
-def serve(engine: SimpleNamespace, manager: Any, trace: dict[str, Any], number: int) -> int:
-    """Compute a prompt and let it go; returns the tokens it hit, or -1 if it cannot run."""
+def serve(
+    engine: SimpleNamespace,
+    manager: Any,
+    trace: dict[str, Any],
+    number: int,
+    step: Callable[[], None] = lambda: None,
+) -> int:
+    """Compute a prompt and let it go; returns the tokens it hit, or -1 if it cannot run.
+
+    ``step`` is called after every step of the scheduler.
+    """
     tokens, pages = trace["prompts"][number]
-    spelled = [page * PAGE + i for page in pages for i in range(PAGE)][:tokens]
-    grain = {"v4": 4, "v41": V41_BLOCK}.get(trace["groups"], PAGE)
+    size = trace.get("page", PAGE)
+    spelled = [page * size + i for page in pages for i in range(size)][:tokens]
+    grain = {"v4": 4, "v41": V41_BLOCK}.get(trace["groups"], size)
     hasher = engine.kv_cache_utils.get_request_block_hasher(
         grain, engine.sha256, 1 if trace["speculation"] == "mtp" else 0
     )
@@ -107,6 +120,7 @@ def serve(engine: SimpleNamespace, manager: Any, trace: dict[str, Any], number: 
             return -1
         first, again, at = {}, 0, at + new
         request.num_computed_tokens = at
+        step()
     manager.free(request)
     return int(begin)
 

@@ -24,7 +24,7 @@ from dsv4kv.ops.compressor import Compressor, make_rope, random_compressor
 from dsv4kv.ops.contract import Backend
 from dsv4kv.ops.cuda.foresight import foresee
 from dsv4kv.ops.cuda.launch import compile_ahead
-from dsv4kv.ops.table import STEP_LAUNCH, Choice
+from dsv4kv.ops.variants import STEP_LAUNCH, Choice
 from dsv4kv.prefix.policies import make_policy
 from dsv4kv.serve.executor import Gpu, StepExecutor
 from dsv4kv.serve.graphs import DecodeGraphs

@@ -36,7 +36,7 @@ from dsv4kv.measure.turns import Turns, one_cpu
 from dsv4kv.model.plan import CachePlan, bytes_per_token
 from dsv4kv.ops.check import check_backend
 from dsv4kv.ops.registry import ResolvedBackend, resolve_backend
-from dsv4kv.ops.table import Choice, choose, refuse_choice
+from dsv4kv.ops.variants import Choice, choose, refuse_choice
 from dsv4kv.record.schema import (
     CacheSummary,
     Case,

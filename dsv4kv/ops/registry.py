@@ -12,7 +12,8 @@ from dsv4kv.ops.contract import Backend, Entries, write_in_turn
 from dsv4kv.ops.peers import load_peer
 from dsv4kv.ops.peers.foreign import Foreign, Operation, pages_position
 from dsv4kv.ops.peers.locate import GROUP, list_entry_points, load_foreign
-from dsv4kv.ops.table import OPERATIONS, Choice
+from dsv4kv.ops.table import OPERATIONS
+from dsv4kv.ops.variants import Choice
 
 _PIECES = ("window_insert", "state_append", "flush")
 """What ``step_write`` does in one go."""

@@ -15,7 +15,7 @@ from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.formats import PageLayout
 from dsv4kv.model.schedule import AttentionType, chooses_candidates, scores_candidates
 from dsv4kv.model.schema import LayerCacheSchema
-from dsv4kv.ops import flops, traffic
+from dsv4kv.ops import table
 
 Ints = NDArray[np.int64]
 
@@ -44,7 +44,7 @@ class Read:
     flops: Ints
 
     def step_bytes(self, last: Ints | slice = slice(None)) -> int:
-        """Useful bytes on one layer, as ``ops.traffic`` counts them, of the tokens of one step.
+        """Useful bytes on one layer, as ``ops.table`` counts them, of the tokens of one step.
 
         last: which tokens are the last ones of their requests; all of them without drafts.
         """
@@ -114,7 +114,7 @@ def _choice(
 ) -> Iterator[Read]:
     """Queries, scores and top k of layers; ``seen``: keys that each query token sees."""
     heads, dims, none = config.index_heads, config.index_dim, np.zeros_like(seen)
-    query = traffic.indexer_query_bytes(1, heads, dims, config.rope_dim)
+    query = table.indexer_query_bytes(1, heads, dims, config.rope_dim)
     yield Read(layers, "indexer_query", none, none, query, none)
 
     candidates = config.candidates if layer.is_narrow else None
@@ -123,20 +123,20 @@ def _choice(
         blocks = np.minimum(-(-seen // candidates.block_entries), candidates.blocks)
         last = (seen - 1) % candidates.block_entries + 1  # the newest block, as far as it goes
         scores = (blocks - 1) * candidates.block_entries + last
-        own = traffic.index_scores_bytes(keys.format, scores, blocks, scores, none)
+        own = table.index_scores_bytes(keys.format, scores, blocks, scores, none)
         shared = none
     else:
-        own = traffic.index_scores_bytes(keys.format, none, none, scores, none)
+        own = table.index_scores_bytes(keys.format, none, none, scores, none)
         pages = -(-seen // keys.entries)
-        shared = traffic.index_scores_bytes(keys.format, seen, pages, none, none)
-    query = traffic.index_scores_bytes(keys.format, 0, 0, 0, heads)
-    work = flops.index_scores_flops(scores, heads, dims)
+        shared = table.index_scores_bytes(keys.format, seen, pages, none, none)
+    query = table.index_scores_bytes(keys.format, 0, 0, 0, heads)
+    work = table.index_scores_flops(scores, heads, dims)
     yield Read(layers, "index_scores", own, shared, query, work)
 
     if layer.is_source and config.candidates:
-        moved = traffic.select_blocks_bytes(scores, none + config.candidates.blocks)
+        moved = table.select_blocks_bytes(scores, none + config.candidates.blocks)
         yield Read(layers, "select_blocks", moved, none, 0, none)
-    moved = traffic.select_topk_bytes(scores, blocks, none + config.index_topk)
+    moved = table.select_topk_bytes(scores, blocks, none + config.index_topk)
     yield Read(layers, "select_topk", moved, none, 0, none)
 
 
@@ -146,15 +146,15 @@ def _attention(config: DSV4Config, layers: tuple[int, ...], layer: _Layer, token
     moved, attended = none, none
     if layer.window:
         attended = np.minimum(tokens, config.window_tokens)
-        moved = traffic.attended_bytes(layer.window.format, attended, none)
+        moved = table.attended_bytes(layer.window.format, attended, none)
     if layer.main and layer.ratio:
         entries = tokens // layer.ratio
         places = -(-entries // layer.main.entries)
         if not layer.every:
             entries = np.minimum(entries, config.index_topk)
             places = none + config.index_topk
-        moved = moved + traffic.attended_bytes(layer.main.format, entries, places)
+        moved = moved + table.attended_bytes(layer.main.format, entries, places)
         attended = attended + entries
-    query = traffic.attend_query_bytes(1, config.num_heads, config.head_dim)
-    work = flops.attend_flops(attended, config.num_heads, config.head_dim)
+    query = table.attend_query_bytes(1, config.num_heads, config.head_dim)
+    work = table.attend_flops(attended, config.num_heads, config.head_dim)
     return Read(layers, "attend", moved, none, query, work)

@@ -1,14 +1,24 @@
-"""The table of operations: what each writes, and in how many ways it can be done.
+"""The table of operations: what each writes, the ways to do it, what it moves and computes.
 
-Variants are kernels that give the same bytes and may differ in speed. A run takes the first that
-its GPU has, or the one that ``ops.variant`` names; so one run compares two of them
-(``--axis ops.variant.flush=scratch,serial``). On the CPU there is one way each.
+Useful bytes are those that an operation must read and write, whatever the hardware. Counted:
+values, entries, states and indices, each once, reads plus writes. Not counted: page padding,
+tables shared by a whole batch, parameters, and whatever caches fetch besides. Source of the terms:
+DeepSeek-V4 report, section 3.5, and the layouts in ``dsv4kv.model.formats``.
+
+Floating-point operations are those of the matrix products of a decode step's reads, a
+multiplication and an addition each. Not counted: ReLU, softmax, sums over heads, and decoding of
+entries, which tensor cores do not do.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from dsv4kv.errors import ConfigError
+from dsv4kv.model.formats import EntryFormat
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -47,9 +57,6 @@ _GATHERING = {
     "ahead": Variant("a warp looks up all its entries at once, four of them under way"),
     "stepwise": Variant("a warp looks up two entries at a time, both under way"),
 }
-
-_DEPENDENT = ("sm_90a", "sm_100a", "sm_103", "sm_110", "sm_120", "sm_121")
-STEP_LAUNCH = "step_launch"
 
 
 @dataclass(frozen=True)
@@ -95,70 +102,128 @@ OPERATIONS: dict[str, Row] = {
 }
 """Every operation of ``ops.contract``."""
 
-_STEP_LAUNCH = {
-    "dependent": Variant("a kernel is set up while the one before it still runs", _DEPENDENT),
-    "plain": Variant("a kernel begins when the one before it has ended"),
-}
-
-VARIANTS: dict[str, Mapping[str, Variant]] = {
-    name: row.variants for name, row in OPERATIONS.items() if row.variants
-} | {STEP_LAUNCH: _STEP_LAUNCH}
-"""Every operation that has several, and how a step's kernels follow one another; the first is the
-default."""
-
-Choice = Mapping[str, str]
-"""Variant of every operation in ``VARIANTS``."""
+Count = TypeVar("Count", int, "NDArray[np.int64]")
+"""A count, or many at once: one for each length or token."""
 
 
-def portable(operation: str) -> str:
-    """The first variant that every GPU has: what launch plans make if nobody says otherwise."""
-    return next(name for name, one in VARIANTS[operation].items() if not one.architectures)
+class Pools(Protocol):
+    """Sizes of a compressor; see ``ops.compressor.Compressor``, which needs torch."""
+
+    @property
+    def rows(self) -> int:
+        """Tokens that one entry pools."""
+
+    @property
+    def dim(self) -> int:
+        """Channels of an entry."""
+
+    @property
+    def channels(self) -> int:
+        """Channels of kv and score of one token."""
 
 
-def best(operation: str, architecture: str) -> str:
-    """The first variant that an architecture has."""
-    return _available(operation, architecture)[0]
+_INDEX_BYTES = 8
+_TABLE_BYTES = 4
+_FLOAT_BYTES = 4
 
 
-def explain(operation: str) -> str:
-    """The variants of an operation and their meanings, in a sentence."""
-    meanings = (f"{name} ({variant.meaning})" for name, variant in VARIANTS[operation].items())
-    return f"How {operation} is done on a GPU: {', '.join(meanings)}; null takes the first it has."
+def insert_bytes(entry: EntryFormat, count: int) -> int:
+    """Insert of ``count`` entries: bf16 value and index in, entry out, normalised or not."""
+    return count * (2 * entry.dims + _INDEX_BYTES + entry.entry_bytes)
 
 
-def choose(asked: Mapping[str, str | None], architecture: str) -> Choice:
-    """The variant of every operation: as asked, else the first that the architecture has.
+def gather_topk_bytes(entry: EntryFormat, found: int, asked: int) -> int:
+    """Top-k gather: ``asked`` int32 indices in, ``found`` entries in, as many bf16 values out."""
+    return asked * 4 + found * (entry.entry_bytes + 2 * entry.dims)
 
-    Raises:
-        ConfigError: One that is asked for and that the architecture does not have.
+
+def gather_all_bytes(entry: EntryFormat, found: Count, blocks: Count) -> Count:
+    """Dense gather: ``blocks`` table entries and ``found`` entries in, bf16 values out."""
+    return blocks * _TABLE_BYTES + found * (entry.entry_bytes + 2 * entry.dims)
+
+
+def gather_window_bytes(entry: EntryFormat, found: int, requests: int) -> int:
+    """Window gather: a length per request and ``found`` entries in, bf16 values out."""
+    return requests * _INDEX_BYTES + found * (entry.entry_bytes + 2 * entry.dims)
+
+
+def state_append_bytes(compressor: Pools, tokens: int, *, online: bool) -> int:
+    """State append: kv and score in; two rows out, or three read and written when online."""
+    moved = 2 + (6 if online else 2)
+    return tokens * compressor.channels * moved * _FLOAT_BYTES
+
+
+def flush_bytes(compressor: Pools, entry: EntryFormat, entries: int, *, online: bool) -> int:
+    """Flush: the pooled rows of kv and score in (two sums when online), entry out."""
+    rows = 1 if online else compressor.rows
+    return entries * (rows * compressor.dim * 2 * _FLOAT_BYTES + entry.entry_bytes)
+
+
+def step_write_bytes(
+    compressor: Pools, entry: EntryFormat, tokens: int, entries: int, *, online: bool
+) -> int:
+    """A part of a step's write: appended and flushed, less what both would move.
+
+    The token that completes an entry is not read again, and an online state not either.
     """
-    return {
-        operation: _checked(operation, name, architecture)
-        if (name := asked.get(operation))
-        else best(operation, architecture)
-        for operation in VARIANTS
-    }
+    append = state_append_bytes(compressor, tokens, online=online)
+    again = entries * compressor.dim * 2 * _FLOAT_BYTES
+    return append + flush_bytes(compressor, entry, entries, online=online) - again
 
 
-def refuse_choice(asked: Mapping[str, str | None]) -> None:
-    """Raise ``ConfigError`` where a variant is asked for and the operations are the CPU's."""
-    for operation, name in asked.items():
-        if name:
-            raise ConfigError(
-                f"ops.variant.{operation} is {name}, and the cache is on the CPU, where each "
-                "operation has one variant: leave it null, or set device to cuda."
-            )
+def compress_chunk_bytes(
+    compressor: Pools, entry: EntryFormat, tokens: int, entries: int, state_rows: int
+) -> int:
+    """Chunk: kv and score in, entries out, and the rows that stay in the state out."""
+    row_bytes = compressor.channels * 2 * _FLOAT_BYTES
+    return (tokens + min(tokens, state_rows)) * row_bytes + entries * entry.entry_bytes
 
 
-def _available(operation: str, architecture: str) -> list[str]:
-    return [name for name, one in VARIANTS[operation].items() if one.runs_on(architecture)]
+def indexer_query_bytes(tokens: int, heads: int, dims: int, rotated: int) -> int:
+    """Indexer queries: bf16 vectors and weights in, turns of a token in, codes and weights out."""
+    return tokens * (heads * (3 * dims + 2 * _FLOAT_BYTES) + rotated * _FLOAT_BYTES)
 
 
-def _checked(operation: str, name: str, architecture: str) -> str:
-    available = _available(operation, architecture)
-    if name in available:
-        return name
-    raise ConfigError(
-        f"ops.variant.{operation} is {name}, which {architecture} does not have: "
-        f"choose {', '.join(available)}, or null."
-    )
+def index_scores_bytes(
+    keys: EntryFormat, read: Count, places: Count, scores: Count, queries: Count
+) -> Count:
+    """Scores: ``read`` keys and ``places`` of tables or block lists in, ``scores`` out.
+
+    ``queries``: heads of all tokens, of which each has its codes and a weight. Tokens of one
+    request share its keys, which are read once; the keys of candidate blocks are each token's own.
+    """
+    asked = queries * (keys.dims + _FLOAT_BYTES)
+    return read * keys.entry_bytes + places * _TABLE_BYTES + scores * _FLOAT_BYTES + asked
+
+
+def select_blocks_bytes(scores: Count, chosen: Count) -> Count:
+    """Candidate blocks: ``scores`` in, ``chosen`` numbers out."""
+    return scores * _FLOAT_BYTES + chosen * _TABLE_BYTES
+
+
+def select_topk_bytes(scores: Count, places: Count, chosen: Count) -> Count:
+    """Top k: ``scores`` and ``places`` of block lists in, logical and physical numbers out."""
+    return scores * _FLOAT_BYTES + (places + 2 * chosen) * _TABLE_BYTES
+
+
+def attended_bytes(entry: EntryFormat, found: Count, places: Count) -> Count:
+    """What attention reads of a cache: ``found`` entries, ``places`` of tables or index lists.
+
+    Every token counts what it reads, though neighbours share most of a window.
+    """
+    return found * entry.entry_bytes + places * _TABLE_BYTES
+
+
+def attend_query_bytes(tokens: int, heads: int, dims: int) -> int:
+    """Attention besides its cache: a length, bf16 queries in, bf16 outputs and lse out."""
+    return tokens * (_INDEX_BYTES + heads * (4 * dims + _FLOAT_BYTES))
+
+
+def index_scores_flops(scores: Count, heads: int, dims: int) -> Count:
+    """Every head's query times the key of each score: 16,384 for 64 heads of 128 channels."""
+    return 2 * scores * heads * dims
+
+
+def attend_flops(attended: Count, heads: int, dims: int) -> Count:
+    """Every head's query times each entry, and its weight times it: 262,144 for 128 of 512."""
+    return 4 * attended * heads * dims

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +18,9 @@ from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.formats import EntryFormat, PageLayout
 from dsv4kv.model.schedule import keyed_layers
 from dsv4kv.model.schema import LayerCacheSchema
-from dsv4kv.ops import traffic
+from dsv4kv.ops import table
 from dsv4kv.ops.step_reads import decode_reads
 from dsv4kv.record.step import kind_of
-
-if TYPE_CHECKING:
-    from dsv4kv.ops.compressor import Compressor
-
 
 Ints = NDArray[np.int64]
 
@@ -51,11 +46,6 @@ class Pooling:
     state_rows: int
     online: bool
     entry: EntryFormat
-
-    @property
-    def compressor(self) -> "Compressor":
-        """As the byte model knows it: of a compressor it asks for these sizes alone."""
-        return cast("Compressor", self)
 
 
 @dataclass(frozen=True)
@@ -131,12 +121,12 @@ class StepTables:
 
     def _find_chunk_terms(self) -> Iterator[ChunkTerm]:
         for ring, layers in self._windows.items():
-            kept = layers * traffic.insert_bytes(ring.format, 1)
+            kept = layers * table.insert_bytes(ring.format, 1)
             yield ChunkTerm(kept_bytes=kept, kept_tokens=ring.entries)
         for (entry, ratio), layers in self._plain.items():
-            yield ChunkTerm(ratio=ratio, entry_bytes=layers * traffic.insert_bytes(entry, 1))
+            yield ChunkTerm(ratio=ratio, entry_bytes=layers * table.insert_bytes(entry, 1))
         for pool, layers in self._poolings.items():
-            cost = partial(traffic.compress_chunk_bytes, pool.compressor, pool.entry)
+            cost = partial(table.compress_chunk_bytes, pool, pool.entry)
             row, entry_bytes = layers * cost(1, 0, 0), layers * cost(0, 1, 0)
             yield ChunkTerm(row, row, pool.state_rows, pool.ratio, entry_bytes)
 
@@ -156,11 +146,11 @@ class StepTables:
 
     def _add_updates(self, lengths: Ints) -> None:
         for ring, layers in self._windows.items():
-            self.updates += layers * traffic.insert_bytes(ring.format, 1)
+            self.updates += layers * table.insert_bytes(ring.format, 1)
         for (entry, ratio), layers in self._plain.items():
-            self.updates += layers * traffic.insert_bytes(entry, 1) * (lengths % ratio == 0)
+            self.updates += layers * table.insert_bytes(entry, 1) * (lengths % ratio == 0)
         for pool, layers in self._poolings.items():
-            cost = partial(traffic.step_write_bytes, pool.compressor, pool.entry, 1)
+            cost = partial(table.step_write_bytes, pool, pool.entry, 1)
             row, whole = (layers * cost(entries, online=pool.online) for entries in (0, 1))
             self.updates += row + (lengths % pool.ratio == 0) * (whole - row)
         self.updates[0] = 0
@@ -176,7 +166,7 @@ class StepTables:
         for (page, ratio), layers in self._seen.items():
             entries = lengths // ratio
             blocks = -(-entries // page.entries)
-            self.visible += layers * traffic.gather_all_bytes(page.format, entries, blocks)
+            self.visible += layers * table.gather_all_bytes(page.format, entries, blocks)
 
 
 def _pooling(

@@ -17,8 +17,7 @@ from dsv4kv.cache.allocators.stack import Ids
 from dsv4kv.cache.handle import CompressedCache, LayerCache, LayerCacheHandle
 from dsv4kv.model.schedule import AttentionType, chooses_candidates, scores_candidates
 from dsv4kv.model.schema import LayerCacheSchema
-from dsv4kv.ops import traffic
-from dsv4kv.ops.flops import attend_flops, index_scores_flops
+from dsv4kv.ops import table
 from dsv4kv.ops.step_reads import Read, decode_reads
 from dsv4kv.serve.inputs import Queries, StepInputs
 
@@ -390,54 +389,54 @@ class StepWork:
         assert layer.window is not None
         ring = layer.window.layout
         stored = min(len(self.positions), len(self.after) * ring.entries)
-        return stored, traffic.insert_bytes(ring.format, stored)
+        return stored, table.insert_bytes(ring.format, stored)
 
     def _step_write(self, layer: LayerCache) -> Work:
         tokens, moved = self._window_insert(layer)
         for part in map(layer.part, layer.pooled_parts):
             (compressor, state), entry = part.pooling(), part.store.layout.format
             done, online, each = self._completed(part), state.dim() == 3, len(self.positions)
-            moved += traffic.step_write_bytes(compressor, entry, each, done, online=online)
+            moved += table.step_write_bytes(compressor, entry, each, done, online=online)
         return tokens, moved
 
     def _gather_window(self, layer: LayerCache) -> Work:
         assert layer.window is not None
         found = int(np.minimum(self.after, self.window_tokens).sum())
         entry = layer.window.layout.format
-        return found, traffic.gather_window_bytes(entry, found, len(self.after))
+        return found, table.gather_window_bytes(entry, found, len(self.after))
 
     def _state_append(self, part: CompressedCache) -> Work:
         tokens, (compressor, state) = len(self.positions), part.pooling()
         online = state.dim() == 3
-        return tokens, traffic.state_append_bytes(compressor, tokens, online=online)
+        return tokens, table.state_append_bytes(compressor, tokens, online=online)
 
     def _flush(self, part: CompressedCache) -> Work:
         flushed, entry = self._completed(part), part.store.layout.format
         compressor, state = part.pooling()
         online = state.dim() == 3
-        return flushed, traffic.flush_bytes(compressor, entry, flushed, online=online)
+        return flushed, table.flush_bytes(compressor, entry, flushed, online=online)
 
     def _insert(self, part: CompressedCache) -> Work:
         stored = self._completed(part)
-        return stored, traffic.insert_bytes(part.store.layout.format, stored)
+        return stored, table.insert_bytes(part.store.layout.format, stored)
 
     def _compress_chunk(self, part: CompressedCache) -> Work:
         tokens, entry = len(self.positions), part.store.layout.format
         compressor, state = part.pooling()
         kept = state.shape[2] if state.dim() == 4 else 3
         flushed = self._completed(part)
-        return tokens, traffic.compress_chunk_bytes(compressor, entry, tokens, flushed, kept)
+        return tokens, table.compress_chunk_bytes(compressor, entry, tokens, flushed, kept)
 
     def _gather_topk(self, part: CompressedCache) -> Work:
         lengths = self.after // part.ratio
         found = int(np.minimum(lengths, self.index_topk).sum())
         asked = len(lengths) * self.index_topk
-        return found, traffic.gather_topk_bytes(part.store.layout.format, found, asked)
+        return found, table.gather_topk_bytes(part.store.layout.format, found, asked)
 
     def _gather_all(self, part: CompressedCache) -> Work:
         lengths, layout = self.after // part.ratio, part.store.layout
         found, blocks = int(lengths.sum()), int((-(-lengths // layout.entries)).sum())
-        return found, traffic.gather_all_bytes(layout.format, found, blocks)
+        return found, table.gather_all_bytes(layout.format, found, blocks)
 
     def _completed(self, part: CompressedCache) -> int:
         return int(np.count_nonzero((self.positions + 1) % part.ratio == 0))
@@ -447,8 +446,10 @@ READS = ("indexer_query", "index_scores", "select_blocks", "select_topk", "atten
 """What a decode step of an engine reads, in order."""
 
 _PER_ENTRY: dict[str, Callable[[LayerCache], int]] = {
-    "index_scores": lambda of: index_scores_flops(1, of.model.index_heads, of.model.index_dim),
-    "attend": lambda of: attend_flops(1, of.model.num_heads, of.model.head_dim),
+    "index_scores": lambda of: table.index_scores_flops(
+        1, of.model.index_heads, of.model.index_dim
+    ),
+    "attend": lambda of: table.attend_flops(1, of.model.num_heads, of.model.head_dim),
 }
 """Floating-point operations for each entry."""
 

@@ -9,7 +9,7 @@ from dsv4kv.ops import cuda
 from dsv4kv.ops.contract import Backend
 from dsv4kv.ops.registry import load_backend
 from dsv4kv.ops.storage import PageStore
-from dsv4kv.ops.table import VARIANTS
+from dsv4kv.ops.variants import VARIANTS
 from tests.cuda.comparison import assert_equals_cpu_backend
 from tests.cuda.scenes import SCENES, Scene
 from tests.kernels.shim import twin

@@ -4,7 +4,7 @@ from dsv4kv.ops.cuda.compile import compile_module
 from dsv4kv.ops.cuda.inspection import sections
 from dsv4kv.ops.kernels.catalogue import catalogue
 from dsv4kv.ops.kernels.launch import KernelModule
-from dsv4kv.ops.table import VARIANTS
+from dsv4kv.ops.variants import VARIANTS
 from tests.cuda.toolchain import needs_nvrtc
 
 V4 = ("csa-4", "hca-128")

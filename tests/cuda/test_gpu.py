@@ -12,7 +12,7 @@ from dsv4kv.ops.cuda import library
 from dsv4kv.ops.cuda.compile import architecture_of
 from dsv4kv.ops.cuda.launch import prepare
 from dsv4kv.ops.kernels.gather import plan_gather_topk
-from dsv4kv.ops.table import VARIANTS
+from dsv4kv.ops.variants import VARIANTS
 from tests.cuda.comparison import assert_equals_cpu_backend, to_device
 from tests.cuda.scenes import SCENES, Arguments, Scene
 from tests.cuda.waiting import forbidding_waits

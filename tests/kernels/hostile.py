@@ -25,7 +25,7 @@ from dsv4kv.ops.kernels.insert import (
     plan_window_insert,
 )
 from dsv4kv.ops.kernels.launch import Launch
-from dsv4kv.ops.table import VARIANTS
+from dsv4kv.ops.variants import VARIANTS
 from tests.conftest import FULL
 from tests.kernels.launches import filled_store, mixed, on_blocks
 from tests.kernels.shim.twin import SANITIZED, run

@@ -18,7 +18,7 @@ from dsv4kv.ops.kernels.state import (
     plan_state_append,
     split_of,
 )
-from dsv4kv.ops.table import VARIANTS
+from dsv4kv.ops.variants import VARIANTS
 from tests.conftest import FULL
 from tests.kernels.launches import mixed
 from tests.kernels.shim.twin import SANITIZED, run

@@ -15,7 +15,7 @@ from dsv4kv.ops.kernels.gather import (
     plan_gather_window,
 )
 from dsv4kv.ops.storage import PageStore
-from dsv4kv.ops.table import VARIANTS
+from dsv4kv.ops.variants import VARIANTS
 from tests.kernels.launches import (
     TINY,
     GuardedOutput,

@@ -7,9 +7,10 @@ from dsv4kv.config.axes import expand_axes
 from dsv4kv.config.keys import keys, keys_of
 from dsv4kv.config.load import load_config
 from dsv4kv.errors import ConfigError
-from dsv4kv.ops import table as registry
+from dsv4kv.ops import variants as registry
 from dsv4kv.ops.kernels.catalogue import ARCHITECTURES
-from dsv4kv.ops.table import VARIANTS, Variant, best, choose, portable
+from dsv4kv.ops.table import Variant
+from dsv4kv.ops.variants import VARIANTS, best, choose, portable
 from tests.bench.settings import tiny_config
 from tests.gpu_twin import twin_gpu
 

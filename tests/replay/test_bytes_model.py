@@ -14,7 +14,7 @@ from dsv4kv.cache.handle import LayerCache, build_layers
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.presets import load_model
-from dsv4kv.ops import traffic
+from dsv4kv.ops import table
 from dsv4kv.ops.registry import load_backend
 from dsv4kv.record.step import kind_of
 from dsv4kv.replay.clock import CostModel, WeightModel
@@ -119,7 +119,7 @@ def test_a_chunk_gathers_what_is_visible(length: int) -> None:
         for page in filter(None, (schema.main, schema.indexer)):
             entries = length // schema.layer.ratio
             pages = -(-entries // page.entries)
-            read += traffic.gather_all_bytes(page.format, entries, pages)
+            read += table.gather_all_bytes(page.format, entries, pages)
     assert tables.visible[length] == read
 
 

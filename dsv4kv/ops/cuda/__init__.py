@@ -33,7 +33,7 @@ from dsv4kv.ops.kernels.state import (
 )
 from dsv4kv.ops.kernels.topk import plan_select_blocks, plan_select_topk, scratch_shape
 from dsv4kv.ops.storage import PageStore
-from dsv4kv.ops.table import best, portable
+from dsv4kv.ops.variants import best, portable
 
 
 def window_insert(

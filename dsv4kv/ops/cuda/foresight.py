@@ -40,7 +40,7 @@ from dsv4kv.ops.kernels.state import (
     split_of,
 )
 from dsv4kv.ops.storage import PageStore
-from dsv4kv.ops.table import VARIANTS, Choice, portable
+from dsv4kv.ops.variants import VARIANTS, Choice, portable
 
 _META = torch.device("meta")
 

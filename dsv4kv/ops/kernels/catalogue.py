@@ -23,7 +23,7 @@ from dsv4kv.ops.kernels.launch import Launch
 from dsv4kv.ops.kernels.prepare import plan_completed
 from dsv4kv.ops.kernels.state import plan_step_write
 from dsv4kv.ops.storage import PageStore
-from dsv4kv.ops.table import VARIANTS, portable
+from dsv4kv.ops.variants import VARIANTS, portable
 
 _META = torch.device("meta")
 

@@ -16,7 +16,7 @@ from dsv4kv.ops.kernels.launch import (
     multiprocessors,
 )
 from dsv4kv.ops.storage import PageStore
-from dsv4kv.ops.table import portable
+from dsv4kv.ops.variants import portable
 
 UNROLL = {"ahead": 4, "stepwise": 2}
 """Steps a warp has in flight, 1, 2 or 4, by variant; half of them where a lane has more than two

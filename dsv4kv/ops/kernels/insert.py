@@ -16,7 +16,7 @@ from dsv4kv.ops.kernels.launch import (
     multiprocessors,
 )
 from dsv4kv.ops.storage import PageStore
-from dsv4kv.ops.table import portable
+from dsv4kv.ops.variants import portable
 
 _THREADS = 256
 _MOST_PAIRED_DIMS = 512

@@ -22,7 +22,7 @@ from dsv4kv.ops.kernels.launch import (
     prefixed,
 )
 from dsv4kv.ops.storage import PageStore
-from dsv4kv.ops.table import portable
+from dsv4kv.ops.variants import portable
 
 _THREADS = 256
 _FINISH_THREADS = 128  # flush_finish, chunk_finish: a warp each entry

@@ -13,6 +13,7 @@ from dsv4kv.config.load import LoadedConfig
 from dsv4kv.errors import Dsv4kvError, PeerUnavailable
 from dsv4kv.measure.environment import capture_environment
 from dsv4kv.measure.turns import Turns
+from dsv4kv.record.jobs import HERE, Sweep, run_points
 from dsv4kv.record.schema import Case, Environment, RunRecord
 from dsv4kv.record.store import new_run_id
 from dsv4kv.serve.loop import count_tokens
@@ -29,6 +30,7 @@ class Invocation:
         cases: Points of the sweep; one without axes.
         overrides: ``a.b=c`` options, in effect.
         axes: ``a.b=1,2`` options.
+        sweep: What keeps its points; they are timed, so one after the other.
     """
 
     argv: list[str]
@@ -36,6 +38,7 @@ class Invocation:
     cases: Sequence[AxisCase]
     overrides: Sequence[str]
     axes: Sequence[str]
+    sweep: Sweep = HERE
 
 
 class Watcher(Protocol):
@@ -64,18 +67,20 @@ def run_bench(invocation: Invocation, watcher: Watcher) -> RunRecord:
     turns, memory_bytes = Turns.join(), environment.memory_bytes
     if turns and memory_bytes:
         memory_bytes //= 2  # the other process has a cache as well
-    watcher.start(_count_all(invocation.cases))
-    cases: list[Case] = []
-    for point in invocation.cases:
-        watcher.case(point)
-        alone = len(invocation.cases) == 1
-        cases.append(_run(point, watcher, memory_bytes, turns, alone=alone))
-        if cases[-1].status == "incomplete":
-            break
-    statuses = [case.status for case in cases]
+    points, job = invocation.cases, invocation.sweep.job
+    done = job.finished() if job else {}
+    watcher.start(_count_all([p for n, p in enumerate(points) if n not in done]))
+
+    def work(number: int) -> Case:
+        watcher.case(points[number])
+        alone = len(points) == 1
+        return _run(points[number], watcher, memory_bytes, turns, alone=alone)
+
+    cases = run_points(invocation.sweep, len(points), work)
+    statuses = [case.status for case in cases] + ["incomplete"] * (len(cases) < len(points))
     return RunRecord(
-        run_id=new_run_id(config.name, started),
-        started_utc=started.isoformat(timespec="seconds"),
+        run_id=job.asked.run_id if job else new_run_id(config.name, started),
+        started_utc=job.asked.started_utc if job else started.isoformat(timespec="seconds"),
         ended_utc=datetime.now(UTC).isoformat(timespec="seconds"),
         status=next((s for s in ("failed", "incomplete") if s in statuses), "complete"),
         argv=invocation.argv,

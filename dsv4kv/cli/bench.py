@@ -9,6 +9,7 @@ from dsv4kv.choices import BACKENDS, PEERS, listed
 from dsv4kv.cli import systems, tiers, transfer
 from dsv4kv.cli.complete import offer, offer_settings
 from dsv4kv.cli.records import as_settings, end_run, keep_record
+from dsv4kv.cli.sweeps import How, Resume, close_sweep, restate, sweeping
 from dsv4kv.errors import ConfigError
 from dsv4kv.resources import shipped_names
 from dsv4kv.view.console import open_console
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from dsv4kv.bench.launches import Outcome
+    from dsv4kv.record.jobs import Sweep
     from dsv4kv.record.schema import RunRecord
 
 EPILOG = """\
@@ -95,6 +97,8 @@ def bench(
             autocompletion=offer_settings("bench", several=True),
         ),
     ] = None,
+    resume: Resume = None,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, hidden=True)] = 1,
     seed: Annotated[int | None, typer.Option(help="Seed of inputs and samples.")] = None,
     device: Annotated[
         str | None,
@@ -136,7 +140,8 @@ def bench(
     Without arguments this replays a short chat trace over three layers of DeepSeek-V4-Flash.
     """
     if config in OWN:
-        given = {"--trace": trace, "--data": data, "--axis": axis, "--backend": backend}
+        given = {"--trace": trace, "--data": data, "--axis": axis, "--resume": resume}
+        given |= {"--backend": backend, "--jobs": "" if jobs == 1 else str(jobs)}
         unused = [name for name, value in given.items() if value]
         unused += ["--launches"] * (launches > 1) + ["--device"] * (device not in (None, "cpu"))
         seeded = [] if seed is None else [f"seed={seed}"]
@@ -158,11 +163,20 @@ def bench(
     overrides = [*(set_ or []), *short]
     silent = quiet or json_ == "-"
     stderr = open_console(stderr=True, quiet=silent)
-    if launches == 1:
-        record = _run_once(config, overrides, axis or [], stderr)
-    else:
+    how = How(jobs, resume=resume)
+    how.refuse_together("points are timed, and side by side they would time each other")
+    if launches > 1:
+        if resume:
+            raise ConfigError(
+                f"--resume {resume}: launches are not resumed: leave --launches out."
+            )
         record = _run_launches(config, overrides, axis or [], launches, out, stderr)
-    keep_record(record, out, json_, silent=silent)
+        keep_record(record, out, json_, silent=silent)
+    else:
+        stated = restate(how, out, config, overrides, axis or [])
+        record, sweep = _run_once(*stated, how, out, stderr)
+        keep_record(record, out, json_, silent=silent)
+        close_sweep(how, sweep, "bench")
     end_run(record)
 
 
@@ -175,8 +189,10 @@ def _run_once(
     config: str | None,
     overrides: "Sequence[str]",
     axes: "Sequence[str]",
+    how: How,
+    out: Path,
     stderr: "Console",
-) -> "RunRecord":
+) -> "tuple[RunRecord, Sweep]":
     """Run in this process."""
     import sys
 
@@ -187,9 +203,13 @@ def _run_once(
 
     loaded = load_config(config, overrides)
     cases = expand_axes(loaded, overrides, axes)
-    invocation = Invocation(["dsv4kv", *sys.argv[1:]], loaded, cases, overrides, axes)
-    with Watcher(stderr, "bench", "tokens") as watcher:
-        return run_bench(invocation, watcher)
+    traces = [case.config.workload.source for case in cases]
+    said = (list(overrides), list(axes))
+    with sweeping(how, "bench", loaded, cases, out, said=said, traces=traces, timed=True) as sweep:
+        argv = ["dsv4kv", *sys.argv[1:]]
+        invocation = Invocation(argv, loaded, cases, overrides, axes, sweep)
+        with Watcher(stderr, "bench", "tokens") as watcher:
+            return run_bench(invocation, watcher), sweep
 
 
 def _run_launches(

@@ -8,10 +8,22 @@ import typer
 from dsv4kv.choices import POLICIES, RULES, STRATEGIES, listed
 from dsv4kv.cli.complete import offer, offer_settings
 from dsv4kv.cli.records import as_settings, end_run, keep_record
+from dsv4kv.cli.sweeps import (
+    How,
+    JobFolder,
+    Jobs,
+    OnRay,
+    Resume,
+    close_sweep,
+    leave_to_others,
+    restate,
+    sweeping,
+)
 from dsv4kv.resources import shipped_names
 from dsv4kv.view.console import open_console, say
 
 if TYPE_CHECKING:
+    from dsv4kv.record.jobs import Sweep
     from dsv4kv.record.schema import RunRecord
 
 EPILOG = """\
@@ -140,6 +152,10 @@ def replay(
             autocompletion=offer_settings("replay", several=True),
         ),
     ] = None,
+    jobs: Jobs = 1,
+    ray: OnRay = None,
+    resume: Resume = None,
+    job_folder: JobFolder = None,
     chart: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Draw memory, requests and times: .svg or .html."),
@@ -177,8 +193,12 @@ def replay(
     silent = quiet or json_ == "-"
     if chart is not None:
         _check_chart(chart)
-    record = _run(config, [*(set_ or []), *short], axis or [], silent=silent)
+    how = How(jobs, ray, resume, job_folder)
+    stated = restate(how, out, config, [*(set_ or []), *short], axis or [])
+    record, sweep = _run(*stated, how, out, silent=silent)
+    leave_to_others(how, sweep, record)
     keep_record(record, out, json_, silent=silent)
+    close_sweep(how, sweep, "replay")
     if chart is not None:
         _draw(record, chart, silent=silent)
     end_run(record)
@@ -193,8 +213,14 @@ def _print_schema() -> None:
 
 
 def _run(
-    config: str | None, overrides: list[str], axes: list[str], *, silent: bool
-) -> "RunRecord":
+    config: str | None,
+    overrides: list[str],
+    axes: list[str],
+    how: How,
+    out: Path,
+    *,
+    silent: bool,
+) -> "tuple[RunRecord, Sweep]":
     import sys
 
     from dsv4kv.cli.progress import Watcher
@@ -205,9 +231,26 @@ def _run(
 
     loaded = load_config(config, overrides, ReplayConfig)
     points = expand_axes(loaded, overrides, axes, ReplayConfig)
-    invocation = Invocation(["dsv4kv", *sys.argv[1:]], loaded, points, overrides, axes)
-    with Watcher(open_console(stderr=True, quiet=silent), "replay", "requests") as watcher:
-        return run_replay(invocation, watcher.reach)
+    workloads = [point.config.workload for point in points]
+    timed = any(workload.data == "real" for workload in workloads)
+    if timed:
+        how.refuse_together("workload.data is real, which takes times, and points side by side "
+                            "would time each other")  # fmt: skip
+    with sweeping(
+        how,
+        "replay",
+        loaded,
+        points,
+        out,
+        said=(overrides, axes),
+        traces=[workload.trace for workload in workloads],
+        timed=timed,
+    ) as sweep:
+        unit = "points" if sweep.together else "requests"
+        argv = ["dsv4kv", *sys.argv[1:]]
+        invocation = Invocation(argv, loaded, points, overrides, axes, sweep)
+        with Watcher(open_console(stderr=True, quiet=silent), "replay", unit) as watcher:
+            return run_replay(invocation, watcher.reach), sweep
 
 
 def _check_chart(chart: Path) -> None:

@@ -16,6 +16,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -31,6 +32,9 @@ from dsv4kv.record.part import Moment, Part
 from dsv4kv.record.schema import SCHEMA_VERSION, RunRecord
 
 DIGEST = "content_sha256"
+POINTS = ".points"
+"""Ends the name of the folder that keeps what is done of an unfinished sweep, next to its
+record."""
 
 
 @dataclass(frozen=True)
@@ -356,7 +360,7 @@ def choose(
 
 
 def remove(folder: Path, entries: Sequence[Entry]) -> None:
-    """Remove the files of entries; one that is gone already is no trouble.
+    """Remove the files of entries and their unfinished sweeps; one that is gone is no trouble.
 
     Raises:
         RecordError: A file cannot be removed.
@@ -364,6 +368,7 @@ def remove(folder: Path, entries: Sequence[Entry]) -> None:
     for entry in entries:
         try:
             (folder / entry.file).unlink(missing_ok=True)
+            shutil.rmtree((folder / entry.file).with_suffix(POINTS), ignore_errors=True)
         except OSError as error:
             raise RecordError(
                 f"{folder / entry.file} cannot be removed ({error.strerror})."

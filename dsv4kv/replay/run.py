@@ -14,6 +14,7 @@ from dsv4kv.config.replay import ReplayConfig, TierSection
 from dsv4kv.engines.rules import find_rule
 from dsv4kv.errors import CacheError, Dsv4kvError
 from dsv4kv.measure.environment import capture_environment
+from dsv4kv.record.jobs import HERE, Sweep, run_points
 from dsv4kv.record.replay import (
     Constant,
     ReplayData,
@@ -281,7 +282,8 @@ def _series(replay: Replay) -> ReplaySeries:
 
 
 OnProgress = Callable[[int, int], None]
-"""Is called with how many requests are done, of how many, over all cases."""
+"""Is called with how many requests are done, of how many, over all cases; with how many points
+where several are done at once."""
 
 
 @dataclass(frozen=True)
@@ -294,6 +296,7 @@ class Invocation:
         points: Points of the sweep; one without axes.
         overrides: ``a.b=c`` options, in effect.
         axes: ``a.b=1,2`` options.
+        sweep: How its points are done.
     """
 
     argv: list[str]
@@ -301,6 +304,7 @@ class Invocation:
     points: Sequence[Point[ReplayConfig]]
     overrides: Sequence[str]
     axes: Sequence[str]
+    sweep: Sweep = HERE
 
 
 def run_replay(invocation: Invocation, on_progress: OnProgress) -> RunRecord:
@@ -313,11 +317,20 @@ def run_replay(invocation: Invocation, on_progress: OnProgress) -> RunRecord:
     trace = config.workload.trace
     digest = trace_sha256(resolve_trace(trace)) if trace else None
     environment = Environment(**capture_environment())
-    cases = _run_points(invocation.points, environment.memory_bytes, on_progress)
-    statuses = [case.status for case in cases]
+    points, sweep = invocation.points, invocation.sweep
+    serve = Server(points, environment.memory_bytes)
+    cases = run_points(
+        sweep,
+        len(points),
+        serve if sweep.together else partial(serve, on_progress=on_progress),
+        lambda number, why: _unbuilt(points[number], f"{why}."),
+        on_progress,
+    )
+    statuses = [case.status for case in cases] + ["incomplete"] * (len(cases) < len(points))
+    asked = sweep.job.asked if sweep.job else None
     return RunRecord(
-        run_id=new_run_id(config.name, started),
-        started_utc=started.isoformat(timespec="seconds"),
+        run_id=asked.run_id if asked else new_run_id(config.name, started),
+        started_utc=asked.started_utc if asked else started.isoformat(timespec="seconds"),
         ended_utc=datetime.now(UTC).isoformat(timespec="seconds"),
         status=next((s for s in ("failed", "incomplete") if s in statuses), "complete"),
         argv=invocation.argv,
@@ -332,28 +345,44 @@ def run_replay(invocation: Invocation, on_progress: OnProgress) -> RunRecord:
     )
 
 
-def _run_points(
-    points: Sequence[Point[ReplayConfig]], machine_bytes: int | None, on_progress: OnProgress
-) -> list[Case]:
-    """One case after the other; a trace that they share is read once."""
-    cases: list[Case] = []
-    known: tuple[Any, list[Request]] | None = None
-    for number, point in enumerate(points):
-        key = (point.config.workload, point.config.measure.seed)
+def _ignore(done: int, total: int) -> None: ...
+
+
+class Server:
+    """Replays points by their numbers; a trace that one shares with the one before is read once.
+
+    It goes to worker processes, which know of nothing else.
+    """
+
+    def __init__(
+        self, points: Sequence[Point[ReplayConfig]], machine_bytes: int | None = None
+    ) -> None:
+        """Replay some of ``points`` on a machine with so much memory."""
+        self._points, self._machine_bytes = points, machine_bytes
+        self._known: tuple[Any, list[Request]] | None = None
+
+    def __call__(self, number: int, on_progress: OnProgress = _ignore) -> Case:
+        """Replay a point; ``on_progress`` hears of all of them.
+
+        Raises:
+            Dsv4kvError: The only point cannot be built or its trace cannot be read.
+        """
+        point, count = self._points[number], len(self._points)
         try:
-            if known is None or known[0] != key:
-                known = (key, read_requests(point.config))
-            requests = known[1]
-            replay = build_replay(point.config, requests, machine_bytes=machine_bytes)
-            so_far = partial(_count_all, on_progress, number, len(points), len(requests))
-            cases.append(_serve(point, replay, so_far))
+            requests = self._read(point.config)
+            replay = build_replay(point.config, requests, machine_bytes=self._machine_bytes)
+            so_far = partial(_count_all, on_progress, number, count, len(requests))
+            return _serve(point, replay, so_far)
         except Dsv4kvError as error:
-            if len(points) == 1:
+            if count == 1:
                 raise
-            cases.append(_unbuilt(point, str(error)))
-        if cases[-1].status == "incomplete":
-            break
-    return cases
+            return _unbuilt(point, str(error))
+
+    def _read(self, config: ReplayConfig) -> list[Request]:
+        key = (config.workload, config.measure.seed)
+        if self._known is None or self._known[0] != key:
+            self._known = (key, read_requests(config))
+        return self._known[1]
 
 
 def _count_all(on_progress: OnProgress, case: int, cases: int, requests: int, done: int) -> None:

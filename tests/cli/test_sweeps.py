@@ -1,0 +1,223 @@
+"""Sweeps of ``replay`` and ``bench``: side by side, interrupted, killed, shared, and resumed."""
+
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from dsv4kv.cli import app
+from dsv4kv.errors import INTERRUPTED
+from dsv4kv.record.schema import Case, RunRecord
+from dsv4kv.record.store import load_record
+from dsv4kv.replay import run as replay_run
+from tests.bench.settings import TINY
+from tests.conftest import FULL
+from tests.replay.scenes import SMALL
+
+AXIS = ("--axis", "prefix.strategy=full,zero,ends,nothing")
+SETTINGS = [f"{key}={value}" for key, value in (SMALL | {"cache.num_blocks": 300}).items()]
+WORDS = ("replay", "builtin:chat", *(w for each in SETTINGS for w in ("--set", each)), *AXIS)
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def invoke(*words: str) -> Result:
+    return CliRunner(env={"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}).invoke(app, words)
+
+
+def run(*more: str) -> Result:
+    """A sweep of four points, of which the last cannot be built."""
+    return invoke(*WORDS, "--quiet", *more)
+
+
+def the_record(folder: str = "results") -> RunRecord:
+    (path,) = Path(folder).glob("[!.]*.json")
+    return load_record(path)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> list[Case]:
+    """The cases of the sweep, done one after the other."""
+    out = tmp_path_factory.mktemp("whole")
+    run("--out", str(out))
+    return the_record(str(out)).cases
+
+
+def points_of(out: Path = Path("results")) -> Path:
+    (folder,) = out.glob("*.points")
+    return folder
+
+
+@pytest.fixture
+def interrupted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Ctrl-C comes while the third point is built."""
+    build, built = replay_run.build_replay, list[int]()
+
+    def build_two(*given: object, **named: object) -> object:
+        built.append(1)
+        if len(built) == 3:
+            raise KeyboardInterrupt
+        return build(*given, **named)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(replay_run, "build_replay", build_two)
+        result = run()
+    assert result.exit_code == INTERRUPTED
+    assert f"resume: dsv4kv replay --resume {points_of()}" in result.stderr
+    return
+
+
+def test_a_sweep_side_by_side_has_the_cases_of_one_after_the_other(whole: list[Case]) -> None:
+    assert run("--jobs", "2").exit_code == 6  # one of its points cannot be built
+    assert the_record().cases == whole
+    assert list(Path("results").glob("*.points")) == []
+
+
+@pytest.mark.usefixtures("interrupted")
+def test_what_ctrl_c_interrupted_goes_on_from_its_name_alone(whole: list[Case]) -> None:
+    before = the_record()
+    assert (before.status, before.cases) == ("incomplete", whole[:2])
+    assert invoke("replay", "--quiet", "--resume", before.run_id).exit_code == 6
+    after = the_record()
+    assert after.cases == whole
+    assert (after.run_id, after.started_utc) == (before.run_id, before.started_utc)
+    assert list(Path("results").glob("*.points")) == []
+    again = invoke("replay", "--resume", before.run_id)
+    assert (again.exit_code, "no points are kept" in again.stderr) == (7, True)
+
+
+@pytest.mark.usefixtures("interrupted")
+def test_a_sweep_goes_on_as_it_was_asked_or_not_at_all(whole: list[Case]) -> None:
+    name = the_record().run_id
+    other = invoke("replay", "--resume", name, "--memory", "1GiB")
+    assert (other.exit_code, "is not what it was asked" in other.stderr) == (2, True)
+    other = run("--resume", name, "--set", "measure.seed=7")
+    assert (other.exit_code, "other settings or axes" in other.stderr) == (7, True)
+    assert run("--resume", name, "--jobs", "1").exit_code == 6
+    assert the_record().cases == whole
+
+
+@pytest.mark.usefixtures("interrupted")
+def test_a_run_that_is_pruned_leaves_no_points() -> None:
+    assert invoke("results", "prune", "--keep", "0", "--yes").exit_code == 0
+    assert list(Path("results").glob("*.points")) == []
+
+
+def test_whoever_is_last_writes_the_record_of_a_shared_folder(
+    whole: list[Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = replay_run.build_replay
+    inner = list[Result]()
+
+    def build_beside(*given: object, **named: object) -> object:
+        if not inner:  # another process comes while the first point is under way here
+            inner.append(Result(CliRunner(), b"", b"", b"", None, 0, None))
+            inner[0] = run("--job-folder", "shared", "--out", "other")
+        return build(*given, **named)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(replay_run, "build_replay", build_beside)
+        assert run("--job-folder", "shared").exit_code == 6
+    assert inner[0].exit_code == 0
+    assert "3 of 4 points are done, 0 are free" in inner[0].stdout
+    assert not Path("other").exists()
+    assert the_record().cases == whole
+    assert run("--job-folder", "shared", "--out", "late").exit_code == 6
+    assert the_record("late").cases == whole
+
+
+REFUSED = {
+    "side by side they would time": ("bench", "smoke", "--jobs", "2"),
+    "points side by side would time each other": (
+        "replay", "--config", "real", "--jobs", "2", *AXIS),
+    "--job-folder both name a job": (*WORDS, "--resume", "a", "--job-folder", "b"),
+    "launches are not resumed": ("bench", "--launches", "2", "--resume", "a"),
+    "Ray is not installed": (*WORDS, "--ray", "auto"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("sentence", REFUSED)
+def test_what_cannot_be_done_side_by_side_is_refused(
+    sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    result = invoke(*REFUSED[sentence])
+    assert result.exit_code == 2
+    assert sentence in re.sub(r"\s+", " ", result.stderr)
+
+
+def test_a_bench_that_was_interrupted_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dsv4kv.bench import run as bench_run
+
+    words = [word for setting in TINY for word in ("--set", setting)]
+    words += ["--data", "none", "--axis", "workload.concurrency=1,2,3", "--quiet"]
+    run_case, ran = bench_run.run_case, list[int]()
+
+    def run_one(*given: object, **named: object) -> Case:
+        ran.append(1)
+        if len(ran) == 2:
+            raise KeyboardInterrupt
+        return run_case(*given, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(bench_run, "run_case", run_one)
+    assert invoke("bench", "smoke", *words).exit_code == INTERRUPTED
+    first = the_record()
+    assert [case.status for case in first.cases] == ["complete", "incomplete"]
+    assert invoke("bench", "--quiet", "--resume", first.run_id).exit_code == 0
+    last = the_record()
+    assert [case.axis["workload.concurrency"] for case in last.cases] == [1, 2, 3]
+    assert (last.cases[0], len(ran)) == (first.cases[0], 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("turn", range(40 if FULL else 1))
+def test_killed_whenever_and_resumed_it_is_the_same_table(turn: int, whole: list[Case]) -> None:
+    """The whole command, workers and all; ``record/test_jobs`` kills before every change."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dsv4kv", *WORDS, "--quiet", "--jobs", "2"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    while process.poll() is None and not list(Path("results").glob("*.points")):
+        time.sleep(0.01)
+    time.sleep(random.Random(turn).random() * 4)
+    process.kill()
+    process.wait()
+    for folder in Path("results").glob("*.points"):
+        assert invoke("replay", "--quiet", "--resume", str(folder)).exit_code == 6
+    assert the_record().cases == whole
+    assert list(Path("results").glob("*.points")) == []
+
+
+@pytest.fixture
+def cluster() -> Iterator[str]:
+    """The address of a Ray cluster of two workers, started as users start one."""
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'dsv4kv[ray]'")
+    ray = shutil.which("ray", path=str(Path(sys.executable).parent))
+    assert ray
+    address = "127.0.0.1:26379"
+    start = [ray, "start", "--head", "--node-ip-address=127.0.0.1", "--port=26379"]
+    start += ["--num-cpus=2", "--include-dashboard=false", "--disable-usage-stats"]
+    subprocess.run(start, check=True, cwd="/", stdout=subprocess.DEVNULL, timeout=120)
+    yield address
+    subprocess.run([ray, "stop"], check=True, stdout=subprocess.DEVNULL, timeout=120)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_two_workers_of_a_ray_cluster_give_the_same_cases(cluster: str, whole: list[Case]) -> None:
+    assert run("--ray", cluster).exit_code == 6
+    assert the_record().cases == whole

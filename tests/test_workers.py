@@ -1,0 +1,96 @@
+"""Work that is spread comes back whole, and no worker takes more with it than its own item."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dsv4kv.errors import ConfigError
+from dsv4kv.workers import Lost, map_here, map_processes, map_ray
+from tests.process_tree import descendants, is_running
+
+
+class Halve:
+    """Halves even numbers; what else it is given ends it. Counts what it was asked before."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __call__(self, number: int) -> tuple[int, int]:
+        if number < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if number % 2:
+            raise ConfigError(f"{number} is odd")
+        self.asked += 1
+        return number // 2, self.asked
+
+
+def test_items_are_taken_when_somebody_is_free() -> None:
+    taken = list[int]()
+
+    def items() -> Iterator[int]:
+        for number in (2, 4, 6):
+            taken.append(number)
+            yield number
+
+    results = map_here(Halve(), items())
+    assert next(results) == (2, (1, 1))
+    assert taken == [2]
+    assert list(results) == [(4, (2, 2)), (6, (3, 3))]
+
+
+def test_a_killed_worker_loses_its_own_item_alone_and_work_remembers() -> None:
+    """One pair of processes for several properties: to start them is what takes long."""
+    before = set(descendants(os.getpid()))
+    found = dict(map_processes(Halve(), [2, -1, 4, 6, 8, 10, 12], 2))
+    lost = found.pop(-1)
+    assert isinstance(lost, Lost)
+    assert "SIGKILL" in lost.why
+    results = [result for result in found.values() if not isinstance(result, Lost)]
+    assert {number: half for number, (half, _) in zip(found, results, strict=True)} == {
+        number: number // 2 for number in (2, 4, 6, 8, 10, 12)
+    }
+    assert max(asked for _, asked in results) > 1
+    started = set(descendants(os.getpid())) - before
+    assert len(list(filter(is_running, started))) <= 1  # Python's own tracker of resources
+
+
+def test_what_work_raises_is_raised_with_the_place() -> None:
+    with pytest.raises(ConfigError, match="3 is odd") as caught:
+        list(map_processes(Halve(), [3], 1))
+    assert any("test_workers.py" in note for note in caught.value.__notes__)
+
+
+PARENT = """
+import time
+from dsv4kv.workers import map_processes
+if __name__ == "__main__":
+    list(map_processes(time.sleep, [0.0, 600.0, 600.0], 2))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    parent = subprocess.Popen([sys.executable, script])
+    end = time.monotonic() + 60
+    while len(children := descendants(parent.pid)) < 3 and time.monotonic() < end:
+        time.sleep(0.05)
+    parent.kill()
+    parent.wait()
+    assert len(children) == 3
+    while any(map(is_running, children)):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_cluster_that_is_not_there_is_a_sentence() -> None:
+    with pytest.raises(ConfigError, match=r"--ray 127\.0\.0\.1:1: .*(not installed|no cluster)"):
+        list(map_ray(Halve(), [2], "127.0.0.1:1"))

@@ -45,7 +45,7 @@ sys.dont_write_bytecode = False
 
 SLOW = {
     ".": "benchmarks cuda fuzz kernels systems visit test_commands_told test_docs_budget"
-    " test_docs_records test_docs_replay test_endings test_kills test_processes",
+    " test_docs_records test_docs_replay test_endings test_kills test_processes test_workers",
     "bench": "test_build test_calibrate test_case test_gpu_case test_launches test_memory_series"
     " test_profiled test_run test_telemetry test_timed_kernels",
     "cache": "test_allocator_machine test_endurance test_handle test_interrupts test_machine"
@@ -53,7 +53,7 @@ SLOW = {
     " allocators/test_bitmask allocators/test_refcount_machine",
     "cli": "test_bench test_budget test_compare test_completion test_doctor test_kernels"
     " test_launches test_profile test_profile_docs test_progress test_record test_replay"
-    " test_results"
+    " test_results test_sweeps"
     " test_shell test_trace_docs",
     "compare": "test_ab test_comparison test_worktrees",
     "engines": "logs/test_recovery logs/test_waterfall oracles test_own test_rules",
@@ -65,7 +65,7 @@ SLOW = {
     " test_streaming test_variants reads",
     "prefix": "test_engine_machine test_interrupts test_policies test_policies_libcachesim"
     " test_policies_trace test_reuse test_rows_machine",
-    "record": "test_names test_store",
+    "record": "test_jobs test_names test_store",
     "recording": "test_folder test_proxy",
     "replay": "test_data test_data_fresh test_data_run test_machine test_preemption"
     " test_real_trace test_rules test_rules_machine test_stretches test_tiers",

@@ -4,6 +4,7 @@ import os
 import random
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from dsv4kv.record.store import load_record
 from dsv4kv.replay import run as replay_run
 from tests.bench.settings import TINY
 from tests.conftest import FULL
+from tests.process_tree import descendants, is_running
 from tests.replay.scenes import SMALL
 
 AXIS = ("--axis", "prefix.strategy=full,zero,ends,nothing")
@@ -181,7 +183,6 @@ def test_a_bench_that_was_interrupted_goes_on(monkeypatch: pytest.MonkeyPatch) -
     assert (last.cases[0], len(ran)) == (first.cases[0], 4)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("turn", range(40 if FULL else 1))
 def test_killed_whenever_and_resumed_it_is_the_same_table(turn: int, whole: list[Case]) -> None:
     """The whole command, workers and all; ``record/test_jobs`` kills before every change."""
@@ -204,19 +205,24 @@ def test_killed_whenever_and_resumed_it_is_the_same_table(turn: int, whole: list
 
 @pytest.fixture
 def cluster() -> Iterator[str]:
-    """The address of a Ray cluster of two workers, started as users start one."""
+    """The address of a Ray cluster with two workers, started as users start one."""
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'dsv4kv[ray]'")
     ray = shutil.which("ray", path=str(Path(sys.executable).parent))
     assert ray
-    address = "127.0.0.1:26379"
-    start = [ray, "start", "--head", "--node-ip-address=127.0.0.1", "--port=26379"]
-    start += ["--num-cpus=2", "--include-dashboard=false", "--disable-usage-stats"]
-    subprocess.run(start, check=True, cwd="/", stdout=subprocess.DEVNULL, timeout=120)
-    yield address
-    subprocess.run([ray, "stop"], check=True, stdout=subprocess.DEVNULL, timeout=120)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = ["start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}"]
+    words += ["--num-cpus=2", "--include-dashboard=false", "--disable-usage-stats"]
+    head = subprocess.Popen([ray, *words], cwd="/", stdout=subprocess.PIPE, text=True)
+    assert head.stdout
+    assert any("--block" in line for line in head.stdout)  # it says so when all have started
+    started = descendants(head.pid)
+    yield f"127.0.0.1:{port}"
+    head.terminate()
+    head.communicate(timeout=60)
+    assert not any(map(is_running, started))
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # Ray's own
 def test_two_workers_of_a_ray_cluster_give_the_same_cases(cluster: str, whole: list[Case]) -> None:
     assert run("--ray", cluster).exit_code == 6

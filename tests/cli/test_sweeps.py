@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from dsv4kv.bench.case import run_case
 from dsv4kv.cli import app
 from dsv4kv.errors import INTERRUPTED
 from dsv4kv.record.schema import Case, RunRecord
 from dsv4kv.record.store import load_record
-from dsv4kv.replay import run as replay_run
+from dsv4kv.replay.build import build_replay
 from tests.bench.settings import TINY
 from tests.conftest import FULL
 from tests.process_tree import descendants, is_running
@@ -63,22 +64,21 @@ def points_of(out: Path = Path("results")) -> Path:
 
 
 @pytest.fixture
-def interrupted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C comes while the third point is built."""
-    build, built = replay_run.build_replay, list[int]()
+    built = list[int]()
 
     def build_two(*given: object, **named: object) -> object:
         built.append(1)
         if len(built) == 3:
             raise KeyboardInterrupt
-        return build(*given, **named)  # type: ignore[arg-type]
+        return build_replay(*given, **named)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr(replay_run, "build_replay", build_two)
+        patch.setattr("dsv4kv.replay.run.build_replay", build_two)
         result = run()
     assert result.exit_code == INTERRUPTED
     assert f"resume: dsv4kv replay --resume {points_of()}" in result.stderr
-    return
 
 
 def test_a_sweep_side_by_side_has_the_cases_of_one_after_the_other(whole: list[Case]) -> None:
@@ -120,17 +120,16 @@ def test_a_run_that_is_pruned_leaves_no_points() -> None:
 def test_whoever_is_last_writes_the_record_of_a_shared_folder(
     whole: list[Case], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build = replay_run.build_replay
     inner = list[Result]()
 
     def build_beside(*given: object, **named: object) -> object:
         if not inner:  # another process comes while the first point is under way here
             inner.append(Result(CliRunner(), b"", b"", b"", None, 0, None))
             inner[0] = run("--job-folder", "shared", "--out", "other")
-        return build(*given, **named)  # type: ignore[arg-type]
+        return build_replay(*given, **named)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr(replay_run, "build_replay", build_beside)
+        patch.setattr("dsv4kv.replay.run.build_replay", build_beside)
         assert run("--job-folder", "shared").exit_code == 6
     assert inner[0].exit_code == 0
     assert "3 of 4 points are done, 0 are free" in inner[0].stdout
@@ -161,11 +160,9 @@ def test_what_cannot_be_done_side_by_side_is_refused(
 
 
 def test_a_bench_that_was_interrupted_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dsv4kv.bench import run as bench_run
-
     words = [word for setting in TINY for word in ("--set", setting)]
     words += ["--data", "none", "--axis", "workload.concurrency=1,2,3", "--quiet"]
-    run_case, ran = bench_run.run_case, list[int]()
+    ran = list[int]()
 
     def run_one(*given: object, **named: object) -> Case:
         ran.append(1)
@@ -173,7 +170,7 @@ def test_a_bench_that_was_interrupted_goes_on(monkeypatch: pytest.MonkeyPatch) -
             raise KeyboardInterrupt
         return run_case(*given, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(bench_run, "run_case", run_one)
+    monkeypatch.setattr("dsv4kv.bench.run.run_case", run_one)
     assert invoke("bench", "smoke", *words).exit_code == INTERRUPTED
     first = the_record()
     assert [case.status for case in first.cases] == ["complete", "incomplete"]

@@ -216,6 +216,19 @@ ENGINES = {
 }
 """Whose rules size the cache; of a family, the oldest first."""
 
+CLOCKS = {
+    "model": Implementation(
+        "few coefficients of the GPU, fitted on public points or calibrated",
+        "clock.sources:by_model",
+    ),
+    "table": Implementation("steps that were measured", "clock.sources:by_table"),
+    "aiconfigurator": Implementation(
+        "those of aiconfigurator-core, if it is installed", "clock.sources:by_aiconfigurator"
+    ),
+    "stated": Implementation("overhead + bytes / bandwidth + arithmetic / rate, as given"),
+}
+"""Where the times of steps come from."""
+
 RULES = {
     "ideal": Implementation(
         "whole blocks, least recently used, nothing else to keep", "engines.rule:IDEAL"

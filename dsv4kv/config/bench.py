@@ -47,6 +47,11 @@ class Section(BaseModel):
         extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
 
+    def changed(self, *names: str) -> str:
+        """The first of these settings that is not its default; empty if all are."""
+        fields = type(self).model_fields
+        return next((name for name in names if getattr(self, name) != fields[name].default), "")
+
 
 class Formats(Section):
     """Entry formats by the place they are stored in; null takes the model's own."""

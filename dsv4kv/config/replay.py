@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from dsv4kv.choices import PREFETCH_POLICIES, RULES, STRATEGIES, WRITE_POLICIES, explained
+from dsv4kv.choices import CLOCKS, PREFETCH_POLICIES, RULES, STRATEGIES, WRITE_POLICIES, explained
 from dsv4kv.config.bench import (
     POLICY,
     ModelSection,
@@ -81,11 +81,6 @@ class PrefixSection(Section):
     defer: bool = True
     """Let a request wait while another one computes the prefix it needs next."""
 
-    def changed(self, *names: str) -> str:
-        """The first of these settings that is not its default; empty if all are."""
-        fields = type(self).model_fields
-        return next((name for name in names if getattr(self, name) != fields[name].default), "")
-
 
 class ArrivalSection(RequestsSection):
     """The requests and when they come."""
@@ -115,34 +110,85 @@ class SchedulerSection(Section):
     paused_share: Share = 0.2
     """Part of the blocks that paused requests may keep; beyond it the youngest are
     preempted and recomputed. An engine's prefix.rule pauses no request: it preempts."""
+    prompts: Literal["alone", "mixed"] | None = None
+    """Whether steps with prompt chunks leave decoding requests out (alone, SGLang's default) or
+    take them along (mixed); null does as prefix.rule's engine does, and mixes without one."""
+    delay_prompts: bool = False
+    """With prompts alone and cost.dp: wait until every rank has a prompt, for 30 steps at most
+    (SGLang's enable-prefill-delayer)."""
     speculative: Speculative = Speculative()
     """Speculative decoding."""
 
 
+_STATED = ("bandwidth_gbps", "peaks", "bandwidth_share", "tflops", "overhead_us")
+
+
 class CostSection(Section):
-    """The stated model of a step: overhead + bytes / bandwidth + arithmetic / rate.
+    """How long a step takes, and on what."""
 
-    Nothing overlaps, and every GPU bears an equal share.
-    """
-
+    source: Annotated[str, OneOf(CLOCKS)] | None = Field(
+        None,
+        description=f"Where the times of steps come from: {explained(CLOCKS)}. null takes stated "
+        f"where one of {', '.join(_STATED)} is given, and model otherwise.",
+    )
     gpu: str | None = "h200"
-    """A GPU of the catalogue, for its memory bandwidth; null where bandwidth_gbps is given."""
+    """A GPU of the catalogue; null where bandwidth_gbps is given."""
     gpus: Positive = 8
     """GPUs that bear a step together."""
-    bandwidth_gbps: AboveZero | None = None
-    """Memory bandwidth of one GPU in 10^9 B/s, instead of the datasheet's."""
-    peaks: str | None = None
-    """A run record of ``dsv4kv bench`` whose measured copy is the bandwidth of one GPU."""
-    bandwidth_share: Annotated[float, Field(gt=0, le=1)] = 0.9
-    """Part of a datasheet's bandwidth that a step gets; what is measured or given counts whole."""
-    tflops: AboveZero = 800.0
-    """Arithmetic that prompts and decoding get out of one GPU, in 10^12 operations a second."""
-    overhead_us: NonNegative = 2000
-    """Time of a step that depends on nothing, in µs."""
+    tp: Positive | None = None
+    """Ranks that share one request's work, and each hold its whole KV; null takes all GPUs of a
+    server that dp and pp leave."""
+    dp: Positive | None = None
+    """Replicas with requests of their own, which step together: a prompt on one stalls all."""
+    pp: Positive | None = None
+    """Stages of a pipeline."""
+    ep: Positive | None = None
+    """Ranks that routed experts are spread over; null takes one without dp, and all with it."""
+    experts: Literal["fp4", "nvfp4", "fp8", "bf16"] | None = None
+    """Type of the routed experts; null takes the checkpoint's."""
+    all_to_all: bool = False
+    """Whether tokens reach the experts of other ranks through DeepEP (SGLang's moe-a2a-backend
+    deepep)."""
+    calibration: str | None = None
+    """By source model: a YAML file of coefficients, instead of the GPU's in configs/gpus."""
+    table: str | None = None
+    """By source table: a JSON file of steps that were measured, instead of a shipped table."""
     experts_per_token: Positive = 6
     """Routed experts a token passes in every layer (num_experts_per_tok)."""
     weight_bytes: Positive | None = None
     """Size of all weights in bytes; null derives it from the model's matrices."""
+    bandwidth_gbps: AboveZero | None = None
+    """By source stated: memory bandwidth of one GPU in 10^9 B/s, instead of the datasheet's."""
+    peaks: str | None = None
+    """By source stated: a run record of ``dsv4kv bench`` whose measured copy is the bandwidth of
+    one GPU."""
+    bandwidth_share: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """By source stated: part of a datasheet's bandwidth that a step gets; what is measured or
+    given counts whole."""
+    tflops: AboveZero = 800.0
+    """By source stated: arithmetic that prompts and decoding get out of one GPU, in 10^12
+    operations a second."""
+    overhead_us: NonNegative = 2000
+    """By source stated: time of a step that depends on nothing, in µs."""
+
+    @property
+    def clock(self) -> str:
+        """The source that times come from."""
+        return self.source or ("stated" if self.changed(*_STATED) else "model")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if self.clock != "stated" and (unused := self.changed(*_STATED)):
+            raise ValueError(
+                f"{unused} is a number of source stated, and source {self.clock} times steps "
+                "without it: leave it out, or write source: stated"
+            )
+        for key, source in (("calibration", "model"), ("table", "table")):
+            if getattr(self, key) is not None and self.clock != source:
+                raise ValueError(
+                    f"{key} is given and the source is {self.clock}: write source: {source}"
+                )
+        return self
 
 
 class TierSection(Section):
@@ -257,7 +303,7 @@ class ReplayConfig(Section):
     scheduler: SchedulerSection = SchedulerSection()
     """How requests share the steps."""
     cost: CostSection = CostSection()
-    """The stated model of a step: overhead + bytes / bandwidth + arithmetic / rate."""
+    """How long a step takes, and on what."""
     tiers: TiersSection = TiersSection()
     """Memory below the GPUs' in which prompts are kept; left out, there is none."""
     measure: ReplayMeasure = ReplayMeasure()

@@ -19,6 +19,9 @@ import torch
 from dsv4kv import __version__
 from dsv4kv.bench.build import build_drive, check_data_path, plan_from
 from dsv4kv.cache.manager import KVCacheManager
+from dsv4kv.clock.sources import open_times
+from dsv4kv.clock.steps import Steps
+from dsv4kv.clock.weights import build_weights
 from dsv4kv.config.bench import BenchConfig, CacheSection, MeasureSection, WorkloadSection
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.config.tiers import TiersConfig
@@ -31,7 +34,7 @@ from dsv4kv.moving.tiers_outcome import FamilyRow, PrefixRow, TiersOutcome, Way
 from dsv4kv.moving.yardsticks import time_copies, time_files
 from dsv4kv.ops.registry import load_backend
 from dsv4kv.processes import temporary_folder
-from dsv4kv.replay.clock import CostModel, VirtualClock, Work, build_weights, find_rates
+from dsv4kv.replay.clock import CostModel, Counted, Timing, VirtualClock, Work, find_rates
 from dsv4kv.replay.costs import StepTables
 from dsv4kv.resources import user_cache
 from dsv4kv.serve.requests import Requests
@@ -225,8 +228,12 @@ class _ComputingModel:
         self._known = find_weight_facts(config.model.preset, plan.config) is not None
         if self._known:
             tables = StepTables(plan.config, plan.schemas, max(config.lengths))
-            self._cost = CostModel(tables, build_weights(replay, plan.config, plan.schemas))
-            self._rates = find_rates(config.cost)
+            weights = build_weights(replay, plan.config, plan.schemas)
+            times = None
+            if config.cost.clock != "stated":
+                times = open_times(replay, plan.config, plan.schemas, weights)
+            self._cost = CostModel(tables, weights, times)
+            self._timing: Timing = Counted(times) if times else find_rates(config.cost)
 
     def prefill_ns(self, tokens: int) -> float | None:
         """Nanoseconds, chunk by chunk; None for a model whose weights are not known."""
@@ -234,8 +241,8 @@ class _ComputingModel:
             return None
         work = Work()
         for start in range(0, tokens, self._step):
-            work += self._cost.mixed(Work(), 0, [(start, min(start + self._step, tokens))])
-        return VirtualClock(self._rates).after(work) * 1e9
+            work += self._cost.mixed(Work(), Steps(), [(start, min(start + self._step, tokens))])
+        return VirtualClock(self._timing).after(work) * 1e9
 
 
 def _check_restored(tier: Tier, tokens: int, found: Restored) -> None:

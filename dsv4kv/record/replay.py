@@ -5,7 +5,7 @@ Times are virtual: what the stated model says, in nanoseconds since the first ar
 
 from typing import Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from dsv4kv.record.part import Part
 
@@ -112,6 +112,8 @@ class ReplayWork(Part):
     """Moved to keep windows and states and to bring them back."""
     operations: int
     """Multiplications and additions."""
+    counts: dict[str, int] = Field(default_factory=dict)
+    """What took time on the rank with the most to do, by name; empty in older records."""
     idle_ns: int
     """Time in which nobody was served."""
 
@@ -260,6 +262,8 @@ class ReplayTiers(Part):
 class ReplayResult(Part):
     """A replay of a trace in virtual time."""
 
+    clock: str = "stated"
+    """The source of times: ``stated``, ``model``, ``table`` or ``aiconfigurator``."""
     constants: list[Constant]
     """Everything the times depend on."""
     pools: list[ReplayPool]

@@ -6,6 +6,9 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from dsv4kv.clock.sources import find_layout, open_times
+from dsv4kv.clock.steps import Steps, StepTimes
+from dsv4kv.clock.weights import WeightModel, build_weights
 from dsv4kv.config.replay import ArrivalSection, ReplayConfig
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.mrc.strategies import Strategy
@@ -13,12 +16,11 @@ from dsv4kv.prefix.block_hash import BlockHashIndex
 from dsv4kv.prefix.policies import make_policy
 from dsv4kv.replay.clock import (
     CostModel,
+    Counted,
     MeasuredClock,
     Rates,
     VirtualClock,
-    WeightModel,
     Work,
-    build_weights,
     find_rates,
 )
 from dsv4kv.replay.contract import (
@@ -82,7 +84,8 @@ class Parts:
 
     Attributes:
         memory: How the memory is divided.
-        rates: How fast work is done.
+        rates: How fast work is done, by source stated; None by another.
+        times: How long steps take by another source; None by stated.
         weights: What weights cost.
         shared_tokens: Tokens of the blocks that prompts share.
         engine: What an engine's cache is told of the trace; None for the toolkit's own.
@@ -91,7 +94,8 @@ class Parts:
     """
 
     memory: MemoryPlan
-    rates: Rates
+    rates: Rates | None
+    times: StepTimes | None
     weights: WeightModel
     shared_tokens: int
     engine: EnginePaths | None
@@ -101,8 +105,9 @@ class Parts:
 
 def find_parts(config: ReplayConfig, requests: Sequence[Request]) -> Parts:
     """Work out what does not change; raises as ``build_replay`` does."""
-    memory, rates = plan_memory(config), find_rates(config.cost)
+    memory = plan_memory(config)
     weights = build_weights(config, memory.model, memory.schemas)
+    rates, times = _build_timing(config, memory, weights)
     trace_tokens = next((r.hash_block_tokens for r in requests if r.hash_block_tokens), 0)
     engine = find_paths(config, memory, requests)
     tokens = memory.block_tokens if engine else shared_tokens(trace_tokens, memory.block_tokens)
@@ -110,11 +115,12 @@ def find_parts(config: ReplayConfig, requests: Sequence[Request]) -> Parts:
     return Parts(
         memory,
         rates,
+        times,
         weights,
         tokens,
         engine,
         keys_in(engine.paths) if engine else keys_on(tokens),
-        CostModel(StepTables(memory.model, memory.schemas, longest), weights),
+        CostModel(StepTables(memory.model, memory.schemas, longest), weights, times),
     )
 
 
@@ -147,7 +153,8 @@ class Replay:
     Attributes:
         config: What was asked for.
         memory: How the memory is divided.
-        rates: How fast work is done.
+        rates: How fast work is done, by source stated; None by another.
+        times: How long steps take by another source; None by stated.
         weights: What weights cost.
         requests: The trace.
         shared_tokens: Tokens of the blocks that prompts share.
@@ -160,7 +167,8 @@ class Replay:
 
     config: ReplayConfig
     memory: MemoryPlan
-    rates: Rates
+    rates: Rates | None
+    times: StepTimes | None
     weights: WeightModel
     requests: Sequence[Request]
     shared_tokens: int
@@ -219,12 +227,14 @@ def build_replay(
     checkpoints = CheckpointStore(memory.num_checkpoints)
     data = None
     if config.workload.data == "real":
+        assert rates is not None  # moved bytes are timed beside stated rates alone
         longest_stretch = 1
         data = _build_data(config, memory, rates, requests, checkpoints, tokens, machine_bytes)
     check_fit(config.cost, memory, parts.weights)  # after the data, which this machine must hold
     scheduling = config.scheduler
-    clock = MeasuredClock(rates, data.times.charge) if data else VirtualClock(rates)
-    compute_s = partial(_compute_s, cost, clock, scheduling.step_tokens)
+    clock = _build_clock(rates, parts.times, data)
+    ranks = find_layout(config.cost, memory.model).dp if parts.times else 1
+    compute_s = partial(_compute_s, cost, clock, scheduling.step_tokens // ranks)
     tiers = None
     if reuse:
         tiers = build_tiers(config, memory, tokens, clock, compute_s, wiring.shared)
@@ -254,6 +264,9 @@ def build_replay(
         defer=config.prefix.defer,
         longest_stretch=longest_stretch,
         chunkwise=tiers is not None,
+        ranks=ranks,
+        alone=_prompts_alone(config),
+        delay=scheduling.delay_prompts,
     )
     scheduler = Scheduler(
         wiring.source or Arrivals(requests, config.workload, parts.keys),
@@ -271,6 +284,7 @@ def build_replay(
         config,
         memory,
         rates,
+        parts.times,
         parts.weights,
         requests,
         tokens,
@@ -280,6 +294,30 @@ def build_replay(
         tiers,
         data,
     )
+
+
+def _build_timing(
+    config: ReplayConfig, memory: MemoryPlan, weights: WeightModel
+) -> tuple[Rates | None, StepTimes | None]:
+    """Rates by source stated, which moved bytes are timed beside; by another, times of steps."""
+    if config.cost.clock == "stated" or config.workload.data == "real":
+        return find_rates(config.cost), None
+    return None, open_times(config, memory.model, memory.schemas, weights)
+
+
+def _build_clock(
+    rates: Rates | None, times: StepTimes | None, data: "RealData | None"
+) -> VirtualClock:
+    if times is not None:
+        return VirtualClock(Counted(times))
+    assert rates is not None
+    return MeasuredClock(rates, data.times.charge) if data else VirtualClock(rates)
+
+
+def _prompts_alone(config: ReplayConfig) -> bool:
+    """Whether steps with prompts leave decoding requests out: where nothing is said, in SGLang."""
+    chosen = config.scheduler.prompts
+    return config.prefix.rule.startswith("sglang") if chosen is None else chosen == "alone"
 
 
 def _build_data(
@@ -312,7 +350,7 @@ def _compute_s(
     """How long the chunks of a prompt from one token to another would take, alone."""
     work = Work()
     for begin in range(before, after, step_tokens):
-        work += cost.mixed(Work(), 0, [(begin, min(begin + step_tokens, after))])
+        work += cost.mixed(Work(), Steps(), [(begin, min(begin + step_tokens, after))])
     return clock.after(work) - clock.now_s
 
 

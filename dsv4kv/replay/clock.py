@@ -5,24 +5,23 @@ at the same instant whether it was taken at once or step by step.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
+from typing import Protocol
 
 import numpy as np
 
-from dsv4kv.config.replay import CostSection, ReplayConfig
+from dsv4kv.clock.sources import find_gpu
+from dsv4kv.clock.steps import NOTHING, Counts, Steps, StepTimes
+from dsv4kv.clock.weights import WeightModel
+from dsv4kv.config.replay import CostSection
 from dsv4kv.errors import ConfigError
-from dsv4kv.model.config import DSV4Config
-from dsv4kv.model.schema import LayerCacheSchema
-from dsv4kv.names import find_name
 from dsv4kv.record.store import load_record
 from dsv4kv.record.yardstick import COPIES, yardsticks
 from dsv4kv.replay.costs import READS, Ints, StepTables
-from dsv4kv.sizing.gpus import gpu_names, load_gpu
-from dsv4kv.sizing.lookup import find_weight_facts
-from dsv4kv.sizing.weights import Weights, count_layer, derive_weights, scale_weights
 
 
 @dataclass(frozen=True)
@@ -40,6 +39,14 @@ class Rates:
     operations_per_s: float
     overhead_s: float
     source: str
+
+    def seconds(self, work: "Work") -> float:
+        """See ``Timing``: nothing overlaps, and every GPU bears an equal share."""
+        return (
+            work.steps * self.overhead_s
+            + work.moved_bytes / self.bytes_per_s
+            + work.operations / self.operations_per_s
+        )
 
 
 def find_rates(cost: CostSection) -> Rates:
@@ -66,13 +73,7 @@ def _bandwidth(cost: CostSection) -> tuple[float, str]:
         return cost.bandwidth_gbps, "as given"
     if cost.peaks is not None:
         return _measured(cost.peaks)
-    if cost.gpu is None:
-        raise ConfigError(
-            "no memory bandwidth is given: name a GPU (cost.gpu), a bandwidth "
-            "(cost.bandwidth_gbps) or a run that measured one (cost.peaks)."
-        )
-    known = find_name(cost.gpu, gpu_names(), "GPU", ", or its bandwidth as cost.bandwidth_gbps")
-    gpu = load_gpu(known)
+    gpu = find_gpu(cost)
     if gpu.bandwidth_gbps is None:
         raise ConfigError(
             f"the bandwidth of {gpu.name} is not in the catalogue: give cost.bandwidth_gbps."
@@ -106,6 +107,7 @@ class Work:
         gather_bytes: Moved by prompt chunks to read the cache.
         copy_bytes: Read and written by checkpoints.
         operations: Multiplications and additions.
+        counts: What takes time by a clock that does not add bytes and operations up.
     """
 
     steps: int = 0
@@ -117,6 +119,7 @@ class Work:
     gather_bytes: int = 0
     copy_bytes: int = 0
     operations: int = 0
+    counts: Counts = NOTHING
 
     @property
     def cache_bytes(self) -> int:
@@ -140,7 +143,31 @@ class Work:
             self.gather_bytes + other.gather_bytes,
             self.copy_bytes + other.copy_bytes,
             self.operations + other.operations,
+            tuple(map(int.__add__, self.counts, other.counts)),
         )
+
+
+class Timing(Protocol):
+    """How long work takes."""
+
+    def seconds(self, work: Work) -> float:
+        """The same however the work was grouped."""
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Times of steps by what was counted, and of copies between them.
+
+    Attributes:
+        times: By which source.
+    """
+
+    times: StepTimes
+
+    def seconds(self, work: Work) -> float:
+        """See ``Timing``."""
+        copies_s = work.copy_bytes / self.times.copy_bytes_per_s
+        return self.times.seconds(work.counts) + copies_s
 
 
 class VirtualClock:
@@ -151,8 +178,8 @@ class VirtualClock:
         idle_s: Time in which there was none.
     """
 
-    def __init__(self, rates: Rates) -> None:
-        self._rates = rates
+    def __init__(self, timing: Timing) -> None:
+        self._timing = timing
         self.done = Work()
         self.idle_s = 0.0
         self._busy_s = 0.0
@@ -178,12 +205,7 @@ class VirtualClock:
             self.idle_s = math.nextafter(self.idle_s, math.inf)
 
     def _duration(self, work: Work) -> float:
-        rates = self._rates
-        return (
-            work.steps * rates.overhead_s
-            + work.moved_bytes / rates.bytes_per_s
-            + work.operations / rates.operations_per_s
-        )
+        return self._timing.seconds(work)
 
 
 Charge = Callable[[Work], float]
@@ -198,7 +220,7 @@ class MeasuredClock(VirtualClock):
 
     def __init__(self, rates: Rates, charge: Charge) -> None:
         super().__init__(rates)
-        self._charge = charge
+        self._rates, self._charge = rates, charge
         self._measured_s = 0.0
 
     def work(self, work: Work) -> None:
@@ -216,79 +238,6 @@ class MeasuredClock(VirtualClock):
         )
 
 
-@dataclass(frozen=True)
-class WeightModel:
-    """Weights of the layers held and of the output head.
-
-    Attributes:
-        dense_bytes: Read by every step.
-        expert_bytes: Routed experts, all together.
-        held_bytes: All that lies in memory: with the embedding, which no step reads as a whole.
-        experts: Routed experts of a layer.
-        experts_per_token: Of which a token passes so many.
-        active_parameters: Parameters a token is multiplied with, the embedding left out.
-        source: How they are known, in words.
-    """
-
-    dense_bytes: int
-    expert_bytes: int
-    held_bytes: int
-    experts: int
-    experts_per_token: int
-    active_parameters: int
-    source: str
-
-    def step_bytes(self, tokens: int) -> int:
-        """Bytes that a step of so many tokens reads.
-
-        Every token chooses its experts on its own and all alike: an expert is left alone by one
-        token with probability 1 − k/E, by all with that to the power of the tokens.
-        """
-        untouched = (1 - self.experts_per_token / self.experts) ** tokens
-        return self.dense_bytes + round(self.expert_bytes * (1 - untouched))
-
-
-def build_weights(
-    config: ReplayConfig, model: DSV4Config, schemas: Sequence[LayerCacheSchema]
-) -> WeightModel:
-    """Work out the weights of a configuration.
-
-    Raises:
-        ConfigError: The sizes of the model's matrices are not known.
-    """
-    facts = find_weight_facts(config.model.preset, model)
-    if facts is None:
-        raise ConfigError(
-            f"how large the weights of {model.name} are is not known, so a step cannot be timed: "
-            "take v4-flash, v4-pro or v3.2, or the path of a whole config.json."
-        )
-    weights = derive_weights(model, facts)
-    if config.cost.weight_bytes is not None:
-        weights = scale_weights(weights, config.cost.weight_bytes, "as given")
-    per_token = min(config.cost.experts_per_token, facts.n_routed_experts)
-    counts = [count_layer(model, facts, schema.layer) for schema in schemas]
-    dense = sum(count for count, _ in counts) + facts.vocab_size * model.hidden_size
-    routed = sum(count for _, count in counts)
-    parts = [_part(weights, schema) for schema in schemas]
-    dense_bytes = round(sum(part[0] for part in parts) + weights.embedding.dense_bytes)
-    expert_bytes = round(sum(part[1] for part in parts) + weights.embedding.expert_bytes)
-    return WeightModel(
-        dense_bytes=dense_bytes,
-        expert_bytes=expert_bytes,
-        held_bytes=dense_bytes + expert_bytes + round(weights.embedding.dense_bytes),
-        experts=facts.n_routed_experts,
-        experts_per_token=per_token,
-        active_parameters=dense + routed * per_token // facts.n_routed_experts,
-        source=weights.source,
-    )
-
-
-def _part(weights: Weights, schema: LayerCacheSchema) -> tuple[float, float]:
-    draft = schema.layer.is_draft
-    part = weights.draft if draft else weights.layers[schema.layer.layer_idx]
-    return float(part.dense_bytes), float(part.expert_bytes)
-
-
 Span = tuple[int, int]
 """Tokens of a request before and after a part of its prompt is computed."""
 
@@ -300,10 +249,13 @@ _PER_WEIGHT = 2
 class CostModel:
     """Turns tokens into work."""
 
-    def __init__(self, tables: StepTables, weights: WeightModel) -> None:
-        """``tables`` reach as far as the longest request."""
+    def __init__(
+        self, tables: StepTables, weights: WeightModel, times: StepTimes | None = None
+    ) -> None:
+        """``tables`` reach as far as the longest request; ``times`` count what they time."""
         self._tables = tables
         self._weights = weights
+        self._times = times
         operations = tables.operations + _PER_WEIGHT * weights.active_parameters
         reads = (tables.reads[kind] for kind in READS)
         each = (tables.updates, *reads, operations, tables.shared)
@@ -315,7 +267,14 @@ class CostModel:
         sums = self._sums
         difference = sums.take(lengths + steps, axis=0) - sums.take(lengths, axis=0)
         weights = steps * self.weight_bytes(len(lengths))
-        return _decoding(steps, weights, *difference.sum(axis=0).tolist())
+        counts = self._count(self.decoded(lengths, steps))
+        return _decoding(steps, weights, *difference.sum(axis=0).tolist(), counts=counts)
+
+    def decoded(self, lengths: Ints, steps: int) -> Steps:
+        """The same, as the times of steps see it."""
+        rows = len(lengths)
+        contexts = int(lengths.sum()) + rows * np.arange(1, steps + 1, dtype=np.int64)
+        return Steps(rows, np.full(steps, rows, dtype=np.int64), contexts)
 
     def speculate(self, before: Ints, taken: Ints) -> list[Work]:
         """Steps in which requests verify windows of tokens.
@@ -328,24 +287,39 @@ class CostModel:
         difference = self._sums[after] - self._sums[before]
         difference[..., -1] = self._tables.shared[after]  # once, not for every token
         tokens, rows = taken.sum(axis=1).tolist(), difference.sum(axis=1).tolist()
+        counts = [NOTHING] * len(tokens)
+        if self._times:
+            each = self._times.count(self.speculated(before, taken))
+            counts = [tuple(row) for row in each.tolist()]
         return [
-            _decoding(1, self.weight_bytes(count), *row)
-            for count, row in zip(tokens, rows, strict=True)
+            _decoding(1, self.weight_bytes(count), *row, counts=counted)
+            for count, row, counted in zip(tokens, rows, counts, strict=True)
         ]
 
+    def speculated(self, before: Ints, taken: Ints) -> Steps:
+        """The same, as the times of steps see it."""
+        contexts = ((before + taken) * taken).sum(axis=1)
+        return Steps(before.shape[1], taken.sum(axis=1), contexts)
+
     def mixed(
-        self, decoding: Work, decoded_tokens: int, spans: Sequence[Span], steps: int = 1
+        self,
+        decoding: Work,
+        decoded: Steps,
+        spans: Sequence[Span],
+        steps: int = 1,
+        ranks: Sequence[int] = (),
     ) -> Work:
         """Steps of decoding requests and prompt chunks; weights are read once a step.
 
         Args:
             decoding: Work of all decoding.
-            decoded_tokens: Tokens that decode in each step.
+            decoded: What decodes in the steps.
             spans: What is computed of prompts: the same part of each in every step.
             steps: Steps.
+            ranks: Which rank computes each span; all are one's where that is left out.
         """
         updates, gathers = decoding.update_bytes, decoding.gather_bytes
-        operations, tokens = decoding.operations, decoded_tokens
+        operations, tokens = decoding.operations, int(decoded.tokens[0])
         for before, after in spans:
             size = (after - before) // steps
             updates += self._tables.chunks(before, after, steps)
@@ -359,7 +333,13 @@ class CostModel:
             update_bytes=updates,
             gather_bytes=gathers,
             operations=operations,
+            counts=self._count(_with_prompts(decoded, spans, steps, ranks)),
         )
+
+    def _count(self, steps: Steps) -> Counts:
+        if self._times is None:
+            return NOTHING
+        return tuple(self._times.count(steps).sum(axis=0).tolist())
 
     def weight_bytes(self, tokens: int) -> int:
         """Weights that a step of so many tokens reads."""
@@ -377,7 +357,25 @@ def _decoding(
     attention: int,
     operations: int,
     shared: int,
+    *,
+    counts: Counts,
 ) -> Work:
-    return Work(
-        steps, weights, updates, scores + shared, choices, attention, operations=operations
+    reads = scores + shared, choices, attention
+    return Work(steps, weights, updates, *reads, operations=operations, counts=counts)
+
+
+def _with_prompts(
+    decoded: Steps, spans: Sequence[Span], steps: int, ranks: Sequence[int]
+) -> Steps:
+    """Decoding and chunks, the latter as the rank with the most tokens sees them."""
+    sizes: Counter[int] = Counter()
+    prefixes: dict[int, Ints] = {}
+    for (before, after), rank in zip(spans, ranks or [0] * len(spans), strict=True):
+        size = (after - before) // steps
+        sizes[rank] += size
+        seen = size * np.arange(before, after, size, dtype=np.int64)
+        prefixes[rank] = prefixes.get(rank, 0) + seen
+    fullest = max(sizes, key=sizes.__getitem__)
+    return replace(
+        decoded, prompt=sizes.total(), fullest=sizes[fullest], prefixes=prefixes[fullest]
     )

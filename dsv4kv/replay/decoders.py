@@ -6,6 +6,7 @@ from itertools import accumulate
 
 import numpy as np
 
+from dsv4kv.clock.steps import Steps
 from dsv4kv.model.schema import TableGroup
 from dsv4kv.replay.clock import CostModel, VirtualClock, Work
 from dsv4kv.replay.costs import Ints
@@ -200,6 +201,15 @@ class Decoders:
         if self._drafts.window > 1:
             return self._window_works(steps)[steps]
         return self._cost.decode(self.position, steps)
+
+    def steps(self, steps: int) -> Steps:
+        """The same, as the times of steps see it."""
+        if not len(self):
+            return Steps()
+        if self._drafts.window > 1:
+            before, taken, _ = self._windows(steps)
+            return self._cost.speculated(before, taken)
+        return self._cost.decoded(self.position, steps)
 
     def advance(self, steps: int) -> int:
         """Take steps; returns the blocks that were needed for them."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
+from dsv4kv.clock.weights import WeightModel
 from dsv4kv.config.replay import CostSection, PrefixSection, ReplayConfig
 from dsv4kv.engines.cache import WINDOW_RATIO, v41_layout
 from dsv4kv.engines.contract import Deployment
@@ -24,7 +25,6 @@ from dsv4kv.model.schema import (
     table_groups,
 )
 from dsv4kv.mrc.strategies import Strategy, parse_strategy
-from dsv4kv.replay.clock import WeightModel
 from dsv4kv.sizing.gpus import Gpu, load_gpu
 from dsv4kv.units import counted, format_bytes
 

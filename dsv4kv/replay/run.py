@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from dsv4kv.clock.steps import COUNTS
 from dsv4kv.config.axes import Point
 from dsv4kv.config.load import Loaded
 from dsv4kv.config.replay import ReplayConfig, TierSection
@@ -40,6 +41,7 @@ from dsv4kv.record.schema import (
 )
 from dsv4kv.record.store import new_run_id
 from dsv4kv.replay.build import Replay, build_replay, read_requests
+from dsv4kv.replay.clock import VirtualClock
 from dsv4kv.replay.tier import Tier
 from dsv4kv.replay.tiers import Tiers
 from dsv4kv.traces import resolve_trace, trace_sha256
@@ -64,9 +66,8 @@ def describe_replay(replay: Replay) -> ReplayResult:
         ),
         rounding_bytes=round(outcome.peak_rounding_tokens * memory.token_bytes),
         reuse=_reuse(replay),
-        work=ReplayWork(
-            **asdict(scheduler.clock.done), idle_ns=round(scheduler.clock.idle_s * _NS)
-        ),
+        clock="stated" if replay.times is None else replay.config.cost.clock,
+        work=_work(scheduler.clock),
         pauses=outcome.pauses,
         evictions=outcome.evictions,
         rejected=dict(sorted(outcome.rejected.items())),
@@ -76,15 +77,18 @@ def describe_replay(replay: Replay) -> ReplayResult:
     )
 
 
+def _work(clock: VirtualClock) -> ReplayWork:
+    done = asdict(clock.done)
+    counts = dict(zip(COUNTS, done.pop("counts"), strict=True))
+    return ReplayWork(**done, counts=counts, idle_ns=round(clock.idle_s * _NS))
+
+
 def list_constants(replay: Replay) -> list[Constant]:
     """Every number that the times depend on, with its source."""
-    cost, rates, weights = replay.config.cost, replay.rates, replay.weights
-    given = "as configured"
+    cost, weights = replay.config.cost, replay.weights
     rows: tuple[tuple[str, float, str, str], ...] = (
-        ("GPUs", cost.gpus, "", given),
-        ("memory bandwidth of a GPU", rates.bytes_per_s / cost.gpus / 1e9, "GB/s", rates.source),
-        ("arithmetic of a GPU", cost.tflops, "TFLOP/s", given),
-        ("overhead of a step", cost.overhead_us, "µs", given),
+        ("GPUs", cost.gpus, "", "as configured"),
+        *_list_rates(replay),
         ("weights read by every step", weights.dense_bytes / 1e9, "GB", weights.source),
         ("weights of all routed experts", weights.expert_bytes / 1e9, "GB", weights.source),
         (
@@ -113,6 +117,21 @@ def list_constants(replay: Replay) -> list[Constant]:
         measured_s = replay.data.times.total_ns / _NS
         rows = (*rows, ("all operations of the cache", measured_s, "s", source))
     return [Constant(name=n, value=float(v), unit=u, source=s) for n, v, u, s in rows]
+
+
+def _list_rates(replay: Replay) -> Iterator[tuple[str, float, str, str]]:
+    """What turns steps into time, by the source that does."""
+    cost, rates, given = replay.config.cost, replay.rates, "as configured"
+    if replay.times is not None:
+        source = replay.times.source
+        yield "client, HTTP, tokenizer", replay.times.client_s * 1e3, "ms", source
+        for name, value, unit in replay.times.constants():
+            yield name, value, unit, source
+    elif rates is not None:
+        gbps = rates.bytes_per_s / cost.gpus / 1e9
+        yield "memory bandwidth of a GPU", gbps, "GB/s", rates.source
+        yield "arithmetic of a GPU", cost.tflops, "TFLOP/s", given
+        yield "overhead of a step", cost.overhead_us, "µs", given
 
 
 def _tier_rows(name: str, tier: TierSection) -> Iterator[tuple[str, float, str, str]]:
@@ -169,9 +188,10 @@ def describe_totals(replay: Replay, *, ended: bool) -> Totals:
 
 
 def list_latencies(replay: Replay) -> list[Latency]:
-    """Virtual times of all requests that were served."""
+    """Virtual times of all requests that were served, with the clock's error."""
+    error = replay.times.held_out if replay.times else None
     return [
-        Latency(name=name, samples_ns=samples)
+        Latency(name=name, samples_ns=samples, factor=error.of(name) if error else None)
         for name, samples in replay.outcome.samples_ns.items()
         if samples
     ]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from dsv4kv.clock.steps import Steps
 from dsv4kv.model.schema import TableGroup
 from dsv4kv.replay.clock import CostModel, Span, VirtualClock, Work
 from dsv4kv.replay.contract import NO_DATA, DataPath, Ledger, Prompts
@@ -100,6 +101,9 @@ class Limits:
         longest_stretch: Most steps of a turn; None as many as nothing happens in.
         chunkwise: Whether a step computes one chunk of a prompt: what is computed is written to
             a tier when its step ends.
+        ranks: Replicas that step together, each with requests and prompt chunks of its own.
+        alone: Whether steps with prompt chunks leave decoding requests out.
+        delay: Whether prompts wait for one on every rank, ``LONGEST_DELAY`` steps at most.
     """
 
     step_tokens: int
@@ -110,6 +114,18 @@ class Limits:
     defer: bool
     longest_stretch: int | None = None
     chunkwise: bool = False
+    ranks: int = 1
+    alone: bool = False
+    delay: bool = False
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Prompt tokens of a step on one rank."""
+        return self.step_tokens // self.ranks
+
+
+LONGEST_DELAY = 30
+"""Steps for which prompts wait; SGLang 0.5.23, ``prefill_delayer_max_delay_passes``."""
 
 
 class Observer(Protocol):
@@ -163,6 +179,7 @@ class Scheduler:
         self._preemption = open_preemption(limits.rule, batch, limits.paused_blocks)
         self._admitted = 0
         self._plan: tuple[float, int, Work] | None = None  # decode steps that were put off
+        self._delayed_steps = 0
 
     @property
     def paused(self) -> list[Served]:
@@ -198,8 +215,9 @@ class Scheduler:
         """
         if self._plan is None:
             self._prepare()
-        chunks = self._choose_chunks()
-        if chunks:
+        chunks = self._choose_chunks() if self._plan is None else []
+        if chunks and not self._waits_for_ranks(chunks):
+            self._delayed_steps = 0
             self._prefill(chunks)
         elif not len(self.decoders):
             return self._wait(until_s)
@@ -219,8 +237,30 @@ class Scheduler:
 
     @property
     def _longest_stretch(self) -> int | None:
-        """Most steps of a turn: one where nobody was admitted only for this step."""
-        return 1 if self._preemption.preempted else self._limits.longest_stretch
+        """Most steps of a turn: one where nobody was admitted only for this step.
+
+        One where prompts wait for others, too.
+        """
+        waits = self._preemption.preempted or self._delayed_steps
+        return 1 if waits else self._limits.longest_stretch
+
+    def _waits_for_ranks(self, chunks: list[tuple[Served, Span]]) -> bool:
+        """Whether prompts wait until every rank has one; every wait is a decode step."""
+        ranks, limits = {self._rank(served) for served, _ in chunks}, self._limits
+        waits = limits.delay and len(self.decoders) > 0 and len(ranks) < limits.ranks
+        if not waits or self._delayed_steps == LONGEST_DELAY:
+            return False
+        self._delayed_steps += 1
+        return True
+
+    def _rank(self, served: Served) -> int:
+        """Requests take turns on the ranks."""
+        return served.place % self._limits.ranks
+
+    @property
+    def _decoded_tokens(self) -> int:
+        """Tokens of the budget that decoding takes of a step with prompt chunks."""
+        return 0 if self._limits.alone else self.decoders.tokens_per_step
 
     # ---- who runs -------------------------------------------------------------------------------
 
@@ -264,14 +304,19 @@ class Scheduler:
         """Give slots to waiting requests, unless others need the blocks."""
         if self.paused or self._preemption.preempted:
             return
-        budget = self._limits.step_tokens - self.decoders.tokens_per_step
-        budget -= sum(served.prompt_tokens - served.position for served in self.prefilling)
+        budget = self._limits.step_tokens - self._decoded_tokens
+        budget -= sum(map(self._next_tokens, self.prefilling))
         while budget > 0 and self.in_slots < self._limits.max_requests:
             served = self._admission.take([*self.prefilling, *self.loading], self.decoders)
             if served is None:
                 return
             self._start(served)
-            budget -= served.prompt_tokens - served.position
+            budget -= self._next_tokens(served)
+
+    def _next_tokens(self, served: Served) -> int:
+        """Of a step's budget: all that is left of a prompt, or what its rank has of it."""
+        left, ranks = served.prompt_tokens - served.position, self._limits.ranks
+        return left if ranks == 1 else min(left, self._limits.chunk_tokens)
 
     def _start(self, served: Served) -> None:
         admitted_s = served.admitted_s
@@ -296,14 +341,18 @@ class Scheduler:
     # ---- what they do ---------------------------------------------------------------------------
 
     def _choose_chunks(self) -> list[tuple[Served, Span]]:
-        budget = self._limits.step_tokens - self.decoders.tokens_per_step
+        decoded = self._decoded_tokens // self._limits.ranks
+        budgets = [self._limits.chunk_tokens - decoded] * self._limits.ranks
         chunks = []
         for served in self.prefilling:
-            take = min(budget, served.prompt_tokens - served.position)
+            rank = self._rank(served)
+            take = min(budgets[rank], served.prompt_tokens - served.position)
             if take <= 0:
-                break
+                if self._limits.ranks == 1:
+                    break
+                continue
             chunks.append((served, (served.position, served.position + take)))
-            budget -= take
+            budgets[rank] -= take
         return chunks
 
     def _prefill(self, chunks: list[tuple[Served, Span]]) -> None:
@@ -312,10 +361,13 @@ class Scheduler:
         if steps > 1:
             served, (before, after) = chunks[0]
             chunks = [(served, (before, before + steps * (after - before)))]
-        tokens = self.decoders.tokens_per_step
-        spans = [span for _, span in chunks]
-        work = self._cost.mixed(self.decoders.work(steps), tokens, spans, steps)
-        if tokens:
+        decoding = len(self.decoders) > 0 and not self._limits.alone
+        done, decoded = Work(), Steps()
+        if decoding:
+            done, decoded = self.decoders.work(steps), self.decoders.steps(steps)
+        ranks = [self._rank(served) for served, _ in chunks]
+        work = self._cost.mixed(done, decoded, [span for _, span in chunks], steps, ranks)
+        if decoding:
             self.ledger.take(self.decoders.advance(steps))
             self._data.decode(self.decoders)
         for served, (before, after) in chunks:
@@ -338,6 +390,8 @@ class Scheduler:
         served, (before, after) = chunks[0]
         most = max(1, (served.prompt_tokens - before - 1) // (after - before))
         most = min(most, self._longest_stretch or most)
+        if self._limits.alone:
+            return most
         return self.decoders.quiet_steps(most, self.prompts.spare)
 
     def _compute(self, served: Served, position: int) -> None:

@@ -1,7 +1,9 @@
 """The catalogue of GPUs: how much memory each has, how fast it is, and who says so."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 import yaml
 
@@ -26,6 +28,8 @@ class Gpu:
         bf16_tflops: The same of bf16.
         source: Where the numbers come from.
         given_bytes: Memory as the user gave it, instead of the above.
+        clock: Coefficients of a step by the type of its experts, as ``clock.coefficients`` has
+            them; empty where no step of it is known.
     """
 
     name: str
@@ -38,6 +42,7 @@ class Gpu:
     fp8_tflops: int | None = None
     bf16_tflops: int | None = None
     given_bytes: int | None = None
+    clock: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
 
     @property
     def memory_bytes(self) -> int:

@@ -265,8 +265,16 @@ def constants_table(result: ReplayResult) -> Table:
             (each.name, f"{each.value:,.6g} {each.unit}".strip(), each.source)
             for each in result.constants
         ],
-        note="overhead + bytes / bandwidth + arithmetic / rate",
+        note=_CLOCKS[result.clock],
     )
+
+
+_CLOCKS = {
+    "stated": "overhead + bytes / bandwidth + arithmetic / rate",
+    "model": "of the rank with the most to do, all added up",
+    "table": "looked up for the rank with the most to do",
+    "aiconfigurator": "looked up for the rank with the most to do",
+}
 
 
 def sweep_table(cases: Sequence[Case], axes: dict[str, str]) -> Table:

@@ -20,6 +20,7 @@ SMALL = {
     "cache.num_blocks": 64,
     "scheduler.max_requests": 8,
     "scheduler.step_tokens": 512,
+    "cost.source": "stated",
 }
 
 

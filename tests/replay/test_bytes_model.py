@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from dsv4kv.bench.build import _draw_compressors, plan_from
 from dsv4kv.cache.handle import LayerCache, build_layers
 from dsv4kv.cache.manager import KVCacheManager
+from dsv4kv.clock.weights import WeightModel
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.presets import load_model
 from dsv4kv.ops import table
 from dsv4kv.ops.registry import load_backend
 from dsv4kv.record.step import kind_of
-from dsv4kv.replay.clock import CostModel, WeightModel
+from dsv4kv.replay.clock import CostModel
 from dsv4kv.replay.costs import Pooling, StepTables, _pooling
 from dsv4kv.serve.operations import Call, StepWork, chunk_writes, decode_operations
 from tests.ops.test_step_reads import schemas

@@ -5,11 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dsv4kv.clock.weights import build_weights
 from dsv4kv.config.replay import CostSection
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.presets import load_model
 from dsv4kv.record.store import save_record
-from dsv4kv.replay.clock import CostModel, Work, build_weights, find_rates
+from dsv4kv.replay.clock import CostModel, Work, find_rates
 from dsv4kv.replay.costs import StepTables
 from dsv4kv.replay.decoders import Drafts
 from dsv4kv.replay.memory import plan_memory
@@ -48,7 +49,7 @@ def test_a_window_reads_the_cache_once_and_writes_every_token() -> None:
 
 def test_a_mixed_step_reads_its_weights_once_for_all_tokens() -> None:
     decoding = COST.decode(np.array([300]), 1)
-    mixed = COST.mixed(decoding, 1, [(0, 128)])
+    mixed = COST.mixed(decoding, COST.decoded(np.array([300]), 1), [(0, 128)])
     assert mixed.steps == 1
     assert mixed.weight_bytes == COST.weight_bytes(129)
     assert mixed.update_bytes > decoding.update_bytes

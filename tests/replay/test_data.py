@@ -259,6 +259,7 @@ def test_the_cache_takes_what_was_measured_and_the_rest_what_the_model_says() ->
     measured_ns = sum(sum(times.measured_ns) for times in data.times.by_kind.values())
     assert measured_ns <= data.times.total_ns
     rates = made.rates
+    assert rates is not None
     modelled_s = (
         done.steps * rates.overhead_s
         + done.weight_bytes / rates.bytes_per_s

@@ -30,6 +30,7 @@ def serve_plainly(replay: Replay, concurrency: int, budget: int) -> list[Plain]:
     Every table is read at one length at a time; time is the sum of all work so far.
     """
     cost, rates = replay.scheduler._cost, replay.rates
+    assert rates is not None
     table, weights = cost._tables, replay.weights
     per_token = table.operations + 2 * weights.active_parameters
     reads = sum(table.reads.values()) + table.shared

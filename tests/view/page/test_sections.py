@@ -72,7 +72,7 @@ def test_a_replay_says_that_its_times_are_those_of_a_model() -> None:
     assert list(sections("a replay")) == ["reuse", "latency", "held", "model", "checks"]
     text = parse(html_of("a replay")).text
     assert "times are those of a model, not of this machine" in text
-    assert "overhead of a step" in text
+    assert "a layer of decoding" in text
     (article,) = page.articles
     assert [number.label for number in article.numbers] == [
         "Saved",

@@ -1,0 +1,1 @@
+"""How long a step of a server takes, by which source, and how far that may be off."""

@@ -1,0 +1,89 @@
+"""Tables of steps from aiconfigurator-core, which the user installs; 0.12.0 is what was read.
+
+``AicEngine`` adds up measured times of modules; it is asked at the nodes of a table like those
+shipped, once, and steps are looked up there.
+"""
+
+from itertools import product
+from typing import Any
+
+from dsv4kv.clock.steps import Deployment
+from dsv4kv.clock.tables import StepTable, TableTimes, shipped_factors
+from dsv4kv.errors import ConfigError
+
+_MODELS = {"v4-flash": "DeepSeek-V4-Flash", "v4-pro": "DeepSeek-V4-Pro"}
+_SYSTEMS = {
+    "h100": "h100_sxm",
+    "h200": "h200_sxm",
+    "b200": "b200_sxm",
+    "b300": "b300_sxm",
+    "gb200": "gb200",
+    "gb300": "gb300",
+}
+_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+_CONTEXTS = (1024, 4096, 16_384, 65_536, 131_072, 262_144)
+_TOKENS = (256, 1024, 2048, 4096, 8192, 16_384)
+_PREFIXES = (0, 16_384, 65_536, 131_072)
+
+
+def open_engine(deployment: Deployment, model: str, gpu: str) -> TableTimes:
+    """Times of a deployment.
+
+    Raises:
+        ConfigError: It is not installed, or knows no such deployment.
+    """
+    engine = _compile(deployment, model, gpu)
+    table = read_table(engine, deployment.draft_passes)
+    return TableTimes(deployment, table, shipped_factors(), "aiconfigurator-core, as installed")
+
+
+def read_table(engine: Any, draft_tokens: int) -> StepTable:
+    """What an ``AicEngine`` says at the nodes, in ms."""
+    decode: dict[int, list[float]] = {context: [] for context in _CONTEXTS}
+    for context, rows in product(_CONTEXTS, _ROWS):
+        decode[context].append(engine.decode_step_latency(rows, context, 2))
+    prompt: dict[int, list[float]] = {prefix: [] for prefix in _PREFIXES}
+    for prefix, tokens in product(_PREFIXES, _TOKENS):
+        prompt[prefix].append(engine.predict_prefill_latency(1, tokens + prefix, prefix))
+    return StepTable(
+        batch_per_rank=_ROWS,
+        decode_ms={context: tuple(row) for context, row in decode.items()},
+        prefill_tokens=_TOKENS,
+        prefill_ms_by_prefix={prefix: tuple(row) for prefix, row in prompt.items()},
+        draft_tokens=draft_tokens,
+    )
+
+
+def _compile(deployment: Deployment, model: str, gpu: str) -> Any:
+    try:
+        from aiconfigurator_core import AicEngine
+        from aiconfigurator_core.sdk.engine import compile_engine
+    except ImportError as error:
+        raise ConfigError(
+            "cost.source is aiconfigurator, which is not installed: pip install "
+            "aiconfigurator-core, or take cost.source model or table."
+        ) from error
+    layout = deployment.layout
+    if model not in _MODELS or gpu not in _SYSTEMS or layout.pp > 1:
+        raise ConfigError(
+            f"cost.source is aiconfigurator, and it is not asked for {model} on {gpu} with "
+            f"{layout.label}: take {', '.join(_MODELS)} on {', '.join(_SYSTEMS)}, without pp."
+        )
+    ranks = layout.tp * layout.dp
+    try:
+        spec = compile_engine(
+            f"deepseek-ai/{_MODELS[model]}",
+            _SYSTEMS[gpu],
+            "sglang",
+            None,
+            tp_size=layout.tp,
+            attention_dp_size=layout.dp,
+            moe_tp_size=ranks // layout.ep,
+            moe_ep_size=layout.ep,
+            nextn=deployment.draft_passes,
+        )
+    except Exception as error:  # noqa: BLE001: whatever a foreign planner raises
+        raise ConfigError(
+            f"aiconfigurator-core has no times of {model} on {gpu} with {layout.label}: {error}"
+        ) from error
+    return AicEngine.from_spec(spec)

@@ -1,0 +1,186 @@
+"""What a step is, what of it takes time, and how much.
+
+Counts are whole numbers and time is their sum with rates as weights: a stretch of steps ends at
+the same instant whether it was taken at once or step by step, and from measured times the rates
+follow by least squares.
+"""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsv4kv.clock.coefficients import CONSTANTS, Coefficients, HeldOut
+from dsv4kv.clock.weights import WeightModel
+from dsv4kv.sizing.layout import Layout
+
+Ints = NDArray[np.int64]
+Counts = tuple[int, ...]
+
+COUNTS = (
+    "decode_layers",  # layers that decode passes go through
+    "draft_passes",
+    "weight_bytes",  # read by one rank
+    "context_tokens",  # that the tokens decoded on one rank see
+    "prompt_layers",  # layers that prompt chunks go through
+    "mflop",  # of prompts, on one rank
+    "prefix_tokens",  # that the prompt tokens of one rank see before their chunk
+    "measured_ps",  # of steps that were looked up
+)
+"""What takes time; one rank is the one with the most to do, and all wait for it."""
+
+NOTHING: Counts = (0,) * len(COUNTS)
+_NONE = np.zeros(1, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """``n`` steps of a server that differ by the contexts alone.
+
+    Attributes:
+        rows: Requests that decode, on all ranks.
+        tokens: int64[n]: tokens that they verify in each step, one a request and its drafts.
+        contexts: int64[n]: tokens that these see, summed over them.
+        prompt: Tokens of prompt chunks in each step, on all ranks.
+        fullest: Of which on the rank that has the most.
+        prefixes: int64[n]: tokens before their chunk, summed over those of that rank.
+    """
+
+    rows: int = 0
+    tokens: Ints = field(default_factory=lambda: _NONE)
+    contexts: Ints = field(default_factory=lambda: _NONE)
+    prompt: int = 0
+    fullest: int = 0
+    prefixes: Ints = field(default_factory=lambda: _NONE)
+
+
+class StepTimes(Protocol):
+    """Times of steps by one source.
+
+    Attributes:
+        source: Where they come from, in words.
+        held_out: How far times of points that were not looked at were off, by what was timed.
+        client_s: From sending a request to its being waited for by the scheduler, and back.
+        copy_bytes_per_s: What copying from one place of a GPU's memory to another moves, all
+            GPUs together.
+    """
+
+    source: str
+    held_out: HeldOut
+    client_s: float
+    copy_bytes_per_s: float
+
+    def constants(self) -> list[tuple[str, float, str]]:
+        """The numbers that times depend on: name, value, unit."""
+
+    def count(self, steps: Steps) -> Ints:
+        """int64[n, COUNTS] of every step."""
+
+    def seconds(self, counts: Counts) -> float:
+        """Time of what was counted."""
+
+
+def decode_s(times: StepTimes, rows: int, context: int, draft_tokens: int = 0) -> float:
+    """Seconds of a step in which so many requests of a context decode."""
+    tokens = rows * (1 + draft_tokens)
+    return _seconds(times, Steps(rows, np.array([tokens]), np.array([tokens * context])))
+
+
+def prompt_s(times: StepTimes, tokens: int, prefix: int = 0) -> float:
+    """Seconds of a chunk of one prompt after a prefix, alone."""
+    chunk = Steps(prompt=tokens, fullest=tokens, prefixes=np.array([tokens * prefix]))
+    return _seconds(times, chunk)
+
+
+def _seconds(times: StepTimes, steps: Steps) -> float:
+    return times.seconds(tuple(times.count(steps).sum(axis=0).tolist()))
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A model on GPUs.
+
+    Attributes:
+        layers: Layers of it.
+        weights: What they cost.
+        layout: How it is spread.
+        draft_passes: Passes of the draft layer in each step.
+        all_to_all: Whether tokens go to the experts' ranks and back through DeepEP.
+        bytes_per_s: Memory bandwidth of one GPU on the datasheet.
+    """
+
+    layers: int
+    weights: WeightModel
+    layout: Layout
+    draft_passes: int
+    all_to_all: bool
+    bytes_per_s: float
+
+    def rows_per_rank(self, rows: int) -> int:
+        """Requests on the fullest rank, where stages of a pipeline work on parts of a batch."""
+        return -(-rows // (self.layout.dp * self.layout.pp))
+
+    def weight_bytes(self, tokens: Ints) -> Ints:
+        """Weights that one rank reads of all its layers for so many tokens of all ranks."""
+        layout, weights = self.layout, self.weights
+        share = layout.expert_ranks / (layout.tp * layout.dp)  # of the tokens, to one copy
+        touched = 1 - weights.left_alone ** (tokens * share)
+        own = weights.expert_bytes * touched / layout.expert_ranks
+        return np.rint(weights.dense_bytes / layout.tp + own).astype(np.int64)
+
+    def mflop(self, tokens: int, fullest: int) -> int:
+        """10^6 operations of a rank's matrices, for prompt tokens of all and of the fullest."""
+        layout, weights = self.layout, self.weights
+        dense = weights.active_parameters - weights.expert_parameters
+        together = min(tokens, fullest * layout.expert_ranks // layout.tp)
+        routed = together * weights.expert_parameters / layout.expert_ranks
+        return round(2 * (fullest * dense / layout.tp + routed) / 1e6)
+
+
+class ModelTimes:
+    """Times by a few coefficients; see ``StepTimes``."""
+
+    def __init__(self, deployment: Deployment, coefficients: Coefficients) -> None:
+        self._made, layout = deployment, deployment.layout
+        self._coefficients = coefficients
+        self.source, self.held_out = coefficients.source, coefficients.held_out
+        self.client_s = coefficients.client_ms / 1e3
+        self.copy_bytes_per_s = deployment.bytes_per_s * layout.gpus
+        context_ns = coefficients.split_context_ns if layout.tp > 1 else coefficients.context_ns
+        prompt_us = coefficients.prompt_layer_us
+        prompt_us += coefficients.all_to_all_us if deployment.all_to_all else 0
+        self._rates = (
+            coefficients.decode_layer_us / 1e6,
+            coefficients.draft_us / 1e6,
+            1 / (coefficients.bandwidth_share * deployment.bytes_per_s),
+            context_ns / 1e12,
+            prompt_us / 1e6,
+            1e6 / (coefficients.tflops * 1e12),
+            coefficients.prefix_ns / 1e12,
+            0.0,
+        )
+
+    def constants(self) -> list[tuple[str, float, str]]:
+        """See ``StepTimes``."""
+        rows = CONSTANTS.items()
+        return [(name, getattr(self._coefficients, key), unit) for key, (name, unit) in rows]
+
+    def count(self, steps: Steps) -> Ints:
+        """See ``StepTimes``; a chunk takes decoding requests through its own pass."""
+        made, alone = self._made, not steps.prompt
+        n = max(len(steps.contexts), len(steps.prefixes))
+        counts = np.zeros((n, len(COUNTS)), dtype=np.int64)
+        counts[:, 0] = made.layers * alone
+        counts[:, 1] = made.draft_passes * (steps.rows > 0)
+        counts[:, 2] = made.weight_bytes(steps.tokens + steps.prompt)
+        if steps.rows:
+            counts[:, 3] = steps.contexts * made.rows_per_rank(steps.rows) // steps.rows
+        counts[:, 4] = made.layers * (not alone)
+        counts[:, 5] = made.mflop(steps.prompt, steps.fullest)
+        counts[:, 6] = steps.prefixes
+        return counts
+
+    def seconds(self, counts: Counts) -> float:
+        """See ``StepTimes``."""
+        return sum(count * rate for count, rate in zip(counts, self._rates, strict=True))

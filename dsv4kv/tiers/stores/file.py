@@ -163,7 +163,7 @@ class FileStore:
             after = None
         whole = after is not None and len(after) == rest
         if after is not None and whole:
-            whole = after[-SEAL_BYTES:].tobytes() == self._seals.seal(name, into)
+            whole = after[-SEAL_BYTES:] == self._seals.seal(name, into)
         if not whole:
             self._judge(name, Path(path))
         return whole

@@ -12,9 +12,15 @@ from torch import Tensor
 from dsv4kv.cache.allocators.stack import Ids
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.tiers.families import Family, Kept, families_of
+from dsv4kv.tiers.stores.lanes import aligned_rows
 
 Objects = NDArray[np.uint8]
 """uint8[n, layers, piece_bytes]: n objects of a family."""
+
+
+def new_objects(family: Family, count: int) -> Objects:
+    """Room for objects, each from the beginning of a page on: files are moved straight from it."""
+    return aligned_rows(count, family.object_bytes).reshape(count, *family.object_shape)
 
 
 class CacheBytes:

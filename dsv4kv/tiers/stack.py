@@ -15,8 +15,10 @@ import numpy as np
 
 from dsv4kv.tiers.prefixes import digest
 from dsv4kv.tiers.stores.contract import Bytes, Found
+from dsv4kv.tiers.stores.lanes import aligned_rows
 from dsv4kv.tiers.tier import Node, Tier
 
+_READ_BYTES = 32 << 20  # at a time: enough for many threads of a store, little of memory
 _REMEMBERED = 1 << 20  # digests; those forgotten are read again
 
 
@@ -139,18 +141,31 @@ class Stack:
             size: Of each, in bytes.
             own: Those that are about to be written.
         """
-        room, found = np.empty(size, dtype=np.uint8), list[bytes]()
-        for name in names:
-            if name in self._digests:
-                found.append(self._digests[name])
-            elif name in own:
-                found.append(digest(own[name]))
-            elif any(tier.get([name], [room]).all() for tier in self.tiers):
-                found.append(digest(room))
-                self._remember(name, found[-1])
-            else:
+        known = {name: self._digests[name] for name in names if name in self._digests}
+        known |= {name: digest(own[name]) for name in names if name in own and name not in known}
+        strange = [name for name in names if name not in known]
+        each = max(1, _READ_BYTES // size)
+        room = aligned_rows(min(each, len(strange)), size)
+        for at in range(0, len(strange), each):
+            read = self._read_strange(strange[at : at + each], room)
+            if read is None:
                 return None
-        return found
+            known |= read
+        return [known[name] for name in names]
+
+    def _read_strange(self, names: Sequence[str], room: Bytes) -> dict[str, bytes] | None:
+        """Digests of objects that did not go through here; None if one is nowhere."""
+        left = list(range(len(names)))
+        for tier in self.tiers:
+            if left:
+                found = tier.get([names[i] for i in left], [room[i] for i in left])
+                left = [i for i, there in zip(left, found.tolist(), strict=True) if not there]
+        if left:
+            return None
+        read = {name: digest(each) for name, each in zip(names, room, strict=False)}
+        for name, value in read.items():
+            self._remember(name, value)
+        return read
 
     def _agrees(self, node: Node, data: Sequence[Bytes]) -> bool:
         """Whether a node has the bits of what is kept under its names, if anything is."""

@@ -1,5 +1,6 @@
 """Restored is never left, bit for bit; what is not all there is not restored."""
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -8,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsv4kv.tiers.prefixes import namespace_of
-from dsv4kv.tiers.stores.contract import Store
+from dsv4kv.tiers.stores.contract import Bytes, Found, Store
 from dsv4kv.tiers.stores.file import FileStore
+from dsv4kv.tiers.stores.lanes import ALIGNED
 from dsv4kv.tiers.stores.memory import MemoryStore
 from dsv4kv.tiers.tier import Tier
 from tests.tiers.world import PlainStore, World, tokens_of
@@ -155,3 +157,48 @@ def test_nothing_stored_is_nothing_found() -> None:
     assert library.restore(library.prefix(tokens_of(1, 300)), slot).tokens == 0
     assert here.manager.num_held_blocks == 0
     here.release(slot)
+
+
+class Watched(PlainStore):
+    """Says what it was asked for, and where objects are to be read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[list[str]] = []
+        self.addresses: list[int] = []
+
+    def put(self, names: Sequence[str], data: Sequence[Bytes]) -> None:
+        self._look(names, data)
+        super().put(names, data)
+
+    def get(self, names: Sequence[str], into: Sequence[Bytes]) -> Found:
+        self.asked.append(list(names))
+        self._look(names, into)
+        return super().get(names, into)
+
+    def _look(self, names: Sequence[str], where: Sequence[Bytes]) -> None:
+        for name, each in zip(names, where, strict=True):
+            if not name.endswith("manifest"):
+                self.addresses.append(each.__array_interface__["data"][0])
+
+
+def test_digests_of_what_another_process_stored_are_read_many_at_a_time() -> None:
+    here, store = world(), Watched()
+    slot = here.admit()
+    for end in (512, 640):  # the second library has seen none of the first one's pages
+        here.compute(slot, 1, end)
+        library = here.library(Tier("any", store))
+        assert library.store_prefix(library.prefix(tokens_of(1, end)), slot).tokens == end
+        library.close()
+    pages = [names for names in store.asked if len(names) > 1]
+    assert sorted(map(len, pages)) == [4, 4, 4]  # of entries, keys and entries of 128 tokens
+    assert sum(len(names) == 1 for names in store.asked) == 0
+    here.release(slot)
+
+
+def test_objects_are_moved_from_and_to_memory_that_begins_at_a_page() -> None:
+    """Which is what ``O_DIRECT`` takes without a copy."""
+    here, store = world(), Watched()
+    assert check_round_trip(here, "ends", 300, [], 310, store) == 300
+    assert len(store.addresses) > 10
+    assert all(address % ALIGNED == 0 for address in store.addresses)

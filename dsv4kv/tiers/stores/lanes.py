@@ -26,6 +26,12 @@ def aligned(size: int) -> Bytes:
     return np.frombuffer(mmap.mmap(-1, max(1, size)), np.uint8, size)
 
 
+def aligned_rows(count: int, size: int) -> Bytes:
+    """uint8[count, size] of new memory whose rows start at a page each."""
+    stride = round_up(max(1, size))
+    return aligned(count * stride).reshape(count, stride)[:, :size]
+
+
 def round_up(size: int) -> int:
     """The next multiple of ``ALIGNED``."""
     return -(-size // ALIGNED) * ALIGNED

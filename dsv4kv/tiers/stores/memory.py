@@ -1,7 +1,8 @@
 """Objects in this process's memory."""
 
-from collections.abc import Sequence
-from threading import Lock
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from threading import RLock
 
 import numpy as np
 
@@ -15,6 +16,9 @@ def open_memory(place: str, namespace: Namespace) -> "MemoryStore":
     """A store of that capacity, ``64GiB`` or ``pinned:64GiB``; it is this process's alone."""
     pinned, colon, size = place.rpartition(":")
     return MemoryStore(parse_bytes(size), pinned=bool(colon) and pinned == "pinned")
+
+
+_NOTHING = np.empty(0, np.uint8)
 
 
 class MemoryStore:
@@ -35,7 +39,7 @@ class MemoryStore:
         """An empty store; memory is taken as objects come."""
         self.capacity_bytes, self.pinned, self.used_bytes = capacity_bytes, pinned, 0
         self._objects: dict[str, Bytes] = {}
-        self._lock = Lock()
+        self._lock = RLock()
 
     def put(self, names: Sequence[str], data: Sequence[Bytes]) -> None:
         """As every store's."""
@@ -59,9 +63,9 @@ class MemoryStore:
     def delete(self, names: Sequence[str]) -> None:
         """As every store's."""
         for name in names:
-            with self._lock:
-                gone = self._objects.pop(name, None)
-                self.used_bytes -= 0 if gone is None else len(gone)
+            with self._counted():
+                gone = self._objects.pop(name, _NOTHING)
+                self.used_bytes -= len(gone)
 
     def close(self) -> None:
         """As every store's; what is kept goes with the last who holds the store."""
@@ -69,15 +73,26 @@ class MemoryStore:
     def _keep(self, name: str, data: Bytes) -> None:
         copy = self._room(len(data))
         np.copyto(copy, data)
-        with self._lock:
-            used = self.used_bytes + len(data) - len(self._objects.get(name, ()))
+        with self._counted():
+            used = self.used_bytes + len(data) - len(self._objects.get(name, _NOTHING))
             if used > self.capacity_bytes:
                 raise StoreFull(
                     f"host memory: {name} of {format_bytes(len(data))} does not fit beside "
                     f"{format_bytes(self.used_bytes)} of {format_bytes(self.capacity_bytes)}: "
                     "delete objects, or give the store more."
                 )
-            self._objects[name], self.used_bytes = copy, used
+            self._objects[name] = copy
+            self.used_bytes = used
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Change what is kept, alone; if that is interrupted, count it anew."""
+        with self._lock:
+            try:
+                yield
+            except BaseException:
+                self.used_bytes = sum(map(len, self._objects.values()))
+                raise
 
     def _room(self, size: int) -> Bytes:
         if not self.pinned:

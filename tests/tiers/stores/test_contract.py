@@ -3,6 +3,8 @@
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.tiers.stores.contract import Store
 from dsv4kv.tiers.stores.namespace import Namespace
 from dsv4kv.tiers.stores.place import open_store
+from tests.interrupts import interrupted
 from tests.tiers.stores.kinds import FLASH, KINDS, SIZES, content, opened, poisoned
 
 NAMES = ("a", "b", "a/b", "a.b", "..", "-", "3f/8808405eec6fbe30.c4-_", "n" * 200)
@@ -109,6 +112,30 @@ def test_a_name_that_several_write_and_read_at_once_is_one_of_theirs_whole(
         list(pool.map(work, range(4)))
         assert store.exists(names).all()
         assert store.damaged == 0
+
+
+@KINDS
+def test_interrupted_on_any_line_a_store_has_the_old_object_or_the_new_one(
+    kind: str, folder: Path
+) -> None:
+    """And goes on: what is put, got and deleted then is as if nothing had been."""
+    old, new, room = content(1, 100), content(2, 5000), poisoned(5000)
+    with opened(kind, folder) as store:
+        for at in count():
+            store.put(["x", "y"], [old, old])
+            with interrupted(at) as where, suppress(KeyboardInterrupt):
+                store.put(["x"], [new])
+                assert store.get(["x", "y"], [room, room]).tolist() == [True, False]
+                store.delete(["y"])
+            assert store.exists(["x"]).all(), where
+            for object_ in (old, new):
+                room = poisoned(len(object_))
+                assert not store.get(["x"], [room])[0] or (room == object_).all(), where
+            store.delete(["x", "y"])
+            assert not store.exists(["x", "y"]).any()
+            assert getattr(store, "used_bytes", 0) == store.damaged == 0, where
+            if not where:
+                break
 
 
 @KINDS

@@ -37,7 +37,6 @@ from dsv4kv.ops.kernels.state import (
     plan_flush,
     plan_norm_rope_insert,
     plan_state_append,
-    split_of,
 )
 from dsv4kv.ops.storage import PageStore
 from dsv4kv.ops.variants import VARIANTS, Choice, portable
@@ -151,16 +150,11 @@ def _state_launches(
     compressor: Compressor, state: Tensor, store: PageStore, variants: Choice
 ) -> Iterator[Launch]:
     one, tokens = _numbers(1), _floats(1, compressor.channels)
-    scratch, split = _floats(1, compressor.dim), split_of(compressor)
     yield plan_state_append(compressor, state, tokens, tokens, one, one)
     flush, chunk = variants["flush"], variants["compress_chunk"]
-    yield from plan_flush(
-        compressor, state, one, one, store, one, variant=flush, split=split, scratch=scratch
-    )
+    yield from plan_flush(compressor, state, one, one, store, one, variant=flush)
     numbers = tokens, tokens, _numbers(3), store, one
-    yield from plan_compress_chunk(
-        compressor, state, *numbers, variant=chunk, split=split, scratch=scratch
-    )
+    yield from plan_compress_chunk(compressor, state, *numbers, variant=chunk)
 
 
 def _read_launches(
@@ -192,11 +186,8 @@ def _read_launches(
             entries = Entries(store, table, one, None if every else choices)
         queries = _rows(schema.window)[:, None].expand(1, config.num_heads, -1)
         sums = _floats(1, config.num_heads)
-        shared = attend.scratch_floats(queries, 2)
-        yield from attend.plan_attend(
-            ring, one, one, config.window_tokens, entries, queries, sums[0], 1.0, queries, sums,
-            shape=attend.shape_of(queries), parts=2, scratch=_floats(shared),
-        )  # fmt: skip
+        given = ring, one, one, config.window_tokens, entries, queries, sums[0], 1.0
+        yield from attend.plan_attend(*given, queries, sums, parts=2)
 
 
 def _table_launches(plan: CachePlan, device_prepare: bool) -> Iterator[Launch]:

@@ -71,16 +71,16 @@ def plan_attend(
     out: Tensor,
     lse: Tensor,
     *,
-    shape: Shape = NARROW,
-    parts: int = 1,
+    shape: Shape | None = None,
+    parts: int | None = None,
     scratch: Tensor | None = None,
 ) -> tuple[Launch, ...]:
     """See ``contract.Backend.attend``; to be launched in this order. Entries have 512 channels.
 
-    shape, parts: of a block, and blocks that share a token's entries; ``shape_of`` and
-    ``parts_of`` suggest them. Which they are changes outputs by no more than rounding.
-    scratch: float32[``scratch_floats``], needed where parts is more than 1; what it holds does not
-    matter before or after.
+    shape, parts: of a block, and blocks that share a token's entries; None for ``shape_of`` and
+    ``parts_of``. Which they are changes outputs by no more than rounding.
+    scratch: float32[``scratch_floats``], where blocks that share entries meet; what it holds does
+    not matter before or after. None for one of its own.
     """
     heads, dims = queries.shape[1:]
     if dims != _DIMS:
@@ -90,9 +90,11 @@ def plan_attend(
         )
     if not len(slots):
         return ()
+    shape = shape or shape_of(queries)
+    parts = parts_of(queries, window, entries, shape) if parts is None else parts
     tile_heads = next(size for size in _HEAD_TILES if size >= min(heads, shape.heads))
     module = _module(ring, entries, shape, tile_heads)
-    sums, results = _scratch(scratch, len(slots) * parts * heads * _DIMS)
+    sums, results = _scratch(scratch, queries, parts)
     arguments = (
         *(ring.pages, slots, tokens, *_others(entries)[0], queries, sinks, out, lse),
         *(sums, results, len(ring.pages), window, *_others(entries)[1]),
@@ -167,5 +169,13 @@ def _others(entries: Entries | None) -> tuple[tuple[Tensor | int, ...], tuple[in
     return (pages, entries.table, entries.lengths, chosen), sizes
 
 
-def _scratch(scratch: Tensor | None, sums: int) -> tuple[Tensor | int, Tensor | int]:
-    return (0, 0) if scratch is None else (scratch[:sums], scratch[sums:])
+def _scratch(
+    given: Tensor | None, queries: Tensor, parts: int
+) -> tuple[Tensor | int, Tensor | int]:
+    """Where blocks that share a token's entries meet: its sums, then tops and weights."""
+    if parts == 1:
+        return 0, 0
+    if given is None:
+        given = torch.empty(scratch_floats(queries, parts), device=queries.device)
+    sums = queries.numel() * parts
+    return given[:sums], given[sums:]

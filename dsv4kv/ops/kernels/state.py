@@ -6,6 +6,7 @@ chunk.
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
 from dsv4kv.errors import ConfigError
@@ -67,17 +68,16 @@ def plan_flush(
     entries: Tensor,
     *,
     variant: str = portable("flush"),
-    split: int = 1,
+    split: int | None = None,
     scratch: Tensor | None = None,
 ) -> tuple[Launch, ...]:
     """See ``contract.Backend.flush``; to be launched in this order.
 
     An entry of −1 skips its row, so a graph can pass every token of a step.
     variant: see ``ops.variants``.
-    split: blocks that share an entry, 1, 2, 4 or 8; ``split_of`` suggests it. A cluster always
-    has 8.
-    scratch: float32[at least E, d], needed where split is more than 1, the state a ring and the
-    variant no cluster; what it holds does not matter before or after.
+    split: blocks that share an entry, 1, 2, 4 or 8; None for ``split_of``. A cluster always has 8.
+    scratch: float32[at least E, d], where blocks that are no cluster meet; what it holds does not
+    matter before or after. None for one of its own.
     """
     if not len(entries):
         return ()
@@ -88,7 +88,7 @@ def plan_flush(
     if state.dim() == 3:  # pooled already
         finish = _finish(module, "flush_finish", state, groups, compressor, store, limits)
         return (finish,)
-    pooled = _scratch(scratch, split)
+    pooled = _scratch(compressor, entries, scratch, split)
     arguments = (state, *groups, *finish_parameters(compressor), pooled, store.pages, *limits)
     pool = _pool(module, "flush", len(entries), compressor, variant, split, arguments)
     if split == 1:
@@ -106,7 +106,7 @@ def plan_compress_chunk(
     entries: Tensor,
     *,
     variant: str = portable("compress_chunk"),
-    split: int = 1,
+    split: int | None = None,
     scratch: Tensor | None = None,
 ) -> tuple[Launch, ...]:
     """See ``contract.Backend.compress_chunk``; to be launched in this order.
@@ -124,7 +124,7 @@ def plan_compress_chunk(
     if len(entries):
         split = _blocks_with_scratch(compressor, variant, split)
         module = _flush_module(compressor, state, store, variant, split)
-        pooled = _scratch(scratch, split)
+        pooled = _scratch(compressor, entries, scratch, split)
         if split > 1:
             groups = (chunk, entries)
             launches.insert(
@@ -211,17 +211,22 @@ def cluster_bytes(compressor: Compressor, variant: str) -> int:
     return 4 * compressor.dim * (2 * compressor.rows // _RUNS + 5)
 
 
-def _blocks_with_scratch(compressor: Compressor, variant: str, split: int) -> int:
+def _blocks_with_scratch(compressor: Compressor, variant: str, split: int | None) -> int:
     """Blocks that meet in scratch: a cluster is, in this respect, one."""
-    return 1 if cluster_bytes(compressor, variant) else split
+    if cluster_bytes(compressor, variant):
+        return 1
+    return split_of(compressor) if split is None else split
 
 
-def _scratch(scratch: Tensor | None, split: int) -> Tensor | int:
+def _scratch(
+    compressor: Compressor, entries: Tensor, given: Tensor | None, split: int
+) -> Tensor | int:
+    """Where the blocks that share an entry meet; from torch's cache, so mostly no allocation."""
     if split == 1:
         return 0
-    if scratch is None:
-        raise ConfigError(f"{split} blocks share an entry: give them scratch, or split = 1.")
-    return scratch
+    if given is not None:
+        return given
+    return torch.empty(len(entries), compressor.dim, device=entries.device)
 
 
 def _warp_channels(compressor: Compressor) -> int:

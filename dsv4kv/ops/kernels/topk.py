@@ -4,6 +4,7 @@ Lengths are read on the device, so a captured launch follows them; room for scor
 fixed in the plan.
 """
 
+import torch
 from torch import Tensor
 
 from dsv4kv.ops.kernels.launch import KernelModule, Launch
@@ -39,13 +40,14 @@ def plan_select_topk(
 ) -> tuple[Launch, ...]:
     """See ``contract.Backend.select_topk``; to be launched in this order.
 
-    scratch: int32[``scratch_shape``], needed where that is not nothing; what it holds does not
-    matter before or after.
+    scratch: int32[``scratch_shape``], where runs meet; what it holds does not matter before or
+    after. None for one of its own.
     """
     columns, candidates = scores.shape[1], 0 if blocks is None else blocks
     block_entries = 0 if blocks is None else columns // max(blocks.shape[1], 1)
     macros = ("DSV_BLOCK_ENTRIES", block_entries), ("DSV_PAGE_ENTRIES", page_entries)
-    places = (lengths, candidates, table, slots, out, entries, *_scratch(scratch, len(out)))
+    found = _scratch(scratch, columns, out)
+    places = (lengths, candidates, table, slots, out, entries, *found)
     sizes = (columns, out.shape[1], *table.shape)
     module, runs = KernelModule("topk.cuh", macros), runs_of(columns)
     select = Launch(module, "select_topk", (len(out), runs), _THREADS, (scores, *places, *sizes))
@@ -67,15 +69,22 @@ def plan_select_blocks(
     """
     module = KernelModule("candidates.cuh", (("DSV_BLOCK_ENTRIES", block_entries),))
     columns, most = scores.shape[1], out.shape[1]
-    runs, chosen = runs_of(-(-columns // block_entries)), _scratch(scratch, len(out))
+    blocks = -(-columns // block_entries)
+    runs, chosen = runs_of(blocks), _scratch(scratch, blocks, out)
     arguments = (scores, lengths, out, *chosen, columns, most)
     select = Launch(module, "select_blocks", (len(out), runs), _THREADS, arguments)
     merge = Launch(module, "merge_blocks", (len(out), 1), _THREADS, (out, *chosen, runs, most))
     return _launches(out, select, merge)
 
 
-def _scratch(scratch: Tensor | None, rows: int) -> tuple[Tensor | int, Tensor | int]:
-    return (0, 0) if scratch is None else (scratch[0, :rows], scratch[1, :rows])
+def _scratch(given: Tensor | None, columns: int, out: Tensor) -> tuple[Tensor | int, Tensor | int]:
+    """Where the runs of rows meet; from torch's cache, so mostly no allocation."""
+    if runs_of(columns) == 1:
+        return 0, 0
+    if given is None:
+        shape = scratch_shape(columns, out)
+        given = torch.empty(shape, dtype=torch.int32, device=out.device)
+    return given[0, : len(out)], given[1, : len(out)]
 
 
 def _launches(out: Tensor, select: Launch, merge: Launch) -> tuple[Launch, ...]:

@@ -168,6 +168,7 @@ TRACE_FORMATS = {
     "burstgpt": Implementation("BurstGPT's CSV, lengths alone", "traces.lengths:BURSTGPT"),
     "sharegpt": Implementation("lengths of ShareGPT samples", "traces.lengths:SHAREGPT"),
     "timed": Implementation("JSON lines whose names are given", "traces.timed:TIMED"),
+    "parquet": Implementation("a row for every request", "traces.parquet:PARQUET"),
     "dsv4kv": Implementation("the toolkit's own", "traces.native:NATIVE"),
 }
 """Formats that traces are read from. Where a line has marks of two, the first is taken."""
@@ -193,6 +194,9 @@ TRACE_FILES = {
         "libCacheSim's oracleGeneral, a record for every block reference, a prompt's blocks last "
         "to first",
         "traces.writer:write_oracle",
+    ),
+    "parquet": Implementation(
+        "columns of the toolkit's own format, in row groups", "traces.parquet:write_parquet"
     ),
 }
 """Formats that traces are written in as a whole."""

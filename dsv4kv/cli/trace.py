@@ -429,17 +429,16 @@ def convert(
 def _write(requests: "Iterable[Request]", out: Path, to: str, *, stores: bool) -> None:
     """Write a trace and say how much of it there is."""
     from dsv4kv.errors import TraceError
-    from dsv4kv.traces import write_oracle, write_trace, write_weka
+    from dsv4kv.traces import write_trace
 
     if stores and to in TRACE_FILES:
         raise TraceError(
             f"a {to} trace cannot say that it is of what a server stored, and has no hit rate: "
             f"take {listed(TRACE_LINES)}."
         )
-    if to == "oracle":
-        amount = f"{write_oracle(requests, out):,} block references"
-    elif to == "weka":
-        amount = f"{write_weka(requests, out):,} requests"
+    if to in TRACE_FILES:
+        unit = "block references" if to == "oracle" else "requests"
+        amount = f"{TRACE_FILES[to].load()(requests, out):,} {unit}"
     else:
         amount = f"{write_trace(requests, out, to, stores=stores):,} requests"
     say(f"{out}: {amount} written")

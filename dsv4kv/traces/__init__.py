@@ -6,6 +6,7 @@ runs.
 """
 
 import hashlib
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from io import DEFAULT_BUFFER_SIZE
@@ -27,6 +28,7 @@ from dsv4kv.traces.files import (
 )
 from dsv4kv.traces.format import TraceFormat
 from dsv4kv.traces.lengths import INPUT_NAMES, parse_row
+from dsv4kv.traces.parquet import is_parquet, place_of_row, read_rows
 from dsv4kv.traces.records import is_array, json_array, parse_object
 from dsv4kv.traces.request import Request
 from dsv4kv.traces.stores import is_marked, is_stores_only, refuse_stores
@@ -98,7 +100,7 @@ def _builtins() -> list[str]:
 
 def _list_files(folder: Path) -> str:
     """Say which traces are in a folder, as the end of a sentence; empty if none do."""
-    suffixes = (".jsonl", ".json", ".csv", ".gz")
+    suffixes = (".jsonl", ".json", ".csv", ".gz", ".parquet")
     names = sorted(file.name for file in folder.glob("*") if file.name.endswith(suffixes))
     if not names:
         return ""
@@ -156,6 +158,9 @@ def read_batches(
     """
     path = resolve_trace(source)
     name = detect_format(path) if trace_format == "auto" else trace_format
+    if is_parquet(path):
+        _only_parquet(path, name)
+        return _batches_of_rows(path, options)
     shape = FORMATS[name].columns if name in FORMATS else None
     if shape is None or path.is_dir():
         return batches_of(read_trace(path, name, options))
@@ -173,6 +178,9 @@ def read_placed_trace(
     if trace_format not in ("auto", *FORMATS):
         raise ConfigError(f"{trace_format!r} is not a trace format: take auto, {listed(FORMATS)}.")
     path = resolve_trace(source)
+    if is_parquet(path):
+        _only_parquet(path, trace_format)
+        return _in_order(_placed_rows(path, options), options.any_order)
     if not path.is_dir():
         return _in_order(_read_requests(path, trace_format, options), options.any_order)
     if trace_format not in ("auto", "weka"):
@@ -188,8 +196,32 @@ def detect_format(path: Path) -> str:
     """
     if path.is_dir():
         return "weka"
+    if is_parquet(path):
+        return "parquet"
     with open_trace(path) as lines:
         return _detect(lines)
+
+
+def _only_parquet(path: Path, trace_format: str) -> None:
+    if trace_format not in ("auto", "parquet"):
+        raise TraceError(f"{path} is a Parquet file, no {trace_format} trace: leave --format out.")
+
+
+def _placed_rows(path: Path, options: ReadOptions) -> Iterator[tuple[str, Request]]:
+    requests = (request for rows in read_rows(path, options) for request in rows.requests())
+    return ((place_of_row(path, number), request) for number, request in enumerate(requests))
+
+
+def _batches_of_rows(path: Path, options: ReadOptions) -> Iterator[Batch]:
+    """Rows as columns; where the clock runs backwards they are read one by one, which says so."""
+    before_s, count = -inf, 0
+    for rows in read_rows(path, options):
+        batch = rows.batch
+        if not (options.any_order or batch.follows(before_s)):
+            placed = ((place_of_row(path, count + n), r) for n, r in enumerate(rows.requests()))
+            deque(_in_order(placed, False, before_s), 0)
+        before_s, count = float(batch.arrival_s[-1]), count + len(batch.arrival_s)
+        yield batch
 
 
 def _in_order(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dsv4kv.errors import TraceError
 from dsv4kv.traces.files import open_trace
+from dsv4kv.traces.parquet import is_parquet
 from dsv4kv.traces.records import parse_object
 
 _MARK = "stores_only"
@@ -30,7 +31,7 @@ def is_stores_only(path: Path) -> bool:
     Raises:
         TraceError: It cannot be read.
     """
-    if not path.is_file():
+    if not path.is_file() or is_parquet(path):
         return False
     with open_trace(path) as lines:
         return is_marked(lines.peek())

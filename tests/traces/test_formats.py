@@ -175,7 +175,7 @@ def test_a_named_format_reads_as_the_detected_one(name: str, write: Write) -> No
     assert list(read_trace(path, name)) == list(read_trace(path))
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", SAMPLES)
 def test_gzip_is_known_by_its_bytes_not_its_name(name: str, write: Write) -> None:
     path = write(SAMPLES[name])
     plain = list(read_trace(path, name))
@@ -183,7 +183,7 @@ def test_gzip_is_known_by_its_bytes_not_its_name(name: str, write: Write) -> Non
     assert list(read_trace(path, name)) == plain
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", SAMPLES)
 def test_a_byte_order_mark_and_blank_lines_change_nothing(name: str, write: Write) -> None:
     plain = list(read_trace(write(SAMPLES[name]), name))
     spaced = "\ufeff\n" + SAMPLES[name].replace("\n", "\n\n \n") + "\n\n"

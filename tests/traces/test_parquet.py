@@ -1,0 +1,198 @@
+"""Traces in Parquet files read back as they were written, and are told as other traces are."""
+
+import sys
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+from tempfile import mkdtemp
+from typing import Any
+
+import pytest
+from hypothesis import given
+from typer.testing import CliRunner
+
+from dsv4kv.cli import app
+from dsv4kv.errors import ConfigError, TraceError
+from dsv4kv.traces import (
+    ReadOptions,
+    detect_format,
+    parquet,
+    read_batches,
+    read_trace,
+    resolve_trace,
+    summarize_batches,
+)
+from dsv4kv.traces.files import TimedFields
+from dsv4kv.traces.parquet import MAGIC, write_parquet
+from dsv4kv.traces.request import Request
+from tests.traces.test_batches import row_of, rows_of
+from tests.traces.test_writers import chained
+
+
+@pytest.fixture(scope="module")
+def arrow() -> Any:
+    return pytest.importorskip("pyarrow", reason="pyarrow is not installed: dsv4kv[parquet]")
+
+
+def write_columns(path: Path, **columns: Any) -> Path:
+    """A file of somebody else."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+@given(trace=chained())
+def test_a_trace_reads_back_as_requests_and_as_columns(arrow: Any, trace: list[Request]) -> None:
+    path = Path(mkdtemp()) / "trace.parquet"
+    assert write_parquet(trace, path) == len(trace)
+    assert list(read_trace(path)) == trace
+    assert rows_of(read_batches(path)) == list(map(row_of, trace))
+
+
+def test_row_groups_end_where_memory_would(
+    arrow: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet, "_GROUP_ROWS", 20)
+    monkeypatch.setattr(parquet, "_BATCH_ROWS", 7)
+    trace = list(read_trace("builtin:chat"))
+    path, heard = tmp_path / "chat.parquet", list[tuple[int, int]]()
+    write_parquet(iter(trace), path)
+    assert arrow.parquet.ParquetFile(path).num_row_groups == 3
+    assert list(read_trace(path, options=ReadOptions(watch=lambda *n: heard.append(n)))) == trace
+    assert heard[-1] == (path.stat().st_size, path.stat().st_size)
+    assert len(heard) == 7
+
+
+def test_requests_without_ids_have_none(arrow: Any, tmp_path: Path) -> None:
+    trace = [Request(0.5, 9, 0), Request(0.5, 3, 2, (), 64), Request(2.0, 65, 1, (-7,), 64)]
+    write_parquet(trace, tmp_path / "a")
+    assert list(read_trace(tmp_path / "a")) == trace
+
+
+def test_it_is_a_trace_for_every_command(arrow: Any, tmp_path: Path) -> None:
+    path = str(tmp_path / "chat.parquet")
+    run = CliRunner().invoke
+    assert (
+        "48 requests"
+        in run(app, ["trace", "convert", "builtin:chat", path, "--to", "parquet"]).output
+    )
+    assert detect_format(Path(path)) == "parquet"
+    mine, theirs = (
+        summarize_batches(read_batches(source), str) for source in (path, "builtin:chat")
+    )
+    assert mine == theirs
+    assert run(app, ["trace", "info", path]).exit_code == 0
+    back = tmp_path / "back.jsonl"
+    assert run(app, ["trace", "convert", path, str(back)]).exit_code == 0
+    assert list(read_trace(back)) == list(read_trace("builtin:chat"))
+    one, two = (run(app, ["trace", "mrc", s, "--json"]).output for s in (path, "builtin:chat"))
+    assert one.replace(path, "builtin:chat") == two
+
+
+def test_columns_of_others_are_named_by_options(arrow: Any, tmp_path: Path) -> None:
+    path = write_columns(
+        tmp_path / "a.parquet",
+        ms=[0, 1500],
+        prompt=[513, 512],
+        output=[7, 0],
+        blocks=arrow.array([[0, 2**64 - 2], [0]], arrow.list_(arrow.uint64())),
+    )
+    names = TimedFields("ms", "prompt", "output", "blocks")
+    options = ReadOptions(names, "ms", 512)
+    assert list(read_trace(path, options=options)) == [
+        Request(0.0, 513, 7, (0, -2), 512),
+        Request(1.5, 512, 0, (0,), 512),
+    ]
+    without = ReadOptions(TimedFields("ms", "prompt", "output"), "ms")
+    assert [r.prefix_hashes for r in read_trace(path, options=without)] == [(), ()]
+    with pytest.raises(TraceError, match="blocks is given, but not the tokens per id"):
+        next(read_trace(path, options=ReadOptions(names, "ms")))
+
+
+def test_all_ids_stand_in_the_place_of_runs(arrow: Any, tmp_path: Path) -> None:
+    path = write_columns(
+        tmp_path / "a",
+        arrival_s=[0.0],
+        input_tokens=[40],
+        output_tokens=[1],
+        hash_block_tokens=[16],
+        prefix_hashes=[[5, 6, 9]],
+    )
+    assert list(read_trace(path)) == [Request(0.0, 40, 1, (5, 6, 9), 16)]
+
+
+DEFECTS: dict[str, dict[str, Any]] = {
+    r":2: arrival_s is not a finite number": {"arrival_s": [0.0, float("nan")]},
+    r":1: input_tokens is not from 1": {"input_tokens": [0, 16]},
+    r":2: output_tokens is not from 0": {"output_tokens": [1, -1]},
+    r":1: it has more or fewer ids than blocks": {"prefix_hashes": [[1, 2], [1]]},
+    r":1: a run of ids .* reaches 2\^63 - 1": {"prefix_hashes": [[2**63 - 1], [1]]},
+    r"rows have several block sizes": {"hash_block_tokens": [16, 8], "input_tokens": [16, 8]},
+    r"column output_tokens is string, not whole numbers": {"output_tokens": ["1", "2"]},
+    r"column arrival_s has rows without a value": {"arrival_s": [0.0, None]},
+    r"column prefix_hashes is int64, not a list": {"prefix_hashes": [1, 2]},
+    r":2: the request arrives at 0.000 s, .* the clock runs backwards": {"arrival_s": [1.0, 0.0]},
+}
+
+
+@pytest.mark.parametrize("sentence", DEFECTS)
+def test_a_defect_has_its_row_and_a_sentence(sentence: str, arrow: Any, tmp_path: Path) -> None:
+    columns: dict[str, Any] = {
+        "arrival_s": [0.0, 1.0],
+        "input_tokens": [16, 16],
+        "output_tokens": [1, 1],
+        "hash_block_tokens": [16, 16],
+        "prefix_hashes": [[1], [1]],
+    }
+    path = write_columns(tmp_path / "a.parquet", **columns | DEFECTS[sentence])
+    for read in (read_trace, read_batches):
+        with pytest.raises(TraceError, match=sentence):
+            list(read(path))
+
+
+def test_a_file_that_is_no_trace_is_refused(arrow: Any, tmp_path: Path) -> None:
+    path = write_columns(tmp_path / "a", name=["x"])
+    with pytest.raises(TraceError, match="no column timestamp, only name: name the columns"):
+        next(read_trace(path))
+    with pytest.raises(TraceError, match="no mooncake trace"):
+        read_trace(path, "mooncake")
+    path.write_bytes(path.read_bytes()[:30])
+    with pytest.raises(TraceError, match="cannot be read as Parquet"):
+        next(read_trace(path))
+    with pytest.raises(TraceError, match="there are no requests"):
+        write_parquet([], tmp_path / "b")
+    with pytest.raises(TraceError, match="compressed already"):
+        write_parquet([Request(0.0, 1, 1)], tmp_path / "b.gz")
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_file_with_a_few_bytes_changed_is_refused_or_read(arrow: Any, tmp_path: Path) -> None:
+    path, trace = tmp_path / "a", list(read_trace("builtin:chat"))
+    write_parquet(trace, path)
+    whole, random = path.read_bytes(), Random(1)
+    for _ in range(60):
+        damaged = bytearray(whole)
+        damaged[random.randrange(len(MAGIC), len(whole))] ^= 1 << random.randrange(8)
+        path.write_bytes(damaged)
+        with suppress(TraceError):
+            assert list(read_trace(path)) == trace
+
+
+def test_lines_are_no_parquet_file() -> None:
+    with pytest.raises(TraceError, match="this is no Parquet file"):
+        next(read_trace(resolve_trace("builtin:chat"), "parquet"))
+
+
+def test_without_pyarrow_a_sentence_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "a").write_bytes(b"PAR1")
+    for call in (
+        lambda: next(read_trace(tmp_path / "a")),
+        lambda: write_parquet([Request(0.0, 1, 1)], tmp_path / "b"),
+    ):
+        with pytest.raises(ConfigError, match=r"pip install 'dsv4kv\[parquet\]'"):
+            call()

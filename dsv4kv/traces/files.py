@@ -3,7 +3,7 @@
 import gzip
 import os
 import zlib
-from codecs import BOM_UTF8
+from codecs import BOM_UTF8, getincrementaldecoder
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _MAX_LINE_BYTES = 2**26
 CHUNKS_BUFFER_BYTES = 2**18
 """For who reads chunks: lines across two buffers are few."""
+_PIECE_BYTES = 2**20  # of a document that is read in parts
 _CHUNK_BYTES = 2**15  # hundreds of plain lines, whose objects still fit the processor's caches
 
 
@@ -30,6 +31,9 @@ _WATCHED_LINES = 256  # between two words to who watches
 
 class Defect(ValueError):
     """What is wrong with the line just read: a sentence without place and full stop."""
+
+
+_NOT_TEXT = Defect("this is not UTF-8 text, neither plain nor gzip")
 
 
 class TraceLines:
@@ -48,6 +52,7 @@ class TraceLines:
         self._raw, self._size, self._watch = file, os.fstat(file.fileno()).st_size, watch
         self._file = gzip.GzipFile(fileobj=file) if compressed else file
         self._ahead: str | None = None
+        self._decoder = getincrementaldecoder("utf-8")()
         self.number = 0
 
     def __iter__(self) -> Self:
@@ -103,6 +108,19 @@ class TraceLines:
             )
         return begin + text
 
+    def piece(self, least_bytes: int = 0) -> str:
+        """Return what comes next of one document, lines or parts of them; ``""`` at the end."""
+        if self._ahead is not None:
+            line, self._ahead = self._ahead, None
+            return line
+        self._report_position()
+        with _reading:
+            content = self._file.read(max(least_bytes, _PIECE_BYTES))
+        try:
+            return self._decoder.decode(content, final=not content)
+        except UnicodeDecodeError:
+            raise _NOT_TEXT from None
+
     def _read(self) -> str:
         blank = 0
         while True:
@@ -130,7 +148,7 @@ def _decode(content: bytes) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError:
-        raise Defect("this is not UTF-8 text, neither plain nor gzip") from None
+        raise _NOT_TEXT from None
 
 
 class _Reading:

@@ -6,7 +6,7 @@ is read as UTC.
 
 ShareGPT-like lists of prompt and output lengths: JSON lines, or one JSON array. Lengths go by
 several names; a list of token ids stands for its length. ``arrival_s`` is optional (0: all
-requests wait from the start). JSON lines stream; an array is held in memory as a whole.
+requests wait from the start).
 """
 
 import csv

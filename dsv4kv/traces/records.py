@@ -7,7 +7,7 @@ import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dsv4kv.reading import Unparsable, explain, parse_json
+from dsv4kv.reading import DOCUMENT_BYTES, Unparsable, explain, parse_json
 from dsv4kv.traces.files import Defect, TraceLines
 
 # Keeps lengths in 32 bits; a larger number is a mistaken unit, not a prompt.
@@ -86,6 +86,8 @@ def _is_finite(value: float) -> bool:
         return False
 
 
+_DECODER = json.JSONDecoder()
+_LONGEST_WORD = 16  # -Infinity, or an escape: an error in it is where it begins
 _SEPARATOR = re.compile(r"[ \t\r\n]*([],]?)[ \t\r\n]*")
 
 
@@ -117,37 +119,86 @@ def parse_object(line: str) -> dict[str, Any]:
 
 
 def json_array(lines: TraceLines) -> Iterator[dict[str, Any]]:
-    """Yield the objects of one JSON array, whose text is held in memory as a whole.
+    """Yield the objects of one JSON array; memory is an element's, where it is over many lines.
 
     ``lines.number`` follows the elements, so that a defect names its own line.
     """
-    lines.peek()
-    first = lines.number
-    text = lines.rest()
-    lines.number, counted = first, 0
-    separator, position = _next_separator(text, text.index("[") + 1)
+    window = _Window(lines)
+    separator = window.separator()
     while separator != "]":
-        lines.number += text.count("\n", counted, position)
-        counted = position
-        try:
-            value, end = json.JSONDecoder().raw_decode(text, position)
-        except (ValueError, RecursionError) as error:
-            reason = explain(error)
-            lines.number = first + reason.line - 1
-            raise Defect(str(reason)) from None
-        yield _checked_object(value)
-        separator, position = _next_separator(text, end)
+        yield _checked_object(window.element())
+        separator = window.separator()
         if not separator:
             raise Defect("after this element the JSON array neither continues nor ends")
-    if position != len(text):
+    if not window.is_empty():
         raise Defect("text follows the end of the JSON array")
 
 
-def _next_separator(text: str, position: int) -> tuple[str, int]:
-    """Return the comma or bracket after ``position``, if any, and where the next element is."""
-    match = _SEPARATOR.match(text, position)
-    assert match is not None  # every part of the pattern may be empty
-    return match[1], match.end()
+class _Window:
+    """The text of an array from the line on in which its next element begins."""
+
+    def __init__(self, lines: TraceLines) -> None:
+        lines.peek()
+        self._lines, self._text = lines, lines.piece()
+        self._position = self._text.index("[") + 1
+        self._first = self._line = lines.number  # of the text, and at ``counted``
+        self._counted = self._read = 0  # read since an element ended
+
+    def separator(self) -> str:
+        """Pass a comma or a bracket, if there is one, and the white space around it."""
+        found = _SEPARATOR.match(self._text, self._position)
+        assert found is not None  # every part of the pattern may be empty
+        while found.end() == len(self._text) and self._grow():
+            found = _SEPARATOR.match(self._text, self._position)
+            assert found is not None
+        self._position = found.end()
+        return found[1]
+
+    def element(self) -> Any:
+        """Pass one element."""
+        self._count(self._position)
+        self._lines.number = self._line
+        while True:
+            try:
+                value, self._position = _DECODER.raw_decode(self._text, self._position)
+            except (ValueError, RecursionError) as error:
+                if self._is_cut(error) and self._grow():
+                    continue
+                reason = explain(error)
+                self._lines.number = self._first + reason.line - 1
+                raise Defect(str(reason)) from None
+            self._read = 0
+            return value
+
+    def is_empty(self) -> bool:
+        """Whether nothing is left."""
+        return self._position == len(self._text)
+
+    def _is_cut(self, error: Exception) -> bool:
+        """Whether an element may only go on behind what has been read."""
+        return isinstance(error, json.JSONDecodeError) and (
+            error.msg.startswith("Unterminated") or error.pos > len(self._text) - _LONGEST_WORD
+        )
+
+    def _grow(self) -> bool:
+        """Read on, and forget the lines before; whether there was more."""
+        begin = self._text.rfind("\n", 0, self._position) + 1
+        left = self._text[begin:]
+        more = self._lines.piece(len(left))
+        self._read += len(more)
+        if self._read > DOCUMENT_BYTES:
+            raise Defect(f"an element is longer than {DOCUMENT_BYTES >> 20} MiB")
+        if more:
+            self._count(begin)
+            self._first += self._text.count("\n", 0, begin)
+            self._text, self._position = left + more, self._position - begin
+            self._counted -= begin
+        return bool(more)
+
+    def _count(self, position: int) -> None:
+        if position > self._counted:
+            self._line += self._text.count("\n", self._counted, position)
+            self._counted = position
 
 
 def _checked_object(value: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError, TraceError
-from dsv4kv.traces import FORMATS, read_trace
+from dsv4kv.traces import FORMATS, read_trace, records
 from dsv4kv.traces import files as lines_module
 from dsv4kv.traces.parquet import MAGIC
 
@@ -252,14 +252,22 @@ def test_blank_lines_without_end_are_not_read_for_ever(tmp_path: Path) -> None:
         list(read_trace(path))
 
 
-@pytest.mark.parametrize("begin", ["[\n", "{\n"])
+@pytest.mark.parametrize(
+    ("begin", "sentence"),
+    [
+        ("{\n", "the document is larger than 0 MiB, and is read as a"),
+        ("[\n", "an element is longer than 0 MiB"),
+        ('[{"a":\n', "an element is longer than 0 MiB"),
+    ],
+)
 def test_a_document_without_end_does_not_fill_the_memory(
-    begin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    begin: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lines_module, "DOCUMENT_BYTES", 1000)
+    for module in (lines_module, records):
+        monkeypatch.setattr(module, "DOCUMENT_BYTES", 1000)
     path = tmp_path / "trace"
     path.write_text(begin + " \n" * 1000)
-    with pytest.raises(TraceError, match="the document is larger than 0 MiB, and is read as a"):
+    with pytest.raises(TraceError, match=sentence):
         list(read_trace(path))
 
 

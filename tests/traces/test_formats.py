@@ -5,10 +5,14 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import mkdtemp
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dsv4kv.traces import FORMATS, ReadOptions, detect_format, read_trace
+from dsv4kv.errors import TraceError
+from dsv4kv.traces import FORMATS, ReadOptions, detect_format, files, read_trace
 from dsv4kv.traces.request import Request
 
 MOONCAKE = """\
@@ -213,3 +217,23 @@ def test_an_array_is_read_as_its_lines_would_be(
     lines.write_text(f"{json.dumps(one)}\n" * 2)
     assert detect_format(array) == detect_format(lines) == name
     assert list(read_trace(array)) == list(read_trace(lines))
+
+
+@given(st.integers(1, 40), st.integers(1, 2), st.booleans())
+def test_an_array_is_read_wherever_its_text_is_cut(piece: int, indent: int, broken: bool) -> None:
+    rows = [{"prompt_len": 8 + n, "output_len": n, "é\\ud83d\n": [-1.5e3, None]} for n in range(5)]
+    text = json.dumps(rows, indent=indent, ensure_ascii=indent == 1)
+    path = Path(mkdtemp()) / "trace"
+    path.write_text(text.replace("null", "nul", 9)[:-30] + text[-30:] if broken else text)
+    with pytest.MonkeyPatch.context() as patch:
+        whole = _told(path)
+        patch.setattr(files, "_PIECE_BYTES", piece)
+        assert _told(path) == whole
+
+
+def _told(path: Path) -> str:
+    """What is read, or what is said of it."""
+    try:
+        return str(list(read_trace(path, "sharegpt")))
+    except TraceError as error:
+        return str(error)

@@ -458,6 +458,183 @@ def _convert_recording(folder: Path, out: Path, to: str, part: slice) -> None:
         say(sentence)
 
 
+def _data(metavar: str, text: str) -> Any:
+    return typer.Option(help=text, metavar=metavar, rich_help_panel="Reading DATA")
+
+
+def _times(text: str, metavar: str = "") -> Any:
+    return typer.Option(help=text, metavar=metavar or None, rich_help_panel="Arrivals")
+
+
+_PARALLEL_BYTES = 2**22  # of less, starting processes takes longer than tokenizing
+
+
+@app.command(
+    epilog="[bold]Examples[/bold]\n\ndsv4kv trace tokenize sharegpt.json trace.jsonl.gz "
+    "--tokenizer DeepSeek-V3 --rate 2"
+)
+def tokenize(
+    data: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DATA",
+            help="Conversations (ShareGPT's, OpenAI's messages) or prompts, as JSON lines or one "
+            "JSON array, or lines of text; plain or gzip.",
+        ),
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help=f"{_LINES} For weka, a new folder.")],
+    tokenizer: Annotated[
+        Path,
+        _data(
+            "DIR", "A model's folder, with its tokenizer.json; or such a file. Never downloaded."
+        ),
+    ],
+    template: Annotated[
+        str | None,
+        typer.Option(
+            "--chat-template",
+            help="Jinja file, or the name of one of the tokenizer's templates; a file in "
+            ".py is run: DeepSeek's encoding_dsv4.py. Left out: the tokenizer's own.",
+            metavar="FILE|NAME",
+            rich_help_panel="Reading DATA",
+        ),
+    ] = None,
+    template_options: Annotated[
+        str,
+        _data("JSON", "Options of the template, such as '{\"enable_thinking\": false}'."),
+    ] = "{}",
+    text: Annotated[
+        bool,
+        typer.Option(
+            "--text",
+            help="Every line is a prompt, whatever it looks like.",
+            rich_help_panel="Reading DATA",
+        ),
+    ] = False,
+    skip: Annotated[
+        bool,
+        typer.Option(
+            "--skip-defects",
+            help="Leave out records that cannot be read, and count them; else the first ends it.",
+            rich_help_panel="Reading DATA",
+        ),
+    ] = False,
+    output_tokens: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Output tokens of requests that the data has no answer to.",
+            rich_help_panel="Reading DATA",
+        ),
+    ] = 0,
+    rate: Annotated[
+        float, _times("Conversations that begin in a second (Poisson), if no time is given.")
+    ] = 1.0,
+    gap: Annotated[
+        float, _times("Mean time from a turn to the next (exponential), in seconds.")
+    ] = 20.0,
+    time_field: Annotated[
+        str | None,
+        _times(
+            "Field of records, or of messages, that says when they were sent: ISO 8601, or a "
+            "number.",
+            "NAME",
+        ),
+    ] = None,
+    time_unit: Annotated[
+        UnitName, _times(f"Unit of numbers: {listed(UNITS_PER_SECOND)}.", "UNIT")
+    ] = "s",
+    seed: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Seed: the same one, the same times.", rich_help_panel="Arrivals"
+        ),
+    ] = 0,
+    block_tokens: Annotated[
+        int,
+        typer.Option(min=1, help="Tokens that an id stands for.", rich_help_panel="Output"),
+    ] = 64,
+    salt: Annotated[
+        Path | None,
+        _output(
+            "Secret of the ids, 16 to 64 bytes: the same one, the same ids; a recording's, its. "
+            "Left out: drawn anew and forgotten."
+        ),
+    ] = None,
+    to: Annotated[
+        WrittenName, typer.Option("--to", help=_TO, rich_help_panel="Output")
+    ] = "dsv4kv",
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Processes that tokenize; of small data one.",
+            show_default="one for every core",
+        ),
+    ] = None,
+) -> None:
+    """Make a trace of conversations or prompts: lengths, sessions and ids of blocks of tokens.
+
+    Every answer of the assistant is a request. Its prompt is what comes before, as the chat
+    template writes it, so turns share what a server could reuse. No text and no token is written.
+    """
+    from dsv4kv.recording import tokenize as made
+    from dsv4kv.recording.convert import in_blocks
+    from dsv4kv.recording.datasets import DataOptions, read_dialogues
+    from dsv4kv.traces.mooncake import BLOCK_TOKENS
+
+    for option, value in (("--rate", rate), ("--gap", gap)):
+        if not 0 < value < float("inf"):
+            raise typer.BadParameter(f"{option} {value}: give a number above 0")
+    job = made.Job(
+        tokenizer,
+        made.read_salt(salt),
+        template,
+        _object(template_options, "--template-options"),
+        block_tokens,
+    )
+    counts = made.Counts()
+    with _watched_reading(f"tokenizing {data}") as watch:
+        options = DataOptions(text, time_field, time_unit, skip, watch)
+        turns = made.tokenize(read_dialogues(data, options), job, processes or _processes(data))
+        arrivals = made.Arrivals(rate, gap, seed)
+        requests = made.arrange(
+            turns,
+            arrivals,
+            counts,
+            block_tokens=block_tokens,
+            output_tokens=output_tokens,
+            skip=skip,
+        )
+        if to.startswith("mooncake"):
+            requests = in_blocks(requests, BLOCK_TOKENS)
+        _write(requests, out, to, stores=False)
+    for sentence in made.told(counts, output_tokens):
+        say(sentence)
+
+
+def _processes(data: Path) -> int:
+    import os
+
+    try:
+        small = data.stat().st_size < _PARALLEL_BYTES
+    except OSError:  # said where it is read
+        small = True
+    return 1 if small else len(os.sched_getaffinity(0))
+
+
+def _object(text: str, option: str) -> dict[str, Any]:
+    from dsv4kv.reading import Unparsable, parse_json
+
+    try:
+        value = parse_json(text)
+    except Unparsable as error:
+        raise typer.BadParameter(f"{option} {text}: {error}") from None
+    if not isinstance(value, dict):
+        raise typer.BadParameter(f"{option} {text}: give a JSON object")
+    return value
+
+
 app.command("mrc", epilog=EPILOG)(mrc)
 
 

@@ -74,7 +74,8 @@ def format_mooncake(requests: Iterable[Request]) -> Iterator[str]:
     """
     for number, request in enumerate(requests):
         check_mooncake(number, request)
-        yield format_line(request)
+        known = request.session is not None
+        yield format_line(request, 0, **({"session_id": f"{request.session}"} if known else {}))
 
 
 def check_mooncake(number: int, request: Request) -> None:

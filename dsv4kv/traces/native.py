@@ -1,9 +1,9 @@
 """The toolkit's own format: JSON lines that say all a ``Request`` knows.
 
     {"arrival_s":0.5,"input_tokens":130,"output_tokens":9,"prefix_hashes":[4,7],
-     "hash_block_tokens":128}
+     "hash_block_tokens":128,"session":3}
 
-The last two are optional. One block size holds for the whole trace. Ids that come in long runs
+The last three are optional. One block size holds for the whole trace. Ids that come in long runs
 are written as ``prefix_runs``: first id and count of every run.
 """
 
@@ -60,6 +60,8 @@ def _format_request(request: Request) -> str:
         else:
             record["prefix_hashes"] = ids
         record["hash_block_tokens"] = request.hash_block_tokens
+    if request.session is not None:
+        record["session"] = request.session
     return json_line(record)
 
 
@@ -67,6 +69,7 @@ def _read_request(record: dict[str, Any]) -> Request:
     input_tokens = read_tokens(record, "input_tokens", low=1)
     listed = {"prefix_hashes", "prefix_runs", "hash_block_tokens"} & record.keys()
     block_tokens = read_tokens(record, "hash_block_tokens", low=1) if listed else 0
+    session = record.get("session")  # what others call so may be anything
     hashes: Sequence[int] = ()
     if "prefix_runs" in record:
         hashes = _read_runs(record, input_tokens, block_tokens)
@@ -80,6 +83,7 @@ def _read_request(record: dict[str, Any]) -> Request:
         output_tokens=read_tokens(record, "output_tokens", low=0),
         prefix_hashes=hashes,
         hash_block_tokens=block_tokens,
+        session=session if type(session) is int else None,
     )
 
 

@@ -16,6 +16,7 @@ class Request:
             for a partial block), equal ids meaning equal tokens *and* equal history;
             empty where the trace has none. A tuple, or ``IdRuns`` where ids come in long runs.
         hash_block_tokens: Tokens one id stands for; 0 where the trace has none.
+        session: Number of the conversation it is a turn of; None where the trace does not say.
     """
 
     arrival_s: float
@@ -23,6 +24,7 @@ class Request:
     output_tokens: int
     prefix_hashes: Sequence[int] = ()
     hash_block_tokens: int = 0
+    session: int | None = None
 
     @property
     def total_tokens(self) -> int:

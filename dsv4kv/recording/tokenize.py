@@ -147,15 +147,18 @@ class _Conversations:
             yield self._turn(dialogue.sent_s[place - 1], self._tokens.encode(text), answer)
 
     def _turn(self, sent_s: float | None, tokens: "array[int]", answer: str | None) -> Turn:
-        """Blocks that are those of the prompt before keep their ids."""
+        """Blocks that are those of the prompt before keep their ids; a partial one has its own."""
         if not tokens:
             raise Defect("the prompt has no tokens")
-        size = self._block_tokens
+        size, full = self._block_tokens, len(tokens) // self._block_tokens
         kept = self._ids[: self._tokens.kept // size]
         fresh = self._veil.content(tokens[len(kept) * size :], size)
         self._ids = [*kept, *chained(fresh, kept[-1] if kept else ROOT)]
+        rest = tokens[full * size :]
+        last = self._veil.content(rest, len(rest)) if rest else []
+        ids = (*self._ids, *chained(last, self._ids[-1] if self._ids else ROOT))
         output = None if answer is None else self._tokens.answer(answer)
-        return Turn(sent_s, len(tokens), output, tuple(self._ids))
+        return Turn(sent_s, len(tokens), output, ids)
 
     def _no_template(self) -> ConfigError:
         encoders = find_encoders(self._folder)
@@ -231,7 +234,8 @@ class Incremental:
     def _encode(self, text: str, *, special: bool = False) -> list[int]:
         # of the two ways to encode this one does not work out where tokens begin in the text
         (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)
-        return encoding.ids
+        ids: list[int] = encoding.ids
+        return ids
 
     @cached_property
     def _contents(self) -> tuple[str, ...]:
@@ -275,6 +279,7 @@ def load_tokenizer(place: Path) -> "Tokenizer":
     Raises:
         ConfigError: There is none, or the package is missing.
     """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # it is given one text at a time
     try:
         from tokenizers import Tokenizer
     except ImportError:
@@ -351,7 +356,6 @@ def _workers(job: Job, processes: int) -> Iterator[list["Connection"]]:
 def _work(pipe: "Connection", job: Job) -> None:
     """What a process does; Ctrl-C is for the one that started it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there is a process for every core
     made = job.open()
     with suppress(EOFError, BrokenPipeError):
         while True:

@@ -1,0 +1,80 @@
+"""Random prompts that part anywhere, with vLLM's own hashes of their blocks and what hits.
+
+``DSV4KV_ENGINES=FOLDER python -m tests.engines.oracles.chains`` writes the file; the folder is
+``make engines``'. ``vllm_chains.py`` says what a line holds; hashes are cut to 16 digits.
+"""
+
+import json
+import os
+import random
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+FILE = HERE / "vllm_chains_0.33.0.jsonl"
+SETTINGS = 24
+_DIGITS = 16
+
+
+def draw_settings() -> list[dict[str, Any]]:
+    """Settings, without answers."""
+    return [_draw(number, random.Random(f"chains {number}")) for number in range(SETTINGS)]
+
+
+def _draw(number: int, draw: random.Random) -> dict[str, Any]:
+    block = draw.choice([4, 8, 16])
+    return {
+        "prompts": draw_prompts(draw, block),
+        "block": block,
+        "look_ahead": number % 2,
+        "algorithm": draw.choice(["sha256", "sha256_cbor", "xxhash"]),
+        "seed": draw.choice(["0", "1234"]),
+    }
+
+
+def draw_prompts(draw: random.Random, block: int) -> list[list[int]]:
+    """Most begin like one before; where they part is around a block's end, or anywhere."""
+    prompts: list[list[int]] = []
+    for _ in range(8):
+        base = draw.choice(prompts) if prompts and draw.random() < 0.8 else []
+        near = draw.randrange(1, 6) * block + draw.randint(-1, 2)
+        kept = base[: draw.choice([near, draw.randint(0, len(base)), len(base)])]
+        own = [draw.randrange(50) for _ in range(draw.randint(1, 4 * block))]
+        prompts.append(kept + own)
+    return prompts
+
+
+def ask(folder: Path) -> list[dict[str, Any]]:
+    """Every setting with the engine's own answer."""
+    settings = draw_settings()
+    told = subprocess.run(
+        [folder / "bin" / "python", HERE / "vllm_chains.py", folder / "vllm"],
+        input="".join(json.dumps(setting) + "\n" for setting in settings),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    answers = [json.loads(line) for line in told.stdout.splitlines() if line.startswith("{")]
+    return [row | _cut(answer) for row, answer in zip(settings, answers, strict=True)]
+
+
+def _cut(answer: dict[str, Any]) -> dict[str, Any]:
+    hashes = [[each[:_DIGITS] for each in prompt] for prompt in answer["hashes"]]
+    return {"hashes": hashes, "hits": answer["hits"]}
+
+
+def write(rows: Iterable[dict[str, Any]]) -> None:
+    """Keep the answers; the same answers give the same bytes."""
+    text = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
+    FILE.write_text(text, "utf-8")
+
+
+def read() -> list[dict[str, Any]]:
+    """All settings with their answers."""
+    return [json.loads(line) for line in FILE.read_text("utf-8").splitlines()]
+
+
+if __name__ == "__main__":
+    write(ask(Path(os.environ["DSV4KV_ENGINES"])))

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="import-not-found"
 """Chat templates and what Transformers makes of messages with them.
 
 ``python rendered.py``, where transformers 5.23.0 is installed, writes the file.

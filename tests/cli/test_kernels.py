@@ -11,7 +11,8 @@ from typer.testing import CliRunner, Result
 
 from dsv4kv.cli import app
 from dsv4kv.ops.cuda.survey import Finding
-from dsv4kv.ops.kernels.catalogue import ARCHITECTURES, Example
+from dsv4kv.ops.kernels.catalogue import ARCHITECTURES
+from dsv4kv.ops.kernels.example import Example
 from tests.cli.test_shell import imported_by
 from tests.cuda.findings import finding
 

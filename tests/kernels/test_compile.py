@@ -20,7 +20,8 @@ from dsv4kv.ops.cuda.survey import (
     survey,
 )
 from dsv4kv.ops.kernels import gather, insert
-from dsv4kv.ops.kernels.catalogue import ARCHITECTURES, Example, catalogue
+from dsv4kv.ops.kernels.catalogue import ARCHITECTURES, catalogue
+from dsv4kv.ops.kernels.example import Example
 from dsv4kv.ops.kernels.insert import plan_entry_insert
 from dsv4kv.ops.storage import PageStore
 from tests.cuda.nvrtc import VERSIONS, compiling_with

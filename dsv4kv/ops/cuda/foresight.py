@@ -16,7 +16,6 @@ from dsv4kv.model.schema import LayerCacheSchema, TableGroup
 from dsv4kv.ops.compressor import Compressor, make_rope, random_compressor
 from dsv4kv.ops.contract import Entries
 from dsv4kv.ops.kernels import attend, topk
-from dsv4kv.ops.kernels.catalogue import example_step_write
 from dsv4kv.ops.kernels.gather import plan_gather_all, plan_gather_topk, plan_gather_window
 from dsv4kv.ops.kernels.insert import (
     plan_entry_insert,
@@ -33,6 +32,7 @@ from dsv4kv.ops.kernels.prepare import (
 )
 from dsv4kv.ops.kernels.scores import plan_index_scores, plan_indexer_query
 from dsv4kv.ops.kernels.state import (
+    example_step_write,
     plan_compress_chunk,
     plan_flush,
     plan_norm_rope_insert,

@@ -4,14 +4,27 @@ Slots, lengths, tables and indices are read on the device, so a captured launch 
 for entries is fixed in the plan.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from dsv4kv.errors import ConfigError
+from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.formats import PageLayout
+from dsv4kv.model.schema import LayerCacheSchema
 from dsv4kv.ops.contract import Entries
+from dsv4kv.ops.kernels.example import (
+    CHOICES,
+    REQUESTS,
+    WIDTH,
+    Example,
+    empty,
+    numbers,
+    pages_of,
+    title,
+)
 from dsv4kv.ops.kernels.launch import (
     WARP,
     KernelModule,
@@ -179,3 +192,31 @@ def _scratch(
         given = torch.empty(scratch_floats(queries, parts), device=queries.device)
     sums = queries.numel() * parts
     return given[:sums], given[sums:]
+
+
+_SHAPES = (
+    ("wide", WIDE, ("sm_90a", "sm_100a")),  # with 227 KiB of shared memory a block
+    ("narrow", NARROW, None),
+)
+
+
+def examples(
+    config: DSV4Config, schema: LayerCacheSchema, window: PageLayout
+) -> Iterator[Example]:
+    """Attention to the window, and to all entries of a layer or the chosen ones."""
+    ring, heads, slots = pages_of(window), config.num_heads, numbers(REQUESTS)
+    entries, seen = None, "window"
+    if schema.main:
+        table, chosen = empty(torch.int32, REQUESTS, WIDTH), None
+        seen = "all"
+        if schema.indexer:
+            chosen, seen = empty(torch.int32, REQUESTS, CHOICES), "chosen"
+        entries = Entries(pages_of(schema.main), table, slots, chosen)
+    queries = empty(torch.bfloat16, REQUESTS, heads, window.format.dims)
+    sums = empty(torch.float32, REQUESTS, heads)
+    given = ring, slots, slots, window.entries, entries, queries, sums[0], 1.0, queries, sums
+    pages = f"{title(schema.main or window)}, {seen}"
+    for name, shape, architectures in _SHAPES if seen == "chosen" else _SHAPES[:1]:
+        reading, merging = plan_attend(*given, shape=shape, parts=2)
+        yield Example(f"{pages}, {name}", reading, architectures)
+        yield Example("512 channels", merging)

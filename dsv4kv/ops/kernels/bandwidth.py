@@ -5,8 +5,12 @@ And of nothing at all, the limit of everything small.
 Sizes are whole 16-byte chunks; a rest is left out.
 """
 
+from collections.abc import Iterator
+
+import torch
 from torch import Tensor
 
+from dsv4kv.ops.kernels.example import Example, empty
 from dsv4kv.ops.kernels.launch import MOST_BLOCKS, KernelModule, Launch, blocks_for
 
 THREADS = 256
@@ -48,3 +52,15 @@ def _plan(kernel: str, tensors: tuple[Tensor, ...], chunks: int, in_flight: int)
 
 def _chunks(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size() // _CHUNK_BYTES
+
+
+def examples() -> Iterator[Example]:
+    """Peaks of memory traffic, and a launch of nothing."""
+    memory, sums = empty(torch.uint8, 4096), empty(torch.int32, THREADS)
+    for launch in (
+        plan_copy_peak(memory, memory),
+        plan_read_peak(memory, sums),
+        plan_write_peak(memory),
+        plan_nothing(memory),
+    ):
+        yield Example("16-byte chunks", launch)

@@ -4,8 +4,23 @@ Slots, lengths, tables and indices are read on the device, so a captured launch 
 sizes of outputs and tables are fixed in the plan. Anything out of range gives zeros.
 """
 
+from collections.abc import Iterator
+
+import torch
 from torch import Tensor
 
+from dsv4kv.model.formats import PageLayout
+from dsv4kv.ops.kernels.example import (
+    CHOICES,
+    REQUESTS,
+    WIDTH,
+    Example,
+    empty,
+    numbers,
+    pages_of,
+    title,
+    values_for,
+)
 from dsv4kv.ops.kernels.launch import (
     MOST_BLOCKS,
     WARP,
@@ -16,7 +31,7 @@ from dsv4kv.ops.kernels.launch import (
     multiprocessors,
 )
 from dsv4kv.ops.storage import PageStore
-from dsv4kv.ops.variants import portable
+from dsv4kv.ops.variants import VARIANTS, portable
 
 UNROLL = {"ahead": 4, "stepwise": 2}
 """Steps a warp has in flight, 1, 2 or 4, by variant; half of them where a lane has more than two
@@ -121,3 +136,27 @@ def _plan(
     blocks = blocks_for(out.numel() // dims, _THREADS // lanes, most)
     module = KernelModule("gather.cuh", tuple(sorted(macros)))
     return Launch(module, kernel, (blocks, 1), _THREADS, arguments)
+
+
+def window_examples(layout: PageLayout) -> Iterator[Example]:
+    """Reads of a ring."""
+    ring, slots = pages_of(layout), numbers(REQUESTS)
+    out = values_for(ring, REQUESTS, layout.entries)
+    for variant in VARIANTS["gather_window"]:
+        read = plan_gather_window(ring, slots, slots, out, variant=variant)
+        yield Example(f"{title(layout)}, {variant}", read)
+
+
+def page_examples(layout: PageLayout) -> Iterator[Example]:
+    """Reads of pages: entries by index, all of a request, physical ones."""
+    store, slots = pages_of(layout), numbers(REQUESTS)
+    table = empty(torch.int32, REQUESTS, WIDTH)
+    choices = empty(torch.int32, REQUESTS, CHOICES)
+    out = values_for(store, REQUESTS, CHOICES)
+    for variant in VARIANTS["gather_topk"]:  # those of the other gathers, too
+        for launch in (
+            plan_gather_topk(store, table, slots, choices, slots, out, variant=variant),
+            plan_gather_all(store, table, slots, slots, out, variant=variant),
+            plan_gather_entries(store, choices[0], out[0], variant=variant),
+        ):
+            yield Example(f"{title(layout)}, {variant}", launch)

@@ -4,8 +4,12 @@ Where it has two under way, the grid is what a GPU holds at once: its blocks sta
 there is no last round with few of them.
 """
 
+from collections.abc import Iterator
+
 from torch import Tensor
 
+from dsv4kv.model.formats import PageLayout
+from dsv4kv.ops.kernels.example import REQUESTS, Example, numbers, pages_of, title, values_for
 from dsv4kv.ops.kernels.launch import (
     MOST_BLOCKS,
     WARP,
@@ -16,7 +20,7 @@ from dsv4kv.ops.kernels.launch import (
     multiprocessors,
 )
 from dsv4kv.ops.storage import PageStore
-from dsv4kv.ops.variants import portable
+from dsv4kv.ops.variants import VARIANTS, portable
 
 _THREADS = 256
 _MOST_PAIRED_DIMS = 512
@@ -101,3 +105,34 @@ def plan_page_copy(store: PageStore, sources: Tensor, targets: Tensor) -> Launch
         _THREADS,
         (store.pages, sources, targets, len(sources), len(store.pages)),
     )
+
+
+def window_examples(layout: PageLayout) -> Iterator[Example]:
+    """Inserts into a ring."""
+    ring, slots = pages_of(layout), numbers(REQUESTS)
+    for variant in VARIANTS["window_insert"]:
+        values = values_for(ring, REQUESTS)
+        insertion = plan_window_insert(ring, values, slots, slots, variant=variant)
+        yield Example(f"{title(layout)}, {variant}", insertion)
+
+
+def entry_examples(layout: PageLayout) -> Iterator[Example]:
+    """Inserts into pages."""
+    store = pages_of(layout)
+    values, entries = values_for(store, REQUESTS), numbers(REQUESTS)
+    for variant in reversed(tuple(VARIANTS["entry_insert"])):  # where both are one, it is single
+        insertion = plan_entry_insert(store, values, entries, variant=variant)
+        yield Example(f"{title(layout)}, {variant}", insertion)
+
+
+def key_examples(layout: PageLayout) -> Iterator[Example]:
+    """Inserts of indexer keys."""
+    store = pages_of(layout)
+    insertion = plan_indexer_insert(store, values_for(store, REQUESTS), numbers(REQUESTS), True)
+    yield Example(title(layout), insertion)
+
+
+def copy_examples(layout: PageLayout) -> Iterator[Example]:
+    """Copies of pages."""
+    pages = numbers(REQUESTS)
+    yield Example(title(layout), plan_page_copy(pages_of(layout), pages, pages))

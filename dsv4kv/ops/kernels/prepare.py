@@ -1,14 +1,17 @@
 """Block tables on the device, and launch plans that keep them."""
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.model.schema import TableGroup
+from dsv4kv.model.config import DSV4Config
+from dsv4kv.model.schedule import build_schedule
+from dsv4kv.model.schema import TableGroup, build_schema, table_groups
+from dsv4kv.ops.kernels.example import REQUESTS, Example, numbers
 from dsv4kv.ops.kernels.launch import MOST_BLOCKS, KernelModule, Launch, blocks_for
 
 NO_BLOCK = -1
@@ -168,3 +171,21 @@ def plan_completed(
         _THREADS,
         (cells, slots, positions, entries, len(slots), entries.shape[1]),
     )
+
+
+_BLOCKS, _CONTEXT_TOKENS = 4096, 131_072
+
+
+def examples(config: DSV4Config) -> Iterator[Example]:
+    """Blocks taken, given back and completed; of several tables, which are judged first."""
+    schemas = [build_schema(config, layer) for layer in build_schedule(config)]
+    (group,) = table_groups(schemas, "model")
+    device = torch.device("meta")
+    table = DeviceTable.allocate(group, _BLOCKS, REQUESTS, _CONTEXT_TOKENS, device)
+    slots, sizes = numbers(REQUESTS), (group.ratio, group.entries_per_block)
+    for launch in (
+        *plan_prepare([table, table], slots, slots),
+        *plan_release([table], slots),
+        plan_completed(table.cells, *sizes, slots, slots, slots[None]),
+    ):
+        yield Example("block table", launch)

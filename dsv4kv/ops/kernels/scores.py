@@ -4,12 +4,16 @@ Slots, lengths and tables are read on the device, so a captured launch follows t
 made by blocks that stay, and share the keys of all tokens out evenly, whatever the lengths.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from dsv4kv.errors import ConfigError
+from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.formats import FORMATS, EntryFormat, PageLayout
+from dsv4kv.ops.kernels.example import REQUESTS, WIDTH, Example, empty, numbers, pages_of, title
 from dsv4kv.ops.kernels.launch import (
     MOST_BLOCKS,
     WARP,
@@ -123,3 +127,18 @@ def _refuse_other_dims(dims: int) -> None:
             f"indexer keys of {dims} channels cannot be scored on a GPU: take {_DIMS}, or backend "
             "cpu."
         )
+
+
+def examples(config: DSV4Config, layout: PageLayout) -> Iterator[Example]:
+    """Queries, and scores of keys in pages."""
+    heads, store = config.index_heads, pages_of(layout)
+    weights = empty(torch.float32, REQUESTS, heads)
+    queries = empty(torch.uint8, REQUESTS, heads, config.index_dim)
+    vectors = empty(torch.bfloat16, *queries.shape)
+    turns = empty(torch.float32, REQUESTS, config.rope_dim)
+    query = plan_indexer_query(vectors, weights, turns, True, queries, weights)
+    yield Example("with Hadamard", query)
+    table, slots = empty(torch.int32, REQUESTS, WIDTH), numbers(REQUESTS)
+    out = empty(torch.float32, REQUESTS, WIDTH * layout.entries)
+    scoring = plan_index_scores(store, table, slots, slots, queries, weights, None, out)
+    yield Example(f"{title(layout)}, {heads} heads", scoring)

@@ -5,13 +5,27 @@ chunk.
 """
 
 from collections.abc import Iterator
+from typing import get_args
 
 import torch
 from torch import Tensor
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.ops.compressor import Compressor
+from dsv4kv.model.config import DSV4Config, Precision
+from dsv4kv.model.formats import PageLayout
+from dsv4kv.model.schedule import AttentionType, LayerSpec
+from dsv4kv.model.schema import LayerCacheSchema, StateFormat, build_schema
+from dsv4kv.ops.compressor import Compressor, make_rope, random_compressor
 from dsv4kv.ops.contract import Parts, PartWrite
+from dsv4kv.ops.kernels.example import (
+    REQUESTS,
+    Example,
+    empty,
+    numbers,
+    pages_of,
+    title,
+    values_for,
+)
 from dsv4kv.ops.kernels.launch import (
     MOST_BLOCKS,
     WARP,
@@ -23,7 +37,7 @@ from dsv4kv.ops.kernels.launch import (
     prefixed,
 )
 from dsv4kv.ops.storage import PageStore
-from dsv4kv.ops.variants import portable
+from dsv4kv.ops.variants import VARIANTS, portable
 
 _THREADS = 256
 _FINISH_THREADS = 128  # flush_finish, chunk_finish: a warp each entry
@@ -372,3 +386,114 @@ def _arguments(part: PartWrite) -> Iterator[Tensor | int]:
     yield from (part.state, part.kv, part.score, compressor.ape, part.entries)
     yield from (*finish_parameters(compressor), part.store.pages)
     yield from (part.store.num_entries, compressor.groups)
+
+
+def example_step_write(
+    config: DSV4Config,
+    schema: LayerCacheSchema,
+    *,
+    rope: Precision = "float32",
+    hadamard: bool = True,
+) -> Launch | None:
+    """What a decode step of one request writes to a layer; None without compressed KV."""
+    if not schema.window or not schema.main or not schema.state_shape:
+        return None
+    parts = [_part(config, schema, schema.main, schema.state_shape, rope)]
+    if schema.indexer and schema.indexer_state_shape:
+        keys = schema.indexer, schema.indexer_state_shape
+        parts.append(_part(config, schema, *keys, rope, indexer=True, hadamard=hadamard))
+    ring, slot = PageStore.allocate(schema.window, 1, torch.device("meta")), numbers(1)
+    arrivals = empty(torch.int32, 1)
+    scratch = empty(torch.float32, 1, parts[0].compressor.dim)
+    return plan_step_write(
+        ring, values_for(ring, 1), slot, slot, tuple(parts), scratch=scratch, arrivals=arrivals
+    )
+
+
+def _part(
+    config: DSV4Config,
+    schema: LayerCacheSchema,
+    layout: PageLayout,
+    shape: tuple[int, ...],
+    rope: Precision,
+    *,
+    indexer: bool = False,
+    hadamard: bool = False,
+) -> PartWrite:
+    compressor = _compressor(config, schema.layer, rope, indexer=indexer, hadamard=hadamard)
+    token = empty(torch.float32, 1, compressor.channels)
+    store, state = PageStore.allocate(layout, 1, torch.device("meta")), (1, *shape)
+    return PartWrite(compressor, empty(torch.float32, *state), token, token, store, numbers(1))
+
+
+def _compressor(
+    config: DSV4Config, layer: LayerSpec, rope: Precision, *, indexer: bool, hadamard: bool
+) -> Compressor:
+    turns = make_rope(config, layer.ratio, layer.ratio, rope)
+    return random_compressor(
+        config, layer, torch.Generator(), rope=turns, indexer=indexer, hadamard=hadamard
+    )
+
+
+_BOTH_ROPES = "v4-flash"  # the one shown with angles in float64, too
+_DRAFTS = 3
+
+
+def step_examples(config: DSV4Config, layer: LayerSpec, block_tokens: int) -> Iterator[Example]:
+    """All that a decode step writes; with drafts, and for HCA with both of its states, too."""
+    shapes: list[tuple[StateFormat, int]] = [("ring", 0), ("ring", _DRAFTS)]
+    if layer.attn is AttentionType.HCA:
+        shapes.append(("online", 0))
+    for form, drafts in shapes:
+        schema = build_schema(
+            config, layer, block_tokens=block_tokens, state=form, draft_tokens=drafts
+        )
+        if schema.main and (launch := example_step_write(config, schema)):
+            kind = f"{layer.attn.value}-{layer.ratio} {form}{' with drafts' if drafts else ''}"
+            yield Example(f"{kind}, {title(schema.main)}", launch)
+
+
+def compressor_examples(
+    config: DSV4Config,
+    schema: LayerCacheSchema,
+    layout: PageLayout,
+    block_tokens: int,
+    *,
+    indexer: bool,
+) -> Iterator[Example]:
+    """Append, flush and chunk in every variant; for HCA with both of its states."""
+    layer, owner = schema.layer, " indexer" if indexer else ""
+    table, exact = (
+        _compressor(config, layer, rope, indexer=indexer, hadamard=indexer)
+        for rope in get_args(Precision)
+    )
+    if not (schema.indexer_state_shape if indexer else schema.state_shape):
+        entries, store = numbers(REQUESTS), pages_of(layout)
+        kind, values = f"{layer.attn.value}-{layer.ratio}{owner}", values_for(store, REQUESTS)
+        insertion = plan_norm_rope_insert(table, values, entries, store, entries)
+        yield Example(f"{kind}, {title(layout)}", insertion)
+        return
+    online: tuple[StateFormat, ...] = ("online",) if layer.attn is AttentionType.HCA else ()
+    for form in ("ring", *online):
+        shaped = build_schema(config, layer, block_tokens=block_tokens, state=form)
+        shape = shaped.indexer_state_shape if indexer else shaped.state_shape
+        states = empty(torch.float32, REQUESTS, *shape)
+        kind = f"{layer.attn.value}-{layer.ratio}{owner} {form}"
+        for variant, how in VARIANTS["flush"].items():  # those of chunks, too
+            for launch in _compressor_launches(table, states, pages_of(layout), variant):
+                pages = launch.module.source == "flush.cuh"
+                subject = f"{kind}, {title(layout)}, {variant}" if pages else kind
+                yield Example(subject, launch, how.architectures)
+        if config.name == _BOTH_ROPES:
+            for launch in _compressor_launches(exact, states, pages_of(layout), portable("flush")):
+                yield Example(f"{kind} float64, {title(layout)}", launch)
+
+
+def _compressor_launches(
+    compressor: Compressor, states: Tensor, store: PageStore, variant: str
+) -> Iterator[Launch]:
+    tokens, slots = empty(torch.float32, REQUESTS, compressor.channels), numbers(REQUESTS)
+    chunk = tokens, tokens, numbers(3), store, slots
+    yield plan_state_append(compressor, states, tokens, tokens, slots, slots)
+    yield from plan_flush(compressor, states, slots, slots, store, slots, variant=variant)
+    yield from plan_compress_chunk(compressor, states, *chunk, variant=variant)

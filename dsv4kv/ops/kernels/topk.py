@@ -4,9 +4,14 @@ Lengths are read on the device, so a captured launch follows them; room for scor
 fixed in the plan.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
+from dsv4kv.model.config import DSV4Config
+from dsv4kv.model.formats import PageLayout
+from dsv4kv.ops.kernels.example import CHOICES, REQUESTS, WIDTH, Example, empty, numbers
 from dsv4kv.ops.kernels.launch import KernelModule, Launch
 
 RUN = 32_768
@@ -91,3 +96,21 @@ def _launches(out: Tensor, select: Launch, merge: Launch) -> tuple[Launch, ...]:
     if not out.numel():
         return ()
     return (select, merge) if select.grid[1] > 1 else (select,)
+
+
+def examples(config: DSV4Config, main: PageLayout) -> Iterator[Example]:
+    """Rows of several runs; of V4.1 blocks of entries, and entries of some blocks, too."""
+    columns, slots = 2 * RUN, numbers(REQUESTS)
+    choices = empty(torch.int32, REQUESTS, CHOICES)
+    given, table = empty(torch.float32, REQUESTS, columns), empty(torch.int32, REQUESTS, WIDTH)
+    size = config.candidates.block_entries if config.candidates else 0
+    for blocks in (0, size) if size else (0,):
+        candidates = empty(torch.int32, REQUESTS, columns // blocks) if blocks else None
+        of = f"of blocks of {blocks}, " if blocks else ""
+        pages = table, slots, main.entries, choices, choices
+        for launch in plan_select_topk(given, slots, candidates, *pages):
+            yield Example(f"{of}pages of {main.entries}", launch)
+    if size:
+        given = empty(torch.float32, REQUESTS, columns * size)
+        for launch in plan_select_blocks(given, slots, size, choices):
+            yield Example(f"of {size}", launch)

@@ -140,7 +140,7 @@ def bench(
     Without arguments this replays a short chat trace over three layers of DeepSeek-V4-Flash.
     """
     if config in OWN:
-        given = {"--trace": trace, "--data": data, "--axis": axis, "--resume": resume}
+        given = {"--trace": trace, "--data": data, "--resume": resume}
         given |= {"--backend": backend, "--jobs": "" if jobs == 1 else str(jobs)}
         unused = [name for name, value in given.items() if value]
         unused += ["--launches"] * (launches > 1) + ["--device"] * (device not in (None, "cpu"))
@@ -148,12 +148,12 @@ def bench(
         settings = [*(set_ or []), *seeded]
         if config == transfer.NAME:
             transfer.bench_transfer(
-                settings, unused, json_, listen=listen, connect=connect, quiet=quiet
+                settings, axis or [], unused, json_, listen=listen, connect=connect, quiet=quiet
             )
             return
         unused += [f"--{end}" for end in _ends(listen, connect)]
         run = systems.bench_systems if config == systems.NAME else tiers.bench_tiers
-        run(settings, unused, json_, quiet=quiet)
+        run(settings, axis or [], unused, json_, quiet=quiet)
         return
     if ends := _ends(listen, connect):
         raise ConfigError(f"--{ends[0]} is of bench transfer: leave it out, or run that.")

@@ -2,10 +2,14 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
-from dsv4kv.cli.unrecorded import finish, refuse_unused, watching
+from dsv4kv.cli.unrecorded import Ran, refuse_unused, run_points, watching
 from dsv4kv.errors import ConfigError
 from dsv4kv.view.console import say
+
+if TYPE_CHECKING:
+    from dsv4kv.config.axes import Point
 
 NAME = "transfer"
 """What ``dsv4kv bench`` calls it."""
@@ -13,6 +17,7 @@ NAME = "transfer"
 
 def bench_transfer(
     overrides: Sequence[str],
+    axes: Sequence[str],
     unused: Sequence[str],
     json_: str | None,
     *,
@@ -24,6 +29,7 @@ def bench_transfer(
 
     ``unused`` are options that were given and mean nothing here. Fails if a bit is wrong.
     """
+    import json
     import os
 
     from dsv4kv.config.load import load_config
@@ -42,29 +48,30 @@ def bench_transfer(
     refuse_unused(NAME, unused)
     if listen and connect:
         raise ConfigError("--listen and --connect: one machine listens, the other connects.")
-    config = load_config(None, overrides, TransferConfig).config
+    if axes and (listen or connect):
+        raise ConfigError("--axis sweeps runs on this machine: leave out --listen and --connect.")
     token = os.environ.get(TOKEN, "")
     if listen:
         serve(
-            config,
+            load_config(None, overrides, TransferConfig).config,
             parse_address(listen),
             token,
             lambda host, port: say(f"{LISTENING}{host}:{port} (Ctrl-C ends it)"),
         )
         return
     silent = quiet or json_ == "-"
-    with ExitStack() as stack:
-        on_run = stack.enter_context(watching("transports", silent=silent))
-        if connect:
-            address = parse_address(connect)
-        else:
-            sets = [word for setting in overrides for word in ("--set", setting)]
-            address, token = stack.enter_context(prefill_process(sets))
-        outcome = run_transfer(config, address, token, on_run)
-    finish(
-        lambda: report_transfer(config, outcome),
-        lambda: dumps(config, outcome),
-        [failure for run in outcome.runs for failure in run.failures],
-        json_,
-        silent=silent,
-    )
+
+    def run(point: "Point[TransferConfig]") -> Ran:
+        with ExitStack() as stack:
+            on_run = stack.enter_context(watching("transports", silent=silent))
+            if connect:
+                there = parse_address(connect), token
+            else:
+                swept = [f"{key}={json.dumps(value)}" for key, value in point.axis.items()]
+                sets = [word for each in (*overrides, *swept) for word in ("--set", each)]
+                there = stack.enter_context(prefill_process(sets))
+            outcome = run_transfer(point.config, *there, on_run)
+        wrong = [failure for run in outcome.runs for failure in run.failures]
+        return Ran(report_transfer(point.config, outcome), dumps(point.config, outcome), wrong)
+
+    run_points(TransferConfig, overrides, axes, run, json_, silent=silent)

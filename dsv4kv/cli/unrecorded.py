@@ -1,7 +1,9 @@
 """Runs of ``dsv4kv bench`` that keep no record: systems, tiers, transfer."""
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dsv4kv.cli.records import write_json
@@ -9,6 +11,8 @@ from dsv4kv.errors import ConfigError, VerificationError
 from dsv4kv.view.console import open_console
 
 if TYPE_CHECKING:
+    from dsv4kv.config.axes import Point
+    from dsv4kv.config.load import ConfigT
     from dsv4kv.view.table import Part
 
 
@@ -35,20 +39,54 @@ def watching(what: str, *, silent: bool) -> Iterator[Callable[[str, int, int], N
         yield on_step
 
 
-def finish(
-    report: "Callable[[], Iterable[Part]]",
-    document: Callable[[], str],
-    wrong: Sequence[str],
+@dataclass(frozen=True)
+class Ran:
+    """What a run gave.
+
+    Attributes:
+        report: For people.
+        document: For programs, JSON.
+        wrong: A sentence for everything that is.
+    """
+
+    report: "Iterable[Part]"
+    document: str
+    wrong: Sequence[str]
+
+
+def run_points(
+    root: "type[ConfigT]",
+    overrides: Sequence[str],
+    axes: Sequence[str],
+    run: "Callable[[Point[ConfigT]], Ran]",
     json_: str | None,
     *,
     silent: bool,
 ) -> None:
-    """Print a report, write a document; raises ``VerificationError`` for what is wrong."""
+    """Run every point, print each report when it is there, and write the documents.
+
+    With axes the JSON is a list, each point's document with its values in ``axis``.
+
+    Raises:
+        ConfigError: A setting or an axis that is none; nothing is run then.
+        VerificationError: What is wrong at any point, after all.
+    """
+    from dsv4kv.config.axes import expand_axes
+    from dsv4kv.config.load import load_config
+    from dsv4kv.view.table import Text
     from dsv4kv.view.terminal import show
 
-    if not silent:
-        show(report())
+    documents, wrong = list[str](), list[str]()
+    for point in expand_axes(load_config(None, overrides, root), overrides, axes, root):
+        ran = run(point)
+        at = ", ".join(f"{key}={value}" for key, value in point.axis.items())
+        if not silent:
+            show([*([Text(at, "strong"), ""] if at else []), *ran.report, *([""] if at else [])])
+        documents.append(ran.document)
+        if at:
+            documents[-1] = json.dumps({"axis": point.axis, **json.loads(ran.document)})
+        wrong += [f"{at}: {each}" if at else each for each in ran.wrong]
     if json_:
-        write_json(document(), json_)
+        write_json(f"[{', '.join(documents)}]" if axes else documents[0], json_)
     if wrong:
         raise VerificationError("\n".join(wrong))

@@ -6,7 +6,7 @@ A restored request goes on beside one that never left, and every bit of both is 
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -54,6 +54,7 @@ from dsv4kv.units import format_bytes
 
 _REVISION = f"none-{token_hex(4)}"  # of the weights: no other run finds what this one leaves
 _MORE_TOKENS, _STEPS = 132, 1  # computed and decoded after a restore: every kind of group ends
+_STEP_TOKENS = 1024  # really computed at a time, where windows are computed again
 _SERIAL = 0
 OnStep = Callable[[str, int, int], None]
 """Hears what is next, and after how many of all."""
@@ -67,12 +68,13 @@ def run_tiers(config: TiersConfig, on_step: OnStep) -> TiersOutcome:
         StoreUnavailable: A folder cannot be written.
     """
     torch.set_num_threads(1)
-    bench = _bench_config(config)
-    plan = plan_from(bench)
+    plan = plan_from(_bench_config(config))
     check_data_path(plan)
     windows = _windows(config, plan)
-    model = plan.config.name
-    outcome = TiersOutcome(model, _gpu(config), config.windows)
+    if any(_kept_at(windows, tokens) < tokens for tokens in config.lengths):
+        plan = plan_from(_bench_config(config, 3))
+    bench = _bench_config(config, plan.num_slots)
+    outcome = TiersOutcome(plan.config.name, _gpu(config), config.windows, exact=windows.exact)
     steps = [(name, tokens) for name in config.stores for tokens in sorted(set(config.lengths))]
     with _folder(config) as folder:
         _check_room(config, plan, folder)
@@ -95,7 +97,10 @@ def run_tiers(config: TiersConfig, on_step: OnStep) -> TiersOutcome:
 
 
 class _Run:
-    """One run: a cache with two slots, one that stays and one that comes back."""
+    """One run: a cache with three slots.
+
+    One stays, one comes back, and one is where the windows were kept, unless that is the end.
+    """
 
     def __init__(
         self,
@@ -119,29 +124,48 @@ class _Run:
 
     def measure(self, name: str, store: Store, tokens: int) -> None:
         """One prefix in one store."""
-        requests, stayed = self.requests, self.requests.admit()
-        requests.place(stayed, _SERIAL, tokens)
-        back = self._measure_prefix(name, store, stayed, tokens)
+        requests = self.requests
+        tier = Tier(name, store)
+        library = Library(self.cache, [tier], self.windows, revision=_REVISION)
+        ends = sorted({_kept_at(self.windows, tokens), tokens})
+        stored = [self._placed(end) for end in ends]
+        back, found = self._measure_prefix(library, tier, stored, tokens)
+        if found.point > found.tokens:
+            self._compute(back, found.point)
+            library.complete(back, found)
+        self._compute(back, tokens)
+        library.close()
+        slots = stored[-1], back
         if tokens == max(self.config.lengths):
             for family in self._families():
                 if family.objects(tokens):
-                    row = self._measure_family(name, store, family, (stayed, back), tokens)
+                    row = self._measure_family(name, store, family, slots, tokens)
                     self.outcome.families.append(row)
-        self._verify(name, stayed, back, tokens)
-        for slot in (stayed, back):
+        if self.windows.exact:
+            self._verify(name, *slots, tokens)
+        for slot in (*stored, back):
             requests.release(slot)
 
-    def _measure_prefix(self, name: str, store: Store, stayed: int, tokens: int) -> int:
-        """Time every round of a prefix; the slot that the last one restored it into."""
-        tier, back = Tier(name, store), self.requests.admit()
-        library = Library(self.cache, [tier], self.windows, revision=_REVISION)
-        rounds = list[list[int]]()
+    def _compute(self, slot: int, tokens: int) -> None:
+        self.requests.compute(slot, _SERIAL, *range(0, tokens, _STEP_TOKENS), tokens)
+
+    def _placed(self, tokens: int) -> int:
+        slot = self.requests.admit()
+        self.requests.place(slot, _SERIAL, tokens)
+        return slot
+
+    def _measure_prefix(
+        self, library: Library, tier: Tier, stored: Sequence[int], tokens: int
+    ) -> tuple[int, Restored]:
+        """Time every round of a prefix; the last one's slot, and what it got back."""
+        back, rounds = self.requests.admit(), list[list[int]]()
         for number in range(self.config.rounds):
             self.requests.release(back)
             back = self.requests.admit()
             prefix = library.prefix(np.arange(tokens) + number)
             moments = [perf_counter_ns()]
-            library.store_prefix(prefix, stayed)
+            for slot in stored:
+                library.store_prefix(prefix, slot)
             moments.append(perf_counter_ns())
             library.lookup(prefix)
             moments.append(perf_counter_ns())
@@ -150,15 +174,13 @@ class _Run:
             rounds.append(np.diff(moments).tolist())
             _check_restored(tier, tokens, found)
             tier.clear()
-        library.close()
         useful = sum(f.useful_bytes(tokens) for f in self._families() if f.kept is Kept.PAGES)
-        stored, looked_up, restored = (_estimate(list(each)) for each in zip(*rounds, strict=True))
-        computed = self._computing.prefill_ns(tokens)
-        counts = tokens, len(prefix.keys), useful, found.read_bytes
-        self.outcome.prefixes.append(
-            PrefixRow(name, *counts, stored, looked_up, restored, computed)
-        )
-        return back
+        times = (_estimate(list(each)) for each in zip(*rounds, strict=True))
+        again, computed = (self._computing.prefill_ns(n, tokens) for n in (found.tokens, 0))
+        counts = tokens, len(prefix.keys), useful, found.read_bytes, found.tokens
+        row = PrefixRow(tier.name, *counts, *times, again, computed)
+        self.outcome.prefixes.append(row)
+        return back, found
 
     def _verify(self, name: str, stayed: int, back: int, tokens: int) -> None:
         """Both go on, and every bit of both is compared."""
@@ -235,18 +257,21 @@ class _ComputingModel:
             self._cost = CostModel(tables, weights, times)
             self._timing: Timing = Counted(times) if times else find_rates(config.cost)
 
-    def prefill_ns(self, tokens: int) -> float | None:
-        """Nanoseconds, chunk by chunk; None for a model whose weights are not known."""
+    def prefill_ns(self, first: int, tokens: int) -> float | None:
+        """Nanoseconds from a prompt's ``first`` token on, chunk by chunk.
+
+        None for a model whose weights are not known.
+        """
         if not self._known:
             return None
         work = Work()
-        for start in range(0, tokens, self._step):
+        for start in range(first, tokens, self._step):
             work += self._cost.mixed(Work(), Steps(), [(start, min(start + self._step, tokens))])
         return VirtualClock(self._timing).after(work) * 1e9
 
 
 def _check_restored(tier: Tier, tokens: int, found: Restored) -> None:
-    if found.tokens != tokens:
+    if not found.tokens or found.failed:
         totals = tier.totals
         raise StoreUnavailable(
             f"{tier.name}: {tokens:,} tokens were stored and {found.tokens:,} came back; "
@@ -271,7 +296,7 @@ def _estimate(samples_ns: list[int]) -> Estimate:
     return summarize(samples_ns[1:]).estimate
 
 
-def _bench_config(config: TiersConfig) -> BenchConfig:
+def _bench_config(config: TiersConfig, slots: int = 2) -> BenchConfig:
     longest = max(config.lengths)
     return BenchConfig(
         device="cpu",
@@ -279,9 +304,9 @@ def _bench_config(config: TiersConfig) -> BenchConfig:
         cache=CacheSection(
             block_tokens=config.block_tokens,
             max_context_tokens=longest + _MORE_TOKENS + _STEPS,
-            num_slots=2,
+            num_slots=slots,
         ),
-        workload=WorkloadSection(trace=None, context=longest, concurrency=2, step="gather"),
+        workload=WorkloadSection(trace=None, context=longest, concurrency=slots, step="gather"),
         measure=MeasureSection(seed=config.seed),
     )
 
@@ -295,12 +320,25 @@ def _windows(config: TiersConfig, plan: CachePlan) -> Windows:
         layers=plan.config.num_layers,
     )
     for tokens in config.lengths:
-        if tokens not in windows.places(tokens, 0, tokens):
+        if not _kept_at(windows, tokens):
             raise ConfigError(
-                f"windows is {config.windows}, which keeps none at the end of {tokens:,} tokens: "
-                "take ends, or lengths at whose end it keeps one."
+                f"windows is {config.windows}, which keeps none in {tokens:,} tokens: take ends, "
+                "or longer lengths."
+            )
+        if windows.replay_tokens and tokens < windows.replay_tokens + config.block_tokens:
+            raise ConfigError(
+                f"windows is {config.windows}, which computes {windows.replay_tokens:,} tokens "
+                f"again: of {tokens:,} nothing would be restored. Take ends, or lengths from "
+                f"{windows.replay_tokens + config.block_tokens:,} tokens on."
             )
     return windows
+
+
+def _kept_at(windows: Windows, tokens: int) -> int:
+    """Where a prompt is resumed at: the last place of its windows, the end if none is kept."""
+    if windows.replay_tokens:
+        return tokens
+    return max(windows.places(tokens, 0, 0), default=0)
 
 
 def _gpu(config: TiersConfig) -> str:

@@ -66,10 +66,13 @@ class PrefixRow:
         pages: Blocks that are looked up.
         useful_bytes: Compressed entries and indexer keys of these tokens, without padding.
         read_bytes: Read to restore it, the manifest left out.
+        resumed_tokens: That were not computed again.
         stored: Nanoseconds to store it.
         looked_up: Nanoseconds to find out where it can be resumed.
         restored: Nanoseconds to look it up, read, compare and put it into the cache.
-        computed_ns: Nanoseconds to compute it again, as modelled; None where that is not known.
+        again_ns: Nanoseconds to compute what is missing after that, as modelled; None where that
+            is not known.
+        computed_ns: Nanoseconds to compute all of it, likewise.
     """
 
     store: str
@@ -77,10 +80,17 @@ class PrefixRow:
     pages: int
     useful_bytes: int
     read_bytes: int
+    resumed_tokens: int
     stored: Estimate
     looked_up: Estimate
     restored: Estimate
+    again_ns: float | None
     computed_ns: float | None
+
+    @property
+    def back_ns(self) -> float:
+        """Until the request is where it was: restored, and the rest computed."""
+        return self.restored.value + (self.again_ns or 0.0)
 
     @property
     def amplification(self) -> float:
@@ -96,6 +106,7 @@ class TiersOutcome:
         model: Whose cache.
         gpu: The GPUs of the model of computing, in words.
         windows: Where windows are kept.
+        exact: Whether that gives back the bits of a run that never left.
         cold: How reads come from the disk, by store; nothing where there is none.
         prefixes: By store and length.
         families: Of the longest prefix, by store.
@@ -106,11 +117,17 @@ class TiersOutcome:
     model: str
     gpu: str
     windows: str
+    exact: bool = True
     cold: dict[str, str] = field(default_factory=dict)
     prefixes: list[PrefixRow] = field(default_factory=list)
     families: list[FamilyRow] = field(default_factory=list)
     checks: int = 0
     failures: list[str] = field(default_factory=list)
+
+    @property
+    def resumes_earlier(self) -> bool:
+        """Whether there is a prefix of which some tokens are computed again."""
+        return any(row.resumed_tokens < row.tokens for row in self.prefixes)
 
     def answers(self) -> list[str]:
         """Is restoring worth it, which family costs most, what limits: a sentence for each store.
@@ -127,10 +144,12 @@ class TiersOutcome:
 def _worth(rows: Sequence[PrefixRow]) -> str:
     longest = max(rows, key=lambda row: row.tokens)
     taken = f"{longest.store}: {longest.tokens:,} tokens are back in "
-    taken += format_duration(longest.restored.value)
+    taken += format_duration(longest.back_ns)
+    if longest.resumed_tokens < longest.tokens:
+        taken += f", {longest.tokens - longest.resumed_tokens:,} of them computed again (modelled)"
     if longest.computed_ns is None:
         return f"{taken}; how long computing them takes is not known for this model."
-    worth = [row.tokens for row in rows if row.restored.value < (row.computed_ns or 0)]
+    worth = [row.tokens for row in rows if row.back_ns < (row.computed_ns or 0)]
     verdict = "at none of these lengths"
     if worth:
         verdict = "at every length" if len(worth) == len(rows) else f"from {min(worth):,} tokens"

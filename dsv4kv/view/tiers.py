@@ -27,24 +27,29 @@ def prefixes_table(outcome: TiersOutcome) -> Table:
         [
             *names("store"),
             *numbers("tokens", "read", "/useful", "restore ms"),
+            *numbers(*(("resumed at", "again ms") if outcome.resumes_earlier else ())),
             *numbers("compute ms"),
             *numbers("store ms", "lookup pages/s", minor=True),
         ],
-        [_prefix_cells(row) for row in outcome.prefixes],
-        note=f"compute: modelled on {outcome.gpu}; {_cold(outcome)}",
+        [_prefix_cells(row, earlier=outcome.resumes_earlier) for row in outcome.prefixes],
+        note=f"{_modelled(outcome)}; {_cold(outcome)}",
         keys=2,
     )
 
 
-def _prefix_cells(row: PrefixRow) -> tuple[str | Number, ...]:
-    computed = ABSENT if row.computed_ns is None else format_number(row.computed_ns / 1e6)
+def _prefix_cells(row: PrefixRow, *, earlier: bool) -> tuple[str | Number, ...]:
+    again, computed = (
+        Number(ABSENT if ns is None else format_number(ns / 1e6))
+        for ns in (row.again_ns, row.computed_ns)
+    )
     return (
         row.store,
         Number(f"{row.tokens:,}"),
         Number(format_bytes(row.read_bytes)),
         Number(f"{row.amplification:.2f}"),
         measured(row.restored, 1e-6),
-        Number(computed),
+        *((Number(f"{row.resumed_tokens:,}"), again) if earlier else ()),
+        computed,
         measured(row.stored, 1e-6),
         measured(divide(Estimate(row.pages, 0.0), row.looked_up), 1e9),
     )
@@ -84,6 +89,11 @@ def _way_cells(row: FamilyRow, way: Way) -> tuple[Number, ...]:
     )
 
 
+def _modelled(outcome: TiersOutcome) -> str:
+    what = "compute, again" if outcome.resumes_earlier else "compute"
+    return f"{what}: modelled on {outcome.gpu}"
+
+
 def _cold(outcome: TiersOutcome) -> str:
     how = [f"{store} is read cold, by {way}" for store, way in outcome.cold.items()]
     return "; ".join(how) or "nothing is read from a disk"
@@ -93,6 +103,11 @@ def summary(outcome: TiersOutcome) -> str:
     """How much was compared, and whether it was right."""
     if outcome.failures:
         return f"{len(outcome.failures):,} of {outcome.checks:,} comparisons failed."
+    if not outcome.exact:
+        return (
+            f"All {outcome.checks:,} digests are equal. Windows are approximate: what is computed "
+            "again has other bits than a run that never left, which a cache cannot judge."
+        )
     return (
         f"All {outcome.checks:,} comparisons are equal: digests, and every bit after going on "
         "beside requests that never left."

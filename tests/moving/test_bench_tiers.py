@@ -22,6 +22,7 @@ from dsv4kv.view.tiers import report_tiers
 
 TERMINAL = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}
 SMALL = ("model.layers=[0,2,3]", "lengths=[256,700]", "rounds=7")
+TINY = ("--set", "model.layers=[0,2,3]")
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +71,55 @@ def test_prefixes_come_back_right_and_leave_nothing(tmp_path: Path) -> None:
     assert families["hca_state"]["object_bytes"] == 524_288
 
 
+STRATEGIES = {
+    "full": 5888,
+    "periodic:256": 5888,
+    "lmcache:512": 5632,
+    "sglang": 5888,
+    "vllm:0": 5888,
+    "ends+junctions": 6000,
+    "zero": 256,  # 43 layers of windows are 5,504 tokens, 5,632 in whole blocks
+    "zero:bounded": 5760,
+}
+"""Where a prompt of 6,000 tokens is resumed."""
+
+
+def test_every_strategy_of_windows_is_moved_and_what_it_computes_again_is_told(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "all.json"
+    few = ("stores=[memory]", "lengths=[6000]", "rounds=6", f"folder={tmp_path}")
+    sets = [word for setting in few for word in ("--set", setting)]
+    axis = "windows=" + ",".join(STRATEGIES)
+    done = CliRunner(env=TERMINAL).invoke(
+        app, ["bench", "tiers", *TINY, *sets, "--axis", axis, "--json", str(file)]
+    )
+    assert done.exit_code == 0, done.output
+    points = {point["axis"]["windows"]: point for point in json.loads(file.read_text())}
+    assert {
+        name: point["prefixes"][0]["resumed_tokens"] for name, point in points.items()
+    } == STRATEGIES
+    assert [name for name, point in points.items() if not point["exact"]] == ["zero:bounded"]
+    words = " ".join(done.stdout.split())
+    assert "5,744 of them computed again (modelled)" in words
+    assert "Windows are approximate: what is computed again has other bits" in words
+
+
+def test_a_sweep_runs_every_point_and_says_which(tmp_path: Path) -> None:
+    file = tmp_path / "sweep.json"
+    fixed = ("--set", "lengths=[256]", "--set", "rounds=6")
+    swept = ("--axis", "stores=[memory],[file]", "--json", str(file))
+    done = CliRunner(env=TERMINAL).invoke(
+        app, ["bench", "tiers", *TINY, "--set", f"folder={tmp_path}", *fixed, *swept]
+    )
+    assert done.exit_code == 0, done.output
+    lines = [line for line in done.stdout.splitlines() if line.startswith("stores=")]
+    assert lines == ["stores=['memory']", "stores=['file']"]
+    points = json.loads(file.read_text())
+    assert [point["axis"] for point in points] == [{"stores": ["memory"]}, {"stores": ["file"]}]
+    assert [point["prefixes"][0]["store"] for point in points] == ["memory", "file"]
+
+
 def test_bytes_that_come_back_wrong_fail_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,8 +150,11 @@ def test_a_store_that_loses_objects_fails_the_run_with_a_sentence(
     ("arguments", "sentence"),
     [
         (["--launches", "2"], "--launches means nothing to bench tiers"),
-        (["--set", "windows=zero"], "windows is zero, which keeps none at the end of 256 tokens"),
-        (["--set", "windows=periodic:512"], "keeps none at the end of 256 tokens"),
+        (
+            ["--set", "windows=zero"],
+            "of 256 nothing would be restored. Take ends, or lengths from",
+        ),
+        (["--set", "windows=periodic:512"], "which keeps none in 256 tokens"),
         (["--set", "lengths=[1G]"], "shorten lengths, or hold fewer"),
         (["--set", "stores=[tape]"], "'tape' is not a kind of store"),
         (["--set", "stores=[memory,memory]"], "names a kind twice"),
@@ -132,7 +185,8 @@ def made_up(computed_ns: float | None) -> TiersOutcome:
     outcome = TiersOutcome("v4-flash", "1 × h200", "ends", {"file": "O_DIRECT"}, checks=12)
     for tokens, restored in ((2_048, 1e7), (65_536, 1e8)):
         times = estimate(3e7), estimate(1e5), estimate(restored)
-        row = PrefixRow("file", tokens, tokens // 256, 7_885_312, 12_000_000, *times, computed_ns)
+        counts = tokens, tokens // 256, 7_885_312, 12_000_000, tokens
+        row = PrefixRow("file", *counts, *times, 0.0, computed_ns)
         outcome.prefixes.append(row)
     for family, taken, limit in (("csa", 8e7, 7.2e7), ("window", 2e7, 4e6)):
         way = Way(estimate(taken), estimate(limit))

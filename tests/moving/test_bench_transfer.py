@@ -250,6 +250,8 @@ def test_what_is_not_asked_here_is_refused(prefill: Prefill) -> None:
         (("--listen", "0.0.0.0:0"), "DSV4KV_TRANSFER_TOKEN"),
         (("--listen", "7100"), "write HOST:PORT"),
         (("--listen", "127.0.0.1:1", "--connect", "127.0.0.1:1"), "one machine listens"),
+        (("--connect", "127.0.0.1:1", "--axis", "merge=true,false"), "on this machine"),
+        (("--axis", "merge=true,true"), "comes twice"),
         (("--connect", "10.1.2.3:7100"), "DSV4KV_TRANSFER_TOKEN"),
         (("--connect", "127.0.0.1:99999"), "write HOST:PORT"),
         (("--trace", "builtin:chat"), "--trace means nothing to bench transfer"),

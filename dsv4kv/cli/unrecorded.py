@@ -73,7 +73,6 @@ def run_points(
     """
     from dsv4kv.config.axes import expand_axes
     from dsv4kv.config.load import load_config
-    from dsv4kv.view.table import Text
     from dsv4kv.view.terminal import show
 
     documents, wrong = list[str](), list[str]()
@@ -81,7 +80,7 @@ def run_points(
         ran = run(point)
         at = ", ".join(f"{key}={value}" for key, value in point.axis.items())
         if not silent:
-            show([*([Text(at, "strong"), ""] if at else []), *ran.report, *([""] if at else [])])
+            show(_under(at, ran.report))
         documents.append(ran.document)
         if at:
             documents[-1] = json.dumps({"axis": point.axis, **json.loads(ran.document)})
@@ -90,3 +89,15 @@ def run_points(
         write_json(f"[{', '.join(documents)}]" if axes else documents[0], json_)
     if wrong:
         raise VerificationError("\n".join(wrong))
+
+
+def _under(heading: str, report: "Iterable[Part]") -> "Iterator[Part]":
+    """A point's report under its values; one that is alone has none."""
+    from dsv4kv.view.table import Text
+
+    if heading:
+        yield Text(heading, "strong")
+        yield ""
+    yield from report
+    if heading:
+        yield ""

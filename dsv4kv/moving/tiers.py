@@ -175,10 +175,11 @@ class _Run:
             _check_restored(tier, tokens, found)
             tier.clear()
         useful = sum(f.useful_bytes(tokens) for f in self._families() if f.kept is Kept.PAGES)
-        times = (_estimate(list(each)) for each in zip(*rounds, strict=True))
+        stored_ns, looked_up, restored = (_estimate(list(e)) for e in zip(*rounds, strict=True))
         again, computed = (self._computing.prefill_ns(n, tokens) for n in (found.tokens, 0))
         counts = tokens, len(prefix.keys), useful, found.read_bytes, found.tokens
-        row = PrefixRow(tier.name, *counts, *times, again, computed)
+        times = stored_ns, looked_up, restored, again, computed
+        row = PrefixRow(tier.name, *counts, *times)
         self.outcome.prefixes.append(row)
         return back, found
 

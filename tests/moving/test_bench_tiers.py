@@ -182,7 +182,7 @@ def estimate(value: float) -> Estimate:
 
 def made_up(computed_ns: float | None) -> TiersOutcome:
     """2,048 tokens are back in 10 ms, 65,536 in 100 ms; computing takes ``computed_ns`` each."""
-    outcome = TiersOutcome("v4-flash", "1 × h200", "ends", {"file": "O_DIRECT"}, checks=12)
+    outcome = TiersOutcome("v4-flash", "1 × h200", "ends", cold={"file": "O_DIRECT"}, checks=12)
     for tokens, restored in ((2_048, 1e7), (65_536, 1e8)):
         times = estimate(3e7), estimate(1e5), estimate(restored)
         counts = tokens, tokens // 256, 7_885_312, 12_000_000, tokens

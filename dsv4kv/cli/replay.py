@@ -7,7 +7,7 @@ import typer
 
 from dsv4kv.choices import POLICIES, RULES, STRATEGIES, listed
 from dsv4kv.cli.complete import offer, offer_settings
-from dsv4kv.cli.records import as_settings, end_run, keep_record
+from dsv4kv.cli.records import as_settings, end_run, keep_record, write_json
 from dsv4kv.cli.sweeps import (
     How,
     JobFolder,
@@ -23,8 +23,12 @@ from dsv4kv.resources import shipped_names
 from dsv4kv.view.console import open_console, say
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dsv4kv.record.jobs import Sweep
     from dsv4kv.record.schema import RunRecord
+    from dsv4kv.replay.against import Against
+    from dsv4kv.replay.settings import Known
 
 EPILOG = """\
 [bold]Examples[/bold]
@@ -36,6 +40,8 @@ dsv4kv replay builtin:chat --axis prefix.policy=lru,arc   two policies
 dsv4kv replay builtin:chat --rule vllm-v4:semantic        by vLLM's rule
 
 dsv4kv replay builtin:chat --chart replay.svg             memory over time
+
+dsv4kv replay server --against                            a recorded server, and why it differs
 """
 
 SHORTHANDS = {
@@ -53,6 +59,7 @@ SHORTHANDS = {
     "tflops": "cost.tflops",
 }
 """Options that stand for settings."""
+_OWN = {"memory": SHORTHANDS["memory"]}
 
 
 def _model(text: str, metavar: str | None = None) -> Any:
@@ -63,8 +70,8 @@ def replay(
     trace: Annotated[
         str | None,
         typer.Argument(
-            help="A trace file, a folder of weka conversations or [bold]builtin:chat[/bold]. "
-            "Left out: what the configuration names.",
+            help="A trace file, a folder of weka conversations or [bold]builtin:chat[/bold]; with "
+            "--against a recording. Left out: what the configuration names.",
             autocompletion=offer(["builtin:chat"]),
             show_default=False,
         ),
@@ -135,6 +142,31 @@ def replay(
             autocompletion=offer(["none", "real"]),
         ),
     ] = None,
+    against: Annotated[
+        bool,
+        typer.Option(
+            "--against",
+            help="Replay a recording of `dsv4kv record` at the server's own pace and settings: "
+            "where the server finds more or fewer tokens, and why.",
+            rich_help_panel="A recorded server",
+        ),
+    ] = False,
+    command: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COMMAND|FILE",
+            help="The server's launch command, or a file with it: what its metrics do not tell.",
+            rich_help_panel="A recorded server",
+        ),
+    ] = None,
+    log: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The log of the server's start, likewise.",
+            rich_help_panel="A recorded server",
+        ),
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
@@ -191,6 +223,13 @@ def replay(
         tflops=tflops,
     )
     silent = quiet or json_ == "-"
+    if against:
+        given = [*(set_ or []), *as_settings(_OWN, memory=memory)]
+        found = _compare(trace, given, command=command, log=log, rule=rule, model=model)
+        _show_comparison(str(trace), *found, chart=chart, json_=json_, silent=silent)
+        return
+    if command or log:
+        raise typer.BadParameter("--command and --log are of a recorded server: add --against.")
     if chart is not None:
         _check_chart(chart)
     how = How(jobs, ray, resume, job_folder)
@@ -202,6 +241,70 @@ def replay(
     if chart is not None:
         _draw(record, chart, silent=silent)
     end_run(record)
+
+
+def _compare(
+    source: str | None,
+    given: list[str],
+    *,
+    command: str | None,
+    log: Path | None,
+    rule: str | None,
+    model: str | None,
+) -> "tuple[Against, Sequence[Known]]":
+    """Replay a recording at its server's pace, with its settings and what is given."""
+    from dsv4kv.engines.logs.read import read_log
+    from dsv4kv.errors import ConfigError
+    from dsv4kv.recording.convert import read_recording
+    from dsv4kv.recording.folder import is_recording
+    from dsv4kv.recording.server import read_server
+    from dsv4kv.replay.against import check_comparable, compare_with_server
+    from dsv4kv.replay.settings import open_pool, settings_of
+    from dsv4kv.sizing.launch import read_command
+
+    if source is None or not is_recording(Path(source)):
+        raise ConfigError(
+            f"--against: {source or 'nothing'} is no recording: name a folder of dsv4kv record."
+        )
+    server, recorded = read_server(Path(source)), read_recording(Path(source))
+    check_comparable(recorded, server)
+    reading, started = read_command(command) if command else None, read_log(log) if log else None
+    known = list(settings_of(server, reading, started, rule, model))
+    pool, chosen = open_pool(recorded.requests, known, given)
+    return compare_with_server(recorded, server, chosen, pool), known
+
+
+def _show_comparison(
+    name: str,
+    found: "Against",
+    settings: "Sequence[Known]",
+    *,
+    chart: Path | None,
+    json_: str | None,
+    silent: bool,
+) -> None:
+    import json
+
+    from dsv4kv.files import write_named
+    from dsv4kv.view.against import against_document, against_page, report_against
+    from dsv4kv.view.terminal import show
+
+    if not silent:
+        show(report_against(found, settings))
+    if json_:
+        write_json(json.dumps(against_document(name, found, settings), indent=2), json_)
+    if chart is not None:
+        from dsv4kv.view.page.write import render_page
+
+        _check_page(chart)
+        write_named(chart, render_page(against_page(name, found, settings)), "--chart")
+
+
+def _check_page(chart: Path) -> None:
+    from dsv4kv.errors import ConfigError
+
+    if chart.suffix != ".html":
+        raise ConfigError(f"--chart {chart}: with --against it is a page: name a file .html.")
 
 
 def _print_schema() -> None:

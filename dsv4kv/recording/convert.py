@@ -13,8 +13,8 @@ from dsv4kv.traces.request import Request
 from dsv4kv.units import counted
 
 _MERGED = (
-    *("arrival_s", "input_tokens", "output_tokens", "cached_tokens", "session"),
-    *("ids", "grain", "ids_of"),
+    *("arrival_s", "first_s", "last_s", "input_tokens", "output_tokens", "cached_tokens"),
+    *("session", "ids", "grain", "ids_of"),
 )
 _OWN_IDS = 2**62
 """The first of ids that are nobody else's; none of 63 bits is likely to be one of them."""
@@ -33,7 +33,11 @@ class Recorded:
         stores_only: Whether nobody saw the requests, but only what was stored for them: what was
             cached as a whole is missing, so no hit rate follows.
         cached_tokens: By the server, of every request; None where it did not say.
-        by_text: Requests whose ids are of their text: what they share is estimated.
+        begun_s: When the first arrived, seconds since 1970.
+        first_s: When every request's first token went out, as arrivals count; None if not known.
+        last_s: Likewise its last.
+        ids_of: What every request's ids are made of: ``tokens``; ``text``, then what they share is
+            estimated; or ``length``, then they share nothing.
         own_blocks: Blocks of prompts without ids in a trace that has some: they share nothing.
         counters: Whose counters, tokens found, tokens asked for, of every server sampled.
     """
@@ -41,7 +45,10 @@ class Recorded:
     requests: list[Request]
     stores_only: bool
     cached_tokens: list[int | None]
-    by_text: int
+    begun_s: float
+    first_s: list[float | None]
+    last_s: list[float | None]
+    ids_of: list[str]
     own_blocks: int
     counters: list[tuple[str, int, int]]
 
@@ -69,11 +76,15 @@ def read_recording(folder: Path) -> Recorded:
             "size; record servers of different block sizes apart."
         )
     own_blocks = sum(_name_blocks(rows, size) for size in sizes)
+    begun_s = rows[0]["arrival_s"]
     return Recorded(
-        [_request(row, rows[0]["arrival_s"]) for row in rows],
+        [_request(row, begun_s) for row in rows],
         stores_only,
         [row.get("cached_tokens") for row in rows],
-        sum(row.get("ids_of") == "text" for row in rows),
+        begun_s,
+        [_since(begun_s, row.get("first_s")) for row in rows],
+        [_since(begun_s, row.get("last_s")) for row in rows],
+        [row.get("ids_of") or "tokens" for row in rows],
         own_blocks,
         [
             hits
@@ -92,12 +103,13 @@ def told(recorded: Recorded) -> list[str]:
         f"({found / asked:.2%}), from the first sample to the last"
         for engine, found, asked in recorded.counters
     ]
-    prompts, blocks = counted(recorded.by_text, "prompt"), counted(recorded.own_blocks, "block")
+    by_text = recorded.ids_of.count("text")
+    prompts, blocks = counted(by_text, "prompt"), counted(recorded.own_blocks, "block")
     text = [f"ids of {prompts} are of text: what they share is estimated"]
     own = [f"{blocks} of prompts of which only the length is known are taken to share nothing"]
     return [
         _told_of_requests(recorded),
-        *(text if recorded.by_text else []),
+        *(text if by_text else []),
         *(own if recorded.own_blocks else []),
         *counters,
     ]
@@ -137,7 +149,7 @@ def _name_blocks(rows: Iterable[Record], size: int) -> int:
     for row in rows:
         if not row.get("ids"):
             begin, end = end, end + row["input_tokens"] // size
-            row |= {"ids": list(range(begin, end)), "grain": size}
+            row |= {"ids": list(range(begin, end)), "grain": size, "ids_of": "length"}
     return end - _OWN_IDS
 
 
@@ -155,6 +167,10 @@ def _row_of(store: Store) -> Record:
         "ids": store.ids,
         "grain": store.grain_tokens,
     }
+
+
+def _since(begun_s: float, at_s: float | None) -> float | None:
+    return None if at_s is None else at_s - begun_s
 
 
 def _request(row: Record, begun_s: float) -> Request:

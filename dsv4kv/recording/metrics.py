@@ -27,6 +27,7 @@ _KEPT = re.compile(
     r"|sglang:(cached|prompt|generation|backuped|prefetched|load_back|evicted)_tokens(_total)?"
     r"|sglang:num_(retracted_requests|requests)_total"
     r"|sglang:(num_running_reqs|num_queue_reqs|(full_|swa_)?token_usage|cache_hit_rate)"
+    r"|sglang:(max_total_num_tokens|page_size|kv_used_tokens)"
     r"|sglang:(hicache|kv_transfer)_\w+|sglang:(prefetch|backup)_bandwidth\w*"
     r"|process_start_time_seconds"
 )

@@ -14,6 +14,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,8 @@ def draw_workloads(rule: str) -> Iterator[Workload]:
             chunk = draw.choice([64, 160, 1024])
             yield Workload(rule, SMALL_PAGE, prompts, pool, chunk, [], [])
         return
-    for _, trace in zip(range(SEEDS), draw_traces(rule), strict=False):
+    drawn = sorted(islice(draw_traces(rule), 5 * SEEDS), key=lambda trace: trace.pages)
+    for trace in drawn[2::5]:  # from tight pools to roomy ones
         yield Workload(rule, PAGE, trace.prompts, trace.pages, trace.chunk_pages * PAGE, [], [])
 
 

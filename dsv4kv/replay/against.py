@@ -1,0 +1,442 @@
+"""A recorded server against a replay of what it was asked, and what makes them differ.
+
+Both are counted minute by minute: tokens found, blocks evicted, blocks in use, requests preempted.
+What explains the difference is replayed with one thing changed at a time, so that every cause has
+its tokens: exactly, or between two bounds. What is left is said to be unexplained.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dsv4kv.engines.cache import Pool
+from dsv4kv.engines.rules import find_rule
+from dsv4kv.errors import ConfigError, TraceError
+from dsv4kv.prefix.paths import find_reuse
+from dsv4kv.recording.convert import Recorded
+from dsv4kv.recording.server import Server
+from dsv4kv.replay.paced import Played, Span, play
+
+MINUTE_S = 60.0
+_POOLS = (7 / 8, 3 / 4, 5 / 8, 1 / 2, 3 / 8, 1 / 4, 3 / 16, 1 / 8)
+"""Of the pool that was stated: smaller ones that may fit better what the server did."""
+_BETTER = 0.8  # a smaller pool is named if it leaves less than this of the difference
+_NOTABLE = 0.01  # of all prompt tokens
+_ORDER = 0.9  # a pool so much smaller bounds what another order of eviction may lose
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What the server or the replay did in a minute, or in all; None where it is not known.
+
+    Attributes:
+        hit_tokens: Prompt tokens found.
+        evicted: Cached blocks evicted.
+        used: Most blocks that requests held when the server was looked at.
+        preempted: Requests preempted.
+    """
+
+    hit_tokens: int | None
+    evicted: int | None
+    used: int | None
+    preempted: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Minute:
+    """A minute, counted from the first arrival.
+
+    Attributes:
+        number: Which, from 0; -1 for all of them.
+        requests: That arrived in it.
+        prompt_tokens: Of those of which the server told what it found.
+        server: What the server did.
+        replay: What the replay did.
+    """
+
+    number: int
+    requests: int
+    prompt_tokens: int
+    server: Side
+    replay: Side
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """What makes the server find more tokens than the replay, or fewer.
+
+    Attributes:
+        name: What it is.
+        low: Tokens more than the replay that it explains at least; negative where they are fewer.
+        high: At most; the same where it is known exactly.
+        seen: Where that is known from.
+    """
+
+    name: str
+    low: int
+    high: int
+    seen: str
+
+
+@dataclass(frozen=True)
+class Against:
+    """The comparison.
+
+    Attributes:
+        total: All of it.
+        minutes: Minute by minute.
+        causes: What explains the difference, the surest first.
+        unexplained: Tokens of the difference that no cause reaches.
+        cautions: What else to know.
+    """
+
+    total: Minute
+    minutes: list[Minute]
+    causes: list[Cause]
+    unexplained: int
+    cautions: list[str]
+
+    @property
+    def difference(self) -> int:
+        """Tokens that the server found and the replay did not; negative if it is the other."""
+        return (self.total.server.hit_tokens or 0) - (self.total.replay.hit_tokens or 0)
+
+
+def compare_with_server(recorded: Recorded, server: Server, rule: str, pool: Pool) -> Against:
+    """Replay what was asked at the server's pace, and explain what differs.
+
+    Args:
+        recorded: The requests.
+        server: What the server did.
+        rule: By whose rule.
+        pool: The server's cache, and the requests as a trace.
+
+    Raises:
+        TraceError: Nobody recorded requests, or what the server found.
+    """
+    return _Comparison(recorded, server, rule, pool).explain()
+
+
+def check_comparable(recorded: Recorded, server: Server) -> None:
+    """Refuse a recording with nothing to compare; raises ``TraceError``."""
+    if recorded.stores_only:
+        raise TraceError(
+            "stores-only: requests were not recorded, so there is nothing to replay against: give "
+            "record --proxy or --requests, too."
+        )
+    if not server.counted and all(found is None for found in recorded.cached_tokens):
+        raise TraceError(
+            "the server did not say how many tokens it found: record its --metrics, or let it "
+            "tell in every answer (vLLM: --enable-prompt-tokens-details, SGLang: "
+            "--enable-cache-report)."
+        )
+
+
+def spans_of(recorded: Recorded) -> list[Span]:
+    """When requests ran; one of which no end is known ends as it begins."""
+    spans = []
+    rows = zip(recorded.requests, recorded.first_s, recorded.last_s, strict=True)
+    for request, first_s, last_s in rows:
+        begin_s = request.arrival_s
+        end_s = max(begin_s, last_s if last_s is not None else begin_s)
+        spans.append(Span(begin_s, min(max(begin_s, first_s or begin_s), end_s), end_s))
+    return spans
+
+
+class _Comparison:
+    def __init__(self, recorded: Recorded, server: Server, rule: str, pool: Pool) -> None:
+        if find_rule(rule).open is None:
+            raise ConfigError(f"the rule {rule} is no server's: take an engine's, with --rule.")
+        check_comparable(recorded, server)
+        self._recorded, self._server, self._pool = recorded, server, pool
+        self._name, self._rule = rule, find_rule(rule)
+        self._spans = spans_of(recorded)
+        self._at_once = rule.startswith("vllm")  # it caches a prompt as it schedules it
+        self._restarts = [self._since(begin) for begin, _ in server.restarts]
+        self._looks = [self._since(at) for at, _ in server.used]
+        self._told = np.array([found is not None for found in recorded.cached_tokens])
+        self._found = np.array([found or 0 for found in recorded.cached_tokens], np.int64)
+        if not self._told.any():
+            self._told[:] = True  # counters speak of all
+        self._by_request = any(found is not None for found in recorded.cached_tokens)
+        table = pool.table
+        seen = find_reuse(table, table.block_tokens).found_tokens(None)
+        self._beyond = np.where(self._told, np.maximum(self._found - seen, 0), 0)
+
+    def explain(self) -> Against:
+        """Replay it, and with every cause."""
+        plain = self._play()
+        causes, model = [], plain
+        if self._restarts:
+            model, before = self._play(emptied=self._restarts), plain
+            times = f"{len(self._restarts)}, at " + ", ".join(map(_clock, self._restarts[:3]))
+            causes.append(self._cause("the cache began anew", before, model, times))
+        causes += self._unrecorded(model)
+        smaller = self._smaller_pool(model)
+        if smaller is not None:
+            blocks, better = smaller
+            of = f"{blocks:,} of {self._pool.blocks:,} blocks fit what it found best"
+            causes.append(self._cause("a smaller pool than stated", model, better, of))
+            model = better
+            self._pool = replace(self._pool, tokens=blocks * self._pool.block_tokens)
+        causes += self._unseen()
+        causes += self._ids_of_text(model)
+        causes += self._in_flight(model)
+        causes += self._order(model)
+        return self._report(plain, [cause for cause in causes if cause.low or cause.high])
+
+    # ---- causes ---------------------------------------------------------------------------------
+
+    def _cause(self, name: str, before: Played, after: Played, seen: str) -> Cause:
+        grown = self._sum(after) - self._sum(before)
+        return Cause(name, grown, grown, seen)
+
+    def _between(self, name: str, model: Played, others: Sequence[Played], seen: str) -> Cause:
+        """What lies between the replay and others of it, where the server lies there, too.
+
+        Request by request: no more than it differs, and no more than the others do.
+        """
+        hits = [np.array(each.hits)[self._told] for each in (model, *others)]
+        fewer, more = (each - hits[0] for each in (np.min(hits, axis=0), np.max(hits, axis=0)))
+        if self._by_request:
+            apart = (self._found - self._beyond)[self._told] - hits[0]
+            fewer, more = np.maximum(fewer, np.minimum(apart, 0)), np.clip(apart, 0, more)
+        return Cause(name, int(fewer.sum()), int(more.sum()), seen)
+
+    def _unrecorded(self, model: Played) -> Iterator[Cause]:
+        """Others may have been served meanwhile: all that was cached before may be gone."""
+        ends = [self._since(end) for _, end in self._server.unrecorded]
+        inside = [end for end in ends if self._spans[0].begin_s < end < self._spans[-1].begin_s]
+        if inside:
+            emptied = self._play(emptied=sorted([*self._restarts, *inside]))
+            times = f"{len(inside)}, until " + ", ".join(map(_clock, inside[:3]))
+            yield self._between("nobody recorded", model, [emptied], times)
+
+    def _smaller_pool(self, model: Played) -> tuple[int, Played] | None:
+        """A smaller pool with which the replay finds what the server found, if there is one."""
+        apart = self._apart(model)
+        size = self._pool.block_tokens
+        best: tuple[int, int, Played] | None = None
+        if apart < _NOTABLE * self._asked:
+            return None
+        for share in _POOLS:
+            blocks = int(self._pool.blocks * share)
+            tried = self._play(
+                pool=replace(self._pool, tokens=blocks * size), emptied=self._restarts
+            )
+            if not tried.rejected and (best is None or self._apart(tried) < best[0]):
+                best = self._apart(tried), blocks, tried
+        if best is None or best[0] > _BETTER * apart:
+            return None
+        return best[1], best[2]
+
+    def _unseen(self) -> Iterator[Cause]:
+        """Found, although no prompt of the recording had it before."""
+        if not self._by_request:
+            return
+        by_length = np.array([of == "length" for of in self._recorded.ids_of])
+        known, unknown = (int(self._beyond[rows].sum()) for rows in (~by_length, by_length))
+        yield Cause(
+            "cached before the recording, or generated", known, known, "no prompt had it before"
+        )
+        yield Cause("prompts of unknown tokens", unknown, unknown, "only their length is known")
+
+    def _ids_of_text(self, model: Played) -> Iterator[Cause]:
+        """Ids made of text say only about what prompts share."""
+        by_text = np.array([of == "text" for of in self._recorded.ids_of]) & self._told
+        if by_text.any() and self._by_request:
+            apart = (self._found - self._beyond - np.array(model.hits))[by_text]
+            low, high = int(apart[apart < 0].sum()), int(apart[apart > 0].sum())
+            count = f"of {int(by_text.sum()):,} prompts"
+            yield Cause("ids made of text", low, high, count)
+
+    def _in_flight(self, model: Played) -> Iterator[Cause]:
+        """Whether prompts are found while they are being computed."""
+        other = self._play(at_once=not self._at_once, emptied=self._restarts)
+        name = "prompts found while they are computed"
+        yield self._between(name, model, [other], "replayed both ways")
+
+    def _order(self, model: Played) -> Iterator[Cause]:
+        """What is evicted first matters only where something is."""
+        size, blocks = self._pool.block_tokens, self._pool.blocks
+        roomy = self._play(pool=self._sized(size * 16 * blocks), emptied=self._restarts)
+        tight = self._play(pool=self._sized(size * int(_ORDER * blocks)), emptied=self._restarts)
+        name, seen = "order of eviction", f"pools of {_ORDER:.0%} and of any size"
+        yield self._between(name, model, [tight, roomy], seen)
+
+    # ---- counting -------------------------------------------------------------------------------
+
+    @property
+    def _asked(self) -> int:
+        return int(self._pool.table.input_tokens[self._told].sum())
+
+    @property
+    def _answered(self) -> int:
+        """Tokens that the server found, by its answers or else by its counters."""
+        if self._by_request:
+            return int(self._found[self._told].sum())
+        return sum(found for _, found, _ in self._server.counted)
+
+    def _play(
+        self,
+        *,
+        pool: Pool | None = None,
+        at_once: bool | None = None,
+        emptied: Sequence[float] = (),
+    ) -> Played:
+        once = self._at_once if at_once is None else at_once
+        return play(
+            pool or self._pool,
+            self._rule,
+            self._spans,
+            at_once=once,
+            emptied=emptied,
+            looks=self._looks,
+        )
+
+    def _sized(self, tokens: int) -> Pool:
+        return replace(self._pool, tokens=tokens)
+
+    def _sum(self, played: Played) -> int:
+        return int(np.array(played.hits)[self._told].sum())
+
+    def _apart(self, played: Played) -> int:
+        """Tokens by which requests differ; in all, where only counters tell."""
+        if not self._by_request:
+            return abs(self._answered - self._sum(played))
+        hits = np.array(played.hits)
+        return int(np.abs(self._found - hits)[self._told].sum())
+
+    def _since(self, at_s: float) -> float:
+        return at_s - self._recorded.begun_s
+
+    def _report(self, played: Played, causes: list[Cause]) -> Against:
+        difference = self._answered - self._sum(played)
+        low, high = sum(each.low for each in causes), sum(each.high for each in causes)
+        rest = min(0, difference - low) if difference < low else max(0, difference - high)
+        minutes = list(self._minutes(played))
+        return Against(
+            self._in_all(minutes, played), minutes, causes, rest, list(self._cautions(played))
+        )
+
+    def _minutes(self, played: Played) -> Iterator[Minute]:
+        server, since = self._server, self._since
+        arrivals = np.array([span.begin_s for span in self._spans])
+        places = (arrivals // MINUTE_S).astype(np.int64)
+        told, tokens = self._told, self._pool.table.input_tokens
+        share = self._pool.blocks
+        if self._by_request:
+            found = _in_minutes(zip(arrivals[told], self._found[told].tolist(), strict=True))
+        else:
+            found = _in_minutes((since(at), count) for at, count, _ in server.counted)
+        sides = (
+            _Rows(
+                found,
+                _in_minutes((since(at), count) for at, count in server.evicted or ()),
+                _most((since(at), round(used * share)) for at, used in server.used),
+                _in_minutes((since(at), count) for at, count in server.preempted or ()),
+            ),
+            _Rows(
+                _in_minutes(
+                    zip(arrivals[told], np.array(played.hits)[told].tolist(), strict=True)
+                ),
+                _in_minutes(played.evicted),
+                _most(zip(self._looks, played.used, strict=False)),
+                _in_minutes((at, 1) for at in played.preempted),
+            ),
+        )
+        requests, asked = np.bincount(places), np.bincount(places, tokens * told)
+        for number in range(len(requests)):
+            of_server, of_replay = (rows.side(number) for rows in sides)
+            yield Minute(
+                number,
+                int(requests[number]),
+                int(asked[number]),
+                replace(
+                    of_server,
+                    evicted=None if server.evicted is None else of_server.evicted,
+                    preempted=None if server.preempted is None else of_server.preempted,
+                ),
+                of_replay,
+            )
+
+    def _in_all(self, minutes: Sequence[Minute], played: Played) -> Minute:
+        """The sums, with what lies outside the minutes; of blocks in use the most."""
+        sides = [
+            _sum_up([getattr(each, name) for each in minutes]) for name in ("server", "replay")
+        ]
+        told, evicted = self._server.evicted, sum(count for _, count in played.evicted)
+        evicted_there = None if told is None else sum(count for _, count in told)
+        return Minute(
+            -1,
+            len(self._spans),
+            self._asked,
+            replace(sides[0], hit_tokens=self._answered, evicted=evicted_there),
+            replace(sides[1], hit_tokens=self._sum(played), evicted=evicted),
+        )
+
+    def _cautions(self, played: Played) -> Iterator[str]:
+        if played.rejected:
+            yield f"{played.rejected:,} requests are too long for the pool of the replay"
+        if self._server.lost_messages:
+            yield f"{self._server.lost_messages:,} messages of events were lost: evictions too"
+        untold = int((~self._told).sum())
+        if untold:
+            yield f"of {untold:,} requests the server did not say what it found"
+        if not any(last is not None for last in self._recorded.last_s):
+            yield "when requests ended is not known: they are replayed one after the other"
+        asked = sum(asked for _, _, asked in self._server.counted)
+        recorded = int(self._pool.table.input_tokens.sum())
+        if asked > recorded * (1 + _NOTABLE):
+            yield (
+                f"the server counted {asked:,} prompt tokens and {recorded:,} were recorded: "
+                "others use it, too"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """What one side did, by minute."""
+
+    hits: Counter[int]
+    evicted: Counter[int]
+    used: dict[int, int]
+    preempted: Counter[int]
+
+    def side(self, minute: int) -> Side:
+        """Of one minute."""
+        used = self.used.get(minute)
+        return Side(self.hits[minute], self.evicted[minute], used, self.preempted[minute])
+
+
+def _in_minutes(rows: Iterable[tuple[float, int]]) -> Counter[int]:
+    found = Counter[int]()
+    for at, count in rows:
+        found[int(at // MINUTE_S)] += count
+    return found
+
+
+def _most(rows: Iterable[tuple[float, int]]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for at, count in rows:
+        minute = int(at // MINUTE_S)
+        found[minute] = max(found.get(minute, 0), count)
+    return found
+
+
+def _sum_up(sides: Sequence[Side]) -> Side:
+    def known(name: str) -> list[int]:
+        return [value for side in sides if (value := getattr(side, name)) is not None]
+
+    evicted, preempted = (
+        sum(values) if (values := known(name)) else None for name in ("evicted", "preempted")
+    )
+    return Side(sum(known("hit_tokens")), evicted, max(known("used"), default=None), preempted)
+
+
+def _clock(at_s: float) -> str:
+    """Minutes and seconds since the first arrival."""
+    minutes, seconds = divmod(max(0, round(at_s)), 60)
+    return f"{minutes}:{seconds:02}"

@@ -1,0 +1,201 @@
+"""A replay at a server's own pace: requests begin, answer and end when they did there.
+
+No model of a step is needed, and none is used: what runs at once is what ran at once. A request
+takes its prompt's blocks when it begins, if they can be had, and a block for what it generates at
+even distances between its first token and its last.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from dsv4kv.engines.cache import EngineCache, Pool
+from dsv4kv.engines.rule import Rule
+
+
+class Span(NamedTuple):
+    """When a request began, gave its first token and ended, in seconds."""
+
+    begin_s: float
+    first_s: float
+    last_s: float
+
+
+@dataclass
+class Played:
+    """What came of it.
+
+    Attributes:
+        hits: Prompt tokens that every request need not compute.
+        rejected: Requests that can never run.
+        evicted: When, how many blocks.
+        used: Blocks that requests held at every moment that was asked for.
+        preempted: When a request was.
+    """
+
+    hits: list[int]
+    rejected: int = 0
+    evicted: list[tuple[float, int]] = field(default_factory=list)
+    used: list[int] = field(default_factory=list)
+    preempted: list[float] = field(default_factory=list)
+
+    @property
+    def total(self) -> int:
+        """Tokens that all requests hit."""
+        return sum(self.hits)
+
+
+def play(
+    pool: Pool,
+    rule: Rule,
+    spans: Sequence[Span],
+    *,
+    at_once: bool,
+    emptied: Sequence[float] = (),
+    looks: Sequence[float] = (),
+) -> Played:
+    """Serve a trace.
+
+    Args:
+        pool: The cache and the prompts.
+        rule: An engine's.
+        spans: Of every request.
+        at_once: Whether others find a prompt as soon as it begins, or when it is computed.
+        emptied: When the cache lost everything, and requests that ran with it.
+        looks: When to look at the blocks in use.
+    """
+    return _Paced(pool, rule, spans, at_once=at_once).run(emptied, looks)
+
+
+_EMPTY, _LOOK, _BEGIN, _STORE, _GROW, _END = range(6)
+
+
+class _Paced:
+    def __init__(self, pool: Pool, rule: Rule, spans: Sequence[Span], *, at_once: bool) -> None:
+        assert rule.open is not None
+        self._pool, self._rule, self._spans, self._at_once = pool, rule, spans, at_once
+        self._open = rule.open
+        self._cache: EngineCache = rule.open(pool)
+        self._tokens = pool.table.input_tokens.tolist()
+        self._outputs = pool.table.output_tokens.tolist()
+        self._chunk = max(1, pool.chunk_tokens // pool.block_tokens) * pool.block_tokens
+        self._replayed = pool.model.window_tokens if rule.replays else 0
+        self._played = Played([0] * len(pool.table))
+        self._seen = self._evicted = 0
+        self._running: dict[int, int] = {}  # blocks of what each has generated, oldest first
+        self._resumed: dict[int, int] = {}  # where prompts that are not computed yet go on
+        self._waiting: deque[int] = deque()
+        self._counted: set[int] = set()
+        self._late: set[int] = set()  # of those that wait, which should have ended by now
+
+    def run(self, emptied: Sequence[float], looks: Sequence[float]) -> Played:
+        """Do what comes next until nothing is left."""
+        agenda = [(at, -1, _EMPTY) for at in emptied]
+        agenda += [(at, len(self._spans), _LOOK) for at in looks]
+        agenda += [(span.begin_s, number, _BEGIN) for number, span in enumerate(self._spans)]
+        heapq.heapify(agenda)
+        while agenda:
+            at, number, what = heapq.heappop(agenda)
+            if what == _EMPTY:
+                self._empty()
+            elif what == _LOOK:
+                self._played.used.append(self._cache.private + self._cache.shared)
+            elif what == _BEGIN:
+                self._arrive(number)
+                for each in self._coming(number):
+                    heapq.heappush(agenda, each)
+            elif what == _STORE:
+                self._store(number)
+            elif what == _GROW:
+                self._grow(number, at)
+            else:
+                self._end(number)
+            self._note_evictions(at)
+        return self._played
+
+    def _coming(self, number: int) -> list[tuple[float, int, int]]:
+        """What becomes of a request that begins."""
+        _, first_s, last_s = self._spans[number]
+        size, tokens = self._pool.block_tokens, self._tokens[number]
+        grown = -(-(tokens + max(0, self._outputs[number] - 1)) // size) - -(-tokens // size)
+        step_s = (last_s - first_s) / max(1, grown)
+        return [
+            (first_s, number, _STORE),
+            *((first_s + (n + 0.5) * step_s, number, _GROW) for n in range(grown)),
+            (last_s, number, _END),
+        ]
+
+    def _arrive(self, number: int) -> None:
+        if self._cache.refuses(self._tokens[number]):
+            self._played.rejected += 1
+        else:
+            self._waiting.append(number)
+            self._admit()
+
+    def _admit(self) -> None:
+        """Begin with those that wait, in their order, as long as there is room."""
+        while self._waiting and self._cache.fits(
+            self._waiting[0], self._tokens[self._waiting[0]], 0
+        ):
+            self._begin(self._waiting.popleft())
+
+    def _begin(self, number: int) -> None:
+        resumed = self._cache.begin(number, self._tokens[number]).resumed
+        begun = max(0, resumed * self._pool.block_tokens - self._replayed)
+        if number not in self._counted:
+            self._played.hits[number] = begun
+            self._counted.add(number)
+        self._running[number], self._resumed[number] = 0, begun
+        if self._at_once:
+            self._store(number)
+        if number in self._late:
+            self._end(number)
+
+    def _store(self, number: int) -> None:
+        """Compute a prompt to its end, chunk by chunk."""
+        begun = self._resumed.pop(number, None)
+        if begun is None:
+            return
+        tokens = self._tokens[number]
+        for end in [*range(begun + self._chunk, tokens, self._chunk), tokens]:
+            self._cache.compute(number, end)
+        if self._outputs[number] > 1:
+            self._cache.decode(number)
+
+    def _grow(self, number: int, at: float) -> None:
+        """Take a block for what is generated; the youngest request gives way."""
+        while number in self._running and self._cache.available < 1:
+            youngest = next(reversed(self._running))
+            self._let_go(youngest)
+            self._waiting.appendleft(youngest)
+            self._played.preempted.append(at)
+        if number in self._running:
+            self._cache.take(1)
+            self._running[number] += 1
+
+    def _end(self, number: int) -> None:
+        if number in self._running:
+            self._store(number)
+            self._let_go(number)
+            self._admit()
+        elif number in self._waiting:
+            self._late.add(number)
+
+    def _let_go(self, number: int) -> None:
+        self._resumed.pop(number, None)
+        self._cache.end(number, self._running.pop(number))
+
+    def _empty(self) -> None:
+        self._cache = self._open(self._pool)
+        self._seen = 0
+        self._running.clear()
+        self._resumed.clear()
+        self._waiting.clear()
+
+    def _note_evictions(self, at: float) -> None:
+        evicted = self._cache.evicted
+        if evicted > self._seen:
+            self._played.evicted.append((at, evicted - self._seen))
+            self._seen = evicted

@@ -1,0 +1,188 @@
+"""A server's own settings, as settings of a replay: from its metrics and its launch command."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from dsv4kv.choices import listed
+from dsv4kv.config.load import load_config
+from dsv4kv.config.replay import ReplayConfig
+from dsv4kv.engines.cache import ENGINE_BLOCK_TOKENS as PAGE_TOKENS
+from dsv4kv.engines.cache import Pool
+from dsv4kv.engines.logs.read import StartupLog
+from dsv4kv.engines.logs.setups import named_model
+from dsv4kv.engines.rules import check_model, find_drafts
+from dsv4kv.errors import ConfigError
+from dsv4kv.model.config import DSV4Config
+from dsv4kv.model.presets import load_model
+from dsv4kv.recording.server import Server
+from dsv4kv.replay.memory import arch_of, plan_memory
+from dsv4kv.sizing.launch import Reading
+from dsv4kv.traces.collect import collect_paths
+from dsv4kv.traces.request import Request
+
+_RULES = {
+    ("vllm", "v4"): "vllm-v4:semantic",
+    ("vllm", "v41"): "vllm-v41",
+    ("vllm", "flat"): "vllm",
+    ("sglang", "v4"): "sglang-v4:tail",
+    ("sglang", "v41"): "sglang-v41",
+    ("sglang", "flat"): "sglang",
+}
+"""The rule that an engine has by default, by the kind of the model."""
+_RETENTION = {"dense": "vllm-v4:dense", "4096": "vllm-v4:4096", "0": "vllm-v4:semantic"}
+_KEEPS_WINDOWS = "SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS"
+_ENCODER = "--enable-encoder-swa-bounded-replay"
+_DEFAULT_MODEL = "v4-flash"
+_COMMAND, _LOG = "the launch command", "the log of its start"
+
+
+class Known(NamedTuple):
+    """A setting of the replay.
+
+    Attributes:
+        key: Its dotted path.
+        value: As text.
+        source: Where it is known from.
+    """
+
+    key: str
+    value: str
+    source: str
+
+
+def settings_of(
+    server: Server,
+    command: Reading | None,
+    log: StartupLog | None,
+    rule: str | None,
+    model: str | None,
+) -> Iterator[Known]:
+    """What is known of a server: a rule and a model in any case, by default where nothing tells.
+
+    Args:
+        server: What was recorded of it.
+        command: Its launch command, if it is given.
+        log: The log of its start, if it is given.
+        rule: A rule that was asked for.
+        model: Likewise a model.
+
+    Raises:
+        ConfigError: The log is of a model with another cache.
+    """
+    texts = command.texts if command else {}
+    preset, source = _first(
+        (model, "as given"),
+        (texts.get("model"), _COMMAND),
+        (named_model(log) if log else None, _LOG),
+        (_DEFAULT_MODEL, "nothing names it"),
+    )
+    yield Known("model.preset", preset, source)
+    yield _rule(server, command, log, rule, load_model(preset))
+    blocks, source = _first(
+        (_blocks_by_metrics(server), "the server's metrics"),
+        (_blocks_by_log(log) if log else None, _LOG),
+        (texts.get("kv-blocks"), _COMMAND),
+    )
+    if blocks:
+        yield Known("cache.num_blocks", blocks, source)
+    steps, source = _first(
+        (texts.get("step-tokens"), _COMMAND),
+        (str(log.whole("batched") or "") if log else None, _LOG),
+    )
+    if steps:
+        yield Known("scheduler.step_tokens", steps, source)
+    if texts.get("draft-tokens", "0") != "0":
+        yield Known("prefix.speculation", "mtp", _COMMAND)
+
+
+def _first(*known: tuple[str | None, str]) -> tuple[str, str]:
+    """The first value that is there, and its source."""
+    return next(((value, source) for value, source in known if value), ("", ""))
+
+
+def _rule(
+    server: Server,
+    command: Reading | None,
+    log: StartupLog | None,
+    asked: str | None,
+    model: DSV4Config,
+) -> Known:
+    if asked:
+        return Known("prefix.rule", asked, "as given")
+    family = command.launch.family if command else log.family if log else server.family
+    if command and model.kind == "v4" and family == "vllm":
+        found = _RETENTION.get(command.texts.get("retention", ""))
+        if found:
+            return Known("prefix.rule", found, f"{_COMMAND}'s retention")
+    if command and model.kind == "v4" and command.launch.variables.get(_KEEPS_WINDOWS) == "0":
+        return Known("prefix.rule", "sglang-v4:dense", f"{_COMMAND}'s {_KEEPS_WINDOWS}")
+    if command and model.kind == "v41" and _ENCODER in dict(command.launch.words):
+        return Known("prefix.rule", "sglang-v41:encoder", f"{_COMMAND}'s {_ENCODER}")
+    if (family, model.kind) not in _RULES:
+        raise ConfigError(
+            "whose server it is is not known: record its --metrics, or give --rule, one of "
+            f"{listed(_RULES.values())}."
+        )
+    source = f"{family}'s default for {model.name}"
+    return Known("prefix.rule", _RULES[family, model.kind], source)
+
+
+def _blocks_by_metrics(server: Server) -> str | None:
+    """What the pool holds: in vLLM blocks, one of which holds nothing; in SGLang tokens."""
+    told = server.settings
+    if server.family == "vllm" and told.get("num_gpu_blocks", "").isdecimal():
+        return str(int(told["num_gpu_blocks"]) - 1)
+    if server.family == "sglang" and told.get("num_tokens", "").isdecimal():
+        return str(int(told["num_tokens"]) // int(told.get("page_size", PAGE_TOKENS)))
+    return None
+
+
+def _blocks_by_log(log: StartupLog) -> str | None:
+    """SGLang's tokens of context; vLLM's log has no number of blocks."""
+    tokens = log.readings[0].whole("full_token")
+    return str(tokens // (log.whole("block") or PAGE_TOKENS)) if tokens else None
+
+
+def open_pool(
+    requests: Iterable[Request], known: Sequence[Known], given: Sequence[str]
+) -> tuple[Pool, str]:
+    """The server's cache with what it was asked, and the rule by which it finds prompts.
+
+    Args:
+        requests: What was asked.
+        known: What is known of the server.
+        given: ``KEY=VALUE`` that were asked for; they go before what is known.
+
+    Raises:
+        ConfigError: The size of the cache is not known, or the settings fit no replay.
+    """
+    asked = {setting.partition("=")[0] for setting in given}
+    if "cache.memory_bytes" in asked:
+        known = [each for each in known if each.key != "cache.num_blocks"]
+    elif "cache.num_blocks" not in asked | {each.key for each in known}:
+        raise ConfigError(
+            "how many blocks the server's cache has is not known: record its --metrics, or give "
+            "--set cache.num_blocks=N: vLLM's num_gpu_blocks, SGLang's max_total_num_tokens / 256."
+        )
+    settings = [f"{each.key}={each.value}" for each in known]
+    if "cache.memory_bytes" not in asked:
+        settings.insert(0, "cache.memory_bytes=null")
+    config = load_config(None, [*settings, *given, *_few_slots(known, asked)], ReplayConfig).config
+    memory = plan_memory(config)
+    check_model(config.prefix.rule, memory.model)
+    size = memory.block_tokens
+    pool = Pool(
+        collect_paths(requests),
+        memory.num_blocks * size,
+        size,
+        memory.model,
+        config.scheduler.step_tokens,
+        find_drafts(config.prefix.rule, config.prefix.speculation),
+        arch_of(config.cost),
+    )
+    return pool, config.prefix.rule
+
+
+def _few_slots(known: Sequence[Known], asked: set[str]) -> list[str]:
+    """Nobody counts slots here; a step of few tokens must not be refused for them."""
+    return [] if "scheduler.max_requests" in asked else ["scheduler.max_requests=1"]

@@ -1,0 +1,294 @@
+"""A recorded server against its replay: what was planted is what explains the difference.
+
+The server is made: it finds what the engine's rule finds, with one thing changed, and tells what a
+real one tells. So every token of the difference has a known cause.
+"""
+
+import json
+import random
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from dsv4kv.cli import app
+from dsv4kv.engines.cache import Pool
+from dsv4kv.engines.rules import find_rule
+from dsv4kv.model.presets import load_model
+from dsv4kv.recording.folder import Record, Recording
+from dsv4kv.replay.paced import Span, play
+from dsv4kv.traces.collect import collect_paths
+from dsv4kv.traces.request import Request
+
+MODEL = load_model("v4-flash")
+BEGUN_S = 1_800_000_000.0
+BLOCKS = {"vllm": 960, "sglang": 320}
+RULES = {"vllm": "vllm-v4:semantic", "sglang": "sglang-v4:tail"}
+CHUNK = 512
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A server, and what is different about it.
+
+    Attributes:
+        family: Whose.
+        blocks: Of its cache; others are told.
+        restarts: When its cache began anew.
+        unheard: Numbers of requests that it served and nobody recorded.
+        tells: Whether it tells with every answer what it found.
+        requests: What it was asked.
+    """
+
+    family: str = "vllm"
+    blocks: int = 0
+    restarts: tuple[float, ...] = ()
+    unheard: frozenset[int] = frozenset()
+    tells: bool = True
+    requests: list[Request] = field(default_factory=lambda: conversations(3))
+
+    @property
+    def spans(self) -> list[Span]:
+        """A request every few seconds that takes half a second to answer and a few to end."""
+        return [Span(r.arrival_s, r.arrival_s + 0.5, r.arrival_s + 4.0) for r in self.requests]
+
+    @cached_property
+    def hits(self) -> list[int]:
+        """What it finds."""
+        blocks = self.blocks or BLOCKS[self.family]
+        pool = Pool(collect_paths(self.requests), blocks * 256, 256, MODEL, CHUNK)
+        rule, at_once = find_rule(RULES[self.family]), self.family == "vllm"
+        found = play(pool, rule, self.spans, at_once=at_once, emptied=self.restarts)
+        assert not found.rejected
+        return found.hits
+
+
+def conversations(seed: int, count: int = 90) -> list[Request]:
+    """Requests of twelve conversations, each turn a few blocks longer than the last."""
+    draw, fresh = random.Random(seed), iter(range(1, 1 << 20))
+    known: list[list[int]] = [[next(fresh) for _ in range(8)] for _ in range(12)]
+    requests = []
+    for number in range(count):
+        chain = draw.choice(known)
+        chain += [next(fresh) for _ in range(draw.choice([4, 8, 20]))]
+        spare = draw.randrange(64)
+        requests.append(Request(number * 3.0, len(chain) * 64 - spare, 40, tuple(chain[:-1]), 64))
+    return requests
+
+
+def record(folder: Path, scene: Scene) -> Path:
+    """What is recorded of it: requests, and its metrics every five seconds."""
+    now = [BEGUN_S - 1.0]
+    recording = Recording(folder, clock=lambda: now[0])
+    rows = zip(scene.requests, scene.spans, scene.hits, strict=True)
+    moments: list[tuple[float, str, Record]] = [
+        (span.begin_s, "requests", _row(number, request, span, hit, scene))
+        for number, (request, span, hit) in enumerate(rows)
+        if number not in scene.unheard
+    ]
+    end_s = scene.spans[-1].last_s
+    moments += [(at * 5.0, "metrics", {}) for at in range(int(end_s / 5) + 2)]
+    unheard_s = [scene.spans[number].begin_s for number in sorted(scene.unheard)]
+    for at, stream, record_ in sorted(moments, key=lambda moment: moment[:2]):
+        if unheard_s and at > unheard_s[-1]:  # it was ended, and goes on
+            recording.__exit__()
+            now[0], unheard_s = BEGUN_S + at, []
+            recording = Recording(folder, clock=lambda: now[0])
+        elif unheard_s and at >= unheard_s[0]:
+            continue
+        now[0] = BEGUN_S + at
+        recording.write(stream, record_ or _sample(at, scene))
+    recording.write("notes", _told(scene))
+    recording.__exit__()
+    return folder
+
+
+def _row(number: int, request: Request, span: Span, hit: int, scene: Scene) -> Record:
+    names = ("arrival_s", "first_s", "last_s")
+    row: Record = {name: BEGUN_S + at for name, at in zip(names, span, strict=True)}
+    row |= {"source": "requests:0", "id": number, "input_tokens": request.input_tokens}
+    row |= {"output_tokens": request.output_tokens, "ids": list(request.prefix_hashes)}
+    return row | {"grain": 64} | ({"cached_tokens": hit} if scene.tells else {})
+
+
+def _sample(at: float, scene: Scene) -> Record:
+    done = [number for number, span in enumerate(scene.spans) if span.begin_s <= at]
+    hits = scene.hits
+    found = sum(hits[number] for number in done)
+    asked = sum(scene.requests[number].input_tokens for number in done)
+    since = max((each for each in scene.restarts if each <= at), default=-100.0)
+    values = {"process_start_time_seconds": BEGUN_S + since}
+    if scene.family == "vllm":
+        values |= {"vllm:prefix_cache_hits_total": found, "vllm:kv_cache_usage_perc": 0.1}
+        values |= {"vllm:prefix_cache_queries_total": asked, "vllm:num_preemptions_total": 0}
+    else:
+        values |= {"sglang:cached_tokens_total": found, "sglang:prompt_tokens_total": asked}
+        values |= {"sglang:max_total_num_tokens": BLOCKS["sglang"] * 256, "sglang:page_size": 256}
+    return {"source": "metrics:0", "values": values}
+
+
+def _told(scene: Scene) -> Record:
+    settings = {"num_gpu_blocks": str(BLOCKS["vllm"] + 1)} if scene.family == "vllm" else {}
+    return {"what": "server", "source": "metrics:0", "settings": settings}
+
+
+def run(*words: object) -> Any:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def against(folder: Path, *more: object) -> dict[str, Any]:
+    """What ``replay --against`` says."""
+    step = ("--set", f"scheduler.step_tokens={CHUNK}")
+    done = run("replay", folder, "--against", *step, *more, "--json", "-")
+    assert done.exit_code == 0, done.output
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def causes(found: dict[str, Any]) -> dict[str, tuple[int, int]]:
+    return {each["name"]: (each["low"], each["high"]) for each in found["causes"]}
+
+
+@pytest.mark.parametrize("family", RULES)
+def test_a_server_that_follows_the_rule_agrees_in_every_minute(
+    family: str, tmp_path: Path
+) -> None:
+    scene = Scene(family)
+    found = against(record(tmp_path / "server", scene))
+    assert found["total"]["server"]["hit_tokens"] == sum(scene.hits) > 0
+    assert found["difference_tokens"] == found["unexplained_tokens"] == 0
+    for minute in found["minutes"]:
+        assert minute["server"]["hit_tokens"] == minute["replay"]["hit_tokens"]
+    rule = next(each for each in found["settings"] if each["key"] == "prefix.rule")
+    assert rule["value"] == RULES[family]
+
+
+@pytest.mark.parametrize("family", RULES)
+def test_a_restart_is_named_and_explains_every_token(family: str, tmp_path: Path) -> None:
+    scene = Scene(family, restarts=(100.2, 190.4))
+    found = against(record(tmp_path / "server", scene))
+    lost = found["difference_tokens"]
+    assert lost < 0
+    assert causes(found)["the cache began anew"] == (lost, lost)
+    assert found["causes"][0]["seen"] == "2, at 1:40, 3:10"
+    assert found["unexplained_tokens"] == 0
+
+
+@pytest.mark.parametrize("family", RULES)
+def test_a_smaller_pool_is_named_with_its_size(family: str, tmp_path: Path) -> None:
+    scene = Scene(family, blocks=BLOCKS[family] // 2)
+    found = against(record(tmp_path / "server", scene))
+    lost = found["difference_tokens"]
+    assert lost < 0
+    assert causes(found)["a smaller pool than stated"] == (lost, lost)
+    named = next(each for each in found["causes"] if each["low"] == lost)
+    assert f"{BLOCKS[family] // 2:,} of {BLOCKS[family]:,} blocks" in named["seen"]
+    assert found["unexplained_tokens"] == 0
+
+
+def test_a_time_when_nobody_recorded_is_named_and_bounds_what_was_lost_in_it(
+    tmp_path: Path,
+) -> None:
+    scene = Scene(unheard=frozenset(range(30, 45)))
+    found = against(record(tmp_path / "server", scene))
+    named = causes(found)
+    low, high = named["nobody recorded"]
+    assert low < 0 == high
+    # conversations went on in between: what the server found of them nobody saw
+    assert named["cached before the recording, or generated"][0] > 0
+    assert found["unexplained_tokens"] == 0
+
+
+def test_a_restart_within_a_small_pool_is_told_apart_from_it(tmp_path: Path) -> None:
+    scene = Scene(restarts=(130.1,), blocks=BLOCKS["vllm"] // 2)
+    found = against(record(tmp_path / "server", scene))
+    named = causes(found)
+    assert set(named) >= {"the cache began anew", "a smaller pool than stated"}
+    restart, pool = named["the cache began anew"][0], named["a smaller pool than stated"][0]
+    assert restart + pool == found["difference_tokens"]
+
+
+def test_where_only_counters_tell_the_server_is_compared_by_them(tmp_path: Path) -> None:
+    scene = Scene(tells=False)
+    found = against(record(tmp_path / "server", scene))
+    first = scene.requests[0].input_tokens
+    assert found["total"]["server"]["hit_tokens"] == sum(scene.hits)
+    assert found["total"]["prompt_tokens"] == sum(r.input_tokens for r in scene.requests) > first
+    assert found["difference_tokens"] == 0
+    assert sum(each["server"]["hit_tokens"] for each in found["minutes"]) == sum(scene.hits)
+
+
+def test_prompts_of_which_only_the_length_is_known_are_a_cause_of_their_own(
+    tmp_path: Path,
+) -> None:
+    folder = record(tmp_path / "server", Scene())
+    with Recording(folder, clock=lambda: BEGUN_S + 270.0) as recording:
+        row = {"source": "requests:1", "id": "x", "arrival_s": BEGUN_S + 269.0}
+        recording.write("requests", row | {"input_tokens": 4_000, "cached_tokens": 1_024})
+    found = against(folder)
+    assert causes(found)["prompts of unknown tokens"] == (1_024, 1_024)
+    assert found["unexplained_tokens"] == 0
+
+
+def test_blocks_in_use_and_preemptions_stand_next_to_each_other(tmp_path: Path) -> None:
+    found = against(record(tmp_path / "server", Scene()))
+    server, replay = found["total"]["server"], found["total"]["replay"]
+    assert server["used"] == round(0.1 * BLOCKS["vllm"])
+    assert 0 < replay["used"] < BLOCKS["vllm"]
+    assert server["preempted"] == replay["preempted"] == 0
+    assert server["evicted"] is None  # no events were recorded
+
+
+def test_what_is_asked_for_goes_before_what_the_server_tells(tmp_path: Path) -> None:
+    folder = record(tmp_path / "server", Scene(blocks=BLOCKS["vllm"] // 2))
+    found = against(folder, "--set", f"cache.num_blocks={BLOCKS['vllm'] // 2}")
+    assert found["difference_tokens"] == 0
+    assert against(folder, "--rule", "vllm-v4:dense")["settings"][1]["source"] == "as given"
+
+
+def test_a_launch_command_tells_rule_model_and_steps(tmp_path: Path) -> None:
+    folder = record(tmp_path / "server", Scene())
+    command = "vllm serve deepseek-ai/DeepSeek-V4-Pro --prefix-cache-retention-interval 4096"
+    command += " --max-num-batched-tokens 4096"
+    found = run("replay", folder, "--against", "--command", command, "--json", "-")
+    settings = {each["key"]: each["value"] for each in json.loads(found.stdout)["settings"]}
+    assert settings == {
+        "model.preset": "v4-pro",
+        "prefix.rule": "vllm-v4:4096",
+        "cache.num_blocks": str(BLOCKS["vllm"]),
+        "scheduler.step_tokens": "4096",
+    }
+
+
+def test_a_terminal_and_a_page_show_all_of_it(tmp_path: Path) -> None:
+    folder = record(tmp_path / "server", Scene(restarts=(100.2,)))
+    step = ("--set", f"scheduler.step_tokens={CHUNK}")
+    done = run("replay", folder, "--against", *step, "--chart", tmp_path / "page.html")
+    assert done.exit_code == 0, done.output
+    page = (tmp_path / "page.html").read_text("utf-8")
+    for words in ("Server and replay", "By minute", "the cache began anew"):
+        assert words in done.output
+        assert words in page
+    assert "all of the difference is explained" in " ".join(done.output.split())
+
+
+def refused(*words: object) -> str:
+    done = run("replay", *words)
+    assert done.exit_code in {2, 4}, done.output
+    return " ".join(done.output.split())
+
+
+def test_what_cannot_be_compared_is_refused_with_what_to_give(tmp_path: Path) -> None:
+    assert "is no recording" in refused(tmp_path, "--against")
+    assert "add --against" in refused(tmp_path, "--command", "vllm serve x")
+    silent = record(tmp_path / "silent", Scene(tells=False))
+    for path in silent.glob("metrics.*"):
+        path.unlink()
+    assert "did not say how many tokens it found" in refused(silent, "--against")
+    folder = record(tmp_path / "server", Scene())
+    for path in folder.glob("metrics.*"):
+        path.unlink()
+    assert "whose server it is is not known" in refused(folder, "--against")

@@ -45,7 +45,8 @@ class PoolSection(Section):
     """Part of the memory left after the slots that checkpoints of window and state get, where the
     strategy has any."""
     num_checkpoints: NonNegative | None = None
-    """Checkpoints, instead of checkpoint_share; with num_blocks null is as many as are wanted."""
+    """Checkpoints, instead of checkpoint_share; with num_blocks null is as many as are wanted. By
+    SGLang's rules pages of windows; null is a tenth of the blocks."""
 
     @model_validator(mode="after")
     def _one_size(self) -> Self:
@@ -54,6 +55,26 @@ class PoolSection(Section):
                 "memory_bytes and num_blocks both size the pool: give one and null for the other"
             )
         return self
+
+
+class ServerSection(Section):
+    """The server that is replayed: its engine sizes the pools, as ``dsv4kv budget`` does.
+
+    They, the tokens of a step and the limit of requests then come from it, and so does prefix.rule
+    unless it names one.
+    """
+
+    engine: str | None = None
+    """Engine and version, sglang:0.5.15; with command null it serves on cost.gpus, in tensor
+    parallel. Null where command says, or no server sizes anything."""
+    command: str | None = None
+    """Its launch command, or a file with one, as ``dsv4kv budget --command`` reads it; flags alone
+    where engine says whose."""
+
+    @property
+    def given(self) -> bool:
+        """Whether a server sizes the pools."""
+        return self.engine is not None or self.command is not None
 
 
 class PrefixSection(Section):
@@ -296,6 +317,8 @@ class ReplayConfig(Section):
     """The model whose cache is replayed."""
     cache: PoolSection = PoolSection()
     """Memory of the cache, of all GPUs together."""
+    server: ServerSection = ServerSection()
+    """The server that is replayed: its engine sizes the pools. Left out, cache does."""
     prefix: PrefixSection = PrefixSection()
     """What is reused of earlier prompts."""
     workload: ArrivalSection = ArrivalSection()

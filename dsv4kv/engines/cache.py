@@ -13,7 +13,7 @@ from dsv4kv.engines.vllm.sizing import Layout, VllmEngine
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.schema import choose_formats
-from dsv4kv.prefix.paths import PathTable
+from dsv4kv.prefix.paths import Ints, PathTable
 
 
 class Hit(NamedTuple):
@@ -92,8 +92,22 @@ class EngineCache(Protocol):
     def decode(self, request: int) -> None:
         """The prompt is computed and more tokens follow: keep only what these need."""
 
-    def end(self, request: int, decoded_blocks: int) -> int:
+    def decoded(self, begun: Ints, position: Ints, blocks: Ints) -> None:
+        """All that decode have come so far.
+
+        Args:
+            begun: int64[B]: tokens that they began to decode with.
+            position: int64[B]: tokens that they have.
+            blocks: int64[B]: blocks of context that they hold.
+        """
+
+    def end(self, request: int, decoded_blocks: int, position: int = 0) -> int:
         """Give everything back, with so many blocks that decoding took.
+
+        Args:
+            request: The request.
+            decoded_blocks: Blocks of context beside those of its prompt.
+            position: Tokens that it has; of no matter where it does not decode.
 
         Returns:
             Blocks of its prompt that it cached: an engine may cache the last of them now.
@@ -124,6 +138,10 @@ class Pool:
         speculation: How drafts are made.
         arch: What the GPU's kernels are compiled for, by which V4.1's blocks go in vLLM:
             ``sm_90``; None takes it as a datacenter Blackwell.
+        windows: Pages of SGLang's pool of windows; None for a tenth of the pages.
+        holds_chunks: SGLang up to 0.5.17: a running request holds the windows of the last chunk
+            of its prompt, all of them; later that of its end alone.
+        tokens_per_step: Tokens of a request that a decode step gives, on average.
     """
 
     table: PathTable
@@ -133,6 +151,9 @@ class Pool:
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS
     speculation: Speculation = SPECULATIONS["none"]
     arch: str | None = None
+    windows: int | None = None
+    holds_chunks: bool = False
+    tokens_per_step: float = 1.0
 
     @property
     def blocks(self) -> int:
@@ -142,7 +163,7 @@ class Pool:
     @property
     def window_pages(self) -> int:
         """Pages of SGLang's pool of windows."""
-        return self.blocks // WINDOW_RATIO
+        return self.blocks // WINDOW_RATIO if self.windows is None else self.windows
 
 
 def tail_groups(pool: Pool) -> tuple[TailGroup, ...]:

@@ -278,6 +278,8 @@ class ReplayResult(Part):
     """Prompts against what was cached."""
     work: ReplayWork
     """What all steps did."""
+    mean_decoding: float = 0.0
+    """Requests that decoded at once, on average while anybody ran."""
     pauses: int
     """How often a request was paused."""
     evictions: int

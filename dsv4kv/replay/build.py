@@ -39,6 +39,7 @@ from dsv4kv.replay.outcome import Outcome
 from dsv4kv.replay.prompts import BlockLedger, CheckpointStore, PromptCache, Sizes
 from dsv4kv.replay.requests import Arrivals, Source
 from dsv4kv.replay.scheduler import Limits, Observer, Scheduler
+from dsv4kv.replay.server import by_server
 from dsv4kv.replay.sharing import KeysOf, keys_in, keys_on, shared_tokens
 from dsv4kv.replay.stored import leave_nothing
 from dsv4kv.replay.tiers import SharedTiers, Tiers, build_tiers
@@ -105,6 +106,7 @@ class Parts:
 
 def find_parts(config: ReplayConfig, requests: Sequence[Request]) -> Parts:
     """Work out what does not change; raises as ``build_replay`` does."""
+    config = by_server(config)
     memory = plan_memory(config)
     weights = build_weights(config, memory.model, memory.schemas)
     rates, times = _build_timing(config, memory, weights)
@@ -219,6 +221,7 @@ def build_replay(
         TraceError: The clock of the trace runs backwards.
         RecordError: The record that the bandwidth is to be taken from cannot be read.
     """
+    config = by_server(config)
     parts = wiring.parts or find_parts(config, requests)
     memory, rates, tokens, cost = parts.memory, parts.rates, parts.shared_tokens, parts.cost
     engine = build_engine(config, memory, parts.engine) if parts.engine else None

@@ -117,6 +117,9 @@ class Prompts(Protocol):
     def commit(self, served: Served) -> int:
         """Store what a request has computed; returns the bytes moved for it."""
 
+    def decoded(self, decoders: Decoders) -> None:
+        """Requests have generated tokens: ``decoders`` says where they are."""
+
     def end(self, served: Served) -> None:
         """Let go of everything a request holds."""
 

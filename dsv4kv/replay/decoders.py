@@ -37,7 +37,7 @@ class Drafts:
         return kept
 
 
-_COLUMNS = 5
+_COLUMNS = 6
 _MOST_WINDOWS = 64  # more would be drawn in vain: something else happens before
 
 WorkOf = Callable[[int], Work]
@@ -51,6 +51,7 @@ class Decoders:
         members: The requests; a column of the arrays each.
         drafted: Draft tokens proposed so far.
         rolled_back: Of which rejected.
+        block_tokens: Tokens of a block.
     """
 
     def __init__(self, cost: CostModel, group: TableGroup, drafts: Drafts) -> None:
@@ -59,7 +60,7 @@ class Decoders:
         self._cost, self._group, self._drafts = cost, group, drafts
         self._columns = np.zeros((_COLUMNS, 0), dtype=np.int64)
         self._lacking: dict[int, Ints] = {}  # by steps, until anything changes
-        self._block_tokens = group.ratio * group.entries_per_block
+        self.block_tokens = group.ratio * group.entries_per_block
 
     def __len__(self) -> int:
         return len(self.members)
@@ -80,6 +81,11 @@ class Decoders:
         return self._column(2)
 
     @property
+    def begun(self) -> Ints:
+        """int64[B]: tokens that were in the cache when they began to decode."""
+        return self._column(5)
+
+    @property
     def window(self) -> int:
         """Most tokens of a request in a step: one and its drafts."""
         return self._drafts.window
@@ -94,7 +100,7 @@ class Decoders:
     def add(self, served: Served) -> None:
         """Let a request decode."""
         left = served.output_tokens - served.generated
-        column = [served.position, left, served.blocks, served.number, 0]
+        column = [served.position, left, served.blocks, served.number, 0, served.prompt_tokens]
         self.members.append(served)
         self._columns = np.append(self._columns, np.array(column)[:, None], axis=1)
         self._lacking.clear()
@@ -124,7 +130,7 @@ class Decoders:
 
     def most_lacking(self, steps: int = 1) -> int:
         """At least as many blocks as ``lacking`` finds altogether, without looking closely."""
-        return len(self) * (1 + steps * self._drafts.window // self._block_tokens)
+        return len(self) * (1 + steps * self._drafts.window // self.block_tokens)
 
     def lacking(self, steps: int = 1) -> Ints:
         """int64[B]: blocks that each needs before it can take so many steps."""

@@ -1,20 +1,26 @@
 """An engine's rule in place of the toolkit's own: its cache, and prompts as numbers of blocks."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
+import numpy as np
+
+from dsv4kv.config.bench import Speculative
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.engines.cache import EngineCache, Pool, draft_needs
 from dsv4kv.engines.rules import check_model, find_drafts, find_rule
 from dsv4kv.prefix.paths import PathTable, find_reuse, number_paths
 from dsv4kv.prefix.tree import Ids
 from dsv4kv.replay.contract import NOTHING_BELOW, Below
+from dsv4kv.replay.decoders import Decoders
 from dsv4kv.replay.memory import MemoryPlan, arch_of
 from dsv4kv.replay.requests import Served
 from dsv4kv.replay.reuse import ReuseTally
+from dsv4kv.replay.server import holds_chunks
 from dsv4kv.replay.stored import Places, leave_nothing
 from dsv4kv.traces.collect import collect_paths
 from dsv4kv.traces.request import Request
+from dsv4kv.traces.runs import IdRuns
 
 
 @dataclass(frozen=True)
@@ -133,10 +139,15 @@ class EnginePrompts:
             self._cache.decode(served.number)
         return 0
 
+    def decoded(self, decoders: Decoders) -> None:
+        """Generated tokens have windows, too."""
+        self._cache.decoded(decoders.begun, decoders.position, decoders.blocks)
+
     def end(self, served: Served) -> None:
         """Let go of everything a request holds."""
         decoded = served.blocks - self._blocks(served.prompt_tokens)
-        before, served.committed = served.committed, self._cache.end(served.number, decoded)
+        before = served.committed
+        served.committed = self._cache.end(served.number, decoded, served.position)
         self._offer(served, before)
         self._back.pop(served.number, None)
         served.blocks = served.committed = served.found = 0
@@ -156,6 +167,22 @@ class EnginePrompts:
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self._tokens)
+
+
+def name_apart(requests: Sequence[Request], block_tokens: int) -> Iterator[Request]:
+    """Prompts of which only the lengths are known, as those that share nothing."""
+    first = 0
+    for request in requests:
+        count = -(-request.input_tokens // block_tokens)
+        ids = IdRuns(np.array([first]), np.array([count]))
+        yield replace(request, prefix_hashes=ids, hash_block_tokens=block_tokens)
+        first += count
+
+
+def _tokens_per_step(speculative: Speculative) -> float:
+    """Of a request, on average: one, and the drafts that are accepted."""
+    kept = (speculative.acceptance**draft for draft in range(1, speculative.draft_tokens + 1))
+    return 1 + sum(kept)
 
 
 @dataclass(frozen=True)
@@ -187,7 +214,7 @@ class EnginePaths:
 def find_paths(
     config: ReplayConfig, memory: MemoryPlan, requests: Sequence[Request]
 ) -> EnginePaths | None:
-    """The prompts for ``prefix.rule``; None for the toolkit's own, or where nothing is reused.
+    """The prompts for ``prefix.rule``; None for the toolkit's own, or where nothing is to be reused.
 
     Raises:
         ConfigError: Blocks that do not fit the trace's or the rule.
@@ -195,13 +222,12 @@ def find_paths(
     rule = find_rule(config.prefix.rule)
     if rule.open is None or not config.prefix.reuse:
         return None
-    if not any(request.hash_block_tokens for request in requests):
-        return None
     check_model(config.prefix.rule, memory.model)
+    size = memory.block_tokens
+    named = any(len(request.prefix_hashes) for request in requests)
+    table = collect_paths(requests if named else name_apart(requests, size))
     drafts = find_drafts(config.prefix.rule, config.prefix.speculation)
-    table = collect_paths(requests)
-    key_tokens = drafts.key_tokens
-    reuse = find_reuse(table, memory.block_tokens, whole_blocks=True, key_tokens=key_tokens)
+    reuse = find_reuse(table, size, whole_blocks=True, key_tokens=drafts.key_tokens)
     return EnginePaths(table, number_paths(reuse).paths)
 
 
@@ -209,10 +235,19 @@ def build_engine(config: ReplayConfig, memory: MemoryPlan, known: EnginePaths) -
     """An empty cache of ``prefix.rule`` for prompts that are known."""
     rule = find_rule(config.prefix.rule)
     assert rule.open is not None
-    drafts = find_drafts(config.prefix.rule, config.prefix.speculation)
-    size, table = memory.block_tokens, known.table
-    chunk, arch = config.scheduler.step_tokens, arch_of(config.cost)
-    pool = Pool(table, memory.num_blocks * size, size, memory.model, chunk, drafts, arch)
+    size, chunk = memory.block_tokens, config.scheduler.step_tokens
+    pool = Pool(
+        known.table,
+        memory.num_blocks * size,
+        size,
+        memory.model,
+        chunk,
+        find_drafts(config.prefix.rule, config.prefix.speculation),
+        arch_of(config.cost),
+        windows=memory.num_checkpoints,
+        holds_chunks=holds_chunks(config.server),
+        tokens_per_step=_tokens_per_step(config.scheduler.speculative),
+    )
     cache, needs = rule.open(pool), draft_needs(pool, windows=rule.windows)
     again = memory.model.window_tokens if rule.replays else 0
     prompts = EnginePrompts(

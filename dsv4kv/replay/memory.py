@@ -101,7 +101,10 @@ def divide_for_engine(config: ReplayConfig, units: EngineUnits) -> tuple[int, in
             f"{format_bytes(units.block_bytes)}, as prefix.rule {config.prefix.rule} has them: "
             "give more memory or lower scheduler.max_requests."
         )
-    return blocks // WINDOW_RATIO if units.window_bytes else 0, blocks
+    if not units.window_bytes:
+        return 0, blocks
+    windows = cache.num_checkpoints
+    return blocks // WINDOW_RATIO if windows is None else windows, blocks
 
 
 def describe_deployment(

@@ -101,7 +101,13 @@ class Outcome:
         self.series = Series(points)
         self.peak_blocks = self.peak_rounding_tokens = 0
         self.peak_requests = self.peak_checkpoints = 0
+        self._decoded_s = self._busy_s = 0.0
         self._block_tokens = block_tokens
+
+    @property
+    def mean_decoding(self) -> float:
+        """Requests that decoded, on average while anybody ran."""
+        return self._decoded_s / self._busy_s if self._busy_s else 0.0
 
     def reject(self, served: Served, reason: str) -> None:
         """Count a request that can never be served."""
@@ -131,6 +137,9 @@ class Outcome:
     def stepped(self, scheduler: Scheduler) -> None:
         """Look at what is held."""
         self.series.add(scheduler)
+        busy_s = scheduler.clock.now_s - scheduler.clock.idle_s
+        self._decoded_s += len(scheduler.decoders) * (busy_s - self._busy_s)
+        self._busy_s = busy_s
         self.peak_requests = max(self.peak_requests, scheduler.in_slots)
         self.peak_checkpoints = max(self.peak_checkpoints, len(scheduler.prompts.checkpoints))
         used = scheduler.ledger.private + scheduler.ledger.shared

@@ -1,12 +1,15 @@
-"""What an engine does when decoding lacks blocks: it takes them back from requests that run.
+"""What an engine keeps for requests that run, and what it does when decoding lacks blocks.
 
-The toolkit's own rule, under which requests may wait with their blocks, is ``Pauses``.
+It takes them back from requests that run. The toolkit's own rule, under which requests may wait
+with their blocks, is ``Pauses``.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, takewhile
 from typing import NamedTuple, Protocol
+
+import numpy as np
 
 from dsv4kv.replay.contract import Ledger
 from dsv4kv.replay.decoders import Decoders
@@ -35,6 +38,10 @@ class Batch:
         """Blocks that each decoding request needs before it can take a step."""
         decoders = self.decoders
         return dict(zip(decoders.members, decoders.lacking().tolist(), strict=True))
+
+    def next_blocks(self) -> int:
+        """Blocks that all of them need together before the next step."""
+        return int(self.decoders.lacking().sum())
 
     def stop(self, served: Served) -> None:
         """Take a request out of those that run, and everything from it."""
@@ -71,6 +78,14 @@ class Pauses:
         if self._decoders.lacks(self.paused[0]) > self._ledger.available:
             assert len(self.paused) > 1, "a request does not fit although it is alone"
             self._start_again()
+
+    def promised(self, served: Served, begun: Sequence[Served]) -> int:
+        """What decodes needs for the next step."""
+        del served, begun
+        return self._batch.next_blocks()
+
+    def stepped(self, steps: int) -> None:
+        """Nothing is expected."""
 
     def _pause(self) -> None:
         """Pause requests that cannot cross a block boundary, youngest first."""
@@ -150,6 +165,66 @@ class Preemption(Protocol):
     def make_room(self) -> None:
         """Nobody runs: the oldest paused request must be able to resume next."""
 
+    def promised(self, served: Served, begun: Sequence[Served]) -> int:
+        """Blocks that must be left when a request begins; ``begun`` do not decode yet."""
+
+    def stepped(self, steps: int) -> None:
+        """So many decode steps were taken; 0 says that nobody runs."""
+
+
+FIRST_RATIO, LEAST_RATIO, DECAY_STEPS = 0.7, 0.7 * 0.14, 600
+_CLIPPED_TOKENS, _RETRACT_STEPS = 4096, 20
+
+
+class NewTokenRatio:
+    """How much of the output that requests may still generate SGLang keeps room for.
+
+    It starts at 0.7, falls with every decode step, and is what was generated so far after a
+    retraction. What a request may generate is taken to be what it does.
+    Source: SGLang 0.5.15 and 0.5.23, ``new_token_ratio_tracker.py``.
+
+    Attributes:
+        value: The ratio.
+    """
+
+    def __init__(self) -> None:
+        self.value = FIRST_RATIO
+
+    def stepped(self, steps: int) -> None:
+        """Fall by so many decode steps; start again where nobody runs."""
+        if not steps:
+            self.value = FIRST_RATIO
+        decay = (FIRST_RATIO - LEAST_RATIO) / DECAY_STEPS
+        self.value = max(self.value - steps * decay, LEAST_RATIO)
+
+    def retracted(self, decoders: Decoders) -> None:
+        """Requests were retracted; these are left."""
+        most = sum(served.output_tokens for served in decoders.members)
+        done = most - int(decoders.left.sum())
+        estimate = (done + _RETRACT_STEPS * len(decoders.members)) / (most + 1)
+        self.value = min(1.0, estimate)
+
+    def promised(self, batch: Batch, served: Served, begun: Sequence[Served]) -> int:
+        """Blocks that must be left when a request begins, beside those of its prompt.
+
+        What those that run may still generate, by the ratio; all that it may itself, and those
+        that began with it, with a page each. Alone it needs no more than its prompt (the engine
+        would let a request wait for ever that leaves no page).
+        Source: SGLang 0.5.15, ``schedule_policy.py``: ``PrefillAdder.add_one_req``.
+        """
+        decoders = batch.decoders
+        if not (len(decoders) or begun):
+            return 0
+        size = decoders.block_tokens
+        kept = float(np.minimum(decoders.left, _CLIPPED_TOKENS).sum()) * self.value
+        kept += sum(_may_generate(each) + size for each in (served, *begun))
+        prompt = served.prompt_tokens
+        return int((prompt + kept) // size) + 1 - -(-prompt // size)
+
+
+def _may_generate(served: Served) -> int:
+    return min(max(served.output_tokens - served.generated, 0), _CLIPPED_TOKENS)
+
 
 class EngineRule(NamedTuple):
     """How an engine preempts.
@@ -157,10 +232,12 @@ class EngineRule(NamedTuple):
     Attributes:
         keeps: Whom it may preempt, those first that it keeps longest.
         put_back: Where in the queue the preempted wait.
+        expects: Whether room is kept for what requests may still generate.
     """
 
     keeps: Callable[[Batch], list[Served]]
     put_back: Callable[[list[Served], Served], None]
+    expects: bool = False
 
 
 def by_admission(batch: Batch) -> list[Served]:
@@ -176,7 +253,7 @@ def by_output(batch: Batch) -> list[Served]:
     """What decodes, the fewest output tokens last; of as many the longest prompt.
 
     Source: SGLang 0.5.23, ``managers/schedule_batch.py``: ``_get_decode_retraction_order``. The
-    last one is kept there. Here prompts are computed beside it and may have its blocks; then it
+    last one is kept there. Here a prompt that is computed in chunks may have its blocks; then it
     goes, too.
     """
     members = batch.decoders.members
@@ -190,7 +267,7 @@ def by_output(batch: Batch) -> list[Served]:
 
 ENGINES: Mapping[str, EngineRule] = {
     "vllm": EngineRule(by_admission, lambda queue, served: queue.insert(0, served)),
-    "sglang": EngineRule(by_output, lambda queue, served: queue.append(served)),
+    "sglang": EngineRule(by_output, lambda queue, served: queue.append(served), expects=True),
 }
 """Rules of the engines, by what their names in ``prefix.rule`` begin with."""
 
@@ -202,6 +279,7 @@ class EnginePreemption:
         self.paused: list[Served] = []  # nobody waits with blocks
         self.preempted = False
         self._batch, self._rule = batch, rule
+        self._ratio = NewTokenRatio() if rule.expects else None
 
     def settle(self) -> None:
         """Preempt until the others have their blocks."""
@@ -215,9 +293,22 @@ class EnginePreemption:
             batch.stop(served)
             self._rule.put_back(batch.waiting, served)
             self.preempted = True
+        if self.preempted and self._ratio:
+            self._ratio.retracted(batch.decoders)
 
     def make_room(self) -> None:
         """Nobody waits with blocks."""
+
+    def promised(self, served: Served, begun: Sequence[Served]) -> int:
+        """What decodes needs for the next step, or what the engine expects of it."""
+        if self._ratio:
+            return self._ratio.promised(self._batch, served, begun)
+        return self._batch.next_blocks()
+
+    def stepped(self, steps: int) -> None:
+        """Expect less the more steps were taken."""
+        if self._ratio:
+            self._ratio.stepped(steps)
 
 
 def open_preemption(rule: str, batch: Batch, most_blocks: int) -> Preemption:
@@ -228,7 +319,5 @@ def open_preemption(rule: str, batch: Batch, most_blocks: int) -> Preemption:
         batch: Whose blocks they are.
         most_blocks: Blocks that paused requests may keep, by the toolkit's own rule.
     """
-    for name, engine in ENGINES.items():
-        if rule.startswith(name):
-            return EnginePreemption(batch, engine)
-    return Pauses(batch, most_blocks)
+    engine = next((each for name, each in ENGINES.items() if rule.startswith(name)), None)
+    return EnginePreemption(batch, engine) if engine else Pauses(batch, most_blocks)

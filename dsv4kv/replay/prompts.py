@@ -9,6 +9,7 @@ from dsv4kv.errors import OutOfBlocks
 from dsv4kv.mrc.strategies import Strategy
 from dsv4kv.prefix.index import PrefixIndex
 from dsv4kv.replay.contract import NO_DATA, NOTHING_BELOW, Below, DataPath
+from dsv4kv.replay.decoders import Decoders
 from dsv4kv.replay.requests import Served
 from dsv4kv.replay.reuse import ReuseTally
 
@@ -278,6 +279,9 @@ class PromptCache:
                 self.kept_bytes += len(new) * self._sizes.beside_bytes
                 return len(new) * self._sizes.beside_bytes
         return self._leave_checkpoints(served, whole)
+
+    def decoded(self, decoders: Decoders) -> None:
+        """Their windows are in their slots."""
 
     def end(self, served: Served) -> None:
         """Let go of everything a request holds."""

@@ -68,6 +68,7 @@ def describe_replay(replay: Replay) -> ReplayResult:
         reuse=_reuse(replay),
         clock="stated" if replay.times is None else replay.config.cost.clock,
         work=_work(scheduler.clock),
+        mean_decoding=round(outcome.mean_decoding, 3),
         pauses=outcome.pauses,
         evictions=outcome.evictions,
         rejected=dict(sorted(outcome.rejected.items())),

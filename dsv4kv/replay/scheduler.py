@@ -1,11 +1,11 @@
 """The serving loop in virtual time: admit, prefill in chunks, decode, pause, resume, release.
 
 A turn is a step with prompt chunks in it, or as many steps as pass until something can happen: a
-request comes or may end, a prompt is nearly computed, or blocks run out. Older requests go first
-everywhere.
+request comes or may end, a prompt is nearly computed, or blocks run out. Prompt chunks go beside
+what decodes, SGLang's alone. Older requests go first everywhere.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,6 +16,9 @@ from dsv4kv.replay.contract import NO_DATA, DataPath, Ledger, Prompts
 from dsv4kv.replay.decoders import Decoders
 from dsv4kv.replay.preemption import Batch, open_preemption
 from dsv4kv.replay.requests import NEVER, Served, Source, insert_by_age
+
+Promised = Callable[[Served, Sequence[Served]], int]
+"""Blocks that must be left when a request begins where those have begun and do not decode yet."""
 
 
 class Admission:
@@ -38,7 +41,7 @@ class Admission:
         """Queue a request after all others."""
         self.waiting.append(served)
 
-    def take(self, prefilling: Sequence[Served], decoders: Decoders) -> Served | None:
+    def take(self, prefilling: Sequence[Served], promised: Promised) -> Served | None:
         """Take the oldest request out that can begin; None if none can.
 
         Where the oldest that could lacks blocks, nobody overtakes it, and it is not looked at
@@ -52,7 +55,7 @@ class Admission:
             found = self._prompts.look_up(served)
             if self._defers(served, found, prefilling):
                 continue
-            if self._fits(served, found, decoders):
+            if self._fits(served, found, promised(served, prefilling)):
                 return self.waiting.pop(place)
             self._stuck_at = self._ledger.freed
             return None
@@ -80,10 +83,9 @@ class Admission:
                 return True
         return False
 
-    def _fits(self, served: Served, found: int, decoders: Decoders) -> bool:
+    def _fits(self, served: Served, found: int, promised: int) -> bool:
         """Whether everything a whole prompt needs can be had."""
         needed = self._group.blocks_for(served.prompt_tokens)
-        promised = int(decoders.lacking().sum())
         return self._prompts.fits(served, found, needed, promised)
 
 
@@ -94,7 +96,7 @@ class Limits:
     Attributes:
         step_tokens: Token budget of a step.
         max_requests: Requests that hold a slot.
-        rule: ``prefix.rule``: by whose rule requests are preempted.
+        rule: ``prefix.rule``: by whose rule requests are admitted and preempted.
         paused_blocks: Blocks that paused requests may keep, by the toolkit's own.
         max_context_tokens: Longest request.
         defer: Let a request wait while another computes its prefix.
@@ -307,7 +309,8 @@ class Scheduler:
         budget = self._limits.step_tokens - self._decoded_tokens
         budget -= sum(map(self._next_tokens, self.prefilling))
         while budget > 0 and self.in_slots < self._limits.max_requests:
-            served = self._admission.take([*self.prefilling, *self.loading], self.decoders)
+            begun = [*self.prefilling, *self.loading]
+            served = self._admission.take(begun, self._preemption.promised)
             if served is None:
                 return
             self._start(served)
@@ -368,8 +371,7 @@ class Scheduler:
         ranks = [self._rank(served) for served, _ in chunks]
         work = self._cost.mixed(done, decoded, [span for _, span in chunks], steps, ranks)
         if decoding:
-            self.ledger.take(self.decoders.advance(steps))
-            self._data.decode(self.decoders)
+            self._advance(steps)
         for served, (before, after) in chunks:
             parts = 1 if self.prompts.at_once else steps
             size = (after - before) // parts
@@ -429,10 +431,16 @@ class Scheduler:
         if next_s > until_s < self.clock.after(work):
             return False
         self._plan = None
-        self.ledger.take(self.decoders.advance(steps))
-        self._data.decode(self.decoders)
+        self._advance(steps)
         self.clock.work(work)
+        self._preemption.stepped(steps)
         return True
+
+    def _advance(self, steps: int) -> None:
+        """Decode so many steps."""
+        self.ledger.take(self.decoders.advance(steps))
+        self.prompts.decoded(self.decoders)
+        self._data.decode(self.decoders)
 
     def _wait(self, until_s: float) -> bool:
         """Nobody runs: let a paused request go on next, or wait for the next that can."""
@@ -440,6 +448,7 @@ class Scheduler:
             self._preemption.make_room()
             return True
         assert self.loading or not self.waiting, "a request waits although none is running"
+        self._preemption.stepped(0)
         if self._next_s == NEVER or self._next_s > until_s:
             return False
         self.clock.wait_until(self._next_s)

@@ -127,7 +127,7 @@ def answer(inputs: Inputs) -> Answer:
     concurrency = inputs.concurrency or max(most, 1)
     use = use_of(scenario, context, concurrency)
     stages = tuple(
-        _capacity(scenario, stage, context, concurrency) for stage in range(scenario.layout.pp)
+        capacity_of(scenario, stage, context, concurrency) for stage in range(scenario.layout.pp)
     )
     replica = scenario.deployment(use.stage, context, -(-concurrency // scenario.layout.dp))
     host = host_of(inputs, scenario.engine, scenario.layout, replica, stages[use.stage])
@@ -213,10 +213,13 @@ def count_requests(count: int) -> str:
     return counted(count, "request")
 
 
-def _capacity(
+def capacity_of(
     scenario: Scenario, stage: int, context_tokens: int, concurrency: int
 ) -> Capacity | None:
-    """The engine's own count; none but one that profiles them sets its logits aside."""
+    """What the engine makes of the memory of a stage; None where nothing is left for a cache.
+
+    None but an engine that profiles them sets its logits aside.
+    """
     memory = available_bytes(scenario, stage, context_tokens)
     inputs = scenario.inputs
     if scenario.engine.logits_room != "profiled" and not (inputs.kv_memory or inputs.kv_blocks):

@@ -546,6 +546,7 @@ def replay_facts(result: ReplayResult, totals: Totals) -> Facts:
     rows = {
         "requests": (
             f"{totals.requests:,} served, {totals.peak_requests:,} in slots at the peak, "
+            f"{result.mean_decoding:.1f} decoding on average, "
             f"{reuse.resumed_requests:,} resumed behind a cached prefix"
         ),
         "blocks": (

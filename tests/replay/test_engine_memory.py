@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.rules import RULES
+from dsv4kv.engines.vllm.cache import VllmCache
 from dsv4kv.engines.vllm.sizing import V0_33
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.presets import load_model
@@ -114,8 +115,18 @@ def test_a_request_that_can_never_run_is_refused_and_counted(
     assert made.outcome.finished + made.outcome.rejected.total() == 2
 
 
-def test_without_reuse_or_ids_no_engine_is_asked() -> None:
+def test_without_reuse_no_engine_is_asked() -> None:
     nothing = replay([request([1, 2])] * 2, prefix__rule="vllm", prefix__reuse=False)
     assert nothing.scheduler.prompts.tally.saved_tokens == 0
-    unnamed = replay([request(input_tokens=300)], prefix__rule="sglang")
-    assert unnamed.outcome.finished == 1
+    assert not isinstance(nothing.scheduler.ledger, VllmCache)
+
+
+@pytest.mark.parametrize("rule", ["vllm", "sglang-v4:tail"])
+def test_prompts_of_which_only_lengths_are_known_fill_an_engines_cache_and_share_nothing(
+    rule: str,
+) -> None:
+    unnamed = [request(input_tokens=300 + i % 2) for i in range(40)]
+    made = replay(unnamed, prefix__rule=rule, cache__num_blocks=130, cache__block_tokens=128)
+    assert made.outcome.finished == 40
+    assert made.scheduler.prompts.tally.seen_tokens == 0
+    assert made.scheduler.ledger.cached >= 39

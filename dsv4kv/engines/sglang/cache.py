@@ -318,7 +318,10 @@ class SglangCache:
     def decode(self, request: int) -> None:
         """The prompt is computed and more tokens follow: their windows are not counted."""
 
-    def end(self, request: int, decoded_blocks: int) -> int:
+    def decoded(self, begun: Ints, position: Ints, blocks: Ints) -> None:
+        """Their windows are not counted."""
+
+    def end(self, request: int, decoded_blocks: int, position: int = 0) -> int:
         """Give everything back, with so many pages that decoding took; returns those cached."""
         running = self._running.pop(request)
         self._tree.unlock(running.node)

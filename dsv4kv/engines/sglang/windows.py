@@ -26,7 +26,7 @@ import numpy as np
 from dsv4kv.engines.cache import Hit, Pool, check_pages
 from dsv4kv.engines.sglang.cache import Node, PageTree, SglangCache, page_shape
 from dsv4kv.engines.vllm.groups import GroupHits
-from dsv4kv.prefix.paths import Shape
+from dsv4kv.prefix.paths import Ints, Shape
 
 _REFRESHED_PAGES = 2
 """Pages whose windows are refreshed together: the window and a page, in whole pages."""
@@ -71,11 +71,20 @@ class WindowTree(PageTree):
         self._touch(node)
         return node, last.end, marked.end
 
-    def hold(self, node: Node) -> Lock:
-        """Keep a node and all above from being evicted, and the node's windows."""
+    def hold(self, node: Node, window_from: int | None = None) -> Lock:
+        """Keep a node and all above from being evicted, and its windows.
+
+        With ``window_from`` also those of the nodes above that begin there or later.
+        """
         self.lock(node)
-        node.window_locks += node is not self.root
-        return Lock(node, node.begin)
+        last, begin = node, node.begin
+        while node is not self.root:
+            node.window_locks += 1
+            begin = node.begin
+            if window_from is None or begin <= window_from:
+                break
+            node = _above(node)
+        return Lock(last, begin)
 
     def release(self, held: Lock) -> None:
         """Undo ``hold``."""
@@ -216,6 +225,7 @@ def _way(above: Node, node: Node) -> list[Node]:
     return way[::-1]
 
 
+_EVICTION_STEPS = 128  # SGLANG_SWA_EVICTION_INTERVAL
 _SPARE_PAGES = 5
 """Window pages a request holds beside a chunk's whole pages: two of its hit, two behind the chunk
 before, one that a chunk begins in."""
@@ -268,13 +278,22 @@ class SglangWindowCache(SglangCache):
         super().__init__(tree, shape, pool.block_tokens, uncovered_tokens)
         self._windows, self._total_windows = tree, tree.free_windows
         self._window, self._chunk, self._dense = pool.model.window_tokens, pool.chunk_tokens, dense
+        self._holds_chunks = dense and pool.holds_chunks
+        self._lag = int(_EVICTION_STEPS / 2 * pool.tokens_per_step)
         self._inside: dict[int, WindowRunning] = {}
-        self._promised = self._promised_windows = 0
+        self._promised = self._promised_windows = self._decoded_windows = 0
 
     @property
     def available(self) -> int:
-        """Pages that can be had: free, or to be evicted, less those promised."""
-        return super().available - self._promised
+        """Pages that can be had: free, or to be evicted, less those promised.
+
+        A page of generated tokens has a page of windows, too.
+        """
+        return min(super().available - self._promised, self._available_windows)
+
+    @property
+    def _available_windows(self) -> int:
+        return self._total_windows - self._promised_windows - self._decoded_windows
 
     @property
     def windows(self) -> int:
@@ -294,10 +313,11 @@ class SglangWindowCache(SglangCache):
         way = self._tree.peek(request, self._limit(request, tokens))
         while way and way[-1][0].window < 0:
             way.pop()
-        needed = self._pages(tokens) - (way[-1][1] if way else 0)
+        resumed, locked = (way[-1][1], way[-1][1] - way[-1][0].begin) if way else (0, 0)
         unlocked = sum(end - node.begin for node, end in way if not node.locks)
-        windows = self._promised_windows + self._most_windows(tokens)
-        return needed + promised <= self.available - unlocked and windows <= self._total_windows
+        available = super().available - self._promised - unlocked
+        enough = self._needed_windows(tokens, resumed, locked) <= self._available_windows
+        return enough and self._pages(tokens) - resumed + promised <= available
 
     def begin(self, request: int, tokens: int) -> Hit:
         """Use what is cached of a prompt; everything it needs can be had from now on."""
@@ -309,7 +329,7 @@ class SglangWindowCache(SglangCache):
             freed=0,
             branch=found if found > node.end else 0,
             promised=self._pages(tokens) - node.end,
-            windows=self._most_windows(tokens),
+            windows=self._needed_windows(tokens, node.end, node.end - node.begin),
         )
         self._promised += running.promised
         self._promised_windows += running.windows
@@ -328,9 +348,45 @@ class SglangWindowCache(SglangCache):
         self.freed += 1
         return running.held.node.end
 
-    def end(self, request: int, decoded_blocks: int) -> int:
+    def decode(self, request: int) -> None:
+        """The prompt is computed: beside what it keeps locked a request has its last page."""
+        running = self._inside[request]
+        locked = running.held.node.end - running.held.begin
+        own = self._pages(running.position) - max(running.freed, running.held.node.end)
+        self._promised_windows += locked + own - running.windows
+        running.windows = locked + own
+        self.freed += 1
+
+    def decoded(self, begun: Ints, position: Ints, blocks: Ints) -> None:
+        """Windows of generated tokens; those that are out of the window are given back."""
+        decoded = blocks - -(-begun // self._size)
+        windows = decoded - self._left_behind(begun, position)
+        self._grow(int(windows.sum()) - self._decoded_windows)
+
+    def _left_behind(self, begun: Ints, position: Ints) -> Ints:
+        """int64[B]: window pages that decoding requests have given back.
+
+        Source: SGLang 0.5.15, ``common.py``: ``free_swa_out_of_window_slots``; once in 128 steps
+        (``SGLANG_SWA_EVICTION_INTERVAL``), of which half have passed on average.
+        """
+        kept = position - max(self._window, self._size) - self._lag
+        pages: Ints = np.maximum(kept // self._size - begun // self._size, 0)
+        return pages
+
+    def _grow(self, pages: int) -> None:
+        if pages > 0:
+            self._windows.take_windows(pages)
+        else:
+            self._windows.free_windows -= pages
+            self.freed += pages < 0
+        self._decoded_windows += pages
+
+    def end(self, request: int, decoded_blocks: int, position: int = 0) -> int:
         """Give everything back, with so many pages that decoding took; returns those cached."""
         running, tree = self._inside.pop(request), self._windows
+        if position > running.tokens:
+            behind = self._left_behind(np.array([running.tokens]), np.array([position]))
+            self._grow(int(behind[0]) - decoded_blocks)
         if running.position == running.tokens:
             self._insert(request, running, slide=False)
         stored, held = running.held.node.end, self._pages(running.position)
@@ -345,8 +401,23 @@ class SglangWindowCache(SglangCache):
     def _most_windows(self, tokens: int) -> int:
         """Window pages that a prompt of so many tokens holds at most."""
         pages = self._pages(tokens)
-        spare = _SPARE_PAGES + self._shape.key_tokens
-        return pages if self._dense else min(pages, self._pages(self._chunk) + spare)
+        return pages if self._dense else min(pages, self._chunk_windows)
+
+    @property
+    def _chunk_windows(self) -> int:
+        return self._pages(self._chunk) + _SPARE_PAGES + self._shape.key_tokens
+
+    def _needed_windows(self, tokens: int, resumed: int, locked: int) -> int:
+        """Window pages that a prompt holds at most, with ``locked`` ones of the tree at its hit.
+
+        Where windows are not given back the tree takes those of a chunk over, and some stay
+        locked while the next is computed.
+        """
+        pages = self._pages(tokens)
+        if not self._dense:
+            return min(pages, self._chunk_windows)
+        chunks = self._chunk_windows + self._pages(self._chunk)
+        return min(pages, locked + min(pages - resumed, chunks))
 
     def _insert(self, request: int, running: WindowRunning, *, slide: bool) -> None:
         """Let the tree take over what is computed, or what others found of it before."""
@@ -361,7 +432,8 @@ class SglangWindowCache(SglangCache):
         node, stored, windows = tree.insert(request, running.held.node, end, first)
         tree.free += end - held - stored
         tree.free_windows += max(0, end - first) - windows
-        before, running.held = running.held, tree.hold(node)
+        before = running.held
+        running.held = tree.hold(node, held if self._holds_chunks else None)
         tree.release(before)
         if branches:
             running.branch = 0

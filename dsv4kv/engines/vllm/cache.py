@@ -256,7 +256,10 @@ class VllmCache:
         self._pool.slide(running)
         self._keep_tails(request, self._pool.tail_blocks(running))
 
-    def end(self, request: int, decoded_blocks: int) -> int:
+    def decoded(self, begun: Ints, position: Ints, blocks: Ints) -> None:
+        """A window that goes on gives back what it takes."""
+
+    def end(self, request: int, decoded_blocks: int, position: int = 0) -> int:
         """Give everything back, with so many blocks that decoding took; returns those cached."""
         running = self._running.pop(request)
         self._promised -= self._context.pop(request)

@@ -1,0 +1,181 @@
+"""A server sizes its pools as ``dsv4kv budget`` does, and runs as many requests as were seen."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dsv4kv.config.load import load_config
+from dsv4kv.config.replay import ReplayConfig
+from dsv4kv.engines.sglang.sizing import SglangEngine
+from dsv4kv.errors import ConfigError, DoesNotFit
+from dsv4kv.replay.build import build_replay
+from dsv4kv.replay.outcome import Outcome
+from dsv4kv.replay.server import by_server
+from dsv4kv.sizing.answer import answer
+from dsv4kv.sizing.inputs import read_inputs
+from dsv4kv.traces.request import Request
+
+OLD = "sglang:0.5.15"
+DRAFTS = "--speculative-algorithm EAGLE --speculative-num-steps 1 --speculative-num-draft-tokens 2"
+
+
+def served_by(*settings: str, gpus: int = 8) -> ReplayConfig:
+    """A configuration of a server."""
+    return load_config("default", [f"cost.gpus={gpus}", *settings], ReplayConfig).config
+
+
+def random_lengths(count: int) -> list[Request]:
+    """SGLang's random workload at 8192 in, 1024 out, range ratio 0, seed 1."""
+    draw = np.random.RandomState(1)
+    prompts, outputs = (draw.randint(1, most + 1, count).tolist() for most in (8192, 1024))
+    return [Request(0.0, *lengths) for lengths in zip(prompts, outputs, strict=True)]
+
+
+def run(model: str, gpu: str, flags: str, count: int, concurrency: int, engine: str) -> Outcome:
+    """Serve the workload in a closed loop, with rates near those of Hopper."""
+    config = served_by(
+        f"model.preset={model}",
+        f"cost.gpu={gpu}",
+        f"server.engine={engine}",
+        f"server.command={flags}",
+        "workload.arrivals=closed",
+        f"workload.concurrency={concurrency}",
+        "scheduler.speculative.acceptance=0.855",
+        "cost.tflops=110",
+        "cost.overhead_us=10222",
+        "cost.bandwidth_share=1",
+    )
+    made = build_replay(config, random_lengths(count))
+    made.scheduler.run()
+    assert made.outcome.finished == count
+    return made.outcome
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "flags", "count", "concurrency", "seen"),
+    [
+        ("v4-pro", "h200", "--tp 8 --mem-fraction-static 0.88", 400, 256, 35),
+        ("v4-flash", "h100", "--tp 8", 700, 1024, 132),
+        ("v4-flash", "h100", f"--tp 8 {DRAFTS}", 512, 256, 102),
+    ],
+)
+def test_as_many_requests_run_as_sglangs_cookbook_shows(
+    model: str, gpu: str, flags: str, count: int, concurrency: int, seen: int
+) -> None:
+    # seen: output tokens a second x TPOT, SGLang 0.5.15, deepseek-v4-benchmarks.jsx
+    assert run(model, gpu, flags, count, concurrency, OLD).mean_decoding == pytest.approx(
+        seen, rel=0.25
+    )
+
+
+def test_with_drafts_pro_runs_as_many_as_its_pool_of_windows_holds() -> None:
+    # 14 to 15 were seen; the pool as sized holds (0.1 x 1,056,768 - 8,192) / 4,530 = 21.5
+    flags = f"--tp 8 --mem-fraction-static 0.88 {DRAFTS}"
+    outcome = run("v4-pro", "h200", flags, 128, 64, OLD)
+    assert outcome.mean_decoding == pytest.approx(21.5, rel=0.25)
+
+
+def test_requests_that_give_windows_back_run_up_to_the_engines_limit() -> None:
+    flags = "--tp 8 --mem-fraction-static 0.88"
+    kept = run("v4-pro", "h200", flags, 300, 256, OLD)
+    freed = run("v4-pro", "h200", flags, 300, 256, "sglang:0.5.18")
+    assert freed.peak_requests > 3 * kept.peak_requests
+
+
+@pytest.mark.parametrize("flags", ["", DRAFTS, "--page-size 512"])
+@pytest.mark.parametrize("engine", [OLD, "sglang:0.5.23", "vllm:0.33"])
+def test_the_pools_are_those_that_budget_prints(engine: str, flags: str) -> None:
+    if engine.startswith("vllm"):
+        flags = "--tensor-parallel-size 8 --max-num-seqs 64"
+    else:
+        flags = f"--tp 8 --max-running-requests 64 {flags}"
+    config = by_server(served_by(f"server.engine={engine}", f"server.command={flags}"))
+    texts = {"model": "v4-pro", "gpu": "h200", "gpus": "8", "tp": "8", "engine": engine}
+    texts["request-limit"] = "64"
+    if "spec" in flags:
+        texts |= {"draft-layers": "1", "draft-tokens": "2"}
+    page = 512 if "512" in flags else 256
+    if page == 512:
+        texts["block-tokens"] = "512"
+    found = answer(read_inputs(texts))
+    assert found.capacity
+    rules = found.scenario.engine
+    if isinstance(rules, SglangEngine):
+        pools = rules.pools(found.scenario.deployment(0, 2**20))
+        slots = pools.sizes(found.capacity.units, 0).swa
+        assert config.cache.num_blocks == found.capacity.units // page
+        assert config.cache.num_checkpoints == slots // page
+    else:
+        assert config.cache.num_blocks == found.capacity.units
+    settings = found.scenario.settings
+    assert config.scheduler.step_tokens == settings.step_tokens
+    assert config.scheduler.max_requests == settings.request_limit == 64
+    assert config.scheduler.speculative.draft_tokens == ("spec" in flags)
+
+
+@pytest.mark.parametrize(
+    ("engine", "command", "rule"),
+    [
+        (OLD, "null", "sglang-v4:dense"),
+        ("sglang:0.5.23", "--tp 8 --max-running-requests 64", "sglang-v4:tail"),
+        ("vllm", "null", "vllm-v4:semantic"),
+        ("vllm", "-tp 8 --prefix-cache-retention-interval 4096", "vllm-v4:4096"),
+    ],
+)
+def test_a_server_is_replayed_by_its_engines_rule(engine: str, command: str, rule: str) -> None:
+    server = f"server.engine={engine}", f"server.command={command}"
+    assert by_server(served_by(*server)).prefix.rule == rule
+    chosen = served_by(*server, "prefix.rule=vllm")
+    assert by_server(chosen).prefix.rule == "vllm"
+
+
+def test_replicas_of_one_server_have_their_pools_together() -> None:
+    one, all_ = (
+        by_server(
+            served_by(
+                "server.engine=sglang:0.5.23",
+                f"server.command={flags}",
+                "model.preset=v4-flash",
+            )
+        )
+        for flags in ("--tp 8", "--tp 8 --dp 8 --enable-dp-attention")
+    )
+    assert one.cache.num_blocks
+    assert all_.cache.num_blocks
+    assert all_.cache.num_blocks % 8 == 0
+    assert all_.cache.num_blocks > 5 * one.cache.num_blocks
+    assert all_.scheduler.max_requests == one.scheduler.max_requests == 256
+
+
+def test_without_a_server_nothing_changes() -> None:
+    config = served_by()
+    assert by_server(config) is config
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "sentence"),
+    [
+        (["server.command=--tp 8"], ConfigError, "server.engine does not say whose"),
+        (["server.engine=sglang", "server.command=--tp 4"], ConfigError, "give --gpus 4"),
+        (
+            ["server.command=sglang serve --model-path deepseek-ai/DeepSeek-V4-Flash --tp 8"],
+            ConfigError,
+            "give --model v4-flash",
+        ),
+        (["server.engine=trtllm"], ConfigError, "by vllm or sglang"),
+        (["server.engine=sglang", "cost.gpu=l40s"], DoesNotFit, "does not start"),
+        (
+            ["server.engine=vllm", "server.command=-tp 8 --prefix-cache-retention-interval 512"],
+            ConfigError,
+            "windows every 512 tokens",
+        ),
+    ],
+)
+def test_what_cannot_be_replayed_is_a_sentence(
+    settings: list[str], kind: type[Exception], sentence: str
+) -> None:
+    found: Any
+    with pytest.raises(kind, match=sentence) as found:
+        by_server(served_by(*settings))
+    assert str(found.value).endswith(".")

@@ -547,7 +547,7 @@ def replay_facts(result: ReplayResult, totals: Totals) -> Facts:
         "requests": (
             f"{totals.requests:,} served, {totals.peak_requests:,} in slots at the peak, "
             f"{result.mean_decoding:.1f} decoding on average, "
-            f"{reuse.resumed_requests:,} resumed behind a cached prefix"
+            f"{reuse.resumed_requests:,} resumed behind a prefix"
         ),
         "blocks": (
             f"{reuse.found_blocks:,} of {reuse.prompt_blocks:,} whole blocks of prompts found, "

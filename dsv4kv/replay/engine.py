@@ -214,7 +214,7 @@ class EnginePaths:
 def find_paths(
     config: ReplayConfig, memory: MemoryPlan, requests: Sequence[Request]
 ) -> EnginePaths | None:
-    """The prompts for ``prefix.rule``; None for the toolkit's own, or where nothing is to be reused.
+    """The prompts for ``prefix.rule``; None for the toolkit's own, or without reuse.
 
     Raises:
         ConfigError: Blocks that do not fit the trace's or the rule.

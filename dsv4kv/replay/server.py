@@ -1,6 +1,6 @@
 """A server as its engine starts it: pools, limits and rule, sized as ``dsv4kv budget`` does."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from dsv4kv.clock.sources import find_layout
 from dsv4kv.config.bench import Section
@@ -17,6 +17,8 @@ from dsv4kv.sizing.launch import read_command
 from dsv4kv.sizing.scenario import Scenario, resolve
 from dsv4kv.sizing.words import Texts
 
+SectionT = TypeVar("SectionT", bound=Section)
+_SIZES = ("tp", "dp", "pp", "ep")
 _LAUNCHERS = {"sglang": "python -m sglang.launch_server", "vllm": "vllm serve"}
 
 
@@ -53,15 +55,12 @@ def by_server(config: ReplayConfig) -> ReplayConfig:
     if drafts and not speculative.draft_tokens:
         beside = isinstance(scenario.engine, SglangEngine)  # it counts the token they follow, too
         scheduler["speculative"] = _changed(speculative, draft_tokens=drafts - beside)
-    cost = config.cost
-    given = {
-        name: getattr(cost, name) or getattr(layout, name) for name in ("tp", "dp", "pp", "ep")
-    }
+    sizes = {name: getattr(layout, name) for name in _SIZES}
     rule = config.prefix.rule if config.prefix.rule != "ideal" else _rule(scenario)
     return _changed(
         config,
         server=_changed(config.server, engine=scenario.engine.name),
-        cost=_changed(cost, **given),
+        cost=_changed(config.cost, **sizes),
         cache=_changed(config.cache, **cache),
         prefix=_changed(config.prefix, rule=rule),
         scheduler=_changed(config.scheduler, **scheduler),
@@ -85,8 +84,7 @@ class _Pools(NamedTuple):
     windows: int | None
 
 
-def _changed(section: Any, **values: Any) -> Any:
-    assert isinstance(section, Section)
+def _changed(section: SectionT, **values: Any) -> SectionT:
     return section.model_copy(update=values)
 
 
@@ -96,7 +94,7 @@ def _texts(config: ReplayConfig) -> Texts:
     engine = server.engine or ""
     family = engine.partition(":")[0]
     layout = find_layout(config.cost, load_model(config.model.preset))
-    texts = {name: str(getattr(layout, name)) for name in ("tp", "dp", "pp", "ep")}
+    texts = {name: str(getattr(layout, name)) for name in _SIZES}
     if server.command is not None:
         texts = _read(config, server.command, _LAUNCHERS.get(family))
     texts = {"gpu": config.cost.gpu or "", **texts, "model": config.model.preset}

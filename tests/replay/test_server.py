@@ -33,7 +33,7 @@ def random_lengths(count: int) -> list[Request]:
 
 
 def run(model: str, gpu: str, flags: str, count: int, concurrency: int, engine: str) -> Outcome:
-    """Serve the workload in a closed loop, with rates near those of Hopper."""
+    """Serve the workload in a closed loop."""
     config = served_by(
         f"model.preset={model}",
         f"cost.gpu={gpu}",
@@ -42,9 +42,6 @@ def run(model: str, gpu: str, flags: str, count: int, concurrency: int, engine: 
         "workload.arrivals=closed",
         f"workload.concurrency={concurrency}",
         "scheduler.speculative.acceptance=0.855",
-        "cost.tflops=110",
-        "cost.overhead_us=10222",
-        "cost.bandwidth_share=1",
     )
     made = build_replay(config, random_lengths(count))
     made.scheduler.run()

@@ -157,6 +157,58 @@ STORES = {
 }
 """Where objects are kept beyond the GPU's memory, as ``tiers.stores.place`` reads it."""
 
+ROUTERS = {
+    "round_robin": Implementation("in turn", "fleet.routers:RoundRobin"),
+    "random": Implementation("any", "fleet.routers:AtRandom"),
+    "least_loaded": Implementation("the fewest requests", "fleet.routers:LeastLoaded"),
+    "power_of_two": Implementation(
+        "the fewest requests of two at random", "fleet.routers:PowerOfTwo"
+    ),
+    "prefix_hash": Implementation(
+        "SGLang's gateway: by a prompt's first tokens, unless that one is overloaded",
+        "fleet.routers:PrefixHash",
+    ),
+    "consistent_hashing": Implementation(
+        "by session; also the production stack's session", "fleet.routers:ConsistentHashing"
+    ),
+    "cache_aware": Implementation(
+        "SGLang's gateway: the longest prefix by its own past, unless out of balance",
+        "fleet.routers:CacheAware",
+    ),
+    "cache_aware:library": Implementation(
+        "… with the library's defaults, not the command line's", "fleet.routers:CacheAwareLibrary"
+    ),
+    "dynamo": Implementation(
+        "dynamo's KV router: the least to compute and to decode", "fleet.routers:Dynamo"
+    ),
+    "dynamo-agentic": Implementation("… with --agentic", "fleet.routers:DynamoAgentic"),
+    "dynamo-decode": Implementation(
+        "… for decode replicas: the least to decode", "fleet.routers:DynamoDecode"
+    ),
+    "llm-d": Implementation(
+        "llm-d: prefix by its own past, unused blocks, short queue", "fleet.routers:Llmd"
+    ),
+    "llm-d:precise": Implementation("… prefix by events", "fleet.routers:LlmdPrecise"),
+    "production-stack:qps": Implementation(
+        "vLLM's: the fewest requests in the last minute", "fleet.routers:LeastQps"
+    ),
+    "production-stack:kvaware": Implementation(
+        "… a replica with all of a prompt but 2,000 tokens, else by session",
+        "fleet.routers:KvAware",
+    ),
+    "production-stack:prefixaware": Implementation(
+        "… the longest prefix in a trie that forgets nothing", "fleet.routers:PrefixAware"
+    ),
+}
+"""Who chooses the replica of a request."""
+
+TRANSFERS = {
+    "blocks": Implementation("blocks of context and a slot, as dsv4kv's cache has them"),
+    "vllm:0.33": Implementation("as vLLM 0.33 sends them by NIXL"),
+    "sglang:0.5.23": Implementation("as SGLang 0.5.23 sends them"),
+}
+"""What is sent of a prompt from a prefill replica to a decode replica."""
+
 TRACE_FORMATS = {
     "bailian": Implementation("Bailian's JSON lines, ids of 16 tokens", "traces.bailian:BAILIAN"),
     "mooncake": Implementation("Mooncake's JSON lines, ids of 512", "traces.mooncake:MOONCAKE"),

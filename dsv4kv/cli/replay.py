@@ -330,6 +330,7 @@ def _run(
     from dsv4kv.config.axes import expand_axes
     from dsv4kv.config.load import load_config
     from dsv4kv.config.replay import ReplayConfig
+    from dsv4kv.fleet.case import serve_point
     from dsv4kv.replay.run import Invocation, run_replay
 
     loaded = load_config(config, overrides, ReplayConfig)
@@ -351,7 +352,7 @@ def _run(
     ) as sweep:
         unit = "points" if sweep.together else "requests"
         argv = ["dsv4kv", *sys.argv[1:]]
-        invocation = Invocation(argv, loaded, points, overrides, axes, sweep)
+        invocation = Invocation(argv, loaded, points, overrides, axes, sweep, serve_point)
         with Watcher(open_console(stderr=True, quiet=silent), "replay", unit) as watcher:
             return run_replay(invocation, watcher.reach), sweep
 

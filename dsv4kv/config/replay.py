@@ -19,6 +19,7 @@ from dsv4kv.config.bench import (
     Section,
     Speculative,
 )
+from dsv4kv.config.fleet import FleetSection
 from dsv4kv.engines.speculation import SPECULATIONS
 from dsv4kv.model.schema import StateFormat
 
@@ -329,6 +330,8 @@ class ReplayConfig(Section):
     """How long a step takes, and on what."""
     tiers: TiersSection = TiersSection()
     """Memory below the GPUs' in which prompts are kept; left out, there is none."""
+    fleet: FleetSection = FleetSection()
+    """Servers behind a router; with none there is one, alone."""
     measure: ReplayMeasure = ReplayMeasure()
     """How the replay is reported."""
 
@@ -362,6 +365,16 @@ class ReplayConfig(Section):
             raise ValueError(
                 "tiers are counted, and workload.data 'real' moves bytes: leave them out, or set "
                 "workload.data to none (dsv4kv bench tiers moves bytes of tiers)"
+            )
+        if self.fleet.exists and self.workload.data == "real":
+            raise ValueError(
+                "the replicas of fleet are counted, and workload.data 'real' moves bytes: leave "
+                "fleet out, or set workload.data to none"
+            )
+        if self.fleet.exists and self.workload.arrivals == "closed":
+            raise ValueError(
+                "fleet takes requests as they come, or after think times (fleet.sessions think), "
+                "and workload.arrivals is closed: take trace"
             )
         if self.cache.state == "online" and drafts:
             raise ValueError(

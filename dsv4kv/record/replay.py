@@ -7,6 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from dsv4kv.record.fleet import ReplayFleet
 from dsv4kv.record.part import Part
 
 
@@ -290,6 +291,8 @@ class ReplayResult(Part):
     """What was held over time."""
     tiers: ReplayTiers | None = None
     """What was kept below the GPUs; null where nothing was."""
+    fleet: ReplayFleet | None = None
+    """The servers, where there were several: all else is then the sum of them; null alone."""
     data: ReplayData | None = None
     """The work of the steps; null where blocks were only counted. With it, the cache's part of all
     times is measured."""

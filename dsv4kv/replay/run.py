@@ -248,7 +248,7 @@ def _reuse(replay: Replay) -> Reuse:
 def _describe_tiers(tiers: Tiers) -> ReplayTiers:
     objects, asked = tiers.stored.objects, tiers.asked
     return ReplayTiers(
-        tiers=[_describe_tier(tier, tiers) for tier in tiers.tiers],
+        tiers=[describe_tier(tier, tiers) for tier in tiers.tiers],
         object_tokens=tiers.object_tokens,
         context_bytes=objects.context_bytes,
         tail_bytes=objects.tail_bytes,
@@ -259,7 +259,8 @@ def _describe_tiers(tiers: Tiers) -> ReplayTiers:
     )
 
 
-def _describe_tier(tier: Tier, tiers: Tiers) -> ReplayTier:
+def describe_tier(tier: Tier, tiers: Tiers) -> ReplayTier:
+    """One of the tiers."""
     read, write = tier.read, tier.write
     useful = tier.moved_blocks * tiers.object_tokens * tiers.stored.useful_bytes
     return ReplayTier(
@@ -307,6 +308,11 @@ OnProgress = Callable[[int, int], None]
 where several are done at once."""
 
 
+Serve = Callable[[Point[ReplayConfig], Sequence[Request], int | None, Callable[[int], None]], Case]
+"""Replays a point of the requests given, on a machine with so much memory, and says how many are
+done."""
+
+
 @dataclass(frozen=True)
 class Invocation:
     """How the replay was asked for.
@@ -318,6 +324,7 @@ class Invocation:
         overrides: ``a.b=c`` options, in effect.
         axes: ``a.b=1,2`` options.
         sweep: How its points are done.
+        serve: Replays one of them; None by one server.
     """
 
     argv: list[str]
@@ -326,6 +333,7 @@ class Invocation:
     overrides: Sequence[str]
     axes: Sequence[str]
     sweep: Sweep = HERE
+    serve: Serve | None = None
 
 
 def run_replay(invocation: Invocation, on_progress: OnProgress) -> RunRecord:
@@ -339,7 +347,7 @@ def run_replay(invocation: Invocation, on_progress: OnProgress) -> RunRecord:
     digest = trace_sha256(resolve_trace(trace)) if trace else None
     environment = Environment(**capture_environment())
     points, sweep = invocation.points, invocation.sweep
-    serve = Server(points, environment.memory_bytes)
+    serve = Server(points, environment.memory_bytes, invocation.serve or serve_alone)
     cases = run_points(
         sweep,
         len(points),
@@ -376,10 +384,13 @@ class Server:
     """
 
     def __init__(
-        self, points: Sequence[Point[ReplayConfig]], machine_bytes: int | None = None
+        self,
+        points: Sequence[Point[ReplayConfig]],
+        machine_bytes: int | None,
+        serve: Serve,
     ) -> None:
         """Replay some of ``points`` on a machine with so much memory."""
-        self._points, self._machine_bytes = points, machine_bytes
+        self._points, self._machine_bytes, self._serve = points, machine_bytes, serve
         self._known: tuple[Any, list[Request]] | None = None
 
     def __call__(self, number: int, on_progress: OnProgress = _ignore) -> Case:
@@ -391,9 +402,8 @@ class Server:
         point, count = self._points[number], len(self._points)
         try:
             requests = self._read(point.config)
-            replay = build_replay(point.config, requests, machine_bytes=self._machine_bytes)
             so_far = partial(_count_all, on_progress, number, count, len(requests))
-            return _serve(point, replay, so_far)
+            return self._serve(point, requests, self._machine_bytes, so_far)
         except Dsv4kvError as error:
             if count == 1:
                 raise
@@ -410,8 +420,18 @@ def _count_all(on_progress: OnProgress, case: int, cases: int, requests: int, do
     on_progress(case * requests + done, cases * requests)
 
 
-def _serve(point: Point[ReplayConfig], replay: Replay, on_progress: Callable[[int], None]) -> Case:
-    """Serve the trace and describe what came of it."""
+def serve_alone(
+    point: Point[ReplayConfig],
+    requests: Sequence[Request],
+    machine_bytes: int | None,
+    on_progress: Callable[[int], None],
+) -> Case:
+    """Serve the trace by one server and describe what came of it; see ``Serve``.
+
+    Raises:
+        Dsv4kvError: The point cannot be built.
+    """
+    replay = build_replay(point.config, requests, machine_bytes=machine_bytes)
     interrupted, problem, ended = False, None, False
     try:
         while replay.scheduler.turn():

@@ -7,7 +7,7 @@ what decodes, SGLang's alone. Older requests go first everywhere.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from dsv4kv.clock.steps import Steps
 from dsv4kv.model.schema import TableGroup
@@ -143,6 +143,15 @@ class Observer(Protocol):
         """One step or several have been taken; requests that have ended are still there."""
 
 
+class _Plan(NamedTuple):
+    """Decode steps, when the next request comes, and when they end."""
+
+    steps: int
+    work: Work
+    next_s: float
+    end_s: float
+
+
 class Scheduler:
     """Serves all requests.
 
@@ -180,7 +189,7 @@ class Scheduler:
         batch = Batch(ledger, decoders, self.prefilling, self.waiting, self._start_again)
         self._preemption = open_preemption(limits.rule, batch, limits.paused_blocks)
         self._admitted = 0
-        self._plan: tuple[float, int, Work] | None = None  # decode steps that were put off
+        self._plan: _Plan | None = None  # decode steps that were put off
         self._delayed_steps = 0
 
     @property
@@ -236,6 +245,11 @@ class Scheduler:
             self._go_on()
         self._preemption.settle()
         self._admit()
+
+    @property
+    def resumes_s(self) -> float:
+        """When something comes of what was put off; ``NEVER`` where nothing is left."""
+        return self._plan.end_s if self._plan else self._next_s
 
     @property
     def _longest_stretch(self) -> int | None:
@@ -419,21 +433,19 @@ class Scheduler:
 
     def _decode(self, until_s: float) -> bool:
         """As many decode steps as nothing happens in; False where they would end after that."""
-        next_s = self._next_s
-        if self._plan is None or self._plan[0] != next_s:
-            self._plan = (
-                next_s,
-                *self.decoders.plan(
-                    self.ledger.available, self.clock, next_s, self._longest_stretch
-                ),
+        plan, next_s = self._plan, self._next_s
+        if plan is None or plan.next_s != next_s:
+            steps, work = self.decoders.plan(
+                self.ledger.available, self.clock, next_s, self._longest_stretch
             )
-        _, steps, work = self._plan
-        if next_s > until_s < self.clock.after(work):
+            plan = _Plan(steps, work, next_s, self.clock.after(work))
+        if next_s > until_s < plan.end_s:
+            self._plan = plan
             return False
         self._plan = None
-        self._advance(steps)
-        self.clock.work(work)
-        self._preemption.stepped(steps)
+        self._advance(plan.steps)
+        self.clock.work(plan.work)
+        self._preemption.stepped(plan.steps)
         return True
 
     def _advance(self, steps: int) -> None:

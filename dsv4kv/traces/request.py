@@ -1,7 +1,7 @@
 """A request, as every trace format describes it and every scheduler sees it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,8 @@ class Request:
             empty where the trace has none. A tuple, or ``IdRuns`` where ids come in long runs.
         hash_block_tokens: Tokens one id stands for; 0 where the trace has none.
         session: Number of the conversation it is a turn of; None where the trace does not say.
+        answer_s: How long its answer took when it was recorded; None likewise. Requests are equal
+            whether it is known or not.
     """
 
     arrival_s: float
@@ -24,7 +26,8 @@ class Request:
     output_tokens: int
     prefix_hashes: Sequence[int] = ()
     hash_block_tokens: int = 0
-    session: int | None = None
+    session: int | None = field(default=None, compare=False)
+    answer_s: float | None = field(default=None, compare=False)
 
     @property
     def total_tokens(self) -> int:

@@ -162,16 +162,17 @@ def read_placed(lines: TraceLines, number: int, start_s: float) -> list[Placed]:
     # local ids are moved to where they meet nobody else's
     offset = (number + 1) * ID_BOUND if scope == "local" else 0
     found: list[Placed] = []
-    _read_level(conversation, "", start_s, _Blocks(size, offset, lists), found)
+    _read_level(conversation, "", start_s, _Blocks(size, offset, lists, number), found)
     return found
 
 
 class _Blocks(NamedTuple):
-    """Tokens of a block, what is added to its ids, and lists of ids that were read before."""
+    """Tokens of a block, what is added to its ids, lists of ids read before, the conversation."""
 
     size: int
     offset: int
     lists: list[IdRuns]
+    session: int
 
 
 def _parse(text: str) -> tuple[dict[str, Any], list[IdRuns]]:
@@ -216,7 +217,15 @@ def _read_request(record: dict[str, Any], time_s: float, blocks: _Blocks) -> Req
         output_tokens=read_tokens(record, "out", low=0),
         prefix_hashes=ids.moved(blocks.offset),
         hash_block_tokens=size,
+        session=blocks.session,
+        answer_s=_answer_s(record.get("api_time")),
     )
+
+
+def _answer_s(value: Any) -> float | None:
+    """How long an answer took; a trace need not say so."""
+    is_time = type(value) in (int, float) and 0 <= value < float("inf")
+    return float(value) if is_time else None
 
 
 def _read_ids(value: Any, blocks: _Blocks) -> IdRuns:

@@ -1,0 +1,215 @@
+"""Several servers behind a router: the ``fleet`` section of a replay.
+
+Settings of a router have the router's own names. The descriptions of the fields are the
+documentation: ``dsv4kv replay --schema`` prints them.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from dsv4kv.choices import ROUTERS, TRANSFERS, explained
+from dsv4kv.config.bench import NonNegative, OneOf, Positive, Section
+
+Share = Annotated[float, Field(ge=0, le=1)]
+AtLeastZero = Annotated[float, Field(ge=0)]
+AboveZero = Annotated[float, Field(gt=0)]
+
+
+class DynamoSection(Section):
+    """dynamo's KV router (1.6.1); null takes what the router's name stands for."""
+
+    overlap_score_credit: AtLeastZero | None = None
+    """What a cached prompt block takes from the cost: 1; agentic 2; decode 0."""
+    overlap_score_credit_decay: AtLeastZero | None = None
+    """How fast that fades for a replica with more prompt tokens to compute than others: 0."""
+    prefill_load_scale: AtLeastZero | None = None
+    """Cost of a prompt block to compute: 1; agentic 4; decode 0."""
+    decode_active_request_weight: AtLeastZero | None = None
+    """Cost of a request, in blocks: 0; agentic 64."""
+    host_cache_hit_weight: AtLeastZero = 0.75
+    """What a block in host memory takes from the cost."""
+    disk_cache_hit_weight: AtLeastZero = 0.25
+    """What a block on a disk takes from it."""
+    shared_cache_multiplier: AtLeastZero = 0.0
+    """What a block in a tier that all share takes from it."""
+    router_temperature: AtLeastZero = 0.0
+    """0 takes the least cost; more leaves it to chance: P ∝ exp(-cost / (range · temperature))."""
+    use_kv_events: bool = True
+    """Whether replicas announce what they cache; else the router counts what it sent there."""
+    router_ttl_secs: AboveZero = 120.0
+    """How long that counts."""
+    clamp: bool = True
+    """Whether the prompt blocks to compute can be less than none."""
+
+
+class GatewaySection(Section):
+    """SGLang's gateway (0.5.23); null takes what the router's name stands for."""
+
+    cache_threshold: Share | None = None
+    """Part of a prompt that must match: 0.3; library 0.5."""
+    balance_abs_threshold: NonNegative | None = None
+    """Requests that one replica must have more than another to be out of balance: 64; library
+    32."""
+    balance_rel_threshold: AtLeastZero | None = None
+    """And how many times as many: 1.5; library 1.1."""
+    max_tree_size: Positive | None = None
+    """Characters that its tree keeps of a replica, 4 for a token: 67,108,864; library 10,000."""
+    eviction_interval_secs: AboveZero | None = None
+    """Time between evictions from it: 120; library 30."""
+    prefix_token_count: Positive = 256
+    """Tokens that prefix_hash looks at."""
+    load_factor: AboveZero = 1.25
+    """How many times the mean of requests a replica may have, by prefix_hash."""
+
+    @property
+    def given(self) -> dict[str, float]:
+        """Those that are not null, of ``cache_aware``."""
+        names = ("cache_threshold", "balance_abs_threshold", "balance_rel_threshold",
+                 "max_tree_size", "eviction_interval_secs")  # fmt: skip
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+
+class LlmdSection(Section):
+    """llm-d's endpoint picker: weights of its scorers, and its index of what it sent where."""
+
+    prefix_weight: AtLeastZero = 3.0
+    """Weight of the prefix, approximate or precise."""
+    kv_utilization_weight: AtLeastZero = 2.0
+    """Weight of unused blocks."""
+    queue_weight: AtLeastZero = 2.0
+    """Weight of a short queue."""
+    load_aware_weight: AtLeastZero = 0.0
+    """Weight of the load-aware scorer."""
+    queue_threshold: Positive = 128
+    """Queue at which that one is 0."""
+    block_size_tokens: Positive = 16
+    """Tokens of a block of the approximate index."""
+    max_prefix_blocks_to_match: Positive = 256
+    """Leading blocks of a prompt that it knows."""
+    lru_capacity_per_server: Positive = 31250
+    """Blocks that it keeps of a replica."""
+    length_weight: Share = 0.0
+    """Part of the prefix score that is the square of the matched length."""
+    max_length_tokens: Positive = 131_072
+    """Matched length from which that is 1."""
+    cpu_tier_weight: Share = 0.8
+    """What a block in host memory counts in the precise index; one on the GPUs counts 1."""
+
+
+class StackSection(Section):
+    """vLLM's production stack."""
+
+    kv_aware_threshold: NonNegative = 2000
+    """Tokens of a prompt that kvaware lets be computed, before it goes by session."""
+
+
+class GroupSection(Section):
+    """Replicas of a kind."""
+
+    replicas: NonNegative = 0
+    """How many."""
+    settings: tuple[str, ...] = ()
+    """In what they differ from the rest of the configuration, each KEY=VALUE as --set takes it:
+    cost.gpus=4."""
+
+
+class TransferSection(Section):
+    """How prompts get from a prefill replica to a decode replica."""
+
+    engine: Annotated[str, OneOf(TRANSFERS)] = Field(
+        "blocks", description=f"How many bytes and pieces: {explained(TRANSFERS)}."
+    )
+    gbps: AboveZero = 50.0
+    """What one rank of a replica sends in a second, in 10^9 B; ranks send the same, at once."""
+    setup_ms: AtLeastZero = 1.0
+    """Time before a transfer begins, in ms."""
+    descriptor_us: AtLeastZero = 0.5
+    """Time of each piece of memory that it names, in µs."""
+
+
+class SloSection(Section):
+    """What a request must keep to count as good; null does not matter."""
+
+    ttft_ms: AboveZero | None = None
+    """Time until its first token, in ms."""
+    tpot_ms: AboveZero | None = None
+    """Mean time of a further token, in ms."""
+    latency_ms: AboveZero | None = None
+    """Time until its last token, in ms."""
+
+    @property
+    def limits_s(self) -> dict[str, float]:
+        """Those that matter, in s by the name of the time."""
+        limits = {"ttft": self.ttft_ms, "tpot": self.tpot_ms, "latency": self.latency_ms}
+        return {name: limit / 1e3 for name, limit in limits.items() if limit is not None}
+
+
+class FleetSection(Section):
+    """Servers behind a router; with none there is one, alone."""
+
+    replicas: NonNegative = 0
+    """Replicas, each of them as the rest of the configuration says."""
+    mixed: tuple[str, ...] = ()
+    """Further ones that differ, a text for each kind, their number first: "4 cost.gpu=b200
+    cost.gpus=4"."""
+    prefill: GroupSection = GroupSection()
+    """Replicas that compute prompts, instead of replicas; their prompts are sent on."""
+    decode: GroupSection = GroupSection()
+    """Replicas that decode, besides those that compute prompts; they have no tiers."""
+    router: Annotated[str, OneOf(ROUTERS)] = Field(
+        "round_robin", description=f"Who chooses the replica: {explained(ROUTERS)}."
+    )
+    decode_router: Annotated[str, OneOf(ROUTERS)] = "dynamo-decode"
+    """Who chooses the decode replica."""
+    block_tokens: Positive | None = None
+    """Tokens of a router's block; null takes the cache's."""
+    event_delay_ms: AtLeastZero = 0.0
+    """Time until a router knows what a replica has cached or evicted, and its queue, in ms."""
+    router_session_affinity_ttl_secs: AtLeastZero = 0.0
+    """How long a session stays with its replica after it was last used, in s; 0 leaves it to the
+    router."""
+    sessions: Literal["trace", "think"] = "trace"
+    """When a request comes: as the trace says, or a think time after the answer before it."""
+    think_s: AtLeastZero | None = None
+    """Think time, in s; null takes the trace's: its time since the answer before, or since the
+    request before where answers have no times."""
+    shared_tiers: tuple[Literal["host", "disk", "remote"], ...] = ()
+    """Which of the tiers all replicas have in common."""
+    dynamo: DynamoSection = DynamoSection()
+    """dynamo's KV router (1.6.1); null takes what the router's name stands for."""
+    gateway: GatewaySection = GatewaySection()
+    """SGLang's gateway (0.5.23); null takes what the router's name stands for."""
+    llmd: LlmdSection = LlmdSection()
+    """llm-d's endpoint picker."""
+    stack: StackSection = StackSection()
+    """vLLM's production stack."""
+    transfer: TransferSection = TransferSection()
+    """How prompts get from a prefill replica to a decode replica."""
+    slo: SloSection = SloSection()
+    """What a request must keep to count as good."""
+    gpu_hour_price: AtLeastZero | None = None
+    """What a GPU costs in an hour, in any money."""
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a fleet."""
+        return bool(self.replicas or self.mixed or self.prefill.replicas)
+
+    @property
+    def is_split(self) -> bool:
+        """Whether prompts are computed by some replicas and decoded by others."""
+        return bool(self.prefill.replicas)
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if bool(self.prefill.replicas) != bool(self.decode.replicas):
+            raise ValueError(
+                "prefill.replicas and decode.replicas go together: give both, or replicas for "
+                "servers that do both"
+            )
+        if self.is_split and (self.replicas or self.mixed):
+            raise ValueError(
+                "replicas do both, prefill.replicas and decode.replicas one of it: give either"
+            )
+        return self

@@ -1,0 +1,1 @@
+"""Several servers behind a router, in virtual time."""

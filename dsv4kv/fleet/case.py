@@ -1,0 +1,251 @@
+"""A fleet in the record: a case like that of one replay, and what every replica did."""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+
+from dsv4kv.config.axes import Point
+from dsv4kv.config.fleet import SloSection
+from dsv4kv.config.replay import ReplayConfig
+from dsv4kv.fleet.outcome import Fates, ideal_saved_tokens
+from dsv4kv.fleet.replica import Replica
+from dsv4kv.fleet.run import Fleet, FleetOutcome
+from dsv4kv.record.fleet import FleetReplica, ReplayFleet
+from dsv4kv.record.part import Part
+from dsv4kv.record.replay import (
+    ReplayPool,
+    ReplayResult,
+    ReplaySeries,
+    ReplayTier,
+    ReplayTiers,
+)
+from dsv4kv.record.schema import NOTHING_CHECKED, Case, Latency, Totals
+from dsv4kv.replay.run import (
+    describe_cache,
+    describe_replay,
+    describe_tier,
+    describe_totals,
+    serve_alone,
+)
+from dsv4kv.replay.tiers import Tiers
+from dsv4kv.traces.request import Request
+
+_NS = 1e9
+PartT = TypeVar("PartT", bound=Part)
+
+
+def serve_point(
+    point: Point[ReplayConfig],
+    requests: Sequence[Request],
+    machine_bytes: int | None,
+    on_progress: Callable[[int], None],
+) -> Case:
+    """Replay a point: by one server, or by a fleet where there is one; see ``Serve``."""
+    if not point.config.fleet.exists:
+        return serve_alone(point, requests, machine_bytes, on_progress)
+    fleet, interrupted = Fleet(point.config, requests, on_progress), False
+    try:
+        fleet.run()
+    except KeyboardInterrupt:
+        interrupted = True
+    outcome = fleet.outcome(ended=not interrupted)
+    fates = Fates.of(outcome)
+    problem = None if interrupted else _find_problem(outcome, fates)
+    status: Literal["failed", "incomplete", "complete"] = (
+        "failed" if problem else "incomplete" if interrupted else "complete"
+    )
+    return Case(
+        axis=point.axis,
+        status=status,
+        error=problem,
+        config=point.config.model_dump(mode="json"),
+        backend="replay",
+        cache=describe_cache(outcome.replicas[0].replay),
+        totals=_totals(outcome, fates),
+        operations=[],
+        latencies=[Latency(name=n, samples_ns=s) for n, s in fates.samples_ns.items() if s],
+        memcpy=None,
+        verification=NOTHING_CHECKED,
+        replay=describe_all(outcome, fates),
+    )
+
+
+def _find_problem(outcome: FleetOutcome, fates: Fates) -> str | None:
+    """What must not happen and did."""
+    if not fates.numbers:
+        return (
+            f"none of {len(outcome.requests):,} requests fits any replica: give more "
+            "cache.memory_bytes or cache.num_blocks, or raise cache.max_context_tokens."
+        )
+    for replica in outcome.replicas:
+        ledger = replica.replay.scheduler.ledger
+        if held := ledger.private + ledger.shared:
+            return f"{held} blocks of {replica.name} are still held although every request ended."
+    return None
+
+
+def describe_all(outcome: FleetOutcome, fates: Fates) -> ReplayResult:
+    """All replicas as if they were one, and each."""
+    replays = [replica.replay for replica in outcome.replicas]
+    found = [describe_replay(replace(each, tiers=None)) for each in replays]
+    computing = found[: len(outcome.pools[0])]
+    first = found[0]
+    return first.model_copy(
+        update={
+            "pools": [_add_pools(row) for row in zip(*(r.pools for r in found), strict=True)],
+            "remainder_bytes": sum(each.remainder_bytes for each in found),
+            "rounding_bytes": sum(each.rounding_bytes for each in found),
+            "reuse": add([r.reuse for r in computing], same=("shared_tokens",)),
+            "work": add([each.work for each in found]),
+            "pauses": sum(each.pauses for each in found),
+            "evictions": sum(each.evictions for each in found),
+            "rejected": _add_values("", [each.rejected for each in found], ()),
+            "series": add_series([each.series for each in found], outcome.config.measure.points),
+            "tiers": _add_tiers([each.tiers for each in replays if each.tiers]),
+            "fleet": describe_fleet(outcome, fates),
+        }
+    )
+
+
+def add(parts: Sequence[PartT], same: Collection[str] = ()) -> PartT:
+    """The sum of all numbers, but of those that are the ``same`` for each, as words are."""
+    fields = type(parts[0]).model_fields
+    columns = {name: [getattr(part, name) for part in parts] for name in fields}
+    return type(parts[0])(**{n: _add_values(n, values, same) for n, values in columns.items()})
+
+
+def _add_values(name: str, values: Sequence[Any], same: Collection[str]) -> Any:
+    first = values[0]
+    if name in same or first is None or isinstance(first, str):
+        return first
+    if isinstance(first, dict):
+        total = Counter[str]()
+        for each in values:
+            total.update(each)
+        return dict(sorted(total.items()))
+    return sum(values)
+
+
+def _add_pools(pools: Sequence[ReplayPool]) -> ReplayPool:
+    return add(pools, same=("unit_bytes",))
+
+
+def _add_tiers(found: Sequence[Tiers]) -> ReplayTiers | None:
+    """What several replicas have in common counts once."""
+    if not found:
+        return None
+    named: dict[str, dict[int, ReplayTier]] = {}
+    for tiers in found:
+        for tier in tiers.tiers:
+            named.setdefault(tier.name, {})[id(tier)] = describe_tier(tier, tiers)
+    objects, asked = found[0].stored.objects, [tiers.asked for tiers in found]
+    return ReplayTiers(
+        tiers=[add(list(tiers.values())) for tiers in named.values()],
+        object_tokens=found[0].object_tokens,
+        context_bytes=objects.context_bytes,
+        tail_bytes=objects.tail_bytes,
+        asked_tokens=sum(each.tokens for each in asked),
+        restored_tokens=sum(each.restored for each in asked),
+        restored_requests=sum(each.requests for each in asked),
+        lost_tokens=_add_values("", [each.lost for each in asked], ()),
+    )
+
+
+def add_series(series: Sequence[ReplaySeries], points: int) -> ReplaySeries:
+    """What all held, at no more moments than ``points``: of each what it had held last."""
+    times = np.unique(np.concatenate([np.array(each.at_ns, np.int64) for each in series]))
+    if len(times) > points:
+        times = times[np.linspace(0, len(times) - 1, points).astype(int)]
+    names = ReplaySeries.model_fields.keys() - {"at_ns"}
+    sums = {name: np.zeros(len(times), np.int64) for name in names}
+    for each in series:
+        place = np.searchsorted(np.array(each.at_ns, np.int64), times, side="right")
+        for name in names:
+            sums[name] += np.array([0, *getattr(each, name)], np.int64)[place]
+    return ReplaySeries(at_ns=times.tolist(), **{n: s.tolist() for n, s in sums.items()})
+
+
+def _totals(outcome: FleetOutcome, fates: Fates) -> Totals:
+    found = [describe_totals(each.replay, ended=outcome.ended) for each in outcome.replicas]
+    total = add(found)
+    return total.model_copy(
+        update={
+            "requests": len(fates.numbers),
+            "input_tokens": sum(outcome.prompts[n].input_tokens for n in fates.numbers),
+            "output_tokens": sum(outcome.answers[n].output_tokens for n in fates.numbers),
+            "wall_ns": round(outcome.wall_s * _NS),
+        }
+    )
+
+
+def describe_fleet(outcome: FleetOutcome, fates: Fates) -> ReplayFleet:
+    """Every replica, and what they would have been as one."""
+    fleet, first = outcome.config.fleet, outcome.replicas[0]
+    held = [held_blocks(replica) for replica in outcome.replicas]
+    replicas = [
+        _describe_replica(replica, len(blocks), decodes=place >= len(outcome.pools[0]))
+        for place, (replica, blocks) in enumerate(zip(outcome.replicas, held, strict=True))
+    ]
+    counts = np.unique(np.concatenate(held), return_counts=True)[1] if held else np.zeros(0)
+    pooled = sum(r.replay.memory.num_blocks for r in outcome.pools[0])
+    tokens, per_shared = first.parts.shared_tokens, first.replay.scheduler.ledger.per_shared
+    ideal = partial(ideal_saved_tokens, outcome.requests, tokens)
+    good = fates.good(fleet.slo)
+    return ReplayFleet(
+        router=fleet.router,
+        decode_router=fleet.decode_router if fleet.is_split else None,
+        replicas=replicas,
+        prompt_tokens=sum(replica.prompt_tokens for replica in replicas[: len(outcome.pools[0])]),
+        saved_tokens=sum(replica.saved_tokens for replica in replicas),
+        pooled_saved_tokens=ideal(pooled // per_shared),
+        ideal_saved_tokens=ideal(),
+        held_bytes=sum(replica.held_bytes for replica in replicas),
+        repeated_bytes=int((counts - 1).sum()) * _shared_bytes(first),
+        slo=_limits_ns(fleet.slo),
+        good_requests=len(good),
+        good_output_tokens=sum(outcome.answers[number].output_tokens for number in good),
+        gpu_hour_price=fleet.gpu_hour_price,
+    )
+
+
+def _limits_ns(slo: SloSection) -> dict[str, float]:
+    return {name: limit_s * _NS for name, limit_s in slo.limits_s.items()}
+
+
+def _shared_bytes(replica: Replica) -> int:
+    return replica.replay.scheduler.ledger.per_shared * replica.replay.memory.block_bytes
+
+
+def held_blocks(replica: Replica) -> "np.ndarray[Any, np.dtype[np.int64]]":
+    """int64: the shared blocks that the prompts it was given would find again."""
+    look_up = replica.replay.scheduler.prompts.look_up
+    found = [served.keys[: look_up(served)] for served in replica.served]
+    return np.unique(np.concatenate([np.zeros(0, np.int64), *found]))
+
+
+def _describe_replica(replica: Replica, blocks: int, *, decodes: bool) -> FleetReplica:
+    scheduler, outcome, link = replica.replay.scheduler, replica.replay.outcome, replica.link
+    tally, clock = scheduler.prompts.tally, scheduler.clock
+    is_split = replica.config.fleet.is_split
+    queued = replica.replay.outcome.samples_ns["queueing"]
+    return FleetReplica(
+        name=replica.name,
+        role="decode" if decodes else "prefill" if is_split else "both",
+        gpus=replica.config.cost.gpus,
+        requests=len(replica.served),
+        prompt_tokens=tally.prompt_tokens,
+        saved_tokens=0 if decodes else tally.saved_tokens,
+        computed_tokens=scheduler.computed_tokens,
+        output_tokens=outcome.output_tokens,
+        peak_requests=outcome.peak_requests,
+        busy_ns=round((clock.now_s - clock.idle_s) * _NS),
+        queued_ns=sum(queued),
+        held_bytes=blocks * _shared_bytes(replica),
+        sent_bytes=link.moved_bytes,
+        sending_ns=round(link.busy_s * _NS),
+        sending_waited_ns=round(link.waited_s * _NS),
+    )

@@ -1,0 +1,83 @@
+"""What came of a fleet, in numbers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from dsv4kv.config.fleet import SloSection
+from dsv4kv.fleet.run import FleetOutcome
+from dsv4kv.prefix.paths import find_reuse
+from dsv4kv.replay.requests import Served
+from dsv4kv.traces.collect import collect_paths
+from dsv4kv.traces.request import Request
+
+
+def ideal_saved_tokens(
+    requests: Sequence[Request], block_tokens: int, blocks: int | None = None
+) -> int:
+    """Prompt tokens that one pool would save, one request at a time; 0 without ids.
+
+    ``blocks`` of ``block_tokens`` are all it has, evicted least recently used first; None forgets
+    nothing. The last token of a prompt is always computed.
+    """
+    if not any(len(request.prefix_hashes) for request in requests):
+        return 0
+    table = collect_paths(requests)
+    reuse = find_reuse(table, block_tokens, whole_blocks=True)
+    usable = (table.input_tokens - 1) // block_tokens
+    found = reuse.found_blocks(blocks)
+    return int((found.clip(max=usable) * block_tokens).sum())
+
+
+_NS = 1e9
+
+
+@dataclass(frozen=True)
+class Fates:
+    """What requests waited for, in the order in which they ended.
+
+    Attributes:
+        numbers: Requests that were served to their end.
+        samples_ns: Times by name, as ``replay.outcome`` has them; a split fleet's first token is
+            the decode replica's.
+    """
+
+    numbers: list[int]
+    samples_ns: dict[str, list[int]]
+    _times: dict[int, dict[str, float]]
+
+    @classmethod
+    def of(cls, outcome: FleetOutcome) -> Self:
+        """Those of a fleet's requests."""
+        times: dict[int, dict[str, float]] = {}
+        ended = [(each.finished_s, n) for n, each in outcome.answers.items() if each.finished_s]
+        for _, number in sorted(ended):
+            times[number] = _times_of(outcome.prompts[number], outcome.answers[number])
+        samples: dict[str, list[int]] = {n: [] for n in ("queueing", "ttft", "tpot", "latency")}
+        for spans in times.values():
+            for name, span_s in spans.items():
+                samples[name].append(round(span_s * _NS))
+        return cls(list(times), samples, times)
+
+    def good(self, slo: SloSection) -> list[int]:
+        """Requests that kept every limit; a time that a request has not, it keeps."""
+        limits = slo.limits_s
+        return [
+            number
+            for number, spans in self._times.items()
+            if all(spans.get(name, 0.0) <= limit_s for name, limit_s in limits.items())
+        ]
+
+
+def _times_of(prompt: Served, answer: Served) -> dict[str, float]:
+    assert prompt.admitted_s is not None
+    assert answer.first_token_s is not None
+    assert answer.finished_s is not None
+    spans = {
+        "queueing": prompt.admitted_s - prompt.arrival_s,
+        "ttft": answer.first_token_s - prompt.arrival_s,
+        "latency": answer.finished_s - prompt.arrival_s,
+    }
+    if answer.output_tokens > 1:
+        spans["tpot"] = (answer.finished_s - answer.first_token_s) / (answer.output_tokens - 1)
+    return spans

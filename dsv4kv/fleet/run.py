@@ -1,0 +1,337 @@
+"""Serving a trace by several replicas: what comes next, anywhere, is done next."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+from itertools import count
+from random import Random
+
+from dsv4kv.config.document import Placed, parse_overrides, read_document
+from dsv4kv.config.load import resolve
+from dsv4kv.config.replay import ReplayConfig, TiersSection
+from dsv4kv.errors import ConfigError
+from dsv4kv.fleet.replica import Known, News, Replica
+from dsv4kv.fleet.routers import Affinity, Router, open_router
+from dsv4kv.fleet.sessions import find_sessions, find_turns
+from dsv4kv.fleet.transfer import Link
+from dsv4kv.fleet.views import Asked
+from dsv4kv.replay.build import find_parts
+from dsv4kv.replay.requests import NEVER, Served, begin_serving
+from dsv4kv.replay.tiers import SharedTiers
+from dsv4kv.traces.request import Request
+
+
+@dataclass(frozen=True)
+class Group:
+    """Replicas that are set alike.
+
+    Attributes:
+        name: What they do.
+        replicas: How many.
+        config: How they are set.
+    """
+
+    name: str
+    replicas: int
+    config: ReplayConfig
+
+
+def list_pools(config: ReplayConfig) -> list[tuple[list[Group], str]]:
+    """The groups of every pool, and its router: those that compute prompts first.
+
+    Raises:
+        ConfigError: A setting that there is not.
+    """
+    fleet = config.fleet
+    if fleet.is_split:
+        computing = _change(config, fleet.prefill.settings, "prefill")
+        decoding = _change(config, fleet.decode.settings, "decode")
+        decoding = decoding.model_copy(update={"tiers": TiersSection()})
+        return [
+            ([Group("prefill", fleet.prefill.replicas, computing)], fleet.router),
+            ([Group("decode", fleet.decode.replicas, decoding)], fleet.decode_router),
+        ]
+    groups = [Group("replica", fleet.replicas, config)] if fleet.replicas else []
+    for text in fleet.mixed:
+        number, *settings = text.split()
+        if not number.isdigit() or number == "0":
+            raise ConfigError(
+                f"fleet.mixed has {text!r}: begin with how many replicas: 4 cost.gpus=4."
+            )
+        groups.append(Group("replica", int(number), _change(config, settings, "mixed")))
+    return [(groups, fleet.router)]
+
+
+def _change(config: ReplayConfig, settings: Sequence[str], name: str) -> ReplayConfig:
+    """A configuration with some settings changed."""
+    if not settings:
+        return config
+    texts = [Placed(text, f"fleet.{name}: {text}") for text in settings]
+    document = read_document("{}", "fleet", ReplayConfig)
+    document = replace(document, values=config.model_dump())
+    return resolve(document, parse_overrides(texts, ReplayConfig), ReplayConfig)
+
+
+@dataclass(frozen=True)
+class FleetOutcome:
+    """What came of it.
+
+    Attributes:
+        config: With the fleet.
+        requests: The trace.
+        pools: The replicas that compute prompts, and where others decode, those.
+        prompts: Every request, by its number, where its prompt was computed.
+        answers: The same where it was decoded, which may be elsewhere.
+        ended: Whether every request was served or rejected.
+    """
+
+    config: ReplayConfig
+    requests: Sequence[Request]
+    pools: list[list[Replica]]
+    prompts: dict[int, Served]
+    answers: dict[int, Served]
+    ended: bool
+
+    @property
+    def replicas(self) -> list[Replica]:
+        """All."""
+        return [replica for pool in self.pools for replica in pool]
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all replicas."""
+        return sum(replica.config.cost.gpus for replica in self.replicas)
+
+    @property
+    def wall_s(self) -> float:
+        """When the last answer ended."""
+        return max(replica.now_s for replica in self.replicas)
+
+
+def run_fleet(
+    config: ReplayConfig,
+    requests: Sequence[Request],
+    on_progress: Callable[[int], None] = lambda done: None,
+) -> FleetOutcome:
+    """Serve all requests; nothing is recorded.
+
+    Args:
+        config: With a fleet.
+        requests: The trace.
+        on_progress: Is called with how many requests are done.
+
+    Raises:
+        Dsv4kvError: As ``build_replay``.
+        ConfigError: A setting of replicas that there is not.
+        KeyboardInterrupt: As it comes.
+    """
+    fleet = Fleet(config, requests, on_progress)
+    fleet.run()
+    return fleet.outcome(ended=True)
+
+
+class Pool:
+    """Replicas behind a router.
+
+    Attributes:
+        replicas: They.
+    """
+
+    def __init__(self, replicas: list[Replica], router: Router, delay_s: float) -> None:
+        """``delay_s`` is how late the router knows what is cached, and queues."""
+        self.replicas = replicas
+        self._router, self._delay_s = router, delay_s
+        self._known = [Known(replica, router.looks) for replica in replicas]
+        self._soon: list[tuple[float, int, Known, News]] = []
+        self._late: list[tuple[float, int, Known, News]] = []
+        self._order = count()
+
+    def tell(self, place: int) -> None:
+        """A replica has taken a turn."""
+        replica, number = self.replicas[place], next(self._order)
+        now_s, news = replica.now_s, replica.take_news()
+        heappush(self._soon, (now_s, number, self._known[place], news))
+        heappush(self._late, (now_s + self._delay_s, number, self._known[place], news))
+
+    def route(self, asked: Asked, make: Callable[[Replica], Served]) -> tuple[int, Served]:
+        """Choose a replica; ``make`` has the request as a replica would serve it."""
+        while self._soon and self._soon[0][0] <= asked.now_s:
+            _, _, known, news = heappop(self._soon)
+            known.hear(news)
+        while self._late and self._late[0][0] <= asked.now_s:
+            _, _, known, news = heappop(self._late)
+            known.hear_late(news)
+        alike: dict[int, Served] = {}
+        views = []
+        for known in self._known:
+            parts = id(known.replica.parts)
+            if parts not in alike:
+                alike[parts] = make(known.replica)
+            views.append(known.view(asked, alike[parts], asked.now_s - self._delay_s))
+        place = self._router.choose(asked, views)
+        self._router.sent(asked, place)
+        self._known[place].give(asked, views[place].device_tokens)
+        return place, alike[id(self.replicas[place].parts)]
+
+
+class Fleet:
+    """All replicas in one virtual time.
+
+    The replica whose turn ends first takes it, as long as nobody can come before it ends. Only a
+    step of prompt chunks is taken without looking: who comes meanwhile waits for its end.
+    """
+
+    def __init__(
+        self,
+        config: ReplayConfig,
+        requests: Sequence[Request],
+        on_progress: Callable[[int], None] = lambda done: None,
+    ) -> None:
+        """Build all replicas; raises as ``run_fleet`` does."""
+        self._config, self._requests, self._on_progress = config, requests, on_progress
+        self._shared = SharedTiers(config.fleet.shared_tiers)
+        self._draw = Random(config.measure.seed)
+        self._pools = [
+            self._open(groups, name, decodes=stage > 0)
+            for stage, (groups, name) in enumerate(list_pools(config))
+        ]
+        self._replicas = [(pool, n) for pool in self._pools for n in range(len(pool.replicas))]
+        self._first = [0, len(self._pools[0].replicas)]  # of a pool, among all
+        self._sessions = find_sessions(requests)
+        self._arrivals: list[tuple[float, int, int]] = []  # when, whose, to which pool
+        self._next: dict[tuple[int, bool], list[tuple[int, float]]] = {}
+        self._prompts: dict[int, Served] = {}
+        self._answers: dict[int, Served] = {}
+        self._senders: dict[int, Link] = {}
+        self._busy: list[tuple[float, int, int]] = []  # when it has something to do, entry, who
+        self._entries = [-1] * len(self._replicas)
+        self._order, self._done = count(), 0
+        turns = find_turns(requests, self._sessions, config.fleet, config.workload.speed)
+        for number, turn in enumerate(turns):
+            if turn.after is None:
+                heappush(self._arrivals, (turn.gap_s, number, 0))
+            else:
+                after = self._next.setdefault((turn.after, turn.answered), [])
+                after.append((number, turn.gap_s))
+
+    def _open(self, groups: Sequence[Group], name: str, *, decodes: bool) -> Pool:
+        fleet, replicas = self._config.fleet, list[Replica]()
+        parts = [find_parts(group.config, self._requests) for group in groups]
+        if fleet.block_tokens is None:
+            fleet = fleet.model_copy(update={"block_tokens": parts[0].memory.block_tokens})
+        router = open_router(name, fleet, sum(group.replicas for group in groups), self._draw)
+        if fleet.router_session_affinity_ttl_secs:
+            router = Affinity(router, fleet.router_session_affinity_ttl_secs)
+        for group, its_parts in zip(groups, parts, strict=True):
+            for _ in range(group.replicas):
+                replica = Replica(
+                    f"{group.name} {len(replicas)}",
+                    group.config,
+                    its_parts,
+                    self._requests,
+                    self._shared,
+                    decodes=decodes,
+                    announces="prefix" in router.looks,
+                )
+                replicas.append(replica)
+        return Pool(replicas, router, fleet.event_delay_ms / 1e3)
+
+    def outcome(self, *, ended: bool) -> FleetOutcome:
+        """What has come of it so far."""
+        return FleetOutcome(
+            config=self._config,
+            requests=self._requests,
+            pools=[pool.replicas for pool in self._pools],
+            prompts=self._prompts,
+            answers=self._answers,
+            ended=ended,
+        )
+
+    def run(self) -> None:
+        """Serve every request to its end."""
+        while self._step():
+            pass
+
+    def _step(self) -> bool:
+        """Let the next request come, or a replica take a turn; False when nothing is left."""
+        comes_s = self._arrivals[0][0] if self._arrivals else NEVER
+        if comes_s <= (turn_s := self._next_turn_s()):
+            if comes_s == NEVER:
+                return False
+            self._receive(*heappop(self._arrivals))
+            return True
+        _, _, who = heappop(self._busy)
+        pool, place = self._replicas[who]
+        replica = pool.replicas[place]
+        moved, again_s = replica.turn(min(comes_s, self._next_turn_s()))
+        self._schedule(who, again_s)
+        if moved:
+            for served in replica.ended:
+                self._end(served, replica, pool)
+            pool.tell(place)
+            replica.ended.clear()
+        return turn_s < NEVER
+
+    def _next_turn_s(self) -> float:
+        """When a replica has something to do next."""
+        busy = self._busy
+        while busy and self._entries[busy[0][2]] != busy[0][1]:
+            heappop(busy)
+        return busy[0][0] if busy else NEVER
+
+    def _schedule(self, who: int, when_s: float) -> None:
+        self._entries[who] = entry = next(self._order)
+        if when_s < NEVER:
+            heappush(self._busy, (when_s, entry, who))
+
+    def _receive(self, now_s: float, number: int, stage: int) -> None:
+        """A request comes to a pool."""
+        request = self._requests[number]
+        asked = Asked(
+            number,
+            now_s,
+            request.input_tokens,
+            self._sessions[number],
+            request.prefix_hashes,
+            request.hash_block_tokens,
+        )
+        longest = self._config.workload.max_output_tokens
+        splits = len(self._pools) > 1
+        if splits and not stage:
+            longest = 1 if longest is None else min(1, longest)
+
+        def make(replica: Replica) -> Served:
+            return begin_serving(number, request, now_s, replica.parts.keys, longest)
+
+        pool = self._pools[stage]
+        place, served = pool.route(asked, make)
+        replica = pool.replicas[place]
+        if stage:
+            assert replica.received
+            served.sent_tokens = request.input_tokens - 1
+            replica.received.senders[number] = self._senders.pop(number)
+        else:
+            self._prompts[number] = served
+            self._follow(number, now_s, answered=False)
+        self._answers[number] = served
+        replica.give(served)
+        self._schedule(self._first[stage] + place, max(now_s, replica.now_s))
+
+    def _end(self, served: Served, replica: Replica, pool: Pool) -> None:
+        """A replica has done its part of a request."""
+        goes_on = len(self._pools) > 1 and pool is self._pools[0]
+        output = self._requests[served.number].output_tokens
+        if self._config.workload.max_output_tokens is not None:
+            output = min(output, self._config.workload.max_output_tokens)
+        if goes_on and served.finished_s is not None and output > 1:
+            self._senders[served.number] = replica.link
+            heappush(self._arrivals, (served.finished_s, served.number, 1))
+            return
+        self._done += 1
+        self._on_progress(self._done)
+        self._follow(served.number, replica.now_s, answered=True)
+
+    def _follow(self, number: int, now_s: float, *, answered: bool) -> None:
+        """What comes after a request, or its answer."""
+        for after, gap_s in self._next.pop((number, answered), ()):
+            heappush(self._arrivals, (now_s + gap_s, after, 0))

@@ -1,0 +1,135 @@
+"""Prompts on their way from a prefill replica to a decode replica: how much, and how long."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from dsv4kv.config.replay import ReplayConfig
+from dsv4kv.engines.cache import Hit
+from dsv4kv.engines.host import Sent
+from dsv4kv.engines.registry import find_engine
+from dsv4kv.engines.sglang import host as sglang
+from dsv4kv.engines.sglang.sizing import SglangEngine
+from dsv4kv.engines.vllm import host as vllm
+from dsv4kv.engines.vllm.sizing import VllmEngine
+from dsv4kv.errors import ConfigError
+from dsv4kv.replay.clock import VirtualClock
+from dsv4kv.replay.memory import MemoryPlan, describe_deployment
+from dsv4kv.replay.requests import Served
+
+SentOf = Callable[[int, int], Sent]
+"""What is sent of a prompt of so many tokens, of which the other side has some."""
+
+_WHOLE = 1024  # tokens from which on a further block adds context alone
+
+
+def find_sent(config: ReplayConfig, memory: MemoryPlan) -> SentOf:
+    """What every rank sends, as ``fleet.transfer.engine`` has it.
+
+    Raises:
+        ConfigError: A model that the engine is not known to send.
+    """
+    name = config.fleet.transfer.engine
+    if name == "blocks":
+        return lambda tokens, found: _send_blocks(memory, tokens, found)
+    engine = find_engine(name)
+    held = describe_deployment(config, memory.model, memory.schemas)
+    deployment = replace(held, block_tokens=256)
+
+    def whole(tokens: int) -> Sent:
+        found: Sent | None = None
+        if isinstance(engine, VllmEngine):
+            found = vllm.sent_of(engine, deployment, tokens)
+        elif isinstance(engine, SglangEngine):
+            found = sglang.sent_of(engine, deployment, tokens)
+        if found is None:
+            raise ConfigError(
+                f"fleet.transfer.engine is {name}: how it sends {memory.model.name} is not known: "
+                "take blocks."
+            )
+        return found
+
+    def beyond(tokens: int, found: int) -> Sent:
+        sent = whole(tokens)
+        if not found:
+            return sent
+        more, base = whole(found + _WHOLE), whole(_WHOLE)
+        size = sent.bytes - (more.bytes - base.bytes)
+        return Sent(size, sent.descriptors - (more.descriptors - base.descriptors))
+
+    whole(_WHOLE)  # refused before anything runs
+    return beyond
+
+
+def _send_blocks(memory: MemoryPlan, tokens: int, found_tokens: int) -> Sent:
+    """Blocks of context, and windows and states of a request; a piece for every layer's."""
+    blocks = -(-tokens // memory.block_tokens) - found_tokens // memory.block_tokens
+    size = blocks * memory.block_bytes + memory.slot_bytes
+    return Sent(size, (blocks + 1) * len(memory.schemas))
+
+
+class Link:
+    """What a replica sends prompts over: setup + pieces · each + bytes / rate, one at a time.
+
+    Attributes:
+        moved_bytes: Sent so far by one rank; all ranks send the same.
+        transfers: In so many transfers.
+        busy_s: Time of these.
+        waited_s: Time in which they waited for others.
+    """
+
+    def __init__(self, config: ReplayConfig, memory: MemoryPlan) -> None:
+        """As ``fleet.transfer`` says; raises ``ConfigError`` as ``find_sent`` does."""
+        section = config.fleet.transfer
+        self._sent, self._bytes_per_s = find_sent(config, memory), section.gbps * 1e9
+        self._setup_s, self._piece_s = section.setup_ms / 1e3, section.descriptor_us / 1e6
+        self.moved_bytes = self.transfers = 0
+        self.busy_s = self.waited_s = self._free_s = 0.0
+
+    def send(self, now_s: float, tokens: int, found_tokens: int) -> float:
+        """Send a prompt without what the other side has of it; returns when it is there."""
+        sent = self._sent(tokens, found_tokens)
+        took_s = self._setup_s + sent.descriptors * self._piece_s
+        took_s += sent.bytes / self._bytes_per_s
+        begin_s = max(now_s, self._free_s)
+        self.waited_s += begin_s - now_s
+        self.busy_s += took_s
+        self.moved_bytes += sent.bytes
+        self.transfers += 1
+        self._free_s = begin_s + took_s
+        return self._free_s
+
+
+class Received:
+    """Below a decode replica's cache: prompts that another replica has computed; see ``Below``.
+
+    A request that begins has its prompt sent, without the blocks that are cached here. Its last
+    token is computed again, as vLLM does, and gives the first token of the answer.
+
+    Attributes:
+        senders: Links that requests on their way will be sent over, by their numbers.
+    """
+
+    fetches = False
+
+    def __init__(self, clock: Callable[[], VirtualClock], block_tokens: int) -> None:
+        """``clock`` is the decode replica's; blocks are shared blocks of so many tokens."""
+        self.senders: dict[int, Link] = {}
+        self._clock, self._tokens = clock, block_tokens
+
+    def fetch(self, served: Served, found: int, usable: int) -> None:
+        """Nothing: it is sent when the request begins."""
+
+    def restore(self, served: Served, hit: Hit, usable: int) -> Hit:
+        """All of a prompt, at ``served.ready_s``."""
+        link = self.senders.pop(served.number, None)
+        if link is None:
+            return hit
+        now_s, found_tokens = self._clock().now_s, hit.resumed * self._tokens
+        served.ready_s = link.send(now_s, served.input_tokens, found_tokens)
+        return Hit(usable, usable, usable)
+
+    def offer(self, served: Served, blocks: int, tails: Sequence[int]) -> None:
+        """Nothing is kept below."""
+
+    def forget(self, blocks: Sequence[int], tails: Sequence[int]) -> None:
+        """Nothing is kept below."""

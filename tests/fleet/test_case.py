@@ -1,0 +1,127 @@
+"""A fleet in the record."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dsv4kv.config.axes import expand_axes
+from dsv4kv.config.load import load_config
+from dsv4kv.config.replay import ReplayConfig
+from dsv4kv.fleet.case import add_series, serve_point
+from dsv4kv.record.replay import ReplayResult, ReplaySeries
+from dsv4kv.record.schema import Case, RunRecord
+from dsv4kv.replay.run import Invocation, run_replay
+from tests.replay.scenes import SMALL
+
+SETTINGS = SMALL | {"workload.trace": "builtin:chat", "workload.speed": 40}
+
+
+def run(axes: list[str] | None = None, **chosen: Any) -> RunRecord:
+    """The record of the small trace."""
+    settings = SETTINGS | {name.replace("__", "."): value for name, value in chosen.items()}
+    overrides = [f"{name}={value}" for name, value in settings.items()]
+    loaded = load_config(None, overrides, ReplayConfig)
+    points = expand_axes(loaded, overrides, axes or [], ReplayConfig)
+    invocation = Invocation(["dsv4kv"], loaded, points, overrides, axes or [], serve=serve_point)
+    return run_replay(invocation, lambda done, total: None)
+
+
+def result(case: Case) -> ReplayResult:
+    assert case.replay is not None
+    return case.replay
+
+
+def test_a_fleet_of_one_is_recorded_as_one_server_and_its_fleet() -> None:
+    (fleet,), (alone,) = run(fleet__replicas=1).cases, run().cases
+    found = result(fleet)
+    assert found.fleet is not None
+    assert found.model_copy(update={"fleet": None}) == result(alone)
+    assert fleet.totals == alone.totals
+    assert fleet.cache == alone.cache
+    samples = {each.name: sorted(each.samples_ns) for each in fleet.latencies}
+    assert samples == {each.name: sorted(each.samples_ns) for each in alone.latencies}
+
+
+def test_what_replicas_did_adds_up() -> None:
+    record = run(fleet__replicas=3, fleet__router="dynamo", tiers__host__capacity_bytes="100MiB")
+    (case,) = record.cases
+    found, fleet = result(case), result(case).fleet
+    assert case.totals is not None
+    assert fleet is not None
+    assert case.status == "complete"
+    replicas = fleet.replicas
+    assert sum(each.requests for each in replicas) == case.totals.requests == 48
+    assert sum(each.computed_tokens for each in replicas) == found.reuse.computed_tokens
+    assert sum(each.output_tokens for each in replicas) == case.totals.output_tokens
+    assert fleet.saved_tokens == found.reuse.saved_tokens <= fleet.ideal_saved_tokens
+    assert fleet.pooled_saved_tokens <= fleet.ideal_saved_tokens
+    assert [each.name for each in replicas] == ["replica 0", "replica 1", "replica 2"]
+    assert fleet.gpus == 24
+    assert fleet.imbalance is not None
+    assert fleet.imbalance >= 1
+    assert RunRecord.model_validate_json(record.model_dump_json()) == record
+
+
+def test_blocks_that_several_replicas_hold_are_repeated() -> None:
+    (case,) = run(fleet__replicas=3).cases
+    fleet = result(case).fleet
+    assert fleet is not None
+    assert 0 < fleet.repeated_bytes < fleet.held_bytes
+    (one,) = run(fleet__replicas=1).cases
+    alone = result(one).fleet
+    assert alone is not None
+    assert alone.repeated_bytes == 0
+
+
+@pytest.mark.parametrize(("limit_ms", "share"), [(1e-6, 0), (1e6, 48)])
+def test_requests_that_keep_the_slo_are_good(limit_ms: float, share: int) -> None:
+    (case,) = run(fleet__replicas=2, fleet__slo__ttft_ms=limit_ms).cases
+    fleet = result(case).fleet
+    assert fleet is not None
+    assert fleet.good_requests == share
+    assert (fleet.good_output_tokens > 0) == (share > 0)
+    assert fleet.slo == pytest.approx({"ttft": limit_ms * 1e6})
+
+
+def test_a_split_fleet_is_recorded_with_what_it_sent() -> None:
+    (case,) = run(fleet__prefill__replicas=1, fleet__decode__replicas=2).cases
+    fleet = result(case).fleet
+    assert fleet is not None
+    assert [each.role for each in fleet.replicas] == ["prefill", "decode", "decode"]
+    prefill, *decode = fleet.replicas
+    assert prefill.sent_bytes > 0
+    assert all(not each.sent_bytes and not each.saved_tokens for each in decode)
+    assert fleet.decode_router == "dynamo-decode"
+    assert case.totals is not None
+    assert case.totals.requests == 48
+
+
+def test_tiers_that_all_share_count_once() -> None:
+    (case,) = run(
+        fleet__replicas=3,
+        fleet__shared_tiers="[remote]",
+        tiers__remote__capacity_bytes="1GiB",
+        tiers__compare="false",
+    ).cases
+    tiers = result(case).tiers
+    assert tiers is not None
+    assert tiers.tiers[0].capacity_bytes == 2**30
+    assert tiers.restored_tokens > 0
+
+
+def test_a_sweep_may_have_fleets_and_single_servers() -> None:
+    record = run(axes=["fleet.replicas=0,2"])
+    assert [result(case).fleet is None for case in record.cases] == [True, False]
+
+
+def test_series_of_replicas_add_up_to_what_all_held() -> None:
+    def series(at: list[int], values: list[int]) -> ReplaySeries:
+        names = ReplaySeries.model_fields.keys() - {"at_ns"}
+        return ReplaySeries(at_ns=at, **dict.fromkeys(names, values))
+
+    both = add_series([series([0, 10], [1, 2]), series([5, 10, 20], [10, 20, 30])], 16)
+    assert (both.at_ns, both.running) == ([0, 5, 10, 20], [1, 11, 22, 32])
+    few = add_series([series(list(range(99)), list(range(99)))], 16)
+    assert len(few.at_ns) == 16
+    assert np.all(np.diff(few.at_ns) > 0)

@@ -59,7 +59,7 @@ SLOW = {
     "engines": "logs/test_recovery logs/test_waterfall oracles test_own test_rules",
     "measure": "profilers test_claims test_imports test_repetition test_statistics test_verdict",
     "moving": "test_bench_tiers test_bench_transfer test_side",
-    "mrc": "test_policy test_sample test_strategies",
+    "mrc": "test_policy test_sample test_strategies test_thin",
     "ops": "peers test_codec test_compress_chunk test_entry_content test_gather test_gather_window"
     " test_insert test_number_grids test_one_code_apart test_online_state test_page_copy"
     " test_streaming test_variants reads",

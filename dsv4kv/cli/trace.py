@@ -28,6 +28,7 @@ from dsv4kv.view.console import open_console, print_document, say
 
 if TYPE_CHECKING:
     from dsv4kv.cli.progress import Watcher
+    from dsv4kv.mrc.curves import Question
     from dsv4kv.mrc.strategies import PrefixCosts
     from dsv4kv.traces import ReadOptions, TraceSummary
     from dsv4kv.traces.files import Watch
@@ -153,6 +154,11 @@ _SAMPLE = (
     "Simulate policies on this share of the prompt families (0.2), with an interval for every "
     "number; 1 simulates everything. Left out: a sample only where the whole would take long."
 )
+_MEMORY = (
+    "Read a trace that does not fit: keep so much of it (1GiB), and estimate hits from some of "
+    "its blocks, each with a 95 % interval. Only the curve: strategies, rules and policies need "
+    "whole prompts."
+)
 _SNAP = (
     "Leave checkpoints inside the partial last block of a prompt, which never comes again, too: "
     "they are written and never found."
@@ -201,6 +207,7 @@ def mrc(
     speculation: Annotated[str, _ask("NAMES", _SPECULATION, SPECULATIONS)] = "none",
     policy: Annotated[str | None, _ask("NAMES", _POLICY, POLICIES | OFFLINE_POLICIES)] = None,
     sample: Annotated[float | None, _ask("SHARE", _SAMPLE)] = None,
+    memory: Annotated[str | None, _ask("BYTES", _MEMORY)] = None,
     chunk_tokens: Annotated[
         str, _ask("TOKENS", "Tokens of a prompt computed at once (max_num_batched_tokens).")
     ] = "8192",
@@ -238,9 +245,11 @@ def mrc(
     from dsv4kv.files import write_named
     from dsv4kv.mrc.curves import Question, measure_trace
     from dsv4kv.mrc.strategies import prefix_costs
+    from dsv4kv.mrc.thin import measure_stream
     from dsv4kv.sizing.gpus import load_gpu
     from dsv4kv.sizing.lookup import find_model
-    from dsv4kv.traces.collect import load_paths
+    from dsv4kv.traces import read_batches
+    from dsv4kv.traces.collect import load_paths, tables_of
     from dsv4kv.units import parse_bytes, parse_count
     from dsv4kv.view import mrc as files
 
@@ -251,6 +260,8 @@ def mrc(
         for name, known in rules.RULES.items()
         if set(drafts) <= set(known.speculations) and config.kind in known.kinds
     )
+    if memory and strategy == _STRATEGIES:
+        strategy = "none"
     question = Question(
         model=config,
         block_tokens=parse_count(block_tokens) if block_tokens else None,
@@ -267,9 +278,15 @@ def mrc(
     )
     with _watched_reading(f"reading {source}") as watch:
         options = read_options(fields, time_unit, id_tokens, stagger, watch=watch)
-        table = load_paths(source, trace_format, options)
-    with _watch("measuring", "steps") as watcher:
-        answer = measure_trace(table, question, watcher.reach)
+        if memory:
+            _refuse_whole_prompts(question, memory)
+            tables = tables_of(read_batches(source, trace_format, options))
+            answer = measure_stream(tables, question, parse_bytes(memory))
+        else:
+            table = load_paths(source, trace_format, options)
+    if not memory:
+        with _watch("measuring", "steps") as watcher:
+            answer = measure_trace(table, question, watcher.reach)
     if csv:
         write_named(csv, files.to_csv(answer), "--csv")
     if chart:
@@ -280,6 +297,25 @@ def mrc(
     from dsv4kv.view.terminal import show
 
     show(files.show_answer(source, config.name, answer))
+
+
+def _refuse_whole_prompts(question: "Question", memory: str) -> None:
+    """Refuse what cannot be told from some blocks of prompts."""
+    from dsv4kv.errors import ConfigError
+
+    given = {
+        "--strategy": question.strategies,
+        "--rule": question.rules,
+        "--policy": question.policies,
+        "--host": question.host_bytes,
+        "--block-tokens": question.block_tokens,
+        "--sample": question.sample,
+    }
+    for option in (name for name, value in given.items() if value):
+        raise ConfigError(
+            f"{option} needs whole prompts, and --memory {memory} keeps some of their blocks: "
+            "leave one of them out."
+        )
 
 
 def _names(text: str | None) -> tuple[str, ...]:

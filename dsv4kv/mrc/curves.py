@@ -146,6 +146,8 @@ class Point:
         rules: What the rules make of a pool of this size.
         policies: What other policies make of it, simulated on the whole trace.
         estimates: The same from a sample, where one was drawn.
+        block_error: Half of the 95 % interval of ``block_hits``; 0 where they are exact.
+        token_error: The same of ``token_hits``.
     """
 
     capacity_tokens: int | None
@@ -158,6 +160,8 @@ class Point:
     rules: tuple[Outcome, ...]
     policies: tuple[Outcome, ...] = ()
     estimates: tuple[SampledHits, ...] = ()
+    block_error: float = 0.0
+    token_error: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -176,6 +180,8 @@ class Answer:
         sampling: What policies were simulated on.
         arch: GPU for which V4.1's blocks are sized; None where none was named.
         behind: Host memory behind the capacities, by both.
+        kept_share: Of all blocks, those that the curve was measured on; 1 where it is exact.
+        kept_references: References to them.
     """
 
     requests: int
@@ -189,6 +195,8 @@ class Answer:
     sampling: Sampling
     arch: str | None = None
     behind: tuple[Behind, ...] = ()
+    kept_share: float = 1.0
+    kept_references: int = 0
 
 
 def measure_trace(

@@ -290,7 +290,7 @@ def draw_sample(table: PathTable, reuse: Reuse, share: float) -> Sample:
             f"{CLASSES * families.heaviest_share + 0.0005:.3f} or more, or --sample 1."
         )
     common = families.common_ids * table.block_tokens // reuse.grain_tokens
-    place = _hash(families.of_request)
+    place = hash_numbers(families.of_request)
     limits = [(0.0, share)] + [
         (share * number / CLASSES, share * (number + 1) / CLASSES) for number in range(CLASSES)
     ]
@@ -306,7 +306,7 @@ def _take(table: PathTable, reuse: Reuse, common: int, chosen: NDArray[np.bool_]
     return _Part(part, own, (own.different_blocks - common) / (reuse.different_blocks - common))
 
 
-def _hash(numbers: Ints) -> NDArray[np.float64]:
+def hash_numbers(numbers: Ints) -> NDArray[np.float64]:
     """0 to below 1 by splitmix64 (Steele et al., OOPSLA 2014), the same on every machine."""
     mixed = (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):

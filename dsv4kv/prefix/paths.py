@@ -123,6 +123,20 @@ class PathTable:
         return int(self.counts.sum())
 
 
+def join_runs(request: Ints, start: Ints, count: Ints) -> tuple[Ints, Ints, Ints]:
+    """The same runs, as long as can be: one that goes on where another of its request ends is it.
+
+    Args:
+        request: int64[runs]: whose they are, in order.
+        start: int64[runs]: first ids.
+        count: int64[runs]: lengths.
+    """
+    follows = (request[1:] == request[:-1]) & (start[1:] == start[:-1] + count[:-1])
+    first = np.flatnonzero(np.concatenate([[True], ~follows])[: len(start)])
+    joined = np.add.reduceat(count, first) if len(first) else count
+    return request[first], start[first], joined
+
+
 def check_grain(table: PathTable, grain_tokens: int) -> None:
     """Refuse a block size that neither divides the trace's nor is a multiple of it.
 

@@ -1,7 +1,7 @@
 """A trace as the flat arrays that its analysis works on, and what is wrong with its ids."""
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import numpy as np
 from dsv4kv.errors import TraceError
 from dsv4kv.prefix.paths import PathTable, find_contradiction
 from dsv4kv.traces import read_placed_trace, read_trace
+from dsv4kv.traces.batch import Batch
 from dsv4kv.traces.files import DEFAULTS, ReadOptions
 from dsv4kv.traces.histories import Conflict, contradiction
 from dsv4kv.traces.request import Request
@@ -52,6 +53,25 @@ def collect_paths(requests: Iterable[Request]) -> PathTable:
         starts=start,
         ends=total - before,
     )
+
+
+def tables_of(batches: Iterable[Batch]) -> Iterator[PathTable]:
+    """Some requests after the other as such arrays, for analysis that keeps no trace."""
+    for batch in batches:
+        requests = len(batch.arrival_s)
+        offsets = np.searchsorted(batch.request, np.arange(requests + 1))
+        total = batch.count.cumsum()
+        until = np.concatenate([[0], total])[offsets]
+        yield PathTable(
+            block_tokens=batch.hash_block_tokens,
+            arrival_s=batch.arrival_s,
+            input_tokens=batch.input_tokens,
+            output_tokens=batch.output_tokens,
+            counts=np.diff(until),
+            offsets=offsets,
+            starts=batch.start,
+            ends=total - until[batch.request],
+        )
 
 
 def load_paths(

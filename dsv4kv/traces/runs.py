@@ -8,7 +8,7 @@ from typing import Self, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from dsv4kv.prefix.paths import Ints
+from dsv4kv.prefix.paths import Ints, join_runs
 from dsv4kv.traces.request import Request
 
 
@@ -208,10 +208,7 @@ class RunBuffer:
         columns = (self._request, self._start, self._count)
         request, start, count = (np.frombuffer(column, np.int64) for column in columns)
         self._clear()
-        follows = (request[1:] == request[:-1]) & (start[1:] == start[:-1] + count[:-1])
-        first = np.flatnonzero(np.concatenate([[True], ~follows])[: len(start)])
-        joined = np.add.reduceat(count, first) if len(first) else count
-        return request[first], start[first], joined
+        return join_runs(request, start, count)
 
     def _clear(self) -> None:
         self._request, self._start, self._count = array("q"), array("q"), array("q")

@@ -10,6 +10,7 @@ from dsv4kv.engines.rules import RULES
 from dsv4kv.engines.speculation import SPECULATIONS
 from dsv4kv.mrc.curves import Answer, Point
 from dsv4kv.mrc.sample import CLASSES, LONG_REFERENCES, Sampling
+from dsv4kv.mrc.thin import PARTS
 from dsv4kv.prefix.outcome import Losses, Outcome
 from dsv4kv.units import format_bytes
 from dsv4kv.view import markup
@@ -32,14 +33,18 @@ def _rows(answer: Answer) -> Iterator[dict[str, Any]]:
             "capacity_blocks": point.capacity_blocks,
             "capacity_bytes": point.capacity_bytes,
         }
-        yield at | {
-            "kind": "curve",
-            "name": "lru",
-            "block_hit_share": point.block_hits,
-            "hit_share": point.token_hits,
-            "hit_tokens": round(point.token_hits * answer.input_tokens),
-            "rejected_requests": point.rejected,
-        }
+        yield (
+            at
+            | {
+                "kind": "curve",
+                "name": "lru",
+                "block_hit_share": point.block_hits,
+                "hit_share": point.token_hits,
+                "hit_tokens": round(point.token_hits * answer.input_tokens),
+                "rejected_requests": point.rejected,
+            }
+            | _interval(point, answer)
+        )
         for estimate in point.estimates:
             yield at | {
                 "kind": "policy",
@@ -55,6 +60,16 @@ def _rows(answer: Answer) -> Iterator[dict[str, Any]]:
             for outcome in outcomes:
                 drafts = {"speculation": outcome.speculation} if kind == "rule" else {}
                 yield at | {"kind": kind} | _outcome_row(outcome, answer) | drafts
+
+
+def _interval(point: Point, answer: Answer) -> dict[str, float]:
+    """The 95 % interval of a point's hits, where they are estimated."""
+    if answer.kept_share == 1:
+        return {}
+    return {
+        "hit_share_low": point.token_hits - point.token_error,
+        "hit_share_high": point.token_hits + point.token_error,
+    }
 
 
 def _behind_rows(answer: Answer) -> Iterator[dict[str, Any]]:
@@ -119,6 +134,7 @@ def to_json(source: str, model: str, answer: Answer) -> str:
         "tokens_for_90_percent": answer.enough_tokens,
         "arch": answer.arch,
         "sampled_share": answer.sampling.share,
+        "kept_share": answer.kept_share,
         "sampling_refused": answer.sampling.refused or None,
         "rows": [*_rows(answer), *_behind_rows(answer)],
     }
@@ -135,7 +151,9 @@ def draw_answer(source: str, model: str, answer: Answer) -> str:
         if at.capacity_bytes is None:
             continue
         place = at.capacity_bytes / _GIB
-        points.append(Point(place, "all that is cached", at.token_hits))
+        ends = (at.token_hits - at.token_error, at.token_hits + at.token_error)
+        interval = None if answer.kept_share == 1 else ends
+        points.append(Point(place, "all that is cached", at.token_hits, interval))
         points += [
             Point(place, outcome.label, outcome.hit_share)
             for outcome in (*at.strategies, *at.rules, *at.policies)
@@ -158,6 +176,8 @@ def draw_answer(source: str, model: str, answer: Answer) -> str:
 
 
 def _certainty(answer: Answer) -> str:
+    if answer.kept_share < 1:
+        return f"from {answer.kept_share:.2g} of all blocks, 95 % intervals"
     if not any(point.estimates for point in answer.points):
         return "exact"
     return f"exact, policies from a sample of {answer.sampling.share:.1%}, 95 % intervals"
@@ -173,6 +193,12 @@ def show_answer(source: str, model: str, answer: Answer) -> Iterator[Part]:
         f"{answer.references:,} blocks of {answer.block_tokens:,} tokens"
     )
     yield from ("", _curve(model, answer))
+    if answer.kept_share < 1:
+        yield (
+            f"Estimated from one in {round(1 / answer.kept_share):,} blocks, "
+            f"{answer.kept_references:,} references to them; ± is half of a 95 % interval, from "
+            f"{PARTS} parts that have no block in common."
+        )
     if answer.behind:
         yield from ("", _host_table(answer))
     if answer.points[-1].strategies:
@@ -271,8 +297,8 @@ def _curve(model: str, answer: Answer) -> Table:
             (
                 "no bound" if point.capacity_tokens is None else f"{point.capacity_tokens:,}",
                 ABSENT if point.capacity_bytes is None else f"{point.capacity_bytes / _GIB:,.2f}",
-                f"{point.block_hits:.5f}",
-                f"{point.token_hits:.5f}",
+                _with_error(point.block_hits, point.block_error, answer),
+                _with_error(point.token_hits, point.token_error, answer),
                 *([f"{point.rejected:,}"] if rejects else []),
                 *(f"{outcome.hit_share:.4f}" for outcome in point.strategies),
             )
@@ -280,6 +306,10 @@ def _curve(model: str, answer: Answer) -> Table:
         ],
         note="share of prompt tokens, strategies: not computed",
     )
+
+
+def _with_error(share: float, error: float, answer: Answer) -> str:
+    return f"{share:.5f}" if answer.kept_share == 1 else f"{share:.4f} ± {error:.4f}"
 
 
 def _strategies(model: str, answer: Answer, point: Point) -> Table:

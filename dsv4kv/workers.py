@@ -14,7 +14,7 @@ import secrets
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -71,6 +71,15 @@ def map_processes(
     finally:
         for worker in (*busy, *idle):
             worker.kill()
+
+
+def map_jobs(
+    work: Callable[[ItemT], ResultT], items: Sequence[ItemT], jobs: int
+) -> Generator[tuple[ItemT, ResultT | Lost]]:
+    """Do everything in ``jobs`` processes, of which this is the one where one is enough."""
+    if min(jobs, len(items)) <= 1:
+        return map_here(work, items)
+    return map_processes(work, items, min(jobs, len(items)))
 
 
 class _Process(Generic[ItemT, ResultT]):

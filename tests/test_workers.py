@@ -11,6 +11,10 @@ from pathlib import Path
 import pytest
 
 from dsv4kv.errors import ConfigError
+from dsv4kv.mrc.curves import Question, measure_trace
+from dsv4kv.sizing.lookup import find_model
+from dsv4kv.sizing.sweep import parse_axis, run_sweep
+from dsv4kv.traces.collect import load_paths
 from dsv4kv.workers import Lost, map_here, map_processes, map_ray
 from tests.process_tree import descendants, is_running
 
@@ -93,3 +97,17 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
 def test_a_cluster_that_is_not_there_is_a_sentence() -> None:
     with pytest.raises(ConfigError, match=r"--ray 127\.0\.0\.1:1: .*(not installed|no cluster)"):
         list(map_ray(Halve(), [2], "127.0.0.1:1"))
+
+
+def test_every_sweep_side_by_side_is_the_sweep_one_after_the_other() -> None:
+    """Of ``budget`` and ``trace mrc``; ``cli/test_sweeps`` has the others."""
+    axes = [parse_axis("context=4K,32K"), parse_axis("gpus=4,8")]
+    rows = run_sweep({"gpu": "h200"}, axes)
+    assert run_sweep({"gpu": "h200"}, axes, jobs=2) == rows
+    table = load_paths("builtin:chat")
+    rules = ("vllm", "sglang", "ideal")
+    question = Question(find_model("v4-flash"), capacities_tokens=(48 * 1024,), rules=rules)
+    one, two = (measure_trace(table, question, jobs=jobs).points for jobs in (1, 2))
+    assert [(o.label, o.hit_tokens) for o in one[0].rules] == [
+        (o.label, o.hit_tokens) for o in two[0].rules
+    ]

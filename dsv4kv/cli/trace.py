@@ -208,6 +208,9 @@ def mrc(
     policy: Annotated[str | None, _ask("NAMES", _POLICY, POLICIES | OFFLINE_POLICIES)] = None,
     sample: Annotated[float | None, _ask("SHARE", _SAMPLE)] = None,
     memory: Annotated[str | None, _ask("BYTES", _MEMORY)] = None,
+    jobs: Annotated[
+        int, typer.Option("--jobs", "-j", min=1, metavar="N", help="Processes for the rules.")
+    ] = 1,
     chunk_tokens: Annotated[
         str, _ask("TOKENS", "Tokens of a prompt computed at once (max_num_batched_tokens).")
     ] = "8192",
@@ -286,7 +289,7 @@ def mrc(
             table = load_paths(source, trace_format, options)
     if not memory:
         with _watch("measuring", "steps") as watcher:
-            answer = measure_trace(table, question, watcher.reach)
+            answer = measure_trace(table, question, watcher.reach, jobs)
     if csv:
         write_named(csv, files.to_csv(answer), "--csv")
     if chart:

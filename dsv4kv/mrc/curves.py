@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from dsv4kv.mrc.strategies import (
 )
 from dsv4kv.prefix.outcome import Outcome
 from dsv4kv.prefix.paths import Ints, PathTable, Reuse, find_reuse
+from dsv4kv.workers import Lost, map_jobs
 
 
 @dataclass(frozen=True)
@@ -200,9 +202,14 @@ class Answer:
 
 
 def measure_trace(
-    table: PathTable, question: Question, watch: Callable[[int, int], object] | None = None
+    table: PathTable,
+    question: Question,
+    watch: Callable[[int, int], object] | None = None,
+    jobs: int = 1,
 ) -> Answer:
     """Answer a question about a trace; ``watch`` hears how many of how many steps are done.
+
+    ``jobs``: processes for the rules, each with the trace in memory.
 
     Raises:
         ConfigError: Names that there are not, blocks that do not fit, a capacity in which no
@@ -232,6 +239,12 @@ def measure_trace(
         if watch:
             watch(done, steps)
 
+    rules = _run_rules(table, question, sizes, jobs, on_step)
+    answered = []
+    for tokens, part in parts:
+        outcomes = [rules[point] for point in _points_of(question, [tokens])]
+        answered.append(_measure(part, tokens, question, strategies, costs, outcomes))
+        on_step()
     return Answer(
         requests=len(table),
         input_tokens=table.total_input_tokens,
@@ -239,9 +252,7 @@ def measure_trace(
         block_tokens=grain,
         trace_block_tokens=table.block_tokens,
         costs=costs,
-        points=tuple(
-            _measure(part, tokens, question, strategies, costs, on_step) for tokens, part in parts
-        ),
+        points=tuple(answered),
         enough_tokens=None if enough is None else enough * grain,
         sampling=parts[-1][1].simulation.sampling,
         arch=question.arch,
@@ -313,13 +324,13 @@ def _measure(
     question: Question,
     strategies: Sequence[Strategy],
     costs: PrefixCosts,
-    on_step: Callable[[], None],
+    rules: Sequence[Outcome],
 ) -> Point:
     """Hits as shares of all prompts; those that cannot run hit nothing."""
     reuse, prompts = part.reuse, part.whole.input_tokens
     blocks = None if tokens is None else tokens // reuse.grain_tokens
     served_share = part.table.total_input_tokens / part.whole.total_input_tokens
-    point = Point(
+    return Point(
         capacity_tokens=tokens,
         capacity_blocks=blocks,
         capacity_bytes=None if tokens is None else int(tokens * costs.token_bytes),
@@ -332,12 +343,10 @@ def _measure(
             )
             for s in strategies
         ),
-        rules=_rules(part.whole, tokens, question, on_step),
+        rules=tuple(rules),
         policies=tuple(o.among(prompts, part.requests) for o in part.simulation.outcomes(blocks)),
         estimates=tuple(e.scaled(served_share) for e in part.simulation.estimates(blocks)),
     )
-    on_step()
-    return point
 
 
 def _measure_behind(
@@ -368,22 +377,47 @@ def _measure_behind(
     )
 
 
-def _rules(
-    table: PathTable, tokens: int | None, question: Question, on_step: Callable[[], None]
-) -> tuple[Outcome, ...]:
-    """Rules at one capacity, each with the blocks of its engine unless others are asked for."""
-    if tokens is None:
-        return ()
-    outcomes = []
-    for name in question.rules:
-        grain = question.block_tokens or default_block(name, table, question.arch)
-        for drafts in question.speculations:
-            how = find_drafts(name, drafts)
-            chunk, arch = question.chunk_tokens, question.arch
-            pool = Pool(table, tokens, grain, question.model, chunk, how, arch)
-            outcomes.append(replace(run_rule(name, pool), speculation=drafts))
-            on_step()
-    return tuple(outcomes)
+_RulePoint = tuple[int, str, str]
+"""Capacity in tokens, rule, and how it drafts."""
+
+
+def _points_of(question: Question, sizes: Sequence[int | None]) -> list[_RulePoint]:
+    return [
+        (tokens, name, drafts)
+        for tokens in sizes
+        if tokens is not None
+        for name in question.rules
+        for drafts in question.speculations
+    ]
+
+
+def _run_rules(
+    table: PathTable,
+    question: Question,
+    sizes: Sequence[int | None],
+    jobs: int,
+    on_step: Callable[[], None],
+) -> dict[_RulePoint, Outcome]:
+    """Rules at every capacity, each with the blocks of its engine unless others are asked for."""
+    found = {}
+    for point, outcome in map_jobs(
+        partial(_run_rule, table, question), _points_of(question, sizes), jobs
+    ):
+        if isinstance(outcome, Lost):
+            raise ConfigError(
+                f"{point[1]} at {point[0]:,} tokens was lost: {outcome.why}: give fewer --jobs."
+            )
+        found[point] = outcome
+        on_step()
+    return found
+
+
+def _run_rule(table: PathTable, question: Question, point: _RulePoint) -> Outcome:
+    tokens, name, drafts = point
+    grain = question.block_tokens or default_block(name, table, question.arch)
+    how, chunk, arch = find_drafts(name, drafts), question.chunk_tokens, question.arch
+    pool = Pool(table, tokens, grain, question.model, chunk, how, arch)
+    return replace(run_rule(name, pool), speculation=drafts)
 
 
 def default_block(rule: str, table: PathTable, arch: str | None = None) -> int:

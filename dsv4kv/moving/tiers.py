@@ -39,7 +39,7 @@ from dsv4kv.replay.costs import StepTables
 from dsv4kv.resources import user_cache
 from dsv4kv.serve.requests import Requests
 from dsv4kv.sizing.lookup import find_weight_facts
-from dsv4kv.tiers.cache_bytes import CacheBytes, new_objects
+from dsv4kv.tiers.cache_bytes import CacheBytes
 from dsv4kv.tiers.checks import differences
 from dsv4kv.tiers.families import Family, Kept
 from dsv4kv.tiers.library import Library, Restored
@@ -203,7 +203,7 @@ class _Run:
     ) -> FamilyRow:
         """A family alone: from the pools into the store, and back."""
         count, rounds = family.objects(tokens), self.config.rounds
-        data = new_objects(family, count)
+        data = self.cache.new_objects(family, count)
         whole, names = list(data.reshape(count, -1)), [f"{family.name}/{n}" for n in range(count)]
         here, there = (self.cache.units(family, slot, tokens) for slot in slots)
         written, read = list[int](), list[int]()

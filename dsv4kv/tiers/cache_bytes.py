@@ -1,26 +1,18 @@
 """The bytes of a live cache as objects: gathered from its pools, and put back.
 
-On a CPU the pools are read and written where they are, states looked at as bytes. Elsewhere every
-layer is gathered into one buffer by a kernel, and the buffer moves as a whole.
+On a CPU the pools are read and written where they are, states looked at as bytes. On a GPU a
+``Mover`` gathers all layers of a family at once.
 """
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from dsv4kv.cache.allocators.stack import Ids
 from dsv4kv.cache.manager import KVCacheManager
+from dsv4kv.tiers.device import Objects, mover_of
 from dsv4kv.tiers.families import Family, Kept, families_of
-from dsv4kv.tiers.stores.lanes import aligned_rows
-
-Objects = NDArray[np.uint8]
-"""uint8[n, layers, piece_bytes]: n objects of a family."""
-
-
-def new_objects(family: Family, count: int) -> Objects:
-    """Room for objects, each from the beginning of a page on: files are moved straight from it."""
-    return aligned_rows(count, family.object_bytes).reshape(count, *family.object_shape)
+from dsv4kv.tiers.stores.lanes import aligned, round_up
 
 
 class CacheBytes:
@@ -30,6 +22,7 @@ class CacheBytes:
         manager: The cache.
         families: Its families by name, as ``families_of`` has them.
         pools: uint8[blocks or slots, piece_bytes] of every layer, by family; the cache's memory.
+        mover: Of a cache on a GPU; None on the CPU.
     """
 
     def __init__(self, manager: KVCacheManager) -> None:
@@ -37,6 +30,14 @@ class CacheBytes:
         self.manager = manager
         self.families = {family.name: family for family in families_of(manager.plan)}
         self.pools = {name: _pools(manager, each) for name, each in self.families.items()}
+        self.mover = mover_of(manager.device, self.pools)
+
+    def new_objects(self, family: Family, count: int) -> Objects:
+        """Room on the host for objects, each from a page's beginning on, as files want them."""
+        stride = round_up(family.object_bytes)
+        make = self.mover.room if self.mover else aligned
+        rows = make(count * stride).reshape(count, stride)[:, : family.object_bytes]
+        return rows.reshape(count, *family.object_shape)
 
     def units(self, family: Family, slot: int, tokens: int) -> Ids:
         """Where a request's objects are: int64[layers, n] blocks, or its slot n times."""
@@ -59,8 +60,8 @@ class CacheBytes:
             into: Takes them.
         """
         rows = _by_layer(family, ids)
-        if self.manager.device.type != "cpu":
-            torch.from_numpy(into).copy_(self.gather(family, rows))
+        if self.mover is not None:
+            self.mover.take(family, rows, into)
             return
         for layer, pool in enumerate(self.pools[family.name]):
             into[:, layer] = pool.numpy()[rows[layer]]
@@ -68,31 +69,16 @@ class CacheBytes:
     def put(self, family: Family, ids: Ids, data: Objects) -> None:
         """Put objects into the cache: the inverse of ``take``."""
         rows = _by_layer(family, ids)
-        if self.manager.device.type != "cpu":
-            self.scatter(family, rows, torch.from_numpy(data).to(self.manager.device))
+        if self.mover is not None:
+            self.mover.put(family, rows, data)
             return
         for layer, pool in enumerate(self.pools[family.name]):
             pool.numpy()[rows[layer]] = data[:, layer]
 
-    def gather(self, family: Family, rows: Ids) -> Tensor:
-        """Objects in a buffer where the cache is: rows int64[layers, n]."""
-        device = self.manager.device
-        out = torch.empty(rows.shape[1], *family.object_shape, dtype=torch.uint8, device=device)
-        numbers = torch.from_numpy(rows).to(device)
-        for layer, pool in enumerate(self.pools[family.name]):
-            out[:, layer] = pool.index_select(0, numbers[layer])
-        return out
-
-    def scatter(self, family: Family, rows: Ids, data: Tensor) -> None:
-        """Put objects that are where the cache is: the inverse of ``gather``."""
-        numbers = torch.from_numpy(rows).to(self.manager.device)
-        for layer, pool in enumerate(self.pools[family.name]):
-            pool.index_copy_(0, numbers[layer], data[:, layer])
-
 
 def _by_layer(family: Family, ids: Ids) -> Ids:
     """Blocks or slots of every layer: int64[layers, n]."""
-    return np.array(np.broadcast_to(ids, (len(family.layers), ids.shape[-1])))
+    return np.array(np.broadcast_to(ids, (len(family.layers), ids.shape[-1])), order="C")
 
 
 def _pools(manager: KVCacheManager, family: Family) -> list[Tensor]:

@@ -20,7 +20,8 @@ from dsv4kv.cache.prepare import prepare_forward
 from dsv4kv.choices import PREFETCH_POLICIES, choose
 from dsv4kv.errors import CacheError
 from dsv4kv.model.plan import CHECKPOINT_TOKENS
-from dsv4kv.tiers.cache_bytes import CacheBytes, Objects, new_objects
+from dsv4kv.tiers.cache_bytes import CacheBytes
+from dsv4kv.tiers.device import Objects
 from dsv4kv.tiers.families import Family, Kept
 from dsv4kv.tiers.prefixes import Manifest, Prefix, namespace_of, resume_points
 from dsv4kv.tiers.stack import Stack, Wanted
@@ -377,7 +378,7 @@ class Library:
         for (family, number), name in zip(
             self._own(tokens, whole=whole), node.names, strict=False
         ):
-            data = new_objects(family, 1)
+            data = self.cache.new_objects(family, 1)
             self.cache.take(family, self.cache.units(family, slot, tokens)[:, [number]], data)
             own[name] = data.reshape(-1)
         digests = self._digests(prefix, tokens, own, whole=whole)
@@ -446,7 +447,7 @@ class Library:
         """What a resume point shares with no other; None if something is not there."""
         node = self._point_node(point.prefix, point.tokens, whole=point.whole)
         own = list(self._own(point.tokens, whole=point.whole))
-        placed = [(family, number, new_objects(family, 1)) for family, number in own]
+        placed = [(family, number, self.cache.new_objects(family, 1)) for family, number in own]
         into = [data.reshape(-1) for _, _, data in placed]
         digests = [point.manifest.digests[family.name][number] for family, number in own]
         wanted = Wanted(node.names[:-1], digests, [node] * len(own), into)
@@ -481,7 +482,9 @@ class Library:
         """Memory for objects, used again and again: new pages take longer than what is copied."""
         room = self._rooms.get(family.name)
         if room is None or len(room) < count:
-            room = self._rooms[family.name] = new_objects(family, max(count, self._chunk))
+            room = self._rooms[family.name] = self.cache.new_objects(
+                family, max(count, self._chunk)
+            )
         return room[:count]
 
     def _written_bytes(self) -> int:

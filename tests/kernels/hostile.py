@@ -25,6 +25,7 @@ from dsv4kv.ops.kernels.insert import (
     plan_window_insert,
 )
 from dsv4kv.ops.kernels.launch import Launch
+from dsv4kv.ops.kernels.objects import plan_objects, pool_table
 from dsv4kv.ops.variants import VARIANTS
 from tests.conftest import FULL
 from tests.kernels.launches import filled_store, mixed, on_blocks
@@ -53,12 +54,23 @@ def launches() -> Iterator[Launch]:
     store, count = filled_store(KINDS[0], pages=64), 9
     yield plan_page_copy(store, mixed(count, range(32), FAR_BEYOND, 1), 32 + torch.arange(count))
     yield plan_page_copy(store, torch.arange(count), mixed(count, range(63, 64), FAR_BEYOND, 2))
+    yield from object_moves(mixed(count, range(32), FAR_BEYOND, 3))
     for chunks in (1, 4001):
         source, target = (torch.zeros(16 * chunks, dtype=torch.uint8) for _ in range(2))
         yield plan_copy_peak(source, target)
         yield plan_write_peak(target)
         yield plan_nothing(target)
         yield plan_read_peak(source, torch.zeros(2 * THREADS, dtype=torch.int32))
+
+
+def object_moves(ids: torch.Tensor) -> Iterator[Launch]:
+    """Objects of two layers, of pages that are there and that are not."""
+    pools = [filled_store(KINDS[0], pages=64).pages for _ in range(2)]
+    piece = pools[0].shape[1]
+    objects = torch.zeros(len(ids) * (2 * piece + 16), dtype=torch.uint8)
+    for way in ("take", "put"):
+        both = torch.stack([ids, ids.flip(0)])
+        yield plan_objects(way, pool_table(pools), both, objects, piece, 2 * piece + 16)
 
 
 def _gathers(entry: EntryFormat) -> Iterator[Launch]:

@@ -6,7 +6,7 @@ from dsv4kv.resources import shipped
 from tests.kernels.hostile import launches
 from tests.kernels.shim.apart import run_apart
 
-SOURCES = ("gather", "insert", "indexer", "page_copy", "bandwidth")
+SOURCES = ("gather", "insert", "indexer", "page_copy", "bandwidth", "objects")
 
 
 def test_no_kernel_leaves_its_memory_whatever_it_is_asked_for() -> None:

@@ -15,7 +15,8 @@ from dsv4kv.measure.statistics import Estimate
 from dsv4kv.moving.tiers_outcome import FamilyRow, PrefixRow, TiersOutcome, Way
 from dsv4kv.moving.yardsticks import time_copies, time_files
 from dsv4kv.serve import inputs, placing
-from dsv4kv.tiers.cache_bytes import CacheBytes, Objects
+from dsv4kv.tiers.cache_bytes import CacheBytes
+from dsv4kv.tiers.device import Objects
 from dsv4kv.tiers.stores.memory import MemoryStore
 from dsv4kv.view.terminal import show
 from dsv4kv.view.tiers import report_tiers

@@ -12,8 +12,11 @@ from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.model.plan import CachePlan, bytes_per_token, plan_cache
 from dsv4kv.model.presets import load_model, preset_names
 from dsv4kv.model.schema import choose_formats
-from dsv4kv.tiers.cache_bytes import CacheBytes, Objects
+from dsv4kv.ops.kernels.objects import CHUNK_BYTES
+from dsv4kv.tiers.cache_bytes import CacheBytes
+from dsv4kv.tiers.device import Objects
 from dsv4kv.tiers.families import Family, Kept, families_of
+from tests.tiers.world import on_twin
 
 
 def plan(model: str = "v4-flash", **changes: Any) -> CachePlan:
@@ -175,8 +178,12 @@ def test_objects_are_the_pools_rows_layer_by_layer(data: st.DataObject) -> None:
     objects.take(family, ids, found)
     expected = [[piece_of(manager, family, layer, int(i)) for layer in family.layers] for i in ids]
     assert found.tobytes() == b"".join(piece for each in expected for piece in each)
-    rows = np.broadcast_to(ids, (len(family.layers), len(ids))).copy()
-    assert objects.gather(family, rows).numpy().tobytes() == found.tobytes()
+    for gap in (0, 16):
+        with on_twin(objects) as stream:
+            again = spread(family, len(ids), gap)
+            objects.take(family, ids, again)
+        assert again.tobytes() == found.tobytes()
+        assert stream.waited == bool(len(ids))
 
 
 def piece_of(manager: KVCacheManager, family: Family, layer: int, unit: int) -> bytes:
@@ -201,18 +208,42 @@ def piece_of(manager: KVCacheManager, family: Family, layer: int, unit: int) -> 
 FILLED = filled("v4-flash", {})
 
 
-def test_scattered_objects_are_where_put_ones_are() -> None:
-    source = CacheBytes(FILLED)
-    managers = [KVCacheManager(FILLED.plan) for _ in range(2)]
-    put, scattered = (CacheBytes(manager) for manager in managers)
+def spread(family: Family, count: int, gap: int) -> Objects:
+    """Room for objects with so many bytes between them."""
+    stride = family.object_bytes + gap
+    memory = np.full(max(1, count * stride), 0xA5, np.uint8)[: count * stride]
+    return memory.reshape(count, stride)[:, : family.object_bytes].reshape(
+        count, *family.object_shape
+    )
+
+
+@pytest.mark.parametrize("model", ["v4-flash", "v4.1-flash", "v3.2"])
+def test_what_a_gpu_puts_is_where_the_cpu_puts_it(model: str) -> None:
+    """Gathered by a launch a family, and by a copy a piece."""
+    whole = filled(model, {})
+    source, caches = CacheBytes(whole), [CacheBytes(KVCacheManager(whole.plan)) for _ in range(3)]
+    plain, gathered, paged = caches
     for family in source.families.values():
         ids = np.array([2, 0, 1])
-        data = room(family, 3)
-        source.take(family, ids, data)
-        put.put(family, ids[::-1], data)
-        rows = np.broadcast_to(ids[::-1], (len(family.layers), 3)).copy()
-        scattered.scatter(family, rows, torch.from_numpy(data))
-    assert bits(managers[0]) == bits(managers[1])
+        data, rows = spread(family, 3, 64), np.tile(ids[::-1], (len(family.layers), 1))
+        with on_twin(source):
+            source.take(family, ids, data)
+        plain.put(family, ids[::-1], data)
+        with on_twin(gathered):
+            gathered.put(family, ids[::-1], data)
+        with on_twin(paged):
+            assert paged.mover
+            paged.mover.by_pages("put", family, rows, data)
+            again = spread(family, 3, 0)
+            paged.mover.by_pages("take", family, rows, again)
+            assert again.tobytes() == data.tobytes()
+    assert bits(plain.manager) == bits(gathered.manager) == bits(paged.manager)
+
+
+def test_every_model_has_pieces_that_kernels_move() -> None:
+    for model in ("v4-flash", "v4-pro", "v4.1-flash", "v3.2"):
+        for family in families_of(filled(model, {}).plan):
+            assert family.piece_bytes % CHUNK_BYTES == 0
 
 
 def test_layers_with_blocks_of_their_own_are_gathered_from_those() -> None:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from dsv4kv.cache.allocators.stack import Ids
-from dsv4kv.tiers.cache_bytes import CacheBytes, Objects
+from dsv4kv.tiers.cache_bytes import CacheBytes
+from dsv4kv.tiers.device import Objects
 from dsv4kv.tiers.families import Family, Kept
 from dsv4kv.tiers.library import Library, Restored
 from dsv4kv.tiers.stores.contract import Bytes, Found

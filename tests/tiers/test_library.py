@@ -14,7 +14,7 @@ from dsv4kv.tiers.stores.file import FileStore
 from dsv4kv.tiers.stores.lanes import ALIGNED
 from dsv4kv.tiers.stores.memory import MemoryStore
 from dsv4kv.tiers.tier import Tier
-from tests.tiers.world import PlainStore, World, tokens_of
+from tests.tiers.world import PlainStore, World, on_twin, tokens_of
 
 LENGTHS = (1, 3, 4, 127, 128, 129, 255, 256, 257)
 """Of 0 tokens nothing is kept."""
@@ -157,6 +157,14 @@ def test_nothing_stored_is_nothing_found() -> None:
     assert library.restore(library.prefix(tokens_of(1, 300)), slot).tokens == 0
     assert here.manager.num_held_blocks == 0
     here.release(slot)
+
+
+@pytest.mark.parametrize("model", ["v4-flash", "v4.1-flash"])
+def test_a_cache_on_a_gpu_stores_and_restores_the_same(model: str) -> None:
+    here = world(model)
+    with on_twin(here.cache) as stream:
+        assert check_round_trip(here, "ends", 300, [], 431) == 300
+    assert stream.waited > 10
 
 
 class Watched(PlainStore):

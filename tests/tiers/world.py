@@ -1,7 +1,9 @@
 """A small cache that a step executor fills, and a library behind it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from threading import RLock
+from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,13 +11,16 @@ from numpy.typing import NDArray
 from dsv4kv.bench.build import plan_from
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.measure.recorder import Recorder
+from dsv4kv.ops.cuda import launch as launching
 from dsv4kv.serve.requests import Requests
 from dsv4kv.tiers.cache_bytes import CacheBytes
 from dsv4kv.tiers.checks import differences
+from dsv4kv.tiers.device import Mover
 from dsv4kv.tiers.library import Library, Restored
 from dsv4kv.tiers.stores.contract import Bytes, Found
 from dsv4kv.tiers.tier import Tier
 from dsv4kv.tiers.windows import Windows, parse_windows
+from tests.gpu_twin import TwinGpu
 from tests.serve.serving import drive_on_cpu, make_config
 
 MODELS = {
@@ -101,6 +106,37 @@ class World(Requests):
         tokens = self.manager.tokens[[left, right]].tolist()
         assert tokens[0] == tokens[1]
         return differences(self.cache, left, self.cache, right, tokens[0])
+
+
+class Launches:
+    """A stream on which everything is done at once."""
+
+    def __init__(self) -> None:
+        self.waited = 0
+        self._open = False
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        assert not self._open
+        self._open = True
+        yield
+        self._open = False
+
+    def settle(self) -> None:
+        assert not self._open
+        self.waited += 1
+
+
+@contextmanager
+def on_twin(cache: CacheBytes) -> Iterator[Launches]:
+    """Let a cache's objects move as they do on a GPU; yields the stream."""
+    stream = Launches()
+    with patch.object(launching, "_launcher", TwinGpu):
+        cache.mover = Mover(cache.manager.device, stream, cache.pools)
+        try:
+            yield stream
+        finally:
+            cache.mover = None
 
 
 def tokens_of(serial: int, count: int) -> NDArray[np.uint32]:

@@ -135,6 +135,7 @@ PROMISES = {
     "attend *": Promise(products=True),
     "merge_parts *": Promise(loads=128),
     "page_copy *": Promise(loads=128, stores=128),
+    "*_objects *": Promise(loads=128, stores=128),
     "copy_peak *": Promise(loads=128, stores=128, under_way=8),
     "read_peak *": Promise(loads=128),
     "write_peak *": Promise(stores=128),

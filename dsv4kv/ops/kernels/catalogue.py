@@ -7,7 +7,17 @@ from dsv4kv.model.formats import PageLayout, entry_format
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import AttentionType, LayerSpec, build_schedule
 from dsv4kv.model.schema import LayerCacheSchema, build_schema
-from dsv4kv.ops.kernels import attend, bandwidth, gather, insert, prepare, scores, state, topk
+from dsv4kv.ops.kernels import (
+    attend,
+    bandwidth,
+    gather,
+    insert,
+    objects,
+    prepare,
+    scores,
+    state,
+    topk,
+)
 from dsv4kv.ops.kernels.example import Example
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_120")
@@ -53,6 +63,7 @@ def _all_examples() -> Iterator[Example]:
             yield from _main_examples(main)
     yield from prepare.examples(flash)
     yield from bandwidth.examples()
+    yield from objects.examples()
 
 
 def _distinct_layers(config: DSV4Config) -> Iterable[LayerSpec]:

@@ -1,0 +1,57 @@
+"""Objects of a family on the CPU twin: every layer's piece where it belongs, and nothing else."""
+
+import pytest
+import torch
+
+from dsv4kv.ops.kernels.objects import Way, plan_objects, pool_table
+from tests.kernels.launches import GuardedOutput, each_order, on_blocks
+from tests.kernels.shim.twin import run
+from tests.ops.samples import generator
+
+PIECE, UNITS = 1728, (5, 7, 6)  # bytes of a layer, and pages of each layer's pool
+OBJECT = PIECE * len(UNITS)
+IDS = torch.tensor([[4, 0, 2], [6, 5, 0], [1, 3, 5]])
+
+
+def pools() -> list[torch.Tensor]:
+    return [
+        torch.randint(0, 256, (units, PIECE), dtype=torch.uint8, generator=generator(units))
+        for units in UNITS
+    ]
+
+
+@each_order
+@pytest.mark.parametrize("gap", [0, 4096 - OBJECT % 4096])
+@pytest.mark.parametrize("blocks", [1, 40])
+def test_objects_are_gathered_piece_by_piece_and_put_back(
+    gap: int, blocks: int, reverse: bool
+) -> None:
+    source, stride = pools(), OBJECT + gap
+    place = GuardedOutput.of(3 * stride, dtype=torch.uint8)
+    launch = plan_objects("take", pool_table(source), IDS, place.out, PIECE, stride)
+    run(on_blocks(launch, blocks), reverse=reverse)
+    objects = place.content().view(3, stride)
+    for number in range(3):
+        for layer, pool in enumerate(source):
+            piece = objects[number, layer * PIECE : (layer + 1) * PIECE]
+            assert torch.equal(piece, pool[IDS[layer, number]])
+    assert (objects[:, OBJECT:] == 0xA5).all()
+
+    target = [torch.zeros_like(pool) for pool in source]
+    run(plan_objects("put", pool_table(target), IDS, place.out, PIECE, stride), reverse=reverse)
+    for layer, (pool, whole) in enumerate(zip(target, source, strict=True)):
+        expected = torch.zeros_like(whole)
+        expected[IDS[layer]] = whole[IDS[layer]]
+        assert torch.equal(pool, expected)
+
+
+@pytest.mark.parametrize("nowhere", [-1, 7, 2**60, -(2**63)])
+@pytest.mark.parametrize("way", ["take", "put"])
+def test_pages_that_do_not_exist_are_neither_read_nor_written(nowhere: int, way: Way) -> None:
+    there = pools()
+    before = [pool.clone() for pool in there]
+    objects = torch.full((OBJECT,), 0x5A, dtype=torch.uint8)
+    ids = torch.full((3, 1), nowhere)
+    run(plan_objects(way, pool_table(there), ids, objects, PIECE, OBJECT))
+    assert (objects == 0x5A).all()
+    assert all(torch.equal(*pair) for pair in zip(there, before, strict=True))

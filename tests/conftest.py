@@ -55,6 +55,7 @@ SLOW = {
     " test_launches test_profile test_profile_docs test_progress test_record test_replay"
     " test_results test_sweeps"
     " test_shell test_trace_docs",
+    "clock": "test_points",
     "compare": "test_ab test_comparison test_worktrees",
     "engines": "logs/test_recovery logs/test_waterfall oracles test_own test_rules",
     "measure": "profilers test_claims test_imports test_repetition test_statistics test_verdict",

@@ -36,6 +36,7 @@ def open_times(
         )
     deployment = Deployment(
         layers=len(schemas),
+        state_bytes=2 * model.hidden_size,
         weights=weights,
         layout=find_layout(cost, model),
         draft_passes=config.scheduler.speculative.draft_tokens,

@@ -25,6 +25,8 @@ COUNTS = (
     "context_tokens",  # that the tokens decoded on one rank see
     "prompt_layers",  # layers that prompt chunks go through
     "mflop",  # of prompts, on one rank
+    "state_bytes",  # hidden states of the prompt tokens of one rank, once a layer
+    "sent_tokens",  # of prompts on one rank, for each layer, to the experts of others
     "prefix_tokens",  # that the prompt tokens of one rank see before their chunk
     "measured_ps",  # of steps that were looked up
 )
@@ -103,6 +105,7 @@ class Deployment:
 
     Attributes:
         layers: Layers of it.
+        state_bytes: Of a token's hidden state, in bf16.
         weights: What they cost.
         layout: How it is spread.
         draft_passes: Passes of the draft layer in each step.
@@ -111,6 +114,7 @@ class Deployment:
     """
 
     layers: int
+    state_bytes: int
     weights: WeightModel
     layout: Layout
     draft_passes: int
@@ -148,15 +152,15 @@ class ModelTimes:
         self.client_s = coefficients.client_ms / 1e3
         self.copy_bytes_per_s = deployment.bytes_per_s * layout.gpus
         context_ns = coefficients.split_context_ns if layout.tp > 1 else coefficients.context_ns
-        prompt_us = coefficients.prompt_layer_us
-        prompt_us += coefficients.all_to_all_us if deployment.all_to_all else 0
         self._rates = (
             coefficients.decode_layer_us / 1e6,
             coefficients.draft_us / 1e6,
             1 / (coefficients.bandwidth_share * deployment.bytes_per_s),
             context_ns / 1e12,
-            prompt_us / 1e6,
+            coefficients.prompt_layer_us / 1e6,
             1e6 / (coefficients.tflops * 1e12),
+            coefficients.state_passes / deployment.bytes_per_s,
+            coefficients.all_to_all_ns / 1e9,
             coefficients.prefix_ns / 1e12,
             0.0,
         )
@@ -178,7 +182,9 @@ class ModelTimes:
             counts[:, 3] = steps.contexts * made.rows_per_rank(steps.rows) // steps.rows
         counts[:, 4] = made.layers * (not alone)
         counts[:, 5] = made.mflop(steps.prompt, steps.fullest)
-        counts[:, 6] = steps.prefixes
+        counts[:, 6] = steps.fullest * made.layers * made.state_bytes
+        counts[:, 7] = steps.fullest * made.layers * made.all_to_all
+        counts[:, 8] = steps.prefixes
         return counts
 
     def seconds(self, counts: Counts) -> float:

@@ -226,7 +226,8 @@ def build_replay(
     memory, rates, tokens, cost = parts.memory, parts.rates, parts.shared_tokens, parts.cost
     engine = build_engine(config, memory, parts.engine) if parts.engine else None
     reuse = any(request.hash_block_tokens for request in requests)
-    outcome = Outcome(config.measure.points, memory.block_tokens)
+    client_s = parts.times.client_s if parts.times else 0.0
+    outcome = Outcome(config.measure.points, memory.block_tokens, client_s)
     checkpoints = CheckpointStore(memory.num_checkpoints)
     data = None
     if config.workload.data == "real":
@@ -272,7 +273,7 @@ def build_replay(
         delay=scheduling.delay_prompts,
     )
     scheduler = Scheduler(
-        wiring.source or Arrivals(requests, config.workload, parts.keys),
+        wiring.source or Arrivals(requests, config.workload, parts.keys, client_s),
         limits,
         memory.group,
         ledger,

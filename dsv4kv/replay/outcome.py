@@ -90,8 +90,8 @@ class Outcome:
         peak_checkpoints: Most checkpoints kept at once.
     """
 
-    def __init__(self, points: int, block_tokens: int) -> None:
-        """Keep ``points`` moments of the series."""
+    def __init__(self, points: int, block_tokens: int, client_s: float = 0.0) -> None:
+        """Keep ``points`` moments of the series; ``client_s`` pass outside the server."""
         self.rejected: Counter[str] = Counter()
         self.finished = self.input_tokens = self.output_tokens = 0
         self.pauses = self.evictions = 0
@@ -102,7 +102,7 @@ class Outcome:
         self.peak_blocks = self.peak_rounding_tokens = 0
         self.peak_requests = self.peak_checkpoints = 0
         self._decoded_s = self._busy_s = 0.0
-        self._block_tokens = block_tokens
+        self._block_tokens, self._client_s = block_tokens, client_s
 
     @property
     def mean_decoding(self) -> float:
@@ -125,8 +125,8 @@ class Outcome:
         self.evictions += served.evictions
         spans = {
             "queueing": served.admitted_s - served.arrival_s,
-            "ttft": served.first_token_s - served.arrival_s,
-            "latency": served.finished_s - served.arrival_s,
+            "ttft": served.first_token_s - served.arrival_s + self._client_s,
+            "latency": served.finished_s - served.arrival_s + self._client_s,
         }
         if served.output_tokens > 1:
             decoding = served.finished_s - served.first_token_s

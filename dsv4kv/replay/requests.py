@@ -1,6 +1,7 @@
 """A request on its way through the replay."""
 
 from bisect import insort
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -134,19 +135,31 @@ def begin_serving(
 class Arrivals:
     """Hands out requests when they have come; memory is that of the trace."""
 
-    def __init__(self, requests: Sequence[Request], section: ArrivalSection, keys: KeysOf) -> None:
-        """``keys`` names the blocks of a prompt; raises ``TraceError`` for a wrong order."""
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        section: ArrivalSection,
+        keys: KeysOf,
+        client_s: float = 0.0,
+    ) -> None:
+        """``keys`` names the blocks of a prompt; raises ``TraceError`` for a wrong order.
+
+        With closed arrivals a request comes ``client_s`` after the answer that it waited for.
+        """
         self._closed = section.arrivals == "closed"
         if not self._closed:
             check_order(requests)
         self._requests, self._section, self._keys = requests, section, keys
         self._first_s = requests[0].arrival_s if requests else 0.0
         self._next = 0
+        self._client_s, self._coming_s = client_s, deque[float]()
 
     @property
     def next_s(self) -> float:
         """When the next request comes by itself; ``NEVER`` where none does."""
-        if self._closed or self._next == len(self._requests):
+        if self._closed:
+            return self._coming_s[0] if self._coming_s else NEVER
+        if self._next == len(self._requests):
             return NEVER
         return self._when(self._requests[self._next])
 
@@ -156,12 +169,20 @@ class Arrivals:
             return None
         request = self._requests[self._next]
         if self._closed:
-            if in_flight >= self._section.concurrency:
+            self._send(now_s, in_flight)
+            if self.next_s > now_s:
                 return None
+            now_s = self._coming_s.popleft()
         elif self._when(request) > now_s:
             return None
         self._next += 1
         return self._serve(request, now_s)
+
+    def _send(self, now_s: float, in_flight: int) -> None:
+        """Send a request for every one that fewer than ``concurrency`` are on their way."""
+        left = len(self._requests) - self._next
+        wanted = min(left, self._section.concurrency - in_flight)
+        self._coming_s.extend([now_s + self._client_s] * (wanted - len(self._coming_s)))
 
     def _when(self, request: Request) -> float:
         return (request.arrival_s - self._first_s) / self._section.speed

@@ -29,7 +29,8 @@ COEFFICIENTS = Coefficients(
     context_ns=300,
     split_context_ns=900,
     prompt_layer_us=1000,
-    all_to_all_us=2000,
+    state_passes=100,
+    all_to_all_ns=1000,
     tflops=500,
     prefix_ns=90,
     client_ms=150,
@@ -40,7 +41,7 @@ TP4, DP4 = Layout(tp=4), Layout(dp=4, ep=4)
 
 
 def deploy(layout: Layout = TP4, drafts: int = 0, *, all_to_all: bool = False) -> Deployment:
-    return Deployment(43, WEIGHTS, layout, drafts, all_to_all, bytes_per_s=4e12)
+    return Deployment(43, 8192, WEIGHTS, layout, drafts, all_to_all, bytes_per_s=4e12)
 
 
 def model(layout: Layout = TP4, drafts: int = 0) -> StepTimes:
@@ -61,7 +62,13 @@ def test_a_prompt_chunk_is_the_literal_sum_of_its_terms() -> None:
     tokens, prefix = 4096, 20_000
     flop = 2 * tokens * (7e9 + 6e9) / 4
     read = 10e9 / 4 + 140e9 / 4 * (1 - (250 / 256) ** tokens)
-    expected_s = 43 * 1000e-6 + flop / 500e12 + read / 2e12 + tokens * prefix / 1000 * 90e-9
+    expected_s = (
+        43 * 1000e-6
+        + flop / 500e12
+        + read / 2e12
+        + tokens * prefix / 1000 * 90e-9
+        + 100 * 43 * tokens * 8192 / 4e12
+    )
     assert prompt_s(model(), tokens, prefix) == pytest.approx(expected_s, 1e-6)
 
 

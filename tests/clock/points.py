@@ -1,0 +1,182 @@
+"""Public points of SGLang's cookbook, replayed: what took time, request by request.
+
+The workload is ``sglang.bench_serving``'s: closed loop, lengths uniform 1..8192 in and 1..1024
+out, drawn with numpy's seed 1. Acceptance is not published: 2.73 tokens a step with three drafts
+and 1.855 with one are taken. Running requests are SGLang's cap of 256, or what its pool of windows
+holds: (0.1 of the full tokens − 8,192) / tokens of a request.
+"""
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsv4kv.clock.steps import COUNTS, Counts
+from dsv4kv.config.load import load_config
+from dsv4kv.config.replay import ReplayConfig
+from dsv4kv.replay.build import Replay, build_replay
+from dsv4kv.replay.clock import Counted, Timing, VirtualClock, Work
+from dsv4kv.traces.request import Request
+
+DATA = Path("/work/shared/data/serving")
+ABSENT = "the cookbook's points are not on this machine"
+ACCEPTANCE = {0: 0.0, 1: 0.855, 3: 0.75}
+"""Probability of a draft whose forerunners were accepted: 1.855 and 2.73 tokens a step."""
+_WINDOW_POOL = {
+    ("h200", "v4-pro", 1): 21,
+    ("h100", "v4-flash", 1): 80,
+    ("h100", "v4-flash", 0): 118,
+}
+_CHUNK = {True: 16_384, False: 8192}
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One published run.
+
+    Attributes:
+        row: As it was published.
+    """
+
+    row: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return str(self.row["cell"])
+
+    @property
+    def gpu(self) -> str:
+        return str(self.row["gpu"])
+
+    @property
+    def model(self) -> str:
+        return "v4-flash" if "Flash" in self.row["model"] else "v4-pro"
+
+    @property
+    def measured(self) -> Floats:
+        """TTFT and TPOT, medians in ms, and tokens a second of a GPU, in and out."""
+        return np.array([self.row[key] for key in ("ttft_ms", "tpot_ms", "tok_s_gpu")])
+
+    @property
+    def requests(self) -> list[Request]:
+        draw = np.random.RandomState(1)
+        count = self.row["num_prompts"]
+        inputs, outputs = (draw.randint(1, most, count) for most in (8193, 1025))
+        return [
+            Request(0.0, int(given), int(made), (), 0)
+            for given, made in zip(inputs, outputs, strict=True)
+        ]
+
+    def config(self, **settings: Any) -> ReplayConfig:
+        """The run as a replay; ``cost__source="table"`` changes a setting."""
+        row, replicas = self.row, self.row["dp"]
+        chunk = row["chunked_prefill"] or _CHUNK[self.gpu[0] != "h"]
+        cap = _WINDOW_POOL.get((self.gpu, self.model, row["mtp"]), 256)
+        chosen = {
+            "model.preset": self.model,
+            "cache.memory_bytes": "null",
+            "cache.num_blocks": 24_000,
+            "cache.max_context_tokens": 16_384,
+            "prefix.reuse": "false",
+            "prefix.defer": "false",
+            "workload.arrivals": "closed",
+            "workload.concurrency": row["concurrency"],
+            "scheduler.max_requests": min(cap, row["max_running_requests"] or cap),
+            "scheduler.step_tokens": chunk,
+            "scheduler.prompts": "alone",
+            "scheduler.delay_prompts": str(chunk == 65_536).lower(),
+            "scheduler.speculative.draft_tokens": row["mtp"],
+            "scheduler.speculative.acceptance": ACCEPTANCE[row["mtp"]],
+            "cost.gpu": self.gpu,
+            "cost.gpus": row["gpus"],
+            "cost.tp": row["gpus"] // replicas,
+            "cost.dp": replicas,
+            "cost.ep": row["gpus"] if replicas > 1 else 1,
+            "cost.all_to_all": str(row["a2a"] == "deepep").lower(),
+            "cost.experts": row["quant"],
+        } | {name.replace("__", "."): value for name, value in settings.items()}
+        texts = [f"{key}={value}" for key, value in chosen.items()]
+        return load_config("default", texts, ReplayConfig).config
+
+
+@cache
+def points() -> list[Point]:
+    """All of them; empty where they are not."""
+    path = DATA / "sglang_cookbook.jsonl"
+    if not path.is_file():
+        return []
+    return [Point(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+class Logged(VirtualClock):
+    """Remembers what had been counted whenever time passed."""
+
+    def __init__(self, timing: Timing) -> None:
+        super().__init__(timing)
+        self.counted: dict[float, Counts] = {0.0: self.done.counts}
+
+    def work(self, work: Work) -> None:
+        super().work(work)
+        self.counted[self.now_s] = self.done.counts
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What took time, without a client.
+
+    Attributes:
+        ttft: float64[requests, COUNTS]: until the first token.
+        tpot: float64[requests, COUNTS]: for a further token.
+        whole: float64[COUNTS]: from the first to the last.
+        tokens: In and out.
+    """
+
+    ttft: Floats
+    tpot: Floats
+    whole: Floats
+    tokens: int
+
+
+class _Watch:
+    """Takes the moments of every request that ends."""
+
+    def __init__(self) -> None:
+        self.moments: list[tuple[float, float, float, int]] = []
+
+    def finish(self, served: Any) -> None:
+        moments = served.arrival_s, served.first_token_s, served.finished_s
+        self.moments.append((*moments, served.output_tokens))
+
+    def reject(self, served: Any, reason: str) -> None:
+        raise AssertionError(f"{served.number}: {reason}")
+
+    def stepped(self, scheduler: Any) -> None: ...
+
+
+def run_point(point: Point, **settings: Any) -> Replay:
+    """Replay a point to its end."""
+    made = build_replay(point.config(**settings), point.requests)
+    made.scheduler.run()
+    return made
+
+
+def count_point(point: Point, **settings: Any) -> Spent:
+    """Replay a point and count; in a closed loop the order of things depends on no rate."""
+    made = build_replay(point.config(**settings), point.requests)
+    assert made.times is not None
+    made.scheduler._arrivals._client_s = 0.0  # type: ignore[attr-defined]
+    clock, watch = Logged(Counted(made.times)), _Watch()
+    made.scheduler.clock, made.scheduler._observer = clock, watch
+    made.scheduler.run()
+    rows = [row for row in watch.moments if row[3] > 1]
+    at = [np.array([clock.counted[row[i]] for row in rows], dtype=float) for i in range(3)]
+    further = np.array([row[3] - 1 for row in rows], dtype=float)[:, None]
+    whole = np.array(clock.done.counts, dtype=float)
+    tokens = sum(request.total_tokens + 1 for request in made.requests)
+    assert at[0].shape[1] == len(COUNTS)
+    return Spent(at[1] - at[0], (at[2] - at[1]) / further, whole, tokens)

@@ -1,0 +1,122 @@
+"""Steps that were measured: looked up, and refused where there are none."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsv4kv.clock.coefficients import HeldOut
+from dsv4kv.clock.steps import Steps, decode_s, prompt_s
+from dsv4kv.clock.tables import (
+    BEYOND,
+    Factors,
+    StepTable,
+    TableTimes,
+    open_own,
+    open_shipped,
+)
+from dsv4kv.errors import ConfigError
+from dsv4kv.sizing.layout import Layout
+from tests.clock.test_steps import DP4, deploy
+
+HELD_OUT = HeldOut(ttft=2, tpot=1.5, throughput=1.4)
+PLAIN = Factors(client_ms=100, held_out=HELD_OUT)
+TABLE = StepTable(
+    batch_per_rank=(1, 8, 64),
+    decode_ms={1024: (5, 7, 12), 4096: (5.5, 8, 15), 65_536: (6, 12, 40)},
+    prefill_tokens=(256, 1024, 4096),
+    prefill_ms_by_prefix={0: (16, 30, 80), 16_384: (17, 33, 90)},
+)
+
+
+def times(factors: Factors = PLAIN, table: StepTable = TABLE, drafts: int = 0) -> TableTimes:
+    return TableTimes(deploy(DP4, drafts), table, factors, "made up")
+
+
+@pytest.mark.parametrize("context", [1024, 4096, 65_536])
+@pytest.mark.parametrize(("place", "batch"), [(0, 1), (1, 8), (2, 64)])
+def test_a_decode_step_at_a_node_is_the_table_s(context: int, place: int, batch: int) -> None:
+    found_ms = decode_s(times(), 4 * batch, context) * 1e3  # four replicas
+    assert found_ms == pytest.approx(TABLE.decode_ms[context][place], abs=1e-9)
+
+
+@pytest.mark.parametrize("prefix", [0, 16_384])
+@pytest.mark.parametrize(("place", "tokens"), [(0, 256), (1, 1024), (2, 4096)])
+def test_a_chunk_at_a_node_is_the_table_s(prefix: int, place: int, tokens: int) -> None:
+    found_ms = prompt_s(times(), tokens, prefix) * 1e3
+    assert found_ms == pytest.approx(TABLE.prefill_ms_by_prefix[prefix][place], abs=1e-9)
+
+
+@given(st.integers(1, 400), st.integers(0, 200_000), st.integers(0, 20))
+def test_looked_up_steps_grow_where_the_table_does(rows: int, context: int, more: int) -> None:
+    one = decode_s(times(), rows, context)
+    assert decode_s(times(), rows + more, context) >= one - 1e-12
+    assert decode_s(times(), rows, context + more) >= one - 1e-12
+
+
+@given(st.integers(1, 60), st.integers(1, 40), st.integers(0, 10**5))
+def test_looked_up_steps_together_last_as_long_as_one_by_one(
+    rows: int, steps: int, context: int
+) -> None:
+    """To the picosecond: times are looked up for every step, and whole."""
+    contexts, tokens = rows * (context + np.arange(steps)), np.full(steps, rows)
+    together = times().count(Steps(rows, tokens, contexts)).sum()
+    each = (Steps(rows, tokens[:1], contexts[step : step + 1]) for step in range(steps))
+    assert together == sum(int(times().count(step).sum()) for step in each)
+
+
+def test_beyond_its_nodes_a_table_goes_on_as_at_its_end_and_is_less_sure() -> None:
+    known = times()
+    decode_s(known, 64, 4096)
+    assert known.held_out == HELD_OUT
+    per_token_ms = (40 - 15) / (65_536 - 4096)
+    expected_ms = 40 + per_token_ms * 65_536
+    assert decode_s(known, 4 * 64, 131_072) * 1e3 == pytest.approx(expected_ms)
+    assert known.held_out == HELD_OUT.widened(BEYOND)
+
+
+def test_a_table_of_other_drafts_is_less_sure() -> None:
+    assert times(drafts=2).held_out == HELD_OUT.widened(BEYOND)
+
+
+def test_factors_stretch_decoding_and_prompts_apart() -> None:
+    slow = times(Factors(decode=2, prompt=3, client_ms=0, held_out=HELD_OUT))
+    assert decode_s(slow, 4, 1024) == pytest.approx(2 * 5e-3)
+    assert prompt_s(slow, 256) == pytest.approx(3 * 16e-3)
+
+
+def test_a_shipped_table_is_found_by_model_gpu_and_layout() -> None:
+    found = open_shipped(deploy(DP4, drafts=1), "v4-flash", "b300")
+    assert found.constants()[0][0] == "a decode step"
+    assert "aiconfigurator-core 0.12.0" in found.source
+
+
+def test_a_deployment_without_a_table_is_told_which_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"none of v4-flash b300 tp2 dp1.*v4-pro b200 tp8 dp8"):
+        open_shipped(deploy(Layout(tp=2)), "v4-flash", "b300")
+
+
+def test_a_table_of_one_s_own_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "steps.json"
+    path.write_text(json.dumps(TABLE.model_dump()))
+    assert decode_s(open_own(deploy(DP4), path), 4, 1024) >= 5e-3
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"batch_per_rank": [1, 8]}, "rows of"),
+        ({"prefill_tokens": [256, 4096, 1024]}, "do not grow"),
+        ({"decode_ms": {}}, "decode_ms"),
+    ],
+)
+def test_a_table_that_is_no_grid_is_a_sentence(
+    tmp_path: Path, change: dict[str, object], sentence: str
+) -> None:
+    path = tmp_path / "steps.json"
+    path.write_text(json.dumps(TABLE.model_dump() | change))
+    with pytest.raises(ConfigError, match=f"(?s)cost.table: .*{sentence}"):
+        open_own(deploy(DP4), path)

@@ -62,16 +62,18 @@ class StepTimes(Protocol):
 
     Attributes:
         source: Where they come from, in words.
-        held_out: How far times of points that were not looked at were off, by what was timed.
         client_s: From sending a request to its being waited for by the scheduler, and back.
         copy_bytes_per_s: What copying from one place of a GPU's memory to another moves, all
             GPUs together.
     """
 
     source: str
-    held_out: HeldOut
     client_s: float
     copy_bytes_per_s: float
+
+    @property
+    def held_out(self) -> HeldOut:
+        """How far times of points that were not looked at were off, by what was timed."""
 
     def constants(self) -> list[tuple[str, float, str]]:
         """The numbers that times depend on: name, value, unit."""

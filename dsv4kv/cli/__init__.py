@@ -27,6 +27,7 @@ from dsv4kv.cli import (
     report,
     results,
     trace,
+    watch,
 )
 from dsv4kv.cli.command import IGNORED, Group, take
 from dsv4kv.endings import end_as_by_ctrl_c
@@ -101,6 +102,7 @@ app.command("budget", cls=budget.BudgetCommand, rich_help_panel="Prepare", epilo
     budget.budget
 )
 app.command("record", rich_help_panel="Prepare", epilog=record.EPILOG)(record.record)
+app.command("watch", rich_help_panel="Prepare", epilog=watch.EPILOG)(watch.watch)
 app.add_typer(trace.app, cls=Group, name="trace", rich_help_panel="Prepare")
 app.command("completion", rich_help_panel="Prepare", epilog=completion.EPILOG)(
     completion.completion

@@ -68,11 +68,33 @@ def read_recording(folder: Path) -> Recorded:
             f"{folder}: no request was recorded: give record a source of requests (--proxy or "
             "--requests), or one of events (--events)."
         )
+    counters = count(read_stream(folder, "metrics")).values()
+    hits = [hits for counted in counters if (hits := counted.hits())]
+    return _put_together(rows, str(folder), stores_only=stores_only, counters=hits)
+
+
+def collect_requests(records: Iterable[Record], source: str) -> Recorded | None:
+    """Some requests of a recording, by their records; None if there are none.
+
+    Raises:
+        TraceError: They have ids of several sizes.
+    """
+    rows = list(_complete(records))
+    return _put_together(rows, source, stores_only=False, counters=[]) if rows else None
+
+
+def _put_together(
+    rows: list[Record],
+    source: str,
+    *,
+    stores_only: bool,
+    counters: list[tuple[str, int, int]],
+) -> Recorded:
     rows.sort(key=lambda row: row["arrival_s"])
     sizes = {row["grain"] for row in rows if row.get("ids")}
     if len(sizes) > 1:
         raise TraceError(
-            f"{folder}: ids of {' and '.join(map(str, sorted(sizes)))} tokens: a trace has one "
+            f"{source}: ids of {' and '.join(map(str, sorted(sizes)))} tokens: a trace has one "
             "size; record servers of different block sizes apart."
         )
     own_blocks = sum(_name_blocks(rows, size) for size in sizes)
@@ -86,11 +108,7 @@ def read_recording(folder: Path) -> Recorded:
         [_since(begun_s, row.get("last_s")) for row in rows],
         [row.get("ids_of") or "tokens" for row in rows],
         own_blocks,
-        [
-            hits
-            for counted in count(read_stream(folder, "metrics")).values()
-            if (hits := counted.hits())
-        ],
+        counters,
     )
 
 

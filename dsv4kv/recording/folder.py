@@ -33,7 +33,7 @@ STREAMS = ("notes", "events", "requests", "metrics")
 ROTATE_BYTES = 2**28
 _SALT = "salt"
 _SALT_BYTES = 32
-_WHERE = "where"
+WHERE = "where"
 _CUT_BYTES = 2**20  # read at once while the end of the last whole line is looked for
 
 Record = dict[str, Any]
@@ -96,7 +96,7 @@ class Stream:
         self._file.close()
         self._number += 1
         self._file = self._open()
-        first = {"what": _WHERE, "places": self.places}
+        first = {"what": WHERE, "places": self.places}
         self._file.write(json.dumps(first, separators=(",", ":")).encode() + b"\n")
 
     def _open(self) -> BufferedWriter:
@@ -110,7 +110,7 @@ class Stream:
         record = None
         for record in _records(path, last=False):
             self.last_s = record.get("at", self.last_s)
-            if record.get("what") == _WHERE:
+            if record.get("what") == WHERE:
                 self.places |= record["places"]
             elif "place" in record:
                 self.places[record["source"]] = record["place"]
@@ -222,7 +222,7 @@ def read_stream(folder: Path, stream: str) -> Iterator[Record]:
             yield from (
                 record
                 for record in _records(path, last=path == files[-1])
-                if record.get("what") != _WHERE
+                if record.get("what") != WHERE
             )
         except OSError as error:
             raise TraceError(f"{path}: cannot be read ({error.strerror}).") from None

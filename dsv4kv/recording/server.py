@@ -21,6 +21,8 @@ _PREEMPTED = {
     "vllm": ("vllm:num_preemptions_total", "vllm:num_preemptions"),
     "sglang": ("sglang:num_retracted_requests_total",),
 }
+_SIZES = {"sglang:max_total_num_tokens": "num_tokens", "sglang:page_size": "page_size"}
+"""Gauges that are settings."""
 _STARTED = "process_start_time_seconds"
 
 Window = tuple[float, float]
@@ -117,10 +119,15 @@ def read_server(folder: Path) -> Server:
     samples = [each for each in read_stream(folder, "metrics") if "values" in each]
     notes = list(read_stream(folder, "notes"))
     events = list(_slim(read_stream(folder, "events")))
-    family = next((found for found in map(_family, samples) if found), "")
+    family = next((found for found in map(family_of, samples) if found), "")
     return Server(
         family=family,
-        settings=_settings(notes, samples),
+        settings={
+            name: value
+            for stream, records in (("notes", notes), ("metrics", samples))
+            for record in records
+            for name, value in settings_told(stream, record).items()
+        },
         restarts=_merge([*_restarts_told(events), *_restarts_counted(samples)]),
         unrecorded=[(note["from_s"], note["at"]) for note in notes if note.get("what") == "gap"],
         lost_messages=sum(
@@ -172,22 +179,22 @@ def _slim(records: Iterable[Record]) -> Iterator[Record]:
         } | {name: record[name] for name in ("first", "last") if name in record}
 
 
-def _family(sample: Record) -> str:
+def family_of(sample: Record) -> str:
+    """Whose counters a sample has; empty if it is neither's."""
     names = {key.partition(":")[0] for key in sample["values"]}
     return next((family for family in _USED if family in names), "")
 
 
-def _settings(notes: Iterable[Record], samples: Iterable[Record]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for note in notes:
-        if note.get("what") == "server":
-            found |= note["settings"]
-    gauges = {"sglang:max_total_num_tokens": "num_tokens", "sglang:page_size": "page_size"}
-    for sample in samples:
-        for key, value in sample["values"].items():
-            if _base(key) in gauges:
-                found[gauges[_base(key)]] = f"{value:.0f}"
-    return found
+def settings_told(stream: str, record: Record) -> dict[str, str]:
+    """The server's settings that a record tells of."""
+    if stream == "notes" and record.get("what") == "server":
+        return dict(record["settings"])
+    if stream == "metrics":
+        values = record.get("values", {}).items()
+        return {
+            _SIZES[_base(key)]: f"{value:.0f}" for key, value in values if _base(key) in _SIZES
+        }
+    return {}
 
 
 def _restarts_told(events: Iterable[Record]) -> Iterator[Window]:

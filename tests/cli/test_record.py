@@ -257,7 +257,7 @@ def test_the_guide_leads_from_a_log_to_an_answer(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sglang.log").write_text((LOGS / "sglang.log").read_text("utf-8"))
     commands = [line for line in section.splitlines() if line.startswith("dsv4kv ")]
-    assert len(commands) == 5
+    assert len(commands) == 6
     for command in commands:
         done = run(*command.partition("#")[0].split()[1:])
         assert done.exit_code == 0, f"{command}: {done.output}"

@@ -1,0 +1,188 @@
+"""``dsv4kv watch``: a running server's cache, as it is recorded."""
+
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dsv4kv.choices import RULES, listed
+from dsv4kv.cli.complete import offer, offer_settings
+from dsv4kv.resources import shipped_names
+from dsv4kv.view.console import open_console
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from rich.console import Console, Group
+
+    from dsv4kv.recording.watched import Follower, Watched
+    from dsv4kv.replay.whatif import Asked, WhatIf
+
+EPILOG = """\
+[bold]Examples[/bold]
+
+dsv4kv watch server                                 while dsv4kv record server … goes on
+
+dsv4kv watch server --minutes 30 --rule vllm-v4:4096
+"""
+_DRAWN_S = 1.0
+_REPLAYED_S = 30.0
+
+
+def watch(
+    recording: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RECORDING", help="A folder that dsv4kv record writes, or has written."
+        ),
+    ],
+    minutes: Annotated[
+        float, typer.Option(min=0.1, help="How many minutes, up to the last record.")
+    ] = 10.0,
+    rule: Annotated[
+        str | None,
+        typer.Option(
+            help=f"By whose rule the server finds prompts: {listed(RULES)}.",
+            autocompletion=offer(RULES),
+            show_default="as its metrics and command tell",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="A preset or a config.json.",
+            autocompletion=offer(shipped_names("models")),
+        ),
+    ] = None,
+    command: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COMMAND|FILE", help="The server's launch command, or a file with it."
+        ),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="A setting of the replay: cache.num_blocks=20000.",
+            autocompletion=offer_settings("replay"),
+        ),
+    ] = None,
+    limit_s: Annotated[
+        float | None,
+        typer.Option("--seconds", min=0.0, help="How long.", show_default="until Ctrl-C"),
+    ] = None,
+) -> None:
+    """Watch the cache of a server that is being recorded: hits, churn, what settings lose.
+
+    What the server says is told apart from what is inferred. The last minutes are replayed beside
+    with other settings, to say which would find more. In a pipe it prints a line every 10 seconds.
+    """
+    from dsv4kv.errors import ConfigError
+    from dsv4kv.recording.folder import is_recording
+    from dsv4kv.recording.watched import Follower, Watched
+    from dsv4kv.replay.whatif import Asked
+    from dsv4kv.sizing.launch import read_command
+
+    if not is_recording(recording):
+        raise ConfigError(f"{recording} is no recording: name a folder of dsv4kv record.")
+    reading = read_command(command) if command else None
+    asked = Asked(rule, model, reading, tuple(set_ or ()))
+    beside = _Beside(recording, asked)
+    with suppress(KeyboardInterrupt):  # the way to end it
+        _follow(Follower(recording), Watched(minutes * 60.0), beside, limit_s)
+
+
+class _Beside:
+    """Replays the last minutes again and again, in a thread that nobody waits for."""
+
+    def __init__(self, folder: Path, asked: "Asked") -> None:
+        from concurrent.futures import ThreadPoolExecutor
+
+        self._folder, self._asked = folder, asked
+        self._pool = ThreadPoolExecutor(1)
+        self._running: Future[WhatIf] | None = None
+        self._begun_s = 0.0
+        self.found: WhatIf | None = None
+
+    def turn(self, watched: "Watched", *, wait: bool = False) -> None:
+        """Take what has been found; begin anew where that is old."""
+        from dsv4kv.replay.whatif import what_if
+
+        now_s = monotonic()
+        if self._running is None and (self.found is None or now_s - self._begun_s > _REPLAYED_S):
+            self._begun_s = now_s
+            arguments = watched.rows, watched.server, self._asked, self._folder
+            self._running = self._pool.submit(what_if, *arguments)
+        if self._running is not None and (wait or self._running.done()):
+            self.found, self._running = self._running.result(), None
+
+    def close(self) -> None:
+        """Begin no more."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _follow(
+    follower: "Follower", watched: "Watched", beside: _Beside, limit_s: float | None
+) -> None:
+    """Draw what comes until the time is over; then once more, with a replay of all of it."""
+    from time import sleep
+
+    console, begun_s = open_console(), monotonic()
+    screen = _Screen(console)
+    try:
+        with screen:
+            while True:
+                for stream, record in follower.read():
+                    watched.take(stream, record)
+                left_s = 1.0 if limit_s is None else limit_s - (monotonic() - begun_s)
+                beside.turn(watched, wait=left_s <= 0)
+                screen.draw(watched, beside.found, last=left_s <= 0)
+                if left_s <= 0:
+                    return
+                sleep(min(_DRAWN_S, left_s))
+    finally:
+        beside.close()
+
+
+class _Screen:
+    """A dashboard that is drawn anew; in a pipe a line every ten seconds, and the last."""
+
+    def __init__(self, console: "Console") -> None:
+        from rich.live import Live
+
+        self._console, self._shown_s = console, float("-inf")
+        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+
+    def __enter__(self) -> None:
+        if self._live:
+            self._live.start()
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def draw(self, watched: "Watched", found: "WhatIf | None", *, last: bool) -> None:
+        """Show what is known now."""
+        from dsv4kv.cli.progress import EVERY_S
+        from dsv4kv.view.watch import watch_line
+
+        glance = watched.glance()
+        if self._live:
+            self._live.update(_drawn(watched, found), refresh=True)
+        elif last or monotonic() - self._shown_s >= EVERY_S:
+            self._shown_s = monotonic()
+            self._console.print(watch_line(glance, found), highlight=False, soft_wrap=True)
+
+
+def _drawn(watched: "Watched", found: "WhatIf | None") -> "Group":
+    from rich.console import Group
+
+    from dsv4kv.view.terminal import Drawing
+    from dsv4kv.view.watch import dashboard
+
+    return Group(*map(Drawing, dashboard(watched.glance(), found)))

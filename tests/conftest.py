@@ -2,19 +2,22 @@
 
 ``pytest -m "not slow"`` leaves out what takes a compiler, a GPU's twin, a browser, many processes
 or seconds; ``DSV4KV_HYPOTHESIS=fast`` draws ten examples of every property, where ``make check``
-draws 40 and ``make full`` 100. ``make check-fast`` does both. What asks for a number of examples
-of its own keeps it, so machines are slow, too.
+draws 20 and ``make full`` 100. ``make check-fast`` does both. A property that is worth more
+examples or fewer says so by ``tests.examples``, and each run draws its part of them.
 """
 
+import functools
 import gc
 import os
 import sys
 from pathlib import Path
 
 import pytest
+import typer.testing
 from hypothesis import HealthCheck, settings
 
 from dsv4kv.cli import progress
+from tests.examples import WHOLE
 
 # Several workers share the cores: a kernel's CPU twin runs its blocks on a worker's part of them,
 # and a thread of it that waits must not spin. Read when the first thread starts.
@@ -24,13 +27,16 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # Machines that run the tests may be busy: an example that takes long is no defect.
 _PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-for _name, _examples in {"fast": 10, "check": 40, "full": 100}.items():
+for _name, _examples in {"fast": 10, "check": 20, "full": WHOLE}.items():
     settings.register_profile(_name, parent=_PATIENT, max_examples=_examples)
 FULL = bool(os.environ.get("DSV4KV_FULL"))
 settings.load_profile(os.environ.get("DSV4KV_HYPOTHESIS", "full" if FULL else "check"))
 
 # Nor does a run that takes long here print that it goes on.
 progress.EVERY_S = float("inf")
+
+# Thousands of commands are the same tree of commands and options: it is made once.
+typer.testing._get_command = functools.cache(typer.testing._get_command)
 
 # Ten thousand tests are many objects: no collector walks through them while they are found, nor
 # time and again afterwards.

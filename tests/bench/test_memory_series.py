@@ -5,7 +5,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.bench.build import build_manager, plan_from
@@ -18,6 +18,7 @@ from dsv4kv.record.schema import Case
 from dsv4kv.record.telemetry import MemorySeries
 from dsv4kv.view.telemetry import pool_sizes
 from tests.bench.settings import BOOKS, tiny_config
+from tests.examples import examples
 
 SHARED = (
     "cache.allocator=refcount",
@@ -50,7 +51,7 @@ def run(*changes: str) -> tuple[Case, MemorySeries]:
     return case, case.memory
 
 
-@settings(max_examples=30, deadline=None)
+@examples(75)
 @given(st.integers(0, 3000))
 def test_points_are_never_many_and_never_few(steps: int) -> None:
     series = watch([1] * steps)
@@ -59,7 +60,7 @@ def test_points_are_never_many_and_never_few(steps: int) -> None:
     assert all(before <= after for before, after in pairwise(series.at_ns))
 
 
-@settings(max_examples=30, deadline=None)
+@examples(75)
 @given(st.integers(1, 1500), st.integers(0, 2**32))
 def test_each_point_is_the_fullest_of_its_steps_so_that_no_peak_is_lost(
     steps: int, seed: int

@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dsv4kv.cache.allocators.stack import BlockAllocator, Ids
 from dsv4kv.errors import CacheError, NotOwner, OutOfBlocks
 from tests.cache.caches import allocator_snapshot
+from tests.examples import examples
 
 Rows = list[list[int]]
 """Ids of every lane; as many of each."""
@@ -147,4 +147,4 @@ class AllocatorMachine(RuleBasedStateMachine):
 
 
 TestAllocator = AllocatorMachine.TestCase
-TestAllocator.settings = settings(max_examples=60, stateful_step_count=30)
+TestAllocator.settings = examples(150, stateful_step_count=30)

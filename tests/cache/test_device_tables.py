@@ -8,7 +8,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.cache import device_tables as staging
@@ -17,6 +17,7 @@ from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cache.prepare import prepare_forward
 from dsv4kv.errors import CacheError
 from tests.cache.caches import small_plan
+from tests.examples import examples
 from tests.gpu_twin import twin_gpu
 
 CONTEXT, SLOTS = 1024, 3
@@ -44,7 +45,7 @@ moves = st.lists(st.tuples(kinds, numbers, st.integers(0, CONTEXT)), max_size=12
 
 
 @each_keeper
-@settings(max_examples=25)
+@examples(60)
 @given(moves, st.sampled_from(("model", "type", "layer")))
 def test_the_device_holds_the_hosts_blocks_after_any_moves(
     prepare: str, schedule: list[Move], sharing: str

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -24,6 +23,7 @@ from dsv4kv.cache.table import NO_BLOCK, BlockTable
 from dsv4kv.choices import ALLOCATORS
 from dsv4kv.errors import CacheError, ContextOverflow, NotOwner, OutOfBlocks, OutOfSlots
 from tests.cache.caches import bookkeeping, snapshot
+from tests.examples import examples
 
 RATIOS = {2: 4, 3: 128, 4: 4, 5: 128}  # of the layers that own compressed KV
 NOBODY = -1
@@ -385,6 +385,4 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestCache = CacheMachine.TestCase
-TestCache.settings = settings(
-    max_examples=settings().max_examples * 3 // 4, stateful_step_count=20
-)
+TestCache.settings = examples(75, stateful_step_count=20)

@@ -2,11 +2,11 @@
 
 from random import Random
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.cache.machines import Cache
+from tests.examples import examples
 
 DRAWS = st.randoms(use_true_random=False)
 
@@ -57,4 +57,4 @@ class SharingMachine(RuleBasedStateMachine):
 
 
 TestSharing = SharingMachine.TestCase
-TestSharing.settings = settings(max_examples=40, stateful_step_count=20)
+TestSharing.settings = examples(100, stateful_step_count=20)

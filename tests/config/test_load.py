@@ -3,12 +3,13 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from dsv4kv.config import BenchConfig, LoadedConfig, load_config, shipped_names
 from dsv4kv.errors import ConfigError
 from dsv4kv.resources import shipped
+from tests.examples import examples
 
 from .conftest import Load, Refuse, Write
 
@@ -134,9 +135,7 @@ def test_dates_and_times_are_text(load: Load) -> None:
     assert load("name: 12:30").config.name == "12:30"
 
 
-FILES = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+FILES = examples(150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 SCALARS = (
     "1|-1|0.5|128K|8e1|010|0b_|on|null|~|.inf|.nan|2026-01-31|model|''|*a|&a 1|!x 1|!!int x|"
     f"!!python/name:os.system x|{'9' * 5000}"

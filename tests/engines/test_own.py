@@ -6,7 +6,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.cache.manager import KVCacheManager
@@ -15,6 +15,7 @@ from dsv4kv.engines.own import OwnEngine
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import Sharing, choose_formats
+from tests.examples import examples
 
 FLASH = load_model("v4-flash")
 SHARINGS = st.sampled_from(["model", "type", "layer"])
@@ -48,7 +49,7 @@ def deployments(draw: st.DrawFn) -> Deployment:
     )
 
 
-@settings(max_examples=80)
+@examples(200)
 @given(deployments(), st.integers(1, 3), SHARINGS)
 def test_requests_cost_what_the_manager_allocates(
     small: Deployment, requests: int, sharing: Sharing

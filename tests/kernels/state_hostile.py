@@ -51,8 +51,9 @@ def run_all_sanitized() -> None:
 def launches() -> Iterator[Launch]:
     yield from _states(CSA, fresh_ring(CSA, SLOTS, drafts=3), MAIN)
     yield from _states(HCA, fresh_ring(HCA, SLOTS), MAIN)
-    yield from _states(HCA, fresh_online(HCA, SLOTS), MAIN)
-    yield from _states(INDEXER, fresh_ring(INDEXER, SLOTS), KEYS)
+    if FULL:  # the same kernels with other constants
+        yield from _states(HCA, fresh_online(HCA, SLOTS), MAIN)
+        yield from _states(INDEXER, fresh_ring(INDEXER, SLOTS), KEYS)
     yield from _steps()
     yield from _tables()
 

@@ -1,10 +1,14 @@
 """What the kernels compile to, for every architecture: no GPU is needed to know.
 
-By the newest NVRTC and for Hopper; ``DSV4KV_COMPILERS=1`` (``make compilers``) asks the others,
-too, and for the other architectures.
+By the newest NVRTC and for Hopper, one example of every kernel and variant;
+``DSV4KV_COMPILERS=1`` (``make compilers``) asks the others, too, for the other architectures and
+about the whole catalogue.
 """
 
 import os
+import re
+from collections.abc import Iterator
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 import pytest
@@ -46,17 +50,34 @@ def version(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+def of_every_kernel_and_variant() -> Iterator[Example]:
+    """Modules that have what none before them has, with all of their kernels.
+
+    The others are the same code for other formats, page sizes and ratios.
+    """
+    examples = catalogue()
+    first: dict[tuple[str, ...], Example] = {}
+    for example in examples:
+        variant = re.findall(r", ([a-z]+)$", example.subject)
+        first.setdefault((example.launch.kernel, *variant), example)
+    modules = {example.launch.module for example in first.values()}
+    return (example for example in examples if example.launch.module in modules)
+
+
+EXAMPLES = catalogue() if EVERY else list(of_every_kernel_and_variant())
+
+
 @pytest.fixture(scope="module")
 def findings(version: str) -> list[Finding]:
-    """Every kernel of the catalogue, compiled by one NVRTC."""
+    """Their kernels, compiled by one NVRTC."""
     with compiling_with(version):
-        return survey(catalogue(), ARCHITECTURES_OF[version])
+        return survey(EXAMPLES, ARCHITECTURES_OF[version])
 
 
 def test_every_kernel_compiles_for_every_architecture(findings: list[Finding]) -> None:
     """That it is for; a cluster is for those that have all that it takes."""
     architectures = {finding.architecture for finding in findings}
-    wanted = [each for example in catalogue() for each in architectures if example.runs_on(each)]
+    wanted = [each for example in EXAMPLES for each in architectures if example.runs_on(each)]
     assert len(findings) == len(wanted)
     of_clusters = {found.architecture for found in findings if found.example.launch.cluster > 1}
     assert of_clusters == architectures & {"sm_90a", "sm_100a"}
@@ -139,6 +160,11 @@ def test_names_tell_the_examples_apart() -> None:
     assert len(set(names)) == len(names)
 
 
+def test_every_kernel_of_the_catalogue_is_compiled() -> None:
+    kernels = {example.launch.kernel for example in catalogue()}
+    assert {example.launch.kernel for example in EXAMPLES} == kernels
+
+
 def name_of(example: Example) -> str:
     return f"{example.launch.kernel} {example.subject}"
 
@@ -147,4 +173,17 @@ def test_machine_code_is_as_in_the_shipped_baseline(findings: list[Finding], ver
     """``python -m tests.cuda.nvrtc kernels --write-baseline`` takes what is meant as it is."""
     baseline = load_baseline(shipped_baseline(version.rpartition(".")[0]))
     assert baseline is not None
-    assert list(drift(findings, baseline)) == []
+    names = {name_of(example) for example in EXAMPLES}
+    kernels = {name: found for name, found in baseline.kernels.items() if name in names}
+    assert list(drift(findings, replace(baseline, kernels=kernels))) == []
+
+
+@pytest.mark.parametrize("version", ASKED, indirect=True)
+def test_the_shipped_baseline_has_the_kernels_of_the_catalogue(version: str) -> None:
+    baseline = load_baseline(shipped_baseline(version.rpartition(".")[0]))
+    assert baseline is not None
+    architectures = {*ARCHITECTURES_OF[version]}
+    asked = {name for name, found in baseline.kernels.items() if architectures & found.keys()}
+    assert asked == {
+        name_of(example) for example in catalogue() if any(map(example.runs_on, architectures))
+    }

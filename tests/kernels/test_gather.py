@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -16,6 +16,7 @@ from dsv4kv.ops.kernels.gather import (
 )
 from dsv4kv.ops.storage import PageStore
 from dsv4kv.ops.variants import VARIANTS
+from tests.examples import examples
 from tests.kernels.launches import (
     TINY,
     GuardedOutput,
@@ -192,7 +193,7 @@ def hostile_requests(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return table.view(2, 4), torch.tensor(slots), torch.tensor(lengths), indices.view(3, 7)
 
 
-@settings(max_examples=80, deadline=None)
+@examples(200)
 @given(hostile_requests())
 def test_whatever_is_asked_for_only_entries_that_exist_are_read(
     case: tuple[Tensor, Tensor, Tensor, Tensor],

@@ -2,12 +2,13 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.model.formats import FORMATS, EntryFormat
 from dsv4kv.ops import cpu
 from dsv4kv.ops.kernels.insert import plan_entry_insert, plan_window_insert
+from tests.examples import examples
 from tests.kernels.launches import TINY, each_order, on_blocks
 from tests.kernels.shim.twin import run
 from tests.ops.samples import each_entry, generator, poisoned_store, random_values, twin
@@ -68,7 +69,7 @@ def steps(draw: st.DrawFn) -> tuple[list[int], list[int], int]:
     return slots, positions, draw(st.sampled_from([1, 4, 11]))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(150)
 @given(steps(), st.booleans())
 def test_highest_position_of_a_slot_wins_its_ring_row(
     step: tuple[list[int], list[int], int], reverse: bool

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.cache.allocators.stack import BlockAllocator
@@ -25,6 +25,7 @@ from dsv4kv.ops.kernels.prepare import (
     plan_release,
 )
 from tests.cache.caches import admit, bookkeeping
+from tests.examples import examples
 from tests.kernels.launches import each_order
 from tests.kernels.state_twin import run_all
 
@@ -38,7 +39,7 @@ REFUSALS: dict[type[CacheError], Refusal] = {
 }
 FAR = 2**60
 
-some = settings(max_examples=8, deadline=None)
+some = examples(20)
 
 
 @dataclass

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -12,6 +12,7 @@ from dsv4kv.ops import cpu
 from dsv4kv.ops.compressor import Compressor
 from dsv4kv.ops.kernels.launch import Launch
 from dsv4kv.ops.kernels.state import plan_compress_chunk, split_of
+from tests.examples import examples
 from tests.kernels import state_twin
 from tests.kernels.launches import each_order
 from tests.kernels.state_twin import dirty_scratch, run_all
@@ -39,15 +40,15 @@ COMPRESSORS = {
     "ratio 2": small_compressor(2, overlap=True, dim=128),
 }
 RINGS = {
-    "csa": ("csa", 0, 5),
-    "csa with drafts": ("csa", 3, 5),
-    "indexer": ("indexer", 0, 5),
-    "ratio 1": ("ratio 1", 0, 3),
-    "ratio 2": ("ratio 2", 3, 3),
-    "hca": ("hca", 0, 2),
-    "hca with drafts": ("hca", 3, 2),
+    "csa": ("csa", 0, 15),
+    "csa with drafts": ("csa", 3, 15),
+    "indexer": ("indexer", 0, 15),
+    "ratio 1": ("ratio 1", 0, 10),
+    "ratio 2": ("ratio 2", 3, 10),
+    "hca": ("hca", 0, 5),
+    "hca with drafts": ("hca", 3, 5),
 }
-each_ring = pytest.mark.parametrize(("kind", "drafts", "examples"), RINGS.values(), ids=RINGS)
+each_ring = pytest.mark.parametrize(("kind", "drafts", "whole"), RINGS.values(), ids=RINGS)
 PAGES = 2  # of 32 entries: more than any of these requests completes
 
 seeds = st.integers(0, 2**32 - 1)
@@ -78,11 +79,11 @@ def _pieces(data: st.DataObject, ratio: int) -> list[tuple[str, int]]:
 
 @each_ring
 def test_tokens_chunks_and_one_prompt_give_equal_pages_and_states(
-    kind: str, drafts: int, examples: int
+    kind: str, drafts: int, whole: int
 ) -> None:
     compressor = COMPRESSORS[kind]
 
-    @settings(max_examples=examples, deadline=None)
+    @examples(whole)
     @given(data=st.data(), seed=seeds)
     def check(data: st.DataObject, seed: int) -> None:
         pieces = _pieces(data, compressor.ratio)
@@ -103,7 +104,7 @@ def test_tokens_chunks_and_one_prompt_give_equal_pages_and_states(
     check()
 
 
-@settings(max_examples=4, deadline=None)
+@examples(10)
 @given(data=st.data(), seed=seeds)
 def test_online_chunks_are_the_backends_within_rounding(data: st.DataObject, seed: int) -> None:
     pieces = _pieces(data, HCA.ratio)

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.cache.manager import KVCacheManager
@@ -12,6 +12,7 @@ from dsv4kv.model.plan import CachePlan, compute_block_budget, plan_cache
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import build_schedule
 from dsv4kv.model.schema import Sharing, choose_formats
+from tests.examples import examples
 
 FLASH = load_model("v4-flash")
 SHARINGS = st.sampled_from(["model", "type", "layer"])
@@ -46,7 +47,7 @@ def geometries(draw: st.DrawFn) -> CachePlan:
     )
 
 
-@settings(max_examples=60)
+@examples(150)
 @given(geometries())
 def test_every_pool_takes_the_bytes_that_were_planned(small: CachePlan) -> None:
     predicted = {

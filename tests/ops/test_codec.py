@@ -4,12 +4,13 @@ from itertools import cycle, islice
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from dsv4kv.model.formats import EntryFormat, entry_format
 from dsv4kv.ops import codec, reference_codec
+from tests.examples import examples
 from tests.ops.samples import each_entry, generator, nan_output, random_values, same_bits
 
 Pattern = tuple[str, int]
@@ -19,7 +20,7 @@ patterns = st.lists(
     st.tuples(st.sampled_from(KINDS), st.integers(-20, 17)), min_size=1, max_size=9
 )
 seeds = st.integers(0, 2**32 - 1)
-few = settings(max_examples=25, deadline=None)
+few = examples(60)
 
 # Byte 255 is NaN (OCP E8M0) and no encoder writes it; 134 is the last that decodes in one
 # multiplication, 254 overflows to infinity in both codecs alike.

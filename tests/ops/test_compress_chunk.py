@@ -2,12 +2,13 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.model.formats import EntryFormat, entry_format
 from dsv4kv.ops import cpu, reference
 from dsv4kv.ops.compressor import Compressor
+from tests.examples import examples
 from tests.ops.samples import (
     POISON,
     bf16_entry,
@@ -72,7 +73,7 @@ def _check(fast: Request, slow: Request) -> None:
 
 
 @pytest.mark.parametrize("compressor", SMALL.values(), ids=SMALL)
-@settings(max_examples=25, deadline=None)
+@examples(60)
 @given(partitions(4, 20, 4), seeds)
 def test_ring_chunks_equal_the_reference(
     compressor: Compressor, sizes: list[int], seed: int
@@ -84,7 +85,7 @@ def test_ring_chunks_equal_the_reference(
     assert torch.equal(fast.state, slow.state)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(100)
 @given(partitions(8, 30, 4), seeds)
 def test_online_chunks_equal_the_reference(sizes: list[int], seed: int) -> None:
     compressor = SMALL["ratio 8, no overlap"]

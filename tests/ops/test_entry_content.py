@@ -5,12 +5,13 @@ from types import ModuleType
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from dsv4kv.ops import cpu
 from dsv4kv.ops.compressor import Compressor
+from tests.examples import examples
 from tests.ops.samples import (
     angles,
     bf16_entry,
@@ -62,7 +63,7 @@ def _flushed(backend: ModuleType, compressor: Compressor, state: Tensor, positio
 
 @each_backend
 @pytest.mark.parametrize("kind", ["csa", "hca"])
-@settings(max_examples=10, deadline=None)
+@examples(25)
 @given(st.integers(1, 8191), st.integers(0, 2**32 - 1))
 def test_entry_pools_normalises_and_rotates_as_the_report_says(
     backend: ModuleType, kind: str, index: int, seed: int
@@ -112,7 +113,7 @@ def test_recycled_state_gives_a_fresh_first_entry_once_it_is_reset(backend: Modu
 
 
 @each_backend
-@settings(max_examples=40, deadline=None)
+@examples(100)
 @given(st.one_of(st.integers(0, 1000), st.integers(0, LAST_ENTRY)), st.integers(0, 31))
 def test_rope_turns_interleaved_pairs_at_the_groups_first_position(
     backend: ModuleType, index: int, pair: int

@@ -5,13 +5,14 @@ from types import ModuleType
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from dsv4kv.model.formats import EntryFormat
 from dsv4kv.ops import cpu, reference
 from dsv4kv.ops.storage import PageStore
+from tests.examples import examples
 from tests.ops.samples import (
     NOT_A_NUMBER,
     SMALL,
@@ -26,7 +27,7 @@ SLOTS, WIDTH, PER_BLOCK = 5, 4, 4
 NOWHERE = [-1, 2**31 - 1]  # what an unused place of a table may hold
 MOST = WIDTH * PER_BLOCK
 
-small = settings(max_examples=80, deadline=None)
+small = examples(200)
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,13 @@ from types import ModuleType
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.model.formats import FORMATS
 from dsv4kv.ops import cpu, reference
 from dsv4kv.ops.storage import PageStore
+from tests.examples import examples
 from tests.ops.samples import (
     NOT_A_NUMBER,
     SMALL,
@@ -41,7 +42,7 @@ def _ring_of(counts: list[int], length: int) -> PageStore:
 
 
 @each_backend
-@settings(max_examples=100, deadline=None)
+@examples(250)
 @given(st.lists(token_counts, min_size=1, max_size=4), rings)
 def test_window_is_the_newest_entries_oldest_first_and_zeros_after(
     backend: ModuleType, counts: list[int], length: int

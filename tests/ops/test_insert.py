@@ -4,11 +4,12 @@ from types import ModuleType
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.model.formats import FORMATS, EntryFormat
 from dsv4kv.ops import cpu, reference
+from tests.examples import examples
 from tests.ops.samples import (
     POISON,
     SMALL,
@@ -39,7 +40,7 @@ def tokens_of_slots(draw: st.DrawFn) -> tuple[list[int], list[int]]:
 
 @each_backend
 @each_ring
-@settings(max_examples=60, deadline=None)
+@examples(150)
 @given(tokens_of_slots())
 def test_highest_position_of_a_slot_wins_its_ring_row(
     backend: ModuleType, ring_length: int, tokens: tuple[list[int], list[int]]

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -18,6 +18,7 @@ from dsv4kv.model.presets import load_model
 from dsv4kv.ops import cpu, reference, reference_codec
 from dsv4kv.ops.compressor import Compressor
 from dsv4kv.ops.tolerance import is_close
+from tests.examples import examples
 from tests.ops.samples import (
     POISON,
     each_backend,
@@ -123,7 +124,7 @@ def test_v41_has_no_overlap_no_position_bias_and_no_state_but_a_pair() -> None:
         assert compressor.norm_eps == 1e-20
 
 
-@settings(max_examples=15, deadline=None)
+@examples(40)
 @given(partitions(2, 9, 6), st.sampled_from([0, 3]), st.data())
 def test_chunks_and_single_tokens_make_the_same_bytes(
     sizes: list[int], drafts: int, data: st.DataObject

@@ -3,7 +3,7 @@
 import math
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.model.formats import entry_format
@@ -14,13 +14,14 @@ from dsv4kv.ops.reference_codec import (
     power_of_two_exponent,
     round_to_grid,
 )
+from tests.examples import examples
 from tests.ops.codecs import Codec, each_codec
 
 FP8 = entry_format("main", "fp8")
 MXFP4 = entry_format("indexer", "mxfp4")
 NAN_CODES = (127, 255)
 
-quick = settings(deadline=None, max_examples=200)
+quick = examples(500)
 finite = st.floats(-480, 480, width=32)
 
 

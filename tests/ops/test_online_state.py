@@ -3,12 +3,13 @@
 from types import ModuleType
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from dsv4kv.ops import cpu as compression
 from dsv4kv.ops import reference
+from tests.examples import examples
 from tests.ops.samples import (
     bf16_entry,
     each_backend,
@@ -30,7 +31,7 @@ TOLERANCE = 1e-5
 
 seeds = st.integers(0, 2**32 - 1)
 sizes_of_chunks = partitions(128, 300, 4)
-some = settings(max_examples=15, deadline=None)
+some = examples(40)
 
 
 def _request(state: Tensor, count: int, seed: int) -> Request:

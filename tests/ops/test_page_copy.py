@@ -3,10 +3,11 @@
 from types import ModuleType
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.model.formats import entry_format
+from tests.examples import examples
 from tests.ops.samples import each_backend, generator, poisoned_store
 
 PAGES = 6
@@ -23,7 +24,7 @@ def copies(draw: st.DrawFn) -> tuple[list[int], list[int]]:
 
 
 @each_backend
-@settings(max_examples=40, deadline=None)
+@examples(100)
 @given(copies())
 def test_targets_become_their_sources_and_nothing_else_changes(
     backend: ModuleType, case: tuple[list[int], list[int]]

@@ -2,12 +2,13 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.model.formats import EntryFormat, entry_format
 from dsv4kv.ops import cpu
 from dsv4kv.ops import cpu as compression
+from tests.examples import examples
 from tests.ops.samples import (
     bf16_entry,
     fresh_ring,
@@ -25,7 +26,7 @@ ENTRIES = 64  # more than any of these requests completes
 seeds = st.integers(0, 2**32 - 1)
 each_kind = pytest.mark.parametrize("kind", SIZES)
 each_drafts = pytest.mark.parametrize("drafts", [0, 3])
-some = settings(max_examples=25, deadline=None)
+some = examples(60)
 
 
 def _request(

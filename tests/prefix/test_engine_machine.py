@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -14,6 +13,7 @@ from dsv4kv.choices import POLICIES
 from dsv4kv.errors import ConfigError, Dsv4kvError, NotOwner, OutOfBlocks
 from dsv4kv.prefix.index import Lease
 from dsv4kv.prefix.store import PrefixStore
+from tests.examples import examples
 from tests.prefix.engine import BLOCK_TOKENS, Engine, Running, Tokens
 from tests.prefix.indexes import INDEXES
 from tests.prefix.trees import check_tree
@@ -170,7 +170,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 TestEngine = EngineMachine.TestCase
-TestEngine.settings = settings(max_examples=60, stateful_step_count=20)
+TestEngine.settings = examples(150, stateful_step_count=20)
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))

@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.choices import OFFLINE, POLICIES
 from dsv4kv.errors import ConfigError
 from dsv4kv.prefix.policies import make_policy
 from dsv4kv.prefix.tree import Ids
+from tests.examples import examples
 from tests.prefix.plain_policies import PLAIN, plain_run_hits
 from tests.prefix.replays import Block, plain_hits, replay
 
@@ -49,7 +50,7 @@ def traces(draw: st.DrawFn) -> list[Ids]:
 
 @pytest.mark.parametrize("name", sorted(RULES))
 @given(chains=traces())
-@settings(max_examples=40)
+@examples(100)
 def test_runs_are_judged_as_their_blocks_would_be(name: str, chains: list[Ids]) -> None:
     policy = make_policy(name, CAPACITY, chains)
     assert replay(chains, CAPACITY, policy).hit == plain_hits(chains, CAPACITY, RULES[name])
@@ -58,7 +59,7 @@ def test_runs_are_judged_as_their_blocks_would_be(name: str, chains: list[Ids]) 
 @pytest.mark.parametrize("capacity", [10, 24])
 @pytest.mark.parametrize("name", sorted(PLAIN))
 @given(chains=traces())
-@settings(max_examples=40)
+@examples(100)
 def test_policies_with_memories_hit_what_their_rules_told_plainly_do(
     name: str, capacity: int, chains: list[Ids]
 ) -> None:
@@ -68,7 +69,7 @@ def test_policies_with_memories_hit_what_their_rules_told_plainly_do(
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
 @given(ids=st.lists(st.integers(0, 6), max_size=60))
-@settings(max_examples=40)
+@examples(100)
 def test_no_policy_beats_belady_on_single_blocks(name: str, ids: list[int]) -> None:
     chains = [np.array([id_]) for id_ in ids]
     bound = replay(chains, 3, make_policy(OFFLINE, 3, chains)).hit

@@ -6,7 +6,7 @@ from itertools import count
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.cache.allocators.bitmask import NO_SLOT, SlotAllocator
@@ -14,6 +14,7 @@ from dsv4kv.choices import POLICIES
 from dsv4kv.prefix.index import Lease
 from dsv4kv.prefix.policies import make_policy
 from dsv4kv.prefix.radix import NOTHING, Found, PrefixCacheManager
+from tests.examples import examples
 from tests.prefix.plain_index import PlainIndex
 from tests.prefix.trees import check_tree
 
@@ -178,7 +179,7 @@ class Day:
     st.integers(0, 2**20),
     st.integers(1, 60),
 )
-@settings(max_examples=60)
+@examples(150)
 def test_rows_are_found_and_forgotten_as_told_plainly(
     policy: str, capacity: int, seed: int, events: int
 ) -> None:

@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.bench.build import _draw_compressors, plan_from
@@ -21,6 +21,7 @@ from dsv4kv.record.step import kind_of
 from dsv4kv.replay.clock import CostModel
 from dsv4kv.replay.costs import Pooling, StepTables, _pooling
 from dsv4kv.serve.operations import Call, StepWork, chunk_writes, decode_operations
+from tests.examples import examples
 from tests.ops.test_step_reads import schemas
 from tests.serve.serving import make_config
 
@@ -65,7 +66,7 @@ def bench_counts(layers: Sequence[LayerCache], before: int, taken: int) -> Count
 
 
 @pytest.mark.parametrize("model", HELD)
-@settings(max_examples=40, deadline=None)
+@examples(100)
 @given(before=st.integers(0, LONGEST - 4), taken=st.integers(1, 4))
 def test_a_decode_step_moves_and_computes_what_bench_counts(
     model: str, before: int, taken: int
@@ -98,7 +99,7 @@ def test_a_step_of_v4_whose_layers_share_a_selection_is_what_bench_counts(
 
 
 @pytest.mark.parametrize("model", HELD)
-@settings(max_examples=30, deadline=None)
+@examples(75)
 @given(before=st.integers(0, LONGEST - 1), tokens=st.integers(1, LONGEST))
 def test_a_chunk_writes_what_bench_counts(model: str, before: int, tokens: int) -> None:
     layers, tables = held(HELD[model])

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.clock.weights import build_weights
@@ -14,6 +14,7 @@ from dsv4kv.replay.clock import CostModel, Work, find_rates
 from dsv4kv.replay.costs import StepTables
 from dsv4kv.replay.decoders import Drafts
 from dsv4kv.replay.memory import plan_memory
+from tests.examples import examples
 from tests.ops.test_step_reads import SHARES, schemas
 from tests.record.records import make_record
 from tests.replay.scenes import replay, request, small_config
@@ -22,7 +23,7 @@ MADE = replay([request([1, 2, 3], output=900)])
 COST: CostModel = MADE.scheduler._cost
 
 
-@settings(max_examples=40)
+@examples(100)
 @given(st.lists(st.integers(1, 900), min_size=1, max_size=6), st.integers(1, 300))
 def test_a_stretch_costs_the_sum_of_its_steps(lengths: list[int], steps: int) -> None:
     start = np.array(lengths, dtype=np.int64)

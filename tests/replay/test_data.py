@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.cache.checkpoints import CheckpointPool
@@ -22,6 +22,7 @@ from dsv4kv.replay.data.cache import KeptWindows, RealData, SharedBlocks
 from dsv4kv.replay.data.check import KINDS, ReuseCheck
 from dsv4kv.serve import inputs
 from dsv4kv.traces.request import Request
+from tests.examples import examples
 from tests.replay.scenes import random_requests, replay, request, small_config
 
 STRATEGIES = ("full", "periodic:512", "zero", "zero:bounded", "ends", "ends+junctions")
@@ -97,7 +98,7 @@ def scenes(draw: st.DrawFn) -> tuple[int, dict[str, Any]]:
     }
 
 
-@settings(max_examples=settings().max_examples * 3 // 20)
+@examples(15)
 @given(scenes())
 def test_real_bytes_are_those_of_a_run_without_reuse_under_the_same_decisions(
     scene: tuple[int, dict[str, Any]],

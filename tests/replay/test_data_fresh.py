@@ -6,13 +6,14 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.replay.build import build_replay
 from dsv4kv.replay.data.check import KINDS, UNKNOWN, FreshCache, Running
 from dsv4kv.serve import inputs
 from dsv4kv.serve.operations import Step
+from tests.examples import examples
 from tests.replay.scenes import request, small_config
 
 GATHERS: tuple[tuple[int, Step], ...] = (
@@ -46,7 +47,7 @@ def gathered(fresh: FreshCache, number: int, tokens: int) -> list[torch.Tensor]:
     return [fresh.gather(layer, operation).clone() for layer, operation in GATHERS]
 
 
-@settings(max_examples=15)
+@examples(40)
 @given(st.integers(128, 250), st.integers(1, 130))
 def test_going_on_gives_the_same_bits_as_beginning_anew(
     fresh: FreshCache, tokens: int, more: int

@@ -5,7 +5,6 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -14,6 +13,7 @@ from dsv4kv.replay.build import Replay, build_replay
 from dsv4kv.replay.outcome import Outcome
 from dsv4kv.replay.prompts import BlockLedger
 from dsv4kv.replay.requests import Arrivals, Served
+from tests.examples import examples
 from tests.replay.plain_pauses import PlainPauses
 from tests.replay.plain_prompts import PlainPrompts
 from tests.replay.scenes import LONG, SHORT, everyone, random_requests, small_config
@@ -185,7 +185,7 @@ class ReplayMachine(RuleBasedStateMachine):
 
 
 TestReplayMachine = ReplayMachine.TestCase
-TestReplayMachine.settings = settings(max_examples=25, stateful_step_count=12)
+TestReplayMachine.settings = examples(60, stateful_step_count=12)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

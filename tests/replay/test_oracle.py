@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.replay.build import Replay, build_replay
 from dsv4kv.replay.clock import Work
 from dsv4kv.replay.requests import Served
+from tests.examples import examples
 from tests.replay.scenes import random_requests, small_config
 
 
@@ -87,7 +88,7 @@ def serve_plainly(replay: Replay, concurrency: int, budget: int) -> list[Plain]:
     return ended
 
 
-@settings(max_examples=25)
+@examples(60)
 @given(st.integers(0, 10**6), st.integers(1, 14), st.integers(1, 6))
 def test_a_plain_loop_without_reuse_gives_the_same_times(
     seed: int, count: int, concurrency: int

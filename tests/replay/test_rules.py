@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.engines.cache import Pool
@@ -20,6 +20,7 @@ from dsv4kv.replay.build import Replay, build_replay
 from dsv4kv.traces import read_trace
 from dsv4kv.traces.collect import collect_paths
 from dsv4kv.traces.request import Request
+from tests.examples import examples
 from tests.prefix.traces import CONVERSATION, Text, needs_conversation, to_requests
 from tests.replay.scenes import replay, request, small_config
 
@@ -139,7 +140,7 @@ def draw_prompts(draw: st.DrawFn, letters: int = 1) -> list[Text]:
     return prompts
 
 
-@settings(max_examples=80, deadline=None)
+@examples(200)
 @given(
     draw_prompts(),
     st.sampled_from([1, 2, 4]),
@@ -157,7 +158,7 @@ def test_a_replay_hits_and_loses_what_the_rule_does_on_the_trace_alone(
     assert_same(made, analyse(requests, rule, blocks, BLOCK, CHUNK))
 
 
-@settings(max_examples=30, deadline=None)
+@examples(75)
 @given(
     draw_prompts(),
     st.sampled_from(["vllm", "sglang"]),
@@ -220,7 +221,7 @@ def test_mooncakes_first_500_requests_hit_the_same(rule: str) -> None:
 # cover the last token; the serving loop computes both, and names them as losses.
 
 
-@settings(max_examples=40, deadline=None)
+@examples(100)
 @given(draw_prompts(), st.sampled_from([1, 2, 4]))
 def test_without_bound_ideal_saves_all_but_partial_blocks_and_last_tokens(
     prompts: list[Text], id_letters: int
@@ -233,7 +234,7 @@ def test_without_bound_ideal_saves_all_but_partial_blocks_and_last_tokens(
     assert tally.saved_tokens + computed == expected.hit_tokens == tally.seen_tokens
 
 
-@settings(max_examples=40, deadline=None)
+@examples(100)
 @given(draw_prompts(letters=2), st.sampled_from([0, 1, 3, 10, 100]))
 def test_of_whole_blocks_that_go_on_ideal_hits_the_same_at_every_capacity(
     prompts: list[Text], spare: int

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
@@ -13,6 +12,7 @@ from dsv4kv.engines.sglang.cache import Node, PageTree, SglangCache
 from dsv4kv.engines.sglang.windows import WindowTree
 from dsv4kv.engines.vllm.cache import VllmCache
 from dsv4kv.replay.build import build_replay
+from tests.examples import examples
 from tests.replay.scenes import LONG, random_requests, small_config
 from tests.replay.test_machine import ReplayMachine
 
@@ -110,4 +110,4 @@ class EngineMachine(ReplayMachine):
 
 
 TestEngineMachine = EngineMachine.TestCase
-TestEngineMachine.settings = settings(max_examples=25, stateful_step_count=10)
+TestEngineMachine.settings = examples(60, stateful_step_count=10)

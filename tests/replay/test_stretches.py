@@ -4,11 +4,12 @@ from dataclasses import asdict
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.replay.build import build_replay
 from dsv4kv.replay.run import describe_replay, describe_totals
+from tests.examples import examples
 from tests.replay.scenes import LONG, SHORT, random_requests, request, small_config
 
 POLICIES = ("lru", "fifo", "lfu", "lfu-aged", "gdsf", "sieve", "s3fifo", "arc")
@@ -26,7 +27,7 @@ def outcome(config: Any, requests: Any, longest: int | None) -> tuple[Any, int]:
     return (result, totals, made.outcome.samples_ns, made.scheduler.clock.now_s), turns
 
 
-@settings(max_examples=30)
+@examples(75)
 @given(
     st.integers(0, 10**6),
     st.integers(1, 20),
@@ -95,7 +96,7 @@ def test_a_request_that_ends_ends_the_stretch_of_a_prompt_beside_it() -> None:
     assert outcome(config, requests, None)[0] == outcome(config, requests, 1)[0]
 
 
-@settings(max_examples=20)
+@examples(50)
 @given(st.integers(1, 127), st.integers(1, 5), st.sampled_from(["periodic:128", "periodic:256"]))
 def test_blocks_run_out_for_a_decoding_request_beside_a_long_prompt(
     prompt: int, checkpoints: int, strategy: str
@@ -132,7 +133,7 @@ def test_stretches_of_any_length_agree(longest: int) -> None:
     assert outcome(config, requests, longest)[0] == outcome(config, requests, None)[0]
 
 
-@settings(max_examples=20)
+@examples(50)
 @given(st.integers(0, 10**6), st.sampled_from(["ideal", "vllm"]), st.floats(1e-4, 1e-2))
 def test_decode_steps_that_are_put_off_are_the_same_later(
     seed: int, rule: str, gap_s: float

@@ -4,7 +4,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.config.load import load_config
@@ -18,6 +18,7 @@ from dsv4kv.record.replay import ReplayTiers
 from dsv4kv.replay.build import Replay, build_replay, read_requests
 from dsv4kv.replay.run import describe_replay
 from tests.engines.test_host_tables import CHUNKS, PROMPTS, WINDOWED, capacity, deployment
+from tests.examples import examples
 from tests.replay.plain_tiers import PlainTiers
 from tests.replay.scenes import (
     LONG,
@@ -73,7 +74,7 @@ def watch(requests: Any, **chosen: Any) -> tuple[Replay, PlainTiers]:
     return made, plain
 
 
-@settings(max_examples=25)
+@examples(60)
 @given(
     seed=st.integers(0, 10**6),
     chosen=st.fixed_dictionaries({n: st.sampled_from(v) for n, v in CHOICES.items()}),
@@ -105,7 +106,7 @@ RULES: tuple[dict[str, Any], ...] = (
 ENGINE_BLOCKS = {"vllm": 10, "sglang": 10, "vllm-v4": 200, "sglang-v4": 130}
 
 
-@settings(max_examples=20)
+@examples(50)
 @given(
     seed=st.integers(0, 10**6),
     rule=st.sampled_from(RULES),

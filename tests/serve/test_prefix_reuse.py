@@ -10,7 +10,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dsv4kv.bench.build import build_manager, build_reuse, loop_settings, plan_from
@@ -27,6 +27,7 @@ from dsv4kv.serve.inputs import PromptContents
 from dsv4kv.serve.loop import LoopTotals, ServingLoop
 from dsv4kv.serve.reuse import PrefixReuse, prompt_keys
 from dsv4kv.traces.request import Request
+from tests.examples import examples
 from tests.serve.serving import drive_on_cpu, make_config
 
 COMMON = (
@@ -307,7 +308,7 @@ NO_BLOCK_TO_COPY_TO = (
 """What is cached besides is in use: evicting it frees nothing, and nothing can be copied."""
 
 
-@settings(max_examples=60)
+@examples(150)
 @given(workloads())
 @example(HALF_A_BLOCK_SHARED)
 @example(NO_BLOCK_TO_COPY_TO)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.cache.manager import KVCacheManager
@@ -14,6 +14,7 @@ from dsv4kv.model.plan import plan_cache
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import choose_formats
 from dsv4kv.serve.loop import PageRounding
+from tests.examples import examples
 
 CONTEXT_TOKENS = 2000
 
@@ -45,7 +46,7 @@ def brute_force(manager: KVCacheManager, slots: Sequence[int]) -> int:
     return unused
 
 
-@settings(max_examples=60, deadline=None)
+@examples(150)
 @given(
     tokens=st.lists(st.integers(0, CONTEXT_TOKENS), min_size=1, max_size=4),
     preset=st.sampled_from(("v4-flash", "v4-pro", "v4.1-flash", "v3.2")),

@@ -1,6 +1,6 @@
 """Every option gains what it says, and where nothing fits the cheapest that helps leads."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.sizing.advice import Option, advise
@@ -8,6 +8,7 @@ from dsv4kv.sizing.fit import fits, max_concurrency, max_context, tightest_free_
 from dsv4kv.sizing.inputs import READERS
 from dsv4kv.sizing.scenario import Scenario, fix_layout, resolve
 from dsv4kv.sizing.words import find_word
+from tests.examples import examples
 from tests.sizing.questions import GIB, ask, scenario, scenarios
 
 
@@ -37,7 +38,7 @@ def typed(found: Scenario, change: str) -> Scenario:
     return resolve(ask(**{k.replace("-", "_"): v for k, v in (kept | texts).items()}))[0]
 
 
-@settings(max_examples=20)
+@examples(50)
 @given(scenarios(), st.sampled_from([4096, 2**17, 2**20]), st.integers(1, 2000))
 def test_every_option_gains_what_it_says(found: Scenario, tokens: int, load: int) -> None:
     before = tightest_free_bytes(found, tokens, load)
@@ -51,7 +52,7 @@ def test_every_option_gains_what_it_says(found: Scenario, tokens: int, load: int
         assert max_concurrency(after, tokens) == option.concurrency
 
 
-@settings(max_examples=20)
+@examples(50)
 @given(scenarios(), st.sampled_from([4096, 2**17, 2**20]), st.integers(1, 5000))
 def test_what_does_not_fit_has_its_helpful_options_first(
     found: Scenario, tokens: int, load: int

@@ -1,7 +1,7 @@
 """What fits follows from one forward function, and every inverse question agrees with it."""
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dsv4kv.choices import ENGINES as KNOWN
@@ -19,11 +19,12 @@ from dsv4kv.sizing.fit import (
     use_of,
 )
 from dsv4kv.sizing.scenario import Scenario, resolve
+from tests.examples import examples
 from tests.sizing.questions import ENGINES, GIB, ask, scenario, scenarios
 
 CONTEXTS = st.integers(1, 2**20)
 LOADS = st.integers(1, 3000)
-FEW = settings(max_examples=25)
+FEW = examples(60)
 
 
 @FEW

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.cache.allocators.states import ReleasePolicy
@@ -11,6 +11,7 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.systems.batch import Batch
 from dsv4kv.systems.blocks import serve_by
 from dsv4kv.systems.outcome import Checks
+from tests.examples import examples
 from tests.systems.small import MODEL, small
 
 
@@ -19,7 +20,7 @@ def served(policy: ReleasePolicy = "lru", **blocks: Any) -> tuple[Batch, Checks]
     return serve_by(config, MODEL, policy, checks), checks
 
 
-@settings(max_examples=20, deadline=None)
+@examples(50)
 @given(
     policy=st.sampled_from(["lru", "ref_zero"]),
     least=st.integers(10, 20),

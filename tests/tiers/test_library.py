@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.tiers.prefixes import namespace_of
@@ -14,6 +14,7 @@ from dsv4kv.tiers.stores.file import FileStore
 from dsv4kv.tiers.stores.lanes import ALIGNED
 from dsv4kv.tiers.stores.memory import MemoryStore
 from dsv4kv.tiers.tier import Tier
+from tests.examples import examples
 from tests.tiers.world import PlainStore, World, on_twin, tokens_of
 
 LENGTHS = (1, 3, 4, 127, 128, 129, 255, 256, 257)
@@ -68,7 +69,7 @@ def test_a_prompt_that_comes_back_goes_on_as_if_it_had_never_left(model: str, le
     assert check_round_trip(world(model), "ends", length, [], length + 131) == length
 
 
-@settings(max_examples=10)
+@examples(25)
 @given(
     windows=st.sampled_from(EXACT),
     length=st.sampled_from(LENGTHS) | st.integers(1, 700),
@@ -94,7 +95,7 @@ def test_every_store_brings_back_the_same(length: int, model: str, tmp_path: Pat
     assert files.damaged == 0
 
 
-@settings(max_examples=6)
+@examples(15)
 @given(
     turns=st.lists(st.tuples(st.integers(1, 3), st.sampled_from((3, 128, 130, 259, 384))),
                    min_size=4, max_size=7),

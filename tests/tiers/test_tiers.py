@@ -6,7 +6,7 @@ from threading import Event
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.choices import POLICIES
@@ -15,6 +15,7 @@ from dsv4kv.tiers.library import Library
 from dsv4kv.tiers.stores.contract import Bytes, Found
 from dsv4kv.tiers.tier import Node, Tier
 from tests.conftest import FULL
+from tests.examples import examples
 from tests.interrupts import interrupted
 from tests.tiers.world import PlainStore, World, tokens_of
 
@@ -43,7 +44,7 @@ def keep(tier: Tier, nodes: list[Node]) -> int:
         return tier.keep(some, bytes_of(some)) if some else 0
 
 
-@settings(max_examples=30)
+@examples(75)
 @given(
     data=st.data(),
     policy=st.sampled_from(list(POLICIES)),
@@ -281,7 +282,7 @@ def test_two_requests_restore_one_prefix_at_once() -> None:
         world.release(slot)
 
 
-@settings(max_examples=15)
+@examples(40)
 @given(lost=st.sets(st.integers(0, 60)), period=st.sampled_from(["periodic:128", "full", "ends"]))
 def test_a_request_can_resume_where_everything_is_there(lost: set[int], period: str) -> None:
     """Whatever objects are gone: by the definition, name by name."""

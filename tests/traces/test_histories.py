@@ -4,7 +4,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import TraceError
@@ -15,6 +15,7 @@ from dsv4kv.traces.collect import collect_paths
 from dsv4kv.traces.histories import Histories
 from dsv4kv.traces.request import Request
 from dsv4kv.traces.runs import IdRuns
+from tests.examples import examples
 
 SMALL = st.lists(st.lists(st.integers(0, 8), min_size=1, max_size=6, unique=True), min_size=1)
 BATCHES = st.sampled_from([1, 2, 3, 5, 9, 1000])
@@ -45,7 +46,7 @@ def trees(draw: st.DrawFn) -> list[list[int]]:
     return prompts
 
 
-@settings(max_examples=80)
+@examples(200)
 @given(trees(), BATCHES, st.booleans())
 def test_different_ids_are_counted_in_batches_of_any_size(
     prompts: list[list[int]], batch: int, runs: bool
@@ -55,7 +56,7 @@ def test_different_ids_are_counted_in_batches_of_any_size(
         assert histories.references == sum(map(len, prompts))
 
 
-@settings(max_examples=100)
+@examples(250)
 @given(SMALL, BATCHES)
 def test_the_same_traces_are_refused_as_where_all_is_held(
     prompts: list[list[int]], batch: int

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
@@ -28,6 +28,7 @@ from dsv4kv.view.table import (
     text_of,
 )
 from dsv4kv.view.terminal import draw, wrap
+from tests.examples import examples
 from tests.view.terminal import shown
 
 WORDS = st.text(st.sampled_from("abz09_-/.:<>,漢é"), min_size=1, max_size=30)
@@ -71,7 +72,7 @@ def told(cell: Cell, kind: str, width: int) -> list[str]:
     return [part for part in parts if cell_len(part) <= width]
 
 
-@settings(max_examples=50)
+@examples(125)
 @given(tables(), st.integers(32, 200))
 def test_every_cell_is_whole_at_every_width(table: Table, width: int) -> None:
     text = "\n".join(re.sub(r" +", " ", line) for line in lines_of(table, width))
@@ -81,14 +82,14 @@ def test_every_cell_is_whole_at_every_width(table: Table, width: int) -> None:
                 assert re.sub(r" +", " ", words).strip() in text
 
 
-@settings(max_examples=50)
+@examples(125)
 @given(tables(), st.integers(1, 200))
 def test_no_line_is_wider_than_the_terminal(table: Table, width: int) -> None:
     least = 2  # of a character of two columns
     assert max(map(cell_len, lines_of(table, max(width, least))), default=0) <= max(width, least)
 
 
-@settings(max_examples=50)
+@examples(125)
 @given(tables(), st.integers(32, 200))
 def test_a_value_and_its_interval_stand_on_one_line_in_whatever_is_said(
     table: Table, width: int

@@ -6,7 +6,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -14,6 +13,7 @@ from dsv4kv.cache.allocators.bitmask import NO_SLOT, SlotAllocator
 from dsv4kv.cache.allocators.stack import Ids
 from dsv4kv.errors import CacheError, NotOwner, OutOfBlocks
 from tests.cache.caches import allocator_snapshot
+from tests.examples import examples
 
 
 def test_the_lowest_free_slot_is_taken_first() -> None:
@@ -175,4 +175,4 @@ class SlotMachine(RuleBasedStateMachine):
 
 
 TestSlots = SlotMachine.TestCase
-TestSlots.settings = settings(max_examples=50, stateful_step_count=25)
+TestSlots.settings = examples(125, stateful_step_count=25)

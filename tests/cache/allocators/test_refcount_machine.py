@@ -4,13 +4,13 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dsv4kv.cache.allocators import states
 from dsv4kv.cache.allocators.refcount import RefCountAllocator
 from tests.cache.allocators.blocks import state
+from tests.examples import examples
 
 HASHES = list(range(1, 32))
 
@@ -208,6 +208,4 @@ class RefCountMachine(RuleBasedStateMachine):
 
 
 TestRefCounts = RefCountMachine.TestCase
-TestRefCounts.settings = settings(
-    max_examples=settings().max_examples * 3 // 2, stateful_step_count=50
-)
+TestRefCounts.settings = examples(150, stateful_step_count=50)

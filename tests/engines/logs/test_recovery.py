@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dsv4kv.engines.contract import Deployment
@@ -14,9 +14,10 @@ from dsv4kv.engines.vllm.sizing import VllmEngine
 from dsv4kv.errors import ConfigError
 from tests.engines.logs.startup import REFUSAL, SGLANG, VLLM_0_26, VLLM_0_33, parsed
 from tests.engines.sizing.deployments import GIB, deploy, deployments
+from tests.examples import examples
 
 # An example tries every version, model and format.
-FEW = settings(max_examples=settings().max_examples // 4)
+FEW = examples(25)
 _METHOD = {0: "None", 1: "mtp", 3: "dspark"}
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dsv4kv.engines.contract import Deployment
@@ -13,6 +13,7 @@ from dsv4kv.engines.registry import engine_family, find_engine
 from tests.engines.logs.startup import REFUSAL, SGLANG, VLLM_0_26, VLLM_0_33, parsed
 from tests.engines.logs.test_recovery import told
 from tests.engines.sizing.deployments import GIB, deployments
+from tests.examples import examples
 
 VERSIONS = st.sampled_from(engine_family("vllm"))
 LOGS = (
@@ -57,7 +58,7 @@ def test_gains_add_up_to_the_difference_exactly(first: list[str], second: list[s
     assert adds_up(between(first, second))
 
 
-@settings(max_examples=25)
+@examples(60)
 @given(
     VERSIONS, VERSIONS, deployments(), deployments(), st.integers(2 * GIB, 200 * GIB),
     st.integers(2 * GIB, 200 * GIB),

@@ -3,10 +3,11 @@
 from types import ModuleType
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.examples import examples
 from tests.ops.samples import each_backend, generator
 
 PAGE, SIZE = 4, 2
@@ -15,7 +16,7 @@ SLOTS = torch.tensor([1, 0, 0, -1, 2])
 MOST = 20
 FEW = (-3.0, -0.0, 0.0, 0.5, 2.0)  # so that most are equal to another
 
-small = settings(max_examples=80, deadline=None)
+small = examples(200)
 
 lengths_of_tokens = st.tuples(*(st.integers(0, MOST) for _ in range(4)), st.just(0))
 score_rows = st.lists(

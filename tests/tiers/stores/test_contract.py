@@ -9,13 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.tiers.stores.contract import Store
 from dsv4kv.tiers.stores.namespace import Namespace
 from dsv4kv.tiers.stores.place import open_store
+from tests.examples import examples
 from tests.interrupts import interrupted
 from tests.tiers.stores.kinds import FLASH, KINDS, SIZES, content, opened, poisoned
 
@@ -34,7 +35,7 @@ def folder() -> Iterator[Path]:
 
 
 @KINDS
-@settings(max_examples=25)
+@examples(60)
 @given(steps=STEPS)
 def test_a_store_holds_what_a_dict_would(kind: str, steps: list[Step]) -> None:
     """Objects are put, got at any length and at their own, and deleted."""

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.cache.manager import KVCacheManager
@@ -21,6 +21,7 @@ from dsv4kv.tiers.wire.memory import Memory
 from dsv4kv.tiers.wire.receiver import fan_out, receive, source_rank
 from dsv4kv.tiers.wire.rows import coalesce, describe, geometry_of, rows_needed
 from dsv4kv.tiers.wire.transports import MappedReader
+from tests.examples import examples
 
 LENGTHS = [1, 3, 4, 127, 128, 129, 255, 256, 257, 0]
 LAYERS = {"v4-flash": (0, 1, 2, 3, 4, 43), "v4.1-flash": None, "v3.2": (0, 1)}
@@ -127,7 +128,7 @@ def test_rows_are_the_same_in_another_cache(
         target.release_request(there, target.generation(there))
 
 
-@settings(max_examples=40, deadline=None)
+@examples(100)
 @given(
     rows=st.tuples(st.sampled_from([1, 2, 16, 32, 64, 128]), st.sampled_from([2, 32, 64, 256])),
     form=st.sampled_from(["fp8_ds_mla", "bf16"]),

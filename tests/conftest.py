@@ -17,7 +17,7 @@ import typer.testing
 from hypothesis import HealthCheck, settings
 
 from dsv4kv.cli import progress
-from tests.examples import WHOLE
+from tests.examples import FULL, WHOLE
 
 # Several workers share the cores: a kernel's CPU twin runs its blocks on a worker's part of them,
 # and a thread of it that waits must not spin. Read when the first thread starts.
@@ -29,7 +29,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 _PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 for _name, _examples in {"fast": 10, "check": 20, "full": WHOLE}.items():
     settings.register_profile(_name, parent=_PATIENT, max_examples=_examples)
-FULL = bool(os.environ.get("DSV4KV_FULL"))
 settings.load_profile(os.environ.get("DSV4KV_HYPOTHESIS", "full" if FULL else "check"))
 
 # Nor does a run that takes long here print that it goes on.

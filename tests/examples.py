@@ -1,8 +1,12 @@
-"""How often a property is tried that asks for more or fewer examples than others."""
+"""How much of a property a run tries: ``make full`` all of it, ``make check`` enough of it."""
 
+import os
 from typing import Any
 
 from hypothesis import settings
+
+FULL = bool(os.environ.get("DSV4KV_FULL"))
+"""Whether nothing is left out."""
 
 WHOLE = 100
 """Examples of every property in ``make full``; ``tests/conftest.py`` sets those of the others."""

@@ -2,6 +2,7 @@
 
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.load import LoadedConfig, load_config
+from tests.examples import FULL
 
 TINY = (
     "workload.synthetic.requests=3",
@@ -13,6 +14,9 @@ TINY = (
     "measure.verify_every=2",
     "measure.memcpy_bytes=1MiB",
 )
+ANY_STEP = () if FULL else ("workload.step=gather",)
+"""For tests that no step's reads matter to: a gather is the cheapest, others are as shipped."""
+
 BOOKS = "workload.data=none"  # only the bookkeeping
 
 

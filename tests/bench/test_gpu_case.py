@@ -14,7 +14,7 @@ from dsv4kv.errors import ConfigError, CudaUnavailable, PeerUnavailable, Verific
 from dsv4kv.ops import cpu
 from dsv4kv.ops.kernels.launch import Launch
 from dsv4kv.record.schema import Case
-from tests.bench.settings import BOOKS, tiny_config
+from tests.bench.settings import ANY_STEP, BOOKS, tiny_config
 from tests.gpu_twin import SAMPLES, TwinGpu, twin_gpu
 from tests.serve.gpu_serving import build
 
@@ -256,7 +256,7 @@ def test_bookkeeping_alone_needs_no_gpu() -> None:
 def test_tables_that_differ_at_the_end_fail_the_case(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KernelTables, "release", lambda self, slot: None)
     with twin_gpu():
-        unseen = (GATHER, "measure.verify_every=0")
+        unseen = (*ANY_STEP, "measure.verify_every=0")
         case = run(tiny_config("device=cuda", "cache.prepare=device", *unseen))
     assert case.status == "failed"
     assert "cells of table model on the device are not the host's" in str(case.error)

@@ -15,7 +15,7 @@ from dsv4kv.measure.telemetry.telemetry import Telemetry, Window
 from dsv4kv.record.schema import Case
 from dsv4kv.record.telemetry import Telemetry as TelemetryRecord
 from dsv4kv.record.telemetry_windows import window_state
-from tests.bench.settings import tiny_config
+from tests.bench.settings import ANY_STEP, tiny_config
 from tests.gpu_twin import SAMPLES, TwinEvent, TwinGpu, twin_device, twin_gpu
 
 BEGAN_NS = 10**12
@@ -24,9 +24,7 @@ BEGAN_NS = 10**12
 @pytest.fixture(scope="module")
 def gpu_case() -> Case:
     with twin_gpu():
-        config = tiny_config(
-            "device=cuda", "model.layers=[0,2]", "workload.step=gather", "cache.num_blocks=40"
-        )
+        config = tiny_config("device=cuda", "model.layers=[0,2]", *ANY_STEP, "cache.num_blocks=40")
         return run_case({}, config, lambda _tokens: None)
 
 

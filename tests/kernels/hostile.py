@@ -27,7 +27,7 @@ from dsv4kv.ops.kernels.insert import (
 from dsv4kv.ops.kernels.launch import Launch
 from dsv4kv.ops.kernels.objects import plan_objects, pool_table
 from dsv4kv.ops.variants import VARIANTS
-from tests.conftest import FULL
+from tests.examples import FULL
 from tests.kernels.launches import filled_store, mixed, on_blocks
 from tests.kernels.shim.twin import SANITIZED, run
 from tests.ops.samples import nan_output, random_values

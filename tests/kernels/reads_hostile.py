@@ -14,7 +14,7 @@ from dsv4kv.ops.kernels.launch import Launch
 from dsv4kv.ops.kernels.scores import plan_index_scores, plan_indexer_query
 from dsv4kv.ops.kernels.topk import plan_select_blocks, plan_select_topk, scratch_shape
 from dsv4kv.ops.storage import PageStore
-from tests.conftest import FULL
+from tests.examples import FULL
 from tests.kernels.launches import filled_store, mixed
 from tests.kernels.shim.twin import SANITIZED, run
 from tests.ops.samples import generator

@@ -19,7 +19,7 @@ from dsv4kv.ops.kernels.state import (
     split_of,
 )
 from dsv4kv.ops.variants import VARIANTS
-from tests.conftest import FULL
+from tests.examples import FULL
 from tests.kernels.launches import mixed
 from tests.kernels.shim.twin import SANITIZED, run
 from tests.kernels.state_twin import dirty_scratch

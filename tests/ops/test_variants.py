@@ -11,7 +11,7 @@ from dsv4kv.ops import variants as registry
 from dsv4kv.ops.kernels.catalogue import ARCHITECTURES
 from dsv4kv.ops.table import Variant
 from dsv4kv.ops.variants import VARIANTS, best, choose, portable
-from tests.bench.settings import tiny_config
+from tests.bench.settings import ANY_STEP, TINY, tiny_config
 from tests.gpu_twin import twin_gpu
 
 ON_HOPPER = {
@@ -68,7 +68,7 @@ def test_on_the_cpu_there_is_nothing_to_choose() -> None:
 
 
 def test_an_axis_compares_variants_and_each_case_runs_and_records_its_own() -> None:
-    small = ["device=cuda", "model.layers=[3]", "workload.step=gather", "measure.verify_every=0"]
+    small = [*TINY, "device=cuda", "model.layers=[3]", "measure.verify_every=0", *ANY_STEP]
     axis = "ops.variant.flush=scratch,serial"
     points = expand_axes(load_config("smoke"), small, [axis])
     assert [point.axis for point in points] == [

@@ -14,8 +14,7 @@ from dsv4kv.errors import OutOfBlocks, StoreFull, StoreUnavailable
 from dsv4kv.tiers.library import Library
 from dsv4kv.tiers.stores.contract import Bytes, Found
 from dsv4kv.tiers.tier import Node, Tier
-from tests.conftest import FULL
-from tests.examples import examples
+from tests.examples import FULL, examples
 from tests.interrupts import interrupted
 from tests.tiers.world import PlainStore, World, tokens_of
 

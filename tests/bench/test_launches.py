@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,11 @@ from dsv4kv.config.load import load_config
 from dsv4kv.errors import Dsv4kvError
 from dsv4kv.record.store import dumps
 from tests.bench.settings import BOOKS, TINY
+from tests.examples import FULL
 from tests.record.records import make_case, make_failed_case, make_record
 
 RECORD = Path("record.json")
+OURS = Task(bench_arguments("smoke", [*TINY, BOOKS], []))
 # A package that stands in for another revision: it does what its first argument says.
 PROGRAM = """
 import os, pathlib, signal, sys, time
@@ -87,8 +90,15 @@ def request(launches: int) -> Request:
 # ---- one process --------------------------------------------------------------------------------
 
 
-def test_a_launch_of_this_package_leaves_its_record() -> None:
-    (outcome,) = run_fresh([Task(bench_arguments("smoke", [*TINY, BOOKS], []))], 120)
+@pytest.fixture(scope="module")
+def alone() -> Outcome:
+    """A launch of this package."""
+    (outcome,) = run_launches([OURS], lambda _outcomes, _task: None)
+    return outcome
+
+
+def test_a_launch_of_this_package_leaves_its_record(alone: Outcome) -> None:
+    outcome = alone
     assert (outcome.status, outcome.error, outcome.exit_code) == ("complete", None, 0)
     assert outcome.record
     assert outcome.record.cases[0].config["workload"]["data"] == "none"
@@ -263,12 +273,12 @@ def test_a_launch_may_take_ten_times_the_slowest_before_it_and_a_minute_at_least
 
 
 def test_two_launches_of_the_same_do_every_step_in_turns() -> None:
-    task = Task(bench_arguments("smoke", [*TINY, BOOKS], []))
-    outcomes = run_launches([task] * 4, lambda _outcomes, _task: None, together=2)
-    assert len({outcome.pair for outcome in outcomes}) == 2
-    record = merge(outcomes, request(4))
+    count = 4 if FULL else 2
+    outcomes = run_launches([OURS] * count, lambda _outcomes, _task: None, together=2)
+    assert len({outcome.pair for outcome in outcomes}) == count // 2
+    record = merge(outcomes, request(count))
     assert [launch.pair for launch in record.launches] == [o.pair for o in outcomes]
-    assert len(record.cases) == 4
+    assert len(record.cases) == count
     for case in record.cases:
         assert case.totals
         assert case.totals.steps_in_turns == case.totals.steps > 0
@@ -279,19 +289,15 @@ def test_two_launches_of_the_same_do_every_step_in_turns() -> None:
     assert len(first[0].samples_ns) == len(second[0].samples_ns)
 
 
-def test_a_launch_alone_takes_no_turns() -> None:
-    (outcome,) = run_launches(
-        [Task(bench_arguments("smoke", [*TINY, BOOKS], []))], lambda _outcomes, _task: None
-    )
-    assert outcome.pair == ""
-    assert outcome.record
-    assert outcome.record.cases[0].totals
-    assert outcome.record.cases[0].totals.steps_in_turns == 0
+def test_a_launch_alone_takes_no_turns(alone: Outcome) -> None:
+    assert alone.pair == ""
+    assert alone.record
+    assert alone.record.cases[0].totals
+    assert alone.record.cases[0].totals.steps_in_turns == 0
 
 
 def test_of_two_launches_one_that_crashes_leaves_the_other_to_its_end(tree: Path) -> None:
-    tiny = Task(bench_arguments("smoke", [*TINY, BOOKS], []), side="A")
-    both = run_fresh([tiny, Task(("crash",), tree, "B")], 120)
+    both = run_fresh([replace(OURS, side="A"), Task(("crash",), tree, "B")], 120)
     assert [outcome.status for outcome in both] == ["complete", "crashed"]
     assert both[0].record
     assert both[0].record.cases[0].totals

@@ -1,8 +1,6 @@
 """``dsv4kv budget`` answers at once, in any direction, with units, and exits with its verdict."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ from typer.testing import CliRunner, Result
 
 from dsv4kv.cli import app
 from dsv4kv.sizing.gpus import gpu_names
+from tests.cli.test_shell import imported_by
 from tests.model.test_huggingface import published
 
 GIB = 2**30
@@ -397,40 +396,16 @@ def test_what_an_engine_takes_by_itself_is_said_with_its_reason() -> None:
     assert assumed["step_tokens"]["reason"].endswith("on GPUs of 70 GiB or more")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "imported"),
-    [
-        (["--help"], []),
-        (["--model", "v4-flash", "--gpu", "h200"], ["pydantic"]),
-        (["--json"], ["pydantic"]),
-        (["--gpus", "8", "--engine", "vllm:0.33"], ["pydantic"]),
-    ],
-)
-def test_an_answer_needs_neither_torch_nor_numpy(
-    arguments: list[str], imported: list[str]
-) -> None:
-    assert imported_by(arguments, ("torch", "numpy", "pydantic")) == imported
-
-
-@pytest.mark.parametrize("arguments", [["-v"], ["--gpus", "8", "--axis", "context=4K,1M"]])
-def test_tables_need_no_torch(arguments: list[str]) -> None:
-    assert imported_by(arguments, ("torch",)) == []
-
-
-def imported_by(arguments: list[str], packages: tuple[str, ...]) -> list[str]:
-    """Those of some packages that a run of the command imports."""
-    program = (
-        "import sys; from dsv4kv.cli import main\n"
-        "try: main()\n"
-        "except SystemExit as end: assert not end.code\n"
-        f"print(*(name for name in {packages} if name in sys.modules), file=sys.stderr)"
+def test_an_answer_needs_neither_torch_nor_numpy() -> None:
+    asked = (
+        ["--model", "v4-flash", "--gpu", "h200"],
+        ["--json"],
+        ["--gpus", "8", "--engine", "vllm:0.33"],
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, "budget", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stderr.split()
+    told = imported_by(["budget", "--help"], *(["budget", *words] for words in asked))
+    assert told == [[], *[["pydantic"]] * 3]
+
+
+def test_tables_need_no_torch() -> None:
+    told = imported_by(["budget", "-v"], ["budget", "--gpus", "8", "--axis", "context=4K,1M"])
+    assert all("torch" not in packages for packages in told)

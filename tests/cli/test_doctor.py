@@ -14,7 +14,7 @@ from dsv4kv.cli import app
 from dsv4kv.compare.floor import read_noise_floors
 from dsv4kv.doctor.machine import Check
 from tests.bench.test_calibrate import make_launches
-from tests.cli.test_shell import imported_by, run_python
+from tests.cli.test_shell import run_python
 
 CHECKS = [
     Check("machine", "CPU", "good", "AMD EPYC 9554, 8 to use", "the CPU backend"),
@@ -59,10 +59,6 @@ def told(result: Result) -> str:
 
 def test_help_tells_what_the_command_does(snapshot: SnapshotAssertion) -> None:
     assert told(run("--help")) == snapshot
-
-
-def test_help_imports_nothing_heavy() -> None:
-    assert imported_by(["doctor", "--help"]) == []
 
 
 def test_what_is_here_is_told_by_topic_and_then_what_to_do(snapshot: SnapshotAssertion) -> None:

@@ -13,7 +13,6 @@ from dsv4kv.cli import app
 from dsv4kv.ops.cuda.survey import Finding
 from dsv4kv.ops.kernels.catalogue import ARCHITECTURES
 from dsv4kv.ops.kernels.example import Example
-from tests.cli.test_shell import imported_by
 from tests.cuda.findings import finding
 
 NAMES = ("page_copy fp8_ds_mla × 32", "gather_topk fp8_ds_mla × 32")
@@ -60,10 +59,6 @@ def break_a_promise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_help_tells_what_the_command_does(snapshot: SnapshotAssertion) -> None:
     assert told(run("--help")) == snapshot
-
-
-def test_help_imports_nothing_heavy() -> None:
-    assert imported_by(["kernels", "--help"]) == []
 
 
 def test_all_architectures_stand_side_by_side(

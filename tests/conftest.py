@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import typer.testing
 from hypothesis import HealthCheck, settings
+from typer.main import get_command
 
 from dsv4kv.cli import progress
 from tests.examples import FULL, WHOLE
@@ -35,7 +36,7 @@ settings.load_profile(os.environ.get("DSV4KV_HYPOTHESIS", "full" if FULL else "c
 progress.EVERY_S = float("inf")
 
 # Thousands of commands are the same tree of commands and options: it is made once.
-typer.testing._get_command = functools.cache(typer.testing._get_command)
+vars(typer.testing)["_get_command"] = functools.cache(get_command)
 
 # Ten thousand tests are many objects: no collector walks through them while they are found, nor
 # time and again afterwards.

@@ -21,7 +21,7 @@ from dsv4kv.record.schema import Case, RunRecord
 from dsv4kv.record.store import load_record
 from dsv4kv.replay.build import build_replay
 from tests.bench.settings import TINY
-from tests.conftest import FULL
+from tests.examples import FULL
 from tests.process_tree import descendants, is_running
 from tests.replay.scenes import SMALL
 

@@ -19,7 +19,7 @@ from dsv4kv.sizing.lookup import find_model
 from dsv4kv.traces import read_batches, write_trace
 from dsv4kv.traces.collect import load_paths, tables_of
 from dsv4kv.traces.request import Request
-from tests.conftest import FULL
+from tests.examples import FULL
 from tests.mrc.test_sample import SIZE, chats
 from tests.prefix.traces import CONVERSATION, Text, needs_conversation, texts, to_table
 

@@ -16,7 +16,7 @@ from dsv4kv.record import jobs
 from dsv4kv.record.jobs import Asked, Job, Sweep, find_job, open_job, run_points
 from dsv4kv.record.schema import Case
 from dsv4kv.workers import Lost, map_here
-from tests.conftest import FULL
+from tests.examples import FULL
 from tests.record.records import make_case
 
 AXES = [{"prefix.policy": name} for name in ("lru", "arc", "lfu", "fifo")]

@@ -382,6 +382,12 @@ class _Comparison:
             yield f"{played.rejected:,} requests are too long for the pool of the replay"
         if self._server.lost_messages:
             yield f"{self._server.lost_messages:,} messages of events were lost: evictions too"
+        grain, size = self._pool.table.block_tokens, self._pool.block_tokens
+        if grain > size:
+            yield (
+                f"ids are of {grain} tokens and the server's blocks of {size}: what prompts share "
+                f"beyond whole ids is not known; record with --id-tokens {size}"
+            )
         untold = int((~self._told).sum())
         if untold:
             yield f"of {untold:,} requests the server did not say what it found"

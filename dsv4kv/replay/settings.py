@@ -10,7 +10,7 @@ from dsv4kv.engines.cache import ENGINE_BLOCK_TOKENS as PAGE_TOKENS
 from dsv4kv.engines.cache import Pool
 from dsv4kv.engines.logs.read import StartupLog
 from dsv4kv.engines.logs.setups import named_model
-from dsv4kv.engines.rules import check_model, find_drafts
+from dsv4kv.engines.rules import check_model, find_drafts, find_rule
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.presets import load_model
@@ -33,6 +33,7 @@ _RETENTION = {"dense": "vllm-v4:dense", "4096": "vllm-v4:4096", "0": "vllm-v4:se
 _KEEPS_WINDOWS = "SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS"
 _ENCODER = "--enable-encoder-swa-bounded-replay"
 _DEFAULT_MODEL = "v4-flash"
+_BLOCK_TOKENS = "cache.block_tokens"
 _COMMAND, _LOG = "the launch command", "the log of its start"
 
 
@@ -77,7 +78,16 @@ def settings_of(
         (_DEFAULT_MODEL, "nothing names it"),
     )
     yield Known("model.preset", preset, source)
-    yield _rule(server, command, log, rule, load_model(preset))
+    chosen = _rule(server, command, log, rule, load_model(preset))
+    yield chosen
+    if not _has_blocks_of_its_own(chosen.value):
+        size, source = _first(
+            (server.settings.get("block_size"), "the server's metrics"),
+            (server.settings.get("page_size"), "the server's metrics"),
+            (texts.get("block-tokens"), _COMMAND),
+        )
+        if size:
+            yield Known(_BLOCK_TOKENS, size, source)
     blocks, source = _first(
         (_blocks_by_metrics(server), "the server's metrics"),
         (_blocks_by_log(log) if log else None, _LOG),
@@ -93,6 +103,11 @@ def settings_of(
         yield Known("scheduler.step_tokens", steps, source)
     if texts.get("draft-tokens", "0") != "0":
         yield Known("prefix.speculation", "mtp", _COMMAND)
+
+
+def _has_blocks_of_its_own(rule: str) -> bool:
+    """Whether an engine takes blocks of one size by it; what metrics call a block is a part."""
+    return find_rule(rule).windows or find_rule(rule).replays
 
 
 def _first(*known: tuple[str | None, str]) -> tuple[str, str]:
@@ -164,16 +179,18 @@ def open_pool(
             "how many blocks the server's cache has is not known: record its --metrics, or give "
             "--set cache.num_blocks=N: vLLM's num_gpu_blocks, SGLang's max_total_num_tokens / 256."
         )
-    settings = [f"{each.key}={each.value}" for each in known]
+    settings = [f"{each.key}={each.value}" for each in known if each.key != _BLOCK_TOKENS]
     if "cache.memory_bytes" not in asked:
         settings.insert(0, "cache.memory_bytes=null")
     config = load_config(None, [*settings, *given, *_few_slots(known, asked)], ReplayConfig).config
     memory = plan_memory(config)
     check_model(config.prefix.rule, memory.model)
-    size = memory.block_tokens
+    told = next((int(each.value) for each in known if each.key == _BLOCK_TOKENS), None)
+    size = memory.block_tokens if told is None or _BLOCK_TOKENS in asked else told
+    by_bytes = "cache.memory_bytes" in asked
     pool = Pool(
         collect_paths(requests),
-        memory.num_blocks * size,
+        memory.num_blocks * (memory.block_tokens if by_bytes else size),
         size,
         memory.model,
         config.scheduler.step_tokens,

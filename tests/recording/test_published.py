@@ -122,6 +122,34 @@ def leave_out(whole: list[tuple[int, int]], part: list[tuple[int, int]]) -> list
     return left
 
 
+@pytest.mark.parametrize(
+    ("rule", "told"),
+    [("vllm", {"block_size": "16"}), ("vllm-v4:4096", {}), ("vllm-v4:dense", {"block_size": "4"})],
+)
+def test_against_the_engine_nothing_differs_neither_hits_nor_evictions(
+    rule: str, told: dict[str, str], tmp_path: Path
+) -> None:
+    workload = workloads("vllm", rule)[2]
+    folder = record(tmp_path / "one", "vllm", workload)
+    asked = sum(tokens for tokens, _ in workload.prompts)
+    with Recording(folder) as recording:
+        note = {"what": "server", "source": "metrics:0"}
+        blocks = {"num_gpu_blocks": str(workload.pages + 1)}
+        recording.write("notes", note | {"settings": told | blocks})
+        for share in (0, 1):
+            values = {"vllm:prefix_cache_queries_total": share * asked}
+            values |= {"vllm:prefix_cache_hits_total": share * sum(workload.hits)}
+            recording.write("metrics", {"source": "metrics:0", "values": values})
+    step = ("--set", f"scheduler.step_tokens={workload.chunk_tokens}")
+    done = run("replay", folder, "--against", "--rule", rule, *step, "--json", "-")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    server, replayed = found["total"]["server"], found["total"]["replay"]
+    assert server["hit_tokens"] == replayed["hit_tokens"] == sum(workload.hits) > 0
+    assert server["evicted"] == replayed["evicted"]
+    assert found["difference_tokens"] == found["unexplained_tokens"] == 0
+
+
 @pytest.mark.parametrize("engine", RULES)
 def test_events_alone_tell_what_was_cached_of_prompts_that_are_computed_at_once(
     engine: str, tmp_path: Path

@@ -1,6 +1,5 @@
 """A replica: a replay that is given its requests, and what becomes known of it."""
 
-from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,7 +7,7 @@ from typing import NamedTuple
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.engines.cache import Hit
 from dsv4kv.fleet.transfer import Link, Received
-from dsv4kv.fleet.views import Asked, View
+from dsv4kv.fleet.views import Asked, View, count_leading
 from dsv4kv.replay.build import Parts, Wiring, build_replay
 from dsv4kv.replay.contract import Below
 from dsv4kv.replay.outcome import Outcome
@@ -298,10 +297,9 @@ class Known:
 
     def _found(self, served: Served) -> int:
         """Tokens that are known to be cached; what an engine's rule has evicted is not told."""
-        keys, cached = served.keys, self._cached
-        found = bisect_left(range(len(keys)), True, key=lambda n: int(keys[n]) not in cached)
-        tokens = found * self.replica.parts.shared_tokens
-        if tokens and self.replica.parts.engine:
+        parts = self.replica.parts
+        tokens = count_leading(served.keys, self._cached) * parts.shared_tokens
+        if tokens and parts.engine:
             return min(tokens, self.replica.found_tokens(served))
         return tokens
 
@@ -315,6 +313,4 @@ class Known:
 
     def _in_use(self, asked: Asked) -> int:
         """Leading tokens of a prompt whose blocks are in use: those before one that is, are."""
-        blocks, used = asked.blocks, self._used
-        count = bisect_left(range(len(blocks)), True, key=lambda n: blocks[n] not in used)
-        return count * asked.id_tokens
+        return count_leading(asked.blocks, self._used) * asked.id_tokens

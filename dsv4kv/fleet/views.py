@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -63,6 +63,13 @@ class View:
     waiting: int = 0
     running: int = 0
     usage: float = 0.0
+
+
+def count_leading(blocks: Sequence[int], known: Container[int]) -> int:
+    """How many leading blocks are known: none without those before it. Ints of numpy will do."""
+    if not len(blocks) or blocks[0] not in known:
+        return 0
+    return bisect_left(range(len(blocks)), True, key=lambda place: blocks[place] not in known)
 
 
 class History:

@@ -135,6 +135,12 @@ def _count(result: ReplayResult) -> Iterator[tuple[str, str]]:
     yield "windows and states kept", format_bytes(reuse.kept_bytes)
     yield "pauses", f"{result.pauses:,}"
     yield "starts over", f"{result.evictions:,}"
+    if fleet := result.fleet:
+        yield "GPUs", f"{fleet.gpus:,}"
+        yield "good requests", f"{fleet.good_requests:,}"
+        yield "cached more than once", format_bytes(fleet.repeated_bytes)
+        if fleet.imbalance is not None:
+            yield "busiest replica over the mean", f"{fleet.imbalance:.2f}"
 
 
 _TONES: dict[Verdict, Tone] = {

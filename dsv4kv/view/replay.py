@@ -12,6 +12,7 @@ from dsv4kv.view.case import operations_table
 from dsv4kv.view.cells import format_number, measured, show_setting
 from dsv4kv.view.facts import cache_facts, header, layers_text
 from dsv4kv.view.findings import judge_status
+from dsv4kv.view.fleet import fleet_parts, hours_per_million
 from dsv4kv.view.table import ABSENT, Facts, Finding, Part, Table, names, numbers, prose
 
 _REASONS = {
@@ -284,18 +285,23 @@ def sweep_table(cases: Sequence[Case], axes: dict[str, str]) -> Table:
     """
     is_measured = any(case.replay and case.replay.data for case in cases)
     tiers = any(case.replay and case.replay.tiers for case in cases)
+    fleets = any(case.replay and case.replay.fleet for case in cases)
     return Table(
         "Replays",
         [
             *numbers(*(name.replace("_", " ") for name in axes.values())),
             *numbers("saved tokens"),
+            *(numbers("of one pool", "good", "GPU-h/10^6", "imbalance") if fleets else ()),
             *(numbers("brought back", "moved/useful") if tiers else ()),
             *numbers("found blocks", "lost to blocks", "lost to checkpoints", minor=True),
             *numbers("kept", "pauses", minor=True),
             *numbers("ttft p50", "ttft p99", "tpot p50"),
         ],
         [
-            (*(_setting(case, path) for path in axes), *_sweep_cells(case, tiers=tiers))
+            (
+                *(_setting(case, path) for path in axes),
+                *_sweep_cells(case, tiers=tiers, fleets=fleets),
+            )
             for case in cases
         ],
         note=f"times {_whose(is_measured)}, in ms",
@@ -324,15 +330,30 @@ def _tier_cells(result: ReplayResult) -> list[str]:
     ]
 
 
-def _sweep_cells(case: Case, *, tiers: bool) -> list[str]:
+def _fleet_cells(case: Case) -> list[str]:
+    """What one ideal pool would save, what kept the SLO, what tokens cost, how even it was."""
+    fleet = case.replay.fleet if case.replay else None
+    if fleet is None or case.totals is None:
+        return [ABSENT] * 4
+    hours = hours_per_million(fleet, case.totals)
+    return [
+        _share(fleet.ideal_saved_tokens, fleet.prompt_tokens),
+        _share(fleet.good_requests, case.totals.requests) if fleet.slo else ABSENT,
+        ABSENT if hours is None else format_number(hours),
+        ABSENT if fleet.imbalance is None else f"{fleet.imbalance:.2f}",
+    ]
+
+
+def _sweep_cells(case: Case, *, tiers: bool, fleets: bool) -> list[str]:
     if case.replay is None:
-        return [case.status] + [ABSENT] * (8 + 2 * tiers)
+        return [case.status] + [ABSENT] * (8 + 2 * tiers + 4 * fleets)
     reuse = case.replay.reuse
     lost = reuse.lost_tokens
     checkpoints = lost.get("evicted_checkpoint", 0) + lost.get("no_checkpoint", 0)
     checkpoints += lost.get("replay", 0)
     return [
         _share(reuse.saved_tokens, reuse.prompt_tokens),
+        *(_fleet_cells(case) if fleets else ()),
         *(_tier_cells(case.replay) if tiers else ()),
         _share(reuse.found_blocks, reuse.prompt_blocks),
         _share(lost.get("evicted_block", 0), reuse.prompt_tokens),
@@ -453,8 +474,12 @@ def _report_case(record: RunRecord, case: Case) -> Iterator[Part]:
         yield cache_facts(case.cache)
     if case.replay and case.totals:
         yield ""
-        yield reuse_table(case.replay.reuse)
+        fleet = case.replay.fleet
+        yield reuse_table(case.replay.reuse).noted("each replica's own past" if fleet else "")
         yield ""
+        if fleet:
+            yield from fleet_parts(fleet, case.totals)
+            yield ""
         yield memory_table(case.replay).noted(layers)
         yield ""
         times = times_table(case.latencies, is_measured=case.replay.data is not None)

@@ -24,6 +24,7 @@ from dsv4kv.view.charts.time import (
     time_chart,
 )
 from dsv4kv.view.facts import cache_facts, totals_facts
+from dsv4kv.view.fleet import fleet_facts, replicas_table
 from dsv4kv.view.headline import judge_case
 from dsv4kv.view.page.telemetry import (
     machine_facts,
@@ -204,6 +205,10 @@ def replay_sections(case: Case, result: ReplayResult) -> Iterator[Section]:
             tables={"times-table": times_table(case.latencies)},
             beside=True,
         )
+    if result.fleet and case.totals:
+        tables = {"replicas-table": replicas_table(result.fleet, case.totals)}
+        facts = dict(fleet_facts(result.fleet, case.totals).rows)
+        yield Section("fleet", "What the servers did", "", facts, tables=tables)
     if result.tiers:
         tables = {
             "below-table": below_table(result.tiers, result.reuse.prompt_tokens),

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
+from statistics import mean
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -101,6 +102,7 @@ def describe_all(outcome: FleetOutcome, fates: Fates) -> ReplayResult:
             "rounding_bytes": sum(each.rounding_bytes for each in found),
             "reuse": add([r.reuse for r in computing], same=("shared_tokens",)),
             "work": add([each.work for each in found]),
+            "mean_decoding": mean(r.mean_decoding for r in found[-len(outcome.pools[-1]) :]),
             "pauses": sum(each.pauses for each in found),
             "evictions": sum(each.evictions for each in found),
             "rejected": _add_values("", [each.rejected for each in found], ()),

@@ -7,7 +7,6 @@ from typing import Self
 from dsv4kv.config.fleet import SloSection
 from dsv4kv.fleet.run import FleetOutcome
 from dsv4kv.prefix.paths import find_reuse
-from dsv4kv.replay.requests import Served
 from dsv4kv.traces.collect import collect_paths
 from dsv4kv.traces.request import Request
 
@@ -49,10 +48,16 @@ class Fates:
     @classmethod
     def of(cls, outcome: FleetOutcome) -> Self:
         """Those of a fleet's requests."""
-        times: dict[int, dict[str, float]] = {}
-        ended = [(each.finished_s, n) for n, each in outcome.answers.items() if each.finished_s]
-        for _, number in sorted(ended):
-            times[number] = _times_of(outcome.prompts[number], outcome.answers[number])
+        ended = [
+            (served.finished_s, served.number, replica.replay.outcome)
+            for replica in outcome.replicas
+            for served in replica.served
+            if served.finished_s is not None and outcome.answers[served.number] is served
+        ]
+        times = {
+            number: its.times(outcome.answers[number], outcome.prompts[number])
+            for _, number, its in sorted(ended, key=lambda each: each[:2])
+        }
         samples: dict[str, list[int]] = {n: [] for n in ("queueing", "ttft", "tpot", "latency")}
         for spans in times.values():
             for name, span_s in spans.items():
@@ -67,17 +72,3 @@ class Fates:
             for number, spans in self._times.items()
             if all(spans.get(name, 0.0) <= limit_s for name, limit_s in limits.items())
         ]
-
-
-def _times_of(prompt: Served, answer: Served) -> dict[str, float]:
-    assert prompt.admitted_s is not None
-    assert answer.first_token_s is not None
-    assert answer.finished_s is not None
-    spans = {
-        "queueing": prompt.admitted_s - prompt.arrival_s,
-        "ttft": answer.first_token_s - prompt.arrival_s,
-        "latency": answer.finished_s - prompt.arrival_s,
-    }
-    if answer.output_tokens > 1:
-        spans["tpot"] = (answer.finished_s - answer.first_token_s) / (answer.output_tokens - 1)
-    return spans

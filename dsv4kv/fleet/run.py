@@ -329,7 +329,8 @@ class Fleet:
             return
         self._done += 1
         self._on_progress(self._done)
-        self._follow(served.number, replica.now_s, answered=True)
+        client_s = replica.parts.times.client_s if replica.parts.times else 0.0
+        self._follow(served.number, replica.now_s + client_s, answered=True)
 
     def _follow(self, number: int, now_s: float, *, answered: bool) -> None:
         """What comes after a request, or its answer."""

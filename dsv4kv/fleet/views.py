@@ -8,6 +8,8 @@ from functools import cached_property
 from hashlib import blake2b
 from itertools import islice
 
+from dsv4kv.prefix.tree import Ids
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -65,8 +67,8 @@ class View:
     usage: float = 0.0
 
 
-def count_leading(blocks: Sequence[int], known: Container[int]) -> int:
-    """How many leading blocks are known: none without those before it. Ints of numpy will do."""
+def count_leading(blocks: Sequence[int] | Ids, known: Container[int]) -> int:
+    """How many leading blocks are known: none is without those before it."""
     if not len(blocks) or blocks[0] not in known:
         return 0
     return bisect_left(range(len(blocks)), True, key=lambda place: blocks[place] not in known)

@@ -115,24 +115,32 @@ class Outcome:
 
     def finish(self, served: Served) -> None:
         """Take the times of a request."""
-        assert served.admitted_s is not None
-        assert served.first_token_s is not None
-        assert served.finished_s is not None
         self.finished += 1
         self.input_tokens += served.input_tokens
         self.output_tokens += served.output_tokens
         self.pauses += served.pauses
         self.evictions += served.evictions
+        for name, span_s in self.times(served).items():
+            self.samples_ns[name].append(round(span_s * _NS))
+
+    def times(self, served: Served, asked: Served | None = None) -> dict[str, float]:
+        """What a request waited for, in s by name.
+
+        ``asked`` is the same request as it came to another server that computed its prompt.
+        """
+        first, client_s = asked or served, self._client_s
+        assert first.admitted_s is not None
+        assert served.first_token_s is not None
+        assert served.finished_s is not None
         spans = {
-            "queueing": served.admitted_s - served.arrival_s,
-            "ttft": served.first_token_s - served.arrival_s + self._client_s,
-            "latency": served.finished_s - served.arrival_s + self._client_s,
+            "queueing": first.admitted_s - first.arrival_s,
+            "ttft": served.first_token_s - first.arrival_s + client_s,
+            "latency": served.finished_s - first.arrival_s + client_s,
         }
         if served.output_tokens > 1:
             decoding = served.finished_s - served.first_token_s
             spans["tpot"] = decoding / (served.output_tokens - 1)
-        for name, span_s in spans.items():
-            self.samples_ns[name].append(round(span_s * _NS))
+        return spans
 
     def stepped(self, scheduler: Scheduler) -> None:
         """Look at what is held."""

@@ -143,8 +143,11 @@ def bench(
         given = {"--trace": trace, "--data": data, "--resume": resume}
         given |= {"--backend": backend, "--jobs": "" if jobs == 1 else str(jobs)}
         unused = [name for name, value in given.items() if value]
-        unused += ["--launches"] * (launches > 1) + ["--device"] * (device not in (None, "cpu"))
+        unused += ["--launches"] * (launches > 1)
+        unused += ["--device"] * (config != tiers.NAME and device not in (None, "cpu"))
         seeded = [] if seed is None else [f"seed={seed}"]
+        if config == tiers.NAME and device:
+            seeded.append(f"device={device}")
         settings = [*(set_ or []), *seeded]
         if config == transfer.NAME:
             transfer.bench_transfer(

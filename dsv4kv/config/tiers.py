@@ -3,7 +3,7 @@
 The descriptions of the fields are the documentation.
 """
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -19,6 +19,8 @@ class TiersConfig(Section):
     """Name of the run."""
     model: ModelSection = ModelSection()
     """The model whose cache is stored; fewer layers take less memory and time."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the cache is; ``auto`` takes a GPU where there is one."""
     block_tokens: Annotated[int, Field(gt=0, multiple_of=128)] = 256
     """Tokens of a block, and of a page in a store; engines take 256."""
     lengths: Annotated[tuple[Positive, ...], Field(min_length=1)] = (2048, 8192, 32768)

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from dsv4kv import __version__
-from dsv4kv.bench.build import build_drive, check_data_path, plan_from
-from dsv4kv.cache.manager import KVCacheManager
+from dsv4kv.bench.build import check_data_path, plan_from
+from dsv4kv.bench.case import set_up
 from dsv4kv.clock.sources import open_times
 from dsv4kv.clock.steps import Steps
 from dsv4kv.clock.weights import build_weights
@@ -27,12 +27,11 @@ from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.config.tiers import TiersConfig
 from dsv4kv.errors import ConfigError, StoreUnavailable
 from dsv4kv.measure.environment import capture_environment
-from dsv4kv.measure.recorder import Recorder
 from dsv4kv.measure.statistics import Estimate, summarize
 from dsv4kv.model.plan import CachePlan
+from dsv4kv.moving.copies import measure_copies, measure_overlap
 from dsv4kv.moving.tiers_outcome import FamilyRow, PrefixRow, TiersOutcome, Way
 from dsv4kv.moving.yardsticks import time_copies, time_files
-from dsv4kv.ops.registry import load_backend
 from dsv4kv.processes import temporary_folder
 from dsv4kv.replay.clock import CostModel, Counted, Timing, VirtualClock, Work, find_rates
 from dsv4kv.replay.costs import StepTables
@@ -41,6 +40,7 @@ from dsv4kv.serve.requests import Requests
 from dsv4kv.sizing.lookup import find_weight_facts
 from dsv4kv.tiers.cache_bytes import CacheBytes
 from dsv4kv.tiers.checks import differences
+from dsv4kv.tiers.device import Mover
 from dsv4kv.tiers.families import Family, Kept
 from dsv4kv.tiers.library import Library, Restored
 from dsv4kv.tiers.prefixes import digest, namespace_of
@@ -78,11 +78,11 @@ def run_tiers(config: TiersConfig, on_step: OnStep) -> TiersOutcome:
     steps = [(name, tokens) for name in config.stores for tokens in sorted(set(config.lengths))]
     with _folder(config) as folder:
         _check_room(config, plan, folder)
-        manager = KVCacheManager(plan)
-        drive = build_drive(bench, manager, Recorder(), load_backend("cpu"))
-        run = _Run(
-            config, CacheBytes(manager), Requests(manager, drive.executor), windows, outcome
-        )
+        built = set_up(bench, None)
+        assert built.drive is not None
+        cache = CacheBytes(built.manager)
+        requests = Requests(built.manager, built.drive.executor)
+        run = _Run(config, cache, requests, windows, outcome)
         for done, (name, tokens) in enumerate(steps):
             label = name.partition(":")[0]
             on_step(f"{label}, {tokens:,} tokens", done, len(steps))
@@ -93,7 +93,25 @@ def run_tiers(config: TiersConfig, on_step: OnStep) -> TiersOutcome:
                     outcome.cold[label] = store.cold
             finally:
                 store.close()
+        if cache.mover is not None:
+            _measure_device(cache, cache.mover, requests, config, outcome)
     return outcome
+
+
+def _measure_device(
+    cache: CacheBytes,
+    mover: Mover,
+    requests: Requests,
+    config: TiersConfig,
+    outcome: TiersOutcome,
+) -> None:
+    """Copies between GPU and host, and decode steps beside them."""
+    slot, longest, gpu = requests.admit(), max(config.lengths), requests.executor.gpu
+    assert gpu is not None
+    requests.place(slot, _SERIAL, longest)
+    outcome.copies = measure_copies(cache, mover, slot, longest, config.rounds)
+    outcome.overlap = measure_overlap(cache, mover, requests, gpu.clock, slot)
+    requests.release(slot)
 
 
 class _Run:
@@ -300,14 +318,16 @@ def _estimate(samples_ns: list[int]) -> Estimate:
 def _bench_config(config: TiersConfig, slots: int = 2) -> BenchConfig:
     longest = max(config.lengths)
     return BenchConfig(
-        device="cpu",
+        device=config.device,
         model=config.model,
         cache=CacheSection(
             block_tokens=config.block_tokens,
             max_context_tokens=longest + _MORE_TOKENS + _STEPS,
             num_slots=slots,
         ),
-        workload=WorkloadSection(trace=None, context=longest, concurrency=slots, step="gather"),
+        workload=WorkloadSection(
+            trace=None, context=longest, concurrency=slots, step="gather", decode="graph"
+        ),
         measure=MeasureSection(seed=config.seed),
     )
 

@@ -57,6 +57,78 @@ class FamilyRow:
 
 
 @dataclass(frozen=True)
+class Direction:
+    """Objects of a family from a GPU to the host, or back: nanoseconds.
+
+    Attributes:
+        gathered: By one launch and one copy.
+        by_pages: By a copy for every layer's piece.
+        whole: One copy of as many bytes: the limit.
+    """
+
+    gathered: Estimate
+    by_pages: Estimate
+    whole: Estimate
+
+
+@dataclass(frozen=True)
+class CopyRow:
+    """A family between a GPU and the host's pinned memory.
+
+    Attributes:
+        family: Its name.
+        objects: Moved at once.
+        object_bytes: Of each.
+        there: To the host.
+        back: From it.
+    """
+
+    family: str
+    objects: int
+    object_bytes: int
+    there: Direction
+    back: Direction
+
+    @property
+    def bytes(self) -> int:
+        """Of all objects."""
+        return self.objects * self.object_bytes
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Decode steps beside copies to the host: nanoseconds.
+
+    Attributes:
+        tokens: Of the request that decodes.
+        family: What is copied meanwhile.
+        bytes: Of a copy.
+        step_alone: A decode step, on the GPU's clock.
+        step_beside: One while copies go on.
+        copy_alone: A copy.
+        copy_beside: One while steps go on.
+    """
+
+    tokens: int
+    family: str
+    bytes: int
+    step_alone: Estimate
+    step_beside: Estimate
+    copy_alone: Estimate
+    copy_beside: Estimate
+
+    @property
+    def sentence(self) -> str:
+        """What either costs the other."""
+        rates = [self.bytes / each.value for each in (self.copy_beside, self.copy_alone)]
+        steps = [format_duration(each.value) for each in (self.step_alone, self.step_beside)]
+        return (
+            f"A decode step at {self.tokens:,} tokens takes {steps[0]}, and {steps[1]} while "
+            f"{self.family} goes to the host at {rates[0]:.1f} GB/s ({rates[1]:.1f} alone)."
+        )
+
+
+@dataclass(frozen=True)
 class PrefixRow:
     """A prefix in one store.
 
@@ -110,6 +182,8 @@ class TiersOutcome:
         cold: How reads come from the disk, by store; nothing where there is none.
         prefixes: By store and length.
         families: Of the longest prefix, by store.
+        copies: Of the longest prefix, between GPU and host; nothing on a CPU.
+        overlap: Decode steps beside copies; None on a CPU.
         checks: Comparisons made.
         failures: A sentence for each that failed.
     """
@@ -121,6 +195,8 @@ class TiersOutcome:
     cold: dict[str, str] = field(default_factory=dict)
     prefixes: list[PrefixRow] = field(default_factory=list)
     families: list[FamilyRow] = field(default_factory=list)
+    copies: list[CopyRow] = field(default_factory=list)
+    overlap: Overlap | None = None
     checks: int = 0
     failures: list[str] = field(default_factory=list)
 

@@ -3,7 +3,14 @@
 from collections.abc import Iterator
 
 from dsv4kv.measure.statistics import Estimate, divide
-from dsv4kv.moving.tiers_outcome import FamilyRow, PrefixRow, TiersOutcome, Way
+from dsv4kv.moving.tiers_outcome import (
+    CopyRow,
+    Direction,
+    FamilyRow,
+    PrefixRow,
+    TiersOutcome,
+    Way,
+)
 from dsv4kv.units import format_bytes, format_duration
 from dsv4kv.view.cells import format_number, measured
 from dsv4kv.view.table import ABSENT, Number, Part, Table, Text, names, numbers
@@ -15,7 +22,12 @@ def report_tiers(outcome: TiersOutcome) -> Iterator[Part]:
     yield ""
     yield families_table(outcome)
     yield ""
+    if outcome.copies:
+        yield copies_table(outcome)
+        yield ""
     yield Text(summary(outcome), "strong")
+    if outcome.overlap:
+        yield Text(outcome.overlap.sentence, "strong")
     for answer in outcome.answers():
         yield Text(answer, "strong")
 
@@ -78,6 +90,37 @@ def families_table(outcome: TiersOutcome) -> Table:
         ],
         note="limit: as many copies in memory, or files by as many threads, of that size, here",
         keys=2,
+    )
+
+
+def copies_table(outcome: TiersOutcome) -> Table:
+    """One row for every family between GPU and host."""
+    return Table(
+        "Between the GPU and pinned memory of the host",
+        [
+            *names("family"),
+            *numbers("objects", "bytes", "to host GB/s", "by pages", "% of copy"),
+            *numbers("back GB/s", "by pages", "% of copy"),
+        ],
+        [
+            (
+                row.family,
+                Number(f"{row.objects:,}"),
+                Number(format_bytes(row.bytes)),
+                *(cell for way in (row.there, row.back) for cell in _direction_cells(row, way)),
+            )
+            for row in outcome.copies
+        ],
+        note="gathered by one launch; by pages: a copy for every piece; % of one copy as large",
+    )
+
+
+def _direction_cells(row: CopyRow, way: Direction) -> tuple[Number, ...]:
+    size = Estimate(row.bytes, 0.0)
+    return (
+        measured(divide(size, way.gathered)),
+        measured(divide(size, way.by_pages)),
+        Number(f"{way.whole.value / way.gathered.value * 100:.0f}"),
     )
 
 

@@ -12,7 +12,10 @@ from dsv4kv.bench.device import find_device
 from dsv4kv.cache.prepare import prepare_forward
 from dsv4kv.cache.step import StepBatch
 from dsv4kv.config.bench import BenchConfig
+from dsv4kv.config.load import load_config
+from dsv4kv.config.tiers import TiersConfig
 from dsv4kv.measure.recorder import Recorder
+from dsv4kv.moving.tiers import run_tiers
 from dsv4kv.ops import cuda
 from dsv4kv.ops.registry import load_backend
 from dsv4kv.serve.executor import StepTokens
@@ -92,3 +95,16 @@ def test_a_gpu_writes_the_bits_that_its_cpu_twin_writes(scene: Scene) -> None:
     with twin_gpu():
         getattr(cuda, scene.operation)(*on_twin)
     assert_equals_twin(scene, to_device(on_gpu, torch.device("cpu")), on_twin)
+
+
+def test_prefixes_leave_the_gpu_and_come_back_right() -> None:
+    """Gathered on a stream beside that of the steps, through pinned memory."""
+    asked = ["device=cuda", LAYERS, "lengths=[300,1024]", "stores=[memory]", "rounds=6"]
+    outcome = run_tiers(load_config(None, asked, TiersConfig).config, lambda *_: None)
+    assert outcome.failures == []
+    assert outcome.checks > 20
+    for row in outcome.copies:
+        for way in (row.there, row.back):
+            assert min(way.gathered.value, way.by_pages.value, way.whole.value) > 0
+    assert outcome.overlap is not None
+    assert outcome.overlap.step_beside.value > 0

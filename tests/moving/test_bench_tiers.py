@@ -8,18 +8,22 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
 from dsv4kv.cli import app
 from dsv4kv.measure.statistics import Estimate
+from dsv4kv.moving import copies
 from dsv4kv.moving.tiers_outcome import FamilyRow, PrefixRow, TiersOutcome, Way
 from dsv4kv.moving.yardsticks import time_copies, time_files
 from dsv4kv.serve import inputs, placing
 from dsv4kv.tiers.cache_bytes import CacheBytes
-from dsv4kv.tiers.device import Objects
+from dsv4kv.tiers.device import Mover, Objects
 from dsv4kv.tiers.stores.memory import MemoryStore
 from dsv4kv.view.terminal import show
 from dsv4kv.view.tiers import report_tiers
+from tests.gpu_twin import TwinGpu, twin_gpu
+from tests.tiers.world import Launches
 
 TERMINAL = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}
 SMALL = ("model.layers=[0,2,3]", "lengths=[256,700]", "rounds=7")
@@ -119,6 +123,46 @@ def test_a_sweep_runs_every_point_and_says_which(tmp_path: Path) -> None:
     points = json.loads(file.read_text())
     assert [point["axis"] for point in points] == [{"stores": ["memory"]}, {"stores": ["file"]}]
     assert [point["prefixes"][0]["store"] for point in points] == ["memory", "file"]
+
+
+@pytest.fixture
+def gpu() -> Iterator[TwinGpu]:
+    """A GPU made of the kernels' twin, and a stream that does everything at once."""
+
+    def mover_of(device: torch.device, pools: dict[str, list[torch.Tensor]]) -> Mover:
+        return Mover(device, Launches(), pools)
+
+    with (
+        twin_gpu() as made,
+        patch("dsv4kv.tiers.cache_bytes.mover_of", mover_of),
+        patch.multiple(copies, _STEPS=6, _WARM_STEPS=1),
+    ):
+        yield made
+
+
+def test_a_cache_on_a_gpu_is_moved_and_says_what_decode_steps_notice(
+    gpu: TwinGpu, tmp_path: Path
+) -> None:
+    file = tmp_path / "gpu.json"
+    few = ("model.layers=[2]", "stores=[memory]", "lengths=[256]", "rounds=6")
+    sets = [word for setting in (*few, f"folder={tmp_path}") for word in ("--set", setting)]
+    asked = ["bench", "tiers", "--device", "cuda", *sets, "--json", str(file)]
+    done = CliRunner(env=TERMINAL).invoke(app, asked)
+    assert done.exit_code == 0, done.output
+    document: dict[str, Any] = json.loads(file.read_text())
+    assert document["failures"] == []
+    objects = {row["family"]: row["objects"] for row in document["copies"]}
+    assert objects == dict.fromkeys(
+        ("csa", "csa_indexer", "window", "csa_state", "csa_indexer_state"), 1
+    )
+    for row in document["copies"]:
+        for way in ("there", "back"):
+            assert all(row[way][name]["value"] > 0 for name in ("gathered", "by_pages", "whole"))
+    launches = gpu.launched.count("take_objects"), gpu.launched.count("put_objects")
+    assert min(launches) > 5 * 6
+    assert gpu.replays > 2 * 6  # decode steps
+    words = " ".join(done.stdout.split())
+    assert "A decode step at 256 tokens takes 1.00 µs, and 1.00 µs while window goes to" in words
 
 
 def test_bytes_that_come_back_wrong_fail_the_run(

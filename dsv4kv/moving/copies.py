@@ -9,6 +9,7 @@ from time import perf_counter_ns
 from dsv4kv.measure.recorder import DeviceClock
 from dsv4kv.measure.statistics import Estimate, summarize
 from dsv4kv.moving.tiers_outcome import CopyRow, Direction, Overlap
+from dsv4kv.ops.kernels.objects import Way
 from dsv4kv.serve.requests import Requests
 from dsv4kv.tiers.cache_bytes import CacheBytes
 from dsv4kv.tiers.device import Mover
@@ -37,7 +38,7 @@ def _measure_family(
     units = cache.units(family, slot, tokens)[:, :count]
     data, host = cache.new_objects(family, count), mover.room(count * family.object_bytes)
 
-    def direction(gathered: Callable[[], None], way: str) -> Direction:
+    def direction(gathered: Callable[[], None], way: Way) -> Direction:
         ways = gathered, partial(mover.by_pages, way, family, units, data)
         return Direction(*_in_turns([*ways, partial(mover.whole, way, host)], rounds))
 

@@ -1,9 +1,10 @@
 """A recording as requests of a trace."""
 
-from collections.abc import Iterable, Iterator
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from dsv4kv.errors import TraceError
 from dsv4kv.recording.chains import Chains, Store
@@ -24,6 +25,46 @@ _STORES_ONLY = (
 )
 
 
+class Rows(Sequence[Request]):
+    """Requests of rows that are in order, each made when it is asked for: rows are smaller."""
+
+    def __init__(self, rows: Sequence[Record], whole: "Rows | None" = None) -> None:
+        """``whole``: what these rows are a part of; times and sessions are counted in it."""
+        self._rows = rows
+        self._begun_s: float = whole._begun_s if whole else rows[0]["arrival_s"]
+        named = dict.fromkeys(row["session"] for row in rows if "session" in row)
+        own = {name: number for number, name in enumerate(named)}
+        self._sessions: dict[int, int] = whole._sessions if whole else own
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, place: int) -> Request: ...
+    @overload
+    def __getitem__(self, place: slice) -> "Rows": ...
+    def __getitem__(self, place: int | slice) -> "Request | Rows":
+        if isinstance(place, slice):
+            return Rows(self._rows[place], self)
+        return self._request(self._rows[place])
+
+    def __iter__(self) -> Iterator[Request]:
+        return map(self._request, self._rows)
+
+    def _request(self, row: Record) -> Request:
+        """Ids are of full blocks; what is behind the last of a prompt has none."""
+        last_s = row.get("last_s")
+        return Request(
+            arrival_s=row["arrival_s"] - self._begun_s,
+            input_tokens=row["input_tokens"],
+            output_tokens=row.get("output_tokens", 0),
+            prefix_hashes=tuple(row.get("ids", ())),
+            hash_block_tokens=row.get("grain", 0),
+            session=self._sessions.get(row.get("session", -1)),
+            answer_s=None if last_s is None else max(0.0, last_s - row["arrival_s"]),
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Recorded:
     """What a recording says of requests.
@@ -42,7 +83,7 @@ class Recorded:
         counters: Whose counters, tokens found, tokens asked for, of every server sampled.
     """
 
-    requests: list[Request]
+    requests: Sequence[Request]
     stores_only: bool
     cached_tokens: list[int | None]
     begun_s: float
@@ -100,7 +141,7 @@ def _put_together(
     own_blocks = sum(_name_blocks(rows, size) for size in sizes)
     begun_s = rows[0]["arrival_s"]
     return Recorded(
-        [_request(row, begun_s) for row in rows],
+        Rows(rows),
         stores_only,
         [row.get("cached_tokens") for row in rows],
         begun_s,
@@ -155,6 +196,8 @@ def _complete(records: Iterable[Record]) -> Iterator[Record]:
         if "what" in record:
             continue
         row = {name: record[name] for name in _MERGED if record.get(name) is not None}
+        if "ids" in row:
+            row["ids"] = array("q", row["ids"])  # there are thousands, of many requests
         key = record.get("id", f"request {number}")
         before = found.get(key, {})
         found[key] = row | before | (_ids_of(row) or _ids_of(before))
@@ -167,7 +210,7 @@ def _name_blocks(rows: Iterable[Record], size: int) -> int:
     for row in rows:
         if not row.get("ids"):
             begin, end = end, end + row["input_tokens"] // size
-            row |= {"ids": list(range(begin, end)), "grain": size, "ids_of": "length"}
+            row |= {"ids": range(begin, end), "grain": size, "ids_of": "length"}
     return end - _OWN_IDS
 
 
@@ -182,24 +225,13 @@ def _row_of(store: Store) -> Record:
         "arrival_s": store.at_s,
         "input_tokens": store.tokens,
         "output_tokens": store.output_tokens,
-        "ids": store.ids,
+        "ids": array("q", store.ids),
         "grain": store.grain_tokens,
     }
 
 
 def _since(begun_s: float, at_s: float | None) -> float | None:
     return None if at_s is None else at_s - begun_s
-
-
-def _request(row: Record, begun_s: float) -> Request:
-    """Ids are of full blocks; what is behind the last of a prompt has none."""
-    return Request(
-        arrival_s=row["arrival_s"] - begun_s,
-        input_tokens=row["input_tokens"],
-        output_tokens=row.get("output_tokens", 0),
-        prefix_hashes=tuple(row.get("ids", ())),
-        hash_block_tokens=row.get("grain", 0),
-    )
 
 
 def in_blocks(requests: Iterable[Request], size: int) -> Iterator[Request]:

@@ -1,0 +1,58 @@
+"""A recording's requests become those of a trace, and take little memory until then."""
+
+import tracemalloc
+from pathlib import Path
+
+from dsv4kv.recording.convert import read_recording
+from dsv4kv.recording.folder import Record, Recording
+
+
+def recorded(folder: Path, rows: list[Record]) -> Path:
+    with Recording(folder) as recording:
+        for row in rows:
+            recording.write("requests", {"source": "proxy:0", "grain": 64} | row)
+    return folder
+
+
+def test_the_ids_of_a_recording_take_little_more_than_eight_bytes_each(tmp_path: Path) -> None:
+    requests, ids = 60, 4_000
+    folder = recorded(
+        tmp_path / "server",
+        [
+            {"arrival_s": float(n), "input_tokens": ids * 64, "ids": [n + 2**61] * ids}
+            for n in range(requests)
+        ],
+    )
+    read_recording(folder)  # what is imported is not counted
+    tracemalloc.start()
+    try:
+        found = read_recording(folder)
+        held, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(found.requests[-1].prefix_hashes) == ids
+    assert held < 9 * requests * ids
+    assert peak < 12 * requests * ids
+
+
+def test_sessions_are_numbered_and_answers_have_their_times(tmp_path: Path) -> None:
+    rows: list[Record] = [
+        {"arrival_s": 7.5, "input_tokens": 5, "session": 2**60, "last_s": 9.0},
+        {"arrival_s": 5.0, "input_tokens": 5, "session": 2**61, "last_s": 5.25},
+        {"arrival_s": 8.0, "input_tokens": 5, "session": 2**61},
+        {"arrival_s": 9.0, "input_tokens": 5},
+    ]
+    found = read_recording(recorded(tmp_path / "server", rows)).requests
+    assert [request.session for request in found] == [0, 1, 0, None]
+    assert [request.answer_s for request in found] == [0.25, 1.5, None, None]
+
+
+def test_a_part_is_counted_as_the_whole_is(tmp_path: Path) -> None:
+    rows: list[Record] = [
+        {"arrival_s": 10.0 + n, "input_tokens": 5, "session": n} for n in range(4)
+    ]
+    whole = read_recording(recorded(tmp_path / "server", rows)).requests
+    assert list(whole[1:3]) == list(whole)[1:3]
+    assert [request.session for request in whole[2:]] == [2, 3]
+    assert whole[2:][0].arrival_s == 2.0
+    assert list(whole[4:]) == []

@@ -1,4 +1,4 @@
-"""The commands of docs/replay.md run and print what the page says.
+"""The commands of docs/replay.md and docs/fleet.md run and print what the pages say.
 
 ``python -m tests.test_docs_replay`` writes the outputs anew after an intended change.
 """
@@ -12,19 +12,20 @@ from tempfile import TemporaryDirectory
 import pytest
 from typer.testing import CliRunner
 
-from dsv4kv.choices import STRATEGIES
+from dsv4kv.choices import ROUTERS, STRATEGIES
 from dsv4kv.cli import app
 from dsv4kv.engines.rules import RULES
 from dsv4kv.view.replay import BELOW
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "replay.md"
-TEXT = PAGE.read_text("utf-8")
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGES = [DOCS / "replay.md", DOCS / "fleet.md"]
+TEXT, FLEET = (page.read_text("utf-8") for page in PAGES)
 TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
 
 
 def commands() -> list[str]:
-    """Every line of the page that is a command."""
-    return re.findall(r"^(?:\$ )?(dsv4kv replay .*)$", TEXT, re.MULTILINE)
+    """Every line of the pages that is a command."""
+    return re.findall(r"^(?:\$ )?(dsv4kv replay .*)$", TEXT + FLEET, re.MULTILINE)
 
 
 @pytest.mark.parametrize("command", commands())
@@ -54,7 +55,7 @@ def title_of(part: str) -> str:
     return part.split("  ", maxsplit=1)[0]
 
 
-@pytest.mark.parametrize(("command", "expected"), [s[1:] for s in SESSION.findall(TEXT)])
+@pytest.mark.parametrize(("command", "expected"), [s[1:] for s in SESSION.findall(TEXT + FLEET)])
 def test_what_the_page_shows_is_printed(
     command: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,13 +77,18 @@ def test_the_page_explains_every_rule() -> None:
         assert not setting or f":{setting}`" in TEXT
 
 
+def test_the_page_explains_every_router() -> None:
+    for name in ROUTERS:
+        assert f"`{name}`" in FLEET
+
+
 def test_the_page_explains_every_strategy() -> None:
     for name in STRATEGIES:
         assert f"`{name.replace('TOKENS', '4096')}`" in TEXT
 
 
 def refresh() -> None:
-    """Write the tables of all sessions into the page."""
+    """Write the tables of all sessions into the pages."""
 
     def renew(match: re.Match[str]) -> str:
         found = tables_of(match[2])
@@ -90,9 +96,10 @@ def refresh() -> None:
         tables = "\n\n".join(found[title_of(part)] for part in shown)
         return f"{match[1]}{CUT}\n{tables}\n\n{CUT}\n```"
 
-    with TemporaryDirectory() as folder, chdir(folder):
-        text = SESSION.sub(renew, TEXT)
-    PAGE.write_text(text, "utf-8")
+    for page in PAGES:
+        with TemporaryDirectory() as folder, chdir(folder):
+            text = SESSION.sub(renew, page.read_text("utf-8"))
+        page.write_text(text, "utf-8")
 
 
 if __name__ == "__main__":

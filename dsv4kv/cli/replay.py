@@ -39,6 +39,8 @@ dsv4kv replay builtin:chat --axis prefix.policy=lru,arc   two policies
 
 dsv4kv replay builtin:chat --rule vllm-v4:semantic        by vLLM's rule
 
+dsv4kv replay builtin:chat --set fleet.replicas=4         servers behind a router
+
 dsv4kv replay builtin:chat --chart replay.svg             memory over time
 
 dsv4kv replay server --against                            a recorded server, and why it differs

@@ -7,17 +7,30 @@ else of it is written, and nothing of who sent it.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+import ssl
+from base64 import b64encode
+from contextlib import suppress
 from dataclasses import dataclass
-from logging import CRITICAL, Logger
 from threading import Event as Stop
-from time import time
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from time import monotonic, time
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
 
-from dsv4kv.errors import ConfigError
+from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.recording.folder import Record, Recording
-from dsv4kv.recording.source import missing_package
+from dsv4kv.recording.http import (
+    CHUNKED,
+    HEAD_BYTES,
+    TO_END,
+    Body,
+    Head,
+    Malformed,
+    answer_length,
+    format_head,
+    read_answer,
+    read_request,
+    request_length,
+)
 from dsv4kv.recording.usage import (
     LEAST_TOKENS,
     Ends,
@@ -29,30 +42,17 @@ from dsv4kv.recording.usage import (
 )
 from dsv4kv.recording.veil import Veil
 
-if TYPE_CHECKING:
-    from aiohttp import ClientSession, web
-
 _LOOPBACK = "127.0.0.1"
-_RECORDED = ("/completions", "/responses", "/messages", "/generate")
-_OF_CONNECTIONS = {
-    "connection",
-    "expect",
-    "host",
-    "keep-alive",
-    "proxy-authenticate",
-    "proxy-authorization",
-    "proxy-connection",
-    "te",
-    "trailer",
-    "transfer-encoding",
-    "upgrade",
-}
-"""Headers that speak of one connection (RFC 9110 §7.6.1), and those answered here."""
+_RECORDED = (b"/completions", b"/responses", b"/messages", b"/generate")
 _KEPT_BODY_BYTES = 2**23  # of a request; of a longer one no ids are made
-_MOST_HEADER_BYTES = 2**16
+_SMALL_BYTES = 2**16  # a body of no more goes out together with its head
 _CONNECT_S = 30.0
+_IDLE_S = 3.0  # servers close connections that have had nothing to do for five seconds
 _FINISH_S = 5.0  # for requests that run when the proxy is ended
+_LINGER_S = 1.0
 _POLL_S = 0.05
+_PORTS = {"http": 80, "https": 443}
+_UNREACHABLE = b"dsv4kv record: the server cannot be reached.\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,74 @@ def parse_address(text: str) -> Address:
     return Address(host.strip("[]") or _LOOPBACK, int(port), upstream.rstrip("/"))
 
 
+class _Link(NamedTuple):
+    """A connection to the server, and since when it has had nothing to do."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    idle_s: float = 0.0
+
+    def is_usable(self) -> bool:
+        """Whether the server will likely take another request on it."""
+        idle_s = monotonic() - self.idle_s
+        return idle_s < _IDLE_S and not (self.writer.is_closing() or self.reader.at_eof())
+
+
+class _Upstream:
+    """The server behind a proxy, and connections to it that wait for a request."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self.path = parts.path.encode()
+        self._fields = [(b"Host", parts.netloc.rpartition("@")[2].encode())]
+        if parts.username is not None:
+            told = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            self._fields.append((b"Authorization", b"Basic " + b64encode(told.encode())))
+        self._name, self._port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._idle: list[_Link] = []
+
+    async def connect(self) -> _Link:
+        """A connection; raises ``OSError`` where there is none."""
+        while self._idle:
+            link = self._idle.pop()
+            if link.is_usable():
+                return link
+            link.writer.close()
+        place = self._name, self._port
+        opening = asyncio.open_connection(*place, ssl=self._tls, limit=HEAD_BYTES)
+        return _Link(*await asyncio.wait_for(opening, _CONNECT_S))
+
+    def fields(self, head: Head) -> list[tuple[bytes, bytes]]:
+        """What a request is sent on with; a client's own credentials go before the URL's."""
+        own = self._fields[:1] if head.values(b"authorization") else self._fields
+        return own + head.passed_on()
+
+    def keep(self, link: _Link) -> None:
+        """Take a connection back whose answer has come to its end."""
+        self._idle.append(link._replace(idle_s=monotonic()))
+
+    def close(self) -> None:
+        """Close what waits."""
+        for link in self._idle:
+            link.writer.transport.abort()
+
+
+class _Client(asyncio.StreamReaderProtocol):
+    """A connection of a client; what is done for one that has left is not done any more."""
+
+    task: asyncio.Task[Any] | None = None
+
+    def eof_received(self) -> bool:
+        super().eof_received()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self.task is not None:
+            self.task.cancel()
+
+
 class Proxy:
     """Listens at an address until it is told to stop.
 
@@ -92,138 +160,100 @@ class Proxy:
 
     def __init__(self, number: int, address: Address, recording: Recording, veil: Veil) -> None:
         """``number``: of the proxy among those of the recording."""
-        try:
-            import aiohttp  # noqa: F401
-        except ImportError:
-            raise missing_package("aiohttp") from None
         self._name, self._address = f"proxy:{number}", address
         self._recording, self._veil = recording, veil
-        self._passed: dict[int, Mapping[str, str]] = {}  # the server's headers, until they go out
+        self._upstream = _Upstream(address.upstream)
+        self._failure: TraceError | None = None
+        self._connected, self._busy = set[asyncio.Task[Any]](), set[asyncio.Task[Any]]()
         self.port = 0
 
     def run(self, stop: Stop) -> None:
         """Pass requests on; those that run at the end may finish for a moment."""
-        asyncio.run(self._serve(stop))
+        asyncio.run(self._listen(stop))
 
-    async def _serve(self, stop: Stop) -> None:
-        from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, TCPConnector, web
+    async def _listen(self, stop: Stop) -> None:
+        loop = asyncio.get_running_loop()
 
-        session = ClientSession(
-            connector=TCPConnector(limit=0),
-            timeout=ClientTimeout(total=None, sock_connect=_CONNECT_S),
-            cookie_jar=DummyCookieJar(),
-            auto_decompress=False,
-            max_line_size=_MOST_HEADER_BYTES,
-            max_field_size=_MOST_HEADER_BYTES,
-            skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
-        )
+        def accept() -> _Client:
+            return _Client(asyncio.StreamReader(HEAD_BYTES, loop), self._serve, loop)
 
-        async def pass_on(request: web.Request) -> web.StreamResponse:
-            return await self._pass(request, session)
-
-        async with session:
-            app = web.Application()
-            app.router.add_route("*", "/{path:.*}", pass_on)
-            app.on_response_prepare.append(self._add_nothing)
-            runner = web.AppRunner(
-                app,
-                access_log=None,
-                logger=Logger("silent", CRITICAL + 1),  # it would tell of addresses
-                handler_cancellation=True,
-                auto_decompress=False,
-                shutdown_timeout=_FINISH_S,
-                max_line_size=_MOST_HEADER_BYTES,
-                max_field_size=_MOST_HEADER_BYTES,
-            )
-            await runner.setup()
-            try:
-                await self._listen(web.TCPSite(runner, self._address.host, self._address.port))
-                self.port = runner.addresses[0][1]
-                while not stop.is_set():
-                    await asyncio.sleep(_POLL_S)
-            finally:
-                await runner.cleanup()
-
-    async def _listen(self, site: "web.TCPSite") -> None:
+        place = self._address.host, self._address.port
         try:
-            await site.start()
+            server = await loop.create_server(accept, *place)
         except OSError as error:
-            place = f"{self._address.host}:{self._address.port}"
             raise ConfigError(
-                f"--proxy: cannot listen on {place} ({error.strerror}): take another port."
+                f"--proxy: cannot listen on {place[0]}:{place[1]} ({error.strerror}): take "
+                "another port."
             ) from None
+        self.port = server.sockets[0].getsockname()[1]
+        while not stop.is_set() and self._failure is None:
+            await asyncio.sleep(_POLL_S)
+        server.close()
+        if self._busy:
+            await asyncio.wait(self._busy, timeout=_FINISH_S)
+        for task in self._connected:
+            task.cancel()
+        if self._connected:
+            await asyncio.wait(self._connected)
+        self._upstream.close()
+        await asyncio.sleep(0)  # what is closed is closed in the loop's next round
+        if self._failure is not None:
+            raise self._failure
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer a client's requests, one after the other."""
+        client, task = writer.transport.get_protocol(), asyncio.current_task()
+        assert isinstance(client, _Client)
+        assert task is not None
+        client.task = task
+        self._connected.add(task)
+        try:
+            await self._answer_all(task, reader, writer)
+            await _end(reader, writer)
+        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # the client has left, or the proxy ends
+        except TraceError as error:
+            self._failure = error
+        finally:
+            self._connected.discard(task)
+            self._busy.discard(task)
+            client.task = None
+            writer.close()
+
+    async def _answer_all(
+        self,
+        task: asyncio.Task[Any],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        """Until the connection has to end."""
+        stays = True
+        while stays:
+            try:
+                head = await read_request(reader)
+                self._busy.add(task)
+                stays = await self._pass(head, reader, writer)
+                self._busy.discard(task)
+            except Malformed as error:
+                _answer(writer, b"400 Bad Request", f"dsv4kv record: {error}.\n".encode())
+                return
 
     async def _pass(
-        self, request: "web.Request", session: "ClientSession"
-    ) -> "web.StreamResponse":
+        self, head: Head, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
         """Pass a request on and its answer back; a row of it if it is for tokens."""
-        exchange = _Exchange()
+        exchange = _Exchange(head, reader, writer)
         try:
-            return await self._exchange(request, session, exchange)
-        except asyncio.CancelledError:
+            return await exchange.run(self._upstream)
+        except (asyncio.CancelledError, asyncio.IncompleteReadError, ConnectionError):
             exchange.end = "client left"
             raise
         finally:
-            if request.method == "POST" and request.path.endswith(_RECORDED):
-                self._write(request, exchange)
+            path = head.start[1].partition(b"?")[0]
+            if head.start[0] == b"POST" and path.endswith(_RECORDED):
+                self._write(exchange)
 
-    async def _exchange(
-        self, request: "web.Request", session: "ClientSession", exchange: "_Exchange"
-    ) -> "web.StreamResponse":
-        from aiohttp import ClientError, web
-        from yarl import URL
-
-        try:
-            asked = session.request(
-                request.method,
-                URL(self._address.upstream + request.raw_path, encoded=True),
-                headers=_passed_on(request.headers),
-                data=exchange.asked(request) if request.body_exists else None,
-                allow_redirects=False,
-            )
-            async with asked as answer:
-                exchange.status = answer.status
-                passed = _passed_on(answer.headers)
-                response = web.StreamResponse(
-                    status=answer.status, reason=answer.reason, headers=passed
-                )
-                self._passed[id(response)] = passed
-                if _is_chunked(request, answer):
-                    response.enable_chunked_encoding()
-                exchange.end = "client left"  # until the server is asked for more
-                await response.prepare(request)
-                await self._answer(answer, response, exchange)
-                return response
-        except (ClientError, OSError, ValueError):
-            if exchange.status:  # what has gone out cannot be taken back: it is cut as it was
-                _cut(request)
-                return response
-            return web.Response(status=502, text="dsv4kv record: the server cannot be reached.\n")
-
-    async def _add_nothing(self, request: "web.Request", response: "web.StreamResponse") -> None:
-        """Take away what aiohttp adds of its own to an answer that is passed on."""
-        passed = self._passed.pop(id(response), None)
-        for name in ("Content-Type", "Date", "Server"):
-            if passed is not None and name not in passed:
-                response.headers.popall(name, None)
-
-    async def _answer(
-        self, answer: Any, response: "web.StreamResponse", ends: "_Exchange"
-    ) -> None:
-        parts = answer.content.iter_any()
-        while True:
-            ends.end = "server left"
-            part = await anext(parts, None)
-            if part is None:
-                break
-            ends.first_s = ends.first_s or time()
-            ends.told.add(part)
-            ends.end = "client left"
-            await response.write(part)
-        await response.write_eof()
-        ends.end = "done"
-
-    def _write(self, request: "web.Request", exchange: "_Exchange") -> None:
+    def _write(self, exchange: "_Exchange") -> None:
         row: Record = {
             "source": self._name,
             "arrival_s": exchange.arrival_s,
@@ -233,8 +263,12 @@ class Proxy:
         }
         if exchange.first_s:
             row["first_s"] = exchange.first_s
+        headers = {
+            name.decode().lower(): value.decode("utf-8", "surrogateescape")
+            for name, value in exchange.head.fields
+        }
         body = parse_body(bytes(exchange.body))
-        row |= session_of(request.headers, body, self._veil) | exchange.told.told(self._veil)
+        row |= session_of(headers, body, self._veil) | exchange.told.told(self._veil)
         self._recording.write("requests", row | self._ids(body, row.get("input_tokens", 0)))
 
     def _ids(self, body: dict[str, Any], tokens: int) -> Record:
@@ -253,49 +287,168 @@ class Proxy:
 
 
 class _Exchange:
-    """What is known of a request so far."""
+    """A request on its way to the server and back; what is known of it so far."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, head: Head, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """``head`` is the request's; what follows is with the client's ``reader``."""
+        self.head, self._reader, self._writer = head, reader, writer
         self.arrival_s, self.first_s = time(), 0.0
         self.status, self.end = 0, "server not reached"
         self.body, self.told = bytearray(), Ends()
-        self._is_kept = True
+        self._is_kept, self._stays, self._is_over = True, False, False
+        self._waiting = b""
 
-    async def asked(self, request: "web.Request") -> AsyncIterator[bytes]:
-        """The body as it comes; kept until it is too long."""
-        async for part in request.content.iter_any():
-            if len(self.body) + len(part) > _KEPT_BODY_BYTES:
-                self._is_kept = False
-                self.body.clear()
-            if self._is_kept:
-                self.body += part
-            yield part
+    async def run(self, upstream: _Upstream) -> bool:
+        """Ask the server and pass its answer on; whether the client may ask for more.
+
+        Raises:
+            Malformed: The request is none.
+            ConnectionError, IncompleteReadError, CancelledError: The client has left.
+        """
+        length = request_length(self.head)
+        try:
+            link = await upstream.connect()
+        except (OSError, TimeoutError):
+            self._refuse()
+            return False
+        upload = None
+        kept = False
+        try:
+            upload = await self._ask(link, upstream, length)
+            kept = await self._answer(link) and (upload is None or upload.done())
+            return self._stays and (upload is None or upload.done())
+        finally:
+            if upload is not None:
+                upload.cancel()
+            if kept:
+                upstream.keep(link)
+            else:
+                link.writer.transport.abort()
+
+    async def _ask(
+        self, link: _Link, upstream: _Upstream, length: int
+    ) -> asyncio.Task[None] | None:
+        """Send the request; of a long body what is left goes while the answer comes."""
+        method, target, _ = self.head.start
+        fields = upstream.fields(self.head)
+        if length == CHUNKED:
+            fields.append((b"Transfer-Encoding", b"chunked"))
+        head = format_head((method, upstream.path + _path(target), b"HTTP/1.1"), fields)
+        if self.head.tokens(b"expect") == [b"100-continue"]:
+            self._writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if 0 <= length <= _SMALL_BYTES:
+            self.body += await self._reader.readexactly(length)
+            link.writer.write(head + self.body)
+            return None
+        link.writer.write(head)
+        return asyncio.create_task(self._upload(link, length))
+
+    async def _upload(self, link: _Link, length: int) -> None:
+        try:
+            body = Body(self._reader, length)
+            while part := await body.read():
+                self._keep(part[1])
+                link.writer.write(part[0])
+                await link.writer.drain()
+            self._is_over = body.is_over
+        except OSError:
+            pass  # the server takes no more: it may have answered
+        except (Malformed, asyncio.IncompleteReadError):
+            link.writer.transport.abort()
+
+    def _keep(self, content: bytes) -> None:
+        """Keep a body until it is too long."""
+        if len(self.body) + len(content) > _KEPT_BODY_BYTES:
+            self._is_kept = False
+            self.body.clear()
+        if self._is_kept:
+            self.body += content
+
+    async def _answer(self, link: _Link) -> bool:
+        """Pass the answer on; whether the server's connection can be used again."""
+        try:
+            answer = await self._begin(link)
+            length = answer_length(answer, self.head.start[0])
+        except (OSError, asyncio.IncompleteReadError, Malformed):
+            self._refuse()
+            return False
+        self.status = int(answer.start[1])
+        whole = self.head.start[2] == b"HTTP/1.1"
+        stays = whole and length != TO_END and b"close" not in self.head.tokens(b"connection")
+        fields = answer.passed_on()
+        if length == CHUNKED and whole:
+            fields.append((b"Transfer-Encoding", b"chunked"))
+        if not stays:
+            fields.append((b"Connection", b"close"))
+        self._waiting = format_head((b"HTTP/1.1", *answer.start[1:]), fields)
+        # with what is there already of the body, or as soon as that has to be waited for
+        asyncio.get_running_loop().call_soon(self._send, b"")
+        body = Body(link.reader, length)
+        while True:
+            self.end = "server left"
+            try:
+                part = await body.read()
+            except (OSError, asyncio.IncompleteReadError, Malformed):
+                await self._cut()
+                return False
+            self.end = "client left"
+            if part is None:
+                break
+            self.first_s = self.first_s or time()
+            self._send(part[0] if whole else part[1])
+            self.told.add(part[1])
+            await self._writer.drain()
+        self._send(b"")
+        self.end, self._stays = "done", stays and not self._is_over
+        lasts = answer.start[0] == b"HTTP/1.1" and b"close" not in answer.tokens(b"connection")
+        return lasts and length != TO_END and not body.is_over
+
+    def _send(self, part: bytes) -> None:
+        if self._waiting or part:
+            self._writer.write(self._waiting + part)
+        self._waiting = b""
+
+    async def _begin(self, link: _Link) -> Head:
+        """The head of the answer, behind those that only say that it will come."""
+        while True:
+            answer = await read_answer(link.reader)
+            if not answer.start[1].startswith(b"1"):
+                return answer
+
+    async def _cut(self) -> None:
+        """End the client's connection in the middle of an answer, as the server did."""
+        self._send(b"")
+        with suppress(OSError):
+            await self._writer.drain()
+        self._writer.transport.abort()
+
+    def _refuse(self) -> None:
+        _answer(self._writer, b"502 Bad Gateway", _UNREACHABLE)
 
 
-def _passed_on(headers: Any) -> Any:
-    """Headers of an exchange, without those of its connections; repeated ones stay so."""
-    from multidict import CIMultiDict
-
-    named = {
-        name.strip().lower()
-        for value in headers.getall("Connection", ())
-        for name in value.split(",")
-    }
-    kept, spelled = CIMultiDict[str](), dict[str, str]()
-    for name, value in headers.items():
-        if name.lower() not in _OF_CONNECTIONS | named:
-            # aiohttp takes another spelling of a name for another value of it
-            kept.add(spelled.setdefault(name.lower(), name), value)
-    return kept
+def _answer(writer: asyncio.StreamWriter, status: bytes, text: bytes) -> None:
+    """An answer of the proxy's own, the last on its connection."""
+    fields = [
+        (b"Content-Type", b"text/plain; charset=utf-8"),
+        (b"Content-Length", b"%d" % len(text)),
+        (b"Connection", b"close"),
+    ]
+    writer.write(format_head((b"HTTP/1.1", status), fields) + text)
 
 
-def _is_chunked(request: "web.Request", answer: Any) -> bool:
-    """Whether an answer says its length piece by piece."""
-    bare = request.method == "HEAD" or answer.status in {204, 304}
-    return "Content-Length" not in answer.headers and not bare and request.version >= (1, 1)
+async def _end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """End a connection so that what was written arrives: what still comes is taken first."""
+    writer.write_eof()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_LINGER_S):
+            while await reader.read(HEAD_BYTES):
+                pass
 
 
-def _cut(request: "web.Request") -> None:
-    """End a connection in the middle of an answer, as the server did."""
-    if request.transport is not None:
-        request.transport.abort()
+def _path(target: bytes) -> bytes:
+    """What is asked for, without the server that a client may name before it."""
+    if not target.startswith((b"http://", b"https://")):
+        return target
+    return b"/" + target.partition(b"://")[2].partition(b"/")[2]

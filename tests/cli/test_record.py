@@ -335,7 +335,6 @@ def test_without_a_source_there_is_nothing_to_record(tmp_path: Path) -> None:
     [
         ("zmq", "--events", "tcp://127.0.0.1:5557"),
         ("msgspec", "--events", "tcp://127.0.0.1:5557"),
-        ("aiohttp", "--proxy", "8001=http://127.0.0.1:8000"),
     ],
 )
 def test_without_the_extra_a_sentence_says_how_to_install_it(

@@ -1,5 +1,6 @@
 """What an engine's prefix cache answers while requests run side by side."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -142,6 +143,8 @@ class Pool:
         holds_chunks: SGLang up to 0.5.17: a running request holds the windows of the last chunk
             of its prompt, all of them; later that of its end alone.
         tokens_per_step: Tokens of a request that a decode step gives, on average.
+        paths: The prompts as int64 numbers of blocks, if they are known already: equal blocks
+            with equal history, and what a draft asks for behind them, have equal numbers.
     """
 
     table: PathTable
@@ -154,6 +157,7 @@ class Pool:
     windows: int | None = None
     holds_chunks: bool = False
     tokens_per_step: float = 1.0
+    paths: Sequence[Ints] | None = None
 
     @property
     def blocks(self) -> int:

@@ -247,6 +247,7 @@ def build_engine(config: ReplayConfig, memory: MemoryPlan, known: EnginePaths) -
         windows=memory.num_checkpoints,
         holds_chunks=holds_chunks(config.server),
         tokens_per_step=_tokens_per_step(config.scheduler.speculative),
+        paths=known.paths,
     )
     cache, needs = rule.open(pool), draft_needs(pool, windows=rule.windows)
     again = memory.model.window_tokens if rule.replays else 0

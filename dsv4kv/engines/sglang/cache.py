@@ -11,6 +11,8 @@ Source: SGLang 0.5.23, ``radix_cache.py``.
 """
 
 import heapq
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -18,13 +20,46 @@ import numpy as np
 
 from dsv4kv.engines.cache import Hit, Pool
 from dsv4kv.errors import OutOfBlocks
-from dsv4kv.prefix.paths import Ints, PathTable, Shape
+from dsv4kv.prefix.paths import Ints, PathTable, find_reuse, number_paths
+
+
+class Pages:
+    """Prompts in whole pages, by numbers that stand for a page and its history.
+
+    So two prompts are alike up to a page where its numbers are equal.
+
+    Attributes:
+        blocks: Pages of every prompt.
+        key_tokens: Tokens after a page that distinguish it, too.
+    """
+
+    def __init__(self, paths: Sequence[Ints], key_tokens: int) -> None:
+        """``paths`` are int64 numbers of pages, contiguous."""
+        self.blocks, self.key_tokens = [len(path) for path in paths], key_tokens
+        self._paths = paths
+
+    def numbers(self, request: int) -> "memoryview[int]":
+        """Of a prompt's pages; to be read one by one."""
+        return memoryview(self._paths[request])  # type: ignore[arg-type]
+
+    def common(self, one: "memoryview[int]", request: int, begin: int, end: int) -> int:
+        """Leading pages that a prompt shares with a request's, from ``begin`` up to ``end``."""
+        other = self.numbers(request)
+        return bisect_left(range(end), True, begin, key=lambda page: one[page] != other[page])
+
+
+def number_pages(table: PathTable, page_tokens: int, key_tokens: int = 0) -> Pages:
+    """The prompts of a trace in whole pages; raises ``ConfigError`` for pages that do not fit."""
+    reuse = find_reuse(table, page_tokens, whole_blocks=True, key_tokens=key_tokens)
+    return Pages(number_paths(reuse).paths, key_tokens)
 
 
 class Node:
     """Pages ``begin`` to ``end`` of one request's path.
 
     Attributes:
+        children: Nodes after this one, by the numbers of their first pages.
+        last: Number of its last page.
         used: Clock of its last use; a node that is gone has -1.
         locks: Running requests that need it.
         window: Clock of the last use of its windows; -1 where it has none.
@@ -36,6 +71,7 @@ class Node:
         "begin",
         "children",
         "end",
+        "last",
         "locks",
         "marked",
         "parent",
@@ -45,8 +81,10 @@ class Node:
         "window_locks",
     )
 
-    def __init__(self, request: int, begin: int, end: int, parent: "Node | None") -> None:
-        self.request, self.begin, self.end = request, begin, end
+    def __init__(
+        self, request: int, begin: int, end: int, parent: "Node | None", last: int = -1
+    ) -> None:
+        self.request, self.begin, self.end, self.last = request, begin, end, last
         self.parent = parent
         self.children: dict[int, Node] = {}
         self.used = self.locks = 0
@@ -62,73 +100,86 @@ class PageTree:
         stored: Pages of all nodes.
         locked: Of which running requests need.
         evicted: Pages evicted so far.
+        changes: How often a node came, went or was cut.
     """
 
-    def __init__(self, shape: Shape, pages: int) -> None:
+    def __init__(self, shape: Pages, pages: int) -> None:
         """An empty cache of so many pages."""
         self._shape = shape
         self.root = Node(-1, 0, 0, None)
         self.free = pages
-        self.stored = self.locked = self.evicted = 0
+        self.stored = self.locked = self.evicted = self.changes = 0
         self._clock = 0
         self._leaves: list[tuple[int, int, Node]] = []
         self._tickets = count()
 
     def peek(self, request: int, limit: int) -> list[tuple[Node, int]]:
         """The nodes that ``walk`` would pass, with the pages matched to the end of each."""
-        shape, node, way = self._shape, self.root, list[tuple[Node, int]]()
-        path = shape.path(request)
+        node, way = self.root, list[tuple[Node, int]]()
+        numbers = self._shape.numbers(request)
         while node.end < limit:
-            child = node.children.get(shape.name(request, path, node.end))
+            child = node.children.get(numbers[node.end])
             if child is None:
                 break
-            other = shape.path(child.request)
-            common = shape.common_blocks(request, child.request, (path, other))
-            way.append((child, min(common, child.end, limit)))
-            if way[-1][1] < child.end:
+            end = child.end
+            if end > limit or numbers[end - 1] != child.last:
+                way.append((child, self._part_of(child, numbers, limit)))
                 break
+            way.append((child, end))
             node = child
         return way
 
+    def _part_of(self, node: Node, numbers: "memoryview[int]", limit: int) -> int:
+        """Pages up to which a prompt goes along with a node that begins as it goes on."""
+        end = min(node.end, limit)
+        if numbers[end - 1] == node.last:
+            return end
+        return self._shape.common(numbers, node.request, node.begin + 1, end)
+
     def walk(self, request: int, limit: int) -> Node:
         """Follow a prompt for at most ``limit`` pages; returns the node its match ends at."""
-        shape, node = self._shape, self.root
-        path = shape.path(request)
-        self._clock += 1
+        node, self._clock = self.root, self._clock + 1
+        numbers = self._shape.numbers(request)
         while node.end < limit:
-            child = node.children.get(shape.name(request, path, node.end))
+            child = node.children.get(numbers[node.end])
             if child is None:
                 break
             self._use(child)
-            other = shape.path(child.request)
-            common = shape.common_blocks(request, child.request, (path, other))
-            end = min(common, child.end, limit)
-            node = child if end == child.end else self.split(child, end)
+            node = self._enter(child, numbers, limit)
         return node
+
+    def _enter(self, node: Node, numbers: "memoryview[int]", limit: int) -> Node:
+        """A node as far as a prompt goes along with it: all of it, or it is cut there."""
+        if node.end <= limit and numbers[node.end - 1] == node.last:
+            return node
+        end = self._part_of(node, numbers, limit)
+        return node if end == node.end else self.split(node, end)
 
     def split(self, node: Node, at: int) -> Node:
         """Cut a node in two; returns the upper one."""
-        parent, name = node.parent, self._shape.name
+        parent, numbers = node.parent, self._shape.numbers(node.request)
         assert parent is not None
-        path = self._shape.path(node.request)
-        upper = Node(node.request, node.begin, at, parent)
+        upper = Node(node.request, node.begin, at, parent, numbers[at - 1])
         upper.used, upper.locks = self._clock, node.locks
-        parent.children[name(node.request, path, node.begin)] = upper
-        upper.children[name(node.request, path, at)] = node
+        self.changes += 1
+        parent.children[numbers[node.begin]] = upper
+        upper.children[numbers[at]] = node
         node.parent, node.begin = upper, at
         return upper
 
     def add(self, request: int, below: Node, end: int) -> Node:
         """Hang the rest of a prompt below a node."""
-        node = Node(request, below.end, end, below)
-        below.children[self._shape.name(request, self._shape.path(request), below.end)] = node
+        numbers = self._shape.numbers(request)
+        node = Node(request, below.end, end, below, numbers[end - 1])
+        below.children[numbers[below.end]] = node
         self.stored += end - below.end
+        self.changes += 1
         self._use(node)
         return node
 
-    def lock(self, node: Node) -> None:
-        """Keep a node and all above from being evicted."""
-        while node.parent is not None:
+    def lock(self, node: Node, above: Node | None = None) -> None:
+        """Keep a node and all above from being evicted, below one of these that is kept."""
+        while node is not above and node.parent is not None:
             self.locked += 0 if node.locks else node.end - node.begin
             node.locks += 1
             node = node.parent
@@ -171,9 +222,8 @@ class PageTree:
         self.stored -= pages
         self.evicted += pages
         node.used = -1
-        del parent.children[
-            self._shape.name(node.request, self._shape.path(node.request), node.begin)
-        ]
+        self.changes += 1
+        del parent.children[self._shape.numbers(node.request)[node.begin]]
         if not parent.children and parent is not self.root:
             heapq.heappush(self._leaves, (parent.used, next(self._tickets), parent))
 
@@ -190,7 +240,7 @@ def replay_sglang(
 
     The longest prompt must fit ``capacity_pages``. ``key_tokens`` are as ``Shape`` says.
     """
-    shape = Shape(table, grain_tokens, whole_blocks=True, key_tokens=key_tokens)
+    shape = number_pages(table, grain_tokens, key_tokens)
     tree = PageTree(shape, capacity_pages)
     hits = np.zeros(len(table), np.int64)
     for request, tokens in enumerate(table.input_tokens.tolist()):
@@ -227,7 +277,7 @@ class SglangCache:
     per_shared = 1
 
     def __init__(
-        self, tree: PageTree, shape: Shape, page_tokens: int, uncovered_tokens: int = 1
+        self, tree: PageTree, shape: Pages, page_tokens: int, uncovered_tokens: int = 1
     ) -> None:
         """``shape`` are the prompts in whole pages; the tree is empty.
 
@@ -238,6 +288,7 @@ class SglangCache:
         self._tree, self._shape, self._size = tree, shape, page_tokens
         self._uncovered = uncovered_tokens
         self._running: dict[int, Running] = {}
+        self._asked, self._answer = (-1, 0, 0), list[tuple[Node, int]]()
 
     @property
     def evicted(self) -> int:
@@ -280,12 +331,20 @@ class SglangCache:
 
     def peek(self, request: int, tokens: int) -> int:
         """Pages that a prompt of so many tokens would find."""
-        way = self._tree.peek(request, self._limit(request, tokens))
+        way = self._way(request, tokens)
         return way[-1][1] if way else 0
+
+    def _way(self, request: int, tokens: int) -> list[tuple[Node, int]]:
+        """What a prompt would find; looked up once for as long as the tree stays as it is."""
+        asked = request, tokens, self._tree.changes
+        if self._asked != asked:
+            self._asked = asked
+            self._answer = self._tree.peek(request, self._limit(request, tokens))
+        return self._answer
 
     def fits(self, request: int, tokens: int, promised: int) -> bool:
         """Whether a prompt can begin and end where ``promised`` pages are others'."""
-        way = self._tree.peek(request, self._limit(request, tokens))
+        way = self._way(request, tokens)
         resumed = way[-1][1] if way else 0
         unlocked = sum(end - node.begin for node, end in way if not node.locks)
         needed = self._pages(tokens) - resumed
@@ -309,8 +368,7 @@ class SglangCache:
         rest = self._pages(running.tokens) - node.end
         self._tree.free += running.pages - stored - rest
         running.pages = rest
-        self._tree.lock(node)
-        self._tree.unlock(running.node)
+        self._tree.lock(node, above=running.node)
         running.node = node
         self.freed += 1
         return node.end
@@ -343,10 +401,12 @@ class SglangCache:
         return min(known // self._size, self._shape.blocks[request])
 
 
-def page_shape(pool: Pool) -> Shape:
+def page_shape(pool: Pool) -> Pages:
     """The prompts in whole pages; with MTP, a page's key covers the token behind it."""
     key_tokens = pool.speculation.key_tokens
-    return Shape(pool.table, pool.block_tokens, whole_blocks=True, key_tokens=key_tokens)
+    if pool.paths is None:
+        return number_pages(pool.table, pool.block_tokens, key_tokens)
+    return Pages(pool.paths, key_tokens)
 
 
 def open_sglang(pool: Pool) -> SglangCache:

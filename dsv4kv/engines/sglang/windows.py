@@ -24,9 +24,9 @@ from typing import NamedTuple
 import numpy as np
 
 from dsv4kv.engines.cache import Hit, Pool, check_pages
-from dsv4kv.engines.sglang.cache import Node, PageTree, SglangCache, page_shape
+from dsv4kv.engines.sglang.cache import Node, Pages, PageTree, SglangCache, page_shape
 from dsv4kv.engines.vllm.groups import GroupHits
-from dsv4kv.prefix.paths import Ints, Shape
+from dsv4kv.prefix.paths import Ints
 
 _REFRESHED_PAGES = 2
 """Pages whose windows are refreshed together: the window and a page, in whole pages."""
@@ -52,7 +52,7 @@ class WindowTree(PageTree):
         stored_windows: Window pages of all nodes.
     """
 
-    def __init__(self, shape: Shape, pages: int, window_pages: int) -> None:
+    def __init__(self, shape: Pages, pages: int, window_pages: int) -> None:
         """An empty cache."""
         super().__init__(shape, pages)
         self.free_windows, self.stored_windows = window_pages, 0
@@ -71,12 +71,15 @@ class WindowTree(PageTree):
         self._touch(node)
         return node, last.end, marked.end
 
-    def hold(self, node: Node, window_from: int | None = None) -> Lock:
+    def hold(self, node: Node, window_from: int | None = None, held: Lock | None = None) -> Lock:
         """Keep a node and all above from being evicted, and its windows.
 
-        With ``window_from`` also those of the nodes above that begin there or later.
+        Args:
+            node: The node.
+            window_from: Also windows of the nodes above that begin there or later.
+            held: What is held already, by one of the nodes above; its windows are released.
         """
-        self.lock(node)
+        self.lock(node, above=held.node if held else None)
         last, begin = node, node.begin
         while node is not self.root:
             node.window_locks += 1
@@ -84,11 +87,16 @@ class WindowTree(PageTree):
             if window_from is None or begin <= window_from:
                 break
             node = _above(node)
+        if held:
+            self._release_windows(held)
         return Lock(last, begin)
 
     def release(self, held: Lock) -> None:
         """Undo ``hold``."""
         self.unlock(held.node)
+        self._release_windows(held)
+
+    def _release_windows(self, held: Lock) -> None:
         node = held.node
         while node is not self.root:
             node.window_locks -= 1
@@ -160,21 +168,23 @@ class WindowTree(PageTree):
 
     def _descend(self, request: int, node: Node, limit: int) -> Node:
         """Follow a prompt from a node on its way for at most ``limit`` pages in all."""
-        shape, path = self._shape, self._shape.path(request)
+        numbers = self._shape.numbers(request)
         while node.end < limit:
-            child = node.children.get(shape.name(request, path, node.end))
+            child = node.children.get(numbers[node.end])
             if child is None:
                 break
-            other = shape.path(child.request)
-            end = min(shape.common_blocks(request, child.request, (path, other)), child.end, limit)
-            node = child if end == child.end else self.split(child, end)
+            node = self._enter(child, numbers, limit)
         return node
 
     def _touch(self, node: Node) -> None:
         """Use a node and all above, the deepest last."""
-        for each in _way(self.root, node):
-            self._clock += 1
-            self._use(each)
+        if node is self.root:
+            return
+        clock, self._clock = self._clock, self._clock + node.end
+        self._use(node)
+        while node is not self.root:
+            node.used = clock + node.end
+            node = _above(node)
 
     def _recover(self, node: Node, window_from: int) -> int:
         """Let a node without windows have the request's; returns how many it takes over."""
@@ -260,7 +270,7 @@ class SglangWindowCache(SglangCache):
     def __init__(
         self,
         tree: WindowTree,
-        shape: Shape,
+        shape: Pages,
         pool: Pool,
         *,
         dense: bool,
@@ -310,9 +320,11 @@ class SglangWindowCache(SglangCache):
 
     def fits(self, request: int, tokens: int, promised: int) -> bool:
         """Whether a prompt can begin and end where ``promised`` pages are others'."""
-        way = self._tree.peek(request, self._limit(request, tokens))
-        while way and way[-1][0].window < 0:
-            way.pop()
+        way = self._way(request, tokens)
+        known = len(way)
+        while known and way[known - 1][0].window < 0:
+            known -= 1
+        way = way[:known]
         resumed, locked = (way[-1][1], way[-1][1] - way[-1][0].begin) if way else (0, 0)
         unlocked = sum(end - node.begin for node, end in way if not node.locks)
         available = super().available - self._promised - unlocked
@@ -432,9 +444,7 @@ class SglangWindowCache(SglangCache):
         node, stored, windows = tree.insert(request, running.held.node, end, first)
         tree.free += end - held - stored
         tree.free_windows += max(0, end - first) - windows
-        before = running.held
-        running.held = tree.hold(node, held if self._holds_chunks else None)
-        tree.release(before)
+        running.held = tree.hold(node, held if self._holds_chunks else None, running.held)
         if branches:
             running.branch = 0
             if slide:

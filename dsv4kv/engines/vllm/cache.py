@@ -115,19 +115,21 @@ def kept_ends(
         speculation: How drafts are made.
     """
     resumed, found = hit
-    ends = np.arange(1 + max(map(len, way)))
+    most = max(map(len, way))
     if retention_tokens is None:
-        return Kept(ends > 0, ends > 0)
+        every = range(1, most + 1)
+        return Kept(every, every)
     last, whole = (tokens - 1) // size, tokens // size
-    special = [max(0, last - 1), max(0, whole - 1)] if speculation.drops else [last]
+    special = {last - 1, whole - 1} if speculation.drops else {last}
     if found > resumed:
-        special.append(found)
-    tails = np.isin(ends, special)
+        special.add(found)
     if retention_tokens:
-        tails |= (ends > 0) & (ends * size % retention_tokens == 0)
+        step = retention_tokens // size
+        special |= set(range(step, most + 1, step))
+    tails = [end for end in sorted(special) if 0 < end <= most]
     if not speculation.drops or found == resumed:
         return Kept(tails, tails)
-    return Kept(tails, tails | (ends == found - 1))
+    return Kept(tails, sorted({*tails, found - 1} - {0}))
 
 
 def check_retention(retention_tokens: int | None, size: int) -> None:
@@ -179,6 +181,7 @@ class VllmCache:
         self._tails: dict[int, int] = {}  # windows and states that a request may hold
         self._context: dict[int, int] = {}  # blocks of a prompt that are not computed yet
         self._promised = self._decoded = 0
+        self._asked, self._found = (-1, 0, 0), Hit(0, 0, 0)
 
     @property
     def evicted(self) -> int:
@@ -275,7 +278,12 @@ class VllmCache:
         self._decoded += blocks
 
     def _find(self, request: int, tokens: int) -> Hit:
-        return Hit(*self._pool.find(self._ways[request], (tokens - 1) // self._pool.size))
+        """What a prompt would find; looked up once for as long as nothing is cached or let go."""
+        asked = request, tokens, self._pool.queue.changes
+        if self._asked != asked:
+            limit = (tokens - 1) // self._pool.size
+            self._asked, self._found = asked, Hit(*self._pool.find(self._ways[request], limit))
+        return self._found
 
     def _cached(self, running: Running, position: int) -> int:
         """Blocks that others can find of a prompt computed up to ``position``."""

@@ -10,9 +10,11 @@ is known by keys; a key may be kept several times, and then its oldest copy is f
 requests may use one entry; it joins the queue when the last of them gives it back.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -35,12 +37,13 @@ class BlockQueue:
         busy: Cached blocks that requests use.
         evicted: Cached blocks taken for new content so far.
         first: int64[keys]: entry that is found for every key; -1 where there is none.
+        changes: How often blocks were cached or let go.
     """
 
     def __init__(self, blocks: int, keys: int) -> None:
         """An empty cache."""
         self.uncached = blocks
-        self.idle = self.busy = self.evicted = 0
+        self.idle = self.busy = self.evicted = self.changes = 0
         self.first: Ints = np.full(keys, _NONE, np.int64)
         self._last: Ints = np.zeros(keys, np.int64)
         self._key, self._size, self._place, self._next, self._users = (
@@ -53,6 +56,7 @@ class BlockQueue:
     def cache(self, keys: Ints, size: int) -> Ints:
         """Register blocks in use under their keys; returns their entries."""
         count = len(keys)
+        self.changes += 1
         new = np.arange(self._entries, self._entries + count)
         self._entries += count
         while self._entries > len(self._key):
@@ -136,6 +140,7 @@ class BlockQueue:
 
     def _forget(self, entries: Ints) -> None:
         """Let keys go; a later copy takes the place of the first."""
+        self.changes += 1
         self._place[entries] = _NONE
         keys = self._key[entries]
         alone = (self.first[keys] == entries) & (self._next[entries] == _NONE)
@@ -295,12 +300,12 @@ class Kept(NamedTuple):
     """Where the windows and states of a prompt stay cached.
 
     Attributes:
-        tails: bool[1 + whole blocks]: whether they do behind so many blocks.
+        tails: Behind so many blocks, in rising order from 1.
         drafts: The same in groups that have a draft's layer.
     """
 
-    tails: NDArray[np.bool_]
-    drafts: NDArray[np.bool_]
+    tails: Sequence[int]
+    drafts: Sequence[int]
 
 
 @dataclass(slots=True, eq=False)
@@ -312,8 +317,8 @@ class Running:
         kept: Where its windows and states stay cached.
         position: Tokens that have blocks.
         context: Entries of its cached context blocks, in the order they came.
-        tails: int64 for every group: entries that it holds and that stay cached, in order.
-        ends: int64 for every group: tokens at which these end.
+        tails: For every group: entries that it holds and that stay cached, in order.
+        ends: For every group: tokens at which these end.
         starts: Where the blocks of every group that it still holds begin, in tokens.
     """
 
@@ -321,8 +326,8 @@ class Running:
     kept: Kept
     position: int
     context: list[Ints]
-    tails: list[Ints]
-    ends: list[Ints]
+    tails: list[list[int]]
+    ends: list[list[int]]
     starts: list[int]
 
 
@@ -367,6 +372,9 @@ class GroupPool:
         self._dropped = int(drops and not groups)
         self._longer = replayed_tokens // context_tokens if replayed_tokens else 0
         self._first = self.queue.first.reshape(rows, nodes + 1)
+        self._sizes = [context_tokens, *(group.block_tokens for group in groups)]
+        self._tail_tokens = [group.tail_tokens for group in groups]
+        self._behind = max((max(0, part.end_tokens) for _, part in self._parts), default=0)
         self._marking = max((part for _, part in self._parts), key=_end, default=None)
         self._marked = np.zeros(nodes + 1, bool)
 
@@ -412,8 +420,8 @@ class GroupPool:
             kept=kept,
             position=at,
             context=[context],
-            tails=[np.array(entries, np.int64) for entries in tails],
-            ends=[np.array(places, np.int64) for places in ends],
+            tails=tails,
+            ends=ends,
             starts=[max(0, at - (resumed > 0) * group.tail_tokens) for group in self._groups],
         )
 
@@ -431,27 +439,23 @@ class GroupPool:
         queue.take(self.blocks_between(at, end))
         done, full = (min(place // self.size, len(path)) for place in (at, end))
         running.context.append(queue.cache(path[done:full], 1))
-        new: list[list[tuple[Ints, Ints]]] = [[] for _ in self._groups]
-        for row, (number, part) in enumerate(self._parts, start=1):
-            new[number].append(self._cache_part(running, row, part, end))
-        for number, parts in enumerate(new):
-            if not parts:
-                continue
-            entries, ends = parts[0]
-            if len(parts) > 1:
-                entries, ends = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-                order = ends.argsort()
-                entries, ends = entries[order], ends[order]
-            running.tails[number] = np.concatenate([running.tails[number], entries])
-            running.ends[number] = np.concatenate([running.ends[number], ends])
+        if self._keeps(running, end):
+            self._cache_parts(running, end)
         running.position = end
         self.context_used += -(-end // self.size) - -(-at // self.size)
 
+    def _keeps(self, running: Running, end: int) -> bool:
+        """Whether any windows and states of the tokens up to ``end`` stay cached."""
+        keep = running.kept.drafts
+        first = bisect_right(keep, (running.position - self._behind) // self.size)
+        return first < len(keep) and keep[first] * self.size <= end
+
     def slide(self, running: Running) -> None:
         """Give back what lies behind the window of the last whole block of context."""
-        at = running.position // self.size * self.size
-        for number, group in enumerate(self._groups):
-            self._release(running, number, max(running.starts[number], at - group.tail_tokens))
+        at, starts = running.position // self.size * self.size, running.starts
+        for number, tokens in enumerate(self._tail_tokens):
+            if at - tokens > starts[number]:
+                self._release(running, number, at - tokens)
 
     def end(self, running: Running) -> None:
         """Give everything back, context first, last blocks first."""
@@ -502,10 +506,22 @@ class GroupPool:
 
     def blocks_between(self, begin: int, end: int) -> int:
         """Blocks of all groups that tokens ``begin`` to ``end`` need."""
-        sizes = [self.size, *(group.block_tokens for group in self._groups)]
-        return sum(-(-end // size) - -(-begin // size) for size in sizes)
+        return sum([-(-end // size) - -(-begin // size) for size in self._sizes])
 
-    def _cache_part(self, running: Running, row: int, part: Part, end: int) -> tuple[Ints, Ints]:
+    def _cache_parts(self, running: Running, end: int) -> None:
+        """Cache windows and states of the tokens up to ``end`` where they stay so."""
+        new: dict[int, list[tuple[int, int]]] = {}
+        for row, (number, part) in enumerate(self._parts, start=1):
+            if parts := self._cache_part(running, row, part, end):
+                new.setdefault(number, []).extend(parts)
+        for number, parts in new.items():
+            parts.sort(key=itemgetter(1))
+            running.tails[number] += [entry for entry, _ in parts]
+            running.ends[number] += [place for _, place in parts]
+
+    def _cache_part(
+        self, running: Running, row: int, part: Part, end: int
+    ) -> list[tuple[int, int]]:
         """Cache a part at every boundary that became whole; its entries, and where they end."""
         numbers, size = part.numbers(running.way), self.size
         done, full = (
@@ -513,25 +529,29 @@ class GroupPool:
             for place in (running.position, end)
         )
         keep = running.kept.drafts if part.drafts else running.kept.tails
-        kept = np.flatnonzero(keep[done + 1 : full + 1]) + done + 1
+        kept = keep[bisect_right(keep, done) : bisect_right(keep, full)]
+        if not kept:
+            return []
         if part.end_tokens > 0:  # it may also lie behind no block at all, where no hit ends
             numbers = np.append(numbers, self._nodes)
         if part is self._marking:
-            self._marked[numbers[kept[running.kept.tails[kept]] - 1]] = True
-        keys = numbers[kept - 1] + row * (self._nodes + 1)
-        return self.queue.cache(keys, part.blocks), kept * size + part.end_tokens
+            tails = running.kept.tails
+            marked = kept if keep is tails else [each for each in kept if each in tails]
+            self._marked[numbers[np.array(marked, np.int64) - 1]] = True
+        keys = numbers[np.array(kept, np.int64) - 1] + row * (self._nodes + 1)
+        ends = [each * size + part.end_tokens for each in kept]
+        return list(zip(self.queue.cache(keys, part.blocks).tolist(), ends, strict=True))
 
     def _release(self, running: Running, number: int, end: int) -> None:
         """Give back a group's blocks up to ``end``, the last first."""
-        given = running.tails[number][: running.ends[number].searchsorted(end, side="right")]
-        blocks = (end - running.starts[number]) // self._groups[number].block_tokens
-        self.queue.uncached += blocks
+        start, count = running.starts[number], bisect_right(running.ends[number], end)
+        self.queue.uncached += (end - start) // self._groups[number].block_tokens
         running.starts[number] = end
-        if len(given):
+        if count:
+            given = np.array(running.tails[number][:count][::-1], np.int64)
             self.queue.uncached -= self.queue.blocks(given)
-            self.queue.give_back(given[::-1])
-            running.tails[number] = running.tails[number][len(given) :]
-            running.ends[number] = running.ends[number][len(given) :]
+            self.queue.give_back(given)
+            del running.tails[number][:count], running.ends[number][:count]
 
 
 def _end(part: Part) -> int:

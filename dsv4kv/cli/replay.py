@@ -1,7 +1,7 @@
 """``dsv4kv replay``: serve a trace in virtual time."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -227,7 +227,8 @@ def replay(
     silent = quiet or json_ == "-"
     if against:
         given = [*(set_ or []), *as_settings(_OWN, memory=memory)]
-        found = _compare(trace, given, command=command, log=log, rule=rule, model=model)
+        asked = _Asked(trace, given, command, log, rule, model)
+        found = _compare(asked, silent=silent)
         _show_comparison(str(trace), *found, chart=chart, json_=json_, silent=silent)
         return
     if command or log:
@@ -245,25 +246,30 @@ def replay(
     end_run(record)
 
 
-def _compare(
-    source: str | None,
-    given: list[str],
-    *,
-    command: str | None,
-    log: Path | None,
-    rule: str | None,
-    model: str | None,
-) -> "tuple[Against, Sequence[Known]]":
+class _Asked(NamedTuple):
+    """What is to be compared, and what is said of its server."""
+
+    source: str | None
+    given: list[str]
+    command: str | None
+    log: Path | None
+    rule: str | None
+    model: str | None
+
+
+def _compare(asked: _Asked, *, silent: bool) -> "tuple[Against, Sequence[Known]]":
     """Replay a recording at its server's pace, with its settings and what is given."""
+    from dsv4kv.cli.progress import Watcher
     from dsv4kv.engines.logs.read import read_log
     from dsv4kv.errors import ConfigError
     from dsv4kv.recording.convert import read_recording
     from dsv4kv.recording.folder import is_recording
     from dsv4kv.recording.server import read_server
-    from dsv4kv.replay.against import check_comparable, compare_with_server
+    from dsv4kv.replay.against import MOST_PLAYS, check_comparable, compare_with_server
     from dsv4kv.replay.settings import open_pool, settings_of
     from dsv4kv.sizing.launch import read_command
 
+    source, given, command, log, rule, model = asked
     if source is None or not is_recording(Path(source)):
         raise ConfigError(
             f"--against: {source or 'nothing'} is no recording: name a folder of dsv4kv record."
@@ -273,7 +279,9 @@ def _compare(
     reading, started = read_command(command) if command else None, read_log(log) if log else None
     known = list(settings_of(server, reading, started, rule, model))
     pool, chosen = open_pool(recorded.requests, known, given)
-    return compare_with_server(recorded, server, chosen, pool), known
+    console, most = open_console(stderr=True, quiet=silent), MOST_PLAYS * len(recorded.requests)
+    with Watcher(console, "replays", "requests", most, after_s=1.0) as watcher:
+        return compare_with_server(recorded, server, chosen, pool, watcher.advance), known
 
 
 def _show_comparison(

@@ -5,7 +5,7 @@ minutes, and of the numbers of blocks that are cached.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import time
@@ -64,7 +64,7 @@ class Glance:
         window_s: How long these are, of what has been recorded.
         silent_s: Since when nothing was recorded.
         found: Tokens found and tokens asked for, by who says so.
-        sources: Tokens found by where they were, by the counters.
+        sources: Tokens found by where they were, by the counters, or else by the answers.
         requests: That arrived.
         stored: Blocks stored, by events; None without.
         removed: Blocks evicted, likewise.
@@ -153,7 +153,7 @@ class Watched:
             max(1.0, min(self.window_s, self._now_s - self._first_s)),
             max(0.0, self.clock() - self._now_s),
             {name: pair for name, pair in by.items() if pair[1]},
-            _by_source(grown),
+            _by_source(grown) or _answered_by_source(answered),
             len({row.get("id", number) for number, row in enumerate(self._rows)}),
             stored,
             removed,
@@ -200,6 +200,13 @@ def _by_source(grown: Values) -> dict[str, int]:
             named, _, where = part.partition("=")
             if named == label:
                 found[where] += round(value)
+    return dict(found)
+
+
+def _answered_by_source(rows: Iterable[Record]) -> dict[str, int]:
+    found = Counter[str]()
+    for row in rows:
+        found.update(row.get("cached_by", {}))
     return dict(found)
 
 

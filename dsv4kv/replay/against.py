@@ -6,8 +6,9 @@ its tokens: exactly, or between two bounds. What is left is said to be unexplain
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -20,8 +21,10 @@ from dsv4kv.recording.server import Server
 from dsv4kv.replay.paced import Played, Span, play
 
 MINUTE_S = 60.0
-_POOLS = (7 / 8, 3 / 4, 5 / 8, 1 / 2, 3 / 8, 1 / 4, 3 / 16, 1 / 8)
-"""Of the pool that was stated: smaller ones that may fit better what the server did."""
+_POOLS, _BETWEEN = (3 / 4, 1 / 2, 1 / 4), 1 / 8
+"""Parts of the pool that may fit better what the server did, then those next to the best."""
+MOST_PLAYS = 11
+"""How often requests are replayed at most."""
 _BETTER = 0.8  # a smaller pool is named if it leaves less than this of the difference
 _NOTABLE = 0.01  # of all prompt tokens
 _ORDER = 0.9  # a pool so much smaller bounds what another order of eviction may lose
@@ -104,7 +107,13 @@ class Against:
         return (self.total.server.hit_tokens or 0) - (self.total.replay.hit_tokens or 0)
 
 
-def compare_with_server(recorded: Recorded, server: Server, rule: str, pool: Pool) -> Against:
+def compare_with_server(
+    recorded: Recorded,
+    server: Server,
+    rule: str,
+    pool: Pool,
+    advance: Callable[[], object] = lambda: None,
+) -> Against:
     """Replay what was asked at the server's pace, and explain what differs.
 
     Args:
@@ -112,11 +121,13 @@ def compare_with_server(recorded: Recorded, server: Server, rule: str, pool: Poo
         server: What the server did.
         rule: By whose rule.
         pool: The server's cache, and the requests as a trace.
+        advance: Is called with every request of every replay, of which there are ``MOST_PLAYS``
+            at most.
 
     Raises:
         TraceError: Nobody recorded requests, or what the server found.
     """
-    return _Comparison(recorded, server, rule, pool).explain()
+    return _Comparison(recorded, server, rule, pool, advance).explain()
 
 
 def check_comparable(recorded: Recorded, server: Server) -> None:
@@ -146,11 +157,19 @@ def spans_of(recorded: Recorded) -> list[Span]:
 
 
 class _Comparison:
-    def __init__(self, recorded: Recorded, server: Server, rule: str, pool: Pool) -> None:
+    def __init__(
+        self,
+        recorded: Recorded,
+        server: Server,
+        rule: str,
+        pool: Pool,
+        advance: Callable[[], object],
+    ) -> None:
         if find_rule(rule).open is None:
             raise ConfigError(f"the rule {rule} is no server's: take an engine's, with --rule.")
         check_comparable(recorded, server)
         self._recorded, self._server, self._pool = recorded, server, pool
+        self._advance = advance
         self._name, self._rule = rule, find_rule(rule)
         self._spans = spans_of(recorded)
         self._at_once = rule.startswith("vllm")  # it caches a prompt as it schedules it
@@ -166,9 +185,13 @@ class _Comparison:
         self._beyond = np.where(self._told, np.maximum(self._found - seen, 0), 0)
 
     def explain(self) -> Against:
-        """Replay it, and with every cause."""
+        """Replay it, and with every cause, if there is anything to explain."""
         plain = self._play()
-        causes, model = [], plain
+        causes = self._causes(plain) if self._apart(plain) else []
+        return self._report(plain, [cause for cause in causes if cause.low or cause.high])
+
+    def _causes(self, plain: Played) -> list[Cause]:
+        causes, model = list[Cause](), plain
         if self._restarts:
             model, before = self._play(emptied=self._restarts), plain
             times = f"{len(self._restarts)}, at " + ", ".join(map(_clock, self._restarts[:3]))
@@ -185,7 +208,7 @@ class _Comparison:
         causes += self._ids_of_text(model)
         causes += self._in_flight(model)
         causes += self._order(model)
-        return self._report(plain, [cause for cause in causes if cause.low or cause.high])
+        return causes
 
     # ---- causes ---------------------------------------------------------------------------------
 
@@ -221,13 +244,13 @@ class _Comparison:
         best: tuple[int, int, Played] | None = None
         if apart < _NOTABLE * self._asked:
             return None
-        for share in _POOLS:
-            blocks = int(self._pool.blocks * share)
-            tried = self._play(
-                pool=replace(self._pool, tokens=blocks * size), emptied=self._restarts
-            )
-            if not tried.rejected and (best is None or self._apart(tried) < best[0]):
-                best = self._apart(tried), blocks, tried
+        for shares in (_POOLS, (-_BETWEEN, _BETWEEN)):
+            middle = best[1] if best and shares is not _POOLS else 0
+            for share in shares:
+                blocks = middle + int(self._pool.blocks * share)
+                tried = self._play(pool=self._sized(blocks * size), emptied=self._restarts)
+                if not tried.rejected and (best is None or self._apart(tried) < best[0]):
+                    best = self._apart(tried), blocks, tried
         if best is None or best[0] > _BETTER * apart:
             return None
         return best[1], best[2]
@@ -254,12 +277,16 @@ class _Comparison:
 
     def _in_flight(self, model: Played) -> Iterator[Cause]:
         """Whether prompts are found while they are being computed."""
+        if all(one.first_s <= other.begin_s for one, other in pairwise(self._spans)):
+            return
         other = self._play(at_once=not self._at_once, emptied=self._restarts)
         name = "prompts found while they are computed"
         yield self._between(name, model, [other], "replayed both ways")
 
     def _order(self, model: Played) -> Iterator[Cause]:
         """What is evicted first matters only where something is."""
+        if not model.evicted:
+            return
         size, blocks = self._pool.block_tokens, self._pool.blocks
         roomy = self._play(pool=self._sized(size * 16 * blocks), emptied=self._restarts)
         tight = self._play(pool=self._sized(size * int(_ORDER * blocks)), emptied=self._restarts)
@@ -294,6 +321,7 @@ class _Comparison:
             at_once=once,
             emptied=emptied,
             looks=self._looks,
+            advance=self._advance,
         )
 
     def _sized(self, tokens: int) -> Pool:

@@ -7,7 +7,7 @@ even distances between its first token and its last.
 
 import heapq
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -55,6 +55,7 @@ def play(
     at_once: bool,
     emptied: Sequence[float] = (),
     looks: Sequence[float] = (),
+    advance: Callable[[], object] = lambda: None,
 ) -> Played:
     """Serve a trace.
 
@@ -65,8 +66,9 @@ def play(
         at_once: Whether others find a prompt as soon as it begins, or when it is computed.
         emptied: When the cache lost everything, and requests that ran with it.
         looks: When to look at the blocks in use.
+        advance: Is called with every request that begins.
     """
-    return _Paced(pool, rule, spans, at_once=at_once).run(emptied, looks)
+    return _Paced(pool, rule, spans, at_once=at_once).run(emptied, looks, advance)
 
 
 _EMPTY, _LOOK, _BEGIN, _STORE, _GROW, _END = range(6)
@@ -90,7 +92,9 @@ class _Paced:
         self._counted: set[int] = set()
         self._late: set[int] = set()  # of those that wait, which should have ended by now
 
-    def run(self, emptied: Sequence[float], looks: Sequence[float]) -> Played:
+    def run(
+        self, emptied: Sequence[float], looks: Sequence[float], advance: Callable[[], object]
+    ) -> Played:
         """Do what comes next until nothing is left."""
         agenda = [(at, -1, _EMPTY) for at in emptied]
         agenda += [(at, len(self._spans), _LOOK) for at in looks]
@@ -103,6 +107,7 @@ class _Paced:
             elif what == _LOOK:
                 self._played.used.append(self._cache.private + self._cache.shared)
             elif what == _BEGIN:
+                advance()
                 self._arrive(number)
                 for each in self._coming(number):
                     heapq.heappush(agenda, each)

@@ -91,6 +91,18 @@ def test_tokens_found_are_told_apart_by_where_they_were(tmp_path: Path) -> None:
     assert (glance.preempted, glance.running, glance.used) == (3, 7, 0.25)
 
 
+def test_where_no_counter_says_where_tokens_were_the_answers_do(tmp_path: Path) -> None:
+    rows = ({"device": 64, "host": 0}, {"device": 128, "host": 256}, None)
+    with Recording(tmp_path / "server") as recording:
+        for number, found in enumerate(rows):
+            row: Record = {"source": "requests:0", "id": number, "input_tokens": 500}
+            row |= {"cached_tokens": sum(found.values()), "cached_by": found} if found else {}
+            recording.write("requests", row)
+    glance = watched(tmp_path / "server").glance()
+    assert glance.sources == {"device": 192, "host": 256}
+    assert glance.found == {"its answers": (448, 1000)}
+
+
 def test_blocks_by_group_are_stored_less_evicted_and_said_to_be_inferred(tmp_path: Path) -> None:
     tokens = list(range(512))
     recorded(

@@ -6,7 +6,7 @@ real one tells. So every token of the difference has a known cause.
 
 import json
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ class Scene:
         restarts: When its cache began anew.
         unheard: Numbers of requests that it served and nobody recorded.
         tells: Whether it tells with every answer what it found.
+        at_once: Whether prompts are found while they are computed; None as its engine does.
         requests: What it was asked.
     """
 
@@ -48,6 +49,7 @@ class Scene:
     restarts: tuple[float, ...] = ()
     unheard: frozenset[int] = frozenset()
     tells: bool = True
+    at_once: bool | None = None
     requests: list[Request] = field(default_factory=lambda: conversations(3))
 
     @property
@@ -61,6 +63,7 @@ class Scene:
         blocks = self.blocks or BLOCKS[self.family]
         pool = Pool(collect_paths(self.requests), blocks * 256, 256, MODEL, CHUNK)
         rule, at_once = find_rule(RULES[self.family]), self.family == "vllm"
+        at_once = at_once if self.at_once is None else self.at_once
         found = play(pool, rule, self.spans, at_once=at_once, emptied=self.restarts)
         assert not found.rejected
         return found.hits
@@ -199,6 +202,19 @@ def test_a_time_when_nobody_recorded_is_named_and_bounds_what_was_lost_in_it(
     assert low < 0 == high
     # conversations went on in between: what the server found of them nobody saw
     assert named["cached before the recording, or generated"][0] > 0
+    assert found["unexplained_tokens"] == 0
+
+
+@pytest.mark.parametrize("family", RULES)
+def test_prompts_that_are_found_while_they_are_computed_are_a_cause_of_their_own(
+    family: str, tmp_path: Path
+) -> None:
+    requests = [replace(each, arrival_s=0.2 * n) for n, each in enumerate(conversations(5))]
+    scene = Scene(family, at_once=family != "vllm", requests=requests)
+    found = against(record(tmp_path / "server", scene))
+    low, high = causes(found)["prompts found while they are computed"]
+    assert (low < 0) if family == "vllm" else (high > 0)
+    assert low <= found["difference_tokens"] <= high
     assert found["unexplained_tokens"] == 0
 
 

@@ -28,3 +28,14 @@ def user_cache() -> Path | None:
     except RuntimeError:
         return None
     return folder if folder.is_absolute() else None  # older versions leave the "~" of no home
+
+
+def user_calibrations() -> Path | None:
+    """The user's folder of the clock's calibrations; None without a home."""
+    from platformdirs import user_data_path
+
+    try:
+        folder = user_data_path("dsv4kv", appauthor=False) / "calibrations"
+    except RuntimeError:
+        return None
+    return folder if folder.is_absolute() else None

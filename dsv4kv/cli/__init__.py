@@ -16,6 +16,7 @@ from dsv4kv import __version__
 from dsv4kv.cli import (
     bench,
     budget,
+    calibrate,
     compare,
     completion,
     config,
@@ -97,6 +98,7 @@ app.command("replay", rich_help_panel="Measure", epilog=replay.EPILOG)(replay.re
 app.command("report", rich_help_panel="Measure", epilog=report.EPILOG)(report.report)
 app.add_typer(results.app, cls=Group, name="results", rich_help_panel="Measure")
 app.command("kernels", rich_help_panel="Measure", epilog=kernels.EPILOG)(kernels.kernels)
+app.command("calibrate", rich_help_panel="Prepare", epilog=calibrate.EPILOG)(calibrate.calibrate)
 app.command("doctor", rich_help_panel="Prepare", epilog=doctor.EPILOG)(doctor.doctor)
 app.command("budget", cls=budget.BudgetCommand, rich_help_panel="Prepare", epilog=budget.EPILOG)(
     budget.budget

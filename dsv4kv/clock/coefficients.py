@@ -6,7 +6,9 @@ from typing import Annotated
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from dsv4kv.choices import listed
 from dsv4kv.errors import ConfigError
+from dsv4kv.resources import user_calibrations
 from dsv4kv.sizing.gpus import Gpu, load_gpu
 
 _Time = Annotated[float, Field(ge=0)]
@@ -120,8 +122,26 @@ def _known(gpu: Gpu, experts: str) -> Coefficients | None:
     return None
 
 
-def read_coefficients(path: Path) -> Coefficients:
-    """Coefficients of a file; raises ``ConfigError``."""
+def find_calibration(name: str) -> Coefficients:
+    """Coefficients that ``dsv4kv calibrate`` stored by a name, or those of a file.
+
+    Raises:
+        ConfigError: There are none, or the file has no coefficients.
+    """
+    path = Path(name)
+    if not path.suffix and not path.exists():
+        folder = user_calibrations()
+        known = sorted(each.stem for each in folder.glob("*.yaml")) if folder else []
+        if folder is None or name not in known:
+            raise ConfigError(
+                f"cost.calibration is {name!r}, which is no file and no stored calibration: "
+                f"{listed(known) if known else 'there is none yet'}; dsv4kv calibrate makes one."
+            )
+        path = folder / f"{name}.yaml"
+    return _read_coefficients(path)
+
+
+def _read_coefficients(path: Path) -> Coefficients:
     try:
         return Coefficients(**yaml.safe_load(path.read_text(encoding="utf-8")))
     except (OSError, yaml.YAMLError, TypeError, ValidationError) as error:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dsv4kv.choices import CLOCKS
-from dsv4kv.clock.coefficients import find_coefficients, read_coefficients
+from dsv4kv.clock.coefficients import find_calibration, find_coefficients
 from dsv4kv.clock.steps import Deployment, ModelTimes, StepTimes
 from dsv4kv.clock.tables import TableTimes, open_own, open_shipped
 from dsv4kv.clock.weights import WeightModel
@@ -67,7 +67,7 @@ def find_layout(cost: CostSection, model: DSV4Config) -> Layout:
 def by_model(deployment: Deployment, _: DSV4Config, gpu: Gpu, cost: CostSection) -> ModelTimes:
     """By coefficients: calibrated, or the GPU's."""
     if cost.calibration is not None:
-        return ModelTimes(deployment, read_coefficients(Path(cost.calibration)))
+        return ModelTimes(deployment, find_calibration(cost.calibration))
     return ModelTimes(deployment, find_coefficients(gpu, deployment.weights.expert_kind))
 
 

@@ -192,3 +192,17 @@ class ModelTimes:
     def seconds(self, counts: Counts) -> float:
         """See ``StepTimes``."""
         return sum(count * rate for count, rate in zip(counts, self._rates, strict=True))
+
+    @property
+    def coefficients(self) -> Coefficients:
+        """What it times by."""
+        return self._coefficients
+
+    @property
+    def rates(self) -> NDArray[np.float64]:
+        """float64[COUNTS]: seconds of one of everything that is counted."""
+        return np.array(self._rates)
+
+    def by(self, coefficients: Coefficients) -> "ModelTimes":
+        """The same deployment by other coefficients."""
+        return ModelTimes(self._made, coefficients)

@@ -1,0 +1,1 @@
+"""Coefficients of the clock from what a user's own server was measured at."""

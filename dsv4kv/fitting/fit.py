@@ -1,0 +1,286 @@
+"""Coefficients that a user's own measurements say most about, and what they leave open.
+
+Least squares on logarithms of times, predicted over measured, with large errors counting less. The
+coefficients' own logarithms are fitted, so none is below 0; each starts at what is known of the
+GPU and is held there loosely, so what the data says nothing about stays.
+"""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from dsv4kv.clock.coefficients import Coefficients, HeldOut
+from dsv4kv.fitting.features import Scene, Spent, quantities_of
+from dsv4kv.fitting.results import Floats
+
+FITTED = tuple(
+    name for name, field in Coefficients.model_fields.items() if field.annotation is float
+)
+"""Coefficients that are numbers."""
+
+_PRIORS = np.array([0.2 if name == "bandwidth_share" else 1.0 for name in FITTED])
+"""Spread of every coefficient's logarithm around what is known of the GPU."""
+_NOISE = 0.02  # least error of a measurement: repeats of a run agree to 1 or 2 %
+_TINY = 1e-9
+_HUBER = 5.0  # errors beyond so many times the noise count linearly
+_WEIGHTS = {"ttft": 0.6, "tpot": 1.0, "throughput": 1.0}
+"""A time to the first token depends on bursts and on the client, too."""
+DETERMINED = 0.15
+"""Largest standard error of a coefficient's logarithm at which the data is said to know it."""
+_ROUNDS, _SETTLED = 4, 0.002  # the latter a fifth of what repeats of a run differ by
+FEWEST_TO_LEAVE_OUT = 3
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A coefficient.
+
+    Attributes:
+        name: Of ``Coefficients``.
+        value: As fitted.
+        before: As it was known of the GPU.
+        error: Standard error of its logarithm.
+    """
+
+    name: str
+    value: float
+    before: float
+    error: float
+
+    @property
+    def determined(self) -> bool:
+        """Whether the data says what it is."""
+        return self.error <= DETERMINED
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A time that was measured.
+
+    Attributes:
+        run: Of which run.
+        quantity: ``ttft``, ``tpot`` or ``throughput``.
+        share: Its percentile; NaN for means and whole runs.
+        measured_s: Seconds, as measured.
+        fitted_s: By the fitted coefficients.
+        left_out_s: By those fitted on all other runs; None where there are too few.
+    """
+
+    run: str
+    quantity: str
+    share: float
+    measured_s: float
+    fitted_s: float
+    left_out_s: float | None
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What came of it.
+
+    Attributes:
+        coefficients: To be used from now on.
+        estimates: Each of them, with its error.
+        compared: Every measurement beside its prediction.
+        assumed: What no file says of its runs, in words.
+    """
+
+    coefficients: Coefficients
+    estimates: Sequence[Estimate]
+    compared: Sequence[Compared]
+    assumed: Sequence[str]
+
+    def median_error(self, quantity: str) -> float | None:
+        """Of runs left out: median of |predicted / measured − 1|; None where none was."""
+        errors = [
+            abs(each.left_out_s / each.measured_s - 1)
+            for each in self.compared
+            if each.quantity == quantity and each.left_out_s is not None
+        ]
+        return float(np.median(errors)) if errors else None
+
+
+def fit_runs(scenes: Sequence[Scene], on_replay: Callable[[int, int], None]) -> Fit:
+    """Fit the coefficients of one deployment, or of several of one kind of GPU.
+
+    Every round replays all runs by the coefficients so far: requests that come by themselves queue
+    as long as the server takes.
+
+    Raises:
+        ConfigError: A run that the deployment cannot serve.
+    """
+    before = now = scenes[0].times.coefficients
+    spent: list[Spent] = []
+    for number in range(_ROUNDS):
+        spent = []
+        for place, scene in enumerate(scenes):
+            spent.append(scene.count(scene.times.by(now)))
+            on_replay(number * len(scenes) + place + 1, _ROUNDS * len(scenes))
+        then = _fit(scenes, spent, before, now)
+        settled = all(
+            abs(getattr(then, name) - getattr(now, name)) <= _SETTLED * getattr(now, name)
+            for name in FITTED
+        )
+        now = then
+        if settled:
+            break
+    left_out = _leave_out(scenes, spent, before, now)
+    compared = list(_compare(scenes, spent, now, left_out))
+    held_out = _held_out(compared, before.held_out)
+    rounded = {name: float(f"{getattr(now, name):.4g}") for name in FITTED}
+    fitted = now.model_copy(update=rounded | {"held_out": held_out, "source": _source(scenes)})
+    assumed = dict.fromkeys(scene.run.assumed for scene in scenes if scene.run.assumed)
+    return Fit(fitted, _estimates(scenes, spent, before, fitted), compared, tuple(assumed))
+
+
+def _source(scenes: Sequence[Scene]) -> str:
+    """What the coefficients go by, for whoever reads them in a replay."""
+    first, count = scenes[0], len(scenes)
+    others = f" and {count - 1} more" if count > 1 else ""
+    return (
+        f"dsv4kv calibrate on {first.run.name}{others} ({first.run.engine}); what these leave "
+        f"open: {first.times.coefficients.source}"
+    )
+
+
+def _fit(
+    scenes: Sequence[Scene], spent: Sequence[Spent], before: Coefficients, start: Coefficients
+) -> Coefficients:
+    def residuals(steps: Floats) -> Floats:
+        found = _residuals(scenes, spent, _moved(before, steps)) / _NOISE
+        soft = np.sign(found) * _HUBER * np.sqrt(2 * (np.sqrt(1 + (found / _HUBER) ** 2) - 1))
+        return np.concatenate([soft, steps / _PRIORS])
+
+    begin = np.array([np.log(_known(start, name) / _known(before, name)) for name in FITTED])
+    return _moved(before, _least_squares(residuals, begin))
+
+
+def _moved(before: Coefficients, steps: Floats) -> Coefficients:
+    """Coefficients whose logarithms are so much larger."""
+    values = {n: _known(before, n) * float(np.exp(x)) for n, x in zip(FITTED, steps, strict=True)}
+    return before.model_copy(update=values)
+
+
+def _known(coefficients: Coefficients, name: str) -> float:
+    """A coefficient; one of 0 could not grow."""
+    return max(float(getattr(coefficients, name)), _TINY)
+
+
+def _residuals(
+    scenes: Sequence[Scene], spent: Sequence[Spent], coefficients: Coefficients
+) -> Floats:
+    """Weighted logarithms of predicted over measured; a latency counts once, however often."""
+    found = []
+    for scene, each in zip(scenes, spent, strict=True):
+        names, measured = quantities_of(scene.run)
+        predicted = each.predict(scene.run, scene.times.by(coefficients))
+        weights = [_WEIGHTS[name] / np.sqrt(names.count(name)) for name in names]
+        found.append(np.log(predicted / measured) * weights)
+    return np.concatenate(found)
+
+
+def _least_squares(residuals: Callable[[Floats], Floats], steps: Floats) -> Floats:
+    """Levenberg and Marquardt, from somewhere near."""
+    damping = 1e-2
+    now = residuals(steps)
+    for _ in range(60):
+        slopes = _slopes(residuals, steps, now)
+        normal = slopes.T @ slopes
+        step = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), -slopes.T @ now)
+        then = residuals(steps + step)
+        if then @ then < now @ now:
+            steps, now, damping = steps + step, then, damping / 5
+            if np.abs(step).max() < 1e-5:
+                break
+        else:
+            damping *= 7
+    return steps
+
+
+def _slopes(residuals: Callable[[Floats], Floats], steps: Floats, now: Floats) -> Floats:
+    small = 1e-4
+    columns = [(residuals(steps + each) - now) / small for each in small * np.eye(len(steps))]
+    return np.stack(columns, 1)
+
+
+def _estimates(
+    scenes: Sequence[Scene], spent: Sequence[Spent], before: Coefficients, fitted: Coefficients
+) -> list[Estimate]:
+    """Every coefficient with the error that the data leaves it."""
+    zero = np.zeros(len(FITTED))
+
+    def residuals(steps: Floats) -> Floats:
+        return _residuals(scenes, spent, _moved(fitted, steps))
+
+    now = residuals(zero)
+    noise = max(_NOISE, float(np.sqrt(np.mean(now**2))))
+    slopes = _slopes(residuals, zero, now) / noise
+    errors = np.sqrt(np.diag(np.linalg.inv(slopes.T @ slopes + np.diag(1 / _PRIORS**2))))
+    return [
+        Estimate(name, getattr(fitted, name), getattr(before, name), float(error))
+        for name, error in zip(FITTED, errors, strict=True)
+    ]
+
+
+def _leave_out(
+    scenes: Sequence[Scene], spent: Sequence[Spent], before: Coefficients, start: Coefficients
+) -> list[Floats | None]:
+    """Predictions of every run by what was fitted on all others."""
+    if len(scenes) < FEWEST_TO_LEAVE_OUT:
+        return [None] * len(scenes)
+    found: list[Floats | None] = []
+    for place, scene in enumerate(scenes):
+        others = [each for each in range(len(scenes)) if each != place]
+        fitted = _fit([scenes[i] for i in others], [spent[i] for i in others], before, start)
+        found.append(spent[place].predict(scene.run, scene.times.by(fitted)))
+    return found
+
+
+def _compare(
+    scenes: Sequence[Scene],
+    spent: Sequence[Spent],
+    fitted: Coefficients,
+    left_out: Sequence[Floats | None],
+) -> list[Compared]:
+    rows = []
+    for scene, each, without in zip(scenes, spent, left_out, strict=True):
+        run, times = scene.run, scene.times.by(fitted)
+        names, measured = quantities_of(run)
+        shares = [share for _, share, _ in run.latencies] + [float("nan")]
+        predicted = each.predict(run, times)
+        for place, name in enumerate(names):
+            others = None if without is None else float(without[place])
+            numbers = float(measured[place]), float(predicted[place]), others
+            rows.append(Compared(run.name, name, shares[place], *numbers))
+    return rows
+
+
+def _held_out(compared: Sequence[Compared], before: HeldOut) -> HeldOut:
+    """What nine of ten errors of runs left out are within; as before where none was."""
+    found = {}
+    for name, known in before:
+        logs = [
+            abs(np.log(each.left_out_s / each.measured_s))
+            for each in compared
+            if each.quantity == name and each.left_out_s is not None
+        ]
+        factor = float(np.exp(np.quantile(logs, 0.9))) if logs else known
+        found[name] = max(1.05, np.ceil(factor * 20) / 20)
+    return HeldOut(**found)
+
+
+def dumps(fit: Fit) -> str:
+    """The fit as JSON."""
+    compared = [
+        asdict(each) | {"share": None if math.isnan(each.share) else each.share}
+        for each in fit.compared
+    ]
+    document = {
+        "coefficients": fit.coefficients.model_dump(),
+        "estimates": [asdict(e) | {"determined": e.determined} for e in fit.estimates],
+        "compared": compared,
+    }
+    return json.dumps(document, indent=1)

@@ -1,0 +1,225 @@
+"""Result files of the engines' own benchmarks, as the runs that they tell of.
+
+``sglang.bench_serving --output-file`` appends a JSON line a run; ``vllm bench serve
+--save-result`` writes one object a file, or lines with ``--append-result``. Names of fields are
+those of SGLang 0.5.23 and vLLM 0.33; files that lack some are read as far as they go. With
+``--output-details`` and ``--save-detailed`` they have every request.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsv4kv.errors import RecordError
+from dsv4kv.reading import Unparsable, parse_json, read_document
+from dsv4kv.traces.request import Request
+
+Floats = NDArray[np.float64]
+
+SHARES = (10, 25, 50, 75, 90)
+"""Percentiles that are compared where every request is known."""
+
+_STATISTICS = {"median": 50.0, "p50": 50.0, "p25": 25.0, "p75": 75.0, "p90": 90.0, "p95": 95.0}
+"""Names of percentiles in a file without details; of a p99 of few requests nothing follows."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run of a benchmark.
+
+    Attributes:
+        name: File and line.
+        engine: ``sglang`` or ``vllm``.
+        requests: What was sent, in order; arrivals where they came by themselves.
+        assumed: What of them is not in the file, in words; empty if nothing is.
+        concurrency: Most at once; None where requests came by themselves.
+        duration_s: Of the whole run; None where it is not said.
+        latencies: Measured times in seconds, as (name, percentile, seconds); percentile ``nan``
+            is the mean.
+        accepted: Tokens that a decode step yields for a request; None where it is not said.
+    """
+
+    name: str
+    engine: str
+    requests: Sequence[Request]
+    assumed: str
+    concurrency: int | None
+    duration_s: float | None
+    latencies: Sequence[tuple[str, float, float]]
+    accepted: float | None
+
+    @property
+    def output_tokens(self) -> int:
+        """Generated in all."""
+        return sum(request.output_tokens for request in self.requests)
+
+
+def read_results(paths: Sequence[Path]) -> list[Measured]:
+    """All runs of some files.
+
+    Raises:
+        RecordError: A file cannot be read, is no such result, or has nothing to compare with.
+    """
+    found = [run for path in paths for run in _read_file(path)]
+    if not found:
+        raise RecordError("no run of a benchmark is in these files: give results of one.")
+    return found
+
+
+def _read_file(path: Path) -> Iterator[Measured]:
+    try:
+        text = read_document(path).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecordError(f"{path} cannot be read: {error}; {_WANTED}") from error
+    try:
+        documents = [parse_json(text)]
+    except Unparsable:
+        documents = list(_lines(path, text))
+    for number, document in enumerate(documents, 1):
+        name = path.name if len(documents) == 1 else f"{path.name}:{number}"
+        if not isinstance(document, dict):
+            raise RecordError(f"{path}, run {number}: a JSON object is wanted; {_WANTED}")
+        yield _read_run(name, document)
+
+
+def _lines(path: Path, text: str) -> Iterator[Any]:
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            try:
+                yield parse_json(line)
+            except Unparsable as error:
+                raise RecordError(f"{path}:{number} is no JSON: {error}; {_WANTED}") from error
+
+
+_WANTED = (
+    "give what sglang.bench_serving --output-file or vllm bench serve --save-result has written."
+)
+
+
+def _read_run(name: str, given: Mapping[str, Any]) -> Measured:
+    engine = "sglang" if {"random_range_ratio", "sharegpt_output_len"} & set(given) else "vllm"
+    if not {"completed", "duration"} <= set(given):
+        raise RecordError(f"{name} has no completed and no duration; {_WANTED}")
+    kept = _kept(given)
+    requests, assumed = _requests(name, given, kept)
+    measured = [*_by_request(given, kept, requests)] or [*_by_statistic(given)]
+    if not measured:
+        raise RecordError(
+            f"{name} has neither ttfts and itls nor statistics of them, as median_ttft_ms and "
+            "median_tpot_ms: nothing to compare with."
+        )
+    return Measured(
+        name,
+        engine,
+        requests,
+        assumed,
+        _concurrency(given),
+        _number(given, "duration"),
+        measured,
+        _number(given, "accept_length", "spec_decode_acceptance_length"),
+    )
+
+
+def _number(given: Mapping[str, Any], *keys: str) -> float | None:
+    """The first that is a finite number above 0."""
+    for key in keys:
+        value = given.get(key)
+        if isinstance(value, int | float) and math.isfinite(value) and value > 0:
+            return float(value)
+    return None
+
+
+def _concurrency(given: Mapping[str, Any]) -> int | None:
+    """Most requests at once; None where they come by a rate and nothing holds them back."""
+    most = _number(given, "max_concurrency")
+    if most is not None:
+        return int(most)
+    if _number(given, "request_rate") is not None:
+        return None
+    return int(given["completed"])  # all at once
+
+
+def _kept(given: Mapping[str, Any]) -> list[int]:
+    """Places of the requests that succeeded, where the file has every request."""
+    inputs = given.get("input_lens")
+    if not isinstance(inputs, list):
+        return []
+    errors = given.get("errors") or [""] * len(inputs)
+    outputs = given.get("output_lens") or [1] * len(inputs)
+    return [place for place in range(len(inputs)) if not errors[place] and outputs[place]]
+
+
+def _requests(
+    name: str, given: Mapping[str, Any], kept: Sequence[int]
+) -> tuple[list[Request], str]:
+    inputs, outputs, assumed = _lengths(name, given, kept)
+    starts, rate = given.get("start_times"), _number(given, "request_rate")
+    times = np.zeros(len(inputs))
+    if _concurrency(given) is None and rate is not None:
+        if isinstance(starts, list) and kept:
+            times = np.array([starts[place] for place in kept], dtype=float)
+            times -= times.min()
+        else:
+            gaps = np.random.default_rng(0).exponential(1 / rate, len(inputs))
+            times, arrivals = np.cumsum(gaps) - gaps[0], "arrivals drawn by request_rate"
+            assumed = f"{assumed}; {arrivals}" if assumed else arrivals
+    rows = zip(times.tolist(), inputs, outputs, strict=True)
+    return sorted((Request(*row) for row in rows), key=lambda each: each.arrival_s), assumed
+
+
+def _lengths(
+    name: str, given: Mapping[str, Any], kept: Sequence[int]
+) -> tuple[list[int], list[int], str]:
+    """Tokens in and out of every request, and what of them is assumed."""
+    if kept and given.get("output_lens"):
+        pairs = [(given["input_lens"][each], given["output_lens"][each]) for each in kept]
+        return [max(1, int(i)) for i, _ in pairs], [int(o) for _, o in pairs], ""
+    count = int(given["completed"])
+    most = given.get("random_input_len"), given.get("random_output_len")
+    ratio = given.get("random_range_ratio")
+    if given.get("dataset_name", "random") == "random" and all((*most, ratio is not None)):
+        generator = np.random.RandomState(1)  # the benchmark's own, with its default seed
+        drawn = [
+            generator.randint(max(int(int(longest or 0) * float(ratio or 0)), 1),
+                              int(longest or 0) + 1, count).tolist()
+            for longest in most
+        ]  # fmt: skip
+        return drawn[0], drawn[1], "lengths drawn as the benchmark does with seed 1"
+    totals = [
+        _number(given, f"total_{side}_tokens", f"total_{side}") for side in ("input", "output")
+    ]
+    if None in totals or not count:
+        raise RecordError(
+            f"{name} says neither how long its requests are nor how long they are in all: run the "
+            "benchmark with --output-details (SGLang) or --save-detailed (vLLM)."
+        )
+    means = [max(1, round((total or 0) / count)) for total in totals]
+    return [means[0]] * count, [means[1]] * count, "every request of the mean lengths"
+
+
+def _by_request(
+    given: Mapping[str, Any], kept: Sequence[int], requests: Sequence[Request]
+) -> Iterator[tuple[str, float, float]]:
+    """Percentiles of what every request took."""
+    ttfts, itls, outputs = (given.get(key) for key in ("ttfts", "itls", "output_lens"))
+    if isinstance(ttfts, list) and kept:
+        values = np.array([ttfts[place] for place in kept], dtype=float)
+        yield from (("ttft", p, float(np.percentile(values, p))) for p in SHARES)
+    if isinstance(itls, list) and isinstance(outputs, list) and kept:
+        tpots = [sum(itls[p]) / (outputs[p] - 1) for p in kept if outputs[p] > 1 and itls[p]]
+        if tpots:
+            yield from (("tpot", p, float(np.percentile(tpots, p))) for p in SHARES)
+
+
+def _by_statistic(given: Mapping[str, Any]) -> Iterator[tuple[str, float, float]]:
+    for latency in ("ttft", "tpot"):
+        for statistic, percentile in _STATISTICS.items():
+            if (value := _number(given, f"{statistic}_{latency}_ms")) is not None:
+                yield latency, percentile, value / 1e3
+        if (value := _number(given, f"mean_{latency}_ms")) is not None:
+            yield latency, math.nan, value / 1e3

@@ -1,0 +1,116 @@
+"""Coefficients that were planted are found, and those that nothing tells are said not to be."""
+
+import math
+from functools import cache, partial
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from dsv4kv.cli import app
+from dsv4kv.fitting.features import open_scenes
+from dsv4kv.fitting.fit import Fit, fit_runs
+from dsv4kv.fitting.results import read_results
+from tests.fitting.servers import (
+    MEANT,
+    SETTINGS,
+    Server,
+    as_sglang,
+    as_vllm,
+    lengths,
+    write_lines,
+)
+
+run = partial(CliRunner().invoke, app)
+ALONE = "scheduler.prompts=alone"
+RUNS = ((1, 12), (16, 48), (64, 128))
+
+
+def fit(path: Path, *settings: str) -> Fit:
+    scenes = open_scenes(None, [*SETTINGS, *settings], read_results([path]))
+    return fit_runs(scenes, lambda *_: None)
+
+
+@cache
+def benched(concurrency: int, count: int) -> dict[str, object]:
+    return Server().bench(concurrency, lengths(count), ALONE)
+
+
+def sglang_file(folder: Path, *, detailed: bool, runs: tuple[tuple[int, int], ...] = RUNS) -> Path:
+    given = [as_sglang(benched(*each), detailed=detailed, longest=8192, most=256) for each in runs]
+    return write_lines(folder / "sglang.jsonl", given)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Fit:
+    return fit(sglang_file(tmp_path_factory.mktemp("sglang"), detailed=True))
+
+
+def test_what_the_runs_determine_is_what_was_planted(found: Fit) -> None:
+    planted = Server().planted()
+    sure = {each.name: each.value for each in found.estimates if each.determined}
+    assert {"decode_layer_us", "tflops", "client_ms"} <= sure.keys()
+    for name, value in sure.items():
+        assert value == pytest.approx(getattr(planted, name), rel=0.05), name
+
+
+def test_what_took_no_time_is_not_determined_and_stays(found: Fit) -> None:
+    idle = [
+        each for each in found.estimates if each.name in ("draft_us", "context_ns", "prefix_ns")
+    ]
+    assert [each.determined for each in idle] == [False] * 3
+    assert all(each.value == pytest.approx(each.before, rel=0.05) for each in idle)
+
+
+def test_errors_that_are_stored_are_those_of_runs_left_out(found: Fit) -> None:
+    assert all(each.left_out_s is not None for each in found.compared)
+    for quantity in ("ttft", "tpot", "throughput"):
+        within = getattr(found.coefficients.held_out, quantity)
+        own = [each for each in found.compared if each.quantity == quantity]
+        ratios = [abs(math.log(each.left_out_s / each.measured_s)) for each in own]  # type: ignore[operator]
+        assert sorted(ratios)[int(0.85 * (len(own) - 1))] <= math.log(within)
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_statistics_alone_determine_a_layer(tmp_path: Path, engine: str) -> None:
+    settings = list[str]()
+    if engine == "sglang":
+        path = sglang_file(tmp_path, detailed=False)
+    else:
+        seen = [Server().bench(c, lengths(1) * n, "scheduler.prompts=mixed") for c, n in RUNS[:2]]
+        path = write_lines(tmp_path / "v.jsonl", [as_vllm(e, detailed=False) for e in seen])
+        settings.append("scheduler.prompts=mixed")
+    (layer,) = (e for e in fit(path, *settings).estimates if e.name == "decode_layer_us")
+    assert layer.determined
+    assert layer.value == pytest.approx(MEANT["decode_layer_us"] * layer.before, rel=0.05)
+
+
+def test_requests_that_come_by_themselves_are_waited_for(tmp_path: Path) -> None:
+    requests = lengths(48)
+    spaced = [type(r)(0.3 * i, r.input_tokens, r.output_tokens) for i, r in enumerate(requests)]
+    seen = Server().bench(None, spaced, ALONE) | {"request_rate": 1 / 0.3}
+    document = as_vllm(seen, detailed=True) | {"request_rate": 1 / 0.3}
+    made = fit(write_lines(tmp_path / "open.jsonl", [document]), ALONE)
+    (layer,) = (each for each in made.estimates if each.name == "decode_layer_us")
+    assert layer.value == pytest.approx(MEANT["decode_layer_us"] * layer.before, rel=0.05)
+
+
+def test_one_run_cannot_be_left_out(tmp_path: Path) -> None:
+    made = fit(sglang_file(tmp_path, detailed=True, runs=RUNS[:1]))
+    assert {each.left_out_s for each in made.compared} == {None}
+    assert made.median_error("tpot") is None
+
+
+def test_a_calibration_is_stored_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    path = sglang_file(tmp_path, detailed=True, runs=RUNS[:1])
+    settings = [word for each in SETTINGS for word in ("--set", each)]
+    done = run(["calibrate", str(path), *settings, "--name", "mine"])
+    assert done.exit_code == 0, done.output
+    assert "stored:" in done.stdout
+    used = ["--set", "cost.calibration=mine", "--set", "workload.synthetic.requests=4"]
+    replayed = run(["replay", *settings, *used, "--out", str(tmp_path / "out")])
+    assert replayed.exit_code == 0, replayed.output
+    refused = run(["replay", *settings, "--set", "cost.calibration=other"])
+    assert "is no file and no stored calibration: mine" in " ".join(refused.output.split())
+    assert refused.exit_code == 2

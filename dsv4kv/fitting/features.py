@@ -25,7 +25,9 @@ from dsv4kv.replay.scheduler import Scheduler
 
 @dataclass(frozen=True)
 class Spent:
-    """What took time; the last column is seconds of nothing, in which a server waited.
+    """What took time; the last column is what a server waited for the next request.
+
+    In a closed loop that is clients' time, counted in times of a client; else it is in seconds.
 
     Attributes:
         ttft: float64[requests, COUNTS + 1]: from a request's arrival to its first token.
@@ -39,7 +41,7 @@ class Spent:
 
     def predict(self, run: Measured, times: ModelTimes) -> Floats:
         """Seconds of everything that was measured, in the order of ``quantities_of``."""
-        rates = np.append(times.rates, 1.0)
+        rates = np.append(times.rates, _waiting_s(run, times))
         values = {"ttft": self.ttft @ rates + times.client_s, "tpot": self.tpot @ rates}
         ordered = {name: np.sort(each) for name, each in values.items()}
         found = [
@@ -48,6 +50,11 @@ class Spent:
         ]
         whole_s = [self.whole @ rates + times.client_s] if run.duration_s else []
         return np.array([*found, *whole_s])
+
+
+def _waiting_s(run: Measured, times: ModelTimes) -> float:
+    """Seconds of one unit of the last column."""
+    return 1.0 if run.concurrency is None else times.client_s
 
 
 def _percentile(ordered: Floats, share: float) -> float:
@@ -139,8 +146,11 @@ class Scene:
             raise ConfigError(f"{self.run.name}: no request has a second token: nothing to fit.")
         arrived, first, last = (seen[0].at([row[i] for row in rows]) for i in range(3))
         further = np.array([row[3] - 1 for row in rows], dtype=float)[:, None]
-        end = max(row[2] for row in seen[0].requests)
-        return Spent(first - arrived, (last - first) / further, seen[0].at([end])[0])
+        (whole,) = seen[0].at([max(row[2] for row in seen[0].requests)])
+        spent = first - arrived, (last - first) / further, whole
+        for each in spent:
+            each[..., -1] /= _waiting_s(self.run, times)
+        return Spent(*spent)
 
 
 def open_scenes(

@@ -16,21 +16,27 @@ from dsv4kv.clock.coefficients import Coefficients, HeldOut
 from dsv4kv.fitting.features import Scene, Spent, quantities_of
 from dsv4kv.fitting.results import Floats
 
+HELD = ("state_passes", "all_to_all_ns")
+"""Coefficients of every prompt token, as ``tflops`` is: on one deployment nothing tells them from
+it, so they stay what is known of the GPU."""
 FITTED = tuple(
-    name for name, field in Coefficients.model_fields.items() if field.annotation is float
+    name
+    for name, field in Coefficients.model_fields.items()
+    if field.annotation is float and name not in HELD
 )
-"""Coefficients that are numbers."""
+"""Coefficients that are fitted."""
 
 _PRIORS = np.array([0.2 if name == "bandwidth_share" else 1.0 for name in FITTED])
 """Spread of every coefficient's logarithm around what is known of the GPU."""
-_NOISE = 0.02  # least error of a measurement: repeats of a run agree to 1 or 2 %
+_NOISE = 0.01  # least error of a measurement: repeats of a run agree to 1 %
 _TINY = 1e-9
 _HUBER = 5.0  # errors beyond so many times the noise count linearly
-_WEIGHTS = {"ttft": 0.6, "tpot": 1.0, "throughput": 1.0}
-"""A time to the first token depends on bursts and on the client, too."""
-DETERMINED = 0.15
+_QUEUED, _QUEUED_TTFT = 3.0, 10.0
+"""Errors of runs whose requests wait for one another, times those at concurrency 1: who comes when
+moves them by more than repeats of a run differ, first tokens most."""
+DETERMINED = 0.05
 """Largest standard error of a coefficient's logarithm at which the data is said to know it."""
-_ROUNDS, _SETTLED = 4, 0.002  # the latter a fifth of what repeats of a run differ by
+_ROUNDS, _SETTLED = 6, 0.002  # the latter a fifth of what repeats of a run differ by
 FEWEST_TO_LEAVE_OUT = 3
 
 
@@ -106,27 +112,28 @@ class Fit:
 def fit_runs(scenes: Sequence[Scene], on_replay: Callable[[int, int], None]) -> Fit:
     """Fit the coefficients of one deployment, or of several of one kind of GPU.
 
-    Every round replays all runs by the coefficients so far: requests that come by themselves queue
-    as long as the server takes.
+    Every round replays all runs by the coefficients so far, as who waits for whom depends on them
+    a little. From round to round that jumps, so they go half way, and the best one is taken.
 
     Raises:
         ConfigError: A run that the deployment cannot serve.
     """
     before = now = scenes[0].times.coefficients
-    spent: list[Spent] = []
+    best: tuple[float, Coefficients, list[Spent]] | None = None
     for number in range(_ROUNDS):
         spent = []
         for place, scene in enumerate(scenes):
             spent.append(scene.count(scene.times.by(now)))
             on_replay(number * len(scenes) + place + 1, _ROUNDS * len(scenes))
+        off = float(np.square(_residuals(scenes, spent, now)).sum())
+        if best is None or off < best[0]:
+            best = off, now, spent
         then = _fit(scenes, spent, before, now)
-        settled = all(
-            abs(getattr(then, name) - getattr(now, name)) <= _SETTLED * getattr(now, name)
-            for name in FITTED
-        )
-        now = then
-        if settled:
+        if _near(then, now):
             break
+        now = _between(now, then) if number else then
+    assert best is not None
+    _, now, spent = best
     left_out = _leave_out(scenes, spent, before, now)
     compared = list(_compare(scenes, spent, now, left_out))
     held_out = _held_out(compared, before.held_out)
@@ -134,6 +141,18 @@ def fit_runs(scenes: Sequence[Scene], on_replay: Callable[[int, int], None]) -> 
     fitted = now.model_copy(update=rounded | {"held_out": held_out, "source": _source(scenes)})
     assumed = dict.fromkeys(scene.run.assumed for scene in scenes if scene.run.assumed)
     return Fit(fitted, _estimates(scenes, spent, before, fitted), compared, tuple(assumed))
+
+
+def _near(one: Coefficients, other: Coefficients) -> bool:
+    """Whether two differ by less than repeats of a run do."""
+    pairs = [(getattr(one, name), getattr(other, name)) for name in FITTED]
+    return all(abs(a - b) <= _SETTLED * b for a, b in pairs)
+
+
+def _between(one: Coefficients, other: Coefficients) -> Coefficients:
+    """Half way from one to the other."""
+    means = {name: math.sqrt(getattr(one, name) * getattr(other, name)) for name in FITTED}
+    return one.model_copy(update=means)
 
 
 def _source(scenes: Sequence[Scene]) -> str:
@@ -164,6 +183,13 @@ def _moved(before: Coefficients, steps: Floats) -> Coefficients:
     return before.model_copy(update=values)
 
 
+def _error(scene: Scene, quantity: str) -> float:
+    """How far replay and run may differ, times what repeats of a run do."""
+    if scene.run.concurrency == 1:
+        return 1.0
+    return _QUEUED_TTFT if quantity == "ttft" else _QUEUED
+
+
 def _known(coefficients: Coefficients, name: str) -> float:
     """A coefficient; one of 0 could not grow."""
     return max(float(getattr(coefficients, name)), _TINY)
@@ -177,7 +203,7 @@ def _residuals(
     for scene, each in zip(scenes, spent, strict=True):
         names, measured = quantities_of(scene.run)
         predicted = each.predict(scene.run, scene.times.by(coefficients))
-        weights = [_WEIGHTS[name] / np.sqrt(names.count(name)) for name in names]
+        weights = [1 / (_error(scene, name) * np.sqrt(names.count(name))) for name in names]
         found.append(np.log(predicted / measured) * weights)
     return np.concatenate(found)
 

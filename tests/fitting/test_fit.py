@@ -23,7 +23,8 @@ from tests.fitting.servers import (
 
 run = partial(CliRunner().invoke, app)
 ALONE = "scheduler.prompts=alone"
-RUNS = ((1, 12), (16, 48), (64, 128))
+RUNS = ((1, 24, 8192, 256), (16, 48, 8192, 256), (64, 128, 8192, 256), (1, 24, 200, 64))
+"""Concurrency, requests, longest prompt and output of a run."""
 
 
 def fit(path: Path, *settings: str) -> Fit:
@@ -32,12 +33,18 @@ def fit(path: Path, *settings: str) -> Fit:
 
 
 @cache
-def benched(concurrency: int, count: int) -> dict[str, object]:
-    return Server().bench(concurrency, lengths(count), ALONE)
+def benched(concurrency: int, count: int, longest: int, most: int) -> dict[str, object]:
+    return Server().bench(concurrency, lengths(count, longest, most), ALONE)
 
 
-def sglang_file(folder: Path, *, detailed: bool, runs: tuple[tuple[int, int], ...] = RUNS) -> Path:
-    given = [as_sglang(benched(*each), detailed=detailed, longest=8192, most=256) for each in runs]
+Runs = tuple[tuple[int, int, int, int], ...]
+
+
+def sglang_file(folder: Path, *, detailed: bool, runs: Runs = RUNS) -> Path:
+    given = [
+        as_sglang(benched(*each), detailed=detailed, longest=each[2], most=each[3])
+        for each in runs
+    ]
     return write_lines(folder / "sglang.jsonl", given)
 
 
@@ -59,7 +66,7 @@ def test_what_took_no_time_is_not_determined_and_stays(found: Fit) -> None:
         each for each in found.estimates if each.name in ("draft_us", "context_ns", "prefix_ns")
     ]
     assert [each.determined for each in idle] == [False] * 3
-    assert all(each.value == pytest.approx(each.before, rel=0.05) for each in idle)
+    assert all(each.value == pytest.approx(each.before, rel=0.1) for each in idle)
 
 
 def test_errors_that_are_stored_are_those_of_runs_left_out(found: Fit) -> None:
@@ -75,9 +82,11 @@ def test_errors_that_are_stored_are_those_of_runs_left_out(found: Fit) -> None:
 def test_statistics_alone_determine_a_layer(tmp_path: Path, engine: str) -> None:
     settings = list[str]()
     if engine == "sglang":
-        path = sglang_file(tmp_path, detailed=False)
+        path = sglang_file(tmp_path, detailed=False, runs=RUNS[:3])
     else:
-        seen = [Server().bench(c, lengths(1) * n, "scheduler.prompts=mixed") for c, n in RUNS[:2]]
+        seen = [
+            Server().bench(c, lengths(1) * n, "scheduler.prompts=mixed") for c, n, *_ in RUNS[:2]
+        ]
         path = write_lines(tmp_path / "v.jsonl", [as_vllm(e, detailed=False) for e in seen])
         settings.append("scheduler.prompts=mixed")
     (layer,) = (e for e in fit(path, *settings).estimates if e.name == "decode_layer_us")

@@ -82,7 +82,7 @@ def test_errors_that_are_stored_are_those_of_runs_left_out(found: Fit) -> None:
 def test_statistics_alone_determine_a_layer(tmp_path: Path, engine: str) -> None:
     settings = list[str]()
     if engine == "sglang":
-        path = sglang_file(tmp_path, detailed=False, runs=RUNS[:3])
+        path = sglang_file(tmp_path, detailed=False, runs=RUNS[:2])
     else:
         seen = [
             Server().bench(c, lengths(1) * n, "scheduler.prompts=mixed") for c, n, *_ in RUNS[:2]

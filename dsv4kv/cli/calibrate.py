@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 EPILOG = """\
 [bold]Examples[/bold]
 
-dsv4kv calibrate c*.jsonl --gpu h200 --gpus 8 --model v4-pro --name pro8   fit and store
+dsv4kv calibrate runs.jsonl --gpu h200 --gpus 8 --name mine   for cost.calibration
 
-dsv4kv replay trace.jsonl --set cost.calibration=pro8                      use it
+dsv4kv calibrate c1.json c64.json --gpus 8 --set cost.dp=8    a server with data parallelism
 """
 
 

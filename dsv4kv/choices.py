@@ -154,6 +154,9 @@ STORES = {
     "redis": Implementation(
         "a Redis or Valkey server: redis:HOST:PORT, or redis:URL", "tiers.stores.redis:open_redis"
     ),
+    "mooncake": Implementation(
+        "a Mooncake store: mooncake:HOST:PORT of its master", "tiers.stores.mooncake:open_mooncake"
+    ),
 }
 """Where objects are kept beyond the GPU's memory, as ``tiers.stores.place`` reads it."""
 

@@ -14,10 +14,9 @@ from dsv4kv.errors import ConfigError, StoreFull, StoreUnavailable
 from dsv4kv.tiers.stores.contract import Bytes, Found
 from dsv4kv.tiers.stores.namespace import Namespace
 from dsv4kv.tiers.stores.seals import SEAL_BYTES, Seals
+from dsv4kv.tiers.stores.trips import trips
 
 TIMEOUT_S = 5.0
-_TRIP_BYTES = 32 << 20  # sent or answered at once: the server keeps as much for every client
-_TRIP_NAMES = 1000
 
 
 def open_redis(place: str, namespace: Namespace) -> "RedisStore":
@@ -114,7 +113,7 @@ class RedisStore:
 
     def _trips(self, ask: Callable[[Any, int], None], sizes: Sequence[int]) -> Iterator[Any]:
         """The server's answers, asked for in as few trips as memory allows."""
-        for start, end in _batches(sizes):
+        for start, end in trips(sizes):
             with self._told(), self._client.pipeline(transaction=False) as pipe:
                 for number in range(start, end):
                     ask(pipe, number)
@@ -161,17 +160,6 @@ class RedisStore:
                 f"redis at {self._where}: no answer that can be used ({_short(error)}): is it a "
                 "Redis or Valkey server, and can it be written?"
             ) from None
-
-
-def _batches(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    start, weight = 0, 0
-    for end, size in enumerate(sizes):
-        if end > start and (weight + size > _TRIP_BYTES or end - start == _TRIP_NAMES):
-            yield start, end
-            start, weight = end, 0
-        weight += size
-    if sizes:
-        yield start, len(sizes)
 
 
 def _short(error: Exception) -> str:

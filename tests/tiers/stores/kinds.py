@@ -1,12 +1,15 @@
 """A store of every kind, and objects for it."""
 
 import atexit
+import os
 import socket
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
@@ -26,12 +29,25 @@ POISON = 0xA5
 SIZES = (0, 1, 31, 32, 4063, 4064, 4065, 4096, 40_960)
 
 
+def has_mooncake() -> bool:
+    """Whether the package is here with all libraries that it needs."""
+    try:
+        return find_spec("mooncake") is not None and bool(import_module("mooncake.store"))
+    except ImportError:
+        return False
+
+
 NEEDS_REDIS = pytest.mark.skipif(
     not (find_spec("redis") and which("redis-server")),
     reason="no redis-server or redis-py here: apt-get install redis-server, pip install redis",
 )
+NEEDS_MOONCAKE = pytest.mark.skipif(
+    not has_mooncake(),
+    reason="mooncake is not here: pip install mooncake-transfer-engine-non-cuda, and libibverbs",
+)
+_NEEDS = {"redis": NEEDS_REDIS, "mooncake": NEEDS_MOONCAKE}
 KINDS = pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[NEEDS_REDIS] * (kind == "redis")) for kind in STORES]
+    "kind", [pytest.param(kind, marks=[_NEEDS[kind]] if kind in _NEEDS else []) for kind in STORES]
 )
 PATIENCE_S = 20.0
 _running = ExitStack()
@@ -41,8 +57,9 @@ atexit.register(_running.close)
 @contextmanager
 def opened(kind: str, folder: Path, namespace: Namespace = FLASH) -> Iterator[Store]:
     """A store of this kind, whatever was put into it there before."""
-    place = {"memory": "1GiB", "file": str(folder)}.get(kind) or shared_redis()
-    if kind == "redis":  # one server for all folders
+    shared = {"redis": shared_redis, "mooncake": shared_mooncake}
+    place = {"memory": "1GiB", "file": str(folder)}.get(kind) or shared[kind]()
+    if kind in shared:  # one server for all folders
         namespace = replace(namespace, layout={**namespace.layout, "folder": str(folder)})
     with closing(open_store(f"{kind}:{place}", namespace)) as store:
         yield store
@@ -52,6 +69,60 @@ def opened(kind: str, folder: Path, namespace: Namespace = FLASH) -> Iterator[St
 def shared_redis() -> str:
     """The URL of a server that lives as long as this process."""
     return _running.enter_context(redis_server())
+
+
+@cache
+def shared_mooncake() -> str:
+    """The address of a master that lives as long as this process."""
+    return _running.enter_context(mooncake_server())
+
+
+LENDING = """
+import sys, time
+from mooncake.store import MooncakeDistributedStore
+store, lent, own = MooncakeDistributedStore(), 1 << 28, 1 << 24
+assert not store.setup("127.0.0.1", "P2PHANDSHAKE", lent, own, "tcp", "", sys.argv[1])
+print("ready", flush=True)
+time.sleep(1e6)
+"""
+
+
+@contextmanager
+def mooncake_server(port: int | None = None) -> Iterator[str]:
+    """The address of a master, and of a member of its store that lends memory."""
+    at = f"127.0.0.1:{port or free_port()}"
+    programs = Path(import_module("mooncake").__path__[0])
+    options = ("-rpc_address=127.0.0.1", f"-rpc_port={at.partition(':')[2]}", "-metrics_port=0")
+    quiet = os.environ | {"GLOG_minloglevel": "3", "MC_LOG_LEVEL": "ERROR"}
+    with ExitStack() as stack:
+        program = programs / "mooncake_master"
+        program.chmod(0o755)  # wheels of zip files forget it
+        master = Child([str(program), *options], env=quiet)
+        stack.callback(master.kill)
+        wait_for(at)
+        reading, writing = os.pipe()
+        member = Child([sys.executable, "-c", LENDING, at], stdout=writing, env=quiet)
+        stack.callback(member.kill)
+        os.close(writing)
+        with os.fdopen(reading, "rb") as said:
+            assert any(b"ready" in line for line in said), "no member of the store"
+        yield at
+
+
+def free_port() -> int:
+    with socket.socket() as asked:
+        asked.bind(("127.0.0.1", 0))
+        return int(asked.getsockname()[1])
+
+
+def wait_for(address: str) -> None:
+    host, _, port = address.partition(":")
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        with suppress(OSError), socket.create_connection((host, int(port)), 1.0):
+            return
+        assert time.monotonic() < end, "nobody listens"
+        time.sleep(0.02)
 
 
 @contextmanager

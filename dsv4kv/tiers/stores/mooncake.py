@@ -8,6 +8,7 @@ say; this process lends memory only where the place says how much.
 import os
 import socket
 from collections.abc import Sequence
+from importlib import import_module
 from threading import RLock
 from typing import Any
 
@@ -50,7 +51,7 @@ class MooncakeStore:
             StoreUnavailable: The master is not there.
         """
         try:
-            from mooncake.store import MooncakeDistributedStore
+            store = import_module("mooncake.store")
         except ImportError as error:
             raise ConfigError(
                 f"mooncake is not here ({error}): pip install mooncake-transfer-engine-non-cuda; "
@@ -58,7 +59,7 @@ class MooncakeStore:
             ) from None
         self._master, self._found_damaged = master, list[str]()
         self._seals, self._prefix = Seals(namespace), f"{namespace.digest}/"
-        self._client: Any = MooncakeDistributedStore()
+        self._client: Any = store.MooncakeDistributedStore()
         self._lock = RLock()
         here = _own_address(master)
         protocol = os.environ.get("MOONCAKE_PROTOCOL", "tcp")

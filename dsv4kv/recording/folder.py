@@ -35,6 +35,7 @@ _SALT = "salt"
 _SALT_BYTES = 32
 WHERE = "where"
 _CUT_BYTES = 2**20  # read at once while the end of the last whole line is looked for
+_ENCODE = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 Record = dict[str, Any]
 
@@ -61,7 +62,7 @@ class Stream:
 
     def write(self, record: Record) -> None:
         """Append a record; its ``source`` has then come to its ``place``."""
-        line = json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        line = _ENCODE(record).encode() + b"\n"
         with self._lock:
             if "place" in record:
                 self.places[record["source"]] = record["place"]
@@ -97,7 +98,7 @@ class Stream:
         self._number += 1
         self._file = self._open()
         first = {"what": WHERE, "places": self.places}
-        self._file.write(json.dumps(first, separators=(",", ":")).encode() + b"\n")
+        self._file.write(_ENCODE(first).encode() + b"\n")
 
     def _open(self) -> BufferedWriter:
         path = self._folder / f"{self._name}.{self._number:06}.jsonl"

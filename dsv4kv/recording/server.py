@@ -3,6 +3,7 @@
 Times are seconds since 1970. What a server does not say is None or empty, never a guess.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ _PREEMPTED = {
 }
 _SIZES = {"sglang:max_total_num_tokens": "num_tokens", "sglang:page_size": "page_size"}
 """Gauges that are settings."""
+_RANK = re.compile(r"(?:dp_rank|engine)=\d+")
 _STARTED = "process_start_time_seconds"
 
 Window = tuple[float, float]
@@ -97,6 +99,7 @@ class Server:
         used: At every sample, the share of the pool that requests used.
         preempted: When, how many requests; None where no counter tells.
         counted: When, how many tokens its counters grew by: found, and asked for.
+        replicas: Caches that it has, by the ranks that count or publish.
     """
 
     family: str
@@ -108,6 +111,7 @@ class Server:
     used: list[tuple[float, float]]
     preempted: list[tuple[float, int]] | None
     counted: list[tuple[float, int, int]]
+    replicas: int = 1
 
 
 def read_server(folder: Path) -> Server:
@@ -140,6 +144,7 @@ def read_server(folder: Path) -> Server:
               is not None],
         preempted=_preempted(samples, family),
         counted=list(_counted(samples)),
+        replicas=_replicas(samples[-1:], events),
     )  # fmt: skip
 
 
@@ -195,6 +200,13 @@ def settings_told(stream: str, record: Record) -> dict[str, str]:
             _SIZES[_base(key)]: f"{value:.0f}" for key, value in values if _base(key) in _SIZES
         }
     return {}
+
+
+def _replicas(samples: Iterable[Record], events: Iterable[Record]) -> int:
+    """Ranks whose caches are their own, by labels of counters or by publishers."""
+    keys = [key for sample in samples for key in sample["values"]]
+    ranks = {rank for key in keys for rank in _RANK.findall(key)}
+    return max(1, len(ranks), len({event["source"] for event in events}))
 
 
 def _restarts_told(events: Iterable[Record]) -> Iterator[Window]:

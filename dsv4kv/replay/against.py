@@ -408,6 +408,11 @@ class _Comparison:
     def _cautions(self, played: Played) -> Iterator[str]:
         if played.rejected:
             yield f"{played.rejected:,} requests are too long for the pool of the replay"
+        if self._server.replicas > 1:
+            yield (
+                f"{self._server.replicas} ranks have caches of their own, and the replay is of "
+                "one: record replicas apart"
+            )
         if self._server.lost_messages:
             yield f"{self._server.lost_messages:,} messages of events were lost: evictions too"
         grain, size = self._pool.table.block_tokens, self._pool.block_tokens

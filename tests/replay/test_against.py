@@ -258,6 +258,15 @@ def test_blocks_in_use_and_preemptions_stand_next_to_each_other(tmp_path: Path) 
     assert server["evicted"] is None  # no events were recorded
 
 
+def test_ranks_with_caches_of_their_own_are_a_caution(tmp_path: Path) -> None:
+    folder = record(tmp_path / "server", Scene())
+    with Recording(folder, clock=lambda: BEGUN_S + 270.0) as recording:
+        names = [f"vllm:kv_cache_usage_perc{{engine={rank}}}" for rank in range(2)]
+        values = dict.fromkeys(names, 0.5)
+        recording.write("metrics", {"source": "metrics:0", "values": values})
+    assert any("2 ranks have caches" in caution for caution in against(folder)["cautions"])
+
+
 def test_what_is_asked_for_goes_before_what_the_server_tells(tmp_path: Path) -> None:
     folder = record(tmp_path / "server", Scene(blocks=BLOCKS["vllm"] // 2))
     found = against(folder, "--set", f"cache.num_blocks={BLOCKS['vllm'] // 2}")

@@ -8,7 +8,13 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.schema import LayerCacheSchema
 from dsv4kv.sizing.lookup import find_weight_facts
-from dsv4kv.sizing.weights import Weights, count_layer, derive_weights, scale_weights
+from dsv4kv.sizing.weights import (
+    WeightFacts,
+    Weights,
+    count_layer,
+    derive_weights,
+    scale_weights,
+)
 
 
 @dataclass(frozen=True)
@@ -52,10 +58,8 @@ class WeightModel:
         return self.dense_bytes + round(self.expert_bytes * touched)
 
 
-def build_weights(
-    config: ReplayConfig, model: DSV4Config, schemas: Sequence[LayerCacheSchema]
-) -> WeightModel:
-    """Work out the weights of a configuration.
+def find_weights(config: ReplayConfig, model: DSV4Config) -> tuple[WeightFacts, Weights]:
+    """What the weights of a configuration are made of, and take.
 
     Raises:
         ConfigError: The sizes of the model's matrices are not known.
@@ -71,6 +75,14 @@ def build_weights(
     weights = derive_weights(model, facts)
     if config.cost.weight_bytes is not None:
         weights = scale_weights(weights, config.cost.weight_bytes, "as given")
+    return facts, weights
+
+
+def build_weights(
+    config: ReplayConfig, model: DSV4Config, schemas: Sequence[LayerCacheSchema]
+) -> WeightModel:
+    """Work out the weights of a configuration; raises as ``find_weights`` does."""
+    facts, weights = find_weights(config, model)
     per_token = min(config.cost.experts_per_token, facts.n_routed_experts)
     counts = [count_layer(model, facts, schema.layer) for schema in schemas]
     dense = sum(count for count, _ in counts) + facts.vocab_size * model.hidden_size

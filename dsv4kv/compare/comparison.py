@@ -47,12 +47,15 @@ class Row:
         before: Median of every launch in ns.
         after: Likewise.
         judgement: The verdict on it.
+        factors: What times of a model are right within, before and after; None where they were
+            measured, or nothing is known of their error.
     """
 
     quantity: Quantity
     before: Launches
     after: Launches
     judgement: Judgement
+    factors: tuple[float | None, float | None] = (None, None)
 
     @property
     def other_work(self) -> bool:
@@ -169,13 +172,18 @@ def _row(
         judgement = judge(*sides, floor, verdicts)
     if reason := _other_work(before, after, floor):
         judgement = replace(judgement, verdict=Verdict.UNCLEAR, reason=reason)
-    return Row(quantity, *sides, judgement)
+    return Row(quantity, *sides, judgement, (_factor(before), _factor(after)))
 
 
 def _launches(launched: Sequence[Launched]) -> Launches:
     return Launches(
         [each.measured.median_ns for each in launched], [each.began_s for each in launched]
     )
+
+
+def _factor(launched: Sequence[Launched]) -> float | None:
+    """What the least sure of them is right within."""
+    return max((each.measured.factor for each in launched if each.measured.factor), default=None)
 
 
 def _median(launches: Launches) -> float:

@@ -63,6 +63,7 @@ class Measured:
         samples_ns: At least one.
         bytes: Useful bytes of each call; empty for bookkeeping.
         virtual: Whether times are those of a model, which every run gives again.
+        factor: What nine of ten of such times are right within; None where that is not known.
     """
 
     quantity: Quantity
@@ -70,6 +71,7 @@ class Measured:
     samples_ns: Sequence[int]
     bytes: Sequence[int]
     virtual: bool = False
+    factor: float | None = None
 
     @property
     def median_ns(self) -> float:
@@ -133,7 +135,9 @@ def measured_in(case: Case) -> Iterator[Measured]:
     for latency in case.latencies:
         if latency.samples_ns:
             quantity = Quantity(axis, latency.name)
-            yield Measured(quantity, case.launch, latency.samples_ns, (), is_virtual(case))
+            virtual = is_virtual(case)
+            samples, factor = latency.samples_ns, latency.factor
+            yield Measured(quantity, case.launch, samples, (), virtual, factor)
 
 
 def latency_median(case: Case, name: str) -> Estimate | None:
@@ -142,6 +146,17 @@ def latency_median(case: Case, name: str) -> Estimate | None:
         if latency.name == name and latency.samples_ns:
             return summarize(latency.samples_ns).estimate
     return None
+
+
+def within(value: float, factor: float) -> Estimate:
+    """A time of a clock that is right within a factor, which is its error."""
+    arms = value - value / factor, value * factor - value
+    return Estimate(value, max(arms), arms)
+
+
+def clock_factor(case: Case, name: str) -> float | None:
+    """What the clock's times of a latency are right within; None where that is not known."""
+    return next((each.factor for each in case.latencies if each.name == name), None)
 
 
 def gather_rate(case: Case) -> Estimate | None:

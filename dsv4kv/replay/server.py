@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple, TypeVar
 
 from dsv4kv.clock.sources import find_layout
+from dsv4kv.clock.weights import find_weights
 from dsv4kv.config.bench import Section
 from dsv4kv.config.replay import ReplayConfig, ServerSection
 from dsv4kv.engines.contract import Capacity
@@ -93,7 +94,8 @@ def _texts(config: ReplayConfig) -> Texts:
     server, drafts = config.server, config.scheduler.speculative.draft_tokens
     engine = server.engine or ""
     family = engine.partition(":")[0]
-    layout = find_layout(config.cost, load_model(config.model.preset))
+    model = load_model(config.model.preset)
+    layout = find_layout(config.cost, model)
     texts = {name: str(getattr(layout, name)) for name in _SIZES}
     if server.command is not None:
         texts = _read(config, server.command, _LAUNCHERS.get(family))
@@ -103,6 +105,8 @@ def _texts(config: ReplayConfig) -> Texts:
     if drafts and "draft-tokens" not in texts:
         texts["draft-tokens"] = str(drafts + (texts["engine"].startswith("sglang")))
         texts.setdefault("draft-layers", str(config.model.draft_layers or 1))
+    if config.cost.changed("experts", "weight_bytes"):
+        texts["weights"] = str(find_weights(config, model)[1].total_bytes)
     if config.cache.max_context_tokens:
         texts["context"] = str(config.cache.max_context_tokens)
     return texts

@@ -52,6 +52,16 @@ def format_number(value: float) -> str:
     return f"{value:,.{max(0, 2 - _exponent(value))}f}"
 
 
+def format_clocked(value: float, factor: float | None) -> str:
+    """A time of a model: two significant digits where it is right within a factor."""
+    return format_number(value) if factor is None else f"{value:,.{max(0, 1 - _exponent(value))}f}"
+
+
+def format_factor(factor: float | None) -> str:
+    """``× ÷ 1.4``: what the times of a model are right within."""
+    return ABSENT if factor is None else f"× ÷ {factor:g}"
+
+
 def _split(estimate: "Estimate | None", scale: float) -> tuple[str, str]:
     if estimate is None:
         return ABSENT, ""

@@ -15,7 +15,7 @@ from dsv4kv.record.quantities import axis_text
 from dsv4kv.record.replay import ReplayResult
 from dsv4kv.record.schema import Case, Environment
 from dsv4kv.units import format_bytes
-from dsv4kv.view.cells import format_number, measured_arms
+from dsv4kv.view.cells import format_clocked, format_factor, measured_arms
 from dsv4kv.view.charts.bars import Compared, ComparedRow
 from dsv4kv.view.facts import layers_text
 from dsv4kv.view.markup import to_markdown as render_markdown
@@ -68,7 +68,8 @@ def conclude(comparison: Comparison, verdict: Verdict) -> str:
 def explain(comparison: Comparison) -> str:
     """How to read the numbers."""
     if comparison.virtual:
-        return f"times of a model, which every run gives again: exact; floor {comparison.floor}"
+        exact = "times of a model, which every run gives again: changes by one clock are exact"
+        return f"{exact}, whatever its error; floor {comparison.floor}"
     what = (
         f"change between equal calls of launches with interleaved steps, {INTERVAL} over pairs of "
         "launches"
@@ -202,8 +203,8 @@ def comparison_table(comparison: Comparison) -> Table:
             (
                 *([row.quantity.axis] if swept else []),
                 str(row.quantity),
-                _median(row.before, virtual=comparison.virtual),
-                _median(row.after, virtual=comparison.virtual),
+                _median(row.before, row.factors[0], virtual=comparison.virtual),
+                _median(row.after, row.factors[1], virtual=comparison.virtual),
                 *_judged(row.judgement),
             )
             for row in comparison.rows
@@ -235,10 +236,20 @@ def _judged(judgement: Judgement) -> tuple[str, str, Text, Text]:
     )
 
 
-def _median(launches: Launches, *, virtual: bool) -> Number:
-    """A median, with its interval where times were measured."""
+def _median(launches: Launches, factor: float | None, *, virtual: bool) -> Number:
+    """A median with its interval, or with what a model's times are right within."""
     found = summarize(launches.values)
-    return Number(format_number(found.median / 1e3)) if virtual else measured_arms(found, 1e-3)
+    if not virtual:
+        return measured_arms(found, 1e-3)
+    return Number(_micros(launches, factor), _error(factor))
+
+
+def _micros(launches: Launches, factor: float | None) -> str:
+    return format_clocked(summarize(launches.values).median / 1e3, factor)
+
+
+def _error(factor: float | None) -> str:
+    return format_factor(factor) if factor else ""
 
 
 def to_document(comparison: Comparison, verdict: Verdict) -> dict[str, Any]:
@@ -271,6 +282,7 @@ def _side(side: Side) -> dict[str, Any]:
 def _row(row: ComparisonRow) -> dict[str, Any]:
     return {
         **asdict(row.quantity),
+        "within": list(row.factors),
         "before_ns": list(row.before.values),
         "after_ns": list(row.after.values),
         **_judgement(row.judgement),
@@ -326,7 +338,10 @@ def _changes(rows: Sequence[ComparisonRow]) -> Table:
 def _changed(row: ComparisonRow) -> Row:
     return [
         _at(row.quantity.axis, str(row.quantity)),
-        *(format_number(summarize(side.values).median / 1e3) for side in (row.before, row.after)),
+        *(
+            " ".join(filter(None, (_micros(side, factor), _error(factor))))
+            for side, factor in zip((row.before, row.after), row.factors, strict=True)
+        ),
         describe_change(row.judgement),
         describe_interval(row.judgement),
         f"{row.judgement.verdict} {row.judgement.reason}".strip(),

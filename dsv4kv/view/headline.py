@@ -6,7 +6,13 @@ from itertools import islice
 
 from dsv4kv.measure.statistics import Estimate, divide, summarize
 from dsv4kv.record.profile import KernelTable
-from dsv4kv.record.quantities import allocated_bytes, latency_median, saved_percent
+from dsv4kv.record.quantities import (
+    allocated_bytes,
+    clock_factor,
+    latency_median,
+    saved_percent,
+    within,
+)
 from dsv4kv.record.schema import Case, Launch, RunRecord
 from dsv4kv.record.yardstick import yardsticks
 from dsv4kv.units import counted, format_bytes
@@ -214,7 +220,9 @@ def _of_replay(case: Case) -> Iterator[KeyNumber]:
         yield KeyNumber("Saved", f"{saved:.1f}", "", "%", note)
     for name, label in (("ttft", "First token"), ("tpot", "A further token")):
         if (time := latency_median(case, name)) is not None:
-            yield measured_duration(label, time, "median over requests, time of the model")
+            factor = clock_factor(case, name)
+            known = within(time.value, factor) if factor else time
+            yield measured_duration(label, known, "median over requests, time of the model")
 
 
 def _of_sweep(groups: Sequence[Group]) -> Iterator[KeyNumber]:

@@ -3,13 +3,19 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from dsv4kv.measure.statistics import Summary, summarize
-from dsv4kv.record.quantities import axis_names, axis_text
+from dsv4kv.measure.statistics import summarize
+from dsv4kv.record.quantities import axis_names, axis_text, clock_factor
 from dsv4kv.record.replay import ReplayData, ReplayResult, ReplayTiers, ReplayWork, Reuse
 from dsv4kv.record.schema import Case, Latency, RunRecord, Totals
 from dsv4kv.units import format_bytes, format_duration
 from dsv4kv.view.case import operations_table
-from dsv4kv.view.cells import format_number, measured, show_setting
+from dsv4kv.view.cells import (
+    format_clocked,
+    format_factor,
+    format_number,
+    measured,
+    show_setting,
+)
 from dsv4kv.view.facts import cache_facts, header, layers_text
 from dsv4kv.view.findings import judge_status
 from dsv4kv.view.fleet import fleet_parts, hours_per_million
@@ -116,6 +122,7 @@ _TIMES = {
     "latency": "until the last token",
 }
 _NS_TO_MS = 1e-6
+_ERROR = "9 of 10 points held out were within"
 
 
 def reuse_table(reuse: Reuse) -> Table:
@@ -241,19 +248,28 @@ def times_table(latencies: Sequence[Latency], *, is_measured: bool = False) -> T
 
     ``is_measured``: the cache's part was measured, the rest is the model's.
     """
-    known = [(each.name, summarize(each.samples_ns)) for each in latencies if each.samples_ns]
+    known = [each for each in latencies if each.samples_ns]
+    clocked = any(each.factor for each in known)
+    error = f"; {_ERROR}" if clocked else ""
     return Table(
         "Times",
         [
             *names("time"),
             *prose("meaning", minor=True),
             *numbers("requests", "p50", "p90", "p99", "p99.9", "max"),
+            *(numbers("within") if clocked else ()),
         ],
         [
-            (name, _TIMES.get(name, ""), f"{summary.n:,}", *_percentiles(summary))
-            for name, summary in known
+            (
+                each.name,
+                _TIMES.get(each.name, ""),
+                f"{len(each.samples_ns):,}",
+                *_percentiles(each),
+                *([format_factor(each.factor)] if clocked else ()),
+            )
+            for each in known
         ],
-        note=f"{_whose(is_measured)}, in ms; a percentile needs ten requests beyond it",
+        note=f"{_whose(is_measured)}, in ms; a percentile needs ten requests beyond it{error}",
     )
 
 
@@ -304,9 +320,19 @@ def sweep_table(cases: Sequence[Case], axes: dict[str, str]) -> Table:
             )
             for case in cases
         ],
-        note=f"times {_whose(is_measured)}, in ms",
+        note=f"times {_whose(is_measured)}, in ms{_errors(cases)}",
         keys=len(axes),
     )
+
+
+def _errors(cases: Sequence[Case]) -> str:
+    """What the clocks of a sweep are right within, at worst; each row has but one error."""
+    worst = {
+        name: max((clock_factor(case, name) or 0 for case in cases), default=0)
+        for name in ("ttft", "tpot")
+    }
+    said = ", ".join(f"{name} {format_factor(factor)}" for name, factor in worst.items() if factor)
+    return f"; {said}: {_ERROR}" if said else ""
 
 
 def _setting(case: Case, path: str) -> str:
@@ -366,20 +392,22 @@ def _sweep_cells(case: Case, *, tiers: bool, fleets: bool) -> list[str]:
     ]
 
 
-def _percentiles(summary: Summary) -> list[str]:
+def _percentiles(latency: Latency) -> list[str]:
+    summary = summarize(latency.samples_ns)
     found = [summary.percentiles.get(percentile) for percentile in _PERCENTILES]
-    return [_milliseconds(value) for value in [*found, summary.maximum]]
+    return [_milliseconds(value, latency.factor) for value in [*found, summary.maximum]]
 
 
 def _time(case: Case, name: str, percentile: float) -> str:
     for latency in case.latencies:
         if latency.name == name and latency.samples_ns:
-            return _milliseconds(summarize(latency.samples_ns).percentiles.get(percentile))
+            found = summarize(latency.samples_ns).percentiles.get(percentile)
+            return _milliseconds(found, latency.factor)
     return ABSENT
 
 
-def _milliseconds(nanoseconds: float | None) -> str:
-    return ABSENT if nanoseconds is None else format_number(nanoseconds * _NS_TO_MS)
+def _milliseconds(nanoseconds: float | None, factor: float | None) -> str:
+    return ABSENT if nanoseconds is None else format_clocked(nanoseconds * _NS_TO_MS, factor)
 
 
 def _share(part: int, whole: int) -> str:

@@ -105,8 +105,13 @@ Predict = Callable[[Values, Each], Floats]
 
 def by_model(values: Values, each: Counted) -> Floats:
     """A point by the coefficients of its GPU."""
+    gpu, experts = each.point.gpu, each.point.row["quant"]
+    return by_coefficients(resolve(values, gpu, experts, NO_ERROR), each)
+
+
+def by_coefficients(made: Coefficients, each: Counted) -> Floats:
+    """A point by coefficients."""
     point = each.point
-    made = resolve(values, point.gpu, point.row["quant"], NO_ERROR)
     bandwidth = (load_gpu(point.gpu).bandwidth_gbps or 0) * 1e9
     context_ns = made.context_ns if point.row["dp"] > 1 else made.split_context_ns
     rates = {
@@ -290,10 +295,12 @@ def _report(
 
 def main() -> None:
     """Both sources."""
+    stores = "--write" in sys.argv
     model = _report(by_model, GUESSES, count_model())
-    table = _report(by_table, TABLE_GUESSES, count_table())
-    if "--write" in sys.argv:
+    if stores:
         write(*model)
+    table = _report(by_table, TABLE_GUESSES, count_table())
+    if stores:
         write_table(*table)
 
 

@@ -2,9 +2,7 @@
 
 The workload is ``sglang.bench_serving``'s: closed loop, lengths uniform 1..8192 in and 1..1024
 out, drawn with numpy's seed 1. Acceptance is not published: 2.73 tokens a step with three drafts
-and 1.855 with one are taken. Running requests are SGLang's cap of 256, or what its pool of windows
-holds: (0.1 of the full tokens − 8,192) / tokens of a request.
-"""
+and"""
 
 import json
 from dataclasses import dataclass
@@ -26,12 +24,7 @@ DATA = Path("/work/shared/data/serving")
 ABSENT = "the cookbook's points are not on this machine"
 ACCEPTANCE = {0: 0.0, 1: 0.855, 3: 0.75}
 """Probability of a draft whose forerunners were accepted: 1.855 and 2.73 tokens a step."""
-_WINDOW_POOL = {
-    ("h200", "v4-pro", 1): 21,
-    ("h100", "v4-flash", 1): 80,
-    ("h100", "v4-flash", 0): 118,
-}
-_CHUNK = {True: 16_384, False: 8192}
+_DRAFTS = "--speculative-algorithm EAGLE --speculative-eagle-topk 1 --speculative-num-steps"
 Floats = NDArray[np.float64]
 
 
@@ -72,31 +65,38 @@ class Point:
             for given, made in zip(inputs, outputs, strict=True)
         ]
 
+    @property
+    def flags(self) -> str:
+        """SGLang's, as far as they were published."""
+        row, drafts = self.row, self.row["mtp"]
+        given = {
+            "--tp": row["gpus"],
+            "--dp": row["dp"] if row["dp"] > 1 else None,
+            "--chunked-prefill-size": row["chunked_prefill"],
+            "--mem-fraction-static": row["mem_fraction"],
+            "--max-running-requests": row["max_running_requests"],
+        }
+        words = [f"{flag} {value}" for flag, value in given.items() if value is not None]
+        if row["dp"] > 1:
+            words.append(f"--enable-dp-attention --ep-size {row['gpus']}")
+        if drafts:
+            words.append(f"{_DRAFTS} {drafts} --speculative-num-draft-tokens {drafts + 1}")
+        return " ".join(words)
+
     def config(self, **settings: Any) -> ReplayConfig:
         """The run as a replay; ``cost__source="table"`` changes a setting."""
-        row, replicas = self.row, self.row["dp"]
-        chunk = row["chunked_prefill"] or _CHUNK[self.gpu[0] != "h"]
-        cap = _WINDOW_POOL.get((self.gpu, self.model, row["mtp"]), 256)
+        row = self.row
         chosen = {
             "model.preset": self.model,
-            "cache.memory_bytes": "null",
-            "cache.num_blocks": 24_000,
             "cache.max_context_tokens": 16_384,
-            "prefix.reuse": "false",
-            "prefix.defer": "false",
+            "server.engine": "sglang:0.5.15",
+            "server.command": self.flags,
             "workload.arrivals": "closed",
             "workload.concurrency": row["concurrency"],
-            "scheduler.max_requests": min(cap, row["max_running_requests"] or cap),
-            "scheduler.step_tokens": chunk,
-            "scheduler.prompts": "alone",
-            "scheduler.delay_prompts": str(chunk == 65_536).lower(),
-            "scheduler.speculative.draft_tokens": row["mtp"],
+            "scheduler.delay_prompts": str(row["chunked_prefill"] == 65_536).lower(),
             "scheduler.speculative.acceptance": ACCEPTANCE[row["mtp"]],
             "cost.gpu": self.gpu,
             "cost.gpus": row["gpus"],
-            "cost.tp": row["gpus"] // replicas,
-            "cost.dp": replicas,
-            "cost.ep": row["gpus"] if replicas > 1 else 1,
             "cost.all_to_all": str(row["a2a"] == "deepep").lower(),
             "cost.experts": row["quant"],
         } | {name.replace("__", "."): value for name, value in settings.items()}

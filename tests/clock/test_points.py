@@ -14,7 +14,7 @@ from dsv4kv.sizing.gpus import load_gpu
 from dsv4kv.sizing.layout import Layout
 from tests.clock import fit
 from tests.clock.points import ABSENT, Floats, count_point, points, run_point
-from tests.conftest import FULL
+from tests.examples import FULL
 from tests.replay.scenes import request, small_config
 
 pytestmark = pytest.mark.skipif(not points(), reason=ABSENT)

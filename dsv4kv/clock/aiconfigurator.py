@@ -20,6 +20,8 @@ _SYSTEMS = {
     "gb200": "gb200",
     "gb300": "gb300",
 }
+_HOPPER, _BLACKWELL = "fp8_block", "w4a8_mxfp4_mxfp8_trtllm"
+"""Kernels of the experts that were measured in SGLang; on Hopper FP8 alone."""
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _CONTEXTS = (1024, 4096, 16_384, 65_536, 131_072, 262_144)
 _TOKENS = (256, 1024, 2048, 4096, 8192, 16_384)
@@ -33,7 +35,10 @@ def open_engine(deployment: Deployment, model: str, gpu: str) -> TableTimes:
         ConfigError: It is not installed, or knows no such deployment.
     """
     engine = _compile(deployment, model, gpu)
-    table = read_table(engine, deployment.draft_passes)
+    try:
+        table = read_table(engine, deployment.draft_passes)
+    except Exception as error:  # whatever a foreign planner raises
+        raise _unknown(deployment, model, gpu, error) from error
     return TableTimes(deployment, table, shipped_factors(), "aiconfigurator-core, as installed")
 
 
@@ -70,6 +75,7 @@ def _compile(deployment: Deployment, model: str, gpu: str) -> Any:
             f"{layout.label}: take {', '.join(_MODELS)} on {', '.join(_SYSTEMS)}, without pp."
         )
     ranks = layout.tp * layout.dp
+    is_fp8 = gpu.startswith("h") or deployment.weights.expert_kind == "fp8"
     try:
         spec = compile_engine(
             f"deepseek-ai/{_MODELS[model]}",
@@ -80,10 +86,14 @@ def _compile(deployment: Deployment, model: str, gpu: str) -> Any:
             attention_dp_size=layout.dp,
             moe_tp_size=ranks // layout.ep,
             moe_ep_size=layout.ep,
+            moe_quant_mode=_HOPPER if is_fp8 else _BLACKWELL,
             nextn=deployment.draft_passes,
         )
-    except Exception as error:  # noqa: BLE001: whatever a foreign planner raises
-        raise ConfigError(
-            f"aiconfigurator-core has no times of {model} on {gpu} with {layout.label}: {error}"
-        ) from error
+    except Exception as error:  # whatever a foreign planner raises
+        raise _unknown(deployment, model, gpu, error) from error
     return AicEngine.from_spec(spec)
+
+
+def _unknown(deployment: Deployment, model: str, gpu: str, error: Exception) -> ConfigError:
+    place = f"{model} on {gpu} with {deployment.layout.label}"
+    return ConfigError(f"aiconfigurator-core has no times of {place}: {error}")

@@ -124,10 +124,10 @@ def _list_rates(replay: Replay) -> Iterator[tuple[str, float, str, str]]:
     """What turns steps into time, by the source that does."""
     cost, rates, given = replay.config.cost, replay.rates, "as configured"
     if replay.times is not None:
-        source = replay.times.source
-        yield "client, HTTP, tokenizer", replay.times.client_s * 1e3, "ms", source
+        client_ms = replay.times.client_s * 1e3
+        yield "client, HTTP, tokenizer", client_ms, "ms", replay.times.source
         for name, value, unit in replay.times.constants():
-            yield name, value, unit, source
+            yield name, value, unit, "likewise"
     elif rates is not None:
         gbps = rates.bytes_per_s / cost.gpus / 1e9
         yield "memory bandwidth of a GPU", gbps, "GB/s", rates.source

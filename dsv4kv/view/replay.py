@@ -122,7 +122,6 @@ _TIMES = {
     "latency": "until the last token",
 }
 _NS_TO_MS = 1e-6
-_ERROR = "9 of 10 points held out were within"
 
 
 def reuse_table(reuse: Reuse) -> Table:
@@ -250,14 +249,13 @@ def times_table(latencies: Sequence[Latency], *, is_measured: bool = False) -> T
     """
     known = [each for each in latencies if each.samples_ns]
     clocked = any(each.factor for each in known)
-    error = f"; {_ERROR}" if clocked else ""
     return Table(
         "Times",
         [
             *names("time"),
             *prose("meaning", minor=True),
             *numbers("requests", "p50", "p90", "p99", "p99.9", "max"),
-            *(numbers("within") if clocked else ()),
+            *(numbers("9 in 10 within") if clocked else ()),
         ],
         [
             (
@@ -269,7 +267,7 @@ def times_table(latencies: Sequence[Latency], *, is_measured: bool = False) -> T
             )
             for each in known
         ],
-        note=f"{_whose(is_measured)}, in ms; a percentile needs ten requests beyond it{error}",
+        note=f"{_whose(is_measured)}, in ms; a percentile needs ten requests beyond it",
     )
 
 
@@ -326,13 +324,13 @@ def sweep_table(cases: Sequence[Case], axes: dict[str, str]) -> Table:
 
 
 def _errors(cases: Sequence[Case]) -> str:
-    """What the clocks of a sweep are right within, at worst; each row has but one error."""
+    """What the clocks of a sweep are right within, at worst."""
     worst = {
         name: max((clock_factor(case, name) or 0 for case in cases), default=0)
         for name in ("ttft", "tpot")
     }
     said = ", ".join(f"{name} {format_factor(factor)}" for name, factor in worst.items() if factor)
-    return f"; {said}: {_ERROR}" if said else ""
+    return f"; {said} (9 in 10)" if said else ""
 
 
 def _setting(case: Case, path: str) -> str:

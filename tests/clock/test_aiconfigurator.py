@@ -41,11 +41,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         calls.append({"place": place, **layout})
         return b"spec"
 
-    for name, attributes in {
+    modules: dict[str, dict[str, Any]] = {
         "aiconfigurator_core": {"AicEngine": Engine},
         "aiconfigurator_core.sdk": {},
         "aiconfigurator_core.sdk.engine": {"compile_engine": compile_engine},
-    }.items():
+    }
+    for name, attributes in modules.items():
         module = ModuleType(name)
         vars(module).update(attributes)
         monkeypatch.setitem(sys.modules, name, module)

@@ -189,11 +189,16 @@ class Incremental:
     def __init__(self, tokenizer: "Tokenizer") -> None:
         self._tokenizer = tokenizer
         as_written = str(tokenizer.normalizer) in {"None", "Sequence(normalizers=[])"}
+        added = tokenizer.get_added_tokens_decoder()
+        self._added = [token.content for token in added.values()]
+        self._begins = {content[0] for content in self._added}
+        self._longest = max(map(len, self._added), default=0)
         self._cuts = {
             number: token.content
-            for number, token in tokenizer.get_added_tokens_decoder().items()
+            for number, token in added.items()
             if not (token.lstrip or token.rstrip or token.single_word)
             and (as_written or not token.normalized)
+            and not _overlaps_itself(token.content)
         }
         self._text, self._tokens = "", array("q")
         self._answered: tuple[str, list[int]] = "", []
@@ -203,6 +208,8 @@ class Incremental:
         """Tokens of a prompt, whose special tokens are in the text or, if ``special``, added."""
         text = whole_text(text)
         cut = None if special else self._last_cut(_shared(self._text, text))
+        if cut is not None and not self._can_cut(text, cut.place):
+            cut = None
         rest = [] if cut is None else self._encode_on(text[cut.place :])
         if cut is None or rest[:1] != [cut.token]:  # it may have become a part of a longer one
             self.kept, tokens = 0, array("q", self._encode(text, special=special))
@@ -226,7 +233,8 @@ class Incremental:
         """Tokens of a text, which may begin with the last answer."""
         said, tokens = self._answered
         rest = text[len(said) :]
-        if not said or not text.startswith(said) or not rest.startswith(self._contents):
+        goes_on = said and text.startswith(said) and rest.startswith(self._contents)
+        if not goes_on or not self._can_cut(text, len(said)):
             return self._encode(text)
         after = self._encode(rest)
         return tokens + after if after[0] in self._cuts else self._encode(text)
@@ -236,6 +244,16 @@ class Incremental:
         (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)
         ids: list[int] = encoding.ids
         return ids
+
+    def _can_cut(self, text: str, place: int) -> bool:
+        """Whether no added token may lie across a place."""
+        return not any(
+            text[at] in self._begins
+            and any(
+                text.startswith(token, at) and at + len(token) > place for token in self._added
+            )
+            for at in range(max(0, place - self._longest + 1), place)
+        )
 
     @cached_property
     def _contents(self) -> tuple[str, ...]:
@@ -263,6 +281,11 @@ class _Cut(NamedTuple):
     place: int
     tokens: int
     token: int
+
+
+def _overlaps_itself(token: str) -> bool:
+    """Whether it could begin before another of it ends: which of the two is it then?"""
+    return any(token.startswith(token[start:]) for start in range(1, len(token)))
 
 
 def _shared(one: str, other: str) -> int:

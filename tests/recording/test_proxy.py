@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 from aiohttp import ClientError, ClientSession
 
-from dsv4kv.errors import ConfigError
+from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.recording.folder import Record, Recording, read_stream
 from dsv4kv.recording.proxy import Proxy, parse_address
 from dsv4kv.recording.veil import Veil
@@ -243,6 +243,75 @@ def test_hostile_requests_do_no_harm(raw: bytes, tmp_path: Path) -> None:
                 await asyncio.sleep(0.01)
 
     asyncio.run(test())
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_request_is_written(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with scene(tmp_path) as here:
+            address = urlsplit(here.url)
+            _, writer = await asyncio.open_connection(address.hostname, address.port)
+            writer.write(f"POST {COMPLETIONS} HTTP/1.1\r\nContent-Length: 100\r\n\r\n{{".encode())
+            await writer.drain()
+            writer.close()
+            row = await here.row()
+            assert (row["status"], row["end"]) == (0, "client left")
+
+    asyncio.run(test())
+
+
+def test_credentials_of_the_servers_url_are_sent_unless_a_client_has_its_own(
+    tmp_path: Path,
+) -> None:
+    async def test() -> None:
+        async with serving() as (server, direct), ClientSession() as client:
+            upstream = direct.replace("://", "://me:p%40ss@")
+            manager = proxying(tmp_path / "recording", upstream)
+            url, _ = await asyncio.to_thread(manager.__enter__)
+            try:
+                seen = []
+                for own in ({}, {"Authorization": "Bearer key"}):
+                    async with client.get(f"{url}/echo", headers=own):
+                        seen.append(dict(server.headers)[b"Authorization"])
+                        assert dict(server.headers)[b"Host"] == urlsplit(direct).netloc.encode()
+                assert seen == [b"Basic bWU6cEBzcw==", b"Bearer key"]
+            finally:
+                await client.close()
+                await asyncio.to_thread(manager.__exit__, None, None, None)
+
+    asyncio.run(test())
+
+
+def test_a_recording_that_cannot_be_written_ends_the_proxy_with_its_sentence(
+    tmp_path: Path,
+) -> None:
+    failures = list[BaseException]()
+
+    def fail(stream: str, record: Record) -> None:
+        if stream == "requests":
+            raise TraceError("the disk is full")
+
+    async def test() -> None:
+        async with serving() as (_, direct), ClientSession() as client:
+            with Recording(tmp_path / "recording", hear=fail) as recording:
+                proxy = Proxy(0, parse_address(f"0={direct}"), recording, Veil(recording.salt))
+
+                def run() -> None:
+                    try:
+                        proxy.run(threading.Event())
+                    except TraceError as error:
+                        failures.append(error)
+
+                thread = threading.Thread(target=run)
+                thread.start()
+                while not proxy.port:
+                    await asyncio.sleep(0.01)
+                url = f"http://127.0.0.1:{proxy.port}{COMPLETIONS}"
+                async with client.post(url, json={"mode": "plain"}) as answer:
+                    assert answer.status == 200
+                await asyncio.to_thread(thread.join)
+
+    asyncio.run(test())
+    assert [str(failure) for failure in failures] == ["the disk is full"]
 
 
 def test_requests_that_run_at_the_end_finish_and_are_written(tmp_path: Path) -> None:

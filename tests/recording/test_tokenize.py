@@ -195,7 +195,7 @@ def test_processes_make_the_trace_that_one_makes(tmp_path: Path, model: Path) ->
     assert make(data, model, processes=2) == make(data, model)
 
 
-ADDED = ["<a>", "<ab>", "b<a", ">c", "<a><a>"]
+ADDED = ["<a>", "<ab>", "b<a", ">c", "<a><a>", "b<a>c", "aba"]
 Split = Callable[[], Any]
 SPLITS: dict[str, Split] = {
     "bytes": partial(tokenizers.pre_tokenizers.ByteLevel, add_prefix_space=True),
@@ -235,6 +235,23 @@ def test_a_text_that_goes_on_has_the_tokens_of_the_whole(
         answer = data.draw(texts)
         incremental.answer(answer)
         before = text + answer
+
+
+@pytest.mark.parametrize(
+    ("added", "texts"),
+    [
+        (["<a><a>"], ["<a><a><a>", "<a><a><a>"]),  # a token that overlaps itself
+        (["<a>", "b<a>c"], ["b<a>", "b<a>c"]),  # one that becomes a part of a longer one
+    ],
+)
+def test_a_text_is_not_cut_where_a_token_may_be_another(
+    added: list[str], texts: list[str]
+) -> None:
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(*_merges(), unk_token="?"))
+    made.add_tokens([tokenizers.AddedToken(text, normalized=False) for text in added])
+    incremental = Incremental(made)
+    for text in texts:
+        assert incremental.encode(text).tolist() == made.encode(text).ids
 
 
 def _merges() -> tuple[dict[str, int], list[tuple[str, str]]]:

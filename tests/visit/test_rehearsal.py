@@ -1,6 +1,7 @@
 """A visit on the kernels' CPU twin, in a copy of the tree, as on the machine with the GPU.
 
-``DSV4KV_VISIT_KILLS=20`` kills it as often; ``DSV4KV_VISIT_WHOLE=1`` rehearses every step.
+``make full`` rehearses all calls, and of their steps those that differ in more than a setting;
+``DSV4KV_VISIT_KILLS=20`` kills a visit as often, ``DSV4KV_VISIT_WHOLE=1`` rehearses every step.
 """
 
 import json
@@ -15,17 +16,20 @@ from pathlib import Path
 
 import pytest
 
+from tests.examples import FULL
 from tests.visit.tools import make_tools
 from visit import rows
 from visit.plan import CALLS
 from visit.simulation import ABSENT, CARRIED, Simulation
 
-KILLS = int(os.environ.get("DSV4KV_VISIT_KILLS", "2"))
+KILLS = int(os.environ.get("DSV4KV_VISIT_KILLS", "2" if FULL else "1"))
 WHOLE = bool(os.environ.get("DSV4KV_VISIT_WHOLE"))
 LIMIT_S = 600
 
 # Steps that differ from another in a setting only, or compile for minutes.
 LEFT_OUT = set() if WHOLE else {"bench_1", "bench_8", "device_tables", "kernels"}
+if not (WHOLE or FULL):  # what each measures is tested alone
+    LEFT_OUT |= {"speeds", "dram", "bench_64"}
 KILLED = ["facts", "compile", "speeds"] if KILLS > 2 else ["facts", "compile"]
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ to build the CPU twin")

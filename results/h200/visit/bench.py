@@ -1,5 +1,6 @@
 """Steps: ``dsv4kv bench gpu`` of so many requests, or of 64 whose tables kernels keep."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -17,7 +18,7 @@ _SMALL = (
     "workload.synthetic.output.low=3",
     "workload.synthetic.output.high=8",
     "cache.num_blocks=8",
-    "model.layers=[3]",
+    f"model.layers={'[2,3]' if os.environ.get('DSV4KV_FULL') else '[3]'}",
     "workload.decode=both",
     "measure.warmup_steps=1",
     "measure.verify_every=2",

@@ -76,7 +76,8 @@ class Simulation:
         self, call: str, out: Path, steps: Sequence[str] | None = None, tools: Path | None = None
     ) -> "subprocess.Popen[bytes]":
         """Begin a call there; ``tools`` is a folder of programs that come first on ``PATH``."""
-        kept = {name: os.environ[name] for name in ("HOME", "TMPDIR") if name in os.environ}
+        known = ("HOME", "TMPDIR", "DSV4KV_FULL")
+        kept = {name: os.environ[name] for name in known if name in os.environ}
         path = os.pathsep.join(filter(None, [str(tools or ""), os.environ["PATH"]]))
         command = [str(self.script), call, "--twin", "--out", str(out)]
         command += ["--steps", ",".join(steps)] if steps else []

@@ -255,8 +255,9 @@ def test_the_command_is_printed_so_that_a_shell_takes_it(nsys: Tool) -> None:
 def test_a_printed_command_does_what_it_says(nsys: Tool) -> None:
     result = profile("--nsys", "--print-command", "--out", "elsewhere")
     words = shlex.split(result.stdout)
-    program = words[words.index(sys.executable) :]
-    subprocess.run(program, check=True)
+    python, _, package, *program = words[words.index(sys.executable) :]
+    assert (python, package) == (sys.executable, "dsv4kv")
+    CliRunner(env=TERMINAL).invoke(app, program, catch_exceptions=False)
     (told,) = Path("elsewhere").rglob("run.json")
     (case,) = load_record(told).cases
     assert case.profile is not None

@@ -1,5 +1,6 @@
 """What the kernel tests share: both orders of fibers, small grids, guarded outputs."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import pytest
@@ -8,8 +9,9 @@ from torch import Tensor
 
 from dsv4kv.model.formats import EntryFormat, PageLayout
 from dsv4kv.ops import cpu
-from dsv4kv.ops.kernels.launch import Launch
+from dsv4kv.ops.kernels.launch import KernelModule, Launch
 from dsv4kv.ops.storage import PageStore
+from tests.examples import FULL
 from tests.ops.samples import generator, nan_output, random_values
 
 TINY = EntryFormat("bf16", "bf16", 16)
@@ -24,6 +26,17 @@ _NEVER = 0xA5
 def on_blocks(launch: Launch, blocks: int) -> Launch:
     """The same launch on so few blocks that threads have to stride."""
     return replace(launch, grid=(blocks, 1))
+
+
+def of_one_module_a_kernel(launches: Iterable[Launch]) -> Iterator[Launch]:
+    """In ``make full`` all; else those of the first module that has the kernel.
+
+    Its others are compiled from the same source with other constants, for seconds each.
+    """
+    modules: dict[str, KernelModule] = {}
+    for launch in launches:
+        if FULL or modules.setdefault(launch.kernel, launch.module) == launch.module:
+            yield launch
 
 
 @dataclass(frozen=True)

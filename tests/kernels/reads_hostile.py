@@ -15,7 +15,7 @@ from dsv4kv.ops.kernels.scores import plan_index_scores, plan_indexer_query
 from dsv4kv.ops.kernels.topk import plan_select_blocks, plan_select_topk, scratch_shape
 from dsv4kv.ops.storage import PageStore
 from tests.examples import FULL
-from tests.kernels.launches import filled_store, mixed
+from tests.kernels.launches import filled_store, mixed, of_one_module_a_kernel
 from tests.kernels.shim.twin import SANITIZED, run
 from tests.ops.samples import generator
 
@@ -27,7 +27,7 @@ FAR_BEYOND = [*BEYOND, FAR, -FAR - 1]
 
 def run_all_sanitized() -> None:
     topk.RUN = 15  # several runs of a row
-    for launch in launches():
+    for launch in of_one_module_a_kernel(launches()):
         run(launch, seed=11, flags=SANITIZED)
 
 

@@ -20,7 +20,7 @@ from dsv4kv.ops.kernels.state import (
 )
 from dsv4kv.ops.variants import VARIANTS
 from tests.examples import FULL
-from tests.kernels.launches import mixed
+from tests.kernels.launches import mixed, of_one_module_a_kernel
 from tests.kernels.shim.twin import SANITIZED, run
 from tests.kernels.state_twin import dirty_scratch
 from tests.kernels.step_scenes import make_step
@@ -41,7 +41,7 @@ SLOTS, ENTRIES = 3, 64
 
 
 def run_all_sanitized() -> None:
-    for launch in launches():
+    for launch in of_one_module_a_kernel(launches()):
         run(launch, flags=SANITIZED)
         if launch.kernel == "step_write" or launch.cluster > 1:  # their threads share the most
             for seed in (11, 12, 13) if FULL else (11,):

@@ -11,6 +11,7 @@ from dsv4kv.mrc.sample import CLASSES, Simulation, draw_sample, find_families, r
 from dsv4kv.prefix.paths import Ints, PathTable, find_reuse
 from dsv4kv.traces.collect import collect_paths
 from dsv4kv.traces.request import Request
+from tests.examples import FULL
 from tests.prefix.traces import Text, conversation, needs_conversation, texts, to_table
 
 SIZE = 16  # tokens of a block in made traces
@@ -142,7 +143,7 @@ def test_the_interval_covers_the_whole_simulation_nine_times_in_ten(
     policies = ["lfu", "s3fifo", "belady"]
     trials = [
         covered
-        for seed in range(5)
+        for seed in range(5 if FULL else 2)
         for covered in covers(chats(seed, system=system), 0.25, capacity, policies)
     ]
     assert sum(trials) >= 0.9 * len(trials)

@@ -137,6 +137,11 @@ def check_comparable(recorded: Recorded, server: Server) -> None:
             "stores-only: requests were not recorded, so there is nothing to replay against: give "
             "record --proxy or --requests, too."
         )
+    if not any(request.hash_block_tokens for request in recorded.requests):
+        raise TraceError(
+            "no prompt has ids, so what they share is not known: record a log with tokens "
+            "(SGLang's --log-requests-level 3, vLLM's VLLM_LOGGING_LEVEL=DEBUG), or --proxy."
+        )
     if not server.counted and all(found is None for found in recorded.cached_tokens):
         raise TraceError(
             "the server did not say how many tokens it found: record its --metrics, or let it "

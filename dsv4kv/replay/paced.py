@@ -156,7 +156,8 @@ class _Paced:
         if self._at_once:
             self._store(number)
         if number in self._late:
-            self._end(number)
+            self._store(number)
+            self._let_go(number)
 
     def _store(self, number: int) -> None:
         """Compute a prompt to its end, chunk by chunk."""

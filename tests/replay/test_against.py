@@ -313,6 +313,10 @@ def test_what_cannot_be_compared_is_refused_with_what_to_give(tmp_path: Path) ->
     for path in silent.glob("metrics.*"):
         path.unlink()
     assert "did not say how many tokens it found" in refused(silent, "--against")
+    with Recording(tmp_path / "lengths") as recording:
+        row = {"source": "requests:0", "arrival_s": BEGUN_S, "input_tokens": 9}
+        recording.write("requests", row | {"cached_tokens": 4})
+    assert "no prompt has ids" in refused(tmp_path / "lengths", "--against")
     folder = record(tmp_path / "server", Scene())
     for path in folder.glob("metrics.*"):
         path.unlink()

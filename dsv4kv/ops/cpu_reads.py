@@ -302,7 +302,10 @@ _TINY = 2.0**-126
 def _merge(parts: list[_Part], sinks: Tensor, out: Tensor, lse: Tensor) -> None:
     """Outputs of all parts together, with what sinks take; the sum of their exponentials."""
     sums = torch.stack([part_lse for _, part_lse in parts])
-    torch.logsumexp(sums, dim=0, out=lse)
+    if len(parts) == 1:
+        lse.copy_(sums[0])
+    else:
+        torch.logsumexp(sums, dim=0, out=lse)
     shares = (sums - lse.clamp(min=_LOWEST)).exp_().mul_((lse - sinks).sigmoid_())
     shares.nan_to_num_(nan=0.0)  # nothing visible, and a sink of −∞
     total = parts[0][0].mul_(shares[0, ..., None])

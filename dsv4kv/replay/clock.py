@@ -262,12 +262,15 @@ class CostModel:
         self._sums: Ints = np.stack(each, axis=1).cumsum(axis=0)
         self._weight_bytes: dict[int, int] = {}
 
-    def decode(self, lengths: Ints, steps: int) -> Work:
-        """``steps`` steps in which requests of ``lengths`` int64[B] decode one token each."""
+    def decode(self, lengths: Ints, steps: int, *, timed: bool = True) -> Work:
+        """``steps`` steps in which requests of ``lengths`` int64[B] decode one token each.
+
+        What takes time of them is left out where ``timed`` says so.
+        """
         sums = self._sums
         difference = sums.take(lengths + steps, axis=0) - sums.take(lengths, axis=0)
         weights = steps * self.weight_bytes(len(lengths))
-        counts = self._count(self.decoded(lengths, steps))
+        counts = self._count(self.decoded(lengths, steps)) if timed else NOTHING
         return _decoding(steps, weights, *difference.sum(axis=0).tolist(), counts=counts)
 
     def decoded(self, lengths: Ints, steps: int) -> Steps:

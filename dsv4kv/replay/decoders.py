@@ -201,12 +201,12 @@ class Decoders:
         return low
 
     def work(self, steps: int) -> Work:
-        """The work of steps, their weights not shared with prompt chunks."""
+        """The work of steps, their weights and times not shared with prompt chunks."""
         if not len(self):
             return Work()
         if self._drafts.window > 1:
             return self._window_works(steps)[steps]
-        return self._cost.decode(self.position, steps)
+        return self._cost.decode(self.position, steps, timed=False)
 
     def steps(self, steps: int) -> Steps:
         """The same, as the times of steps see it."""

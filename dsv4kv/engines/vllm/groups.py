@@ -75,9 +75,32 @@ class BlockQueue:
             self._last[key] = entry
         return new
 
-    def blocks(self, entries: Ints) -> int:
-        """Blocks of these entries."""
-        return int(self._size[entries].sum())
+    def cache_one(self, key: int, size: int) -> int:
+        """Register blocks of one entry, as ``cache`` does; returns it."""
+        entry, first = self._entries, self.first
+        if entry == len(self._key) or first[key] != _NONE:
+            return int(self.cache(np.array([key]), size)[0])
+        self.changes += 1
+        self._entries += 1
+        self._key[entry], self._size[entry], self._users[entry] = key, size, 1
+        self._place[entry] = self._next[entry] = _NONE
+        self.busy += size
+        first[key] = self._last[key] = entry
+        return entry
+
+    def give_back_one(self, entry: int) -> int:
+        """Append one entry to the end of the queue, as ``give_back`` does; returns its blocks."""
+        size = int(self._size[entry])
+        if self._back == len(self._queue):
+            self.give_back(np.array([entry]))
+            return size
+        self._users[entry] -= 1
+        if not self._users[entry]:
+            self.busy -= size
+            self.idle += size
+            self._queue[self._back], self._place[entry] = entry, self._back
+            self._back += 1
+        return size
 
     def idle_blocks(self, entries: Ints) -> int:
         """Blocks of these entries that nobody uses."""
@@ -534,13 +557,15 @@ class GroupPool:
             return []
         if part.end_tokens > 0:  # it may also lie behind no block at all, where no hit ends
             numbers = np.append(numbers, self._nodes)
-        if part is self._marking:
-            tails = running.kept.tails
-            marked = kept if keep is tails else [each for each in kept if each in tails]
-            self._marked[numbers[np.array(marked, np.int64) - 1]] = True
-        keys = numbers[np.array(kept, np.int64) - 1] + row * (self._nodes + 1)
-        ends = [each * size + part.end_tokens for each in kept]
-        return list(zip(self.queue.cache(keys, part.blocks).tolist(), ends, strict=True))
+        tails, first = running.kept.tails, row * (self._nodes + 1)
+        entries = []
+        for each in kept:
+            known = int(numbers[each - 1])
+            if part is self._marking and (keep is tails or each in tails):
+                self._marked[known] = True
+            entry = self.queue.cache_one(known + first, part.blocks)
+            entries.append((entry, each * size + part.end_tokens))
+        return entries
 
     def _release(self, running: Running, number: int, end: int) -> None:
         """Give back a group's blocks up to ``end``, the last first."""
@@ -548,9 +573,8 @@ class GroupPool:
         self.queue.uncached += (end - start) // self._groups[number].block_tokens
         running.starts[number] = end
         if count:
-            given = np.array(running.tails[number][:count][::-1], np.int64)
-            self.queue.uncached -= self.queue.blocks(given)
-            self.queue.give_back(given)
+            for entry in running.tails[number][count - 1 :: -1]:
+                self.queue.uncached -= self.queue.give_back_one(entry)
             del running.tails[number][:count], running.ends[number][:count]
 
 

@@ -42,7 +42,8 @@ class Steps:
 
     Attributes:
         rows: Requests that decode, on all ranks.
-        tokens: int64[n]: tokens that they verify in each step, one a request and its drafts.
+        tokens: int64[n], or [1] where all are alike: tokens that they verify in each step, one a
+            request and its drafts.
         contexts: int64[n]: tokens that these see, summed over them.
         prompt: Tokens of prompt chunks in each step, on all ranks.
         fullest: Of which on the rank that has the most.

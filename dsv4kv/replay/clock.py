@@ -277,7 +277,7 @@ class CostModel:
         """The same, as the times of steps see it."""
         rows = len(lengths)
         contexts = int(lengths.sum()) + rows * np.arange(1, steps + 1, dtype=np.int64)
-        return Steps(rows, np.full(steps, rows, dtype=np.int64), contexts)
+        return Steps(rows, np.array([rows]), contexts)
 
     def speculate(self, before: Ints, taken: Ints) -> list[Work]:
         """Steps in which requests verify windows of tokens.

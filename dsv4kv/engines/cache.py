@@ -1,6 +1,5 @@
 """What an engine's prefix cache answers while requests run side by side."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -14,7 +13,7 @@ from dsv4kv.engines.vllm.sizing import Layout, VllmEngine
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.schema import choose_formats
-from dsv4kv.prefix.paths import Ints, PathTable
+from dsv4kv.prefix.paths import Ints, NumberedPaths, PathTable
 
 
 class Hit(NamedTuple):
@@ -143,8 +142,8 @@ class Pool:
         holds_chunks: SGLang up to 0.5.17: a running request holds the windows of the last chunk
             of its prompt, all of them; later that of its end alone.
         tokens_per_step: Tokens of a request that a decode step gives, on average.
-        paths: The prompts as int64 numbers of blocks, if they are known already: equal blocks
-            with equal history, and what a draft asks for behind them, have equal numbers.
+        numbered: The prompts as numbers of blocks, told apart by what a draft asks for behind
+            them, too; None where they are not known yet.
     """
 
     table: PathTable
@@ -157,7 +156,7 @@ class Pool:
     windows: int | None = None
     holds_chunks: bool = False
     tokens_per_step: float = 1.0
-    paths: Sequence[Ints] | None = None
+    numbered: NumberedPaths | None = None
 
     @property
     def blocks(self) -> int:

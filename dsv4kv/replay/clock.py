@@ -270,7 +270,9 @@ class CostModel:
         sums = self._sums
         difference = sums.take(lengths + steps, axis=0) - sums.take(lengths, axis=0)
         weights = steps * self.weight_bytes(len(lengths))
-        counts = self._count(self.decoded(lengths, steps)) if timed else NOTHING
+        counts = NOTHING
+        if timed and self._times:
+            counts = self._count(self.decoded(lengths, steps))
         return _decoding(steps, weights, *difference.sum(axis=0).tolist(), counts=counts)
 
     def decoded(self, lengths: Ints, steps: int) -> Steps:
@@ -329,6 +331,9 @@ class CostModel:
             gathers += int(self._tables.visible[before + size : after + 1 : size].sum())
             operations += int(self._sums[after, -2] - self._sums[before, -2])
             tokens += size
+        counts = NOTHING
+        if self._times:
+            counts = self._count(_with_prompts(decoded, spans, steps, ranks))
         return replace(
             decoding,
             steps=steps,
@@ -336,12 +341,11 @@ class CostModel:
             update_bytes=updates,
             gather_bytes=gathers,
             operations=operations,
-            counts=self._count(_with_prompts(decoded, spans, steps, ranks)),
+            counts=counts,
         )
 
     def _count(self, steps: Steps) -> Counts:
-        if self._times is None:
-            return NOTHING
+        assert self._times is not None
         return tuple(self._times.count(steps).sum(axis=0).tolist())
 
     def weight_bytes(self, tokens: int) -> int:

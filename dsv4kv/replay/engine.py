@@ -9,7 +9,7 @@ from dsv4kv.config.bench import Speculative
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.engines.cache import EngineCache, Pool, draft_needs
 from dsv4kv.engines.rules import check_model, find_drafts, find_rule
-from dsv4kv.prefix.paths import PathTable, find_reuse, number_paths
+from dsv4kv.prefix.paths import NumberedPaths, PathTable, find_reuse, number_paths
 from dsv4kv.prefix.tree import Ids
 from dsv4kv.replay.contract import NOTHING_BELOW, Below
 from dsv4kv.replay.decoders import Decoders
@@ -204,11 +204,16 @@ class EnginePaths:
 
     Attributes:
         table: As paths of ids.
-        paths: The blocks of each that can be shared, as numbers.
+        numbered: The blocks of each that can be shared, as numbers.
     """
 
     table: PathTable
-    paths: Sequence[Ids]
+    numbered: NumberedPaths
+
+    @property
+    def paths(self) -> Sequence[Ids]:
+        """The numbers of every prompt."""
+        return self.numbered.paths
 
 
 def find_paths(
@@ -228,7 +233,7 @@ def find_paths(
     table = collect_paths(requests if named else name_apart(requests, size))
     drafts = find_drafts(config.prefix.rule, config.prefix.speculation)
     reuse = find_reuse(table, size, whole_blocks=True, key_tokens=drafts.key_tokens)
-    return EnginePaths(table, number_paths(reuse).paths)
+    return EnginePaths(table, number_paths(reuse))
 
 
 def build_engine(config: ReplayConfig, memory: MemoryPlan, known: EnginePaths) -> Engine:
@@ -247,7 +252,7 @@ def build_engine(config: ReplayConfig, memory: MemoryPlan, known: EnginePaths) -
         windows=memory.num_checkpoints,
         holds_chunks=holds_chunks(config.server),
         tokens_per_step=_tokens_per_step(config.scheduler.speculative),
-        paths=known.paths,
+        numbered=known.numbered,
     )
     cache, needs = rule.open(pool), draft_needs(pool, windows=rule.windows)
     again = memory.model.window_tokens if rule.replays else 0

@@ -404,9 +404,9 @@ class SglangCache:
 def page_shape(pool: Pool) -> Pages:
     """The prompts in whole pages; with MTP, a page's key covers the token behind it."""
     key_tokens = pool.speculation.key_tokens
-    if pool.paths is None:
+    if pool.numbered is None:
         return number_pages(pool.table, pool.block_tokens, key_tokens)
-    return Pages(pool.paths, key_tokens)
+    return Pages(pool.numbered.paths, key_tokens)
 
 
 def open_sglang(pool: Pool) -> SglangCache:

@@ -306,7 +306,7 @@ def open_vllm(
 ) -> VllmCache:
     """An empty cache with groups of windows and states beside the context, or none."""
     speculation, size = pool.speculation, pool.block_tokens
-    ways, nodes = number_ways(pool.table, size, groups, speculation.key_tokens)
+    ways, nodes = number_ways(pool.table, size, groups, speculation.key_tokens, pool.numbered)
     return VllmCache(
         GroupPool(
             pool.blocks,

@@ -281,7 +281,11 @@ def cut_groups(
 
 
 def number_ways(
-    table: PathTable, size: int, groups: tuple[TailGroup, ...], key_tokens: int
+    table: PathTable,
+    size: int,
+    groups: tuple[TailGroup, ...],
+    key_tokens: int,
+    known: NumberedPaths | None = None,
 ) -> tuple[list[Way], int]:
     """All prompts of a trace as numbers of blocks, and how many numbers there are.
 
@@ -290,8 +294,9 @@ def number_ways(
         size: Tokens of a block of context.
         groups: Tables that ask for parts.
         key_tokens: Tokens after a block of context that its key covers.
+        known: The numbers of context, if they are known already.
     """
-    context = _number(table, size, key_tokens)
+    context = known or _number(table, size, key_tokens)
     ends = [max(0, part.end_tokens) for group in groups for part in group.parts if part.beside]
     beside = _number(table, size, max(ends)) if ends else context
     ways = [Way(*pair) for pair in zip(context.paths, beside.paths, strict=True)]

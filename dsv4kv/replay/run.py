@@ -2,7 +2,7 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -13,7 +13,7 @@ from dsv4kv.config.axes import Point
 from dsv4kv.config.load import Loaded
 from dsv4kv.config.replay import ReplayConfig, TierSection
 from dsv4kv.engines.rules import find_rule
-from dsv4kv.errors import CacheError, Dsv4kvError
+from dsv4kv.errors import CacheError, Dsv4kvError, TraceError
 from dsv4kv.measure.environment import capture_environment
 from dsv4kv.record.jobs import HERE, Sweep, run_points
 from dsv4kv.record.replay import (
@@ -347,7 +347,13 @@ def run_replay(invocation: Invocation, on_progress: OnProgress) -> RunRecord:
     digest = trace_sha256(resolve_trace(trace)) if trace else None
     environment = Environment(**capture_environment())
     points, sweep = invocation.points, invocation.sweep
-    serve = Server(points, environment.memory_bytes, invocation.serve or serve_alone)
+    asked = sweep.job.asked if sweep.job else None
+    serve = Server(
+        points,
+        environment.memory_bytes,
+        invocation.serve or serve_alone,
+        asked.traces_sha256 if asked else {},
+    )
     cases = run_points(
         sweep,
         len(points),
@@ -356,7 +362,6 @@ def run_replay(invocation: Invocation, on_progress: OnProgress) -> RunRecord:
         on_progress,
     )
     statuses = [case.status for case in cases] + ["incomplete"] * (len(cases) < len(points))
-    asked = sweep.job.asked if sweep.job else None
     return RunRecord(
         run_id=asked.run_id if asked else new_run_id(config.name, started),
         started_utc=asked.started_utc if asked else started.isoformat(timespec="seconds"),
@@ -388,9 +393,14 @@ class Server:
         points: Sequence[Point[ReplayConfig]],
         machine_bytes: int | None,
         serve: Serve,
+        traces_sha256: Mapping[str, str],
     ) -> None:
-        """Replay some of ``points`` on a machine with so much memory."""
+        """Replay some of ``points`` on a machine with so much memory.
+
+        ``traces_sha256``: what the traces were where it was asked, which may be elsewhere.
+        """
         self._points, self._machine_bytes, self._serve = points, machine_bytes, serve
+        self._traces_sha256 = dict(traces_sha256)  # of those that were not looked at yet
         self._known: tuple[Any, list[Request]] | None = None
 
     def __call__(self, number: int, on_progress: OnProgress = _ignore) -> Case:
@@ -398,8 +408,10 @@ class Server:
 
         Raises:
             Dsv4kvError: The only point cannot be built or its trace cannot be read.
+            TraceError: There is another trace here, which is no fault of the point.
         """
         point, count = self._points[number], len(self._points)
+        self._check_trace(point.config.workload.trace)
         try:
             requests = self._read(point.config)
             so_far = partial(_count_all, on_progress, number, count, len(requests))
@@ -414,6 +426,13 @@ class Server:
         if self._known is None or self._known[0] != key:
             self._known = (key, read_requests(config))
         return self._known[1]
+
+    def _check_trace(self, trace: str | None) -> None:
+        if trace is None or trace not in self._traces_sha256:
+            return
+        if trace_sha256(resolve_trace(trace)) != self._traces_sha256[trace]:
+            raise TraceError(f"{trace} is another trace here than where the sweep was begun.")
+        del self._traces_sha256[trace]
 
 
 def _count_all(on_progress: OnProgress, case: int, cases: int, requests: int, done: int) -> None:

@@ -11,7 +11,7 @@ from dsv4kv.errors import Dsv4kvError, TraceError
 from dsv4kv.record.replay import Reuse
 from dsv4kv.record.schema import RunRecord
 from dsv4kv.record.store import load_record, save_record
-from dsv4kv.replay.run import Invocation, run_replay
+from dsv4kv.replay.run import Invocation, Server, run_replay, serve_alone
 from tests.replay.scenes import SMALL
 
 SETTINGS = [f"{key}={value}" for key, value in SMALL.items()] + ["cache.num_blocks=400"]
@@ -126,3 +126,15 @@ def test_every_constant_has_a_source() -> None:
         "experts a token passes",
     }
     assert all(constant.source for constant in result.constants)
+
+
+def test_a_worker_that_sees_another_trace_says_so() -> None:
+    loaded = load_config("default", SETTINGS, ReplayConfig)
+    points = expand_axes(loaded, SETTINGS, ("prefix.policy=lru,lfu",), ReplayConfig)
+    trace = loaded.config.workload.trace
+    assert trace
+    elsewhere = Server(points, None, serve_alone, {trace: "0" * 64})
+    with pytest.raises(TraceError, match="is another trace here than where the sweep was begun"):
+        elsewhere(1)  # no fault of the point, which so is not kept as failed
+    with pytest.raises(TraceError, match="is another trace"):
+        elsewhere(0)

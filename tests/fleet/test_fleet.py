@@ -22,6 +22,7 @@ from dsv4kv.replay.run import describe_replay, describe_totals
 from dsv4kv.traces.request import Request
 from tests.replay.scenes import LONG, SHORT, random_requests, request, small_config
 
+RULES = ("ideal", "vllm", "sglang", "vllm-v4:semantic", "sglang-v4:tail")
 TIERS: tuple[dict[str, Any], ...] = ({}, {"tiers__host__ratio": 2})
 
 
@@ -42,12 +43,12 @@ def found(outcome: FleetOutcome) -> Any:
     ]
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     seed=st.integers(0, 10**6),
     router=st.sampled_from(sorted(ROUTERS)),
-    rule=st.sampled_from(["ideal", "vllm", "sglang"]),
-    blocks=st.sampled_from([24, 40, 200]),
+    rule=st.sampled_from(RULES),
+    blocks=st.sampled_from([64, 120, 400]),
     drafts=st.sampled_from([0, 2]),
     tiers=st.sampled_from(TIERS),
     delay_ms=st.sampled_from([0, 50]),
@@ -55,7 +56,7 @@ def found(outcome: FleetOutcome) -> Any:
 def test_a_fleet_of_one_is_the_single_replay_bit_for_bit(
     seed: int, router: str, rule: str, blocks: int, drafts: int, tiers: Any, delay_ms: int
 ) -> None:
-    requests = random_requests(seed, 12, 8, LONG if seed % 3 == 0 else SHORT)
+    requests = random_requests(seed, 12, 8, LONG if seed % 3 == 0 else SHORT, block=256)
     chosen: dict[str, Any] = {
         "prefix__rule": rule,
         "cache__num_blocks": blocks,
@@ -123,18 +124,25 @@ def test_without_sharing_replicas_in_turn_find_less_and_a_router_by_prefix_as_mu
 @given(
     seed=st.integers(0, 10**6),
     router=st.sampled_from(sorted(ROUTERS)),
+    rule=st.sampled_from(RULES),
     split=st.booleans(),
     think=st.booleans(),
 )
 def test_every_request_is_served_once_and_in_order(
-    seed: int, router: str, split: bool, think: bool
+    seed: int, router: str, rule: str, split: bool, think: bool
 ) -> None:
-    requests = random_requests(seed, 25, 8, SHORT)
+    requests = random_requests(seed, 25, 8, SHORT, block=256)
     kind: dict[str, Any] = {"fleet__replicas": 2, "fleet__mixed": ["1 cost.gpus=4"]}
     if split:
         kind = {"fleet__prefill__replicas": 2, "fleet__decode__replicas": 2}
     sessions = "think" if think else "trace"
-    config = small_config(fleet__router=router, fleet__sessions=sessions, **kind)
+    config = small_config(
+        prefix__rule=rule,
+        cache__num_blocks=400,
+        fleet__router=router,
+        fleet__sessions=sessions,
+        **kind,
+    )
     outcome = run_fleet(config, requests)
     assert sorted(outcome.prompts) == sorted(outcome.answers) == list(range(len(requests)))
     for number, each in enumerate(requests):

@@ -188,11 +188,10 @@ class Replica:
     def tokens_below(self, served: Served, found_tokens: int, until_s: float) -> dict[str, int]:
         """Tokens behind those on its GPUs that its tiers had by then, each behind the one before.
 
-        Of a tier that others share it is all that is behind those on the GPUs.
+        There must be tiers. Of one that others share it is all behind those on the GPUs.
         """
         tiers, found = self.replay.tiers, dict[str, int]()
-        if tiers is None:
-            return found
+        assert tiers is not None
         size, each = tiers.object_tokens // self.parts.shared_tokens, tiers.object_tokens
         keys = served.keys[size - 1 :: size].tolist()
         first = reach = found_tokens // each
@@ -252,7 +251,7 @@ class Known:
         self._prefill_tokens = self._used_tokens = 0
         self._used: Counter[int] = Counter()  # blocks, by how many use them
         self._cached: set[int] = set()
-        self._load = 0, 0, 0.0
+        self._view = View()
 
     def give(self, asked: Asked, found_tokens: int) -> None:
         """A request was sent there, where so many tokens of it are known to be cached."""
@@ -279,17 +278,19 @@ class Known:
         """What it announced of its cache, and its load."""
         self._cached.difference_update(news.evicted)
         self._cached.update(news.stored)
-        self._load = news.waiting, news.running, news.usage
+        view = self._view
+        view.waiting, view.running, view.usage = news.waiting, news.running, news.usage
 
     def view(self, asked: Asked, served: Served, until_s: float) -> View:
         """What it knows when a request comes; of tiers what was in them by then."""
-        view = View(requests=len(self._given), prefill_tokens=self._prefill_tokens)
-        view.waiting, view.running, view.usage = self._load
+        view = self._view
+        view.requests, view.prefill_tokens = len(self._given), self._prefill_tokens
         if "prefix" in self._looks:
             view.device_tokens = self._found(served)
-            below = self.replica.tokens_below(served, view.device_tokens, until_s)
-            view.host_tokens, view.disk_tokens = below.get("host", 0), below.get("disk", 0)
-            view.shared_tokens = below.get("shared", 0)
+            if self.replica.replay.tiers:
+                below = self.replica.tokens_below(served, view.device_tokens, until_s)
+                view.host_tokens, view.disk_tokens = below.get("host", 0), below.get("disk", 0)
+                view.shared_tokens = below.get("shared", 0)
         if "blocks" in self._looks:
             tokens = self._used_tokens + asked.input_tokens - self._in_use(asked)
             view.decode_blocks = -(-tokens // self.replica.parts.memory.block_tokens)

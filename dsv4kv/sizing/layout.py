@@ -1,6 +1,7 @@
 """How a deployment is spread over GPUs: tensor, data, pipeline and expert parallelism."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import lcm
 
 from dsv4kv.errors import ConfigError
@@ -31,7 +32,7 @@ class Layout:
         """GPUs altogether."""
         return self.tp * self.dp * self.pp
 
-    @property
+    @cached_property
     def expert_ranks(self) -> int:
         """Ranks of a stage that hold one copy of its routed experts between them."""
         return lcm(self.tp, self.ep)

@@ -346,6 +346,11 @@ class ReplayConfig(Section):
                 "tokens that scheduler.max_requests decode in one step: raise the one or lower "
                 "the other"
             )
+        if self.cost.source not in (None, "stated") and self.workload.data == "real":
+            raise ValueError(
+                f"cost.source {self.cost.source!r} times whole steps, and workload.data 'real' "
+                "measures the cache's part, beside rates of source stated: leave it out"
+            )
         if self.cache.state == "online" and self.workload.data == "real":
             raise ValueError(
                 "cache.state 'online' adds tokens up in the order of the chunks, so its last bits "

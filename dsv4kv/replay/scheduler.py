@@ -401,7 +401,8 @@ class Scheduler:
         nothing is evicted between two chunks; none come back, so nobody goes on. (Where requests
         do not wait for each other's prefixes, a chunk may give blocks back: that is one step.)
         """
-        if len(chunks) > 1 or not self._limits.defer or self._limits.chunkwise:
+        limits = self._limits
+        if len(chunks) > 1 or not limits.defer or limits.chunkwise or limits.delay:
             return 1
         served, (before, after) = chunks[0]
         most = max(1, (served.prompt_tokens - before - 1) // (after - before))

@@ -1,0 +1,198 @@
+"""Which times a configuration chooses, and what a replay makes of them."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from dsv4kv.clock.coefficients import BORROWED, find_coefficients
+from dsv4kv.clock.sources import find_layout
+from dsv4kv.config.replay import CostSection, ReplayConfig
+from dsv4kv.errors import ConfigError
+from dsv4kv.model.presets import load_model
+from dsv4kv.replay.build import Replay, build_replay
+from dsv4kv.replay.run import list_latencies
+from dsv4kv.sizing.gpus import gpu_names, load_gpu
+from dsv4kv.sizing.layout import Layout
+from dsv4kv.traces.request import Request
+from tests.clock.test_steps import COEFFICIENTS
+from tests.replay.scenes import request, small_config
+
+MODEL = {"cost__source": "model"}
+
+
+def small_model(**settings: Any) -> ReplayConfig:
+    return small_config(**(MODEL | settings))
+
+
+def served(requests: list[Request], stretch: int | None = None, **settings: Any) -> Replay:
+    made = build_replay(small_model(**settings), requests, stretch)
+    made.scheduler.run()
+    return made
+
+
+def lengths(*pairs: tuple[int, int], at: float = 0.0) -> list[Request]:
+    return [request(at=at, input_tokens=given, output=made) for given, made in pairs]
+
+
+# ---- which --------------------------------------------------------------------------------------
+
+
+def test_left_out_the_source_is_the_model_and_rates_are_stated_where_one_is_given() -> None:
+    assert CostSection().clock == "model"
+    given = {
+        "tflops": 1,
+        "bandwidth_gbps": 1,
+        "overhead_us": 1,
+        "peaks": "x",
+        "bandwidth_share": 1,
+    }
+    assert {CostSection(**{name: value}).clock for name, value in given.items()} == {"stated"}
+
+
+@pytest.mark.parametrize(
+    ("cost", "sentence"),
+    [
+        (
+            {"source": "model", "tflops": 100},
+            "tflops is a number of source stated.*source: stated",
+        ),
+        ({"table": "steps.json"}, "table is given and the source is model: write source: table"),
+        ({"calibration": "x.yaml", "source": "table"}, "write source: model"),
+        ({"source": "guess"}, "model"),
+    ],
+)
+def test_numbers_of_another_source_are_refused(cost: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=f"(?s){sentence}"):
+        CostSection(**cost)
+
+
+def test_moved_bytes_are_timed_beside_stated_rates_alone() -> None:
+    with pytest.raises(ConfigError, match="source stated"):
+        small_model(workload__data="real")
+
+
+def test_the_layout_is_the_one_that_budget_chooses() -> None:
+    config = load_model("v4-flash")
+    assert find_layout(CostSection(gpus=4), config) == Layout(tp=4)
+    assert find_layout(CostSection(gpus=4, dp=4), config) == Layout(dp=4, ep=4)
+    with pytest.raises(ConfigError, match="TP · DP · PP must equal the GPUs"):
+        find_layout(CostSection(gpus=4, tp=2, dp=4), config)
+
+
+def test_every_gpu_with_a_bandwidth_has_a_clock() -> None:
+    for name in gpu_names():
+        coefficients = find_coefficients(load_gpu(name), "fp4")
+        assert coefficients.tflops > 0
+        assert bool(load_gpu(name).clock) != ("no points of" in coefficients.source)
+
+
+def test_a_gpu_without_points_takes_its_nearest_s_and_is_less_sure() -> None:
+    own = find_coefficients(load_gpu("h200"), "fp4")
+    borrowed = find_coefficients(load_gpu("h20"), "fp4")
+    assert borrowed.held_out == own.held_out.widened(BORROWED)
+    assert borrowed.decode_layer_us == own.decode_layer_us
+
+
+def test_coefficients_of_a_file_are_taken(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(COEFFICIENTS.model_dump()))
+    made = served(lengths((300, 5)), cost__calibration=path)
+    assert made.times is not None
+    assert (made.times.source, made.times.client_s) == ("made up", 0.15)
+
+
+def test_a_file_without_coefficients_is_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("decode_layer_us: -1\n")
+    with pytest.raises(ConfigError, match=r"(?s)cost.calibration: .*has no coefficients"):
+        served(lengths((300, 5)), cost__calibration=path)
+
+
+# ---- what a replay makes of them ----------------------------------------------------------------
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"cost__dp": 8},
+    {"scheduler__prompts": "alone"},
+    {"scheduler__prompts": "alone", "cost__dp": 8, "scheduler__delay_prompts": True},
+    {"scheduler__speculative__draft_tokens": 2},
+    {"model__layers": None, "cost__source": "table", "cost__gpu": "h100"},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_a_stretch_of_steps_ends_when_its_steps_do(settings: dict[str, Any]) -> None:
+    requests = lengths((700, 90), (300, 40), (1500, 7), (128, 200), (64, 1), (900, 64))
+    together, each = (served(requests, stretch, **settings) for stretch in (None, 1))
+    assert together.outcome.samples_ns == each.outcome.samples_ns
+    assert together.scheduler.clock.done == each.scheduler.clock.done
+
+
+def test_prompts_alone_hold_decoding_up_and_mixed_ones_take_it_along() -> None:
+    requests = [*lengths((100, 50)), *lengths((4000, 2), at=0.001)]
+    alone, mixed = (served(requests, scheduler__prompts=way) for way in ("alone", "mixed"))
+    first = [made.outcome.samples_ns["tpot"][-1] for made in (alone, mixed)]
+    assert alone.scheduler.clock.done.steps > mixed.scheduler.clock.done.steps
+    assert first[0] > first[1]
+
+
+def test_sglang_s_rules_compute_prompts_alone_and_vllm_s_mix_them() -> None:
+    for rule, alone in (("sglang-v4:tail", True), ("vllm-v4:semantic", False), ("ideal", False)):
+        made = build_replay(small_model(prefix__rule=rule), lengths((300, 5)))
+        assert made.scheduler._limits.alone == alone
+
+
+def test_replicas_step_together_so_prompts_of_one_take_the_time_of_all() -> None:
+    """Eight prompts at once, one on each rank, take little longer than one."""
+    shared: dict[str, Any] = {
+        "cost__dp": 8,
+        "scheduler__step_tokens": 8 * 512,
+        "scheduler__prompts": "alone",
+    }
+    one, eight = (served(lengths(*[(512, 2)] * count), **shared) for count in (1, 8))
+    assert one.scheduler.clock.done.steps == eight.scheduler.clock.done.steps == 2
+    assert eight.scheduler.clock.now_s < 1.5 * one.scheduler.clock.now_s
+
+
+def test_delayed_prompts_wait_for_every_rank_and_not_for_ever() -> None:
+    shared: dict[str, Any] = {
+        "cost__dp": 8,
+        "scheduler__step_tokens": 4096,
+        "scheduler__prompts": "alone",
+    }
+    requests = [*lengths(*[(256, 400)] * 4), *lengths((256, 2), at=0.2)]
+    eager, late = (
+        served(requests, scheduler__delay_prompts=delay, **shared) for delay in (False, True)
+    )
+    ttft_s = [max(made.outcome.samples_ns["ttft"]) / 1e9 for made in (eager, late)]
+    step_s = np.median(eager.outcome.samples_ns["tpot"]) / 1e9
+    assert ttft_s[1] - ttft_s[0] == pytest.approx(30 * step_s, rel=0.2)
+
+
+def test_a_client_is_in_every_first_token_and_between_requests_of_a_closed_loop() -> None:
+    closed: dict[str, Any] = {"workload__arrivals": "closed", "workload__concurrency": 1}
+    made = served(lengths(*[(300, 5)] * 4), **closed)
+    assert made.times is not None
+    client_s, clock = made.times.client_s, made.scheduler.clock
+    assert clock.idle_s == pytest.approx(4 * client_s)
+    assert min(made.outcome.samples_ns["ttft"]) > client_s * 1e9
+
+
+def test_the_record_s_latencies_carry_the_clock_s_error() -> None:
+    made = served(lengths((300, 5)))
+    assert made.times is not None
+    factors = {each.name: each.factor for each in list_latencies(made)}
+    held_out = made.times.held_out
+    assert factors == {
+        "queueing": held_out.ttft,
+        "ttft": held_out.ttft,
+        "tpot": held_out.tpot,
+        "latency": held_out.throughput,
+    }
+    stated = build_replay(small_config(), lengths((300, 5)))
+    stated.scheduler.run()
+    assert {each.factor for each in list_latencies(stated)} == {None}

@@ -20,7 +20,7 @@ from dsv4kv.replay.build import Replay, build_replay
 from dsv4kv.replay.clock import Counted, Timing, VirtualClock, Work
 from dsv4kv.traces.request import Request
 
-DATA = Path("/work/shared/data/serving")
+DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "serving"
 ABSENT = "the cookbook's points are not on this machine"
 ACCEPTANCE = {0: 0.0, 1: 0.855, 3: 0.75}
 """Probability of a draft whose forerunners were accepted: 1.855 and 2.73 tokens a step."""

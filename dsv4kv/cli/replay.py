@@ -231,6 +231,8 @@ def replay(
         found = _compare(asked, silent=silent)
         _show_comparison(str(trace), *found, chart=chart, json_=json_, silent=silent)
         return
+    if trace is not None:
+        _refuse_recording(trace)
     if command or log:
         raise typer.BadParameter("--command and --log are of a recorded server: add --against.")
     if chart is not None:
@@ -244,6 +246,18 @@ def replay(
     if chart is not None:
         _draw(record, chart, silent=silent)
     end_run(record)
+
+
+def _refuse_recording(source: str) -> None:
+    """Say what is to be done with a recording; raises ``ConfigError`` if it is one."""
+    from dsv4kv.errors import ConfigError
+    from dsv4kv.recording.folder import is_recording
+
+    if is_recording(Path(source)):
+        raise ConfigError(
+            f"{source} is a recording: add --against to hold it against its server, or make a "
+            "trace of it with dsv4kv trace convert."
+        )
 
 
 class _Asked(NamedTuple):

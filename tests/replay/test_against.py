@@ -308,6 +308,7 @@ def refused(*words: object) -> str:
 
 def test_what_cannot_be_compared_is_refused_with_what_to_give(tmp_path: Path) -> None:
     assert "is no recording" in refused(tmp_path, "--against")
+    assert "add --against" in refused(record(tmp_path / "recording", Scene()))
     assert "add --against" in refused(tmp_path, "--command", "vllm serve x")
     silent = record(tmp_path / "silent", Scene(tells=False))
     for path in silent.glob("metrics.*"):

@@ -1,5 +1,6 @@
 """The engines' caches asked directly: what fits beside others, what decoding keeps."""
 
+import numpy as np
 import pytest
 
 from dsv4kv.engines.cache import Hit, Pool
@@ -21,10 +22,12 @@ def text(*parts: tuple[int, int]) -> Text:
     return tuple(letter * 1000 + i for letter, pages in parts for i in range(pages * PAGE))
 
 
-def window_cache(prompts: list[Text], pages: int, windows: int) -> SglangWindowCache:
+def window_cache(
+    prompts: list[Text], pages: int, windows: int, *, holds_chunks: bool = False
+) -> SglangWindowCache:
     table = to_table(prompts)
     shape = number_pages(table, PAGE)
-    pool = Pool(table, pages * PAGE, PAGE, SMALL, chunk_tokens=2 * PAGE)
+    pool = Pool(table, pages * PAGE, PAGE, SMALL, chunk_tokens=2 * PAGE, holds_chunks=holds_chunks)
     return SglangWindowCache(WindowTree(shape, pages, windows), shape, pool, dense=True)
 
 
@@ -51,6 +54,25 @@ def test_windows_that_a_hit_needs_are_not_those_it_may_evict() -> None:
     # that at the end of the hit must stay: two more can go
     assert cache.fits(2, 28, 0)
     assert not cache.fits(3, 32, 0)
+
+
+@pytest.mark.parametrize(("holds_chunks", "held"), [(True, 2), (False, 1)])
+def test_a_decoding_request_holds_windows_of_its_last_chunk_or_page_and_of_what_it_generates(
+    holds_chunks: bool, held: int
+) -> None:
+    cache = window_cache([text((1, 6))], 100, 60, holds_chunks=holds_chunks)
+    run(cache, 0, 24)
+    cache.decode(0)
+    assert cache.available == 60 - held
+    cache.take(3)
+    cache.decoded(np.array([24]), np.array([36]), np.array([9]))
+    assert cache.available == 60 - held - 3
+    far = 24 + 64 + 10 * PAGE  # it gives back once in 128 steps, so 64 ago on average
+    cache.take(23)
+    cache.decoded(np.array([24]), np.array([far]), np.array([32]))
+    assert cache.available == 60 - held - 26 + 9
+    cache.end(0, 26, far)
+    assert cache.available == 60
 
 
 def test_a_prompt_found_is_not_what_it_may_evict() -> None:

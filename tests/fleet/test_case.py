@@ -11,6 +11,7 @@ from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.fleet.case import add_series, serve_point
 from dsv4kv.record.replay import ReplayResult, ReplaySeries
 from dsv4kv.record.schema import Case, RunRecord
+from dsv4kv.replay.build import read_requests
 from dsv4kv.replay.run import Invocation, run_replay
 from tests.replay.scenes import SMALL
 
@@ -113,6 +114,28 @@ def test_tiers_that_all_share_count_once() -> None:
 def test_a_sweep_may_have_fleets_and_single_servers() -> None:
     record = run(axes=["fleet.replicas=0,2"])
     assert [result(case).fleet is None for case in record.cases] == [True, False]
+
+
+def test_a_fleet_that_is_interrupted_is_recorded_as_far_as_it_came() -> None:
+    overrides = [f"{name}={value}" for name, value in (SETTINGS | {"fleet.replicas": 2}).items()]
+    loaded = load_config(None, overrides, ReplayConfig)
+    (point,) = expand_axes(loaded, overrides, [], ReplayConfig)
+
+    def stop(done: int) -> None:
+        if done == 20:
+            raise KeyboardInterrupt
+
+    case = serve_point(point, read_requests(point.config), None, stop)
+    assert (case.status, case.error) == ("incomplete", None)
+    assert case.totals is not None
+    assert 0 < case.totals.requests < 48
+    assert Case.model_validate_json(case.model_dump_json()) == case
+
+
+def test_a_fleet_that_no_request_fits_has_failed() -> None:
+    (case,) = run(fleet__replicas=2, cache__num_blocks=1).cases
+    assert case.status == "failed"
+    assert "none of 48 requests fits any replica" in str(case.error)
 
 
 def test_series_of_replicas_add_up_to_what_all_held() -> None:

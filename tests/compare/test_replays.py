@@ -54,6 +54,27 @@ def test_a_replay_that_reuses_less_is_slower_and_says_what_it_lost() -> None:
     assert line.split()[-2:] == ["0.00", "%"]
 
 
+def test_times_of_a_clock_stand_beside_what_they_are_right_within() -> None:
+    before, after = replay("a.json"), replay("b.json", "--gpu", "h100")
+    told = run("compare", before, after, "--force").stdout
+    row = next(line for line in told.splitlines() if line.startswith("tpot"))
+    assert row.count("× ÷ 1.4") == 2
+    assert "changes by one clock are exact, whatever its error" in " ".join(told.split())
+    document = json.loads(run("compare", before, after, "--force", "--json").stdout)
+    within = {each["name"]: each["within"] for each in document["rows"]}
+    assert within == {
+        "ttft": [2.5, 2.5],
+        "tpot": [1.4, 1.4],
+        "latency": [1.3, 1.3],
+    }
+
+
+def test_rates_as_given_have_no_error_to_print() -> None:
+    stated = ("--set", "cost.source=stated")
+    told = run("compare", replay("a.json", *stated), replay("b.json", *stated)).stdout
+    assert "÷" not in told
+
+
 def test_a_sweep_of_replays_is_compared_point_by_point() -> None:
     axis = ("--axis", "prefix.strategy=zero,full")
     before, after = replay("a.json", *axis), replay("b.json", *axis, "--policy", "fifo")

@@ -5,7 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.measure.statistics import Estimate, summarize
-from dsv4kv.view.cells import format_estimate, format_number, measured, measured_arms
+from dsv4kv.record.quantities import within
+from dsv4kv.view.cells import (
+    format_clocked,
+    format_estimate,
+    format_factor,
+    format_number,
+    measured,
+    measured_arms,
+)
 from dsv4kv.view.table import Table, names, numbers, text_of
 from tests.view.terminal import shown
 
@@ -91,3 +99,16 @@ def test_the_cells_of_a_column_line_up_at_their_uncertainty(
 )
 def test_a_bare_number_has_three_digits_or_more(value: float, told: str) -> None:
     assert format_number(value) == told
+
+
+@pytest.mark.parametrize(
+    ("value", "told"), [(3.1267, "3.1"), (0.04321, "0.043"), (172.4, "172"), (12_345.6, "12,346")]
+)
+def test_a_time_that_is_right_within_a_factor_has_two_digits(value: float, told: str) -> None:
+    assert format_clocked(value, 1.4) == told
+    assert format_clocked(value, None) == format_number(value)
+
+
+def test_a_clock_s_error_is_a_factor_and_its_interval_reaches_further_up() -> None:
+    assert (format_factor(1.4), format_factor(None)) == ("× ÷ 1.4", "–")
+    assert format_estimate(within(10.0, 2.5)) == "10 -6/+15"

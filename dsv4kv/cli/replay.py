@@ -122,7 +122,7 @@ def replay(
     gpu: Annotated[
         str | None,
         typer.Option(
-            help="A GPU of the catalogue, for its bandwidth.",
+            help="A GPU of the catalogue, for its times.",
             rich_help_panel="Model of a step",
             autocompletion=offer(shipped_names("gpus")),
         ),
@@ -204,7 +204,7 @@ def replay(
 ) -> None:
     """Serve a trace in virtual time: what is reused, what is lost and why, what it costs.
 
-    Which blocks are found, evicted and held is exact; times follow a stated model.
+    Which blocks are found, evicted and held is exact; times come with their error.
     """
     if schema:
         _print_schema()

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dsv4kv.clock.coefficients import CONSTANTS, Coefficients, HeldOut
+from dsv4kv.clock.coefficients import BORROWED, CONSTANTS, Coefficients, HeldOut
 from dsv4kv.clock.weights import WeightModel
 from dsv4kv.sizing.layout import Layout
 
@@ -151,7 +151,9 @@ class ModelTimes:
     def __init__(self, deployment: Deployment, coefficients: Coefficients) -> None:
         self._made, layout = deployment, deployment.layout
         self._coefficients = coefficients
-        self.source, self.held_out = coefficients.source, coefficients.held_out
+        error = coefficients.held_out  # of points without a pipeline
+        self.held_out = error.widened(BORROWED) if layout.pp > 1 else error
+        self.source = coefficients.source
         self.client_s = coefficients.client_ms / 1e3
         self.copy_bytes_per_s = deployment.bytes_per_s * layout.gpus
         context_ns = coefficients.split_context_ns if layout.tp > 1 else coefficients.context_ns

@@ -1,6 +1,6 @@
 """What a replay found, in the record's terms: reuse, memory, work, and the model behind the times.
 
-Times are virtual: what the stated model says, in nanoseconds since the first arrival.
+Times are virtual: what a clock says, in nanoseconds since the first arrival.
 """
 
 from typing import Literal, Self

@@ -1,1 +1,1 @@
-"""Serving a trace in virtual time: what happens is exact, what it takes is a stated model."""
+"""Serving a trace in virtual time: what happens is exact, what it takes a clock says."""

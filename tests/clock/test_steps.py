@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.clock.coefficients import Coefficients, HeldOut
+from dsv4kv.clock.coefficients import BORROWED, Coefficients, HeldOut
 from dsv4kv.clock.steps import Deployment, ModelTimes, Steps, StepTimes, decode_s, prompt_s
 from dsv4kv.clock.weights import WeightModel
 from dsv4kv.sizing.layout import Layout
@@ -138,3 +138,9 @@ def test_steps_together_count_what_they_count_one_by_one(
         for step in range(steps)
     ]
     assert together.tolist() == sum(each).tolist()
+
+
+def test_a_pipeline_of_which_there_are_no_points_is_less_sure() -> None:
+    wide = ModelTimes(deploy(Layout(tp=2, pp=2)), COEFFICIENTS).held_out
+    assert wide == COEFFICIENTS.held_out.widened(BORROWED)
+    assert ModelTimes(deploy(DP4), COEFFICIENTS).held_out == COEFFICIENTS.held_out

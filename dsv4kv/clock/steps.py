@@ -82,6 +82,9 @@ class StepTimes(Protocol):
     def count(self, steps: Steps) -> Ints:
         """int64[n, COUNTS] of every step."""
 
+    def total(self, steps: Steps) -> Counts:
+        """The same of all of them, whose tokens are as many in each."""
+
     def seconds(self, counts: Counts) -> float:
         """Time of what was counted."""
 
@@ -99,7 +102,7 @@ def prompt_s(times: StepTimes, tokens: int, prefix: int = 0) -> float:
 
 
 def _seconds(times: StepTimes, steps: Steps) -> float:
-    return times.seconds(tuple(times.count(steps).sum(axis=0).tolist()))
+    return times.seconds(times.total(steps))
 
 
 @dataclass(frozen=True)
@@ -145,12 +148,18 @@ class Deployment:
         return round(2 * (fullest * dense / layout.tp + routed) / 1e6)
 
 
+def _over(values: Ints, n: int) -> int:
+    """Sum over steps of what is one for each of them, or one for all."""
+    return int(values.sum()) * (n // len(values))
+
+
 class ModelTimes:
     """Times by a few coefficients; see ``StepTimes``."""
 
     def __init__(self, deployment: Deployment, coefficients: Coefficients) -> None:
         self._made, layout = deployment, deployment.layout
         self._coefficients = coefficients
+        self._weight_bytes: dict[int, int] = {}
         error = coefficients.held_out  # of points without a pipeline
         self.held_out = error.widened(BORROWED) if layout.pp > 1 else error
         self.source = coefficients.source
@@ -191,6 +200,30 @@ class ModelTimes:
         counts[:, 7] = steps.fullest * made.layers * made.all_to_all
         counts[:, 8] = steps.prefixes
         return counts
+
+    def total(self, steps: Steps) -> Counts:
+        """See ``StepTimes``; without arrays of counts, as every turn of a replay asks for it."""
+        made, alone = self._made, not steps.prompt
+        n = max(len(steps.contexts), len(steps.prefixes))
+        tokens = int(steps.tokens[0]) + steps.prompt
+        if tokens not in self._weight_bytes:
+            self._weight_bytes[tokens] = int(made.weight_bytes(np.array(tokens)))
+        rows, contexts = made.rows_per_rank(steps.rows), steps.contexts
+        if rows != steps.rows:
+            contexts = contexts * rows // steps.rows
+        prompt = n * steps.fullest * made.layers
+        return (
+            n * made.layers * alone,
+            n * made.draft_passes * (steps.rows > 0),
+            n * self._weight_bytes[tokens],
+            _over(contexts, n),
+            n * made.layers * (not alone),
+            0 if alone else n * made.mflop(steps.prompt, steps.fullest),
+            prompt * made.state_bytes,
+            prompt * made.all_to_all,
+            0 if alone else _over(steps.prefixes, n),
+            0,
+        )
 
     def seconds(self, counts: Counts) -> float:
         """See ``StepTimes``."""

@@ -144,6 +144,10 @@ class TableTimes:
         counts[:, -1] = np.rint(seconds * _PS)
         return counts
 
+    def total(self, steps: Steps) -> Counts:
+        """See ``StepTimes``."""
+        return tuple(self.count(steps).sum(axis=0).tolist())
+
     def seconds(self, counts: Counts) -> float:
         """See ``StepTimes``."""
         return counts[-1] / _PS

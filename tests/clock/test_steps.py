@@ -144,3 +144,21 @@ def test_a_pipeline_of_which_there_are_no_points_is_less_sure() -> None:
     wide = ModelTimes(deploy(Layout(tp=2, pp=2)), COEFFICIENTS).held_out
     assert wide == COEFFICIENTS.held_out.widened(BORROWED)
     assert ModelTimes(deploy(DP4), COEFFICIENTS).held_out == COEFFICIENTS.held_out
+
+
+@pytest.mark.parametrize("layout", [TP4, DP4, Layout(tp=2, pp=2)])
+@given(st.integers(0, 40), st.integers(1, 30), st.integers(0, 900), st.integers(0, 10**5))
+def test_all_steps_count_what_each_of_them_does(
+    layout: Layout, rows: int, steps: int, chunk: int, context: int
+) -> None:
+    each = np.arange(steps)
+    work = Steps(
+        rows,
+        np.full(steps, 2 * rows),
+        2 * rows * (context + each),
+        prompt=3 * chunk,
+        fullest=chunk,
+        prefixes=chunk * (context + chunk * each),  # none where there is no chunk
+    )
+    times = ModelTimes(deploy(layout, 1, all_to_all=True), COEFFICIENTS)
+    assert times.total(work) == tuple(times.count(work).sum(axis=0).tolist())

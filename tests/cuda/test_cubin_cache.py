@@ -300,18 +300,18 @@ def test_a_user_without_a_home_uses_the_temporary_folder(
 @needs_nvrtc
 def test_processes_that_compile_at_once_all_get_the_same_and_leave_one_file_each() -> None:
     program = (
-        "import hashlib; from dsv4kv.ops.cuda.compile import load_cubins; "
+        "import hashlib, os, sys; from dsv4kv.ops.cuda.compile import load_cubins; "
         "from tests.cuda.test_cubin_cache import PAGE_COPIES; "
+        "other = os.fork(); "  # what both import is imported once
         "cubins = load_cubins(PAGE_COPIES, 'sm_90a'); "
-        "print(hashlib.sha256(b''.join(cubins)).hexdigest())"
+        "print(hashlib.sha256(b''.join(cubins)).hexdigest(), flush=True); "
+        "sys.exit(os.waitpid(other, 0)[1] if other else 0)"
     )
-    processes = [
-        subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    told = [process.communicate(timeout=120)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0]
-    assert told[0] == told[1] != ""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120
+    )
+    first, second = done.stdout.split()
+    assert first == second
     assert [path.name for path in kept()] == sorted(cache_name(each, SM) for each in PAGE_COPIES)
 
 

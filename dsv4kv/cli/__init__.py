@@ -22,6 +22,7 @@ from dsv4kv.cli import (
     config,
     doctor,
     kernels,
+    plan,
     profile,
     record,
     replay,
@@ -103,6 +104,7 @@ app.command("doctor", rich_help_panel="Prepare", epilog=doctor.EPILOG)(doctor.do
 app.command("budget", cls=budget.BudgetCommand, rich_help_panel="Prepare", epilog=budget.EPILOG)(
     budget.budget
 )
+app.command("plan", rich_help_panel="Prepare", epilog=plan.EPILOG)(plan.plan)
 app.command("record", rich_help_panel="Prepare", epilog=record.EPILOG)(record.record)
 app.command("watch", rich_help_panel="Prepare", epilog=watch.EPILOG)(watch.watch)
 app.add_typer(trace.app, cls=Group, name="trace", rich_help_panel="Prepare")

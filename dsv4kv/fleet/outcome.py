@@ -39,11 +39,12 @@ class Fates:
         numbers: Requests that were served to their end.
         samples_ns: Times by name, as ``replay.outcome`` has them; a split fleet's first token is
             the decode replica's.
+        times: The same by request, in s by name.
     """
 
     numbers: list[int]
     samples_ns: dict[str, list[int]]
-    _times: dict[int, dict[str, float]]
+    times: dict[int, dict[str, float]]
 
     @classmethod
     def of(cls, outcome: FleetOutcome) -> Self:
@@ -69,6 +70,6 @@ class Fates:
         limits = slo.limits_s
         return [
             number
-            for number, spans in self._times.items()
+            for number, spans in self.times.items()
             if all(spans.get(name, 0.0) <= limit_s for name, limit_s in limits.items())
         ]

@@ -1,0 +1,173 @@
+"""``dsv4kv plan``: the cheapest deployment that keeps latencies on a trace."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dsv4kv.choices import ROUTERS
+from dsv4kv.cli.complete import offer, offer_settings
+from dsv4kv.cli.records import as_settings, write_json
+from dsv4kv.resources import shipped_names
+from dsv4kv.view.console import open_console
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dsv4kv.traces.request import Request
+
+EPILOG = """\
+[bold]Examples[/bold]
+
+dsv4kv plan builtin:chat --slo ttft_p99=2s --slo tpot_p50=50ms   the fewest GPUs
+
+dsv4kv plan builtin:chat --slo ttft_p90=1s --gpus 16             the highest rate of 16 GPUs
+
+dsv4kv plan --isl 4132 --osl 510 --rate 20 --slo ttft_p99=2s     one length, without a trace
+"""
+
+
+def plan(
+    trace: Annotated[
+        str | None,
+        typer.Argument(
+            help="A trace, as dsv4kv replay takes it; left out, --isl, --osl and --rate say.",
+            autocompletion=offer(["builtin:chat"]),
+            show_default=False,
+        ),
+    ] = None,
+    slo: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TIME_pN=LIMIT", help="ttft_p99=2s, tpot_p50=50ms, latency_p90=30s."),
+    ] = None,
+    gpu: Annotated[
+        str,
+        typer.Option(
+            metavar="A,B,…",
+            help="Kinds of GPU.",
+            autocompletion=offer(shipped_names("gpus"), several=True),
+        ),
+    ] = "h200,b200",
+    router: Annotated[
+        str,
+        typer.Option(
+            metavar="A,B,…",
+            help="Routers, the preferred first.",
+            autocompletion=offer(ROUTERS, several=True),
+        ),
+    ] = "round_robin,dynamo",
+    gpus: Annotated[
+        int | None, typer.Option(min=1, help="Instead: the highest rate of so many GPUs.")
+    ] = None,
+    most_gpus: Annotated[
+        int, typer.Option(min=1, help="GPUs that a deployment may have at most.")
+    ] = 256,
+    price: Annotated[
+        list[str] | None,
+        typer.Option(metavar="GPU=USD", help="What an hour of a GPU costs: least money, then."),
+    ] = None,
+    speed: Annotated[float, typer.Option(min=1e-3, help="Play the trace so much faster.")] = 1.0,
+    engine: Annotated[
+        str, typer.Option(help="Whose servers: sglang or vllm, or a version of theirs.")
+    ] = "sglang",
+    model: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME|FILE", help="The model.", autocompletion=offer(shipped_names("models"))
+        ),
+    ] = "v4-flash",
+    isl: Annotated[int | None, typer.Option(min=1, help="Tokens of every prompt.")] = None,
+    osl: Annotated[int | None, typer.Option(min=1, help="Tokens of every answer.")] = None,
+    rate: Annotated[
+        float | None, typer.Option(min=1e-3, help="Such requests a second, at random (Poisson).")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Any setting of dsv4kv replay: tiers.host.ratio=2.",
+            autocompletion=offer_settings("replay"),
+        ),
+    ] = None,
+    json_: Annotated[
+        str | None,
+        typer.Option("--json", metavar="FILE", help="Also write what was found; - prints it."),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print problems only.")] = False,
+) -> None:
+    """Find the fewest GPUs, or least money, that keep latencies at a trace's rate.
+
+    GPU kinds, layouts, routers and replicas are searched; what bounds leave is replayed.
+    """
+    from dsv4kv.choices import choose
+    from dsv4kv.cli.progress import Watcher
+    from dsv4kv.planning.question import Question, parse_slos
+    from dsv4kv.planning.search import Search, Tally, list_kinds
+    from dsv4kv.planning.search import plan as find
+    from dsv4kv.view.plan import dumps, report_plan
+    from dsv4kv.view.terminal import show
+
+    slos = parse_slos(slo or [])
+    kinds, prices = _split(gpu), _prices(price or [], _split(gpu))
+    routers = _split(router)
+    for each in routers:
+        choose(ROUTERS, each, "a router")
+    settings = [*(set_ or []), *as_settings({"model": "model.preset"}, model=model)]
+    requests = _requests(trace, settings, isl, osl, rate)
+    question = Question(requests, slos, speed, prices, gpus or most_gpus)
+    tally, silent = Tally(), quiet or json_ == "-"
+    with Watcher(open_console(stderr=True, quiet=silent), "plan", "simulations") as watcher:
+        found = list_kinds(question, settings, engine, kinds, routers, model, tally)
+        watcher.start(len(found))
+        search = Search(question, found, tally)
+        answer = find(search, question, gpus)
+    if not silent:
+        show(report_plan(answer, question))
+    if json_:
+        write_json(dumps(answer, question), json_)
+    if answer.best is None or not answer.best.meets:
+        raise typer.Exit(1)
+
+
+def _split(text: str) -> list[str]:
+    return [each.strip() for each in text.split(",") if each.strip()]
+
+
+def _prices(texts: "Sequence[str]", kinds: "Sequence[str]") -> dict[str, float]:
+    """Prices of all kinds, or of none."""
+    from dsv4kv.errors import ConfigError
+
+    prices = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        try:
+            prices[name] = float(value)
+        except ValueError:
+            raise ConfigError(f"--price {text}: write a GPU and a number: h200=2.5.") from None
+    if prices and (unpriced := [kind for kind in kinds if not prices.get(kind, 0) > 0]):
+        raise ConfigError(f"--price: give one for {', '.join(unpriced)}, too: {unpriced[0]}=2.5.")
+    return prices
+
+
+def _requests(
+    trace: str | None,
+    settings: "Sequence[str]",
+    isl: int | None,
+    osl: int | None,
+    rate: float | None,
+) -> "list[Request]":
+    """Those of the trace, or those of one length."""
+    from dsv4kv.config.load import load_config
+    from dsv4kv.config.replay import ReplayConfig
+    from dsv4kv.errors import ConfigError
+    from dsv4kv.planning.question import poisson
+    from dsv4kv.replay.build import read_requests
+
+    static = [value is not None for value in (isl, osl, rate)]
+    if any(static) == (trace is not None) or (any(static) and not all(static)):
+        raise ConfigError("give a trace, or --isl, --osl and --rate for requests of one length.")
+    given = as_settings({"trace": "workload.trace"}, trace=trace)
+    config = load_config(None, [*settings, *given], ReplayConfig).config
+    if isl is not None and osl is not None and rate is not None:
+        return poisson(isl, osl, rate, config.measure.seed)
+    return read_requests(config)

@@ -1,0 +1,1 @@
+"""The cheapest deployment that keeps latencies on a trace: bounded, searched, simulated."""

@@ -1,0 +1,144 @@
+"""What is asked: latencies to keep, requests to keep them for, and what a GPU costs."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import takewhile
+from random import Random
+
+from dsv4kv.errors import ConfigError
+from dsv4kv.traces.request import Request
+
+_SLO = re.compile(r"(ttft|tpot|latency)_p(\d{1,2}(?:\.\d{1,3})?)=(\d+(?:\.\d+)?)(ms|s)")
+STATIC_REQUESTS, STATIC_S = 600, 120.0
+"""Requests that a static question has at least, six beyond p99, and how long they come: many times
+what an answer takes, so that a queue that grows is seen to."""
+
+
+@dataclass(frozen=True)
+class Slo:
+    """A percentile of a time, and what it may be at most.
+
+    Attributes:
+        name: ``ttft``, ``tpot`` or ``latency``.
+        percent: The percentile.
+        limit_s: Its limit, in s.
+    """
+
+    name: str
+    percent: float
+    limit_s: float
+
+    @property
+    def label(self) -> str:
+        """``ttft_p99``."""
+        return f"{self.name}_p{self.percent:g}"
+
+
+def parse_slos(texts: Sequence[str]) -> tuple[Slo, ...]:
+    """Read ``ttft_p99=2s``, ``tpot_p50=50ms``.
+
+    Raises:
+        ConfigError: Not of that form, or nothing that a queue would break.
+    """
+    slos = []
+    for text in texts:
+        match = _SLO.fullmatch(text.replace(" ", ""))
+        if match is None or not float(match[3]) or not float(match[2]):
+            raise ConfigError(
+                f"--slo {text}: write a time, its percentile and its limit: ttft_p99=2s, "
+                "tpot_p50=50ms or latency_p90=30s."
+            )
+        limit_s = float(match[3]) / (1e3 if match[4] == "ms" else 1.0)
+        slos.append(Slo(match[1], float(match[2]), limit_s))
+    if not {slo.name for slo in slos} & {"ttft", "latency"}:
+        raise ConfigError(
+            "no --slo limits how long a request may wait, so one server with a long queue would "
+            "do: add --slo ttft_p99=2s, or a latency."
+        )
+    return tuple(slos)
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question of planning.
+
+    Attributes:
+        requests: The whole trace.
+        slos: What is to be kept.
+        speed: Seconds of the trace in one second.
+        prices: What an hour of a GPU costs, by its kind; empty where GPUs are counted.
+        most_gpus: GPUs that a deployment may have.
+    """
+
+    requests: Sequence[Request]
+    slos: tuple[Slo, ...]
+    speed: float = 1.0
+    prices: Mapping[str, float] | None = None
+    most_gpus: int = 256
+
+    @property
+    def span_s(self) -> float:
+        """From the first arrival to the last, at the trace's own speed."""
+        return self.requests[-1].arrival_s - self.requests[0].arrival_s
+
+    @cached_property
+    def unseen(self) -> list[int]:
+        """Prompt tokens that no request before had."""
+        return unseen_tokens(self.requests)
+
+    @cached_property
+    def unseen_in_any_order(self) -> list[int]:
+        """Prompt tokens that no other request has: for think times, which may change the order."""
+        return unseen_tokens(self.requests, any_order=True)
+
+    def price(self, gpu: str) -> float:
+        """Of one GPU: money in an hour, or one."""
+        return self.prices[gpu] if self.prices else 1.0
+
+
+def poisson(isl: int, osl: int, rate: float, seed: int) -> list[Request]:
+    """Equal requests that come at random, ``rate`` in a second, and share nothing."""
+    draw, now_s, made = Random(seed), 0.0, []
+    for _ in range(max(STATIC_REQUESTS, round(rate * STATIC_S))):
+        made.append(Request(now_s, isl, osl))
+        now_s += draw.expovariate(rate)
+    return made
+
+
+def busiest(requests: Sequence[Request], count: int) -> list[Request]:
+    """So many requests in a row that bring the most prompt tokens a second; all if there are less.
+
+    The first of them comes at 0.
+    """
+    if len(requests) <= count:
+        return list(requests)
+    total, best, place = sum(r.input_tokens for r in requests[:count]), 0.0, 0
+    for begin in range(len(requests) - count):
+        span_s = requests[begin + count - 1].arrival_s - requests[begin].arrival_s
+        if total > best * max(span_s, 1e-9):
+            best, place = total / max(span_s, 1e-9), begin
+        total += requests[begin + count].input_tokens - requests[begin].input_tokens
+    first_s = requests[place].arrival_s
+    window = requests[place : place + count]
+    return [replace(each, arrival_s=each.arrival_s - first_s) for each in window]
+
+
+def unseen_tokens(requests: Sequence[Request], *, any_order: bool = False) -> list[int]:
+    """Prompt tokens of every request that no cache can save: no request before had them.
+
+    With ``any_order`` no other request has them.
+    """
+    seen, least = set[int](), []
+    if any_order:
+        times = Counter(each for request in requests for each in request.prefix_hashes)
+        seen = {each for each, count in times.items() if count > 1}
+    for request in requests:
+        known = sum(1 for _ in takewhile(seen.__contains__, request.prefix_hashes))
+        if not any_order:
+            seen.update(request.prefix_hashes)
+        saved = min(known * request.hash_block_tokens, request.input_tokens - 1)
+        least.append(request.input_tokens - saved)
+    return least

@@ -1,0 +1,203 @@
+"""Servers that could serve: how they start, and what no number of them is better than."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from dsv4kv.clock.steps import Steps, StepTimes, decode_s, prompt_s
+from dsv4kv.config.load import load_config
+from dsv4kv.config.replay import ReplayConfig
+from dsv4kv.errors import ConfigError, DoesNotFit
+from dsv4kv.model.presets import load_model
+from dsv4kv.planning.question import Question
+from dsv4kv.replay.build import Parts, find_parts
+from dsv4kv.replay.memory import check_fit
+from dsv4kv.replay.server import by_server
+from dsv4kv.sizing.layout import Layout, LayoutWish, candidate_layouts
+
+SIZES = (1, 2, 4, 8)
+"""GPUs of a replica: up to a server."""
+_NAMES = {
+    "v4-flash": "deepseek-ai/DeepSeek-V4-Flash",
+    "v4-pro": "deepseek-ai/DeepSeek-V4-Pro",
+    "v4.1-flash": "deepseek-ai/DeepSeek-V4.1-Flash",
+}
+_DRAFTS = {
+    "sglang": " --speculative-algorithm EAGLE --speculative-num-steps {0} "
+    "--speculative-eagle-topk 1 --speculative-num-draft-tokens {1}",
+    "vllm": ' --speculative-config \'{{"method": "mtp", "num_speculative_tokens": {0}}}\'',
+}
+
+
+def layouts_of(preset: str) -> list[Layout]:
+    """Every way to spread a replica over the GPUs of a server; experts as engines do."""
+    model, found = load_model(preset), []
+    for gpus in SIZES:
+        for dp in (size for size in SIZES if size <= gpus):
+            try:
+                wish = LayoutWish(gpus=gpus, dp=dp, tp=gpus // dp)
+                found += candidate_layouts(model, wish, gpus)
+            except ConfigError:  # more ranks than heads, or than divide them
+                continue
+    return found
+
+
+def launch_command(engine: str, preset: str, layout: Layout, drafts: int = 0) -> str:
+    """The command that starts one replica, in words that ``budget --command`` reads."""
+    family, model = engine.partition(":")[0], _NAMES.get(preset, preset)
+    if family == "sglang":
+        ranks = layout.tp * layout.dp
+        words = f"python -m sglang.launch_server --model-path {model} --tp-size {ranks}"
+        if layout.dp > 1:
+            words += f" --dp-size {layout.dp} --enable-dp-attention --ep-size {layout.ep}"
+    elif family == "vllm":
+        words = f"vllm serve {model} --tensor-parallel-size {layout.tp}"
+        if layout.dp > 1:
+            words += f" --data-parallel-size {layout.dp} --enable-expert-parallel"
+    else:
+        raise ConfigError(f"--engine {engine}: choose sglang or vllm, or a version of theirs.")
+    return words + (_DRAFTS[family].format(drafts, drafts + 1) if drafts else "")
+
+
+@dataclass(frozen=True)
+class Server:
+    """One replica that starts, and holds the longest request.
+
+    Attributes:
+        gpu: Its kind of GPU.
+        layout: How it is spread.
+        config: How it is replayed, alone.
+        settled: The same with what its engine says.
+        command: How it is launched.
+        parts: What it is made of.
+    """
+
+    gpu: str
+    layout: Layout
+    config: ReplayConfig
+    settled: ReplayConfig
+    command: str
+    parts: Parts
+
+    @property
+    def label(self) -> str:
+        """``h200 TP8``."""
+        return f"{self.gpu} {self.layout.label}"
+
+    @property
+    def times(self) -> StepTimes:
+        """Its clock."""
+        assert self.parts.times is not None
+        return self.parts.times
+
+
+def open_server(
+    question: Question, settings: Sequence[str], engine: str, gpu: str, layout: Layout
+) -> Server:
+    """Start a server in thought.
+
+    Raises:
+        DoesNotFit: Its weights, or the longest request, are more than it holds.
+        ConfigError: A setting that there is not.
+    """
+    asked = load_config(None, settings, ReplayConfig).config
+    drafts = asked.scheduler.speculative.draft_tokens
+    command = launch_command(engine, asked.model.preset, layout, drafts)
+    cost = asked.cost.model_copy(update={"gpu": gpu, "gpus": layout.gpus})
+    server = asked.server.model_copy(update={"engine": engine, "command": command})
+    config = asked.model_copy(update={"cost": cost, "server": server})
+    if cost.clock == "stated":
+        raise ConfigError("plan needs a clock with an error: cost.source model or table.")
+    settled = by_server(config)
+    longest = max(question.requests, key=lambda each: each.total_tokens)
+    parts = find_parts(config, [longest])
+    check_fit(settled.cost, parts.memory, parts.weights)
+    needed, memory = parts.memory.group.blocks_for(longest.total_tokens), parts.memory
+    if needed > memory.num_blocks or longest.total_tokens > memory.max_context_tokens:
+        raise DoesNotFit(f"the longest request, {longest.total_tokens:,} tokens, does not fit")
+    return Server(gpu, layout, config, settled, command, parts)
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What no deployment of a server undercuts, whatever its router and how many there are.
+
+    The times of ``clock.steps`` grow with everything in a step, and by less the fuller it is. So
+    no prompt is faster than alone with the best cache there can be, no token than alone after the
+    shortest prompt, and no work is done for less than in a full step.
+
+    Attributes:
+        server: The server.
+        question: What is asked.
+    """
+
+    server: Server
+    question: Question
+
+    @property
+    def _scheduler(self) -> tuple[int, int]:
+        """Tokens of a step on one rank, and of drafts."""
+        scheduling = self.server.settled.scheduler
+        step_tokens = scheduling.step_tokens // self.server.layout.dp
+        return step_tokens, scheduling.speculative.draft_tokens
+
+    @cached_property
+    def _unseen(self) -> list[int]:
+        config, question = self.server.config, self.question
+        if not config.prefix.reuse:
+            return [each.input_tokens for each in question.requests]
+        mixes = config.fleet.sessions == "think" or bool(config.fleet.shared_tiers)
+        return question.unseen_in_any_order if mixes else question.unseen
+
+    @cached_property
+    def ttft_s(self) -> list[float]:
+        """Least time to the first token of every request."""
+        times, step_tokens = self.server.times, self._scheduler[0]
+        full_s = prompt_s(times, step_tokens)
+        tails = {tokens % step_tokens for tokens in self._unseen} - {0}
+        tail_s = {tokens: prompt_s(times, tokens) for tokens in tails} | {0: 0.0}
+        return [
+            times.client_s + tokens // step_tokens * full_s + tail_s[tokens % step_tokens]
+            for tokens in self._unseen
+        ]
+
+    @cached_property
+    def tpot_s(self) -> float:
+        """Least time of a further token: of a decode pass, or of a chunk that takes it along."""
+        shortest = min(each.input_tokens for each in self.question.requests)
+        drafts, times = self._scheduler[1], self.server.times
+        alone_s = decode_s(times, 1, shortest, drafts)
+        return min(alone_s, prompt_s(times, 1)) / (1 + drafts)
+
+    def broken(self) -> str | None:
+        """The first limit that even a request alone breaks, in words; None where there is none."""
+        for slo in self.question.slos:
+            if slo.name == "tpot":
+                least_s = self.tpot_s
+            else:
+                least_s = float(np.percentile(self.ttft_s, slo.percent, method="lower"))
+            if least_s > slo.limit_s:
+                return slo.name if slo.name == "tpot" else "ttft"
+        return None
+
+    @cached_property
+    def work_s(self) -> float:
+        """Least seconds of one replica for the prompts that have to be computed in time.
+
+        Requests beyond the percentile may wait for ever; those with the most work do.
+        """
+        step_tokens, times = self._scheduler[0], self.server.times
+        dp = self.server.layout.dp
+        chunk = Steps(prompt=step_tokens * dp, fullest=step_tokens)
+        token_s = times.seconds(tuple(times.count(chunk).sum(axis=0).tolist())) / chunk.prompt
+        percent = max(slo.percent for slo in self.question.slos if slo.name != "tpot")
+        bound = sorted(self._unseen)[: math.floor(percent / 100 * (len(self._unseen) - 1))]
+        return sum(bound) * token_s
+
+    def replicas(self, speed: float) -> int:
+        """Fewest replicas that can have computed these prompts when they have to be."""
+        late_s = max(slo.limit_s for slo in self.question.slos if slo.name != "tpot")
+        return max(1, math.ceil(self.work_s / (self.question.span_s / speed + late_s)))

@@ -1,0 +1,178 @@
+"""A plan: the answer, its launch command, the front, and what became of everything else."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from dsv4kv.planning.question import Question, Slo
+from dsv4kv.planning.search import Answer, Trial, front
+from dsv4kv.units import counted, format_duration
+from dsv4kv.view.cells import format_number
+from dsv4kv.view.table import ABSENT, Bar, Number, Part, Table, Text, names, numbers, prose
+
+
+def report_plan(answer: Answer, question: Question) -> Iterator[Part]:
+    """Everything, the answer first."""
+    for line in headlines(answer, question):
+        yield Text(line, "strong")
+    if answer.best:
+        yield Text(f"launch each of {counted(answer.best.replicas, 'replica')}:")
+        yield Text(f"  {answer.best.kind.server.command}")
+    yield ""
+    yield front_table(answer, question)
+    yield ""
+    yield lost_table(answer)
+    yield ""
+    yield Text(describe_tally(answer, question), "dim")
+
+
+def headlines(answer: Answer, question: Question) -> Iterator[str]:
+    """The answer in a few lines."""
+    best, slos = answer.best, question.slos
+    asked = ", ".join(f"{slo.label} ≤ {_seconds(slo.limit_s)}" for slo in slos)
+    if best is None:
+        yield (
+            f"Nothing of up to {question.most_gpus} GPUs keeps {asked}: the table below says why. "
+            "Allow more GPUs (--most-gpus), other ones (--gpu), or more time."
+        )
+        return
+    near, tight = best.near(slos) if best.values_s else [], best.tightest(slos)
+    verdict = "near" if near else "yes"
+    if not best.meets:
+        verdict = (
+            "only on the fullest window, not on the whole trace: ask again with tighter limits"
+        )
+    yield (
+        f"{describe(best)}: {_cost(best, question)}, {format_number(best.rate)} requests/s; "
+        f"{asked}: {verdict}; limited by {tight.label}."
+    )
+    if near:
+        errors = ", ".join(f"{slo.label} × ÷ {best.error(slo):g}" for slo in near)
+        yield f"near: within the clock's error of a limit ({errors}). {_safer(answer, question)}"
+    if answer.second:
+        yield f"runner-up: {describe(answer.second)}: {_cost(answer.second, question)}."
+
+
+def _safer(answer: Answer, question: Question) -> str:
+    if answer.safer is None:
+        return f"Nothing of up to {question.most_gpus} GPUs keeps every limit by more."
+    return f"Safer: {describe(answer.safer)}, {_cost(answer.safer, question)}."
+
+
+def describe(trial: Trial) -> str:
+    """``2 × h200 TP8 behind dynamo``; one server is behind nothing."""
+    alone = trial.replicas == 1
+    label = trial.kind.server.label if alone else trial.kind.label
+    return f"{trial.replicas} × {label}"
+
+
+def _cost(trial: Trial, question: Question) -> str:
+    gpus = counted(trial.gpus, "GPU")
+    return f"{gpus}, {trial.cost:,.2f} an hour" if question.prices else gpus
+
+
+def _seconds(value: float) -> str:
+    return format_duration(value * 1e9)
+
+
+def front_table(answer: Answer, question: Question) -> Table:
+    """Deployments that no other beats in both cost and the first limited time."""
+    slos, first = question.slos, question.slos[0]
+    ends = [each for each in (answer.best, answer.second, answer.safer) if each]
+    rows = front([*answer.trials, *answer.confirmed], first.label)
+    shown = {(describe(each), each.requests) for each in rows}
+    rows += [e for e in ends if e.values_s and (describe(e), e.requests) not in shown]
+    longest = max((each.values_s[first.label] for each in rows), default=1.0)
+    return Table(
+        f"Cost against {first.label}",
+        [
+            *names("deployment"),
+            *numbers("GPUs", *(["an hour"] if question.prices else []), "requests"),
+            *numbers(*[slo.label for slo in slos], "good"),
+            *names("limited by", first.label),
+        ],
+        [_front_cells(each, question, slos, longest) for each in rows],
+        note="the front of those simulated, the answer, the runner-up and the safer one; times in "
+        "s of the model of replay",
+        keys=1,
+    )
+
+
+def _front_cells(
+    trial: Trial, question: Question, slos: Sequence[Slo], longest: float
+) -> list[Text | Number | Bar]:
+    tight = trial.tightest(slos)
+    kept = trial.values_s[tight.label] <= tight.limit_s
+    return [
+        Text(describe(trial), "plain" if trial.meets else "dim"),
+        Number(f"{trial.gpus}"),
+        *([Number(f"{trial.cost:,.2f}")] if question.prices else []),
+        Number(f"{trial.requests:,}"),
+        *[Number(format_number(trial.values_s[slo.label])) for slo in slos],
+        Number(f"{trial.good:.1%}"),
+        Text(tight.label if kept else f"{tight.label} broken"),
+        Bar(trial.values_s[slos[0].label] / longest),
+    ]
+
+
+def lost_table(answer: Answer) -> Table:
+    """Why every other kind is not the answer."""
+    named: dict[str, list[str]] = {}
+    for name, why in answer.tally.reasons.items():
+        named.setdefault(why, []).append(name)
+    rows = [(why, ", ".join(each)) for why, each in named.items()]
+    return Table("Why not", prose("reason", "servers"), rows or [(ABSENT, ABSENT)])
+
+
+def describe_tally(answer: Answer, question: Question) -> str:
+    """How many were considered, ruled out and simulated, and on what."""
+    tally = answer.tally
+    pruned = ", ".join(f"{count:,} by {why}" for why, count in tally.pruned.items() if count)
+    text = (
+        f"{tally.considered:,} deployments considered; ruled out {pruned or 'none'}; "
+        f"{len(answer.trials):,} simulated"
+    )
+    if answer.window < len(question.requests):
+        text += (
+            f" on the {answer.window:,} requests in a row with most prompt tokens a second (with "
+            f"empty caches at first), {len(answer.confirmed)} on all {len(question.requests):,}"
+        )
+    return f"{text}."
+
+
+def dumps(answer: Answer, question: Question) -> str:
+    """Everything as JSON."""
+    found = {
+        "best": _document(answer.best, question),
+        "runner_up": _document(answer.second, question),
+        "safer": _document(answer.safer, question),
+        "confirmed": [_document(each, question) for each in answer.confirmed],
+        "simulated": [_document(each, question) for each in answer.trials],
+        "considered": answer.tally.considered,
+        "ruled_out": answer.tally.pruned,
+        "reasons": answer.tally.reasons,
+        "window_requests": answer.window,
+    }
+    return json.dumps(found, indent=1)
+
+
+def _document(trial: Trial | None, question: Question) -> dict[str, Any] | None:
+    if trial is None:
+        return None
+    server = trial.kind.server
+    return {
+        "gpu": server.gpu,
+        "layout": server.layout.label,
+        "router": trial.kind.router,
+        "replicas": trial.replicas,
+        "gpus": trial.gpus,
+        "cost": trial.cost,
+        "speed": trial.speed,
+        "requests_per_s": trial.rate,
+        "seconds": trial.values_s,
+        "good_share": trial.good,
+        "keeps_all": trial.meets,
+        "near": [slo.label for slo in trial.near(question.slos)] if trial.values_s else None,
+        "requests": trial.requests,
+        "command": server.command,
+    }

@@ -1,0 +1,245 @@
+"""The cheapest deployment: true bounds, a search that finds it, a command that starts it."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+
+from dsv4kv.errors import ConfigError
+from dsv4kv.planning.question import (
+    Question,
+    Slo,
+    busiest,
+    parse_slos,
+    poisson,
+    unseen_tokens,
+)
+from dsv4kv.planning.search import Kind, Search, Tally, Trial, list_kinds, plan, simulate
+from dsv4kv.planning.servers import Bounds, launch_command, layouts_of, open_server
+from dsv4kv.sizing.inputs import read_inputs
+from dsv4kv.sizing.launch import read_command
+from dsv4kv.sizing.layout import Layout
+from dsv4kv.sizing.scenario import resolve
+from dsv4kv.traces.request import Request
+from tests.fitting.test_fit import run
+
+MODEL = "v4-flash"
+SETTINGS = [f"model.preset={MODEL}"]
+LOOSE = parse_slos(["ttft_p90=100s", "tpot_p50=10s"])
+
+
+def small_trace(seed: int, count: int = 40, gap_s: float = 0.05) -> list[Request]:
+    """Prompts of one to twenty blocks of 512 tokens, half of them a longer version of another."""
+    draw, now_s, made = Random(seed), 0.0, list[Request]()
+    for number in range(count):
+        ids: Sequence[int] = tuple(draw.choice(made).prefix_hashes) if number % 2 else ()
+        new = draw.randint(1, 20)
+        ids = (*ids[:20], *(1000 * number + each for each in range(new)))
+        made.append(Request(now_s, 512 * len(ids), draw.randint(2, 60), ids, 512))
+        now_s += draw.expovariate(1 / gap_s)
+    return made
+
+
+def question(seed: int, *slos: str, **chosen: float) -> Question:
+    """About a small trace, with 8 GPUs at most."""
+    made = Question(small_trace(seed), parse_slos(slos), most_gpus=8)
+    return replace(made, **chosen)  # type: ignore[arg-type]
+
+
+def kinds_of(asked: Question, engine: str = "sglang", tally: Tally | None = None) -> list[Kind]:
+    routers = ["round_robin", "dynamo"]
+    return list_kinds(asked, SETTINGS, engine, ["h200", "b200"], routers, MODEL, tally or Tally())
+
+
+def brute_force(asked: Question, kinds: Sequence[Kind]) -> Trial | None:
+    """Every number of replicas of every kind, simulated."""
+    trials = [
+        simulate(asked, asked.requests, kind, replicas, asked.speed)
+        for kind in kinds
+        for replicas in range(1, asked.most_gpus // kind.server.layout.gpus + 1)
+        if replicas > 1 or kind.router == "round_robin"
+    ]
+    return min((each for each in trials if each.meets), key=lambda t: t.cost, default=None)
+
+
+@pytest.mark.parametrize(("seed", "ttft"), [(1, "1500ms"), (2, "2500ms")])
+def test_brute_force_finds_nothing_cheaper(seed: int, ttft: str) -> None:
+    asked = question(seed, f"ttft_p90={ttft}", "tpot_p50=30ms", speed=4.0)
+    asked = replace(asked, requests=asked.requests[:24])
+    everything = replace(asked, slos=LOOSE)  # whose bounds rule nothing out
+    everything_asked = [
+        replace(kind, bounds=replace(kind.bounds, question=asked))
+        for kind in kinds_of(everything, gpus=["b200"])
+    ]
+    best = brute_force(asked, everything_asked)
+    found = plan(Search(asked, kinds_of(asked, gpus=["b200"]), Tally()), asked).best
+    assert best is not None
+    assert found is not None
+    assert found.meets
+    assert found.cost == best.cost
+    print(best.replicas, best.kind.label)
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+@pytest.mark.parametrize("seed", [3, 4])
+def test_no_request_is_faster_than_the_bounds(engine: str, seed: int) -> None:
+    asked = replace(question(seed, "ttft_p90=100s", "tpot_p50=10s"), slos=LOOSE)
+    for kind in kinds_of(asked, engine)[::8]:
+        for percent in (10.0, 50.0, 90.0):
+            slos = (Slo("ttft", percent, 1e3), Slo("tpot", percent, 1e3))
+            trial = simulate(replace(asked, slos=slos), asked.requests, kind, 2, 1.0)
+            floor = np.percentile(kind.bounds.ttft_s, percent, method="lower")
+            assert floor <= trial.values_s[f"ttft_p{percent:g}"]
+            assert kind.bounds.tpot_s <= trial.values_s[f"tpot_p{percent:g}"]
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_fewer_replicas_than_the_work_needs_break_a_limit(engine: str) -> None:
+    asked = question(5, "ttft_p90=600ms")
+    refuted = 0
+    for layout in (Layout(tp=4), Layout(tp=2, dp=2, ep=4)):
+        kind_server = open_server(asked, SETTINGS, engine, "b200", layout)
+        bounds = Bounds(kind_server, asked)
+        kind, speed = Kind(kind_server, "round_robin", bounds), 100.0
+        fewest = bounds.replicas(speed)
+        if fewest > 1:
+            refuted += 1
+            assert not simulate(asked, asked.requests, kind, fewest - 1, speed).meets
+    assert refuted
+
+
+def test_a_simulation_that_is_given_up_would_have_broken_a_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = question(6, "ttft_p50=300ms")
+    kind = kinds_of(replace(asked, slos=LOOSE))[0]
+    given_up = simulate(asked, asked.requests, kind, 1, 50.0)
+    assert not given_up.meets
+    assert not given_up.values_s
+    monkeypatch.setattr("dsv4kv.planning.search.broken_too_often", lambda *_: False)
+    whole = simulate(asked, asked.requests, kind, 1, 50.0)
+    assert not whole.meets
+    assert whole.values_s["ttft_p50"] > 0.3
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm", "sglang:0.5.15"])
+@pytest.mark.parametrize("preset", ["v4-flash", "v4-pro"])
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_a_launch_command_is_read_as_the_layout_it_was_written_for(
+    engine: str, preset: str, drafts: int
+) -> None:
+    for layout in layouts_of(preset):
+        command = launch_command(engine, preset, layout, drafts)
+        reading = read_command(command)
+        assert not reading.unknown
+        assert not reading.uncounted
+        texts = {**reading.texts, "gpu": "b300"}
+        (scenario,) = resolve(read_inputs(texts))
+        found = scenario.layout
+        assert (found.tp, found.dp, found.pp) == (layout.tp, layout.dp, layout.pp)
+        assert found.expert_ranks == layout.expert_ranks
+        assert texts["model"] == preset
+
+
+def test_money_decides_where_prices_are_given() -> None:
+    asked = question(1, "ttft_p90=3s")
+    dear, cheap = {"h200": 1.0, "b200": 100.0}, {"h200": 100.0, "b200": 1.0}
+    for prices, gpu in ((dear, "h200"), (cheap, "b200")):
+        priced = replace(asked, prices=prices)
+        best = plan(Search(priced, kinds_of(priced), Tally()), priced).best
+        assert best is not None
+        assert best.kind.server.gpu == gpu
+        assert best.cost == best.gpus * 1.0
+
+
+def test_every_deployment_considered_is_ruled_out_or_simulated() -> None:
+    asked, tally = question(1, "ttft_p90=900ms", "tpot_p50=30ms"), Tally()
+    answer = plan(Search(asked, kinds_of(asked, tally=tally), tally), asked)
+    assert sum(tally.pruned.values()) + len(answer.trials) == tally.considered
+    assert tally.considered == 2 * 2 * sum(8 // each.gpus for each in layouts_of(MODEL))
+
+
+def test_an_answer_within_the_clocks_error_of_a_limit_is_near_and_a_safer_one_is_not() -> None:
+    asked = question(1, "ttft_p90=900ms")
+    answer = plan(Search(asked, kinds_of(asked), Tally()), asked)
+    assert answer.best is not None
+    (slo,) = asked.slos
+    factor = answer.best.kind.server.times.held_out.ttft
+    is_near = answer.best.values_s["ttft_p90"] * factor > slo.limit_s
+    assert answer.best.near(asked.slos) == ([slo] if is_near else [])
+    if answer.safer:
+        assert answer.safer.cost > answer.best.cost
+        assert not answer.safer.near(asked.slos)
+
+
+def test_the_highest_rate_of_some_gpus_keeps_the_limits_and_a_higher_one_does_not() -> None:
+    asked = replace(question(1, "ttft_p90=2s"), most_gpus=8)
+    kinds = [kind for kind in kinds_of(asked) if kind.server.label == "b200 TP8"][:1]
+    best = plan(Search(asked, kinds, Tally()), asked, gpus=8).best
+    assert best is not None
+    assert best.gpus == 8
+    assert best.meets
+    assert not simulate(asked, asked.requests, kinds[0], 1, best.speed * 1.1).meets
+
+
+def test_prompt_tokens_seen_before_need_not_be_computed() -> None:
+    first, longer = Request(0, 1024, 1, (1, 2), 512), Request(1, 1536, 1, (1, 2, 3), 512)
+    assert unseen_tokens([first, longer, first]) == [1024, 512, 1]
+    assert unseen_tokens([first, longer, first], any_order=True) == [1, 512, 1]
+
+
+def test_the_busiest_window_has_the_most_prompt_tokens_a_second() -> None:
+    trace = [Request(float(n), 1000 if 5 <= n < 8 else 10, 1) for n in range(12)]
+    found = busiest(trace, 3)
+    assert [each.input_tokens for each in found] == [1000] * 3
+    assert [each.arrival_s for each in found] == [0.0, 1.0, 2.0]
+    assert busiest(trace, 50) == trace
+
+
+def test_static_requests_come_at_their_rate_and_share_nothing() -> None:
+    found = poisson(4132, 510, 20.0, seed=0)
+    assert found == poisson(4132, 510, 20.0, seed=0)
+    assert len(found) / found[-1].arrival_s == pytest.approx(20, rel=0.05)
+    assert unseen_tokens(found) == [4132] * len(found)
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (["ttft=2s"], "write a time, its percentile and its limit"),
+        (["ttft_p99=0s"], "write a time"),
+        (["tpot_p50=50ms"], "how long a request may wait"),
+        ([], "how long a request may wait"),
+    ],
+)
+def test_limits_that_cannot_be_searched_for_are_refused(texts: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse_slos(texts)
+
+
+def test_the_command_prints_the_answer_first_and_a_document() -> None:
+    words = ["plan", "builtin:chat", "--slo", "ttft_p90=5s", "--gpu", "b200", "--most-gpus", "8"]
+    printed = run(words)
+    assert printed.exit_code == 0, printed.output
+    assert "GPU" in printed.stdout.splitlines()[0]
+    assert "deployments considered" in " ".join(printed.stdout.split())
+    document = json.loads(run([*words, "--json", "-"]).stdout)
+    assert document["best"]["keeps_all"]
+    assert document["best"]["gpus"] <= 8
+    assert math.isfinite(document["best"]["seconds"]["ttft_p90"])
+
+
+def test_nothing_found_is_said_and_exits_1() -> None:
+    done = run(["plan", "builtin:chat", "--slo", "ttft_p90=1ms", "--gpu", "b200"])
+    assert done.exit_code == 1
+    assert "Nothing of up to 256 GPUs" in done.stdout
+
+
+def test_a_static_question_and_a_trace_are_not_both_taken() -> None:
+    done = run(["plan", "builtin:chat", "--isl", "100", "--slo", "ttft_p90=1s"])
+    assert done.exit_code == 2
+    assert "give a trace, or --isl, --osl and --rate" in " ".join(done.output.split())

@@ -99,10 +99,12 @@ def plan(
 
     GPU kinds, layouts, routers and replicas are searched; what bounds leave is replayed.
     """
+    from itertools import count
+
     from dsv4kv.choices import choose
     from dsv4kv.cli.progress import Watcher
     from dsv4kv.planning.question import Question, parse_slos
-    from dsv4kv.planning.search import Search, Tally, list_kinds
+    from dsv4kv.planning.search import WINDOW, Search, Tally, list_kinds
     from dsv4kv.planning.search import plan as find
     from dsv4kv.view.plan import dumps, report_plan
     from dsv4kv.view.terminal import show
@@ -119,7 +121,14 @@ def plan(
     with Watcher(open_console(stderr=True, quiet=silent), "plan", "simulations") as watcher:
         found = list_kinds(question, settings, engine, kinds, routers, model, tally)
         watcher.start(len(found))
-        search = Search(question, found, tally)
+        done = count(1)
+
+        def tell() -> None:  # how many it will be is not known
+            number = next(done)
+            watcher.reach(number, max(len(found), number + 1))
+
+        window = WINDOW if trace else len(requests)
+        search = Search(question, found, tally, tell, window)
         answer = find(search, question, gpus)
     if not silent:
         show(report_plan(answer, question))

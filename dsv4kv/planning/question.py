@@ -12,9 +12,9 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.traces.request import Request
 
 _SLO = re.compile(r"(ttft|tpot|latency)_p(\d{1,2}(?:\.\d{1,3})?)=(\d+(?:\.\d+)?)(ms|s)")
-STATIC_REQUESTS, STATIC_S = 600, 120.0
-"""Requests that a static question has at least, six beyond p99, and how long they come: many times
-what an answer takes, so that a queue that grows is seen to."""
+STATIC_REQUESTS, STATIC_S = 600, 40.0
+"""Requests that a static question has at least, six beyond p99, and seconds in which they come:
+longer than an answer takes, so that a queue that grows is seen to."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from dsv4kv.planning.servers import Bounds, Server, layouts_of, open_server
 from dsv4kv.traces.request import Request
 from dsv4kv.units import counted
 
-WINDOW = 600
+WINDOW = 400
 """Requests of the window that deployments are screened on."""
 _LOOKS = 24
 """How often a simulation looks whether it can still keep its limits."""
@@ -358,8 +358,11 @@ def plan(search: Search, question: Question, gpus: int | None = None) -> Answer:
         second = find(lambda kind: kind.server.label == server)
         safer = search.safer(best) if gpus is None else None
         if len(search.window) < len(question.requests) and gpus is None:
-            confirmed = list(confirm(question, best))
-            best = confirmed[-1]
+            for found in filter(None, (best, second)):
+                confirmed += confirm(question, found)
+                best = confirmed[-1]
+                if best.meets:
+                    break
     left = tally.considered - sum(tally.pruned.values()) - len(search.trials)
     tally.prune("work or cost", max(0, left))
     return Answer(best, second, safer, search.trials, confirmed, tally, len(search.window))

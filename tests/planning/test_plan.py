@@ -50,9 +50,14 @@ def question(seed: int, *slos: str, **chosen: float) -> Question:
     return replace(made, **chosen)  # type: ignore[arg-type]
 
 
-def kinds_of(asked: Question, engine: str = "sglang", tally: Tally | None = None) -> list[Kind]:
+def kinds_of(
+    asked: Question,
+    engine: str = "sglang",
+    tally: Tally | None = None,
+    gpus: Sequence[str] = ("h200", "b200"),
+) -> list[Kind]:
     routers = ["round_robin", "dynamo"]
-    return list_kinds(asked, SETTINGS, engine, ["h200", "b200"], routers, MODEL, tally or Tally())
+    return list_kinds(asked, SETTINGS, engine, gpus, routers, MODEL, tally or Tally())
 
 
 def brute_force(asked: Question, kinds: Sequence[Kind]) -> Trial | None:
@@ -69,7 +74,7 @@ def brute_force(asked: Question, kinds: Sequence[Kind]) -> Trial | None:
 @pytest.mark.parametrize(("seed", "ttft"), [(1, "1500ms"), (2, "2500ms")])
 def test_brute_force_finds_nothing_cheaper(seed: int, ttft: str) -> None:
     asked = question(seed, f"ttft_p90={ttft}", "tpot_p50=30ms", speed=4.0)
-    asked = replace(asked, requests=asked.requests[:24])
+    asked = replace(asked, requests=asked.requests[:16])
     everything = replace(asked, slos=LOOSE)  # whose bounds rule nothing out
     everything_asked = [
         replace(kind, bounds=replace(kind.bounds, question=asked))
@@ -81,7 +86,6 @@ def test_brute_force_finds_nothing_cheaper(seed: int, ttft: str) -> None:
     assert found is not None
     assert found.meets
     assert found.cost == best.cost
-    print(best.replicas, best.kind.label)
 
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
@@ -146,7 +150,7 @@ def test_a_launch_command_is_read_as_the_layout_it_was_written_for(
 
 
 def test_money_decides_where_prices_are_given() -> None:
-    asked = question(1, "ttft_p90=3s")
+    asked = question(1, "ttft_p90=20s")
     dear, cheap = {"h200": 1.0, "b200": 100.0}, {"h200": 100.0, "b200": 1.0}
     for prices, gpu in ((dear, "h200"), (cheap, "b200")):
         priced = replace(asked, prices=prices)
@@ -158,14 +162,14 @@ def test_money_decides_where_prices_are_given() -> None:
 
 def test_every_deployment_considered_is_ruled_out_or_simulated() -> None:
     asked, tally = question(1, "ttft_p90=900ms", "tpot_p50=30ms"), Tally()
-    answer = plan(Search(asked, kinds_of(asked, tally=tally), tally), asked)
+    answer = plan(Search(asked, kinds_of(asked, tally=tally, gpus=["b200"]), tally), asked)
     assert sum(tally.pruned.values()) + len(answer.trials) == tally.considered
-    assert tally.considered == 2 * 2 * sum(8 // each.gpus for each in layouts_of(MODEL))
+    assert tally.considered == 2 * sum(8 // each.gpus for each in layouts_of(MODEL))
 
 
 def test_an_answer_within_the_clocks_error_of_a_limit_is_near_and_a_safer_one_is_not() -> None:
-    asked = question(1, "ttft_p90=900ms")
-    answer = plan(Search(asked, kinds_of(asked), Tally()), asked)
+    asked = question(1, "ttft_p90=3s")
+    answer = plan(Search(asked, kinds_of(asked, gpus=["b200"]), Tally()), asked)
     assert answer.best is not None
     (slo,) = asked.slos
     factor = answer.best.kind.server.times.held_out.ttft

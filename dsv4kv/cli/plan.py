@@ -20,7 +20,7 @@ EPILOG = """\
 
 dsv4kv plan builtin:chat --slo ttft_p99=2s --slo tpot_p50=50ms   the fewest GPUs
 
-dsv4kv plan builtin:chat --slo ttft_p90=1s --gpus 16             the highest rate of 16 GPUs
+dsv4kv plan builtin:chat --slo ttft_p90=250ms --gpus 4           the highest rate of 4 GPUs
 
 dsv4kv plan --isl 4132 --osl 510 --rate 20 --slo ttft_p99=2s     one length, without a trace
 """

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from dsv4kv.errors import DoesNotFit
+from dsv4kv.errors import ConfigError, DoesNotFit
 from dsv4kv.fleet.outcome import Fates
 from dsv4kv.fleet.run import Fleet
 from dsv4kv.planning.question import Question, Slo, busiest
@@ -22,6 +22,8 @@ WINDOW = 400
 """Requests of the window that deployments are screened on."""
 _LOOKS = 24
 """How often a simulation looks whether it can still keep its limits."""
+_BURST = 10.0
+"""A trace that comes within this part of the longest wait says nothing of a rate."""
 _NEARER = 1.03
 """The highest rate is found to 3 %."""
 
@@ -312,6 +314,14 @@ class Search:
         return best
 
     def _can(self, kind: Kind, replicas: int, speed: float) -> bool:
+        span_s = self.window[-1].arrival_s - self.window[0].arrival_s
+        wait_s = max(slo.limit_s for slo in self._question.slos if slo.name != "tpot")
+        if span_s / speed < wait_s / _BURST:
+            raise ConfigError(
+                f"{kind.label} keeps the limits even where all {len(self.window):,} requests come "
+                f"within {span_s / speed:.2g} s: too few to say what rate it sustains. Give a "
+                "longer trace, or tighter limits."
+            )
         enough = kind.bounds.replicas(speed) <= replicas
         return enough and self._try(kind, replicas, speed).meets
 

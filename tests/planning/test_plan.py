@@ -181,13 +181,20 @@ def test_an_answer_within_the_clocks_error_of_a_limit_is_near_and_a_safer_one_is
 
 
 def test_the_highest_rate_of_some_gpus_keeps_the_limits_and_a_higher_one_does_not() -> None:
-    asked = replace(question(1, "ttft_p90=2s"), most_gpus=8)
+    asked = replace(question(1, "ttft_p90=700ms"), most_gpus=8)
     kinds = [kind for kind in kinds_of(asked) if kind.server.label == "b200 TP8"][:1]
     best = plan(Search(asked, kinds, Tally()), asked, gpus=8).best
     assert best is not None
     assert best.gpus == 8
     assert best.meets
     assert not simulate(asked, asked.requests, kinds[0], 1, best.speed * 1.1).meets
+
+
+def test_a_trace_too_short_to_say_what_rate_is_sustained_is_refused() -> None:
+    asked = replace(question(1, "ttft_p90=20s"), most_gpus=8)
+    kinds = [kind for kind in kinds_of(asked, gpus=["b200"]) if kind.server.label == "b200 TP8"]
+    with pytest.raises(ConfigError, match="too few to say what rate it sustains"):
+        plan(Search(asked, kinds[:1], Tally()), asked, gpus=8)
 
 
 def test_prompt_tokens_seen_before_need_not_be_computed() -> None:

@@ -41,6 +41,16 @@ def test_a_model_that_a_path_does_not_tell_is_given_beside_the_command() -> None
     assert (texts["tp"], texts["step-tokens"], texts["draft-layers"]) == ("4", "8192", "3")
 
 
+def test_the_server_of_the_guide_is_read_word_by_word() -> None:
+    guide = Path(__file__).parents[2] / "docs" / "server.compose.yaml"
+    reading = read_command(str(guide))
+    asked = {name: reading.texts[name] for name in ("engine", "model", "tp", "context")}
+    assert asked["model"] == "v4-flash"
+    assert (asked["engine"], asked["tp"], asked["context"]) == ("vllm", "4", "131072")
+    events = {"--kv-events-config", "--enable-prompt-tokens-details"}
+    assert {each.spelling for each in reading.unknown} == events
+
+
 def test_thirty_published_commands_are_read() -> None:
     assert len(READ) + len(REFUSED) > 30
 

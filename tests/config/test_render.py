@@ -47,7 +47,7 @@ def test_every_key_is_rendered_below_its_description() -> None:
 
 
 def test_the_table_has_a_row_for_every_key_with_what_it_takes_and_its_default() -> None:
-    rows = shown(schema_table(), width=600).splitlines()[2:]
+    rows = shown(schema_table(), width=1200).splitlines()[2:]
     assert len(rows) == len(keys())
     for row, key in zip(rows, keys().values(), strict=True):
         assert row.strip().startswith(key.path.rpartition(".")[2])

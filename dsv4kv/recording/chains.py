@@ -133,7 +133,7 @@ class Chains:
         elif what == "restart":
             self.tally.restarts += 1
             server.forget()
-        else:
+        elif what is None:
             yield from self._batch(server, record)
 
     def _batch(self, server: _Server, record: Record) -> Iterator[Store]:

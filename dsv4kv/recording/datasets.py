@@ -134,6 +134,9 @@ def _dialogue(place: str, record: dict[str, Any], options: DataOptions) -> Dialo
     turns = body[name]
     if not isinstance(turns, list) or not turns:
         raise Defect(f"{name} is {shortened(turns)}, expected a list of messages, at least one")
+    own = body.get("chat_template_kwargs") or {}
+    if not isinstance(own, dict):
+        raise Defect(f"chat_template_kwargs is {shortened(own)}, expected an object")
     messages = [_message(number, turn) for number, turn in enumerate(turns, 1)]
     known = repeat(None) if options.time is None else (_time(turn, options) for turn in turns)
     times = list(zip(turns, known, strict=False))
@@ -142,7 +145,7 @@ def _dialogue(place: str, record: dict[str, Any], options: DataOptions) -> Dialo
         messages,
         [sent_s if not number and at is None else at for number, (_, at) in enumerate(times)],
         tools=body.get("tools"),
-        options=body.get("chat_template_kwargs") or {},
+        options=own,
     )
 
 
@@ -150,7 +153,9 @@ def _message(number: int, turn: Any) -> Message:
     if not isinstance(turn, dict):
         raise Defect(f"message {number} is {shortened(turn)}, expected an object")
     if "from" in turn:
-        turn = {"role": _SPEAKERS.get(turn["from"], turn["from"]), "content": turn.get("value")}
+        speaker = turn["from"]
+        known = _SPEAKERS.get(speaker, speaker) if isinstance(speaker, str) else speaker
+        turn = {"role": known, "content": turn.get("value")}
     role = turn.get("role")
     if role not in _ROLES:
         raise Defect(

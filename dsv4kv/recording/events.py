@@ -21,10 +21,19 @@ from urllib.parse import urlsplit
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.reading import read_document
 from dsv4kv.recording.folder import Record, Recording
-from dsv4kv.recording.sequence import END, Gap, Item, Message, Restarted, Sequence
+from dsv4kv.recording.sequence import (
+    END,
+    Gap,
+    Item,
+    Message,
+    Restarted,
+    Sequence,
+    Unread,
+    parse,
+)
 from dsv4kv.recording.source import missing_package
 from dsv4kv.recording.veil import LEAST_TOKENS, Veil
-from dsv4kv.recording.wire import Event, Removed, Stored
+from dsv4kv.recording.wire import Event, Removed, Stored, Unreadable
 
 _MEDIA = {None, "CPU", "CPU_PINNED", "DISK", "EXTERNAL", "GPU", "STORAGE"}
 _POLL_MS = 100
@@ -81,7 +90,13 @@ class Publisher:
     def __init__(self, number: int, recording: Recording, veil: Veil, *, verbatim: bool) -> None:
         """``verbatim``: keep the payloads as well, and with them the tokens."""
         self.name = f"events:{number}"
-        self._recording, self._veil, self._verbatim = recording, veil, verbatim
+        self._number, self._recording = number, recording
+        self._veil, self._verbatim = veil, verbatim
+
+    def of_rank(self, rank: int) -> "Publisher":
+        """That of a rank of the same server, named as if it were listened to."""
+        number = self._number + rank
+        return Publisher(number, self._recording, self._veil, verbatim=self._verbatim)
 
     @property
     def came(self) -> tuple[int, float] | None:
@@ -99,7 +114,7 @@ class Publisher:
             return {"what": "gap", "first": item.first, "last": item.last}
         if isinstance(item, Restarted):
             return {"what": "restart", "place": [-1, 0.0]}
-        return self._batch(item)
+        return {"what": "unreadable"} if isinstance(item, Unread) else self._batch(item)
 
     def _batch(self, message: Message) -> Record:
         batch = message.batch
@@ -117,7 +132,10 @@ class Publisher:
 
 
 class MessageFile:
-    """A file of messages as they came: a msgpack array of ``[topic, number, payload]``."""
+    """A file of messages as they came: a msgpack array of ``[topic, number, payload]``.
+
+    Every rank of a server numbers its own.
+    """
 
     def __init__(self, path: Path, publisher: Publisher) -> None:
         """Read the file.
@@ -130,12 +148,26 @@ class MessageFile:
 
     def run(self, stop: Stop) -> None:
         """Write all of it."""
-        sequence = Sequence(after=self._publisher.came)
+        ranks: dict[int, tuple[Publisher, Sequence]] = {}
         for frames in self._messages:
             if stop.is_set():
                 return
-            self._publisher.write(sequence.take(frames))
-        self._publisher.write(sequence.give_up(at_once=True))
+            rank = _rank(frames)
+            if rank not in ranks:
+                publisher = self._publisher.of_rank(rank)
+                ranks[rank] = publisher, Sequence(after=publisher.came)
+            publisher, sequence = ranks[rank]
+            publisher.write(sequence.take(frames))
+        for publisher, sequence in ranks.values():
+            publisher.write(sequence.give_up(at_once=True))
+
+
+def _rank(frames: list[bytes]) -> int:
+    """Who sent a message; what cannot be read may be anybody's."""
+    try:
+        return parse(frames).batch.rank
+    except Unreadable:
+        return 0
 
 
 def _read_messages(path: Path) -> list[list[bytes]]:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from math import isfinite
 from typing import Any
 
 from pydantic_core import from_json
@@ -46,7 +47,8 @@ def read_line(line: str, veil: Veil) -> Record | None:
                 row = log.read(line, veil)
             except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
                 continue
-            return {name: value for name, value in row.items() if value is not None}
+            if all(isfinite(value) for value in row.values() if isinstance(value, float)):
+                return {name: value for name, value in row.items() if value is not None}
     return None
 
 
@@ -202,9 +204,9 @@ def _prompt(asked: Mapping[str, Any], veil: Veil) -> Record:
 
 def _hashed(tokens: int, size: int, hashes: Any, veil: Veil) -> Record:
     """Ids of a prompt whose blocks are named already, the last perhaps in part."""
-    full = tokens // size
-    if not isinstance(hashes, list) or len(hashes) < full:
+    if not size or not isinstance(hashes, list) or len(hashes) < tokens // size:
         raise _Other
+    full = tokens // size
     return {
         "input_tokens": tokens,
         "ids": [veil.name(one) for one in hashes[:full]],

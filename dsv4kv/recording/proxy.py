@@ -375,6 +375,7 @@ class _Exchange:
             self._refuse()
             return False
         self.status = int(answer.start[1])
+        self.told = Ends(answer.tokens(b"content-encoding"))
         whole = self.head.start[2] == b"HTTP/1.1"
         stays = whole and length != TO_END and b"close" not in self.head.tokens(b"connection")
         fields = answer.passed_on()

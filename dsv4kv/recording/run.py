@@ -24,13 +24,15 @@ class Live:
         self._lately: tuple[float, int] = (self._begun_s, 0)
         self._known: dict[Any, None] = {}
         self._counted = dict[str, Counted]()
-        self.batches = self.gaps = self.samples = self.requests = self.untold = 0
+        self.batches = self.gaps = self.unread = self.samples = 0
+        self.requests = self.untold = 0
         self.input_tokens = self.cached_tokens = 0
 
     def hear(self, stream: str, record: Record) -> None:
         """Count a record."""
         if stream == "events":
             self.batches += "events" in record
+            self.unread += record.get("what") == "unreadable"
             if record.get("what") == "gap":
                 self.gaps += record["last"] - record["first"] + 1
         elif stream == "metrics" and "values" in record:
@@ -66,6 +68,8 @@ class Live:
             f"{self.gaps:,} missing",
             counted(self.samples, "sample"),
         ]
+        if self.unread:
+            parts.insert(5, f"{self.unread:,} that could not be read")
         if self.untold:
             parts.insert(2, f"{self.untold:,} without usage")
         return ", ".join(parts)

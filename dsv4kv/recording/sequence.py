@@ -43,7 +43,12 @@ class Restarted:
     """The publisher counts from 0 again."""
 
 
-Item = Message | Gap | Restarted
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """Something came that could not be read."""
+
+
+Item = Message | Gap | Restarted | Unread
 Ask = Callable[[int], Iterable[list[bytes]]]
 """Gives the frames of everything from a number on that a publisher still has."""
 
@@ -67,7 +72,6 @@ class Sequence:
 
     Attributes:
         next: Number that comes next.
-        unreadable: Messages that were none.
     """
 
     def __init__(
@@ -79,7 +83,6 @@ class Sequence:
     ) -> None:
         """``after``: number and time of the last message before this process."""
         self.next, self._last_s = (after[0] + 1, after[1]) if after else (0, 0.0)
-        self.unreadable = 0
         self._ask, self._clock = ask, clock
         self._early: dict[int, Message] = {}
         self._since_s = 0.0  # when something began to be missing
@@ -94,8 +97,10 @@ class Sequence:
 
     def take(self, frames: list[bytes]) -> Iterator[Item]:
         """Take one message as it came; give everything whose turn it is now."""
-        message = self._read(frames)
-        if message is None:
+        try:
+            message = parse(frames)
+        except Unreadable:
+            yield Unread()
             return
         if message.number < self.next:
             if self._is_known(message):
@@ -124,13 +129,6 @@ class Sequence:
             if at_once:
                 yield from self.give_up(at_once=True)
 
-    def _read(self, frames: list[bytes]) -> Message | None:
-        try:
-            return parse(frames)
-        except Unreadable:
-            self.unreadable += 1
-            return None
-
     def _is_known(self, message: Message) -> bool:
         """Whether an old number is an old message, and not one of a new publisher."""
         if message.number in self._came:
@@ -149,8 +147,9 @@ class Sequence:
         while reached != self.next:
             reached = self.next
             for frames in self._ask(first):
-                message = self._read(frames)
-                if message is None:
+                try:
+                    message = parse(frames)
+                except Unreadable:
                     continue
                 if message.number < self.next and not self._is_known(message):
                     yield from self._restart()

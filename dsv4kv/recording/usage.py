@@ -7,7 +7,9 @@ pieces of as many bytes as an id's tokens had in the first prompt whose length w
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from pydantic_core import from_json
@@ -23,20 +25,35 @@ LEAST_TOKENS = 256
 
 _SESSION_HEADERS = ("x-session-id", "x-conversation-id", "x-correlation-id", "x-smg-routing-key")
 _SESSION_FIELDS = ("session_id", "prompt_cache_key")
+_PACKED = (b"gzip", b"x-gzip", b"deflate")
+_ANY_WINDOW = 47  # of zlib: 32 KiB, gzip's head or zlib's
 _ID = re.compile(rb'(?<!\\)"id"\s*:\s*"((?:[^"\\]|\\.)*)"')
 _USAGE = re.compile(rb'(?<!\\)"(?:usage|meta_info)"\s*:\s*(?=\{)')
 
 
 class Ends:
-    """Beginning and end of what is passed through; memory is these."""
+    """Beginning and end of what is passed through; memory is these.
 
-    def __init__(self) -> None:
+    Args:
+        codings: What the answer is packed with, by its ``Content-Encoding``.
+    """
+
+    def __init__(self, codings: Sequence[bytes] = ()) -> None:
         self._head, self._tail = bytearray(), bytearray()
-        self.bytes = 0
+        packed = len(codings) == 1 and codings[0] in _PACKED
+        self._unpack = zlib.decompressobj(_ANY_WINDOW) if packed else None
 
     def add(self, chunk: bytes) -> None:
         """The next part."""
-        self.bytes += len(chunk)
+        if self._unpack is None:
+            self._keep(chunk)
+            return
+        with suppress(zlib.error):
+            while chunk and not self._unpack.eof:
+                self._keep(self._unpack.decompress(chunk, KEPT_TAIL_BYTES))
+                chunk = self._unpack.unconsumed_tail
+
+    def _keep(self, chunk: bytes) -> None:
         if len(self._head) < KEPT_HEAD_BYTES:
             self._head += chunk[: KEPT_HEAD_BYTES - len(self._head)]
         self._tail += chunk[-KEPT_TAIL_BYTES:]
@@ -66,7 +83,8 @@ def _plain(text: bytes) -> str:
 
 def _counts(usage: Mapping[str, Any]) -> Record:
     """Token counts of any of the APIs."""
-    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
+    told = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
+    details = told if isinstance(told, dict) else {}
     cached = details.get("cached_tokens", usage.get("cached_tokens"))
     counts = {
         "input_tokens": usage.get("prompt_tokens", usage.get("input_tokens")),

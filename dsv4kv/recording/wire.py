@@ -8,6 +8,7 @@ events. Read in vLLM 0.33 and SGLang 0.5.23 (``distributed/kv_events.py``,
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 BlockHash = int | bytes
@@ -31,6 +32,9 @@ _ORDER = {
 }
 """Fields in the order of arrays."""
 
+_PARTIAL = ("sliding", "chunked", "mamba")
+"""How kinds of groups begin that keep a window or a state."""
+
 
 class Unreadable(ValueError):
     """A payload that is no batch: it was cut, or is of something else."""
@@ -44,7 +48,7 @@ class Stored:
         hashes: The server's names of the blocks.
         parent: Of the block before the first; None where the prompt begins.
         tokens: Of all blocks; of a window's groups, of more than these blocks.
-        block_tokens: Tokens of a block.
+        block_tokens: Tokens of a block; 0 where an offloaded block only says where it is.
         medium: Where; None is the GPU.
         group: Number of the cache group; None where there is one.
         kind: What the group keeps.
@@ -71,8 +75,9 @@ class Stored:
         Of groups that keep a window or a state, servers name the last ones, or all, and may have
         cached fewer: nothing follows from them.
         """
-        windowed = self.window is not None or (self.kind or "").startswith("sliding")
-        return not windowed and len(self.hashes) * self.block_tokens == len(self.tokens)
+        partial = self.window is not None or (self.kind or "").startswith(_PARTIAL)
+        whole = len(self.hashes) * self.block_tokens == len(self.tokens)
+        return bool(self.block_tokens) and whole and not partial
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +123,8 @@ def unpack(payload: bytes) -> Batch:
     try:
         at_s, events, *rest = msgspec.msgpack.decode(payload)
         rank = next(iter(rest), None)
+        if not isfinite(at_s):
+            raise ValueError("no time")
         return Batch(float(at_s), tuple(_events(events)), _whole(0 if rank is None else rank))
     except (msgspec.MsgspecError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise Unreadable(str(error)) from None
@@ -138,12 +145,12 @@ def _named(value: Any) -> tuple[str, Mapping[str, Any]]:
 
 
 def _stored(fields: Mapping[str, Any]) -> Stored:
-    parent = fields.get("parent_block_hash")
+    parent, tokens = fields.get("parent_block_hash"), _tokens(fields["token_ids"])
     return Stored(
         hashes=_hashes(fields["block_hashes"]),
         parent=None if parent is None else _hashes([parent])[0],
-        tokens=_tokens(fields["token_ids"]),
-        block_tokens=_whole(fields["block_size"], 1),
+        tokens=tokens,
+        block_tokens=_whole(fields["block_size"], 1 if tokens else 0),
         medium=_text(fields.get("medium")),
         group=_optional(fields.get("group_idx")),
         kind=_text(fields.get("kv_cache_spec_kind")),

@@ -1,6 +1,7 @@
 """A server with an OpenAI-compatible API that streams, stalls, fails, leaves and sends much."""
 
 import asyncio
+import gzip
 import json
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -62,6 +63,15 @@ class Server:
     async def _plain(self, request: web.Request, body: Record) -> web.StreamResponse:
         told = usage(body.get("tokens", 300), cached_tokens=body.get("cached", 0))
         return web.json_response({"id": f"chatcmpl-{self.seen}", "choices": [], "usage": told})
+
+    async def _packed(self, request: web.Request, body: Record) -> web.StreamResponse:
+        document = {"id": "chatcmpl", "text": "a" * 10**6, "usage": usage(300, cached_tokens=256)}
+        packed = gzip.compress(json.dumps(document).encode())
+        return web.Response(body=packed, headers={"Content-Encoding": body["coding"]})
+
+    async def _odd(self, request: web.Request, body: Record) -> web.StreamResponse:
+        told = usage(300) | {"prompt_tokens_details": [256], "cached_tokens": 64}
+        return web.json_response({"id": "chatcmpl", "choices": [], "usage": told})
 
     async def _stream(self, request: web.Request, body: Record) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})

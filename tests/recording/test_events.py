@@ -190,6 +190,27 @@ def test_payloads_are_kept_only_where_that_was_asked(tmp_path: Path) -> None:
     assert "payload" not in recorded(tmp_path / "other", [message])[0]
 
 
+def test_ranks_in_one_file_count_apart(tmp_path: Path) -> None:
+    path, size = tmp_path / "messages", 256
+    first, second = (list(range(begin, begin + size)) for begin in (0, size))
+    sent = [
+        frames(number, stored([10 * rank + number], parent, tokens, size), rank=rank)
+        for number, tokens in enumerate((first, second))
+        for rank, parent in ((0, number - 1), (1, 10 + number - 1))
+    ]
+    path.write_bytes(msgspec.msgpack.encode(sent))
+    with Recording(tmp_path / "recording") as recording:
+        publisher = Publisher(0, recording, Veil(recording.salt), verbatim=False)
+        MessageFile(path, publisher).run(threading.Event())
+    records = list(read_stream(tmp_path / "recording", "events"))
+    assert [(one["source"], one["rank"], one["place"][0]) for one in records] == [
+        ("events:0", 0, 0),
+        ("events:1", 1, 0),
+        ("events:0", 0, 1),
+        ("events:1", 1, 1),
+    ]
+
+
 @pytest.mark.parametrize("content", [b"", b"{}", msgspec.msgpack.encode([[1, 2]])])
 def test_a_file_of_something_else_is_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "messages"
@@ -211,6 +232,7 @@ def test_what_is_no_address_of_a_publisher_is_refused(url: str) -> None:
         ranks_of(url, 1)
 
 
-def test_frames_are_any_number(tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_a_record_that_says_so(tmp_path: Path) -> None:
     odd: list[Frames] = [[], [b""], [b"", b"", b""], frames(0, CLEARED)]
-    assert numbers(recorded(tmp_path / "recording", odd)) == [0]
+    heard: list[Record] = recorded(tmp_path / "recording", odd)
+    assert [record.get("what") for record in heard] == ["unreadable"] * 3 + [None]

@@ -106,6 +106,24 @@ def test_lmcache_names_chunks() -> None:
     assert first["ids"][1] != second["ids"][1]
 
 
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("lmcache", "1795391350.5", "NaN"),
+        ("lmcache", '"chunk_size": 256', '"chunk_size": 0'),
+        ("dynamo", '"trace_block_size": 64', '"trace_block_size": 0'),
+        ("dynamo", "1795391350250", "Infinity"),
+        ("sglang", '"e2e_latency": ', '"e2e_latency": 1e999, "was": '),
+    ],
+)
+def test_a_line_with_a_number_that_is_none_tells_of_no_request(
+    name: str, before: str, after: str
+) -> None:
+    line = next(one for one in LINES[name].read_text("utf-8").splitlines() if before in one)
+    assert read_line(line, VEIL) is not None
+    assert read_line(line.replace(before, after), VEIL) is None
+
+
 @pytest.mark.parametrize("name", LINES)
 def test_what_was_said_and_who_said_it_is_in_no_row(name: str) -> None:
     text = json.dumps(rows(name))

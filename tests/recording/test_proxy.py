@@ -81,6 +81,32 @@ def test_an_answer_is_passed_on_and_its_usage_written(tmp_path: Path) -> None:
     asyncio.run(test())
 
 
+@pytest.mark.parametrize(("coding", "cached"), [("gzip", 256), ("br", None)])
+def test_usage_is_read_in_a_packed_answer_that_is_passed_on_packed(
+    coding: str, cached: int | None, tmp_path: Path
+) -> None:
+    async def test() -> None:
+        async with scene(tmp_path) as here:
+            body = {"mode": "packed", "coding": coding}
+            url, plain = here.url + COMPLETIONS, here.direct + COMPLETIONS
+            async with ClientSession(auto_decompress=False) as client:
+                through, direct = [await client.post(one, json=body) for one in (url, plain)]
+                assert await through.read() == await direct.read()
+            assert (await here.row()).get("cached_tokens") == cached
+
+    asyncio.run(test())
+
+
+def test_usage_of_another_shape_is_written_as_far_as_it_is_known(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with scene(tmp_path) as here:
+            await here.ask(mode="odd")
+            row = await here.row()
+            assert (row["input_tokens"], row["cached_tokens"], row["end"]) == (300, 64, "done")
+
+    asyncio.run(test())
+
+
 def test_paths_methods_headers_and_bodies_are_passed_on_as_they_are(tmp_path: Path) -> None:
     path = "/echo/%2e%2e//a%20b/../c?q=%C3%A9&q=2&x"
     body = bytes(range(256)) * 300

@@ -439,6 +439,14 @@ ODD = {
         ":1: message 1 is by 'narrator', expected one of system, developer, user, assistant",
     ),
     "unknown speaker": ('{"conversations": [{"from": "cat", "value": "x"}]}', "is by 'cat'"),
+    "a speaker that is none": (
+        '{"conversations": [{"from": ["human"], "value": "q"}]}',
+        ":1: message 1 is by ['human'], expected one of",
+    ),
+    "options that are none": (
+        '{"messages": [{"role": "user", "content": "q"}], "chat_template_kwargs": ["x"]}',
+        ":1: chat_template_kwargs is ['x'], expected an object",
+    ),
     "no content": ('{"messages": [{"role": "user"}]}', ":1: message 1 has no content"),
     "a picture": (
         '{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}',

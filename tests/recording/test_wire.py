@@ -1,5 +1,6 @@
 """Batches of either engine and any age are read alike; what is none says so."""
 
+import math
 from typing import Any
 
 import msgspec
@@ -66,13 +67,33 @@ def test_the_rank_may_be_left_out() -> None:
         ({}, True),
         ({"kv_cache_spec_kind": "mla_attention"}, True),
         ({"kv_cache_spec_kind": "sliding_window_mla"}, False),
+        ({"kv_cache_spec_kind": "mamba"}, False),
+        ({"kv_cache_spec_kind": "chunked_local_attention"}, False),
         ({"kv_cache_spec_sliding_window": 128}, False),
     ],
 )
-def test_groups_of_windows_are_no_chains(more: dict[str, Any], is_chain: bool) -> None:
+def test_groups_of_windows_and_states_are_no_chains(more: dict[str, Any], is_chain: bool) -> None:
     (event,) = batch(stored([1, 2], None, TOKENS, 16, **more)).events
     assert isinstance(event, Stored)
     assert event.is_chain == is_chain
+
+
+def test_an_offloaded_block_without_tokens_says_where_it_is_and_leaves_its_batch_readable() -> (
+    None
+):
+    """As vLLM's offloading connector announces blocks unless it describes them (vllm#43468)."""
+    offloaded = stored([1], None, [], 0, medium="CPU")
+    gpu, cpu = batch(stored([1, 2], None, TOKENS, 16), offloaded).events
+    assert isinstance(gpu, Stored)
+    assert isinstance(cpu, Stored)
+    assert gpu.is_chain
+    assert (cpu.hashes, cpu.medium, cpu.is_chain) == ((1,), "CPU", False)
+
+
+@pytest.mark.parametrize("at_s", [math.nan, math.inf])
+def test_a_batch_of_no_time_is_unreadable(at_s: float) -> None:
+    with pytest.raises(Unreadable):
+        unpack(msgspec.msgpack.encode([at_s, [CLEARED], 0]))
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,10 @@ A restored request goes on beside one that never left, and every bit of both is 
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
+from itertools import islice, zip_longest
 from pathlib import Path
 from secrets import token_hex
 from time import perf_counter_ns
@@ -31,7 +32,7 @@ from dsv4kv.measure.statistics import Estimate, summarize
 from dsv4kv.model.plan import CachePlan
 from dsv4kv.moving.copies import measure_copies, measure_overlap
 from dsv4kv.moving.tiers_outcome import FamilyRow, PrefixRow, TiersOutcome, Way
-from dsv4kv.moving.yardsticks import time_copies, time_files
+from dsv4kv.moving.yardsticks import time_copies, time_disk
 from dsv4kv.processes import temporary_folder
 from dsv4kv.replay.clock import CostModel, Counted, Timing, VirtualClock, Work, find_rates
 from dsv4kv.replay.costs import StepTables
@@ -220,41 +221,43 @@ class _Run:
         tokens: int,
     ) -> FamilyRow:
         """A family alone: from the pools into the store, and back."""
-        count, rounds = family.objects(tokens), self.config.rounds
+        count = family.objects(tokens)
         data = self.cache.new_objects(family, count)
         whole, names = list(data.reshape(count, -1)), [f"{family.name}/{n}" for n in range(count)]
         here, there = (self.cache.units(family, slot, tokens) for slot in slots)
-        written, read = list[int](), list[int]()
-        for _ in range(rounds):
-            start_ns = perf_counter_ns()
-            self.cache.take(family, here, data)
-            store.put(names, whole)
-            written.append(perf_counter_ns() - start_ns)
-            digests = [digest(each) for each in whole]
-            start_ns = perf_counter_ns()
-            found = store.get(names, whole)
-            right = [digest(each) for each in whole] == digests
-            self.cache.put(family, there, data)
-            read.append(perf_counter_ns() - start_ns)
-            self.outcome.checks += count
-            if not (found.all() and right):
-                self.outcome.failures.append(f"{name}: {family.name} came back with other bytes.")
-            store.delete(names)
-        size = family.object_bytes
-        limits = self._limits(store, count, size)
+        ours, limits = list[tuple[int, int]](), list[tuple[int, int]]()
+        with closing(self._limit(store, count, family.object_bytes)) as limit:
+            for _ in range(self.config.rounds):
+                start_ns = perf_counter_ns()
+                self.cache.take(family, here, data)
+                store.put(names, whole)
+                written_ns = perf_counter_ns() - start_ns
+                digests = [digest(each) for each in whole]
+                start_ns = perf_counter_ns()
+                found = store.get(names, whole)
+                right = [digest(each) for each in whole] == digests
+                self.cache.put(family, there, data)
+                ours.append((written_ns, perf_counter_ns() - start_ns))
+                limits += islice(limit, 1)
+                self.outcome.checks += count
+                if not (found.all() and right):
+                    failure = f"{name}: {family.name} came back with other bytes."
+                    self.outcome.failures.append(failure)
+                store.delete(names)
         ways = [
-            Way(_estimate(taken), _estimate(limit) if limit else None)
-            for taken, limit in zip((written, read), limits, strict=True)
+            Way(_estimate(list(taken)), _estimate(list(known)) if known else None)
+            for taken, known in zip_longest(zip(*ours, strict=True), zip(*limits, strict=True))
         ]
-        return FamilyRow(name, family.name, count, size, *ways)
+        return FamilyRow(name, family.name, count, family.object_bytes, *ways)
 
-    def _limits(self, store: Store, count: int, size: int) -> tuple[list[int], list[int]]:
+    def _limit(
+        self, store: Store, count: int, size: int
+    ) -> Generator[tuple[int, int], None, None]:
         """Nanoseconds to write and to read as many objects, nothing else done; often not known."""
-        rounds = self.config.rounds
         if isinstance(store, FileStore):
-            return time_files(store.folder, count, size, self.config.threads, rounds)
-        copies = time_copies(count, size, rounds) if isinstance(store, MemoryStore) else []
-        return copies, copies
+            yield from time_disk(store.folder, count, size, self.config.threads)
+        elif isinstance(store, MemoryStore):
+            yield from time_copies(count, size)
 
     def _families(self) -> list[Family]:
         return list(self.cache.families.values())

@@ -1,9 +1,14 @@
-"""What memory and disk can do with objects of a size, and nothing else: limits of the tables."""
+"""What memory and disk can do with objects of a size, and nothing else: limits of the tables.
+
+Each is asked again and again, in turns with what it is the limit of: so both meet the same moments
+of a busy machine.
+"""
 
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle
 from pathlib import Path
 from time import perf_counter_ns
 
@@ -16,53 +21,48 @@ _FILL = 0x5A  # untouched zero pages share one physical page and copy too fast
 _LEAST_BYTES = 1 << 26  # copied at least: less would stay in the processor's caches
 
 
-def time_copies(count: int, size: int, rounds: int) -> list[int]:
-    """Nanoseconds to copy ``count`` objects of ``size`` bytes, each round, memory to memory."""
+def time_copies(count: int, size: int) -> Generator[tuple[int, int], None, None]:
+    """Nanoseconds to copy ``count`` objects of ``size`` bytes to memory, and from it: the same."""
     times = max(1, -(-_LEAST_BYTES // (count * size)))
     source = np.full((times, count, size), _FILL, dtype=np.uint8)
     target = np.ones_like(source)
-    samples = list[int]()
-    for round_number in range(rounds):
-        place = round_number % times
+    for place in cycle(range(times)):
         start_ns = perf_counter_ns()
         for number in range(count):
             target[place, number] = source[place, number]
-        samples.append(perf_counter_ns() - start_ns)
-    return samples
+        taken_ns = perf_counter_ns() - start_ns
+        yield taken_ns, taken_ns
 
 
-def time_files(
-    folder: Path, count: int, size: int, threads: int, rounds: int
-) -> tuple[list[int], list[int]]:
-    """Nanoseconds to write, and to read, as many files of a size by as many threads, each round.
+def time_disk(
+    folder: Path, count: int, size: int, threads: int
+) -> Generator[tuple[int, int], None, None]:
+    """Nanoseconds to write, and to read, as many pieces of one file by as many threads.
 
-    Past the page cache where the file system lets them; no names are changed, nothing is checked.
+    Past the page cache where the file system lets them. The file is there before: none is made or
+    named, and nothing is checked. It is removed when the generator is closed.
     """
     whole = -(-size // _ALIGNED) * _ALIGNED
-    buffers = [_buffer(whole) for _ in range(threads)]
-    paths = [str(folder / f"raw-{number}") for number in range(count)]
-    written, read = list[int](), list[int]()
+    buffers, path = [_buffer(whole) for _ in range(threads)], folder / "raw"
     with ThreadPoolExecutor(threads) as pool:
 
-        def everywhere(move: Callable[[str, Bytes], None]) -> int:
+        def everywhere(move: Callable[[int, Bytes, int], None]) -> int:
             def lane(number: int) -> None:
-                for path in paths[number::threads]:
-                    move(path, buffers[number])
+                for place in range(number, count, threads):
+                    move(file, buffers[number], place * whole)
 
             start_ns = perf_counter_ns()
             list(pool.map(lane, range(threads)))
             return perf_counter_ns() - start_ns
 
+        file = _open(path)
         try:
-            for _ in range(rounds):
-                for path in paths:
-                    Path(path).unlink(missing_ok=True)
-                written.append(everywhere(_write))
-                read.append(everywhere(_read))
+            everywhere(_write)
+            while True:
+                yield everywhere(_write), everywhere(_read)
         finally:
-            for path in paths:
-                Path(path).unlink(missing_ok=True)
-    return written, read
+            os.close(file)
+            path.unlink()
 
 
 def _buffer(size: int) -> Bytes:
@@ -71,26 +71,19 @@ def _buffer(size: int) -> Bytes:
     return buffer
 
 
-def _open(path: str, flags: int) -> int:
+def _open(path: Path) -> int:
+    flags = os.O_CREAT | os.O_RDWR
     try:
         return os.open(path, flags | getattr(os, "O_DIRECT", 0), 0o600)
     except OSError:
         return os.open(path, flags, 0o600)
 
 
-def _write(path: str, data: Bytes) -> None:
-    file = _open(path, os.O_CREAT | os.O_WRONLY)
-    try:
-        os.pwrite(file, data.data, 0)
-    finally:
-        os.close(file)
+def _write(file: int, data: Bytes, at: int) -> None:
+    os.pwrite(file, data.data, at)
 
 
-def _read(path: str, into: Bytes) -> None:
-    file = _open(path, os.O_RDONLY)
-    try:
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.preadv(file, [into.data], 0)
-    finally:
-        os.close(file)
+def _read(file: int, into: Bytes, at: int) -> None:
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(file, at, len(into), os.POSIX_FADV_DONTNEED)
+    os.preadv(file, [into.data], at)

@@ -1,8 +1,8 @@
 """The file store beside what the disk does: the same threads, sizes, memory and ``O_DIRECT``.
 
 Beside it stand files of the same size written and read with nothing around (``files``), and one
-large file that is there already (``disk``). All take turns in every round; a share is the median
-of the rounds' own.
+large file that is there already (``disk``). All take turns in every round, each in every place of
+it; a share is the median of the rounds' own.
 """
 
 import os
@@ -50,7 +50,7 @@ class Disk:
         )
 
     def moves(self) -> Iterator[tuple[str, Callable[[], object]]]:
-        """All ways, by name, with files and objects that no round has seen."""
+        """All ways, by name, with files and objects that no round has seen: writes first."""
         turn = next(self.names)
         names = [f"{turn}/{number}" for number in range(self.objects)]
         fan = self.folder / str(turn)
@@ -64,12 +64,18 @@ class Disk:
 
             return lambda: self.lanes.each(one, self.objects)
 
-        yield "write files", move(os.pwritev)
-        yield "put", lambda: self.store.put(names, self.memory)
-        yield "write disk", self.write_one
-        yield "read files", move(os.preadv)
-        yield "get", lambda: self.store.get(names, self.memory)
-        yield "read disk", self.read_one
+        writes: list[tuple[str, Callable[[], object]]] = [
+            ("write files", move(os.pwritev)),
+            ("put", lambda: self.store.put(names, self.memory)),
+            ("write disk", self.write_one),
+        ]
+        reads: list[tuple[str, Callable[[], object]]] = [
+            ("read files", move(os.preadv)),
+            ("get", lambda: self.store.get(names, self.memory)),
+            ("read disk", self.read_one),
+        ]
+        for ways in (writes, reads):
+            yield from ways[turn % 3 :] + ways[: turn % 3]
 
 
 @pytest.mark.parametrize(("size", "objects"), [(1 << 20, 48), (40 << 10, 500)])

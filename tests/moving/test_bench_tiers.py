@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -15,7 +16,7 @@ from dsv4kv.cli import app
 from dsv4kv.measure.statistics import Estimate
 from dsv4kv.moving import copies
 from dsv4kv.moving.tiers_outcome import FamilyRow, PrefixRow, TiersOutcome, Way
-from dsv4kv.moving.yardsticks import time_copies, time_files
+from dsv4kv.moving.yardsticks import time_copies, time_disk
 from dsv4kv.serve import inputs, placing
 from dsv4kv.tiers.cache_bytes import CacheBytes
 from dsv4kv.tiers.device import Mover, Objects
@@ -266,8 +267,9 @@ def test_tables_fit_a_narrow_terminal(
 
 
 def test_yardsticks_move_objects_of_their_size(tmp_path: Path) -> None:
-    assert len(time_copies(3, 5_000, 4)) == 4
-    written, read = time_files(tmp_path, 3, 5_000, 2, 4)
-    assert len(written) == len(read) == 4
-    assert np.all(np.array([*written, *read]) > 0)
+    memory, disk = time_copies(3, 5_000), time_disk(tmp_path, 3, 5_000, 2)
+    with closing(disk):
+        taken = [next(limit) for limit in (memory, disk) for _ in range(4)]
+        assert (tmp_path / "raw").stat().st_size == 3 * 8192
+    assert np.all(np.array(taken) > 0)
     assert list(tmp_path.iterdir()) == []

@@ -1,18 +1,24 @@
-"""Objects in files, one each: ``ROOT/MODEL_DIGEST/HH/NAME.kv``, sealed.
+"""Objects in files: ``ROOT/MODEL_DIGEST/HH/NAME.kv``, sealed.
 
-A file appears under its name by a rename, whole. Until then it is in a folder of its process's
-own, which the process holds a lock on; whoever opens the store removes folders that nobody holds.
+Objects that are put together share a *pack*, a file that has a name for each of them: to make a
+file takes a disk longer than to write 40 KiB. A pack is written in a folder of its process's own
+and gets its names when it is whole; it goes with the last of them. The process holds a lock on the
+folder, and whoever opens the store removes folders that nobody holds.
 """
 
+import ctypes
 import errno
 import fcntl
 import itertools
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import accumulate, pairwise
+from math import ceil
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import xxhash
@@ -20,12 +26,14 @@ import xxhash
 from dsv4kv.errors import StoreFull, StoreUnavailable
 from dsv4kv.files import replacing
 from dsv4kv.tiers.stores.contract import Bytes, Found
-from dsv4kv.tiers.stores.lanes import ALIGNED, THREADS, Lanes, round_up
+from dsv4kv.tiers.stores.lanes import ALIGNED, THREADS, Lanes, Read
 from dsv4kv.tiers.stores.namespace import Namespace
-from dsv4kv.tiers.stores.seals import SEAL_BYTES, Seals
+from dsv4kv.tiers.stores.seals import MOST_OBJECTS, SEAL_BYTES, Seals, held
 
+_PACK_BYTES = 4 << 20  # of objects: more in one file does not make a disk faster
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _UNFINISHED = ".unfinished-"
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2  # linux/falloc.h
 
 
 def open_file(place: str, namespace: Namespace) -> "FileStore":
@@ -33,11 +41,27 @@ def open_file(place: str, namespace: Namespace) -> "FileStore":
     return FileStore(Path(place), namespace)
 
 
+class _Wanted(NamedTuple):
+    """An object to be read: its number among those asked for."""
+
+    number: int
+    name: str
+    into: Bytes
+
+
+class _Placed(NamedTuple):
+    """Where in a file it is."""
+
+    at: int
+    wanted: _Wanted
+
+
 class FileStore:
     """Objects in files of one folder, which several processes may share.
 
-    A file is the object, zeros and its seal, a multiple of 4,096 bytes. An object is safe from
-    the end of its process; from a power failure only where the store was opened ``durable``.
+    An object is safe from the end of its process; from a power failure only where the store was
+    opened ``durable``. What is deleted gives its room back at once where the file system can make
+    holes; what is replaced does with the last object of its pack.
 
     Attributes:
         folder: Of this namespace.
@@ -61,7 +85,7 @@ class FileStore:
         self._durable, self._seals = durable, Seals(namespace)
         self._base, self._numbers = str(self.folder), itertools.count()
         self._found_damaged: list[str] = []
-        self._lanes = Lanes(threads)
+        self._lanes, self._most = Lanes(threads), MOST_OBJECTS
         with self._told():
             self.folder.mkdir(parents=True, exist_ok=True)
             self._check(namespace)
@@ -85,18 +109,19 @@ class FileStore:
 
     def put(self, names: Sequence[str], data: Sequence[Bytes]) -> None:
         """As every store's."""
+        packs = list(self._packs([len(each) for each in data]))
         with self._told():
-            self._lanes.each(lambda n: self._put(names[n], data[n]), len(names))
+            self._lanes.each(lambda n: self._put(names[packs[n]], data[packs[n]]), len(packs))
 
     def get(self, names: Sequence[str], into: Sequence[Bytes]) -> Found:
         """As every store's."""
         found = np.zeros(len(names), np.bool_)
-
-        def get(number: int) -> None:
-            found[number] = self._get(names[number], into[number])
-
         with self._told():
-            self._lanes.each(get, len(names))
+            files = [
+                (size, [_Wanted(number, names[number], into[number]) for number in numbers])
+                for size, numbers in self._files_of(names)
+            ]
+            self._lanes.each(lambda n: self._get(*files[n], found), len(files))
         return found
 
     def exists(self, names: Sequence[str]) -> Found:
@@ -107,8 +132,8 @@ class FileStore:
     def delete(self, names: Sequence[str]) -> None:
         """As every store's."""
         with self._told():
-            for name in names:
-                Path(self._path(name)).unlink(missing_ok=True)
+            for size, numbers in self._files_of(names):
+                self._remove([names[number] for number in numbers], size)
 
     def close(self) -> None:
         """As every store's."""
@@ -121,73 +146,176 @@ class FileStore:
         return f"{self._base}/{fan:02x}/{name.replace('/', '~')}.kv"
 
     def _probe(self) -> None:
-        """Write a file, to know whether the disk is one for ``O_DIRECT``."""
-        probe = self._unfinished()
-        self._lanes.write(probe, np.zeros(0, np.uint8), bytes(ALIGNED), durable=False)
+        """Write a file, to know whether the disk is one for ``O_DIRECT`` and for packs."""
+        probe, name = self._unfinished(), self._unfinished()
+        self._lanes.write(probe, [(np.zeros(1, np.uint8), b"")], durable=False)
+        try:
+            os.link(probe, name)
+            Path(name).unlink()
+        except OSError:
+            self._most = 1
         Path(probe).unlink()
 
     def _unfinished(self) -> str:
         return f"{self._own}/{next(self._numbers)}"
 
-    def _put(self, name: str, data: Bytes) -> None:
-        unfinished = self._unfinished()
-        zeros = bytes(round_up(len(data) + SEAL_BYTES) - len(data) - SEAL_BYTES)
-        try:
-            seal = self._seals.seal(name, data)
-            self._lanes.write(unfinished, data, zeros + seal, durable=self._durable)
-            self._publish(unfinished, self._path(name))
-        except BaseException:
-            Path(unfinished).unlink(missing_ok=True)
-            raise
+    def _packs(self, sizes: Sequence[int]) -> Iterator[slice]:
+        """Which objects share a file: neighbours, and so that all threads have some."""
+        total, threads = sum(sizes), self._lanes.threads
+        rounds = max(1, ceil(total / (threads * _PACK_BYTES)))
+        share = max(1, total // (threads * rounds))
+        packs = [start // share for start in accumulate(sizes, initial=0)]
+        start = 0
+        for end in range(1, len(sizes) + 1):
+            whole = end == len(sizes) or packs[end] != packs[start]
+            if whole or end - start == self._most:
+                yield slice(start, end)
+                start = end
 
-    def _publish(self, unfinished: str, path: str) -> None:
+    def _put(self, names: Sequence[str], data: Sequence[Bytes]) -> None:
+        """Write a pack; one of a single object has no table."""
+        unfinished = self._unfinished()
         try:
-            os.replace(unfinished, path)  # noqa: PTH105 a path object takes longer than all else
+            pairs = zip(names, data, strict=True)
+            parts = [(each, self._seals.seal(name, each)) for name, each in pairs]
+            if len(names) > 1:
+                parts.append(self._seals.table(names, [len(each) for each in data]))
+            self._lanes.write(unfinished, parts, durable=self._durable)
+            paths = [self._path(name) for name in names]
+            for path in paths[:-1]:
+                self._add_name(unfinished, path)
+            self._name(os.replace, unfinished, paths[-1])
+            if self._durable:
+                for folder in {Path(path).parent for path in paths}:
+                    _sync(folder)
+        finally:
+            Path(unfinished).unlink(missing_ok=True)
+
+    def _add_name(self, pack: str, path: str) -> None:
+        try:
+            self._name(os.link, pack, path)
+        except FileExistsError:
+            another = self._unfinished()
+            try:
+                os.link(pack, another)
+                Path(another).replace(path)
+            finally:
+                Path(another).unlink(missing_ok=True)
+
+    def _name(self, give: Callable[[str, str], None], file: str, path: str) -> None:
+        try:
+            give(file, path)
         except FileNotFoundError:  # the first object of this folder
             Path(path).parent.mkdir(exist_ok=True)
             if self._durable:
                 _sync(self.folder)
-            Path(unfinished).replace(path)
-        if self._durable:
-            _sync(Path(path).parent)
+            give(file, path)
 
-    def _get(self, name: str, into: Bytes) -> bool:
-        path, rest = self._path(name), round_up(len(into) + SEAL_BYTES) - len(into)
-        try:
-            after = self._lanes.read(path, into, rest)
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            if error.errno != errno.EIO:
-                raise
-            after = None
-        whole = after is not None and len(after) == rest
-        if after is not None and whole:
-            whole = after[-SEAL_BYTES:] == self._seals.seal(name, into)
-        if not whole:
-            self._judge(name, Path(path))
-        return whole
+    def _files_of(self, names: Sequence[str]) -> list[tuple[int, list[int]]]:
+        """Bytes of every file in which there are some of the objects, and numbers of these."""
+        files: dict[int, tuple[int, list[int]]] = {}
+        for number, name in enumerate(names):
+            with suppress(FileNotFoundError):
+                status = os.stat(self._path(name))  # noqa: PTH116 likewise
+                files.setdefault(status.st_ino, (status.st_size, []))[1].append(number)
+        return list(files.values())
 
-    def _judge(self, name: str, path: Path) -> None:
-        """Remove a file unless it is a whole object, of another length than was wanted."""
+    def _get(self, size: int, wanted: Sequence[_Wanted], found: Found) -> None:
+        """Read objects of one file of that size."""
+
+        def get(read: Read) -> None:
+            for run in _runs(self._places(read, size, wanted)):
+                for each in self._get_run(read, run):
+                    found[each.number] = True
+
         with suppress(FileNotFoundError):
-            if self._is_whole(name, path):
-                return
-            taken = path.replace(self._unfinished())
-            if self._is_whole(name, taken):  # put anew since it was looked at
-                with suppress(FileExistsError):
-                    path.hardlink_to(taken)
-            else:
-                self._found_damaged.append(name)
-            taken.unlink()
+            self._lanes.reading(self._path(wanted[0].name), get)
+        for each in wanted:
+            if not found[each.number]:
+                found[each.number] = self._judge(each)
 
-    def _is_whole(self, name: str, path: Path) -> bool:
+    def _places(self, read: Read, size: int, wanted: Sequence[_Wanted]) -> list[_Placed]:
+        """Those objects that are in a file with that length, by where they begin."""
+        if len(wanted) == 1 and held(len(wanted[0].into)) == size:
+            return [_Placed(0, wanted[0])]
+        page = np.empty(ALIGNED, np.uint8)
+        if size < ALIGNED or size % ALIGNED or read(size - ALIGNED, [(page, 0)])[0] is None:
+            return []
+        places = self._seals.places(page)
+        placed = [(places.get(self._seals.hash_of(each.name)), each) for each in wanted]
+        return sorted(
+            _Placed(place[0], each)
+            for place, each in placed
+            if place and place[1] == len(each.into)
+        )
+
+    def _get_run(self, read: Read, run: Sequence[_Placed]) -> Iterator[_Wanted]:
+        """Read neighbours at once; those that are whole."""
         try:
-            return self._seals.holds(name, np.fromfile(path, np.uint8))
+            stretches = [(w.into, held(len(w.into)) - len(w.into)) for _, w in run]
+            for (_, wanted), after in zip(run, read(run[0].at, stretches), strict=True):
+                seal = b"" if after is None else bytes(after[-SEAL_BYTES:])
+                if seal == self._seals.seal(wanted.name, wanted.into):
+                    yield wanted
         except OSError as error:
             if error.errno != errno.EIO:
                 raise
+            for each in run if len(run) > 1 else ():  # the others may be whole
+                yield from self._get_run(read, [each])
+
+    def _judge(self, wanted: _Wanted) -> bool:
+        """Take an object that was not read from its file as that is now, if it is whole there.
+
+        It may have been put anew meanwhile, or have another length; else it is removed.
+        """
+        path, data = Path(self._path(wanted.name)), None
+        with suppress(FileNotFoundError):
+            data = self._content(wanted.name, path)
+            if data is None:
+                taken = path.replace(self._unfinished())
+                data = self._content(wanted.name, taken)
+                if data is None:
+                    self._found_damaged.append(wanted.name)
+                else:
+                    with suppress(FileExistsError):
+                        path.hardlink_to(taken)
+                taken.unlink()
+        if data is None or len(data) != len(wanted.into):
             return False
+        wanted.into[:] = data
+        return True
+
+    def _content(self, name: str, path: Path) -> Bytes | None:
+        """An object by its file; None if it is not whole."""
+        try:
+            file = np.fromfile(path, np.uint8)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return None
+        place = self._seals.places(file[-ALIGNED:]).get(self._seals.hash_of(name))
+        if place is not None:
+            file = file[place[0] : place[0] + held(place[1])]
+        return self._seals.content(name, file)
+
+    def _remove(self, names: Sequence[str], size: int) -> None:
+        """Delete objects of one file of that size, and make holes where others stay."""
+        try:
+            file = os.open(self._path(names[0]), os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            if names[1:]:
+                self._remove(names[1:], size)
+            return
+        try:
+            for name in names:
+                Path(self._path(name)).unlink(missing_ok=True)
+            if os.fstat(file).st_nlink and size >= ALIGNED:
+                page = os.pread(file, ALIGNED, size - ALIGNED)
+                places = self._seals.places(np.frombuffer(page, np.uint8))
+                for place in filter(None, (places.get(self._seals.hash_of(n)) for n in names)):
+                    _make_hole(file, place[0], held(place[1]))
+        finally:
+            os.close(file)
 
     def _check(self, namespace: Namespace) -> None:
         config = self.folder / "config.json"
@@ -216,6 +344,23 @@ class FileStore:
                 f"{self.folder}: it cannot be used as a store ({reason}): name a folder that can "
                 "be written."
             ) from None
+
+
+def _runs(placed: Sequence[_Placed]) -> Iterator[Sequence[_Placed]]:
+    """Cut between objects that do not follow on each other."""
+    starts = [
+        number
+        for number, (left, right) in enumerate(pairwise(placed), start=1)
+        if left.at + held(len(left.wanted.into)) != right.at
+    ]
+    yield from (placed[a:b] for a, b in pairwise([0, *starts, len(placed)]) if a < b)
+
+
+def _make_hole(file: int, at: int, size: int) -> None:
+    """Give a part of a file back to the disk, where that can be done."""
+    with suppress(AttributeError):  # Linux's
+        place = ctypes.c_int64(at), ctypes.c_int64(size)
+        ctypes.CDLL(None).fallocate(file, _PUNCH_HOLE | _KEEP_SIZE, *place)
 
 
 def _own_folder(folder: Path) -> tuple[str, int]:

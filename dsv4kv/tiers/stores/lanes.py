@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from ctypes import addressof, c_char
+from functools import partial
+from itertools import accumulate, pairwise
 from threading import local
 from typing import TypeVar
 
@@ -17,8 +19,16 @@ ALIGNED = 4096
 """Addresses, offsets and lengths of ``O_DIRECT`` are multiples of it on every usual disk."""
 THREADS = 8
 _O_DIRECT = getattr(os, "O_DIRECT", 0)  # Linux's
-_NONE = memoryview(b"")
+_NONE, _ZEROS = memoryview(b""), memoryview(bytes(ALIGNED))
 MovedT = TypeVar("MovedT")
+Stretch = tuple[Bytes, int]
+"""Memory, and how many bytes of a file follow on what it takes."""
+Read = Callable[[int, Sequence[Stretch]], list[memoryview | None]]
+"""Reads stretches that follow on each other, the first at a multiple of ``ALIGNED``.
+
+Returns what follows on each, to be used before the next read of the thread; None where the file
+ends before.
+"""
 
 
 def aligned(size: int) -> Bytes:
@@ -42,12 +52,13 @@ class Lanes:
 
     Attributes:
         direct: Files are moved by ``O_DIRECT``; False once the file system has refused it.
+        threads: How many there are.
     """
 
     def __init__(self, threads: int = THREADS) -> None:
         """Threads start when they are needed."""
         self.direct = bool(_O_DIRECT)
-        self._threads = threads
+        self.threads = threads
         self._pool = ThreadPoolExecutor(threads, "lane")
         self._own = local()
 
@@ -70,11 +81,11 @@ class Lanes:
                 for _ in left:
                     pass
 
-        if count == 1 or self._threads == 1:
+        if count == 1 or self.threads == 1:
             return lane()
         lanes: list[Future[None]] = []
         try:
-            lanes.extend(self._pool.submit(lane) for _ in range(min(count, self._threads)))
+            lanes.extend(self._pool.submit(lane) for _ in range(min(count, self.threads)))
             wait(lanes)
         finally:
             for _ in left:
@@ -92,44 +103,51 @@ class Lanes:
         Raises:
             OSError: There is no such file, or it cannot be read.
         """
-        size = len(into)
+        return self.reading(path, lambda read: read(0, [(into, more)])[0])
 
-        def move(direct: int) -> memoryview | None:
-            split, staged = self._split(into, round_up(size + more), direct)
+    def reading(self, path: str, do: Callable[[Read], MovedT]) -> MovedT:
+        """Open a file for ``do``, which is called again where ``O_DIRECT`` turns out refused.
+
+        Raises:
+            OSError: There is no such file, or it cannot be read.
+        """
+
+        def move(direct: int) -> MovedT:
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | direct)
             try:
                 if not direct:
                     _forget(file)
-                got = _all(os.preadv, file, [into.data[:split], staged])
+                return do(partial(self._read, file, direct))
             finally:
                 os.close(file)
-            into.data[split:] = staged[: size - split]
-            return staged[size - split : min(got, size + more) - split] if got >= size else None
 
         return self._past_the_cache(move)
 
-    def write(self, path: str, data: Bytes, more: bytes, *, durable: bool) -> None:
-        """Make a file of ``data`` and what follows, which end at a multiple of ``ALIGNED``.
+    def write(self, path: str, parts: Sequence[tuple[Bytes, bytes]], *, durable: bool) -> None:
+        """Make a file of parts: data, zeros and a few bytes that end at a multiple of ``ALIGNED``.
 
         Args:
             path: Where; replaced if it is there.
-            data: What the file begins with.
-            more: How it goes on.
+            parts: Data and few bytes of each.
             durable: The disk has it when this returns.
 
         Raises:
             OSError: The disk is full, or the file cannot be written.
         """
-        size = len(data) + len(more)
+        sizes = [round_up(len(data) + len(end)) for data, end in parts]
 
         def move(direct: int) -> None:
-            split, staged = self._split(data, size, direct)
-            rest = len(data) - split
-            staged[:rest], staged[rest:] = data.data[split:], more
+            pieces = list[memoryview]()
+            cuts = self._split([data for data, _ in parts], sizes, direct)
+            for (data, end), (split, staged) in zip(parts, cuts, strict=True):
+                rest, last = len(data) - split, len(staged) - len(end)
+                staged[:rest], staged[rest:last] = data.data[split:], _ZEROS[: last - rest]
+                staged[last:] = end
+                pieces += data.data[:split], staged
             flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC | direct
             file = os.open(path, flags, 0o666)
             try:
-                if _all(os.pwritev, file, [data.data[:split], staged]) < size:
+                if _all(os.pwritev, file, 0, pieces) < sum(sizes):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
                 if durable:
                     os.fsync(file)
@@ -137,6 +155,26 @@ class Lanes:
                 os.close(file)
 
         self._past_the_cache(move)
+
+    def _read(
+        self, file: int, direct: int, at: int, stretches: Sequence[Stretch]
+    ) -> list[memoryview | None]:
+        into = [data for data, _ in stretches]
+        sizes = [round_up(len(data) + more) for data, more in stretches]
+        cuts = self._split(into, sizes, direct)
+        pieces = [
+            piece
+            for data, (split, staged) in zip(into, cuts, strict=True)
+            for piece in (data.data[:split], staged)
+        ]
+        left, after = _all(os.preadv, file, at, pieces), list[memoryview | None]()
+        for (data, more), size, (split, staged) in zip(stretches, sizes, cuts, strict=True):
+            rest = len(data) - split
+            data.data[split:] = staged[:rest]
+            end = min(left, len(data) + more) - split
+            after.append(staged[rest:end] if left >= len(data) else None)
+            left -= size
+        return after
 
     def _past_the_cache(self, move: Callable[[int], MovedT]) -> MovedT:
         if self.direct:
@@ -148,19 +186,28 @@ class Lanes:
                 self.direct = False
         return move(0)
 
-    def _split(self, data: Bytes, size: int, direct: int) -> tuple[int, memoryview]:
-        """How much of ``data`` the disk can reach itself, and a buffer for the rest of a file.
+    def _split(
+        self, parts: Sequence[Bytes], sizes: Sequence[int], direct: int
+    ) -> list[tuple[int, memoryview]]:
+        """How much of each part the disk can reach itself, and memory for the rest of its size.
 
         The buffer and what is done with it are ``memoryview``: for a few KiB numpy takes longer
         than the disk, and lets other threads in at every copy.
         """
-        split = len(data)
-        if direct:
-            split = 0 if _address(data) % ALIGNED else split // ALIGNED * ALIGNED
+        splits = [_reached(data, direct) for data in parts]
+        needed = sum(sizes) - sum(splits)
         buffer: memoryview = getattr(self._own, "buffer", _NONE)
-        if len(buffer) < size - split:
-            buffer = self._own.buffer = aligned(1 << (size - split - 1).bit_length()).data
-        return split, buffer[: size - split]
+        if len(buffer) < needed:
+            buffer = self._own.buffer = aligned(1 << (needed - 1).bit_length()).data
+        ends = accumulate(size - split for size, split in zip(sizes, splits, strict=True))
+        starts = pairwise([0, *ends])
+        return [(split, buffer[a:b]) for split, (a, b) in zip(splits, starts, strict=True)]
+
+
+def _reached(data: Bytes, direct: int) -> int:
+    if not direct:
+        return len(data)
+    return 0 if _address(data) % ALIGNED else len(data) // ALIGNED * ALIGNED
 
 
 def _address(data: Bytes) -> int:
@@ -171,12 +218,15 @@ def _address(data: Bytes) -> int:
 
 
 def _all(
-    move: Callable[[int, Sequence[memoryview], int], int], file: int, parts: Sequence[memoryview]
+    move: Callable[[int, Sequence[memoryview], int], int],
+    file: int,
+    at: int,
+    parts: Sequence[memoryview],
 ) -> int:
-    """Move memory from or to the beginning of a file; how many bytes went."""
+    """Move memory from or to a place in a file; how many bytes went."""
     done, size = 0, sum(map(len, parts))
     while done < size:
-        moved = move(file, [part for part in parts if part], done)
+        moved = move(file, [part for part in parts if part], at + done)
         done += moved
         if not moved or moved % ALIGNED:  # the end of the file, past which O_DIRECT refuses
             break

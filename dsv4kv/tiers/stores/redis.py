@@ -124,7 +124,7 @@ class RedisStore:
         if value is None:
             return False
         content = np.frombuffer(value, np.uint8)
-        if not self._seals.holds(name, content):
+        if self._seals.content(name, content) is None:
             self._remove(name, value)
             return False
         if len(content) != len(into) + SEAL_BYTES:

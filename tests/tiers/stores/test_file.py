@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from itertools import count
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dsv4kv.errors import StoreFull, StoreUnavailable
-from dsv4kv.tiers.stores.file import FileStore
+from dsv4kv.tiers.stores.file import FileStore, _Wanted
 from dsv4kv.tiers.stores.lanes import aligned
 from dsv4kv.tiers.stores.namespace import Namespace
 from tests.interrupts import interrupted
@@ -75,6 +75,129 @@ def test_a_planted_fault_is_found_counted_and_removed(
     assert store.damaged == 1
 
 
+PACKED = [f"{number:02x}/p.c4" for number in range(5)]
+"""Objects of one pack, in a store of one thread."""
+
+
+def packed(folder: Path) -> FileStore:
+    store = FileStore(folder, FLASH, threads=1)
+    store.put(PACKED, [content(number, SIZE + 100 * number) for number in range(5)])
+    assert len({file_of(store, name).stat().st_ino for name in PACKED}) == 1
+    return store
+
+
+def got(store: FileStore, numbers: Sequence[int]) -> list[bool]:
+    """Which of the packed objects come back right."""
+    rooms = [poisoned(SIZE + 100 * number) for number in numbers]
+    found: list[bool] = store.get([PACKED[number] for number in numbers], rooms).tolist()
+    for number, room, there in zip(numbers, rooms, found, strict=True):
+        assert not there or (room == content(number, SIZE + 100 * number)).all()
+    return found
+
+
+def test_objects_that_are_put_together_share_a_file_and_come_back_in_any_order(
+    tmp_path: Path,
+) -> None:
+    store = packed(tmp_path)
+    for numbers in ([0, 1, 2, 3, 4], [4, 2, 0], [3], [1, 1], []):
+        assert got(store, numbers) == [True] * len(numbers)
+    again = FileStore(tmp_path, FLASH)
+    assert got(again, [4, 3, 2, 1, 0]) == [True] * 5
+    assert again.get(PACKED[:2], [poisoned(SIZE), poisoned(SIZE)]).tolist() == [True, False]
+    assert store.damaged == again.damaged == 0
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_damage_in_a_pack_is_found_in_the_object_that_has_it_and_nowhere_else(
+    number: int, tmp_path: Path
+) -> None:
+    store = packed(tmp_path)
+    with file_of(store, PACKED[number]).open("r+b") as file:
+        file.seek(number * 40_960 + SIZE // 3)
+        file.write(b"?")
+    expected = [each != number for each in range(5)]
+    assert got(store, range(5)) == expected
+    assert store.exists(PACKED).tolist() == expected
+    assert store.damaged == 1
+    assert got(store, [each for each in range(5) if each != number]) == [True] * 4
+
+
+def test_a_pack_without_its_table_gives_nothing_wrong(tmp_path: Path) -> None:
+    store = packed(tmp_path)
+    os.truncate(file_of(store, PACKED[0]), 3 * 40_960)
+    assert got(store, range(5)) == [False] * 5
+    assert store.damaged == 5
+    assert not store.exists(PACKED).any()
+
+
+def test_what_is_deleted_gives_its_room_back_while_others_of_its_pack_stay(
+    tmp_path: Path,
+) -> None:
+    store = packed(tmp_path)
+    pack = file_of(store, PACKED[2])
+    before = pack.stat().st_blocks
+    store.delete([PACKED[0], PACKED[3]])
+    assert before - pack.stat().st_blocks == 2 * 40_960 // 512
+    assert got(store, [1, 2, 4]) == [True] * 3
+    assert store.exists(PACKED).tolist() == [False, True, True, False, True]
+    store.put([PACKED[1]], [content(9, SIZE)])  # elsewhere: the pack's place for it is nobody's
+    room = poisoned(SIZE)
+    assert store.get([PACKED[1]], [room]).all()
+    assert (room == content(9, SIZE)).all()
+    store.delete(PACKED)
+    assert list(store.folder.glob("*/*.kv")) == []
+    assert store.damaged == 0
+
+
+def test_what_is_deleted_while_it_is_read_was_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its place in the pack is a hole by then; that is no damage."""
+    store, real = packed(tmp_path), os.preadv
+
+    def read(*asked: Any) -> int:
+        monkeypatch.setattr(os, "preadv", real)
+        store.delete(PACKED[:2])
+        return real(*asked)
+
+    monkeypatch.setattr(os, "preadv", read)
+    assert got(store, [0, 1, 2]) == [False, False, True]
+    assert store.damaged == 0
+
+
+def test_a_disk_without_links_keeps_every_object_in_a_file_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def link(*_: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    FileStore(tmp_path, FLASH).close()
+    monkeypatch.setattr(os, "link", link)
+    store = FileStore(tmp_path, FLASH, threads=1)
+    store.put(PACKED, [content(number, SIZE + 100 * number) for number in range(5)])
+    assert got(store, range(5)) == [True] * 5
+    assert len({file_of(store, name).stat().st_ino for name in PACKED}) == 5
+
+
+def test_a_bad_sector_costs_the_object_on_it_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, real = packed(tmp_path), os.preadv
+
+    def read(file: int, parts: list[Any], at: int) -> int:
+        if at <= 2 * 40_960 < at + sum(map(len, parts)):
+            raise OSError(errno.EIO, "Input/output error")
+        return real(file, parts, at)
+
+    def whole(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "preadv", read)
+    monkeypatch.setattr(np, "fromfile", whole)
+    assert got(store, range(5)) == [True, True, False, True, True]
+    assert store.damaged == 1
+
+
 def test_an_object_of_another_length_is_not_taken_for_a_damaged_one(tmp_path: Path) -> None:
     store = FileStore(tmp_path, FLASH)
     store.put([MINE], [content(1, SIZE)])
@@ -89,13 +212,14 @@ def test_an_object_that_is_put_anew_while_the_old_one_is_judged_stays(
 ) -> None:
     store = FileStore(tmp_path, FLASH)
     store.put([MINE], [content(1, SIZE)])
-    judge, seen_damaged = store._is_whole, [True]
+    content_of, seen_damaged, room = store._content, [None], poisoned(SIZE)
     monkeypatch.setattr(
         store,
-        "_is_whole",
-        lambda *asked: not seen_damaged.pop() if seen_damaged else judge(*asked),
+        "_content",
+        lambda *asked: seen_damaged.pop() if seen_damaged else content_of(*asked),
     )
-    store._judge(MINE, file_of(store, MINE))
+    assert store._judge(_Wanted(0, MINE, room))
+    assert (room == content(1, SIZE)).all()
     assert store.get([MINE], [poisoned(SIZE)]).all()
     assert store.damaged == 0
     assert list(Path(store._own).iterdir()) == []

@@ -51,17 +51,22 @@ DSV_KERNEL void waiting_late(u32* p) {
 """
 
 
-def compiled(source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
+def compiled(source: str, folder: Path) -> bytes:
     for header in ("common", "async", "tensor"):
         shutil.copy(shipped("kernels") / f"{header}.cuh", folder)
     (folder / "sample.cuh").write_text(source)
-    monkeypatch.setattr(compiling, "shipped", lambda _: folder)
-    return compile_module(KernelModule("sample.cuh", ()), SM)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiling, "shipped", lambda _: folder)
+        return compile_module(KernelModule("sample.cuh", ()), SM)
 
 
-@pytest.fixture
-def samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, KernelReport]:
-    cubin = compiled(SOURCE, tmp_path, monkeypatch)
+@pytest.fixture(scope="module")
+def cubin(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return compiled(SOURCE, tmp_path_factory.mktemp("source"))
+
+
+@pytest.fixture(scope="module")
+def samples(cubin: bytes) -> dict[str, KernelReport]:
     return {report.kernel: report for report in inspect_cubins(SM, [cubin])[0]}
 
 
@@ -115,10 +120,8 @@ DSV_KERNEL void chained(const u8* const* places, u8* to) {
 
 
 @needs_tools
-def test_loads_before_the_first_wait_are_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reports = inspect_cubins(SM, [compiled(WAITS, tmp_path, monkeypatch)])[0]
+def test_loads_before_the_first_wait_are_counted(tmp_path: Path) -> None:
+    reports = inspect_cubins(SM, [compiled(WAITS, tmp_path)])[0]
     assert {report.kernel: report.under_way for report in reports} == {
         "together": 6,
         "one_by_one": 1,  # a store may write what the next load reads
@@ -153,13 +156,11 @@ def test_instructions_are_those_that_the_disassembler_shows_of_the_whole_file(
 
 
 @needs_tools
-def test_many_cubins_are_reported_as_each_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = compile_module(PAGE_COPY, SM)
-    second = compiled(SOURCE, tmp_path, monkeypatch)
-    together = inspect_cubins(SM, [first, second, first])
-    assert together == [inspect_cubins(SM, [cubin])[0] for cubin in (first, second, first)]
+def test_many_cubins_are_reported_as_each_alone(cubin: bytes) -> None:
+    other = compile_module(PAGE_COPY, SM)
+    together = inspect_cubins(SM, [other, cubin, other])
+    alone = {each: inspect_cubins(SM, [each])[0] for each in (other, cubin)}
+    assert together == [alone[other], alone[cubin], alone[other]]
 
 
 @needs_tools

@@ -18,7 +18,6 @@ from dsv4kv.resources import shipped
 
 _FLAGS = (
     "-std=c++17",
-    "-O2",
     "-fno-strict-aliasing",
     "-ffp-contract=off",
     "-fopenmp",
@@ -26,10 +25,11 @@ _FLAGS = (
     "-fvisibility=hidden",  # each library has a runtime of its own
 )
 _STRICT = ("-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-unused-function")
+_OFTEN, _ONCE = "-O1", "-O2"  # a module is compiled for a few launches, what runs all of them once
 _SHIM, _RUNTIME = (Path(__file__).with_name(name) for name in ("shim.h", "runtime.cc"))
 
 # Sanitizers hide from the compiler what it needs to tell a real warning.
-SANITIZED = ("-O1", "-g1", "-w", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+SANITIZED = ("-O0", "-g1", "-w", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 """Flags that make an access out of range or undefined arithmetic end the process."""
 
 
@@ -61,7 +61,7 @@ def build(module: KernelModule, *flags: str) -> Path:
     kernels = shipped("kernels")
     source = kernels / module.source
     defines = [f"-D{name}={value}" for name, value in module.macros]
-    options = [*flags, *defines, "-shared", "-I", str(kernels), "-include", str(_SHIM)]
+    options = [_OFTEN, *flags, *defines, "-shared", "-I", str(kernels), "-include", str(_SHIM)]
     inputs = ["-x", "c++", str(source), "-x", "none", str(_runtime(flags))]
     found = {folder: sorted(folder.glob("*.cuh")) for folder in (source.parent, kernels)}
     read = [source, *(file for files in found.values() for file in files), _SHIM, _RUNTIME]
@@ -70,7 +70,7 @@ def build(module: KernelModule, *flags: str) -> Path:
 
 def _runtime(flags: tuple[str, ...]) -> Path:
     """The object file that runs the blocks of every kernel with these flags."""
-    return _compiled("runtime", ".o", [*flags, "-c", str(_RUNTIME)], [_SHIM, _RUNTIME])
+    return _compiled("runtime", ".o", [_ONCE, *flags, "-c", str(_RUNTIME)], [_SHIM, _RUNTIME])
 
 
 def _compiled(stem: str, suffix: str, arguments: list[str], read: list[Path]) -> Path:

@@ -3,6 +3,7 @@
 Times are virtual: what a clock says, in nanoseconds since the first arrival.
 """
 
+from collections import Counter
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -218,6 +219,8 @@ class ReplayTier(Part):
     """Time for which writes waited for others, together."""
     evicted_objects: int
     """Objects that made room for others."""
+    lost_tokens: dict[str, int] = Field(default_factory=dict)
+    """Tokens of prompts that it could have given, by why it did not."""
 
     @property
     def amplification(self) -> float | None:
@@ -244,7 +247,7 @@ class ReplayTiers(Part):
     restored_requests: int
     """Requests that something was brought back for."""
     lost_tokens: dict[str, int]
-    """Of which were not, by reason."""
+    """Of which were not, by reason: of all tiers together."""
 
     @model_validator(mode="after")
     def _tokens_add_up(self) -> Self:
@@ -257,6 +260,9 @@ class ReplayTiers(Part):
         hits = sum(tier.hit_tokens for tier in self.tiers)
         if hits != self.restored_tokens:
             raise ValueError(f"tiers gave {hits:,} tokens, and {self.restored_tokens:,} came back")
+        lost = sum((Counter(tier.lost_tokens) for tier in self.tiers), Counter[str]())
+        if lost and lost != self.lost_tokens:
+            raise ValueError(f"tiers lost {dict(lost)}, and all together {self.lost_tokens}")
         return self
 
 

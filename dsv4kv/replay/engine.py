@@ -9,6 +9,7 @@ from dsv4kv.config.bench import Speculative
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.engines.cache import EngineCache, Pool, draft_needs
 from dsv4kv.engines.rules import check_model, find_drafts, find_rule
+from dsv4kv.engines.sglang.cache import SglangCache
 from dsv4kv.prefix.paths import NumberedPaths, PathTable, find_reuse, number_paths
 from dsv4kv.prefix.tree import Ids
 from dsv4kv.replay.contract import NOTHING_BELOW, Below
@@ -76,6 +77,11 @@ class EnginePrompts:
     def stand_on(self, below: Below, places: Places) -> None:
         """Have tiers below, that are offered tails at some places."""
         self._below, self._places = below, places
+        if isinstance(self._cache, SglangCache):  # others never write what they evict
+            self._cache.tell(self._evicted)
+
+    def _evicted(self, pages: Sequence[int], windows: Sequence[int]) -> None:
+        self._below.forget(pages, windows)
 
     @property
     def at_once(self) -> bool:

@@ -255,7 +255,7 @@ def _describe_tiers(tiers: Tiers) -> ReplayTiers:
         asked_tokens=asked.tokens,
         restored_tokens=asked.restored,
         restored_requests=asked.requests,
-        lost_tokens=dict(asked.lost),
+        lost_tokens=dict(sum((tier.lost for tier in tiers.tiers), Counter[str]())),
     )
 
 
@@ -281,6 +281,7 @@ def describe_tier(tier: Tier, tiers: Tiers) -> ReplayTier:
         read_waited_ns=round(read.waited_s * _NS),
         write_waited_ns=round(write.waited_s * _NS),
         evicted_objects=tier.shelf.evicted,
+        lost_tokens=dict(tier.lost),
     )
 
 

@@ -7,6 +7,7 @@ A transfer takes
 and transfers of one direction wait for each other.
 """
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from math import ceil
 
@@ -63,6 +64,7 @@ class Tier:
         read: Transfers out of it.
         write: Transfers into it.
         hit_tokens: Tokens of prompts that it gave.
+        lost: Tokens of prompts that it could have given, by why it did not.
         moved_blocks: Objects of context that it read or wrote.
         peak_bytes: Most that it held.
     """
@@ -73,6 +75,7 @@ class Tier:
             Channel(gbps, section) for gbps in (section.read_gbps, section.write_gbps)
         )
         self.hit_tokens = self.moved_blocks = self.peak_bytes = 0
+        self.lost = Counter[str]()
         self._objects = stored.objects
         self._context_bytes = stored.objects.context_bytes
         self._tail_bytes = stored.objects.tail_bytes

@@ -63,15 +63,13 @@ class Asked:
 
     Attributes:
         tokens: Cached once, and not on the GPU with what it takes to go on.
-        restored: Of which were brought back.
+        restored: Of which were brought back. The others are lost at a tier, for a reason.
         requests: Requests that something was brought back for.
-        lost: Of which were not, by reason.
     """
 
     tokens: int = 0
     restored: int = 0
     requests: int = 0
-    lost: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True)
@@ -131,7 +129,7 @@ class Tiers:
         self._section, self._tokens, self._clock = section, block_tokens, clock
         self._compute_s, self._blocks = compute_s, stored.objects.blocks
         self._offers: Counter[Hashable] = Counter()
-        self._kept: set[Hashable] = set()  # ever, anywhere
+        self._kept: dict[Hashable, Tier] = {}  # ever, and where last
         self._parents = parents
         self._fetches: dict[int, Fetch] = {}
         self._on_the_way = 0
@@ -203,7 +201,7 @@ class Tiers:
         """Keep an object; what it drives out may go one tier further."""
         parent = self._parents.get(key) if isinstance(key, int) else None
         gone = self.tiers[place].put(key, parent, ready_s)
-        self._kept.add(key)
+        self._kept[key] = self.tiers[place]
         below = place + 1
         if gone and below < len(self.tiers) and self.tiers[below].section.write == "write_back":
             self._write_back(below, gone, self._clock.now_s)
@@ -320,48 +318,58 @@ class Tiers:
     def _explain(self, look: Look, begun: int, found: int, could: int, refused: str) -> None:
         """Count what could have been brought back beyond ``begun``, and why the rest was not.
 
-        In blocks: it was, up to ``found``; it could have been up to ``could``.
+        In blocks: it was, up to ``found``; it could have been up to ``could``. The rest is lost at
+        the tier that could have given it.
         """
-        size, lost, keys = self._blocks, Counter[str](), look.keys
+        size, keys, nowhere = self._blocks, look.keys, ("no_window", self._first)
+        lost = Counter[tuple[str, Tier]]()
         known = look.reach
         while known < len(keys) and keys[known] in self._offers:
             known += 1
         at = found
         if refused:
-            lost[refused] = could - found
+            lost[refused, self._first] = could - found
             at = could
         there = max(at, look.reach * size)
         if there > at:  # the context is there
             place = self._last_end(keys, look.reach, lambda key: key in self._offers) * size
             if place > at:
-                reason = self._missing(look, self._end_of(keys[place // size - 1]))
-                lost["window_evicted" if reason == "evicted" else reason] += place - at
-            lost["no_window"] += there - max(at, place)
-        reason = "no_window"
+                reason, tier = self._missing(look, self._end_of(keys[place // size - 1]))
+                reason = "window_evicted" if reason == "evicted" else reason
+                lost[reason, tier] += place - at
+            lost[nowhere] += there - max(at, place)
+        why = nowhere
         for number in range(look.reach, known):
-            reason = self._missing(look, keys[number]) or reason
+            missing = self._missing(look, keys[number])
+            why = missing if missing[0] else why
             end = max(there, (number + 1) * size)
-            lost[reason] += end - there
+            lost[why] += end - there
             there = end
         asked, tokens = self.asked, self._tokens
         asked.tokens += (there - begun) * tokens
         asked.restored += (found - begun) * tokens
         asked.requests += found > begun
-        asked.lost.update({reason: count * tokens for reason, count in lost.items() if count})
+        for (reason, tier), count in lost.items():
+            if count:
+                tier.lost[reason] += count * tokens
 
-    def _missing(self, look: Look, key: Hashable) -> str:
-        """Why an object cannot be read; empty if it can."""
-        ask, ready_s = look.ask, self._first.shelf.ready_s(key)
+    def _missing(self, look: Look, key: Hashable) -> tuple[str, Tier]:
+        """Why an object cannot be read, empty if it can, and the tier that would have given it."""
+        ask, first = look.ask, self._first
+        ready_s = first.shelf.ready_s(key)
         if ready_s <= look.at_s:
-            return ""
+            return "", first
         if ask and key in ask.own:
-            return "prefetch_timeout"
+            return "prefetch_timeout", ask.own[key][0]
         if ready_s != NEVER:
-            return "not_written"
-        if ask and self._source(key, ask.since_s):
-            return ask.refused or "no_window"
-        in_time = key in self._kept and not any(key in tier.shelf for tier in self._lower)
-        return "evicted" if in_time else "not_written"
+            return "not_written", first
+        source = self._source(key, ask.since_s) if ask else None
+        if ask and source:
+            return ask.refused or "no_window", source
+        writing = next((tier for tier in self._lower if key in tier.shelf), None)
+        if writing is None and key in self._kept:
+            return "evicted", self._kept[key]
+        return "not_written", writing or first
 
     def _credit(
         self, keys: Sequence[int], ask: Fetch | None, blocks: tuple[int, int, int]
@@ -440,10 +448,11 @@ def build_tiers(
         return None
     stored = find_stored(config, memory, shared_tokens)
     first = next(iter(levels))
-    if levels[first].write == "write_back" and config.prefix.rule != "ideal":
+    if levels[first].write == "write_back" and config.prefix.rule.startswith("vllm"):
         raise ConfigError(
-            f"tiers.{first}.write is write_back: what {config.prefix.rule} evicts is not told one "
-            "by one: take write_through or write_through_selective, or the rule ideal."
+            f"tiers.{first}.write is write_back: vLLM offloads blocks when they are computed, not "
+            "when they are evicted: take write_through or write_through_selective (its "
+            "store_threshold of 2), or a rule of SGLang."
         )
     shared = shared or SharedTiers(())
     tiers = [

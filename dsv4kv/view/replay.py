@@ -165,9 +165,19 @@ BELOW = {
 
 def below_table(tiers: ReplayTiers, prompt_tokens: int) -> Table:
     """What was asked of tiers: brought back, or not, and why."""
-    lost = sorted(tiers.lost_tokens.items(), key=lambda item: -item[1])
+    apart = len(tiers.tiers) > 1 and any(tier.lost_tokens for tier in tiers.tiers)
+    lost = {f"lost on {tier.name}": tier.lost_tokens for tier in tiers.tiers}
+    if not apart:
+        lost = {"lost": tiers.lost_tokens}
     rows = [("brought back", tiers.restored_tokens, "")]
-    rows += [(f"lost: {BELOW[reason][0]}", count, BELOW[reason][1]) for reason, count in lost]
+    rows += sorted(
+        [
+            (f"{where}: {BELOW[reason][0]}", count, BELOW[reason][1])
+            for where, reasons in lost.items()
+            for reason, count in reasons.items()
+        ],
+        key=lambda row: -row[1],
+    )
     return Table(
         "Below the GPUs",
         [

@@ -317,5 +317,6 @@ class PlainTiers:
             }  # fmt: skip
         asked = self.real.asked
         assert (asked.tokens, asked.restored) == (self.asked, self.restored)
-        assert asked.tokens == asked.restored + asked.lost.total()
+        lost = sum(tier.lost.total() for tier in self.real.tiers)
+        assert asked.tokens == asked.restored + lost
         assert asked.restored == sum(tier.hit_tokens for tier in self.real.tiers)

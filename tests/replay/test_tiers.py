@@ -4,7 +4,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dsv4kv.config.load import load_config
@@ -110,7 +110,7 @@ ENGINE_BLOCKS = {"vllm": 10, "sglang": 10, "vllm-v4": 200, "sglang-v4": 130}
 @given(
     seed=st.integers(0, 10**6),
     rule=st.sampled_from(RULES),
-    write=st.sampled_from(WRITES[:2]),
+    write=st.sampled_from(WRITES),
     more=st.sampled_from([0, 20, 100]),
     ratio=st.sampled_from([0.3, 1, 4]),
     disk=st.booleans(),
@@ -121,6 +121,7 @@ def test_tiers_of_engines_hold_move_and_give_what_a_plain_list_does(
 ) -> None:
     requests = random_requests(seed, 60, 8, LONG if seed % 2 else SHORT, block=256)
     family = str(rule["prefix__rule"]).partition(":")[0]
+    assume(write != "write_back" or family.startswith("sglang"))
     chosen = rule | {
         "cache__num_blocks": ENGINE_BLOCKS[family] + more,
         "scheduler__step_tokens": 256,
@@ -159,6 +160,26 @@ def test_an_ample_tier_saves_what_an_ample_gpu_would(strategy: str, write: str) 
     ample = replay(requests, **chosen, cache__num_blocks=10_000, cache__num_checkpoints=None)
     saved = [made.scheduler.prompts.tally.saved_tokens for made in (alone, tier, ample)]
     assert saved[0] < saved[1] == saved[2]
+
+
+@pytest.mark.parametrize("rule", ["sglang", "sglang-v4:tail", "sglang-v4:dense"])
+def test_an_ample_tier_that_sglang_writes_back_to_wins_what_one_written_through_does(
+    rule: str,
+) -> None:
+    """And is written less: what is never evicted is never written."""
+    requests = random_requests(7, 40, 8, SHORT, block=256)
+    chosen = AMPLE | ALONE | {"prefix__rule": rule, "scheduler__step_tokens": 256}
+    chosen |= {"cache__num_blocks": ENGINE_BLOCKS[rule.partition(":")[0]]}
+    chosen |= {"tiers__host__capacity_bytes": None, "tiers__host__ratio": 1000}
+    through, back = (
+        replay(requests, **chosen, tiers__host__write=write)
+        for write in ("write_through", "write_back")
+    )
+    saved = [made.scheduler.prompts.tally.saved_tokens for made in (through, back)]
+    assert saved[0] == saved[1]
+    assert describe(back).restored_tokens > 0
+    written = [describe(made).tiers[0].written_bytes for made in (through, back)]
+    assert 0 < written[1] < written[0]
 
 
 def test_what_comes_back_takes_latency_by_the_operation_and_bytes_by_the_bandwidth() -> None:
@@ -200,6 +221,39 @@ def test_a_tier_too_slow_is_read_by_engines_and_not_by_those_who_compare() -> No
     }
     assert reads[False].restored_tokens > reads[True].restored_tokens == 0
     assert reads[True].lost_tokens == {"recomputed": reads[False].restored_tokens}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "tier", "reason"),
+    [
+        ({"tiers__prefetch": "best_effort"}, "disk", "prefetch_timeout"),
+        ({"tiers__prefetch_tokens": 10**6}, "disk", "too_short"),
+        ({"tiers__prefetch_share": 0.01}, "disk", "prefetch_limit"),
+        ({"tiers__disk__write_gbps": 1e-6}, "disk", "not_written"),
+        ({"tiers__disk__capacity_bytes": MIB // 8}, "disk", "evicted"),
+        ({"tiers__load_tokens": 10**6}, "host", "too_short"),
+    ],
+)
+def test_what_is_not_brought_back_is_lost_at_the_tier_that_could_have_given_it(
+    chosen: dict[str, Any], tier: str, reason: str
+) -> None:
+    """A prompt comes again when the GPU and the host have others."""
+    others = [request(range(100 * n, 100 * n + 8), output=1, at=5 * n) for n in range(1, 6)]
+    requests = [request(range(1, 8), output=1), *others, request(range(1, 8), output=1, at=50)]
+    settings: dict[str, Any] = {
+        "cache__num_blocks": 16,
+        "prefix__strategy": "zero",
+        "tiers__host__capacity_bytes": MIB // 4,
+        "tiers__disk__capacity_bytes": 100 * MIB,
+        "tiers__compare": False,
+        "tiers__prefetch": "wait_complete",
+        "tiers__prefetch_share": 1.0,
+    }
+    found = describe(replay(requests, **settings | chosen))
+    (at,) = (each for each in found.tiers if each.name == tier)
+    assert set(at.lost_tokens) == {reason}
+    assert at.lost_tokens == found.lost_tokens
+    assert not describe(replay(requests, **settings)).lost_tokens
 
 
 def describe(made: Replay) -> ReplayTiers:
@@ -316,10 +370,10 @@ def test_single_steps_end_where_stretches_do() -> None:
         (
             {
                 "tiers__host__ratio": 2,
-                "prefix__rule": "sglang-v4:tail",
+                "prefix__rule": "vllm-v4:semantic",
                 "tiers__host__write": "write_back",
             },
-            "take write_through or write_through_selective, or the rule ideal",
+            "vLLM offloads blocks when they are computed, not when they are evicted",
         ),
         (
             {

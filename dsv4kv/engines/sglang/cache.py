@@ -12,7 +12,7 @@ Source: SGLang 0.5.23, ``radix_cache.py``.
 
 import heapq
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -91,10 +91,19 @@ class Node:
         self.window, self.window_locks, self.marked = -1, 0, False
 
 
+Evicted = Callable[[Sequence[int], Sequence[int]], None]
+"""Hears the numbers of pages that are evicted, rising, and of those whose windows are."""
+
+
+def _unheard(pages: Sequence[int], windows: Sequence[int]) -> None:
+    """Nobody wants to know."""
+
+
 class PageTree:
     """The tree, and its leaves by age.
 
     Attributes:
+        on_evicted: Is told of what is evicted, before it is.
         root: Of no pages.
         free: Pages that hold nothing.
         stored: Pages of all nodes.
@@ -106,6 +115,7 @@ class PageTree:
     def __init__(self, shape: Pages, pages: int) -> None:
         """An empty cache of so many pages."""
         self._shape = shape
+        self.on_evicted: Evicted = _unheard
         self.root = Node(-1, 0, 0, None)
         self.free = pages
         self.stored = self.locked = self.evicted = self.changes = 0
@@ -217,6 +227,14 @@ class PageTree:
         """Drop a leaf; its parent may be the next."""
         parent = node.parent
         assert parent is not None
+        gone = self._pages_of(node)
+        self.on_evicted(gone, gone if node.window >= 0 else ())
+        self._forget(node, parent)
+
+    def _pages_of(self, node: Node) -> list[int]:
+        return self._shape.numbers(node.request)[node.begin : node.end].tolist()
+
+    def _forget(self, node: Node, parent: Node) -> None:
         pages = node.end - node.begin
         self.free += pages
         self.stored -= pages
@@ -289,6 +307,10 @@ class SglangCache:
         self._uncovered = uncovered_tokens
         self._running: dict[int, Running] = {}
         self._asked, self._answer = (-1, 0, 0), list[tuple[Node, int]]()
+
+    def tell(self, on_evicted: Evicted) -> None:
+        """Say from now on what is evicted."""
+        self._tree.on_evicted = on_evicted
 
     @property
     def evicted(self) -> int:

@@ -117,10 +117,9 @@ class WindowTree(PageTree):
             self._age(node)
         return upper
 
-    def remove(self, node: Node) -> None:
-        """Drop a leaf."""
+    def _forget(self, node: Node, parent: Node) -> None:
         self._drop_window(node)
-        super().remove(node)
+        super()._forget(node, parent)
 
     def take_windows(self, pages: int) -> None:
         """Take window pages; those unused for longest go, a leaf's with its context."""
@@ -133,6 +132,7 @@ class WindowTree(PageTree):
             if node.window_locks:
                 kept.append(entry)
             elif node.children or node.locks:
+                self.on_evicted((), self._pages_of(node))
                 self._drop_window(node)
             else:
                 self.remove(node)

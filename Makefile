@@ -72,6 +72,9 @@ $(ENGINES)/unpacked: | python
 	cd $(ENGINES) && for version in 0.5.21 0.5.22; do \
 	  bin/pip download --quiet --no-deps --dest . sglang==$$version && \
 	  bin/python -m zipfile --extract sglang-$$version-*.whl sglang-$$version; done
+	cd $(ENGINES) && for version in 0.22.1 0.23.0; do \
+	  bin/pip download --quiet --no-deps --dest . vllm==$$version && \
+	  bin/python -m zipfile --extract vllm-$$version-*.whl vllm-$$version; done
 	touch $@
 
 # The figures of docs/compare.md, simulated anew and written into it; ten minutes on one core.

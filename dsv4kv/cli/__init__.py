@@ -20,6 +20,7 @@ from dsv4kv.cli import (
     compare,
     completion,
     config,
+    conform,
     doctor,
     kernels,
     plan,
@@ -100,6 +101,7 @@ app.command("report", rich_help_panel="Measure", epilog=report.EPILOG)(report.re
 app.add_typer(results.app, cls=Group, name="results", rich_help_panel="Measure")
 app.command("kernels", rich_help_panel="Measure", epilog=kernels.EPILOG)(kernels.kernels)
 app.command("calibrate", rich_help_panel="Prepare", epilog=calibrate.EPILOG)(calibrate.calibrate)
+app.command("conform", rich_help_panel="Prepare", epilog=conform.EPILOG)(conform.conform)
 app.command("doctor", rich_help_panel="Prepare", epilog=doctor.EPILOG)(doctor.doctor)
 app.command("budget", cls=budget.BudgetCommand, rich_help_panel="Prepare", epilog=budget.EPILOG)(
     budget.budget

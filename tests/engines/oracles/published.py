@@ -20,8 +20,9 @@ from typing import Any
 
 import msgspec
 
+from dsv4kv.conform.sequences import Prompt, draw_prompts
 from tests.engines.oracles import record
-from tests.engines.oracles.recorded import HERE, PAGE, Prompt, Trace, draw_prompts, draw_traces
+from tests.engines.oracles.recorded import HERE, PAGE, Trace, draw_traces
 
 RULES = {
     "vllm": ("vllm", "vllm-v4:semantic", "vllm-v4:4096", "vllm-v4:dense"),

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from dsv4kv.conform.sequences import Prompt, draw_prompts
 from dsv4kv.prefix.paths import PathTable
 from dsv4kv.traces.collect import collect_paths
 from dsv4kv.traces.request import Request
@@ -23,7 +24,6 @@ HERE = Path(__file__).parent
 FILES = {"vllm": HERE / "vllm_0.33.0.jsonl.gz", "sglang": HERE / "sglang_0.5.23.jsonl.gz"}
 TRACES = 100
 """Of every rule."""
-Prompt = tuple[int, list[int]]
 
 
 @dataclass(frozen=True)
@@ -71,25 +71,6 @@ def draw_traces(rule: str) -> Iterator[Trace]:
         prompts = draw_prompts(draw, count=16, longest=draw.choice([5, 9, 14, 18]))
         chunk = draw.choice([2, 3, 5, 32])
         yield Trace(rule, prompts, _pool(draw, rule, prompts, chunk), chunk, {})
-
-
-def draw_prompts(
-    draw: random.Random, *, count: int, longest: int, page: int = PAGE
-) -> list[Prompt]:
-    """Prompts that begin with a part of an earlier one, mostly, and go on in their own way."""
-    prompts: list[Prompt] = []
-    fresh = 1
-    for _ in range(count):
-        base = draw.choice(prompts)[1] if prompts and draw.random() < 0.75 else []
-        kept = base[: draw.randint(0, len(base))]
-        own = draw.randint(0 if kept else 1, max(1, longest - len(kept)))
-        pages = [*kept, *range(fresh, fresh + own)]
-        fresh += own
-        spare = 0 if draw.random() < 0.4 else draw.randint(1, page - 1)
-        if spare:  # a partial page is another one than the whole page it might become
-            pages[-1], fresh = fresh, fresh + 1
-        prompts.append((len(pages) * page - spare, pages))
-    return prompts
 
 
 def _pool(draw: random.Random, rule: str, prompts: list[Prompt], chunk: int) -> int:

@@ -1,0 +1,1 @@
+"""Whether an installed engine's own cache manager keeps what it promises."""

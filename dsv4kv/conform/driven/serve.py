@@ -1,0 +1,56 @@
+"""Runs sequences for another process: a JSON object a line, in and out.
+
+In: ``settings`` and ``operations``. Out: first what the engine is, or ``missing``: why it cannot
+be had; then for every sequence ``kind`` of the invariant that broke, ``says`` and ``at`` which
+operation, or none of them.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterable
+from importlib import import_module
+from typing import IO, Any
+
+from .broken import Broken
+
+
+def run(driver: Any, engine: Any, asked: dict[str, Any]) -> dict[str, Any]:
+    """Do all operations of a sequence; what broke, if anything did."""
+    at = 0
+    try:
+        session = driver.Session(engine, asked["settings"])
+        for operation in asked["operations"]:
+            session.apply(operation)
+            at += 1
+        session.end()
+    except Broken as broken:
+        return {"kind": broken.kind, "says": broken.says, "at": at}
+    return {}
+
+
+def serve(driver: Any, folder: str | None, given: Iterable[str], told: IO[str]) -> None:
+    """Answer until there are no more questions."""
+
+    def tell(answer: dict[str, Any]) -> None:
+        told.write(json.dumps(answer) + "\n")
+        told.flush()
+
+    try:
+        engine = driver.load(folder)
+        tell({"version": driver.version(folder), "traits": driver.traits(engine)})
+    except (ImportError, AttributeError, TypeError) as error:
+        tell({"missing": f"{error}"})
+        return
+    for line in given:
+        tell(run(driver, engine, json.loads(line)))
+
+
+def main() -> None:
+    """``python -c "...main()" ENGINE FOLDER FD``: questions come by a file descriptor."""
+    name, folder, questions = sys.argv[1:]
+    told = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what an engine prints is no answer
+    os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
+    with os.fdopen(int(questions)) as given:
+        serve(import_module(f"{__package__}.{name}"), folder or None, given, told)

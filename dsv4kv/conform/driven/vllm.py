@@ -1,0 +1,423 @@
+# mypy: ignore-errors
+# ruff: noqa: F401, B905
+# It runs in the engine's environment, where nothing is typed.
+"""vLLM's own scheduler and cache manager with DeepSeek-V4's groups, driven by operations.
+
+No tensors: a step's writes are followed block by block instead, as which tokens of whose prompt
+lie where. Runs in the engine's Python, which need not know dsv4kv. The calls and their order are
+those of ``v1/engine/core.py``: schedule, execute, update, take drafts.
+Source: vLLM 0.22 to 0.33, ``v1/core/sched/scheduler.py``, ``v1/core/kv_cache_manager.py``.
+"""
+
+import inspect
+import sys
+from collections import deque
+from functools import cache
+from importlib.metadata import distributions
+from types import SimpleNamespace
+
+from .broken import Broken, add_absent, called, check_free
+
+NAME = "vllm"
+PAGE, GRAIN = 256, 4
+PATIENCE = 300
+MISSING = ("uvloop", "xgrammar", "partial_json_parser", "llguidance", "gguf")
+
+
+def load(folder=None):
+    """The engine's classes; ``folder``: of the package, where it is not installed."""
+    if folder:
+        sys.path.insert(0, str(folder))
+    add_absent(NAME, *MISSING)
+    import torch
+    from vllm.config import CacheConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
+    from vllm.sampling_params import SamplingParams
+    from vllm.utils.hashing import sha256
+    from vllm.v1 import kv_cache_interface as specs
+    from vllm.v1.core import kv_cache_utils
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+    from vllm.v1.request import Request, RequestStatus
+
+    torch.set_num_threads(1)
+    kv_cache_utils.init_none_hash(sha256)
+    return SimpleNamespace(**locals())
+
+
+def version(folder=None):
+    """The engine's version, of the package's own metadata."""
+    places = {"path": [str(folder)]} if folder else {}
+    return next((each.version for each in distributions(name=NAME, **places)), "unknown")
+
+
+def traits(engine):
+    """What of the rules of hits this version has."""
+    return {
+        "lookahead": "num_hash_lookahead_tokens" in _parameters(engine.KVCacheManager),
+        "retention": "prefix_cache_retention_interval" in _parameters(engine.specs.KVCacheConfig),
+    }
+
+
+def _bare(cls, **given):
+    """An instance without its checks: what is not given is the class's own, or None."""
+    made = type(cls.__name__, (cls,), {**given, "__getattr__": lambda self, name: None})
+    return object.__new__(made)
+
+
+@cache
+def _parameters(function):
+    return frozenset(inspect.signature(function).parameters)
+
+
+def _fitting(function, **given):
+    """Of the arguments those that this version takes."""
+    known = _parameters(function)
+    return {name: value for name, value in given.items() if name in known}
+
+
+def groups_of(engine, speculation):
+    """DeepSeek-V4's groups: context, two of windows, states of CSA and of HCA."""
+    specs = engine.specs
+    size = {"num_kv_heads": 1, "head_size": 584, "dtype": engine.torch.uint8}
+    window = specs.SlidingWindowMLASpec(block_size=64, sliding_window=128, **size)
+    found = [
+        specs.MLAAttentionSpec(block_size=PAGE, **size),
+        window,
+        window,
+        specs.SlidingWindowMLASpec(block_size=4, sliding_window=8, **size),
+        specs.SlidingWindowMLASpec(block_size=8, sliding_window=128, **size),
+    ]
+    groups = [specs.KVCacheGroupSpec([f"layer{i}"], spec) for i, spec in enumerate(found)]
+    groups[2].is_eagle_group = speculation != "none"  # the draft's layer is among its windows
+    return groups
+
+
+def open_scheduler(engine, settings):
+    """A scheduler with an empty cache."""
+    speculation, blocks = settings["speculation"], settings["blocks"] + 1  # one is the null block
+    drafts = None
+    if speculation != "none":
+        drafts = _bare(
+            engine.SpeculativeConfig,
+            method="dspark" if speculation == "dspark" else "mtp",
+            num_speculative_tokens=settings["draft_tokens"],
+            disable_lookahead_block_hashes=speculation == "mtp+connector",
+            max_num_new_slots_for_drafting=0,
+            use_multi_module_mtp=lambda _: False,
+            draft_model_config=SimpleNamespace(hf_config=SimpleNamespace(sample_from_anchor=True)),
+        )
+    model = _bare(
+        object,
+        max_model_len=settings["context"],
+        runner_type="generate",
+        dtype=engine.torch.bfloat16,
+    )
+    config = _bare(
+        engine.VllmConfig,
+        scheduler_config=_bare(
+            engine.SchedulerConfig,
+            max_num_batched_tokens=settings["chunk_tokens"],
+            max_num_seqs=settings["running"],
+            async_scheduling=settings["ahead"],
+            policy="fcfs",
+            watermark=0.0,
+            scheduler_reserve_full_isl=True,
+            long_prefill_token_threshold=0,
+            prefill_schedule_interval=1,
+            enable_chunked_prefill=True,
+        ),
+        cache_config=_bare(
+            engine.CacheConfig, block_size=PAGE, num_gpu_blocks=blocks, enable_prefix_caching=True
+        ),
+        model_config=model,
+        parallel_config=SimpleNamespace(
+            data_parallel_index=0, data_parallel_size=1, data_parallel_rank=0,
+            pipeline_parallel_size=1, tensor_parallel_size=1, world_size=1,
+            decode_context_parallel_size=1, prefill_context_parallel_size=1,
+        ),
+        observability_config=_bare(object, per_request_spec_decode_metrics="none"),
+        ec_manager_config=SimpleNamespace(get_encoder_cache_manager_obj=lambda: None),
+        aux_output_config=SimpleNamespace(enabled=False),
+        speculative_config=drafts,
+        use_v2_model_runner=True,
+        is_mm_encoder_only=False,
+        kv_transfer_config=None,
+        ec_transfer_config=None,
+        kv_events_config=None,
+        lora_config=None,
+        diffusion_config=None,
+    )  # fmt: skip
+    kv = engine.specs.KVCacheConfig(
+        num_blocks=blocks,
+        kv_cache_tensors=[],
+        kv_cache_groups=groups_of(engine, speculation),
+        **_fitting(
+            engine.specs.KVCacheConfig, prefix_cache_retention_interval=settings["retention"]
+        ),
+    )
+    unstructured = SimpleNamespace(
+        accept_tokens=lambda *_: True,
+        validate_tokens=lambda _, tokens: tokens,
+        should_advance=lambda _: False,
+    )
+    made = engine.AsyncScheduler if settings["ahead"] else engine.Scheduler
+    return made(config, kv, unstructured, block_size=PAGE, hash_block_size=GRAIN, log_stats=False)
+
+
+class Session:
+    """An empty scheduler; ``apply`` operations one after the other, ``end`` after the last.
+
+    Both raise ``Broken``.
+    """
+
+    def __init__(self, engine, settings):
+        self._engine, self._settings = engine, settings
+        self._scheduler = open_scheduler(engine, settings)
+        self._manager = self._scheduler.kv_cache_manager
+        self._pool = self._manager.block_pool
+        self._groups = self._manager.coordinator.single_type_managers
+        self._spans = [each.kv_cache_spec.block_size for each in self._groups]
+        self._windows = [
+            getattr(each.kv_cache_spec, "sliding_window", None) for each in self._groups
+        ]
+        self._hasher = engine.kv_cache_utils.get_request_block_hasher(
+            GRAIN,
+            engine.sha256,
+            *([self._scheduler.num_hash_lookahead_tokens] if traits(engine)["lookahead"] else []),
+        )
+        self._flying = deque()
+        self._chains, self._pages, self._seen, self._hits = {}, {}, {}, {}
+        self._content = {}
+
+    def apply(self, operation):
+        """Do one and look at the pool."""
+        name, *rest = operation
+        with called(NAME):
+            getattr(self, f"_do_{name}")(*rest)
+        self._count_blocks()
+
+    def end(self):
+        """Let everything come to its end: then all blocks are free."""
+        with called(NAME):
+            self._run_out()
+        self._count_blocks()
+        free, total = self._pool.get_num_free_blocks(), self._settings["blocks"]
+        if free != total:
+            raise Broken("ends", f"all requests have ended, and {free} of {total} blocks are free")
+        if not self._manager.reset_prefix_cache():
+            raise Broken("ends", "all requests have ended, and the prefix cache cannot be reset")
+
+    def _run_out(self):
+        idle, known, requests = 0, None, self._scheduler.requests
+        while requests:
+            self._advance(0)
+            now = len(requests), sum(each.num_tokens for each in requests.values())
+            idle, known = (0 if now != known else idle + 1), now
+            if idle > PATIENCE:
+                left = ", ".join(requests)
+                raise Broken("ends", f"requests {left} get no more tokens in {PATIENCE} steps")
+        while self._flying:
+            self._update(0)
+
+    # operations
+
+    def _do_admit(self, number, pages, tokens, output):
+        spelled = [page * PAGE + i for page in pages for i in range(PAGE)][:tokens]
+        engine = self._engine
+        request = engine.Request(
+            str(number),
+            spelled,
+            engine.SamplingParams(max_tokens=output, ignore_eos=True),
+            None,
+            block_hasher=self._hasher,
+            **_fitting(engine.Request, eos_token_id=None),
+        )
+        self._chains[str(number)] = self._chain_of(spelled)
+        self._scheduler.add_request(request)
+
+    def _do_step(self, accepted=0):
+        self._advance(accepted)
+
+    def _do_finish(self, accepted=0):
+        if self._flying:
+            self._update(accepted)
+
+    def _do_abort(self, number):
+        aborted = self._engine.RequestStatus.FINISHED_ABORTED
+        if str(number) in self._scheduler.requests:
+            self._scheduler.finish_requests(str(number), aborted)
+
+    def _do_reset(self):
+        self._scheduler.reset_prefix_cache()
+
+    def _do_preempt(self):
+        self._scheduler.reset_prefix_cache(reset_running_requests=True)
+
+    def _do_serve(self, number, pages, tokens, expected):
+        """One request alone, from its admission to its end; what it hits is known."""
+        self._do_admit(number, pages, tokens, 1)
+        self._run_out()
+        hit = self._hits[str(number)]
+        if hit != expected:
+            raise Broken(
+                "hits",
+                f"a prompt of {tokens} tokens hits {hit} of them, where the rule says {expected}",
+            )
+
+    # a step
+
+    def _advance(self, accepted):
+        """Schedule a step, and update the oldest there is room for; whether there was work."""
+        depth = 2 if self._settings["ahead"] else 1
+        if len(self._flying) == depth:
+            self._update(accepted)
+        output = self._scheduler.schedule()
+        requests = {rid: self._scheduler.requests[rid] for rid in output.num_scheduled_tokens}
+        samples = {}  # by request that samples a token: how often it was preempted before
+        for rid, count in output.num_scheduled_tokens.items():
+            request = requests[rid]
+            begin = request.num_computed_tokens - count
+            if self._seen.get(rid) != request.num_preemptions:
+                self._seen[rid] = request.num_preemptions
+                self._hits.setdefault(rid, begin)
+            self._check_read(rid, min(begin, request.num_tokens - 1))
+            self._write(rid, begin, min(request.num_computed_tokens, request.num_tokens))
+            if request.num_computed_tokens >= request.num_tokens:
+                samples[rid] = request.num_preemptions
+        self._flying.append((output, samples))
+        if depth == 1:
+            self._update(accepted)
+        return bool(requests)
+
+    def _update(self, accepted):
+        output, samples = self._flying.popleft()
+        told, sampled = [], {}
+        for place, rid in enumerate(output.num_scheduled_tokens):
+            request = self._scheduler.requests.get(rid)
+            if rid not in samples or request is None:
+                told.append([])
+                continue
+            drafts = len(output.scheduled_spec_decode_tokens.get(rid, ()))
+            begin = request.num_tokens
+            count = 1 + (accepted + place) % (drafts + 1)
+            told.append([-(int(rid) << 20) - at for at in range(begin, begin + count)])
+            sampled[rid] = request
+            if request.num_preemptions == samples[rid]:
+                self._write(rid, begin - 1, begin + count - 1)
+        ids = list(output.num_scheduled_tokens)
+        made = self._engine.ModelRunnerOutput(
+            req_ids=ids,
+            req_id_to_index={rid: place for place, rid in enumerate(ids)},
+            **_fitting(
+                self._engine.ModelRunnerOutput,
+                sampled_token_ids=told, logprobs=None, prompt_logprobs_dict={}, pooler_output=None,
+            ),
+        )  # fmt: skip
+        self._scheduler.update_from_output(output, made)
+        for rid, request in sampled.items():
+            self._extend(self._chains[rid], request.all_token_ids)
+        number = self._settings["draft_tokens"]
+        if self._settings["speculation"] != "none" and not self._settings["ahead"]:
+            alive = [rid for rid in sampled if rid in self._scheduler.requests]
+            made = self._engine.DraftTokenIds(alive, [[7] * number for _ in alive])
+            self._scheduler.update_draft_token_ids(made)
+
+    # what lies where
+
+    def _chain_of(self, tokens):
+        """Of every four tokens a name that tells all before them, too."""
+        chain, before = [], 0
+        for start in range(0, len(tokens) - PAGE + 1, PAGE):
+            key = before, tokens[start]
+            if key not in self._pages:
+                self._pages[key] = self._link(before, tokens[start : start + PAGE])
+            chain += self._pages[key]
+            before = chain[-1]
+        return chain + self._link(before, tokens[len(chain) * GRAIN :])
+
+    @staticmethod
+    def _link(before, tokens):
+        made = []
+        for start in range(0, len(tokens) - GRAIN + 1, GRAIN):
+            before = hash((before, *tokens[start : start + GRAIN]))
+            made.append(before)
+        return made
+
+    def _extend(self, chain, tokens):
+        chain += self._link(chain[-1] if chain else 0, tokens[len(chain) * GRAIN :])
+
+    def _write(self, rid, begin, end):
+        """A step computes entries of these positions into blocks of every group."""
+        chain = self._chains[rid]
+        for group, span in enumerate(self._spans if end > begin else ()):
+            table = self._groups[group].req_to_blocks[rid]
+            for place in range(begin // span, -(-end // span)):
+                if place >= len(table) or table[place].is_null:
+                    raise Broken(
+                        "reads",
+                        f"request {rid} computes token {max(begin, place * span)} and has no "
+                        f"block for it in group {group}",
+                    )
+                block = table[place]
+                held = self._content.get(block.block_id)
+                filled = min(end, (place + 1) * span)
+                if held and held[:2] == (group, place) and held[2] is chain:
+                    filled = max(filled, held[3]) if begin <= held[3] else held[3]
+                elif begin > place * span:
+                    filled = place * span
+                self._content[block.block_id] = group, place, chain, filled
+
+    def _check_read(self, rid, position):
+        """Every family has what a request that goes on there reads, of its own tokens."""
+        chain = self._chains[rid]
+        for group, (span, window) in enumerate(zip(self._spans, self._windows)):
+            first = 0 if window is None else max(0, position - window + 1) // span
+            table = self._groups[group].req_to_blocks[rid]
+            for place in range(first, -(-position // span)):
+                end = min((place + 1) * span, position)
+                block = table[place] if place < len(table) else None
+                held = (
+                    None if block is None or block.is_null else self._content.get(block.block_id)
+                )
+                if not held or held[:2] != (group, place) or held[3] < end:
+                    what = "has nothing of"
+                elif end >= GRAIN and held[2][end // GRAIN - 1] != chain[end // GRAIN - 1]:
+                    what = "has another prompt's"
+                else:
+                    continue
+                raise Broken(
+                    "reads",
+                    f"request {rid} goes on at token {position} (it hit {self._hits[rid]}), and "
+                    f"group {group} {what} tokens {place * span} to {end}",
+                )
+
+    def _count_blocks(self):
+        """Every block is free, or held as often as it says, by requests of one group."""
+        counts = self._held()
+        for block, count in zip(self._pool.blocks, counts):
+            if block.ref_cnt != count and not block.is_null:
+                what = f"block {block.block_id} says that {block.ref_cnt} use it, and {count} do"
+                raise Broken("blocks", what)
+            if count > 1 and block.block_hash is None:
+                what = f"block {block.block_id} is held {count} times and is not cached"
+                raise Broken("blocks", what)
+        free = [block.block_id for block in self._pool.free_block_queue.get_all_free_blocks()]
+        check_free(counts, free, self._pool.get_num_free_blocks())
+
+    def _held(self):
+        """Of every block how many requests hold it."""
+        counts, owners = [0] * len(self._pool.blocks), {}
+        for group, manager in enumerate(self._groups):
+            for table in manager.req_to_blocks.values():
+                for block in table:
+                    if not block.is_null:
+                        counts[block.block_id] += 1
+                        if owners.setdefault(block.block_id, group) != group:
+                            both = f"groups {owners[block.block_id]} and {group}"
+                            raise Broken("blocks", f"{both} hold block {block.block_id}")
+        for _, deferred in getattr(self._scheduler, "deferred_frees", ()):
+            for block in deferred:
+                counts[block.block_id] += 1
+        return counts

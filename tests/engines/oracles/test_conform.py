@@ -1,0 +1,75 @@
+"""``dsv4kv conform`` on the engines' own packages: what they are known for, and a planted leak."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dsv4kv.conform.check import Verdict, conform
+from dsv4kv.conform.pytest_file import test_file as file_of
+from dsv4kv.conform.run import Driven, drive
+
+HERE = Path(__file__).parent
+FOLDER = Path(os.environ.get("DSV4KV_ENGINES", "."))
+PYTHON = str(FOLDER / "bin" / "python")
+pytestmark = pytest.mark.skipif(
+    "DSV4KV_ENGINES" not in os.environ,
+    reason="the engines' packages are not unpacked here: make engines",
+)
+
+
+def verdict_on(package: str, operations: int) -> Verdict:
+    with drive("vllm", PYTHON, FOLDER / package) as manager:
+        return conform(manager, operations, seed=0)
+
+
+def test_vllm_0_33_keeps_every_promise() -> None:
+    assert not verdict_on("vllm", 10_000).failures
+
+
+def test_hits_of_nothing_with_drafts_are_found_before_their_fix_and_not_after(
+    tmp_path: Path,
+) -> None:
+    """vllm#44082, in 0.23; both free windows that a step in flight still reads (vllm#47728)."""
+    before, after = (verdict_on(package, 4000) for package in ("vllm-0.22.1", "vllm-0.23.0"))
+    assert before.failures.keys() == {"hits", "reads"}
+    assert after.failures.keys() == {"reads"}
+    found = before.failures["hits"]
+    assert found.sequence.settings["speculation"] == "mtp+connector"
+    assert len(found.sequence.operations) == 2
+    assert "hits 0 of them" in found.says
+    case = tmp_path / "case.py"
+    case.write_text(file_of("vllm", "0.22.1", found) + "\n\ntest_hits()\n")
+    failed = {
+        package: subprocess.run(
+            [PYTHON, case],
+            env=os.environ | {"PACKAGE": str(FOLDER / package)},
+            capture_output=True,
+            text=True,
+            check=False,
+        ).stderr
+        for package in ("vllm-0.22.1", "vllm-0.23.0")
+    }
+    assert "Broken: a prompt of" in failed["vllm-0.22.1"]
+    assert "Broken" not in failed["vllm-0.23.0"]
+
+
+def test_a_block_lost_in_a_hundred_thousand_operations_is_found_and_shrunk() -> None:
+    command: list[str | Path] = [PYTHON, HERE / "leaking.py", FOLDER / "vllm"]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"VLLM_CONFIGURE_LOGGING": "0"},
+        text=True,
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        verdict = conform(Driven(process.stdin, process.stdout), 200_000, seed=0)
+        process.stdin.close()
+    assert verdict.failures.keys() == {"blocks"}
+    assert 1 <= verdict.broken["blocks"] <= 8
+    failure = verdict.failures["blocks"]
+    assert "are lost: neither free nor held" in failure.says
+    assert len(failure.sequence.operations) <= 20

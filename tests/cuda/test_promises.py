@@ -4,8 +4,8 @@ from fnmatch import fnmatchcase
 
 import pytest
 
-from dsv4kv.ops.cuda.survey import PROMISES, broken_promises
-from dsv4kv.ops.kernels.catalogue import catalogue
+from dsv4kv.ops.cuda.survey import broken_promises
+from dsv4kv.ops.kernels.catalogue import PROMISES, catalogue
 from tests.cuda.findings import finding
 
 BOOKKEEPING = {"judge_blocks", "prepare_blocks", "completed_entries", "do_nothing"}

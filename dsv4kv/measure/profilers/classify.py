@@ -9,6 +9,7 @@ from typing import Final, Literal, get_args
 
 import yaml
 
+from dsv4kv.ops.table import OPERATIONS
 from dsv4kv.resources import shipped
 
 _ANONYMOUS = re.compile(r"\(anonymous namespace\)::|<unnamed>::")
@@ -103,10 +104,19 @@ class Rule:
 
 @cache
 def shipped_rules() -> tuple[Rule, ...]:
-    """The rules of all engines; those of the toolkit itself come first."""
+    """The rules of all engines; those of the toolkit itself come first.
+
+    A kernel that is named as an operation, and that no file knows, is that operation's.
+    """
     folder = shipped("configs") / "profile"
     paths = sorted(folder.glob("*.yaml"), key=lambda path: (path.stem != "dsv4kv", path.stem))
-    return tuple(rule for path in paths for rule in _read(path))
+    rules = [rule for path in paths for rule in _read(path)]
+    own = [
+        Rule("dsv4kv", re.compile(f"^{operation}$"), OTHER, operation)
+        for operation in OPERATIONS
+        if find_rule(operation, rules) is None
+    ]
+    return (*own, *rules)
 
 
 def find_rule(name: str, rules: Sequence[Rule]) -> Rule | None:

@@ -17,7 +17,8 @@ from dsv4kv.errors import RecordError
 from dsv4kv.files import replacing
 from dsv4kv.ops.cuda.compile import check_architecture, load_cubins
 from dsv4kv.ops.cuda.inspection import KernelReport, check_tools, inspect_cubins
-from dsv4kv.ops.kernels.example import Example
+from dsv4kv.ops.kernels.catalogue import PROMISES
+from dsv4kv.ops.kernels.example import Example, Promise
 from dsv4kv.ops.kernels.launch import KernelModule
 from dsv4kv.reading import read_json
 from dsv4kv.resources import shipped
@@ -90,57 +91,6 @@ def _reports(examples: Sequence[Example], architecture: str) -> Reports:
     inspected = zip(modules, inspect_cubins(architecture, cubins), strict=True)
     return {(module, report.kernel): report for module, reports in inspected for report in reports}
 
-
-@dataclass(frozen=True)
-class Promise:
-    """How a kernel accesses global memory; widths are bits of one thread's access.
-
-    Attributes:
-        loads: At least one load is this wide: the values. Indices and tables may be narrower.
-        stores: No store is narrower than this.
-        under_way: So many wide loads are issued before the first of them is waited for.
-        copies: There are bulk copies into shared memory.
-        products: Tensor cores multiply.
-    """
-
-    loads: int = 0
-    stores: int = 0
-    under_way: int = 0
-    copies: bool = False
-    products: bool = False
-
-
-PROMISES = {
-    "gather_*": Promise(stores=128),
-    "gather_topk fp8_ds_mla*": Promise(loads=128, under_way=8),  # its bf16 tail; e4m3 goes 64 bits
-    "gather_all fp8_ds_mla*": Promise(loads=128, under_way=8),
-    "gather_entries fp8_ds_mla*": Promise(loads=128, under_way=8),
-    "gather_* fp8_ds_mla*, ahead": Promise(under_way=16),
-    "gather_window fp8_*": Promise(loads=64),
-    "entry_insert *": Promise(loads=128),
-    "entry_insert fp8_ds_mla*": Promise(stores=64),  # the row of scales is 8 bytes
-    "window_insert *": Promise(loads=128),
-    "window_insert fp8_ds_mla*": Promise(stores=64),
-    "indexer_insert *": Promise(loads=128),
-    "norm_rope_insert *": Promise(loads=128),  # of weights; values go 64 bits
-    "state_*": Promise(loads=128, stores=128),
-    "flush*": Promise(loads=128),
-    "step_write *": Promise(loads=128),
-    "chunk_*": Promise(loads=128),
-    "*flush csa-4 *, scratch": Promise(under_way=16),  # 8 rows of kv and of score
-    "*flush hca-128 *, scratch": Promise(under_way=8),  # 4 rows at a time
-    "*flush hca-128 *, cluster": Promise(copies=True),
-    "indexer_query *": Promise(loads=128, stores=32),
-    "index_scores *": Promise(products=True),
-    "attend *": Promise(products=True),
-    "merge_parts *": Promise(loads=128),
-    "page_copy *": Promise(loads=128, stores=128),
-    "*_objects *": Promise(loads=128, stores=128),
-    "copy_peak *": Promise(loads=128, stores=128, under_way=8),
-    "read_peak *": Promise(loads=128),
-    "write_peak *": Promise(stores=128),
-}
-"""By patterns of ``Finding.name``; all that fit hold. Local memory is promised by none."""
 
 _COPY = "UBLKCP."
 

@@ -20,6 +20,7 @@ from dsv4kv.ops.kernels.example import (
     REQUESTS,
     WIDTH,
     Example,
+    Promise,
     empty,
     numbers,
     pages_of,
@@ -39,6 +40,12 @@ from dsv4kv.ops.storage import PageStore
 _DIMS = 512
 _HEAD_TILES = (16, 32, 64)
 _MERGE = KernelModule("merge.cuh", ())
+
+PROMISES = {
+    "attend *": Promise(products=True),
+    "merge_parts *": Promise(loads=128),
+}
+"""See ``catalogue.PROMISES``."""
 
 
 @dataclass(frozen=True)

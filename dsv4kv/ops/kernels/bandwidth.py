@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from dsv4kv.ops.kernels.example import Example, empty
+from dsv4kv.ops.kernels.example import Example, Promise, empty
 from dsv4kv.ops.kernels.launch import MOST_BLOCKS, KernelModule, Launch, blocks_for
 
 THREADS = 256
@@ -18,6 +18,13 @@ THREADS = 256
 _MODULE = KernelModule("bandwidth.cuh", ())
 _CHUNK_BYTES = 16
 _CHUNKS_IN_FLIGHT = 8
+
+PROMISES = {
+    "copy_peak *": Promise(loads=128, stores=128, under_way=8),
+    "read_peak *": Promise(loads=128),
+    "write_peak *": Promise(stores=128),
+}
+"""See ``catalogue.PROMISES``."""
 
 
 def plan_copy_peak(source: Tensor, target: Tensor) -> Launch:

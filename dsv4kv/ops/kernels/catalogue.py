@@ -27,6 +27,14 @@ _MODELS = ("v4-flash", "v4-pro", "v4.1-flash", "v3.2")
 _OTHER_PAGES = {"v4.1-flash": ("fp4_interleaved", "fp8_group32_interleaved")}
 """Of the main entries and of the window, beside a model's own."""
 _ALL_FORMATS = "v4-flash"  # the one whose keys are shown in FP8, too
+
+PROMISES = {
+    pattern: promise
+    for module in (attend, bandwidth, gather, insert, objects, scores, state)
+    for pattern, promise in module.PROMISES.items()
+}
+"""By patterns of kernel and subject; all that fit hold. Local memory is promised by none."""
+
 _BLOCK_TOKENS, _LARGE_BLOCK_TOKENS = 128, 256
 
 

@@ -37,6 +37,25 @@ class Example:
         return self.architectures is None or architecture in self.architectures
 
 
+@dataclass(frozen=True)
+class Promise:
+    """How a kernel accesses global memory; widths are bits of one thread's access.
+
+    Attributes:
+        loads: At least one load is this wide: the values. Indices and tables may be narrower.
+        stores: No store is narrower than this.
+        under_way: So many wide loads are issued before the first of them is waited for.
+        copies: There are bulk copies into shared memory.
+        products: Tensor cores multiply.
+    """
+
+    loads: int = 0
+    stores: int = 0
+    under_way: int = 0
+    copies: bool = False
+    products: bool = False
+
+
 def title(layout: PageLayout) -> str:
     """Its format and the entries of a page."""
     flat = "flat-" if layout.format in FLAT_FORMATS.values() else ""  # V3.2's have V4's names

@@ -15,6 +15,7 @@ from dsv4kv.ops.kernels.example import (
     REQUESTS,
     WIDTH,
     Example,
+    Promise,
     empty,
     numbers,
     pages_of,
@@ -43,6 +44,16 @@ RESIDENT_BLOCKS = 4
 _THREADS = 256
 _ROUNDS = 4  # blocks for each place on the GPU, so that the last ones to run are few
 _CHANNELS_PER_LANE = 8
+
+PROMISES = {
+    "gather_*": Promise(stores=128),
+    "gather_topk fp8_ds_mla*": Promise(loads=128, under_way=8),  # its bf16 tail; e4m3 goes 64 bits
+    "gather_all fp8_ds_mla*": Promise(loads=128, under_way=8),
+    "gather_entries fp8_ds_mla*": Promise(loads=128, under_way=8),
+    "gather_* fp8_ds_mla*, ahead": Promise(under_way=16),
+    "gather_window fp8_*": Promise(loads=64),
+}
+"""See ``catalogue.PROMISES``."""
 
 
 def plan_gather_topk(

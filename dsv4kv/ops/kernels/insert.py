@@ -9,7 +9,15 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from dsv4kv.model.formats import PageLayout
-from dsv4kv.ops.kernels.example import REQUESTS, Example, numbers, pages_of, title, values_for
+from dsv4kv.ops.kernels.example import (
+    REQUESTS,
+    Example,
+    Promise,
+    numbers,
+    pages_of,
+    title,
+    values_for,
+)
 from dsv4kv.ops.kernels.launch import (
     MOST_BLOCKS,
     WARP,
@@ -26,6 +34,16 @@ _THREADS = 256
 _MOST_PAIRED_DIMS = 512
 RESIDENT_BLOCKS = 4
 """Blocks that a multiprocessor holds in the ``resident`` variant: what its registers allow."""
+
+PROMISES = {
+    "entry_insert *": Promise(loads=128),
+    "entry_insert fp8_ds_mla*": Promise(stores=64),  # the row of scales is 8 bytes
+    "window_insert *": Promise(loads=128),
+    "window_insert fp8_ds_mla*": Promise(stores=64),
+    "indexer_insert *": Promise(loads=128),
+    "page_copy *": Promise(loads=128, stores=128),
+}
+"""See ``catalogue.PROMISES``."""
 
 
 def plan_window_insert(

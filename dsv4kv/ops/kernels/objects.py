@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dsv4kv.ops.kernels.example import Example, empty
+from dsv4kv.ops.kernels.example import Example, Promise, empty
 from dsv4kv.ops.kernels.launch import MOST_BLOCKS, KernelModule, Launch, blocks_for
 
 CHUNK_BYTES = 16
@@ -20,6 +20,11 @@ _MODULE = KernelModule("objects.cuh", ())
 _THREADS = 256
 _CHUNKS_EACH = 4  # of a thread
 _MOST_BLOCKS_OF_A_PIECE = 8
+
+PROMISES = {
+    "*_objects *": Promise(loads=128, stores=128),
+}
+"""See ``catalogue.PROMISES``."""
 
 
 def pool_table(pools: Sequence[Tensor]) -> Tensor:

@@ -13,7 +13,16 @@ from torch import Tensor
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.formats import FORMATS, EntryFormat, PageLayout
-from dsv4kv.ops.kernels.example import REQUESTS, WIDTH, Example, empty, numbers, pages_of, title
+from dsv4kv.ops.kernels.example import (
+    REQUESTS,
+    WIDTH,
+    Example,
+    Promise,
+    empty,
+    numbers,
+    pages_of,
+    title,
+)
 from dsv4kv.ops.kernels.launch import (
     MOST_BLOCKS,
     WARP,
@@ -30,6 +39,12 @@ _DIMS = 128
 _QUERY = PageLayout(FORMATS["indexer"]["fp8"], 32)  # its entries are no part of a query
 _THREADS = 256
 _LANES = 16  # of a head
+
+PROMISES = {
+    "indexer_query *": Promise(loads=128, stores=32),
+    "index_scores *": Promise(products=True),
+}
+"""See ``catalogue.PROMISES``."""
 
 
 def plan_indexer_query(

@@ -20,6 +20,7 @@ from dsv4kv.ops.contract import Parts, PartWrite
 from dsv4kv.ops.kernels.example import (
     REQUESTS,
     Example,
+    Promise,
     empty,
     numbers,
     pages_of,
@@ -47,6 +48,18 @@ _FLOATS_PER_THREAD = 4
 _SHORT_ROWS, _RUNS = 16, 8
 _MOST_WARPS = 16  # of a block that pools; with more each would have few registers
 _BLOCK_READS_BYTES = 64 << 10
+
+PROMISES = {
+    "norm_rope_insert *": Promise(loads=128),  # of weights; values go 64 bits
+    "state_*": Promise(loads=128, stores=128),
+    "flush*": Promise(loads=128),
+    "step_write *": Promise(loads=128),
+    "chunk_*": Promise(loads=128),
+    "*flush csa-4 *, scratch": Promise(under_way=16),  # 8 rows of kv and of score
+    "*flush hca-128 *, scratch": Promise(under_way=8),  # 4 rows at a time
+    "*flush hca-128 *, cluster": Promise(copies=True),
+}
+"""See ``catalogue.PROMISES``."""
 
 
 def split_of(compressor: Compressor) -> int:

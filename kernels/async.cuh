@@ -8,9 +8,12 @@
 
 #if defined(DSV_SHIM)
 __device__ __forceinline__ void* dynamic_shared() { return dsv::dynamic_shared(); }
+__device__ __forceinline__ u32 shared_address(const void* shared) {
+    return u32((const u8*)shared - (const u8*)dsv::dynamic_shared());
+}
 template <int kBytes>
-__device__ __forceinline__ void copy_async(void* shared, const void* source, bool there) {
-    dsv::copy_async(shared, there ? source : nullptr, kBytes);
+__device__ __forceinline__ void copy_async(u32 shared, const void* source, bool there) {
+    dsv::copy_async((u8*)dsv::dynamic_shared() + shared, there ? source : nullptr, kBytes);
 }
 __device__ __forceinline__ void close_copies() { dsv::close_group(); }
 template <int kUnderWay>
@@ -19,7 +22,7 @@ __device__ __forceinline__ void wait_copies() {
 }
 #else
 __device__ __forceinline__ void* dynamic_shared() {
-    extern __shared__ uint4 dsv_shared[];
+    extern __shared__ __align__(1024) uint4 dsv_shared[];  // as warpgroup.cuh wants matrices
     return dsv_shared;
 }
 
@@ -35,15 +38,15 @@ __device__ __forceinline__ u32 shared_address(const void* shared) {
 // Copies 4, 8 or 16 bytes, aligned to their number; zeros where there is nothing, which is not read.
 // 16 bytes go past L1.
 template <int kBytes>
-__device__ __forceinline__ void copy_async(void* shared, const void* source, bool there) {
+__device__ __forceinline__ void copy_async(u32 shared, const void* source, bool there) {
     int size = there ? kBytes : 0;
     if constexpr (kBytes == 16) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
-                     "l"(source), "r"(size)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(source),
+                     "r"(size)
                      : "memory");
     } else {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(shared)),
-                     "l"(source), "n"(kBytes), "r"(size)
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared), "l"(source),
+                     "n"(kBytes), "r"(size)
                      : "memory");
     }
 }
@@ -55,3 +58,8 @@ __device__ __forceinline__ void wait_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(kUnderWay) : "memory");
 }
 #endif
+
+template <int kBytes>
+__device__ __forceinline__ void copy_async(void* shared, const void* source, bool there) {
+    copy_async<kBytes>(shared_address(shared), source, there);
+}

@@ -10,37 +10,10 @@
 // Compile-time: DSV_HEADS, DSV_TILE, DSV_WARPS; format.cuh's parameters of the window (DSV_WINDOW_...)
 // and, where DSV_COMPRESSED is 1, of the compressed entries (DSV_MAIN_...); DSV_CHOSEN 1 where those
 // are named by indices.
-#include "async.cuh"
-#include "softmax.cuh"
+#include "attention.cuh"
 #include "tensor.cuh"
 
-namespace window {
-#define DSV_PART WINDOW
-#include "parts.cuh"
-#include "staged.cuh"
-constexpr int kEntries = DSV_ENTRIES;
-static_assert(DSV_DIMS == 512, "a warp has 2 chunks a lane");
-#undef DSV_PART
-}  // namespace window
-
-#if DSV_COMPRESSED
-namespace compressed {
-#define DSV_PART MAIN
-#include "parts.cuh"
-#include "staged.cuh"
-constexpr int kEntries = DSV_ENTRIES;
-static_assert(DSV_DIMS == 512, "a warp has 2 chunks a lane");
-#undef DSV_PART
-}  // namespace compressed
-constexpr int kStagedBytes = window::kStagedBytes > compressed::kStagedBytes
-                                 ? window::kStagedBytes
-                                 : compressed::kStagedBytes;
-#else
-constexpr int kStagedBytes = window::kStagedBytes;
-#endif
-
-constexpr int kDims = 512, kDimChunks = kDims / 8;
-constexpr int kHeads = DSV_HEADS, kTile = DSV_TILE, kWarps = DSV_WARPS;
+constexpr int kWarps = DSV_WARPS;
 constexpr int kThreads = kWarps * kWarpSize;
 constexpr int kHeadTiles = kHeads / 16;
 // Products with keys: a warp has kOwnHeads tiles of 16 heads and kOwnEntries tiles of 8 entries.
@@ -71,70 +44,6 @@ __device__ __forceinline__ int weight_place(int row, int chunk) {
     return chunk ^ (row * kTileChunks / 8 & (kTileChunks - 1));
 }
 
-struct Window {
-    const u8* pages;
-    const i64* tokens;  // of each query token, this one counted
-    i64 num_slots;
-    int size;
-};
-struct Others {
-    const u8* pages;
-    const int* table;  // [num_slots, width]
-    const i64* lengths;
-    const int* indices;  // [tokens, choices], or null
-    int num_slots, width, choices;
-    i64 num_pages;
-};
-struct Queries {
-    const u8* values;    // bf16[tokens, heads, 512]
-    const float* sinks;  // [heads]
-    int heads;
-    float scale;  // of what 2 is raised to
-};
-
-// Tiles of a token: of the window, and all.
-struct Tiles {
-    int window, all;
-};
-__device__ __forceinline__ i64 length_of(const Others& others, i64 slot, int token) {
-#if DSV_COMPRESSED
-    i64 most = (i64)others.width * compressed::kEntries, length = slot < 0 ? 0 : others.lengths[token];
-    return length < 0 ? 0 : length < most ? length : most;
-#else
-    return 0 * (others.width + slot + token);
-#endif
-}
-__device__ __forceinline__ Tiles tiles_of(const Window& window, const Others& others, i64 slot,
-                                          int token) {
-    i64 seen = slot < 0 ? 0 : window.tokens[token];
-    int rows = seen < 0 ? 0 : seen < window.size ? int(seen) : window.size;
-    i64 length = length_of(others, slot, token);
-    int count = DSV_CHOSEN ? (length ? others.choices : 0) : int(length);
-    int own = (rows + kTile - 1) / kTile;
-    return {own, own + (count + kTile - 1) / kTile};
-}
-
-// Physical entry number i of the window, oldest first; -1 where there is none.
-__device__ __forceinline__ int find_in_window(const Window& window, i64 slot, int token, int i) {
-    if (slot < 0 || slot >= window.num_slots || i >= window.size) return -1;
-    i64 seen = window.tokens[token], first = seen > window.size ? seen - window.size : 0;
-    i64 position = first + i;
-    if (position >= seen) return -1;
-    return int(slot * window::kEntries + position % window::kEntries);
-}
-__device__ __forceinline__ int find_compressed(const Others& others, i64 slot, int token, int i) {
-#if DSV_COMPRESSED
-    i64 index = i;
-    if (DSV_CHOSEN) index = i < others.choices ? others.indices[(i64)token * others.choices + i] : -1;
-    if (index < 0 || index >= length_of(others, slot, token) || slot >= others.num_slots) return -1;
-    int page = others.table[slot * others.width + index / compressed::kEntries];
-    if (page < 0 || page >= others.num_pages) return -1;
-    return page * compressed::kEntries + int(index % compressed::kEntries);
-#else
-    return -1 + 0 * (others.width + int(slot) + token + i);
-#endif
-}
-
 // Starts copies of a token's heads; zeros for heads that fill up.
 __device__ __forceinline__ void copy_queries(const Queries& queries, int token, int first_head,
                                              Shared& shared) {
@@ -145,6 +54,15 @@ __device__ __forceinline__ void copy_queries(const Queries& queries, int token, 
         copy_async<16>(&shared.queries[row][place_of(row, chunk)],
                        queries.values + (at * kDimChunks + chunk) * 16, there);
     }
+}
+
+template <typename Part>
+__device__ __forceinline__ void stage_row(const u8* pages, int entry, u8* staged) {
+    Part::stage(Part::place(pages, entry), entry >= 0, shared_address(staged));
+}
+template <typename Part, typename Store>
+__device__ __forceinline__ void decode_row(const u8* staged, Store store) {
+    Part::decode(Part::load(staged), store);
 }
 
 // Products of this warp's heads and entries, scaled, -infinity where there is no entry.
@@ -289,20 +207,10 @@ __device__ __forceinline__ void add_values(const Shared& shared, Sums& sums) {
     }
 }
 
-// Outputs, and where blocks that share a token leave what they found: sums float32[tokens, blocks,
-// heads, 512] and results [tokens, blocks, heads].
-struct Outputs {
-    u8* out;     // bf16[tokens, heads, 512]
-    float* lse;  // [tokens, heads]
-    float* sums;
-    Result* results;
-};
-
 __device__ __forceinline__ void store_sums(const Queries& queries, const Outputs& outputs,
                                            int token, int first_head, const Sums& sums,
                                            const Shared& shared) {
     int lane = lane_id(), warp = threadIdx.x / kWarpSize;
-    bool all = gridDim.y == 1;
 #pragma unroll
     for (int m = 0; m < kHeadTiles; ++m) {
 #pragma unroll
@@ -312,24 +220,12 @@ __device__ __forceinline__ void store_sums(const Queries& queries, const Outputs
             Result result = {shared.rescale[row], 0.0f};
 #pragma unroll
             for (int w = 0; w < kColumnWarps; ++w) result.sum += shared.tops[w][row];
-            i64 at = (i64)token * queries.heads + head;
-            i64 part = ((i64)token * gridDim.y + blockIdx.y) * queries.heads + head;
-            float share = share_of(result, queries.sinks[head]);
-            if (warp == 0 && lane % 4 == 0) {
-                if (all) outputs.lse[at] = lse_of(result);
-                if (!all) outputs.results[part] = result;
-            }
+            HeadOut out = out_of(outputs, queries, token, head, result);
+            if (warp == 0 && lane % 4 == 0) out.store_result(result);
 #pragma unroll
             for (int n = 0; n < kOwnDims; ++n) {
                 int channel = (warp * kOwnDims + n) * 8 + lane % 4 * 2;
-                float first = sums[m][n][2 * half], second = sums[m][n][2 * half + 1];
-                if (all) {
-                    u32 pair = pack_bf16(first * share, second * share);
-                    dsv_write(outputs.out + (at * kDims + channel) * 2, pair);
-                } else {
-                    uint2 pair = make_uint2(__float_as_uint(first), __float_as_uint(second));
-                    dsv_write(outputs.sums + part * kDims + channel, pair);
-                }
+                out.store_pair(channel, sums[m][n][2 * half], sums[m][n][2 * half + 1]);
             }
         }
     }
@@ -384,9 +280,9 @@ DSV_KERNEL void __launch_bounds__(kThreads, 1)
         for (int i = 0; i < kTile / kWarps && number < last; ++i) {
             int own = __shfl_sync(kFullWarp, entry, i), row = i * kWarps + warp;
             if (lane_id() == 0) shared.there[number % 2][row] = own;
-            if (number < tiles.window) window::stage_entry(ring, own, shared.staged[row]);
+            if (number < tiles.window) stage_row<window::Staged>(ring, own, shared.staged[row]);
 #if DSV_COMPRESSED
-            if (number >= tiles.window) compressed::stage_entry(pages, own, shared.staged[row]);
+            if (number >= tiles.window) stage_row<compressed::Staged>(pages, own, shared.staged[row]);
 #endif
         }
         close_copies();
@@ -397,9 +293,9 @@ DSV_KERNEL void __launch_bounds__(kThreads, 1)
             auto store = [&](int chunk, uint4 values) {
                 shared.entries[row][place_of(row, chunk)] = values;
             };
-            if (number < tiles.window) window::decode_staged(shared.staged[row], store);
+            if (number < tiles.window) decode_row<window::Staged>(shared.staged[row], store);
 #if DSV_COMPRESSED
-            if (number >= tiles.window) compressed::decode_staged(shared.staged[row], store);
+            if (number >= tiles.window) decode_row<compressed::Staged>(shared.staged[row], store);
 #endif
         }
     };

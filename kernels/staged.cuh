@@ -16,32 +16,45 @@ static_assert(DSV_DATA_ROW % 16 == 0 && DSV_PAGE_BYTES % 16 == 0, "rows are copi
 static_assert(!kOwnScales || (DSV_SCALE_BYTES % 8 == 0 && DSV_SCALE_START % kScalePiece == 0),
               "scales are copied 8 or 16 bytes at once");
 
-// Starts copies of a physical entry, zeros where it is negative; by a warp.
-__device__ __forceinline__ void stage_entry(const u8* pages, int entry, u8* staged) {
-    const u8* data = data_row(pages, max(entry, 0));
-#pragma unroll
-    for (int first = 0; first < kRowPieces; first += kWarpSize) {
-        int piece = first + lane_id();
-        if (piece < kRowPieces) copy_async<16>(staged + piece * 16, data + piece * 16, entry >= 0);
+// What is done with an entry, by a warp.
+struct Staged {
+    // Where a physical entry is; the first one's place where it is negative.
+    static __device__ __forceinline__ Stored place(const u8* pages, int entry) {
+        const u8* data = data_row(pages, max(entry, 0));
+        return {data, int(scale_row(pages, max(entry, 0)) - data)};
     }
-    if constexpr (kOwnScales) {
-        int at = lane_id() * kScalePiece;
-        const u8* scales = scale_row(pages, max(entry, 0));
-        if (at < DSV_SCALE_BYTES) {
-            copy_async<kScalePiece>(staged + DSV_DATA_ROW + at, scales + at, entry >= 0);
+
+    // Starts copies to shared memory, zeros where there is no entry.
+    static __device__ __forceinline__ void stage(const Stored& entry, bool there, u32 staged) {
+#pragma unroll
+        for (int first = 0; first < kRowPieces; first += kWarpSize) {
+            int at = (first + lane_id()) * 16;
+            if (at < DSV_DATA_ROW) copy_async<16>(staged + at, entry.data + at, there);
+        }
+        if constexpr (kOwnScales) {
+            int at = lane_id() * kScalePiece;
+            const u8* scales = entry.data + entry.scales;
+            if (at < DSV_SCALE_BYTES) {
+                copy_async<kScalePiece>(staged + DSV_DATA_ROW + at, scales + at, there);
+            }
         }
     }
-}
 
-// Decodes a staged entry: store(chunk, 8 bf16) for each chunk; by a warp.
-template <typename Store>
-__device__ __forceinline__ void decode_staged(const u8* staged, Store store) {
-    const u8* scales = staged + (kOwnScales ? DSV_DATA_ROW : DSV_SCALE_START);
-    StoredEntry entry = load_entry<Held>(staged, scales, lane_id());
-#pragma unroll
-    for (int i = 0; i < kChunksPerLane; ++i) {
-        int chunk = lane_id() + i * kWarpSize;
-        if (chunk < kChunks) store(chunk, decode_chunk(entry, i, lane_id()));
+    // What a lane holds of it; the next one may be copied to its place then.
+    using Loaded = StoredEntry;
+    static __device__ __forceinline__ Loaded load(const u8* staged) {
+        const u8* scales = staged + (kOwnScales ? DSV_DATA_ROW : DSV_SCALE_START);
+        return load_entry<Held>(staged, scales, lane_id());
     }
-}
+
+    // store(chunk, 8 bf16) for each chunk.
+    template <typename Store>
+    static __device__ __forceinline__ void decode(const Loaded& entry, Store store) {
+#pragma unroll
+        for (int i = 0; i < kChunksPerLane; ++i) {
+            int chunk = lane_id() + i * kWarpSize;
+            if (chunk < kChunks) store(chunk, decode_chunk(entry, i, lane_id()));
+        }
+    }
+};
 #endif  // DSV_STAGED_CUH

@@ -277,7 +277,7 @@ class OpsSection(Section):
     """How the toolkit's own operations are done on a GPU."""
 
     variant: VariantSection = VariantSection()
-    """Kernels to compare, by operation; all give the same bytes."""
+    """Kernels to compare, by operation; all give the same bytes, or sums in another order."""
 
 
 class MeasureSection(Section):

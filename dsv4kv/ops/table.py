@@ -98,7 +98,13 @@ OPERATIONS: dict[str, Row] = {
     "index_scores": Row(("out",)),
     "select_blocks": Row(("out",)),
     "select_topk": Row(("out", "entries")),
-    "attend": Row(("out", "lse")),
+    "attend": Row(
+        ("out", "lse"),
+        variants={
+            "warps": Variant("every warp decodes entries, then multiplies (mma)"),
+            "groups": Variant("four warps decode while eight multiply (wgmma)", ("sm_90a",)),
+        },
+    ),
 }
 """Every operation of ``ops.contract``."""
 

@@ -1,8 +1,9 @@
 """Which variant of an operation a run takes, and how a step's kernels follow one another.
 
-Variants are kernels that give the same bytes and may differ in speed. A run takes the first that
-its GPU has, or the one that ``ops.variant`` names; so one run compares two of them
-(``--axis ops.variant.flush=scratch,serial``). On the CPU there is one way each.
+Variants are kernels that give the same bytes, of ``attend`` sums in another order, and may differ
+in speed. A run takes the first that its GPU has, or the one that ``ops.variant`` names; so one
+run compares two of them (``--axis ops.variant.flush=scratch,serial``). On the CPU there is one way
+each.
 """
 
 from collections.abc import Mapping

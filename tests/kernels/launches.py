@@ -33,9 +33,10 @@ def of_one_module_a_kernel(launches: Iterable[Launch]) -> Iterator[Launch]:
 
     Its others are compiled from the same source with other constants, for seconds each.
     """
-    modules: dict[str, KernelModule] = {}
+    modules: dict[tuple[str, str], KernelModule] = {}
     for launch in launches:
-        if FULL or modules.setdefault(launch.kernel, launch.module) == launch.module:
+        kernel = launch.module.source, launch.kernel
+        if FULL or modules.setdefault(kernel, launch.module) == launch.module:
             yield launch
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from dsv4kv.model.formats import FORMATS
 from dsv4kv.ops.contract import Entries
 from dsv4kv.ops.kernels import topk
-from dsv4kv.ops.kernels.attend import NARROW, plan_attend, scratch_floats
+from dsv4kv.ops.kernels.attend import GROUPS, NARROW, plan_attend, scratch_floats
 from dsv4kv.ops.kernels.launch import Launch
 from dsv4kv.ops.kernels.scores import plan_index_scores, plan_indexer_query
 from dsv4kv.ops.kernels.topk import plan_select_blocks, plan_select_topk, scratch_shape
@@ -83,4 +83,5 @@ def _attention(table: Tensor, slots: Tensor, lengths: Tensor) -> Iterator[Launch
     scratch = torch.zeros(scratch_floats(queries, 2))
     seen = ring, slots, lengths.roll(1), 24, Entries(store, table, lengths, indices)
     given = *seen, queries, torch.zeros(HEADS), 0.1, out, lse
-    yield from plan_attend(*given, shape=NARROW, parts=2, scratch=scratch)
+    for shape in (GROUPS, NARROW):
+        yield from plan_attend(*given, shape=shape, parts=2, scratch=scratch)

@@ -11,6 +11,7 @@ from dsv4kv.model.formats import FORMATS
 from dsv4kv.ops import reference
 from dsv4kv.ops.contract import Entries
 from dsv4kv.ops.kernels.attend import (
+    GROUPS,
     NARROW,
     WIDE,
     Shape,
@@ -69,8 +70,10 @@ def given(heads: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize(
     ("shape", "heads", "name", "seen"),
     [
-        (WIDE, 70, "fp8_ds_mla", "chosen"),
+        (GROUPS, 70, "fp8_ds_mla", "chosen"),
         (WIDE, 17, "fp8_group32_interleaved", "chosen"),
+        (GROUPS, 64, "bf16", "all"),
+        (WIDE, 70, "fp8_ds_mla", "chosen"),
         (NARROW, 34, "fp8_ds_mla", "all"),
         (NARROW, 3, "fp4_interleaved", "chosen"),
         (NARROW, 3, "fp4", "chosen"),
@@ -138,6 +141,7 @@ def test_a_token_is_shared_by_as_many_blocks_as_there_is_room_for() -> None:
     queries = torch.empty(64, 128, 512, dtype=torch.bfloat16, device="meta")
     assert shape_of(queries) is WIDE
     assert shape_of(queries[:, :32]) is NARROW
+    assert shape_of(queries[:, :32], "groups") is GROUPS
     counts = {batch: parts_of(queries[:batch], 128, entries, WIDE) for batch in (1, 4, 8, 16, 64)}
     assert counts == {1: 18, 4: 16, 8: 8, 16: 4, 64: 1}
 

@@ -76,3 +76,67 @@ def test_mistakes_of_copies_are_found() -> None:
     for (code, said), message in zip(found, COPY_MISTAKES.values(), strict=True):
         assert code != 0
         assert message in said
+
+
+_GROUPS = Path(__file__).with_name("shim") / "groups.cuh"
+GROUP_MISTAKES = {
+    1: "products that nobody waits for",
+    2: "a matrix that does not begin with its eight lines",
+    3: "a matrix outside shared memory",
+    4: "other sums",
+}
+HAND_OVERS = {
+    1: "a barrier that not every thread reaches",
+    2: "a barrier of two numbers of threads",
+    3: "a barrier that not every thread reaches",
+}
+
+
+def group_launch(kernel: str, *arguments: Tensor | int) -> Launch:
+    """By one warpgroup, or two warps, with 48 KiB of shared memory."""
+    threads = 64 if kernel == "hand_over" else 128
+    module = KernelModule(str(_GROUPS), ())
+    return Launch(module, kernel, (1, 1), threads, arguments, shared_bytes=48 << 10)
+
+
+def run_group(by_columns: bool, mistake: int = 0, *, reverse: bool = False) -> None:
+    """Multiply 64 rows of 64 channels; raises where sums are others."""
+    rows = torch.randn(64, 64, generator=generator(11)).bfloat16()
+    others = torch.randn(*((64, 256) if by_columns else (32, 64)), generator=generator(12))
+    others = others.bfloat16()
+    right = others.double() if by_columns else others.double().T
+    sums = torch.randn(64, right.shape[1], generator=generator(13))
+    exact = sums.double() + rows.double() @ right
+    kernel = "multiply_columns" if by_columns else "multiply_rows"
+    run(group_launch(kernel, rows, others, sums, mistake), reverse=reverse)
+    sizes = rows.double().abs() @ right.abs() + 1
+    assert ((sums - exact).abs() <= 2.0**-22 * sizes).all(), "other sums"
+
+
+@each_order
+@pytest.mark.parametrize("by_columns", [False, True])
+def test_a_warpgroup_multiplies_matrices_in_shared_memory(by_columns: bool, reverse: bool) -> None:
+    run_group(by_columns, reverse=reverse)
+
+
+def run_hand_over(mistake: int) -> None:
+    """One warp hands numbers to another; raises where others arrive."""
+    seen = torch.zeros(4, 32, dtype=torch.int32)
+    run(group_launch("hand_over", seen, mistake), reverse=mistake == 1)
+    expected = torch.arange(4)[:, None] * 100 + torch.arange(32)
+    assert torch.equal(seen, expected.int()), f"other numbers: {seen[:, 0].tolist()}"
+
+
+def test_who_waits_by_name_sees_what_the_others_brought() -> None:
+    run_hand_over(0)
+
+
+def test_mistakes_of_warpgroups_are_found() -> None:
+    calls = [f"run_group(False, {i}, reverse=True)" for i in GROUP_MISTAKES]
+    calls += [f"run_hand_over({i})" for i in HAND_OVERS]
+    said = [*GROUP_MISTAKES.values(), *HAND_OVERS.values()]
+    for (code, output), message in zip(
+        run_each_apart("tests.kernels.test_products", calls), said, strict=True
+    ):
+        assert code != 0
+        assert message in output

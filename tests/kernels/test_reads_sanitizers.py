@@ -9,7 +9,7 @@ from dsv4kv.resources import shipped
 from tests.kernels.reads_hostile import launches
 from tests.kernels.shim.apart import run_apart
 
-SOURCES = ("query", "scores", "topk", "candidates", "attend", "merge")
+SOURCES = ("query", "scores", "topk", "candidates", "attend", "attend_groups", "merge")
 
 
 def test_no_kernel_leaves_its_memory_whatever_it_is_asked_for() -> None:
@@ -22,4 +22,6 @@ def test_every_kernel_is_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "".join((shipped("kernels") / f"{name}.cuh").read_text() for name in SOURCES)
     kernels = re.findall(r"DSV_KERNEL void __launch_bounds__\([\w*/, ]+\)\s+(\w+)\(", text)
     assert {launch.kernel for launch in launches()} == set(kernels)
+    sources = {launch.module.source for launch in launches()}
+    assert sources == {f"{name}.cuh" for name in SOURCES}
     assert len(kernels) == text.count("DSV_KERNEL")

@@ -68,7 +68,7 @@ def foresee(
             launches.append(step)
     if reads:
         for schema, owner in _distinct_readers(plan):
-            launches += _read_launches(plan, schema, owner)
+            launches += _read_launches(plan, schema, owner, variants)
     launches += _table_launches(plan, device_prepare)
     return list(dict.fromkeys(launch.module for launch in launches))
 
@@ -158,7 +158,7 @@ def _state_launches(
 
 
 def _read_launches(
-    plan: CachePlan, schema: LayerCacheSchema, owner: LayerCacheSchema
+    plan: CachePlan, schema: LayerCacheSchema, owner: LayerCacheSchema, variants: Choice
 ) -> Iterator[Launch]:
     """From an indexer's query to attention, of a layer with window; see ``ops.contract``."""
     config, spec, one = plan.config, schema.layer, _numbers(1)
@@ -187,7 +187,8 @@ def _read_launches(
         queries = _rows(schema.window)[:, None].expand(1, config.num_heads, -1)
         sums = _floats(1, config.num_heads)
         given = ring, one, one, config.window_tokens, entries, queries, sums[0], 1.0
-        yield from attend.plan_attend(*given, queries, sums, parts=2)
+        how = variants["attend"]
+        yield from attend.plan_attend(*given, queries, sums, variant=how, parts=2)
 
 
 def _table_launches(plan: CachePlan, device_prepare: bool) -> Iterator[Launch]:

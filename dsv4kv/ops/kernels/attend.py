@@ -57,22 +57,30 @@ class Shape:
         tile: Entries.
         warps: That share them out.
         resident: Blocks that a multiprocessor holds.
+        source: Of its kernel.
     """
 
     heads: int
     tile: int
     warps: int
     resident: int
+    source: str = "attend.cuh"
 
 
 WIDE, NARROW = Shape(64, 64, 8, 1), Shape(32, 32, 4, 2)
 """For GPUs whose blocks have 227 KiB of shared memory, and for all others or few heads."""
 
+GROUPS = Shape(64, 64, 12, 1, "attend_groups.cuh")
+"""Four warps that decode for two warpgroups, see ``attend_groups.cuh``."""
+
 _WITH_227_KIB = (9, 10)  # major compute capability
+_MOST_SHARED = 227 << 10
 
 
-def shape_of(queries: Tensor) -> Shape:
+def shape_of(queries: Tensor, variant: str = "warps") -> Shape:
     """What suits a GPU and a number of heads; an H200 for a tensor that is on none."""
+    if variant == "groups":
+        return GROUPS
     wide = queries.shape[1] > NARROW.heads
     if wide and queries.is_cuda:
         wide = torch.cuda.get_device_capability(queries.device)[0] in _WITH_227_KIB
@@ -91,12 +99,14 @@ def plan_attend(
     out: Tensor,
     lse: Tensor,
     *,
+    variant: str = "warps",
     shape: Shape | None = None,
     parts: int | None = None,
     scratch: Tensor | None = None,
 ) -> tuple[Launch, ...]:
     """See ``contract.Backend.attend``; to be launched in this order. Entries have 512 channels.
 
+    variant: ``ops.table.OPERATIONS`` lists them.
     shape, parts: of a block, and blocks that share a token's entries; None for ``shape_of`` and
     ``parts_of``. Which they are changes outputs by no more than rounding.
     scratch: float32[``scratch_floats``], where blocks that share entries meet; what it holds does
@@ -110,9 +120,9 @@ def plan_attend(
         )
     if not len(slots):
         return ()
-    shape = shape or shape_of(queries)
+    shape = shape or shape_of(queries, variant)
     parts = parts_of(queries, window, entries, shape) if parts is None else parts
-    tile_heads = next(size for size in _HEAD_TILES if size >= min(heads, shape.heads))
+    tile_heads = _tile_heads(heads, shape)
     module = _module(ring, entries, shape, tile_heads)
     sums, results = _scratch(scratch, queries, parts)
     arguments = (
@@ -127,6 +137,12 @@ def plan_attend(
         return (attend,)
     merging = (sums, results, sinks, out, lse, parts, heads)
     return attend, Launch(_MERGE, "merge_parts", (len(slots) * heads, 1), _DIMS // 4, merging)
+
+
+def _tile_heads(heads: int, shape: Shape) -> int:
+    """Heads that a block takes, some of which fill up: as few as its products can have."""
+    least = shape.heads if shape is GROUPS else min(heads, shape.heads)
+    return next(size for size in _HEAD_TILES if size >= least)
 
 
 def parts_of(queries: Tensor, window: int, entries: Entries | None, shape: Shape) -> int:
@@ -157,14 +173,13 @@ def _module(ring: PageStore, entries: Entries | None, shape: Shape, heads: int) 
     macros = {
         "DSV_HEADS": heads,
         "DSV_TILE": shape.tile,
-        "DSV_WARPS": shape.warps,
         "DSV_COMPRESSED": int(entries is not None),
         "DSV_CHOSEN": int(entries is not None and entries.indices is not None),
-        "DSV_SHARED_BYTES": _shared_bytes(shape, heads, staged),
     }
+    macros |= _group_macros(staged) if shape is GROUPS else _warp_macros(shape, heads, staged)
     for part, layout in layouts.items():
         macros |= prefixed(part, dict(format_macros(layout)))
-    return KernelModule("attend.cuh", tuple(sorted(macros.items())))
+    return KernelModule(shape.source, tuple(sorted(macros.items())))
 
 
 def _staged_bytes(layout: PageLayout) -> int:
@@ -172,11 +187,20 @@ def _staged_bytes(layout: PageLayout) -> int:
     return -(-layout.format.entry_bytes // 16) * 16
 
 
-def _shared_bytes(shape: Shape, heads: int, staged: int) -> int:
+def _warp_macros(shape: Shape, heads: int, staged: int) -> dict[str, int]:
     """Queries, entries, weights, and the next entries as they are stored: see attend.cuh."""
     decoded = (heads + shape.tile) * _DIMS * 2 + heads * shape.tile * 2
     column_warps = shape.warps // (2 if heads == _HEAD_TILES[-1] else 1)
-    return decoded + shape.tile * staged + (column_warps + 1) * heads * 4 + 2 * shape.tile * 4
+    shared = decoded + shape.tile * staged + (column_warps + 1) * heads * 4 + 2 * shape.tile * 4
+    return {"DSV_WARPS": shape.warps, "DSV_SHARED_BYTES": shared}
+
+
+def _group_macros(staged: int) -> dict[str, int]:
+    """Queries, two tiles, weights; stored entries of each decoding warp: attend_groups.cuh."""
+    heads, tile, decoding = GROUPS.heads, GROUPS.tile, GROUPS.warps - 8
+    held = (heads + 2 * tile) * _DIMS * 2 + heads * tile * 2 + 2 * heads * 4 + 2 * tile * 4
+    stages = next(n for n in (8, 4) if held + decoding * n * staged <= _MOST_SHARED)
+    return {"DSV_STAGES": stages, "DSV_SHARED_BYTES": held + decoding * stages * staged}
 
 
 def _others(entries: Entries | None) -> tuple[tuple[Tensor | int, ...], tuple[int, ...]]:
@@ -203,6 +227,7 @@ def _scratch(
 
 _SHAPES = (
     ("wide", WIDE, ("sm_90a", "sm_100a")),  # with 227 KiB of shared memory a block
+    ("groups", GROUPS, ("sm_90a",)),
     ("narrow", NARROW, None),
 )
 
@@ -223,7 +248,7 @@ def examples(
     sums = empty(torch.float32, REQUESTS, heads)
     given = ring, slots, slots, window.entries, entries, queries, sums[0], 1.0, queries, sums
     pages = f"{title(schema.main or window)}, {seen}"
-    for name, shape, architectures in _SHAPES if seen == "chosen" else _SHAPES[:1]:
+    for name, shape, architectures in _SHAPES if seen == "chosen" else _SHAPES[:2]:
         reading, merging = plan_attend(*given, shape=shape, parts=2)
         yield Example(f"{pages}, {name}", reading, architectures)
         yield Example("512 channels", merging)

@@ -34,10 +34,16 @@ def _topk(requests: int, place: Place, variant: str) -> Work:
     return workloads.topk(place, *sizes, variant=variant)
 
 
+def _attend(requests: int, place: Place, variant: str) -> Work:
+    sizes = place.size(requests, 2), place.size(1024, 32), place.size(128, 2)
+    return workloads.attend(place, *sizes, variant=variant)
+
+
 WORKS: dict[str, dict[str, Make]] = {
     "flush": {kind: partial(_flush, kind) for kind in ("csa", "hca")},
     "compress_chunk": {kind: partial(_chunk, kind) for kind in ("csa", "hca")},
     "entry_insert": {"131,072": _insert},
+    "attend": {"64 × 1,024": partial(_attend, 64), "1 × 1,024": partial(_attend, 1)},
     "gather_topk": {"64 × 1,024": partial(_topk, 64), "8 × 1,024": partial(_topk, 8)},
 }
 """What operations that have several variants are compared on."""

@@ -14,7 +14,9 @@ from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import build_schedule
 from dsv4kv.ops import table
 from dsv4kv.ops.compressor import Compressor, make_rope, random_compressor
+from dsv4kv.ops.contract import Entries
 from dsv4kv.ops.cuda.launch import prepare
+from dsv4kv.ops.kernels.attend import plan_attend
 from dsv4kv.ops.kernels.gather import plan_gather_entries, plan_gather_topk
 from dsv4kv.ops.kernels.insert import plan_entry_insert
 from dsv4kv.ops.kernels.launch import Launch
@@ -71,6 +73,32 @@ def topk(place: Place, requests: int, chosen: int, **how: Any) -> Work:
         for k in range(calls)
     ]
     return Work(plans, requests * chosen, moved)
+
+
+def attend(place: Place, requests: int, chosen: int, heads: int, **how: Any) -> Work:
+    """Attention of V4-Pro's heads to a window and chosen entries of requests of 8,192 tokens."""
+    model = load_model("v4-pro")
+    window, device = model.window_tokens, place.device.device
+    read = requests * (window + chosen)
+    moved = MAIN.entry_bytes * read + 4 * requests * heads * MAIN.dims
+    calls, held = _calls(place, moved), place.size(2048, max(64, chosen))
+    store, rings = _filled(place, calls * requests * held), calls * requests
+    ring = _filled(place, rings * window, window)
+    tables = _order(place, len(store.pages)).int().view(calls, requests, held // _PAGE_ENTRIES)
+    choices = torch.rand(rings, held, generator=_generator()).argsort(1)[:, :chosen]
+    indices = choices.int().to(device).view(calls, requests, chosen)
+    slots = torch.arange(requests, device=device)
+    tokens, lengths = torch.full_like(slots, 4 * held), torch.full_like(slots, held)
+    queries = _output(place, requests, heads).normal_()
+    out, sinks = _output(place, calls, requests, heads), torch.zeros(heads, device=device)
+    lse = torch.empty(calls, requests, heads, device=device)
+    plans = []
+    for k in range(calls):
+        own = PageStore(ring.layout, ring.pages[k * requests : (k + 1) * requests])
+        entries = Entries(store, tables[k], lengths, indices[k])
+        asked = own, slots, tokens, window, entries, queries, sinks, MAIN.dims**-0.5
+        plans.append(plan_attend(*asked, out[k], lse[k], **how))
+    return Work(plans, read, moved)
 
 
 def insert(place: Place, count: int, **how: Any) -> Work:
@@ -151,10 +179,10 @@ def _compressor(place: Place, kind: str, tokens: int) -> Compressor:
     return random_compressor(model, layer, _generator(), rope=rope).to(place.device.device)
 
 
-def _filled(place: Place, entries: int) -> PageStore:
+def _filled(place: Place, entries: int, page_entries: int = _PAGE_ENTRIES) -> PageStore:
     """Pages of quantised normal data for so many entries."""
-    pages, device = -(-entries // _PAGE_ENTRIES), place.device.device
-    store = PageStore.allocate(PageLayout(MAIN, _PAGE_ENTRIES), pages, device)
+    pages, device = -(-entries // page_entries), place.device.device
+    store = PageStore.allocate(PageLayout(MAIN, page_entries), pages, device)
     values = _output(place, min(_FILLED_AT_ONCE, store.num_entries)).normal_()
     for first in range(0, store.num_entries, len(values)):
         rows = torch.arange(first, min(first + len(values), store.num_entries), device=device)

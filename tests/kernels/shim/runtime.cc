@@ -91,6 +91,14 @@ struct Copy {
     unsigned bytes;
 };
 
+// A product of a warpgroup that is under way.
+struct GroupProduct {
+    float* d;
+    unsigned long long a, b;
+    int columns;
+    bool by_columns;
+};
+
 struct Fiber {
     Context context;
     char* stack;
@@ -100,6 +108,10 @@ struct Fiber {
     unsigned arrivals, waits;  // at the barrier of its cluster
     const void* bytes;         // barrier that it waits for,
     unsigned phase;            // and which phase of it
+    int barrier;               // that it waits at, by name,
+    unsigned turn;             // and which turn of it
+    bool multiplying;          // between begin_products and end_products
+    std::vector<GroupProduct> products;
     std::vector<std::vector<Copy>> groups;  // of its own copies that are under way, the last open
 };
 
@@ -116,6 +128,13 @@ struct ByteBarrier {
     std::vector<Copy> copies;
 };
 
+// A barrier that threads come to by its name.
+struct NamedBarrier {
+    int threads, arrived;
+    unsigned turn;
+};
+constexpr int kNamedBarriers = 16;
+
 enum class Life { kBefore, kRunning, kEnded };
 
 // What a warp's tensor core gave last, at which of its lanes' exchanges.
@@ -124,14 +143,22 @@ struct Product {
     float d[16][8];
 };
 
+// Shared memory of a block, aligned as matrices have to be.
+struct Free {
+    void operator()(char* bytes) const { free(bytes); }
+};
+using Shared = std::unique_ptr<char[], Free>;
+
 // The blocks that run together: a cluster, mostly of one.
 struct Block {
     std::vector<Fiber> fibers;
     std::vector<Lane> lanes;
     std::vector<Product> products;
     int threads;                                  // of a block
-    std::vector<std::unique_ptr<char[]>> shared;  // of each block
+    std::vector<Shared> shared;  // of each block
+    std::vector<NamedBarrier> named;  // of each block
     size_t shared_bytes;
+    bool late;  // products of warpgroups are made when somebody waits for them
     std::vector<Life> lives;
     unsigned cluster_phase;
     std::map<const void*, ByteBarrier> byte_barriers;
@@ -241,13 +268,16 @@ static bool bytes_arrived(const void* barrier, unsigned phase) {
 // Whether a thread that waits for its cluster, or for bytes, may go on.
 static bool may_go_on(const Fiber& fiber) {
     if (fiber.at == At::kClusterBarrier) return block->cluster_phase == fiber.arrivals;
+    if (fiber.at == At::kNamedBarrier) {
+        return block->named[fiber.rank * kNamedBarriers + fiber.barrier].turn != fiber.turn;
+    }
     return fiber.at == At::kBytes && bytes_arrived(fiber.bytes, fiber.phase);
 }
 
 static bool waiting(int first, int last) {
     for (int t = first; t < last; ++t) {
         At at = block->fibers[t].at;
-        if (at == At::kClusterBarrier || at == At::kBytes) return true;
+        if (at == At::kClusterBarrier || at == At::kBytes || at == At::kNamedBarrier) return true;
     }
     return false;
 }
@@ -288,6 +318,7 @@ static void run_together(int blocks, Turns& turns) {
     block->lanes.assign(block->fibers.size(), Lane());
     block->products.assign(block->fibers.size() / kWarp, {~0u, {}});
     block->byte_barriers.clear();
+    block->named.assign(blocks * kNamedBarriers, {0, 0, 0});
     block->lives.assign(blocks, Life::kBefore);
     for (auto& shared : block->shared) memset(shared.get(), kPoison, block->shared_bytes);
     blockIdx = block->first;
@@ -297,6 +328,8 @@ static void run_together(int blocks, Turns& turns) {
         fiber.fake_stack = nullptr;
         fiber.arrivals = fiber.waits = 0;
         fiber.groups.assign(1, {});
+        fiber.multiplying = false;
+        fiber.products.clear();
     }
     for (bool moved = true; moved;) {
         moved = false;
@@ -307,9 +340,13 @@ static void run_together(int blocks, Turns& turns) {
     for (Fiber& fiber : block->fibers) {
         if (fiber.at == At::kBytes) fail("a wait for bytes that nobody copies");
         if (fiber.at != At::kDone) fail("a barrier that not every thread reaches");
+        if (fiber.multiplying) fail("products that nobody waits for");
         for (auto& group : fiber.groups) {
             if (!group.empty()) fail("a copy that nobody waits for");
         }
+    }
+    for (const NamedBarrier& barrier : block->named) {
+        if (barrier.arrived) fail("a barrier that not every thread reaches");
     }
     for (auto& barrier : block->byte_barriers) {
         if (!barrier.second.copies.empty()) fail("a copy that nobody waits for");
@@ -383,6 +420,27 @@ void wait_groups(unsigned under_way) {
             if (!copy.source) memset(copy.target, 0, copy.bytes);
         }
         groups.erase(groups.begin());
+    }
+}
+
+// ---- Barriers by name ----------------------------------------------------------------------------
+
+// A thread's arrival; which turn of the barrier it is.
+static unsigned arrive_at(int barrier, int threads) {
+    if (barrier < 1 || barrier >= kNamedBarriers || threads % kWarp) fail("no such barrier");
+    NamedBarrier& at = block->named[current_rank() * kNamedBarriers + barrier];
+    if (at.arrived && at.threads != threads) fail("a barrier of two numbers of threads");
+    unsigned turn = at.turn;
+    at.threads = threads;
+    if (++at.arrived == threads) at.arrived = 0, ++at.turn;
+    return turn;
+}
+void named_arrive(int barrier, int threads) { arrive_at(barrier, threads); }
+void named_sync(int barrier, int threads) {
+    Fiber& own = block->fibers[current];
+    own.barrier = barrier, own.turn = arrive_at(barrier, threads);
+    if (block->named[current_rank() * kNamedBarriers + barrier].turn == own.turn) {
+        yield_at(At::kNamedBarrier);
     }
 }
 
@@ -473,6 +531,62 @@ void load_matrices(unsigned* words, const void* row) {
     }
 }
 
+// An element of a matrix in panels of 64 bf16, by its descriptor ("Matrix descriptor format" and
+// "canonical layouts" in the PTX ISA, 128-byte swizzle): `line` counts lines of 128 bytes, eight of
+// which are 1,024 bytes, each eight a stride apart; panels follow one another by the leading offset.
+static float element_of(unsigned long long matrix, int line, int column) {
+    unsigned start = unsigned(matrix & 0x3fff) << 4, leading = unsigned(matrix >> 16 & 0x3fff) << 4;
+    unsigned stride = unsigned(matrix >> 32 & 0x3fff) << 4;
+    if (matrix >> 62 != 1) fail("a matrix without 128-byte swizzle");
+    if (start >> 7 & 7) fail("a matrix that does not begin with its eight lines");
+    size_t at = start + column / 64 * leading + line / 8 * stride + line % 8 * 128 + column % 64 * 2;
+    at ^= (at >> 7 & 7) << 4;
+    if (at + 2 > block->shared_bytes) fail("a matrix outside shared memory");
+    unsigned short bits;
+    memcpy(&bits, (const char*)dynamic_shared() + at, 2);
+    return __uint_as_float(unsigned(bits) << 16);
+}
+
+// What this lane holds of D += A B: see warpgroup.cuh.
+static void multiply_matrices(const GroupProduct& product) {
+    int thread = current % block->threads, g = thread % kWarp / 4, t = thread % 4;
+    for (int h = 0; h < 2; ++h) {
+        double left[16];
+        int row = thread / kWarp % 4 * 16 + h * 8 + g;
+        for (int k = 0; k < 16; ++k) left[k] = element_of(product.a, row, k);
+        for (int n = 0; n < product.columns / 8; ++n) {
+            for (int i = 0; i < 2; ++i) {
+                float* sum = product.d + n * 4 + h * 2 + i;
+                int column = n * 8 + t * 2 + i;
+                double exact = *sum;
+                for (int k = 0; k < 16; ++k) {
+                    exact += left[k] * (product.by_columns ? element_of(product.b, k, column)
+                                                           : element_of(product.b, column, k));
+                }
+                *sum = float(exact);
+            }
+        }
+    }
+}
+
+void begin_products() {
+    if (block->fibers[current].multiplying) fail("products begun twice");
+    block->fibers[current].multiplying = true;
+}
+void multiply_group(float* d, unsigned long long a, unsigned long long b, int columns,
+                    bool by_columns) {
+    Fiber& own = block->fibers[current];
+    if (!own.multiplying) fail("a product that is not begun");
+    own.products.push_back({d, a, b, columns, by_columns});
+    if (!block->late) multiply_matrices(own.products.back()), own.products.pop_back();
+}
+void end_products() {
+    Fiber& own = block->fibers[current];
+    for (const GroupProduct& product : own.products) multiply_matrices(product);
+    own.products.clear();
+    own.multiplying = false;
+}
+
 template void multiply<E4m3>(float*, const unsigned*, const unsigned*);
 template void multiply<Bf16>(float*, const unsigned*, const unsigned*);
 template void load_matrices<false>(unsigned*, const void*);
@@ -498,7 +612,11 @@ extern "C" __attribute__((visibility("default"))) void dsv_shim_run(
         mine.lanes.resize(together);
         mine.threads = threads;
         mine.shared_bytes = shared_bytes;
-        for (int i = 0; i < cluster; ++i) mine.shared.emplace_back(new char[shared_bytes]);
+        mine.late = order != 0;
+        for (int i = 0; i < cluster; ++i) {
+            mine.shared.emplace_back(
+                static_cast<char*>(aligned_alloc(1024, (shared_bytes + 1024) / 1024 * 1024)));
+        }
         while (int(dsv::stacks.size()) < together) {
             dsv::stacks.emplace_back(new char[dsv::kStackBytes]);
         }

@@ -15,7 +15,9 @@
 // Tensor cores: products are exact, and the sum of a fragment's row with the accumulator is taken in
 // double, in the order of k, and rounded once. A GPU sums in an order and with a width of its own (PTX
 // ISA, "mma": at least single precision for bf16; of 8-bit floats fewer bits, arXiv 2512.07004), so
-// tests of what sums give have a tolerance.
+// tests of what sums give have a tolerance. Products of a warpgroup read shared memory when they are
+// begun, or in another order of threads as late as they may: when somebody waits for them. Whether a
+// thread showed them what it wrote (fence.proxy.async) is not checked.
 #pragma once
 
 #define _GLIBCXX_INCLUDE_NEXT_C_HEADERS  // C's <math.h>: most of a kernel's compile time was C++'s
@@ -26,7 +28,7 @@
 #include <initializer_list>
 
 #define __global__ __attribute__((visibility("default")))
-#define __device__ static
+#define __device__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __restrict__
@@ -54,7 +56,15 @@ DSV_OWN dsv_dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace dsv {
 
-enum class At { kRunning, kWarpBarrier, kBlockBarrier, kClusterBarrier, kBytes, kDone };
+enum class At {
+    kRunning,
+    kWarpBarrier,
+    kBlockBarrier,
+    kNamedBarrier,
+    kClusterBarrier,
+    kBytes,
+    kDone
+};
 
 // What a thread gave the other lanes of its warp: how often so far, and in the last two of them.
 struct Lane {
@@ -94,6 +104,14 @@ template <typename Type>
 void multiply(float* d, const unsigned* a, const unsigned* b);
 template <bool kTransposed>
 void load_matrices(unsigned* words, const void* row);
+
+// ---- Warpgroups: D += A B of matrices in shared memory, and barriers that threads come to
+void multiply_group(float* d, unsigned long long a, unsigned long long b, int columns,
+                    bool by_columns);
+void begin_products();
+void end_products();
+void named_sync(int barrier, int threads);
+void named_arrive(int barrier, int threads);
 
 }  // namespace dsv
 

@@ -102,6 +102,7 @@ TRANSPORTS = {
     "shm": Implementation("shared memory, on one machine"),
     "tcp": Implementation("a socket, on one machine or between two"),
     "nixl": Implementation("NIXL, where it is installed on both sides"),
+    "mooncake": Implementation("Mooncake's transfer engine, likewise"),
 }
 """How ``bench transfer`` gets bytes from a prefill cache to a decode cache."""
 

@@ -9,6 +9,8 @@ from dsv4kv.config.transfer import SideSection, TransferConfig
 from dsv4kv.errors import CacheError, Dsv4kvError, StoreUnavailable
 from dsv4kv.moving.side import Side
 from dsv4kv.tiers.wire.frames import Wire
+from dsv4kv.tiers.wire.memory import Memory
+from dsv4kv.tiers.wire.mooncake import MooncakeMemory
 from dsv4kv.tiers.wire.nixl import NixlMemory
 from dsv4kv.tiers.wire.sender import Offer, Sender
 
@@ -42,6 +44,14 @@ def cache_of(config: TransferConfig, section: SideSection, requests: int) -> Ben
     )
 
 
+Registered = NixlMemory | MooncakeMemory
+_REGISTER: dict[str, Callable[[Memory, str], Registered]] = {
+    "nixl": lambda memory, here: NixlMemory(memory),
+    "mooncake": MooncakeMemory,
+}
+"""Libraries that let others read a cache's memory, on a machine of that name."""
+
+
 class Prefill:
     """A cache, and the sender that others read it through.
 
@@ -57,7 +67,7 @@ class Prefill:
         self._side.draw()
         self._slots: dict[int, int] = {}
         self._owners: dict[int, Wire] = {}
-        self._nixl: NixlMemory | None = None
+        self._registered: dict[tuple[str, str], Registered] = {}
         self.sender = Sender(
             self._side.memory,
             address,
@@ -73,8 +83,8 @@ class Prefill:
                 return {"request": self._compute(self._prefill, wire)}
             case {"op": "hold"}:
                 return {"request": self._compute(self._hold, wire)}
-            case {"op": "nixl"}:
-                return self._registered().tell()
+            case {"op": "meet", "by": str(library)} if library in _REGISTER:
+                return self._register(library, wire.here).tell()
             case {"op": "mapped"}:
                 self.forget()
                 return {}
@@ -90,10 +100,13 @@ class Prefill:
                 return {}
         raise StoreUnavailable(f"{str(message['op'])[:40]!r} is not asked here.")
 
-    def _registered(self) -> NixlMemory:
+    def _register(self, library: str, here: str) -> Registered:
         with self._lock:
-            self._nixl = self._nixl or NixlMemory(self._side.memory)
-        return self._nixl
+            known = self._registered.get((library, here))
+            if known is None:
+                known = _REGISTER[library](self._side.memory, here)
+                self._registered[library, here] = known
+        return known
 
     def forget(self) -> None:
         """The shared memory needs its name no more."""

@@ -38,7 +38,10 @@ from dsv4kv.processes import Child
 from dsv4kv.tiers.wire.frames import is_loopback
 from dsv4kv.tiers.wire.manifest import Manifest
 from dsv4kv.tiers.wire.memory import Memory, Segment, attach
-from dsv4kv.tiers.wire.nixl import NixlReader, load
+from dsv4kv.tiers.wire.mooncake import MooncakeReader
+from dsv4kv.tiers.wire.mooncake import load as load_mooncake
+from dsv4kv.tiers.wire.nixl import NixlReader
+from dsv4kv.tiers.wire.nixl import load as load_nixl
 from dsv4kv.tiers.wire.receiver import (
     Peer,
     Read,
@@ -54,6 +57,7 @@ from dsv4kv.tiers.wire.transports import Reader, mapped
 TOKEN = "DSV4KV_TRANSFER_TOKEN"
 """Environment variable with the secret that both sides know."""
 LISTENING = "listening at "
+_LIBRARIES = {"nixl": load_nixl, "mooncake": load_mooncake}
 _STARTED_S = 120.0
 _DESCRIPTORS, _SMALL, _LARGE = 512, 1_728, 37_440  # pages of HCA and CSA entries in engines
 SENT: Mapping[str, Callable[[Any, Deployment, int], Sent | None]] = {
@@ -188,8 +192,8 @@ class Decode:
         """Of the sender's memory: sockets, or its segment, which the first request names."""
         if self._transport == "tcp":
             return [peer.reader for peer in self._peers]
-        if self._transport == "nixl":
-            self._mapped = self._mapped or self._meet_nixl()
+        if self._transport in _LIBRARIES:
+            self._mapped = self._mapped or self._meet(self._transport)
         if self._mapped is None:
             assert manifest is not None
             try:
@@ -200,13 +204,16 @@ class Decode:
             self._mapped = _segment_reader(segment, manifest)
         return [self._mapped]
 
-    def _meet_nixl(self) -> Reader:
+    def _meet(self, library: str) -> Reader:
         try:
-            load()
-            told = self._peer.ask({"op": "nixl"})
+            _LIBRARIES[library]()
+            told = self._peer.ask({"op": "meet", "by": library})
         except StoreUnavailable as error:
             raise NotHere(str(error)) from None
-        return NixlReader(self._side.memory, told, self._config.timeout_s)
+        memory, timeout_s = self._side.memory, self._config.timeout_s
+        if library == "nixl":
+            return NixlReader(memory, told, timeout_s)
+        return MooncakeReader(memory, told, self._peer.wire.here, timeout_s)
 
     def _rank(self) -> Memory:
         return Memory(KVCacheManager(plan_from(cache_of(self._config, self._config.decode, 1))))

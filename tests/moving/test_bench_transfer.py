@@ -29,6 +29,7 @@ from dsv4kv.tiers.wire.manifest import Manifest, make_manifest
 from dsv4kv.tiers.wire.memory import Memory
 from dsv4kv.tiers.wire.receiver import Peer, receive_layers
 from dsv4kv.tiers.wire.transports import MappedReader
+from tests.tiers.stores.kinds import NEEDS_MOONCAKE
 
 SMALL = ["layers=[0,2,3]", "tokens=259", "timed_tokens=1024", "chunk_tokens=256", "rounds=6"]
 SMALL += ["decode_steps=2", "timeout_s=20"]
@@ -96,9 +97,17 @@ def test_runs_of_pages_are_merged_and_nothing_else_changes(
     assert merged.total.bytes == single.total.bytes
 
 
-@pytest.mark.skipif(find_spec("nixl") is None, reason="nixl is not installed")
-def test_nixl_moves_what_a_socket_moves(prefill: Prefill, outcome: Outcome) -> None:
-    asked = config("transport=nixl")
+NEEDS_NIXL = pytest.mark.skipif(find_spec("nixl") is None, reason="nixl is not installed")
+
+
+@pytest.mark.parametrize(
+    "library",
+    [pytest.param("nixl", marks=NEEDS_NIXL), pytest.param("mooncake", marks=NEEDS_MOONCAKE)],
+)
+def test_a_library_moves_what_a_socket_moves(
+    library: str, prefill: Prefill, outcome: Outcome
+) -> None:
+    asked = config(f"transport={library}")
     (run,) = run_transfer(asked, prefill.sender.address, "", lambda *_: None).runs
     assert run.failures == []
     assert run.total.bytes == outcome.runs[0].total.bytes
@@ -107,13 +116,19 @@ def test_nixl_moves_what_a_socket_moves(prefill: Prefill, outcome: Outcome) -> N
 def test_a_transport_that_is_not_here_is_left_out_or_refused(
     prefill: Prefill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The prefill side has no shared memory here, and there is no NIXL: sockets are left."""
-    monkeypatch.setitem(sys.modules, "nixl._api", None)
+    """The prefill side has no shared memory here, and there are no libraries: sockets are left."""
+    for module in ("nixl._api", "mooncake.engine"):
+        monkeypatch.setitem(sys.modules, module, None)
     everything = run_transfer(config(), prefill.sender.address, "", lambda *_: None)
     assert [run.transport for run in everything.runs] == ["tcp"]
-    assert [skipped.split(":")[0] for skipped in everything.skipped] == ["shm", "nixl"]
-    with pytest.raises(StoreUnavailable, match="--no-deps nixl"):
-        run_transfer(config("transport=nixl"), prefill.sender.address, "", lambda *_: None)
+    assert [skipped.split(":")[0] for skipped in everything.skipped] == [
+        "shm",
+        "nixl",
+        "mooncake",
+    ]
+    for name, told in {"nixl": "--no-deps nixl", "mooncake": "engine-non-cuda"}.items():
+        with pytest.raises(StoreUnavailable, match=told):
+            run_transfer(config(f"transport={name}"), prefill.sender.address, "", lambda *_: None)
 
 
 def test_engines_are_told_next_to_it_where_they_are_known(outcome: Outcome) -> None:

@@ -50,6 +50,11 @@ class Wire:
         else:
             self.peer = "the other process"
 
+    @property
+    def here(self) -> str:
+        """What this machine is called where the other side sees it."""
+        return str(self._socket.getsockname()[0])
+
     def trust(self, timeout_s: float) -> None:
         """The other end has greeted: it may send long frames, and take ``timeout_s`` for one."""
         self.timeout_s, self.limit_bytes = timeout_s, LIMIT_BYTES

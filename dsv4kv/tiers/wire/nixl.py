@@ -49,7 +49,7 @@ class NixlMemory:
     def __init__(self, memory: Memory) -> None:
         """Register them; raises ``NixlMissing``."""
         self._agent, self._name = _agent("prefill")
-        self._addresses = [_address(region) for region in memory.regions]
+        self._addresses = [address_of(region) for region in memory.regions]
         self._registered = _register(self._agent, memory)
 
     def tell(self) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class NixlReader:
             raise StoreUnavailable("the sender's NIXL agent has no such regions.")
         starts = self._addresses[places[:, 0]] + places[:, 1]
         theirs = np.stack([starts, places[:, 2], np.zeros_like(starts)], axis=1)
-        ours = [(_address(view), len(view), 0) for view in into]
+        ours = [(address_of(view), len(view), 0) for view in into]
         try:
             self._transfer(ours, [tuple(each) for each in theirs.tolist()])
         except StoreUnavailable:
@@ -112,9 +112,10 @@ class NixlReader:
 
 
 def _register(agent: Any, memory: Memory) -> Any:
-    pools = [(_address(region), len(region), 0, "") for region in memory.regions]
+    pools = [(address_of(region), len(region), 0, "") for region in memory.regions]
     return agent.register_memory(pools, _KIND)
 
 
-def _address(view: memoryview) -> int:
+def address_of(view: memoryview) -> int:
+    """Where a view begins."""
     return int(np.frombuffer(view, dtype=np.uint8).ctypes.data)

@@ -1,0 +1,51 @@
+"""Mooncake's transfer engine, where it is installed: bytes as by a socket, faults as sentences."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from dsv4kv.errors import StoreUnavailable
+from dsv4kv.tiers.wire import mooncake
+from dsv4kv.tiers.wire.manifest import make_manifest
+from dsv4kv.tiers.wire.memory import Memory
+from dsv4kv.tiers.wire.mooncake import MooncakeMemory, MooncakeMissing, MooncakeReader
+from dsv4kv.tiers.wire.receiver import receive
+from tests.tiers.stores.kinds import NEEDS_MOONCAKE
+from tests.tiers.wire.test_rows import cache, rows_of, running
+
+HERE = "127.0.0.1"
+
+
+def test_where_mooncake_is_missing_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mooncake.engine", None)
+    with pytest.raises(MooncakeMissing, match="pip install mooncake-transfer-engine-non-cuda"):
+        MooncakeMemory(Memory(cache()), HERE)
+
+
+@NEEDS_MOONCAKE
+def test_a_request_comes_over_mooncake_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In several calls: its queue takes so many stretches at once."""
+    monkeypatch.setattr(mooncake, "_MOST", 5)
+    source, target = cache(), cache(block_tokens=128)
+    slot = running(source, 300)
+    theirs, ours = Memory(source), Memory(target)
+    told = MooncakeMemory(theirs, HERE)
+    reader = MooncakeReader(ours, told.tell(), HERE, 20)
+    received = receive(ours, make_manifest(theirs, slot, 300), [reader])
+    assert rows_of(target, received.slot, 300) == rows_of(source, slot, 300)
+
+
+@NEEDS_MOONCAKE
+def test_what_mooncake_cannot_read_is_a_sentence() -> None:
+    source, target = Memory(cache()), Memory(cache())
+    told = MooncakeMemory(source, HERE)
+    reader, into = MooncakeReader(target, told.tell(), HERE, 5), [target.regions[0][:64]]
+    for place in ((len(source.regions), 0, 64), (0, 2**40, 64)):
+        with pytest.raises(StoreUnavailable, match="Mooncake"):
+            reader.read(np.array([place]), into)
+    nobody = MooncakeReader(target, told.tell() | {"at": f"{HERE}:1"}, HERE, 5)
+    with pytest.raises(StoreUnavailable, match="the sender is gone"):
+        nobody.read(np.array([(0, 0, 64)]), into)
+    with pytest.raises(StoreUnavailable, match="engine is none"):
+        MooncakeReader(target, {}, HERE, 5)

@@ -26,7 +26,7 @@ class MooncakeMissing(StoreUnavailable):
 
 def load() -> Any:
     """Mooncake's module; raises ``MooncakeMissing``."""
-    os.environ.setdefault("GLOG_minloglevel", "3")
+    os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
     try:
         return import_module("mooncake.engine")
     except (ImportError, OSError) as error:

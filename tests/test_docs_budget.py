@@ -1,4 +1,4 @@
-"""Every command of docs/budget.md runs and prints what the page says.
+"""Every command of docs/budget.md and docs/lint.md runs and prints what the page says.
 
 ``python -m tests.test_docs_budget`` writes the outputs anew after an intended change.
 """
@@ -15,7 +15,9 @@ from typer.testing import CliRunner
 from dsv4kv.cli import app
 from dsv4kv.sizing.words import WORDS
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "budget.md"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGE = DOCS / "budget.md"
+PAGES = [PAGE, DOCS / "lint.md"]
 BLOCK = re.compile(r"^```(\S*) ?(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
 CUT = "…\n"  # what follows is left out of the page
@@ -23,12 +25,17 @@ CUT = "…\n"  # what follows is left out of the page
 
 def sessions() -> list[str]:
     """Every console block: a line ``$ command``, then its output."""
-    return [text for kind, _, text in BLOCK.findall(PAGE.read_text("utf-8")) if kind == "console"]
+    return [text for kind, _, text in blocks() if kind == "console"]
+
+
+def blocks() -> list[tuple[str, str, str]]:
+    """Of all pages: the language, the name and the text."""
+    return [block for page in PAGES for block in BLOCK.findall(page.read_text("utf-8"))]
 
 
 def write_files(folder: Path) -> None:
     """Write the files that the page shows, under their names."""
-    for kind, name, text in BLOCK.findall(PAGE.read_text("utf-8")):
+    for kind, name, text in blocks():
         if kind == "text" and name:
             (folder / name).write_text(text, "utf-8")
 
@@ -83,7 +90,8 @@ def refresh() -> None:
 
     with TemporaryDirectory() as folder, chdir(folder):
         write_files(Path(folder))
-        PAGE.write_text(BLOCK.sub(renew, PAGE.read_text("utf-8")), "utf-8")
+        for page in PAGES:
+            page.write_text(BLOCK.sub(renew, page.read_text("utf-8")), "utf-8")
 
 
 if __name__ == "__main__":

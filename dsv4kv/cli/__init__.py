@@ -23,6 +23,7 @@ from dsv4kv.cli import (
     conform,
     doctor,
     kernels,
+    lint,
     plan,
     profile,
     record,
@@ -106,6 +107,7 @@ app.command("doctor", rich_help_panel="Prepare", epilog=doctor.EPILOG)(doctor.do
 app.command("budget", cls=budget.BudgetCommand, rich_help_panel="Prepare", epilog=budget.EPILOG)(
     budget.budget
 )
+app.command("lint", rich_help_panel="Prepare", epilog=lint.EPILOG)(lint.lint)
 app.command("plan", rich_help_panel="Prepare", epilog=plan.EPILOG)(plan.plan)
 app.command("record", rich_help_panel="Prepare", epilog=record.EPILOG)(record.record)
 app.command("watch", rich_help_panel="Prepare", epilog=watch.EPILOG)(watch.watch)

@@ -72,6 +72,16 @@ def read_results(paths: Sequence[Path]) -> list[Measured]:
 
 
 def _read_file(path: Path) -> Iterator[Measured]:
+    for name, document in read_runs(path):
+        yield _read_run(name, document)
+
+
+def read_runs(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every run of a file as it was written, with the name of the file and its line.
+
+    Raises:
+        RecordError: The file cannot be read, or has something else in it.
+    """
     try:
         text = read_document(path).decode()
     except (OSError, UnicodeDecodeError) as error:
@@ -84,7 +94,7 @@ def _read_file(path: Path) -> Iterator[Measured]:
         name = path.name if len(documents) == 1 else f"{path.name}:{number}"
         if not isinstance(document, dict):
             raise RecordError(f"{path}, run {number}: a JSON object is wanted; {_WANTED}")
-        yield _read_run(name, document)
+        yield name, document
 
 
 def _lines(path: Path, text: str) -> Iterator[Any]:

@@ -20,7 +20,9 @@ _DEEPEST = 20
 _STARTS = (  # words that a server starts with, and whose it is
     (("vllm", "serve"), "vllm"),
     (("vllm.entrypoints.openai.api_server",), "vllm"),
+    (("dynamo.vllm",), "vllm"),
     (("sglang", "serve"), "sglang"),
+    (("dynamo.sglang",), "sglang"),
     (("sglang.launch_server",), "sglang"),
     (("trtllm-serve", "serve"), "trtllm"),
     (("trtllm-serve",), "trtllm"),

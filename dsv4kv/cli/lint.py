@@ -1,0 +1,86 @@
+"""``dsv4kv lint``: known faults of a launch command, a start-up log or a benchmark's result."""
+
+from typing import Annotated
+
+import typer
+
+from dsv4kv.cli.complete import offer
+from dsv4kv.resources import shipped_names
+from dsv4kv.view.console import print_document
+
+FOUND = 1
+"""Exit code where a known fault is found for sure."""
+
+EPILOG = """\
+[bold]Examples[/bold]
+
+dsv4kv lint serve.sh --engine vllm:0.22                 every command of a script
+
+dsv4kv lint startup.log                                 version and arguments from the log
+
+dsv4kv lint runs.jsonl                                  traps of benchmarks
+
+dsv4kv lint 'sglang serve --model deepseek-ai/DeepSeek-V4-Flash --hicache-size 100'
+"""
+
+
+def lint(
+    given: Annotated[
+        str,
+        typer.Argument(
+            metavar="COMMAND|LOG|RESULT",
+            help="A launch command of vLLM or SGLang, a file with some (script, YAML, compose), "
+            "the log of a start, or the result file of a benchmark.",
+            show_default=False,
+        ),
+    ],
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME:VERSION",
+            help="What is served: vllm:0.33. Left out: as the image or the log says.",
+            autocompletion=offer(["vllm:", "sglang:"]),
+        ),
+    ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            help="On which GPU. Left out: as the log says.",
+            autocompletion=offer(shipped_names("gpus")),
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Find known faults of engines, and traps of benchmarks, before they cost a day.
+
+    Looks the server up in a table of faults with their threads, versions and costs; nothing is
+    run. What hangs on something that is not known, a version or a model, is possible. Ends with
+    1 if a fault is found for sure.
+    """
+    from datetime import date
+
+    from dsv4kv.faults.judge import judge
+    from dsv4kv.faults.subject import read_subjects
+    from dsv4kv.faults.table import load_faults
+
+    subjects, faults = read_subjects(given, engine, gpu), load_faults()
+    found = judge(subjects, faults, date.today())
+    if as_json:
+        import json
+
+        document = {
+            "looked_at": [
+                {"title": each.title, "engine": each.engine, "version": each.version}
+                for each in subjects
+            ],
+            "known_faults": len(faults),
+            "findings": [each.as_values() for each in found],
+        }
+        print_document(json.dumps(document, ensure_ascii=False, indent=2))
+    else:
+        from dsv4kv.view.lint import report_findings
+        from dsv4kv.view.terminal import show
+
+        show(report_findings(subjects, found, len(faults)))
+    if any(each.is_sure for each in found):
+        raise typer.Exit(FOUND)

@@ -1,0 +1,122 @@
+"""``dsv4kv lint`` says what is wrong first, ends with a verdict, and reads what it is given."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from dsv4kv.cli import app
+from dsv4kv.errors import ConfigError
+
+FAULTY = 'vllm serve deepseek-ai/DeepSeek-V4-Flash --speculative-config \'{"method":"mtp"}\''
+
+
+def run(*words: object) -> Any:
+    return CliRunner().invoke(app, ["lint", *map(str, words)])
+
+
+def test_a_known_fault_is_a_sentence_a_row_and_exit_code_1() -> None:
+    done = run(FAULTY, "--engine", "vllm:0.22")
+    text = " ".join(done.output.split())
+    assert done.exit_code == 1
+    assert text.startswith("✗ With drafts (MTP, DSpark) no prompt is ever found in the prefix")
+    assert "It costs: 0.0 % of prompt tokens found instead of 72.7 %" in text
+    assert "vllm-drafts-no-hits yes >=0.21,<0.23 0.23 github.com/vllm-project/vllm" in text
+
+
+def test_what_is_only_possible_is_told_and_ends_well() -> None:
+    done = run(FAULTY)
+    assert done.exit_code == 0
+    assert "Possible: the version is not known: vllm >=0.21,<0.23 has it." in " ".join(
+        done.output.split()
+    )
+    assert "0 faults found, 2 possible" in done.output
+
+
+def test_a_healthy_server_has_none() -> None:
+    done = run(FAULTY, "--engine", "vllm:0.33")
+    assert done.exit_code == 0
+    assert "✓ none of" in done.output
+
+
+def test_the_document_has_every_finding_with_its_source() -> None:
+    done = run(FAULTY, "--engine", "vllm:0.22", "--json")
+    document = json.loads(done.stdout)
+    assert document["looked_at"][0]["version"] == "0.22"
+    found = {each["id"]: each for each in document["findings"]}
+    row = found["vllm-drafts-no-hits"]
+    assert row["sure"] is True
+    assert row["source"] == "https://github.com/vllm-project/vllm/issues/51771"
+    assert set(row) >= {"symptom", "effect", "workaround", "fixed_in", "versions", "doubts", "of"}
+
+
+@pytest.mark.parametrize("flag", ["-sc", "--speculative_config"])
+def test_a_flag_is_known_by_all_of_its_spellings(flag: str) -> None:
+    command = FAULTY.replace("--speculative-config", flag)
+    done = run(command, "--engine", "vllm:0.22", "--json")
+    assert "vllm-drafts-no-hits" in {each["id"] for each in json.loads(done.stdout)["findings"]}
+
+
+def test_a_gpu_that_is_stated_is_one_of_the_catalogue() -> None:
+    assert run(FAULTY, "--engine", "vllm:0.33", "--gpu", "h200").exit_code == 0
+    assert "did you mean" in run(FAULTY, "--gpu", "h20O").output
+
+
+def test_every_server_of_a_file_is_looked_at(tmp_path: Path) -> None:
+    path = tmp_path / "serve.sh"
+    path.write_text(
+        f"{FAULTY}\nsglang serve --model-path deepseek-ai/DeepSeek-V4-Pro --hicache-size 9\n"
+    )
+    done = run(path, "--json", "--engine", "vllm:0.22")
+    looked = json.loads(done.stdout)["looked_at"]
+    assert [(each["engine"], each["version"]) for each in looked] == [
+        ("vllm", "0.22"),
+        ("sglang", None),
+    ]
+
+
+def test_a_log_without_arguments_says_that_it_has_none(tmp_path: Path) -> None:
+    path = tmp_path / "startup.log"
+    path.write_text(
+        "INFO 11-01 10:00:00 [a.py:1] vLLM API server version 0.22.0\n"
+        "INFO 11-01 10:00:01 [a.py:1] GPU KV cache size: 63,859 tokens\n"
+    )
+    done = run(path)
+    assert done.exit_code == 0
+    assert "no arguments in it: give the command, too" in " ".join(done.output.split())
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ("", "nothing to look at"),
+        ("nothing.sh", "there is no such file"),
+        ("docker run hello world", "nothing is known of it"),
+        ("trtllm-serve deepseek-ai/DeepSeek-V4-Flash --tp_size 8", "nothing is known of it"),
+        ("vllm serve 'a model", "is opened and never closed"),
+        ("x " * 200_000, "no launch command is longer than 256 KiB"),
+    ],
+)
+def test_what_cannot_be_read_gets_a_sentence(given: str, sentence: str) -> None:
+    done = run(given)
+    assert done.exit_code == ConfigError.exit_code
+    assert sentence in " ".join(done.output.split())
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00\xff" * 99, b'{"completed": 1', b"[]", b"{}"])
+def test_a_file_of_something_else_gets_a_sentence(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "given"
+    path.write_bytes(content)
+    done = run(path)
+    assert isinstance(done.exception, SystemExit)
+    assert done.exit_code == ConfigError.exit_code
+    assert "error: " in done.output
+
+
+@pytest.mark.parametrize("engine", ["ollama", "vllm:new", "dsv4kv:1"])
+def test_an_engine_that_is_not_known_gets_a_sentence(engine: str) -> None:
+    done = run(FAULTY, "--engine", engine)
+    assert done.exit_code == ConfigError.exit_code
+    assert "give" in done.output

@@ -5,8 +5,9 @@ the same instant whether it was taken at once or step by step, and from measured
 follow by least squares.
 """
 
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
+from operator import mul
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,8 +37,7 @@ NOTHING: Counts = (0,) * len(COUNTS)
 _NONE = np.zeros(1, dtype=np.int64)
 
 
-@dataclass(frozen=True, slots=True)
-class Steps:
+class Steps(NamedTuple):
     """``n`` steps of a server that differ by the contexts alone.
 
     Attributes:
@@ -51,11 +51,11 @@ class Steps:
     """
 
     rows: int = 0
-    tokens: Ints = field(default_factory=lambda: _NONE)
-    contexts: Ints = field(default_factory=lambda: _NONE)
+    tokens: Ints = _NONE
+    contexts: Ints = _NONE
     prompt: int = 0
     fullest: int = 0
-    prefixes: Ints = field(default_factory=lambda: _NONE)
+    prefixes: Ints = _NONE
 
 
 class StepTimes(Protocol):
@@ -150,6 +150,8 @@ class Deployment:
 
 def _over(values: Ints, n: int) -> int:
     """Sum over steps of what is one for each of them, or one for all."""
+    if len(values) == 1:
+        return values.item() * n
     return int(values.sum()) * (n // len(values))
 
 
@@ -205,7 +207,7 @@ class ModelTimes:
         """See ``StepTimes``; without arrays of counts, as every turn of a replay asks for it."""
         made, alone = self._made, not steps.prompt
         n = max(len(steps.contexts), len(steps.prefixes))
-        tokens = int(steps.tokens[0]) + steps.prompt
+        tokens = steps.tokens.item(0) + steps.prompt
         if tokens not in self._weight_bytes:
             self._weight_bytes[tokens] = int(made.weight_bytes(np.array(tokens)))
         rows, contexts = made.rows_per_rank(steps.rows), steps.contexts
@@ -227,7 +229,8 @@ class ModelTimes:
 
     def seconds(self, counts: Counts) -> float:
         """See ``StepTimes``."""
-        return sum(count * rate for count, rate in zip(counts, self._rates, strict=True))
+        total: float = sum(map(mul, counts, self._rates))
+        return total
 
     @property
     def coefficients(self) -> Coefficients:

@@ -32,7 +32,7 @@ from dsv4kv.replay.contract import (
     Prompts,
 )
 from dsv4kv.replay.costs import StepTables
-from dsv4kv.replay.decoders import Decoders, Drafts
+from dsv4kv.replay.decoders import Drafts, open_decoders
 from dsv4kv.replay.engine import EnginePaths, build_engine, find_paths
 from dsv4kv.replay.memory import MemoryPlan, check_fit, plan_memory
 from dsv4kv.replay.outcome import Outcome
@@ -279,7 +279,7 @@ def build_replay(
         ledger,
         prompts,
         cost,
-        Decoders(cost, memory.group, drafts),
+        open_decoders(cost, memory.group, drafts),
         clock,
         wiring.observe(outcome) if wiring.observe else outcome,
         data or NO_DATA,

@@ -7,10 +7,11 @@ at the same instant whether it was taken at once or step by step.
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from operator import add
 from pathlib import Path
 from statistics import median
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -93,8 +94,7 @@ def _measured(path: str) -> tuple[float, str]:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """Work of steps, in whole numbers.
 
     Attributes:
@@ -132,19 +132,9 @@ class Work:
         """All bytes."""
         return self.weight_bytes + self.cache_bytes
 
-    def __add__(self, other: "Work") -> "Work":
-        return Work(
-            self.steps + other.steps,
-            self.weight_bytes + other.weight_bytes,
-            self.update_bytes + other.update_bytes,
-            self.score_bytes + other.score_bytes,
-            self.select_bytes + other.select_bytes,
-            self.attend_bytes + other.attend_bytes,
-            self.gather_bytes + other.gather_bytes,
-            self.copy_bytes + other.copy_bytes,
-            self.operations + other.operations,
-            tuple(map(int.__add__, self.counts, other.counts)),
-        )
+    def __add__(self, other: "Work") -> "Work":  # type: ignore[override]
+        counts = tuple(map(add, self.counts, other.counts))
+        return Work._make((*map(add, self[:-1], other[:-1]), counts))
 
 
 class Timing(Protocol):
@@ -262,24 +252,34 @@ class CostModel:
         self._sums: Ints = np.stack(each, axis=1).cumsum(axis=0)
         self._weight_bytes: dict[int, int] = {}
 
-    def decode(self, lengths: Ints, steps: int, *, timed: bool = True) -> Work:
-        """``steps`` steps in which requests of ``lengths`` int64[B] decode one token each.
+    def reached(self, lengths: Ints) -> Ints:
+        """int64[6]: what decoding every token of requests of ``lengths`` int64[B] would have cost.
 
-        What takes time of them is left out where ``timed`` says so.
+        Reads of keys that a step reads once are counted for each.
         """
-        sums = self._sums
-        difference = sums.take(lengths + steps, axis=0) - sums.take(lengths, axis=0)
-        weights = steps * self.weight_bytes(len(lengths))
-        counts = NOTHING
-        if timed and self._times:
-            counts = self._count(self.decoded(lengths, steps))
-        return _decoding(steps, weights, *difference.sum(axis=0).tolist(), counts=counts)
+        reached: Ints = np.add.reduce(self._sums.take(lengths, axis=0))
+        return reached
 
-    def decoded(self, lengths: Ints, steps: int) -> Steps:
-        """The same, as the times of steps see it."""
-        rows = len(lengths)
-        contexts = int(lengths.sum()) + rows * np.arange(1, steps + 1, dtype=np.int64)
-        return Steps(rows, np.array([rows]), contexts)
+    def reached_by(self, length: int) -> Ints:
+        """int64[6]: the same of one request."""
+        reached: Ints = self._sums[length]
+        return reached
+
+    def decode(
+        self, before: Ints, after: Ints, rows: int, steps: int, decoded: Steps | None = None
+    ) -> Work:
+        """Steps in which requests decode one token each.
+
+        Args:
+            before: What they had ``reached`` before.
+            after: What they have after that.
+            rows: Requests.
+            steps: Steps.
+            decoded: The same, as the times of steps see it; None leaves out what takes time.
+        """
+        counts = NOTHING if decoded is None else self._count(decoded)
+        weights = steps * self.weight_bytes(rows)
+        return _decoding(steps, weights, *(after - before).tolist(), counts=counts)
 
     def speculate(self, before: Ints, taken: Ints) -> list[Work]:
         """Steps in which requests verify windows of tokens.
@@ -308,7 +308,7 @@ class CostModel:
 
     def mixed(
         self,
-        decoding: Work,
+        done: Work,
         decoded: Steps,
         spans: Sequence[Span],
         steps: int = 1,
@@ -317,32 +317,27 @@ class CostModel:
         """Steps of decoding requests and prompt chunks; weights are read once a step.
 
         Args:
-            decoding: Work of all decoding.
+            done: Work of all decoding.
             decoded: What decodes in the steps.
             spans: What is computed of prompts: the same part of each in every step.
             steps: Steps.
             ranks: Which rank computes each span; all are one's where that is left out.
         """
-        updates, gathers = decoding.update_bytes, decoding.gather_bytes
-        operations, tokens = decoding.operations, int(decoded.tokens[0])
+        updates, gathers = done.update_bytes, done.gather_bytes
+        operations, tokens = done.operations, decoded.tokens.item(0)
         for before, after in spans:
             size = (after - before) // steps
             updates += self._tables.chunks(before, after, steps)
-            gathers += int(self._tables.visible[before + size : after + 1 : size].sum())
-            operations += int(self._sums[after, -2] - self._sums[before, -2])
+            gathers += self._tables.seen(before, after, size)
+            operations += self._sums.item(after, -2) - self._sums.item(before, -2)
             tokens += size
         counts = NOTHING
         if self._times:
             counts = self._count(_with_prompts(decoded, spans, steps, ranks))
-        return replace(
-            decoding,
-            steps=steps,
-            weight_bytes=steps * self.weight_bytes(tokens),
-            update_bytes=updates,
-            gather_bytes=gathers,
-            operations=operations,
-            counts=counts,
-        )
+        weights = steps * self.weight_bytes(tokens)
+        reads = done.score_bytes, done.select_bytes, done.attend_bytes
+        copied = done.copy_bytes
+        return Work(steps, weights, updates, *reads, gathers, copied, operations, counts)
 
     def _count(self, steps: Steps) -> Counts:
         return NOTHING if self._times is None else self._times.total(steps)
@@ -370,18 +365,27 @@ def _decoding(
     return Work(steps, weights, updates, *reads, operations=operations, counts=counts)
 
 
+def decoding(rows: int, tokens: int, steps: int) -> Steps:
+    """Steps in which requests that have so many tokens together decode one each."""
+    if steps == 1:
+        return Steps(rows, np.array([rows]), np.array([tokens + rows]))
+    return Steps(rows, np.array([rows]), tokens + rows * np.arange(1, steps + 1, dtype=np.int64))
+
+
 def _with_prompts(
     decoded: Steps, spans: Sequence[Span], steps: int, ranks: Sequence[int]
 ) -> Steps:
     """Decoding and chunks, the latter as the rank with the most tokens sees them."""
     sizes: Counter[int] = Counter()
-    prefixes: dict[int, Ints] = {}
+    prefixes: Counter[int] = Counter()
+    squares: Counter[int] = Counter()
     for (before, after), rank in zip(spans, ranks or [0] * len(spans), strict=True):
         size = (after - before) // steps
         sizes[rank] += size
-        seen = size * np.arange(before, after, size, dtype=np.int64)
-        prefixes[rank] = prefixes.get(rank, 0) + seen
+        prefixes[rank] += size * before
+        squares[rank] += size * size
     fullest = max(sizes, key=sizes.__getitem__)
-    return replace(
-        decoded, prompt=sizes.total(), fullest=sizes[fullest], prefixes=prefixes[fullest]
-    )
+    seen = np.array([prefixes[fullest]])
+    if steps > 1:
+        seen = seen + squares[fullest] * np.arange(steps)
+    return decoded._replace(prompt=sizes.total(), fullest=sizes[fullest], prefixes=seen)

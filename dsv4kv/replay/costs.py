@@ -107,17 +107,25 @@ class StepTables:
             self._seen.update((page, ratio) for page in pages if page)
         self._add_updates(lengths)
         self._add_reads(config, schemas, lengths)
-        self._chunk_terms = list(self._find_chunk_terms())
+        terms = list(self._find_chunk_terms())
+        most_kept = max((term.kept_tokens for term in terms), default=0)
+        kept, zero = np.arange(most_kept + 1), np.zeros_like(lengths)
+        self._kept = sum((t.kept_bytes * np.minimum(kept, t.kept_tokens) for t in terms), 0 * kept)
+        self._grown = sum(
+            (t.token_bytes * lengths + t.entry_bytes * (lengths // t.ratio) for t in terms), zero
+        )
 
     def chunks(self, before: int, after: int, count: int = 1) -> int:
         """Bytes that ``count`` equal prompt chunks of a request write, and read to write them."""
-        tokens = after - before
-        return sum(
-            term.token_bytes * tokens
-            + term.kept_bytes * count * min(tokens // count, term.kept_tokens)
-            + term.entry_bytes * (after // term.ratio - before // term.ratio)
-            for term in self._chunk_terms
-        )
+        size = (after - before) // count
+        kept = self._kept.item(min(size, len(self._kept) - 1))
+        return self._grown.item(after) - self._grown.item(before) + count * kept
+
+    def seen(self, before: int, after: int, size: int) -> int:
+        """Bytes that prompt chunks of ``size`` tokens read."""
+        if after - before == size:
+            return self.visible.item(after)
+        return int(self.visible[before + size : after + 1 : size].sum())
 
     def _find_chunk_terms(self) -> Iterator[ChunkTerm]:
         for ring, layers in self._windows.items():

@@ -41,7 +41,7 @@ class Batch:
 
     def next_blocks(self) -> int:
         """Blocks that all of them need together before the next step."""
-        return int(self.decoders.lacking().sum())
+        return self.decoders.all_lacking()
 
     def stop(self, served: Served) -> None:
         """Take a request out of those that run, and everything from it."""
@@ -142,7 +142,7 @@ class Pauses:
         """How many can go on beside those that run: the oldest, none overtakes another."""
         if not self.paused:
             return 0
-        left = self._ledger.available - int(self._decoders.lacking().sum())
+        left = self._ledger.available - self._decoders.all_lacking()
         needed = accumulate(map(self._decoders.lacks, self.paused))
         return sum(1 for _ in takewhile(lambda blocks: blocks <= left, needed))
 

@@ -79,7 +79,7 @@ def describe_replay(replay: Replay) -> ReplayResult:
 
 
 def _work(clock: VirtualClock) -> ReplayWork:
-    done = asdict(clock.done)
+    done = clock.done._asdict()
     counts = dict(zip(COUNTS, done.pop("counts"), strict=True))
     return ReplayWork(**done, counts=counts, idle_ns=round(clock.idle_s * _NS))
 

@@ -1,7 +1,5 @@
 """Times of steps: what they grow with, what divides them, and that grouping changes nothing."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -121,7 +119,7 @@ def test_a_chunk_on_one_rank_takes_as_long_as_one_on_each() -> None:
 
 def test_a_chunk_takes_decoding_requests_along_in_its_own_pass() -> None:
     decoding = Steps(8, np.array([8]), np.array([800]))
-    mixed = model().count(replace(decoding, prompt=512, fullest=512))[0]
+    mixed = model().count(decoding._replace(prompt=512, fullest=512))[0]
     assert (mixed[0], mixed[4]) == (0, 43)
     assert mixed[3] == model().count(decoding)[0, 3]
 

@@ -92,7 +92,8 @@ def test_a_step_of_v4_whose_layers_share_a_selection_is_what_bench_counts(
     monkeypatch.setattr("dsv4kv.bench.build.load_model", lambda _name: config)
     layers, tables = held.__wrapped__(("model.layers=[2, 3, 4]",))
     for before in (1022, 1023):
-        work = CostModel(tables, WEIGHTLESS).decode(np.array([before]), 1)
+        cost = CostModel(tables, WEIGHTLESS)
+        work = cost.decode(cost.reached_by(before), cost.reached_by(before + 1), rows=1, steps=1)
         assert work.cache_bytes == sum(
             size for kind, size in bench_counts(layers, before, 1).items() if kind != "operations"
         )

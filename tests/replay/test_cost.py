@@ -10,8 +10,8 @@ from dsv4kv.config.replay import CostSection
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.presets import load_model
 from dsv4kv.record.store import save_record
-from dsv4kv.replay.clock import CostModel, Work, find_rates
-from dsv4kv.replay.costs import StepTables
+from dsv4kv.replay.clock import CostModel, Work, decoding, find_rates
+from dsv4kv.replay.costs import Ints, StepTables
 from dsv4kv.replay.decoders import Drafts
 from dsv4kv.replay.memory import plan_memory
 from tests.examples import examples
@@ -23,24 +23,30 @@ MADE = replay([request([1, 2, 3], output=900)])
 COST: CostModel = MADE.scheduler._cost
 
 
+def decode(lengths: Ints, steps: int) -> Work:
+    before, after = COST.reached(lengths), COST.reached(lengths + steps)
+    decoded = decoding(len(lengths), int(lengths.sum()), steps)
+    return COST.decode(before, after, len(lengths), steps, decoded)
+
+
 @examples(100)
 @given(st.lists(st.integers(1, 900), min_size=1, max_size=6), st.integers(1, 300))
 def test_a_stretch_costs_the_sum_of_its_steps(lengths: list[int], steps: int) -> None:
     start = np.array(lengths, dtype=np.int64)
-    single = [COST.decode(start + step, 1) for step in range(steps)]
-    assert COST.decode(start, steps) == sum(single, Work())
+    single = [decode(start + step, 1) for step in range(steps)]
+    assert decode(start, steps) == sum(single, Work())
 
 
 def test_a_window_of_one_token_costs_a_decode_step() -> None:
     lengths = np.array([5, 128, 700])
     (window,) = COST.speculate(lengths[None, :], np.ones((1, 3), dtype=np.int64))
-    assert window == COST.decode(lengths, 1)
+    assert window == decode(lengths, 1)
 
 
 def test_a_window_reads_the_cache_once_and_writes_every_token() -> None:
     lengths = np.array([[100]])
     (window,) = COST.speculate(lengths, np.array([[4]]))
-    single = COST.decode(lengths[0], 4)
+    single = decode(lengths[0], 4)
     assert window.update_bytes == single.update_bytes
     assert window.operations == single.operations
     keys = COST._tables.shared
@@ -49,11 +55,11 @@ def test_a_window_reads_the_cache_once_and_writes_every_token() -> None:
 
 
 def test_a_mixed_step_reads_its_weights_once_for_all_tokens() -> None:
-    decoding = COST.decode(np.array([300]), 1)
-    mixed = COST.mixed(decoding, COST.decoded(np.array([300]), 1), [(0, 128)])
+    alone = decode(np.array([300]), 1)
+    mixed = COST.mixed(alone, decoding(1, 300, 1), [(0, 128)])
     assert mixed.steps == 1
     assert mixed.weight_bytes == COST.weight_bytes(129)
-    assert mixed.update_bytes > decoding.update_bytes
+    assert mixed.update_bytes > alone.update_bytes
 
 
 @pytest.mark.parametrize(("model", "active"), [("v4-flash", 13e9), ("v4-pro", 49e9)])
@@ -93,7 +99,7 @@ def test_arithmetic_grows_by_what_attention_and_indexer_read() -> None:
 
 
 def test_a_token_is_multiplied_with_every_active_parameter() -> None:
-    one = COST.decode(np.array([99]), 1).operations
+    one = decode(np.array([99]), 1).operations
     assert one == COST._tables.operations[100] + 2 * MADE.weights.active_parameters
 
 

@@ -45,7 +45,7 @@ def _derived(
         if ttft and earlier:
             yield "repeats_ttft", f"{ttft / earlier:g}"
     outputs = run.get("output_lens")
-    if isinstance(outputs, list) and len(outputs) > 1 and max(outputs) > 1:
+    if isinstance(outputs, list) and set(map(type, outputs)) == {int} and max(outputs) > 1:
         yield "full_outputs", f"{outputs.count(max(outputs)) / len(outputs):g}"
 
 

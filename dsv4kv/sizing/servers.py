@@ -81,7 +81,8 @@ def _as_yaml(text: str) -> Any:
     if "\n" not in text.strip() and not text.lstrip().startswith(("{", "[")):
         return None
     try:
-        document = yaml.safe_load(text)
+        documents = [each for each in yaml.safe_load_all(text) if each is not None]
+        document = documents[0] if len(documents) == 1 else documents or None
     except (yaml.YAMLError, ValueError):
         return None
     except RecursionError:

@@ -120,3 +120,30 @@ def test_an_engine_that_is_not_known_gets_a_sentence(engine: str) -> None:
     done = run(FAULTY, "--engine", engine)
     assert done.exit_code == ConfigError.exit_code
     assert "give" in done.output
+
+
+@pytest.mark.parametrize("value", [None, [], {}, "x", -1, 1e300, [None, "a"], [[1], [2]]])
+def test_a_result_of_odd_values_is_looked_at(value: object, tmp_path: Path) -> None:
+    names = ("output_lens", "input_lens", "errors", "dataset_name", "median_ttft_ms", "failed")
+    odd = {"completed": 8, "duration": 1.0, "max_concurrency": 2} | dict.fromkeys(names, value)
+    path = tmp_path / "runs.jsonl"
+    path.write_text(f"{json.dumps(odd)}\n{json.dumps(odd)}\n")
+    assert isinstance(run(path).exception, SystemExit | None)
+
+
+def test_a_file_of_several_documents_has_images_and_variables(tmp_path: Path) -> None:
+    path = tmp_path / "pods.yaml"
+    path.write_text(f"""\
+kind: Pod
+spec:
+  containers:
+  - image: vllm/vllm-openai:v0.22.1
+    command: [sh, -c]
+    args:
+    - {FAULTY}
+---
+kind: Service
+""")
+    found = json.loads(run(path, "--json").stdout)
+    assert found["looked_at"][0]["version"] == "0.22.1"
+    assert all(each["sure"] for each in found["findings"])

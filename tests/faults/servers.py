@@ -4,7 +4,8 @@ A text that names a file stands for it.
 
 Flags and values are those of the threads; what has nothing to do with the cache is shortened, and
 where a thread names its flags without a whole command, they are put together to one.
-``engine`` is the release that the thread names, where the text itself does not.
+``engine`` is the release that the thread names, and ``gpu`` what it ran on, where the text itself
+does not tell and it matters.
 """
 
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ class Case:
     text: str
     engine: str = ""
     faults: tuple[str, ...] = ()
+    gpu: str | None = None
 
 
 def published(source: str, part: str = "") -> str:
@@ -257,6 +259,14 @@ done
          "--speculative-algorithm DSPARK", "sglang:0.5.23", ("sglang-synthetic-acceptance",)),
     Case("sglang#36534", f"sglang serve --model-path {FLASH} --tp 4 "
          "--cuda-graph-max-bs-prefill 16384", "sglang:0.5.22", ("sglang-prefill-graphs-memory",)),
+    Case("InferenceX#3284", "docker run --gpus all lmsysorg/sglang:v0.5.20 sglang serve "
+         "--model-path deepseek-ai/DeepSeek-V4.1-Flash --tp 8 --ep 8 "
+         "--speculative-algorithm DSPARK", "", ("sglang-v41-unknown",)),
+    Case("sglang#33397, a comment", "sglang serve --model-path "
+         "deepseek-ai/DeepSeek-V4-Flash-0731 --tp 8 --ep 8 --enable-dp-attention --dp 8 "
+         "--enable-dp-lm-head --kv-cache-dtype fp8_e4m3 --context-length 524288 "
+         "--chunked-prefill-size 65536 --max-running-requests 512", "sglang:0.5.16",
+         ("sglang-hopper-dp-corruption", "sglang-dp-lockstep", HELD), "h100"),
     # logs
     Case("vllm#40821, its log", "tests/faults/logs/vllm_40821.log", "",
          (WINDOWS, "vllm-large-steps-reserve")),

@@ -26,7 +26,7 @@ def found_in(case: Case, folder: Path) -> list[Finding]:
         path = folder / "given.txt"
         path.write_text(given, "utf-8")
         given = str(path)
-    return judge(read_subjects(given, case.engine or None), load_faults(), TODAY)
+    return judge(read_subjects(given, case.engine or None, case.gpu), load_faults(), TODAY)
 
 
 def found_in_runs(runs: list[dict[str, object]], folder: Path) -> list[Finding]:

@@ -24,6 +24,11 @@ _STORES_ONLY = (
     "are missing, so there is no hit rate"
 )
 
+_NO_USAGE = (
+    "answers had no usage; streamed ones have it if clients ask for it (stream_options: "
+    "include_usage) or the server adds it (vLLM's --enable-force-include-usage)"
+)
+
 
 class Rows(Sequence[Request]):
     """Requests of rows that are in order, each made when it is asked for: rows are smaller."""
@@ -81,6 +86,7 @@ class Recorded:
             estimated; or ``length``, then they share nothing.
         own_blocks: Blocks of prompts without ids in a trace that has some: they share nothing.
         counters: Whose counters, tokens found, tokens asked for, of every server sampled.
+        untold: Requests that were answered and are left out, as nobody told how long they are.
     """
 
     requests: Sequence[Request]
@@ -92,6 +98,7 @@ class Recorded:
     ids_of: list[str]
     own_blocks: int
     counters: list[tuple[str, int, int]]
+    untold: int
 
 
 def read_recording(folder: Path) -> Recorded:
@@ -100,10 +107,15 @@ def read_recording(folder: Path) -> Recorded:
     Raises:
         TraceError: It cannot be read, or nothing was requested.
     """
-    rows = list(_complete(read_stream(folder, "requests")))
+    rows, untold = _complete(read_stream(folder, "requests"))
     stores_only = not rows
     if stores_only:
         rows = [_row_of(store) for store in Chains().read(read_stream(folder, "events"))]
+    if not rows and untold:
+        raise TraceError(
+            f"{folder}: {counted(untold, 'request')} recorded, and of none is the length known: "
+            f"{_NO_USAGE}."
+        )
     if not rows:
         raise TraceError(
             f"{folder}: no request was recorded: give record a source of requests (--proxy or "
@@ -111,7 +123,7 @@ def read_recording(folder: Path) -> Recorded:
         )
     counters = count(read_stream(folder, "metrics")).values()
     hits = [hits for counted in counters if (hits := counted.hits())]
-    return _put_together(rows, str(folder), stores_only=stores_only, counters=hits)
+    return _put_together(rows, str(folder), stores_only=stores_only, counters=hits, untold=untold)
 
 
 def collect_requests(records: Iterable[Record], source: str) -> Recorded | None:
@@ -120,8 +132,10 @@ def collect_requests(records: Iterable[Record], source: str) -> Recorded | None:
     Raises:
         TraceError: They have ids of several sizes.
     """
-    rows = list(_complete(records))
-    return _put_together(rows, source, stores_only=False, counters=[]) if rows else None
+    rows, untold = _complete(records)
+    if not rows:
+        return None
+    return _put_together(rows, source, stores_only=False, counters=[], untold=untold)
 
 
 def _put_together(
@@ -130,6 +144,7 @@ def _put_together(
     *,
     stores_only: bool,
     counters: list[tuple[str, int, int]],
+    untold: int,
 ) -> Recorded:
     rows.sort(key=lambda row: row["arrival_s"])
     sizes = {row["grain"] for row in rows if row.get("ids")}
@@ -150,13 +165,18 @@ def _put_together(
         [row.get("ids_of") or "tokens" for row in rows],
         own_blocks,
         counters,
+        untold,
     )
 
 
 def told(recorded: Recorded) -> list[str]:
     """What the server said of the requests, in sentences."""
+    left_out = (
+        f"{counted(recorded.untold, 'request')} left out: their length is not known: {_NO_USAGE}"
+    )
+    missing = [left_out] if recorded.untold else []
     if recorded.stores_only:
-        return [_STORES_ONLY]
+        return [_STORES_ONLY, *missing]
     counters = [
         f"by {engine}'s counters {found:,} of {asked:,} prompt tokens were cached "
         f"({found / asked:.2%}), from the first sample to the last"
@@ -170,6 +190,7 @@ def told(recorded: Recorded) -> list[str]:
         _told_of_requests(recorded),
         *(text if by_text else []),
         *(own if recorded.own_blocks else []),
+        *missing,
         *counters,
     ]
 
@@ -189,9 +210,13 @@ def _told_of_requests(recorded: Recorded) -> str:
     )
 
 
-def _complete(records: Iterable[Record]) -> Iterator[Record]:
-    """Requests whose length is known; what two sources say of one is put together."""
+def _complete(records: Iterable[Record]) -> tuple[list[Record], int]:
+    """Requests whose length is known; what two sources say of one is put together.
+
+    And how many others a proxy saw answered.
+    """
     found: dict[Any, Record] = {}
+    answered = set[Any]()
     for number, record in enumerate(records):
         if "what" in record:
             continue
@@ -201,7 +226,14 @@ def _complete(records: Iterable[Record]) -> Iterator[Record]:
         key = record.get("id", f"request {number}")
         before = found.get(key, {})
         found[key] = row | before | (_ids_of(row) or _ids_of(before))
-    return (row for row in found.values() if row.get("input_tokens") and "arrival_s" in row)
+        if record.get("end") == "done" and record.get("status", 0) < 400:
+            answered.add(key)
+    known = {key: row for key, row in found.items() if _is_known(row)}
+    return list(known.values()), len(answered - known.keys())
+
+
+def _is_known(row: Record) -> bool:
+    return bool(row.get("input_tokens")) and "arrival_s" in row
 
 
 def _name_blocks(rows: Iterable[Record], size: int) -> int:

@@ -3,7 +3,10 @@
 import tracemalloc
 from pathlib import Path
 
-from dsv4kv.recording.convert import read_recording
+import pytest
+
+from dsv4kv.errors import TraceError
+from dsv4kv.recording.convert import read_recording, told
 from dsv4kv.recording.folder import Record, Recording
 
 
@@ -56,3 +59,21 @@ def test_a_part_is_counted_as_the_whole_is(tmp_path: Path) -> None:
     assert [request.session for request in whole[2:]] == [2, 3]
     assert whole[2:][0].arrival_s == 2.0
     assert list(whole[4:]) == []
+
+
+ASKED: Record = {"source": "proxy:0", "arrival_s": 1.0, "status": 200, "end": "done"}
+
+
+def test_requests_of_unknown_length_are_left_out_and_that_is_told(tmp_path: Path) -> None:
+    failed = [ASKED | {"status": 503}, ASKED | {"end": "client left"}]
+    folder = recorded(tmp_path, [ASKED | {"input_tokens": 300}, ASKED, ASKED, *failed])
+    read = read_recording(folder)
+    assert (len(read.requests), read.untold) == (1, 2)
+    assert "2 requests left out: their length is not known: answers had no usage" in "; ".join(
+        told(read)
+    )
+
+
+def test_where_no_length_is_known_the_sentence_says_why(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="2 requests recorded, and of none is the length known"):
+        read_recording(recorded(tmp_path, [ASKED, ASKED]))

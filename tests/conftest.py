@@ -115,6 +115,7 @@ THINNED = {
     "cli/test_profile_docs.py::test_a_command_of_the_page_runs": 2,
     "cli/test_progress.py::test_bytes_read_rise_to_those_of_the_file": 2,
     "cli/test_progress.py::test_reading_a_trace_says_how_far_it_is": 3,
+    "cli/test_progress.py::test_systems_are_named_and_counted": 0,
     "cli/test_record.py::test_whatever_ends_it_no_finished_request_is_lost": 1,
     "cli/test_replay.py::test_a_chart_is_one_file": 1,
     "cli/test_shell.py::test_a_stream_that_is_not_utf_8_loses_glyphs_and_not_the_answer": 1,
@@ -182,6 +183,8 @@ THINNED = {
     "ops/test_one_code_apart.py::test_any_one_value_of_an_entry_may_be_a_neighbour_and_no_more": 8,
     "ops/test_one_code_apart.py::"
     "test_what_neighbours_in_bf16_become_by_neighbouring_scales_is_one_code_apart": 2,
+    "planning/test_plan.py::test_brute_force_finds_nothing_cheaper": 1,
+    "planning/test_plan.py::test_no_request_is_faster_than_the_bounds": 2,
     "prefix/test_engine_machine.py::"
     "test_every_index_and_policy_serves_a_long_day_as_a_plain_index_would": 4,
     "prefix/test_interrupts.py::test_an_index_changes_whole_or_not_at_all": 2,

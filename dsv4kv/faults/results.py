@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 _RANDOM = ("random", "random-ids")
+_EVEN = 0.02
+"""Prompts that differ less in length are random tokens: only their text is tokenized again."""
 
 
 def facts_of(run: Mapping[str, Any], before: Sequence[Mapping[str, Any]] = ()) -> dict[str, str]:
@@ -62,7 +64,12 @@ def _is_random(run: Mapping[str, Any]) -> bool:
     named = run.get("dataset_name")
     if named is not None:
         return named in _RANDOM
-    return run.get("random_input_len") is not None and not run.get("sharegpt_output_len")
+    if run.get("random_input_len") is not None and not run.get("sharegpt_output_len"):
+        return True
+    inputs = run.get("input_lens")  # vLLM names no dataset, and no text is as long as another
+    if not isinstance(inputs, list) or set(map(type, inputs)) != {int} or len(inputs) < 2:
+        return False
+    return bool(max(inputs) - min(inputs) <= _EVEN * max(inputs))
 
 
 def _rounds(run: Mapping[str, Any]) -> float | None:

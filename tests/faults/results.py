@@ -133,5 +133,9 @@ HEALTHY_RUNS: list[tuple[str, Run]] = [
         },
     ),
     ("vllm#52884: cold", RANDOM),
+    (
+        "vllm#26943: --ignore-eos, --save-detailed",
+        VLLM | {"input_lens": [1024, 1023] * 100, "output_lens": [128] * 200},
+    ),
     ("vllm#26943: after a warm-up", RANDOM | {"num_prompts": 160, "completed": 160}),
 ]  # fmt: skip

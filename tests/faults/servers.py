@@ -303,6 +303,13 @@ HEALTHY = (
     Case("dynamo: deepseek-v4-pro recipe", "python3 -m dynamo.frontend --router-mode kv &\n"
          f"python3 -m dynamo.vllm --model {PRO} -tp 8 "
          """--kv-events-config '{"enable_kv_cache_events":true}'""", "vllm:0.26"),
+    Case("a guide to V4.1 with SGLang's preview", "docker run --rm --gpus all --shm-size 32g "
+         "lmsysorg/sglang:dev-dsv41 sglang serve --model-path deepseek-ai/DeepSeek-V4.1-Flash "
+         "--trust-remote-code --tp 8 --ep-size 8 --mem-fraction-static 0.8 --attention-backend "
+         "dsv4 --enable-decoder-swa-bounded-replay --host 0.0.0.0 --port 30000"),
+    Case("sglang: --dp with a prefill delayer", f"sglang serve --model-path {FLASH} --tp 8 --dp 8 "
+         "--enable-dp-attention --enable-prefill-delayer --prefill-delayer-max-delay-ms 5000",
+         "sglang:0.5.23"),
     Case("docs/server.compose.yaml", "docs/server.compose.yaml", "vllm:0.33"),
 )  # fmt: skip
 """Commands in which nothing of the table is wrong, with the newest releases or the thread's."""

@@ -173,6 +173,7 @@ class VirtualClock:
         self.done = Work()
         self.idle_s = 0.0
         self._busy_s = 0.0
+        self._ahead: tuple[Work, Work, float] | None = None  # work, all with it, and its end
 
     @property
     def now_s(self) -> float:
@@ -181,12 +182,19 @@ class VirtualClock:
 
     def after(self, work: Work) -> float:
         """The time at which work that begins now would end."""
-        return self.idle_s + self._duration(self.done + work)
+        if self._ahead is None or self._ahead[0] is not work:
+            done = self.done + work
+            self._ahead = work, done, self._duration(done)
+        return self.idle_s + self._ahead[2]
 
     def work(self, work: Work) -> None:
         """Do work."""
-        self.done = self.done + work
-        self._busy_s = self._duration(self.done)
+        if self._ahead is not None and self._ahead[0] is work:
+            _, self.done, self._busy_s = self._ahead
+        else:
+            self.done = self.done + work
+            self._busy_s = self._duration(self.done)
+        self._ahead = None
 
     def wait_until(self, time_s: float) -> None:
         """Do nothing until then; nothing happens where that is past."""
@@ -216,6 +224,7 @@ class MeasuredClock(VirtualClock):
     def work(self, work: Work) -> None:
         """Count work that has been done."""
         self._measured_s += self._charge(work)
+        self._ahead = None
         super().work(work)
 
     def _duration(self, work: Work) -> float:

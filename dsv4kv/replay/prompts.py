@@ -44,8 +44,15 @@ class CheckpointStore:
 
     def last_written(self, keys: Sequence[int], stop: int) -> int:
         """Leading keys up to the last, beyond ``stop``, that ever had a checkpoint behind it."""
-        count = len(keys)
-        while count > stop and keys[count - 1] not in self._ever:
+        count, ever = len(keys), self._ever
+        while count > stop and keys[count - 1] not in ever:
+            count -= 1
+        return count
+
+    def last_kept(self, keys: Sequence[int]) -> int:
+        """Leading keys up to the last that has one behind it."""
+        count, kept = len(keys), self._kept
+        while count and keys[count - 1] not in kept:
             count -= 1
         return count
 
@@ -119,7 +126,8 @@ class BlockLedger:
     @property
     def shared(self) -> int:
         """Blocks of the index that requests are using."""
-        return self._held * self.per_shared - self.cached
+        index = self._index
+        return (index.held - index.evictable) * self.per_shared if index else 0
 
     @property
     def free(self) -> int:
@@ -129,7 +137,7 @@ class BlockLedger:
     @property
     def available(self) -> int:
         """Blocks that can be had: free, or to be evicted."""
-        return self.free + self.cached
+        return self.total - self.private - self.shared
 
     def take(self, count: int) -> None:
         """Give a request blocks of its own; raises ``OutOfBlocks`` and changes nothing."""
@@ -299,11 +307,9 @@ class PromptCache:
 
     def _resume(self, cached: Sequence[int]) -> int:
         """The last cached block after which a request can resume."""
-        resumed = len(cached)
         if not self._leaves_checkpoints:
-            return resumed
-        while resumed and cached[resumed - 1] not in self.checkpoints:
-            resumed -= 1
+            return len(cached)
+        resumed = self.checkpoints.last_kept(cached)
         if resumed:
             self.checkpoints.use(cached[resumed - 1])
         return resumed

@@ -9,7 +9,7 @@ from dsv4kv.engines.cache import Hit
 from dsv4kv.prefix.outcome import Losses
 from dsv4kv.prefix.tree import Ids
 from dsv4kv.replay.requests import Served
-from dsv4kv.traces.runs import as_runs
+from dsv4kv.traces.runs import list_runs
 
 
 class SeenIds:
@@ -25,17 +25,16 @@ class SeenIds:
 
     def add(self, ids: Sequence[int]) -> int:
         """Remember a chain; returns how many of its leading ids an earlier one had."""
-        runs, seen = as_runs(ids), self._seen
-        starts, counts = runs.starts, runs.counts
+        (starts, counts), seen = list_runs(ids), self._seen
 
         def goes_beyond(place: int) -> bool:
-            return seen.get(int(starts[place]), 0) < int(counts[place])
+            return seen.get(starts[place], 0) < counts[place]
 
         first = bisect_left(range(len(starts)), True, key=goes_beyond)
-        known = int(counts[:first].sum())
+        known = sum(counts[:first])
         if first < len(starts):
-            known += seen.get(int(starts[first]), 0)
-            seen.update(zip(starts[first:].tolist(), counts[first:].tolist(), strict=True))
+            known += seen.get(starts[first], 0)
+            seen.update(zip(starts[first:], counts[first:], strict=True))
         return known
 
 
@@ -100,7 +99,8 @@ class ReuseTally:
         known = min(seen, len(keys))
         served.stored = self._count_stored(keys, known)
         self._pending.update(keys[known:].tolist())
-        stored, found, marked = (min(b, reach) for b in (served.stored, hit.found, hit.marked))
+        stored, found = min(served.stored, reach), min(hit.found, reach)
+        marked = min(hit.marked, reach)
         lost = self.lost
         lost["draft"] += (usable - reach) * size
         lost["evicted_block"] += max(0, stored - found) * size
@@ -126,6 +126,6 @@ class ReuseTally:
     def _count_stored(self, keys: Ids, seen: int) -> int:
         """Of the leading keys seen, those that were stored: none without those before it."""
         pending = self._pending
-        while seen and keys[seen - 1] in pending:
+        while seen and keys.item(seen - 1) in pending:
             seen -= 1
         return seen

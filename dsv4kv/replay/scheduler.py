@@ -210,8 +210,8 @@ class Scheduler:
     @property
     def in_slots(self) -> int:
         """Requests that hold a slot."""
-        computing = len(self.decoders) + len(self.prefilling)
-        return computing + len(self.loading) + len(self.paused)
+        computing = len(self.decoders.members) + len(self.prefilling)
+        return computing + len(self.loading) + len(self._preemption.paused)
 
     def run(self) -> None:
         """Serve every request to its end."""
@@ -293,8 +293,7 @@ class Scheduler:
     @property
     def _next_s(self) -> float:
         """When the next request comes or can go on."""
-        ready_s = min((served.ready_s for served in self.loading), default=NEVER)
-        return min(self._arrivals.next_s, ready_s)
+        return min([self._arrivals.next_s, *(served.ready_s for served in self.loading)])
 
     def _go_on(self) -> None:
         """Compute the prompts of requests for which all has come back."""

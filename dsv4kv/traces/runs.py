@@ -154,9 +154,22 @@ class GrowingRuns:
             following = number + 1
         self._total += len(numbers)
 
+    def lists(self) -> tuple[list[int], list[int]]:
+        """First number and length of every run."""
+        return self._starts, self._counts
+
     def runs(self) -> IdRuns:
         """The numbers as they are now."""
         return IdRuns(np.array(self._starts, np.int64), np.array(self._counts, np.int64))
+
+
+def list_runs(ids: Sequence[int]) -> tuple[list[int], list[int]]:
+    """First id and length of every run: without arrays, which are dear where there are few."""
+    if type(ids) is IdRuns:  # isinstance asks Sequence's registry
+        return ids.starts.tolist(), ids.counts.tolist()
+    growing = GrowingRuns()
+    growing.extend(ids)
+    return growing.lists()
 
 
 def as_runs(ids: Sequence[int]) -> IdRuns:

@@ -50,8 +50,14 @@ def _judge_one(subject: Subject, faults: Sequence[Fault], today: date) -> Iterat
             continue
         pairs = zip(held, fault.when, strict=True)
         unknown = [each for truth, each in pairs if truth is None]
-        if all(each.model or each.gpu for each in unknown):  # of no arguments nothing follows
+        if all(map(_is_likely, unknown)):
             yield Finding(fault, subject, tuple(_doubts(fault, covered, unknown, today)))
+
+
+def _is_likely(unknown: Condition) -> bool:
+    """Whether a fault is told although this is not known: most set no variable, all have a GPU."""
+    unset = unknown.variable is not None and unknown.given is False
+    return unset or unknown.model is not None or unknown.gpu is not None
 
 
 def _doubts(
@@ -61,6 +67,8 @@ def _doubts(
         yield f"the version is not known: {fault.engine} {fault.versions} has it"
     if any(each.model for each in unknown):
         yield "the model is not known"
+    if any(each.variable for each in unknown):
+        yield "a log does not tell the environment"
     if any(each.gpu for each in unknown):
         yield "the GPU is not known: add --gpu"
     if today > fault.until:

@@ -57,7 +57,7 @@ class Subject:
         engine: ``vllm`` or ``sglang``, ``bench`` of a result; empty where that is not known.
         version: Of the engine, where it is known.
         flags: Flags by name, dashes for underscores; None where they are not known.
-        variables: The environment, as far as it is set.
+        variables: The environment, as far as a command sets it; None of a log, which is silent.
         inputs: What of ours the flags mean.
         fields: Of a result: its fields, and what follows from them.
         text: What is searched for lines.
@@ -71,7 +71,7 @@ class Subject:
     engine: str
     version: str | None = None
     flags: Mapping[str, str] | None = None
-    variables: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] | None = field(default_factory=dict)
     inputs: Mapping[str, str] = field(default_factory=dict)
     fields: Mapping[str, str] = field(default_factory=dict)
     text: str = ""
@@ -82,9 +82,10 @@ class Subject:
         """Of a flag, variable, input or field, by its name."""
         if kind == "field":
             return [self.fields[name]] if name in self.fields else []
-        if self.flags is None:
+        of = self.variables if kind == "variable" else self.flags
+        if of is None:
             return None
-        of = {"flag": self.flags, "variable": self.variables, "input": self.inputs}[kind]
+        of = self.inputs if kind == "input" else of
         key = _plain(name) if kind == "flag" else name
         return [of[key]] if key in of else []
 
@@ -272,7 +273,8 @@ def _of_log(text: str, source: str) -> Subject:
         engine,
         _tagged(engine, version),
         flags,
-        inputs=_inputs(engine, flags.items()) if flags else {},
+        None,
+        _inputs(engine, flags.items()) if flags else {},
         text=text,
         model=_model(flags or {}) or _model({"--model": _named_in(text)}),
         arch=_arch_of(gpu[1]) if gpu else None,

@@ -5,7 +5,7 @@ A text that names a file stands for it.
 Flags and values are those of the threads; what has nothing to do with the cache is shortened, and
 where a thread names its flags without a whole command, they are put together to one.
 ``engine`` is the release that the thread names, and ``gpu`` what it ran on, where the text itself
-does not tell and it matters.
+does not tell and it matters; what is ``possible`` hangs on what the text cannot tell.
 """
 
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ class Case:
     engine: str = ""
     faults: tuple[str, ...] = ()
     gpu: str | None = None
+    possible: tuple[str, ...] = ()
 
 
 def published(source: str, part: str = "") -> str:
@@ -271,7 +272,8 @@ done
     Case("vllm#40821, its log", "tests/faults/logs/vllm_40821.log", "",
          (WINDOWS, "vllm-large-steps-reserve")),
     Case("vllm#41027, its log", "tests/faults/logs/vllm_41027.log", "", (WINDOWS,)),
-    Case("sglang#23602, its log", "tests/faults/logs/sglang_23602.log", "", (HELD, LOGITS)),
+    Case("sglang#23602, its log", "tests/faults/logs/sglang_23602.log", "", (HELD, LOGITS),
+         possible=(HELD,)),
 )  # fmt: skip
 """Faulty commands and logs; all of their faults, and no others, are named."""
 

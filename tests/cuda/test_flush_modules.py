@@ -26,7 +26,7 @@ def test_a_module_has_the_kernels_that_plans_launch_and_no_other() -> None:
     # CSA's entries and keys, HCA's with either state, which alone a cluster pools; one variant
     # with angles in float64, too
     assert len(found) == 4 * len(VARIANTS["flush"]) + 2
-    for module, kernels in list(found.items())[:: 1 if FULL else 4]:  # seconds each
+    for module, kernels in list(found.items())[:: 1 if FULL else 7]:  # seconds each
         names = sections(compile_module(module, "sm_90a"))
         code = {name for name in names if name.startswith(".text.")}
         assert code == {f".text.{kernel}" for kernel in kernels}

@@ -15,14 +15,14 @@ EPILOG = """\
 
 dsv4kv conform vllm                                        the vLLM of this environment
 
-dsv4kv conform vllm --python ~/vllm/bin/python             of another one
+dsv4kv conform sglang --python ~/sglang/bin/python         SGLang's, of another one
 
 dsv4kv conform vllm --operations 200000 --pytest case.py   long; a failure to attach to an issue
 """
 
 
 def conform(
-    engine: Annotated[Literal["vllm"], typer.Argument(help="Whose manager.")],
+    engine: Annotated[Literal["vllm", "sglang"], typer.Argument(help="Whose manager.")],
     python: Annotated[
         str | None, typer.Option(help="Python of the engine's environment (this one).")
     ] = None,

@@ -22,13 +22,14 @@ class Driven:
     """A driver that answers.
 
     Attributes:
+        engine: Whose manager it drives.
         version: The engine's.
         traits: What of the rules of hits it has.
     """
 
-    def __init__(self, given: IO[str], told: IO[str]) -> None:
+    def __init__(self, engine: str, given: IO[str], told: IO[str]) -> None:
         """Wait until the engine is there; raises ``PeerUnavailable`` with why it is not."""
-        self._given, self._told = given, told
+        self.engine, self._given, self._told = engine, given, told
         first = self._answer()
         if "missing" in first:
             raise PeerUnavailable(first["missing"])
@@ -78,7 +79,7 @@ def drive(engine: str, python: str | None = None, package: Path | None = None) -
         os.close(questions)
         os.close(answers)
         try:
-            yield Driven(ask, hear)
+            yield Driven(engine, ask, hear)
         except PeerUnavailable as error:
             raise PeerUnavailable(
                 f"{engine} cannot be checked with {program}: {error}. Take the Python of an "

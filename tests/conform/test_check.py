@@ -5,16 +5,15 @@ import random
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from dsv4kv.conform import check
-from dsv4kv.conform.check import INVARIANTS, conform, draw, expect
+from dsv4kv.conform.check import INVARIANTS, conform
+from dsv4kv.conform.drawn import DRAWN, draw_vllm, expect, least_blocks
 from dsv4kv.conform.driven import broken, serve
 from dsv4kv.conform.pytest_file import test_file as file_of
 from dsv4kv.conform.run import drive
-from dsv4kv.conform.sequences import Operation, Sequence, shrink
+from dsv4kv.conform.sequences import PAGE, Operation, Sequence, shrink
 from dsv4kv.errors import PeerUnavailable
 from tests.conform.toy import Toy
 
@@ -42,7 +41,8 @@ def test_a_planted_fault_is_found_and_shrunk(fault: str, kind: str) -> None:
 def test_a_shorter_sequence_is_held_against_what_the_rule_says_of_it() -> None:
     """Without the prompt that was hit, the next one hits less."""
     first, second = [1, 2, 3], [1, 2, 4]
-    settings = draw(random.Random(0), Toy()).settings | {"blocks": 8000, "speculation": "none"}
+    drawn = draw_vllm(random.Random(0), Toy.traits)
+    settings = drawn.settings | {"blocks": 8000, "speculation": "none"}
     both = Sequence(settings, (("serve", 0, first, 768, 0), ("serve", 1, second, 768, 0)))
     alone = Sequence(settings, both.operations[1:])
     assert [operation[4] for operation in expect(both).operations] == [0, 512]
@@ -59,15 +59,18 @@ def test_nothing_can_be_left_out_of_what_was_shrunk() -> None:
     assert found.operations == (("step", 3), ("reset",))
 
 
-def test_every_prompt_fits_the_context_and_the_pool_holds_one_request() -> None:
-    known = SimpleNamespace(version="", traits={"lookahead": True, "retention": True})
-    drawn: list[Any] = [draw(random.Random(seed), known) for seed in range(40)]
+@pytest.mark.parametrize("engine", DRAWN)
+def test_every_prompt_fits_the_context_and_the_pools_hold_it(engine: str) -> None:
+    known = {"lookahead": True, "retention": True, "newest": True}
+    drawn = [DRAWN[engine](random.Random(seed), known) for seed in range(40)]
     for sequence in drawn:
         settings = sequence.settings
         longest = settings["context"]
-        ahead = (1 + settings["ahead"]) * settings["chunk_tokens"]
-        assert settings["blocks"] >= check.least_blocks(longest, ahead)
-        assert all(op[3] + 20 <= longest for op in sequence.operations if op[0] == "admit")
+        ahead = (1 + settings.get("ahead", False)) * settings["chunk_tokens"]
+        least = least_blocks(longest, ahead) if engine == "vllm" else longest // PAGE
+        assert settings["blocks"] >= least
+        admitted = [op for op in sequence.operations if op[0] == "admit"]
+        assert all(tokens + output <= longest for *_, tokens, output in admitted)
     assert {sequence.operations[0][0] for sequence in drawn} == {"serve", "admit"}
 
 
@@ -75,7 +78,7 @@ def test_the_least_pool_is_what_vllm_asks_for() -> None:
     """``ceil(n/256) + 2(ceil(m/64)+1) + ceil(k/4)+1 + ceil(m/8)+1`` of a chunk of 512."""
     n, m, k = 1600, 127 + 512, 7 + 512
     tails = 2 * (-(-m // 64) + 1) + -(-k // 4) + 1 + -(-m // 8) + 1
-    assert check.least_blocks(n, 512) == -(-n // 256) + tails
+    assert least_blocks(n, 512) == -(-n // 256) + tails
 
 
 @pytest.mark.parametrize(
@@ -99,9 +102,10 @@ def test_a_block_is_free_or_held(
     assert raised.value.kind == "blocks"
 
 
-def test_the_file_of_a_failure_is_python_without_dsv4kv() -> None:
+@pytest.mark.parametrize("engine", DRAWN)
+def test_the_file_of_a_failure_is_python_without_dsv4kv(engine: str) -> None:
     failure = conform(Toy("leak"), 2000, seed=0).failures["blocks"]
-    text = file_of("vllm", "1.0", failure)
+    text = file_of(engine, "1.0", failure)
     made = compile(text, "case.py", "exec")
     assert "test_blocks" in made.co_names
     assert "import dsv4kv" not in text
@@ -128,8 +132,8 @@ def test_questions_and_answers_are_lines(tmp_path: Path) -> None:
     """As the driver's process has them."""
     session = SimpleNamespace(apply=lambda _: None, end=lambda: None)
     driver = SimpleNamespace(
+        NAME="toy",
         load=lambda _: "engine",
-        version=lambda _: "1.0",
         traits=lambda _: {},
         Session=lambda *_: session,
     )
@@ -137,4 +141,4 @@ def test_questions_and_answers_are_lines(tmp_path: Path) -> None:
     with (tmp_path / "told").open("w+") as told:
         serve.serve(driver, None, [json.dumps(question)], told)
         told.seek(0)
-        assert told.read().splitlines() == ['{"version": "1.0", "traits": {}}', "{}"]
+        assert told.read().splitlines() == ['{"version": "unknown", "traits": {}}', "{}"]

@@ -19,7 +19,7 @@ Key = tuple[int, ...]
 class Toy:
     """A manager that can be asked, with its faults by name."""
 
-    version = "1.0"
+    engine, version = "vllm", "1.0"
     traits = {"lookahead": False, "retention": False}  # noqa: RUF012
 
     def __init__(self, *faults: str) -> None:
@@ -29,7 +29,7 @@ class Toy:
     def ask(self, sequence: Sequence) -> dict[str, Any]:
         self.asked += 1
         asked = {"settings": sequence.settings, "operations": sequence.operations}
-        driver = SimpleNamespace(Session=Session)
+        driver = SimpleNamespace(Session=Session, NAME="toy")
         return serve.run(driver, self.faults, asked)
 
 

@@ -1,9 +1,12 @@
 """What the drivers of all engines share: how an invariant is said to be broken."""
 
+import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import distributions
 from importlib.util import find_spec
+from pathlib import Path
 
 from .stand_ins import stand_in
 
@@ -16,10 +19,26 @@ class Broken(Exception):
         self.kind, self.says = kind, says
 
 
-def add_absent(engine: str, *names: str) -> None:
-    """Stand-ins for those of an engine's imports that are not installed; not for the engine."""
-    if find_spec(engine) is None:
+def find_package(engine: str, folder: str | Path | None) -> Path:
+    """The folder in which an engine lies, unpacked or installed; it is imported from there."""
+    if folder:
+        sys.path.insert(0, str(folder))
+    found = find_spec(engine)
+    if found is None or not found.submodule_search_locations:
         raise ImportError(f"{engine} is not installed there")
+    return Path(found.submodule_search_locations[0]).parent
+
+
+def find_version(engine: str, folder: str | Path | None) -> str:
+    """The engine's version, of the package's own metadata."""
+    found = (
+        distributions(name=engine, path=[str(folder)]) if folder else distributions(name=engine)
+    )
+    return next((each.version for each in found), "unknown")
+
+
+def add_absent(*names: str) -> None:
+    """Stand-ins for those of an engine's imports that are not installed."""
     stand_in(*(name for name in names if find_spec(name) is None))
 
 

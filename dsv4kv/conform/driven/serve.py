@@ -12,14 +12,15 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import IO, Any
 
-from .broken import Broken
+from .broken import Broken, called, find_version
 
 
 def run(driver: Any, engine: Any, asked: dict[str, Any]) -> dict[str, Any]:
     """Do all operations of a sequence; what broke, if anything did."""
     at = 0
     try:
-        session = driver.Session(engine, asked["settings"])
+        with called(driver.NAME):
+            session = driver.Session(engine, asked["settings"])
         for operation in asked["operations"]:
             session.apply(operation)
             at += 1
@@ -38,9 +39,10 @@ def serve(driver: Any, folder: str | None, given: Iterable[str], told: IO[str]) 
 
     try:
         engine = driver.load(folder)
-        tell({"version": driver.version(folder), "traits": driver.traits(engine)})
-    except (ImportError, AttributeError, TypeError) as error:
-        tell({"missing": f"{error}"})
+        version = find_version(driver.NAME, folder)
+        tell({"version": version, "traits": driver.traits(engine)})
+    except Exception as error:  # whatever its import runs into
+        tell({"missing": f"{error}" or type(error).__name__})
         return
     for line in given:
         tell(run(driver, engine, json.loads(line)))

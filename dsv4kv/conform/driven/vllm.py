@@ -10,13 +10,11 @@ Source: vLLM 0.22 to 0.33, ``v1/core/sched/scheduler.py``, ``v1/core/kv_cache_ma
 """
 
 import inspect
-import sys
 from collections import deque
 from functools import cache
-from importlib.metadata import distributions
 from types import SimpleNamespace
 
-from .broken import Broken, add_absent, called, check_free
+from .broken import Broken, add_absent, called, check_free, find_package
 
 NAME = "vllm"
 PAGE, GRAIN = 256, 4
@@ -26,9 +24,8 @@ MISSING = ("uvloop", "xgrammar", "partial_json_parser", "llguidance", "gguf")
 
 def load(folder=None):
     """The engine's classes; ``folder``: of the package, where it is not installed."""
-    if folder:
-        sys.path.insert(0, str(folder))
-    add_absent(NAME, *MISSING)
+    find_package(NAME, folder)
+    add_absent(*MISSING)
     import torch
     from vllm.config import CacheConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
     from vllm.sampling_params import SamplingParams
@@ -44,12 +41,6 @@ def load(folder=None):
     torch.set_num_threads(1)
     kv_cache_utils.init_none_hash(sha256)
     return SimpleNamespace(**locals())
-
-
-def version(folder=None):
-    """The engine's version, of the package's own metadata."""
-    places = {"path": [str(folder)]} if folder else {}
-    return next((each.version for each in distributions(name=NAME, **places)), "unknown")
 
 
 def traits(engine):

@@ -1,10 +1,8 @@
 # mypy: ignore-errors
 # It runs in the engine's environment, where nothing is typed.
-"""vLLM's manager with a block that is lost now and then, for ``dsv4kv conform`` to find.
+"""Managers that lose a block or a page now and then, for ``dsv4kv conform`` to find.
 
-``python leaking.py FOLDER < sequences``: as ``driven.serve`` has them. Of a request that was
-preempted twice, the first free block is forgotten when it lets go where it has computed a multiple
-of 512 tokens and one: once in some 10⁵ operations.
+``python leaking.py ENGINE FOLDER < sequences``: as ``driven.serve`` has them.
 """
 
 import sys
@@ -12,11 +10,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 sys.path.append(str(Path(__file__).parents[3] / "dsv4kv" / "conform"))
-from driven import serve, vllm
+from driven import serve, sglang, vllm
 
 
-class Leaking(vllm.Session):
-    """A session whose manager forgets."""
+class LeakingVllm(vllm.Session):
+    """Once in some 10⁵ operations, when a request goes that was preempted twice."""
 
     def __init__(self, engine, settings):
         super().__init__(engine, settings)
@@ -30,6 +28,24 @@ class Leaking(vllm.Session):
         self._manager.free = lose
 
 
+class LeakingSglang(sglang.Session):
+    """When a request goes that ends 17 tokens into every other page."""
+
+    def __init__(self, engine, settings):
+        super().__init__(engine, settings)
+        free = self._cache.free_kv_row
+
+        def lose(kv, ranges):
+            if kv.kv_allocated_len % 512 != 17:
+                free(kv, ranges)
+
+        self._cache.free_kv_row = lose
+
+
+LEAKING = {"vllm": (vllm, LeakingVllm), "sglang": (sglang, LeakingSglang)}
+
 if __name__ == "__main__":
-    kept = {name: getattr(vllm, name) for name in ("load", "version", "traits")}
-    serve.serve(SimpleNamespace(Session=Leaking, **kept), sys.argv[1], sys.stdin, sys.stdout)
+    driver, session = LEAKING[sys.argv[1]]
+    kept = {name: getattr(driver, name) for name in ("NAME", "load", "traits")}
+    made = SimpleNamespace(Session=session, **kept)
+    serve.serve(made, sys.argv[2], sys.stdin, sys.stdout)

@@ -1,0 +1,129 @@
+"""What is asked of each engine's manager: pools, settings, and what its rule says of hits."""
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from math import ceil
+from typing import Any
+
+from dsv4kv.conform.sequences import (
+    PAGE,
+    Prompt,
+    Sequence,
+    draw_operations,
+    draw_prompts,
+    serve_prompts,
+)
+from dsv4kv.engines.cache import Pool
+from dsv4kv.engines.contract import Deployment
+from dsv4kv.engines.registry import find_engine
+from dsv4kv.engines.rules import run_rule
+from dsv4kv.engines.speculation import SPECULATIONS
+from dsv4kv.model.presets import load_model
+from dsv4kv.model.schema import choose_formats
+from dsv4kv.traces.collect import collect_paths
+from dsv4kv.traces.request import Request
+
+Traits = Mapping[str, bool]
+_MODEL = "v4-flash"
+_LENGTH, _PROMPTS = 200, 16
+_SERVED = 4  # of so many sequences one has the hits of prompts one after the other
+_ROOMY = 8000  # blocks in which nothing is evicted
+_RETENTION = {None: "vllm-v4:dense", 0: "vllm-v4:semantic", 4096: "vllm-v4:4096"}
+
+
+def draw_vllm(draw: random.Random, traits: Traits) -> Sequence:
+    """A sequence for vLLM: a pool of at least what it demands at its start."""
+    served, newest = draw.random() < 1 / _SERVED, traits["lookahead"]
+    chunk, longest, ahead = draw.choice([256, 512, 1024]), draw.choice([3, 6]), draw.random() < 0.5
+    context = longest * PAGE + 64
+    room = least_blocks(context, (1 + ahead) * chunk) + draw.choice([0, 4, 20, 60, 200, 600])
+    speculation = draw.choice([*SPECULATIONS] if newest else ["none", "mtp+connector"])
+    retention = draw.choice([*_RETENTION]) if traits["retention"] else None
+    # The rules know evictions of the newest version's steps, one at a time and without the blocks
+    # that drafts take beyond a prompt.
+    evicts = newest and not ahead and speculation == "none"
+    settings = {
+        "rule": _RETENTION[retention],
+        "blocks": _ROOMY if served and not evicts else room,
+        "context": context,
+        "chunk_tokens": chunk,
+        "running": draw.choice([2, 4, 8]),
+        "ahead": ahead,
+        "retention": retention,
+        "speculation": speculation,
+        "draft_tokens": draw.choice([1, 3]),
+    }
+    return _operate(draw, settings, longest, served=served)
+
+
+def draw_sglang(draw: random.Random, traits: Traits) -> Sequence:
+    """A sequence for SGLang: pages of context, and of windows for all that run and a chunk."""
+    served, longest = draw.random() < 1 / _SERVED, draw.choice([3, 6])
+    chunk, running = draw.choice([1, 2, 4]), draw.choice([2, 4, 8])
+    pages = 2 * (longest + 2) + draw.choice([0, 3, 10, 40])
+    windows = min(pages, 2 * running + chunk + draw.choice([1, 3, 10, 40]))
+    dense = draw.random() < 0.5
+    if served:  # of older versions the rules know what a roomy pool hits that keeps all windows
+        spare = draw.choice([0, 1, 3, 10]) if traits["newest"] else _ROOMY // 10
+        windows, dense = longest + spare, dense or not traits["newest"]
+        pages = 10 * windows  # the share that it has by default
+    settings = {
+        "rule": "sglang-v4:dense" if dense else "sglang-v4:tail",
+        "blocks": pages,
+        "windows": windows,
+        "context": (longest + 2) * PAGE,
+        "chunk_tokens": chunk * PAGE,
+        "running": running,
+        "speculation": draw.choice(["none", "mtp"]),
+    }
+    return _operate(draw, settings, longest, served=served)
+
+
+DRAWN: dict[str, Callable[[random.Random, Traits], Sequence]] = {
+    "vllm": draw_vllm,
+    "sglang": draw_sglang,
+}
+"""How sequences are drawn, by engine."""
+
+
+def _operate(
+    draw: random.Random, settings: dict[str, Any], longest: int, *, served: bool
+) -> Sequence:
+    drawn = draw_prompts(draw, count=_PROMPTS, longest=longest)
+    prompts = [prompt for prompt in drawn if len(prompt[1]) <= longest]
+    if served:
+        return expect(Sequence(settings, serve_prompts(prompts, [0] * len(prompts))))
+    return Sequence(settings, tuple(draw_operations(draw, prompts, _LENGTH, drafts=3)))
+
+
+def expect(sequence: Sequence) -> Sequence:
+    """The same with what the rule says of every prompt that is served alone."""
+    prompts: list[Prompt] = [
+        (operation[3], operation[2])
+        for operation in sequence.operations
+        if operation[0] == "serve"
+    ]
+    if not prompts:
+        return sequence
+    asked, settings = enumerate(prompts), sequence.settings
+    pool = Pool(
+        collect_paths(Request(float(n), t, 1, tuple(p), PAGE) for n, (t, p) in asked),
+        settings["blocks"] * PAGE,
+        PAGE,
+        load_model(_MODEL),
+        settings["chunk_tokens"],
+        SPECULATIONS[settings["speculation"]],
+        windows=settings.get("windows"),
+    )
+    hits = run_rule(settings["rule"], pool).resumed_tokens.tolist()
+    return replace(sequence, operations=serve_prompts(prompts, hits))
+
+
+@cache
+def least_blocks(context: int, in_flight: int) -> int:
+    """Blocks without which vLLM does not start: of one request as long as there may be."""
+    model = load_model(_MODEL)
+    deployment = Deployment(model, choose_formats(model, indexer="fp8"), context, in_flight)
+    return ceil(find_engine("vllm:0.33").capacity(deployment, 1 << 40).units_per_request)

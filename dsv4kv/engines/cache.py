@@ -30,6 +30,22 @@ class Hit(NamedTuple):
     marked: int
 
 
+class Generating(Protocol):
+    """Requests that decode."""
+
+    @property
+    def begun(self) -> Ints:
+        """int64[B]: tokens that they began to decode with."""
+
+    @property
+    def position(self) -> Ints:
+        """int64[B]: tokens that they have."""
+
+    @property
+    def blocks(self) -> Ints:
+        """int64[B]: blocks of context that they hold."""
+
+
 class EngineCache(Protocol):
     """Blocks of one pool, what is cached in them, and who uses it.
 
@@ -92,14 +108,8 @@ class EngineCache(Protocol):
     def decode(self, request: int) -> None:
         """The prompt is computed and more tokens follow: keep only what these need."""
 
-    def decoded(self, begun: Ints, position: Ints, blocks: Ints) -> None:
-        """All that decode have come so far.
-
-        Args:
-            begun: int64[B]: tokens that they began to decode with.
-            position: int64[B]: tokens that they have.
-            blocks: int64[B]: blocks of context that they hold.
-        """
+    def decoded(self, requests: Generating) -> None:
+        """All that decode have come so far."""
 
     def end(self, request: int, decoded_blocks: int, position: int = 0) -> int:
         """Give everything back, with so many blocks that decoding took.

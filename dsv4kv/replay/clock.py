@@ -5,10 +5,9 @@ at the same instant whether it was taken at once or step by step.
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import add
+from operator import add, itemgetter
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple, Protocol
@@ -385,16 +384,13 @@ def _with_prompts(
     decoded: Steps, spans: Sequence[Span], steps: int, ranks: Sequence[int]
 ) -> Steps:
     """Decoding and chunks, the latter as the rank with the most tokens sees them."""
-    sizes: Counter[int] = Counter()
-    prefixes: Counter[int] = Counter()
-    squares: Counter[int] = Counter()
+    seen: dict[int, tuple[int, int, int]] = {}  # by rank: tokens, before them, more every step
     for (before, after), rank in zip(spans, ranks or [0] * len(spans), strict=True):
         size = (after - before) // steps
-        sizes[rank] += size
-        prefixes[rank] += size * before
-        squares[rank] += size * size
-    fullest = max(sizes, key=sizes.__getitem__)
-    seen = np.array([prefixes[fullest]])
-    if steps > 1:
-        seen = seen + squares[fullest] * np.arange(steps)
-    return decoded._replace(prompt=sizes.total(), fullest=sizes[fullest], prefixes=seen)
+        tokens, prefix, more = seen.get(rank, (0, 0, 0))
+        seen[rank] = tokens + size, prefix + size * before, more + size * size
+    prompt = sum(tokens for tokens, _, _ in seen.values())
+    fullest, prefix, more = max(seen.values(), key=itemgetter(0))
+    prefixes = np.array([prefix]) if steps == 1 else prefix + more * np.arange(steps)
+    rows, tokens_each, contexts = decoded[:3]
+    return Steps(rows, tokens_each, contexts, prompt, fullest, prefixes)

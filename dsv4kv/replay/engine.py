@@ -147,7 +147,7 @@ class EnginePrompts:
 
     def decoded(self, decoders: Decoders) -> None:
         """Generated tokens have windows, too."""
-        self._cache.decoded(decoders.begun, decoders.position, decoders.blocks)
+        self._cache.decoded(decoders)
 
     def end(self, served: Served) -> None:
         """Let go of everything a request holds."""

@@ -1,5 +1,8 @@
 """The engines' caches asked directly: what fits beside others, what decoding keeps."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -56,6 +59,11 @@ def test_windows_that_a_hit_needs_are_not_those_it_may_evict() -> None:
     assert not cache.fits(3, 32, 0)
 
 
+def generating(*, position: int, blocks: int) -> Any:
+    columns = {"begun": 24, "position": position, "blocks": blocks}
+    return SimpleNamespace(**{name: np.array([value]) for name, value in columns.items()})
+
+
 @pytest.mark.parametrize(("holds_chunks", "held"), [(True, 2), (False, 1)])
 def test_a_decoding_request_holds_windows_of_its_last_chunk_or_page_and_of_what_it_generates(
     holds_chunks: bool, held: int
@@ -65,11 +73,11 @@ def test_a_decoding_request_holds_windows_of_its_last_chunk_or_page_and_of_what_
     cache.decode(0)
     assert cache.available == 60 - held
     cache.take(3)
-    cache.decoded(np.array([24]), np.array([36]), np.array([9]))
+    cache.decoded(generating(position=36, blocks=9))
     assert cache.available == 60 - held - 3
     far = 24 + 64 + 10 * PAGE  # it gives back once in 128 steps, so 64 ago on average
     cache.take(23)
-    cache.decoded(np.array([24]), np.array([far]), np.array([32]))
+    cache.decoded(generating(position=far, blocks=32))
     assert cache.available == 60 - held - 26 + 9
     cache.end(0, 26, far)
     assert cache.available == 60

@@ -18,7 +18,7 @@ from itertools import count
 
 import numpy as np
 
-from dsv4kv.engines.cache import Hit, Pool
+from dsv4kv.engines.cache import Generating, Hit, Pool
 from dsv4kv.errors import OutOfBlocks
 from dsv4kv.prefix.paths import Ints, PathTable, find_reuse, number_paths
 
@@ -398,7 +398,7 @@ class SglangCache:
     def decode(self, request: int) -> None:
         """The prompt is computed and more tokens follow: their windows are not counted."""
 
-    def decoded(self, begun: Ints, position: Ints, blocks: Ints) -> None:
+    def decoded(self, requests: Generating) -> None:
         """Their windows are not counted."""
 
     def end(self, request: int, decoded_blocks: int, position: int = 0) -> int:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dsv4kv.engines.cache import Hit, Pool, check_pages
+from dsv4kv.engines.cache import Generating, Hit, Pool, check_pages
 from dsv4kv.engines.sglang.cache import Node, Pages, PageTree, SglangCache, page_shape
 from dsv4kv.engines.vllm.groups import GroupHits
 from dsv4kv.prefix.paths import Ints
@@ -369,10 +369,11 @@ class SglangWindowCache(SglangCache):
         running.windows = locked + own
         self.freed += 1
 
-    def decoded(self, begun: Ints, position: Ints, blocks: Ints) -> None:
+    def decoded(self, requests: Generating) -> None:
         """Windows of generated tokens; those that are out of the window are given back."""
-        decoded = blocks - -(-begun // self._size)
-        windows = decoded - self._left_behind(begun, position)
+        begun = requests.begun
+        decoded = requests.blocks - -(-begun // self._size)
+        windows = decoded - self._left_behind(begun, requests.position)
         self._grow(int(windows.sum()) - self._decoded_windows)
 
     def _left_behind(self, begun: Ints, position: Ints) -> Ints:

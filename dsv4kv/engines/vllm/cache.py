@@ -21,7 +21,7 @@ Source: vLLM 0.33, ``single_type_kv_cache_manager.py``, ``kv_cache_coordinator.p
 
 import numpy as np
 
-from dsv4kv.engines.cache import Hit, Pool
+from dsv4kv.engines.cache import Generating, Hit, Pool
 from dsv4kv.engines.speculation import SPECULATIONS, Speculation
 from dsv4kv.engines.vllm.groups import (
     GroupHits,
@@ -215,9 +215,9 @@ class VllmCache:
 
     def refuses(self, tokens: int) -> str:
         """Why a request of so many tokens can never run; empty if it can."""
-        tails = self._pool.most_tails(tokens, self._chunk)
         if self._pool.most_blocks(tokens, self._chunk) <= self.total:
             return ""
+        tails = self._pool.most_tails(tokens, self._chunk)
         beside = ", with windows and states of a chunk" if tails else ""
         return f"longer than all blocks together{beside}"
 
@@ -259,7 +259,7 @@ class VllmCache:
         self._pool.slide(running)
         self._keep_tails(request, self._pool.tail_blocks(running))
 
-    def decoded(self, begun: Ints, position: Ints, blocks: Ints) -> None:
+    def decoded(self, requests: Generating) -> None:
         """A window that goes on gives back what it takes."""
 
     def end(self, request: int, decoded_blocks: int, position: int = 0) -> int:

@@ -55,19 +55,24 @@ class BlockQueue:
 
     def cache(self, keys: Ints, size: int) -> Ints:
         """Register blocks in use under their keys; returns their entries."""
-        count = len(keys)
+        begin, end = self._entries, self._entries + len(keys)
+        new = np.arange(begin, end)
+        if begin == end:
+            return new
         self.changes += 1
-        new = np.arange(self._entries, self._entries + count)
-        self._entries += count
+        self._entries = end
         while self._entries > len(self._key):
             self._key, self._size, self._place, self._next, self._users = (
                 np.concatenate([column, np.zeros_like(column)])
                 for column in (self._key, self._size, self._place, self._next, self._users)
             )
-        self._key[new], self._size[new], self._users[new] = keys, size, 1
-        self._place[new] = self._next[new] = _NONE
-        self.busy += size * count
-        present = self.first[keys] != _NONE
+        self._key[begin:end], self._size[begin:end], self._users[begin:end] = keys, size, 1
+        self._place[begin:end] = self._next[begin:end] = _NONE
+        self.busy += size * (end - begin)
+        present = self.first.take(keys) != _NONE
+        if not present.any():
+            self.first[keys] = self._last[keys] = new
+            return new
         self.first[keys[~present]] = self._last[keys[~present]] = new[~present]
         for entry in new[present].tolist():
             key = self._key[entry]
@@ -104,10 +109,14 @@ class BlockQueue:
 
     def idle_blocks(self, entries: Ints) -> int:
         """Blocks of these entries that nobody uses."""
-        return int(self._size[entries][self._users[entries] == 0].sum())
+        if not len(entries):
+            return 0
+        return int(self._size.take(entries)[self._users.take(entries) == 0].sum())
 
     def use(self, entries: Ints) -> None:
         """Take cached blocks out of the queue."""
+        if not len(entries):
+            return
         taken = self.idle_blocks(entries)
         self.idle -= taken
         self.busy += taken
@@ -409,8 +418,10 @@ class GroupPool:
     def find(self, way: Way, limit: int) -> tuple[int, int, int]:
         """Blocks that all groups hold, that the context holds, and the last ever marked."""
         path = way.context[:limit]
-        missing = self._first[0, path] < 0
+        missing = self._first[0].take(path) < 0
         found = int(missing.argmax()) if missing.any() else len(path)
+        if not found:
+            return 0, 0, 0
         if self._marking is None:
             found = max(0, found - self._dropped)
             adopted = found if found > self._longer else 0
@@ -427,7 +438,7 @@ class GroupPool:
 
     def idle_context(self, path: Ints) -> int:
         """Cached blocks of context of a path that nobody uses."""
-        return self.queue.idle_blocks(self._first[0, path])
+        return self.queue.idle_blocks(self._first[0].take(path))
 
     def begin(self, way: Way, resumed: int, kept: Kept) -> Running:
         """Let a request use the ``resumed`` blocks it hit; the rest is as ``Running`` says."""
@@ -438,7 +449,7 @@ class GroupPool:
             if resumed and part.end_tokens <= 0:
                 tails[number].append(int(self._first[row, part.numbers(way)[resumed - 1]]))
                 ends[number].append(at + part.end_tokens)
-        context = self._first[0, way.context[:resumed]]
+        context = self._first[0].take(way.context[:resumed])
         self.context_used += self.queue.idle_blocks(context)
         self.queue.use(np.concatenate([context, np.array([*chain(*tails)], np.int64)]))
         if resumed:

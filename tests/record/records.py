@@ -1,5 +1,7 @@
 """Made-up run records, complete and consistent, for tests of everything that reads records."""
 
+from collections.abc import Sequence
+from functools import cache
 from random import Random
 from typing import Any
 
@@ -22,20 +24,30 @@ def make_operation(
     name: str = "gather_topk", layer_type: str = "csa", *, calls: int = 400, gbps: float = 3.0
 ) -> Operation:
     """Calls of unequal size (1 to 64 entries of 584 B) at about one rate."""
-    random = Random(f"{name} {layer_type}")
-    entries = [random.randint(1, 64) for _ in range(calls)]
-    sizes = [2 * 584 * count for count in entries]
-    samples_ns = [round(size / gbps * random.uniform(0.9, 1.1)) for size in sizes]
+    samples_ns, entries, sizes = map(list, _draw_calls(f"{name} {layer_type}", calls, gbps))
     return Operation(
         name=name, layer_type=layer_type, samples_ns=samples_ns, entries=entries, bytes=sizes
     )
 
 
+@cache
+def _draw_calls(seed: str, calls: int, gbps: float) -> tuple[Sequence[int], ...]:
+    """Samples, entries and bytes: drawn once, records of them are made in hundreds of tests."""
+    random = Random(seed)
+    entries = [random.randint(1, 64) for _ in range(calls)]
+    sizes = [2 * 584 * count for count in entries]
+    return [round(size / gbps * random.uniform(0.9, 1.1)) for size in sizes], entries, sizes
+
+
 def make_latency(name: str = "step", *, samples: int = 400, median_ns: int = 2_000_000) -> Latency:
     """Skewed latencies around a median."""
-    random = Random(name)
-    samples_ns = [round(median_ns * random.lognormvariate(0, 0.1)) for _ in range(samples)]
-    return Latency(name=name, samples_ns=samples_ns)
+    return Latency(name=name, samples_ns=list(_draw_latencies(name, samples, median_ns)))
+
+
+@cache
+def _draw_latencies(seed: str, samples: int, median_ns: int) -> Sequence[int]:
+    random = Random(seed)
+    return [round(median_ns * random.lognormvariate(0, 0.1)) for _ in range(samples)]
 
 
 def make_pool(

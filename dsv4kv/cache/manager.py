@@ -5,7 +5,7 @@ Host arrays hold the truth about positions and blocks; nothing here reads from a
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -265,23 +265,25 @@ class KVCacheManager:
         """Bytes allocated: pools, rings, states, tables."""
         return sum(self.memory_by_pool().values())
 
+    def tensors(self) -> Iterator[tuple[str, str, Tensor]]:
+        """All that hold the cache, block tables left out, with pool name and layer type."""
+        kinds = {s.layer.layer_idx: s.layer.attn.value for s in self.plan.schemas}
+        for layer, pool in self.pools.items():
+            yield "main", kinds[layer], pool.main.pages
+            if pool.indexer:
+                yield "indexer", kinds[layer], pool.indexer.pages
+        for attn, states in self.states.items():
+            yield from (("window", attn.value, ring.pages) for ring in states.windows)
+            yield from (("state", attn.value, state) for state in states.states())
+
     def memory_by_pool(self) -> dict[tuple[str, str, int], int]:
         """Bytes allocated by (pool name, layer type, bytes of a block or slot) as in the plan."""
         found: Counter[tuple[str, str, int]] = Counter()
-        kinds = {s.layer.layer_idx: s.layer.attn.value for s in self.plan.schemas}
-        pages = [("main", kinds[i], pool.main.pages) for i, pool in self.pools.items()]
-        pages += [
-            ("indexer", kinds[i], pool.indexer.pages)
-            for i, pool in self.pools.items()
-            if pool.indexer
-        ]
-        for attn, states in self.states.items():
-            pages += [("window", attn.value, ring.pages) for ring in states.windows]
-            if held := states.states():
-                slot_bytes = sum(state[0, 0].nbytes for state in held)
-                found["state", attn.value, slot_bytes] += sum(state.nbytes for state in held)
-        for name, kind, tensor in pages:
-            found[name, kind, tensor.shape[1]] += tensor.nbytes
+        slots = Counter[str]()  # bytes of all states of a slot, by layer type
+        for name, kind, tensor in self.tensors():
+            slots[kind] += tensor[0, 0].nbytes if name == "state" else 0
+        for name, kind, tensor in self.tensors():
+            found[name, kind, slots[kind] if name == "state" else tensor.shape[1]] += tensor.nbytes
         if tables := sum(table.blocks.nbytes for table in self.tables):
             found["tables", "all", tables // self.plan.num_slots] += tables
         return dict(found)

@@ -10,7 +10,6 @@ from shutil import disk_usage
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from dsv4kv.cache.allocators.stack import Ids
 from dsv4kv.cache.manager import KVCacheManager
@@ -123,7 +122,7 @@ def share(manager: KVCacheManager) -> Segment:
 
     Raises ``StoreFull`` where there is too little of it.
     """
-    size = sum(_aligned(tensor.nbytes) for tensor in _tensors(manager))
+    size = sum(_aligned(tensor.nbytes) for _, _, tensor in manager.tensors())
     free = disk_usage(_SHARED).free if _SHARED.exists() else size
     if size > free:
         raise StoreFull(
@@ -132,7 +131,7 @@ def share(manager: KVCacheManager) -> Segment:
         )
     segment = Segment(create=True, size=max(size, 1))
     memory, offset = segment.bytes, 0
-    for tensor in _tensors(manager):
+    for _, _, tensor in manager.tensors():
         data = torch.frombuffer(memory[offset : offset + tensor.nbytes], dtype=tensor.dtype)
         moved = data.view(tensor.shape).copy_(tensor)
         tensor.set_(moved)  # type: ignore[call-overload]
@@ -144,16 +143,6 @@ def _offsets(regions: Sequence[memoryview], base: memoryview) -> list[int]:
     """Where every region is in the segment."""
     addresses = [np.frombuffer(each, dtype=np.uint8).ctypes.data for each in (base, *regions)]
     return [address - addresses[0] for address in addresses[1:]]
-
-
-def _tensors(manager: KVCacheManager) -> Iterator[Tensor]:
-    for pool in manager.pools.values():
-        yield pool.main.pages
-        if pool.indexer:
-            yield pool.indexer.pages
-    for states in manager.states.values():
-        yield from (ring.pages for ring in states.windows)
-        yield from states.states()
 
 
 def _aligned(size: int) -> int:

@@ -273,7 +273,8 @@ class Session:
             if self._seen.get(rid) != request.num_preemptions:
                 self._seen[rid] = request.num_preemptions
                 self._hits.setdefault(rid, begin)
-            self._check_read(rid, min(begin, request.num_tokens - 1))
+            earliest = begin - self._unsure(rid, request.num_preemptions)
+            self._check_read(rid, earliest, request.num_tokens - 1)
             self._write(rid, begin, min(request.num_computed_tokens, request.num_tokens))
             if request.num_computed_tokens >= request.num_tokens:
                 samples[rid] = request.num_preemptions
@@ -281,6 +282,14 @@ class Session:
         if depth == 1:
             self._update(accepted)
         return bool(requests)
+
+    def _unsure(self, rid, preemptions):
+        """Drafts of steps under way: where all are rejected, a step goes on so much earlier."""
+        return sum(
+            len(output.scheduled_spec_decode_tokens.get(rid, ()))
+            for output, samples in self._flying
+            if samples.get(rid) == preemptions
+        )
 
     def _update(self, accepted):
         output, samples = self._flying.popleft()
@@ -360,14 +369,14 @@ class Session:
                     filled = place * span
                 self._content[block.block_id] = group, place, chain, filled
 
-    def _check_read(self, rid, position):
-        """Every family has what a request that goes on there reads, of its own tokens."""
+    def _check_read(self, rid, position, known):
+        """Every family has what a request that goes on there reads, of its own known tokens."""
         chain = self._chains[rid]
         for group, (span, window) in enumerate(zip(self._spans, self._windows)):
             first = 0 if window is None else max(0, position - window + 1) // span
             table = self._groups[group].req_to_blocks[rid]
-            for place in range(first, -(-position // span)):
-                end = min((place + 1) * span, position)
+            for place in range(first, -(-min(position, known) // span)):
+                end = min((place + 1) * span, position, known)
                 block = table[place] if place < len(table) else None
                 held = (
                     None if block is None or block.is_null else self._content.get(block.block_id)

@@ -32,10 +32,13 @@ def test_the_newest_keep_every_promise(package: str) -> None:
 def test_hits_of_nothing_with_drafts_are_found_before_their_fix_and_not_after(
     tmp_path: Path,
 ) -> None:
-    """vllm#44082, in 0.23; both free windows that a step in flight still reads (vllm#47728)."""
+    """vllm#44082, in 0.23; both free windows that rejected drafts go back to (vllm#47728)."""
     before, after = (verdict_on(package, 4000) for package in ("vllm-0.22.1", "vllm-0.23.0"))
     assert before.failures.keys() == {"hits", "reads"}
     assert after.failures.keys() == {"reads"}
+    early = after.failures["reads"].sequence.settings
+    assert early["ahead"]
+    assert early["speculation"] != "none"
     found = before.failures["hits"]
     assert found.sequence.settings["speculation"] == "mtp+connector"
     assert len(found.sequence.operations) == 2
@@ -72,7 +75,7 @@ def test_a_block_lost_now_and_then_is_found_and_shrunk(engine: str, operations: 
         verdict = conform(Driven(engine, process.stdin, process.stdout), operations, seed=0)
         process.stdin.close()
     assert verdict.failures.keys() == {"blocks"}
-    assert verdict.broken["blocks"] <= verdict.sequences // 20
+    assert verdict.broken["blocks"] <= verdict.sequences // 10
     failure = verdict.failures["blocks"]
     assert "are lost: neither free nor held" in failure.says
     assert len(failure.sequence.operations) <= 20

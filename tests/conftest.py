@@ -46,6 +46,9 @@ gc.disable()
 # Settings of whatever project the tests run in are not theirs.
 os.environ["DSV4KV_NO_SETTINGS"] = "1"
 
+# Nor is the terminal's width: what is printed is as wide as in a pipe, but where a test says so.
+os.environ.pop("COLUMNS", None)
+
 # Hundreds of processes import this package: each would compile it anew. Workers start from here.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

@@ -139,7 +139,7 @@ def reuse_table(reuse: Reuse) -> Table:
         "Prompt tokens",
         [
             *names("what became of them"),
-            *numbers("tokens", "of all"),
+            *numbers("tokens", "share"),
             *prose("what gets them back"),
         ],
         [
@@ -182,7 +182,7 @@ def below_table(tiers: ReplayTiers, prompt_tokens: int) -> Table:
         "Below the GPUs",
         [
             *names("what became of them"),
-            *numbers("tokens", "of all"),
+            *numbers("tokens", "share"),
             *prose("what gets them back"),
         ],
         [(what, f"{n:,}", _share(n, prompt_tokens), remedy) for what, n, remedy in rows],

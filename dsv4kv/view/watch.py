@@ -99,7 +99,7 @@ def groups_table(glance: Glance) -> Table:
     whole = sum(glance.groups.values())
     return Table(
         "Cached blocks (inferred)",
-        [*numbers("group", "blocks", "of all")],
+        [*numbers("group", "blocks", "share")],
         [
             (f"{group}", f"{blocks:,}", _share(blocks, whole))
             for group, blocks in glance.groups.items()
@@ -114,7 +114,7 @@ def losses_table(what_if: WhatIf) -> Table:
     rows = sorted(((n, reason) for reason, n in lost.items() if n), reverse=True)
     return Table(
         "What the present setting loses",
-        [*names("reason"), *numbers("tokens", "of all"), *prose("what gets them back")],
+        [*names("reason"), *numbers("tokens", "share"), *prose("what gets them back")],
         [
             (
                 name_loss(reason),

@@ -37,16 +37,16 @@ def time_copies(count: int, size: int) -> Generator[tuple[int, int], None, None]
 def time_disk(
     folder: Path, count: int, size: int, threads: int
 ) -> Generator[tuple[int, int], None, None]:
-    """Nanoseconds to write, and to read, as many pieces of one file by as many threads.
+    """Nanoseconds to write, and to read, as many pieces of one new file by as many threads.
 
-    Past the page cache where the file system lets them. The file is there before: none is made or
-    named, and nothing is checked. It is removed when the generator is closed.
+    Past the page cache where the file system lets them. The disk finds room for each piece, as it
+    must for objects; no piece has a name, and nothing is checked.
     """
     whole = -(-size // _ALIGNED) * _ALIGNED
     buffers, path = [_buffer(whole) for _ in range(threads)], folder / "raw"
     with ThreadPoolExecutor(threads) as pool:
 
-        def everywhere(move: Callable[[int, Bytes, int], None]) -> int:
+        def everywhere(file: int, move: Callable[[int, Bytes, int], None]) -> int:
             def lane(number: int) -> None:
                 for place in range(number, count, threads):
                     move(file, buffers[number], place * whole)
@@ -55,14 +55,13 @@ def time_disk(
             list(pool.map(lane, range(threads)))
             return perf_counter_ns() - start_ns
 
-        file = _open(path)
-        try:
-            everywhere(_write)
-            while True:
-                yield everywhere(_write), everywhere(_read)
-        finally:
-            os.close(file)
-            path.unlink()
+        while True:
+            file = _open(path)
+            try:
+                yield everywhere(file, _write), everywhere(file, _read)
+            finally:
+                os.close(file)
+                path.unlink()
 
 
 def _buffer(size: int) -> Bytes:

@@ -88,7 +88,7 @@ def families_table(outcome: TiersOutcome) -> Table:
             )
             for row in outcome.families
         ],
-        note="limit: as many copies in memory, or pieces of one file by as many threads, in turns",
+        note="limit: as many copies in memory, or pieces of a new file by as many threads",
         keys=2,
     )
 

@@ -41,6 +41,7 @@ EXITS = {
     r"budget .*--concurrency 3000": {1},
     r"budget --explain startup.log": {0, 1},
     r"lint ": {0, 1},
+    r"inspect ": {4},  # dumps that are not there
     # in a clone of the source tree only, which the folder may be in
     r"compare --ab (main|HEAD|origin/main) ": {0, 1, 2, 3},
     # of five models one does not fit; a folder that is there the second time

@@ -22,6 +22,7 @@ from dsv4kv.cli import (
     config,
     conform,
     doctor,
+    inspect,
     kernels,
     lint,
     plan,
@@ -107,6 +108,7 @@ app.command("doctor", rich_help_panel="Prepare", epilog=doctor.EPILOG)(doctor.do
 app.command("budget", cls=budget.BudgetCommand, rich_help_panel="Prepare", epilog=budget.EPILOG)(
     budget.budget
 )
+app.command("inspect", rich_help_panel="Prepare", epilog=inspect.EPILOG)(inspect.inspect)
 app.command("lint", rich_help_panel="Prepare", epilog=lint.EPILOG)(lint.lint)
 app.command("plan", rich_help_panel="Prepare", epilog=plan.EPILOG)(plan.plan)
 app.command("record", rich_help_panel="Prepare", epilog=record.EPILOG)(record.record)

@@ -1,0 +1,1 @@
+"""Pages of other people's caches, as files: which record they hold, and their faults."""

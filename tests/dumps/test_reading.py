@@ -1,0 +1,116 @@
+"""Dumps of every kind are read, and hostile ones are refused with a sentence."""
+
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dsv4kv.dumps.reading import read_dump, read_table
+from dsv4kv.errors import TraceError
+
+PAGES = np.arange(4 * 96, dtype=np.uint8).reshape(4, 96)
+
+
+def safetensors(header: object, data: bytes = b"") -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def npy(shape: str, dtype: str = "'|u1'") -> bytes:
+    header = f"{{'descr': {dtype}, 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode()
+
+
+def test_every_kind_of_file_gives_its_bytes(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", PAGES)
+    np.save(tmp_path / "b.npy", PAGES.view(np.float16))
+    torch.save(torch.from_numpy(PAGES), tmp_path / "c.pt")
+    torch.save({"kv": torch.from_numpy(PAGES).view(torch.bfloat16)}, tmp_path / "d.pt")
+    entry = {"dtype": "U8", "shape": [4, 96], "data_offsets": [0, 384]}
+    (tmp_path / "e.safetensors").write_bytes(safetensors({"kv": entry}, PAGES.tobytes()))
+    (tmp_path / "f.bin").write_bytes(PAGES.tobytes())
+    for name in "abcdef":
+        (path,) = tmp_path.glob(f"{name}.*")
+        dump = read_dump(path)
+        assert dump.data.tobytes() == PAGES.tobytes()
+        assert dump.shape == ((384,) if name == "f" else (4, 96))
+
+
+class Evil:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return exec, ("raise SystemExit('it ran')",)
+
+
+HOSTILE = {
+    "empty.npy": (b"", "is empty"),
+    "huge.npy": (npy("(1 << 60,)"), "has no header of numpy.save"),
+    "large.npy": (
+        npy("(4503599627370496, 4096)"),
+        "says that it holds 18,446,744,073,709,551,616",
+    ),
+    "negative.npy": (npy("(-4, -96)") + PAGES.tobytes(), "says that it holds"),
+    "cut.npy": (npy("(4, 96)") + PAGES.tobytes()[:-1], "384 B, and holds 383 B"),
+    "objects.npy": (npy("(4,)", "'|O'") + pickle.dumps([Evil()]), "Python objects"),
+    "pickle.pkl": (pickle.dumps(Evil()), "is a pickle, which runs code"),
+    "long.safetensors": (b"\xff" * 16, "a header of 18,446,744,073,709,551,615 B"),
+    "text.safetensors": (safetensors(b"{" * 32), "its header is no JSON"),
+    "beyond.safetensors": (
+        safetensors({"a": {"dtype": "U8", "shape": [9], "data_offsets": [0, 9]}}, b"1234"),
+        "said to be where the file is not",
+    ),
+    "wrong.safetensors": (
+        safetensors({"a": {"dtype": "F32", "shape": [9], "data_offsets": [0, 4]}}, b"1234"),
+        "says that it holds 36 B, and holds 4 B",
+    ),
+    "none.safetensors": (safetensors({}), "0 tensors"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_file_is_refused_with_a_sentence(name: str, tmp_path: Path) -> None:
+    content, sentence = HOSTILE[name]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(TraceError) as refusal:
+        read_dump(tmp_path / name)
+    assert sentence in str(refusal.value)
+    assert name in str(refusal.value)
+
+
+def test_what_torch_saved_with_code_in_it_does_not_run(tmp_path: Path) -> None:
+    torch.save({"kv": Evil()}, tmp_path / "evil.pt")
+    with pytest.raises(TraceError, match="it holds more than tensors"):
+        read_dump(tmp_path / "evil.pt")
+
+
+def test_one_of_several_tensors_is_named(tmp_path: Path) -> None:
+    torch.save({"a": torch.zeros(3), "b": torch.ones(2)}, tmp_path / "two.pt")
+    with pytest.raises(TraceError, match="has 2 tensors: name one with --tensor: a, b"):
+        read_dump(tmp_path / "two.pt")
+    with pytest.raises(TraceError, match="has no tensor 'c': it has a, b"):
+        read_dump(tmp_path / "two.pt", "c")
+    assert read_dump(tmp_path / "two.pt", "b").shape == (8,)
+
+
+@pytest.mark.parametrize("name", ["", "fifo", "absent"])
+def test_what_is_no_file_is_refused(name: str, tmp_path: Path) -> None:
+    import os
+
+    if name == "fifo":
+        os.mkfifo(tmp_path / name)
+    with pytest.raises(TraceError, match=r"director|pipe|No such"):
+        read_dump(tmp_path / name)
+
+
+def test_a_table_names_pages_that_there_are(tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text("[2, 0, 1]")
+    np.save(tmp_path / "t.npy", np.array([[2, 0], [1, 3]], np.int32))
+    assert read_table(tmp_path / "t.json", 3).tolist() == [2, 0, 1]
+    assert read_table(tmp_path / "t.npy", 4).tolist() == [2, 0, 1, 3]
+    with pytest.raises(TraceError, match=r"names page 3: the dump has pages 0 … 2"):
+        read_table(tmp_path / "t.npy", 3)
+    (tmp_path / "x.json").write_text('["a"]')
+    with pytest.raises(TraceError, match="is no table of pages"):
+        read_table(tmp_path / "x.json", 3)

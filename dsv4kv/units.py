@@ -20,6 +20,8 @@ _QUANTITY = re.compile(
     re.IGNORECASE | re.ASCII,  # ASCII: the Kelvin sign is no K
 )
 
+_DURATION = re.compile(r"^\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([smh]?)\s*$", re.I | re.ASCII)
+
 
 def parse_count(text: str) -> int:
     """Parse ``64``, ``128K``, ``1M``, ``1_000``; K and M are binary: ``1M`` is 1,048,576."""
@@ -46,6 +48,14 @@ def parse_bytes(text: str) -> int:
 
 def _product(number: str, factor: int) -> Fraction:
     return Fraction(number.replace(",", "").replace("_", "")) * factor
+
+
+def parse_seconds(text: str) -> float:
+    """Parse ``90``, ``90s``, ``5m`` or ``1h``: a duration in seconds."""
+    match = _DURATION.match(text)
+    if match is None:
+        raise ConfigError(f"{text!r} is not a duration: write 90s, 5m or 1h.")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2].lower()]
 
 
 def _whole(text: str, number: str, factor: int) -> int:

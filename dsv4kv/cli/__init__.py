@@ -26,6 +26,7 @@ from dsv4kv.cli import (
     kernels,
     lint,
     plan,
+    probe,
     profile,
     record,
     replay,
@@ -111,6 +112,7 @@ app.command("budget", cls=budget.BudgetCommand, rich_help_panel="Prepare", epilo
 app.command("inspect", rich_help_panel="Prepare", epilog=inspect.EPILOG)(inspect.inspect)
 app.command("lint", rich_help_panel="Prepare", epilog=lint.EPILOG)(lint.lint)
 app.command("plan", rich_help_panel="Prepare", epilog=plan.EPILOG)(plan.plan)
+app.command("probe", rich_help_panel="Prepare", epilog=probe.EPILOG)(probe.probe)
 app.command("record", rich_help_panel="Prepare", epilog=record.EPILOG)(record.record)
 app.command("watch", rich_help_panel="Prepare", epilog=watch.EPILOG)(watch.watch)
 app.add_typer(trace.app, cls=Group, name="trace", rich_help_panel="Prepare")

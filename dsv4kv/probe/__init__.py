@@ -1,0 +1,1 @@
+"""A running server is asked, from outside, what its prefix cache does."""

@@ -1,0 +1,261 @@
+"""A server of OpenAI's API: prompts as token ids where it takes them, else as words.
+
+The key of the API comes from the environment and goes into one header; nothing writes it down.
+"""
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, suppress
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+from pydantic_core import from_json
+
+from dsv4kv.errors import ConfigError
+from dsv4kv.probe.questioner import Answer, Prompt, Refused, Spent, Unreachable
+from dsv4kv.recording.logs import cached_by
+from dsv4kv.recording.metrics import Values, parse
+
+KEYS = ("DSV4KV_API_KEY", "OPENAI_API_KEY")
+"""Variables of the environment that may hold the key, in order."""
+RESETS = ("/flush_cache", "/reset_prefix_cache")
+"""SGLang's and vLLM's (with ``VLLM_SERVER_DEV_MODE=1``)."""
+_ANSWER_BYTES = 2**24
+_LINE_BYTES = 2**20
+_LIKELIEST = 5
+_ASKED_S = 10.0
+_TEXT = (
+    "time year people way day man thing woman life child world school state family student group "
+    "country problem hand part place case week company system program question work number night "
+    "point home water room mother area money story fact month lot right study book eye job word "
+    "business issue side kind head house service friend father power hour game line end member "
+    "law car city name team minute idea body back parent face others level office door health "
+    "person art war history party result change morning reason research girl guy food moment air "
+    "teacher force education foot boy age policy music market sense nation plan college interest "
+    "death course someone experience behind view tree fire glass stone river bridge ship north"
+)
+_WORDS = _TEXT.split()[:128]
+"""Common words, most of them one token: as many as the ends of prompts can be told apart by."""
+
+
+class OpenAiServer:
+    """A running server; see ``Server``.
+
+    Attributes:
+        model: The name that it is asked for.
+        spells: What prompts are made of: ``ids``, ``words`` or ``chat``.
+    """
+
+    def __init__(self, url: str, model: str | None = None, metrics: str | None = None) -> None:
+        """Look at the server and find out what it takes.
+
+        Raises:
+            ConfigError: No address of a server.
+            Unreachable: Nobody answers there.
+        """
+        self._at, self._metrics = _address(url), _address(metrics) if metrics else None
+        self._key = next((os.environ[name] for name in KEYS if os.environ.get(name)), "")
+        self.model = model or self._first_model()
+        self.spells = self._find_spelling()
+
+    def ask(self, prompt: Prompt, outputs: int, salt: str | None, limit_s: float) -> Answer:
+        """The answer to a prompt; see ``Server``."""
+        return self._ask(self.spells, prompt, outputs, salt, limit_s)
+
+    def _ask(
+        self, spells: str, prompt: Prompt, outputs: int, salt: str | None, limit_s: float
+    ) -> Answer:
+        body = self._body(spells, prompt, outputs) | ({"cache_salt": salt} if salt else {})
+        path = "/v1/chat/completions" if spells == "chat" else "/v1/completions"
+        begun_s = self.now_s()
+        try:
+            with closing(_connect(self._at, limit_s)) as connection:
+                connection.request("POST", self._at.path + path, json.dumps(body), self._headers())
+                response = connection.getresponse()
+                if response.status != 200:
+                    raise _refusal(response)
+                heard = _Heard(begun_s)
+                for event in _events(response):
+                    heard.take(event, self.now_s())
+                    if self.now_s() - begun_s > limit_s:
+                        raise Spent("the budget of time is used up")
+        except TimeoutError:
+            raise Spent(f"no answer within the {limit_s:,.0f} s that were left") from None
+        except (OSError, HTTPException) as error:
+            raise Unreachable(_gone(self._at, error)) from None
+        return heard.answer(self._at)
+
+    def _body(self, spells: str, prompt: Prompt, outputs: int) -> dict[str, Any]:
+        text = " ".join(_WORDS[each % len(_WORDS)] for each in prompt)
+        body: dict[str, Any] = {
+            "model": self.model,
+            "max_tokens": outputs,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        told = outputs > 1
+        if spells == "chat":
+            likely = {"logprobs": True, "top_logprobs": _LIKELIEST} if told else {}
+            return body | likely | {"messages": [{"role": "user", "content": text}]}
+        likely = {"logprobs": _LIKELIEST} if told else {}
+        return body | likely | {"prompt": list(prompt) if spells == "ids" else text}
+
+    def counters(self) -> tuple[Values, bool] | None:
+        """What its page of metrics counts; None where none is named or it does not answer."""
+        if self._metrics is None:
+            return None
+        with suppress(OSError, HTTPException), closing(_connect(self._metrics, _ASKED_S)) as page:
+            page.request("GET", self._metrics.path or "/metrics")
+            text = page.getresponse().read(_ANSWER_BYTES).decode("utf-8", "replace")
+            return parse(text)[0], "spec_decode" in text or "spec_accept" in text
+        return None
+
+    def reset(self) -> bool:
+        """Ask for an empty cache, as either engine is asked."""
+        for path in RESETS:
+            with suppress(OSError, HTTPException), closing(_connect(self._at, _ASKED_S)) as asked:
+                asked.request("POST", path, headers=self._headers())
+                if asked.getresponse().status == 200:
+                    return True
+        return False
+
+    def now_s(self) -> float:
+        """Seconds of a clock that never goes back."""
+        return time.monotonic()
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        time.sleep(seconds)
+
+    def _headers(self) -> dict[str, str]:
+        key = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        return {"Content-Type": "application/json"} | key
+
+    def _first_model(self) -> str:
+        try:
+            with closing(_connect(self._at, _ASKED_S)) as connection:
+                connection.request("GET", f"{self._at.path}/v1/models", headers=self._headers())
+                response = connection.getresponse()
+                content = response.read(_ANSWER_BYTES)
+            if response.status == 200:
+                return str(from_json(content)["data"][0]["id"])
+        except (OSError, HTTPException) as error:
+            raise Unreachable(_gone(self._at, error)) from None
+        except (ValueError, LookupError, TypeError):
+            pass
+        raise ConfigError(
+            f"{self._at.netloc} names no model at /v1/models: give --model NAME, and a key in "
+            f"{KEYS[0]} if it wants one."
+        )
+
+    def _find_spelling(self) -> str:
+        """The first way to spell a prompt that the server takes."""
+        why = ""
+        for spells in ("ids", "words", "chat"):
+            try:
+                self._ask(spells, tuple(range(2000, 2008)), 1, None, 60.0)
+            except Refused as refusal:
+                why = str(refusal)
+            else:
+                return spells
+        raise ConfigError(f"{self._at.netloc} takes neither completions nor chats: {why}.")
+
+
+class _Heard:
+    """A streamed answer as it comes."""
+
+    def __init__(self, begun_s: float) -> None:
+        self._begun_s, self._first_s = begun_s, 0.0
+        self._words: list[str] = []
+        self._likely: list[Mapping[str, float]] = []
+        self._usage: Mapping[str, Any] = {}
+
+    def take(self, event: Mapping[str, Any], now_s: float) -> None:
+        if isinstance(event.get("usage"), dict):
+            self._usage = event["usage"]
+        choices = event.get("choices")
+        for choice in choices if isinstance(choices, list) else []:
+            self._first_s = self._first_s or now_s - self._begun_s
+            told = choice.get("logprobs") if isinstance(choice, dict) else None
+            if isinstance(told, dict):
+                self._take_likely(told)
+
+    def _take_likely(self, told: Mapping[str, Any]) -> None:
+        """Log-probabilities as completions or chats tell them."""
+        if isinstance(told.get("content"), list):
+            for each in told["content"]:
+                self._words.append(str(each.get("token")))
+                likeliest = each.get("top_logprobs") or [each]
+                self._likely.append({str(e["token"]): float(e["logprob"]) for e in likeliest})
+            return
+        self._words += map(str, told.get("tokens") or [])
+        self._likely += [
+            {str(word): float(value) for word, value in (each or {}).items()}
+            for each in told.get("top_logprobs") or []
+        ]
+
+    def answer(self, at: SplitResult) -> Answer:
+        """What was told in all; raises ``Unreachable`` for an answer without its count."""
+        count = self._usage.get("prompt_tokens")
+        if type(count) is not int or not self._first_s:
+            raise Unreachable(f"{at.netloc} broke off an answer, or tells no usage in streams")
+        details = self._usage.get("prompt_tokens_details")
+        details = details if isinstance(details, dict) else {}
+        cached = details.get("cached_tokens", self._usage.get("cached_tokens"))
+        return Answer(
+            count,
+            cached if type(cached) is int else None,
+            self._first_s,
+            tuple(self._words),
+            tuple(self._likely),
+            cached_by(details or None) or {},
+        )
+
+
+def _address(url: str) -> SplitResult:
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    try:
+        good = parts.scheme in {"http", "https"} and parts.hostname and (parts.port or 1)
+    except ValueError:
+        good = False
+    if not good or "@" in parts.netloc:
+        raise ConfigError(
+            f"{parts.netloc.rpartition('@')[2] or url!r} is no address of a server: give "
+            f"http://HOST:PORT, and a key in {KEYS[0]}."
+        )
+    path = parts.path.rstrip("/")
+    return parts._replace(path=path.removesuffix("/v1"))
+
+
+def _connect(at: SplitResult, limit_s: float) -> HTTPConnection:
+    made = HTTPSConnection if at.scheme == "https" else HTTPConnection
+    return made(at.hostname or "", at.port, timeout=max(limit_s, 0.05))
+
+
+def _events(response: HTTPResponse) -> Iterator[Mapping[str, Any]]:
+    """Objects of a stream of events (``data: {…}``), up to its end."""
+    while line := response.readline(_LINE_BYTES):
+        data = line.strip().removeprefix(b"data:").strip()
+        if data == b"[DONE]":
+            return
+        if data.startswith(b"{"):
+            with suppress(ValueError):
+                yield from_json(data)
+
+
+def _refusal(response: HTTPResponse) -> Exception:
+    """What a status other than 200 means: a prompt that is not taken, or a server in trouble."""
+    said = " ".join(response.read(2_000).decode("utf-8", "replace").split())[:200]
+    if response.status in {401, 403}:
+        return ConfigError(f"the server wants another key: set {KEYS[0]} ({response.status}).")
+    if 400 <= response.status < 500:
+        return Refused(f"the server refused a prompt ({response.status}: {said})")
+    return Unreachable(f"the server answered {response.status}: {said}")
+
+
+def _gone(at: SplitResult, error: Exception) -> str:
+    return f"{at.netloc} does not answer ({type(error).__name__}: {error})"

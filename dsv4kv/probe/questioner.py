@@ -1,0 +1,183 @@
+"""Asks a server prompts that it has never seen, within a budget of tokens and time."""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from dsv4kv.errors import StoreUnavailable
+from dsv4kv.recording.metrics import Counted, Values
+
+Prompt = tuple[int, ...]
+"""Token ids, or numbers of words where a server takes text alone."""
+FIRST_ID, IDS = 1024, 2**14
+"""Ordinary tokens: of every vocabulary, and behind the special ones that come first."""
+ENDINGS = 8
+"""Ends that differ from one another at their first token."""
+
+
+class Unreachable(StoreUnavailable):
+    """A server that does not answer, or no longer."""
+
+
+class Refused(Exception):
+    """A prompt that a server does not take: too long, or a field that it does not know."""
+
+
+class Spent(Exception):
+    """What is to be asked next would go beyond the budget."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a server said to one prompt.
+
+    Attributes:
+        prompt_tokens: As it counts them.
+        cached_tokens: Of these, found in its cache; None where it does not tell.
+        cached_by: The same by tier, where it tells.
+        ttft_s: Until the first token came.
+        words: The tokens of its answer.
+        likely: For every one of them, the log-probabilities of the likeliest, in nats.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int | None
+    ttft_s: float
+    words: tuple[str, ...] = ()
+    likely: tuple[Mapping[str, float], ...] = ()
+    cached_by: Mapping[str, int] = field(default_factory=dict)
+
+
+class Server(Protocol):
+    """A server, and its clock."""
+
+    def ask(self, prompt: Prompt, outputs: int, salt: str | None, limit_s: float) -> Answer:
+        """The answer to a prompt.
+
+        ``salt`` keeps it apart from equal prompts. With more than one output token it tells
+        log-probabilities, too.
+
+        Raises:
+            Unreachable: No answer, or a broken one.
+            Refused: The server does not take it.
+            Spent: There is none within ``limit_s``.
+        """
+
+    def counters(self) -> tuple[Values, bool] | None:
+        """Its counters, and whether they speak of drafts; None where there are none."""
+
+    def reset(self) -> bool:
+        """Empty its cache; returns whether it did."""
+
+    def now_s(self) -> float:
+        """Seconds that have passed."""
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+
+
+@dataclass
+class Ledger:
+    """What may be spent, and what is.
+
+    Attributes:
+        most_tokens: Of all prompts and answers.
+        most_s: Of all of it.
+    """
+
+    most_tokens: int
+    most_s: float
+    tokens: int = 0
+    prompts: int = 0
+    s_per_token: float = 0.0
+
+    def admit(self, tokens: int, left_s: float) -> None:
+        """Refuse what is expected to go beyond; raises ``Spent``."""
+        if self.tokens + tokens > self.most_tokens:
+            raise Spent(f"the budget of {self.most_tokens:,} tokens is used up")
+        if left_s <= tokens * self.s_per_token:
+            raise Spent(f"the budget of {self.most_s:,.0f} s is used up")
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A prompt of an experiment and what became of it: the raw material of every conclusion."""
+
+    experiment: str
+    prompt_tokens: int
+    hit_tokens: int | None
+    ttft_s: float
+
+
+class Questioner:
+    """Asks, and keeps count.
+
+    Attributes:
+        ledger: What is spent.
+        observed: All that was asked, in order.
+        counted: Growth of the server's counters, where they are read.
+        drafts: Whether its counters speak of drafts.
+        restored: Tokens that it says it found beyond the GPU.
+        experiment: What is being asked for.
+    """
+
+    def __init__(self, server: Server, ledger: Ledger, seed: int) -> None:
+        self.server, self.ledger = server, ledger
+        self.observed: list[Observed] = []
+        self.counted, self.drafts, self.experiment = Counted(), False, ""
+        self.restored = 0
+        self._random, self._begun_s = random.Random(seed), server.now_s()
+        self._counts = False
+        self._sample()
+
+    @property
+    def left_s(self) -> float:
+        """Seconds of the budget that are left."""
+        return self.ledger.most_s - (self.server.now_s() - self._begun_s)
+
+    def draw(self, tokens: int, ending: int = 0) -> Prompt:
+        """Random tokens; of two endings the first tokens differ."""
+        drawn = self._random.choices(range(FIRST_ID, FIRST_ID + IDS), k=tokens)
+        drawn[:1] = [each - each % ENDINGS + ending for each in drawn[:1]]
+        return tuple(drawn)
+
+    def ask(self, prompt: Prompt, *, outputs: int = 1, salt: str | None = None) -> Answer:
+        """The answer to a prompt; where it does not tell what was cached, counters may.
+
+        Raises:
+            Spent: It does not fit the budget.
+            Unreachable: As ``Server.ask`` says, and so for ``Refused``.
+        """
+        ledger, begun_s = self.ledger, self.server.now_s()
+        ledger.admit(len(prompt) + outputs, self.left_s)
+        before = self._hits() if self._counts else None
+        ledger.tokens += len(prompt) + outputs
+        ledger.prompts += 1
+        answer = self.server.ask(prompt, outputs, salt, max(self.left_s, 0.001))
+        elapsed_s = self.server.now_s() - begun_s
+        ledger.s_per_token = max(ledger.s_per_token, elapsed_s / max(len(prompt), 512))
+        if self._counts:
+            self._sample()
+        if answer.cached_tokens is None and before is not None:
+            answer = replace(answer, cached_tokens=self._hits() - before)
+        self.restored += sum(answer.cached_by.get(tier, 0) for tier in ("host", "storage"))
+        self.observed.append(
+            Observed(self.experiment, answer.prompt_tokens, answer.cached_tokens, answer.ttft_s)
+        )
+        return answer
+
+    def hit(self, prompt: Prompt) -> int:
+        """Tokens of a prompt that were cached; the server is known to tell."""
+        return self.ask(prompt).cached_tokens or 0
+
+    def _hits(self) -> int:
+        told = self.counted.hits()
+        return told[1] if told else 0
+
+    def _sample(self) -> None:
+        sampled = self.server.counters()
+        self._counts = sampled is not None
+        if sampled is not None:
+            self.counted.add(sampled[0])
+            self.drafts |= sampled[1]

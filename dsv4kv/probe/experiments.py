@@ -397,10 +397,8 @@ def _tiers(
 ) -> Iterator[Conclusion]:
     """Whether anything comes back from beyond the GPU's memory."""
     near, far = times
-    if loaded := _moved(q, _LOADS):
-        yield Conclusion(
-            "tier", f"a tier is read back: its counters grew by {loaded:,.0f}", "read"
-        )
+    if loaded := q.restored or _moved(q, _LOADS):
+        yield Conclusion("tier", f"a tier is read back: the server counts {loaded:,.0f}", "read")
     elif _moved(q, _STORES) > stored and is_lost:
         yield Conclusion(
             "tier",

@@ -39,7 +39,7 @@ def serving(fake: FakeServer, *, takes: str = "ids") -> Iterator[tuple[str, list
                 self.rfile.read(int(self.headers.get("content-length") or 0)) or "{}"
             )
             heard.append((self.path, body, self.headers.get("authorization")))
-            prompt = body.get("prompt", body.get("messages"))
+            prompt: Any = body.get("prompt", body.get("messages"))
             spelled = "ids" if isinstance(prompt, list) else "words"
             spelled = "chat" if "chat" in self.path else spelled
             if self.path in {"/flush_cache", "/reset_prefix_cache"} or spelled != takes:

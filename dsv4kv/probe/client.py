@@ -47,6 +47,7 @@ class OpenAiServer:
     Attributes:
         model: The name that it is asked for.
         spells: What prompts are made of: ``ids``, ``words`` or ``chat``.
+        around: As every ``Server``'s.
     """
 
     def __init__(self, url: str, model: str | None = None, metrics: str | None = None) -> None:
@@ -59,7 +60,12 @@ class OpenAiServer:
         self._at, self._metrics = _address(url), _address(metrics) if metrics else None
         self._key = next((os.environ[name] for name in KEYS if os.environ.get(name)), "")
         self.model = model or self._first_model()
-        self.spells = self._find_spelling()
+        self.spells, self.around = self._find_spelling()
+
+    @property
+    def behind(self) -> bool:
+        """As every ``Server``'s."""
+        return self.spells == "chat" and bool(self.around)
 
     def ask(self, prompt: Prompt, outputs: int, salt: str | None, limit_s: float) -> Answer:
         """The answer to a prompt; see ``Server``."""
@@ -152,16 +158,16 @@ class OpenAiServer:
             f"{KEYS[0]} if it wants one."
         )
 
-    def _find_spelling(self) -> str:
-        """The first way to spell a prompt that the server takes."""
-        why = ""
+    def _find_spelling(self) -> tuple[str, int]:
+        """The first way to spell a prompt that the server takes, and how many tokens it adds."""
+        why, prompt = "", tuple(range(2000, 2008))
         for spells in ("ids", "words", "chat"):
             try:
-                self._ask(spells, tuple(range(2000, 2008)), 1, None, 60.0)
+                answer = self._ask(spells, prompt, 1, None, 60.0)
             except Refused as refusal:
                 why = str(refusal)
             else:
-                return spells
+                return spells, max(0, answer.prompt_tokens - len(prompt))
         raise ConfigError(f"{self._at.netloc} takes neither completions nor chats: {why}.")
 
 

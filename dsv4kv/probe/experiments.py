@@ -133,8 +133,11 @@ def steps(q: Questioner, known: Known) -> Iterator[Conclusion]:
         q.ask(prompt)
         return q.hit(prompt)
 
+    if q.splits:
+        known.why = "the server takes text alone, and counts other tokens than words of it"
+        return
     upper = next(n for n in (FIRST_TOKENS, 16_384, LONGEST_TOKENS) if hit(n))
-    smallest = _first(2, upper, lambda tokens: hit(tokens) > 0)
+    smallest = _first(q.server.around + 2, upper, lambda tokens: hit(tokens) > 0)
     first = hit(smallest)
     longer = smallest
     while hit(longer) <= first:
@@ -165,6 +168,9 @@ def steps(q: Questioner, known: Known) -> Iterator[Conclusion]:
 
 def edges(q: Questioner, known: Known) -> Iterator[Conclusion]:
     """Prompts that part one token before, at and behind the end of a block."""
+    if q.server.behind:
+        yield _undecided("next token", "a chat's template may end behind a prompt's own tokens")
+        return
     offsets = dict.fromkeys((-1, 0, 1, known.lost % known.step + 1))
     found: dict[int, list[bool]] = {offset: [] for offset in offsets}
     given_up = known.lost // known.step * known.step

@@ -52,6 +52,14 @@ class Answer:
 class Server(Protocol):
     """A server, and its clock."""
 
+    @property
+    def around(self) -> int:
+        """Tokens that it puts around every prompt: a first one, a chat's template."""
+
+    @property
+    def behind(self) -> bool:
+        """Whether some of them may come behind it."""
+
     def ask(self, prompt: Prompt, outputs: int, salt: str | None, limit_s: float) -> Answer:
         """The answer to a prompt.
 
@@ -119,6 +127,7 @@ class Questioner:
         counted: Growth of the server's counters, where they are read.
         drafts: Whether its counters speak of drafts.
         restored: Tokens that it says it found beyond the GPU.
+        splits: Whether it counts other tokens than were drawn: words that are no token each.
         experiment: What is being asked for.
     """
 
@@ -126,6 +135,7 @@ class Questioner:
         self.server, self.ledger = server, ledger
         self.observed: list[Observed] = []
         self.counted, self.drafts, self.experiment = Counted(), False, ""
+        self.splits = False
         self.restored = 0
         self._random, self._begun_s = random.Random(seed), server.now_s()
         self._counts = False
@@ -145,6 +155,8 @@ class Questioner:
     def ask(self, prompt: Prompt, *, outputs: int = 1, salt: str | None = None) -> Answer:
         """The answer to a prompt; where it does not tell what was cached, counters may.
 
+        A prompt's first tokens stand for those that the server puts around it: they are not sent.
+
         Raises:
             Spent: It does not fit the budget.
             Unreachable: As ``Server.ask`` says, and so for ``Refused``.
@@ -154,7 +166,9 @@ class Questioner:
         before = self._hits() if self._counts else None
         ledger.tokens += len(prompt) + outputs
         ledger.prompts += 1
-        answer = self.server.ask(prompt, outputs, salt, max(self.left_s, 0.001))
+        sent = prompt[self.server.around :]
+        answer = self.server.ask(sent, outputs, salt, max(self.left_s, 0.001))
+        self.splits |= answer.prompt_tokens != len(prompt)
         elapsed_s = self.server.now_s() - begun_s
         ledger.s_per_token = max(ledger.s_per_token, elapsed_s / max(len(prompt), 512))
         if self._counts:

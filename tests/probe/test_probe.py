@@ -34,7 +34,8 @@ def check(setting: Setting, found: Examination) -> None:
     size, v4 = setting.page_tokens, setting.engine.endswith("v4")
     assert told["step"].value == size
     if setting.speculation == "mtp+connector":
-        assert (told["drafts"].value, told["next token"].value) == ((63, 64) if v4 else (size, 0))
+        lost = (size, 0) if not v4 else (63, 64) if setting.retention is None else (255, 256)
+        assert (told["drafts"].value, told["next token"].value) == lost
     else:
         assert told["next token"].value == NEXT[setting.speculation]
     branches = told["branches"].value
@@ -81,6 +82,25 @@ def test_a_tier_that_stores_and_is_never_read_is_a_fault() -> None:
 def test_a_tier_that_is_read_is_no_fault() -> None:
     told = values(probe(server(stored=1.0, counts=True, restores=True)))
     assert (told["tier"].value, told["tier"].level) == ("read", "note")
+
+
+@pytest.mark.parametrize(("lead", "trail"), [(1, 0), (3, 5)])
+def test_tokens_that_a_server_puts_around_prompts_are_counted(lead: int, trail: int) -> None:
+    setting = Setting("vllm", 300, 128, speculation="mtp")
+    bare, found = (values(probe(server(setting, **about)))
+                   for about in ({}, {"lead": lead, "trail": trail}))  # fmt: skip
+    undecided = {"next token"} if trail else set()
+    assert {name for name, each in found.items() if each.level == "undecided"} == undecided
+    assert {name: each.value for name, each in found.items() if name not in undecided} == {
+        name: each.value for name, each in bare.items() if name not in undecided
+    }
+
+
+def test_words_that_are_no_token_each_leave_the_step_undecided() -> None:
+    found = values(probe(server(splits=7)))
+    assert found["hits"].level == "good"
+    assert found["step"].level == "undecided"
+    assert "other tokens than words" in found["step"].answer
 
 
 def test_counters_tell_where_answers_do_not() -> None:

@@ -1,5 +1,4 @@
 # mypy: ignore-errors
-# ruff: noqa: F401, I001
 # It runs in the engine's environment, where nothing is typed.
 """An engine's own manager, prompt by prompt: ``python served.py ENGINE FOLDER`` answers lines.
 

@@ -37,7 +37,7 @@ def trace(setting: Setting) -> dict[str, Any]:
 def manager(engine: str, setting: Setting) -> Iterator[Cache]:
     """An engine's manager in its own environment."""
     folder = Path(os.environ["DSV4KV_ENGINES"])
-    command = [folder / "bin" / "python", HERE / "served.py", engine, folder / engine]
+    command = [*map(str, (folder / "bin/python", HERE / "served.py", engine, folder / engine))]
     with subprocess.Popen(command, stdin=-1, stdout=-1, stderr=-3, text=True) as running:
         assert running.stdin
         assert running.stdout

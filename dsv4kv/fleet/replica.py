@@ -1,6 +1,7 @@
 """A replica: a replay that is given its requests, and what becomes known of it."""
 
-from collections import Counter, deque
+from bisect import bisect_left
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -249,7 +250,7 @@ class Known:
         self.replica, self._looks = replica, looks
         self._given: dict[int, tuple[Asked, int]] = {}  # with tokens to compute
         self._prefill_tokens = self._used_tokens = 0
-        self._used: Counter[int] = Counter()  # blocks, by how many use them
+        self._used: dict[int, int] = {}  # blocks, by how many use them
         self._cached: set[int] = set()
         self._view = View()
 
@@ -260,7 +261,7 @@ class Known:
         self._prefill_tokens += rest
         if "blocks" in self._looks:
             self._used_tokens += asked.input_tokens - self._in_use(asked)
-            self._used.update(asked.blocks)
+            self._use(asked.blocks)
 
     def hear(self, news: News) -> None:
         """What became of requests; the rest of the news takes its time."""
@@ -304,12 +305,21 @@ class Known:
             return min(tokens, self.replica.found_tokens(served))
         return tokens
 
+    def _use(self, blocks: Sequence[int]) -> None:
+        """Whoever uses a block uses those before it, so those in use are the first of them."""
+        used, shared = self._used, count_leading(blocks, self._used)
+        for block in blocks[:shared]:
+            used[block] += 1
+        used.update(dict.fromkeys(blocks[shared:], 1))
+
     def _release(self, asked: Asked) -> None:
-        used = self._used
-        for block in asked.blocks:
+        """Of blocks that others use, too, these are the first."""
+        used, blocks = self._used, asked.blocks
+        shared = bisect_left(blocks, True, key=lambda block: used[block] == 1)
+        for block in blocks[:shared]:
             used[block] -= 1
-            if not used[block]:
-                del used[block]
+        for block in blocks[shared:]:
+            del used[block]
         self._used_tokens -= asked.input_tokens - self._in_use(asked)
 
     def _in_use(self, asked: Asked) -> int:

@@ -15,10 +15,13 @@ from dsv4kv.fleet.routers import Affinity, Router, open_router
 from dsv4kv.fleet.sessions import find_sessions, find_turns
 from dsv4kv.fleet.transfer import Link
 from dsv4kv.fleet.views import Asked
-from dsv4kv.replay.build import find_parts
+from dsv4kv.replay.build import Parts, find_parts
 from dsv4kv.replay.requests import NEVER, Served, begin_serving
 from dsv4kv.replay.tiers import SharedTiers
 from dsv4kv.traces.request import Request
+
+FindParts = Callable[[ReplayConfig, Sequence[Request]], Parts]
+"""Works out what replicas that are set alike have in common: ``find_parts``, or remembers it."""
 
 
 @dataclass(frozen=True)
@@ -186,9 +189,11 @@ class Fleet:
         config: ReplayConfig,
         requests: Sequence[Request],
         on_progress: Callable[[int], None] = lambda done: None,
+        find: FindParts = find_parts,
     ) -> None:
         """Build all replicas; raises as ``run_fleet`` does."""
         self._config, self._requests, self._on_progress = config, requests, on_progress
+        self._find = find
         self._shared = SharedTiers(config.fleet.shared_tiers)
         self._draw = Random(config.measure.seed)
         self._pools = [
@@ -216,7 +221,7 @@ class Fleet:
 
     def _open(self, groups: Sequence[Group], name: str, *, decodes: bool) -> Pool:
         fleet, replicas = self._config.fleet, list[Replica]()
-        parts = [find_parts(group.config, self._requests) for group in groups]
+        parts = [self._find(group.config, self._requests) for group in groups]
         if fleet.block_tokens is None:
             fleet = fleet.model_copy(update={"block_tokens": parts[0].memory.block_tokens})
         router = open_router(name, fleet, sum(group.replicas for group in groups), self._draw)

@@ -9,6 +9,7 @@ error: a file of another kind would be sized, but wrongly.
 
 import re
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -209,8 +210,7 @@ def load_model(name: str) -> DSV4Config:
         ConfigError: No such preset or file, or a file that does not describe such a model.
     """
     if name in preset_names():
-        text = (shipped("configs") / "models" / f"{name}.yaml").read_text(encoding="utf-8")
-        return DSV4Config(**yaml.safe_load(text))
+        return _read_preset(name)
     path = config_file(name)
     if path is None:
         raise ConfigError(
@@ -224,6 +224,12 @@ def load_model(name: str) -> DSV4Config:
     except ValidationError as error:
         problems = "; ".join(f"{_where(e['loc'])}: {e['msg']}" for e in error.errors())
         raise ConfigError(f"{path}: {problems}.") from None
+
+
+@cache
+def _read_preset(name: str) -> DSV4Config:
+    text = (shipped("configs") / "models" / f"{name}.yaml").read_text(encoding="utf-8")
+    return DSV4Config(**yaml.safe_load(text))
 
 
 def _model_name(path: Path) -> str:

@@ -10,11 +10,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.errors import ConfigError, DoesNotFit
 from dsv4kv.fleet.outcome import Fates
-from dsv4kv.fleet.run import Fleet
+from dsv4kv.fleet.run import FindParts, Fleet
 from dsv4kv.planning.question import Question, Slo, busiest
 from dsv4kv.planning.servers import Bounds, Server, layouts_of, open_server
+from dsv4kv.replay.build import Parts, find_parts
 from dsv4kv.traces.request import Request
 from dsv4kv.units import counted
 
@@ -105,8 +107,31 @@ def broken_too_often(fates: Fates, slos: Sequence[Slo], count: int) -> bool:
     return False
 
 
+class KnownParts:
+    """Works out once what simulations of a server on the same requests have in common.
+
+    However many replicas there are, whatever their router, and however fast the requests come.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is known yet."""
+        self._known: dict[tuple[str, int], Parts] = {}
+
+    def __call__(self, config: ReplayConfig, requests: Sequence[Request]) -> Parts:
+        """See ``FindParts``; of a trace and its window, which differ in length."""
+        key = config.model_dump_json(exclude={"fleet", "workload"}), len(requests)
+        if key not in self._known:
+            self._known[key] = find_parts(config, requests)
+        return self._known[key]
+
+
 def simulate(
-    question: Question, requests: Sequence[Request], kind: Kind, replicas: int, speed: float
+    question: Question,
+    requests: Sequence[Request],
+    kind: Kind,
+    replicas: int,
+    speed: float,
+    find: FindParts = find_parts,
 ) -> Trial:
     """Serve requests, until they are served or it is clear that a limit is not kept."""
     base, slos = kind.server.config, question.slos
@@ -121,7 +146,7 @@ def simulate(
             if broken_too_often(so_far, slos, len(requests)):
                 raise _GaveUp
 
-    made = Fleet(config, requests, look)
+    made = Fleet(config, requests, look, find)
     cost = replicas * kind.server.layout.gpus * question.price(kind.server.gpu)
     span_s = (requests[-1].arrival_s - requests[0].arrival_s) / speed
     rate = len(requests) / max(span_s, 1e-9)
@@ -229,6 +254,7 @@ class Search:
     Attributes:
         tally: What became of what was considered.
         window: What is simulated.
+        parts: What simulations have in common.
     """
 
     def __init__(
@@ -238,10 +264,12 @@ class Search:
         tally: Tally,
         on_trial: Callable[[], None] = lambda: None,
         window: int = WINDOW,
+        parts: KnownParts | None = None,
     ) -> None:
         self._question, self._kinds, self.tally = question, kinds, tally
         self._on_trial = on_trial
         self.window = busiest(question.requests, window)
+        self.parts = parts or KnownParts()
         self._trials: dict[tuple[object, ...], Trial] = {}
 
     @property
@@ -253,7 +281,9 @@ class Search:
         router = kind.router if replicas > 1 else ""
         key = kind.server.label, router, replicas, speed  # a fleet of one has nothing to choose
         if key not in self._trials:
-            self._trials[key] = simulate(self._question, self.window, kind, replicas, speed)
+            self._trials[key] = simulate(
+                self._question, self.window, kind, replicas, speed, self.parts
+            )
             self._on_trial()
         return self._trials[key]
 
@@ -337,16 +367,16 @@ class Search:
         tight = replace(asked, slos=slos, speed=best.speed)
         kinds = [replace(k, bounds=replace(k.bounds, question=tight)) for k in self._kinds]
         kinds = [kind for kind in kinds if kind.bounds.broken() is None]
-        search = Search(tight, kinds, Tally(), self._on_trial, len(self.window))
+        search = Search(tight, kinds, Tally(), self._on_trial, len(self.window), self.parts)
         found = search.cheapest()
         return found and self._try(found.kind, found.replicas, found.speed)
 
 
-def confirm(question: Question, found: Trial, most: int = 3) -> Iterator[Trial]:
+def confirm(question: Question, found: Trial, parts: KnownParts, most: int = 3) -> Iterator[Trial]:
     """The same on the whole trace, with more replicas until limits are kept, ``most`` times."""
     replicas = found.replicas
     for _ in range(most):
-        trial = simulate(question, question.requests, found.kind, replicas, found.speed)
+        trial = simulate(question, question.requests, found.kind, replicas, found.speed, parts)
         yield trial
         if trial.meets:
             return
@@ -369,7 +399,7 @@ def plan(search: Search, question: Question, gpus: int | None = None) -> Answer:
         safer = search.safer(best) if gpus is None else None
         if len(search.window) < len(question.requests) and gpus is None:
             for found in filter(None, (best, second)):
-                confirmed += confirm(question, found)
+                confirmed += confirm(question, found, search.parts)
                 best = confirmed[-1]
                 if best.meets:
                     break

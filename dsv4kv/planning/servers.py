@@ -15,7 +15,6 @@ from dsv4kv.model.presets import load_model
 from dsv4kv.planning.question import Question
 from dsv4kv.replay.build import Parts, find_parts
 from dsv4kv.replay.memory import check_fit
-from dsv4kv.replay.server import by_server
 from dsv4kv.sizing.layout import Layout, LayoutWish, candidate_layouts
 
 SIZES = (1, 2, 4, 8)
@@ -70,15 +69,13 @@ class Server:
         gpu: Its kind of GPU.
         layout: How it is spread.
         config: How it is replayed, alone.
-        settled: The same with what its engine says.
         command: How it is launched.
-        parts: What it is made of.
+        parts: What it is made of, its configuration with what its engine says.
     """
 
     gpu: str
     layout: Layout
     config: ReplayConfig
-    settled: ReplayConfig
     command: str
     parts: Parts
 
@@ -111,14 +108,13 @@ def open_server(
     config = asked.model_copy(update={"cost": cost, "server": server})
     if cost.clock == "stated":
         raise ConfigError("plan needs a clock with an error: cost.source model or table.")
-    settled = by_server(config)
     longest = max(question.requests, key=lambda each: each.total_tokens)
     parts = find_parts(config, [longest])
-    check_fit(settled.cost, parts.memory, parts.weights)
+    check_fit(parts.config.cost, parts.memory, parts.weights)
     needed, memory = parts.memory.group.blocks_for(longest.total_tokens), parts.memory
     if needed > memory.num_blocks or longest.total_tokens > memory.max_context_tokens:
         raise DoesNotFit(f"the longest request, {longest.total_tokens:,} tokens, does not fit")
-    return Server(gpu, layout, config, settled, command, parts)
+    return Server(gpu, layout, config, command, parts)
 
 
 @dataclass(frozen=True)
@@ -140,7 +136,7 @@ class Bounds:
     @property
     def _scheduler(self) -> tuple[int, int]:
         """Tokens of a step on one rank, and of drafts."""
-        scheduling = self.server.settled.scheduler
+        scheduling = self.server.parts.config.scheduler
         step_tokens = scheduling.step_tokens // self.server.layout.dp
         return step_tokens, scheduling.speculative.draft_tokens
 

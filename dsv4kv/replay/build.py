@@ -84,6 +84,7 @@ class Parts:
     """What all replays of a configuration and a trace have in common; nothing of it changes.
 
     Attributes:
+        config: With what its server says.
         memory: How the memory is divided.
         rates: How fast work is done, by source stated; None by another.
         times: How long steps take by another source; None by stated.
@@ -94,6 +95,7 @@ class Parts:
         cost: The work of a step.
     """
 
+    config: ReplayConfig
     memory: MemoryPlan
     rates: Rates | None
     times: StepTimes | None
@@ -115,6 +117,7 @@ def find_parts(config: ReplayConfig, requests: Sequence[Request]) -> Parts:
     tokens = memory.block_tokens if engine else shared_tokens(trace_tokens, memory.block_tokens)
     longest = min(memory.max_context_tokens, max(r.total_tokens for r in requests))
     return Parts(
+        config,
         memory,
         rates,
         times,
@@ -221,8 +224,8 @@ def build_replay(
         TraceError: The clock of the trace runs backwards.
         RecordError: The record that the bandwidth is to be taken from cannot be read.
     """
-    config = by_server(config)
     parts = wiring.parts or find_parts(config, requests)
+    config = parts.config
     memory, rates, tokens, cost = parts.memory, parts.rates, parts.shared_tokens, parts.cost
     engine = build_engine(config, memory, parts.engine) if parts.engine else None
     reuse = any(request.hash_block_tokens for request in requests)

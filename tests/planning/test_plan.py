@@ -9,6 +9,7 @@ from random import Random
 import numpy as np
 import pytest
 
+from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.errors import ConfigError
 from dsv4kv.planning.question import (
     Question,
@@ -20,6 +21,7 @@ from dsv4kv.planning.question import (
 )
 from dsv4kv.planning.search import Kind, Search, Tally, Trial, list_kinds, plan, simulate
 from dsv4kv.planning.servers import Bounds, launch_command, layouts_of, open_server
+from dsv4kv.replay.build import Parts, find_parts
 from dsv4kv.sizing.inputs import read_inputs
 from dsv4kv.sizing.launch import read_command
 from dsv4kv.sizing.layout import Layout
@@ -254,3 +256,23 @@ def test_a_static_question_and_a_trace_are_not_both_taken() -> None:
     done = run(["plan", "builtin:chat", "--isl", "100", "--slo", "ttft_p90=1s"])
     assert done.exit_code == 2
     assert "give a trace, or --isl, --osl and --rate" in " ".join(done.output.split())
+
+
+def test_simulations_of_a_server_work_out_once_what_they_have_in_common(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = question(1, "ttft_p90=1500ms", speed=4.0)
+    kinds = [kind for kind in kinds_of(asked, gpus=["b200"]) if kind.server.label == "b200 TP2"]
+    found: list[ReplayConfig] = []
+
+    def find(config: ReplayConfig, requests: Sequence[Request]) -> Parts:
+        found.append(config)
+        return find_parts(config, requests)
+
+    monkeypatch.setattr("dsv4kv.planning.search.find_parts", find)
+    search = Search(asked, kinds, Tally())
+    plan(search, asked)
+    alone = simulate(asked, asked.requests, kinds[0], 2, 4.0)
+    assert len(search.trials) > 1
+    assert len(found) == 1
+    assert simulate(asked, asked.requests, kinds[0], 2, 4.0, search.parts) == alone

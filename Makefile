@@ -64,7 +64,7 @@ engines: $(VENV)/installed-test $(ENGINES)/unpacked
 $(ENGINES)/unpacked: | python
 	$(PYTHON) -m venv $(ENGINES)
 	$(ENGINES)/bin/pip install --quiet --constraint constraints.txt torch msgspec orjson pyzmq psutil pydantic requests \
-	  openai transformers regex cachetools py-cpuinfo einops prometheus_client pybase64 openai_harmony tqdm \
+	  openai transformers regex cachetools py-cpuinfo einops prometheus_client triton pybase64 openai_harmony tqdm \
 	  fastapi uvicorn aiohttp cloudpickle cbor2 dill huggingface_hub pillow numpy safetensors
 	$(ENGINES)/bin/pip download --quiet --no-deps --dest $(ENGINES) vllm==0.33.0 sglang==0.5.23 lmcache==0.5.6
 	cd $(ENGINES) && for engine in vllm sglang lmcache; do \

@@ -5,13 +5,15 @@ there. An item is asked for when somebody is free to take it, so whoever makes t
 which are under way. The function is handed to a worker once and keeps what it has learned there.
 
 Workers are processes with a pipe of their own: if one is killed, it is known which item it had,
-and the others go on. ``concurrent.futures`` would lose them all.
+and the others go on. ``concurrent.futures`` would lose them all. What this process has imported
+they have, too, where they can be forked; so they are started before it has other threads.
 """
 
 import multiprocessing
 import os
 import secrets
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -19,10 +21,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from dsv4kv import __version__
 from dsv4kv.errors import ConfigError
+
+if TYPE_CHECKING:
+    from multiprocessing.context import SpawnContext
 
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
@@ -42,21 +47,42 @@ def map_here(
     return ((item, work(item)) for item in items)
 
 
-def map_processes(
-    work: Callable[[ItemT], ResultT], items: Iterable[ItemT], count: int
-) -> Generator[tuple[ItemT, ResultT | Lost]]:
-    """Keep ``count`` fresh processes busy; they do not outlive the iterator, or this process.
+class Crew:
+    """Processes that wait for work, as many as are asked for; they do not outlive this one."""
 
-    What the function raises is raised here, its traceback as a note.
+    def __init__(self, count: int) -> None:
+        """Start them."""
+        self._idle: list[_Process] = [_Process() for _ in range(count)]
+
+    def take(self) -> "_Process":
+        """One that is idle, or a new one in its place."""
+        return self._idle.pop() if self._idle else _Process()
+
+    def dismiss(self) -> None:
+        """End those that nobody has taken."""
+        while self._idle:
+            self._idle.pop().kill()
+
+
+def map_processes(
+    work: Callable[[ItemT], ResultT],
+    items: Iterable[ItemT],
+    count: int,
+    crew: Crew | None = None,
+) -> Generator[tuple[ItemT, ResultT | Lost]]:
+    """Keep ``count`` processes busy; they do not outlive the iterator, or this process.
+
+    They are of ``crew``, as far as it goes. What the function raises is raised here, its traceback
+    as a note.
     """
-    left, busy = iter(items), list[_Process[ItemT, ResultT]]()
-    idle = list[_Process[ItemT, ResultT]]()
+    crew = crew or Crew(0)
+    left, busy, idle = iter(items), list[_Process](), list[_Process]()
     try:
         while True:
             for item in left:
-                worker = idle.pop() if idle else _Process(work)
+                worker = idle.pop() if idle else crew.take()
                 busy.append(worker)
-                worker.begin(item)
+                worker.begin(work, item)
                 if len(busy) == count:
                     break
             if not busy:
@@ -82,25 +108,30 @@ def map_jobs(
     return map_processes(work, items, min(jobs, len(items)))
 
 
-class _Process(Generic[ItemT, ResultT]):
-    """A process that does one item at a time."""
+class _Process:
+    """A process that does one item at a time, all by one function."""
 
-    def __init__(self, work: Callable[[ItemT], ResultT]) -> None:
-        context = multiprocessing.get_context("spawn")
+    def __init__(self) -> None:
+        method = "fork" if _can_fork() else "spawn"
+        context = cast("SpawnContext", multiprocessing.get_context(method))
         self.pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, work), daemon=True)
+        self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
         self._process.start()
         theirs.close()  # now the pipe ends with the process
-        self._item: ItemT
+        self._item: Any = None
+        self._has_work = False
 
-    def begin(self, item: ItemT) -> None:
+    def begin(self, work: Callable[[Any], Any], item: Any) -> None:
         self._item = item
         with suppress(BrokenPipeError):  # killed while it was idle, as reading will say
+            if not self._has_work:
+                self.pipe.send(work)
+                self._has_work = True
             self.pipe.send(item)
 
-    def end_item(self) -> tuple[ItemT, ResultT | Lost]:
+    def end_item(self) -> tuple[Any, Any]:
         try:
-            result: ResultT | Exception = self.pipe.recv()
+            result = self.pipe.recv()
         except (EOFError, ConnectionResetError):
             self._process.join()
             return self._item, Lost(_how_ended(self._process.exitcode or 0))
@@ -114,6 +145,12 @@ class _Process(Generic[ItemT, ResultT]):
         self.pipe.close()
 
 
+def _can_fork() -> bool:
+    """Whether a fork loses nothing: threads would be missing there, and their locks be held."""
+    alone = threading.active_count() == 1 and "torch" not in sys.modules
+    return alone and sys.platform == "linux"
+
+
 def _how_ended(code: int) -> str:
     if code == -signal.SIGKILL:
         return "its process was killed by SIGKILL, as systems do where memory runs out"
@@ -121,15 +158,20 @@ def _how_ended(code: int) -> str:
     return f"its process ended with {name}"
 
 
-def _serve(pipe: "Connection[Any, Any]", work: Callable[[Any], Any]) -> None:
-    """Do what comes through the pipe until it ends."""
+def _serve(pipe: "Connection[Any, Any]") -> None:
+    """Do what comes through the pipe until it ends: first how, then what."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    work: Callable[[Any], Any] | None = None
     while True:
         try:
             item = pipe.recv()
         except EOFError:
             return
+        if work is None:
+            work = item
+            continue
         try:
             result = work(item)
         except Exception as error:

@@ -139,24 +139,32 @@ def sweeping(
 
     if how.resume and how.folder:
         raise ConfigError("--resume and --job-folder both name a job: keep one.")
-    mapper, together = _mapper(how, len(points))
-    if len(points) == 1 and not (how.resume or how.folder):
-        yield Sweep(mapper, None, together)
-        return
-    asked = _ask(command, loaded, points, said, sorted({t for t in traces if t}), timed=timed)
-    with _open(how, out, asked, [point.axis for point in points]) as job:
-        yield Sweep(mapper, job, together)
+    with _mapping(how, len(points)) as (mapper, together):
+        if len(points) == 1 and not (how.resume or how.folder):
+            yield Sweep(mapper, None, together)
+            return
+        asked = _ask(command, loaded, points, said, sorted({t for t in traces if t}), timed=timed)
+        with _open(how, out, asked, [point.axis for point in points]) as job:
+            yield Sweep(mapper, job, together)
 
 
-def _mapper(how: How, points: int) -> "tuple[Mapper, bool]":
-    from dsv4kv.workers import map_here, map_processes, map_ray
+@contextmanager
+def _mapping(how: How, points: int) -> "Iterator[tuple[Mapper, bool]]":
+    """Who does the points, and whether side by side; processes are there from now on."""
+    from dsv4kv.workers import Crew, map_here, map_processes, map_ray
 
     if how.ray:
         count = how.jobs if how.jobs > 1 else None
-        return partial(map_ray, address=how.ray, count=count), True
-    if how.jobs > 1 and points > 1:
-        return partial(map_processes, count=min(how.jobs, points)), True
-    return map_here, False
+        yield partial(map_ray, address=how.ray, count=count), True
+    elif how.jobs > 1 and points > 1:
+        count = min(how.jobs, points)
+        crew = Crew(count)
+        try:
+            yield partial(map_processes, count=count, crew=crew), True
+        finally:
+            crew.dismiss()
+    else:
+        yield map_here, False
 
 
 def _ask(

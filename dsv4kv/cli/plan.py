@@ -1,5 +1,6 @@
 """``dsv4kv plan``: the cheapest deployment that keeps latencies on a trace."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -89,6 +90,10 @@ def plan(
             autocompletion=offer_settings("replay"),
         ),
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="PAGE.html", help="Also write a page with a picture of the front."),
+    ] = None,
     json_: Annotated[
         str | None,
         typer.Option("--json", metavar="FILE", help="Also write what was found; - prints it."),
@@ -134,6 +139,11 @@ def plan(
         show(report_plan(answer, question))
     if json_:
         write_json(dumps(answer, question), json_)
+    if html:
+        from dsv4kv.files import write_named
+        from dsv4kv.view.plan import draw_plan
+
+        write_named(html, draw_plan(answer, question), "--html")
     if answer.best is None or not answer.best.meets:
         raise typer.Exit(1)
 

@@ -7,8 +7,24 @@ from typing import Any
 from dsv4kv.planning.question import Question, Slo
 from dsv4kv.planning.search import Answer, Trial, front
 from dsv4kv.units import counted, format_duration
-from dsv4kv.view.cells import format_number
-from dsv4kv.view.table import ABSENT, Bar, Number, Part, Table, Text, names, numbers, prose
+from dsv4kv.view.cells import format_clocked, format_factor, format_number
+from dsv4kv.view.charts.figure import Chart
+from dsv4kv.view.charts.front import Place, front_chart
+from dsv4kv.view.page.build import Page
+from dsv4kv.view.page.sections import Section
+from dsv4kv.view.page.write import render_page
+from dsv4kv.view.table import (
+    ABSENT,
+    Bar,
+    Finding,
+    Number,
+    Part,
+    Table,
+    Text,
+    names,
+    numbers,
+    prose,
+)
 
 
 def report_plan(answer: Answer, question: Question) -> Iterator[Part]:
@@ -75,6 +91,50 @@ def _seconds(value: float) -> str:
     return format_duration(value * 1e9)
 
 
+def draw_plan(answer: Answer, question: Question) -> str:
+    """One HTML page: the answer, a picture of the front, the tables."""
+    first, *rest = headlines(answer, question)
+    best = answer.best
+    sure = best is not None and best.meets and not best.near(question.slos)
+    opening = Section(
+        "front",
+        "What a shorter time costs",
+        "Filled where every limit is kept; bars are what a time is right within.",
+        charts=_charts(answer, question),
+        tables={"front-table": front_table(answer, question), "why-table": lost_table(answer)},
+        findings=[Finding("note", line) for line in rest],
+    )
+    verdict = Finding("good" if sure else "warning", first)
+    return render_page(Page("dsv4kv plan", verdict, [], [], opening, []))
+
+
+def _charts(answer: Answer, question: Question) -> list[Chart]:
+    first = question.slos[0]
+    trials = [each for each in (*answer.trials, *answer.confirmed) if each.values_s]
+    leading = {id(each) for each in front(trials, first.label)}
+    places = [
+        Place(
+            f"{each.replicas} × {each.kind.server.label}",
+            each.cost,
+            each.values_s[first.label],
+            each.error(first),
+            each.meets,
+            id(each) in leading,
+        )
+        for each in trials
+    ]
+    cost, show = ("an hour", _money) if question.prices else ("GPUs", _gpus)
+    return [front_chart(places, first.label, first.limit_s, cost, show)] if places else []
+
+
+def _money(cost: float) -> str:
+    return f"{cost:,.2f} an hour"
+
+
+def _gpus(cost: float) -> str:
+    return counted(int(cost), "GPU")
+
+
 def front_table(answer: Answer, question: Question) -> Table:
     """Deployments that no other beats in both cost and the first limited time."""
     slos, first = question.slos, question.slos[0]
@@ -83,6 +143,8 @@ def front_table(answer: Answer, question: Question) -> Table:
     shown = {(describe(each), each.requests) for each in rows}
     rows += [e for e in ends if e.values_s and (describe(e), e.requests) not in shown]
     longest = max((each.values_s[first.label] for each in rows), default=1.0)
+    within = {slo.label: max((row.error(slo) for row in rows), default=1.0) for slo in slos}
+    errors = ", ".join(f"{name} {format_factor(factor)}" for name, factor in within.items())
     return Table(
         f"Cost against {first.label}",
         [
@@ -93,7 +155,7 @@ def front_table(answer: Answer, question: Question) -> Table:
         ],
         [_front_cells(each, question, slos, longest) for each in rows],
         note="the front of those simulated, the answer, the runner-up and the safer one; times in "
-        "s of the model of replay",
+        f"s by the model of replay, 9 in 10 within {errors}",
         keys=1,
     )
 
@@ -108,7 +170,7 @@ def _front_cells(
         Number(f"{trial.gpus}"),
         *([Number(f"{trial.cost:,.2f}")] if question.prices else []),
         Number(f"{trial.requests:,}"),
-        *[Number(format_number(trial.values_s[slo.label])) for slo in slos],
+        *[Number(format_clocked(trial.values_s[slo.label], trial.error(slo))) for slo in slos],
         Number(f"{trial.good:.1%}"),
         Text(tight.label if kept else f"{tight.label} broken"),
         Bar(trial.values_s[slos[0].label] / longest),
@@ -120,8 +182,23 @@ def lost_table(answer: Answer) -> Table:
     named: dict[str, list[str]] = {}
     for name, why in answer.tally.reasons.items():
         named.setdefault(why, []).append(name)
-    rows = [(why, ", ".join(each)) for why, each in named.items()]
+    rows = [(why, _together(each)) for why, each in named.items()]
     return Table("Why not", prose("reason", "servers"), rows or [(ABSENT, ABSENT)])
+
+
+def _together(kinds: Sequence[str]) -> str:
+    """``h200 TP4, TP8; b200 DP8 EP8``: by GPU, without routers where all of them are meant."""
+    routers: dict[str, list[str]] = {}
+    for kind in kinds:
+        server, _, router = kind.partition(" behind ")
+        routers.setdefault(server, []).append(router)
+    most = max(map(len, routers.values()))
+    layouts: dict[str, list[str]] = {}
+    for server, each in routers.items():
+        gpu, _, layout = server.partition(" ")
+        behind = "" if len(each) == most or each == [""] else f" behind {', '.join(each)}"
+        layouts.setdefault(gpu, []).append(f"{layout}{behind}")
+    return "; ".join(f"{gpu} {', '.join(each)}" for gpu, each in layouts.items())
 
 
 def describe_tally(answer: Answer, question: Question) -> str:

@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from dsv4kv.errors import ConfigError
-from dsv4kv.files import replacing
+from dsv4kv.files import write_named
 from dsv4kv.probe.experiments import Conclusion, Examination
 from dsv4kv.probe.questioner import Ledger
 from dsv4kv.units import counted
@@ -43,13 +42,7 @@ def write_probe(found: Examination, ledger: Ledger, target: Path) -> None:
         findings=list(_faults(found)),
     )
     page = Page("dsv4kv probe", sum_up(found, ledger), [], [], section, [])
-    try:
-        with replacing(target) as file:
-            file.write(render_page(page).encode())
-    except OSError as error:
-        raise ConfigError(
-            f"{target} cannot be written ({error.strerror}): name another place with --html."
-        ) from None
+    write_named(target, render_page(page), "--html")
 
 
 def sum_up(found: Examination, ledger: Ledger) -> Finding:

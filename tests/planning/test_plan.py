@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -27,6 +28,7 @@ from dsv4kv.sizing.launch import read_command
 from dsv4kv.sizing.layout import Layout
 from dsv4kv.sizing.scenario import resolve
 from dsv4kv.traces.request import Request
+from dsv4kv.view.plan import _together
 from tests.fitting.test_fit import run
 
 MODEL = "v4-flash"
@@ -244,6 +246,23 @@ def test_the_command_prints_the_answer_first_and_a_document() -> None:
     assert document["best"]["keeps_all"]
     assert document["best"]["gpus"] <= 8
     assert math.isfinite(document["best"]["seconds"]["ttft_p90"])
+
+
+def test_a_page_draws_the_front_with_its_error_and_limit(tmp_path: Path) -> None:
+    page = tmp_path / "plan.html"
+    words = ["plan", "builtin:chat", "--slo", "ttft_p90=5s", "--gpu", "b200", "--most-gpus", "8"]
+    printed = run([*words, "--html", str(page)])
+    assert printed.exit_code == 0, printed.output
+    text = page.read_text()
+    assert "Cost against ttft_p90" in text
+    assert ">limit<" in text
+    assert printed.stdout.splitlines()[0].split(";")[0] in " ".join(text.split())
+
+
+def test_kinds_are_named_together_and_with_routers_where_some_are_meant() -> None:
+    kinds = ["h200 TP4 behind a", "h200 TP4 behind b", "h200 TP8 behind b", "b200 TP1 behind a"]
+    assert _together(kinds) == "h200 TP4, TP8 behind b; b200 TP1 behind a"
+    assert _together(["h200 TP1"]) == "h200 TP1"
 
 
 def test_nothing_found_is_said_and_exits_1() -> None:

@@ -1,5 +1,6 @@
 """What an engine's prefix cache answers while requests run side by side."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -102,8 +103,11 @@ class EngineCache(Protocol):
     def begin(self, request: int, tokens: int) -> Hit:
         """Use what is cached of a prompt; everything it needs can be had from now on."""
 
-    def compute(self, request: int, position: int) -> int:
-        """Cache what is computed up to ``position``; returns the blocks that others can find."""
+    def compute(self, request: int, position: int, earlier: Sequence[int] = ()) -> int:
+        """Cache what is computed up to ``position``; returns the blocks that others can find.
+
+        It is computed in chunks, of which those before the last end ``earlier``.
+        """
 
     def decode(self, request: int) -> None:
         """The prompt is computed and more tokens follow: keep only what these need."""

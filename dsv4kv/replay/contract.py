@@ -114,8 +114,11 @@ class Prompts(Protocol):
     def begin(self, served: Served) -> int:
         """Resume a request after what is cached; returns the bytes moved for it."""
 
-    def commit(self, served: Served) -> int:
-        """Store what a request has computed; returns the bytes moved for it."""
+    def commit(self, served: Served, earlier: Sequence[int] = ()) -> int:
+        """Store what a request has computed; returns the bytes moved for it.
+
+        Chunks that are stored together ended ``earlier``, but for the last.
+        """
 
     def decoded(self, decoders: Decoders) -> None:
         """Requests have generated tokens: ``decoders`` says where they are."""

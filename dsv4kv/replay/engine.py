@@ -85,8 +85,8 @@ class EnginePrompts:
 
     @property
     def at_once(self) -> bool:
-        """Not: an engine's cache may evict for every chunk."""
-        return False
+        """An engine's cache is told where chunks end."""
+        return True
 
     @property
     def spare(self) -> int:
@@ -133,12 +133,12 @@ class EnginePrompts:
         self.restored += self._windows and own.resumed > 0
         return 0
 
-    def commit(self, served: Served) -> int:
+    def commit(self, served: Served, earlier: Sequence[int] = ()) -> int:
         """Store what a request has computed."""
         before = served.committed
         if served.number in self._back:
             before = self._take_back(served)
-        served.committed = self._cache.compute(served.number, served.position)
+        served.committed = self._cache.compute(served.number, served.position, earlier)
         self._offer(served, before)
         first_token = served.generated + 1
         if served.position == served.prompt_tokens and first_token < served.output_tokens:

@@ -270,7 +270,7 @@ class PromptCache:
         self.restored += 1
         return 2 * self._sizes.checkpoint_bytes  # read and written
 
-    def commit(self, served: Served) -> int:
+    def commit(self, served: Served, earlier: Sequence[int] = ()) -> int:
         """Store what a request has computed; returns the bytes moved to keep window and state."""
         if self._index is None or served.lease is None:
             return 0

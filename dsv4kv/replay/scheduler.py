@@ -386,10 +386,13 @@ class Scheduler:
         if decoding:
             self._advance(steps)
         for served, (before, after) in chunks:
-            parts = 1 if self.prompts.at_once else steps
-            size = (after - before) // parts
-            for end in range(before + size, after + 1, size):
-                self._compute(served, end)
+            size = (after - before) // steps
+            ends = range(before + size, after + 1, size)
+            if self.prompts.at_once:
+                self._compute(served, after, ends[:-1])
+            else:
+                for end in ends:
+                    self._compute(served, end)
         self.clock.work(work)
         self._end_prompts([s for s, (_, after) in chunks if after == s.prompt_tokens])
 
@@ -410,13 +413,13 @@ class Scheduler:
             return most
         return self.decoders.quiet_steps(most, self.prompts.spare)
 
-    def _compute(self, served: Served, position: int) -> None:
-        """A prompt chunk that ends at a position."""
+    def _compute(self, served: Served, position: int, earlier: Sequence[int] = ()) -> None:
+        """A prompt chunk that ends at a position; others before it ended ``earlier``."""
         self._data.compute(served, (served.position, position))
         self.computed_tokens += position - served.position
         served.position = position
         served.reached = max(served.reached, position)
-        self._copy(self.prompts.commit(served))
+        self._copy(self.prompts.commit(served, earlier))
         self._data.commit(served)
 
     def _end_prompts(self, answered: list[Served]) -> None:

@@ -1,5 +1,6 @@
 """The engines' caches asked directly: what fits beside others, what decoding keeps."""
 
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -153,3 +154,41 @@ def test_blocks_for_decoded_tokens_that_are_not_there_are_refused(kind: str) -> 
     cache.take(3)
     cache.end(0, 3)
     assert cache.free == 30
+
+
+@pytest.mark.parametrize("retention", [None, 0, 2 * PAGE])
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_chunks_told_together_leave_what_chunks_told_one_by_one_leave(
+    kind: str, retention: int | None
+) -> None:
+    draw = Random(retention or 1)
+    prompts = [
+        text((draw.randint(1, 3), draw.randint(1, 9)), (10 + number, draw.randint(0, 9)))
+        for number in range(60)
+    ]
+
+    def opened() -> SglangWindowCache | VllmCache:
+        if kind == "sglang":
+            return window_cache(prompts, 60, 40)
+        return vllm_cache(prompts, 90, retention)
+
+    together, apart = both = opened(), opened()
+    running = list[int]()
+    for request, prompt in enumerate(prompts):
+        tokens = len(prompt) - draw.randint(0, PAGE - 1)
+        while not apart.fits(request, tokens, 0):
+            ended = running.pop(0)
+            assert together.end(ended, 0) == apart.end(ended, 0)
+        begin, chunk = apart.begin(request, tokens).resumed * PAGE, draw.randint(1, 2 * PAGE)
+        assert together.begin(request, tokens).resumed * PAGE == begin
+        ends = [*range(begin + chunk, tokens, chunk), tokens]
+        cut = draw.randint(1, len(ends))
+        for *earlier, end in filter(None, (ends[:cut], ends[cut:])):
+            told = together.compute(request, end, earlier)
+        assert told == [apart.compute(request, end) for end in ends][-1]
+        running.append(request)
+        for cache in both:
+            cache.decode(request)
+        states = [(c.free, c.cached, c.shared, c.evicted, c.available) for c in both]
+        assert states[0] == states[1]
+    assert apart.evicted > 50

@@ -3,6 +3,8 @@
 Blocks are those of a plain index, checkpoints a list with the one used longest ago first.
 """
 
+from collections.abc import Sequence
+
 from dsv4kv.replay.build import Replay
 from dsv4kv.replay.prompts import BlockLedger, PromptCache
 from dsv4kv.replay.requests import Served
@@ -114,7 +116,7 @@ class PlainPrompts:
                 wanted = set()
         return sorted(place for place in wanted if place > resumed)
 
-    def commit(self, served: Served) -> int:
+    def commit(self, served: Served, earlier: Sequence[int] = ()) -> int:
         keys, per_shared = served.keys.tolist(), self.ledger.per_shared
         whole = min(served.position // self.size, len(keys)) if self.reuses else 0
         new = keys[served.committed : whole]

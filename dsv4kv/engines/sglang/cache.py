@@ -381,8 +381,8 @@ class SglangCache:
         self._running[request] = Running(node, tokens, pages)
         return Hit(node.end, node.end, node.end)
 
-    def compute(self, request: int, position: int) -> int:
-        """Cache what is computed up to ``position``; returns the pages that others can find."""
+    def compute(self, request: int, position: int, earlier: Sequence[int] = ()) -> int:
+        """Cache a prompt that is computed; returns the pages that others can find."""
         running = self._running[request]
         if position < running.tokens:
             return running.node.end

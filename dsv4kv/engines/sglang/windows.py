@@ -17,6 +17,7 @@ Source: SGLang 0.5.23, ``unified_cache/unified_tree_core.py``, ``unified_cache/c
 """
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
@@ -347,9 +348,14 @@ class SglangWindowCache(SglangCache):
         self._promised_windows += running.windows
         return Hit(node.end, found, marked)
 
-    def compute(self, request: int, position: int) -> int:
+    def compute(self, request: int, position: int, earlier: Sequence[int] = ()) -> int:
         """Cache what is computed up to ``position``; returns the pages that others can find."""
         running = self._inside[request]
+        for end in (*earlier, position):
+            self._compute(request, running, end)
+        return running.held.node.end
+
+    def _compute(self, request: int, running: WindowRunning, position: int) -> None:
         pages = self._pages(position) - self._pages(running.position)
         self._promised -= pages
         running.promised -= pages
@@ -358,7 +364,6 @@ class SglangWindowCache(SglangCache):
         running.position = position
         self._insert(request, running, slide=not self._dense)
         self.freed += 1
-        return running.held.node.end
 
     def decode(self, request: int) -> None:
         """The prompt is computed: beside what it keeps locked a request has its last page."""

@@ -19,6 +19,8 @@ an engine may find some of them in an older copy and some in a newer.
 Source: vLLM 0.33, ``single_type_kv_cache_manager.py``, ``kv_cache_coordinator.py``.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from dsv4kv.engines.cache import Generating, Hit, Pool
@@ -90,7 +92,7 @@ def replay_vllm_groups(
         kept = kept_ends(way, tokens, (resumed, found), size, retention_tokens, speculation)
         running = pool.begin(way, resumed, kept)
         for end in ends:
-            pool.compute(running, end)
+            pool.compute(running, [end])
         pool.end(running)
         hits[:, request] = resumed, found, marked
     return GroupHits(hits[0], hits[1], hits[2], rejected)
@@ -243,12 +245,12 @@ class VllmCache:
         self._promised += self._tails[request] + self._context[request]
         return hit
 
-    def compute(self, request: int, position: int) -> int:
+    def compute(self, request: int, position: int, earlier: Sequence[int] = ()) -> int:
         """Cache what is computed up to ``position``; returns the blocks that others can find."""
         running, pool = self._running[request], self._pool
         before = pool.context_used
-        if position > running.position:  # else it is computed again
-            pool.compute(running, position)
+        # what lies before its position is computed again
+        pool.compute(running, [e for e in (*earlier, position) if e > running.position])
         self._context[request] -= pool.context_used - before
         self._promised -= pool.context_used - before
         return self._cached(running, position)

@@ -144,11 +144,13 @@ class BlockQueue:
             OutOfBlocks: There are not so many free ones.
         """
         free = min(blocks, self.uncached)
+        self.evict(blocks - free)
         self.uncached -= free
-        blocks -= free
+
+    def evict(self, blocks: int) -> None:
+        """Take blocks from the front; raises as ``take``."""
         if blocks > self.idle:
             missing = blocks - self.idle
-            self.uncached += free
             raise OutOfBlocks(f"{missing:,} blocks more than there are were asked for.")
         self.idle -= blocks
         self.evicted += blocks
@@ -464,24 +466,49 @@ class GroupPool:
             starts=[max(0, at - (resumed > 0) * group.tail_tokens) for group in self._groups],
         )
 
-    def compute(self, running: Running, end: int) -> None:
-        """Take blocks for the tokens up to ``end`` and cache what becomes whole.
+    def compute(self, running: Running, ends: Sequence[int]) -> None:
+        """Take blocks for chunks of tokens up to these ends and cache what becomes whole.
 
         Raises:
             OutOfBlocks: There are not so many free ones.
         """
-        self.slide(running)
-        at, path, queue = running.position, running.way.context, self.queue
+        for place, end in enumerate(ends):
+            if end < ends[-1] and not any(running.tails) and not self._keeps(running, ends[-1]):
+                self._compute_bare(running, ends[place:])
+                return
+            self.slide(running)
+            self.queue.take(self.blocks_between(running.position, end))
+            self._cache_context(running, end)
+            if self._keeps(running, end):
+                self._cache_parts(running, end)
+            running.position = end
+
+    def _compute_bare(self, running: Running, ends: Sequence[int]) -> None:
+        """The same at once where no windows or states are held that stay cached, or will.
+
+        Then nothing is put into the queue while it is taken from.
+        """
+        queue, begin, evicted = self.queue, running.position, 0
+        for end in ends:
+            self.slide(running)
+            needed = self.blocks_between(running.position, end)
+            free = min(needed, queue.uncached)
+            queue.uncached -= free
+            evicted += needed - free
+            running.position = end
+        queue.evict(evicted)
+        running.position = begin
+        self._cache_context(running, ends[-1])
+        running.position = ends[-1]
+
+    def _cache_context(self, running: Running, end: int) -> None:
+        """Cache blocks of context that become whole."""
+        at, path, size = running.position, running.way.context, self.size
         if len(path) < len(running.way.beside):
             # a last whole block with nothing behind it is cached for a hit that nobody asks for
             path = np.append(path, self._nodes)
-        queue.take(self.blocks_between(at, end))
-        done, full = (min(place // self.size, len(path)) for place in (at, end))
-        running.context.append(queue.cache(path[done:full], 1))
-        if self._keeps(running, end):
-            self._cache_parts(running, end)
-        running.position = end
-        self.context_used += -(-end // self.size) - -(-at // self.size)
+        running.context.append(self.queue.cache(path[at // size : end // size], 1))
+        self.context_used += -(-end // size) - -(-at // size)
 
     def _keeps(self, running: Running, end: int) -> bool:
         """Whether any windows and states of the tokens up to ``end`` stay cached."""

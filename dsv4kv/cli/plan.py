@@ -56,6 +56,13 @@ def plan(
             autocompletion=offer(ROUTERS, several=True),
         ),
     ] = "round_robin,dynamo",
+    split: Annotated[
+        str,
+        typer.Option(
+            metavar="A,B,…",
+            help="Prefill and decode replicas of a unit, 1:2 for one and two; none: alike.",
+        ),
+    ] = "none,1:1,1:2,2:1",
     gpus: Annotated[
         int | None, typer.Option(min=1, help="Instead: the highest rate of so many GPUs.")
     ] = None,
@@ -109,7 +116,7 @@ def plan(
     from dsv4kv.choices import choose
     from dsv4kv.cli.progress import Watcher
     from dsv4kv.planning.question import Question, parse_slos
-    from dsv4kv.planning.search import WINDOW, Search, Tally, list_kinds
+    from dsv4kv.planning.search import WINDOW, Search, Tally, list_kinds, parse_splits
     from dsv4kv.planning.search import plan as find
     from dsv4kv.view.plan import dumps, report_plan
     from dsv4kv.view.terminal import show
@@ -120,11 +127,12 @@ def plan(
     for each in routers:
         choose(ROUTERS, each, "a router")
     settings = [*(set_ or []), *as_settings({"model": "model.preset"}, model=model)]
+    splits = parse_splits(_split(split))
     requests = _requests(trace, settings, isl, osl, rate)
     question = Question(requests, slos, speed, prices, gpus or most_gpus)
     tally, silent = Tally(), quiet or json_ == "-"
     with Watcher(open_console(stderr=True, quiet=silent), "plan", "simulations") as watcher:
-        found = list_kinds(question, settings, engine, kinds, routers, model, tally)
+        found = list_kinds(question, settings, engine, kinds, routers, model, tally, splits)
         watcher.start(len(found))
         done = count(1)
 

@@ -7,9 +7,12 @@ no worse.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from dsv4kv.choices import TRANSFERS
+from dsv4kv.config.fleet import GroupSection
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.errors import ConfigError, DoesNotFit
 from dsv4kv.fleet.outcome import Fates
@@ -30,24 +33,79 @@ _NEARER = 1.03
 """The highest rate is found to 3 %."""
 
 
+class Split(NamedTuple):
+    """Replicas of a unit that compute prompts, and replicas that decode."""
+
+    prefill: int
+    decode: int
+
+
+def parse_splits(texts: Sequence[str]) -> list[Split | None]:
+    """Read ``none`` and ``1:2``.
+
+    Raises:
+        ConfigError: Something else.
+    """
+    return [None if text == "none" else _parse_split(text) for text in dict.fromkeys(texts)]
+
+
+def _parse_split(text: str) -> Split:
+    prefill, _, decode = text.partition(":")
+    if not (prefill.isdecimal() and decode.isdecimal() and int(prefill) and int(decode)):
+        raise ConfigError(
+            f"--split {text}: write prefill and decode replicas, 1:2, or none for replicas that "
+            "do both."
+        )
+    return Split(int(prefill), int(decode))
+
+
 @dataclass(frozen=True)
 class Kind:
-    """Servers of one kind behind a router.
+    """Servers of one kind behind a router, alike or in units of prefill and decode replicas.
 
     Attributes:
         server: Each of them.
         router: In front.
         bounds: What no number of them undercuts.
+        split: A unit; None where every replica does both.
     """
 
     server: Server
     router: str
     bounds: Bounds
+    split: Split | None = None
 
     @property
     def label(self) -> str:
-        """``h200 TP8 behind dynamo``."""
-        return f"{self.server.label} behind {self.router}"
+        """``h200 TP8 behind dynamo``, ``h200 TP8 1:2 behind dynamo``."""
+        return f"{self.servers} behind {self.router}"
+
+    @property
+    def servers(self) -> str:
+        """``h200 TP8``, ``h200 TP8 1:2``."""
+        ratio = " {}:{}".format(*self.split) if self.split else ""
+        return f"{self.server.label}{ratio}"
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of a unit."""
+        return self.server.layout.gpus * sum(self.split or (1,))
+
+    def fewest(self, speed: float) -> int:
+        """Units that can have computed the prompts when they have to be."""
+        return -(-self.bounds.replicas(speed) // (self.split or (1,))[0])
+
+    def fleet(self, units: int) -> dict[str, Any]:
+        """Settings of so many."""
+        if self.split is None:
+            return {"replicas": units, "router": self.router}
+        prefill, decode = (GroupSection(replicas=units * each) for each in self.split)
+        asked = self.server.config
+        family = (asked.server.engine or "").partition(":")[0]
+        sends = next(name for name in TRANSFERS if name.startswith(family))
+        transfer = asked.fleet.transfer.model_copy(update={"engine": sends})
+        groups = {"prefill": prefill, "decode": decode}
+        return {**groups, "router": self.router, "transfer": transfer}
 
 
 @dataclass(frozen=True)
@@ -56,7 +114,7 @@ class Trial:
 
     Attributes:
         kind: Its servers.
-        replicas: How many.
+        units: How many of them, or of their units.
         speed: How much faster than it was recorded the trace was.
         cost: GPUs, or money in an hour.
         values_s: What it has of every limited time, in s by label; empty where it was given up.
@@ -67,7 +125,7 @@ class Trial:
     """
 
     kind: Kind
-    replicas: int
+    units: int
     speed: float
     cost: float
     values_s: dict[str, float]
@@ -79,7 +137,7 @@ class Trial:
     @property
     def gpus(self) -> int:
         """GPUs of all replicas."""
-        return self.replicas * self.kind.server.layout.gpus
+        return self.units * self.kind.gpus
 
     def tightest(self, slos: Sequence[Slo]) -> Slo:
         """The limit that it is nearest to."""
@@ -129,13 +187,13 @@ def simulate(
     question: Question,
     requests: Sequence[Request],
     kind: Kind,
-    replicas: int,
+    units: int,
     speed: float,
     find: FindParts = find_parts,
 ) -> Trial:
     """Serve requests, until they are served or it is clear that a limit is not kept."""
     base, slos = kind.server.config, question.slos
-    fleet = base.fleet.model_copy(update={"replicas": replicas, "router": kind.router})
+    fleet = base.fleet.model_copy(update=kind.fleet(units))
     workload = base.workload.model_copy(update={"speed": speed})
     config = base.model_copy(update={"fleet": fleet, "workload": workload})
     every = max(1, len(requests) // _LOOKS)
@@ -147,13 +205,13 @@ def simulate(
                 raise _GaveUp
 
     made = Fleet(config, requests, look, find)
-    cost = replicas * kind.server.layout.gpus * question.price(kind.server.gpu)
+    cost = units * kind.gpus * question.price(kind.server.gpu)
     span_s = (requests[-1].arrival_s - requests[0].arrival_s) / speed
     rate = len(requests) / max(span_s, 1e-9)
     try:
         made.run()
     except _GaveUp:
-        return Trial(kind, replicas, speed, cost, {}, rate, 0.0, False, len(requests))
+        return Trial(kind, units, speed, cost, {}, rate, 0.0, False, len(requests))
     fates = Fates.of(made.outcome(ended=True))
     values = {
         slo.label: float(np.percentile(fates.samples_ns[slo.name] or [0], slo.percent)) / 1e9
@@ -167,7 +225,7 @@ def simulate(
     meets = len(fates.numbers) == len(requests)
     meets = meets and all(values[slo.label] <= slo.limit_s for slo in slos)
     share = good / len(requests)
-    return Trial(kind, replicas, speed, cost, values, rate, share, meets, len(requests))
+    return Trial(kind, units, speed, cost, values, rate, share, meets, len(requests))
 
 
 @dataclass
@@ -221,6 +279,7 @@ def list_kinds(
     routers: Sequence[str],
     preset: str,
     tally: Tally,
+    splits: Sequence[Split | None] = (None,),
 ) -> list[Kind]:
     """Kinds of deployment that bounds leave; what they rule out is tallied.
 
@@ -230,7 +289,8 @@ def list_kinds(
     kinds = []
     for gpu in gpus:
         for layout in layouts_of(preset):
-            count = question.most_gpus // layout.gpus * len(routers)
+            units = [layout.gpus * sum(split or (1,)) for split in splits]
+            count = sum(question.most_gpus // unit for unit in units) * len(routers)
             tally.considered += count
             label = f"{gpu} {layout.label}"
             try:
@@ -244,7 +304,7 @@ def list_kinds(
                 tally.prune(broken, count)
                 tally.reasons[label] = f"{broken} of a request alone"
                 continue
-            kinds += [Kind(server, router, bounds) for router in routers]
+            kinds += [Kind(server, each, bounds, split) for split in splits for each in routers]
     return kinds
 
 
@@ -277,48 +337,49 @@ class Search:
         """All so far."""
         return list(self._trials.values())
 
-    def _try(self, kind: Kind, replicas: int, speed: float) -> Trial:
-        router = kind.router if replicas > 1 else ""
-        key = kind.server.label, router, replicas, speed  # a fleet of one has nothing to choose
+    def _try(self, kind: Kind, units: int, speed: float) -> Trial:
+        alone = units * (kind.split or (1,))[0] == 1  # then a router has nothing to choose
+        key = kind.servers, "" if alone else kind.router, units, speed
         if key not in self._trials:
             self._trials[key] = simulate(
-                self._question, self.window, kind, replicas, speed, self.parts
+                self._question, self.window, kind, units, speed, self.parts
             )
             self._on_trial()
         return self._trials[key]
 
-    def _cost(self, kind: Kind, replicas: int) -> float:
-        return replicas * kind.server.layout.gpus * self._question.price(kind.server.gpu)
+    def _cost(self, kind: Kind, units: int) -> float:
+        return units * kind.gpus * self._question.price(kind.server.gpu)
 
     def cheapest(self, leave: Callable[[Kind], bool] = lambda kind: False) -> Trial | None:
         """The cheapest deployment that keeps every limit, some kinds left out."""
         speed, best = self._question.speed, None
         kinds = [kind for kind in self._kinds if not leave(kind)]
-        for kind in sorted(kinds, key=lambda k: self._cost(k, k.bounds.replicas(speed))):
-            found = self._fewest(kind, kind.bounds.replicas(speed), best)
+        for kind in sorted(kinds, key=lambda k: self._cost(k, k.fewest(speed))):
+            found = self._fewest(kind, kind.fewest(speed), best)
             best = found or best
         return best
 
     def _fewest(self, kind: Kind, low: int, best: Trial | None) -> Trial | None:
-        """The fewest replicas, ``low`` at least, that do and cost less than the best so far."""
-        speed, high = self._question.speed, self._question.most_gpus // kind.server.layout.gpus
+        """The fewest units, ``low`` at least, that do and cost less than the best so far."""
+        speed, high = self._question.speed, self._question.most_gpus // kind.gpus
+        name = "unit" if kind.split else "replica"
         reason = "more than allowed"
         while best and high and self._cost(kind, high) >= best.cost:
             high, reason = high - 1, "no cheaper than the answer"
         if low > high:
-            needed = f"{counted(low, 'replica')} or more for the prompts, {reason}"
+            needed = f"{counted(low, name)} or more for the prompts, {reason}"
             self.tally.reasons.setdefault(kind.label, needed)
             return None
         place = high if best else low
         while not (trial := self._try(kind, place, speed)).meets:
             if place == high:
-                broken = f"a limit is broken by {counted(high, 'replica')}, and more are {reason}"
+                broken = f"a limit is broken by {counted(high, name)}, and more are {reason}"
                 self.tally.reasons.setdefault(kind.label, broken)
                 return None
             low, place = place + 1, min(2 * place, high)
-        while low < trial.replicas:
-            tried = self._try(kind, (low + trial.replicas) // 2, speed)
-            low, trial = (low, tried) if tried.meets else (tried.replicas + 1, trial)
+        while low < trial.units:
+            tried = self._try(kind, (low + trial.units) // 2, speed)
+            low, trial = (low, tried) if tried.meets else (tried.units + 1, trial)
         return trial
 
     def fastest(
@@ -326,16 +387,16 @@ class Search:
     ) -> Trial | None:
         """The deployment of so many GPUs that keeps every limit at the highest rate."""
         best: Trial | None = None
-        kinds = [k for k in self._kinds if not leave(k) and gpus % k.server.layout.gpus == 0]
+        kinds = [k for k in self._kinds if not leave(k) and gpus % k.gpus == 0]
         for kind in kinds:
-            replicas = gpus // kind.server.layout.gpus
+            units = gpus // kind.gpus
             speed = best.speed * _NEARER if best else self._question.speed
-            while best is None and not self._can(kind, replicas, speed) and speed > 1e-3:
+            while best is None and not self._can(kind, units, speed) and speed > 1e-3:
                 speed /= 2
             low, high = 0.0, float("inf")
             while high / max(low, 1e-9) > _NEARER:
-                if self._can(kind, replicas, speed):
-                    best, low = self._try(kind, replicas, speed), speed
+                if self._can(kind, units, speed):
+                    best, low = self._try(kind, units, speed), speed
                 else:
                     high = speed
                     if not low:
@@ -343,7 +404,7 @@ class Search:
                 speed = 2 * low if high == float("inf") else (low * high) ** 0.5
         return best
 
-    def _can(self, kind: Kind, replicas: int, speed: float) -> bool:
+    def _can(self, kind: Kind, units: int, speed: float) -> bool:
         span_s = self.window[-1].arrival_s - self.window[0].arrival_s
         wait_s = max(slo.limit_s for slo in self._question.slos if slo.name != "tpot")
         if span_s / speed < wait_s / _BURST:
@@ -352,8 +413,7 @@ class Search:
                 f"within {span_s / speed:.2g} s: too few to say what rate it sustains. Give a "
                 "longer trace, or tighter limits."
             )
-        enough = kind.bounds.replicas(speed) <= replicas
-        return enough and self._try(kind, replicas, speed).meets
+        return kind.fewest(speed) <= units and self._try(kind, units, speed).meets
 
     def safer(self, best: Trial) -> Trial | None:
         """The cheapest that keeps limits by more than the clock's error, if the best does not.
@@ -369,18 +429,18 @@ class Search:
         kinds = [kind for kind in kinds if kind.bounds.broken() is None]
         search = Search(tight, kinds, Tally(), self._on_trial, len(self.window), self.parts)
         found = search.cheapest()
-        return found and self._try(found.kind, found.replicas, found.speed)
+        return found and self._try(found.kind, found.units, found.speed)
 
 
 def confirm(question: Question, found: Trial, parts: KnownParts, most: int = 3) -> Iterator[Trial]:
-    """The same on the whole trace, with more replicas until limits are kept, ``most`` times."""
-    replicas = found.replicas
+    """The same on the whole trace, with more units until limits are kept, ``most`` times."""
+    units = found.units
     for _ in range(most):
-        trial = simulate(question, question.requests, found.kind, replicas, found.speed, parts)
+        trial = simulate(question, question.requests, found.kind, units, found.speed, parts)
         yield trial
         if trial.meets:
             return
-        replicas += max(1, replicas // 8)
+        units += max(1, units // 8)
 
 
 def plan(search: Search, question: Question, gpus: int | None = None) -> Answer:
@@ -394,8 +454,8 @@ def plan(search: Search, question: Question, gpus: int | None = None) -> Answer:
     confirmed: list[Trial] = []
     tally = search.tally
     if best:
-        server = best.kind.server.label
-        second = find(lambda kind: kind.server.label == server)
+        servers = best.kind.servers
+        second = find(lambda kind: kind.servers == servers)
         safer = search.safer(best) if gpus is None else None
         if len(search.window) < len(question.requests) and gpus is None:
             for found in filter(None, (best, second)):

@@ -61,6 +61,14 @@ def launch_command(engine: str, preset: str, layout: Layout, drafts: int = 0) ->
     return words + (_DRAFTS[family].format(drafts, drafts + 1) if drafts else "")
 
 
+def in_role(command: str, role: str) -> str:
+    """The command of a replica that computes prompts (``prefill``) or decodes (``decode``)."""
+    if command.startswith("vllm"):
+        transfer = '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'
+        return f"{command} --kv-transfer-config '{transfer}'"
+    return f"{command} --disaggregation-mode {role}"
+
+
 @dataclass(frozen=True)
 class Server:
     """One replica that starts, and holds the longest request.

@@ -6,6 +6,7 @@ from typing import Any
 
 from dsv4kv.planning.question import Question, Slo
 from dsv4kv.planning.search import Answer, Trial, front
+from dsv4kv.planning.servers import in_role
 from dsv4kv.units import counted, format_duration
 from dsv4kv.view.cells import format_clocked, format_factor, format_number
 from dsv4kv.view.charts.figure import Chart
@@ -31,9 +32,9 @@ def report_plan(answer: Answer, question: Question) -> Iterator[Part]:
     """Everything, the answer first."""
     for line in headlines(answer, question):
         yield Text(line, "strong")
-    if answer.best:
-        yield Text(f"launch each of {counted(answer.best.replicas, 'replica')}:")
-        yield Text(f"  {answer.best.kind.server.command}")
+    for whose, command in launches(answer.best) if answer.best else ():
+        yield Text(f"launch {whose}:")
+        yield Text(f"  {command}")
     yield ""
     yield front_table(answer, question)
     yield ""
@@ -75,11 +76,31 @@ def _safer(answer: Answer, question: Question) -> str:
     return f"Safer: {describe(answer.safer)}, {_cost(answer.safer, question)}."
 
 
+def launches(trial: Trial) -> Iterator[tuple[str, str]]:
+    """``2 prefill replicas`` and the command that starts one, of every role."""
+    kind = trial.kind
+    if kind.split is None:
+        yield counted(trial.units, "replica"), kind.server.command
+        return
+    for role, count in kind.split._asdict().items():
+        command = in_role(kind.server.command, role)
+        yield counted(trial.units * count, f"{role} replica"), command
+
+
 def describe(trial: Trial) -> str:
     """``2 × h200 TP8 behind dynamo``; one server is behind nothing."""
-    alone = trial.replicas == 1
-    label = trial.kind.server.label if alone else trial.kind.label
-    return f"{trial.replicas} × {label}"
+    return f"{_servers(trial)} behind {trial.kind.router}" if _is_many(trial) else _servers(trial)
+
+
+def _is_many(trial: Trial) -> bool:
+    return trial.units * (trial.kind.split or (1,))[0] > 1
+
+
+def _servers(trial: Trial) -> str:
+    """``2 × h200 TP8``, ``2 + 4 × h200 TP8 (prefill + decode)``."""
+    counts = [trial.units * each for each in trial.kind.split or (1,)]
+    roles = " (prefill + decode)" if trial.kind.split else ""
+    return f"{' + '.join(map(str, counts))} × {trial.kind.server.label}{roles}"
 
 
 def _cost(trial: Trial, question: Question) -> str:
@@ -114,7 +135,7 @@ def _charts(answer: Answer, question: Question) -> list[Chart]:
     leading = {id(each) for each in front(trials, first.label)}
     places = [
         Place(
-            f"{each.replicas} × {each.kind.server.label}",
+            _servers(each),
             each.cost,
             each.values_s[first.label],
             each.error(first),
@@ -241,7 +262,8 @@ def _document(trial: Trial | None, question: Question) -> dict[str, Any] | None:
         "gpu": server.gpu,
         "layout": server.layout.label,
         "router": trial.kind.router,
-        "replicas": trial.replicas,
+        "replicas": trial.units * sum(trial.kind.split or (1,)),
+        **_roles(trial),
         "gpus": trial.gpus,
         "cost": trial.cost,
         "speed": trial.speed,
@@ -252,4 +274,11 @@ def _document(trial: Trial | None, question: Question) -> dict[str, Any] | None:
         "near": [slo.label for slo in trial.near(question.slos)] if trial.values_s else None,
         "requests": trial.requests,
         "command": server.command,
+        "commands": dict(launches(trial)),
     }
+
+
+def _roles(trial: Trial) -> dict[str, int]:
+    split = trial.kind.split
+    roles = split._asdict().items() if split else ()
+    return {f"{role}_replicas": trial.units * count for role, count in roles}

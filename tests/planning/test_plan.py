@@ -20,7 +20,17 @@ from dsv4kv.planning.question import (
     poisson,
     unseen_tokens,
 )
-from dsv4kv.planning.search import Kind, Search, Tally, Trial, list_kinds, plan, simulate
+from dsv4kv.planning.search import (
+    Kind,
+    Search,
+    Split,
+    Tally,
+    Trial,
+    list_kinds,
+    parse_splits,
+    plan,
+    simulate,
+)
 from dsv4kv.planning.servers import Bounds, launch_command, layouts_of, open_server
 from dsv4kv.replay.build import Parts, find_parts
 from dsv4kv.sizing.inputs import read_inputs
@@ -59,9 +69,10 @@ def kinds_of(
     engine: str = "sglang",
     tally: Tally | None = None,
     gpus: Sequence[str] = ("h200", "b200"),
+    splits: Sequence[Split | None] = (None,),
 ) -> list[Kind]:
     routers = ["round_robin", "dynamo"]
-    return list_kinds(asked, SETTINGS, engine, gpus, routers, MODEL, tally or Tally())
+    return list_kinds(asked, SETTINGS, engine, gpus, routers, MODEL, tally or Tally(), splits)
 
 
 def brute_force(asked: Question, kinds: Sequence[Kind]) -> Trial | None:
@@ -69,23 +80,32 @@ def brute_force(asked: Question, kinds: Sequence[Kind]) -> Trial | None:
     trials = [
         simulate(asked, asked.requests, kind, replicas, asked.speed)
         for kind in kinds
-        for replicas in range(1, asked.most_gpus // kind.server.layout.gpus + 1)
+        for replicas in range(1, asked.most_gpus // kind.gpus + 1)
         if replicas > 1 or kind.router == "round_robin"
     ]
     return min((each for each in trials if each.meets), key=lambda t: t.cost, default=None)
 
 
-@pytest.mark.parametrize(("seed", "ttft"), [(1, "1500ms"), (2, "2500ms")])
-def test_brute_force_finds_nothing_cheaper(seed: int, ttft: str) -> None:
+SPLITS = (Split(1, 1), Split(2, 1))
+
+
+@pytest.mark.parametrize(
+    ("seed", "ttft", "splits"),
+    [(1, "1500ms", (None,)), (2, "2500ms", (None,)), (1, "2500ms", SPLITS)],
+)
+def test_brute_force_finds_nothing_cheaper(
+    seed: int, ttft: str, splits: Sequence[Split | None]
+) -> None:
     asked = question(seed, f"ttft_p90={ttft}", "tpot_p50=30ms", speed=4.0)
     asked = replace(asked, requests=asked.requests[:16])
     everything = replace(asked, slos=LOOSE)  # whose bounds rule nothing out
     everything_asked = [
         replace(kind, bounds=replace(kind.bounds, question=asked))
-        for kind in kinds_of(everything, gpus=["b200"])
+        for kind in kinds_of(everything, gpus=["b200"], splits=splits)
     ]
     best = brute_force(asked, everything_asked)
-    found = plan(Search(asked, kinds_of(asked, gpus=["b200"]), Tally()), asked).best
+    kinds = kinds_of(asked, gpus=["b200"], splits=splits)
+    found = plan(Search(asked, kinds, Tally()), asked).best
     assert best is not None
     assert found is not None
     assert found.meets
@@ -96,7 +116,7 @@ def test_brute_force_finds_nothing_cheaper(seed: int, ttft: str) -> None:
 @pytest.mark.parametrize("seed", [3, 4])
 def test_no_request_is_faster_than_the_bounds(engine: str, seed: int) -> None:
     asked = replace(question(seed, "ttft_p90=100s", "tpot_p50=10s"), slos=LOOSE)
-    for kind in kinds_of(asked, engine)[::8]:
+    for kind in kinds_of(asked, engine, splits=(None, Split(1, 1)))[::8]:
         for percent in (10.0, 50.0, 90.0):
             slos = (Slo("ttft", percent, 1e3), Slo("tpot", percent, 1e3))
             trial = simulate(replace(asked, slos=slos), asked.requests, kind, 2, 1.0)
@@ -257,6 +277,22 @@ def test_a_page_draws_the_front_with_its_error_and_limit(tmp_path: Path) -> None
     assert "Cost against ttft_p90" in text
     assert ">limit<" in text
     assert printed.stdout.splitlines()[0].split(";")[0] in " ".join(text.split())
+
+
+def test_a_split_deployment_is_counted_named_and_launched_by_role() -> None:
+    words = ["plan", "builtin:chat", "--slo", "ttft_p90=5s", "--gpu", "b200", "--split", "1:2"]
+    printed = run([*words, "--json", "-", "--most-gpus", "12"])
+    best = json.loads(printed.stdout)["best"]
+    assert (best["prefill_replicas"], best["decode_replicas"], best["replicas"]) == (1, 2, 3)
+    assert best["gpus"] == 3 * {"TP2": 2, "DP2 EP2": 2}[best["layout"]]
+    roles = [command.split()[-1] for command in best["commands"].values()]
+    assert roles == ["prefill", "decode"]
+
+
+@pytest.mark.parametrize("text", ["1", "0:1", "a:b", "1:2:3", "-1:1"])
+def test_a_split_of_another_form_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="write prefill and decode replicas"):
+        parse_splits([text])
 
 
 def test_kinds_are_named_together_and_with_routers_where_some_are_meant() -> None:

@@ -7,14 +7,15 @@ import pytest
 from dsv4kv.ops.kernels import topk
 from dsv4kv.resources import shipped
 from tests.kernels.reads_hostile import launches
-from tests.kernels.shim.apart import run_apart
+from tests.kernels.shim.apart import run_each_apart
 
 SOURCES = ("query", "scores", "topk", "candidates", "attend", "attend_groups", "merge")
 
 
 def test_no_kernel_leaves_its_memory_whatever_it_is_asked_for() -> None:
-    done = run_apart("tests.kernels.reads_hostile:run_all_sanitized()", sanitized=True)
-    assert done.returncode == 0, done.stderr
+    module = "tests.kernels.reads_hostile"
+    ((code, said),) = run_each_apart(module, ["run_all_sanitized()"], sanitized=True)
+    assert code == 0, said
 
 
 def test_every_kernel_is_among_them(monkeypatch: pytest.MonkeyPatch) -> None:

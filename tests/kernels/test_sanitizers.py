@@ -4,14 +4,15 @@ import re
 
 from dsv4kv.resources import shipped
 from tests.kernels.hostile import launches
-from tests.kernels.shim.apart import run_apart
+from tests.kernels.shim.apart import run_each_apart
 
 SOURCES = ("gather", "insert", "indexer", "page_copy", "bandwidth", "objects")
 
 
 def test_no_kernel_leaves_its_memory_whatever_it_is_asked_for() -> None:
-    done = run_apart("tests.kernels.hostile:run_all_sanitized()", sanitized=True)
-    assert done.returncode == 0, done.stderr
+    module = "tests.kernels.hostile"
+    ((code, said),) = run_each_apart(module, ["run_all_sanitized()"], sanitized=True)
+    assert code == 0, said
 
 
 def test_every_kernel_is_among_them() -> None:

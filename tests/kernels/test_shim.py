@@ -5,7 +5,7 @@ import torch
 
 from tests.kernels.defects import THREADS, defect, run_exchange
 from tests.kernels.launches import each_order
-from tests.kernels.shim.apart import run_apart, run_each_apart
+from tests.kernels.shim.apart import run_each_apart
 from tests.kernels.shim.twin import run
 
 REFUSED = {
@@ -75,9 +75,8 @@ def test_mistakes_of_a_cluster_are_found() -> None:
     ],
 )
 def test_sanitizers_name_the_line_of_a_defect(kernel: str, message: str) -> None:
-    done = run_apart(
-        f"tests.kernels.defects:run_defect('{kernel}', sanitized=True)", sanitized=True
-    )
-    assert done.returncode != 0
-    assert message in done.stderr
-    assert "defects.cuh:" in done.stderr
+    call = f"run_defect({kernel!r}, sanitized=True)"
+    ((code, said),) = run_each_apart("tests.kernels.defects", [call], sanitized=True)
+    assert code != 0
+    assert message in said
+    assert "defects.cuh:" in said

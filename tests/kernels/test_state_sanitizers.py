@@ -3,15 +3,16 @@
 import re
 
 from dsv4kv.resources import shipped
-from tests.kernels.shim.apart import run_apart
+from tests.kernels.shim.apart import run_each_apart
 from tests.kernels.state_hostile import launches
 
 SOURCES = ("state", "flush", "step_write", "prepare", "completed")
 
 
 def test_no_kernel_leaves_its_memory_whatever_it_is_asked_for() -> None:
-    done = run_apart("tests.kernels.state_hostile:run_all_sanitized()", sanitized=True)
-    assert done.returncode == 0, done.stderr
+    module = "tests.kernels.state_hostile"
+    ((code, said),) = run_each_apart(module, ["run_all_sanitized()"], sanitized=True)
+    assert code == 0, said
 
 
 def test_every_kernel_is_among_them() -> None:

@@ -1,56 +1,80 @@
-"""Runs a test's function in a process of its own, where kernels may abort or be sanitized."""
+"""Runs a test's functions in processes of their own, where kernels may abort or be sanitized."""
 
+import atexit
+import functools
 import importlib
+import json
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from tests.kernels.shim import twin
+
 _ROOT = Path(__file__).resolve().parents[3]
-_NEXT = "\0"  # before what each call says
 
 
-def run_apart(call: str, *, sanitized: bool) -> subprocess.CompletedProcess[str]:
-    """Run ``module:function('argument')``, given as ``module`` and what to call after a colon."""
-    module, _, function = call.partition(":")
-    name = function.partition("(")[0]
-    command = [sys.executable, "-c", f"from {module} import {name}\n{function}"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **(_asan() if sanitized else {})}
-    return subprocess.run(
-        command, cwd=_ROOT, env=environment, capture_output=True, text=True, check=False
-    )
+def run_each_apart(
+    module: str, calls: Sequence[str], *, sanitized: bool = False
+) -> list[tuple[int, str]]:
+    """Run calls of a module's functions, each on its own; how it ended (0: well) and what it said.
 
-
-def run_each_apart(module: str, calls: Sequence[str]) -> list[tuple[int, str]]:
-    """Run calls of a module's functions, each on its own; exit code and what it said on stderr.
-
-    They are forks of one process, which has imported everything and used no OpenMP yet.
+    They are forks of one process for all tests, which has imported torch and used no OpenMP yet.
     """
-    done = run_apart(
-        f"tests.kernels.shim.apart:_fork_each({module!r}, {calls!r})", sanitized=False
-    )
-    assert done.returncode == 0, done.stderr
-    codes, said = done.stdout.split(), done.stderr.split(_NEXT)[1:]
-    return list(zip(map(int, codes), said, strict=True))
-
-
-def _fork_each(module: str, calls: Sequence[str]) -> None:
-    functions = vars(importlib.import_module(module))
+    server = _server(sanitized)
+    assert server.stdin
+    assert server.stdout
+    found = []
     for call in calls:
-        print(_NEXT, end="", file=sys.stderr, flush=True)
-        if child := os.fork():
-            print(os.waitpid(child, 0)[1], flush=True)
-            continue
-        try:
-            eval(call, functions)
-        except AssertionError as error:
-            print(error, file=sys.stderr, flush=True)
-            os._exit(1)
-        os._exit(0)
+        server.stdin.write(json.dumps([module, call]) + "\n")
+        server.stdin.flush()
+        code, said = json.loads(server.stdout.readline())
+        found.append((code, said))
+    return found
+
+
+@functools.cache
+def _server(sanitized: bool) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", f"from {__name__} import _serve\n_serve()"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **(_asan() if sanitized else {})}
+    pipe = subprocess.PIPE
+    server = subprocess.Popen(
+        command, cwd=_ROOT, env=environment, stdin=pipe, stdout=pipe, text=True
+    )
+    atexit.register(server.communicate)
+    return server
+
+
+def _serve() -> None:
+    assert twin  # imported, and torch with it
+    for line in sys.stdin:
+        module, call = json.loads(line)
+        names = vars(importlib.import_module(module))
+        with tempfile.TemporaryFile() as said:
+            child = os.fork()
+            if child == 0:
+                _run(call, names, said.fileno())
+            code = os.waitpid(child, 0)[1]
+            said.seek(0)
+            print(json.dumps([code, said.read().decode(errors="replace")]), flush=True)
+
+
+def _run(call: str, names: dict[str, object], said: int) -> None:
+    for stream in (1, 2):
+        os.dup2(said, stream)
+    try:
+        eval(call, names)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)
 
 
 def _asan() -> dict[str, str]:

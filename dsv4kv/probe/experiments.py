@@ -174,13 +174,14 @@ def edges(q: Questioner, known: Known) -> Iterator[Conclusion]:
     offsets = dict.fromkeys((-1, 0, 1, known.lost % known.step + 1))
     found: dict[int, list[bool]] = {offset: [] for offset in offsets}
     given_up = known.lost // known.step * known.step
+    rest = known.lost + 1 + min(16, known.step // 2)  # sent again, it would hit up to the edge
     wholes = [n for n in EDGES if n % known.step == 0 and n >= known.smallest - 1]
     for edge in wholes or [known.smallest - 1 + known.step]:
         for offset, hits in found.items():
             common = q.draw(edge + offset)
             with suppress(Refused):  # longer than the server takes: shorter ones tell, too
-                q.ask(common + q.draw(_tail(known), 0))
-                hits.append(q.hit(common + q.draw(_tail(known), 1)) >= edge - given_up)
+                q.ask(common + q.draw(rest - offset, 0))
+                hits.append(q.hit(common + q.draw(rest - offset, 1)) >= edge - given_up)
     behind = next((n for n, hits in found.items() if n >= 0 and hits and all(hits)), None)
     if any(found[-1]) or behind is None:
         yield _undecided("next token", "prompts that part at the end of a block hit differently")
@@ -193,11 +194,6 @@ def edges(q: Questioner, known: Known) -> Iterator[Conclusion]:
 
 
 _LOOK_AHEAD = "MTP's drafts ask for it; DSpark's, or none, would not"
-
-
-def _tail(known: Known) -> int:
-    """An end that fills no block, but for what hits give up."""
-    return min(16, known.step // 2) + known.lost
 
 
 def branches(q: Questioner, known: Known) -> Iterator[Conclusion]:

@@ -29,7 +29,7 @@ def open_vllm(engine, trace):
 
 def open_sglang(engine, trace):
     """Serves prompts by SGLang's ``UnifiedRadixCache``."""
-    sglang_manager.PAGE = trace["page"]
+    sglang_manager.PAGE = sglang_manager.driven.PAGE = trace["page"]
     free = engine.envs.SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS
     free.set(trace["free"])
     cache = sglang_manager.open_cache(engine, trace | {"prompts": [(LONGEST, [])]})

@@ -1,9 +1,10 @@
 """Launches through ``cuda.bindings`` and the driver library that test_bindings.py builds.
 
-Run as a program: what of torch needs a GPU is replaced, and only here.
+For a process of its own: what of torch needs a GPU is replaced, and only there.
 """
 
 import contextlib
+import ctypes
 import struct
 from typing import Any
 
@@ -18,8 +19,9 @@ from tests.cuda.drivers import on_gpu
 _STREAM = 0x77
 
 
-def main() -> None:
+def main(library: str) -> None:
     """Launch a kernel in every way, one that there is not, and one whose image is none."""
+    ctypes.CDLL(library)  # whoever asks for the driver by its name finds this one
     pretend_a_gpu(torch.cuda, torch._C)
     fill("fill", b"\x7fELF")
     fill("fill", b"\x7fELF", dependent=True)
@@ -50,7 +52,3 @@ def fill(kernel: str, image: bytes, **how: Any) -> None:
         print(numbers.tolist(), flush=True)
     except DeviceError as error:
         print(error, flush=True)
-
-
-if __name__ == "__main__":
-    main()

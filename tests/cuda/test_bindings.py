@@ -1,6 +1,5 @@
 """``cuda.bindings`` itself, over a driver library of our own: what reaches the driver."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cuda.toolchain import needs_bindings
+from tests.kernels.shim.apart import run_each_apart
 
 pytestmark = [
     needs_bindings,
@@ -29,16 +29,9 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     source, target = str(Path(__file__).with_name("libcuda.c")), str(folder / "libcuda.so.1")
     command = ["gcc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", target, source, "-ldl"]
     subprocess.run(command, check=True)
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.cuda.launch_fill"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "LD_LIBRARY_PATH": str(folder)},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    ((code, said),) = run_each_apart("tests.cuda.launch_fill", [f"main({target!r})"])
+    assert code == 0, said
+    return said.splitlines()
 
 
 def test_grid_block_stream_and_arguments_reach_the_kernel_at_every_call(told: list[str]) -> None:

@@ -1,8 +1,7 @@
 """Compiled kernels on disk: found again, never out of date, never damaged."""
 
+import hashlib
 import os
-import subprocess
-import sys
 import tempfile
 import threading
 import warnings
@@ -17,6 +16,7 @@ from dsv4kv.ops.cuda import compile as cubin_cache
 from dsv4kv.ops.cuda.compile import cache_folder, cache_name, compile_module, load_cubins
 from dsv4kv.ops.kernels.launch import KernelModule
 from tests.cuda.toolchain import PAGE_COPY, needs_nvrtc, needs_tools
+from tests.kernels.shim.apart import run_each_apart
 
 SM = "sm_90a"
 PAGE_COPIES = [
@@ -297,20 +297,22 @@ def test_a_user_without_a_home_uses_the_temporary_folder(
     assert cache_folder().is_relative_to(tmp_path / "temporary")
 
 
+def compile_twice_at_once(folder: str) -> None:
+    """Print the digest of what each of two processes got."""
+    os.environ["DSV4KV_CACHE_DIR"] = folder
+    other = os.fork()
+    cubins = load_cubins(PAGE_COPIES, SM)
+    print(hashlib.sha256(b"".join(cubins)).hexdigest(), flush=True)
+    if other:
+        assert os.waitpid(other, 0)[1] == 0
+
+
 @needs_nvrtc
 def test_processes_that_compile_at_once_all_get_the_same_and_leave_one_file_each() -> None:
-    program = (
-        "import hashlib, os, sys; from dsv4kv.ops.cuda.compile import load_cubins; "
-        "from tests.cuda.test_cubin_cache import PAGE_COPIES; "
-        "other = os.fork(); "  # what both import is imported once
-        "cubins = load_cubins(PAGE_COPIES, 'sm_90a'); "
-        "print(hashlib.sha256(b''.join(cubins)).hexdigest(), flush=True); "
-        "sys.exit(os.waitpid(other, 0)[1] if other else 0)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120
-    )
-    first, second = done.stdout.split()
+    call = f"compile_twice_at_once({os.environ['DSV4KV_CACHE_DIR']!r})"
+    ((code, said),) = run_each_apart(__name__, [call])
+    assert code == 0, said
+    first, second = said.split()
     assert first == second
     assert [path.name for path in kept()] == sorted(cache_name(each, SM) for each in PAGE_COPIES)
 

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from dsv4kv.errors import ConfigError, TraceError
+from dsv4kv.recording import events
 from dsv4kv.recording.events import MessageFile, Publisher, Socket, ranks_of
 from dsv4kv.recording.folder import Record, Recording, read_stream
 from dsv4kv.recording.veil import Veil
@@ -25,9 +26,15 @@ from tests.recording.frames import (
     sample,
     stored,
 )
-from tests.recording.sockets import publishing, wait_until
+from tests.recording.sockets import PATIENCE_S, publishing, wait_until
 
 TOKENS = list(range(256))
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a publisher that answers may take longer than is waited for elsewhere."""
+    monkeypatch.setattr(events, "_ANSWER_MS", int(PATIENCE_S * 1000))
 
 
 @contextmanager

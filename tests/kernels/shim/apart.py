@@ -68,13 +68,15 @@ def _serve() -> None:
 def _run(call: str, names: dict[str, object], said: int) -> None:
     for stream in (1, 2):
         os.dup2(said, stream)
+    code = 0
     try:
         eval(call, names)
     except BaseException:
         traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
-    os._exit(0)
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _asan() -> dict[str, str]:

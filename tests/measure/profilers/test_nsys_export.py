@@ -11,6 +11,7 @@ from dsv4kv.errors import ProfileError
 from dsv4kv.measure.profilers.database import open_database
 from dsv4kv.measure.profilers.nsys import read_nsys
 from dsv4kv.measure.profilers.trace import KINDS, NONE, LaunchShape, Trace
+from tests.examples import FULL
 from tests.measure.profilers.exports import (
     _SHAPE,
     GLOBAL_PID,
@@ -525,7 +526,7 @@ def test_text_where_a_number_belongs_is_refused_with_a_sentence(tmp_path: Path) 
 
 def test_a_row_needs_less_than_500_bytes_of_memory(tmp_path: Path) -> None:
     """So that a million of them stay below 500 MB."""
-    export, rows = Export(), 40_000
+    export, rows = Export(), 40_000 if FULL else 10_000
     export.string("void flush()")
     for row in range(rows):
         at = row * 100

@@ -11,7 +11,7 @@ from dsv4kv.engines.cache import Hit, Pool
 from dsv4kv.engines.sglang.cache import PageTree, SglangCache, number_pages
 from dsv4kv.engines.sglang.windows import SglangWindowCache, WindowTree
 from dsv4kv.engines.vllm.cache import VllmCache
-from dsv4kv.engines.vllm.groups import GroupPool, TailGroup, number_ways
+from dsv4kv.engines.vllm.groups import BlockQueue, GroupPool, TailGroup, number_ways
 from dsv4kv.errors import OutOfBlocks
 from dsv4kv.model.presets import load_model
 from tests.prefix.traces import Text, to_table
@@ -192,3 +192,16 @@ def test_chunks_told_together_leave_what_chunks_told_one_by_one_leave(
         states = [(c.free, c.cached, c.shared, c.evicted, c.available) for c in both]
         assert states[0] == states[1]
     assert apart.evicted > 50
+
+
+def test_a_queue_is_as_large_as_its_pool_however_many_blocks_went_through_it() -> None:
+    queue, blocks = BlockQueue(100, 10_000), 20
+    for begin in range(0, 40_000, blocks):
+        queue.take(blocks)
+        queue.give_back(queue.cache(np.arange(begin, begin + blocks) % 10_000, 1))
+        queue.take(3)  # an entry of several blocks, of which a part may be taken
+        queue.give_back_one(queue.cache_one(begin % 7, 3))
+    assert queue.uncached == queue.busy == 0
+    assert queue.idle == 100
+    assert queue.evicted == 2_000 * (blocks + 3) - 100
+    assert len(queue._key) == len(queue._queue) == 1024

@@ -49,8 +49,10 @@ def check_queue(cache: VllmCache) -> None:
     places = np.arange(queue._front, queue._back)
     there = waiting[queue._place[waiting] == places]
     assert queue.idle == queue._size[there].sum()
-    taken = np.flatnonzero(queue._users[: queue._entries])
+    taken = np.flatnonzero(queue._users)
     assert queue.busy == queue._size[taken].sum()
+    every = np.concatenate([there, taken, queue._spare[: queue._spares]])
+    assert sorted(every.tolist()) == list(range(len(queue._key)))
     running = cache._running
     context = {
         entry for one in running.values() for part in one.context for entry in part.tolist()

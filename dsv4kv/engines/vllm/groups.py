@@ -46,29 +46,25 @@ class BlockQueue:
         self.idle = self.busy = self.evicted = self.changes = 0
         self.first: Ints = np.full(keys, _NONE, np.int64)
         self._last: Ints = np.zeros(keys, np.int64)
-        self._key, self._size, self._place, self._next, self._users = (
-            np.zeros(1024, np.int64) for _ in range(5)
+        self._key, self._size, self._place, self._next, self._users, self._spare = (
+            np.zeros(0, np.int64) for _ in range(6)
         )
-        self._entries = 0
+        self._spares = 0  # leading ones of ``_spare``: numbers of entries that are none
         self._queue: Ints = np.zeros(1024, np.int64)
         self._front = self._back = 0
 
     def cache(self, keys: Ints, size: int) -> Ints:
         """Register blocks in use under their keys; returns their entries."""
-        begin, end = self._entries, self._entries + len(keys)
-        new = np.arange(begin, end)
-        if begin == end:
-            return new
+        if not len(keys):
+            return np.zeros(0, np.int64)
         self.changes += 1
-        self._entries = end
-        while self._entries > len(self._key):
-            self._key, self._size, self._place, self._next, self._users = (
-                np.concatenate([column, np.zeros_like(column)])
-                for column in (self._key, self._size, self._place, self._next, self._users)
-            )
-        self._key[begin:end], self._size[begin:end], self._users[begin:end] = keys, size, 1
-        self._place[begin:end] = self._next[begin:end] = _NONE
-        self.busy += size * (end - begin)
+        while self._spares < len(keys):
+            self._add_entries()
+        new = self._spare[self._spares - len(keys) : self._spares].copy()
+        self._spares -= len(keys)
+        self._key[new], self._size[new], self._users[new] = keys, size, 1
+        self._place[new] = self._next[new] = _NONE
+        self.busy += size * len(new)
         present = self.first.take(keys) != _NONE
         if not present.any():
             self.first[keys] = self._last[keys] = new
@@ -80,13 +76,32 @@ class BlockQueue:
             self._last[key] = entry
         return new
 
+    def _add_entries(self) -> None:
+        """Have twice as many."""
+        count = len(self._key)
+        more = np.arange(count, 2 * count or 1024)
+        self._key, self._size, self._place, self._next, self._users, self._spare = (
+            np.concatenate([column, np.zeros_like(more)])
+            for column in (
+                self._key,
+                self._size,
+                self._place,
+                self._next,
+                self._users,
+                self._spare,
+            )
+        )
+        self._spare[self._spares : self._spares + len(more)] = more
+        self._spares += len(more)
+
     def cache_one(self, key: int, size: int) -> int:
         """Register blocks of one entry, as ``cache`` does; returns it."""
-        entry, first = self._entries, self.first
-        if entry == len(self._key) or first[key] != _NONE:
+        first = self.first
+        if not self._spares or first[key] != _NONE:
             return int(self.cache(np.array([key]), size)[0])
         self.changes += 1
-        self._entries += 1
+        self._spares -= 1
+        entry = int(self._spare[self._spares])
         self._key[entry], self._size[entry], self._users[entry] = key, size, 1
         self._place[entry] = self._next[entry] = _NONE
         self.busy += size
@@ -97,8 +112,7 @@ class BlockQueue:
         """Append one entry to the end of the queue, as ``give_back`` does; returns its blocks."""
         size = int(self._size[entry])
         if self._back == len(self._queue):
-            self.give_back(np.array([entry]))
-            return size
+            self._make_room(1)
         self._users[entry] -= 1
         if not self._users[entry]:
             self.busy -= size
@@ -130,12 +144,25 @@ class BlockQueue:
         freed = int(self._size[entries].sum())
         self.busy -= freed
         self.idle += freed
+        self._make_room(len(entries))
         back = self._back + len(entries)
-        while back > len(self._queue):
-            self._queue = np.concatenate([self._queue, np.zeros_like(self._queue)])
         self._queue[self._back : back] = entries
         self._place[entries] = np.arange(self._back, back)
         self._back = back
+
+    def _make_room(self, count: int) -> None:
+        """Have places for so many more behind the last: those before the front are of no use."""
+        if self._back + count <= len(self._queue):
+            return
+        there = self._queue[self._front : self._back]
+        there = there[self._place[there] == np.arange(self._front, self._back)]
+        size = len(self._queue)
+        while 2 * (len(there) + count) > size:
+            size *= 2
+        self._queue = np.zeros(size, there.dtype)
+        self._queue[: len(there)] = there
+        self._place[there] = np.arange(len(there))
+        self._front, self._back = 0, len(there)
 
     def take(self, blocks: int) -> None:
         """Take blocks for new content: those that hold nothing, then from the front.
@@ -155,13 +182,15 @@ class BlockQueue:
         self.idle -= blocks
         self.evicted += blocks
         while blocks:
-            window = np.arange(self._front, min(self._front + _WINDOW, self._back))
-            entries = self._queue[window]
-            there = self._place[entries] == window
+            entries = self._queue[self._front : min(self._front + _WINDOW, self._back)]
+            window = np.arange(self._front, self._front + len(entries))
+            there = np.flatnonzero(self._place.take(entries) == window)
             entries, places = entries[there], window[there]
-            reached = self._size[entries].cumsum()
+            reached = self._size.take(entries).cumsum()
             whole = int(reached.searchsorted(blocks, side="right"))
             self._forget(entries[:whole])
+            self._spare[self._spares : self._spares + whole] = entries[:whole]
+            self._spares += whole
             blocks -= int(reached[whole - 1]) if whole else 0
             if whole < len(entries):
                 self._front = int(places[whole])
@@ -176,10 +205,13 @@ class BlockQueue:
         """Let keys go; a later copy takes the place of the first."""
         self.changes += 1
         self._place[entries] = _NONE
-        keys = self._key[entries]
-        alone = (self.first[keys] == entries) & (self._next[entries] == _NONE)
-        self.first[keys[alone]] = _NONE
-        for entry in entries[~alone].tolist():
+        keys = self._key.take(entries)
+        found = self.first.take(keys) == entries
+        if found.all():
+            self.first[keys] = self._next.take(entries)
+            return
+        self.first[keys[found]] = self._next.take(entries[found])
+        for entry in entries[~found].tolist():
             self._unchain(entry, int(self._key[entry]))
 
     def _unchain(self, entry: int, key: int) -> None:
@@ -612,13 +644,13 @@ class GroupPool:
 
     def _release(self, running: Running, number: int, end: int) -> None:
         """Give back a group's blocks up to ``end``, the last first."""
-        start, count = running.starts[number], bisect_right(running.ends[number], end)
-        self.queue.uncached += (end - start) // self._groups[number].block_tokens
-        running.starts[number] = end
-        if count:
+        starts, ends = running.starts, running.ends[number]
+        self.queue.uncached += (end - starts[number]) // self._sizes[number + 1]
+        starts[number] = end
+        if ends and (count := bisect_right(ends, end)):
             for entry in running.tails[number][count - 1 :: -1]:
                 self.queue.uncached -= self.queue.give_back_one(entry)
-            del running.tails[number][:count], running.ends[number][:count]
+            del running.tails[number][:count], ends[:count]
 
 
 def _end(part: Part) -> int:

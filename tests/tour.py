@@ -41,7 +41,12 @@ EXITS = {
     r"budget .*--concurrency 3000": {1},
     r"budget --explain startup.log": {0, 1},
     r"lint ": {0, 1},
-    r"inspect ": {4},  # dumps that are not there
+    # dumps, a server, an engine and its results that are not there
+    r"inspect [^-]": {4},
+    r"probe [^-]": {5},
+    r"conform [^-]": {8},
+    r"calibrate runs": {7},
+    r"watch server": {2},
     # in a clone of the source tree only, which the folder may be in
     r"compare --ab (main|HEAD|origin/main) ": {0, 1, 2, 3},
     # of five models one does not fit; a folder that is there the second time

@@ -46,6 +46,12 @@ class Group(TyperGroup):
 class Command(TyperCommand):
     """A command whose options a project sets, and a shell asks about without waiting."""
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        """As typer's; paragraphs of its help are as wide as the terminal, not as their source."""
+        super().__init__(*args, **options)
+        paragraphs = (self.help or "").split("\n\n")
+        self.help = "\n\n".join(" ".join(each.split()) for each in paragraphs)
+
     def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
         """Read the words of a line, which a shell may ask about before it ends."""
         if ctx.resilient_parsing:

@@ -60,7 +60,9 @@ class Node:
     Attributes:
         children: Nodes after this one, by the numbers of their first pages.
         last: Number of its last page.
-        used: Clock of its last use; a node that is gone has -1.
+        used: Clock of its last use; a node that is gone has -1. In a tree with windows those below
+            may have been used since.
+        passed: Clock when a prompt last ended here, or at one below that is gone; -1 if none did.
         locks: Running requests that need it.
         window: Clock of the last use of its windows; -1 where it has none.
         window_locks: Running requests that need these.
@@ -75,6 +77,7 @@ class Node:
         "locks",
         "marked",
         "parent",
+        "passed",
         "request",
         "used",
         "window",
@@ -88,6 +91,7 @@ class Node:
         self.parent = parent
         self.children: dict[int, Node] = {}
         self.used = self.locks = 0
+        self.passed = -1
         self.window, self.window_locks, self.marked = -1, 0, False
 
 

@@ -120,6 +120,9 @@ class WindowTree(PageTree):
 
     def _forget(self, node: Node, parent: Node) -> None:
         self._drop_window(node)
+        if node.passed > parent.passed:
+            parent.passed = node.passed
+            parent.used = max(parent.used, parent.passed + parent.end)
         super()._forget(node, parent)
 
     def take_windows(self, pages: int) -> None:
@@ -178,14 +181,11 @@ class WindowTree(PageTree):
         return node
 
     def _touch(self, node: Node) -> None:
-        """Use a node and all above, the deepest last."""
-        if node is self.root:
-            return
-        clock, self._clock = self._clock, self._clock + node.end
-        self._use(node)
-        while node is not self.root:
-            node.used = clock + node.end
-            node = _above(node)
+        """Use a node and all above, the deepest last; these learn of it when they are leaves."""
+        if node is not self.root:
+            node.passed = self._clock
+            self._clock += node.end
+            self._use(node)
 
     def _recover(self, node: Node, window_from: int) -> int:
         """Let a node without windows have the request's; returns how many it takes over."""

@@ -17,6 +17,8 @@ dsv4kv conform vllm                                        the vLLM of this envi
 
 dsv4kv conform sglang --python ~/sglang/bin/python         SGLang's, of another one
 
+dsv4kv conform vllm --host                                 with its offloading to host memory
+
 dsv4kv conform vllm --operations 200000 --pytest case.py   long; a failure to attach to an issue
 """
 
@@ -30,6 +32,9 @@ def conform(
         Path | None,
         typer.Option(help="Folder of the unpacked wheel, where the engine is not installed."),
     ] = None,
+    host: Annotated[
+        bool, typer.Option("--host", help="With offloading to host memory (vLLM).")
+    ] = False,
     operations: Annotated[int, typer.Option(min=1, help="How many to do.")] = 20_000,
     seed: Annotated[int, typer.Option(help="Another one draws other sequences.")] = 0,
     pytest: Annotated[
@@ -51,7 +56,11 @@ def conform(
         Watcher(stderr, "conform", "operations", operations) as watcher,
     ):
         verdict = check(
-            manager, operations, seed, lambda so_far: watcher.reach(so_far.operations, operations)
+            manager,
+            operations,
+            seed,
+            lambda so_far: watcher.reach(so_far.operations, operations),
+            host=host,
         )
     if pytest and verdict.failures:
         _write_test(engine, manager.version, verdict, pytest)

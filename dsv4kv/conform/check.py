@@ -8,10 +8,11 @@ from typing import Any, Protocol
 
 from dsv4kv.conform.drawn import DRAWN, expect
 from dsv4kv.conform.sequences import Sequence, shrink
+from dsv4kv.errors import PeerUnavailable
 
 INVARIANTS = {
     "blocks": "no block is lost, or held by two that do not share it",
-    "reads": "what a step reads is there in every family, of the request's own tokens",
+    "reads": "what a step or a copy reads is there in every family, of the request's own tokens",
     "hits": "a prompt hits what the rule says",
     "ends": "every request ends, and then the pool is empty",
     "calls": "the engine raises nothing",
@@ -75,12 +76,25 @@ def conform(
     operations: int,
     seed: int,
     show: Callable[[Verdict], None] = lambda _: None,
+    *,
+    host: bool = False,
 ) -> Verdict:
-    """Ask until so many operations are done; an invariant that breaks is shrunk once."""
+    """Ask until so many operations are done; an invariant that breaks is shrunk once.
+
+    ``host``: behind every cache there is host memory.
+
+    Raises:
+        PeerUnavailable: This engine's host memory is not driven.
+    """
+    if host and not manager.traits.get("host"):
+        raise PeerUnavailable(
+            f"host memory of {manager.engine} {manager.version} is not driven: leave out --host, "
+            "or take vllm 0.33."
+        )
     verdict = Verdict()
     while verdict.operations < operations:
         source = random.Random(f"{seed} {verdict.sequences}")
-        sequence = DRAWN[manager.engine](source, manager.traits)
+        sequence = DRAWN[manager.engine](source, manager.traits, host=host)
         answer = manager.ask(sequence)
         verdict.sequences += 1
         verdict.operations += answer.get("at", len(sequence.operations))

@@ -1,11 +1,11 @@
 """What is asked of each engine's manager: pools, settings, and what its rule says of hits."""
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from math import ceil
-from typing import Any
+from typing import Any, Protocol
 
 from dsv4kv.conform.sequences import (
     PAGE,
@@ -33,8 +33,12 @@ _ROOMY = 8000  # blocks in which nothing is evicted
 _RETENTION = {None: "vllm-v4:dense", 0: "vllm-v4:semantic", 4096: "vllm-v4:4096"}
 
 
-def draw_vllm(draw: random.Random, traits: Traits) -> Sequence:
-    """A sequence for vLLM: a pool of at least what it demands at its start."""
+def draw_vllm(draw: random.Random, traits: Traits, *, host: bool = False) -> Sequence:
+    """A sequence for vLLM: a pool of at least what it demands at its start.
+
+    With ``host`` memory a prompt that is served alone finds the GPU's cache empty: all that it
+    hits is loaded, and it hits what it would hit of a GPU's cache in which nothing is evicted.
+    """
     served, newest = draw.random() < 1 / _SERVED, traits["lookahead"]
     chunk, longest, ahead = draw.choice([256, 512, 1024]), draw.choice([3, 6]), draw.random() < 0.5
     context = longest * PAGE + 64
@@ -46,7 +50,7 @@ def draw_vllm(draw: random.Random, traits: Traits) -> Sequence:
     evicts = newest and not ahead and speculation == "none"
     settings = {
         "rule": _RETENTION[retention],
-        "blocks": _ROOMY if served and not evicts else room,
+        "blocks": _ROOMY if served and (host or not evicts) else room,
         "context": context,
         "chunk_tokens": chunk,
         "running": draw.choice([2, 4, 8]),
@@ -55,11 +59,29 @@ def draw_vllm(draw: random.Random, traits: Traits) -> Sequence:
         "speculation": speculation,
         "draft_tokens": draw.choice([1, 3]),
     }
+    if host:
+        settings |= _draw_host(draw, served=served)
+    if host and served:
+        # Where prompts part, and of a draft's last window, host memory keeps less than our rules.
+        settings |= {"rule": _RETENTION[None], "retention": None}
+        settings["speculation"] = draw.choice(["none", "mtp+connector"])
     return _operate(draw, settings, longest, served=served)
 
 
-def draw_sglang(draw: random.Random, traits: Traits) -> Sequence:
+def _draw_host(draw: random.Random, *, served: bool) -> dict[str, Any]:
+    """Chunks of host memory, and how they are used."""
+    return {
+        "host_chunks": _ROOMY if served else draw.choice([20, 60, 200, 1000, _ROOMY]),
+        "host_policy": draw.choice(["lru", "arc"]),
+        "host_threshold": 0 if served else draw.choice([0, 0, 2]),
+        "host_prompts_only": draw.random() < 0.5,
+        "host_sync_bytes": draw.choice([0, 0, 1 << 20, 1 << 40]),
+    }
+
+
+def draw_sglang(draw: random.Random, traits: Traits, *, host: bool = False) -> Sequence:
     """A sequence for SGLang: pages of context, and of windows for all that run and a chunk."""
+    del host
     served, longest = draw.random() < 1 / _SERVED, draw.choice([3, 6])
     chunk, running = draw.choice([1, 2, 4]), draw.choice([2, 4, 8])
     pages = 2 * (longest + 2) + draw.choice([0, 3, 10, 40])
@@ -81,7 +103,14 @@ def draw_sglang(draw: random.Random, traits: Traits) -> Sequence:
     return _operate(draw, settings, longest, served=served)
 
 
-DRAWN: dict[str, Callable[[random.Random, Traits], Sequence]] = {
+class Draw(Protocol):
+    """Draws a sequence for an engine of such traits, with host memory or without."""
+
+    def __call__(self, draw: random.Random, traits: Traits, *, host: bool = False) -> Sequence:
+        """See there."""
+
+
+DRAWN: dict[str, Draw] = {
     "vllm": draw_vllm,
     "sglang": draw_sglang,
 }
@@ -93,9 +122,14 @@ def _operate(
 ) -> Sequence:
     drawn = draw_prompts(draw, count=_PROMPTS, longest=longest)
     prompts = [prompt for prompt in drawn if len(prompt[1]) <= longest]
+    host = bool(settings.get("host_chunks"))
     if served:
-        return expect(Sequence(settings, serve_prompts(prompts, [0] * len(prompts))))
-    return Sequence(settings, tuple(draw_operations(draw, prompts, _LENGTH, drafts=3)))
+        # Of a prompt of whole pages host memory has all but its last token, a GPU's cache a page
+        # less; our rules are the GPU's.
+        asked = [prompt for prompt in prompts if not host or prompt[0] % PAGE]
+        return expect(Sequence(settings, serve_prompts(asked, [0] * len(asked))))
+    operations = draw_operations(draw, prompts, _LENGTH, drafts=3, host=host)
+    return Sequence(settings, tuple(operations))
 
 
 def expect(sequence: Sequence) -> Sequence:

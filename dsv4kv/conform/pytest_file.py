@@ -5,6 +5,10 @@ from pathlib import Path
 
 from dsv4kv.conform.check import INVARIANTS, Failure
 
+_PARTS = {
+    "vllm": ("stand_ins", "broken", "offloading", "vllm"),
+    "sglang": ("stand_ins", "broken", "sglang"),
+}
 _DRIVEN = Path(__file__).parent / "driven"
 _RELATIVE = re.compile(r"^from \.\w+ import .*\n", re.MULTILINE)
 _HEADER = re.compile(r"\A(# .*\n)*")
@@ -31,9 +35,7 @@ def test_{kind}():
 
 def test_file(engine: str, version: str, failure: Failure) -> str:
     """The text of the file: stand-ins, the driver and the sequence."""
-    parts = [
-        (_DRIVEN / f"{name}.py").read_text("utf-8") for name in ("stand_ins", "broken", engine)
-    ]
+    parts = [(_DRIVEN / f"{name}.py").read_text("utf-8") for name in _PARTS[engine]]
     code = "\n\n".join(_RELATIVE.sub("", _HEADER.sub("", part)) for part in parts)
     sequence = failure.sequence
     test = _TEST.format(

@@ -7,6 +7,7 @@ An operation is its name and numbers, as a driver in ``dsv4kv/conform/driven`` d
 * ``step``: schedule one and take a result, in which so many drafts are accepted.
 * ``finish``: take the result of a step that is still under way.
 * ``abort``: a request. ``reset``: the prefix cache. ``preempt``: all that run.
+* ``land``: one of the copies to and from host memory ends. ``empty``: both prefix caches.
 * ``serve``: one request from its admission to its end, and what it must hit.
 """
 
@@ -16,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 PAGE = 256
+_LANDED = 0.4  # of 1: up to there an operation is that a copy ends, where there is host memory
 Prompt = tuple[int, list[int]]
 Operation = tuple[Any, ...]
 
@@ -53,9 +55,13 @@ def draw_prompts(
 
 
 def draw_operations(
-    draw: random.Random, prompts: list[Prompt], count: int, drafts: int
+    draw: random.Random, prompts: list[Prompt], count: int, drafts: int, *, host: bool = False
 ) -> Iterator[Operation]:
-    """As many operations; prompts are admitted in order, some of them again."""
+    """As many operations; prompts are admitted in order, some of them again.
+
+    With ``host`` memory copies end, and in one sequence of eight it is emptied at any moment.
+    """
+    emptied = host and draw.random() < 1 / 8
     admitted = 0
     for _ in range(count):
         kind = draw.random()
@@ -65,6 +71,8 @@ def draw_operations(
             tokens, pages = prompts[prompt % len(prompts)]
             yield "admit", admitted, pages, tokens, draw.choice([1, 2, 5, 20])
             admitted += 1
+        elif host and kind < _LANDED:
+            yield "land", draw.randrange(8)
         elif kind < 0.85:
             yield "step", draw.randint(0, drafts)
         elif kind < 0.92:
@@ -72,7 +80,7 @@ def draw_operations(
         elif kind < 0.98:
             yield "abort", draw.randrange(admitted)
         else:
-            yield (draw.choice(["reset", "preempt"]),)
+            yield (draw.choice(["reset", "preempt", *(["empty"] if emptied else [])]),)
 
 
 def serve_prompts(prompts: list[Prompt], hits: list[int]) -> tuple[Operation, ...]:

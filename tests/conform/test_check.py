@@ -38,6 +38,34 @@ def test_a_planted_fault_is_found_and_shrunk(fault: str, kind: str) -> None:
     assert not Toy().ask(found)
 
 
+def test_a_chunk_of_host_memory_that_is_lost_is_found_and_shrunk() -> None:
+    """In the sequences that have host memory, and only there."""
+    assert not conform(Toy(), 4000, seed=0, host=True).failures
+    assert not conform(Toy("loses"), 4000, seed=0).failures
+    verdict = conform(Toy("loses"), 8000, seed=0, host=True)
+    assert [*verdict.failures] == ["blocks"]
+    assert len(verdict.failures["blocks"].sequence.operations) <= 6
+
+
+def test_host_memory_that_is_not_driven_is_a_sentence() -> None:
+    manager = Toy()
+    manager.traits = {**Toy.traits, "host": False}
+    with pytest.raises(PeerUnavailable, match=r"vllm 1\.0 is not driven: leave out --host"):
+        conform(manager, 10, seed=0, host=True)
+
+
+def test_with_host_memory_prompts_that_are_served_alone_are_loaded() -> None:
+    """Their rule is that of a cache in which all of a prompt but its last token can be hit."""
+    traits = {"lookahead": True, "retention": True, "host": True}
+    drawn = [draw_vllm(random.Random(seed), traits, host=True) for seed in range(40)]
+    for sequence in drawn:
+        assert sequence.settings["host_chunks"] > 0
+        served = [operation for operation in sequence.operations if operation[0] == "serve"]
+        assert all(tokens % PAGE for _, _, _, tokens, _ in served)
+    kinds = {operation[0] for sequence in drawn for operation in sequence.operations}
+    assert {"land", "empty", "serve"} <= kinds
+
+
 def test_a_shorter_sequence_is_held_against_what_the_rule_says_of_it() -> None:
     """Without the prompt that was hit, the next one hits less."""
     first, second = [1, 2, 3], [1, 2, 4]
@@ -61,7 +89,7 @@ def test_nothing_can_be_left_out_of_what_was_shrunk() -> None:
 
 @pytest.mark.parametrize("engine", DRAWN)
 def test_every_prompt_fits_the_context_and_the_pools_hold_it(engine: str) -> None:
-    known = {"lookahead": True, "retention": True, "newest": True}
+    known = {"lookahead": True, "retention": True, "newest": True, "host": True}
     drawn = [DRAWN[engine](random.Random(seed), known) for seed in range(40)]
     for sequence in drawn:
         settings = sequence.settings

@@ -20,7 +20,7 @@ class Toy:
     """A manager that can be asked, with its faults by name."""
 
     engine, version = "vllm", "1.0"
-    traits = {"lookahead": False, "retention": False}  # noqa: RUF012
+    traits = {"lookahead": False, "retention": False, "host": True}  # noqa: RUF012
 
     def __init__(self, *faults: str) -> None:
         self.faults = faults
@@ -42,6 +42,8 @@ class Session:
         self._requests: dict[int, list[int]] = {}
         self._preempted: dict[int, int] = {}
         self._cached: set[Key] = set()
+        self._stores: list[int] = []
+        self._chunks = deque(range(1, 50))
 
     def apply(self, operation: Operation) -> None:
         name, *rest = operation
@@ -51,6 +53,10 @@ class Session:
         for block in (block for blocks in self._requests.values() for block in blocks):
             held[block] += 1
         broken.check_free(held, list(self._free), len(self._free))
+        chunks = [0] * 50
+        for chunk in self._stores:
+            chunks[chunk] += 1
+        broken.check_free(chunks, list(self._chunks), len(self._chunks))
 
     def end(self) -> None:
         for number in [*self._requests]:
@@ -86,6 +92,16 @@ class Session:
             self._preempted[number] = self._preempted.get(number, 0) + 1
             self._let_go(number, keep=True)
 
+    def _do_land(self, number: int) -> None:
+        if self._stores:
+            self._chunks.append(self._stores.pop(number % len(self._stores)))
+
+    def _do_empty(self) -> None:
+        """Stores that are under way give back their chunks when they end, but one."""
+        self._cached.clear()
+        if "loses" in self._faults and len(self._stores) > 1:
+            del self._stores[0]
+
     def _do_reset(self) -> None:
         self._cached.clear()
 
@@ -102,6 +118,8 @@ class Session:
 
     def _let_go(self, number: int, *, keep: bool = False) -> None:
         self._free.extend(self._requests.pop(number))
+        if self._settings.get("host_chunks") and self._chunks:
+            self._stores.append(self._chunks.popleft())
         if keep:
             self._requests = {number: [], **self._requests}
 

@@ -15,6 +15,7 @@ from functools import cache
 from types import SimpleNamespace
 
 from .broken import Broken, add_absent, called, check_free, find_package
+from .offloading import CHUNK_BYTES, Host, configure, load_offloading
 
 NAME = "vllm"
 PAGE, GRAIN = 256, 4
@@ -40,6 +41,7 @@ def load(folder=None):
 
     torch.set_num_threads(1)
     kv_cache_utils.init_none_hash(sha256)
+    offloading = load_offloading()
     return SimpleNamespace(**locals())
 
 
@@ -48,6 +50,7 @@ def traits(engine):
     return {
         "lookahead": "num_hash_lookahead_tokens" in _parameters(engine.KVCacheManager),
         "retention": "prefix_cache_retention_interval" in _parameters(engine.specs.KVCacheConfig),
+        "host": engine.offloading is not None,
     }
 
 
@@ -99,11 +102,14 @@ def open_scheduler(engine, settings):
             use_multi_module_mtp=lambda _: False,
             draft_model_config=SimpleNamespace(hf_config=SimpleNamespace(sample_from_anchor=True)),
         )
+    host = configure(engine.offloading, settings) if settings.get("host_chunks") else None
     model = _bare(
         object,
         max_model_len=settings["context"],
         runner_type="generate",
         dtype=engine.torch.bfloat16,
+        model="deepseek-v4",
+        use_mla=True,
     )
     config = _bare(
         engine.VllmConfig,
@@ -120,13 +126,18 @@ def open_scheduler(engine, settings):
             enable_chunked_prefill=True,
         ),
         cache_config=_bare(
-            engine.CacheConfig, block_size=PAGE, num_gpu_blocks=blocks, enable_prefix_caching=True
+            engine.CacheConfig,
+            block_size=PAGE,
+            num_gpu_blocks=blocks,
+            enable_prefix_caching=True,
+            prefix_cache_retention_interval=settings["retention"],
         ),
         model_config=model,
         parallel_config=SimpleNamespace(
             data_parallel_index=0, data_parallel_size=1, data_parallel_rank=0,
             pipeline_parallel_size=1, tensor_parallel_size=1, world_size=1,
-            decode_context_parallel_size=1, prefill_context_parallel_size=1,
+            decode_context_parallel_size=1, prefill_context_parallel_size=1, rank=0,
+            distributed_executor_backend="mp", nnodes_within_dp=1, data_parallel_rank_local=None,
         ),
         observability_config=_bare(object, per_request_spec_decode_metrics="none"),
         ec_manager_config=SimpleNamespace(get_encoder_cache_manager_obj=lambda: None),
@@ -134,15 +145,20 @@ def open_scheduler(engine, settings):
         speculative_config=drafts,
         use_v2_model_runner=True,
         is_mm_encoder_only=False,
-        kv_transfer_config=None,
+        kv_transfer_config=host,
         ec_transfer_config=None,
         kv_events_config=None,
         lora_config=None,
         diffusion_config=None,
     )  # fmt: skip
+    size = blocks * CHUNK_BYTES  # of the one allocation: what a chunk of host memory has
     kv = engine.specs.KVCacheConfig(
         num_blocks=blocks,
-        kv_cache_tensors=[],
+        kv_cache_tensors=[
+            engine.specs.KVCacheTensor(size=size, layers=[], layer_stride=0, block_stride=0)
+        ]
+        if host
+        else [],
         kv_cache_groups=groups_of(engine, speculation),
         **_fitting(
             engine.specs.KVCacheConfig, prefix_cache_retention_interval=settings["retention"]
@@ -155,6 +171,12 @@ def open_scheduler(engine, settings):
     )
     made = engine.AsyncScheduler if settings["ahead"] else engine.Scheduler
     return made(config, kv, unstructured, block_size=PAGE, hash_block_size=GRAIN, log_stats=False)
+
+
+def _agree(held, chain):
+    """Whether what a block holds is of a request's own tokens, written by itself or not."""
+    last = held[3] // GRAIN
+    return held[2] is chain or (last and held[2][last - 1 : last] == chain[last - 1 : last] != [])
 
 
 class Session:
@@ -181,6 +203,16 @@ class Session:
         self._flying = deque()
         self._chains, self._pages, self._seen, self._hits = {}, {}, {}, {}
         self._content = {}
+        self._host = None
+        if settings.get("host_chunks"):
+            self._host = Host(
+                engine.offloading,
+                self._scheduler,
+                self._content,
+                self._spans,
+                GRAIN,
+                self._chains.__getitem__,
+            )
 
     def apply(self, operation):
         """Do one and look at the pool."""
@@ -194,6 +226,8 @@ class Session:
         with called(NAME):
             self._run_out()
         self._count_blocks()
+        if self._host:
+            self._host.check_end()
         free, total = self._pool.get_num_free_blocks(), self._settings["blocks"]
         if free != total:
             raise Broken("ends", f"all requests have ended, and {free} of {total} blocks are free")
@@ -202,12 +236,14 @@ class Session:
 
     def _run_out(self):
         idle, known, requests = 0, None, self._scheduler.requests
-        while requests:
+        while requests or (self._host and self._scheduler.has_requests()):
+            if self._host:
+                self._host.land_all()
             self._advance(0)
             now = len(requests), sum(each.num_tokens for each in requests.values())
             idle, known = (0 if now != known else idle + 1), now
             if idle > PATIENCE:
-                left = ", ".join(requests)
+                left = ", ".join(requests) or "that have ended"
                 raise Broken("ends", f"requests {left} get no more tokens in {PATIENCE} steps")
         while self._flying:
             self._update(0)
@@ -244,10 +280,27 @@ class Session:
         self._scheduler.reset_prefix_cache()
 
     def _do_preempt(self):
-        self._scheduler.reset_prefix_cache(reset_running_requests=True)
+        """With host memory not under a step, nor where blocks wait for a load: vLLM refuses it."""
+        while self._host and self._flying:
+            self._update(0)
+        if not (self._host and self._scheduler.kv_holding_waiting):
+            self._scheduler.reset_prefix_cache(reset_running_requests=True)
+
+    def _do_land(self, number):
+        """A copy between the GPU and host memory ends."""
+        self._host.land(number)
+
+    def _do_empty(self):
+        """Both prefix caches, as a change of weights does."""
+        self._scheduler.reset_prefix_cache(reset_connector=True)
 
     def _do_serve(self, number, pages, tokens, expected):
-        """One request alone, from its admission to its end; what it hits is known."""
+        """One request alone, from its admission to its end; what it hits is known.
+
+        With host memory that is all that it hits.
+        """
+        if self._host:
+            self._scheduler.reset_prefix_cache()
         self._do_admit(number, pages, tokens, 1)
         self._run_out()
         hit = self._hits[str(number)]
@@ -265,6 +318,8 @@ class Session:
         if len(self._flying) == depth:
             self._update(accepted)
         output = self._scheduler.schedule()
+        if self._host:
+            self._host.before(output)
         requests = {rid: self._scheduler.requests[rid] for rid in output.num_scheduled_tokens}
         samples = {}  # by request that samples a token: how often it was preempted before
         for rid, count in output.num_scheduled_tokens.items():
@@ -275,10 +330,12 @@ class Session:
                 self._hits.setdefault(rid, begin)
             earliest = begin - self._unsure(rid, request.num_preemptions)
             self._check_read(rid, earliest, request.num_tokens - 1)
+            self._check_copied(rid, earliest, request.num_computed_tokens)
             self._write(rid, begin, min(request.num_computed_tokens, request.num_tokens))
             if request.num_computed_tokens >= request.num_tokens:
                 samples[rid] = request.num_preemptions
-        self._flying.append((output, samples))
+        told = self._host.after(output) if self._host else None
+        self._flying.append((output, samples, told))
         if depth == 1:
             self._update(accepted)
         return bool(requests)
@@ -287,12 +344,12 @@ class Session:
         """Drafts of steps under way: where all are rejected, a step goes on so much earlier."""
         return sum(
             len(output.scheduled_spec_decode_tokens.get(rid, ()))
-            for output, samples in self._flying
+            for output, samples, _ in self._flying
             if samples.get(rid) == preemptions
         )
 
     def _update(self, accepted):
-        output, samples = self._flying.popleft()
+        output, samples, copied = self._flying.popleft()
         told, sampled = [], {}
         for place, rid in enumerate(output.num_scheduled_tokens):
             request = self._scheduler.requests.get(rid)
@@ -313,6 +370,7 @@ class Session:
             **_fitting(
                 self._engine.ModelRunnerOutput,
                 sampled_token_ids=told, logprobs=None, prompt_logprobs_dict={}, pooler_output=None,
+                kv_connector_output=copied,
             ),
         )  # fmt: skip
         self._scheduler.update_from_output(output, made)
@@ -363,7 +421,7 @@ class Session:
                 block = table[place]
                 held = self._content.get(block.block_id)
                 filled = min(end, (place + 1) * span)
-                if held and held[:2] == (group, place) and held[2] is chain:
+                if held and held[:2] == (group, place) and _agree(held, chain):
                     filled = max(filled, held[3]) if begin <= held[3] else held[3]
                 elif begin > place * span:
                     filled = place * span
@@ -393,6 +451,18 @@ class Session:
                     f"group {group} {what} tokens {place * span} to {end}",
                 )
 
+    def _check_copied(self, rid, begin, end):
+        """A step computes these positions; no copy of their blocks is under way."""
+        copied = self._host.copies.blocks() if self._host else set()
+        for group, span in enumerate(self._spans if copied else ()):
+            for block in self._groups[group].req_to_blocks[rid][begin // span : -(-end // span)]:
+                if block.block_id in copied:
+                    raise Broken(
+                        "reads",
+                        f"request {rid} computes tokens {begin} to {end} into block "
+                        f"{block.block_id}, of which a copy is under way",
+                    )
+
     def _count_blocks(self):
         """Every block is free, or held as often as it says, by requests of one group."""
         counts = self._held()
@@ -405,6 +475,8 @@ class Session:
                 raise Broken("blocks", what)
         free = [block.block_id for block in self._pool.free_block_queue.get_all_free_blocks()]
         check_free(counts, free, self._pool.get_num_free_blocks())
+        if self._host:
+            self._host.check(free)
 
     def _held(self):
         """Of every block how many requests hold it."""

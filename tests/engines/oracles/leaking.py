@@ -28,6 +28,26 @@ class LeakingVllm(vllm.Session):
         self._manager.free = lose
 
 
+class LeakingHost(vllm.Session):
+    """A chunk of host memory is lost when a store ends whose request has ended before."""
+
+    def __init__(self, engine, settings):
+        super().__init__(engine, settings)
+        if self._host:
+            manager = self._scheduler.connector.connector_scheduler.manager
+            complete = manager.complete_store
+
+            def lose(keys, context):
+                complete(keys, context)
+                key = next(iter(keys))
+                ended = context.req_id not in self._scheduler.requests
+                if ended and len(keys) % 5 == 3 and manager._policy.get(key):
+                    manager._policy.remove(key)
+                    manager._num_evictable_cache_chunks -= 1
+
+            manager.complete_store = lose
+
+
 class LeakingSglang(sglang.Session):
     """When a request goes that ends 17 tokens into every other page."""
 
@@ -42,7 +62,11 @@ class LeakingSglang(sglang.Session):
         self._cache.free_kv_row = lose
 
 
-LEAKING = {"vllm": (vllm, LeakingVllm), "sglang": (sglang, LeakingSglang)}
+LEAKING = {
+    "vllm": (vllm, LeakingVllm),
+    "host": (vllm, LeakingHost),
+    "sglang": (sglang, LeakingSglang),
+}
 
 if __name__ == "__main__":
     driver, session = LEAKING[sys.argv[1]]

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from dsv4kv.conform.check import Verdict, conform
 from dsv4kv.conform.pytest_file import test_file as file_of
 from dsv4kv.conform.run import Driven, drive
+from dsv4kv.conform.sequences import Operation, Sequence
 
 HERE = Path(__file__).parent
 FOLDER = Path(os.environ.get("DSV4KV_ENGINES", "."))
@@ -22,6 +24,12 @@ pytestmark = pytest.mark.skipif(
 def verdict_on(package: str, operations: int) -> Verdict:
     with drive(package.partition("-")[0], PYTHON, FOLDER / package) as manager:
         return conform(manager, operations, seed=0)
+
+
+@pytest.fixture(scope="module")
+def vllm() -> Iterator[Driven]:
+    with drive("vllm", PYTHON, FOLDER / "vllm") as manager:
+        yield manager
 
 
 @pytest.mark.parametrize("package", ["vllm", "sglang", "sglang-0.5.22"])
@@ -59,10 +67,76 @@ def test_hits_of_nothing_with_drafts_are_found_before_their_fix_and_not_after(
     assert "Broken" not in failed["vllm-0.23.0"]
 
 
-@pytest.mark.parametrize(("engine", "operations"), [("vllm", 200_000), ("sglang", 20_000)])
+HOSTED = {
+    "blocks": 137,
+    "context": 1600,
+    "chunk_tokens": 256,
+    "running": 8,
+    "ahead": False,
+    "retention": 0,
+    "speculation": "none",
+    "draft_tokens": 1,
+    "host_chunks": 8000,
+    "host_policy": "lru",
+    "host_threshold": 0,
+    "host_prompts_only": True,
+    "host_sync_bytes": 0,
+}
+ROOM = {"blocks": 600}
+STUCK = (
+    ("admit", 3, [11, 12, 13, 15], 978, 1),
+    ("admit", 4, [11, 16, 17, 18, 20], 1030, 1),
+    ("admit", 7, [21, 22, 23], 768, 1),
+    ("admit", 8, [21, 22, 23, 24, 25, 26], 1536, 1),
+    ("admit", 9, [11, 16, 34], 527, 1),
+    ("admit", 11, [21, 22, 23, 40, 42], 1079, 1),
+)
+KNOWN = ("reads", "ends", "calls")
+EMPTIED = (("admit", 13, [18, 22], 354, 5), ("step", 0), ("step", 0), ("empty",))
+DRAFTS = {"blocks": 238, "chunk_tokens": 512, "retention": 4096, "speculation": "mtp"}
+ANSWERED = (("admit", 30, [23], 189, 20), ("admit", 31, [1, 2, 21], 589, 1))
+ANSWERS = {"blocks": 238, "ahead": True, "retention": None, "host_prompts_only": False}
+TWICE = (("admit", 7, [6, 8, 10], 718, 1), ("step", 0), ("empty",), ("empty",))
+
+
+@pytest.mark.parametrize(
+    ("changed", "operations", "kind", "says"),
+    [
+        ({}, STUCK, "ends", "requests 9, 11 get no more tokens in 300 steps"),
+        (ROOM, STUCK, "", ""),
+        (ANSWERS, ANSWERED, "reads", "copied as tokens to 204 of group 3, and holds nothing"),
+        (ANSWERS | {"host_prompts_only": True}, ANSWERED, "", ""),
+        (ANSWERS | {"retention": 0}, ANSWERED, "", ""),
+        (DRAFTS, EMPTIED, "reads", "of which a copy is under way"),
+        (DRAFTS, EMPTIED[:-1], "", ""),
+        (ROOM | {"ahead": True}, TWICE, "calls", "assert not self._current_batch_jobs_to_flush"),
+        (ROOM | {"ahead": True}, TWICE[:-1], "", ""),
+    ],
+)
+def test_what_is_known_of_offloading_in_vllm_033(
+    vllm: Driven,
+    changed: dict[str, object],
+    operations: tuple[Operation, ...],
+    kind: str,
+    says: str,
+) -> None:
+    """As the docs tell it, and not without what makes it."""
+    answer = vllm.ask(Sequence(HOSTED | changed, operations))
+    assert answer.get("kind", "") == kind
+    assert says in answer.get("says", "")
+
+
+def test_with_host_memory_nothing_else_is_found_in_vllm_033(vllm: Driven) -> None:
+    assert conform(vllm, 4000, seed=0, host=True).failures.keys() <= {*KNOWN}
+
+
+@pytest.mark.parametrize(
+    ("engine", "operations"), [("vllm", 200_000), ("host", 20_000), ("sglang", 20_000)]
+)
 def test_a_block_lost_now_and_then_is_found_and_shrunk(engine: str, operations: int) -> None:
     """Of vLLM in one sequence of some thousand, of 200,000 operations."""
-    command: list[str | Path] = [PYTHON, HERE / "leaking.py", engine, FOLDER / engine]
+    host, name = engine == "host", {"host": "vllm"}.get(engine, engine)
+    command: list[str | Path] = [PYTHON, HERE / "leaking.py", engine, FOLDER / name]
     with subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -72,9 +146,10 @@ def test_a_block_lost_now_and_then_is_found_and_shrunk(engine: str, operations: 
     ) as process:
         assert process.stdin
         assert process.stdout
-        verdict = conform(Driven(engine, process.stdin, process.stdout), operations, seed=0)
+        manager = Driven(name, process.stdin, process.stdout)
+        verdict = conform(manager, operations, seed=0, host=host)
         process.stdin.close()
-    assert verdict.failures.keys() == {"blocks"}
+    assert verdict.failures.keys() - {"blocks"} <= ({*KNOWN} if host else set())
     assert verdict.broken["blocks"] <= verdict.sequences // 10
     failure = verdict.failures["blocks"]
     assert "are lost: neither free nor held" in failure.says

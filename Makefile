@@ -117,8 +117,10 @@ python:
 	    "install one and name it, for example: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; \
 	  exit 1; }
 
+# Python 3.11's own pip takes more than twice as long for all the others.
 $(VENV)/bin/python: | python
 	$(PYTHON) -m venv $(VENV)
+	-$@ -m pip install --quiet 'pip>=26'
 
 $(VENV)/installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .

@@ -41,7 +41,7 @@ class LeakingHost(vllm.Session):
                 complete(keys, context)
                 key = next(iter(keys))
                 ended = context.req_id not in self._scheduler.requests
-                if ended and len(keys) % 5 == 3 and manager._policy.get(key):
+                if ended and len(keys) % 5 == 3 and manager._policy.get(key).chunk_id % 97 == 5:
                     manager._policy.remove(key)
                     manager._num_evictable_cache_chunks -= 1
 

@@ -48,6 +48,10 @@ EXITS = {
     r"conform [^-]": {8},
     r"calibrate runs": {7},
     r"watch server": {2},
+    r"trace tokenize [^-]": {2},
+    r"plan weka/": {4},
+    # a trace that is too short for the question
+    r"plan .*--gpus 16": {0, 2},
     # in a clone of the source tree only, which the folder may be in
     r"compare --ab (main|HEAD|origin/main) ": {0, 1, 2, 3},
     # of five models one does not fit; a folder that is there the second time

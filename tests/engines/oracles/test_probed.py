@@ -12,10 +12,11 @@ import pytest
 
 from dsv4kv.probe.questioner import Prompt, Refused
 from tests.engines.oracles.recorded import HERE
+from tests.examples import FULL
 from tests.probe.fakes import Cache, FakeServer, Setting, draw_setting, open_cache
 from tests.probe.test_probe import check, probe, values
 
-SETTINGS = 20
+SETTINGS = 20 if FULL else 4
 
 
 def trace(setting: Setting) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def conform(
         typer.Option(help="Folder of the unpacked wheel, where the engine is not installed."),
     ] = None,
     host: Annotated[
-        bool, typer.Option("--host", help="With offloading to host memory (vLLM).")
+        bool, typer.Option("--host", help="With host memory behind it (vLLM, SGLang).")
     ] = False,
     operations: Annotated[int, typer.Option(min=1, help="How many to do.")] = 20_000,
     seed: Annotated[int, typer.Option(help="Another one draws other sequences.")] = 0,

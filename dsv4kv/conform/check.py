@@ -89,7 +89,7 @@ def conform(
     if host and not manager.traits.get("host"):
         raise PeerUnavailable(
             f"host memory of {manager.engine} {manager.version} is not driven: leave out --host, "
-            "or take vllm 0.33."
+            "or take vllm 0.33 or sglang 0.5.23."
         )
     verdict = Verdict()
     while verdict.operations < operations:

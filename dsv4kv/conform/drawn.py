@@ -30,6 +30,7 @@ _MODEL = "v4-flash"
 _LENGTH, _PROMPTS = 200, 16
 _SERVED = 4  # of so many sequences one has the hits of prompts one after the other
 _ROOMY = 8000  # blocks in which nothing is evicted
+_HOSTED = 200  # pages of a sequence's prompts and more
 _RETENTION = {None: "vllm-v4:dense", 0: "vllm-v4:semantic", 4096: "vllm-v4:4096"}
 
 
@@ -80,8 +81,10 @@ def _draw_host(draw: random.Random, *, served: bool) -> dict[str, Any]:
 
 
 def draw_sglang(draw: random.Random, traits: Traits, *, host: bool = False) -> Sequence:
-    """A sequence for SGLang: pages of context, and of windows for all that run and a chunk."""
-    del host
+    """A sequence for SGLang: pages of context, and of windows for all that run and a chunk.
+
+    With ``host`` memory a prompt that is served alone finds the GPU's cache empty.
+    """
     served, longest = draw.random() < 1 / _SERVED, draw.choice([3, 6])
     chunk, running = draw.choice([1, 2, 4]), draw.choice([2, 4, 8])
     pages = 2 * (longest + 2) + draw.choice([0, 3, 10, 40])
@@ -91,7 +94,9 @@ def draw_sglang(draw: random.Random, traits: Traits, *, host: bool = False) -> S
         spare = draw.choice([0, 1, 3, 10]) if traits["newest"] else _ROOMY // 10
         windows, dense = longest + spare, dense or not traits["newest"]
         pages = 10 * windows  # the share that it has by default
-    settings = {
+    if host and served:
+        pages, windows, dense = _HOSTED, _HOSTED, True
+    settings: dict[str, Any] = {
         "rule": "sglang-v4:dense" if dense else "sglang-v4:tail",
         "blocks": pages,
         "windows": windows,
@@ -100,6 +105,12 @@ def draw_sglang(draw: random.Random, traits: Traits, *, host: bool = False) -> S
         "running": running,
         "speculation": draw.choice(["none", "mtp"]),
     }
+    if host:
+        policies = ["write_through", "write_back", "write_through_selective"]
+        settings |= {
+            "host_ratio": 1.0 if served else draw.choice([0.3, 1.0, 3.0]),
+            "host_policy": draw.choice(policies[:2] if served else policies),
+        }
     return _operate(draw, settings, longest, served=served)
 
 
@@ -122,11 +133,12 @@ def _operate(
 ) -> Sequence:
     drawn = draw_prompts(draw, count=_PROMPTS, longest=longest)
     prompts = [prompt for prompt in drawn if len(prompt[1]) <= longest]
-    host = bool(settings.get("host_chunks"))
+    host = any(name.startswith("host_") for name in settings)
     if served:
         # Of a prompt of whole pages host memory has all but its last token, a GPU's cache a page
         # less; our rules are the GPU's.
-        asked = [prompt for prompt in prompts if not host or prompt[0] % PAGE]
+        partial = "host_chunks" in settings
+        asked = [prompt for prompt in prompts if not partial or prompt[0] % PAGE]
         return expect(Sequence(settings, serve_prompts(asked, [0] * len(asked))))
     operations = draw_operations(draw, prompts, _LENGTH, drafts=3, host=host)
     return Sequence(settings, tuple(operations))

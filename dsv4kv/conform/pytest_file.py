@@ -7,7 +7,7 @@ from dsv4kv.conform.check import INVARIANTS, Failure
 
 _PARTS = {
     "vllm": ("stand_ins", "broken", "offloading", "vllm"),
-    "sglang": ("stand_ins", "broken", "sglang"),
+    "sglang": ("stand_ins", "broken", "hicache", "sglang"),
 }
 _DRIVEN = Path(__file__).parent / "driven"
 _RELATIVE = re.compile(r"^from \.\w+ import .*\n", re.MULTILINE)

@@ -3,6 +3,8 @@
 # It runs in the engine's environment, where nothing is typed.
 """SGLang's own unified radix tree and allocators with a window, driven by operations.
 
+Behind them, where a sequence says so, is its host memory (``hicache.py``).
+
 No tensors of a cache: writes are followed page by page instead. The calls and their order are
 those of ``schedule_policy.py`` (match, lock), ``schedule_batch.py`` (pages, windows left behind,
 retraction) and ``batch_result_processor.py`` (checkpoint, release).
@@ -19,11 +21,13 @@ from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 from .broken import Broken, called, check_free, find_package
+from .hicache import HICACHE, HostMemory, attach, load_hicache, open_pool, prepare
 from .stand_ins import bare_package, stand_in
 
 NAME = "sglang"
 MEMORY = "sglang.srt.mem_cache"
 PAGE, WINDOW = 256, 128
+HOSTED = "sglang/srt/mem_cache/draft_kv_budget.py"  # not before 0.5.23
 REAL = [
     "sglang.srt.environ",
     "sglang.srt.model_executor.encoder_swa_replay",
@@ -54,11 +58,17 @@ def load(folder=None, *more):
     import torch
 
     folder = find_package(NAME, folder)
+    zmq = () if more else ("zmq",)
+    hosted = (folder / HOSTED).exists()
+    more = [*more, *(HICACHE if hosted else ())]
     packages = ["sglang", "sglang.srt", MEMORY, f"{MEMORY}.allocator", "sglang.srt.model_executor"]
-    for name in [*packages, *{name.rpartition(".")[0] for name in more}]:
+    packages += [above for real in more for above in _above(real)]
+    for name in dict.fromkeys(packages):
         bare_package(name, str(folder.joinpath(*name.split("."))))
-    stand_in("sglang", "triton", *(() if more else ("zmq",)), "torch_npu", real=[*REAL, *more])
+    stand_in("sglang", "sgl_kernel", "triton", *zmq, "torch_npu", real=[*REAL, *more])
     _fill_in()
+    if hosted:
+        prepare()
     from sglang.srt.environ import envs
     from sglang.srt.mem_cache import base_prefix_cache, common
     from sglang.srt.mem_cache.common import match_kv_cache  # not before 0.5.22
@@ -85,7 +95,14 @@ def load(folder=None, *more):
         },
     )
     torch.set_num_threads(1)
+    hicache = load_hicache() if hosted else None
     return SimpleNamespace(**locals())
+
+
+def _above(name):
+    """The packages in which a module lies."""
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts))]
 
 
 def _ceil_align(value, size):
@@ -219,28 +236,33 @@ def open_cache(engine, settings, **options):
             def get_state_buf_infos(self):
                 raise NotImplementedError
 
+        Pool.__abstractmethods__ = frozenset()  # no tensors are asked for
+        hosted = "host_ratio" in settings
+        pool = open_pool(engine.hicache, size, window_pages * PAGE) if hosted else Pool()
         allocator = engine.SWATokenToKVPoolAllocator(
-            size, window_pages * PAGE, PAGE, dtype, "cpu", Pool(), False
+            size, window_pages * PAGE, PAGE, dtype, "cpu", pool, False
         )
     shape = settings["running"], settings["longest"]
     rows = SimpleNamespace(req_to_token=torch.zeros(shape, dtype=torch.int64))
     rows.write = rows.req_to_token.__setitem__
     rows.free = lambda _: None
     both = window_pages is not None
-    return engine.UnifiedRadixCache(
-        engine.CacheInitParams(
-            disable=False,
-            req_to_token_pool=rows,
-            token_to_kv_pool_allocator=allocator,
-            page_size=PAGE,
-            sliding_window_size=WINDOW if both else None,
-            tree_components=(types.FULL, types.SWA) if both else (types.FULL,),
-            tree_core_backend="python",
-            is_eagle=settings["speculation"].startswith("mtp"),
-            **({"decoder_swa_bounded_replay": True} if settings["replay"] == "decoder" else {}),
-            **options,
-        )
+    params = engine.CacheInitParams(
+        disable=False,
+        req_to_token_pool=rows,
+        token_to_kv_pool_allocator=allocator,
+        page_size=PAGE,
+        sliding_window_size=WINDOW if both else None,
+        tree_components=(types.FULL, types.SWA) if both else (types.FULL,),
+        tree_core_backend="python",
+        is_eagle=settings["speculation"].startswith("mtp"),
+        **({"decoder_swa_bounded_replay": True} if settings["replay"] == "decoder" else {}),
+        **options,
     )
+    cache = engine.UnifiedRadixCache(params)
+    if "host_ratio" in settings:
+        attach(engine.hicache, cache, params, settings)
+    return cache
 
 
 def take_pages(cache, row, begin, pages):
@@ -261,7 +283,7 @@ def take_pages(cache, row, begin, pages):
 def traits(engine):
     """What of the rules of hits this version has: up to 0.5.22 a chunk's end keeps a page less."""
     kept = inspect.getsource(engine.common.free_swa_out_of_window_slots)
-    return {"newest": "ceil_align(" in kept}
+    return {"newest": "ceil_align(" in kept, "host": engine.hicache is not None}
 
 
 class Running(Request):
@@ -321,6 +343,10 @@ class Session:
         self._free_rows = list(range(settings["running"]))
         self._waiting, self._running, self._chunked = deque(), [], None
         self._full, self._windows = {}, {}  # what lies in which page
+        self._host = None
+        if "host_ratio" in settings:
+            content = {"context": self._full, "windows": self._windows}
+            self._host = HostMemory(engine.hicache, self._cache, content)
 
     def apply(self, operation):
         """Do one and look at the pools."""
@@ -335,16 +361,18 @@ class Session:
             patience = 3000
             while self._waiting or self._running or self._chunked:
                 self._do_step()
+                if self._host:
+                    self._host.copies.land_all()
                 patience -= 1
                 if not patience:
                     raise Broken("ends", "requests do not end in 3,000 steps")
             self._count_pages()
+            if self._host:
+                self._host.settle()
             self._cache.sanity_check()
-            everything = self._settings["pages"] * PAGE
-            params = self._engine.base_prefix_cache.EvictParams(
-                num_tokens=everything, swa_num_tokens=everything
-            )
-            self._cache.evict(params)
+            self._evict_all()
+            if self._host:
+                self._host.check_end()
         for name, pool in (("context", "full"), ("windows", "swa")):
             free = getattr(self._allocator, f"{pool}_available_size")() // PAGE
             total = self._settings["pages" if pool == "full" else "window_pages"]
@@ -353,6 +381,13 @@ class Session:
                     "ends", f"all has ended, and {free} of {total} pages of {name} are free"
                 )
 
+    def _evict_all(self):
+        everything = self._settings["pages"] * PAGE
+        params = self._engine.base_prefix_cache.EvictParams(
+            num_tokens=everything, swa_num_tokens=everything
+        )
+        self._cache.evict(params)
+
     # operations
 
     def _do_admit(self, number, pages, tokens, output):
@@ -360,10 +395,17 @@ class Session:
 
     def _do_step(self, accepted=0):
         """A chunk of a prompt where there is one, else one token of all that decode."""
+        self._begin_step()
         self._prefill() or self._decode()
+        self._end_step()
 
     def _do_finish(self, accepted=0):
+        self._begin_step()
         self._decode()
+        self._end_step()
+
+    def _do_land(self, number):
+        self._host.copies.land(number)
 
     def _do_abort(self, number):
         for request in [*self._waiting, *self._running, self._chunked]:
@@ -377,6 +419,10 @@ class Session:
         if not (self._waiting or self._running or self._chunked):
             self._cache.reset()
             self._allocator.clear()
+            if self._host:
+                self._host.copies.forget()
+
+    _do_empty = _do_reset
 
     def _do_preempt(self):
         for request in [*self._running]:
@@ -385,11 +431,16 @@ class Session:
     def _do_serve(self, number, pages, tokens, expected):
         """One prompt alone, with a checkpoint after every chunk and one at the end."""
         request = Running(self._engine, number, _spell(pages, tokens), 1)
+        if self._host:
+            self._host.settle()
+            self._evict_all()
         self._begin(request)
         hit = request.prefix_len
         while request.extend_end < tokens:
+            self._begin_step()
             self._extend(request)
             self._engine.common.checkpoint_kv_cache(request, self._cache)
+            self._end_step()
         request.done = True
         self._release(request, checkpoint=True)
         if hit != expected:
@@ -397,6 +448,14 @@ class Session:
             raise Broken("hits", f"{what}, where the rule says {expected}")
 
     # steps
+
+    def _begin_step(self):
+        if self._host:
+            self._host.begin_step()
+
+    def _end_step(self):
+        if self._host:
+            self._cache.flush_pending_backups()
 
     def _prefill(self):
         if self._chunked is None:
@@ -424,26 +483,40 @@ class Session:
         cache, tokens = self._cache, request.full_untruncated_fill_ids
         limit = len(tokens) - 1
         self._engine.common.match_kv_cache(request, cache, tokens, max_prefix_len=limit)
-        request.lock = cache.lock(request.last_node)
-        if not self._has_room(self._pages_of(request)):
-            cache.unlock(request.lock)
-            request.lock = None
+        pin = cache.lock(request.last_node)
+        begins = self._has_room_for(request) and (
+            not self._host or self._host.load_back(request) or self._has_room_for(request)
+        )
+        if begins:
+            request.lock = cache.lock(request.last_node)
+        cache.unlock(pin)
+        if not begins:
             return False
         hit = request.prefix_len
         request.kv.req_pool_idx = row = self._free_rows.pop()
         request.kv.cache_protected_len, request.extend_end = hit, hit
         self._rows[row, :hit] = cache.prefix_device_indices(request)
+        if self._host:
+            self._host.compute()
         self._check_read(request, hit)
         return True
+
+    def _has_room_for(self, request):
+        """Pages of a request's first chunk, and those into which host memory is loaded."""
+        loads = request.host_hit_length // PAGE if self._host else 0
+        windows = request.swa_host_hit_length // PAGE if self._host else 0
+        left = request.tokens - request.prefix_len - loads * PAGE
+        chunk = -(-min(left, self._chunk_pages * PAGE) // PAGE)
+        return self._has_room(chunk + loads, chunk + windows)
 
     def _pages_of(self, request):
         left = request.tokens - request.prefix_len
         return -(-min(left, self._chunk_pages * PAGE) // PAGE)
 
-    def _has_room(self, pages):
-        cache, room = self._cache, pages * PAGE
-        full = self._allocator.full_available_size() + cache.full_evictable_size()
-        return full >= room and self._windows_left() >= room
+    def _has_room(self, pages, windows=None):
+        windows = pages if windows is None else windows
+        full = self._allocator.full_available_size() + self._cache.full_evictable_size()
+        return full >= pages * PAGE and self._windows_left() >= windows * PAGE
 
     def _windows_left(self):
         return self._allocator.swa_available_size() + self._cache.swa_evictable_size()
@@ -565,6 +638,8 @@ class Session:
         held[0] = 0
         free = self._allocator.swa_attn_allocator.get_all_free_pages().tolist()
         check_free(held, free, self._allocator.swa_available_size() // PAGE)
+        if self._host:
+            self._host.check()
 
 
 def _spell(pages, tokens):

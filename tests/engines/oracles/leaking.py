@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 sys.path.append(str(Path(__file__).parents[3] / "dsv4kv" / "conform"))
 from driven import serve, sglang, vllm
+from driven.sglang import PAGE
 
 
 class LeakingVllm(vllm.Session):
@@ -62,7 +63,42 @@ class LeakingSglang(sglang.Session):
         self._cache.free_kv_row = lose
 
 
+class LeakingHicache(sglang.Session):
+    """Host memory loses a page of some nodes that it frees while there are requests."""
+
+    def __init__(self, engine, settings):
+        super().__init__(engine, settings)
+        if self._host:
+            pool = self._cache.host_pool_group.get_pool(engine.hicache.names.KV)
+            free = pool.free
+
+            def lose(indices):
+                busy = self._waiting or self._running or self._chunked
+                lost = busy and len(indices) > PAGE and int(indices[0]) // PAGE % 7 == 3
+                return free(indices[PAGE:] if lost else indices)
+
+            pool.free = lose
+
+
+class HastyHicache(sglang.Session):
+    """Stores are said to have ended when they begin."""
+
+    def __init__(self, engine, settings):
+        super().__init__(engine, settings)
+        if self._host:
+            submit = self._host.copies.submit_device_to_host
+
+            def hasten(transfers):
+                told = submit(transfers)
+                told.finish_event = told.start_event
+                return told
+
+            self._host.copies.submit_device_to_host = hasten
+
+
 LEAKING = {
+    "hicache": (sglang, LeakingHicache),
+    "hasty": (sglang, HastyHicache),
     "vllm": (vllm, LeakingVllm),
     "host": (vllm, LeakingHost),
     "sglang": (sglang, LeakingSglang),

@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import secrets
 import signal
+import socket
 import sys
 import threading
 import traceback
@@ -227,14 +228,22 @@ def _connect(address: str) -> Any:
             f"--ray {address}: Ray is not installed: pip install 'dsv4kv[ray]'."
         ) from None
     try:
+        _knock(address)
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, OverflowError, ValueError, RuntimeError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise ConfigError(
             f"--ray {address}: no cluster answers there ({reason}): start one with `ray start "
             "--head`, and give HOST:PORT or auto."
         ) from None
     return ray
+
+
+def _knock(address: str) -> None:
+    """Raise OSError where nothing listens at HOST:PORT: Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
 
 
 def _result_of(ray: Any, done: Any) -> Any:

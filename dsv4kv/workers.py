@@ -9,6 +9,7 @@ and the others go on. ``concurrent.futures`` would lose them all. What this proc
 they have, too, where they can be forked; so they are started before it has other threads.
 """
 
+import logging
 import multiprocessing
 import os
 import secrets
@@ -229,7 +230,7 @@ def _connect(address: str) -> Any:
         ) from None
     try:
         _knock(address)
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, OverflowError, ValueError, RuntimeError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise ConfigError(

@@ -74,10 +74,12 @@ SLOW = {
     "ops": "peers test_codec test_compress_chunk test_entry_content test_gather test_gather_window"
     " test_insert test_number_grids test_one_code_apart test_online_state test_page_copy"
     " test_streaming test_variants reads",
+    "planning": "test_plan",
     "prefix": "test_engine_machine test_interrupts test_policies test_policies_libcachesim"
     " test_policies_trace test_reuse test_rows_machine",
+    "probe": "test_probe",
     "record": "test_jobs test_names test_store",
-    "recording": "test_folder test_proxy",
+    "recording": "test_folder test_proxy test_tokenize",
     "replay": "test_data test_data_fresh test_data_run test_machine test_preemption"
     " test_real_trace test_rules test_rules_machine test_stretches test_tiers",
     "serve": "test_decode_graphs test_engine_step test_executor test_loop test_placing"

@@ -5,7 +5,7 @@ import io
 from dataclasses import dataclass
 from typing import Final
 
-from dsv4kv.view.table import ABSENT, Cell, Table, Tone, text_of
+from dsv4kv.view.table import ABSENT, Cell, Kind, Table, Tone, text_of
 
 _CLASSES: Final[dict[Tone, str]] = {
     "good": "good",
@@ -13,14 +13,15 @@ _CLASSES: Final[dict[Tone, str]] = {
     "bad": "bad",
     "dim": "muted",
 }
+_KINDS: Final[dict[Kind, str]] = {"name": "", "number": "n", "prose": "p"}
 
 
 @dataclass(frozen=True)
 class HtmlColumn:
-    """What a page's template asks of a column: an interval has cells of its own."""
+    """What a page's template asks of a column: the class of its kind; intervals have own cells."""
 
     header: str
-    is_number: bool
+    look: str
     has_spread: bool
 
 
@@ -50,7 +51,7 @@ def to_html(table: Table) -> HtmlTable:
         [
             HtmlColumn(
                 column.header,
-                column.kind == "number",
+                _KINDS[column.kind],
                 any(row[number].spread for row in shown.cells),
             )
             for number, column in enumerate(shown.columns)

@@ -43,7 +43,7 @@ def test_a_table_of_a_page_has_the_terminals_numbers_in_the_same_order() -> None
 
 def test_an_interval_has_a_cell_of_its_own_on_a_page() -> None:
     page = to_html(MEASURED)
-    assert page.columns == [HtmlColumn("name", False, False), HtmlColumn("time, s", True, True)]
+    assert page.columns == [HtmlColumn("name", "", False), HtmlColumn("time, s", "n", True)]
     assert [(row[1].value, row[1].spread) for row in page.rows] == [("12.41", "± 0.05"), ("–", "")]
 
 

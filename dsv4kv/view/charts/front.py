@@ -58,6 +58,7 @@ def front_chart(
     low = min([limit_s, *times, *(each.time_s / each.factor for each in front)])
     scale_log(axes, "y", low / 1.3 * 1e9, max(*times, *arms) * 1.3 * 1e9)
     axes.set_xlim(0, max(each.cost for each in places) * 1.35)
+    gap = 0.015 * axes.get_xlim()[1]
     axes.axhline(limit_s * 1e9, color=LIGHT["bad"], linewidth=0.9)
     write(axes, axes.get_xlim()[1], limit_s * 1e9, "limit", "bad", ha="right", va="bottom")
     costs, ends = [each.cost for each in front], [each.time_s * 1e9 for each in front]
@@ -67,7 +68,7 @@ def front_chart(
         if each.leads:
             reach = [[time_ns * (1 - 1 / each.factor)], [time_ns * (each.factor - 1)]]
             axes.errorbar(each.cost, time_ns, yerr=reach, color=LIGHT["accent"], elinewidth=1.2)
-            write(axes, each.cost, time_ns, f"  {fit(each.name, _LETTERS)}", va="top")
+            write(axes, each.cost + gap, time_ns, fit(each.name, _LETTERS), va="top")
         (mark,) = axes.plot(
             each.cost, time_ns, "o", markersize=6 if each.leads else 4.5, zorder=3,
             color=LIGHT["accent"] if each.leads else LIGHT["muted"],

@@ -24,6 +24,8 @@ dsv4kv plan builtin:chat --slo ttft_p99=2s --slo tpot_p50=50ms   the fewest GPUs
 dsv4kv plan builtin:chat --slo ttft_p90=250ms --gpus 4           the highest rate of 4 GPUs
 
 dsv4kv plan --isl 4132 --osl 510 --rate 20 --slo ttft_p99=2s     one length, without a trace
+
+dsv4kv plan builtin:chat --slo ttft_p99=1s --args '' --args '--chunked-prefill-size 2048'
 """
 
 
@@ -63,6 +65,13 @@ def plan(
             help="Prefill and decode replicas of a unit, 1:2 for one and two; none: alike.",
         ),
     ] = "none,1:1,1:2,2:1",
+    args: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FLAGS",
+            help="Engine flags to try, host memory too; '' for none. args 2 is the second.",
+        ),
+    ] = None,
     gpus: Annotated[
         int | None, typer.Option(min=1, help="Instead: the highest rate of so many GPUs.")
     ] = None,
@@ -118,6 +127,7 @@ def plan(
     from dsv4kv.planning.question import Question, parse_slos
     from dsv4kv.planning.search import WINDOW, Search, Tally, list_kinds, parse_splits
     from dsv4kv.planning.search import plan as find
+    from dsv4kv.planning.servers import name_args
     from dsv4kv.view.plan import dumps, report_plan
     from dsv4kv.view.terminal import show
 
@@ -132,7 +142,9 @@ def plan(
     question = Question(requests, slos, speed, prices, gpus or most_gpus)
     tally, silent = Tally(), quiet or json_ == "-"
     with Watcher(open_console(stderr=True, quiet=silent), "plan", "simulations") as watcher:
-        found = list_kinds(question, settings, engine, kinds, routers, model, tally, splits)
+        found = list_kinds(
+            question, settings, engine, kinds, routers, model, tally, splits, name_args(args or [])
+        )
         watcher.start(len(found))
         done = count(1)
 

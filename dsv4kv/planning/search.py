@@ -5,8 +5,10 @@ worth having, so most kinds are ruled out by one simulation or none. More replic
 no worse.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -82,9 +84,9 @@ class Kind:
 
     @property
     def servers(self) -> str:
-        """``h200 TP8``, ``h200 TP8 1:2``."""
+        """``h200 TP8``, ``h200 TP8 1:2``, ``h200 TP8 args 2``."""
         ratio = " {}:{}".format(*self.split) if self.split else ""
-        return f"{self.server.label}{ratio}"
+        return f"{self.server.label}{ratio} {self.server.variant}".rstrip()
 
     @property
     def gpus(self) -> int:
@@ -280,21 +282,24 @@ def list_kinds(
     preset: str,
     tally: Tally,
     splits: Sequence[Split | None] = (None,),
+    args: Mapping[str, str] = MappingProxyType({"": ""}),
 ) -> list[Kind]:
     """Kinds of deployment that bounds leave; what they rule out is tallied.
+
+    ``args`` are words of the launch command that are tried, by name; see ``name_args``.
 
     Raises:
         ConfigError: A setting, GPU or model that there is not.
     """
     kinds = []
     for gpu in gpus:
-        for layout in layouts_of(preset):
+        for layout, (variant, words) in product(layouts_of(preset), args.items()):
             units = [layout.gpus * sum(split or (1,)) for split in splits]
             count = sum(question.most_gpus // unit for unit in units) * len(routers)
             tally.considered += count
-            label = f"{gpu} {layout.label}"
+            label = f"{gpu} {layout.label} {variant}".rstrip()
             try:
-                server = open_server(question, settings, engine, gpu, layout)
+                server = open_server(question, settings, engine, gpu, layout, variant, words)
             except DoesNotFit as error:
                 tally.prune("memory", count)
                 tally.reasons[label] = f"memory: {str(error).partition('. ')[0]}"

@@ -7,6 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
+from dsv4kv.clock.sources import find_layout
 from dsv4kv.clock.steps import Steps, StepTimes, decode_s, prompt_s
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
@@ -44,7 +45,9 @@ def layouts_of(preset: str) -> list[Layout]:
     return found
 
 
-def launch_command(engine: str, preset: str, layout: Layout, drafts: int = 0) -> str:
+def launch_command(
+    engine: str, preset: str, layout: Layout, drafts: int = 0, args: str = ""
+) -> str:
     """The command that starts one replica, in words that ``budget --command`` reads."""
     family, model = engine.partition(":")[0], _NAMES.get(preset, preset)
     if family == "sglang":
@@ -58,7 +61,15 @@ def launch_command(engine: str, preset: str, layout: Layout, drafts: int = 0) ->
             words += f" --data-parallel-size {layout.dp} --enable-expert-parallel"
     else:
         raise ConfigError(f"--engine {engine}: choose sglang or vllm, or a version of theirs.")
-    return words + (_DRAFTS[family].format(drafts, drafts + 1) if drafts else "")
+    words += _DRAFTS[family].format(drafts, drafts + 1) if drafts else ""
+    return f"{words} {args}".rstrip()
+
+
+def name_args(texts: Sequence[str]) -> dict[str, str]:
+    """Alternatives by name: ``args 2`` is the second, and what adds nothing has no name."""
+    if len(texts) < 2:
+        return {"": " ".join(texts)}
+    return {f"args {place}" if text else "": text for place, text in enumerate(texts, 1)}
 
 
 def in_role(command: str, role: str) -> str:
@@ -78,6 +89,7 @@ class Server:
         layout: How it is spread.
         config: How it is replayed, alone.
         command: How it is launched.
+        variant: Which ``--args`` it has, ``args 2``; empty where there is no choice of them.
         parts: What it is made of, its configuration with what its engine says.
     """
 
@@ -85,6 +97,7 @@ class Server:
     layout: Layout
     config: ReplayConfig
     command: str
+    variant: str
     parts: Parts
 
     @property
@@ -100,17 +113,23 @@ class Server:
 
 
 def open_server(
-    question: Question, settings: Sequence[str], engine: str, gpu: str, layout: Layout
+    question: Question,
+    settings: Sequence[str],
+    engine: str,
+    gpu: str,
+    layout: Layout,
+    variant: str = "",
+    args: str = "",
 ) -> Server:
-    """Start a server in thought.
+    """Start a server in thought, with ``args`` in its command.
 
     Raises:
         DoesNotFit: Its weights, or the longest request, are more than it holds.
-        ConfigError: A setting that there is not.
+        ConfigError: A setting that there is not, or ``args`` that choose another layout.
     """
     asked = load_config(None, settings, ReplayConfig).config
     drafts = asked.scheduler.speculative.draft_tokens
-    command = launch_command(engine, asked.model.preset, layout, drafts)
+    command = launch_command(engine, asked.model.preset, layout, drafts, args)
     cost = asked.cost.model_copy(update={"gpu": gpu, "gpus": layout.gpus})
     server = asked.server.model_copy(update={"engine": engine, "command": command})
     config = asked.model_copy(update={"cost": cost, "server": server})
@@ -118,11 +137,17 @@ def open_server(
         raise ConfigError("plan needs a clock with an error: cost.source model or table.")
     longest = max(question.requests, key=lambda each: each.total_tokens)
     parts = find_parts(config, [longest])
+    started = find_layout(parts.config.cost, parts.memory.model)
+    if started != layout:
+        raise ConfigError(
+            f"--args {args!r} makes {layout.label} {started.label}: layouts are searched; leave "
+            "their flags out."
+        )
     check_fit(parts.config.cost, parts.memory, parts.weights)
     needed, memory = parts.memory.group.blocks_for(longest.total_tokens), parts.memory
     if needed > memory.num_blocks or longest.total_tokens > memory.max_context_tokens:
         raise DoesNotFit(f"the longest request, {longest.total_tokens:,} tokens, does not fit")
-    return Server(gpu, layout, config, command, parts)
+    return Server(gpu, layout, config, command, variant, parts)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,12 @@
-"""A server as its engine starts it: pools, limits and rule, sized as ``dsv4kv budget`` does."""
+"""A server as its engine starts it: pools, host memory, limits and rule, as in ``budget``."""
 
+from fractions import Fraction
 from typing import Any, NamedTuple, TypeVar
 
 from dsv4kv.clock.sources import find_layout
 from dsv4kv.clock.weights import find_weights
 from dsv4kv.config.bench import Section
-from dsv4kv.config.replay import ReplayConfig, ServerSection
+from dsv4kv.config.replay import ReplayConfig, ServerSection, TierSection
 from dsv4kv.engines.contract import Capacity
 from dsv4kv.engines.registry import find_engine
 from dsv4kv.engines.sglang.sizing import SglangEngine
@@ -13,6 +14,7 @@ from dsv4kv.engines.vllm.sizing import VllmEngine
 from dsv4kv.errors import ConfigError, DoesNotFit
 from dsv4kv.model.presets import load_model
 from dsv4kv.sizing.answer import capacity_of
+from dsv4kv.sizing.host import host_of
 from dsv4kv.sizing.inputs import read_inputs
 from dsv4kv.sizing.launch import read_command
 from dsv4kv.sizing.scenario import Scenario, resolve
@@ -20,6 +22,8 @@ from dsv4kv.sizing.words import Texts
 
 SectionT = TypeVar("SectionT", bound=Section)
 _SIZES = ("tp", "dp", "pp", "ep")
+_COUNTED = ("hicache", "native", "simple")
+"""Tiers in host memory whose blocks are the GPU's."""
 _LAUNCHERS = {"sglang": "python -m sglang.launch_server", "vllm": "vllm serve"}
 
 
@@ -65,7 +69,24 @@ def by_server(config: ReplayConfig) -> ReplayConfig:
         cache=_changed(config.cache, **cache),
         prefix=_changed(config.prefix, rule=rule),
         scheduler=_changed(config.scheduler, **scheduler),
+        tiers=_changed(config.tiers, host=_host(config.tiers.host, scenario)),
     )
+
+
+def _host(asked: TierSection, scenario: Scenario) -> TierSection:
+    """Host memory of the command, in blocks for one of the GPU's, unless a tier is given."""
+    inputs = scenario.inputs
+    if asked.exists or inputs.host_tier not in _COUNTED:
+        return asked
+    context = inputs.context or scenario.config.max_context_tokens
+    capacity, deployment = capacity_of(scenario, 0, context, 1), scenario.deployment(0, context)
+    tier = host_of(inputs, scenario.engine, scenario.layout, deployment, capacity)
+    if tier is None or capacity is None:
+        return asked
+    if tier.refusal:
+        raise DoesNotFit(tier.refusal)
+    ratio = inputs.host_ratio or Fraction(tier.pools[0].pages, capacity.units)
+    return _changed(asked, ratio=float(ratio))
 
 
 def holds_chunks(server: ServerSection) -> bool:

@@ -1,6 +1,7 @@
 """A plan: the answer, its launch command, the front, and what became of everything else."""
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -100,7 +101,8 @@ def _servers(trial: Trial) -> str:
     """``2 × h200 TP8``, ``2 + 4 × h200 TP8 (prefill + decode)``."""
     counts = [trial.units * each for each in trial.kind.split or (1,)]
     roles = " (prefill + decode)" if trial.kind.split else ""
-    return f"{' + '.join(map(str, counts))} × {trial.kind.server.label}{roles}"
+    server = trial.kind.server
+    return f"{' + '.join(map(str, counts))} × {server.label}{roles} {server.variant}".rstrip()
 
 
 def _cost(trial: Trial, question: Question) -> str:
@@ -207,18 +209,21 @@ def lost_table(answer: Answer) -> Table:
     return Table("Why not", prose("reason", "servers"), rows or [(ABSENT, ABSENT)])
 
 
+_WAY = re.compile(r" (?=behind |args )")
+
+
 def _together(kinds: Sequence[str]) -> str:
-    """``h200 TP4, TP8; b200 DP8 EP8``: by GPU, without routers where all of them are meant."""
-    routers: dict[str, list[str]] = {}
+    """``h200 TP4, TP8 args 2; b200 DP8 EP8``: by GPU, without routers and args where all are."""
+    ways: dict[str, list[str]] = {}
     for kind in kinds:
-        server, _, router = kind.partition(" behind ")
-        routers.setdefault(server, []).append(router)
-    most = max(map(len, routers.values()))
+        server, *way = _WAY.split(kind, maxsplit=1)
+        ways.setdefault(server, []).append("".join(way))
+    most = max(map(len, ways.values()))
     layouts: dict[str, list[str]] = {}
-    for server, each in routers.items():
+    for server, each in ways.items():
         gpu, _, layout = server.partition(" ")
-        behind = "" if len(each) == most or each == [""] else f" behind {', '.join(each)}"
-        layouts.setdefault(gpu, []).append(f"{layout}{behind}")
+        some = len(each) < most or most == 1
+        layouts.setdefault(gpu, []).append(f"{layout} {', '.join(each) if some else ''}".strip())
     return "; ".join(f"{gpu} {', '.join(each)}" for gpu, each in layouts.items())
 
 
@@ -261,6 +266,7 @@ def _document(trial: Trial | None, question: Question) -> dict[str, Any] | None:
     return {
         "gpu": server.gpu,
         "layout": server.layout.label,
+        "variant": server.variant,
         "router": trial.kind.router,
         "replicas": trial.units * sum(trial.kind.split or (1,)),
         **_roles(trial),

@@ -31,7 +31,7 @@ from dsv4kv.planning.search import (
     plan,
     simulate,
 )
-from dsv4kv.planning.servers import Bounds, launch_command, layouts_of, open_server
+from dsv4kv.planning.servers import Bounds, launch_command, layouts_of, name_args, open_server
 from dsv4kv.replay.build import Parts, find_parts
 from dsv4kv.sizing.inputs import read_inputs
 from dsv4kv.sizing.launch import read_command
@@ -289,6 +289,39 @@ def test_a_split_deployment_is_counted_named_and_launched_by_role() -> None:
     assert roles == ["prefill", "decode"]
 
 
+HOST = "--enable-hierarchical-cache --hicache-ratio 4"
+
+
+def test_args_are_tried_and_the_answer_is_launched_with_those_that_do() -> None:
+    """Prompts that come back after the GPU has lost them: only host memory keeps them."""
+    ids = [tuple(range(200 * number, 200 * number + 200)) for number in range(12)]
+    requests = [Request(20.0 * n, 102_401, 2, each, 512) for n, each in enumerate(2 * ids)]
+    asked = Question(requests, parse_slos(["ttft_p40=4s"]), most_gpus=2)
+    few = "--max-total-tokens 600000"
+    alternatives = name_args([few, f"{few} --chunked-prefill-size 4096", f"{few} {HOST}"])
+    assert [*alternatives] == ["args 1", "args 2", "args 3"]
+    kinds = list_kinds(
+        asked, SETTINGS, "sglang", ["h200"], ["round_robin"], MODEL, Tally(), args=alternatives
+    )
+    best = plan(Search(asked, kinds, Tally()), asked).best
+    assert best is not None
+    assert best.kind.servers.endswith("args 3")
+    assert best.kind.server.command.endswith(HOST)
+    assert best.kind.server.parts.config.tiers.host.ratio == 4
+
+
+def test_args_that_choose_a_layout_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--args '--dp-size 2 .*layouts are searched"):
+        open_server(
+            question(1, "ttft_p90=2s"),
+            SETTINGS,
+            "sglang",
+            "h200",
+            Layout(tp=2),
+            args="--dp-size 2 --enable-dp-attention --ep-size 2",
+        )
+
+
 @pytest.mark.parametrize("text", ["1", "0:1", "a:b", "1:2:3", "-1:1"])
 def test_a_split_of_another_form_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="write prefill and decode replicas"):
@@ -299,6 +332,8 @@ def test_kinds_are_named_together_and_with_routers_where_some_are_meant() -> Non
     kinds = ["h200 TP4 behind a", "h200 TP4 behind b", "h200 TP8 behind b", "b200 TP1 behind a"]
     assert _together(kinds) == "h200 TP4, TP8 behind b; b200 TP1 behind a"
     assert _together(["h200 TP1"]) == "h200 TP1"
+    kinds = ["h200 TP4 behind a", "h200 TP4 args 2 behind a", "h200 TP8 args 2 behind a"]
+    assert _together(kinds) == "h200 TP4, TP8 args 2 behind a"
 
 
 def test_nothing_found_is_said_and_exits_1() -> None:

@@ -17,6 +17,7 @@ from dsv4kv.sizing.inputs import read_inputs
 from dsv4kv.traces.request import Request
 
 OLD = "sglang:0.5.15"
+FLASH = "model.preset=v4-flash"
 DRAFTS = "--speculative-algorithm EAGLE --speculative-num-steps 1 --speculative-num-draft-tokens 2"
 
 
@@ -145,6 +146,28 @@ def test_replicas_of_one_server_have_their_pools_together() -> None:
     assert all_.scheduler.max_requests == one.scheduler.max_requests == 256
 
 
+def test_host_memory_of_the_command_is_a_tier_of_the_engines_blocks() -> None:
+    """Of vLLM's 200 GiB, as many chunks as ``budget`` counts; a tier that is given stays."""
+    hicache = "--tp 8 --enable-hierarchical-cache --hicache-ratio 2.5"
+    made = by_server(served_by(FLASH, "server.engine=sglang", f"server.command={hicache}"))
+    assert made.tiers.host.ratio == 2.5
+    given = by_server(
+        served_by(FLASH, "server.engine=sglang", f"server.command={hicache}", "tiers.host.ratio=3")
+    )
+    assert given.tiers.host.ratio == 3
+    flags = "-tp 4 -dp 2 --enable-expert-parallel --kv-offloading-size 200"
+    native = by_server(served_by(FLASH, "server.engine=vllm:0.33", f"server.command={flags}"))
+    texts = {"model": "v4-flash", "gpu": "h200", "tp": "4", "dp": "2", "engine": "vllm:0.33"}
+    found = answer(read_inputs({**texts, "host-tier": "native", "host-size": "200GiB"}))
+    assert found.host is not None
+    assert native.tiers.host.ratio is not None
+    assert native.cache.num_blocks is not None
+    held = native.tiers.host.ratio * native.cache.num_blocks / 2
+    assert round(held) == found.host.pools[0].pages
+    plain = by_server(served_by(FLASH, "server.engine=sglang", "server.command=--tp 8"))
+    assert plain.tiers == served_by().tiers
+
+
 def test_without_a_server_nothing_changes() -> None:
     config = served_by()
     assert by_server(config) is config
@@ -161,6 +184,11 @@ def test_without_a_server_nothing_changes() -> None:
             "give --model v4-flash",
         ),
         (["server.engine=trtllm"], ConfigError, "by vllm or sglang"),
+        (
+            [FLASH, "server.engine=sglang", "server.command=--tp 8 --enable-hicache"],
+            ConfigError,
+            "without --hicache-ratio",
+        ),
         (["server.engine=sglang", "cost.gpu=l40s"], DoesNotFit, "does not start"),
         (
             ["server.engine=vllm", "server.command=-tp 8 --prefix-cache-retention-interval 512"],

@@ -15,7 +15,7 @@ from dsv4kv.serve.graphs import Capturer, CudaCapturer
 
 @dataclass(frozen=True)
 class CudaDevice:
-    """A GPU, and what a run needs of it besides memory.
+    """A GPU, and what a run needs of it in addition to memory.
 
     Attributes:
         device: As torch names it.

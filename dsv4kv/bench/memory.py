@@ -92,7 +92,7 @@ def _save_snapshot(path: Path) -> str | None:
 
 
 MOST_POINTS = 256
-"""More cannot be told apart in a chart, and a record of a hundred cases stays small."""
+"""More cannot be distinguished in a chart, and a record of a hundred cases stays small."""
 _ORDER = ("main", "indexer", "window", "state", "checkpoints")
 
 

@@ -116,8 +116,8 @@ def measure_peaks(
 ) -> list[Peak]:
     """Copy, read and write ``size_bytes``; a copy reads and writes every byte.
 
-    Torch's copy stands beside the one with our own accesses, and the faster is what others are
-    held against. Buffers are filled with random bytes: zeros may be stored or moved in fewer.
+    Both torch's copy and the one with our own accesses are timed, and the faster is what others
+    are compared with. Buffers hold random bytes: zeros may be stored or moved in fewer.
     """
     timer = timer or CallTimer(device)
     source = torch.empty(size_bytes, dtype=torch.uint8, device=device.device).random_(0, 256)

@@ -139,7 +139,7 @@ def resume_request(
         backend: Copies pages; None where the cache has no data.
 
     Raises:
-        OutOfBlocks: A block is to be copied and none is free beside the prefix's.
+        OutOfBlocks: A block is to be copied, and only the prefix's own are free.
         NotOwner: No request runs in the slot, the checkpoint was released, or a block of the
             prefix is free by now.
         CacheError: The slot holds something already, or the blocks are too few.

@@ -82,8 +82,8 @@ _RESERVE = (
 )
 _TIER = f"What keeps prefixes in host memory: {explained(HOST_TIERS)}. Left out: nothing."
 _RETENTION = (
-    "Tokens between the windows that vLLM keeps of a prefix, beside the last: 0 (left out) the "
-    "last alone, or dense."
+    "Tokens between the windows that vLLM keeps of a prefix: 0 (left out) keeps only the last "
+    "window, dense those of every block."
 )
 _EP = "Ranks of a stage that share the routed experts. Left out: all of them, with replicas."
 _COMMAND = (

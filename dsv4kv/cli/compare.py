@@ -211,7 +211,7 @@ def _stored(
     if not baseline and len(sides) == 1 and save_baseline:
         return None, load_side(sides[0])
     raise ConfigError(
-        f"{len(sides)} sides were given{' beside --baseline' if baseline else ''}: name two, or "
+        f"{len(sides)} sides were given{' with --baseline' if baseline else ''}: name two, or "
         "one and --baseline NAME, or one and --save-baseline NAME, or --ab A B."
     )
 

@@ -156,7 +156,7 @@ def _results(context: typer.Context) -> Path:
     with suppress(ConfigError):  # which the command will print
         project = None if folder else project_of(context)
         if project and "results" in project.leaves:
-            folder = project.beside(str(project.leaves["results"].value))
+            folder = project.path_of(str(project.leaves["results"].value))
     return Path(folder or "results")
 
 

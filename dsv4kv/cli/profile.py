@@ -32,7 +32,7 @@ dsv4kv profile                                   nsys if it is there, else torch
 
 dsv4kv profile gpu --nsys --print-command        the command line, and nothing else
 
-dsv4kv profile gpu --ncu --kernel gather         bytes in DRAM beside those that must move
+dsv4kv profile gpu --ncu --kernel gather         bytes in DRAM next to those that must move
 
 dsv4kv profile --from server.nsys-rep            what the KV cache costs your server
 
@@ -42,7 +42,7 @@ dsv4kv profile --diff before.json after.json     which kernels changed
 
 @dataclass(frozen=True)
 class Forms:
-    """What becomes of a record besides its file: ``--json`` and ``--html``."""
+    """Where a record goes in addition to its file: ``--json`` and ``--html``."""
 
     json: str | None
     html: Path | None

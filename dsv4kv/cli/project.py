@@ -38,7 +38,7 @@ class Project:
     path: Path
     leaves: Mapping[str, Leaf]
 
-    def beside(self, name: str) -> Path:
+    def path_of(self, name: str) -> Path:
         """A path that the settings name, from the current folder."""
         return Path(os.path.relpath(self.path.parent / name))
 

@@ -226,7 +226,7 @@ def _from_here(project: Project, name: str, value: Any) -> Any:
     """Paths are those of the folder that the settings are in."""
     if not isinstance(value, str):
         return value
-    path = project.beside(value)
+    path = project.path_of(value)
     return str(path) if name == "results" or (name in _PATHS and path.exists()) else value
 
 

@@ -303,7 +303,7 @@ def mrc(
 
 
 def _refuse_whole_prompts(question: "Question", memory: str) -> None:
-    """Refuse what cannot be told from some blocks of prompts."""
+    """Refuse options whose answer needs all blocks of the prompts."""
     from dsv4kv.errors import ConfigError
 
     given = {
@@ -485,7 +485,7 @@ def _write(requests: "Iterable[Request]", out: Path, to: str, *, stores: bool) -
 
 def _convert_recording(folder: Path, out: Path, to: str, part: slice) -> None:
     """Write what was recorded, and say what the server said of it."""
-    from dsv4kv.recording.convert import in_blocks, read_recording, told
+    from dsv4kv.recording.convert import describe, in_blocks, read_recording
     from dsv4kv.traces.mooncake import BLOCK_TOKENS
 
     recorded = read_recording(folder)
@@ -493,7 +493,7 @@ def _convert_recording(folder: Path, out: Path, to: str, part: slice) -> None:
     if to.startswith("mooncake"):
         requests = in_blocks(requests, BLOCK_TOKENS)
     _write(requests, out, to, stores=recorded.stores_only)
-    for sentence in told(recorded):
+    for sentence in describe(recorded):
         say(sentence)
 
 
@@ -648,7 +648,7 @@ def tokenize(
         if to.startswith("mooncake"):
             requests = in_blocks(requests, BLOCK_TOKENS)
         _write(requests, out, to, stores=False)
-    for sentence in made.told(counts, output_tokens):
+    for sentence in made.describe(counts, output_tokens):
         say(sentence)
 
 

@@ -79,8 +79,8 @@ def watch(
 ) -> None:
     """Watch the cache of a server that is being recorded: hits, churn, what settings lose.
 
-    What the server says is told apart from what is inferred. The last minutes are replayed beside
-    with other settings, to say which would find more. In a pipe it prints a line every 10 seconds.
+    What the server reports is kept apart from what is inferred. The last minutes are replayed with
+    other settings, to say which would find more. In a pipe it prints a line every 10 seconds.
     """
     from dsv4kv.errors import ConfigError
     from dsv4kv.recording.folder import is_recording
@@ -92,12 +92,12 @@ def watch(
         raise ConfigError(f"{recording} is no recording: name a folder of dsv4kv record.")
     reading = read_command(command) if command else None
     asked = Asked(rule, model, reading, tuple(set_ or ()))
-    beside = _Beside(recording, asked)
+    replays = _Replays(recording, asked)
     with suppress(KeyboardInterrupt):  # the way to end it
-        _follow(Follower(recording), Watched(minutes * 60.0), beside, limit_s)
+        _follow(Follower(recording), Watched(minutes * 60.0), replays, limit_s)
 
 
-class _Beside:
+class _Replays:
     """Replays the last minutes again and again, in a thread that nobody waits for."""
 
     def __init__(self, folder: Path, asked: "Asked") -> None:
@@ -127,7 +127,7 @@ class _Beside:
 
 
 def _follow(
-    follower: "Follower", watched: "Watched", beside: _Beside, limit_s: float | None
+    follower: "Follower", watched: "Watched", replays: _Replays, limit_s: float | None
 ) -> None:
     """Draw what comes until the time is over; then once more, with a replay of all of it."""
     from time import sleep
@@ -140,13 +140,13 @@ def _follow(
                 for stream, record in follower.read():
                     watched.take(stream, record)
                 left_s = 1.0 if limit_s is None else limit_s - (monotonic() - begun_s)
-                beside.turn(watched, wait=left_s <= 0)
-                screen.draw(watched, beside.found, last=left_s <= 0)
+                replays.turn(watched, wait=left_s <= 0)
+                screen.draw(watched, replays.found, last=left_s <= 0)
                 if left_s <= 0:
                     return
                 sleep(min(_DRAWN_S, left_s))
     finally:
-        beside.close()
+        replays.close()
 
 
 class _Screen:

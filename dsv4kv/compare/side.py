@@ -53,7 +53,9 @@ def load_side(text: str) -> Side:
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(parts):
-        raise ConfigError(f"{text!r} names nothing beside a comma: give A1.json,A2.json.")
+        raise ConfigError(
+            f"{text!r} has a comma with no file on one side of it: give A1.json,A2.json."
+        )
     paths = [path for part in parts for path in _expand(Path(part))]
     return Side(text, tuple(load_record(path) for path in paths))
 

@@ -156,7 +156,7 @@ class FleetSection(Section):
     prefill: GroupSection = GroupSection()
     """Replicas that compute prompts, instead of replicas; their prompts are sent on."""
     decode: GroupSection = GroupSection()
-    """Replicas that decode, besides those that compute prompts; they have no tiers."""
+    """Replicas that decode, in addition to those that compute prompts; they have no tiers."""
     router: Annotated[str, OneOf(ROUTERS)] = Field(
         "round_robin", description=f"Who chooses the replica: {explained(ROUTERS)}."
     )

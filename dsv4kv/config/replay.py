@@ -271,8 +271,8 @@ class TiersSection(Section):
     chunk_tokens: Positive = 256
     """Tokens of LMCache's chunk."""
     retention_tokens: NonNegative | None = None
-    """By a rule of vLLM, tokens between the boundaries whose windows are kept beside a prompt's
-    last; 0 keeps the last alone, null those that the rule keeps on the GPU."""
+    """By a rule of vLLM, tokens between the boundaries whose windows are kept in addition to the
+    prompt's last; 0 keeps only the last, null those that the rule keeps on the GPU."""
     compare: bool = True
     """Compute again what would take longer to bring back; the engines never compare."""
     load_tokens: Positive = 10
@@ -349,7 +349,7 @@ class ReplayConfig(Section):
         if self.cost.source not in (None, "stated") and self.workload.data == "real":
             raise ValueError(
                 f"cost.source {self.cost.source!r} times whole steps, and workload.data 'real' "
-                "measures the cache's part, beside rates of source stated: leave it out"
+                "measures only the cache's part, with rates of source stated: leave it out"
             )
         if self.cache.state == "online" and self.workload.data == "real":
             raise ValueError(

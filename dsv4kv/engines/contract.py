@@ -5,8 +5,8 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
-from dsv4kv.engines.beside import UNKNOWN, Beside
 from dsv4kv.engines.defaults import Defaults, Given, LogitsRoom, Machine, own_defaults
+from dsv4kv.engines.overhead import UNKNOWN, Overhead
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.schedule import AttentionType, build_schedule
@@ -44,7 +44,7 @@ class Deployment:
         role: ``prefill`` or ``decode`` where they run apart.
         hisparse_ratio: Compressed entries of CSA layers for one that is on the GPU (SGLang's
             HiSparse); 1 keeps all of them there.
-        extra_slots: Requests that SGLang's decode side receives beside those that run.
+        extra_slots: Requests that SGLang's decode side receives while others run.
         stage: Which pipeline stage this is.
     """
 
@@ -158,8 +158,8 @@ class Engine(Protocol):
     def defaults(self, machine: Machine, given: Given) -> Defaults:
         """What the engine takes where nothing is given, on these GPUs."""
 
-    def beside(self, deployment: Deployment, step_tokens: int, plan: Plan) -> Beside:
-        """What is held on a GPU beside weights and cache, as far as that is known."""
+    def overhead(self, deployment: Deployment, step_tokens: int, plan: Plan) -> Overhead:
+        """What is held on a GPU other than weights and cache, as far as that is known."""
 
     def stage_layers(self, layers: int, stages: int) -> tuple[int, ...]:
         """How many layers every pipeline stage holds."""
@@ -211,7 +211,7 @@ class NothingStated:
         del machine, given
         return own_defaults()
 
-    def beside(self, deployment: Deployment, step_tokens: int, plan: Plan) -> Beside:
+    def overhead(self, deployment: Deployment, step_tokens: int, plan: Plan) -> Overhead:
         """Nothing is known."""
         del deployment, step_tokens, plan
         return UNKNOWN

@@ -17,8 +17,8 @@ from dsv4kv.fitting.features import Scene, Spent, quantities_of
 from dsv4kv.fitting.results import Floats
 
 HELD = ("state_passes", "all_to_all_ns")
-"""Coefficients of every prompt token, as ``tflops`` is: on one deployment nothing tells them from
-it, so they stay what is known of the GPU."""
+"""Coefficients of every prompt token, as ``tflops`` is: on one deployment they cannot be separated
+from it, so they stay what is known of the GPU."""
 FITTED = tuple(
     name
     for name, field in Coefficients.model_fields.items()
@@ -90,7 +90,7 @@ class Fit:
     Attributes:
         coefficients: To be used from now on.
         estimates: Each of them, with its error.
-        compared: Every measurement beside its prediction.
+        compared: Every measurement with its prediction.
         assumed: What no file says of its runs, in words.
     """
 

@@ -64,12 +64,12 @@ class News(NamedTuple):
 class Journal:
     """In front of the tiers below a cache: writes down what it stores and evicts; see ``Below``.
 
-    An engine's rule does not tell what it evicts.
+    An engine's rule does not report what it evicts.
     """
 
     def __init__(self, below: Below) -> None:
         self._below = below
-        self._told: dict[int, int] = {}  # blocks of requests
+        self._announced: dict[int, int] = {}  # blocks, by number of the request
         self._stored: list[int] = []
         self._evicted: list[int] = []
 
@@ -88,10 +88,10 @@ class Journal:
 
     def offer(self, served: Served, blocks: int, tails: Sequence[int]) -> None:
         """Blocks are cached."""
-        told = self._told.get(served.number, 0)
-        if blocks > told:
-            self._stored += served.keys[told:blocks].tolist()
-            self._told[served.number] = blocks
+        before = self._announced.get(served.number, 0)
+        if blocks > before:
+            self._stored += served.keys[before:blocks].tolist()
+            self._announced[served.number] = blocks
         self._below.offer(served, blocks, tails)
 
     def forget(self, blocks: Sequence[int], tails: Sequence[int]) -> None:
@@ -101,13 +101,13 @@ class Journal:
 
     def end(self, number: int) -> None:
         """A request has ended."""
-        self._told.pop(number, None)
+        self._announced.pop(number, None)
 
     def take(self) -> tuple[list[int], list[int]]:
         """What was stored and evicted since this was last asked."""
-        told = self._stored, self._evicted
+        changes = self._stored, self._evicted
         self._stored, self._evicted = [], []
-        return told
+        return changes
 
 
 class Replica:
@@ -205,7 +205,7 @@ class Replica:
             reach = max(reach, end)
         return found
 
-    # ---- what its scheduler tells ---------------------------------------------------------------
+    # ---- what its scheduler reports -------------------------------------------------------------
 
     def reject(self, served: Served, reason: str) -> None:
         """A request can never be served."""
@@ -239,7 +239,7 @@ class Replica:
 
 
 class Known:
-    """What a router knows of a replica: of the requests that it gave it, and what it was told.
+    """What a router knows of a replica: the requests that it sent, and what the replica reported.
 
     Attributes:
         replica: Whom.
@@ -298,7 +298,7 @@ class Known:
         return view
 
     def _found(self, served: Served) -> int:
-        """Tokens that are known to be cached; what an engine's rule has evicted is not told."""
+        """Tokens that are known to be cached; an engine's rule does not report what it evicted."""
         parts = self.replica.parts
         tokens = count_leading(served.keys, self._cached) * parts.shared_tokens
         if tokens and parts.engine:

@@ -1,7 +1,7 @@
 """Which replica a request goes to: the rules of public routers.
 
 Each is a function of the request and of what is known of every replica. What a router remembers
-itself (what it sent where, whose turn it is) is told to it by ``sent``.
+itself (what it sent where, whose turn it is) it learns by ``sent``.
 """
 
 from collections import deque

@@ -181,7 +181,7 @@ class Fleet:
     """All replicas in one virtual time.
 
     The replica whose turn ends first takes it, as long as nobody can come before it ends. Only a
-    step of prompt chunks is taken without looking: who comes meanwhile waits for its end.
+    step of prompt chunks is taken without looking: a request that arrives during it waits.
     """
 
     def __init__(

@@ -78,10 +78,10 @@ def measure_overlap(
     alone = decode()
     (moved_alone,) = _in_turns([move], _STEPS // 2)
     with _again_and_again(move) as taken:
-        beside = decode()
-    moved_beside = summarize(taken).estimate
+        during = decode()
+    moved_during = summarize(taken).estimate
     size = count * family.object_bytes
-    return Overlap(tokens, family.name, size, alone, beside, moved_alone, moved_beside)
+    return Overlap(tokens, family.name, size, alone, during, moved_alone, moved_during)
 
 
 @contextmanager

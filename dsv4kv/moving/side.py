@@ -69,7 +69,7 @@ class Side:
         Args:
             config: What to build.
             shared: Its pools are in shared memory.
-            crowded: Another prompt is computed in turns with each, so that blocks are scattered.
+            crowded: Another prompt is interleaved with each, so that blocks are scattered.
 
         Raises:
             ConfigError: A cache that cannot be built, or has no data here.

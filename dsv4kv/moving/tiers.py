@@ -1,7 +1,7 @@
 """``bench tiers``: prefixes stored from a cache, looked up, and restored into it.
 
 Every prefix is stored under new names in each round, so nothing is found that was there before.
-A restored request goes on beside one that never left, and every bit of both is compared.
+A restored request and one that never left both go on, and every bit of the two is compared.
 """
 
 import json
@@ -106,7 +106,7 @@ def _measure_device(
     config: TiersConfig,
     outcome: TiersOutcome,
 ) -> None:
-    """Copies between GPU and host, and decode steps beside them."""
+    """Copies between GPU and host, and decode steps during copies."""
     slot, longest, gpu = requests.admit(), max(config.lengths), requests.executor.gpu
     assert gpu is not None
     requests.place(slot, _SERIAL, longest)

@@ -97,11 +97,11 @@ class CopyRow:
 
 @dataclass(frozen=True)
 class Overlap:
-    """Decode steps beside copies to the host: nanoseconds.
+    """Decode steps during copies to the host: nanoseconds.
 
     Attributes:
         tokens: Of the request that decodes.
-        family: What is copied meanwhile.
+        family: What is copied.
         bytes: Of a copy.
         step_alone: A decode step, on the GPU's clock.
         step_beside: One while copies go on.
@@ -183,7 +183,7 @@ class TiersOutcome:
         prefixes: By store and length.
         families: Of the longest prefix, by store.
         copies: Of the longest prefix, between GPU and host; nothing on a CPU.
-        overlap: Decode steps beside copies; None on a CPU.
+        overlap: Decode steps during copies; None on a CPU.
         checks: Comparisons made.
         failures: A sentence for each that failed.
     """

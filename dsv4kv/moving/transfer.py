@@ -207,13 +207,13 @@ class Decode:
     def _meet(self, library: str) -> Reader:
         try:
             _LIBRARIES[library]()
-            told = self._peer.ask({"op": "meet", "by": library})
+            met = self._peer.ask({"op": "meet", "by": library})
         except StoreUnavailable as error:
             raise NotHere(str(error)) from None
         memory, timeout_s = self._side.memory, self._config.timeout_s
         if library == "nixl":
-            return NixlReader(memory, told, timeout_s)
-        return MooncakeReader(memory, told, self._peer.wire.here, timeout_s)
+            return NixlReader(memory, met, timeout_s)
+        return MooncakeReader(memory, met, self._peer.wire.here, timeout_s)
 
     def _rank(self) -> Memory:
         return Memory(KVCacheManager(plan_from(cache_of(self._config, self._config.decode, 1))))

@@ -1,7 +1,7 @@
 """What memory and disk can do with objects of a size, and nothing else: limits of the tables.
 
-Each is asked again and again, in turns with what it is the limit of: so both meet the same moments
-of a busy machine.
+Each is measured repeatedly, interleaved with what it is the limit of: so both meet the same
+moments of a busy machine.
 """
 
 import mmap

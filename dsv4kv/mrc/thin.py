@@ -60,7 +60,7 @@ class Kept:
     def halved(self, level: int, side: int = 0) -> "Kept":
         """One of every two neighbouring ids, numbered anew; the other with ``side`` 1.
 
-        ``level`` tells one halving from the next.
+        ``level`` is another number for every halving.
         """
         last = self.start + self.count - 1
         low, high = self.start >> 1, last >> 1

@@ -31,8 +31,8 @@ class ResolvedBackend:
         formats: Entry formats the foreign operations take; None takes all. On pages of other
             formats the base backend works.
         variants: Of the operations that have several and are not foreign.
-        bridging: ``backend`` with its packages' functions replaced by ones that do nothing: what
-            a call does besides. None where there is nothing besides.
+        bridging: ``backend`` with its packages' functions replaced by ones that do nothing: the
+            rest of a call. None where a call does nothing else.
     """
 
     name: str

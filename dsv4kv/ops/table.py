@@ -2,7 +2,7 @@
 
 Useful bytes are those that an operation must read and write, whatever the hardware. Counted:
 values, entries, states and indices, each once, reads plus writes. Not counted: page padding,
-tables shared by a whole batch, parameters, and whatever caches fetch besides. Source of the terms:
+tables shared by a whole batch, parameters, and what caches fetch beyond that. Source of the terms:
 DeepSeek-V4 report, section 3.5, and the layouts in ``dsv4kv.model.formats``.
 
 Floating-point operations are those of the matrix products of a decode step's reads, a
@@ -61,7 +61,7 @@ _GATHERING = {
 
 @dataclass(frozen=True)
 class Row:
-    """What is to be known of an operation besides its contract.
+    """What is to be known of an operation in addition to its contract.
 
     Attributes:
         writes: Arguments of the contract that it writes.
@@ -221,7 +221,7 @@ def attended_bytes(entry: EntryFormat, found: Count, places: Count) -> Count:
 
 
 def attend_query_bytes(tokens: int, heads: int, dims: int) -> int:
-    """Attention besides its cache: a length, bf16 queries in, bf16 outputs and lse out."""
+    """Attention without its cache: a length, bf16 queries in, bf16 outputs and lse out."""
     return tokens * (_INDEX_BYTES + heads * (4 * dims + _FLOAT_BYTES))
 
 

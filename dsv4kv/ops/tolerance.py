@@ -140,8 +140,10 @@ class Grid:
             return ()
         if self.scale == "amax_fp32":
             i = torch.searchsorted(_BF16_SIZES, self._most(scales))
-            beside = (_BF16_SIZES[(i + step).clamp_(0, len(_BF16_SIZES) - 1)] for step in (-1, 1))
-            return tuple((most / _VALUES[self.value][-1]).float().double() for most in beside)
+            neighbours = (
+                _BF16_SIZES[(i + step).clamp_(0, len(_BF16_SIZES) - 1)] for step in (-1, 1)
+            )
+            return tuple((most / _VALUES[self.value][-1]).float().double() for most in neighbours)
         if self.scale == "e4m3":
             i = torch.searchsorted(_E4M3_SCALES, scales)
             last = len(_E4M3_SCALES) - 1

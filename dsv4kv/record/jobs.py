@@ -299,7 +299,7 @@ def _owner_of(claim: Path) -> str:
 
 @cache
 def _place() -> str:
-    """Where ids of processes are told apart: a machine since it started, or a container."""
+    """Where ids of processes are unique: a machine since it started, or a container."""
     parts = [platform.node()]
     with suppress(OSError):
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text())

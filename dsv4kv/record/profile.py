@@ -142,7 +142,7 @@ class KernelTable(Part):
     warnings: list[str]
     """What spoils the numbers, worst first."""
     notes: list[str]
-    """What to know besides."""
+    """What else to know."""
 
 
 class MemoryMark(Part):

@@ -46,7 +46,7 @@ class WindowState:
         energy_j: Energy, for windows of two seconds and more.
         temperature_c: Highest temperature.
         dram_percent: Mean utilisation of the GPU's memory by its own counters.
-        other_processes: Most processes that computed on the GPU besides.
+        other_processes: Most other processes that computed on the GPU at once.
         cpu_mhz: Lowest and highest clock of the CPU that the run was on.
         other_cpus: CPUs that others kept busy, in the mean.
     """

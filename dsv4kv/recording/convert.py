@@ -86,7 +86,7 @@ class Recorded:
             estimated; or ``length``, then they share nothing.
         own_blocks: Blocks of prompts without ids in a trace that has some: they share nothing.
         counters: Whose counters, tokens found, tokens asked for, of every server sampled.
-        untold: Requests that were answered and are left out, as nobody told how long they are.
+        untold: Requests that were answered and are left out, as no record has their lengths.
     """
 
     requests: Sequence[Request]
@@ -169,8 +169,8 @@ def _put_together(
     )
 
 
-def told(recorded: Recorded) -> list[str]:
-    """What the server said of the requests, in sentences."""
+def describe(recorded: Recorded) -> list[str]:
+    """What the server reported of the requests, in sentences."""
     left_out = (
         f"{counted(recorded.untold, 'request')} left out: their length is not known: {_NO_USAGE}"
     )

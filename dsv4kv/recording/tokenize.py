@@ -505,8 +505,8 @@ def _count(counts: Counts, turn: Turn, request: Request) -> None:
     counts.unanswered += turn.output_tokens is None
 
 
-def told(counts: Counts, output_tokens: int) -> Iterator[str]:
-    """What the trace is of, in sentences."""
+def describe(counts: Counts, output_tokens: int) -> Iterator[str]:
+    """What the trace was made of, in sentences."""
     yield (
         f"{counts.conversations:,} conversations, {counts.requests:,} requests, "
         f"{counts.input_tokens:,} prompt tokens, {counts.output_tokens:,} of answers"

@@ -272,7 +272,7 @@ def curve(scenario: Scenario) -> list[tuple[int, int]]:
 
 
 def compare_layouts(scenario: Scenario, context_tokens: int) -> list[LayoutLine]:
-    """The layout beside all GPUs of a stage as tensor parallel, and as data parallel."""
+    """The layout, and for comparison all GPUs of a stage as tensor and as data parallel ranks."""
     layout = scenario.layout
     ranks = layout.tp * layout.dp
     fixed = fix_layout(scenario)

@@ -1,4 +1,4 @@
-"""What a deployment keeps in host memory beside its GPUs."""
+"""What a deployment keeps in host memory."""
 
 from collections.abc import Callable
 from dataclasses import asdict

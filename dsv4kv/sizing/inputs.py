@@ -59,7 +59,7 @@ class Inputs:
         hisparse_ratio: Entries of it for one that is on the GPU.
         unified_memory: Whether SGLang's pools borrow from each other: ``on``.
         unified_kv: Whether SGLang keeps windows as rings of every request: ``on``.
-        extra_slots: Requests that SGLang's decode side receives beside those that run.
+        extra_slots: Requests that SGLang's decode side receives while others run.
         prefix_cache: Whether prefixes are kept for reuse: ``on`` or ``off``.
         host_tier: What keeps prefixes in host memory: ``hicache``; None for nothing.
         host_ratio: Pages of the host for one of the GPU (HiCache).
@@ -71,8 +71,8 @@ class Inputs:
             layers run a prompt's last window alone (SGLang): ``on``, ``off``, or the engine's own.
         dp_attention: Whether SGLang's replicas are ranks of one server (``on``) or servers.
         host_chunk: Tokens of a chunk (LMCache); None takes its own.
-        retention: Tokens between the boundaries of a prefix whose windows vLLM keeps, beside the
-            last; 0 keeps the last alone, None (``dense``) those of every block.
+        retention: Tokens between the boundaries of a prefix whose windows vLLM keeps, in addition
+            to the last; 0 keeps only the last, None (``dense``) those of every block.
         engine: Whose rules size the cache.
     """
 

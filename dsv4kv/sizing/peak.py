@@ -42,13 +42,13 @@ class Peak:
 
 def peak_of(found: Answer) -> Peak:
     """The memory of the tightest GPU, with a source for every line."""
-    beside = found.scenario.beside(found.use.stage, found.context)
-    return Peak(tuple(_lines(found)), beside.unknown)
+    overhead = found.scenario.overhead(found.use.stage, found.context)
+    return Peak(tuple(_lines(found)), overhead.unknown)
 
 
 def _lines(found: Answer) -> Iterator[Line]:
     scenario, use = found.scenario, found.use
-    inputs, beside = scenario.inputs, scenario.beside(use.stage, found.context)
+    inputs, overhead = scenario.inputs, scenario.overhead(use.stage, found.context)
     left = use.budget - use.weights - use.reserve - use.transient
     if inputs.kv_memory or inputs.kv_blocks:
         yield Line("left", "for KV", left, "as given")
@@ -56,14 +56,14 @@ def _lines(found: Answer) -> Iterator[Line]:
     yield Line("whole", "memory of the GPU", use.memory, scenario.gpu.memory_source)
     share = f"left free, {1 - float(scenario.settings.memory_fraction):.3g} of it"
     yield Line("taken", share, use.memory - use.budget, _reason(found, "memory_fraction"))
-    for held in beside.headroom:
+    for held in overhead.headroom:
         yield Line("part", *held)
     if use.headroom:
         yield Line("part", "indexer logits", use.headroom, _reason(found, "logits_limit"))
     yield Line("taken", "weights", use.weights, scenario.weights.source)
     if "reserve" in scenario.settings.assumed:
-        known = sum(held.size_bytes for held in beside.reserve)
-        for held in beside.reserve:
+        known = sum(held.size_bytes for held in overhead.reserve)
+        for held in overhead.reserve:
             yield Line("taken", *held)
         rest = "the rest of the reserve" if known else "reserve"
         if use.reserve > known:

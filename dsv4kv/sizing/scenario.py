@@ -4,11 +4,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 
-from dsv4kv.engines.beside import Beside
 from dsv4kv.engines.contract import Deployment, Engine, Plan
 from dsv4kv.engines.defaults import Default, Defaults, Machine
 from dsv4kv.engines.formats import PLACES, Site, stored_formats
 from dsv4kv.engines.limits import refuse
+from dsv4kv.engines.overhead import Overhead
 from dsv4kv.engines.registry import find_engine
 from dsv4kv.engines.sglang import limits as sglang
 from dsv4kv.engines.vllm import limits as vllm
@@ -104,10 +104,10 @@ class Scenario:
             stage=stage,
         )
 
-    def beside(self, stage: int, context_tokens: int) -> Beside:
-        """What the engine is known to hold on a rank of a stage beside weights and cache."""
+    def overhead(self, stage: int, context_tokens: int) -> Overhead:
+        """What the engine is known to hold on a rank of a stage, other than weights and cache."""
         deployment = self.deployment(stage, context_tokens)
-        return self.engine.beside(deployment, self.settings.step_tokens, self._plan)
+        return self.engine.overhead(deployment, self.settings.step_tokens, self._plan)
 
     @cached_property
     def _plan(self) -> Plan:
@@ -115,11 +115,11 @@ class Scenario:
         return Plan(self.machine, given)
 
     def reserve_bytes(self, stage: int, context_tokens: int) -> int:
-        """Bytes kept beside weights and cache: as given, or a guess, but no less than is known."""
+        """Bytes kept for all but weights and cache: as given, or a guess not below the known."""
         guess = self.settings.reserve
         if "reserve" not in self.settings.assumed:
             return guess
-        known = self.beside(stage, context_tokens).reserve
+        known = self.overhead(stage, context_tokens).reserve
         return max(guess, sum(held.size_bytes for held in known))
 
     @cached_property

@@ -25,7 +25,7 @@ class Settings:
         frees_windows: Whether window slots that are out of the window are given back; None where
             an engine has no choice.
         replays_windows: Whether every request has windows of its own (SGLang's encoder replay).
-        extra_slots: Requests that a decode side receives beside those that run.
+        extra_slots: Requests that a decode side receives while others run.
         assumed: What was not given, by the name of the input.
     """
 

@@ -205,7 +205,7 @@ def derive_weights(config: DSV4Config, facts: WeightFacts) -> Weights:
     drafted += 2 * config.hidden_size**2
     embedding = facts.vocab_size * config.hidden_size
     host = facts.engram_bytes
-    beside = f"; {format_bytes(host)} of engram tables in host memory, on no GPU" if host else ""
+    tables = f"; {format_bytes(host)} of engram tables in host memory, on no GPU" if host else ""
     return Weights(
         layers=tuple(_weigh(facts, *count) for count in counts),
         draft=_weigh(facts, drafted, experts),
@@ -213,7 +213,7 @@ def derive_weights(config: DSV4Config, facts: WeightFacts) -> Weights:
         experts=facts.n_routed_experts,
         parameters=sum(map(sum, counts)) + 2 * embedding,
         source=f"derived from {facts.source}: {facts.expert_kind} experts, "
-        f"{facts.dense_dtype} elsewhere, bf16 embedding and head{beside}",
+        f"{facts.dense_dtype} elsewhere, bf16 embedding and head{tables}",
         host_bytes=host,
     )
 

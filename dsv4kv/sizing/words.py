@@ -261,7 +261,7 @@ def _switch(spellings: str, effect: str, means: Meaning | None = None) -> Word:
 
 
 _NOTHING = Meaning(lambda _: {})
-_HOST = "host memory, beside the GPU"
+_HOST = "host memory"
 _PART = "ranks that a request's context is spread over: refused by name"
 _WEIGHTS = "changes the weights: give their size with --weights"
 _GRAPHS = "memory of CUDA graphs, which --reserve stands for"
@@ -340,7 +340,7 @@ WORDS: dict[str, tuple[Word, ...]] = {
         _word("LMCACHE_CONFIG_FILE", "a file of LMCache's settings, which is not read"),
         _word(
             "--prefix-cache-retention-interval",
-            f"which windows stay cached, in {_HOST}",
+            f"which windows stay cached in {_HOST}",
             Meaning(_retention),
         ),
         _word("--prefix-match-unit", "where hits end"),
@@ -413,8 +413,8 @@ WORDS: dict[str, tuple[Word, ...]] = {
         _switch("--disaggregation-decode-enable-offload-kvcache",
                 f"{_HOST}: of the decode side, with a storage backend"),
         _word("--disaggregation-transfer-backend", "nothing: what carries the pages", _NOTHING),
-        _switch("--enable-hierarchical-cache --enable-hicache", f"{_HOST}: a copy of its pools",
-                _switched("host-tier", "hicache")),
+        _switch("--enable-hierarchical-cache --enable-hicache",
+                f"{_HOST}: a copy of the GPU's pools", _switched("host-tier", "hicache")),
         _word("--hicache-ratio", f"{_HOST}: so many times the GPU's pools",
               _as_is("host-ratio")),
         _word("--hicache-size", f"{_HOST}, in GB of every rank; V4 refuses it",
@@ -454,7 +454,7 @@ WORDS: dict[str, tuple[Word, ...]] = {
         _word("--cpu-offload-gb", _WEIGHTS),
         _word("--quantization", _WEIGHTS),
         _switch("--enable-lora", _WEIGHTS),
-        _word("--speculative-num-steps", "nothing beside the draft tokens", _NOTHING),
+        _word("--speculative-num-steps", "nothing: only the draft tokens count", _NOTHING),
         _word("--speculative-eagle-topk", "with 1, nothing", _NOTHING),
         _word("SGLANG_DSV4_KV_LAYOUT", "bytes of an entry: v4 is assumed"),
         _word("SGLANG_HACK_FLASHMLA_BACKEND",
@@ -463,7 +463,7 @@ WORDS: dict[str, tuple[Word, ...]] = {
         _word("SGLANG_DSV4_UNIFIED_KV_FP8", "nothing without unified_kv_triton", _NOTHING),
         _word("SGLANG_SWA_EVICTION_INTERVAL", "window slots of a request: 128 is assumed"),
         _word("SGLANG_DSA_MQA_LOGITS_FREE_MEM_FRACTION", "bound of the indexer's logits"),
-        _word("SGLANG_ENABLE_POST_CAPTURE_KV_SIZING", "what is kept beside the cache"),
+        _word("SGLANG_ENABLE_POST_CAPTURE_KV_SIZING", "memory that is kept for all but the cache"),
     ),
     "trtllm": (
         _word("--model", "the model", _as_is("model")),

@@ -1,4 +1,4 @@
-"""A batch over blocks with several holders: shares prefixes, pauses, resumes, starts again."""
+"""A batch over blocks with several holders: shares prefixes, pauses, resumes, preempts."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -48,11 +48,11 @@ class BatchCounts:
     """What happened, since the start or a reset of the counters.
 
     Attributes:
-        prompt_tokens: Tokens of prompts, those of requests that started again included.
+        prompt_tokens: Tokens of prompts, with those computed again after a preemption.
         reused: Those of them that were cached.
         deferred: Times a request waited a step for a prefix that another one was computing.
         paused: Times a request could not cross the end of its last block.
-        restarted: Requests that lost their blocks while they were paused.
+        restarted: Requests that were paused, then preempted: they lost their blocks.
         kept_blocks: Most blocks that paused requests alone held between two steps.
     """
 
@@ -120,22 +120,22 @@ class Batch:
         for each in evicted:
             assert isinstance(each, Request)
             self.counts.restarted += 1
-            self._start_again(each)
+            self._preempt(each)
         kept = self.paused.counts().paused_used
         self.counts.kept_blocks = max(self.counts.kept_blocks, kept)
 
     def reset(self, *, preserve_prefix_cache: bool, preserve_counters: bool) -> None:
-        """Take all blocks from everybody; requests start again."""
+        """Take all blocks from all requests, which are recomputed."""
         asleep = [request for request in self.paused.forget() if isinstance(request, Request)]
         self.allocator.reset(preserve_prefix_cache=preserve_prefix_cache)
         for request in reversed([*self.running, *asleep]):
-            self._start_again(request)
+            self._preempt(request)
         self.running.clear()
         if not preserve_counters:
             self.counts = BatchCounts()
             self.totals.clear()
 
-    def _start_again(self, request: Request) -> None:
+    def _preempt(self, request: Request) -> None:
         request.blocks, request.written, request.digests = NO_BLOCKS, 0, None
         self.waiting.appendleft(request)
 

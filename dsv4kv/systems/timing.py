@@ -1,4 +1,4 @@
-"""Times a call and its plain re-statement in turns, so that both see the same machine."""
+"""Times a call and its plain re-statement interleaved, so that both see the same machine."""
 
 import gc
 from collections.abc import Callable, Iterator
@@ -41,7 +41,7 @@ class CallTimer:
     rows: list[Row] = field(default_factory=list)
 
     def time(self, quantity: str, ours: Timed, plain: Timed | None = None) -> None:
-        """Add a row: medians of both, taken in turns, each first in every other round."""
+        """Add a row: medians of both, interleaved, each first in every other round."""
         both = [ours] if plain is None else [ours, plain]
         samples: list[list[int]] = [[] for _ in both]
         with _no_collection():

@@ -1,7 +1,7 @@
 """Two requests of one prompt must hold the same, bit for bit, wherever it is.
 
 Compared is what the next tokens can read, by its logical position: entries that are complete, the
-window, and of a state the rows that a group still pools. What pages and rings hold besides is
+window, and of a state the rows that a group still pools. The rest of pages and rings is
 padding, or left from earlier tokens.
 """
 

@@ -1,6 +1,6 @@
 """Objects between a GPU's cache and the host: gathered by one launch a family, copied as a whole.
 
-The work goes to a stream of its own, so that decode steps go on meanwhile, and the host's memory
+The work goes to a stream of its own, so that decode steps are not held up, and the host's memory
 is pinned, so that the GPU copies without the driver's help.
 """
 
@@ -34,7 +34,7 @@ class Stream(Protocol):
 
 
 class SideStream:
-    """A stream beside the one that steps are launched on."""
+    """A stream other than the one that steps are launched on."""
 
     def __init__(self, device: torch.device) -> None:
         """On a GPU."""
@@ -54,7 +54,7 @@ class SideStream:
 
 
 class Mover:
-    """Moves objects of families through a buffer beside the cache. One thread at a time."""
+    """Moves objects of families through a buffer next to the cache. One thread at a time."""
 
     def __init__(
         self, device: torch.device, stream: Stream, pools: dict[str, list[Tensor]]

@@ -207,7 +207,7 @@ class Library:
             fetched: What is being fetched for it: then the first tier alone is asked.
 
         Raises:
-            OutOfBlocks: The prefix does not fit beside what the cache holds.
+            OutOfBlocks: The prefix does not fit into what the cache has free.
             CacheError: The slot holds something already.
             In every case, and whatever exception comes in between, the slot holds nothing.
         """

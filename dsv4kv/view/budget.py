@@ -88,7 +88,7 @@ def view_answer(
         "strong",
     )
     yield from _chosen(found)
-    yield from _beside(found, layouts)
+    yield from _copies_sentences(found, layouts)
     yield ""
     yield memory_bar(found.use)
     yield ""
@@ -177,7 +177,7 @@ def _chosen(found: Answer) -> Iterator[str]:
         yield f"{layout.gpus:,} of these GPUs are the fewest that hold {load}."
 
 
-def _beside(found: Answer, layouts: Sequence[LayoutLine]) -> Iterator[str]:
+def _copies_sentences(found: Answer, layouts: Sequence[LayoutLine]) -> Iterator[str]:
     """What tensor parallelism costs: the copies of the single KV head."""
     best = max(layouts, key=lambda line: line.concurrency)
     heads = "one KV head" if kv_heads(found.scenario.config) == 1 else "no more KV heads"
@@ -425,7 +425,7 @@ def host_parts(host: HostTier) -> Iterator[Part]:
         yield f"Every {holder} has its own: {format_bytes(host.node_bytes)} of a node's memory."
     if host.gpu_bytes:
         yield (
-            f"On the GPU it takes {format_bytes(host.gpu_bytes)} for staging, beside the cache "
+            f"On the GPU it takes {format_bytes(host.gpu_bytes)} for staging, outside the cache "
             "and not counted above."
         )
     yield from host.notes

@@ -55,7 +55,7 @@ def budget_chart(rows: Sequence[Row]) -> Chart:
     """The sweep over its first axis of numbers (the context before others), or over names.
 
     Raises:
-        ConfigError: There would be more lines than can be told apart.
+        ConfigError: There would be more lines than can be distinguished.
     """
     label, value_of = choose_values(rows)
     axes = list(rows[0].point)

@@ -1,4 +1,4 @@
-"""A calibration in tables: the coefficients, and every measurement beside its prediction."""
+"""A calibration in tables: the coefficients, and every measurement with its prediction."""
 
 import math
 from collections.abc import Iterator
@@ -50,7 +50,7 @@ def compared_table(fit: Fit) -> Table:
     """One row for every measurement: medians, means and whole runs."""
     rows = [each for each in fit.compared if math.isnan(each.share) or each.share == 50.0]
     return Table(
-        "Predicted beside measured",
+        "Predicted and measured",
         [
             *names("run", "of"),
             *numbers("measured", "fitted", "run left out"),

@@ -400,7 +400,7 @@ def _requests(counts: list[int]) -> str:
 def _outside(table: KernelTable) -> str:
     """What share of the capture's work no step has."""
     if not table.outside_calls:
-        return "all work of the capture lies in steps"
+        return "all work of the capture is inside steps"
     inside = sum(row.total_ns for row in table.kernels)
     share = _share(table.outside_ns, inside + table.outside_ns or 1)
     pieces = f"{counted(table.outside_calls, 'piece')} of work"

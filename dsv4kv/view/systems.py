@@ -27,7 +27,7 @@ def _shares_sentence(outcomes: Sequence[Outcome]) -> str:
         if row.unit == "ns" and row.share
     )
     if not shares:
-        return "No call has a plain re-statement beside it."
+        return "No call has a plain re-statement to compare with."
     return (
         f"{len(shares)} calls take {shares[0]:.3g} to {shares[-1]:.3g} % of the plain "
         f"re-statement's time, {median(shares):.3g} % at the median."

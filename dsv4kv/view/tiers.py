@@ -152,6 +152,6 @@ def summary(outcome: TiersOutcome) -> str:
             "again has other bits than a run that never left, which a cache cannot judge."
         )
     return (
-        f"All {outcome.checks:,} comparisons are equal: digests, and every bit after going on "
-        "beside requests that never left."
+        f"All {outcome.checks:,} comparisons are equal: digests, and after further steps every "
+        "bit of restored requests and of ones that never left."
     )

@@ -57,5 +57,5 @@ def test_nothing_beside_a_comma_is_refused_and_not_taken_for_this_folder(
     tmp_path: Path, text: str
 ) -> None:
     path = str(save(tmp_path, 0))
-    with pytest.raises(ConfigError, match="names nothing beside a comma"):
+    with pytest.raises(ConfigError, match="has a comma with no file on one side of it"):
         load_side(text.format(path, path))

@@ -54,7 +54,7 @@ def test_prefixes_come_back_right_and_leave_nothing(tmp_path: Path) -> None:
     assert max(map(len, lines)) <= 80
     assert any(line.split()[:2] == ["memory", "700"] for line in lines)
     words = " ".join(line.strip() for line in lines)
-    assert "comparisons are equal: digests, and every bit after going on beside" in words
+    assert "comparisons are equal: digests, and after further steps every bit" in words
     assert "file: 700 tokens are back in " in words
     assert "limits." in words or "but the work on them." in words
     assert list((tmp_path / "cache").iterdir()) == []

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dsv4kv.errors import TraceError
-from dsv4kv.recording.convert import read_recording, told
+from dsv4kv.recording.convert import describe, read_recording
 from dsv4kv.recording.folder import Record, Recording
 
 
@@ -70,7 +70,7 @@ def test_requests_of_unknown_length_are_left_out_and_that_is_told(tmp_path: Path
     read = read_recording(folder)
     assert (len(read.requests), read.untold) == (1, 2)
     assert "2 requests left out: their length is not known: answers had no usage" in "; ".join(
-        told(read)
+        describe(read)
     )
 
 

@@ -52,8 +52,8 @@ class BlockBudget:
     def pool_blocks(self, *, unified: bool) -> int:
         """Blocks of the pool.
 
-        ``unified``: paused requests keep theirs in memory besides the device's, which both can
-        address, so that the pool is the sum; else they are part of the device's.
+        ``unified``: paused requests keep their blocks in other memory, which the device can
+        address as its own, so that the pool is the sum; else they are part of the device's.
         """
         return self.device + self.paused if unified else self.device
 

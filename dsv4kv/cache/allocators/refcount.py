@@ -1,6 +1,7 @@
 """``refcount``: blocks with several holders, kept for reuse when the last one is done.
 
-Methods keep the names of the engine whose behaviour they have, beside those every allocator has.
+In addition to the methods of every allocator, it has those of the engine whose behaviour it
+reproduces, under the engine's own names.
 """
 
 from collections import Counter
@@ -34,7 +35,7 @@ class CountedBlocks:
         """Start with all blocks free."""
         if total_blocks < 2:
             raise ConfigError(
-                f"a pool of {total_blocks} blocks has none besides its dummy: give at least 2."
+                f"a pool of {total_blocks} blocks has only its dummy block: give at least 2."
             )
         self.total_blocks = total_blocks
         self.dummy_block = self.num_blocks = total_blocks - 1
@@ -418,7 +419,7 @@ class RefCountAllocator(CountedBlocks):
             raise
 
     def evict_lru_blocks(self, count: int) -> bool:
-        """Free the cached blocks used longest ago, leaves first; False, and none, if too few."""
+        """Free the cached blocks used longest ago, children before parents; False if too few."""
         if count > self._states.num_evictable:
             return False
         evicted: Truth | None = None

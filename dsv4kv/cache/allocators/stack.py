@@ -18,8 +18,8 @@ class BlockAllocator:
 
     All calls copy: the caller never sees the free list itself. A refusal changes nothing, nor does
     an exception that comes in between: a call has happened whole, or not at all.
-    A block's generation grows whenever it is handed out, so that an old holder can be told from
-    a new one.
+    A block's generation grows whenever it is handed out, so that an old holder can be
+    distinguished from a new one.
     """
 
     def __init__(self, num_blocks: int, lanes: int = 1, unit: str = "blocks") -> None:

@@ -4,8 +4,8 @@ Free + held + cached = all, always. A held block has references; a cached one ha
 by which it can be found until its place is needed.
 
 References, hashes and parents of blocks are the truth. All else (the free list, who follows whom,
-which blocks a hash finds, the order of eviction) is kept up beside it and can be worked out from
-it: so whatever an exception leaves half done is undone by putting the truth back and recounting.
+which blocks a hash finds, the order of eviction) is derived from it and updated along with it: so
+whatever an exception leaves half done is undone by restoring the truth and recounting.
 """
 
 from collections.abc import Iterable

@@ -10,7 +10,6 @@ from fractions import Fraction
 from math import ceil
 from typing import Any
 
-from dsv4kv.engines.beside import Beside, Held
 from dsv4kv.engines.contract import (
     Capacity,
     Deployment,
@@ -21,6 +20,7 @@ from dsv4kv.engines.contract import (
     layers_of,
 )
 from dsv4kv.engines.defaults import MIB, Defaults, Given, LogitsRoom, Machine
+from dsv4kv.engines.overhead import Held, Overhead
 from dsv4kv.engines.sglang import flat
 from dsv4kv.engines.sglang.defaults import ESTIMATED, kept_parts, sglang_defaults
 from dsv4kv.engines.sglang.lines import calculation_line, refusal, slice_line
@@ -51,12 +51,12 @@ class SglangEngine:
         """What SGLang takes where nothing is given."""
         return sglang_defaults(self.build, machine, given)
 
-    def beside(self, deployment: Deployment, step_tokens: int, plan: Plan) -> Beside:
+    def overhead(self, deployment: Deployment, step_tokens: int, plan: Plan) -> Overhead:
         """What SGLang itself takes to be needed in what its share leaves of a GPU."""
         del deployment, step_tokens
         parts = kept_parts(self.build, plan.machine, plan.given)
         headroom = [Held(what, int(mib * MIB), ESTIMATED) for what, mib in parts.items() if mib]
-        return Beside((), tuple(headroom), _UNKNOWN)
+        return Overhead((), tuple(headroom), _UNKNOWN)
 
     def stage_layers(self, layers: int, stages: int) -> tuple[int, ...]:
         """Those left over go to the last stages (``get_pp_indices``)."""

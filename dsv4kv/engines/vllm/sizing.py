@@ -22,7 +22,6 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Literal
 
-from dsv4kv.engines.beside import UNKNOWN, Beside
 from dsv4kv.engines.contract import (
     DRAFT,
     V4_ONLY,
@@ -34,8 +33,9 @@ from dsv4kv.engines.contract import (
     layers_of,
 )
 from dsv4kv.engines.defaults import Defaults, Given, LogitsRoom, Machine
-from dsv4kv.engines.vllm.beside import held_beside
+from dsv4kv.engines.overhead import UNKNOWN, Overhead
 from dsv4kv.engines.vllm.defaults import Batches, vllm_defaults
+from dsv4kv.engines.vllm.overhead import overhead_of
 from dsv4kv.engines.vllm.pages import Group, Page, build_buckets, stride_bytes
 from dsv4kv.errors import ConfigError
 
@@ -355,12 +355,12 @@ class VllmEngine:
         counted = self.release.batches_counted
         return vllm_defaults(self.release.batches, machine, given, counted=counted)
 
-    def beside(self, deployment: Deployment, step_tokens: int, plan: Plan) -> Beside:
+    def overhead(self, deployment: Deployment, step_tokens: int, plan: Plan) -> Overhead:
         """Workspace and buffers of the version that was read."""
         if self.release.newest != "0.33":
             return UNKNOWN
         backend = str(plan.given.get("attention_backend") or "")
-        return held_beside(deployment, step_tokens, flashinfer="FLASHINFER" in backend.upper())
+        return overhead_of(deployment, step_tokens, flashinfer="FLASHINFER" in backend.upper())
 
     def stage_layers(self, layers: int, stages: int) -> tuple[int, ...]:
         """Those left over go to the stages before the last (``get_pp_indices``)."""

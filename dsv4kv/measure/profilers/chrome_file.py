@@ -153,7 +153,7 @@ class ChromeFile:
 def _decode_together(text: str) -> tuple[list[Event], int]:
     """All events at once that are known to be whole, and where the last of them ends.
 
-    None, and 0, where they are not to be told apart or one is no JSON: one by one they can be.
+    None, and 0, where their ends are not clear or one is no JSON: then they are read one by one.
     """
     ends = [found.end(1) for found in _WHOLE.finditer(text, max(0, len(text) - _TAIL))]
     if not ends:
@@ -166,6 +166,6 @@ def _decode_together(text: str) -> tuple[list[Event], int]:
 
 
 def _end_of_event(text: str, at: int) -> int:
-    """Where an event ends that lies in torch's own layout, -1 if it does not or has no end."""
+    """Where an event in torch's own layout ends; -1 if it has another layout, or no end."""
     end = text.find(_CLOSED, at) if text.startswith("{\n", at) else -1
     return end + len(_CLOSED) if end > 0 and text.count('"ph"', at, end) == 1 else -1

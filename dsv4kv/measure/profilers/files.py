@@ -62,19 +62,19 @@ def _first_bytes(path: Path, *, packed: bool) -> bytes:
 def _read_report(path: Path, step: str) -> Trace:
     if not path.is_file():
         raise ProfileError(f"{path} does not exist: name a report of nsys, .nsys-rep.")
-    beside, nsys = path.with_suffix(".sqlite"), find_tool("nsys")
-    is_old = beside.is_file() and beside.stat().st_mtime < path.stat().st_mtime
-    if beside.is_file() and not (is_old and nsys):
-        trace = read_nsys(beside, step)
+    exported, nsys = path.with_suffix(".sqlite"), find_tool("nsys")
+    is_old = exported.is_file() and exported.stat().st_mtime < path.stat().st_mtime
+    if exported.is_file() and not (is_old and nsys):
+        trace = read_nsys(exported, step)
         if is_old:
-            old = f"{beside.name} is older than {path.name}: export it anew."
+            old = f"{exported.name} is older than {path.name}: export it anew."
             return replace(trace, warnings=[old, *trace.warnings])
         return trace
     if nsys is None:
         raise ProfileError(
             f"{path} has to be exported by nsys, which is not on PATH: where it is, run "
-            f"`nsys export --type=sqlite {path.name}`, and show {beside.name} here."
+            f"`nsys export --type=sqlite {path.name}`, and show {exported.name} here."
         )
     with temporary_folder("dsv4kv-export-") as folder:
-        database = folder / beside.name
+        database = folder / exported.name
         return read_nsys(export_nsys(nsys, path, database, _EXPORT_TIMEOUT_S).file, step)

@@ -109,7 +109,7 @@ class Trace:
         has_clock: Whether begins are real: ncu runs every kernel alone.
         version: Version of the tool or of its file format.
         warnings: What spoils the numbers, worst first.
-        notes: What to know besides.
+        notes: What else to know.
     """
 
     tool: str

@@ -1,7 +1,7 @@
 """Calls that a checked operation must answer as the reference does: small, random, unkind.
 
 Slots in no order, −1 and duplicates among indices, lengths of 0, rows that wrap around. Outputs
-are NaN before, and around everything that is written lies memory that must stay as it is.
+are NaN before, and around everything that is written is memory that must stay unchanged.
 """
 
 import functools

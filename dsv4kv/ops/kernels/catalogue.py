@@ -25,7 +25,7 @@ ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_120")
 
 _MODELS = ("v4-flash", "v4-pro", "v4.1-flash", "v3.2")
 _OTHER_PAGES = {"v4.1-flash": ("fp4_interleaved", "fp8_group32_interleaved")}
-"""Of the main entries and of the window, beside a model's own."""
+"""Other formats that kernels are compiled for, of main entries and of windows, by model."""
 _ALL_FORMATS = "v4-flash"  # the one whose keys are shown in FP8, too
 
 PROMISES = {

@@ -306,7 +306,7 @@ def flush_macros(
 
 
 def finish_macros(compressor: Compressor) -> dict[str, int]:
-    """What ``finish.cuh`` needs to know besides the format, by name."""
+    """What ``finish.cuh`` needs to know in addition to the format, by name."""
     return {
         "DSV_HADAMARD": int(compressor.hadamard),
         "DSV_RATIO": compressor.ratio,

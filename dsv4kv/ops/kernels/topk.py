@@ -26,7 +26,7 @@ def runs_of(columns: int) -> int:
 
 
 def scratch_shape(columns: int, out: Tensor) -> tuple[int, ...]:
-    """Of what choices of so many columns need besides their outputs: nothing for a single run."""
+    """Shape of the scratch memory that a top-k of so many columns needs: empty for one run."""
     runs = runs_of(columns)
     return (2, len(out), runs if runs > 1 else 0, out.shape[1])
 

@@ -1,9 +1,9 @@
 """DeepGEMM: an indexer's scores of FP8 keys (sgl-deep-gemm 0.2.5, vLLM 0.33.0's copy).
 
-On Hopper, of pages of 64 keys. Each query token is a request of its own, as in SGLang 0.5.23. So
-what a call does besides: table rows, lengths as int32, a plan of its own, and the scores copied
-from the kernel's output, −inf where there is no key. Blocks are picked from the scores of all
-keys, which is what engines do where they have no kernel for chosen blocks.
+On Hopper, of pages of 64 keys. Each query token is a request of its own, as in SGLang 0.5.23. In
+addition to the kernel a call therefore makes table rows, lengths as int32 and a plan, and copies
+the scores from the kernel's output, −inf where there is no key. Blocks are picked from the scores
+of all keys, which is what engines do where they have no kernel for chosen blocks.
 """
 
 import math

@@ -1,8 +1,8 @@
 """FlashMLA: attention to window and compressed entries (sgl-flash-mla 1.0.0, vLLM 0.33.0's copy).
 
-It takes every entry by its physical index. So what a call does besides: indices of the window's
-and the compressed entries, rows of 64; a plan of its own for every call, as lengths may have
-changed; and copies of its output and lse.
+It takes every entry by its physical index. In addition to the kernel a call therefore makes
+indices of the window's and the compressed entries, in rows of 64, and a plan, as lengths may have
+changed since the last call; and it copies the kernel's output and lse.
 """
 
 from collections.abc import Callable

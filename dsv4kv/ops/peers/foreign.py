@@ -2,9 +2,9 @@
 
 Bridges to a gather that takes requests as rows of a block table. vLLM's
 ``dequantize_and_gather_k_cache`` and FlagGems' function of that name read the last ``gather_lens``
-of ``seq_lens`` entries of every request and write nothing else. So what a call does besides: table
-rows of the slots (one small copy), lengths as int32, and zeros everywhere in the output first,
-because lengths are known on the device only.
+of ``seq_lens`` entries of every request and write nothing else. In addition to that function a
+call therefore makes table rows of the slots (one small copy) and lengths as int32, and first fills
+the output with zeros, because lengths are known on the device only.
 """
 
 import inspect
@@ -37,8 +37,8 @@ class Foreign:
         operations: By name in the contract.
         version: Of the package they come from, where known.
         formats: Entry formats they take; None takes all.
-        bridging: The same operations around functions that do nothing: all that a call does
-            besides. Empty where the operations take the contract's arguments as they are.
+        bridging: The same operations around functions that do nothing: the rest of a call, without
+            the foreign function. Empty where the operations take the contract's arguments as is.
     """
 
     operations: Mapping[str, Operation]

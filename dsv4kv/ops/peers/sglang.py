@@ -1,8 +1,8 @@
 """SGLang: a gather by index, of its DeepSeek-V4 prefill (seen in 0.5.23).
 
-It reads every index it is given and leaves no output row as it was. So what a call does besides:
-indices of the physical entries, entry 0 for those that are missing, and zeros in their rows
-afterwards. Its insert writes for −1 too, outside the pool, and is not used.
+It reads every index it is given and writes every output row. In addition to the kernel a call
+therefore makes indices of the physical entries, with entry 0 for missing ones, and writes zeros to
+the rows of those afterwards. Its insert writes for −1 too, outside the pool, and is not used.
 """
 
 from collections.abc import Callable

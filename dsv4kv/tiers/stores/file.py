@@ -86,7 +86,7 @@ class FileStore:
         self._base, self._numbers = str(self.folder), itertools.count()
         self._found_damaged: list[str] = []
         self._lanes, self._most = Lanes(threads), MOST_OBJECTS
-        with self._told():
+        with self._translated():
             self.folder.mkdir(parents=True, exist_ok=True)
             self._check(namespace)
             _remove_unfinished(self.folder)
@@ -110,13 +110,13 @@ class FileStore:
     def put(self, names: Sequence[str], data: Sequence[Bytes]) -> None:
         """As every store's."""
         packs = list(self._packs([len(each) for each in data]))
-        with self._told():
+        with self._translated():
             self._lanes.each(lambda n: self._put(names[packs[n]], data[packs[n]]), len(packs))
 
     def get(self, names: Sequence[str], into: Sequence[Bytes]) -> Found:
         """As every store's."""
         found = np.zeros(len(names), np.bool_)
-        with self._told():
+        with self._translated():
             files = [
                 (size, [_Wanted(number, names[number], into[number]) for number in numbers])
                 for size, numbers in self._files_of(names)
@@ -131,7 +131,7 @@ class FileStore:
 
     def delete(self, names: Sequence[str]) -> None:
         """As every store's."""
-        with self._told():
+        with self._translated():
             for size, numbers in self._files_of(names):
                 self._remove([names[number] for number in numbers], size)
 
@@ -264,9 +264,9 @@ class FileStore:
                 yield from self._get_run(read, [each])
 
     def _judge(self, wanted: _Wanted) -> bool:
-        """Take an object that was not read from its file as that is now, if it is whole there.
+        """Read an object that a batch did not find whole again, from its file as it is now.
 
-        It may have been put anew meanwhile, or have another length; else it is removed.
+        It may have been stored anew, or have another length; if it is damaged, it is removed.
         """
         path, data = Path(self._path(wanted.name)), None
         with suppress(FileNotFoundError):
@@ -330,7 +330,7 @@ class FileStore:
             )
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _translated(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:

@@ -77,9 +77,9 @@ class MemoryStore:
             used = self.used_bytes + len(data) - len(self._objects.get(name, _NOTHING))
             if used > self.capacity_bytes:
                 raise StoreFull(
-                    f"host memory: {name} of {format_bytes(len(data))} does not fit beside "
-                    f"{format_bytes(self.used_bytes)} of {format_bytes(self.capacity_bytes)}: "
-                    "delete objects, or give the store more."
+                    f"host memory: {name} of {format_bytes(len(data))} does not fit: "
+                    f"{format_bytes(self.used_bytes)} of {format_bytes(self.capacity_bytes)} are "
+                    "in use. Delete objects, or give the store more."
                 )
             self._objects[name] = copy
             self.used_bytes = used

@@ -26,7 +26,7 @@ class Namespace:
 
     @property
     def facts(self) -> str:
-        """Everything that tells these caches from others, as JSON."""
+        """Everything that distinguishes these caches from others, as JSON."""
         return json.dumps(vars(self), sort_keys=True, indent=1)
 
     @property

@@ -62,7 +62,7 @@ class RedisStore:
             raise ConfigError(f"redis: this is no server's address: {error}.") from None
         where = self._client.connection_pool.connection_kwargs
         self._where = where.get("path") or f"{where.get('host')}:{where.get('port', 6379)}"
-        with self._told():
+        with self._translated():
             self._client.ping()
 
     @property
@@ -114,7 +114,7 @@ class RedisStore:
     def _trips(self, ask: Callable[[Any, int], None], sizes: Sequence[int]) -> Iterator[Any]:
         """The server's answers, asked for in as few trips as memory allows."""
         for start, end in trips(sizes):
-            with self._told(), self._client.pipeline(transaction=False) as pipe:
+            with self._translated(), self._client.pipeline(transaction=False) as pipe:
                 for number in range(start, end):
                     ask(pipe, number)
                 answers = pipe.execute()
@@ -136,7 +136,7 @@ class RedisStore:
         """Delete what is damaged, unless somebody has put it anew since."""
         key = self._prefix + name
         self._found_damaged.append(name)
-        with self._told(), self._client.pipeline() as pipe:
+        with self._translated(), self._client.pipeline() as pipe:
             pipe.watch(key)
             if pipe.get(key) == value:
                 pipe.multi()
@@ -147,7 +147,7 @@ class RedisStore:
                     return
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _translated(self) -> Iterator[None]:
         try:
             yield
         except self._errors.OutOfMemoryError as error:

@@ -70,7 +70,7 @@ class Wire:
         self.send(MESSAGE, [memoryview(json.dumps(message).encode())])
 
     def hear(self) -> dict[str, Any]:
-        """Receive a message; raises ``StoreUnavailable`` for anything else, an error it tells."""
+        """Receive a message; raises ``StoreUnavailable`` for anything else, such as an error."""
         message = self.parse(self.receive(MESSAGE))
         if "error" in message:
             raise StoreUnavailable(f"{self.peer} says: {str(message['error'])[:500]}")

@@ -148,14 +148,14 @@ def check_manifest(manifest: Manifest, memory: Memory) -> None:
 def _check_rows(name: str, offered: FamilyRows, needed: range) -> None:
     pages = 1 if offered.geometry.ring else -(-needed.stop // offered.geometry.rows)
     lists = {len(ids) for ids in offered.ids}
-    told = " or ".join(map(str, sorted(lists)))
+    counts = " or ".join(map(str, sorted(lists)))
     if (
         range(offered.first, offered.end) != needed
         or len(offered.ids) not in (1, len(offered.layers))
         or (needed and lists != {pages})
     ):
         raise StoreUnavailable(
-            f"the sender has rows {offered.first:,} to {offered.end:,} of {name} in {told} "
+            f"the sender has rows {offered.first:,} to {offered.end:,} of {name} in {counts} "
             f"pages, and a request of its length needs {needed.start:,} to {needed.stop:,} in "
             f"{pages:,}: its manifest is wrong."
         )

@@ -66,8 +66,10 @@ class MooncakeMemory:
 class MooncakeReader:
     """Reads another engine's memory into a cache's own pools."""
 
-    def __init__(self, memory: Memory, told: dict[str, Any], host: str, timeout_s: float) -> None:
-        """Meet the engine that said ``told``, from the machine that it knows as ``host``.
+    def __init__(
+        self, memory: Memory, sender: dict[str, Any], host: str, timeout_s: float
+    ) -> None:
+        """Connect to the engine that describes itself as ``sender``; to it we are at ``host``.
 
         Raises:
             MooncakeMissing: There is no Mooncake here.
@@ -76,8 +78,8 @@ class MooncakeReader:
         os.environ["MC_TRANSFER_TIMEOUT"] = str(ceil(timeout_s))
         self._engine, self._timeout_s = _engine(host, memory), timeout_s
         try:
-            self._addresses = np.array(told["addresses"], dtype=np.int64)
-            self._at = str(told["at"])
+            self._addresses = np.array(sender["addresses"], dtype=np.int64)
+            self._at = str(sender["at"])
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise StoreUnavailable(f"the sender's Mooncake engine is none: {error}.") from None
 

@@ -61,8 +61,8 @@ class NixlMemory:
 class NixlReader:
     """Reads another agent's memory into a cache's own pools."""
 
-    def __init__(self, memory: Memory, told: dict[str, Any], timeout_s: float) -> None:
-        """Meet the agent that said ``told``.
+    def __init__(self, memory: Memory, sender: dict[str, Any], timeout_s: float) -> None:
+        """Connect to the agent that describes itself as ``sender``.
 
         Raises:
             NixlMissing: There is no NIXL here.
@@ -72,9 +72,9 @@ class NixlReader:
         self._registered = _register(self._agent, memory)
         self._timeout_s = timeout_s
         try:
-            self._addresses = np.array(told["addresses"], dtype=np.int64)
-            self._remote = told["name"]
-            self._agent.add_remote_agent(base64.b64decode(told["metadata"]))
+            self._addresses = np.array(sender["addresses"], dtype=np.int64)
+            self._remote = sender["name"]
+            self._agent.add_remote_agent(base64.b64decode(sender["metadata"]))
         except Exception as error:  # whatever its bindings raise
             raise StoreUnavailable(f"the sender's NIXL agent is none: {error}.") from None
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 _BINS = 48
-_STRETCHES = 120  # of samples in order: more cannot be told apart
+_STRETCHES = 120  # of samples in order: more cannot be distinguished
 _ROW, _SHARED_ROW, _AXIS = 64, 44, 34
 _LETTERS = 58  # across a chart: a name and its numbers
 

@@ -36,8 +36,8 @@ def stacks_chart(rows: Sequence[tuple[str, Stacked]], title: str) -> Chart:
 
 
 def _describe(rows: Sequence[tuple[str, Stacked]]) -> str:
-    told = (
+    shares = (
         f"{name}: {', '.join(f'{kind} {size:.1f} %' for kind, size in parts.items())}"
         for name, parts in rows
     )
-    return f"{'; '.join(told)}."
+    return f"{'; '.join(shares)}."

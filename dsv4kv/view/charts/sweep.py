@@ -28,7 +28,7 @@ _HEIGHT, _LEGEND_LINE = 236, 15
 _MARKERS = "osD^vP"
 _STYLES = ("-", "--", ":")
 MOST_LINES = 2 * len(SHADES)
-"""So many lines can be told apart: every shade, whole and dashed."""
+"""So many lines can be distinguished: every shade, whole and dashed."""
 _LEGEND_LETTERS, _KEY_LETTERS = 54, 4  # across a chart, and next to each name
 _AXIS_LETTERS = 60  # across an axis
 _NAME_LETTERS, _TEXT_SHARE = 26, 0.026  # of a bar's name; room for a letter of its text

@@ -192,7 +192,7 @@ def _draw_track(axes: "Axes", track: Track) -> None:
     write(axes, 1, 1.0, shown, "muted", ha="right", va="bottom", transform=place)
 
 
-# Okabe and Ito's colours, told apart by colour-blind readers too
+# Okabe and Ito's colours, which colour-blind readers can distinguish, too
 _COLOURS: dict[Category, str] = {
     "insert": "#d55e00",
     "gather": "#0072b2",

@@ -73,7 +73,7 @@ class Section:
         charts: Drawings.
         tables: The numbers, by id on the page.
         findings: Sentences.
-        beside: Whether the tables are narrow enough to stand next to the charts.
+        side_by_side: Whether the tables are narrow enough to be placed next to the charts.
     """
 
     key: str
@@ -83,7 +83,7 @@ class Section:
     charts: list[Chart] = field(default_factory=list)
     tables: dict[str, Table] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
-    beside: bool = False
+    side_by_side: bool = False
 
 
 _MOST_ROWS = 40
@@ -104,7 +104,7 @@ def profile_sections(profile: Profile, yardstick: Yardstick | None) -> Iterator[
         charts=[shares_chart(spent, time_of(table))] if (spent := shares(table)) else [],
         tables=where,
         findings=found,
-        beside=True,
+        side_by_side=True,
     )
     if table.kernels:
         tables = {"kernel-table": kernels_table(table, _MOST_ROWS, yardstick)}
@@ -151,7 +151,7 @@ def _pools_section(case: Case) -> Section:
     charts = [pools_chart(case.cache)] if case.cache.pools else []
     tables = {"cache-table": cache_table(case.cache)} if case.cache.pools else {}
     note = _READ_POOLS if case.cache.pools else ""
-    return Section("memory", "Where the memory is", note, facts, charts, tables, beside=True)
+    return Section("memory", "Where the memory is", note, facts, charts, tables, side_by_side=True)
 
 
 def _held_section(series: MemorySeries) -> Section:
@@ -169,7 +169,7 @@ def _held_section(series: MemorySeries) -> Section:
             "held-table": held_table(series),
             "moments-table": moments_table(seconds, columns),
         },
-        beside=True,
+        side_by_side=True,
     )
 
 
@@ -203,7 +203,7 @@ def replay_sections(case: Case, result: ReplayResult) -> Iterator[Section]:
             _READ_TIMES,
             charts=[distribution_chart(rows)],
             tables={"times-table": times_table(case.latencies)},
-            beside=True,
+            side_by_side=True,
         )
     if result.fleet and case.totals:
         tables = {"replicas-table": replicas_table(result.fleet, case.totals)}
@@ -236,7 +236,13 @@ def _replay_held_section(result: ReplayResult) -> Section:
     }
     chart = time_chart(result)
     return Section(
-        "held", "What was held over time", _READ_REPLAY_HELD, {}, [chart], tables, beside=True
+        "held",
+        "What was held over time",
+        _READ_REPLAY_HELD,
+        {},
+        [chart],
+        tables,
+        side_by_side=True,
     )
 
 
@@ -323,7 +329,7 @@ def _latency_section(case: Case) -> Section:
         charts=[distribution_chart(rows), order_chart(pace)],
         tables=({"decode-table": decode} if decode else {})
         | {"latency-table": latencies_table(case.latencies)},
-        beside=True,
+        side_by_side=True,
     )
 
 

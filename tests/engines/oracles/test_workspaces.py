@@ -1,4 +1,4 @@
-"""What vLLM holds beside weights and cache is what its own dummy runs ask for."""
+"""What vLLM holds other than weights and cache is what its own dummy runs ask for."""
 
 import os
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dsv4kv.engines.contract import Deployment
-from dsv4kv.engines.vllm.beside import hca_index_bytes, workspace_bytes
+from dsv4kv.engines.vllm.overhead import hca_index_bytes, workspace_bytes
 from dsv4kv.model.schema import choose_formats
 from tests.engines.oracles.planned import model_of
 from tests.engines.oracles.workspaces import SETTINGS, ask_workspaces, read_workspaces

@@ -14,7 +14,7 @@ def test_the_last_byte_is_used_and_one_more_refused() -> None:
     store = MemoryStore(100)
     store.put(["a", "b"], [content(1, 60), content(2, 40)])
     assert store.used_bytes == 100
-    with pytest.raises(StoreFull, match="c of 1 B does not fit beside 100 B of 100 B"):
+    with pytest.raises(StoreFull, match="c of 1 B does not fit: 100 B of 100 B are in use"):
         store.put(["c"], [content(3, 1)])
     assert store.exists(["a", "b", "c"]).tolist() == [True, True, False]
     store.put(["a"], [content(4, 60)])  # in place of what was there

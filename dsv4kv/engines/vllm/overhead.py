@@ -1,4 +1,4 @@
-"""What vLLM holds on a GPU beside weights and cache, as far as its code says how much.
+"""What vLLM holds on a GPU other than weights and cache, as far as its code says how much.
 
 One workspace is shared by all layers and is as large as the largest request for it, rounded up
 to 256 B a tensor. Of several backends FlashMLA's is known.
@@ -10,8 +10,8 @@ Source: vLLM 0.33.0: ``flashmla.py``, ``sparse_mla.py`` and ``attention.py`` of
 from collections.abc import Iterable
 from math import prod
 
-from dsv4kv.engines.beside import UNKNOWN, Beside, Held
 from dsv4kv.engines.contract import Deployment
+from dsv4kv.engines.overhead import UNKNOWN, Held, Overhead
 
 _GATHERED_PROMPTS = 4  # PREFILL_CHUNK_SIZE
 _LONG_CONTEXT = 256 * 1024
@@ -23,13 +23,13 @@ _Tensor = tuple[int, ...]
 """Its shape, and the bytes of an element."""
 
 
-def held_beside(deployment: Deployment, step_tokens: int, *, flashinfer: bool = False) -> Beside:
+def overhead_of(deployment: Deployment, step_tokens: int, *, flashinfer: bool = False) -> Overhead:
     """Workspace and buffers of one rank for a step of so many tokens, by backend."""
     if flashinfer:
         own = Held(
             "workspace of FlashInfer", _FLASHINFER_BYTES, "vLLM 0.33.0: flashinfer_sparse.py"
         )
-        return Beside((own,), (), UNKNOWN.unknown)
+        return Overhead((own,), (), UNKNOWN.unknown)
     reserve = [
         Held(
             "workspace of prompts",
@@ -50,7 +50,7 @@ def held_beside(deployment: Deployment, step_tokens: int, *, flashinfer: bool = 
                 "vLLM 0.33.0: two c128a buffers, for prompts and for decoding",
             )
         )
-    return Beside(tuple(reserve), (), UNKNOWN.unknown)
+    return Overhead(tuple(reserve), (), UNKNOWN.unknown)
 
 
 def workspace_bytes(deployment: Deployment, step_tokens: int) -> int:

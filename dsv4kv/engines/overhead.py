@@ -1,4 +1,4 @@
-"""What an engine holds on a GPU beside weights and cache, as far as its code says how much."""
+"""What an engine holds on a GPU other than weights and cache, as far as its code says how much."""
 
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ class Held(NamedTuple):
     source: str
 
 
-class Beside(NamedTuple):
+class Overhead(NamedTuple):
     """All that is known to be held.
 
     Attributes:
@@ -38,4 +38,4 @@ _MEASURED = (
     "buffers of NCCL and DeepEP",
     "CUDA context",
 )
-UNKNOWN = Beside((), (), _MEASURED)
+UNKNOWN = Overhead((), (), _MEASURED)

@@ -34,9 +34,10 @@ def list_(
         int, typer.Option(min=0, help="Show the newest so many; 0 shows all. JSON has all.")
     ] = 100,
 ) -> None:
-    """List saved runs, oldest first."""
+    """List saved runs, oldest first, and sweeps that are not finished."""
+    from dsv4kv.record.jobs import list_unfinished
     from dsv4kv.record.store import list_entries
-    from dsv4kv.view.results import runs_table
+    from dsv4kv.view.results import runs_table, unfinished_table
     from dsv4kv.view.terminal import show as show_parts
 
     entries = list_entries(folder)
@@ -47,8 +48,8 @@ def list_(
         print_document(json.dumps(document, ensure_ascii=False, indent=2))
         return
 
-    shown = entries[-limit:]
-    show_parts([runs_table(shown)])
+    shown, sweeps = entries[-limit:], list_unfinished(folder)
+    show_parts([runs_table(shown), *(["", unfinished_table(sweeps)] if sweeps else [])])
     if len(shown) < len(entries):
         say(f"{len(entries) - len(shown):,} older runs: --limit 0 shows all.", err=True)
     for entry in shown:

@@ -117,6 +117,29 @@ def read_asked(folder: Path) -> Asked:
         raise RecordError(f"{path} cannot be read ({reason}).") from None
 
 
+@dataclass(frozen=True)
+class Unfinished:
+    """A sweep whose record is not whole: somebody works on it, or it was killed.
+
+    Attributes:
+        asked: What it asks for.
+        done: Points that are.
+    """
+
+    asked: Asked
+    done: int
+
+
+def list_unfinished(out: Path) -> list[Unfinished]:
+    """Sweeps of a folder of records, by name; what cannot be read is left out."""
+    found = []
+    for path in sorted(out.glob(f"*{POINTS}/{_JOB}")):
+        with suppress(RecordError):
+            done = sum(1 for _ in (path.parent / _DONE).glob("*.json"))
+            found.append(Unfinished(read_asked(path.parent), done))
+    return found
+
+
 def open_job(folder: Path, asked: Asked, axes: Sequence[dict[str, Any]]) -> "Job":
     """Begin a job in a new folder, or join the one that is there.
 

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from dsv4kv.record.jobs import Unfinished
 from dsv4kv.record.store import Entry
 from dsv4kv.units import format_bytes
-from dsv4kv.view.table import ABSENT, Row, Table, names, numbers
+from dsv4kv.view.table import ABSENT, Row, Table, names, numbers, prose
 
 
 def runs_table(entries: Sequence[Entry]) -> Table:
@@ -36,3 +37,15 @@ def _row(entry: Entry) -> Row:
         size,
         (summary.git_sha or "")[:12],
     ]
+
+
+def unfinished_table(sweeps: Sequence[Unfinished]) -> Table:
+    """Sweeps that were killed, or go on in another process."""
+    rows = [
+        (
+            f"{sweep.done:,} of {sweep.asked.count:,}",
+            f"dsv4kv {sweep.asked.command} --resume {sweep.asked.run_id}",
+        )
+        for sweep in sweeps
+    ]
+    return Table("Unfinished sweeps", [*numbers("points done"), *prose("goes on by")], rows)

@@ -91,11 +91,14 @@ def test_a_sweep_side_by_side_has_the_cases_of_one_after_the_other(whole: list[C
 def test_what_ctrl_c_interrupted_goes_on_from_its_name_alone(whole: list[Case]) -> None:
     before = the_record()
     assert (before.status, before.cases) == ("incomplete", whole[:2])
+    listed = " ".join(invoke("results", "list").stdout.split())
+    assert f"2 of {len(whole)} dsv4kv replay --resume {before.run_id}" in listed
     assert invoke("replay", "--quiet", "--resume", before.run_id).exit_code == 6
     after = the_record()
     assert after.cases == whole
     assert (after.run_id, after.started_utc) == (before.run_id, before.started_utc)
     assert list(Path("results").glob("*.points")) == []
+    assert "resume" not in invoke("results", "list").stdout
     again = invoke("replay", "--resume", before.run_id)
     assert (again.exit_code, "no points are kept" in again.stderr) == (7, True)
 

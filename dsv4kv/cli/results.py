@@ -49,7 +49,9 @@ def list_(
         return
 
     shown, sweeps = entries[-limit:], list_unfinished(folder)
-    show_parts([runs_table(shown), *(["", unfinished_table(sweeps)] if sweeps else [])])
+    show_parts([runs_table(shown)])
+    if sweeps:
+        show_parts(["", unfinished_table(sweeps)])
     if len(shown) < len(entries):
         say(f"{len(entries) - len(shown):,} older runs: --limit 0 shows all.", err=True)
     for entry in shown:

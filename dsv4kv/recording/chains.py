@@ -2,8 +2,8 @@
 
 A stretch of blocks that a server announces belongs behind the block that it names. So every block
 has a chain back to where its prompt began, and ids like those of any trace. Of a stretch that
-begins a request, the part that was cached already is known: it is what lies before it, and what of
-it is announced though it was there (``kv_cache_report_mode=full``).
+begins a request, the part that was cached already is known: it is what comes before it, and what
+of it is announced although it was there (``kv_cache_report_mode=full``).
 
 What cannot be known: a prompt that is cached as a whole is not announced at all; prompts end at
 the last full block; a prompt and what is generated after it look alike. A single block right
@@ -45,7 +45,7 @@ class Store:
         at_s: When, by the server's clock; never before the prompt was computed.
         cached_tokens: Of the prompt's full blocks, which were cached before.
         output_tokens: Of single blocks that were stored behind it later.
-        session: The session's number, if the server was told.
+        session: The session's number, if requests named it.
         end: Last block of the prompt.
         grain_tokens: What an id stands for.
     """
@@ -173,7 +173,7 @@ class Chains:
 
 
 def _orphan() -> Block:
-    """A block of which nothing is known, nor of what lies before it."""
+    """A block of which nothing is known, nor of what comes before it."""
     return Block(None, (), 0, whole=False)
 
 

@@ -187,7 +187,7 @@ def describe(recorded: Recorded) -> list[str]:
     text = [f"ids of {prompts} are of text: what they share is estimated"]
     own = [f"{blocks} of prompts of which only the length is known are taken to share nothing"]
     return [
-        _told_of_requests(recorded),
+        _describe_requests(recorded),
         *(text if by_text else []),
         *(own if recorded.own_blocks else []),
         *missing,
@@ -195,7 +195,7 @@ def describe(recorded: Recorded) -> list[str]:
     ]
 
 
-def _told_of_requests(recorded: Recorded) -> str:
+def _describe_requests(recorded: Recorded) -> str:
     known = [
         (request.input_tokens, cached)
         for request, cached in zip(recorded.requests, recorded.cached_tokens, strict=True)

@@ -194,7 +194,7 @@ class Socket:
         self._url, self._replay, self._publisher = url, replay, publisher
 
     def run(self, stop: Stop) -> None:
-        """Listen until told to stop."""
+        """Listen until ``stop`` is set."""
         with self._zmq.Context() as context, context.socket(self._zmq.SUB) as socket:
             socket.setsockopt(self._zmq.LINGER, 0)
             socket.setsockopt(self._zmq.MAXMSGSIZE, _MOST_BYTES)

@@ -135,7 +135,7 @@ class Recording:
     ) -> None:
         """Begin a recording, or go on with one.
 
-        ``hear`` is told of every record; ``about`` is noted: by what it is made, and of what.
+        ``hear`` is called with every record; ``about`` is noted: by what it is made, and of what.
 
         Raises:
             TraceError: The folder holds something else, is being written, or cannot be.

@@ -98,10 +98,10 @@ def request_length(head: Head) -> int:
     Raises:
         Malformed: Two servers could find two ends.
     """
-    coded, told = head.tokens(b"transfer-encoding"), head.values(b"content-length")
+    coded, lengths = head.tokens(b"transfer-encoding"), head.values(b"content-length")
     if not coded:
-        return _length(told) if told else 0
-    if coded != [b"chunked"] or told or head.start[2] == b"HTTP/1.0":
+        return _length(lengths) if lengths else 0
+    if coded != [b"chunked"] or lengths or head.start[2] == b"HTTP/1.0":
         raise Malformed("a body whose end is not clear")
     return CHUNKED
 
@@ -114,14 +114,14 @@ def answer_length(head: Head, method: bytes) -> int:
         if coded != [b"chunked"]:
             raise Malformed("a body in an unknown coding")
         return CHUNKED
-    told = head.values(b"content-length")
-    return _length(told) if told else TO_END
+    lengths = head.values(b"content-length")
+    return _length(lengths) if lengths else TO_END
 
 
-def _length(told: list[bytes]) -> int:
-    if len(set(told)) > 1 or not _LENGTH.fullmatch(told[0]):
+def _length(lengths: list[bytes]) -> int:
+    if len(set(lengths)) > 1 or not _LENGTH.fullmatch(lengths[0]):
         raise Malformed("a length that is none")
-    return int(told[0])
+    return int(lengths[0])
 
 
 class Body:

@@ -1,6 +1,6 @@
-"""Lines of logs that tell of requests: what each engine and tool writes, read alike.
+"""Lines of logs about requests: what each engine and tool writes, read alike.
 
-A row has what its line tells: ``id``, ``arrival_s`` and others since 1970, lengths in tokens,
+A row has what its line says: ``id``, ``arrival_s`` and others since 1970, lengths in tokens,
 ``cached_tokens`` as the server counted them, ``session``, and ``ids`` of ``grain`` tokens. Lines
 of one request are put together later by its ``id``. What identifies anything is a number by then.
 
@@ -40,7 +40,7 @@ class Log:
 
 
 def read_line(line: str, veil: Veil) -> Record | None:
-    """The row of a line of any format; None if it tells of no request."""
+    """The row of a line of any format; None if it is about no request."""
     for log in LOGS.values():
         if log.mark in line:
             try:
@@ -61,39 +61,39 @@ def _sglang(line: str, veil: Veil) -> Record:
         return row | {"arrival_s": _clock(record["timestamp"])} | _prompt(asked, veil)
     if record["event"] != "request.finished":
         raise _Other
-    told = record["out"]["meta_info"]
-    return row | _finished_at(told, _clock(record["timestamp"])) | _prompt(asked, veil)
+    info = record["out"]["meta_info"]
+    return row | _finished_at(info, _clock(record["timestamp"])) | _prompt(asked, veil)
 
 
 def _sglang_metrics(line: str, veil: Veil) -> Record:
     """``--export-metrics-to-file-dir``: a line for every request that has ended."""
-    told = _object(line)
-    asked = from_json(told["request_parameters"])
-    row = {"id": veil.name(_text(told["id"]))} | _session(asked.get("session_id"), veil)
-    return row | _finished_at(told, None) | _prompt(asked, veil)
+    info = _object(line)
+    asked = from_json(info["request_parameters"])
+    row = {"id": veil.name(_text(info["id"]))} | _session(asked.get("session_id"), veil)
+    return row | _finished_at(info, None) | _prompt(asked, veil)
 
 
-def _finished_at(told: Mapping[str, Any], end_s: float | None) -> Record:
-    """What SGLang's ``meta_info`` tells of a request that ended when its line was written."""
-    latency_s = told.get("e2e_latency")
-    arrival_s = told.get("request_received_ts")
+def _finished_at(info: Mapping[str, Any], end_s: float | None) -> Record:
+    """What SGLang's ``meta_info`` says of a request that ended when its line was written."""
+    latency_s = info.get("e2e_latency")
+    arrival_s = info.get("request_received_ts")
     if arrival_s is None and end_s is not None and latency_s is not None:
         arrival_s = end_s - latency_s
     last_s = arrival_s + latency_s if arrival_s is not None and latency_s is not None else end_s
-    first_s = told.get("first_token_latency")
+    first_s = info.get("first_token_latency")
     return {
         "arrival_s": _optional(arrival_s, float),
         "first_s": None if first_s is None or arrival_s is None else arrival_s + float(first_s),
         "last_s": _optional(last_s, float),
-        "input_tokens": _tokens(told["prompt_tokens"]),
-        "output_tokens": _tokens(told["completion_tokens"]),
-        "cached_tokens": _optional(told.get("cached_tokens"), _tokens),
-        "cached_by": cached_by(told.get("cached_tokens_details")),
+        "input_tokens": _tokens(info["prompt_tokens"]),
+        "output_tokens": _tokens(info["completion_tokens"]),
+        "cached_tokens": _optional(info.get("cached_tokens"), _tokens),
+        "cached_by": cached_by(info.get("cached_tokens_details")),
     }
 
 
 def cached_by(details: Any) -> dict[str, int] | None:
-    """Cached tokens by where they were found, as SGLang tells them."""
+    """Cached tokens by where they were found, as SGLang reports them."""
     if not isinstance(details, dict):
         return None
     known = ("device", "host", "storage")
@@ -146,16 +146,16 @@ def _dynamo(line: str, veil: Veil) -> Record:
 def _aiperf(line: str, veil: Veil) -> Record:
     """``profile_export.jsonl``: what a benchmark's clients saw."""
     record = _object(line)
-    when, told = record["metadata"], record["metrics"]
+    when, metrics = record["metadata"], record["metrics"]
     arrival_s = when["request_start_ns"] / 1e9
-    first = told.get("time_to_first_token")
+    first = metrics.get("time_to_first_token")
     return {
         "id": veil.name(_text(when["x_request_id"])),
         "arrival_s": arrival_s,
         "first_s": None if first is None else arrival_s + first["value"] / 1e3,
         "last_s": when["request_end_ns"] / 1e9,
-        "input_tokens": _tokens(told["input_sequence_length"]["value"]),
-        "output_tokens": _tokens(told["output_sequence_length"]["value"]),
+        "input_tokens": _tokens(metrics["input_sequence_length"]["value"]),
+        "output_tokens": _tokens(metrics["output_sequence_length"]["value"]),
         **_session(when.get("x_correlation_id") or when.get("conversation_id"), veil),
     }
 

@@ -104,8 +104,8 @@ class _Upstream:
         self.path = parts.path.encode()
         self._fields = [(b"Host", parts.netloc.rpartition("@")[2].encode())]
         if parts.username is not None:
-            told = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-            self._fields.append((b"Authorization", b"Basic " + b64encode(told.encode())))
+            user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            self._fields.append((b"Authorization", b"Basic " + b64encode(user.encode())))
         self._name, self._port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._idle: list[_Link] = []
@@ -152,7 +152,7 @@ class _Client(asyncio.StreamReaderProtocol):
 
 
 class Proxy:
-    """Listens at an address until it is told to stop.
+    """Listens at an address until it is stopped.
 
     Attributes:
         port: Where it listens, once it does.
@@ -268,7 +268,7 @@ class Proxy:
             for name, value in exchange.head.fields
         }
         body = parse_body(bytes(exchange.body))
-        row |= session_of(headers, body, self._veil) | exchange.told.told(self._veil)
+        row |= session_of(headers, body, self._veil) | exchange.answer.row(self._veil)
         self._recording.write("requests", row | self._ids(body, row.get("input_tokens", 0)))
 
     def _ids(self, body: dict[str, Any], tokens: int) -> Record:
@@ -296,7 +296,7 @@ class _Exchange:
         self.head, self._reader, self._writer = head, reader, writer
         self.arrival_s, self.first_s = time(), 0.0
         self.status, self.end = 0, "server not reached"
-        self.body, self.told = bytearray(), Ends()
+        self.body, self.answer = bytearray(), Ends()
         self._is_kept, self._stays, self._is_over = True, False, False
         self._waiting = b""
 
@@ -375,7 +375,7 @@ class _Exchange:
             self._refuse()
             return False
         self.status = int(answer.start[1])
-        self.told = Ends(answer.tokens(b"content-encoding"))
+        self.answer = Ends(answer.tokens(b"content-encoding"))
         whole = self.head.start[2] == b"HTTP/1.1"
         stays = whole and length != TO_END and b"close" not in self.head.tokens(b"connection")
         fields = answer.passed_on()
@@ -399,7 +399,7 @@ class _Exchange:
                 break
             self.first_s = self.first_s or time()
             self._send(part[0] if whole else part[1])
-            self.told.add(part[1])
+            self.answer.add(part[1])
             await self._writer.drain()
         self._send(b"")
         self.end, self._stays = "done", stays and not self._is_over

@@ -76,9 +76,9 @@ class Live:
 
     def _hit_rate(self) -> str:
         """By its counters, where these are sampled, else by what it says of each request."""
-        told = [one for each in self._counted.values() if (one := each.hits())]
-        hits = sum(found for _, found, _ in told) if told else self.cached_tokens
-        asked = sum(total for _, _, total in told) if told else self.input_tokens
+        counters = [one for each in self._counted.values() if (one := each.hits())]
+        hits = sum(found for _, found, _ in counters) if counters else self.cached_tokens
+        asked = sum(total for _, _, total in counters) if counters else self.input_tokens
         return f"{hits / asked:.1%}" if asked else "not known"
 
 

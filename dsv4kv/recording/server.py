@@ -91,13 +91,13 @@ class Server:
 
     Attributes:
         family: ``vllm`` or ``sglang``, by the names of its counters; empty if there are none.
-        settings: What its metrics tell of its configuration.
+        settings: What its metrics say of its configuration.
         restarts: When its cache began anew.
         unrecorded: When nobody recorded.
         lost_messages: Messages of events that never came.
         evicted: When, how many blocks; None without events.
         used: At every sample, the share of the pool that requests used.
-        preempted: When, how many requests; None where no counter tells.
+        preempted: When, how many requests; None without such a counter.
         counted: When, how many tokens its counters grew by: found, and asked for.
         replicas: Caches that it has, by the ranks that count or publish.
     """
@@ -130,9 +130,9 @@ def read_server(folder: Path) -> Server:
             name: value
             for stream, records in (("notes", notes), ("metrics", samples))
             for record in records
-            for name, value in settings_told(stream, record).items()
+            for name, value in settings_in(stream, record).items()
         },
-        restarts=_merge([*_restarts_told(events), *_restarts_counted(samples)]),
+        restarts=_merge([*_restarts_announced(events), *_restarts_counted(samples)]),
         unrecorded=[(note["from_s"], note["at"]) for note in notes if note.get("what") == "gap"],
         lost_messages=sum(
             each["last"] - each["first"] + 1 for each in events if each.get("what") == "gap"
@@ -190,8 +190,8 @@ def family_of(sample: Record) -> str:
     return next((family for family in _USED if family in names), "")
 
 
-def settings_told(stream: str, record: Record) -> dict[str, str]:
-    """The server's settings that a record tells of."""
+def settings_in(stream: str, record: Record) -> dict[str, str]:
+    """The server's settings that a record has."""
     if stream == "notes" and record.get("what") == "server":
         return dict(record["settings"])
     if stream == "metrics":
@@ -209,7 +209,7 @@ def _replicas(samples: Iterable[Record], events: Iterable[Record]) -> int:
     return max(1, len(ranks), len({event["source"] for event in events}))
 
 
-def _restarts_told(events: Iterable[Record]) -> Iterator[Window]:
+def _restarts_announced(events: Iterable[Record]) -> Iterator[Window]:
     """By events: messages are numbered anew, or a cache that held something is cleared."""
     last: dict[str, float] = {}
     restarted: set[str] = set()

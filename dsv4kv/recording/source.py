@@ -1,4 +1,4 @@
-"""What every source of a recording is: something that runs until it is told to stop."""
+"""What every source of a recording is: something that runs until it is stopped."""
 
 from threading import Event
 from typing import Protocol

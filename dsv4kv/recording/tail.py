@@ -18,7 +18,7 @@ from dsv4kv.recording.logs import read_line
 from dsv4kv.recording.veil import Veil
 
 _POLL_S = 0.3
-_MOST_BYTES = 2**26  # of a line; a longer one tells of no request
+_MOST_BYTES = 2**26  # of a line; a longer one is about no request
 
 
 class RequestLog:
@@ -27,7 +27,7 @@ class RequestLog:
     def __init__(
         self, number: int, path: Path, recording: Recording, veil: Veil, *, follow: bool = True
     ) -> None:
-        """``follow``: wait for more until told to stop.
+        """``follow``: wait for more until stopped.
 
         Raises:
             ConfigError: There is no such file or folder.

@@ -68,7 +68,7 @@ def load_template(folder: Path, given: str | None, options: Mapping[str, Any]) -
 
 
 def find_encoders(folder: Path) -> list[Path]:
-    """Python files beside a tokenizer that may stand for a template."""
+    """Python files next to a tokenizer that may be used as a template."""
     return sorted(folder.glob("encoding/encoding*.py"))
 
 
@@ -203,7 +203,7 @@ def _encoder(path: Path, options: Mapping[str, Any]) -> Render:
         ) from None
     if _MODE in signature(encode).parameters and _MODE not in options:
         raise ConfigError(
-            f"--chat-template {path}: servers differ in whether a model thinks unless told: give "
+            f"--chat-template {path}: servers differ in whether a model thinks by default: give "
             f"--template-options with {_MODE}, thinking as vLLM or chat as SGLang."
         )
 

@@ -2,7 +2,7 @@
 
 Of an answer, streamed or not, only its beginning and its end are looked at: there are its id and
 its ``usage``. Of a prompt only its tokens, if it is given as such, or its text, which is cut to
-pieces of as many bytes as an id's tokens had in the first prompt whose length was told.
+pieces of as many bytes as an id's tokens had in the first prompt whose length was reported.
 """
 
 import json
@@ -60,7 +60,7 @@ class Ends:
         if len(self._tail) > 2 * KEPT_TAIL_BYTES:
             del self._tail[:-KEPT_TAIL_BYTES]
 
-    def told(self, veil: Veil) -> Record:
+    def row(self, veil: Veil) -> Record:
         """Id and token counts, as far as the answer has them."""
         found = _ID.search(self._head)
         row: Record = {"id": veil.name(_plain(found[1]))} if found else {}
@@ -83,8 +83,8 @@ def _plain(text: bytes) -> str:
 
 def _counts(usage: Mapping[str, Any]) -> Record:
     """Token counts of any of the APIs."""
-    told = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
-    details = told if isinstance(told, dict) else {}
+    detailed = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
+    details = detailed if isinstance(detailed, dict) else {}
     cached = details.get("cached_tokens", usage.get("cached_tokens"))
     counts = {
         "input_tokens": usage.get("prompt_tokens", usage.get("input_tokens")),

@@ -41,7 +41,7 @@ class Veil:
     def content(self, tokens: Sequence[int], grain: int, extra: object = None) -> list[int]:
         """A number for every full ``grain`` of tokens, without what comes before.
 
-        ``extra``: what else tells blocks of equal tokens apart: an adapter, an image, a tenant.
+        ``extra``: what else distinguishes blocks of equal tokens: an adapter, an image, a tenant.
 
         Raises:
             OverflowError, TypeError: They are no tokens.

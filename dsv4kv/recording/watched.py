@@ -14,7 +14,7 @@ from pydantic_core import from_json
 
 from dsv4kv.recording.folder import STREAMS, WHERE, Record, segments
 from dsv4kv.recording.metrics import Counted, Values
-from dsv4kv.recording.server import Held, Server, family_of, settings_told, used_share
+from dsv4kv.recording.server import Held, Server, family_of, settings_in, used_share
 
 _BY_SOURCE = {
     "vllm:prompt_tokens_cached_by_source": "source",
@@ -68,8 +68,8 @@ class Glance:
         requests: That arrived.
         stored: Blocks stored, by events; None without.
         removed: Blocks evicted, likewise.
-        preempted: Requests preempted; None where no counter tells.
-        used: Share of the pool that requests use now; None where no gauge tells.
+        preempted: Requests preempted; None without such a counter.
+        used: Share of the pool that requests use now; None without such a gauge.
         running: Requests that run now.
         waiting: Requests that wait now.
         groups: Cached blocks by cache group: inferred from events, as no server says it.
@@ -95,8 +95,8 @@ class Watched:
 
     Attributes:
         window_s: How long these are at most.
-        clock: Tells the time, in seconds since 1970.
-        settings: Of the server, as its metrics tell.
+        clock: Returns the time, in seconds since 1970.
+        settings: Of the server, from its metrics.
         family: Whose counters they are.
     """
 
@@ -122,7 +122,7 @@ class Watched:
             self.family = self.family or family_of(record)
         elif stream == "requests":
             self._rows.append(record)
-        self.settings |= settings_told(stream, record)
+        self.settings |= settings_in(stream, record)
         self._forget()
 
     @property
@@ -140,9 +140,9 @@ class Watched:
         values = self._samples[-1]["values"] if self._samples else {}
         grown, hits = self._grown()
         answered = [row for row in self._rows if "cached_tokens" in row and "input_tokens" in row]
-        told = sum(row["cached_tokens"] for row in answered)
+        cached = sum(row["cached_tokens"] for row in answered)
         asked = sum(row["input_tokens"] for row in answered)
-        by = {"its counters": hits, "its answers": (told, asked)}
+        by = {"its counters": hits, "its answers": (cached, asked)}
         groups = Counter[int]()
         for held in self._held.values():
             groups.update(held.blocks)

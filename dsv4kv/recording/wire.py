@@ -53,8 +53,8 @@ class Stored:
         group: Number of the cache group; None where there is one.
         kind: What the group keeps.
         window: Tokens of its window; None if it keeps everything.
-        session: Who caused it, as the server was told.
-        extras: What tells apart equal tokens, one entry for every block; empty if nothing does.
+        session: Who caused it, as requests named it.
+        extras: What distinguishes equal tokens, one entry for every block; empty if nothing does.
     """
 
     hashes: tuple[BlockHash, ...]

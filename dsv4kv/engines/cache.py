@@ -120,7 +120,7 @@ class EngineCache(Protocol):
 
         Args:
             request: The request.
-            decoded_blocks: Blocks of context beside those of its prompt.
+            decoded_blocks: Blocks of context in addition to those of its prompt.
             position: Tokens that it has; of no matter where it does not decode.
 
         Returns:
@@ -156,8 +156,8 @@ class Pool:
         holds_chunks: SGLang up to 0.5.17: a running request holds the windows of the last chunk
             of its prompt, all of them; later that of its end alone.
         tokens_per_step: Tokens of a request that a decode step gives, on average.
-        numbered: The prompts as numbers of blocks, told apart by what a draft asks for behind
-            them, too; None where they are not known yet.
+        numbered: The prompts as numbers of blocks, distinguished also by the tokens after them
+            that a draft asks for; None where they are not known yet.
     """
 
     table: PathTable

@@ -53,7 +53,8 @@ the engine takes it: SGLang spreads it over its replicas), ``overlap`` (steps), 
 ``engines/formats.py``."""
 
 SHARE, RESERVE = Fraction(9, 10), 4 * GIB
-"""Of a GPU, what this toolkit takes to be usable, and keeps of that beside weights and cache."""
+"""Of a GPU, the share that this toolkit takes to be usable; of that, what it keeps for all but
+weights and cache."""
 UNMEASURED = Default(RESERVE, "activations, graphs, communication: this toolkit's guess")
 """Where an engine measures what is neither weights nor cache, and prints it."""
 _OWN = "this toolkit's"

@@ -132,7 +132,7 @@ _DTYPES: tuple[tuple[str, tuple[str, ...], Callable[[Site], bool], tuple[str, ..
     ("sglang", ("v4", "v41"), lambda _: True, ("fp8_e4m3",)),
     ("sglang", ("flat",), lambda _: True, ("bfloat16", "fp8_e4m3")),
 )
-"""Values of ``--kv-cache-dtype`` beside ``auto``, first match wins. Source: vLLM 0.33.0
+"""Values of ``--kv-cache-dtype`` other than ``auto``, first match wins. Source: vLLM 0.33.0
 (``_resolve_dsv4_kv_cache_dtype`` of either model), SGLang 0.5.23 (``overrides.py``)."""
 
 _SM100 = ("sm_100", "sm_103")

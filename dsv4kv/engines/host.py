@@ -19,8 +19,8 @@ class HostWish:
         tp: Tensor parallel ranks of a replica.
         replica_ranks: All ranks of a replica.
         node_replicas: Replicas of a node.
-        retention: Tokens between the boundaries whose windows vLLM keeps, beside the last; 0 keeps
-            the last alone, None those of every block.
+        retention: Tokens between the boundaries whose windows vLLM keeps, in addition to the last;
+            0 keeps only the last, None those of every block.
         chunk_tokens: Tokens of a chunk (LMCache).
     """
 
@@ -83,7 +83,7 @@ class HostTier:
         keeps: What the pools hold, in words and counts.
         holder: Whose the pools are: ``rank``, ``replica`` or ``server``.
         notes: Sentences on what limits it.
-        gpu_bytes: What it takes of a GPU beside the cache.
+        gpu_bytes: What it takes of a GPU outside the cache.
         refusal: Why the engine does not start with it; empty where it does.
     """
 

@@ -93,7 +93,7 @@ def prefix_rule(engine_name: str, deployment: Deployment) -> PrefixRule:
     if kind == "flat":
         return PrefixRule(engine.name, block, 1, 0, (Need("context", 1, block),))
     needs = [Need("context", 1, block), Need("window", 1, block, window, -(-window // block))]
-    if family != "sglang":  # SGLang keeps CSA states beside the window slots
+    if family != "sglang":  # SGLang keeps CSA states with the window slots
         needs.append(Need("csa state", 1, block, _CSA_STATE_TOKENS, 1))
     if deployment.replays_windows:
         return PrefixRule(engine.name, block, 1, 0, tuple(needs[:1]), window)

@@ -82,9 +82,9 @@ def _open_vllm(setting: Setting) -> Cache:
     pool, size = _pool(setting), setting.page_tokens
     drafts = pool.speculation
     groups = tail_groups(pool) if setting.engine == "vllm-v4" else ()
-    ends = [max(0, part.end_tokens) for group in groups for part in group.parts if part.beside]
+    ends = [max(0, part.end_tokens) for group in groups for part in group.parts if part.followed]
     context = Numbers(size, drafts.key_tokens)
-    beside = Numbers(size, max(ends)) if ends else context
+    followed = Numbers(size, max(ends)) if ends else context
     ways: list[Way] = []
     cache = VllmCache(
         GroupPool(setting.pages, _NODES, size, groups, drops=drafts.drops),
@@ -96,7 +96,7 @@ def _open_vllm(setting: Setting) -> Cache:
 
     def serve(prompt: Prompt) -> int:
         path = context.path(prompt)
-        ways.append(Way(path, beside.path(prompt) if ends else path))
+        ways.append(Way(path, followed.path(prompt) if ends else path))
         return _run(cache, len(ways) - 1, len(prompt), setting)
 
     return serve

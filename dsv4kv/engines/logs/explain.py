@@ -107,7 +107,7 @@ class Explanation:
         padding_bytes_per_token: Of it, what alignment loses.
         split: One request in units.
         fits: What really fits.
-        measured: GiB beside the cache that the log says, by what they are.
+        measured: GiB of all but the cache, as the log says, by what they are.
         changes: What would alter the number most, the largest first.
         meaning: The number in sentences.
     """

@@ -85,7 +85,7 @@ _PATTERNS = (
     # DSV4 pool PP slice: rank=1 layers=[30,61) local=31/62
     re.compile(r"PP slice: rank=(?P<stage>\d+) layers=\[(?P<first>\d+),(?P<end>\d+)\)"),
 )
-_MEMORY = (  # what it says of memory beside the cache, by what that is; SGLang's GB are GiB
+_MEMORY = (  # what it says of memory outside the cache, by what that is; SGLang's GB are GiB
     ("weights", re.compile(rf"Model loading took (?P<gib>{_NUMBER}) GiB")),
     ("weights", re.compile(rf"Load weight end\b.*?\bmem usage=(?P<gib>{_NUMBER}) GB")),
     ("CUDA graphs", re.compile(rf"Graph capturing finished in .*? took (?P<gib>{_NUMBER}) GiB")),
@@ -137,12 +137,12 @@ def find_fields(line: str) -> dict[str, str]:
 
 
 def find_memory(line: str) -> tuple[str, float] | None:
-    """What a line says of memory beside the cache, in GiB: what it is, and how much."""
+    """What a line says of memory outside the cache, in GiB: what it is, and how much."""
     if "mem" not in line and "took" not in line:
         return None
     found = ((what, pattern.search(line)) for what, pattern in _MEMORY)
-    told = ((what, match["gib"]) for what, match in found if match)
-    return next(((w, float(g.replace(",", ""))) for w, g in told if len(g) <= _LONGEST), None)
+    sizes = ((what, match["gib"]) for what, match in found if match)
+    return next(((w, float(g.replace(",", ""))) for w, g in sizes if len(g) <= _LONGEST), None)
 
 
 def find_version(line: str) -> str | None:
@@ -264,8 +264,8 @@ class StartupLog:
         version: As the log names it; None where it does not.
         readings: One for every size that was logged, the smallest first.
         arguments: Every value an argument was given, in order.
-        memory: GiB beside the cache by what they are: the most that any rank said, of free memory
-            the least.
+        memory: GiB outside the cache by what they are: the most that any rank said, of free
+            memory the least.
     """
 
     source: str
@@ -337,7 +337,7 @@ class _Collected:
     version: str | None = None
     sizes: list[Reading] = field(default_factory=list)
     sglang: list[Reading] = field(default_factory=list)
-    beside: list[Reading] = field(default_factory=list)
+    available: list[Reading] = field(default_factory=list)
     arguments: dict[str, list[str]] = field(default_factory=dict)
     memory: dict[str, float] = field(default_factory=dict)
     slices: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -347,8 +347,8 @@ class _Collected:
         for name, value in find_arguments(line):
             self.arguments.setdefault(name, []).append(value)
         self.version = self.version or find_version(line)
-        if told := find_memory(line):
-            what, gib = told
+        if found := find_memory(line):
+            what, gib = found
             tightest = min if what.startswith("free") else max
             self.memory[what] = tightest(gib, self.memory.get(what, gib))
         if fields := find_fields(line):
@@ -367,7 +367,7 @@ class _Collected:
         elif "concurrency" in fields:
             self._complete(rank, fields)
         elif {"available_gib", "profiled_blocks"} & set(fields):
-            self.beside.append(Reading(rank, fields))
+            self.available.append(Reading(rank, fields))
 
     def _complete(self, rank: str, fields: dict[str, str]) -> None:
         """The second of two lines belongs to the last size of its rank that has none yet."""
@@ -382,7 +382,7 @@ class _Collected:
         readings: list[Reading] = []
         for size in self.sizes:
             fields = dict(size.fields)
-            near = [other for other in self.beside if _same_replica(size.rank, other.rank)]
+            near = [other for other in self.available if _same_replica(size.rank, other.rank)]
             memory = [other.number("available_gib") for other in near]
             least = min((gib for gib in memory if gib is not None), default=None)
             if least is not None:

@@ -107,7 +107,7 @@ class PageTree:
     """The tree, and its leaves by age.
 
     Attributes:
-        on_evicted: Is told of what is evicted, before it is.
+        on_evicted: Called with what is evicted, before it is.
         root: Of no pages.
         free: Pages that hold nothing.
         stored: Pages of all nodes.

@@ -70,7 +70,7 @@ ESTIMATED = "SGLang's own estimate, handle_gpu_memory_settings"
 
 
 def kept_parts(build: Build, machine: Machine, given: Given) -> dict[str, float]:
-    """What SGLang takes to be needed beside weights and cache, in MiB: its share leaves that."""
+    """What SGLang leaves free of a GPU for all but weights and cache: MiB, by purpose."""
     tokens, graph = _class_of(machine)
     if build.caps_graphs:
         graph = min(graph, given.get("request_limit") or graph)
@@ -100,7 +100,7 @@ def _activations(given: Given, tokens: int, graph: int) -> dict[str, float]:
 
 
 def _extra_slots(machine: Machine, given: Given) -> Default:
-    """Requests that the decode side receives meanwhile: twice those that run, if these are few."""
+    """Requests that the decode side receives while others run: twice as many as run, if few do."""
     limit = given.get("request_limit")
     each = max(1, limit // machine.dp) if limit else _FEW + 1
     reason = "SGLang's disaggregation_decode_extra_slots for so many requests"

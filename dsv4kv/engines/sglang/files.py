@@ -34,14 +34,14 @@ def page_digests(
 
 
 def namespace_digest(extra_key: str | None = None, cache_salt: str | None = None) -> bytes:
-    """What stands before the first page of requests with such fields; nothing without them."""
+    """What comes before the first page of requests with such fields; nothing without them."""
     if extra_key is None and cache_salt is None:
         return b""
-    told = b"sglang-cache-namespace-v1"
+    named = b"sglang-cache-namespace-v1"
     for part in (extra_key, cache_salt):
         text = b"" if part is None else part.encode()
-        told += b"\0" if part is None else b"\1" + len(text).to_bytes(8, "little") + text
-    return sha256(told).digest()
+        named += b"\0" if part is None else b"\1" + len(text).to_bytes(8, "little") + text
+    return sha256(named).digest()
 
 
 def event_id(digest: bytes) -> int:

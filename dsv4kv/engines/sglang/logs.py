@@ -102,7 +102,7 @@ def _requests(reading: Reading, deployment: Deployment) -> int | None:
     hca = deployment.model.compress_ratios.count(128)
     if not reported or not hca:
         return None
-    ring, spare = (256, 2.5) if deployment.draft_layers else (128, 3.0)  # rows; requests beside
+    ring, spare = (256, 2.5) if deployment.draft_layers else (128, 3.0)  # rows; further requests
     one = ring * 2 * deployment.model.head_dim * deployment.state_bytes * hca
     low, high = (int((reported + by) * GIB / one - spare) for by in (-_ROUNDING, _ROUNDING))
     if not 0 < high <= _MOST_GUESSED_REQUESTS:

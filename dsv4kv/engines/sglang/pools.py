@@ -274,7 +274,7 @@ class Pools:
 
     @property
     def own_window_bytes(self) -> int:
-        """V4.1's windows of every request, with what a step writes beside them.
+        """V4.1's windows of every request, and what a step writes in addition.
 
         Drafts have rings of their own. Rows are priced as V4's, whatever is stored.
         """
@@ -310,7 +310,7 @@ class Pools:
         return min(guess, full // 2)
 
     def full_tokens(self, available_bytes: int) -> int:
-        """Full tokens that fit beside what is fixed, in whole pages."""
+        """Full tokens that fit into what fixed sizes leave, in whole pages."""
         fixed = sum(self.fixed_bytes(self.requests(available_bytes)).values())
         room, page = max(available_bytes - fixed, 0), self.page_tokens
         tokens = int(room / self.bytes_per_full_token) // page * page
@@ -328,7 +328,7 @@ class Pools:
             swa = int(full_tokens * self.window_ratio) // page * page
         span = page if self.build.state_per == "page" else window
         rows = 1 if self.deployment.online_state else self.hca_ring
-        beside = swa // window * rows
+        by_window = swa // window * rows
         return Sizes(
             full=full_tokens,
             swa=swa,
@@ -337,7 +337,7 @@ class Pools:
             c4_state=swa // span * self.csa_ring,
             c128_state=(requests + self.extra_slots + 1) * rows
             if self.build.hca_state_fixed
-            else beside,
+            else by_window,
         )
 
 

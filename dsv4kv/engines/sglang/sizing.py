@@ -1,7 +1,7 @@
 """SGLang's sizing rules by version.
 
-SGLang logs the full tokens of its pool. They are shared by all requests, whose windows and states
-must find their place beside them.
+SGLang logs the full tokens of its pool. They are shared by all requests; windows and states take
+memory in addition.
 Source: SGLang 0.5.12 to 0.5.23, and start-up logs of 0.5.15 and of the build of September 2026.
 """
 
@@ -150,8 +150,8 @@ _UNKNOWN = ("what a step really uses of what is left free", "buffers of DeepEP")
 def _full_tokens(pools: Pools, tokens: int, in_flight: int) -> int:
     """Full tokens that a request takes out of the pool, in whole pages.
 
-    Where window slots are kept, those of one chunk are taken beside prompts: so many more requests
-    were seen to run (SGLang 0.5.15).
+    Where window slots are kept, those of one chunk are taken in addition to prompts: so many more
+    requests were seen to run (SGLang 0.5.15).
     """
     own = -(-max(tokens, 1) // pools.page_tokens) * pools.page_tokens
     if pools.request_windows:

@@ -238,8 +238,8 @@ def _way(above: Node, node: Node) -> list[Node]:
 
 _EVICTION_STEPS = 128  # SGLANG_SWA_EVICTION_INTERVAL
 _SPARE_PAGES = 5
-"""Window pages a request holds beside a chunk's whole pages: two of its hit, two behind the chunk
-before, one that a chunk begins in."""
+"""Window pages a request holds in addition to a chunk's whole pages: two of its hit, two behind
+the chunk before, one that a chunk begins in."""
 
 
 @dataclass(slots=True)
@@ -366,7 +366,7 @@ class SglangWindowCache(SglangCache):
         self.freed += 1
 
     def decode(self, request: int) -> None:
-        """The prompt is computed: beside what it keeps locked a request has its last page."""
+        """The prompt is computed: a request has what it keeps locked, and its last page."""
         running = self._inside[request]
         locked = running.held.node.end - running.held.begin
         own = self._pages(running.position) - max(running.freed, running.held.node.end)

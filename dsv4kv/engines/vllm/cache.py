@@ -220,8 +220,8 @@ class VllmCache:
         if self._pool.most_blocks(tokens, self._chunk) <= self.total:
             return ""
         tails = self._pool.most_tails(tokens, self._chunk)
-        beside = ", with windows and states of a chunk" if tails else ""
-        return f"longer than all blocks together{beside}"
+        chunk = ", with windows and states of a chunk" if tails else ""
+        return f"longer than all blocks together{chunk}"
 
     def peek(self, request: int, tokens: int) -> int:
         """Blocks of context that a prompt of so many tokens would find."""
@@ -249,7 +249,7 @@ class VllmCache:
         """Cache what is computed up to ``position``; returns the blocks that others can find."""
         running, pool = self._running[request], self._pool
         before = pool.context_used
-        # what lies before its position is computed again
+        # what is before its position is computed again
         pool.compute(running, [e for e in (*earlier, position) if e > running.position])
         self._context[request] -= pool.context_used - before
         self._promised -= pool.context_used - before
@@ -306,7 +306,7 @@ def open_vllm(
     retention_tokens: int | None,
     replayed_tokens: int = 0,
 ) -> VllmCache:
-    """An empty cache with groups of windows and states beside the context, or none."""
+    """An empty cache of context, and of groups of windows and states if there are any."""
     speculation, size = pool.speculation, pool.block_tokens
     ways, nodes = number_ways(pool.table, size, groups, speculation.key_tokens, pool.numbered)
     return VllmCache(

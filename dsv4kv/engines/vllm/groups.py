@@ -1,7 +1,7 @@
 """Blocks of vLLM's groups over one free queue: context, windows and states of every request.
 
 A request takes blocks chunk by chunk and gives those behind its windows back; several run at once.
-With no group beside the context it is vLLM's cache of a model that keeps nothing else.
+With no group but the context it is vLLM's cache of a model that keeps nothing else.
 Source: vLLM 0.33, ``single_type_kv_cache_manager.py``, ``kv_cache_coordinator.py``.
 
 A free queue of cached blocks in flat arrays, for rules whose blocks do not stay in stretches. An
@@ -238,12 +238,12 @@ class Way(NamedTuple):
 
     Attributes:
         context: int64: as the context's table knows them.
-        beside: int64: told apart by other tokens behind them, where a part of a table asks for it;
-            else the same.
+        followed: int64: as ``context``, but blocks with other tokens after them have other
+            numbers, where a part of a table asks for it; else the same.
     """
 
     context: Ints
-    beside: Ints
+    followed: Ints
 
 
 @dataclass(frozen=True)
@@ -253,18 +253,18 @@ class Part:
     Attributes:
         blocks: How many.
         end_tokens: Where the last one ends, from the end of a block of context.
-        beside: By which numbers of ``Way`` it is known.
+        followed: By which numbers of ``Way`` it is known.
         drafts: Whether a draft's layer may be among them.
     """
 
     blocks: int
     end_tokens: int = 0
-    beside: bool = False
+    followed: bool = False
     drafts: bool = False
 
     def numbers(self, way: Way) -> Ints:
         """Its numbers in a prompt."""
-        return way.beside if self.beside else way.context
+        return way.followed if self.followed else way.context
 
 
 @dataclass(frozen=True)
@@ -312,12 +312,12 @@ def cut_groups(
 
     def cut(number: int, group: TailGroup) -> tuple[Part, ...]:
         if speculation.key_tokens and group.needed > 1:
-            before = Part(group.needed - 1, -group.block_tokens, beside=True)
+            before = Part(group.needed - 1, -group.block_tokens, followed=True)
             return before, Part(1)
         if speculation.drops and number in drafting:
             ends = range((1 - group.needed) * group.block_tokens, 1, group.block_tokens)
             tail = (Part(1, end, drafts=True) for end in ends)
-            return *tail, Part(1, group.block_tokens, beside=True, drafts=True)
+            return *tail, Part(1, group.block_tokens, followed=True, drafts=True)
         return ()
 
     return tuple(replace(group, cut=cut(number, group)) for number, group in enumerate(groups))
@@ -340,10 +340,10 @@ def number_ways(
         known: The numbers of context, if they are known already.
     """
     context = known or _number(table, size, key_tokens)
-    ends = [max(0, part.end_tokens) for group in groups for part in group.parts if part.beside]
-    beside = _number(table, size, max(ends)) if ends else context
-    ways = [Way(*pair) for pair in zip(context.paths, beside.paths, strict=True)]
-    return ways, max(context.count, beside.count)
+    ends = [max(0, part.end_tokens) for group in groups for part in group.parts if part.followed]
+    followed = _number(table, size, max(ends)) if ends else context
+    ways = [Way(*pair) for pair in zip(context.paths, followed.paths, strict=True)]
+    return ways, max(context.count, followed.count)
 
 
 def _number(table: PathTable, size: int, key_tokens: int) -> NumberedPaths:
@@ -427,7 +427,7 @@ class GroupPool:
             blocks: Of all groups.
             nodes: How many numbers there are for blocks of the trace.
             context_tokens: Tokens of a block of context.
-            groups: Tables beside the context.
+            groups: Tables in addition to the context's.
             drops: Whether a hit gives up its last block where there is nothing but context.
             replayed_tokens: Tokens at a hit's end that are computed again; a hit of so many or
                 fewer is none.
@@ -536,7 +536,7 @@ class GroupPool:
     def _cache_context(self, running: Running, end: int) -> None:
         """Cache blocks of context that become whole."""
         at, path, size = running.position, running.way.context, self.size
-        if len(path) < len(running.way.beside):
+        if len(path) < len(running.way.followed):
             # a last whole block with nothing behind it is cached for a hit that nobody asks for
             path = np.append(path, self._nodes)
         running.context.append(self.queue.cache(path[at // size : end // size], 1))
@@ -549,7 +549,7 @@ class GroupPool:
         return first < len(keep) and keep[first] * self.size <= end
 
     def slide(self, running: Running) -> None:
-        """Give back what lies behind the window of the last whole block of context."""
+        """Give back what is behind the window of the last whole block of context."""
         at, starts = running.position // self.size * self.size, running.starts
         for number, tokens in enumerate(self._tail_tokens):
             if at - tokens > starts[number]:

@@ -122,8 +122,8 @@ def offloaded_objects(
     """Chunks of a block of context, and of a boundary's windows and states; for one copy."""
     groups = offloaded_groups(engine, deployment, retention)
     chunk = _chunk_bytes(engine.layout(deployment).unit_bytes, 1)
-    beside = sum(_tail_blocks(group) for group in groups)
-    tail = (HostPool("windows and states", beside, chunk),) if beside else ()
+    blocks = sum(_tail_blocks(group) for group in groups)
+    tail = (HostPool("windows and states", blocks, chunk),) if blocks else ()
     return Offloaded((HostPool("context", 1, chunk),), tail)
 
 
@@ -156,8 +156,8 @@ def stored_chunks(group: Group, align: int, prompt_tokens: int, retention: int |
         group: The group.
         align: Tokens of a block of the whole context, where hits end.
         prompt_tokens: Tokens of the prompt.
-        retention: Tokens between the boundaries whose windows are kept, beside the last; 0 keeps
-            the last alone, None those of every block.
+        retention: Tokens between the boundaries whose windows are kept, in addition to the last;
+            0 keeps only the last, None those of every block.
     """
     chunks, size = prompt_tokens // group.block_tokens, group.block_tokens
     if group.window_tokens is None or align % size:

@@ -1,4 +1,4 @@
-// Attention as attend.cuh, by warps of two roles: four decode entries, eight multiply meanwhile.
+// Attention as attend.cuh, by warps of two roles: four decode entries while eight multiply.
 //
 // A block takes 64 heads of a token, and its part of the token's tiles of 64 entries. Each decoding
 // warp has a stream of entries of its own, of which DSV_STAGES are on their way; it decodes them, to

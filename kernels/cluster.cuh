@@ -1,7 +1,7 @@
 // Blocks of a cluster, which see each other's shared memory, and copies that go on by themselves:
 // from sm_90 on.
 //
-// A ByteBarrier (mbarrier) tells when copies have arrived: one thread starts it and says how many
+// A ByteBarrier (mbarrier) shows when copies have arrived: one thread starts it and says how many
 // bytes they bring, and whoever needs them waits. It is used once.
 #pragma once
 #include "async.cuh"
@@ -47,7 +47,7 @@ __device__ __forceinline__ void cluster_wait() {
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// To where a variable of this block lies in the block of a rank.
+// To the place of a variable of this block in the block of a rank.
 __device__ __forceinline__ void store_to(void* shared, int rank, uint4 v) {
     asm volatile(
         "{\n"

@@ -82,7 +82,7 @@ __device__ __forceinline__ u32 scale_to_bf16x2(u32 word, int chunk) {
     return (code ? code << 7 : 0x40u) * 0x10001u;  // 2^-127 is subnormal
 }
 
-// Loads the chunks of lane ``lane`` of an entry, of which nobody writes meanwhile.
+// Loads the chunks of lane ``lane`` of an entry that nobody writes at the same time.
 template <typename From = Streamed>
 __device__ __forceinline__ StoredEntry load_entry(const u8* data, const u8* scales, int lane) {
     StoredEntry entry = {};
@@ -293,7 +293,7 @@ __device__ __forceinline__ void store_scales(u8* scales, const u32* codes) {
 }
 
 // Quantises an entry and writes its bytes. Every lane of the warp takes part and brings its
-// chunks, chunks[i] being chunk lane + 32 i; what lies beyond the entry is ignored.
+// chunks, chunks[i] being chunk lane + 32 i; what is beyond the entry is ignored.
 template <typename Chunk>
 __device__ __forceinline__ void encode_entry(u8* data, u8* scales, const Chunk* chunks) {
     int lane = lane_id();

@@ -8,15 +8,15 @@
 // out of range gives zeros and is never read. Outputs have fewer than 2^31 entries.
 //
 // An index leads to a cell of the table and that to a page: two waits before the first byte. With
-// DSV_AHEAD they come once for a warp and not at every step, which tells where each warp has few.
+// DSV_AHEAD they come once for a warp and not at every step, which matters where a warp has few.
 #include "format.cuh"
 
 constexpr int kLanes = kChunks < kWarpSize ? kChunks : kWarpSize;  // that share an entry
 
 static_assert(kWarpSize % kLanes == 0, "an entry fills a warp, or a power of two of them do");
 
-// What is asked for, as read from the arguments, with the output row it goes to, and where that
-// lies; page -1: nowhere.
+// What is asked for, as read from the arguments, with the output row it goes to, and where it is
+// in the pages; page -1: nowhere.
 struct Wanted {
     i64 slot, length;
     int index;

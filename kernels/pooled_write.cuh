@@ -3,7 +3,7 @@
 //
 // Compile-time: state.cuh's and flush.cuh's parameters.
 //
-// The entry pools tokens that this very call brings, which other threads append meanwhile. So it
+// The entry pools tokens of this very call, which other threads append at the same time. So it
 // reads those where they came from and only older ones in the ring, none of whose rows this call
 // writes: a slot has at most kStateRows - kRows + 1 tokens in it. Nobody waits for anybody, and
 // threads and blocks may come in any order. An online state is one warp's: it reads what it wrote.
@@ -71,7 +71,7 @@ __device__ __forceinline__ void append_token(const Write& write, i64 i, int thre
 }
 
 // Token i, by blocks blockIdx.y = 0 .. kSplit - 1 of kPooling threads, which write the entry if
-// there is one, and `helpers` more, which append meanwhile.
+// there is one, and `helpers` more, which append at the same time.
 __device__ __forceinline__ void write_token(const Write& write, i64 i, int helpers) {
     if constexpr (kOnline) {
         if (threadIdx.x < kPooling) append_token(write, i, threadIdx.x, kPooling);

@@ -6,8 +6,8 @@
 // 1, of the indexer keys (DSV_KEYS_...).
 //
 // Blocks: (count tokens, then again as many for indexer keys; DSV_MAIN_SPLIT). Of a block's threads
-// the first pool an entry, if the token completes one; DSV_HELPERS others append the token to the
-// state meanwhile; and a last warp writes its window entry. No two of them touch the same memory,
+// the first pool an entry, if the token completes one; at the same time DSV_HELPERS others append
+// it to the state; and a last warp writes its window entry. No two of them touch the same memory,
 // see pooled_write.cuh.
 #include "four.cuh"
 

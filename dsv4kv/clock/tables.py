@@ -17,7 +17,7 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.resources import shipped
 
 BEYOND = 1.5
-"""How much more a time may be off that lies outside its table, or has other drafts."""
+"""How many times as far off a time may be that is outside its table, or has other drafts."""
 _PS = 1e12
 _MS = 1e-3
 Floats = NDArray[np.float64]

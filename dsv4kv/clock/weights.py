@@ -24,7 +24,7 @@ class WeightModel:
     Attributes:
         dense_bytes: Read by every step.
         expert_bytes: Routed experts, all together.
-        held_bytes: All that lies in memory: with the embedding, which no step reads as a whole.
+        held_bytes: All that is in memory: with the embedding, which no step reads as a whole.
         experts: Routed experts of a layer.
         experts_per_token: Of which a token passes so many.
         active_parameters: Parameters a token is multiplied with, the embedding left out.

@@ -246,7 +246,7 @@ class PrefixIndex(Protocol):
         """End a lease; ``NotOwner`` if it has ended before."""
 
     def evict(self, count: int) -> Ids:
-        """Give up ``count`` values, leaves first; ``OutOfBlocks`` (and nothing) if too few may."""
+        """Evict ``count`` values, children first; ``OutOfBlocks`` (and nothing) if too few may."""
 
     def stats(self) -> IndexStats:
         """Counts so far."""

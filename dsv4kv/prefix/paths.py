@@ -4,8 +4,8 @@ An id stands for a block *and its history*, so the paths form a tree in which ev
 parent. Memory is that of the runs, however many blocks they stand for.
 
 Which blocks of every prompt were seen before, and how long ago: stack distances of all at once. A
-prompt's blocks are touched last to first, so a parent is always more recent than its children, a
-least-recently-used cache loses leaves first, and hits end at the first miss by themselves. What
+prompt's blocks are touched last to first, so a parent is always more recent than its children, an
+LRU cache evicts children before their parents, and hits end at the first miss by themselves. What
 one request touched together stays together in the order: a prompt meets its past as a few
 *stretches*, each last touched by one earlier request (its owner), and one number per stretch says
 how deep in the order it is. That is Mattson's stack algorithm on stretches instead of blocks:

@@ -113,7 +113,7 @@ class Keeper:
         return run
 
     def evict(self, count: int) -> Ids:
-        """Evict ``count`` values, leaves first; see ``PrefixIndex.evict``."""
+        """Evict ``count`` values, children before parents; see ``PrefixIndex.evict``."""
         if not 0 <= count <= self.evictable:
             raise OutOfBlocks(
                 f"{count} are to be evicted and {self.evictable} of {self.held} cached may be: "
@@ -309,7 +309,7 @@ class PrefixStore:
 
     @whole
     def evict(self, count: int) -> Ids:
-        """Give up ``count`` values, leaves first; see ``PrefixIndex.evict``."""
+        """Evict ``count`` values, children first; see ``PrefixIndex.evict``."""
         return self._keeper.evict(count)
 
     def stats(self) -> IndexStats:

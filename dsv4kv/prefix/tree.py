@@ -5,7 +5,8 @@ the chain, or the chain ends in it, is the first difference looked for.
 
 A run: keys of one tree edge that were cached together and have been used together ever since.
 Whatever uses only a part of a run splits it first. So all its blocks share one history, a policy
-judges the run as it would judge each of its blocks, and evicting from its end takes leaves first.
+judges the run as it would judge each of its blocks, and evicting from its end takes children
+before their parents.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class Minute:
     Attributes:
         number: Which, from 0; -1 for all of them.
         requests: That arrived in it.
-        prompt_tokens: Of those of which the server told what it found.
+        prompt_tokens: Of those for which the server reported what it found.
         server: What the server did.
         replay: What the replay did.
     """
@@ -180,14 +180,14 @@ class _Comparison:
         self._at_once = rule.startswith("vllm")  # it caches a prompt as it schedules it
         self._restarts = [self._since(begin) for begin, _ in server.restarts]
         self._looks = [self._since(at) for at, _ in server.used]
-        self._told = np.array([found is not None for found in recorded.cached_tokens])
+        self._reported = np.array([found is not None for found in recorded.cached_tokens])
         self._found = np.array([found or 0 for found in recorded.cached_tokens], np.int64)
-        if not self._told.any():
-            self._told[:] = True  # counters speak of all
+        if not self._reported.any():
+            self._reported[:] = True  # counters speak of all
         self._by_request = any(found is not None for found in recorded.cached_tokens)
         table = pool.table
         seen = find_reuse(table, table.block_tokens).found_tokens(None)
-        self._beyond = np.where(self._told, np.maximum(self._found - seen, 0), 0)
+        self._beyond = np.where(self._reported, np.maximum(self._found - seen, 0), 0)
 
     def explain(self) -> Against:
         """Replay it, and with every cause, if there is anything to explain."""
@@ -222,19 +222,19 @@ class _Comparison:
         return Cause(name, grown, grown, seen)
 
     def _between(self, name: str, model: Played, others: Sequence[Played], seen: str) -> Cause:
-        """What lies between the replay and others of it, where the server lies there, too.
+        """What is between the replay and others of it, where the server's hits are there, too.
 
         Request by request: no more than it differs, and no more than the others do.
         """
-        hits = [np.array(each.hits)[self._told] for each in (model, *others)]
+        hits = [np.array(each.hits)[self._reported] for each in (model, *others)]
         fewer, more = (each - hits[0] for each in (np.min(hits, axis=0), np.max(hits, axis=0)))
         if self._by_request:
-            apart = (self._found - self._beyond)[self._told] - hits[0]
+            apart = (self._found - self._beyond)[self._reported] - hits[0]
             fewer, more = np.maximum(fewer, np.minimum(apart, 0)), np.clip(apart, 0, more)
         return Cause(name, int(fewer.sum()), int(more.sum()), seen)
 
     def _unrecorded(self, model: Played) -> Iterator[Cause]:
-        """Others may have been served meanwhile: all that was cached before may be gone."""
+        """Others may have been served in between: all that was cached before may be gone."""
         ends = [self._since(end) for _, end in self._server.unrecorded]
         inside = [end for end in ends if self._spans[0].begin_s < end < self._spans[-1].begin_s]
         if inside:
@@ -273,7 +273,7 @@ class _Comparison:
 
     def _ids_of_text(self, model: Played) -> Iterator[Cause]:
         """Ids made of text say only about what prompts share."""
-        by_text = np.array([of == "text" for of in self._recorded.ids_of]) & self._told
+        by_text = np.array([of == "text" for of in self._recorded.ids_of]) & self._reported
         if by_text.any() and self._by_request:
             apart = (self._found - self._beyond - np.array(model.hits))[by_text]
             low, high = int(apart[apart < 0].sum()), int(apart[apart > 0].sum())
@@ -302,13 +302,13 @@ class _Comparison:
 
     @property
     def _asked(self) -> int:
-        return int(self._pool.table.input_tokens[self._told].sum())
+        return int(self._pool.table.input_tokens[self._reported].sum())
 
     @property
     def _answered(self) -> int:
         """Tokens that the server found, by its answers or else by its counters."""
         if self._by_request:
-            return int(self._found[self._told].sum())
+            return int(self._found[self._reported].sum())
         return sum(found for _, found, _ in self._server.counted)
 
     def _play(
@@ -333,14 +333,14 @@ class _Comparison:
         return replace(self._pool, tokens=tokens)
 
     def _sum(self, played: Played) -> int:
-        return int(np.array(played.hits)[self._told].sum())
+        return int(np.array(played.hits)[self._reported].sum())
 
     def _apart(self, played: Played) -> int:
         """Tokens by which requests differ; in all, where only counters tell."""
         if not self._by_request:
             return abs(self._answered - self._sum(played))
         hits = np.array(played.hits)
-        return int(np.abs(self._found - hits)[self._told].sum())
+        return int(np.abs(self._found - hits)[self._reported].sum())
 
     def _since(self, at_s: float) -> float:
         return at_s - self._recorded.begun_s
@@ -358,10 +358,10 @@ class _Comparison:
         server, since = self._server, self._since
         arrivals = np.array([span.begin_s for span in self._spans])
         places = (arrivals // MINUTE_S).astype(np.int64)
-        told, tokens = self._told, self._pool.table.input_tokens
+        known, tokens = self._reported, self._pool.table.input_tokens
         share = self._pool.blocks
         if self._by_request:
-            found = _in_minutes(zip(arrivals[told], self._found[told].tolist(), strict=True))
+            found = _in_minutes(zip(arrivals[known], self._found[known].tolist(), strict=True))
         else:
             found = _in_minutes((since(at), count) for at, count, _ in server.counted)
         sides = (
@@ -373,14 +373,14 @@ class _Comparison:
             ),
             _Rows(
                 _in_minutes(
-                    zip(arrivals[told], np.array(played.hits)[told].tolist(), strict=True)
+                    zip(arrivals[known], np.array(played.hits)[known].tolist(), strict=True)
                 ),
                 _in_minutes(played.evicted),
                 _most(zip(self._looks, played.used, strict=False)),
                 _in_minutes((at, 1) for at in played.preempted),
             ),
         )
-        requests, asked = np.bincount(places), np.bincount(places, tokens * told)
+        requests, asked = np.bincount(places), np.bincount(places, tokens * known)
         for number in range(len(requests)):
             of_server, of_replay = (rows.side(number) for rows in sides)
             yield Minute(
@@ -396,12 +396,12 @@ class _Comparison:
             )
 
     def _in_all(self, minutes: Sequence[Minute], played: Played) -> Minute:
-        """The sums, with what lies outside the minutes; of blocks in use the most."""
+        """The sums, with what is outside the minutes; of blocks in use the most."""
         sides = [
             _sum_up([getattr(each, name) for each in minutes]) for name in ("server", "replay")
         ]
-        told, evicted = self._server.evicted, sum(count for _, count in played.evicted)
-        evicted_there = None if told is None else sum(count for _, count in told)
+        logged, evicted = self._server.evicted, sum(count for _, count in played.evicted)
+        evicted_there = None if logged is None else sum(count for _, count in logged)
         return Minute(
             -1,
             len(self._spans),
@@ -426,7 +426,7 @@ class _Comparison:
                 f"ids are of {grain} tokens and the server's blocks of {size}: what prompts share "
                 f"beyond whole ids is not known; record with --id-tokens {size}"
             )
-        untold = int((~self._told).sum())
+        untold = int((~self._reported).sum())
         if untold:
             yield f"of {untold:,} requests the server did not say what it found"
         if not any(last is not None for last in self._recorded.last_s):

@@ -90,7 +90,7 @@ class Parts:
         times: How long steps take by another source; None by stated.
         weights: What weights cost.
         shared_tokens: Tokens of the blocks that prompts share.
-        engine: What an engine's cache is told of the trace; None for the toolkit's own.
+        engine: What an engine's cache is given of the trace; None for the toolkit's own.
         keys: The blocks of every prompt that can be shared.
         cost: The work of a step.
     """
@@ -234,7 +234,7 @@ def build_replay(
     checkpoints = CheckpointStore(memory.num_checkpoints)
     data = None
     if config.workload.data == "real":
-        assert rates is not None  # moved bytes are timed beside stated rates alone
+        assert rates is not None  # moved bytes are timed only with stated rates
         longest_stretch = 1
         data = _build_data(config, memory, rates, requests, checkpoints, tokens, machine_bytes)
     check_fit(config.cost, memory, parts.weights)  # after the data, which this machine must hold
@@ -306,7 +306,7 @@ def build_replay(
 def _build_timing(
     config: ReplayConfig, memory: MemoryPlan, weights: WeightModel
 ) -> tuple[Rates | None, StepTimes | None]:
-    """Rates by source stated, which moved bytes are timed beside; by another, times of steps."""
+    """Rates by source stated, or where bytes are really moved; by another source, step times."""
     if config.cost.clock == "stated" or config.workload.data == "real":
         return find_rates(config.cost), None
     return None, open_times(config, memory.model, memory.schemas, weights)

@@ -160,7 +160,7 @@ class Counted:
 
 
 class VirtualClock:
-    """Tells the time; it only ever goes forward.
+    """Virtual time; it only ever goes forward.
 
     Attributes:
         done: Work done so far.

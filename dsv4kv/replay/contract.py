@@ -97,7 +97,7 @@ class Prompts(Protocol):
         """Blocks that can be taken while prompts are computed, with nothing evicted for either."""
 
     def refuses(self, served: Served) -> str:
-        """Why a request can never be served, besides its context; empty if it can."""
+        """Why a request can never be served, other than its context; empty if it can."""
 
     def look_up(self, served: Served) -> int:
         """Shared blocks of a request's prompt that are cached; nothing changes."""
@@ -132,7 +132,7 @@ class Below(Protocol):
 
     @property
     def fetches(self) -> bool:
-        """Whether requests that wait want to be told of."""
+        """Whether ``fetch`` is to be called for requests that wait."""
 
     def fetch(self, served: Served, found: int, usable: int) -> None:
         """A request has come; the GPU holds ``found`` of ``usable`` blocks."""

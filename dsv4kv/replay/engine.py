@@ -85,7 +85,7 @@ class EnginePrompts:
 
     @property
     def at_once(self) -> bool:
-        """An engine's cache is told where chunks end."""
+        """An engine's cache has to know where chunks end."""
         return True
 
     @property
@@ -94,7 +94,7 @@ class EnginePrompts:
         return 0
 
     def refuses(self, served: Served) -> str:
-        """Why a request can never be served, besides its context; empty if it can."""
+        """Why a request can never be served, other than its context; empty if it can."""
         return self._cache.refuses(served.total_tokens)
 
     def look_up(self, served: Served) -> int:
@@ -206,7 +206,7 @@ class Engine:
 
 @dataclass(frozen=True)
 class EnginePaths:
-    """The prompts of a trace, as an engine's cache is told of them.
+    """The prompts of a trace, as an engine's cache is given them.
 
     Attributes:
         table: As paths of ids.

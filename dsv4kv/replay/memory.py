@@ -146,7 +146,7 @@ class MemoryPlan:
         schemas: Storage of every layer.
         group: Decides how many blocks a length needs.
         block_tokens: Tokens of a block.
-        block_bytes: Bytes of a block, with what is kept beside it.
+        block_bytes: Bytes of a block, with what is kept with it.
         beside_bytes: Of which window and state, that ``full`` keeps with every block.
         slot_bytes: Window and state of a running request.
         checkpoint_bytes: Window and state of a prefix that ends at a whole block; by an engine's

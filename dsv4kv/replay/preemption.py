@@ -139,7 +139,7 @@ class Pauses:
         del self.paused[:able]
 
     def _able(self) -> int:
-        """How many can go on beside those that run: the oldest, none overtakes another."""
+        """How many can resume next to those that run: the oldest, none overtakes another."""
         if not self.paused:
             return 0
         left = self._ledger.available - self._decoders.all_lacking()
@@ -205,7 +205,7 @@ class NewTokenRatio:
         self.value = min(1.0, estimate)
 
     def promised(self, batch: Batch, served: Served, begun: Sequence[Served]) -> int:
-        """Blocks that must be left when a request begins, beside those of its prompt.
+        """Blocks that must be left when a request begins, in addition to those of its prompt.
 
         What those that run may still generate, by the ratio; all that it may itself, and those
         that began with it, with a page each. Alone it needs no more than its prompt (the engine

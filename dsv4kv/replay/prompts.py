@@ -21,7 +21,7 @@ class CheckpointStore:
         written: Checkpoints written so far.
         evicted: Of which made room for others.
         orphaned: Of which went with the block before them.
-        below: Is told of what is evicted.
+        below: Called with what is evicted.
     """
 
     def __init__(self, capacity: int | None) -> None:
@@ -175,7 +175,7 @@ class Sizes:
     Attributes:
         shared_tokens: Tokens of a shared block.
         checkpoint_bytes: A checkpoint of window and state.
-        beside_bytes: Windows and state that are kept beside a shared block, where all are.
+        beside_bytes: Windows and state that are kept with a shared block, where all are.
     """
 
     shared_tokens: int
@@ -238,7 +238,7 @@ class PromptCache:
         return ""
 
     def fits(self, served: Served, found: int, needed: int, promised: int) -> bool:
-        """Whether blocks for a whole prompt can be had besides those found, which must stay."""
+        """Whether blocks for a whole prompt can be had in addition to those found, which stay."""
         kept = found * self._ledger.per_shared
         return needed - kept + promised <= self._ledger.available - kept
 

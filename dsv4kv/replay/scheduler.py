@@ -1,8 +1,8 @@
 """The serving loop in virtual time: admit, prefill in chunks, decode, pause, resume, release.
 
 A turn is a step with prompt chunks in it, or as many steps as pass until something can happen: a
-request comes or may end, a prompt is nearly computed, or blocks run out. Prompt chunks go beside
-what decodes, SGLang's alone. Older requests go first everywhere.
+request comes or may end, a prompt is nearly computed, or blocks run out. Prompt chunks share a
+step with decoding requests; SGLang's have steps of their own. Older requests go first everywhere.
 """
 
 from collections.abc import Callable, Sequence

@@ -58,8 +58,8 @@ def by_server(config: ReplayConfig) -> ReplayConfig:
         scheduler["max_requests"] = settings.request_limit * layout.dp
     speculative = config.scheduler.speculative
     if drafts and not speculative.draft_tokens:
-        beside = isinstance(scenario.engine, SglangEngine)  # it counts the token they follow, too
-        scheduler["speculative"] = _changed(speculative, draft_tokens=drafts - beside)
+        counted = isinstance(scenario.engine, SglangEngine)  # with the token that drafts follow
+        scheduler["speculative"] = _changed(speculative, draft_tokens=drafts - counted)
     sizes = {name: getattr(layout, name) for name in _SIZES}
     rule = config.prefix.rule if config.prefix.rule != "ideal" else _rule(scenario)
     return _changed(

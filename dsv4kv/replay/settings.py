@@ -58,7 +58,7 @@ def settings_of(
     rule: str | None,
     model: str | None,
 ) -> Iterator[Known]:
-    """What is known of a server: a rule and a model in any case, by default where nothing tells.
+    """What is known of a server: a rule and a model in any case, defaults where nothing is known.
 
     Args:
         server: What was recorded of it.
@@ -144,11 +144,11 @@ def _rule(
 
 def _blocks_by_metrics(server: Server) -> str | None:
     """What the pool holds: in vLLM blocks, one of which holds nothing; in SGLang tokens."""
-    told = server.settings
-    if server.family == "vllm" and told.get("num_gpu_blocks", "").isdecimal():
-        return str(int(told["num_gpu_blocks"]) - 1)
-    if server.family == "sglang" and told.get("num_tokens", "").isdecimal():
-        return str(int(told["num_tokens"]) // int(told.get("page_size", PAGE_TOKENS)))
+    found = server.settings
+    if server.family == "vllm" and found.get("num_gpu_blocks", "").isdecimal():
+        return str(int(found["num_gpu_blocks"]) - 1)
+    if server.family == "sglang" and found.get("num_tokens", "").isdecimal():
+        return str(int(found["num_tokens"]) // int(found.get("page_size", PAGE_TOKENS)))
     return None
 
 
@@ -185,8 +185,8 @@ def open_pool(
     config = load_config(None, [*settings, *given, *_few_slots(known, asked)], ReplayConfig).config
     memory = plan_memory(config)
     check_model(config.prefix.rule, memory.model)
-    told = next((int(each.value) for each in known if each.key == _BLOCK_TOKENS), None)
-    size = memory.block_tokens if told is None or _BLOCK_TOKENS in asked else told
+    found = next((int(each.value) for each in known if each.key == _BLOCK_TOKENS), None)
+    size = memory.block_tokens if found is None or _BLOCK_TOKENS in asked else found
     by_bytes = "cache.memory_bytes" in asked
     pool = Pool(
         collect_paths(requests),

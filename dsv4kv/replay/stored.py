@@ -96,7 +96,7 @@ def _objects(config: ReplayConfig, engine: Any, deployment: Deployment) -> Offlo
 
 
 def _own_objects(memory: MemoryPlan, shared_tokens: int) -> Offloaded:
-    """Families of this toolkit's cache; what ``full`` keeps beside a block goes with it."""
+    """Families of this toolkit's cache; what ``full`` keeps with a block goes with it."""
     blocks = shared_tokens // memory.block_tokens
     families = families_in(memory.schemas)
     pages = [
@@ -109,8 +109,8 @@ def _own_objects(memory: MemoryPlan, shared_tokens: int) -> Offloaded:
     )
     match memory.strategy.kind:
         case "full" if memory.beside_bytes:
-            beside = HostPool("windows and states", blocks, memory.beside_bytes)
-            return Offloaded((*pages, beside))
+            tails = HostPool("windows and states", blocks, memory.beside_bytes)
+            return Offloaded((*pages, tails))
         case "full" | "zero":
             return Offloaded(tuple(pages))
         case _:

@@ -99,7 +99,7 @@ class StepObserver(Protocol):
 
 @dataclass(frozen=True)
 class Gpu:
-    """What a run on a GPU has besides.
+    """What only a run on a GPU has.
 
     Attributes:
         tables: Block tables on the device.

@@ -126,7 +126,7 @@ Step = tuple[str, bool]
 
 
 def name_of(operation: str, indexer: bool) -> str:
-    """Name in a record: indexer keys are told apart from compressed KV."""
+    """Name in a record: operations on indexer keys and on compressed KV have different ones."""
     named = indexer and not operation.startswith("indexer_")
     return f"indexer_{operation}" if named else operation
 

@@ -173,7 +173,7 @@ class PrefixReuse:
         """Before slots are prepared for tokens: evict cached blocks where too few are free."""
         lacking = int((self._table.blocks_for(tokens) - self._table.held[slots]).sum())
         if not self._free(lacking):
-            # Pinned besides: blocks of which a prompt shares a part, and has a copy. What is its
+            # Also pinned: blocks of which a prompt shares a part, and has a copy. What is its
             # own it still holds by reference.
             for prompt in self._prompts.values():
                 self._let_go(prompt)

@@ -43,7 +43,7 @@ def build_data(
     Args:
         config: What was asked for.
         memory: How the memory is divided.
-        rates: The model's, for the times beside the measured ones.
+        rates: The model's, for the times that are not measured.
         requests: The trace.
         kept: Has the keys whose checkpoints are kept.
         shared_tokens: Tokens of a shared block.
@@ -81,7 +81,7 @@ def _build_parts(
     kept: Container[int],
     rules: Rules,
 ) -> Parts:
-    """Allocate the cache, and one of one slot beside it."""
+    """Allocate the cache, and a second one of one slot."""
     manager, recorder = build_manager(bench, plan, None), Recorder()
     backend, contents = load_backend("cpu"), PromptContents()
     executor = build_drive(bench, manager, recorder, backend).executor
@@ -209,6 +209,6 @@ def describe_checks(data: RealData) -> Verification:
 
 
 def list_pools(data: RealData) -> list[Pool]:
-    """Every pool, planned beside allocated."""
+    """Every pool, as planned and as allocated."""
     manager = data.parts.manager
     return describe_cache(data.parts.config, manager.plan, manager).pools

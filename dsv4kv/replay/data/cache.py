@@ -146,7 +146,7 @@ class Parts:
         config: The cache as ``dsv4kv bench`` would be asked for it.
         manager: Slots, tables and pools.
         backend: Copies pages.
-        recorder: Tells the time, without what is left out of it.
+        recorder: Returns the time, without what is left out of it.
         executor: Runs the operations.
         contents: What prompts have in common.
         shared: Blocks of the prefix index.

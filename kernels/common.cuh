@@ -15,8 +15,8 @@ constexpr u32 kFullWarp = 0xffffffffu;
 
 // The first statement of every kernel. One that was launched as dependent has begun while the kernel
 // before it in the stream still runs: here it waits until that one is done and what it wrote can be
-// seen. Only then may the next one begin: so the kernel before this one is the only other one that is
-// ever under way, and no line that a third has changed can be in any L1. Launched otherwise, or
+// seen. Only then may the next one begin: so no other kernel than the one before this one is ever
+// under way, and no line that a third has changed can be in any L1. Launched otherwise, or
 // before sm_90, there is nothing to wait for.
 __device__ __forceinline__ void begin_kernel() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

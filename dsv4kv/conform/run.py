@@ -27,9 +27,9 @@ class Driven:
         traits: What of the rules of hits it has.
     """
 
-    def __init__(self, engine: str, given: IO[str], told: IO[str]) -> None:
+    def __init__(self, engine: str, given: IO[str], answers: IO[str]) -> None:
         """Wait until the engine is there; raises ``PeerUnavailable`` with why it is not."""
-        self.engine, self._given, self._told = engine, given, told
+        self.engine, self._given, self._answers = engine, given, answers
         first = self._answer()
         if "missing" in first:
             raise PeerUnavailable(first["missing"])
@@ -43,7 +43,7 @@ class Driven:
         return self._answer()
 
     def _answer(self) -> dict[str, Any]:
-        line = self._told.readline()
+        line = self._answers.readline()
         if not line:
             raise PeerUnavailable("its Python has ended")
         answer: dict[str, Any] = json.loads(line)
@@ -57,7 +57,7 @@ def drive(engine: str, python: str | None = None, package: Path | None = None) -
     Args:
         engine: ``vllm`` or ``sglang``.
         python: The engine's Python; None for this one.
-        package: The folder in which the engine lies, where it is not installed.
+        package: The folder that the engine's package is in, where it is not installed.
 
     Raises:
         PeerUnavailable: No such Python, or no such engine that it can import.
@@ -67,13 +67,13 @@ def drive(engine: str, python: str | None = None, package: Path | None = None) -
         raise PeerUnavailable(f"there is no Python at {python}: name the engine's own.")
     if package is not None and not (package / engine).is_dir():
         raise PeerUnavailable(
-            f"{package} holds no folder {engine}: name the one in which the package lies."
+            f"{package} holds no folder {engine}: name the one that the package is in."
         )
     questions, given = os.pipe()
-    told, answers = os.pipe()
+    answered, answers = os.pipe()
     start = _START.format(folder=str(FOLDER))
     where = str(package.resolve()) if package else ""
-    with os.fdopen(given, "w") as ask, os.fdopen(told) as hear:
+    with os.fdopen(given, "w") as ask, os.fdopen(answered) as hear:
         command = [program, "-c", start, engine, where, str(questions)]
         child = Child(command, stdout=answers, pass_fds=(questions,))
         os.close(questions)

@@ -20,7 +20,7 @@ class Broken(Exception):
 
 
 def find_package(engine: str, folder: str | Path | None) -> Path:
-    """The folder in which an engine lies, unpacked or installed; it is imported from there."""
+    """The folder of an engine's package, unpacked or installed; it is imported from there."""
     if folder:
         sys.path.insert(0, str(folder))
     found = find_spec(engine)

@@ -1,7 +1,7 @@
 # mypy: ignore-errors
 # ruff: noqa: D102, PLR0402
 # It runs in the engine's environment, where nothing is typed.
-"""SGLang's own HiCache behind its tree, over copies that end when they are told to.
+"""SGLang's own HiCache behind its tree, over copies that end when the driver ends them.
 
 What is real: the tree's components, the controller and its queues, V4's device pool of one layer
 of each kind, its host pools and their allocators; none of them has memory. What stands in are
@@ -84,8 +84,8 @@ class Copy:
 class HostCopies:
     """Stands in for ``L2TransferEngine``: copies between pages and chunks, each with its content.
 
-    ``content`` is that of the GPU's pages by family and number; ``pools`` tells of a host pool by
-    its id the name and the family.
+    ``content`` is that of the GPU's pages by family and number; ``pools`` has the name and the
+    family of every host pool by its id.
     """
 
     def __init__(self, content, pools):
@@ -253,7 +253,7 @@ def load_hicache():
     from sglang.srt.mem_cache.pool_host import base, common
     from sglang.srt.runtime_context import get_memory
 
-    logging.getLogger("sglang").setLevel(logging.CRITICAL)  # every pool tells of itself
+    logging.getLogger("sglang").setLevel(logging.CRITICAL)  # every pool logs itself
     pools.DSV41_INDEX_PAGE_SIZE = 64
     base.available_host_memory_bytes = lambda **_: 1 << 60
     for device in ("meta", "cpu"):

@@ -1,6 +1,6 @@
 # mypy: ignore-errors
 # It runs in the engine's environment, where nothing is typed.
-"""vLLM's own offloading connector, both of its sides, over copies that end when they are told to.
+"""vLLM's own offloading connector, both of its sides, over copies that the driver ends.
 
 What is real: the connector, its scheduler's and its worker's side, the manager of host chunks.
 What stands in is the one class that copies bytes. A copy is followed instead: from its submission
@@ -150,7 +150,7 @@ class Copies:
 class Host:
     """Host memory behind a scheduler.
 
-    ``chain_of`` tells of a request by name what is known of its tokens, ``grain`` by ``grain``.
+    ``chain_of`` gives by a request's name what is known of its tokens, ``grain`` by ``grain``.
     """
 
     def __init__(self, offloading, scheduler, content, spans, grain, chain_of):
@@ -176,19 +176,19 @@ class Host:
             self._worker.start_load_kv(None)
 
     def after(self, output):
-        """What it does afterwards; what it tells the scheduler."""
+        """What it does afterwards; returns what it reports to the scheduler."""
         worker = self._worker
         if not output.has_sync_kv_loads:
             worker.start_load_kv(None)
         worker.wait_for_save()
         ended = worker.get_transfer_results(output.finished_req_ids)
-        told = self._offloading.output(
+        report = self._offloading.output(
             finished_sending=ended.finished_sending or None,
             finished_recving=ended.finished_recving or None,
             kv_connector_worker_meta=worker.build_connector_worker_meta(),
         )
         worker.clear_connector_metadata()
-        return told
+        return report
 
     def land(self, number):
         """One of the copies under way ends, if there are any."""

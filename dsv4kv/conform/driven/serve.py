@@ -30,29 +30,29 @@ def run(driver: Any, engine: Any, asked: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def serve(driver: Any, folder: str | None, given: Iterable[str], told: IO[str]) -> None:
+def serve(driver: Any, folder: str | None, given: Iterable[str], answers: IO[str]) -> None:
     """Answer until there are no more questions."""
 
-    def tell(answer: dict[str, Any]) -> None:
-        told.write(json.dumps(answer) + "\n")
-        told.flush()
+    def reply(answer: dict[str, Any]) -> None:
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
 
     try:
         engine = driver.load(folder)
         version = find_version(driver.NAME, folder)
-        tell({"version": version, "traits": driver.traits(engine)})
+        reply({"version": version, "traits": driver.traits(engine)})
     except Exception as error:  # whatever its import runs into
-        tell({"missing": f"{error}" or type(error).__name__})
+        reply({"missing": f"{error}" or type(error).__name__})
         return
     for line in given:
-        tell(run(driver, engine, json.loads(line)))
+        reply(run(driver, engine, json.loads(line)))
 
 
 def main() -> None:
     """``python -c "...main()" ENGINE FOLDER FD``: questions come by a file descriptor."""
     name, folder, questions = sys.argv[1:]
-    told = os.fdopen(os.dup(1), "w")
+    answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what an engine prints is no answer
     os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
     with os.fdopen(int(questions)) as given:
-        serve(import_module(f"{__package__}.{name}"), folder or None, given, told)
+        serve(import_module(f"{__package__}.{name}"), folder or None, given, answers)

@@ -100,7 +100,7 @@ def load(folder=None, *more):
 
 
 def _above(name):
-    """The packages in which a module lies."""
+    """The packages that a module is in."""
     parts = name.split(".")
     return [".".join(parts[:count]) for count in range(1, len(parts))]
 
@@ -291,7 +291,7 @@ class Running(Request):
 
     def __init__(self, engine, number, tokens, output):
         super().__init__(engine, tokens)
-        self.rid, self.output, self.told = str(number), output, 0
+        self.rid, self.output, self.generated = str(number), output, 0
         self.steps = 0  # of decoding
         self.chain = _chain(tokens)
 
@@ -299,25 +299,25 @@ class Running(Request):
     def tokens(self):
         return len(self.full_untruncated_fill_ids)
 
-    def tell(self):
+    def generate(self):
         """One more token of the answer."""
-        self.told += 1
+        self.generated += 1
         self.full_untruncated_fill_ids = self.full_untruncated_fill_ids + array(
-            "q", [-(int(self.rid) << 20) - self.told]
+            "q", [-(int(self.rid) << 20) - self.generated]
         )
         if not self.tokens % PAGE:
             self.chain = _chain(self.full_untruncated_fill_ids)
-        self.done = self.told >= self.output
+        self.done = self.generated >= self.output
 
     def retract(self, engine):
-        """As new, with what it has told as a part of its prompt."""
+        """As new, with what it has generated as a part of its prompt."""
         self.kv = engine.held()
         self.prefix_len = self.extend_end = self.steps = 0
         self.last_node = self.lock = None
 
 
 def _chain(tokens):
-    """Of every whole page a name that tells all before it, too."""
+    """A name of every whole page that covers all before it, too."""
     made = [0]
     for start in range(0, len(tokens) - PAGE + 1, PAGE):
         made.append(hash((made[-1], *tokens[start : start + PAGE])))
@@ -342,7 +342,7 @@ class Session:
         self._rows = self._cache.req_to_token_pool.req_to_token
         self._free_rows = list(range(settings["running"]))
         self._waiting, self._running, self._chunked = deque(), [], None
-        self._full, self._windows = {}, {}  # what lies in which page
+        self._full, self._windows = {}, {}  # what is in which page
         self._host = None
         if "host_ratio" in settings:
             content = {"context": self._full, "windows": self._windows}
@@ -470,7 +470,7 @@ class Session:
         self._extend(request)
         if request.extend_end == request.tokens:
             self._chunked = None
-            request.tell()
+            request.generate()
             if request.done:
                 self._release(request, checkpoint=True)
                 return True
@@ -545,7 +545,7 @@ class Session:
             request.extend_end = request.kv.kv_allocated_len = at + 1
             request.kv.kv_committed_len = at + 1
             self._write(request, at)
-            request.tell()
+            request.generate()
             if request.done:
                 self._running.remove(request)
                 self._release(request, checkpoint=True)
@@ -577,7 +577,7 @@ class Session:
         else:
             self._waiting.remove(request)
 
-    # what lies where
+    # what is where
 
     def _pages(self, request, first, last):
         """Pages of context of a request, and the pages of windows that they are mapped to."""

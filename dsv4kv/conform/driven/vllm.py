@@ -339,8 +339,8 @@ class Session:
             self._write(rid, begin, min(request.num_computed_tokens, request.num_tokens))
             if request.num_computed_tokens >= request.num_tokens:
                 samples[rid] = request.num_preemptions
-        told = self._host.after(output) if self._host else None
-        self._flying.append((output, samples, told))
+        report = self._host.after(output) if self._host else None
+        self._flying.append((output, samples, report))
         if depth == 1:
             self._update(accepted)
         return bool(requests)
@@ -355,16 +355,16 @@ class Session:
 
     def _update(self, accepted):
         output, samples, copied = self._flying.popleft()
-        told, sampled = [], {}
+        tokens, sampled = [], {}
         for place, rid in enumerate(output.num_scheduled_tokens):
             request = self._scheduler.requests.get(rid)
             if rid not in samples or request is None:
-                told.append([])
+                tokens.append([])
                 continue
             drafts = len(output.scheduled_spec_decode_tokens.get(rid, ()))
             begin = request.num_tokens
             count = 1 + (accepted + place) % (drafts + 1)
-            told.append([-(int(rid) << 20) - at for at in range(begin, begin + count)])
+            tokens.append([-(int(rid) << 20) - at for at in range(begin, begin + count)])
             sampled[rid] = request
             if request.num_preemptions == samples[rid]:
                 self._write(rid, begin - 1, begin + count - 1)
@@ -374,8 +374,8 @@ class Session:
             req_id_to_index={rid: place for place, rid in enumerate(ids)},
             **_fitting(
                 self._engine.ModelRunnerOutput,
-                sampled_token_ids=told, logprobs=None, prompt_logprobs_dict={}, pooler_output=None,
-                kv_connector_output=copied,
+                sampled_token_ids=tokens, logprobs=None, prompt_logprobs_dict={},
+                pooler_output=None, kv_connector_output=copied,
             ),
         )  # fmt: skip
         self._scheduler.update_from_output(output, made)
@@ -387,10 +387,10 @@ class Session:
             made = self._engine.DraftTokenIds(alive, [[7] * number for _ in alive])
             self._scheduler.update_draft_token_ids(made)
 
-    # what lies where
+    # what is where
 
     def _chain_of(self, tokens):
-        """Of every four tokens a name that tells all before them, too."""
+        """A name of every four tokens that covers all before them, too."""
         chain, before = [], 0
         for start in range(0, len(tokens) - PAGE + 1, PAGE):
             key = before, tokens[start]

@@ -129,6 +129,27 @@ class Plan(NamedTuple):
     given: Given
 
 
+@dataclass(frozen=True)
+class Loading:
+    """What an engine loads beyond an even share of the checkpoint; known of V4.
+
+    Attributes:
+        copies: Every rank of a tensor parallel group holds whole what cannot be split by heads:
+            projections to the query's latent and the KV head, compressors, indexer, router and
+            hyper-connections.
+        widens_output: The first of the output's two projections is unpacked to bf16.
+        draft_heads: Drafts still have an embedding and a head of their own when the cache is
+            sized.
+    """
+
+    copies: bool = False
+    widens_output: bool = False
+    draft_heads: bool = False
+
+
+EVENLY = Loading()
+
+
 class Engine(Protocol):
     """The sizing rules of one version of one engine: pure functions of a deployment."""
 
@@ -160,6 +181,9 @@ class Engine(Protocol):
 
     def overhead(self, deployment: Deployment, step_tokens: int, plan: Plan) -> Overhead:
         """What is held on a GPU other than weights and cache, as far as that is known."""
+
+    def loading(self, arch: str | None) -> Loading:
+        """What it loads of weights on such a GPU beyond an even share of them."""
 
     def stage_layers(self, layers: int, stages: int) -> tuple[int, ...]:
         """How many layers every pipeline stage holds."""
@@ -215,6 +239,11 @@ class NothingStated:
         """Nothing is known."""
         del deployment, step_tokens, plan
         return UNKNOWN
+
+    def loading(self, arch: str | None) -> Loading:
+        """Nothing."""
+        del arch
+        return EVENLY
 
     def stage_layers(self, layers: int, stages: int) -> tuple[int, ...]:
         """How many layers every pipeline stage holds."""

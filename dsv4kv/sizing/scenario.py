@@ -125,8 +125,9 @@ class Scenario:
     @cached_property
     def weight_bytes(self) -> tuple[int, ...]:
         """Weights on one rank of every stage."""
+        loading = self.engine.loading(self.gpu.arch)
         return tuple(
-            self.weights.rank_bytes(self.layout, layers, self.drafts_of(stage))
+            self.weights.rank_bytes(self.layout, layers, self.drafts_of(stage), loading)
             for stage, layers in enumerate(self.stages)
         )
 

@@ -2,17 +2,20 @@
 
 Counted are the matrices: attention, compressors, indexer, experts, router, embedding and output
 head. Left out are norms, scales of 128 x 128 blocks and hyper-connections, together below 0.1 %.
+An engine may load more than an even share of them: see ``Loading``.
 V4.1's engram tables are looked up row by row and lie in host memory by default (vLLM 0.33,
 ``EngramConfig.cpu_offload``): they are counted there, not on a GPU.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from fractions import Fraction
 from math import ceil
-from typing import Any, Literal
+from operator import add
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
+from dsv4kv.engines.contract import EVENLY, Loading
 from dsv4kv.model.config import DSV4Config, Positive
 from dsv4kv.model.schedule import AttentionType, LayerSpec, build_schedule
 from dsv4kv.sizing.layout import Layout
@@ -130,19 +133,41 @@ _EXPERT_BYTES = {
 _BF16_BYTES = 2
 
 
+_NOTHING = Fraction(0)
+
+
 @dataclass(frozen=True)
 class Part:
-    """Weights that are together: what all ranks of a replica share, and the routed experts."""
+    """Weights that are together.
+
+    Attributes:
+        dense_bytes: What all ranks of a replica share.
+        expert_bytes: The routed experts.
+        copied_bytes: Of ``dense_bytes``, what ``Loading.copies`` is about.
+        loaded_bytes: The same as it is loaded: compressors and router in bf16, with
+            hyper-connections in fp32.
+        widened_bytes: What ``Loading.widens_output`` adds.
+    """
 
     dense_bytes: Fraction
     expert_bytes: Fraction
+    copied_bytes: Fraction = _NOTHING
+    loaded_bytes: Fraction = _NOTHING
+    widened_bytes: Fraction = _NOTHING
 
     def scaled(self, factor: Fraction) -> "Part":
         """The same part at another size."""
-        return Part(self.dense_bytes * factor, self.expert_bytes * factor)
+        return Part(*(size * factor for size in astuple(self)))
 
     def __add__(self, other: "Part") -> "Part":
-        return Part(self.dense_bytes + other.dense_bytes, self.expert_bytes + other.expert_bytes)
+        return Part(*map(add, astuple(self), astuple(other)))
+
+    def dense_on(self, tp: int, loading: Loading) -> Fraction:
+        """Bytes of the dense ones on one rank of a tensor parallel group."""
+        held = self.dense_bytes + self.widened_bytes * loading.widens_output
+        if not loading.copies:
+            return held / tp
+        return (held - self.copied_bytes) / tp + self.loaded_bytes
 
 
 @dataclass(frozen=True)
@@ -173,15 +198,20 @@ class Weights:
         whole = sum(self.layers, self.embedding + self.embedding)
         return ceil(whole.dense_bytes + whole.expert_bytes)
 
-    def rank_bytes(self, layout: Layout, layers: range, draft_layers: int) -> int:
+    def rank_bytes(
+        self, layout: Layout, layers: range, draft_layers: int, loading: Loading = EVENLY
+    ) -> int:
         """Bytes on one rank of the stage that holds ``layers`` (and the drafts, if the last)."""
         parts = [self.layers[index] for index in layers]
         if layers.start == 0:
             parts.append(self.embedding)
         if layers.stop == len(self.layers):
             parts += [self.embedding, *[self.draft] * draft_layers]
-        whole = sum(parts, Part(Fraction(0), Fraction(0)))
-        return ceil(whole.dense_bytes / layout.tp + whole.expert_bytes * self._share(layout))
+        whole = sum(parts, Part(_NOTHING, _NOTHING))
+        dense = whole.dense_on(layout.tp, loading)
+        if loading.draft_heads and draft_layers and layers.stop == len(self.layers):
+            dense += self.embedding.dense_bytes / layout.tp * (1 + Fraction(1, layout.dp))
+        return ceil(dense + whole.expert_bytes * self._share(layout))
 
     def _share(self, layout: Layout) -> Fraction:
         """Share of the routed experts on one rank: whole experts by EP, slices of them by TP.
@@ -202,13 +232,16 @@ def derive_weights(config: DSV4Config, facts: WeightFacts) -> Weights:
     fewer = {"n_routed_experts": facts.dspark_n_routed_experts or facts.n_routed_experts}
     drafted, experts = count_layer(config, facts.model_copy(update=fewer), draft)
     # a draft layer also mixes the embedding with the hidden state: two square matrices
-    drafted += 2 * config.hidden_size**2
+    mixing = 2 * config.hidden_size**2
     embedding = facts.vocab_size * config.hidden_size
     host = facts.engram_bytes
     tables = f"; {format_bytes(host)} of engram tables in host memory, on no GPU" if host else ""
     return Weights(
-        layers=tuple(_weigh(facts, *count) for count in counts),
-        draft=_weigh(facts, drafted, experts),
+        layers=tuple(
+            _weigh(facts, *count, _find_copied(config, facts, spec))
+            for count, spec in zip(counts, schedule, strict=True)
+        ),
+        draft=_weigh(facts, drafted + mixing, experts, _find_copied(config, facts, draft, mixing)),
         embedding=Part(Fraction(embedding * _BF16_BYTES), Fraction(0)),
         experts=facts.n_routed_experts,
         parameters=sum(map(sum, counts)) + 2 * embedding,
@@ -238,7 +271,53 @@ def spread_weights(config: DSV4Config, total_bytes: int) -> Weights:
     return Weights((part,) * config.num_layers, nothing, nothing, None, None, source)
 
 
-def _weigh(facts: WeightFacts, dense: int, experts: int) -> Part:
+class _Copied(NamedTuple):
+    """Parameters that ``Loading`` is about.
+
+    Attributes:
+        as_stored: Of matrices that every rank holds whole, those loaded in the dense type.
+        in_bf16: Those loaded in bf16.
+        mixing: Of hyper-connections, in fp32; not counted among the matrices.
+        output: Of the first of the output's projections.
+    """
+
+    as_stored: int = 0
+    in_bf16: int = 0
+    mixing: int = 0
+    output: int = 0
+
+
+_STREAMS = 4  # hc_mult
+_MIXES = 2 * (2 + _STREAMS) * _STREAMS  # of them, before attention and before the experts
+
+
+def _find_copied(
+    config: DSV4Config, facts: WeightFacts, spec: LayerSpec, drafts: int = 0
+) -> _Copied:
+    """Of one layer of V4, with so many parameters that are a draft layer's alone.
+
+    Source: SGLang 0.5.15, ``models/deepseek_v4.py``, ``dsv4/compressor.py``, ``dsv4/indexer.py``.
+    """
+    if config.kind != "v4":
+        return _Copied()
+    hidden = config.hidden_size
+    query = config.index_heads * config.index_dim * facts.q_lora_rank
+    compressors = _count_compressors(config, facts, spec)
+    scores = query if spec.attn is AttentionType.CSA else 0
+    return _Copied(
+        as_stored=hidden * (facts.q_lora_rank + config.head_dim) + scores + drafts,
+        in_bf16=compressors - scores + hidden * facts.n_routed_experts,
+        mixing=_MIXES * _STREAMS * hidden,
+        output=config.num_heads * config.head_dim * (facts.o_lora_rank or hidden),
+    )
+
+
+def _weigh(facts: WeightFacts, dense: int, experts: int, copied: _Copied) -> Part:
+    each = _EXPERT_BYTES[facts.dense_dtype]
     return Part(
-        dense * _EXPERT_BYTES[facts.dense_dtype], experts * _EXPERT_BYTES[facts.expert_kind]
+        dense * each,
+        experts * _EXPERT_BYTES[facts.expert_kind],
+        copied_bytes=(copied.as_stored + copied.in_bf16) * each,
+        loaded_bytes=copied.as_stored * each + copied.in_bf16 * _BF16_BYTES + copied.mixing * 4,
+        widened_bytes=copied.output * (_BF16_BYTES - each),
     )

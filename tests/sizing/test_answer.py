@@ -167,7 +167,7 @@ def test_all_stages_take_what_the_smallest_holds_and_each_prints_its_line() -> N
     [
         (
             "sglang",
-            "Loaded weights leave no GPU memory .* Raise --mem-fraction-static above 2.865",
+            "Loaded weights leave no GPU memory .* Raise --mem-fraction-static above 2.895",
         ),
         ("vllm", "No available memory for the cache blocks. Try increasing `gpu_memory_utili"),
         ("dsv4kv", None),
@@ -190,25 +190,28 @@ def test_a_window_pool_that_binds_decides_how_many_requests_fit() -> None:
         answer(ask(engine="sglang:0.5.17", window_slots=how, **texts)) for how in ("kept", "freed")
     )
     newer = answer(ask(engine="sglang:0.5.19", **texts))
-    slots = 203_264 - 8_192  # less a chunk
-    assert kept.max_concurrency == slots // 4_608 == 42
+    slots = 169_216 - 8_192  # less a chunk
+    assert kept.max_concurrency == slots // 4_608 == 34
     assert freed.max_concurrency == newer.max_concurrency > 200
     for found, here in ((kept, "0"), (freed, "1")):
         assert found.capacity
-        assert re.search(f"window slots 42 that keep .* here {here}", found.capacity.note)
+        assert re.search(f"window slots 34 that keep .* here {here}", found.capacity.note)
 
 
 @pytest.mark.parametrize(
     ("tokens", "drafts", "observed"),
     [
-        (4_156 + 504, {}, 132),
-        (4_144 + 514, {"draft_layers": "1", "draft_tokens": "2"}, 102),
+        (4_156 + 252, {}, 132),
+        (4_144 + 257, {"draft_layers": "1", "draft_tokens": "2"}, 102),
     ],
 )
 def test_as_many_run_as_were_seen_to_run(
     tokens: int, drafts: dict[str, str], observed: int
 ) -> None:
-    """To an eighth: Flash on 8 x H100, SGLang 0.5.15's cookbook, the means of its lengths."""
+    """To an eighth: Flash on 8 x H100, SGLang 0.5.15's cookbook.
+
+    A request that runs has its prompt and on average half of its output, by the means.
+    """
     texts = {"gpu": "h100", "tp": "8", "dp": "1", "context": f"{tokens}"}
     found = answer(ask(engine="sglang:0.5.15", **texts, **drafts))
     assert found.max_concurrency == pytest.approx(observed, rel=1 / 8)

@@ -9,6 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsv4kv.engines.contract import EVENLY, Loading
 from dsv4kv.model.presets import load_model
 from dsv4kv.resources import shipped
 from dsv4kv.sizing.layout import Layout
@@ -160,6 +161,36 @@ def test_every_shipped_file_belongs_to_a_preset() -> None:
     folder = shipped("configs")
     models = {path.stem for path in Path(folder / "models").glob("*.yaml")}
     assert {path.stem for path in Path(folder / "weights").glob("*.yaml")} <= models
+
+
+def test_what_has_no_heads_to_split_by_is_whole_on_every_rank_of_sglang() -> None:
+    """Flash at TP8, from SGLang 0.5.15's ``deepseek_v4.py``, ``compressor.py``, ``indexer.py``.
+
+    Layer 2: projections to 1,024 and 512 channels and the indexer's queries in fp8; compressors of
+    1,024 and 256 channels for KV and score, the indexer's weights and the router in bf16; 24 mixes
+    of 4 streams in fp32, twice.
+    """
+    weights, tp8 = weights_of("v4-flash"), Layout(tp=8)
+    fp8 = 4096 * (1024 + 512) + 1024 * 64 * 128
+    bf16 = 4096 * (2 * (1024 + 256) + 64 + 256)
+    even, copied = (
+        weights.rank_bytes(tp8, range(2, 3), 0, Loading(copies=copies)) for copies in (False, True)
+    )
+    added = fp8 + 2 * bf16 + 2 * 24 * 4 * 4096 * 4 - (fp8 + bf16) / 8
+    assert copied - even == pytest.approx(added, abs=1)
+    wide = weights.rank_bytes(tp8, range(2, 3), 0, Loading(widens_output=True))
+    assert wide - even == 64 * 512 * 1024 // 8
+
+
+def test_drafts_have_an_embedding_and_a_head_of_their_own_when_the_cache_is_sized() -> None:
+    weights, loading = weights_of("v4-flash"), Loading(draft_heads=True)
+    whole, embedding = range(43), 2 * 129_280 * 4096
+    for layout, copies in ((Layout(tp=8), 2 / 8), (Layout(dp=8, ep=8), 1 + 1 / 8)):
+        held, less = (weights.rank_bytes(layout, whole, 1, each) for each in (loading, EVENLY))
+        assert held - less == pytest.approx(copies * embedding, abs=1)
+        assert weights.rank_bytes(layout, whole, 0, loading) == weights.rank_bytes(
+            layout, whole, 0
+        )
 
 
 def test_parts_of_flash_layers_are_the_matrices_of_its_reference_code() -> None:

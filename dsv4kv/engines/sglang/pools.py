@@ -44,6 +44,7 @@ class Build:
         v41_pages: V4.1's entries are priced with their pages' padding, and pages that its pools
             reserve are taken off; before, every entry as V4's.
         half_scores: On SM100 V4.1's scores are bf16, in pieces that fill half their bound.
+        draft_heads: Drafts have an embedding and a head of their own until the cache is sized.
         draft_reserve_mib: Kept for drafts, when the share of the cache is guessed.
         fields: Fixed sizes that the line shows, in order, between memory and tokens.
         flags: Switches that the line shows first.
@@ -63,6 +64,7 @@ class Build:
     checks_windows: bool = False
     v41_pages: bool = False
     half_scores: bool = False
+    draft_heads: bool = True
     draft_reserve_mib: int = 0
     fields: tuple[str, ...] = ("c128_state_fixed",)
     flags: tuple[str, ...] = ()

@@ -15,6 +15,7 @@ from dsv4kv.engines.contract import (
     Deployment,
     Layer,
     Loaded,
+    Loading,
     Plan,
     PoolCost,
     layers_of,
@@ -57,6 +58,16 @@ class SglangEngine:
         parts = kept_parts(self.build, plan.machine, plan.given)
         headroom = [Held(what, int(mib * MIB), ESTIMATED) for what, mib in parts.items() if mib]
         return Overhead((), tuple(headroom), _UNKNOWN)
+
+    def loading(self, arch: str | None) -> Loading:
+        """Copies of what has no heads to split by; below SM100 one projection in bf16.
+
+        Source: SGLang 0.5.15 to 0.5.23, ``models/deepseek_v4.py``, ``server_args.py``
+        (``SGLANG_OPT_FP8_WO_A_GEMM``), ``scheduler.py`` (drafts are loaded before the cache is
+        sized, ``init_lm_head`` comes after).
+        """
+        before_blackwell = (arch or "").startswith(("sm_8", "sm_9"))
+        return Loading(True, before_blackwell, draft_heads=self.build.draft_heads)
 
     def stage_layers(self, layers: int, stages: int) -> tuple[int, ...]:
         """Those left over go to the last stages (``get_pp_indices``)."""
@@ -286,11 +297,19 @@ BUILDS = (
         stage_layers=False,
         hca_state_fixed=False,
         frees_windows=False,
+        draft_heads=False,
         draft_reserve_mib=4096,
         fields=(),
         seen_in_logs=True,
     ),
-    Build("0.5.14", "0.5.13", hca_state_fixed=False, frees_windows=False, fields=()),
+    Build(
+        "0.5.14",
+        "0.5.13",
+        hca_state_fixed=False,
+        frees_windows=False,
+        draft_heads=False,
+        fields=(),
+    ),
     Build("0.5.17", "0.5.15", frees_windows=False, seen_in_logs=True),
     Build("0.5.19", "0.5.18"),
     Build(

@@ -24,10 +24,12 @@ from typing import Literal
 
 from dsv4kv.engines.contract import (
     DRAFT,
+    EVENLY,
     V4_ONLY,
     Capacity,
     Deployment,
     Loaded,
+    Loading,
     Plan,
     PoolCost,
     layers_of,
@@ -361,6 +363,11 @@ class VllmEngine:
             return UNKNOWN
         backend = str(plan.given.get("attention_backend") or "")
         return overhead_of(deployment, step_tokens, flashinfer="FLASHINFER" in backend.upper())
+
+    def loading(self, arch: str | None) -> Loading:
+        """An even share: copies of small matrices are not counted."""
+        del arch
+        return EVENLY
 
     def stage_layers(self, layers: int, stages: int) -> tuple[int, ...]:
         """Those left over go to the stages before the last (``get_pp_indices``)."""

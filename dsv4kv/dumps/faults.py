@@ -43,7 +43,7 @@ MEANINGS = {
 _Name = Callable[[str, Mask], Iterator["Fault"]]
 """Makes a fault of a kind and the rows that have it."""
 
-_SHOWN_SHIFTS = 64  # bytes that a page is looked for beside its place, to either side
+_SHOWN_SHIFTS = 64  # bytes by which a page may be shifted, to either side
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def _page_faults(record: Record, pages: Bytes, order: NDArray[np.int64]) -> Iter
             kind, detail = "shifted page", f"by {shift:+} B"
         rows = parse(layout, one)
         if kind == "other bytes" and _rows_are_ours(record, rows):
-            continue  # single faults in many rows: told row by row
+            continue  # single faults in many rows: reported row by row
         kinds.setdefault(kind, []).append((page, detail))
     for kind, hits in kinds.items():
         (page, detail), numbers = hits[0], tuple(page for page, _ in hits)
@@ -157,7 +157,7 @@ def _rows_are_ours(record: Record, parsed: Parsed) -> bool:
 
 
 def _shift(record: Record, page: Bytes) -> int | None:
-    """By how many bytes a page's content stands beside its place."""
+    """By how many bytes a page's content is shifted."""
     for size in range(1, _SHOWN_SHIFTS + 1):
         for shift in (size, -size):
             if _share(record, np.roll(page, -shift, axis=1)) >= SURE:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from dsv4kv.dumps.difference import Comparison, compare_dumps
 from dsv4kv.dumps.faults import Fault, Request, find_faults
 from dsv4kv.dumps.reading import Bytes, Dump, read_dump, read_table
-from dsv4kv.dumps.records import Candidate, Record, candidates, told, unmarked
+from dsv4kv.dumps.records import Candidate, Record, candidates, recognise, unmarked
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 
@@ -72,7 +72,7 @@ class Inspection:
 
 
 def inspect(path: Path, asked: Asked, context: Context) -> Inspection:
-    """Read a dump, tell its record, and find its faults.
+    """Read a dump, recognise its record, and find its faults.
 
     Raises:
         TraceError: A file that cannot be read.
@@ -85,7 +85,7 @@ def inspect(path: Path, asked: Asked, context: Context) -> Inspection:
             f"--format {asked.format}: {dump.title} is {len(dump.data):,} B, which are no whole "
             "pages of it: say --entries, or leave --format out."
         )
-    best = tried[0] if asked.format else told(tried)
+    best = tried[0] if asked.format else recognise(tried)
     if best is None:
         pages = dump.data[None]
         return Inspection(dump, None, tried, unmarked(dump), pages, np.zeros(0, np.int64), [])

@@ -1,7 +1,7 @@
 """RoPE as evidence: at which position a row was rotated.
 
 A row's last channels are turned by its position, pair by pair. Two rows of one content at two
-positions differ by one turn, whose angle tells how far apart they are. Rows of one request share a
+positions differ by one turn, whose angle shows how far apart they are. Rows of one request share a
 direction in most models, so that one whose turn is another's stands out.
 """
 
@@ -22,7 +22,7 @@ SAME = 0.9
 """Of a turn that explains all of a difference 1; rounding to bf16 leaves 0.999."""
 
 _AGREED = 0.25
-"""Rows of random content agree to 1 / √rows; a request's own direction is told from there on."""
+"""Rows of random content agree to 1 / √rows; from here on it is a request's own direction."""
 
 _FAST = 0.02
 """Radians per position of the pairs that are looked at: slower ones turn alike everywhere."""
@@ -84,7 +84,7 @@ def odd_phases(
 ) -> NDArray[np.bool_] | None:
     """Rows whose turn is not that of their position: bool[n].
 
-    None where rows share no direction, and nothing can be told.
+    None where rows share no direction, and nothing follows.
     """
     fast = speeds >= _FAST
     still = pairs[:, fast] * np.exp(-1j * positions[:, None] * speeds[fast])

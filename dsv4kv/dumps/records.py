@@ -1,4 +1,4 @@
-"""Which record pages hold, told by their bytes.
+"""Which record pages hold, recognised by their bytes.
 
 A quantised record gives itself away: the largest code of a group is near the format's largest,
 because its scale was chosen so; scales are exponents of everyday numbers; codes that are NaN do
@@ -317,7 +317,7 @@ def _tried(dump: Dump, entries: int | None, name: str | None) -> Iterator[tuple[
             yield Record(format_name, of, layout, usual), dump.data.reshape(-1, size)
 
 
-def told(found: Sequence[Candidate]) -> Candidate | None:
+def recognise(found: Sequence[Candidate]) -> Candidate | None:
     """The record that a dump holds; None where none fits, or two fit alike."""
     if not found or found[0].fits < SURE:
         return None
@@ -328,7 +328,7 @@ def told(found: Sequence[Candidate]) -> Candidate | None:
 
 
 def unmarked(dump: Dump) -> list[str]:
-    """Rows without scales that the dump's last size would be: no byte tells whose they are."""
+    """Rows without scales that the dump's last size would be: no byte shows whose they are."""
     return [
         f"{name} of {entry.dims} channels ({of})"
         for name, of, entry, _ in known_records()

@@ -55,7 +55,7 @@ def _judge_one(subject: Subject, faults: Sequence[Fault], today: date) -> Iterat
 
 
 def _is_likely(unknown: Condition) -> bool:
-    """Whether a fault is told although this is not known: most set no variable, all have a GPU."""
+    """Whether a fault is shown although this is unknown: most set no variable, all have a GPU."""
     unset = unknown.variable is not None and unknown.given is False
     return unset or unknown.model is not None or unknown.gpu is not None
 
@@ -68,7 +68,7 @@ def _doubts(
     if any(each.model for each in unknown):
         yield "the model is not known"
     if any(each.variable for each in unknown):
-        yield "a log does not tell the environment"
+        yield "a log does not show the environment"
     if any(each.gpu for each in unknown):
         yield "the GPU is not known: add --gpu"
     if today > fault.until:

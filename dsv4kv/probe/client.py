@@ -38,7 +38,7 @@ _TEXT = (
     "death course someone experience behind view tree fire glass stone river bridge ship north"
 )
 _WORDS = _TEXT.split()[:128]
-"""Common words, most of them one token: as many as the ends of prompts can be told apart by."""
+"""Common words, most of them one token: as many different ends can prompts have."""
 
 
 class OpenAiServer:
@@ -103,11 +103,11 @@ class OpenAiServer:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        told = outputs > 1
+        scored = outputs > 1
         if spells == "chat":
-            likely = {"logprobs": True, "top_logprobs": _LIKELIEST} if told else {}
+            likely = {"logprobs": True, "top_logprobs": _LIKELIEST} if scored else {}
             return body | likely | {"messages": [{"role": "user", "content": text}]}
-        likely = {"logprobs": _LIKELIEST} if told else {}
+        likely = {"logprobs": _LIKELIEST} if scored else {}
         return body | likely | {"prompt": list(prompt) if spells == "ids" else text}
 
     def counters(self) -> tuple[Values, bool] | None:
@@ -186,29 +186,29 @@ class _Heard:
         choices = event.get("choices")
         for choice in choices if isinstance(choices, list) else []:
             self._first_s = self._first_s or now_s - self._begun_s
-            told = choice.get("logprobs") if isinstance(choice, dict) else None
-            if isinstance(told, dict):
-                self._take_likely(told)
+            logprobs = choice.get("logprobs") if isinstance(choice, dict) else None
+            if isinstance(logprobs, dict):
+                self._take_likely(logprobs)
 
-    def _take_likely(self, told: Mapping[str, Any]) -> None:
-        """Log-probabilities as completions or chats tell them."""
-        if isinstance(told.get("content"), list):
-            for each in told["content"]:
+    def _take_likely(self, logprobs: Mapping[str, Any]) -> None:
+        """Log-probabilities as completions or chats give them."""
+        if isinstance(logprobs.get("content"), list):
+            for each in logprobs["content"]:
                 self._words.append(str(each.get("token")))
                 likeliest = each.get("top_logprobs") or [each]
                 self._likely.append({str(e["token"]): float(e["logprob"]) for e in likeliest})
             return
-        self._words += map(str, told.get("tokens") or [])
+        self._words += map(str, logprobs.get("tokens") or [])
         self._likely += [
             {str(word): float(value) for word, value in (each or {}).items()}
-            for each in told.get("top_logprobs") or []
+            for each in logprobs.get("top_logprobs") or []
         ]
 
     def answer(self, at: SplitResult) -> Answer:
-        """What was told in all; raises ``Unreachable`` for an answer without its count."""
+        """The whole answer; raises ``Unreachable`` for one without its count of tokens."""
         count = self._usage.get("prompt_tokens")
         if type(count) is not int or not self._first_s:
-            raise Unreachable(f"{at.netloc} broke off an answer, or tells no usage in streams")
+            raise Unreachable(f"{at.netloc} broke off an answer, or reports no usage in streams")
         details = self._usage.get("prompt_tokens_details")
         details = details if isinstance(details, dict) else {}
         cached = details.get("cached_tokens", self._usage.get("cached_tokens"))

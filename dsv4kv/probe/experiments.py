@@ -1,7 +1,7 @@
 """Experiments on a server's prefix cache: what to ask, and what follows from the answers.
 
-Every one is a function of a questioner and of what those before it found. What cannot be told
-from the answers is said to be undecidable, with the reason.
+Every one is a function of a questioner and of what those before it found. What does not follow
+from the answers is reported as undecidable, with the reason.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -52,7 +52,7 @@ class Known:
     Attributes:
         step: Tokens by which hits grow; 0 while it is not known.
         smallest: Tokens of the shortest prompt that hits when it is sent again.
-        lost: Tokens that a hit gives up beside a prompt's last.
+        lost: Tokens that a hit gives up in addition to a prompt's last.
         reset: Whether the cache may be emptied.
         wait_s: How long to wait in the experiment that does.
         why: Why nothing can be built on it.
@@ -106,9 +106,9 @@ def again(q: Questioner, known: Known) -> Iterator[Conclusion]:
 def _by_time(
     q: Questioner, known: Known, pairs: list[tuple[Answer, Answer]]
 ) -> Iterator[Conclusion]:
-    """Whether hits show in the time to the first token, where nothing tells of them."""
+    """Whether hits show in the time to the first token, where nothing reports them."""
     known.why = (
-        "the server does not tell cached_tokens: give vLLM --enable-prompt-tokens-details, "
+        "the server does not report cached_tokens: give vLLM --enable-prompt-tokens-details, "
         "SGLang --enable-cache-report, or name its --metrics"
     )
     for _ in range(_TRIALS - 1):
@@ -159,7 +159,7 @@ def steps(q: Questioner, known: Known) -> Iterator[Conclusion]:
     elif lost % step == 0:
         said = f"every hit gives up {lost:,} tokens, {lost // step} of its blocks"
         yield Conclusion(
-            "drafts", said, lost, advice="MTP beside a KV connector costs a block a hit in vLLM"
+            "drafts", said, lost, advice="MTP with a KV connector costs a block a hit in vLLM"
         )
     else:
         said = f"a hit leaves {counted(lost, 'token')} more than a prompt's last, for drafts"
@@ -179,7 +179,7 @@ def edges(q: Questioner, known: Known) -> Iterator[Conclusion]:
     for edge in wholes or [known.smallest - 1 + known.step]:
         for offset, hits in found.items():
             common = q.draw(edge + offset)
-            with suppress(Refused):  # longer than the server takes: shorter ones tell, too
+            with suppress(Refused):  # longer than the server takes: shorter ones decide, too
                 q.ask(common + q.draw(rest - offset, 0))
                 hits.append(q.hit(common + q.draw(rest - offset, 1)) >= edge - given_up)
     behind = next((n for n, hits in found.items() if n >= 0 and hits and all(hits)), None)
@@ -234,8 +234,8 @@ def branches(q: Questioner, known: Known) -> Iterator[Conclusion]:
             said = f"inside a prompt hits end at multiples of {interval:,} tokens"
             yield Conclusion("branches", said, interval)
             return
-    told = ", ".join(f"{hit:,} of {n:,}" for n, hit in hits.items())
-    yield _undecided("branches", f"hits of common tokens follow no interval: {told}")
+    ends = ", ".join(f"{hit:,} of {n:,}" for n, hit in hits.items())
+    yield _undecided("branches", f"hits of common tokens follow no interval: {ends}")
 
 
 _RETAIN = "vLLM: --prefix-cache-retention-interval 4096; SGLang: keep windows dense"
@@ -276,7 +276,7 @@ def equality(q: Questioner, known: Known) -> Iterator[Conclusion]:
         cold = q.ask(prompt, outputs=_OUTPUTS)
         warm = q.ask(prompt, outputs=_OUTPUTS)
         if not cold.likely or not warm.likely:
-            yield _undecided("equality", "the server tells no log-probabilities")
+            yield _undecided("equality", "the server returns no log-probabilities")
             return
         if warm.cached_tokens:
             apart.append(distance(cold, warm))
@@ -340,7 +340,7 @@ def waiting(q: Questioner, known: Known) -> Iterator[Conclusion]:
 def capacity(q: Questioner, known: Known) -> Iterator[Conclusion]:
     """How many tokens of others come in between until a prompt no longer hits whole."""
     canary = known.whole(known.smallest - 1 + known.lost + 3 * known.step)
-    beside = 1 + known.lost % known.step
+    more = 1 + known.lost % known.step
     stored = _moved(q, _STORES)
     near: list[float] = []
     far: list[float] = []
@@ -351,7 +351,7 @@ def capacity(q: Questioner, known: Known) -> Iterator[Conclusion]:
         size = FOREIGN_STEPS * known.step
         whole, rest = divmod(foreign_steps * known.step, size)
         for tokens in [*[size] * whole, *([rest] if rest else [])]:
-            q.ask(q.draw(tokens + beside))  # so that its last block is kept, too
+            q.ask(q.draw(tokens + more))  # so that its last block is kept, too
         answer = q.ask(prompt)
         hit = answer.cached_tokens == canary
         (near if foreign_steps <= FOREIGN_STEPS else far).extend([answer.ttft_s] * hit)
@@ -456,7 +456,7 @@ PLANNED: Mapping[str, Planned] = {
 
 @dataclass(frozen=True)
 class Examination:
-    """What a server's answers tell.
+    """What a server's answers show.
 
     Attributes:
         conclusions: By question.
@@ -491,8 +491,8 @@ def examine(
             except (Spent, Refused) as error:
                 why = str(error)
                 known.why = "" if known.step else why
-        told = {each.question for each in conclusions}
-        missing = [question for question in planned.answers if question not in told]
+        answered = {each.question for each in conclusions}
+        missing = [question for question in planned.answers if question not in answered]
         if missing and not why and not known.step:
             why = known.why
         conclusions.extend(_undecided(question, why) for question in missing)

@@ -34,8 +34,8 @@ class Answer:
 
     Attributes:
         prompt_tokens: As it counts them.
-        cached_tokens: Of these, found in its cache; None where it does not tell.
-        cached_by: The same by tier, where it tells.
+        cached_tokens: Of these, found in its cache; None where it does not report that.
+        cached_by: The same by tier, where it reports that.
         ttft_s: Until the first token came.
         words: The tokens of its answer.
         likely: For every one of them, the log-probabilities of the likeliest, in nats.
@@ -63,7 +63,7 @@ class Server(Protocol):
     def ask(self, prompt: Prompt, outputs: int, salt: str | None, limit_s: float) -> Answer:
         """The answer to a prompt.
 
-        ``salt`` keeps it apart from equal prompts. With more than one output token it tells
+        ``salt`` keeps it apart from equal prompts. With more than one output token it has
         log-probabilities, too.
 
         Raises:
@@ -153,7 +153,7 @@ class Questioner:
         return tuple(drawn)
 
     def ask(self, prompt: Prompt, *, outputs: int = 1, salt: str | None = None) -> Answer:
-        """The answer to a prompt; where it does not tell what was cached, counters may.
+        """The answer to a prompt; where it does not report what was cached, counters may.
 
         A prompt's first tokens stand for those that the server puts around it: they are not sent.
 
@@ -182,12 +182,12 @@ class Questioner:
         return answer
 
     def hit(self, prompt: Prompt) -> int:
-        """Tokens of a prompt that were cached; the server is known to tell."""
+        """Tokens of a prompt that were cached; the server is known to report them."""
         return self.ask(prompt).cached_tokens or 0
 
     def _hits(self) -> int:
-        told = self.counted.hits()
-        return told[1] if told else 0
+        hits = self.counted.hits()
+        return hits[1] if hits else 0
 
     def _sample(self) -> None:
         sampled = self.server.counters()

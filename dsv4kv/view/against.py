@@ -63,8 +63,8 @@ def total_table(found: Against) -> Table:
             (words, *_three(getattr(server, name), getattr(replay, name)))
             for words, name in _QUANTITIES
         ],
-        note=f"{found.total.requests:,} requests, {found.total.prompt_tokens:,} prompt tokens of "
-        "which the server said what it found; what it does not tell is left out",
+        note=f"{found.total.requests:,} requests, {found.total.prompt_tokens:,} prompt tokens for "
+        "which the server reported what it found; what it does not report is left out",
     )
 
 

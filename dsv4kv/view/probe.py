@@ -37,7 +37,7 @@ def write_probe(found: Examination, ledger: Ledger, target: Path) -> None:
     """Write one HTML page; raises ``ConfigError`` where it cannot be written."""
     section = Section(
         "probe",
-        "What its answers tell",
+        "What its answers show",
         tables={"conclusions": _table(found)},
         findings=list(_faults(found)),
     )

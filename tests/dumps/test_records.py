@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dsv4kv.dumps.reading import Bytes, Dump
-from dsv4kv.dumps.records import candidates, known_records, told, unmarked
+from dsv4kv.dumps.records import candidates, known_records, recognise, unmarked
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.formats import EntryFormat
 from tests.dumps.pages import latents, written
@@ -50,7 +50,7 @@ def test_every_record_in_every_arrangement_is_told_from_four_pages(
             continue
         pages = written(entry, page_entries, latents(4 * page_entries, entry.dims, seed, **kind))
         for shaped in (True, False):
-            found = told(candidates(dump_of(pages, shaped=shaped)))
+            found = recognise(candidates(dump_of(pages, shaped=shaped)))
             assert found is not None
             layout = found.record.layout
             assert layout.format.entry_bytes == entry.entry_bytes
@@ -81,12 +81,12 @@ def others() -> dict[str, Bytes]:
 @pytest.mark.parametrize("name", others())
 @pytest.mark.parametrize("shaped", [True, False])
 def test_other_bytes_are_taken_for_no_record(name: str, shaped: bool) -> None:
-    assert told(candidates(dump_of(others()[name], shaped=shaped))) is None
+    assert recognise(candidates(dump_of(others()[name], shaped=shaped))) is None
 
 
 def test_rows_without_scales_are_only_said_to_be_possible() -> None:
     rows = latents(256, 512, 1)
     dump = Dump(Path("x"), "", rows.view(torch.uint8).numpy().reshape(-1), (4, 64, 1024))
-    assert told(candidates(dump)) is None
+    assert recognise(candidates(dump)) is None
     assert unmarked(dump) == ["bf16 of 512 channels (main and window)"]
     assert candidates(dump, name="bf16")[0].fits == 1.0

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from dsv4kv.dumps.reading import read_dump
-from dsv4kv.dumps.records import candidates, known_records, told
+from dsv4kv.dumps.records import candidates, known_records, recognise
 from dsv4kv.model.formats import FLAT_FORMATS, EntryFormat
 from tests.dumps.pages import latents, written
 from tests.engines.oracles.recorded import HERE
@@ -64,7 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", [name for names in WRITTEN.values() for name in names])
 def test_pages_of_an_engines_own_kernel_are_told(name: str, folder: Path) -> None:
     entry, pages = format_of(name), np.load(folder / f"{name}.npy")
-    found = told(candidates(read_dump(folder / f"{name}.npy")))
+    found = recognise(candidates(read_dump(folder / f"{name}.npy")))
     assert found is not None
     layout = found.record.layout
     assert layout.format == entry

@@ -37,6 +37,10 @@ class Manager(Protocol):
         """``kind``, ``says`` and ``at`` of what broke; empty where nothing did."""
 
 
+SHORT, STUBBORN = 20, 5
+"""Operations that are short enough to read, and failures that are shrunk to get there."""
+
+
 @dataclass(frozen=True)
 class Failure:
     """An invariant that broke.
@@ -61,7 +65,7 @@ class Verdict:
     Attributes:
         operations: Done, and how many sequences they were.
         sequences: See there.
-        failures: By invariant, the first of each.
+        failures: By invariant, the shortest of each that was found.
         broken: Sequences by the invariant that broke first.
     """
 
@@ -79,8 +83,9 @@ def conform(
     *,
     host: bool = False,
 ) -> Verdict:
-    """Ask until so many operations are done; an invariant that breaks is shrunk once.
+    """Ask until so many operations are done; the first sequences that break are made shorter.
 
+    They are shrunk until one of an invariant is ``SHORT``; some have no part that can be left out.
     ``host``: behind every cache there is host memory.
 
     Raises:
@@ -99,12 +104,21 @@ def conform(
         verdict.sequences += 1
         verdict.operations += answer.get("at", len(sequence.operations))
         if answer:
-            verdict.broken[answer["kind"]] += 1
-            if answer["kind"] not in verdict.failures:
-                found = _shortest(manager, sequence, answer["kind"], verdict.operations)
-                verdict.failures[answer["kind"]] = found
+            _note(verdict, manager, sequence, answer["kind"])
         show(verdict)
     return verdict
+
+
+def _note(verdict: Verdict, manager: Manager, sequence: Sequence, kind: str) -> None:
+    """Count a sequence that broke, and keep what can be made of it if it is the shortest."""
+    verdict.broken[kind] += 1
+    known = verdict.failures.get(kind)
+    if known and (len(known.sequence.operations) <= SHORT or verdict.broken[kind] > STUBBORN):
+        return
+    after = known.found_after if known else verdict.operations
+    found = _shortest(manager, sequence, kind, after)
+    if known is None or len(found.sequence.operations) < len(known.sequence.operations):
+        verdict.failures[kind] = found
 
 
 def _shortest(manager: Manager, sequence: Sequence, kind: str, after: int) -> Failure:

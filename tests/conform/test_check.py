@@ -38,6 +38,27 @@ def test_a_planted_fault_is_found_and_shrunk(fault: str, kind: str) -> None:
     assert not Toy().ask(found)
 
 
+class Stubborn(Toy):
+    """The first sequence breaks as long as it has fifty operations, later ones with three."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first: dict[str, object] = {}
+
+    def ask(self, sequence: Sequence) -> dict[str, object]:
+        self.first = self.first or sequence.settings
+        least = 50 if sequence.settings == self.first else 3
+        broken = len(sequence.operations) >= least
+        return {"kind": "blocks", "says": "lost", "at": least} if broken else {}
+
+
+def test_where_the_first_failure_stays_long_the_next_ones_are_shrunk_as_well() -> None:
+    """What it takes may be spread over operations of which none can be left out alone."""
+    failure = conform(Stubborn(), 400, seed=1).failures["blocks"]
+    assert len(failure.sequence.operations) == 3
+    assert failure.found_after == 50
+
+
 def test_a_chunk_of_host_memory_that_is_lost_is_found_and_shrunk() -> None:
     """In the sequences that have host memory, and only there."""
     assert not conform(Toy(), 4000, seed=0, host=True).failures

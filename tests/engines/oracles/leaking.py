@@ -15,7 +15,7 @@ from driven.sglang import PAGE
 
 
 class LeakingVllm(vllm.Session):
-    """Once in some 10⁵ operations, when a request goes that was preempted twice."""
+    """Once in some 50,000 operations, when a request goes that was preempted twice."""
 
     def __init__(self, engine, settings):
         super().__init__(engine, settings)
@@ -23,7 +23,7 @@ class LeakingVllm(vllm.Session):
 
         def lose(request):
             free(request)
-            if request.num_preemptions == 2 and request.num_computed_tokens % 512 == 1:
+            if request.num_preemptions == 2 and request.num_computed_tokens % 1024 == 257:
                 self._pool.free_block_queue.popleft()
 
         self._manager.free = lose

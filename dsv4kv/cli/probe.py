@@ -74,10 +74,12 @@ def probe(
     why it cannot be known. Ends with 1 if a fault is found, 5 if the server stops answering.
     """
     from secrets import randbits
+    from time import monotonic
 
-    from dsv4kv.errors import StoreUnavailable
+    from dsv4kv.errors import INTERRUPTED, StoreUnavailable
     from dsv4kv.probe.client import OpenAiServer
-    from dsv4kv.probe.experiments import Known, examine, fixed_tokens
+    from dsv4kv.probe.conclusions import Known
+    from dsv4kv.probe.experiments import examine, fixed_tokens
     from dsv4kv.probe.questioner import Ledger, Questioner
     from dsv4kv.units import parse_count, parse_seconds
 
@@ -89,12 +91,17 @@ def probe(
         f"{rule_tokens:,} to learn the rule, the rest for the capacity",
         err=True,
     )
-    server = OpenAiServer(url, model, metrics)
+    begun_s = monotonic()
+    server = OpenAiServer(url, model, metrics, most_s=ledger.most_s)
+    ledger.tokens = server.tokens
     if reset and not server.reset():
         say("the server does not let its cache be emptied; going on without", err=True)
-    questioner = Questioner(server, ledger, randbits(64) if seed is None else seed)
+    questioner = Questioner(server, ledger, randbits(64) if seed is None else seed, begun_s)
     found = examine(questioner, known, lambda name: say(f"… {name}", err=True))
     _show(found, questioner, server.model, html, as_json=as_json)
+    if found.interrupted:
+        say("interrupted: what was learned before is above.", err=True)
+        raise typer.Exit(INTERRUPTED)
     if found.died:
         say(f"error: {found.died}; what was learned before is above.", err=True)
         raise typer.Exit(StoreUnavailable.exit_code)
@@ -115,6 +122,7 @@ def _show(
         document = {
             "model": model,
             "died": found.died,
+            "interrupted": found.interrupted,
             "conclusions": [asdict(each) for each in found.conclusions],
             "spent": {"prompts": asked.ledger.prompts, "tokens": asked.ledger.tokens},
             "observed": [asdict(each) for each in asked.observed],

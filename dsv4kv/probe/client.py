@@ -7,8 +7,11 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from itertools import chain, repeat
+from socket import SHUT_RDWR, socket
+from threading import Timer
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -26,7 +29,10 @@ RESETS = ("/flush_cache", "/reset_prefix_cache")
 _ANSWER_BYTES = 2**24
 _LINE_BYTES = 2**20
 _LIKELIEST = 5
-_ASKED_S = 10.0
+_ASKED_S, _SPELLED_S = 10.0, 60.0
+_BUSY = {429, 503}
+_PATIENCE_S = (1.0, 2.0, 4.0, 8.0, 16.0)
+"""How long a server that is busy is left alone, each time; longer where it asks for it."""
 _TEXT = (
     "time year people way day man thing woman life child world school state family student group "
     "country problem hand part place case week company system program question work number night "
@@ -48,19 +54,30 @@ class OpenAiServer:
         model: The name that it is asked for.
         spells: What prompts are made of: ``ids``, ``words`` or ``chat``.
         around: As every ``Server``'s.
+        tokens: What it took to find that out.
     """
 
-    def __init__(self, url: str, model: str | None = None, metrics: str | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        model: str | None = None,
+        metrics: str | None = None,
+        *,
+        most_s: float = 300.0,
+    ) -> None:
         """Look at the server and find out what it takes.
 
+        ``most_s``: after so long every connection is cut.
+
         Raises:
-            ConfigError: No address of a server.
+            ConfigError: No address of a server, or a key that no header takes.
             Unreachable: Nobody answers there.
         """
+        self._ends_s = self.now_s() + most_s
         self._at, self._metrics = _address(url), _address(metrics) if metrics else None
-        self._key = next((os.environ[name] for name in KEYS if os.environ.get(name)), "")
+        self._key = _key()
         self.model = model or self._first_model()
-        self.spells, self.around = self._find_spelling()
+        self.spells, self.around, self.tokens = self._find_spelling()
 
     @property
     def behind(self) -> bool:
@@ -76,23 +93,31 @@ class OpenAiServer:
     ) -> Answer:
         body = self._body(spells, prompt, outputs) | ({"cache_salt": salt} if salt else {})
         path = "/v1/chat/completions" if spells == "chat" else "/v1/completions"
-        begun_s = self.now_s()
-        try:
-            with closing(_connect(self._at, limit_s)) as connection:
-                connection.request("POST", self._at.path + path, json.dumps(body), self._headers())
-                response = connection.getresponse()
-                if response.status != 200:
-                    raise _refusal(response)
-                heard = _Heard(begun_s)
-                for event in _events(response):
-                    heard.take(event, self.now_s())
-                    if self.now_s() - begun_s > limit_s:
-                        raise Spent("the budget of time is used up")
-        except TimeoutError:
-            raise Spent(f"no answer within the {limit_s:,.0f} s that were left") from None
-        except (OSError, HTTPException) as error:
-            raise Unreachable(_gone(self._at, error)) from None
-        return heard.answer(self._at)
+        ends_s = min(self.now_s() + limit_s, self._ends_s)
+        late = Spent(f"no answer within the {limit_s:,.0f} s that were left")
+        for patience_s in chain(_PATIENCE_S, repeat(None)):
+            begun_s = self.now_s()
+            heard = _Heard(begun_s)
+            try:
+                with self._asked(path, json.dumps(body), ends_s - begun_s) as response:
+                    if response.status == 200:
+                        for event in _events(response):
+                            heard.take(event, self.now_s())
+                    elif response.status not in _BUSY or patience_s is None:
+                        raise _refusal(response)
+            except (OSError, HTTPException) as error:
+                own = isinstance(error, TimeoutError) and error.errno is None
+                gone = Unreachable(_gone(self._at, error))
+                raise (late if own or self.now_s() >= ends_s else gone) from None
+            if self.now_s() >= ends_s:  # cut off
+                raise late
+            if response.status == 200:
+                return heard.answer(self._at, self.now_s())
+            wait_s = max(patience_s or 0.0, _asked_for_s(response))
+            if wait_s >= ends_s - self.now_s():
+                raise Spent(f"the server is busy ({response.status}), for longer than was left")
+            self.wait(wait_s)
+        raise AssertionError  # patience has no end
 
     def _body(self, spells: str, prompt: Prompt, outputs: int) -> dict[str, Any]:
         text = " ".join(_WORDS[each % len(_WORDS)] for each in prompt)
@@ -114,18 +139,19 @@ class OpenAiServer:
         """What its page of metrics counts; None where none is named or it does not answer."""
         if self._metrics is None:
             return None
-        with suppress(OSError, HTTPException), closing(_connect(self._metrics, _ASKED_S)) as page:
-            page.request("GET", self._metrics.path or "/metrics")
-            text = page.getresponse().read(_ANSWER_BYTES).decode("utf-8", "replace")
-            return parse(text)[0], "spec_decode" in text or "spec_accept" in text
+        page = self._metrics.path or "/metrics"
+        limit_s = min(_ASKED_S, self._ends_s - self.now_s())
+        with suppress(OSError, HTTPException), _asked(self._metrics, limit_s, page) as response:
+            text = response.read(_ANSWER_BYTES).decode("utf-8", "replace")
+            if response.status == 200:
+                return parse(text)[0], "spec_decode" in text or "spec_accept" in text
         return None
 
     def reset(self) -> bool:
         """Ask for an empty cache, as either engine is asked."""
         for path in RESETS:
-            with suppress(OSError, HTTPException), closing(_connect(self._at, _ASKED_S)) as asked:
-                asked.request("POST", path, headers=self._headers())
-                if asked.getresponse().status == 200:
+            with suppress(OSError, HTTPException), self._asked(path, "") as response:
+                if response.status == 200:
                     return True
         return False
 
@@ -137,15 +163,18 @@ class OpenAiServer:
         """Let time pass."""
         time.sleep(seconds)
 
-    def _headers(self) -> dict[str, str]:
-        key = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        return {"Content-Type": "application/json"} | key
+    def _asked(
+        self, path: str, body: str | None = None, limit_s: float = _ASKED_S
+    ) -> AbstractContextManager[HTTPResponse]:
+        """What the server answers; with a body, even an empty one, to a ``POST``."""
+        headers = {"Content-Type": "application/json"}
+        headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        limit_s = min(limit_s, self._ends_s - self.now_s())
+        return _asked(self._at, limit_s, self._at.path + path, headers, body)
 
     def _first_model(self) -> str:
         try:
-            with closing(_connect(self._at, _ASKED_S)) as connection:
-                connection.request("GET", f"{self._at.path}/v1/models", headers=self._headers())
-                response = connection.getresponse()
+            with self._asked("/v1/models") as response:
                 content = response.read(_ANSWER_BYTES)
             if response.status == 200:
                 return str(from_json(content)["data"][0]["id"])
@@ -158,16 +187,19 @@ class OpenAiServer:
             f"{KEYS[0]} if it wants one."
         )
 
-    def _find_spelling(self) -> tuple[str, int]:
-        """The first way to spell a prompt that the server takes, and how many tokens it adds."""
+    def _find_spelling(self) -> tuple[str, int, int]:
+        """The first way to spell a prompt that the server takes, tokens it adds, and of it all."""
         why, prompt = "", tuple(range(2000, 2008))
         for spells in ("ids", "words", "chat"):
             try:
-                answer = self._ask(spells, prompt, 1, None, 60.0)
+                answer = self._ask(spells, prompt, 1, None, _SPELLED_S)
             except Refused as refusal:
                 why = str(refusal)
+            except Spent as spent:
+                raise Unreachable(f"{self._at.netloc} does not answer: {spent}") from None
             else:
-                return spells, max(0, answer.prompt_tokens - len(prompt))
+                around = max(0, answer.prompt_tokens - len(prompt))
+                return spells, around, answer.prompt_tokens + 1
         raise ConfigError(f"{self._at.netloc} takes neither completions nor chats: {why}.")
 
 
@@ -188,7 +220,8 @@ class _Heard:
             self._first_s = self._first_s or now_s - self._begun_s
             logprobs = choice.get("logprobs") if isinstance(choice, dict) else None
             if isinstance(logprobs, dict):
-                self._take_likely(logprobs)
+                with suppress(ValueError, LookupError, TypeError, AttributeError):  # not as agreed
+                    self._take_likely(logprobs)
 
     def _take_likely(self, logprobs: Mapping[str, Any]) -> None:
         """Log-probabilities as completions or chats give them."""
@@ -204,7 +237,7 @@ class _Heard:
             for each in logprobs.get("top_logprobs") or []
         ]
 
-    def answer(self, at: SplitResult) -> Answer:
+    def answer(self, at: SplitResult, now_s: float) -> Answer:
         """The whole answer; raises ``Unreachable`` for one without its count of tokens."""
         count = self._usage.get("prompt_tokens")
         if type(count) is not int or not self._first_s:
@@ -219,6 +252,7 @@ class _Heard:
             tuple(self._words),
             tuple(self._likely),
             cached_by(details or None) or {},
+            now_s - self._begun_s,
         )
 
 
@@ -237,9 +271,50 @@ def _address(url: str) -> SplitResult:
     return parts._replace(path=path.removesuffix("/v1"))
 
 
-def _connect(at: SplitResult, limit_s: float) -> HTTPConnection:
+def _key() -> str:
+    """The key that the environment has, if any."""
+    name = next((name for name in KEYS if os.environ.get(name, "").strip()), KEYS[0])
+    key = os.environ.get(name, "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError(f"{name} holds characters that no header takes: set it anew.")
+    return key
+
+
+@contextmanager
+def _asked(
+    at: SplitResult,
+    limit_s: float,
+    path: str,
+    headers: Mapping[str, str] | None = None,
+    body: str | None = None,
+) -> Iterator[HTTPResponse]:
+    """An answer, which is cut when its time is up, whatever still comes of it."""
+    limit_s = max(0.001, limit_s)
     made = HTTPSConnection if at.scheme == "https" else HTTPConnection
-    return made(at.hostname or "", at.port, timeout=max(limit_s, 0.05))
+    cut_s = time.monotonic() + limit_s
+    with closing(made(at.hostname or "", at.port, timeout=limit_s)) as connection:
+        connection.connect()
+        cut = Timer(max(0.0, cut_s - time.monotonic()), _cut, [connection.sock])
+        cut.daemon = True
+        cut.start()
+        try:
+            connection.request("GET" if body is None else "POST", path, body, headers or {})
+            with closing(connection.getresponse()) as response:
+                yield response
+        finally:
+            cut.cancel()
+
+
+def _cut(connected: socket) -> None:
+    """End a connection under whoever reads from it; beneath TLS, which would wait for both."""
+    with suppress(OSError):
+        socket.shutdown(connected, SHUT_RDWR)
+
+
+def _asked_for_s(response: HTTPResponse) -> float:
+    """Seconds after which a busy server wants to be asked again; 0 where it does not say."""
+    said = response.headers.get("retry-after") or ""
+    return float(said) if said.isascii() and said.isdigit() else 0.0
 
 
 def _events(response: HTTPResponse) -> Iterator[Mapping[str, Any]]:
@@ -255,12 +330,22 @@ def _events(response: HTTPResponse) -> Iterator[Mapping[str, Any]]:
 
 def _refusal(response: HTTPResponse) -> Exception:
     """What a status other than 200 means: a prompt that is not taken, or a server in trouble."""
-    said = " ".join(response.read(2_000).decode("utf-8", "replace").split())[:200]
+    said = _plain(response.read(2_000).decode("utf-8", "replace"))
     if response.status in {401, 403}:
         return ConfigError(f"the server wants another key: set {KEYS[0]} ({response.status}).")
+    if 300 <= response.status < 400:
+        there = response.headers.get("location") or "an address it does not name"
+        return ConfigError(
+            f"the server sends requests on ({response.status}) to {_plain(there)}: give that one."
+        )
     if 400 <= response.status < 500:
         return Refused(f"the server refused a prompt ({response.status}: {said})")
     return Unreachable(f"the server answered {response.status}: {said}")
+
+
+def _plain(text: str) -> str:
+    """What a server said, on one line and without commands to a terminal."""
+    return "".join(each for each in " ".join(text.split()) if each.isprintable())[:200]
 
 
 def _gone(at: SplitResult, error: Exception) -> str:

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import ceil
 from typing import Protocol
 
 from dsv4kv.errors import StoreUnavailable
@@ -12,6 +13,8 @@ Prompt = tuple[int, ...]
 """Token ids, or numbers of words where a server takes text alone."""
 FIRST_ID, IDS = 1024, 2**14
 """Ordinary tokens: of every vocabulary, and behind the special ones that come first."""
+SETTLES, SETTLE_S = 20, 0.1
+"""How often counters are read again that have not counted a prompt yet, and how long after."""
 ENDINGS = 8
 """Ends that differ from one another at their first token."""
 
@@ -36,6 +39,7 @@ class Answer:
         prompt_tokens: As it counts them.
         cached_tokens: Of these, found in its cache; None where it does not report that.
         cached_by: The same by tier, where it reports that.
+        took_s: From when it was asked, and not too busy to answer, to the end.
         ttft_s: Until the first token came.
         words: The tokens of its answer.
         likely: For every one of them, the log-probabilities of the likeliest, in nats.
@@ -47,6 +51,7 @@ class Answer:
     words: tuple[str, ...] = ()
     likely: tuple[Mapping[str, float], ...] = ()
     cached_by: Mapping[str, int] = field(default_factory=dict)
+    took_s: float = 0.0
 
 
 class Server(Protocol):
@@ -127,17 +132,24 @@ class Questioner:
         counted: Growth of the server's counters, where they are read.
         drafts: Whether its counters speak of drafts.
         restored: Tokens that it says it found beyond the GPU.
+        others: Whether its counters count what was not asked here, or not what was.
         splits: Whether it counts other tokens than were drawn: words that are no token each.
         experiment: What is being asked for.
     """
 
-    def __init__(self, server: Server, ledger: Ledger, seed: int) -> None:
+    def __init__(
+        self, server: Server, ledger: Ledger, seed: int, begun_s: float | None = None
+    ) -> None:
+        """``begun_s``: on the server's clock, when the budget of time began; now if left out."""
         self.server, self.ledger = server, ledger
         self.observed: list[Observed] = []
         self.counted, self.drafts, self.experiment = Counted(), False, ""
         self.splits = False
         self.restored = 0
-        self._random, self._begun_s = random.Random(seed), server.now_s()
+        self.others = False
+        self._random = random.Random(seed)
+        self._begun_s = server.now_s() if begun_s is None else begun_s
+        self._swell = 1.0
         self._counts = False
         self._sample()
 
@@ -161,20 +173,21 @@ class Questioner:
             Spent: It does not fit the budget.
             Unreachable: As ``Server.ask`` says, and so for ``Refused``.
         """
-        ledger, begun_s = self.ledger, self.server.now_s()
-        ledger.admit(len(prompt) + outputs, self.left_s)
-        before = self._hits() if self._counts else None
-        ledger.tokens += len(prompt) + outputs
+        ledger, before = self.ledger, self._counters() if self._counts else None
+        expected = ceil(len(prompt) * self._swell) + outputs
+        ledger.admit(expected, self.left_s)
+        ledger.tokens += expected
         ledger.prompts += 1
         sent = prompt[self.server.around :]
         answer = self.server.ask(sent, outputs, salt, max(self.left_s, 0.001))
+        ledger.tokens += max(0, answer.prompt_tokens + outputs - expected)
         self.splits |= answer.prompt_tokens != len(prompt)
-        elapsed_s = self.server.now_s() - begun_s
-        ledger.s_per_token = max(ledger.s_per_token, elapsed_s / max(len(prompt), 512))
+        self._swell = max(self._swell, answer.prompt_tokens / max(len(prompt), 512))
+        ledger.s_per_token = max(ledger.s_per_token, answer.took_s / max(len(prompt), 512))
         if self._counts:
             self._sample()
         if answer.cached_tokens is None and before is not None:
-            answer = replace(answer, cached_tokens=self._hits() - before)
+            answer = replace(answer, cached_tokens=self._settle(before, answer.prompt_tokens))
         self.restored += sum(answer.cached_by.get(tier, 0) for tier in ("host", "storage"))
         self.observed.append(
             Observed(self.experiment, answer.prompt_tokens, answer.cached_tokens, answer.ttft_s)
@@ -185,9 +198,26 @@ class Questioner:
         """Tokens of a prompt that were cached; the server is known to report them."""
         return self.ask(prompt).cached_tokens or 0
 
-    def _hits(self) -> int:
+    def _settle(self, before: tuple[int, int], tokens: int) -> int | None:
+        """What counters say a prompt hit; None unless they come to count this one, and no other.
+
+        Servers count behind their answers, and for whoever asks.
+        """
+        for _ in range(SETTLES):
+            hits, asked = self._counters()
+            if asked - before[1] >= tokens or self.left_s <= SETTLE_S:
+                break
+            self.server.wait(SETTLE_S)
+            self._sample()
+        if asked - before[1] == tokens:
+            return hits - before[0]
+        self.others = True
+        return None
+
+    def _counters(self) -> tuple[int, int]:
+        """Tokens that counters say were found, and asked for."""
         hits = self.counted.hits()
-        return hits[1] if hits else 0
+        return hits[1:] if hits else (0, 0)
 
     def _sample(self) -> None:
         sampled = self.server.counters()

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dsv4kv.files import write_named
-from dsv4kv.probe.experiments import Conclusion, Examination
+from dsv4kv.probe.conclusions import Conclusion
+from dsv4kv.probe.experiments import Examination
 from dsv4kv.probe.questioner import Ledger
 from dsv4kv.units import counted
 from dsv4kv.view.page.build import Page

@@ -192,7 +192,9 @@ class FakeServer:
             self.values[name] = self.values.get(name, 0.0) + more
         words, likely = self._output(prompt, outputs, self.stale if hit else 0.0)
         tiers = {"host": hit} if self.restores else {}
-        return Answer(len(prompt), hit if self.tells else None, ttft_s, words, likely, tiers)
+        return Answer(
+            len(prompt), hit if self.tells else None, ttft_s, words, likely, tiers, ttft_s
+        )
 
     def _output(
         self, prompt: Prompt, outputs: int, wrong: float

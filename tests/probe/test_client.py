@@ -1,19 +1,25 @@
 """The client asks a server over HTTP, and the command shows what it learned."""
 
 import json
+import signal
+import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from typer.testing import CliRunner
 
 from dsv4kv.cli import app
 from dsv4kv.errors import ConfigError
-from dsv4kv.probe.client import KEYS, OpenAiServer
+from dsv4kv.probe.client import KEYS, OpenAiServer, _Heard
 from dsv4kv.probe.questioner import Refused, Unreachable
 from tests.probe.fakes import FakeServer, Setting, open_cache
 
@@ -21,8 +27,13 @@ KEY = "sk-not-to-be-written"
 
 
 @contextmanager
-def serving(fake: FakeServer, *, takes: str = "ids") -> Iterator[tuple[str, list[Any]]]:
-    """A fake server behind a socket: its address, and what was asked."""
+def serving(
+    fake: FakeServer, *, takes: str = "ids", first: tuple[int, int, dict[str, str]] | None = None
+) -> Iterator[tuple[str, list[Any]]]:
+    """A fake server behind a socket: its address, and what was asked.
+
+    ``first``: how many prompts it answers with a status and headers instead.
+    """
     heard: list[Any] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -39,17 +50,23 @@ def serving(fake: FakeServer, *, takes: str = "ids") -> Iterator[tuple[str, list
                 self.rfile.read(int(self.headers.get("content-length") or 0)) or "{}"
             )
             heard.append((self.path, body, self.headers.get("authorization")))
+            if first and len(heard) <= first[0]:
+                self.send_response(first[1])
+                for name, value in first[2].items():
+                    self.send_header(name, value)
+                self.send_header("content-length", "9")
+                self.end_headers()
+                self.wfile.write(b"\x1b[31mbusy")
+                return
             prompt: Any = body.get("prompt", body.get("messages"))
             spelled = "ids" if isinstance(prompt, list) else "words"
             spelled = "chat" if "chat" in self.path else spelled
             if self.path in {"/flush_cache", "/reset_prefix_cache"} or spelled != takes:
                 self._say(400, "not that")
                 return
-            if takes != "ids":
-                text = prompt if takes == "words" else prompt[0]["content"]
-                prompt = [sum(word.encode()) for word in text.split()]
+            tokens = _tokens(prompt)
             try:
-                answer = fake.ask(tuple(prompt), body["max_tokens"], body.get("cache_salt"), 9.0)
+                answer = fake.ask(tokens, body["max_tokens"], body.get("cache_salt"), 9.0)
             except Unreachable:
                 self.close_connection = True
                 return
@@ -86,6 +103,14 @@ def serving(fake: FakeServer, *, takes: str = "ids") -> Iterator[tuple[str, list
         finally:
             listening.shutdown()
             thread.join()
+
+
+def _tokens(prompt: Any) -> tuple[int, ...]:
+    """Of ids, a text, or a chat: a token for every word."""
+    if isinstance(prompt, list) and isinstance(prompt[0], int):
+        return tuple(prompt)
+    text = prompt if isinstance(prompt, str) else prompt[0]["content"]
+    return tuple(sum(word.encode()) for word in text.split())
 
 
 def fake(**options: Any) -> FakeServer:
@@ -125,7 +150,7 @@ def test_the_command_finds_the_rule_and_writes_no_key(
 
 
 def test_a_server_that_dies_ends_with_a_sentence_and_what_was_learned() -> None:
-    with serving(fake(dies_at=60)) as (url, _):
+    with serving(fake(dies_at=80)) as (url, _):
         ended = CliRunner().invoke(app, ["probe", url, "--seed", "1"])
     assert ended.exit_code == 5
     assert "hits grow by 128 tokens" in ended.stdout
@@ -151,3 +176,138 @@ def test_nobody_there_is_a_sentence() -> None:
     ended = CliRunner().invoke(app, ["probe", "127.0.0.1:1"])
     assert ended.exit_code == 5
     assert "error: 127.0.0.1:1 does not answer" in ended.stderr
+
+
+def test_a_busy_server_is_asked_again_when_it_wants() -> None:
+    with serving(fake(), first=(2, 429, {"retry-after": "1"})) as (url, heard):
+        server = OpenAiServer(url)
+        answer = server.ask(tuple(range(3000, 3300)), 1, None, 10.0)
+    assert server.spells == "ids"
+    assert len(heard) == 4
+    assert answer.took_s < 1
+
+
+def test_a_server_that_stays_busy_does_not_outlast_the_budget() -> None:
+    begun_s = time.monotonic()
+    with serving(fake(), first=(9, 503, {"retry-after": "600"})) as (url, heard):
+        ended = CliRunner().invoke(app, ["probe", url, "--budget", "5s"])
+    assert ended.exit_code == 5
+    assert "busy (503), for longer than was left" in ended.stderr
+    assert len(heard) == 1
+    assert time.monotonic() - begun_s < 4
+
+
+def test_a_server_that_sends_on_is_a_sentence_and_gets_no_key_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(KEYS[0], KEY)
+    with serving(fake(), first=(9, 308, {"location": "https://elsewhere/v1"})) as (url, heard):
+        ended = CliRunner().invoke(app, ["probe", url])
+    assert ended.exit_code == 2
+    assert "(308) to https://elsewhere/v1: give that one" in ended.stderr
+    assert len(heard) == 1
+
+
+def test_what_a_server_says_gives_no_command_to_the_terminal() -> None:
+    with serving(fake(), first=(9, 500, {})) as (url, _):
+        ended = CliRunner().invoke(app, ["probe", url])
+    assert "busy" in ended.stderr
+    assert "\x1b" not in ended.output
+
+
+@pytest.mark.parametrize("key", ["sk-secret\r\nX: y", "sk-\u2028secret"])
+def test_a_key_that_no_header_takes_is_not_shown(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEYS[0], key)
+    ended = CliRunner().invoke(app, ["probe", "127.0.0.1:1", "--model", "m"])
+    assert ended.exit_code == 2
+    assert f"{KEYS[0]} holds characters" in ended.stderr
+    assert "secret" not in ended.output
+
+
+def test_a_keys_last_newline_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEYS[0], f"{KEY}\r\n")
+    with serving(fake()) as (url, heard):
+        OpenAiServer(url)
+    assert {key for _, _, key in heard} == {f"Bearer {KEY}"}
+
+
+@contextmanager
+def dripping(beginning: bytes, drop: bytes) -> Iterator[str]:
+    """A server that begins an answer and goes on for ever, a little at a time."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        ended = threading.Event()
+
+        def drip() -> None:
+            with suppress(OSError):
+                while not ended.is_set():
+                    connected, _ = listening.accept()
+                    with connected, suppress(OSError):
+                        connected.sendall(beginning)
+                        while not ended.wait(0.05):
+                            connected.sendall(drop)
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            ended.set()
+            with suppress(OSError):
+                socket.create_connection(listening.getsockname()).close()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("beginning", "drop"),
+    [
+        (b"HTTP/1.1 200 OK\r\n\r\n", b": still there\n"),
+        (b"HTTP/1.1 200 OK\r\n\r\ndata: {", b" "),
+        (b"HTTP/1.1 200 OK\r\nx-slow: ", b"y"),
+    ],
+)
+def test_a_server_that_answers_for_ever_is_cut_off_at_the_end_of_the_budget(
+    beginning: bytes, drop: bytes
+) -> None:
+    begun_s = time.monotonic()
+    with dripping(beginning, drop) as url:
+        ended = CliRunner().invoke(app, ["probe", url, "--budget", "1s", "--model", "m"])
+    assert ended.exit_code == 5
+    assert "does not answer: no answer within" in ended.stderr
+    assert time.monotonic() - begun_s < 3
+
+
+def test_answers_in_another_shape_have_no_log_probabilities() -> None:
+    heard = _Heard(0.0)
+    for told in ({"content": [3]}, {"content": [{"top_logprobs": [{"token": "a"}]}]},
+                 {"tokens": 3}, {"top_logprobs": [{"a": None}]}):  # fmt: skip
+        heard.take({"choices": [{"logprobs": told}], "usage": {"prompt_tokens": 5}}, 1.0)
+    assert heard.answer(urlsplit("http://host"), 2.0).likely == ()
+
+
+def test_ctrl_c_prints_what_was_learned() -> None:
+    with serving(slow(0.01)) as (url, heard):
+        command = [sys.executable, "-m", "dsv4kv", "probe", url, "--seed", "1"]
+        with subprocess.Popen(command, stdout=-1, stderr=-1, text=True) as running:
+            while len(heard) < 80 and running.poll() is None:
+                time.sleep(0.01)
+            running.send_signal(signal.SIGINT)
+            stdout, stderr = running.communicate(timeout=30)
+    assert running.returncode == 130, stderr
+    assert "hits grow by 128 tokens" in stdout
+    assert "undecidable: interrupted" in stdout
+    assert "Traceback" not in stderr
+
+
+def slow(seconds: float) -> FakeServer:
+    """A server that takes so long for every prompt."""
+    made = fake()
+    cache = made.cache
+
+    def serve(prompt: Any) -> int:
+        time.sleep(seconds)
+        return cache(prompt)
+
+    made.cache = serve
+    return made

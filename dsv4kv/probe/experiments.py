@@ -106,8 +106,8 @@ def _by_time(
 ) -> Iterator[Conclusion]:
     """Whether hits show in the time to the first token, where nothing reports them."""
     known.why = (
-        "the server does not report cached_tokens, and its metrics count other prompts than these: "
-        "it serves others, too, or --metrics is not its page"
+        "the server does not report cached_tokens, and its metrics count other prompts than "
+        "these: it serves others, too, or --metrics is not its page"
         if q.others
         else "the server does not report cached_tokens: give vLLM --enable-prompt-tokens-details, "
         "SGLang --enable-cache-report, or name its --metrics"

@@ -54,7 +54,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 SLOW = {
-    ".": "benchmarks cuda fuzz kernels systems visit test_commands_told test_docs_budget"
+    ".": "benchmarks cuda fuzz kernels systems visit test_documented_commands test_docs_budget"
     " test_docs_records test_docs_replay test_endings test_kills test_processes test_workers",
     "bench": "test_build test_calibrate test_case test_gpu_case test_launches test_memory_series"
     " test_profiled test_run test_telemetry test_timed_kernels",

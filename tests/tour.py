@@ -27,7 +27,7 @@ from dsv4kv.record.store import dumps
 from tests.compare.launched import make_launched_record
 from tests.measure.profilers.exports import two_replays
 from tests.measure.profilers.traces import cpu_events, save
-from tests.test_commands_told import HELPS, PAGES, ROOT, TOLD
+from tests.test_documented_commands import HELPS, PAGES, ROOT, SHOWN
 
 COLUMNS = 80
 TIMEOUT_S = 600
@@ -94,8 +94,8 @@ _COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:[349][0-8]|10[0-7])(?:;[\d;]*)?m")
 
 def commands() -> list[str]:
     """Every command once, as a shell takes it: comments are for readers, pipes lead elsewhere."""
-    told = (re.sub(r"\$\{\{.*?\}\}", "main", command) for _, command in TOLD)
-    plain = (re.sub(r"\s+#.*|\s+\|.*", "", command) for command in told)
+    shown = (re.sub(r"\$\{\{.*?\}\}", "main", command) for _, command in SHOWN)
+    plain = (re.sub(r"\s+#.*|\s+\|.*", "", command) for command in shown)
     plain = (re.sub("^dsv4kv record .*", r"\g<0> --seconds 1", command) for command in plain)
     return list(dict.fromkeys([*(f"{name} --help" for name in HELPS), *plain]))
 

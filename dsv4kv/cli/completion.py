@@ -16,7 +16,7 @@ dsv4kv completion zsh >> ~/.zshrc
 dsv4kv completion fish > ~/.config/fish/completions/dsv4kv.fish
 """
 
-# Bash parts words at = and :, which stand in KEY=VALUE and vllm:0.33: the line is parted at spaces
+# Bash parts words at = and :, which are in KEY=VALUE and vllm:0.33: the line is parted at spaces
 # alone, and of what comes back the part that bash holds already is left out.
 _BASH = r"""
 _dsv4kv_completion() {

@@ -40,7 +40,7 @@ def inspect(
     ] = None,
     format_: Annotated[
         str | None,
-        typer.Option("--format", metavar="NAME", help="The record, where bytes do not tell it."),
+        typer.Option("--format", metavar="NAME", help="The record, where bytes do not show it."),
     ] = None,
     entries: Annotated[
         int | None, typer.Option(min=1, help="Entries of a page, where it is not found out.")
@@ -70,7 +70,7 @@ def inspect(
     ] = "v4-flash",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Tell the record and the faults of real pages that were dumped from an engine.
+    """Find the record format and the faults of real pages that were dumped from an engine.
 
     With two dumps: the first difference by position, and of what kind it is.
     """

@@ -54,7 +54,7 @@ def lint(
     """Find known faults of engines, and traps of benchmarks, before they cost a day.
 
     Looks the server up in a table of faults with their threads, versions and costs; nothing is
-    run. What hangs on something that is not known, a version or a model, is possible. Ends with
+    run. What depends on something unknown, a version or a model, is possible. Ends with
     1 if a fault is found for sure.
     """
     from datetime import date

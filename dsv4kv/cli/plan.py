@@ -148,12 +148,12 @@ def plan(
         watcher.start(len(found))
         done = count(1)
 
-        def tell() -> None:  # how many it will be is not known
+        def report() -> None:  # how many it will be is not known
             number = next(done)
             watcher.reach(number, max(len(found), number + 1))
 
         window = WINDOW if trace else len(requests)
-        search = Search(question, found, tally, tell, window)
+        search = Search(question, found, tally, report, window)
         answer = find(search, question, gpus)
     if not silent:
         show(report_plan(answer, question))

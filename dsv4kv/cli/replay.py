@@ -157,7 +157,7 @@ def replay(
         str | None,
         typer.Option(
             metavar="COMMAND|FILE",
-            help="The server's launch command, or a file with it: what its metrics do not tell.",
+            help="The server's launch command, or a file with it: what its metrics do not report.",
             rich_help_panel="A recorded server",
         ),
     ] = None,

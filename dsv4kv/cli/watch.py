@@ -46,7 +46,7 @@ def watch(
         typer.Option(
             help=f"By whose rule the server finds prompts: {listed(RULES)}.",
             autocompletion=offer(RULES),
-            show_default="as its metrics and command tell",
+            show_default="from its metrics and command",
         ),
     ] = None,
     model: Annotated[

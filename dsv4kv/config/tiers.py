@@ -54,7 +54,7 @@ class TiersConfig(Section):
         kinds = [place.partition(":")[0] for place in self.stores]
         if len(set(kinds)) < len(kinds):
             raise ValueError(
-                f"stores ({', '.join(self.stores)}) names a kind twice, and tables could not tell "
-                "them apart: run them one after the other"
+                f"stores ({', '.join(self.stores)}) names a kind twice, and tables would not show "
+                "which is which: run them one after the other"
             )
         return self

@@ -230,7 +230,7 @@ def _clauses(text: str) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def some(truths: Iterable[Truth]) -> Truth:
-    """Whether any is true; None where that hangs on one that is not known."""
+    """Whether any is true; None where that depends on one that is not known."""
     found = list(truths)
     if True in found:
         return True

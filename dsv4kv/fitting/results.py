@@ -1,4 +1,4 @@
-"""Result files of the engines' own benchmarks, as the runs that they tell of.
+"""Result files of the engines' own benchmarks, as the runs that they are of.
 
 ``sglang.bench_serving --output-file`` appends a JSON line a run; ``vllm bench serve
 --save-result`` writes one object a file, or lines with ``--append-result``. Names of fields are

@@ -284,7 +284,7 @@ class Dynamo(Plain):
         return self.draw.choices(range(len(costs)), weights)[0]
 
     def sent(self, asked: Asked, replica: int) -> None:
-        """Remember it, where events do not tell."""
+        """Remember it, where no events report it."""
         if not self.rule.use_kv_events:
             self._past.add(asked, replica)
 
@@ -411,7 +411,7 @@ class LlmdPrecise(Llmd):
         return [((t - low) / width if width else 1.0) if t else 0.0 for t in found]
 
     def sent(self, asked: Asked, replica: int) -> None:
-        """Events tell."""
+        """Events report it."""
 
 
 # ---- vLLM's production stack --------------------------------------------------------------------

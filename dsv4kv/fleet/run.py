@@ -149,7 +149,7 @@ class Pool:
         self._late: list[tuple[float, int, Known, News]] = []
         self._order = count()
 
-    def tell(self, place: int) -> None:
+    def ended_turn(self, place: int) -> None:
         """A replica has taken a turn."""
         replica, number = self.replicas[place], next(self._order)
         now_s, news = replica.now_s, replica.take_news()
@@ -273,7 +273,7 @@ class Fleet:
         if moved:
             for served in replica.ended:
                 self._end(served, replica, pool)
-            pool.tell(place)
+            pool.ended_turn(place)
             replica.ended.clear()
         return turn_s < NEVER
 

@@ -49,7 +49,7 @@ def fewest_launches(tail: float) -> int:
     """Launches of each side that carry an interval with so rare a tail.
 
     Launches of equals may be fast or slow by chance, and then one side is all fast and the other
-    all slow in one of ``4 ** launches`` cases. No statistic can tell that from a change.
+    all slow in one of ``4 ** launches`` cases. No statistic can distinguish that from a change.
     """
     return max(_FEWEST_LAUNCHES, math.ceil(math.log(1 / tail, 4)))
 

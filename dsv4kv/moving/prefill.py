@@ -84,7 +84,7 @@ class Prefill:
             case {"op": "hold"}:
                 return {"request": self._compute(self._hold, wire)}
             case {"op": "meet", "by": str(library)} if library in _REGISTER:
-                return self._register(library, wire.here).tell()
+                return self._register(library, wire.here).describe()
             case {"op": "mapped"}:
                 self.forget()
                 return {}

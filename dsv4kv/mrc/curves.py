@@ -224,9 +224,7 @@ def measure_trace(
     ]
     sizes: list[int | None] = [*question.capacities_tokens]
     if question.host_bytes and not sizes:
-        raise ConfigError(
-            "--host stands behind the GPUs' cache: say how large that is, --capacity."
-        )
+        raise ConfigError("--host adds to a cache on the GPUs: say how large that is, --capacity.")
     if not sizes:
         sizes = [blocks * grain for blocks in pick_capacities(reuse, question.points)]
     parts = _part_by_size(table, reuse, question, [*sizes, None])

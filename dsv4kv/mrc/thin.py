@@ -181,7 +181,7 @@ class _Part:
 
     Attributes:
         reuse: Theirs.
-        every: How many stand behind each of them.
+        every: How many each of them represents.
     """
 
     reuse: Reuse
@@ -283,7 +283,7 @@ def _estimate(
     """Shares of blocks and of prompt tokens found, and half of the 95 % intervals.
 
     The parts' spread shows how much chance there is; how far their mean is from the whole, what
-    keeping fewer blocks does apart from chance. Less than one kept block nothing can tell.
+    keeping fewer blocks does apart from chance. Less than one kept block cannot be resolved.
     """
     known = np.array([totals.references, totals.path_tokens], np.float64)
     asked = np.array([totals.references, totals.input_tokens], np.float64)

@@ -10,7 +10,7 @@ from or written to a page, and gives zeros where output is asked for. Outputs ar
 Values are bfloat16, compressor inputs and states float32.
 
 The reads of a decode step (``indexer_query`` to ``attend``) work on T query tokens, several of a
-request where it has drafts: its tokens stand together, in order, each with its own slot, lengths
+request where it has drafts: its tokens are adjacent, in order, each with its own slot, lengths
 and row of the output. A token of slot −1 sees nothing.
 """
 
@@ -100,7 +100,7 @@ class Backend(Protocol):
     ) -> None:
         """Quantise values bf16[T, D] into row ``position mod ring length`` of each slot's page.
 
-        slots, positions: int64[T]; a slot of −1 skips the token. A slot's tokens stand together,
+        slots, positions: int64[T]; a slot of −1 skips the token. A slot's tokens are adjacent,
         in order and without gaps, as a step has them. Where several tokens of a slot
         fall on one row, the highest position is stored.
         """

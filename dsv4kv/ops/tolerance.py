@@ -10,7 +10,7 @@ means the same: to the reference's value by its scale, and to the value found by
 numbers are bf16 before, and the grids' boundaries no longer the same, two neighbours in bf16 will
 do. One group of an entry may be so.
 
-Codes of bf16 near zero are finer than a float32 sum can tell: where they are below 2^-16 of an
+Codes of bf16 near zero are finer than a float32 sum can resolve: where they are below 2^-16 of an
 entry's largest value, that is allowed on top.
 
 A flip before a Hadamard rotation moves all channels a little.

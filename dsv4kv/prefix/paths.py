@@ -153,7 +153,7 @@ def check_grain(table: PathTable, grain_tokens: int) -> None:
 
 @dataclass(frozen=True)
 class Contradiction:
-    """A block id that stands behind two different blocks.
+    """A block id that follows two different blocks.
 
     Attributes:
         request: The request that contradicts.

@@ -281,7 +281,7 @@ def equality(q: Questioner, known: Known) -> Iterator[Conclusion]:
     """Whether an answer from the cache is a cold one, beyond what two cold ones differ by.
 
     Two cold answers to one prompt need a cache that does not know it: by a salt, or emptied; else
-    prompts that are too short to hit tell how much answers differ.
+    prompts that are too short to hit show how much answers differ.
     """
     noise, apart = [], []
     for number in range(_TRIALS):
@@ -406,7 +406,7 @@ def fixed_tokens() -> int:
 
 
 def examine(
-    q: Questioner, known: Known, tell: Callable[[str], None] = lambda _: None
+    q: Questioner, known: Known, report: Callable[[str], None] = lambda _: None
 ) -> Examination:
     """Run all experiments; whatever ends one, what was learned before is kept."""
     conclusions: list[Conclusion] = []
@@ -415,7 +415,7 @@ def examine(
         if name == "waiting" and not known.wait_s:
             continue
         if not (interrupted or died or known.why):
-            tell(name)
+            report(name)
         q.experiment, why = name, interrupted or died or known.why
         if not why:
             try:

@@ -171,7 +171,7 @@ def _pieces(trace: Trace, rows: Column, first_ns: int, rule_of: RuleOf) -> list[
 
 
 def _by_numbers(lane: str) -> list[int | str]:
-    """So that stream 7 stands before stream 13."""
+    """So that stream 7 comes before stream 13."""
     return [int(part) if part.isdecimal() else part for part in _NUMBERS.split(lane)]
 
 

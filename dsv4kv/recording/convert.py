@@ -86,7 +86,7 @@ class Recorded:
             estimated; or ``length``, then they share nothing.
         own_blocks: Blocks of prompts without ids in a trace that has some: they share nothing.
         counters: Whose counters, tokens found, tokens asked for, of every server sampled.
-        untold: Requests that were answered and are left out, as no record has their lengths.
+        unsized: Requests that were answered and are left out, as no record has their lengths.
     """
 
     requests: Sequence[Request]
@@ -98,7 +98,7 @@ class Recorded:
     ids_of: list[str]
     own_blocks: int
     counters: list[tuple[str, int, int]]
-    untold: int
+    unsized: int
 
 
 def read_recording(folder: Path) -> Recorded:
@@ -107,13 +107,13 @@ def read_recording(folder: Path) -> Recorded:
     Raises:
         TraceError: It cannot be read, or nothing was requested.
     """
-    rows, untold = _complete(read_stream(folder, "requests"))
+    rows, unsized = _complete(read_stream(folder, "requests"))
     stores_only = not rows
     if stores_only:
         rows = [_row_of(store) for store in Chains().read(read_stream(folder, "events"))]
-    if not rows and untold:
+    if not rows and unsized:
         raise TraceError(
-            f"{folder}: {counted(untold, 'request')} recorded, and of none is the length known: "
+            f"{folder}: {counted(unsized, 'request')} recorded, and of none is the length known: "
             f"{_NO_USAGE}."
         )
     if not rows:
@@ -123,7 +123,9 @@ def read_recording(folder: Path) -> Recorded:
         )
     counters = count(read_stream(folder, "metrics")).values()
     hits = [hits for counted in counters if (hits := counted.hits())]
-    return _put_together(rows, str(folder), stores_only=stores_only, counters=hits, untold=untold)
+    return _put_together(
+        rows, str(folder), stores_only=stores_only, counters=hits, unsized=unsized
+    )
 
 
 def collect_requests(records: Iterable[Record], source: str) -> Recorded | None:
@@ -132,10 +134,10 @@ def collect_requests(records: Iterable[Record], source: str) -> Recorded | None:
     Raises:
         TraceError: They have ids of several sizes.
     """
-    rows, untold = _complete(records)
+    rows, unsized = _complete(records)
     if not rows:
         return None
-    return _put_together(rows, source, stores_only=False, counters=[], untold=untold)
+    return _put_together(rows, source, stores_only=False, counters=[], unsized=unsized)
 
 
 def _put_together(
@@ -144,7 +146,7 @@ def _put_together(
     *,
     stores_only: bool,
     counters: list[tuple[str, int, int]],
-    untold: int,
+    unsized: int,
 ) -> Recorded:
     rows.sort(key=lambda row: row["arrival_s"])
     sizes = {row["grain"] for row in rows if row.get("ids")}
@@ -165,16 +167,16 @@ def _put_together(
         [row.get("ids_of") or "tokens" for row in rows],
         own_blocks,
         counters,
-        untold,
+        unsized,
     )
 
 
 def describe(recorded: Recorded) -> list[str]:
     """What the server reported of the requests, in sentences."""
     left_out = (
-        f"{counted(recorded.untold, 'request')} left out: their length is not known: {_NO_USAGE}"
+        f"{counted(recorded.unsized, 'request')} left out: their length is not known: {_NO_USAGE}"
     )
-    missing = [left_out] if recorded.untold else []
+    missing = [left_out] if recorded.unsized else []
     if recorded.stores_only:
         return [_STORES_ONLY, *missing]
     counters = [

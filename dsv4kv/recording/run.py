@@ -25,7 +25,7 @@ class Live:
         self._known: dict[Any, None] = {}
         self._counted = dict[str, Counted]()
         self.batches = self.gaps = self.unread = self.samples = 0
-        self.requests = self.untold = 0
+        self.requests = self.without_usage = 0
         self.input_tokens = self.cached_tokens = 0
 
     def hear(self, stream: str, record: Record) -> None:
@@ -41,7 +41,7 @@ class Live:
         elif stream == "requests" and "input_tokens" in record:
             self._request(record)
         elif stream == "requests":
-            self.untold += record.get("end") == "done"
+            self.without_usage += record.get("end") == "done"
 
     def _request(self, record: Record) -> None:
         """Logs have several lines of a request; the last thousands are known again."""
@@ -70,8 +70,8 @@ class Live:
         ]
         if self.unread:
             parts.insert(5, f"{self.unread:,} that could not be read")
-        if self.untold:
-            parts.insert(2, f"{self.untold:,} without usage")
+        if self.without_usage:
+            parts.insert(2, f"{self.without_usage:,} without usage")
         return ", ".join(parts)
 
     def _hit_rate(self) -> str:

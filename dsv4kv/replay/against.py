@@ -145,7 +145,7 @@ def check_comparable(recorded: Recorded, server: Server) -> None:
     if not server.counted and all(found is None for found in recorded.cached_tokens):
         raise TraceError(
             "the server did not say how many tokens it found: record its --metrics, or let it "
-            "tell in every answer (vLLM: --enable-prompt-tokens-details, SGLang: "
+            "report them in every answer (vLLM: --enable-prompt-tokens-details, SGLang: "
             "--enable-cache-report)."
         )
 
@@ -336,7 +336,7 @@ class _Comparison:
         return int(np.array(played.hits)[self._reported].sum())
 
     def _apart(self, played: Played) -> int:
-        """Tokens by which requests differ; in all, where only counters tell."""
+        """Tokens by which requests differ; in all, where only counters have them."""
         if not self._by_request:
             return abs(self._answered - self._sum(played))
         hits = np.array(played.hits)
@@ -426,9 +426,9 @@ class _Comparison:
                 f"ids are of {grain} tokens and the server's blocks of {size}: what prompts share "
                 f"beyond whole ids is not known; record with --id-tokens {size}"
             )
-        untold = int((~self._reported).sum())
-        if untold:
-            yield f"of {untold:,} requests the server did not say what it found"
+        unreported = int((~self._reported).sum())
+        if unreported:
+            yield f"for {unreported:,} requests the server did not report what it found"
         if not any(last is not None for last in self._recorded.last_s):
             yield "when requests ended is not known: they are replayed one after the other"
         asked = sum(asked for _, _, asked in self._server.counted)

@@ -78,7 +78,7 @@ class EnginePrompts:
         """Have tiers below, that are offered tails at some places."""
         self._below, self._places = below, places
         if isinstance(self._cache, SglangCache):  # others never write what they evict
-            self._cache.tell(self._evicted)
+            self._cache.watch(self._evicted)
 
     def _evicted(self, pages: Sequence[int], windows: Sequence[int]) -> None:
         self._below.forget(pages, windows)

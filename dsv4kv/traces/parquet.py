@@ -6,7 +6,7 @@
 | input_tokens, output_tokens | int64 | lengths |
 | hash_block_tokens | int32 | tokens an id stands for; 0 or left out where there are none |
 | run_starts, run_counts | list of int64 | first id and length of every run of consecutive ids |
-| prefix_hashes | list of int64 | read in their place: all ids |
+| prefix_hashes | list of int64 | read instead of runs: all ids |
 
 A file without these has the names, unit and tokens per id that options give, as a ``timed`` trace.
 Ids of unsigned 64 bits are kept as the signed numbers of the same bits.

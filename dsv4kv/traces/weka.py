@@ -104,7 +104,7 @@ _SUFFIXES = (".json", ".json.gz")
 _MAX_NESTING = 64
 
 Placed = tuple[str, Request]
-"""A request, and where in its file it stands."""
+"""A request, and where in its file it is."""
 
 
 def conversation_files(folder: Path) -> list[Path]:

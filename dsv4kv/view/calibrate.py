@@ -28,7 +28,7 @@ def coefficients_table(fit: Fit) -> Table:
         "Coefficients of the clock",
         [*names("of"), *numbers("fitted"), *names("unit"), *numbers("before"), *names("known")],
         [_coefficient_cells(each) for each in fit.estimates],
-        note="± is the 95 % interval that these runs leave; – these runs do not tell",
+        note="± is the 95 % interval that these runs leave; – these runs do not determine it",
         keys=1,
     )
 
@@ -77,7 +77,7 @@ def _compared_cells(each: Compared) -> tuple[str | Number, ...]:
 
 
 def answers(fit: Fit) -> Iterator[str]:
-    """What is known now, and what would tell the rest."""
+    """What is known now, and what would determine the rest."""
     errors = {name: fit.median_error(name) for name in _QUANTITIES}
     known = [f"{_QUANTITIES[n]} {_percent(off)}" for n, off in errors.items() if off is not None]
     runs = len({each.run for each in fit.compared})
@@ -93,7 +93,7 @@ def answers(fit: Fit) -> Iterator[str]:
     if unknown:
         yield (
             f"Not determined by these runs: {', '.join(unknown)}. Runs at concurrency 1, at a "
-            "high one, and with long prompts tell them apart."
+            "high one, and with long prompts determine them."
         )
 
 

@@ -24,7 +24,7 @@ _COUNTED: Sequence[tuple[str, Literal["bad", "note"], str]] = (
     ("ecc_corrected", "note", "memory errors of the GPU that were corrected"),
     ("pcie_replays", "note", "packets that the PCIe link sent again"),
 )
-"""Counters that should stand still, and what it means if they do not."""
+"""Counters that should not change, and what it means if they do."""
 
 
 def _number(name: str, form: Callable[[float], str] = format_number) -> Cell:

@@ -213,7 +213,7 @@ class _Column:
 
 
 def _align(cells: Sequence[Cell]) -> Iterator[Piece]:
-    """Texts of cells; where some have intervals, so wide that these stand in line."""
+    """Texts of cells; where some have intervals, so wide that these are aligned."""
     spread = max((len(cell.spread) for cell in cells), default=0)
     for cell in cells:
         aligned = f"{cell.value} {cell.spread.ljust(spread)}" if spread else _text(cell)

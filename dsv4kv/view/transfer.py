@@ -138,7 +138,7 @@ def verified(config: TransferConfig, outcome: Outcome) -> str:
 
 
 def _times(gain: Estimate) -> str:
-    """How much faster, where the interval can tell."""
+    """How much faster, where the interval excludes 1."""
     half = gain.half_width
     if half is not None and abs(gain.value - 1) <= half:
         return f"as fast as before, within {100 * half:.0f} %"

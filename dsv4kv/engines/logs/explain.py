@@ -93,7 +93,7 @@ class Explanation:
         statements: The configuration, one thing at a time.
         candidates: Other configurations that agree with the log as well.
         printed_tokens: The log's number; None where the engine refused to start.
-        shown_tokens: The same number, or what would stand there had it started.
+        shown_tokens: The same number, or what it would have been had it started.
         concurrency: Requests of full context, as the engine counts.
         context_tokens: Full context.
         in_flight_tokens: Tokens in flight.

@@ -312,8 +312,8 @@ class SglangCache:
         self._running: dict[int, Running] = {}
         self._asked, self._answer = (-1, 0, 0), list[tuple[Node, int]]()
 
-    def tell(self, on_evicted: Evicted) -> None:
-        """Say from now on what is evicted."""
+    def watch(self, on_evicted: Evicted) -> None:
+        """Call this from now on with what is evicted."""
         self._tree.on_evicted = on_evicted
 
     @property

@@ -37,7 +37,7 @@ def __getattr__(name: str) -> Callable[..., None]:
 
 @functools.cache
 def _launching(operation: str) -> Callable[..., None]:
-    """See ``contract.Backend``; tokens of a slot stand together, in order."""
+    """See ``contract.Backend``; tokens of a slot are adjacent, in order."""
     (plan,) = (p for each in _PLANS if (p := getattr(each, f"plan_{operation}", None)))
 
     @functools.wraps(plan)

@@ -65,11 +65,11 @@ class Wire:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
-    def tell(self, message: dict[str, Any]) -> None:
+    def send_message(self, message: dict[str, Any]) -> None:
         """Send a message."""
         self.send(MESSAGE, [memoryview(json.dumps(message).encode())])
 
-    def hear(self) -> dict[str, Any]:
+    def receive_message(self) -> dict[str, Any]:
         """Receive a message; raises ``StoreUnavailable`` for anything else, such as an error."""
         message = self.parse(self.receive(MESSAGE))
         if "error" in message:
@@ -88,8 +88,8 @@ class Wire:
 
     def ask(self, message: dict[str, Any]) -> dict[str, Any]:
         """Send a message and receive the answer."""
-        self.tell(message)
-        return self.hear()
+        self.send_message(message)
+        return self.receive_message()
 
     def send(self, kind: bytes, views: Sequence[memoryview]) -> None:
         """Send a frame whose payload is in ``views``, from where it is."""
@@ -194,7 +194,7 @@ def greet(wire: Wire, token: str) -> None:
         StoreUnavailable: It does not know it, or is no sender.
     """
     nonce = secrets.token_hex(16)
-    given = _text(wire.hear(), "challenge")
+    given = _text(wire.receive_message(), "challenge")
     answer = wire.ask({"answer": _proof(token, "receiver", given), "challenge": nonce})
     _check(wire, answer, _proof(token, "sender", nonce))
 
@@ -204,7 +204,7 @@ def admit(wire: Wire, token: str) -> None:
     nonce = secrets.token_hex(16)
     answer = wire.ask({"challenge": nonce})
     _check(wire, answer, _proof(token, "receiver", nonce))
-    wire.tell({"answer": _proof(token, "sender", _text(answer, "challenge"))})
+    wire.send_message({"answer": _proof(token, "sender", _text(answer, "challenge"))})
 
 
 def check_token(host: str, token: str) -> None:

@@ -58,7 +58,7 @@ class MooncakeMemory:
         self._addresses = [address_of(region) for region in memory.regions]
         self._at = f"{host}:{self._engine.get_rpc_port()}"
 
-    def tell(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """What a reader must know."""
         return {"at": self._at, "addresses": self._addresses}
 

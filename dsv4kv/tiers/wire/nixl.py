@@ -52,7 +52,7 @@ class NixlMemory:
         self._addresses = [address_of(region) for region in memory.regions]
         self._registered = _register(self._agent, memory)
 
-    def tell(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """What a reader must know."""
         metadata = base64.b64encode(self._agent.get_agent_metadata()).decode()
         return {"name": self._name, "metadata": metadata, "addresses": self._addresses}

@@ -71,7 +71,7 @@ class Peer:
         trace: TracebackType | None,
     ) -> None:
         with suppress(StoreUnavailable):
-            self.wire.tell({"op": "bye"})
+            self.wire.send_message({"op": "bye"})
         self.wire.close()
 
     def ask(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -80,12 +80,12 @@ class Peer:
 
     def manifest(self, request: int) -> Manifest:
         """A request, as soon as it is computed."""
-        self.wire.tell({"op": "manifest", "request": request})
+        self.wire.send_message({"op": "manifest", "request": request})
         return read_manifest(self.wire.receive(MESSAGE))
 
     def chunk(self, request: int, prefix: int) -> Manifest:
         """The pages of the chunk after ``prefix`` tokens; at last the request, complete."""
-        self.wire.tell({"op": "chunk", "request": request, "prefix": prefix})
+        self.wire.send_message({"op": "chunk", "request": request, "prefix": prefix})
         return read_manifest(self.wire.receive(MESSAGE))
 
     def wait(self, request: int, layer: int, tokens: int) -> None:
@@ -98,7 +98,7 @@ class Peer:
 
     def read_raw(self, into: memoryview) -> None:
         """As many bytes as fit, of nothing: what the connection gives at best."""
-        self.wire.tell({"op": "raw", "bytes": len(into)})
+        self.wire.send_message({"op": "raw", "bytes": len(into)})
         self.wire.receive_into([into])
 
 

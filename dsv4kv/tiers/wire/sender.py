@@ -176,7 +176,7 @@ class Sender:
         except Dsv4kvError as error:
             self.problems.append(str(error))
             with suppress(StoreUnavailable):
-                wire.tell({"error": str(error)})
+                wire.send_message({"error": str(error)})
         finally:
             self._wires.discard(wire)
             wire.close()
@@ -199,16 +199,16 @@ class Sender:
                 _tell(wire, self._offer(request).chunk(prefix, self._timeout_s))
             case {"op": "wait", "request": int(request), "layer": int(layer), "tokens": int(n)}:
                 self._offer(request).wait_for(layer, n, self._timeout_s)
-                wire.tell({})
+                wire.send_message({})
             case {"op": "taken", "request": int(request)}:
                 self._offer(request).taken.set()
-                wire.tell({})
+                wire.send_message({})
             case {"op": "raw", "bytes": int(size)} if 0 <= size <= _MOST_RAW_BYTES:
                 if len(self._raw) < size:
                     self._raw = b"\1" * size
                 wire.send(DATA, [memoryview(self._raw)[:size]])
             case {"op": str()}:
-                wire.tell(self._on_ask(message, wire))
+                wire.send_message(self._on_ask(message, wire))
             case _:
                 raise StoreUnavailable("a message that is none of a receiver's.")
         return True

@@ -263,7 +263,7 @@ def spread_shades(count: int) -> list[str]:
 
 
 def show_linear_durations(axis: "Axis", low: float, high: float) -> None:
-    """Label a linear axis, in ns, with as many digits as tell its ticks apart."""
+    """Label a linear axis, in ns, with as many digits as distinguish its ticks."""
     unit, size = next((u for u in _UNITS if high >= u[1]), _UNITS[-1])
     step = (high - low) / size / _MOST_TICKS
     decimals = max(0, ceil(-log10(step)) + 1) if step > 0 else 0  # a tick may be at 1.025

@@ -97,7 +97,7 @@ def describe_rate(each: OpRate) -> str:
 
 
 def name_roofs(roofs: Sequence[Roof]) -> str:
-    """Names and rates from the lowest to the highest, as the lines stand."""
+    """Names and rates from the lowest to the highest, as the lines are drawn."""
     ordered = sorted(roofs, key=lambda roof: roof.gbps)
     return f"{', '.join(f'{roof.name} {format_number(roof.gbps)}' for roof in ordered)} GB/s"
 
@@ -146,7 +146,7 @@ def rates_chart(operations: Sequence[OpRate], roofs: Sequence[Roof]) -> Chart:
 
 
 def _draw_roofs(axes: "Axes", roofs: Sequence[Roof]) -> None:
-    """Roofs as upright lines, named above the rows in the order they stand in."""
+    """Roofs as upright lines, named above the rows, left to right."""
     for roof in roofs:
         axes.axvline(roof.gbps, color=LIGHT["ink"], linewidth=0.9)
     if roofs:

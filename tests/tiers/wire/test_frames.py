@@ -81,7 +81,7 @@ def test_a_sender_that_does_not_know_the_token_is_not_believed() -> None:
 
     def impostor(wire: Wire) -> None:
         wire.ask({"challenge": "00"})
-        wire.tell({"answer": "00"})
+        wire.send_message({"answer": "00"})
 
     with Listening(impostor) as address, pytest.raises(StoreUnavailable, match="the token"):
         Peer(address, token=TOKEN, timeout_s=1.0)

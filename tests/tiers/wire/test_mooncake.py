@@ -31,7 +31,7 @@ def test_a_request_comes_over_mooncake_as_it_is(monkeypatch: pytest.MonkeyPatch)
     slot = running(source, 300)
     theirs, ours = Memory(source), Memory(target)
     told = MooncakeMemory(theirs, HERE)
-    reader = MooncakeReader(ours, told.tell(), HERE, 20)
+    reader = MooncakeReader(ours, told.describe(), HERE, 20)
     received = receive(ours, make_manifest(theirs, slot, 300), [reader])
     assert rows_of(target, received.slot, 300) == rows_of(source, slot, 300)
 
@@ -40,11 +40,11 @@ def test_a_request_comes_over_mooncake_as_it_is(monkeypatch: pytest.MonkeyPatch)
 def test_what_mooncake_cannot_read_is_a_sentence() -> None:
     source, target = Memory(cache()), Memory(cache())
     told = MooncakeMemory(source, HERE)
-    reader, into = MooncakeReader(target, told.tell(), HERE, 5), [target.regions[0][:64]]
+    reader, into = MooncakeReader(target, told.describe(), HERE, 5), [target.regions[0][:64]]
     for place in ((len(source.regions), 0, 64), (0, 2**40, 64)):
         with pytest.raises(StoreUnavailable, match="Mooncake"):
             reader.read(np.array([place]), into)
-    nobody = MooncakeReader(target, told.tell() | {"at": f"{HERE}:1"}, HERE, 5)
+    nobody = MooncakeReader(target, told.describe() | {"at": f"{HERE}:1"}, HERE, 5)
     with pytest.raises(StoreUnavailable, match="the sender is gone"):
         nobody.read(np.array([(0, 0, 64)]), into)
     with pytest.raises(StoreUnavailable, match="engine is none"):

@@ -28,7 +28,7 @@ def test_a_request_comes_over_nixl_as_it_is() -> None:
     slot = running(source, 300)
     theirs, ours = Memory(source), Memory(target)
     told = NixlMemory(theirs)
-    reader = NixlReader(ours, told.tell(), 20)
+    reader = NixlReader(ours, told.describe(), 20)
     received = receive(ours, make_manifest(theirs, slot, 300), [reader])
     assert rows_of(target, received.slot, 300) == rows_of(source, slot, 300)
 
@@ -37,9 +37,9 @@ def test_a_request_comes_over_nixl_as_it_is() -> None:
 def test_what_nixl_cannot_read_is_a_sentence() -> None:
     source, target = Memory(cache()), Memory(cache())
     told = NixlMemory(source)
-    reader, into = NixlReader(target, told.tell(), 5), [target.regions[0][:64]]
+    reader, into = NixlReader(target, told.describe(), 5), [target.regions[0][:64]]
     for place in ((len(source.regions), 0, 64), (0, 2**40, 64)):
         with pytest.raises(StoreUnavailable, match="NIXL"):
             reader.read(np.array([place]), into)
     with pytest.raises(StoreUnavailable, match="agent is none"):
-        NixlReader(target, told.tell() | {"metadata": "AAAA"}, 5)
+        NixlReader(target, told.describe() | {"metadata": "AAAA"}, 5)

@@ -1,4 +1,4 @@
-"""Every command that the README or a guide tells is understood: its name, options and values."""
+"""Every command that the README or a guide shows is understood: its name, options and values."""
 
 import re
 import shlex
@@ -39,11 +39,11 @@ def examples(epilog: str) -> list[str]:
 
 
 HELPS = all_helps(typer.main.get_command(app))
-TOLD = [(page.name, command) for page in PAGES for command in dict.fromkeys(commands(page))]
-TOLD += [(f"{name} --help", command) for name, text in HELPS.items() for command in examples(text)]
+SHOWN = [(page.name, command) for page in PAGES for command in dict.fromkeys(commands(page))]
+SHOWN += [(f"{name} --help", command) for name, text in HELPS.items() for command in examples(text)]
 
 
-@pytest.mark.parametrize(("page", "command"), TOLD)
+@pytest.mark.parametrize(("page", "command"), SHOWN)
 def test_a_command_is_understood(
     page: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,7 +62,7 @@ def test_a_command_is_understood(
 
 def test_the_readme_tells_every_command() -> None:
     known = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    assert {command.split()[1] for page, command in TOLD if page == "README.md"} == set(known)
+    assert {command.split()[1] for page, command in SHOWN if page == "README.md"} == set(known)
 
 
 @pytest.mark.parametrize("name", HELPS)

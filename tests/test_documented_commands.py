@@ -40,7 +40,9 @@ def examples(epilog: str) -> list[str]:
 
 HELPS = all_helps(typer.main.get_command(app))
 SHOWN = [(page.name, command) for page in PAGES for command in dict.fromkeys(commands(page))]
-SHOWN += [(f"{name} --help", command) for name, text in HELPS.items() for command in examples(text)]
+SHOWN += [
+    (f"{name} --help", command) for name, text in HELPS.items() for command in examples(text)
+]
 
 
 @pytest.mark.parametrize(("page", "command"), SHOWN)

@@ -149,8 +149,6 @@ THINNED = {
     "test_the_default_answer_is_the_planners_with_its_own_defaults": 12,
     "engines/logs/test_recovery.py::test_without_arguments_the_truth_is_among_the_candidates": 3,
     "engines/logs/test_waterfall.py::test_gains_add_up_to_the_difference_exactly": 10,
-    "engines/oracles/test_recorded.py::"
-    "test_a_rule_hits_what_its_engine_hit_on_a_hundred_random_traces": 3,
     "engines/sizing/test_properties.py::"
     "test_a_request_never_takes_less_for_more_tokens_or_more_in_flight": 5,
     "engines/sizing/test_properties.py::test_more_memory_never_holds_less": 5,

@@ -122,16 +122,16 @@ def kept_ends(
         every = range(1, most + 1)
         return Kept(every, every)
     last, whole = (tokens - 1) // size, tokens // size
-    special = {last - 1, whole - 1} if speculation.drops else {last}
+    special = {max(0, last - 1), max(0, whole - 1)} if speculation.drops else {last}
     if found > resumed:
         special.add(found)
     if retention_tokens:
         step = retention_tokens // size
         special |= set(range(step, most + 1, step))
-    tails = [end for end in sorted(special) if 0 < end <= most]
+    tails = [end for end in sorted(special) if end <= most]  # 0: a draft's part ends behind it
     if not speculation.drops or found == resumed:
         return Kept(tails, tails)
-    return Kept(tails, sorted({*tails, found - 1} - {0}))
+    return Kept(tails, sorted({*tails, found - 1}))
 
 
 def check_retention(retention_tokens: int | None, size: int) -> None:

@@ -24,12 +24,13 @@ from dsv4kv.record.replay import (
     ReplayTier,
     ReplayTiers,
 )
-from dsv4kv.record.schema import NOTHING_CHECKED, Case, Latency, Totals
+from dsv4kv.record.schema import NOTHING_CHECKED, Case, Totals
 from dsv4kv.replay.run import (
     describe_cache,
     describe_replay,
     describe_tier,
     describe_totals,
+    list_latencies,
     serve_alone,
 )
 from dsv4kv.replay.tiers import Tiers
@@ -68,7 +69,9 @@ def serve_point(
         cache=describe_cache(outcome.replicas[0].replay),
         totals=_totals(outcome, fates),
         operations=[],
-        latencies=[Latency(name=n, samples_ns=s) for n, s in fates.samples_ns.items() if s],
+        latencies=list_latencies(
+            fates.samples_ns, [replica.replay.times for replica in outcome.replicas]
+        ),
         memcpy=None,
         verification=NOTHING_CHECKED,
         replay=describe_all(outcome, fates),

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from dsv4kv.clock.steps import COUNTS
+from dsv4kv.clock.steps import COUNTS, StepTimes
 from dsv4kv.config.axes import Point
 from dsv4kv.config.load import Loaded
 from dsv4kv.config.replay import ReplayConfig, TierSection
@@ -188,12 +188,18 @@ def describe_totals(replay: Replay, *, ended: bool) -> Totals:
     )
 
 
-def list_latencies(replay: Replay) -> list[Latency]:
-    """Virtual times of all requests that were served, with the clock's error."""
-    error = replay.times.held_out if replay.times else None
+def list_latencies(
+    samples_ns: Mapping[str, list[int]], clocks: Sequence[StepTimes | None]
+) -> list[Latency]:
+    """Virtual times of what was served, with the largest error of the servers' clocks."""
+    known = [clock.held_out for clock in clocks if clock]
     return [
-        Latency(name=name, samples_ns=samples, factor=error.of(name) if error else None)
-        for name, samples in replay.outcome.samples_ns.items()
+        Latency(
+            name=name,
+            samples_ns=samples,
+            factor=max(each.of(name) for each in known) if len(known) == len(clocks) else None,
+        )
+        for name, samples in samples_ns.items()
         if samples
     ]
 
@@ -478,7 +484,7 @@ def serve_alone(
         cache=describe_cache(replay),
         totals=describe_totals(replay, ended=ended),
         operations=operations,
-        latencies=list_latencies(replay),
+        latencies=list_latencies(replay.outcome.samples_ns, [replay.times]),
         memcpy=None,
         verification=verification,
         replay=describe_replay(replay),

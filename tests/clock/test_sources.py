@@ -1,7 +1,8 @@
 """Which times a configuration chooses, and what a replay makes of them."""
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import yaml
 
 from dsv4kv.clock.coefficients import BORROWED, find_coefficients
 from dsv4kv.clock.sources import find_layout
+from dsv4kv.clock.steps import StepTimes
 from dsv4kv.config.replay import CostSection, ReplayConfig
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.presets import load_model
@@ -188,7 +190,8 @@ def test_a_client_is_in_every_first_token_and_between_requests_of_a_closed_loop(
 def test_the_record_s_latencies_carry_the_clock_s_error() -> None:
     made = served(lengths((300, 5)))
     assert made.times is not None
-    factors = {each.name: each.factor for each in list_latencies(made)}
+    samples_ns = made.outcome.samples_ns
+    factors = {each.name: each.factor for each in list_latencies(samples_ns, [made.times])}
     held_out = made.times.held_out
     assert factors == {
         "queueing": held_out.ttft,
@@ -198,4 +201,8 @@ def test_the_record_s_latencies_carry_the_clock_s_error() -> None:
     }
     stated = build_replay(small_config(), lengths((300, 5)))
     stated.scheduler.run()
-    assert {each.factor for each in list_latencies(stated)} == {None}
+    assert {each.factor for each in list_latencies(samples_ns, [stated.times])} == {None}
+    worse = SimpleNamespace(held_out=held_out.model_copy(update={"tpot": 9.0}))
+    of_two = list_latencies(samples_ns, [made.times, cast(StepTimes, worse)])
+    assert {each.factor for each in of_two if each.name == "tpot"} == {9.0}
+    assert {each.factor for each in list_latencies(samples_ns, [made.times, None])} == {None}

@@ -44,6 +44,11 @@ def test_a_fleet_of_one_is_recorded_as_one_server_and_its_fleet() -> None:
     assert samples == {each.name: sorted(each.samples_ns) for each in alone.latencies}
 
 
+def test_times_of_a_fleet_carry_the_clocks_error() -> None:
+    (fleet,) = run(fleet__replicas=2, cost__source="model").cases
+    assert all(each.factor and each.factor > 1 for each in fleet.latencies)
+
+
 def test_what_replicas_did_adds_up() -> None:
     record = run(fleet__replicas=3, fleet__router="dynamo", tiers__host__capacity_bytes="100MiB")
     (case,) = record.cases

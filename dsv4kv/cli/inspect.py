@@ -54,9 +54,15 @@ def inspect(
     ] = None,
     ratio: Annotated[
         int | None,
-        typer.Option(help="Tokens of an entry: 4, 128; 0 for a window. Rows are in order then."),
+        typer.Option(
+            min=0,
+            max=1 << 20,
+            help="Tokens of an entry: 4, 128; 0 for a window. Rows are in order then.",
+        ),
     ] = None,
-    first: Annotated[int, typer.Option(min=0, help="Which entry the first row is.")] = 0,
+    first: Annotated[
+        int, typer.Option(min=0, max=1 << 40, help="Which entry the first row is.")
+    ] = 0,
     held: Annotated[
         int | None, typer.Option(min=1, help="Entries that the request should have.")
     ] = None,

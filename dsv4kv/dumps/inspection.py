@@ -9,7 +9,14 @@ from numpy.typing import NDArray
 from dsv4kv.dumps.difference import Comparison, compare_dumps
 from dsv4kv.dumps.faults import Fault, Request, find_faults
 from dsv4kv.dumps.reading import Bytes, Dump, read_dump, read_table
-from dsv4kv.dumps.records import Candidate, Record, candidates, recognise, unmarked
+from dsv4kv.dumps.records import (
+    Candidate,
+    Record,
+    candidates,
+    known_records,
+    recognise,
+    unmarked,
+)
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 
@@ -80,6 +87,9 @@ def inspect(path: Path, asked: Asked, context: Context) -> Inspection:
     """
     dump = read_dump(path, asked.tensor)
     tried = candidates(dump, asked.entries, asked.format)
+    if asked.format and asked.format not in {name for name, *_ in known_records()}:
+        names = ", ".join(sorted({name for name, *_ in known_records()}))
+        raise ConfigError(f"--format {asked.format}: there is no such record: give {names}.")
     if asked.format and not tried:
         raise ConfigError(
             f"--format {asked.format}: {dump.title} is {len(dump.data):,} B, which are no whole "
@@ -97,8 +107,21 @@ def inspect(path: Path, asked: Asked, context: Context) -> Inspection:
     if asked.table or context.ratio is not None:
         ratio = context.ratio or 0
         request = Request(table, ratio, context.first, context.model, context.num_entries)
+    _check_held(context.num_entries, record, request)
     faults = find_faults(record, pages, request)
     return Inspection(dump, record, tried, [], pages, table, faults)
+
+
+def _check_held(held: int | None, record: Record, request: Request | None) -> None:
+    if held is None:
+        return
+    if request is None:
+        raise ConfigError("--held counts a request's entries: give --ratio, or its --table.")
+    rows = len(request.table) * record.layout.entries
+    if held > rows:
+        raise ConfigError(
+            f"--held {held:,}: these pages have {rows:,} rows: others of the request are missing."
+        )
 
 
 def compare(one: Inspection, other: Inspection, context: Context) -> Comparison:

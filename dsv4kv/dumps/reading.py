@@ -89,6 +89,8 @@ def read_dump(path: Path, tensor: str | None = None) -> Dump:
 def _choose(path: Path, names: list[str], asked: str | None) -> str:
     if asked is not None and asked not in names:
         raise TraceError(f"{path} has no tensor {asked!r}: it has {', '.join(names) or 'none'}.")
+    if not names:
+        raise TraceError(f"{path} holds no tensor, or only deeper than a dict or list of them.")
     if asked is None and len(names) != 1:
         raise TraceError(
             f"{path} has {len(names)} tensors: name one with --tensor: {', '.join(names[:20])}."
@@ -117,7 +119,9 @@ def _read_npy(path: Path, size: int) -> tuple[Bytes, tuple[int, ...]]:
 
 def _check_size(path: Path, shape: tuple[int, ...], itemsize: int, there: int) -> None:
     said = math.prod(shape) * itemsize
-    if said != there or not 0 < said <= MOST_BYTES or min(shape, default=1) < 0:
+    if min(shape, default=1) < 0:
+        raise TraceError(f"{path} says that a tensor's shape is {shape}.")
+    if said != there or not 0 < said <= MOST_BYTES:
         raise TraceError(f"{path} says that it holds {said:,} B, and holds {there:,} B.")
 
 
@@ -166,10 +170,30 @@ def _read_torch(path: Path) -> Iterator[tuple[str, tuple[Bytes, tuple[int, ...]]
         raise TraceError(
             f"{path} is not read: it holds more than tensors, or is damaged ({reason[:120]})."
         ) from error
+    size = path.stat().st_size
     for name, tensor in _tensors(loaded):
+        _check_tensor(path, name, tensor, size)
         whole = tensor.detach().contiguous()
         shape = _as_bytes(tuple(whole.shape), whole.element_size())
         yield name, (whole.view(torch.uint8).reshape(-1).numpy(), shape)
+
+
+def _check_tensor(path: Path, name: str, tensor: Any, size: int) -> None:
+    """Refuse what has no bytes of its own in the file: torch would allocate it, or crash."""
+    import torch
+
+    plain = tensor.layout is torch.strided and tensor.device.type == "cpu"
+    if not plain or tensor.is_quantized or not tensor.dim():
+        kind = f"{tensor.layout}, {tensor.dtype}, {tensor.device}".replace("torch.", "")
+        raise TraceError(
+            f"{path}: tensor {name!r} is no array of numbers on a CPU ({kind}): save "
+            ".cpu().contiguous() of it."
+        )
+    if not 0 < tensor.numel() * tensor.element_size() <= size:
+        raise TraceError(
+            f"{path}: tensor {name!r} says that it holds "
+            f"{tensor.numel() * tensor.element_size():,} B, and the file is {size:,} B."
+        )
 
 
 def _tensors(loaded: Any) -> Iterator[tuple[str, Any]]:
@@ -194,8 +218,10 @@ def read_table(path: Path, pages: int) -> NDArray[np.int64]:
                 numbers = np.array(json.loads(file.read(_MOST_HEADER)))
         else:
             numbers = np.load(path, allow_pickle=False)
+        if numbers.dtype == bool:
+            raise TypeError("they are true or false")
         table = numbers.reshape(-1).astype(np.int64, casting="safe")
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, MemoryError, RecursionError) as error:
         raise TraceError(
             f"{path} is no table of pages, integers as .npy or JSON: {error}."
         ) from error

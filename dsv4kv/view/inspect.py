@@ -61,6 +61,8 @@ def _unknown(found: Inspection) -> str:
             f"not recognised: by size it may be {fits}, whose bytes carry no mark: name it with "
             "--format."
         )
+    if not found.tried and not found.dump.data.any():
+        return "not recognised: every byte is zero: nobody wrote to these pages."
     if not found.tried:
         return "not recognised: it is no whole pages of any V4, V4.1 or V3.2 record."
     best = found.tried[0]

@@ -64,3 +64,21 @@ def test_formats_of_other_sizes_are_refused(tmp_path: Path) -> None:
     done = inspect(tmp_path / "pages.npy", "--format", "fp4")
     assert done.exit_code == 2
     assert "no whole pages of it" in " ".join(done.output.split())
+
+
+def test_more_entries_than_the_pages_have_are_not_passed_over(tmp_path: Path) -> None:
+    np.save(tmp_path / "pages.npy", SOUND)
+    for words, sentence in {
+        ("--held", "257", "--ratio", "4"): "these pages have 256 rows",
+        ("--held", "100"): "--held counts a request's entries: give --ratio",
+        ("--format", "fp9"): "there is no such record: give bf16",
+    }.items():
+        done = inspect(tmp_path / "pages.npy", *words)
+        assert done.exit_code == 2
+        assert sentence in " ".join(done.output.split())
+    assert inspect(tmp_path / "pages.npy", "--held", "256", "--ratio", "4").exit_code == 0
+
+
+def test_pages_that_nobody_wrote_to_are_said_to_be_zero(tmp_path: Path) -> None:
+    np.save(tmp_path / "pages.npy", np.zeros_like(SOUND))
+    assert "every byte is zero" in inspect(tmp_path / "pages.npy").output

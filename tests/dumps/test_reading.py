@@ -51,7 +51,7 @@ HOSTILE = {
         npy("(4503599627370496, 4096)"),
         "says that it holds 18,446,744,073,709,551,616",
     ),
-    "negative.npy": (npy("(-4, -96)") + PAGES.tobytes(), "says that it holds"),
+    "negative.npy": (npy("(-4, -96)") + PAGES.tobytes(), "shape is (-4, -96)"),
     "cut.npy": (npy("(4, 96)") + PAGES.tobytes()[:-1], "384 B, and holds 383 B"),
     "objects.npy": (npy("(4,)", "'|O'") + pickle.dumps([Evil()]), "Python objects"),
     "pickle.pkl": (pickle.dumps(Evil()), "is a pickle, which runs code"),
@@ -65,7 +65,7 @@ HOSTILE = {
         safetensors({"a": {"dtype": "F32", "shape": [9], "data_offsets": [0, 4]}}, b"1234"),
         "says that it holds 36 B, and holds 4 B",
     ),
-    "none.safetensors": (safetensors({}), "0 tensors"),
+    "none.safetensors": (safetensors({}), "holds no tensor"),
 }
 
 
@@ -83,6 +83,25 @@ def test_what_torch_saved_with_code_in_it_does_not_run(tmp_path: Path) -> None:
     torch.save({"kv": Evil()}, tmp_path / "evil.pt")
     with pytest.raises(TraceError, match="it holds more than tensors"):
         read_dump(tmp_path / "evil.pt")
+
+
+@pytest.mark.parametrize(
+    ("tensor", "sentence"),
+    [
+        (torch.zeros(1).expand(10**6, 10**6), "says that it holds 4,000,000,000,000 B"),
+        (torch.zeros(4, 4).to_sparse(), "is no array of numbers on a CPU (sparse_coo"),
+        (torch.zeros(4, 4, device="meta"), "is no array of numbers on a CPU (strided, float32"),
+        (torch.tensor(5), "is no array of numbers on a CPU"),
+        ({"deeper": {"kv": torch.zeros(4)}}, "holds no tensor, or only deeper"),
+    ],
+)
+def test_a_tensor_without_bytes_of_its_own_in_the_file_is_refused(
+    tensor: object, sentence: str, tmp_path: Path
+) -> None:
+    torch.save(tensor, tmp_path / "odd.pt")
+    with pytest.raises(TraceError) as refusal:
+        read_dump(tmp_path / "odd.pt")
+    assert sentence in str(refusal.value)
 
 
 def test_one_of_several_tensors_is_named(tmp_path: Path) -> None:
@@ -114,3 +133,17 @@ def test_a_table_names_pages_that_there_are(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text('["a"]')
     with pytest.raises(TraceError, match="is no table of pages"):
         read_table(tmp_path / "x.json", 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("huge.npy", npy("(4503599627370496, 512)")),
+        ("deep.json", b"[" * 100_000 + b"]" * 100_000),
+        ("true.json", b"[true, false]"),
+    ],
+)
+def test_a_hostile_table_is_refused(name: str, content: bytes, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(TraceError, match="is no table of pages"):
+        read_table(tmp_path / name, 3)

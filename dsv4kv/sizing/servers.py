@@ -19,6 +19,7 @@ from dsv4kv.sizing.words import WORDS, find_word
 _DEEPEST = 20
 _STARTS = (  # words that a server starts with, and whose it is
     (("vllm", "serve"), "vllm"),
+    (("vllm.entrypoints.cli.main", "serve"), "vllm"),
     (("vllm.entrypoints.openai.api_server",), "vllm"),
     (("dynamo.vllm",), "vllm"),
     (("sglang", "serve"), "sglang"),

@@ -31,6 +31,7 @@ def published(source: str, part: str = "") -> str:
 
 
 WINDOWS, DRAFTS = "vllm-windows-flush-prefixes", "vllm-drafts-no-hits"
+EARLY = "vllm-async-drafts-free-windows"
 HELD, LOGITS = "sglang-windows-held", "sglang-indexer-unbounded"
 FLASH, PRO = "deepseek-ai/DeepSeek-V4-Flash", "deepseek-ai/DeepSeek-V4-Pro"
 OFFLOAD = '{"kv_connector":"OffloadingConnector","kv_role":"kv_both"}'
@@ -47,7 +48,7 @@ FAULTY = (
     Case("ds4-sm120", published("jasl/vllm ds4-sm120, benchmark notes"), "vllm:0.21.1",
          (WINDOWS, DRAFTS)),
     Case("ds4-sm120-harness", published("ds4-sm120-harness, README"), "vllm:0.22.1",
-         (WINDOWS, DRAFTS)),
+         (WINDOWS, DRAFTS, EARLY)),
     Case("recipes: DeepSeek-V4-Flash.yaml",
          published("vllm-project/recipes: DeepSeek-V4-Flash.yaml, its model"), "vllm:0.20.0",
          (WINDOWS,)),
@@ -63,7 +64,7 @@ FAULTY = (
          "--max_model_len 1048576 --max-num-batched-tokens 10240 --max-num-seqs 32 "
          "--data-parallel-size 2 --tensor-parallel-size 8 --enable-expert-parallel "
          f"--tokenizer-mode deepseek_v4 --quantization ascend --speculative-config '{MTP}'",
-         "vllm:0.22", (DRAFTS, WINDOWS, "vllm-large-steps-reserve")),
+         "vllm:0.22", (DRAFTS, WINDOWS, EARLY, "vllm-large-steps-reserve")),
     # offloading
     Case("vllm#43093", f"""vllm serve {FLASH} \\
   --block-size 256 \\
@@ -110,6 +111,28 @@ FAULTY = (
     Case("vllm#43468", f"vllm serve {FLASH} --kv-transfer-config '{OFFLOAD}' "
          """--kv-events-config '{"enable_kv_cache_events":true,"publisher":"zmq"}'""",
          "vllm:0.30", ("vllm-offload-events-empty",)),
+    Case("vllm#47728", f"vllm serve {FLASH} -tp 8 --block-size 256 "
+         f"--speculative-config '{MTP}'", "vllm:0.23", (EARLY,)),
+    Case("vllm-ascend#9144", """vllm serve $MODEL_PATH \\
+  --data-parallel-size $DATA_PARALLEL_SIZE --tensor-parallel-size $TENSOR_PARALLEL_SIZE \\
+  --speculative-config '{"num_speculative_tokens": 1, "method": "deepseek_mtp"}' \\
+  --tokenizer-mode deepseek_v4 --max-num-seqs 8 --max-num-batched-tokens 8192 \\
+  --quantization ascend --async-scheduling
+""", "vllm:0.22", (DRAFTS, WINDOWS, EARLY)),
+    Case("sglang#35811", """sglang serve --trust-remote-code \\
+  --model-path /models/deepseek-ai/DeepSeek-V4-Flash-0731 --tp 2 \\
+  --moe-runner-backend flashinfer_mxfp4 --speculative-algorithm DSPARK \\
+  --chunked-prefill-size 16384 --max-prefill-tokens 16384 --cuda-graph-max-bs-prefill 8192 \\
+  --max-running-requests 256 --swa-full-tokens-ratio 0.1 --mem-fraction-static 0.75 \\
+  --enable-hierarchical-cache
+""", "sglang:0.5.17", ("sglang-hicache-long-sessions", "sglang-prefill-graphs-memory", HELD)),
+    Case("vllm-ascend#16156", """vllm serve /models/DeepSeek-V4-Flash-0731-w8a8 \\
+  --max-model-len 1048576 --max-num-batched-tokens 10240 --max-num-seqs 64 \\
+  --data-parallel-size 4 --tensor-parallel-size 4 --tokenizer-mode deepseek_v4 \\
+  --quantization ascend --block-size 128 --async-scheduling \\
+  --speculative-config '{"method":"dspark","num_speculative_tokens":1,"enforce_eager":true}'
+""", "vllm:0.26", ("vllm-ascend-large-blocks", "vllm-ascend-short-prompts",
+                   "vllm-large-steps-reserve")),
     # sizes, other machines, other tiers
     Case("vllm#51041, a comment", f"vllm serve {FLASH} -tp 8 --max-num-batched-tokens 8224 "
          "--max-model-len 131072", "vllm:0.26", ("vllm-large-steps-reserve",)),
@@ -287,6 +310,22 @@ HEALTHY = (
         and "no launch command" not in each.refused
         and each.source not in _LEFT
     ),
+    Case("vllm#41168", """VLLM_ENGINE_READY_TIMEOUT_S=3600 python3 \\
+  -m vllm.entrypoints.cli.main \\
+  serve deepseek-ai/DeepSeek-V4-Pro --max-num-batched-tokens 2048 --max-model-len 2048 \\
+  --no-enable-prefix-caching --tensor-parallel-size 8 --kv-cache-dtype fp8 --block-size 256 \\
+  --speculative-config '{"method": "mtp", "num_speculative_tokens": 1}'
+""", "vllm:0.21"),
+    Case("sglang#33344", """sglang serve --mem-fraction-static 0.8 --tp 8 \\
+  --model-path deepseek-ai/DeepSeek-V4-Flash-0731 --moe-runner-backend marlin \\
+  --speculative-draft-model-path AQ-MedAI/DeepSeek-V4-Flash-0731-eagle3 \\
+  --speculative-algorithm EAGLE3 --speculative-num-steps 3
+""", "sglang:0.5.23"),
+    Case("sglang#22757", """python3 -m sglang.launch_server \\
+  --model-path models/DeepSeek-V3.2-AWQ --tp 8 --dp 8 --enable-dp-attention \\
+  --mem-fraction-static 0.85 --chunked-prefill-size 10240 --context-length 32000 \\
+  --page-size 64 --speculative-algorithm EAGLE --enable-hierarchical-cache --hicache-size 60
+""", "sglang:0.5.10"),
     Case("vllm-ascend#13627: what solved it", """vllm serve "DeepSeek-V4-Flash-0731-w8a8" \\
  --data-parallel-size 1 --tensor-parallel-size 8 --quantization ascend --enable-expert-parallel \\
  --max-model-len 500000 --max-num-batched-tokens 8192 --max-num-seqs 128 --block-size 32 \\

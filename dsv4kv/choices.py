@@ -102,7 +102,7 @@ TRANSPORTS = {
     "shm": Implementation("shared memory, on one machine"),
     "tcp": Implementation("a socket, on one machine or between two"),
     "nixl": Implementation("NIXL, where it is installed on both sides"),
-    "mooncake": Implementation("Mooncake's transfer engine, likewise"),
+    "mooncake": Implementation("Mooncake's transfer engine, where it is installed on both sides"),
 }
 """How ``bench transfer`` gets bytes from a prefill cache to a decode cache."""
 
@@ -126,7 +126,7 @@ TIER_WINDOWS = STRATEGIES | {
     "sglang": Implementation("at the last whole page of prompts, as SGLang's HiCache"),
     "vllm:dense": Implementation("with every block, as vLLM's offloading without retention"),
     "vllm:TOKENS": Implementation(
-        "every so many tokens and at the last block before a prompt's last token; 0: there alone"
+        "every so many tokens and at the last block before a prompt's last token; 0: only there"
     ),
     "lmcache:TOKENS": Implementation("with every chunk of so many tokens, as LMCache"),
 }
@@ -220,8 +220,8 @@ TRACE_FORMATS = {
         "turns that say what is new in a session", "traces.mooncake:MOONCAKE_DELTA"
     ),
     "weka": Implementation("a conversation, or a folder of them", "traces.weka:WEKA"),
-    "azure": Implementation("Azure's CSV, lengths alone", "traces.lengths:AZURE"),
-    "burstgpt": Implementation("BurstGPT's CSV, lengths alone", "traces.lengths:BURSTGPT"),
+    "azure": Implementation("Azure's CSV, only lengths", "traces.lengths:AZURE"),
+    "burstgpt": Implementation("BurstGPT's CSV, only lengths", "traces.lengths:BURSTGPT"),
     "sharegpt": Implementation("lengths of ShareGPT samples", "traces.lengths:SHAREGPT"),
     "timed": Implementation("JSON lines whose names are given", "traces.timed:TIMED"),
     "parquet": Implementation("a row for every request", "traces.parquet:PARQUET"),

@@ -142,7 +142,7 @@ def profile(
     json_: Annotated[
         str | None,
         typer.Option(
-            "--json", metavar="FILE", help="Also write the record here; - prints it alone."
+            "--json", metavar="FILE", help="Also write the record here; - prints only it."
         ),
     ] = None,
     html: Annotated[
@@ -318,7 +318,7 @@ def _show(source: "Source", path: Path, timelines: list[Path], *, quiet: bool, f
     show([*parts, *report_profile_answer(source.table, layers)], open_console(quiet=quiet))
     for target in timelines:
         if source.table.timeline is None:
-            raise ConfigError(f"{path} has no timeline: ncu runs every kernel alone.")
+            raise ConfigError(f"{path} has no timeline: ncu runs each kernel by itself.")
         write_timeline(source.table.timeline, target)
 
 

@@ -47,7 +47,7 @@ def record(
     out: Annotated[
         Path,
         typer.Argument(
-            metavar="OUT", help="Folder to record into; one that is there already goes on."
+            metavar="OUT", help="Folder to record into; an existing recording is continued."
         ),
     ],
     events: Annotated[
@@ -122,7 +122,7 @@ def record(
         ),
     ] = None,
     quiet: Annotated[
-        bool, typer.Option("--quiet", help="Print no line while it goes on.")
+        bool, typer.Option("--quiet", help="Print no line while it records.")
     ] = False,
 ) -> None:
     """Record a running server's KV events, requests and metrics into a folder.
@@ -221,8 +221,8 @@ def _proxies_of(proxies: list[str], recording: "Recording", veil: "Veil") -> "It
         address = parse_address(text)
         if address.is_public:
             say(
-                f"--proxy listens on {address.host}:{address.port}, not for this machine alone: "
-                "whoever reaches it uses the server behind it, and nothing that passes is "
+                f"--proxy listens on {address.host}:{address.port}, not only for this machine: "
+                "anyone who reaches it uses the server behind it, and nothing that passes is "
                 "encrypted.",
                 err=True,
             )

@@ -127,7 +127,7 @@ def replay(
             autocompletion=offer(shipped_names("gpus")),
         ),
     ] = None,
-    gpus: Annotated[int | None, _model("GPUs that bear a step together.")] = None,
+    gpus: Annotated[int | None, _model("GPUs that share the work of a step.")] = None,
     bandwidth: Annotated[
         float | None, _model("Memory bandwidth of one GPU instead.", "GB/s")
     ] = None,
@@ -165,7 +165,7 @@ def replay(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="The log of the server's start, likewise.",
+            help="The log of the server's start, for the same purpose.",
             rich_help_panel="A recorded server",
         ),
     ] = None,

@@ -46,8 +46,8 @@ JobFolder = Annotated[
     Path | None,
     _sweep(
         "DIR",
-        "Share the points with every process that is started with the same words, on any machine "
-        "that sees this folder; whoever is last writes the record.",
+        "Share the points with every process started with the same command, on any machine that "
+        "sees this folder; the last to finish writes the record.",
     ),
 ]
 
@@ -226,8 +226,8 @@ def leave_to_others(how: How, sweep: "Sweep", record: "RunRecord") -> None:
     unclaimed = job.unclaimed()
     say(
         f"{job.folder}: {job.asked.count - job.left():,} of {job.asked.count:,} points are done, "
-        f"{unclaimed:,} are free: whoever is last writes the record. The same words take part "
-        "again."
+        f"{unclaimed:,} are free: the last to finish writes the record. The same command takes "
+        "part again."
     )
     raise typer.Exit(INTERRUPTED if unclaimed else 0)
 

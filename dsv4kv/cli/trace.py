@@ -199,7 +199,7 @@ def mrc(
         str | None,
         _ask(
             "SIZES",
-            "Host memory behind the capacities (1TB), commas between: what it would win.",
+            "Host memory in addition to the capacities (1TB), commas between: what it would win.",
         ),
     ] = None,
     strategy: Annotated[str, _ask("NAMES", _STRATEGY, STRATEGIES, "none")] = _STRATEGIES,
@@ -597,7 +597,7 @@ def tokenize(
         Path | None,
         _output(
             "Secret of the ids, 16 to 64 bytes: the same one, the same ids; a recording's, its. "
-            "Left out: drawn anew and forgotten."
+            "Left out: random, and not kept."
         ),
     ] = None,
     to: Annotated[

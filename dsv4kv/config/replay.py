@@ -364,7 +364,7 @@ class ReplayConfig(Section):
             )
         if self.prefix.rule != "ideal" and self.workload.data == "real":
             raise ValueError(
-                f"prefix.rule {self.prefix.rule!r} counts blocks alone, so no bytes can be moved "
+                f"prefix.rule {self.prefix.rule!r} counts only blocks, so no bytes can be moved "
                 "by it: use ideal, or set workload.data to none"
             )
         if self.tiers.levels and self.workload.data == "real":

@@ -49,7 +49,7 @@ def _check_needed(name: str, enables: str) -> Check:
     try:
         module = import_module(name)
     except Exception as error:
-        advice = f"install it anew: pip install --force-reinstall {name}"
+        advice = f"install it again: pip install --force-reinstall {name}"
         detail = f"cannot be imported ({type(error).__name__}: {error})"
         return Check("software", name, "broken", detail, enables, advice)
     return Check("software", name, "good", str(module.__version__), enables)

@@ -56,7 +56,7 @@ class Record:
         """How a page is arranged, in words."""
         entry = self.layout.format
         if entry.scale == "none":
-            return "values alone"
+            return "only values"
         return "interleaved" if entry.inline_scales else "block-split"
 
     @property

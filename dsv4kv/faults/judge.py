@@ -72,4 +72,4 @@ def _doubts(
     if any(each.gpu for each in unknown):
         yield "the GPU is not known: add --gpu"
     if today > fault.until:
-        yield f"nobody has looked at {fault.thread} since {fault.seen:%Y-%m}"
+        yield f"{fault.thread} was last checked in {fault.seen:%Y-%m}"

@@ -307,7 +307,7 @@ def list_kinds(
             bounds = Bounds(server, question)
             if (broken := bounds.broken()) is not None:
                 tally.prune(broken, count)
-                tally.reasons[label] = f"{broken} of a request alone"
+                tally.reasons[label] = f"{broken} of a single request"
                 continue
             kinds += [Kind(server, each, bounds, split) for split in splits for each in routers]
     return kinds

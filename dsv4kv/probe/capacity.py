@@ -115,7 +115,7 @@ def _tiers(
             "look at the tier's lookups: keys, its window groups, the policy that prefetches",
         )
     elif near and far and min(far) > _SLOWER * max(near):
-        said = f"hits behind others' tokens come {median(far) / median(near):.1f} times later"
+        said = f"hits after others' tokens come {median(far) / median(near):.1f} times later"
         yield Conclusion("tier", f"a slower tier is read back: {said}", "read")
     elif is_lost:
         yield Conclusion("tier", "no tier brings back what the GPU has lost", "none")

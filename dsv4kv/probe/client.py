@@ -276,7 +276,7 @@ def _key() -> str:
     name = next((name for name in KEYS if os.environ.get(name, "").strip()), KEYS[0])
     key = os.environ.get(name, "").strip()
     if not (key.isascii() and key.isprintable()):
-        raise ConfigError(f"{name} holds characters that no header takes: set it anew.")
+        raise ConfigError(f"{name} holds characters that no header takes: set another.")
     return key
 
 

@@ -135,7 +135,7 @@ def steps(q: Questioner, known: Known) -> Iterator[Conclusion]:
         return q.hit(prompt)
 
     if q.splits:
-        known.why = "the server takes text alone, and counts other tokens than words of it"
+        known.why = "the server takes only text, and counts other tokens than words of it"
         return
     smallest = _first(q.server.around + 1, known.hitting, lambda tokens: hit(tokens) > 0)
     first = hit(smallest)
@@ -182,7 +182,7 @@ def _smallest(tokens: int) -> Conclusion:
 def edges(q: Questioner, known: Known) -> Iterator[Conclusion]:
     """Prompts that part one token before, at and behind the end of a block."""
     if q.server.behind:
-        yield undecided("next token", "a chat's template may end behind a prompt's own tokens")
+        yield undecided("next token", "a chat's template may end after a prompt's own tokens")
         return
     offsets = dict.fromkeys((-1, 0, 1, known.lost % known.step + 1))
     found: dict[int, list[bool]] = {offset: [] for offset in offsets}
@@ -271,9 +271,9 @@ def growing(q: Questioner, known: Known) -> Iterator[Conclusion]:
         held, prompt = len(prompt), prompt + q.draw(known.step + 7)
         short.append(known.whole(held) - q.hit(prompt))
     if max(short) <= 0:
-        yield Conclusion("growing", "a prompt that goes on hits all that was there", 0, "good")
+        yield Conclusion("growing", "a continued prompt hits all that was cached", 0, "good")
     else:
-        said = f"a prompt that goes on hits {max(short):,} tokens less than were there"
+        said = f"a continued prompt hits {max(short):,} tokens less than were cached"
         yield Conclusion("growing", said, max(short))
 
 
@@ -311,7 +311,7 @@ def equality(q: Questioner, known: Known) -> Iterator[Conclusion]:
             f"answers from the cache are WRONG: {said}",
             "differs",
             "bad",
-            "a stale window or state behind a hit: serve without prefix caching until mended",
+            "a stale window or state at a hit's end: serve without prefix caching until fixed",
         )
 
 

@@ -153,7 +153,7 @@ def _put_together(
     if len(sizes) > 1:
         raise TraceError(
             f"{source}: ids of {' and '.join(map(str, sorted(sizes)))} tokens: a trace has one "
-            "size; record servers of different block sizes apart."
+            "size; record servers of different block sizes separately."
         )
     own_blocks = sum(_name_blocks(rows, size) for size in sizes)
     begun_s = rows[0]["arrival_s"]

@@ -203,4 +203,4 @@ class _Chunks:
         self.is_done = line == b"\r\n"
         self._lines += len(line)
         if self._lines > HEAD_BYTES:
-            raise Malformed("fields without end behind a body")
+            raise Malformed("fields without end after a body")

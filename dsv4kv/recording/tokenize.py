@@ -140,7 +140,7 @@ class _Conversations:
         if messages[-1]["role"] != ASSISTANT:
             answers.append(len(messages))  # not yet answered
         if not answers:
-            raise Defect("nobody but the assistant speaks: there is nothing that it answers")
+            raise Defect("all messages are the assistant's: there is no prompt")
         for place in answers:
             text = self._render(messages[:place], dialogue.tools, dialogue.options)
             answer = _said(messages[place]) if place < len(messages) else None

@@ -416,7 +416,7 @@ class _Comparison:
         if self._server.replicas > 1:
             yield (
                 f"{self._server.replicas} ranks have caches of their own, and the replay is of "
-                "one: record replicas apart"
+                "one: record replicas separately"
             )
         if self._server.lost_messages:
             yield f"{self._server.lost_messages:,} messages of events were lost: evictions too"

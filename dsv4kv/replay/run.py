@@ -114,7 +114,7 @@ def list_constants(replay: Replay) -> list[Constant]:
     for tier in replay.tiers.tiers if replay.tiers else ():
         rows = (*rows, *_tier_rows(tier.name, tier.section))
     if replay.data:
-        source = "measured here on the CPU, one thread; the bandwidth counts for weights alone"
+        source = "measured here on the CPU, one thread; the bandwidth counts only for weights"
         measured_s = replay.data.times.total_ns / _NS
         rows = (*rows, ("all operations of the cache", measured_s, "s", source))
     return [Constant(name=n, value=float(v), unit=u, source=s) for n, v, u, s in rows]

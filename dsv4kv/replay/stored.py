@@ -170,7 +170,7 @@ def size_tier(name: str, config: ReplayConfig, memory: MemoryPlan, stored: Store
     sizes = _sizes(tier, memory, objects, apart=_family(rule) != "vllm")
     if name == "host" and _family(rule) == "sglang" and tier.ratio is None:
         raise ConfigError(
-            "tiers.host.capacity_bytes: SGLang sizes host memory by --hicache-ratio alone for "
+            "tiers.host.capacity_bytes: SGLang sizes host memory only by --hicache-ratio for "
             "these models: give tiers.host.ratio."
         )
     if tier.ratio is not None and objects.blocks > 1:

@@ -409,7 +409,7 @@ WORDS: dict[str, tuple[Word, ...]] = {
         _word("--disaggregation-decode-extra-slots",
               "requests that are received while others run", _counted("extra-slots")),
         _switch("--disaggregation-decode-enable-radix-cache",
-                "prefixes on the decode side, which V4 has with unified KV alone"),
+                "prefixes on the decode side, which V4 has only with unified KV"),
         _switch("--disaggregation-decode-enable-offload-kvcache",
                 f"{_HOST}: of the decode side, with a storage backend"),
         _word("--disaggregation-transfer-backend", "nothing: what carries the pages", _NOTHING),

@@ -63,7 +63,7 @@ ENGINE_REMEDIES: dict[str, dict[str, str]] = {
     | {"replay": "--no-swa-bounded-replay keeps windows instead; longer shared prefixes"},
     "sglang-v4:dense": _SGLANG
     | {
-        "evicted_block": "windows of the last pages alone (sglang-v4:tail); " + _MORE_WINDOWS,
+        "evicted_block": "only the windows of the last pages (sglang-v4:tail); " + _MORE_WINDOWS,
         "evicted_checkpoint": _MORE_WINDOWS,
         "no_checkpoint": _MORE_WINDOWS,
     },
@@ -423,7 +423,7 @@ def _share(part: int, whole: int) -> str:
 
 
 _MOST_FAILURES = 5
-_STEPS = {"decode": "decode alone", "mixed": "with prompt chunks"}
+_STEPS = {"decode": "only decode", "mixed": "with prompt chunks"}
 _KINDS = {
     "fresh": "computed by the request",
     "shared": "in shared blocks",
@@ -578,7 +578,7 @@ def _windows_text(reuse: Reuse) -> str:
     if reuse.rule != "ideal":
         return (
             f"where prefix.rule {reuse.rule} keeps them; {reuse.restored_checkpoints:,} prefixes "
-            "resumed behind them"
+            "resumed after them"
         )
     return (
         f"{reuse.written_checkpoints:,} checkpoints written, "
@@ -608,7 +608,7 @@ def replay_facts(result: ReplayResult, totals: Totals) -> Facts:
         "requests": (
             f"{totals.requests:,} served, {totals.peak_requests:,} in slots at the peak, "
             f"{result.mean_decoding:.1f} decoding on average, "
-            f"{reuse.resumed_requests:,} resumed behind a prefix"
+            f"{reuse.resumed_requests:,} resumed after a prefix"
         ),
         "blocks": (
             f"{reuse.found_blocks:,} of {reuse.prompt_blocks:,} whole blocks of prompts found, "

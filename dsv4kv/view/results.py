@@ -48,4 +48,4 @@ def unfinished_table(sweeps: Sequence[Unfinished]) -> Table:
         )
         for sweep in sweeps
     ]
-    return Table("Unfinished sweeps", [*numbers("points done"), *prose("goes on by")], rows)
+    return Table("Unfinished sweeps", [*numbers("points done"), *prose("continued by")], rows)

@@ -366,7 +366,7 @@ def test_a_report_of_ncu_is_told(ncu: Tool) -> None:
     Path("server.ncu-rep").touch()
     result = invoke("--from", "server.ncu-rep")
     assert "gather_window" in result.stdout
-    assert "runs every kernel alone" in result.stdout
+    assert "runs each kernel by itself" in result.stdout
     told = refused(invoke("--from", "server.ncu-rep", "--timeline", "a.svg"), 2)
     assert "has no timeline" in told
 

@@ -309,7 +309,7 @@ def accepts(port: int) -> bool:
 def test_a_proxy_that_others_reach_says_what_that_means(tmp_path: Path) -> None:
     words = ("record", tmp_path / "recording", "--seconds", "0", "--proxy")
     done = run(*words, "0.0.0.0:0=http://127.0.0.1:8000")
-    assert "whoever reaches it uses the server behind it" in done.output
+    assert "anyone who reaches it uses the server behind it" in done.output
     assert "whoever" not in run(*words, "0=http://127.0.0.1:8000").output
 
 

@@ -32,7 +32,7 @@ def test_a_package_that_cannot_be_imported_is_broken(monkeypatch: pytest.MonkeyP
     check = look()["torch"]
     assert check.status == "broken"
     assert "(OSError: libtorch_cpu.so: cannot open" in check.found
-    assert check.advice == "install it anew: pip install --force-reinstall torch"
+    assert check.advice == "install it again: pip install --force-reinstall torch"
 
 
 def test_without_a_compiler_for_kernels_the_extra_is_named(

@@ -454,7 +454,7 @@ ODD = {
     ),
     "assistant alone": (
         '{"conversations": [{"from": "gpt", "value": "x"}]}',
-        "nobody but the assistant speaks",
+        "all messages are the assistant's",
     ),
     "a prompt of numbers": ('{"prompt": [1, 2]}', ":1: prompt is [1, 2], expected a text"),
     "array without end": (f"[{GOOD},\n{GOOD}", ":2: after this element the JSON array neither"),

@@ -147,7 +147,7 @@ def open_database(path: Path) -> Iterator[Database]:
             yield database
     except (sqlite3.Error, OverflowError, ValueError) as error:
         raise ProfileError(
-            f"{path} cannot be read as an export of nsys ({error}): export it anew with "
+            f"{path} cannot be read as an export of nsys ({error}): export it again with "
             "`nsys export --type=sqlite`."
         ) from None
 

@@ -67,7 +67,7 @@ def _read_report(path: Path, step: str) -> Trace:
     if exported.is_file() and not (is_old and nsys):
         trace = read_nsys(exported, step)
         if is_old:
-            old = f"{exported.name} is older than {path.name}: export it anew."
+            old = f"{exported.name} is older than {path.name}: export it again."
             return replace(trace, warnings=[old, *trace.warnings])
         return trace
     if nsys is None:

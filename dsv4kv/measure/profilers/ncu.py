@@ -127,7 +127,7 @@ def read_ncu(path: Path) -> Trace:
         devices=dict(enumerate(devices)),
         has_clock=False,
         warnings=_judge(table),
-        notes=["ncu runs every kernel alone: its times have no gaps"],
+        notes=["ncu runs each kernel by itself: its times have no gaps"],
     )
 
 

@@ -194,7 +194,7 @@ def load_baseline(path: Path) -> Baseline | None:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RecordError(
-            f"{path} is no baseline ({type(error).__name__}: {error}): write it anew with "
+            f"{path} is no baseline ({type(error).__name__}: {error}): write it again with "
             "dsv4kv kernels --write-baseline."
         ) from None
 

@@ -211,7 +211,7 @@ def check_token(host: str, token: str) -> None:
     """Raise ``ConfigError`` where a token is needed and none is given."""
     if not token and not is_loopback(host):
         raise ConfigError(
-            f"{host} is not this machine alone: set the same secret on both sides in "
+            f"{host} is not only this machine: set the same secret on both sides in "
             "DSV4KV_TRANSFER_TOKEN, at least 16 characters."
         )
     if token and len(token) < 16:
@@ -233,7 +233,7 @@ def _check(wire: Wire, answer: dict[str, Any], expected: str) -> None:
 def _text(message: dict[str, Any], key: str) -> str:
     value = message.get(key)
     if not isinstance(value, str):
-        raise StoreUnavailable("whoever is at the other end does not greet as dsv4kv does.")
+        raise StoreUnavailable("the other end does not speak dsv4kv's protocol.")
     return value
 
 

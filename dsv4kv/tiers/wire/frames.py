@@ -233,7 +233,7 @@ def _check(wire: Wire, answer: dict[str, Any], expected: str) -> None:
 def _text(message: dict[str, Any], key: str) -> str:
     value = message.get(key)
     if not isinstance(value, str):
-        raise StoreUnavailable("the other end does not speak dsv4kv's protocol.")
+        raise StoreUnavailable("the other end does not greet as dsv4kv does.")
     return value
 
 

@@ -96,7 +96,7 @@ STRANGERS: dict[str, tuple[bytes, str]] = {
     "no JSON": (struct.pack("!4scQ", b"dkv1", b"M", 3) + b"{]}", "no JSON"),
     "lists in lists": (struct.pack("!4scQ", b"dkv1", b"M", 4096) + b"[" * 4096, "no JSON"),
     "a list": (struct.pack("!4scQ", b"dkv1", b"M", 2) + b"[]", "no object"),
-    "another greeting": (struct.pack("!4scQ", b"dkv1", b"M", 2) + b"{}", "does not speak"),
+    "another greeting": (struct.pack("!4scQ", b"dkv1", b"M", 2) + b"{}", "does not greet"),
     "silence": (b"", "in time"),
     "half a header": (b"dkv1M", "in time"),
 }

@@ -371,7 +371,7 @@ def _measure_memcpy(setup: Setup, telemetry: Telemetry) -> Memcpy | None:
 def _measure_device(
     setup: Setup, drive: Drive, device: CudaDevice, telemetry: Telemetry
 ) -> dict[str, Any]:
-    """Single operations, and what they are held against; the cache is nobody's by now."""
+    """Single operations, and what they are compared with; no request uses the cache by now."""
     measure, requests = setup.config.measure, setup.config.workload.concurrency
     budget = Budget(measure.figures_seconds)
     timer = CallTimer(device, telemetry.windows, telemetry.was_throttled, budget)

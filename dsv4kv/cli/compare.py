@@ -1,4 +1,4 @@
-"""``dsv4kv compare``: two sides held against each other, with a verdict and its exit code."""
+"""``dsv4kv compare``: two sides compared, with a verdict and its exit code."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

@@ -86,7 +86,7 @@ def _survey(architectures: list[str]) -> list["Finding"]:
 
 
 def _load(path: Path) -> "Baseline":
-    """The baseline to hold machine code against; raises ``ConfigError`` where there is none."""
+    """The baseline to compare machine code with; raises ``ConfigError`` where there is none."""
     from dsv4kv.errors import ConfigError
     from dsv4kv.ops.cuda.compile import nvrtc_version
     from dsv4kv.ops.cuda.survey import load_baseline

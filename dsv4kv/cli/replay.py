@@ -255,7 +255,7 @@ def _refuse_recording(source: str) -> None:
 
     if is_recording(Path(source)):
         raise ConfigError(
-            f"{source} is a recording: add --against to hold it against its server, or make a "
+            f"{source} is a recording: add --against to compare it with its server, or make a "
             "trace of it with dsv4kv trace convert."
         )
 

@@ -1,1 +1,1 @@
-"""Two sides held against each other: what may be compared, and what may be said."""
+"""Two sides compared: what may be compared, and what follows from it."""

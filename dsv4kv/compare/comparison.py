@@ -68,7 +68,7 @@ class Comparison:
     """Two sides and what may be said about them.
 
     Attributes:
-        before: The side that is held against.
+        before: The side that is compared with.
         after: The side that is judged.
         floor: The smallest change that counts.
         rows: Every quantity of both sides.

@@ -99,7 +99,7 @@ def _choose(path: Path, names: list[str], asked: str | None) -> str:
 
 
 def _read_npy(path: Path, size: int) -> tuple[Bytes, tuple[int, ...]]:
-    """Map an array, whose header is held against the file first."""
+    """Map an array, whose header is checked against the file first."""
     with path.open("rb") as file:
         try:
             version = np.lib.format.read_magic(file)

@@ -1,7 +1,7 @@
 """TensorRT-LLM's sizing rules: bytes of a token, and whole blocks of windows and states.
 
 Derived from the source of ``DeepseekV4CacheManager``, not seen in a log: it prints no line that
-these rules could be held against.
+these rules could be compared with.
 """
 
 from collections.abc import Iterator

@@ -81,7 +81,7 @@ def judge(
     the machine would explain.
 
     Args:
-        before: The side that is held against.
+        before: The side that is compared with.
         after: The side that is judged.
         floor: Relative change that is too small to matter, or to trust on this machine.
         verdicts: How many are made at once: each gets its share of the 5 % (Bonferroni).

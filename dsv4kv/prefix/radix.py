@@ -82,7 +82,9 @@ class PrefixCacheManager(PrefixStore):
                 slots are never handed out again.
         """
         if max_capacity <= 0:
-            raise ConfigError(f"a prefix cache of {max_capacity} tokens is none: give at least 1.")
+            raise ConfigError(
+                f"a prefix cache of {max_capacity} tokens holds nothing: give at least 1."
+            )
         super().__init__(policy or make_policy("lru"), Rows(), 4, chained=False)
         self.max_capacity = max_capacity
         self._copy, self._version = copy_kv, version

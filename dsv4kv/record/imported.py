@@ -29,7 +29,7 @@ class Source:
 
     Attributes:
         profile: With its kernel table.
-        yardstick: What its rates are held against; None where nothing was measured.
+        yardstick: What its rates are compared with; None where nothing was measured.
         record: That it was read from; None of a profiler's own file.
     """
 

@@ -13,7 +13,7 @@ def _check_moment(text: str) -> str:
 
 
 Moment = Annotated[str, AfterValidator(_check_moment)]
-"""A time as ISO 8601 with its zone, which can be held against any other."""
+"""A time as ISO 8601 with its zone, which can be compared with any other."""
 
 Temperature = Literal["cold", "hot", "L2-resident"]
 """How an operation was timed, see ``Operation.temperature``."""

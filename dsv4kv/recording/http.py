@@ -120,7 +120,7 @@ def answer_length(head: Head, method: bytes) -> int:
 
 def _length(lengths: list[bytes]) -> int:
     if len(set(lengths)) > 1 or not _LENGTH.fullmatch(lengths[0]):
-        raise Malformed("a length that is none")
+        raise Malformed("a length that is no number")
     return int(lengths[0])
 
 
@@ -189,7 +189,7 @@ class _Chunks:
     def _size(self, line: bytes) -> None:
         found = _CHUNK.fullmatch(line)
         if found is None:
-            raise Malformed("a chunk that is none")
+            raise Malformed("a chunk without a length")
         self._left = int(found[1], 16)
         self._next = self._end if self._left else self._last
 

@@ -43,7 +43,7 @@ _UNITS = (("s", 1e9), ("ms", 1e6), ("µs", 1e3), ("ns", 1.0))
 
 @dataclass(frozen=True)
 class KeyNumber:
-    """``8.12``, ``± 0.30``, ``ms``, and what to hold it against."""
+    """``8.12``, ``± 0.30``, ``ms``, and what to compare it with."""
 
     label: str
     value: str

@@ -139,7 +139,7 @@ class Table:
         columns: From left to right.
         rows: As many cells in each as there are columns.
         note: What to know before reading it.
-        footer: Rows below a line: what the others are held against, or all of them together.
+        footer: Rows below a line: what the others are compared with, or all of them together.
         caption: What to know after reading it.
         keys: So many columns at the start name a row.
     """

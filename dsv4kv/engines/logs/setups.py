@@ -101,7 +101,7 @@ def _cache_dtype(log: StartupLog) -> str:
 def _unknown_dtype(log: StartupLog, dtype: str, known: Iterable[str]) -> ConfigError:
     return ConfigError(
         f"{log.source}: not understood: the cache dtype {dtype!r}. Logs are explained of "
-        f"{', '.join(sorted(known))}; another needs rules that were held against a "
+        f"{', '.join(sorted(known))}; another needs rules that were checked against a "
         "published log of it. dsv4kv budget --engine sizes it without its log."
     )
 

@@ -1,4 +1,4 @@
-"""Launch plans of plain copying, reading and writing: the limits that gathers are held against.
+"""Launch plans of plain copying, reading and writing: the limits that gathers are compared with.
 
 And of nothing at all, the limit of everything small.
 

@@ -131,7 +131,7 @@ class Compared:
     """Two sides, row by row, as a page shows them.
 
     Attributes:
-        before: Name of the side that is held against.
+        before: Name of the side that is compared with.
         after: Name of the side that is judged.
         floor: Changes below it are none: 0.01 is 1 %.
         rows: In the order to be shown.

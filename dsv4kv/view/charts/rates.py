@@ -1,4 +1,4 @@
-"""How fast operations moved bytes, held against plain memory traffic on the same machine.
+"""How fast operations moved bytes, compared with plain memory traffic on the same machine.
 
 Roofline of operations that only move bytes: the size of a call against its rate. There is no
 arithmetic to speak of, so the roofs are rates of plain memory traffic, and what keeps small calls
@@ -55,7 +55,7 @@ class OpRate:
 
 @dataclass(frozen=True)
 class Roof:
-    """A rate to hold others against, in GB/s."""
+    """A rate to compare others with, in GB/s."""
 
     name: str
     gbps: float

@@ -32,7 +32,7 @@ def test_what_is_only_possible_is_told_and_ends_well() -> None:
     assert "Possible: the version is not known: vllm >=0.21,<0.23 has it." in " ".join(
         done.output.split()
     )
-    assert "0 faults found, 2 possible" in done.output
+    assert "0 faults found, 3 possible" in done.output
 
 
 def test_a_healthy_server_has_none() -> None:

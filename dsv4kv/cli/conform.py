@@ -62,12 +62,12 @@ def conform(
             lambda so_far: watcher.reach(so_far.operations, operations),
             host=host,
         )
-    if pytest and verdict.failures:
-        _write_test(engine, manager.version, verdict, pytest)
     if as_json:
         print_document(_as_json(engine, manager.version, verdict))
     else:
         show(report_conformity(engine, manager.version, verdict))
+    if pytest and verdict.failures:
+        _write_test(engine, manager.version, verdict, pytest)
     if verdict.failures:
         raise typer.Exit(1)
 

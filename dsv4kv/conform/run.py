@@ -5,7 +5,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
@@ -16,6 +16,10 @@ from dsv4kv.processes import Child
 
 FOLDER = Path(__file__).parent
 _START = "import sys; sys.path.append({folder!r}); from driven.serve import main; main()"
+
+
+class _Undriven(PeerUnavailable):
+    """Why an engine's Python does not answer."""
 
 
 class Driven:
@@ -32,20 +36,21 @@ class Driven:
         self.engine, self._given, self._answers = engine, given, answers
         first = self._answer()
         if "missing" in first:
-            raise PeerUnavailable(first["missing"])
+            raise _Undriven(first["missing"])
         self.version: str = first["version"]
         self.traits: dict[str, bool] = first["traits"]
 
     def ask(self, sequence: Sequence) -> dict[str, Any]:
         """``kind``, ``says`` and ``at`` of what broke; empty where nothing did."""
-        self._given.write(json.dumps(asdict(sequence)) + "\n")
-        self._given.flush()
+        with suppress(BrokenPipeError):  # then there is no answer either
+            self._given.write(json.dumps(asdict(sequence)) + "\n")
+            self._given.flush()
         return self._answer()
 
     def _answer(self) -> dict[str, Any]:
         line = self._answers.readline()
         if not line:
-            raise PeerUnavailable("its Python has ended")
+            raise _Undriven("its Python has ended")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -80,7 +85,7 @@ def drive(engine: str, python: str | None = None, package: Path | None = None) -
         os.close(answers)
         try:
             yield Driven(engine, ask, hear)
-        except PeerUnavailable as error:
+        except _Undriven as error:
             raise PeerUnavailable(
                 f"{engine} cannot be checked with {program}: {error}. Take the Python of an "
                 f"environment in which {engine} is installed (--python), or a folder with its "

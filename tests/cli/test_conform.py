@@ -1,6 +1,7 @@
 """``dsv4kv conform``, over a manager in plain Python."""
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,6 +43,13 @@ def test_a_failure_is_told_with_its_shortest_sequence_and_a_test(
     assert "def test_blocks" in case.read_text()
 
 
+def test_a_file_that_cannot_be_written_costs_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = conform(monkeypatch, "--pytest", "/nowhere/case.py", fault="leak")
+    assert result.exit_code == 2
+    assert "FAIL: blocks" in result.stdout
+    assert "--pytest /nowhere/case.py: cannot be written" in result.stderr
+
+
 def test_json_has_the_verdict_and_the_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
     result = conform(monkeypatch, "--json", fault="misses")
     document = json.loads(result.output)
@@ -56,3 +64,32 @@ def test_an_engine_that_is_absent_ends_with_8() -> None:
     result = CliRunner().invoke(app, ["conform", "vllm", "--python", "/nowhere"])
     assert result.exit_code == 8
     assert "there is no Python at /nowhere" in result.output
+
+
+ENGINE = """#!{python}
+import json
+traits = {{"lookahead": True, "retention": True}}
+print(json.dumps({{"version": "0.1", "traits": traits}}), flush=True)
+"""
+
+
+def engine_that_ends(folder: Path) -> str:
+    """A Python that says it is there, and is gone with the first question."""
+    program = folder / "python"
+    program.write_text(ENGINE.format(python=sys.executable))
+    program.chmod(0o755)
+    return str(program)
+
+
+def test_an_engine_that_dies_under_the_check_is_a_sentence(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["conform", "vllm", "--python", engine_that_ends(tmp_path)])
+    assert result.exit_code == 8
+    assert "its Python has ended" in result.output
+
+
+def test_host_memory_that_is_not_driven_is_one_sentence(tmp_path: Path) -> None:
+    words = ["conform", "vllm", "--host", "--python", engine_that_ends(tmp_path)]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 8
+    assert "host memory of vllm 0.1 is not driven: leave out --host" in result.output
+    assert "Take the Python" not in result.output

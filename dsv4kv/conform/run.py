@@ -56,6 +56,17 @@ class Driven:
 
 
 @contextmanager
+def _asking(given: int) -> Iterator[IO[str]]:
+    """What is written to; whether anybody still reads it shows in the answers."""
+    file = os.fdopen(given, "w")
+    try:
+        yield file
+    finally:
+        with suppress(BrokenPipeError):
+            file.close()
+
+
+@contextmanager
 def drive(engine: str, python: str | None = None, package: Path | None = None) -> Iterator[Driven]:
     """Start a driver; it ends with the block.
 
@@ -78,7 +89,7 @@ def drive(engine: str, python: str | None = None, package: Path | None = None) -
     answered, answers = os.pipe()
     start = _START.format(folder=str(FOLDER))
     where = str(package.resolve()) if package else ""
-    with os.fdopen(given, "w") as ask, os.fdopen(answered) as hear:
+    with _asking(given) as ask, os.fdopen(answered) as hear:
         command = [program, "-c", start, engine, where, str(questions)]
         child = Child(command, stdout=answers, pass_fds=(questions,))
         os.close(questions)

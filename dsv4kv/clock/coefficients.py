@@ -59,14 +59,14 @@ class Coefficients(_Frozen):
     split_context_ns: _Time
     """The same where tensor parallelism splits the heads: the KV is one head's and is not."""
     prompt_layer_us: _Time
-    """Of every layer of a prompt chunk, whatever its length, in µs."""
+    """To launch a layer of a prompt chunk, in µs: a chunk takes no less, and longer ones more."""
     state_passes: _Time
     """How often a rank moves the hidden states of a prompt through its memory in every layer: what
     no parallelism divides, norms, hyper-connections, indexer, reductions."""
     all_to_all_ns: _Time
     """Of every token of a prompt and layer, where experts are reached through DeepEP, in ns."""
     tflops: _Rate
-    """What matrices of prompts get out of one GPU, in 10^12 operations a second."""
+    """What matrices get out of one GPU, in 10^12 operations a second."""
     prefix_ns: _Time
     """Of 1,000 tokens before its chunk that a prompt token sees, in ns."""
     client_ms: _Time
@@ -83,10 +83,10 @@ CONSTANTS = {
     "bandwidth_share": ("share of the bandwidth", ""),
     "context_ns": ("1,000 tokens of context", "ns"),
     "split_context_ns": ("… with split heads", "ns"),
-    "prompt_layer_us": ("a layer of a prompt chunk", "µs"),
+    "prompt_layer_us": ("to launch a layer of a prompt chunk", "µs"),
     "state_passes": ("hidden states of prompts moved", "times a layer"),
     "all_to_all_ns": ("… and of a token by DeepEP", "ns"),
-    "tflops": ("matrices of prompts", "TFLOP/s"),
+    "tflops": ("matrices", "TFLOP/s"),
     "prefix_ns": ("1,000 tokens of prefix", "ns"),
 }
 """Coefficients of steps in words, and their units."""

@@ -7,7 +7,7 @@ follow by least squares.
 
 from dataclasses import dataclass
 from operator import mul
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,14 +18,15 @@ from dsv4kv.sizing.layout import Layout
 
 Ints = NDArray[np.int64]
 Counts = tuple[int, ...]
+IntOrInts = TypeVar("IntOrInts", int, Ints)
 
 COUNTS = (
     "decode_layers",  # layers that decode passes go through
     "draft_passes",
     "weight_bytes",  # read by one rank
     "context_tokens",  # that the tokens decoded on one rank see
-    "prompt_layers",  # layers that prompt chunks go through
-    "mflop",  # of prompts, on one rank
+    "prompt_layers",  # layers of prompt chunks that are launched more slowly than computed
+    "mflop",  # on one rank
     "state_bytes",  # hidden states of the prompt tokens of one rank, once a layer
     "sent_tokens",  # of prompts on one rank, for each layer, to the experts of others
     "prefix_tokens",  # that the prompt tokens of one rank see before their chunk
@@ -127,7 +128,7 @@ class Deployment:
     all_to_all: bool
     bytes_per_s: float
 
-    def rows_per_rank(self, rows: int) -> int:
+    def rows_per_rank(self, rows: IntOrInts) -> IntOrInts:
         """Requests on the fullest rank, where stages of a pipeline work on parts of a batch."""
         return -(-rows // (self.layout.dp * self.layout.pp))
 
@@ -139,20 +140,13 @@ class Deployment:
         own = weights.expert_bytes * touched / layout.expert_ranks
         return np.rint(weights.dense_bytes / layout.tp + own).astype(np.int64)
 
-    def mflop(self, tokens: int, fullest: int) -> int:
-        """10^6 operations of a rank's matrices, for prompt tokens of all and of the fullest."""
+    def mflop(self, tokens: Ints, fullest: Ints) -> Ints:
+        """10^6 operations of a rank's matrices, for tokens of all and of the fullest."""
         layout, weights = self.layout, self.weights
         dense = weights.active_parameters - weights.expert_parameters
-        together = min(tokens, fullest * layout.expert_ranks // layout.tp)
+        together = np.minimum(tokens, fullest * layout.expert_ranks // layout.tp)
         routed = together * weights.expert_parameters / layout.expert_ranks
-        return round(2 * (fullest * dense / layout.tp + routed) / 1e6)
-
-
-def _over(values: Ints, n: int) -> int:
-    """Sum over steps of what is one for each of them, or one for all."""
-    if len(values) == 1:
-        return values.item() * n
-    return int(values.sum()) * (n // len(values))
+        return np.rint(2 * (fullest * dense / layout.tp + routed) / 1e6).astype(np.int64)
 
 
 class ModelTimes:
@@ -161,7 +155,7 @@ class ModelTimes:
     def __init__(self, deployment: Deployment, coefficients: Coefficients) -> None:
         self._made, layout = deployment, deployment.layout
         self._coefficients = coefficients
-        self._weight_bytes: dict[int, int] = {}
+        self._of_tokens: dict[int, tuple[int, int]] = {}  # bytes of weights and operations
         error = coefficients.held_out  # of points without a pipeline
         self.held_out = error.widened(BORROWED) if layout.pp > 1 else error
         self.source = coefficients.source
@@ -187,7 +181,10 @@ class ModelTimes:
         return [(name, getattr(self._coefficients, key), unit) for key, (name, unit) in rows]
 
     def count(self, steps: Steps) -> Ints:
-        """See ``StepTimes``; a chunk takes decoding requests through its own pass."""
+        """See ``StepTimes``; a chunk takes decoding requests through its own pass.
+
+        No graph holds a chunk's kernels: it takes as long as they take to launch, or to run.
+        """
         made, alone = self._made, not steps.prompt
         n = max(len(steps.contexts), len(steps.prefixes))
         counts = np.zeros((n, len(COUNTS)), dtype=np.int64)
@@ -196,36 +193,33 @@ class ModelTimes:
         counts[:, 2] = made.weight_bytes(steps.tokens + steps.prompt)
         if steps.rows:
             counts[:, 3] = steps.contexts * made.rows_per_rank(steps.rows) // steps.rows
-        counts[:, 4] = made.layers * (not alone)
-        counts[:, 5] = made.mflop(steps.prompt, steps.fullest)
+        own = steps.fullest + made.rows_per_rank(steps.tokens)
+        counts[:, 5] = made.mflop(steps.prompt + steps.tokens, own)
         counts[:, 6] = steps.fullest * made.layers * made.state_bytes
         counts[:, 7] = steps.fullest * made.layers * made.all_to_all
         counts[:, 8] = steps.prefixes
+        if steps.prompt:
+            launched = counts @ self.rates < made.layers * self._rates[4]
+            counts[launched] = 0
+            counts[launched, 4] = made.layers
         return counts
 
     def total(self, steps: Steps) -> Counts:
         """See ``StepTimes``; without arrays of counts, as every turn of a replay asks for it."""
-        made, alone = self._made, not steps.prompt
-        n = max(len(steps.contexts), len(steps.prefixes))
-        tokens = steps.tokens.item(0) + steps.prompt
-        if tokens not in self._weight_bytes:
-            self._weight_bytes[tokens] = int(made.weight_bytes(np.array(tokens)))
+        if steps.prompt:
+            return tuple(self.count(steps).sum(axis=0).tolist())
+        made, n, tokens = self._made, len(steps.contexts), steps.tokens.item(0)
+        if tokens not in self._of_tokens:
+            own = made.rows_per_rank(steps.tokens)
+            each = made.weight_bytes(steps.tokens), made.mflop(steps.tokens, own)
+            self._of_tokens[tokens] = each[0].item(0), each[1].item(0)
+        weight_bytes, mflop = self._of_tokens[tokens]
         rows, contexts = made.rows_per_rank(steps.rows), steps.contexts
         if rows != steps.rows:
             contexts = contexts * rows // steps.rows
-        prompt = n * steps.fullest * made.layers
-        return (
-            n * made.layers * alone,
-            n * made.draft_passes * (steps.rows > 0),
-            n * self._weight_bytes[tokens],
-            _over(contexts, n),
-            n * made.layers * (not alone),
-            0 if alone else n * made.mflop(steps.prompt, steps.fullest),
-            prompt * made.state_bytes,
-            prompt * made.all_to_all,
-            0 if alone else _over(steps.prefixes, n),
-            0,
-        )
+        drafts = n * made.draft_passes * (steps.rows > 0)
+        seen = int(contexts.sum())
+        return n * made.layers, drafts, n * weight_bytes, seen, 0, n * mflop, 0, 0, 0, 0
 
     def seconds(self, counts: Counts) -> float:
         """See ``StepTimes``."""

@@ -36,7 +36,7 @@ _QUEUED, _QUEUED_TTFT = 3.0, 10.0
 moves them by more than repeats of a run differ, first tokens most."""
 DETERMINED = 0.05
 """Largest standard error of a coefficient's logarithm at which the data is said to know it."""
-_ROUNDS, _SETTLED = 6, 0.002  # the latter a fifth of what repeats of a run differ by
+_ROUNDS, _SETTLED = 10, 0.002  # the latter a fifth of what repeats of a run differ by
 FEWEST_TO_LEAVE_OUT = 3
 
 

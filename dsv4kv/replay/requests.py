@@ -48,6 +48,7 @@ class Served:
         admitted_s: When it was first admitted.
         first_token_s: When its prompt ended.
         finished_s: When it ended.
+        rank: Which of several replicas in lockstep serves it.
         place: How many had been admitted before it was, the last time.
         pauses: How often it was paused.
         evictions: How often it was preempted and recomputed.
@@ -78,6 +79,7 @@ class Served:
     admitted_s: float | None = None
     first_token_s: float | None = None
     finished_s: float | None = None
+    rank: int = 0
     place: int = 0
     pauses: int = 0
     evictions: int = 0

@@ -5,7 +5,7 @@ request comes or may end, a prompt is nearly computed, or blocks run out. Prompt
 step with decoding requests; SGLang's have steps of their own. Older requests go first everywhere.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -41,8 +41,10 @@ class Admission:
         """Queue a request after all others."""
         self.waiting.append(served)
 
-    def take(self, prefilling: Sequence[Served], promised: Promised) -> Served | None:
-        """Take the oldest request out that can begin; None if none can.
+    def take(
+        self, ranks: Collection[int], prefilling: Sequence[Served], promised: Promised
+    ) -> Served | None:
+        """Take the oldest request of some ranks out that can begin; None if none can.
 
         Where the oldest that could lacks blocks, nobody overtakes it, and it is not looked at
         again before blocks have come back.
@@ -50,7 +52,7 @@ class Admission:
         if self._stuck_at == self._ledger.freed:
             return None
         for place, served in enumerate(self.waiting):
-            if self._still_blocked(served, prefilling):
+            if served.rank not in ranks or self._still_blocked(served, prefilling):
                 continue
             found = self._prompts.look_up(served)
             if self._defers(served, found, prefilling):
@@ -104,7 +106,7 @@ class Limits:
         chunkwise: Whether a step computes one chunk of a prompt: what is computed is written to
             a tier when its step ends.
         ranks: Replicas that step together, each with requests and prompt chunks of its own.
-        alone: Whether steps with prompt chunks leave decoding requests out.
+        alone: Whether steps with prompt chunks leave out what decodes there.
         delay: Whether prompts wait for one on every rank, ``LONGEST_DELAY`` steps at most.
     """
 
@@ -124,6 +126,11 @@ class Limits:
     def chunk_tokens(self) -> int:
         """Prompt tokens of a step on one rank."""
         return self.step_tokens // self.ranks
+
+    @property
+    def slots(self) -> int:
+        """Requests that one rank runs at most."""
+        return max(1, self.max_requests // self.ranks)
 
 
 LONGEST_DELAY = 30
@@ -188,7 +195,8 @@ class Scheduler:
         self._admission = Admission(ledger, prompts, group, defer=limits.defer)
         batch = Batch(ledger, decoders, self.prefilling, self.waiting, self._start_again)
         self._preemption = open_preemption(limits.rule, batch, limits.paused_blocks)
-        self._admitted = 0
+        self._admitted = self._received = 0
+        self._held = [0] * limits.ranks  # slots of every rank
         self._plan: _Plan | None = None  # decode steps that were put off
         self._delayed_steps = 0
 
@@ -262,16 +270,12 @@ class Scheduler:
 
     def _waits_for_ranks(self, chunks: list[tuple[Served, Span]]) -> bool:
         """Whether prompts wait until every rank has one; every wait is a decode step."""
-        ranks, limits = {self._rank(served) for served, _ in chunks}, self._limits
+        ranks, limits = {served.rank for served, _ in chunks}, self._limits
         waits = limits.delay and len(self.decoders) > 0 and len(ranks) < limits.ranks
         if not waits or self._delayed_steps == LONGEST_DELAY:
             return False
         self._delayed_steps += 1
         return True
-
-    def _rank(self, served: Served) -> int:
-        """Requests take turns on the ranks."""
-        return served.place % self._limits.ranks
 
     @property
     def _decoded_tokens(self) -> int:
@@ -286,6 +290,8 @@ class Scheduler:
             if reason := self._impossible(served):
                 self._observer.reject(served, reason)
             else:
+                served.rank = self._received % self._limits.ranks  # they take turns as they come
+                self._received += 1
                 self._admission.add(served)
                 self.prompts.arrive(served)
                 in_flight += 1
@@ -316,23 +322,33 @@ class Scheduler:
         served.prompt_tokens = served.input_tokens + served.generated
 
     def _admit(self) -> None:
-        """Give slots to waiting requests, unless others need the blocks."""
+        """Give slots to waiting requests, unless others need the blocks.
+
+        Every rank has slots and a step's tokens of its own: one that is full lets those that came
+        to it wait, whatever is free on others.
+        """
         if self.paused or self._preemption.preempted:
             return
-        budget = self._limits.step_tokens - self._decoded_tokens
-        budget -= sum(map(self._next_tokens, self.prefilling))
-        while budget > 0 and self.in_slots < self._limits.max_requests:
-            begun = [*self.prefilling, *self.loading]
-            served = self._admission.take(begun, self._preemption.promised)
-            if served is None:
+        limits = self._limits
+        budgets = self._budgets()
+        for served in self.prefilling:
+            budgets[served.rank] -= served.prompt_tokens - served.position
+        while True:
+            held = enumerate(self._held)
+            ranks = [rank for rank, n in held if n < limits.slots and budgets[rank] > 0]
+            if not ranks:
                 return
-            self._start(served)
-            budget -= self._next_tokens(served)
+            begun = [*self.prefilling, *self.loading]
+            chosen = self._admission.take(ranks, begun, self._preemption.promised)
+            if chosen is None:
+                return
+            self._start(chosen)
+            budgets[chosen.rank] -= chosen.prompt_tokens - chosen.position
 
-    def _next_tokens(self, served: Served) -> int:
-        """Of a step's budget: all that is left of a prompt, or what its rank has of it."""
-        left, ranks = served.prompt_tokens - served.position, self._limits.ranks
-        return left if ranks == 1 else min(left, self._limits.chunk_tokens)
+    def _budgets(self) -> list[int]:
+        """Prompt tokens of a step on every rank."""
+        limits = self._limits
+        return [limits.chunk_tokens - self._decoded_tokens // limits.ranks] * limits.ranks
 
     def _start(self, served: Served) -> None:
         admitted_s = served.admitted_s
@@ -348,6 +364,7 @@ class Scheduler:
         served.admitted_s = now_s if admitted_s is None else admitted_s
         served.place = self._admitted
         self._admitted += 1
+        self._held[served.rank] += 1
         self.again_tokens += max(0, served.reached - served.position)
         if served.ready_s > self.clock.now_s:
             self.loading.append(served)
@@ -357,11 +374,10 @@ class Scheduler:
     # ---- what they do ---------------------------------------------------------------------------
 
     def _choose_chunks(self) -> list[tuple[Served, Span]]:
-        decoded = self._decoded_tokens // self._limits.ranks
-        budgets = [self._limits.chunk_tokens - decoded] * self._limits.ranks
+        budgets = self._budgets()
         chunks = []
         for served in self.prefilling:
-            rank = self._rank(served)
+            rank = served.rank
             take = min(budgets[rank], served.prompt_tokens - served.position)
             if take <= 0:
                 if self._limits.ranks == 1:
@@ -373,18 +389,20 @@ class Scheduler:
 
     def _prefill(self, chunks: list[tuple[Served, Span]]) -> None:
         """One step of prompt chunks and whatever decodes, or several of a long prompt."""
-        steps = self._steps_alike(chunks)
+        left_out = self._left_out(chunks)
+        decoding = len(left_out) < len(self.decoders)
+        stalled = self.decoders.remove(left_out) if decoding else []
+        steps = self._steps_alike(chunks, decoding=decoding)
         if steps > 1:
             served, (before, after) = chunks[0]
             chunks = [(served, (before, before + steps * (after - before)))]
-        decoding = len(self.decoders) > 0 and not self._limits.alone
         done, decoded = Work(), Steps()
         if decoding:
             done, decoded = self.decoders.work(steps), self.decoders.steps(steps)
-        ranks = [self._rank(served) for served, _ in chunks]
+        ranks = [served.rank for served, _ in chunks]
         work = self._cost.mixed(done, decoded, [span for _, span in chunks], steps, ranks)
         if decoding:
-            self._advance(steps)
+            self._advance(steps, stalled)
         for served, (before, after) in chunks:
             size = (after - before) // steps
             ends = range(before + size, after + 1, size)
@@ -396,7 +414,21 @@ class Scheduler:
         self.clock.work(work)
         self._end_prompts([s for s, (_, after) in chunks if after == s.prompt_tokens])
 
-    def _steps_alike(self, chunks: list[tuple[Served, Span]]) -> int:
+    def _left_out(self, chunks: list[tuple[Served, Span]]) -> list[int]:
+        """Places of the decoding requests that a step with these chunks leaves out.
+
+        Where prompts are computed alone, ranks without one decode beside them; with drafts they
+        wait (SGLang 0.5.15, ``scheduler.py``: ``get_next_batch_to_run``).
+        """
+        if not self._limits.alone:
+            return []
+        members = enumerate(self.decoders.members)
+        if self._limits.ranks == 1 or self.decoders.window > 1:
+            return [place for place, _ in members]
+        busy = {served.rank for served, _ in chunks}
+        return [place for place, served in members if served.rank in busy]
+
+    def _steps_alike(self, chunks: list[tuple[Served, Span]], *, decoding: bool) -> int:
         """Steps in which one prompt has every token that does not decode and nothing happens.
 
         More is left of it than a step computes, so nobody is admitted. Blocks are free, so
@@ -409,9 +441,7 @@ class Scheduler:
         served, (before, after) = chunks[0]
         most = max(1, (served.prompt_tokens - before - 1) // (after - before))
         most = min(most, self._longest_stretch or most)
-        if self._limits.alone:
-            return most
-        return self.decoders.quiet_steps(most, self.prompts.spare)
+        return self.decoders.quiet_steps(most, self.prompts.spare) if decoding else most
 
     def _compute(self, served: Served, position: int, earlier: Sequence[int] = ()) -> None:
         """A prompt chunk that ends at a position; others before it ended ``earlier``."""
@@ -451,9 +481,11 @@ class Scheduler:
         self._preemption.stepped(plan.steps)
         return True
 
-    def _advance(self, steps: int) -> None:
-        """Decode so many steps."""
+    def _advance(self, steps: int, stalled: Sequence[Served] = ()) -> None:
+        """Decode so many steps, but for those that were left out of them."""
         self.ledger.take(self.decoders.advance(steps))
+        for served in stalled:
+            self.decoders.add(served)
         self.prompts.decoded(self.decoders)
         self._data.decode(self.decoders)
 
@@ -476,6 +508,7 @@ class Scheduler:
             self._observer.finish(served)
 
     def _let_go(self, served: Served) -> None:
+        self._held[served.rank] -= 1
         self.prompts.end(served)
         self._data.end(served)
 

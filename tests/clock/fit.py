@@ -10,7 +10,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 from unittest.mock import patch
@@ -25,7 +25,7 @@ from tests.clock.points import Floats, Point, Spent, count_point, points
 
 GUESSES = {
     "decode_layer_us": (133.0, 0.5),
-    "prompt_layer_us": (1000.0, 0.6),
+    "prompt_layer_us": (2000.0, 0.6),
     "state_passes": (100.0, 0.7),
     "all_to_all_ns": (800.0, 0.7),
     "client_ms": (120.0, 0.4),
@@ -47,8 +47,6 @@ CONTEXTS = {  # (all heads, split), ns: step tables, 4K to 128K at 64 requests, 
     "gb300": (320.0, 850.0),
 }
 SOURCE = "SGLang 0.5.15's cookbook, 30 points; contexts, drafts of SGLang 0.5.14's step tables"
-UNSURE = {"b300.pro.fp4.high-throughput.c4096"}
-"""Was most likely run with lengths that are not drawn: not for TTFT."""
 WEIGHTS = np.array([0.6, 1.0, 1.0])
 """Of TTFT, TPOT and throughput: a TTFT's median is hit by burst and client."""
 _HUBER = 0.3
@@ -93,10 +91,9 @@ class Counted:
         """TTFT and TPOT, medians in ms, and tokens a second of a GPU."""
         row, spent = self.point.row, self.spent
         turns = row["num_prompts"] / min(256, row["concurrency"])
-        whole_s = spent.whole @ rates + client_s * turns
-        ttft_s = np.median(spent.ttft @ rates) + client_s
-        tpot_s = np.median(spent.tpot @ rates)
-        return np.array([ttft_s * 1e3, tpot_s * 1e3, spent.tokens / whole_s / row["gpus"]])
+        ttft_s, tpot_s, whole_s = spent.seconds(rates)
+        speed = spent.tokens / (whole_s + client_s * turns) / row["gpus"]
+        return np.array([(np.median(ttft_s) + client_s) * 1e3, np.median(tpot_s) * 1e3, speed])
 
 
 Each = TypeVar("Each", Counted, "Looked")
@@ -137,8 +134,7 @@ def fit(
     predict: Predict[Each], guesses: dict[str, tuple[float, float]], counted: Sequence[Each]
 ) -> Values:
     """Least squares on logarithms, large errors counting less, guesses held loosely."""
-    names, sure = list(guesses), np.ones((len(counted), 3))
-    sure[[each.point.name in UNSURE for each in counted], 0] = 0
+    names = list(guesses)
 
     def values_of(steps: Floats) -> Values:
         return {
@@ -146,7 +142,7 @@ def fit(
         }
 
     def residuals(steps: Floats) -> Floats:
-        found = (errors(predict, values_of(steps), counted) * WEIGHTS * sure).ravel()
+        found = (errors(predict, values_of(steps), counted) * WEIGHTS).ravel()
         soft = np.sign(found) * _HUBER * np.sqrt(2 * (np.sqrt(1 + (found / _HUBER) ** 2) - 1))
         spreads = np.array([guesses[name][1] for name in names])
         return np.concatenate([soft, _PRIOR * steps / spreads])
@@ -187,6 +183,8 @@ def leave_out(
     return found
 
 
+_LITTLE = 1e-6
+"""Next to nothing: steps end one after the other even where they do not count."""
 TABLE_GUESSES = {"decode": (1.07, 0.3), "prompt": (1.35, 0.5), "client_ms": (120.0, 0.5)}
 
 
@@ -204,12 +202,10 @@ class Looked:
 
 def by_table(values: Values, each: Looked) -> Floats:
     """A point by its step table and three factors."""
-    parts = ((values["decode"], each.decode.spent), (values["prompt"], each.prompt.spent))
-    ttft, tpot, whole = (
-        sum(factor * getattr(spent, name) for factor, spent in parts)
-        for name in ("ttft", "tpot", "whole")
+    decode, prompt = each.decode.spent, each.prompt.spent
+    spent = replace(
+        decode, steps=values["decode"] * decode.steps + values["prompt"] * prompt.steps
     )
-    spent = Spent(ttft, tpot, whole, each.decode.spent.tokens)
     rates = np.array([1e-12 if name == "measured_ps" else 0 for name in COUNTS])
     return Counted(each.point, spent).predict(rates, values["client_ms"] / 1e3)
 
@@ -221,7 +217,7 @@ def count_table() -> list[Looked]:
         if point.gpu == "gb200":  # of which there is none
             continue
         parts = []
-        for decode, prompt in ((1.0, 0.0), (0.0, 1.0)):
+        for decode, prompt in ((1.0, _LITTLE), (_LITTLE, 1.0)):
             only = Factors(decode=decode, prompt=prompt, client_ms=0, held_out=NO_ERROR)
             with patch("dsv4kv.clock.tables.shipped_factors", return_value=only):
                 parts.append(Counted(point, count_point(point, cost__source="table")))

@@ -43,10 +43,11 @@ def test_points_left_out_are_met_within_the_bars_at_the_median() -> None:
 
 
 @pytest.mark.parametrize("gpu", fit.CONTEXTS)
-def test_no_gpu_left_out_is_off_by_a_quarter_in_tpot_or_throughput(gpu: str) -> None:
+def test_no_gpu_left_out_is_off_by_a_quarter(gpu: str) -> None:
+    """Of all points in TTFT, too: those of one GPU are few, and dear ones are among them."""
     own = [place for place, each in enumerate(counted()) if each.point.gpu == gpu]
-    medians = np.median(np.abs(np.exp(left_out()[own, 1:]) - 1), axis=0)
-    assert (medians <= 0.25).all(), medians
+    medians = np.median(np.abs(np.exp(left_out()[own]) - 1), axis=0)
+    assert (medians[0 if FULL else 1 :] <= 0.25).all(), medians
 
 
 def test_the_interval_that_is_printed_covers_four_of_five_points_left_out() -> None:

@@ -163,6 +163,39 @@ def test_replicas_step_together_so_prompts_of_one_take_the_time_of_all() -> None
     assert eight.scheduler.clock.now_s < 1.5 * one.scheduler.clock.now_s
 
 
+def test_requests_take_turns_on_ranks_and_wait_for_a_slot_of_their_own() -> None:
+    """One slot a rank: the third waits for the first, whatever becomes free of the other."""
+    two: dict[str, Any] = {"cost__dp": 2, "cost__gpus": 2, "scheduler__prompts": "alone"}
+    first, second, third = (64, 200), (64, 2), (64, 2)
+    made = served(lengths(first, second, third), scheduler__max_requests=2, **two)
+    assert made.times is not None
+    waited_ns, latencies_ns = (made.outcome.samples_ns[name] for name in ("queueing", "latency"))
+    assert sorted(waited_ns)[-1] >= 0.99 * (max(latencies_ns) - made.times.client_s * 2e9)
+    free = served(lengths(first, second, third), scheduler__max_requests=4, **two)
+    assert max(free.outcome.samples_ns["queueing"]) < 0.1 * sorted(waited_ns)[-1]
+
+
+@pytest.mark.parametrize("drafts", [0, 2])
+def test_ranks_without_a_prompt_decode_beside_one_unless_there_are_drafts(drafts: int) -> None:
+    """A prompt of eight chunks comes to another rank or, after one of a token, to the same."""
+    shared: dict[str, Any] = {
+        "cost__dp": 2,
+        "cost__gpus": 2,
+        "scheduler__prompts": "alone",
+        "scheduler__step_tokens": 2 * 512,
+        "scheduler__speculative__draft_tokens": drafts,
+        "scheduler__speculative__acceptance": 0,
+    }
+    prompt = lengths((4000, 1), at=1e-4)
+    beside, behind = (
+        served([*lengths((100, 60)), *between, *prompt], **shared).scheduler.clock.done.steps
+        for between in ([], lengths((1, 1), at=1e-4))
+    )
+    chunks, decoded = 1 + 8, 59
+    assert behind == chunks + decoded
+    assert beside == (chunks + decoded if drafts else 1 + decoded)
+
+
 def test_delayed_prompts_wait_for_every_rank_and_not_for_ever() -> None:
     shared: dict[str, Any] = {
         "cost__dp": 8,

@@ -51,7 +51,11 @@ def test_a_decode_step_is_the_literal_sum_of_its_terms() -> None:
     tokens = rows * (1 + drafts)
     read = 10e9 / 4 + 140e9 / 4 * (1 - (250 / 256) ** tokens)
     expected_s = (
-        43 * 150e-6 + drafts * 700e-6 + read / (0.5 * 4e12) + tokens * context / 1000 * 900e-9
+        43 * 150e-6
+        + drafts * 700e-6
+        + read / (0.5 * 4e12)
+        + tokens * context / 1000 * 900e-9
+        + 2 * tokens * (7e9 + 6e9) / 4 / 500e12
     )
     assert decode_s(model(TP4, drafts), rows, context, drafts) == pytest.approx(expected_s, 1e-9)
 
@@ -61,13 +65,18 @@ def test_a_prompt_chunk_is_the_literal_sum_of_its_terms() -> None:
     flop = 2 * tokens * (7e9 + 6e9) / 4
     read = 10e9 / 4 + 140e9 / 4 * (1 - (250 / 256) ** tokens)
     expected_s = (
-        43 * 1000e-6
-        + flop / 500e12
+        flop / 500e12
         + read / 2e12
         + tokens * prefix / 1000 * 90e-9
         + 100 * 43 * tokens * 8192 / 4e12
     )
     assert prompt_s(model(), tokens, prefix) == pytest.approx(expected_s, 1e-6)
+
+
+def test_a_chunk_takes_no_less_than_its_launches() -> None:
+    launches_s = 43 * 1000e-6
+    assert prompt_s(model(), 1) == prompt_s(model(), 100) == pytest.approx(launches_s)
+    assert prompt_s(model(), 4096) > launches_s
 
 
 @pytest.mark.parametrize("layout", [TP4, DP4, Layout(tp=2, dp=2, ep=4), Layout(tp=2, pp=2)])
@@ -119,8 +128,8 @@ def test_a_chunk_on_one_rank_takes_as_long_as_one_on_each() -> None:
 
 def test_a_chunk_takes_decoding_requests_along_in_its_own_pass() -> None:
     decoding = Steps(8, np.array([8]), np.array([800]))
-    mixed = model().count(decoding._replace(prompt=512, fullest=512))[0]
-    assert (mixed[0], mixed[4]) == (0, 43)
+    mixed = model().count(decoding._replace(prompt=4096, fullest=4096))[0]
+    assert (mixed[0], mixed[4]) == (0, 0)
     assert mixed[3] == model().count(decoding)[0, 3]
 
 

@@ -117,14 +117,14 @@ class ReplayWork(Part):
     counts: dict[str, int] = Field(default_factory=dict)
     """What took time on the rank with the most to do, by name; empty in older records."""
     idle_ns: int
-    """Time in which nobody was served."""
+    """Time in which no request was served."""
 
 
 class CacheStepTimes(Part):
     """The cache's part of every step of one kind."""
 
     kind: Literal["decode", "mixed"]
-    """``decode``: of decoding requests alone; ``mixed``: with prompt chunks."""
+    """``decode``: only of decoding requests; ``mixed``: with prompt chunks."""
     measured_ns: list[int]
     """What it took on this machine: bookkeeping, operations, checkpoints."""
     modelled_ns: list[int]
@@ -164,7 +164,7 @@ class ReplaySeries(Part):
     shared_blocks: list[int]
     """Cached blocks that requests were using."""
     cached_blocks: list[int]
-    """Cached blocks that nobody was using."""
+    """Cached blocks that no request was using."""
     checkpoints: list[int]
     """Checkpoints kept."""
     running: list[int]
@@ -298,7 +298,7 @@ class ReplayResult(Part):
     tiers: ReplayTiers | None = None
     """What was kept below the GPUs; null where nothing was."""
     fleet: ReplayFleet | None = None
-    """The servers, where there were several: all else is then the sum of them; null alone."""
+    """The servers, where there were several: all else is their sum; null for one server."""
     data: ReplayData | None = None
     """The work of the steps; null where blocks were only counted. With it, the cache's part of all
     times is measured."""

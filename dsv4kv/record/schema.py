@@ -249,7 +249,7 @@ class Case(Part):
     verification: Verification
     """Checks against the reference."""
     gathers_because: str | None = None
-    """Why decode steps gather, as a clause, where nobody asked for it; null elsewhere."""
+    """Why decode steps gather, as a clause, where it was not asked for; null elsewhere."""
     launch: int = 0
     """Index of the fresh process that measured it, as in ``launches``."""
     telemetry: Telemetry | None = None

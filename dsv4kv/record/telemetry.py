@@ -73,7 +73,7 @@ class GpuChecks(Samples):
     ecc_uncorrected: Integers = None
     """Memory errors that could not be."""
     other_processes: Integers = None
-    """Processes that compute on the GPU, this run apart."""
+    """Processes that compute on the GPU, other than this run."""
     dram_percent: Numbers = None
     """DRAM bandwidth in use since the poll before, of the full rate, by the GPU's counters."""
 

@@ -76,14 +76,19 @@ def probe(
     from secrets import randbits
     from time import monotonic
 
-    from dsv4kv.errors import INTERRUPTED, StoreUnavailable
+    from dsv4kv.errors import INTERRUPTED, ConfigError, StoreUnavailable
     from dsv4kv.probe.client import OpenAiServer
     from dsv4kv.probe.conclusions import Known
-    from dsv4kv.probe.experiments import examine, fixed_tokens
+    from dsv4kv.probe.experiments import SHORT_TOKENS, examine, fixed_tokens
     from dsv4kv.probe.questioner import Ledger, Questioner
     from dsv4kv.units import parse_count, parse_seconds
 
     ledger = Ledger(parse_count(tokens), parse_seconds(budget))
+    if ledger.most_tokens < 3 * SHORT_TOKENS or ledger.most_s < 1:
+        raise ConfigError(
+            f"--tokens {tokens} --budget {budget}: a prompt that is sent twice takes "
+            f"{3 * SHORT_TOKENS:,} tokens and a second at least."
+        )
     known = Known(reset=reset, wait_s=parse_seconds(wait) if wait else 0.0)
     rule_tokens = min(fixed_tokens(), ledger.most_tokens)
     say(
@@ -96,6 +101,8 @@ def probe(
     ledger.tokens = server.tokens
     if reset and not server.reset():
         say("the server does not let its cache be emptied; going on without", err=True)
+    if metrics and server.counters() is None:
+        say(f"--metrics {metrics} does not answer; going on without", err=True)
     questioner = Questioner(server, ledger, randbits(64) if seed is None else seed, begun_s)
     found = examine(questioner, known, lambda name: say(f"… {name}", err=True))
     _show(found, questioner, server.model, html, as_json=as_json)

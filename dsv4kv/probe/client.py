@@ -94,7 +94,8 @@ class OpenAiServer:
         body = self._body(spells, prompt, outputs) | ({"cache_salt": salt} if salt else {})
         path = "/v1/chat/completions" if spells == "chat" else "/v1/completions"
         ends_s = min(self.now_s() + limit_s, self._ends_s)
-        late = Spent(f"no answer within the {limit_s:,.0f} s that were left")
+        left_s = ends_s - self.now_s()
+        late = Spent(f"no answer within the {left_s:,.0f} s that were left")
         for patience_s in chain(_PATIENCE_S, repeat(None)):
             begun_s = self.now_s()
             heard = _Heard(begun_s)
@@ -211,8 +212,11 @@ class _Heard:
         self._words: list[str] = []
         self._likely: list[Mapping[str, float]] = []
         self._usage: Mapping[str, Any] = {}
+        self._error = ", or reports no usage in streams"
 
     def take(self, event: Mapping[str, Any], now_s: float) -> None:
+        if isinstance(event.get("error"), dict):
+            self._error = f": {_plain(str(event['error'].get('message')))}"
         if isinstance(event.get("usage"), dict):
             self._usage = event["usage"]
         choices = event.get("choices")
@@ -241,7 +245,7 @@ class _Heard:
         """The whole answer; raises ``Unreachable`` for one without its count of tokens."""
         count = self._usage.get("prompt_tokens")
         if type(count) is not int or not self._first_s:
-            raise Unreachable(f"{at.netloc} broke off an answer, or reports no usage in streams")
+            raise Unreachable(f"{at.netloc} broke off an answer{self._error}")
         details = self._usage.get("prompt_tokens_details")
         details = details if isinstance(details, dict) else {}
         cached = details.get("cached_tokens", self._usage.get("cached_tokens"))

@@ -356,7 +356,7 @@ def test_single_steps_end_where_stretches_do() -> None:
         ),
         (
             {"tiers__host__capacity_bytes": 10**9, "prefix__rule": "sglang-v4:tail"},
-            "--hicache-ratio alone",
+            "only by --hicache-ratio",
         ),
         (
             {

@@ -17,7 +17,8 @@ def facts_of(run: Mapping[str, Any], before: Sequence[Mapping[str, Any]] = ()) -
     * ``rounds``: requests for each that ran at once, where the rate is unlimited;
     * ``prompt_tokens_per_s``: of one prompt, by the median TTFT;
     * ``repeats``: ``yes`` where a run before it in the file sent the same prompts to the same
-      server, and ``repeats_ttft``: this one's median TTFT as a share of that one's;
+      server, and ``repeats_ttft``: this one's median TTFT as a share of that one's, where it has
+      no lighter load, which makes the first token sooner by itself;
     * ``full_outputs``: share of answers that are as long as the longest, where every one is known.
 
     Args:
@@ -44,7 +45,7 @@ def _derived(
     if same is not None:
         yield "repeats", "yes"
         earlier = _number(same, "median_ttft_ms")
-        if ttft and earlier:
+        if ttft and earlier and _is_as_loaded(run, same):
             yield "repeats_ttft", f"{ttft / earlier:g}"
     outputs = run.get("output_lens")
     if isinstance(outputs, list) and set(map(type, outputs)) == {int} and max(outputs) > 1:
@@ -85,6 +86,15 @@ def _same_prompts(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     keys = ("input_lens",) if one.get("input_lens") else ("total_input_tokens", "total_input")
     same = [one.get(key) == other.get(key) for key in keys if one.get(key) is not None]
     return bool(same) and all(same) and _is_random(one) and _is_random(other)
+
+
+def _is_as_loaded(run: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether a run has as many requests a second and at once as another, or more."""
+    most = [
+        [_number(each, key) or math.inf for key in ("request_rate", "max_concurrency")]
+        for each in (run, other)
+    ]
+    return all(mine >= theirs for mine, theirs in zip(*most, strict=True))
 
 
 def _number(run: Mapping[str, Any], *keys: str) -> float | None:

@@ -10,7 +10,7 @@ import pytest
 from dsv4kv.faults.judge import Finding, judge
 from dsv4kv.faults.subject import read_subjects
 from dsv4kv.faults.table import load_faults
-from tests.faults.results import FAULTY_RUNS, HEALTHY_RUNS
+from tests.faults.results import FAULTY_RUNS, HEALTHY_RUNS, RANDOM
 from tests.faults.servers import FAULTY, HEALTHY, Case
 
 TODAY = date(2026, 11, 23)
@@ -50,6 +50,15 @@ def test_a_published_fault_is_found_for_sure_and_no_other(case: Case, tmp_path: 
 def test_a_trap_of_benchmarks_is_found_and_no_other(source: str, tmp_path: Path) -> None:
     runs, faults = FAULTY_RUNS[source]
     assert names(found_in_runs(runs, tmp_path)) == faults
+
+
+def test_a_lighter_load_is_no_warm_server(tmp_path: Path) -> None:
+    """A sweep downwards has its first tokens sooner by itself; one upwards has not."""
+    busy = RANDOM | {"max_concurrency": 64, "median_ttft_ms": 1600.0}
+    light = RANDOM | {"max_concurrency": 16, "median_ttft_ms": 400.0}
+    assert not found_in_runs([busy, light], tmp_path)
+    slow = light | {"median_ttft_ms": 4000.0}
+    assert names(found_in_runs([slow, busy], tmp_path)) == {"bench-warm-server"}
 
 
 def test_of_sixty_healthy_servers_and_results_two_at_most_are_called_faulty(

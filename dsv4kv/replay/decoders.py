@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 
@@ -202,6 +203,24 @@ class Decoders(ABC):
 _NEVER = 1 << 62
 
 
+class Aside(NamedTuple):
+    """Requests that sit out some steps.
+
+    Attributes:
+        members: The requests.
+        columns: int64[4, B]: what is known of each.
+        due: The steps for which they lack a block.
+        reached: See ``CostModel.reached``.
+        taken: Steps taken when they were set aside.
+    """
+
+    members: list[Served]
+    columns: Ints
+    due: list[int]
+    reached: Ints
+    taken: int
+
+
 class Stepping(Decoders):
     """Requests that all take one token in every step.
 
@@ -301,6 +320,44 @@ class Stepping(Decoders):
         self._reached = {last: self._reach(last)}
         self._taken = last
         return lacking
+
+    def set_aside(self, places: Sequence[int]) -> Aside:
+        """Let some sit out the steps that follow, until they are put back."""
+        columns = self._columns[:, : len(self.members)]
+        out = np.zeros(columns.shape[1], dtype=bool)
+        out[places] = True
+        gone, stay = columns[:, out], columns[:, ~out]
+        aside = Aside(
+            [self.members[place] for place in places],
+            gone,
+            [self._next_block(start, held) for start, _, held, _ in gone.T.tolist()],
+            self._cost.reached(gone[0] + self._taken),
+            self._taken,
+        )
+        self.members[:] = [
+            m for m, is_out in zip(self.members, out.tolist(), strict=True) if not is_out
+        ]
+        self._columns[:, : stay.shape[1]] = stay
+        for due in aside.due:
+            self._due[due] -= 1
+            if not self._due[due]:
+                del self._due[due]
+        self._tokens -= int(gone[0].sum())
+        self._reached = {self._taken: self._reached[self._taken] - aside.reached}
+        self._first_end = int(stay[1].min(initial=_NEVER))
+        return aside
+
+    def put_back(self, aside: Aside) -> None:
+        """Let those that were set aside go on where they were."""
+        missed, first, last = self._taken - aside.taken, len(self), len(self) + len(aside.due)
+        columns = aside.columns + missed * np.array([[-1], [1], [0], [0]])
+        self._columns[:, first:last] = columns
+        self.members += aside.members
+        for due in aside.due:
+            self._due[due + missed] = self._due.get(due + missed, 0) + 1
+        self._tokens += int(columns[0].sum())
+        self._reached = {self._taken: self._reached[self._taken] + aside.reached}
+        self._first_end = min(self._first_end, int(columns[1].min()))
 
     def _row(self, number: int) -> Ints:
         row: Ints = self._columns[number, : len(self.members)]

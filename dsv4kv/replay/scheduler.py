@@ -13,7 +13,7 @@ from dsv4kv.clock.steps import Steps
 from dsv4kv.model.schema import TableGroup
 from dsv4kv.replay.clock import CostModel, Span, VirtualClock, Work
 from dsv4kv.replay.contract import NO_DATA, DataPath, Ledger, Prompts
-from dsv4kv.replay.decoders import Decoders
+from dsv4kv.replay.decoders import Aside, Decoders, Stepping
 from dsv4kv.replay.preemption import Batch, open_preemption
 from dsv4kv.replay.requests import NEVER, Served, Source, insert_by_age
 
@@ -391,7 +391,10 @@ class Scheduler:
         """One step of prompt chunks and whatever decodes, or several of a long prompt."""
         left_out = self._left_out(chunks)
         decoding = len(left_out) < len(self.decoders)
-        stalled = self.decoders.remove(left_out) if decoding else []
+        aside = None
+        if decoding and left_out:
+            assert isinstance(self.decoders, Stepping)  # with drafts all are left out, or none
+            aside = self.decoders.set_aside(left_out)
         steps = self._steps_alike(chunks, decoding=decoding)
         if steps > 1:
             served, (before, after) = chunks[0]
@@ -402,7 +405,7 @@ class Scheduler:
         ranks = [served.rank for served, _ in chunks]
         work = self._cost.mixed(done, decoded, [span for _, span in chunks], steps, ranks)
         if decoding:
-            self._advance(steps, stalled)
+            self._advance(steps, aside)
         for served, (before, after) in chunks:
             size = (after - before) // steps
             ends = range(before + size, after + 1, size)
@@ -481,11 +484,12 @@ class Scheduler:
         self._preemption.stepped(plan.steps)
         return True
 
-    def _advance(self, steps: int, stalled: Sequence[Served] = ()) -> None:
+    def _advance(self, steps: int, aside: Aside | None = None) -> None:
         """Decode so many steps, but for those that were left out of them."""
         self.ledger.take(self.decoders.advance(steps))
-        for served in stalled:
-            self.decoders.add(served)
+        if aside:
+            assert isinstance(self.decoders, Stepping)
+            self.decoders.put_back(aside)
         self.prompts.decoded(self.decoders)
         self._data.decode(self.decoders)
 

@@ -85,3 +85,30 @@ def test_nobody_lacks_a_block_that_is_held_already() -> None:
     assert decoders.all_lacking(size + GROUP.ratio) == 1
     assert decoders.advance(2 * size + GROUP.ratio) == 2
     assert np.array_equal(decoders.blocks, [4])
+
+
+@examples(100)
+@given(st.lists(coming, min_size=2, max_size=6), st.lists(st.tuples(going, st.integers(1, 40))))
+def test_who_sits_steps_out_is_as_if_it_had_gone_and_come_again(come: Any, turns: Any) -> None:
+    one, other = Stepping(COST, GROUP), Stepping(COST, GROUP)
+    for decoders in (one, other):
+        for number, each in enumerate(come):
+            decoders.add(served(number, *each))
+    for out, longest in turns:
+        places = sorted(place for place in out if place < len(one))
+        if len(places) == len(one):
+            continue
+        aside, gone = one.set_aside(places), other.remove(places)
+        assert found(one, 1) == found(other, 1)
+        steps = min(longest, int(one.left.min()))
+        assert one.work(steps) == other.work(steps)
+        assert COST._count(one.steps(steps)) == COST._count(other.steps(steps))
+        assert one.advance(steps) == other.advance(steps)
+        if aside.members:
+            one.put_back(aside)
+        for each in gone:
+            other.add(each)
+        assert found(one, 1) == found(other, 1)
+        assert found(one, 30) == found(other, 30)
+        assert one.work(1) == other.work(1)
+        assert written(one.remove_done()) == written(other.remove_done())

@@ -82,10 +82,13 @@ def inspect(
     """
     from dsv4kv.dumps.inspection import Asked, Context, compare
     from dsv4kv.dumps.inspection import inspect as look
+    from dsv4kv.errors import ConfigError
     from dsv4kv.model.presets import load_model
     from dsv4kv.view.inspect import report_comparison, report_inspection
     from dsv4kv.view.terminal import show
 
+    if table2 and not dump2:
+        raise ConfigError("--table2 is of a second dump: name that, too, or give --table.")
     context = Context(load_model(model), ratio, first, held)
     found = [look(dump, Asked(tensor, format_, entries, table), context)]
     comparison = None

@@ -55,11 +55,13 @@ class Comparison:
         rows: Logical rows that both have.
         equal: Bit for bit.
         differences: By kind, in the order of the first row.
+        alone: Rows that the first and the second hold behind the last of the other.
     """
 
     rows: int
     equal: int
     differences: list[Difference]
+    alone: tuple[int, int] = (0, 0)
 
 
 def compare_dumps(
@@ -102,7 +104,8 @@ def compare_dumps(
         for kind, hits in kinds.items()
     ]
     order = sorted(differences, key=lambda each: each.entry)
-    return Comparison(int(used.sum()), int((alike & used).sum()), order)
+    alone = int(one.live[count:].sum()), int(other.live[count:].sum())
+    return Comparison(int(used.sum()), int((alike & used).sum()), order, alone)
 
 
 class _Turns:

@@ -102,6 +102,10 @@ def report_comparison(found: Comparison) -> Iterator[Part]:
             ],
         )
         yield ""
+    for which, alone in zip(("first", "second"), found.alone, strict=True):
+        if alone:
+            more = counted(alone, "row")
+            yield Finding("warning", f"the {which} dump has {more} more, which are not compared")
     rows = f"{found.equal:,} of {found.rows:,} rows are equal"
     if not found.differences:
         yield Finding("good", f"{rows}, bit for bit")

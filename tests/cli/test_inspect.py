@@ -72,6 +72,7 @@ def test_more_entries_than_the_pages_have_are_not_passed_over(tmp_path: Path) ->
         ("--held", "257", "--ratio", "4"): "these pages have 256 rows",
         ("--held", "100"): "--held counts a request's entries: give --ratio",
         ("--format", "fp9"): "there is no such record: give bf16",
+        ("--table2", "t.npy"): "--table2 is of a second dump",
     }.items():
         done = inspect(tmp_path / "pages.npy", *words)
         assert done.exit_code == 2
@@ -82,3 +83,11 @@ def test_more_entries_than_the_pages_have_are_not_passed_over(tmp_path: Path) ->
 def test_pages_that_nobody_wrote_to_are_said_to_be_zero(tmp_path: Path) -> None:
     np.save(tmp_path / "pages.npy", np.zeros_like(SOUND))
     assert "every byte is zero" in inspect(tmp_path / "pages.npy").output
+
+
+def test_a_page_that_the_other_side_lacks_is_said(tmp_path: Path) -> None:
+    np.save(tmp_path / "prefill.npy", SOUND)
+    np.save(tmp_path / "decode.npy", SOUND[:3])
+    done = inspect(tmp_path / "prefill.npy", tmp_path / "decode.npy", "--ratio", "4")
+    assert "the first dump has 64 rows more, which are not compared" in done.output
+    assert "192 of 192 rows are equal" in done.output

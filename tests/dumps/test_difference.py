@@ -28,6 +28,12 @@ def test_pages_of_other_ids_and_sizes_are_equal_by_position() -> None:
     assert compare(large, page_entries=256) == Comparison(COUNT, COUNT, [])
 
 
+def test_rows_that_only_one_dump_has_are_counted() -> None:
+    assert compare(SOUND[:3]) == Comparison(192, 192, [], alone=(64, 0))
+    longer = np.concatenate([SOUND, SOUND[:1], np.zeros_like(SOUND[:1])])
+    assert compare(longer) == Comparison(COUNT, COUNT, [], alone=(0, 64))
+
+
 def step(found: Bytes) -> None:
     found[1, 5 * ROW + 3] ^= 1
 

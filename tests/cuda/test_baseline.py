@@ -73,7 +73,7 @@ def test_a_file_that_is_no_baseline_is_refused_with_what_to_do(
     with pytest.raises(RecordError) as refusal:
         load_baseline(path)
     assert str(refusal.value).startswith(f"{path} is no baseline (")
-    assert str(refusal.value).endswith("write it anew with dsv4kv kernels --write-baseline.")
+    assert str(refusal.value).endswith("write it again with dsv4kv kernels --write-baseline.")
 
 
 def test_a_baseline_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:

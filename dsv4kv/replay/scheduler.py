@@ -420,8 +420,8 @@ class Scheduler:
     def _left_out(self, chunks: list[tuple[Served, Span]]) -> list[int]:
         """Places of the decoding requests that a step with these chunks leaves out.
 
-        Where prompts are computed alone, ranks without one decode beside them; with drafts they
-        wait (SGLang 0.5.15, ``scheduler.py``: ``get_next_batch_to_run``).
+        Where prompts are computed alone, ranks without one decode in the same step; with drafts
+        they wait (SGLang 0.5.15, ``scheduler.py``: ``get_next_batch_to_run``).
         """
         if not self._limits.alone:
             return []

@@ -200,7 +200,7 @@ def test_a_queue_is_as_large_as_its_pool_however_many_blocks_went_through_it() -
         queue.take(blocks)
         queue.give_back(queue.cache(np.arange(begin, begin + blocks) % 10_000, 1))
         queue.take(3)  # an entry of several blocks, of which a part may be taken
-        queue.give_back_one(queue.cache_one(begin % 7, 3))
+        queue.give_back(queue.cache(np.array([begin % 7]), 3))
     assert queue.uncached == queue.busy == 0
     assert queue.idle == 100
     assert queue.evicted == 2_000 * (blocks + 3) - 100

@@ -14,7 +14,6 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
-from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -53,8 +52,8 @@ class BlockQueue:
         self._queue: Ints = np.zeros(1024, np.int64)
         self._front = self._back = 0
 
-    def cache(self, keys: Ints, size: int) -> Ints:
-        """Register blocks in use under their keys; returns their entries."""
+    def cache(self, keys: Ints, size: int | Ints) -> Ints:
+        """Register entries of ``size`` blocks in use under their keys; returns the entries."""
         if not len(keys):
             return np.zeros(0, np.int64)
         self.changes += 1
@@ -64,9 +63,9 @@ class BlockQueue:
         self._spares -= len(keys)
         self._key[new], self._size[new], self._users[new] = keys, size, 1
         self._place[new] = self._next[new] = _NONE
-        self.busy += size * len(new)
-        present = self.first.take(keys) != _NONE
-        if not present.any():
+        self.busy += int(np.add.reduce(self._size[new]))
+        present = self.first[keys] != _NONE
+        if not np.count_nonzero(present):
             self.first[keys] = self._last[keys] = new
             return new
         self.first[keys[~present]] = self._last[keys[~present]] = new[~present]
@@ -94,38 +93,11 @@ class BlockQueue:
         self._spare[self._spares : self._spares + len(more)] = more
         self._spares += len(more)
 
-    def cache_one(self, key: int, size: int) -> int:
-        """Register blocks of one entry, as ``cache`` does; returns it."""
-        first = self.first
-        if not self._spares or first[key] != _NONE:
-            return int(self.cache(np.array([key]), size)[0])
-        self.changes += 1
-        self._spares -= 1
-        entry = int(self._spare[self._spares])
-        self._key[entry], self._size[entry], self._users[entry] = key, size, 1
-        self._place[entry] = self._next[entry] = _NONE
-        self.busy += size
-        first[key] = self._last[key] = entry
-        return entry
-
-    def give_back_one(self, entry: int) -> int:
-        """Append one entry to the end of the queue, as ``give_back`` does; returns its blocks."""
-        size = int(self._size[entry])
-        if self._back == len(self._queue):
-            self._make_room(1)
-        self._users[entry] -= 1
-        if not self._users[entry]:
-            self.busy -= size
-            self.idle += size
-            self._queue[self._back], self._place[entry] = entry, self._back
-            self._back += 1
-        return size
-
     def idle_blocks(self, entries: Ints) -> int:
         """Blocks of these entries that nobody uses."""
         if not len(entries):
             return 0
-        return int(self._size.take(entries)[self._users.take(entries) == 0].sum())
+        return int(self._size.take(entries).dot(self._users.take(entries) == 0))
 
     def use(self, entries: Ints) -> None:
         """Take cached blocks out of the queue."""
@@ -137,11 +109,17 @@ class BlockQueue:
         self._users[entries] += 1
         self._place[entries] = _NONE
 
-    def give_back(self, entries: Ints) -> None:
-        """Append blocks to the end of the queue, in the order in which they shall be evicted."""
-        self._users[entries] -= 1
-        entries = entries[self._users[entries] == 0]
-        freed = int(self._size[entries].sum())
+    def give_back(self, entries: Ints) -> int:
+        """Append blocks to the end of the queue, in the order in which they shall be evicted.
+
+        Returns how many blocks they are, with those that others still use.
+        """
+        sizes, users = self._size[entries], self._users[entries] - 1
+        self._users[entries] = users
+        blocks = freed = int(np.add.reduce(sizes))
+        if np.count_nonzero(users):
+            unused = users == 0
+            entries, freed = entries[unused], int(np.add.reduce(sizes[unused]))
         self.busy -= freed
         self.idle += freed
         self._make_room(len(entries))
@@ -149,6 +127,7 @@ class BlockQueue:
         self._queue[self._back : back] = entries
         self._place[entries] = np.arange(self._back, back)
         self._back = back
+        return blocks
 
     def _make_room(self, count: int) -> None:
         """Have places for so many more behind the last: those before the front are of no use."""
@@ -184,7 +163,7 @@ class BlockQueue:
         while blocks:
             entries = self._queue[self._front : min(self._front + _WINDOW, self._back)]
             window = np.arange(self._front, self._front + len(entries))
-            there = np.flatnonzero(self._place.take(entries) == window)
+            there = (self._place.take(entries) == window).nonzero()[0]
             entries, places = entries[there], window[there]
             reached = self._size.take(entries).cumsum()
             whole = int(reached.searchsorted(blocks, side="right"))
@@ -207,7 +186,7 @@ class BlockQueue:
         self._place[entries] = _NONE
         keys = self._key.take(entries)
         found = self.first.take(keys) == entries
-        if found.all():
+        if np.count_nonzero(found) == len(found):
             self.first[keys] = self._next.take(entries)
             return
         self.first[keys[found]] = self._next.take(entries[found])
@@ -229,7 +208,7 @@ class BlockQueue:
 
 def last_true(flags: NDArray[np.bool_]) -> int:
     """Index after the last True; 0 where there is none."""
-    places = np.flatnonzero(flags)
+    places = flags.nonzero()[0]
     return int(places[-1]) + 1 if len(places) else 0
 
 
@@ -448,12 +427,14 @@ class GroupPool:
         self._behind = max((max(0, part.end_tokens) for _, part in self._parts), default=0)
         self._marking = max((part for _, part in self._parts), key=_end, default=None)
         self._marked = np.zeros(nodes + 1, bool)
+        self._cuts = _cut_alike(self._parts, nodes + 1, self._marking)
+        self._mixed = [number for number, group in enumerate(groups) if len(group.parts) > 1]
 
     def find(self, way: Way, limit: int) -> tuple[int, int, int]:
         """Blocks that all groups hold, that the context holds, and the last ever marked."""
         path = way.context[:limit]
         missing = self._first[0].take(path) < 0
-        found = int(missing.argmax()) if missing.any() else len(path)
+        found = int(missing.argmax()) if np.count_nonzero(missing) else len(path)
         if not found:
             return 0, 0, 0
         if self._marking is None:
@@ -550,10 +531,8 @@ class GroupPool:
 
     def slide(self, running: Running) -> None:
         """Give back what is behind the window of the last whole block of context."""
-        at, starts = running.position // self.size * self.size, running.starts
-        for number, tokens in enumerate(self._tail_tokens):
-            if at - tokens > starts[number]:
-                self._release(running, number, at - tokens)
+        at = running.position // self.size * self.size
+        self._release(running, [at - tokens for tokens in self._tail_tokens])
 
     def end(self, running: Running) -> None:
         """Give everything back, context first, last blocks first."""
@@ -562,9 +541,8 @@ class GroupPool:
         self.queue.give_back(context[::-1])
         self.queue.uncached += own
         self.context_used -= self.queue.idle - before + own
-        for number, group in enumerate(self._groups):
-            end = -(-running.position // group.block_tokens) * group.block_tokens
-            self._release(running, number, end)
+        sizes = self._sizes[1:]
+        self._release(running, [-(-running.position // size) * size for size in sizes])
 
     def tail_blocks(self, running: Running) -> int:
         """Blocks of windows and states that a request holds, shared ones included."""
@@ -608,50 +586,89 @@ class GroupPool:
 
     def _cache_parts(self, running: Running, end: int) -> None:
         """Cache windows and states of the tokens up to ``end`` where they stay so."""
-        new: dict[int, list[tuple[int, int]]] = {}
-        for row, (number, part) in enumerate(self._parts, start=1):
-            if parts := self._cache_part(running, row, part, end):
-                new.setdefault(number, []).extend(parts)
-        for number, parts in new.items():
-            parts.sort(key=itemgetter(1))
-            running.tails[number] += [entry for entry, _ in parts]
-            running.ends[number] += [place for _, place in parts]
+        tails, size, held = running.kept.tails, self.size, [len(ends) for ends in running.ends]
+        for cut in self._cuts:
+            numbers = running.way.followed if cut.followed else running.way.context
+            done, full = (
+                min((place - cut.behind) // size, len(numbers))
+                for place in (running.position, end)
+            )
+            keep = running.kept.drafts if cut.drafts else tails
+            kept = keep[bisect_right(keep, done) : bisect_right(keep, full)]
+            if not kept:
+                continue
+            known = numbers[np.array(kept) - 1]
+            if cut.marking:
+                self._marked[known if keep is tails else known[np.isin(kept, tails)]] = True
+            keys, sizes = cut.first + known, cut.sizes.repeat(len(kept))
+            entries = self.queue.cache(keys.ravel(), sizes).reshape(keys.shape).tolist()
+            for (number, part), mine in zip(cut.parts, entries, strict=True):
+                running.tails[number] += mine
+                running.ends[number] += [each * size + part.end_tokens for each in kept]
+        for number in self._mixed:
+            ends, first = running.ends[number], held[number]
+            order = sorted(range(first, len(ends)), key=ends.__getitem__)
+            for column in (running.tails[number], ends):
+                column[first:] = [column[place] for place in order]
 
-    def _cache_part(
-        self, running: Running, row: int, part: Part, end: int
-    ) -> list[tuple[int, int]]:
-        """Cache a part at every boundary that became whole; its entries, and where they end."""
-        numbers, size = part.numbers(running.way), self.size
-        done, full = (
-            min((place - max(0, part.end_tokens)) // size, len(numbers))
-            for place in (running.position, end)
-        )
-        keep = running.kept.drafts if part.drafts else running.kept.tails
-        kept = keep[bisect_right(keep, done) : bisect_right(keep, full)]
-        if not kept:
-            return []
-        if part.end_tokens > 0:  # it may also lie behind no block at all, where no hit ends
-            numbers = np.append(numbers, self._nodes)
-        tails, first = running.kept.tails, row * (self._nodes + 1)
-        entries = []
-        for each in kept:
-            known = int(numbers[each - 1])
-            if part is self._marking and (keep is tails or each in tails):
-                self._marked[known] = True
-            entry = self.queue.cache_one(known + first, part.blocks)
-            entries.append((entry, each * size + part.end_tokens))
-        return entries
-
-    def _release(self, running: Running, number: int, end: int) -> None:
-        """Give back a group's blocks up to ``end``, the last first."""
-        starts, ends = running.starts, running.ends[number]
-        self.queue.uncached += (end - starts[number]) // self._sizes[number + 1]
-        starts[number] = end
-        if ends and (count := bisect_right(ends, end)):
-            for entry in running.tails[number][count - 1 :: -1]:
-                self.queue.uncached -= self.queue.give_back_one(entry)
-            del running.tails[number][:count], ends[:count]
+    def _release(self, running: Running, upto: Sequence[int]) -> None:
+        """Give back the blocks of every group up to its end, the last first."""
+        queue, gone = self.queue, list[int]()
+        for number, end in enumerate(upto):
+            start, ends = running.starts[number], running.ends[number]
+            if end <= start:
+                continue
+            queue.uncached += (end - start) // self._sizes[number + 1]
+            running.starts[number] = end
+            if ends and (count := bisect_right(ends, end)):
+                gone += running.tails[number][count - 1 :: -1]
+                del running.tails[number][:count], ends[:count]
+        if gone:
+            queue.uncached -= queue.give_back(np.array(gone))
 
 
 def _end(part: Part) -> int:
     return part.end_tokens
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """Parts of all tables that are cached behind the same blocks of a prompt.
+
+    Attributes:
+        behind: Tokens behind such a block that must be there, too.
+        followed: By which numbers of ``Way`` they are known.
+        drafts: Whether a draft's layer may be among them.
+        marking: Whether a hit looks at one of them to say where windows ever were.
+        parts: Group and part of each.
+        first: int64[parts, 1]: the key of block 0 in each one's row.
+        sizes: int64[parts]: blocks of each.
+    """
+
+    behind: int
+    followed: bool
+    drafts: bool
+    marking: bool
+    parts: tuple[tuple[int, Part], ...]
+    first: Ints
+    sizes: Ints
+
+
+def _cut_alike(
+    parts: Sequence[tuple[int, Part]], keys: int, marking: Part | None
+) -> tuple[_Cut, ...]:
+    """Parts by group, put together where they are cached together; a row has so many keys."""
+    alike: dict[tuple[int, bool, bool], list[tuple[int, int, Part]]] = {}
+    for row, (number, part) in enumerate(parts, start=1):
+        kind = max(0, part.end_tokens), part.followed, part.drafts
+        alike.setdefault(kind, []).append((row, number, part))
+    return tuple(
+        _Cut(
+            *kind,
+            marking=any(part is marking for _, _, part in rows),
+            parts=tuple((number, part) for _, number, part in rows),
+            first=np.array([[row * keys] for row, _, _ in rows]),
+            sizes=np.array([part.blocks for _, _, part in rows]),
+        )
+        for kind, rows in alike.items()
+    )

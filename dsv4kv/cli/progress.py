@@ -41,7 +41,7 @@ class Watcher:
         self._console, self._unit, self._clock = console, unit, clock
         self._name, self._done, self._total = name, 0, total
         self._begun = self._shown = clock()
-        self._after_s = after_s
+        self._after_s, self._live = after_s, console.is_terminal
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -50,7 +50,7 @@ class Watcher:
             TimeRemainingColumn(),
             console=console,
             transient=True,
-            disable=not console.is_terminal,
+            disable=not self._live,
         )
         self._task = self._bar.add_task(name, total=total)
 
@@ -91,10 +91,10 @@ class Watcher:
         """So many of a total are done."""
         self._done, self._total = done, total
         now = self._clock()
-        if now - self._shown < (_REDRAWN_S if self._console.is_terminal else EVERY_S):
+        if now - self._shown < (_REDRAWN_S if self._live else EVERY_S):
             return  # whoever counts a million requests is not to wait for us
         self._shown = now
-        if self._console.is_terminal:
+        if self._live:
             if now - self._begun >= self._after_s:
                 self._bar.start()
             self._bar.update(self._task, completed=done, total=total)

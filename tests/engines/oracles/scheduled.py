@@ -1,0 +1,116 @@
+"""Random requests in a closed loop and the steps in which vLLM's own scheduler served them.
+
+``python -m tests.engines.oracles.scheduled`` asks it again, in the environment that ``make
+engines`` makes, and writes ``vllm_scheduled_0.33.0.jsonl.gz``: the first line says what answered,
+every other one is a workload and its steps, equal steps in a row together.
+"""
+
+import gzip
+import json
+import os
+import random
+import subprocess
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from itertools import groupby
+from pathlib import Path
+
+HERE = Path(__file__).parent
+FILE = HERE / "vllm_scheduled_0.33.0.jsonl.gz"
+PAGE, WORKLOADS, AMPLE = 256, 80, 60_000
+ABOUT = {
+    "engine": "vllm",
+    "version": "0.33.0",
+    "sources": ["v1/core/sched/scheduler.py", "v1/core/kv_cache_manager.py",
+                "v1/core/kv_cache_coordinator.py", "v1/core/single_type_kv_cache_manager.py"],
+    "made": "Scheduler of the wheel on a CPU with DeepSeek-V4's groups, no drafts, first come "
+            "first served; a request is added as soon as another has ended",
+}  # fmt: skip
+Step = dict[int, int]
+"""Tokens that are scheduled, by request."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests, the server they come to, and its steps.
+
+    Attributes:
+        blocks: Of the pool, of any group.
+        running: Requests that run at most.
+        chunk_tokens: Of a step.
+        retention: Tokens between the windows that stay cached; None for every block.
+        concurrency: Requests at a time.
+        requests: Pages, tokens and output tokens of each.
+        steps: How often in a row, and what.
+    """
+
+    blocks: int
+    running: int
+    chunk_tokens: int
+    retention: int | None
+    concurrency: int
+    requests: list[tuple[list[int], int, int]]
+    steps: list[tuple[int, dict[str, int]]] = field(default_factory=list)
+
+    @property
+    def each_step(self) -> list[Step]:
+        """Every step by itself."""
+        found = ((n, {int(key): many for key, many in step.items()}) for n, step in self.steps)
+        return [step for count, step in found for _ in range(count)]
+
+
+def together(steps: Iterator[dict[str, int]]) -> list[tuple[int, dict[str, int]]]:
+    """Equal steps in a row as one."""
+    return [(len(list(same)), step) for step, same in groupby(steps)]
+
+
+def draw_workloads() -> Iterator[Workload]:
+    """Half of them in a pool that holds everything, half in one that does not."""
+    for seed in range(WORKLOADS):
+        draw = random.Random(f"scheduled {seed}")
+        heads = [draw.sample(range(10**6), draw.randint(1, 12)) for _ in range(3)]
+        requests = []
+        for _ in range(draw.randint(8, 24)):
+            head = draw.choice(heads) if draw.random() < 0.6 else []
+            new = [draw.randrange(10**6, 10**9) for _ in range(draw.randint(1, 10))]
+            pages = head[: draw.randint(0, len(head))] + new
+            tokens = len(pages) * PAGE - draw.randint(0, PAGE - 1)
+            requests.append((pages, tokens, draw.randint(1, 40)))
+        yield Workload(
+            AMPLE if seed % 2 else draw.choice([2800, 3500, 5000]),
+            draw.choice([2, 4, 16, 64]),
+            draw.choice([512, 2048, 8192]),
+            draw.choice([0, 4096, None]),
+            draw.choice([1, 4, 16, 64]),
+            requests,
+        )
+
+
+def answered(folder: Path) -> list[Workload]:
+    """Workloads with the steps of vLLM's scheduler."""
+    workloads = list(draw_workloads())
+    asked = "".join(json.dumps(asdict(each)) + "\n" for each in workloads)
+    command = [folder / "bin" / "python", HERE / "vllm_scheduler.py", folder / "vllm"]
+    made = subprocess.run(command, input=asked, capture_output=True, text=True, check=True)
+    steps = [together(json.loads(line)) for line in made.stdout.splitlines()]
+    return [replace(each, steps=its) for each, its in zip(workloads, steps, strict=True)]
+
+
+def read_workloads() -> list[Workload]:
+    """All that were written."""
+    with gzip.open(FILE, "rt") as lines:
+        next(lines)
+        found = [Workload(**json.loads(line)) for line in lines]
+    return [replace(each, steps=[(n, step) for n, step in each.steps]) for each in found]
+
+
+def main() -> None:
+    """Write the file."""
+    found = answered(Path(os.environ["DSV4KV_ENGINES"]))
+    with gzip.GzipFile(FILE, "wb", mtime=0) as file:
+        for line in (ABOUT, *map(asdict, found)):
+            file.write(json.dumps(line).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main()

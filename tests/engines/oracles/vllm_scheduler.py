@@ -1,0 +1,70 @@
+# mypy: ignore-errors
+# It runs in the engine's environment, where nothing is typed.
+"""vLLM's own scheduler serves requests in a closed loop, and says what it schedules.
+
+``python vllm_scheduler.py FOLDER < questions``: a JSON object a line with ``blocks``, ``running``,
+``chunk_tokens``, ``retention``, ``concurrency`` and ``requests`` as ``[pages, tokens, output]``.
+Out: for every question its steps, each the tokens scheduled of every request by number; an empty
+step at the end where nothing can go on.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[3] / "dsv4kv" / "conform"))
+from driven import vllm
+from driven.vllm import GRAIN, PAGE
+
+SETTINGS = {"speculation": "none", "draft_tokens": 0, "ahead": False, "context": 1 << 20}
+
+
+def serve(engine, asked):
+    """Steps until every request has ended, as many at once as ``concurrency``."""
+    scheduler = vllm.open_scheduler(engine, SETTINGS | asked)
+    lookahead = [0] if vllm.traits(engine)["lookahead"] else []
+    hasher = engine.kv_cache_utils.get_request_block_hasher(GRAIN, engine.sha256, *lookahead)
+    left, steps = list(enumerate(asked["requests"])), []
+    while left or scheduler.requests:
+        while left and len(scheduler.requests) < asked["concurrency"]:
+            number, (pages, tokens, output) = left.pop(0)
+            request = engine.Request(
+                str(number),
+                [page * PAGE + at for page in pages for at in range(PAGE)][:tokens],
+                engine.SamplingParams(max_tokens=output, ignore_eos=True),
+                None,
+                block_hasher=hasher,
+            )
+            scheduler.add_request(request)
+        output = scheduler.schedule()
+        steps.append({int(rid): n for rid, n in output.num_scheduled_tokens.items()})
+        if not steps[-1]:
+            break
+        ids = list(output.num_scheduled_tokens)
+        sampled = [answer(scheduler.requests[rid]) for rid in ids]
+        made = engine.ModelRunnerOutput(ids, {rid: n for n, rid in enumerate(ids)}, sampled)
+        scheduler.update_from_output(output, made)
+    return steps
+
+
+def answer(request):
+    """A token that no prompt has, where a step ends with all that is known."""
+    known = request.num_tokens
+    return (
+        [-known - (int(request.request_id) << 32)] if request.num_computed_tokens >= known else []
+    )
+
+
+def main():
+    os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
+    told = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the engine prints is no answer
+    engine = vllm.load(sys.argv[1])
+    for line in sys.stdin:
+        told.write(json.dumps(serve(engine, json.loads(line))) + "\n")
+        told.flush()
+
+
+if __name__ == "__main__":
+    main()

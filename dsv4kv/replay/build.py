@@ -268,7 +268,7 @@ def build_replay(
         rule=config.prefix.rule,
         paused_blocks=int(memory.num_blocks * scheduling.paused_share),
         max_context_tokens=memory.max_context_tokens,
-        defer=config.prefix.defer,
+        defer=config.prefix.defer and not config.prefix.rule.startswith("vllm"),
         longest_stretch=longest_stretch,
         chunkwise=tiers is not None,
         ranks=ranks,

@@ -120,6 +120,9 @@ class Prompts(Protocol):
         Chunks that are stored together ended ``earlier``, but for the last.
         """
 
+    def answered(self, served: Served) -> None:
+        """The step that ended a prompt is over, and the request decodes from now on."""
+
     def decoded(self, decoders: Decoders) -> None:
         """Requests have generated tokens: ``decoders`` says where they are."""
 

@@ -140,10 +140,11 @@ class EnginePrompts:
             before = self._take_back(served)
         served.committed = self._cache.compute(served.number, served.position, earlier)
         self._offer(served, before)
-        first_token = served.generated + 1
-        if served.position == served.prompt_tokens and first_token < served.output_tokens:
-            self._cache.decode(served.number)
         return 0
+
+    def answered(self, served: Served) -> None:
+        """What was only for the prompt is given back."""
+        self._cache.decode(served.number)
 
     def decoded(self, decoders: Decoders) -> None:
         """Generated tokens have windows, too."""

@@ -288,6 +288,9 @@ class PromptCache:
                 return len(new) * self._sizes.beside_bytes
         return self._leave_checkpoints(served, whole)
 
+    def answered(self, served: Served) -> None:
+        """Nothing was only for the prompt."""
+
     def decoded(self, decoders: Decoders) -> None:
         """Their windows are in their slots."""
 

@@ -128,6 +128,14 @@ class Limits:
         return self.step_tokens // self.ranks
 
     @property
+    def finds_scheduled(self) -> bool:
+        """Whether a request finds what others compute in the very step that it is admitted to.
+
+        vLLM caches blocks when it schedules them, in ``allocate_slots``.
+        """
+        return self.rule.startswith("vllm") and not self.delay
+
+    @property
     def slots(self) -> int:
         """Requests that one rank runs at most."""
         return max(1, self.max_requests // self.ranks)
@@ -232,9 +240,7 @@ class Scheduler:
         Also where it is to wait, or to decode and nothing else, beyond ``until_s``: then it is put
         off, as somebody may come before. What happens is the same.
         """
-        if self._plan is None:
-            self._prepare()
-        chunks = self._choose_chunks() if self._plan is None else []
+        chunks = self._schedule() if self._plan is None else []
         if chunks and not self._waits_for_ranks(chunks):
             self._delayed_steps = 0
             self._prefill(chunks)
@@ -246,13 +252,17 @@ class Scheduler:
         self._finish(self.decoders.remove_done())
         return True
 
-    def _prepare(self) -> None:
-        """Find out who runs."""
+    def _schedule(self) -> list[tuple[Served, Span]]:
+        """Find out who runs, and the prompt chunks of the next step."""
         self._receive()
         if self.loading:
             self._go_on()
         self._preemption.settle()
-        self._admit()
+        chunks, budgets = list[tuple[Served, Span]](), self._budgets()
+        for served in self.prefilling:
+            self._add_chunk(served, chunks, budgets)
+        self._admit(chunks, budgets)
+        return chunks
 
     @property
     def resumes_s(self) -> float:
@@ -321,7 +331,7 @@ class Scheduler:
         served.position = 0
         served.prompt_tokens = served.input_tokens + served.generated
 
-    def _admit(self) -> None:
+    def _admit(self, chunks: list[tuple[Served, Span]], budgets: list[int]) -> None:
         """Give slots to waiting requests, unless others need the blocks.
 
         Every rank has slots and a step's tokens of its own: one that is full lets those that came
@@ -329,13 +339,9 @@ class Scheduler:
         """
         if self.paused or self._preemption.preempted:
             return
-        limits = self._limits
-        budgets = self._budgets()
-        for served in self.prefilling:
-            budgets[served.rank] -= served.prompt_tokens - served.position
         while True:
             held = enumerate(self._held)
-            ranks = [rank for rank, n in held if n < limits.slots and budgets[rank] > 0]
+            ranks = [rank for rank, n in held if n < self._limits.slots and budgets[rank] > 0]
             if not ranks:
                 return
             begun = [*self.prefilling, *self.loading]
@@ -343,7 +349,22 @@ class Scheduler:
             if chosen is None:
                 return
             self._start(chosen)
-            budgets[chosen.rank] -= chosen.prompt_tokens - chosen.position
+            if chosen.ready_s <= self.clock.now_s:
+                self._add_chunk(chosen, chunks, budgets)
+            else:
+                budgets[chosen.rank] -= chosen.prompt_tokens - chosen.position
+
+    def _add_chunk(
+        self, served: Served, chunks: list[tuple[Served, Span]], budgets: list[int]
+    ) -> None:
+        """Give a prompt what its rank has left of the step's tokens."""
+        before = served.position
+        take = min(budgets[served.rank], served.prompt_tokens - before)
+        if take > 0:
+            chunks.append((served, (before, before + take)))
+            budgets[served.rank] -= take
+            if self._limits.finds_scheduled:
+                self._compute(served, before + take)
 
     def _budgets(self) -> list[int]:
         """Prompt tokens of a step on every rank."""
@@ -373,20 +394,6 @@ class Scheduler:
 
     # ---- what they do ---------------------------------------------------------------------------
 
-    def _choose_chunks(self) -> list[tuple[Served, Span]]:
-        budgets = self._budgets()
-        chunks = []
-        for served in self.prefilling:
-            rank = served.rank
-            take = min(budgets[rank], served.prompt_tokens - served.position)
-            if take <= 0:
-                if self._limits.ranks == 1:
-                    break
-                continue
-            chunks.append((served, (served.position, served.position + take)))
-            budgets[rank] -= take
-        return chunks
-
     def _prefill(self, chunks: list[tuple[Served, Span]]) -> None:
         """One step of prompt chunks and whatever decodes, or several of a long prompt."""
         left_out = self._left_out(chunks)
@@ -408,7 +415,9 @@ class Scheduler:
             self._advance(steps, aside)
         for served, (before, after) in chunks:
             size = (after - before) // steps
-            ends = range(before + size, after + 1, size)
+            ends = range(max(before, served.position) + size, after + 1, size)
+            if not ends:
+                continue
             if self.prompts.at_once:
                 self._compute(served, after, ends[:-1])
             else:
@@ -439,7 +448,8 @@ class Scheduler:
         do not wait for each other's prefixes, a chunk may give blocks back: that is one step.)
         """
         limits = self._limits
-        if len(chunks) > 1 or not limits.defer or limits.chunkwise or limits.delay:
+        apart = limits.defer or limits.finds_scheduled
+        if len(chunks) > 1 or not apart or limits.chunkwise or limits.delay:
             return 1
         served, (before, after) = chunks[0]
         most = max(1, (served.prompt_tokens - before - 1) // (after - before))
@@ -464,6 +474,7 @@ class Scheduler:
             served.generated += served.output_tokens > 0
             if served.generated < served.output_tokens:
                 self.decoders.add(served)
+                self.prompts.answered(served)
             else:
                 self._finish([served])
 

@@ -231,7 +231,7 @@ class VllmCache:
         """Whether a prompt can begin and end where ``promised`` blocks are others'."""
         resumed = self._find(request, tokens).resumed
         idle = self._pool.idle_context(self._ways[request].context[:resumed])
-        needed = self._pool.most_blocks(tokens, self._chunk) - resumed
+        needed = self._pool.most_blocks(tokens, self._chunk, resumed)
         return needed + idle + promised <= self.available
 
     def begin(self, request: int, tokens: int) -> Hit:
@@ -240,7 +240,7 @@ class VllmCache:
         found = hit.resumed, hit.found
         kept = kept_ends(way, tokens, found, pool.size, self._retention, self._speculation)
         self._running[request] = pool.begin(way, hit.resumed, kept)
-        self._tails[request] = pool.most_tails(tokens, self._chunk)
+        self._tails[request] = pool.most_tails(tokens, self._chunk, hit.resumed)
         self._context[request] = -(-tokens // pool.size) - hit.resumed
         self._promised += self._tails[request] + self._context[request]
         return hit

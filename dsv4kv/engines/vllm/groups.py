@@ -552,22 +552,24 @@ class GroupPool:
             for group, begin in zip(self._groups, starts, strict=True)
         )
 
-    def most_tails(self, tokens: int, chunk_tokens: int) -> int:
-        """Blocks of windows and states that a prompt holds at most.
+    def most_tails(self, tokens: int, chunk_tokens: int, resumed: int = 0) -> int:
+        """Blocks of windows and states that a prompt holds at most, behind a hit or without one.
 
         Chunks of ``chunk_tokens`` may begin anywhere; what is behind the last whole block of
         context and its windows has been given back.
         """
-        chunk, blocks = min(tokens, chunk_tokens), 0
+        at, blocks = resumed * self.size, 0
+        chunk = min(tokens - at, chunk_tokens)
         for group in self._groups:
-            rest = (self.size - 1) // group.block_tokens + 1 if chunk < tokens else 0
-            whole = -(-tokens // group.block_tokens)
-            blocks += min(whole, -(-chunk // group.block_tokens) + rest + group.needed)
+            size, needed = group.block_tokens, group.needed
+            rest = (self.size - 1) // size + 1 if chunk < tokens - at else 0
+            whole = -(-tokens // size) - max(0, at // size - needed)
+            blocks += min(whole, -(-chunk // size) + rest + needed)
         return blocks
 
-    def most_blocks(self, tokens: int, chunk_tokens: int) -> int:
-        """Blocks that a prompt holds at most, with nothing cached before it."""
-        return -(-tokens // self.size) + self.most_tails(tokens, chunk_tokens)
+    def most_blocks(self, tokens: int, chunk_tokens: int, resumed: int = 0) -> int:
+        """Blocks that a prompt holds at most, those of its hit left out that are context."""
+        return -(-tokens // self.size) - resumed + self.most_tails(tokens, chunk_tokens, resumed)
 
     def most_held(self, cuts: Sequence[int]) -> int:
         """Blocks that a prompt holds at most which is computed from cut to cut."""

@@ -47,7 +47,8 @@ EXITS = {
     r"probe [^-]": {5},
     r"conform [^-]": {8},
     r"calibrate runs": {7},
-    r"watch server": {2},
+    r"watch server": {0, 2},
+    r"replay server --against": {4},
     r"trace tokenize [^-]": {2},
     r"plan weka/": {4},
     # a trace that is too short for the question
@@ -96,7 +97,8 @@ def commands() -> list[str]:
     """Every command once, as a shell takes it: comments are for readers, pipes lead elsewhere."""
     shown = (re.sub(r"\$\{\{.*?\}\}", "main", command) for _, command in SHOWN)
     plain = (re.sub(r"\s+#.*|\s+\|.*", "", command) for command in shown)
-    plain = (re.sub("^dsv4kv record .*", r"\g<0> --seconds 1", command) for command in plain)
+    endless = "^dsv4kv (record|watch) .*"
+    plain = (re.sub(endless, r"\g<0> --seconds 1", command) for command in plain)
     return list(dict.fromkeys([*(f"{name} --help" for name in HELPS), *plain]))
 
 

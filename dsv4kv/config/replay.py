@@ -101,7 +101,8 @@ class PrefixSection(Section):
         "ends+junctions", description=f"Where window and state are kept: {explained(STRATEGIES)}."
     )
     defer: bool = True
-    """Let a request wait while another one computes the prefix it needs next."""
+    """Let a request wait while another one computes the prefix it needs next. By a rule of vLLM
+    it never waits: it finds what is scheduled before it, in the same step too."""
 
 
 class ArrivalSection(RequestsSection):

@@ -599,6 +599,8 @@ class GroupPool:
             kept = keep[bisect_right(keep, done) : bisect_right(keep, full)]
             if not kept:
                 continue
+            if not kept[0]:  # behind no block at all, where no hit ends
+                numbers = np.append(numbers, self._nodes)
             known = numbers[np.array(kept) - 1]
             if cut.marking:
                 self._marked[known if keep is tails else known[np.isin(kept, tails)]] = True

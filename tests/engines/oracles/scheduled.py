@@ -76,10 +76,13 @@ def draw_workloads() -> Iterator[Workload]:
             pages = head[: draw.randint(0, len(head))] + new
             tokens = len(pages) * PAGE - draw.randint(0, PAGE - 1)
             requests.append((pages, tokens, draw.randint(1, 40)))
+        chunk = draw.choice([512, 2048, 8192])
+        longest = max(tokens for _, tokens, _ in requests)
+        least = longest // PAGE + sum(min(longest, chunk) // size for size in (64, 64, 4, 8)) + 40
         yield Workload(
-            AMPLE if seed % 2 else draw.choice([2800, 3500, 5000]),
+            AMPLE if seed % 2 else int(least * draw.uniform(1.05, 2.5)),
             draw.choice([2, 4, 16, 64]),
-            draw.choice([512, 2048, 8192]),
+            chunk,
             draw.choice([0, 4096, None]),
             draw.choice([1, 4, 16, 64]),
             requests,

@@ -2,7 +2,9 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +12,7 @@ from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.replay.build import build_replay
 from dsv4kv.replay.requests import Served
+from dsv4kv.replay.scheduler import Limits
 from dsv4kv.traces.request import Request
 from tests.engines.oracles.scheduled import (
     AMPLE,
@@ -17,7 +20,6 @@ from tests.engines.oracles.scheduled import (
     Step,
     Workload,
     answered,
-    draw_workloads,
     read_workloads,
 )
 
@@ -48,12 +50,12 @@ def steps_of(workload: Workload) -> list[Step]:
         step[served.number] = step.get(served.number, 0) + position - served.position
         compute(served, position, earlier)
 
-    def advancing(count: int, *others: object) -> None:
+    def advancing(count: int, *others: Any) -> None:
         assert count == 1
         step.update({served.number: 1 for served in scheduler.decoders.members})
-        advance(count, *others)  # type: ignore[call-arg]
+        advance(count, *others)
 
-    scheduler._compute, scheduler._advance = computing, advancing  # type: ignore[method-assign]
+    vars(scheduler).update(_compute=computing, _advance=advancing)
     while scheduler.turn():
         if step:
             steps.append(dict(step))
@@ -62,9 +64,34 @@ def steps_of(workload: Workload) -> list[Step]:
 
 
 WORKLOADS = read_workloads()
+FEW = [each for each in WORKLOADS if each.blocks < AMPLE]
 
 
 @pytest.mark.parametrize("number", [n for n, w in enumerate(WORKLOADS) if w.blocks == AMPLE])
 def test_where_blocks_suffice_every_step_is_vllms(number: int) -> None:
     workload = WORKLOADS[number]
     assert steps_of(workload) == workload.each_step
+
+
+def test_where_blocks_are_scarce_half_of_the_workloads_take_vllms_steps() -> None:
+    """In pools of one to three prompts: one is promised more than vLLM keeps for it."""
+    alike = [steps_of(workload) == workload.each_step for workload in FEW]
+    assert sum(alike) >= 0.5 * len(FEW)
+
+
+def test_workloads_share_prefixes_in_one_step_and_run_out_of_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ample = [replace(few, blocks=AMPLE) for few in FEW]
+    assert sum(steps_of(a) != few.each_step for a, few in zip(ample, FEW, strict=True)) >= 5
+    monkeypatch.setattr(Limits, "finds_scheduled", False)
+    assert sum(steps_of(each) != each.each_step for each in WORKLOADS) >= 5
+
+
+@pytest.mark.skipif(
+    "DSV4KV_ENGINES" not in os.environ,
+    reason="the engines' packages are not unpacked here: make engines",
+)
+def test_vllms_scheduler_answers_as_recorded() -> None:
+    found = answered(Path(os.environ["DSV4KV_ENGINES"]))
+    assert [each.steps for each in found] == [each.steps for each in WORKLOADS]

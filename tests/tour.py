@@ -49,6 +49,9 @@ EXITS = {
     r"calibrate runs": {7},
     r"watch server": {0, 2},
     r"replay server --against": {4},
+    # a calibration that nobody has fitted, an extra that is not installed
+    r"replay .*cost.calibration=": {0, 2},
+    r"trace convert .*--to parquet": {0, 2},
     r"trace tokenize [^-]": {2},
     r"plan weka/": {4},
     # a trace that is too short for the question

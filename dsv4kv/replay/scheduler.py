@@ -261,7 +261,10 @@ class Scheduler:
         chunks, budgets = list[tuple[Served, Span]](), self._budgets()
         for served in self.prefilling:
             self._add_chunk(served, chunks, budgets)
+        loading = len(self.loading)
         self._admit(chunks, budgets)
+        if not chunks and len(self.loading) > loading:  # they took blocks, and decoding is next
+            self._preemption.settle()
         return chunks
 
     @property

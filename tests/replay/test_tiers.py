@@ -4,7 +4,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from dsv4kv.config.load import load_config
@@ -106,6 +106,10 @@ RULES: tuple[dict[str, Any], ...] = (
 ENGINE_BLOCKS = {"vllm": 10, "sglang": 10, "vllm-v4": 200, "sglang-v4": 130}
 
 
+LACKING = {"write": "write_through", "more": 0, "ratio": 4, "disk": False, "slow": False}
+"""A request takes the last pages while it waits for the host, and the others decode on."""
+
+
 @examples(50)
 @given(
     seed=st.integers(0, 10**6),
@@ -116,6 +120,8 @@ ENGINE_BLOCKS = {"vllm": 10, "sglang": 10, "vllm-v4": 200, "sglang-v4": 130}
     disk=st.booleans(),
     slow=st.booleans(),
 )
+@example(seed=957, rule={"prefix__rule": "sglang-v4:dense"}, **LACKING)
+@example(seed=499997, rule={"prefix__rule": "sglang-v4:tail"}, **LACKING)
 def test_tiers_of_engines_hold_move_and_give_what_a_plain_list_does(
     seed: int, rule: dict[str, Any], write: str, more: int, ratio: float, disk: bool, slow: bool
 ) -> None:

@@ -287,13 +287,17 @@ def test_answers_in_another_shape_have_no_log_probabilities() -> None:
 
 
 def test_ctrl_c_prints_what_was_learned() -> None:
-    with serving(slow(0.05)) as (url, heard):
-        command = [sys.executable, "-m", "dsv4kv", "probe", url, "--seed", "1"]
-        with subprocess.Popen(command, stdout=-1, stderr=-1, text=True) as running:
-            while len(heard) < 80 and running.poll() is None:
-                time.sleep(0.01)
-            running.send_signal(signal.SIGINT)
-            stdout, stderr = running.communicate(timeout=30)
+    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # children inherit it
+    try:
+        with serving(slow(0.01)) as (url, heard):
+            command = [sys.executable, "-m", "dsv4kv", "probe", url, "--seed", "1"]
+            with subprocess.Popen(command, stdout=-1, stderr=-1, text=True) as running:
+                while len(heard) < 80 and running.poll() is None:
+                    time.sleep(0.01)
+                running.send_signal(signal.SIGINT)
+                stdout, stderr = running.communicate(timeout=30)
+    finally:
+        signal.signal(signal.SIGINT, ignored)
     assert running.returncode == 130, stderr
     assert "hits grow by 128 tokens" in stdout
     assert "undecidable: interrupted" in stdout

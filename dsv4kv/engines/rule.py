@@ -27,6 +27,8 @@ class Rule:
         hopper_block_tokens: Likewise on Hopper, where it takes others there.
         replays: Whether the last window of a hit is computed again.
         leaves_window: Whether no hit covers a prompt's last window; else not its last token.
+        caches_scheduled: Whether blocks are found as soon as they are scheduled, by requests that
+            are admitted to the same step (vLLM, in ``allocate_slots``).
     """
 
     replay: Callable[[Pool], Outcome]
@@ -39,6 +41,7 @@ class Rule:
     hopper_block_tokens: int | None = None
     replays: bool = False
     leaves_window: bool = False
+    caches_scheduled: bool = False
 
     def block_tokens(self, arch: str | None = None) -> int | None:
         """Tokens of a block where none are asked for, by GPU; None takes what is there."""

@@ -177,7 +177,6 @@ class _Comparison:
         self._advance = advance
         self._name, self._rule = rule, find_rule(rule)
         self._spans = spans_of(recorded)
-        self._at_once = rule.startswith("vllm")  # it caches a prompt as it schedules it
         self._restarts = [self._since(begin) for begin, _ in server.restarts]
         self._looks = [self._since(at) for at, _ in server.used]
         self._reported = np.array([found is not None for found in recorded.cached_tokens])
@@ -284,7 +283,7 @@ class _Comparison:
         """Whether prompts are found while they are being computed."""
         if all(one.first_s <= other.begin_s for one, other in pairwise(self._spans)):
             return
-        other = self._play(at_once=not self._at_once, emptied=self._restarts)
+        other = self._play(at_once=not self._rule.caches_scheduled, emptied=self._restarts)
         name = "prompts found while they are computed"
         yield self._between(name, model, [other], "replayed both ways")
 
@@ -318,7 +317,7 @@ class _Comparison:
         at_once: bool | None = None,
         emptied: Sequence[float] = (),
     ) -> Played:
-        once = self._at_once if at_once is None else at_once
+        once = self._rule.caches_scheduled if at_once is None else at_once
         return play(
             pool or self._pool,
             self._rule,

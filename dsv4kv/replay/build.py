@@ -10,6 +10,7 @@ from dsv4kv.clock.sources import find_layout, open_times
 from dsv4kv.clock.steps import Steps, StepTimes
 from dsv4kv.clock.weights import WeightModel, build_weights
 from dsv4kv.config.replay import ArrivalSection, ReplayConfig
+from dsv4kv.engines.rules import find_rule
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.mrc.strategies import Strategy
 from dsv4kv.prefix.block_hash import BlockHashIndex
@@ -268,7 +269,7 @@ def build_replay(
         rule=config.prefix.rule,
         paused_blocks=int(memory.num_blocks * scheduling.paused_share),
         max_context_tokens=memory.max_context_tokens,
-        defer=config.prefix.defer and not config.prefix.rule.startswith("vllm"),
+        defer=config.prefix.defer and not find_rule(config.prefix.rule).caches_scheduled,
         longest_stretch=longest_stretch,
         chunkwise=tiers is not None,
         ranks=ranks,

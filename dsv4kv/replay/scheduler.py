@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from dsv4kv.clock.steps import Steps
+from dsv4kv.engines.rules import find_rule
 from dsv4kv.model.schema import TableGroup
 from dsv4kv.replay.clock import CostModel, Span, VirtualClock, Work
 from dsv4kv.replay.contract import NO_DATA, DataPath, Ledger, Prompts
@@ -129,11 +130,8 @@ class Limits:
 
     @property
     def finds_scheduled(self) -> bool:
-        """Whether a request finds what others compute in the very step that it is admitted to.
-
-        vLLM caches blocks when it schedules them, in ``allocate_slots``.
-        """
-        return self.rule.startswith("vllm") and not self.delay
+        """Whether a request finds what others compute in the very step that it is admitted to."""
+        return find_rule(self.rule).caches_scheduled and not self.delay
 
     @property
     def slots(self) -> int:
@@ -199,6 +197,7 @@ class Scheduler:
         self.loading: list[Served] = []
         self.computed_tokens = self.again_tokens = 0
         self._arrivals, self._limits, self._group = arrivals, limits, group
+        self._finds_scheduled = limits.finds_scheduled
         self._cost, self._observer, self._data = cost, observer, data
         self._admission = Admission(ledger, prompts, group, defer=limits.defer)
         batch = Batch(ledger, decoders, self.prefilling, self.waiting, self._start_again)
@@ -366,7 +365,7 @@ class Scheduler:
         if take > 0:
             chunks.append((served, (before, before + take)))
             budgets[served.rank] -= take
-            if self._limits.finds_scheduled:
+            if self._finds_scheduled:
                 self._compute(served, before + take)
 
     def _budgets(self) -> list[int]:
@@ -451,7 +450,7 @@ class Scheduler:
         do not wait for each other's prefixes, a chunk may give blocks back: that is one step.)
         """
         limits = self._limits
-        apart = limits.defer or limits.finds_scheduled
+        apart = limits.defer or self._finds_scheduled
         if len(chunks) > 1 or not apart or limits.chunkwise or limits.delay:
             return 1
         served, (before, after) = chunks[0]

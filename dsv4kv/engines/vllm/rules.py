@@ -1,5 +1,7 @@
 """The rules by which vLLM 0.33 reuses prefixes, by its setting of what it keeps of windows."""
 
+from dataclasses import replace
+
 from dsv4kv.engines.cache import EngineCache, Pool, tail_groups, uncached_groups
 from dsv4kv.engines.rule import Rule, count_hits, one_group
 from dsv4kv.engines.vllm.cache import open_vllm, replay_vllm, replay_vllm_groups
@@ -43,7 +45,7 @@ def _groups(retention: int | None) -> Rule:
         return open_vllm(pool, tail_groups(pool), retention)
 
     setting = f"prefix_cache_retention_interval={retention}"
-    return Rule(serve, setting, True, open_cache, _DRAFTS, _KINDS)
+    return Rule(serve, setting, True, open_cache, _DRAFTS, _KINDS, caches_scheduled=True)
 
 
 def _serve_replayed(pool: Pool) -> Outcome:
@@ -70,6 +72,9 @@ REPLAYED = Rule(
     own_block_tokens=128,
     hopper_block_tokens=64,
     replays=True,
+    caches_scheduled=True,
 )
-ONE_GROUP = one_group(_serve, lambda pool: open_vllm(pool, (), None), _DRAFTS)
+ONE_GROUP = replace(
+    one_group(_serve, lambda pool: open_vllm(pool, (), None), _DRAFTS), caches_scheduled=True
+)
 DENSE, EVERY_4096, SEMANTIC = _groups(None), _groups(4096), _groups(0)

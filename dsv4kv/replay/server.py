@@ -78,7 +78,7 @@ def _host(asked: TierSection, scenario: Scenario) -> TierSection:
     inputs = scenario.inputs
     if asked.exists or inputs.host_tier not in _COUNTED:
         return asked
-    context = inputs.context or scenario.config.max_context_tokens
+    context = scenario.context_tokens
     capacity, deployment = capacity_of(scenario, 0, context, 1), scenario.deployment(0, context)
     tier = host_of(inputs, scenario.engine, scenario.layout, deployment, capacity)
     if tier is None or capacity is None:
@@ -154,7 +154,7 @@ def _read(config: ReplayConfig, command: str, launcher: str | None) -> Texts:
 
 def _pools(scenario: Scenario) -> _Pools:
     """Of the smallest pipeline stage."""
-    context = scenario.inputs.context or scenario.config.max_context_tokens
+    context = scenario.context_tokens
     stages = range(scenario.layout.pp)
     return min(
         _pools_of(scenario, stage, capacity_of(scenario, stage, context, 1)) for stage in stages
@@ -170,7 +170,7 @@ def _pools_of(scenario: Scenario, stage: int, capacity: Capacity | None) -> _Poo
             f"{lines[-1] if lines else 'its weights leave no memory for a cache'}. Ask dsv4kv "
             "budget for a layout that does."
         )
-    context = scenario.inputs.context or scenario.config.max_context_tokens
+    context = scenario.context_tokens
     if isinstance(engine, SglangEngine) and scenario.config.kind != "flat":
         pools = engine.pools(scenario.deployment(stage, context))
         page = pools.page_tokens

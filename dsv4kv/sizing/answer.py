@@ -172,7 +172,7 @@ def _choose(inputs: Inputs) -> Scenario:
     scenarios = resolve(inputs)
     if len(scenarios) == 1:
         return scenarios[0]
-    context = inputs.context or scenarios[0].config.max_context_tokens
+    context = scenarios[0].context_tokens
     found = fewest_gpus(scenarios, context, inputs.concurrency or 1)
     if found is None:
         raise _too_much(scenarios[-1], context, inputs.concurrency or 1)

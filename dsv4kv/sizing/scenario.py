@@ -53,6 +53,11 @@ class Scenario:
     machine: Machine
 
     @property
+    def context_tokens(self) -> int:
+        """Tokens of the longest request that is asked for, or of the model's."""
+        return self.inputs.context or self.config.max_context_tokens
+
+    @property
     def budget_bytes(self) -> int:
         """Bytes of one GPU that may be used."""
         return int(self.gpu.memory_bytes * self.settings.memory_fraction)

@@ -173,6 +173,12 @@ def open_scheduler(engine, settings):
     return made(config, kv, unstructured, block_size=PAGE, hash_block_size=GRAIN, log_stats=False)
 
 
+def open_hasher(engine, scheduler):
+    """What gives a request the hashes of its blocks."""
+    ahead = [scheduler.num_hash_lookahead_tokens] if traits(engine)["lookahead"] else []
+    return engine.kv_cache_utils.get_request_block_hasher(GRAIN, engine.sha256, *ahead)
+
+
 def _agree(held, chain):
     """Whether what a block holds is of a request's own tokens, written by itself or not."""
     last = held[3] // GRAIN
@@ -195,11 +201,7 @@ class Session:
         self._windows = [
             getattr(each.kv_cache_spec, "sliding_window", None) for each in self._groups
         ]
-        self._hasher = engine.kv_cache_utils.get_request_block_hasher(
-            GRAIN,
-            engine.sha256,
-            *([self._scheduler.num_hash_lookahead_tokens] if traits(engine)["lookahead"] else []),
-        )
+        self._hasher = open_hasher(engine, self._scheduler)
         self._flying = deque()
         self._chains, self._pages, self._seen, self._hits = {}, {}, {}, {}
         self._content = {}

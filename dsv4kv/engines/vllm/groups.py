@@ -590,7 +590,7 @@ class GroupPool:
         """Cache windows and states of the tokens up to ``end`` where they stay so."""
         tails, size, held = running.kept.tails, self.size, [len(ends) for ends in running.ends]
         for cut in self._cuts:
-            numbers = running.way.followed if cut.followed else running.way.context
+            numbers = cut.parts[0][1].numbers(running.way)
             done, full = (
                 min((place - cut.behind) // size, len(numbers))
                 for place in (running.position, end)
@@ -641,7 +641,6 @@ class _Cut:
 
     Attributes:
         behind: Tokens behind such a block that must be there, too.
-        followed: By which numbers of ``Way`` they are known.
         drafts: Whether a draft's layer may be among them.
         marking: Whether a hit looks at one of them to say where windows ever were.
         parts: Group and part of each.
@@ -650,7 +649,6 @@ class _Cut:
     """
 
     behind: int
-    followed: bool
     drafts: bool
     marking: bool
     parts: tuple[tuple[int, Part], ...]
@@ -668,11 +666,12 @@ def _cut_alike(
         alike.setdefault(kind, []).append((row, number, part))
     return tuple(
         _Cut(
-            *kind,
+            behind,
+            drafts,
             marking=any(part is marking for _, _, part in rows),
             parts=tuple((number, part) for _, number, part in rows),
             first=np.array([[row * keys] for row, _, _ in rows]),
             sizes=np.array([part.blocks for _, _, part in rows]),
         )
-        for kind, rows in alike.items()
+        for (behind, _, drafts), rows in alike.items()
     )

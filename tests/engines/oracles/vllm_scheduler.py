@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[3] / "dsv4kv" / "conform"))
 from driven import vllm
-from driven.vllm import GRAIN, PAGE
+from driven.vllm import PAGE
 
 SETTINGS = {"speculation": "none", "draft_tokens": 0, "ahead": False, "context": 1 << 20}
 
@@ -23,8 +23,7 @@ SETTINGS = {"speculation": "none", "draft_tokens": 0, "ahead": False, "context":
 def serve(engine, asked):
     """Steps until every request has ended, as many at once as ``concurrency``."""
     scheduler = vllm.open_scheduler(engine, SETTINGS | asked)
-    lookahead = [0] if vllm.traits(engine)["lookahead"] else []
-    hasher = engine.kv_cache_utils.get_request_block_hasher(GRAIN, engine.sha256, *lookahead)
+    hasher = vllm.open_hasher(engine, scheduler)
     left, steps = list(enumerate(asked["requests"])), []
     while left or scheduler.requests:
         while left and len(scheduler.requests) < asked["concurrency"]:

@@ -158,38 +158,45 @@ def record(
             *_logs_of(requests or [], recording, veil, follow=not once),
             *_metrics_of(metrics or [], every_s, recording),
         ]
-        line = _Line(live, quiet=quiet)
-        with suppress(KeyboardInterrupt):  # the way to end it
+        with suppress(KeyboardInterrupt), _Line(live, quiet=quiet) as line:  # the way to end it
             run(sources, recording, limit_s=limit_s, tick=line)
-        line.clear()
     show([f"{out}: {live.line()}"])
 
 
 class _Line:
-    """Shows how far it is: one line that is drawn anew; in a log one in ten seconds."""
+    """Shows how far it is: one line that is drawn anew and leaves; in a log one in ten seconds."""
 
     def __init__(self, live: "Live", *, quiet: bool) -> None:
+        from rich.live import Live as Drawn
+
         self._live, self._console = live, open_console(stderr=True, quiet=quiet)
+        self._drawn = (
+            Drawn(console=self._console, auto_refresh=False, transient=True)
+            if self._console.is_terminal
+            else None
+        )
         self._ticks = 0
 
+    def __enter__(self) -> "_Line":
+        if self._drawn:
+            self._drawn.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._drawn:
+            self._drawn.stop()
+
     def __call__(self) -> None:
+        from rich.text import Text
+
         from dsv4kv.cli.progress import EVERY_S
 
         self._ticks += 1
-        if self._console.is_terminal:
-            self._draw(self._live.line())
+        if self._drawn:
+            line = Text(self._live.line(), no_wrap=True, overflow="ellipsis")
+            self._drawn.update(line, refresh=True)
         elif self._ticks % EVERY_S == 0:
             self._console.print(self._live.line(), highlight=False)
-
-    def clear(self) -> None:
-        """Leave the line to what follows."""
-        if self._console.is_terminal:
-            self._draw("")
-
-    def _draw(self, line: str) -> None:
-        width = self._console.width - 1
-        text = line[:width].ljust(width)
-        self._console.print(text, end="\r", highlight=False, soft_wrap=True)
 
 
 def _events_of(

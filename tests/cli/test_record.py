@@ -18,6 +18,7 @@ from dsv4kv.cli import app
 from dsv4kv.recording.folder import Recording, read_stream
 from tests.recording.frames import frames, stored
 from tests.recording.serving import serving
+from tests.tour import PLACES, Runner
 
 TOKENS = list(range(1024))
 
@@ -359,3 +360,12 @@ def test_a_source_that_cannot_be_listened_to_is_refused(
     done = run("record", tmp_path / "recording", *words)
     assert done.exit_code in {2, 4}
     assert sentence in done.output
+
+
+def test_progress_in_a_terminal_is_one_line_that_leaves(tmp_path: Path) -> None:
+    (tmp_path / "sglang.log").touch()
+    terminal, command = PLACES[0], "dsv4kv record server --requests sglang.log --seconds 2"
+    code, printed, _ = Runner(tmp_path, Path(sys.executable).parent).run(command, terminal)
+    assert code == 0, printed
+    assert b"\r\x1b[2K2 s, 0 requests" in printed  # drawn over the line before it
+    assert b"\r\x1b[1A\x1b[2Kserver: 2 s, 0 requests" in printed  # and what is left

@@ -7,7 +7,7 @@ follow by least squares.
 
 from dataclasses import dataclass
 from operator import mul
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,6 @@ from dsv4kv.sizing.layout import Layout
 
 Ints = NDArray[np.int64]
 Counts = tuple[int, ...]
-IntOrInts = TypeVar("IntOrInts", int, Ints)
 
 COUNTS = (
     "decode_layers",  # layers that decode passes go through
@@ -128,25 +127,25 @@ class Deployment:
     all_to_all: bool
     bytes_per_s: float
 
-    def rows_per_rank(self, rows: IntOrInts) -> IntOrInts:
+    def rows_per_rank(self, rows: int) -> int:
         """Requests on the fullest rank, where stages of a pipeline work on parts of a batch."""
         return -(-rows // (self.layout.dp * self.layout.pp))
 
-    def weight_bytes(self, tokens: Ints) -> Ints:
+    def weight_bytes(self, tokens: int) -> int:
         """Weights that one rank reads of all its layers for so many tokens of all ranks."""
         layout, weights = self.layout, self.weights
         share = layout.expert_ranks / (layout.tp * layout.dp)  # of the tokens, to one copy
-        touched = 1 - weights.left_alone ** (tokens * share)
+        touched: float = 1 - weights.left_alone ** (tokens * share)
         own = weights.expert_bytes * touched / layout.expert_ranks
-        return np.rint(weights.dense_bytes / layout.tp + own).astype(np.int64)
+        return round(weights.dense_bytes / layout.tp + own)
 
-    def mflop(self, tokens: Ints, fullest: Ints) -> Ints:
+    def mflop(self, tokens: int, fullest: int) -> int:
         """10^6 operations of a rank's matrices, for tokens of all and of the fullest."""
         layout, weights = self.layout, self.weights
         dense = weights.active_parameters - weights.expert_parameters
-        together = np.minimum(tokens, fullest * layout.expert_ranks // layout.tp)
+        together = min(tokens, fullest * layout.expert_ranks // layout.tp)
         routed = together * weights.expert_parameters / layout.expert_ranks
-        return np.rint(2 * (fullest * dense / layout.tp + routed) / 1e6).astype(np.int64)
+        return round(2 * (fullest * dense / layout.tp + routed) / 1e6)
 
 
 class ModelTimes:
@@ -155,7 +154,6 @@ class ModelTimes:
     def __init__(self, deployment: Deployment, coefficients: Coefficients) -> None:
         self._made, layout = deployment, deployment.layout
         self._coefficients = coefficients
-        self._of_tokens: dict[int, tuple[int, int]] = {}  # bytes of weights and operations
         error = coefficients.held_out  # of points without a pipeline
         self.held_out = error.widened(BORROWED) if layout.pp > 1 else error
         self.source = coefficients.source
@@ -190,11 +188,8 @@ class ModelTimes:
         counts = np.zeros((n, len(COUNTS)), dtype=np.int64)
         counts[:, 0] = made.layers * alone
         counts[:, 1] = made.draft_passes * (steps.rows > 0)
-        counts[:, 2] = made.weight_bytes(steps.tokens + steps.prompt)
-        if steps.rows:
-            counts[:, 3] = steps.contexts * made.rows_per_rank(steps.rows) // steps.rows
-        own = steps.fullest + made.rows_per_rank(steps.tokens)
-        counts[:, 5] = made.mflop(steps.prompt + steps.tokens, own)
+        counts[:, [2, 5]] = [self._weigh(steps, tokens) for tokens in steps.tokens.tolist()]
+        counts[:, 3] = self._seen(steps)
         counts[:, 6] = steps.fullest * made.layers * made.state_bytes
         counts[:, 7] = steps.fullest * made.layers * made.all_to_all
         counts[:, 8] = steps.prefixes
@@ -206,20 +201,30 @@ class ModelTimes:
 
     def total(self, steps: Steps) -> Counts:
         """See ``StepTimes``; without arrays of counts, as every turn of a replay asks for it."""
-        if steps.prompt:
+        made, n = self._made, max(len(steps.contexts), len(steps.prefixes))
+        if steps.prompt and n > 1:
             return tuple(self.count(steps).sum(axis=0).tolist())
-        made, n, tokens = self._made, len(steps.contexts), steps.tokens.item(0)
-        if tokens not in self._of_tokens:
-            own = made.rows_per_rank(steps.tokens)
-            each = made.weight_bytes(steps.tokens), made.mflop(steps.tokens, own)
-            self._of_tokens[tokens] = each[0].item(0), each[1].item(0)
-        weight_bytes, mflop = self._of_tokens[tokens]
-        rows, contexts = made.rows_per_rank(steps.rows), steps.contexts
-        if rows != steps.rows:
-            contexts = contexts * rows // steps.rows
-        drafts = n * made.draft_passes * (steps.rows > 0)
-        seen = int(contexts.sum())
-        return n * made.layers, drafts, n * weight_bytes, seen, 0, n * mflop, 0, 0, 0, 0
+        weight_bytes, mflop = self._weigh(steps, steps.tokens.item(0))
+        drafts, seen = made.draft_passes * (steps.rows > 0), int(self._seen(steps).sum())
+        if not steps.prompt:
+            return n * made.layers, n * drafts, n * weight_bytes, seen, 0, n * mflop, 0, 0, 0, 0
+        chunk = steps.fullest * made.layers
+        states, sent = chunk * made.state_bytes, chunk * made.all_to_all
+        counts = 0, drafts, weight_bytes, seen, 0, mflop, states, sent, steps.prefixes.item(0), 0
+        if self.seconds(counts) < made.layers * self._rates[4]:
+            return 0, 0, 0, 0, made.layers, 0, 0, 0, 0, 0
+        return counts
+
+    def _weigh(self, steps: Steps, tokens: int) -> tuple[int, int]:
+        """Bytes of weights and operations of a step that verifies so many tokens."""
+        made, together = self._made, steps.prompt + tokens
+        own = steps.fullest + made.rows_per_rank(tokens)
+        return made.weight_bytes(together), made.mflop(together, own)
+
+    def _seen(self, steps: Steps) -> Ints:
+        """int64[n]: tokens that those decoded on one rank see in each step."""
+        rows = self._made.rows_per_rank(steps.rows)
+        return steps.contexts if rows == steps.rows else steps.contexts * rows // steps.rows
 
     def seconds(self, counts: Counts) -> float:
         """See ``StepTimes``."""

@@ -17,9 +17,7 @@ _Factor = Annotated[float, Field(ge=1)]
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class HeldOut(_Frozen):

@@ -26,7 +26,7 @@ Floats = NDArray[np.float64]
 class StepTable(BaseModel):
     """Times of one deployment; an axis grows, and a row has a time for each of its nodes."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="ignore", frozen=True)
 
     batch_per_rank: tuple[int, ...]
     """Requests that decode on a rank."""
@@ -87,7 +87,7 @@ def _between(nodes: Floats, places: Floats) -> tuple[Ints, Floats]:
 class Factors(BaseModel):
     """What measured modules leave out of a step, and the error that is left."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     decode: float = 1.0
     """A decode step takes so many times as long."""

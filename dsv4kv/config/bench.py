@@ -6,7 +6,7 @@ The descriptions of the fields are the documentation: ``dsv4kv config schema`` p
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+from pydantic import ConfigDict, Field, create_model, model_validator
 from pydantic_core import CoreSchema, core_schema
 
 from dsv4kv.choices import (
@@ -20,6 +20,7 @@ from dsv4kv.choices import (
     explained,
     listed,
 )
+from dsv4kv.described import Described
 from dsv4kv.model.config import Precision
 from dsv4kv.model.formats import FORMATS
 from dsv4kv.model.schema import Sharing, StateFormat
@@ -40,12 +41,10 @@ class OneOf:
         return core_schema.literal_schema(self.names)
 
 
-class Section(BaseModel):
+class Section(Described):
     """A part of the configuration: unknown keys are errors, values are frozen."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(allow_inf_nan=False)
 
     def changed(self, *names: str) -> str:
         """The first of these settings that is not its default; empty if all are."""

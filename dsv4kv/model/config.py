@@ -5,16 +5,16 @@ import struct
 from collections.abc import Callable
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from dsv4kv.described import Described
 
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
 
 
-class Yarn(BaseModel):
+class Yarn(Described):
     """YaRN stretching of the rotary frequencies (no magnitude scaling)."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     factor: float = 16.0
     original_max_position: Positive = 65536
@@ -22,27 +22,23 @@ class Yarn(BaseModel):
     beta_slow: float = 1.0
 
 
-class DefaultFormats(BaseModel):
+class DefaultFormats(Described):
     """The formats the model is served with when a configuration names none."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     main: str = "fp8_ds_mla"
     window: str = "fp8_ds_mla"
     indexer: str = "mxfp4"
 
 
-class Candidates(BaseModel):
+class Candidates(Described):
     """Blocks of entries that one layer's indexer selects first, for the index layers after it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     source: NonNegative
     blocks: Positive
     block_entries: Positive
 
 
-class DSV4Config(BaseModel):
+class DSV4Config(Described):
     """Facts of a model that decide its cache.
 
     ``compress_ratios`` has one number per layer, draft layers last: 0 is sliding window only,
@@ -50,8 +46,6 @@ class DSV4Config(BaseModel):
     keeps one entry per token, without window or compressor state.
     Source: DeepSeek-V4 technical report, arXiv:2606.19348, and the published config.json files.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     name: str
     architecture: Literal["v4", "flat"] = "v4"

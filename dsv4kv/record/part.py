@@ -3,7 +3,9 @@
 from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, ConfigDict
+
+from dsv4kv.described import Described
 
 
 def _check_moment(text: str) -> str:
@@ -19,9 +21,7 @@ Temperature = Literal["cold", "hot", "L2-resident"]
 """How an operation was timed, see ``Operation.temperature``."""
 
 
-class Part(BaseModel):
+class Part(Described):
     """A part of the record: frozen, documented by its attribute docstrings."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(allow_inf_nan=False)

@@ -145,6 +145,11 @@ class Trial:
         """The limit that it is nearest to."""
         return max(slos, key=lambda slo: self.values_s.get(slo.label, 0.0) / slo.limit_s)
 
+    def under(self, slos: Sequence[Slo]) -> "Trial":
+        """The same by tighter limits; ``good`` stays the share by those it was simulated with."""
+        kept = self.meets and all(self.values_s[slo.label] <= slo.limit_s for slo in slos)
+        return replace(self, meets=kept)
+
     def near(self, slos: Sequence[Slo]) -> list[Slo]:
         """Limits that it keeps by less than the clock may be off."""
         return [slo for slo in slos if self.values_s[slo.label] * self.error(slo) > slo.limit_s]
@@ -329,13 +334,15 @@ class Search:
         tally: Tally,
         on_trial: Callable[[], None] = lambda: None,
         window: int = WINDOW,
-        parts: KnownParts | None = None,
+        looser: "Search | None" = None,
     ) -> None:
+        """``looser`` has simulated the same window with limits that allow more."""
         self._question, self._kinds, self.tally = question, kinds, tally
         self._on_trial = on_trial
         self.window = busiest(question.requests, window)
-        self.parts = parts or KnownParts()
+        self.parts: KnownParts = looser.parts if looser else KnownParts()
         self._trials: dict[tuple[object, ...], Trial] = {}
+        self._looser = looser._trials if looser else {}
 
     @property
     def trials(self) -> list[Trial]:
@@ -345,6 +352,8 @@ class Search:
     def _try(self, kind: Kind, units: int, speed: float) -> Trial:
         alone = units * (kind.split or (1,))[0] == 1  # then a router has nothing to choose
         key = kind.servers, "" if alone else kind.router, units, speed
+        if key in self._looser:
+            return self._looser[key].under(self._question.slos)
         if key not in self._trials:
             self._trials[key] = simulate(
                 self._question, self.window, kind, units, speed, self.parts
@@ -432,7 +441,7 @@ class Search:
         tight = replace(asked, slos=slos, speed=best.speed)
         kinds = [replace(k, bounds=replace(k.bounds, question=tight)) for k in self._kinds]
         kinds = [kind for kind in kinds if kind.bounds.broken() is None]
-        search = Search(tight, kinds, Tally(), self._on_trial, len(self.window), self.parts)
+        search = Search(tight, kinds, Tally(), self._on_trial, len(self.window), self)
         found = search.cheapest()
         return found and self._try(found.kind, found.units, found.speed)
 

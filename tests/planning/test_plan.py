@@ -204,6 +204,19 @@ def test_an_answer_within_the_clocks_error_of_a_limit_is_near_and_a_safer_one_is
         assert not answer.safer.near(asked.slos)
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_safer_answer_is_what_a_search_with_its_limits_finds(seed: int) -> None:
+    asked = question(seed, "ttft_p90=3s", speed=2.0)
+    answer = plan(Search(asked, kinds_of(asked, gpus=["b200"]), Tally()), asked)
+    assert answer.best is not None
+    assert answer.safer is not None
+    limits = tuple(replace(s, limit_s=s.limit_s / answer.best.error(s)) for s in asked.slos)
+    tight = replace(asked, slos=limits)
+    alone = Search(tight, kinds_of(tight, gpus=["b200"]), Tally()).cheapest()
+    assert alone is not None
+    assert (answer.safer.kind.label, answer.safer.units) == (alone.kind.label, alone.units)
+
+
 def test_the_highest_rate_of_some_gpus_keeps_the_limits_and_a_higher_one_does_not() -> None:
     asked = replace(question(1, "ttft_p90=700ms"), most_gpus=8)
     kinds = [kind for kind in kinds_of(asked) if kind.server.label == "b200 TP8"][:1]

@@ -1,15 +1,15 @@
 """Models whose fields are described by the strings that follow them.
 
 pydantic reads the source for such strings as each class is made, which took every command a fifth
-of a second; here it is read where somebody asks for the schema.
+of a second; here a module is read once, where somebody asks for the schema.
 """
 
 import ast
 import inspect
+import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from functools import cache
 from itertools import pairwise
-from textwrap import dedent
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler
@@ -27,19 +27,22 @@ class Described(BaseModel):
     ) -> dict[str, Any]:
         schema = handler(core)
         fields = handler.resolve_ref_schema(schema)["properties"]
-        for name, description in _descriptions(cls):
-            if name in fields:
-                fields[name].setdefault("description", description)
+        for part in cls.__mro__[: cls.__mro__.index(Described)]:
+            for name, text in _strings_of(part.__module__).get(part.__name__, {}).items():
+                fields[name].setdefault("description", text)
         return schema
 
 
-def _descriptions(model: type[BaseModel]) -> Iterator[tuple[str, str]]:
-    """Names that a string follows in a class or what it is derived from, and the string."""
-    for part in model.__mro__[: model.__mro__.index(Described)]:
-        with suppress(OSError):  # one that was made without source
-            source = ast.parse(dedent(inspect.getsource(part))).body[0]
-            assert isinstance(source, ast.ClassDef)
-            for line in pairwise(source.body):
-                match line:
-                    case ast.AnnAssign(ast.Name(name)), ast.Expr(ast.Constant(str(text))):
-                        yield name, inspect.cleandoc(text)
+@cache
+def _strings_of(module: str) -> dict[str, dict[str, str]]:
+    """Strings that follow names in the classes of a module, by class and name."""
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    return {each.name: dict(_strings(each)) for each in classes}
+
+
+def _strings(source: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    for line in pairwise(source.body):
+        match line:
+            case ast.AnnAssign(ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                yield name, inspect.cleandoc(text)

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dsv4kv.cli import app
-from dsv4kv.sizing.words import WORDS
+from dsv4kv.sizing.flags import FLAGS
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE = DOCS / "budget.md"
@@ -63,11 +63,11 @@ def test_a_command_prints_what_the_page_says(
         assert found == expected
 
 
-def test_every_word_of_an_engine_is_on_the_page_with_what_it_decides() -> None:
+def test_every_flag_of_an_engine_is_on_the_page_with_what_it_decides() -> None:
     page = PAGE.read_text("utf-8")
-    for word in (word for words in WORDS.values() for word in words):
-        assert f"`{word.name}`" in page
-        assert not word.means or f"| `{word.name}` | {word.effect} |" in page
+    for flag in (flag for flags in FLAGS.values() for flag in flags):
+        assert f"`{flag.name}`" in page
+        assert not flag.means or f"| `{flag.name}` | {flag.effect} |" in page
 
 
 def test_every_engine_has_its_example() -> None:

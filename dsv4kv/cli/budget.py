@@ -164,18 +164,18 @@ ChartFile = Annotated[
 Explain = Annotated[list[Path] | None, _output("LOG", _EXPLAIN)]
 
 
-_WORDS = "words"
+_FLAGS = "flags"
 
 
 class BudgetCommand(Command):
-    """Understands the engines' words next to our options."""
+    """Understands the engines' flags next to our options."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Keep the engines' words apart, for ``budget`` to read."""
-        from dsv4kv.sizing.command_words import take_words
+        """Keep the engines' flags apart, for ``budget`` to read."""
+        from dsv4kv.sizing.given_flags import take_flags
 
         ours = {spelling for option in self.params for spelling in option.opts}
-        ctx.meta[_WORDS], rest = take_words(args, ours)
+        ctx.meta[_FLAGS], rest = take_flags(args, ours)
         return super().parse_args(ctx, rest)
 
 
@@ -262,7 +262,7 @@ def budget(
     given = {name: arguments.params.get(name.replace("-", "_")) for name in READERS}
     texts = {name: text for name, text in given.items() if text is not None}
     reading = _read_command(texts, command, which)
-    texts |= _read_words(texts, arguments.meta.get(_WORDS, []))
+    texts |= _read_flags(texts, arguments.meta.get(_FLAGS, []))
     if axis:
         _print_sweep(texts, axis, jobs, as_json=json_, csv=csv, chart=chart)
     elif csv or chart:
@@ -288,17 +288,17 @@ def _read_command(
     return reading, given
 
 
-def _read_words(texts: dict[str, str], words: list[tuple[str, str]]) -> dict[str, str]:
-    """What the engine's words mean; raises ``ConfigError`` for another engine's."""
+def _read_flags(texts: dict[str, str], flags: list[tuple[str, str]]) -> dict[str, str]:
+    """What the engine's flags mean; raises ``ConfigError`` for another engine's."""
     from dsv4kv.errors import ConfigError
-    from dsv4kv.sizing.command_words import merge, read_word, wrong_engine
-    from dsv4kv.sizing.words import find_word
+    from dsv4kv.sizing.flags import find_flag
+    from dsv4kv.sizing.given_flags import merge, read_flag, wrong_engine
 
     family = texts.get("engine", "dsv4kv").partition(":")[0].lower()
-    for spelling, _ in words:
-        if find_word(family, spelling) is None:
+    for spelling, _ in flags:
+        if find_flag(family, spelling) is None:
             raise wrong_engine(family, spelling)
-    read = [read_word(family, spelling, value) for spelling, value in words]
+    read = [read_flag(family, spelling, value) for spelling, value in flags]
     found = merge(family, read)
     if twice := sorted(set(found) & set(texts)):
         spelling = next(each.spelling for each in read if twice[0] in each.texts)
@@ -332,17 +332,17 @@ def _print_answer(
 
         document = to_document(found, *details) | {"peak": asdict(peak_of(found))}
         if command:
-            from dsv4kv.sizing.launch import command_document, word_costs
+            from dsv4kv.sizing.launch import command_document, flag_costs
 
-            document["command"] = command_document(command[0], word_costs(*command, found))
+            document["command"] = command_document(command[0], flag_costs(*command, found))
         _print_json(document)
     else:
-        from dsv4kv.sizing.launch import word_costs
+        from dsv4kv.sizing.launch import flag_costs
         from dsv4kv.view.budget import view_answer, view_command
         from dsv4kv.view.terminal import show
 
-        words = view_command(command[0], word_costs(*command, found)) if command else ()
-        show(view_answer(found, *details, given=texts, verbose=verbose, command=words))
+        costs = view_command(command[0], flag_costs(*command, found)) if command else ()
+        show(view_answer(found, *details, given=texts, verbose=verbose, command=costs))
     _end(fits=found.fits)
 
 

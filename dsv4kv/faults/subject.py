@@ -21,10 +21,10 @@ from dsv4kv.faults.results import facts_of
 from dsv4kv.faults.table import Truth, Values, release
 from dsv4kv.fitting.results import read_runs
 from dsv4kv.reading import Unparsable, parse_json
-from dsv4kv.sizing.command_words import GivenWord, merge, read_word
+from dsv4kv.sizing.flags import find_flag
+from dsv4kv.sizing.given_flags import GivenFlag, merge, read_flag
 from dsv4kv.sizing.gpus import gpu_names, load_gpu
 from dsv4kv.sizing.servers import Launch, find_launches
-from dsv4kv.sizing.words import find_word
 
 Kind = Literal["command", "log", "result"]
 _MOST_CHARACTERS = 2**18
@@ -198,7 +198,7 @@ def _of_commands(text: str, source: str) -> list[Subject]:
 
 
 def _of_launch(launch: Launch, text: str) -> Subject:
-    flags = {_usual(launch.family, name): value for name, value in launch.words}
+    flags = {_usual(launch.family, name): value for name, value in launch.flags}
     title = launch.title if launch.line == 1 else f"{launch.title} (line {launch.line})"
     return Subject(
         title,
@@ -207,21 +207,21 @@ def _of_launch(launch: Launch, text: str) -> Subject:
         _tagged(launch.family, launch.version),
         flags,
         dict(launch.variables),
-        _inputs(launch.family, [*launch.variables.items(), *launch.words]),
+        _inputs(launch.family, [*launch.variables.items(), *launch.flags]),
         text=text,
         model=_model(flags),
     )
 
 
 def _inputs(family: str, pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """What the words mean; those that cannot be read mean nothing."""
-    words: list[GivenWord] = []
+    """What the flags mean; those that cannot be read mean nothing."""
+    flags: list[GivenFlag] = []
     for name, value in pairs:
         with suppress(ConfigError):
-            words.append(read_word(family, name, value))
+            flags.append(read_flag(family, name, value))
     with suppress(ConfigError):
-        return merge(family, words)
-    return {name: text for word in words for name, text in word.texts.items()}
+        return merge(family, flags)
+    return {name: text for flag in flags for name, text in flag.texts.items()}
 
 
 def _model(flags: Mapping[str, str]) -> str | None:
@@ -247,8 +247,8 @@ def _tagged(family: str, version: str | None) -> str | None:
 
 def _usual(family: str, spelling: str) -> str:
     """A flag as its engine usually spells it: ``-sc`` is ``--speculative-config``."""
-    word = find_word(family, spelling)
-    return word.name if word else _plain(spelling)
+    flag = find_flag(family, spelling)
+    return flag.name if flag else _plain(spelling)
 
 
 def _plain(name: str) -> str:

@@ -14,11 +14,11 @@ from dsv4kv.engines.vllm.sizing import VllmEngine
 from dsv4kv.errors import ConfigError, DoesNotFit
 from dsv4kv.model.presets import load_model
 from dsv4kv.sizing.answer import capacity_of
+from dsv4kv.sizing.flags import Texts
 from dsv4kv.sizing.host import host_of
 from dsv4kv.sizing.inputs import read_inputs
 from dsv4kv.sizing.launch import read_command
 from dsv4kv.sizing.scenario import Scenario, resolve
-from dsv4kv.sizing.words import Texts
 
 SectionT = TypeVar("SectionT", bound=Section)
 _SIZES = ("tp", "dp", "pp", "ep")

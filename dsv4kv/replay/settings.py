@@ -131,7 +131,7 @@ def _rule(
             return Known("prefix.rule", found, f"{_COMMAND}'s retention")
     if command and model.kind == "v4" and command.launch.variables.get(_KEEPS_WINDOWS) == "0":
         return Known("prefix.rule", "sglang-v4:dense", f"{_COMMAND}'s {_KEEPS_WINDOWS}")
-    if command and model.kind == "v41" and _ENCODER in dict(command.launch.words):
+    if command and model.kind == "v41" and _ENCODER in dict(command.launch.flags):
         return Known("prefix.rule", "sglang-v41:encoder", f"{_COMMAND}'s {_ENCODER}")
     if (family, model.kind) not in _RULES:
         raise ConfigError(

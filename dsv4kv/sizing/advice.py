@@ -7,8 +7,8 @@ from typing import Any
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.sizing.fit import fewest_gpus, fits, max_concurrency, max_context, tightest_free_bytes
+from dsv4kv.sizing.flags import flag_for
 from dsv4kv.sizing.scenario import Scenario, fix_layout, resolve
-from dsv4kv.sizing.words import word_for
 
 _LESS_IN_FLIGHT = 2048
 _MORE_MEMORY = Fraction(95, 100)
@@ -100,11 +100,11 @@ def _changes(scenario: Scenario) -> Iterator[tuple[dict[str, Any], str, str]]:
         )
 
 
-def _limits(limit: int, word: str) -> Iterator[tuple[dict[str, Any], str, str]]:
+def _limits(limit: int, flag: str) -> Iterator[tuple[dict[str, Any], str, str]]:
     """Twice as many requests at once, or half, where an engine holds memory for all of them."""
-    yield {"request_limit": 2 * limit}, f"{word} {2 * limit}", "twice as many at once"
+    yield {"request_limit": 2 * limit}, f"{flag} {2 * limit}", "twice as many at once"
     if half := limit // 2:
-        yield {"request_limit": half}, f"{word} {half}", "half as many, less held from the start"
+        yield {"request_limit": half}, f"{flag} {half}", "half as many, less held from the start"
 
 
 def limit_of(scenario: Scenario) -> int:
@@ -114,7 +114,7 @@ def limit_of(scenario: Scenario) -> int:
 
 
 def _word(family: str, name: str) -> str:
-    return word_for(family, name.replace("_", "-"))
+    return flag_for(family, name.replace("_", "-"))
 
 
 def _try(

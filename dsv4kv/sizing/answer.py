@@ -27,12 +27,12 @@ from dsv4kv.sizing.fit import (
     use_of,
     within_limit,
 )
+from dsv4kv.sizing.flags import flag_for
 from dsv4kv.sizing.host import host_document, host_of, sent_of
 from dsv4kv.sizing.inputs import Inputs
 from dsv4kv.sizing.lookup import find_formats
 from dsv4kv.sizing.reuse import Reuse, reuse_document
 from dsv4kv.sizing.scenario import Scenario, resolve
-from dsv4kv.sizing.words import word_for
 from dsv4kv.units import counted, format_bytes
 
 
@@ -200,12 +200,12 @@ def _too_much(last: Scenario, context_tokens: int, concurrency: int) -> DoesNotF
 
 
 def limit_sentence(scenario: Scenario) -> str:
-    """How many requests the engine runs at once, and by which of its words."""
+    """How many requests the engine runs at once, and by which of its flags."""
     settings, engine = scenario.settings, scenario.engine.name
-    word = word_for(engine.partition(":")[0], "request-limit")
+    flag = flag_for(engine.partition(":")[0], "request-limit")
     source = "is its own" if "request_limit" in settings.assumed else "is given"
     replica = " a replica" if scenario.layout.dp > 1 else ""
-    return f"{engine} runs {settings.request_limit:,}{replica} ({word} {source})"
+    return f"{engine} runs {settings.request_limit:,}{replica} ({flag} {source})"
 
 
 def count_requests(count: int) -> str:
@@ -268,7 +268,7 @@ def assumptions(scenario: Scenario) -> list[Assumption]:
     return [
         Assumption(
             name,
-            word_for(family, name.replace("_", "-")),
+            flag_for(family, name.replace("_", "-")),
             default.value,
             _shown(name, default.value),
             default.reason,

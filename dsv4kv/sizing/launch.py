@@ -11,12 +11,12 @@ from dsv4kv.engines.registry import find_engine
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.presets import config_file
 from dsv4kv.sizing.answer import Answer
-from dsv4kv.sizing.command_words import GivenWord, merge, read_word
 from dsv4kv.sizing.fit import max_concurrency, tightest_free_bytes
+from dsv4kv.sizing.flags import Texts, find_flag
+from dsv4kv.sizing.given_flags import GivenFlag, merge, read_flag
 from dsv4kv.sizing.inputs import read_inputs
 from dsv4kv.sizing.scenario import Scenario, fix_layout, resolve
 from dsv4kv.sizing.servers import Launch, find_launches
-from dsv4kv.sizing.words import Texts, find_word
 
 _MOST_CHARACTERS = 2**18
 _UNSET = re.compile(r"\$\{?\w+\}?|\{\{?\s*\w+\s*\}?\}")
@@ -29,28 +29,28 @@ class Reading:
 
     Attributes:
         launch: The command.
-        words: Its flags and variables, in order; of variables those that an engine knows.
+        flags: Its flags and variables, in order; of variables those that an engine knows.
         texts: Our inputs.
     """
 
     launch: Launch
-    words: tuple[GivenWord, ...]
+    flags: tuple[GivenFlag, ...]
     texts: Texts
 
     @property
-    def counted(self) -> list[GivenWord]:
+    def counted(self) -> list[GivenFlag]:
         """What is used."""
-        return [each for each in self.words if each.word and each.word.means]
+        return [each for each in self.flags if each.flag and each.flag.means]
 
     @property
-    def uncounted(self) -> list[GivenWord]:
+    def uncounted(self) -> list[GivenFlag]:
         """What changes sizes and is not counted."""
-        return [each for each in self.words if each.uncounted]
+        return [each for each in self.flags if each.uncounted]
 
     @property
-    def unknown(self) -> list[GivenWord]:
+    def unknown(self) -> list[GivenFlag]:
         """What is not known to change sizes."""
-        return [each for each in self.words if each.word is None]
+        return [each for each in self.flags if each.flag is None]
 
 
 def read_command(given: str, which: str | None = None, model: str | None = None) -> Reading:
@@ -112,42 +112,42 @@ def _choose(launches: list[Launch], which: str | None, source: str) -> Launch:
         return launches[0]
     if which.isdecimal() and 1 <= int(which) <= len(launches):
         return launches[int(which) - 1]
-    found = [launch for launch in launches if which in f"{launch.title} {launch.words}"]
+    found = [launch for launch in launches if which in f"{launch.title} {launch.flags}"]
     if len(found) != 1:
         raise ConfigError(f"--which {which}: {len(found)} commands have that: {listed}.")
     return found[0]
 
 
 def _identity(launch: Launch) -> tuple[Any, ...]:
-    return (launch.family, launch.words, tuple(sorted(launch.variables.items())))
+    return (launch.family, launch.flags, tuple(sorted(launch.variables.items())))
 
 
 def interpret(launch: Launch, model: str | None = None) -> Reading:
     """What a command's flags and variables mean; raises ``ConfigError``."""
     family = launch.family
-    words: list[GivenWord] = []
+    flags: list[GivenFlag] = []
     for name, value in launch.variables.items():
-        word = find_word(family, name)
-        if word and word.is_variable:
-            words.append(read_word(family, name, _set(name, value)))
-    for spelling, value in launch.words:
-        word = find_word(family, spelling)
-        if word and word.means and not word.switch and not value:
+        flag = find_flag(family, name)
+        if flag and flag.is_variable:
+            flags.append(read_flag(family, name, _set(name, value)))
+    for spelling, value in launch.flags:
+        flag = find_flag(family, spelling)
+        if flag and flag.means and not flag.switch and not value:
             raise ConfigError(f"{spelling}: the value is missing.")
-        words.append(read_word(family, spelling, _set(spelling, value) if word else value))
-    texts = {"tp": "1", "dp": "1", "pp": "1"} | _merged(launch, words)
+        flags.append(read_flag(family, spelling, _set(spelling, value) if flag else value))
+    texts = {"tp": "1", "dp": "1", "pp": "1"} | _merged(launch, flags)
     named = model or texts.get("model", "")
     if "model" in texts and not (model or preset_named(named) or config_file(named)):
         raise ConfigError(
             f"--model {named[:100]}: which model that is is not clear: add --model "
             "v4-flash, another preset, or the path of its config.json."
         )
-    return Reading(launch, tuple(words), texts | {"engine": _engine(launch)})
+    return Reading(launch, tuple(flags), texts | {"engine": _engine(launch)})
 
 
-def _merged(launch: Launch, words: Iterable[GivenWord]) -> Texts:
+def _merged(launch: Launch, flags: Iterable[GivenFlag]) -> Texts:
     """Our inputs, the model's name as ours where it is known."""
-    texts = merge(launch.family, words)
+    texts = merge(launch.family, flags)
     if "model" in texts:
         texts["model"] = preset_named(texts["model"]) or texts["model"]
     return texts
@@ -171,29 +171,29 @@ def _engine(launch: Launch) -> str:
 
 
 @dataclass(frozen=True)
-class WordCost:
-    """What one word of a command costs, against the engine's own value.
+class FlagCost:
+    """What one flag of a command costs, against the engine's own value.
 
     Attributes:
-        word: The word.
+        flag: The flag.
         taken_bytes: Bytes of the tightest GPU that it takes; negative where it gives some.
         requests: Requests of the same context at once that it makes possible, or costs.
     """
 
-    word: GivenWord
+    flag: GivenFlag
     taken_bytes: int
     requests: int
 
 
-def word_costs(reading: Reading, given: Texts, found: Answer) -> Iterator[WordCost]:
-    """Every word that could be left out, with what it costs; ``given`` comes on top of it."""
+def flag_costs(reading: Reading, given: Texts, found: Answer) -> Iterator[FlagCost]:
+    """Every flag that could be left out, with what it costs; ``given`` comes on top of it."""
     scenario, asked = found.scenario, (found.context, found.concurrency)
-    whole = _merged(reading.launch, reading.words)
+    whole = _merged(reading.launch, reading.flags)
     kept = {name: text for name, text in reading.texts.items() if name not in whole}
-    for word in reading.counted:
-        if not word.texts or set(word.texts) & (_LAYOUT | set(given)):
+    for flag in reading.counted:
+        if not flag.texts or set(flag.texts) & (_LAYOUT | set(given)):
             continue
-        others = _merged(reading.launch, [each for each in reading.words if each is not word])
+        others = _merged(reading.launch, [each for each in reading.flags if each is not flag])
         texts = kept | others | given
         try:
             (other,) = resolve(read_inputs(_laid_out(texts, scenario)))
@@ -201,7 +201,7 @@ def word_costs(reading: Reading, given: Texts, found: Answer) -> Iterator[WordCo
             more = found.max_concurrency - max_concurrency(other, found.context)
         except ConfigError:
             continue
-        yield WordCost(word, taken, more)
+        yield FlagCost(flag, taken, more)
 
 
 def _laid_out(texts: Mapping[str, str], scenario: Scenario) -> Texts:
@@ -211,30 +211,30 @@ def _laid_out(texts: Mapping[str, str], scenario: Scenario) -> Texts:
     return {**texts, **sizes}
 
 
-def command_document(reading: Reading, costs: Iterable[WordCost]) -> dict[str, Any]:
+def command_document(reading: Reading, costs: Iterable[FlagCost]) -> dict[str, Any]:
     """The command as plain values."""
-    by_word = {cost.word.spelling: cost for cost in costs}
+    by_flag = {cost.flag.spelling: cost for cost in costs}
     return {
         "engine": reading.launch.family,
         "version": reading.launch.version,
         "line": reading.launch.line,
         "counted": [
             {
-                "word": word.spelling,
-                "value": word.value,
-                "means": word.texts,
-                "takes_bytes_per_gpu": getattr(by_word.get(word.spelling), "taken_bytes", None),
-                "requests": getattr(by_word.get(word.spelling), "requests", None),
+                "word": flag.spelling,
+                "value": flag.value,
+                "means": flag.texts,
+                "takes_bytes_per_gpu": getattr(by_flag.get(flag.spelling), "taken_bytes", None),
+                "requests": getattr(by_flag.get(flag.spelling), "requests", None),
             }
-            for word in reading.counted
+            for flag in reading.counted
         ],
         "not_counted": [
             {
-                "word": word.spelling,
-                "value": word.value,
-                "why": word.effect,
+                "word": flag.spelling,
+                "value": flag.value,
+                "why": flag.effect,
             }
-            for word in reading.uncounted
+            for flag in reading.uncounted
         ],
-        "not_known_to_change_sizes": [word.spelling for word in reading.unknown],
+        "not_known_to_change_sizes": [flag.spelling for flag in reading.unknown],
     }

@@ -13,8 +13,8 @@ from typing import Any
 import yaml
 
 from dsv4kv.errors import ConfigError
+from dsv4kv.sizing.flags import FLAGS, find_flag
 from dsv4kv.sizing.shell import fill_in, split_statements, take_assignments
-from dsv4kv.sizing.words import WORDS, find_word
 
 _DEEPEST = 20
 _STARTS = (  # words that a server starts with, and whose it is
@@ -41,25 +41,25 @@ class Launch:
     Attributes:
         family: Whose.
         version: As its image or its installation names it; None where nothing does.
-        words: Flags with their values, the model first; empty for a switch.
+        flags: Flags with their values, the model first; empty for a switch.
         variables: What the environment is set to.
         line: Where it begins, from 1.
     """
 
     family: str
     version: str | None
-    words: tuple[tuple[str, str], ...]
+    flags: tuple[tuple[str, str], ...]
     variables: Mapping[str, str]
     line: int = 1
 
     @property
     def title(self) -> str:
         """The command in short: ``vllm serve deepseek-ai/DeepSeek-V4-Pro``."""
-        model = next((value for name, value in self.words if find_model_word(name)), "(no model)")
+        model = next((value for name, value in self.flags if find_model_flag(name)), "(no model)")
         return f"{self.family} {model}"
 
 
-def find_model_word(spelling: str) -> bool:
+def find_model_flag(spelling: str) -> bool:
     """Whether a flag names the model."""
     return spelling in ("--model", "--model-path")
 
@@ -183,16 +183,16 @@ def _pairs(family: str, arguments: list[str]) -> Iterator[tuple[str, str]]:
                 named = True
                 yield "--model", spelling + equals + value
             continue
-        word = find_word(family, spelling)
+        flag = find_flag(family, spelling)
         following = words[place] if place < len(words) else "-"
-        if not equals and not (word and word.switch) and _is_value(following):
+        if not equals and not (flag and flag.switch) and _is_value(following):
             value, place = following, place + 1
         base, dot, key = spelling.partition(".")
         if dot:
             nested.setdefault(base, {})[key] = value
             continue
-        named = named or find_model_word(spelling)
-        if not named and word is None and "deepseek" in value.lower() and "/" in value:
+        named = named or find_model_flag(spelling)
+        if not named and flag is None and "deepseek" in value.lower() and "/" in value:
             named = True
             yield "--model", value
             value = ""
@@ -310,11 +310,11 @@ def _words(value: Any) -> list[str]:
 
 def _flags(document: Mapping[Any, Any]) -> Iterator[tuple[str, tuple[str, str]]]:
     """A mapping of an engine's flags, dashes left out: ``tensor-parallel-size: 8``."""
-    for family in WORDS:
+    for family in FLAGS:
         pairs = [
             (f"--{str(key).lstrip('-')}", value)
             for key, value in document.items()
-            if find_word(family, f"--{str(key).lstrip('-')}")
+            if find_flag(family, f"--{str(key).lstrip('-')}")
         ]
         if len(pairs) >= min(3, len(document)) and len(pairs) >= 2:
             for key, value in document.items():

@@ -8,7 +8,7 @@ from dsv4kv.engines.host import HostTier
 from dsv4kv.sizing.advice import Option
 from dsv4kv.sizing.answer import Answer, assumptions, count_requests, limit_sentence
 from dsv4kv.sizing.fit import LayoutLine, RankUse, within_limit
-from dsv4kv.sizing.launch import Reading, WordCost
+from dsv4kv.sizing.launch import FlagCost, Reading
 from dsv4kv.sizing.lookup import kv_heads
 from dsv4kv.sizing.peak import peak_of
 from dsv4kv.sizing.reuse import PERIOD_TOKENS, Reuse
@@ -295,30 +295,30 @@ def assumed_table(scenario: Scenario) -> Table:
 _LONGEST_VALUE = 34  # deepseek-ai/DeepSeek-V4.1-Flash and a little
 
 
-def view_command(reading: Reading, costs: Iterable[WordCost]) -> Iterator[Part]:
+def view_command(reading: Reading, costs: Iterable[FlagCost]) -> Iterator[Part]:
     """What every flag and variable of a launch command does to sizes."""
-    by_word = {cost.word.spelling: cost for cost in costs}
+    by_flag = {cost.flag.spelling: cost for cost in costs}
     yield ""
     yield Table(
         "Command",
-        [*names("word", "value"), *numbers("takes", "requests"), *prose("decides")],
+        [*names("flag", "value"), *numbers("takes", "requests"), *prose("decides")],
         [
             (
-                word.spelling,
-                _shortened(word.value or "on"),
-                *_cost_cells(by_word.get(word.spelling)),
-                word.effect,
+                flag.spelling,
+                _shortened(flag.value or "on"),
+                *_cost_cells(by_flag.get(flag.spelling)),
+                flag.effect,
             )
-            for word in reading.counted
+            for flag in reading.counted
         ],
-        note=f"{reading.launch.title}; on one GPU, against the command without the word",
+        note=f"{reading.launch.title}; on one GPU, against the command without the flag",
         keys=2,
     )
-    for word in reading.uncounted:
-        value = f" {word.value}" if word.value else ""
-        yield Finding("warning", f"not counted: {word.spelling}{value}: {word.effect}")
+    for flag in reading.uncounted:
+        value = f" {flag.value}" if flag.value else ""
+        yield Finding("warning", f"not counted: {flag.spelling}{value}: {flag.effect}")
     if reading.unknown:
-        listed = ", ".join(word.spelling for word in reading.unknown)
+        listed = ", ".join(flag.spelling for flag in reading.unknown)
         yield Text(f"not known to change sizes, so not counted: {listed}", "dim")
 
 
@@ -327,7 +327,7 @@ def _shortened(value: str) -> str:
     return flat if len(flat) <= _LONGEST_VALUE else f"{flat[: _LONGEST_VALUE - 1]}…"
 
 
-def _cost_cells(cost: WordCost | None) -> list[str]:
+def _cost_cells(cost: FlagCost | None) -> list[str]:
     if cost is None or not (cost.taken_bytes or cost.requests):
         return [ABSENT, ABSENT]
     return [format_bytes(cost.taken_bytes), f"{cost.requests:+,}"]

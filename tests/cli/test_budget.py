@@ -273,7 +273,7 @@ def test_every_gpu_of_the_catalogue_can_be_asked_for() -> None:
         ("--axis context=4K --csv no/a.csv", "error: --csv no/a.csv: cannot be written"),
         ("--which 2", "error: --which chooses a command of a file: add --command FILE."),
         ("--command a.sh", "error: --command a.sh: there is no such file."),
-        ("--gpus 8 --max-num-seqs 8", "error: --max-num-seqs is a word of vllm: add --engine"),
+        ("--gpus 8 --max-num-seqs 8", "error: --max-num-seqs is a flag of vllm: add --engine"),
         ("--engine vllm --max-num-seqs", "error: --max-num-seqs: the value is missing."),
         (
             "--engine vllm --context 4K --max-model-len 4K",
@@ -363,7 +363,7 @@ COMMAND = (
 )
 
 
-def test_a_launch_command_is_answered_with_what_each_word_costs(
+def test_a_launch_command_is_answered_with_what_each_flag_costs(
     snapshot: SnapshotAssertion,
 ) -> None:
     assert run("--gpu", "h200", "--command", COMMAND).output == snapshot

@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 
 from dsv4kv.sizing.advice import Option, advise
 from dsv4kv.sizing.fit import fits, max_concurrency, max_context, tightest_free_bytes
+from dsv4kv.sizing.flags import find_flag
 from dsv4kv.sizing.inputs import READERS
 from dsv4kv.sizing.scenario import Scenario, fix_layout, resolve
-from dsv4kv.sizing.words import find_word
 from tests.examples import examples
 from tests.sizing.questions import GIB, ask, scenario, scenarios
 
@@ -22,8 +22,8 @@ def typed(found: Scenario, change: str) -> Scenario:
     family = found.engine.name.partition(":")[0]
     texts: dict[str, str] = {}
     for spelling, value in zip(words[::2], words[1::2], strict=True):
-        word = find_word(family, spelling)
-        means = word.means if word else None
+        flag = find_flag(family, spelling)
+        means = flag.means if flag else None
         texts |= means.of(value) if means else {spelling.removeprefix("--"): value}
     kept = {
         name: str(value)
@@ -124,7 +124,7 @@ def test_everything_that_could_be_smaller_is_offered() -> None:
     }
 
 
-def test_an_engine_is_advised_in_its_own_words() -> None:
+def test_an_engine_is_advised_in_its_own_flags() -> None:
     told = changes(advise(scenario(gpus="8", engine="vllm:0.33"), 2**20, 26))
     assert {"--max-num-batched-tokens 2048", "--gpu-memory-utilization 0.95"} < set(told)
 

@@ -8,7 +8,7 @@ import pytest
 from dsv4kv.errors import ConfigError
 from dsv4kv.sizing.answer import answer
 from dsv4kv.sizing.inputs import read_inputs
-from dsv4kv.sizing.launch import command_document, read_command, word_costs
+from dsv4kv.sizing.launch import command_document, flag_costs, read_command
 from tests.sizing.launches import LAUNCHES, Published
 
 READ = [each for each in LAUNCHES if not each.refused]
@@ -41,7 +41,7 @@ def test_a_model_that_a_path_does_not_tell_is_given_beside_the_command() -> None
     assert (texts["tp"], texts["step-tokens"], texts["draft-layers"]) == ("4", "8192", "3")
 
 
-def test_the_server_of_the_guide_is_read_word_by_word() -> None:
+def test_the_server_of_the_guide_is_read_flag_by_flag() -> None:
     guide = Path(__file__).parents[2] / "docs" / "server.compose.yaml"
     reading = read_command(str(guide))
     asked = {name: reading.texts[name] for name in ("engine", "model", "tp", "context")}
@@ -107,12 +107,12 @@ def costs(command: str, **given: str) -> dict[str, tuple[int, int]]:
     reading = read_command(command)
     found = answer(read_inputs({**reading.texts, **given}))
     return {
-        cost.word.spelling: (cost.taken_bytes, cost.requests)
-        for cost in word_costs(reading, given, found)
+        cost.flag.spelling: (cost.taken_bytes, cost.requests)
+        for cost in flag_costs(reading, given, found)
     }
 
 
-def test_what_a_word_costs_is_the_difference_to_the_command_without_it() -> None:
+def test_what_a_flag_costs_is_the_difference_to_the_command_without_it() -> None:
     found = costs(
         "vllm serve deepseek-ai/DeepSeek-V4-Flash --tensor-parallel-size 8 --max-model-len 128K "
         "--max-num-batched-tokens 16384 --gpu-memory-utilization 0.95 --block-size 256",

@@ -1,41 +1,41 @@
-"""The words of engines in a command: parted from options of ours, read, and merged to inputs."""
+"""The flags of engines in a command: parted from options of ours, read, and merged to inputs."""
 
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.sizing.words import (
+from dsv4kv.sizing.flags import (
+    FLAGS,
     OWN_DRAFTS,
     OWN_TIER,
     SIMPLE,
-    WORDS,
+    Flag,
     Texts,
-    Word,
-    find_word,
-    word_for,
+    find_flag,
+    flag_for,
 )
 
 Pairs = list[tuple[str, str]]
-"""Words with their values, empty for a switch."""
+"""Flags with their values, empty for a switch."""
 
 
-def take_words(arguments: Iterable[str], ours: Container[str]) -> tuple[Pairs, list[str]]:
-    """Part the words of engines from options of ours, and from everything else.
+def take_flags(arguments: Iterable[str], ours: Container[str]) -> tuple[Pairs, list[str]]:
+    """Part the flags of engines from options of ours, and from everything else.
 
     Raises:
-        ConfigError: A word whose value is missing.
+        ConfigError: A flag whose value is missing.
     """
     taken: Pairs = []
     rest: list[str] = []
     following = iter(arguments)
     for argument in following:
         spelling, equals, value = argument.partition("=")
-        found = (find_word(family, spelling) for family in WORDS)
-        word = None if spelling in ours else next(filter(None, found), None)
-        if word is None or not spelling.startswith("--"):
+        found = (find_flag(family, spelling) for family in FLAGS)
+        flag = None if spelling in ours else next(filter(None, found), None)
+        if flag is None or not spelling.startswith("--"):
             rest.append(argument)
             continue
-        if not equals and not word.switch:
+        if not equals and not flag.switch:
             value = next(following, "")
             if not value:
                 raise ConfigError(f"{spelling}: the value is missing.")
@@ -44,45 +44,45 @@ def take_words(arguments: Iterable[str], ours: Container[str]) -> tuple[Pairs, l
 
 
 @dataclass(frozen=True)
-class GivenWord:
-    """One word that was given.
+class GivenFlag:
+    """One flag that was given.
 
     Attributes:
         spelling: As given.
         value: As given; empty for a switch.
-        word: What is known of it; None where nothing is.
+        flag: What is known of it; None where nothing is.
         texts: What of ours it means; empty where it changes nothing, or is not counted.
     """
 
     spelling: str
     value: str
-    word: Word | None
+    flag: Flag | None
     texts: Texts
 
     @property
     def effect(self) -> str:
         """What it does to sizes; empty where that is not known."""
-        return self.word.effect if self.word else ""
+        return self.flag.effect if self.flag else ""
 
     @property
     def uncounted(self) -> bool:
         """Whether it changes sizes in a way that is not counted."""
-        return self.word is not None and self.word.means is None
+        return self.flag is not None and self.flag.means is None
 
 
-def read_word(family: str, spelling: str, value: str) -> GivenWord:
-    """Read one word; raises ``ConfigError`` for a value that is not of its kind."""
-    word = find_word(family, spelling)
-    if word is None or word.means is None:
-        return GivenWord(spelling, value, word, {})
+def read_flag(family: str, spelling: str, value: str) -> GivenFlag:
+    """Read one flag; raises ``ConfigError`` for a value that is not of its kind."""
+    flag = find_flag(family, spelling)
+    if flag is None or flag.means is None:
+        return GivenFlag(spelling, value, flag, {})
     try:
-        return GivenWord(spelling, value, word, word.means.of("on" if word.switch else value))
+        return GivenFlag(spelling, value, flag, flag.means.of("on" if flag.switch else value))
     except ConfigError as error:
         raise ConfigError(f"{spelling}: {error}") from None
 
 
-def merge(family: str, given: Iterable[GivenWord]) -> Texts:
-    """Our inputs from what was given, the last of equal words counting.
+def merge(family: str, given: Iterable[GivenFlag]) -> Texts:
+    """Our inputs from what was given, the last of equal flags counting.
 
     SGLang's ranks are those of all replicas where these are ranks of its attention.
     """
@@ -111,13 +111,13 @@ def merge(family: str, given: Iterable[GivenWord]) -> Texts:
 
 
 def wrong_engine(family: str, spelling: str) -> ConfigError:
-    """The sentence about a word of another engine: whose it is, and what says the same."""
-    owner = next(name for name in WORDS if find_word(name, spelling))
-    word = find_word(owner, spelling)
-    name = word.means.input if word and word.means else ""
-    if family in WORDS:
-        same = word_for(family, name) if name else ""
-        instead = f"{family} calls it {same}" if same else f"{family} has no such word"
+    """The sentence about a flag of another engine: whose it is, and what says the same."""
+    owner = next(name for name in FLAGS if find_flag(name, spelling))
+    flag = find_flag(owner, spelling)
+    name = flag.means.input if flag and flag.means else ""
+    if family in FLAGS:
+        same = flag_for(family, name) if name else ""
+        instead = f"{family} calls it {same}" if same else f"{family} has no such flag"
     else:
         instead = f"add --engine {owner}" + (f", or give --{name}" if name else "")
-    return ConfigError(f"{spelling} is a word of {owner}: {instead}.")
+    return ConfigError(f"{spelling} is a flag of {owner}: {instead}.")

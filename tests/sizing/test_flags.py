@@ -1,25 +1,25 @@
-"""The engines' words: each means what it does there, and another engine's gets a sentence."""
+"""The engines' flags: each means what it does there, and another engine's gets a sentence."""
 
 import pytest
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.sizing.command_words import merge, read_word, take_words, wrong_engine
+from dsv4kv.sizing.flags import FLAGS, Texts, find_flag, flag_for
+from dsv4kv.sizing.given_flags import merge, read_flag, take_flags, wrong_engine
 from dsv4kv.sizing.inputs import READERS, read_inputs
-from dsv4kv.sizing.words import WORDS, Texts, find_word, word_for
 
 
-@pytest.mark.parametrize("family", WORDS)
+@pytest.mark.parametrize("family", FLAGS)
 def test_every_word_of_an_engine_is_spelled_once_and_says_what_it_does(family: str) -> None:
-    spellings = [spelling for word in WORDS[family] for spelling in word.spellings]
+    spellings = [spelling for flag in FLAGS[family] for spelling in flag.spellings]
     assert len(spellings) == len(set(spellings))
-    for word in WORDS[family]:
-        assert word.effect
-        assert word.is_variable == word.name.isupper()
+    for flag in FLAGS[family]:
+        assert flag.effect
+        assert flag.is_variable == flag.name.isupper()
 
 
-@pytest.mark.parametrize("family", WORDS)
+@pytest.mark.parametrize("family", FLAGS)
 def test_what_a_word_means_is_an_input_of_ours(family: str) -> None:
-    named = {word.means.input for word in WORDS[family] if word.means and word.means.input}
+    named = {flag.means.input for flag in FLAGS[family] if flag.means and flag.means.input}
     assert named <= set(READERS)
 
 
@@ -121,15 +121,15 @@ def test_what_a_word_means_is_an_input_of_ours(family: str) -> None:
 def test_a_word_means_what_it_does_there(
     family: str, spelling: str, value: str, texts: Texts
 ) -> None:
-    assert merge(family, [read_word(family, spelling, value)]) == texts
+    assert merge(family, [read_flag(family, spelling, value)]) == texts
     assert read_inputs(texts)
 
 
 def test_draft_tokens_that_are_given_are_not_the_engines_own() -> None:
     """Whatever their order; SGLang 0.5.23: ``_auto_choose_speculative_params``."""
-    words = [("--speculative-num-draft-tokens", "2"), ("--speculative-algorithm", "EAGLE")]
-    for order in (words, words[::-1]):
-        told = [read_word("sglang", *word) for word in order]
+    flags = [("--speculative-num-draft-tokens", "2"), ("--speculative-algorithm", "EAGLE")]
+    for order in (flags, flags[::-1]):
+        told = [read_flag("sglang", *flag) for flag in order]
         assert merge("sglang", told)["draft-tokens"] == "2"
 
 
@@ -147,38 +147,38 @@ def test_a_value_that_is_none_is_a_sentence_with_its_word(
     family: str, spelling: str, value: str, sentence: str
 ) -> None:
     with pytest.raises(ConfigError) as refusal:
-        read_word(family, spelling, value)
+        read_flag(family, spelling, value)
     assert sentence in str(refusal.value)
 
 
 @pytest.mark.parametrize(
     ("family", "spelling", "sentence"),
     [
-        ("sglang", "--max-model-len", "is a word of vllm: sglang calls it --context-length."),
+        ("sglang", "--max-model-len", "is a flag of vllm: sglang calls it --context-length."),
         ("vllm", "--chunked-prefill-size", "of sglang: vllm calls it --max-num-batched-tokens."),
-        ("vllm", "--enable-hisparse", "is a word of sglang: vllm has no such word."),
+        ("vllm", "--enable-hisparse", "is a flag of sglang: vllm has no such flag."),
         ("dsv4kv", "--max-num-seqs", "vllm: add --engine vllm, or give --request-limit."),
     ],
 )
 def test_a_word_of_another_engine_names_the_right_one(
     family: str, spelling: str, sentence: str
 ) -> None:
-    assert find_word(family, spelling) is None
+    assert find_flag(family, spelling) is None
     assert str(wrong_engine(family, spelling)).endswith(sentence)
 
 
 def test_words_are_parted_from_our_options_and_from_everything_else() -> None:
     arguments = ["--gpu", "h200", "--max-num-seqs=8", "--enforce-eager", "--tp", "8", "a.log"]
-    taken, rest = take_words(arguments, {"--gpu", "--tp"})
+    taken, rest = take_flags(arguments, {"--gpu", "--tp"})
     assert taken == [("--max-num-seqs", "8"), ("--enforce-eager", "")]
     assert rest == ["--gpu", "h200", "--tp", "8", "a.log"]
     with pytest.raises(ConfigError, match="--max-num-seqs: the value is missing"):
-        take_words(["--max-num-seqs"], ())
+        take_flags(["--max-num-seqs"], ())
 
 
 def test_sglangs_ranks_are_those_of_all_replicas_of_its_attention() -> None:
-    def texts(*words: tuple[str, str]) -> Texts:
-        return merge("sglang", [read_word("sglang", *word) for word in words])
+    def texts(*flags: tuple[str, str]) -> Texts:
+        return merge("sglang", [read_flag("sglang", *flag) for flag in flags])
 
     eight = (("--tp", "8"), ("--dp", "8"))
     assert texts(*eight, ("--enable-dp-attention", "")) == {"tp": "1", "dp": "8"}
@@ -189,5 +189,5 @@ def test_sglangs_ranks_are_those_of_all_replicas_of_its_attention() -> None:
 
 
 def test_an_input_has_the_name_that_its_engine_has_for_it() -> None:
-    names = [word_for(family, "memory-fraction") for family in ("vllm", "sglang", "dsv4kv")]
+    names = [flag_for(family, "memory-fraction") for family in ("vllm", "sglang", "dsv4kv")]
     assert names == ["--gpu-memory-utilization", "--mem-fraction-static", "--memory-fraction"]

@@ -1,6 +1,6 @@
-"""The words of engines: flags and variables that change sizes, and what of ours they mean.
+"""Flags and variables of engines that change sizes, and what of ours they mean.
 
-One registry: the options of ``budget``, ``--command``, the advice and the docs read it. A word
+One registry: the options of ``budget``, ``--command``, the advice and the docs read it. A flag
 whose input is empty changes sizes in a way that no answer counts; its text says which.
 Sources: vLLM 0.33 (``arg_utils.py``, ``envs.py``), SGLang 0.5.23 (``arg_groups/fields``,
 ``environ.py``), TensorRT-LLM (``trtllm-serve``).
@@ -226,7 +226,7 @@ def _io_backend(text: str) -> Texts:
 
 
 @dataclass(frozen=True)
-class Word:
+class Flag:
     """A flag or variable of an engine.
 
     Attributes:
@@ -252,12 +252,12 @@ class Word:
         return self.name[0] != "-"
 
 
-def _word(spellings: str, effect: str, means: Meaning | None = None) -> Word:
-    return Word(tuple(spellings.split()), effect, means)
+def _flag(spellings: str, effect: str, means: Meaning | None = None) -> Flag:
+    return Flag(tuple(spellings.split()), effect, means)
 
 
-def _switch(spellings: str, effect: str, means: Meaning | None = None) -> Word:
-    return Word(tuple(spellings.split()), effect, means, switch=True)
+def _switch(spellings: str, effect: str, means: Meaning | None = None) -> Flag:
+    return Flag(tuple(spellings.split()), effect, means, switch=True)
 
 
 _NOTHING = Meaning(lambda _: {})
@@ -266,35 +266,35 @@ _PART = "ranks that a request's context is spread over: refused by name"
 _WEIGHTS = "changes the weights: give their size with --weights"
 _GRAPHS = "memory of CUDA graphs, which --reserve stands for"
 
-WORDS: dict[str, tuple[Word, ...]] = {
+FLAGS: dict[str, tuple[Flag, ...]] = {
     "vllm": (
-        _word("--model", "the model", _as_is("model")),
-        _word("--tensor-parallel-size -tp", "ranks of a replica", _counted("tp")),
-        _word("--pipeline-parallel-size -pp", "stages", _counted("pp")),
-        _word("--data-parallel-size -dp", "replicas, each with its cache", _counted("dp")),
+        _flag("--model", "the model", _as_is("model")),
+        _flag("--tensor-parallel-size -tp", "ranks of a replica", _counted("tp")),
+        _flag("--pipeline-parallel-size -pp", "stages", _counted("pp")),
+        _flag("--data-parallel-size -dp", "replicas, each with its cache", _counted("dp")),
         _switch(
             "--enable-expert-parallel -ep", "nothing: all ranks share the experts anyway", _NOTHING
         ),
-        _word("--max-model-len", "the longest request", _counted("context")),
-        _word("--max-num-seqs", "requests of a replica at once", _counted("request-limit")),
-        _word(
+        _flag("--max-model-len", "the longest request", _counted("context")),
+        _flag("--max-num-seqs", "requests of a replica at once", _counted("request-limit")),
+        _flag(
             "--max-num-batched-tokens",
             "the reserve in flight of every request, twice with async scheduling",
             _counted("step-tokens"),
         ),
-        _word(
+        _flag(
             "--gpu-memory-utilization", "share of a GPU that is used", _as_is("memory-fraction")
         ),
-        _word(
+        _flag(
             "--kv-cache-memory-bytes",
             "memory for KV, whatever weights and utilization leave",
             _counted("kv-memory"),
         ),
-        _word("--num-gpu-blocks-override", "blocks, whatever fits", _counted("kv-blocks")),
-        _word("--block-size", "tokens of a block", _counted("block-tokens")),
-        _word("--kv-cache-dtype", "bytes of an entry", Meaning(_cache_dtype)),
-        _word("--speculative-config -sc", "windows of draft layers", Meaning(_speculation)),
-        _word("--attention-config -ac", "bytes of an indexer key", Meaning(_attention)),
+        _flag("--num-gpu-blocks-override", "blocks, whatever fits", _counted("kv-blocks")),
+        _flag("--block-size", "tokens of a block", _counted("block-tokens")),
+        _flag("--kv-cache-dtype", "bytes of an entry", Meaning(_cache_dtype)),
+        _flag("--speculative-config -sc", "windows of draft layers", Meaning(_speculation)),
+        _flag("--attention-config -ac", "bytes of an indexer key", Meaning(_attention)),
         _switch("--async-scheduling", "two steps in flight", _switched("overlap", "2")),
         _switch("--no-async-scheduling", "one step in flight", _switched("overlap", "1")),
         _switch(
@@ -305,141 +305,141 @@ WORDS: dict[str, tuple[Word, ...]] = {
             "nothing of vLLM's size",
             _switched("prefix-cache", "off"),
         ),
-        _word(
+        _flag(
             "VLLM_SPARSE_INDEXER_MAX_LOGITS_MB", "the indexer's logits are cut to it",
             Meaning(_logits, "logits-limit"),
         ),
-        _word(
+        _flag(
             "--attention-backend",
             "plain rows of 512 or 1,024 B with FLASHINFER_MLA_SPARSE_DSV4 on SM100",
             _named("attention-backend"),
         ),
-        _word(
+        _flag(
             "--kv-offloading-size",
             f"{_HOST}: GiB of all ranks of a replica",
             Meaning(_offloading_size),
         ),
-        _word(
+        _flag(
             "--kv-offloading-backend", f"{_HOST}: native unless given", Meaning(_offloading_tier)
         ),
-        _word(
+        _flag(
             "VLLM_USE_SIMPLE_KV_OFFLOAD", f"{_HOST}: blocks of every rank",
             _switched(SIMPLE, "on"),
         ),
-        _word(
+        _flag(
             "--kv-transfer-config", f"{_HOST}; or what a prompt sends to the decode side",
             Meaning(_transfer),
         ),
-        _word("LMCACHE_CHUNK_SIZE", "tokens of LMCache's chunks", _counted("host-chunk")),
-        _word(
+        _flag("LMCACHE_CHUNK_SIZE", "tokens of LMCache's chunks", _counted("host-chunk")),
+        _flag(
             "LMCACHE_MAX_LOCAL_CPU_SIZE", "memory of LMCache in vLLM's process, GiB",
             Meaning(lambda text: {"host-size": _in_bytes(text, 2**30, "GiB")}),
         ),
-        _word("LMCACHE_MAX_LOCAL_DISK_SIZE", "disk beyond LMCache's memory, GiB"),
-        _word("LMCACHE_LOCAL_DISK", "where LMCache's disk is"),
-        _word("LMCACHE_CONFIG_FILE", "a file of LMCache's settings, which is not read"),
-        _word(
+        _flag("LMCACHE_MAX_LOCAL_DISK_SIZE", "disk beyond LMCache's memory, GiB"),
+        _flag("LMCACHE_LOCAL_DISK", "where LMCache's disk is"),
+        _flag("LMCACHE_CONFIG_FILE", "a file of LMCache's settings, which is not read"),
+        _flag(
             "--prefix-cache-retention-interval",
             f"which windows stay cached in {_HOST}",
             Meaning(_retention),
         ),
-        _word("--prefix-match-unit", "where hits end"),
+        _flag("--prefix-match-unit", "where hits end"),
         _switch("--swa-bounded-replay", "V4.1's windows leave the prefix cache",
                 _switched("bounded-replay", "on")),
         _switch("--no-swa-bounded-replay", "V4.1's windows are in the prefix cache",
                 _switched("bounded-replay", "off")),
-        _word("--engram-config", "V4.1's tables, in host memory by default"),
-        _word("--decode-context-parallel-size -dcp", _PART, _counted("dcp")),
-        _word("--prefill-context-parallel-size -pcp", _PART, _counted("prefill-cp")),
-        _word("--cpu-offload-gb", _WEIGHTS),
-        _word("--quantization -q", _WEIGHTS),
-        _word("--num-redundant-experts", _WEIGHTS),
+        _flag("--engram-config", "V4.1's tables, in host memory by default"),
+        _flag("--decode-context-parallel-size -dcp", _PART, _counted("dcp")),
+        _flag("--prefill-context-parallel-size -pcp", _PART, _counted("prefill-cp")),
+        _flag("--cpu-offload-gb", _WEIGHTS),
+        _flag("--quantization -q", _WEIGHTS),
+        _flag("--num-redundant-experts", _WEIGHTS),
         _switch("--enable-eplb", _WEIGHTS),
         _switch("--enable-lora", _WEIGHTS),
-        _word("--hf-overrides", "may change the model itself"),
-        _word("--performance-mode", "throughput doubles batched tokens and requests"),
-        _word("--all2all-backend", "256 batched tokens with DeepEP's low latency; its buffers"),
-        _word("--compilation-config -cc", _GRAPHS),
-        _word("--max-cudagraph-capture-size", _GRAPHS),
+        _flag("--hf-overrides", "may change the model itself"),
+        _flag("--performance-mode", "throughput doubles batched tokens and requests"),
+        _flag("--all2all-backend", "256 batched tokens with DeepEP's low latency; its buffers"),
+        _flag("--compilation-config -cc", _GRAPHS),
+        _flag("--max-cudagraph-capture-size", _GRAPHS),
         _switch("--enforce-eager", _GRAPHS),
         _switch("--enable-dbo", "half batches, each with buffers of its own"),
-        _word("VLLM_USE_V2_MODEL_RUNNER", "steps in flight with pipeline stages"),
+        _flag("VLLM_USE_V2_MODEL_RUNNER", "steps in flight with pipeline stages"),
     ),
     "sglang": (
-        _word("--model-path --model", "the model", _as_is("model")),
-        _word("--tp-size --tensor-parallel-size --tp", "ranks, replicas included",
+        _flag("--model-path --model", "the model", _as_is("model")),
+        _flag("--tp-size --tensor-parallel-size --tp", "ranks, replicas included",
               _counted("tp")),
-        _word("--pp-size --pipeline-parallel-size --pp", "stages", _counted("pp")),
-        _word("--dp-size --data-parallel-size --dp", "replicas", _counted("dp")),
+        _flag("--pp-size --pipeline-parallel-size --pp", "stages", _counted("pp")),
+        _flag("--dp-size --data-parallel-size --dp", "replicas", _counted("dp")),
         _switch("--enable-dp-attention", "replicas are ranks of one server",
                 _switched("dp-attention", "on")),
-        _word("--ep-size --expert-parallel-size --ep", "spreads the experts", _counted("ep")),
-        _word("--context-length", "the longest request", _counted("context")),
-        _word("--max-running-requests", "requests at once, of all replicas: the pool of windows",
+        _flag("--ep-size --expert-parallel-size --ep", "spreads the experts", _counted("ep")),
+        _flag("--context-length", "the longest request", _counted("context")),
+        _flag("--max-running-requests", "requests at once, of all replicas: the pool of windows",
               _counted("request-limit")),
-        _word("--chunked-prefill-size", "tokens in flight; the share of a GPU, if not given",
+        _flag("--chunked-prefill-size", "tokens in flight; the share of a GPU, if not given",
               _counted("step-tokens")),
-        _word("--mem-fraction-static", "share of a GPU for weights and cache",
+        _flag("--mem-fraction-static", "share of a GPU for weights and cache",
               _as_is("memory-fraction")),
-        _word("--max-total-tokens", "full tokens at most", _counted("kv-blocks")),
-        _word("--page-size", "tokens of a page", _counted("block-tokens")),
-        _word("--swa-full-tokens-ratio", "window slots for a full token",
+        _flag("--max-total-tokens", "full tokens at most", _counted("kv-blocks")),
+        _flag("--page-size", "tokens of a page", _counted("block-tokens")),
+        _flag("--swa-full-tokens-ratio", "window slots for a full token",
               _as_is("window-ratio")),
-        _word("--kv-cache-dtype", "bytes of an entry", Meaning(_cache_dtype)),
-        _word("--speculative-algorithm --speculative-algo", "windows of draft layers",
+        _flag("--kv-cache-dtype", "bytes of an entry", Meaning(_cache_dtype)),
+        _flag("--speculative-algorithm --speculative-algo", "windows of draft layers",
               Meaning(_sglang_drafts)),
-        _word("--speculative-num-draft-tokens", "window slots of a running request",
+        _flag("--speculative-num-draft-tokens", "window slots of a running request",
               _counted("draft-tokens")),
-        _word("--speculative-dspark-block-size", "window slots of a running request",
+        _flag("--speculative-dspark-block-size", "window slots of a running request",
               Meaning(_dspark_block)),
         _switch("--disable-radix-cache", "no windows of cached prefixes",
                 _switched("prefix-cache", "off")),
         _switch("--disable-overlap-schedule", "one chunk in flight", _switched("overlap", "1")),
         _switch("--enable-deepseek-v4-fp4-indexer", "indexer keys of 68 B, charged as 132 B",
                 _switched("indexer-format", "mxfp4")),
-        _word("SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS",
+        _flag("SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS",
               "window slots of a running request", _switched("window-slots", "freed", "kept")),
-        _word("SGLANG_DSV4_COMPRESS_STATE_DTYPE", "bytes of compressor states",
+        _flag("SGLANG_DSV4_COMPRESS_STATE_DTYPE", "bytes of compressor states",
               Meaning(_state_dtype)),
-        _word("SGLANG_OPT_USE_ONLINE_COMPRESS", "HCA states as a running softmax",
+        _flag("SGLANG_OPT_USE_ONLINE_COMPRESS", "HCA states as a running softmax",
               _switched("state", "online")),
-        _word("--disaggregation-mode",
+        _flag("--disaggregation-mode",
               "decode: no chunks, no prefixes in the pool of windows; prefill: no decode graphs; "
               "V4.1's own records on SM100", Meaning(_role)),
-        _word("--disaggregation-decode-extra-slots",
+        _flag("--disaggregation-decode-extra-slots",
               "requests that are received while others run", _counted("extra-slots")),
         _switch("--disaggregation-decode-enable-radix-cache",
                 "prefixes on the decode side, which V4 has only with unified KV"),
         _switch("--disaggregation-decode-enable-offload-kvcache",
                 f"{_HOST}: of the decode side, with a storage backend"),
-        _word("--disaggregation-transfer-backend", "nothing: what carries the pages", _NOTHING),
+        _flag("--disaggregation-transfer-backend", "nothing: what carries the pages", _NOTHING),
         _switch("--enable-hierarchical-cache --enable-hicache",
                 f"{_HOST}: a copy of the GPU's pools", _switched("host-tier", "hicache")),
-        _word("--hicache-ratio", f"{_HOST}: so many times the GPU's pools",
+        _flag("--hicache-ratio", f"{_HOST}: so many times the GPU's pools",
               _as_is("host-ratio")),
-        _word("--hicache-size", f"{_HOST}, in GB of every rank; V4 refuses it",
+        _flag("--hicache-size", f"{_HOST}, in GB of every rank; V4 refuses it",
               Meaning(_gigabytes)),
-        _word("--hicache-mem-layout", "staging on the GPU with page_first",
+        _flag("--hicache-mem-layout", "staging on the GPU with page_first",
               _named("host-layout")),
-        _word("--hicache-io-backend", "no staging on the GPU with direct", Meaning(_io_backend)),
-        _word("--hicache-write-policy", "nothing: when pages are copied to the host", _NOTHING),
-        _word("--hicache-storage-backend", "pages beyond the host's, which are not sized",
+        _flag("--hicache-io-backend", "no staging on the GPU with direct", Meaning(_io_backend)),
+        _flag("--hicache-write-policy", "nothing: when pages are copied to the host", _NOTHING),
+        _flag("--hicache-storage-backend", "pages beyond the host's, which are not sized",
               _named("host-storage")),
-        _word("--hicache-storage-prefetch-policy", "nothing: how long a request waits", _NOTHING),
+        _flag("--hicache-storage-prefetch-policy", "nothing: how long a request waits", _NOTHING),
         _switch("--enable-lmcache", "LMCache's server keeps pages, which are not sized"),
-        _word("--hicache-host-memory-mode", "buffer_only: 1.2 of the GPU's pools, as a passage"),
-        _word("--hicache-host-memory-fraction", "0.8 is assumed where no ratio is given"),
+        _flag("--hicache-host-memory-mode", "buffer_only: 1.2 of the GPU's pools, as a passage"),
+        _flag("--hicache-host-memory-fraction", "0.8 is assumed where no ratio is given"),
         _switch("--enable-hisparse", "CSA's entries in host memory, a part of them on the GPU",
                 _switched("hisparse", "on")),
-        _word("--hisparse-config", "host_to_device_ratio: entries for one on the GPU, 2 unasked",
+        _flag("--hisparse-config", "host_to_device_ratio: entries for one on the GPU, 2 unasked",
               Meaning(_hisparse)),
         _switch("--enable-unified-memory", "pools that borrow from each other: refused by name",
                 _switched("unified-memory", "on")),
-        _word("--dcp-size --decode-context-parallel-size", _PART, _counted("dcp")),
-        _word("--attn-cp-size --attention-context-parallel-size", _PART, _counted("prefill-cp")),
+        _flag("--dcp-size --decode-context-parallel-size", _PART, _counted("dcp")),
+        _flag("--attn-cp-size --attention-context-parallel-size", _PART, _counted("prefill-cp")),
         _switch("--enable-prefill-cp", _PART, _switched("prefill-cp", "2")),
-        _word("--swa-prefix-tails", "windows of cached prefixes: four a request are assumed"),
-        _word("--dsv4-attn-backend", "uniform FP8 rows with trtllm, V4.1's with flashmla_mega",
+        _flag("--swa-prefix-tails", "windows of cached prefixes: four a request are assumed"),
+        _flag("--dsv4-attn-backend", "uniform FP8 rows with trtllm, V4.1's with flashmla_mega",
               _named("attention-backend")),
         _switch("--enable-encoder-swa-bounded-replay",
                 "windows leave the prefix cache: every request has its own",
@@ -448,55 +448,55 @@ WORDS: dict[str, tuple[Word, ...]] = {
                 "no hit covers a prompt's last 128 tokens", _switched("bounded-replay", "on")),
         _switch("--no-enable-decoder-swa-bounded-replay",
                 "a hit may cover a prompt's last 128 tokens", _switched("bounded-replay", "off")),
-        _word("--moe-a2a-backend", "2 GiB more are kept for DeepEP"),
-        _word("--cuda-graph-max-bs --cuda-graph-max-bs-decode", _GRAPHS),
+        _flag("--moe-a2a-backend", "2 GiB more are kept for DeepEP"),
+        _flag("--cuda-graph-max-bs --cuda-graph-max-bs-decode", _GRAPHS),
         _switch("--disable-cuda-graph", _GRAPHS),
-        _word("--cpu-offload-gb", _WEIGHTS),
-        _word("--quantization", _WEIGHTS),
+        _flag("--cpu-offload-gb", _WEIGHTS),
+        _flag("--quantization", _WEIGHTS),
         _switch("--enable-lora", _WEIGHTS),
-        _word("--speculative-num-steps", "nothing: only the draft tokens count", _NOTHING),
-        _word("--speculative-eagle-topk", "with 1, nothing", _NOTHING),
-        _word("SGLANG_DSV4_KV_LAYOUT", "bytes of an entry: v4 is assumed"),
-        _word("SGLANG_HACK_FLASHMLA_BACKEND",
+        _flag("--speculative-num-steps", "nothing: only the draft tokens count", _NOTHING),
+        _flag("--speculative-eagle-topk", "with 1, nothing", _NOTHING),
+        _flag("SGLANG_DSV4_KV_LAYOUT", "bytes of an entry: v4 is assumed"),
+        _flag("SGLANG_HACK_FLASHMLA_BACKEND",
               "unified KV with unified_kv_triton, on AMD's GPUs: refused by name",
               Meaning(lambda x: {"unified-kv": "on"} if x == "unified_kv_triton" else {})),
-        _word("SGLANG_DSV4_UNIFIED_KV_FP8", "nothing without unified_kv_triton", _NOTHING),
-        _word("SGLANG_SWA_EVICTION_INTERVAL", "window slots of a request: 128 is assumed"),
-        _word("SGLANG_DSA_MQA_LOGITS_FREE_MEM_FRACTION", "bound of the indexer's logits"),
-        _word("SGLANG_ENABLE_POST_CAPTURE_KV_SIZING", "memory that is kept for all but the cache"),
+        _flag("SGLANG_DSV4_UNIFIED_KV_FP8", "nothing without unified_kv_triton", _NOTHING),
+        _flag("SGLANG_SWA_EVICTION_INTERVAL", "window slots of a request: 128 is assumed"),
+        _flag("SGLANG_DSA_MQA_LOGITS_FREE_MEM_FRACTION", "bound of the indexer's logits"),
+        _flag("SGLANG_ENABLE_POST_CAPTURE_KV_SIZING", "memory that is kept for all but the cache"),
     ),
     "trtllm": (
-        _word("--model", "the model", _as_is("model")),
-        _word("--tp_size --tp --tensor_parallel_size", "ranks", _counted("tp")),
-        _word("--pp_size --pp --pipeline_parallel_size", "stages", _counted("pp")),
-        _word("--ep_size --ep --moe_expert_parallel_size", "spreads the experts", _counted("ep")),
-        _word("--max_seq_len", "the longest request", _counted("context")),
-        _word("--max_batch_size", "requests at once", _counted("request-limit")),
-        _word("--max_num_tokens", "tokens of a step", _counted("step-tokens")),
-        _word(
+        _flag("--model", "the model", _as_is("model")),
+        _flag("--tp_size --tp --tensor_parallel_size", "ranks", _counted("tp")),
+        _flag("--pp_size --pp --pipeline_parallel_size", "stages", _counted("pp")),
+        _flag("--ep_size --ep --moe_expert_parallel_size", "spreads the experts", _counted("ep")),
+        _flag("--max_seq_len", "the longest request", _counted("context")),
+        _flag("--max_batch_size", "requests at once", _counted("request-limit")),
+        _flag("--max_num_tokens", "tokens of a step", _counted("step-tokens")),
+        _flag(
             "--kv_cache_free_gpu_memory_fraction --free_gpu_memory_fraction",
             "share of a GPU, here of all its memory, there of what is free after the weights",
             _as_is("memory-fraction"),
         ),
-        _word("--kv_cache_dtype", "bytes of an entry", Meaning(_plain_dtype)),
-        _word("--extra_llm_api_options --config", "a file of settings, which is not read"),
+        _flag("--kv_cache_dtype", "bytes of an entry", Meaning(_plain_dtype)),
+        _flag("--extra_llm_api_options --config", "a file of settings, which is not read"),
     ),
 }  # fmt: skip
-"""What every engine's words mean."""
+"""What every engine's flags mean."""
 
 
-def find_word(family: str, spelling: str) -> Word | None:
-    """The word of a spelling, dashes or underscores; None where the engine has no such word."""
+def find_flag(family: str, spelling: str) -> Flag | None:
+    """The flag of a spelling, dashes or underscores; None where the engine has no such flag."""
     wanted = _plain(spelling)
     return next(
-        (word for word in WORDS.get(family, ()) if wanted in map(_plain, word.spellings)), None
+        (flag for flag in FLAGS.get(family, ()) if wanted in map(_plain, flag.spellings)), None
     )
 
 
-def word_for(family: str, name: str) -> str:
+def flag_for(family: str, name: str) -> str:
     """How an engine calls an input of ours: ``--max-num-seqs`` for ``request-limit``."""
-    words = (word for word in WORDS.get(family, ()) if word.means and word.means.input == name)
-    return next((word.name for word in words), f"--{name}")
+    flags = (flag for flag in FLAGS.get(family, ()) if flag.means and flag.means.input == name)
+    return next((flag.name for flag in flags), f"--{name}")
 
 
 def _plain(spelling: str) -> str:

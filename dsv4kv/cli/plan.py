@@ -141,14 +141,15 @@ def plan(
     requests = _requests(trace, settings, isl, osl, rate)
     question = Question(requests, slos, speed, prices, gpus or most_gpus)
     tally, silent = Tally(), quiet or json_ == "-"
-    with Watcher(open_console(stderr=True, quiet=silent), "plan", "simulations") as watcher:
+    console = open_console(stderr=True, quiet=silent)
+    with Watcher(console, "plan", "simulations", at_most=True) as watcher:
         found = list_kinds(
             question, settings, engine, kinds, routers, model, tally, splits, name_args(args or [])
         )
         watcher.start(len(found))
         done = count(1)
 
-        def report() -> None:  # how many it will be is not known
+        def report() -> None:
             number = next(done)
             watcher.reach(number, max(len(found), number + 1))
 

@@ -33,20 +33,29 @@ class Watcher:
         clock: Callable[[], float] = monotonic,
         *,
         after_s: float = 0.0,
+        at_most: bool = False,
     ) -> None:
         """Draw on ``console``, or print there; nothing where it is quiet.
 
-        ``after_s``: no bar for what takes less, which would only flicker.
+        Args:
+            console: Where.
+            name: What is being done.
+            unit: What is counted.
+            total: How many there are.
+            clock: Seconds.
+            after_s: No bar for what takes less, which would only flicker.
+            at_most: Fewer than the total may do.
         """
         self._console, self._unit, self._clock = console, unit, clock
         self._name, self._done, self._total = name, 0, total
         self._begun = self._shown = clock()
         self._after_s, self._live = after_s, console.is_terminal
+        self._most, self._about = ("at most ", "at most") if at_most else ("", "about")
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            TextColumn(f"{{task.completed:,.0f}} / {{task.total:,.0f}} {unit}"),
-            TextColumn("left"),
+            TextColumn(f"{{task.completed:,.0f}} / {self._most}{{task.total:,.0f}} {unit}"),
+            TextColumn(f"{self._most}left"),
             TimeRemainingColumn(),
             console=console,
             transient=True,
@@ -109,7 +118,8 @@ class Watcher:
         self.reach(len(outcomes), self._total)
 
     def _line(self, taken_s: float) -> str:
-        line = f"{self._name}: {self._done:,} of {self._total:,} {self._unit}, {taken_s:.0f} s"
+        total = f"{self._most}{self._total:,}"
+        line = f"{self._name}: {self._done:,} of {total} {self._unit}, {taken_s:.0f} s"
         if not 0 < self._done < self._total:
             return line
-        return f"{line}, about {taken_s * (self._total / self._done - 1):.0f} s left"
+        return f"{line}, {self._about} {taken_s * (self._total / self._done - 1):.0f} s left"

@@ -18,11 +18,11 @@ def every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "EVERY_S", 10.0)
 
 
-def watch(*, terminal: bool, quiet: bool = False) -> str:
+def watch(*, terminal: bool, quiet: bool = False, at_most: bool = False) -> str:
     """What a count to 100 tokens prints that takes a second a token."""
     seconds, stream = 0.0, StringIO()
     console = Console(file=stream, force_terminal=terminal, quiet=quiet, width=80)
-    with Watcher(console, "bench", "tokens", clock=lambda: seconds) as watcher:
+    with Watcher(console, "bench", "tokens", clock=lambda: seconds, at_most=at_most) as watcher:
         watcher.start(100)
         for _ in range(100):
             seconds += 1
@@ -37,6 +37,12 @@ def test_a_log_gets_a_line_every_ten_seconds_with_the_time_left() -> None:
         "bench: 20 of 100 tokens, 20 s, about 80 s left",
     ]
     assert lines[9:] == ["bench: 100 of 100 tokens, 100 s"]
+
+
+def test_a_total_that_may_not_be_needed_is_a_bound() -> None:
+    first = watch(terminal=False, at_most=True).splitlines()[0]
+    assert first == "bench: 10 of at most 100 tokens, 10 s, at most 90 s left"
+    assert "100 / at most 100 tokens" in watch(terminal=True, at_most=True)
 
 
 def test_nothing_is_printed_of_what_takes_less() -> None:

@@ -142,16 +142,14 @@ def plan(
     question = Question(requests, slos, speed, prices, gpus or most_gpus)
     tally, silent = Tally(), quiet or json_ == "-"
     console = open_console(stderr=True, quiet=silent)
-    with Watcher(console, "plan", "simulations", at_most=True) as watcher:
+    with Watcher(console, "plan", "simulations", total=None) as watcher:
         found = list_kinds(
             question, settings, engine, kinds, routers, model, tally, splits, name_args(args or [])
         )
-        watcher.start(len(found))
         done = count(1)
 
         def report() -> None:
-            number = next(done)
-            watcher.reach(number, max(len(found), number + 1))
+            watcher.reach(next(done), None)
 
         window = WINDOW if trace else len(requests)
         search = Search(question, found, tally, report, window)

@@ -3,13 +3,19 @@
 A log gets a line every ten seconds, so that nobody takes a long run for one that hangs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from dsv4kv.config.axes import AxisCase
 
@@ -29,34 +35,24 @@ class Watcher:
         console: Console,
         name: str,
         unit: str,
-        total: int = 0,
+        total: int | None = 0,
         clock: Callable[[], float] = monotonic,
         *,
         after_s: float = 0.0,
-        at_most: bool = False,
     ) -> None:
         """Draw on ``console``, or print there; nothing where it is quiet.
 
-        Args:
-            console: Where.
-            name: What is being done.
-            unit: What is counted.
-            total: How many there are.
-            clock: Seconds.
-            after_s: No bar for what takes less, which would only flicker.
-            at_most: Fewer than the total may do.
+        A ``total`` of None is not known before all is done. ``after_s``: no bar for what takes
+        less, which would only flicker.
         """
         self._console, self._unit, self._clock = console, unit, clock
         self._name, self._done, self._total = name, 0, total
         self._begun = self._shown = clock()
         self._after_s, self._live = after_s, console.is_terminal
-        self._most, self._about = ("at most ", "at most") if at_most else ("", "about")
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            TextColumn(f"{{task.completed:,.0f}} / {self._most}{{task.total:,.0f}} {unit}"),
-            TextColumn(f"{self._most}left"),
-            TimeRemainingColumn(),
+            *_columns(unit, known=total is not None),
             console=console,
             transient=True,
             disable=not self._live,
@@ -96,7 +92,7 @@ class Watcher:
         """So many more are done."""
         self.reach(self._done + count, self._total)
 
-    def reach(self, done: int, total: int) -> None:
+    def reach(self, done: int, total: int | None) -> None:
         """So many of a total are done."""
         self._done, self._total = done, total
         now = self._clock()
@@ -118,8 +114,19 @@ class Watcher:
         self.reach(len(outcomes), self._total)
 
     def _line(self, taken_s: float) -> str:
-        total = f"{self._most}{self._total:,}"
-        line = f"{self._name}: {self._done:,} of {total} {self._unit}, {taken_s:.0f} s"
+        if self._total is None:
+            return f"{self._name}: {self._done:,} {self._unit}, {taken_s:.0f} s"
+        line = f"{self._name}: {self._done:,} of {self._total:,} {self._unit}, {taken_s:.0f} s"
         if not 0 < self._done < self._total:
             return line
-        return f"{line}, {self._about} {taken_s * (self._total / self._done - 1):.0f} s left"
+        return f"{line}, about {taken_s * (self._total / self._done - 1):.0f} s left"
+
+
+def _columns(unit: str, *, known: bool) -> Iterator[ProgressColumn]:
+    """How much is done and, where the total is known, what is left."""
+    if not known:
+        yield TextColumn(f"{{task.completed:,.0f}} {unit}")
+        return
+    yield TextColumn(f"{{task.completed:,.0f}} / {{task.total:,.0f}} {unit}")
+    yield TextColumn("left")
+    yield TimeRemainingColumn()

@@ -18,11 +18,11 @@ def every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "EVERY_S", 10.0)
 
 
-def watch(*, terminal: bool, quiet: bool = False, at_most: bool = False) -> str:
+def watch(*, terminal: bool, quiet: bool = False) -> str:
     """What a count to 100 tokens prints that takes a second a token."""
     seconds, stream = 0.0, StringIO()
     console = Console(file=stream, force_terminal=terminal, quiet=quiet, width=80)
-    with Watcher(console, "bench", "tokens", clock=lambda: seconds, at_most=at_most) as watcher:
+    with Watcher(console, "bench", "tokens", clock=lambda: seconds) as watcher:
         watcher.start(100)
         for _ in range(100):
             seconds += 1
@@ -39,10 +39,20 @@ def test_a_log_gets_a_line_every_ten_seconds_with_the_time_left() -> None:
     assert lines[9:] == ["bench: 100 of 100 tokens, 100 s"]
 
 
-def test_a_total_that_may_not_be_needed_is_a_bound() -> None:
-    first = watch(terminal=False, at_most=True).splitlines()[0]
-    assert first == "bench: 10 of at most 100 tokens, 10 s, at most 90 s left"
-    assert "100 / at most 100 tokens" in watch(terminal=True, at_most=True)
+@pytest.mark.parametrize(
+    ("terminal", "printed"), [(False, "plan: 10 simulations, 20 s\n"), (True, "12 simulations")]
+)
+def test_nothing_is_said_to_be_left_of_a_total_that_is_not_known(
+    terminal: bool, printed: str
+) -> None:
+    seconds, stream = 0.0, StringIO()
+    console = Console(file=stream, force_terminal=terminal, width=80)
+    with Watcher(console, "plan", "simulations", None, clock=lambda: seconds) as watcher:
+        for done in range(1, 13):
+            seconds += 2
+            watcher.reach(done, None)
+    assert printed in stream.getvalue()
+    assert "left" not in stream.getvalue()
 
 
 def test_nothing_is_printed_of_what_takes_less() -> None:

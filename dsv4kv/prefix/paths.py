@@ -419,16 +419,22 @@ class NumberedPaths:
     Attributes:
         paths: int64 for every request: the numbers of its blocks.
         count: How many different ones there are.
+        owners: For every request the one that touched the last of its blocks seen before; -1 where
+            all are new.
     """
 
     paths: tuple[Ints, ...]
     count: int
+    owners: tuple[int, ...]
 
 
 def number_paths(reuse: Reuse) -> NumberedPaths:
     """The same as ``number_blocks``, request by request."""
     offsets, numbers, count = number_blocks(reuse)
-    return NumberedPaths(tuple(numbers[a:b] for a, b in pairwise(offsets)), count)
+    owners = np.full(len(reuse.blocks), -1)
+    owners[reuse.request] = reuse.owner  # of several the last counts
+    paths = tuple(numbers[a:b] for a, b in pairwise(offsets))
+    return NumberedPaths(paths, count, tuple(owners.tolist()))
 
 
 def number_blocks(reuse: Reuse) -> tuple[Ints, Ints, int]:

@@ -31,11 +31,16 @@ class Pages:
     Attributes:
         blocks: Pages of every prompt.
         key_tokens: Tokens after a page that distinguish it, too.
+        owners: For every prompt the one that touched the last of its pages seen before; -1 where
+            none did.
     """
 
-    def __init__(self, paths: Sequence[Ints], key_tokens: int) -> None:
-        """``paths`` are int64 numbers of pages, contiguous."""
+    def __init__(
+        self, paths: Sequence[Ints], key_tokens: int, owners: Sequence[int] | None = None
+    ) -> None:
+        """``paths`` are int64 numbers of pages, contiguous; owners may not be known."""
         self.blocks, self.key_tokens = [len(path) for path in paths], key_tokens
+        self.owners = owners or [-1] * len(paths)
         self._paths = paths
 
     def numbers(self, request: int) -> "memoryview[int]":
@@ -51,7 +56,8 @@ class Pages:
 def number_pages(table: PathTable, page_tokens: int, key_tokens: int = 0) -> Pages:
     """The prompts of a trace in whole pages; raises ``ConfigError`` for pages that do not fit."""
     reuse = find_reuse(table, page_tokens, whole_blocks=True, key_tokens=key_tokens)
-    return Pages(number_paths(reuse).paths, key_tokens)
+    numbered = number_paths(reuse)
+    return Pages(numbered.paths, key_tokens, numbered.owners)
 
 
 class Node:
@@ -95,6 +101,12 @@ class Node:
         self.window, self.window_locks, self.marked = -1, 0, False
 
 
+def parent_of(node: Node) -> Node:
+    """The node above one that is not the root."""
+    assert node.parent is not None
+    return node.parent
+
+
 Evicted = Callable[[Sequence[int], Sequence[int]], None]
 """Hears the numbers of pages that are evicted, rising, and of those whose windows are."""
 
@@ -125,23 +137,40 @@ class PageTree:
         self.stored = self.locked = self.evicted = self.changes = 0
         self._clock = 0
         self._leaves: list[tuple[int, int, Node]] = []
+        # of which these came first while they were locked, and wait until they are not
+        self._locked_leaves: dict[Node, list[tuple[int, int, Node]]] = {}
         self._tickets = count()
+        self._tips: dict[int, Node] = {}
 
-    def peek(self, request: int, limit: int) -> list[tuple[Node, int]]:
-        """The nodes that ``walk`` would pass, with the pages matched to the end of each."""
-        node, way = self.root, list[tuple[Node, int]]()
-        numbers = self._shape.numbers(request)
+    def peek(self, request: int, limit: int) -> tuple[Node, int]:
+        """The last node that ``walk`` would pass, and the pages matched to its end."""
+        node, numbers = self.start(request, limit), self._shape.numbers(request)
         while node.end < limit:
             child = node.children.get(numbers[node.end])
             if child is None:
                 break
-            end = child.end
-            if end > limit or numbers[end - 1] != child.last:
-                way.append((child, self._part_of(child, numbers, limit)))
-                break
-            way.append((child, end))
+            if child.end > limit or numbers[child.end - 1] != child.last:
+                return child, self._part_of(child, numbers, limit)
             node = child
-        return way
+        return node, node.end
+
+    def start(self, request: int, limit: int) -> Node:
+        """A node on a prompt's way, as far down as is known without following it.
+
+        Where it ended before, or the prompt that it goes on from; what is left of that.
+        """
+        owner, numbers = self._shape.owners[request], self._shape.numbers(request)
+        node = self._tips.get(request) or self._tips.get(owner, self.root)
+        while node is not self.root and (
+            node.used < 0 or node.end > limit or numbers[node.end - 1] != node.last
+        ):
+            node = parent_of(node)
+        return node
+
+    def keep_tip(self, request: int, node: Node) -> None:
+        """Remember where a prompt ends, and no longer where the one before it did."""
+        self._tips.pop(self._shape.owners[request], None)
+        self._tips[request] = node
 
     def _part_of(self, node: Node, numbers: "memoryview[int]", limit: int) -> int:
         """Pages up to which a prompt goes along with a node that begins as it goes on."""
@@ -202,30 +231,45 @@ class PageTree:
         """Undo ``lock``."""
         while node.parent is not None:
             node.locks -= 1
-            self.locked -= 0 if node.locks else node.end - node.begin
+            if not node.locks:
+                self.locked -= node.end - node.begin
+                for entry in self._locked_leaves.pop(node, ()):
+                    heapq.heappush(self._leaves, entry)
             node = node.parent
+
+    def unlocked(self, request: int, node: Node, end: int) -> int:
+        """Pages that nobody keeps on a prompt's way, up to page ``end`` of a node on it."""
+        if not end:
+            return 0
+        first = self.root.children[self._shape.numbers(request)[0]]
+        if not first.locks:  # nor is any below it
+            return end
+        locked = end
+        while not node.locks:
+            locked, node = node.begin, parent_of(node)
+        return end - locked
 
     def take(self, pages: int) -> None:
         """Take pages for new content; least recently used leaves are dropped to have them."""
-        kept = []
         while self.free < pages:
             entry = heapq.heappop(self._leaves)
             node = entry[2]
             if node.used != entry[0] or node.children:
                 continue
             if node.locks:
-                kept.append(entry)
+                self._locked_leaves.setdefault(node, []).append(entry)
                 continue
             self.remove(node)
-        for entry in kept:
-            heapq.heappush(self._leaves, entry)
         self.free -= pages
 
     def store(self, request: int, full: int) -> tuple[Node, int]:
         """Insert a prompt; returns its last node and the pages that the tree takes over."""
         node = self.walk(request, full)
         stored = full - node.end
-        return (self.add(request, node, full) if stored else node), stored
+        if stored:
+            node = self.add(request, node, full)
+        self.keep_tip(request, node)
+        return node, stored
 
     def remove(self, node: Node) -> None:
         """Drop a leaf; its parent may be the next."""
@@ -310,7 +354,7 @@ class SglangCache:
         self._tree, self._shape, self._size = tree, shape, page_tokens
         self._uncovered = uncovered_tokens
         self._running: dict[int, Running] = {}
-        self._asked, self._answer = (-1, 0, 0), list[tuple[Node, int]]()
+        self._asked, self._answer = (-1, 0, 0), (tree.root, 0)
 
     def watch(self, on_evicted: Evicted) -> None:
         """Call this from now on with what is evicted."""
@@ -357,10 +401,9 @@ class SglangCache:
 
     def peek(self, request: int, tokens: int) -> int:
         """Pages that a prompt of so many tokens would find."""
-        way = self._way(request, tokens)
-        return way[-1][1] if way else 0
+        return self._match(request, tokens)[1]
 
-    def _way(self, request: int, tokens: int) -> list[tuple[Node, int]]:
+    def _match(self, request: int, tokens: int) -> tuple[Node, int]:
         """What a prompt would find; looked up once for as long as the tree stays as it is."""
         asked = request, tokens, self._tree.changes
         if self._asked != asked:
@@ -370,11 +413,9 @@ class SglangCache:
 
     def fits(self, request: int, tokens: int, promised: int) -> bool:
         """Whether a prompt can begin and end where ``promised`` pages are others'."""
-        way = self._way(request, tokens)
-        resumed = way[-1][1] if way else 0
-        unlocked = sum(end - node.begin for node, end in way if not node.locks)
+        node, resumed = self._match(request, tokens)
         needed = self._pages(tokens) - resumed
-        return needed + promised <= self.available - unlocked
+        return needed + promised <= self.available - self._tree.unlocked(request, node, resumed)
 
     def begin(self, request: int, tokens: int) -> Hit:
         """Use what is cached of a prompt; everything it needs can be had from now on."""
@@ -432,7 +473,7 @@ def page_shape(pool: Pool) -> Pages:
     key_tokens = pool.speculation.key_tokens
     if pool.numbered is None:
         return number_pages(pool.table, pool.block_tokens, key_tokens)
-    return Pages(pool.numbered.paths, key_tokens)
+    return Pages(pool.numbered.paths, key_tokens, pool.numbered.owners)
 
 
 def open_sglang(pool: Pool) -> SglangCache:

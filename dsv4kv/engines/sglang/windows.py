@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dsv4kv.engines.cache import Generating, Hit, Pool, check_pages
-from dsv4kv.engines.sglang.cache import Node, Pages, PageTree, SglangCache, page_shape
+from dsv4kv.engines.sglang.cache import Node, Pages, PageTree, SglangCache, page_shape, parent_of
 from dsv4kv.engines.vllm.groups import GroupHits
 from dsv4kv.prefix.paths import Ints
 
@@ -58,16 +58,17 @@ class WindowTree(PageTree):
         super().__init__(shape, pages)
         self.free_windows, self.stored_windows = window_pages, 0
         self._aging: list[tuple[int, int, int, Node]] = []
+        self._locked_windows: dict[Node, list[tuple[int, int, int, Node]]] = {}
         self._window_tickets = count()
 
     def find(self, request: int, limit: int) -> tuple[Node, int, int]:
         """Where a prompt resumes, pages of context found, and where windows ever were."""
-        last = self._descend(request, self.root, limit)
+        last = self._descend(request, self.start(request, limit), limit)
         node = marked = last
         while node is not self.root and node.window < 0:
-            node = _above(node)
+            node = parent_of(node)
         while marked is not self.root and not marked.marked:
-            marked = _above(marked)
+            marked = parent_of(marked)
         self._refresh(node)
         self._touch(node)
         return node, last.end, marked.end
@@ -87,7 +88,7 @@ class WindowTree(PageTree):
             begin = node.begin
             if window_from is None or begin <= window_from:
                 break
-            node = _above(node)
+            node = parent_of(node)
         if held:
             self._release_windows(held)
         return Lock(last, begin)
@@ -101,9 +102,12 @@ class WindowTree(PageTree):
         node = held.node
         while node is not self.root:
             node.window_locks -= 1
+            if not node.window_locks:
+                for entry in self._locked_windows.pop(node, ()):
+                    heapq.heappush(self._aging, entry)
             if node.begin == held.begin:
                 return
-            node = _above(node)
+            node = parent_of(node)
 
     def split(self, node: Node, at: int) -> Node:
         """Cut a node in two; both halves have its windows, its locks, and their age."""
@@ -127,21 +131,18 @@ class WindowTree(PageTree):
 
     def take_windows(self, pages: int) -> None:
         """Take window pages; those unused for longest go, a leaf's with its context."""
-        kept = []
         while self.free_windows < pages:
             entry = heapq.heappop(self._aging)
             used, begin, _, node = entry
-            if (node.window, node.begin) != (used, begin):
+            if node.window != used or node.begin != begin:
                 continue
             if node.window_locks:
-                kept.append(entry)
+                self._locked_windows.setdefault(node, []).append(entry)
             elif node.children or node.locks:
                 self.on_evicted((), self._pages_of(node))
                 self._drop_window(node)
             else:
                 self.remove(node)
-        for entry in kept:
-            heapq.heappush(self._aging, entry)
         self.free_windows -= pages
 
     def insert(
@@ -168,6 +169,7 @@ class WindowTree(PageTree):
             if last.window >= 0 and last.end - last.begin > 1:
                 self.split(last, last.end - 1)  # so that a lock holds one window alone
         self._refresh(last)
+        self.keep_tip(request, last)
         return last, stored, windows
 
     def _descend(self, request: int, node: Node, limit: int) -> Node:
@@ -205,7 +207,7 @@ class WindowTree(PageTree):
         while node is not self.root and end - node.end < _REFRESHED_PAGES:
             if node.window >= 0:
                 self._set_window(node)
-            node = _above(node)
+            node = parent_of(node)
 
     def _set_window(self, node: Node) -> None:
         node.window, node.marked = self._clock, True
@@ -222,17 +224,12 @@ class WindowTree(PageTree):
             self.stored_windows -= node.end - node.begin
 
 
-def _above(node: Node) -> Node:
-    assert node.parent is not None
-    return node.parent
-
-
 def _way(above: Node, node: Node) -> list[Node]:
     """The nodes below ``above`` down to ``node``."""
     way = []
     while node is not above:
         way.append(node)
-        node = _above(node)
+        node = parent_of(node)
     return way[::-1]
 
 
@@ -321,15 +318,13 @@ class SglangWindowCache(SglangCache):
 
     def fits(self, request: int, tokens: int, promised: int) -> bool:
         """Whether a prompt can begin and end where ``promised`` pages are others'."""
-        way = self._way(request, tokens)
-        known = len(way)
-        while known and way[known - 1][0].window < 0:
-            known -= 1
-        way = way[:known]
-        resumed, locked = (way[-1][1], way[-1][1] - way[-1][0].begin) if way else (0, 0)
-        unlocked = sum(end - node.begin for node, end in way if not node.locks)
+        node, resumed = self._match(request, tokens)
+        while resumed and node.window < 0:
+            resumed, node = node.begin, parent_of(node)
+        unlocked = self._tree.unlocked(request, node, resumed)
         available = super().available - self._promised - unlocked
-        enough = self._needed_windows(tokens, resumed, locked) <= self._available_windows
+        needed = self._needed_windows(tokens, resumed, resumed - node.begin)
+        enough = needed <= self._available_windows
         return enough and self._pages(tokens) - resumed + promised <= available
 
     def begin(self, request: int, tokens: int) -> Hit:

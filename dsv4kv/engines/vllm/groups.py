@@ -53,7 +53,10 @@ class BlockQueue:
         self._front = self._back = 0
 
     def cache(self, keys: Ints, size: int | Ints) -> Ints:
-        """Register entries of ``size`` blocks in use under their keys; returns the entries."""
+        """Register entries of ``size`` blocks in use under their keys, all different.
+
+        Returns the entries.
+        """
         if not len(keys):
             return np.zeros(0, np.int64)
         self.changes += 1
@@ -61,18 +64,16 @@ class BlockQueue:
             self._add_entries()
         new = self._spare[self._spares - len(keys) : self._spares].copy()
         self._spares -= len(keys)
-        self._key[new], self._size[new], self._users[new] = keys, size, 1
-        self._place[new] = self._next[new] = _NONE
-        self.busy += int(np.add.reduce(self._size[new]))
-        present = self.first[keys] != _NONE
-        if not np.count_nonzero(present):
+        self._key[new], self._size[new], self._users[new], self._next[new] = keys, size, 1, _NONE
+        self.busy += size * len(keys) if isinstance(size, int) else int(np.add.reduce(size))
+        present = self.first.take(keys) != _NONE
+        if not _any(present):
             self.first[keys] = self._last[keys] = new
             return new
-        self.first[keys[~present]] = self._last[keys[~present]] = new[~present]
-        for entry in new[present].tolist():
-            key = self._key[entry]
-            self._next[self._last[key]] = entry
-            self._last[key] = entry
+        fresh, copied = keys[~present], keys[present]
+        self.first[fresh] = self._last[fresh] = new[~present]
+        self._next[self._last[copied]] = new[present]
+        self._last[copied] = new[present]
         return new
 
     def _add_entries(self) -> None:
@@ -90,6 +91,7 @@ class BlockQueue:
                 self._spare,
             )
         )
+        self._place[count:] = _NONE
         self._spare[self._spares : self._spares + len(more)] = more
         self._spares += len(more)
 
@@ -117,7 +119,7 @@ class BlockQueue:
         sizes, users = self._size[entries], self._users[entries] - 1
         self._users[entries] = users
         blocks = freed = int(np.add.reduce(sizes))
-        if np.count_nonzero(users):
+        if _any(users != 0):
             unused = users == 0
             entries, freed = entries[unused], int(np.add.reduce(sizes[unused]))
         self.busy -= freed
@@ -186,7 +188,7 @@ class BlockQueue:
         self._place[entries] = _NONE
         keys = self._key.take(entries)
         found = self.first.take(keys) == entries
-        if np.count_nonzero(found) == len(found):
+        if not _any(~found):
             self.first[keys] = self._next.take(entries)
             return
         self.first[keys[found]] = self._next.take(entries[found])
@@ -204,6 +206,11 @@ class BlockQueue:
             self._next[at] = self._next[entry]
             if self._next[at] == _NONE:
                 self._last[key] = at
+
+
+def _any(flags: NDArray[np.bool_]) -> bool:
+    """Whether any is True: of few flags, faster than NumPy says it."""
+    return b"\1" in flags.tobytes()
 
 
 def last_true(flags: NDArray[np.bool_]) -> int:
@@ -434,7 +441,7 @@ class GroupPool:
         """Blocks that all groups hold, that the context holds, and the last ever marked."""
         path = way.context[:limit]
         missing = self._first[0].take(path) < 0
-        found = int(missing.argmax()) if np.count_nonzero(missing) else len(path)
+        found = int(missing.argmax()) if _any(missing) else len(path)
         if not found:
             return 0, 0, 0
         if self._marking is None:
@@ -601,14 +608,17 @@ class GroupPool:
                 continue
             if not kept[0]:  # behind no block at all, where no hit ends
                 numbers = np.append(numbers, self._nodes)
-            known = numbers[np.array(kept) - 1]
+            places = _in_array(kept)
+            known: Ints = numbers[places - 1]
+            behind = (places * size).tolist()
             if cut.marking:
                 self._marked[known if keep is tails else known[np.isin(kept, tails)]] = True
             keys, sizes = cut.first + known, cut.sizes.repeat(len(kept))
-            entries = self.queue.cache(keys.ravel(), sizes).reshape(keys.shape).tolist()
+            entries = self.queue.cache(keys.ravel(), sizes).reshape(keys.shape)
             for (number, part), mine in zip(cut.parts, entries, strict=True):
-                running.tails[number] += mine
-                running.ends[number] += [each * size + part.end_tokens for each in kept]
+                running.tails[number] += mine.tolist()
+                shift = part.end_tokens
+                running.ends[number] += [each + shift for each in behind] if shift else behind
         for number in self._mixed:
             ends, first = running.ends[number], held[number]
             order = sorted(range(first, len(ends)), key=ends.__getitem__)
@@ -629,6 +639,11 @@ class GroupPool:
                 del running.tails[number][:count], ends[:count]
         if gone:
             queue.uncached -= queue.give_back(np.array(gone))
+
+
+def _in_array(kept: Sequence[int]) -> Ints:
+    """int64: the same numbers."""
+    return np.arange(kept.start, kept.stop) if isinstance(kept, range) else np.array(kept)
 
 
 def _end(part: Part) -> int:

@@ -49,9 +49,10 @@ EXITS = {
     r"calibrate runs": {7},
     r"watch server": {0, 2},
     r"replay server --against": {4},
+    r"replay --resume RUN": {7},
     # a calibration that nobody has fitted, an extra that is not installed
     r"replay .*cost.calibration=": {0, 2},
-    r"trace convert .*--to parquet": {0, 2},
+    r"replay .*--ray": {0, 2},
     r"trace tokenize [^-]": {2},
     r"plan weka/": {4},
     # a trace that is too short for the question
@@ -112,7 +113,7 @@ def install(folder: Path) -> Path:
     pip = [str(environment / "bin" / "pip"), "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", wheels, ROOT], check=True)
     (wheel,) = wheels.glob("*.whl")
-    asked = f"{wheel}[cuda,pandas,record]"
+    asked = f"{wheel}[cuda,pandas,parquet,record]"
     subprocess.run([*pip, "install", "-c", ROOT / "constraints.txt", asked], check=True)
     return environment / "bin"
 
@@ -126,6 +127,8 @@ def prepare(folder: Path, run: "Runner") -> None:
         for block in re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S):
             if "def gather_topk" in block:
                 make_packages(folder, block)
+    (folder / "docs").mkdir()
+    shutil.copy(ROOT / "docs" / "server.compose.yaml", folder / "docs")
     for name in ("BEFORE", "AFTER", "RUN", "NEW", "A", "B"):
         record = make_launched_record(seed=ord(name[0]))
         (folder / "results").mkdir(exist_ok=True)
@@ -138,6 +141,9 @@ def prepare(folder: Path, run: "Runner") -> None:
         shutil.copy(folder / "server.json", folder / f"{name}.json")
     run.quietly("trace synth conversation_trace.jsonl --shape chat --conversations 40")
     shutil.copy(folder / "conversation_trace.jsonl", folder / "trace.jsonl")
+    content = (folder / "conversation_trace.jsonl").read_bytes()
+    for name in ("big", "trace"):
+        (folder / f"{name}.jsonl.gz").write_bytes(gzip.compress(content))
     for name in ("a", "b"):
         run.quietly(f"config show smoke > {name}.yaml")
     for name in ("LRU", "ARC"):

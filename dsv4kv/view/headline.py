@@ -250,7 +250,8 @@ def unchanged(groups: Sequence[Group]) -> str:
 def _number(outcome: Outcome, label: str, estimate: Estimate, note: str) -> KeyNumber:
     """A number of a sweep; what was counted, or measured once, has no interval."""
     if outcome.unit == "ns":
-        return measured_duration(label, estimate, note)
+        number = measured_duration(label, estimate, note)
+        return replace(number, spread="") if estimate.half_width == 0 else number
     if outcome.unit == "B":
         size, unit = format_bytes(estimate.value).split()
         return KeyNumber(label, size, "", unit, note)

@@ -9,7 +9,7 @@ from dsv4kv.engines.formats import Site, stored_formats
 from dsv4kv.engines.prefix import prefix_rule
 from dsv4kv.engines.registry import find_engine
 from dsv4kv.engines.speculation import SPECULATIONS, Speculation
-from dsv4kv.engines.vllm.groups import TailGroup, cut_groups
+from dsv4kv.engines.vllm.groups import UNBOUNDED_TOKENS, TailGroup, cut_groups
 from dsv4kv.engines.vllm.sizing import Layout, VllmEngine
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
@@ -158,6 +158,8 @@ class Pool:
         tokens_per_step: Tokens of a request that a decode step gives, on average.
         numbered: The prompts as numbers of blocks, distinguished also by the tokens after them
             that a draft asks for; None where they are not known yet.
+        step_tokens: Most tokens of a request in a decode step, where a scheduler gives blocks
+            step by step as the engine does (vLLM); 0: requests are promised what they need.
     """
 
     table: PathTable
@@ -171,6 +173,7 @@ class Pool:
     holds_chunks: bool = False
     tokens_per_step: float = 1.0
     numbered: NumberedPaths | None = None
+    step_tokens: int = 0
 
     @property
     def blocks(self) -> int:
@@ -200,7 +203,7 @@ def tail_groups(pool: Pool) -> tuple[TailGroup, ...]:
         block_tokens=pool.block_tokens,
     )
     needs = [
-        (need.storage, TailGroup(need.block_tokens, need.blocks))
+        (need.storage, TailGroup(need.block_tokens, need.blocks, seen_tokens=need.tail_tokens))
         for need in prefix_rule("vllm:0.33", deployment).needs
         if need.blocks is not None
         for _ in range(need.groups)
@@ -242,14 +245,16 @@ def uncached_groups(pool: Pool) -> tuple[TailGroup, ...]:
     window = pool.model.window_tokens
     layout = v41_layout(pool.model, pool.chunk_tokens, pool.block_tokens, pool.arch)
     return tuple(
-        TailGroup(_UNBOUNDED_TOKENS, 1, cached=False)
+        TailGroup(UNBOUNDED_TOKENS, 1, cached=False)
         if group.ring
-        else TailGroup(group.block_tokens, -(-window // group.block_tokens), cached=False)
+        else TailGroup(
+            group.block_tokens,
+            -(-window // group.block_tokens),
+            cached=False,
+            seen_tokens=window - 1,
+        )
         for group in layout.groups[1:]
     )
-
-
-_UNBOUNDED_TOKENS = 1 << 40
 
 
 def draft_needs(pool: Pool, *, windows: bool) -> tuple[int, int]:

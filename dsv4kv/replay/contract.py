@@ -108,8 +108,18 @@ class Prompts(Protocol):
     def misses(self, served: Served, found: int) -> bool:
         """Whether there are blocks beyond those found that could have been."""
 
-    def fits(self, served: Served, found: int, needed: int, promised: int) -> bool:
-        """Whether a prompt of ``needed`` blocks can begin where ``promised`` are others'."""
+    def fits(
+        self, served: Served, found: int, needed: int, promised: int, step_tokens: int
+    ) -> bool:
+        """Whether a prompt can begin.
+
+        Args:
+            served: The request.
+            found: Shared blocks of it that are cached.
+            needed: Blocks of all of it.
+            promised: Blocks that are others'.
+            step_tokens: Of it that the next step can compute.
+        """
 
     def begin(self, served: Served) -> int:
         """Resume a request after what is cached; returns the bytes moved for it."""

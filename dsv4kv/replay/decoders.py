@@ -136,7 +136,7 @@ class Decoders(ABC):
         They end with the first that ends at ``until_s`` or later, with the first that may end a
         request, or before blocks run out; ``longest`` bounds them.
         """
-        most = self._steps_to_an_end()
+        most = self.steps_to_an_end()
         if longest is not None:
             most = min(most, longest)
         most, work_of = self._works(most)
@@ -162,6 +162,10 @@ class Decoders(ABC):
         """The same, as the times of steps see it."""
 
     @abstractmethod
+    def befores(self, steps: int) -> Ints:
+        """int64[steps, B]: tokens of each before every step."""
+
+    @abstractmethod
     def advance(self, steps: int) -> int:
         """Take steps; returns the blocks that were needed for them."""
 
@@ -174,7 +178,7 @@ class Decoders(ABC):
         """Forget some, the last first."""
 
     @abstractmethod
-    def _steps_to_an_end(self) -> int:
+    def steps_to_an_end(self) -> int:
         """Steps until the first that may end a request."""
 
     @abstractmethod
@@ -297,7 +301,7 @@ class Stepping(Decoders):
         """See ``Decoders``."""
         if not self.members:
             return most
-        return self._supplied(min(most, self._steps_to_an_end()), blocks)
+        return self._supplied(min(most, self.steps_to_an_end()), blocks)
 
     def work(self, steps: int) -> Work:
         """The work of steps, their weights and times not shared with prompt chunks."""
@@ -320,6 +324,11 @@ class Stepping(Decoders):
         self._reached = {last: self._reach(last)}
         self._taken = last
         return lacking
+
+    def befores(self, steps: int) -> Ints:
+        """int64[steps, B]: tokens of each before every step."""
+        found: Ints = self.position + np.arange(steps)[:, None]
+        return found
 
     def set_aside(self, places: Sequence[int]) -> Aside:
         """Let some sit out the steps that follow, until they are put back."""
@@ -412,7 +421,8 @@ class Stepping(Decoders):
             self._columns[:, place:count] = self._columns[:, place + 1 : count + 1]
         self._first_end = int(self._columns[1, :count].min(initial=_NEVER))
 
-    def _steps_to_an_end(self) -> int:
+    def steps_to_an_end(self) -> int:
+        """Steps until the first that may end a request."""
         return self._first_end - self._taken
 
     def _works(self, most: int) -> tuple[int, WorkOf]:
@@ -512,6 +522,10 @@ class Drafting(Decoders):
         self._lacking.clear()
         return int(lacking.sum())
 
+    def befores(self, steps: int) -> Ints:
+        """int64[steps, B]: tokens of each before every step."""
+        return self._windows(steps)[0]
+
     def _column(self, number: int) -> Ints:
         column: Ints = self._columns[number]
         return column
@@ -526,7 +540,8 @@ class Drafting(Decoders):
         self._columns = self._columns[:, stay]
         self._lacking.clear()
 
-    def _steps_to_an_end(self) -> int:
+    def steps_to_an_end(self) -> int:
+        """Steps until the first that may end a request."""
         return -(-int(self.left.min()) // self.window)
 
     def _works(self, most: int) -> tuple[int, WorkOf]:

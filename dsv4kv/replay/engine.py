@@ -10,6 +10,7 @@ from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.engines.cache import EngineCache, Pool, draft_needs
 from dsv4kv.engines.rules import check_model, find_drafts, find_rule
 from dsv4kv.engines.sglang.cache import SglangCache
+from dsv4kv.engines.vllm.stepwise import SteppedVllmCache
 from dsv4kv.prefix.paths import NumberedPaths, PathTable, find_reuse, number_paths
 from dsv4kv.prefix.tree import Ids
 from dsv4kv.replay.contract import NOTHING_BELOW, Below
@@ -115,8 +116,12 @@ class EnginePrompts:
         covered = max(0, served.prompt_tokens - self.tally.uncovered_tokens)
         return min(len(served.keys), covered // self._tokens)
 
-    def fits(self, served: Served, found: int, needed: int, promised: int) -> bool:
+    def fits(
+        self, served: Served, found: int, needed: int, promised: int, step_tokens: int
+    ) -> bool:
         """Whether a prompt can begin, with the windows and states it needs."""
+        if isinstance(self._cache, SteppedVllmCache):
+            return self._cache.admits(served.number, served.prompt_tokens, step_tokens)
         return self._cache.fits(served.number, served.prompt_tokens, promised)
 
     def begin(self, served: Served) -> int:
@@ -260,6 +265,8 @@ def build_engine(config: ReplayConfig, memory: MemoryPlan, known: EnginePaths) -
         holds_chunks=holds_chunks(config.server),
         tokens_per_step=_tokens_per_step(config.scheduler.speculative),
         numbered=known.numbered,
+        # what a tier brings back takes its blocks when it is there: it is promised them
+        step_tokens=0 if config.tiers.levels else 1 + config.scheduler.speculative.draft_tokens,
     )
     cache, needs = rule.open(pool), draft_needs(pool, windows=rule.windows)
     again = memory.model.window_tokens if rule.replays else 0

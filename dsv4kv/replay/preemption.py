@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from dsv4kv.engines.vllm.stepwise import SteppedVllmCache
 from dsv4kv.replay.contract import Ledger
 from dsv4kv.replay.decoders import Decoders
 from dsv4kv.replay.requests import Served, insert_by_age
@@ -86,6 +87,22 @@ class Pauses:
 
     def stepped(self, steps: int) -> None:
         """Nothing is expected."""
+
+    def longest(self, most: int | None) -> int | None:
+        """As many as are wanted: the blocks say how many."""
+        return most
+
+    def goes_on(self, served: Served, position: int) -> bool:
+        """It has its blocks."""
+        return True
+
+    def quiet(self, served: Served, position: int) -> bool:
+        """It has its blocks."""
+        return True
+
+    def advance(self, steps: int) -> None:
+        """Take steps."""
+        self._ledger.take(self._decoders.advance(steps))
 
     def _pause(self) -> None:
         """Pause requests that cannot cross a block boundary, youngest first."""
@@ -170,6 +187,18 @@ class Preemption(Protocol):
 
     def stepped(self, steps: int) -> None:
         """So many decode steps were taken; 0 says that nobody runs."""
+
+    def longest(self, most: int | None) -> int | None:
+        """Of so many steps those that may be taken at once; None for as many as there are."""
+
+    def goes_on(self, served: Served, position: int) -> bool:
+        """Whether a prompt has blocks up to a position; else it was preempted."""
+
+    def quiet(self, served: Served, position: int) -> bool:
+        """Whether chunks of a prompt up to there surely have theirs, and nobody decodes."""
+
+    def advance(self, steps: int) -> None:
+        """Let all that decode take steps, and the blocks for them."""
 
 
 FIRST_RATIO, LEAST_RATIO, DECAY_STEPS = 0.7, 0.7 * 0.14, 600
@@ -290,9 +319,7 @@ class EnginePreemption:
         while sum(lacking.values()) > batch.ledger.available:
             served = keeps.pop()
             lacking.pop(served, None)
-            batch.stop(served)
-            self._rule.put_back(batch.waiting, served)
-            self.preempted = True
+            self._stop(served)
         if self.preempted and self._ratio:
             self._ratio.retracted(batch.decoders)
 
@@ -310,6 +337,81 @@ class EnginePreemption:
         if self._ratio:
             self._ratio.stepped(steps)
 
+    def longest(self, most: int | None) -> int | None:
+        """As many as are wanted: the blocks say how many."""
+        return most
+
+    def goes_on(self, served: Served, position: int) -> bool:
+        """It has its blocks."""
+        return True
+
+    def quiet(self, served: Served, position: int) -> bool:
+        """It has its blocks."""
+        return True
+
+    def advance(self, steps: int) -> None:
+        """Take steps."""
+        self._batch.ledger.take(self._batch.decoders.advance(steps))
+
+    def _stop(self, served: Served) -> None:
+        """Preempt one."""
+        self._batch.stop(served)
+        self._rule.put_back(self._batch.waiting, served)
+        self.preempted = True
+
+
+class SteppedPreemption(EnginePreemption):
+    """Blocks are taken request by request, in every step; the last to be admitted gives way."""
+
+    def __init__(self, batch: Batch, rule: EngineRule, cache: SteppedVllmCache) -> None:
+        super().__init__(batch, rule)
+        self._cache = cache
+
+    def settle(self) -> None:
+        """Give those that decode blocks for the next step."""
+        decoders, self.preempted = self._batch.decoders, False
+        while not self._cache.reserve(self._numbers, decoders.position):
+            self._stop(self._rule.keeps(self._batch)[-1])
+
+    def promised(self, served: Served, begun: Sequence[Served]) -> int:
+        """Nothing: those that run have theirs."""
+        return 0
+
+    def longest(self, most: int | None) -> int | None:
+        """Steps for which blocks suffice, and in which nobody can be admitted."""
+        decoders = self._batch.decoders
+        if not len(decoders):
+            return most
+        wanted = decoders.steps_to_an_end()
+        wanted = wanted if most is None else min(most, wanted)
+        lacking = decoders.most_lacking(wanted)
+        return self._cache.steps(decoders.position, lacking, decoders.befores, wanted)
+
+    def goes_on(self, served: Served, position: int) -> bool:
+        """Whether a prompt has blocks up to a position; else it was preempted."""
+        while self._cache.lacks(served.number, position):
+            last = self._rule.keeps(self._batch)[-1]
+            self._stop(last)
+            if last is served:
+                return False
+        return True
+
+    def quiet(self, served: Served, position: int) -> bool:
+        """Whether chunks of a prompt up to there surely have theirs, and nobody decodes."""
+        decoding = len(self._batch.decoders) > 0
+        return not decoding and self._cache.roomy(served.number, position)
+
+    def advance(self, steps: int) -> None:
+        """Take steps, the blocks of the first of which were given."""
+        decoders, numbers = self._batch.decoders, self._numbers
+        befores = decoders.befores(steps)
+        decoders.advance(steps)
+        self._cache.advance(numbers, befores, decoders.position)
+
+    @property
+    def _numbers(self) -> list[int]:
+        return [served.number for served in self._batch.decoders.members]
+
 
 def open_preemption(rule: str, batch: Batch, most_blocks: int) -> Preemption:
     """The rule that goes with a ``prefix.rule``.
@@ -320,4 +422,6 @@ def open_preemption(rule: str, batch: Batch, most_blocks: int) -> Preemption:
         most_blocks: Blocks that paused requests may keep, by the toolkit's own rule.
     """
     engine = next((each for name, each in ENGINES.items() if rule.startswith(name)), None)
+    if engine and isinstance(batch.ledger, SteppedVllmCache):
+        return SteppedPreemption(batch, engine, batch.ledger)
     return EnginePreemption(batch, engine) if engine else Pauses(batch, most_blocks)

@@ -237,7 +237,9 @@ class PromptCache:
         """Nothing but its context can keep a request from being served."""
         return ""
 
-    def fits(self, served: Served, found: int, needed: int, promised: int) -> bool:
+    def fits(
+        self, served: Served, found: int, needed: int, promised: int, step_tokens: int
+    ) -> bool:
         """Whether blocks for a whole prompt can be had in addition to those found, which stay."""
         kept = found * self._ledger.per_shared
         return needed - kept + promised <= self._ledger.available - kept

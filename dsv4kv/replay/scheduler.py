@@ -5,7 +5,7 @@ request comes or may end, a prompt is nearly computed, or blocks run out. Prompt
 step with decoding requests; SGLang's have steps of their own. Older requests go first everywhere.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -43,22 +43,24 @@ class Admission:
         self.waiting.append(served)
 
     def take(
-        self, ranks: Collection[int], prefilling: Sequence[Served], promised: Promised
+        self, budgets: Mapping[int, int], prefilling: Sequence[Served], promised: Promised
     ) -> Served | None:
         """Take the oldest request of some ranks out that can begin; None if none can.
 
+        ``budgets``: prompt tokens that the next step has left for each.
         Where the oldest that could lacks blocks, nobody overtakes it, and it is not looked at
         again before blocks have come back.
         """
         if self._stuck_at == self._ledger.freed:
             return None
         for place, served in enumerate(self.waiting):
-            if served.rank not in ranks or self._still_blocked(served, prefilling):
+            if served.rank not in budgets or self._still_blocked(served, prefilling):
                 continue
             found = self._prompts.look_up(served)
             if self._defers(served, found, prefilling):
                 continue
-            if self._fits(served, found, promised(served, prefilling)):
+            promise = promised(served, prefilling)
+            if self._fits(served, found, promise, budgets[served.rank]):
                 return self.waiting.pop(place)
             self._stuck_at = self._ledger.freed
             return None
@@ -86,10 +88,10 @@ class Admission:
                 return True
         return False
 
-    def _fits(self, served: Served, found: int, promised: int) -> bool:
+    def _fits(self, served: Served, found: int, promised: int, step_tokens: int) -> bool:
         """Whether everything a whole prompt needs can be had."""
         needed = self._group.blocks_for(served.prompt_tokens)
-        return self._prompts.fits(served, found, needed, promised)
+        return self._prompts.fits(served, found, needed, promised, step_tokens)
 
 
 @dataclass(frozen=True)
@@ -258,8 +260,9 @@ class Scheduler:
             self._go_on()
         self._preemption.settle()
         chunks, budgets = list[tuple[Served, Span]](), self._budgets()
-        for served in self.prefilling:
-            self._add_chunk(served, chunks, budgets)
+        for served in self.prefilling[:]:
+            if served in self.prefilling:  # it may be preempted for another
+                self._add_chunk(served, chunks, budgets)
         loading = len(self.loading)
         self._admit(chunks, budgets)
         if not chunks and len(self.loading) > loading:  # they took blocks, and decoding is next
@@ -343,11 +346,12 @@ class Scheduler:
             return
         while True:
             held = enumerate(self._held)
-            ranks = [rank for rank, n in held if n < self._limits.slots and budgets[rank] > 0]
-            if not ranks:
+            slots = self._limits.slots
+            left = {rank: budgets[rank] for rank, n in held if n < slots and budgets[rank] > 0}
+            if not left:
                 return
             begun = [*self.prefilling, *self.loading]
-            chosen = self._admission.take(ranks, begun, self._preemption.promised)
+            chosen = self._admission.take(left, begun, self._preemption.promised)
             if chosen is None:
                 return
             self._start(chosen)
@@ -362,7 +366,7 @@ class Scheduler:
         """Give a prompt what its rank has left of the step's tokens."""
         before = served.position
         take = min(budgets[served.rank], served.prompt_tokens - before)
-        if take > 0:
+        if take > 0 and self._preemption.goes_on(served, before + take):
             chunks.append((served, (before, before + take)))
             budgets[served.rank] -= take
             if self._finds_scheduled:
@@ -456,6 +460,8 @@ class Scheduler:
         served, (before, after) = chunks[0]
         most = max(1, (served.prompt_tokens - before - 1) // (after - before))
         most = min(most, self._longest_stretch or most)
+        if most > 1 and not self._preemption.quiet(served, before + most * (after - before)):
+            return 1
         return self.decoders.quiet_steps(most, self.prompts.spare) if decoding else most
 
     def _compute(self, served: Served, position: int, earlier: Sequence[int] = ()) -> None:
@@ -485,7 +491,10 @@ class Scheduler:
         plan, next_s = self._plan, self._next_s
         if plan is None or plan.next_s != next_s:
             steps, work = self.decoders.plan(
-                self.ledger.available, self.clock, next_s, self._longest_stretch
+                self.ledger.available,
+                self.clock,
+                next_s,
+                self._preemption.longest(self._longest_stretch),
             )
             plan = _Plan(steps, work, next_s, self.clock.after(work))
         if next_s > until_s < plan.end_s:
@@ -499,7 +508,7 @@ class Scheduler:
 
     def _advance(self, steps: int, aside: Aside | None = None) -> None:
         """Decode so many steps, but for those that were left out of them."""
-        self.ledger.take(self.decoders.advance(steps))
+        self._preemption.advance(steps)
         if aside:
             assert isinstance(self.decoders, Stepping)
             self.decoders.put_back(aside)

@@ -97,7 +97,7 @@ def test_blocks_that_do_not_fit_are_a_sentence(rule: str, block: int, sentence: 
         ("vllm", 3, "longer than all blocks together"),
         (
             "vllm-v4:semantic",
-            100,
+            60,
             "longer than all blocks together, with windows and states of a chunk",
         ),
         ("sglang-v4:dense", 30, "longer than all windows together"),

@@ -75,13 +75,24 @@ def test_nobody_is_paused_by_an_engine_and_everybody_ends(rule: str) -> None:
     assert made.outcome.evictions > 0
 
 
-@pytest.mark.parametrize("rule", ["vllm", "sglang"])
-def test_steps_taken_at_once_preempt_as_single_steps_do(rule: str) -> None:
+@pytest.mark.parametrize(
+    ("rule", "blocks", "drafts"),
+    [
+        ("vllm", 16, 0),
+        ("sglang", 16, 0),
+        ("vllm-v4:dense", 140, 0),
+        ("vllm-v4:semantic", 160, 3),
+    ],
+)
+def test_steps_taken_at_once_preempt_as_single_steps_do(
+    rule: str, blocks: int, drafts: int
+) -> None:
     config = small_config(
-        cache__num_blocks=16,
+        cache__num_blocks=blocks,
         cache__block_tokens=128,
         prefix__rule=rule,
         scheduler__step_tokens=128,
+        scheduler__speculative__draft_tokens=drafts,
     )
     preempted = 0
     for seed in range(4):

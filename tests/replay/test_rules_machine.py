@@ -11,6 +11,7 @@ from dsv4kv.engines.rules import RULES
 from dsv4kv.engines.sglang.cache import Node, PageTree, SglangCache
 from dsv4kv.engines.sglang.windows import WindowTree
 from dsv4kv.engines.vllm.cache import VllmCache
+from dsv4kv.engines.vllm.groups import GroupPool, Running
 from dsv4kv.replay.build import build_replay
 from tests.examples import examples
 from tests.replay.scenes import LONG, random_requests, small_config
@@ -61,11 +62,22 @@ def check_queue(cache: VllmCache) -> None:
         -(-one.position // pool.size) - sum(map(len, one.context)) for one in running.values()
     )
     assert pool.context_used == len(context) + own
-    for number, one in running.items():
-        assert pool.tail_blocks(one) <= cache._tails.get(number, 0)
-    used = cache.total - cache.free - cache.cached
-    assert used - pool.context_used - cache._decoded <= sum(cache._tails.values())
-    assert cache.available >= 0
+    assert cache.free >= 0
+    held = {entry for one in running.values() for entry in held_by(pool, one)}
+    assert held == set(taken.tolist())
+
+
+def held_by(pool: GroupPool, one: Running) -> Iterator[int]:
+    """Entries that a request uses, those that are parts of others too."""
+    for part in one.context:
+        yield from part.tolist()
+    for group, begin, tails, ends in zip(
+        pool.groups, one.starts, one.tails, one.ends, strict=True
+    ):
+        for entry, end in zip(tails, ends, strict=True):
+            for behind, piece in pool.queue.pieces(entry):
+                if end - behind * group.block_tokens > begin:
+                    yield piece
 
 
 class EngineMachine(ReplayMachine):

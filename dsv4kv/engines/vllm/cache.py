@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dsv4kv.engines.cache import Generating, Hit, Pool
+from dsv4kv.engines.cache import Generating, Hit
 from dsv4kv.engines.speculation import SPECULATIONS, Speculation
 from dsv4kv.engines.vllm.groups import (
     GroupHits,
@@ -217,11 +217,14 @@ class VllmCache:
 
     def refuses(self, tokens: int) -> str:
         """Why a request of so many tokens can never run; empty if it can."""
-        if self._pool.most_blocks(tokens, self._chunk) <= self.total:
+        if self._most_blocks(tokens) <= self.total:
             return ""
-        tails = self._pool.most_tails(tokens, self._chunk)
-        chunk = ", with windows and states of a chunk" if tails else ""
+        chunk = ", with windows and states of a chunk" if self._pool.groups else ""
         return f"longer than all blocks together{chunk}"
+
+    def _most_blocks(self, tokens: int) -> int:
+        """Blocks that must be there for a request to be admitted."""
+        return self._pool.most_blocks(tokens, self._chunk)
 
     def peek(self, request: int, tokens: int) -> int:
         """Blocks of context that a prompt of so many tokens would find."""
@@ -298,31 +301,6 @@ class VllmCache:
         if blocks:
             self._tails[request] = blocks
         self.freed += 1
-
-
-def open_vllm(
-    pool: Pool,
-    groups: tuple[TailGroup, ...],
-    retention_tokens: int | None,
-    replayed_tokens: int = 0,
-) -> VllmCache:
-    """An empty cache of context, and of groups of windows and states if there are any."""
-    speculation, size = pool.speculation, pool.block_tokens
-    ways, nodes = number_ways(pool.table, size, groups, speculation.key_tokens, pool.numbered)
-    return VllmCache(
-        GroupPool(
-            pool.blocks,
-            nodes,
-            size,
-            groups,
-            drops=speculation.drops,
-            replayed_tokens=replayed_tokens,
-        ),
-        ways,
-        retention_tokens=retention_tokens,
-        chunk_tokens=pool.chunk_tokens,
-        speculation=speculation,
-    )
 
 
 Held = tuple[int, int, int | None]

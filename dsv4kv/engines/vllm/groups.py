@@ -13,7 +13,7 @@ requests may use one entry; it joins the queue when the last of them gives it ba
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -23,8 +23,10 @@ from dsv4kv.engines.speculation import Speculation
 from dsv4kv.errors import OutOfBlocks
 from dsv4kv.prefix.paths import Ints, NumberedPaths, PathTable, find_reuse, number_paths
 
+UNBOUNDED_TOKENS = 1 << 40
+"""Of the one block of a ring: more than a request has."""
 _NONE = -1
-_WINDOW = 256
+_WINDOW, _FEW = 256, 8
 
 
 class BlockQueue:
@@ -51,6 +53,8 @@ class BlockQueue:
         self._spares = 0  # leading ones of ``_spare``: numbers of entries that are none
         self._queue: Ints = np.zeros(1024, np.int64)
         self._front = self._back = 0
+        self._pieces: dict[int, list[tuple[int, int]]] = {}  # of what was given back in parts
+        self._whole: dict[int, int] = {}  # what a piece is a piece of
 
     def cache(self, keys: Ints, size: int | Ints) -> Ints:
         """Register entries of ``size`` blocks in use under their keys, all different.
@@ -101,6 +105,44 @@ class BlockQueue:
             return 0
         return int(self._size.take(entries).dot(self._users.take(entries) == 0))
 
+    def pieces(self, entry: int) -> list[tuple[int, int]]:
+        """What is given back of an entry at once, the last blocks first: an entry with its key.
+
+        With each the blocks of the entry behind it. The first has the entry's own number.
+        """
+        return self._pieces.get(entry) or [(0, entry)]
+
+    def in_pieces(self, entries: Sequence[int]) -> bool:
+        """Whether any of them was given back in parts."""
+        return bool(self._pieces) and not self._pieces.keys().isdisjoint(entries)
+
+    def split(self, entry: int, behind: int) -> None:
+        """Let the last ``behind`` blocks of an entry be given back after those before them."""
+        pieces = self.pieces(entry)
+        place = max(at for at, (after, _) in enumerate(pieces) if after < behind)
+        after, last = pieces[place]
+        first = int(self._size[last]) - (behind - after)
+        if first <= 0:
+            return
+        self._pieces[entry] = pieces
+        if not self._spares:
+            self._add_entries()
+        self._spares -= 1
+        new = int(self._spare[self._spares])
+        self._key[new], self._size[new] = self._key[last], first
+        self._users[new], self._place[new] = self._users[last], _NONE
+        self._size[last] -= first
+        pieces.insert(place + 1, (behind, new))
+        self._whole[new] = entry
+
+    def with_pieces(self, entries: Ints) -> Ints:
+        """Entries, and those that are parts of them."""
+        if not self._pieces:
+            return entries
+        split = [entry for entry in entries.tolist() if entry in self._pieces]
+        more = [number for entry in split for _, number in self._pieces[entry][1:]]
+        return np.concatenate([entries, np.array(more, np.int64)])
+
     def use(self, entries: Ints) -> None:
         """Take cached blocks out of the queue."""
         if not len(entries):
@@ -116,6 +158,8 @@ class BlockQueue:
 
         Returns how many blocks they are, with those that others still use.
         """
+        if len(entries) == 1:
+            return self._give_back_one(int(entries[0]))
         sizes, users = self._size[entries], self._users[entries] - 1
         self._users[entries] = users
         blocks = freed = int(np.add.reduce(sizes))
@@ -130,6 +174,19 @@ class BlockQueue:
         self._place[entries] = np.arange(self._back, back)
         self._back = back
         return blocks
+
+    def _give_back_one(self, entry: int) -> int:
+        """The same of one, as most are while requests decode."""
+        size, users = int(self._size[entry]), int(self._users[entry]) - 1
+        self._users[entry] = users
+        if not users:
+            self.busy -= size
+            self.idle += size
+            self._make_room(1)
+            self._queue[self._back] = entry
+            self._place[entry] = self._back
+            self._back += 1
+        return size
 
     def _make_room(self, count: int) -> None:
         """Have places for so many more behind the last: those before the front are of no use."""
@@ -162,6 +219,8 @@ class BlockQueue:
             raise OutOfBlocks(f"{missing:,} blocks more than there are were asked for.")
         self.idle -= blocks
         self.evicted += blocks
+        if 0 < blocks <= _FEW:
+            blocks = self._evict_few(blocks)
         while blocks:
             entries = self._queue[self._front : min(self._front + _WINDOW, self._back)]
             window = np.arange(self._front, self._front + len(entries))
@@ -170,6 +229,8 @@ class BlockQueue:
             reached = self._size.take(entries).cumsum()
             whole = int(reached.searchsorted(blocks, side="right"))
             self._forget(entries[:whole])
+            if self._pieces:
+                self._join(entries[:whole].tolist())
             self._spare[self._spares : self._spares + whole] = entries[:whole]
             self._spares += whole
             blocks -= int(reached[whole - 1]) if whole else 0
@@ -182,6 +243,35 @@ class BlockQueue:
                 return
             self._front += len(window)
 
+    def _evict_few(self, blocks: int) -> int:
+        """Take blocks one entry after the other; those that are left where it gets tedious."""
+        for _ in range(_WINDOW):
+            entry = int(self._queue[self._front])
+            if self._place[entry] == self._front:
+                size = int(self._size[entry])
+                if size > blocks:
+                    break
+                blocks -= size
+                self._let_key_go(entry)
+                if self._pieces:
+                    self._join([entry])
+                self._spare[self._spares] = entry
+                self._spares += 1
+            self._front += 1
+            if not blocks:
+                break
+        return blocks
+
+    def _let_key_go(self, entry: int) -> None:
+        """``_forget`` of one."""
+        self.changes += 1
+        self._place[entry] = _NONE
+        key = int(self._key[entry])
+        if self.first[key] == entry:
+            self.first[key] = self._next[entry]
+        else:
+            self._unchain(self._whole.get(entry, entry), key)
+
     def _forget(self, entries: Ints) -> None:
         """Let keys go; a later copy takes the place of the first."""
         self.changes += 1
@@ -193,7 +283,15 @@ class BlockQueue:
             return
         self.first[keys[found]] = self._next.take(entries[found])
         for entry in entries[~found].tolist():
-            self._unchain(entry, int(self._key[entry]))
+            self._unchain(self._whole.get(entry, entry), int(self._key[entry]))
+
+    def _join(self, entries: list[int]) -> None:
+        """Their numbers will be others': they are no pieces any more, and have none."""
+        for entry in entries:
+            self._whole.pop(entry, None)
+            for _, piece in self._pieces.pop(entry, ()):
+                if self._whole.get(piece) == entry:
+                    del self._whole[piece]
 
     def _unchain(self, entry: int, key: int) -> None:
         at = int(self.first[key])
@@ -263,12 +361,32 @@ class TailGroup:
         cut: These, in parts, and what a draft needs beyond; empty for one part.
         cached: Whether others can find them; else a request that hits computes the needed ones
             again, in blocks of its own.
+        seen_tokens: Tokens before the next one that it sees: what is before them is given back.
+            None for all tokens of the needed blocks.
     """
 
     block_tokens: int
     needed: int
     cut: tuple[Part, ...] = ()
     cached: bool = True
+    seen_tokens: int | None = None
+
+    @property
+    def ring(self) -> bool:
+        """Whether it is one block of a request, however many tokens this has."""
+        return self.block_tokens >= UNBOUNDED_TOKENS
+
+    @property
+    def seen(self) -> int:
+        """Tokens before the next one that it sees."""
+        return self.tail_tokens if self.seen_tokens is None else self.seen_tokens
+
+    def start(self, position: int) -> int:
+        """Tokens before the blocks that are held behind so many computed ones.
+
+        Source: vLLM 0.33, ``single_type_kv_cache_manager.py``: ``remove_skipped_blocks``.
+        """
+        return max(0, position - self.seen) // self.block_tokens * self.block_tokens
 
     @property
     def tail_tokens(self) -> int:
@@ -393,6 +511,7 @@ class GroupPool:
 
     Attributes:
         queue: The blocks.
+        groups: Tables in addition to the context's.
         size: Tokens of a block of context.
         context_used: Blocks of context that requests hold, shared ones once.
     """
@@ -418,7 +537,7 @@ class GroupPool:
             replayed_tokens: Tokens at a hit's end that are computed again; a hit of so many or
                 fewer is none.
         """
-        self._groups, self._nodes = groups, nodes
+        self.groups, self._nodes = groups, nodes
         self._parts = [
             (number, part) for number, group in enumerate(groups) for part in group.parts
         ]
@@ -430,11 +549,11 @@ class GroupPool:
         self._longer = replayed_tokens // context_tokens if replayed_tokens else 0
         self._first = self.queue.first.reshape(rows, nodes + 1)
         self._sizes = [context_tokens, *(group.block_tokens for group in groups)]
-        self._tail_tokens = [group.tail_tokens for group in groups]
         self._behind = max((max(0, part.end_tokens) for _, part in self._parts), default=0)
         self._marking = max((part for _, part in self._parts), key=_end, default=None)
         self._marked = np.zeros(nodes + 1, bool)
         self._cuts = _cut_alike(self._parts, nodes + 1, self._marking)
+        self._windows = [(group.seen, group.block_tokens) for group in groups]
         self._mixed = [number for number, group in enumerate(groups) if len(group.parts) > 1]
 
     def find(self, way: Way, limit: int) -> tuple[int, int, int]:
@@ -462,28 +581,42 @@ class GroupPool:
         """Cached blocks of context of a path that nobody uses."""
         return self.queue.idle_blocks(self._first[0].take(path))
 
+    def idle_hit(self, way: Way, resumed: int) -> int:
+        """Cached blocks of a hit that nobody uses."""
+        return self.queue.idle_blocks(self.queue.with_pieces(self._hit_entries(way, resumed)[0]))
+
+    def _hit_entries(self, way: Way, resumed: int) -> tuple[Ints, list[int], list[int]]:
+        """Entries of a hit: all, context first; those of windows and states by themselves."""
+        context = self._first[0].take(way.context[:resumed])
+        rows = [
+            (row, part)
+            for row, (_, part) in enumerate(self._parts, start=1)
+            if resumed and part.end_tokens <= 0
+        ]
+        tails = [int(self._first[row, part.numbers(way)[resumed - 1]]) for row, part in rows]
+        return np.append(context, np.array(tails, np.int64)), tails, [row for row, _ in rows]
+
     def begin(self, way: Way, resumed: int, kept: Kept) -> Running:
         """Let a request use the ``resumed`` blocks it hit; the rest is as ``Running`` says."""
         at = resumed * self.size
-        tails: list[list[int]] = [[] for _ in self._groups]
-        ends: list[list[int]] = [[] for _ in self._groups]
-        for row, (number, part) in enumerate(self._parts, start=1):
-            if resumed and part.end_tokens <= 0:
-                tails[number].append(int(self._first[row, part.numbers(way)[resumed - 1]]))
-                ends[number].append(at + part.end_tokens)
-        context = self._first[0].take(way.context[:resumed])
-        self.context_used += self.queue.idle_blocks(context)
-        self.queue.use(np.concatenate([context, np.array([*chain(*tails)], np.int64)]))
-        if resumed:
-            self.queue.take(sum(group.needed for group in self._groups if not group.cached))
+        tails: list[list[int]] = [[] for _ in self.groups]
+        ends: list[list[int]] = [[] for _ in self.groups]
+        entries, found, rows = self._hit_entries(way, resumed)
+        for row, entry in zip(rows, found, strict=True):
+            number, part = self._parts[row - 1]
+            tails[number].append(entry)
+            ends[number].append(at + part.end_tokens)
+        self.context_used += self.queue.idle_blocks(entries[:resumed])
+        self.queue.use(self.queue.with_pieces(entries))
+        self.queue.take(self.recomputed_blocks(resumed))
         return Running(
             way=way,
             kept=kept,
             position=at,
-            context=[context],
+            context=[entries[:resumed]],
             tails=tails,
             ends=ends,
-            starts=[max(0, at - (resumed > 0) * group.tail_tokens) for group in self._groups],
+            starts=[group.start(at) for group in self.groups],
         )
 
     def compute(self, running: Running, ends: Sequence[int]) -> None:
@@ -536,10 +669,34 @@ class GroupPool:
         first = bisect_right(keep, (running.position - self._behind) // self.size)
         return first < len(keep) and keep[first] * self.size <= end
 
-    def slide(self, running: Running) -> None:
-        """Give back what is behind the window of the last whole block of context."""
-        at = running.position // self.size * self.size
-        self._release(running, [at - tokens for tokens in self._tail_tokens])
+    def slide(self, running: Running, position: int | None = None) -> int:
+        """Give back what is out of the windows of the next token; how many blocks.
+
+        ``position``: tokens before it; None for those of the prompt that have blocks.
+        """
+        at = running.position if position is None else position
+        return self._release(running, [(at - seen) // size * size for seen, size in self._windows])
+
+    def next_release(self, running: Running) -> int | None:
+        """Tokens behind which a request gives back more that stays cached; None: nothing."""
+        return min(
+            (
+                max(begin, ends[0] - group.tail_tokens) + group.block_tokens + group.seen
+                for group, begin, ends in zip(
+                    self.groups, running.starts, running.ends, strict=True
+                )
+                if ends
+            ),
+            default=None,
+        )
+
+    def held_blocks(self, running: Running) -> int:
+        """Blocks of all groups that a request holds of its prompt, shared ones included."""
+        return -(-running.position // self.size) + self.tail_blocks(running)
+
+    def recomputed_blocks(self, resumed: int) -> int:
+        """Blocks of windows that nobody finds, which a hit takes for itself."""
+        return sum(group.needed for group in self.groups if not group.cached) if resumed else 0
 
     def end(self, running: Running) -> None:
         """Give everything back, context first, last blocks first."""
@@ -552,12 +709,27 @@ class GroupPool:
         self._release(running, [-(-running.position // size) * size for size in sizes])
 
     def tail_blocks(self, running: Running) -> int:
-        """Blocks of windows and states that a request holds, shared ones included."""
+        """Blocks of windows and states of its prompt that a request holds, shared ones too."""
         position, starts = running.position, running.starts
         return sum(
-            -(-position // group.block_tokens) - begin // group.block_tokens
-            for group, begin in zip(self._groups, starts, strict=True)
+            max(0, -(-position // group.block_tokens) - begin // group.block_tokens)
+            for group, begin in zip(self.groups, starts, strict=True)
         )
+
+    def admitted_blocks(self, tokens: int, chunk_tokens: int, resumed: int = 0) -> int:
+        """Blocks that must be free for a prompt behind a hit, those of the hit left out.
+
+        Windows and states are those of a chunk at most, less those of the whole hit.
+        Source: vLLM 0.33, ``SlidingWindowSpec.max_admission_blocks_per_request`` and
+        ``get_num_blocks_to_allocate``.
+        """
+        at, blocks = resumed * self.size, -(-tokens // self.size) - resumed
+        for group in self.groups:
+            size = group.block_tokens
+            most = min(-(-tokens // size), -(-(group.seen + chunk_tokens) // size) + 1)
+            before = at if group.cached else group.start(at)
+            blocks += max(0, most - before // size)
+        return blocks
 
     def most_tails(self, tokens: int, chunk_tokens: int, resumed: int = 0) -> int:
         """Blocks of windows and states that a prompt holds at most, behind a hit or without one.
@@ -567,7 +739,7 @@ class GroupPool:
         """
         at, blocks = resumed * self.size, 0
         chunk = min(tokens - at, chunk_tokens)
-        for group in self._groups:
+        for group in self.groups:
             size, needed = group.block_tokens, group.needed
             rest = (self.size - 1) // size + 1 if chunk < tokens - at else 0
             whole = -(-tokens // size) - max(0, at // size - needed)
@@ -584,7 +756,7 @@ class GroupPool:
             -(-end // self.size)
             + sum(
                 -(-end // group.block_tokens) - max(0, begin // group.block_tokens - group.needed)
-                for group in self._groups
+                for group in self.groups
             )
             for begin, end in pairwise(cuts)
         )
@@ -625,20 +797,44 @@ class GroupPool:
             for column in (running.tails[number], ends):
                 column[first:] = [column[place] for place in order]
 
-    def _release(self, running: Running, upto: Sequence[int]) -> None:
-        """Give back the blocks of every group up to its end, the last first."""
-        queue, gone = self.queue, list[int]()
+    def _release(self, running: Running, upto: Sequence[int]) -> int:
+        """Give back the blocks of every group up to its end, the last first; how many."""
+        gone, freed = list[int](), 0
         for number, end in enumerate(upto):
-            start, ends = running.starts[number], running.ends[number]
-            if end <= start:
-                continue
-            queue.uncached += (end - start) // self._sizes[number + 1]
-            running.starts[number] = end
-            if ends and (count := bisect_right(ends, end)):
-                gone += running.tails[number][count - 1 :: -1]
-                del running.tails[number][:count], ends[:count]
+            start = running.starts[number]
+            if end > start:
+                freed += (end - start) // self._sizes[number + 1]
+                running.starts[number] = end
+                if running.ends[number]:
+                    gone += self._let_go(running, number, start, end)
+        self.queue.uncached += freed
         if gone:
-            queue.uncached -= queue.give_back(np.array(gone))
+            self.queue.uncached -= self.queue.give_back(np.array(gone))
+        return freed
+
+    def _let_go(self, running: Running, number: int, start: int, end: int) -> list[int]:
+        """Take what a table has cached between two positions from a request, the last first."""
+        tails, ends = running.tails[number], running.ends[number]
+        queue, size, count = self.queue, self._sizes[number + 1], bisect_right(ends, end)
+        held = tails[:count][::-1]
+        if queue.in_pieces(held):
+            behind = [(its_end - start) // size for its_end in ends[:count][::-1]]
+            held = [
+                piece
+                for entry, kept in zip(held, behind, strict=True)
+                for after, piece in queue.pieces(entry)
+                if after < kept
+            ]
+        width, place = self.groups[number].tail_tokens, count
+        while place < len(ends) and ends[place] - width < end:
+            behind_it, kept = (ends[place] - end) // size, (ends[place] - start) // size
+            queue.split(tails[place], behind_it)
+            held[:0] = [
+                piece for after, piece in queue.pieces(tails[place]) if behind_it <= after < kept
+            ]
+            place += 1
+        del tails[:count], ends[:count]
+        return held
 
 
 def _in_array(kept: Sequence[int]) -> Ints:

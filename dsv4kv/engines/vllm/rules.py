@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from dsv4kv.engines.cache import EngineCache, Pool, tail_groups, uncached_groups
 from dsv4kv.engines.rule import Rule, count_hits, one_group
-from dsv4kv.engines.vllm.cache import open_vllm, replay_vllm, replay_vllm_groups
+from dsv4kv.engines.vllm.cache import replay_vllm, replay_vllm_groups
+from dsv4kv.engines.vllm.stepwise import open_vllm
 from dsv4kv.prefix.outcome import Outcome
 from dsv4kv.prefix.paths import Ints
 

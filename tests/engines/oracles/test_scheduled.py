@@ -73,10 +73,10 @@ def test_where_blocks_suffice_every_step_is_vllms(number: int) -> None:
     assert steps_of(workload) == workload.each_step
 
 
-def test_where_blocks_are_scarce_half_of_the_workloads_take_vllms_steps() -> None:
-    """In pools of one to three prompts: one is promised more than vLLM keeps for it."""
+def test_where_blocks_are_scarce_all_workloads_but_one_take_vllms_steps() -> None:
+    """In pools of one to three prompts: requests wait, are preempted and begin again."""
     alike = [steps_of(workload) == workload.each_step for workload in FEW]
-    assert sum(alike) >= 0.5 * len(FEW)
+    assert sum(alike) >= len(FEW) - 1
 
 
 def test_workloads_share_prefixes_in_one_step_and_run_out_of_blocks(
@@ -85,7 +85,8 @@ def test_workloads_share_prefixes_in_one_step_and_run_out_of_blocks(
     ample = [replace(few, blocks=AMPLE) for few in FEW]
     assert sum(steps_of(a) != few.each_step for a, few in zip(ample, FEW, strict=True)) >= 5
     monkeypatch.setattr(Limits, "finds_scheduled", False)
-    assert sum(steps_of(each) != each.each_step for each in WORKLOADS) >= 5
+    many = [each for each in WORKLOADS if each.blocks == AMPLE]
+    assert sum(steps_of(each) != each.each_step for each in many) >= 5
 
 
 @pytest.mark.skipif(

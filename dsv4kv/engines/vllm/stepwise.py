@@ -1,0 +1,322 @@
+"""vLLM's cache as its scheduler drives it: requests take blocks step by step, none are promised.
+
+In every step those that run come first, in the order of their admission: each gives back what is
+out of its windows, and then takes what its next tokens need. Where that cannot be had, the last
+one is preempted. A request is admitted where its whole prompt has room at that moment.
+Source: vLLM 0.33, ``v1/core/kv_cache_manager.py``: ``allocate_slots``.
+
+What a decoding request holds follows from its position. So steps of all of them are sums over
+arrays, apart from those of requests that still hold windows of their prompts that stay cached.
+"""
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from math import lcm
+from typing import Any
+
+import numpy as np
+
+from dsv4kv.engines.cache import Pool
+from dsv4kv.engines.vllm.cache import VllmCache
+from dsv4kv.engines.vllm.groups import GroupPool, TailGroup, number_ways
+from dsv4kv.prefix.paths import Ints
+
+_NEVER = 1 << 60
+_MOST_STEPS = 512  # that are looked at one by one
+
+
+class Held:
+    """Blocks that decoding requests hold, shared ones included, by how many tokens they have.
+
+    Attributes:
+        swing: The most by which those of a step ever become fewer.
+    """
+
+    def __init__(self, pool: GroupPool, window: int) -> None:
+        """``window``: tokens of a step, one and its drafts."""
+        groups = [group for group in pool.groups if not group.ring]
+        sizes = [pool.size, *(group.block_tokens for group in groups)]
+        period = lcm(*sizes)
+        self._period = period * (1 + max((group.seen for group in groups), default=0) // period)
+        self._growth = self._period // pool.size
+        tokens = np.arange(2 * self._period)
+        rings = len(pool.groups) - len(groups)
+
+        def blocks(behind: int, seen_from: int) -> Ints:
+            held: Ints = np.add.reduce([-(-(tokens + behind) // size) for size in sizes])
+            for group in groups:
+                held -= np.maximum(tokens + seen_from - group.seen, 0) // group.block_tokens
+            return held + rings
+
+        self._between, self._in_step = blocks(0, -1), blocks(window, 0)
+        self._taken = self._in_step - self._between
+        new: Ints = np.add.reduce(
+            [-(-(tokens + window) // size) - -(-tokens // size) for size in sizes]
+        )
+        self._new: list[int] = new[: self._period].tolist()
+        self.swing = int((np.maximum.accumulate(self._in_step) - self._in_step).max())
+
+    def between(self, tokens: Ints) -> Ints:
+        """int64 of the same shape: after a step and before the next."""
+        return self._at(self._between, tokens)
+
+    def in_step(self, tokens: Ints) -> Ints:
+        """int64 of the same shape: in a step, before which a request has so many tokens."""
+        return self._at(self._in_step, tokens)
+
+    def taken(self, tokens: Ints) -> Ints:
+        """int64 of the same shape: what a step adds, less what goes out of the windows."""
+        found: Ints = self._taken[np.minimum(tokens, tokens % self._period + self._period)]
+        return found
+
+    def most(self, tokens: int) -> int:
+        """In any step of a request that ends with so many tokens."""
+        steps = self.in_step(np.arange(max(0, tokens - self._period), tokens))
+        return max(steps.tolist(), default=0)
+
+    def new(self, tokens: int) -> int:
+        """Blocks that such a step adds."""
+        return self._new[tokens % self._period]
+
+    def _at(self, table: Ints, tokens: Ints) -> Ints:
+        periods = np.maximum(tokens // self._period - 1, 0)
+        found: Ints = table[tokens - periods * self._period] + periods * self._growth
+        return found
+
+
+class SteppedVllmCache(VllmCache):
+    """See the module. Requests that decode are given as numbers and positions, in order."""
+
+    def __init__(self, pool: GroupPool, *args: Any, window: int, **chosen: Any) -> None:
+        """As ``VllmCache``; ``window``: tokens of a decode step, one and its drafts."""
+        super().__init__(pool, *args, **chosen)
+        self._held, self._window = Held(pool, window), window
+        self._fresh: set[int] = set()  # decode from the next step on
+        self._decoding: set[int] = set()
+        self._due: dict[int, int] = {}  # where requests give back more that stays cached
+        self._given = 0  # leading requests that have blocks for the next step
+        self._slid = -1  # the next of them, where it has given back what it could
+        self._ready = False  # whether all have
+        self._short = _NEVER  # blocks that the next to be admitted lacks
+
+    @property
+    def available(self) -> int:
+        """Blocks that can be had: free, or to be evicted."""
+        return self._pool.queue.uncached + self._pool.queue.idle
+
+    def admits(self, request: int, tokens: int, step_tokens: int) -> bool:
+        """Whether a prompt has room, and its first chunk, of so many tokens at most."""
+        pool, resumed = self._pool, self._find(request, tokens).resumed
+        at = resumed * pool.size
+        end = min(tokens, at + step_tokens)
+        needed = max(
+            pool.admitted_blocks(tokens, self._chunk, resumed),
+            pool.blocks_between(at, end) + pool.recomputed_blocks(resumed),
+        ) + pool.idle_hit(self._ways[request], resumed)
+        self._short = needed - self.available
+        return self._short <= 0
+
+    def _most_blocks(self, tokens: int) -> int:
+        """Blocks that must be there for a request to be admitted, and to come to its end."""
+        return max(self._pool.admitted_blocks(tokens, self._chunk), self._held.most(tokens))
+
+    def lacks(self, request: int, position: int) -> int:
+        """Blocks that a prompt lacks to be computed up to a position."""
+        running, pool = self._running[request], self._pool
+        if position <= running.position:
+            return 0
+        pool.slide(running)
+        return max(0, pool.blocks_between(running.position, position) - self.available)
+
+    def roomy(self, request: int, position: int) -> bool:
+        """Whether that is so for chunks up to there, however windows come and go."""
+        running = self._running[request]
+        held = self._pool.held_blocks(running)
+        return self._pool.most_blocks(position, self._chunk) <= self.available + held
+
+    def decode(self, request: int) -> None:
+        """The prompt is computed and more tokens follow: in the next step, in its turn."""
+        self._fresh.add(request)
+
+    def reserve(self, numbers: Sequence[int], positions: Ints) -> bool:
+        """Give all that decode blocks for the next step; False where one, and so on, lacks them.
+
+        To be called again when somebody has ended.
+        """
+        if self._ready or not len(numbers):
+            return True
+        if not self._given:
+            self.freed += 1
+            self._short = _NEVER
+        held, place = self._held, self._given
+        taken = held.taken(positions[place:])
+        marks = [
+            at
+            for at, number in enumerate(numbers[place:], start=place)
+            if number in self._fresh or self._due.get(number, _NEVER) <= positions[at]
+        ]
+        for mark in [*marks, len(numbers)]:
+            done = self._take(taken[self._given - place : mark - place])
+            self._given += done
+            if self._given < mark:
+                return False
+            if mark < len(numbers):
+                at = int(positions[mark])
+                if not self._take_apart(numbers[mark], at, held.new(at), int(taken[mark - place])):
+                    return False
+                self._given += 1
+        self._given, self._ready = 0, True
+        return True
+
+    def _take(self, taken: Ints) -> int:
+        """Take blocks one after the other (fewer than none: give back); how many could."""
+        queue, reached = self._pool.queue, taken.cumsum()
+        if not len(reached):
+            return 0
+        most = int(reached.max())
+        if most > queue.uncached + queue.idle:
+            reached = reached[: int((reached > queue.uncached + queue.idle).argmax())]
+            if not len(reached):
+                return 0
+            most = int(reached.max())
+        if most > queue.uncached:
+            missing = most - queue.uncached
+            queue.evict(missing)
+            queue.uncached += missing
+        queue.uncached -= int(reached[-1])
+        return len(reached)
+
+    def _take_apart(self, number: int, position: int, needed: int, taken: int) -> bool:
+        """The step of a request that gives back more than follows from its position.
+
+        Args:
+            number: The request.
+            position: Tokens that it has.
+            needed: Blocks that the step adds.
+            taken: These, less those that go out of its windows, if it is one of those that follow.
+        """
+        pool, running = self._pool, self._running[number]
+        queue, fresh = pool.queue, number in self._fresh
+        if self._slid != number:
+            freed = pool.slide(running, position)
+            if not fresh:
+                queue.uncached += needed - taken - freed
+            self._slid = number
+        if needed > queue.uncached + queue.idle:
+            return False
+        queue.take(needed)
+        self._slid = -1
+        if fresh:
+            self._fresh.discard(number)
+            self._decoding.add(number)
+        due = pool.next_release(running)
+        if due is None:
+            self._due.pop(number, None)
+        else:
+            self._due[number] = due
+        return True
+
+    def steps(self, positions: Ints, lacking: int, befores: Any, most: int) -> int:
+        """How many steps may be taken at once, the one that is reserved included.
+
+        Args:
+            positions: Tokens of all that decode.
+            lacking: Blocks of context that they need for so many steps.
+            befores: Gives int64[steps, B]: tokens before each of so many steps.
+            most: How many are wanted.
+        """
+        if most <= 1:
+            return most
+        kept = sum(self._pool.tail_blocks(self._running[number]) for number in self._due)
+        swing = self._held.swing * len(positions) + kept
+        if self._short <= swing:
+            return 1
+        if lacking + swing <= self.available:
+            return most
+        most = min(most, _MOST_STEPS)
+        held = self._held.in_step(befores(most))
+        ends = (held[1:] - held[:-1]).ravel().cumsum().reshape(len(held) - 1, -1).max(axis=1)
+        short = np.flatnonzero(ends + kept > self.available)
+        return int(short[0]) + 1 if len(short) else most
+
+    def advance(self, numbers: Sequence[int], befores: Ints, positions: Ints) -> None:
+        """Steps are taken: all that decode have come from ``befores[0]`` to ``positions``.
+
+        The blocks of the first step have been reserved.
+        """
+        held, count, flat = self._held, len(numbers), 0
+        self._ready = False
+        if len(befores) == self._window == 1:
+            return
+        blocks, rows = held.in_step(befores), 1
+        taken = (blocks[1:] - blocks[:-1]).ravel()
+        if self._window > 1:  # what was for drafts comes back after every step
+            rest, rows = held.between(befores[1:]), 2
+            taken = np.stack([rest - blocks[:-1], blocks[1:] - rest], axis=1).ravel()
+        due: list[tuple[int, int, int]] = []
+
+        def expect(place: int, number: int) -> None:
+            at = self._due.get(number, _NEVER)
+            if at <= befores[-1, place]:
+                step = max(1, int(np.searchsorted(befores[:, place], at)))
+                heappush(due, ((step * rows - 1) * count + place, place, number))
+
+        if self._due and len(taken):
+            for place, number in enumerate(numbers):
+                expect(place, number)
+        while due:
+            mark, place, number = heappop(due)
+            self._take(taken[flat:mark])
+            at = int(befores[mark // count // rows + 1, place])
+            self._take_apart(number, at, held.new(at), int(taken[mark]))
+            flat = mark + 1
+            expect(place, number)
+        self._take(taken[flat:])
+        if self._window > 1:
+            self._take(held.between(positions) - blocks[-1])
+
+    def end(self, request: int, decoded_blocks: int, position: int = 0) -> int:
+        """Give everything back; returns the blocks that are cached."""
+        self._fresh.discard(request)
+        if request in self._decoding:
+            self._decoding.discard(request)
+            self._due.pop(request, None)
+            running, pool = self._running[request], self._pool
+            given = self._ready or self._slid == request
+            held = int((self._held.in_step if given else self._held.between)(np.array(position)))
+            if self._slid == request:  # it has given back what it could, and has nothing new
+                held -= self._held.new(position)
+            pool.queue.uncached += held - pool.held_blocks(running)
+        if self._slid == request:
+            self._slid = -1
+        return super().end(request, 0, position)
+
+    def take(self, blocks: int) -> None:
+        """Nothing: blocks of decoded tokens were taken step by step."""
+
+
+def open_vllm(
+    pool: Pool,
+    groups: tuple[TailGroup, ...],
+    retention_tokens: int | None,
+    replayed_tokens: int = 0,
+) -> VllmCache:
+    """An empty cache of context, and of groups of windows and states if there are any."""
+    speculation, size = pool.speculation, pool.block_tokens
+    ways, nodes = number_ways(pool.table, size, groups, speculation.key_tokens, pool.numbered)
+    blocks = GroupPool(
+        pool.blocks,
+        nodes,
+        size,
+        groups,
+        drops=speculation.drops,
+        replayed_tokens=replayed_tokens,
+    )
+    known: dict[str, Any] = {
+        "retention_tokens": retention_tokens,
+        "chunk_tokens": pool.chunk_tokens,
+        "speculation": speculation,
+    }
+    if pool.step_tokens and groups:
+        return SteppedVllmCache(blocks, ways, window=pool.step_tokens, **known)
+    return VllmCache(blocks, ways, **known)

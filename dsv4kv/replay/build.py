@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from dsv4kv.clock.sources import find_layout, open_times
 from dsv4kv.clock.steps import Steps, StepTimes
 from dsv4kv.clock.weights import WeightModel, build_weights
+from dsv4kv.collector import without_collector
 from dsv4kv.config.replay import ArrivalSection, ReplayConfig
 from dsv4kv.engines.rules import find_rule
 from dsv4kv.errors import ConfigError, TraceError
@@ -199,7 +200,8 @@ def read_requests(config: ReplayConfig) -> list[Request]:
         options = read_options(workload)
         requests = read_trace(workload.trace, workload.trace_format, options)
     stop = None if workload.limit is None else workload.skip + workload.limit
-    found = list(islice(requests, workload.skip, stop))
+    with without_collector():
+        found = list(islice(requests, workload.skip, stop))
     if not found:
         source = workload.trace or "the synthetic workload"
         raise TraceError(

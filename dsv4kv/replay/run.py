@@ -3,12 +3,14 @@
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from dsv4kv.clock.steps import COUNTS, StepTimes
+from dsv4kv.collector import without_collector
 from dsv4kv.config.axes import Point
 from dsv4kv.config.load import Loaded
 from dsv4kv.config.replay import ReplayConfig, TierSection
@@ -460,8 +462,10 @@ def serve_alone(
     replay = build_replay(point.config, requests, machine_bytes=machine_bytes)
     interrupted, problem, ended = False, None, False
     try:
-        while replay.scheduler.turn():
-            on_progress(replay.outcome.finished)
+        # a real cache's tensors may be large, and in cycles
+        with nullcontext() if replay.data else without_collector():
+            while replay.scheduler.turn():
+                on_progress(replay.outcome.finished)
         ended = True
     except KeyboardInterrupt:
         interrupted = True

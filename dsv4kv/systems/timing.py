@@ -1,11 +1,10 @@
 """Times a call and its plain re-statement interleaved, so that both see the same machine."""
 
-import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 
+from dsv4kv.collector import without_collector
 from dsv4kv.config.systems import CallsSection
 from dsv4kv.measure.statistics import summarize
 from dsv4kv.systems.outcome import Row
@@ -44,7 +43,7 @@ class CallTimer:
         """Add a row: medians of both, interleaved, each first in every other round."""
         both = [ours] if plain is None else [ours, plain]
         samples: list[list[int]] = [[] for _ in both]
-        with _no_collection():
+        with without_collector():
             for round_number in _rounds(self.rules):
                 order = list(zip(both, samples, strict=True))
                 for timed, found in order if round_number % 2 else reversed(order):
@@ -70,14 +69,3 @@ def _sample(timed: Timed) -> int:
     start_ns = perf_counter_ns()
     timed.call()
     return perf_counter_ns() - start_ns
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

@@ -1,11 +1,9 @@
 """Reads Chrome traces of ``torch.profiler`` (Kineto), of GPUs and of CPUs."""
 
-import gc
 import json
 import re
 from array import array
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dsv4kv.collector import without_collector
 from dsv4kv.errors import ProfileError
 from dsv4kv.measure.profilers.chrome_file import ChromeFile, Event
 from dsv4kv.measure.profilers.ranges import STEP, THREAD_BITS, Ranges, enclosing
@@ -267,7 +266,7 @@ def read_kineto(path: Path, step: str = STEP) -> Trace:
         ProfileError: It cannot be read.
     """
     file, events = ChromeFile(path), Events()
-    with _without_collector():
+    with without_collector():
         for event in file:
             events.take(event)
     if not len(events.gpu) + len(events.host):
@@ -288,18 +287,6 @@ def read_kineto(path: Path, step: str = STEP) -> Trace:
         f"left out: {count:,} events that {why}" for why, count in left_out.items() if count
     ]
     return replace(trace, warnings=[*trace.warnings, *dropped])
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """No search for cycles: a million small objects come and go, and none is in one."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _read_gpu(file: ChromeFile, events: Events, ranges: Ranges, step: str) -> Trace:

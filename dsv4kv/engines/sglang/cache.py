@@ -31,8 +31,6 @@ class Pages:
     Attributes:
         blocks: Pages of every prompt.
         key_tokens: Tokens after a page that distinguish it, too.
-        owners: For every prompt the one that touched the last of its pages seen before; -1 where
-            none did.
     """
 
     def __init__(
@@ -40,8 +38,11 @@ class Pages:
     ) -> None:
         """``paths`` are int64 numbers of pages, contiguous; owners may not be known."""
         self.blocks, self.key_tokens = [len(path) for path in paths], key_tokens
-        self.owners = owners or [-1] * len(paths)
-        self._paths = paths
+        self._paths, self._owners = paths, owners
+
+    def owner(self, request: int) -> int:
+        """The prompt that touched the last of its pages seen before; -1 where none is known."""
+        return self._owners[request] if self._owners else -1
 
     def numbers(self, request: int) -> "memoryview[int]":
         """Of a prompt's pages; to be read one by one."""
@@ -159,7 +160,7 @@ class PageTree:
 
         Where it ended before, or the prompt that it goes on from; what is left of that.
         """
-        owner, numbers = self._shape.owners[request], self._shape.numbers(request)
+        owner, numbers = self._shape.owner(request), self._shape.numbers(request)
         node = self._tips.get(request) or self._tips.get(owner, self.root)
         while node is not self.root and (
             node.used < 0 or node.end > limit or numbers[node.end - 1] != node.last
@@ -169,7 +170,7 @@ class PageTree:
 
     def keep_tip(self, request: int, node: Node) -> None:
         """Remember where a prompt ends, and no longer where the one before it did."""
-        self._tips.pop(self._shape.owners[request], None)
+        self._tips.pop(self._shape.owner(request), None)
         self._tips[request] = node
 
     def _part_of(self, node: Node, numbers: "memoryview[int]", limit: int) -> int:

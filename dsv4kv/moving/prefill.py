@@ -68,14 +68,18 @@ class Prefill:
         self._slots: dict[int, int] = {}
         self._owners: dict[int, Wire] = {}
         self._registered: dict[tuple[str, str], Registered] = {}
-        self.sender = Sender(
-            self._side.memory,
-            address,
-            token=token,
-            timeout_s=config.timeout_s,
-            on_ask=self._answer,
-            on_gone=self._gone,
-        )
+        try:
+            self.sender = Sender(
+                self._side.memory,
+                address,
+                token=token,
+                timeout_s=config.timeout_s,
+                on_ask=self._answer,
+                on_gone=self._gone,
+            )
+        except BaseException:
+            self.forget()
+            raise
 
     def _answer(self, message: dict[str, Any], wire: Wire) -> dict[str, Any]:
         match message:

@@ -283,6 +283,13 @@ def test_what_cannot_be_asked_is_a_sentence(
     assert sentence in " ".join(result.stderr.split())
 
 
+def test_who_may_not_listen_leaves_nothing_in_shared_memory() -> None:
+    command = [sys.executable, "-m", "dsv4kv", "bench", "transfer", "--listen", "0.0.0.0:0"]
+    env = {name: value for name, value in os.environ.items() if name != TOKEN}
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stderr
+
+
 def test_nobody_at_the_other_end_is_a_sentence() -> None:
     result = transfer("--connect", "127.0.0.1:1")
     assert result.exit_code == 5

@@ -13,6 +13,7 @@ import numpy as np
 
 from dsv4kv.engines.vllm.stepwise import SteppedVllmCache
 from dsv4kv.replay.contract import Ledger
+from dsv4kv.replay.costs import Ints
 from dsv4kv.replay.decoders import Decoders
 from dsv4kv.replay.requests import Served, insert_by_age
 
@@ -385,7 +386,8 @@ class SteppedPreemption(EnginePreemption):
         wanted = decoders.steps_to_an_end()
         wanted = wanted if most is None else min(most, wanted)
         lacking = decoders.most_lacking(wanted)
-        return self._cache.steps(decoders.position, lacking, decoders.befores, wanted)
+        numbers, positions = self._numbers, decoders.position
+        return self._cache.steps(numbers, positions, lacking, decoders.befores, wanted)
 
     def goes_on(self, served: Served, position: int) -> bool:
         """Whether a prompt has blocks up to a position; else it was preempted."""
@@ -409,8 +411,9 @@ class SteppedPreemption(EnginePreemption):
         self._cache.advance(numbers, befores, decoders.position)
 
     @property
-    def _numbers(self) -> list[int]:
-        return [served.number for served in self._batch.decoders.members]
+    def _numbers(self) -> Ints:
+        members = self._batch.decoders.members
+        return np.array([served.number for served in members], np.int64)
 
 
 def open_preemption(rule: str, batch: Batch, most_blocks: int) -> Preemption:

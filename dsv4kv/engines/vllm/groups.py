@@ -135,13 +135,10 @@ class BlockQueue:
         pieces.insert(place + 1, (behind, new))
         self._whole[new] = entry
 
-    def with_pieces(self, entries: Ints) -> Ints:
+    def with_pieces(self, entries: Sequence[int]) -> list[int]:
         """Entries, and those that are parts of them."""
-        if not self._pieces:
-            return entries
-        split = [entry for entry in entries.tolist() if entry in self._pieces]
-        more = [number for entry in split for _, number in self._pieces[entry][1:]]
-        return np.concatenate([entries, np.array(more, np.int64)])
+        split = [entry for entry in entries if entry in self._pieces]
+        return [*entries, *(piece for entry in split for _, piece in self._pieces[entry][1:])]
 
     def use(self, entries: Ints) -> None:
         """Take cached blocks out of the queue."""
@@ -583,10 +580,10 @@ class GroupPool:
 
     def idle_hit(self, way: Way, resumed: int) -> int:
         """Cached blocks of a hit that nobody uses."""
-        return self.queue.idle_blocks(self.queue.with_pieces(self._hit_entries(way, resumed)[0]))
+        return self.queue.idle_blocks(self._hit_entries(way, resumed)[0])
 
     def _hit_entries(self, way: Way, resumed: int) -> tuple[Ints, list[int], list[int]]:
-        """Entries of a hit: all, context first; those of windows and states by themselves."""
+        """Entries of a hit: all, context first; those of windows and states, and their rows."""
         context = self._first[0].take(way.context[:resumed])
         rows = [
             (row, part)
@@ -594,7 +591,8 @@ class GroupPool:
             if resumed and part.end_tokens <= 0
         ]
         tails = [int(self._first[row, part.numbers(way)[resumed - 1]]) for row, part in rows]
-        return np.append(context, np.array(tails, np.int64)), tails, [row for row, _ in rows]
+        beside = np.array(self.queue.with_pieces(tails), np.int64)
+        return np.append(context, beside), tails, [row for row, _ in rows]
 
     def begin(self, way: Way, resumed: int, kept: Kept) -> Running:
         """Let a request use the ``resumed`` blocks it hit; the rest is as ``Running`` says."""
@@ -607,7 +605,7 @@ class GroupPool:
             tails[number].append(entry)
             ends[number].append(at + part.end_tokens)
         self.context_used += self.queue.idle_blocks(entries[:resumed])
-        self.queue.use(self.queue.with_pieces(entries))
+        self.queue.use(entries)
         self.queue.take(self.recomputed_blocks(resumed))
         return Running(
             way=way,

@@ -9,7 +9,6 @@ What a decoding request holds follows from its position. So steps of all of them
 arrays, apart from those of requests that still hold windows of their prompts that stay cached.
 """
 
-from collections.abc import Sequence
 from heapq import heappop, heappush
 from math import lcm
 from typing import Any
@@ -21,7 +20,7 @@ from dsv4kv.engines.vllm.cache import VllmCache
 from dsv4kv.engines.vllm.groups import GroupPool, TailGroup, number_ways
 from dsv4kv.prefix.paths import Ints
 
-_NEVER = 1 << 60
+_NEVER, _FRESH = 1 << 60, -1
 _MOST_STEPS = 512  # that are looked at one by one
 
 
@@ -91,9 +90,10 @@ class SteppedVllmCache(VllmCache):
         """As ``VllmCache``; ``window``: tokens of a decode step, one and its drafts."""
         super().__init__(pool, *args, **chosen)
         self._held, self._window = Held(pool, window), window
-        self._fresh: set[int] = set()  # decode from the next step on
         self._decoding: set[int] = set()
-        self._due: dict[int, int] = {}  # where requests give back more that stays cached
+        # where each request gives back more that stays cached: at the first step for those that
+        # decode from the next one on
+        self._due: Ints = np.full(len(self._ways), _NEVER)
         self._given = 0  # leading requests that have blocks for the next step
         self._slid = -1  # the next of them, where it has given back what it could
         self._ready = False  # whether all have
@@ -136,9 +136,9 @@ class SteppedVllmCache(VllmCache):
 
     def decode(self, request: int) -> None:
         """The prompt is computed and more tokens follow: in the next step, in its turn."""
-        self._fresh.add(request)
+        self._due[request] = _FRESH
 
-    def reserve(self, numbers: Sequence[int], positions: Ints) -> bool:
+    def reserve(self, numbers: Ints, positions: Ints) -> bool:
         """Give all that decode blocks for the next step; False where one, and so on, lacks them.
 
         To be called again when somebody has ended.
@@ -150,19 +150,16 @@ class SteppedVllmCache(VllmCache):
             self._short = _NEVER
         held, place = self._held, self._given
         taken = held.taken(positions[place:])
-        marks = [
-            at
-            for at, number in enumerate(numbers[place:], start=place)
-            if number in self._fresh or self._due.get(number, _NEVER) <= positions[at]
-        ]
-        for mark in [*marks, len(numbers)]:
+        marks = place + np.flatnonzero(self._due[numbers[place:]] <= positions[place:])
+        for mark in [*marks.tolist(), len(numbers)]:
             done = self._take(taken[self._given - place : mark - place])
             self._given += done
             if self._given < mark:
                 return False
             if mark < len(numbers):
                 at = int(positions[mark])
-                if not self._take_apart(numbers[mark], at, held.new(at), int(taken[mark - place])):
+                number, apart = int(numbers[mark]), int(taken[mark - place])
+                if not self._take_apart(number, at, held.new(at), apart):
                     return False
                 self._given += 1
         self._given, self._ready = 0, True
@@ -196,7 +193,7 @@ class SteppedVllmCache(VllmCache):
             taken: These, less those that go out of its windows, if it is one of those that follow.
         """
         pool, running = self._pool, self._running[number]
-        queue, fresh = pool.queue, number in self._fresh
+        queue, fresh = pool.queue, bool(self._due[number] == _FRESH)
         if self._slid != number:
             freed = pool.slide(running, position)
             if not fresh:
@@ -207,27 +204,25 @@ class SteppedVllmCache(VllmCache):
         queue.take(needed)
         self._slid = -1
         if fresh:
-            self._fresh.discard(number)
             self._decoding.add(number)
         due = pool.next_release(running)
-        if due is None:
-            self._due.pop(number, None)
-        else:
-            self._due[number] = due
+        self._due[number] = _NEVER if due is None else due
         return True
 
-    def steps(self, positions: Ints, lacking: int, befores: Any, most: int) -> int:
+    def steps(self, numbers: Ints, positions: Ints, lacking: int, befores: Any, most: int) -> int:
         """How many steps may be taken at once, the one that is reserved included.
 
         Args:
-            positions: Tokens of all that decode.
+            numbers: Those that decode.
+            positions: Tokens of each.
             lacking: Blocks of context that they need for so many steps.
             befores: Gives int64[steps, B]: tokens before each of so many steps.
             most: How many are wanted.
         """
         if most <= 1:
             return most
-        kept = sum(self._pool.tail_blocks(self._running[number]) for number in self._due)
+        keep = numbers[self._due[numbers] < _NEVER].tolist()
+        kept = sum(self._pool.tail_blocks(self._running[number]) for number in keep)
         swing = self._held.swing * len(positions) + kept
         if self._short <= swing:
             return 1
@@ -239,7 +234,7 @@ class SteppedVllmCache(VllmCache):
         short = np.flatnonzero(ends + kept > self.available)
         return int(short[0]) + 1 if len(short) else most
 
-    def advance(self, numbers: Sequence[int], befores: Ints, positions: Ints) -> None:
+    def advance(self, numbers: Ints, befores: Ints, positions: Ints) -> None:
         """Steps are taken: all that decode have come from ``befores[0]`` to ``positions``.
 
         The blocks of the first step have been reserved.
@@ -256,14 +251,14 @@ class SteppedVllmCache(VllmCache):
         due: list[tuple[int, int, int]] = []
 
         def expect(place: int, number: int) -> None:
-            at = self._due.get(number, _NEVER)
+            at = self._due[number]
             if at <= befores[-1, place]:
                 step = max(1, int(np.searchsorted(befores[:, place], at)))
                 heappush(due, ((step * rows - 1) * count + place, place, number))
 
-        if self._due and len(taken):
-            for place, number in enumerate(numbers):
-                expect(place, number)
+        if len(taken):
+            for place in np.flatnonzero(self._due[numbers] <= befores[-1]).tolist():
+                expect(place, int(numbers[place]))
         while due:
             mark, place, number = heappop(due)
             self._take(taken[flat:mark])
@@ -277,10 +272,9 @@ class SteppedVllmCache(VllmCache):
 
     def end(self, request: int, decoded_blocks: int, position: int = 0) -> int:
         """Give everything back; returns the blocks that are cached."""
-        self._fresh.discard(request)
+        self._due[request] = _NEVER
         if request in self._decoding:
             self._decoding.discard(request)
-            self._due.pop(request, None)
             running, pool = self._running[request], self._pool
             given = self._ready or self._slid == request
             held = int((self._held.in_step if given else self._held.between)(np.array(position)))

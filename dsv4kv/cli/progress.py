@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 EVERY_S = 10.0
 """Seconds between lines."""
 _REDRAWN_S = 0.1
+_ESTIMATED_S = 3600.0  # the time left is told from so much of the past: launches take a minute
 
 
 class Watcher:
@@ -55,6 +56,7 @@ class Watcher:
             *_columns(unit, known=total is not None),
             console=console,
             transient=True,
+            speed_estimate_period=_ESTIMATED_S,
             disable=not self._live,
         )
         self._task = self._bar.add_task(name, total=total)

@@ -67,7 +67,7 @@ EXITS = {
     r"trace convert .*--to (weka|mooncake-delta)": {0, 4},
     # a log that is not there, and what was recorded of no server
     r"record .*--requests": {2},
-    r"trace convert server": {4},
+    r"trace convert (server|recording)": {4},
     # a GPU, its tools, packages for it and files that they write
     r"bench gpu": {6, 8},
     r"profile gpu": {0, 8, 9},

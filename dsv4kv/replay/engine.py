@@ -253,6 +253,8 @@ def build_engine(config: ReplayConfig, memory: MemoryPlan, known: EnginePaths) -
     rule = find_rule(config.prefix.rule)
     assert rule.open is not None
     size, chunk = memory.block_tokens, config.scheduler.step_tokens
+    # what a tier or another replica sends takes its blocks when it is there: it is promised them
+    is_sent = config.tiers.levels or config.fleet.is_split
     pool = Pool(
         known.table,
         memory.num_blocks * size,
@@ -265,8 +267,7 @@ def build_engine(config: ReplayConfig, memory: MemoryPlan, known: EnginePaths) -
         holds_chunks=holds_chunks(config.server),
         tokens_per_step=_tokens_per_step(config.scheduler.speculative),
         numbered=known.numbered,
-        # what a tier brings back takes its blocks when it is there: it is promised them
-        step_tokens=0 if config.tiers.levels else 1 + config.scheduler.speculative.draft_tokens,
+        step_tokens=0 if is_sent else 1 + config.scheduler.speculative.draft_tokens,
     )
     cache, needs = rule.open(pool), draft_needs(pool, windows=rule.windows)
     again = memory.model.window_tokens if rule.replays else 0

@@ -5,7 +5,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dsv4kv.choices import ROUTERS
@@ -125,6 +125,7 @@ def test_without_sharing_replicas_in_turn_find_less_and_a_router_by_prefix_as_mu
 
 
 @settings(max_examples=15)
+@example(seed=0, router="cache_aware", rule="vllm-v4:semantic", split=True, think=False)
 @given(
     seed=st.integers(0, 10**6),
     router=st.sampled_from(sorted(ROUTERS)),

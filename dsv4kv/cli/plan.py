@@ -76,13 +76,16 @@ def plan(
         int | None, typer.Option(min=1, help="Instead: the highest rate of so many GPUs.")
     ] = None,
     most_gpus: Annotated[
-        int, typer.Option(min=1, help="GPUs that a deployment may have at most.")
-    ] = 256,
+        int | None,
+        typer.Option(min=1, show_default="256", help="GPUs that a deployment may have at most."),
+    ] = None,
     price: Annotated[
         list[str] | None,
         typer.Option(metavar="GPU=USD", help="What an hour of a GPU costs: least money, then."),
     ] = None,
-    speed: Annotated[float, typer.Option(min=1e-3, help="Play the trace so much faster.")] = 1.0,
+    speed: Annotated[
+        float, typer.Option(min=1e-3, max=1e6, help="Play the trace so much faster.")
+    ] = 1.0,
     engine: Annotated[
         str, typer.Option(help="Whose servers: sglang or vllm, or a version of theirs.")
     ] = "sglang",
@@ -95,7 +98,8 @@ def plan(
     isl: Annotated[int | None, typer.Option(min=1, help="Tokens of every prompt.")] = None,
     osl: Annotated[int | None, typer.Option(min=1, help="Tokens of every answer.")] = None,
     rate: Annotated[
-        float | None, typer.Option(min=1e-3, help="Such requests a second, at random (Poisson).")
+        float | None,
+        typer.Option(min=1e-3, max=1e3, help="Such requests a second, at random (Poisson)."),
     ] = None,
     set_: Annotated[
         list[str] | None,
@@ -124,7 +128,14 @@ def plan(
 
     from dsv4kv.choices import choose
     from dsv4kv.cli.progress import Watcher
-    from dsv4kv.planning.question import Question, parse_slos
+    from dsv4kv.errors import ConfigError
+    from dsv4kv.planning.question import (
+        MOST_GPUS,
+        Question,
+        check_settings,
+        parse_prices,
+        parse_slos,
+    )
     from dsv4kv.planning.search import WINDOW, Search, Tally, list_kinds, parse_splits
     from dsv4kv.planning.search import plan as find
     from dsv4kv.planning.servers import name_args
@@ -132,14 +143,19 @@ def plan(
     from dsv4kv.view.terminal import show
 
     slos = parse_slos(slo or [])
-    kinds, prices = _split(gpu), _prices(price or [], _split(gpu))
-    routers = _split(router)
+    check_settings(set_ or [])
+    if gpus is not None and most_gpus is not None:
+        raise ConfigError(
+            "--gpus is how many there are, --most-gpus how many there may be: keep one."
+        )
+    kinds, routers = _split("--gpu", gpu), _split("--router", router)
+    prices = parse_prices(price or [], kinds)
     for each in routers:
         choose(ROUTERS, each, "a router")
     settings = [*(set_ or []), *as_settings({"model": "model.preset"}, model=model)]
-    splits = parse_splits(_split(split))
+    splits = parse_splits(_split("--split", split))
     requests = _requests(trace, settings, isl, osl, rate)
-    question = Question(requests, slos, speed, prices, gpus or most_gpus)
+    question = Question(requests, slos, speed, prices, gpus or most_gpus or MOST_GPUS)
     tally, silent = Tally(), quiet or json_ == "-"
     console = open_console(stderr=True, quiet=silent)
     with Watcher(console, "plan", "simulations", total=None) as watcher:
@@ -167,24 +183,14 @@ def plan(
         raise typer.Exit(1)
 
 
-def _split(text: str) -> list[str]:
-    return [each.strip() for each in text.split(",") if each.strip()]
-
-
-def _prices(texts: "Sequence[str]", kinds: "Sequence[str]") -> dict[str, float]:
-    """Prices of all kinds, or of none."""
+def _split(option: str, text: str) -> list[str]:
+    """Names between commas, each once."""
     from dsv4kv.errors import ConfigError
 
-    prices = {}
-    for text in texts:
-        name, _, value = text.partition("=")
-        try:
-            prices[name] = float(value)
-        except ValueError:
-            raise ConfigError(f"--price {text}: write a GPU and a number: h200=2.5.") from None
-    if prices and (unpriced := [kind for kind in kinds if not prices.get(kind, 0) > 0]):
-        raise ConfigError(f"--price: give one for {', '.join(unpriced)}, too: {unpriced[0]}=2.5.")
-    return prices
+    names = list(dict.fromkeys(each.strip() for each in text.split(",") if each.strip()))
+    if not names:
+        raise ConfigError(f"{option} '': name at least one.")
+    return names
 
 
 def _requests(

@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import takewhile
+from math import inf
 from random import Random
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.traces.request import Request
 
 _SLO = re.compile(r"(ttft|tpot|latency)_p(\d{1,2}(?:\.\d{1,3})?)=(\d+(?:\.\d+)?)(ms|s)")
+MOST_GPUS = 256
+"""GPUs that a deployment may have where nothing is said."""
 STATIC_REQUESTS, STATIC_S = 600, 40.0
 """Requests that a static question has at least, six beyond p99, and seconds in which they come:
 longer than an answer takes, so that a queue that grows is seen to."""
@@ -41,9 +44,9 @@ def parse_slos(texts: Sequence[str]) -> tuple[Slo, ...]:
     """Read ``ttft_p99=2s``, ``tpot_p50=50ms``.
 
     Raises:
-        ConfigError: Not of that form, or nothing that a queue would break.
+        ConfigError: Not of that form, given twice, or nothing that a queue would break.
     """
-    slos = []
+    slos = list[Slo]()
     for text in texts:
         match = _SLO.fullmatch(text.replace(" ", ""))
         if match is None or not float(match[3]) or not float(match[2]):
@@ -52,13 +55,80 @@ def parse_slos(texts: Sequence[str]) -> tuple[Slo, ...]:
                 "tpot_p50=50ms or latency_p90=30s."
             )
         limit_s = float(match[3]) / (1e3 if match[4] == "ms" else 1.0)
-        slos.append(Slo(match[1], float(match[2]), limit_s))
+        slo = Slo(match[1], float(match[2]), limit_s)
+        if slo.label in (each.label for each in slos):
+            raise ConfigError(f"--slo {text}: {slo.label} has a limit already: keep one of them.")
+        slos.append(slo)
     if not {slo.name for slo in slos} & {"ttft", "latency"}:
         raise ConfigError(
             "no --slo limits how long a request may wait, so one server with a long queue would "
             "do: add --slo ttft_p99=2s, or a latency."
         )
     return tuple(slos)
+
+
+def parse_prices(texts: Sequence[str], gpus: Sequence[str]) -> dict[str, float]:
+    """Read ``h200=2.5``: prices of all kinds of GPU that are asked about, or of none.
+
+    Raises:
+        ConfigError: Not of that form, no price, or of one kind and not of another.
+    """
+    prices = dict[str, float]()
+    for text in texts:
+        name, _, value = text.partition("=")
+        try:
+            price = float(value)
+        except ValueError:
+            raise ConfigError(f"--price {text}: write a GPU and a number: h200=2.5.") from None
+        if name not in gpus:
+            raise ConfigError(
+                f"--price {text}: {name} is not asked about: --gpu {','.join(gpus)}."
+            )
+        if name in prices:
+            raise ConfigError(f"--price {text}: {name} has a price already: keep one of them.")
+        if not 0 < price < inf:
+            raise ConfigError(
+                f"--price {text}: what costs nothing is never too much: a price is more than 0."
+            )
+        prices[name] = price
+    if prices and (unpriced := [gpu for gpu in gpus if gpu not in prices]):
+        raise ConfigError(f"--price: give one for {', '.join(unpriced)}, too: {unpriced[0]}=2.5.")
+    return prices
+
+
+_LAYOUT = "layouts are searched"
+_DECIDED = {
+    "model.preset": "say --model",
+    "server.engine": "say --engine",
+    "server.command": "flags of the engine are --args",
+    "cost.gpu": "say --gpu",
+    "cost.gpus": "say --gpus",
+    "cost.tp": _LAYOUT,
+    "cost.dp": _LAYOUT,
+    "cost.pp": _LAYOUT,
+    "cost.ep": _LAYOUT,
+    "fleet.replicas": "replicas are searched",
+    "fleet.router": "say --router",
+    "fleet.prefill": "say --split",
+    "fleet.decode": "say --split",
+    "fleet.mixed": "replicas of a deployment are of one kind",
+    "fleet.gpu_hour_price": "say --price",
+    "workload.trace": "name the trace first",
+    "workload.speed": "say --speed",
+    "workload.arrivals": "requests come at a rate here, when the trace says",
+    "workload.concurrency": "requests come at a rate here, when the trace says",
+    "workload.data": "nothing is run here: say it to dsv4kv replay",
+}
+"""Settings of a replay that a plan decides, and what to do instead."""
+
+
+def check_settings(settings: Sequence[str]) -> None:
+    """Refuse settings that would have no effect; raises ``ConfigError``."""
+    for setting in settings:
+        name = setting.partition("=")[0].strip()
+        for decided, instead in _DECIDED.items():
+            if name == decided or name.startswith(f"{decided}."):
+                raise ConfigError(f"--set {setting}: plan decides {decided}: {instead}.")
 
 
 @dataclass(frozen=True)
@@ -77,7 +147,13 @@ class Question:
     slos: tuple[Slo, ...]
     speed: float = 1.0
     prices: Mapping[str, float] | None = None
-    most_gpus: int = 256
+    most_gpus: int = MOST_GPUS
+
+    def __post_init__(self) -> None:
+        """Raises ``ConfigError`` where a limit is of a time that no request has."""
+        tokens = any(slo.name == "tpot" for slo in self.slos)
+        if tokens and all(each.output_tokens < 2 for each in self.requests):
+            raise ConfigError("--slo tpot: no request has a further token: leave it out.")
 
     @property
     def span_s(self) -> float:

@@ -224,7 +224,7 @@ def simulate(
         slo.label: float(np.percentile(fates.samples_ns[slo.name] or [0], slo.percent)) / 1e9
         for slo in slos
     }
-    limits = {slo.name: slo.limit_s for slo in slos}
+    limits = {slo.name: min(s.limit_s for s in slos if s.name == slo.name) for slo in slos}
     good = sum(
         all(spans.get(name, 0.0) <= limit for name, limit in limits.items())
         for spans in fates.times.values()

@@ -260,6 +260,7 @@ def test_static_requests_come_at_their_rate_and_share_nothing() -> None:
     [
         (["ttft=2s"], "write a time, its percentile and its limit"),
         (["ttft_p99=0s"], "write a time"),
+        (["ttft_p99=2s", "ttft_p99=3s"], "has a limit already"),
         (["tpot_p50=50ms"], "how long a request may wait"),
         ([], "how long a request may wait"),
     ],
@@ -267,6 +268,43 @@ def test_static_requests_come_at_their_rate_and_share_nothing() -> None:
 def test_limits_that_cannot_be_searched_for_are_refused(texts: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         parse_slos(texts)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--price", "h200=0", "--price", "b200=4"], "more than 0"),
+        (["--price", "h200=nan", "--price", "b200=4"], "more than 0"),
+        (["--price", "h200=inf", "--price", "b200=4"], "more than 0"),
+        (["--price", "h100=2"], "h100 is not asked about: --gpu h200,b200"),
+        (["--price", "h200=2"], "give one for b200"),
+        (["--price", "h200=2", "--price", "h200=3"], "has a price already"),
+        (["--gpu", ""], "--gpu '': name at least one"),
+        (["--router", ","], "--router '': name at least one"),
+        (["--split", ""], "--split '': name at least one"),
+        (["--gpus", "4", "--most-gpus", "2"], "keep one"),
+        (["--slo", "tpot_p50=9ms", "--isl", "9", "--osl", "1", "--rate", "1"], "further token"),
+        *[
+            (["--set", f"{key}=2"], f"plan decides {key.removesuffix('.replicas')}")
+            for key in ("cost.tp", "workload.speed", "model.preset", "fleet.prefill.replicas")
+        ],
+        (["--set", "workload.data=real"], "nothing is run here"),
+        (["--speed", "inf"], "Invalid value for '--speed'"),
+    ],
+)
+def test_what_would_have_no_effect_or_no_sense_is_refused(words: list[str], said: str) -> None:
+    trace = [] if "--isl" in words else ["builtin:chat"]
+    done = run(["plan", *trace, "--slo", "ttft_p99=2s", *words])
+    assert done.exit_code == 2, done.output
+    assert said in " ".join(done.output.split())
+
+
+def test_a_request_is_good_that_keeps_the_tightest_limit_of_every_time() -> None:
+    asked = question(1, "ttft_p50=1ms", "ttft_p90=100s")
+    kind = kinds_of(replace(asked, slos=LOOSE))[0]
+    for slos in (asked.slos, asked.slos[::-1]):
+        loose = replace(asked, slos=tuple(replace(slo, percent=99.9) for slo in slos))
+        assert simulate(loose, asked.requests[:1], kind, 1, 1.0).good == 0.0
 
 
 def test_the_command_prints_the_answer_first_and_a_document() -> None:

@@ -65,6 +65,11 @@ class Decoders(ABC):
 
     @property
     @abstractmethod
+    def numbers(self) -> Ints:
+        """int64[B]: which requests they are."""
+
+    @property
+    @abstractmethod
     def position(self) -> Ints:
         """int64[B]: tokens in the cache."""
 
@@ -212,7 +217,7 @@ class Aside(NamedTuple):
 
     Attributes:
         members: The requests.
-        columns: int64[4, B]: what is known of each.
+        columns: int64[5, B]: what is known of each.
         due: The steps for which they lack a block.
         reached: See ``CostModel.reached``.
         taken: Steps taken when they were set aside.
@@ -236,12 +241,17 @@ class Stepping(Decoders):
         super().__init__(cost, group, window=1)
         self._taken = 0
         # rows: position, had it been here before the first step; steps taken when it has nothing
-        # left; blocks and tokens with which it began
-        self._columns = np.zeros((4, 64), np.int64)
+        # left; blocks and tokens with which it began; its number
+        self._columns = np.zeros((5, 64), np.int64)
         self._first_end = _NEVER
         self._due: dict[int, int] = {}  # how many need their next block for which step
         self._tokens = 0  # of all positions, had they been here before the first step
         self._reached = {0: cost.reached(np.zeros(0, np.int64))}  # by steps taken
+
+    @property
+    def numbers(self) -> Ints:
+        """int64[B]: which requests they are."""
+        return self._row(4)
 
     @property
     def position(self) -> Ints:
@@ -274,7 +284,8 @@ class Stepping(Decoders):
         end = self._taken + served.output_tokens - served.generated
         if len(self.members) == self._columns.shape[1]:
             self._columns = np.concatenate([self._columns, np.zeros_like(self._columns)], axis=1)
-        self._columns[:, len(self.members)] = start, end, served.blocks, served.prompt_tokens
+        column = start, end, served.blocks, served.prompt_tokens, served.number
+        self._columns[:, len(self.members)] = column
         self.members.append(served)
         self._first_end = min(self._first_end, end)
         due = self._next_block(start, served.blocks)
@@ -339,7 +350,7 @@ class Stepping(Decoders):
         aside = Aside(
             [self.members[place] for place in places],
             gone,
-            [self._next_block(start, held) for start, _, held, _ in gone.T.tolist()],
+            [self._next_block(start, held) for start, _, held, *_ in gone.T.tolist()],
             self._cost.reached(gone[0] + self._taken),
             self._taken,
         )
@@ -359,7 +370,7 @@ class Stepping(Decoders):
     def put_back(self, aside: Aside) -> None:
         """Let those that were set aside go on where they were."""
         missed, first, last = self._taken - aside.taken, len(self), len(self) + len(aside.due)
-        columns = aside.columns + missed * np.array([[-1], [1], [0], [0]])
+        columns = aside.columns + missed * np.array([[-1], [1], [0], [0], [0]])
         self._columns[:, first:last] = columns
         self.members += aside.members
         for due in aside.due:
@@ -404,14 +415,14 @@ class Stepping(Decoders):
         self._reached = {self._taken: self._reached[self._taken] + sign * one}
 
     def _state(self, place: int) -> tuple[int, int, int]:
-        start, end, held, _ = self._columns[:, place].tolist()
+        start, end, held, *_ = self._columns[:, place].tolist()
         position = start + self._taken
         return position, end - self._taken, max(held, self._group.blocks_for(position))
 
     def _drop(self, places: Sequence[int]) -> None:
         count = len(self.members)
         for place in places:
-            start, _, held, _ = self._columns[:, place].tolist()
+            start, _, held, *_ = self._columns[:, place].tolist()
             due = self._next_block(start, held)
             self._due[due] -= 1
             if not self._due[due]:
@@ -441,6 +452,11 @@ class Drafting(Decoders):
         self._drafts = drafts
         self._columns = np.zeros((_COLUMNS, 0), dtype=np.int64)
         self._lacking: dict[int, Ints] = {}  # by steps, until anything changes
+
+    @property
+    def numbers(self) -> Ints:
+        """int64[B]: which requests they are."""
+        return self._column(3)
 
     @property
     def position(self) -> Ints:
@@ -555,7 +571,7 @@ class Drafting(Decoders):
 
     def _windows(self, steps: int) -> tuple[Ints, Ints, Ints]:
         """int64[steps, B]: tokens before every step, taken by it, and kept of those."""
-        kept = self._drafts.kept(self._columns[3], self._columns[4], steps)
+        kept = self._drafts.kept(self.numbers, self._columns[4], steps)
         done = np.vstack([np.zeros_like(self.left), kept.cumsum(axis=0)[:-1]])
         left = self.left - done
         taken = np.minimum(left, self.window)

@@ -91,8 +91,8 @@ class EnginePrompts:
 
     @property
     def spare(self) -> int:
-        """None: an engine's cache may evict for what is computed."""
-        return 0
+        """None where an engine's cache may evict for what is computed, in which order is open."""
+        return self._cache.available if isinstance(self._cache, SteppedVllmCache) else 0
 
     def refuses(self, served: Served) -> str:
         """Why a request can never be served, other than its context; empty if it can."""

@@ -13,7 +13,6 @@ import numpy as np
 
 from dsv4kv.engines.vllm.stepwise import SteppedVllmCache
 from dsv4kv.replay.contract import Ledger
-from dsv4kv.replay.costs import Ints
 from dsv4kv.replay.decoders import Decoders
 from dsv4kv.replay.requests import Served, insert_by_age
 
@@ -52,6 +51,18 @@ class Batch:
         else:
             self.decoders.remove([self.decoders.members.index(served)])
         self.let_go(served)
+
+
+class Chunks(NamedTuple):
+    """Chunks of a prompt, one in every step but the first of some.
+
+    Attributes:
+        served: Whose.
+        ends: Where each ends, in tokens.
+    """
+
+    served: Served
+    ends: Sequence[int]
 
 
 class Pauses:
@@ -97,11 +108,11 @@ class Pauses:
         """It has its blocks."""
         return True
 
-    def quiet(self, served: Served, position: int) -> bool:
+    def quiet(self, served: Served, position: int, steps: int) -> bool:
         """It has its blocks."""
         return True
 
-    def advance(self, steps: int) -> None:
+    def advance(self, steps: int, prompt: Chunks | None = None) -> None:
         """Take steps."""
         self._ledger.take(self._decoders.advance(steps))
 
@@ -195,11 +206,11 @@ class Preemption(Protocol):
     def goes_on(self, served: Served, position: int) -> bool:
         """Whether a prompt has blocks up to a position; else it was preempted."""
 
-    def quiet(self, served: Served, position: int) -> bool:
-        """Whether chunks of a prompt up to there surely have theirs, and nobody decodes."""
+    def quiet(self, served: Served, position: int, steps: int) -> bool:
+        """Whether chunks of a prompt up to there surely have theirs, one in each of some steps."""
 
-    def advance(self, steps: int) -> None:
-        """Let all that decode take steps, and the blocks for them."""
+    def advance(self, steps: int, prompt: Chunks | None = None) -> None:
+        """Let all that decode take steps, and the blocks for them; with chunks of a prompt."""
 
 
 FIRST_RATIO, LEAST_RATIO, DECAY_STEPS = 0.7, 0.7 * 0.14, 600
@@ -346,11 +357,11 @@ class EnginePreemption:
         """It has its blocks."""
         return True
 
-    def quiet(self, served: Served, position: int) -> bool:
+    def quiet(self, served: Served, position: int, steps: int) -> bool:
         """It has its blocks."""
         return True
 
-    def advance(self, steps: int) -> None:
+    def advance(self, steps: int, prompt: Chunks | None = None) -> None:
         """Take steps."""
         self._batch.ledger.take(self._batch.decoders.advance(steps))
 
@@ -371,7 +382,7 @@ class SteppedPreemption(EnginePreemption):
     def settle(self) -> None:
         """Give those that decode blocks for the next step."""
         decoders, self.preempted = self._batch.decoders, False
-        while not self._cache.reserve(self._numbers, decoders.position):
+        while not self._cache.reserve(decoders.numbers, decoders.position):
             self._stop(self._rule.keeps(self._batch)[-1])
 
     def promised(self, served: Served, begun: Sequence[Served]) -> int:
@@ -386,7 +397,7 @@ class SteppedPreemption(EnginePreemption):
         wanted = decoders.steps_to_an_end()
         wanted = wanted if most is None else min(most, wanted)
         lacking = decoders.most_lacking(wanted)
-        numbers, positions = self._numbers, decoders.position
+        numbers, positions = decoders.numbers, decoders.position
         return self._cache.steps(numbers, positions, lacking, decoders.befores, wanted)
 
     def goes_on(self, served: Served, position: int) -> bool:
@@ -398,22 +409,19 @@ class SteppedPreemption(EnginePreemption):
                 return False
         return True
 
-    def quiet(self, served: Served, position: int) -> bool:
-        """Whether chunks of a prompt up to there surely have theirs, and nobody decodes."""
-        decoding = len(self._batch.decoders) > 0
-        return not decoding and self._cache.roomy(served.number, position)
+    def quiet(self, served: Served, position: int, steps: int) -> bool:
+        """Whether chunks of a prompt up to there surely have theirs, one in each of some steps."""
+        decoders = self._batch.decoders
+        lacking = decoders.most_lacking(steps)
+        return self._cache.roomy(served.number, position, decoders.numbers, lacking)
 
-    def advance(self, steps: int) -> None:
+    def advance(self, steps: int, prompt: Chunks | None = None) -> None:
         """Take steps, the blocks of the first of which were given."""
-        decoders, numbers = self._batch.decoders, self._numbers
+        decoders = self._batch.decoders
         befores = decoders.befores(steps)
         decoders.advance(steps)
-        self._cache.advance(numbers, befores, decoders.position)
-
-    @property
-    def _numbers(self) -> Ints:
-        members = self._batch.decoders.members
-        return np.array([served.number for served in members], np.int64)
+        chunks = (prompt.served.number, prompt.ends) if prompt else None
+        self._cache.advance(decoders.numbers, befores, decoders.position, chunks)
 
 
 def open_preemption(rule: str, batch: Batch, most_blocks: int) -> Preemption:

@@ -15,7 +15,7 @@ from dsv4kv.model.schema import TableGroup
 from dsv4kv.replay.clock import CostModel, Span, VirtualClock, Work
 from dsv4kv.replay.contract import NO_DATA, DataPath, Ledger, Prompts
 from dsv4kv.replay.decoders import Aside, Decoders, Stepping
-from dsv4kv.replay.preemption import Batch, open_preemption
+from dsv4kv.replay.preemption import Batch, Chunks, open_preemption
 from dsv4kv.replay.requests import NEVER, Served, Source, insert_by_age
 
 Promised = Callable[[Served, Sequence[Served]], int]
@@ -409,16 +409,19 @@ class Scheduler:
             assert isinstance(self.decoders, Stepping)  # with drafts all are left out, or none
             aside = self.decoders.set_aside(left_out)
         steps = self._steps_alike(chunks, decoding=decoding)
+        further = None
         if steps > 1:
             served, (before, after) = chunks[0]
-            chunks = [(served, (before, before + steps * (after - before)))]
+            size = after - before
+            chunks = [(served, (before, before + steps * size))]
+            further = Chunks(served, range(after + size, after + steps * size, size))
         done, decoded = Work(), Steps()
         if decoding:
             done, decoded = self.decoders.work(steps), self.decoders.steps(steps)
         ranks = [served.rank for served, _ in chunks]
         work = self._cost.mixed(done, decoded, [span for _, span in chunks], steps, ranks)
         if decoding:
-            self._advance(steps, aside)
+            self._advance(steps, aside, further)
         for served, (before, after) in chunks:
             size = (after - before) // steps
             ends = range(max(before, served.position) + size, after + 1, size)
@@ -460,9 +463,10 @@ class Scheduler:
         served, (before, after) = chunks[0]
         most = max(1, (served.prompt_tokens - before - 1) // (after - before))
         most = min(most, self._longest_stretch or most)
-        if most > 1 and not self._preemption.quiet(served, before + most * (after - before)):
-            return 1
-        return self.decoders.quiet_steps(most, self.prompts.spare) if decoding else most
+        if decoding:
+            most = self.decoders.quiet_steps(most, self.prompts.spare)
+        end = before + most * (after - before)
+        return most if most == 1 or self._preemption.quiet(served, end, most) else 1
 
     def _compute(self, served: Served, position: int, earlier: Sequence[int] = ()) -> None:
         """A prompt chunk that ends at a position; others before it ended ``earlier``."""
@@ -506,9 +510,11 @@ class Scheduler:
         self._preemption.stepped(plan.steps)
         return True
 
-    def _advance(self, steps: int, aside: Aside | None = None) -> None:
-        """Decode so many steps, but for those that were left out of them."""
-        self._preemption.advance(steps)
+    def _advance(
+        self, steps: int, aside: Aside | None = None, prompt: Chunks | None = None
+    ) -> None:
+        """Decode so many steps, but for those that were left out; with chunks of a prompt."""
+        self._preemption.advance(steps, prompt)
         if aside:
             assert isinstance(self.decoders, Stepping)
             self.decoders.put_back(aside)

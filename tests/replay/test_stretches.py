@@ -65,6 +65,44 @@ def test_a_stretch_of_steps_ends_exactly_where_single_steps_end(
     assert few <= many
 
 
+@examples(60)
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from(["vllm-v4:dense", "vllm-v4:4096", "vllm-v4:semantic"]),
+    st.sampled_from([60, 120, 400, 4000]),
+    st.sampled_from([0, 2]),
+    st.sampled_from([100, 131, 512]),
+)
+def test_so_it_does_where_engines_take_blocks_step_by_step(
+    seed: int, rule: str, blocks: int, drafts: int, budget: int
+) -> None:
+    """Chunks of prompts give windows back beside others that decode, and do it, too.
+
+    The most blocks in use are those at the end of a turn: windows come and go within one.
+    """
+    requests = random_requests(seed, 16, 24, (1, 40, 130, 400))
+    config = small_config(
+        prefix__rule=rule,
+        cache__num_blocks=blocks,
+        cache__block_tokens=128,
+        scheduler__speculative__draft_tokens=drafts,
+        scheduler__step_tokens=budget,
+    )
+    (at_once, few), (one_by_one, many) = (outcome(config, requests, most) for most in (None, 1))
+    (at_once, peak), (one_by_one, highest) = map(_part_from_peak, (at_once, one_by_one))
+    assert at_once == one_by_one
+    assert few <= many
+    assert peak <= highest <= peak + 8 * config.scheduler.max_requests
+
+
+def _part_from_peak(found: Any) -> tuple[Any, int]:
+    """An outcome without the moment of the most blocks, and these."""
+    result, totals, *rest = found
+    peak: int = result["pools"][-1].pop("peak_units")
+    totals = totals.model_dump(exclude={"peak_blocks", "peak_rounding_bytes"})
+    return (result | {"rounding_bytes": 0}, totals, rest), peak
+
+
 def test_a_quiet_stretch_takes_one_turn() -> None:
     requests = random_requests(1, 1)[:1]
     config = small_config(workload__max_output_tokens=200)

@@ -55,6 +55,7 @@ class BlockQueue:
         self._front = self._back = 0
         self._pieces: dict[int, list[tuple[int, int]]] = {}  # of what was given back in parts
         self._whole: dict[int, int] = {}  # what a piece is a piece of
+        self._apart = np.zeros(0, bool)  # whether an entry has pieces, or is one
 
     def cache(self, keys: Ints, size: int | Ints) -> Ints:
         """Register entries of ``size`` blocks in use under their keys, all different.
@@ -96,6 +97,7 @@ class BlockQueue:
             )
         )
         self._place[count:] = _NONE
+        self._apart = np.append(self._apart, np.zeros(len(more), bool))
         self._spare[self._spares : self._spares + len(more)] = more
         self._spares += len(more)
 
@@ -134,6 +136,7 @@ class BlockQueue:
         self._size[last] -= first
         pieces.insert(place + 1, (behind, new))
         self._whole[new] = entry
+        self._apart[entry] = self._apart[new] = True
 
     def with_pieces(self, entries: Sequence[int]) -> list[int]:
         """Entries, and those that are parts of them."""
@@ -209,6 +212,26 @@ class BlockQueue:
         self.evict(blocks - free)
         self.uncached -= free
 
+    def flow(self, taken: Ints) -> int:
+        """Take blocks one after the other (fewer than none: give back); how many could.
+
+        ``taken``: int64[times].
+        """
+        if not len(taken):
+            return 0
+        reached, free = taken.cumsum(), self.uncached + self.idle
+        most = int(reached[reached.argmax()])
+        if most > free:
+            reached = reached[: int((reached > free).argmax())]
+            if not len(reached):
+                return 0
+            most = int(reached[reached.argmax()])
+        if most > self.uncached:
+            self.evict(most - self.uncached)
+            self.uncached = most
+        self.uncached -= int(reached[-1])
+        return len(reached)
+
     def evict(self, blocks: int) -> None:
         """Take blocks from the front; raises as ``take``."""
         if blocks > self.idle:
@@ -219,15 +242,15 @@ class BlockQueue:
         if 0 < blocks <= _FEW:
             blocks = self._evict_few(blocks)
         while blocks:
-            entries = self._queue[self._front : min(self._front + _WINDOW, self._back)]
+            looked = min(max(_WINDOW, blocks // 4), self._back - self._front)
+            entries = self._queue[self._front : self._front + looked]
             window = np.arange(self._front, self._front + len(entries))
             there = (self._place.take(entries) == window).nonzero()[0]
             entries, places = entries[there], window[there]
             reached = self._size.take(entries).cumsum()
             whole = int(reached.searchsorted(blocks, side="right"))
             self._forget(entries[:whole])
-            if self._pieces:
-                self._join(entries[:whole].tolist())
+            self._join(entries[:whole][self._apart.take(entries[:whole])].tolist())
             self._spare[self._spares : self._spares + whole] = entries[:whole]
             self._spares += whole
             blocks -= int(reached[whole - 1]) if whole else 0
@@ -250,7 +273,7 @@ class BlockQueue:
                     break
                 blocks -= size
                 self._let_key_go(entry)
-                if self._pieces:
+                if self._apart[entry]:
                     self._join([entry])
                 self._spare[self._spares] = entry
                 self._spares += 1
@@ -285,10 +308,12 @@ class BlockQueue:
     def _join(self, entries: list[int]) -> None:
         """Their numbers will be others': they are no pieces any more, and have none."""
         for entry in entries:
+            self._apart[entry] = False
             self._whole.pop(entry, None)
             for _, piece in self._pieces.pop(entry, ()):
                 if self._whole.get(piece) == entry:
                     del self._whole[piece]
+                    self._apart[piece] = False
 
     def _unchain(self, entry: int, key: int) -> None:
         at = int(self.first[key])
@@ -623,34 +648,36 @@ class GroupPool:
         Raises:
             OutOfBlocks: There are not so many free ones.
         """
-        for place, end in enumerate(ends):
-            if end < ends[-1] and not any(running.tails) and not self._keeps(running, ends[-1]):
-                self._compute_bare(running, ends[place:])
-                return
-            self.slide(running)
-            self.queue.take(self.blocks_between(running.position, end))
-            self._cache_context(running, end)
-            if self._keeps(running, end):
-                self._cache_parts(running, end)
-            running.position = end
+        queue = self.queue
+        if not ends:
+            return
+        if self.blocks_between(running.position, ends[-1]) > queue.uncached + queue.idle:
+            for end in ends:  # what goes out of windows may be needed at once
+                self.slide(running)
+                queue.take(self.blocks_between(running.position, end))
+                self.cache(running, end)
+                running.position = end
+            return
+        self.cache(running, ends[-1])
+        queue.flow(np.array([self.go_on(running, end) for end in ends]))
 
-    def _compute_bare(self, running: Running, ends: Sequence[int]) -> None:
-        """The same at once where no windows or states are held that stay cached, or will.
+    def cache(self, running: Running, end: int) -> None:
+        """Cache what becomes whole up to there."""
+        self._cache_context(running, end)
+        if self._keeps(running, end):
+            self._cache_parts(running, end)
 
-        Then nothing is put into the queue while it is taken from.
+    def go_on(self, running: Running, end: int) -> int:
+        """A chunk up to there is computed; returns the blocks that it takes.
+
+        Less those that go out of its windows and hold nothing; the others are given back.
         """
-        queue, begin, evicted = self.queue, running.position, 0
-        for end in ends:
-            self.slide(running)
-            needed = self.blocks_between(running.position, end)
-            free = min(needed, queue.uncached)
-            queue.uncached -= free
-            evicted += needed - free
-            running.position = end
-        queue.evict(evicted)
-        running.position = begin
-        self._cache_context(running, ends[-1])
-        running.position = ends[-1]
+        at = running.position
+        gone, freed = self._part(running, self._behind_windows(at))
+        if gone:
+            freed -= self.queue.give_back(np.array(gone))
+        running.position = end
+        return self.blocks_between(at, end) - freed
 
     def _cache_context(self, running: Running, end: int) -> None:
         """Cache blocks of context that become whole."""
@@ -673,7 +700,16 @@ class GroupPool:
         ``position``: tokens before it; None for those of the prompt that have blocks.
         """
         at = running.position if position is None else position
-        return self._release(running, [(at - seen) // size * size for seen, size in self._windows])
+        return self._release(running, self._behind_windows(at))
+
+    def give_up(self, running: Running, position: int) -> int:
+        """Give back what stays cached of what is out of the windows there; how many blocks."""
+        gone, _ = self._part(running, self._behind_windows(position))
+        return self.queue.give_back(np.array(gone)) if gone else 0
+
+    def _behind_windows(self, position: int) -> list[int]:
+        """Tokens before what every group's next token sees."""
+        return [(position - seen) // size * size for seen, size in self._windows]
 
     def next_release(self, running: Running) -> int | None:
         """Tokens behind which a request gives back more that stays cached; None: nothing."""
@@ -797,6 +833,17 @@ class GroupPool:
 
     def _release(self, running: Running, upto: Sequence[int]) -> int:
         """Give back the blocks of every group up to its end, the last first; how many."""
+        gone, freed = self._part(running, upto)
+        self.queue.uncached += freed
+        if gone:
+            self.queue.uncached -= self.queue.give_back(np.array(gone))
+        return freed
+
+    def _part(self, running: Running, upto: Sequence[int]) -> tuple[list[int], int]:
+        """Take the blocks of every group up to its end from a request.
+
+        Returns the entries, the last first, and how many blocks they and others are.
+        """
         gone, freed = list[int](), 0
         for number, end in enumerate(upto):
             start = running.starts[number]
@@ -805,10 +852,7 @@ class GroupPool:
                 running.starts[number] = end
                 if running.ends[number]:
                     gone += self._let_go(running, number, start, end)
-        self.queue.uncached += freed
-        if gone:
-            self.queue.uncached -= self.queue.give_back(np.array(gone))
-        return freed
+        return gone, freed
 
     def _let_go(self, running: Running, number: int, start: int, end: int) -> list[int]:
         """Take what a table has cached between two positions from a request, the last first."""

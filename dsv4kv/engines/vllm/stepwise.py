@@ -9,7 +9,8 @@ What a decoding request holds follows from its position. So steps of all of them
 arrays, apart from those of requests that still hold windows of their prompts that stay cached.
 """
 
-from heapq import heappop, heappush
+from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
 from math import lcm
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 
 from dsv4kv.engines.cache import Pool
 from dsv4kv.engines.vllm.cache import VllmCache
-from dsv4kv.engines.vllm.groups import GroupPool, TailGroup, number_ways
+from dsv4kv.engines.vllm.groups import GroupPool, Running, TailGroup, number_ways
 from dsv4kv.prefix.paths import Ints
 
 _NEVER, _FRESH = 1 << 60, -1
@@ -128,11 +129,18 @@ class SteppedVllmCache(VllmCache):
         pool.slide(running)
         return max(0, pool.blocks_between(running.position, position) - self.available)
 
-    def roomy(self, request: int, position: int) -> bool:
-        """Whether that is so for chunks up to there, however windows come and go."""
-        running = self._running[request]
-        held = self._pool.held_blocks(running)
-        return self._pool.most_blocks(position, self._chunk) <= self.available + held
+    def roomy(self, request: int, position: int, decoding: Ints, lacking: int) -> bool:
+        """Whether none are lacking for chunks up to there, however windows come and go.
+
+        Args:
+            request: The prompt.
+            position: Where the last chunk ends.
+            decoding: Those that decode meanwhile.
+            lacking: Blocks of context that they need.
+        """
+        others = lacking + self._most_swing(decoding)
+        own = self._pool.blocks_between(self._running[request].position, position)
+        return own + others <= self.available
 
     def decode(self, request: int) -> None:
         """The prompt is computed and more tokens follow: in the next step, in its turn."""
@@ -152,7 +160,7 @@ class SteppedVllmCache(VllmCache):
         taken = held.taken(positions[place:])
         marks = place + np.flatnonzero(self._due[numbers[place:]] <= positions[place:])
         for mark in [*marks.tolist(), len(numbers)]:
-            done = self._take(taken[self._given - place : mark - place])
+            done = self._pool.queue.flow(taken[self._given - place : mark - place])
             self._given += done
             if self._given < mark:
                 return False
@@ -164,24 +172,6 @@ class SteppedVllmCache(VllmCache):
                 self._given += 1
         self._given, self._ready = 0, True
         return True
-
-    def _take(self, taken: Ints) -> int:
-        """Take blocks one after the other (fewer than none: give back); how many could."""
-        queue, reached = self._pool.queue, taken.cumsum()
-        if not len(reached):
-            return 0
-        most = int(reached.max())
-        if most > queue.uncached + queue.idle:
-            reached = reached[: int((reached > queue.uncached + queue.idle).argmax())]
-            if not len(reached):
-                return 0
-            most = int(reached.max())
-        if most > queue.uncached:
-            missing = most - queue.uncached
-            queue.evict(missing)
-            queue.uncached += missing
-        queue.uncached -= int(reached[-1])
-        return len(reached)
 
     def _take_apart(self, number: int, position: int, needed: int, taken: int) -> bool:
         """The step of a request that gives back more than follows from its position.
@@ -205,9 +195,13 @@ class SteppedVllmCache(VllmCache):
         self._slid = -1
         if fresh:
             self._decoding.add(number)
-        due = pool.next_release(running)
-        self._due[number] = _NEVER if due is None else due
+        self._expect_release(number, running)
         return True
+
+    def _expect_release(self, number: int, running: Running) -> None:
+        """Remember where a request gives back more that stays cached."""
+        due = self._pool.next_release(running)
+        self._due[number] = _NEVER if due is None else due
 
     def steps(self, numbers: Ints, positions: Ints, lacking: int, befores: Any, most: int) -> int:
         """How many steps may be taken at once, the one that is reserved included.
@@ -221,54 +215,96 @@ class SteppedVllmCache(VllmCache):
         """
         if most <= 1:
             return most
-        keep = numbers[self._due[numbers] < _NEVER].tolist()
-        kept = sum(self._pool.tail_blocks(self._running[number]) for number in keep)
-        swing = self._held.swing * len(positions) + kept
+        swing = self._most_swing(numbers)
         if self._short <= swing:
             return 1
         if lacking + swing <= self.available:
             return most
-        most = min(most, _MOST_STEPS)
+        most, kept = min(most, _MOST_STEPS), self._kept(numbers)
         held = self._held.in_step(befores(most))
         ends = (held[1:] - held[:-1]).ravel().cumsum().reshape(len(held) - 1, -1).max(axis=1)
         short = np.flatnonzero(ends + kept > self.available)
         return int(short[0]) + 1 if len(short) else most
 
-    def advance(self, numbers: Ints, befores: Ints, positions: Ints) -> None:
+    def _most_swing(self, numbers: Ints) -> int:
+        """At least as many blocks of windows as those that decode ever have less, or more."""
+        return self._held.swing * len(numbers) + self._kept(numbers)
+
+    def _kept(self, numbers: Ints) -> int:
+        """Blocks of windows of their prompts that are held by those of which some stay cached."""
+        keep = numbers[self._due[numbers] < _NEVER].tolist()
+        return sum(self._pool.tail_blocks(self._running[number]) for number in keep)
+
+    def advance(
+        self,
+        numbers: Ints,
+        befores: Ints,
+        positions: Ints,
+        prompt: tuple[int, Sequence[int]] | None = None,
+    ) -> None:
         """Steps are taken: all that decode have come from ``befores[0]`` to ``positions``.
 
-        The blocks of the first step have been reserved.
+        The blocks of the first step have been reserved. With ``prompt`` the chunks of a request
+        are computed, one in every further step, after those that decode; its ends are given.
         """
-        held, count, flat = self._held, len(numbers), 0
+        held, flow = self._held, self._pool.queue.flow
         self._ready = False
         if len(befores) == self._window == 1:
             return
-        blocks, rows = held.in_step(befores), 1
-        taken = (blocks[1:] - blocks[:-1]).ravel()
+        blocks = held.in_step(befores)
+        taken = blocks[1:] - blocks[:-1]
         if self._window > 1:  # what was for drafts comes back after every step
-            rest, rows = held.between(befores[1:]), 2
-            taken = np.stack([rest - blocks[:-1], blocks[1:] - rest], axis=1).ravel()
-        due: list[tuple[int, int, int]] = []
-
-        def expect(place: int, number: int) -> None:
-            at = self._due[number]
-            if at <= befores[-1, place]:
-                step = max(1, int(np.searchsorted(befores[:, place], at)))
-                heappush(due, ((step * rows - 1) * count + place, place, number))
-
+            rest = held.between(befores[1:])
+            taken = np.hstack([rest - blocks[:-1], blocks[1:] - rest])
+        if prompt:
+            request, ends = prompt
+            taken = np.append(taken, np.zeros((len(ends), 1), np.int64), axis=1)
+            self._pool.cache(self._running[request], ends[-1])
         if len(taken):
-            for place in np.flatnonzero(self._due[numbers] <= befores[-1]).tolist():
-                expect(place, int(numbers[place]))
-        while due:
-            mark, place, number = heappop(due)
-            self._take(taken[flat:mark])
-            at = int(befores[mark // count // rows + 1, place])
-            self._take_apart(number, at, held.new(at), int(taken[mark]))
-            flat = mark + 1
-            expect(place, number)
-        self._take(taken[flat:])
+            self._give_up(taken, numbers, befores, prompt)
+        flow(taken.ravel())
         if self._window > 1:
-            self._take(held.between(positions) - blocks[-1])
+            flow(held.between(positions) - blocks[-1])
+
+    def _give_up(
+        self, taken: Ints, numbers: Ints, befores: Ints, prompt: tuple[int, Sequence[int]] | None
+    ) -> None:
+        """Give back what stays cached behind windows, in the order in which it comes to that.
+
+        Args:
+            taken: int64[steps - 1, ...]: blocks that are taken one after the other, a row a step:
+                by those that decode, in order, at its end, and by the prompt behind them. What
+                was thought free and is not, as it stays cached, is added, and the prompt's.
+            numbers: As in ``advance``.
+            befores: As there.
+            prompt: As there.
+        """
+        pool, width, flat = self._pool, taken.shape[1], taken.reshape(-1)
+        first = width - len(numbers) - (prompt is not None)
+        due: list[tuple[int, int, int]] = []  # place in ``flat``, column (chunk: end), who
+
+        def expect(column: int, number: int) -> None:
+            at = self._due[number]
+            if at <= befores[-1, column]:
+                step = max(1, int(befores[:, column].searchsorted(at)))
+                heappush(due, ((step - 1) * width + first + column, column, number))
+
+        for column in np.flatnonzero(self._due[numbers] <= befores[-1]).tolist():
+            expect(column, int(numbers[column]))
+        if prompt:
+            due += [
+                (step * width + width - 1, end, prompt[0]) for step, end in enumerate(prompt[1])
+            ]
+            heapify(due)
+        while due:
+            mark, column, number = heappop(due)
+            running = self._running[number]
+            if prompt and number == prompt[0]:
+                flat[mark] = pool.go_on(running, column)
+                continue
+            flat[mark] += pool.give_up(running, int(befores[mark // width + 1, column]))
+            self._expect_release(number, running)
+            expect(column, number)
 
     def end(self, request: int, decoded_blocks: int, position: int = 0) -> int:
         """Give everything back; returns the blocks that are cached."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -33,7 +33,7 @@ from dsv4kv.replay.contract import (
     Ledger,
     Prompts,
 )
-from dsv4kv.replay.costs import StepTables
+from dsv4kv.replay.costs import fill_tables
 from dsv4kv.replay.decoders import Drafts, open_decoders
 from dsv4kv.replay.engine import EnginePaths, build_engine, find_paths
 from dsv4kv.replay.memory import MemoryPlan, check_fit, plan_memory
@@ -94,7 +94,7 @@ class Parts:
         shared_tokens: Tokens of the blocks that prompts share.
         engine: What an engine's cache is given of the trace; None for the toolkit's own.
         keys: The blocks of every prompt that can be shared.
-        cost: The work of a step.
+        longest_tokens: How long a request gets.
     """
 
     config: ReplayConfig
@@ -105,7 +105,14 @@ class Parts:
     shared_tokens: int
     engine: EnginePaths | None
     keys: KeysOf
-    cost: CostModel
+    longest_tokens: int
+
+    @cached_property
+    def cost(self) -> CostModel:
+        """The work of a step; its tables are large, so they are filled when they are needed."""
+        memory = self.memory
+        tables = fill_tables(memory.model, memory.schemas, self.longest_tokens)
+        return CostModel(tables, self.weights, self.times)
 
 
 def find_parts(config: ReplayConfig, requests: Sequence[Request]) -> Parts:
@@ -127,7 +134,7 @@ def find_parts(config: ReplayConfig, requests: Sequence[Request]) -> Parts:
         tokens,
         engine,
         keys_in(engine.paths) if engine else keys_on(tokens),
-        CostModel(StepTables(memory.model, memory.schemas, longest), weights, times),
+        longest,
     )
 
 

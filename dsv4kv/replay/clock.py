@@ -21,7 +21,7 @@ from dsv4kv.config.replay import CostSection
 from dsv4kv.errors import ConfigError
 from dsv4kv.record.store import load_record
 from dsv4kv.record.yardstick import COPIES, yardsticks
-from dsv4kv.replay.costs import READS, Ints, StepTables
+from dsv4kv.replay.costs import Ints, StepTables
 
 
 @dataclass(frozen=True)
@@ -240,10 +240,6 @@ Span = tuple[int, int]
 """Tokens of a request before and after a part of its prompt is computed."""
 
 
-_PER_WEIGHT = 2
-"""A multiplication and an addition."""
-
-
 class CostModel:
     """Turns tokens into work."""
 
@@ -254,10 +250,7 @@ class CostModel:
         self._tables = tables
         self._weights = weights
         self._times = times
-        operations = tables.operations + _PER_WEIGHT * weights.active_parameters
-        reads = (tables.reads[kind] for kind in READS)
-        each = (tables.updates, *reads, operations, tables.shared)
-        self._sums: Ints = np.stack(each, axis=1).cumsum(axis=0)
+        self._sums = tables.sums(weights.active_parameters)
         self._weight_bytes: dict[int, int] = {}
 
     def reached(self, lengths: Ints) -> Ints:

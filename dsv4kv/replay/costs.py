@@ -9,7 +9,7 @@ stretch of steps costs no more to work out than one.
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,6 +69,10 @@ class ChunkTerm:
 
 READS = ("scores", "top-k", "attention")
 """Kinds of reads of a decode step, as in ``record.step``."""
+_WORKED_OUT = 2
+"""Tables that are remembered: of a trace, and of the stretch of it that is looked at first."""
+_PER_WEIGHT = 2
+"""A multiplication and an addition."""
 
 
 class StepTables:
@@ -89,6 +93,7 @@ class StepTables:
         self, config: DSV4Config, schemas: Sequence[LayerCacheSchema], longest_tokens: int
     ) -> None:
         """Fill the tables up to ``longest_tokens``."""
+        self._sums: dict[int, Ints] = {}
         lengths = np.arange(longest_tokens + 1, dtype=np.int64)
         self.updates, self.shared, self.operations, self.visible = np.zeros(
             (4, len(lengths)), dtype=np.int64
@@ -114,6 +119,18 @@ class StepTables:
         self._grown = sum(
             (t.token_bytes * lengths + t.entry_bytes * (lengths // t.ratio) for t in terms), zero
         )
+
+    def sums(self, active_parameters: int) -> Ints:
+        """int64[n, 6]: what decoding every token of a request of ``n`` tokens costs, weights once.
+
+        Updates, kinds of reads, operations, shared.
+        """
+        if active_parameters not in self._sums:
+            operations = self.operations + _PER_WEIGHT * active_parameters
+            reads = (self.reads[kind] for kind in READS)
+            each = (self.updates, *reads, operations, self.shared)
+            self._sums[active_parameters] = np.stack(each, axis=1).cumsum(axis=0)
+        return self._sums[active_parameters]
 
     def chunks(self, before: int, after: int, count: int = 1) -> int:
         """Bytes that ``count`` equal prompt chunks of a request write, and read to write them."""
@@ -175,6 +192,14 @@ class StepTables:
             entries = lengths // ratio
             blocks = -(-entries // page.entries)
             self.visible += layers * table.gather_all_bytes(page.format, entries, blocks)
+
+
+@lru_cache(maxsize=_WORKED_OUT)
+def fill_tables(
+    config: DSV4Config, schemas: tuple[LayerCacheSchema, ...], longest_tokens: int
+) -> StepTables:
+    """Tables up to ``longest_tokens``; servers that are laid out otherwise have the same."""
+    return StepTables(config, schemas, longest_tokens)
 
 
 def _pooling(

@@ -1,15 +1,18 @@
 """What is asked: latencies to keep, requests to keep them for, and what a GPU costs."""
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import takewhile
 from math import inf
 from random import Random
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dsv4kv.errors import ConfigError
+from dsv4kv.prefix.paths import find_reuse
+from dsv4kv.traces.collect import collect_paths
 from dsv4kv.traces.request import Request
 
 _SLO = re.compile(r"(ttft|tpot|latency)_p(\d{1,2}(?:\.\d{1,3})?)=(\d+(?:\.\d+)?)(ms|s)")
@@ -207,14 +210,19 @@ def unseen_tokens(requests: Sequence[Request], *, any_order: bool = False) -> li
 
     With ``any_order`` no other request has them.
     """
-    seen, least = set[int](), []
+    known = _known_blocks(requests)
     if any_order:
-        times = Counter(each for request in requests for each in request.prefix_hashes)
-        seen = {each for each, count in times.items() if count > 1}
-    for request in requests:
-        known = sum(1 for _ in takewhile(seen.__contains__, request.prefix_hashes))
-        if not any_order:
-            seen.update(request.prefix_hashes)
-        saved = min(known * request.hash_block_tokens, request.input_tokens - 1)
-        least.append(request.input_tokens - saved)
-    return least
+        known = np.maximum(known, _known_blocks(requests[::-1])[::-1])
+    saved = (
+        min(blocks * request.hash_block_tokens, request.input_tokens - 1)
+        for request, blocks in zip(requests, known.tolist(), strict=True)
+    )
+    return [request.input_tokens - each for request, each in zip(requests, saved, strict=True)]
+
+
+def _known_blocks(requests: Sequence[Request]) -> NDArray[np.int64]:
+    """int64[requests]: leading blocks that a request before had."""
+    if not any(len(request.prefix_hashes) for request in requests):
+        return np.zeros(len(requests), np.int64)
+    table = collect_paths(requests)
+    return find_reuse(table, table.block_tokens).found_blocks(None)

@@ -9,7 +9,7 @@ from dsv4kv.choices import ROUTERS
 from dsv4kv.cli.complete import offer, offer_settings
 from dsv4kv.cli.records import as_settings, write_json
 from dsv4kv.resources import shipped_names
-from dsv4kv.view.console import open_console
+from dsv4kv.view.console import open_console, say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +27,10 @@ dsv4kv plan --isl 4132 --osl 510 --rate 20 --slo ttft_p99=2s     one length, wit
 
 dsv4kv plan builtin:chat --slo ttft_p99=1s --args '' --args '--chunked-prefill-size 2048'
 """
+
+
+_LONG_S = 5.0
+"""Seconds of a simulation of which several are announced."""
 
 
 def plan(
@@ -136,9 +140,11 @@ def plan(
         parse_prices,
         parse_slos,
     )
-    from dsv4kv.planning.search import WINDOW, Search, Tally, list_kinds, parse_splits
+    from dsv4kv.planning.search import WINDOW, Search, Tally, list_kinds
     from dsv4kv.planning.search import plan as find
     from dsv4kv.planning.servers import name_args
+    from dsv4kv.planning.trial import parse_splits
+    from dsv4kv.view.cells import format_number
     from dsv4kv.view.plan import dumps, report_plan
     from dsv4kv.view.terminal import show
 
@@ -155,7 +161,8 @@ def plan(
     settings = [*(set_ or []), *as_settings({"model": "model.preset"}, model=model)]
     splits = parse_splits(_split("--split", split))
     requests = _requests(trace, settings, isl, osl, rate)
-    question = Question(requests, slos, speed, prices, gpus or most_gpus or MOST_GPUS)
+    most = gpus or most_gpus or MOST_GPUS
+    question = Question(requests, slos, speed, prices, most, exactly=gpus is not None)
     tally, silent = Tally(), quiet or json_ == "-"
     console = open_console(stderr=True, quiet=silent)
     with Watcher(console, "plan", "simulations", total=None) as watcher:
@@ -167,9 +174,17 @@ def plan(
         def report() -> None:
             watcher.reach(next(done), None)
 
+        def say_how_long(seconds: float) -> None:
+            if not silent and seconds > _LONG_S:
+                say(
+                    f"{len(requests):,} requests: about {format_number(seconds)} s each time all "
+                    "are simulated, ten times or more; fewer: --set workload.limit=N.",
+                    err=True,
+                )
+
         window = WINDOW if trace else len(requests)
         search = Search(question, found, tally, report, window)
-        answer = find(search, question, gpus)
+        answer = find(search, question, gpus, say_how_long)
     if not silent:
         show(report_plan(answer, question))
     if json_:
@@ -179,7 +194,7 @@ def plan(
         from dsv4kv.view.plan import draw_plan
 
         write_named(html, draw_plan(answer, question), "--html")
-    if answer.best is None or not answer.best.meets:
+    if answer.best is None:
         raise typer.Exit(1)
 
 

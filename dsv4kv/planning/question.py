@@ -144,6 +144,8 @@ class Question:
         speed: Seconds of the trace in one second.
         prices: What an hour of a GPU costs, by its kind; empty where GPUs are counted.
         most_gpus: GPUs that a deployment may have.
+        exactly: Whether it has all of them.
+        asked: What was to be kept where ``slos`` are tighter; None where they are not.
     """
 
     requests: Sequence[Request]
@@ -151,6 +153,8 @@ class Question:
     speed: float = 1.0
     prices: Mapping[str, float] | None = None
     most_gpus: int = MOST_GPUS
+    exactly: bool = False
+    asked: tuple[Slo, ...] | None = None
 
     def __post_init__(self) -> None:
         """Raises ``ConfigError`` where a limit is of a time that no request has."""
@@ -172,6 +176,12 @@ class Question:
     def unseen_in_any_order(self) -> list[int]:
         """Prompt tokens that no other request has: for think times, which may change the order."""
         return unseen_tokens(self.requests, any_order=True)
+
+    def counts(self, unit_gpus: int) -> int:
+        """How many numbers of units there are to consider, of so many GPUs each."""
+        if self.exactly:
+            return int(self.most_gpus % unit_gpus == 0)
+        return self.most_gpus // unit_gpus
 
     def price(self, gpu: str) -> float:
         """Of one GPU: money in an hour, or one."""

@@ -5,234 +5,25 @@ worth having, so most kinds are ruled out by one simulation or none. More replic
 no worse.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from types import MappingProxyType
-from typing import Any, NamedTuple
 
-import numpy as np
-
-from dsv4kv.choices import TRANSFERS
-from dsv4kv.config.fleet import GroupSection
-from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.errors import ConfigError, DoesNotFit
-from dsv4kv.fleet.outcome import Fates
-from dsv4kv.fleet.run import FindParts, Fleet
-from dsv4kv.planning.question import Question, Slo, busiest
-from dsv4kv.planning.servers import Bounds, Server, layouts_of, open_server
-from dsv4kv.replay.build import Parts, find_parts
+from dsv4kv.planning.question import Question, busiest
+from dsv4kv.planning.servers import Bounds, layouts_of, open_server
+from dsv4kv.planning.trial import Kind, KnownParts, Split, Trial, simulate
 from dsv4kv.traces.request import Request
 from dsv4kv.units import counted
 
 WINDOW = 400
 """Requests of the window that deployments are screened on."""
-_LOOKS = 24
-"""How often a simulation looks whether it can still keep its limits."""
 _BURST = 10.0
 """A trace that comes within this part of the longest wait says nothing of a rate."""
 _NEARER = 1.03
 """The highest rate is found to 3 %."""
-
-
-class Split(NamedTuple):
-    """Replicas of a unit that compute prompts, and replicas that decode."""
-
-    prefill: int
-    decode: int
-
-
-def parse_splits(texts: Sequence[str]) -> list[Split | None]:
-    """Read ``none`` and ``1:2``.
-
-    Raises:
-        ConfigError: Something else.
-    """
-    return [None if text == "none" else _parse_split(text) for text in dict.fromkeys(texts)]
-
-
-def _parse_split(text: str) -> Split:
-    prefill, _, decode = text.partition(":")
-    if not (prefill.isdecimal() and decode.isdecimal() and int(prefill) and int(decode)):
-        raise ConfigError(
-            f"--split {text}: write prefill and decode replicas, 1:2, or none for replicas that "
-            "do both."
-        )
-    return Split(int(prefill), int(decode))
-
-
-@dataclass(frozen=True)
-class Kind:
-    """Servers of one kind behind a router, alike or in units of prefill and decode replicas.
-
-    Attributes:
-        server: Each of them.
-        router: In front.
-        bounds: What no number of them undercuts.
-        split: A unit; None where every replica does both.
-    """
-
-    server: Server
-    router: str
-    bounds: Bounds
-    split: Split | None = None
-
-    @property
-    def label(self) -> str:
-        """``h200 TP8 behind dynamo``, ``h200 TP8 1:2 behind dynamo``."""
-        return f"{self.servers} behind {self.router}"
-
-    @property
-    def servers(self) -> str:
-        """``h200 TP8``, ``h200 TP8 1:2``, ``h200 TP8 args 2``."""
-        ratio = " {}:{}".format(*self.split) if self.split else ""
-        return f"{self.server.label}{ratio} {self.server.variant}".rstrip()
-
-    @property
-    def gpus(self) -> int:
-        """GPUs of a unit."""
-        return self.server.layout.gpus * sum(self.split or (1,))
-
-    def fewest(self, speed: float) -> int:
-        """Units that can have computed the prompts when they have to be."""
-        return -(-self.bounds.replicas(speed) // (self.split or (1,))[0])
-
-    def fleet(self, units: int) -> dict[str, Any]:
-        """Settings of so many."""
-        if self.split is None:
-            return {"replicas": units, "router": self.router}
-        prefill, decode = (GroupSection(replicas=units * each) for each in self.split)
-        asked = self.server.config
-        family = (asked.server.engine or "").partition(":")[0]
-        sends = next(name for name in TRANSFERS if name.startswith(family))
-        transfer = asked.fleet.transfer.model_copy(update={"engine": sends})
-        groups = {"prefill": prefill, "decode": decode}
-        return {**groups, "router": self.router, "transfer": transfer}
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A deployment, simulated.
-
-    Attributes:
-        kind: Its servers.
-        units: How many of them, or of their units.
-        speed: How much faster than it was recorded the trace was.
-        cost: GPUs, or money in an hour.
-        values_s: What it has of every limited time, in s by label; empty where it was given up.
-        rate: Requests a second that came.
-        good: Share of requests that kept all limits.
-        meets: Whether every limit is kept.
-        requests: Requests that were simulated.
-    """
-
-    kind: Kind
-    units: int
-    speed: float
-    cost: float
-    values_s: dict[str, float]
-    rate: float
-    good: float
-    meets: bool
-    requests: int
-
-    @property
-    def gpus(self) -> int:
-        """GPUs of all replicas."""
-        return self.units * self.kind.gpus
-
-    def tightest(self, slos: Sequence[Slo]) -> Slo:
-        """The limit that it is nearest to."""
-        return max(slos, key=lambda slo: self.values_s.get(slo.label, 0.0) / slo.limit_s)
-
-    def under(self, slos: Sequence[Slo]) -> "Trial":
-        """The same by tighter limits; ``good`` stays the share by those it was simulated with."""
-        kept = self.meets and all(self.values_s[slo.label] <= slo.limit_s for slo in slos)
-        return replace(self, meets=kept)
-
-    def near(self, slos: Sequence[Slo]) -> list[Slo]:
-        """Limits that it keeps by less than the clock may be off."""
-        return [slo for slo in slos if self.values_s[slo.label] * self.error(slo) > slo.limit_s]
-
-    def error(self, slo: Slo) -> float:
-        """What the time of a limit is right within."""
-        return self.kind.server.times.held_out.of(slo.name)
-
-
-class _GaveUp(Exception):
-    """So many requests broke a limit that it cannot be kept any more."""
-
-
-def broken_too_often(fates: Fates, slos: Sequence[Slo], count: int) -> bool:
-    """Whether a limit is lost whatever becomes of the other requests."""
-    for slo in slos:
-        late = sum(each > slo.limit_s * 1e9 for each in fates.samples_ns[slo.name])
-        if late > (1 - slo.percent / 100) * (count - 1) + 1:
-            return True
-    return False
-
-
-class KnownParts:
-    """Works out once what simulations of a server on the same requests have in common.
-
-    However many replicas there are, whatever their router, and however fast the requests come.
-    """
-
-    def __init__(self) -> None:
-        """Nothing is known yet."""
-        self._known: dict[tuple[str, int], Parts] = {}
-
-    def __call__(self, config: ReplayConfig, requests: Sequence[Request]) -> Parts:
-        """See ``FindParts``; of a trace and its window, which differ in length."""
-        key = config.model_dump_json(exclude={"fleet", "workload"}), len(requests)
-        if key not in self._known:
-            self._known[key] = find_parts(config, requests)
-        return self._known[key]
-
-
-def simulate(
-    question: Question,
-    requests: Sequence[Request],
-    kind: Kind,
-    units: int,
-    speed: float,
-    find: FindParts = find_parts,
-) -> Trial:
-    """Serve requests, until they are served or it is clear that a limit is not kept."""
-    base, slos = kind.server.config, question.slos
-    fleet = base.fleet.model_copy(update=kind.fleet(units))
-    workload = base.workload.model_copy(update={"speed": speed})
-    config = base.model_copy(update={"fleet": fleet, "workload": workload})
-    every = max(1, len(requests) // _LOOKS)
-
-    def look(done: int) -> None:
-        if done % every == 0:
-            so_far = Fates.of(made.outcome(ended=False))
-            if broken_too_often(so_far, slos, len(requests)):
-                raise _GaveUp
-
-    made = Fleet(config, requests, look, find)
-    cost = units * kind.gpus * question.price(kind.server.gpu)
-    span_s = (requests[-1].arrival_s - requests[0].arrival_s) / speed
-    rate = len(requests) / max(span_s, 1e-9)
-    try:
-        made.run()
-    except _GaveUp:
-        return Trial(kind, units, speed, cost, {}, rate, 0.0, False, len(requests))
-    fates = Fates.of(made.outcome(ended=True))
-    values = {
-        slo.label: float(np.percentile(fates.samples_ns[slo.name] or [0], slo.percent)) / 1e9
-        for slo in slos
-    }
-    limits = {slo.name: min(s.limit_s for s in slos if s.name == slo.name) for slo in slos}
-    good = sum(
-        all(spans.get(name, 0.0) <= limit for name, limit in limits.items())
-        for spans in fates.times.values()
-    )
-    meets = len(fates.numbers) == len(requests)
-    meets = meets and all(values[slo.label] <= slo.limit_s for slo in slos)
-    share = good / len(requests)
-    return Trial(kind, units, speed, cost, values, rate, share, meets, len(requests))
 
 
 @dataclass
@@ -243,11 +34,19 @@ class Tally:
         considered: Deployments: every kind with every number of replicas that is allowed.
         pruned: Of which were ruled out without being simulated, by what.
         reasons: Why a kind was left out or lost, by its label.
+        least_s: What no deployment undercuts of every limited time, by label, and whose it is.
     """
 
     considered: int = 0
     pruned: dict[str, int] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
+    least_s: dict[str, tuple[float, str]] = field(default_factory=dict)
+
+    def bound(self, bounds: Bounds) -> None:
+        """Hear what a server cannot undercut."""
+        for label, least_s in bounds.least_s.items():
+            here = least_s, bounds.server.label
+            self.least_s[label] = min(here, self.least_s.get(label, here))
 
     def prune(self, why: str, count: int) -> None:
         """Deployments are ruled out."""
@@ -263,19 +62,23 @@ class Answer:
         second: The same among other servers than the best's.
         safer: The cheapest that keeps limits by more than the clock's error; None where there is
             none, or the best does.
-        trials: All that were simulated on the window, but those that ``safer`` was sought with.
-        confirmed: Those that were simulated on the whole trace, in order.
+        nearest: Where there is no best, what came nearest to the limits.
+        trials: All that were simulated on the window.
+        confirmed: Those that were simulated on the whole trace, where there was a window.
         tally: What became of all others.
         window: Requests of the window; as many as there are where there was none.
+        gpus: How many there are, where the highest rate was asked.
     """
 
     best: Trial | None
     second: Trial | None
     safer: Trial | None
+    nearest: Trial | None
     trials: list[Trial]
     confirmed: list[Trial]
     tally: Tally
     window: int
+    gpus: int | None = None
 
 
 def list_kinds(
@@ -300,7 +103,7 @@ def list_kinds(
     for gpu in gpus:
         for layout, (variant, words) in product(layouts_of(preset), args.items()):
             units = [layout.gpus * sum(split or (1,)) for split in splits]
-            count = sum(question.most_gpus // unit for unit in units) * len(routers)
+            count = sum(map(question.counts, units)) * len(routers)
             tally.considered += count
             label = f"{gpu} {layout.label} {variant}".rstrip()
             try:
@@ -310,6 +113,7 @@ def list_kinds(
                 tally.reasons[label] = f"memory: {str(error).partition('. ')[0]}"
                 continue
             bounds = Bounds(server, question)
+            tally.bound(bounds)
             if (broken := bounds.broken()) is not None:
                 tally.prune(broken, count)
                 tally.reasons[label] = f"{broken} of a single request"
@@ -325,6 +129,7 @@ class Search:
         tally: What became of what was considered.
         window: What is simulated.
         parts: What simulations have in common.
+        slowest_s: Seconds of the simulation that took longest.
     """
 
     def __init__(
@@ -339,8 +144,11 @@ class Search:
         """``looser`` has simulated the same window with limits that allow more."""
         self._question, self._kinds, self.tally = question, kinds, tally
         self._on_trial = on_trial
-        self.window = busiest(question.requests, window)
+        self.window: list[Request] = (
+            looser.window if looser else busiest(question.requests, window)
+        )
         self.parts: KnownParts = looser.parts if looser else KnownParts()
+        self.slowest_s = 0.0
         self._trials: dict[tuple[object, ...], Trial] = {}
         self._looser = looser._trials if looser else {}
 
@@ -349,42 +157,67 @@ class Search:
         """All so far."""
         return list(self._trials.values())
 
+    def of(self, found: Sequence[Trial], window: int) -> "Search":
+        """The same on a window of another length, of servers that were found."""
+        servers = {each.kind.servers for each in found}
+        kinds = [kind for kind in self._kinds if kind.servers in servers]
+        made = Search(self._question, kinds, Tally(), self._on_trial, window)
+        made.prefer({each.kind.label for each in found})
+        return made
+
+    def prefer(self, labels: Collection[str]) -> None:
+        """Try some kinds before others that cost as much."""
+        self._kinds = sorted(self._kinds, key=lambda kind: kind.label not in labels)
+
     def _try(self, kind: Kind, units: int, speed: float) -> Trial:
-        alone = units * (kind.split or (1,))[0] == 1  # then a router has nothing to choose
-        key = kind.servers, "" if alone else kind.router, units, speed
+        key = kind.place(units, speed)
         if key in self._looser:
             return self._looser[key].under(self._question.slos)
         if key not in self._trials:
+            begun_s = time.process_time()
             self._trials[key] = simulate(
                 self._question, self.window, kind, units, speed, self.parts
             )
+            self.slowest_s = max(self.slowest_s, time.process_time() - begun_s)
             self._on_trial()
         return self._trials[key]
 
     def _cost(self, kind: Kind, units: int) -> float:
         return units * kind.gpus * self._question.price(kind.server.gpu)
 
-    def cheapest(self, leave: Callable[[Kind], bool] = lambda kind: False) -> Trial | None:
-        """The cheapest deployment that keeps every limit, some kinds left out."""
-        speed, best = self._question.speed, None
-        kinds = [kind for kind in self._kinds if not leave(kind)]
-        for kind in sorted(kinds, key=lambda k: self._cost(k, k.fewest(speed))):
-            found = self._fewest(kind, kind.fewest(speed), best)
-            best = found or best
-        return best
+    def cheapest(self, count: int = 2) -> list[Trial]:
+        """The cheapest deployment that keeps every limit, then that of other servers, if any.
 
-    def _fewest(self, kind: Kind, low: int, best: Trial | None) -> Trial | None:
-        """The fewest units, ``low`` at least, that do and cost less than the best so far."""
+        With a ``count`` of 1 no others are sought.
+        """
+        speed, found = self._question.speed, list[Trial]()
+        for kind in sorted(self._kinds, key=lambda k: self._cost(k, k.fewest(speed))):
+            others = [each for each in found if each.kind.servers != kind.servers]
+            others = others if count > 1 else []
+            if trial := self._fewest(kind, found, others):
+                found = sorted([*others, trial], key=lambda each: each.cost)[:count]
+        return found
+
+    def _fewest(self, kind: Kind, found: Sequence[Trial], others: Sequence[Trial]) -> Trial | None:
+        """The fewest units that do and cost less than what they would take the place of.
+
+        That is the best of the same servers, or the second of others.
+        """
         speed, high = self._question.speed, self._question.most_gpus // kind.gpus
-        name = "unit" if kind.split else "replica"
-        reason = "more than allowed"
-        while best and high and self._cost(kind, high) >= best.cost:
-            high, reason = high - 1, "no cheaper than the answer"
+        low, most = kind.fewest(speed), high
+        name, reason = "unit" if kind.split else "replica", "more than allowed"
+        to_beat = [each for each in found if each not in others] or found[1:]
+        while to_beat and high and self._cost(kind, high) >= to_beat[0].cost:
+            high -= 1
+        if high < most:
+            reason = f"no cheaper than the {'answer' if to_beat[0] is found[0] else 'runner-up'}"
         if low > high:
             needed = f"{counted(low, name)} or more for the prompts, {reason}"
             self.tally.reasons.setdefault(kind.label, needed)
             return None
-        place = high if best else low
+        place = high if to_beat else low
+        while not to_beat and found and place < high and self._cost(kind, place) < found[0].cost:
+            place += 1  # the runner-up is most likely no cheaper than the best
         while not (trial := self._try(kind, place, speed)).meets:
             if place == high:
                 broken = f"a limit is broken by {counted(high, name)}, and more are {reason}"
@@ -401,8 +234,12 @@ class Search:
     ) -> Trial | None:
         """The deployment of so many GPUs that keeps every limit at the highest rate."""
         best: Trial | None = None
-        kinds = [k for k in self._kinds if not leave(k) and gpus % k.gpus == 0]
-        for kind in kinds:
+        for kind in self._kinds:
+            if gpus % kind.gpus:
+                reason = f"{counted(gpus, 'GPU')} are no multiple of {kind.gpus}"
+                self.tally.reasons.setdefault(kind.label, reason)
+            if leave(kind) or gpus % kind.gpus:
+                continue
             units = gpus // kind.gpus
             speed = best.speed * _NEARER if best else self._question.speed
             while best is None and not self._can(kind, units, speed) and speed > 1e-3:
@@ -417,6 +254,12 @@ class Search:
                         break
                 speed = 2 * low if high == float("inf") else (low * high) ** 0.5
         return best
+
+    def fastest_two(self, gpus: int) -> list[Trial]:
+        """The fastest, then the fastest of other servers, if any."""
+        best = self.fastest(gpus)
+        second = best and self.fastest(gpus, lambda k: k.servers == best.kind.servers)
+        return [each for each in (best, second) if each]
 
     def _can(self, kind: Kind, units: int, speed: float) -> bool:
         span_s = self.window[-1].arrival_s - self.window[0].arrival_s
@@ -438,48 +281,54 @@ class Search:
         if not best.near(asked.slos):
             return None
         slos = tuple(replace(s, limit_s=s.limit_s / best.error(s)) for s in asked.slos)
-        tight = replace(asked, slos=slos, speed=best.speed)
+        tight = replace(asked, slos=slos, speed=best.speed, asked=asked.slos)
         kinds = [replace(k, bounds=replace(k.bounds, question=tight)) for k in self._kinds]
         kinds = [kind for kind in kinds if kind.bounds.broken() is None]
-        search = Search(tight, kinds, Tally(), self._on_trial, len(self.window), self)
-        found = search.cheapest()
-        return found and self._try(found.kind, found.units, found.speed)
+        found = Search(tight, kinds, Tally(), self._on_trial, looser=self).cheapest(1)
+        for trial in found:
+            self._trials.setdefault(trial.kind.place(trial.units, trial.speed), trial)
+        return found[0] if found else None
+
+    def nearest(self) -> Trial | None:
+        """What came nearest to the limits: of those that served most, simulated to its end."""
+        slos = self._question.slos
+        ranked = sorted(self.trials, key=lambda each: (-each.served, each.excess(slos)))
+        if not ranked or ranked[0].values_s:
+            return ranked[0] if ranked else None
+        kind, units, speed = ranked[0].kind, ranked[0].units, ranked[0].speed
+        return simulate(self._question, self.window, kind, units, speed, self.parts, give_up=False)
 
 
-def confirm(question: Question, found: Trial, parts: KnownParts, most: int = 3) -> Iterator[Trial]:
-    """The same on the whole trace, with more units until limits are kept, ``most`` times."""
-    units = found.units
-    for _ in range(most):
-        trial = simulate(question, question.requests, found.kind, units, found.speed, parts)
-        yield trial
-        if trial.meets:
-            return
-        units += max(1, units // 8)
+def plan(
+    search: Search,
+    question: Question,
+    gpus: int | None = None,
+    on_all: Callable[[float], None] = lambda seconds: None,
+) -> Answer:
+    """Answer a question: the highest rate of ``gpus``, or the cheapest deployment.
 
-
-def plan(search: Search, question: Question, gpus: int | None = None) -> Answer:
-    """Answer a question: the highest rate of ``gpus``, or the cheapest deployment."""
-
-    def find(leave: Callable[[Kind], bool]) -> Trial | None:
-        return search.cheapest(leave) if gpus is None else search.fastest(gpus, leave)
-
-    best = find(lambda kind: False)
-    second = safer = None
-    confirmed: list[Trial] = []
-    tally = search.tally
-    if best:
-        servers = best.kind.servers
-        second = find(lambda kind: kind.servers == servers)
-        safer = search.safer(best) if gpus is None else None
-        if len(search.window) < len(question.requests) and gpus is None:
-            for found in filter(None, (best, second)):
-                confirmed += confirm(question, found, search.parts)
-                best = confirmed[-1]
-                if best.meets:
-                    break
+    What is cheapest on the window, and its runner-up, are searched for once more on the whole
+    trace; ``on_all`` hears about how many seconds one simulation of that will take.
+    """
+    last, tally, confirmed = search, search.tally, list[Trial]()
+    found = search.cheapest() if gpus is None else search.fastest_two(gpus)
+    if found and gpus is None and len(search.window) < len(question.requests):
+        tokens = [sum(r.input_tokens for r in each) for each in (question.requests, search.window)]
+        on_all(search.slowest_s * tokens[0] / tokens[1])
+        last = search.of(found, len(question.requests))
+        found = last.cheapest()
+    best, second, *_ = *found, None, None
+    if best and last is not search:  # whose safer ones are of the same servers as the window's
+        screened = search.of(found, len(search.window)).safer(best)
+        last.prefer({screened.kind.label} if screened else ())
+    safer = last.safer(best) if best and gpus is None else None
+    nearest = None if best else last.nearest()
+    if last is not search:
+        confirmed = last.trials
     left = tally.considered - sum(tally.pruned.values()) - len(search.trials)
     tally.prune("work or cost", max(0, left))
-    return Answer(best, second, safer, search.trials, confirmed, tally, len(search.window))
+    window = len(search.window)
+    return Answer(best, second, safer, nearest, search.trials, confirmed, tally, window, gpus)
 
 
 def front(trials: Sequence[Trial], label: str) -> list[Trial]:

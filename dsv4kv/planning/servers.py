@@ -201,14 +201,20 @@ class Bounds:
         alone_s = decode_s(times, 1, shortest, drafts)
         return min(alone_s, prompt_s(times, 1)) / (1 + drafts)
 
+    @cached_property
+    def least_s(self) -> dict[str, float]:
+        """What no deployment undercuts of every limited time, by label."""
+        return {
+            slo.label: self.tpot_s
+            if slo.name == "tpot"
+            else float(np.percentile(self.ttft_s, slo.percent, method="lower"))
+            for slo in self.question.slos
+        }
+
     def broken(self) -> str | None:
         """The first limit that even a request alone breaks, in words; None where there is none."""
         for slo in self.question.slos:
-            if slo.name == "tpot":
-                least_s = self.tpot_s
-            else:
-                least_s = float(np.percentile(self.ttft_s, slo.percent, method="lower"))
-            if least_s > slo.limit_s:
+            if self.least_s[slo.label] > slo.limit_s:
                 return slo.name if slo.name == "tpot" else "ttft"
         return None
 
@@ -227,6 +233,11 @@ class Bounds:
         return sum(bound) * token_s
 
     def replicas(self, speed: float) -> int:
-        """Fewest replicas that can have computed these prompts when they have to be."""
+        """Fewest replicas that can have computed these prompts when they have to be.
+
+        With think times requests come later where answers do, so one may.
+        """
+        if self.server.config.fleet.sessions == "think":
+            return 1
         late_s = max(slo.limit_s for slo in self.question.slos if slo.name != "tpot")
         return max(1, math.ceil(self.work_s / (self.question.span_s / speed + late_s)))

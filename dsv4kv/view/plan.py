@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dsv4kv.planning.question import Question, Slo
-from dsv4kv.planning.search import Answer, Trial, front
+from dsv4kv.planning.search import Answer, front
 from dsv4kv.planning.servers import in_role
+from dsv4kv.planning.trial import Trial
 from dsv4kv.units import counted, format_duration
 from dsv4kv.view.cells import format_clocked, format_factor, format_number
 from dsv4kv.view.charts.figure import Chart
@@ -28,6 +29,9 @@ from dsv4kv.view.table import (
     prose,
 )
 
+_AT_ONCE = 1e6
+"""Requests a second that are no rate, but the lack of one."""
+
 
 def report_plan(answer: Answer, question: Question) -> Iterator[Part]:
     """Everything, the answer first."""
@@ -36,8 +40,9 @@ def report_plan(answer: Answer, question: Question) -> Iterator[Part]:
     for whose, command in launches(answer.best) if answer.best else ():
         yield Text(f"launch {whose}:")
         yield Text(f"  {command}")
-    yield ""
-    yield front_table(answer, question)
+    if answer.best or answer.nearest:
+        yield ""
+        yield front_table(answer, question)
     yield ""
     yield lost_table(answer)
     yield ""
@@ -49,21 +54,17 @@ def headlines(answer: Answer, question: Question) -> Iterator[str]:
     best, slos = answer.best, question.slos
     asked = ", ".join(f"{slo.label} ≤ {_seconds(slo.limit_s)}" for slo in slos)
     if best is None:
-        yield (
-            f"Nothing of up to {question.most_gpus} GPUs keeps {asked}: the table below says why. "
-            "Allow more GPUs (--most-gpus), other ones (--gpu), or more time."
-        )
+        yield from _nothing(answer, question, asked)
         return
-    near, tight = best.near(slos) if best.values_s else [], best.tightest(slos)
+    near, tight = best.near(slos), best.tightest(slos)
     verdict = "near" if near else "yes"
-    if not best.meets:
-        verdict = (
-            "only on the fullest window, not on the whole trace: ask again with tighter limits"
-        )
     yield (
-        f"{describe(best)}: {_cost(best, question)}, {format_number(best.rate)} requests/s; "
+        f"{describe(best)}: {_cost(best, question)}, {_rate(best)}; "
         f"{asked}: {verdict}; limited by {tight.label}."
     )
+    for slo in slos:
+        if best.requests * (1 - slo.percent / 100) < 1:
+            yield f"{slo.label} of {best.requests:,} requests is that of the slowest, or nearly."
     if near:
         errors = ", ".join(f"{slo.label} × ÷ {best.error(slo):g}" for slo in near)
         yield f"near: within the clock's error of a limit ({errors}). {_safer(answer, question)}"
@@ -71,9 +72,41 @@ def headlines(answer: Answer, question: Question) -> Iterator[str]:
         yield f"runner-up: {describe(answer.second)}: {_cost(answer.second, question)}."
 
 
+def _rate(trial: Trial) -> str:
+    """``3.40 requests/s``; all at once is no rate."""
+    return f"{format_number(trial.rate)} requests/s" if trial.rate < _AT_ONCE else "all at once"
+
+
+def _nothing(answer: Answer, question: Question, asked: str) -> Iterator[str]:
+    """That nothing does, what comes nearest, and what would help."""
+    within = f"{'' if answer.gpus else 'up to '}{counted(question.most_gpus, 'GPU')}"
+    if answer.confirmed:
+        kept = f"what does on the {answer.window:,} requests with most prompt tokens a second"
+        yield f"Nothing found of {within} keeps {asked} on the whole trace: {kept} does not."
+    else:
+        more = "another number (--gpus)" if answer.gpus else "more GPUs (--most-gpus)"
+        yield (
+            f"Nothing of {within} keeps {asked}: the table below says why. Allow {more}, other "
+            "ones (--gpu), or more time."
+        )
+    if answer.nearest:
+        near, slos = answer.nearest, question.slos
+        times = ", ".join(
+            f"{slo.label} {format_clocked(near.values_s[slo.label], near.error(slo))} s"
+            for slo in slos
+        )
+        yield f"nearest: {describe(near)}: {_cost(near, question)}, {times}."
+    for slo in question.slos:
+        least_s, server = answer.tally.least_s.get(slo.label, (0.0, ""))
+        if least_s > slo.limit_s:
+            yield f"{slo.label} of requests alone is {_seconds(least_s)} or more ({server})."
+
+
 def _safer(answer: Answer, question: Question) -> str:
     if answer.safer is None:
-        return f"Nothing of up to {question.most_gpus} GPUs keeps every limit by more."
+        whose = "of these servers " if answer.confirmed else ""
+        most = counted(question.most_gpus, "GPU")
+        return f"Nothing {whose}of up to {most} keeps every limit by more."
     return f"Safer: {describe(answer.safer)}, {_cost(answer.safer, question)}."
 
 
@@ -118,7 +151,7 @@ def draw_plan(answer: Answer, question: Question) -> str:
     """One HTML page: the answer, a picture of the front, the tables."""
     first, *rest = headlines(answer, question)
     best = answer.best
-    sure = best is not None and best.meets and not best.near(question.slos)
+    sure = best is not None and not best.near(question.slos)
     opening = Section(
         "front",
         "What a shorter time costs",
@@ -133,7 +166,7 @@ def draw_plan(answer: Answer, question: Question) -> str:
 
 def _charts(answer: Answer, question: Question) -> list[Chart]:
     first = question.slos[0]
-    trials = [each for each in (*answer.trials, *answer.confirmed) if each.values_s]
+    trials = [each for each in answer.confirmed or answer.trials if each.values_s]
     leading = {id(each) for each in front(trials, first.label)}
     places = [
         Place(
@@ -161,8 +194,8 @@ def _gpus(cost: float) -> str:
 def front_table(answer: Answer, question: Question) -> Table:
     """Deployments that no other beats in both cost and the first limited time."""
     slos, first = question.slos, question.slos[0]
-    ends = [each for each in (answer.best, answer.second, answer.safer) if each]
-    rows = front([*answer.trials, *answer.confirmed], first.label)
+    ends = [e for e in (answer.best, answer.second, answer.safer, answer.nearest) if e]
+    rows = front(answer.confirmed or answer.trials, first.label)
     shown = {(describe(each), each.requests) for each in rows}
     rows += [e for e in ends if e.values_s and (describe(e), e.requests) not in shown]
     longest = max((each.values_s[first.label] for each in rows), default=1.0)
@@ -177,7 +210,7 @@ def front_table(answer: Answer, question: Question) -> Table:
             *names("limited by", first.label),
         ],
         [_front_cells(each, question, slos, longest) for each in rows],
-        note="the front of those simulated, the answer, the runner-up and the safer one; times in "
+        note="the front of those simulated, and what is named above; times in "
         f"s by the model of replay, 9 in 10 within {errors}",
         keys=1,
     )
@@ -249,6 +282,8 @@ def dumps(answer: Answer, question: Question) -> str:
         "best": _document(answer.best, question),
         "runner_up": _document(answer.second, question),
         "safer": _document(answer.safer, question),
+        "nearest": _document(answer.nearest, question),
+        "least_seconds": {label: least for label, (least, _) in answer.tally.least_s.items()},
         "confirmed": [_document(each, question) for each in answer.confirmed],
         "simulated": [_document(each, question) for each in answer.trials],
         "considered": answer.tally.considered,

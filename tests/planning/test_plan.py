@@ -20,19 +20,11 @@ from dsv4kv.planning.question import (
     poisson,
     unseen_tokens,
 )
-from dsv4kv.planning.search import (
-    Kind,
-    Search,
-    Split,
-    Tally,
-    Trial,
-    list_kinds,
-    parse_splits,
-    plan,
-    simulate,
-)
+from dsv4kv.planning.search import Search, Tally, list_kinds, plan
 from dsv4kv.planning.servers import Bounds, launch_command, layouts_of, name_args, open_server
+from dsv4kv.planning.trial import Kind, Split, Trial, parse_splits, simulate
 from dsv4kv.replay.build import Parts, find_parts
+from dsv4kv.replay.costs import fill_tables
 from dsv4kv.sizing.inputs import read_inputs
 from dsv4kv.sizing.launch import read_command
 from dsv4kv.sizing.layout import Layout
@@ -148,7 +140,7 @@ def test_a_simulation_that_is_given_up_would_have_broken_a_limit(
     given_up = simulate(asked, asked.requests, kind, 1, 50.0)
     assert not given_up.meets
     assert not given_up.values_s
-    monkeypatch.setattr("dsv4kv.planning.search.broken_too_often", lambda *_: False)
+    monkeypatch.setattr("dsv4kv.planning.trial.broken_too_often", lambda *_: False)
     whole = simulate(asked, asked.requests, kind, 1, 50.0)
     assert not whole.meets
     assert whole.values_s["ttft_p50"] > 0.3
@@ -212,9 +204,74 @@ def test_a_safer_answer_is_what_a_search_with_its_limits_finds(seed: int) -> Non
     assert answer.safer is not None
     limits = tuple(replace(s, limit_s=s.limit_s / answer.best.error(s)) for s in asked.slos)
     tight = replace(asked, slos=limits)
-    alone = Search(tight, kinds_of(tight, gpus=["b200"]), Tally()).cheapest()
-    assert alone is not None
+    alone = Search(tight, kinds_of(tight, gpus=["b200"]), Tally()).cheapest()[0]
     assert (answer.safer.kind.label, answer.safer.units) == (alone.kind.label, alone.units)
+
+
+def test_the_runner_up_is_the_cheapest_of_other_servers() -> None:
+    asked = question(1, "ttft_p90=1500ms", "tpot_p50=30ms", speed=4.0)
+    asked = replace(asked, requests=asked.requests[:16])
+    kinds = kinds_of(asked, gpus=["b200"])
+    answer = plan(Search(asked, kinds, Tally()), asked)
+    assert answer.best is not None
+    assert answer.second is not None
+    others = [kind for kind in kinds if kind.servers != answer.best.kind.servers]
+    best = brute_force(asked, others)
+    assert best is not None
+    assert answer.second.cost == best.cost
+    assert answer.second.kind.servers != answer.best.kind.servers
+
+
+def test_the_whole_trace_says_how_many_are_enough_and_not_its_fullest_window() -> None:
+    burst = small_trace(1, count=30, gap_s=0.001)
+    calm = [replace(each, arrival_s=100.0 + 10 * n) for n, each in enumerate(small_trace(2, 90))]
+    asked = Question([*burst, *calm], parse_slos(["ttft_p50=500ms"]), most_gpus=64)
+    kinds = [kind for kind in kinds_of(asked, gpus=["b200"]) if kind.server.label == "b200 TP2"]
+    search = Search(asked, kinds, Tally(), window=30)
+    answer = plan(search, asked)
+    assert answer.best is not None
+    assert answer.best.requests == len(asked.requests)
+    whole = brute_force(replace(asked, most_gpus=8), kinds)
+    assert whole is not None
+    assert answer.best.cost == whole.cost
+    assert answer.best.cost < search.cheapest()[0].cost
+
+
+def test_with_think_times_a_queue_makes_requests_come_later_and_one_replica_may_do() -> None:
+    session = [replace(each, session=0) for each in small_trace(1, gap_s=0.001)]
+    asked = Question(session, parse_slos(["ttft_p90=2s"]), most_gpus=8)
+    answers = {}
+    for sessions in ("trace", "think"):
+        settings = [*SETTINGS, f"fleet.sessions={sessions}"]
+        gpus, routers = ["b200"], ["round_robin"]
+        kinds = list_kinds(asked, settings, "sglang", gpus, routers, MODEL, Tally())
+        (kind,) = [each for each in kinds if each.server.label == "b200 TP2"]
+        answers[sessions] = kind.fewest(100.0), simulate(asked, session, kind, 1, 100.0).meets
+    assert answers == {"trace": (2, False), "think": (1, True)}
+
+
+def test_where_nothing_does_the_nearest_and_the_least_possible_are_said() -> None:
+    words = ["plan", "builtin:chat", "--gpu", "b200", "--most-gpus", "2", "--speed", "1000"]
+    done = run([*words, "--slo", "ttft_p90=400ms", "--slo", "tpot_p50=500ms", "--json", "-"])
+    assert done.exit_code == 1
+    document = json.loads(done.stdout)
+    assert document["best"] is None
+    assert document["nearest"]["seconds"]["ttft_p90"] > 0.4 > document["least_seconds"]["ttft_p90"]
+    said = run([*words, "--slo", "ttft_p90=400ms"])
+    assert "nearest: 1 × b200" in said.stdout
+    said = run([*words, "--slo", "ttft_p90=1ms"])
+    assert "of requests alone is" in " ".join(said.stdout.split())
+
+
+def test_servers_that_are_not_simulated_fill_no_tables() -> None:
+    asked = question(1, "ttft_p90=1500ms", speed=4.0)
+    kinds = kinds_of(asked, gpus=["b200"])
+    assert not any("cost" in kind.server.parts.__dict__ for kind in kinds)
+    tables = {
+        id(fill_tables(parts.memory.model, parts.memory.schemas, parts.longest_tokens))
+        for parts in (kind.server.parts for kind in kinds)
+    }
+    assert len(tables) == 1
 
 
 def test_the_highest_rate_of_some_gpus_keeps_the_limits_and_a_higher_one_does_not() -> None:
@@ -410,7 +467,7 @@ def test_simulations_of_a_server_work_out_once_what_they_have_in_common(
         found.append(config)
         return find_parts(config, requests)
 
-    monkeypatch.setattr("dsv4kv.planning.search.find_parts", find)
+    monkeypatch.setattr("dsv4kv.planning.trial.find_parts", find)
     search = Search(asked, kinds, Tally())
     plan(search, asked)
     alone = simulate(asked, asked.requests, kinds[0], 2, 4.0)

@@ -576,6 +576,9 @@ class GroupPool:
         self._marked = np.zeros(nodes + 1, bool)
         self._cuts = _cut_alike(self._parts, nodes + 1, self._marking)
         self._windows = [(group.seen, group.block_tokens) for group in groups]
+        self._reach = [  # from where a cached tail begins to where its first block goes
+            group.block_tokens + group.seen - group.tail_tokens for group in groups
+        ]
         self._mixed = [number for number, group in enumerate(groups) if len(group.parts) > 1]
 
     def find(self, way: Way, limit: int) -> tuple[int, int, int]:
@@ -713,16 +716,14 @@ class GroupPool:
 
     def next_release(self, running: Running) -> int | None:
         """Tokens behind which a request gives back more that stays cached; None: nothing."""
-        return min(
-            (
-                max(begin, ends[0] - group.tail_tokens) + group.block_tokens + group.seen
-                for group, begin, ends in zip(
-                    self.groups, running.starts, running.ends, strict=True
-                )
-                if ends
-            ),
-            default=None,
-        )
+        due = None
+        for (seen, size), reach, begin, ends in zip(
+            self._windows, self._reach, running.starts, running.ends, strict=True
+        ):
+            if ends:
+                at = max(begin + size + seen, ends[0] + reach)
+                due = at if due is None or at < due else due
+        return due
 
     def held_blocks(self, running: Running) -> int:
         """Blocks of all groups that a request holds of its prompt, shared ones included."""
@@ -746,8 +747,10 @@ class GroupPool:
         """Blocks of windows and states of its prompt that a request holds, shared ones too."""
         position, starts = running.position, running.starts
         return sum(
-            max(0, -(-position // group.block_tokens) - begin // group.block_tokens)
-            for group, begin in zip(self.groups, starts, strict=True)
+            [
+                max(0, -(-position // size) - begin // size)
+                for (_, size), begin in zip(self._windows, starts, strict=True)
+            ]
         )
 
     def admitted_blocks(self, tokens: int, chunk_tokens: int, resumed: int = 0) -> int:

@@ -54,7 +54,8 @@ class Held:
             [-(-(tokens + window) // size) - -(-tokens // size) for size in sizes]
         )
         self._new: list[int] = new[: self._period].tolist()
-        self.swing = int((np.maximum.accumulate(self._in_step) - self._in_step).max())
+        self._most: Ints = np.maximum.accumulate(self._in_step)
+        self.swing = int((self._most - self._in_step).max())
 
     def between(self, tokens: Ints) -> Ints:
         """int64 of the same shape: after a step and before the next."""
@@ -71,8 +72,7 @@ class Held:
 
     def most(self, tokens: int) -> int:
         """In any step of a request that ends with so many tokens."""
-        steps = self.in_step(np.arange(max(0, tokens - self._period), tokens))
-        return max(steps.tolist(), default=0)
+        return int(self._at(self._most, np.array(tokens - 1))) if tokens else 0
 
     def new(self, tokens: int) -> int:
         """Blocks that such a step adds."""

@@ -10,7 +10,7 @@ arrays, apart from those of requests that still hold windows of their prompts th
 """
 
 from collections.abc import Sequence
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from math import lcm
 from typing import Any
 
@@ -126,8 +126,10 @@ class SteppedVllmCache(VllmCache):
         running, pool = self._running[request], self._pool
         if position <= running.position:
             return 0
-        pool.slide(running)
-        return max(0, pool.blocks_between(running.position, position) - self.available)
+        needed = pool.blocks_between(running.position, position)
+        if needed > self.available:
+            pool.slide(running)
+        return max(0, needed - self.available)
 
     def roomy(self, request: int, position: int, decoding: Ints, lacking: int) -> bool:
         """Whether none are lacking for chunks up to there, however windows come and go.
@@ -247,64 +249,69 @@ class SteppedVllmCache(VllmCache):
         The blocks of the first step have been reserved. With ``prompt`` the chunks of a request
         are computed, one in every further step, after those that decode; its ends are given.
         """
-        held, flow = self._held, self._pool.queue.flow
+        held, queue = self._held, self._pool.queue
         self._ready = False
         if len(befores) == self._window == 1:
             return
-        blocks = held.in_step(befores)
-        taken = blocks[1:] - blocks[:-1]
-        if self._window > 1:  # what was for drafts comes back after every step
-            rest = held.between(befores[1:])
-            taken = np.hstack([rest - blocks[:-1], blocks[1:] - rest])
+        begin, end = held.in_step(befores[[0, -1]])
         if prompt:
-            request, ends = prompt
-            taken = np.append(taken, np.zeros((len(ends), 1), np.int64), axis=1)
-            self._pool.cache(self._running[request], ends[-1])
-        if len(taken):
-            self._give_up(taken, numbers, befores, prompt)
-        flow(taken.ravel())
+            self._pool.cache(self._running[prompt[0]], prompt[1][-1])
+        apart = self._give_up(numbers, befores, prompt) if len(befores) > 1 else []
+        grown, further = int((end - begin).sum()), [blocks for *_, blocks in apart]
+        most = grown + held.swing * len(numbers) + sum(max(0, blocks) for blocks in further)
+        if most <= queue.uncached:
+            queue.uncached -= grown + sum(further)
+        else:
+            queue.flow(self._in_turn(befores, apart))
         if self._window > 1:
-            flow(held.between(positions) - blocks[-1])
+            queue.uncached -= int((held.between(positions) - end).sum())
 
     def _give_up(
-        self, taken: Ints, numbers: Ints, befores: Ints, prompt: tuple[int, Sequence[int]] | None
-    ) -> None:
+        self, numbers: Ints, befores: Ints, prompt: tuple[int, Sequence[int]] | None
+    ) -> list[tuple[int, int, int]]:
         """Give back what stays cached behind windows, in the order in which it comes to that.
 
-        Args:
-            taken: int64[steps - 1, ...]: blocks that are taken one after the other, a row a step:
-                by those that decode, in order, at its end, and by the prompt behind them. What
-                was thought free and is not, as it stays cached, is added, and the prompt's.
-            numbers: As in ``advance``.
-            befores: As there.
-            prompt: As there.
+        Arguments as ``advance`` has them. Returns the step, from 0 for the second one, who, by
+        place, the prompt last, and blocks: those that would be free if they did not stay cached,
+        and all that the prompt takes.
         """
-        pool, width, flat = self._pool, taken.shape[1], taken.reshape(-1)
-        first = width - len(numbers) - (prompt is not None)
-        due: list[tuple[int, int, int]] = []  # place in ``flat``, column (chunk: end), who
+        pool, apart = self._pool, list[tuple[int, int, int]]()
+        due: list[tuple[int, int, int]] = []  # step and place, and the request's number
 
-        def expect(column: int, number: int) -> None:
+        def expect(place: int, number: int) -> None:
             at = self._due[number]
-            if at <= befores[-1, column]:
-                step = max(1, int(befores[:, column].searchsorted(at)))
-                heappush(due, ((step - 1) * width + first + column, column, number))
+            if at <= befores[-1, place]:
+                step = max(1, int(befores[:, place].searchsorted(at)))
+                heappush(due, (step - 1, place, number))
 
-        for column in np.flatnonzero(self._due[numbers] <= befores[-1]).tolist():
-            expect(column, int(numbers[column]))
+        for place in np.flatnonzero(self._due[numbers] <= befores[-1]).tolist():
+            expect(place, int(numbers[place]))
         if prompt:
-            due += [
-                (step * width + width - 1, end, prompt[0]) for step, end in enumerate(prompt[1])
-            ]
-            heapify(due)
+            for step in range(len(prompt[1])):
+                heappush(due, (step, len(numbers), prompt[0]))
         while due:
-            mark, column, number = heappop(due)
+            step, place, number = heappop(due)
             running = self._running[number]
             if prompt and number == prompt[0]:
-                flat[mark] = pool.go_on(running, column)
-                continue
-            flat[mark] += pool.give_up(running, int(befores[mark // width + 1, column]))
-            self._expect_release(number, running)
-            expect(column, number)
+                blocks = pool.go_on(running, prompt[1][step])
+            else:
+                blocks = pool.give_up(running, int(befores[step + 1, place]))
+                self._expect_release(number, running)
+                expect(place, number)
+            apart.append((step, place, blocks))
+        return apart
+
+    def _in_turn(self, befores: Ints, apart: list[tuple[int, int, int]]) -> Ints:
+        """int64[times]: blocks that are taken, one after the other; as ``_give_up`` says."""
+        blocks, count = self._held.in_step(befores), befores.shape[1]
+        taken = np.zeros((len(befores) - 1, 2, count + 1), np.int64)
+        taken[:, 1, :count] = blocks[1:] - blocks[:-1]
+        if self._window > 1:  # what was for drafts comes back after every step
+            taken[:, 0, :count] = self._held.between(befores[1:]) - blocks[:-1]
+            taken[:, 1] -= taken[:, 0]
+        for step, place, further in apart:
+            taken[step, 1, place] += further
+        return taken.ravel()
 
     def end(self, request: int, decoded_blocks: int, position: int = 0) -> int:
         """Give everything back; returns the blocks that are cached."""

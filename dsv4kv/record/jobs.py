@@ -95,7 +95,8 @@ def find_job(run: str, out: Path) -> Path:
     named = Path(run)
     if (named / _JOB).is_file():
         return named
-    folders = [named.with_suffix(POINTS), out / f"{named.name.removesuffix('.json')}{POINTS}"]
+    name = named.name.removesuffix(".json").removesuffix(POINTS)
+    folders = [named.with_suffix(POINTS), out / f"{name}{POINTS}"]
     for folder in folders:
         if (folder / _JOB).is_file():
             return folder
@@ -165,7 +166,9 @@ def open_job(folder: Path, asked: Asked, axes: Sequence[dict[str, Any]]) -> "Job
                 f"{folder} is of {what} ({_shown(there, field)}, now {_shown(asked, field)}): go "
                 "on with what it was begun with, or begin a new sweep."
             )
-    return Job(folder, there)
+    job = Job(folder, there)
+    job.put_back(axes)
+    return job
 
 
 def _shown(asked: Asked, field: str) -> str:
@@ -240,6 +243,22 @@ class Job:
     def left(self) -> int:
         """Points that are not done."""
         return self.asked.count - len(self._points(_DONE))
+
+    def put_back(self, axes: Sequence[dict[str, Any]]) -> None:
+        """Free points that are nowhere any more, as where a file that was damaged was removed.
+
+        Raises:
+            RecordError: The folder cannot be written.
+        """
+        missing = set(range(self.asked.count))
+        for part in (_TODO, _CLAIMED, _DONE):  # as points go, so that none is missed on its way
+            missing -= {int(path.name.partition(".")[0]) for path in self._points(part)}
+        try:
+            for number in missing:
+                with replacing(self.folder / _TODO / _name(number)) as file:
+                    file.write(f"{json.dumps(axes[number])}\n".encode())
+        except OSError as error:
+            raise RecordError(f"{self.folder} cannot be written ({error.strerror}).") from None
 
     def remove(self) -> None:
         """Remove the folder: its points are in a record."""

@@ -189,6 +189,19 @@ def test_a_point_that_was_changed_by_hand_is_a_sentence(tmp_path: Path) -> None:
         run(tmp_path / "job")
 
 
+def test_a_point_whose_damaged_file_was_removed_is_done_again(tmp_path: Path) -> None:
+    run(tmp_path / "job")
+    (tmp_path / "job" / "done" / "00001.json").unlink()
+    tried: list[int] = []
+
+    def note(number: int) -> Case:
+        tried.append(number)
+        return work(number)
+
+    assert run(tmp_path / "job", note) == CASES
+    assert tried == [1]
+
+
 def test_a_folder_of_other_files_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(RecordError, match="holds other files"):
@@ -199,9 +212,8 @@ def test_a_run_is_found_by_its_name_its_record_and_its_folder(tmp_path: Path) ->
     folder = tmp_path / "results" / "one.points"
     run(folder)
     out = tmp_path / "results"
-    assert {find_job(name, out) for name in ("one", str(out / "one.json"), str(folder))} == {
-        folder
-    }
+    names = ("one", "one.json", "one.points", str(out / "one.json"), str(folder))
+    assert {find_job(name, out) for name in names} == {folder}
     with pytest.raises(RecordError, match="--resume two: no points are kept"):
         find_job("two", out)
 

@@ -18,6 +18,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 FILE = HERE / "vllm_scheduled_0.33.0.jsonl.gz"
 PAGE, WORKLOADS, AMPLE = 256, 80, 60_000
+LONG = 40  # further workloads with long answers, whose blocks are not cached
 ABOUT = {
     "engine": "vllm",
     "version": "0.33.0",
@@ -41,6 +42,7 @@ class Workload:
         retention: Tokens between the windows that stay cached; None for every block.
         concurrency: Requests at a time.
         requests: Pages, tokens and output tokens of each.
+        caches_answers: Whether blocks that decoding fills are cached, as the engine does it.
         steps: How often in a row, and what.
     """
 
@@ -50,6 +52,7 @@ class Workload:
     retention: int | None
     concurrency: int
     requests: list[tuple[list[int], int, int]]
+    caches_answers: bool = True
     steps: list[tuple[int, dict[str, int]]] = field(default_factory=list)
 
     @property
@@ -65,8 +68,9 @@ def together(steps: Iterator[dict[str, int]]) -> list[tuple[int, dict[str, int]]
 
 
 def draw_workloads() -> Iterator[Workload]:
-    """Half of them in a pool that holds everything, half in one that does not."""
-    for seed in range(WORKLOADS):
+    """Half of the first in a pool that holds everything, the others in one that does not."""
+    for seed in range(WORKLOADS + LONG):
+        long = seed >= WORKLOADS
         draw = random.Random(f"scheduled {seed}")
         heads = [draw.sample(range(10**6), draw.randint(1, 12)) for _ in range(3)]
         requests = []
@@ -75,17 +79,18 @@ def draw_workloads() -> Iterator[Workload]:
             new = [draw.randrange(10**6, 10**9) for _ in range(draw.randint(1, 10))]
             pages = head[: draw.randint(0, len(head))] + new
             tokens = len(pages) * PAGE - draw.randint(0, PAGE - 1)
-            requests.append((pages, tokens, draw.randint(1, 40)))
+            requests.append((pages, tokens, draw.randint(1, 400 if long else 40)))
         chunk = draw.choice([512, 2048, 8192])
         longest = max(tokens for _, tokens, _ in requests)
         least = longest // PAGE + sum(min(longest, chunk) // size for size in (64, 64, 4, 8)) + 40
         yield Workload(
-            AMPLE if seed % 2 else int(least * draw.uniform(1.05, 2.5)),
+            AMPLE if seed % 2 and not long else int(least * draw.uniform(1.05, 2.5)),
             draw.choice([2, 4, 16, 64]),
             chunk,
             draw.choice([0, 4096, None]),
             draw.choice([1, 4, 16, 64]),
             requests,
+            caches_answers=not long,
         )
 
 

@@ -74,7 +74,10 @@ def test_where_blocks_suffice_every_step_is_vllms(number: int) -> None:
 
 
 def test_where_blocks_are_scarce_every_step_is_vllms() -> None:
-    """In pools of one to three prompts: requests wait, are preempted and begin again."""
+    """In pools of one to three prompts: requests wait, are preempted and begin again.
+
+    Long answers go by blocks that are not cached, as nobody knows what they would be found by.
+    """
     assert [steps_of(workload) for workload in FEW] == [each.each_step for each in FEW]
 
 

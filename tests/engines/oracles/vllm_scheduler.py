@@ -3,7 +3,8 @@
 """vLLM's own scheduler serves requests in a closed loop, and says what it schedules.
 
 ``python vllm_scheduler.py FOLDER < questions``: a JSON object a line with ``blocks``, ``running``,
-``chunk_tokens``, ``retention``, ``concurrency`` and ``requests`` as ``[pages, tokens, output]``.
+``chunk_tokens``, ``retention``, ``concurrency``, ``caches_answers`` and ``requests`` as
+``[pages, tokens, output]``.
 Out: for every question its steps, each the tokens scheduled of every request by number; an empty
 step at the end where nothing can go on.
 """
@@ -24,6 +25,8 @@ def serve(engine, asked):
     """Steps until every request has ended, as many at once as ``concurrency``."""
     scheduler = vllm.open_scheduler(engine, SETTINGS | asked)
     hasher = vllm.open_hasher(engine, scheduler)
+    if not asked["caches_answers"]:
+        cache_prompts_only(scheduler.kv_cache_manager.coordinator)
     left, steps = list(enumerate(asked["requests"])), []
     while left or scheduler.requests:
         while left and len(scheduler.requests) < asked["concurrency"]:
@@ -45,6 +48,16 @@ def serve(engine, asked):
         made = engine.ModelRunnerOutput(ids, {rid: n for n, rid in enumerate(ids)}, sampled)
         scheduler.update_from_output(output, made)
     return steps
+
+
+def cache_prompts_only(coordinator):
+    """Let blocks that decoding fills be nobody's."""
+    cache = coordinator.cache_blocks
+
+    def up_to_the_prompt(request, tokens):
+        return cache(request, min(tokens, request.num_prompt_tokens))
+
+    coordinator.cache_blocks = up_to_the_prompt
 
 
 def answer(request):

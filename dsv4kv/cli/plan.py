@@ -14,6 +14,7 @@ from dsv4kv.view.console import open_console, say
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dsv4kv.planning.question import Slo
     from dsv4kv.traces.request import Request
 
 EPILOG = """\
@@ -31,6 +32,9 @@ dsv4kv plan builtin:chat --slo ttft_p99=1s --args '' --args '--chunked-prefill-s
 
 _LONG_S = 5.0
 """Seconds of a simulation of which several are announced."""
+
+_MANY = 10_000
+"""Requests of a static question whose simulations take long."""
 
 
 def plan(
@@ -128,6 +132,7 @@ def plan(
 
     GPU kinds, layouts, routers and replicas are searched; what bounds leave is replayed.
     """
+    from functools import partial
     from itertools import count
 
     from dsv4kv.choices import choose
@@ -144,7 +149,6 @@ def plan(
     from dsv4kv.planning.search import plan as find
     from dsv4kv.planning.servers import name_args
     from dsv4kv.planning.trial import parse_splits
-    from dsv4kv.view.cells import format_number
     from dsv4kv.view.plan import dumps, report_plan
     from dsv4kv.view.terminal import show
 
@@ -160,7 +164,7 @@ def plan(
         choose(ROUTERS, each, "a router")
     settings = [*(set_ or []), *as_settings({"model": "model.preset"}, model=model)]
     splits = parse_splits(_split("--split", split))
-    requests = _requests(trace, settings, isl, osl, rate)
+    requests = _requests(trace, settings, isl, osl, rate, slos)
     most = gpus or most_gpus or MOST_GPUS
     question = Question(requests, slos, speed, prices, most, exactly=gpus is not None)
     tally, silent = Tally(), quiet or json_ == "-"
@@ -174,17 +178,12 @@ def plan(
         def report() -> None:
             watcher.reach(next(done), None)
 
-        def say_how_long(seconds: float) -> None:
-            if not silent and seconds > _LONG_S:
-                say(
-                    f"{len(requests):,} requests: about {format_number(seconds)} s each time all "
-                    "are simulated, ten times or more; fewer: --set workload.limit=N.",
-                    err=True,
-                )
-
+        announce = partial(_announce, len(requests), silent=silent)
+        if not trace:
+            announce(None)
         window = WINDOW if trace else len(requests)
         search = Search(question, found, tally, report, window)
-        answer = find(search, question, gpus, say_how_long)
+        answer = find(search, question, gpus, announce)
     if not silent:
         show(report_plan(answer, question))
     if json_:
@@ -196,6 +195,25 @@ def plan(
         write_named(html, draw_plan(answer, question), "--html")
     if answer.best is None:
         raise typer.Exit(1)
+
+
+def _announce(requests: int, seconds: float | None, *, silent: bool) -> None:
+    """Before a long wait, say how long ``requests`` of a trace, or of one length, will take."""
+    from dsv4kv.view.cells import format_number
+
+    if silent or (requests <= _MANY if seconds is None else seconds <= _LONG_S):
+        return
+    if seconds is None:
+        text = (
+            f"{requests:,} requests in every simulation: a tenth of --rate needs about a tenth of "
+            "the GPUs, and is answered sooner."
+        )
+    else:
+        text = (
+            f"{requests:,} requests: about {format_number(seconds)} s each time that all are "
+            "simulated, ten times or more; fewer: --set workload.limit=N."
+        )
+    say(text, err=True)
 
 
 def _split(option: str, text: str) -> list[str]:
@@ -214,6 +232,7 @@ def _requests(
     isl: int | None,
     osl: int | None,
     rate: float | None,
+    slos: "Sequence[Slo]",
 ) -> "list[Request]":
     """Those of the trace, or those of one length."""
     from dsv4kv.config.load import load_config
@@ -228,5 +247,5 @@ def _requests(
     given = as_settings({"trace": "workload.trace"}, trace=trace)
     config = load_config(None, [*settings, *given], ReplayConfig).config
     if isl is not None and osl is not None and rate is not None:
-        return poisson(isl, osl, rate, config.measure.seed)
+        return poisson(isl, osl, rate, config.measure.seed, slos)
     return read_requests(config)

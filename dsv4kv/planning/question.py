@@ -21,6 +21,9 @@ MOST_GPUS = 256
 STATIC_REQUESTS, STATIC_S = 600, 40.0
 """Requests that a static question has at least, six beyond p99, and seconds in which they come:
 longer than an answer takes, so that a queue that grows is seen to."""
+_WAITS = 10
+"""How many times the longest limit these seconds are at least: a server with a ninth more work
+than it can do has then a tenth of the requests waiting beyond it."""
 
 
 @dataclass(frozen=True)
@@ -188,10 +191,14 @@ class Question:
         return self.prices[gpu] if self.prices else 1.0
 
 
-def poisson(isl: int, osl: int, rate: float, seed: int) -> list[Request]:
-    """Equal requests that come at random, ``rate`` in a second, and share nothing."""
+def poisson(isl: int, osl: int, rate: float, seed: int, slos: Sequence[Slo] = ()) -> list[Request]:
+    """Equal requests that come at random, ``rate`` in a second, and share nothing.
+
+    They come for so long that a queue that grows breaks limits of waiting.
+    """
     draw, now_s, made = Random(seed), 0.0, []
-    for _ in range(max(STATIC_REQUESTS, round(rate * STATIC_S))):
+    longest_s = max((slo.limit_s for slo in slos if slo.name != "tpot"), default=0.0)
+    for _ in range(max(STATIC_REQUESTS, round(rate * max(STATIC_S, _WAITS * longest_s)))):
         made.append(Request(now_s, isl, osl))
         now_s += draw.expovariate(rate)
     return made

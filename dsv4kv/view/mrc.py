@@ -8,12 +8,14 @@ from typing import Any
 
 from dsv4kv.engines.rules import RULES
 from dsv4kv.engines.speculation import SPECULATIONS
+from dsv4kv.measure.statistics import Estimate
 from dsv4kv.mrc.curves import Answer, Point
 from dsv4kv.mrc.sample import CLASSES, LONG_REFERENCES, Sampling
 from dsv4kv.mrc.thin import PARTS
 from dsv4kv.prefix.outcome import Losses, Outcome
 from dsv4kv.units import format_bytes
 from dsv4kv.view import markup
+from dsv4kv.view.cells import format_estimate
 from dsv4kv.view.table import ABSENT, Finding, Part, Table, Text, names, numbers, prose, tabulate
 
 _GIB = 2**30
@@ -309,7 +311,8 @@ def _curve(model: str, answer: Answer) -> Table:
 
 
 def _with_error(share: float, error: float, answer: Answer) -> str:
-    return f"{share:.5f}" if answer.kept_share == 1 else f"{share:.4f} ± {error:.4f}"
+    estimated = answer.kept_share < 1
+    return format_estimate(Estimate(share, error)) if estimated else f"{share:.5f}"
 
 
 def _strategies(model: str, answer: Answer, point: Point) -> Table:

@@ -312,6 +312,17 @@ def test_static_requests_come_at_their_rate_and_share_nothing() -> None:
     assert unseen_tokens(found) == [4132] * len(found)
 
 
+def test_a_queue_that_grows_breaks_a_limit_however_long_it_is() -> None:
+    """One b200 TP2 computes about 16 such prompts a second."""
+    slos = parse_slos(["ttft_p90=20s"])
+    requests = poisson(2000, 300, 20.0, 0, slos)
+    assert requests[-1].arrival_s > 190
+    asked = Question(requests, slos, most_gpus=4)
+    kinds = [kind for kind in kinds_of(asked, gpus=["b200"]) if kind.server.label == "b200 TP2"]
+    assert not simulate(asked, requests, kinds[0], 1, 1.0).meets
+    assert simulate(asked, requests, kinds[0], 2, 1.0).meets
+
+
 @pytest.mark.parametrize(
     ("texts", "said"),
     [

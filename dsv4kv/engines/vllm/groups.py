@@ -11,7 +11,7 @@ requests may use one entry; it joins the queue when the last of them gives it ba
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -114,9 +114,9 @@ class BlockQueue:
         """
         return self._pieces.get(entry) or [(0, entry)]
 
-    def in_pieces(self, entries: Sequence[int]) -> bool:
-        """Whether any of them was given back in parts."""
-        return bool(self._pieces) and not self._pieces.keys().isdisjoint(entries)
+    def in_pieces(self, entries: Sequence[int]) -> Iterable[int]:
+        """Those of them that were given back in parts."""
+        return self._pieces.keys() & entries if self._pieces else ()
 
     def split(self, entry: int, behind: int) -> None:
         """Let the last ``behind`` blocks of an entry be given back after those before them."""
@@ -862,13 +862,11 @@ class GroupPool:
         tails, ends = running.tails[number], running.ends[number]
         queue, size, count = self.queue, self._sizes[number + 1], bisect_right(ends, end)
         held = tails[:count][::-1]
-        if queue.in_pieces(held):
-            behind = [(its_end - start) // size for its_end in ends[:count][::-1]]
-            held = [
-                piece
-                for entry, kept in zip(held, behind, strict=True)
-                for after, piece in queue.pieces(entry)
-                if after < kept
+        for entry in queue.in_pieces(held):
+            kept = (ends[tails.index(entry)] - start) // size
+            place = held.index(entry)
+            held[place : place + 1] = [
+                piece for after, piece in queue.pieces(entry) if after < kept
             ]
         width, place = self.groups[number].tail_tokens, count
         while place < len(ends) and ends[place] - width < end:

@@ -266,9 +266,9 @@ class Search:
         wait_s = max(slo.limit_s for slo in self._question.slos if slo.name != "tpot")
         if span_s / speed < wait_s / _BURST:
             raise ConfigError(
-                f"{kind.label} keeps the limits even where all {len(self.window):,} requests come "
-                f"within {span_s / speed:.2g} s: too few to say what rate it sustains. Give a "
-                "longer trace, or tighter limits."
+                f"{kind.label} keeps the limits even where all of "
+                f"{counted(len(self.window), 'request')} come within {span_s / speed:.2g} s: too "
+                "few to say what rate it sustains. Give a longer trace, or tighter limits."
             )
         return kind.fewest(speed) <= units and self._try(kind, units, speed).meets
 
@@ -289,13 +289,18 @@ class Search:
             self._trials.setdefault(trial.kind.place(trial.units, trial.speed), trial)
         return found[0] if found else None
 
-    def nearest(self) -> Trial | None:
-        """What came nearest to the limits: of those that served most, simulated to its end."""
-        slos = self._question.slos
-        ranked = sorted(self.trials, key=lambda each: (-each.served, each.excess(slos)))
-        if not ranked or ranked[0].values_s:
-            return ranked[0] if ranked else None
-        kind, units, speed = ranked[0].kind, ranked[0].units, ranked[0].speed
+    def nearest(self) -> list[Trial]:
+        """What came nearest to limits that nothing keeps, then the same of other servers."""
+        slos, found = self._question.slos, dict[str, Trial]()
+        for trial in sorted(self.trials, key=lambda each: (-each.served, each.excess(slos))):
+            found.setdefault(trial.kind.servers, trial)
+        return [*found.values()][:2]
+
+    def to_its_end(self, trial: Trial) -> Trial:
+        """The same, also where it was given up."""
+        if trial.values_s:
+            return trial
+        kind, units, speed = trial.kind, trial.units, trial.speed
         return simulate(self._question, self.window, kind, units, speed, self.parts, give_up=False)
 
 
@@ -307,22 +312,27 @@ def plan(
 ) -> Answer:
     """Answer a question: the highest rate of ``gpus``, or the cheapest deployment.
 
-    What is cheapest on the window, and its runner-up, are searched for once more on the whole
-    trace; ``on_all`` hears about how many seconds one simulation of that will take.
+    What is cheapest on the window, and its runner-up, are searched for again on the whole trace;
+    so is what comes nearest where nothing does. ``on_all`` hears about how many seconds one
+    simulation of all requests will take.
     """
     last, tally, confirmed = search, search.tally, list[Trial]()
     found = search.cheapest() if gpus is None else search.fastest_two(gpus)
-    if found and gpus is None and len(search.window) < len(question.requests):
+    screened = found or search.nearest()
+    if screened and gpus is None and len(search.window) < len(question.requests):
         tokens = [sum(r.input_tokens for r in each) for each in (question.requests, search.window)]
         on_all(search.slowest_s * tokens[0] / tokens[1])
-        last = search.of(found, len(question.requests))
+        last = search.of(screened, len(question.requests))
         found = last.cheapest()
     best, second, *_ = *found, None, None
     if best and last is not search:  # whose safer ones are of the same servers as the window's
-        screened = search.of(found, len(search.window)).safer(best)
-        last.prefer({screened.kind.label} if screened else ())
+        first = search.of(found, len(search.window)).safer(best)
+        last.prefer({first.kind.label} if first else ())
     safer = last.safer(best) if best and gpus is None else None
-    nearest = None if best else last.nearest()
+    if best and safer and safer.cost <= best.cost:
+        second = second if safer.kind.servers == best.kind.servers else best
+        best, safer = safer, None
+    nearest = None if best else next(map(last.to_its_end, last.nearest()), None)
     if last is not search:
         confirmed = last.trials
     left = tally.considered - sum(tally.pruned.values()) - len(search.trials)

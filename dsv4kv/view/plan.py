@@ -64,7 +64,8 @@ def headlines(answer: Answer, question: Question) -> Iterator[str]:
     )
     for slo in slos:
         if best.requests * (1 - slo.percent / 100) < 1:
-            yield f"{slo.label} of {best.requests:,} requests is that of the slowest, or nearly."
+            requests = counted(best.requests, "request")
+            yield f"{slo.label} of {requests} is that of the slowest, or nearly."
     if near:
         errors = ", ".join(f"{slo.label} × ÷ {best.error(slo):g}" for slo in near)
         yield f"near: within the clock's error of a limit ({errors}). {_safer(answer, question)}"
@@ -81,8 +82,10 @@ def _nothing(answer: Answer, question: Question, asked: str) -> Iterator[str]:
     """That nothing does, what comes nearest, and what would help."""
     within = f"{'' if answer.gpus else 'up to '}{counted(question.most_gpus, 'GPU')}"
     if answer.confirmed:
-        kept = f"what does on the {answer.window:,} requests with most prompt tokens a second"
-        yield f"Nothing found of {within} keeps {asked} on the whole trace: {kept} does not."
+        yield (
+            f"Nothing of {within} keeps {asked}, of the servers that do best on the "
+            f"{answer.window:,} requests in a row with most prompt tokens a second."
+        )
     else:
         more = "another number (--gpus)" if answer.gpus else "more GPUs (--most-gpus)"
         yield (

@@ -129,7 +129,7 @@ class Search:
         tally: What became of what was considered.
         window: What is simulated.
         parts: What simulations have in common.
-        slowest_s: Seconds of the simulation that took longest.
+        slowest_s: Seconds of the simulation that took longest, by servers.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Search:
             looser.window if looser else busiest(question.requests, window)
         )
         self.parts: KnownParts = looser.parts if looser else KnownParts()
-        self.slowest_s = 0.0
+        self.slowest_s: dict[str, float] = {}
         self._trials: dict[tuple[object, ...], Trial] = {}
         self._looser = looser._trials if looser else {}
 
@@ -178,7 +178,8 @@ class Search:
             self._trials[key] = simulate(
                 self._question, self.window, kind, units, speed, self.parts
             )
-            self.slowest_s = max(self.slowest_s, time.process_time() - begun_s)
+            took_s = time.process_time() - begun_s
+            self.slowest_s[kind.servers] = max(took_s, self.slowest_s.get(kind.servers, 0.0))
             self._on_trial()
         return self._trials[key]
 
@@ -321,7 +322,8 @@ def plan(
     screened = found or search.nearest()
     if screened and gpus is None and len(search.window) < len(question.requests):
         tokens = [sum(r.input_tokens for r in each) for each in (question.requests, search.window)]
-        on_all(search.slowest_s * tokens[0] / tokens[1])
+        slowest_s = max(search.slowest_s[each.kind.servers] for each in screened)
+        on_all(slowest_s * tokens[0] / tokens[1])
         last = search.of(screened, len(question.requests))
         found = last.cheapest()
     best, second, *_ = *found, None, None

@@ -1,13 +1,14 @@
 """The toolkit's own format: JSON lines that say all a ``Request`` knows.
 
     {"arrival_s":0.5,"input_tokens":130,"output_tokens":9,"prefix_hashes":[4,7],
-     "hash_block_tokens":128,"session":3}
+     "hash_block_tokens":128,"session":3,"answer_s":1.5}
 
 The last three are optional. One block size holds for the whole trace. Ids that come in long runs
 are written as ``prefix_runs``: first id and count of every run.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,8 @@ def _format_request(request: Request) -> str:
         record["hash_block_tokens"] = request.hash_block_tokens
     if request.session is not None:
         record["session"] = request.session
+    if request.answer_s is not None:
+        record["answer_s"] = request.answer_s
     return json_line(record)
 
 
@@ -70,6 +73,7 @@ def _read_request(record: dict[str, Any]) -> Request:
     listed = {"prefix_hashes", "prefix_runs", "hash_block_tokens"} & record.keys()
     block_tokens = read_tokens(record, "hash_block_tokens", low=1) if listed else 0
     session = record.get("session")  # what others call so may be anything
+    answer_s = record.get("answer_s")
     hashes: Sequence[int] = ()
     if "prefix_runs" in record:
         hashes = _read_runs(record, input_tokens, block_tokens)
@@ -84,6 +88,7 @@ def _read_request(record: dict[str, Any]) -> Request:
         prefix_hashes=hashes,
         hash_block_tokens=block_tokens,
         session=session if type(session) is int else None,
+        answer_s=answer_s if type(answer_s) is float and 0 <= answer_s < inf else None,
     )
 
 

@@ -7,6 +7,8 @@
 | hash_block_tokens | int32 | tokens an id stands for; 0 or left out where there are none |
 | run_starts, run_counts | list of int64 | first id and length of every run of consecutive ids |
 | prefix_hashes | list of int64 | read instead of runs: all ids |
+| session | int64 | number of the conversation it is a turn of; empty where that is not known |
+| answer_s | double | seconds that its answer took; likewise |
 
 A file without these has the names, unit and tokens per id that options give, as a ``timed`` trace.
 Ids of unsigned 64 bits are kept as the signed numbers of the same bits.
@@ -15,6 +17,7 @@ Ids of unsigned 64 bits are kept as the signed numbers of the same bits.
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +40,8 @@ _BATCH_ROWS = 2**13
 _NATIVE = TimedFields("arrival_s", "input_tokens", "output_tokens", "prefix_hashes")
 
 _RUNS = ("run_starts", "run_counts")
+_TURNS = ("session", "answer_s")
+Turns = tuple[list[int | None], list[float | None]]
 
 
 class Rows:
@@ -45,11 +50,12 @@ class Rows:
     Attributes:
         batch: All but what rows say of themselves.
         hash_block_tokens: int64[requests]: tokens that an id of the request stands for.
+        turns: Session and seconds of the answer of every request, None where it is not known.
     """
 
-    def __init__(self, batch: Batch, hash_block_tokens: Ints) -> None:
+    def __init__(self, batch: Batch, hash_block_tokens: Ints, turns: Turns) -> None:
         """Take over the columns."""
-        self.batch, self.hash_block_tokens = batch, hash_block_tokens
+        self.batch, self.hash_block_tokens, self.turns = batch, hash_block_tokens, turns
 
     def requests(self) -> Iterator[Request]:
         """The same, one by one."""
@@ -62,14 +68,15 @@ class Rows:
             self.hash_block_tokens.tolist(),
             edges[:-1],
             edges[1:],
+            *self.turns,
             strict=True,
         )
-        for arrival_s, tokens_in, tokens_out, size, low, high in rows:
+        for arrival_s, tokens_in, tokens_out, size, low, high, session, answer_s in rows:
             starts, counts = batch.start[low:high], batch.count[low:high]
             ids: Sequence[int] = IdRuns(starts, counts)
             if high - low == len(ids):
                 ids = tuple(starts.tolist())
-            yield Request(arrival_s, tokens_in, tokens_out, ids, size)
+            yield Request(arrival_s, tokens_in, tokens_out, ids, size, session, answer_s)
 
 
 def is_parquet(path: Path) -> bool:
@@ -138,7 +145,9 @@ class _Reader:
             raise TraceError(f"{path}: {ids[0]} is given, but not the tokens per id: --id-tokens.")
         self._ids = bool(ids)
         self._sized = native and "hash_block_tokens" in names
-        self.columns = [*needed, *self._runs, *ids, *["hash_block_tokens"] * self._sized]
+        self._turns = [name if native and name in names else None for name in _TURNS]
+        turns = [name for name in self._turns if name]
+        self.columns = [*needed, *self._runs, *ids, *["hash_block_tokens"] * self._sized, *turns]
 
     def read(self, group: Any, before: int) -> Rows:
         """Rows, after so many of the file.
@@ -185,7 +194,19 @@ class _Reader:
         runs.extend(owner, start, count)
         size = int(sizes.max(initial=0))
         seconds = arrival / self._per_second
-        return Rows(Batch(seconds, tokens_in, tokens_out, size, *runs.pop()), sizes)
+        batch = Batch(seconds, tokens_in, tokens_out, size, *runs.pop())
+        return Rows(batch, sizes, self._read_turns(group))
+
+    def _read_turns(self, group: Any) -> Turns:
+        """Session and seconds of the answer of every request, where the file has them."""
+        session, answer = (
+            group.column(name).to_pylist() if name else [None] * group.num_rows
+            for name in self._turns
+        )
+        return (
+            [value if type(value) is int else None for value in session],
+            [value if type(value) is float and 0 <= value < inf else None for value in answer],
+        )
 
     def _read_ids(self, group: Any) -> tuple[Ints, Ints, Ints]:
         """Request, first id and length of every run as the file has them."""
@@ -242,6 +263,7 @@ def write_parquet(requests: Iterable[Request], path: Path) -> int:
     names = {"arrival_s": arrow.float64(), "input_tokens": arrow.int64()}
     names |= {"output_tokens": arrow.int64(), "hash_block_tokens": arrow.int32()}
     names |= {name: arrow.list_(arrow.int64()) for name in _RUNS}
+    names |= dict(zip(_TURNS, (arrow.int64(), arrow.float64()), strict=True))
     schema, total, left = arrow.schema(list(names.items())), 0, iter(requests)
     first = next(left, None)
     if first is None:
@@ -259,8 +281,9 @@ def write_parquet(requests: Iterable[Request], path: Path) -> int:
 def _take_group(arrow: Any, left: Iterator[Request]) -> list[Any]:
     """Columns of the next row group; none at the end."""
     arrival, whole = array("d"), [array("q") for _ in range(3)]
-    runs, edges = [array("q"), array("q")], array("i", [0])
+    runs, edges, turns = [array("q"), array("q")], array("i", [0]), list[Any]()
     for request in left:
+        turns.append((request.session, request.answer_s))
         arrival.append(request.arrival_s)
         values = (request.input_tokens, request.output_tokens, request.hash_block_tokens)
         for column, value in zip(whole, values, strict=True):
@@ -277,7 +300,9 @@ def _take_group(arrow: Any, left: Iterator[Request]) -> list[Any]:
     plain_columns[3] = plain_columns[3].cast(arrow.int32())
     offsets = arrow.array(np.frombuffer(edges, np.int32))
     lists = [arrow.ListArray.from_arrays(offsets, _as_arrow(arrow)(each)) for each in runs]
-    return [*plain_columns, *lists]
+    session, answer_s = zip(*turns, strict=True)
+    known = arrow.array(session, arrow.int64()), arrow.array(answer_s, arrow.float64())
+    return [*plain_columns, *lists, *known]
 
 
 def _as_arrow(arrow: Any) -> Any:

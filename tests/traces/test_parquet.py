@@ -21,6 +21,7 @@ from dsv4kv.traces import (
     read_trace,
     resolve_trace,
     summarize_batches,
+    write_trace,
 )
 from dsv4kv.traces.files import TimedFields
 from dsv4kv.traces.parquet import MAGIC, write_parquet
@@ -49,6 +50,18 @@ def test_a_trace_reads_back_as_requests_and_as_columns(arrow: Any, trace: list[R
     assert write_parquet(trace, path) == len(trace)
     assert list(read_trace(path)) == trace
     assert rows_of(read_batches(path)) == list(map(row_of, trace))
+
+
+@pytest.mark.parametrize("name", ["turns.parquet", "turns.jsonl"])
+def test_sessions_and_seconds_of_answers_are_kept_for_think_times(
+    arrow: Any, tmp_path: Path, name: str
+) -> None:
+    known = [(0, 1.5), (1, None), (0, 0.0), (None, 2.25)]
+    trace = [Request(float(n), 600, 2, (n, n + 9), 512, *each) for n, each in enumerate(known)]
+    path = tmp_path / name
+    write = write_parquet if name.endswith("parquet") else write_trace
+    assert write(trace, path) == len(trace)
+    assert [(each.session, each.answer_s) for each in read_trace(path)] == known
 
 
 def test_row_groups_end_where_memory_would(

@@ -22,6 +22,8 @@ WINDOW = 400
 """Requests of the window that deployments are screened on."""
 _BURST = 10.0
 """A trace that comes within this part of the longest wait says nothing of a rate."""
+_FEWER = 4
+"""How many times fewer units are tried first than another window needs."""
 _NEARER = 1.03
 """The highest rate is found to 3 %."""
 
@@ -149,6 +151,7 @@ class Search:
         )
         self.parts: KnownParts = looser.parts if looser else KnownParts()
         self.slowest_s: dict[str, float] = {}
+        self._begin: dict[str, int] = {}
         self._trials: dict[tuple[object, ...], Trial] = {}
         self._looser = looser._trials if looser else {}
 
@@ -163,6 +166,7 @@ class Search:
         kinds = [kind for kind in self._kinds if kind.servers in servers]
         made = Search(self._question, kinds, Tally(), self._on_trial, window)
         made.prefer({each.kind.label for each in found})
+        made._begin = {each.kind.servers: each.units // _FEWER for each in found}
         return made
 
     def prefer(self, labels: Collection[str]) -> None:
@@ -216,7 +220,7 @@ class Search:
             needed = f"{counted(low, name)} or more for the prompts, {reason}"
             self.tally.reasons.setdefault(kind.label, needed)
             return None
-        place = high if to_beat else low
+        place = high if to_beat else max(low, min(high, self._begin.get(kind.servers, 1)))
         while not to_beat and found and place < high and self._cost(kind, place) < found[0].cost:
             place += 1  # the runner-up is most likely no cheaper than the best
         while not (trial := self._try(kind, place, speed)).meets:

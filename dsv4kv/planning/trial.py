@@ -1,6 +1,6 @@
 """One deployment, simulated until it is clear whether it keeps the limits."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from dsv4kv.config.fleet import GroupSection
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.errors import ConfigError
 from dsv4kv.fleet.outcome import Fates
-from dsv4kv.fleet.run import FindParts, Fleet
+from dsv4kv.fleet.run import FindParts, Fleet, FleetOutcome
 from dsv4kv.planning.question import Question, Slo
 from dsv4kv.planning.servers import Bounds, Server
 from dsv4kv.replay.build import Parts, find_parts
@@ -19,6 +19,8 @@ from dsv4kv.traces.request import Request
 
 _LOOKS = 24
 """How often a simulation looks whether it can still keep its limits."""
+_EARLY = (16, 8, 4, 2)
+"""Parts of the first stretch after which it looks, too: a queue is long before many are served."""
 
 
 class Split(NamedTuple):
@@ -161,13 +163,25 @@ class _GaveUp(Exception):
     """So many requests broke a limit that it cannot be kept any more."""
 
 
-def broken_too_often(fates: Fates, slos: Sequence[Slo], count: int) -> bool:
+def broken_too_often(so_far: FleetOutcome, slos: Sequence[Slo], count: int) -> bool:
     """Whether a limit is lost whatever becomes of the other requests."""
+    samples_ns, waiting = Fates.of(so_far).samples_ns, list(_find_waiting(so_far))
     for slo in slos:
-        late = sum(each > slo.limit_s * 1e9 for each in fates.samples_ns[slo.name])
+        late = sum(each > slo.limit_s * 1e9 for each in samples_ns[slo.name])
+        late += sum(waits.get(slo.name, 0.0) > slo.limit_s for waits in waiting)
         if late > (1 - slo.percent / 100) * (count - 1) + 1:
             return True
     return False
+
+
+def _find_waiting(so_far: FleetOutcome) -> Iterator[dict[str, float]]:
+    """How long each request that is not served yet has waited already, in s by name."""
+    for replica in so_far.replicas:
+        for served in replica.served:
+            if served.finished_s is None and so_far.answers[served.number] is served:
+                waited_s = replica.now_s - so_far.prompts[served.number].arrival_s
+                has_begun = served.first_token_s is not None
+                yield {"latency": waited_s} | ({} if has_begun else {"ttft": waited_s})
 
 
 class KnownParts:
@@ -204,12 +218,12 @@ def simulate(
     workload = base.workload.model_copy(update={"speed": speed})
     config = base.model_copy(update={"fleet": fleet, "workload": workload})
     every = max(1, len(requests) // _LOOKS)
+    early = {every // part for part in _EARLY}
 
     def look(done: int) -> None:
-        if give_up and done % every == 0:
-            so_far = Fates.of(made.outcome(ended=False))
-            if broken_too_often(so_far, slos, len(requests)):
-                raise _GaveUp
+        looks = give_up and (done % every == 0 or done in early)
+        if looks and broken_too_often(made.outcome(ended=False), slos, len(requests)):
+            raise _GaveUp
 
     made = Fleet(config, requests, look, find)
     cost = units * kind.gpus * question.price(kind.server.gpu)

@@ -132,18 +132,35 @@ def test_fewer_replicas_than_the_work_needs_break_a_limit(engine: str) -> None:
     assert refuted
 
 
+@pytest.mark.parametrize("slo", ["ttft_p50=300ms", "ttft_p90=900ms", "latency_p50=800ms"])
+@pytest.mark.parametrize("split", [None, Split(1, 1)])
 def test_a_simulation_that_is_given_up_would_have_broken_a_limit(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, slo: str, split: Split | None
 ) -> None:
-    asked = question(6, "ttft_p50=300ms")
-    kind = kinds_of(replace(asked, slos=LOOSE))[0]
+    asked = question(6, slo)
+    kind = kinds_of(replace(asked, slos=LOOSE), splits=[split])[0]
     given_up = simulate(asked, asked.requests, kind, 1, 50.0)
     assert not given_up.meets
     assert not given_up.values_s
-    monkeypatch.setattr("dsv4kv.planning.trial.broken_too_often", lambda *_: False)
-    whole = simulate(asked, asked.requests, kind, 1, 50.0)
+    whole = simulate(asked, asked.requests, kind, 1, 50.0, give_up=False)
     assert not whole.meets
-    assert whole.values_s["ttft_p50"] > 0.3
+    assert whole.excess(asked.slos) > 1
+    for speed in (1.0, 2.0, 5.0, 10.0):
+        quick, sure = (
+            simulate(asked, asked.requests, kind, 1, speed, give_up=each) for each in (True, False)
+        )
+        assert quick.meets == sure.meets
+
+
+def test_a_queue_that_is_too_long_is_seen_before_it_is_served() -> None:
+    asked = Question(small_trace(1, count=200, gap_s=0.001), parse_slos(["ttft_p50=1s"]))
+    few = {"": "--max-running-requests 8"}
+    routers = ["round_robin"]
+    kinds = list_kinds(asked, SETTINGS, "sglang", ["b200"], routers, MODEL, Tally(), args=few)
+    (kind,) = [each for each in kinds if each.server.label == "b200 TP2"]
+    trial = simulate(asked, asked.requests, kind, 1, 1.0)
+    assert not trial.meets
+    assert trial.served < 50  # and half of them are late
 
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm", "sglang:0.5.15"])

@@ -85,7 +85,11 @@ def plan(
     ] = None,
     most_gpus: Annotated[
         int | None,
-        typer.Option(min=1, show_default="256", help="GPUs that a deployment may have at most."),
+        typer.Option(
+            min=1,
+            show_default=False,
+            help="GPUs that a deployment may have at most, 256 if left out.",
+        ),
     ] = None,
     price: Annotated[
         list[str] | None,

@@ -297,7 +297,8 @@ class Search:
     def nearest(self) -> list[Trial]:
         """What came nearest to limits that nothing keeps, then the same of other servers."""
         slos, found = self._question.slos, dict[str, Trial]()
-        for trial in sorted(self.trials, key=lambda each: (-each.served, each.excess(slos))):
+        most = {trial.kind.label: trial for trial in sorted(self.trials, key=lambda t: t.units)}
+        for trial in sorted(most.values(), key=lambda t: (-t.came, -t.served, t.excess(slos))):
             found.setdefault(trial.kind.servers, trial)
         return [*found.values()][:2]
 

@@ -117,7 +117,8 @@ class Trial:
         good: Share of requests that kept all limits asked.
         meets: Whether every limit is kept.
         requests: Requests that were simulated.
-        served: Of these, those that were served before it was given up.
+        came: Of these, those that had come before it was given up.
+        served: Of these, those that were served.
     """
 
     kind: Kind
@@ -129,6 +130,7 @@ class Trial:
     good: float
     meets: bool
     requests: int
+    came: int
     served: int
 
     @property
@@ -232,8 +234,9 @@ def simulate(
     try:
         made.run()
     except _GaveUp:
-        served = len(Fates.of(made.outcome(ended=False)).numbers)
-        return Trial(kind, units, speed, cost, {}, rate, 0.0, False, len(requests), served)
+        so_far, count = made.outcome(ended=False), len(requests)
+        came, served = len(so_far.answers), len(Fates.of(so_far).numbers)
+        return Trial(kind, units, speed, cost, {}, rate, 0.0, False, count, came, served)
     fates = Fates.of(made.outcome(ended=True))
     values = {
         slo.label: float(np.percentile(fates.samples_ns[slo.name] or [0], slo.percent)) / 1e9
@@ -248,5 +251,5 @@ def simulate(
     meets = len(fates.numbers) == len(requests)
     meets = meets and all(values[slo.label] <= slo.limit_s for slo in slos)
     share = good / len(requests)
-    served = len(fates.numbers)
-    return Trial(kind, units, speed, cost, values, rate, share, meets, len(requests), served)
+    count, served = len(requests), len(fates.numbers)
+    return Trial(kind, units, speed, cost, values, rate, share, meets, count, count, served)

@@ -309,6 +309,16 @@ def test_with_think_times_a_queue_makes_requests_come_later_and_one_replica_may_
     assert answers == {"trace": (2, False), "think": (1, True)}
 
 
+def test_nearest_are_those_that_go_on_longest_before_a_limit_is_lost() -> None:
+    asked = question(1, "ttft_p90=250ms", speed=2.0)
+    kinds = kinds_of(replace(asked, slos=LOOSE), gpus=["b200"])
+    search = Search(asked, [kind for kind in kinds if kind.gpus == 2], Tally())
+    assert not search.cheapest()
+    first, second = search.nearest()
+    assert first.units == max(trial.units for trial in search.trials)
+    assert first.kind.servers != second.kind.servers
+
+
 def test_where_nothing_does_the_nearest_and_the_least_possible_are_said() -> None:
     words = ["plan", "builtin:chat", "--gpu", "b200", "--most-gpus", "2", "--speed", "1000"]
     done = run([*words, "--slo", "ttft_p90=400ms", "--slo", "tpot_p50=500ms", "--json", "-"])

@@ -173,6 +173,12 @@ def _deployment(config: str | None, overrides: Sequence[str], run: Measured) -> 
         own.append("scheduler.prompts=alone")
     made = load_config(config, [*own, *overrides], ReplayConfig).config
     drafts = made.scheduler.speculative.draft_tokens
+    if run.accepted and run.accepted > drafts + 1:
+        raise ConfigError(
+            f"{run.name} says that a step yields {run.accepted:g} tokens of a request, and with "
+            f"scheduler.speculative.draft_tokens={drafts} it yields {drafts + 1} at most: give "
+            "the server's own by --set."
+        )
     if drafts and run.accepted:
         chance = _acceptance(run.accepted, drafts)
         settled = [*own, *overrides, f"scheduler.speculative.acceptance={chance:.6f}"]

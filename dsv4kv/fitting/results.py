@@ -63,17 +63,20 @@ def read_results(paths: Sequence[Path]) -> list[Measured]:
     """All runs of some files.
 
     Raises:
-        RecordError: A file cannot be read, is no such result, or has nothing to compare with.
+        RecordError: A file cannot be read, is no such result, has nothing to compare with, or a
+            run is there twice.
     """
-    found = [run for path in paths for run in _read_file(path)]
+    found = [run for path in paths for run in read_runs(path)]
     if not found:
         raise RecordError("no run of a benchmark is in these files: give results of one.")
-    return found
-
-
-def _read_file(path: Path) -> Iterator[Measured]:
-    for name, document in read_runs(path):
-        yield _read_run(name, document)
+    for place, (name, document) in enumerate(found):
+        for earlier, other in found[:place]:
+            if document == other:
+                raise RecordError(
+                    f"{name} is the same run as {earlier}, and one that is there twice would "
+                    "vouch for itself: give every run once."
+                )
+    return [_read_run(*each) for each in found]
 
 
 def read_runs(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -115,7 +118,10 @@ def _read_run(name: str, given: Mapping[str, Any]) -> Measured:
     engine = "sglang" if {"random_range_ratio", "sharegpt_output_len"} & set(given) else "vllm"
     if not {"completed", "duration"} <= set(given):
         raise RecordError(f"{name} has no completed and no duration; {_WANTED}")
+    _check(name, given)
     kept = _kept(given)
+    if given.get("input_lens") and not kept:
+        raise RecordError(f"{name}: none of its requests succeeded; {_WANTED}")
     requests, assumed = _requests(name, given, kept)
     measured = [*_by_request(given, kept, requests)] or [*_by_statistic(given)]
     if not measured:
@@ -123,6 +129,9 @@ def _read_run(name: str, given: Mapping[str, Any]) -> Measured:
             f"{name} has neither ttfts and itls nor statistics of them, as median_ttft_ms and "
             "median_tpot_ms: nothing to compare with."
         )
+    for latency, _, seconds in measured:
+        if not seconds > 0:
+            raise RecordError(f"{name} has a {latency} of {seconds:g} s: times are above 0.")
     return Measured(
         name,
         engine,
@@ -133,6 +142,45 @@ def _read_run(name: str, given: Mapping[str, Any]) -> Measured:
         measured,
         _number(given, "accept_length", "spec_decode_acceptance_length"),
     )
+
+
+_BY_REQUEST = ("input_lens", "output_lens", "ttfts", "itls", "errors", "start_times")
+_ABOVE_ZERO = ("completed", "duration", "max_concurrency", "random_input_len", "random_output_len")
+_NEEDED = ("completed", "duration")
+
+
+def _check(name: str, given: Mapping[str, Any]) -> None:
+    """Refuse what no benchmark writes; null and an empty list are as if they were left out."""
+    for key in _ABOVE_ZERO:
+        value = given.get(key)
+        if (value is not None or key in _NEEDED) and not (_finite(value) and value > 0):
+            raise RecordError(f"{name}: {key} is {value!r}: a number above 0 is wanted; {_WANTED}")
+    ratio = given.get("random_range_ratio")
+    if ratio is not None and not (_finite(ratio) and 0 <= ratio <= 1):
+        raise RecordError(f"{name}: random_range_ratio is {ratio!r}: 0 to 1 is wanted; {_WANTED}")
+    for key, value in given.items():
+        timed = key.endswith(("_ttft_ms", "_tpot_ms", "accept_length", "acceptance_length"))
+        if timed and _finite(value) and value < 0:
+            raise RecordError(f"{name}: {key} is {value!r}: no number below 0 is; {_WANTED}")
+    listed = {key: value for key in _BY_REQUEST if (value := given.get(key))}
+    requests = len(listed.get("input_lens", ())) if _is_list(listed.get("input_lens")) else None
+    for key, values in listed.items():
+        if not _is_list(values) or len(values) != (requests or len(values)):
+            wanted = f"a list of {requests:,}, as input_lens is," if requests else "a list"
+            raise RecordError(f"{name}: {key} is not {wanted} with a value for each; {_WANTED}")
+        nested = values if key == "itls" else [values]
+        numbers = [n for each in nested for n in (each if _is_list(each) else [None])]
+        if key != "errors" and not all(_finite(n) and n >= 0 for n in numbers):
+            raise RecordError(f"{name}: {key} has something else than numbers from 0; {_WANTED}")
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list)
+
+
+def _finite(value: Any) -> bool:
+    """Whether it is a number, of which true and false are none."""
+    return type(value) in (int, float) and math.isfinite(value)
 
 
 def _number(given: Mapping[str, Any], *keys: str) -> float | None:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from dsv4kv.errors import RecordError
+from dsv4kv.errors import ConfigError, RecordError
+from dsv4kv.fitting.features import open_scenes
 from dsv4kv.fitting.results import Measured, read_results
-from tests.fitting.servers import as_sglang, as_vllm, lengths, write_lines
+from tests.fitting.servers import SETTINGS, as_sglang, as_vllm, lengths, write_lines
 
 SEEN: dict[str, Any] = {
     "input_lens": [each.input_tokens for each in lengths(4)],
@@ -105,6 +106,57 @@ def test_what_is_no_result_is_refused(tmp_path: Path, text: str, sentence: str) 
     (tmp_path / "result.json").write_text(text)
     with pytest.raises(RecordError, match=sentence):
         read_results([tmp_path / "result.json"])
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"completed": 0}, "completed is 0: a number above 0"),
+        ({"completed": "4"}, "completed is '4'"),
+        ({"completed": True}, "completed is True"),
+        ({"duration": -4.0}, "duration is -4.0"),
+        ({"duration": math.nan}, "duration is"),
+        ({"max_concurrency": 0}, "max_concurrency is 0"),
+        ({"max_concurrency": "8"}, "max_concurrency is '8'"),
+        ({"random_range_ratio": "x"}, "random_range_ratio is 'x': 0 to 1"),
+        ({"random_range_ratio": 2.0}, "random_range_ratio is 2.0"),
+        ({"median_ttft_ms": -5.0}, "median_ttft_ms is -5.0"),
+        ({"accept_length": -2.0}, "accept_length is -2.0"),
+        ({"errors": ["x"] * 4}, "none of its requests succeeded"),
+        ({"errors": 5}, "errors is not a list of 4"),
+        ({"errors": ["", ""]}, "errors is not a list of 4"),
+        ({"ttfts": [0.1, 0.2]}, "ttfts is not a list of 4"),
+        ({"itls": [[0.01]] * 2}, "itls is not a list of 4"),
+        ({"output_lens": [64, 64]}, "output_lens is not a list of 4"),
+        ({"input_lens": {"a": 1}}, "input_lens is not a list"),
+        ({"input_lens": ["a"] * 4}, "input_lens has something else than numbers"),
+        ({"input_lens": [-5] * 4}, "input_lens has something else than numbers"),
+        ({"start_times": [0, None, 2, 3]}, "start_times has something else than numbers"),
+        ({"ttfts": [math.nan] * 4}, "ttfts has something else than numbers"),
+        ({"ttfts": [-1.0] * 4}, "ttfts has something else than numbers"),
+        ({"itls": [5] * 4}, "itls has something else than numbers"),
+        ({"itls": [[-0.1] * 9] * 4}, "itls has something else than numbers"),
+        ({"ttfts": [0.0] * 4}, "a ttft of 0 s: times are above 0"),
+        ({"itls": [[0.0] * 9] * 4}, "a tpot of 0 s: times are above 0"),
+    ],
+)
+def test_what_no_benchmark_writes_is_refused_by_its_name(
+    tmp_path: Path, changed: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(RecordError, match=sentence):
+        read(tmp_path, SGLANG | changed)
+
+
+def test_a_run_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match=r"jsonl:3 is the same run as result\.jsonl:1"):
+        read(tmp_path, SGLANG, VLLM, SGLANG)
+
+
+def test_more_tokens_a_step_than_the_server_drafts_are_refused(tmp_path: Path) -> None:
+    runs = read(tmp_path, SGLANG | {"accept_length": 2.5})
+    with pytest.raises(ConfigError, match=r"yields 2\.5 tokens of a request.*=0 it"):
+        open_scenes(None, SETTINGS, runs)
+    assert open_scenes(None, [*SETTINGS, "scheduler.speculative.draft_tokens=3"], runs)
 
 
 def test_a_result_without_times_is_refused(tmp_path: Path) -> None:

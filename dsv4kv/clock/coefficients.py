@@ -11,6 +11,9 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.resources import user_calibrations
 from dsv4kv.sizing.gpus import Gpu, load_gpu
 
+BORROWED = 1.5
+"""An unmeasured GPU's error, for a measured one's: what leaving out a whole GPU added was less."""
+
 _Time = Annotated[float, Field(ge=0)]
 _Rate = Annotated[float, Field(gt=0)]
 _Factor = Annotated[float, Field(ge=1)]
@@ -43,6 +46,22 @@ class HeldOut(_Frozen):
         return float(getattr(self, names.get(latency, "throughput")))
 
 
+class MeasuredOn(_Frozen):
+    """The deployment that coefficients were calibrated on."""
+
+    gpu: str
+    """Of the catalogue."""
+    model: str
+    """That was served."""
+    layout: str
+    """How it was spread over the GPUs."""
+
+    def differences(self, other: "MeasuredOn") -> list[str]:
+        """What differs of another one, in words."""
+        pairs = ((was, getattr(other, name)) for name, was in self)
+        return [f"{now}, calibrated with {was}" for was, now in pairs if was != now]
+
+
 class Coefficients(_Frozen):
     """What a step takes: physical, none below 0, linear in what ``steps.COUNTS`` counts."""
 
@@ -73,6 +92,20 @@ class Coefficients(_Frozen):
     """The error on points left out."""
     source: str
     """What they were fitted on."""
+    measured_on: MeasuredOn | None = None
+    """Of which deployment, where it was one."""
+
+    def used_on(self, other: MeasuredOn) -> "Coefficients":
+        """The same for a deployment, which may be another one: then with more error."""
+        if self.measured_on is None or not (changed := self.measured_on.differences(other)):
+            return self
+        return self.model_copy(
+            update={
+                "held_out": self.held_out.widened(BORROWED),
+                "source": f"not calibrated for this deployment ({'; '.join(changed)}), so with "
+                f"{BORROWED:g} times the error: {self.source}",
+            }
+        )
 
 
 CONSTANTS = {
@@ -89,8 +122,6 @@ CONSTANTS = {
 }
 """Coefficients of steps in words, and their units."""
 
-BORROWED = 1.5
-"""An unmeasured GPU's error, for a measured one's: what leaving out a whole GPU added was less."""
 _RELATIVES = {"sm_100": "b200", "sm_103": "b300", "sm_90": "h200"}
 _EXPERTS = {"fp4": ("fp4", "nvfp4"), "nvfp4": ("nvfp4", "fp4")}
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dsv4kv.choices import CLOCKS
-from dsv4kv.clock.coefficients import find_calibration, find_coefficients
+from dsv4kv.clock.coefficients import MeasuredOn, find_calibration, find_coefficients
 from dsv4kv.clock.steps import Deployment, ModelTimes, StepTimes
 from dsv4kv.clock.tables import TableTimes, open_own, open_shipped
 from dsv4kv.clock.weights import WeightModel
@@ -64,10 +64,16 @@ def find_layout(cost: CostSection, model: DSV4Config) -> Layout:
     return candidate_layouts(model, wish, cost.gpus)[0]
 
 
-def by_model(deployment: Deployment, _: DSV4Config, gpu: Gpu, cost: CostSection) -> ModelTimes:
+def name_deployment(gpu: Gpu, model: DSV4Config, layout: Layout) -> MeasuredOn:
+    """A deployment as a calibration names it."""
+    return MeasuredOn(gpu=gpu.name, model=model.name, layout=layout.label)
+
+
+def by_model(deployment: Deployment, model: DSV4Config, gpu: Gpu, cost: CostSection) -> ModelTimes:
     """By coefficients: calibrated, or the GPU's."""
     if cost.calibration is not None:
-        return ModelTimes(deployment, find_calibration(cost.calibration))
+        here = name_deployment(gpu, model, deployment.layout)
+        return ModelTimes(deployment, find_calibration(cost.calibration).used_on(here))
     return ModelTimes(deployment, find_coefficients(gpu, deployment.weights.expert_kind))
 
 

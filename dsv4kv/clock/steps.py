@@ -173,6 +173,11 @@ class ModelTimes:
             0.0,
         )
 
+    @property
+    def layout(self) -> Layout:
+        """How the model is spread over the GPUs."""
+        return self._made.layout
+
     def constants(self) -> list[tuple[str, float, str]]:
         """See ``StepTimes``."""
         rows = CONSTANTS.items()

@@ -11,6 +11,8 @@ from functools import cached_property
 
 import numpy as np
 
+from dsv4kv.clock.coefficients import MeasuredOn
+from dsv4kv.clock.sources import find_gpu, name_deployment
 from dsv4kv.clock.steps import COUNTS, ModelTimes
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
@@ -129,6 +131,12 @@ class Scene:
         """By the coefficients that there are so far."""
         assert isinstance(self.parts.times, ModelTimes)
         return self.parts.times
+
+    @property
+    def measured_on(self) -> MeasuredOn:
+        """The deployment, as a calibration names it."""
+        model = self.parts.memory.model
+        return name_deployment(find_gpu(self.config.cost), model, self.times.layout)
 
     def count(self, times: ModelTimes) -> Spent:
         """Replay the run by some coefficients, and count."""

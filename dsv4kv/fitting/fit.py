@@ -138,7 +138,8 @@ def fit_runs(scenes: Sequence[Scene], on_replay: Callable[[int, int], None]) -> 
     compared = list(_compare(scenes, spent, now, left_out))
     held_out = _held_out(compared, before.held_out)
     rounded = {name: float(f"{getattr(now, name):.4g}") for name in FITTED}
-    fitted = now.model_copy(update=rounded | {"held_out": held_out, "source": _source(scenes)})
+    said = {"source": _source(scenes), "measured_on": scenes[0].measured_on}
+    fitted = now.model_copy(update=rounded | {"held_out": held_out} | said)
     assumed = dict.fromkeys(scene.run.assumed for scene in scenes if scene.run.assumed)
     return Fit(fitted, _estimates(scenes, spent, before, fitted), compared, tuple(assumed))
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -178,7 +178,7 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, list)
 
 
-def _finite(value: Any) -> bool:
+def _finite(value: Any) -> TypeGuard[float]:
     """Whether it is a number, of which true and false are none."""
     return type(value) in (int, float) and math.isfinite(value)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import yaml
 
-from dsv4kv.clock.coefficients import BORROWED, find_coefficients
+from dsv4kv.clock.coefficients import BORROWED, MeasuredOn, find_coefficients
 from dsv4kv.clock.sources import find_layout
 from dsv4kv.clock.steps import StepTimes
 from dsv4kv.config.replay import CostSection, ReplayConfig
@@ -104,6 +104,33 @@ def test_coefficients_of_a_file_are_taken(tmp_path: Path) -> None:
     made = served(lengths((300, 5)), cost__calibration=path)
     assert made.times is not None
     assert (made.times.source, made.times.client_s) == ("made up", 0.15)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"gpu": "b200"}, "h200, calibrated with b200"),
+        ({"layout": "TP4 DP2"}, "TP8, calibrated with TP4 DP2"),
+        ({"model": "another"}, "calibrated with another"),
+    ],
+)
+def test_a_calibration_of_another_deployment_is_less_sure_and_says_so(
+    tmp_path: Path, changed: dict[str, str], said: str
+) -> None:
+    path, here = tmp_path / "mine.yaml", load_model(small_model().model.preset).name
+    own = MeasuredOn(**({"gpu": "h200", "model": here, "layout": "TP8"} | changed))
+    same = MeasuredOn(gpu="h200", model=here, layout="TP8")
+    found = []
+    for measured in (same, own):
+        fitted = COEFFICIENTS.model_copy(update={"measured_on": measured})
+        path.write_text(yaml.safe_dump(fitted.model_dump()))
+        found.append(served(lengths((300, 5)), cost__calibration=path).times)
+    alike, other = found
+    assert alike is not None
+    assert other is not None
+    assert (alike.source, alike.held_out) == ("made up", COEFFICIENTS.held_out)
+    assert said in other.source
+    assert other.held_out == COEFFICIENTS.held_out.widened(BORROWED)
 
 
 def test_a_file_without_coefficients_is_a_sentence(tmp_path: Path) -> None:

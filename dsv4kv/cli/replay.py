@@ -25,6 +25,7 @@ from dsv4kv.view.console import open_console, say
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dsv4kv.config.replay import ReplayConfig
     from dsv4kv.record.jobs import Sweep
     from dsv4kv.record.schema import RunRecord
     from dsv4kv.replay.against import Against
@@ -359,6 +360,7 @@ def _run(
 
     loaded = load_config(config, overrides, ReplayConfig)
     points = expand_axes(loaded, overrides, axes, ReplayConfig)
+    _refuse_unused([point.config for point in points])
     workloads = [point.config.workload for point in points]
     timed = any(workload.data == "real" for workload in workloads)
     if timed:
@@ -379,6 +381,16 @@ def _run(
         invocation = Invocation(argv, loaded, points, overrides, axes, sweep, serve_point)
         with Watcher(open_console(stderr=True, quiet=silent), "replay", unit) as watcher:
             return run_replay(invocation, watcher.reach), sweep
+
+
+def _refuse_unused(configs: "Sequence[ReplayConfig]") -> None:
+    """Refuse what was asked of a fleet and would change nothing."""
+    from dsv4kv.config.fleet import unused_setting
+    from dsv4kv.errors import ConfigError
+
+    tiers = {name for config in configs for name in config.tiers.levels}
+    if why := unused_setting([config.fleet for config in configs], tiers):
+        raise ConfigError(why)
 
 
 def _check_chart(chart: Path) -> None:

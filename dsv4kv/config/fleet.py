@@ -4,6 +4,7 @@ Settings of a router have the router's own names. The descriptions of the fields
 documentation: ``dsv4kv replay --schema`` prints them.
 """
 
+from collections.abc import Container, Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -213,3 +214,33 @@ class FleetSection(Section):
                 "replicas do both, prefill.replicas and decode.replicas one of it: give either"
             )
         return self
+
+
+def unused_setting(fleets: Sequence[FleetSection], tiers: Container[str]) -> str:
+    """Why a setting has no effect at any point of a sweep, and what to do; empty if all have.
+
+    Args:
+        fleets: Of every point.
+        tiers: Those that there are at any point.
+    """
+    alone = [name for name in FleetSection.model_fields if any(f.changed(name) for f in fleets)]
+    if alone and not any(fleet.exists for fleet in fleets):
+        return (
+            f"fleet.{alone[0]} is given and there is no fleet: give fleet.replicas (1 is a fleet, "
+            "too), or leave it out."
+        )
+    if "think_s" in alone and all(fleet.sessions != "think" for fleet in fleets):
+        return "fleet.think_s is given and fleet.sessions is trace: give fleet.sessions=think."
+    split = next((name for name in ("decode_router", "transfer") if name in alone), "")
+    if split and not any(fleet.is_split for fleet in fleets):
+        return (
+            f"fleet.{split} is given and no replica decodes for others: give "
+            "fleet.prefill.replicas and fleet.decode.replicas, or leave it out."
+        )
+    absent = [name for fleet in fleets for name in fleet.shared_tiers if name not in tiers]
+    if absent:
+        return (
+            f"fleet.shared_tiers has {absent[0]}, and there is no such tier: give "
+            f"tiers.{absent[0]}.capacity_bytes, or leave it out."
+        )
+    return ""

@@ -30,6 +30,7 @@ from dsv4kv.replay.run import (
     describe_replay,
     describe_tier,
     describe_totals,
+    list_constants,
     list_latencies,
     serve_alone,
 )
@@ -101,6 +102,7 @@ def describe_all(outcome: FleetOutcome, fates: Fates) -> ReplayResult:
     return first.model_copy(
         update={
             "pools": [_add_pools(row) for row in zip(*(r.pools for r in found), strict=True)],
+            "constants": list_constants(replays[0]),
             "remainder_bytes": sum(each.remainder_bytes for each in found),
             "rounding_bytes": sum(each.rounding_bytes for each in found),
             "reuse": add([r.reuse for r in computing], same=("shared_tokens",)),

@@ -69,6 +69,11 @@ def _change(config: ReplayConfig, settings: Sequence[str], name: str) -> ReplayC
     """A configuration with some settings changed."""
     if not settings:
         return config
+    for text in settings:
+        if text.startswith(("fleet.", "workload.")):
+            raise ConfigError(
+                f"fleet.{name} has {text!r}, which is not of a replica: set it for all."
+            )
     texts = [Placed(text, f"fleet.{name}: {text}") for text in settings]
     document = read_document("{}", "fleet", ReplayConfig)
     document = replace(document, values=config.model_dump())

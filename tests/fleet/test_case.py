@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from dsv4kv.config.axes import expand_axes
+from dsv4kv.config.fleet import FleetSection, unused_setting
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
+from dsv4kv.errors import ConfigError
 from dsv4kv.fleet.case import add_series, serve_point
 from dsv4kv.record.replay import ReplayResult, ReplaySeries
 from dsv4kv.record.schema import Case, RunRecord
@@ -33,8 +35,9 @@ def result(case: Case) -> ReplayResult:
     return case.replay
 
 
-def test_a_fleet_of_one_is_recorded_as_one_server_and_its_fleet() -> None:
-    (fleet,), (alone,) = run(fleet__replicas=1).cases, run().cases
+@pytest.mark.parametrize("tiers", [{}, {"tiers__host__capacity_bytes": "100MiB"}])
+def test_a_fleet_of_one_is_recorded_as_one_server_and_its_fleet(tiers: dict[str, Any]) -> None:
+    (fleet,), (alone,) = run(fleet__replicas=1, **tiers).cases, run(**tiers).cases
     found = result(fleet)
     assert found.fleet is not None
     assert found.model_copy(update={"fleet": None}) == result(alone)
@@ -153,3 +156,41 @@ def test_series_of_replicas_add_up_to_what_all_held() -> None:
     few = add_series([series(list(range(99)), list(range(99)))], 16)
     assert len(few.at_ns) == 16
     assert np.all(np.diff(few.at_ns) > 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"router": "dynamo"}, "fleet.router is given and there is no fleet"),
+        ({"slo": {"ttft_ms": 5}}, "fleet.slo is given and there is no fleet"),
+        ({"sessions": "think"}, "fleet.sessions is given and there is no fleet"),
+        ({"gpu_hour_price": 2.0}, "fleet.gpu_hour_price is given and there is no fleet"),
+        ({"replicas": 2, "think_s": 0.0}, "fleet.sessions is trace"),
+        (
+            {"replicas": 2, "decode_router": "dynamo"},
+            "fleet.decode_router is given and no replica",
+        ),
+        ({"replicas": 2, "transfer": {"gbps": 1}}, "fleet.transfer is given and no replica"),
+        ({"replicas": 2, "shared_tiers": ["remote"]}, "shared_tiers has remote, and there is no"),
+        ({"replicas": 2, "shared_tiers": ["host"]}, ""),
+        ({"replicas": 2, "router": "dynamo", "sessions": "think", "think_s": 0.0}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_setting_without_effect_is_told_with_what_to_do(
+    given: dict[str, Any], said: str
+) -> None:
+    found = unused_setting([FleetSection.model_validate(given)], {"host"})
+    assert said in found
+    assert bool(found) == bool(said)
+
+
+def test_a_setting_that_one_point_of_a_sweep_uses_is_used() -> None:
+    points = [FleetSection(replicas=count, router="dynamo") for count in (0, 2)]
+    assert unused_setting(points, ()) == ""
+
+
+def test_a_replica_differs_in_settings_of_a_replica_only() -> None:
+    for setting in ("fleet.replicas=4", "workload.speed=2"):
+        with pytest.raises(ConfigError, match=f"fleet.mixed has '{setting}', which is not of a"):
+            run(fleet__replicas=1, fleet__mixed=f'["1 {setting}"]')

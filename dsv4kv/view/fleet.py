@@ -3,23 +3,27 @@
 from collections.abc import Iterator
 
 from dsv4kv.record.fleet import FleetReplica, ReplayFleet
-from dsv4kv.record.schema import Totals
+from dsv4kv.record.quantities import clock_factor
+from dsv4kv.record.schema import Case, Totals
 from dsv4kv.units import counted, format_bytes, format_duration
-from dsv4kv.view.cells import format_number
+from dsv4kv.view.cells import format_clocked, format_factor
 from dsv4kv.view.table import ABSENT, Facts, Part, Table, names, numbers
 
 _MILLION = 1e6
 
 
-def fleet_parts(fleet: ReplayFleet, totals: Totals) -> Iterator[Part]:
-    """Everything about a fleet."""
-    yield fleet_facts(fleet, totals)
+def fleet_parts(fleet: ReplayFleet, totals: Totals, case: Case) -> Iterator[Part]:
+    """Everything about the fleet of a case."""
+    yield fleet_facts(fleet, totals, clock_factor(case, "latency"))
     yield ""
-    yield replicas_table(fleet, totals)
+    yield replicas_table(fleet, totals, clock_factor(case, "queueing"))
 
 
-def fleet_facts(fleet: ReplayFleet, totals: Totals) -> Facts:
-    """What it found, how even it was, and what it costs, in a line each."""
+def fleet_facts(fleet: ReplayFleet, totals: Totals, factor: float | None = None) -> Facts:
+    """What it found, how even it was, and what it costs, in a line each.
+
+    ``factor`` is what the time of the replay is right within.
+    """
     rows = {
         "fleet": _servers_text(fleet),
         "hit rate": (
@@ -31,8 +35,8 @@ def fleet_facts(fleet: ReplayFleet, totals: Totals) -> Facts:
             f"{format_bytes(fleet.repeated_bytes)} of the {format_bytes(fleet.held_bytes)} that "
             "replicas have cached at the end"
         ),
-        "goodput": _good_text(fleet, totals),
-        "costs": _cost_text(fleet, totals),
+        "goodput": _good_text(fleet, totals, factor),
+        "costs": _cost_text(fleet, totals, factor),
     }
     if fleet.imbalance is not None:
         rows["imbalance"] = f"the busiest replica works {fleet.imbalance:.2f} times the mean"
@@ -58,10 +62,13 @@ def _servers_text(fleet: ReplayFleet) -> str:
     return f"{servers}; {counted(fleet.gpus, 'GPU')}"
 
 
-def _good_text(fleet: ReplayFleet, totals: Totals) -> str:
+def _good_text(fleet: ReplayFleet, totals: Totals, factor: float | None) -> str:
     """Requests that kept the SLO, and how many a second; without one all that were served."""
     wall_s = totals.wall_ns / 1e9
-    rate = f"{format_number(fleet.good_requests / wall_s)} a second" if wall_s else ABSENT
+    rate = ABSENT
+    if wall_s:
+        number = format_clocked(fleet.good_requests / wall_s, factor)
+        rate = f"{number} a second{_within(factor)}"
     if not fleet.slo:
         return f"{rate}; no fleet.slo is given, so every request served is good"
     limits = " and ".join(f"{n} ≤ {format_duration(ns)}" for n, ns in fleet.slo.items())
@@ -71,16 +78,24 @@ def _good_text(fleet: ReplayFleet, totals: Totals) -> str:
     )
 
 
-def _cost_text(fleet: ReplayFleet, totals: Totals) -> str:
+def _cost_text(fleet: ReplayFleet, totals: Totals, factor: float | None) -> str:
     hours = fleet.gpu_hours(totals.wall_ns)
-    text = f"{format_number(hours)} GPU-hours"
+    text = f"{format_clocked(hours, factor)} GPU-hours"
     if (each := hours_per_million(fleet, totals)) is None:
-        return text
-    text += f", {format_number(each)} for 10^6 tokens of answers"
-    if fleet.gpu_hour_price is not None:
-        money = hours * fleet.gpu_hour_price, each * fleet.gpu_hour_price
-        text += f"; in money {money[0]:,.2f}, {money[1]:,.2f} for 10^6"
-    return text
+        return f"{text}{_within(factor)}"
+    text += f", {format_clocked(each, factor)} for 10^6 tokens of answers"
+    if (price := fleet.gpu_hour_price) is not None:
+        paid, paid_each = (
+            format_clocked(hours * price, factor),
+            format_clocked(each * price, factor),
+        )
+        text += f"; in money {paid}, {paid_each} for 10^6"
+    return f"{text}{_within(factor)}"
+
+
+def _within(factor: float | None) -> str:
+    """What nine of ten such numbers are within, where that is known."""
+    return "" if factor is None else f" ({format_factor(factor)})"
 
 
 def hours_per_million(fleet: ReplayFleet, totals: Totals) -> float | None:
@@ -89,8 +104,8 @@ def hours_per_million(fleet: ReplayFleet, totals: Totals) -> float | None:
     return hours / totals.output_tokens * _MILLION if totals.output_tokens else None
 
 
-def replicas_table(fleet: ReplayFleet, totals: Totals) -> Table:
-    """What every replica did."""
+def replicas_table(fleet: ReplayFleet, totals: Totals, factor: float | None = None) -> Table:
+    """What every replica did; ``factor`` is what waits are right within."""
     is_split = fleet.decode_router is not None
     return Table(
         "Replicas",
@@ -105,7 +120,8 @@ def replicas_table(fleet: ReplayFleet, totals: Totals) -> Table:
             (*_cells(replica, totals), *((_sent(replica),) if is_split else ()))
             for replica in fleet.replicas
         ],
-        note="waits are those for a slot; busy is of the time of the whole replay",
+        note=f"waits are those for a slot{_within(factor)}; "
+        "busy is of the time of the whole replay",
     )
 
 

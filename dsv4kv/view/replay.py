@@ -514,7 +514,7 @@ def _report_case(record: RunRecord, case: Case) -> Iterator[Part]:
         yield reuse_table(case.replay.reuse).noted("each replica's own past" if fleet else "")
         yield ""
         if fleet:
-            yield from fleet_parts(fleet, case.totals)
+            yield from fleet_parts(fleet, case.totals, case)
             yield ""
         yield memory_table(case.replay).noted(layers)
         yield ""

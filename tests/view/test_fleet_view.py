@@ -69,7 +69,18 @@ def test_costs_are_the_gpus_times_the_hours() -> None:
     assert hours_per_million(TWO, TOTALS) == 8.0  # 16 GPUs for an hour, 2 · 10^6 tokens
     assert "16.0 GPU-hours, 8.00 for 10^6 tokens" in fleet_facts(TWO, TOTALS).rows["costs"]
     priced = TWO.model_copy(update={"gpu_hour_price": 2.5})
-    assert fleet_facts(priced, TOTALS).rows["costs"].endswith("in money 40.00, 20.00 for 10^6")
+    assert fleet_facts(priced, TOTALS).rows["costs"].endswith("in money 40.0, 20.0 for 10^6")
+
+
+def test_what_follows_from_times_has_their_error_and_no_more_digits() -> None:
+    priced = TWO.model_copy(update={"gpu_hour_price": 0.0001234})
+    rows = fleet_facts(priced, TOTALS, 1.3).rows
+    costs = "16 GPU-hours, 8.0 for 10^6 tokens of answers; in money 0.0020, 0.00099 for 10^6"
+    assert rows["costs"] == f"{costs} (× ÷ 1.3)"
+    assert rows["goodput"].startswith("0.028 a second (× ÷ 1.3)")
+    note = replicas_table(TWO, TOTALS, 1.8).note
+    assert note is not None
+    assert note.startswith("waits are those for a slot (× ÷ 1.8);")
 
 
 def test_facts_say_what_one_pool_would_find_and_how_even_the_replicas_were() -> None:

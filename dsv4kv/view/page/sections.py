@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dsv4kv.record.profile import Profile
+from dsv4kv.record.quantities import clock_factor
 from dsv4kv.record.replay import ReplayResult
 from dsv4kv.record.schema import Case, GpuFacts, RunRecord
 from dsv4kv.record.telemetry import MemorySeries
@@ -206,8 +207,12 @@ def replay_sections(case: Case, result: ReplayResult) -> Iterator[Section]:
             side_by_side=True,
         )
     if result.fleet and case.totals:
-        tables = {"replicas-table": replicas_table(result.fleet, case.totals)}
-        facts = dict(fleet_facts(result.fleet, case.totals).rows)
+        tables = {
+            "replicas-table": replicas_table(
+                result.fleet, case.totals, clock_factor(case, "queueing")
+            )
+        }
+        facts = dict(fleet_facts(result.fleet, case.totals, clock_factor(case, "latency")).rows)
         yield Section("fleet", "What the servers did", "", facts, tables=tables)
     if result.tiers:
         tables = {

@@ -173,7 +173,7 @@ def find_calibration(name: str) -> Coefficients:
 def _read_coefficients(path: Path) -> Coefficients:
     try:
         return Coefficients(**yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (OSError, yaml.YAMLError, TypeError, ValidationError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, TypeError, ValidationError) as error:
         raise ConfigError(
             f"cost.calibration: {path} has no coefficients of a clock: {error}. Give a file that "
             f"has {', '.join(Coefficients.model_fields)}."

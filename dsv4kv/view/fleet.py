@@ -63,7 +63,7 @@ def _servers_text(fleet: ReplayFleet) -> str:
 
 
 def _good_text(fleet: ReplayFleet, totals: Totals, factor: float | None) -> str:
-    """Requests that kept the SLO, and how many a second; without one all that were served."""
+    """Of all requests those that kept the SLO, and how many a second; without one the served."""
     wall_s = totals.wall_ns / 1e9
     rate = ABSENT
     if wall_s:
@@ -72,10 +72,9 @@ def _good_text(fleet: ReplayFleet, totals: Totals, factor: float | None) -> str:
     if not fleet.slo:
         return f"{rate}; no fleet.slo is given, so every request served is good"
     limits = " and ".join(f"{n} ≤ {format_duration(ns)}" for n, ns in fleet.slo.items())
-    part = share(fleet.good_requests, totals.requests)
-    return (
-        f"{fleet.good_requests:,} of {totals.requests:,} requests ({part}) with {limits}; {rate}"
-    )
+    asked = totals.requests + totals.rejected
+    part = share(fleet.good_requests, asked)
+    return f"{fleet.good_requests:,} of {asked:,} requests ({part}) with {limits}; {rate}"
 
 
 def _cost_text(fleet: ReplayFleet, totals: Totals, factor: float | None) -> str:

@@ -133,9 +133,10 @@ def test_a_calibration_of_another_deployment_is_less_sure_and_says_so(
     assert other.held_out == COEFFICIENTS.held_out.widened(BORROWED)
 
 
-def test_a_file_without_coefficients_is_a_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b"decode_layer_us: -1\n", b"", b"{{", b"\xf1\x00\x9c"])
+def test_a_file_without_coefficients_is_a_sentence(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "mine.yaml"
-    path.write_text("decode_layer_us: -1\n")
+    path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"(?s)cost.calibration: .*has no coefficients"):
         served(lengths((300, 5)), cost__calibration=path)
 

@@ -98,6 +98,13 @@ def test_goodput_names_what_was_kept() -> None:
     assert good.startswith("36 of 100 requests (36.0%) with ttft ≤ 2.00 s and tpot ≤ 50.0 ms; ")
 
 
+def test_a_rejected_request_is_not_good() -> None:
+    strict = TWO.model_copy(update={"slo": {"ttft": 2e9}, "good_requests": 36})
+    some = TOTALS.model_copy(update={"rejected": 20})
+    good = fleet_facts(strict, some).rows["goodput"]
+    assert good.startswith("36 of 120 requests (30.0%) with ttft")
+
+
 def test_a_split_fleet_shows_what_was_sent() -> None:
     split = fleet(
         replica(0, role="prefill", sent_bytes=2 * GIB, sending_waited_ns=10**9),

@@ -576,6 +576,7 @@ class GroupPool:
         self._marked = np.zeros(nodes + 1, bool)
         self._cuts = _cut_alike(self._parts, nodes + 1, self._marking)
         self._windows = [(group.seen, group.block_tokens) for group in groups]
+        self._widths = [group.tail_tokens for group in groups]
         self._reach = [  # from where a cached tail begins to where its first block goes
             group.block_tokens + group.seen - group.tail_tokens for group in groups
         ]
@@ -868,7 +869,7 @@ class GroupPool:
             held[place : place + 1] = [
                 piece for after, piece in queue.pieces(entry) if after < kept
             ]
-        width, place = self.groups[number].tail_tokens, count
+        width, place = self._widths[number], count
         while place < len(ends) and ends[place] - width < end:
             behind_it, kept = (ends[place] - end) // size, (ends[place] - start) // size
             queue.split(tails[place], behind_it)

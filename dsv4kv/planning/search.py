@@ -24,6 +24,8 @@ _BURST = 10.0
 """A trace that comes within this part of the longest wait says nothing of a rate."""
 _FEWER = 4
 """How many times fewer units are tried first than another window needs."""
+_SOON = 4
+"""How many times the units tried first may be, before it is asked whether the most do at all."""
 _NEARER = 1.03
 """The highest rate is found to 3 %."""
 
@@ -152,6 +154,7 @@ class Search:
         self.parts: KnownParts = looser.parts if looser else KnownParts()
         self.slowest_s: dict[str, float] = {}
         self._begin: dict[str, int] = {}
+        self._preferred: Collection[str] = ()
         self._trials: dict[tuple[object, ...], Trial] = {}
         self._looser = looser._trials if looser else {}
 
@@ -170,8 +173,8 @@ class Search:
         return made
 
     def prefer(self, labels: Collection[str]) -> None:
-        """Try some kinds before others that cost as much."""
-        self._kinds = sorted(self._kinds, key=lambda kind: kind.label not in labels)
+        """Try some kinds before all others: what they cost bounds what these are tried with."""
+        self._preferred = labels
 
     def _try(self, kind: Kind, units: int, speed: float) -> Trial:
         key = kind.place(units, speed)
@@ -196,7 +199,10 @@ class Search:
         With a ``count`` of 1 no others are sought.
         """
         speed, found = self._question.speed, list[Trial]()
-        for kind in sorted(self._kinds, key=lambda k: self._cost(k, k.fewest(speed))):
+        for kind in sorted(
+            self._kinds,
+            key=lambda k: (k.label not in self._preferred, self._cost(k, k.fewest(speed))),
+        ):
             others = [each for each in found if each.kind.servers != kind.servers]
             others = others if count > 1 else []
             if trial := self._fewest(kind, found, others):
@@ -223,12 +229,13 @@ class Search:
         place = high if to_beat else max(low, min(high, self._begin.get(kind.servers, 1)))
         while not to_beat and found and place < high and self._cost(kind, place) < found[0].cost:
             place += 1  # the runner-up is most likely no cheaper than the best
+        soon = _SOON * place
         while not (trial := self._try(kind, place, speed)).meets:
             if place == high:
                 broken = f"a limit is broken by {counted(high, name)}, and more are {reason}"
                 self.tally.reasons.setdefault(kind.label, broken)
                 return None
-            low, place = place + 1, min(2 * place, high)
+            low, place = place + 1, min(2 * place, high) if place < soon else high
         while low < trial.units:
             tried = self._try(kind, (low + trial.units) // 2, speed)
             low, trial = (low, tried) if tried.meets else (tried.units + 1, trial)
@@ -289,7 +296,9 @@ class Search:
         tight = replace(asked, slos=slos, speed=best.speed, asked=asked.slos)
         kinds = [replace(k, bounds=replace(k.bounds, question=tight)) for k in self._kinds]
         kinds = [kind for kind in kinds if kind.bounds.broken() is None]
-        found = Search(tight, kinds, Tally(), self._on_trial, looser=self).cheapest(1)
+        search = Search(tight, kinds, Tally(), self._on_trial, looser=self)
+        search.prefer(self._preferred)
+        found = search.cheapest(1)
         for trial in found:
             self._trials.setdefault(trial.kind.place(trial.units, trial.speed), trial)
         return found[0] if found else None

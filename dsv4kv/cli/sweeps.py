@@ -237,7 +237,8 @@ def close_sweep(how: How, sweep: "Sweep", command: str) -> None:
     job = sweep.job
     if job is None or how.folder:
         return
-    if job.left():
+    if left := job.left():
+        say(f"{left:,} of {job.asked.count:,} points are missing.", err=True)
         say(f"resume: dsv4kv {command} --resume {job.folder}", err=True)
     else:
         job.remove()

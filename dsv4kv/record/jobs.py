@@ -350,9 +350,10 @@ def _place() -> str:
 
 
 def _started(pid: int) -> int:
-    """When a process began, in seconds; 0 where there is none."""
+    """When a process began, in seconds; 0 where there is none, or nobody has buried it yet."""
     try:
-        return int(psutil.Process(pid).create_time())
+        process = psutil.Process(pid)
+        return 0 if process.status() == psutil.STATUS_ZOMBIE else int(process.create_time())
     except psutil.Error:
         return 0
 

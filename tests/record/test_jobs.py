@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -132,6 +133,20 @@ def test_a_claim_is_taken_back_when_its_process_has_gone(tmp_path: Path) -> None
     assert next(job.claims()) == 1
     claim.rename(claim.with_name(f"00000.{ours}-{started - 100}-000000.json"))
     assert next(job.claims()) == 0  # the number belongs to another process by now
+
+
+def test_a_claim_is_taken_back_when_its_process_is_dead_and_nobody_has_waited_for_it(
+    tmp_path: Path,
+) -> None:
+    """So in a container whose first process waits for none but its own."""
+    job = open_job(tmp_path / "job", asked(), AXES)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        started = int(psutil.Process(process.pid).create_time())
+        claim_of(job.folder, f"{jobs._place()}-{process.pid}-{started}-000000")
+        assert next(job.claims()) == 1
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert next(job.claims()) == 0
 
 
 def test_a_claim_of_another_machine_is_taken_back_when_nobody_touches_it(tmp_path: Path) -> None:

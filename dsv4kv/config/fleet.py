@@ -153,7 +153,7 @@ class FleetSection(Section):
     """Replicas, each of them as the rest of the configuration says."""
     mixed: tuple[str, ...] = ()
     """Further ones that differ, a text for each kind, their number first: "4 cost.gpu=b200
-    cost.gpus=4"."""
+    cost.gpus=4"; quotes keep a value with blanks together."""
     prefill: GroupSection = GroupSection()
     """Replicas that compute prompts, instead of replicas; their prompts are sent on."""
     decode: GroupSection = GroupSection()

@@ -1,7 +1,7 @@
 """A fleet in the record: a case like that of one replay, and what every replica did."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import mean
@@ -12,12 +12,19 @@ import numpy as np
 from dsv4kv.config.axes import Point
 from dsv4kv.config.fleet import SloSection
 from dsv4kv.config.replay import ReplayConfig
-from dsv4kv.fleet.outcome import Fates, ideal_saved_tokens
+from dsv4kv.fleet.outcome import (
+    Fates,
+    held_blocks,
+    ideal_saved_tokens,
+    repeated_bytes,
+    shared_bytes,
+)
 from dsv4kv.fleet.replica import Replica
 from dsv4kv.fleet.run import Fleet, FleetOutcome
 from dsv4kv.record.fleet import FleetReplica, ReplayFleet
 from dsv4kv.record.part import Part
 from dsv4kv.record.replay import (
+    Constant,
     ReplayPool,
     ReplayResult,
     ReplaySeries,
@@ -101,8 +108,8 @@ def describe_all(outcome: FleetOutcome, fates: Fates) -> ReplayResult:
     first = found[0]
     return first.model_copy(
         update={
-            "pools": [_add_pools(row) for row in zip(*(r.pools for r in found), strict=True)],
-            "constants": list_constants(replays[0]),
+            "pools": add_pools([each.pools for each in found]),
+            "constants": list(_all_constants(outcome.replicas)),
             "remainder_bytes": sum(each.remainder_bytes for each in found),
             "rounding_bytes": sum(each.rounding_bytes for each in found),
             "reuse": add([r.reuse for r in computing], same=("shared_tokens",)),
@@ -137,8 +144,33 @@ def _add_values(name: str, values: Sequence[Any], same: Collection[str]) -> Any:
     return sum(values)
 
 
-def _add_pools(pools: Sequence[ReplayPool]) -> ReplayPool:
-    return add(pools, same=("unit_bytes",))
+def add_pools(replicas: Sequence[Sequence[ReplayPool]]) -> list[ReplayPool]:
+    """The pools of all replicas by their names, a row for every size of a unit."""
+    alike: dict[str, dict[int, list[ReplayPool]]] = {}
+    for pool in (pool for pools in replicas for pool in pools):
+        alike.setdefault(pool.name, {}).setdefault(pool.unit_bytes, []).append(pool)
+    return [_add_alike(pools) for sizes in alike.values() for pools in sizes.values()]
+
+
+def _add_alike(pools: Sequence[ReplayPool]) -> ReplayPool:
+    whole = add([pool.model_copy(update={"units": None}) for pool in pools], same=("unit_bytes",))
+    units = [pool.units for pool in pools if pool.units is not None]
+    return whole.model_copy(update={"units": sum(units) if len(units) == len(pools) else None})
+
+
+def _all_constants(replicas: Sequence[Replica]) -> Iterator[Constant]:
+    """Those of the first replica, and where others differ, theirs by the first of their kind."""
+    known: set[tuple[str, float, str, str]] = set()
+    kinds = {each.settings: each for each in reversed(replicas)}
+    for replica in reversed(kinds.values()):
+        rows = list_constants(replica.replay)
+        first = replica is replicas[0]
+        for row in rows:
+            if (key := (row.name, row.value, row.unit, row.source)) not in known:
+                name = row.name if first else f"{replica.name}: {row.name}"
+                yield row.model_copy(update={"name": name})
+            if first:
+                known.add(key)
 
 
 def _add_tiers(found: Sequence[Tiers]) -> ReplayTiers | None:
@@ -192,15 +224,14 @@ def _totals(outcome: FleetOutcome, fates: Fates) -> Totals:
 
 def describe_fleet(outcome: FleetOutcome, fates: Fates) -> ReplayFleet:
     """Every replica, and what they would have been as one."""
-    fleet, first = outcome.config.fleet, outcome.replicas[0]
-    held = [held_blocks(replica) for replica in outcome.replicas]
+    fleet = outcome.config.fleet
     replicas = [
-        _describe_replica(replica, len(blocks), decodes=place >= len(outcome.pools[0]))
-        for place, (replica, blocks) in enumerate(zip(outcome.replicas, held, strict=True))
+        _describe_replica(replica, decodes=place >= len(outcome.pools[0]))
+        for place, replica in enumerate(outcome.replicas)
     ]
-    counts = np.unique(np.concatenate(held), return_counts=True)[1] if held else np.zeros(0)
-    pooled = sum(r.replay.memory.num_blocks for r in outcome.pools[0])
-    tokens, per_shared = first.parts.shared_tokens, first.replay.scheduler.ledger.per_shared
+    memories = [replica.replay.memory for replica in outcome.pools[0]]
+    pooled_tokens = sum(memory.num_blocks * memory.block_tokens for memory in memories)
+    tokens = min(replica.parts.shared_tokens for replica in outcome.pools[0])
     ideal = partial(ideal_saved_tokens, outcome.requests, tokens)
     good = fates.good(fleet.slo)
     return ReplayFleet(
@@ -209,10 +240,10 @@ def describe_fleet(outcome: FleetOutcome, fates: Fates) -> ReplayFleet:
         replicas=replicas,
         prompt_tokens=sum(replica.prompt_tokens for replica in replicas[: len(outcome.pools[0])]),
         saved_tokens=sum(replica.saved_tokens for replica in replicas),
-        pooled_saved_tokens=ideal(pooled // per_shared),
+        pooled_saved_tokens=ideal(pooled_tokens // tokens),
         ideal_saved_tokens=ideal(),
         held_bytes=sum(replica.held_bytes for replica in replicas),
-        repeated_bytes=int((counts - 1).sum()) * _shared_bytes(first),
+        repeated_bytes=repeated_bytes(outcome),
         slo=_limits_ns(fleet.slo),
         good_requests=len(good),
         good_output_tokens=sum(outcome.answers[number].output_tokens for number in good),
@@ -224,18 +255,7 @@ def _limits_ns(slo: SloSection) -> dict[str, float]:
     return {name: limit_s * _NS for name, limit_s in slo.limits_s.items()}
 
 
-def _shared_bytes(replica: Replica) -> int:
-    return replica.replay.scheduler.ledger.per_shared * replica.replay.memory.block_bytes
-
-
-def held_blocks(replica: Replica) -> "np.ndarray[Any, np.dtype[np.int64]]":
-    """int64: the shared blocks that the prompts it was given would find again."""
-    look_up = replica.replay.scheduler.prompts.look_up
-    found = [served.keys[: look_up(served)] for served in replica.served]
-    return np.unique(np.concatenate([np.zeros(0, np.int64), *found]))
-
-
-def _describe_replica(replica: Replica, blocks: int, *, decodes: bool) -> FleetReplica:
+def _describe_replica(replica: Replica, *, decodes: bool) -> FleetReplica:
     scheduler, outcome, link = replica.replay.scheduler, replica.replay.outcome, replica.link
     tally, clock = scheduler.prompts.tally, scheduler.clock
     is_split = replica.config.fleet.is_split
@@ -252,8 +272,9 @@ def _describe_replica(replica: Replica, blocks: int, *, decodes: bool) -> FleetR
         peak_requests=outcome.peak_requests,
         busy_ns=round((clock.now_s - clock.idle_s) * _NS),
         queued_ns=sum(queued),
-        held_bytes=blocks * _shared_bytes(replica),
+        held_bytes=len(held_blocks(replica)) * shared_bytes(replica),
         sent_bytes=link.moved_bytes,
         sending_ns=round(link.busy_s * _NS),
         sending_waited_ns=round(link.waited_s * _NS),
+        settings=replica.settings,
     )

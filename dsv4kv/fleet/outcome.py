@@ -2,11 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from math import lcm
+from typing import Any, Self
+
+import numpy as np
 
 from dsv4kv.config.fleet import SloSection
+from dsv4kv.fleet.replica import Replica
 from dsv4kv.fleet.run import FleetOutcome
-from dsv4kv.prefix.paths import find_reuse
+from dsv4kv.prefix.paths import find_reuse, number_paths
+from dsv4kv.prefix.tree import Ids
 from dsv4kv.traces.collect import collect_paths
 from dsv4kv.traces.request import Request
 
@@ -26,6 +31,57 @@ def ideal_saved_tokens(
     usable = (table.input_tokens - 1) // block_tokens
     found = reuse.found_blocks(blocks)
     return int((found.clip(max=usable) * block_tokens).sum())
+
+
+def shared_bytes(replica: Replica) -> int:
+    """Bytes of one of a replica's shared blocks."""
+    return replica.replay.scheduler.ledger.per_shared * replica.replay.memory.block_bytes
+
+
+def held_blocks(replica: Replica) -> "np.ndarray[Any, np.dtype[np.int64]]":
+    """int64: the shared blocks that the prompts it was given would find again."""
+    look_up = replica.replay.scheduler.prompts.look_up
+    return _joined([served.keys[: look_up(served)] for served in replica.served])
+
+
+def repeated_bytes(outcome: FleetOutcome) -> int:
+    """What a replica has cached that one before it has, too.
+
+    Replicas whose blocks have other names, as by another rule or of another size, are compared
+    in whole blocks of the least common multiple.
+    """
+    replicas = outcome.replicas
+    names = {
+        (each.config.prefix.rule, each.config.prefix.speculation, each.parts.shared_tokens)
+        for each in replicas
+    }
+    size = lcm(*(each.parts.shared_tokens for each in replicas))
+    if len(names) == 1:
+        held = [held_blocks(replica) for replica in replicas]
+    elif any(len(request.prefix_hashes) for request in outcome.requests):
+        reuse = find_reuse(collect_paths(outcome.requests), size, whole_blocks=True)
+        paths = number_paths(reuse).paths
+        held = [_held_of(replica, paths, size) for replica in replicas]
+    else:
+        return 0
+    seen, total = np.zeros(0, np.int64), 0
+    for replica, blocks in zip(replicas, held, strict=True):
+        each = size // replica.parts.shared_tokens * shared_bytes(replica)
+        total += int(np.isin(blocks, seen).sum()) * each
+        seen = np.union1d(seen, blocks)
+    return total
+
+
+def _held_of(
+    replica: Replica, paths: Sequence[Ids], tokens: int
+) -> "np.ndarray[Any, np.dtype[np.int64]]":
+    """The same as ``held_blocks``, in blocks of so many tokens that have these names."""
+    found = [(served.number, replica.found_tokens(served)) for served in replica.served]
+    return _joined([paths[number][: held // tokens] for number, held in found])
+
+
+def _joined(blocks: Sequence[Ids]) -> "np.ndarray[Any, np.dtype[np.int64]]":
+    return np.unique(np.concatenate([np.zeros(0, np.int64), *blocks]))
 
 
 _NS = 1e9

@@ -116,6 +116,7 @@ class Replica:
     Attributes:
         name: What it does, and which it is.
         config: How it is set.
+        settings: In what it differs from the rest of the configuration, as a line of text.
         parts: What it has in common with others that are set alike.
         replay: It.
         link: What it sends prompts over.
@@ -134,9 +135,11 @@ class Replica:
         *,
         decodes: bool,
         announces: bool,
+        settings: str = "",
     ) -> None:
         """``announces``: what it caches and evicts is to be known."""
         self.name, self.config, self.parts = name, config, parts
+        self.settings = settings
         self.link = Link(config, parts.memory)
         self.received: Received | None = None
         if decodes:

@@ -1,5 +1,6 @@
 """Serving a trace by several replicas: what comes next, anywhere, is done next."""
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
@@ -7,6 +8,7 @@ from itertools import count
 from random import Random
 
 from dsv4kv.config.document import Placed, parse_overrides, read_document
+from dsv4kv.config.fleet import GroupSection
 from dsv4kv.config.load import resolve
 from dsv4kv.config.replay import ReplayConfig, TiersSection
 from dsv4kv.errors import ConfigError
@@ -32,11 +34,13 @@ class Group:
         name: What they do.
         replicas: How many.
         config: How they are set.
+        settings: In what they differ from the rest, as it was said.
     """
 
     name: str
     replicas: int
     config: ReplayConfig
+    settings: Sequence[str] = ()
 
 
 def list_pools(config: ReplayConfig) -> list[tuple[list[Group], str]]:
@@ -51,18 +55,31 @@ def list_pools(config: ReplayConfig) -> list[tuple[list[Group], str]]:
         decoding = _change(config, fleet.decode.settings, "decode")
         decoding = decoding.model_copy(update={"tiers": TiersSection()})
         return [
-            ([Group("prefill", fleet.prefill.replicas, computing)], fleet.router),
-            ([Group("decode", fleet.decode.replicas, decoding)], fleet.decode_router),
+            ([_group("prefill", fleet.prefill, computing)], fleet.router),
+            ([_group("decode", fleet.decode, decoding)], fleet.decode_router),
         ]
     groups = [Group("replica", fleet.replicas, config)] if fleet.replicas else []
     for text in fleet.mixed:
-        number, *settings = text.split()
-        if not number.isdigit() or number == "0":
+        number, *settings = _words(text)
+        if not number.isdecimal() or not int(number):
             raise ConfigError(
                 f"fleet.mixed has {text!r}: begin with how many replicas: 4 cost.gpus=4."
             )
-        groups.append(Group("replica", int(number), _change(config, settings, "mixed")))
+        changed = _change(config, settings, "mixed")
+        groups.append(Group("replica", int(number), changed, settings))
     return [(groups, fleet.router)]
+
+
+def _group(name: str, section: GroupSection, config: ReplayConfig) -> Group:
+    return Group(name, section.replicas, config, section.settings)
+
+
+def _words(text: str) -> list[str]:
+    """As a shell has them, so that quotes keep a value with blanks together; one at least."""
+    try:
+        return shlex.split(text) or [""]
+    except ValueError as error:
+        raise ConfigError(f"fleet.mixed has {text!r}: {error}: close its quotes.") from None
 
 
 def _change(config: ReplayConfig, settings: Sequence[str], name: str) -> ReplayConfig:
@@ -242,6 +259,7 @@ class Fleet:
                     self._shared,
                     decodes=decodes,
                     announces="prefix" in router.looks,
+                    settings=shlex.join(group.settings),
                 )
                 replicas.append(replica)
         return Pool(replicas, router, fleet.event_delay_ms / 1e3)

@@ -34,6 +34,8 @@ class FleetReplica(Part):
     """Time that its requests waited for a slot, together."""
     held_bytes: int
     """Blocks of prompts that it has cached at the end."""
+    settings: str = ""
+    """In what it differs from the rest of the configuration; empty where in nothing."""
     sent_bytes: int = 0
     """Of prompts that it sent to decode replicas, by one rank; every rank sends as much."""
     sending_ns: int = 0
@@ -63,7 +65,7 @@ class ReplayFleet(Part):
     held_bytes: int
     """Blocks of prompts cached at the end, each replica's."""
     repeated_bytes: int
-    """Of which another replica has the same."""
+    """Of which a replica before it has the same."""
     slo: dict[str, float]
     """What a request had to keep to be good, in ns by the name of the time; empty without."""
     good_requests: int

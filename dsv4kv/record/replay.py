@@ -274,7 +274,7 @@ class ReplayResult(Part):
     constants: list[Constant]
     """Everything the times depend on."""
     pools: list[ReplayPool]
-    """How the memory is divided."""
+    """How the memory is divided; of a fleet a pool for every size of its units."""
     remainder_bytes: int
     """Memory that was too little for one more block."""
     padding_bytes: int

@@ -7,7 +7,7 @@ from dsv4kv.record.quantities import clock_factor
 from dsv4kv.record.schema import Case, Totals
 from dsv4kv.units import counted, format_bytes, format_duration
 from dsv4kv.view.cells import format_clocked, format_factor
-from dsv4kv.view.table import ABSENT, Facts, Part, Table, names, numbers
+from dsv4kv.view.table import ABSENT, Facts, Part, Table, names, numbers, prose
 
 _MILLION = 1e6
 
@@ -106,6 +106,7 @@ def hours_per_million(fleet: ReplayFleet, totals: Totals) -> float | None:
 def replicas_table(fleet: ReplayFleet, totals: Totals, factor: float | None = None) -> Table:
     """What every replica did; ``factor`` is what waits are right within."""
     is_split = fleet.decode_router is not None
+    differs = any(replica.settings for replica in fleet.replicas)
     return Table(
         "Replicas",
         [
@@ -114,9 +115,14 @@ def replicas_table(fleet: ReplayFleet, totals: Totals, factor: float | None = No
             *numbers("mean wait"),
             *numbers("most in slots", "cached", minor=True),
             *(numbers("sent") if is_split else ()),
+            *(prose("differs in") if differs else ()),
         ],
         [
-            (*_cells(replica, totals), *((_sent(replica),) if is_split else ()))
+            (
+                *_cells(replica, totals),
+                *((_sent(replica),) if is_split else ()),
+                *((replica.settings,) if differs else ()),
+            )
             for replica in fleet.replicas
         ],
         note=f"waits are those for a slot{_within(factor)}; "

@@ -372,7 +372,9 @@ def _fleet_cells(case: Case) -> list[str]:
     hours = hours_per_million(fleet, case.totals)
     return [
         _share(fleet.ideal_saved_tokens, fleet.prompt_tokens),
-        _share(fleet.good_requests, case.totals.requests) if fleet.slo else ABSENT,
+        _share(fleet.good_requests, case.totals.requests + case.totals.rejected)
+        if fleet.slo
+        else ABSENT,
         ABSENT if hours is None else format_number(hours),
         ABSENT if fleet.imbalance is None else f"{fleet.imbalance:.2f}",
     ]
@@ -506,11 +508,14 @@ def _report_case(record: RunRecord, case: Case) -> Iterator[Part]:
     layers = layers_text([case])
     yield from judge_status(case)
     yield header(record)
+    fleet = case.replay.fleet if case.replay else None
     if case.cache:
-        yield cache_facts(case.cache)
+        rows = dict(cache_facts(case.cache).rows)
+        if fleet and any(replica.settings for replica in fleet.replicas):
+            rows["cache"] = f"{rows['cache']}, of {fleet.replicas[0].name}"
+        yield Facts(rows)
     if case.replay and case.totals:
         yield ""
-        fleet = case.replay.fleet
         yield reuse_table(case.replay.reuse).noted("each replica's own past" if fleet else "")
         yield ""
         if fleet:

@@ -11,11 +11,13 @@ from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.errors import ConfigError
 from dsv4kv.fleet.case import add_series, serve_point
+from dsv4kv.fleet.outcome import repeated_bytes, shared_bytes
+from dsv4kv.fleet.run import list_pools, run_fleet
 from dsv4kv.record.replay import ReplayResult, ReplaySeries
 from dsv4kv.record.schema import Case, RunRecord
 from dsv4kv.replay.build import read_requests
 from dsv4kv.replay.run import Invocation, run_replay
-from tests.replay.scenes import SMALL
+from tests.replay.scenes import SMALL, request, small_config
 
 SETTINGS = SMALL | {"workload.trace": "builtin:chat", "workload.speed": 40}
 
@@ -194,3 +196,73 @@ def test_a_replica_differs_in_settings_of_a_replica_only() -> None:
     for setting in ("fleet.replicas=4", "workload.speed=2"):
         with pytest.raises(ConfigError, match=f"fleet.mixed has '{setting}', which is not of a"):
             run(fleet__replicas=1, fleet__mixed=f'["1 {setting}"]')
+
+
+MIXED: dict[str, Any] = {
+    "fleet__replicas": 1,
+    "fleet__mixed": '["2 cache.block_tokens=256 cost.gpus=4", '
+    '"1 prefix.rule=vllm-v4:semantic cache.num_blocks=4000"]',
+}
+
+
+def test_replicas_that_differ_have_pools_of_their_own_sizes() -> None:
+    (case,) = run(**MIXED).cases
+    found = result(case)
+    (small,) = run(fleet__replicas=1).cases
+    (large,) = run(fleet__replicas=1, cache__block_tokens=256).cases
+    block, twice = (
+        next(pool for pool in result(each).pools if pool.name == "blocks")
+        for each in (small, large)
+    )
+    blocks = [(pool.unit_bytes, pool.units) for pool in found.pools if pool.name == "blocks"]
+    assert blocks[0] == (block.unit_bytes, 64)
+    assert blocks[1] == (twice.unit_bytes, 128)
+    assert blocks[2][1] == 4000
+    assert found.fleet is not None
+    assert [each.gpus for each in found.fleet.replicas] == [8, 4, 4, 8]
+    assert [each.settings for each in found.fleet.replicas] == [
+        "",
+        *["cache.block_tokens=256 cost.gpus=4"] * 2,
+        "prefix.rule=vllm-v4:semantic cache.num_blocks=4000",
+    ]
+    constants = {each.name: each.value for each in found.constants}
+    assert (constants["GPUs"], constants["replica 1: GPUs"]) == (8, 4)
+    assert "replica 3: GPUs" not in constants
+
+
+def test_what_replicas_with_other_blocks_hold_twice_is_counted_by_the_trace() -> None:
+    """Two replicas of 128 and of 256 tokens a block, each given both of two equal prompts."""
+    settings = small_config(
+        fleet__replicas=1, fleet__mixed='["1 cache.block_tokens=256"]', cache__num_blocks=64
+    )
+    same = [request(range(1, 6), at=float(at)) for at in range(4)]
+    alone = [request(range(100, 104), at=4.0), request(range(200, 204), at=5.0)]
+    outcome = run_fleet(settings, [*same, *alone])
+    _, second = outcome.replicas
+    assert [len(each.served) for each in outcome.replicas] == [3, 3]
+    # five blocks of 128 tokens are two whole ones of 256; what comes once is held once
+    assert repeated_bytes(outcome) == 2 * shared_bytes(second)
+
+
+def test_names_of_blocks_by_different_rules_are_never_compared() -> None:
+    """An engine numbers blocks from 0 on, as a trace's ids may, too."""
+    settings = small_config(
+        fleet__replicas=1,
+        fleet__mixed='["1 prefix.rule=vllm cache.block_tokens=128"]',
+        cache__num_blocks=640,
+    )
+    apart = [request(range(4 * n, 4 * n + 4), at=float(n)) for n in range(6)]
+    assert repeated_bytes(run_fleet(settings, apart)) == 0
+
+
+def test_quotes_keep_a_value_with_blanks_together() -> None:
+    settings = small_config(
+        fleet__mixed="""['2 "server.command=--tp 4 --mem-fraction-static 0.88" cost.gpus=4']"""
+    )
+    ((group,), _), *rest = list_pools(settings)
+    assert not rest
+    assert group.config.server.command == "--tp 4 --mem-fraction-static 0.88"
+    with pytest.raises(ConfigError, match="close its quotes"):
+        list_pools(small_config(fleet__mixed="""['2 "server.command=--tp 4']"""))
+    with pytest.raises(ConfigError, match="begin with how many replicas"):
+        list_pools(small_config(fleet__mixed="[' ']"))

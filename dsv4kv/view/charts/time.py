@@ -82,9 +82,12 @@ def _describe(series: MemorySeries, sizes: Mapping[str, Sequence[float]]) -> str
 
 
 def held_sizes(result: ReplayResult) -> dict[str, list[int]]:
-    """Bytes at every moment: of running requests, shared with the cache, cached, checkpoints."""
+    """Bytes at every moment: of running requests, shared with the cache, cached, checkpoints.
+
+    Where replicas have units of different sizes, all count as the mean of them.
+    """
     series = result.series
-    sizes = {pool.name: pool.unit_bytes for pool in result.pools}
+    sizes = {pool.name: _mean_bytes(result, pool.name) for pool in result.pools}
     rows = {
         "slots": ([r + p for r, p in zip(series.running, series.paused, strict=True)], "slots"),
         "a request's own blocks": (series.own_blocks, "blocks"),
@@ -93,6 +96,14 @@ def held_sizes(result: ReplayResult) -> dict[str, list[int]]:
         "checkpoints": (series.checkpoints, "checkpoints"),
     }
     return {name: [n * sizes[pool] for n in counts] for name, (counts, pool) in rows.items()}
+
+
+def _mean_bytes(result: ReplayResult, name: str) -> int:
+    pools = [pool for pool in result.pools if pool.name == name]
+    units = sum(pool.units or 0 for pool in pools)
+    if len(pools) == 1 or not units:
+        return pools[0].unit_bytes
+    return round(sum((pool.units or 0) * pool.unit_bytes for pool in pools) / units)
 
 
 def time_chart(result: ReplayResult) -> Chart:

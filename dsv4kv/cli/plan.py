@@ -30,6 +30,12 @@ dsv4kv plan builtin:chat --slo ttft_p99=1s --args '' --args '--chunked-prefill-s
 """
 
 
+_JOBS = 4
+"""Processes where nothing is said, and there are cores for them: guesses reach a few steps."""
+
+_SHORT_S = 0.1
+"""Seconds before there is a bar."""
+
 _LONG_S = 5.0
 """Seconds of a simulation of which several are announced."""
 
@@ -113,6 +119,17 @@ def plan(
         float | None,
         typer.Option(min=1e-3, max=1e3, help="Such requests a second, at random (Poisson)."),
     ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "--jobs",
+            "-j",
+            min=1,
+            metavar="N",
+            show_default=False,
+            help=f"Processes that simulate, as many as there are cores and {_JOBS} at most.",
+        ),
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
@@ -142,6 +159,7 @@ def plan(
     from dsv4kv.choices import choose
     from dsv4kv.cli.progress import Watcher
     from dsv4kv.errors import ConfigError
+    from dsv4kv.planning.ahead import Simulations
     from dsv4kv.planning.question import (
         MOST_GPUS,
         Question,
@@ -173,7 +191,8 @@ def plan(
     question = Question(requests, slos, speed, prices, most, exactly=gpus is not None)
     tally, silent = Tally(), quiet or json_ == "-"
     console = open_console(stderr=True, quiet=silent)
-    with Watcher(console, "plan", "simulations", total=None) as watcher:
+    # no bar before the processes are there: it has a thread, and would keep them from being forked
+    with Watcher(console, "plan", "simulations", total=None, after_s=_SHORT_S) as watcher:
         found = list_kinds(
             question, settings, engine, kinds, routers, model, tally, splits, name_args(args or [])
         )
@@ -186,8 +205,9 @@ def plan(
         if not trace:
             announce(None)
         window = WINDOW if trace else len(requests)
-        search = Search(question, found, tally, report, window)
-        answer = find(search, question, gpus, announce)
+        with Simulations(question, found, jobs or _default_jobs()) as simulations:
+            search = Search(simulations, found, tally, report, window)
+            answer = find(search, question, gpus, announce)
     if not silent:
         show(report_plan(answer, question))
     if json_:
@@ -199,6 +219,12 @@ def plan(
         write_named(html, draw_plan(answer, question), "--html")
     if answer.best is None:
         raise typer.Exit(1)
+
+
+def _default_jobs() -> int:
+    from dsv4kv.workers import usable_cores
+
+    return min(_JOBS, usable_cores())
 
 
 def _announce(requests: int, seconds: float | None, *, silent: bool) -> None:

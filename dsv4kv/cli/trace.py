@@ -653,13 +653,13 @@ def tokenize(
 
 
 def _processes(data: Path) -> int:
-    import os
+    from dsv4kv.workers import usable_cores
 
     try:
         small = data.stat().st_size < _PARALLEL_BYTES
     except OSError:  # said where it is read
         small = True
-    return 1 if small else len(os.sched_getaffinity(0))
+    return 1 if small else usable_cores()
 
 
 def _object(text: str, option: str) -> dict[str, Any]:

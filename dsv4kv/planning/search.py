@@ -5,17 +5,19 @@ worth having, so most kinds are ruled out by one simulation or none. More replic
 no worse.
 """
 
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
+from time import monotonic
 from types import MappingProxyType
 
-from dsv4kv.errors import ConfigError, DoesNotFit
-from dsv4kv.planning.question import Question, busiest
+from dsv4kv.errors import ConfigError, DoesNotFit, Dsv4kvError
+from dsv4kv.planning.ahead import Place, Simulations
+from dsv4kv.planning.question import Question, Slo
 from dsv4kv.planning.servers import Bounds, layouts_of, open_server
-from dsv4kv.planning.trial import Kind, KnownParts, Split, Trial, simulate
-from dsv4kv.traces.request import Request
+from dsv4kv.planning.trial import Kind, Seen, Split, Trial
 from dsv4kv.units import counted
 
 WINDOW = 400
@@ -131,32 +133,34 @@ class Search:
 
     Attributes:
         tally: What became of what was considered.
-        window: What is simulated.
-        parts: What simulations have in common.
-        slowest_s: Seconds of the simulation that took longest, by servers.
+        window: How many requests are simulated.
+        slowest_s: Seconds that a simulation was waited for at most, by servers.
     """
 
     def __init__(
         self,
-        question: Question,
+        simulations: Simulations,
         kinds: Sequence[Kind],
         tally: Tally,
         on_trial: Callable[[], None] = lambda: None,
         window: int = WINDOW,
         looser: "Search | None" = None,
+        question: Question | None = None,
     ) -> None:
-        """``looser`` has simulated the same window with limits that allow more."""
-        self._question, self._kinds, self.tally = question, kinds, tally
-        self._on_trial = on_trial
-        self.window: list[Request] = (
-            looser.window if looser else busiest(question.requests, window)
-        )
-        self.parts: KnownParts = looser.parts if looser else KnownParts()
+        """Ask ``question`` where it is not that of ``simulations``.
+
+        ``looser`` has simulated the same window with limits that allow more.
+        """
+        self._simulations, self._question = simulations, question or simulations.question
+        self._kinds, self.tally, self._on_trial = kinds, tally, on_trial
+        self.window = min(window, len(self._question.requests))
         self.slowest_s: dict[str, float] = {}
         self._begin: dict[str, int] = {}
         self._preferred: Collection[str] = ()
         self._trials: dict[tuple[object, ...], Trial] = {}
         self._looser = looser._trials if looser else {}
+        self._elsewhere: Sequence[Trial] = ()
+        self._course: Callable[[Search], object] = Search.nearest
 
     @property
     def trials(self) -> list[Trial]:
@@ -167,9 +171,10 @@ class Search:
         """The same on a window of another length, of servers that were found."""
         servers = {each.kind.servers for each in found}
         kinds = [kind for kind in self._kinds if kind.servers in servers]
-        made = Search(self._question, kinds, Tally(), self._on_trial, window)
+        made = Search(self._simulations, kinds, Tally(), self._on_trial, window)
         made.prefer({each.kind.label for each in found})
         made._begin = {each.kind.servers: each.units // _FEWER for each in found}
+        made._elsewhere = self.trials
         return made
 
     def prefer(self, labels: Collection[str]) -> None:
@@ -181,14 +186,30 @@ class Search:
         if key in self._looser:
             return self._looser[key].under(self._question.slos)
         if key not in self._trials:
-            begun_s = time.process_time()
-            self._trials[key] = simulate(
-                self._question, self.window, kind, units, speed, self.parts
-            )
-            took_s = time.process_time() - begun_s
-            self.slowest_s[kind.servers] = max(took_s, self.slowest_s.get(kind.servers, 0.0))
-            self._on_trial()
+            place = Place(kind.label, units, speed, self.window, *self._limits)
+            seen = self._simulate(kind, place)
+            cost = self._cost(kind, units)
+            self._trials[key] = Trial(**vars(seen), kind=kind, units=units, speed=speed, cost=cost)
         return self._trials[key]
+
+    @property
+    def _limits(self) -> tuple[tuple[Slo, ...], tuple[Slo, ...] | None]:
+        return self._question.slos, self._question.asked
+
+    def _simulate(self, kind: Kind, place: Place) -> Seen:
+        begun_s = monotonic()
+        seen = self._simulations(place, self._expect)
+        took_s = monotonic() - begun_s
+        self.slowest_s[kind.servers] = max(took_s, self.slowest_s.get(kind.servers, 0.0))
+        self._on_trial()
+        return seen
+
+    def _expect(self, count: int) -> Sequence[Place]:
+        """What is asked for next if what is not known yet is as it is guessed."""
+        guess = _Guess(self, count)
+        with suppress(_Enough, Dsv4kvError):
+            self._course(guess)
+        return guess.wanted
 
     def _cost(self, kind: Kind, units: int) -> float:
         return units * kind.gpus * self._question.price(kind.server.gpu)
@@ -198,6 +219,10 @@ class Search:
 
         With a ``count`` of 1 no others are sought.
         """
+        self._course = partial(Search._cheapest, count=count)
+        return self._cheapest(count)
+
+    def _cheapest(self, count: int) -> list[Trial]:
         speed, found = self._question.speed, list[Trial]()
         for kind in sorted(
             self._kinds,
@@ -245,6 +270,10 @@ class Search:
         self, gpus: int, leave: Callable[[Kind], bool] = lambda kind: False
     ) -> Trial | None:
         """The deployment of so many GPUs that keeps every limit at the highest rate."""
+        self._course = partial(Search._fastest, gpus=gpus, leave=leave)
+        return self._fastest(gpus, leave)
+
+    def _fastest(self, gpus: int, leave: Callable[[Kind], bool]) -> Trial | None:
         best: Trial | None = None
         for kind in self._kinds:
             if gpus % kind.gpus:
@@ -274,12 +303,13 @@ class Search:
         return [each for each in (best, second) if each]
 
     def _can(self, kind: Kind, units: int, speed: float) -> bool:
-        span_s = self.window[-1].arrival_s - self.window[0].arrival_s
+        window = self._simulations.window(self.window)
+        span_s = window[-1].arrival_s - window[0].arrival_s
         wait_s = max(slo.limit_s for slo in self._question.slos if slo.name != "tpot")
         if span_s / speed < wait_s / _BURST:
             raise ConfigError(
                 f"{kind.label} keeps the limits even where all of "
-                f"{counted(len(self.window), 'request')} come within {span_s / speed:.2g} s: too "
+                f"{counted(self.window, 'request')} come within {span_s / speed:.2g} s: too "
                 "few to say what rate it sustains. Give a longer trace, or tighter limits."
             )
         return kind.fewest(speed) <= units and self._try(kind, units, speed).meets
@@ -296,7 +326,9 @@ class Search:
         tight = replace(asked, slos=slos, speed=best.speed, asked=asked.slos)
         kinds = [replace(k, bounds=replace(k.bounds, question=tight)) for k in self._kinds]
         kinds = [kind for kind in kinds if kind.bounds.broken() is None]
-        search = Search(tight, kinds, Tally(), self._on_trial, looser=self)
+        search = Search(
+            self._simulations, kinds, Tally(), self._on_trial, self.window, self, tight
+        )
         search.prefer(self._preferred)
         found = search.cheapest(1)
         for trial in found:
@@ -311,12 +343,54 @@ class Search:
             found.setdefault(trial.kind.servers, trial)
         return [*found.values()][:2]
 
+    def seconds_of_all(self, found: Sequence[Trial]) -> float:
+        """About how long one simulation of all requests by servers that were found takes."""
+        parts = self._question.requests, self._simulations.window(self.window)
+        tokens = [sum(each.input_tokens for each in part) for part in parts]
+        slowest_s = max(self.slowest_s[each.kind.servers] for each in found)
+        return slowest_s * tokens[0] / tokens[1]
+
     def to_its_end(self, trial: Trial) -> Trial:
         """The same, also where it was given up."""
         if trial.values_s:
             return trial
-        kind, units, speed = trial.kind, trial.units, trial.speed
-        return simulate(self._question, self.window, kind, units, speed, self.parts, give_up=False)
+        place = Place(
+            trial.kind.label, trial.units, trial.speed, self.window, *self._limits, False
+        )
+        return replace(trial, **vars(self._simulations(place)))
+
+
+class _Enough(Exception):
+    """So many places are wanted as were asked for."""
+
+
+class _Guess(Search):
+    """A search that goes on without waiting, to see what it will want.
+
+    Limits are taken to be kept where fewer units of the kind keep them, here or on another window.
+
+    Attributes:
+        wanted: Places that nobody has simulated yet, in the order in which they are asked for.
+    """
+
+    def __init__(self, search: Search, count: int) -> None:
+        """What ``search`` will ask for, ``count`` places."""
+        vars(self).update(vars(search))
+        self.tally, self._trials = Tally(), dict(search._trials)
+        self.wanted, self._count = list[Place](), count
+
+    def _simulate(self, kind: Kind, place: Place) -> Seen:
+        if seen := self._simulations.known(place):
+            return seen
+        if len(self.wanted) == self._count:
+            raise _Enough
+        self.wanted.append(place)
+        kept = any(
+            trial.meets and trial.units <= place.units and trial.speed >= place.speed
+            for trial in (*self._trials.values(), *self._elsewhere)
+            if trial.kind.label == place.kind
+        )
+        return Seen({}, 0.0, 0.0, kept, 0, 0, 0)
 
 
 def plan(
@@ -334,15 +408,13 @@ def plan(
     last, tally, confirmed = search, search.tally, list[Trial]()
     found = search.cheapest() if gpus is None else search.fastest_two(gpus)
     screened = found or search.nearest()
-    if screened and gpus is None and len(search.window) < len(question.requests):
-        tokens = [sum(r.input_tokens for r in each) for each in (question.requests, search.window)]
-        slowest_s = max(search.slowest_s[each.kind.servers] for each in screened)
-        on_all(slowest_s * tokens[0] / tokens[1])
+    if screened and gpus is None and search.window < len(question.requests):
+        on_all(search.seconds_of_all(screened))
         last = search.of(screened, len(question.requests))
         found = last.cheapest()
     best, second, *_ = *found, None, None
     if best and last is not search:  # whose safer ones are of the same servers as the window's
-        first = search.of(found, len(search.window)).safer(best)
+        first = search.of(found, search.window).safer(best)
         last.prefer({first.kind.label} if first else ())
     safer = last.safer(best) if best and gpus is None else None
     if best and safer and safer.cost <= best.cost:
@@ -353,8 +425,8 @@ def plan(
         confirmed = last.trials
     left = tally.considered - sum(tally.pruned.values()) - len(search.trials)
     tally.prune("work or cost", max(0, left))
-    window = len(search.window)
-    return Answer(best, second, safer, nearest, search.trials, confirmed, tally, window, gpus)
+    trials, window = search.trials, search.window
+    return Answer(best, second, safer, nearest, trials, confirmed, tally, window, gpus)
 
 
 def front(trials: Sequence[Trial], label: str) -> list[Trial]:

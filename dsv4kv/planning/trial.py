@@ -1,20 +1,21 @@
 """One deployment, simulated until it is clear whether it keeps the limits."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from operator import add, gt
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from dsv4kv.choices import TRANSFERS
 from dsv4kv.config.fleet import GroupSection
-from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.errors import ConfigError
 from dsv4kv.fleet.outcome import Fates
 from dsv4kv.fleet.run import FindParts, Fleet, FleetOutcome
 from dsv4kv.planning.question import Question, Slo
 from dsv4kv.planning.servers import Bounds, Server
-from dsv4kv.replay.build import Parts, find_parts
+from dsv4kv.replay.build import find_parts
+from dsv4kv.replay.requests import Served
 from dsv4kv.traces.request import Request
 
 _LOOKS = 24
@@ -104,15 +105,12 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class Trial:
-    """A deployment, simulated.
+class Seen:
+    """What a simulation has found.
 
     Attributes:
-        kind: Its servers.
-        units: How many of them, or of their units.
-        speed: How much faster than it was recorded the trace was.
-        cost: GPUs, or money in an hour.
-        values_s: What it has of every limited time, in s by label; empty where it was given up.
+        values_s: What requests have of every limited time, in s by label; empty where it was
+            given up.
         rate: Requests a second that came.
         good: Share of requests that kept all limits asked.
         meets: Whether every limit is kept.
@@ -121,10 +119,6 @@ class Trial:
         served: Of these, those that were served.
     """
 
-    kind: Kind
-    units: int
-    speed: float
-    cost: float
     values_s: dict[str, float]
     rate: float
     good: float
@@ -133,24 +127,41 @@ class Trial:
     came: int
     served: int
 
-    @property
-    def gpus(self) -> int:
-        """GPUs of all replicas."""
-        return self.units * self.kind.gpus
-
     def tightest(self, slos: Sequence[Slo]) -> Slo:
         """The limit that it is nearest to."""
         return max(slos, key=lambda slo: self.values_s.get(slo.label, 0.0) / slo.limit_s)
-
-    def under(self, slos: Sequence[Slo]) -> "Trial":
-        """The same by tighter limits; ``good`` stays the share by those that were asked."""
-        kept = self.meets and all(self.values_s[slo.label] <= slo.limit_s for slo in slos)
-        return replace(self, meets=kept)
 
     def excess(self, slos: Sequence[Slo]) -> float:
         """How many times its limit the time is that breaks it most, or is nearest to it."""
         slo = self.tightest(slos)
         return self.values_s.get(slo.label, 0.0) / slo.limit_s
+
+    def under(self, slos: Sequence[Slo]) -> Self:
+        """The same by tighter limits; ``good`` stays the share by those that were asked."""
+        kept = self.meets and all(self.values_s[slo.label] <= slo.limit_s for slo in slos)
+        return replace(self, meets=kept)
+
+
+@dataclass(frozen=True)
+class Trial(Seen):
+    """A deployment, simulated.
+
+    Attributes:
+        kind: Its servers.
+        units: How many of them, or of their units.
+        speed: How much faster than it was recorded the trace was.
+        cost: GPUs, or money in an hour.
+    """
+
+    kind: Kind
+    units: int
+    speed: float
+    cost: float
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all replicas."""
+        return self.units * self.kind.gpus
 
     def near(self, slos: Sequence[Slo]) -> list[Slo]:
         """Limits that it keeps by less than the clock may be off."""
@@ -165,43 +176,46 @@ class _GaveUp(Exception):
     """So many requests broke a limit that it cannot be kept any more."""
 
 
-def broken_too_often(so_far: FleetOutcome, slos: Sequence[Slo], count: int) -> bool:
-    """Whether a limit is lost whatever becomes of the other requests."""
-    samples_ns, waiting = Fates.of(so_far).samples_ns, list(_find_waiting(so_far))
-    for slo in slos:
-        late = sum(each > slo.limit_s * 1e9 for each in samples_ns[slo.name])
-        late += sum(waits.get(slo.name, 0.0) > slo.limit_s for waits in waiting)
-        if late > (1 - slo.percent / 100) * (count - 1) + 1:
-            return True
-    return False
+class Watch:
+    """Counts requests that break limits; those that have ended are looked at once."""
+
+    def __init__(self, slos: Sequence[Slo], count: int) -> None:
+        """Of ``count`` requests."""
+        self._slos = slos
+        self._may = [(1 - slo.percent / 100) * (count - 1) + 1 for slo in slos]
+        self._late = [0] * len(slos)
+        self._ended: set[int] = set()
+
+    def lost(self, so_far: FleetOutcome) -> bool:
+        """Whether a limit is lost whatever becomes of the other requests."""
+        late = [0] * len(self._slos)
+        for pool in so_far.pools:
+            for replica in pool:
+                for served in replica.served:
+                    number = served.number
+                    if number in self._ended or so_far.answers[number] is not served:
+                        continue
+                    if served.finished_s is None:
+                        _count(late, self._slos, _waited_s(served, so_far, replica.now_s))
+                        continue
+                    times = replica.replay.outcome.times(served, so_far.prompts[number])
+                    last = pool is so_far.pools[-1]  # behind others it may be on its way there
+                    _count(self._late if last else late, self._slos, times)
+                    if last:
+                        self._ended.add(number)
+        return any(map(gt, map(add, late, self._late), self._may))
 
 
-def _find_waiting(so_far: FleetOutcome) -> Iterator[dict[str, float]]:
-    """How long each request that is not served yet has waited already, in s by name."""
-    for replica in so_far.replicas:
-        for served in replica.served:
-            if served.finished_s is None and so_far.answers[served.number] is served:
-                waited_s = replica.now_s - so_far.prompts[served.number].arrival_s
-                has_begun = served.first_token_s is not None
-                yield {"latency": waited_s} | ({} if has_begun else {"ttft": waited_s})
+def _count(late: list[int], slos: Sequence[Slo], times_s: Mapping[str, float]) -> None:
+    for place, slo in enumerate(slos):
+        late[place] += times_s.get(slo.name, 0.0) > slo.limit_s
 
 
-class KnownParts:
-    """Works out once what simulations of a server on the same requests have in common.
-
-    However many replicas there are, whatever their router, and however fast the requests come.
-    """
-
-    def __init__(self) -> None:
-        """Nothing is known yet."""
-        self._known: dict[tuple[str, int], Parts] = {}
-
-    def __call__(self, config: ReplayConfig, requests: Sequence[Request]) -> Parts:
-        """See ``FindParts``; of a trace and its window, which differ in length."""
-        key = config.model_dump_json(exclude={"fleet", "workload"}), len(requests)
-        if key not in self._known:
-            self._known[key] = find_parts(config, requests)
-        return self._known[key]
+def _waited_s(served: Served, so_far: FleetOutcome, now_s: float) -> dict[str, float]:
+    """How long a request that is not served yet has waited already, in s by name."""
+    waited_s = now_s - so_far.prompts[served.number].arrival_s
+    has_begun = served.first_token_s is not None
+    return {"latency": waited_s} | ({} if has_begun else {"ttft": waited_s})
 
 
 def simulate(
@@ -213,30 +227,30 @@ def simulate(
     find: FindParts = find_parts,
     *,
     give_up: bool = True,
-) -> Trial:
+) -> Seen:
     """Serve requests, until they are served or, if it may, it is clear that a limit is broken."""
-    base, slos = kind.server.config, question.slos
+    base, slos, count = kind.server.config, question.slos, len(requests)
     fleet = base.fleet.model_copy(update=kind.fleet(units))
     workload = base.workload.model_copy(update={"speed": speed})
     config = base.model_copy(update={"fleet": fleet, "workload": workload})
-    every = max(1, len(requests) // _LOOKS)
+    every = max(1, count // _LOOKS)
     early = {every // part for part in _EARLY}
+    watch = Watch(slos, count)
 
     def look(done: int) -> None:
         looks = give_up and (done % every == 0 or done in early)
-        if looks and broken_too_often(made.outcome(ended=False), slos, len(requests)):
+        if looks and watch.lost(made.outcome(ended=False)):
             raise _GaveUp
 
     made = Fleet(config, requests, look, find)
-    cost = units * kind.gpus * question.price(kind.server.gpu)
     span_s = (requests[-1].arrival_s - requests[0].arrival_s) / speed
-    rate = len(requests) / max(span_s, 1e-9)
+    rate = count / max(span_s, 1e-9)
     try:
         made.run()
     except _GaveUp:
-        so_far, count = made.outcome(ended=False), len(requests)
+        so_far = made.outcome(ended=False)
         came, served = len(so_far.answers), len(Fates.of(so_far).numbers)
-        return Trial(kind, units, speed, cost, {}, rate, 0.0, False, count, came, served)
+        return Seen({}, rate, 0.0, False, count, came, served)
     fates = Fates.of(made.outcome(ended=True))
     values = {
         slo.label: float(np.percentile(fates.samples_ns[slo.name] or [0], slo.percent)) / 1e9
@@ -248,8 +262,6 @@ def simulate(
         all(spans.get(name, 0.0) <= limit for name, limit in limits.items())
         for spans in fates.times.values()
     )
-    meets = len(fates.numbers) == len(requests)
-    meets = meets and all(values[slo.label] <= slo.limit_s for slo in slos)
-    share = good / len(requests)
-    count, served = len(requests), len(fates.numbers)
-    return Trial(kind, units, speed, cost, values, rate, share, meets, count, count, served)
+    served = len(fates.numbers)
+    meets = served == count and all(values[slo.label] <= slo.limit_s for slo in slos)
+    return Seen(values, rate, good / count, meets, count, count, served)

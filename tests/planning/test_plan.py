@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.errors import ConfigError
+from dsv4kv.planning.ahead import Place, Simulations
 from dsv4kv.planning.question import (
     Question,
     Slo,
@@ -20,9 +23,9 @@ from dsv4kv.planning.question import (
     poisson,
     unseen_tokens,
 )
-from dsv4kv.planning.search import Search, Tally, list_kinds, plan
+from dsv4kv.planning.search import WINDOW, Search, Tally, list_kinds, plan
 from dsv4kv.planning.servers import Bounds, launch_command, layouts_of, name_args, open_server
-from dsv4kv.planning.trial import Kind, Split, Trial, parse_splits, simulate
+from dsv4kv.planning.trial import Kind, Split, parse_splits, simulate
 from dsv4kv.replay.build import Parts, find_parts
 from dsv4kv.replay.costs import fill_tables
 from dsv4kv.sizing.inputs import read_inputs
@@ -31,6 +34,7 @@ from dsv4kv.sizing.layout import Layout
 from dsv4kv.sizing.scenario import resolve
 from dsv4kv.traces.request import Request
 from dsv4kv.view.plan import _together
+from dsv4kv.workers import Lost
 from tests.fitting.test_fit import run
 
 MODEL = "v4-flash"
@@ -56,6 +60,13 @@ def question(seed: int, *slos: str, **chosen: float) -> Question:
     return replace(made, **chosen)  # type: ignore[arg-type]
 
 
+def open_search(
+    asked: Question, kinds: Sequence[Kind], tally: Tally | None = None, window: int = WINDOW
+) -> Search:
+    """In this process."""
+    return Search(Simulations(asked, kinds), kinds, tally or Tally(), window=window)
+
+
 def kinds_of(
     asked: Question,
     engine: str = "sglang",
@@ -67,15 +78,16 @@ def kinds_of(
     return list_kinds(asked, SETTINGS, engine, gpus, routers, MODEL, tally or Tally(), splits)
 
 
-def brute_force(asked: Question, kinds: Sequence[Kind]) -> Trial | None:
-    """Every number of replicas of every kind, simulated."""
-    trials = [
-        simulate(asked, asked.requests, kind, replicas, asked.speed)
+def brute_force(asked: Question, kinds: Sequence[Kind]) -> float | None:
+    """The least cost, of every number of replicas of every kind, simulated."""
+    costs = (
+        replicas * kind.gpus * asked.price(kind.server.gpu)
         for kind in kinds
         for replicas in range(1, asked.most_gpus // kind.gpus + 1)
         if replicas > 1 or kind.router == "round_robin"
-    ]
-    return min((each for each in trials if each.meets), key=lambda t: t.cost, default=None)
+        if simulate(asked, asked.requests, kind, replicas, asked.speed).meets
+    )
+    return min(costs, default=None)
 
 
 SPLITS = (Split(1, 1), Split(2, 1))
@@ -97,11 +109,11 @@ def test_brute_force_finds_nothing_cheaper(
     ]
     best = brute_force(asked, everything_asked)
     kinds = kinds_of(asked, gpus=["b200"], splits=splits)
-    found = plan(Search(asked, kinds, Tally()), asked).best
+    found = plan(open_search(asked, kinds), asked).best
     assert best is not None
     assert found is not None
     assert found.meets
-    assert found.cost == best.cost
+    assert found.cost == best
 
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
@@ -187,7 +199,7 @@ def test_money_decides_where_prices_are_given() -> None:
     dear, cheap = {"h200": 1.0, "b200": 100.0}, {"h200": 100.0, "b200": 1.0}
     for prices, gpu in ((dear, "h200"), (cheap, "b200")):
         priced = replace(asked, prices=prices)
-        best = plan(Search(priced, kinds_of(priced), Tally()), priced).best
+        best = plan(open_search(priced, kinds_of(priced)), priced).best
         assert best is not None
         assert best.kind.server.gpu == gpu
         assert best.cost == best.gpus * 1.0
@@ -195,14 +207,14 @@ def test_money_decides_where_prices_are_given() -> None:
 
 def test_every_deployment_considered_is_ruled_out_or_simulated() -> None:
     asked, tally = question(1, "ttft_p90=900ms", "tpot_p50=30ms"), Tally()
-    answer = plan(Search(asked, kinds_of(asked, tally=tally, gpus=["b200"]), tally), asked)
+    answer = plan(open_search(asked, kinds_of(asked, tally=tally, gpus=["b200"]), tally), asked)
     assert sum(tally.pruned.values()) + len(answer.trials) == tally.considered
     assert tally.considered == 2 * sum(8 // each.gpus for each in layouts_of(MODEL))
 
 
 def test_an_answer_within_the_clocks_error_of_a_limit_is_near_and_a_safer_one_is_not() -> None:
     asked = question(1, "ttft_p90=3s")
-    answer = plan(Search(asked, kinds_of(asked, gpus=["b200"]), Tally()), asked)
+    answer = plan(open_search(asked, kinds_of(asked, gpus=["b200"])), asked)
     assert answer.best is not None
     (slo,) = asked.slos
     factor = answer.best.kind.server.times.held_out.ttft
@@ -227,7 +239,7 @@ def test_of_two_that_cost_as_much_the_one_that_is_not_near_is_the_answer() -> No
     limit = Slo("ttft", 90, max(times[slow], times[fast] * factor) + 1e-6)
     assert times[slow] * factor > limit.limit_s
     asked = replace(asked, slos=(limit,), speed=20.0, most_gpus=2)
-    answer = plan(Search(asked, kinds, Tally()), asked)
+    answer = plan(open_search(asked, kinds), asked)
     assert answer.best is not None
     assert answer.best.kind.servers == fast
     assert not answer.best.near(asked.slos)
@@ -239,13 +251,13 @@ def test_of_two_that_cost_as_much_the_one_that_is_not_near_is_the_answer() -> No
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_safer_answer_is_what_a_search_with_its_limits_finds(seed: int) -> None:
     asked = question(seed, "ttft_p90=3s", speed=2.0)
-    answer = plan(Search(asked, kinds_of(asked, gpus=["b200"]), Tally()), asked)
+    answer = plan(open_search(asked, kinds_of(asked, gpus=["b200"])), asked)
     assert answer.best is not None
     safer = answer.safer or answer.best
     assert not safer.near(asked.slos)
     limits = tuple(replace(s, limit_s=s.limit_s / answer.best.error(s)) for s in asked.slos)
     tight = replace(asked, slos=limits)
-    alone = Search(tight, kinds_of(tight, gpus=["b200"]), Tally()).cheapest()[0]
+    alone = open_search(tight, kinds_of(tight, gpus=["b200"])).cheapest()[0]
     assert (safer.kind.label, safer.units) == (alone.kind.label, alone.units)
 
 
@@ -253,13 +265,13 @@ def test_the_runner_up_is_the_cheapest_of_other_servers() -> None:
     asked = question(1, "ttft_p90=1500ms", "tpot_p50=30ms", speed=4.0)
     asked = replace(asked, requests=asked.requests[:16])
     kinds = kinds_of(asked, gpus=["b200"])
-    answer = plan(Search(asked, kinds, Tally()), asked)
+    answer = plan(open_search(asked, kinds), asked)
     assert answer.best is not None
     assert answer.second is not None
     others = [kind for kind in kinds if kind.servers != answer.best.kind.servers]
     best = brute_force(asked, others)
     assert best is not None
-    assert answer.second.cost == best.cost
+    assert answer.second.cost == best
     assert answer.second.kind.servers != answer.best.kind.servers
 
 
@@ -268,13 +280,13 @@ def test_the_whole_trace_says_how_many_are_enough_and_not_its_fullest_window() -
     calm = [replace(each, arrival_s=100.0 + 10 * n) for n, each in enumerate(small_trace(2, 90))]
     asked = Question([*burst, *calm], parse_slos(["ttft_p50=500ms"]), most_gpus=64)
     kinds = [kind for kind in kinds_of(asked, gpus=["b200"]) if kind.server.label == "b200 TP2"]
-    search = Search(asked, kinds, Tally(), window=30)
+    search = open_search(asked, kinds, window=30)
     answer = plan(search, asked)
     assert answer.best is not None
     assert answer.best.requests == len(asked.requests)
     whole = brute_force(replace(asked, most_gpus=8), kinds)
     assert whole is not None
-    assert answer.best.cost == whole.cost
+    assert answer.best.cost == whole
     assert answer.best.cost < search.cheapest()[0].cost
 
 
@@ -283,13 +295,13 @@ def test_what_nothing_keeps_on_the_fullest_window_is_asked_of_the_whole_trace() 
     calm = [replace(each, arrival_s=100.0 + 10 * n) for n, each in enumerate(small_trace(2, 90))]
     asked = Question([*burst, *calm], parse_slos(["ttft_p50=500ms"]), most_gpus=2)
     kinds = kinds_of(asked, gpus=["b200"])
-    search = Search(asked, kinds, Tally(), window=30)
+    search = open_search(asked, kinds, window=30)
     answer = plan(search, asked)
     assert not any(each.meets for each in search.trials)
     assert answer.best is not None
     assert answer.best.requests == len(asked.requests)
     impossible = replace(asked, slos=parse_slos(["ttft_p99=501ms"]))
-    answer = plan(Search(impossible, kinds, Tally(), window=30), impossible)
+    answer = plan(open_search(impossible, kinds, window=30), impossible)
     assert answer.best is None
     assert answer.nearest is not None
     assert answer.nearest.requests == len(asked.requests)
@@ -312,7 +324,7 @@ def test_with_think_times_a_queue_makes_requests_come_later_and_one_replica_may_
 def test_nearest_are_those_that_go_on_longest_before_a_limit_is_lost() -> None:
     asked = question(1, "ttft_p90=250ms", speed=2.0)
     kinds = kinds_of(replace(asked, slos=LOOSE), gpus=["b200"])
-    search = Search(asked, [kind for kind in kinds if kind.gpus == 2], Tally())
+    search = open_search(asked, [kind for kind in kinds if kind.gpus == 2])
     assert not search.cheapest()
     first, second = search.nearest()
     assert first.units == max(trial.units for trial in search.trials)
@@ -346,7 +358,7 @@ def test_servers_that_are_not_simulated_fill_no_tables() -> None:
 def test_the_highest_rate_of_some_gpus_keeps_the_limits_and_a_higher_one_does_not() -> None:
     asked = replace(question(1, "ttft_p90=700ms"), most_gpus=8)
     kinds = [kind for kind in kinds_of(asked) if kind.server.label == "b200 TP8"][:1]
-    best = plan(Search(asked, kinds, Tally()), asked, gpus=8).best
+    best = plan(open_search(asked, kinds), asked, gpus=8).best
     assert best is not None
     assert best.gpus == 8
     assert best.meets
@@ -357,7 +369,7 @@ def test_a_trace_too_short_to_say_what_rate_is_sustained_is_refused() -> None:
     asked = replace(question(1, "ttft_p90=20s"), most_gpus=8)
     kinds = [kind for kind in kinds_of(asked, gpus=["b200"]) if kind.server.label == "b200 TP8"]
     with pytest.raises(ConfigError, match="too few to say what rate it sustains"):
-        plan(Search(asked, kinds[:1], Tally()), asked, gpus=8)
+        plan(open_search(asked, kinds[:1]), asked, gpus=8)
 
 
 def test_prompt_tokens_seen_before_need_not_be_computed() -> None:
@@ -491,7 +503,7 @@ def test_args_are_tried_and_the_answer_is_launched_with_those_that_do() -> None:
     kinds = list_kinds(
         asked, SETTINGS, "sglang", ["h200"], ["round_robin"], MODEL, Tally(), args=alternatives
     )
-    best = plan(Search(asked, kinds, Tally()), asked).best
+    best = plan(open_search(asked, kinds), asked).best
     assert best is not None
     assert best.kind.servers.endswith("args 3")
     assert best.kind.server.command.endswith(HOST)
@@ -524,6 +536,41 @@ def test_kinds_are_named_together_and_with_routers_where_some_are_meant() -> Non
     assert _together(kinds) == "h200 TP4, TP8 args 2 behind a"
 
 
+@pytest.mark.parametrize("more", [[], ["--gpus", "4"]])
+def test_what_is_found_does_not_depend_on_how_many_processes_simulate(
+    more: list[str], tmp_path: Path
+) -> None:
+    """Commands of their own: beside other threads, as tests have, nothing is forked."""
+    asked = ["plan", "builtin:chat", "--slo", "ttft_p90=250ms", "--gpu", "b200", "--quiet", *more]
+    found = []
+    for jobs in ("1", "2", "3"):
+        to = tmp_path / jobs
+        command = [sys.executable, "-m", "dsv4kv", *asked, "--jobs", jobs, "--json", str(to)]
+        subprocess.run(command, check=True)
+        found.append(to.read_text())
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_simulation_whose_process_was_killed_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Killed:
+        free = 1
+
+        def begin(self, item: Place) -> None:
+            self.item = item
+
+        def end(self) -> list[tuple[Place, Lost]]:
+            return [(self.item, Lost("its process was killed"))]
+
+    asked = question(1, "ttft_p90=900ms")
+    kinds = kinds_of(asked, gpus=["b200"])
+    simulations = Simulations(asked, kinds)
+    monkeypatch.setattr(simulations, "_forks", Killed())
+    with pytest.raises(ConfigError, match=r"was lost: its process was killed: give fewer --jobs"):
+        Search(simulations, kinds, Tally()).cheapest()
+
+
 def test_nothing_found_is_said_and_exits_1() -> None:
     done = run(["plan", "builtin:chat", "--slo", "ttft_p90=1ms", "--gpu", "b200"])
     assert done.exit_code == 1
@@ -547,10 +594,11 @@ def test_simulations_of_a_server_work_out_once_what_they_have_in_common(
         found.append(config)
         return find_parts(config, requests)
 
-    monkeypatch.setattr("dsv4kv.planning.trial.find_parts", find)
-    search = Search(asked, kinds, Tally())
+    monkeypatch.setattr("dsv4kv.planning.ahead.find_parts", find)
+    simulations = Simulations(asked, kinds)
+    search = Search(simulations, kinds, Tally())
     plan(search, asked)
     alone = simulate(asked, asked.requests, kinds[0], 2, 4.0)
     assert len(search.trials) > 1
     assert len(found) == 1
-    assert simulate(asked, asked.requests, kinds[0], 2, 4.0, search.parts) == alone
+    assert simulate(asked, asked.requests, kinds[0], 2, 4.0, simulations.parts) == alone

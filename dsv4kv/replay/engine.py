@@ -8,7 +8,7 @@ import numpy as np
 from dsv4kv.config.bench import Speculative
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.engines.cache import EngineCache, Pool, draft_needs
-from dsv4kv.engines.rules import check_model, find_drafts, find_rule
+from dsv4kv.engines.rules import find_drafts, find_rule
 from dsv4kv.engines.sglang.cache import SglangCache
 from dsv4kv.engines.vllm.stepwise import SteppedVllmCache
 from dsv4kv.prefix.paths import NumberedPaths, PathTable, find_reuse, number_paths
@@ -239,7 +239,6 @@ def find_paths(
     rule = find_rule(config.prefix.rule)
     if rule.open is None or not config.prefix.reuse:
         return None
-    check_model(config.prefix.rule, memory.model)
     size = memory.block_tokens
     named = any(len(request.prefix_hashes) for request in requests)
     table = collect_paths(requests if named else name_apart(requests, size))

@@ -10,7 +10,7 @@ from dsv4kv.engines.cache import WINDOW_RATIO, v41_layout
 from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.defaults import RESERVE, SHARE
 from dsv4kv.engines.rule import Rule
-from dsv4kv.engines.rules import find_drafts, find_rule
+from dsv4kv.engines.rules import check_model, find_drafts, find_rule
 from dsv4kv.engines.vllm.sizing import V0_33
 from dsv4kv.errors import ConfigError, DoesNotFit
 from dsv4kv.model.config import DSV4Config
@@ -204,9 +204,11 @@ def plan_memory(config: ReplayConfig) -> MemoryPlan:
     """Divide the memory of a configuration.
 
     Raises:
-        ConfigError: The model has no blocks, or the memory does not hold the slots and a block.
+        ConfigError: The model has no blocks, or the memory does not hold the slots and a block;
+            ``prefix.rule`` is of another generation of models.
     """
     model, rule = load_model(config.model.preset), _read_rule(config.prefix)
+    check_model(config.prefix.rule, model)
     own_tokens = rule.block_tokens(arch_of(config.cost)) or DEFAULT_BLOCK_TOKENS
     block_tokens = config.cache.block_tokens or own_tokens
     schemas = _schemas(config, model, block_tokens)

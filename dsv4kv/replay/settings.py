@@ -10,7 +10,7 @@ from dsv4kv.engines.cache import ENGINE_BLOCK_TOKENS as PAGE_TOKENS
 from dsv4kv.engines.cache import Pool
 from dsv4kv.engines.logs.read import StartupLog
 from dsv4kv.engines.logs.setups import named_model
-from dsv4kv.engines.rules import check_model, find_drafts, find_rule
+from dsv4kv.engines.rules import find_drafts, find_rule
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.presets import load_model
@@ -184,7 +184,6 @@ def open_pool(
         settings.insert(0, "cache.memory_bytes=null")
     config = load_config(None, [*settings, *given, *_few_slots(known, asked)], ReplayConfig).config
     memory = plan_memory(config)
-    check_model(config.prefix.rule, memory.model)
     found = next((int(each.value) for each in known if each.key == _BLOCK_TOKENS), None)
     size = memory.block_tokens if found is None or _BLOCK_TOKENS in asked else found
     by_bytes = "cache.memory_bytes" in asked

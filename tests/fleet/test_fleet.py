@@ -12,7 +12,12 @@ from dsv4kv.choices import ROUTERS
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.errors import ConfigError
-from dsv4kv.fleet.outcome import ideal_saved_tokens
+from dsv4kv.fleet.outcome import (
+    held_blocks,
+    ideal_saved_tokens,
+    repeated_bytes,
+    shared_bytes,
+)
 from dsv4kv.fleet.replica import Known, News
 from dsv4kv.fleet.run import Fleet, FleetOutcome, run_fleet
 from dsv4kv.fleet.transfer import find_sent
@@ -319,3 +324,38 @@ def test_a_router_knows_which_blocks_are_in_use_as_their_users_come_and_go() -> 
         assert known.view(asked, served, 0.0).decode_blocks == len(in_use)
         known.give(asked, 0)
         given[number] = asked
+
+
+V41 = {"model__preset": "v4.1-flash", "model__layers": "[0, 1, 2, 3, 4]"}
+
+
+@settings(max_examples=10)
+@given(
+    seed=st.integers(0, 10**6),
+    router=st.sampled_from(sorted(ROUTERS)),
+    rule=st.sampled_from(["vllm-v41", "sglang-v41", "sglang-v41:encoder"]),
+    gpu=st.sampled_from(["h200", "b200"]),
+    blocks=st.sampled_from([150, 400]),
+)
+def test_a_fleet_by_v41s_rules_is_the_single_replay_or_several_of_them(
+    seed: int, router: str, rule: str, gpu: str, blocks: int
+) -> None:
+    requests = random_requests(seed, 12, 8, SHORT, block=256)
+    chosen = {**V41, "prefix__rule": rule, "cost__gpu": gpu, "cache__num_blocks": blocks}
+    alone = build_replay(small_config(**chosen), requests)
+    alone.scheduler.run()
+    (one,) = found(run_fleet(small_config(**chosen, fleet__replicas=1), requests))
+    assert one[0] == describe_replay(alone).model_dump()
+    assert one[2] == alone.outcome.samples_ns
+    # blocks of 64 tokens on Hopper, and in vLLM of 128 elsewhere
+    mixed = {"fleet__mixed": '["2 cost.gpu=b200"]', "fleet__replicas": 1, "fleet__router": router}
+    several = run_fleet(small_config(**chosen, **mixed), requests)
+    served = sum(len(each.replay.outcome.samples_ns["ttft"]) for each in several.replicas)
+    rejected = sum(each.replay.outcome.rejected.total() for each in several.replicas)
+    assert served + rejected == len(requests)
+    sizes = [each.parts.shared_tokens for each in several.replicas]
+    saved = saved_tokens(several)
+    assert saved <= ideal_saved_tokens(requests, min(sizes))
+    assert repeated_bytes(several) <= sum(
+        len(held_blocks(each)) * shared_bytes(each) for each in several.replicas
+    )

@@ -94,6 +94,18 @@ def test_checkpoints_inside_shared_blocks_are_refused() -> None:
         replay([request([1, 2], block=512)], prefix__strategy="periodic:768")
 
 
+@pytest.mark.parametrize(
+    ("rule", "model", "gpu"),
+    [("vllm-v41", "v4-flash", "h200"), ("vllm-v4:dense", "v4.1-flash", "h200")],
+)
+def test_a_rule_of_another_generation_is_refused_before_its_blocks_are_sized(
+    rule: str, model: str, gpu: str
+) -> None:
+    config = small_config(model__preset=model, prefix__rule=rule, cost__gpu=gpu)
+    with pytest.raises(ConfigError, match=f"the rule {rule} is not one of {model}: take ideal"):
+        plan_memory(config)
+
+
 def test_keys_are_the_ids_behind_whole_shared_blocks() -> None:
     ids = list(range(10, 20))
     made = request(ids, input_tokens=9 * 64 + 5, block=64)

@@ -76,6 +76,10 @@ class StepTimes(Protocol):
     def held_out(self) -> HeldOut:
         """How far times of points that were not looked at were off, by what was timed."""
 
+    @property
+    def extrapolated(self) -> list[str]:
+        """What was timed outside of what was measured, as phrases; the error is wider for it."""
+
     def constants(self) -> list[tuple[str, float, str]]:
         """The numbers that times depend on: name, value, unit."""
 
@@ -177,6 +181,11 @@ class ModelTimes:
     def layout(self) -> Layout:
         """How the model is spread over the GPUs."""
         return self._made.layout
+
+    @property
+    def extrapolated(self) -> list[str]:
+        """See ``StepTimes``: coefficients have no nodes to be outside of."""
+        return []
 
     def constants(self) -> list[tuple[str, float, str]]:
         """See ``StepTimes``."""

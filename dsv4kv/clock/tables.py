@@ -4,11 +4,11 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dsv4kv.choices import listed
 from dsv4kv.clock.coefficients import HeldOut
@@ -21,6 +21,8 @@ BEYOND = 1.5
 _PS = 1e12
 _MS = 1e-3
 Floats = NDArray[np.float64]
+Node = Annotated[int, Field(ge=0)]
+Time = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class StepTable(BaseModel):
@@ -28,13 +30,13 @@ class StepTable(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    batch_per_rank: tuple[int, ...]
+    batch_per_rank: tuple[Node, ...]
     """Requests that decode on a rank."""
-    decode_ms: dict[int, tuple[float, ...]]
+    decode_ms: dict[Node, tuple[Time, ...]]
     """Time of a step by the context of each, and by ``batch_per_rank``."""
-    prefill_tokens: tuple[int, ...]
+    prefill_tokens: tuple[Node, ...]
     """Prompt tokens of a rank."""
-    prefill_ms_by_prefix: dict[int, tuple[float, ...]]
+    prefill_ms_by_prefix: dict[Node, tuple[Time, ...]]
     """Time of a chunk by the tokens before it, and by ``prefill_tokens``."""
     draft_tokens: int = 0
     """Drafts of a step, whose passes are in its time."""
@@ -55,12 +57,28 @@ class StepTable(BaseModel):
 
 
 class _Grid:
-    """Seconds between nodes, linear in each direction; beyond the last, as in the last stretch."""
+    """Seconds between nodes, linear in each direction; beyond the last, as in the last stretch.
 
-    def __init__(self, columns: Sequence[int], rows: Mapping[int, Sequence[float]]) -> None:
+    Attributes:
+        reached: The place farthest outside that was asked for, by the name of the axis.
+    """
+
+    def __init__(
+        self,
+        columns: Sequence[int],
+        rows: Mapping[int, Sequence[float]],
+        names: tuple[str, str],
+        factor: float,
+    ) -> None:
+        """``names`` of columns and rows; what is within ``factor`` before the first is known."""
         self._columns = np.array(columns, dtype=float)
         self._rows = np.array(list(rows), dtype=float)
         self._seconds = np.array(list(rows.values())) * _MS
+        self._names, self.reached = names, dict[str, float]()
+        self._from = (
+            _known_from(self._columns, self._seconds.T, factor),
+            _known_from(self._rows, self._seconds, factor),
+        )
 
     def at(self, column: float, rows: Floats) -> Floats:
         """Seconds at one place of the columns and several of the rows."""
@@ -72,9 +90,33 @@ class _Grid:
         found: Floats = at_column[places, 0] * (1 - weight) + at_column[places + 1, 0] * weight
         return found
 
-    def holds(self, column: float, row: float) -> bool:
-        """Whether that is not beyond the last nodes."""
-        return bool(column <= self._columns[-1] and row <= self._rows[-1])
+    def look(self, column: float, rows: Floats) -> None:
+        """Note what is outside of one place of the columns and several of the rows, which grow."""
+        asked = ((column, column), (float(rows[0]), float(rows[-1])))
+        axes = zip(self._names, (self._columns, self._rows), self._from, asked, strict=True)
+        for name, nodes, known_from, (low, high) in axes:
+            if high > nodes[-1]:
+                self.reached[name] = max(self.reached.get(name, high), high)
+            elif low < known_from:
+                self.reached.setdefault(name, low)
+
+    @property
+    def outside(self) -> list[str]:
+        """What was asked for outside, as a phrase for each axis."""
+        nodes = dict(zip(self._names, (self._columns, self._rows), strict=True))
+        return [
+            f"{place:,.0f} {name} (it has {nodes[name][0]:,.0f} to {nodes[name][-1]:,.0f})"
+            for name, place in self.reached.items()
+        ]
+
+
+def _known_from(nodes: Floats, seconds: Floats, factor: float) -> float:
+    """From where on the first nodes are within ``factor`` of going on as in the first stretch."""
+    if len(nodes) == 1:
+        return 0.0
+    slopes = (seconds[1] - seconds[0]) / (nodes[1] - nodes[0])
+    room = seconds[0] * (1 - 1 / factor)
+    return float((nodes[0] - room[slopes > 0] / slopes[slopes > 0]).max(initial=0.0))
 
 
 def _between(nodes: Floats, places: Floats) -> tuple[Ints, Floats]:
@@ -106,10 +148,18 @@ class TableTimes:
         self, deployment: Deployment, table: StepTable, factors: Factors, source: str
     ) -> None:
         self._made, self._factors = deployment, factors
-        self._decode = _Grid(table.batch_per_rank, table.decode_ms)
-        self._prompt = _Grid(table.prefill_tokens, table.prefill_ms_by_prefix)
+        known = factors.held_out
+        decoding, prompts = (
+            ("requests of a rank", "tokens of context"),
+            (
+                "prompt tokens of a rank",
+                "tokens before a chunk",
+            ),
+        )
+        self._decode = _Grid(table.batch_per_rank, table.decode_ms, decoding, known.tpot)
+        self._prompt = _Grid(table.prefill_tokens, table.prefill_ms_by_prefix, prompts, known.ttft)
         self._pass_s = min(min(row) for row in table.decode_ms.values()) * _MS
-        self._beyond = table.draft_tokens != deployment.draft_passes
+        self._drafts = table.draft_tokens
         self.source = source
         self.client_s = factors.client_ms * _MS
         self.copy_bytes_per_s = deployment.bytes_per_s * deployment.layout.gpus
@@ -118,7 +168,14 @@ class TableTimes:
     def held_out(self) -> HeldOut:
         """See ``StepTimes``; more once a step was beyond the table."""
         known = self._factors.held_out
-        return known.widened(BEYOND) if self._beyond else known
+        return known.widened(BEYOND) if self.extrapolated else known
+
+    @property
+    def extrapolated(self) -> list[str]:
+        """See ``StepTimes``."""
+        drafts = self._made.draft_passes
+        other = [f"{drafts} drafts (it has {self._drafts})"] if drafts != self._drafts else []
+        return [*other, *self._decode.outside, *self._prompt.outside]
 
     def constants(self) -> list[tuple[str, float, str]]:
         """See ``StepTimes``."""
@@ -133,11 +190,11 @@ class TableTimes:
         seconds = np.zeros(len(counts))
         if steps.rows:
             rows, contexts = self._made.rows_per_rank(steps.rows), steps.contexts / steps.tokens
-            self._look(self._decode, rows, contexts)
+            self._decode.look(rows, contexts)
             seconds += self._factors.decode * self._decode.at(rows, contexts)
         if steps.prompt:
             prefixes = steps.prefixes / steps.fullest
-            self._look(self._prompt, steps.fullest, prefixes)
+            self._prompt.look(steps.fullest, prefixes)
             seconds += self._factors.prompt * self._prompt.at(steps.fullest, prefixes)
         if steps.rows and steps.prompt:
             seconds -= self._factors.decode * self._pass_s
@@ -151,9 +208,6 @@ class TableTimes:
     def seconds(self, counts: Counts) -> float:
         """See ``StepTimes``."""
         return counts[-1] / _PS
-
-    def _look(self, grid: _Grid, column: float, rows: Floats) -> None:
-        self._beyond = self._beyond or not grid.holds(column, float(rows[-1]))
 
 
 # ---- tables that are there ----------------------------------------------------------------------
@@ -198,6 +252,15 @@ def open_shipped(deployment: Deployment, model: str, gpu: str) -> TableTimes:
     return TableTimes(deployment, table, shipped_factors(), source)
 
 
+def _reason(error: Exception) -> str:
+    """What is wrong, of several things the first."""
+    if not isinstance(error, ValidationError):
+        return str(getattr(error, "strerror", None) or error)
+    first = error.errors()[0]
+    place = ".".join(map(str, first["loc"]))
+    return f"{place}: {first['msg']}" if place else first["msg"]
+
+
 def open_own(deployment: Deployment, path: Path) -> TableTimes:
     """A table of the user's; raises ``ConfigError``."""
     try:
@@ -205,8 +268,8 @@ def open_own(deployment: Deployment, path: Path) -> TableTimes:
         table = StepTable(**document)
     except (OSError, ValueError, TypeError, ValidationError) as error:
         raise ConfigError(
-            f"cost.table: {path} is no table of steps: {error}. It is a JSON object with "
-            "batch_per_rank, decode_ms by context, prefill_tokens, prefill_ms_by_prefix and "
+            f"cost.table: {path} is no table of steps ({_reason(error)}). It is a JSON object "
+            "with batch_per_rank, decode_ms by context, prefill_tokens, prefill_ms_by_prefix and "
             "draft_tokens."
         ) from error
     given = document.get("factors")

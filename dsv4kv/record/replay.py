@@ -273,6 +273,9 @@ class ReplayResult(Part):
     """The source of times: ``stated``, ``model``, ``table`` or ``aiconfigurator``."""
     constants: list[Constant]
     """Everything the times depend on."""
+    extrapolated: list[str] = Field(default_factory=list)
+    """What was timed outside of a table of steps, whose error is wider for it; empty in older
+    records."""
     pools: list[ReplayPool]
     """How the memory is divided; of a fleet a pool for every size of its units."""
     remainder_bytes: int

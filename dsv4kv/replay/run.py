@@ -61,6 +61,7 @@ def describe_replay(replay: Replay) -> ReplayResult:
     memory, outcome, scheduler = replay.memory, replay.outcome, replay.scheduler
     return ReplayResult(
         constants=list_constants(replay),
+        extrapolated=replay.times.extrapolated if replay.times else [],
         pools=_pools(replay),
         remainder_bytes=memory.remainder_bytes,
         padding_bytes=round(

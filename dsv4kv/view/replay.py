@@ -562,6 +562,9 @@ def judge_replay(case: Case) -> list[Finding]:
         Finding("warning", f"rejected requests: {count:,}, {reason}")
         for reason, count in case.replay.rejected.items()
     ]
+    if outside := case.replay.extrapolated:
+        beyond = "; ".join(outside)
+        found.append(Finding("warning", f"times are extrapolated from the table: {beyond}"))
     if left := case.totals.blocks_left:
         found.append(Finding("bad", f"blocks still held at the end: {left:,}; the cache leaks"))
     found += judge_data(case)

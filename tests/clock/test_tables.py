@@ -76,10 +76,45 @@ def test_beyond_its_nodes_a_table_goes_on_as_at_its_end_and_is_less_sure() -> No
     expected_ms = 40 + per_token_ms * 65_536
     assert decode_s(known, 4 * 64, 131_072) * 1e3 == pytest.approx(expected_ms)
     assert known.held_out == HELD_OUT.widened(BEYOND)
+    assert known.extrapolated == ["131,072 tokens of context (it has 1,024 to 65,536)"]
+    decode_s(known, 4 * 200, 4096)
+    prompt_s(known, 9000, 20_000)
+    assert known.extrapolated[1:] == [
+        "200 requests of a rank (it has 1 to 64)",
+        "9,000 prompt tokens of a rank (it has 256 to 4,096)",
+        "20,000 tokens before a chunk (it has 0 to 16,384)",
+    ]
+
+
+def test_before_its_nodes_a_table_is_less_sure_where_its_first_stretch_goes_down() -> None:
+    """At 2 rows a rank going on as from 32 to 64 would take 2 ms, not 20."""
+    steep = TABLE.model_copy(
+        update={"batch_per_rank": (32, 64), "decode_ms": {1024: (20, 40), 65_536: (24, 48)}}
+    )
+    known = times(table=steep)
+    assert decode_s(known, 4 * 24, 1024) == pytest.approx(20e-3)
+    assert decode_s(known, 4 * 32, 10) == pytest.approx(20e-3)  # context costs little here
+    prompt_s(known, 100)
+    assert known.held_out == HELD_OUT
+    decode_s(known, 4 * 2, 1024)
+    assert known.held_out == HELD_OUT.widened(BEYOND)
+    assert known.extrapolated == ["2 requests of a rank (it has 32 to 64)"]
+
+
+@given(st.integers(1, 256), st.integers(1, 131_072), st.integers(1, 8192), st.integers(0, 65_536))
+def test_a_shipped_table_is_as_sure_as_stated_within_its_last_nodes(
+    rows: int, context: int, tokens: int, prefix: int
+) -> None:
+    for gpu in ("b200", "b300"):
+        known = open_shipped(deploy(DP4), "v4-flash", gpu)
+        decode_s(known, rows, context)
+        prompt_s(known, tokens, prefix)
+        assert not known.extrapolated
 
 
 def test_a_table_of_other_drafts_is_less_sure() -> None:
     assert times(drafts=2).held_out == HELD_OUT.widened(BEYOND)
+    assert times(drafts=2).extrapolated == ["2 drafts (it has 0)"]
 
 
 def test_factors_stretch_decoding_and_prompts_apart() -> None:
@@ -111,6 +146,9 @@ def test_a_table_of_one_s_own_is_read(tmp_path: Path) -> None:
         ({"batch_per_rank": [1, 8]}, "rows of"),
         ({"prefill_tokens": [256, 4096, 1024]}, "do not grow"),
         ({"decode_ms": {}}, "decode_ms"),
+        ({"decode_ms": {1024: [5, 7, float("nan")]}}, r"decode_ms\.1024\.2: .* finite number"),
+        ({"prefill_ms_by_prefix": {0: [0, 30, 80]}}, r"by_prefix\.0\.0: .* greater than 0"),
+        ({"prefill_tokens": [-1, 1024, 4096]}, r"prefill_tokens\.0: .*"),
     ],
 )
 def test_a_table_that_is_no_grid_is_a_sentence(

@@ -14,7 +14,7 @@ from dsv4kv.config.replay import ReplayConfig, TiersSection
 from dsv4kv.errors import ConfigError
 from dsv4kv.fleet.replica import Known, News, Replica
 from dsv4kv.fleet.routers import Affinity, Router, open_router
-from dsv4kv.fleet.sessions import find_sessions, find_turns
+from dsv4kv.fleet.sessions import check_sessions, find_sessions, find_turns
 from dsv4kv.fleet.transfer import Link
 from dsv4kv.fleet.views import Asked
 from dsv4kv.replay.build import Parts, find_parts
@@ -216,6 +216,7 @@ class Fleet:
         """Build all replicas; raises as ``run_fleet`` does."""
         self._config, self._requests, self._on_progress = config, requests, on_progress
         self._find = find
+        check_sessions(requests, config.fleet)
         self._shared = SharedTiers(config.fleet.shared_tiers)
         self._draw = Random(config.measure.seed)
         self._pools = [

@@ -2,18 +2,45 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from dsv4kv.config.fleet import FleetSection
+from dsv4kv.errors import ConfigError
 from dsv4kv.traces.request import Request
 from dsv4kv.traces.runs import Sessions
 
 
 def find_sessions(requests: Sequence[Request]) -> list[int]:
-    """The conversation of every request: as the trace says, else by what prompts begin with."""
-    if any(request.session is not None for request in requests):
-        return [-1 if request.session is None else request.session for request in requests]
+    """The conversation of every request: as the trace says, else by what prompts begin with.
+
+    A request without a session, in a trace that has some, or without ids is one of its own.
+    """
+    named = [request.session for request in requests if request.session is not None]
+    if named:
+        others = count(max(named) + 1)
+        return [next(others) if each.session is None else each.session for each in requests]
     sessions = Sessions()
     return [sessions.place(request)[0] for request in requests]
+
+
+def check_sessions(requests: Sequence[Request], fleet: FleetSection) -> None:
+    """Refuse settings that keep sessions, where nothing says which requests belong together.
+
+    Raises:
+        ConfigError: No request of the trace has a session or ids, and a setting needs them.
+    """
+    if any(each.session is not None or len(each.prefix_hashes) for each in requests):
+        return
+    asked = {
+        "router_session_affinity_ttl_secs": fleet.router_session_affinity_ttl_secs > 0,
+        "sessions think": fleet.sessions == "think",
+    }
+    for setting in (name for name, is_asked in asked.items() if is_asked):
+        raise ConfigError(
+            f"fleet.{setting}: the trace has neither sessions nor block ids, so every request is "
+            "a session of its own and it would change nothing: leave it out, or take a trace "
+            "with conversations."
+        )
 
 
 @dataclass(frozen=True)

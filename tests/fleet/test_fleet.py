@@ -1,6 +1,7 @@
 """Several replicas in one virtual time."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -20,6 +21,7 @@ from dsv4kv.fleet.outcome import (
 )
 from dsv4kv.fleet.replica import Known, News
 from dsv4kv.fleet.run import Fleet, FleetOutcome, run_fleet
+from dsv4kv.fleet.sessions import find_sessions
 from dsv4kv.fleet.transfer import find_sent
 from dsv4kv.fleet.views import Asked, Ring
 from dsv4kv.replay.build import build_replay
@@ -324,6 +326,27 @@ def test_a_router_knows_which_blocks_are_in_use_as_their_users_come_and_go() -> 
         assert known.view(asked, served, 0.0).decode_blocks == len(in_use)
         known.give(asked, 0)
         given[number] = asked
+
+
+def test_requests_without_a_session_are_not_one_session() -> None:
+    draw = [request(at=0.1 * n, input_tokens=100) for n in range(6)]
+    some = [replace(each, session=n % 2) for n, each in enumerate(draw[:2])]
+    found = find_sessions([*some, *draw[2:]])
+    assert found[:2] == [0, 1]
+    assert len(set(found)) == 6
+    assert len(set(find_sessions(draw))) == 6
+
+
+@pytest.mark.parametrize(
+    "asked", [{"fleet__router_session_affinity_ttl_secs": 60}, {"fleet__sessions": "think"}]
+)
+def test_keeping_sessions_is_refused_where_a_trace_has_none(asked: dict[str, Any]) -> None:
+    bare = [request(at=0.1 * n, input_tokens=100) for n in range(4)]
+    config = small_config(fleet__replicas=2, **asked)
+    with pytest.raises(ConfigError, match="neither sessions nor block ids, so every request is"):
+        run_fleet(config, bare)
+    run_fleet(config, [*bare, request([1], at=1.0)])
+    run_fleet(small_config(fleet__replicas=2, fleet__router="consistent_hashing"), bare)
 
 
 V41 = {"model__preset": "v4.1-flash", "model__layers": "[0, 1, 2, 3, 4]"}

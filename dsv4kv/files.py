@@ -23,12 +23,17 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[BufferedWriter]:
     """Open a file that takes the place of ``path`` if the block succeeds.
 
     It has no name before that where the system can do so (Linux, most file systems): a process
-    that is killed leaves nothing. Elsewhere it is a neighbour of ``path``.
+    that is killed leaves nothing. Elsewhere it is a neighbour of ``path``. A device or a pipe
+    stays what it is and is written to, as /dev/null.
     ``mode``: permissions, from which the umask takes away.
 
     Raises:
         OSError: The folder cannot be written, or ``path`` is one.
     """
+    if _is_special(path):
+        with path.open("wb") as file:
+            yield file
+        return
     unfinished, unnamed = _neighbour(path), _open_unnamed(path.parent, mode)
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
     try:
@@ -105,20 +110,70 @@ def replacing_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
+def check_file(path: Path) -> None:
+    """Raise the ``OSError`` that ``replacing`` would, as far as is known; writes nothing."""
+    if _is_special(path):
+        _check_access(path, os.W_OK)
+    elif path.is_dir() or not path.name:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    else:
+        _check_place(path.parent)
+
+
+def check_folder(path: Path) -> None:
+    """Raise the ``OSError`` of files in a folder that may have to be made; writes nothing."""
+    while not os.path.lexists(path) and path.name:
+        path = path.parent
+    _check_place(path)
+
+
+def _check_place(folder: Path) -> None:
+    if not stat.S_ISDIR(folder.stat().st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+    _check_access(folder, os.W_OK | os.X_OK)
+
+
+def _check_access(path: Path, mode: int) -> None:
+    if not os.access(path, mode):
+        read_only = os.statvfs(path).f_flag & os.ST_RDONLY
+        code = errno.EROFS if read_only else errno.EACCES
+        raise OSError(code, os.strerror(code), str(path))
+
+
+def _is_special(path: Path) -> bool:
+    """Whether there is something that is neither a file nor a folder: a device, a pipe."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+@contextmanager
+def refused_by(
+    option: str, path: Path, instead: str = "name a file in a folder that exists"
+) -> Iterator[None]:
+    """Say that what an option named cannot be written, and what to do ``instead``.
+
+    Raises:
+        ConfigError: In place of an ``OSError``.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"{option} {path}: cannot be written ({error.strerror or error}): {instead}."
+        ) from None
+
+
 def write_named(path: Path, text: str, option: str) -> None:
     """Write a file that an option named.
 
     Raises:
         ConfigError: It cannot be written.
     """
-    try:
-        with replacing(path) as file:
-            file.write(text.encode())
-    except OSError as error:
-        raise ConfigError(
-            f"{option} {path}: cannot be written ({error.strerror or error}): name a file in a "
-            "folder that exists."
-        ) from None
+    with refused_by(option, path), replacing(path) as file:
+        file.write(text.encode())
 
 
 def temporary_place() -> Path:

@@ -10,6 +10,7 @@ from dsv4kv.choices import ENGINES, HOST_TIERS, SIZED_STATES, explained, familie
 from dsv4kv.cli.command import Command
 from dsv4kv.cli.complete import Offer, offer, offer_inputs
 from dsv4kv.cli.sweeps import Jobs
+from dsv4kv.cli.targets import to_file
 from dsv4kv.model.formats import Place, known_formats
 from dsv4kv.resources import shipped_names
 from dsv4kv.view.console import print_document, say
@@ -51,6 +52,10 @@ def _entry(place: Place, what: str) -> Any:
 
 def _output(metavar: str, text: str, complete: Complete | None = None) -> Any:
     return _option("Output", metavar, text, complete)
+
+
+def _file(text: str) -> Any:
+    return typer.Option(help=text, metavar="FILE", rich_help_panel="Output", callback=to_file)
 
 
 def _flag(text: str, *names: str) -> Any:
@@ -157,10 +162,8 @@ Axes = Annotated[
 ]
 Verbose = Annotated[bool, _flag("Print every pool, layout and option.", "--verbose", "-v")]
 AsJson = Annotated[bool, _flag("Print one JSON document instead.", "--json")]
-Csv = Annotated[Path | None, _output("FILE", "Write a sweep as CSV.")]
-ChartFile = Annotated[
-    Path | None, _output("FILE", "Draw a sweep: FILE.svg, or FILE.html with its table.")
-]
+Csv = Annotated[Path | None, _file("Write a sweep as CSV.")]
+ChartFile = Annotated[Path | None, _file("Draw a sweep: FILE.svg, or FILE.html with its table.")]
 Explain = Annotated[list[Path] | None, _output("LOG", _EXPLAIN)]
 
 

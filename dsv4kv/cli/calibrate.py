@@ -7,6 +7,7 @@ import typer
 
 from dsv4kv.cli.complete import offer, offer_settings
 from dsv4kv.cli.records import as_settings, write_json
+from dsv4kv.cli.targets import to_file
 from dsv4kv.resources import shipped_names, user_calibrations
 from dsv4kv.view.console import open_console, say
 
@@ -62,7 +63,12 @@ def calibrate(
     ] = None,
     json_: Annotated[
         str | None,
-        typer.Option("--json", metavar="FILE", help="Also write what was found; - prints it."),
+        typer.Option(
+            "--json",
+            metavar="FILE",
+            help="Also write what was found; - prints it.",
+            callback=to_file,
+        ),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print problems only.")] = False,
 ) -> None:

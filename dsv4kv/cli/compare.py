@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dsv4kv.cli.complete import offer, offer_settings
+from dsv4kv.cli.targets import to_folder, to_page
 from dsv4kv.errors import INTERRUPTED
 from dsv4kv.resources import shipped_names
 from dsv4kv.view.console import open_console, print_document, say
@@ -105,9 +106,13 @@ AsMarkdown = Annotated[
 ]
 Html = Annotated[
     Path | None,
-    typer.Option(metavar="PAGE.html", help="Also write a page to show: one file for a browser."),
+    typer.Option(
+        metavar="PAGE.html",
+        help="Also write a page to show: one file for a browser.",
+        callback=to_page,
+    ),
 ]
-Out = Annotated[Path, typer.Option(help="Folder of records and baselines.")]
+Out = Annotated[Path, typer.Option(help="Folder of records and baselines.", callback=to_folder)]
 
 
 _EXIT_CODES = {"SAME": 0, "FASTER": 0, "SLOWER": 1, "UNCLEAR": 3}

@@ -8,6 +8,7 @@ import typer
 from dsv4kv.choices import ROUTERS
 from dsv4kv.cli.complete import offer, offer_settings
 from dsv4kv.cli.records import as_settings, write_json
+from dsv4kv.cli.targets import to_file
 from dsv4kv.resources import shipped_names
 from dsv4kv.view.console import open_console, say
 
@@ -141,11 +142,20 @@ def plan(
     ] = None,
     html: Annotated[
         Path | None,
-        typer.Option(metavar="PAGE.html", help="Also write a page with a picture of the front."),
+        typer.Option(
+            metavar="PAGE.html",
+            help="Also write a page with a picture of the front.",
+            callback=to_file,
+        ),
     ] = None,
     json_: Annotated[
         str | None,
-        typer.Option("--json", metavar="FILE", help="Also write what was found; - prints it."),
+        typer.Option(
+            "--json",
+            metavar="FILE",
+            help="Also write what was found; - prints it.",
+            callback=to_file,
+        ),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print problems only.")] = False,
 ) -> None:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dsv4kv.cli.targets import to_file
 from dsv4kv.view.console import print_document, say
 
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ def probe(
         typer.Option(help="Of the random prompts. Left out: others every time."),
     ] = None,
     html: Annotated[
-        Path | None, typer.Option(metavar="PAGE.html", help="Also write a page to show.")
+        Path | None,
+        typer.Option(metavar="PAGE.html", help="Also write a page to show.", callback=to_file),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:

@@ -9,6 +9,7 @@ import typer
 from dsv4kv.choices import PROFILERS, listed
 from dsv4kv.cli.complete import offer, offer_settings
 from dsv4kv.cli.records import say_saved, write_json
+from dsv4kv.cli.targets import to_page
 from dsv4kv.resources import shipped_names
 from dsv4kv.view.console import open_console, say
 
@@ -147,7 +148,7 @@ def profile(
     ] = None,
     html: Annotated[
         Path | None,
-        typer.Option(metavar="PAGE.html", help="Also write a page to show."),
+        typer.Option(metavar="PAGE.html", help="Also write a page to show.", callback=to_page),
     ] = None,
     child: Annotated[Path | None, typer.Option(metavar="FILE", hidden=True)] = None,
 ) -> None:

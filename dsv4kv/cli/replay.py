@@ -19,6 +19,7 @@ from dsv4kv.cli.sweeps import (
     restate,
     sweeping,
 )
+from dsv4kv.cli.targets import to_file, to_folder
 from dsv4kv.resources import shipped_names
 from dsv4kv.view.console import open_console, say
 
@@ -193,12 +194,23 @@ def replay(
     job_folder: JobFolder = None,
     chart: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Draw memory, requests and times: .svg or .html."),
+        typer.Option(
+            metavar="FILE",
+            help="Draw memory, requests and times: .svg or .html.",
+            callback=to_file,
+        ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for the run record.")] = Path("results"),
+    out: Annotated[
+        Path, typer.Option(help="Folder for the run record.", callback=to_folder)
+    ] = Path("results"),
     json_: Annotated[
         str | None,
-        typer.Option("--json", metavar="FILE", help="Also write the record here; - prints it."),
+        typer.Option(
+            "--json",
+            metavar="FILE",
+            help="Also write the record here; - prints it.",
+            callback=to_file,
+        ),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print problems only.")] = False,
     schema: Annotated[bool, typer.Option("--schema", help="List every setting and end.")] = False,

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from dsv4kv.cli.targets import to_folder, to_page
 from dsv4kv.view.console import print_document, say
 
 EPILOG = """\
@@ -37,11 +38,19 @@ def report(
     ] = None,
     html: Annotated[
         Path | None,
-        typer.Option(metavar="PAGE.html", help="Write a page to show: one file for a browser."),
+        typer.Option(
+            metavar="PAGE.html",
+            help="Write a page to show: one file for a browser.",
+            callback=to_page,
+        ),
     ] = None,
     charts: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Write every chart there, as SVG and as PNG."),
+        typer.Option(
+            metavar="FOLDER",
+            help="Write every chart there, as SVG and as PNG.",
+            callback=to_folder,
+        ),
     ] = None,
     schema: Annotated[
         bool, typer.Option("--schema", help="Print the JSON schema of records.")

@@ -21,6 +21,7 @@ from dsv4kv.choices import (
     listed,
 )
 from dsv4kv.cli.complete import offer
+from dsv4kv.cli.targets import to_file
 from dsv4kv.engines.speculation import SPECULATIONS
 from dsv4kv.resources import shipped_names
 from dsv4kv.units import UNITS_PER_SECOND
@@ -134,8 +135,8 @@ def _ask(
     return typer.Option(help=text, metavar=metavar, autocompletion=complete)
 
 
-def _output(text: str) -> Any:
-    return typer.Option(help=text, metavar="FILE", rich_help_panel="Output")
+def _output(text: str, callback: Any = to_file) -> Any:
+    return typer.Option(help=text, metavar="FILE", rich_help_panel="Output", callback=callback)
 
 
 _STRATEGY = f"What is kept of windows and states: {listed(STRATEGIES)}, or none; commas between."
@@ -443,6 +444,7 @@ def convert(
     from dsv4kv.traces.collect import place_of
     from dsv4kv.traces.histories import check_histories_of
 
+    _check_out(out, to)
     stop = None if limit is None else skip + limit
     if is_recording(Path(source)):
         _convert_recording(Path(source), out, to, slice(skip, stop))
@@ -463,6 +465,23 @@ def convert(
         else:
             chosen = check(islice(requests, skip, stop), skip)
         _write(chosen, out, to, stores=stores)
+
+
+def _check_out(out: Path, to: str) -> None:
+    """Refuse a file, or the folder of a format that is one, before anything is read.
+
+    Raises:
+        TraceError: It cannot be written.
+    """
+    from dsv4kv.errors import TraceError
+    from dsv4kv.files import check_file, check_folder
+
+    if out.is_dir() and to != "weka":
+        raise TraceError(f"{out} is a folder: name the file to write.")
+    try:
+        (check_folder if to == "weka" else check_file)(out)
+    except OSError as error:
+        raise TraceError(f"{out}: cannot be written ({error.strerror or error}).") from None
 
 
 def _write(requests: "Iterable[Request]", out: Path, to: str, *, stores: bool) -> None:
@@ -597,7 +616,8 @@ def tokenize(
         Path | None,
         _output(
             "Secret of the ids, 16 to 64 bytes: the same one, the same ids; a recording's, its. "
-            "Left out: random, and not kept."
+            "Left out: random, and not kept.",
+            callback=None,
         ),
     ] = None,
     to: Annotated[
@@ -622,6 +642,7 @@ def tokenize(
     from dsv4kv.recording.datasets import DataOptions, read_dialogues
     from dsv4kv.traces.mooncake import BLOCK_TOKENS
 
+    _check_out(out, to)
     for option, value in (("--rate", rate), ("--gap", gap)):
         if not 0 < value < float("inf"):
             raise typer.BadParameter(f"{option} {value}: give a number above 0")

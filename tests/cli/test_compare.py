@@ -190,8 +190,7 @@ def test_a_page_that_cannot_be_written_is_told_and_leaves_nothing(
     result = run(before, same, "--html", "taken")
     assert result.exit_code == 2
     assert result.stderr == (
-        "error: taken cannot be written (Is a directory): name another place with "
-        "--html page.html.\n"
+        "error: --html taken: cannot be written (Is a directory): name another place.\n"
     )
     assert sorted(folder.rglob("*")) == files
 

@@ -1,0 +1,137 @@
+"""Files and folders to be written: refused before the work where they cannot be."""
+
+import json
+import os
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from typer.testing import CliRunner
+
+from dsv4kv.cli import app
+from dsv4kv.files import check_file, check_folder, write_named
+
+COMMANDS = {
+    "--json": ("replay gone.jsonl", "plan gone.jsonl --slo ttft_p50=1s", "calibrate gone.jsonl"),
+    "--chart": (
+        "replay gone.jsonl",
+        "trace mrc gone.jsonl",
+        "budget --gpu none --axis context=4K",
+    ),
+    "--csv": ("trace mrc gone.jsonl", "budget --gpu none --axis context=4K"),
+    "--html": ("plan gone.jsonl --slo ttft_p50=1s", "probe http://127.0.0.1:1"),
+}
+"""Commands whose work would fail, too, and at once: so the target is looked at first."""
+PAGES = ("compare gone.json gone.json", "report gone.json", "profile --from gone.json")
+FOLDERS = {
+    "--out": ("replay gone.jsonl", "compare gone.json gone.json"),
+    "--charts": ("report gone.json",),
+}
+
+
+def refused(command: str, option: str, target: str) -> str:
+    """What a command says that is refused, and has done nothing."""
+    before = sorted(Path().rglob("*"))
+    result = CliRunner().invoke(app, [*command.split(), option, target])
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert sorted(Path().rglob("*")) == before
+    return result.stderr
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    Path("file").touch()
+
+
+@pytest.mark.parametrize(
+    ("option", "command"), [(name, each) for name, all_ in COMMANDS.items() for each in all_]
+)
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        ("missing/a.html", "No such file or directory"),
+        ("folder", "Is a directory"),
+        ("file/a.html", "Not a directory"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(
+    option: str, command: str, target: str, reason: str
+) -> None:
+    said = refused(command, option, target)
+    expected = f"error: {option} {target}: cannot be written ({reason}): name a file in a folder"
+    assert said == f"{expected} that exists.\n"
+
+
+@pytest.mark.parametrize("command", PAGES)
+@pytest.mark.parametrize(("target", "reason"), [("folder", "Is a"), ("file/new/a.html", "Not a")])
+def test_a_page_that_cannot_be_written_is_refused_before_the_work(
+    command: str, target: str, reason: str
+) -> None:
+    said = refused(command, "--html", target)
+    assert said.startswith(f"error: --html {target}: cannot be written ({reason} directory): ")
+
+
+@pytest.mark.parametrize(
+    ("option", "command"), [(name, each) for name, all_ in FOLDERS.items() for each in all_]
+)
+@pytest.mark.parametrize("target", ["file", "file/new"])
+def test_a_folder_that_cannot_be_made_is_refused_before_the_work(
+    option: str, command: str, target: str
+) -> None:
+    said = refused(command, option, target)
+    expected = f"error: {option} {target}: cannot be written (Not a directory): name another"
+    assert said == f"{expected} folder.\n"
+
+
+@pytest.mark.parametrize("command", ["trace convert builtin:chat", "trace tokenize gone.json"])
+@pytest.mark.parametrize(
+    ("target", "sentence"),
+    [("missing/a.jsonl", "cannot be written (No such file"), ("folder", "is a folder: name the")],
+)
+def test_a_trace_that_cannot_be_written_is_refused_before_another_is_read(
+    command: str, target: str, sentence: str
+) -> None:
+    options = ["--sort"] if "convert" in command else ["--tokenizer", "gone"]
+    result = CliRunner().invoke(app, [*command.split(), target, *options])
+    assert (result.exit_code, result.stdout) == (4, "")
+    assert result.stderr.startswith(f"error: {target}")
+    assert sentence in result.stderr
+
+
+def test_a_read_only_place_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its permissions, which do not bind root, so they are asked for here."""
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != Path("folder"))
+    with pytest.raises(PermissionError):
+        check_file(Path("folder/a.json"))
+    with pytest.raises(PermissionError):
+        check_folder(Path("folder/new/deeper"))
+    check_file(Path("file"))
+    said = refused("replay gone.jsonl", "--out", "folder/new")
+    assert "cannot be written (Permission denied): name another folder." in said
+
+
+def test_results_that_nobody_named_are_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record has another place then, and a warning."""
+    Path("results").touch()
+    monkeypatch.setenv("TMPDIR", "folder")
+    monkeypatch.setattr("tempfile.tempdir", None)
+    result = CliRunner().invoke(app, ["replay", "builtin:chat", "-q", "--json", "-"])
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["status"] == "complete"
+    assert "the record is saved in" in result.stderr
+    assert len(list(Path("folder").glob("*.json"))) == 1
+
+
+def test_a_pipe_is_written_to_and_stays_a_pipe() -> None:
+    os.mkfifo("pipe")
+    found = []
+    reader = Thread(target=lambda: found.append(Path("pipe").read_text()))
+    reader.start()
+    check_file(Path("pipe"))
+    write_named(Path("pipe"), "{}\n", "--json")
+    reader.join(10)
+    assert found == ["{}\n"]
+    assert Path("pipe").is_fifo()

@@ -12,6 +12,10 @@ from pydantic import Field, model_validator
 from dsv4kv.choices import ROUTERS, TRANSFERS, explained
 from dsv4kv.config.bench import NonNegative, OneOf, Positive, Section
 
+MOST_REPLICAS = 4096
+"""Of a fleet. A router looks at each of them for every request: with so many, hours of trace take
+minutes, and with ten times as many, hours."""
+
 Share = Annotated[float, Field(ge=0, le=1)]
 AtLeastZero = Annotated[float, Field(ge=0)]
 AboveZero = Annotated[float, Field(gt=0)]
@@ -212,6 +216,15 @@ class FleetSection(Section):
         if self.is_split and (self.replicas or self.mixed):
             raise ValueError(
                 "replicas do both, prefill.replicas and decode.replicas one of it: give either"
+            )
+        mixed = (text.split()[:1] for text in self.mixed)
+        count = self.replicas + self.prefill.replicas + self.decode.replicas
+        count += sum(int(first) for (first,) in filter(None, mixed) if first.isdecimal())
+        if count > MOST_REPLICAS:
+            raise ValueError(
+                f"{count:,} replicas are more than a fleet may have, {MOST_REPLICAS:,}: every "
+                "request is routed by looking at all of them. Take a part of them and the trace "
+                "as much slower (workload.speed)"
             )
         return self
 

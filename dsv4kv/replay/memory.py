@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import ceil
 
 from dsv4kv.clock.weights import WeightModel
@@ -174,7 +175,7 @@ class MemoryPlan:
     max_context_tokens: int
     strategy: Strategy
 
-    @property
+    @cached_property
     def token_bytes(self) -> float:
         """Bytes that a token of context fills, padding left out."""
         return float(bytes_per_token(self.schemas))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dsv4kv.config.axes import expand_axes
-from dsv4kv.config.fleet import FleetSection, unused_setting
+from dsv4kv.config.fleet import MOST_REPLICAS, FleetSection, unused_setting
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.errors import ConfigError
@@ -266,3 +266,17 @@ def test_quotes_keep_a_value_with_blanks_together() -> None:
         list_pools(small_config(fleet__mixed="""['2 "server.command=--tp 4']"""))
     with pytest.raises(ConfigError, match="begin with how many replicas"):
         list_pools(small_config(fleet__mixed="[' ']"))
+
+
+@pytest.mark.parametrize(
+    "fleet",
+    [
+        {"replicas": 100_000},
+        {"replicas": 1, "mixed": ("4096 cost.gpus=4",)},
+        {"prefill": {"replicas": 4000}, "decode": {"replicas": 97}},
+    ],
+)
+def test_more_replicas_than_can_be_looked_at_are_refused(fleet: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"replicas are more than a fleet may have, 4,096"):
+        FleetSection(**fleet)
+    assert FleetSection(replicas=MOST_REPLICAS).exists

@@ -20,7 +20,7 @@ import secrets
 import shutil
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -209,20 +209,29 @@ class Job:
         trace: TracebackType | None,
     ) -> None:
         self._ended.set()
-        for claim in self._points(_CLAIMED):
-            if _owner_of(claim) == self._owner:
-                self._give_back(claim)
+        with suppress(OSError):  # whoever looks for work takes them back
+            for claim in self._points(_CLAIMED):
+                if _owner_of(claim) == self._owner:
+                    self._give_back(claim)
 
     def claims(self) -> Iterator[int]:
-        """Take points, each when it is asked for, until there is none to take."""
+        """Take points, each when it is asked for, until there is none to take.
+
+        Raises:
+            RecordError: The folder cannot be written.
+        """
         while (number := self._claim()) is not None:
             yield number
 
     def keep(self, number: int, case: Case) -> None:
-        """Write down what came of a point, so that no kill loses it."""
+        """Write down what came of a point, so that no kill loses it.
+
+        Raises:
+            RecordError: The folder cannot be written.
+        """
         document = {"case": case.model_dump(mode="json")}
         text = json.dumps(document | {DIGEST: digest(document)}, allow_nan=False)
-        with replacing(self._done(number)) as file:
+        with self._writing(), replacing(self._done(number)) as file:
             file.write(text.encode())
             file.flush()
             os.fsync(file.fileno())
@@ -253,18 +262,32 @@ class Job:
         missing = set(range(self.asked.count))
         for part in (_TODO, _CLAIMED, _DONE):  # as points go, so that none is missed on its way
             missing -= {int(path.name.partition(".")[0]) for path in self._points(part)}
-        try:
-            for number in missing:
-                with replacing(self.folder / _TODO / _name(number)) as file:
-                    file.write(f"{json.dumps(axes[number])}\n".encode())
-        except OSError as error:
-            raise RecordError(f"{self.folder} cannot be written ({error.strerror}).") from None
+        for number in missing:
+            with self._writing(), replacing(self.folder / _TODO / _name(number)) as file:
+                file.write(f"{json.dumps(axes[number])}\n".encode())
 
     def remove(self) -> None:
         """Remove the folder: its points are in a record."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Say that the folder cannot be written, and what is not lost."""
+        try:
+            yield
+        except OSError as error:
+            raise RecordError(
+                f"{self.folder} cannot be written ({error.strerror}). Of {self.asked.count:,} "
+                f"points {self.asked.count - self.left():,} are done and stay there: make room, "
+                "or let it be written, and go on with the same command, for a run of your own "
+                "with --resume."
+            ) from None
+
     def _claim(self) -> int | None:
+        with self._writing():
+            return self._claim_one()
+
+    def _claim_one(self) -> int | None:
         self._take_back()
         for path in self._points(_TODO):
             number = int(path.stem)

@@ -1,5 +1,6 @@
 """A sweep is in its folder: whoever is killed, what is done is done and the rest is left."""
 
+import errno
 import json
 import os
 import subprocess
@@ -7,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 import pytest
@@ -273,3 +274,98 @@ def _run_and_die(folder: Path, after: int) -> int:
     except BaseException:
         os._exit(1)
     os._exit(0)
+
+
+_STAY = r"job cannot be written \({}\)\. Of 4 points 2 are done and stay there: make room"
+
+
+def full(path: Path, mode: int = 0o666) -> NoReturn:
+    """In the place of ``replacing``, as on a disk that is full."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+
+def test_a_disk_that_fills_up_ends_a_sweep_with_a_sentence_and_what_is_done_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "job"
+
+    def fills_up(number: int) -> Case:
+        if number == 2:
+            monkeypatch.setattr(jobs, "replacing", full)
+        return work(number)
+
+    with pytest.raises(RecordError, match=_STAY.format("No space left on device")):
+        run(folder, fills_up)
+    assert files(folder) == {"todo": ["00002", "00003"], "claimed": [], "done": ["00000", "00001"]}
+    monkeypatch.undo()
+    assert run(folder) == CASES
+
+
+def test_a_folder_that_becomes_read_only_refuses_before_a_point_is_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, done = tmp_path / "job", list[int]()
+
+    def interrupted(number: int) -> Case:
+        if number == 2:
+            raise KeyboardInterrupt
+        return work(number)
+
+    def refuse(*_: object) -> NoReturn:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    def noted(number: int) -> Case:
+        done.append(number)
+        return work(number)
+
+    run(folder, interrupted)
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(RecordError, match=_STAY.format("Read-only file system")):
+        run(folder, noted)
+    assert done == []
+    monkeypatch.undo()
+    assert run(folder, noted) == CASES
+    assert done == [2, 3]
+
+
+def test_a_claim_that_cannot_be_given_back_does_not_hide_the_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(number: int) -> Case:
+        monkeypatch.setattr(Job, "_give_back", full)
+        raise ValueError(f"point {number}")
+
+    with pytest.raises(ValueError, match="point 0"):
+        run(tmp_path / "job", fails)
+
+
+_TWO_AT_ONCE = """
+import sys, time
+from pathlib import Path
+from tests.record.test_jobs import run, work
+
+def noted(number):
+    with open(sys.argv[2], "a") as log:
+        log.write(f"{number}\\n")
+    time.sleep(0.05)
+    return work(number)
+
+while not Path(sys.argv[3]).exists():
+    time.sleep(0.001)
+run(Path(sys.argv[1]), noted)
+"""
+
+
+def test_a_folder_that_two_begin_at_once_is_one_job(tmp_path: Path) -> None:
+    """Both make it, one wins, and no point is done twice."""
+    folder, go = tmp_path / "job", tmp_path / "go"
+    logs = [tmp_path / "a", tmp_path / "b"]
+    workers = [
+        subprocess.Popen([sys.executable, "-c", _TWO_AT_ONCE, str(folder), str(log), str(go)])
+        for log in logs
+    ]
+    go.touch()
+    assert [worker.wait(60) for worker in workers] == [0, 0]
+    done = [line for log in logs if log.exists() for line in log.read_text().split()]
+    assert sorted(done) == ["0", "1", "2", "3"]
+    assert run(folder) == CASES

@@ -4,6 +4,7 @@ It takes them back from requests that run. The toolkit's own rule, under which r
 with their blocks, is ``Pauses``.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, takewhile
@@ -12,6 +13,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from dsv4kv.engines.vllm.stepwise import SteppedVllmCache
+from dsv4kv.replay.clock import Span
 from dsv4kv.replay.contract import Ledger
 from dsv4kv.replay.decoders import Decoders
 from dsv4kv.replay.requests import Served, insert_by_age
@@ -108,9 +110,9 @@ class Pauses:
         """It has its blocks."""
         return True
 
-    def quiet(self, served: Served, position: int, steps: int) -> bool:
-        """It has its blocks."""
-        return True
+    def quiet(self, served: Served, chunk: Span, most: int) -> int:
+        """All: it has its blocks."""
+        return most
 
     def advance(self, steps: int, prompt: Chunks | None = None) -> None:
         """Take steps."""
@@ -206,8 +208,8 @@ class Preemption(Protocol):
     def goes_on(self, served: Served, position: int) -> bool:
         """Whether a prompt has blocks up to a position; else it was preempted."""
 
-    def quiet(self, served: Served, position: int, steps: int) -> bool:
-        """Whether chunks of a prompt up to there surely have theirs, one in each of some steps."""
+    def quiet(self, served: Served, chunk: Span, most: int) -> int:
+        """How many chunks like this one surely have theirs, of ``most``, one in every step."""
 
     def advance(self, steps: int, prompt: Chunks | None = None) -> None:
         """Let all that decode take steps, and the blocks for them; with chunks of a prompt."""
@@ -357,9 +359,9 @@ class EnginePreemption:
         """It has its blocks."""
         return True
 
-    def quiet(self, served: Served, position: int, steps: int) -> bool:
-        """It has its blocks."""
-        return True
+    def quiet(self, served: Served, chunk: Span, most: int) -> int:
+        """All: it has its blocks."""
+        return most
 
     def advance(self, steps: int, prompt: Chunks | None = None) -> None:
         """Take steps."""
@@ -409,11 +411,16 @@ class SteppedPreemption(EnginePreemption):
                 return False
         return True
 
-    def quiet(self, served: Served, position: int, steps: int) -> bool:
-        """Whether chunks of a prompt up to there surely have theirs, one in each of some steps."""
-        decoders = self._batch.decoders
-        lacking = decoders.most_lacking(steps)
-        return self._cache.roomy(served.number, position, decoders.numbers, lacking)
+    def quiet(self, served: Served, chunk: Span, most: int) -> int:
+        """How many chunks like this one surely have theirs, of ``most``, one in every step."""
+        decoders, (before, after) = self._batch.decoders, chunk
+        size, numbers = after - before, decoders.numbers
+
+        def short(steps: int) -> bool:
+            end, lacking = before + steps * size, decoders.most_lacking(steps)
+            return not self._cache.roomy(served.number, end, size, numbers, lacking)
+
+        return max(1, bisect_left(range(1, most + 1), True, key=short)) if short(most) else most
 
     def advance(self, steps: int, prompt: Chunks | None = None) -> None:
         """Take steps, the blocks of the first of which were given."""

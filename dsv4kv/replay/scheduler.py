@@ -465,8 +465,7 @@ class Scheduler:
         most = min(most, self._longest_stretch or most)
         if decoding:
             most = self.decoders.quiet_steps(most, self.prompts.spare)
-        end = before + most * (after - before)
-        return most if most == 1 or self._preemption.quiet(served, end, most) else 1
+        return most if most == 1 else self._preemption.quiet(served, (before, after), most)
 
     def _compute(self, served: Served, position: int, earlier: Sequence[int] = ()) -> None:
         """A prompt chunk that ends at a position; others before it ended ``earlier``."""

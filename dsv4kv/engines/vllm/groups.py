@@ -655,8 +655,9 @@ class GroupPool:
         queue = self.queue
         if not ends:
             return
-        if self.blocks_between(running.position, ends[-1]) > queue.uncached + queue.idle:
-            for end in ends:  # what goes out of windows may be needed at once
+        longest = max(end - begin for begin, end in pairwise((running.position, *ends)))
+        if self.most_new(running.position, ends[-1], longest) > queue.uncached + queue.idle:
+            for end in ends:  # what a request has from its hit may go out of windows, too
                 self.slide(running)
                 queue.take(self.blocks_between(running.position, end))
                 self.cache(running, end)
@@ -802,6 +803,17 @@ class GroupPool:
     def blocks_between(self, begin: int, end: int) -> int:
         """Blocks of all groups that tokens ``begin`` to ``end`` need."""
         return sum([-(-end // size) - -(-begin // size) for size in self._sizes])
+
+    def most_new(self, begin: int, end: int, chunk_tokens: int) -> int:
+        """Blocks that chunks from ``begin`` to ``end`` hold at most beyond those held before.
+
+        Of windows and states those of a chunk and of what it sees.
+        """
+        blocks = -(-end // self.size) - -(-begin // self.size)
+        for seen, size in self._windows:
+            whole = -(-end // size) - -(-begin // size)
+            blocks += min(whole, -(-(seen + chunk_tokens) // size) + 1)
+        return blocks
 
     def _cache_parts(self, running: Running, end: int) -> None:
         """Cache windows and states of the tokens up to ``end`` where they stay so."""

@@ -131,18 +131,21 @@ class SteppedVllmCache(VllmCache):
             pool.slide(running)
         return max(0, needed - self.available)
 
-    def roomy(self, request: int, position: int, decoding: Ints, lacking: int) -> bool:
+    def roomy(
+        self, request: int, position: int, chunk_tokens: int, decoding: Ints, lacking: int
+    ) -> bool:
         """Whether none are lacking for chunks up to there, however windows come and go.
 
         Args:
             request: The prompt.
             position: Where the last chunk ends.
+            chunk_tokens: Of each chunk.
             decoding: Those that decode meanwhile.
             lacking: Blocks of context that they need.
         """
+        begin = self._running[request].position
         others = lacking + self._most_swing(decoding)
-        own = self._pool.blocks_between(self._running[request].position, position)
-        return own + others <= self.available
+        return self._pool.most_new(begin, position, chunk_tokens) + others <= self.available
 
     def decode(self, request: int) -> None:
         """The prompt is computed and more tokens follow: in the next step, in its turn."""

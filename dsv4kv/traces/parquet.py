@@ -100,7 +100,8 @@ def read_rows(path: Path, options: ReadOptions) -> Iterator[Rows]:
     arrow, parquet = _import(path)
     size, block_tokens, done = path.stat().st_size, 0, 0
     try:
-        file = parquet.ParquetFile(path, page_checksum_verification=True)
+        # buffered ahead, every row group that was read would stay in memory
+        file = parquet.ParquetFile(path, page_checksum_verification=True, pre_buffer=False)
         reader = _Reader(file.schema_arrow.names, options, path)
         total = file.metadata.num_rows
         for group in file.iter_batches(_BATCH_ROWS, columns=reader.columns):

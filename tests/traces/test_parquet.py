@@ -7,6 +7,7 @@ from random import Random
 from tempfile import mkdtemp
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from typer.testing import CliRunner
@@ -209,3 +210,21 @@ def test_without_pyarrow_a_sentence_says_what_to_install(
     ):
         with pytest.raises(ConfigError, match=r"pip install 'dsv4kv\[parquet\]'"):
             call()
+
+
+def test_what_was_read_of_a_file_is_not_held(arrow: Any, tmp_path: Path) -> None:
+    """However many row groups there are, as much of pyarrow's memory is used as for a few."""
+    import pyarrow.parquet as pq
+
+    path, held = tmp_path / "trace.parquet", list[int]()
+    for groups in (20, 80):
+        rows = 5000 * groups
+        lengths = np.random.default_rng(0).integers(1, 10**9, rows)
+        columns = dict.fromkeys(("input_tokens", "output_tokens"), lengths)
+        table = arrow.table({"arrival_s": np.arange(float(rows)), **columns})
+        pq.write_table(table, path, row_group_size=5000)
+        del table
+        before = arrow.total_allocated_bytes()
+        held.append(max(arrow.total_allocated_bytes() - before for _ in read_batches(path)))
+    assert held[1] < 1.2 * held[0]
+    assert 4 * held[1] < path.stat().st_size

@@ -227,7 +227,7 @@ def describe_fleet(outcome: FleetOutcome, fates: Fates) -> ReplayFleet:
     """Every replica, and what they would have been as one."""
     fleet = outcome.config.fleet
     replicas = [
-        _describe_replica(replica, decodes=place >= len(outcome.pools[0]))
+        _describe_replica(outcome, replica, decodes=place >= len(outcome.pools[0]))
         for place, replica in enumerate(outcome.replicas)
     ]
     memories = [replica.replay.memory for replica in outcome.pools[0]]
@@ -256,8 +256,9 @@ def _limits_ns(slo: SloSection) -> dict[str, float]:
     return {name: limit_s * _NS for name, limit_s in slo.limits_s.items()}
 
 
-def _describe_replica(replica: Replica, *, decodes: bool) -> FleetReplica:
-    scheduler, outcome, link = replica.replay.scheduler, replica.replay.outcome, replica.link
+def _describe_replica(outcome: FleetOutcome, replica: Replica, *, decodes: bool) -> FleetReplica:
+    scheduler, link = replica.replay.scheduler, replica.link
+    answers = [each for each in replica.served if outcome.answers[each.number] is each]
     tally, clock = scheduler.prompts.tally, scheduler.clock
     is_split = replica.config.fleet.is_split
     queued = replica.replay.outcome.samples_ns["queueing"]
@@ -269,8 +270,8 @@ def _describe_replica(replica: Replica, *, decodes: bool) -> FleetReplica:
         prompt_tokens=tally.prompt_tokens,
         saved_tokens=0 if decodes else tally.saved_tokens,
         computed_tokens=scheduler.computed_tokens,
-        output_tokens=outcome.output_tokens,
-        peak_requests=outcome.peak_requests,
+        output_tokens=sum(each.output_tokens for each in answers if each.finished_s is not None),
+        peak_requests=replica.replay.outcome.peak_requests,
         busy_ns=round((clock.now_s - clock.idle_s) * _NS),
         queued_ns=sum(queued),
         held_bytes=len(held_blocks(replica)) * shared_bytes(replica),

@@ -25,7 +25,7 @@ class FleetReplica(Part):
     computed_tokens: int
     """Prompt tokens that it computed, again after a preemption included."""
     output_tokens: int
-    """Tokens that it generated."""
+    """Tokens of answers that it gave; what a prefill replica samples after a prompt is none."""
     peak_requests: int
     """Most requests that held a slot at once."""
     busy_ns: int

@@ -103,8 +103,10 @@ def test_a_split_fleet_is_recorded_with_what_it_sent() -> None:
     prefill, *decode = fleet.replicas
     assert prefill.sent_bytes > 0
     assert all(not each.sent_bytes and not each.saved_tokens for each in decode)
-    assert fleet.decode_router == "dynamo-decode"
     assert case.totals is not None
+    assert prefill.output_tokens == 0
+    assert sum(each.output_tokens for each in decode) == case.totals.output_tokens
+    assert fleet.decode_router == "dynamo-decode"
     assert case.totals.requests == 48
 
 

@@ -74,6 +74,32 @@ def _group(name: str, section: GroupSection, config: ReplayConfig) -> Group:
     return Group(name, section.replicas, config, section.settings)
 
 
+def _check_shared(replicas: Sequence[Replica], names: Sequence[str]) -> None:
+    """Refuse a tier that replicas have in common and see differently.
+
+    Raises:
+        ConfigError: They keep different objects, which none finds of another, or size it apart.
+    """
+    kinds = {
+        name: {
+            (
+                each.config.prefix.rule,
+                each.parts.shared_tokens,
+                each.config.tiers.layout,
+                getattr(each.config.tiers, name).model_dump_json(),
+            )
+            for each in replicas
+        }
+        for name in names
+    }
+    for name in (name for name, found in kinds.items() if len(found) > 1):
+        raise ConfigError(
+            f"fleet.shared_tiers has {name}, and replicas differ in prefix.rule, in the tokens of "
+            f"a block or in tiers.{name}: they would keep objects that no other finds. Set these "
+            "alike, or share no tier."
+        )
+
+
 def _words(text: str) -> list[str]:
     """As a shell has them, so that quotes keep a value with blanks together; one at least."""
     try:
@@ -223,6 +249,7 @@ class Fleet:
             self._open(groups, name, decodes=stage > 0)
             for stage, (groups, name) in enumerate(list_pools(config))
         ]
+        _check_shared(self._pools[0].replicas, config.fleet.shared_tiers)
         self._replicas = [(pool, n) for pool in self._pools for n in range(len(pool.replicas))]
         self._first = [0, len(self._pools[0].replicas)]  # of a pool, among all
         self._sessions = find_sessions(requests)

@@ -382,3 +382,21 @@ def test_a_fleet_by_v41s_rules_is_the_single_replay_or_several_of_them(
     assert repeated_bytes(several) <= sum(
         len(held_blocks(each)) * shared_bytes(each) for each in several.replicas
     )
+
+
+@pytest.mark.parametrize(
+    "differs",
+    ["cache.block_tokens=256", "prefix.rule=vllm-v4:semantic", "tiers.remote.capacity_bytes=2GiB"],
+)
+def test_a_tier_that_all_share_is_the_same_for_all(differs: str) -> None:
+    """By another rule, or in blocks of another size, ids name something else."""
+    chosen = {
+        "tiers__remote__capacity_bytes": "1GiB",
+        "fleet__shared_tiers": "[remote]",
+        "fleet__replicas": 1,
+        "cache__num_blocks": 400,
+    }
+    requests = random_requests(1, 8, 6)
+    with pytest.raises(ConfigError, match=r"shared_tiers has remote, and replicas differ"):
+        run_fleet(small_config(**chosen, fleet__mixed=f'["1 {differs}"]'), requests)
+    run_fleet(small_config(**chosen, fleet__mixed='["1 cost.gpu=b200 cost.gpus=4"]'), requests)

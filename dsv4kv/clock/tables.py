@@ -131,11 +131,11 @@ class Factors(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    decode: float = 1.0
+    decode: Time = 1.0
     """A decode step takes so many times as long."""
-    prompt: float = 1.0
+    prompt: Time = 1.0
     """A prompt chunk does."""
-    client_ms: float
+    client_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     """From sending a request to its being scheduled, and back, in ms."""
     held_out: HeldOut
     """The error on points left out."""
@@ -266,12 +266,12 @@ def open_own(deployment: Deployment, path: Path) -> TableTimes:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         table = StepTable(**document)
+        given = document.get("factors")
+        factors = Factors(**given) if given else shipped_factors()
     except (OSError, ValueError, TypeError, ValidationError) as error:
         raise ConfigError(
             f"cost.table: {path} is no table of steps ({_reason(error)}). It is a JSON object "
             "with batch_per_rank, decode_ms by context, prefill_tokens, prefill_ms_by_prefix and "
             "draft_tokens."
         ) from error
-    given = document.get("factors")
-    factors = Factors(**given) if given else shipped_factors()
     return TableTimes(deployment, table, factors, f"as measured: {path}")

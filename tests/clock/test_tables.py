@@ -148,6 +148,10 @@ def test_a_table_of_one_s_own_is_read(tmp_path: Path) -> None:
         ({"decode_ms": {}}, "decode_ms"),
         ({"decode_ms": {1024: [5, 7, float("nan")]}}, r"decode_ms\.1024\.2: .* finite number"),
         ({"prefill_ms_by_prefix": {0: [0, 30, 80]}}, r"by_prefix\.0\.0: .* greater than 0"),
+        ({"factors": {"client_ms": 0}}, "held_out: Field required"),
+        ({"factors": {"client_ms": -1, "held_out": HELD_OUT.model_dump()}}, "client_ms: .*"),
+        ({"factors": {"decode": 0, "client_ms": 0}}, "decode: .* greater than 0"),
+        ({"factors": [1.5]}, "must be a mapping"),
         ({"prefill_tokens": [-1, 1024, 4096]}, r"prefill_tokens\.0: .*"),
     ],
 )

@@ -9,8 +9,8 @@ from dsv4kv.engines.formats import Site, stored_formats
 from dsv4kv.engines.prefix import prefix_rule
 from dsv4kv.engines.registry import find_engine
 from dsv4kv.engines.speculation import SPECULATIONS, Speculation
-from dsv4kv.engines.vllm.groups import UNBOUNDED_TOKENS, TailGroup, cut_groups
 from dsv4kv.engines.vllm.sizing import Layout, VllmEngine
+from dsv4kv.engines.vllm.tables import UNBOUNDED_TOKENS, TailGroup, cut_groups
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.schema import choose_formats

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dsv4kv.engines.vllm.groups import TailGroup
+from dsv4kv.engines.vllm.tables import TailGroup
 from tests.prefix.traces import BLOCK, Text, visible_blocks
 
 

@@ -11,7 +11,9 @@ from dsv4kv.engines.cache import Hit, Pool
 from dsv4kv.engines.sglang.cache import PageTree, SglangCache, number_pages
 from dsv4kv.engines.sglang.windows import SglangWindowCache, WindowTree
 from dsv4kv.engines.vllm.cache import VllmCache
-from dsv4kv.engines.vllm.groups import BlockQueue, GroupPool, TailGroup, number_ways
+from dsv4kv.engines.vllm.groups import GroupPool
+from dsv4kv.engines.vllm.queue import BlockQueue
+from dsv4kv.engines.vllm.tables import TailGroup, number_ways
 from dsv4kv.errors import OutOfBlocks
 from dsv4kv.model.presets import load_model
 from tests.prefix.traces import Text, to_table

@@ -13,7 +13,7 @@ from dsv4kv.engines.cache import Pool, uncached_groups
 from dsv4kv.engines.rules import RULES, run_rule
 from dsv4kv.engines.sglang.cache import replay_sglang
 from dsv4kv.engines.vllm.cache import replay_vllm, replay_vllm_groups
-from dsv4kv.engines.vllm.groups import TailGroup
+from dsv4kv.engines.vllm.tables import TailGroup
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.presets import load_model

@@ -12,7 +12,8 @@ from dsv4kv.engines.sglang.cache import Pages, PageTree, SglangCache
 from dsv4kv.engines.sglang.windows import SglangWindowCache, WindowTree
 from dsv4kv.engines.speculation import SPECULATIONS
 from dsv4kv.engines.vllm.cache import VllmCache
-from dsv4kv.engines.vllm.groups import GroupPool, Way
+from dsv4kv.engines.vllm.groups import GroupPool
+from dsv4kv.engines.vllm.tables import Way
 from dsv4kv.model.presets import load_model
 from dsv4kv.prefix.paths import Ints
 from dsv4kv.probe.questioner import Answer, Prompt, Refused, Unreachable

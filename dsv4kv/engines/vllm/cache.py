@@ -25,15 +25,8 @@ import numpy as np
 
 from dsv4kv.engines.cache import Generating, Hit
 from dsv4kv.engines.speculation import SPECULATIONS, Speculation
-from dsv4kv.engines.vllm.groups import (
-    GroupHits,
-    GroupPool,
-    Kept,
-    Running,
-    TailGroup,
-    Way,
-    number_ways,
-)
+from dsv4kv.engines.vllm.groups import GroupHits, GroupPool, Kept, Running
+from dsv4kv.engines.vllm.tables import TailGroup, Way, number_ways
 from dsv4kv.errors import ConfigError
 from dsv4kv.prefix.paths import Ints, PathTable, Shape
 

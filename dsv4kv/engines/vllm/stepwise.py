@@ -18,7 +18,8 @@ import numpy as np
 
 from dsv4kv.engines.cache import Pool
 from dsv4kv.engines.vllm.cache import VllmCache
-from dsv4kv.engines.vllm.groups import GroupPool, Running, TailGroup, number_ways
+from dsv4kv.engines.vllm.groups import GroupPool, Running
+from dsv4kv.engines.vllm.tables import TailGroup, number_ways
 from dsv4kv.prefix.paths import Ints
 
 _NEVER, _FRESH = 1 << 60, -1

@@ -1,0 +1,195 @@
+"""What a model keeps beside its context: tables of windows and states, in parts that are cached.
+
+Prompts are numbers of blocks to them. Source: vLLM 0.33, ``single_type_kv_cache_manager.py``.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from dsv4kv.engines.speculation import Speculation
+from dsv4kv.prefix.paths import Ints, NumberedPaths, PathTable, find_reuse, number_paths
+
+UNBOUNDED_TOKENS = 1 << 40
+"""Of the one block of a ring: more than a request has."""
+
+
+class Way(NamedTuple):
+    """A prompt as numbers of its whole blocks.
+
+    Attributes:
+        context: int64: as the context's table knows them.
+        followed: int64: as ``context``, but blocks with other tokens after them have other
+            numbers, where a part of a table asks for it; else the same.
+    """
+
+    context: Ints
+    followed: Ints
+
+
+@dataclass(frozen=True)
+class Part:
+    """Blocks in a row that are cached, found and evicted together, one after the other.
+
+    Attributes:
+        blocks: How many.
+        end_tokens: Where the last one ends, from the end of a block of context.
+        followed: By which numbers of ``Way`` it is known.
+        drafts: Whether a draft's layer may be among them.
+    """
+
+    blocks: int
+    end_tokens: int = 0
+    followed: bool = False
+    drafts: bool = False
+
+    def numbers(self, way: Way) -> Ints:
+        """Its numbers in a prompt."""
+        return way.followed if self.followed else way.context
+
+
+@dataclass(frozen=True)
+class TailGroup:
+    """A table of window or state blocks.
+
+    Attributes:
+        block_tokens: Tokens of one of its blocks.
+        needed: Blocks in a row that a hit needs at its end.
+        cut: These, in parts, and what a draft needs beyond; empty for one part.
+        cached: Whether others can find them; else a request that hits computes the needed ones
+            again, in blocks of its own.
+        seen_tokens: Tokens before the next one that it sees: what is before them is given back.
+            None for all tokens of the needed blocks.
+    """
+
+    block_tokens: int
+    needed: int
+    cut: tuple[Part, ...] = ()
+    cached: bool = True
+    seen_tokens: int | None = None
+
+    @property
+    def ring(self) -> bool:
+        """Whether it is one block of a request, however many tokens this has."""
+        return self.block_tokens >= UNBOUNDED_TOKENS
+
+    @property
+    def seen(self) -> int:
+        """Tokens before the next one that it sees."""
+        return self.tail_tokens if self.seen_tokens is None else self.seen_tokens
+
+    def start(self, position: int) -> int:
+        """Tokens before the blocks that are held behind so many computed ones.
+
+        Source: vLLM 0.33, ``single_type_kv_cache_manager.py``: ``remove_skipped_blocks``.
+        """
+        return max(0, position - self.seen) // self.block_tokens * self.block_tokens
+
+    @property
+    def tail_tokens(self) -> int:
+        """Tokens that the needed blocks cover."""
+        return self.needed * self.block_tokens
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What is cached together, in order."""
+        return (self.cut or (Part(self.needed),)) if self.cached else ()
+
+
+def cut_groups(
+    groups: tuple[TailGroup, ...], speculation: Speculation, drafting: frozenset[int]
+) -> tuple[TailGroup, ...]:
+    """Groups as an engine that drafts asks for them.
+
+    Where keys cover tokens behind a block, the last block of a tail is one that prompts which part
+    there do not share, and those before it are shared. A group with a draft's layer, of whose hit
+    the last block is given up, needs one block more, behind the hit.
+
+    Args:
+        groups: Without drafts.
+        speculation: How it drafts.
+        drafting: Places of the groups that may have a draft's layer.
+    """
+
+    def cut(number: int, group: TailGroup) -> tuple[Part, ...]:
+        if speculation.key_tokens and group.needed > 1:
+            before = Part(group.needed - 1, -group.block_tokens, followed=True)
+            return before, Part(1)
+        if speculation.drops and number in drafting:
+            ends = range((1 - group.needed) * group.block_tokens, 1, group.block_tokens)
+            tail = (Part(1, end, drafts=True) for end in ends)
+            return *tail, Part(1, group.block_tokens, followed=True, drafts=True)
+        return ()
+
+    return tuple(replace(group, cut=cut(number, group)) for number, group in enumerate(groups))
+
+
+def number_ways(
+    table: PathTable,
+    size: int,
+    groups: tuple[TailGroup, ...],
+    key_tokens: int,
+    known: NumberedPaths | None = None,
+) -> tuple[list[Way], int]:
+    """All prompts of a trace as numbers of blocks, and how many numbers there are.
+
+    Args:
+        table: The trace.
+        size: Tokens of a block of context.
+        groups: Tables that ask for parts.
+        key_tokens: Tokens after a block of context that its key covers.
+        known: The numbers of context, if they are known already.
+    """
+    context = known or _number(table, size, key_tokens)
+    ends = [max(0, part.end_tokens) for group in groups for part in group.parts if part.followed]
+    followed = _number(table, size, max(ends)) if ends else context
+    ways = [Way(*pair) for pair in zip(context.paths, followed.paths, strict=True)]
+    return ways, max(context.count, followed.count)
+
+
+def _number(table: PathTable, size: int, key_tokens: int) -> NumberedPaths:
+    return number_paths(find_reuse(table, size, whole_blocks=True, key_tokens=key_tokens))
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Parts of all tables that are cached behind the same blocks of a prompt.
+
+    Attributes:
+        behind: Tokens behind such a block that must be there, too.
+        drafts: Whether a draft's layer may be among them.
+        marking: Whether a hit looks at one of them to say where windows ever were.
+        parts: Group and part of each.
+        first: int64[parts, 1]: the key of block 0 in each one's row.
+        sizes: int64[parts]: blocks of each.
+    """
+
+    behind: int
+    drafts: bool
+    marking: bool
+    parts: tuple[tuple[int, Part], ...]
+    first: Ints
+    sizes: Ints
+
+
+def cut_alike(
+    parts: Sequence[tuple[int, Part]], keys: int, marking: Part | None
+) -> tuple[Cut, ...]:
+    """Parts by group, put together where they are cached together; a row has so many keys."""
+    alike: dict[tuple[int, bool, bool], list[tuple[int, int, Part]]] = {}
+    for row, (number, part) in enumerate(parts, start=1):
+        kind = max(0, part.end_tokens), part.followed, part.drafts
+        alike.setdefault(kind, []).append((row, number, part))
+    return tuple(
+        Cut(
+            behind,
+            drafts,
+            marking=any(part is marking for _, _, part in rows),
+            parts=tuple((number, part) for _, number, part in rows),
+            first=np.array([[row * keys] for row, _, _ in rows]),
+            sizes=np.array([part.blocks for _, _, part in rows]),
+        )
+        for (behind, _, drafts), rows in alike.items()
+    )

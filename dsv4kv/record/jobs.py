@@ -256,12 +256,17 @@ class Job:
     def put_back(self, axes: Sequence[dict[str, Any]]) -> None:
         """Free points that are nowhere any more, as where a file that was damaged was removed.
 
+        Empty folders are made again: not every copy of a folder has them.
+
         Raises:
             RecordError: The folder cannot be written.
         """
         missing = set(range(self.asked.count))
         for part in (_TODO, _CLAIMED, _DONE):  # as points go, so that none is missed on its way
             missing -= {int(path.name.partition(".")[0]) for path in self._points(part)}
+        with self._writing():
+            for part in (_TODO, _CLAIMED, _DONE):
+                (self.folder / part).mkdir(exist_ok=True)
         for number in missing:
             with self._writing(), replacing(self.folder / _TODO / _name(number)) as file:
                 file.write(f"{json.dumps(axes[number])}\n".encode())

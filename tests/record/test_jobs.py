@@ -276,6 +276,15 @@ def _run_and_die(folder: Path, after: int) -> int:
     os._exit(0)
 
 
+def test_empty_folders_that_a_copy_left_out_are_made_again(tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    run(folder)
+    for part in ("todo", "claimed"):
+        (folder / part).rmdir()
+    (folder / "done" / "00001.json").unlink()
+    assert run(folder) == CASES
+
+
 _STAY = r"job cannot be written \({}\)\. Of 4 points 2 are done and stay there: make room"
 
 

@@ -1,11 +1,14 @@
 """A fleet in the record."""
 
+import json
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from dsv4kv.config.axes import expand_axes
+from dsv4kv.config.axes import Point, expand_axes
 from dsv4kv.config.fleet import MOST_REPLICAS, FleetSection, unused_setting
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
@@ -17,15 +20,15 @@ from dsv4kv.record.replay import ReplayResult, ReplaySeries
 from dsv4kv.record.schema import Case, RunRecord
 from dsv4kv.replay.build import read_requests
 from dsv4kv.replay.run import Invocation, run_replay
-from tests.replay.scenes import SMALL, request, small_config
+from tests.replay.scenes import SMALL, random_requests, request, small_config
 
 SETTINGS = SMALL | {"workload.trace": "builtin:chat", "workload.speed": 40}
 
 
 def run(axes: list[str] | None = None, **chosen: Any) -> RunRecord:
     """The record of the small trace."""
-    settings = SETTINGS | {name.replace("__", "."): value for name, value in chosen.items()}
-    overrides = [f"{name}={value}" for name, value in settings.items()]
+    chosen_settings = SETTINGS | {name.replace("__", "."): value for name, value in chosen.items()}
+    overrides = [f"{name}={value}" for name, value in chosen_settings.items()]
     loaded = load_config(None, overrides, ReplayConfig)
     points = expand_axes(loaded, overrides, axes or [], ReplayConfig)
     invocation = Invocation(["dsv4kv"], loaded, points, overrides, axes or [], serve=serve_point)
@@ -234,12 +237,12 @@ def test_replicas_that_differ_have_pools_of_their_own_sizes() -> None:
 
 def test_what_replicas_with_other_blocks_hold_twice_is_counted_by_the_trace() -> None:
     """Two replicas of 128 and of 256 tokens a block, each given both of two equal prompts."""
-    settings = small_config(
+    config = small_config(
         fleet__replicas=1, fleet__mixed='["1 cache.block_tokens=256"]', cache__num_blocks=64
     )
     same = [request(range(1, 6), at=float(at)) for at in range(4)]
     alone = [request(range(100, 104), at=4.0), request(range(200, 204), at=5.0)]
-    outcome = run_fleet(settings, [*same, *alone])
+    outcome = run_fleet(config, [*same, *alone])
     _, second = outcome.replicas
     assert [len(each.served) for each in outcome.replicas] == [3, 3]
     # five blocks of 128 tokens are two whole ones of 256; what comes once is held once
@@ -248,20 +251,20 @@ def test_what_replicas_with_other_blocks_hold_twice_is_counted_by_the_trace() ->
 
 def test_names_of_blocks_by_different_rules_are_never_compared() -> None:
     """An engine numbers blocks from 0 on, as a trace's ids may, too."""
-    settings = small_config(
+    config = small_config(
         fleet__replicas=1,
         fleet__mixed='["1 prefix.rule=vllm cache.block_tokens=128"]',
         cache__num_blocks=640,
     )
     apart = [request(range(4 * n, 4 * n + 4), at=float(n)) for n in range(6)]
-    assert repeated_bytes(run_fleet(settings, apart)) == 0
+    assert repeated_bytes(run_fleet(config, apart)) == 0
 
 
 def test_quotes_keep_a_value_with_blanks_together() -> None:
-    settings = small_config(
+    config = small_config(
         fleet__mixed="""['2 "server.command=--tp 4 --mem-fraction-static 0.88" cost.gpus=4']"""
     )
-    ((group,), _), *rest = list_pools(settings)
+    ((group,), _), *rest = list_pools(config)
     assert not rest
     assert group.config.server.command == "--tp 4 --mem-fraction-static 0.88"
     with pytest.raises(ConfigError, match="close its quotes"):
@@ -282,3 +285,48 @@ def test_more_replicas_than_can_be_looked_at_are_refused(fleet: dict[str, Any]) 
     with pytest.raises(ValueError, match=r"replicas are more than a fleet may have, 4,096"):
         FleetSection(**fleet)
     assert FleetSection(replicas=MOST_REPLICAS).exists
+
+
+KINDS = (
+    "cost.gpu=b200 cost.gpus=4",
+    "cost.gpus=4 cost.tp=1 cost.dp=4",
+    "cache.block_tokens=256",
+    "prefix.rule=vllm-v4:semantic cache.num_blocks=500",
+    "prefix.rule=sglang-v4:tail cache.num_blocks=500",
+    "cache.num_blocks=6",
+    "scheduler.max_requests=2",
+)
+
+
+@settings(max_examples=10)
+@given(
+    seed=st.integers(0, 10**6),
+    kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=4),
+    router=st.sampled_from(["round_robin", "dynamo", "cache_aware", "llm-d:precise"]),
+)
+def test_whatever_is_mixed_adds_up(seed: int, kinds: list[str], router: str) -> None:
+    config = small_config(
+        fleet__replicas=1,
+        fleet__mixed=json.dumps([f"{1 + n % 2} {kind}" for n, kind in enumerate(kinds)]),
+        fleet__router=router,
+        cost__source="model",
+    )
+    requests = random_requests(seed, 30, 10)
+    case = serve_point(Point({}, config), requests, None, lambda done: None)
+    found, totals, fleet = result(case), case.totals, result(case).fleet
+    assert case.status == "complete"
+    assert totals is not None
+    assert fleet is not None
+    replicas = fleet.replicas
+    assert sum(each.requests for each in replicas) == totals.requests + totals.rejected == 30
+    assert sum(each.output_tokens for each in replicas) == totals.output_tokens
+    assert sum(each.prompt_tokens for each in replicas) == fleet.prompt_tokens
+    computed = sum(each.computed_tokens for each in replicas)
+    assert computed == found.reuse.computed_tokens
+    assert computed - found.reuse.again_tokens + fleet.saved_tokens == fleet.prompt_tokens
+    assert fleet.saved_tokens <= fleet.ideal_saved_tokens
+    assert fleet.repeated_bytes <= fleet.held_bytes
+    assert fleet.gpus == sum(each.gpus for each in replicas)
+    units = sum(pool.units or 0 for pool in found.pools if pool.name == "blocks")
+    assert units == sum(500 if "=500" in e.settings else 6 if e.settings == KINDS[5] else 64
+                        for e in replicas)  # fmt: skip

@@ -34,6 +34,9 @@ dsv4kv plan builtin:chat --slo ttft_p99=1s --args '' --args '--chunked-prefill-s
 _JOBS = 4
 """Processes where nothing is said, and there are cores for them: guesses reach a few steps."""
 
+_MOST = 4096
+"""GPUs: a fleet has as many replicas."""
+
 _SHORT_S = 0.1
 """Seconds before there is a bar."""
 
@@ -88,12 +91,14 @@ def plan(
         ),
     ] = None,
     gpus: Annotated[
-        int | None, typer.Option(min=1, help="Instead: the highest rate of so many GPUs.")
+        int | None,
+        typer.Option(min=1, max=_MOST, help="Instead: the highest rate of so many GPUs."),
     ] = None,
     most_gpus: Annotated[
         int | None,
         typer.Option(
             min=1,
+            max=_MOST,
             show_default=False,
             help="GPUs that a deployment may have at most, 256 if left out.",
         ),

@@ -5,11 +5,13 @@ worth having, so most kinds are ruled out by one simulation or none. More replic
 no worse.
 """
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
+from operator import attrgetter
 from time import monotonic
 from types import MappingProxyType
 
@@ -28,8 +30,13 @@ _FEWER = 4
 """How many times fewer units are tried first than another window needs."""
 _SOON = 4
 """How many times the units tried first may be, before it is asked whether the most do at all."""
-_NEARER = 1.03
-"""The highest rate is found to 3 %."""
+_NEARER, _NEAR = 1.03, 1.1
+"""The highest rate is found to 3 % on a window, to a tenth on a long trace: times are right within
+more."""
+_SLOWEST = 1e-3
+"""The least of a rate that is worth having: a trace takes a thousand times as long."""
+_FASTER, _LITTLE_FASTER = 2.0, 1.25
+"""How much faster is tried next; and where another window says about how fast it goes."""
 
 
 @dataclass
@@ -156,6 +163,8 @@ class Search:
         self.window = min(window, len(self._question.requests))
         self.slowest_s: dict[str, float] = {}
         self._begin: dict[str, int] = {}
+        self._speeds: dict[str, float] = {}
+        self._nearer: float = looser._nearer if looser else _NEARER
         self._preferred: Collection[str] = ()
         self._trials: dict[tuple[object, ...], Trial] = {}
         self._looser = looser._trials if looser else {}
@@ -174,7 +183,8 @@ class Search:
         made = Search(self._simulations, kinds, Tally(), self._on_trial, window)
         made.prefer({each.kind.label for each in found})
         made._begin = {each.kind.servers: each.units // _FEWER for each in found}
-        made._elsewhere = self.trials
+        made._speeds = {each.kind.servers: each.speed for each in found if each.meets}
+        made._nearer, made._elsewhere = _NEAR, self.trials
         return made
 
     def prefer(self, labels: Collection[str]) -> None:
@@ -275,26 +285,36 @@ class Search:
 
     def _fastest(self, gpus: int, leave: Callable[[Kind], bool]) -> Trial | None:
         best: Trial | None = None
-        for kind in self._kinds:
+        for kind in sorted(self._kinds, key=lambda k: k.label not in self._preferred):
             if gpus % kind.gpus:
                 reason = f"{counted(gpus, 'GPU')} are no multiple of {kind.gpus}"
                 self.tally.reasons.setdefault(kind.label, reason)
             if leave(kind) or gpus % kind.gpus:
                 continue
-            units = gpus // kind.gpus
-            speed = best.speed * _NEARER if best else self._question.speed
-            while best is None and not self._can(kind, units, speed) and speed > 1e-3:
-                speed /= 2
-            low, high = 0.0, float("inf")
-            while high / max(low, 1e-9) > _NEARER:
-                if self._can(kind, units, speed):
-                    best, low = self._try(kind, units, speed), speed
-                else:
-                    high = speed
-                    if not low:
-                        break
-                speed = 2 * low if high == float("inf") else (low * high) ** 0.5
+            best = self._faster(kind, gpus // kind.gpus, best) or best
         return best
+
+    def _faster(self, kind: Kind, units: int, best: Trial | None) -> Trial | None:
+        """The highest rate of a deployment, if it is higher than the best's.
+
+        Where the first does not do, half of it is tried twice, then whether any does at all.
+        """
+        begin = self._speeds.get(kind.servers, self._question.speed)
+        further = _LITTLE_FASTER if kind.servers in self._speeds else _FASTER
+        speed = best.speed * self._nearer if best else begin
+        found, high = None, math.inf
+        while found is None or high > self._nearer * found.speed:
+            if self._can(kind, units, speed):
+                found = self._try(kind, units, speed)
+            elif not found and (best or speed <= _SLOWEST):
+                return None
+            else:
+                high = speed
+            if found:
+                speed = further * found.speed if high == math.inf else (found.speed * high) ** 0.5
+            else:
+                speed = high / 2 if high > begin / 4 else _SLOWEST
+        return found
 
     def fastest_two(self, gpus: int) -> list[Trial]:
         """The fastest, then the fastest of other servers, if any."""
@@ -314,10 +334,11 @@ class Search:
             )
         return kind.fewest(speed) <= units and self._try(kind, units, speed).meets
 
-    def safer(self, best: Trial) -> Trial | None:
+    def safer(self, best: Trial, gpus: int | None = None) -> Trial | None:
         """The cheapest that keeps limits by more than the clock's error, if the best does not.
 
-        It is searched for with limits that are lower by that much.
+        It is searched for with limits that are lower by that much. Of ``gpus`` it is what the
+        best's servers do at the highest rate.
         """
         asked = self._question
         if not best.near(asked.slos):
@@ -330,7 +351,12 @@ class Search:
             self._simulations, kinds, Tally(), self._on_trial, self.window, self, tight
         )
         search.prefer(self._preferred)
-        found = search.cheapest(1)
+        if gpus is None:
+            found = search.cheapest(1)
+        else:
+            search._speeds = {best.kind.servers: best.speed}
+            fastest = search.fastest(gpus, lambda kind: kind.servers != best.kind.servers)
+            found = [fastest] if fastest else []
         for trial in found:
             self._trials.setdefault(trial.kind.place(trial.units, trial.speed), trial)
         return found[0] if found else None
@@ -401,23 +427,25 @@ def plan(
 ) -> Answer:
     """Answer a question: the highest rate of ``gpus``, or the cheapest deployment.
 
-    What is cheapest on the window, and its runner-up, are searched for again on the whole trace;
-    so is what comes nearest where nothing does. ``on_all`` hears about how many seconds one
+    What is best on the window, and its runner-up, are searched for again on the whole trace; so is
+    what comes nearest where nothing does. ``on_all`` hears about how many seconds one
     simulation of all requests will take.
     """
     last, tally, confirmed = search, search.tally, list[Trial]()
     found = search.cheapest() if gpus is None else search.fastest_two(gpus)
     screened = found or search.nearest()
-    if screened and gpus is None and search.window < len(question.requests):
+    if screened and search.window < len(question.requests):
         on_all(search.seconds_of_all(screened))
         last = search.of(screened, len(question.requests))
-        found = last.cheapest()
+        found = last.cheapest() if gpus is None else last.fastest_two(gpus)
     best, second, *_ = *found, None, None
-    if best and last is not search:  # whose safer ones are of the same servers as the window's
+    if (
+        best and gpus is None and last is not search
+    ):  # whose safer ones are of the same servers as the window's
         first = search.of(found, search.window).safer(best)
         last.prefer({first.kind.label} if first else ())
-    safer = last.safer(best) if best and gpus is None else None
-    if best and safer and safer.cost <= best.cost:
+    safer = last.safer(best, gpus) if best else None
+    if best and safer and gpus is None and safer.cost <= best.cost:
         second = second if safer.kind.servers == best.kind.servers else best
         best, safer = safer, None
     nearest = None if best else next(map(last.to_its_end, last.nearest()), None)
@@ -429,11 +457,13 @@ def plan(
     return Answer(best, second, safer, nearest, trials, confirmed, tally, window, gpus)
 
 
-def front(trials: Sequence[Trial], label: str) -> list[Trial]:
+def front(
+    trials: Sequence[Trial], label: str, cost: Callable[[Trial], float] = attrgetter("cost")
+) -> list[Trial]:
     """Trials that no other beats in both cost and a time, the cheapest first."""
     kept: list[Trial] = []
     whole = [each for each in trials if each.values_s]
-    for trial in sorted(whole, key=lambda each: (each.cost, each.values_s[label])):
+    for trial in sorted(whole, key=lambda each: (cost(each), each.values_s[label])):
         if not kept or trial.values_s[label] < kept[-1].values_s[label]:
             kept.append(trial)
     return kept

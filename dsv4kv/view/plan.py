@@ -2,10 +2,12 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
-from dsv4kv.planning.question import Question, Slo
+from dsv4kv.planning.question import Question
 from dsv4kv.planning.search import Answer, front
 from dsv4kv.planning.servers import in_role
 from dsv4kv.planning.trial import Trial
@@ -70,12 +72,13 @@ def headlines(answer: Answer, question: Question) -> Iterator[str]:
         errors = ", ".join(f"{slo.label} × ÷ {best.error(slo):g}" for slo in near)
         yield f"near: within the clock's error of a limit ({errors}). {_safer(answer, question)}"
     if answer.second:
-        yield f"runner-up: {describe(answer.second)}: {_cost(answer.second, question)}."
+        rate = f", {_rate(answer.second)}" if answer.gpus else ""
+        yield f"runner-up: {describe(answer.second)}: {_cost(answer.second, question)}{rate}."
 
 
 def _rate(trial: Trial) -> str:
     """``3.40 requests/s``; all at once is no rate."""
-    return f"{format_number(trial.rate)} requests/s" if trial.rate < _AT_ONCE else "all at once"
+    return _per_second(trial.rate) if trial.rate < _AT_ONCE else "all at once"
 
 
 def _nothing(answer: Answer, question: Question, asked: str) -> Iterator[str]:
@@ -106,6 +109,10 @@ def _nothing(answer: Answer, question: Question, asked: str) -> Iterator[str]:
 
 
 def _safer(answer: Answer, question: Question) -> str:
+    if answer.gpus and answer.safer:
+        return f"Safer: {_rate(answer.safer)}, by {describe(answer.safer)}."
+    if answer.gpus:
+        return "At no rate do these servers keep every limit by more."
     if answer.safer is None:
         whose = "of these servers " if answer.confirmed else ""
         most = counted(question.most_gpus, "GPU")
@@ -150,40 +157,35 @@ def _seconds(value: float) -> str:
     return format_duration(value * 1e9)
 
 
-def draw_plan(answer: Answer, question: Question) -> str:
-    """One HTML page: the answer, a picture of the front, the tables."""
-    first, *rest = headlines(answer, question)
-    best = answer.best
-    sure = best is not None and not best.near(question.slos)
-    opening = Section(
-        "front",
-        "What a shorter time costs",
-        "Filled where every limit is kept; bars are what a time is right within.",
-        charts=_charts(answer, question),
-        tables={"front-table": front_table(answer, question), "why-table": lost_table(answer)},
-        findings=[Finding("note", line) for line in rest],
-    )
-    verdict = Finding("good" if sure else "warning", first)
-    return render_page(Page("dsv4kv plan", verdict, [], [], opening, []))
+@dataclass(frozen=True)
+class Against:
+    """What a time is set against: cost, or of so many GPUs the rate.
+
+    Attributes:
+        name: Of it, as a title begins.
+        axis: Of it, as a column or an axis is named.
+        of: What a trial has of it.
+        sign: 1 where less is better, -1 where more is.
+        show: A value as text.
+    """
+
+    name: str
+    axis: str
+    of: Callable[[Trial], float]
+    sign: int
+    show: Callable[[float], str]
 
 
-def _charts(answer: Answer, question: Question) -> list[Chart]:
-    first = question.slos[0]
-    trials = [each for each in answer.confirmed or answer.trials if each.values_s]
-    leading = {id(each) for each in front(trials, first.label)}
-    places = [
-        Place(
-            _servers(each),
-            each.cost,
-            each.values_s[first.label],
-            each.error(first),
-            each.meets,
-            id(each) in leading,
-        )
-        for each in trials
-    ]
-    cost, show = ("an hour", _money) if question.prices else ("GPUs", _gpus)
-    return [front_chart(places, first.label, first.limit_s, cost, show)] if places else []
+def _against(answer: Answer, question: Question) -> Against:
+    if answer.gpus:
+        return Against("Rate", "requests/s", attrgetter("rate"), -1, _per_second)
+    if question.prices:
+        return Against("Cost", "an hour", attrgetter("cost"), 1, _money)
+    return Against("Cost", "GPUs", attrgetter("cost"), 1, _gpus)
+
+
+def _per_second(rate: float) -> str:
+    return f"{format_number(rate)} requests/s"
 
 
 def _money(cost: float) -> str:
@@ -194,25 +196,69 @@ def _gpus(cost: float) -> str:
     return counted(int(cost), "GPU")
 
 
+def _front(answer: Answer, against: Against, label: str) -> list[Trial]:
+    trials = answer.confirmed or answer.trials
+    return front(trials, label, lambda trial: against.sign * against.of(trial))
+
+
+def draw_plan(answer: Answer, question: Question) -> str:
+    """One HTML page: the answer, a picture of the front, the tables."""
+    first, *rest = headlines(answer, question)
+    best = answer.best
+    sure = best is not None and not best.near(question.slos)
+    opening = Section(
+        "front",
+        "What a higher rate costs" if answer.gpus else "What a shorter time costs",
+        "Filled where every limit is kept; bars are what a time is right within.",
+        charts=_charts(answer, question),
+        tables={"front-table": front_table(answer, question), "why-table": lost_table(answer)},
+        findings=[Finding("note", line) for line in rest],
+    )
+    verdict = Finding("good" if sure else "warning", first)
+    return render_page(Page("dsv4kv plan", verdict, [], [], opening, []))
+
+
+def _charts(answer: Answer, question: Question) -> list[Chart]:
+    first, against = question.slos[0], _against(answer, question)
+    trials = [each for each in answer.confirmed or answer.trials if each.values_s]
+    leading = {id(each) for each in _front(answer, against, first.label)}
+    places = [
+        Place(
+            _servers(each),
+            against.of(each),
+            each.values_s[first.label],
+            each.error(first),
+            each.meets,
+            id(each) in leading,
+        )
+        for each in trials
+    ]
+    if not places:
+        return []
+    limit_s, name = first.limit_s, against.name
+    return [front_chart(places, first.label, limit_s, name, against.axis, against.show)]
+
+
 def front_table(answer: Answer, question: Question) -> Table:
-    """Deployments that no other beats in both cost and the first limited time."""
-    slos, first = question.slos, question.slos[0]
+    """Deployments that no other beats in both cost, or rate, and the first limited time."""
+    slos, first, against = question.slos, question.slos[0], _against(answer, question)
     ends = [e for e in (answer.best, answer.second, answer.safer, answer.nearest) if e]
-    rows = front(answer.confirmed or answer.trials, first.label)
-    shown = {(describe(each), each.requests) for each in rows}
-    rows += [e for e in ends if e.values_s and (describe(e), e.requests) not in shown]
+    rows = _front(answer, against, first.label)
+    shown = {(describe(each), each.requests, each.speed) for each in rows}
+    rows += [e for e in ends if e.values_s and (describe(e), e.requests, e.speed) not in shown]
     longest = max((each.values_s[first.label] for each in rows), default=1.0)
     within = {slo.label: max((row.error(slo) for row in rows), default=1.0) for slo in slos}
     errors = ", ".join(f"{name} {format_factor(factor)}" for name, factor in within.items())
+    counts = [against.axis] if answer.gpus else ["GPUs", *(["an hour"] if question.prices else [])]
     return Table(
-        f"Cost against {first.label}",
+        f"{against.name} against {first.label}",
         [
             *names("deployment"),
-            *numbers("GPUs", *(["an hour"] if question.prices else []), "requests"),
+            *numbers(*counts, "requests"),
             *numbers(*[slo.label for slo in slos], "good"),
             *names("limited by", first.label),
         ],
-        [_front_cells(each, question, slos, longest) for each in rows],
+        [_front_cells(each, answer, question, longest) for each in rows],
         note="the front of those simulated, and what is named above; times in "
         f"s by the model of replay, 9 in 10 within {errors}",
         keys=1,
@@ -220,14 +266,15 @@ def front_table(answer: Answer, question: Question) -> Table:
 
 
 def _front_cells(
-    trial: Trial, question: Question, slos: Sequence[Slo], longest: float
+    trial: Trial, answer: Answer, question: Question, longest: float
 ) -> list[Text | Number | Bar]:
+    slos = question.slos
     tight = trial.tightest(slos)
     kept = trial.values_s[tight.label] <= tight.limit_s
+    costs = [f"{trial.gpus}", *([f"{trial.cost:,.2f}"] if question.prices else [])]
     return [
         Text(describe(trial), "plain" if trial.meets else "dim"),
-        Number(f"{trial.gpus}"),
-        *([Number(f"{trial.cost:,.2f}")] if question.prices else []),
+        *map(Number, [format_number(trial.rate)] if answer.gpus else costs),
         Number(f"{trial.requests:,}"),
         *[Number(format_clocked(trial.values_s[slo.label], trial.error(slo))) for slo in slos],
         Number(f"{trial.good:.1%}"),

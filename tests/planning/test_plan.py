@@ -365,6 +365,28 @@ def test_the_highest_rate_of_some_gpus_keeps_the_limits_and_a_higher_one_does_no
     assert not simulate(asked, asked.requests, kinds[0], 1, best.speed * 1.1).meets
 
 
+def test_the_rate_of_a_long_trace_is_that_of_all_its_requests() -> None:
+    burst = small_trace(1, count=30, gap_s=0.01)
+    calm = [replace(each, arrival_s=10.0 + 3 * n) for n, each in enumerate(small_trace(2, 90))]
+    asked = Question([*burst, *calm], parse_slos(["ttft_p50=500ms"]), most_gpus=4, exactly=True)
+    kinds = [kind for kind in kinds_of(asked, gpus=["b200"]) if kind.server.label == "b200 TP4"][
+        :1
+    ]
+    search = open_search(asked, kinds, window=30)
+    answer = plan(search, asked, gpus=4)
+    best = answer.best
+    assert best is not None
+    assert best.requests == len(asked.requests)
+    assert best.speed > 1.5 * search.fastest_two(4)[0].speed
+    (slo,) = asked.slos
+    assert not simulate(asked, asked.requests, kinds[0], 1, best.speed * 1.2).meets
+    if answer.safer:
+        assert answer.safer.values_s[slo.label] * best.error(slo) <= slo.limit_s
+        assert answer.safer.rate < best.rate
+    else:
+        assert not best.near(asked.slos)
+
+
 def test_a_trace_too_short_to_say_what_rate_is_sustained_is_refused() -> None:
     asked = replace(question(1, "ttft_p90=20s"), most_gpus=8)
     kinds = [kind for kind in kinds_of(asked, gpus=["b200"]) if kind.server.label == "b200 TP8"]

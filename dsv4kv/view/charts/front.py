@@ -1,4 +1,4 @@
-"""Deployments by what they cost and a time they have: the front, and what it leaves behind."""
+"""Deployments by cost, or rate, and a time they have: the front, and what it leaves behind."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Place:
 
     Attributes:
         name: What it is.
-        cost: GPUs, or money in an hour.
+        cost: GPUs, money in an hour, or requests a second.
         time_s: Its time.
         factor: What that is right within.
         keeps: Whether every limit is kept.
@@ -39,19 +39,27 @@ class Place:
 
 
 def front_chart(
-    places: Sequence[Place], label: str, limit_s: float, cost: str, show: Callable[[float], str]
+    places: Sequence[Place],
+    label: str,
+    limit_s: float,
+    name: str,
+    axis: str,
+    show: Callable[[float], str],
 ) -> Chart:
-    """Cost against a limited time: filled where all limits are kept, named on the front.
+    """Cost, or a rate, against a limited time: filled where all limits are kept.
+
+    What is on the front is named.
 
     Args:
         places: At least one.
         label: Of the time, ``ttft_p99``.
         limit_s: Its limit.
-        cost: What costs are, for the axis.
-        show: A cost as text.
+        name: What it is set against, ``Cost``.
+        axis: The same for the axis, ``GPUs``.
+        show: One of it as text.
     """
     figure, (axes,) = new_figure(_HEIGHT)
-    chart = Chart("front", f"Cost against {label}", _describe(places, label, show), figure)
+    chart = Chart("front", f"{name} against {label}", _describe(places, label, name, show), figure)
     front = sorted((each for each in places if each.leads), key=lambda each: each.cost)
     times = [each.time_s for each in places]
     arms = [limit_s, *(each.time_s * each.factor for each in front)]
@@ -62,7 +70,8 @@ def front_chart(
     axes.axhline(limit_s * 1e9, color=LIGHT["bad"], linewidth=0.9)
     write(axes, axes.get_xlim()[1], limit_s * 1e9, "limit", "bad", ha="right", va="bottom")
     costs, ends = [each.cost for each in front], [each.time_s * 1e9 for each in front]
-    axes.step(costs, ends, where="post", color=LIGHT["rule"], linewidth=1.2)
+    rises = ends[-1:] > ends[:1]
+    axes.step(costs, ends, where="pre" if rises else "post", color=LIGHT["rule"], linewidth=1.2)
     for each in places:
         time_ns = each.time_s * 1e9
         if each.leads:
@@ -77,14 +86,14 @@ def front_chart(
         chart.tip(mark, f"{each.name}: {show(each.cost)}, {short_duration(time_ns)}")
     axes.yaxis.set_major_formatter(lambda value, _: short_duration(value))
     axes.grid(axis="y")
-    axes.set_xlabel(cost)
+    axes.set_xlabel(axis)
     return chart
 
 
-def _describe(places: Sequence[Place], label: str, show: Callable[[float], str]) -> str:
+def _describe(places: Sequence[Place], label: str, name: str, show: Callable[[float], str]) -> str:
     front = ", ".join(
         f"{each.name} {show(each.cost)} {short_duration(each.time_s * 1e9)}"
         for each in places
         if each.leads
     )
-    return f"{len(places)} deployments by cost and {label}; on the front {front}."
+    return f"{len(places)} deployments by {name.lower()} and {label}; on the front {front}."

@@ -369,7 +369,7 @@ class Scheduler:
         if take > 0 and self._preemption.goes_on(served, before + take):
             chunks.append((served, (before, before + take)))
             budgets[served.rank] -= take
-            if self._finds_scheduled:
+            if self._finds_scheduled and any(budgets):  # else nobody comes who could find it
                 self._compute(served, before + take)
 
     def _budgets(self) -> list[int]:
@@ -409,12 +409,7 @@ class Scheduler:
             assert isinstance(self.decoders, Stepping)  # with drafts all are left out, or none
             aside = self.decoders.set_aside(left_out)
         steps = self._steps_alike(chunks, decoding=decoding)
-        further = None
-        if steps > 1:
-            served, (before, after) = chunks[0]
-            size = after - before
-            chunks = [(served, (before, before + steps * size))]
-            further = Chunks(served, range(after + size, after + steps * size, size))
+        chunks, further = self._put_together(chunks, steps)
         done, decoded = Work(), Steps()
         if decoding:
             done, decoded = self.decoders.work(steps), self.decoders.steps(steps)
@@ -434,6 +429,24 @@ class Scheduler:
                     self._compute(served, end)
         self.clock.work(work)
         self._end_prompts([s for s, (_, after) in chunks if after == s.prompt_tokens])
+
+    def _put_together(
+        self, chunks: list[tuple[Served, Span]], steps: int
+    ) -> tuple[list[tuple[Served, Span]], Chunks | None]:
+        """All chunks of so many steps like the first, and where those end that are not computed.
+
+        Of one step they are computed before anybody decodes, where that is when others find them.
+        """
+        if steps > 1:
+            ((served, (before, after)),) = chunks
+            size, end = after - before, before + steps * (after - before)
+            ends = range(max(before, served.position) + size, end + 1, size)
+            return [(served, (before, end))], Chunks(served, ends)
+        if self._finds_scheduled:
+            for served, (_, after) in chunks:
+                if served.position < after:
+                    self._compute(served, after)
+        return chunks, None
 
     def _left_out(self, chunks: list[tuple[Served, Span]]) -> list[int]:
         """Places of the decoding requests that a step with these chunks leaves out.

@@ -251,7 +251,8 @@ class SteppedVllmCache(VllmCache):
         """Steps are taken: all that decode have come from ``befores[0]`` to ``positions``.
 
         The blocks of the first step have been reserved. With ``prompt`` the chunks of a request
-        are computed, one in every further step, after those that decode; its ends are given.
+        are computed, one in every further step, after those that decode; its ends are given. One
+        end more is that of a chunk in the first step.
         """
         held, queue = self._held, self._pool.queue
         self._ready = False
@@ -275,7 +276,7 @@ class SteppedVllmCache(VllmCache):
     ) -> list[tuple[int, int, int]]:
         """Give back what stays cached behind windows, in the order in which it comes to that.
 
-        Arguments as ``advance`` has them. Returns the step, from 0 for the second one, who, by
+        Arguments as ``advance`` has them. Returns the step, 0 for the second one, who, by
         place, the prompt last, and blocks: those that would be free if they did not stay cached,
         and all that the prompt takes.
         """
@@ -291,13 +292,14 @@ class SteppedVllmCache(VllmCache):
         for place in np.flatnonzero(self._due[numbers] <= befores[-1]).tolist():
             expect(place, int(numbers[place]))
         if prompt:
-            for step in range(len(prompt[1])):
+            first = len(befores) - 1 - len(prompt[1])
+            for step in range(first, len(befores) - 1):
                 heappush(due, (step, len(numbers), prompt[0]))
         while due:
             step, place, number = heappop(due)
             running = self._running[number]
             if prompt and number == prompt[0]:
-                blocks = pool.go_on(running, prompt[1][step])
+                blocks = pool.go_on(running, prompt[1][step - first])
             else:
                 blocks = pool.give_up(running, int(befores[step + 1, place]))
                 self._expect_release(number, running)
@@ -313,9 +315,10 @@ class SteppedVllmCache(VllmCache):
         if self._window > 1:  # what was for drafts comes back after every step
             taken[:, 0, :count] = self._held.between(befores[1:]) - blocks[:-1]
             taken[:, 1] -= taken[:, 0]
-        for step, place, further in apart:
+        begun = [further for step, _, further in apart if step < 0]
+        for step, place, further in apart[len(begun) :]:
             taken[step, 1, place] += further
-        return taken.ravel()
+        return np.concatenate([begun, taken.ravel()]) if begun else taken.ravel()
 
     def end(self, request: int, decoded_blocks: int, position: int = 0) -> int:
         """Give everything back; returns the blocks that are cached."""

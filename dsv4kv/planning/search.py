@@ -135,12 +135,33 @@ def list_kinds(
     return kinds
 
 
+@dataclass(frozen=True)
+class Hints:
+    """What is known from elsewhere: what is tried first, and what is guessed.
+
+    Attributes:
+        preferred: Kinds that are tried before all others, by label: what they cost bounds what
+            these are tried with.
+        units: How many are tried first, by servers.
+        speeds: How fast a trace is tried first, by servers.
+        trials: Of another window.
+        nearer: How near the highest rate is found.
+    """
+
+    preferred: Collection[str] = ()
+    units: Mapping[str, int] = field(default_factory=dict)
+    speeds: Mapping[str, float] = field(default_factory=dict)
+    trials: Sequence[Trial] = ()
+    nearer: float = _NEARER
+
+
 class Search:
     """Remembers what was simulated.
 
     Attributes:
         tally: What became of what was considered.
         window: How many requests are simulated.
+        hints: What is known from elsewhere.
         slowest_s: Seconds that a simulation was waited for at most, by servers.
     """
 
@@ -161,14 +182,10 @@ class Search:
         self._simulations, self._question = simulations, question or simulations.question
         self._kinds, self.tally, self._on_trial = kinds, tally, on_trial
         self.window = min(window, len(self._question.requests))
+        self.hints = Hints()
         self.slowest_s: dict[str, float] = {}
-        self._begin: dict[str, int] = {}
-        self._speeds: dict[str, float] = {}
-        self._nearer: float = looser._nearer if looser else _NEARER
-        self._preferred: Collection[str] = ()
         self._trials: dict[tuple[object, ...], Trial] = {}
         self._looser = looser._trials if looser else {}
-        self._elsewhere: Sequence[Trial] = ()
         self._course: Callable[[Search], object] = Search.nearest
 
     @property
@@ -181,15 +198,14 @@ class Search:
         servers = {each.kind.servers for each in found}
         kinds = [kind for kind in self._kinds if kind.servers in servers]
         made = Search(self._simulations, kinds, Tally(), self._on_trial, window)
-        made.prefer({each.kind.label for each in found})
-        made._begin = {each.kind.servers: each.units // _FEWER for each in found}
-        made._speeds = {each.kind.servers: each.speed for each in found if each.meets}
-        made._nearer, made._elsewhere = _NEAR, self.trials
+        made.hints = Hints(
+            preferred={each.kind.label for each in found},
+            units={each.kind.servers: each.units // _FEWER for each in found},
+            speeds={each.kind.servers: each.speed for each in found if each.meets},
+            trials=self.trials,
+            nearer=_NEAR,
+        )
         return made
-
-    def prefer(self, labels: Collection[str]) -> None:
-        """Try some kinds before all others: what they cost bounds what these are tried with."""
-        self._preferred = labels
 
     def _try(self, kind: Kind, units: int, speed: float) -> Trial:
         key = kind.place(units, speed)
@@ -236,7 +252,7 @@ class Search:
         speed, found = self._question.speed, list[Trial]()
         for kind in sorted(
             self._kinds,
-            key=lambda k: (k.label not in self._preferred, self._cost(k, k.fewest(speed))),
+            key=lambda k: (k.label not in self.hints.preferred, self._cost(k, k.fewest(speed))),
         ):
             others = [each for each in found if each.kind.servers != kind.servers]
             others = others if count > 1 else []
@@ -261,7 +277,7 @@ class Search:
             needed = f"{counted(low, name)} or more for the prompts, {reason}"
             self.tally.reasons.setdefault(kind.label, needed)
             return None
-        place = high if to_beat else max(low, min(high, self._begin.get(kind.servers, 1)))
+        place = high if to_beat else max(low, min(high, self.hints.units.get(kind.servers, 1)))
         while not to_beat and found and place < high and self._cost(kind, place) < found[0].cost:
             place += 1  # the runner-up is most likely no cheaper than the best
         soon = _SOON * place
@@ -285,7 +301,7 @@ class Search:
 
     def _fastest(self, gpus: int, leave: Callable[[Kind], bool]) -> Trial | None:
         best: Trial | None = None
-        for kind in sorted(self._kinds, key=lambda k: k.label not in self._preferred):
+        for kind in sorted(self._kinds, key=lambda k: k.label not in self.hints.preferred):
             if gpus % kind.gpus:
                 reason = f"{counted(gpus, 'GPU')} are no multiple of {kind.gpus}"
                 self.tally.reasons.setdefault(kind.label, reason)
@@ -299,11 +315,11 @@ class Search:
 
         Where the first does not do, half of it is tried twice, then whether any does at all.
         """
-        begin = self._speeds.get(kind.servers, self._question.speed)
-        further = _LITTLE_FASTER if kind.servers in self._speeds else _FASTER
-        speed = best.speed * self._nearer if best else begin
+        begin = self.hints.speeds.get(kind.servers, self._question.speed)
+        further = _LITTLE_FASTER if kind.servers in self.hints.speeds else _FASTER
+        speed = best.speed * self.hints.nearer if best else begin
         found, high = None, math.inf
-        while found is None or high > self._nearer * found.speed:
+        while found is None or high > self.hints.nearer * found.speed:
             if self._can(kind, units, speed):
                 found = self._try(kind, units, speed)
             elif not found and (best or speed <= _SLOWEST):
@@ -350,11 +366,11 @@ class Search:
         search = Search(
             self._simulations, kinds, Tally(), self._on_trial, self.window, self, tight
         )
-        search.prefer(self._preferred)
+        speeds = {best.kind.servers: best.speed}
+        search.hints = replace(self.hints, units={}, speeds=speeds, trials=())
         if gpus is None:
             found = search.cheapest(1)
         else:
-            search._speeds = {best.kind.servers: best.speed}
             fastest = search.fastest(gpus, lambda kind: kind.servers != best.kind.servers)
             found = [fastest] if fastest else []
         for trial in found:
@@ -413,7 +429,7 @@ class _Guess(Search):
         self.wanted.append(place)
         kept = any(
             trial.meets and trial.units <= place.units and trial.speed >= place.speed
-            for trial in (*self._trials.values(), *self._elsewhere)
+            for trial in (*self._trials.values(), *self.hints.trials)
             if trial.kind.label == place.kind
         )
         return Seen({}, 0.0, 0.0, kept, 0, 0, 0)
@@ -443,7 +459,7 @@ def plan(
         best and gpus is None and last is not search
     ):  # whose safer ones are of the same servers as the window's
         first = search.of(found, search.window).safer(best)
-        last.prefer({first.kind.label} if first else ())
+        last.hints = replace(last.hints, preferred={first.kind.label} if first else ())
     safer = last.safer(best, gpus) if best else None
     if best and safer and gpus is None and safer.cost <= best.cost:
         second = second if safer.kind.servers == best.kind.servers else best

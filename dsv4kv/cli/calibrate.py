@@ -77,6 +77,7 @@ def calibrate(
     Says which coefficients the runs determine, and how far runs that were left out are off.
     """
     from dsv4kv.cli.progress import Watcher
+    from dsv4kv.errors import ConfigError
     from dsv4kv.fitting.features import open_scenes
     from dsv4kv.fitting.fit import dumps, fit_runs
     from dsv4kv.fitting.results import read_results
@@ -95,6 +96,8 @@ def calibrate(
         show(report_fit(found))
     if json_:
         write_json(dumps(found), json_)
+    if target is not None and found.doubts:
+        raise ConfigError(f"--name {name}: not stored: {found.doubts[0]}")
     if target is not None:
         _store(target, found.coefficients)
         if not silent:

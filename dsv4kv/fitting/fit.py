@@ -14,7 +14,7 @@ import numpy as np
 
 from dsv4kv.clock.coefficients import Coefficients, HeldOut
 from dsv4kv.fitting.features import Scene, Spent, quantities_of
-from dsv4kv.fitting.results import Floats
+from dsv4kv.fitting.results import Floats, Measured
 
 HELD = ("state_passes", "all_to_all_ns")
 """Coefficients of every prompt token, as ``tflops`` is: on one deployment they cannot be separated
@@ -38,6 +38,9 @@ DETERMINED = 0.05
 """Largest standard error of a coefficient's logarithm at which the data is said to know it."""
 _ROUNDS, _SETTLED = 10, 0.002  # the latter a fifth of what repeats of a run differ by
 FEWEST_TO_LEAVE_OUT = 3
+_STRAYS, _ELSEWHERE = 1.5, 5.0
+"""How far fitted times are off in the median that are no fit; and times of the GPU, as it is
+known, that are those of something else: on public servers they are off by less than 2."""
 
 
 @dataclass(frozen=True)
@@ -92,12 +95,14 @@ class Fit:
         estimates: Each of them, with its error.
         compared: Every measurement with its prediction.
         assumed: What no file says of its runs, in words.
+        doubts: Why these are no coefficients to be used, in sentences; empty where they are.
     """
 
     coefficients: Coefficients
     estimates: Sequence[Estimate]
     compared: Sequence[Compared]
     assumed: Sequence[str]
+    doubts: Sequence[str] = ()
 
     def median_error(self, quantity: str) -> float | None:
         """Of runs left out: median of |predicted / measured − 1|; None where none was."""
@@ -141,7 +146,30 @@ def fit_runs(scenes: Sequence[Scene], on_replay: Callable[[int, int], None]) -> 
     said = {"source": _source(scenes), "measured_on": scenes[0].measured_on}
     fitted = now.model_copy(update=rounded | {"held_out": held_out} | said)
     assumed = dict.fromkeys(scene.run.assumed for scene in scenes if scene.run.assumed)
-    return Fit(fitted, _estimates(scenes, spent, before, fitted), compared, tuple(assumed))
+    estimates = _estimates(scenes, spent, before, fitted)
+    doubts = _doubts(compared, list(_compare(scenes, spent, before, [None] * len(scenes))))
+    return Fit(fitted, estimates, compared, tuple(assumed), doubts)
+
+
+def _doubts(fitted: Sequence[Compared], known: Sequence[Compared]) -> tuple[str, ...]:
+    """What speaks against measurements: by fitted coefficients, and by those of before."""
+    found = []
+    for rows, most, whose in (
+        (known, _ELSEWHERE, "what is known of this GPU"),
+        (fitted, _STRAYS, "what fits best"),
+    ):
+        for quantity in dict.fromkeys(each.quantity for each in rows):
+            logs = [
+                abs(math.log(each.fitted_s / each.measured_s))
+                for each in rows
+                if each.quantity == quantity
+            ]
+            if (off := math.exp(float(np.median(logs)))) > most:
+                found.append(
+                    f"{quantity} is × {off:.2g} off {whose} in the median: these are times of "
+                    "another deployment or in another unit, or of a server that did other things."
+                )
+    return tuple(found)
 
 
 def _near(one: Coefficients, other: Coefficients) -> bool:
@@ -255,15 +283,22 @@ def _estimates(
 def _leave_out(
     scenes: Sequence[Scene], spent: Sequence[Spent], before: Coefficients, start: Coefficients
 ) -> list[Floats | None]:
-    """Predictions of every run by what was fitted on all others."""
-    if len(scenes) < FEWEST_TO_LEAVE_OUT:
+    """Predictions of every run by what was fitted on all that are no repeats of it."""
+    kinds = [_repeated(scene.run) for scene in scenes]
+    if len(set(kinds)) < FEWEST_TO_LEAVE_OUT:
         return [None] * len(scenes)
     found: list[Floats | None] = []
     for place, scene in enumerate(scenes):
-        others = [each for each in range(len(scenes)) if each != place]
+        others = [each for each, kind in enumerate(kinds) if kind != kinds[place]]
         fitted = _fit([scenes[i] for i in others], [spent[i] for i in others], before, start)
         found.append(spent[place].predict(scene.run, scene.times.by(fitted)))
     return found
+
+
+def _repeated(run: Measured) -> tuple[object, ...]:
+    """What repeats of a run have in common: how many at once, and how long they are."""
+    lengths = sorted((each.input_tokens, each.output_tokens) for each in run.requests)
+    return run.engine, run.concurrency, *lengths
 
 
 def _compare(
@@ -309,5 +344,6 @@ def dumps(fit: Fit) -> str:
         "coefficients": fit.coefficients.model_dump(),
         "estimates": [asdict(e) | {"determined": e.determined} for e in fit.estimates],
         "compared": compared,
+        "doubts": list(fit.doubts),
     }
     return json.dumps(document, indent=1)

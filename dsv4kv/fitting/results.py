@@ -147,6 +147,8 @@ def _read_run(name: str, given: Mapping[str, Any]) -> Measured:
 _BY_REQUEST = ("input_lens", "output_lens", "ttfts", "itls", "errors", "start_times")
 _ABOVE_ZERO = ("completed", "duration", "max_concurrency", "random_input_len", "random_output_len")
 _NEEDED = ("completed", "duration")
+MOST_REQUESTS = 1_000_000
+"""Requests of a run that is read: all are replayed again and again."""
 
 
 def _check(name: str, given: Mapping[str, Any]) -> None:
@@ -155,6 +157,11 @@ def _check(name: str, given: Mapping[str, Any]) -> None:
         value = given.get(key)
         if (value is not None or key in _NEEDED) and not (_finite(value) and value > 0):
             raise RecordError(f"{name}: {key} is {value!r}: a number above 0 is wanted; {_WANTED}")
+    if given["completed"] > MOST_REQUESTS:
+        raise RecordError(
+            f"{name}: completed is {given['completed']:,}: runs of up to {MOST_REQUESTS:,} "
+            f"requests are read; {_WANTED}"
+        )
     ratio = given.get("random_range_ratio")
     if ratio is not None and not (_finite(ratio) and 0 <= ratio <= 1):
         raise RecordError(f"{name}: random_range_ratio is {ratio!r}: 0 to 1 is wanted; {_WANTED}")

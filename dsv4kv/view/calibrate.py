@@ -89,6 +89,7 @@ def answers(fit: Fit) -> Iterator[str]:
             f"run{'s' if runs > 1 else ''}: {FEWEST_TO_LEAVE_OUT} or more can be left out in "
             "turn; the error of before stays."
         )
+    yield from fit.doubts
     unknown = [each.name for each in fit.estimates if not each.determined]
     if unknown:
         yield (

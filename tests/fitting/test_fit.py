@@ -110,6 +110,40 @@ def test_one_run_cannot_be_left_out(tmp_path: Path) -> None:
     assert made.median_error("tpot") is None
 
 
+def slowed(document: dict[str, object], factor: float) -> dict[str, object]:
+    """The same run on a clock that goes slower: all times of it are longer."""
+
+    def longer(key: str, value: object) -> object:
+        timed = key in ("ttfts", "itls", "duration") or key.endswith("_ms")
+        if isinstance(value, list):
+            return [longer(key, each) for each in value]
+        return value * factor if timed and isinstance(value, int | float) else value
+
+    return {key: longer(key, value) for key, value in document.items()}
+
+
+def test_repeats_of_a_run_do_not_vouch_for_one_another(tmp_path: Path) -> None:
+    first, second = (
+        as_sglang(benched(*each), detailed=True, longest=each[2], most=each[3])
+        for each in RUNS[:2]
+    )
+    repeats = [first, slowed(first, 1.01), slowed(first, 0.99), second]
+    made = fit(write_lines(tmp_path / "repeated.jsonl", repeats))
+    assert {each.left_out_s for each in made.compared} == {None}
+
+
+def test_times_of_something_else_are_doubted_and_not_stored(tmp_path: Path) -> None:
+    given = as_sglang(benched(*RUNS[0]), detailed=True, longest=RUNS[0][2], most=RUNS[0][3])
+    path, to = write_lines(tmp_path / "slow.jsonl", [slowed(given, 1000.0)]), tmp_path / "c.yaml"
+    settings = [word for each in SETTINGS for word in ("--set", each)]
+    done = run(["calibrate", str(path), *settings, "--name", str(to)])
+    assert done.exit_code == 2
+    assert "not stored: " in " ".join(done.output.split())
+    assert "off what is known of this GPU in the median" in " ".join(done.output.split())
+    assert not to.exists()
+    assert not fit(write_lines(tmp_path / "well.jsonl", [given])).doubts
+
+
 def test_a_calibration_is_stored_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     path = sglang_file(tmp_path, detailed=True, runs=RUNS[:1])

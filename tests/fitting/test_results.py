@@ -112,6 +112,7 @@ def test_what_is_no_result_is_refused(tmp_path: Path, text: str, sentence: str) 
     ("changed", "sentence"),
     [
         ({"completed": 0}, "completed is 0: a number above 0"),
+        ({"completed": 10**9}, "completed is 1,000,000,000: runs of up to 1,000,000 requests"),
         ({"completed": "4"}, "completed is '4'"),
         ({"completed": True}, "completed is True"),
         ({"duration": -4.0}, "duration is -4.0"),

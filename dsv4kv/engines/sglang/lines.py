@@ -6,9 +6,9 @@ Source: SGLang 0.5.15 to 0.5.23, ``pool_configurator.py``.
 from collections.abc import Mapping
 
 from dsv4kv.engines.contract import Deployment
+from dsv4kv.engines.defaults import GIB
 from dsv4kv.engines.sglang.pools import Pools
 
-GIB = 2**30
 STARVED = "Not enough memory. Please try to increase --mem-fraction-static."
 
 

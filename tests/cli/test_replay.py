@@ -12,7 +12,6 @@ from typer.testing import CliRunner, Result
 from dsv4kv.cli import app
 from dsv4kv.record.replay import ReplayTiers
 from dsv4kv.record.store import load_record
-from tests.cli.test_shell import imported_by
 from tests.replay.scenes import SMALL
 
 TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
@@ -190,7 +189,3 @@ def test_a_clock_that_runs_backwards_is_a_sentence() -> None:
     result = invoke("back.jsonl", *OPTIONS)
     assert result.exit_code == 4
     assert "the clock runs backwards" in result.stderr
-
-
-def test_a_replay_imports_no_torch() -> None:
-    assert "torch" not in imported_by(["replay", "builtin:chat", *OPTIONS, "--quiet"])[0]

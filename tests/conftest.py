@@ -80,7 +80,7 @@ SLOW = {
     "probe": "test_probe",
     "record": "test_jobs test_names test_store",
     "recording": "test_folder test_proxy test_tokenize",
-    "replay": "test_data test_data_fresh test_data_run test_machine test_preemption"
+    "replay": "test_machine test_preemption"
     " test_real_trace test_rules test_rules_machine test_stretches test_tiers",
     "serve": "test_decode_graphs test_engine_step test_executor test_loop test_placing"
     " test_prefix_reuse test_reuse_interrupts test_verifier",
@@ -142,7 +142,6 @@ THINNED = {
     "test_instructions_are_those_that_the_disassembler_shows_of_the_whole_file": 1,
     "cuda/test_inspection.py::"
     "test_what_comes_before_the_wait_for_the_kernel_in_front_is_counted": 1,
-    "cuda/test_library.py::test_torchs_own_checks_pass": 2,
     "dumps/test_records.py::test_every_record_in_every_arrangement_is_told_from_four_pages": 8,
     "dumps/test_records.py::test_other_bytes_are_taken_for_no_record": 5,
     "engines/defaults/test_planned.py::"
@@ -234,10 +233,6 @@ THINNED = {
     "recording/test_published.py::"
     "test_a_replay_at_the_servers_pace_evicts_as_many_blocks_as_were_announced": 3,
     "replay/test_cost.py::test_the_shares_of_a_step_by_key_format": 4,
-    "replay/test_data.py::test_a_request_that_fills_the_pool_can_compute_again_what_it_found": 2,
-    "replay/test_data.py::test_after_every_turn_the_cache_holds_what_the_scheduler_counts": 1,
-    "replay/test_data.py::test_other_models_have_the_bytes_of_a_run_without_reuse": 0,
-    "replay/test_data.py::test_reuse_that_is_broken_is_found": 1,
     "replay/test_machine.py::test_replays_of_all_kinds_share_keep_and_evict_as_told_plainly": 2,
     "replay/test_preemption.py::test_steps_taken_at_once_preempt_as_single_steps_do": 1,
     "replay/test_real_trace.py::test_an_unbounded_replay_resumes_the_known_share": 0,

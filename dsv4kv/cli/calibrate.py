@@ -78,8 +78,7 @@ def calibrate(
     """
     from dsv4kv.cli.progress import Watcher
     from dsv4kv.errors import ConfigError
-    from dsv4kv.fitting.features import open_scenes
-    from dsv4kv.fitting.fit import dumps, fit_runs
+    from dsv4kv.fitting.fit import dumps, fit_runs, open_scenes
     from dsv4kv.fitting.results import read_results
     from dsv4kv.view.calibrate import report_fit
     from dsv4kv.view.terminal import show

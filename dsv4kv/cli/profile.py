@@ -194,7 +194,7 @@ def _refuse_idle(
 ) -> None:
     """Refuse options that would do nothing here, and timelines before anything takes its time."""
     from dsv4kv.errors import ConfigError
-    from dsv4kv.view.timeline import refuse_other_names
+    from dsv4kv.view.profile import refuse_other_names
 
     idle = [name for name, given in options.items() if given]
     idle += ["--timeline"] if diff and timelines else []
@@ -269,7 +269,7 @@ def _run(
     from dsv4kv.measure.profilers.sessions import name_files
     from dsv4kv.record.imported import load_profile
     from dsv4kv.record.store import save_record
-    from dsv4kv.view.timeline import write_timeline
+    from dsv4kv.view.profile import write_timeline
 
     try:
         record = run_profile(plan, memory=memory)
@@ -310,9 +310,8 @@ def _show(source: "Source", path: Path, timelines: list[Path], *, quiet: bool, f
     from dsv4kv.errors import ConfigError
     from dsv4kv.view.facts import layers_text
     from dsv4kv.view.headline import report_profile_answer
-    from dsv4kv.view.profile import report_profile
+    from dsv4kv.view.profile import report_profile, write_timeline
     from dsv4kv.view.terminal import show
-    from dsv4kv.view.timeline import write_timeline
 
     layers = layers_text(source.record.cases) if source.record else ""
     parts = report_profile(source.profile, source.yardstick, full=full, layers=layers)

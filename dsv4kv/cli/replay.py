@@ -50,7 +50,6 @@ dsv4kv replay server --against                            a recorded server, and
 
 SHORTHANDS = {
     "trace": "workload.trace",
-    "data": "workload.data",
     "model": "model.preset",
     "memory": "cache.memory_bytes",
     "policy": "prefix.policy",
@@ -137,15 +136,6 @@ def replay(
         str | None, _model("Bandwidth as a run of `dsv4kv bench` measured it.", "RUN.json")
     ] = None,
     tflops: Annotated[float | None, _model("Arithmetic of one GPU.", "TFLOP/s")] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            metavar="none|real",
-            help="real moves every byte on the CPU, takes the time that needs and compares it "
-            "with a run without reuse.",
-            autocompletion=offer(["none", "real"]),
-        ),
-    ] = None,
     against: Annotated[
         bool,
         typer.Option(
@@ -225,7 +215,6 @@ def replay(
     short = as_settings(
         SHORTHANDS,
         trace=trace,
-        data=data,
         model=model,
         memory=memory,
         policy=policy,
@@ -373,11 +362,6 @@ def _run(
     loaded = load_config(config, overrides, ReplayConfig)
     points = expand_axes(loaded, overrides, axes, ReplayConfig)
     _refuse_unused([point.config for point in points])
-    workloads = [point.config.workload for point in points]
-    timed = any(workload.data == "real" for workload in workloads)
-    if timed:
-        how.refuse_together("workload.data is real, which takes times, and points side by side "
-                            "would time each other")  # fmt: skip
     with sweeping(
         how,
         "replay",
@@ -385,8 +369,8 @@ def _run(
         points,
         out,
         said=(overrides, axes),
-        traces=[workload.trace for workload in workloads],
-        timed=timed,
+        traces=[point.config.workload.trace for point in points],
+        timed=False,
     ) as sweep:
         unit = "points" if sweep.together else "requests"
         argv = ["dsv4kv", *sys.argv[1:]]

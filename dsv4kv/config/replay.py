@@ -118,9 +118,6 @@ class ArrivalSection(RequestsSection):
     """Seconds from the start of one conversation of a weka folder to the next."""
     max_output_tokens: Positive | None = None
     """Cut longer outputs to this many tokens; null keeps the trace's."""
-    data: Literal["none", "real"] = "none"
-    """``real`` moves bytes through every operation of the cache, on the CPU, takes the time they
-    need there and compares what is gathered with a run without reuse; ``none`` counts alone."""
 
 
 class SchedulerSection(Section):
@@ -306,9 +303,6 @@ class ReplayMeasure(Section):
     """Seed of the accepted drafts and of the synthetic workload."""
     points: Annotated[int, Field(ge=16)] = 512
     """Moments of the series over time that are kept, at most."""
-    verify_every: NonNegative = 20
-    """With workload.data real: compare what every so many steps gather with a run without reuse,
-    bit for bit; 0 never."""
 
 
 class ReplayConfig(Section):
@@ -347,36 +341,10 @@ class ReplayConfig(Section):
                 "tokens that scheduler.max_requests decode in one step: raise the one or lower "
                 "the other"
             )
-        if self.cost.source not in (None, "stated") and self.workload.data == "real":
-            raise ValueError(
-                f"cost.source {self.cost.source!r} times whole steps, and workload.data 'real' "
-                "measures only the cache's part, with rates of source stated: leave it out"
-            )
-        if self.cache.state == "online" and self.workload.data == "real":
-            raise ValueError(
-                "cache.state 'online' adds tokens up in the order of the chunks, so its last bits "
-                "depend on where chunks end and cannot be compared with a run without reuse: use "
-                "'ring', or set workload.data to none"
-            )
         if self.prefix.rule != "ideal" and (unused := self.prefix.changed("policy", "strategy")):
             raise ValueError(
                 f"prefix.{unused} says how the ideal rule works, and prefix.rule "
                 f"{self.prefix.rule!r} has a way of its own: leave it out, or use ideal"
-            )
-        if self.prefix.rule != "ideal" and self.workload.data == "real":
-            raise ValueError(
-                f"prefix.rule {self.prefix.rule!r} counts only blocks, so no bytes can be moved "
-                "by it: use ideal, or set workload.data to none"
-            )
-        if self.tiers.levels and self.workload.data == "real":
-            raise ValueError(
-                "tiers are counted, and workload.data 'real' moves bytes: leave them out, or set "
-                "workload.data to none (dsv4kv bench tiers moves bytes of tiers)"
-            )
-        if self.fleet.exists and self.workload.data == "real":
-            raise ValueError(
-                "the replicas of fleet are counted, and workload.data 'real' moves bytes: leave "
-                "fleet out, or set workload.data to none"
             )
         if self.fleet.exists and self.workload.arrivals == "closed":
             raise ValueError(

@@ -10,8 +10,6 @@ from pydantic import Field
 from dsv4kv.choices import SYSTEMS, explained
 from dsv4kv.config.bench import NonNegative, OneOf, Positive, Section
 
-Share = Annotated[float, Field(gt=0, le=1)]
-
 
 class ChatSection(Section):
     """The conversations that slots and blocks serve; a user's turns follow on each other."""

@@ -51,12 +51,11 @@ PartT = TypeVar("PartT", bound=Part)
 def serve_point(
     point: Point[ReplayConfig],
     requests: Sequence[Request],
-    machine_bytes: int | None,
     on_progress: Callable[[int], None],
 ) -> Case:
     """Replay a point: by one server, or by a fleet where there is one; see ``Serve``."""
     if not point.config.fleet.exists:
-        return serve_alone(point, requests, machine_bytes, on_progress)
+        return serve_alone(point, requests, on_progress)
     fleet, interrupted = Fleet(point.config, requests, on_progress), False
     try:
         fleet.run()

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dsv4kv.engines.cache import DEFAULT_CHUNK_TOKENS, Pool
 from dsv4kv.engines.rules import find_drafts, find_rule, run_rule
@@ -39,10 +38,6 @@ class Curve:
     references: int
     corners: Ints
     hit_blocks: Ints
-
-    def hits_at(self, capacity_blocks: Ints) -> NDArray[np.float64]:
-        """Blocks found at any capacities, as whole numbers in floats."""
-        return np.interp(capacity_blocks, self.corners, self.hit_blocks)
 
     def capacity_for(self, share: float) -> int | None:
         """The smallest capacity in blocks that reaches a share of the most that can be hit."""

@@ -123,7 +123,6 @@ _DECIDED = {
     "workload.speed": "say --speed",
     "workload.arrivals": "requests come at a rate here, when the trace says",
     "workload.concurrency": "requests come at a rate here, when the trace says",
-    "workload.data": "nothing is run here: say it to dsv4kv replay",
 }
 """Settings of a replay that a plan decides, and what to do instead."""
 

@@ -4,7 +4,7 @@ Times are virtual: what a clock says, in nanoseconds since the first arrival.
 """
 
 from collections import Counter
-from typing import Literal, Self
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 
@@ -118,40 +118,6 @@ class ReplayWork(Part):
     """What took time on the rank with the most to do, by name; empty in older records."""
     idle_ns: int
     """Time in which no request was served."""
-
-
-class CacheStepTimes(Part):
-    """The cache's part of every step of one kind."""
-
-    kind: Literal["decode", "mixed"]
-    """``decode``: only of decoding requests; ``mixed``: with prompt chunks."""
-    measured_ns: list[int]
-    """What it took on this machine: bookkeeping, operations, checkpoints."""
-    modelled_ns: list[int]
-    """What the model says of the same step: bytes over the bandwidth."""
-
-    @model_validator(mode="after")
-    def _steps_agree(self) -> Self:
-        if len(self.measured_ns) != len(self.modelled_ns):
-            raise ValueError(
-                f"{len(self.measured_ns)} {self.kind} steps are measured and "
-                f"{len(self.modelled_ns)} modelled"
-            )
-        return self
-
-
-class ReplayData(Part):
-    """The work of the steps, where it was done."""
-
-    steps: list[CacheStepTimes]
-    """Its times, by kind of step."""
-    compared: dict[str, int]
-    """Entries compared bit for bit with a run without reuse, by where they came from: ``fresh``
-    (the request computed them), ``shared`` (in blocks it found), ``copied`` (in its copy of one),
-    ``recomputed`` (after an eviction), ``resumed`` (from a checkpoint)."""
-    spare_blocks: int
-    """Blocks beyond those that the replay counts, in which requests compute again what they have
-    found, to have window and state."""
 
 
 class ReplaySeries(Part):
@@ -302,6 +268,6 @@ class ReplayResult(Part):
     """What was kept below the GPUs; null where nothing was."""
     fleet: ReplayFleet | None = None
     """The servers, where there were several: all else is their sum; null for one server."""
-    data: ReplayData | None = None
-    """The work of the steps; null where blocks were only counted. With it, the cache's part of all
-    times is measured."""
+    data: dict[str, Any] | None = None
+    """Only in older records, of replays that also moved bytes: the cache's part of their times was
+    measured."""

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from dsv4kv.clock.sources import find_layout, open_times
 from dsv4kv.clock.steps import Steps, StepTimes
@@ -19,20 +18,12 @@ from dsv4kv.prefix.policies import make_policy
 from dsv4kv.replay.clock import (
     CostModel,
     Counted,
-    MeasuredClock,
     Rates,
     VirtualClock,
     Work,
     find_rates,
 )
-from dsv4kv.replay.contract import (
-    NO_DATA,
-    NOTHING_BELOW,
-    Below,
-    DataPath,
-    Ledger,
-    Prompts,
-)
+from dsv4kv.replay.contract import NOTHING_BELOW, Below, Ledger, Prompts
 from dsv4kv.replay.costs import fill_tables
 from dsv4kv.replay.decoders import Drafts, open_decoders
 from dsv4kv.replay.engine import EnginePaths, build_engine, find_paths
@@ -49,9 +40,6 @@ from dsv4kv.traces import ReadOptions, read_trace
 from dsv4kv.traces.collect import check_histories, collect_paths, place_of
 from dsv4kv.traces.request import Request
 from dsv4kv.traces.synth import synthesize
-
-if TYPE_CHECKING:
-    from dsv4kv.replay.data.cache import RealData
 
 
 def read_options(workload: ArrivalSection) -> ReadOptions:
@@ -176,7 +164,6 @@ class Replay:
         outcome: Collects what happens.
         scheduler: Runs it.
         tiers: What is below the GPUs; None where nothing is.
-        data: Does the work of its steps; None where blocks are only counted.
     """
 
     config: ReplayConfig
@@ -190,7 +177,6 @@ class Replay:
     outcome: Outcome
     scheduler: Scheduler
     tiers: Tiers | None = None
-    data: "RealData | None" = None
 
 
 def read_requests(config: ReplayConfig) -> list[Request]:
@@ -222,15 +208,13 @@ def build_replay(
     config: ReplayConfig,
     requests: Sequence[Request],
     longest_stretch: int | None = None,
-    machine_bytes: int | None = None,
     wiring: Wiring = ALONE,
 ) -> Replay:
     """Build everything a replay needs; ``longest_stretch`` 1 takes every step by itself.
 
     Raises:
         DoesNotFit: Weights and cache are more than the GPUs hold.
-        ConfigError: The configuration cannot be built, does not fit the trace, or its data does
-            not fit ``machine_bytes`` of memory.
+        ConfigError: The configuration cannot be built or does not fit the trace.
         TraceError: The clock of the trace runs backwards.
         RecordError: The record that the bandwidth is to be taken from cannot be read.
     """
@@ -242,14 +226,9 @@ def build_replay(
     client_s = parts.times.client_s if parts.times else 0.0
     outcome = Outcome(config.measure.points, memory.block_tokens, client_s)
     checkpoints = CheckpointStore(memory.num_checkpoints)
-    data = None
-    if config.workload.data == "real":
-        assert rates is not None  # moved bytes are timed only with stated rates
-        longest_stretch = 1
-        data = _build_data(config, memory, rates, requests, checkpoints, tokens, machine_bytes)
-    check_fit(config.cost, memory, parts.weights)  # after the data, which this machine must hold
+    check_fit(config.cost, memory, parts.weights)
     scheduling = config.scheduler
-    clock = _build_clock(rates, parts.times, data)
+    clock = _build_clock(rates, parts.times)
     ranks = find_layout(config.cost, memory.model).dp if parts.times else 1
     compute_s = partial(_compute_s, cost, clock, scheduling.step_tokens // ranks)
     tiers = None
@@ -265,8 +244,7 @@ def build_replay(
         if below is not NOTHING_BELOW:
             engine.prompts.stand_on(below, tiers.stored.places if tiers else leave_nothing)
     else:
-        paths = data or NO_DATA, below
-        ledger, prompts = _build_prompts(config, memory, tokens, checkpoints, paths, reuse=reuse)
+        ledger, prompts = _build_prompts(config, memory, tokens, checkpoints, below, reuse=reuse)
     drafts = Drafts(
         scheduling.speculative.draft_tokens,
         scheduling.speculative.acceptance,
@@ -295,7 +273,6 @@ def build_replay(
         open_decoders(cost, memory.group, drafts),
         clock,
         wiring.observe(outcome) if wiring.observe else outcome,
-        data or NO_DATA,
     )
     return Replay(
         config,
@@ -309,56 +286,29 @@ def build_replay(
         outcome,
         scheduler,
         tiers,
-        data,
     )
 
 
 def _build_timing(
     config: ReplayConfig, memory: MemoryPlan, weights: WeightModel
 ) -> tuple[Rates | None, StepTimes | None]:
-    """Rates by source stated, or where bytes are really moved; by another source, step times."""
-    if config.cost.clock == "stated" or config.workload.data == "real":
+    """Rates by source stated; by another source, step times."""
+    if config.cost.clock == "stated":
         return find_rates(config.cost), None
     return None, open_times(config, memory.model, memory.schemas, weights)
 
 
-def _build_clock(
-    rates: Rates | None, times: StepTimes | None, data: "RealData | None"
-) -> VirtualClock:
+def _build_clock(rates: Rates | None, times: StepTimes | None) -> VirtualClock:
     if times is not None:
         return VirtualClock(Counted(times))
     assert rates is not None
-    return MeasuredClock(rates, data.times.charge) if data else VirtualClock(rates)
+    return VirtualClock(rates)
 
 
 def _prompts_alone(config: ReplayConfig) -> bool:
     """Whether steps with prompts leave decoding requests out: where nothing is said, in SGLang."""
     chosen = config.scheduler.prompts
     return config.prefix.rule.startswith("sglang") if chosen is None else chosen == "alone"
-
-
-def _build_data(
-    config: ReplayConfig,
-    memory: MemoryPlan,
-    rates: Rates,
-    requests: Sequence[Request],
-    checkpoints: CheckpointStore,
-    tokens: int,
-    machine_bytes: int | None,
-) -> "RealData":
-    from dsv4kv.replay.data.build import build_data  # needs torch
-
-    fitting = min(memory.max_context_tokens, memory.num_blocks * memory.block_tokens)
-    return build_data(
-        config,
-        memory,
-        rates,
-        requests,
-        checkpoints,
-        shared_tokens=tokens,
-        longest_tokens=min(fitting, max(r.total_tokens for r in requests)),
-        machine_bytes=machine_bytes,
-    )
 
 
 def _compute_s(
@@ -376,12 +326,11 @@ def _build_prompts(
     memory: MemoryPlan,
     tokens: int,
     checkpoints: CheckpointStore,
-    paths: tuple[DataPath, Below],
+    below: Below,
     *,
     reuse: bool,
 ) -> tuple[BlockLedger, PromptCache]:
     """The prefix index, if there is anything to reuse, and the blocks behind it."""
-    data, below = paths
     checkpoints.below = below
     per_shared = tokens // memory.block_tokens
     index = None
@@ -389,7 +338,7 @@ def _build_prompts(
         policy = make_policy(config.prefix.policy, max(1, memory.num_blocks // per_shared))
         index = BlockHashIndex(policy)
     _check_period(memory.strategy, tokens)
-    ledger = BlockLedger(memory.num_blocks, per_shared, index, checkpoints, data, below)
+    ledger = BlockLedger(memory.num_blocks, per_shared, index, checkpoints, below)
     sizes = Sizes(tokens, memory.checkpoint_bytes, per_shared * memory.beside_bytes)
     return ledger, PromptCache(index, memory.strategy, ledger, checkpoints, sizes, below)
 

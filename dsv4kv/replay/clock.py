@@ -5,7 +5,7 @@ at the same instant whether it was taken at once or step by step.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import add, itemgetter
 from pathlib import Path
@@ -89,7 +89,7 @@ def _measured(path: str) -> tuple[float, str]:
             if copy.name in ("memcpy", *COPIES) and copy.samples_ns:
                 return copy.bytes / median(copy.samples_ns), f"copy measured in {path}"
     raise ConfigError(
-        f"{path} has no measured copy: take the record of a run with workload.data real."
+        f"{path} has no measured copy: take the record of a run of dsv4kv bench with real data."
     )
 
 
@@ -183,7 +183,7 @@ class VirtualClock:
         """The time at which work that begins now would end."""
         if self._ahead is None or self._ahead[0] is not work:
             done = self.done + work
-            self._ahead = work, done, self._duration(done)
+            self._ahead = work, done, self._timing.seconds(done)
         return self.idle_s + self._ahead[2]
 
     def work(self, work: Work) -> None:
@@ -192,7 +192,7 @@ class VirtualClock:
             _, self.done, self._busy_s = self._ahead
         else:
             self.done = self.done + work
-            self._busy_s = self._duration(self.done)
+            self._busy_s = self._timing.seconds(self.done)
         self._ahead = None
 
     def wait_until(self, time_s: float) -> None:
@@ -200,40 +200,6 @@ class VirtualClock:
         self.idle_s = max(self.idle_s, time_s - self._busy_s)
         while self.now_s < time_s:  # the sum may fall short of it by a rounding
             self.idle_s = math.nextafter(self.idle_s, math.inf)
-
-    def _duration(self, work: Work) -> float:
-        return self._timing.seconds(work)
-
-
-Charge = Callable[[Work], float]
-"""Returns the seconds that the cache's part of some work took, now that it is done."""
-
-
-class MeasuredClock(VirtualClock):
-    """Takes the cache's part of all work as it was measured.
-
-    Overhead, weights and arithmetic stay as the model says: a cache computes no attention.
-    """
-
-    def __init__(self, rates: Rates, charge: Charge) -> None:
-        super().__init__(rates)
-        self._rates, self._charge = rates, charge
-        self._measured_s = 0.0
-
-    def work(self, work: Work) -> None:
-        """Count work that has been done."""
-        self._measured_s += self._charge(work)
-        self._ahead = None
-        super().work(work)
-
-    def _duration(self, work: Work) -> float:
-        rates = self._rates
-        return (
-            self._measured_s
-            + work.steps * rates.overhead_s
-            + work.weight_bytes / rates.bytes_per_s
-            + work.operations / rates.operations_per_s
-        )
 
 
 Span = tuple[int, int]

@@ -8,7 +8,7 @@ from dsv4kv.engines.cache import Hit
 from dsv4kv.errors import OutOfBlocks
 from dsv4kv.mrc.strategies import Strategy
 from dsv4kv.prefix.index import PrefixIndex
-from dsv4kv.replay.contract import NO_DATA, NOTHING_BELOW, Below, DataPath
+from dsv4kv.replay.contract import NOTHING_BELOW, Below
 from dsv4kv.replay.decoders import Decoders
 from dsv4kv.replay.requests import Served
 from dsv4kv.replay.reuse import ReuseTally
@@ -37,10 +37,6 @@ class CheckpointStore:
 
     def __contains__(self, key: object) -> bool:
         return key in self._kept
-
-    def was_written(self, key: int) -> bool:
-        """Whether there ever was one."""
-        return key in self._ever
 
     def last_written(self, keys: Sequence[int], stop: int) -> int:
         """Leading keys up to the last, beyond ``stop``, that ever had a checkpoint behind it."""
@@ -108,12 +104,11 @@ class BlockLedger:
         per_shared: int,
         index: PrefixIndex | None,
         marks: CheckpointStore,
-        data: DataPath = NO_DATA,
         below: Below = NOTHING_BELOW,
     ) -> None:
         self.total, self.per_shared = total, per_shared
         self.private = self.evicted = self.freed = 0
-        self._index, self._marks, self._data, self._below = index, marks, data, below
+        self._index, self._marks, self._below = index, marks, below
         # evicting in batches of one size makes the order of evictions independent of how many
         # steps are taken at once
         self._batch = max(1, total // per_shared // _BATCHES)
@@ -165,7 +160,6 @@ class BlockLedger:
         self.evicted += len(gone)
         keys = gone.tolist()
         self._below.forget(keys, self._marks.drop(keys))
-        self._data.forget(keys)
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,10 @@
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from dsv4kv.clock.steps import COUNTS, StepTimes
 from dsv4kv.collector import without_collector
@@ -15,12 +14,11 @@ from dsv4kv.config.axes import Point
 from dsv4kv.config.load import Loaded
 from dsv4kv.config.replay import ReplayConfig, TierSection
 from dsv4kv.engines.rules import find_rule
-from dsv4kv.errors import CacheError, Dsv4kvError, TraceError
+from dsv4kv.errors import Dsv4kvError, TraceError
 from dsv4kv.measure.environment import capture_environment
 from dsv4kv.record.jobs import HERE, Sweep, run_points
 from dsv4kv.record.replay import (
     Constant,
-    ReplayData,
     ReplayPool,
     ReplayResult,
     ReplaySeries,
@@ -35,11 +33,8 @@ from dsv4kv.record.schema import (
     Case,
     Environment,
     Latency,
-    Operation,
-    Pool,
     RunRecord,
     Totals,
-    Verification,
 )
 from dsv4kv.record.store import new_run_id
 from dsv4kv.replay.build import Replay, build_replay, read_requests
@@ -48,10 +43,6 @@ from dsv4kv.replay.tier import Tier
 from dsv4kv.replay.tiers import Tiers
 from dsv4kv.traces import resolve_trace, trace_sha256
 from dsv4kv.traces.request import Request
-
-if TYPE_CHECKING:
-    from dsv4kv.replay.data.cache import RealData
-
 
 _NS = 1e9
 
@@ -77,7 +68,6 @@ def describe_replay(replay: Replay) -> ReplayResult:
         rejected=dict(sorted(outcome.rejected.items())),
         series=_series(replay),
         tiers=_describe_tiers(replay.tiers) if replay.tiers else None,
-        data=_describe_data(replay.data) if replay.data else None,
     )
 
 
@@ -116,10 +106,6 @@ def list_constants(replay: Replay) -> list[Constant]:
     )
     for tier in replay.tiers.tiers if replay.tiers else ():
         rows = (*rows, *_tier_rows(tier.name, tier.section))
-    if replay.data:
-        source = "measured here on the CPU, one thread; the bandwidth counts only for weights"
-        measured_s = replay.data.times.total_ns / _NS
-        rows = (*rows, ("all operations of the cache", measured_s, "s", source))
     return [Constant(name=n, value=float(v), unit=u, source=s) for n, v, u, s in rows]
 
 
@@ -147,7 +133,7 @@ def _tier_rows(name: str, tier: TierSection) -> Iterator[tuple[str, float, str, 
 
 
 def describe_cache(replay: Replay) -> CacheSummary:
-    """The cache on paper, and the pools where they were allocated."""
+    """The cache on paper."""
     memory, config = replay.memory, replay.config
     first = memory.schemas[-1]
     pages = {"main": first.main, "window": first.window, "indexer": first.indexer}
@@ -168,7 +154,7 @@ def describe_cache(replay: Replay) -> CacheSummary:
         max_context_tokens=memory.max_context_tokens,
         bytes_per_token=memory.token_bytes,
         bytes_per_request=memory.slot_bytes,
-        pools=_list_allocated(replay.data) if replay.data else [],
+        pools=[],
     )
 
 
@@ -294,18 +280,6 @@ def describe_tier(tier: Tier, tiers: Tiers) -> ReplayTier:
     )
 
 
-def _describe_data(data: "RealData") -> ReplayData:
-    from dsv4kv.replay.data.build import describe_data  # needs torch
-
-    return describe_data(data)
-
-
-def _list_allocated(data: "RealData") -> list[Pool]:
-    from dsv4kv.replay.data.build import list_pools  # needs torch
-
-    return list_pools(data)
-
-
 def _series(replay: Replay) -> ReplaySeries:
     moments = replay.outcome.series.moments
     names = [name for name in ReplaySeries.model_fields if name != "at_ns"]
@@ -318,9 +292,8 @@ OnProgress = Callable[[int, int], None]
 where several are done at once."""
 
 
-Serve = Callable[[Point[ReplayConfig], Sequence[Request], int | None, Callable[[int], None]], Case]
-"""Replays a point of the requests given, on a machine with so much memory, and says how many are
-done."""
+Serve = Callable[[Point[ReplayConfig], Sequence[Request], Callable[[int], None]], Case]
+"""Replays a point of the requests given, and says how many are done."""
 
 
 @dataclass(frozen=True)
@@ -360,7 +333,6 @@ def run_replay(invocation: Invocation, on_progress: OnProgress) -> RunRecord:
     asked = sweep.job.asked if sweep.job else None
     serve = Server(
         points,
-        environment.memory_bytes,
         invocation.serve or serve_alone,
         asked.traces_sha256 if asked else {},
     )
@@ -401,15 +373,11 @@ class Server:
     def __init__(
         self,
         points: Sequence[Point[ReplayConfig]],
-        machine_bytes: int | None,
         serve: Serve,
         traces_sha256: Mapping[str, str],
     ) -> None:
-        """Replay some of ``points`` on a machine with so much memory.
-
-        ``traces_sha256``: what the traces were where it was asked, which may be elsewhere.
-        """
-        self._points, self._machine_bytes, self._serve = points, machine_bytes, serve
+        """``traces_sha256``: what the traces were where it was asked, maybe elsewhere."""
+        self._points, self._serve = points, serve
         self._traces_sha256 = dict(traces_sha256)  # of those that were not looked at yet
         self._known: tuple[Any, list[Request]] | None = None
 
@@ -425,7 +393,7 @@ class Server:
         try:
             requests = self._read(point.config)
             so_far = partial(_count_all, on_progress, number, count, len(requests))
-            return self._serve(point, requests, self._machine_bytes, so_far)
+            return self._serve(point, requests, so_far)
         except Dsv4kvError as error:
             if count == 1:
                 raise
@@ -452,7 +420,6 @@ def _count_all(on_progress: OnProgress, case: int, cases: int, requests: int, do
 def serve_alone(
     point: Point[ReplayConfig],
     requests: Sequence[Request],
-    machine_bytes: int | None,
     on_progress: Callable[[int], None],
 ) -> Case:
     """Serve the trace by one server and describe what came of it; see ``Serve``.
@@ -460,55 +427,39 @@ def serve_alone(
     Raises:
         Dsv4kvError: The point cannot be built.
     """
-    replay = build_replay(point.config, requests, machine_bytes=machine_bytes)
+    replay = build_replay(point.config, requests)
     interrupted, problem, ended = False, None, False
     try:
-        # a real cache's tensors may be large, and in cycles
-        with nullcontext() if replay.data else without_collector():
+        with without_collector():
             while replay.scheduler.turn():
                 on_progress(replay.outcome.finished)
         ended = True
     except KeyboardInterrupt:
         interrupted = True
-    except CacheError as error:
-        if not replay.data:
-            raise
-        problem = f"the cache refused what the scheduler had decided: {error}"
     if ended:
         problem = _find_problem(replay)
     status: Literal["failed", "incomplete", "complete"] = (
         "failed" if problem else "incomplete" if interrupted else "complete"
     )
-    operations, verification = _describe_work(replay)
     return Case(
         axis=point.axis,
         status=status,
         error=problem,
         config=point.config.model_dump(mode="json"),
-        backend="cpu" if replay.data else "replay",
+        backend="replay",
         cache=describe_cache(replay),
         totals=describe_totals(replay, ended=ended),
-        operations=operations,
+        operations=[],
         latencies=list_latencies(replay.outcome.samples_ns, [replay.times]),
         memcpy=None,
-        verification=verification,
+        verification=NOTHING_CHECKED,
         replay=describe_replay(replay),
     )
 
 
-def _describe_work(replay: Replay) -> tuple[list[Operation], Verification]:
-    """Operations that were timed and checks that were made, where data was moved."""
-    if replay.data is None:
-        return [], NOTHING_CHECKED
-    from dsv4kv.bench.case import list_operations  # needs torch
-    from dsv4kv.replay.data.build import describe_checks
-
-    return list_operations(replay.data.parts.recorder), describe_checks(replay.data)
-
-
 def _find_problem(replay: Replay) -> str | None:
     """What must not happen and did."""
-    ledger, outcome, data = replay.scheduler.ledger, replay.outcome, replay.data
+    ledger, outcome = replay.scheduler.ledger, replay.outcome
     if not outcome.finished:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in outcome.rejected.items())
         return (
@@ -517,7 +468,7 @@ def _find_problem(replay: Replay) -> str | None:
         )
     if held := ledger.private + ledger.shared:
         return f"{held} blocks are still held although every request has ended."
-    return data.find_problem(ledger.cached) if data else None
+    return None
 
 
 def _unbuilt(point: Point[ReplayConfig], problem: str) -> Case:

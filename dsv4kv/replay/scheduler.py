@@ -13,7 +13,7 @@ from dsv4kv.clock.steps import Steps
 from dsv4kv.engines.rules import find_rule
 from dsv4kv.model.schema import TableGroup
 from dsv4kv.replay.clock import CostModel, Span, VirtualClock, Work
-from dsv4kv.replay.contract import NO_DATA, DataPath, Ledger, Prompts
+from dsv4kv.replay.contract import Ledger, Prompts
 from dsv4kv.replay.decoders import Aside, Decoders, Stepping
 from dsv4kv.replay.preemption import Batch, Chunks, open_preemption
 from dsv4kv.replay.requests import NEVER, Served, Source, insert_by_age
@@ -192,7 +192,6 @@ class Scheduler:
         decoders: Decoders,
         clock: VirtualClock,
         observer: Observer,
-        data: DataPath = NO_DATA,
     ) -> None:
         self.clock, self.decoders, self.ledger, self.prompts = clock, decoders, ledger, prompts
         self.prefilling: list[Served] = []
@@ -200,7 +199,7 @@ class Scheduler:
         self.computed_tokens = self.again_tokens = 0
         self._arrivals, self._limits, self._group = arrivals, limits, group
         self._finds_scheduled = limits.finds_scheduled
-        self._cost, self._observer, self._data = cost, observer, data
+        self._cost, self._observer = cost, observer
         self._admission = Admission(ledger, prompts, group, defer=limits.defer)
         batch = Batch(ledger, decoders, self.prefilling, self.waiting, self._start_again)
         self._preemption = open_preemption(limits.rule, batch, limits.paused_blocks)
@@ -386,7 +385,6 @@ class Scheduler:
         wanted = max(self._group.blocks_for(served.prompt_tokens), served.blocks)
         self.ledger.take(wanted - served.blocks)
         served.blocks = wanted
-        self._data.begin(served)
         self._copy(moved_bytes)
         served.admitted_s = now_s if admitted_s is None else admitted_s
         served.place = self._admitted
@@ -482,12 +480,10 @@ class Scheduler:
 
     def _compute(self, served: Served, position: int, earlier: Sequence[int] = ()) -> None:
         """A prompt chunk that ends at a position; others before it ended ``earlier``."""
-        self._data.compute(served, (served.position, position))
         self.computed_tokens += position - served.position
         served.position = position
         served.reached = max(served.reached, position)
         self._copy(self.prompts.commit(served, earlier))
-        self._data.commit(served)
 
     def _end_prompts(self, answered: list[Served]) -> None:
         """A prompt's end gives the first token."""
@@ -531,7 +527,6 @@ class Scheduler:
             assert isinstance(self.decoders, Stepping)
             self.decoders.put_back(aside)
         self.prompts.decoded(self.decoders)
-        self._data.decode(self.decoders)
 
     def _wait(self, until_s: float) -> bool:
         """Nobody runs: let a paused request go on next, or wait for the next that can."""
@@ -554,7 +549,6 @@ class Scheduler:
     def _let_go(self, served: Served) -> None:
         self._held[served.rank] -= 1
         self.prompts.end(served)
-        self._data.end(served)
 
     def _copy(self, moved_bytes: int) -> None:
         """Move windows and states to or from where they are kept."""

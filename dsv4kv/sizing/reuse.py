@@ -36,11 +36,6 @@ class OffloadedToken:
     useful_bytes: Fraction
     padded_bytes: Fraction
 
-    @property
-    def lost_share(self) -> float:
-        """Part of what is moved that holds nothing."""
-        return float(1 - self.useful_bytes / self.padded_bytes) if self.padded_bytes else 0.0
-
 
 @dataclass(frozen=True)
 class Persistent:
@@ -118,14 +113,6 @@ def persistent_bytes(
         checkpoints * held.state,
         min(tokens, period_tokens - 1),
     )
-
-
-def window_ratio(deployment: Deployment) -> float:
-    """Bytes of all window entries of a context, against its compressed KV (indexer left out)."""
-    schemas = _schemas(deployment)
-    window = sum(s.window.format.entry_bytes for s in schemas if s.window)
-    main = sum(Fraction(s.main.format.entry_bytes, s.layer.ratio) for s in schemas if s.main)
-    return float(window / main) if main else 0.0
 
 
 def _check(tokens: int, strategy: str, period_tokens: int | None) -> None:

@@ -17,7 +17,6 @@ import numpy as np
 import xxhash
 from numpy.typing import ArrayLike, NDArray
 
-from dsv4kv.engines.sglang.files import page_digests
 from dsv4kv.model.plan import CachePlan
 from dsv4kv.tiers.families import Family, Kept, families_of
 from dsv4kv.tiers.stores.contract import Bytes
@@ -25,6 +24,19 @@ from dsv4kv.tiers.stores.namespace import Namespace
 
 DIGEST_BYTES = 16
 _MAGIC = b"dsv4kv-1"
+
+
+def page_digests(tokens: ArrayLike, page_tokens: int) -> list[bytes]:
+    """A digest for every whole page of a prompt, int[n], each over the one before and its tokens.
+
+    As SGLang 0.5.23 has it, ``mem_cache/cpp_utils/hash_binding.cpp``.
+    """
+    ids = np.ascontiguousarray(tokens, dtype="<u4")
+    before, digests = b"", []
+    for page in ids[: len(ids) // page_tokens * page_tokens].reshape(-1, page_tokens):
+        before = sha256(before + page.tobytes()).digest()
+        digests.append(before)
+    return digests
 
 
 def namespace_of(plan: CachePlan, revision: str) -> Namespace:

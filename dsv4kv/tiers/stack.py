@@ -44,14 +44,12 @@ class Stack:
 
     Attributes:
         tiers: The tiers.
-        disagreeing: Nodes that were computed again with other bits than those that are kept.
     """
 
     def __init__(self, tiers: Sequence[Tier]) -> None:
         """What one tier gives up may go to the next."""
         self.tiers = tuple(tiers)
         self._digests: OrderedDict[str, bytes] = OrderedDict()  # of what went through, by name
-        self.disagreeing = 0
         self._lock = RLock()
         for above, below in pairwise(self.tiers):
             above.below = below
@@ -172,7 +170,6 @@ class Stack:
         found = dict(zip(node.names, map(digest, data), strict=True))
         other = [name for name, each in found.items() if self._digests.get(name, each) != each]
         if other and self.exists(other, self.tiers).any():
-            self.disagreeing += 1
             return False
         for name, each in found.items():
             self._remember(name, each)

@@ -2,11 +2,17 @@
 
 The tables of a profile: where the time went, kernel by kernel and operation by operation. Rates
 are decimal: 1 GB/s is 10^9 B/s, or one byte per nanosecond.
+
+A step's timeline is a picture (SVG) or a Chrome trace, which Perfetto opens.
 """
 
+import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
+from dsv4kv.errors import ConfigError
+from dsv4kv.files import write_named
 from dsv4kv.measure.profilers.classify import CACHE_CATEGORIES, CATEGORIES, shorten
 from dsv4kv.measure.profilers.ranges import INPUTS
 from dsv4kv.measure.statistics import summarize
@@ -17,6 +23,7 @@ from dsv4kv.record.profile import (
     OperationRow,
     Profile,
     StepTimes,
+    Timeline,
 )
 from dsv4kv.record.yardstick import Yardstick
 from dsv4kv.units import counted, format_bytes, format_duration
@@ -32,6 +39,64 @@ from dsv4kv.view.table import (
     numbers,
     prose,
 )
+
+
+def write_timeline(timeline: Timeline, path: Path) -> None:
+    """Write a picture (``.svg``) or a Chrome trace (``.json``).
+
+    Raises:
+        ConfigError: The name ends in neither, or the file cannot be written.
+    """
+    refuse_other_names([path])
+    text = draw_timeline(timeline) if path.suffix == ".svg" else chrome_trace(timeline)
+    write_named(path, text, "--timeline")
+
+
+def refuse_other_names(paths: Iterable[Path]) -> None:
+    """Refuse names that no timeline can have.
+
+    Raises:
+        ConfigError: One is neither a picture nor a Chrome trace, or its folder does not exist.
+    """
+    for path in paths:
+        if path.suffix not in (".svg", ".json"):
+            raise ConfigError(f"{path}: a timeline is a picture, .svg, or a Chrome trace, .json.")
+        if not path.parent.is_dir():
+            raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}.")
+
+
+def draw_timeline(timeline: Timeline) -> str:
+    """The step as an SVG document."""
+    from dsv4kv.view.charts.figure import standalone_svg
+    from dsv4kv.view.charts.time import timeline_chart
+
+    return standalone_svg(timeline_chart(timeline, "One step"))
+
+
+def chrome_trace(timeline: Timeline) -> str:
+    """The timeline as JSON of Chrome's trace events: times in µs, a thread for each lane."""
+    lanes = [
+        {"ph": "M", "pid": 1, "tid": tid, "name": "thread_name", "args": {"name": lane}}
+        for tid, lane in enumerate(timeline.lanes, start=1)
+    ]
+    pieces = [
+        {
+            "ph": "X",
+            "pid": 1,
+            "tid": lane + 1,
+            "ts": start / 1000,
+            "dur": duration / 1000,
+            "name": shorten(timeline.names[name]),
+            "cat": timeline.categories[name],
+            "args": {"full name": timeline.names[name]},
+        }
+        for name, lane, start, duration in zip(
+            timeline.name, timeline.lane, timeline.start_ns, timeline.duration_ns, strict=True
+        )
+    ]
+    document = {"displayTimeUnit": "ns", "traceEvents": [*lanes, *pieces]}
+    return json.dumps(document, separators=(",", ":")) + "\n"
+
 
 NS_TO_US = 1e-3
 _MOST_AMPLIFICATION = 1.10

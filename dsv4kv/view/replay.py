@@ -5,15 +5,13 @@ from dataclasses import replace
 
 from dsv4kv.measure.statistics import summarize
 from dsv4kv.record.quantities import axis_names, axis_text, clock_factor
-from dsv4kv.record.replay import ReplayData, ReplayResult, ReplayTiers, ReplayWork, Reuse
+from dsv4kv.record.replay import ReplayResult, ReplayTiers, ReplayWork, Reuse
 from dsv4kv.record.schema import Case, Latency, RunRecord, Totals
 from dsv4kv.units import format_bytes, format_duration
-from dsv4kv.view.case import operations_table
 from dsv4kv.view.cells import (
     format_clocked,
     format_factor,
     format_number,
-    measured,
     show_setting,
 )
 from dsv4kv.view.facts import cache_facts, header, layers_text
@@ -252,11 +250,8 @@ def memory_table(result: ReplayResult) -> Table:
     )
 
 
-def times_table(latencies: Sequence[Latency], *, is_measured: bool = False) -> Table:
-    """Percentiles of times; only those that enough requests carry.
-
-    ``is_measured``: the cache's part was measured, the rest is the model's.
-    """
+def times_table(latencies: Sequence[Latency]) -> Table:
+    """Percentiles of times; only those that enough requests carry."""
     known = [each for each in latencies if each.samples_ns]
     clocked = any(each.factor for each in known)
     return Table(
@@ -277,7 +272,7 @@ def times_table(latencies: Sequence[Latency], *, is_measured: bool = False) -> T
             )
             for each in known
         ],
-        note=f"{_whose(is_measured)}, in ms; a percentile needs ten requests beyond it",
+        note="of the model, in ms; a percentile needs ten requests beyond it",
     )
 
 
@@ -307,7 +302,6 @@ def sweep_table(cases: Sequence[Case], axes: dict[str, str]) -> Table:
 
     ``axes`` are the swept settings by dotted path, as they are to be shown.
     """
-    is_measured = any(case.replay and case.replay.data for case in cases)
     tiers = any(case.replay and case.replay.tiers for case in cases)
     fleets = any(case.replay and case.replay.fleet for case in cases)
     return Table(
@@ -328,7 +322,7 @@ def sweep_table(cases: Sequence[Case], axes: dict[str, str]) -> Table:
             )
             for case in cases
         ],
-        note=f"times {_whose(is_measured)}, in ms{_errors(cases)}",
+        note=f"times of the model, in ms{_errors(cases)}",
         keys=len(axes),
     )
 
@@ -345,10 +339,6 @@ def _errors(cases: Sequence[Case]) -> str:
 
 def _setting(case: Case, path: str) -> str:
     return show_setting(path, case.axis[path]) if path in case.axis else ABSENT
-
-
-def _whose(is_measured: bool) -> str:
-    return "measured for the cache, of the model for the rest" if is_measured else "of the model"
 
 
 def _tier_cells(result: ReplayResult) -> list[str]:
@@ -424,76 +414,6 @@ def _share(part: int, whole: int) -> str:
     return f"{part / whole:.1%}" if whole else ABSENT
 
 
-_MOST_FAILURES = 5
-_STEPS = {"decode": "only decode", "mixed": "with prompt chunks"}
-_KINDS = {
-    "fresh": "computed by the request",
-    "shared": "in shared blocks",
-    "copied": "in a copied block",
-    "recomputed": "computed again after an eviction",
-    "resumed": "from a checkpoint",
-}
-
-
-def data_tables(case: Case) -> Iterator[Part]:
-    """Steps and operations as they were measured; nothing where no data was moved."""
-    if case.replay and case.replay.data:
-        yield ""
-        yield steps_table(case.replay.data)
-        yield ""
-        yield operations_table(case)
-
-
-def steps_table(data: ReplayData) -> Table:
-    """The cache's part of steps: measured on this machine, and by the model."""
-    rows = []
-    for times in data.steps:
-        summary, modelled = summarize(times.measured_ns), summarize(times.modelled_ns)
-        rows.append(
-            (
-                _STEPS[times.kind],
-                f"{summary.n:,}",
-                measured(summary.estimate, _NS_TO_MS),
-                format_number(modelled.median * _NS_TO_MS),
-                format_number(summary.total / 1e9),
-                format_number(modelled.total / 1e9),
-            )
-        )
-    return Table(
-        "The cache's part of a step",
-        [
-            *names("steps"),
-            *numbers("samples", "median ms measured", "median ms modelled"),
-            *numbers("total s measured", "total s modelled"),
-        ],
-        rows,
-        note="measured: decode steps gather; modelled: bytes read in place, over the bandwidth",
-    )
-
-
-def judge_data(case: Case) -> list[Finding]:
-    """What was compared with a run without reuse, and what came of it."""
-    if not (case.replay and case.replay.data):
-        return []
-    if failures := case.verification.failures:
-        found = [Finding("bad", failure) for failure in failures[:_MOST_FAILURES]]
-        if len(failures) > _MOST_FAILURES:
-            more = len(failures) - _MOST_FAILURES
-            found.append(Finding("bad", f"and {more:,} more, in the record"))
-        return found
-    compared = case.replay.data.compared
-    if not compared:
-        return [Finding("note", "nothing was compared with a run without reuse")]
-    counts = ", ".join(f"{count:,} {_KINDS[kind]}" for kind, count in compared.items())
-    return [
-        Finding(
-            "good",
-            f"{case.verification.checks:,} gathered entries equal those of a run without reuse, "
-            f"bit for bit: {counts}",
-        )
-    ]
-
-
 _TIGHT = 0.25  # from here on what was lost to checkpoints is worth a sentence
 
 
@@ -523,12 +443,10 @@ def _report_case(record: RunRecord, case: Case) -> Iterator[Part]:
             yield ""
         yield memory_table(case.replay).noted(layers)
         yield ""
-        times = times_table(case.latencies, is_measured=case.replay.data is not None)
-        yield times.noted(layers)
+        yield times_table(case.latencies).noted(layers)
         yield from tier_tables(case.replay)
         yield ""
         yield constants_table(case.replay)
-        yield from data_tables(case)
         yield ""
         yield replay_facts(case.replay, case.totals)
         yield ""
@@ -567,7 +485,6 @@ def judge_replay(case: Case) -> list[Finding]:
         found.append(Finding("warning", f"times are extrapolated from the table: {beyond}"))
     if left := case.totals.blocks_left:
         found.append(Finding("bad", f"blocks still held at the end: {left:,}; the cache leaks"))
-    found += judge_data(case)
     lost = case.replay.reuse.lost_tokens
     evicted, seen = lost.get("evicted_checkpoint", 0), case.replay.reuse.seen_tokens
     if seen and evicted > _TIGHT * seen:

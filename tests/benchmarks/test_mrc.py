@@ -43,7 +43,8 @@ def serve_plainly(paths: list[list[int]], capacity: int) -> int:
 
 
 def curve_of(table: PathTable) -> int:
-    return int(trace_curve(find_reuse(table, 512)).hits_at(np.array([18_279]))[0])
+    curve = trace_curve(find_reuse(table, 512))
+    return int(np.interp(18_279, curve.corners, curve.hit_blocks))
 
 
 def plain_paths() -> list[list[int]]:

@@ -144,8 +144,6 @@ def test_whoever_is_last_writes_the_record_of_a_shared_folder(
 
 REFUSED = {
     "side by side they would time": ("bench", "smoke", "--jobs", "2"),
-    "points side by side would time each other": (
-        "replay", "--config", "real", "--jobs", "2", *AXIS),
     "--job-folder both name a job": (*WORDS, "--resume", "a", "--job-folder", "b"),
     "launches are not resumed": ("bench", "--launches", "2", "--resume", "a"),
     "Ray is not installed": (*WORDS, "--ray", "auto"),

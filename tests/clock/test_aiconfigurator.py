@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dsv4kv.clock.aiconfigurator import open_engine
+from dsv4kv.clock.sources import open_engine
 from dsv4kv.clock.steps import decode_s, prompt_s
 from dsv4kv.clock.tables import open_shipped
 from dsv4kv.errors import ConfigError

@@ -71,11 +71,6 @@ def test_numbers_of_another_source_are_refused(cost: dict[str, Any], sentence: s
         CostSection(**cost)
 
 
-def test_moved_bytes_are_timed_beside_stated_rates_alone() -> None:
-    with pytest.raises(ConfigError, match="source stated"):
-        small_model(workload__data="real")
-
-
 def test_the_layout_is_the_one_that_budget_chooses() -> None:
     config = load_model("v4-flash")
     assert find_layout(CostSection(gpus=4), config) == Layout(tp=4)

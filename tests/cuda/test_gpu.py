@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from dsv4kv.ops import cuda
-from dsv4kv.ops.cuda import library
 from dsv4kv.ops.cuda.compile import architecture_of
 from dsv4kv.ops.cuda.launch import prepare
 from dsv4kv.ops.kernels.gather import plan_gather_topk
@@ -54,15 +53,6 @@ def test_an_operation_never_waits_for_the_gpu(scene: Scene, gpu: torch.device) -
     arguments = to_device(scene.arguments(), gpu)
     with forbidding_waits():
         run(*arguments)
-
-
-@each_scene
-def test_an_operator_launches_the_kernels(scene: Scene, gpu: torch.device) -> None:
-    def run(*arguments: object) -> None:
-        flat = library.flatten(scene.operation, arguments)
-        getattr(torch.ops.dsv4kv, scene.operation)(*flat)
-
-    assert_equals_cpu_backend(scene, run, gpu)
 
 
 def topk_scene() -> Scene:

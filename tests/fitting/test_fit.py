@@ -8,8 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dsv4kv.cli import app
-from dsv4kv.fitting.features import open_scenes
-from dsv4kv.fitting.fit import Fit, fit_runs
+from dsv4kv.fitting.fit import Fit, fit_runs, open_scenes
 from dsv4kv.fitting.results import read_results
 from tests.fitting.servers import (
     MEANT,

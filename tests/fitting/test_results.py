@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dsv4kv.errors import ConfigError, RecordError
-from dsv4kv.fitting.features import open_scenes
+from dsv4kv.fitting.fit import open_scenes
 from dsv4kv.fitting.results import Measured, read_results
 from tests.fitting.servers import SETTINGS, as_sglang, as_vllm, lengths, write_lines
 

@@ -140,7 +140,7 @@ def test_a_fleet_that_is_interrupted_is_recorded_as_far_as_it_came() -> None:
         if done == 20:
             raise KeyboardInterrupt
 
-    case = serve_point(point, read_requests(point.config), None, stop)
+    case = serve_point(point, read_requests(point.config), stop)
     assert (case.status, case.error) == ("incomplete", None)
     assert case.totals is not None
     assert 0 < case.totals.requests < 48
@@ -312,7 +312,7 @@ def test_whatever_is_mixed_adds_up(seed: int, kinds: list[str], router: str) -> 
         cost__source="model",
     )
     requests = random_requests(seed, 30, 10)
-    case = serve_point(Point({}, config), requests, None, lambda done: None)
+    case = serve_point(Point({}, config), requests, lambda done: None)
     found, totals, fleet = result(case), case.totals, result(case).fleet
     assert case.status == "complete"
     assert totals is not None

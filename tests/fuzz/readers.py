@@ -134,7 +134,7 @@ _TRACE = (
     ("trace", "info", "FILE", "--json"),
     ("trace", "convert", "FILE", "out.jsonl"),
     ("trace", "mrc", "FILE", "--capacity", "1K,64K"),
-    ("replay", "FILE", "--out", "results", "--data", "none"),
+    ("replay", "FILE", "--out", "results"),
 )
 
 READERS = {

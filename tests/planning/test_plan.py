@@ -459,7 +459,6 @@ def test_limits_that_cannot_be_searched_for_are_refused(texts: list[str], said: 
             (["--set", f"{key}=2"], f"plan decides {key.removesuffix('.replicas')}")
             for key in ("cost.tp", "workload.speed", "model.preset", "fleet.prefill.replicas")
         ],
-        (["--set", "workload.data=real"], "nothing is run here"),
         (["--speed", "inf"], "Invalid value for '--speed'"),
     ],
 )

@@ -8,7 +8,7 @@ from dsv4kv.record.yardstick import yardsticks
 from dsv4kv.view.case import decode_table, graph_device_time, operations_table
 from dsv4kv.view.facts import header
 from dsv4kv.view.findings import judge_results, judge_status
-from dsv4kv.view.sweep import sweep_table
+from dsv4kv.view.record import sweep_table
 from tests.record.records import make_case, make_environment, make_failed_case, make_record
 from tests.view.terminal import shown, told
 

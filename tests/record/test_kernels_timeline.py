@@ -12,7 +12,7 @@ from dsv4kv.record import kernel_table as picking
 from dsv4kv.record.profile import Timeline
 from dsv4kv.view.charts.figure import standalone_svg
 from dsv4kv.view.charts.time import timeline_chart
-from dsv4kv.view.timeline import chrome_trace, draw_timeline, write_timeline
+from dsv4kv.view.profile import chrome_trace, draw_timeline, write_timeline
 from tests.measure.profilers.exports import two_replays
 from tests.record.kernel_profiles import from_kineto, from_nsys
 

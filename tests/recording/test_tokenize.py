@@ -18,7 +18,6 @@ tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not install
 from dsv4kv.cli import app  # noqa: E402
 from dsv4kv.engines.cache import Pool  # noqa: E402
 from dsv4kv.engines.rules import RULES, run_rule  # noqa: E402
-from dsv4kv.engines.sglang.files import page_digests  # noqa: E402
 from dsv4kv.engines.speculation import SPECULATIONS  # noqa: E402
 from dsv4kv.engines.vllm.cache import replay_vllm  # noqa: E402
 from dsv4kv.errors import ConfigError, TraceError  # noqa: E402
@@ -33,6 +32,7 @@ from dsv4kv.recording.tokenize import (  # noqa: E402
     tokenize,
 )
 from dsv4kv.recording.veil import Veil  # noqa: E402
+from dsv4kv.tiers.prefixes import page_digests  # noqa: E402
 from dsv4kv.traces import read_trace  # noqa: E402
 from dsv4kv.traces.collect import collect_paths  # noqa: E402
 from dsv4kv.traces.request import Request  # noqa: E402

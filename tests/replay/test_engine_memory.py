@@ -62,7 +62,6 @@ def test_a_memory_without_room_for_a_block_is_a_sentence(rule: str) -> None:
     ("settings", "sentence"),
     [
         ({"prefix__rule": "vllm-v4:dens"}, r"prefix.rule is .* .did you mean vllm-v4:dense\?"),
-        ({"prefix__rule": "vllm", "workload__data": "real"}, "set workload.data to none"),
         ({"prefix__rule": "vllm", "prefix__policy": "arc"}, "prefix.policy says how the ideal"),
         ({"prefix__rule": "sglang", "prefix__strategy": "full"}, "prefix.strategy says how the"),
         ({"prefix__rule": "vllm-v4:dense", "cache__state": "online"}, "state fp32"),

@@ -133,7 +133,7 @@ def test_a_worker_that_sees_another_trace_says_so() -> None:
     points = expand_axes(loaded, SETTINGS, ("prefix.policy=lru,lfu",), ReplayConfig)
     trace = loaded.config.workload.trace
     assert trace
-    elsewhere = Server(points, None, serve_alone, {trace: "0" * 64})
+    elsewhere = Server(points, serve_alone, {trace: "0" * 64})
     with pytest.raises(TraceError, match="is another trace here than where the sweep was begun"):
         elsewhere(1)  # no fault of the point, which so is not kept as failed
     with pytest.raises(TraceError, match="is another trace"):

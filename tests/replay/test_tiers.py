@@ -389,7 +389,6 @@ def test_single_steps_end_where_stretches_do() -> None:
             },
             "a multiple of its block",
         ),
-        ({"tiers__host__ratio": 2, "workload__data": "real"}, "tiers are counted"),
     ],
 )
 def test_tiers_that_there_are_not_are_refused(chosen: dict[str, Any], sentence: str) -> None:

@@ -1,17 +1,253 @@
-"""The polling process: ``python -m dsv4kv.measure.telemetry.process PID INTERVAL_NS [UUID]``.
+"""The polling process, over NVML: ``python -m dsv4kv.measure.telemetry.process PID NS [UUID]``.
 
-Writes JSON lines to standard output and ends with its standard input: also when the run dies.
+Writes JSON lines to standard output and ends with its standard input: also when the run dies. What
+does not answer is absent, and it is said why.
 """
 
 import json
 import select
 import sys
+from collections import Counter
 from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any
 
-from dsv4kv.measure.telemetry.nvml import GpuGone, NvmlGpu
 from dsv4kv.measure.telemetry.readings import HostReader
+
+Reader = Callable[[Any, Any], int | float | str | None]
+"""Asks the library (as the module ``pynvml``) about a device; raises its ``NVMLError``."""
+
+_VALUE_TYPES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+
+
+def _call(function: str, *constants: str) -> Reader:
+    """The value of a function that takes the device and constants, named as in the library."""
+    return lambda nvml, gpu: getattr(nvml, function)(
+        gpu, *(getattr(nvml, constant) for constant in constants)
+    )
+
+
+def _attribute(function: str, attribute: str, *constants: str) -> Reader:
+    """One attribute of what such a function returns."""
+    ask = _call(function, *constants)
+    return lambda nvml, gpu: getattr(ask(nvml, gpu), attribute)
+
+
+def _field(constant: str) -> Reader:
+    """A field value, of whichever type it is."""
+
+    def read(nvml: Any, gpu: Any) -> int:
+        (answer,) = nvml.nvmlDeviceGetFieldValues(gpu, [getattr(nvml, constant)])
+        if answer.nvmlReturn != nvml.NVML_SUCCESS:
+            raise nvml.NVMLError(answer.nvmlReturn)
+        return int(getattr(answer.value, _VALUE_TYPES[answer.valueType]))
+
+    return read
+
+
+def _violation(policy: str) -> Reader:
+    """Nanoseconds so far in which a limit held clocks down: no poll is needed to notice it."""
+    return _attribute(
+        "nvmlDeviceGetViolationStatus", "violationTime", f"NVML_PERF_POLICY_{policy}"
+    )
+
+
+def _reasons(nvml: Any, gpu: Any) -> int:
+    """Bits that say why clocks are not higher; older libraries call them throttle reasons."""
+    try:
+        return int(nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu))
+    except (AttributeError, nvml.NVMLError_FunctionNotFound):
+        return int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu))
+
+
+def _ecc(kind: str) -> Reader:
+    counter = f"NVML_MEMORY_ERROR_TYPE_{kind}"
+    return _call("nvmlDeviceGetTotalEccErrors", counter, "NVML_VOLATILE_ECC")
+
+
+FACTS: dict[str, Reader] = {
+    "name": _call("nvmlDeviceGetName"),
+    "power_limit_mw": _call("nvmlDeviceGetEnforcedPowerLimit"),
+    "most_sm_clock_mhz": _call("nvmlDeviceGetMaxClockInfo", "NVML_CLOCK_SM"),
+    "most_memory_clock_mhz": _call("nvmlDeviceGetMaxClockInfo", "NVML_CLOCK_MEM"),
+    "ecc": lambda nvml, gpu: nvml.nvmlDeviceGetEccMode(gpu)[0],
+    "mig": lambda nvml, gpu: nvml.nvmlDeviceGetMigMode(gpu)[0],
+    "persistence": _call("nvmlDeviceGetPersistenceMode"),
+}
+"""Asked once."""
+
+OFTEN: dict[str, Reader] = {
+    "sm_clock_mhz": _call("nvmlDeviceGetClockInfo", "NVML_CLOCK_SM"),
+    "memory_clock_mhz": _call("nvmlDeviceGetClockInfo", "NVML_CLOCK_MEM"),
+    "reasons": _reasons,
+    "power_mw": _field("NVML_FI_DEV_POWER_INSTANT"),
+    "energy_mj": _field("NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION"),
+    "temperature_c": _call("nvmlDeviceGetTemperature", "NVML_TEMPERATURE_GPU"),
+    "power_violation_ns": _violation("POWER"),
+    "thermal_violation_ns": _violation("THERMAL"),
+    "board_violation_ns": _violation("BOARD_LIMIT"),
+    "reliability_violation_ns": _violation("RELIABILITY"),
+}
+"""Asked at every poll."""
+
+SELDOM: dict[str, Reader] = {
+    "memory_used_bytes": _attribute("nvmlDeviceGetMemoryInfo", "used"),
+    "pcie_generation": _call("nvmlDeviceGetCurrPcieLinkGeneration"),
+    "pcie_width": _call("nvmlDeviceGetCurrPcieLinkWidth"),
+    "pcie_replays": _call("nvmlDeviceGetPcieReplayCounter"),
+    "ecc_corrected": _ecc("CORRECTED"),
+    "ecc_uncorrected": _ecc("UNCORRECTED"),
+}
+"""Asked at every fifth poll; so are other processes and DRAM utilisation, which take more."""
+
+
+class DramWitness:
+    """DRAM bandwidth utilisation between one call and the next."""
+
+    def __init__(self, nvml: Any, gpu: Any) -> None:
+        """Begin; raises ``NVMLError`` where the GPU or driver has no such counters."""
+        if not nvml.nvmlGpmQueryDeviceSupport(gpu).isSupportedDevice:
+            raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
+        self._nvml, self._gpu = nvml, gpu
+        self._older, self._newer = nvml.nvmlGpmSampleAlloc(), nvml.nvmlGpmSampleAlloc()
+        nvml.nvmlGpmSampleGet(gpu, self._newer)
+
+    def percent(self) -> float:
+        """Mean since the last call (or since the beginning), of the memory's full rate."""
+        nvml = self._nvml
+        self._older, self._newer = self._newer, self._older
+        nvml.nvmlGpmSampleGet(self._gpu, self._newer)
+        question = nvml.c_nvmlGpmMetricsGet_t()
+        question.version, question.numMetrics = nvml.NVML_GPM_METRICS_GET_VERSION, 1
+        question.sample1, question.sample2 = self._older, self._newer
+        question.metrics[0].metricId = nvml.NVML_GPM_METRIC_DRAM_BW_UTIL
+        answer = nvml.nvmlGpmMetricsGet(question).metrics[0]
+        if answer.nvmlReturn != nvml.NVML_SUCCESS:
+            raise nvml.NVMLError(answer.nvmlReturn)
+        return float(answer.value)
+
+
+Answers = dict[str, int | float | str | None]
+
+_PREFIXES = ("GPU-", "MIG-")
+_FINAL = (
+    "NVML_ERROR_NOT_SUPPORTED",
+    "NVML_ERROR_NO_PERMISSION",
+    "NVML_ERROR_FUNCTION_NOT_FOUND",
+    "NVML_ERROR_INVALID_ARGUMENT",
+)
+_GONE = (
+    "NVML_ERROR_GPU_IS_LOST",
+    "NVML_ERROR_UNINITIALIZED",
+    "NVML_ERROR_DRIVER_NOT_LOADED",
+    "NVML_ERROR_LIBRARY_NOT_FOUND",
+    "NVML_ERROR_RESET_REQUIRED",
+    "NVML_ERROR_LIB_RM_VERSION_MISMATCH",
+)
+
+
+class GpuGone(Exception):
+    """There is no such GPU, or no longer; the message says why."""
+
+
+class NvmlGpu:
+    """One GPU, by the UUID that CUDA knows it by: NVML numbers them otherwise than CUDA does.
+
+    Attributes:
+        absent: What could not be read, or not every time, and why.
+    """
+
+    def __init__(self, nvml: Any, uuid: str, own_pid: int) -> None:
+        """Open the library (the module ``pynvml``) and find the GPU.
+
+        Raises:
+            GpuGone: No library, no driver, or no such GPU.
+        """
+        self.absent: dict[str, str] = {}
+        self._nvml, self._own_pid = nvml, own_pid
+        self._often, self._seldom = dict(OFTEN), dict(SELDOM)
+        self._seldom["other_processes"] = self._count_others
+        self._failures: Counter[str] = Counter()
+        try:
+            nvml.nvmlInit()
+            self._gpu = self._find(uuid)
+        except nvml.NVMLError as error:
+            raise GpuGone(f"NVML: {error}") from None
+        self._add_witness()
+
+    def facts(self) -> Answers:
+        """What does not change."""
+        return self._ask(dict(FACTS))
+
+    def often(self) -> Answers:
+        """Clocks, limits, power and temperature.
+
+        Raises:
+            GpuGone: The GPU or its driver no longer answers.
+        """
+        return self._ask(self._often)
+
+    def seldom(self) -> Answers:
+        """Memory, other processes, errors and DRAM utilisation; raises as ``often`` does."""
+        return self._ask(self._seldom)
+
+    def _find(self, uuid: str) -> Any:
+        bare = uuid.removeprefix(_PREFIXES[0]).removeprefix(_PREFIXES[1])
+        for prefix in _PREFIXES:
+            try:
+                return self._nvml.nvmlDeviceGetHandleByUUID(prefix + bare)
+            except (self._nvml.NVMLError_NotFound, self._nvml.NVMLError_InvalidArgument):
+                continue
+        raise GpuGone(f"NVML knows no GPU {uuid}")
+
+    def _add_witness(self) -> None:
+        try:
+            witness = DramWitness(self._nvml, self._gpu)
+        except (AttributeError, self._nvml.NVMLError) as error:
+            self.absent["dram_percent"] = str(error)
+        else:
+            self._seldom["dram_percent"] = lambda _nvml, _gpu: witness.percent()
+
+    def _ask(self, readers: dict[str, Reader]) -> Answers:
+        """Answers by name; a reader that can never answer is taken out."""
+        found: Answers = {}
+        for name, read in list(readers.items()):
+            try:
+                found[name] = read(self._nvml, self._gpu)
+            except (AttributeError, TypeError, ValueError, IndexError) as error:
+                # functions and their answers change from version to version of the package
+                self._drop(readers, name, f"this nvidia-ml-py answers otherwise ({error})")
+            except self._nvml.NVMLError as error:
+                self._refused(readers, name, error)
+        return found
+
+    def _refused(self, readers: dict[str, Reader], name: str, error: Any) -> None:
+        if error.value in self._codes(_GONE):
+            raise GpuGone(f"NVML: {error}")
+        if error.value in self._codes(_FINAL):
+            self._drop(readers, name, str(error))
+            return
+        self._failures[name] += 1
+        self.absent[name] = f"{error}, {self._failures[name]} times"
+
+    def _drop(self, readers: dict[str, Reader], name: str, reason: str) -> None:
+        del readers[name]
+        self.absent[name] = reason
+
+    def _codes(self, names: tuple[str, ...]) -> set[int]:
+        return {getattr(self._nvml, name) for name in names}
+
+    def _count_others(self, nvml: Any, gpu: Any) -> int | None:
+        """Processes that compute there, this run apart; None where it does not see itself.
+
+        In a container the driver reports process ids of the machine, which are not ours.
+        """
+        running = {process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(gpu)}
+        if self._own_pid in running:
+            return len(running) - 1
+        self.absent["other_processes"] = "the driver does not show this run by its own process id"
+        return None
+
 
 SELDOM_EVERY = 5  # polls
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from dsv4kv.errors import ProfileError
-from dsv4kv.measure.profilers.database import open_database
-from dsv4kv.measure.profilers.nsys import read_nsys
+from dsv4kv.measure.profilers.nsys import open_database, read_nsys
 from dsv4kv.measure.profilers.trace import KINDS, NONE, LaunchShape, Trace
 from tests.examples import FULL
 from tests.measure.profilers.exports import (

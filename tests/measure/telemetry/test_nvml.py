@@ -5,7 +5,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from dsv4kv.measure.telemetry.nvml import FACTS, OFTEN, SELDOM, GpuGone, NvmlGpu
+from dsv4kv.measure.telemetry.process import FACTS, OFTEN, SELDOM, GpuGone, NvmlGpu
 from dsv4kv.record.telemetry import GpuChecks, GpuSamples, GpuState
 from tests.measure.telemetry.fake_nvml import (
     OTHER_UUID,

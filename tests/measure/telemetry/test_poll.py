@@ -6,8 +6,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from dsv4kv.measure.telemetry.nvml import NvmlGpu
-from dsv4kv.measure.telemetry.process import SELDOM_EVERY, poll
+from dsv4kv.measure.telemetry.process import SELDOM_EVERY, NvmlGpu, poll
 from dsv4kv.measure.telemetry.readings import HostReader
 from tests.measure.telemetry.fake_nvml import OWN_PID, UUID, FakeNvml
 

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.record.telemetry import GpuChecks, GpuSamples, GpuState
-from dsv4kv.view.page.telemetry import (
+from dsv4kv.view.page.sections import (
     machine_facts,
     reports_limits,
     telemetry_tracks,

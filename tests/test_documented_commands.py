@@ -54,7 +54,6 @@ def test_a_command_is_understood(
     ends = [words.index(sign) for sign in ("|", ">", ">>", "&&") if sign in words]
     arguments = words[1 : min(ends, default=None)]
     assert not _take("--debug", arguments)  # which is for reports
-    _take("--no-settings", arguments)  # which may be anywhere
     found: Any = typer.main.get_command(app)
     while hasattr(found, "commands"):
         name, *arguments = arguments

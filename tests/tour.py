@@ -77,7 +77,7 @@ EXITS = {
 }
 """Exit codes other than 0, by command."""
 
-DOCUMENTS = r"--json|--export|--print-command|config show|completion |--markdown"
+DOCUMENTS = r"--json|--export|--print-command|config show|--markdown"
 """What prints lines for programs, as wide as they are."""
 
 
@@ -151,7 +151,6 @@ def prepare(folder: Path, run: "Runner") -> None:
         run.quietly(f"config show smoke > {name}.yaml")
     for name in ("LRU", "ARC"):
         run.quietly(f"replay builtin:chat -q --policy {name.lower()} --json results/{name}.json")
-    (folder / "home" / ".config" / "fish" / "completions").mkdir(parents=True)
 
 
 def make_packages(folder: Path, source: str) -> None:

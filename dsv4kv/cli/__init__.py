@@ -18,7 +18,6 @@ from dsv4kv.cli import (
     budget,
     calibrate,
     compare,
-    completion,
     config,
     conform,
     doctor,
@@ -35,13 +34,12 @@ from dsv4kv.cli import (
     trace,
     watch,
 )
-from dsv4kv.cli.command import IGNORED, Group, take
+from dsv4kv.cli.command import Group, take
 from dsv4kv.endings import end_as_by_ctrl_c
 from dsv4kv.errors import DEFECT
 from dsv4kv.view.console import lose_glyphs_not_answers, say
 
 _PIPE_CLOSED = 141  # 128 + SIGPIPE, as shells report it
-_NO_SETTINGS = "--no-settings"
 
 _EPILOG = """\
 [bold]Examples[/bold]
@@ -69,14 +67,12 @@ app = typer.Typer(
     epilog=_EPILOG,
     context_settings={"help_option_names": ["-h", "--help"]},  # of every command below, too
     rich_markup_mode="rich",
-    add_completion=False,  # its options import pydantic before any command: see completion
     pretty_exceptions_enable=False,
 )
 
 
 @app.callback()
 def _options(
-    context: typer.Context,
     _version: Annotated[
         bool,
         typer.Option(
@@ -86,14 +82,8 @@ def _options(
     _debug: Annotated[
         bool, typer.Option("--debug", help="Show where an unexpected error came from.")
     ] = False,
-    no_settings: Annotated[
-        bool,
-        typer.Option(_NO_SETTINGS, help="Ignore dsv4kv.yaml and \\[tool.dsv4kv] of projects."),
-    ] = False,
 ) -> None:
     """Benchmark and profile the DeepSeek-V4 KV cache."""
-    if no_settings:
-        context.meta[IGNORED] = True
 
 
 app.command("bench", rich_help_panel="Measure", epilog=bench.EPILOG)(bench.bench)
@@ -116,9 +106,6 @@ app.command("probe", rich_help_panel="Prepare", epilog=probe.EPILOG)(probe.probe
 app.command("record", rich_help_panel="Prepare", epilog=record.EPILOG)(record.record)
 app.command("watch", rich_help_panel="Prepare", epilog=watch.EPILOG)(watch.watch)
 app.add_typer(trace.app, cls=Group, name="trace", rich_help_panel="Prepare")
-app.command("completion", rich_help_panel="Prepare", epilog=completion.EPILOG)(
-    completion.completion
-)
 app.add_typer(config.app, cls=Group, name="config", rich_help_panel="Prepare")
 take(app)
 
@@ -128,12 +115,6 @@ def main() -> None:
     end_as_by_ctrl_c()
     lose_glyphs_not_answers()
     debug = _take("--debug", sys.argv)
-    if _take(_NO_SETTINGS, sys.argv):
-        sys.argv.insert(1, _NO_SETTINGS)
-    if "_DSV4KV_COMPLETE" in os.environ:
-        from typer._completion_classes import completion_init
-
-        completion_init()
     try:
         app(prog_name="dsv4kv")
     except SystemExit as end:

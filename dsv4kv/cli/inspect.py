@@ -5,8 +5,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dsv4kv.cli.complete import offer
-from dsv4kv.resources import shipped_names
 from dsv4kv.view.console import print_document
 
 if TYPE_CHECKING:
@@ -71,7 +69,6 @@ def inspect(
         typer.Option(
             metavar="NAME|FILE",
             help="Whose RoPE it is.",
-            autocompletion=offer(shipped_names("models")),
         ),
     ] = "v4-flash",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,

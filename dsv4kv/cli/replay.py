@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from dsv4kv.choices import POLICIES, RULES, STRATEGIES, listed
-from dsv4kv.cli.complete import offer, offer_settings
 from dsv4kv.cli.records import as_settings, end_run, keep_record, write_json
 from dsv4kv.cli.sweeps import (
     How,
@@ -76,7 +75,6 @@ def replay(
         typer.Argument(
             help="A trace file, a folder of weka conversations or [bold]builtin:chat[/bold]; with "
             "--against a recording. Left out: what the configuration names.",
-            autocompletion=offer(["builtin:chat"]),
             show_default=False,
         ),
     ] = None,
@@ -86,7 +84,6 @@ def replay(
             metavar="FILE",
             help=f"A YAML file or a shipped name: {listed(shipped_names('replay'))} (default is "
             "the default, real moves the bytes of a small model).",
-            autocompletion=offer(shipped_names("replay")),
             show_default=False,
         ),
     ] = None,
@@ -95,7 +92,6 @@ def replay(
         typer.Option(
             metavar="NAME|FILE",
             help="A preset or a config.json.",
-            autocompletion=offer(shipped_names("models")),
         ),
     ] = None,
     memory: Annotated[
@@ -103,22 +99,18 @@ def replay(
     ] = None,
     policy: Annotated[
         str | None,
-        typer.Option(
-            help=f"What is evicted first: {listed(POLICIES)}.", autocompletion=offer(POLICIES)
-        ),
+        typer.Option(help=f"What is evicted first: {listed(POLICIES)}."),
     ] = None,
     rule: Annotated[
         str | None,
         typer.Option(
             help=f"By whose rule prompts are reused: {listed(RULES)}.",
-            autocompletion=offer(RULES),
         ),
     ] = None,
     strategy: Annotated[
         str | None,
         typer.Option(
             help=f"What is kept of windows and states: {listed(STRATEGIES)}.",
-            autocompletion=offer(STRATEGIES),
         ),
     ] = None,
     gpu: Annotated[
@@ -126,7 +118,6 @@ def replay(
         typer.Option(
             help="A GPU of the catalogue, for its times.",
             rich_help_panel="Model of a step",
-            autocompletion=offer(shipped_names("gpus")),
         ),
     ] = None,
     gpus: Annotated[int | None, _model("GPUs that share the work of a step.")] = None,
@@ -143,7 +134,6 @@ def replay(
             metavar="none|real",
             help="real moves every byte on the CPU, takes the time that needs and compares it "
             "with a run without reuse.",
-            autocompletion=offer(["none", "real"]),
         ),
     ] = None,
     against: Annotated[
@@ -177,7 +167,6 @@ def replay(
             "--set",
             metavar="KEY=VALUE",
             help="Change a setting: prefix.defer=false.",
-            autocompletion=offer_settings("replay"),
         ),
     ] = None,
     axis: Annotated[
@@ -185,7 +174,6 @@ def replay(
         typer.Option(
             metavar="KEY=A,B,…",
             help="Sweep a setting: prefix.policy=lru,arc.",
-            autocompletion=offer_settings("replay", several=True),
         ),
     ] = None,
     jobs: Jobs = 1,

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dsv4kv.cli.complete import offer_runs
 from dsv4kv.view.console import print_document, say
 
 if TYPE_CHECKING:
@@ -66,7 +65,6 @@ def show(
         typer.Argument(
             metavar="RUN",
             help="Beginning or end of a run's name, or last.",
-            autocompletion=offer_runs,
         ),
     ],
     folder: Folder = _RESULTS,

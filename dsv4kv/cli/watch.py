@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dsv4kv.choices import RULES, listed
-from dsv4kv.cli.complete import offer, offer_settings
-from dsv4kv.resources import shipped_names
 from dsv4kv.view.console import open_console
 
 if TYPE_CHECKING:
@@ -45,7 +43,6 @@ def watch(
         str | None,
         typer.Option(
             help=f"By whose rule the server finds prompts: {listed(RULES)}.",
-            autocompletion=offer(RULES),
             show_default="from its metrics and command",
         ),
     ] = None,
@@ -54,7 +51,6 @@ def watch(
         typer.Option(
             metavar="NAME|FILE",
             help="A preset or a config.json.",
-            autocompletion=offer(shipped_names("models")),
         ),
     ] = None,
     command: Annotated[
@@ -69,7 +65,6 @@ def watch(
             "--set",
             metavar="KEY=VALUE",
             help="A setting of the replay: cache.num_blocks=20000.",
-            autocompletion=offer_settings("replay"),
         ),
     ] = None,
     limit_s: Annotated[

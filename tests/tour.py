@@ -156,12 +156,7 @@ def prepare(folder: Path, run: "Runner") -> None:
 def make_packages(folder: Path, source: str) -> None:
     """A backend under the names that guides give it."""
     (folder / "my_gather.py").write_text(source, "utf-8")
-    for name, text in (
-        ("mine/ops.py", f"{source}\n\ngather = gather_topk\n"),
-        ("my_package/my_module.py", f"{source}\n\nmy_gather = gather_topk\n"),
-    ):
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(text, "utf-8")
+    (folder / "mine.py").write_text(f"{source}\n\ngather = gather_topk\n", "utf-8")
 
 
 @dataclass

@@ -101,7 +101,7 @@ def bench(
         str | None,
         typer.Option(
             help=f"Operations to run: {listed(BACKENDS | PEERS)}, or your own "
-            "my_package.my_module:my_gather.",
+            "my_gather.py:gather_topk.",
         ),
     ] = None,
     launches: Annotated[

@@ -120,7 +120,7 @@ dsv4kv compare results/A.json results/B.json             two runs of bench --lau
 
 dsv4kv compare --ab main HEAD --config smoke             two revisions, steps interleaved
 
-dsv4kv compare --ab backend:cpu backend:mine.ops:gather  two backends
+dsv4kv compare --ab backend:cpu backend:mine.py:gather   two backends
 
 dsv4kv compare results/A.json results/B.json --html p.html   and a page to show
 

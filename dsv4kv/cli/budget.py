@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dsv4kv.choices import ENGINES, HOST_TIERS, SIZED_STATES, explained, families, listed
-from dsv4kv.cli.command import Command
+from dsv4kv.cli import Command
 from dsv4kv.cli.sweeps import Jobs
 from dsv4kv.cli.targets import to_file
+from dsv4kv.errors import ConfigError, DoesNotFit
 from dsv4kv.model.formats import Place, known_formats
 from dsv4kv.resources import shipped_names
 from dsv4kv.view.console import print_document, say
@@ -159,6 +160,7 @@ class BudgetCommand(Command):
         return super().parse_args(ctx, rest)
 
 
+COMMAND = BudgetCommand
 EPILOG = """\
 With --engine the engine's own flags are options, too: --max-num-batched-tokens, --page-size, …
 
@@ -229,7 +231,6 @@ def budget(
     counts (1M = 1,048,576). Ends with 1 if what was asked does not fit, in a sweep if anything of
     it does not, with --explain if a log is of a start that was refused.
     """
-    from dsv4kv.errors import ConfigError
     from dsv4kv.sizing.inputs import READERS
 
     if explain:
@@ -255,13 +256,12 @@ def _read_command(
     texts: dict[str, str], command: str | None, which: str | None
 ) -> "tuple[Reading, dict[str, str]] | None":
     """A command, read, with what was given next to it; ``texts`` become both, the latter first."""
-    from dsv4kv.errors import ConfigError
-    from dsv4kv.sizing.launch import read_command
-
     if command is None:
         if which is not None:
             raise ConfigError("--which chooses a command of a file: add --command FILE.")
         return None
+    from dsv4kv.sizing.launch import read_command
+
     given = dict(texts)
     reading = read_command(command, which, texts.get("model"))
     texts |= {name: text for name, text in reading.texts.items() if name not in given}
@@ -270,7 +270,6 @@ def _read_command(
 
 def _read_flags(texts: dict[str, str], flags: list[tuple[str, str]]) -> dict[str, str]:
     """What the engine's flags mean; raises ``ConfigError`` for another engine's."""
-    from dsv4kv.errors import ConfigError
     from dsv4kv.sizing.flags import find_flag
     from dsv4kv.sizing.given_flags import merge, read_flag, wrong_engine
 
@@ -317,19 +316,20 @@ def _print_answer(
             document["command"] = command_document(command[0], flag_costs(*command, found))
         _print_json(document)
     else:
-        from dsv4kv.sizing.launch import flag_costs
         from dsv4kv.view.budget import view_answer, view_command
         from dsv4kv.view.terminal import show
 
-        costs = view_command(command[0], flag_costs(*command, found)) if command else ()
+        costs: Any = ()
+        if command:
+            from dsv4kv.sizing.launch import flag_costs
+
+            costs = view_command(command[0], flag_costs(*command, found))
         show(view_answer(found, *details, given=texts, verbose=verbose, command=costs))
     _end(fits=found.fits)
 
 
 def _end(*, fits: bool) -> None:
     """End with the verdict, for scripts."""
-    from dsv4kv.errors import DoesNotFit
-
     if not fits:
         raise typer.Exit(DoesNotFit.exit_code)
 
@@ -372,7 +372,6 @@ def _print_sweep(
 
 
 def _draw(path: Path, rows: "list[Row]") -> str:
-    from dsv4kv.errors import ConfigError
     from dsv4kv.view.budget_chart import draw_page, draw_sweep
 
     draw = {".svg": draw_sweep, ".html": draw_page}.get(path.suffix.lower())

@@ -4,10 +4,13 @@ from typing import Annotated
 
 import typer
 
+from dsv4kv.cli import Group
 from dsv4kv.view.console import print_document, say
 
 _EXAMPLES = "[bold]Examples[/bold]\n\n"
 app = typer.Typer(
+    cls=Group,
+    add_completion=False,
     no_args_is_help=True,
     help="Show, check and explain bench configurations.",
     epilog=f"{_EXAMPLES}dsv4kv config show smoke > mine.yaml",

@@ -73,7 +73,7 @@ def inspect(
     ] = "v4-flash",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Find the record format and the faults of real pages that were dumped from an engine.
+    """Find the record format and the faults of pages that were dumped from an engine.
 
     With two dumps: the first difference by position, and of what kind it is.
     """

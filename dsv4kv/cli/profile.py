@@ -149,7 +149,7 @@ def profile(
     ] = None,
     child: Annotated[Path | None, typer.Option(metavar="FILE", hidden=True)] = None,
 ) -> None:
-    """Profile steady decode steps of a workload, or show a profile of this or another program.
+    """Profile decode steps of a workload, or show a profile of this or another program.
 
     A step's time goes to kernels, to gaps between them and to the host; kernels of vLLM, SGLang,
     FlashMLA and TensorRT-LLM are known by what they do to the KV cache.

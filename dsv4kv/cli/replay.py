@@ -203,7 +203,7 @@ def replay(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print problems only.")] = False,
     schema: Annotated[bool, typer.Option("--schema", help="List every setting and end.")] = False,
 ) -> None:
-    """Serve a trace in virtual time: what is reused, what is lost and why, what it costs.
+    """Serve a trace in virtual time: what is reused, what is lost and why, at what cost.
 
     Which blocks are found, evicted and held is exact; times come with their error.
     """

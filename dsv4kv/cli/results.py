@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dsv4kv.cli import Group
 from dsv4kv.view.console import print_document, say
 
 if TYPE_CHECKING:
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
 
 _EXAMPLES = "[bold]Examples[/bold]\n\n"
 app = typer.Typer(
+    cls=Group,
+    add_completion=False,
     no_args_is_help=True,
     help="List, show and prune saved runs.",
     epilog=f"{_EXAMPLES}dsv4kv results list",

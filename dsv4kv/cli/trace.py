@@ -19,6 +19,7 @@ from dsv4kv.choices import (
     explained,
     listed,
 )
+from dsv4kv.cli import Group
 from dsv4kv.cli.targets import to_file
 from dsv4kv.engines.speculation import SPECULATIONS
 from dsv4kv.resources import shipped_names
@@ -333,6 +334,8 @@ def _capacities(text: str | None, costs: "PrefixCosts") -> tuple[int, ...]:
 
 
 app = typer.Typer(
+    cls=Group,
+    add_completion=False,
     epilog="[bold]Examples[/bold]\n\ndsv4kv trace info builtin:chat",
     help="Look at serving traces, convert them to the toolkit's format, make synthetic ones.",
     no_args_is_help=True,

@@ -72,7 +72,7 @@ def watch(
         typer.Option("--seconds", min=0.0, help="How long.", show_default="until Ctrl-C"),
     ] = None,
 ) -> None:
-    """Watch the cache of a server that is being recorded: hits, churn, what settings lose.
+    """Watch the cache of a server that is recorded: hits, churn, what settings lose.
 
     What the server reports is kept apart from what is inferred. The last minutes are replayed with
     other settings, to say which would find more. In a pipe it prints a line every 10 seconds.

@@ -2,10 +2,9 @@
 
 import sys
 
-if not sys.flags.safe_path:
-    del sys.path[0]  # the current folder, whose files are nobody's modules
-
-from dsv4kv.cli import main
-
 if __name__ == "__main__":
+    if not sys.flags.safe_path:
+        del sys.path[0]  # the current folder, whose files are nobody's modules
+    from dsv4kv.cli import main
+
     main()

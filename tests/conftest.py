@@ -59,6 +59,7 @@ SLOW = {
     " test_sharing_machine"
     " allocators/test_bitmask allocators/test_refcount_machine",
     "cli": "test_bench test_budget test_compare test_doctor test_kernels"
+    " test_foreign_code"
     " test_launches test_profile test_profile_docs test_progress test_record test_replay"
     " test_results test_sweeps"
     " test_shell test_trace_docs",

@@ -1,7 +1,7 @@
 """Every choice by name: what it does in one line, and where it is done.
 
-One registry for each question, a dict literal. The types of configurations, help, errors and
-shell completion are made of these, so a new policy, format or engine is a file and a row here.
+One registry for each question, a dict literal. The types of configurations, help and errors
+are made of these, so a new policy, format or engine is a file and a row here.
 Nothing is imported before it is chosen: ``--help`` reads this page alone.
 """
 

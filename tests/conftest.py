@@ -43,10 +43,7 @@ vars(typer.testing)["_get_command"] = functools.cache(get_command)
 # time and again afterwards.
 gc.disable()
 
-# Settings of whatever project the tests run in are not theirs.
-os.environ["DSV4KV_NO_SETTINGS"] = "1"
-
-# Nor is the terminal's width: what is printed is as wide as in a pipe, but where a test says so.
+# What is printed is as wide as in a pipe, but where a test says so.
 os.environ.pop("COLUMNS", None)
 
 # Hundreds of processes import this package: each would compile it anew. Workers start from here.
@@ -61,7 +58,8 @@ SLOW = {
     "cache": "test_allocator_machine test_endurance test_handle test_interrupts test_machine"
     " test_sharing_machine"
     " allocators/test_bitmask allocators/test_refcount_machine",
-    "cli": "test_bench test_budget test_compare test_completion test_doctor test_kernels"
+    "cli": "test_bench test_budget test_compare test_doctor test_kernels"
+    " test_foreign_code"
     " test_launches test_profile test_profile_docs test_progress test_record test_replay"
     " test_results test_sweeps"
     " test_shell test_trace_docs",

@@ -44,11 +44,6 @@ done = {
     name: CliRunner().invoke(app, command.split())
     for name, command in json.loads(sys.argv[1]).items()
 }
-from typer._completion_classes import completion_init
-completion_init()
-line = "dsv4kv bench --set cache.prefix.policy=m"
-env = {"_DSV4KV_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": "3"}
-done["completion"] = CliRunner().invoke(app, [], env=env, prog_name="dsv4kv")
 print(json.dumps({name: [each.exit_code, each.output] for name, each in done.items()}))
 """
 
@@ -109,10 +104,6 @@ def test_a_new_policy_is_among_those_an_error_offers(told: Told) -> None:
     code, sentence = told["misspelt"]
     assert code == ConfigError.exit_code
     assert "give one of lru, fifo, lfu, lfu-aged, gdsf, sieve, s3fifo, arc, mru" in sentence
-
-
-def test_a_new_policy_is_completed(told: Told) -> None:
-    assert told["completion"] == (0, "cache.prefix.policy=mru\n")
 
 
 def test_a_new_policy_evicts_in_a_replay(told: Told) -> None:

@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from dsv4kv.cli import _take, app
+from dsv4kv.cli import COMMANDS, Program, _take, app, load_command
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -23,9 +23,16 @@ def commands(page: Path) -> list[str]:
     return COMMAND.findall(re.sub(r"\\\n\s*", "", text))
 
 
+def parts_of(command: Any) -> dict[str, Any]:
+    """Commands of a group by name, imported."""
+    if isinstance(command, Program):
+        return {name: load_command.__wrapped__(name) for name in COMMANDS}  # others are cached
+    return dict(getattr(command, "commands", {}))
+
+
 def all_helps(command: Any, name: str = "dsv4kv") -> dict[str, str]:
     """What stands below the help of every command, by its name."""
-    parts = getattr(command, "commands", {}).items()
+    parts = parts_of(command).items()
     below = [all_helps(part, f"{name} {part_name}") for part_name, part in parts]
     return {name: command.epilog or ""} | {
         key: text for each in below for key, text in each.items()
@@ -54,17 +61,20 @@ def test_a_command_is_understood(
     ends = [words.index(sign) for sign in ("|", ">", ">>", "&&") if sign in words]
     arguments = words[1 : min(ends, default=None)]
     assert not _take("--debug", arguments)  # which is for reports
-    _take("--no-settings", arguments)  # which may be anywhere
     found: Any = typer.main.get_command(app)
-    while hasattr(found, "commands"):
+    while parts := parts_of(found):
         name, *arguments = arguments
-        found = found.commands[name]
+        found = parts[name]
     found.make_context(name, arguments)
 
 
 def test_the_readme_tells_every_command() -> None:
-    known = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    assert {command.split()[1] for page, command in SHOWN if page == "README.md"} == set(known)
+    assert {command.split()[1] for page, command in SHOWN if page == "README.md"} == set(COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_the_program_has_the_first_paragraph_of_a_command_s(name: str) -> None:
+    assert load_command(name).help.partition("\n\n")[0] == COMMANDS[name]
 
 
 @pytest.mark.parametrize("name", HELPS)

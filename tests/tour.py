@@ -77,7 +77,7 @@ EXITS = {
 }
 """Exit codes other than 0, by command."""
 
-DOCUMENTS = r"--json|--export|--print-command|config show|completion |--markdown"
+DOCUMENTS = r"--json|--export|--print-command|config show|--markdown"
 """What prints lines for programs, as wide as they are."""
 
 
@@ -151,18 +151,12 @@ def prepare(folder: Path, run: "Runner") -> None:
         run.quietly(f"config show smoke > {name}.yaml")
     for name in ("LRU", "ARC"):
         run.quietly(f"replay builtin:chat -q --policy {name.lower()} --json results/{name}.json")
-    (folder / "home" / ".config" / "fish" / "completions").mkdir(parents=True)
 
 
 def make_packages(folder: Path, source: str) -> None:
     """A backend under the names that guides give it."""
     (folder / "my_gather.py").write_text(source, "utf-8")
-    for name, text in (
-        ("mine/ops.py", f"{source}\n\ngather = gather_topk\n"),
-        ("my_package/my_module.py", f"{source}\n\nmy_gather = gather_topk\n"),
-    ):
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(text, "utf-8")
+    (folder / "mine.py").write_text(f"{source}\n\ngather = gather_topk\n", "utf-8")
 
 
 @dataclass

@@ -154,8 +154,7 @@ def _environment(tree: Path, place: tuple[int, ...]) -> dict[str, str]:
     others = os.environ.get("PYTHONPATH")
     path = os.pathsep.join([str(tree), *([others] if others else [])])
     turns = {VARIABLE: ",".join(map(str, place))} if place else {}
-    # what a project sets is among the task's arguments already
-    return os.environ | {"PYTHONPATH": path, "DSV4KV_NO_SETTINGS": "1"} | turns
+    return os.environ | {"PYTHONPATH": path} | turns
 
 
 def _wait(running: Sequence[_Running], timeout_s: float) -> list[tuple[int, End]]:

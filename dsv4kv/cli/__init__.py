@@ -1,47 +1,53 @@
-"""The command line: one file per subcommand, and here what they share.
+"""The command line: one module per command, imported when the command is chosen.
 
-Command modules import the rest of the toolkit inside their functions, so that ``--help`` needs
-neither torch nor pydantic.
+Command modules import the rest of the toolkit inside their functions, so that their ``--help``
+needs neither torch nor pydantic.
 """
 
 import os
 import sys
 import traceback
+from functools import cache
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 
 from dsv4kv import __version__
-from dsv4kv.cli import (
-    bench,
-    budget,
-    calibrate,
-    compare,
-    completion,
-    config,
-    conform,
-    doctor,
-    inspect,
-    kernels,
-    lint,
-    plan,
-    probe,
-    profile,
-    record,
-    replay,
-    report,
-    results,
-    trace,
-    watch,
-)
-from dsv4kv.cli.command import IGNORED, Group, take
 from dsv4kv.endings import end_as_by_ctrl_c
-from dsv4kv.errors import DEFECT
+from dsv4kv.errors import DEFECT, Dsv4kvError
 from dsv4kv.view.console import lose_glyphs_not_answers, say
 
+_MEASURE = {
+    "bench": "Serve a workload over the cache; measure, verify and record every operation.",
+    "compare": "Say whether one side is slower than another: SAME, FASTER, SLOWER or UNCLEAR.",
+    "profile": "Profile decode steps of a workload, or show a profile of this or another program.",
+    "replay": "Serve a trace in virtual time: what is reused, what is lost and why, at what cost.",
+    "report": "Show saved runs again: machine, cache, rates, latencies and checks.",
+    "results": "List, show and prune saved runs.",
+    "kernels": "Compile every kernel that the shipped models need, and show what became of it.",
+}
+_PREPARE = {
+    "calibrate": "Fit the clock of replay to measured runs of your own server.",
+    "conform": "Check an engine's cache manager: no block lost, no false hit, no request stuck.",
+    "doctor": "Report what this machine has and lacks; fails if the default bench could not run.",
+    "budget": "Say what fits: contexts and loads on GPUs, GPUs for a load, or what to change.",
+    "inspect": "Find the record format and the faults of pages that were dumped from an engine.",
+    "lint": "Find known faults of engines, and traps of benchmarks, before they cost a day.",
+    "plan": "Find the fewest GPUs, or least money, that keep latencies at a trace's rate.",
+    "probe": "Examine a running server's prefix cache with prompts that it has never seen.",
+    "record": "Record a running server's KV events, requests and metrics into a folder.",
+    "watch": "Watch the cache of a server that is recorded: hits, churn, what settings lose.",
+    "trace": "Look at serving traces, convert them to the toolkit's format, make synthetic ones.",
+    "config": "Show, check and explain bench configurations.",
+}
+COMMANDS = _MEASURE | _PREPARE
+"""Every command by name: the first sentences of its help."""
+
 _PIPE_CLOSED = 141  # 128 + SIGPIPE, as shells report it
-_NO_SETTINGS = "--no-settings"
 
 _EPILOG = """\
 [bold]Examples[/bold]
@@ -56,6 +62,60 @@ dsv4kv budget --gpu h200 --gpus 8                 what fits on eight GPUs
 """
 
 
+class Group(TyperGroup):
+    """Commands, for whose help typer imports no pydantic."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """The options, flags of typer's own (help, completion) with a default."""
+        params = super().get_params(ctx)
+        for param in params:
+            if getattr(param, "is_flag", False) and param.default is None:
+                param.default = False  # to convert None, typer imports pydantic
+        return params
+
+
+class Program(Group):
+    """All commands; prints an error of ours as sentences on stderr, with its exit code."""
+
+    def resolve_command(self, ctx: Any, args: Any) -> Any:
+        """Find a command; it is imported here, and shown by its row of ``COMMANDS`` before."""
+        name, found, rest = super().resolve_command(ctx, args)
+        return name, found and load_command(str(name)), rest
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except Dsv4kvError as error:
+            for sentence in str(error).splitlines():
+                say(f"error: {sentence}", err=True)
+            raise typer.Exit(error.exit_code) from None
+
+
+class Command(TyperCommand):
+    """A command; paragraphs of its help are as wide as the terminal, not as their source."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        """As typer's."""
+        super().__init__(*args, **options)
+        paragraphs = (self.help or "").split("\n\n")
+        self.help = "\n\n".join(" ".join(each.split()) for each in paragraphs)
+
+
+@cache
+def load_command(name: str) -> Any:
+    """Import a command: ``app`` of its module, or the function named as the module."""
+    module = import_module(f"{__name__}.{name}")
+    own = getattr(module, "app", None)
+    if own is None:
+        own = typer.Typer(add_completion=False, rich_markup_mode="rich")
+        kind = getattr(module, "COMMAND", None)
+        own.command(name, cls=kind, epilog=module.EPILOG)(getattr(module, name))
+    for each in own.registered_commands:
+        each.cls = each.cls or Command
+    return get_command(own)
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         say(f"dsv4kv {__version__}")
@@ -64,19 +124,17 @@ def _print_version(wanted: bool) -> None:
 
 app = typer.Typer(
     name="dsv4kv",
-    cls=Group,
+    cls=Program,
     no_args_is_help=True,
     epilog=_EPILOG,
     context_settings={"help_option_names": ["-h", "--help"]},  # of every command below, too
     rich_markup_mode="rich",
-    add_completion=False,  # its options import pydantic before any command: see completion
     pretty_exceptions_enable=False,
 )
 
 
 @app.callback()
 def _options(
-    context: typer.Context,
     _version: Annotated[
         bool,
         typer.Option(
@@ -86,41 +144,13 @@ def _options(
     _debug: Annotated[
         bool, typer.Option("--debug", help="Show where an unexpected error came from.")
     ] = False,
-    no_settings: Annotated[
-        bool,
-        typer.Option(_NO_SETTINGS, help="Ignore dsv4kv.yaml and \\[tool.dsv4kv] of projects."),
-    ] = False,
 ) -> None:
     """Benchmark and profile the DeepSeek-V4 KV cache."""
-    if no_settings:
-        context.meta[IGNORED] = True
 
 
-app.command("bench", rich_help_panel="Measure", epilog=bench.EPILOG)(bench.bench)
-app.command("compare", rich_help_panel="Measure", epilog=compare.EPILOG)(compare.compare)
-app.command("profile", rich_help_panel="Measure", epilog=profile.EPILOG)(profile.profile)
-app.command("replay", rich_help_panel="Measure", epilog=replay.EPILOG)(replay.replay)
-app.command("report", rich_help_panel="Measure", epilog=report.EPILOG)(report.report)
-app.add_typer(results.app, cls=Group, name="results", rich_help_panel="Measure")
-app.command("kernels", rich_help_panel="Measure", epilog=kernels.EPILOG)(kernels.kernels)
-app.command("calibrate", rich_help_panel="Prepare", epilog=calibrate.EPILOG)(calibrate.calibrate)
-app.command("conform", rich_help_panel="Prepare", epilog=conform.EPILOG)(conform.conform)
-app.command("doctor", rich_help_panel="Prepare", epilog=doctor.EPILOG)(doctor.doctor)
-app.command("budget", cls=budget.BudgetCommand, rich_help_panel="Prepare", epilog=budget.EPILOG)(
-    budget.budget
-)
-app.command("inspect", rich_help_panel="Prepare", epilog=inspect.EPILOG)(inspect.inspect)
-app.command("lint", rich_help_panel="Prepare", epilog=lint.EPILOG)(lint.lint)
-app.command("plan", rich_help_panel="Prepare", epilog=plan.EPILOG)(plan.plan)
-app.command("probe", rich_help_panel="Prepare", epilog=probe.EPILOG)(probe.probe)
-app.command("record", rich_help_panel="Prepare", epilog=record.EPILOG)(record.record)
-app.command("watch", rich_help_panel="Prepare", epilog=watch.EPILOG)(watch.watch)
-app.add_typer(trace.app, cls=Group, name="trace", rich_help_panel="Prepare")
-app.command("completion", rich_help_panel="Prepare", epilog=completion.EPILOG)(
-    completion.completion
-)
-app.add_typer(config.app, cls=Group, name="config", rich_help_panel="Prepare")
-take(app)
+for _name, _text in COMMANDS.items():
+    _panel = "Measure" if _name in _MEASURE else "Prepare"
+    app.command(_name, help=_text, rich_help_panel=_panel)(lambda: None)
 
 
 def main() -> None:
@@ -128,12 +158,6 @@ def main() -> None:
     end_as_by_ctrl_c()
     lose_glyphs_not_answers()
     debug = _take("--debug", sys.argv)
-    if _take(_NO_SETTINGS, sys.argv):
-        sys.argv.insert(1, _NO_SETTINGS)
-    if "_DSV4KV_COMPLETE" in os.environ:
-        from typer._completion_classes import completion_init
-
-        completion_init()
     try:
         app(prog_name="dsv4kv")
     except SystemExit as end:

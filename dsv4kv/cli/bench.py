@@ -7,7 +7,6 @@ import typer
 
 from dsv4kv.choices import BACKENDS, PEERS, listed
 from dsv4kv.cli import systems, tiers, transfer
-from dsv4kv.cli.complete import offer, offer_settings
 from dsv4kv.cli.records import as_settings, end_run, keep_record
 from dsv4kv.cli.sweeps import How, Resume, close_sweep, restate, sweeping
 from dsv4kv.errors import ConfigError
@@ -63,21 +62,17 @@ def bench(
             help=f"A YAML file or a shipped name: {listed(shipped_names('bench'))}; systems: "
             "three ways to keep a cache, side by side; tiers: prefixes in host memory and on "
             "disk; or transfer: a cache moved to another process.",
-            autocompletion=offer(shipped_names("bench"), *OWN),
             show_default=False,
         ),
     ] = None,
     trace: Annotated[
         str | None,
-        typer.Option(
-            help="Trace to replay: a file or builtin:chat.", autocompletion=offer(["builtin:chat"])
-        ),
+        typer.Option(help="Trace to replay: a file or builtin:chat."),
     ] = None,
     data: Annotated[
         str | None,
         typer.Option(
             help="real moves bytes through every operation, none only keeps the books.",
-            autocompletion=offer(["real", "none"]),
         ),
     ] = None,
     set_: Annotated[
@@ -86,7 +81,6 @@ def bench(
             "--set",
             metavar="KEY=VALUE",
             help="Change a setting: cache.block_tokens=256.",
-            autocompletion=offer_settings("bench"),
         ),
     ] = None,
     axis: Annotated[
@@ -94,7 +88,6 @@ def bench(
         typer.Option(
             metavar="KEY=A,B,…",
             help="Sweep a setting: workload.concurrency=1,8,64.",
-            autocompletion=offer_settings("bench", several=True),
         ),
     ] = None,
     resume: Resume = None,
@@ -102,14 +95,13 @@ def bench(
     seed: Annotated[int | None, typer.Option(help="Seed of inputs and samples.")] = None,
     device: Annotated[
         str | None,
-        typer.Option(help="auto, cpu or cuda.", autocompletion=offer(["auto", "cpu", "cuda"])),
+        typer.Option(help="auto, cpu or cuda."),
     ] = None,
     backend: Annotated[
         str | None,
         typer.Option(
             help=f"Operations to run: {listed(BACKENDS | PEERS)}, or your own "
-            "my_package.my_module:my_gather.",
-            autocompletion=offer(BACKENDS | PEERS),
+            "my_gather.py:gather_topk.",
         ),
     ] = None,
     launches: Annotated[

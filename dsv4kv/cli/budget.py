@@ -1,16 +1,16 @@
 """``dsv4kv budget``: which contexts and loads fit on which GPUs, and what they cost."""
 
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dsv4kv.choices import ENGINES, HOST_TIERS, SIZED_STATES, explained, families, listed
-from dsv4kv.cli.command import Command
-from dsv4kv.cli.complete import Offer, offer, offer_inputs
+from dsv4kv.cli import Command
 from dsv4kv.cli.sweeps import Jobs
 from dsv4kv.cli.targets import to_file
+from dsv4kv.errors import ConfigError, DoesNotFit
 from dsv4kv.model.formats import Place, known_formats
 from dsv4kv.resources import shipped_names
 from dsv4kv.view.console import print_document, say
@@ -22,36 +22,19 @@ if TYPE_CHECKING:
     from dsv4kv.sizing.sweep import Row
 
 
-Complete = Callable[[str], Offer]
+def _option(panel: str, metavar: str, text: str) -> Any:
+    return typer.Option(help=text, metavar=metavar, rich_help_panel=panel)
 
 
-def _option(panel: str, metavar: str, text: str, complete: Complete | None) -> Any:
-    return typer.Option(help=text, metavar=metavar, rich_help_panel=panel, autocompletion=complete)
-
-
-def _ask(metavar: str, text: str, complete: Complete | None = None) -> Any:
-    return _option("Question", metavar, text, complete)
-
-
-def _gpu(metavar: str, text: str, complete: Complete | None = None) -> Any:
-    return _option("GPUs and layout", metavar, text, complete)
-
-
-def _cache(metavar: str, text: str, complete: Complete | None = None) -> Any:
-    return _option("Cache", metavar, text, complete)
-
-
-def _host(metavar: str, text: str, complete: Complete | None = None) -> Any:
-    return _option("Host memory", metavar, text, complete)
+_ask = partial(_option, "Question")
+_gpu = partial(_option, "GPUs and layout")
+_cache = partial(_option, "Cache")
+_host = partial(_option, "Host memory")
+_output = partial(_option, "Output")
 
 
 def _entry(place: Place, what: str) -> Any:
-    formats = known_formats(place)
-    return _cache("NAME", f"{what}: {listed(formats)}.", offer(formats))
-
-
-def _output(metavar: str, text: str, complete: Complete | None = None) -> Any:
-    return _option("Output", metavar, text, complete)
+    return _cache("NAME", f"{what}: {listed(known_formats(place))}.")
 
 
 def _file(text: str) -> Any:
@@ -103,20 +86,15 @@ Logs = Annotated[
     list[Path] | None,
     typer.Argument(metavar="[LOG]", help="With --explain: a second log to compare with."),
 ]
-Model = Annotated[Text, _ask("NAME|FILE", _MODEL, offer(shipped_names("models"), "gqa8"))]
+Model = Annotated[Text, _ask("NAME|FILE", _MODEL)]
 Context = Annotated[Text, _ask("TOKENS", _CONTEXT)]
 Concurrency = Annotated[Text, _ask("N", "Requests at once. Left out: as many as fit.")]
-EngineName = Annotated[Text, _ask("NAME", _ENGINE, offer(ENGINES, *families(ENGINES)))]
+EngineName = Annotated[Text, _ask("NAME", _ENGINE)]
 
 LaunchCommand = Annotated[Text, _ask("TEXT|FILE", _COMMAND)]
 Which = Annotated[Text, _ask("N|PART", _WHICH)]
 
-Gpu = Annotated[
-    Text,
-    _gpu(
-        "NAME", f"{listed(shipped_names('gpus'))}; left out: h200.", offer(shipped_names("gpus"))
-    ),
-]
+Gpu = Annotated[Text, _gpu("NAME", f"{listed(shipped_names('gpus'))}; left out: h200.")]
 Hbm = Annotated[Text, _gpu("SIZE", "Memory of a GPU instead: 141GiB.")]
 Gpus = Annotated[Text, _gpu("N", "GPUs. Left out: the fewest that are enough.")]
 Tp = Annotated[Text, _gpu("N", "Tensor parallel ranks; each holds the whole KV of its replica.")]
@@ -132,7 +110,7 @@ BlockTokens = Annotated[Text, _cache("TOKENS", "Tokens of a block. Left out: the
 MainFormat = Annotated[Text, _entry("main", "Compressed entries")]
 WindowFormat = Annotated[Text, _entry("window", "Window entries")]
 IndexerFormat = Annotated[Text, _entry("indexer", "Indexer keys")]
-State = Annotated[Text, _cache("NAME", _STATE, offer(SIZED_STATES))]
+State = Annotated[Text, _cache("NAME", _STATE)]
 DraftLayers = Annotated[
     Text, _cache("N", "Draft (MTP) layers that hold a window: 0 unless given.")
 ]
@@ -147,7 +125,7 @@ LogitsLimit = Annotated[Text, _cache("SIZE", _LOGITS)]
 KvMemory = Annotated[Text, _cache("SIZE", _KV)]
 KvBlocks = Annotated[Text, _cache("N", _BLOCKS)]
 
-HostTier = Annotated[Text, _host("NAME", _TIER, offer(HOST_TIERS))]
+HostTier = Annotated[Text, _host("NAME", _TIER)]
 HostRatio = Annotated[Text, _host("X", "Pages of the host for one of the GPU (hicache).")]
 HostSize = Annotated[
     Text, _host("SIZE", "Memory that the tier is given, as its engine counts it.")
@@ -158,7 +136,7 @@ HostMemory = Annotated[Text, _host("SIZE", "Free memory of a node: what an engin
 
 Axes = Annotated[
     list[str] | None,
-    _output("NAME=A,B,…", "Sweep an option: context=4K,32K,128K; repeatable.", offer_inputs),
+    _output("NAME=A,B,…", "Sweep an option: context=4K,32K,128K; repeatable."),
 ]
 Verbose = Annotated[bool, _flag("Print every pool, layout and option.", "--verbose", "-v")]
 AsJson = Annotated[bool, _flag("Print one JSON document instead.", "--json")]
@@ -182,6 +160,7 @@ class BudgetCommand(Command):
         return super().parse_args(ctx, rest)
 
 
+COMMAND = BudgetCommand
 EPILOG = """\
 With --engine the engine's own flags are options, too: --max-num-batched-tokens, --page-size, …
 
@@ -252,7 +231,6 @@ def budget(
     counts (1M = 1,048,576). Ends with 1 if what was asked does not fit, in a sweep if anything of
     it does not, with --explain if a log is of a start that was refused.
     """
-    from dsv4kv.errors import ConfigError
     from dsv4kv.sizing.inputs import READERS
 
     if explain:
@@ -278,13 +256,12 @@ def _read_command(
     texts: dict[str, str], command: str | None, which: str | None
 ) -> "tuple[Reading, dict[str, str]] | None":
     """A command, read, with what was given next to it; ``texts`` become both, the latter first."""
-    from dsv4kv.errors import ConfigError
-    from dsv4kv.sizing.launch import read_command
-
     if command is None:
         if which is not None:
             raise ConfigError("--which chooses a command of a file: add --command FILE.")
         return None
+    from dsv4kv.sizing.launch import read_command
+
     given = dict(texts)
     reading = read_command(command, which, texts.get("model"))
     texts |= {name: text for name, text in reading.texts.items() if name not in given}
@@ -293,7 +270,6 @@ def _read_command(
 
 def _read_flags(texts: dict[str, str], flags: list[tuple[str, str]]) -> dict[str, str]:
     """What the engine's flags mean; raises ``ConfigError`` for another engine's."""
-    from dsv4kv.errors import ConfigError
     from dsv4kv.sizing.flags import find_flag
     from dsv4kv.sizing.given_flags import merge, read_flag, wrong_engine
 
@@ -340,19 +316,20 @@ def _print_answer(
             document["command"] = command_document(command[0], flag_costs(*command, found))
         _print_json(document)
     else:
-        from dsv4kv.sizing.launch import flag_costs
         from dsv4kv.view.budget import view_answer, view_command
         from dsv4kv.view.terminal import show
 
-        costs = view_command(command[0], flag_costs(*command, found)) if command else ()
+        costs: Any = ()
+        if command:
+            from dsv4kv.sizing.launch import flag_costs
+
+            costs = view_command(command[0], flag_costs(*command, found))
         show(view_answer(found, *details, given=texts, verbose=verbose, command=costs))
     _end(fits=found.fits)
 
 
 def _end(*, fits: bool) -> None:
     """End with the verdict, for scripts."""
-    from dsv4kv.errors import DoesNotFit
-
     if not fits:
         raise typer.Exit(DoesNotFit.exit_code)
 
@@ -395,7 +372,6 @@ def _print_sweep(
 
 
 def _draw(path: Path, rows: "list[Row]") -> str:
-    from dsv4kv.errors import ConfigError
     from dsv4kv.view.budget_chart import draw_page, draw_sweep
 
     draw = {".svg": draw_sweep, ".html": draw_page}.get(path.suffix.lower())

@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dsv4kv.cli.complete import offer, offer_settings
 from dsv4kv.cli.records import as_settings, write_json
 from dsv4kv.cli.targets import to_file
-from dsv4kv.resources import shipped_names, user_calibrations
+from dsv4kv.resources import user_calibrations
 from dsv4kv.view.console import open_console, say
 
 if TYPE_CHECKING:
@@ -37,12 +36,9 @@ def calibrate(
         typer.Option(
             metavar="NAME|FILE",
             help="The model that was served.",
-            autocompletion=offer(shipped_names("models")),
         ),
     ] = None,
-    gpu: Annotated[
-        str | None, typer.Option(help="On which GPU.", autocompletion=offer(shipped_names("gpus")))
-    ] = None,
+    gpu: Annotated[str | None, typer.Option(help="On which GPU.")] = None,
     gpus: Annotated[int | None, typer.Option(help="On how many.")] = None,
     set_: Annotated[
         list[str] | None,
@@ -50,7 +46,6 @@ def calibrate(
             "--set",
             metavar="KEY=VALUE",
             help="A setting of the server, as of dsv4kv replay: cost.dp=8.",
-            autocompletion=offer_settings("replay"),
         ),
     ] = None,
     config: Annotated[

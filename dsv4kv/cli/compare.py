@@ -5,10 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dsv4kv.cli.complete import offer, offer_settings
 from dsv4kv.cli.targets import to_folder, to_page
 from dsv4kv.errors import INTERRUPTED
-from dsv4kv.resources import shipped_names
 from dsv4kv.view.console import open_console, print_document, say
 
 if TYPE_CHECKING:
@@ -37,7 +35,6 @@ Config = Annotated[
         help="What both run.",
         show_default="default",
         rich_help_panel=_AB,
-        autocompletion=offer(shipped_names("bench")),
     ),
 ]
 Settings = Annotated[
@@ -47,7 +44,6 @@ Settings = Annotated[
         metavar="KEY=VALUE",
         help="Change a setting of both.",
         rich_help_panel=_AB,
-        autocompletion=offer_settings("bench"),
     ),
 ]
 Axes = Annotated[
@@ -56,7 +52,6 @@ Axes = Annotated[
         metavar="KEY=A,B,…",
         help="Sweep a setting of both.",
         rich_help_panel=_AB,
-        autocompletion=offer_settings("bench", several=True),
     ),
 ]
 Launches = Annotated[
@@ -125,7 +120,7 @@ dsv4kv compare results/A.json results/B.json             two runs of bench --lau
 
 dsv4kv compare --ab main HEAD --config smoke             two revisions, steps interleaved
 
-dsv4kv compare --ab backend:cpu backend:mine.ops:gather  two backends
+dsv4kv compare --ab backend:cpu backend:mine.py:gather   two backends
 
 dsv4kv compare results/A.json results/B.json --html p.html   and a page to show
 

@@ -1,17 +1,18 @@
-"""``dsv4kv config``: show, check and explain configurations, and a project's settings."""
+"""``dsv4kv config``: show, check and explain configurations."""
 
 from typing import Annotated
 
 import typer
 
-from dsv4kv.cli.complete import offer, offer_settings
-from dsv4kv.resources import shipped_names
+from dsv4kv.cli import Group
 from dsv4kv.view.console import print_document, say
 
 _EXAMPLES = "[bold]Examples[/bold]\n\n"
 app = typer.Typer(
+    cls=Group,
+    add_completion=False,
     no_args_is_help=True,
-    help="Show, check and explain bench configurations, and a project's settings.",
+    help="Show, check and explain bench configurations.",
     epilog=f"{_EXAMPLES}dsv4kv config show smoke > mine.yaml",
     rich_markup_mode="rich",
 )
@@ -25,7 +26,6 @@ def show(
             metavar="CONFIG",
             help="A YAML file or a shipped name.",
             show_default="default",
-            autocompletion=offer(shipped_names("bench")),
         ),
     ] = None,
     overrides: Annotated[
@@ -34,7 +34,6 @@ def show(
             "--set",
             metavar="KEY=VALUE",
             help="Change one setting; repeatable.",
-            autocompletion=offer_settings("bench"),
         ),
     ] = None,
 ) -> None:
@@ -52,7 +51,6 @@ def validate(
         typer.Argument(
             metavar="CONFIG",
             help="YAML files or shipped names.",
-            autocompletion=offer(shipped_names("bench")),
         ),
     ],
 ) -> None:
@@ -89,26 +87,3 @@ def schema(
         from dsv4kv.view.terminal import show
 
         show([schema_table()])
-
-
-@app.command(epilog=f"{_EXAMPLES}dsv4kv config settings")
-def settings(context: typer.Context) -> None:
-    """Check the settings of this project, and show where each is written.
-
-    They are in dsv4kv.yaml, or the table tool.dsv4kv of a pyproject.toml, of this folder or the
-    nearest above it.
-    """
-    from dsv4kv.cli.command import project_of
-    from dsv4kv.cli.project import TOML, YAML, shown
-    from dsv4kv.cli.settings import check, explain
-    from dsv4kv.view.config import settings_table
-    from dsv4kv.view.terminal import show
-
-    project = project_of(context)
-    if project is None:
-        show([f"no settings: neither {YAML} nor [tool.dsv4kv] of a {TOML} in this project."])
-        return
-    check(project)
-    say(f"settings: {shown(project.path)}")
-    rows = {name: (leaf.value, leaf.place, explain(name)) for name, leaf in project.leaves.items()}
-    show([settings_table(rows)])

@@ -43,7 +43,7 @@ def conform(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Check an engine's own cache manager: no block lost, no false hit, no request stuck."""
+    """Check an engine's cache manager: no block lost, no false hit, no request stuck."""
     from dsv4kv.cli.progress import Watcher
     from dsv4kv.conform.check import conform as check
     from dsv4kv.conform.run import drive

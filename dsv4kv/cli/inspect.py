@@ -5,8 +5,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dsv4kv.cli.complete import offer
-from dsv4kv.resources import shipped_names
 from dsv4kv.view.console import print_document
 
 if TYPE_CHECKING:
@@ -71,12 +69,11 @@ def inspect(
         typer.Option(
             metavar="NAME|FILE",
             help="Whose RoPE it is.",
-            autocompletion=offer(shipped_names("models")),
         ),
     ] = "v4-flash",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Find the record format and the faults of real pages that were dumped from an engine.
+    """Find the record format and the faults of pages that were dumped from an engine.
 
     With two dumps: the first difference by position, and of what kind it is.
     """

@@ -4,8 +4,6 @@ from typing import Annotated
 
 import typer
 
-from dsv4kv.cli.complete import offer
-from dsv4kv.resources import shipped_names
 from dsv4kv.view.console import print_document
 
 FOUND = 1
@@ -39,14 +37,12 @@ def lint(
         typer.Option(
             metavar="NAME:VERSION",
             help="What is served: vllm:0.33. Left out: as the image or the log says.",
-            autocompletion=offer(["vllm:", "sglang:"]),
         ),
     ] = None,
     gpu: Annotated[
         str | None,
         typer.Option(
             help="On which GPU. Left out: as the log says.",
-            autocompletion=offer(shipped_names("gpus")),
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,

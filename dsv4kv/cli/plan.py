@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dsv4kv.choices import ROUTERS
-from dsv4kv.cli.complete import offer, offer_settings
 from dsv4kv.cli.records import as_settings, write_json
 from dsv4kv.cli.targets import to_file
-from dsv4kv.resources import shipped_names
 from dsv4kv.view.console import open_console, say
 
 if TYPE_CHECKING:
@@ -52,7 +50,6 @@ def plan(
         str | None,
         typer.Argument(
             help="A trace, as dsv4kv replay takes it; left out, --isl, --osl and --rate say.",
-            autocompletion=offer(["builtin:chat"]),
             show_default=False,
         ),
     ] = None,
@@ -65,7 +62,6 @@ def plan(
         typer.Option(
             metavar="A,B,…",
             help="Kinds of GPU.",
-            autocompletion=offer(shipped_names("gpus"), several=True),
         ),
     ] = "h200,b200",
     router: Annotated[
@@ -73,7 +69,6 @@ def plan(
         typer.Option(
             metavar="A,B,…",
             help="Routers, the preferred first.",
-            autocompletion=offer(ROUTERS, several=True),
         ),
     ] = "round_robin,dynamo",
     split: Annotated[
@@ -115,9 +110,7 @@ def plan(
     ] = "sglang",
     model: Annotated[
         str,
-        typer.Option(
-            metavar="NAME|FILE", help="The model.", autocompletion=offer(shipped_names("models"))
-        ),
+        typer.Option(metavar="NAME|FILE", help="The model."),
     ] = "v4-flash",
     isl: Annotated[int | None, typer.Option(min=1, help="Tokens of every prompt.")] = None,
     osl: Annotated[int | None, typer.Option(min=1, help="Tokens of every answer.")] = None,
@@ -142,7 +135,6 @@ def plan(
             "--set",
             metavar="KEY=VALUE",
             help="Any setting of dsv4kv replay: tiers.host.ratio=2.",
-            autocompletion=offer_settings("replay"),
         ),
     ] = None,
     html: Annotated[

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dsv4kv.choices import PROFILERS, listed
-from dsv4kv.cli.complete import offer, offer_settings
 from dsv4kv.cli.records import say_saved, write_json
 from dsv4kv.cli.targets import to_page
 from dsv4kv.resources import shipped_names
@@ -76,7 +75,6 @@ def profile(
         str | None,
         typer.Argument(
             help=f"A YAML file or a shipped name: {listed(shipped_names('bench'))}.",
-            autocompletion=offer(shipped_names("bench")),
             show_default=False,
         ),
     ] = None,
@@ -106,7 +104,6 @@ def profile(
             "--set",
             metavar="KEY=VALUE",
             help="Change a setting: device=cpu.",
-            autocompletion=offer_settings("bench"),
         ),
     ] = None,
     steps: Annotated[
@@ -152,7 +149,7 @@ def profile(
     ] = None,
     child: Annotated[Path | None, typer.Option(metavar="FILE", hidden=True)] = None,
 ) -> None:
-    """Profile steady decode steps of a workload, or show a profile of this or another program.
+    """Profile decode steps of a workload, or show a profile of this or another program.
 
     A step's time goes to kernels, to gaps between them and to the host; kernels of vLLM, SGLang,
     FlashMLA and TensorRT-LLM are known by what they do to the KV cache.

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from dsv4kv.choices import POLICIES, RULES, STRATEGIES, listed
-from dsv4kv.cli.complete import offer, offer_settings
 from dsv4kv.cli.records import as_settings, end_run, keep_record, write_json
 from dsv4kv.cli.sweeps import (
     How,
@@ -75,7 +74,6 @@ def replay(
         typer.Argument(
             help="A trace file, a folder of weka conversations or [bold]builtin:chat[/bold]; with "
             "--against a recording. Left out: what the configuration names.",
-            autocompletion=offer(["builtin:chat"]),
             show_default=False,
         ),
     ] = None,
@@ -85,7 +83,6 @@ def replay(
             metavar="FILE",
             help=f"A YAML file or a shipped name: {listed(shipped_names('replay'))} (default is "
             "the default, real moves the bytes of a small model).",
-            autocompletion=offer(shipped_names("replay")),
             show_default=False,
         ),
     ] = None,
@@ -94,7 +91,6 @@ def replay(
         typer.Option(
             metavar="NAME|FILE",
             help="A preset or a config.json.",
-            autocompletion=offer(shipped_names("models")),
         ),
     ] = None,
     memory: Annotated[
@@ -102,22 +98,18 @@ def replay(
     ] = None,
     policy: Annotated[
         str | None,
-        typer.Option(
-            help=f"What is evicted first: {listed(POLICIES)}.", autocompletion=offer(POLICIES)
-        ),
+        typer.Option(help=f"What is evicted first: {listed(POLICIES)}."),
     ] = None,
     rule: Annotated[
         str | None,
         typer.Option(
             help=f"By whose rule prompts are reused: {listed(RULES)}.",
-            autocompletion=offer(RULES),
         ),
     ] = None,
     strategy: Annotated[
         str | None,
         typer.Option(
             help=f"What is kept of windows and states: {listed(STRATEGIES)}.",
-            autocompletion=offer(STRATEGIES),
         ),
     ] = None,
     gpu: Annotated[
@@ -125,7 +117,6 @@ def replay(
         typer.Option(
             help="A GPU of the catalogue, for its times.",
             rich_help_panel="Model of a step",
-            autocompletion=offer(shipped_names("gpus")),
         ),
     ] = None,
     gpus: Annotated[int | None, _model("GPUs that share the work of a step.")] = None,
@@ -167,7 +158,6 @@ def replay(
             "--set",
             metavar="KEY=VALUE",
             help="Change a setting: prefix.defer=false.",
-            autocompletion=offer_settings("replay"),
         ),
     ] = None,
     axis: Annotated[
@@ -175,7 +165,6 @@ def replay(
         typer.Option(
             metavar="KEY=A,B,…",
             help="Sweep a setting: prefix.policy=lru,arc.",
-            autocompletion=offer_settings("replay", several=True),
         ),
     ] = None,
     jobs: Jobs = 1,
@@ -205,7 +194,7 @@ def replay(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print problems only.")] = False,
     schema: Annotated[bool, typer.Option("--schema", help="List every setting and end.")] = False,
 ) -> None:
-    """Serve a trace in virtual time: what is reused, what is lost and why, what it costs.
+    """Serve a trace in virtual time: what is reused, what is lost and why, at what cost.
 
     Which blocks are found, evicted and held is exact; times come with their error.
     """

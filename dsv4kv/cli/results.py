@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dsv4kv.cli.complete import offer_runs
+from dsv4kv.cli import Group
 from dsv4kv.view.console import print_document, say
 
 if TYPE_CHECKING:
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 _EXAMPLES = "[bold]Examples[/bold]\n\n"
 app = typer.Typer(
+    cls=Group,
+    add_completion=False,
     no_args_is_help=True,
     help="List, show and prune saved runs.",
     epilog=f"{_EXAMPLES}dsv4kv results list",
@@ -66,7 +68,6 @@ def show(
         typer.Argument(
             metavar="RUN",
             help="Beginning or end of a run's name, or last.",
-            autocompletion=offer_runs,
         ),
     ],
     folder: Folder = _RESULTS,

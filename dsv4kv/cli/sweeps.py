@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dsv4kv.choices import BACKENDS, PEERS
 from dsv4kv.errors import INTERRUPTED, ConfigError
 from dsv4kv.view.console import say
 
@@ -105,6 +106,14 @@ def restate(
             f"--resume {how.resume}: {other[0]} is not what it was asked: leave settings out, or "
             "give all of them and every --axis."
         )
+    for text in {*asked.overrides, *asked.axes} - {*overrides}:
+        key, _, values = text.partition("=")
+        names = {name.strip(' "') for name in values.split(",")}
+        if key.strip() == "backend" and not names <= {*BACKENDS, *PEERS, "null"}:
+            raise ConfigError(
+                f"--resume {how.resume}: its {text} is code, and nothing that is read imports it: "
+                "give all settings and every --axis again."
+            )
     return asked.config_source, asked.overrides, asked.axes
 
 

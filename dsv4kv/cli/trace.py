@@ -1,6 +1,6 @@
 """``dsv4kv trace``: look at serving traces, convert them, make new ones."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +16,10 @@ from dsv4kv.choices import (
     TRACE_FILES,
     TRACE_FORMATS,
     TRACE_LINES,
-    Explained,
     explained,
     listed,
 )
-from dsv4kv.cli.complete import offer
+from dsv4kv.cli import Group
 from dsv4kv.cli.targets import to_file
 from dsv4kv.engines.speculation import SPECULATIONS
 from dsv4kv.resources import shipped_names
@@ -128,11 +127,8 @@ dsv4kv trace mrc builtin:chat --capacity 1M --rule all   by engines' rules
 _STRATEGIES = "periodic:4096,zero,zero:bounded,ends+junctions"
 
 
-def _ask(
-    metavar: str, text: str, names: Mapping[str, Explained] | Iterable[str] = (), *others: str
-) -> Any:
-    complete = offer(names, *others, several=True)
-    return typer.Option(help=text, metavar=metavar, autocompletion=complete)
+def _ask(metavar: str, text: str) -> Any:
+    return typer.Option(help=text, metavar=metavar)
 
 
 def _output(text: str, callback: Any = to_file) -> Any:
@@ -173,7 +169,6 @@ def mrc(
             metavar="SOURCE",
             help="A trace with block ids: a file, plain or gzip, a folder of weka conversations, "
             "or [bold]builtin:chat[/bold].",
-            autocompletion=offer(["builtin:chat"]),
         ),
     ],
     model: Annotated[
@@ -181,7 +176,6 @@ def mrc(
         _ask(
             "NAME|FILE",
             f"Whose cache: {listed(shipped_names('models'))}, or a Hugging Face config.json.",
-            shipped_names("models"),
         ),
     ] = "v4-flash",
     block_tokens: Annotated[
@@ -203,10 +197,10 @@ def mrc(
             "Host memory in addition to the capacities (1TB), commas between: what it would win.",
         ),
     ] = None,
-    strategy: Annotated[str, _ask("NAMES", _STRATEGY, STRATEGIES, "none")] = _STRATEGIES,
-    rule: Annotated[str | None, _ask("NAMES", _RULE, RULES, "all")] = None,
-    speculation: Annotated[str, _ask("NAMES", _SPECULATION, SPECULATIONS)] = "none",
-    policy: Annotated[str | None, _ask("NAMES", _POLICY, POLICIES | OFFLINE_POLICIES)] = None,
+    strategy: Annotated[str, _ask("NAMES", _STRATEGY)] = _STRATEGIES,
+    rule: Annotated[str | None, _ask("NAMES", _RULE)] = None,
+    speculation: Annotated[str, _ask("NAMES", _SPECULATION)] = "none",
+    policy: Annotated[str | None, _ask("NAMES", _POLICY)] = None,
     sample: Annotated[float | None, _ask("SHARE", _SAMPLE)] = None,
     memory: Annotated[str | None, _ask("BYTES", _MEMORY)] = None,
     jobs: Annotated[
@@ -220,7 +214,6 @@ def mrc(
         _ask(
             "NAME",
             "GPU for which vLLM's blocks of V4.1 are sized. Left out: as on B200.",
-            shipped_names("gpus"),
         ),
     ] = None,
     no_snap: Annotated[bool, typer.Option("--no-snap", help=_SNAP)] = False,
@@ -341,6 +334,8 @@ def _capacities(text: str | None, costs: "PrefixCosts") -> tuple[int, ...]:
 
 
 app = typer.Typer(
+    cls=Group,
+    add_completion=False,
     epilog="[bold]Examples[/bold]\n\ndsv4kv trace info builtin:chat",
     help="Look at serving traces, convert them to the toolkit's format, make synthetic ones.",
     no_args_is_help=True,
@@ -353,7 +348,6 @@ Source = Annotated[
         metavar="SOURCE",
         help="A trace file, plain or gzip, a folder of weka conversations, or "
         "[bold]builtin:chat[/bold].",
-        autocompletion=offer(["builtin:chat"]),
     ),
 ]
 _LINES = "File to write, as JSON lines; compressed if it ends in .gz."

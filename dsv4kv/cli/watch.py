@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dsv4kv.choices import RULES, listed
-from dsv4kv.cli.complete import offer, offer_settings
-from dsv4kv.resources import shipped_names
 from dsv4kv.view.console import open_console
 
 if TYPE_CHECKING:
@@ -45,7 +43,6 @@ def watch(
         str | None,
         typer.Option(
             help=f"By whose rule the server finds prompts: {listed(RULES)}.",
-            autocompletion=offer(RULES),
             show_default="from its metrics and command",
         ),
     ] = None,
@@ -54,7 +51,6 @@ def watch(
         typer.Option(
             metavar="NAME|FILE",
             help="A preset or a config.json.",
-            autocompletion=offer(shipped_names("models")),
         ),
     ] = None,
     command: Annotated[
@@ -69,7 +65,6 @@ def watch(
             "--set",
             metavar="KEY=VALUE",
             help="A setting of the replay: cache.num_blocks=20000.",
-            autocompletion=offer_settings("replay"),
         ),
     ] = None,
     limit_s: Annotated[
@@ -77,7 +72,7 @@ def watch(
         typer.Option("--seconds", min=0.0, help="How long.", show_default="until Ctrl-C"),
     ] = None,
 ) -> None:
-    """Watch the cache of a server that is being recorded: hits, churn, what settings lose.
+    """Watch the cache of a server that is recorded: hits, churn, what settings lose.
 
     What the server reports is kept apart from what is inferred. The last minutes are replayed with
     other settings, to say which would find more. In a pipe it prints a line every 10 seconds.

@@ -306,8 +306,9 @@ class BenchConfig(Section):
     """Where the cache lives; ``auto`` takes a GPU where torch sees one, else the CPU."""
     backend: str | None = Field(
         None,
-        description=f"Operations that run: {listed(BACKENDS)}, a peer ({listed(PEERS)}), an "
-        "installed entry point, or your own ``module:function``; null takes the device's own.",
+        description=f"Operations that run: {listed(BACKENDS)}, a peer ({listed(PEERS)}); typed on "
+        "the command line also an installed entry point or ``module:function``, or your own "
+        "``file.py:function``; null takes the device's own.",
     )
     ops: OpsSection = OpsSection()
     """How the toolkit's own operations are done on a GPU."""

@@ -187,17 +187,6 @@ def read_document(text: str, source: str, root: Root = BenchConfig) -> Document:
     Raises:
         ConfigError: Broken YAML, more than one document, or anything but a mapping.
     """
-    return read_mapping(
-        text, source, lambda: f"a configuration is a mapping of {', '.join(keys_of('', root))}"
-    )
-
-
-def read_mapping(text: str, source: str, wanted: Callable[[], str]) -> Document:
-    """Parse a file; ``wanted`` ends the sentence about one that holds no mapping.
-
-    Raises:
-        ConfigError: As ``read_document``.
-    """
     try:
         top = _compose(text)
         values, faults = _build(top)
@@ -205,7 +194,8 @@ def read_mapping(text: str, source: str, wanted: Callable[[], str]) -> Document:
         raise refuse([Problem(error.line, source, error.sentence)]) from None
     if not isinstance(top, yaml.MappingNode):
         kind = {type(None): "empty", list: "a list"}.get(type(values), "a single value")
-        sentence = f"the file is {kind}: {wanted()}."
+        wanted = ", ".join(keys_of("", root))
+        sentence = f"the file is {kind}: a configuration is a mapping of {wanted}."
         raise refuse([Problem(1, source, sentence)])
     problems = tuple(Problem(line, source, sentence) for line, sentence in faults)
     return Document(source, top, values, problems)
@@ -356,12 +346,12 @@ class Setting:
 
 
 class Placed(str):
-    """``KEY=VALUE`` as ``--set`` takes it, from a file: messages say where it is written."""
+    """``KEY=VALUE`` as ``--set`` takes it, which messages give by its place."""
 
     place: str
 
     def __new__(cls, text: str, place: str) -> "Placed":
-        """``place`` begins a sentence: ``dsv4kv.yaml:4``."""
+        """``place`` begins a sentence: ``fleet.decode: …``."""
         made = super().__new__(cls, text)
         made.place = place
         return made

@@ -1,7 +1,7 @@
 """Load a configuration: a shipped one by name, or a file."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from dsv4kv import reading, resources
+from dsv4kv.choices import BACKENDS, PEERS, listed
 from dsv4kv.config.bench import BenchConfig, Section
 from dsv4kv.config.document import (
     Document,
@@ -45,7 +46,7 @@ def resolve(document: Document, settings: Sequence[Setting], root: type[ConfigT]
     values = _merge(root().model_dump(), document.values)
     for setting in settings:
         _put(values, setting)
-    problems = list(document.problems)
+    problems = [*document.problems, *_find_code(document, settings)]
     try:
         config = root.model_validate(_with_units(values, keys(root)))
     except ValidationError as error:
@@ -53,6 +54,19 @@ def resolve(document: Document, settings: Sequence[Setting], root: type[ConfigT]
     if problems:
         raise refuse(problems)
     return config
+
+
+def _find_code(document: Document, settings: Sequence[Setting]) -> Iterator[Problem]:
+    """A backend that only a file names: code is imported for a name that was typed."""
+    name = document.values.get("backend")
+    typed = any(setting.path == ("backend",) for setting in settings)
+    if isinstance(name, str) and not typed and name not in BACKENDS | PEERS:
+        yield Problem(
+            document.line(("backend",)),
+            document.source,
+            f"backend is {name!r}: a configuration names one of {listed(BACKENDS | PEERS)}; type "
+            f"any other: --backend {name}, or --set backend={name}.",
+        )
 
 
 def _merge(defaults: Any, given: Any) -> Any:

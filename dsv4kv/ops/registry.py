@@ -55,7 +55,7 @@ def load_backend(name: str) -> Backend:
 
 
 def resolve_backend(name: str, base: str, variants: Choice | None = None) -> ResolvedBackend:
-    """Find a backend: our own, a known package, an entry point, or ``module:function``.
+    """Find a backend: our own, a known package, an entry point, or a function by its place.
 
     Args:
         name: As in ``--backend``; ``operation=`` before the last two says which operation it is.
@@ -139,5 +139,5 @@ def _choices(name: str) -> str:
     return (
         f"no backend {name!r}: choose {listed(BACKENDS | PEERS)}, "
         f"an installed entry point of {GROUP} ({', '.join(installed) or 'there is none'}), "
-        "or a function, as my_package.my_module:my_gather."
+        "or a function, as my_gather.py:gather_topk or my_package.my_module:my_gather."
     )

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dsv4kv.engines.contract import Capacity, Loaded, PoolCost
 from dsv4kv.engines.host import HostTier
@@ -31,9 +31,11 @@ from dsv4kv.sizing.flags import flag_for
 from dsv4kv.sizing.host import host_document, host_of, sent_of
 from dsv4kv.sizing.inputs import Inputs
 from dsv4kv.sizing.lookup import find_formats
-from dsv4kv.sizing.reuse import Reuse, reuse_document
 from dsv4kv.sizing.scenario import Scenario, resolve
 from dsv4kv.units import counted, format_bytes
+
+if TYPE_CHECKING:
+    from dsv4kv.sizing.reuse import Reuse
 
 
 @dataclass(frozen=True)
@@ -303,9 +305,11 @@ def to_document(
     options: list[Option],
     layouts: list[LayoutLine],
     curve: list[tuple[int, int]],
-    reuse: Reuse | None,
+    reuse: "Reuse | None",
 ) -> dict[str, Any]:
     """The whole answer as plain values; fractions of bytes become floats."""
+    from dsv4kv.sizing.reuse import reuse_document
+
     scenario = found.scenario
     inputs, layout, gpu = scenario.inputs, scenario.layout, scenario.gpu
     return {

@@ -1,32 +1,30 @@
 """What a deployment keeps in host memory."""
 
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+from dsv4kv.choices import Implementation
 from dsv4kv.engines.contract import Capacity, Deployment
-from dsv4kv.engines.host import HostTier, HostWish, Sent
-from dsv4kv.engines.sglang import host as sglang
-from dsv4kv.engines.vllm import host as vllm
-from dsv4kv.engines.vllm.lmcache import size_local, size_server
+from dsv4kv.engines.host import HostTier, HostWish
 from dsv4kv.errors import ConfigError
 from dsv4kv.sizing.inputs import Inputs
 from dsv4kv.sizing.layout import NODE_GPUS, Layout
 
-TIERS: dict[tuple[str, str], Callable[[Any, Deployment, Capacity, HostWish], HostTier]] = {
-    ("sglang", "hicache"): sglang.size_hicache,
-    ("sglang", "hisparse"): sglang.size_hisparse,
-    ("vllm", "native"): vllm.size_offloading,
-    ("vllm", "simple"): vllm.size_simple,
-    ("vllm", "lmcache"): size_server,
-    ("vllm", "lmcache-local"): size_local,
+TIERS = {
+    ("sglang", "hicache"): "sglang.host:size_hicache",
+    ("sglang", "hisparse"): "sglang.host:size_hisparse",
+    ("vllm", "native"): "vllm.host:size_offloading",
+    ("vllm", "simple"): "vllm.host:size_simple",
+    ("vllm", "lmcache"): "vllm.lmcache:size_server",
+    ("vllm", "lmcache-local"): "vllm.lmcache:size_local",
 }
-"""Who sizes which tier of which engine."""
-SENT: dict[str, Callable[[Any, Deployment, int], Sent | None]] = {
-    "sglang": sglang.sent_of,
-    "vllm": vllm.sent_of,
-}
+"""What sizes which tier of which engine."""
+SENT = {"sglang": "sglang.host:sent_of", "vllm": "vllm.host:sent_of"}
 """What a prompt's prefill side sends to its decode side."""
+
+
+def _load(where: str) -> Any:
+    return Implementation("", f"engines.{where}").load()
 
 
 def host_of(
@@ -59,7 +57,8 @@ def host_of(
         retention=inputs.retention,
         chunk_tokens=inputs.host_chunk,
     )
-    return size(engine, deployment, capacity, wish)
+    found: HostTier = _load(size)(engine, deployment, capacity, wish)
+    return found
 
 
 def sent_of(role: str | None, engine: Any, deployment: Deployment) -> int | None:
@@ -67,7 +66,7 @@ def sent_of(role: str | None, engine: Any, deployment: Deployment) -> int | None
     send = SENT.get(engine.name.partition(":")[0])
     if role is None or send is None:
         return None
-    sent = send(engine, deployment, deployment.max_context_tokens)
+    sent = _load(send)(engine, deployment, deployment.max_context_tokens)
     return sent.bytes if sent else None
 
 

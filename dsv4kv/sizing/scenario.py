@@ -1,7 +1,4 @@
-"""A sizing question with everything looked up: model, GPU, layout, weights, formats, engine.
-
-Its settings are all there: as given, or as the engine takes them, with the reason.
-"""
+"""A sizing question with everything looked up: model, GPU, layout, weights, formats, engine."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -15,8 +12,6 @@ from dsv4kv.engines.formats import PLACES, Site, stored_formats
 from dsv4kv.engines.limits import refuse
 from dsv4kv.engines.overhead import Overhead
 from dsv4kv.engines.registry import find_engine
-from dsv4kv.engines.sglang import limits as sglang
-from dsv4kv.engines.vllm import limits as vllm
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.schedule import AttentionType, build_schedule
@@ -26,6 +21,9 @@ from dsv4kv.sizing.inputs import Inputs
 from dsv4kv.sizing.layout import Layout, LayoutWish, candidate_layouts
 from dsv4kv.sizing.lookup import GQA8, find_formats, find_gpu, find_model, find_weights
 from dsv4kv.sizing.weights import Weights
+
+MOST_GPUS = 1024
+"""Where the search for enough GPUs ends."""
 
 
 @dataclass(frozen=True)
@@ -58,65 +56,6 @@ class Settings:
     replays_windows: bool
     extra_slots: int
     assumed: Defaults
-
-
-def settle(inputs: Inputs, engine: Engine, machine: Machine, replicas: int) -> Settings:
-    """Complete the inputs by the engine's own defaults.
-
-    SGLang is given the tokens of a step and the limit of requests for all replicas of a server,
-    which are ranks of data-parallel attention; every vLLM replica has its own.
-
-    Raises:
-        ConfigError: Tokens in flight given twice.
-    """
-    if inputs.in_flight_tokens and (inputs.step_tokens or inputs.overlap):
-        raise ConfigError(
-            "--in-flight-tokens is the tokens of a step times the steps that overlap: give it, or "
-            "those."
-        )
-    given = {name: value for name, value in vars(inputs).items() if value is not None}
-    assumed = {
-        name: default
-        for name, default in engine.defaults(machine, given).items()
-        if name not in given
-    }
-    shares = machine.dp if engine.shares_limits else 1
-    assumed |= dict(_as_asked(inputs, assumed, replicas // shares))
-    known = {name: default.value for name, default in assumed.items()} | given
-    step, overlap = known["step_tokens"] // shares, known["overlap"]
-    flight = step * overlap
-    if inputs.in_flight_tokens:
-        assumed.pop("step_tokens", None)
-        flight = inputs.in_flight_tokens
-        step = -(-flight // overlap)
-    if inputs.kv_memory or inputs.kv_blocks:
-        assumed.pop("memory_fraction", None)
-    limit, slots = known.get("request_limit"), known.get("window_slots")
-    return Settings(
-        memory_fraction=known["memory_fraction"],
-        reserve=known["reserve"],
-        step_tokens=max(step, 1),
-        overlap=overlap,
-        in_flight_tokens=max(flight, 1),
-        request_limit=None if limit is None else max(limit // shares, 1),
-        logits_limit=known.get("logits_limit"),
-        frees_windows=None if slots is None else slots != "kept",
-        replays_windows=slots == "own",
-        extra_slots=known.get("extra_slots", 0),
-        assumed=assumed,
-    )
-
-
-def _as_asked(inputs: Inputs, assumed: Defaults, replicas: int) -> Iterator[tuple[str, Default]]:
-    """A limit below the requests asked for is not what who asks will start."""
-    limit, asked = assumed.get("request_limit"), -(-(inputs.concurrency or 0) // replicas)
-    if limit and asked > limit.value:
-        reason = f"as many as are asked for; {limit.value:,} is {limit.reason}"
-        yield "request_limit", Default(asked, reason)
-
-
-MOST_GPUS = 1024
-"""Where the search for enough GPUs ends."""
 
 
 @dataclass(frozen=True)
@@ -262,7 +201,7 @@ def resolve(inputs: Inputs) -> list[Scenario]:
         machine = Machine(
             gpu.name, gpu.memory_bytes, layout.tp, inside, layout.pp, config.kind, gpu.arch
         )
-        settings = settle(inputs, engine, machine, layout.dp)
+        settings = _settle(inputs, engine, machine, layout.dp)
         formats, reasons = _formats(inputs, config, engine, gpu, layout.tp)
         settings = replace(settings, assumed=settings.assumed | reasons)
         scenarios.append(
@@ -271,7 +210,59 @@ def resolve(inputs: Inputs) -> list[Scenario]:
     return scenarios
 
 
-_LIMITS = {"vllm": vllm.LIMITS, "sglang": sglang.LIMITS}
+def _settle(inputs: Inputs, engine: Engine, machine: Machine, replicas: int) -> Settings:
+    """Complete the inputs by the engine's own defaults.
+
+    SGLang is given the tokens of a step and the limit of requests for all replicas of a server,
+    which are ranks of data-parallel attention; every vLLM replica has its own.
+
+    Raises:
+        ConfigError: Tokens in flight given twice.
+    """
+    if inputs.in_flight_tokens and (inputs.step_tokens or inputs.overlap):
+        raise ConfigError(
+            "--in-flight-tokens is the tokens of a step times the steps that overlap: give it, or "
+            "those."
+        )
+    given = {name: value for name, value in vars(inputs).items() if value is not None}
+    assumed = {
+        name: default
+        for name, default in engine.defaults(machine, given).items()
+        if name not in given
+    }
+    shares = machine.dp if engine.shares_limits else 1
+    assumed |= dict(_as_asked(inputs, assumed, replicas // shares))
+    known = {name: default.value for name, default in assumed.items()} | given
+    step, overlap = known["step_tokens"] // shares, known["overlap"]
+    flight = step * overlap
+    if inputs.in_flight_tokens:
+        assumed.pop("step_tokens", None)
+        flight = inputs.in_flight_tokens
+        step = -(-flight // overlap)
+    if inputs.kv_memory or inputs.kv_blocks:
+        assumed.pop("memory_fraction", None)
+    limit, slots = known.get("request_limit"), known.get("window_slots")
+    return Settings(
+        memory_fraction=known["memory_fraction"],
+        reserve=known["reserve"],
+        step_tokens=max(step, 1),
+        overlap=overlap,
+        in_flight_tokens=max(flight, 1),
+        request_limit=None if limit is None else max(limit // shares, 1),
+        logits_limit=known.get("logits_limit"),
+        frees_windows=None if slots is None else slots != "kept",
+        replays_windows=slots == "own",
+        extra_slots=known.get("extra_slots", 0),
+        assumed=assumed,
+    )
+
+
+def _as_asked(inputs: Inputs, assumed: Defaults, replicas: int) -> Iterator[tuple[str, Default]]:
+    """A limit below the requests asked for is not what who asks will start."""
+    limit, asked = assumed.get("request_limit"), -(-(inputs.concurrency or 0) // replicas)
+    if limit and asked > limit.value:
+        reason = f"as many as are asked for; {limit.value:,} is {limit.reason}"
+        yield "request_limit", Default(asked, reason)
 
 
 def _refuse(inputs: Inputs, config: DSV4Config, engine: Engine, gpu: Gpu) -> None:
@@ -286,9 +277,8 @@ def _refuse(inputs: Inputs, config: DSV4Config, engine: Engine, gpu: Gpu) -> Non
         "unified_memory": inputs.unified_memory,
         "unified_kv": inputs.unified_kv and (gpu.arch or "").startswith("gfx"),
     }
-    limits = _LIMITS.get(engine.name.partition(":")[0], ())
     given = {name for name, value in asked.items() if value}
-    refuse(limits, engine.name, config.name, config.kind, given)
+    refuse(engine.name, config.name, config.kind, given)
 
 
 def _formats(

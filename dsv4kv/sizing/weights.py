@@ -7,7 +7,7 @@ V4.1's engram tables are looked up row by row and lie in host memory by default 
 ``EngramConfig.cpu_offload``): they are counted there, not on a GPU.
 """
 
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil
 from operator import add
@@ -157,10 +157,10 @@ class Part:
 
     def scaled(self, factor: Fraction) -> "Part":
         """The same part at another size."""
-        return Part(*(size * factor for size in astuple(self)))
+        return Part(*(size * factor for size in vars(self).values()))
 
     def __add__(self, other: "Part") -> "Part":
-        return Part(*map(add, astuple(self), astuple(other)))
+        return Part(*map(add, vars(self).values(), vars(other).values()))
 
     def dense_on(self, tp: int, loading: Loading) -> Fraction:
         """Bytes of the dense ones on one rank of a tensor parallel group."""

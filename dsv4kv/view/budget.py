@@ -2,16 +2,15 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from dsv4kv.engines.contract import Capacity
 from dsv4kv.engines.host import HostTier
 from dsv4kv.sizing.advice import Option
 from dsv4kv.sizing.answer import Answer, assumptions, count_requests, limit_sentence
 from dsv4kv.sizing.fit import LayoutLine, RankUse, within_limit
-from dsv4kv.sizing.launch import FlagCost, Reading
 from dsv4kv.sizing.lookup import kv_heads
 from dsv4kv.sizing.peak import peak_of
-from dsv4kv.sizing.reuse import PERIOD_TOKENS, Reuse
 from dsv4kv.sizing.scenario import Scenario
 from dsv4kv.units import format_bytes, format_count
 from dsv4kv.view.table import (
@@ -27,6 +26,10 @@ from dsv4kv.view.table import (
     numbers,
     prose,
 )
+
+if TYPE_CHECKING:
+    from dsv4kv.sizing.launch import FlagCost, Reading
+    from dsv4kv.sizing.reuse import Reuse
 
 # part of RankUse: character, words
 _PARTS = {
@@ -295,7 +298,7 @@ def assumed_table(scenario: Scenario) -> Table:
 _LONGEST_VALUE = 34  # deepseek-ai/DeepSeek-V4.1-Flash and a little
 
 
-def view_command(reading: Reading, costs: Iterable[FlagCost]) -> Iterator[Part]:
+def view_command(reading: "Reading", costs: "Iterable[FlagCost]") -> Iterator[Part]:
     """What every flag and variable of a launch command does to sizes."""
     by_flag = {cost.flag.spelling: cost for cost in costs}
     yield ""
@@ -327,7 +330,7 @@ def _shortened(value: str) -> str:
     return flat if len(flat) <= _LONGEST_VALUE else f"{flat[: _LONGEST_VALUE - 1]}…"
 
 
-def _cost_cells(cost: FlagCost | None) -> list[str]:
+def _cost_cells(cost: "FlagCost | None") -> list[str]:
     if cost is None or not (cost.taken_bytes or cost.requests):
         return [ABSENT, ABSENT]
     return [format_bytes(cost.taken_bytes), f"{cost.requests:+,}"]
@@ -475,8 +478,10 @@ def options_table(options: Sequence[Option], found: Answer) -> Table:
     )
 
 
-def prefix_table(reuse: Reuse, context_tokens: int) -> Table:
+def prefix_table(reuse: "Reuse", context_tokens: int) -> Table:
     """Where prefix hits end, and what a prefix weighs outside the GPU."""
+    from dsv4kv.sizing.reuse import PERIOD_TOKENS
+
     rule, moved = reuse.rule, reuse.offloaded
     period = f" ({PERIOD_TOKENS:,} tokens)"
     again = ""

@@ -1,7 +1,4 @@
-"""Every key of a configuration, as ``--schema`` shows it, and a project's settings."""
-
-from collections.abc import Mapping
-from typing import Any
+"""Every key of a configuration, as ``--schema`` shows it."""
 
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.keys import Key, Root, keys
@@ -13,15 +10,6 @@ def schema_table(root: Root = BenchConfig) -> Table:
     """Every key, indented under its section: what it takes, its default and its meaning."""
     columns = [*names("key"), *prose("takes", "default", "meaning")]
     return Table("", columns, [_row(key) for key in keys(root).values()])
-
-
-def settings_table(settings: Mapping[str, tuple[Any, str, str]]) -> Table:
-    """A project's settings by name: value, where it is written, and what it is."""
-    rows = [
-        [name, on_one_line(value), place, meaning]
-        for name, (value, place, meaning) in settings.items()
-    ]
-    return Table("", [*names("setting", "value", "written in"), *prose("what it is")], rows)
 
 
 def _row(key: Key) -> Row:

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 from syrupy.assertion import SnapshotAssertion
-from typer.main import get_command
 from typer.testing import CliRunner, Result
 
-from dsv4kv.cli import app
+from dsv4kv.cli import app, load_command
 from dsv4kv.sizing.gpus import gpu_names
 from tests.cli.test_shell import imported_by
 from tests.model.test_huggingface import published
@@ -33,7 +32,7 @@ def document(*arguments: str, exit_code: int = 0) -> dict[str, Any]:
 def test_help_explains_every_option_in_its_group(snapshot: SnapshotAssertion) -> None:
     text = run("--help").output
     assert text == snapshot
-    for parameter in get_command(app).commands["budget"].params:  # type: ignore[attr-defined]
+    for parameter in load_command("budget").params:
         assert (parameter.metavar or parameter.opts[0]) in text
         assert parameter.help.endswith((".", "…"))
 

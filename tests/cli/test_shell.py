@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from dsv4kv import __version__, errors
 from dsv4kv.cli import app, main
 from dsv4kv.errors import DoesNotFit, Dsv4kvError
+from tests.test_documented_commands import parts_of
 
 TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
 ERRORS: list[type[Dsv4kvError]] = [
@@ -34,7 +35,7 @@ def test_help_says_what_the_tool_is_lists_all_commands_and_gives_four_examples()
 
 def _options(command: Any) -> Iterator[str]:
     yield from (getattr(each, "help", None) or "" for each in command.params)
-    for one in getattr(command, "commands", {}).values():
+    for one in parts_of(command).values():
         yield from _options(one)
 
 
@@ -195,6 +196,36 @@ def test_help_imports_neither_torch_nor_numpy_nor_pydantic() -> None:
     )
     commands = [line.split() for line in lines.split("|")]
     assert imported_by(*commands) == [[]] * len(commands)
+
+
+@pytest.mark.parametrize(("command", "most"), [("--help", 25), ("budget", 60)])
+def test_few_of_our_own_modules_are_imported(command: str, most: int) -> None:
+    code = (
+        "import sys; from dsv4kv.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print(*(name for name in sys.modules if name.startswith('dsv4kv')), file=sys.stderr)"
+    )
+    own = run_python("-c", code, command).stderr.split()
+    assert "dsv4kv.cli" in own
+    assert len(own) <= most, own
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("dsv4kv bu", ["budget"]),
+        ("dsv4kv config va", ["validate"]),
+        ("dsv4kv trace convert a b --to w", ["weka"]),
+    ],
+)
+def test_a_shell_is_offered_commands_and_choices(line: str, offered: list[str]) -> None:
+    asked = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+    env = os.environ | asked | {"_DSV4KV_COMPLETE": "complete_bash"}
+    done = subprocess.run(
+        [sys.executable, "-m", "dsv4kv"], env=env, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == offered
 
 
 def test_configurations_are_told_without_torch_and_numpy() -> None:

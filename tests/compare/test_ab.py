@@ -103,10 +103,10 @@ def test_two_configurations_run_as_they_are(ran: list[Task], tmp_path: Path) -> 
 
 
 def test_two_backends_run_the_same_configuration(ran: list[Task]) -> None:
-    run(duel("backend:cpu", "backend:mine.ops:gather", config="smoke", axes=["measure.seed=1,2"]))
+    run(duel("backend:cpu", "backend:mine.py:gather", config="smoke", axes=["measure.seed=1,2"]))
     assert [task.arguments for task in ran[:2]] == [
         ("smoke", "--set", f"backend={backend}", "--axis", "measure.seed=1,2")
-        for backend in ('"cpu"', '"mine.ops:gather"')
+        for backend in ('"cpu"', '"mine.py:gather"')
     ]
 
 

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,9 +125,6 @@ def _lines(lines: Sequence[str]) -> str:
 
 _YAML = tuple(path.read_text() for path in sorted((SHIPPED / "bench").glob("*.yaml")))
 _REPLAY = tuple(path.read_text() for path in sorted((SHIPPED / "replay").glob("*.yaml")))
-_GUIDE = (SHIPPED.parent / "docs" / "settings.md").read_text("utf-8")
-_BLOCKS = dict(re.findall(r"^```(yaml|toml)\n(.*?)^```$", _GUIDE, re.MULTILINE | re.DOTALL))
-_SETTINGS = (("config", "settings"), ("config", "show", "smoke"), ("budget", "--json"))
 _TRACE = (
     ("trace", "info", "FILE"),
     ("trace", "info", "FILE", "--json"),
@@ -161,18 +157,6 @@ READERS = {
         _text(*_REPLAY),
         (damage, odd_words, odd_yaml),
         "odd.yaml",
-    ),
-    "settings": Reader(
-        _SETTINGS,
-        _text(_BLOCKS["yaml"]),
-        (damage, odd_words, odd_yaml),
-        "dsv4kv.yaml",
-    ),
-    "settings table": Reader(
-        _SETTINGS,
-        _text(_BLOCKS["toml"]),
-        (damage, damage, odd_words),
-        "pyproject.toml",
     ),
     "model": Reader(
         (("budget", "--model", "FILE"), ("budget", "--model", "FILE", "--engine", "vllm:0.33")),

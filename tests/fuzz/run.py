@@ -44,7 +44,6 @@ def run_case(number: int, folder: Path, seed: int = 0) -> tuple[str, str | None]
     name = list(READERS)[number % len(READERS)]
     reader = READERS[name]
     (folder / "record").mkdir()
-    (folder / ".git").mkdir()  # settings are looked for in this folder alone
     (folder / "cache" / "dsv4kv").mkdir(parents=True)
     (folder / "record" / "record.json").write_text(dumps(make_record()))
     path = reader.make_odd(folder, random)
@@ -56,7 +55,6 @@ def run_case(number: int, folder: Path, seed: int = 0) -> tuple[str, str | None]
 
 def _problem(command: list[str], folder: Path) -> str | None:
     environment = {"XDG_CACHE_HOME": str(folder / "cache"), "TMPDIR": str(folder), "COLUMNS": "80"}
-    environment["DSV4KV_NO_SETTINGS"] = ""
     before = Path.cwd()
     os.chdir(folder)
     try:

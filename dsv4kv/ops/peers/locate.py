@@ -1,12 +1,12 @@
 """From what a user writes after ``--backend`` to the object it means."""
 
 import inspect
+import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib import import_module, invalidate_caches
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +44,7 @@ def list_entry_points() -> list[str]:
 
 
 def locate(name: str) -> Located | None:
-    """Import what an entry point or ``module:attribute`` names; None where it is neither.
-
-    Modules may lie in the current folder, as with ``python -m``.
+    """Import what an entry point, ``module:attribute`` or ``file.py:attribute`` names, or None.
 
     Raises:
         ConfigError: It cannot be imported, has no such attribute, or two packages have it.
@@ -61,9 +59,11 @@ def locate(name: str) -> Located | None:
     for point in found:
         version = point.dist.version if point.dist else None
         return Located(_import(name, point.module, point.attr or ""), version)
-    module, colon, attribute = name.partition(":")
+    module, colon, attribute = name.rpartition(":")
     if not colon:
         return None
+    if module.endswith(".py"):
+        return Located(_get(name, _load_file(name, Path(module)), attribute), None)
     return Located(_import(name, module, attribute), version_of(module.partition(".")[0]))
 
 
@@ -72,53 +72,65 @@ def _owner(point: EntryPoint) -> str:
 
 
 def _import(name: str, module: str, attribute: str) -> Any:
-    """The attribute path of a module; without one, the module itself."""
-    target: Any = _import_module(name, module)
-    for part in filter(None, attribute.split(".")):
+    """The attribute path of an installed module; without one, the module itself."""
+    file = module.replace(".", "/") + ".py"
+    if not all(part.isidentifier() for part in module.split(".")):
+        raise ConfigError(
+            f"backend {name!r}: {module!r} is no module name: write my_gather.py:gather_topk for "
+            "a file, my_package.my_module:my_gather for an installed module."
+        )
+    try:
+        found = import_module(module)
+    except Exception as error:
+        if is_missing(module, error):
+            here = f" For {file} in this folder write {file}:{attribute}."
+            raise ConfigError(
+                f"backend {name!r}: no module {module!r} is installed."
+                f"{here if Path(file).is_file() else ''}"
+            ) from None
+        raise _failed(name, module, error) from error
+    return _get(name, found, attribute)
+
+
+def _load_file(name: str, path: Path) -> Any:
+    """A module from a file; what it imports comes from installed packages."""
+    if not os.path.isfile(path):  # noqa: PTH113 (is_file raises for a name that is too long)
+        raise ConfigError(f"backend {name!r}: there is no file {path}.")
+    path = path.resolve()
+    if str(path) in sys.modules:
+        return sys.modules[str(path)]
+    spec = spec_from_file_location(str(path), path)
+    assert spec is not None  # it ends in .py
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = module_from_spec(spec)  # where dataclasses look for it
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[spec.name]
+        raise _failed(name, path.name, error) from error
+    return module
+
+
+def _failed(name: str, module: str, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"backend {name!r}: importing {module} failed ({type(error).__name__}: {error})."
+    )
+
+
+def _get(name: str, target: Any, path: str) -> Any:
+    for part in filter(None, path.split(".")):
         if not hasattr(target, part):
-            where = getattr(target, "__name__", type(target).__name__)
+            where = Path(getattr(target, "__name__", type(target).__name__)).name
             raise ConfigError(f"backend {name!r}: {where} has no {part!r}.")
         target = getattr(target, part)
     return target
-
-
-def _import_module(name: str, module: str) -> Any:
-    if not all(part.isidentifier() for part in module.split(".")):
-        raise ConfigError(
-            f"backend {name!r}: {module!r} is no module name: write "
-            "my_package.my_module:my_gather, with dots and without .py."
-        )
-    try:
-        with _current_folder_first():
-            return import_module(module)
-    except Exception as error:
-        if is_missing(module, error):
-            raise ConfigError(
-                f"backend {name!r}: there is no module {module!r}, neither in {Path.cwd()} nor "
-                "installed."
-            ) from None
-        raise ConfigError(
-            f"backend {name!r}: importing {module} failed ({type(error).__name__}: {error})."
-        ) from error
-
-
-@contextmanager
-def _current_folder_first() -> Iterator[None]:
-    here = str(Path.cwd())
-    sys.path.insert(0, here)
-    invalidate_caches()
-    try:
-        yield
-    finally:
-        with suppress(ValueError):
-            sys.path.remove(here)
 
 
 _FORMATS = {name for formats in FORMATS.values() for name in formats}
 
 
 def load_foreign(name: str) -> Foreign | None:
-    """Load an entry point, ``module:attribute`` or ``operation=`` one of them; None if neither.
+    """Load what ``locate`` finds for a name, with or without ``operation=``; None if nothing.
 
     Raises:
         ConfigError: It cannot be imported, or it is not clear which operation it is.

@@ -7,10 +7,10 @@ import pytest
 
 from dsv4kv.engines.contract import Capacity
 from dsv4kv.engines.host import HostWish
+from dsv4kv.engines.limits import LIMITS
 from dsv4kv.engines.registry import find_engine
 from dsv4kv.engines.sglang.host import sent_parts, size_hicache
 from dsv4kv.engines.sglang.sizing import SglangEngine
-from dsv4kv.engines.vllm import limits as vllm
 from dsv4kv.engines.vllm.host import (
     counted_tokens,
     offloaded_groups,
@@ -146,7 +146,7 @@ def test_what_vllm_is_said_to_refuse_it_refuses_in_these_words() -> None:
     seen = set()
     for asked in read_settings("offloading"):
         kind, told = asked["kind"], asked["answer"]["refused"]
-        limits = [limit for limit in vllm.LIMITS if kind in limit.kinds]
+        limits = [limit for limit in LIMITS["vllm"] if kind in limit.kinds]
         said = {limit.asked: limit.said for limit in limits if limit.said}
         told = {name: text for name, text in told.items() if (kind, name) != ("v41", "prefill_cp")}
         assert said.keys() == told.keys()

@@ -42,7 +42,7 @@ def test_an_unknown_name_is_refused_with_the_choices(
     assert refusal("abacus") == (
         "no backend 'abacus': choose reference, cpu, cuda, vllm, sglang, flashmla, deepgemm, "
         "flaggems, an installed entry point of dsv4kv.backends (there is none), or a function, as "
-        "my_package.my_module:my_gather."
+        "my_gather.py:gather_topk or my_package.my_module:my_gather."
     )
     write_distribution("mine", "1", swift="mine:fast")
     assert "an installed entry point of dsv4kv.backends (swift)," in refusal("abacus")
@@ -140,10 +140,13 @@ REFUSALS = {
         "its formats are ('fp8_ds_mlb',): a tuple of names out of bf16, fp4, fp4_interleaved, "
         "fp8, fp8_ds_mla, fp8_group32, fp8_group32_interleaved, mxfp4 is needed."
     ),
-    "mine.deeper:x": "there is no module 'mine.deeper', neither in ",
-    "absent:x": "there is no module 'absent', neither in ",
-    "mine.py:x": "there is no module 'mine.py', neither in ",
-    "./mine:x": "'./mine' is no module name: write my_package.my_module:my_gather, ",
+    "mine.deeper:x": "no module 'mine.deeper' is installed.",
+    "absent:x": "no module 'absent' is installed.",
+    "absent.py:x": "there is no file absent.py.",
+    ".py:x": "there is no file .py.",
+    "a\0.py:x": "there is no file a\0.py.",
+    f"{'long' * 99}.py:x": f"there is no file {'long' * 99}.py.",
+    "./mine:x": "'./mine' is no module name: write my_gather.py:gather_topk for a file, ",
     ":x": "'' is no module name: write ",
     "broken:x": ("importing broken failed (ModuleNotFoundError: No module named 'absent_too')."),
     "syntax:x": "importing syntax failed (SyntaxError: invalid syntax ",
@@ -178,30 +181,50 @@ def test_what_has_no_operation_is_refused(name: str, wanted: str, write_module: 
     )
 
 
-def test_a_module_in_the_current_folder_is_found(
+def test_a_module_in_the_current_folder_is_a_file_to_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "lies_here.py").write_text(GATHER_ALL)
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "lies_here.py").write_text("raise SystemExit")
+    monkeypatch.chdir(tmp_path)
+    assert refusal("deep.lies_here:f") == (
+        "backend 'deep.lies_here:f': no module 'deep.lies_here' is installed. "
+        "For deep/lies_here.py in this folder write deep/lies_here.py:f."
+    )
+
+
+@pytest.mark.parametrize("name", ["mine.py:Both", "gather_all=./mine.py:", "{}/mine.py:both.it"])
+def test_a_file_is_named_by_its_path_and_imported_once(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass, field\n"
+        "@dataclass\n"
+        "class Both:\n"
+        "    it: 'Both | None' = None\n"
+        "    def gather_all(self, store, table, slots, lengths, out): pass\n"
+        "both = Both(Both())\n"
+        f"{GATHER_ALL}"
+        "with open('imports', 'a') as file: file.write('1')\n"
+    )
     monkeypatch.chdir(tmp_path)
     before = list(sys.path)
-    try:
-        assert resolve_backend("lies_here:gather_all", "cpu").foreign == ("gather_all",)
-        assert sys.path == before
-        (tmp_path / "breaks_here.py").write_text("import absent_too")
-        refusal("breaks_here:x")
-        assert sys.path == before
-    finally:
-        sys.modules.pop("lies_here", None)
+    for _ in range(2):
+        resolved = resolve_backend(name.format(tmp_path), "cpu")
+        assert resolved.foreign == ("gather_all",)
+    assert (sys.path, Path("imports").read_text()) == (before, "1")
 
 
-def test_the_current_folder_goes_before_installed_packages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_module: Write
+def test_a_file_s_neighbours_are_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_module("mine", GATHER_ALL)
-    (tmp_path / "here").mkdir()
-    (tmp_path / "here" / "mine.py").write_text("def page_copy(*arguments): pass\n")
-    monkeypatch.chdir(tmp_path / "here")
-    assert resolve_backend("mine:", "cpu").foreign == ("page_copy",)
+    (tmp_path / "mine.py").write_text("import neighbour_of_it")
+    (tmp_path / "neighbour_of_it.py").touch()
+    monkeypatch.chdir(tmp_path)
+    assert refusal("mine.py:x") == (
+        "backend 'mine.py:x': importing mine.py failed (ModuleNotFoundError: "
+        "No module named 'neighbour_of_it')."
+    )
 
 
 def test_a_path_that_a_module_adds_stays(

@@ -1,0 +1,130 @@
+"""Code is imported for a name that the user typed, not for one that is read somewhere."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from dsv4kv.cli import app
+from dsv4kv.errors import INTERRUPTED
+from tests.bench.settings import TINY
+
+EVIL = "open('imported', 'a').close()\nf = None\n"
+QUICK = (*TINY, "workload.trace=null", "workload.step=gather", "model.layers=[0]")
+TINIEST = [word for setting in QUICK for word in ("--set", setting)]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "evil.py").write_text(EVIL)
+    return tmp_path
+
+
+def invoke(*words: str) -> Result:
+    return CliRunner().invoke(app, words)
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "where"),
+    [
+        ("bench", "dsv4kv.yaml", "."),
+        ("bench smoke", "pyproject.toml", "."),
+        ("bench smoke", "dsv4kv.yaml", "below"),
+        ("profile smoke --torch --steps 1", "dsv4kv.yaml", "."),
+    ],
+)
+def test_no_file_of_the_folder_or_one_above_sets_a_backend(
+    command: str, name: str, where: str, folder: Path
+) -> None:
+    settings = {
+        "dsv4kv.yaml": "bench: {set: {backend: 'evil:f'}}\n",
+        "pyproject.toml": "[tool.dsv4kv.bench.set]\nbackend = 'evil:f'\n",
+    }
+    Path(name).write_text(settings[name])
+    (folder / where).mkdir(exist_ok=True)
+    (folder / where / "evil.py").write_text(EVIL)
+    environment = {k: v for k, v in os.environ.items() if k != "DSV4KV_NO_SETTINGS"}
+    done = subprocess.run(
+        [sys.executable, "-m", "dsv4kv", *command.split(), *TINIEST],
+        cwd=folder / where,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, "evil" in done.stdout + done.stderr) == (0, False), done.stderr
+    assert not [*folder.rglob("imported")]
+
+
+@pytest.mark.parametrize("name", ["evil:f", "flush=evil.py:f"])
+@pytest.mark.parametrize(
+    "words",
+    ["bench c.yaml", "profile c.yaml", "config validate c.yaml", "compare --ab c.yaml c.yaml"],
+)
+def test_a_configuration_names_no_code(name: str, words: str) -> None:
+    Path("c.yaml").write_text(f"backend: {name}\n")
+    done = invoke(*words.split())
+    assert done.exit_code == 2
+    assert (
+        f"error: c.yaml:1: backend is {name!r}: a configuration names one of reference, cpu, "
+        "cuda, vllm, sglang, flashmla, deepgemm, flaggems; type any other: "
+        f"--backend {name}, or --set backend={name}."
+    ) in done.output
+    assert not Path("imported").exists()
+
+
+def test_a_configuration_names_a_backend_of_ours() -> None:
+    Path("c.yaml").write_text("backend: reference\n")
+    assert invoke("config", "validate", "c.yaml").exit_code == 0
+
+
+@pytest.mark.parametrize("option", ["--backend", "--set", "--axis"])
+def test_a_name_that_is_typed_is_not_looked_for_in_the_current_folder(option: str) -> None:
+    value = "evil:f" if option == "--backend" else "backend=evil:f"
+    done = subprocess.run(
+        [sys.executable, "-m", "dsv4kv", "bench", "smoke", "--quiet", *TINIEST, option, value],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "For evil.py in this folder write evil.py:f." in done.stderr
+    assert not Path("imported").exists()
+
+
+def test_a_resumed_sweep_imports_no_code_that_is_not_typed_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    axis = ("--axis", "workload.concurrency=1,2")
+    backend = ("--backend", "evil.py:f")
+    with monkeypatch.context() as patch:
+        patch.setattr("dsv4kv.bench.run.run_case", stop)
+        words = ("bench", "smoke", "--quiet", *TINIEST, *backend, *axis)
+        assert invoke(*words).exit_code == INTERRUPTED
+    (job,) = Path("results").glob("*.points")
+    done = invoke("bench", "--quiet", "--resume", str(job))
+    assert done.exit_code == 2
+    assert done.stderr.startswith(f'error: --resume {job}: its backend="evil.py:f" is code, and ')
+    assert not Path("imported").exists()
+    assert "evil.py:f" in invoke("bench", "--quiet", "--resume", str(job), *backend).stderr
+    assert Path("imported").exists()
+
+
+def test_a_file_that_is_typed_reaches_the_launches_of_a_run() -> None:
+    Path("mine.py").write_text(
+        "from dsv4kv.ops.cpu import gather_window\nopen('imported', 'a').write('1')\n"
+    )
+    words = ("bench", "smoke", *TINIEST, "--backend", "mine.py:gather_window", "--launches", "2")
+    done = invoke(*words, "--json", "-")
+    assert done.exit_code == 0, done.output
+    assert [case["backend"] for case in json.loads(done.stdout)["cases"]] == [
+        "mine.py:gather_window"
+    ] * 2
+    assert Path("imported").read_text() == "11"

@@ -125,6 +125,7 @@ take(app)
 
 def main() -> None:
     """Run the program; ends the process with its exit code."""
+    os.environ["PYTHONSAFEPATH"] = "1"  # no child imports from the current folder
     end_as_by_ctrl_c()
     lose_glyphs_not_answers()
     debug = _take("--debug", sys.argv)

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from dsv4kv.cli.project import Project, find_project
-from dsv4kv.errors import Dsv4kvError
+from dsv4kv.errors import ConfigError, Dsv4kvError
 from dsv4kv.view.console import say
 
 if TYPE_CHECKING:
@@ -41,6 +41,15 @@ class Group(TyperGroup):
             for sentence in str(error).splitlines():
                 say(f"error: {sentence}", err=True)
             raise typer.Exit(error.exit_code) from None
+        except BrokenPipeError:
+            raise
+        except OSError as error:  # a name too long, a full disk: the user's to change, no defect
+            place = f"{error.filename}: " if error.filename else ""
+            say(f"error: {place}{error.strerror or error}.", err=True)
+            raise typer.Exit(ConfigError.exit_code) from None
+        except MemoryError:
+            say("error: there is not enough memory for this.", err=True)
+            raise typer.Exit(ConfigError.exit_code) from None
 
 
 class Command(TyperCommand):

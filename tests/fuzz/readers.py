@@ -2,13 +2,18 @@
 
 import gzip
 import json
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+import typer
+
+from dsv4kv.cli import app
 from dsv4kv.record.store import DIGEST, digest, dumps
+from tests.commands import COMMANDS, write_files
 from tests.compare.launched import make_launched_record
 from tests.engines.logs.startup import REFUSAL, SGLANG, VLLM_0_26, VLLM_0_33
 from tests.fuzz.mutate import (
@@ -136,6 +141,59 @@ _TRACE = (
     ("trace", "mrc", "FILE", "--capacity", "1K,64K"),
     ("replay", "FILE", "--out", "results", "--data", "none"),
 )
+
+
+def odd_options(folder: Path, random: Random) -> list[str]:
+    """A small run of some command with an option or argument of an odd value."""
+    write_files(folder)
+    (folder / "empty").touch()
+    (folder / "loop").symlink_to("loop")
+    os.mkfifo(folder / "pipe")
+    (folder / os.fsdecode(b"\xff\xfe")).write_bytes(b"\x80")
+    name = random.choice(
+        sorted(set(COMMANDS) - {"bench", "config settings", "doctor", "kernels", "profile"})
+    )
+    command = typer.main.get_command(app)
+    for word in name.split():
+        command = command.commands[word]  # type: ignore[attr-defined]
+    words = list(random.choice(COMMANDS[name]))
+    for _ in range(random.choice((1, 1, 2))):
+        parameter = random.choice([each for each in command.params if each.name != "processes"])
+        odd = str(random.choice((*ODD_WORDS, *(str(each.name) for each in folder.iterdir()))))
+        places = [n for n, word in enumerate(words) if n and not word.startswith("-")]
+        if places and (parameter.param_type_name == "argument" or random.random() < 0.2):
+            words[random.choice(places)] = odd
+        elif getattr(parameter, "is_flag", False):
+            words.append(random.choice(parameter.opts))
+        else:
+            key = random.choice(list(ODD_KEYS))
+            words += [
+                random.choice(parameter.opts),
+                f"{key}={odd}" if random.random() < 0.2 else odd,
+            ]
+    return [words[0], *(word for word in words[1:] if word != "--write-baseline")]
+
+
+ODD_WORDS = (
+    "", " ", "-", "--", ".", "/dev/zero", "/dev/null", "x" * 300, "x" * 70_000,
+    "y/" * 3_000, "0", "-1", "1", "1.5", "nan", "inf", "-inf", "1e400", "1e-400", "9" * 30,
+    "9" * 5_000, "9" * 30 + "K", "1_0", "１２", "0x10", "1:1", "1,", ",", "a=b", "=", "null",
+    "[1]", "[" * 3_000, "{a: b}", "&a [*a]", "\udcff", "\u202e", "\x1b[2J", "é", "http://", "http://[",
+    "tcp://x:99999999", "1=http://\udcff", "127.0.0.1:0", "vllm:", "vllm:9.9", "\n", "%s", "{0}",
+    "[/b]",
+)  # fmt: skip
+ODD_KEYS = (
+    "cache.num_blocks",
+    "engine",
+    "cost.gpu",
+    "gpu",
+    "ttft_p99",
+    "x",
+    "",
+    "a.b.c.d",
+    "h200",
+)
+
 
 READERS = {
     "record": Reader(

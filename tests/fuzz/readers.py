@@ -9,13 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+import numpy as np
+import torch
 import typer
+import yaml
 
 from dsv4kv.cli import app
 from dsv4kv.record.store import DIGEST, digest, dumps
 from tests.commands import COMMANDS, write_files
 from tests.compare.launched import make_launched_record
 from tests.engines.logs.startup import REFUSAL, SGLANG, VLLM_0_26, VLLM_0_33
+from tests.faults.results import SGLANG as SGLANG_RUN
+from tests.faults.results import VLLM as VLLM_RUN
 from tests.fuzz.mutate import (
     Mutation,
     bend,
@@ -30,8 +35,10 @@ from tests.measure.profilers.exports import two_replays
 from tests.measure.profilers.traces import cpu_events, gpu_events, save
 from tests.record.kernel_profiles import from_kineto, make_profile
 from tests.record.records import make_case, make_record, make_sweep_cases
+from tests.sizing.launches import LAUNCHES
 from tests.traces.test_formats import SAMPLES
 
+_HERE = Path(__file__).parents[1]
 SHIPPED = Path(__file__).parents[2] / "configs"
 HUGGING_FACE = {
     "model_type": "deepseek_v4", "hidden_size": 4096, "num_hidden_layers": 43, "head_dim": 512,
@@ -125,6 +132,24 @@ def _make_export(folder: Path, random: Random) -> Path:
     return two_replays(nodes=random.random() < 0.5).save(folder / "good.sqlite")
 
 
+def _make_dump(folder: Path, random: Random) -> Path:
+    np.save(folder / "good.npy", np.ones((2, 64 * 584), np.uint8))
+    return folder / "good.npy"
+
+
+def _make_tensors(folder: Path, random: Random) -> Path:
+    torch.save({"kv": torch.ones((2, 584), dtype=torch.uint8)}, folder / "good.pt")
+    return folder / "good.pt"
+
+
+def _make_safetensors(folder: Path, random: Random) -> Path:
+    entry = {"dtype": "U8", "shape": [2, 584], "data_offsets": [0, 1168]}
+    header = odd_json(json.dumps({"kv": entry}).encode(), random)
+    content = len(header).to_bytes(8, "little") + header + bytes(1168)
+    (folder / "good").write_bytes(content)
+    return folder / "good"
+
+
 def _lines(lines: Sequence[str]) -> str:
     return "\n".join(f"INFO 09-12 10:00:0{i % 9} {line}" for i, line in enumerate(lines)) + "\n"
 
@@ -134,6 +159,18 @@ _REPLAY = tuple(path.read_text() for path in sorted((SHIPPED / "replay").glob("*
 _GUIDE = (SHIPPED.parent / "docs" / "settings.md").read_text("utf-8")
 _BLOCKS = dict(re.findall(r"^```(yaml|toml)\n(.*?)^```$", _GUIDE, re.MULTILINE | re.DOTALL))
 _SETTINGS = (("config", "settings"), ("config", "show", "smoke"), ("budget", "--json"))
+_RESULTS = "".join(json.dumps(run) + "\n" for run in (SGLANG_RUN, VLLM_RUN))
+_COEFFICIENTS = yaml.safe_dump(
+    yaml.safe_load((SHIPPED / "gpus" / "h200.yaml").read_text())["clock"]["fp4"]
+)
+_TABLE = json.dumps(
+    {
+        "batch_per_rank": [1, 64],
+        "decode_ms": {"1024": [9.0, 12.0], "65536": [10.0, 15.0]},
+        "prefill_tokens": [1024, 8192],
+        "prefill_ms_by_prefix": {"0": [50.0, 300.0], "65536": [60.0, 400.0]},
+    }
+)
 _TRACE = (
     ("trace", "info", "FILE"),
     ("trace", "info", "FILE", "--json"),
@@ -156,7 +193,7 @@ def odd_options(folder: Path, random: Random) -> list[str]:
     command = typer.main.get_command(app)
     for word in name.split():
         command = command.commands[word]  # type: ignore[attr-defined]
-    words = list(random.choice(COMMANDS[name]))
+    words = ["1" if word == "2" else word for word in random.choice(COMMANDS[name])]  # here alone
     for _ in range(random.choice((1, 1, 2))):
         parameter = random.choice([each for each in command.params if each.name != "processes"])
         odd = str(random.choice((*ODD_WORDS, *(str(each.name) for each in folder.iterdir()))))
@@ -258,6 +295,49 @@ READERS = {
         _make_export,
         (damage, in_database, in_database, in_database),
         "odd.sqlite",
+    ),
+    "command": Reader(
+        (("budget", "--command", "FILE"), ("lint", "FILE"), ("lint", "FILE", "--json")),
+        _text(*(launch.text for launch in LAUNCHES)),
+        (damage, odd_words, odd_yaml),
+        "serve.yaml",
+    ),
+    "results": Reader(
+        (("calibrate", "FILE", "--gpu", "h200", "--quiet"), ("lint", "FILE")),
+        _text(_RESULTS),
+        (damage, odd_json, odd_json),
+        "runs.jsonl",
+    ),
+    "requests": Reader(
+        (("record", "recording", "--requests", "FILE", "--once", "--quiet"),),
+        _text(*(path.read_text() for path in (_HERE / "recording" / "logs").iterdir())),
+        (damage, odd_json, odd_words),
+        "requests.log",
+    ),
+    "coefficients": Reader(
+        (("replay", "builtin:chat", "--quiet", "--set", "cost.calibration=./FILE"),),
+        _text(_COEFFICIENTS),
+        (damage, odd_words, odd_yaml),
+        "mine.yaml",
+    ),
+    "step table": Reader(
+        (("replay", "builtin:chat", "--quiet", "--set", "cost.source=table",
+          "--set", "cost.table=./FILE"),),
+        _text(_TABLE),
+        (damage, odd_json, odd_json),
+    ),
+    "dump": Reader(
+        (
+            ("inspect", "FILE", "--entries", "64"),
+            ("inspect", "FILE", "--table", "FILE", "--ratio", "4"),
+        ),
+        _make_dump,
+        (damage, damage, packed),
+        "pages.npy",
+    ),
+    "tensors": Reader((("inspect", "FILE"),), _make_tensors, (damage,), "kv.pt"),
+    "safetensors": Reader(
+        (("inspect", "FILE"),), _make_safetensors, (damage,), "kv.safetensors"
     ),
     "calibration": Reader(
         (("compare", "RECORD", "RECORD"),),

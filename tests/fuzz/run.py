@@ -54,7 +54,7 @@ def run_case(number: int, folder: Path, seed: int = 0) -> tuple[str, str | None]
     path = reader.make_odd(folder, random)
     words = random.choice(reader.commands)
     places = {"FILE": str(path), "RECORD": "record/record.json"}
-    command = [places.get(word, word) for word in words]
+    command = [places.get(word, word.replace("./FILE", str(path))) for word in words]
     return f"{name}: {' '.join(words)}", _problem(command, folder)
 
 
@@ -116,7 +116,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int)
-    parser.add_argument("--kind", help="of READERS, or options: no other")
+    parser.add_argument("--kind", help="of READERS, or options: no other", action="append")
     options = parser.parse_args()
     cases = range(options.first, options.first + options.cases)
     if options.only is not None:
@@ -125,7 +125,7 @@ def main() -> None:
     started = time.monotonic()
     names = [*READERS, "options"]
     for number in cases:
-        if options.kind not in (None, names[number % len(names)]):
+        if options.kind and names[number % len(names)] not in options.kind:
             continue
         folder = Path(tempfile.mkdtemp(prefix="dsv4kv-fuzz-"))
         began = time.monotonic()

@@ -116,16 +116,6 @@ class Lanes:
             each.result()
         return None
 
-    def read(self, path: str, into: Bytes, more: int) -> memoryview | None:
-        """Fill ``into`` with the beginning of a file; None if the file is shorter.
-
-        Returns up to ``more`` of the bytes that follow, to be used before the thread's next file.
-
-        Raises:
-            OSError: There is no such file, or it cannot be read.
-        """
-        return self.reading(path, lambda read: read(0, [(into, more)])[0])
-
     def reading(self, path: str, do: Callable[[Read], MovedT]) -> MovedT:
         """Open a file for ``do``, which is called again where ``O_DIRECT`` turns out refused.
 

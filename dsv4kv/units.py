@@ -23,10 +23,6 @@ _QUANTITY = re.compile(
 _DURATION = re.compile(r"^\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([smh]?)\s*$", re.I | re.ASCII)
 
 
-LARGEST = 2**53
-"""Of counts and plain bytes: every whole number up to it is a float, too."""
-
-
 def parse_count(text: str) -> int:
     """Parse ``64``, ``128K``, ``1M``, ``1_000``; K and M are binary: ``1M`` is 1,048,576."""
     match = _QUANTITY.match(text)
@@ -66,8 +62,6 @@ def _whole(text: str, number: str, factor: int) -> int:
     value = _product(number, factor)
     if value.denominator != 1:
         raise ConfigError(f"{text!r} is not a whole number of units.")
-    if value > LARGEST:
-        raise ConfigError(f"{text[:60]!r} is too large: give at most {LARGEST:,}.")
     return int(value)
 
 

@@ -121,6 +121,7 @@ def test_one_of_several_tensors_is_named(tmp_path: Path) -> None:
 def saved(pickled: bytes) -> bytes:
     with zipfile.ZipFile(found := io.BytesIO(), "w") as archive:
         archive.writestr("a/data.pkl", pickled)
+        archive.writestr("a/version", "3\n")
         archive.writestr("a/data/0", PAGES.tobytes())
     return found.getvalue()
 
@@ -156,8 +157,11 @@ def test_a_small_file_costs_neither_memory_nor_time(name: str, tmp_path: Path) -
             zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
             archive.open("a/data.pkl", "w") as pickled,
         ):
+            pickled.write(b"].")
             for _ in range(1_100):
                 pickled.write(bytes(1 << 20))
+        with zipfile.ZipFile(path, "a") as archive:
+            archive.writestr("a/version", "3\n")
     elif name == "length.npy":
         path.write_bytes(b"\x93NUMPY\x02\0\xff\xff\xff\x7f")
         os.truncate(path, 2**31 + 100)

@@ -1,6 +1,6 @@
 """dsv4kv: benchmark and profile the DeepSeek-V4 KV cache."""
 
-from typing import TYPE_CHECKING
+TYPE_CHECKING = False  # not typing's: `python -m dsv4kv` has the current folder on its path here
 
 if TYPE_CHECKING:
     from pathlib import Path

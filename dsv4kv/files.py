@@ -31,7 +31,10 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[BufferedWriter]:
         OSError: The folder cannot be written, or ``path`` is one.
     """
     if _is_special(path):
-        with path.open("wb") as file:
+        # a pipe that nobody reads is refused: opening it would wait for somebody
+        descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        os.set_blocking(descriptor, True)
+        with os.fdopen(descriptor, "wb") as file:
             yield file
         return
     unfinished, unnamed = _neighbour(path), _open_unnamed(path.parent, mode)

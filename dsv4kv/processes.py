@@ -5,6 +5,7 @@ which is closed whichever way this process ends.
 """
 
 import errno
+import os
 import secrets
 import shutil
 import subprocess
@@ -17,7 +18,25 @@ from typing import IO
 from dsv4kv import warden
 from dsv4kv.files import temporary_place
 
+OWN_TREE = Path(warden.__file__).resolve().parents[1]
+"""The folder that this package is in."""
+
 _WARDEN = (sys.executable, "-I", "-S", warden.__file__)
+
+
+def python(*words: str) -> list[str]:
+    """Command line of this Python that imports nothing from the current folder."""
+    return [sys.executable, "-P", *words]
+
+
+def with_package(environment: Mapping[str, str], tree: Path = OWN_TREE) -> dict[str, str]:
+    """An environment in which ``python("-m", "dsv4kv")`` is the package in ``tree``.
+
+    An empty part of ``PYTHONPATH``, which is the current folder, is dropped.
+    """
+    others = environment.get("PYTHONPATH", "").split(os.pathsep)
+    path = os.pathsep.join(filter(None, [str(tree), *others]))
+    return {**environment, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
 
 
 class Child:

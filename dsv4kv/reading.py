@@ -17,6 +17,9 @@ DOCUMENT_BYTES = 2**28
 """The largest document that is held as a whole; a few times as much is needed to parse it."""
 
 
+_MOST_NODES = 2**18  # of a YAML text, each counted wherever it is used
+
+
 class Unparsable(ValueError):
     """Why a text is no JSON, without a place.
 
@@ -88,6 +91,36 @@ def parse_json(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise explain(error) from None
+
+
+def load_yaml(text: str) -> list[Any]:
+    """The documents of a YAML text, whose aliases and merges do not make it much larger.
+
+    Raises:
+        Unparsable: It is none, is nested too deeply, or holds itself.
+    """
+    import yaml
+
+    sizes: dict[int, int] = {}
+
+    def size(node: Any) -> int:
+        if id(node) not in sizes:
+            sizes[id(node)] = 0
+            value = node.value if isinstance(node, yaml.CollectionNode) else []
+            parts = (part for each in value for part in (each if type(each) is tuple else (each,)))
+            sizes[id(node)] = 1 + sum(size(part) for part in parts)
+        if not 0 < sizes[id(node)] <= _MOST_NODES:
+            raise Unparsable("YAML that holds itself, or many times the same")
+        return sizes[id(node)]
+
+    try:
+        for node in yaml.compose_all(text, yaml.SafeLoader):
+            size(node)
+        return list(yaml.safe_load_all(text))
+    except RecursionError:
+        raise Unparsable("YAML that is nested too deeply") from None
+    except (yaml.YAMLError, ValueError, TypeError, OverflowError) as error:
+        raise Unparsable(f"no YAML ({' '.join(str(error).split())[:200]})") from None
 
 
 def explain(error: ValueError | RecursionError) -> Unparsable:

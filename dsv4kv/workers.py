@@ -19,7 +19,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import suppress
+from contextlib import chdir, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from dsv4kv import __version__
 from dsv4kv.errors import ConfigError
+from dsv4kv.processes import OWN_TREE
 
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnContext
@@ -276,7 +277,8 @@ def _connect(address: str) -> Any:
         ) from None
     try:
         _knock(address)
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        with chdir(OWN_TREE):  # Ray puts the current folder on the path of its workers
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, OverflowError, ValueError, RuntimeError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise ConfigError(

@@ -132,3 +132,14 @@ def test_permissions_are_those_asked_for(tmp_path: Path) -> None:
     with replacing(tmp_path / "own", mode=0o600) as file:
         file.write(b"x")
     assert (tmp_path / "own").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_pipe_that_nobody_reads_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="No such device"), replacing(tmp_path / "pipe"):
+        pass
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    with replacing(tmp_path / "pipe") as file:
+        file.write(b"x" * 10)
+    assert os.read(reader, 99) == b"x" * 10
+    os.close(reader)

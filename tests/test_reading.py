@@ -8,7 +8,8 @@ import pytest
 
 from dsv4kv.config.load import load_config
 from dsv4kv.errors import ConfigError
-from dsv4kv.reading import Unparsable, parse_json, read_document, read_json
+from dsv4kv.reading import Unparsable, load_yaml, parse_json, read_document, read_json
+from tests.fuzz.mutate import BOMB, MERGES
 
 
 def test_a_document_is_read_up_to_its_limit_and_refused_beyond(tmp_path: Path) -> None:
@@ -40,3 +41,16 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
 def test_what_no_parser_reads_is_a_sentence(text: str) -> None:
     with pytest.raises(Unparsable, match="nested too deeply, or a number of thousands"):
         parse_json(text)
+
+
+@pytest.mark.parametrize(
+    "text", [BOMB, MERGES, b"a: &a\n  b: *a\n", b"[" * 5_000, b"!!python/x y"]
+)
+def test_yaml_that_holds_more_than_it_says_is_refused(text: bytes) -> None:
+    with pytest.raises(Unparsable, match="YAML"):
+        load_yaml(text.decode())
+
+
+def test_yaml_with_aliases_and_several_documents_is_read() -> None:
+    text = "x: &x {a: 1}\ny: {<<: *x, b: 2}\n---\n[3]\n"
+    assert load_yaml(text) == [{"x": {"a": 1}, "y": {"a": 1, "b": 2}}, [3]]

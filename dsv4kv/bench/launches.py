@@ -8,7 +8,6 @@ import os
 import secrets
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -17,16 +16,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-import dsv4kv
 from dsv4kv.config.load import LoadedConfig
 from dsv4kv.errors import DEFECT, INTERRUPTED, Dsv4kvError, RecordError
 from dsv4kv.measure.environment import capture_environment
 from dsv4kv.measure.turns import VARIABLE, Ring
-from dsv4kv.processes import Child, temporary_folder
+from dsv4kv.processes import OWN_TREE, Child, python, temporary_folder, with_package
 from dsv4kv.record.schema import Case, Environment, Launch, RunRecord
 from dsv4kv.record.store import load_record
-
-OWN_TREE = Path(dsv4kv.__file__).resolve().parents[1]
 
 _GRACE_S = 60.0  # for an interrupted process to save what it has
 _STOPPED = "stopped before anything was measured"
@@ -145,16 +141,12 @@ class _Running:
 
 
 def _command(task: Task, out: Path) -> list[str]:
-    # -P: the package in task.tree, not one that happens to lie in the working folder
-    program = [sys.executable, "-P", "-m", "dsv4kv", "bench"]
-    return [*program, *task.arguments, "--quiet", "--out", str(out)]
+    return python("-m", "dsv4kv", "bench", *task.arguments, "--quiet", "--out", str(out))
 
 
 def _environment(tree: Path, place: tuple[int, ...]) -> dict[str, str]:
-    others = os.environ.get("PYTHONPATH")
-    path = os.pathsep.join([str(tree), *([others] if others else [])])
     turns = {VARIABLE: ",".join(map(str, place))} if place else {}
-    return os.environ | {"PYTHONPATH": path} | turns
+    return with_package(os.environ, tree) | turns
 
 
 def _wait(running: Sequence[_Running], timeout_s: float) -> list[tuple[int, End]]:

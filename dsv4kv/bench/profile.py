@@ -1,7 +1,6 @@
 """A profile from the plan to the record: the run, and what the profiler found."""
 
 import shlex
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -30,6 +29,7 @@ from dsv4kv.measure.profilers.sessions import (
     run_nsys,
     version_of,
 )
+from dsv4kv.processes import python
 from dsv4kv.record.kernel_table import build_table
 from dsv4kv.record.schema import Case, Environment, RunRecord
 from dsv4kv.record.store import dumps, load_record, new_run_id
@@ -98,7 +98,7 @@ def make_command(plan: Plan) -> Command:
         ProfileError: It is not installed.
         ConfigError: It has none, as it runs inside the process.
     """
-    program = [sys.executable, "-m", "dsv4kv", "profile", plan.loaded.source]
+    program = python("-m", "dsv4kv", "profile", plan.loaded.source)
     program += [word for each in plan.overrides for word in ("--set", each)]
     program += ["--steps", str(plan.num_steps), "--child", str(plan.folder / RUN)]
     output = plan.folder / OUTPUT

@@ -18,7 +18,7 @@ from typer.main import get_command
 
 from dsv4kv import __version__
 from dsv4kv.endings import end_as_by_ctrl_c
-from dsv4kv.errors import DEFECT, Dsv4kvError
+from dsv4kv.errors import DEFECT, ConfigError, Dsv4kvError
 from dsv4kv.view.console import lose_glyphs_not_answers, say
 
 _MEASURE = {
@@ -90,6 +90,15 @@ class Program(Group):
             for sentence in str(error).splitlines():
                 say(f"error: {sentence}", err=True)
             raise typer.Exit(error.exit_code) from None
+        except BrokenPipeError:
+            raise
+        except OSError as error:  # a name too long, a full disk: the user's to change, no defect
+            place = f"{error.filename}: " if error.filename else ""
+            say(f"error: {place}{error.strerror or error}.", err=True)
+            raise typer.Exit(ConfigError.exit_code) from None
+        except MemoryError:
+            say("error: there is not enough memory for this.", err=True)
+            raise typer.Exit(ConfigError.exit_code) from None
 
 
 class Command(TyperCommand):
@@ -155,6 +164,7 @@ for _name, _text in COMMANDS.items():
 
 def main() -> None:
     """Run the program; ends the process with its exit code."""
+    os.environ["PYTHONSAFEPATH"] = "1"  # no child imports from the current folder
     end_as_by_ctrl_c()
     lose_glyphs_not_answers()
     debug = _take("--debug", sys.argv)

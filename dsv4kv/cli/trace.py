@@ -621,6 +621,7 @@ def tokenize(
         int | None,
         typer.Option(
             min=1,
+            max=1024,
             help="Processes that tokenize; of small data one.",
             show_default="one for every core",
         ),

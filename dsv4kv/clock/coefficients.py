@@ -3,14 +3,15 @@
 from pathlib import Path
 from typing import Annotated
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from dsv4kv.choices import listed
 from dsv4kv.errors import ConfigError
+from dsv4kv.reading import load_yaml, read_document
 from dsv4kv.resources import user_calibrations
 from dsv4kv.sizing.gpus import Gpu, load_gpu
 
+_MOST_BYTES = 2**20
 BORROWED = 1.5
 """An unmeasured GPU's error, for a measured one's: what leaving out a whole GPU added was less."""
 
@@ -172,8 +173,9 @@ def find_calibration(name: str) -> Coefficients:
 
 def _read_coefficients(path: Path) -> Coefficients:
     try:
-        return Coefficients(**yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, TypeError, ValidationError) as error:
+        (document,) = load_yaml(read_document(path, _MOST_BYTES).decode())
+        return Coefficients(**document)
+    except (OSError, TypeError, ValueError) as error:
         raise ConfigError(
             f"cost.calibration: {path} has no coefficients of a clock: {error}. Give a file that "
             f"has {', '.join(Coefficients.model_fields)}."

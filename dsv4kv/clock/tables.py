@@ -14,6 +14,7 @@ from dsv4kv.choices import listed
 from dsv4kv.clock.coefficients import HeldOut
 from dsv4kv.clock.steps import COUNTS, Counts, Deployment, Ints, Steps
 from dsv4kv.errors import ConfigError
+from dsv4kv.reading import read_json
 from dsv4kv.resources import shipped
 
 BEYOND = 1.5
@@ -212,6 +213,7 @@ class TableTimes:
 
 # ---- tables that are there ----------------------------------------------------------------------
 
+_MOST_BYTES = 2**26
 _SHIPPED = "sglang-0.5.14.json"
 
 
@@ -264,7 +266,7 @@ def _reason(error: Exception) -> str:
 def open_own(deployment: Deployment, path: Path) -> TableTimes:
     """A table of the user's; raises ``ConfigError``."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = read_json(path, _MOST_BYTES)
         table = StepTable(**document)
         given = document.get("factors")
         factors = Factors(**given) if given else shipped_factors()

@@ -13,7 +13,6 @@ from random import Random
 from typing import Literal
 
 from dsv4kv.bench.launches import (
-    OWN_TREE,
     OnProgress,
     Outcome,
     Request,
@@ -27,7 +26,7 @@ from dsv4kv.config.axes import expand_axes
 from dsv4kv.config.load import LoadedConfig, find_config, load_config
 from dsv4kv.errors import ConfigError
 from dsv4kv.measure.environment import capture_environment
-from dsv4kv.processes import temporary_folder
+from dsv4kv.processes import OWN_TREE, temporary_folder
 from dsv4kv.record.store import new_run_id
 
 HERE = "."

@@ -15,7 +15,11 @@ from dsv4kv.errors import PeerUnavailable
 from dsv4kv.processes import Child
 
 FOLDER = Path(__file__).parent
-_START = "import sys; sys.path.append({folder!r}); from driven.serve import main; main()"
+# older Pythons, as engines have, know no -P: "" is the current folder
+_START = (
+    "import sys; sys.path[:] = [*filter(None, sys.path), {folder!r}]; "
+    "from driven.serve import main; main()"
+)
 
 
 class _Undriven(PeerUnavailable):

@@ -6,11 +6,15 @@ against the file's own, and no code of a pickle runs.
 
 import json
 import math
+import pickletools
+import struct
 import zipfile
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,12 +28,24 @@ MOST_BYTES = 2**36
 """The largest tensor that is looked at: it is mapped, and read page by page."""
 
 _MOST_HEADER = 2**24
+_MOST_NPY_HEADER = 2**16
+_MOST_PICKLE = 2**24
+_MOST_OPERATIONS = 2**20  # some 30,000 tensors
+_MOST_DIMS = 32
+_LONGEST_NAME = 200
 _NPY = b"\x93NUMPY"
 _SAFETENSORS_BYTES = {
     "U8": 1, "I8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
     "U16": 2, "I16": 2, "F16": 2, "BF16": 2, "U32": 4, "I32": 4, "F32": 4,
     "U64": 8, "I64": 8, "F64": 8,
 }  # fmt: skip
+_TORCH_BYTES = {
+    "ByteStorage": 1, "CharStorage": 1, "BoolStorage": 1, "HalfStorage": 2, "BFloat16Storage": 2,
+    "ShortStorage": 2, "IntStorage": 4, "FloatStorage": 4, "LongStorage": 8, "DoubleStorage": 8,
+    "uint16": 2, "uint32": 4, "uint64": 8, "float8_e4m3fn": 1, "float8_e5m2": 1,
+    "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1, "float4_e2m1fn_x2": 1,
+}  # fmt: skip
+"""Bytes of an element, by the name of a storage, or of a dtype that has none of its own."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +85,8 @@ def read_dump(path: Path, tensor: str | None = None) -> Dump:
     if not size:
         raise TraceError(f"{path} is empty: there is no page in it.")
     if head.startswith(_NPY):
-        found = {"": _read_npy(path, size)}
+        values, shape = _read_npy(path, size)
+        found = {"": (values.view(np.uint8), _as_bytes(shape, values.itemsize))}
     elif path.suffix == ".safetensors":
         found = dict(_read_safetensors(path, size))
     elif zipfile.is_zipfile(path):
@@ -98,23 +115,24 @@ def _choose(path: Path, names: list[str], asked: str | None) -> str:
     return asked if asked is not None else names[0]
 
 
-def _read_npy(path: Path, size: int) -> tuple[Bytes, tuple[int, ...]]:
-    """Map an array, whose header is checked against the file first."""
+def _read_npy(path: Path, size: int) -> tuple[NDArray[Any], tuple[int, ...]]:
+    """Map an array, flat, with its shape; the header is checked against the file first."""
     with path.open("rb") as file:
-        try:
-            version = np.lib.format.read_magic(file)
-            read = {(1, 0): "read_array_header_1_0", (2, 0): "read_array_header_2_0"}[version]
-            shape, columns_first, dtype = getattr(np.lib.format, read)(file, max_header_size=65536)
-        except (ValueError, KeyError, SyntaxError, RecursionError, MemoryError) as error:
-            raise TraceError(f"{path} has no header of numpy.save: {error}.") from error
-        start = file.tell()
+        head = BytesIO(file.read(_MOST_NPY_HEADER))  # its own length may be any
+    try:
+        version = np.lib.format.read_magic(head)
+        read = {(1, 0): "read_array_header_1_0", (2, 0): "read_array_header_2_0"}[version]
+        given = getattr(np.lib.format, read)(head, max_header_size=_MOST_NPY_HEADER)
+        shape, columns_first, dtype = given
+    except (ValueError, TypeError, LookupError, SyntaxError, RecursionError, MemoryError) as error:
+        raise TraceError(f"{path} has no header of numpy.save: {error}.") from error
+    start = head.tell()
     if dtype.hasobject:
         raise TraceError(f"{path} holds Python objects, which are pickled: save numbers.")
     if columns_first and len(shape) > 1:
         raise TraceError(f"{path} is stored column by column: save numpy.ascontiguousarray of it.")
     _check_size(path, shape, dtype.itemsize, size - start)
-    data = np.memmap(path, np.uint8, "r", start, (size - start,))
-    return data, _as_bytes(shape, dtype.itemsize)
+    return np.memmap(path, dtype, "r", start, (math.prod(shape),)), shape
 
 
 def _check_size(path: Path, shape: tuple[int, ...], itemsize: int, there: int) -> None:
@@ -147,9 +165,10 @@ def _read_safetensors(
         if name == "__metadata__":
             continue
         try:
-            itemsize, shape = _SAFETENSORS_BYTES[entry["dtype"]], tuple(map(int, entry["shape"]))
-            first, last = map(int, entry["data_offsets"])
-        except (KeyError, TypeError, ValueError) as error:
+            itemsize = _SAFETENSORS_BYTES[entry["dtype"]]
+            shape = _whole_numbers(entry["shape"], _MOST_DIMS)
+            first, last = _whole_numbers(entry["data_offsets"], 2)
+        except (LookupError, TypeError, ValueError) as error:
             raise TraceError(
                 f"{path}: tensor {name!r} has no dtype, shape and offsets."
             ) from error
@@ -159,51 +178,190 @@ def _read_safetensors(
         yield name, (data[first:last], _as_bytes(shape, itemsize))
 
 
-def _read_torch(path: Path) -> Iterator[tuple[str, tuple[Bytes, tuple[int, ...]]]]:
-    """A tensor, or a dict or list of them; nothing else is unpickled."""
-    import torch
+def _whole_numbers(given: Any, most: int) -> tuple[int, ...]:
+    """Sizes that a header gives; raises for what are none, or are too many or too large."""
+    if len(given) > most or not all(type(n) is int and 0 <= n <= 2**62 for n in given):
+        raise ValueError("they are no sizes")
+    return tuple(given)
 
+
+def _read_torch(path: Path) -> Iterator[tuple[str, tuple[Bytes, tuple[int, ...]]]]:
+    """A tensor, or those of a dict or list, as ``torch.save`` writes them: mapped, not loaded."""
     try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # the unpickler raises whatever it meets
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        with path.open("rb", 0) as raw, zipfile.ZipFile(_Bounded(raw)) as archive:
+            records = {each.filename.partition("/")[2]: each for each in archive.infolist()}
+            pickled = records.get("data.pkl")
+            if pickled is None:
+                raise TraceError(f"{path} is a zip file and not of torch.save: unpack it.")
+            if pickled.file_size > _MOST_PICKLE:
+                raise TraceError(
+                    f"{path} describes its tensors in {pickled.file_size:,} B; {_MOST_PICKLE:,} B "
+                    "are read: save the tensors of pages alone."
+                )
+            saved = _unpickle(archive.read(pickled))
+            for name, each in _tensors(saved):
+                yield name, _map_tensor(path, name, each, records)
+    except (*_DAMAGED, zipfile.BadZipFile, zlib.error) as error:
+        reason = f"{error}" or type(error).__name__
         raise TraceError(
             f"{path} is not read: it holds more than tensors, or is damaged ({reason[:120]})."
         ) from error
-    size = path.stat().st_size
-    for name, tensor in _tensors(loaded):
-        _check_tensor(path, name, tensor, size)
-        whole = tensor.detach().contiguous()
-        shape = _as_bytes(tuple(whole.shape), whole.element_size())
-        yield name, (whole.view(torch.uint8).reshape(-1).numpy(), shape)
 
 
-def _check_tensor(path: Path, name: str, tensor: Any, size: int) -> None:
-    """Refuse what has no bytes of its own in the file: torch would allocate it, or crash."""
-    import torch
+_DAMAGED = (
+    ArithmeticError, AttributeError, EOFError, LookupError, NotImplementedError, OSError,
+    RuntimeError, TypeError, ValueError, struct.error,
+)  # fmt: skip
 
-    plain = tensor.layout is torch.strided and tensor.device.type == "cpu"
-    if not plain or tensor.is_quantized or not tensor.dim():
-        kind = f"{tensor.layout}, {tensor.dtype}, {tensor.device}".replace("torch.", "")
+
+class _Bounded:
+    """A file whose reader is not told by the file how much to read at once."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
+
+    def read(self, size: int = -1) -> bytes:
+        found = self._file.read(_MOST_HEADER + 1 if size < 0 else min(size, _MOST_HEADER + 1))
+        if len(found) > _MOST_HEADER:
+            raise ValueError(f"more than {_MOST_HEADER:,} B at once")
+        return found
+
+
+@dataclass(frozen=True)
+class _Named:
+    """A class or function that a pickle names; nothing is looked up, and nothing called."""
+
+    name: str
+    arguments: tuple[Any, ...] = ()
+
+
+_NEW: Mapping[str, Callable[[], Any]] = {
+    "NONE": lambda: None, "NEWTRUE": lambda: True, "NEWFALSE": lambda: False,
+    "EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple,
+}  # fmt: skip
+_TAKES = {
+    "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "APPEND": 1, "SETITEM": 2, "BUILD": 1,
+    "STACK_GLOBAL": 2, "BINPERSID": 1, "REDUCE": 2, "NEWOBJ": 2,
+}  # fmt: skip
+_TAKES_ALL = ("TUPLE", "APPENDS", "SETITEMS")  # since the last mark
+
+
+def _unpickle(pickled: bytes) -> Any:
+    """Plain values, containers and ``_Named`` in place of all else: made by this loop alone.
+
+    Every operation makes one object of a bounded size, copies none, and there are at most
+    ``_MOST_OPERATIONS``. Raises what a damaged pickle runs into.
+    """
+    stack, memo, marks = list[Any](), dict[int, Any](), list[int]()
+    for number, (operation, argument, _) in enumerate(pickletools.genops(pickled)):
+        name = operation.name
+        if number > _MOST_OPERATIONS:
+            raise ValueError(f"more than {_MOST_OPERATIONS:,} operations")
+        if name == "STOP":
+            return stack.pop()
+        if name == "MARK":
+            marks.append(len(stack))
+        elif name in ("BINPUT", "LONG_BINPUT", "MEMOIZE"):
+            memo[len(memo) if argument is None else argument] = stack[-1]
+        elif name in ("BINGET", "LONG_BINGET"):
+            stack.append(memo[argument or 0])
+        elif name not in ("PROTO", "FRAME"):
+            start = marks.pop() if name in _TAKES_ALL else len(stack) - _TAKES.get(name, 0)
+            taken = stack[max(0, start) :]
+            del stack[max(0, start) :]
+            if name in ("APPEND", "APPENDS", "SETITEM", "SETITEMS", "BUILD"):
+                _add(stack[-1], taken)
+            else:
+                stack.append(_make(name, argument, taken))
+    raise ValueError("it has no end")
+
+
+def _add(to: Any, items: Sequence[Any]) -> None:
+    """Add to a list or dict; to anything else nothing can be added."""
+    if isinstance(to, list):
+        to.extend(items)
+    elif isinstance(to, dict):  # to hash a tuple of tuples may take for ever
+        pairs = zip(items[::2], items[1::2], strict=False)
+        to.update((key, value) for key, value in pairs if isinstance(key, str | int | float))
+
+
+def _make(operation: str, argument: Any, taken: Sequence[Any]) -> Any:
+    """The object that an operation makes."""
+    made = argument
+    match operation, taken:
+        case (("TUPLE" | "TUPLE1" | "TUPLE2" | "TUPLE3"), _):
+            made = tuple(taken)
+        case "GLOBAL", _:
+            made = _Named(argument.replace(" ", "."))
+        case "STACK_GLOBAL", [str(module), str(name)] if len(module) + len(name) < _LONGEST_NAME:
+            made = _Named(f"{module}.{name}")
+        case "BINPERSID", [tuple(arguments)]:
+            made = _Named("storage", arguments)
+        case (("REDUCE" | "NEWOBJ"), [_Named("collections.OrderedDict"), _]):
+            made = {}
+        case (("REDUCE" | "NEWOBJ"), [_Named(name), tuple(arguments)]):
+            made = _Named(name, arguments)
+        case name, [] if name in _NEW:
+            made = _NEW[name]()
+        case _ if taken or not isinstance(argument, str | int | float | bytes):
+            raise ValueError(f"an operation {operation}")
+    return made
+
+
+def _tensors(saved: Any) -> Iterator[tuple[str, _Named]]:
+    """Tensors and parameters of what was saved, named."""
+    items: Iterable[tuple[Any, Any]] = [("", saved)]
+    if isinstance(saved, dict | list | tuple):
+        items = saved.items() if isinstance(saved, dict) else enumerate(saved)
+    for name, each in items:
+        while isinstance(each, _Named) and each.name == "torch._utils._rebuild_parameter":
+            each = each.arguments[0]  # noqa: PLW2901
+        if isinstance(each, _Named) and each.name.startswith("torch._utils._rebuild_"):
+            yield str(name)[:_LONGEST_NAME], each
+
+
+def _map_tensor(
+    path: Path, name: str, tensor: _Named, records: Mapping[str, zipfile.ZipInfo]
+) -> tuple[Bytes, tuple[int, ...]]:
+    """A tensor's bytes, where the file holds them."""
+    kind = tensor.name.rpartition("_rebuild_")[2]
+    if kind not in ("tensor", "tensor_v2", "tensor_v3"):
         raise TraceError(
             f"{path}: tensor {name!r} is no array of numbers on a CPU ({kind}): save "
             ".cpu().contiguous() of it."
         )
-    if not 0 < tensor.numel() * tensor.element_size() <= size:
+    storage, offset, shape, strides = tensor.arguments[:4]
+    _, typed, key, _, _ = storage.arguments
+    dtype = tensor.arguments[6].name if kind == "tensor_v3" else typed.name
+    itemsize, record = _TORCH_BYTES[dtype.rpartition(".")[2]], records["data/" + key]
+    numbers = (offset, *shape, *strides)
+    if not all(isinstance(each, int) and 0 <= each <= MOST_BYTES for each in numbers):
+        raise ValueError(f"tensor {name!r} of sizes that are none")
+    if not 0 < len(shape) == len(strides) <= _MOST_DIMS:
         raise TraceError(
-            f"{path}: tensor {name!r} says that it holds "
-            f"{tensor.numel() * tensor.element_size():,} B, and the file is {size:,} B."
+            f"{path}: tensor {name!r} is no array of numbers on a CPU ({len(shape)} dimensions): "
+            "save .cpu().contiguous() of it."
         )
-
-
-def _tensors(loaded: Any) -> Iterator[tuple[str, Any]]:
-    import torch
-
-    if isinstance(loaded, torch.Tensor):
-        yield "", loaded
-    elif isinstance(loaded, dict | list | tuple):
-        items = loaded.items() if isinstance(loaded, dict) else enumerate(loaded)
-        yield from ((str(name), each) for name, each in items if isinstance(each, torch.Tensor))
+    size = path.stat().st_size
+    if not 0 < math.prod(shape) * itemsize <= size:
+        raise TraceError(
+            f"{path}: tensor {name!r} says that it holds {math.prod(shape) * itemsize:,} B, and "
+            f"the file is {size:,} B."
+        )
+    with path.open("rb") as file:  # the record's own header says where its bytes begin
+        file.seek(record.header_offset)
+        header = file.read(30)
+    start = record.header_offset + 30 + sum(struct.unpack("<HH", header[26:]))
+    last = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+    stored = record.compress_type == zipfile.ZIP_STORED
+    if not stored or (last + 1) * itemsize > record.file_size or start + record.file_size > size:
+        raise ValueError(f"tensor {name!r} is said to be where the file is not")
+    held = np.memmap(path, np.uint8, "r", start, (record.file_size,))
+    rows = held[: record.file_size // itemsize * itemsize].reshape(-1, itemsize)[offset:]
+    steps = (*(stride * itemsize for stride in strides), 1)
+    whole = np.lib.stride_tricks.as_strided(rows, (*shape, itemsize), steps, writeable=False)
+    return np.ascontiguousarray(whole).reshape(-1), _as_bytes(tuple(shape), itemsize)
 
 
 def read_table(path: Path, pages: int) -> NDArray[np.int64]:
@@ -217,11 +375,12 @@ def read_table(path: Path, pages: int) -> NDArray[np.int64]:
             with open_regular(path) as file:
                 numbers = np.array(json.loads(file.read(_MOST_HEADER)))
         else:
-            numbers = np.load(path, allow_pickle=False)
+            open_regular(path).close()
+            numbers, _ = _read_npy(path, path.stat().st_size)
         if numbers.dtype == bool:
             raise TypeError("they are true or false")
         table = numbers.reshape(-1).astype(np.int64, casting="safe")
-    except (OSError, ValueError, TypeError, MemoryError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, MemoryError, RecursionError, TraceError) as error:
         raise TraceError(
             f"{path} is no table of pages, integers as .npy or JSON: {error}."
         ) from error

@@ -3,7 +3,6 @@
 import json
 import os
 import secrets
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
@@ -34,7 +33,7 @@ from dsv4kv.model.schema import choose_formats
 from dsv4kv.moving.prefill import cache_of
 from dsv4kv.moving.side import Side
 from dsv4kv.moving.transfer_outcome import Costs, Outcome, Run
-from dsv4kv.processes import Child
+from dsv4kv.processes import Child, python, with_package
 from dsv4kv.tiers.wire.frames import is_loopback
 from dsv4kv.tiers.wire.manifest import Manifest
 from dsv4kv.tiers.wire.memory import Memory, Segment, attach
@@ -338,12 +337,11 @@ def prefill_process(arguments: Sequence[str]) -> Iterator[tuple[tuple[str, int],
     """
     token = secrets.token_urlsafe(24)
     reading, writing = os.pipe()
-    command = [sys.executable, "-m", "dsv4kv", "bench", "transfer", *arguments]
     child = Child(
-        [*command, "--listen", "127.0.0.1:0"],
+        python("-m", "dsv4kv", "bench", "transfer", *arguments, "--listen", "127.0.0.1:0"),
         stdout=writing,
         stderr=writing,
-        env=os.environ | {TOKEN: token},
+        env=with_package(os.environ) | {TOKEN: token},
     )
     os.close(writing)
     try:

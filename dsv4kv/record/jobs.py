@@ -32,6 +32,7 @@ from pydantic import ValidationError
 
 from dsv4kv.errors import RecordError
 from dsv4kv.files import replacing, replacing_folder
+from dsv4kv.reading import read_document, read_json
 from dsv4kv.record.part import Moment, Part
 from dsv4kv.record.schema import Case
 from dsv4kv.record.store import DIGEST, POINTS, digest
@@ -110,7 +111,7 @@ def read_asked(folder: Path) -> Asked:
     """What a job asks for; raises ``RecordError``."""
     path = folder / _JOB
     try:
-        return Asked.model_validate_json(path.read_bytes())
+        return Asked.model_validate_json(read_document(path))
     except FileNotFoundError:
         raise RecordError(f"{folder} holds other files and no job: name a new folder.") from None
     except (OSError, ValidationError) as error:
@@ -350,7 +351,7 @@ class Job:
 
 def _read(path: Path) -> Case:
     try:
-        document = json.loads(path.read_bytes())
+        document = read_json(path)
         found = document.pop(DIGEST)
         if found != digest(document):
             raise ValueError("its digest is not that of its values")

@@ -308,7 +308,7 @@ def _summarize(record: RunRecord) -> Summary:
 def _read_index(folder: Path) -> list[Entry]:
     """Entries of the index; none if it is missing, damaged, or of another version."""
     try:
-        return Index.model_validate_json((folder / INDEX).read_bytes()).entries
+        return Index.model_validate_json(read_document(folder / INDEX)).entries
     except (OSError, ValidationError):
         return []
 

@@ -146,10 +146,20 @@ def _read(name: str, text: str) -> Any:
         raise ConfigError(f"--{name}: {error}") from None
 
 
+_MOST_DRAFTS = 1024
+
+
 def _text(text: str) -> str:
     if not text:
         raise ConfigError("the value is missing.")
     return text
+
+
+def _few(text: str) -> int:
+    count = parse_count(text)
+    if count > _MOST_DRAFTS:
+        raise ConfigError(f"{text} is too many: give at most {_MOST_DRAFTS:,}.")
+    return count
 
 
 def _positive(text: str) -> int:
@@ -224,8 +234,8 @@ READERS: dict[str, Callable[[str], Any]] = {
     "window-format": _text,
     "indexer-format": _text,
     "state": _state,
-    "draft-layers": parse_count,
-    "draft-tokens": parse_count,
+    "draft-layers": _few,
+    "draft-tokens": _few,
     "step-tokens": _positive,
     "overlap": _positive,
     "in-flight-tokens": _positive,

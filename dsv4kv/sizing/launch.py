@@ -10,6 +10,7 @@ from dsv4kv.engines.logs.setups import preset_named
 from dsv4kv.engines.registry import find_engine
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.presets import config_file
+from dsv4kv.reading import open_regular
 from dsv4kv.sizing.answer import Answer
 from dsv4kv.sizing.fit import max_concurrency, tightest_free_bytes
 from dsv4kv.sizing.flags import Texts, find_flag
@@ -80,7 +81,8 @@ def _text_of(given: str) -> tuple[str, str]:
     path = Path(given) if len(given) < 1000 and "\n" not in given else None
     try:
         if path is not None and path.is_file():
-            text = path.read_bytes()[: _MOST_CHARACTERS + 1].decode("utf-8", "replace")
+            with open_regular(path) as file:
+                text = file.read(_MOST_CHARACTERS + 1).decode("utf-8", "replace")
             if len(text) > _MOST_CHARACTERS:
                 raise ConfigError(f"{given}: no launch command is longer than 256 KiB.")
             return given, text

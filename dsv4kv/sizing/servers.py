@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from dsv4kv.errors import ConfigError
+from dsv4kv.reading import Unparsable, load_yaml
 from dsv4kv.sizing.flags import FLAGS, find_flag
 
 _TOKEN = re.compile(
@@ -162,12 +161,10 @@ def _as_yaml(text: str) -> Any:
     if "\n" not in text.strip() and not text.lstrip().startswith(("{", "[")):
         return None
     try:
-        documents = [each for each in yaml.safe_load_all(text) if each is not None]
+        documents = [each for each in load_yaml(text) if each is not None]
         document = documents[0] if len(documents) == 1 else documents or None
-    except (yaml.YAMLError, ValueError):
+    except Unparsable:
         return None
-    except RecursionError:
-        raise ConfigError("it is nested too deeply.") from None
     return document if isinstance(document, dict) or _all_mappings(document) else None
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from dsv4kv.bench.launches import (
-    OWN_TREE,
     Outcome,
     Request,
     Task,
@@ -21,6 +20,7 @@ from dsv4kv.bench.launches import (
 )
 from dsv4kv.config.load import load_config
 from dsv4kv.errors import Dsv4kvError
+from dsv4kv.processes import OWN_TREE
 from dsv4kv.record.store import dumps
 from tests.bench.settings import BOOKS, TINY
 from tests.examples import FULL

@@ -255,3 +255,19 @@ def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=60
     )
+
+
+@pytest.mark.parametrize("number", ["9" * 30 + "K", "1M"])
+def test_more_drafts_than_anybody_has_are_a_sentence(number: str) -> None:
+    result = CliRunner().invoke(app, ["budget", "--draft-layers", number])
+    assert (result.exit_code, "too " in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "words", [("budget", "--model", "x" * 300), ("trace", "info", "x" * 300), ("lint", "x/" * 400)]
+)
+def test_what_a_file_system_refuses_is_a_sentence(words: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(app, list(words))
+    assert result.exit_code in (2, 4)
+    assert result.stderr.startswith("error: ")
+    assert "x/x" in result.stderr or "xxx" in result.stderr

@@ -2,14 +2,22 @@
 
 import gzip
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+import numpy as np
+import torch
+import yaml
+
 from dsv4kv.record.store import DIGEST, digest, dumps
+from tests.commands import COMMANDS, leaves, write_files
 from tests.compare.launched import make_launched_record
 from tests.engines.logs.startup import REFUSAL, SGLANG, VLLM_0_26, VLLM_0_33
+from tests.faults.results import SGLANG as SGLANG_RUN
+from tests.faults.results import VLLM as VLLM_RUN
 from tests.fuzz.mutate import (
     Mutation,
     bend,
@@ -24,8 +32,10 @@ from tests.measure.profilers.exports import two_replays
 from tests.measure.profilers.traces import cpu_events, gpu_events, save
 from tests.record.kernel_profiles import from_kineto, make_profile
 from tests.record.records import make_case, make_record, make_sweep_cases
+from tests.sizing.launches import LAUNCHES
 from tests.traces.test_formats import SAMPLES
 
+_HERE = Path(__file__).parents[1]
 SHIPPED = Path(__file__).parents[2] / "configs"
 HUGGING_FACE = {
     "model_type": "deepseek_v4", "hidden_size": 4096, "num_hidden_layers": 43, "head_dim": 512,
@@ -119,12 +129,42 @@ def _make_export(folder: Path, random: Random) -> Path:
     return two_replays(nodes=random.random() < 0.5).save(folder / "good.sqlite")
 
 
+def _make_dump(folder: Path, random: Random) -> Path:
+    np.save(folder / "good.npy", np.ones((2, 64 * 584), np.uint8))
+    return folder / "good.npy"
+
+
+def _make_tensors(folder: Path, random: Random) -> Path:
+    torch.save({"kv": torch.ones((2, 584), dtype=torch.uint8)}, folder / "good.pt")
+    return folder / "good.pt"
+
+
+def _make_safetensors(folder: Path, random: Random) -> Path:
+    entry = {"dtype": "U8", "shape": [2, 584], "data_offsets": [0, 1168]}
+    header = odd_json(json.dumps({"kv": entry}).encode(), random)
+    content = len(header).to_bytes(8, "little") + header + bytes(1168)
+    (folder / "good").write_bytes(content)
+    return folder / "good"
+
+
 def _lines(lines: Sequence[str]) -> str:
     return "\n".join(f"INFO 09-12 10:00:0{i % 9} {line}" for i, line in enumerate(lines)) + "\n"
 
 
 _YAML = tuple(path.read_text() for path in sorted((SHIPPED / "bench").glob("*.yaml")))
 _REPLAY = tuple(path.read_text() for path in sorted((SHIPPED / "replay").glob("*.yaml")))
+_RESULTS = "".join(json.dumps(run) + "\n" for run in (SGLANG_RUN, VLLM_RUN))
+_COEFFICIENTS = yaml.safe_dump(
+    yaml.safe_load((SHIPPED / "gpus" / "h200.yaml").read_text())["clock"]["fp4"]
+)
+_TABLE = json.dumps(
+    {
+        "batch_per_rank": [1, 64],
+        "decode_ms": {"1024": [9.0, 12.0], "65536": [10.0, 15.0]},
+        "prefill_tokens": [1024, 8192],
+        "prefill_ms_by_prefix": {"0": [50.0, 300.0], "65536": [60.0, 400.0]},
+    }
+)
 _TRACE = (
     ("trace", "info", "FILE"),
     ("trace", "info", "FILE", "--json"),
@@ -132,6 +172,55 @@ _TRACE = (
     ("trace", "mrc", "FILE", "--capacity", "1K,64K"),
     ("replay", "FILE", "--out", "results"),
 )
+
+
+def odd_options(folder: Path, random: Random) -> list[str]:
+    """A small run of some command with an option or argument of an odd value."""
+    write_files(folder)
+    (folder / "empty").touch()
+    (folder / "loop").symlink_to("loop")
+    os.mkfifo(folder / "pipe")
+    (folder / os.fsdecode(b"\xff\xfe")).write_bytes(b"\x80")
+    name = random.choice(sorted(set(COMMANDS) - {"bench", "doctor", "kernels", "profile"}))
+    command = leaves()[name]
+    words = ["1" if word == "2" else word for word in random.choice(COMMANDS[name])]  # here alone
+    for _ in range(random.choice((1, 1, 2))):
+        parameter = random.choice([each for each in command.params if each.name != "processes"])
+        odd = str(random.choice((*ODD_WORDS, *(str(each.name) for each in folder.iterdir()))))
+        places = [n for n, word in enumerate(words) if n and not word.startswith("-")]
+        if places and (parameter.param_type_name == "argument" or random.random() < 0.2):
+            words[random.choice(places)] = odd
+        elif getattr(parameter, "is_flag", False):
+            words.append(random.choice(parameter.opts))
+        else:
+            key = random.choice(list(ODD_KEYS))
+            words += [
+                random.choice(parameter.opts),
+                f"{key}={odd}" if random.random() < 0.2 else odd,
+            ]
+    return [words[0], *(word for word in words[1:] if word != "--write-baseline")]
+
+
+ODD_WORDS = (
+    "", " ", "-", "--", ".", "/dev/zero", "/dev/null", "x" * 300, "x" * 70_000,
+    "y/" * 3_000, "0", "-1", "1", "1.5", "nan", "inf", "-inf", "1e400", "1e-400", "9" * 30,
+    "9" * 5_000, "9" * 30 + "K", "1_0", "１２", "0x10", "1:1", "1,", ",", "a=b", "=", "null",
+    "[1]", "[" * 3_000, "{a: b}", "&a [*a]", "\udcff", "\u202e", "\x1b[2J", "é", "http://", "http://[",
+    "tcp://x:99999999", "1=http://\udcff", "127.0.0.1:0", "vllm:", "vllm:9.9", "\n", "%s", "{0}",
+    "[/b]",
+)  # fmt: skip
+ODD_KEYS = (
+    "cache.num_blocks",
+    "engine",
+    "cost.gpu",
+    "gpu",
+    "ttft_p99",
+    "x",
+    "",
+    "a.b.c.d",
+    "h200",
+)
+
 
 READERS = {
     "record": Reader(
@@ -184,6 +273,49 @@ READERS = {
         _make_export,
         (damage, in_database, in_database, in_database),
         "odd.sqlite",
+    ),
+    "command": Reader(
+        (("budget", "--command", "FILE"), ("lint", "FILE"), ("lint", "FILE", "--json")),
+        _text(*(launch.text for launch in LAUNCHES)),
+        (damage, odd_words, odd_yaml),
+        "serve.yaml",
+    ),
+    "results": Reader(
+        (("calibrate", "FILE", "--gpu", "h200", "--quiet"), ("lint", "FILE")),
+        _text(_RESULTS),
+        (damage, odd_json, odd_json),
+        "runs.jsonl",
+    ),
+    "requests": Reader(
+        (("record", "recording", "--requests", "FILE", "--once", "--quiet"),),
+        _text(*(path.read_text() for path in (_HERE / "recording" / "logs").iterdir())),
+        (damage, odd_json, odd_words),
+        "requests.log",
+    ),
+    "coefficients": Reader(
+        (("replay", "builtin:chat", "--quiet", "--set", "cost.calibration=./FILE"),),
+        _text(_COEFFICIENTS),
+        (damage, odd_words, odd_yaml),
+        "mine.yaml",
+    ),
+    "step table": Reader(
+        (("replay", "builtin:chat", "--quiet", "--set", "cost.source=table",
+          "--set", "cost.table=./FILE"),),
+        _text(_TABLE),
+        (damage, odd_json, odd_json),
+    ),
+    "dump": Reader(
+        (
+            ("inspect", "FILE", "--entries", "64"),
+            ("inspect", "FILE", "--table", "FILE", "--ratio", "4"),
+        ),
+        _make_dump,
+        (damage, damage, packed),
+        "pages.npy",
+    ),
+    "tensors": Reader((("inspect", "FILE"),), _make_tensors, (damage,), "kv.pt"),
+    "safetensors": Reader(
+        (("inspect", "FILE"),), _make_safetensors, (damage,), "kv.safetensors"
     ),
     "calibration": Reader(
         (("compare", "RECORD", "RECORD"),),

@@ -26,12 +26,12 @@ from typer.testing import CliRunner
 
 from dsv4kv.cli import app
 from dsv4kv.record.store import dumps
-from tests.fuzz.readers import READERS
+from tests.fuzz.readers import READERS, odd_options
 from tests.record.records import make_record
 
 LONGEST_S = 30
 MOST_BYTES = 1 << 30
-EXIT_CODES = {0, 1, 2, 3, 4, 6, 7, 8, 9}
+EXIT_CODES = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9}
 
 
 class TooLongError(BaseException):
@@ -41,15 +41,19 @@ class TooLongError(BaseException):
 def run_case(number: int, folder: Path, seed: int = 0) -> tuple[str, str | None]:
     """Run one case in an empty folder: what it was, and what was wrong, if anything."""
     random = Random(f"{seed} {number}")
-    name = list(READERS)[number % len(READERS)]
-    reader = READERS[name]
+    names = [*READERS, "options"]
+    name = names[number % len(names)]
     (folder / "record").mkdir()
     (folder / "cache" / "dsv4kv").mkdir(parents=True)
     (folder / "record" / "record.json").write_text(dumps(make_record()))
+    if name == "options":
+        command = odd_options(folder, random)
+        return f"{name}: {' '.join(command)[:200]!a}", _problem(command, folder)
+    reader = READERS[name]
     path = reader.make_odd(folder, random)
     words = random.choice(reader.commands)
     places = {"FILE": str(path), "RECORD": "record/record.json"}
-    command = [places.get(word, word) for word in words]
+    command = [places.get(word, word.replace("./FILE", str(path))) for word in words]
     return f"{name}: {' '.join(words)}", _problem(command, folder)
 
 
@@ -110,13 +114,17 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int)
+    parser.add_argument("--kind", help="of READERS, or options: no other", action="append")
     options = parser.parse_args()
     cases = range(options.first, options.first + options.cases)
     if options.only is not None:
         cases = range(options.only, options.only + 1)
     wrong, spent_s = Counter[str](), defaultdict[str, float](float)
     started = time.monotonic()
+    names = [*READERS, "options"]
     for number in cases:
+        if options.kind and names[number % len(names)] not in options.kind:
+            continue
         folder = Path(tempfile.mkdtemp(prefix="dsv4kv-fuzz-"))
         began = time.monotonic()
         what, problem = run_case(number, folder, options.seed)

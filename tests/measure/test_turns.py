@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kv.bench.launches import OWN_TREE
 from dsv4kv.measure.turns import VARIABLE, Ring, Turns, one_cpu
+from dsv4kv.processes import OWN_TREE
 
 # Writes its name at each of its turns; leaves, or dies, after so many.
 PROGRAM = """

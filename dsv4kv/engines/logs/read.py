@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from dsv4kv.errors import ConfigError
+from dsv4kv.reading import open_regular
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _LONGEST_LINE_BYTES = 1 << 20  # an echoed configuration is long, but not that long
@@ -54,7 +55,7 @@ def rank_of(line: str) -> str:
 
 
 def _open(path: Path, stack: ExitStack) -> IO[bytes]:
-    file = stack.enter_context(path.open("rb"))
+    file = stack.enter_context(open_regular(path))
     magic = file.read(len(_GZIP_MAGIC))
     file.seek(0)
     if magic != _GZIP_MAGIC:
@@ -118,7 +119,14 @@ _LIKELY_FIELDS = (  # what one of the patterns needs, looked for first: most lin
 )
 
 
-_LONGEST = 40  # characters of a number
+_LONGEST = 40  # characters of a field
+_LARGEST = 10**15
+
+
+def _is_likely(text: str) -> bool:
+    """Whether a field is no number, or one that a log of a server may have."""
+    digits = text.partition(".")[0].replace(",", "")
+    return len(text) <= _LONGEST and (not digits.isdecimal() or int(digits) <= _LARGEST)
 
 
 def find_fields(line: str) -> dict[str, str]:
@@ -130,10 +138,13 @@ def find_fields(line: str) -> dict[str, str]:
     if not any(part in lowered for part in _LIKELY_FIELDS):
         return {}
     if _SGLANG.search(line):
-        found = _PAIR.findall(line)
-    else:
-        found = [pair for pattern in _PATTERNS for pair in _named(pattern.search(line))]
-    return {name: text for name, text in found if len(text) <= _LONGEST}
+        return {name: text for name, text in _PAIR.findall(line) if _is_likely(text)}
+    return {
+        name: text
+        for match in (pattern.search(line) for pattern in _PATTERNS)
+        if match and all(map(_is_likely, match.groupdict().values()))
+        for name, text in match.groupdict().items()
+    }
 
 
 def find_memory(line: str) -> tuple[str, float] | None:
@@ -142,7 +153,7 @@ def find_memory(line: str) -> tuple[str, float] | None:
         return None
     found = ((what, pattern.search(line)) for what, pattern in _MEMORY)
     sizes = ((what, match["gib"]) for what, match in found if match)
-    return next(((w, float(g.replace(",", ""))) for w, g in sizes if len(g) <= _LONGEST), None)
+    return next(((w, float(g.replace(",", ""))) for w, g in sizes if _is_likely(g)), None)
 
 
 def find_version(line: str) -> str | None:
@@ -151,11 +162,6 @@ def find_version(line: str) -> str | None:
         return None
     found = (pattern.search(line) for pattern in _VERSIONS)
     return next((match[2] for match in found if match), None)
-
-
-def _named(match: re.Match[str] | None) -> Iterator[tuple[str, str]]:
-    if match:
-        yield from ((name, text) for name, text in match.groupdict().items() if text)
 
 
 _NAMES: dict[str, tuple[str, ...]] = {
@@ -218,7 +224,8 @@ def whole_number(text: str | None) -> int | None:
     match = re.fullmatch(r"(\d[\d_]*(?:\.\d+)?)([kmgKMG]?)", text or "")
     if match is None or len(match[0]) > _LONGEST:
         return None
-    return int(Fraction(match[1].replace("_", "")) * _SCALE.get(match[2], 1))
+    number = int(Fraction(match[1].replace("_", "")) * _SCALE.get(match[2], 1))
+    return number if number <= _LARGEST else None
 
 
 _VLLM_SIZE = {"tokens", "refused_context", "no_memory"}

@@ -13,7 +13,7 @@ from pathlib import Path
 from dsv4kv.errors import ProfileError
 from dsv4kv.measure.environment import SPEED_VARIABLES
 from dsv4kv.measure.profilers.ranges import DOMAIN, STEP
-from dsv4kv.processes import Child
+from dsv4kv.processes import Child, with_package
 
 KEPT_VARIABLES = (
     *SPEED_VARIABLES,
@@ -63,7 +63,8 @@ def run_child(command: Sequence[str], log: Path, timeout_s: float) -> int:
     """
     with log.open("ab") as output:
         try:
-            child = Child(command, stdout=output, stderr=output, env=scrub(os.environ))
+            seen = with_package(scrub(os.environ))
+            child = Child(command, stdout=output, stderr=output, env=seen)
         except OSError as error:
             raise ProfileError(f"{command[0]} cannot be started: {error.strerror}.") from None
         try:

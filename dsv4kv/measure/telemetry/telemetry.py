@@ -2,13 +2,11 @@
 
 import os
 import subprocess
-import sys
 import tempfile
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from time import perf_counter_ns, sleep
 from types import TracebackType
 from typing import IO, Self
@@ -16,6 +14,7 @@ from typing import IO, Self
 from dsv4kv.files import temporary_place
 from dsv4kv.measure.protocol import Timing
 from dsv4kv.measure.telemetry.readings import Readings, parse_lines
+from dsv4kv.processes import python, with_package
 
 THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
 """NVML's clock event reasons that make a sample worthless: hardware slowdown, thermal slowdown by
@@ -24,7 +23,6 @@ software and by hardware, power brake. The power cap is how the part is meant to
 INTERVAL_NS = 40_000_000  # 25 Hz; drivers renew most values every 20 to 100 ms
 
 _MODULE = "dsv4kv.measure.telemetry.process"
-_PACKAGE_PARENT = Path(__file__).resolve().parents[3]
 _PATIENCE_S = 5.0  # for the first poll and the last: a driver that hangs is not waited for
 _LOOK_S = 0.005
 
@@ -145,13 +143,11 @@ def _wait_for_first_poll(process: "subprocess.Popen[bytes]", lines: IO[bytes]) -
 
 def _start(uuid: str | None, interval_ns: int, lines: IO[bytes]) -> "subprocess.Popen[bytes]":
     """Start the polling process: out of reach of Ctrl-C, which ends the run and not its record."""
-    path = os.pathsep.join(filter(None, (str(_PACKAGE_PARENT), os.environ.get("PYTHONPATH"))))
-    command = [sys.executable, "-P", "-m", _MODULE, str(os.getpid()), str(interval_ns)]
     return subprocess.Popen(
-        [*command, uuid] if uuid else command,
+        python("-m", _MODULE, str(os.getpid()), str(interval_ns), *([uuid] if uuid else [])),
         stdin=subprocess.PIPE,
         stdout=lines,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": path},
+        env=with_package(os.environ),
         start_new_session=True,
     )

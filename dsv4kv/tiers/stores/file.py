@@ -13,6 +13,7 @@ import itertools
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import accumulate, pairwise
@@ -25,14 +26,16 @@ import xxhash
 
 from dsv4kv.errors import StoreFull, StoreUnavailable
 from dsv4kv.files import replacing
+from dsv4kv.reading import read_document
 from dsv4kv.tiers.stores.contract import Bytes, Found
-from dsv4kv.tiers.stores.lanes import ALIGNED, THREADS, Lanes, Read
+from dsv4kv.tiers.stores.lanes import ALIGNED, THREADS, Lanes, Read, open_object
 from dsv4kv.tiers.stores.namespace import Namespace
 from dsv4kv.tiers.stores.seals import MOST_OBJECTS, SEAL_BYTES, Seals, held
 
 _PACK_BYTES = 4 << 20  # of objects: more in one file does not make a disk faster
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _UNFINISHED = ".unfinished-"
+_MOST_FACTS = 1 << 20
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # linux/falloc.h
 
 
@@ -87,7 +90,8 @@ class FileStore:
         self._found_damaged: list[str] = []
         self._lanes, self._most = Lanes(threads), MOST_OBJECTS
         with self._translated():
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(0o700, parents=True, exist_ok=True)
+            self.folder.chmod(0o700)  # what an older version has made, too: they are prompts
             self._check(namespace)
             _remove_unfinished(self.folder)
             self._own, self._held = _own_folder(self.folder)
@@ -126,7 +130,7 @@ class FileStore:
 
     def exists(self, names: Sequence[str]) -> Found:
         """As every store's: a damaged object is there until somebody gets it."""
-        there = (os.access(self._path(name), os.F_OK) for name in names)
+        there = (os.path.isfile(self._path(name)) for name in names)  # noqa: PTH113 it is faster
         return np.fromiter(there, np.bool_, len(names))
 
     def delete(self, names: Sequence[str]) -> None:
@@ -206,7 +210,7 @@ class FileStore:
         try:
             give(file, path)
         except FileNotFoundError:  # the first object of this folder
-            Path(path).parent.mkdir(exist_ok=True)
+            Path(path).parent.mkdir(0o700, exist_ok=True)
             if self._durable:
                 _sync(self.folder)
             give(file, path)
@@ -216,8 +220,9 @@ class FileStore:
         files: dict[int, tuple[int, list[int]]] = {}
         for number, name in enumerate(names):
             with suppress(FileNotFoundError):
-                status = os.stat(self._path(name))  # noqa: PTH116 likewise
-                files.setdefault(status.st_ino, (status.st_size, []))[1].append(number)
+                status = os.lstat(self._path(name))
+                if stat.S_ISREG(status.st_mode):
+                    files.setdefault(status.st_ino, (status.st_size, []))[1].append(number)
         return list(files.values())
 
     def _get(self, size: int, wanted: Sequence[_Wanted], found: Found) -> None:
@@ -288,7 +293,8 @@ class FileStore:
     def _content(self, name: str, path: Path) -> Bytes | None:
         """An object by its file; None if it is not whole."""
         try:
-            file = np.fromfile(path, np.uint8)
+            with os.fdopen(open_object(str(path), os.O_RDONLY), "rb") as opened:
+                file = np.fromfile(opened, np.uint8)
         except OSError as error:
             if error.errno != errno.EIO:
                 raise
@@ -301,7 +307,7 @@ class FileStore:
     def _remove(self, names: Sequence[str], size: int) -> None:
         """Delete objects of one file of that size, and make holes where others stay."""
         try:
-            file = os.open(self._path(names[0]), os.O_RDWR | os.O_CLOEXEC)
+            file = open_object(self._path(names[0]), os.O_RDWR)
         except FileNotFoundError:
             if names[1:]:
                 self._remove(names[1:], size)
@@ -320,9 +326,9 @@ class FileStore:
     def _check(self, namespace: Namespace) -> None:
         config = self.folder / "config.json"
         if not config.exists():
-            with replacing(config) as file:
+            with replacing(config, 0o600) as file:
                 file.write(namespace.facts.encode())
-        if config.read_text(errors="replace") != namespace.facts:
+        if read_document(config, _MOST_FACTS) != namespace.facts.encode():
             raise StoreUnavailable(
                 f"{config}: these are not the objects of {namespace.model} at {namespace.revision}"
                 f" with this layout (digest {namespace.digest}): name another folder, or remove "
@@ -367,7 +373,7 @@ def _own_folder(folder: Path) -> tuple[str, int]:
     """A new folder that is known to be in use while its descriptor is open."""
     while True:
         own = folder / f"{_UNFINISHED}{secrets.token_hex(8)}"
-        own.mkdir()
+        own.mkdir(0o700)
         with suppress(FileNotFoundError):
             held = os.open(own, os.O_RDONLY | os.O_CLOEXEC)
             fcntl.flock(held, fcntl.LOCK_EX)
@@ -379,8 +385,8 @@ def _own_folder(folder: Path) -> tuple[str, int]:
 def _remove_unfinished(folder: Path) -> None:
     """Remove what processes that are gone have left."""
     for left in folder.glob(f"{_UNFINISHED}*"):
-        with suppress(FileNotFoundError):
-            held = os.open(left, os.O_RDONLY | os.O_CLOEXEC)
+        with suppress(FileNotFoundError, NotADirectoryError):
+            held = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(left, ignore_errors=True)

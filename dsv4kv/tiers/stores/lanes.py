@@ -3,6 +3,7 @@
 import errno
 import mmap
 import os
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from ctypes import addressof, c_char
@@ -45,6 +46,26 @@ def aligned_rows(count: int, size: int) -> Bytes:
 def round_up(size: int) -> int:
     """The next multiple of ``ALIGNED``."""
     return -(-size // ALIGNED) * ALIGNED
+
+
+def open_object(path: str, flags: int) -> int:
+    """A descriptor of a plain file, without waiting; whatever else is there is no object.
+
+    Raises:
+        OSError: There is no such file, or it cannot be opened.
+    """
+    try:
+        file = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO):  # a circle of links, a socket
+            raise
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from None
+    mode = os.fstat(file).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(file)
+        code = errno.EISDIR if stat.S_ISDIR(mode) else errno.ENOENT
+        raise OSError(code, os.strerror(code), path)
+    return file
 
 
 class Lanes:
@@ -95,16 +116,6 @@ class Lanes:
             each.result()
         return None
 
-    def read(self, path: str, into: Bytes, more: int) -> memoryview | None:
-        """Fill ``into`` with the beginning of a file; None if the file is shorter.
-
-        Returns up to ``more`` of the bytes that follow, to be used before the thread's next file.
-
-        Raises:
-            OSError: There is no such file, or it cannot be read.
-        """
-        return self.reading(path, lambda read: read(0, [(into, more)])[0])
-
     def reading(self, path: str, do: Callable[[Read], MovedT]) -> MovedT:
         """Open a file for ``do``, which is called again where ``O_DIRECT`` turns out refused.
 
@@ -113,7 +124,7 @@ class Lanes:
         """
 
         def move(direct: int) -> MovedT:
-            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | direct)
+            file = open_object(path, os.O_RDONLY | direct)
             try:
                 if not direct:
                     _forget(file)
@@ -145,7 +156,7 @@ class Lanes:
                 staged[last:] = end
                 pieces += data.data[:split], staged
             flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC | direct
-            file = os.open(path, flags, 0o666)
+            file = os.open(path, flags, 0o600)
             try:
                 if _all(os.pwritev, file, 0, pieces) < sum(sizes):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)

@@ -6,6 +6,7 @@ deadline, and nothing is allocated that a length alone asks for.
 
 import hmac
 import json
+import os
 import secrets
 import socket
 import struct
@@ -13,6 +14,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import monotonic
 from typing import Any
+
+from pydantic_core import from_json
 
 from dsv4kv.errors import ConfigError, StoreUnavailable
 
@@ -79,8 +82,8 @@ class Wire:
     def parse(self, payload: bytes) -> dict[str, Any]:
         """A message as it was sent; raises ``StoreUnavailable`` for anything else."""
         try:
-            message = json.loads(payload)
-        except (ValueError, RecursionError):
+            message = from_json(payload)
+        except ValueError:  # half a character, which json.loads would let through, is one, too
             raise StoreUnavailable(f"{self.peer} sent a message that is no JSON.") from None
         if not isinstance(message, dict):
             raise StoreUnavailable(f"{self.peer} sent a message that is no object.")
@@ -238,4 +241,4 @@ def _text(message: dict[str, Any], key: str) -> str:
 
 
 def _proof(token: str, role: str, challenge: str) -> str:
-    return hmac.new(token.encode(), f"{role}:{challenge}".encode(), "sha256").hexdigest()
+    return hmac.new(os.fsencode(token), f"{role}:{challenge}".encode(), "sha256").hexdigest()

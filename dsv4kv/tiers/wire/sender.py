@@ -14,7 +14,8 @@ from dsv4kv.tiers.wire.manifest import Manifest
 from dsv4kv.tiers.wire.memory import Memory
 from dsv4kv.tiers.wire.transports import parse_places, stretches_of
 
-_MOST_CONNECTIONS = 32
+_MOST_CONNECTIONS = 32  # of receivers that have greeted
+_MOST_STRANGERS = 64  # the longest silent goes for the next
 _MOST_PROBLEMS = 100  # strangers may come for ever
 _MOST_RAW_BYTES = 2**30
 
@@ -107,7 +108,8 @@ class Sender:
         self._memory, self._token, self._timeout_s = memory, token, timeout_s
         self._offers: list[Offer] = []
         self._wires: set[Wire] = set()
-        self._slots = threading.BoundedSemaphore(_MOST_CONNECTIONS)
+        self._strangers: dict[Wire, None] = {}
+        self._lock = threading.Lock()  # of both
         self.problems: deque[str] = deque(maxlen=_MOST_PROBLEMS)
         self._raw = b""
         self._on_ask, self._on_gone = on_ask or refuse, on_gone
@@ -147,7 +149,9 @@ class Sender:
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._socket.close()
         self._thread.join(self._timeout_s)
-        for wire in list(self._wires):
+        with self._lock:
+            wires = [*self._wires, *self._strangers]
+        for wire in wires:
             wire.close()
 
     def _accept(self) -> None:
@@ -156,20 +160,24 @@ class Sender:
                 connection, _ = self._socket.accept()
             except OSError:
                 return
-            if not self._slots.acquire(blocking=False):
-                connection.close()
-                continue
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+            with suppress(OSError):  # gone before it was looked at
+                wire = Wire(connection)
+                with self._lock:
+                    if len(self._strangers) == _MOST_STRANGERS:
+                        oldest = next(iter(self._strangers))
+                        del self._strangers[oldest]
+                        oldest.close()
+                    self._strangers[wire] = None
+                threading.Thread(target=self._serve, args=(wire,), daemon=True).start()
 
-    def _serve(self, connection: socket.socket) -> None:
-        try:
-            wire = Wire(connection)
-        except OSError:  # gone before it was looked at
-            self._slots.release()
-            return
-        self._wires.add(wire)
+    def _serve(self, wire: Wire) -> None:
         try:
             admit(wire, self._token)
+            with self._lock:
+                if len(self._wires) == _MOST_CONNECTIONS:
+                    raise StoreUnavailable(f"{_MOST_CONNECTIONS} receivers are connected.")
+                if self._strangers.pop(wire, wire) is None:  # else it was hung up on
+                    self._wires.add(wire)
             wire.trust(self._timeout_s)
             while self._answer(wire):
                 pass
@@ -178,9 +186,10 @@ class Sender:
             with suppress(StoreUnavailable):
                 wire.send_message({"error": str(error)})
         finally:
-            self._wires.discard(wire)
+            with self._lock:
+                self._wires.discard(wire)
+                self._strangers.pop(wire, None)
             wire.close()
-            self._slots.release()
             self._on_gone(wire)
 
     def _answer(self, wire: Wire) -> bool:

@@ -1,6 +1,7 @@
 """Reading start-up logs."""
 
 import gzip
+import os
 import random
 import re
 from pathlib import Path
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from dsv4kv.engines.logs.read import (
     find_arguments,
     find_fields,
+    parse_log,
     rank_of,
     read_lines,
     read_log,
@@ -258,3 +260,18 @@ def test_memory_beside_the_cache_is_read_as_both_engines_print_it() -> None:
         "CUDA graphs": 1.52,
     }
     assert parsed(SGLANG).memory == {}
+
+
+@pytest.mark.parametrize("number", ["9" * 19, "9" * 60])
+def test_numbers_that_no_server_prints_are_none(number: str) -> None:
+    good = "GPU KV cache size: 63,859 tokens\nMaximum concurrency for 33,792 tokens: 1.89x\n"
+    odd = f"GPU KV cache size: {number} tokens\nMaximum concurrency for {number} tokens: 1.5x\n"
+    (reading,) = parse_log((odd + good).splitlines(), "log").readings
+    assert reading.whole("tokens") == 63_859
+    assert reading.whole("context") == 33_792
+
+
+def test_a_log_that_is_a_pipe_is_a_sentence(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "log")
+    with pytest.raises(ConfigError, match="it is a pipe or a device"):
+        read_log(tmp_path / "log")

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from itertools import count
@@ -429,3 +430,62 @@ def test_after_an_interruption_no_thread_writes_into_the_callers_memory(
     seen = [room.copy() for room in rooms]
     store._lanes._pool.shutdown()  # whatever might still be at work ends
     assert all((room == before).all() for room, before in zip(rooms, seen, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "link", "folder", "device"])
+def test_what_is_no_file_is_no_object_and_nobody_waits_for_it(kind: str, tmp_path: Path) -> None:
+    store = FileStore(tmp_path, FLASH)
+    data = [content(1, SIZE), content(2, SIZE)]
+    store.put([MINE, OTHER], data)
+    path = file_of(store, MINE)
+    path.rename(tmp_path / "taken")
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as server:
+            (tmp_path / "s").symlink_to(path.parent)  # its path may be long
+            server.bind(str(tmp_path / "s" / path.name))
+    elif kind == "link":
+        path.symlink_to(tmp_path / "taken")
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero")
+    into = [poisoned(SIZE), poisoned(SIZE)]
+    assert store.get([MINE, OTHER], into).tolist() == [False, True]
+    assert store.damaged == 0
+    store.delete([MINE])
+    if kind != "folder":
+        store.put([MINE], data[:1])
+        assert store.get([MINE], into[:1]).tolist() == [True]
+    store.close()
+
+
+def test_cache_bytes_are_this_users_alone_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        FileStore(tmp_path / "root", FLASH).close()
+        (folder,) = (tmp_path / "root").iterdir()
+        folder.chmod(0o755)  # as older versions made it
+        store = FileStore(tmp_path / "root", FLASH)
+        store.put([MINE, OTHER], [content(1, SIZE), content(2, SIZE)])
+        found = [store.folder, *store.folder.rglob("*")]
+        store.close()
+    finally:
+        os.umask(before)
+    modes = {path.is_dir(): path.stat().st_mode & 0o777 for path in found if path.exists()}
+    assert modes == {True: 0o700, False: 0o600}
+    assert all(not path.stat().st_mode & 0o077 for path in found if path.exists())
+
+
+@pytest.mark.parametrize("name", ["config.json", ".unfinished-x"])
+def test_a_pipe_in_the_folder_of_a_store_keeps_nobody_waiting(name: str, tmp_path: Path) -> None:
+    FileStore(tmp_path, FLASH).close()
+    (folder,) = tmp_path.iterdir()
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    if name == "config.json":
+        with pytest.raises(StoreUnavailable, match="it is a pipe or a device"):
+            FileStore(tmp_path, FLASH)
+    else:
+        FileStore(tmp_path, FLASH).close()

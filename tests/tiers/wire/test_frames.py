@@ -5,6 +5,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from time import monotonic
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from dsv4kv.cache.prepare import prepare_forward
 from dsv4kv.errors import CacheError, ConfigError, OutOfBlocks, StoreUnavailable
 from dsv4kv.tiers.wire import frames
+from dsv4kv.tiers.wire import sender as sender_module
 from dsv4kv.tiers.wire.frames import DATA, Wire, admit, check_token
 from dsv4kv.tiers.wire.manifest import Manifest, make_manifest, read_manifest
 from dsv4kv.tiers.wire.memory import Memory
@@ -97,6 +99,10 @@ STRANGERS: dict[str, tuple[bytes, str]] = {
     "lists in lists": (struct.pack("!4scQ", b"dkv1", b"M", 4096) + b"[" * 4096, "no JSON"),
     "a list": (struct.pack("!4scQ", b"dkv1", b"M", 2) + b"[]", "no object"),
     "another greeting": (struct.pack("!4scQ", b"dkv1", b"M", 2) + b"{}", "does not greet"),
+    "half a character": (
+        struct.pack("!4scQ", b"dkv1", b"M", 43) + b'{"answer": "\\ud800", "challenge": "\\ud800"}',
+        "no JSON",
+    ),
     "silence": (b"", "in time"),
     "half a header": (b"dkv1M", "in time"),
 }
@@ -113,6 +119,28 @@ def test_a_stranger_on_the_port_is_hung_up_on(sender: Sender, said: str) -> None
     (problem,) = waited(sender)
     assert sentence in problem
     offered(sender)  # and others are served
+
+
+def test_strangers_that_say_nothing_take_no_place_from_receivers(
+    sender: Sender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frames, "HANDSHAKE_S", 60.0)
+    with ExitStack() as silent:
+        for _ in range(200):
+            silent.enter_context(socket.create_connection(sender.address, 5))
+        offered(sender)
+        assert len(sender._strangers) <= sender_module._MOST_STRANGERS
+
+
+def test_receivers_have_places_of_their_own_and_not_more(
+    sender: Sender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sender_module, "_MOST_CONNECTIONS", 2)
+    with peer(sender) as one, peer(sender) as other:
+        with pytest.raises(StoreUnavailable, match="2 receivers are connected"), peer(sender) as a:
+            a.taken(0)
+        for each in (one, other):
+            each.read_raw(memoryview(bytearray(9)))
 
 
 def stranger_reads(stranger: socket.socket) -> bytes:

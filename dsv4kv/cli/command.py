@@ -1,6 +1,8 @@
 """What a command does around its function: errors as sentences, and answers to a shell."""
 
 import os
+import sys
+import traceback
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +11,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from dsv4kv.cli.project import Project, find_project
-from dsv4kv.errors import Dsv4kvError
+from dsv4kv.errors import DeviceError, Dsv4kvError
 from dsv4kv.view.console import say
 
 if TYPE_CHECKING:
@@ -41,6 +43,17 @@ class Group(TyperGroup):
             for sentence in str(error).splitlines():
                 say(f"error: {sentence}", err=True)
             raise typer.Exit(error.exit_code) from None
+        except Exception as error:
+            if not _is_of_importing_torch(error):
+                raise
+            command, reason = ctx.invoked_subcommand, f"{type(error).__name__}: {error}"
+            say(
+                f"error: `{ctx.command_path} {command}` needs torch, which cannot be imported "
+                f"({reason}): pip install torch, or the build without CUDA, "
+                "pip install torch --index-url https://download.pytorch.org/whl/cpu",
+                err=True,
+            )
+            raise typer.Exit(DeviceError.exit_code) from None
 
 
 class Command(TyperCommand):
@@ -62,6 +75,15 @@ class Command(TyperCommand):
         from dsv4kv.cli.settings import fill
 
         return fill(project, self, ctx, partial(super().parse_args, ctx, args))
+
+
+def _is_of_importing_torch(error: Exception) -> bool:
+    """Whether torch, or a library that it loads, is missing or broken."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return sys.modules.get("torch") is None and (
+        getattr(error, "name", None) == "torch"
+        or any(frame.f_globals.get("__name__") == "torch" for frame, _ in frames)
+    )
 
 
 def project_of(ctx: "Context") -> Project | None:

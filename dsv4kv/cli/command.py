@@ -78,7 +78,6 @@ class Command(TyperCommand):
 
 
 def _is_of_importing_torch(error: Exception) -> bool:
-    """Whether torch, or a library that it loads, is missing or broken."""
     frames = traceback.walk_tb(error.__traceback__)
     return sys.modules.get("torch") is None and (
         getattr(error, "name", None) == "torch"

@@ -38,10 +38,6 @@ class CheckpointStore:
     def __contains__(self, key: object) -> bool:
         return key in self._kept
 
-    def was_written(self, key: int) -> bool:
-        """Whether there ever was one."""
-        return key in self._ever
-
     def last_written(self, keys: Sequence[int], stop: int) -> int:
         """Leading keys up to the last, beyond ``stop``, that ever had a checkpoint behind it."""
         count, ever = len(keys), self._ever

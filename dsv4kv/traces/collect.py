@@ -98,13 +98,6 @@ def check_histories(table: PathTable, name: Callable[[int], str]) -> None:
     raise contradiction(Conflict(wrong.request, wrong.earlier, wrong.id), name)
 
 
-def place_of_longest(
-    table: PathTable, source: str | Path, trace_format: str, options: ReadOptions
-) -> str:
-    """File and line of the request with the longest prompt."""
-    return place_of(int(table.input_tokens.argmax()), source, trace_format, options)
-
-
 def place_of(request: int, source: str | Path, trace_format: str, options: ReadOptions) -> str:
     """File and line of a request: reads the trace again up to it, places are not kept for all."""
     placed = read_placed_trace(source, trace_format, options)

@@ -462,10 +462,6 @@ def _priced(outcome: Outcome) -> str:
     )
 
 
-def _draft_setting(outcome: Outcome) -> str:
-    return SPECULATIONS[outcome.speculation].setting
-
-
 def _best(alike: list[Outcome]) -> Outcome:
     return max(alike, key=lambda o: o.hit_tokens)
 

@@ -18,7 +18,6 @@ def test_the_checkpoint_used_longest_ago_goes_first() -> None:
     store.use(1)
     assert store.write(3)
     assert (1 in store, 2 in store, 3 in store) == (True, False, True)
-    assert store.was_written(2)
     assert (store.written, store.evicted) == (3, 1)
 
 
@@ -30,7 +29,7 @@ def test_a_checkpoint_that_is_there_is_not_copied_again() -> None:
 def test_a_store_without_room_keeps_nothing() -> None:
     store = CheckpointStore(0)
     assert not store.write(5)
-    assert (len(store), store.was_written(5)) == (0, False)
+    assert len(store) == 0
 
 
 def test_a_checkpoint_goes_with_its_block() -> None:

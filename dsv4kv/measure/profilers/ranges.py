@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dsv4kv.measure.profilers.trace import NONE, Column, constant, no_rows
+from dsv4kv.measure.profilers.trace import NONE, Column, constant
 
 STEP = "step"
 """The range around a step, in ``DOMAIN``."""
@@ -49,11 +49,6 @@ class Ranges:
     def closed_ns(self) -> Column:
         """Ends; a range that was never closed lasts for ever."""
         return np.where(self.end_ns < self.start_ns, _OPEN, self.end_ns)
-
-
-def no_ranges() -> Ranges:
-    """Nothing was marked."""
-    return Ranges(no_rows(), no_rows(), no_rows(), no_rows())
 
 
 def process_of(thread: Column) -> Column:

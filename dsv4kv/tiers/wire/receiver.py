@@ -342,11 +342,3 @@ def fan_out(source: Memory, received: Received, ranks: Sequence[Memory]) -> list
     """
     manifest = make_manifest(source, received.slot, received.tokens)
     return [receive(rank, manifest, [MappedReader(source.regions)]) for rank in ranks]
-
-
-def source_rank(rank: int, ranks: int, sources: int) -> int:
-    """Which of the sender's ranks a receiver's rank reads: readers are spread evenly.
-
-    As vLLM 0.33.0 does for replicated regions (``nixl/tp_mapping.py``).
-    """
-    return rank * sources // ranks

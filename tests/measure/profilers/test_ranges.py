@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.measure.profilers.ranges import Ranges, enclosing, no_ranges
+from dsv4kv.measure.profilers.ranges import Ranges, enclosing
 from dsv4kv.measure.profilers.trace import NONE
 
 STEP, PHASE, INNER = 0, 1, 2
@@ -58,7 +58,8 @@ def test_a_phase_may_outlast_its_step() -> None:
 
 def test_without_ranges_there_is_nothing() -> None:
     thread, time = np.array([1]), np.array([5])
-    step, phase = enclosing(no_ranges(), np.zeros(0, dtype=np.bool_), thread, time)
+    none = Ranges(*[np.zeros(0, np.int64)] * 4)
+    step, phase = enclosing(none, np.zeros(0, dtype=np.bool_), thread, time)
     assert (step.tolist(), phase.tolist()) == ([NONE], [NONE])
 
 
